@@ -1,0 +1,21 @@
+"""kvforge: compile KV-compressed language models into engines and serve them with in-flight batching.
+
+``from kvforge import LLM, SamplingParams`` is the Python API; ``kvforge --help`` lists the commands.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+__all__ = ["LLM", "RequestOutput", "SamplingParams", "__version__"]
+
+if TYPE_CHECKING:
+    from kvforge.runtime import LLM, RequestOutput, SamplingParams
+
+
+def __getattr__(name: str) -> Any:
+    """Import the runtime (and torch) only when it is asked for, so that ``kvforge --help`` is quick."""
+    if name in __all__:
+        import kvforge.runtime
+
+        return getattr(kvforge.runtime, name)
+    raise AttributeError(f"module 'kvforge' has no attribute {name!r}")
