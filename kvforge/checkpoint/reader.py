@@ -1,0 +1,111 @@
+"""A checkpoint directory: ``config.json`` and one or more safetensors files, read lazily."""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from kvforge.errors import CheckpointError
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja",
+                   "generation_config.json")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """An opened checkpoint: ``hf_config`` is config.json, ``file_of_tensor`` says where each tensor lies."""
+
+    path: Path
+    hf_config: Mapping[str, Any]
+    file_of_tensor: Mapping[str, Path]
+
+    def dtype(self, name: str) -> torch.dtype:
+        """Return the stored dtype of tensor ``name``, reading no more than one element of it."""
+        with safe_open(self._file(name), framework="pt") as file:
+            piece = file.get_slice(name)
+            return piece[:1].dtype if piece.get_shape() else file.get_tensor(name).dtype
+
+    def read(self, name: str, shape: Sequence[int]) -> Tensor:
+        """Return tensor ``name``.
+
+        Raises:
+            CheckpointError: the tensor is missing, has another shape than ``shape``, or is not floating point.
+        """
+        try:
+            with safe_open(self._file(name), framework="pt") as file:
+                tensor = file.get_tensor(name)
+        except SafetensorError as error:
+            raise CheckpointError(f"Tensor {name} cannot be read from {self._file(name)}: {error}.") from None
+        if tuple(tensor.shape) != tuple(shape):
+            raise CheckpointError(f"Tensor {name} in {self.path} has shape {list(tensor.shape)}, but config.json "
+                                  f"asks for {list(shape)}; config and weights do not belong together.")
+        if not tensor.is_floating_point():
+            raise CheckpointError(f"Tensor {name} in {self.path} has dtype {tensor.dtype}; quantized checkpoints of "
+                                  "this kind are not supported, use a bf16, fp16 or fp32 one.")
+        return tensor
+
+    def sha256(self) -> str:
+        """Return a hash over config, tokenizer and weights, independent of the directory's name."""
+        digest = hashlib.sha256()
+        files = {self.path / "config.json", *self.file_of_tensor.values()}
+        files |= {self.path / name for name in TOKENIZER_FILES if (self.path / name).is_file()}
+        for file in sorted(files):
+            digest.update(file.name.encode() + b"\0")
+            with file.open("rb") as stream:
+                while block := stream.read(1 << 22):
+                    digest.update(block)
+        return digest.hexdigest()
+
+    def _file(self, name: str) -> Path:
+        if name not in self.file_of_tensor:
+            raise CheckpointError(f"Tensor {name} is missing from {self.path}; the checkpoint is incomplete or not "
+                                  f"a {self.hf_config.get('model_type')} model.")
+        return self.file_of_tensor[name]
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise CheckpointError(f"{path} cannot be read as JSON: {error}.") from None
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path} does not hold a JSON object.")
+    return content
+
+
+def open_checkpoint(path: str | Path) -> Checkpoint:
+    """Open a Hugging Face-format directory with ``config.json`` and safetensors weights, sharded or not.
+
+    Raises:
+        CheckpointError: not such a directory, or a file in it is damaged or missing.
+    """
+    path = Path(path)
+    if not (path / "config.json").is_file():
+        raise CheckpointError(f"{path} is not a checkpoint: give a directory with config.json and *.safetensors.")
+    hf_config = _read_json(path / "config.json")
+    index = path / "model.safetensors.index.json"
+    if index.is_file():
+        weight_map = _read_json(index).get("weight_map")
+        if not isinstance(weight_map, dict):
+            raise CheckpointError(f"{index} has no weight_map.")
+        files = {path / name for name in weight_map.values()}
+    else:
+        files = set(path.glob("*.safetensors"))
+    if not files:
+        raise CheckpointError(f"{path} has no *.safetensors weights; convert the checkpoint to safetensors first.")
+    file_of_tensor: dict[str, Path] = {}
+    for file in sorted(files):
+        if not file.is_file():
+            raise CheckpointError(f"Weight shard {file} is listed in the index but missing; download it again.")
+        try:
+            with safe_open(file, framework="pt") as tensors:
+                file_of_tensor.update(dict.fromkeys(tensors.keys(), file))
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(f"{file} is not a readable safetensors file: {error}.") from None
+    return Checkpoint(path, hf_config, file_of_tensor)

@@ -1,0 +1,58 @@
+"""Writing a safetensors file tensor by tensor, so that a checkpoint larger than memory can be converted."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import torch
+from torch import Tensor
+
+_DTYPE_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
+_ALIGNMENT = 64
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """Name, shape and dtype of a tensor that is to be written."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the tensor's data in bytes."""
+        return torch.Size(self.shape).numel() * self.dtype.itemsize
+
+
+def write_safetensors(path: Path, specs: Sequence[TensorSpec], produce: Callable[[TensorSpec], Tensor]) -> None:
+    """Write ``path``; ``produce(spec)`` is called once per tensor and its result dropped after writing.
+
+    Data starts at a multiple of 64 bytes, and tensors whose size is one come first, so that these are aligned
+    for vector loads when the file is memory-mapped.
+
+    Raises:
+        ValueError: a produced tensor does not have its spec's shape or dtype.
+    """
+    ordered = sorted(specs, key=lambda spec: spec.num_bytes % _ALIGNMENT != 0)
+    header: dict[str, object] = {}
+    offset = 0
+    for spec in ordered:
+        header[spec.name] = {"dtype": _DTYPE_NAMES[spec.dtype], "shape": list(spec.shape),
+                             "data_offsets": [offset, offset + spec.num_bytes]}
+        offset += spec.num_bytes
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-(8 + len(text)) % _ALIGNMENT)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little"))
+        file.write(text)
+        for spec in ordered:
+            _write_tensor(file, spec, produce(spec))
+
+
+def _write_tensor(file: BinaryIO, spec: TensorSpec, tensor: Tensor) -> None:
+    if tuple(tensor.shape) != spec.shape or tensor.dtype != spec.dtype:
+        raise ValueError(f"{spec.name}: expected {spec.dtype} {spec.shape}, got {tensor.dtype} {tuple(tensor.shape)}")
+    file.write(memoryview(tensor.contiguous().view(-1).view(torch.uint8).numpy()))

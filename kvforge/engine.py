@@ -1,0 +1,134 @@
+"""The engine directory: the manifest that compiler and runtime share, and the names of the files in it."""
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvforge.errors import EngineError
+
+SCHEMA_VERSION = 1
+MANIFEST_FILE = "engine.json"
+TOKENIZER_DIR = "tokenizer"
+RANK_DIR = "rank0"
+WEIGHTS_FILE = f"{RANK_DIR}/weights.safetensors"
+LOWER_FILE = f"{RANK_DIR}/lower.pt2"
+UPPER_FILE = f"{RANK_DIR}/upper.pt2"
+OPERATORS_FILE = f"{RANK_DIR}/operators.so"
+
+ELEMENT_BYTES = {"float32": 4, "bfloat16": 2}
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Everything the runtime knows about an engine; ``cut == num_layers`` means the model has no cut.
+
+    ``owner_of_layer[i]`` is the layer whose K,V cache layer i reads. Limits: ``max_num_seqs`` sequences and
+    ``max_num_tokens`` packed tokens a step, ``max_seq_len`` tokens a sequence. ``isa`` names the machine code:
+    the architecture followed by the vector extensions it needs.
+    """
+
+    schema_version: int
+    kvforge_version: str
+    target: str
+    isa: tuple[str, ...]
+    torch_version: str
+    dtype: str
+    kv_dtype: str
+    model_type: str
+    num_layers: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    max_position: int
+    layer_windows: tuple[int, ...]
+    cut: int
+    owner_of_layer: tuple[int, ...]
+    page_size: int
+    max_num_seqs: int
+    max_num_tokens: int
+    max_seq_len: int
+    bos_token_id: int | None
+    eos_token_ids: tuple[int, ...]
+    num_parameters: int
+    checkpoint_sha256: str
+    operators: dict[str, int]
+    files: dict[str, str]
+    """SHA-256 of every file the engine was written with, by relative path; ``inspect --verify`` checks all."""
+
+    @property
+    def owners(self) -> tuple[int, ...]:
+        """Layers that have a K,V cache, ascending."""
+        return tuple(sorted(set(self.owner_of_layer)))
+
+    @property
+    def num_owners(self) -> int:
+        """Number of layers that have a K,V cache."""
+        return len(self.owners)
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes of K and V one token keeps over all owners."""
+        return 2 * self.num_owners * self.num_kv_heads * self.head_dim * ELEMENT_BYTES[self.kv_dtype]
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of one logical page over all owners."""
+        return self.page_size * self.kv_bytes_per_token
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the manifest as JSON-ready data."""
+        return dataclasses.asdict(self)
+
+
+def save_manifest(manifest: Manifest, engine_dir: Path) -> None:
+    """Write ``engine.json``."""
+    (engine_dir / MANIFEST_FILE).write_text(json.dumps(manifest.to_json(), indent=1) + "\n", encoding="utf-8")
+
+
+def load_manifest(engine_dir: str | Path) -> Manifest:
+    """Read and check ``engine.json`` and that the engine's files are there.
+
+    Raises:
+        EngineError: no engine directory, a damaged one, or one of another schema version.
+    """
+    engine_dir = Path(engine_dir)
+    path = engine_dir / MANIFEST_FILE
+    if not path.is_file():
+        raise EngineError(f"{engine_dir} is not an engine directory (no {MANIFEST_FILE}); "
+                          "make one with: kvforge build CHECKPOINT -o ENGINE.")
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise EngineError(f"{path} is damaged ({error}); rebuild the engine with kvforge build.") from None
+    version = data.get("schema_version") if isinstance(data, dict) else None
+    if version != SCHEMA_VERSION:
+        raise EngineError(f"{engine_dir} has engine schema {version}, this kvforge reads {SCHEMA_VERSION}; "
+                          "rebuild the engine with kvforge build.")
+    manifest = _manifest_from(data, path)
+    for name in manifest.files:
+        if not (engine_dir / name).is_file():
+            raise EngineError(f"{engine_dir} lacks {name}; rebuild the engine with kvforge build.")
+    return manifest
+
+
+def _manifest_from(data: dict[str, Any], path: Path) -> Manifest:
+    fields = {field.name: field for field in dataclasses.fields(Manifest)}
+    missing, unknown = fields.keys() - data.keys(), data.keys() - fields.keys()
+    if missing or unknown:
+        what = f"lacks {sorted(missing)[0]}" if missing else f"has the unknown field {sorted(unknown)[0]}"
+        raise EngineError(f"{path} {what}; rebuild the engine with kvforge build.")
+    tuples = {name: tuple(data[name]) for name, field in fields.items()
+              if str(field.type).startswith("tuple") and isinstance(data[name], list)}
+    manifest = Manifest(**{**data, **tuples})
+    sizes = ("num_layers", "num_kv_heads", "head_dim", "vocab_size", "page_size", "max_num_seqs",
+             "max_num_tokens", "max_seq_len")
+    if (any(not isinstance(getattr(manifest, name), int) or getattr(manifest, name) < 1 for name in sizes)
+            or len(manifest.owner_of_layer) != manifest.num_layers
+            or manifest.dtype not in ELEMENT_BYTES or manifest.kv_dtype not in ELEMENT_BYTES):
+        raise EngineError(f"{path} holds impossible values; rebuild the engine with kvforge build.")
+    return manifest

@@ -1,0 +1,42 @@
+"""What this machine's CPU can run, read without importing torch."""
+
+import platform
+from pathlib import Path
+
+_VECTOR_EXTENSIONS = ("avx", "fma", "f16c", "avx2", "bmi1", "bmi2", "avx512", "avx_", "amx", "sve", "asimd", "bf16",
+                      "i8mm", "vaes", "gfni", "sha_ni")
+
+
+def cpu_isa() -> tuple[str, ...]:
+    """Return the architecture and the sorted vector extensions, e.g. ``("x86_64", "avx", "avx2", …)``.
+
+    Machine code compiled for this CPU runs on any CPU of the same architecture that has these extensions.
+    """
+    flags: set[str] = set()
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith(("flags", "Features")):
+                flags = set(line.partition(":")[2].split())
+                break
+    except OSError:
+        pass
+    return (platform.machine(), *sorted(flag for flag in flags if flag.startswith(_VECTOR_EXTENSIONS)))
+
+
+def available_memory_bytes() -> int:
+    """Return the memory that can be allocated now, honouring a cgroup limit; 0 if unknown."""
+    available = 0
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                available = int(line.split()[1]) * 1024
+                break
+    except OSError:
+        return 0
+    limit, usage = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
+    try:
+        if (text := limit.read_text().strip()) != "max":
+            available = min(available, max(0, int(text) - int(usage.read_text())))
+    except (OSError, ValueError):
+        pass
+    return available

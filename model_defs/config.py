@@ -1,0 +1,88 @@
+"""The frozen description of one model: dimensions, RoPE, attention variants, cut and groups."""
+
+from dataclasses import dataclass
+
+from model_defs.errors import ModelError
+from model_defs.kv_layout import owner_table
+from model_defs.rope import RopeConfig
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """What the graphs need to know of a decoder-only model.
+
+    ``cut`` is SwiftKV's k: layers ``cut..num_layers-1`` take K and V from the hidden state entering layer
+    ``cut`` (arXiv 2410.03960, section 3.2); ``cut == num_layers`` is the plain model. ``group_size`` is
+    AcrossKV's G (section 3.3): that many consecutive layers above the cut share one K,V; the last group may
+    be smaller. ``layer_windows[i]`` is layer i's sliding window in tokens, 0 for full attention.
+    """
+
+    model_type: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    max_position: int
+    rope: RopeConfig
+    layer_windows: tuple[int, ...]
+    cut: int
+    group_size: int = 1
+    qkv_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    tie_embeddings: bool = False
+    bos_token_id: int | None = None
+    eos_token_ids: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads",
+                     "num_kv_heads", "head_dim", "max_position", "group_size"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ModelError(f"{name} is {value!r} in the model configuration; it must be a positive integer.")
+        if self.num_heads % self.num_kv_heads:
+            raise ModelError(f"num_attention_heads ({self.num_heads}) must be a multiple of "
+                             f"num_key_value_heads ({self.num_kv_heads}).")
+        if self.head_dim % 2:
+            raise ModelError(f"head_dim ({self.head_dim}) must be even for rotary position embedding.")
+        if not 1 <= self.cut <= self.num_layers:
+            raise ModelError(f"num_key_value_layers ({self.cut}) must be between 1 and "
+                             f"num_hidden_layers ({self.num_layers}).")
+        if len(self.layer_windows) != self.num_layers:
+            raise ModelError(f"{len(self.layer_windows)} attention windows are configured for "
+                             f"{self.num_layers} layers; give one per layer.")
+
+    @property
+    def kv_dim(self) -> int:
+        """Elements of one token's K (or V) in one layer."""
+        return self.num_kv_heads * self.head_dim
+
+    @property
+    def q_dim(self) -> int:
+        """Elements of one token's Q in one layer."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def is_swiftkv(self) -> bool:
+        """Whether layers above the cut take their K and V from a single input."""
+        return self.cut < self.num_layers
+
+    @property
+    def owner_of_layer(self) -> tuple[int, ...]:
+        """For each layer, the layer whose K,V cache it reads."""
+        return owner_table(self.num_layers, self.cut, self.group_size)
+
+    @property
+    def owners(self) -> tuple[int, ...]:
+        """Layers that have a K,V cache, ascending."""
+        return tuple(sorted(set(self.owner_of_layer)))
+
+    @property
+    def upper_owners(self) -> tuple[int, ...]:
+        """Owners at or above the cut: the leaders of the AcrossKV groups."""
+        return tuple(owner for owner in self.owners if owner >= self.cut)

@@ -1,0 +1,117 @@
+"""The two functions a model is compiled into, cut where SwiftKV cuts (arXiv 2410.03960, section 3).
+
+Shapes: T packed tokens, S sequences, R survivors, M page-table columns; all dynamic. Parameter names are those
+of ``model_defs.weights``; a tied LM head is the embedding, under one name in both graphs.
+"""
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import plugins
+from model_defs.config import ModelConfig
+from model_defs.layers import Block, Pool, RMSNorm, StepInputs
+from model_defs.rope import rope_cos_sin
+
+
+class Embedding(nn.Module):
+    """Holds the token embedding so that both graphs call it ``embed.weight``."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(nn.Linear(config.hidden_size, config.vocab_size, False).weight)
+
+
+class SingleInputKV(nn.Module):
+    """SwiftKV's K and V of every owner above the cut, from the one hidden state entering the cut layer.
+
+    One shared norm, one GEMM ``[sum over owners of 2 * kv_dim, hidden]`` (sections 3.2 and 3.5).
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.head_shape = (config.num_kv_heads, config.head_dim)
+        self.num_owners = len(config.upper_owners)
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.kv = nn.Linear(config.hidden_size, 2 * self.num_owners * config.kv_dim, config.qkv_bias)
+
+    def forward(self, hidden: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Return (k, v), each ``[T, kv_heads, head_dim]`` and not rotated, per owner."""
+        parts = [part.unflatten(-1, self.head_shape) for part in
+                 self.kv(self.norm(hidden)).chunk(2 * self.num_owners, dim=-1)]
+        return list(zip(parts[0::2], parts[1::2], strict=True))
+
+
+class LowerGraph(nn.Module):
+    """Embedding, layers below the cut, and all K,V above it, for every token of the step."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embed = Embedding(config)
+        self.layers = nn.ModuleDict({str(layer): Block(config, layer) for layer in range(config.cut)})
+        if config.is_swiftkv:
+            self.single_input = SingleInputKV(config)
+            if config.qk_norm:
+                for owner in config.upper_owners:
+                    norms = nn.ModuleDict({"k_norm": RMSNorm(config.head_dim, config.rms_norm_eps)})
+                    self.layers[str(owner)] = norms
+        self.register_buffer("inverse_frequencies", config.rope.inverse_frequencies(config.head_dim))
+
+    def forward(self, input_ids: Tensor, positions: Tensor, slot_mapping: Tensor, query_start: Tensor,
+                kv_length: Tensor, page_table: Tensor, pools: list[Pool]) -> Tensor:
+        """Return the hidden state ``[T, hidden]`` entering the cut layer; every owner's pool is written once.
+
+        ``input_ids``, ``positions`` and ``slot_mapping`` are int32 ``[T]``; ``pools`` is in owner order.
+        """
+        config = self.config
+        cos, sin = rope_cos_sin(positions, self.inverse_frequencies)
+        step = StepInputs(query_start, kv_length, page_table, cos, sin)
+        hidden = F.embedding(input_ids, self.embed.weight)
+        for layer in range(config.cut):
+            block = self.layers[str(layer)]
+            q, k, v = block.project_qkv(hidden)
+            pool = plugins.rope_paged_kv_write(k, v, cos, sin, slot_mapping, *pools[layer])
+            hidden = block.finish(hidden, q, pool, step)
+        if config.is_swiftkv:
+            owned = self.single_input(hidden)
+            for owner, (k, v), pool in zip(config.upper_owners, owned, pools[config.cut :], strict=True):
+                if config.qk_norm:
+                    k = self.layers[str(owner)]["k_norm"](k)
+                plugins.rope_paged_kv_write(k, v, cos, sin, slot_mapping, *pool)
+        return hidden
+
+
+class UpperGraph(nn.Module):
+    """Layers above the cut, final norm and LM head, for the survivors only; writes nothing to the cache."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.layers = nn.ModuleDict(
+            {str(layer): Block(config, layer) for layer in range(config.cut, config.num_layers)})
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        if config.tie_embeddings:
+            self.embed = Embedding(config)
+        else:
+            self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, False)
+        self.register_buffer("inverse_frequencies", config.rope.inverse_frequencies(config.head_dim))
+
+    def forward(self, hidden: Tensor, survivor_index: Tensor, survivor_start: Tensor, positions: Tensor,
+                kv_length: Tensor, page_table: Tensor, pools: list[Pool]) -> Tensor:
+        """Return fp32 logits ``[R, vocab]`` of the survivors.
+
+        ``hidden`` ``[T, hidden]`` comes from the lower graph; ``survivor_index`` int32 ``[R]`` selects packed
+        tokens, a suffix of each sequence's; ``pools`` are those of ``config.upper_owners``, in order.
+        """
+        config = self.config
+        hidden = hidden.index_select(0, survivor_index)
+        if config.is_swiftkv:
+            cos, sin = rope_cos_sin(positions.index_select(0, survivor_index), self.inverse_frequencies)
+            step = StepInputs(survivor_start, kv_length, page_table, cos, sin)
+            pool_of_owner = dict(zip(config.upper_owners, pools, strict=True))
+            for layer in range(config.cut, config.num_layers):
+                block = self.layers[str(layer)]
+                pool = pool_of_owner[config.owner_of_layer[layer]]
+                hidden = block.finish(hidden, block.project_q(hidden), pool, step)
+        head = self.embed.weight if config.tie_embeddings else self.lm_head.weight
+        return F.linear(self.norm(hidden), head).float()

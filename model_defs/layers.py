@@ -1,0 +1,91 @@
+"""The blocks that all families are made of. Tokens are packed: the first dimension is T, no batch, no padding."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import plugins
+from model_defs.config import ModelConfig
+from model_defs.rope import apply_rope
+
+Pool = tuple[Tensor, Tensor]
+"""K and V pool of one owner, each ``[pages, page_size, kv_heads, head_dim]``."""
+
+
+@dataclass(frozen=True)
+class StepInputs:
+    """What attention needs to know of the packed step, besides q and the pools.
+
+    ``query_start`` ``[S+1]``, ``kv_length`` ``[S]`` and ``page_table`` ``[S, M]`` are int32; ``cos`` and
+    ``sin`` ``[T, head_dim/2]`` fp32 belong to the queries' positions.
+    """
+
+    query_start: Tensor
+    kv_length: Tensor
+    page_table: Tensor
+    cos: Tensor
+    sin: Tensor
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x) * weight over the last dimension; statistics in fp32, result in x's dtype."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(size))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.float()
+        wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
+        return self.weight * wide.to(x.dtype)
+
+
+class Block(nn.Module):
+    """One transformer layer, split where its K and V come from.
+
+    ``project`` and ``finish`` are the halves around the cache write, so that a layer below the cut writes its
+    own K,V between them and a layer above the cut writes nothing.
+    """
+
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__()
+        hidden, inner = config.hidden_size, config.intermediate_size
+        self.num_heads, self.num_kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, config.head_dim
+        self.window = config.layer_windows[layer]
+        self.scale = config.head_dim**-0.5
+        self.has_own_kv = layer < config.cut
+        self.input_norm = RMSNorm(hidden, config.rms_norm_eps)
+        if self.has_own_kv:
+            self.qkv = nn.Linear(hidden, config.q_dim + 2 * config.kv_dim, config.qkv_bias)
+        else:
+            self.q = nn.Linear(hidden, config.q_dim, config.qkv_bias)
+        self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if config.qk_norm else nn.Identity()
+        has_k_norm = config.qk_norm and self.has_own_kv
+        self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if has_k_norm else nn.Identity()
+        self.o = nn.Linear(config.q_dim, hidden, config.output_bias)
+        self.post_norm = RMSNorm(hidden, config.rms_norm_eps)
+        self.gate_up = nn.Linear(hidden, 2 * inner, config.mlp_bias)
+        self.down = nn.Linear(inner, hidden, config.mlp_bias)
+
+    def project_qkv(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return q ``[T, heads, d]``, k and v ``[T, kv_heads, d]``, none rotated (layers below the cut)."""
+        kv_dim = self.num_kv_heads * self.head_dim
+        q, k, v = self.qkv(self.input_norm(hidden)).split((self.num_heads * self.head_dim, kv_dim, kv_dim), -1)
+        k = k.unflatten(-1, (self.num_kv_heads, self.head_dim))
+        v = v.unflatten(-1, (self.num_kv_heads, self.head_dim))
+        return self.q_norm(q.unflatten(-1, (self.num_heads, self.head_dim))), self.k_norm(k), v
+
+    def project_q(self, hidden: Tensor) -> Tensor:
+        """Return q ``[T, heads, d]``, not rotated (layers above the cut)."""
+        return self.q_norm(self.q(self.input_norm(hidden)).unflatten(-1, (self.num_heads, self.head_dim)))
+
+    def finish(self, hidden: Tensor, q: Tensor, pool: Pool, step: StepInputs) -> Tensor:
+        """Attend to ``pool`` and run the MLP; returns the next residual stream ``[T, hidden]``."""
+        attended = plugins.paged_attention(apply_rope(q, step.cos, step.sin), *pool, step.query_start,
+                                           step.kv_length, step.page_table, self.scale, self.window)
+        hidden = hidden + self.o(attended.flatten(1))
+        gate, up = self.gate_up(self.post_norm(hidden)).chunk(2, dim=-1)
+        return hidden + self.down(F.silu(gate) * up)

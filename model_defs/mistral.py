@@ -1,0 +1,14 @@
+"""Mistral: Llama's blocks, with every layer on a sliding window where one is configured."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from model_defs.config import ModelConfig
+from model_defs.hf_config import config_from_hf, windows_from_layer_types
+
+MODEL_TYPE = "mistral"
+
+
+def from_hf(hf: Mapping[str, Any]) -> ModelConfig:
+    """Return the ModelConfig of a Hugging Face ``MistralConfig`` dictionary; raises ModelError."""
+    return config_from_hf(hf, model_type=MODEL_TYPE, layer_windows=windows_from_layer_types(hf, 0))

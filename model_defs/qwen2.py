@@ -1,0 +1,21 @@
+"""Qwen2 and Qwen2.5: Llama's blocks with q, k and v biases; optional sliding window in the later layers."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from model_defs.config import ModelConfig
+from model_defs.hf_config import config_from_hf, windows_from_layer_types
+
+MODEL_TYPE = "qwen2"
+
+
+def qwen_windows(hf: Mapping[str, Any]) -> tuple[int, ...] | None:
+    """Return each layer's window; None (no window anywhere) unless ``use_sliding_window`` is set."""
+    if not hf.get("use_sliding_window", False):
+        return None
+    return windows_from_layer_types(hf, int(hf.get("max_window_layers", 0)))
+
+
+def from_hf(hf: Mapping[str, Any]) -> ModelConfig:
+    """Return the ModelConfig of a Hugging Face ``Qwen2Config`` dictionary; raises ModelError."""
+    return config_from_hf(hf, model_type=MODEL_TYPE, layer_windows=qwen_windows(hf), qkv_bias=True)

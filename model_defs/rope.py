@@ -1,0 +1,86 @@
+"""Rotary position embedding: frequencies and their scaling."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from model_defs.errors import ModelError
+
+
+@dataclass(frozen=True)
+class RopeConfig:
+    """Parameters of the rotary embedding; ``kind`` is ``default``, ``linear`` or ``llama3``."""
+
+    theta: float = 10000.0
+    kind: str = "default"
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_position: int = 8192
+
+    def inverse_frequencies(self, head_dim: int) -> Tensor:
+        """Return the ``[head_dim / 2]`` fp32 angular frequencies in radians per position.
+
+        ``llama3`` keeps wavelengths below ``original_max_position / high_freq_factor``, divides those above
+        ``original_max_position / low_freq_factor`` by ``factor`` and interpolates between (Llama 3.1).
+        """
+        exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
+        frequencies = 1.0 / (self.theta**exponents)
+        if self.kind == "linear":
+            return frequencies / self.factor
+        if self.kind == "llama3":
+            wavelengths = 2 * math.pi / frequencies
+            smooth = (self.original_max_position / wavelengths - self.low_freq_factor) / (
+                self.high_freq_factor - self.low_freq_factor
+            )
+            smooth = smooth.clamp(0.0, 1.0)
+            return (1 - smooth) * frequencies / self.factor + smooth * frequencies
+        return frequencies
+
+
+def rope_from_hf(hf: Mapping[str, Any]) -> RopeConfig:
+    """Read RoPE parameters from a Hugging Face config, in its old (``rope_theta`` + ``rope_scaling``) or new
+    (``rope_parameters``) spelling.
+
+    Raises:
+        ModelError: the scaling type is not one of default, linear, llama3, or rotation is partial.
+    """
+    parameters = dict(hf.get("rope_scaling") or {})
+    parameters.update(hf.get("rope_parameters") or {})
+    kind = parameters.get("rope_type", parameters.get("type", "default"))
+    theta = parameters.get("rope_theta", hf.get("rope_theta", 10000.0))
+    if float(parameters.get("partial_rotary_factor", hf.get("partial_rotary_factor") or 1.0)) != 1.0:
+        raise ModelError("Partial rotary embedding is not supported; use a checkpoint with partial_rotary_factor 1.")
+    if kind not in ("default", "linear", "llama3"):
+        raise ModelError(f"RoPE scaling {kind!r} is not supported; supported are default, linear and llama3.")
+    try:
+        rope = RopeConfig(
+            theta=float(theta),
+            kind=kind,
+            factor=float(parameters.get("factor", 1.0)),
+            low_freq_factor=float(parameters.get("low_freq_factor", 1.0)),
+            high_freq_factor=float(parameters.get("high_freq_factor", 4.0)),
+            original_max_position=int(parameters.get("original_max_position_embeddings", 8192)),
+        )
+    except (TypeError, ValueError) as error:
+        raise ModelError(f"The RoPE parameters of the configuration cannot be read: {error}.") from None
+    if rope.theta <= 0 or rope.factor <= 0 or rope.high_freq_factor <= rope.low_freq_factor:
+        raise ModelError("RoPE theta and factor must be positive and high_freq_factor above low_freq_factor.")
+    return rope
+
+
+def rope_cos_sin(positions: Tensor, inverse_frequencies: Tensor) -> tuple[Tensor, Tensor]:
+    """Return cos and sin, each ``[T, head_dim / 2]`` fp32, for ``positions`` ``[T]``."""
+    angles = positions.float()[:, None] * inverse_frequencies[None, :]
+    return angles.cos(), angles.sin()
+
+
+def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate ``x`` ``[T, heads, head_dim]``, pairing element i with i + head_dim/2; computed in fp32."""
+    first, second = x.float().chunk(2, dim=-1)
+    cos, sin = cos[:, None, :], sin[:, None, :]
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)

@@ -1,0 +1,83 @@
+"""Where each engine tensor comes from in a Hugging Face checkpoint, and its shape.
+
+Engine tensors are named as the graphs' parameters; projections that read the same input are fused by
+concatenation along dim 0. The teacher's q, k and v of layers above a SwiftKV cut have no entry here, so they
+are never read.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from model_defs.config import ModelConfig
+
+
+@dataclass(frozen=True)
+class Source:
+    """One checkpoint tensor and the shape it must have."""
+
+    name: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class WeightSpec:
+    """One engine tensor: its sources, concatenated along dim 0."""
+
+    name: str
+    sources: tuple[Source, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the fused tensor."""
+        return (sum(source.shape[0] for source in self.sources), *self.sources[0].shape[1:])
+
+
+def _linear(name: str, sources: list[tuple[str, int]], columns: int, bias: bool) -> Iterator[WeightSpec]:
+    """Yield the weight and, where there is one, the bias of a fused projection of ``columns`` inputs."""
+    yield WeightSpec(f"{name}.weight", tuple(Source(f"{src}.weight", (rows, columns)) for src, rows in sources))
+    if bias:
+        yield WeightSpec(f"{name}.bias", tuple(Source(f"{src}.bias", (rows,)) for src, rows in sources))
+
+
+def _norm(name: str, source: str, size: int) -> WeightSpec:
+    return WeightSpec(f"{name}.weight", (Source(f"{source}.weight", (size,)),))
+
+
+def weight_specs(config: ModelConfig) -> list[WeightSpec]:
+    """Return every tensor of both graphs in layer order."""
+    return list(_specs(config))
+
+
+def _specs(config: ModelConfig) -> Iterator[WeightSpec]:
+    hidden, inner = config.hidden_size, config.intermediate_size
+    yield WeightSpec("embed.weight", (Source("model.embed_tokens.weight", (config.vocab_size, hidden)),))
+    for layer in range(config.num_layers):
+        name, source = f"layers.{layer}", f"model.layers.{layer}"
+        attention = f"{source}.self_attn"
+        below_cut = layer < config.cut
+        suffix = "" if below_cut else "_swiftkv"
+        projections = [(f"{attention}.q_proj{suffix}", config.q_dim)]
+        if below_cut:
+            projections += [(f"{attention}.k_proj", config.kv_dim), (f"{attention}.v_proj", config.kv_dim)]
+        yield _norm(f"{name}.input_norm", f"{source}.input_layernorm", hidden)
+        yield from _linear(f"{name}.{'qkv' if below_cut else 'q'}", projections, hidden, config.qkv_bias)
+        if config.qk_norm:
+            yield _norm(f"{name}.q_norm", f"{attention}.q_norm{suffix}", config.head_dim)
+            if layer in config.owners:
+                yield _norm(f"{name}.k_norm", f"{attention}.k_norm{suffix}", config.head_dim)
+        yield from _linear(f"{name}.o", [(f"{attention}.o_proj", hidden)], config.q_dim, config.output_bias)
+        yield _norm(f"{name}.post_norm", f"{source}.post_attention_layernorm", hidden)
+        gate_up = [(f"{source}.mlp.gate_proj", inner), (f"{source}.mlp.up_proj", inner)]
+        yield from _linear(f"{name}.gate_up", gate_up, hidden, config.mlp_bias)
+        yield from _linear(f"{name}.down", [(f"{source}.mlp.down_proj", hidden)], inner, config.mlp_bias)
+    if config.is_swiftkv:
+        yield _norm("single_input.norm", "model.norm_swiftkv", hidden)
+        leaders = [
+            (f"model.layers.{owner}.self_attn.{part}_proj_swiftkv", config.kv_dim)
+            for owner in config.upper_owners
+            for part in ("k", "v")
+        ]
+        yield from _linear("single_input.kv", leaders, hidden, config.qkv_bias)
+    yield _norm("norm", "model.norm", hidden)
+    if not config.tie_embeddings:
+        yield WeightSpec("lm_head.weight", (Source("lm_head.weight", (config.vocab_size, hidden)),))
