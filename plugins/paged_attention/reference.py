@@ -1,0 +1,38 @@
+"""The definition of PagedAttention in plain torch."""
+
+import torch
+from torch import Tensor
+
+
+def reference(
+    q: Tensor,
+    k_pool: Tensor,
+    v_pool: Tensor,
+    query_start: Tensor,
+    kv_length: Tensor,
+    page_table: Tensor,
+    scale: float,
+    window: int,
+) -> Tensor:
+    """Same arguments and result as `plugins.paged_attention`."""
+    page_size, num_kv_heads = k_pool.shape[1:3]
+    group = q.shape[1] // num_kv_heads
+    out = torch.empty(q.shape, dtype=q.dtype)
+    starts = query_start.tolist()
+    for s, length in enumerate(kv_length.tolist()):
+        begin, end = starts[s], starts[s + 1]
+        if begin == end:
+            continue
+        position = torch.arange(length - (end - begin), length)
+        first_key = max(0, int(position[0]) - window + 1) if window > 0 else 0
+        key = torch.arange(first_key, length)
+        page = page_table[s, key // page_size].long()
+        k = k_pool[page, key % page_size].float().repeat_interleave(group, dim=1)
+        v = v_pool[page, key % page_size].float().repeat_interleave(group, dim=1)
+        hidden = key[None, :] > position[:, None]
+        if window > 0:
+            hidden |= key[None, :] <= position[:, None] - window
+        score = torch.einsum("qhd,khd->hqk", q[begin:end].float(), k) * scale
+        weight = score.masked_fill(hidden, float("-inf")).softmax(dim=-1)
+        out[begin:end] = torch.einsum("hqk,khd->qhd", weight, v).to(q.dtype)
+    return out
