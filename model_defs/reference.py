@@ -1,0 +1,80 @@
+"""The definition of every model here in plain torch: one sequence, all tokens through all layers, no cache.
+
+Slow and short. It reads checkpoint tensors by their Hugging Face names and shares only the configuration with
+the compiled graphs, so it can be held against them.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from model_defs.config import ModelConfig
+
+
+def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return weight * (x.float() / torch.sqrt(x.float().pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype)
+
+
+def _rotate(x: Tensor, config: ModelConfig) -> Tensor:
+    """Rotate ``[heads, tokens, head_dim]`` at positions 0, 1, …"""
+    angles = torch.outer(torch.arange(x.shape[1]).float(), config.rope.inverse_frequencies(config.head_dim))
+    cos, sin = torch.cat((angles, angles), -1).cos(), torch.cat((angles, angles), -1).sin()
+    half = config.head_dim // 2
+    turned = torch.cat((-x[..., half:], x[..., :half]), -1)
+    return (x.float() * cos + turned.float() * sin).to(x.dtype)
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
+    """Causal attention of ``[heads, n, d]`` over ``[kv_heads, n, d]``; returns ``[n, heads * d]``."""
+    heads, tokens, head_dim = q.shape
+    k, v = (x.repeat_interleave(heads // k.shape[0], dim=0) for x in (k, v))
+    row, column = torch.arange(tokens)[:, None], torch.arange(tokens)[None, :]
+    seen = column <= row
+    if window:
+        seen &= column > row - window
+    scores = (q.float() @ k.float().transpose(1, 2)) * head_dim**-0.5
+    weights = scores.masked_fill(~seen, float("-inf")).softmax(-1)
+    return (weights @ v.float()).to(q.dtype).transpose(0, 1).reshape(tokens, heads * head_dim)
+
+
+def reference_logits(config: ModelConfig, weights: Mapping[str, Tensor], input_ids: Tensor) -> Tensor:
+    """Return fp32 logits ``[n, vocab]`` of one sequence ``input_ids`` ``[n]``.
+
+    Above a SwiftKV cut, K and V of each group come from the group leader's projections of
+    ``norm_swiftkv(hidden entering the cut)`` (arXiv 2410.03960, sections 3.2 and 3.3), for every token.
+    """
+
+    def linear(x: Tensor, name: str) -> Tensor:
+        return F.linear(x, weights[f"{name}.weight"], weights.get(f"{name}.bias"))
+
+    def heads(x: Tensor, name: str, norm: str | None) -> Tensor:
+        y = linear(x, name).unflatten(-1, (-1, config.head_dim)).transpose(0, 1)
+        if norm is not None and config.qk_norm:
+            y = _rms_norm(y, weights[f"{norm}.weight"], config.rms_norm_eps)
+        return y
+
+    hidden = weights["model.embed_tokens.weight"][input_ids]
+    single_input = hidden
+    shared: dict[int, tuple[Tensor, Tensor]] = {}
+    for layer, owner in enumerate(config.owner_of_layer):
+        prefix = f"model.layers.{layer}"
+        above = layer >= config.cut
+        suffix = "_swiftkv" if above else ""
+        if layer == config.cut:
+            single_input = _rms_norm(hidden, weights["model.norm_swiftkv.weight"], config.rms_norm_eps)
+        x = _rms_norm(hidden, weights[f"{prefix}.input_layernorm.weight"], config.rms_norm_eps)
+        attention = f"{prefix}.self_attn"
+        q = _rotate(heads(x, f"{attention}.q_proj{suffix}", f"{attention}.q_norm{suffix}"), config)
+        if owner == layer:
+            source = single_input if above else x
+            k = heads(source, f"{attention}.k_proj{suffix}", f"{attention}.k_norm{suffix}")
+            shared[owner] = _rotate(k, config), heads(source, f"{attention}.v_proj{suffix}", None)
+        hidden = hidden + linear(_attend(q, *shared[owner], config.layer_windows[layer]), f"{attention}.o_proj")
+        x = _rms_norm(hidden, weights[f"{prefix}.post_attention_layernorm.weight"], config.rms_norm_eps)
+        inner = F.silu(linear(x, f"{prefix}.mlp.gate_proj")) * linear(x, f"{prefix}.mlp.up_proj")
+        hidden = hidden + linear(inner, f"{prefix}.mlp.down_proj")
+    hidden = _rms_norm(hidden, weights["model.norm.weight"], config.rms_norm_eps)
+    head = "model.embed_tokens" if config.tie_embeddings else "lm_head"
+    return F.linear(hidden, weights[f"{head}.weight"]).float()

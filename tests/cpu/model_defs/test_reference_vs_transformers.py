@@ -1,0 +1,47 @@
+"""The plain reference agrees with Hugging Face transformers on every family."""
+
+import json
+
+import pytest
+import torch
+import transformers
+from tests.support.checkpoints import load_weights, make_checkpoint
+
+from model_defs import load_config
+from model_defs.reference import reference_logits
+
+LLAMA3 = {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0,
+          "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+CASES = {
+    "llama": ("llama", {}),
+    "llama-3-rope": ("llama", {"rope_parameters": LLAMA3}),
+    "llama-linear-rope": ("llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 5000.0, "factor": 2.0}}),
+    "llama-biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama-tied-mqa": ("llama", {"tie_word_embeddings": True, "num_key_value_heads": 1}),
+    "mistral": ("mistral", {"sliding_window": None}),
+    "mistral-window": ("mistral", {"sliding_window": 9}),
+    "qwen2": ("qwen2", {}),
+    "qwen2-window": ("qwen2", {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 2}),
+    "qwen3": ("qwen3", {}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_reference_equals_transformers(case: str, tmp_path) -> None:
+    family, overrides = CASES[case]
+    path = make_checkpoint(tmp_path / "model", family, **overrides)
+    model = transformers.AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager").eval()
+    input_ids = torch.randint(3, 320, (1, 90))
+    with torch.no_grad():
+        expected = model(input_ids).logits[0]
+    config = load_config(json.loads((path / "config.json").read_text()))
+    actual = reference_logits(config, load_weights(path), input_ids[0])
+    assert (actual - expected).abs().max() / expected.abs().max() < 1e-5
+
+
+def test_old_and_new_rope_spelling_agree() -> None:
+    base = {"model_type": "llama", "vocab_size": 8, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1,
+            "num_attention_heads": 2, "max_position_embeddings": 64}
+    scaling = {key: value for key, value in LLAMA3.items() if key != "rope_theta"}
+    old = load_config(base | {"rope_theta": 10000.0, "rope_scaling": scaling})
+    assert old.rope == load_config(base | {"rope_parameters": LLAMA3}).rope

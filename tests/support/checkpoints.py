@@ -1,0 +1,89 @@
+"""Random-weight checkpoints in Hugging Face format, made by transformers and rewired to SwiftKV by hand."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, decoders, models
+from torch import Tensor
+
+FAMILIES = {
+    "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
+    "mistral": (transformers.MistralConfig, transformers.MistralForCausalLM),
+    "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
+    "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
+}
+
+SMALL: dict[str, Any] = {
+    "vocab_size": 320, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 512,
+    "bos_token_id": 1, "eos_token_id": 2, "tie_word_embeddings": False,
+}
+
+
+def write_byte_tokenizer(path: Path, vocab_size: int = 320) -> None:
+    """A byte-fallback tokenizer: ids 3..258 are bytes, the rest are words t259, t260, …"""
+    vocab = {"<unk>": 0, "<s>": 1, "</s>": 2} | {f"<0x{byte:02X}>": byte + 3 for byte in range(256)}
+    vocab |= {f"t{index}": index for index in range(259, vocab_size)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[], unk_token="<unk>", byte_fallback=True))
+    tokenizer.decoder = decoders.ByteFallback()
+    tokenizer.add_special_tokens(["<s>", "</s>"])
+    tokenizer.save(str(path / "tokenizer.json"))
+    (path / "tokenizer_config.json").write_text(json.dumps(
+        {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "tokenizer_class": "PreTrainedTokenizerFast"}
+    ))
+
+
+def make_checkpoint(path: Path, family: str = "llama", *, cut: int | None = None, group_size: int = 1,
+                    dtype: torch.dtype = torch.float32, seed: int = 0, max_shard_size: str = "5GB",
+                    **overrides: Any) -> Path:
+    """Write a random checkpoint of ``family``; with ``cut``, in the SwiftKV format without the teacher's q/k/v.
+
+    Weights are drawn with a standard deviation of 0.1 to 0.2, biases and norm gains included, so that no term
+    of the model is invisible in the logits.
+    """
+    config_class, model_class = FAMILIES[family]
+    config = config_class(**{**SMALL, **overrides})
+    torch.manual_seed(seed)
+    model = model_class(config)
+    for name, parameter in model.named_parameters():
+        with torch.no_grad():
+            noise = torch.randn(parameter.shape) * (0.1 if parameter.dim() == 2 else 0.2)
+            parameter.copy_(1 + noise if "norm" in name else noise)
+    model.to(dtype).save_pretrained(path, max_shard_size=max_shard_size)
+    write_byte_tokenizer(path, config.vocab_size)
+    if cut is not None:
+        rewire(path, cut, group_size, seed)
+    return path
+
+
+def rewire(path: Path, cut: int, group_size: int, seed: int) -> None:
+    """Turn a single-file checkpoint into a SwiftKV one with random single-input projections."""
+    hf = json.loads((path / "config.json").read_text())
+    hf |= {"swiftkv": True, "num_key_value_layers": cut, "key_value_group_size": group_size,
+           "model_type": hf["model_type"] + "_swiftkv"}
+    (path / "config.json").write_text(json.dumps(hf))
+    weights = load_file(path / "model.safetensors")
+    generator = torch.Generator().manual_seed(seed + 1)
+    rewired: dict[str, Tensor] = {"model.norm_swiftkv.weight": 1 + 0.2 * torch.randn(
+        hf["hidden_size"], generator=generator).to(weights["model.norm.weight"].dtype)}
+    for name, tensor in weights.items():
+        parts = name.split(".")
+        is_upper = parts[1] == "layers" and int(parts[2]) >= cut
+        if not (is_upper and parts[3] == "self_attn" and parts[4][:1] in "qkv"):
+            rewired[name] = tensor
+            continue
+        layer, part = int(parts[2]), parts[4]
+        if part[0] in "kv" and (layer - cut) % group_size:
+            continue
+        noise = torch.randn(tensor.shape, generator=generator).to(tensor.dtype) * 0.1
+        rewired[".".join([*parts[:4], f"{part}_swiftkv", *parts[5:]])] = 1 + noise if "norm" in part else noise
+    save_file(rewired, path / "model.safetensors", metadata={"format": "pt"})
+
+
+def load_weights(path: Path) -> dict[str, Tensor]:
+    """Return all tensors of a checkpoint by Hugging Face name."""
+    return {name: tensor for file in sorted(path.glob("*.safetensors")) for name, tensor in load_file(file).items()}
