@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -25,30 +24,32 @@ class Checkpoint:
     hf_config: Mapping[str, Any]
     file_of_tensor: Mapping[str, Path]
 
-    def dtype(self, name: str) -> torch.dtype:
-        """Return the stored dtype of tensor ``name``, reading no more than one element of it."""
+    def dtype(self, name: str) -> str:
+        """Return the stored dtype of tensor ``name`` in safetensors' spelling, e.g. ``BF16``."""
         with safe_open(self._file(name), framework="pt") as file:
-            piece = file.get_slice(name)
-            return piece[:1].dtype if piece.get_shape() else file.get_tensor(name).dtype
+            return str(file.get_slice(name).get_dtype())
 
-    def read(self, name: str, shape: Sequence[int]) -> Tensor:
-        """Return tensor ``name``.
+    def check(self, name: str, shape: Sequence[int]) -> None:
+        """Check that tensor ``name`` is there with ``shape``, without reading its data.
 
         Raises:
-            CheckpointError: the tensor is missing, has another shape than ``shape``, or is not floating point.
+            CheckpointError: the tensor is missing, has another shape, or is not floating point.
         """
-        try:
-            with safe_open(self._file(name), framework="pt") as file:
-                tensor = file.get_tensor(name)
-        except SafetensorError as error:
-            raise CheckpointError(f"Tensor {name} cannot be read from {self._file(name)}: {error}.") from None
-        if tuple(tensor.shape) != tuple(shape):
-            raise CheckpointError(f"Tensor {name} in {self.path} has shape {list(tensor.shape)}, but config.json "
+        with safe_open(self._file(name), framework="pt") as file:
+            piece = file.get_slice(name)
+            found, dtype = piece.get_shape(), piece.get_dtype()
+        if tuple(found) != tuple(shape):
+            raise CheckpointError(f"Tensor {name} in {self.path} has shape {list(found)}, but config.json "
                                   f"asks for {list(shape)}; config and weights do not belong together.")
-        if not tensor.is_floating_point():
-            raise CheckpointError(f"Tensor {name} in {self.path} has dtype {tensor.dtype}; quantized checkpoints of "
+        if dtype not in ("BF16", "F16", "F32", "F64"):
+            raise CheckpointError(f"Tensor {name} in {self.path} has dtype {dtype}; quantized checkpoints of "
                                   "this kind are not supported, use a bf16, fp16 or fp32 one.")
-        return tensor
+
+    def read(self, name: str, shape: Sequence[int]) -> Tensor:
+        """Return tensor ``name``; raises CheckpointError as :meth:`check` does."""
+        self.check(name, shape)
+        with safe_open(self._file(name), framework="pt") as file:
+            return file.get_tensor(name)
 
     def sha256(self) -> str:
         """Return a hash over config, tokenizer and weights, independent of the directory's name."""

@@ -1,0 +1,28 @@
+"""Compiling an exported graph to a CPU package with AOTInductor, weights left outside."""
+
+from pathlib import Path
+
+import torch
+from torch.export import ExportedProgram
+
+from kvforge.errors import BuildError
+
+_INDUCTOR_CONFIG = {
+    "aot_inductor.package_constants_in_so": False,
+    "cpp.dynamic_threads": True,
+}
+
+
+def compile_package(program: ExportedProgram, path: Path) -> None:
+    """Write the AOTInductor package of ``program`` to ``path`` (``*.pt2``), without its weights.
+
+    Raises:
+        BuildError: code generation or the C++ compiler failed.
+    """
+    try:
+        with torch.no_grad():
+            torch._inductor.aoti_compile_and_package(program, package_path=str(path),
+                                                     inductor_configs=dict(_INDUCTOR_CONFIG))
+    except Exception as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise BuildError(f"AOTInductor could not compile {path.stem}: {reason}") from error

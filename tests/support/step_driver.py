@@ -1,0 +1,39 @@
+"""Runs one sequence through a session's graphs in chunks of any size, on pages in any order."""
+
+import random
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from kvforge.runtime.session import Session
+
+
+class StepDriver:
+    """A one-sequence runner without a scheduler: the shortest correct use of the two graphs."""
+
+    def __init__(self, session: Session, num_pages: int = 64, seed: int = 0) -> None:
+        self.session = session
+        self.pools = session.allocate_pools(num_pages)
+        for k_pool, v_pool in self.pools:
+            k_pool.fill_(float("nan"))
+            v_pool.fill_(float("nan"))
+        self.pages = random.Random(seed).sample(range(num_pages), num_pages)
+        self.length = 0
+
+    def run(self, tokens: Sequence[int], num_survivors: int | None = None) -> Tensor:
+        """Run one chunk; returns logits of its last ``num_survivors`` tokens (default: all of them)."""
+        count = len(tokens)
+        survivors = count if num_survivors is None else num_survivors
+        page_size = self.session.manifest.page_size
+        positions = torch.arange(self.length, self.length + count, dtype=torch.int32)
+        slots = [self.pages[p // page_size] * page_size + p % page_size for p in positions.tolist()]
+        self.length += count
+        page_table = torch.tensor([self.pages], dtype=torch.int32)
+        kv_length = torch.tensor([self.length], dtype=torch.int32)
+        hidden = self.session.lower(
+            torch.tensor(tokens, dtype=torch.int32), positions, torch.tensor(slots, dtype=torch.int32),
+            torch.tensor([0, count], dtype=torch.int32), kv_length, page_table, self.pools)
+        return self.session.upper(
+            hidden, torch.arange(count - survivors, count, dtype=torch.int32),
+            torch.tensor([0, survivors], dtype=torch.int32), positions, kv_length, page_table, self.pools)
