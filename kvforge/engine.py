@@ -1,6 +1,7 @@
 """The engine directory: the manifest that compiler and runtime share, and the names of the files in it."""
 
 import dataclasses
+import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -114,6 +115,22 @@ def load_manifest(engine_dir: str | Path) -> Manifest:
         if not (engine_dir / name).is_file():
             raise EngineError(f"{engine_dir} lacks {name}; rebuild the engine with kvforge build.")
     return manifest
+
+
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a file's content as hexadecimal text."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 22):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def verify_files(engine_dir: Path, manifest: Manifest) -> None:
+    """Compare every file with the SHA-256 recorded at build time; raises EngineError naming the first that differs."""
+    for name, expected in manifest.files.items():
+        if sha256_of(engine_dir / name) != expected:
+            raise EngineError(f"{engine_dir / name} was changed or damaged after the build; rebuild the engine.")
 
 
 def _manifest_from(data: dict[str, Any], path: Path) -> Manifest:

@@ -1,6 +1,5 @@
 """The build: checkpoint in, engine directory out."""
 
-import hashlib
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -28,6 +27,7 @@ from kvforge.engine import (
     WEIGHTS_FILE,
     Manifest,
     save_manifest,
+    sha256_of,
 )
 from kvforge.errors import BuildError, CheckpointError
 from kvforge.hardware import cpu_isa
@@ -122,12 +122,3 @@ def _manifest(checkpoint: Checkpoint, config: ModelConfig, options: ResolvedOpti
         operators={operator.name: operator.version for operator in plugins.OPERATORS.values()},
         files={str(path.relative_to(staging)): sha256_of(path) for path in files},
     )
-
-
-def sha256_of(path: Path) -> str:
-    """Return the SHA-256 of a file's content as hexadecimal text."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 22):
-            digest.update(block)
-    return digest.hexdigest()

@@ -1,0 +1,46 @@
+"""The ``kvforge`` command."""
+
+import argparse
+import importlib
+import importlib.util
+import sys
+from collections.abc import Sequence
+
+from kvforge import __version__
+from kvforge.errors import KvforgeError
+
+COMMANDS = ("build", "inspect", "generate", "serve", "bench", "eval", "demo", "doctor")
+"""Modules of ``kvforge.commands``, in the order of ``--help``."""
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of all commands."""
+    parser = argparse.ArgumentParser(prog="kvforge", description=(
+        "Compile KV-compressed language models into engines and serve them behind Triton Inference Server."))
+    parser.add_argument("--version", action="version", version=f"kvforge {__version__}")
+    subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name in COMMANDS:
+        if importlib.util.find_spec(f"kvforge.commands.{name}") is None:
+            continue
+        importlib.import_module(f"kvforge.commands.{name}").add_parser(subparsers)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; returns its exit code. A KvforgeError is printed as one line and gives 1."""
+    args = make_parser().parse_args(argv)
+    try:
+        return int(args.run(args))
+    except KvforgeError as error:
+        print(f"kvforge: error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("kvforge: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        sys.stderr.close()
+        return 141
+
+
+if __name__ == "__main__":
+    sys.exit(main())

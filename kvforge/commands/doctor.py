@@ -1,0 +1,26 @@
+"""``kvforge doctor``: what this machine can do, and what is missing."""
+
+import argparse
+import json
+
+from kvforge.doctor import diagnose
+
+_MARKS = {"ok": "ok     ", "optional": "absent ", "missing": "MISSING"}
+
+
+def add_parser(subparsers: argparse._SubParsersAction) -> None:
+    """Declare the command."""
+    parser = subparsers.add_parser("doctor", help="check this machine: compiler, torch, Triton, ports, memory")
+    parser.add_argument("--json", action="store_true", help="print as JSON")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print every check; returns 1 if something needed to build and run engines is missing."""
+    checks = diagnose()
+    if args.json:
+        print(json.dumps([check.__dict__ for check in checks], indent=1))
+    else:
+        for check in checks:
+            print(f"{_MARKS[check.status]}  {check.name:<18} {check.found}" + (f"  -> {check.advice}" if check.advice else ""))
+    return int(any(check.status == "missing" for check in checks))

@@ -1,0 +1,55 @@
+"""``kvforge inspect``: what an engine is, and whether its files are intact."""
+
+import argparse
+import json
+from pathlib import Path
+
+
+def add_parser(subparsers: argparse._SubParsersAction) -> None:
+    """Declare the command."""
+    parser = subparsers.add_parser("inspect", help="show what an engine is and check its files")
+    parser.add_argument("engine", type=Path, help="engine directory")
+    parser.add_argument("--verify", action="store_true", help="also compare every file with its recorded SHA-256")
+    parser.add_argument("--json", action="store_true", help="print as JSON")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the manifest with derived sizes; raises EngineError for a damaged engine."""
+    from kvforge.engine import load_manifest, verify_files
+    from kvforge.planner import prefill_flops_per_token
+
+    manifest = load_manifest(args.engine)
+    if args.verify:
+        verify_files(args.engine, manifest)
+    derived = {
+        "owners": list(manifest.owners),
+        "kv_bytes_per_token": manifest.kv_bytes_per_token,
+        "page_bytes": manifest.page_bytes,
+        "prefill_flops_per_token_at_1024": prefill_flops_per_token(manifest, 1024),
+        "engine_bytes": sum(path.stat().st_size for path in args.engine.rglob("*") if path.is_file()),
+    }
+    if args.json:
+        print(json.dumps(manifest.to_json() | derived, indent=1))
+        return 0
+    has_cut = manifest.cut < manifest.num_layers
+    rows = {
+        "model": f"{manifest.model_type}, {manifest.num_parameters / 1e6:.1f}M parameters, {manifest.dtype}",
+        "target": f"{manifest.target} ({manifest.isa[0]}), torch {manifest.torch_version}",
+        "layers": f"{manifest.num_layers} x {manifest.hidden_size}, {manifest.num_heads} heads / "
+                  f"{manifest.num_kv_heads} KV heads of {manifest.head_dim}",
+        "SwiftKV": f"prompt tokens stop at layer {manifest.cut}" if has_cut else "no cut",
+        "KV cache": f"{manifest.num_owners} of {manifest.num_layers} layers own one (layers "
+                    f"{', '.join(map(str, manifest.owners))}), {manifest.kv_dtype}, pages of {manifest.page_size} "
+                    f"tokens, {manifest.kv_bytes_per_token} bytes per token",
+        "limits": f"{manifest.max_num_seqs} sequences, {manifest.max_num_tokens} tokens a step, "
+                  f"{manifest.max_seq_len} tokens a sequence",
+        "prefill": f"{derived['prefill_flops_per_token_at_1024'] / 1e6:.2f} MFLOP per prompt token at 1024 tokens",
+        "size": f"{derived['engine_bytes'] / 1e6:.1f} MB on disk",
+        "checkpoint": f"sha256 {manifest.checkpoint_sha256[:16]}…",
+    }
+    for name, value in rows.items():
+        print(f"{name:<11} {value}")
+    if args.verify:
+        print(f"{'files':<11} all {len(manifest.files)} match their recorded SHA-256")
+    return 0

@@ -1,0 +1,118 @@
+"""The checks behind ``kvforge doctor``; none of them changes anything."""
+
+import importlib.metadata
+import os
+import platform
+import shutil
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass
+
+from kvforge.hardware import available_memory_bytes, cpu_isa
+
+TRITON_PORTS = (8000, 8001, 8002)
+
+
+@dataclass(frozen=True)
+class Check:
+    """One finding. ``status`` is ``ok``, ``optional`` (absent, needed for some commands) or ``missing``."""
+
+    name: str
+    status: str
+    found: str
+    advice: str = ""
+
+
+def diagnose() -> list[Check]:
+    """Run every check, most fundamental first."""
+    return [_python(), _torch(), _compiler(), _cpu(), _memory(), *_packages(), _triton(), *_ports(), _gpu()]
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _python() -> Check:
+    good = (3, 10) <= sys.version_info[:2] <= (3, 12)
+    return Check("python", "ok" if good else "missing", platform.python_version(),
+                 "" if good else "kvforge runs on Python 3.10 to 3.12")
+
+
+def _torch() -> Check:
+    version = _version("torch")
+    if version is None:
+        return Check("torch", "missing", "not installed", "pip install 'torch>=2.11,<2.14'")
+    major, minor = (int(part) for part in version.split(".")[:2])
+    good = (2, 11) <= (major, minor) < (2, 14)
+    return Check("torch", "ok" if good else "missing", version, "" if good else "install torch>=2.11,<2.14")
+
+
+def _compiler() -> Check:
+    compiler = os.environ.get("CXX", "g++")
+    path = shutil.which(compiler)
+    if path is None:
+        return Check("C++ compiler", "missing", f"no {compiler}", "apt-get install g++ (needed by kvforge build)")
+    line = subprocess.run([path, "--version"], capture_output=True, text=True).stdout.splitlines()
+    return Check("C++ compiler", "ok", line[0] if line else path)
+
+
+def _cpu() -> Check:
+    fast = {"avx512_bf16", "avx512f"} <= set(cpu_isa())
+    return Check("CPU", "ok", f"{platform.machine()}, {os.cpu_count()} cores, "
+                 + ("AVX512-BF16 kernels" if fast else "portable kernels (no AVX512-BF16)"))
+
+
+def _memory() -> Check:
+    return Check("memory", "ok", f"{available_memory_bytes() / 2**30:.1f} GiB available")
+
+
+def _packages() -> list[Check]:
+    needed = [("safetensors", "missing"), ("tokenizers", "missing"), ("numpy", "missing"),
+              ("tritonclient", "optional"), ("transformers", "optional"), ("modelopt", "optional"),
+              ("tensorrt", "optional"), ("tensorrt-llm", "optional")]
+    extras = {"tritonclient": "serve", "transformers": "train", "modelopt": "modelopt", "tensorrt": "tensorrt",
+              "tensorrt-llm": "trtllm"}
+    checks = []
+    for package, absent in needed:
+        version = _version("nvidia-modelopt" if package == "modelopt" else package)
+        advice = f"pip install 'kvforge[{extras[package]}]'" if package in extras else f"pip install {package}"
+        checks.append(Check(package, "ok" if version else absent, version or "not installed",
+                            "" if version else advice))
+    return checks
+
+
+def _triton() -> Check:
+    on_path = shutil.which("tritonserver")
+    if on_path:
+        return Check("tritonserver", "ok", on_path)
+    bundled = _version("nvidia-pytriton")
+    if bundled:
+        return Check("tritonserver", "ok", f"bundled with nvidia-pytriton {bundled}")
+    return Check("tritonserver", "optional", "not found", "pip install 'kvforge[serve]' (needed by kvforge serve)")
+
+
+def _ports() -> list[Check]:
+    checks = []
+    for port in TRITON_PORTS:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+                checks.append(Check(f"port {port}", "ok", "free"))
+            except OSError:
+                checks.append(Check(f"port {port}", "optional", "in use", "give kvforge serve other ports"))
+    return checks
+
+
+def _gpu() -> Check:
+    path = shutil.which("nvidia-smi")
+    if path is None:
+        return Check("GPU", "optional", "no nvidia-smi", "none is needed for target cpu")
+    result = subprocess.run([path, "--query-gpu=name,memory.total", "--format=csv,noheader"], capture_output=True,
+                            text=True)
+    names = result.stdout.strip().replace("\n", "; ")
+    return Check("GPU", "ok" if names else "optional", names or "nvidia-smi lists none")
