@@ -1,0 +1,41 @@
+"""Prompts to texts through an engine, for `evaluate`."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from kvforge.errors import EngineError, KvforgeError
+from kvforge.evaluation.score import MAX_ANSWER_TOKENS, STOP
+
+
+class EngineGenerator:
+    """Greedy answers of an engine directory. Raises KvforgeError when `length` tokens do not fit it."""
+
+    def __init__(self, engine_dir: Path, length: int, show_progress: bool = True) -> None:
+        from kvforge.runtime import LLM, SamplingParams
+
+        self._llm = LLM(engine_dir)
+        limit = self._llm.manifest.max_seq_len
+        if length + MAX_ANSWER_TOKENS > limit:
+            raise KvforgeError(
+                f"prompts of {length} tokens and {MAX_ANSWER_TOKENS} for the answer exceed the engine's "
+                f"max_seq_len {limit}; use a smaller --length or rebuild with a larger --max-seq-len"
+            )
+        tokenizer_file = Path(engine_dir) / "tokenizer" / "tokenizer.json"
+        if not tokenizer_file.exists():
+            raise EngineError(
+                f"{engine_dir} has no tokenizer/tokenizer.json; rebuild it from a checkpoint that has one"
+            )
+        self._tokenizer = Tokenizer.from_file(str(tokenizer_file))
+        self._params = SamplingParams(temperature=0.0, max_tokens=MAX_ANSWER_TOKENS, stop=list(STOP))
+        self._show_progress = show_progress
+
+    def count_tokens(self, text: str) -> int:
+        """Tokens of `text` without special tokens."""
+        return len(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def __call__(self, prompts: Sequence[str]) -> list[str]:
+        ids = [self._tokenizer.encode(prompt).ids for prompt in prompts]
+        results = self._llm.generate(ids, self._params, use_tqdm=self._show_progress)
+        return [result.outputs[0].text for result in results]

@@ -1,0 +1,1 @@
+"""Training of the tiny teacher and its SwiftKV student in plain torch."""

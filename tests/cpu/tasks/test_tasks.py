@@ -1,0 +1,138 @@
+"""Every generator: deterministic, of the right length, and with an answer an independent reader finds in the text."""
+
+import random
+import re
+
+import pytest
+
+from kvforge.tasks import TASKS, filler, words
+from kvforge.tasks.prompt import Example, make_example, make_examples
+
+LENGTHS = (300, 1000)
+
+
+def count_words(text: str) -> int:
+    """A stand-in tokenizer: words, digits and punctuation marks."""
+    return len(re.findall(r"[A-Za-z]+|[0-9]|[^\sA-Za-z0-9]|\n", text))
+
+
+def solve_needle(text: str, question: str) -> str:
+    place = re.fullmatch(r"What is the secret number of the (\w+ \w+)\?", question)[1]
+    (number,) = re.findall(rf"The secret number of the {place} is (\d+)\.", text)
+    return number
+
+
+def solve_variables(text: str, question: str) -> str:
+    name = re.fullmatch(r"How many coins does (\w+) have\?", question)[1]
+    while same := re.search(rf"\b{name} has the same as (\w+)\.", text):
+        name = same[1]
+    return re.search(rf"\b{name} has (\d+ coins)\.", text)[1]
+
+
+def solve_quoting(text: str, question: str) -> str:
+    name = re.fullmatch(r"What did (\w+) say\?", question)[1]
+    return re.search(rf'\b{name} said (".*?")\.', text)[1]
+
+
+def solve_list(text: str, question: str) -> str:
+    place = re.fullmatch(r"Which things are in the (\w+ \w+)\?", question)[1]
+    return re.search(rf"The things in the {place} are (.*?)\.", text)[1]
+
+
+def solve_arithmetic(text: str, question: str) -> str:
+    a, word, b = re.fullmatch(r"What is (\d+) (plus|minus) (\d+)\?", question).groups()
+    return str(int(a) + int(b) if word == "plus" else int(a) - int(b))
+
+
+SOLVERS = {
+    "needle_single": solve_needle,
+    "needle_multi": solve_needle,
+    "variables": solve_variables,
+    "quoting": solve_quoting,
+    "list_recall": solve_list,
+    "arithmetic": solve_arithmetic,
+}
+
+
+def split(example: Example) -> tuple[str, str, str]:
+    """Text, question and the start of the answer line."""
+    text, question, answer = example.prompt.split("\n")
+    return text, question.removeprefix("Question: "), answer.removeprefix("Answer: ")
+
+
+def test_every_task_has_a_solver():
+    assert set(SOLVERS) == set(TASKS)
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("length", LENGTHS)
+def test_answer_is_what_an_independent_reader_finds(task, length):
+    for example in make_examples(task, length, count_words, 50, seed=7):
+        text, question, _ = split(example)
+        assert SOLVERS[task](text, question) == example.answer
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_answer_is_not_given_away_after_the_text(task):
+    for example in make_examples(task, 300, count_words, 50, seed=3):
+        _, question, lead = split(example)
+        assert f"{lead} {example.answer}" not in question
+        assert not lead.endswith(" ")
+        assert not set(example.answer) & set(".\n")
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("length", LENGTHS)
+def test_length_is_within_one_sentence(task, length):
+    for example in make_examples(task, length, count_words, 20, seed=0):
+        assert length - 14 <= count_words(example.prompt) <= length
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_same_seed_same_prompts_and_a_shorter_run_is_a_prefix(task):
+    ten = make_examples(task, 300, count_words, 10, seed=5)
+    assert make_examples(task, 300, count_words, 4, seed=5) == ten[:4]
+    assert make_examples(task, 300, count_words, 10, seed=6) != ten
+    assert len({example.prompt for example in ten}) == 10
+
+
+def test_multi_key_prompts_hold_eight_needles_of_different_places():
+    for example in make_examples("needle_multi", 400, count_words, 20, seed=1):
+        places = re.findall(r"The secret number of the (\w+ \w+) is \d{4}\.", example.prompt)
+        assert len(places) == len(set(places)) == 8
+
+
+def test_facts_land_everywhere_in_the_text():
+    depths = []
+    for example in make_examples("needle_single", 500, count_words, 100, seed=0):
+        text = example.prompt.split("\n")[0]
+        depths.append(text.index("The secret number") / len(text))
+    assert min(depths) < 0.1 < 0.9 < max(depths)
+
+
+def test_a_chain_is_told_in_order():
+    for example in make_examples("variables", 300, count_words, 50, seed=2):
+        known = set()
+        for name, amount, source in re.findall(
+            r"(\w+) has (?:(\d+) coins|the same as (\w+))\.", example.prompt
+        ):
+            assert amount or source in known
+            known.add(name)
+
+
+def test_too_short_a_length_is_refused():
+    with pytest.raises(ValueError, match="too short"):
+        make_example("needle_multi", 50, count_words, random.Random(0))
+
+
+def test_filler_holds_no_digits_and_no_vocabulary_of_the_facts():
+    rng = random.Random(0)
+    text = " ".join(filler.sentence(rng) for _ in range(2000))
+    assert not re.search(r"\d", text)
+    assert not set(re.findall(r"\w+", text)) & {*words.NOUNS, *words.NAMES, *words.ITEMS}
+
+
+@pytest.mark.parametrize("group", [words.ADJECTIVES, words.NOUNS, words.NAMES, words.ITEMS])
+def test_words_are_distinct_and_plain(group):
+    assert len(set(group)) == len(group) >= 70
+    assert all(re.fullmatch(r"[A-Za-z]+", word) for word in group)
