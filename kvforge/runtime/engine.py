@@ -1,0 +1,219 @@
+"""The in-flight batching engine: requests in, tokens out, one ``step()`` at a time."""
+
+import heapq
+import itertools
+import logging
+import time
+from collections.abc import Sequence as SequenceOf
+from pathlib import Path
+from typing import Any
+
+from kvforge.engine import TOKENIZER_DIR, load_manifest
+from kvforge.errors import EngineError, RequestError
+from kvforge.hardware import available_memory_bytes
+from kvforge.runtime import request_check
+from kvforge.runtime.config import resolve_config
+from kvforge.runtime.invariants import check_invariants
+from kvforge.runtime.outputs import SequenceOutput
+from kvforge.runtime.runner import Runner, StepFunctions
+from kvforge.runtime.sampler import SampledTokens, sample
+from kvforge.runtime.sampling_params import SamplingParams
+from kvforge.runtime.sampling_state import make_state
+from kvforge.runtime.scheduler import Schedule, Scheduler
+from kvforge.runtime.sequence import FinishReason, Request, RequestMetrics, Sequence, Status
+from kvforge.runtime.stop import Stopper, StopReason
+from kvforge.runtime.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+
+class LLMEngine:
+    """Serves many requests at once on one engine. Not thread-safe: call it from one thread.
+
+    Args:
+        engine_dir: what ``kvforge build`` wrote; or pass ``session`` (and ``tokenizer``) instead.
+        num_pages: K,V pages to allocate; default from ``kv_cache_gib``, see ``config.resolve_config``.
+        enable_prefix_cache: keep the pages of finished sequences for prompts that begin alike.
+        max_num_tokens, max_num_seqs, max_seq_len: lower the engine's own limits.
+
+    Raises:
+        EngineError: the engine cannot be loaded or a limit is above the engine's.
+    """
+
+    def __init__(self, engine_dir: str | Path | None = None, *, session: StepFunctions | None = None,
+                 tokenizer: Tokenizer | None = None, num_pages: int | None = None,
+                 kv_cache_gib: float | None = None, enable_prefix_cache: bool = True,
+                 max_num_tokens: int | None = None, max_num_seqs: int | None = None,
+                 max_seq_len: int | None = None) -> None:
+        if session is None:
+            if engine_dir is None:
+                raise EngineError("no engine was given; pass an engine directory.")
+            from kvforge.runtime.session import load_session
+
+            manifest = load_manifest(engine_dir)
+            tokenizer = tokenizer or Tokenizer.from_dir(Path(engine_dir) / TOKENIZER_DIR)
+            session = load_session(Path(engine_dir), manifest)
+        self.manifest = session.manifest
+        self.tokenizer = tokenizer
+        self.config = resolve_config(
+            session.manifest, available_memory_bytes(), num_pages=num_pages, kv_cache_gib=kv_cache_gib,
+            max_num_seqs=max_num_seqs, max_num_tokens=max_num_tokens, max_seq_len=max_seq_len,
+            enable_prefix_cache=enable_prefix_cache)
+        self.scheduler = Scheduler(self.config)
+        self.runner = Runner(session, self.config)
+        self.requests: dict[str, Request] = {}
+        self._stop_ids: dict[str, frozenset[int]] = {}
+        self._arrivals = itertools.count()
+        self._deadlines: list[tuple[float, int, Request]] = []
+        self._num_iterations = 0
+        self._num_generated_tokens = 0
+        self._num_failed_steps = 0
+
+    def add_request(self, request_id: str, prompt_token_ids: SequenceOf[int], params: SamplingParams) -> None:
+        """Queue a request; its tokens come from later ``step()`` calls.
+
+        Raises:
+            RequestError: it can never be served as asked; nothing of it is kept.
+        """
+        if request_id in self.requests:
+            raise RequestError(f"request id {request_id!r} is in use; give another.")
+        prompt = request_check.checked_prompt(prompt_token_ids, self.config)
+        length = request_check.max_length(len(prompt), params, self.config)
+        stop_ids = request_check.stop_ids(params, self.config)
+        bad_words = request_check.bad_word_ids(params, self.config, self.tokenizer)
+        request_check.check_stop_strings(params, self.tokenizer)
+
+        metrics = RequestMetrics(time.time_ns(), time.monotonic_ns())
+        request, arrival = Request(request_id, params, metrics), next(self._arrivals)
+        ids = prompt.tolist()
+        for index in range(params.n):
+            sequence = Sequence(request_id, index, (params.priority, arrival, index), prompt, params, length, metrics)
+            sequence.siblings = request.sequences
+            sequence.sampling = make_state(params, index, ids, self.config.vocab_size, stop_ids, bad_words)
+            if params.stop or params.stop_words_ids:
+                sequence.stopper = Stopper(params, self.tokenizer, ids)
+            request.sequences.append(sequence)
+        self.requests[request_id] = request
+        self._stop_ids[request_id] = stop_ids
+        for sequence in request.sequences:
+            self.scheduler.add(sequence)
+        if params.deadline_s is not None:
+            heapq.heappush(self._deadlines, (time.monotonic() + params.deadline_s, arrival, request))
+
+    def abort(self, request_id: str) -> bool:
+        """Give up a request and free its pages at once; no output follows. False if it is not there (any more)."""
+        request = self.requests.get(request_id)
+        if request is None:
+            return False
+        for sequence in request.sequences:
+            self.scheduler.finish(sequence)
+        self._forget(request)
+        return True
+
+    def step(self) -> list[SequenceOutput]:
+        """Run one step: plan it, compute it, sample from it, and report each sequence that has news.
+
+        An error in the computation finishes the sequences of that step with reason "error" and leaves the engine
+        able to serve the others.
+        """
+        outputs = self._expire()
+        plan = self.scheduler.schedule()
+        if not plan:
+            return outputs
+        self._num_iterations += 1
+        self._mark_scheduled(plan)
+        survivors = plan.survivors
+        try:
+            logits = self.runner.run(plan, self.scheduler.slots)
+            sampled = sample(logits, survivors) if logits is not None else None
+        except Exception as error:
+            logger.exception("a step failed")
+            self._num_failed_steps += 1
+            return outputs + [self._finish(s, "error", f"{type(error).__name__}: {error}") for s in plan.sequences]
+        self.scheduler.commit(plan)
+        return outputs + (self._commit(survivors, sampled) if sampled is not None else [])
+
+    def has_unfinished(self) -> bool:
+        """Requests are waiting or running."""
+        return bool(self.requests)
+
+    def stats(self) -> dict[str, Any]:
+        """Return counters and gauges: sequences, pages, and totals since the engine was loaded."""
+        scheduler, pool = self.scheduler, self.scheduler.pool
+        return {
+            "num_waiting": len(scheduler.waiting), "num_running": len(scheduler.running),
+            "max_num_seqs": self.config.max_num_seqs,
+            "num_pages": pool.num_pages, "num_used_pages": pool.num_used, "num_free_pages": pool.num_available,
+            "num_cached_pages": len(pool.cached_pages), "page_size": self.config.page_size,
+            "page_bytes": self.manifest.page_bytes,
+            "num_iterations": self._num_iterations, "num_upper_calls": self.runner.num_upper_calls,
+            "num_preemptions": scheduler.num_preemptions, "num_reused_tokens": scheduler.num_reused_tokens,
+            "num_generated_tokens": self._num_generated_tokens, "num_failed_steps": self._num_failed_steps,
+        }
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError unless pages, holders, slots and queues agree (see ``invariants``)."""
+        check_invariants(self.scheduler)
+
+    def _commit(self, survivors: list[Sequence], sampled: SampledTokens) -> list[SequenceOutput]:
+        self.scheduler.append(survivors, sampled.tokens)
+        self._num_generated_tokens += len(survivors)
+        wall, monotonic = time.time_ns(), time.monotonic_ns()
+        outputs = []
+        for row, (sequence, token) in enumerate(zip(survivors, sampled.tokens, strict=True)):
+            metrics = sequence.metrics
+            metrics.last_token_time_ns, metrics.last_token_monotonic_ns = wall, monotonic
+            if metrics.first_token_time_ns == 0:
+                metrics.first_token_time_ns, metrics.first_token_monotonic_ns = wall, monotonic
+            try:
+                reason, detail = self._finish_reason(sequence, token)
+            except Exception as error:
+                logger.exception("looking for a stop string failed")
+                reason, detail = "error", f"{type(error).__name__}: {error}"
+            output = self._finish(sequence, reason, detail) if reason else SequenceOutput(
+                sequence.request_id, sequence.index, [], metrics=metrics)
+            output.new_token_ids.append(token)
+            if row in sampled.logprobs:
+                output.logprobs = [sampled.logprobs[row]]
+            outputs.append(output)
+        return outputs
+
+    def _finish_reason(self, sequence: Sequence, token: int) -> tuple[FinishReason | None, StopReason]:
+        stopper = sequence.stopper
+        detail = stopper.check(sequence) if stopper is not None else None
+        if token in self._stop_ids[sequence.request_id] and sequence.num_generated >= sequence.params.min_tokens:
+            return "stop", None if token in self.config.eos_token_ids and not sequence.params.ignore_eos else token
+        if detail is not None:
+            return "stop", detail
+        return ("length", None) if sequence.length == sequence.max_length else (None, None)
+
+    def _finish(self, sequence: Sequence, reason: FinishReason, detail: StopReason) -> SequenceOutput:
+        self.scheduler.finish(sequence)
+        request = self.requests[sequence.request_id]
+        if request.finished:
+            self._forget(request)
+        return SequenceOutput(sequence.request_id, sequence.index, [], None, True, reason, detail, request.metrics)
+
+    def _forget(self, request: Request) -> None:
+        del self.requests[request.request_id], self._stop_ids[request.request_id]
+
+    def _expire(self) -> list[SequenceOutput]:
+        outputs = []
+        while self._deadlines and self._deadlines[0][0] <= time.monotonic():
+            request = heapq.heappop(self._deadlines)[2]
+            if self.requests.get(request.request_id) is request:
+                open_sequences = [s for s in request.sequences if s.status is not Status.FINISHED]
+                outputs += [self._finish(sequence, "abort", "deadline") for sequence in open_sequences]
+        return outputs
+
+    def _mark_scheduled(self, plan: Schedule) -> None:
+        for sequence, _ in plan.prefills:
+            self._mark_first(sequence.metrics)
+        for sequence in plan.decodes:
+            if sequence.metrics.first_scheduled_time_ns == 0:
+                self._mark_first(sequence.metrics)
+
+    @staticmethod
+    def _mark_first(metrics: RequestMetrics) -> None:
+        if metrics.first_scheduled_time_ns == 0:
+            metrics.first_scheduled_time_ns, metrics.first_scheduled_monotonic_ns = time.time_ns(), time.monotonic_ns()

@@ -1,0 +1,45 @@
+"""What must hold between any two steps; tests check it after every one."""
+
+from collections import Counter
+
+from kvforge.runtime.scheduler import Scheduler
+from kvforge.runtime.sequence import Status
+
+
+def check_invariants(scheduler: Scheduler) -> None:
+    """Raise AssertionError on the first broken invariant.
+
+    - Pages are conserved: free, cached and referenced pages are disjoint and are all pages.
+    - A page's reference count is the number of sequences that hold it.
+    - A cached page is published; a free page is not.
+    - Waiting sequences hold nothing; running ones hold pages for what is computed, each in its own slot, and the
+      slot table agrees with them.
+    """
+    pool, slots, config = scheduler.pool, scheduler.slots, scheduler.config
+    holders: Counter[int] = Counter()
+    for sequence in scheduler.running:
+        holders.update(sequence.pages)
+    for page, count in enumerate(pool.ref_counts):
+        assert count == holders[page], f"page {page} has {count} references and {holders[page]} holders"
+    free, cached = set(pool.free_pages), set(pool.cached_pages)
+    assert len(free) == len(pool.free_pages), "a page is free twice"
+    assert not free & cached, f"pages {free & cached} are free and cached"
+    assert not (free | cached) & holders.keys(), f"pages {(free | cached) & holders.keys()} are held and available"
+    assert len(free) + len(cached) + len(holders) == pool.num_pages, "pages are lost"
+    assert all(scheduler.prefix_cache.holds(page) for page in cached), "a cached page is not published"
+    assert not any(scheduler.prefix_cache.holds(page) for page in free), "a free page is published"
+
+    used_slots = [sequence.slot for sequence in scheduler.running]
+    assert sorted(used_slots + slots.free_slots) == list(range(config.max_num_seqs)), "slots are lost or shared"
+    for sequence in scheduler.running:
+        assert sequence.status is Status.RUNNING and sequence.num_computed < sequence.length, sequence
+        assert sequence.num_computed <= len(sequence.pages) * config.page_size, sequence
+        assert len(set(sequence.pages)) == len(sequence.pages), sequence
+        assert slots.num_computed[sequence.slot] == sequence.num_computed, sequence
+        assert slots.page_table[sequence.slot, : len(sequence.pages)].tolist() == sequence.pages, sequence
+    for sequence in scheduler.waiting:
+        assert sequence.status is Status.WAITING and not sequence.pages and sequence.slot == -1, sequence
+        assert sequence.num_computed == 0, sequence
+    for ordered in (scheduler.waiting, scheduler.running):
+        orders = [sequence.order for sequence in ordered]
+        assert orders == sorted(set(orders)), "a queue is out of order"

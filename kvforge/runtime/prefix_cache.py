@@ -1,0 +1,69 @@
+"""Which full page holds which prefix: a chain of digests, one per full page."""
+
+from hashlib import blake2b
+
+import numpy as np
+
+from kvforge.runtime.sequence import Sequence
+
+_ROOT = b"kvforge prefix cache"
+
+
+def page_digest(parent: bytes, tokens: np.ndarray) -> bytes:
+    """Digest of a page from its parent's digest and its own token ids, so that it names the whole prefix."""
+    return blake2b(parent + np.ascontiguousarray(tokens, dtype=np.int32).tobytes(), digest_size=16).digest()
+
+
+class PrefixCache:
+    """Published pages by digest. A page is published only after a step has written all of its K,V.
+
+    The first page published under a digest stays; later equal pages remain private to their sequence. K,V depend
+    on the token ids and the engine alone, so ``salt`` only matters when one cache would serve several engines.
+    """
+
+    def __init__(self, page_size: int, salt: bytes = b"") -> None:
+        self.page_size = page_size
+        self._root = blake2b(_ROOT + salt, digest_size=16).digest()
+        self._page_of: dict[bytes, int] = {}
+        self._digest_of: dict[int, bytes] = {}
+
+    def __len__(self) -> int:
+        return len(self._page_of)
+
+    def lookup(self, sequence: Sequence) -> list[int]:
+        """Return the pages of the longest published prefix that leaves at least one token to compute."""
+        num_pages = (sequence.length - 1) // self.page_size
+        pages: list[int] = []
+        for index in range(num_pages):
+            page = self._page_of.get(self._digest(sequence, index))
+            if page is None:
+                break
+            pages.append(page)
+        return pages
+
+    def publish(self, sequence: Sequence) -> None:
+        """Publish the pages that ``sequence.num_computed`` tokens fill and that were not published before."""
+        num_full = sequence.num_computed // self.page_size
+        for index in range(sequence.num_published, num_full):
+            digest = self._digest(sequence, index)
+            page = sequence.pages[index]
+            if digest not in self._page_of and page not in self._digest_of:
+                self._page_of[digest] = page
+                self._digest_of[page] = digest
+        sequence.num_published = max(num_full, sequence.num_published)
+
+    def holds(self, page: int) -> bool:
+        """The page is published."""
+        return page in self._digest_of
+
+    def forget(self, page: int) -> None:
+        """Unpublish a page, because it is about to be overwritten."""
+        del self._page_of[self._digest_of.pop(page)]
+
+    def _digest(self, sequence: Sequence, index: int) -> bytes:
+        digests = sequence.digests
+        while len(digests) <= index:
+            start = len(digests) * self.page_size
+            parent = digests[-1] if digests else self._root
+            digests.append(page_digest(parent, sequence.tokens[start : start + self.page_size]))
+        return digests[index]

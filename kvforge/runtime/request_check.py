@@ -1,0 +1,101 @@
+"""Whether a request can be served at all; every refusal is one sentence that says what to do."""
+
+from collections.abc import Sequence as SequenceOf
+
+import numpy as np
+
+from kvforge.errors import RequestError
+from kvforge.runtime.config import RuntimeConfig
+from kvforge.runtime.sampling_params import SamplingParams
+from kvforge.runtime.tokenizer import Tokenizer
+
+
+def checked_prompt(token_ids: SequenceOf[int], config: RuntimeConfig) -> np.ndarray:
+    """Return the prompt as int32.
+
+    Raises:
+        RequestError: empty, too long, or not token ids of this model.
+    """
+    if isinstance(token_ids, str):
+        raise RequestError("prompt_token_ids is text; encode it with the engine's tokenizer, or use LLM.generate.")
+    try:
+        ids = np.asarray(token_ids)
+    except (ValueError, TypeError):
+        ids = np.empty(0, dtype=object)
+    if ids.size == 0:
+        raise RequestError("the prompt is empty; give at least one token.")
+    if ids.ndim != 1 or ids.dtype.kind not in "iu":
+        raise RequestError("the prompt is not a flat list of whole numbers; give token ids.")
+    if len(ids) > config.max_seq_len - 1:
+        raise RequestError(f"the prompt has {len(ids)} tokens, but the engine takes at most "
+                           f"{config.max_seq_len - 1} (max_seq_len {config.max_seq_len} less one to generate); "
+                           "shorten it or rebuild with a larger --max-seq-len.")
+    low, high = int(ids.min()), int(ids.max())
+    if low < 0 or high >= config.vocab_size:
+        raise RequestError(f"the prompt holds token id {low if low < 0 else high}, but the model's ids are 0 to "
+                           f"{config.vocab_size - 1}; use the engine's tokenizer.")
+    return ids.astype(np.int32)
+
+
+def max_length(num_prompt_tokens: int, params: SamplingParams, config: RuntimeConfig) -> int:
+    """Return the longest the sequence may become, prompt included.
+
+    Raises:
+        RequestError: its K,V would never fit the pool.
+    """
+    length = min(num_prompt_tokens + params.max_tokens, config.max_seq_len)
+    # The last token's K,V are never written.
+    num_pages = -(-(length - 1) // config.page_size)
+    if num_pages > config.num_pages:
+        fits = config.num_pages * config.page_size + 1
+        raise RequestError(f"the request may grow to {length} tokens and need {num_pages} pages, but the engine "
+                           f"has {config.num_pages} ({fits} tokens); lower max_tokens or raise the engine's "
+                           "KV cache size.")
+    return length
+
+
+def stop_ids(params: SamplingParams, config: RuntimeConfig) -> frozenset[int]:
+    """Return the tokens that end a sequence.
+
+    Raises:
+        RequestError: one is not an id of this model.
+    """
+    _check_ids("stop_token_ids", params.stop_token_ids, config)
+    for word in params.stop_words_ids:
+        _check_ids("stop_words_ids", word, config)
+    return frozenset(params.stop_token_ids) | frozenset(() if params.ignore_eos else config.eos_token_ids)
+
+
+def bad_word_ids(params: SamplingParams, config: RuntimeConfig, tokenizer: Tokenizer | None
+                 ) -> list[tuple[int, ...]]:
+    """Return the token sequences that must not be generated.
+
+    Raises:
+        RequestError: an id is not of this model, strings came without a tokenizer, or nothing is left to generate.
+    """
+    words = [tuple(word) for word in params.bad_words_ids]
+    for text in params.bad_words:
+        if tokenizer is None:
+            raise RequestError("bad_words needs a tokenizer and this engine has none; give bad_words_ids.")
+        for variant in (text, " " + text.lstrip()):
+            ids = tuple(tokenizer.encode(variant, add_special_tokens=False))
+            if ids and ids not in words:
+                words.append(ids)
+    for word in words:
+        _check_ids("bad_words_ids", word, config)
+    if len({word[0] for word in words if len(word) == 1}) >= config.vocab_size:
+        raise RequestError("bad_words forbids every token of the model; leave at least one.")
+    return words
+
+
+def check_stop_strings(params: SamplingParams, tokenizer: Tokenizer | None) -> None:
+    """Raise RequestError if stop strings cannot be found for lack of a tokenizer."""
+    if params.stop and tokenizer is None:
+        raise RequestError("stop needs a tokenizer and this engine has none; give stop_words_ids.")
+
+
+def _check_ids(name: str, ids: SequenceOf[int], config: RuntimeConfig) -> None:
+    for token in ids:
+        if token >= config.vocab_size:
+            raise RequestError(f"{name} holds token id {token}, but the model's ids are 0 to "
+                               f"{config.vocab_size - 1}; use the engine's tokenizer.")

@@ -1,0 +1,79 @@
+"""From logits to tokens: greedy rows in one call, sampled rows in one batch."""
+
+from dataclasses import dataclass
+
+import torch
+
+from kvforge.runtime.logits_adjustment import adjust_logits
+from kvforge.runtime.outputs import TokenLogprobs
+from kvforge.runtime.sampling_state import SamplingState
+from kvforge.runtime.sequence import Sequence
+from kvforge.runtime.token_draw import draw_tokens
+
+
+@dataclass(frozen=True)
+class SampledTokens:
+    """New token per row; ``logprobs[row]`` only where asked for."""
+
+    tokens: list[int]
+    logprobs: dict[int, TokenLogprobs]
+
+
+@torch.inference_mode()
+def sample(logits: torch.Tensor, sequences: list[Sequence]) -> SampledTokens:
+    """Choose the next token of every sequence.
+
+    Args:
+        logits: [R, vocab_size] float32, not changed.
+        sequences: R sequences, ``sequence.sampling`` holding their state (None: plain greedy).
+    """
+    states: list[SamplingState | None] = [sequence.sampling for sequence in sequences]
+    if not any(states):
+        return SampledTokens(logits.argmax(-1).tolist(), {})
+    active = [(row, state) for row, state in enumerate(states) if state is not None]
+    adjusted = logits
+    if any(state.adjusts_logits for _, state in active):
+        adjusted = logits.clone()
+        for row, state in active:
+            if state.adjusts_logits:
+                adjust_logits(adjusted[row], sequences[row], state)
+    chosen = adjusted.argmax(-1)
+    drawn = [(row, state) for row, state in active if not state.params.greedy]
+    if drawn:
+        rows = torch.tensor([row for row, _ in drawn], device=logits.device)
+        subset = adjusted if len(drawn) == len(sequences) else adjusted[rows]
+        chosen[rows] = _draw(subset, [state for _, state in drawn])
+    tokens = chosen.tolist()
+    for row, state in active:
+        state.record(tokens[row])
+    wanted = [(row, state.params.logprobs) for row, state in active if state.params.logprobs is not None]
+    return SampledTokens(tokens, _logprobs(logits, chosen, tokens, wanted) if wanted else {})
+
+
+def _draw(logits: torch.Tensor, states: list[SamplingState]) -> torch.Tensor:
+    vocab_size = logits.shape[1]
+    params = [state.params for state in states]
+
+    def column(values: list[float]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.float32, device=logits.device)
+
+    top_k = torch.tensor([min(p.top_k, vocab_size) if p.top_k > 0 else vocab_size for p in params],
+                         device=logits.device)
+    return draw_tokens(logits, column([max(p.temperature, 1e-6) for p in params]), top_k,
+                       column([p.top_p for p in params]), column([p.min_p for p in params]),
+                       column([state.random.random() for state in states]))
+
+
+def _logprobs(logits: torch.Tensor, chosen: torch.Tensor, tokens: list[int],
+              wanted: list[tuple[int, int]]) -> dict[int, TokenLogprobs]:
+    rows = torch.tensor([row for row, _ in wanted], device=logits.device)
+    values = logits[rows].log_softmax(-1)
+    picked = values.gather(1, chosen[rows, None])
+    ranks = (values > picked).sum(-1).add_(1).tolist()
+    most = min(max(count for _, count in wanted), logits.shape[1])
+    top_values, top_ids = (t.tolist() for t in values.topk(most, dim=-1)) if most else ([], [])
+    result = {}
+    for i, ((row, count), logprob) in enumerate(zip(wanted, picked.flatten().tolist(), strict=True)):
+        top = dict(zip(top_ids[i][:count], top_values[i][:count], strict=True)) if count else {}
+        result[row] = TokenLogprobs(tokens[row], logprob, ranks[i], top)
+    return result

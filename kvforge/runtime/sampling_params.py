@@ -1,0 +1,143 @@
+"""What a request asks of the sampler, validated once, in vLLM's parameter names."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kvforge.errors import RequestError
+
+MAX_LOGPROBS = 100
+MAX_SEQUENCES = 256
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How one request is sampled and when it ends.
+
+    Order of the operations on the logits: repetition, frequency and presence penalties, minimum length, bad
+    words, temperature, ``min_p``, ``top_k``, ``top_p`` (on the renormalised rest). ``temperature == 0`` is greedy.
+
+    Attributes:
+        n: sequences to generate; they share the prompt's pages and take the seeds ``seed + i``.
+        temperature: 0 is greedy.
+        top_p: keep the fewest tokens whose probability reaches this, in (0, 1].
+        top_k: keep this many tokens; 0 or -1 is off.
+        min_p: drop tokens below this fraction of the most probable token's probability, in [0, 1].
+        max_tokens: generated tokens at most; the engine's ``max_seq_len`` also ends a sequence, as "length".
+        min_tokens: no end-of-text, stop token, stop string or stop word ends a sequence before this length.
+        stop: strings that end the text; the string itself is not part of the text.
+        stop_token_ids: tokens that end the sequence; kept in the token ids, not in the text.
+        stop_words_ids: the same with sequences of tokens.
+        bad_words: strings never generated (as the tokenizer writes them, with and without a leading space).
+        bad_words_ids: the same as sequences of token ids.
+        ignore_eos: go on after the end-of-text token.
+        seed: makes the sequence's random numbers its own: they do not depend on the rest of the batch.
+        logprobs: log-probabilities of this many most probable tokens beside the chosen one (0: only the
+            chosen one) under the model's own distribution: before penalties, temperature and filters.
+        presence_penalty: subtracted from the logit of every token generated so far.
+        frequency_penalty: subtracted once per occurrence among the generated tokens.
+        repetition_penalty: divides positive and multiplies negative logits of tokens of the prompt and of the
+            generated text (arXiv 1909.05858, section 4.1).
+        priority: lower is served earlier and preempted later.
+        deadline_s: seconds after arrival at which the request is given up with finish reason "abort".
+        prompt_logprobs: not offered, because prompt tokens do not run through the upper layers: must be None.
+
+    Raises:
+        RequestError: a value is out of its range.
+    """
+
+    n: int = 1
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    max_tokens: int = 16
+    min_tokens: int = 0
+    stop: Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
+    stop_words_ids: Sequence[Sequence[int]] = ()
+    bad_words: Sequence[str] = ()
+    bad_words_ids: Sequence[Sequence[int]] = ()
+    ignore_eos: bool = False
+    seed: int | None = None
+    logprobs: int | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    priority: int = 0
+    deadline_s: float | None = None
+    prompt_logprobs: int | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
+        _integer("n", self.n, 1, MAX_SEQUENCES)
+        _number("temperature", self.temperature, 0.0, math.inf)
+        _number("top_p", self.top_p, 0.0, 1.0, open_low=True)
+        _integer("top_k", self.top_k, -1, 2**31 - 1)
+        _number("min_p", self.min_p, 0.0, 1.0)
+        _integer("max_tokens", self.max_tokens, 1, 2**31 - 1)
+        _integer("min_tokens", self.min_tokens, 0, 2**31 - 1)
+        if self.min_tokens > self.max_tokens:
+            raise RequestError(f"min_tokens is {self.min_tokens}, above max_tokens {self.max_tokens}; lower it.")
+        if self.seed is not None:
+            _integer("seed", self.seed, -(2**63), 2**64 - 1)
+        if self.logprobs is not None:
+            _integer("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        _number("presence_penalty", self.presence_penalty, -math.inf, math.inf)
+        _number("frequency_penalty", self.frequency_penalty, -math.inf, math.inf)
+        _number("repetition_penalty", self.repetition_penalty, 0.0, math.inf, open_low=True)
+        _integer("priority", self.priority, -(2**63), 2**63 - 1)
+        if self.deadline_s is not None:
+            _number("deadline_s", self.deadline_s, 0.0, math.inf, open_low=True)
+        if self.prompt_logprobs is not None:
+            raise RequestError("prompt_logprobs is not offered, because prompt tokens skip the upper layers; "
+                               "leave it out.")
+        _words("stop", self.stop, str)
+        _words("bad_words", self.bad_words, str)
+        _ids("stop_token_ids", self.stop_token_ids)
+        for name in ("stop_words_ids", "bad_words_ids"):
+            _words(name, getattr(self, name), None)
+            for word in getattr(self, name):
+                _ids(name, word)
+
+    @property
+    def greedy(self) -> bool:
+        """The most probable token is always taken."""
+        return self.temperature == 0 or self.top_k == 1
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _integer(name: str, value: Any, low: int, high: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        bound = f"of at least {low}" if high >= 2**31 - 1 else f"from {low} to {high}"
+        raise RequestError(f"{name} is {value!r}; give a whole number {bound}.")
+
+
+def _number(name: str, value: Any, low: float, high: float, open_low: bool = False) -> None:
+    if not _is_number(value) or not math.isfinite(value) or not low <= value <= high or (open_low and value == low):
+        if high == math.inf:
+            bound = "finite number" if low == -math.inf else f"finite number {'above' if open_low else 'of at least'} {low:g}"
+        else:
+            bound = f"number {'above' if open_low else 'from'} {low:g} {'and at most' if open_low else 'to'} {high:g}"
+        raise RequestError(f"{name} is {value!r}; give a {bound}.")
+
+
+def _words(name: str, values: Any, kind: type | None) -> None:
+    if isinstance(values, (str, bytes)) or not isinstance(values, Sequence):
+        raise RequestError(f"{name} is {values!r}; give a list.")
+    for value in values:
+        if (kind is not None and not isinstance(value, kind)) or not hasattr(value, "__len__") or len(value) == 0:
+            raise RequestError(f"{name} holds {value!r}; give non-empty entries only.")
+
+
+def _ids(name: str, values: Any) -> None:
+    if isinstance(values, (str, bytes)) or not isinstance(values, Sequence):
+        raise RequestError(f"{name} is {values!r}; give lists of token ids.")
+    for value in values:
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise RequestError(f"{name} holds {value!r}; give token ids of at least 0.")

@@ -1,0 +1,20 @@
+"""One preallocated row per running sequence: what a decode step needs, readable for all rows at once."""
+
+import numpy as np
+
+
+class SlotTable:
+    """Rows of running sequences (numpy, on the host).
+
+    Attributes:
+        page_table: [num_slots, max_pages] int32, physical page per logical page; entries past a sequence's pages
+            are stale and never read.
+        num_computed: [num_slots] int32, tokens whose K,V are written.
+        next_token: [num_slots] int32, the token at position ``num_computed`` of a decoding sequence.
+    """
+
+    def __init__(self, num_slots: int, max_pages: int) -> None:
+        self.page_table = np.zeros((num_slots, max_pages), dtype=np.int32)
+        self.num_computed = np.zeros(num_slots, dtype=np.int32)
+        self.next_token = np.zeros(num_slots, dtype=np.int32)
+        self.free_slots = list(range(num_slots - 1, -1, -1))

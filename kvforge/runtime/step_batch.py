@@ -1,0 +1,113 @@
+"""The packed int32 tensors of one step, written into buffers that are allocated once."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from kvforge.runtime.config import RuntimeConfig
+from kvforge.runtime.scheduler import Schedule
+from kvforge.runtime.slot_table import SlotTable
+
+
+@dataclass(frozen=True)
+class StepBatch:
+    """Inputs of ``lower`` and ``upper``: T tokens, S sequences, R survivors, M pages a sequence; all int32.
+
+    Tensors are views of the builder's buffers: valid until the next batch is built.
+    """
+
+    input_ids: torch.Tensor
+    """[T]"""
+    positions: torch.Tensor
+    """[T]"""
+    slot_mapping: torch.Tensor
+    """[T] page * page_size + offset"""
+    query_start: torch.Tensor
+    """[S+1]"""
+    kv_length: torch.Tensor
+    """[S] K,V length after this step"""
+    page_table: torch.Tensor
+    """[S, M]"""
+    survivor_index: torch.Tensor
+    """[R] packed tokens that go past the cut"""
+    survivor_start: torch.Tensor
+    """[S+1]"""
+
+    @property
+    def num_survivors(self) -> int:
+        """R"""
+        return self.survivor_index.shape[0]
+
+
+class _Buffer:
+    """A flat int32 tensor and its numpy view."""
+
+    def __init__(self, size: int) -> None:
+        self.tensor = torch.zeros(size, dtype=torch.int32)
+        self.array = self.tensor.numpy()
+
+
+class StepBatchBuilder:
+    """Builds a ``StepBatch`` from a schedule; decode rows are filled without per-row Python work."""
+
+    def __init__(self, config: RuntimeConfig) -> None:
+        self._page_size = config.page_size
+        tokens, seqs = config.max_num_tokens, config.max_num_seqs
+        self._input_ids, self._positions, self._slot_mapping = _Buffer(tokens), _Buffer(tokens), _Buffer(tokens)
+        self._survivor_index = _Buffer(seqs)
+        self._query_start, self._survivor_start = _Buffer(seqs + 1), _Buffer(seqs + 1)
+        self._kv_length = _Buffer(seqs)
+        self._page_table = _Buffer(seqs * config.max_pages_per_seq)
+        self._arange = np.arange(max(tokens, seqs + 1, config.max_seq_len) + 1, dtype=np.int32)
+
+    def build(self, plan: Schedule, slots: SlotTable) -> StepBatch:
+        """Fill the buffers for ``plan``; sequences are the plan's decodes, then its chunks."""
+        num_decodes, num_seqs = len(plan.decodes), len(plan.decodes) + len(plan.prefills)
+        rows = np.fromiter((s.slot for s in plan.sequences), dtype=np.intp, count=num_seqs)
+        arange, query_start, kv_length = self._arange, self._query_start.array, self._kv_length.array
+        survivor_index, survivor_start = self._survivor_index.array, self._survivor_start.array
+
+        decode_rows = rows[:num_decodes]
+        positions = slots.num_computed[decode_rows]
+        self._write_tokens(0, positions, slots.next_token[decode_rows],
+                           slots.page_table[decode_rows, positions // self._page_size])
+        query_start[: num_decodes + 1] = arange[: num_decodes + 1]
+        survivor_start[: num_decodes + 1] = arange[: num_decodes + 1]
+        survivor_index[:num_decodes] = arange[:num_decodes]
+        kv_length[:num_decodes] = positions + 1
+
+        num_tokens, num_survivors = num_decodes, num_decodes
+        for row, (sequence, count) in enumerate(plan.prefills, start=num_decodes):
+            end = sequence.num_computed + count
+            positions = arange[sequence.num_computed : end]
+            self._write_tokens(num_tokens, positions, sequence.tokens[sequence.num_computed : end],
+                               slots.page_table[sequence.slot, positions // self._page_size])
+            num_tokens += count
+            if end == sequence.length:
+                survivor_index[num_survivors] = num_tokens - 1
+                num_survivors += 1
+            kv_length[row] = end
+            query_start[row + 1] = num_tokens
+            survivor_start[row + 1] = num_survivors
+
+        num_pages = -(-int(kv_length[:num_seqs].max()) // self._page_size)
+        table = self._page_table.array[: num_seqs * num_pages].reshape(num_seqs, num_pages)
+        np.take(slots.page_table[:, :num_pages], rows, axis=0, out=table)
+        return StepBatch(
+            input_ids=self._input_ids.tensor[:num_tokens],
+            positions=self._positions.tensor[:num_tokens],
+            slot_mapping=self._slot_mapping.tensor[:num_tokens],
+            query_start=self._query_start.tensor[: num_seqs + 1],
+            kv_length=self._kv_length.tensor[:num_seqs],
+            page_table=self._page_table.tensor[: num_seqs * num_pages].view(num_seqs, num_pages),
+            survivor_index=self._survivor_index.tensor[:num_survivors],
+            survivor_start=self._survivor_start.tensor[: num_seqs + 1])
+
+    def _write_tokens(self, start: int, positions: np.ndarray, ids: np.ndarray, pages: np.ndarray) -> None:
+        end = start + len(positions)
+        self._input_ids.array[start:end] = ids
+        self._positions.array[start:end] = positions
+        self._slot_mapping.array[start:end] = pages * self._page_size + positions % self._page_size
+
+

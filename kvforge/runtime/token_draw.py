@@ -1,0 +1,74 @@
+"""Drawing tokens from filtered distributions, all rows at once."""
+
+import torch
+
+_FIRST_CANDIDATES = 256
+
+
+def draw_tokens(logits: torch.Tensor, temperature: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor,
+                min_p: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
+    """Draw one token a row by inverting the cumulative distribution at ``uniform``.
+
+    Filters keep a prefix of the tokens sorted by probability: min_p, then the top_k of those, then the fewest of
+    those whose renormalised probability reaches top_p. A row's token depends on that row alone.
+
+    Args:
+        logits: [R, V] float32.
+        temperature, top_p, min_p: [R] float32; temperature > 0.
+        top_k: [R] int64, V where off.
+        uniform: [R] float32 in [0, 1).
+
+    Returns:
+        [R] int64 token ids.
+    """
+    scaled = (logits - logits.amax(-1, keepdim=True)) / temperature[:, None]
+    probs = scaled.softmax(-1)
+    vocab_size = logits.shape[1]
+    filtered = (top_k < vocab_size) | (top_p < 1)
+    tokens = torch.empty(len(logits), dtype=torch.long, device=logits.device)
+    free = (~filtered).nonzero().flatten()
+    if len(free):
+        rows = probs if len(free) == len(probs) else probs[free]
+        floor = min_p[free] * rows.amax(-1)
+        rows = torch.where(rows < floor[:, None], 0.0, rows)
+        tokens[free] = _invert(rows, uniform[free])
+    pending = filtered.nonzero().flatten()
+    num_candidates = min(_FIRST_CANDIDATES, vocab_size)
+    while len(pending):
+        # The most probable tokens nearly always hold the nucleus; rows where they do not are sorted further.
+        top, ids = probs[pending].topk(num_candidates, dim=-1)
+        kept, settled = _keep_prefix(top, top_k[pending], top_p[pending], min_p[pending], vocab_size)
+        rows = settled.nonzero().flatten()
+        picked = _invert(kept[rows], uniform[pending[rows]])
+        tokens[pending[rows]] = ids[rows].gather(1, picked[:, None]).squeeze(1)
+        pending = pending[~settled]
+        num_candidates = min(16 * num_candidates, vocab_size)
+    return tokens
+
+
+def _keep_prefix(top: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tensor,
+                 vocab_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Zero what the filters drop from sorted candidates [R, C].
+
+    Returns the candidates and [R] bool: whether C candidates were enough to know. They are if top_k or min_p end
+    among them, or if only top_p is on (its mass then refers to the whole distribution, 1) and is reached.
+    """
+    num_candidates = top.shape[1]
+    rank = torch.arange(num_candidates, device=top.device)
+    kept = (rank < top_k[:, None]) & (top >= min_p[:, None] * top[:, :1])
+    bounded = (kept.sum(-1) < num_candidates) | (top_k <= num_candidates) | (num_candidates == vocab_size)
+    mass = torch.where(kept, top, 0.0)
+    cumulative = mass.cumsum(-1)
+    needed = top_p * torch.where(bounded, cumulative[:, -1], 1.0)
+    nucleus = (cumulative - mass < needed[:, None]) | (top_p >= 1)[:, None]
+    reached = (min_p == 0) & (top_k >= vocab_size) & (top_p < 1) & (cumulative[:, -1] >= needed)
+    return torch.where(nucleus, mass, 0.0), bounded | reached
+
+
+def _invert(probs: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
+    """First index whose cumulative probability exceeds ``uniform`` of the total; never one of probability 0."""
+    cumulative = probs.cumsum(-1)
+    total = cumulative[:, -1]
+    target = torch.minimum(uniform * total, torch.nextafter(total, torch.zeros_like(total)))
+    index = torch.searchsorted(cumulative, target[:, None], right=True).squeeze(1)
+    return index.clamp_(max=probs.shape[1] - 1)

@@ -1,0 +1,41 @@
+"""The engine's tokenizer: text to token ids and back, from Hugging Face's ``tokenizer.json``."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from tokenizers import Tokenizer as _Tokenizer
+
+from kvforge.errors import EngineError
+
+
+class Tokenizer:
+    """A thin face of ``tokenizers.Tokenizer``; special tokens are added on encode and left out on decode."""
+
+    def __init__(self, backend: _Tokenizer) -> None:
+        self.backend = backend
+
+    @classmethod
+    def from_dir(cls, directory: Path) -> "Tokenizer | None":
+        """Read ``directory/tokenizer.json``; None if there is no such file.
+
+        Raises:
+            EngineError: the file cannot be read.
+        """
+        path = directory / "tokenizer.json"
+        if not path.is_file():
+            return None
+        try:
+            backend = _Tokenizer.from_file(str(path))
+        except Exception as error:
+            raise EngineError(f"{path} cannot be read ({error}); rebuild the engine with kvforge build.") from None
+        backend.no_padding()
+        backend.no_truncation()
+        return cls(backend)
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of ``text``; special tokens written out in it are recognised."""
+        return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Text of ``token_ids``; bytes that are not UTF-8 become U+FFFD."""
+        return self.backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)

@@ -1,0 +1,100 @@
+"""A session whose tokens depend on everything it reads back from the pages, so any paging error shows."""
+
+import dataclasses
+import zlib
+
+import numpy as np
+import torch
+
+from kvforge.engine import Manifest
+
+POISON = -7.0
+
+
+def fake_manifest(**changes):
+    """A manifest of a model that does not exist."""
+    values = dict(
+        schema_version=1, kvforge_version="0", target="cpu", isa=(), torch_version="", dtype="float32",
+        kv_dtype="float32", model_type="fake", num_layers=2, hidden_size=2, intermediate_size=1, num_heads=1,
+        num_kv_heads=1, head_dim=2, vocab_size=64, max_position=512, layer_windows=(0, 0), cut=1,
+        owner_of_layer=(0, 1), page_size=4, max_num_seqs=8, max_num_tokens=64, max_seq_len=128, bos_token_id=1,
+        eos_token_ids=(2,), num_parameters=0, checkpoint_sha256="", operators={}, files={})
+    fields = {field.name for field in dataclasses.fields(Manifest)}
+    values = {name: value for name, value in values.items() if name in fields}
+    return Manifest(**{**values, **changes})
+
+
+class FakeSession:
+    """``lower`` stores (token, position) of owner 0 and (position, token) of owner 1 where the step says.
+
+    ``upper`` reads each survivor's whole context back through the page table and returns pseudo-random logits
+    of it. Unwritten slots hold a poison that is no token.
+    """
+
+    def __init__(self, seed=0, **changes):
+        self.manifest = fake_manifest(**changes)
+        self.seed = seed
+        self.num_lower_calls = self.num_upper_calls = 0
+        self.max_tokens_seen = 0
+        self.fail_on = lambda session: False
+
+    def allocate_pools(self, num_pages):
+        shape = (num_pages, self.manifest.page_size, 1, 2)
+        self.pools = [(torch.full(shape, POISON), torch.full(shape, POISON)) for _ in range(2)]
+        return self.pools
+
+    def poison_pages(self, pages):
+        for k, v in self.pools:
+            k[pages] = POISON
+            v[pages] = POISON
+
+    def lower(self, input_ids, positions, slot_mapping, query_start, kv_length, page_table, pools):
+        self.num_lower_calls += 1
+        arguments = (input_ids, positions, slot_mapping, query_start, kv_length, page_table)
+        assert all(t.dtype == torch.int32 and t.is_contiguous() for t in arguments)
+        num_tokens, num_seqs = len(input_ids), len(kv_length)
+        self.max_tokens_seen = max(self.max_tokens_seen, num_tokens)
+        assert 1 <= num_tokens <= self.manifest.max_num_tokens and 1 <= num_seqs <= self.manifest.max_num_seqs
+        assert len(positions) == len(slot_mapping) == num_tokens
+        assert query_start[0] == 0 and query_start[-1] == num_tokens and len(query_start) == num_seqs + 1
+        assert page_table.shape[0] == num_seqs
+        start = query_start.tolist()
+        for s in range(num_seqs):
+            length = int(kv_length[s])
+            expected = torch.arange(length - (start[s + 1] - start[s]), length)
+            assert torch.equal(positions[start[s] : start[s + 1]].long(), expected)
+        assert len(set(slot_mapping.tolist())) == num_tokens, "two tokens in one slot"
+        stored = torch.stack([input_ids.float(), positions.float()], dim=-1)[:, None]
+        for owner, (k, v) in enumerate(pools):
+            k.view(-1, 1, 2)[slot_mapping.long()] = stored if owner == 0 else stored.flip(-1)
+            v.view(-1, 1, 2)[slot_mapping.long()] = -stored
+        if self.fail_on(self):
+            raise RuntimeError("the fake device is on fire")
+        return stored[:, 0].clone()
+
+    def upper(self, hidden, survivor_index, survivor_start, positions, kv_length, page_table, pools):
+        self.num_upper_calls += 1
+        assert len(survivor_index) > 0 and survivor_index.dtype == survivor_start.dtype == torch.int32
+        assert survivor_start[0] == 0 and survivor_start[-1] == len(survivor_index)
+        starts, logits = survivor_start.tolist(), []
+        page_size = self.manifest.page_size
+        for s in range(len(kv_length)):
+            length = int(kv_length[s])
+            for r in range(starts[s], starts[s + 1]):
+                row = int(survivor_index[r])
+                end = int(positions[row]) + 1
+                assert end == length, "a survivor that is not its sequence's last token"
+                pages = page_table[s, : -(-length // page_size)].long()
+                context = pools[0][0][pages].reshape(-1, 2)[:length]
+                assert torch.equal(context[:, 1], torch.arange(float(length))), "positions read back are wrong"
+                assert torch.equal(pools[1][0][pages].reshape(-1, 2)[:length], context.flip(-1))
+                assert torch.equal(pools[1][1][pages].reshape(-1, 2)[:length], -context)
+                assert torch.equal(hidden[row], context[-1])
+                logits.append(context_logits(context[:, 0], self.seed, self.manifest.vocab_size))
+        return torch.from_numpy(np.stack(logits))
+
+
+def context_logits(tokens, seed, vocab_size):
+    """Pseudo-random float32 logits of a context."""
+    digest = zlib.crc32(np.asarray(tokens, dtype=np.int32).tobytes(), seed)
+    return (3 * np.random.default_rng(digest).standard_normal(vocab_size)).astype(np.float32)

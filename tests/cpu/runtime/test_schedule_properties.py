@@ -1,0 +1,59 @@
+"""Tokens do not depend on who else is served, how prompts are cut, or where pages lie."""
+
+import dataclasses
+
+import pytest
+from engine_schedules import random_plan, run_plan
+from fake_session import FakeSession
+
+from kvforge.runtime import LLMEngine
+
+NUM_SCHEDULES = 400
+
+
+def alone(plan, request):
+    """(tokens, reason) per sequence, each sequence alone: its seed, one request, one sequence, roomy pool."""
+    results = []
+    for index in range(request.params.n):
+        params = dataclasses.replace(request.params, n=1, seed=request.params.seed + index)
+        engine = LLMEngine(session=FakeSession(page_size=16), num_pages=64, enable_prefix_cache=False)
+        engine.add_request("alone", request.prompt, params)
+        tokens, reason = [], None
+        while engine.has_unfinished():
+            for output in engine.step():
+                tokens += output.new_token_ids
+                reason = output.finish_reason
+        results.append((tokens, reason))
+    return results
+
+
+@pytest.mark.parametrize("block", range(8))
+def test_tokens_equal_one_at_a_time(block):
+    num_preemptions = num_reused = num_aborted = num_skipped_uppers = 0
+    for seed in range(block, NUM_SCHEDULES, 8):
+        plan = random_plan(seed)
+        session = FakeSession(page_size=plan.page_size)
+        engine = LLMEngine(session=session, num_pages=plan.num_pages, max_num_tokens=plan.max_num_tokens,
+                           max_num_seqs=plan.max_num_seqs, enable_prefix_cache=plan.enable_prefix_cache)
+        pool = engine.scheduler.pool
+        tokens, reasons, aborted = run_plan(
+            engine, plan, after_step=lambda s=session, p=pool: s.poison_pages(p.free_pages))
+        assert session.max_tokens_seen <= plan.max_num_tokens
+        for request in plan.requests:
+            for index, (expected, reason) in enumerate(alone(plan, request)):
+                key = (request.request_id, index)
+                got = tokens.get(key, [])
+                if request.request_id in aborted and key not in reasons:
+                    assert got == expected[: len(got)], (seed, key)
+                else:
+                    assert (got, reasons[key]) == (expected, reason), (seed, key)
+        stats = engine.stats()
+        assert stats["num_used_pages"] == 0 and stats["num_free_pages"] == plan.num_pages
+        assert stats["num_failed_steps"] == 0
+        assert not engine.scheduler.running and not engine.scheduler.waiting
+        num_preemptions += stats["num_preemptions"]
+        num_reused += stats["num_reused_tokens"]
+        num_aborted += len(aborted)
+        num_skipped_uppers += session.num_lower_calls - session.num_upper_calls
+    # The schedules exercise what they claim to.
+    assert num_preemptions > 20 and num_reused > 200 and num_aborted > 10 and num_skipped_uppers > 50
