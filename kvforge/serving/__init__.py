@@ -1,0 +1,10 @@
+"""Serving an engine behind Triton Inference Server.
+
+    tritonserver ── preprocessing   text to token ids                     (preprocess.py)
+                 ── tensorrt_llm    thin stub: forwards requests, streams (stub.py, engine_client.py)
+                 │     └─ engine process: the scheduler and the graphs    (engine_process.py)
+                 ── postprocessing  token ids to text, cancel watch       (postprocess.py)
+                 └─ ensemble        the three above as one model
+
+`launcher.TritonServer` starts and stops all of it.
+"""

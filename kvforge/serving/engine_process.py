@@ -1,0 +1,167 @@
+"""The engine in a process of its own: `python -m kvforge.serving.engine_process ENGINE --socket-fd N`.
+
+Three threads: a reader turns socket bytes into commands, the main thread runs `LLMEngine.step()` and is the
+only one to touch the engine, a writer sends what it produced. The process ends when its parent does.
+"""
+
+import argparse
+import contextlib
+import logging
+import os
+import queue
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from kvforge.errors import KvforgeError, RequestError
+from kvforge.serving.protocol import Message, ProtocolError, encode, receive
+from kvforge.serving.watchdog import exit_with_parent
+
+logger = logging.getLogger("kvforge.engine")
+
+EngineFactory = Callable[[], Any]
+STATS_PERIOD_S = 0.1
+
+
+class EngineServer:
+    """Runs one engine for one connected stub.
+
+    `make_engine` returns an object with the methods of `kvforge.runtime.LLMEngine`; `make_params` turns the
+    `params` of an `add` message into what `add_request` takes, raising RequestError.
+    """
+
+    def __init__(
+        self, sock: socket.socket, make_engine: EngineFactory, make_params: Callable[[dict], Any]
+    ) -> None:
+        self._sock = sock
+        self._make_engine = make_engine
+        self._make_params = make_params
+        self._commands: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._outgoing: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+        self._stats: dict[str, Any] = {}
+        self._stats_sent_at = 0.0
+
+    def run(self) -> int:
+        """Serve until `close` or a closed socket. Returns the exit status."""
+        writer = threading.Thread(target=self._write, name="writer", daemon=True)
+        writer.start()
+        try:
+            self._serve()
+            status = 0
+        except KvforgeError as error:
+            self._send({"op": "failed", "error": str(error)})
+            status = 1
+        except Exception as error:
+            logger.exception("the engine stopped on an error")
+            self._send({"op": "failed", "error": f"{type(error).__name__}: {error}"})
+            status = 1
+        self._outgoing.put(None)
+        writer.join(timeout=5.0)
+        return status
+
+    def _serve(self) -> None:
+        engine = self._make_engine()
+        threading.Thread(target=self._read, name="reader", daemon=True).start()
+        self._send({"op": "ready", "pid": os.getpid(), "stats": engine.stats()})
+        while True:
+            if not self._handle_commands(engine):
+                return
+            if engine.has_unfinished():
+                if outputs := [_as_row(output) for output in engine.step()]:
+                    self._send({"op": "tokens", "outputs": outputs})
+            self._publish_stats(engine)
+
+    def _handle_commands(self, engine: Any) -> bool:
+        """Apply all waiting commands; with nothing to compute, wait for one. False ends the process."""
+        block = not engine.has_unfinished()
+        while True:
+            try:
+                command = self._commands.get(timeout=STATS_PERIOD_S) if block else self._commands.get_nowait()
+            except queue.Empty:
+                return True
+            block = False
+            if command["op"] == "close":
+                return False
+            if command["op"] == "add":
+                try:
+                    engine.add_request(command["id"], command["prompt"], self._make_params(command["params"]))
+                except RequestError as error:
+                    self._send({"op": "refused", "id": command["id"], "error": str(error)})
+            elif command["op"] == "abort":
+                engine.abort(command["id"])
+
+    def _publish_stats(self, engine: Any) -> None:
+        idle = not engine.has_unfinished()
+        if not idle and time.monotonic() - self._stats_sent_at < STATS_PERIOD_S:
+            return
+        stats = engine.stats()
+        if stats != self._stats:
+            self._stats, self._stats_sent_at = stats, time.monotonic()
+            self._send({"op": "stats", "stats": stats})
+
+    def _send(self, message: Message) -> None:
+        self._outgoing.put(message)
+
+    def _write(self) -> None:
+        with contextlib.suppress(OSError):
+            while (message := self._outgoing.get()) is not None:
+                self._sock.sendall(encode(message))
+
+    def _read(self) -> None:
+        try:
+            while (command := receive(self._sock)) is not None:
+                self._commands.put(command)
+        except (OSError, ProtocolError):
+            logger.exception("the connection to the server broke")
+        # The stub is gone: whatever runs is for nobody, so the process does not outlive it.
+        self._commands.put({"op": "close"})
+        time.sleep(2.0)
+        os._exit(0)
+
+
+def _as_row(output: Any) -> list:
+    """A `tokens` entry of the protocol from a kvforge.runtime.SequenceOutput."""
+    log_probs = None if output.logprobs is None else [entry.logprob for entry in output.logprobs]
+    reason = output.finish_reason if output.finished else None
+    detail = str(output.stop_reason) if reason in ("error", "abort") else None
+    return [output.request_id, output.index, output.new_token_ids, log_probs, reason, detail]
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="kvforge.serving.engine_process", description=__doc__)
+    parser.add_argument("engine")
+    parser.add_argument("--socket-fd", type=int, required=True, help="inherited end of a Unix socket pair")
+    parser.add_argument("--max-num-seqs", type=int)
+    parser.add_argument("--max-num-tokens", type=int)
+    parser.add_argument("--kv-cache-gib", type=float)
+    parser.add_argument("--no-prefix-cache", action="store_true")
+    parser.add_argument("--log-level", default="WARNING")
+    args = parser.parse_args(argv)
+    logging.basicConfig(level=args.log_level.upper(), format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    exit_with_parent()
+
+    def make_engine() -> Any:
+        from kvforge.runtime import LLMEngine
+
+        return LLMEngine(
+            args.engine,
+            kv_cache_gib=args.kv_cache_gib,
+            enable_prefix_cache=not args.no_prefix_cache,
+            max_num_tokens=args.max_num_tokens,
+            max_num_seqs=args.max_num_seqs,
+        )
+
+    def make_params(fields: dict) -> Any:
+        from kvforge.runtime import SamplingParams
+
+        return SamplingParams(**fields)
+
+    sock = socket.socket(fileno=args.socket_fd)
+    return EngineServer(sock, make_engine, make_params).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,217 @@
+"""Starts and stops a Triton server for one engine: `with TritonServer(engine_dir) as server: ...`."""
+
+import contextlib
+import os
+import re
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from kvforge.engine import load_manifest
+from kvforge.errors import KvforgeError
+from kvforge.serving.health import generate, is_ready
+from kvforge.serving.ports import choose_ports
+from kvforge.serving.processes import ProcessId, descendants, wait_gone
+from kvforge.serving.repository import materialise
+from kvforge.serving.triton_install import find_triton
+
+EXIT_TIMEOUT_S = 10
+START_TIMEOUT_S = 180.0
+SHARED_MEMORY = Path("/dev/shm")
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """Ports of 0 mean any free one; None leaves a limit to the engine."""
+
+    address: str = "127.0.0.1"
+    http_port: int = 0
+    grpc_port: int = 0
+    metrics_port: int = 0
+    max_num_seqs: int | None = None
+    max_num_tokens: int | None = None
+    kv_cache_gib: float | None = None
+    enable_prefix_cache: bool = True
+    log_level: str = "WARNING"
+    log_file: Path | None = None
+
+
+def engine_command(engine_dir: Path, options: ServerOptions) -> list[str]:
+    """The argument list that starts the engine process with these limits."""
+    command = [sys.executable, "-m", "kvforge.serving.engine_process", str(engine_dir)]
+    command += ["--log-level", options.log_level]
+    for name in ("max_num_seqs", "max_num_tokens", "kv_cache_gib"):
+        value = getattr(options, name)
+        if value is not None:
+            command += [f"--{name.replace('_', '-')}", str(value)]
+    return command if options.enable_prefix_cache else [*command, "--no-prefix-cache"]
+
+
+class TritonServer:
+    """One server process with its stubs and its engine process; all of them end with `stop()`.
+
+    `command` replaces the engine process's argument list. Raises KvforgeError from `start()` when the engine
+    directory is none, a port is taken, there is no tritonserver, or the models do not load.
+    """
+
+    def __init__(
+        self, engine_dir: str | Path, options: ServerOptions | None = None, command: Sequence[str] | None = None
+    ) -> None:
+        self.engine_dir = Path(engine_dir).resolve()
+        self.options = options or ServerOptions()
+        self._command = command or engine_command(self.engine_dir, self.options)
+        self._process: subprocess.Popen | None = None
+        self._run_dir: Path | None = None
+        self._shm_prefix = ""
+        self._children: list[ProcessId] = []
+        self.ports: dict[str, int] = {}
+
+    @property
+    def http_url(self) -> str:
+        return f"http://{self.options.address}:{self.ports['http']}"
+
+    @property
+    def grpc_url(self) -> str:
+        return f"{self.options.address}:{self.ports['grpc']}"
+
+    @property
+    def metrics_url(self) -> str:
+        return f"http://{self.options.address}:{self.ports['metrics']}/metrics"
+
+    @property
+    def pid(self) -> int:
+        """The tritonserver process. Raises RuntimeError when none runs."""
+        if self._process is None:
+            raise RuntimeError("the server is not running")
+        return self._process.pid
+
+    @property
+    def shm_prefix(self) -> str:
+        """What the names of this server's regions in /dev/shm begin with."""
+        return self._shm_prefix
+
+    @property
+    def log_path(self) -> Path:
+        assert self._run_dir is not None
+        return self.options.log_file or self._run_dir / "triton.log"
+
+    def start(self) -> "TritonServer":
+        """Start, wait until a request went through all models. On an error nothing is left running."""
+        manifest = load_manifest(self.engine_dir)
+        wanted = {name: getattr(self.options, f"{name}_port") for name in ("http", "grpc", "metrics")}
+        triton = find_triton()
+        self.ports = choose_ports(self.options.address, wanted)
+        self._run_dir = Path(tempfile.mkdtemp(prefix="kvforge-serve-"))
+        self._shm_prefix = f"kvforge_{os.getpid()}_{secrets.token_hex(4)}_"
+        try:
+            max_batch_size = self.options.max_num_seqs or manifest.max_num_seqs
+            materialise(self._run_dir / "models", self.engine_dir, self._command, max_batch_size)
+            backends = triton.make_backend_dir(self._run_dir / "backends")
+            with self.log_path.open("ab") as log:
+                self._process = subprocess.Popen(
+                    [str(triton.binary), *self._arguments(backends)],
+                    env=triton.environment(),
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                )
+            self._wait_ready()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def stop(self) -> None:
+        """End the server and all it started; remove its files and shared memory. Idempotent."""
+        process, self._process = self._process, None
+        if process is not None:
+            self._children = [*self._children, *descendants(process.pid)]
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+                try:
+                    process.wait(timeout=EXIT_TIMEOUT_S + 5)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    process.wait()
+            for child in wait_gone(self._children, timeout_s=3.0):
+                child.kill()
+            self._children = []
+        if self._shm_prefix:
+            for region in SHARED_MEMORY.glob(f"{self._shm_prefix}*"):
+                with contextlib.suppress(FileNotFoundError):
+                    region.unlink()
+        if self._run_dir is not None:
+            shutil.rmtree(self._run_dir, ignore_errors=True)
+            self._run_dir = None
+
+    def failure(self) -> str | None:
+        """Why the server no longer serves, or None: tritonserver or a stub, which it never restarts, ended."""
+        if self._process is None or self._process.poll() is not None:
+            return "tritonserver ended"
+        if any(not child.is_alive() for child in self._children):
+            return "a model's backend process ended"
+        return None
+
+    def __enter__(self) -> "TritonServer":
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _arguments(self, backends: Path | None) -> list[str]:
+        address = self.options.address
+        arguments = [
+            f"--model-repository={self._run_dir}/models",
+            f"--http-address={address}",
+            f"--grpc-address={address}",
+            f"--metrics-address={address}",
+            *(f"--{name}-port={port}" for name, port in self.ports.items()),
+            f"--backend-config=python,shm-region-prefix-name={self._shm_prefix}",
+            f"--exit-timeout-secs={EXIT_TIMEOUT_S}",
+            "--disable-auto-complete-config",
+            "--allow-gpu-metrics=false",
+            "--pinned-memory-pool-byte-size=0",
+            "--log-info=false",
+        ]
+        return arguments if backends is None else [*arguments, f"--backend-directory={backends}"]
+
+    def _wait_ready(self) -> None:
+        assert self._process is not None
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while not is_ready(self.http_url):
+            if self._process.poll() is not None:
+                raise KvforgeError(f"the server did not start: {self._log_error()}")
+            if time.monotonic() > deadline:
+                raise KvforgeError(f"the server was not ready after {START_TIMEOUT_S:.0f} s: {self._log_error()}")
+            time.sleep(0.05)
+        generate(self.http_url, "ensemble", {"text_input": "a", "max_tokens": 1})
+        # The stubs only: the engine process is restarted by its stub.
+        stubs = [child for child in descendants(self._process.pid) if _is_child(child.pid, self._process.pid)]
+        self._children = stubs
+
+    def _log_error(self) -> str:
+        """The log's own words for what went wrong, as one line."""
+        lines = self.log_path.read_text(errors="replace").splitlines()
+        for line in lines:
+            if match := re.search(r"failed to load '\w+' version \d+: \w+: (?:TritonModelException: )?(.+)", line):
+                return match.group(1)
+        errors = [line for line in lines if re.match(r"[EF]\d{4} ", line) or line.startswith("error:")]
+        return (errors or lines or ["its log is empty"])[-1]
+
+
+def _is_child(pid: int, parent: int) -> bool:
+    with contextlib.suppress(OSError, ValueError):
+        text = Path(f"/proc/{pid}/stat").read_text()
+        return int(text[text.rindex(")") + 2 :].split()[1]) == parent
+    return False

@@ -1,0 +1,95 @@
+"""The `postprocessing` model: token ids to text, and the ensemble's watch for clients that went away.
+
+Triton's ensemble scheduler does not tell the engine step about a cancel, but a postprocessing step scheduled
+after it is cancelled. Every response of a request passes here, heartbeats included, so a look at each of them
+every WATCH_PERIOD_S finds the cancel; `stop` with the request's stream key then ends it in `tensorrt_llm`.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from kvforge.runtime.detokenizer import Detokenizer
+from kvforge.runtime.tokenizer import Tokenizer
+from kvforge.serving.preprocess import load_tokenizer
+from kvforge.serving.responses import FINAL, HEARTBEAT, SEQUENCE_END
+
+WATCH_PERIOD_S = 0.05
+FORGET_AFTER_S = 600.0
+MAX_IDLE_STREAMS = 1024
+
+
+@dataclass
+class Stream:
+    """One request passing through: a detokenizer per generated sequence."""
+
+    detokenizers: dict[int, Detokenizer] = field(default_factory=dict)
+    last_seen: float = 0.0
+    last_watched: float = 0.0
+    stopped: bool = False
+
+
+class Postprocessor:
+    """Keeps the streams by key. `stop(key)` must not block; it is called once for a cancelled stream."""
+
+    def __init__(self, tokenizer_dir: str, stop: Callable[[int], None]) -> None:
+        self._tokenizer = load_tokenizer(tokenizer_dir)
+        self._stop = stop
+        self._streams: dict[int, Stream] = {}
+
+    def run(
+        self, tokens: np.ndarray, lengths: np.ndarray, state: np.ndarray | None, is_cancelled: Callable[[], bool]
+    ) -> np.ndarray | None:
+        """Text of one response, [B, beams] of bytes objects, or None for a heartbeat.
+
+        `tokens` [B, beams, n] int32, `lengths` [B, beams] int32, `state` [1, m] int64 (see responses.py). With
+        a state, text comes out piece by piece: a character whose last byte is missing waits for it. Without
+        one (a direct caller), every row is a whole text.
+        """
+        if state is None:
+            return self._whole_texts(tokens, lengths)
+        key, sequence, flags, *context = state.reshape(-1).tolist()
+        stream = self._stream(key)
+        self._watch(key, stream, is_cancelled)
+        if flags & HEARTBEAT:
+            return None
+        if sequence not in stream.detokenizers:
+            stream.detokenizers[sequence] = Detokenizer(self._tokenizer, context)
+        detokenizer = stream.detokenizers[sequence]
+        text = "".join(map(detokenizer.push, tokens.reshape(-1)[: int(lengths.reshape(-1)[0])].tolist()))
+        if flags & SEQUENCE_END:
+            text += detokenizer.flush()
+        if flags & FINAL:
+            del self._streams[key]
+        return np.array([[text.encode()]], dtype=np.object_)
+
+    def _stream(self, key: int) -> Stream:
+        now = time.monotonic()
+        stream = self._streams.get(key)
+        if stream is None:
+            if len(self._streams) >= MAX_IDLE_STREAMS:
+                self._forget_idle(now)
+            stream = self._streams[key] = Stream()
+        stream.last_seen = now
+        return stream
+
+    def _forget_idle(self, now: float) -> None:
+        """Drop streams that ended in an error of another model, which never passes here."""
+        for key in [k for k, s in self._streams.items() if now - s.last_seen > FORGET_AFTER_S]:
+            del self._streams[key]
+
+    def _watch(self, key: int, stream: Stream, is_cancelled: Callable[[], bool]) -> None:
+        if stream.stopped or stream.last_seen - stream.last_watched < WATCH_PERIOD_S:
+            return
+        stream.last_watched = stream.last_seen
+        if is_cancelled():
+            stream.stopped = True
+            self._stop(key)
+
+    def _whole_texts(self, tokens: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+        texts = np.empty(lengths.shape, dtype=np.object_)
+        for index in np.ndindex(lengths.shape):
+            texts[index] = self._tokenizer.decode(tokens[index][: lengths[index]].tolist()).encode()
+        return texts

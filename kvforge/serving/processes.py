@@ -1,0 +1,60 @@
+"""Process facts from /proc, used to leave nothing behind. A pid is always kept with its start time."""
+
+import contextlib
+import os
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class ProcessId:
+    """A process for good: pids are used again, pids with a start time (clock ticks since boot) are not."""
+
+    pid: int
+    start_time: int
+
+    def is_alive(self) -> bool:
+        """False also for a zombie."""
+        status = _status(self.pid)
+        return status is not None and status[2] == self.start_time and status[0] not in "ZX"
+
+    def kill(self) -> None:
+        if self.is_alive():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+
+
+def descendants(pid: int) -> list[ProcessId]:
+    """All processes started by `pid`, directly or not, children before grandchildren."""
+    children: dict[int, list[ProcessId]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and (status := _status(int(entry.name))) is not None:
+            children.setdefault(status[1], []).append(ProcessId(int(entry.name), status[2]))
+    found, frontier = [], [pid]
+    while frontier:
+        for child in children.get(frontier.pop(0), []):
+            found.append(child)
+            frontier.append(child.pid)
+    return found
+
+
+def wait_gone(processes: list[ProcessId], timeout_s: float) -> list[ProcessId]:
+    """Wait until all have ended; those that have not within the time."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        alive = [process for process in processes if process.is_alive()]
+        if not alive or time.monotonic() > deadline:
+            return alive
+        time.sleep(0.05)
+
+
+def _status(pid: int) -> tuple[str, int, int] | None:
+    """(state letter, parent pid, start time) from /proc/PID/stat, or None when there is no such process."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    fields = text[text.rindex(")") + 2 :].split()
+    return fields[0], int(fields[1]), int(fields[19])

@@ -1,0 +1,48 @@
+"""The Triton model repository: where its templates are, and writing it out for one engine."""
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from string import Template
+
+from kvforge.engine import TOKENIZER_DIR
+from kvforge.errors import MissingToolError
+
+MODELS = ("preprocessing", "tensorrt_llm", "postprocessing", "ensemble")
+
+
+def repository_templates() -> Path:
+    """`triton_repo/` of the source tree, or the copy inside the installed package."""
+    package = Path(__file__).resolve().parent
+    for candidate in (package.parent.parent / "triton_repo", package / "triton_repo"):
+        if (candidate / "ensemble" / "config.pbtxt").is_file():
+            return candidate
+    raise MissingToolError("the triton_repo folder is missing from this installation: reinstall kvforge")
+
+
+def materialise(target: Path, engine_dir: Path, engine_command: Sequence[str], max_batch_size: int) -> None:
+    """Write the model repository for `engine_dir` into `target`, which must not exist.
+
+    `engine_command` is the argument list of the engine process (kvforge.serving.engine_process).
+    """
+    templates = repository_templates()
+    values = {
+        "max_batch_size": str(max_batch_size),
+        "engine_dir": _quoted(str(engine_dir)),
+        "tokenizer_dir": _quoted(str(engine_dir / TOKENIZER_DIR)),
+        "engine_command": _quoted(json.dumps(list(engine_command))),
+    }
+    for model in MODELS:
+        (target / model).mkdir(parents=True)
+        config = Template((templates / model / "config.pbtxt").read_text()).substitute(values)
+        (target / model / "config.pbtxt").write_text(config)
+        (target / model / "1").mkdir()
+        source = templates / model / "1" / "model.py"
+        if source.is_file():
+            shutil.copy2(source, target / model / "1" / "model.py")
+
+
+def _quoted(text: str) -> str:
+    """`text` as it is written between the quotes of a protobuf text-format string."""
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -1,0 +1,87 @@
+"""An engine process whose engine computes nothing: the protocol, the stub and Triton are tested with it.
+
+The next token is a fixed function of the tokens so far; a page is 16 tokens. Run as a script with --socket-fd.
+"""
+
+import argparse
+import socket
+import sys
+import time
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
+from kvforge.errors import RequestError
+from kvforge.runtime.sampling_params import SamplingParams
+from kvforge.serving.engine_process import EngineServer
+from kvforge.serving.watchdog import exit_with_parent
+
+PAGE_SIZE, NUM_PAGES, MAX_SEQ_LEN = 16, 4096, 512
+
+
+def next_token(tokens: list[int], vocab_size: int) -> int:
+    return (7 * tokens[-1] + 3 * len(tokens) + 11) % vocab_size
+
+
+@dataclass
+class _Sequence:
+    tokens: list[int]
+    params: SamplingParams
+    num_generated: int = 0
+    pages: int = field(init=False, default=0)
+
+
+class FakeEngine:
+    def __init__(self, vocab_size: int, step_s: float) -> None:
+        self.vocab_size, self.step_s = vocab_size, step_s
+        self.sequences: dict[str, _Sequence] = {}
+        self.iteration = 0
+
+    def add_request(self, request_id: str, prompt: list[int], params: SamplingParams) -> None:
+        if len(prompt) >= MAX_SEQ_LEN:
+            raise RequestError(f"the prompt has {len(prompt)} tokens, the engine takes {MAX_SEQ_LEN - 1}")
+        self.sequences[request_id] = _Sequence(list(prompt), params)
+
+    def abort(self, request_id: str) -> bool:
+        return self.sequences.pop(request_id, None) is not None
+
+    def has_unfinished(self) -> bool:
+        return bool(self.sequences)
+
+    def step(self) -> list[SimpleNamespace]:
+        time.sleep(self.step_s)
+        self.iteration += 1
+        outputs = []
+        for request_id, sequence in list(self.sequences.items()):
+            token = next_token(sequence.tokens, self.vocab_size)
+            sequence.tokens.append(token)
+            sequence.num_generated += 1
+            finished = sequence.num_generated == sequence.params.max_tokens
+            if finished:
+                del self.sequences[request_id]
+            logprobs = None if sequence.params.logprobs is None else [SimpleNamespace(logprob=-1.0)]
+            reason = "length" if finished else None
+            outputs.append(SimpleNamespace(request_id=request_id, index=0, new_token_ids=[token],
+                                           logprobs=logprobs, finished=finished, finish_reason=reason,
+                                           stop_reason=None))
+        return outputs
+
+    def stats(self) -> dict:
+        used = sum(-(-len(s.tokens) // PAGE_SIZE) for s in self.sequences.values())
+        return {"num_waiting": 0, "num_running": len(self.sequences), "max_num_seqs": 64, "num_pages": NUM_PAGES,
+                "num_used_pages": used, "num_free_pages": NUM_PAGES - used, "page_size": PAGE_SIZE,
+                "page_bytes": 4096, "num_iterations": self.iteration, "num_reused_tokens": 0}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--socket-fd", type=int, required=True)
+    parser.add_argument("--vocab-size", type=int, required=True)
+    parser.add_argument("--step-s", type=float, default=0.002)
+    args = parser.parse_args()
+    exit_with_parent()
+    sock = socket.socket(fileno=args.socket_fd)
+    return EngineServer(sock, lambda: FakeEngine(args.vocab_size, args.step_s), lambda f: SamplingParams(**f)).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

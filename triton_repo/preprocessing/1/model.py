@@ -1,0 +1,33 @@
+"""Triton's `preprocessing` model: text in, token ids out. The work is in kvforge.serving.preprocess."""
+
+import json
+
+import triton_python_backend_utils as pb_utils
+
+from kvforge.errors import RequestError
+from kvforge.serving.preprocess import Preprocessor
+from kvforge.serving.watchdog import exit_with_parent
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        exit_with_parent()
+        config = json.loads(args["model_config"])
+        self._inputs = [tensor["name"] for tensor in config["input"]]
+        self._preprocessor = Preprocessor(config["parameters"]["tokenizer_dir"]["string_value"])
+
+    def execute(self, requests):
+        return [self._respond(request) for request in requests]
+
+    def _respond(self, request):
+        tensors = {}
+        for name in self._inputs:
+            tensor = pb_utils.get_input_tensor_by_name(request, name)
+            if tensor is not None:
+                tensors[name] = tensor.as_numpy()
+        try:
+            outputs = self._preprocessor.run(tensors)
+        except RequestError as error:
+            failure = pb_utils.TritonError(str(error), pb_utils.TritonError.INVALID_ARG)
+            return pb_utils.InferenceResponse(output_tensors=[], error=failure)
+        return pb_utils.InferenceResponse([pb_utils.Tensor(name, value) for name, value in outputs.items()])
