@@ -32,6 +32,7 @@ from kvforge.engine import (
 from kvforge.errors import BuildError, CheckpointError
 from kvforge.hardware import cpu_isa
 from model_defs import ModelConfig, ModelError, load_config
+from plugins.build import build_library
 
 Progress = Callable[[str], object]
 STAGES = ("weights", "operators", "export lower", "compile lower", "export upper", "compile upper", "manifest")
@@ -64,7 +65,7 @@ def build_engine(checkpoint_path: str | Path, output: str | Path, options: Build
         _copy_tokenizer(checkpoint, staging / TOKENIZER_DIR)
         progress("operators")
         try:
-            shutil.copyfile(plugins.load_library(), staging / OPERATORS_FILE)
+            build_library(staging / OPERATORS_FILE)
         except plugins.PluginError as error:
             raise BuildError(str(error)) from error
         for name, export, file in (("lower", export_lower, LOWER_FILE), ("upper", export_upper, UPPER_FILE)):

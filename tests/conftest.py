@@ -1,0 +1,10 @@
+"""Fixtures shared by all test folders."""
+
+import pytest
+from tests.support.engines import EngineShelf
+
+
+@pytest.fixture(scope="session")
+def engines(tmp_path_factory: pytest.TempPathFactory) -> EngineShelf:
+    """Engines built once per run: ``engines.engine(SWIFTKV)`` is a directory."""
+    return EngineShelf(tmp_path_factory.mktemp("engines"))

@@ -1,0 +1,135 @@
+"""Every way a build can be refused: one sentence, exit code 1, and nothing left behind."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file, save_file
+from tests.support.checkpoints import make_checkpoint
+
+from kvforge.cli import main
+
+TINY = {"num_hidden_layers": 1, "hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2,
+        "num_key_value_heads": 1, "head_dim": 8}
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    return make_checkpoint(tmp_path / "checkpoint", "llama", **TINY)
+
+
+def edit_config(path: Path, **changes: object) -> None:
+    config = json.loads((path / "config.json").read_text()) | changes
+    (path / "config.json").write_text(json.dumps({k: v for k, v in config.items() if v is not None}))
+
+
+def edit_weights(path: Path, edit: Callable[[dict], object]) -> None:
+    weights = load_file(path / "model.safetensors")
+    edit(weights)
+    save_file(weights, path / "model.safetensors")
+
+
+def rename_shard(path: Path) -> None:
+    (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "model-00001.safetensors"}}))
+
+
+GATE = "model.layers.0.mlp.gate_proj.weight"
+DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "no config": (lambda p: (p / "config.json").unlink(), "is not a checkpoint"),
+    "config is no JSON": (lambda p: (p / "config.json").write_text("{"), "cannot be read as JSON"),
+    "unsupported architecture": (lambda p: edit_config(p, model_type="mamba"), "model_type 'mamba' is not supported"),
+    "unsupported rope": (lambda p: edit_config(p, rope_scaling={"rope_type": "yarn"}, rope_parameters=None), "'yarn'"),
+    "heads do not divide": (lambda p: edit_config(p, num_key_value_heads=3), "must be a multiple of"),
+    "field of wrong type": (lambda p: edit_config(p, vocab_size="many"), "integer vocab_size"),
+    "field missing": (lambda p: edit_config(p, hidden_size=None), "integer hidden_size"),
+    "cut beyond the layers": (
+        lambda p: edit_config(p, swiftkv=True, num_key_value_layers=9), "num_key_value_layers (9)"),
+    "cut without its weights": (
+        lambda p: edit_config(p, num_hidden_layers=2, swiftkv=True, num_key_value_layers=1), "is missing"),
+    "no weights": (lambda p: (p / "model.safetensors").unlink(), "no *.safetensors weights"),
+    "missing shard": (rename_shard, "missing"),
+    "truncated weights": (lambda p: (p / "model.safetensors").write_bytes(b"\x08"), "not a readable safetensors"),
+    "missing tensor": (lambda p: edit_weights(p, lambda w: w.pop(GATE)), f"{GATE} is missing"),
+    "wrong shape": (lambda p: edit_weights(p, lambda w: w.update({GATE: w[GATE][:3].clone()})), "has shape [3, 16]"),
+    "quantized": (lambda p: edit_weights(p, lambda w: w.update({GATE: w[GATE].char()})), "has dtype I8"),
+    "no tokenizer": (lambda p: (p / "tokenizer.json").unlink(), "no tokenizer.json"),
+}
+
+
+def assert_refused(arguments: list[str], sentence: str, output: Path, capsys: pytest.CaptureFixture) -> None:
+    before = sorted(output.parent.iterdir())
+    assert main(arguments) == 1
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert error.startswith("kvforge: error: ") and sentence in error and error.endswith("."), error
+    assert sorted(output.parent.iterdir()) == before
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_bad_checkpoint(damage: str, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    harm, sentence = DAMAGES[damage]
+    harm(checkpoint)
+    capsys.readouterr()
+    assert_refused(["build", str(checkpoint), "-o", str(tmp_path / "engine")], sentence, tmp_path / "engine", capsys)
+
+
+@pytest.mark.parametrize(("flags", "sentence"), [
+    (["--target", "tpu"], "Target 'tpu' is not supported"),
+    (["--dtype", "int3"], "--dtype 'int3' is not supported"),
+    (["--kv-dtype", "int3"], "--kv-dtype 'int3' is not supported"),
+    (["--max-seq-len", "100000"], "is beyond the 512 positions"),
+    (["--max-num-seqs", "0"], "--max-num-seqs is 0"),
+    (["--page-size", "-4"], "--page-size is -4"),
+])
+def test_bad_options(flags: list[str], sentence: str, checkpoint: Path, tmp_path: Path,
+                     capsys: pytest.CaptureFixture) -> None:
+    capsys.readouterr()
+    output = tmp_path / "engine"
+    assert_refused(["build", str(checkpoint), "-o", str(output), *flags], sentence, output, capsys)
+
+
+def test_output_is_never_overwritten_by_accident(checkpoint: Path, tmp_path: Path, capsys) -> None:
+    capsys.readouterr()
+    command = ["build", str(checkpoint), "-o"]
+    assert_refused([*command, str(checkpoint), "--force"], "exists and is not an engine", checkpoint, capsys)
+    (tmp_path / "engine").mkdir()
+    (tmp_path / "engine" / "engine.json").write_text("{}")
+    assert_refused([*command, str(tmp_path / "engine")], "add --force", tmp_path / "engine", capsys)
+
+
+def test_no_compiler(checkpoint: Path, tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    capsys.readouterr()
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert_refused(["build", str(checkpoint), "-o", str(tmp_path / "e")], "install g++", tmp_path / "e", capsys)
+
+
+@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("stage", ["weights", "compile lower"])
+def test_interrupted_build_leaves_no_engine(stage: str, signal_number: int, checkpoint: Path, tmp_path: Path) -> None:
+    """A build stopped in any way leaves nothing at the output; only SIGKILL leaves a hidden staging directory,
+    which the next build removes."""
+    output = tmp_path / "out" / "engine"
+    script = ("import sys, time\nfrom kvforge.compiler import build_engine\n"
+              f"build_engine({str(checkpoint)!r}, {str(output)!r}, progress=lambda stage: "
+              f"(print(stage, flush=True), stage == {stage!r} and time.sleep(60)))")
+    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                               text=True)
+    assert process.stdout is not None
+    while process.stdout.readline().strip() != stage:
+        assert process.poll() is None
+    time.sleep(0.2)
+    process.send_signal(signal_number)
+    assert process.wait(timeout=30) != 0
+    assert not output.exists()
+    left = os.listdir(output.parent)
+    assert len(left) == (1 if signal_number == signal.SIGKILL else 0)
+    shutil.copytree(checkpoint, tmp_path / "bad")
+    (tmp_path / "bad" / "tokenizer.json").unlink()
+    assert main(["build", str(tmp_path / "bad"), "-o", str(output)]) == 1
+    assert os.listdir(output.parent) == []

@@ -1,0 +1,66 @@
+"""Small engines for tests, each built once per test run."""
+
+import dataclasses
+import hashlib
+import json
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from tests.support.checkpoints import make_checkpoint
+
+from kvforge.compiler import BuildOptions, build_engine
+
+
+@dataclass(frozen=True)
+class EngineSpec:
+    """A random-weight model and the options to build it with; equal specs share one engine."""
+
+    family: str = "llama"
+    cut: int | None = None
+    group_size: int = 1
+    bfloat16: bool = False
+    seed: int = 0
+    model: tuple[tuple[str, Any], ...] = ()
+    options: BuildOptions = field(default_factory=lambda: BuildOptions(page_size=8, max_num_tokens=256))
+
+    @property
+    def key(self) -> str:
+        """A name that is equal for equal specs."""
+        return hashlib.sha256(json.dumps(dataclasses.asdict(self), sort_keys=True).encode()).hexdigest()[:16]
+
+
+class EngineShelf:
+    """Builds engines on demand under one folder. With $KVFORGE_TEST_ENGINES set they are kept there between
+    runs, which is for quick local loops only: nothing notices when the sources change."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = Path(os.environ.get("KVFORGE_TEST_ENGINES", folder))
+
+    def checkpoint(self, spec: EngineSpec) -> Path:
+        """Return the checkpoint directory of ``spec``."""
+        path = self.folder / f"{spec.key}-checkpoint"
+        if not path.exists():
+            dtype = torch.bfloat16 if spec.bfloat16 else torch.float32
+            make_checkpoint(path, spec.family, cut=spec.cut, group_size=spec.group_size, dtype=dtype, seed=spec.seed,
+                            **dict(spec.model))
+        return path
+
+    def engine(self, spec: EngineSpec) -> Path:
+        """Return the engine directory of ``spec``."""
+        path = self.folder / spec.key
+        if not path.exists():
+            build_engine(self.checkpoint(spec), path, spec.options)
+        return path
+
+
+SWIFTKV = EngineSpec("llama", cut=2, group_size=2, model=(("num_hidden_layers", 5),))
+"""The engine most tests share: fp32, 5 layers cut at 2, AcrossKV groups of 2 with a ragged last one."""
+
+PLAIN = EngineSpec("llama", model=(("num_hidden_layers", 2),))
+"""A small fp32 engine without a cut."""
+
+SWIFTKV_BF16 = dataclasses.replace(SWIFTKV, bfloat16=True)
+"""SWIFTKV in bf16."""
