@@ -34,7 +34,9 @@ def wilson(correct: int, total: int, z: float = 1.959964) -> tuple[float, float]
     rate, spread = correct / total, z * z / total
     middle = (rate + spread / 2) / (1 + spread)
     half = z * sqrt(rate * (1 - rate) / total + spread / (4 * total)) / (1 + spread)
-    return max(0.0, middle - half), min(1.0, middle + half)
+    low = 0.0 if correct == 0 else middle - half
+    high = 1.0 if correct == total else middle + half
+    return low, high
 
 
 def answer_of(text: str) -> str:

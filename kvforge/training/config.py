@@ -69,13 +69,14 @@ TINY_MODEL = ModelConfig(vocab_size=TINY_TOKENIZER.vocab_size)
 TINY_TEACHER = TeacherConfig(
     model=TINY_MODEL,
     stages=(
-        Stage(length=128, sequences=64, max_steps=1200, target=0.95, min_steps=200),
-        Stage(length=256, sequences=32, max_steps=600, target=0.96, min_steps=100),
-        Stage(length=512, sequences=16, max_steps=600, target=0.97, min_steps=100),
-        Stage(length=1024, sequences=8, max_steps=600, target=0.98, min_steps=200),
-        Stage(length=2048, sequences=4, max_steps=60),
-        Stage(length=1024, sequences=8, max_steps=300),
+        Stage(length=128, sequences=64, max_steps=1200, target=0.93, min_steps=200),
+        Stage(length=256, sequences=32, max_steps=600, target=0.94, min_steps=40),
+        Stage(length=512, sequences=16, max_steps=600, target=0.95, min_steps=40),
+        Stage(length=1024, sequences=8, max_steps=600, target=0.985, min_steps=200),
+        Stage(length=2048, sequences=4, max_steps=20),
+        Stage(length=1024, sequences=8, max_steps=200),
     ),
+    checkpoint_every=50,
 )
 TINY_STUDENT = StudentConfig(
     stages=(Stage(length=512, sequences=16, max_steps=100), Stage(length=1024, sequences=8, max_steps=300))

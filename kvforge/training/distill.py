@@ -33,9 +33,9 @@ def distillation_loss(
 ) -> Tensor:
     """Logits [B, T, vocab] fp32 and hidden states [B, T, hidden] of both models -> scalar.
 
-    `weight[b, t]` is that of predicting token t+1 from position t: the last prompt position, whose next token
-    is the first of the answer, is included; the answer's last token is not. The hidden-state error is relative
-    to the teacher's mean square, so that its weight does not depend on the scale of the residual stream.
+    `weight[b, t]` is that of predicting token t+1 from position t: the last prompt position, whose next
+    token is the first of the answer, is included; the answer's last token is not. The hidden-state error is
+    relative to the teacher's mean square, so that its weight does not depend on the scale of the states.
     """
     divergence = F.kl_div(
         F.log_softmax(student_logits / temperature, dim=-1),

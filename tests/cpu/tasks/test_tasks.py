@@ -1,4 +1,4 @@
-"""Every generator: deterministic, of the right length, and with an answer an independent reader finds in the text."""
+"""Every generator: deterministic, of the right length, with an answer an independent reader finds."""
 
 import random
 import re

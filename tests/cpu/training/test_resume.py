@@ -1,0 +1,95 @@
+"""An interrupted training run continues to the very same weights."""
+
+import csv
+
+import pytest
+import torch
+
+from kvforge.training.checkpoint import load_state, save_state
+from kvforge.training.config import Stage, StudentConfig, TeacherConfig
+from kvforge.training.distill import distill_student
+from kvforge.training.loop import Progress, advance, learning_rate
+from kvforge.training.model import LanguageModel, ModelConfig
+from kvforge.training.teacher import train_teacher
+from kvforge.training.tokenizer import FastEncoder, train_tokenizer
+
+MODEL = ModelConfig(
+    vocab_size=1000,
+    hidden_size=32,
+    intermediate_size=48,
+    num_layers=2,
+    num_heads=2,
+    num_kv_heads=1,
+    head_dim=16,
+    cut=2,
+)
+STAGES = (Stage(64, 4, 5), Stage(96, 2, 4))
+
+
+@pytest.fixture(scope="module")
+def encode():
+    return FastEncoder(train_tokenizer(vocab_size=1000, seed=0, num_items=100))
+
+
+def equal(a: LanguageModel, b: LanguageModel) -> bool:
+    return all(
+        torch.equal(x, y) for x, y in zip(a.state_dict().values(), b.state_dict().values(), strict=True)
+    )
+
+
+def test_teacher_resumes_to_the_same_weights(tmp_path, encode):
+    config = TeacherConfig(model=MODEL, stages=STAGES, warmup_steps=3, checkpoint_every=2)
+    whole, done = train_teacher(config, tmp_path / "whole", encode)
+    early, _ = train_teacher(config, tmp_path / "parts", encode, stop_after=3)
+    assert not equal(early, whole)
+    train_teacher(config, tmp_path / "parts", encode, stop_after=6)
+    resumed, progress = train_teacher(config, tmp_path / "parts", encode)
+    assert equal(resumed, whole)
+    assert (progress.step, progress.stage, progress.tokens) == (done.step, 2, done.tokens) == (9, 2, 2048)
+    rows = list(csv.DictReader((tmp_path / "parts" / "metrics.csv").open()))
+    assert [int(row["step"]) for row in rows] == list(range(1, 10))
+    assert {row["length"] for row in rows} == {"64", "96"}
+
+
+def test_student_resumes_to_the_same_weights(tmp_path, encode):
+    teacher = LanguageModel(MODEL, seed=1)
+    config = StudentConfig(cut=1, group_size=1, stages=STAGES, warmup_steps=3, checkpoint_every=2)
+    whole, _ = distill_student(config, teacher, tmp_path / "whole", encode)
+    distill_student(config, teacher, tmp_path / "parts", encode, stop_after=5)
+    resumed, _ = distill_student(config, teacher, tmp_path / "parts", encode)
+    assert equal(resumed, whole)
+
+
+def test_an_interrupted_write_keeps_the_last_state(tmp_path, monkeypatch):
+    path = tmp_path / "state.pt"
+    save_state(path, {"value": 1})
+
+    def broken(state, file):
+        file.write(b"half")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(torch, "save", broken)
+    with pytest.raises(KeyboardInterrupt):
+        save_state(path, {"value": 2})
+    assert load_state(path) == {"value": 1}
+    assert load_state(tmp_path / "none.pt") is None
+
+
+def test_a_stage_ends_early_only_when_its_target_is_held():
+    stage = Stage(64, 4, max_steps=10, target=0.9, min_steps=3)
+    progress = Progress()
+    for _ in range(2):
+        advance(progress, stage, 1.0, 0.1)
+    assert (progress.stage, progress.stage_step) == (0, 2)
+    advance(progress, stage, 1.0, 0.1)
+    assert (progress.stage, progress.stage_step, progress.accuracy) == (1, 0, 0.0)
+    progress = Progress()
+    for _ in range(10):
+        advance(progress, stage, 0.5, 0.1)
+    assert (progress.stage, progress.step, progress.tokens) == (1, 10, 2560)
+
+
+def test_learning_rate_rises_holds_and_falls():
+    assert learning_rate(Progress(step=0), STAGES, 1.0, 10) == pytest.approx(0.1)
+    assert learning_rate(Progress(step=20), STAGES, 1.0, 10) == 1.0
+    assert learning_rate(Progress(step=20, stage=1, stage_step=2), STAGES, 1.0, 10) == pytest.approx(0.55)
