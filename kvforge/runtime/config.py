@@ -65,6 +65,6 @@ def _limit(name: str, asked: int | None, built: int) -> int:
     if asked is None:
         return built
     if not 1 <= asked <= built:
-        raise EngineError(f"{name} is {asked}, but the engine was built for 1 to {built}; lower it or rebuild "
-                          f"with kvforge build --{name.replace('_', '-')} {max(asked, 1)}.")
+        raise EngineError(f"{name} is {asked}, but the engine was built for 1 to {built}; lower it or "
+                          f"rebuild with kvforge build --{name.replace('_', '-')} {max(asked, 1)}.")
     return asked

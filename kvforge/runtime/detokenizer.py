@@ -13,10 +13,10 @@ _MAX_HELD_CHARS = 16
 class Detokenizer:
     """Turns token ids into text incrementally; the cost per token does not grow with the sequence.
 
-    Only a window of recent tokens is decoded: those of the last piece (a decoder may treat the first token of a
-    text differently, so a piece needs one before it) and those after it. Trailing U+FFFD may be the beginning of
-    a character and are held back until the next token or ``flush``. Bytes that never become characters are given
-    out after 16 more characters, so the window stays bounded.
+    Only a window of recent tokens is decoded: those of the last piece (a decoder may treat the first token of
+    a text differently, so a piece needs one before it) and those after it. Trailing U+FFFD may be the
+    beginning of a character and are held back until the next token or ``flush``. Bytes that never become
+    characters are given out after 16 more characters, so the window stays bounded.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int] = ()) -> None:

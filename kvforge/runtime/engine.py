@@ -87,7 +87,8 @@ class LLMEngine:
         request, arrival = Request(request_id, params, metrics), next(self._arrivals)
         ids = prompt.tolist()
         for index in range(params.n):
-            sequence = Sequence(request_id, index, (params.priority, arrival, index), prompt, params, length, metrics)
+            order = (params.priority, arrival, index)
+            sequence = Sequence(request_id, index, order, prompt, params, length, metrics)
             sequence.siblings = request.sequences
             sequence.sampling = make_state(params, index, ids, self.config.vocab_size, stop_ids, bad_words)
             if params.stop or params.stop_words_ids:
@@ -101,7 +102,7 @@ class LLMEngine:
             heapq.heappush(self._deadlines, (time.monotonic() + params.deadline_s, arrival, request))
 
     def abort(self, request_id: str) -> bool:
-        """Give up a request and free its pages at once; no output follows. False if it is not there (any more)."""
+        """Give up a request and free its pages at once, without further output; False if it is not there."""
         request = self.requests.get(request_id)
         if request is None:
             return False
@@ -113,8 +114,8 @@ class LLMEngine:
     def step(self) -> list[SequenceOutput]:
         """Run one step: plan it, compute it, sample from it, and report each sequence that has news.
 
-        An error in the computation finishes the sequences of that step with reason "error" and leaves the engine
-        able to serve the others.
+        An error in the computation finishes the sequences of that step with reason "error" and leaves the
+        engine able to serve the others.
         """
         outputs = self._expire()
         plan = self.scheduler.schedule()
@@ -129,7 +130,8 @@ class LLMEngine:
         except Exception as error:
             logger.exception("a step failed")
             self._num_failed_steps += 1
-            return outputs + [self._finish(s, "error", f"{type(error).__name__}: {error}") for s in plan.sequences]
+            message = f"{type(error).__name__}: {error}"
+            return outputs + [self._finish(sequence, "error", message) for sequence in plan.sequences]
         self.scheduler.commit(plan)
         return outputs + (self._commit(survivors, sampled) if sampled is not None else [])
 
@@ -143,9 +145,9 @@ class LLMEngine:
         return {
             "num_waiting": len(scheduler.waiting), "num_running": len(scheduler.running),
             "max_num_seqs": self.config.max_num_seqs,
-            "num_pages": pool.num_pages, "num_used_pages": pool.num_used, "num_free_pages": pool.num_available,
-            "num_cached_pages": len(pool.cached_pages), "page_size": self.config.page_size,
-            "page_bytes": self.manifest.page_bytes,
+            "num_pages": pool.num_pages, "num_used_pages": pool.num_used,
+            "num_free_pages": pool.num_available, "num_cached_pages": len(pool.cached_pages),
+            "page_size": self.config.page_size, "page_bytes": self.manifest.page_bytes,
             "num_iterations": self._num_iterations, "num_upper_calls": self.runner.num_upper_calls,
             "num_preemptions": scheduler.num_preemptions, "num_reused_tokens": scheduler.num_reused_tokens,
             "num_generated_tokens": self._num_generated_tokens, "num_failed_steps": self._num_failed_steps,
@@ -181,8 +183,10 @@ class LLMEngine:
     def _finish_reason(self, sequence: Sequence, token: int) -> tuple[FinishReason | None, StopReason]:
         stopper = sequence.stopper
         detail = stopper.check(sequence) if stopper is not None else None
-        if token in self._stop_ids[sequence.request_id] and sequence.num_generated >= sequence.params.min_tokens:
-            return "stop", None if token in self.config.eos_token_ids and not sequence.params.ignore_eos else token
+        params = sequence.params
+        if token in self._stop_ids[sequence.request_id] and sequence.num_generated >= params.min_tokens:
+            end_of_text = token in self.config.eos_token_ids and not params.ignore_eos
+            return "stop", None if end_of_text else token
         if detail is not None:
             return "stop", detail
         return ("length", None) if sequence.length == sequence.max_length else (None, None)
@@ -192,7 +196,8 @@ class LLMEngine:
         request = self.requests[sequence.request_id]
         if request.finished:
             self._forget(request)
-        return SequenceOutput(sequence.request_id, sequence.index, [], None, True, reason, detail, request.metrics)
+        return SequenceOutput(sequence.request_id, sequence.index, [], None, True, reason, detail,
+                              request.metrics)
 
     def _forget(self, request: Request) -> None:
         del self.requests[request.request_id], self._stop_ids[request.request_id]
@@ -216,4 +221,5 @@ class LLMEngine:
     @staticmethod
     def _mark_first(metrics: RequestMetrics) -> None:
         if metrics.first_scheduled_time_ns == 0:
-            metrics.first_scheduled_time_ns, metrics.first_scheduled_monotonic_ns = time.time_ns(), time.monotonic_ns()
+            metrics.first_scheduled_time_ns = time.time_ns()
+            metrics.first_scheduled_monotonic_ns = time.monotonic_ns()

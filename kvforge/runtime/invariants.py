@@ -12,8 +12,8 @@ def check_invariants(scheduler: Scheduler) -> None:
     - Pages are conserved: free, cached and referenced pages are disjoint and are all pages.
     - A page's reference count is the number of sequences that hold it.
     - A cached page is published; a free page is not.
-    - Waiting sequences hold nothing; running ones hold pages for what is computed, each in its own slot, and the
-      slot table agrees with them.
+    - Waiting sequences hold nothing; running ones hold pages for what is computed, each in its own slot, and
+      the slot table agrees with them.
     """
     pool, slots, config = scheduler.pool, scheduler.slots, scheduler.config
     holders: Counter[int] = Counter()
@@ -24,13 +24,14 @@ def check_invariants(scheduler: Scheduler) -> None:
     free, cached = set(pool.free_pages), set(pool.cached_pages)
     assert len(free) == len(pool.free_pages), "a page is free twice"
     assert not free & cached, f"pages {free & cached} are free and cached"
-    assert not (free | cached) & holders.keys(), f"pages {(free | cached) & holders.keys()} are held and available"
+    both = (free | cached) & holders.keys()
+    assert not both, f"pages {both} are held and available"
     assert len(free) + len(cached) + len(holders) == pool.num_pages, "pages are lost"
     assert all(scheduler.prefix_cache.holds(page) for page in cached), "a cached page is not published"
     assert not any(scheduler.prefix_cache.holds(page) for page in free), "a free page is published"
 
     used_slots = [sequence.slot for sequence in scheduler.running]
-    assert sorted(used_slots + slots.free_slots) == list(range(config.max_num_seqs)), "slots are lost or shared"
+    assert sorted(used_slots + slots.free_slots) == list(range(config.max_num_seqs)), "slots are lost"
     for sequence in scheduler.running:
         assert sequence.status is Status.RUNNING and sequence.num_computed < sequence.length, sequence
         assert sequence.num_computed <= len(sequence.pages) * config.page_size, sequence

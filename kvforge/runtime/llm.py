@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from tqdm import tqdm
 
@@ -15,6 +15,7 @@ from kvforge.runtime.text_stream import TextStream
 from kvforge.runtime.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int]
+Params = SamplingParams | Sequence[SamplingParams] | None
 
 
 class LLM:
@@ -33,14 +34,13 @@ class LLM:
         return self.engine.tokenizer
 
     def generate(self, prompts: Prompt | Sequence[Prompt],
-                 sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-                 use_tqdm: bool = True) -> list[RequestOutput]:
-        """Generate for one prompt (a string, or a list of token ids) or a list of them; results in their order.
+                 sampling_params: Params = None, use_tqdm: bool = True) -> list[RequestOutput]:
+        """Generate for one prompt (a string or a list of token ids) or a list of them; results in order.
 
         Raises:
             RequestError: a prompt cannot be served; none is started then.
         """
-        listed = [prompts] if is_single(prompts) else list(prompts)
+        listed = _listed(prompts)
         results: dict[int, RequestOutput] = {}
         with tqdm(total=len(listed), desc="Requests", disable=not use_tqdm, dynamic_ncols=True) as bar:
             num_tokens = 0
@@ -60,9 +60,9 @@ class LLM:
         for _, output in self.run([prompt], sampling_params, stream=True):
             yield output
 
-    def run(self, prompts: Sequence[Prompt], sampling_params: SamplingParams | Sequence[SamplingParams] | None,
-            stream: bool) -> Iterator[tuple[int, RequestOutput]]:
-        """Serve prompts together; yield (position, output) when one finishes, and when it grows if ``stream``."""
+    def run(self, prompts: Sequence[Prompt], sampling_params: Params, stream: bool
+            ) -> Iterator[tuple[int, RequestOutput]]:
+        """Serve prompts together; yield (position, output) when one finishes, or grows if ``stream``."""
         requests = self._start(prompts, sampling_params)
         try:
             while requests:
@@ -77,13 +77,12 @@ class LLM:
             for request_id in requests:
                 self.engine.abort(request_id)
 
-    def _start(self, prompts: Sequence[Prompt], sampling_params: SamplingParams | Sequence[SamplingParams] | None
-               ) -> dict[str, "_OpenRequest"]:
+    def _start(self, prompts: Sequence[Prompt], sampling_params: Params) -> dict[str, "_OpenRequest"]:
         if sampling_params is None or isinstance(sampling_params, SamplingParams):
             sampling_params = [sampling_params or SamplingParams()] * len(prompts)
         if len(sampling_params) != len(prompts):
-            raise RequestError(f"there are {len(prompts)} prompts and {len(sampling_params)} sampling params; "
-                               "give one for all or one for each.")
+            raise RequestError(f"there are {len(prompts)} prompts and {len(sampling_params)} sampling "
+                               "params; give one for all or one for each.")
         requests: dict[str, _OpenRequest] = {}
         try:
             for position, (prompt, params) in enumerate(zip(prompts, sampling_params, strict=True)):
@@ -100,6 +99,8 @@ class LLM:
     def _encode(self, prompt: Prompt) -> list[int]:
         if not isinstance(prompt, str):
             return list(prompt)
+        if not prompt:
+            raise RequestError("the prompt is empty; give text, or the beginning-of-text token's id.")
         if self.tokenizer is None:
             raise RequestError("this engine has no tokenizer; give the prompt as a list of token ids.")
         return self.tokenizer.encode(prompt)
@@ -148,10 +149,11 @@ class _OpenRequest:
         copies = [CompletionOutput(c.index, c.text, list(c.token_ids), None if c.logprobs is None else
                                    list(c.logprobs), c.cumulative_logprob, c.finish_reason, c.stop_reason)
                   for c in output.outputs]
-        return RequestOutput(output.request_id, output.prompt, output.prompt_token_ids, copies, output.finished,
-                             output.metrics)
+        return RequestOutput(output.request_id, output.prompt, output.prompt_token_ids, copies,
+                             output.finished, output.metrics)
 
 
-def is_single(prompts: Prompt | Sequence[Prompt]) -> bool:
+def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """A string or a flat list of token ids is one prompt."""
-    return isinstance(prompts, str) or (len(prompts) > 0 and not isinstance(prompts[0], (str, Sequence)))
+    single = isinstance(prompts, str) or (len(prompts) > 0 and not isinstance(prompts[0], (str, Sequence)))
+    return [cast(Prompt, prompts)] if single else list(cast(Sequence[Prompt], prompts))

@@ -9,8 +9,8 @@ from kvforge.runtime.sequence import FinishReason, RequestMetrics
 class TokenLogprobs:
     """Log-probabilities (natural log, the model's own distribution) at one generated token.
 
-    ``rank`` is 1 for the most probable token. ``top`` maps the ``SamplingParams.logprobs`` most probable token
-    ids to their log-probability, most probable first.
+    ``rank`` is 1 for the most probable token. ``top`` maps the ``SamplingParams.logprobs`` most probable
+    token ids to their log-probability, most probable first.
     """
 
     token_id: int

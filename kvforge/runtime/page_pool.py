@@ -7,9 +7,9 @@ from collections.abc import Callable
 class PagePool:
     """Reference-counted page numbers 0 .. num_pages-1.
 
-    Every page is in exactly one of three states: *free* (in ``free_pages``), *referenced* (``ref_counts > 0``),
-    or *cached* (no holder, but its content may be reused; evicted least recently used first when no page is
-    free). ``evict`` is called with a cached page's number just before it is given away.
+    Every page is in exactly one of three states: *free* (in ``free_pages``), *referenced*
+    (``ref_counts > 0``), or *cached* (no holder, but its content may be reused; evicted least recently used
+    first when no page is free). ``evict`` is called with a cached page's number just before it is given away.
     """
 
     def __init__(self, num_pages: int, evict: Callable[[int], None] = lambda page: None) -> None:

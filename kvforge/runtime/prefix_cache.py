@@ -6,7 +6,7 @@ import numpy as np
 
 from kvforge.runtime.sequence import Sequence
 
-_ROOT = b"kvforge prefix cache"
+_ROOT = b"root"
 
 
 def page_digest(parent: bytes, tokens: np.ndarray) -> bytes:
@@ -17,13 +17,12 @@ def page_digest(parent: bytes, tokens: np.ndarray) -> bytes:
 class PrefixCache:
     """Published pages by digest. A page is published only after a step has written all of its K,V.
 
-    The first page published under a digest stays; later equal pages remain private to their sequence. K,V depend
-    on the token ids and the engine alone, so ``salt`` only matters when one cache would serve several engines.
+    The first page published under a digest stays; later equal pages remain private to their sequence. The
+    cache lives and dies with one engine's pools, so token ids alone name the content.
     """
 
-    def __init__(self, page_size: int, salt: bytes = b"") -> None:
+    def __init__(self, page_size: int) -> None:
         self.page_size = page_size
-        self._root = blake2b(_ROOT + salt, digest_size=16).digest()
         self._page_of: dict[bytes, int] = {}
         self._digest_of: dict[int, bytes] = {}
 
@@ -64,6 +63,6 @@ class PrefixCache:
         digests = sequence.digests
         while len(digests) <= index:
             start = len(digests) * self.page_size
-            parent = digests[-1] if digests else self._root
+            parent = digests[-1] if digests else _ROOT
             digests.append(page_digest(parent, sequence.tokens[start : start + self.page_size]))
         return digests[index]

@@ -17,7 +17,7 @@ def checked_prompt(token_ids: SequenceOf[int], config: RuntimeConfig) -> np.ndar
         RequestError: empty, too long, or not token ids of this model.
     """
     if isinstance(token_ids, str):
-        raise RequestError("prompt_token_ids is text; encode it with the engine's tokenizer, or use LLM.generate.")
+        raise RequestError("prompt_token_ids is text; encode it with the engine's tokenizer or use LLM.")
     try:
         ids = np.asarray(token_ids)
     except (ValueError, TypeError):
@@ -28,12 +28,12 @@ def checked_prompt(token_ids: SequenceOf[int], config: RuntimeConfig) -> np.ndar
         raise RequestError("the prompt is not a flat list of whole numbers; give token ids.")
     if len(ids) > config.max_seq_len - 1:
         raise RequestError(f"the prompt has {len(ids)} tokens, but the engine takes at most "
-                           f"{config.max_seq_len - 1} (max_seq_len {config.max_seq_len} less one to generate); "
-                           "shorten it or rebuild with a larger --max-seq-len.")
+                           f"{config.max_seq_len - 1} (max_seq_len {config.max_seq_len} less one to "
+                           "generate); shorten it or rebuild with a larger --max-seq-len.")
     low, high = int(ids.min()), int(ids.max())
     if low < 0 or high >= config.vocab_size:
-        raise RequestError(f"the prompt holds token id {low if low < 0 else high}, but the model's ids are 0 to "
-                           f"{config.vocab_size - 1}; use the engine's tokenizer.")
+        raise RequestError(f"the prompt holds token id {low if low < 0 else high}, but the model's ids are 0 "
+                           f"to {config.vocab_size - 1}; use the engine's tokenizer.")
     return ids.astype(np.int32)
 
 
@@ -48,8 +48,8 @@ def max_length(num_prompt_tokens: int, params: SamplingParams, config: RuntimeCo
     num_pages = -(-(length - 1) // config.page_size)
     if num_pages > config.num_pages:
         fits = config.num_pages * config.page_size + 1
-        raise RequestError(f"the request may grow to {length} tokens and need {num_pages} pages, but the engine "
-                           f"has {config.num_pages} ({fits} tokens); lower max_tokens or raise the engine's "
+        raise RequestError(f"the request may grow to {length} tokens and need {num_pages} pages, but the "
+                           f"engine has {config.num_pages} ({fits} tokens); lower max_tokens or raise the "
                            "KV cache size.")
     return length
 
@@ -71,7 +71,7 @@ def bad_word_ids(params: SamplingParams, config: RuntimeConfig, tokenizer: Token
     """Return the token sequences that must not be generated.
 
     Raises:
-        RequestError: an id is not of this model, strings came without a tokenizer, or nothing is left to generate.
+        RequestError: an id is not of this model, there is no tokenizer for strings, or no token is left.
     """
     words = [tuple(word) for word in params.bad_words_ids]
     for text in params.bad_words:

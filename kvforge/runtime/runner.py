@@ -48,7 +48,7 @@ class Runner:
 
     @torch.inference_mode()
     def run(self, plan: Schedule, slots: SlotTable) -> torch.Tensor | None:
-        """Compute the planned tokens; returns logits [R, vocab_size] of ``plan.survivors``, None if R is 0."""
+        """Compute the planned tokens; returns logits [R, vocab] of ``plan.survivors``, None if R is 0."""
         batch = self._builder.build(plan, slots)
         self.num_lower_calls += 1
         hidden = self._session.lower(batch.input_ids, batch.positions, batch.slot_mapping, batch.query_start,

@@ -16,7 +16,7 @@ class SamplingParams:
     """How one request is sampled and when it ends.
 
     Order of the operations on the logits: repetition, frequency and presence penalties, minimum length, bad
-    words, temperature, ``min_p``, ``top_k``, ``top_p`` (on the renormalised rest). ``temperature == 0`` is greedy.
+    words, temperature, ``min_p``, ``top_k``, ``top_p`` (on the renormalised rest).
 
     Attributes:
         n: sequences to generate; they share the prompt's pages and take the seeds ``seed + i``.
@@ -80,7 +80,7 @@ class SamplingParams:
         _integer("max_tokens", self.max_tokens, 1, 2**31 - 1)
         _integer("min_tokens", self.min_tokens, 0, 2**31 - 1)
         if self.min_tokens > self.max_tokens:
-            raise RequestError(f"min_tokens is {self.min_tokens}, above max_tokens {self.max_tokens}; lower it.")
+            raise RequestError(f"min_tokens is {self.min_tokens}, above max_tokens; lower it.")
         if self.seed is not None:
             _integer("seed", self.seed, -(2**63), 2**64 - 1)
         if self.logprobs is not None:
@@ -108,10 +108,6 @@ class SamplingParams:
         return self.temperature == 0 or self.top_k == 1
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
 def _integer(name: str, value: Any, low: int, high: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         bound = f"of at least {low}" if high >= 2**31 - 1 else f"from {low} to {high}"
@@ -119,19 +115,19 @@ def _integer(name: str, value: Any, low: int, high: int) -> None:
 
 
 def _number(name: str, value: Any, low: float, high: float, open_low: bool = False) -> None:
-    if not _is_number(value) or not math.isfinite(value) or not low <= value <= high or (open_low and value == low):
-        if high == math.inf:
-            bound = "finite number" if low == -math.inf else f"finite number {'above' if open_low else 'of at least'} {low:g}"
-        else:
-            bound = f"number {'above' if open_low else 'from'} {low:g} {'and at most' if open_low else 'to'} {high:g}"
-        raise RequestError(f"{name} is {value!r}; give a {bound}.")
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not number or not math.isfinite(value) or not low <= value <= high or (open_low and value == low):
+        bounds = [f" {'above' if open_low else 'of at least'} {low:g}"] if low > -math.inf else []
+        bounds += [f" at most {high:g}"] if high < math.inf else []
+        raise RequestError(f"{name} is {value!r}; give a finite number{' and'.join(bounds)}.")
 
 
 def _words(name: str, values: Any, kind: type | None) -> None:
     if isinstance(values, (str, bytes)) or not isinstance(values, Sequence):
         raise RequestError(f"{name} is {values!r}; give a list.")
     for value in values:
-        if (kind is not None and not isinstance(value, kind)) or not hasattr(value, "__len__") or len(value) == 0:
+        wrong = kind is not None and not isinstance(value, kind)
+        if wrong or not hasattr(value, "__len__") or len(value) == 0:
             raise RequestError(f"{name} holds {value!r}; give non-empty entries only.")
 
 

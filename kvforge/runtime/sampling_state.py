@@ -18,7 +18,8 @@ class SamplingState:
         self.params = params
         self.random = random.Random(None if params.seed is None else params.seed + index)
         """One number per sampled token, so seeded tokens do not depend on the rest of the batch."""
-        self.bad_tokens = torch.tensor(sorted({word[0] for word in bad_words if len(word) == 1}), dtype=torch.long)
+        bad_tokens = sorted({word[0] for word in bad_words if len(word) == 1})
+        self.bad_tokens = torch.tensor(bad_tokens, dtype=torch.long)
         self.bad_sequences = [word for word in bad_words if len(word) > 1]
         self.stop_ids = torch.tensor(sorted(stop_ids), dtype=torch.long)
         self.has_penalties = (params.presence_penalty != 0 or params.frequency_penalty != 0

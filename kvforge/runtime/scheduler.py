@@ -1,4 +1,4 @@
-"""Which tokens of which sequences the next step computes, and in which pages: ids and numbers, never tensors."""
+"""Which tokens of which sequences the next step computes, and in which pages: numbers, never tensors."""
 
 from bisect import bisect_left, insort
 from dataclasses import dataclass, field
@@ -19,7 +19,8 @@ _by_order = attrgetter("order")
 class Schedule:
     """One step's work: sequences with one token to compute, then chunks of sequences with several.
 
-    ``budget`` is what is left of the step's tokens. A chunk that does not reach its sequence's end has no survivor.
+    ``budget`` is what is left of the step's tokens. A chunk that does not reach its sequence's end has no
+    survivor.
     """
 
     budget: int
@@ -53,11 +54,11 @@ class Schedule:
 class Scheduler:
     """Continuous batching with chunked prefill (Split-Fuse) over a paged K,V pool.
 
-    A step takes the decode tokens of running sequences first, then chunks of running prompts, then admits waiting
-    sequences, all within ``max_num_tokens``. Order is (priority, arrival, index) throughout. When a running
-    sequence needs a page and none is left, the last running sequence in that order loses its pages and is
-    computed again later (its tokens stay). The first one in order is never the victim of another, and every
-    sequence alone fits the pool, so there is always progress.
+    A step takes the decode tokens of running sequences first, then chunks of running prompts, then admits
+    waiting sequences, all within ``max_num_tokens``. Order is (priority, arrival, index) throughout. When a
+    running sequence needs a page and none is left, the last running sequence in that order loses its pages
+    and is computed again later (its tokens stay). The first one in order is never the victim of another, and
+    every sequence alone fits the pool, so there is always progress.
     """
 
     def __init__(self, config: RuntimeConfig) -> None:
@@ -103,7 +104,7 @@ class Scheduler:
         return plan
 
     def commit(self, plan: Schedule) -> None:
-        """Record that a step has written the K,V of everything planned; publish the pages that are now full."""
+        """Record that a step has written all planned K,V; publish the pages that are now full."""
         slots, page_size = self.slots, self.config.page_size
         publish = self.config.enable_prefix_cache
         if plan.decodes:
@@ -140,7 +141,7 @@ class Scheduler:
             plan.prefills.append((sequence, num_tokens))
 
     def _grow(self, plan: Schedule, sequence: Sequence, num_tokens: int) -> bool:
-        """Give a running sequence pages for ``num_tokens`` tokens; False if it had to be preempted for them."""
+        """Give a running sequence pages for ``num_tokens`` tokens; False if it was preempted itself."""
         pages = sequence.pages
         row = self.slots.page_table[sequence.slot]
         while len(pages) * self.config.page_size < num_tokens:
@@ -183,7 +184,7 @@ class Scheduler:
         return sequence
 
     def _place(self, sequence: Sequence) -> bool:
-        """Try to give a waiting sequence a slot and its reusable pages, if the rest of its pages are available."""
+        """Give a waiting sequence a slot and its reusable pages, if the rest of its pages are available."""
         if not self.slots.free_slots:
             return False
         reused = self._reusable_pages(sequence)
@@ -200,8 +201,7 @@ class Scheduler:
         sequence.status = Status.RUNNING
         sequence.slot = self.slots.free_slots.pop()
         sequence.pages = reused
-        sequence.num_computed = sequence.num_published = len(reused) * self.config.page_size
-        sequence.num_published //= self.config.page_size
+        sequence.num_computed = len(reused) * self.config.page_size
         self.slots.page_table[sequence.slot, : len(reused)] = reused
         self.slots.num_computed[sequence.slot] = sequence.num_computed
         self.slots.next_token[sequence.slot] = sequence.tokens[sequence.length - 1]

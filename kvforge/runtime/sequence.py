@@ -49,8 +49,8 @@ class Sequence:
     """One sequence: prompt and generated token ids, and the pages that hold the K,V of the first of them.
 
     Invariants: ``num_computed < length`` (at least one token is still to be computed) while not finished;
-    ``pages`` cover at least ``num_computed`` tokens while running and are empty otherwise; ``slot`` is the row
-    of the slot table while running and -1 otherwise.
+    ``pages`` cover at least ``num_computed`` tokens while running and are empty otherwise; ``slot`` is the
+    row of the slot table while running and -1 otherwise.
     """
 
     __slots__ = ("digests", "index", "length", "max_length", "metrics", "num_computed", "num_prompt_tokens",

@@ -7,8 +7,8 @@ class SlotTable:
     """Rows of running sequences (numpy, on the host).
 
     Attributes:
-        page_table: [num_slots, max_pages] int32, physical page per logical page; entries past a sequence's pages
-            are stale and never read.
+        page_table: [num_slots, max_pages] int32, physical page per logical page; entries past a
+            sequence's pages are stale and never read.
         num_computed: [num_slots] int32, tokens whose K,V are written.
         next_token: [num_slots] int32, the token at position ``num_computed`` of a decoding sequence.
     """

@@ -54,7 +54,8 @@ class StepBatchBuilder:
     def __init__(self, config: RuntimeConfig) -> None:
         self._page_size = config.page_size
         tokens, seqs = config.max_num_tokens, config.max_num_seqs
-        self._input_ids, self._positions, self._slot_mapping = _Buffer(tokens), _Buffer(tokens), _Buffer(tokens)
+        self._input_ids, self._positions = _Buffer(tokens), _Buffer(tokens)
+        self._slot_mapping = _Buffer(tokens)
         self._survivor_index = _Buffer(seqs)
         self._query_start, self._survivor_start = _Buffer(seqs + 1), _Buffer(seqs + 1)
         self._kv_length = _Buffer(seqs)

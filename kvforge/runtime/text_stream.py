@@ -16,7 +16,8 @@ class TextStream:
     The end-of-text token, a stop token, a stop word and a stop string are not part of the text.
     """
 
-    def __init__(self, tokenizer: Tokenizer, params: SamplingParams, prompt_token_ids: Sequence[int] = ()) -> None:
+    def __init__(self, tokenizer: Tokenizer, params: SamplingParams,
+                 prompt_token_ids: Sequence[int] = ()) -> None:
         self._detokenizer = Detokenizer(tokenizer, prompt_token_ids)
         self._strings = StopStrings(params.stop)
         self._words = tuple(tuple(word) for word in params.stop_words_ids)
@@ -38,7 +39,8 @@ class TextStream:
         stopped = output.finish_reason == "stop" and isinstance(reason, str)
         pieces = []
         for i, token in enumerate(tokens):
-            piece, found = self._strings.push(self._detokenizer.push(token), search=stopped and i == len(tokens) - 1)
+            last = i == len(tokens) - 1
+            piece, found = self._strings.push(self._detokenizer.push(token), search=stopped and last)
             pieces.append(piece)
             if found is not None:
                 return "".join(pieces)

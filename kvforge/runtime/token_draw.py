@@ -9,8 +9,8 @@ def draw_tokens(logits: torch.Tensor, temperature: torch.Tensor, top_k: torch.Te
                 min_p: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
     """Draw one token a row by inverting the cumulative distribution at ``uniform``.
 
-    Filters keep a prefix of the tokens sorted by probability: min_p, then the top_k of those, then the fewest of
-    those whose renormalised probability reaches top_p. A row's token depends on that row alone.
+    Filters keep a prefix of the tokens sorted by probability: min_p, then the top_k of those, then the
+    fewest of those whose renormalised probability reaches top_p. A row's token depends on that row alone.
 
     Args:
         logits: [R, V] float32.
@@ -50,8 +50,8 @@ def _keep_prefix(top: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, mi
                  vocab_size: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Zero what the filters drop from sorted candidates [R, C].
 
-    Returns the candidates and [R] bool: whether C candidates were enough to know. They are if top_k or min_p end
-    among them, or if only top_p is on (its mass then refers to the whole distribution, 1) and is reached.
+    Returns the candidates and [R] bool: whether C candidates were enough to know. They are if top_k or min_p
+    end among them, or if only top_p is on (its mass then refers to the whole distribution, 1) and is reached.
     """
     num_candidates = top.shape[1]
     rank = torch.arange(num_candidates, device=top.device)
@@ -66,7 +66,7 @@ def _keep_prefix(top: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, mi
 
 
 def _invert(probs: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
-    """First index whose cumulative probability exceeds ``uniform`` of the total; never one of probability 0."""
+    """First index whose cumulative probability exceeds ``uniform`` of the total; never an impossible one."""
     cumulative = probs.cumsum(-1)
     total = cumulative[:, -1]
     target = torch.minimum(uniform * total, torch.nextafter(total, torch.zeros_like(total)))

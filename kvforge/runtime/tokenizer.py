@@ -27,7 +27,7 @@ class Tokenizer:
         try:
             backend = _Tokenizer.from_file(str(path))
         except Exception as error:
-            raise EngineError(f"{path} cannot be read ({error}); rebuild the engine with kvforge build.") from None
+            raise EngineError(f"{path} cannot be read ({error}); rebuild the engine.") from None
         backend.no_padding()
         backend.no_truncation()
         return cls(backend)

@@ -26,8 +26,8 @@ class Plan:
     requests: list[PlannedRequest] = field(default_factory=list)
 
 
-def random_plan(seed, *, page_sizes=(1, 2, 3, 4, 8), vocab_size=64, max_seq_len=128, max_prompt=40, max_new=24,
-                max_seqs=8, max_requests=10, sampled=True):
+def random_plan(seed, *, page_sizes=(1, 2, 3, 4, 8), vocab_size=64, max_prompt=40, max_new=24, max_seqs=8,
+                max_requests=10, sampled=True):
     """Draw a schedule; a third of them have pools so small that sequences are preempted."""
     rng = random.Random(seed)
     page_size = rng.choice(page_sizes)

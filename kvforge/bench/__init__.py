@@ -1,0 +1,1 @@
+"""Measuring an engine on workloads of random tokens."""

@@ -1,0 +1,102 @@
+"""Workloads: reading them, and timing an engine on one."""
+
+import json
+import time
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kvforge.errors import KvforgeError
+from kvforge.runtime import LLMEngine, SamplingParams
+
+FIRST_TOKEN_ID = 3
+"""Random prompts avoid the lowest ids, which are usually special tokens."""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """``requests`` prompts of ``input_tokens`` random tokens, ``output_tokens`` generated for each."""
+
+    name: str
+    requests: int
+    input_tokens: int
+    output_tokens: int
+
+
+def load_workloads(path: Path, only: list[str] | None = None) -> list[Workload]:
+    """Read ``{name: {requests, input_tokens, output_tokens}}``, of which ``only`` keeps the named ones.
+
+    Raises:
+        KvforgeError: the file cannot be read or is not of this form, or a name in ``only`` is not in it.
+    """
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise KvforgeError(f"{path} cannot be read as workloads ({error}); give a JSON file.") from None
+    names = [field.name for field in fields(Workload)][1:]
+    if not isinstance(data, dict) or not data:
+        raise KvforgeError(f"{path} holds no workloads; give a JSON object of name: {{{', '.join(names)}}}.")
+    for name, entry in data.items():
+        if (not isinstance(entry, dict) or set(entry) != set(names)
+                or any(type(value) is not int or value < 1 for value in entry.values())):
+            raise KvforgeError(f"workload {name!r} in {path} is wrong; give {', '.join(names)} as whole "
+                               "numbers of at least 1.")
+    for name in only or []:
+        if name not in data:
+            raise KvforgeError(f"{path} has no workload {name!r}; it has {', '.join(data)}.")
+    return [Workload(name, **entry) for name, entry in data.items() if not only or name in only]
+
+
+def check_fits(workload: Workload, engine: LLMEngine) -> None:
+    """Raise KvforgeError unless the engine can serve the workload's sequences."""
+    length, config = workload.input_tokens + workload.output_tokens, engine.config
+    if length > config.max_seq_len:
+        raise KvforgeError(f"workload {workload.name!r} needs sequences of {length} tokens, but the engine "
+                           f"takes {config.max_seq_len}; rebuild it with --max-seq-len {length} or choose "
+                           "other workloads with --only.")
+    if length - 1 > config.num_pages * config.page_size:
+        raise KvforgeError(f"workload {workload.name!r} needs sequences of {length} tokens, but the KV cache "
+                           f"holds {config.num_pages * config.page_size}; raise --kv-cache-gib.")
+    if config.vocab_size <= FIRST_TOKEN_ID:
+        raise KvforgeError(f"the model's {config.vocab_size} tokens are too few for random prompts; bench "
+                           "another engine.")
+
+
+def warm_up(engine: LLMEngine, workloads: list[Workload], seed: int) -> None:
+    """Run one short request, so that one-time costs are not measured."""
+    longest = min(min(workload.input_tokens for workload in workloads), engine.config.max_num_tokens)
+    run_once(engine, Workload("warm-up", 1, longest, 2), np.random.default_rng(seed))
+
+
+def run_once(engine: LLMEngine, workload: Workload, rng: np.random.Generator) -> tuple[float, float]:
+    """Return (seconds to the first token of the first request, seconds to the end)."""
+    shape = (workload.requests, workload.input_tokens)
+    prompts = rng.integers(FIRST_TOKEN_ID, engine.config.vocab_size, shape).tolist()
+    params = SamplingParams(temperature=0.0, max_tokens=workload.output_tokens, ignore_eos=True)
+    first = None
+    start = time.perf_counter()
+    for i, prompt in enumerate(prompts):
+        engine.add_request(f"{workload.name}-{i}", prompt, params)
+    while engine.has_unfinished():
+        for output in engine.step():
+            if output.finish_reason == "error":
+                raise KvforgeError(f"workload {workload.name!r} failed: {output.stop_reason}.")
+            if first is None and output.request_id == f"{workload.name}-0" and output.new_token_ids:
+                first = time.perf_counter() - start
+    total = time.perf_counter() - start
+    return total if first is None else first, total
+
+
+def measure(workload: Workload, engine: LLMEngine, seed: int, num_runs: int = 1) -> dict[str, Any]:
+    """Return the line to print; of several runs that of median total time (the lower of two middle ones)."""
+    rng = np.random.default_rng(seed)
+    runs = sorted((run_once(engine, workload, rng) for _ in range(max(1, num_runs))), key=lambda run: run[1])
+    ttft, total = runs[(len(runs) - 1) // 2]
+    tokens = workload.requests * (workload.input_tokens + workload.output_tokens)
+    result: dict[str, Any] = {"peer": "kvforge", "workload": workload.name, "ttft_s": ttft, "total_s": total,
+                              "combined_tok_s": tokens / total}
+    if num_runs > 1:
+        result["runs_total_s"] = [run[1] for run in runs]
+    return result
