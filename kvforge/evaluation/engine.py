@@ -16,7 +16,7 @@ class EngineGenerator:
         from kvforge.runtime import LLM, SamplingParams
 
         self._llm = LLM(engine_dir)
-        limit = self._llm.manifest.max_seq_len
+        limit = self._llm.engine.manifest.max_seq_len
         if length + MAX_ANSWER_TOKENS > limit:
             raise KvforgeError(
                 f"prompts of {length} tokens and {MAX_ANSWER_TOKENS} for the answer exceed the engine's "

@@ -96,9 +96,7 @@ def make_document(
             break
         fillers.append(sentence)
     document = Tokens([BOS_ID], [0.0], [-1])
-    document.add(
-        encode(" ".join(scatter(rng, [list(item.statements) for item in items], fillers))), TEXT_WEIGHT
-    )
+    document.add(encode(" ".join(scatter(rng, [list(item.statements) for item in items], fillers))), TEXT_WEIGHT)
     rng.shuffle(tails)
     for tail in tails:
         document.ids += tail.ids
@@ -114,9 +112,7 @@ def make_batch(
     seed_text: str, num: int, length: int, encode: Encode, mix: Sequence[tuple[str, float]] = DEFAULT_MIX
 ) -> Batch:
     """`num` documents of `length` inputs; the i-th depends on (seed_text, length, i) only."""
-    rows = [
-        make_document(random.Random(f"{seed_text}/{length}/{i}"), length + 1, encode, mix) for i in range(num)
-    ]
+    rows = [make_document(random.Random(f"{seed_text}/{length}/{i}"), length + 1, encode, mix) for i in range(num)]
     ids = torch.tensor([row.ids for row in rows])
     weight = torch.tensor([row.weight[1:] for row in rows])
     task = torch.tensor([row.task[1:] for row in rows])

@@ -36,9 +36,7 @@ class PlainGenerator:
 
     def __init__(self, model: LanguageModel, tokenizer: Tokenizer, batch: int = 20) -> None:
         self._model, self._tokenizer, self._batch = model, tokenizer, batch
-        self._stop = frozenset(
-            {EOS_ID, *(tokenizer.encode(s, add_special_tokens=False).ids[-1] for s in (".", "\n"))}
-        )
+        self._stop = frozenset({EOS_ID, *(tokenizer.encode(s, add_special_tokens=False).ids[-1] for s in (".", "\n"))})
 
     def count_tokens(self, text: str) -> int:
         return len(self._tokenizer.encode(text, add_special_tokens=False).ids)

@@ -66,6 +66,16 @@ def advance(progress: Progress, stage: Stage, accuracy: float | None, seconds: f
         progress.stage, progress.stage_step, progress.accuracy = progress.stage + 1, 0, 0.0
 
 
+def drop_rows_after(path: Path, step: int) -> None:
+    """Removes the metrics of steps that an interrupted run did after its last checkpoint."""
+    if not path.exists():
+        return
+    header, *rows = path.read_text().splitlines(keepends=True)
+    kept = [row for row in rows if row.endswith("\n") and int(row.split(",", 1)[0]) <= step]
+    if len(kept) < len(rows):
+        path.write_text("".join([header, *kept]))
+
+
 def run_stages(
     *,
     directory: Path,
@@ -107,9 +117,8 @@ def run_stages(
         )
 
     directory.mkdir(parents=True, exist_ok=True)
-    bar = tqdm(
-        initial=progress.step, total=sum(stage.max_steps for stage in stages), mininterval=5, unit="step"
-    )
+    drop_rows_after(directory / "metrics.csv", progress.step)
+    bar = tqdm(initial=progress.step, total=sum(stage.max_steps for stage in stages), mininterval=5, unit="step")
     columns = ["step", "stage", "length", "tokens", "seconds", "lr", "loss", "norm", *TASK_NAMES]
     with (directory / "metrics.csv").open("a", newline="") as file:
         writer = csv.DictWriter(file, columns)
@@ -144,9 +153,7 @@ def run_stages(
             writer.writerow({**row, **{name: round(value, 4) for name, value in accuracy.items()}})
             file.flush()
             bar.update()
-            bar.set_postfix(
-                length=stage.length, loss=row["loss"], needle=round(progress.accuracy, 3), refresh=False
-            )
+            bar.set_postfix(length=stage.length, loss=row["loss"], needle=round(progress.accuracy, 3), refresh=False)
             if progress.step % checkpoint_every == 0 or progress.stage != stage_index:
                 save()
     bar.close()

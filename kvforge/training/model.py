@@ -100,9 +100,7 @@ class Attention(nn.Module):
     def key_value(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         """x [B, T, hidden], normalised -> rotated K and V, each [B, kv_heads, T, head_dim]."""
         batch, length, _ = x.shape
-        k_proj, v_proj = (
-            (self.k_proj_swiftkv, self.v_proj_swiftkv) if self.swiftkv else (self.k_proj, self.v_proj)
-        )
+        k_proj, v_proj = (self.k_proj_swiftkv, self.v_proj_swiftkv) if self.swiftkv else (self.k_proj, self.v_proj)
         shape = (batch, length, self.config.num_kv_heads, self.config.head_dim)
         k, v = k_proj(x).view(shape).transpose(1, 2), v_proj(x).view(shape).transpose(1, 2)
         return rotate(k, cos, sin), v

@@ -28,9 +28,7 @@ def train_teacher(
     matrices = [p for name, p in model.named_parameters() if p.dim() == 2 and ".layers." in name]
     others = [p for name, p in model.named_parameters() if p.dim() != 2 or ".layers." not in name]
     optimizers = [
-        torch.optim.Muon(
-            matrices, lr=config.lr, weight_decay=config.weight_decay, adjust_lr_fn="match_rms_adamw"
-        ),
+        torch.optim.Muon(matrices, lr=config.lr, weight_decay=config.weight_decay, adjust_lr_fn="match_rms_adamw"),
         torch.optim.AdamW(others, lr=config.lr, betas=(0.9, 0.98), weight_decay=0.0, fused=True),
     ]
 

@@ -71,19 +71,11 @@ def main() -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("what", choices=("tokenizer", "teacher", "student", "export", "score"))
-    parser.add_argument(
-        "--work", type=Path, default=Path("runs/tiny"), help="folder of checkpoints and metrics"
-    )
-    parser.add_argument(
-        "--out", type=Path, default=Path("model_defs/assets"), help="folder of the exported models"
-    )
+    parser.add_argument("--work", type=Path, default=Path("runs/tiny"), help="folder of checkpoints and metrics")
+    parser.add_argument("--out", type=Path, default=Path("model_defs/assets"), help="folder of the exported models")
     parser.add_argument("--restart", action="store_true", help="forget an earlier run of this step")
-    parser.add_argument(
-        "--length", type=int, action="append", help="prompt length to score at (default 1000)"
-    )
-    parser.add_argument(
-        "--num-prompts", type=int, default=200, help="prompts per task to score (default 200)"
-    )
+    parser.add_argument("--length", type=int, action="append", help="prompt length to score at (default 1000)")
+    parser.add_argument("--num-prompts", type=int, default=200, help="prompts per task to score (default 200)")
     args = parser.parse_args()
     tokenizer = load_tokenizer(args.work)
     if args.restart and args.what in ("teacher", "student"):

@@ -30,9 +30,7 @@ def test_both_assets_fit_in_28_mb():
 
 
 def test_weights_are_bf16_and_named_as_in_hugging_face_checkpoints():
-    assert {name for name, _ in LlamaForCausalLM(transformers_config()).named_parameters()} == set(
-        tensors(TEACHER)
-    )
+    assert {name for name, _ in LlamaForCausalLM(transformers_config()).named_parameters()} == set(tensors(TEACHER))
     for directory in (TEACHER, STUDENT):
         assert {tensor.dtype for tensor in tensors(directory).values()} == {torch.bfloat16}
 
@@ -51,9 +49,7 @@ def test_student_has_swiftkv_projections_instead_of_the_teachers():
     assert "model.norm_swiftkv.weight" in names
     for i in range(TINY_MODEL.num_layers):
         prefix = f"model.layers.{i}.self_attn."
-        present = {
-            name.removeprefix(prefix).removesuffix(".weight") for name in names if name.startswith(prefix)
-        }
+        present = {name.removeprefix(prefix).removesuffix(".weight") for name in names if name.startswith(prefix)}
         expected = {"q_proj", "k_proj", "v_proj", "o_proj"}
         if i >= cut:
             expected = {"q_proj_swiftkv", "o_proj"}
@@ -65,9 +61,7 @@ def test_student_has_swiftkv_projections_instead_of_the_teachers():
 def test_student_shares_the_teachers_other_weights():
     teacher, student = tensors(TEACHER), tensors(STUDENT)
     shared = [
-        name
-        for name in student
-        if not new_parameter(name) and not (TINY_STUDENT.train_upper and ".layers." in name)
+        name for name in student if not new_parameter(name) and not (TINY_STUDENT.train_upper and ".layers." in name)
     ]
     assert len(shared) > 1
     assert all(torch.equal(student[name], teacher[name]) for name in shared)
@@ -75,9 +69,7 @@ def test_student_shares_the_teachers_other_weights():
 
 @pytest.mark.parametrize("directory", [TEACHER, STUDENT], ids=["teacher", "student"])
 def test_config_and_tokenizer_are_those_of_the_recipe(directory):
-    cut, group = (
-        (TINY_STUDENT.cut, TINY_STUDENT.group_size) if directory == STUDENT else (TINY_MODEL.num_layers, 1)
-    )
+    cut, group = (TINY_STUDENT.cut, TINY_STUDENT.group_size) if directory == STUDENT else (TINY_MODEL.num_layers, 1)
     values = json.loads((directory / "config.json").read_text())
     assert values == hf_config(TINY_MODEL.with_cut(cut, group))
     assert model_config(values) == TINY_MODEL.with_cut(cut, group)

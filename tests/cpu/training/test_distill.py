@@ -57,9 +57,7 @@ def test_unsupervised_positions_get_no_gradient():
 def test_loss_is_zero_for_equal_models_and_hidden_error_is_relative():
     logits, _, hidden, _ = random_parts(2)
     weight = torch.ones(2, 6)
-    assert distillation_loss(logits, logits, hidden, hidden, weight, 2.0, 1.0).item() == pytest.approx(
-        0, abs=1e-6
-    )
+    assert distillation_loss(logits, logits, hidden, hidden, weight, 2.0, 1.0).item() == pytest.approx(0, abs=1e-6)
     once = distillation_loss(logits, logits, 1.1 * hidden, hidden, weight, 2.0, 1.0)
     scaled = distillation_loss(logits, logits, 110 * hidden, 100 * hidden, weight, 2.0, 1.0)
     assert once.item() == pytest.approx(0.01, rel=1e-3) and scaled.item() == pytest.approx(0.01, rel=1e-3)
@@ -113,16 +111,12 @@ def test_distillation_changes_only_what_it_may_and_lowers_the_loss(tmp_path, tra
     assert progress.step == 25
     assert all(torch.equal(before[name], tensor) for name, tensor in teacher.state_dict().items())
     changed = {
-        name
-        for name, tensor in student.state_dict().items()
-        if not torch.equal(tensor, start.state_dict()[name])
+        name for name, tensor in student.state_dict().items() if not torch.equal(tensor, start.state_dict()[name])
     }
     swiftkv = {name for name in student.state_dict() if "_swiftkv" in name}
     assert swiftkv <= changed
     if train_upper:
-        assert any("mlp" in name for name in changed) and not any(
-            f"layers.{i}." in n for i in (0, 1) for n in changed
-        )
+        assert any("mlp" in name for name in changed) and not any(f"layers.{i}." in n for i in (0, 1) for n in changed)
     else:
         assert changed == swiftkv
     ids = torch.randint(2, 1000, (4, 64), generator=torch.Generator().manual_seed(1))

@@ -32,9 +32,7 @@ def encode():
 
 
 def equal(a: LanguageModel, b: LanguageModel) -> bool:
-    return all(
-        torch.equal(x, y) for x, y in zip(a.state_dict().values(), b.state_dict().values(), strict=True)
-    )
+    return all(torch.equal(x, y) for x, y in zip(a.state_dict().values(), b.state_dict().values(), strict=True))
 
 
 def test_teacher_resumes_to_the_same_weights(tmp_path, encode):
@@ -43,6 +41,8 @@ def test_teacher_resumes_to_the_same_weights(tmp_path, encode):
     early, _ = train_teacher(config, tmp_path / "parts", encode, stop_after=3)
     assert not equal(early, whole)
     train_teacher(config, tmp_path / "parts", encode, stop_after=6)
+    with (tmp_path / "parts" / "metrics.csv").open("a") as file:
+        file.write("7,1,96,1,1.0,1e-3,1.0,1.0\n8,1,96")  # killed after its last checkpoint
     resumed, progress = train_teacher(config, tmp_path / "parts", encode)
     assert equal(resumed, whole)
     assert (progress.step, progress.stage, progress.tokens) == (done.step, 2, done.tokens) == (9, 2, 2048)
