@@ -28,8 +28,6 @@ _FLAGS = (
     "-fvisibility=hidden",
     "-fno-math-errno",
     "-fno-trapping-math",
-    "-Wall",
-    "-Wno-unknown-pragmas",
 )
 # Kernels are compiled once for each of these, and native/isa.cpp picks one at run time.
 _ISA_FLAGS = {
@@ -59,18 +57,25 @@ class Unit:
 def units(machine: str | None = None) -> tuple[Unit, ...]:
     """The object files of the library for a machine type (default: this one)."""
     machine = platform.machine() if machine is None else machine
-    variants = dict(_ISA_FLAGS if machine in ("x86_64", "AMD64") else {"portable": ()})
-    return (
+    x86 = machine in ("x86_64", "AMD64")
+    isas = tuple(_ISA_FLAGS) if x86 else ("portable",)
+    bf16 = (Unit("paged_attention/cpu_bf16.cpp", _ISA_FLAGS["avx512"]),) if x86 else ()
+    return (  # longest first
+        Unit("native/register.cpp"),
         Unit("paged_attention/cpu.cpp"),
         Unit("rope_paged_kv_write/cpu.cpp"),
         Unit("native/isa.cpp"),
         Unit("native/marker.cpp", (f'-DKVFORGE_MARKER="{marker()}"',)),
-        *(
-            # No contraction: the rotation is then bit for bit the reference's.
-            Unit("rope_paged_kv_write/cpu_kernel.cpp", (*flags, f"-DKVFORGE_ISA=isa_{isa}", "-ffp-contract=off"))
-            for isa, flags in variants.items()
-        ),
+        Unit("paged_attention/cpu_plan.cpp"),
+        *bf16,
+        *(_variant("paged_attention/cpu_generic.cpp", isa) for isa in isas),
+        # No contraction: the rotation is then bit for bit the reference's.
+        *(_variant("rope_paged_kv_write/cpu_kernel.cpp", isa, "-ffp-contract=off") for isa in isas),
     )
+
+
+def _variant(source: str, isa: str, *flags: str) -> Unit:
+    return Unit(source, (*_ISA_FLAGS[isa], f"-DKVFORGE_ISA=isa_{isa}", *flags))
 
 
 def sources_version() -> str:
@@ -118,7 +123,8 @@ def _compiler() -> tuple[str, str]:
     path = shutil.which(name)
     if path is None:
         raise PluginBuildError(
-            f"No C++ compiler: {name!r} is not on PATH; install g++ (Debian, Ubuntu: apt install g++) or set CXX."
+            f"No C++ compiler: {name!r} is not on PATH; install g++ (Debian, Ubuntu: apt install g++) "
+            "or set CXX."
         )
     result = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)
     return path, result.stdout

@@ -40,7 +40,7 @@ def load_library(path: Path | str | None = None) -> Path:
             if _loaded.sources == sources:
                 return _loaded.path
             raise PluginLoadError(
-                f"Another version of the operator library is loaded in this process already ({_loaded.path}); "
+                f"Another version of the operator library is loaded in this process ({_loaded.path}); "
                 f"use a new process for {'the installed sources' if path is None else path}."
             )
         file = build.build_library() if path is None else Path(path)

@@ -1,77 +1,197 @@
-// kvforge::paged_attention on CPU.
+// kvforge::paged_attention on CPU: checks, then the plan's pieces on all threads.
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
-#include <torch/library.h>
+#include <ATen/native/CPUBlas.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
-#include <vector>
+#include <memory>
 
+#include "native/cast.h"
 #include "native/checks.h"
+#include "native/dynamic_for.h"
+#include "native/isa.h"
+#include "native/operators.h"
+#include "native/workspace.h"
+#include "paged_attention/cpu_kernel.h"
+#include "paged_attention/cpu_plan.h"
+#include "paged_attention/cpu_rows.h"
 
 namespace kvforge {
 namespace {
 
 constexpr const char* kOp = "paged_attention";
+constexpr int64_t kCostPerThread = 20000;  // nanoseconds of work that pay for waking a thread
 
-float load(const at::Tensor& t, int64_t index) {
-  return t.scalar_type() == at::kFloat ? t.const_data_ptr<float>()[index]
-                                       : static_cast<float>(t.const_data_ptr<at::BFloat16>()[index]);
+void bf16_gemm(int64_t m, int64_t n, int64_t k, int64_t lda, int64_t ldb, int64_t ldc, bool add, const void* a,
+               const void* b, float* c) {
+  at::native::cpublas::brgemm(
+      m, n, k, lda, ldb, ldc, add, static_cast<const at::BFloat16*>(a), static_cast<const at::BFloat16*>(b), c);
 }
 
-at::Tensor paged_attention(
-    const at::Tensor& q_in, const at::Tensor& k_pool, const at::Tensor& v_pool, const at::Tensor& query_start_in,
-    const at::Tensor& kv_length_in, const at::Tensor& page_table_in, double scale, int64_t window) {
-  check_pools(kOp, k_pool, v_pool);
-  check_float(kOp, "q", q_in, 3);
-  const at::Tensor q = q_in.contiguous();
-  const int64_t heads = q.size(1), head_dim = q.size(2), kv_heads = k_pool.size(2), page_size = k_pool.size(1);
-  const at::Tensor query_start = int32_tensor(kOp, "query_start", query_start_in, {-1});
-  const int64_t sequences = query_start.size(0) - 1;
-  const at::Tensor kv_length = int32_tensor(kOp, "kv_length", kv_length_in, {sequences});
-  const at::Tensor page_table = int32_tensor(kOp, "page_table", page_table_in, {sequences, -1});
-  const int32_t* start = query_start.const_data_ptr<int32_t>();
-  at::Tensor out = at::empty(q.sizes(), q.options());
-  const int64_t group = heads / kv_heads;
-  for (int64_t s = 0; s < sequences; ++s) {
-    const int32_t* pages = page_table.const_data_ptr<int32_t>() + s * page_table.size(1);
-    const int64_t n = start[s + 1] - start[s];
-    at::parallel_for(0, n * heads, 1, [&](int64_t begin, int64_t end) {
-      std::vector<float> score, acc(head_dim);
-      for (int64_t row = begin; row < end; ++row) {
-        const int64_t token = start[s] + row / heads, head = row % heads, kv = head / group;
-        const int64_t position = kv_length.const_data_ptr<int32_t>()[s] - n + row / heads;
-        const int64_t first = window > 0 ? std::max<int64_t>(0, position - window + 1) : 0;
-        score.assign(position + 1 - first, 0.f);
-        float top = -INFINITY, sum = 0;
-        for (int64_t j = first; j <= position; ++j) {
-          const int64_t at = pages[j / page_size] * k_pool.stride(0) + j % page_size * k_pool.stride(1) + kv * k_pool.stride(2);
-          float dot = 0;
-          for (int64_t d = 0; d < head_dim; ++d) dot += load(q, (token * heads + head) * head_dim + d) * load(k_pool, at + d);
-          score[j - first] = dot * static_cast<float>(scale);
-          top = std::max(top, score[j - first]);
-        }
-        std::fill(acc.begin(), acc.end(), 0.f);
-        for (int64_t j = first; j <= position; ++j) {
-          const int64_t at = pages[j / page_size] * v_pool.stride(0) + j % page_size * v_pool.stride(1) + kv * v_pool.stride(2);
-          const float p = std::exp(score[j - first] - top);
-          sum += p;
-          for (int64_t d = 0; d < head_dim; ++d) acc[d] += p * load(v_pool, at + d);
-        }
-        for (int64_t d = 0; d < head_dim; ++d) {
-          const int64_t at = (token * heads + head) * head_dim + d;
-          if (q.scalar_type() == at::kFloat) out.mutable_data_ptr<float>()[at] = acc[d] / sum;
-          else out.mutable_data_ptr<at::BFloat16>()[at] = acc[d] / sum;
-        }
-      }
-    });
+const AttentionKernel& pick_kernel(const AttentionArgs& args) {
+#if defined(__x86_64__)
+  switch (current_isa()) {
+    case Isa::avx512:
+      return args.q_bf16 && args.pool_bf16 && args.head_dim % 16 == 0 && args.head_dim <= 256
+          ? isa_avx512::bf16_kernel
+          : isa_avx512::generic_kernel;
+    case Isa::avx2: return isa_avx2::generic_kernel;
+    case Isa::portable: break;
   }
-  return out;
+#endif
+  return isa_portable::generic_kernel;
+}
+
+void check_step(const AttentionArgs& args, const Step& step, int64_t tokens, int64_t num_pages) {
+  TORCH_CHECK(
+      step.query_start[0] == 0 && step.query_start[step.sequences] == tokens, kOp,
+      ": query_start must go from 0 to the number of tokens in q, ", tokens, ", not from ", step.query_start[0],
+      " to ", step.query_start[step.sequences]);
+  for (int64_t s = 0; s < step.sequences; ++s) {
+    const int64_t queries = step.query_start[s + 1] - step.query_start[s], length = step.kv_length[s];
+    TORCH_CHECK(queries >= 0, kOp, ": query_start must not decrease, but does at sequence ", s);
+    if (queries == 0) continue;
+    TORCH_CHECK(
+        length >= queries, kOp, ": kv_length of sequence ", s, " is ", length, ", less than its ", queries, " queries");
+    TORCH_CHECK(
+        length <= step.max_pages * args.page_size, kOp, ": kv_length of sequence ", s, " is ", length,
+        ", more than the ", step.max_pages, " pages of page_table hold");
+    const int64_t first = args.window > 0 ? std::max<int64_t>(0, length - queries - args.window + 1) : 0;
+    for (int64_t i = first / args.page_size; i <= (length - 1) / args.page_size; ++i) {
+      const int64_t page = step.page_table[s * step.max_pages + i];
+      TORCH_CHECK(
+          page >= 0 && page < num_pages, kOp, ": page_table of sequence ", s, " names page ", page, " but the pools have ",
+          num_pages);
+    }
+  }
+}
+
+// The result of the rows from their partial results, added in the order of the keys.
+void merge(const AttentionArgs& args, const Rows& rows, int64_t splits) {
+  const int64_t count = num_rows(rows), dim = args.head_dim, stride = dim + 2;
+  for (int64_t r = 0; r < count; ++r) {
+    float* acc = rows.partial + r * stride;
+    float top = -INFINITY, total = 0;
+    for (int64_t s = 0; s < splits; ++s) top = std::max(top, acc[s * count * stride + dim]);
+    for (int64_t s = 0; s < splits; ++s) {
+      const float* part = acc + s * count * stride;
+      const float weight = part[dim + 1] == 0 ? 0.0f : std::exp(part[dim] - top);
+      total += weight * part[dim + 1];
+      if (s == 0)
+        for (int64_t d = 0; d < dim; ++d) acc[d] *= weight;
+      else
+        for (int64_t d = 0; d < dim; ++d) acc[d] += weight * part[d];
+    }
+    const int64_t offset = token_head(args, rows, rows.row_begin + r) * dim;
+    for (int64_t d = 0; d < dim; ++d) {
+      if (args.q_bf16) store(static_cast<bf16*>(args.out) + offset + d, acc[d] / total);
+      else store(static_cast<float*>(args.out) + offset + d, acc[d] / total);
+    }
+  }
+}
+
+void run(const AttentionArgs& args, const Step& step, int64_t kv_heads) {
+  thread_local Workspace packed_workspace, partial_workspace;
+  const AttentionKernel& kernel = pick_kernel(args);
+  Plan plan = make_plan(args, step, kv_heads, kernel.packed_bytes(args), at::get_num_threads());
+  float* partial = reinterpret_cast<float*>(partial_workspace.get(plan.partial_floats * sizeof(float)));
+  const int64_t num_rows_items = static_cast<int64_t>(plan.rows.size());
+  const std::unique_ptr<std::atomic<int64_t>[]> remaining(new std::atomic<int64_t>[num_rows_items]);
+  for (int64_t i = 0; i < num_rows_items; ++i) {
+    remaining[i] = plan.splits[i];
+    if (plan.splits[i] > 1) plan.rows[i].partial = partial + plan.partial[i];
+  }
+  const int64_t scratch_bytes = kernel.scratch_bytes(args, plan.direct_rows);
+  for (const Batch& batch : plan.batches) {
+    const int64_t threads = batch.cost / kCostPerThread + 1;
+    char* packed = packed_workspace.get(batch.packed_bytes);
+    dynamic_for(
+        batch.packs.size(), threads,
+        [&](int64_t i) {
+          const Pack& pack = batch.packs[i];
+          kernel.pack(args, plan.rows[pack.rows], pack.begin, packed + pack.offset);
+        },
+        [] {});
+    bool tiles = false;
+    for (const Piece& piece : batch.pieces) tiles |= !piece.direct;
+    dynamic_for(
+        batch.pieces.size(), threads,
+        [&](int64_t i) {
+          thread_local Workspace workspace;
+          char* scratch = workspace.get(scratch_bytes);
+          const Piece& piece = batch.pieces[i];
+          const Rows& rows = plan.rows[piece.rows];
+          if (piece.direct) {
+            kernel.direct(args, &rows, piece.count, piece.begin, piece.end, piece.split, scratch);
+          } else {
+            float* target =
+                rows.partial == nullptr ? nullptr : rows.partial + piece.split * num_rows(rows) * (args.head_dim + 2);
+            kernel.tile(args, rows, piece.begin, piece.end, piece.packed < 0 ? nullptr : packed + piece.packed,
+                        scratch, target);
+          }
+          for (int64_t r = piece.rows; r < piece.rows + piece.count; ++r)
+            if (plan.splits[r] > 1 && --remaining[r] == 0) merge(args, plan.rows[r], plan.splits[r]);
+        },
+        [&] {
+          if (tiles) at::native::cpublas::brgemm_release();
+        });
+  }
+}
+
+PagedTensor paged(const at::Tensor& pool) {
+  return {pool.const_data_ptr(), pool.stride(0), pool.stride(1), pool.stride(2)};
 }
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(kvforge, CPU, m) { m.impl("paged_attention", &paged_attention); }
+at::Tensor paged_attention(
+    const at::Tensor& q_in, const at::Tensor& k_pool, const at::Tensor& v_pool, const at::Tensor& query_start_in,
+    const at::Tensor& kv_length_in, const at::Tensor& page_table_in, double scale, int64_t window) {
+  check_float(kOp, "q", q_in, 3);
+  check_pools(kOp, k_pool, v_pool);
+  const int64_t heads = q_in.size(1), head_dim = q_in.size(2), kv_heads = k_pool.size(2);
+  TORCH_CHECK(
+      head_dim == k_pool.size(3) && head_dim > 0, kOp, ": q must have the head_dim of the pools, ", k_pool.size(3),
+      ", not ", head_dim);
+  TORCH_CHECK(
+      kv_heads > 0 && heads % kv_heads == 0, kOp, ": q must have a multiple of the pools' ", kv_heads,
+      " KV heads, not ", heads);
+  TORCH_CHECK(window >= 0, kOp, ": window must be 0 (none) or positive, not ", window);
+  TORCH_CHECK(std::isfinite(scale), kOp, ": scale must be finite");
+  TORCH_CHECK(
+      query_start_in.dim() == 1 && query_start_in.size(0) > 0, kOp,
+      ": query_start must have shape [sequences + 1], not ", query_start_in.sizes());
+  const int64_t sequences = query_start_in.size(0) - 1;
+  const at::Tensor query_start = int32_tensor(kOp, "query_start", query_start_in, {-1});
+  const at::Tensor kv_length = int32_tensor(kOp, "kv_length", kv_length_in, {sequences});
+  const at::Tensor page_table = int32_tensor(kOp, "page_table", page_table_in, {sequences, -1});
+  const at::Tensor q = q_in.stride(2) == 1 ? q_in : q_in.contiguous();
+  at::Tensor out = q.new_empty(q.sizes());
+  const AttentionArgs args{
+      .q = q.const_data_ptr(),
+      .out = out.mutable_data_ptr(),
+      .q_bf16 = q.scalar_type() == at::kBFloat16,
+      .pool_bf16 = k_pool.scalar_type() == at::kBFloat16,
+      .q_token_stride = q.stride(0),
+      .q_head_stride = q.stride(1),
+      .k = paged(k_pool),
+      .v = paged(v_pool),
+      .heads = heads,
+      .group = heads / kv_heads,
+      .head_dim = head_dim,
+      .page_size = k_pool.size(1),
+      .scale = static_cast<float>(scale),
+      .window = window,
+      .bf16_gemm = &bf16_gemm,
+  };
+  const Step step{
+      query_start.const_data_ptr<int32_t>(), kv_length.const_data_ptr<int32_t>(),
+      page_table.const_data_ptr<int32_t>(), sequences, page_table.size(1)};
+  check_step(args, step, q.size(0), k_pool.size(0));
+  if (out.numel() > 0) run(args, step, kv_heads);
+  return out;
+}
 
 }  // namespace kvforge

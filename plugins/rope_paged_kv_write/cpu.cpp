@@ -3,12 +3,12 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
-#include <torch/library.h>
 
 #include <algorithm>
 
 #include "native/checks.h"
 #include "native/isa.h"
+#include "native/operators.h"
 
 namespace kvforge {
 namespace {
@@ -45,6 +45,8 @@ at::Tensor table(const char* name, const at::Tensor& t, int64_t tokens, int64_t 
       half, "], not ", t.sizes());
   return t.contiguous();
 }
+
+}  // namespace
 
 void rope_paged_kv_write(
     const at::Tensor& k_in, const at::Tensor& v_in, const at::Tensor& cos_in, const at::Tensor& sin_in,
@@ -94,9 +96,5 @@ void rope_paged_kv_write(
   const int64_t grain = std::max<int64_t>(1, kElementsPerTask / std::max<int64_t>(1, kv_heads * head_dim));
   at::parallel_for(0, tokens, grain, [&](int64_t begin, int64_t end) { write_tokens(args, begin, end); });
 }
-
-}  // namespace
-
-TORCH_LIBRARY_IMPL(kvforge, CPU, m) { m.impl("rope_paged_kv_write", &rope_paged_kv_write); }
 
 }  // namespace kvforge

@@ -1,0 +1,16 @@
+// The CPU implementations, as native/register.cpp hands them to the dispatcher.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+namespace kvforge {
+
+void rope_paged_kv_write(
+    const at::Tensor& k, const at::Tensor& v, const at::Tensor& cos, const at::Tensor& sin,
+    const at::Tensor& slot_mapping, at::Tensor& k_pool, at::Tensor& v_pool);
+
+at::Tensor paged_attention(
+    const at::Tensor& q, const at::Tensor& k_pool, const at::Tensor& v_pool, const at::Tensor& query_start,
+    const at::Tensor& kv_length, const at::Tensor& page_table, double scale, int64_t window);
+
+}  // namespace kvforge

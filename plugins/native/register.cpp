@@ -1,0 +1,10 @@
+// Registers the CPU implementations; schemas are declared in Python (plugins/registration.py). The only file
+// that includes torch/library.h, which takes longer to compile than the rest of a file.
+#include <torch/library.h>
+
+#include "native/operators.h"
+
+TORCH_LIBRARY_IMPL(kvforge, CPU, m) {
+  m.impl("rope_paged_kv_write", &kvforge::rope_paged_kv_write);
+  m.impl("paged_attention", &kvforge::paged_attention);
+}

@@ -1,0 +1,80 @@
+// Vectors of float in GCC's vector extension, as wide as the instruction set this file is compiled for.
+// Used by files that are compiled once per instruction set: everything here has internal linkage.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "native/cast.h"
+
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int kLanes = 16;
+#elif defined(__AVX2__)
+constexpr int kLanes = 8;
+#else
+constexpr int kLanes = 4;
+#endif
+
+typedef float vfloat __attribute__((vector_size(kLanes * 4)));
+typedef int32_t vint __attribute__((vector_size(kLanes * 4)));
+typedef uint16_t vbf16 __attribute__((vector_size(kLanes * 2)));
+
+inline vfloat load(const float* p) {
+  vfloat x;
+  std::memcpy(&x, p, sizeof x);
+  return x;
+}
+
+inline vfloat load(const bf16* p) {
+  vbf16 x;
+  std::memcpy(&x, p, sizeof x);
+  return reinterpret_cast<vfloat>(__builtin_convertvector(x, vint) << 16);
+}
+
+inline void store(float* p, vfloat x) { std::memcpy(p, &x, sizeof x); }
+
+inline vfloat broadcast(float x) { return vfloat{} + x; }
+
+// The lanes' numbers, 0, 1, 2, ...
+inline vint iota() {
+  vint x;
+  for (int i = 0; i < kLanes; ++i) x[i] = i;
+  return x;
+}
+
+inline vfloat maximum(vfloat a, vfloat b) { return a > b ? a : b; }
+
+inline float sum(vfloat x) {
+  float lanes[kLanes];
+  std::memcpy(lanes, &x, sizeof x);
+  for (int width = kLanes / 2; width > 0; width /= 2)
+    for (int i = 0; i < width; ++i) lanes[i] += lanes[i + width];
+  return lanes[0];
+}
+
+inline float maximum(vfloat x) {
+  float result = x[0];
+  for (int i = 1; i < kLanes; ++i) result = x[i] > result ? x[i] : result;
+  return result;
+}
+
+// e^x for x <= 0, to about one unit in the last place; 0 below -87 (Cephes' expf polynomial).
+inline vfloat exp_nonpositive(vfloat x) {
+  const vfloat clamped = x < -87.0f ? broadcast(-87.0f) : x;  // a NaN stays a NaN
+  const float magic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
+  const vfloat n = (clamped * 1.44269504088896341f + magic) - magic;
+  const vfloat r = (clamped - n * 0.693359375f) - n * -2.12194440e-4f;
+  vfloat p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * (r * r) + r + 1.0f;
+  const vint exponent = __builtin_convertvector(n, vint) << 23;
+  const vfloat result = reinterpret_cast<vfloat>(reinterpret_cast<vint>(p) + exponent);
+  return x < -87.0f ? vfloat{} : result;
+}
+
+}  // namespace

@@ -1,0 +1,71 @@
+// What the operator hands to its kernels. A kernel works on rows: row r of one KV head of one sequence is
+// query r / group under query head kv_head * group + r % group, so that a group shares the keys it reads.
+#pragma once
+
+#include <cstdint>
+
+namespace kvforge {
+
+constexpr int64_t kKeyBlock = 256;  // keys of a block and of a split, aligned to their position
+constexpr int64_t kTileRows = 128;  // most rows of a tile
+
+struct PagedTensor {  // [pages, page_size, kv_heads, head_dim], strides in elements
+  const void* data;
+  int64_t page_stride, slot_stride, head_stride;
+};
+
+using Bf16Gemm = void (*)(
+    int64_t m, int64_t n, int64_t k, int64_t lda, int64_t ldb, int64_t ldc, bool add, const void* a, const void* b,
+    float* c);
+
+struct AttentionArgs {
+  const void* q;  // [T, heads, head_dim], strides in elements
+  void* out;      // [T, heads, head_dim], contiguous, q's dtype
+  bool q_bf16, pool_bf16;
+  int64_t q_token_stride, q_head_stride;
+  PagedTensor k, v;
+  int64_t heads, group, head_dim, page_size;
+  float scale;
+  int64_t window;      // 0: none
+  Bf16Gemm bf16_gemm;  // C[m, n] (+)= A[m, k] B[k, n], B in pairs of k: [k / 2, n, 2]
+};
+
+// Rows [row_begin, row_end) of one KV head of one sequence.
+struct Rows {
+  const int32_t* pages;       // the sequence's row of the page table
+  int64_t kv_head;
+  int64_t first_token;        // packed index of the sequence's first query
+  int64_t first_position;     // and its position
+  int64_t first_key;          // no query of the sequence needs a key before this one
+  int64_t end_key;            // length of the sequence
+  int64_t row_begin, row_end;
+  float* partial;             // [splits, rows, head_dim + 2], or null: the result goes to `out`
+};
+
+// A partial result of a row over some keys: head_dim sums of exp(score - top) * v, then top, then the sum of
+// exp(score - top); top = -inf when the row sees none of the keys.
+struct AttentionKernel {
+  // Bytes of a packed key block, and of a thread's scratch when direct() gets up to `rows` rows at once.
+  int64_t (*packed_bytes)(const AttentionArgs& args);
+  int64_t (*scratch_bytes)(const AttentionArgs& args, int64_t rows);
+  // Packs the key block that starts at key `begin`, zeros in place of keys the sequence does not need.
+  void (*pack)(const AttentionArgs& args, const Rows& rows, int64_t begin, char* packed);
+  // Attends up to kTileRows rows over keys [begin, end). `packed` holds the blocks from begin / kKeyBlock on;
+  // when it is null they are packed on the way.
+  void (*tile)(const AttentionArgs& args, const Rows& rows, int64_t begin, int64_t end, const char* packed,
+               char* scratch, float* partial);
+  // Attends the rows of `count` KV heads of one sequence over keys [begin, end) of one block, unpacked.
+  void (*direct)(const AttentionArgs& args, const Rows* heads, int64_t count, int64_t begin, int64_t end,
+                 int64_t split, char* scratch);
+};
+
+namespace isa_portable { extern const AttentionKernel generic_kernel; }
+#if defined(__x86_64__)
+namespace isa_avx2 { extern const AttentionKernel generic_kernel; }
+namespace isa_avx512 {
+extern const AttentionKernel generic_kernel;
+extern const AttentionKernel bf16_kernel;  // q and pools bfloat16, head_dim a multiple of 16, at most 256
+}
+#endif
+
+}  // namespace kvforge

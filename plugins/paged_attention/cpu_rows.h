@@ -1,0 +1,51 @@
+// Address arithmetic shared by the kernels: everything here has internal linkage (see cpu_generic.cpp).
+#pragma once
+
+#include "paged_attention/cpu_kernel.h"
+
+namespace kvforge {
+namespace {
+
+inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+inline int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+inline int64_t round_up(int64_t x, int64_t multiple) { return (x + multiple - 1) / multiple * multiple; }
+
+inline int64_t num_rows(const Rows& rows) { return rows.row_end - rows.row_begin; }
+
+inline int64_t position(const AttentionArgs& a, const Rows& rows, int64_t row) {
+  return rows.first_position + row / a.group;
+}
+
+// Index of the row in [T, heads] order.
+inline int64_t token_head(const AttentionArgs& a, const Rows& rows, int64_t row) {
+  return (rows.first_token + row / a.group) * a.heads + rows.kv_head * a.group + row % a.group;
+}
+
+// Element offset of the row's query.
+inline int64_t query_offset(const AttentionArgs& a, const Rows& rows, int64_t row) {
+  return (rows.first_token + row / a.group) * a.q_token_stride +
+      (rows.kv_head * a.group + row % a.group) * a.q_head_stride;
+}
+
+// The keys [*first, *last) among [begin, end) that a query at this position sees.
+inline void visible_keys(const AttentionArgs& a, int64_t position, int64_t begin, int64_t end, int64_t* first,
+                         int64_t* last) {
+  *first = a.window > 0 ? larger(begin, position - a.window + 1) : begin;
+  *last = smaller(end, position + 1);
+}
+
+// Element offsets of keys [begin, end) in the pool, of KV head 0.
+inline void key_offsets(const AttentionArgs& a, const PagedTensor& pool, const int32_t* pages, int64_t begin,
+                        int64_t end, int64_t* offsets) {
+  int64_t page = begin / a.page_size, slot = begin % a.page_size;
+  for (int64_t key = begin; key < end; ++key) {
+    offsets[key - begin] = pages[page] * pool.page_stride + slot * pool.slot_stride;
+    if (++slot == a.page_size) {
+      slot = 0;
+      ++page;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace kvforge
