@@ -15,8 +15,12 @@ COMMANDS = ("build", "inspect", "generate", "serve", "bench", "eval", "demo", "d
 
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of all commands."""
-    parser = argparse.ArgumentParser(prog="kvforge", description=(
-        "Compile KV-compressed language models into engines and serve them behind Triton Inference Server."))
+    parser = argparse.ArgumentParser(
+        prog="kvforge",
+        description=(
+            "Compile KV-compressed language models into engines and serve them behind Triton Inference Server."
+        ),
+    )
     parser.add_argument("--version", action="version", version=f"kvforge {__version__}")
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name in COMMANDS:

@@ -38,8 +38,12 @@ def _version(package: str) -> str | None:
 
 def _python() -> Check:
     good = (3, 10) <= sys.version_info[:2] <= (3, 12)
-    return Check("python", "ok" if good else "missing", platform.python_version(),
-                 "" if good else "kvforge runs on Python 3.10 to 3.12")
+    return Check(
+        "python",
+        "ok" if good else "missing",
+        platform.python_version(),
+        "" if good else "kvforge runs on Python 3.10 to 3.12",
+    )
 
 
 def _torch() -> Check:
@@ -62,8 +66,12 @@ def _compiler() -> Check:
 
 def _cpu() -> Check:
     fast = {"avx512_bf16", "avx512f"} <= set(cpu_isa())
-    return Check("CPU", "ok", f"{platform.machine()}, {os.cpu_count()} cores, "
-                 + ("AVX512-BF16 kernels" if fast else "portable kernels (no AVX512-BF16)"))
+    return Check(
+        "CPU",
+        "ok",
+        f"{platform.machine()}, {os.cpu_count()} cores, "
+        + ("AVX512-BF16 kernels" if fast else "portable kernels (no AVX512-BF16)"),
+    )
 
 
 def _memory() -> Check:
@@ -71,17 +79,30 @@ def _memory() -> Check:
 
 
 def _packages() -> list[Check]:
-    needed = [("safetensors", "missing"), ("tokenizers", "missing"), ("numpy", "missing"),
-              ("tritonclient", "optional"), ("transformers", "optional"), ("modelopt", "optional"),
-              ("tensorrt", "optional"), ("tensorrt-llm", "optional")]
-    extras = {"tritonclient": "serve", "transformers": "train", "modelopt": "modelopt", "tensorrt": "tensorrt",
-              "tensorrt-llm": "trtllm"}
+    needed = [
+        ("safetensors", "missing"),
+        ("tokenizers", "missing"),
+        ("numpy", "missing"),
+        ("tritonclient", "optional"),
+        ("transformers", "optional"),
+        ("modelopt", "optional"),
+        ("tensorrt", "optional"),
+        ("tensorrt-llm", "optional"),
+    ]
+    extras = {
+        "tritonclient": "serve",
+        "transformers": "train",
+        "modelopt": "modelopt",
+        "tensorrt": "tensorrt",
+        "tensorrt-llm": "trtllm",
+    }
     checks = []
     for package, absent in needed:
         version = _version("nvidia-modelopt" if package == "modelopt" else package)
         advice = f"pip install 'kvforge[{extras[package]}]'" if package in extras else f"pip install {package}"
-        checks.append(Check(package, "ok" if version else absent, version or "not installed",
-                            "" if version else advice))
+        checks.append(
+            Check(package, "ok" if version else absent, version or "not installed", "" if version else advice)
+        )
     return checks
 
 
@@ -112,7 +133,8 @@ def _gpu() -> Check:
     path = shutil.which("nvidia-smi")
     if path is None:
         return Check("GPU", "optional", "no nvidia-smi", "none is needed for target cpu")
-    result = subprocess.run([path, "--query-gpu=name,memory.total", "--format=csv,noheader"], capture_output=True,
-                            text=True)
+    result = subprocess.run(
+        [path, "--query-gpu=name,memory.total", "--format=csv,noheader"], capture_output=True, text=True
+    )
     names = result.stdout.strip().replace("\n", "; ")
     return Check("GPU", "ok" if names else "optional", names or "nvidia-smi lists none")

@@ -100,16 +100,20 @@ def load_manifest(engine_dir: str | Path) -> Manifest:
     engine_dir = Path(engine_dir)
     path = engine_dir / MANIFEST_FILE
     if not path.is_file():
-        raise EngineError(f"{engine_dir} is not an engine directory (no {MANIFEST_FILE}); "
-                          "make one with: kvforge build CHECKPOINT -o ENGINE.")
+        raise EngineError(
+            f"{engine_dir} is not an engine directory (no {MANIFEST_FILE}); "
+            "make one with: kvforge build CHECKPOINT -o ENGINE."
+        )
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise EngineError(f"{path} is damaged ({error}); rebuild the engine with kvforge build.") from None
     version = data.get("schema_version") if isinstance(data, dict) else None
     if version != SCHEMA_VERSION:
-        raise EngineError(f"{engine_dir} has engine schema {version}, this kvforge reads {SCHEMA_VERSION}; "
-                          "rebuild the engine with kvforge build.")
+        raise EngineError(
+            f"{engine_dir} has engine schema {version}, this kvforge reads {SCHEMA_VERSION}; "
+            "rebuild the engine with kvforge build."
+        )
     manifest = _manifest_from(data, path)
     for name in manifest.files:
         if not (engine_dir / name).is_file():
@@ -139,13 +143,27 @@ def _manifest_from(data: dict[str, Any], path: Path) -> Manifest:
     if missing or unknown:
         what = f"lacks {sorted(missing)[0]}" if missing else f"has the unknown field {sorted(unknown)[0]}"
         raise EngineError(f"{path} {what}; rebuild the engine with kvforge build.")
-    tuples = {name: tuple(data[name]) for name, field in fields.items()
-              if str(field.type).startswith("tuple") and isinstance(data[name], list)}
+    tuples = {
+        name: tuple(data[name])
+        for name, field in fields.items()
+        if str(field.type).startswith("tuple") and isinstance(data[name], list)
+    }
     manifest = Manifest(**{**data, **tuples})
-    sizes = ("num_layers", "num_kv_heads", "head_dim", "vocab_size", "page_size", "max_num_seqs",
-             "max_num_tokens", "max_seq_len")
-    if (any(not isinstance(getattr(manifest, name), int) or getattr(manifest, name) < 1 for name in sizes)
-            or len(manifest.owner_of_layer) != manifest.num_layers
-            or manifest.dtype not in ELEMENT_BYTES or manifest.kv_dtype not in ELEMENT_BYTES):
+    sizes = (
+        "num_layers",
+        "num_kv_heads",
+        "head_dim",
+        "vocab_size",
+        "page_size",
+        "max_num_seqs",
+        "max_num_tokens",
+        "max_seq_len",
+    )
+    if (
+        any(not isinstance(getattr(manifest, name), int) or getattr(manifest, name) < 1 for name in sizes)
+        or len(manifest.owner_of_layer) != manifest.num_layers
+        or manifest.dtype not in ELEMENT_BYTES
+        or manifest.kv_dtype not in ELEMENT_BYTES
+    ):
         raise EngineError(f"{path} holds impossible values; rebuild the engine with kvforge build.")
     return manifest

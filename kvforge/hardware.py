@@ -3,8 +3,24 @@
 import platform
 from pathlib import Path
 
-_VECTOR_EXTENSIONS = ("avx", "fma", "f16c", "avx2", "bmi1", "bmi2", "avx512", "avx_", "amx", "sve", "asimd", "bf16",
-                      "i8mm", "vaes", "gfni", "sha_ni")
+_VECTOR_EXTENSIONS = (
+    "avx",
+    "fma",
+    "f16c",
+    "avx2",
+    "bmi1",
+    "bmi2",
+    "avx512",
+    "avx_",
+    "amx",
+    "sve",
+    "asimd",
+    "bf16",
+    "i8mm",
+    "vaes",
+    "gfni",
+    "sha_ni",
+)
 
 
 def cpu_isa() -> tuple[str, ...]:

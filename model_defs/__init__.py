@@ -26,11 +26,15 @@ def load_config(hf: Mapping[str, Any]) -> ModelConfig:
     base = str(model_type).removesuffix("_swiftkv")
     if base not in MODEL_TYPES:
         known = ", ".join(sorted(MODEL_TYPES))
-        raise ModelError(f"model_type {model_type!r} is not supported; supported are {known}, "
-                         "each plain or with the suffix _swiftkv.")
+        raise ModelError(
+            f"model_type {model_type!r} is not supported; supported are {known}, "
+            "each plain or with the suffix _swiftkv."
+        )
     if not isinstance(hf.get("num_hidden_layers"), int):
         raise ModelError(f"config.json needs an integer num_hidden_layers, found {hf.get('num_hidden_layers')!r}.")
     if str(model_type).endswith("_swiftkv") and "num_key_value_layers" not in hf:
-        raise ModelError(f"A {model_type} config.json needs num_key_value_layers, the first layer whose KV comes "
-                         "from the single input.")
+        raise ModelError(
+            f"A {model_type} config.json needs num_key_value_layers, the first layer whose KV comes "
+            "from the single input."
+        )
     return MODEL_TYPES[base](hf)

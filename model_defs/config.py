@@ -40,22 +40,36 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads",
-                     "num_kv_heads", "head_dim", "max_position", "group_size"):
+        for name in (
+            "vocab_size",
+            "hidden_size",
+            "intermediate_size",
+            "num_layers",
+            "num_heads",
+            "num_kv_heads",
+            "head_dim",
+            "max_position",
+            "group_size",
+        ):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ModelError(f"{name} is {value!r} in the model configuration; it must be a positive integer.")
         if self.num_heads % self.num_kv_heads:
-            raise ModelError(f"num_attention_heads ({self.num_heads}) must be a multiple of "
-                             f"num_key_value_heads ({self.num_kv_heads}).")
+            raise ModelError(
+                f"num_attention_heads ({self.num_heads}) must be a multiple of "
+                f"num_key_value_heads ({self.num_kv_heads})."
+            )
         if self.head_dim % 2:
             raise ModelError(f"head_dim ({self.head_dim}) must be even for rotary position embedding.")
         if not 1 <= self.cut <= self.num_layers:
-            raise ModelError(f"num_key_value_layers ({self.cut}) must be between 1 and "
-                             f"num_hidden_layers ({self.num_layers}).")
+            raise ModelError(
+                f"num_key_value_layers ({self.cut}) must be between 1 and num_hidden_layers ({self.num_layers})."
+            )
         if len(self.layer_windows) != self.num_layers:
-            raise ModelError(f"{len(self.layer_windows)} attention windows are configured for "
-                             f"{self.num_layers} layers; give one per layer.")
+            raise ModelError(
+                f"{len(self.layer_windows)} attention windows are configured for "
+                f"{self.num_layers} layers; give one per layer."
+            )
 
     @property
     def kv_dim(self) -> int:

@@ -36,8 +36,10 @@ class SingleInputKV(nn.Module):
 
     def forward(self, hidden: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Return (k, v), each ``[T, kv_heads, head_dim]`` and not rotated, per owner."""
-        parts = [part.unflatten(-1, self.head_shape) for part in
-                 self.kv(self.norm(hidden)).chunk(2 * self.num_owners, dim=-1)]
+        parts = [
+            part.unflatten(-1, self.head_shape)
+            for part in self.kv(self.norm(hidden)).chunk(2 * self.num_owners, dim=-1)
+        ]
         return list(zip(parts[0::2], parts[1::2], strict=True))
 
 
@@ -57,8 +59,16 @@ class LowerGraph(nn.Module):
                     self.layers[str(owner)] = norms
         self.register_buffer("inverse_frequencies", config.rope.inverse_frequencies(config.head_dim))
 
-    def forward(self, input_ids: Tensor, positions: Tensor, slot_mapping: Tensor, query_start: Tensor,
-                kv_length: Tensor, page_table: Tensor, pools: list[Pool]) -> Tensor:
+    def forward(
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        slot_mapping: Tensor,
+        query_start: Tensor,
+        kv_length: Tensor,
+        page_table: Tensor,
+        pools: list[Pool],
+    ) -> Tensor:
         """Return the hidden state ``[T, hidden]`` entering the cut layer; every owner's pool is written once.
 
         ``input_ids``, ``positions`` and ``slot_mapping`` are int32 ``[T]``; ``pools`` is in owner order.
@@ -88,7 +98,8 @@ class UpperGraph(nn.Module):
         super().__init__()
         self.config = config
         self.layers = nn.ModuleDict(
-            {str(layer): Block(config, layer) for layer in range(config.cut, config.num_layers)})
+            {str(layer): Block(config, layer) for layer in range(config.cut, config.num_layers)}
+        )
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         if config.tie_embeddings:
             self.embed = Embedding(config)
@@ -96,8 +107,16 @@ class UpperGraph(nn.Module):
             self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, False)
         self.register_buffer("inverse_frequencies", config.rope.inverse_frequencies(config.head_dim))
 
-    def forward(self, hidden: Tensor, survivor_index: Tensor, survivor_start: Tensor, positions: Tensor,
-                kv_length: Tensor, page_table: Tensor, pools: list[Pool]) -> Tensor:
+    def forward(
+        self,
+        hidden: Tensor,
+        survivor_index: Tensor,
+        survivor_start: Tensor,
+        positions: Tensor,
+        kv_length: Tensor,
+        page_table: Tensor,
+        pools: list[Pool],
+    ) -> Tensor:
         """Return fp32 logits ``[R, vocab]`` of the survivors.
 
         ``hidden`` ``[T, hidden]`` comes from the lower graph; ``survivor_index`` int32 ``[R]`` selects packed

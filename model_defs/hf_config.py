@@ -23,8 +23,9 @@ def token_ids(value: Any) -> tuple[int, ...]:
     return tuple(value) if isinstance(value, (list, tuple)) else (int(value),)
 
 
-def config_from_hf(hf: Mapping[str, Any], *, model_type: str, layer_windows: tuple[int, ...] | None = None,
-                   **variant: Any) -> ModelConfig:
+def config_from_hf(
+    hf: Mapping[str, Any], *, model_type: str, layer_windows: tuple[int, ...] | None = None, **variant: Any
+) -> ModelConfig:
     """Build a ModelConfig from the common fields of ``hf``; ``variant`` sets what the family adds.
 
     Raises:
@@ -74,6 +75,7 @@ def windows_from_layer_types(hf: Mapping[str, Any], sliding_from_layer: int) -> 
         return tuple(window if layer >= sliding_from_layer else 0 for layer in range(num_layers))
     unknown = set(types) - {"full_attention", "sliding_attention"}
     if unknown:
-        raise ModelError(f"Layer type {sorted(unknown)[0]!r} is not supported; "
-                         "supported are full_attention and sliding_attention.")
+        raise ModelError(
+            f"Layer type {sorted(unknown)[0]!r} is not supported; supported are full_attention and sliding_attention."
+        )
     return tuple(window if kind == "sliding_attention" else 0 for kind in types)

@@ -84,8 +84,15 @@ class Block(nn.Module):
 
     def finish(self, hidden: Tensor, q: Tensor, pool: Pool, step: StepInputs) -> Tensor:
         """Attend to ``pool`` and run the MLP; returns the next residual stream ``[T, hidden]``."""
-        attended = plugins.paged_attention(apply_rope(q, step.cos, step.sin), *pool, step.query_start,
-                                           step.kv_length, step.page_table, self.scale, self.window)
+        attended = plugins.paged_attention(
+            apply_rope(q, step.cos, step.sin),
+            *pool,
+            step.query_start,
+            step.kv_length,
+            step.page_table,
+            self.scale,
+            self.window,
+        )
         hidden = hidden + self.o(attended.flatten(1))
         gate, up = self.gate_up(self.post_norm(hidden)).chunk(2, dim=-1)
         return hidden + self.down(F.silu(gate) * up)

@@ -12,5 +12,10 @@ MODEL_TYPE = "llama"
 def from_hf(hf: Mapping[str, Any]) -> ModelConfig:
     """Return the ModelConfig of a Hugging Face ``LlamaConfig`` dictionary; raises ModelError."""
     attention_bias = bool(hf.get("attention_bias", False))
-    return config_from_hf(hf, model_type=MODEL_TYPE, qkv_bias=attention_bias, output_bias=attention_bias,
-                          mlp_bias=bool(hf.get("mlp_bias", False)))
+    return config_from_hf(
+        hf,
+        model_type=MODEL_TYPE,
+        qkv_bias=attention_bias,
+        output_bias=attention_bias,
+        mlp_bias=bool(hf.get("mlp_bias", False)),
+    )

@@ -14,5 +14,11 @@ def from_hf(hf: Mapping[str, Any]) -> ModelConfig:
     """Return the ModelConfig of a Hugging Face ``Qwen3Config`` dictionary; raises ModelError."""
     attention_bias = bool(hf.get("attention_bias", False))
     hf = {"head_dim": 128, **hf}  # Qwen3's own default, not hidden_size / num_attention_heads
-    return config_from_hf(hf, model_type=MODEL_TYPE, layer_windows=qwen_windows(hf), qkv_bias=attention_bias,
-                          output_bias=attention_bias, qk_norm=True)
+    return config_from_hf(
+        hf,
+        model_type=MODEL_TYPE,
+        layer_windows=qwen_windows(hf),
+        qkv_bias=attention_bias,
+        output_bias=attention_bias,
+        qk_norm=True,
+    )

@@ -1,6 +1,7 @@
 """Fixtures shared by all test folders."""
 
 import pytest
+
 from tests.support.engines import EngineShelf
 
 

@@ -12,8 +12,13 @@ from torch import Tensor
 
 from kvforge.errors import CheckpointError
 
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja",
-                   "generation_config.json")
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "generation_config.json",
+)
 
 
 @dataclass(frozen=True)
@@ -39,11 +44,15 @@ class Checkpoint:
             piece = file.get_slice(name)
             found, dtype = piece.get_shape(), piece.get_dtype()
         if tuple(found) != tuple(shape):
-            raise CheckpointError(f"Tensor {name} in {self.path} has shape {list(found)}, but config.json "
-                                  f"asks for {list(shape)}; config and weights do not belong together.")
+            raise CheckpointError(
+                f"Tensor {name} in {self.path} has shape {list(found)}, but config.json "
+                f"asks for {list(shape)}; config and weights do not belong together."
+            )
         if dtype not in ("BF16", "F16", "F32", "F64"):
-            raise CheckpointError(f"Tensor {name} in {self.path} has dtype {dtype}; quantized checkpoints of "
-                                  "this kind are not supported, use a bf16, fp16 or fp32 one.")
+            raise CheckpointError(
+                f"Tensor {name} in {self.path} has dtype {dtype}; quantized checkpoints of "
+                "this kind are not supported, use a bf16, fp16 or fp32 one."
+            )
 
     def read(self, name: str, shape: Sequence[int]) -> Tensor:
         """Return tensor ``name``; raises CheckpointError as :meth:`check` does."""
@@ -65,8 +74,10 @@ class Checkpoint:
 
     def _file(self, name: str) -> Path:
         if name not in self.file_of_tensor:
-            raise CheckpointError(f"Tensor {name} is missing from {self.path}; the checkpoint is incomplete or not "
-                                  f"a {self.hf_config.get('model_type')} model.")
+            raise CheckpointError(
+                f"Tensor {name} is missing from {self.path}; the checkpoint is incomplete or not "
+                f"a {self.hf_config.get('model_type')} model."
+            )
         return self.file_of_tensor[name]
 
 

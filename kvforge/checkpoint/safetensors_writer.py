@@ -40,8 +40,11 @@ def write_safetensors(path: Path, specs: Sequence[TensorSpec], produce: Callable
     header: dict[str, object] = {}
     offset = 0
     for spec in ordered:
-        header[spec.name] = {"dtype": _DTYPE_NAMES[spec.dtype], "shape": list(spec.shape),
-                             "data_offsets": [offset, offset + spec.num_bytes]}
+        header[spec.name] = {
+            "dtype": _DTYPE_NAMES[spec.dtype],
+            "shape": list(spec.shape),
+            "data_offsets": [offset, offset + spec.num_bytes],
+        }
         offset += spec.num_bytes
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-(8 + len(text)) % _ALIGNMENT)

@@ -35,8 +35,9 @@ def run(args: argparse.Namespace) -> int:
     from kvforge.compiler.build import STAGES
 
     logging.getLogger("torch").setLevel(logging.ERROR)
-    options = BuildOptions(args.target, args.dtype, args.kv_dtype, args.max_num_seqs, args.max_num_tokens,
-                           args.max_seq_len, args.page_size)
+    options = BuildOptions(
+        args.target, args.dtype, args.kv_dtype, args.max_num_seqs, args.max_num_tokens, args.max_seq_len, args.page_size
+    )
     started = time.monotonic()
     with tqdm(total=len(STAGES), file=sys.stderr, unit="stage", leave=False, disable=not sys.stderr.isatty()) as bar:
 
@@ -48,7 +49,9 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(manifest.to_json(), indent=1))
     else:
-        print(f"{args.output}: {manifest.model_type}, {manifest.num_parameters / 1e6:.1f}M parameters, "
-              f"cut {manifest.cut} of {manifest.num_layers} layers, {manifest.kv_bytes_per_token} KV bytes per token, "
-              f"built in {time.monotonic() - started:.0f} s")
+        print(
+            f"{args.output}: {manifest.model_type}, {manifest.num_parameters / 1e6:.1f}M parameters, "
+            f"cut {manifest.cut} of {manifest.num_layers} layers, {manifest.kv_bytes_per_token} KV bytes per token, "
+            f"built in {time.monotonic() - started:.0f} s"
+        )
     return 0

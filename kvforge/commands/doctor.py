@@ -22,5 +22,8 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps([check.__dict__ for check in checks], indent=1))
     else:
         for check in checks:
-            print(f"{_MARKS[check.status]}  {check.name:<18} {check.found}" + (f"  -> {check.advice}" if check.advice else ""))
+            print(
+                f"{_MARKS[check.status]}  {check.name:<18} {check.found}"
+                + (f"  -> {check.advice}" if check.advice else "")
+            )
     return int(any(check.status == "missing" for check in checks))

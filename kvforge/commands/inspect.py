@@ -37,13 +37,13 @@ def run(args: argparse.Namespace) -> int:
         "model": f"{manifest.model_type}, {manifest.num_parameters / 1e6:.1f}M parameters, {manifest.dtype}",
         "target": f"{manifest.target} ({manifest.isa[0]}), torch {manifest.torch_version}",
         "layers": f"{manifest.num_layers} x {manifest.hidden_size}, {manifest.num_heads} heads / "
-                  f"{manifest.num_kv_heads} KV heads of {manifest.head_dim}",
+        f"{manifest.num_kv_heads} KV heads of {manifest.head_dim}",
         "SwiftKV": f"prompt tokens stop at layer {manifest.cut}" if has_cut else "no cut",
         "KV cache": f"{manifest.num_owners} of {manifest.num_layers} layers own one (layers "
-                    f"{', '.join(map(str, manifest.owners))}), {manifest.kv_dtype}, pages of {manifest.page_size} "
-                    f"tokens, {manifest.kv_bytes_per_token} bytes per token",
+        f"{', '.join(map(str, manifest.owners))}), {manifest.kv_dtype}, pages of {manifest.page_size} "
+        f"tokens, {manifest.kv_bytes_per_token} bytes per token",
         "limits": f"{manifest.max_num_seqs} sequences, {manifest.max_num_tokens} tokens a step, "
-                  f"{manifest.max_seq_len} tokens a sequence",
+        f"{manifest.max_seq_len} tokens a sequence",
         "prefill": f"{derived['prefill_flops_per_token_at_1024'] / 1e6:.2f} MFLOP per prompt token at 1024 tokens",
         "size": f"{derived['engine_bytes'] / 1e6:.1f} MB on disk",
         "checkpoint": f"sha256 {manifest.checkpoint_sha256[:16]}…",

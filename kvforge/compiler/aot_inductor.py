@@ -21,8 +21,9 @@ def compile_package(program: ExportedProgram, path: Path) -> None:
     """
     try:
         with torch.no_grad():
-            torch._inductor.aoti_compile_and_package(program, package_path=str(path),
-                                                     inductor_configs=dict(_INDUCTOR_CONFIG))
+            torch._inductor.aoti_compile_and_package(
+                program, package_path=str(path), inductor_configs=dict(_INDUCTOR_CONFIG)
+            )
     except Exception as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise BuildError(f"AOTInductor could not compile {path.stem}: {reason}") from error

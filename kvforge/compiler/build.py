@@ -38,8 +38,14 @@ Progress = Callable[[str], object]
 STAGES = ("weights", "operators", "export lower", "compile lower", "export upper", "compile upper", "manifest")
 
 
-def build_engine(checkpoint_path: str | Path, output: str | Path, options: BuildOptions | None = None, *,
-                 overwrite: bool = False, progress: Progress = lambda stage: None) -> Manifest:
+def build_engine(
+    checkpoint_path: str | Path,
+    output: str | Path,
+    options: BuildOptions | None = None,
+    *,
+    overwrite: bool = False,
+    progress: Progress = lambda stage: None,
+) -> Manifest:
     """Build an engine for this machine from a Hugging Face-format checkpoint.
 
     ``progress`` is called with each of ``STAGES`` as it begins. ``output`` appears whole or not at all.
@@ -86,11 +92,14 @@ def _copy_tokenizer(checkpoint: Checkpoint, target: Path) -> None:
         if (checkpoint.path / name).is_file():
             shutil.copyfile(checkpoint.path / name, target / name)
     if not (target / "tokenizer.json").is_file():
-        raise CheckpointError(f"{checkpoint.path} has no tokenizer.json; save the tokenizer in fast (Rust) format there.")
+        raise CheckpointError(
+            f"{checkpoint.path} has no tokenizer.json; save the tokenizer in fast (Rust) format there."
+        )
 
 
-def _manifest(checkpoint: Checkpoint, config: ModelConfig, options: ResolvedOptions, num_parameters: int,
-              staging: Path) -> Manifest:
+def _manifest(
+    checkpoint: Checkpoint, config: ModelConfig, options: ResolvedOptions, num_parameters: int, staging: Path
+) -> Manifest:
     files = sorted(path for path in staging.rglob("*") if path.is_file())
     return Manifest(
         schema_version=SCHEMA_VERSION,

@@ -14,8 +14,13 @@ from model_defs.weights import WeightSpec, weight_specs
 FREQUENCIES = "inverse_frequencies"
 
 
-def convert_weights(checkpoint: Checkpoint, config: ModelConfig, dtype: torch.dtype, path: Path,
-                    progress: Callable[[int], object] = lambda _: None) -> int:
+def convert_weights(
+    checkpoint: Checkpoint,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    path: Path,
+    progress: Callable[[int], object] = lambda _: None,
+) -> int:
     """Write every tensor of both graphs in ``dtype`` to ``path``; returns the number of parameters.
 
     One fused tensor is in memory at a time. The RoPE frequencies are stored beside the weights, in fp32.

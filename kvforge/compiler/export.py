@@ -52,14 +52,27 @@ def export_lower(config: ModelConfig, options: ResolvedOptions) -> ExportedGraph
     module.inverse_frequencies = config.rope.inverse_frequencies(config.head_dim)
     tokens = torch.zeros(_TOKENS, dtype=torch.int32)
     arguments: tuple[Any, ...] = (
-        tokens, tokens.clone(), tokens.clone(), _int32(0, 5, 9, _TOKENS), _int32(5, 4, 15),
-        torch.zeros(_SEQUENCES, _COLUMNS, dtype=torch.int32), _pools(config, options, len(config.owners)),
+        tokens,
+        tokens.clone(),
+        tokens.clone(),
+        _int32(0, 5, 9, _TOKENS),
+        _int32(5, 4, 15),
+        torch.zeros(_SEQUENCES, _COLUMNS, dtype=torch.int32),
+        _pools(config, options, len(config.owners)),
     )
     num_tokens, num_sequences, columns, pages = Dim.DYNAMIC, Dim.DYNAMIC, Dim.DYNAMIC, Dim.DYNAMIC
-    dynamic = ({0: num_tokens}, {0: num_tokens}, {0: num_tokens}, {0: num_sequences}, {0: num_sequences},
-               {0: num_sequences, 1: columns}, [({0: pages}, {0: pages})] * len(config.owners))
-    program = torch.export.export(_uninitialised(module, DTYPES[options.dtype]), arguments, dynamic_shapes=dynamic,
-                                  strict=False)
+    dynamic = (
+        {0: num_tokens},
+        {0: num_tokens},
+        {0: num_tokens},
+        {0: num_sequences},
+        {0: num_sequences},
+        {0: num_sequences, 1: columns},
+        [({0: pages}, {0: pages})] * len(config.owners),
+    )
+    program = torch.export.export(
+        _uninitialised(module, DTYPES[options.dtype]), arguments, dynamic_shapes=dynamic, strict=False
+    )
     return ExportedGraph("lower", program, config.owners)
 
 
@@ -70,14 +83,26 @@ def export_upper(config: ModelConfig, options: ResolvedOptions) -> ExportedGraph
     module.inverse_frequencies = config.rope.inverse_frequencies(config.head_dim)
     hidden = torch.zeros(_TOKENS, config.hidden_size, dtype=DTYPES[options.dtype])
     arguments: tuple[Any, ...] = (
-        hidden, torch.zeros(_SURVIVORS, dtype=torch.int32), _int32(0, 1, 3, _SURVIVORS),
-        torch.zeros(_TOKENS, dtype=torch.int32), _int32(5, 4, 15),
-        torch.zeros(_SEQUENCES, _COLUMNS, dtype=torch.int32), _pools(config, options, len(config.upper_owners)),
+        hidden,
+        torch.zeros(_SURVIVORS, dtype=torch.int32),
+        _int32(0, 1, 3, _SURVIVORS),
+        torch.zeros(_TOKENS, dtype=torch.int32),
+        _int32(5, 4, 15),
+        torch.zeros(_SEQUENCES, _COLUMNS, dtype=torch.int32),
+        _pools(config, options, len(config.upper_owners)),
     )
     auto = Dim.DYNAMIC
     step = {0: auto} if config.is_swiftkv else {0: Dim.AUTO}  # without a cut these are not read
-    dynamic = ({0: auto}, {0: auto}, step, step, step, {0: step[0], 1: step[0]},
-               [({0: auto}, {0: auto})] * len(config.upper_owners))
-    program = torch.export.export(_uninitialised(module, DTYPES[options.dtype]), arguments, dynamic_shapes=dynamic,
-                                  strict=False)
+    dynamic = (
+        {0: auto},
+        {0: auto},
+        step,
+        step,
+        step,
+        {0: step[0], 1: step[0]},
+        [({0: auto}, {0: auto})] * len(config.upper_owners),
+    )
+    program = torch.export.export(
+        _uninitialised(module, DTYPES[options.dtype]), arguments, dynamic_shapes=dynamic, strict=False
+    )
     return ExportedGraph("upper", program, config.upper_owners)

@@ -54,8 +54,10 @@ def resolve(options: BuildOptions, config: ModelConfig, checkpoint_dtype: str) -
             raise BuildError(f"--{name.replace('_', '-')} is {value}; it must be at least 1.")
     max_seq_len = options.max_seq_len or config.max_position
     if max_seq_len > config.max_position:
-        raise BuildError(f"--max-seq-len {max_seq_len} is beyond the {config.max_position} positions this model was "
-                         "trained for; choose a smaller one.")
+        raise BuildError(
+            f"--max-seq-len {max_seq_len} is beyond the {config.max_position} positions this model was "
+            "trained for; choose a smaller one."
+        )
     auto = "float32" if checkpoint_dtype in ("F32", "F64") else "bfloat16"
     dtype = _dtype_name(options.dtype, auto, "--dtype")
     return ResolvedOptions(

@@ -14,5 +14,7 @@ def find_compiler() -> str | None:
 def check_compiler() -> None:
     """Raise BuildError when there is no C++ compiler."""
     if find_compiler() is None:
-        raise BuildError("No C++ compiler was found, and building an engine needs one; install g++ "
-                         "(Debian and Ubuntu: apt-get install g++) or set CXX.")
+        raise BuildError(
+            "No C++ compiler was found, and building an engine needs one; install g++ "
+            "(Debian and Ubuntu: apt-get install g++) or set CXX."
+        )

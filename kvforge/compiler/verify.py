@@ -49,8 +49,10 @@ def verify(graph: ExportedGraph, config: ModelConfig, options: ResolvedOptions) 
     expected_reads = [config.owner_of_layer[layer] for layer in layers]
     expected_writes = config.owners if is_lower else ()
     if reads != expected_reads or tuple(sorted(writes)) != expected_writes:
-        raise BuildError(f"Graph {graph.name} reads the caches of layers {reads} and writes {sorted(writes)}; "
-                         f"the model asks for {expected_reads} and {list(expected_writes)}.")
+        raise BuildError(
+            f"Graph {graph.name} reads the caches of layers {reads} and writes {sorted(writes)}; "
+            f"the model asks for {expected_reads} and {list(expected_writes)}."
+        )
     _check_result(graph, DTYPES[options.dtype] if is_lower else torch.float32)
 
 

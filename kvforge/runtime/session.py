@@ -29,16 +29,33 @@ class Session:
         first_upper = sum(owner < manifest.cut for owner in manifest.owners)
         self._upper_owners = slice(first_upper, None)
 
-    def lower(self, input_ids: Tensor, positions: Tensor, slot_mapping: Tensor, query_start: Tensor,
-              kv_length: Tensor, page_table: Tensor, pools: list[Pool]) -> Tensor:
+    def lower(
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        slot_mapping: Tensor,
+        query_start: Tensor,
+        kv_length: Tensor,
+        page_table: Tensor,
+        pools: list[Pool],
+    ) -> Tensor:
         """Run all T tokens to the cut, writing every owner's K,V; returns hidden ``[T, hidden_size]``."""
         return self._lower(input_ids, positions, slot_mapping, query_start, kv_length, page_table, pools)
 
-    def upper(self, hidden: Tensor, survivor_index: Tensor, survivor_start: Tensor, positions: Tensor,
-              kv_length: Tensor, page_table: Tensor, pools: list[Pool]) -> Tensor:
+    def upper(
+        self,
+        hidden: Tensor,
+        survivor_index: Tensor,
+        survivor_start: Tensor,
+        positions: Tensor,
+        kv_length: Tensor,
+        page_table: Tensor,
+        pools: list[Pool],
+    ) -> Tensor:
         """Run the R survivors past the cut; returns fp32 logits ``[R, vocab_size]``."""
-        return self._upper(hidden, survivor_index, survivor_start, positions, kv_length, page_table,
-                           pools[self._upper_owners])
+        return self._upper(
+            hidden, survivor_index, survivor_start, positions, kv_length, page_table, pools[self._upper_owners]
+        )
 
     def allocate_pools(self, num_pages: int) -> list[Pool]:
         """Return K and V pools ``[num_pages, page_size, kv_heads, head_dim]`` per owner, zeroed views of one
@@ -67,7 +84,9 @@ def load_session(engine_dir: str | Path, manifest: Manifest) -> Session:
             weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
         raise EngineError(f"{engine_dir / WEIGHTS_FILE} is damaged ({error}); rebuild the engine.") from error
-    return Session(manifest, _load_graph(engine_dir / LOWER_FILE, weights), _load_graph(engine_dir / UPPER_FILE, weights))
+    return Session(
+        manifest, _load_graph(engine_dir / LOWER_FILE, weights), _load_graph(engine_dir / UPPER_FILE, weights)
+    )
 
 
 def _load_graph(path: Path, weights: dict[str, Tensor]) -> Any:
@@ -88,13 +107,19 @@ def _check_compatible(manifest: Manifest, engine_dir: Path) -> None:
     if manifest.target != "cpu":
         raise EngineError(f"{engine_dir} was built for target {manifest.target}, which this runtime does not run.")
     if manifest.torch_version != torch.__version__:
-        raise EngineError(f"{engine_dir} was built with torch {manifest.torch_version}, this is torch "
-                          f"{torch.__version__}; rebuild the engine with kvforge build.")
+        raise EngineError(
+            f"{engine_dir} was built with torch {manifest.torch_version}, this is torch "
+            f"{torch.__version__}; rebuild the engine with kvforge build."
+        )
     missing = set(manifest.isa) - set(cpu_isa())
     if missing:
-        raise EngineError(f"{engine_dir} was built for a CPU with {', '.join(sorted(missing))}, which this one lacks; "
-                          "rebuild the engine on this machine with kvforge build.")
+        raise EngineError(
+            f"{engine_dir} was built for a CPU with {', '.join(sorted(missing))}, which this one lacks; "
+            "rebuild the engine on this machine with kvforge build."
+        )
     versions = {operator.name: operator.version for operator in plugins.OPERATORS.values()}
     if manifest.operators != versions:
-        raise EngineError(f"{engine_dir} uses other operator versions ({manifest.operators}) than this kvforge "
-                          f"({versions}); rebuild the engine with kvforge build.")
+        raise EngineError(
+            f"{engine_dir} uses other operator versions ({manifest.operators}) than this kvforge "
+            f"({versions}); rebuild the engine with kvforge build."
+        )

@@ -18,9 +18,17 @@ FAMILIES = {
 }
 
 SMALL: dict[str, Any] = {
-    "vocab_size": 320, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 512,
-    "bos_token_id": 1, "eos_token_id": 2, "tie_word_embeddings": False,
+    "vocab_size": 320,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 512,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "tie_word_embeddings": False,
 }
 
 
@@ -32,14 +40,29 @@ def write_byte_tokenizer(path: Path, vocab_size: int = 320) -> None:
     tokenizer.decoder = decoders.ByteFallback()
     tokenizer.add_special_tokens(["<s>", "</s>"])
     tokenizer.save(str(path / "tokenizer.json"))
-    (path / "tokenizer_config.json").write_text(json.dumps(
-        {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "tokenizer_class": "PreTrainedTokenizerFast"}
-    ))
+    (path / "tokenizer_config.json").write_text(
+        json.dumps(
+            {
+                "bos_token": "<s>",
+                "eos_token": "</s>",
+                "unk_token": "<unk>",
+                "tokenizer_class": "PreTrainedTokenizerFast",
+            }
+        )
+    )
 
 
-def make_checkpoint(path: Path, family: str = "llama", *, cut: int | None = None, group_size: int = 1,
-                    dtype: torch.dtype = torch.float32, seed: int = 0, max_shard_size: str = "5GB",
-                    **overrides: Any) -> Path:
+def make_checkpoint(
+    path: Path,
+    family: str = "llama",
+    *,
+    cut: int | None = None,
+    group_size: int = 1,
+    dtype: torch.dtype = torch.float32,
+    seed: int = 0,
+    max_shard_size: str = "5GB",
+    **overrides: Any,
+) -> Path:
     """Write a random checkpoint of ``family``; with ``cut``, in the SwiftKV format without the teacher's q/k/v.
 
     Weights are drawn with a standard deviation of 0.1 to 0.2, biases and norm gains included, so that no term
@@ -63,13 +86,19 @@ def make_checkpoint(path: Path, family: str = "llama", *, cut: int | None = None
 def rewire(path: Path, cut: int, group_size: int, seed: int) -> None:
     """Turn a single-file checkpoint into a SwiftKV one with random single-input projections."""
     hf = json.loads((path / "config.json").read_text())
-    hf |= {"swiftkv": True, "num_key_value_layers": cut, "key_value_group_size": group_size,
-           "model_type": hf["model_type"] + "_swiftkv"}
+    hf |= {
+        "swiftkv": True,
+        "num_key_value_layers": cut,
+        "key_value_group_size": group_size,
+        "model_type": hf["model_type"] + "_swiftkv",
+    }
     (path / "config.json").write_text(json.dumps(hf))
     weights = load_file(path / "model.safetensors")
     generator = torch.Generator().manual_seed(seed + 1)
-    rewired: dict[str, Tensor] = {"model.norm_swiftkv.weight": 1 + 0.2 * torch.randn(
-        hf["hidden_size"], generator=generator).to(weights["model.norm.weight"].dtype)}
+    rewired: dict[str, Tensor] = {
+        "model.norm_swiftkv.weight": 1
+        + 0.2 * torch.randn(hf["hidden_size"], generator=generator).to(weights["model.norm.weight"].dtype)
+    }
     for name, tensor in weights.items():
         parts = name.split(".")
         is_upper = parts[1] == "layers" and int(parts[2]) >= cut

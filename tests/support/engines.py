@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tests.support.checkpoints import make_checkpoint
 
 from kvforge.compiler import BuildOptions, build_engine
+from tests.support.checkpoints import make_checkpoint
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,15 @@ class EngineShelf:
         path = self.folder / f"{spec.key}-checkpoint"
         if not path.exists():
             dtype = torch.bfloat16 if spec.bfloat16 else torch.float32
-            make_checkpoint(path, spec.family, cut=spec.cut, group_size=spec.group_size, dtype=dtype, seed=spec.seed,
-                            **dict(spec.model))
+            make_checkpoint(
+                path,
+                spec.family,
+                cut=spec.cut,
+                group_size=spec.group_size,
+                dtype=dtype,
+                seed=spec.seed,
+                **dict(spec.model),
+            )
         return path
 
     def engine(self, spec: EngineSpec) -> Path:

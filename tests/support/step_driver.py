@@ -32,8 +32,20 @@ class StepDriver:
         page_table = torch.tensor([self.pages], dtype=torch.int32)
         kv_length = torch.tensor([self.length], dtype=torch.int32)
         hidden = self.session.lower(
-            torch.tensor(tokens, dtype=torch.int32), positions, torch.tensor(slots, dtype=torch.int32),
-            torch.tensor([0, count], dtype=torch.int32), kv_length, page_table, self.pools)
+            torch.tensor(tokens, dtype=torch.int32),
+            positions,
+            torch.tensor(slots, dtype=torch.int32),
+            torch.tensor([0, count], dtype=torch.int32),
+            kv_length,
+            page_table,
+            self.pools,
+        )
         return self.session.upper(
-            hidden, torch.arange(count - survivors, count, dtype=torch.int32),
-            torch.tensor([0, survivors], dtype=torch.int32), positions, kv_length, page_table, self.pools)
+            hidden,
+            torch.arange(count - survivors, count, dtype=torch.int32),
+            torch.tensor([0, survivors], dtype=torch.int32),
+            positions,
+            kv_length,
+            page_table,
+            self.pools,
+        )

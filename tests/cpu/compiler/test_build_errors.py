@@ -12,12 +12,18 @@ from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file, save_file
-from tests.support.checkpoints import make_checkpoint
 
 from kvforge.cli import main
+from tests.support.checkpoints import make_checkpoint
 
-TINY = {"num_hidden_layers": 1, "hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2,
-        "num_key_value_heads": 1, "head_dim": 8}
+TINY = {
+    "num_hidden_layers": 1,
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 8,
+}
 
 
 @pytest.fixture
@@ -50,9 +56,13 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "field of wrong type": (lambda p: edit_config(p, vocab_size="many"), "integer vocab_size"),
     "field missing": (lambda p: edit_config(p, hidden_size=None), "integer hidden_size"),
     "cut beyond the layers": (
-        lambda p: edit_config(p, swiftkv=True, num_key_value_layers=9), "num_key_value_layers (9)"),
+        lambda p: edit_config(p, swiftkv=True, num_key_value_layers=9),
+        "num_key_value_layers (9)",
+    ),
     "cut without its weights": (
-        lambda p: edit_config(p, num_hidden_layers=2, swiftkv=True, num_key_value_layers=1), "is missing"),
+        lambda p: edit_config(p, num_hidden_layers=2, swiftkv=True, num_key_value_layers=1),
+        "is missing",
+    ),
     "no weights": (lambda p: (p / "model.safetensors").unlink(), "no *.safetensors weights"),
     "missing shard": (rename_shard, "missing"),
     "truncated weights": (lambda p: (p / "model.safetensors").write_bytes(b"\x08"), "not a readable safetensors"),
@@ -79,16 +89,20 @@ def test_bad_checkpoint(damage: str, checkpoint: Path, tmp_path: Path, capsys: p
     assert_refused(["build", str(checkpoint), "-o", str(tmp_path / "engine")], sentence, tmp_path / "engine", capsys)
 
 
-@pytest.mark.parametrize(("flags", "sentence"), [
-    (["--target", "tpu"], "Target 'tpu' is not supported"),
-    (["--dtype", "int3"], "--dtype 'int3' is not supported"),
-    (["--kv-dtype", "int3"], "--kv-dtype 'int3' is not supported"),
-    (["--max-seq-len", "100000"], "is beyond the 512 positions"),
-    (["--max-num-seqs", "0"], "--max-num-seqs is 0"),
-    (["--page-size", "-4"], "--page-size is -4"),
-])
-def test_bad_options(flags: list[str], sentence: str, checkpoint: Path, tmp_path: Path,
-                     capsys: pytest.CaptureFixture) -> None:
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--target", "tpu"], "Target 'tpu' is not supported"),
+        (["--dtype", "int3"], "--dtype 'int3' is not supported"),
+        (["--kv-dtype", "int3"], "--kv-dtype 'int3' is not supported"),
+        (["--max-seq-len", "100000"], "is beyond the 512 positions"),
+        (["--max-num-seqs", "0"], "--max-num-seqs is 0"),
+        (["--page-size", "-4"], "--page-size is -4"),
+    ],
+)
+def test_bad_options(
+    flags: list[str], sentence: str, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
     capsys.readouterr()
     output = tmp_path / "engine"
     assert_refused(["build", str(checkpoint), "-o", str(output), *flags], sentence, output, capsys)
@@ -115,11 +129,14 @@ def test_interrupted_build_leaves_no_engine(stage: str, signal_number: int, chec
     """A build stopped in any way leaves nothing at the output; only SIGKILL leaves a hidden staging directory,
     which the next build removes."""
     output = tmp_path / "out" / "engine"
-    script = ("import sys, time\nfrom kvforge.compiler import build_engine\n"
-              f"build_engine({str(checkpoint)!r}, {str(output)!r}, progress=lambda stage: "
-              f"(print(stage, flush=True), stage == {stage!r} and time.sleep(60)))")
-    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-                               text=True)
+    script = (
+        "import sys, time\nfrom kvforge.compiler import build_engine\n"
+        f"build_engine({str(checkpoint)!r}, {str(output)!r}, progress=lambda stage: "
+        f"(print(stage, flush=True), stage == {stage!r} and time.sleep(60)))"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
     assert process.stdout is not None
     while process.stdout.readline().strip() != stage:
         assert process.poll() is None

@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from tests.support.checkpoints import load_weights
-from tests.support.engines import SWIFTKV, EngineShelf, EngineSpec
-from tests.support.step_driver import StepDriver
 from torch import Tensor
 
 from kvforge.engine import load_manifest
 from kvforge.runtime.session import Session, load_session
 from model_defs import load_config
 from model_defs.reference import reference_logits
+from tests.support.checkpoints import load_weights
+from tests.support.engines import SWIFTKV, EngineShelf, EngineSpec
+from tests.support.step_driver import StepDriver
 
 PROMPT, DECODED = 100, 32
 CHUNKS = (1, 7, 64, PROMPT)
@@ -27,8 +27,14 @@ def spec(family: str, cut: int | None = None, group_size: int = 1, **model: obje
     return EngineSpec(family, cut, group_size, model=tuple(sorted(model.items())))
 
 
-LLAMA3_ROPE = {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0,
-               "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
 PLAIN = {
     "llama": spec("llama", num_hidden_layers=3, rope_parameters=LLAMA3_ROPE),
     "mistral": spec("mistral", num_hidden_layers=3, sliding_window=24),
@@ -41,9 +47,11 @@ REWIRED = {
     "qwen2": spec("qwen2", 2, 2, num_hidden_layers=4),
     "qwen3": spec("qwen3", 2, 2, num_hidden_layers=4, tie_word_embeddings=True),
     "one KV head, head dim 80, 5 layers cut at 3, ragged group, tied": spec(
-        "llama", 3, 4, num_hidden_layers=5, num_key_value_heads=1, head_dim=80, tie_word_embeddings=True),
+        "llama", 3, 4, num_hidden_layers=5, num_key_value_heads=1, head_dim=80, tie_word_embeddings=True
+    ),
     "8 query heads per KV head, untied, cut at 1": spec(
-        "llama", 1, 2, num_hidden_layers=3, num_attention_heads=8, num_key_value_heads=1, head_dim=64),
+        "llama", 1, 2, num_hidden_layers=3, num_attention_heads=8, num_key_value_heads=1, head_dim=64
+    ),
 }
 
 
@@ -73,7 +81,8 @@ def relative_error(actual: Tensor, expected: Tensor) -> float:
 def test_plain_engine_equals_transformers(family: str, engines: EngineShelf) -> None:
     engine = engines.engine(PLAIN[family])
     model = transformers.AutoModelForCausalLM.from_pretrained(
-        engines.checkpoint(PLAIN[family]), attn_implementation="eager").eval()
+        engines.checkpoint(PLAIN[family]), attn_implementation="eager"
+    ).eval()
     tokens = tokens_for(engine)
     with torch.no_grad():
         expected = model(torch.tensor([tokens])).logits[0]

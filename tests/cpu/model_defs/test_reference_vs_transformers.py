@@ -5,13 +5,19 @@ import json
 import pytest
 import torch
 import transformers
-from tests.support.checkpoints import load_weights, make_checkpoint
 
 from model_defs import load_config
 from model_defs.reference import reference_logits
+from tests.support.checkpoints import load_weights, make_checkpoint
 
-LLAMA3 = {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0,
-          "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
 CASES = {
     "llama": ("llama", {}),
     "llama-3-rope": ("llama", {"rope_parameters": LLAMA3}),
@@ -40,8 +46,15 @@ def test_reference_equals_transformers(case: str, tmp_path) -> None:
 
 
 def test_old_and_new_rope_spelling_agree() -> None:
-    base = {"model_type": "llama", "vocab_size": 8, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1,
-            "num_attention_heads": 2, "max_position_embeddings": 64}
+    base = {
+        "model_type": "llama",
+        "vocab_size": 8,
+        "hidden_size": 8,
+        "intermediate_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "max_position_embeddings": 64,
+    }
     scaling = {key: value for key, value in LLAMA3.items() if key != "rope_theta"}
     old = load_config(base | {"rope_theta": 10000.0, "rope_scaling": scaling})
     assert old.rope == load_config(base | {"rope_parameters": LLAMA3}).rope

@@ -1,0 +1,118 @@
+"""The verifier passes what the compiler exports and names the node that breaks a rule."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch.fx import GraphModule, Node
+
+from kvforge.compiler.export import ExportedGraph, export_lower, export_upper
+from kvforge.compiler.options import BuildOptions, ResolvedOptions, resolve
+from kvforge.compiler.verify import verify
+from kvforge.errors import BuildError
+from model_defs import ModelConfig, load_config
+
+HF = {
+    "model_type": "qwen3_swiftkv",
+    "swiftkv": True,
+    "num_key_value_layers": 2,
+    "key_value_group_size": 2,
+    "vocab_size": 40,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 5,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 64,
+}
+
+
+@pytest.fixture(scope="module")
+def config() -> ModelConfig:
+    return load_config(HF)
+
+
+@pytest.fixture
+def options(config: ModelConfig) -> ResolvedOptions:
+    return resolve(BuildOptions(page_size=4), config, "F32")
+
+
+def operator_nodes(graph: ExportedGraph, name: str) -> list[Node]:
+    return [node for node in graph.program.graph.nodes if node.op == "call_function" and name in str(node.target)]
+
+
+def test_exported_graphs_write_each_owner_once_and_read_its_layers(config: ModelConfig, options) -> None:
+    lower, upper = export_lower(config, options), export_upper(config, options)
+    verify(lower, config, options)
+    verify(upper, config, options)
+    assert len(operator_nodes(lower, "rope_paged_kv_write")) == 4  # layers 0, 1 and leaders 2, 4
+    assert len(operator_nodes(lower, "paged_attention")) == 2
+    assert len(operator_nodes(upper, "rope_paged_kv_write")) == 0
+    assert len(operator_nodes(upper, "paged_attention")) == 3
+
+
+def test_key_value_projections_above_the_cut_are_one_gemm(config: ModelConfig, options) -> None:
+    """Below the cut 2 layers x (qkv, o, gate_up, down); above it a single linear for all owners."""
+    lower = export_lower(config, options)
+    assert len(operator_nodes(lower, "aten.linear")) == 2 * 4 + 1
+
+
+def write_twice(graph: ExportedGraph) -> None:
+    node = operator_nodes(graph, "rope_paged_kv_write")[0]
+    with graph.program.graph.inserting_after(node):
+        graph.program.graph.call_function(node.target, node.args)
+
+
+def swap_pools(graph: ExportedGraph) -> None:
+    node = operator_nodes(graph, "paged_attention")[0]
+    node.args = (node.args[0], node.args[2], node.args[1], *node.args[3:])
+
+
+def read_another_owner(graph: ExportedGraph) -> None:
+    first, second = operator_nodes(graph, "paged_attention")[:2]
+    second.args = (second.args[0], *first.args[1:3], *second.args[3:])
+
+
+def read_before_write(graph: ExportedGraph) -> None:
+    write, read = operator_nodes(graph, "rope_paged_kv_write")[0], operator_nodes(graph, "paged_attention")[0]
+    read.append(write)
+
+
+def drop_a_write(graph: ExportedGraph) -> None:
+    graph.program.graph.erase_node(operator_nodes(graph, "rope_paged_kv_write")[-1])
+
+
+def unknown_operator(graph: ExportedGraph) -> None:
+    node = operator_nodes(graph, "aten.linear")[0]
+    node.target = torch.ops.quantized.linear.default
+
+
+@pytest.mark.parametrize(
+    ("damage", "sentence"),
+    [
+        (write_twice, "a second time"),
+        (swap_pools, "does not take the K and the V pool"),
+        (read_another_owner, "reads the caches of layers"),
+        (read_before_write, "before this step's K and V are written"),
+        (drop_a_write, "writes [0, 1, 2]"),
+        (unknown_operator, "which no target implements"),
+    ],
+)
+def test_a_damaged_graph_is_refused(
+    damage: Callable[[ExportedGraph], None], sentence: str, config: ModelConfig, options: ResolvedOptions
+) -> None:
+    graph = export_lower(config, options)
+    assert isinstance(graph.program.graph_module, GraphModule)
+    damage(graph)
+    with pytest.raises(BuildError) as error:
+        verify(graph, config, options)
+    assert sentence in str(error.value) and str(error.value).startswith("Graph lower")
+
+
+def test_a_cache_of_another_dtype_is_refused(config: ModelConfig, options: ResolvedOptions) -> None:
+    other = resolve(BuildOptions(page_size=4, kv_dtype="bf16"), config, "F32")
+    with pytest.raises(BuildError, match="cache pool of dtype"):
+        verify(export_lower(config, options), config, other)
+
+
