@@ -8,6 +8,7 @@ from typing import Any
 from kvforge.serving.request import GenerationRequest
 
 CONTEXT_TOKENS = 6
+ACK_TIMEOUT_S = 0.5
 CANCELLED, UNAVAILABLE, INVALID_ARG, INTERNAL = "CANCELLED", "UNAVAILABLE", "INVALID_ARG", "INTERNAL"
 
 
@@ -44,7 +45,8 @@ class ActiveRequest:
     """Collects engine output for one Triton request; the engine's reader adds, one sender thread takes.
 
     `key` is unique among all requests; `engine_ids` are the engine's ids of the prompts in the batch.
-    `in_ensemble` says that preprocessing made the key, so that postprocessing watches for a cancel.
+    `in_ensemble` says that preprocessing made the key, so that postprocessing acknowledges every response and
+    watches for a cancel; the next response then waits for the ack, at most ACK_TIMEOUT_S.
     Exactly one of a final chunk or an error ends the request.
     """
 
@@ -67,6 +69,7 @@ class ActiveRequest:
         self._error: tuple[str, str] | None = None
         self._ended = False
         self._heartbeat = False
+        self._acked = True
         self.last_sent = time.monotonic()
         self.scheduled = False
         """True while a sender thread has or will get this request; guarded by the sender pool."""
@@ -96,15 +99,22 @@ class ActiveRequest:
         with self._lock:
             self._heartbeat = True
 
+    def acknowledge(self) -> None:
+        """The last response went through the ensemble."""
+        with self._lock:
+            self._acked = True
+
     def take(self) -> tuple[list[Chunk], tuple[str, str] | None, bool]:
         """(chunks to send, error to end with, send a heartbeat). After the end there is never anything more."""
         with self._lock:
-            if self._ended:
+            if self._ended or not self._may_send():
                 return [], None, False
             if self._error is not None:
                 self._ended = True
                 return [], self._error, False
             ready = [s for s in self.sequences if not s.reported and (s.finished or _has_news(s))]
+            if self.in_ensemble:
+                ready = ready[:1]
             chunks = []
             for sequence in ready:
                 sequence.reported = sequence.finished
@@ -112,7 +122,13 @@ class ActiveRequest:
                 chunks.append(_chunk(sequence, last))
                 self._ended = self._ended or last
             heartbeat, self._heartbeat = self._heartbeat and not chunks, False
+            if chunks or heartbeat:
+                self._acked = not self.in_ensemble
+                self.last_sent = time.monotonic()
             return chunks, None, heartbeat
+
+    def _may_send(self) -> bool:
+        return self._acked or time.monotonic() - self.last_sent > ACK_TIMEOUT_S
 
 
 def _has_news(sequence: Sequence) -> bool:

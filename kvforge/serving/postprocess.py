@@ -1,8 +1,8 @@
 """The `postprocessing` model: token ids to text, and the ensemble's watch for clients that went away.
 
 Triton's ensemble scheduler does not tell the engine step about a cancel, but a postprocessing step scheduled
-after it is cancelled. Every response of a request passes here, heartbeats included, so a look at each of them
-every WATCH_PERIOD_S finds the cancel; `stop` with the request's stream key then ends it in `tensorrt_llm`.
+after it is cancelled. Every response of a request passes here, heartbeats included, and goes back to the stub
+as an ack (acks.py), which carries what a look at the request every WATCH_PERIOD_S finds.
 """
 
 import time
@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from kvforge.runtime.detokenizer import Detokenizer
-from kvforge.runtime.tokenizer import Tokenizer
 from kvforge.serving.preprocess import load_tokenizer
 from kvforge.serving.responses import FINAL, HEARTBEAT, SEQUENCE_END
 
@@ -28,33 +27,43 @@ class Stream:
     detokenizers: dict[int, Detokenizer] = field(default_factory=dict)
     last_seen: float = 0.0
     last_watched: float = 0.0
-    stopped: bool = False
+
+
+@dataclass(frozen=True)
+class Processed:
+    """What became of a response: its text, [B, beams] of bytes objects, or None to send nothing.
+
+    `ack` is the stream key to acknowledge, None for a direct caller's request.
+    """
+
+    text: np.ndarray | None
+    ack: int | None = None
+    cancelled: bool = False
 
 
 class Postprocessor:
-    """Keeps the streams by key. `stop(key)` must not block; it is called once for a cancelled stream."""
+    """Keeps the streams by key. Not thread-safe; Triton calls one instance serially."""
 
-    def __init__(self, tokenizer_dir: str, stop: Callable[[int], None]) -> None:
+    def __init__(self, tokenizer_dir: str) -> None:
         self._tokenizer = load_tokenizer(tokenizer_dir)
-        self._stop = stop
         self._streams: dict[int, Stream] = {}
 
     def run(
         self, tokens: np.ndarray, lengths: np.ndarray, state: np.ndarray | None, is_cancelled: Callable[[], bool]
-    ) -> np.ndarray | None:
-        """Text of one response, [B, beams] of bytes objects, or None for a heartbeat.
+    ) -> Processed:
+        """Process one response of the engine.
 
         `tokens` [B, beams, n] int32, `lengths` [B, beams] int32, `state` [1, m] int64 (see responses.py). With
         a state, text comes out piece by piece: a character whose last byte is missing waits for it. Without
         one (a direct caller), every row is a whole text.
         """
         if state is None:
-            return self._whole_texts(tokens, lengths)
+            return Processed(self._whole_texts(tokens, lengths))
         key, sequence, flags, *context = state.reshape(-1).tolist()
         stream = self._stream(key)
-        self._watch(key, stream, is_cancelled)
+        cancelled = self._is_cancelled(stream, is_cancelled)
         if flags & HEARTBEAT:
-            return None
+            return Processed(None, key, cancelled)
         if sequence not in stream.detokenizers:
             stream.detokenizers[sequence] = Detokenizer(self._tokenizer, context)
         detokenizer = stream.detokenizers[sequence]
@@ -63,7 +72,7 @@ class Postprocessor:
             text += detokenizer.flush()
         if flags & FINAL:
             del self._streams[key]
-        return np.array([[text.encode()]], dtype=np.object_)
+        return Processed(np.array([[text.encode()]], dtype=np.object_), key, cancelled)
 
     def _stream(self, key: int) -> Stream:
         now = time.monotonic()
@@ -80,13 +89,12 @@ class Postprocessor:
         for key in [k for k, s in self._streams.items() if now - s.last_seen > FORGET_AFTER_S]:
             del self._streams[key]
 
-    def _watch(self, key: int, stream: Stream, is_cancelled: Callable[[], bool]) -> None:
-        if stream.stopped or stream.last_seen - stream.last_watched < WATCH_PERIOD_S:
-            return
+    def _is_cancelled(self, stream: Stream, look: Callable[[], bool]) -> bool:
+        """Look no more often than needed: a look costs 60 µs and postprocessing is serial."""
+        if stream.last_seen - stream.last_watched < WATCH_PERIOD_S:
+            return False
         stream.last_watched = stream.last_seen
-        if is_cancelled():
-            stream.stopped = True
-            self._stop(key)
+        return look()
 
     def _whole_texts(self, tokens: np.ndarray, lengths: np.ndarray) -> np.ndarray:
         texts = np.empty(lengths.shape, dtype=np.object_)

@@ -24,13 +24,14 @@ def repository_templates() -> Path:
 def materialise(target: Path, engine_dir: Path, engine_command: Sequence[str], max_batch_size: int) -> None:
     """Write the model repository for `engine_dir` into `target`, which must not exist.
 
-    `engine_command` is the argument list of the engine process (kvforge.serving.engine_process).
+    The socket between postprocessing and tensorrt_llm goes beside it. `engine_command` is the argument list of the engine process (kvforge.serving.engine_process).
     """
     templates = repository_templates()
     values = {
         "max_batch_size": str(max_batch_size),
         "engine_dir": _quoted(str(engine_dir)),
         "tokenizer_dir": _quoted(str(engine_dir / TOKENIZER_DIR)),
+        "ack_socket": _quoted(str(target.parent / "acks.sock")),
         "engine_command": _quoted(json.dumps(list(engine_command))),
     }
     for model in MODELS:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from kvforge.errors import EngineError, RequestError
+from kvforge.serving.acks import AckListener
 from kvforge.serving.active import CANCELLED, INTERNAL, INVALID_ARG, UNAVAILABLE, ActiveRequest
 from kvforge.serving.engine_client import EngineClient
 from kvforge.serving.metrics import EngineMetrics
@@ -42,6 +43,7 @@ class Stub:
         self._closing = threading.Event()
         self._metrics = EngineMetrics(pb, args["model_name"], args["model_version"])
         self._senders = SenderPool(self._send)
+        self._acks = AckListener(parameters["ack_socket"], self.on_ack)
         self._client = EngineClient(json.loads(parameters["engine_command"]), self)
         exit_with_parent(before_exit=self._client.kill)
         self._client.start()
@@ -69,6 +71,7 @@ class Stub:
         self._client.close()
         self._watch.join(timeout=5.0)
         self._senders.close()
+        self._acks.close()
         self._metrics.close()
 
     # -- requests -----------------------------------------------------------------------------------------
@@ -100,9 +103,9 @@ class Stub:
             raise
 
     def _stop(self, client_id: str) -> None:
-        """Cancel the requests a client, or postprocessing (by stream key), calls `client_id`."""
+        """Cancel what runs under this id."""
         with self._lock:
-            found = [a for a in self._active.values() if client_id and client_id in (a.client_id, str(a.key))]
+            found = [a for a in self._active.values() if client_id and client_id == a.client_id]
         for active in found:
             self._end(active, "the request was cancelled", CANCELLED)
 
@@ -146,6 +149,17 @@ class Stub:
     def on_stats(self, stats: dict) -> None:
         self._metrics.update(stats)
 
+    def on_ack(self, stream_key: int, cancelled: bool) -> None:
+        """Postprocessing has passed on the last response of this request (on the listener's thread)."""
+        active = self._active.get(stream_key)
+        if active is None:
+            return
+        active.acknowledge()
+        if cancelled:
+            self._end(active, "the request was cancelled", CANCELLED)
+        else:
+            self._senders.schedule(active)
+
     def on_lost(self, error: str) -> None:
         with self._lock:
             lost = list(self._active.values())
@@ -157,7 +171,6 @@ class Stub:
 
     def _send(self, active: ActiveRequest) -> None:
         chunks, error, heartbeat = active.take()
-        active.last_sent = time.monotonic()
         if error is not None:
             self._forget(active)
             self._refuse(active.sender, *error)
@@ -198,7 +211,6 @@ class Stub:
             now = time.monotonic()
             silent = [a for a in active if a.in_ensemble and now - a.last_sent > HEARTBEAT_S]
             for request in sorted(silent, key=lambda a: a.last_sent)[:MAX_HEARTBEATS_PER_TICK]:
-                request.last_sent = now
                 request.beat()
                 self._senders.schedule(request)
             for request in active:

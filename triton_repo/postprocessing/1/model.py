@@ -4,18 +4,17 @@ import json
 
 import triton_python_backend_utils as pb_utils
 
+from kvforge.serving.acks import AckSender
 from kvforge.serving.postprocess import Postprocessor
-from kvforge.serving.stopper import Stopper
 from kvforge.serving.watchdog import exit_with_parent
 
 
 class TritonPythonModel:
     def initialize(self, args):
         exit_with_parent()
-        config = json.loads(args["model_config"])
-        self._stopper = Stopper(pb_utils, "tensorrt_llm")
-        tokenizer_dir = config["parameters"]["tokenizer_dir"]["string_value"]
-        self._postprocessor = Postprocessor(tokenizer_dir, self._stopper.stop)
+        parameters = json.loads(args["model_config"])["parameters"]
+        self._acks = AckSender(parameters["ack_socket"]["string_value"])
+        self._postprocessor = Postprocessor(parameters["tokenizer_dir"]["string_value"])
 
     def execute(self, requests):
         for request in requests:
@@ -26,13 +25,15 @@ class TritonPythonModel:
         tokens, lengths = tensors.pop("TOKENS_BATCH"), tensors.pop("SEQUENCE_LENGTH")
         state = tensors.pop("STREAM_STATE", None)
         state = None if state is None else state.as_numpy()
-        text = self._postprocessor.run(tokens.as_numpy(), lengths.as_numpy(), state, request.is_cancelled)
+        done = self._postprocessor.run(tokens.as_numpy(), lengths.as_numpy(), state, request.is_cancelled)
         final = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
-        if text is None:
+        if done.text is None:
             sender.send(flags=final)
         else:
-            outputs = [pb_utils.Tensor("OUTPUT", text), *tensors.values()]
+            outputs = [pb_utils.Tensor("OUTPUT", done.text), *tensors.values()]
             sender.send(pb_utils.InferenceResponse(outputs), flags=final)
+        if done.ack is not None:
+            self._acks.send(done.ack, done.cancelled)
 
     def finalize(self):
-        self._stopper.close()
+        self._acks.close()
