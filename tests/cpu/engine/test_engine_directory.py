@@ -1,0 +1,137 @@
+"""Loading an engine: intact, foreign, damaged; what it allocates; what one step runs."""
+
+import dataclasses
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+
+from kvforge.cli import main
+from kvforge.engine import Manifest, load_manifest, save_manifest, verify_files
+from kvforge.errors import EngineError
+from kvforge.planner import prefill_flops_per_token
+from kvforge.runtime.session import load_session
+from tests.support.engines import SWIFTKV, EngineShelf
+
+
+@pytest.fixture
+def engine(engines: EngineShelf, tmp_path: Path) -> Path:
+    """A private copy of the shared SwiftKV engine, to be damaged."""
+    return Path(shutil.copytree(engines.engine(SWIFTKV), tmp_path / "engine"))
+
+
+def change_manifest(**changes: object) -> Callable[[Path], None]:
+    return lambda engine: save_manifest(dataclasses.replace(load_manifest(engine), **changes), engine)
+
+
+def edit_json(edit: Callable[[dict], object]) -> Callable[[Path], None]:
+    def apply(engine: Path) -> None:
+        data = json.loads((engine / "engine.json").read_text())
+        edit(data)
+        (engine / "engine.json").write_text(json.dumps(data))
+
+    return apply
+
+
+DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "no manifest": (lambda e: (e / "engine.json").unlink(), "is not an engine directory"),
+    "manifest is no JSON": (lambda e: (e / "engine.json").write_text("]"), "is damaged"),
+    "manifest is a list": (lambda e: (e / "engine.json").write_text("[]"), "engine schema None"),
+    "another schema": (edit_json(lambda d: d.update(schema_version=99)), "engine schema 99"),
+    "field missing": (edit_json(lambda d: d.pop("cut")), "lacks cut"),
+    "field unknown": (edit_json(lambda d: d.update(colour="red")), "unknown field colour"),
+    "impossible size": (edit_json(lambda d: d.update(page_size=0)), "impossible values"),
+    "file missing": (lambda e: (e / "rank0" / "lower.pt2").unlink(), "lacks rank0/lower.pt2"),
+    "another torch": (change_manifest(torch_version="1.0"), "built with torch 1.0"),
+    "another CPU": (change_manifest(isa=("x86_64", "avx9000")), "a CPU with avx9000"),
+    "another target": (change_manifest(target="tpu"), "built for target tpu"),
+    "other operators": (change_manifest(operators={"paged_attention": 0}), "other operator versions"),
+    "weights truncated": (lambda e: (e / "rank0" / "weights.safetensors").write_bytes(b"\0" * 20), "is damaged"),
+    "graph is no package": (lambda e: (e / "rank0" / "upper.pt2").write_bytes(b"PK"), "cannot be loaded"),
+    "operators are no library": (lambda e: (e / "rank0" / "operators.so").write_bytes(b"x"), "operator library"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_or_foreign_engine_is_refused(damage: str, engine: Path) -> None:
+    harm, sentence = DAMAGES[damage]
+    harm(engine)
+    with pytest.raises(EngineError) as error:
+        load_session(engine, load_manifest(engine))
+    message = str(error.value)
+    assert sentence in message and message.endswith(".") and "\n" not in message
+    assert "build" in message or "not run" in message
+
+
+def test_inspect_prints_and_verifies(engine: Path, capsys: pytest.CaptureFixture) -> None:
+    assert main(["inspect", str(engine), "--verify"]) == 0
+    assert "prompt tokens stop at layer 2" in capsys.readouterr().out
+    assert main(["inspect", str(engine), "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["owners"] == [0, 1, 2, 4] and shown["cut"] == 2
+    with (engine / "rank0" / "weights.safetensors").open("r+b") as file:
+        file.seek(-1, 2)
+        file.write(b"\x7f")
+    assert main(["inspect", str(engine), "--verify"]) == 1
+    assert "weights.safetensors was changed" in capsys.readouterr().err
+
+
+def test_a_session_needs_nothing_outside_its_directory(engine: Path, tmp_path: Path) -> None:
+    moved = engine.rename(tmp_path / "elsewhere")
+    verify_files(moved, load_manifest(moved))
+    load_session(moved, load_manifest(moved))
+
+
+def test_pools_are_one_allocation_of_the_formulas_size(engine: Path) -> None:
+    manifest = load_manifest(engine)
+    pools = load_session(engine, manifest).allocate_pools(num_pages=6)
+    expected = 2 * len(manifest.owners) * 6 * manifest.page_size * manifest.num_kv_heads * manifest.head_dim * 4
+    storages = {tensor.untyped_storage().data_ptr() for pool in pools for tensor in pool}
+    assert len(storages) == 1 and len(pools) == 4 < manifest.num_layers
+    assert pools[0][0].untyped_storage().nbytes() == expected == 6 * manifest.page_bytes
+    assert manifest.kv_bytes_per_token * manifest.page_size == manifest.page_bytes
+
+
+def test_both_graphs_share_the_memory_mapped_weights(engine: Path) -> None:
+    """The weights file is mapped, not copied, and both graphs read it: a loaded session maps it by name."""
+    load_session(engine, load_manifest(engine))
+    session = load_session(engine, load_manifest(engine))
+    maps = Path("/proc/self/maps").read_text()
+    assert str(engine / "rank0" / "weights.safetensors") in maps
+    assert session.manifest.cut == 2
+
+
+@pytest.fixture
+def swiftkv_manifest(engines: EngineShelf) -> Manifest:
+    return load_manifest(engines.engine(SWIFTKV))
+
+
+def test_prefill_flops_follow_the_cut_and_the_groups(swiftkv_manifest: Manifest) -> None:
+    """Table 1's structure: q, o, MLP and attention scale with k/L, K and V with the owners."""
+    plain = dataclasses.replace(swiftkv_manifest, cut=5, owner_of_layer=(0, 1, 2, 3, 4))
+    cut = dataclasses.replace(swiftkv_manifest, cut=2, owner_of_layer=(0, 1, 2, 3, 4))
+    hidden, kv = 64, 2 * 16
+    key_value = 2 * hidden * 2 * kv
+    full, half = prefill_flops_per_token(plain, 100), prefill_flops_per_token(cut, 100)
+    assert half - 5 * key_value == pytest.approx((full - 5 * key_value) * 2 / 5)
+    assert half - prefill_flops_per_token(swiftkv_manifest, 100) == key_value
+    windowed = dataclasses.replace(plain, layer_windows=(10,) * 5)
+    mean_keys = sum(min(position + 1, 10) for position in range(100)) / 100
+    saved = 5 * 4 * 64 * (50.5 - mean_keys)
+    assert full - prefill_flops_per_token(windowed, 100) == pytest.approx(saved)
+
+
+def test_weights_are_exactly_those_of_the_graphs(engines: EngineShelf) -> None:
+    """The teacher's q, k and v above the cut are not in the engine."""
+    with safe_open(engines.engine(SWIFTKV) / "rank0" / "weights.safetensors", framework="pt") as file:
+        shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    assert shapes["single_input.kv.weight"] == (2 * 2 * 32, 64)
+    assert shapes["layers.1.qkv.weight"] == (64 + 2 * 32, 64)
+    assert shapes["layers.2.q.weight"] == (64, 64) and "layers.2.qkv.weight" not in shapes
+    assert sum(torch.Size(shape).numel() for name, shape in shapes.items() if name != "inverse_frequencies") == (
+        load_manifest(engines.engine(SWIFTKV)).num_parameters
+    )
