@@ -19,7 +19,7 @@ from kvforge.engine import load_manifest
 from kvforge.errors import KvforgeError
 from kvforge.serving.health import generate, is_ready
 from kvforge.serving.ports import choose_ports
-from kvforge.serving.processes import ProcessId, descendants, wait_gone
+from kvforge.serving.processes import ProcessId, children, descendants, wait_gone
 from kvforge.serving.repository import materialise
 from kvforge.serving.triton_install import find_triton
 
@@ -161,6 +161,15 @@ class TritonServer:
             return "a model's backend process ended"
         return None
 
+    def log_error(self) -> str:
+        """The log's own words for what went wrong, as one line."""
+        lines = self.log_path.read_text(errors="replace").splitlines()
+        for line in lines:
+            if match := re.search(r"failed to load '\w+' version \d+: \w+: (?:TritonModelException: )?(.+)", line):
+                return match.group(1)
+        errors = [line for line in lines if re.match(r"[EF]\d{4} ", line) or line.startswith("error:")]
+        return (errors or lines or ["its log is empty"])[-1]
+
     def __enter__(self) -> "TritonServer":
         return self.start()
 
@@ -191,27 +200,10 @@ class TritonServer:
         deadline = time.monotonic() + START_TIMEOUT_S
         while not is_ready(self.http_url):
             if self._process.poll() is not None:
-                raise KvforgeError(f"the server did not start: {self._log_error()}")
+                raise KvforgeError(f"the server did not start: {self.log_error()}")
             if time.monotonic() > deadline:
-                raise KvforgeError(f"the server was not ready after {START_TIMEOUT_S:.0f} s: {self._log_error()}")
+                raise KvforgeError(f"the server was not ready after {START_TIMEOUT_S:.0f} s: {self.log_error()}")
             time.sleep(0.05)
         generate(self.http_url, "ensemble", {"text_input": "a", "max_tokens": 1})
-        # The stubs only: the engine process is restarted by its stub.
-        stubs = [child for child in descendants(self._process.pid) if _is_child(child.pid, self._process.pid)]
-        self._children = stubs
-
-    def _log_error(self) -> str:
-        """The log's own words for what went wrong, as one line."""
-        lines = self.log_path.read_text(errors="replace").splitlines()
-        for line in lines:
-            if match := re.search(r"failed to load '\w+' version \d+: \w+: (?:TritonModelException: )?(.+)", line):
-                return match.group(1)
-        errors = [line for line in lines if re.match(r"[EF]\d{4} ", line) or line.startswith("error:")]
-        return (errors or lines or ["its log is empty"])[-1]
-
-
-def _is_child(pid: int, parent: int) -> bool:
-    with contextlib.suppress(OSError, ValueError):
-        text = Path(f"/proc/{pid}/stat").read_text()
-        return int(text[text.rindex(")") + 2 :].split()[1]) == parent
-    return False
+        # Not the engine process: its stub restarts it.
+        self._children = children(self._process.pid)

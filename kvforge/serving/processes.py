@@ -26,17 +26,27 @@ class ProcessId:
                 os.kill(self.pid, signal.SIGKILL)
 
 
+def children(pid: int) -> list[ProcessId]:
+    """The processes started by `pid` itself."""
+    return _by_parent().get(pid, [])
+
+
 def descendants(pid: int) -> list[ProcessId]:
     """All processes started by `pid`, directly or not, children before grandchildren."""
-    children: dict[int, list[ProcessId]] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and (status := _status(int(entry.name))) is not None:
-            children.setdefault(status[1], []).append(ProcessId(int(entry.name), status[2]))
+    by_parent = _by_parent()
     found, frontier = [], [pid]
     while frontier:
-        for child in children.get(frontier.pop(0), []):
+        for child in by_parent.get(frontier.pop(0), []):
             found.append(child)
             frontier.append(child.pid)
+    return found
+
+
+def _by_parent() -> dict[int, list[ProcessId]]:
+    found: dict[int, list[ProcessId]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and (status := _status(int(entry.name))) is not None:
+            found.setdefault(status[1], []).append(ProcessId(int(entry.name), status[2]))
     return found
 
 

@@ -1,0 +1,78 @@
+"""`kvforge serve ENGINE`: a Triton server for one engine, until it is interrupted."""
+
+import argparse
+import signal
+import time
+from pathlib import Path
+from types import FrameType
+
+from kvforge.errors import KvforgeError
+
+PORTS = {"http": 8000, "grpc": 8001, "metrics": 8002}
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+POLL_S = 0.2
+
+
+def add_parser(subparsers: argparse._SubParsersAction) -> None:
+    parser = subparsers.add_parser("serve", help="serve an engine behind Triton Inference Server")
+    parser.add_argument("engine", type=Path, help="directory that kvforge build wrote")
+    parser.add_argument("--address", default="127.0.0.1", help="where to listen (default: loopback only)")
+    for name, port in PORTS.items():
+        parser.add_argument(f"--{name}-port", type=int, default=port, help=f"0: any free one (default: {port})")
+    parser.add_argument("--max-num-seqs", type=int, help="sequences a step at most (default: the engine's)")
+    parser.add_argument("--max-num-tokens", type=int, help="tokens a step at most (default: the engine's)")
+    parser.add_argument("--kv-cache-gib", type=float, help="size of the KV cache (default: from free memory)")
+    parser.add_argument("--no-prefix-cache", action="store_true", help="do not reuse pages of equal prompt starts")
+    parser.add_argument("--log-file", type=Path, help="append the server's log here (default: dropped at the end)")
+    parser.add_argument("--log-level", default="warning", choices=("debug", "info", "warning", "error"))
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until a signal to stop. Raises KvforgeError when it cannot start or a process of it dies."""
+    from kvforge.serving.launcher import ServerOptions, TritonServer
+
+    options = ServerOptions(
+        address=args.address,
+        http_port=args.http_port,
+        grpc_port=args.grpc_port,
+        metrics_port=args.metrics_port,
+        max_num_seqs=args.max_num_seqs,
+        max_num_tokens=args.max_num_tokens,
+        kv_cache_gib=args.kv_cache_gib,
+        enable_prefix_cache=not args.no_prefix_cache,
+        log_level=args.log_level.upper(),
+        log_file=args.log_file,
+    )
+    def interrupt(signum: int, frame: FrameType | None) -> None:
+        _ignore(SIGNALS)
+        raise _StopServing
+
+    previous = {signum: signal.signal(signum, interrupt) for signum in SIGNALS}
+    server = TritonServer(args.engine, options)
+    try:
+        server.start()
+        print(
+            f"kvforge: serving {args.engine} as model 'ensemble': HTTP {server.http_url}, gRPC {server.grpc_url}, "
+            f"metrics {server.metrics_url} (Ctrl-C stops)",
+            flush=True,
+        )
+        while (failure := server.failure()) is None:
+            time.sleep(POLL_S)
+        raise KvforgeError(f"{failure}; its last words: {server.log_error()}")
+    except _StopServing:
+        return 0
+    finally:
+        _ignore(SIGNALS)
+        server.stop()
+        for signum, handler in previous.items():
+            signal.signal(signum, handler)
+
+
+class _StopServing(BaseException):
+    """A signal came; raised in the main thread wherever it is."""
+
+
+def _ignore(signums: tuple[signal.Signals, ...]) -> None:
+    for signum in signums:
+        signal.signal(signum, signal.SIG_IGN)
