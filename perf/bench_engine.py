@@ -1,0 +1,122 @@
+"""Build the 213M-parameter benchmark engines (no cut, cut 50%, cut 50% + 4-way AcrossKV) and measure them.
+
+    python -m perf.bench_engine [--work DIR] [--num-runs 3] [--only prompt_heavy] [--output FILE]
+
+The variants alternate within every run, so that their ratios come from one sitting. Writes JSON with the command,
+the machine and, beside each time, its floor: GEMM FLOPs over the measured bf16 GEMM rate.
+"""
+
+import argparse
+import json
+import platform
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from kvforge.bench.workload import Workload, load_workloads, run_once, warm_up
+from kvforge.compiler import BuildOptions, build_engine
+from kvforge.engine import MANIFEST_FILE, Manifest, load_manifest
+from kvforge.planner import prefill_flops_per_token
+from kvforge.runtime import LLMEngine
+from perf.random_checkpoint import LLAMA_213M, write_checkpoint
+
+VARIANTS: dict[str, tuple[int | None, int]] = {"no cut": (None, 1), "cut 8": (8, 1), "cut 8, 4-way": (8, 4)}
+"""Name to (cut, AcrossKV group size) of the 16-layer model."""
+
+
+def measure_gemm_rate(size: int = 2048, repeats: int = 5) -> float:
+    """Return the best bf16 rate, in FLOP/s, of a square matrix product on all threads."""
+    a, b = torch.randn(2, size, size).bfloat16()
+    torch.mm(a, b)
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        torch.mm(a, b)
+        times.append(time.perf_counter() - start)
+    return 2 * size**3 / min(times)
+
+
+def floor_seconds(manifest: Manifest, workload: Workload, rate: float) -> float:
+    """Prefill FLOPs of all prompts over the GEMM rate; decoding is bound by memory and not counted."""
+    flops = prefill_flops_per_token(manifest, workload.input_tokens) * workload.input_tokens * workload.requests
+    return flops / rate
+
+
+def prepare(work: Path, name: str, cut: int | None, group_size: int, max_seq_len: int) -> Path:
+    """Return the engine of a variant under ``work``, built if it is not there yet."""
+    slug = name.replace(" ", "-").replace(",", "")
+    engine = work / f"engine-{slug}"
+    if not (engine / MANIFEST_FILE).is_file():
+        checkpoint = write_checkpoint(work / f"checkpoint-{slug}", LLAMA_213M, cut, group_size)
+        build_engine(checkpoint, engine, BuildOptions(max_seq_len=max_seq_len))
+    return engine
+
+
+def run(work: Path, workloads: list[Workload], num_runs: int) -> dict[str, Any]:
+    """Measure every variant on every workload, alternating; returns the report."""
+    longest = max(workload.input_tokens + workload.output_tokens for workload in workloads)
+    directories = {name: prepare(work, name, *spec, longest) for name, spec in VARIANTS.items()}
+    engines = {name: LLMEngine(path, enable_prefix_cache=False, kv_cache_gib=1.0) for name, path in directories.items()}
+    for engine in engines.values():
+        warm_up(engine, workloads, seed=0)
+    samples: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    rng = np.random.default_rng(0)
+    plan = [(w, name) for _ in range(num_runs) for w in workloads for name in engines]
+    for workload, name in tqdm(plan, unit="run"):
+        samples.setdefault((workload.name, name), []).append(run_once(engines[name], workload, rng))
+    rate = measure_gemm_rate()
+    rows = []
+    for workload in workloads:
+        tokens = workload.requests * (workload.input_tokens + workload.output_tokens)
+        for name in engines:
+            runs = samples[workload.name, name]
+            total = statistics.median(seconds for _, seconds in runs)
+            rows.append(
+                {
+                    "workload": workload.name,
+                    "variant": name,
+                    "ttft_s": statistics.median(first for first, _ in runs),
+                    "total_s": total,
+                    "combined_tok_s": tokens / total,
+                    "prefill_floor_s": floor_seconds(load_manifest(directories[name]), workload, rate),
+                    "runs_total_s": [seconds for _, seconds in runs],
+                }
+            )
+    return {
+        "command": "python -m perf.bench_engine " + " ".join(sys.argv[1:]),
+        "date": time.strftime("%Y-%m-%d"),
+        "machine": f"{platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}",
+        "bf16_gemm_gflops": rate / 1e9,
+        "rows": rows,
+    }
+
+
+def main() -> None:
+    """Parse the command line, measure, print a table and write the report."""
+    parser = argparse.ArgumentParser(description="Measure the benchmark engines against each other.")
+    parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "kvforge-bench")
+    parser.add_argument("--workloads", type=Path, default=Path(__file__).parent / "workloads.json")
+    parser.add_argument("--only", action="append", metavar="NAME")
+    parser.add_argument("--num-runs", type=int, default=3)
+    parser.add_argument("--output", type=Path, help="write the report here as JSON")
+    args = parser.parse_args()
+    report = run(args.work, load_workloads(args.workloads, args.only), args.num_runs)
+    print(f"{'workload':<14} {'variant':<14} {'TTFT s':>8} {'total s':>8} {'tok/s':>8} {'prefill floor s':>16}")
+    for row in report["rows"]:
+        print(
+            f"{row['workload']:<14} {row['variant']:<14} {row['ttft_s']:>8.2f} {row['total_s']:>8.2f} "
+            f"{row['combined_tok_s']:>8.0f} {row['prefill_floor_s']:>16.2f}"
+        )
+    if args.output:
+        args.output.write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
