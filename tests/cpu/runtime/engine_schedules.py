@@ -28,11 +28,11 @@ class Plan:
 
 def random_plan(seed, *, page_sizes=(1, 2, 3, 4, 8), vocab_size=64, max_prompt=40, max_new=24, max_seqs=8,
                 max_requests=10, sampled=True):
-    """Draw a schedule; a third of them have pools so small that sequences are preempted."""
+    """Draw a schedule; most have pools so small that sequences are preempted."""
     rng = random.Random(seed)
     page_size = rng.choice(page_sizes)
     longest = -(-(max_prompt + max_new) // page_size)
-    num_pages = longest + (rng.randint(0, 3) if rng.random() < 0.4 else rng.randint(0, 6 * longest))
+    num_pages = longest + (rng.randint(0, 2) if rng.random() < 0.6 else rng.randint(0, 6 * longest))
     plan = Plan(seed, page_size, num_pages, rng.choice([1, 2, 3, 5, 7, 8, 16, 33, 64]),
                 rng.randint(1, max_seqs), rng.random() < 0.75)
     shared = [[rng.randrange(3, vocab_size) for _ in range(rng.randint(1, max_prompt))] for _ in range(2)]
@@ -41,7 +41,8 @@ def random_plan(seed, *, page_sizes=(1, 2, 3, 4, 8), vocab_size=64, max_prompt=4
         clock += rng.choice([0, 0, 1, 2, rng.randint(0, 20)])
         own = [rng.randrange(3, vocab_size) for _ in range(rng.randint(1, 12))]
         base = rng.choice([*shared, []])[: rng.randint(0, max_prompt)]
-        prompt = (base + own)[: rng.randint(1, max_prompt)] if rng.random() < 0.9 else rng.choice(shared)
+        size = rng.choice([3, rng.randint(1, max_prompt)])
+        prompt = (base + own)[:size] if rng.random() < 0.9 else rng.choice(shared)
         params = _random_params(rng, max_new) if sampled else SamplingParams(
             temperature=0.0, max_tokens=rng.randint(1, max_new), ignore_eos=rng.random() < 0.7,
             n=rng.choice([1, 1, 1, 2]), priority=rng.choice([0, 0, 0, 1]))

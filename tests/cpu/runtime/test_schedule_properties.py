@@ -8,7 +8,7 @@ from fake_session import FakeSession
 
 from kvforge.runtime import LLMEngine
 
-NUM_SCHEDULES = 400
+NUM_SCHEDULES = 240
 
 
 def alone(plan, request):
@@ -27,10 +27,10 @@ def alone(plan, request):
     return results
 
 
-@pytest.mark.parametrize("block", range(8))
-def test_tokens_equal_one_at_a_time(block):
+@pytest.mark.parametrize("block", range(4))
+def test_tokens_equal_one_at_a_time(block, one_thread):
     num_preemptions = num_reused = num_aborted = num_skipped_uppers = 0
-    for seed in range(block, NUM_SCHEDULES, 8):
+    for seed in range(block, NUM_SCHEDULES, 4):
         plan = random_plan(seed)
         session = FakeSession(page_size=plan.page_size)
         engine = LLMEngine(session=session, num_pages=plan.num_pages, max_num_tokens=plan.max_num_tokens,
@@ -56,4 +56,4 @@ def test_tokens_equal_one_at_a_time(block):
         num_aborted += len(aborted)
         num_skipped_uppers += session.num_lower_calls - session.num_upper_calls
     # The schedules exercise what they claim to.
-    assert num_preemptions > 20 and num_reused > 200 and num_aborted > 10 and num_skipped_uppers > 50
+    assert num_preemptions > 20 and num_reused > 500 and num_aborted > 20 and num_skipped_uppers > 100

@@ -1,0 +1,32 @@
+"""Small tokenizers of the two usual kinds, made here: byte-level BPE, and pieces with byte fallback."""
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+from kvforge.runtime.tokenizer import Tokenizer as RuntimeTokenizer
+
+TEXT = ["The quick brown fox jumps over the lazy dog. " * 3, "Grüße aus Köln, naïve café façade",
+        "日本語のテキスト、漢字とかな", "emoji 😀 😃 👩‍👩‍👧 done", "stop strings end texts; STOP here"]
+
+
+def byte_level(vocab_size=330):
+    """Byte-level BPE (GPT-2, Llama 3, Qwen); most characters outside ASCII take several tokens."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(vocab_size=vocab_size, special_tokens=["<unk>", "<s>", "</s>"],
+                                  initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False)
+    tokenizer.train_from_iterator(TEXT, trainer)
+    return RuntimeTokenizer(tokenizer)
+
+
+def byte_fallback():
+    """SentencePiece-like (Llama 2): "▁" for a space, stripped at the start, bytes for what is not a piece."""
+    words = ["▁", "▁The", "▁fox", "ox", "a", "b", "c", "o", "S", "T", "O", "P", "."]
+    vocab = {"<unk>": 0, "<s>": 1, "</s>": 2} | {f"<0x{b:02X}>": b + 3 for b in range(256)}
+    vocab |= {word: 259 + i for i, word in enumerate(words)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[], unk_token="<unk>", byte_fallback=True))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(),
+                                           decoders.Strip(" ", 1, 0)])
+    tokenizer.add_special_tokens([AddedToken(t, special=True) for t in ("<unk>", "<s>", "</s>")])
+    return RuntimeTokenizer(tokenizer)
