@@ -1,5 +1,9 @@
 """One loaded engine: its compiled graphs, its weights and the allocation of its cache."""
 
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -84,9 +88,24 @@ def load_session(engine_dir: str | Path, manifest: Manifest) -> Session:
             weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
         raise EngineError(f"{engine_dir / WEIGHTS_FILE} is damaged ({error}); rebuild the engine.") from error
-    return Session(
-        manifest, _load_graph(engine_dir / LOWER_FILE, weights), _load_graph(engine_dir / UPPER_FILE, weights)
-    )
+    with _private_tmpdir():
+        lower, upper = (_load_graph(engine_dir / name, weights) for name in (LOWER_FILE, UPPER_FILE))
+    return Session(manifest, lower, upper)
+
+
+@contextlib.contextmanager
+def _private_tmpdir() -> Iterator[None]:
+    """Packages are unpacked under $TMPDIR and mapped; the files can go as soon as that is done, so that a killed
+    process leaves none behind."""
+    before = os.environ.get("TMPDIR")
+    with tempfile.TemporaryDirectory(prefix="kvforge-", ignore_cleanup_errors=True) as folder:
+        os.environ["TMPDIR"] = folder
+        try:
+            yield
+        finally:
+            os.environ.pop("TMPDIR")
+            if before is not None:
+                os.environ["TMPDIR"] = before
 
 
 def _load_graph(path: Path, weights: dict[str, Tensor]) -> Any:

@@ -86,6 +86,15 @@ def test_a_session_needs_nothing_outside_its_directory(engine: Path, tmp_path: P
     load_session(moved, load_manifest(moved))
 
 
+def test_loading_leaves_no_temporary_files(engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "tmp"
+    folder.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    session = load_session(engine, load_manifest(engine))
+    assert list(folder.iterdir()) == []
+    assert session.allocate_pools(1)[0][0].sum() == 0
+
+
 def test_pools_are_one_allocation_of_the_formulas_size(engine: Path) -> None:
     manifest = load_manifest(engine)
     pools = load_session(engine, manifest).allocate_pools(num_pages=6)
