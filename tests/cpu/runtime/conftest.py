@@ -1,16 +1,13 @@
-"""Makes the helpers beside the tests importable."""
+"""Fixtures of the runtime's tests."""
 
-import sys
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent))
-
 
 @pytest.fixture
-def one_thread():
+def one_thread() -> Iterator[None]:
     """Tensors of a few numbers are slower on several threads than on one."""
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)

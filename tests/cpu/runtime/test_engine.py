@@ -4,9 +4,9 @@ import time
 
 import numpy as np
 import pytest
-from fake_session import FakeSession, context_logits
 
 from kvforge.runtime import LLMEngine, SamplingParams
+from tests.support.fake_session import FakeSession, context_logits
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)

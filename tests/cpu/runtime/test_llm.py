@@ -1,10 +1,10 @@
 """Texts: generate and its stream agree, stop strings cut, closing a stream gives the request up."""
 
 import pytest
-from fake_session import FakeSession
-from text_tokenizers import byte_level
 
 from kvforge.runtime import LLM, SamplingParams
+from tests.support.fake_session import FakeSession
+from tests.support.text_tokenizers import byte_level
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 TOKENIZER = byte_level()

@@ -3,12 +3,12 @@
 import math
 
 import pytest
-from fake_session import FakeSession
-from text_tokenizers import byte_level
 
 from kvforge.errors import EngineError, KvforgeError, RequestError
 from kvforge.runtime import LLM, LLMEngine, SamplingParams
 from kvforge.runtime.config import resolve_config
+from tests.support.fake_session import FakeSession
+from tests.support.text_tokenizers import byte_level
 
 
 def make_engine(**options):

@@ -3,10 +3,10 @@
 import dataclasses
 
 import pytest
-from engine_schedules import random_plan, run_plan
-from fake_session import FakeSession
 
 from kvforge.runtime import LLMEngine
+from tests.support.engine_schedules import random_plan, run_plan
+from tests.support.fake_session import FakeSession
 
 NUM_SCHEDULES = 240
 

@@ -5,12 +5,12 @@ import random
 
 import numpy as np
 import pytest
-from text_tokenizers import byte_level
 
 from kvforge.runtime import SamplingParams, SequenceOutput
 from kvforge.runtime.sequence import RequestMetrics, Sequence
 from kvforge.runtime.stop import Stopper, StopStrings
 from kvforge.runtime.text_stream import TextStream
+from tests.support.text_tokenizers import byte_level
 
 TOKENIZER = byte_level()
 

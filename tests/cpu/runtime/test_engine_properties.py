@@ -1,0 +1,117 @@
+"""Greedy tokens of compiled engines do not depend on the batch, the chunks, the pages or the neighbours."""
+
+import dataclasses
+from collections import Counter
+
+import pytest
+
+from kvforge.engine import load_manifest
+from kvforge.runtime import LLMEngine
+from kvforge.runtime.session import Session, load_session
+from tests.support.engine_schedules import Plan, PlannedRequest, random_plan, run_plan
+from tests.support.engines import SWIFTKV, SWIFTKV_BF16, EngineShelf, EngineSpec
+
+NUM_SCHEDULES = 200
+AWKWARD = EngineSpec("qwen2", cut=3, group_size=3, options=SWIFTKV.options, model=(
+    ("num_hidden_layers", 5), ("num_key_value_heads", 1), ("head_dim", 80), ("tie_word_embeddings", True)))
+"""1 KV head of 80, biases, tied embeddings, 5 layers cut at 3 with a ragged group of 2."""
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+Generated = list[tuple[int, dict[int, float]]]
+
+
+class CountingSession:
+    """A session that counts what the runtime calls, and the survivors it asks for."""
+
+    def __init__(self, session: Session) -> None:
+        self.session, self.manifest = session, session.manifest
+        self.allocate_pools = session.allocate_pools
+        self.calls: Counter[str] = Counter()
+
+    def lower(self, *arguments):
+        self.calls["lower"] += 1
+        return self.session.lower(*arguments)
+
+    def upper(self, hidden, survivor_index, *arguments):
+        assert len(survivor_index) > 0, "a step without survivors ran upper"
+        self.calls["upper"] += 1
+        return self.session.upper(hidden, survivor_index, *arguments)
+
+
+def load(directory) -> CountingSession:
+    return CountingSession(load_session(directory, load_manifest(directory)))
+
+
+def short_plan(seed: int) -> Plan:
+    return random_plan(seed, page_sizes=(8,), vocab_size=320, max_prompt=48, max_new=12, max_requests=7, sampled=False)
+
+
+def alone(engine: LLMEngine, request: PlannedRequest) -> tuple[Generated, str]:
+    """Tokens with their top two log-probabilities, and the end, of one sequence alone in the engine."""
+    engine.add_request("alone", request.prompt, dataclasses.replace(request.params, n=1, logprobs=2))
+    generated: Generated = []
+    reason = ""
+    while engine.has_unfinished():
+        for output in engine.step():
+            generated += [(entry.token_id, entry.top) for entry in output.logprobs]
+            reason = output.finish_reason
+    return generated, reason
+
+
+def compare(session: CountingSession, num_schedules: int) -> tuple[int, int, list[float], Counter[str]]:
+    """Run schedules; returns (sequences equal, different, the top-two gap at each first difference, counts)."""
+    lonely = LLMEngine(session=session, num_pages=16, enable_prefix_cache=False)
+    num_equal, gaps, counts = 0, [], Counter()
+    for seed in range(num_schedules):
+        plan = short_plan(seed)
+        engine = LLMEngine(session=session, num_pages=plan.num_pages, max_num_tokens=plan.max_num_tokens,
+                           max_num_seqs=plan.max_num_seqs, enable_prefix_cache=plan.enable_prefix_cache)
+        session.calls.clear()
+        tokens, reasons, aborted = run_plan(engine, plan)
+        stats = engine.stats()
+        assert session.calls["upper"] == stats["num_upper_calls"] <= session.calls["lower"] == stats["num_iterations"]
+        assert stats["num_used_pages"] == 0 and stats["num_free_pages"] == plan.num_pages
+        assert stats["num_failed_steps"] == 0
+        counts.update(preemptions=stats["num_preemptions"], reused=stats["num_reused_tokens"], aborted=len(aborted),
+                      skipped=session.calls["lower"] - session.calls["upper"])
+        for request in plan.requests:
+            expected, reason = alone(lonely, request)
+            for index in range(request.params.n):
+                key = (request.request_id, index)
+                got = tokens.get(key, [])
+                differs = next((i for i, (a, (b, _)) in enumerate(zip(got, expected, strict=False)) if a != b), None)
+                if differs is not None:
+                    top = expected[differs][1]
+                    assert got[differs] in top, (seed, key, "not even the second most probable token")
+                    gaps.append(max(top.values()) - min(top.values()))
+                    continue
+                num_equal += 1
+                if request.request_id not in aborted:
+                    assert (len(got), reasons[key]) == (len(expected), reason), (seed, key)
+    return num_equal, len(gaps), gaps, counts
+
+
+@pytest.mark.parametrize("spec, num_schedules", [(SWIFTKV, NUM_SCHEDULES), (AWKWARD, 60)], ids=["swiftkv", "awkward"])
+def test_fp32_tokens_equal_one_at_a_time(engines: EngineShelf, spec: EngineSpec, num_schedules: int) -> None:
+    num_equal, num_different, gaps, counts = compare(load(engines.engine(spec)), num_schedules)
+    assert num_different == 0, gaps
+    assert num_equal > 4 * num_schedules
+    assert min(counts[name] for name in ("preemptions", "reused", "aborted", "skipped")) > num_schedules // 20, counts
+
+
+def test_bf16_differs_only_at_near_ties(engines: EngineShelf) -> None:
+    num_equal, num_different, gaps, _ = compare(load(engines.engine(SWIFTKV_BF16)), NUM_SCHEDULES)
+    print(f"\nbf16: {num_equal} of {num_equal + num_different} sequences equal one-at-a-time; top-two gap at the first "
+          f"difference: {', '.join(f'{gap:.4f}' for gap in sorted(gaps)) or 'none'}")
+    assert all(gap < 0.1 for gap in gaps), "a difference that is no near-tie"
+    assert num_equal > 0.9 * (num_equal + num_different)
+
+
+def test_one_token_and_one_sequence(engines: EngineShelf) -> None:
+    """T = S = R = M = 1: the smallest step there is."""
+    session = load(engines.engine(AWKWARD))
+    engine = LLMEngine(session=session, num_pages=1, max_num_tokens=1, max_num_seqs=1)
+    request = PlannedRequest("one", [7], short_plan(0).requests[0].params, 0, None)
+    tokens = alone(engine, request)[0]
+    roomy = alone(LLMEngine(session=session, num_pages=16), request)[0]
+    assert [token for token, _ in tokens] == [token for token, _ in roomy]
