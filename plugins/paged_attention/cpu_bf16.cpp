@@ -57,9 +57,9 @@ void finish_row(const AttentionArgs& a, const Rows& rows, int64_t row, const flo
     store_bf16(out + d, _mm512_mul_ps(_mm512_loadu_ps(acc + d), inverse));
 }
 
-// Replaces scores[0 .. width) by 2^(factor * score - top) for [first, last) and 0 elsewhere, in bfloat16 at
-// `weights` when that is given; updates *top, returns the float32 sum. width a multiple of 16, first < last.
-float softmax_row(float* scores, bf16* weights, int64_t width, int64_t first, int64_t last, float factor,
+// weights[0 .. width) = 2^(factor * score - top) for [first, last) and 0 elsewhere, with top the larger of *top
+// and the scaled scores; updates *top, returns the float32 sum. width a multiple of 16, first < last.
+float softmax_row(const float* scores, bf16* weights, int64_t width, int64_t first, int64_t last, float factor,
                   float* top) {
   const __m512 scale = _mm512_set1_ps(factor);
   __m512 highest = _mm512_set1_ps(*top);
@@ -78,8 +78,7 @@ float softmax_row(float* scores, bf16* weights, int64_t width, int64_t first, in
       p = _mm512_maskz_mov_ps(lanes_between(j, first, last), p);
       total = _mm512_add_ps(total, p);
     }
-    if (weights != nullptr) store_bf16(weights + j, p);
-    else _mm512_storeu_ps(scores + j, p);
+    store_bf16(weights + j, p);
   }
   return _mm512_reduce_add_ps(total);
 }
@@ -113,6 +112,14 @@ inline void transpose(__m512i x[16]) {
   }
 }
 
+// Indices that interleave two vectors of 32: their first halves, their second halves.
+inline __m512i pairs_low() {
+  return _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6, 37, 5, 36, 4,
+                          35, 3, 34, 2, 33, 1, 32, 0);
+}
+
+inline __m512i pairs_high() { return _mm512_add_epi16(pairs_low(), _mm512_set1_epi16(16)); }
+
 void pack(const AttentionArgs& a, const Rows& rows, int64_t begin, char* packed) {
   const int64_t first = larger(begin, rows.first_key), last = smaller(begin + kKeyBlock, rows.end_key);
   bf16* k_out = reinterpret_cast<bf16*>(packed);
@@ -135,23 +142,20 @@ void pack(const AttentionArgs& a, const Rows& rows, int64_t begin, char* packed)
         _mm512_storeu_si512(k_out + ((d / 2 + i) * kKeyBlock + key - begin) * 2, x[i]);
     }
   }
-  const __m512i pairs = _mm512_set_epi16(
-      47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6, 37, 5, 36, 4, 35, 3, 34, 2, 33, 1,
-      32, 0);
   for (int64_t key = begin; key < begin + kKeyBlock; key += 2) {
     bf16* out = v_out + (key - begin) * a.head_dim;
     for (int64_t d = 0; d < a.head_dim; d += 16) {
       const __m512i even = needed(key) ? load_masked(0xffff, v + v_offset[key - first] + d) : _mm512_setzero_si512();
       const __m512i odd =
           needed(key + 1) ? load_masked(0xffff, v + v_offset[key + 1 - first] + d) : _mm512_setzero_si512();
-      _mm512_storeu_si512(out + 2 * d, _mm512_permutex2var_epi16(even, pairs, odd));
+      _mm512_storeu_si512(out + 2 * d, _mm512_permutex2var_epi16(even, pairs_low(), odd));
     }
   }
 }
 
 int64_t scratch_bytes(const AttentionArgs& a, int64_t rows) {
   const int64_t tile = kTileRows * (a.head_dim * 2 + kKeyBlock * 4 + kKeyBlock * 2 + a.head_dim * 4) + packed_bytes(a);
-  const int64_t direct = rows * (kKeyBlock * 4 + round_up(a.head_dim, 32) * (2 + 4) + 2 * 4);
+  const int64_t direct = rows * (kKeyBlock * (4 + 2) + round_up(a.head_dim, 32) * (2 + 4) + 2 * 4);
   return larger(tile, direct);
 }
 
@@ -225,6 +229,11 @@ inline __m512 sums(const __m512 x[16]) {
   return _mm512_add_ps(_mm512_shuffle_f32x4(w[0], w[1], 0x88), _mm512_shuffle_f32x4(w[0], w[1], 0xdd));
 }
 
+// Addresses of keys [key, key + 16) of a block of `keys`, the last one repeated past its end.
+inline void gather(const bf16* head, const int64_t* offsets, int64_t key, int64_t keys, const bf16* rows[16]) {
+  for (int64_t i = 0; i < 16; ++i) rows[i] = head + offsets[smaller(key + i, keys - 1)];
+}
+
 // scores[row, 0 .. 16) for `rows` rows of q, [rows, Chunks * 32] padded with zeros.
 template <int Chunks>
 inline void score_keys(const bf16* const keys[16], const bf16* q, int64_t rows, __mmask32 tail, float* scores) {
@@ -247,29 +256,42 @@ inline void score_keys(const bf16* const keys[16], const bf16* q, int64_t rows, 
   }
 }
 
-// acc[r] += sum of weights[r][i] * values[i] over `keys` keys; a chunk of acc holds the even elements, then
-// the odd ones.
+// Interleaves 16 values in pairs of keys, as pack() does: out is [8, Chunks * 32, 2].
+template <int Chunks>
+inline void pair_values(const bf16* const values[16], __mmask32 tail, bf16* out) {
+  for (int64_t i = 0; i < 16; i += 2)
+#pragma GCC unroll 8
+    for (int c = 0; c < Chunks; ++c, out += 64) {
+      const __mmask32 mask = c + 1 < Chunks ? 0xffffffffu : tail;
+      const __m512i even = load_masked(mask, values[i] + 32 * c), odd = load_masked(mask, values[i + 1] + 32 * c);
+      _mm512_storeu_si512(out, _mm512_permutex2var_epi16(even, pairs_low(), odd));
+      _mm512_storeu_si512(out + 32, _mm512_permutex2var_epi16(even, pairs_high(), odd));
+    }
+}
+
+// acc[r] += sum over 16 keys of weights[r][i] * values[i], for RowsAtOnce rows.
 template <int Chunks, int RowsAtOnce>
-inline void add_values(const bf16* const values[16], int64_t keys, const float* weights, __mmask32 tail, float* acc) {
-  const __m512i high = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
+inline void add_values(const bf16* pairs, const bf16* weights, float* acc) {
   __m512 sum[RowsAtOnce][2 * Chunks];
 #pragma GCC unroll 4
   for (int r = 0; r < RowsAtOnce; ++r)
 #pragma GCC unroll 16
     for (int c = 0; c < 2 * Chunks; ++c) sum[r][c] = _mm512_loadu_ps(acc + (r * 2 * Chunks + c) * 16);
-  for (int64_t i = 0; i < keys; ++i)
-#pragma GCC unroll 8
-    for (int c = 0; c < Chunks; ++c) {
-      const __m512i value = c + 1 < Chunks ? _mm512_loadu_si512(values[i] + 32 * c) : load_masked(tail, values[i] + 32 * c);
-      const __m512 even = _mm512_castsi512_ps(_mm512_slli_epi32(value, 16));
-      const __m512 odd = _mm512_castsi512_ps(_mm512_and_si512(value, high));
+  for (int64_t i = 0; i < 16; i += 2, pairs += Chunks * 64) {
+    __m512bh weight[RowsAtOnce];
 #pragma GCC unroll 4
-      for (int r = 0; r < RowsAtOnce; ++r) {
-        const __m512 weight = _mm512_set1_ps(weights[r * kKeyBlock + i]);
-        sum[r][2 * c] = _mm512_fmadd_ps(weight, even, sum[r][2 * c]);
-        sum[r][2 * c + 1] = _mm512_fmadd_ps(weight, odd, sum[r][2 * c + 1]);
-      }
+    for (int r = 0; r < RowsAtOnce; ++r) {
+      int32_t pair;
+      std::memcpy(&pair, weights + r * kKeyBlock + i, sizeof pair);
+      weight[r] = reinterpret_cast<__m512bh>(_mm512_set1_epi32(pair));
     }
+#pragma GCC unroll 16
+    for (int c = 0; c < 2 * Chunks; ++c) {
+      const __m512bh value = reinterpret_cast<__m512bh>(_mm512_loadu_si512(pairs + c * 32));
+#pragma GCC unroll 4
+      for (int r = 0; r < RowsAtOnce; ++r) sum[r][c] = _mm512_dpbf16_ps(sum[r][c], value, weight[r]);
+    }
+  }
 #pragma GCC unroll 4
   for (int r = 0; r < RowsAtOnce; ++r)
 #pragma GCC unroll 16
@@ -287,7 +309,8 @@ void direct_block(const AttentionArgs& a, const Rows* heads, int64_t count, int6
   float* acc = scores + all * kKeyBlock;
   float* top = acc + all * kDim;
   float* total = top + all;
-  bf16* q = reinterpret_cast<bf16*>(total + all);
+  bf16* weights = reinterpret_cast<bf16*>(total + all);
+  bf16* q = weights + all * kKeyBlock;
   int64_t k_offset[kKeyBlock], v_offset[kKeyBlock];
   key_offsets(a, a.k, heads[0].pages, begin, end, k_offset);
   key_offsets(a, a.v, heads[0].pages, begin, end, v_offset);
@@ -300,9 +323,8 @@ void direct_block(const AttentionArgs& a, const Rows* heads, int64_t count, int6
   }
   for (int64_t key = 0; key < keys; key += 16)
     for (int64_t h = 0; h < count; ++h) {
-      const bf16* k[16];  // past the last key: that key again, masked below
-      for (int64_t i = 0; i < 16; ++i)
-        k[i] = elements(a.k) + k_offset[smaller(key + i, keys - 1)] + heads[h].kv_head * a.k.head_stride;
+      const bf16* k[16];  // past the last key masked below
+      gather(elements(a.k) + heads[h].kv_head * a.k.head_stride, k_offset, key, keys, k);
       score_keys<Chunks>(k, q + h * rows * kDim, rows, tail, scores + h * rows * kKeyBlock + key);
     }
   for (int64_t r = 0; r < all; ++r) {
@@ -313,35 +335,28 @@ void direct_block(const AttentionArgs& a, const Rows* heads, int64_t count, int6
     top[r] = -__builtin_inff();
     total[r] = 0;
     if (first < last)
-      total[r] = softmax_row(row, nullptr, round_up(keys, 16), first - begin, last - begin, a.scale * kLog2E, &top[r]);
+      total[r] = softmax_row(row, weights + r * kKeyBlock, round_up(keys, 16), first - begin, last - begin,
+                             a.scale * kLog2E, &top[r]);
     else
-      std::memset(row, 0, keys * sizeof(float));
+      std::memset(weights + r * kKeyBlock, 0, kKeyBlock * sizeof(bf16));
   }
   for (int64_t key = 0; key < keys; key += 16)
     for (int64_t h = 0; h < count; ++h) {
-      const int64_t group = smaller(16, keys - key);
-      const bf16* v[16];
-      for (int64_t i = 0; i < group; ++i)
-        v[i] = elements(a.v) + v_offset[key + i] + heads[h].kv_head * a.v.head_stride;
-      const float* weights = scores + h * rows * kKeyBlock + key;
+      const bf16* v[16];  // past the last key with weight 0
+      bf16 pairs[16 * kDim];
+      gather(elements(a.v) + heads[h].kv_head * a.v.head_stride, v_offset, key, keys, v);
+      pair_values<Chunks>(v, tail, pairs);
+      const bf16* row = weights + h * rows * kKeyBlock + key;
       float* target = acc + h * rows * kDim;
       int64_t r = 0;
       for (; r + kRowsAtOnce <= rows; r += kRowsAtOnce)
-        add_values<Chunks, kRowsAtOnce>(v, group, weights + r * kKeyBlock, tail, target + r * kDim);
-      for (; r < rows; ++r) add_values<Chunks, 1>(v, group, weights + r * kKeyBlock, tail, target + r * kDim);
+        add_values<Chunks, kRowsAtOnce>(pairs, row + r * kKeyBlock, target + r * kDim);
+      for (; r < rows; ++r) add_values<Chunks, 1>(pairs, row + r * kKeyBlock, target + r * kDim);
     }
-  const __m512i low = _mm512_set_epi32(23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
-  const __m512i upper = _mm512_set_epi32(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8);
   for (int64_t r = 0; r < all; ++r) {
-    float ordered[kDim];
-    for (int64_t c = 0; c < kDim; c += 32) {
-      const __m512 even = _mm512_loadu_ps(acc + r * kDim + c), odd = _mm512_loadu_ps(acc + r * kDim + c + 16);
-      _mm512_storeu_ps(ordered + c, _mm512_permutex2var_ps(even, low, odd));
-      _mm512_storeu_ps(ordered + c + 16, _mm512_permutex2var_ps(even, upper, odd));
-    }
     const Rows& head = heads[r / rows];
     float* partial = head.partial == nullptr ? nullptr : head.partial + split * rows * (a.head_dim + 2);
-    finish_row(a, head, head.row_begin + r % rows, ordered, top[r], total[r], partial);
+    finish_row(a, head, head.row_begin + r % rows, acc + r * kDim, top[r], total[r], partial);
   }
 }
 
