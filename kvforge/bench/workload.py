@@ -92,7 +92,7 @@ def run_once(engine: LLMEngine, workload: Workload, rng: np.random.Generator) ->
 def measure(workload: Workload, engine: LLMEngine, seed: int, num_runs: int = 1) -> dict[str, Any]:
     """Return the line to print; of several runs that of median total time (the lower of two middle ones)."""
     rng = np.random.default_rng(seed)
-    runs = sorted((run_once(engine, workload, rng) for _ in range(max(1, num_runs))), key=lambda run: run[1])
+    runs = sorted((run_once(engine, workload, rng) for _ in range(num_runs)), key=lambda run: run[1])
     ttft, total = runs[(len(runs) - 1) // 2]
     tokens = workload.requests * (workload.input_tokens + workload.output_tokens)
     result: dict[str, Any] = {"peer": "kvforge", "workload": workload.name, "ttft_s": ttft, "total_s": total,

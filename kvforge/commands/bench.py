@@ -26,8 +26,11 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 def run(args: argparse.Namespace) -> int:
     """Measure; raises EngineError, or KvforgeError for a workload that cannot be read or does not fit."""
     from kvforge.bench.workload import check_fits, load_workloads, measure, warm_up
+    from kvforge.errors import KvforgeError
     from kvforge.runtime import LLMEngine
 
+    if args.num_runs < 1:
+        raise KvforgeError(f"--num-runs is {args.num_runs}; give at least 1.")
     workloads = load_workloads(args.workloads, args.only)
     engine = LLMEngine(args.engine, enable_prefix_cache=False, max_num_tokens=args.max_num_tokens,
                        kv_cache_gib=args.kv_cache_gib)

@@ -132,9 +132,10 @@ class _OpenRequest:
         completion = self.output.outputs[news.index]
         completion.token_ids.extend(news.new_token_ids)
         if news.logprobs is not None:
-            completion.logprobs = (completion.logprobs or []) + news.logprobs
-            total = sum(entry.logprob for entry in news.logprobs)
-            completion.cumulative_logprob = (completion.cumulative_logprob or 0.0) + total
+            if completion.logprobs is None:
+                completion.logprobs, completion.cumulative_logprob = [], 0.0
+            completion.logprobs.extend(news.logprobs)
+            completion.cumulative_logprob += sum(entry.logprob for entry in news.logprobs)
         if self._streams is not None:
             completion.text += self._streams[news.index].push(news)
         self.output.metrics = news.metrics

@@ -1,0 +1,126 @@
+"""kvforge generate and kvforge bench on a compiled engine."""
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from kvforge import LLM, SamplingParams
+from kvforge.cli import main
+from tests.support.engines import SWIFTKV, EngineShelf
+
+PROMPTS = ["The old mill", "Grüße, 😀"]
+
+
+@pytest.fixture(scope="module")
+def engine(engines: EngineShelf) -> str:
+    return str(engines.engine(SWIFTKV))
+
+
+@pytest.fixture(scope="module")
+def expected(engine: str) -> list:
+    return LLM(engine, kv_cache_gib=0.1).generate(PROMPTS, SamplingParams(temperature=0.0, max_tokens=12))
+
+
+def test_generate_prints_the_text_of_one_prompt(engine, expected, capsys) -> None:
+    assert main(["generate", engine, "--prompt", PROMPTS[0], "--max-tokens", "12"]) == 0
+    assert capsys.readouterr().out == expected[0].outputs[0].text + "\n"
+
+
+def test_generate_keeps_the_order_of_several_prompts(engine, expected, capsys) -> None:
+    arguments = [part for prompt in PROMPTS for part in ("--prompt", prompt)]
+    assert main(["generate", engine, *arguments, "--max-tokens", "12", "--n", "2"]) == 0
+    texts = [result.outputs[0].text for result in expected]
+    assert capsys.readouterr().out == "".join(
+        f"[{i}/2.{j}] {text}\n" for i, text in enumerate(texts, 1) for j in (1, 2))
+
+
+def test_generate_reads_standard_input_and_prints_json(engine, expected, capsys, monkeypatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(PROMPTS[1] + "\n"))
+    assert main(["generate", engine, "--json", "--max-tokens", "12", "--logprobs", "1"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["prompt"] == PROMPTS[1] and result["finished"] is True
+    completion = result["outputs"][0]
+    assert completion["token_ids"] == expected[1].outputs[0].token_ids
+    assert completion["text"] == expected[1].outputs[0].text and completion["finish_reason"] == "length"
+    assert len(completion["logprobs"]) == 12 and completion["cumulative_logprob"] < 0
+
+
+def test_generate_samples_the_same_for_a_seed(engine, capsys) -> None:
+    texts = []
+    for seed in ("1", "1", "2"):
+        arguments = ["--temperature", "1.5", "--top-p", "0.9", "--top-k", "40", "--seed", seed, "--max-tokens", "20"]
+        assert main(["generate", engine, "--prompt", "a", *arguments]) == 0
+        texts.append(capsys.readouterr().out)
+    assert texts[0] == texts[1] != texts[2]
+
+
+@pytest.mark.parametrize("arguments, says", [
+    (["--prompt", ""], "the prompt is empty"),
+    (["--prompt", "x" * 600], "the prompt has 600 tokens, but the engine takes at most 511"),
+    (["--prompt", "a", "--max-tokens", "0"], "max_tokens is 0; give a whole number of at least 1"),
+    (["--prompt", "a", "--top-p", "nan"], "top_p is nan"),
+    (["--prompt", "a", "--stop", ""], "stop holds ''"),
+])
+def test_generate_errors_are_one_sentence(engine, arguments, says, capsys) -> None:
+    assert main(["generate", engine, *arguments]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == "" and captured.err.startswith("kvforge: error: ") and says in captured.err
+    assert captured.err.count("\n") == 1 and captured.err.endswith(".\n")
+
+
+def test_no_engine_is_one_sentence(tmp_path: Path, capsys) -> None:
+    workloads = write(tmp_path, {"w": {"requests": 1, "input_tokens": 5, "output_tokens": 1}})
+    for arguments in (["generate", str(tmp_path), "--prompt", "a"], ["bench", str(tmp_path), "--workloads", workloads]):
+        assert main(arguments) == 1
+        assert "is not an engine directory" in capsys.readouterr().err
+
+
+def write(folder: Path, workloads: object) -> str:
+    path = folder / "workloads.json"
+    path.write_text(workloads if isinstance(workloads, str) else json.dumps(workloads))
+    return str(path)
+
+
+WORKLOADS = {"batch": {"requests": 3, "input_tokens": 40, "output_tokens": 5},
+             "single": {"requests": 1, "input_tokens": 7, "output_tokens": 1}}
+
+
+def test_bench_prints_the_peers_json_lines(engine, tmp_path: Path, capsys) -> None:
+    assert main(["bench", engine, "--workloads", write(tmp_path, WORKLOADS), "--json"]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [list(line) for line in lines] == [["peer", "workload", "ttft_s", "total_s", "combined_tok_s"]] * 2
+    for line, (name, workload) in zip(lines, WORKLOADS.items(), strict=True):
+        tokens = workload["requests"] * (workload["input_tokens"] + workload["output_tokens"])
+        assert (line["peer"], line["workload"]) == ("kvforge", name)
+        assert 0 < line["ttft_s"] <= line["total_s"]
+        assert line["combined_tok_s"] == pytest.approx(tokens / line["total_s"])
+
+
+def test_bench_reports_the_median_of_several_runs_as_a_table(engine, tmp_path: Path, capsys) -> None:
+    path = write(tmp_path, WORKLOADS)
+    assert main(["bench", engine, "--workloads", path, "--only", "single", "--num-runs", "3", "--json"]) == 0
+    line = json.loads(capsys.readouterr().out)
+    assert sorted(line["runs_total_s"])[1] == line["total_s"] and len(line["runs_total_s"]) == 3
+    assert main(["bench", engine, "--workloads", path]) == 0
+    rows = capsys.readouterr().out.splitlines()
+    assert [row.split()[0] for row in rows] == ["workload", "batch", "single"]
+    assert rows[1].split()[1:4] == ["3", "40", "5"]
+
+
+@pytest.mark.parametrize("workloads, arguments, says", [
+    ({"long": {"requests": 1, "input_tokens": 500, "output_tokens": 20}}, [],
+     "workload 'long' needs sequences of 520 tokens, but the engine takes 512"),
+    ({"w": {"requests": 1, "input_tokens": 5}}, [], "workload 'w'"),
+    ({"w": {"requests": 0, "input_tokens": 5, "output_tokens": 1}}, [], "workload 'w'"),
+    ([], [], "holds no workloads"), ("{", [], "cannot be read as workloads"),
+    (WORKLOADS, ["--only", "chat"], "has no workload 'chat'; it has batch, single"),
+    (WORKLOADS, ["--max-num-tokens", "99999"], "max_num_tokens is 99999"),
+    (WORKLOADS, ["--num-runs", "0"], "--num-runs is 0"),
+])
+def test_bench_errors_are_one_sentence(engine, workloads, arguments, says, tmp_path: Path, capsys) -> None:
+    assert main(["bench", engine, "--workloads", write(tmp_path, workloads), *arguments]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == "" and says in captured.err and captured.err.count("\n") == 1
+    assert captured.err.endswith(".\n")
