@@ -1,0 +1,127 @@
+"""The operators inside an AOTInductor package: dynamic shapes, pools written in place, no Python needed."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.export import Dim
+
+import plugins
+from plugins.build import build_library
+
+HEADS, KV_HEADS, HEAD_DIM, PAGE_SIZE, PAGES = 4, 2, 32, 16, 24
+ROOT = Path(plugins.__file__).parent.parent
+
+
+class Step(nn.Module):
+    """Writes T tokens, then attends R of them, given as a suffix of each sequence."""
+
+    def forward(self, x, cos, sin, slots, survivors, starts, lengths, table, k_pool, v_pool) -> Tensor:
+        q, k, v = (x * 1.5).view(-1, HEADS + 2 * KV_HEADS, HEAD_DIM).split([HEADS, KV_HEADS, KV_HEADS], dim=1)
+        k_pool, v_pool = plugins.rope_paged_kv_write(k, v, cos, sin, slots, k_pool, v_pool)
+        q = q.index_select(0, survivors)
+        return plugins.paged_attention(q, k_pool, v_pool, starts, lengths, table, HEAD_DIM**-0.5) + 1.0
+
+
+def step_inputs(queries: list[int], past: list[int], survivors: list[int]) -> tuple[Tensor, ...]:
+    """New tokens, earlier tokens and survivors per sequence; both the pools hold random numbers."""
+    gen = torch.Generator().manual_seed(sum(queries) + 7 * len(queries))
+    tokens, sequences = sum(queries), len(queries)
+    lengths = torch.tensor(queries) + torch.tensor(past)
+    table = torch.randperm(PAGES, generator=gen)[: sequences * 5].view(sequences, 5)
+    table = table[:, : max(1, -(-int(lengths.max()) // PAGE_SIZE))]
+    slots, index, offset = [], [], 0
+    for s, n in enumerate(queries):
+        for p in range(past[s], past[s] + n):
+            slots.append(int(table[s, p // PAGE_SIZE]) * PAGE_SIZE + p % PAGE_SIZE)
+        index += range(offset + n - survivors[s], offset + n)
+        offset += n
+    angle = torch.rand(tokens, HEAD_DIM // 2, generator=gen) * 100
+    x = torch.randn(tokens, (HEADS + 2 * KV_HEADS) * HEAD_DIM, generator=gen)
+    pools = torch.randn(2, PAGES, PAGE_SIZE, KV_HEADS, HEAD_DIM, generator=gen)
+    starts = torch.tensor([0, *survivors]).cumsum(0)
+    ints = [torch.as_tensor(t).int() for t in (slots, index, starts, lengths, table)]
+    return (x, angle.cos(), angle.sin(), *ints, pools[0].clone(), pools[1].clone())
+
+
+STEPS = {
+    "prefill and decode": ([20, 1, 33], [0, 40, 12], [20, 1, 33]),
+    "one token": ([1], [0], [1]),
+    "one token of a long sequence": ([1], [70], [1]),
+    "decode": ([1, 1, 1, 1], [5, 16, 31, 47], [1, 1, 1, 1]),
+    "an idle sequence": ([0, 3], [9, 2], [0, 3]),
+    "one survivor": ([30, 25], [0, 10], [0, 1]),
+    "no survivors": ([30, 25], [0, 10], [0, 0]),
+}
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory) -> Path:
+    tokens, survivors, sequences, width = Dim("T"), Dim("R"), Dim("S_"), Dim("M")
+    shapes = (
+        *({0: tokens} for _ in range(4)),
+        {0: survivors},
+        {0: sequences + 1},
+        {0: sequences},
+        {0: sequences, 1: width},
+        None,
+        None,
+    )
+    example = step_inputs([40, 30, 9], [0, 20, 31], [20, 10, 9])
+    program = torch.export.export(Step(), example, dynamic_shapes=shapes, strict=False)
+    path = tmp_path_factory.mktemp("package") / "step.pt2"
+    return Path(torch._inductor.aoti_compile_and_package(program, package_path=str(path)))
+
+
+def reference_step(args: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor]:
+    x, cos, sin, slots, survivors, starts, lengths, table, k_pool, v_pool = args
+    fused = (x * 1.5).view(-1, HEADS + 2 * KV_HEADS, HEAD_DIM)
+    q, k, v = fused.split([HEADS, KV_HEADS, KV_HEADS], dim=1)
+    k_pool, v_pool = k_pool.clone(), v_pool.clone()
+    plugins.OPERATORS["rope_paged_kv_write"].reference(k, v, cos, sin, slots, k_pool, v_pool)
+    out = plugins.OPERATORS["paged_attention"].reference(
+        q[survivors.long()], k_pool, v_pool, starts, lengths, table, HEAD_DIM**-0.5, 0
+    )
+    return out + 1.0, k_pool, v_pool
+
+
+def test_every_shape_of_step(package):
+    step = torch._inductor.aoti_load_package(str(package))
+    for name, sizes in STEPS.items():
+        args = step_inputs(*sizes)
+        out, k_pool, v_pool = reference_step(args)
+        got = step(*args)
+        torch.testing.assert_close(got, out, msg=name)
+        # x * 1.5 may be fused into the write's input, hence not bit for bit.
+        torch.testing.assert_close(args[-2], k_pool, msg=name)
+        torch.testing.assert_close(args[-1], v_pool, msg=name)
+
+
+SERVE = """
+import sys, torch, plugins
+_, library, package, data = sys.argv
+plugins.load_library(library)
+args, out, k_pool, v_pool = torch.load(data)
+got = torch._inductor.aoti_load_package(package)(*args)
+for a, b in ((got, out), (args[-2], k_pool), (args[-1], v_pool)):
+    torch.testing.assert_close(a, b)
+print("served with", plugins.load_library(library))
+"""
+
+
+def test_a_serving_process_uses_the_engines_copy_and_no_compiler(package, tmp_path):
+    library = build_library(tmp_path / "engine" / "operators.so")
+    args = step_inputs(*STEPS["prefill and decode"])
+    torch.save((args, *reference_step(args)), tmp_path / "data.pt")
+    result = subprocess.run(
+        [sys.executable, "-c", SERVE, str(library), str(package), str(tmp_path / "data.pt")],
+        env={"PATH": "", "KVFORGE_CACHE": str(tmp_path / "unused"), "PYTHONPATH": str(ROOT), "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 0, result.stderr
+    assert f"served with {library}" in result.stdout
+    assert not (tmp_path / "unused").exists()

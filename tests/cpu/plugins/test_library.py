@@ -1,0 +1,162 @@
+"""Compiling, caching and loading the operator library."""
+
+import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import plugins
+from plugins import build
+from plugins.errors import PluginBuildError, PluginLoadError
+
+ROOT = Path(plugins.__file__).parent.parent
+X86 = any("avx512" in " ".join(unit.flags) for unit in build.units())
+
+
+@pytest.fixture
+def small_library(monkeypatch, tmp_path) -> Path:
+    """An empty cache and a library of one file, which compiles in no time."""
+    marker = [unit for unit in build.units() if unit.source == "native/marker.cpp"]
+    monkeypatch.setattr(build, "units", lambda machine=None: tuple(marker))
+    monkeypatch.setenv("KVFORGE_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def test_the_cache_is_used_and_a_damaged_file_is_built_anew(small_library):
+    path = build.build_library()
+    assert path.parent == small_library
+    whole, first = hashlib.sha256(path.read_bytes()), path.stat()
+    assert build.build_library() == path and path.stat() == first
+    for damage in (b"", whole.digest(), path.read_bytes()[:-1]):
+        path.write_bytes(damage)
+        assert build.build_library() == path
+        assert plugins.library._sources_of(path) == build.sources_version()
+        assert path.read_bytes() != damage
+    path.unlink()
+    assert build.build_library().is_file()
+    assert not list(small_library.glob("build-*"))
+
+
+def test_the_library_is_copied_whole(small_library, tmp_path):
+    out = tmp_path / "engine" / "operators.so"
+    assert build.build_library(out) == out
+    assert out.read_bytes() == build.build_library().read_bytes()
+    assert [path.name for path in out.parent.iterdir()] == ["operators.so"]
+
+
+def test_no_compiler(small_library, monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(PluginBuildError, match=r"^No C\+\+ compiler: 'g\+\+' is not on PATH; install g\+\+ "):
+        build.build_library()
+    assert not small_library.exists()
+
+
+def test_a_failing_compiler_leaves_nothing(small_library, monkeypatch):
+    monkeypatch.setattr(build, "units", lambda machine=None: (build.Unit("native/missing.cpp"),))
+    with pytest.raises(PluginBuildError, match=r"^Compiling the operator kernels failed \(.*missing\.cpp"):
+        build.build_library()
+    assert [path.suffix for path in small_library.iterdir()] == [".lock"]
+
+
+def test_an_unwritable_cache(monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("KVFORGE_CACHE", str(tmp_path / "file"))
+    with pytest.raises(PluginBuildError, match="set KVFORGE_CACHE to a writable directory"):
+        build.build_library()
+
+
+BUILD_AND_RUN = """
+import time, torch, plugins
+path = plugins.load_library()
+pool = torch.ones(1, 16, 1, 64)
+ints = lambda *x: torch.tensor(x, dtype=torch.int32)
+out = plugins.paged_attention(torch.ones(1, 2, 64), pool, pool, ints(0, 1), ints(3), ints([0]), 1.0)
+assert torch.equal(out, torch.ones(1, 2, 64))
+print(path, path.stat().st_mtime_ns)
+"""
+
+
+def test_two_processes_compile_once(tmp_path):
+    env = os.environ | {"KVFORGE_CACHE": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    processes = [
+        subprocess.Popen([sys.executable, "-c", BUILD_AND_RUN], env=env, stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    outputs = [process.communicate()[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0]
+    assert outputs[0] == outputs[1] and outputs[0].startswith(str(tmp_path))
+    assert len(list(tmp_path.glob("*.so"))) == 1
+
+
+def test_loading_is_idempotent(library, tmp_path):
+    copy = build.build_library(tmp_path / "operators.so")
+    assert plugins.load_library() == library
+    assert plugins.load_library(copy) == library
+    assert plugins.load_library(str(copy)) == library
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "cannot be read"),
+        ("not a library", "is not an operator library of kvforge; rebuild the engine"),
+        (f"kvforge-operators sources=00ff torch={torch.__version__};", "Another version .* use a new process"),
+        ("kvforge-operators sources=00ff torch=1.0;", "was built for torch 1.0 and this is torch"),
+    ],
+)
+def test_a_foreign_library_is_refused(content, message, tmp_path):
+    path = tmp_path / "operators.so"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(PluginLoadError, match=message) as error:
+        plugins.load_library(path)
+    assert str(path) in str(error.value)
+
+
+def test_a_library_of_another_machine_is_refused(monkeypatch, tmp_path):
+    path = tmp_path / "operators.so"
+    path.write_text(build.marker())
+    monkeypatch.setattr(plugins.library, "_loaded", None)
+    with pytest.raises(PluginLoadError, match="does not load on this machine"):
+        plugins.load_library(path)
+
+
+def test_other_machines_get_the_portable_kernels_only():
+    portable = build.units("aarch64")
+    assert not any(flag.startswith("-m") for unit in portable for flag in unit.flags)
+    assert {unit.source for unit in build.units("x86_64")} - {unit.source for unit in portable} == {
+        "paged_attention/cpu_bf16.cpp"
+    }
+
+
+@pytest.mark.skipif(not X86, reason="one instruction set only")
+def test_files_for_one_instruction_set_export_nothing_that_others_could_link(tmp_path):
+    """A weak symbol compiled with AVX-512 could replace the same function of a portable file."""
+    checked = 0
+    for unit in build.units():
+        if not any(flag.startswith("-DKVFORGE_ISA") for flag in unit.flags) and "bf16" not in unit.source:
+            continue
+        target = tmp_path / unit.object_name
+        command = ["g++", *build._FLAGS, f"-I{build.ROOT}", *unit.flags, "-c", str(build.ROOT / unit.source)]
+        subprocess.run([*command, "-o", str(target)], check=True)
+        symbols = subprocess.run(["nm", "-C", str(target)], capture_output=True, text=True, check=True).stdout
+        defined = [line.split(maxsplit=2)[1:] for line in symbols.splitlines() if line[:1] != " "]
+        external = [name for kind, name in defined if kind.isupper()]
+        assert external and all(name.startswith("kvforge::isa_") for name in external), (unit, external)
+        checked += 1
+    assert checked == 7
+
+
+def test_the_table_names_what_exists():
+    for name, operator in plugins.OPERATORS.items():
+        assert name == operator.name and operator.faces[0] == "reference"
+        schema = getattr(torch.ops.kvforge, name).default._schema
+        assert str(schema).replace(operator.qualified_name, "") == operator.schema
+        assert operator.sources and all(path.is_file() for path in operator.sources)
+        compiled = {build.ROOT / unit.source for unit in build.units("x86_64")}
+        assert compiled >= set(operator.sources)
