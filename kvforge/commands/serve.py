@@ -44,6 +44,7 @@ def run(args: argparse.Namespace) -> int:
         log_level=args.log_level.upper(),
         log_file=args.log_file,
     )
+
     def interrupt(signum: int, frame: FrameType | None) -> None:
         _ignore(SIGNALS)
         raise _StopServing

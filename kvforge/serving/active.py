@@ -71,6 +71,10 @@ class ActiveRequest:
         self._heartbeat = False
         self._acked = True
         self.last_sent = time.monotonic()
+        self.sender_lock = threading.Lock()
+        """Held in every call on `sender`: Triton crashes on a question about a request that has had its end."""
+        self.closed = False
+        """The end was sent, `sender` is not to be used any more; guarded by `sender_lock`."""
         self.scheduled = False
         """True while a sender thread has or will get this request; guarded by the sender pool."""
 

@@ -36,7 +36,7 @@ class StreamResponse:
     @property
     def text(self) -> str:
         """The new piece of text (`ensemble`)."""
-        return self.tensors["text_output"].reshape(-1)[0].decode()
+        return self.tensors["text_output"].reshape(-1).tolist()[0].decode()
 
     @property
     def token_ids(self) -> list[int]:
@@ -56,10 +56,16 @@ class StreamingClient:
         self, model: str, inputs: Mapping[str, Any], request_id: str = "", timeout_s: float = 300.0
     ) -> Iterator[StreamResponse]:
         """Send one request and yield its responses. Raises KvforgeError with the server's message."""
-        self._client.async_stream_infer(
-            model, [_tensor(name, value) for name, value in inputs.items()], request_id=request_id,
-            enable_empty_final_response=True,
-        )  # fmt: skip
+        return self.send(model, [_tensor(name, value) for name, value in inputs.items()], request_id, timeout_s)
+
+    def send(
+        self, model: str, tensors: list[grpcclient.InferInput], request_id: str = "", timeout_s: float = 300.0
+    ) -> Iterator[StreamResponse]:
+        """`generate` for tensors made by the caller. The request leaves before the first response is asked for."""
+        self._client.async_stream_infer(model, tensors, request_id=request_id, enable_empty_final_response=True)
+        return self._receive(timeout_s)
+
+    def _receive(self, timeout_s: float) -> Iterator[StreamResponse]:
         while True:
             try:
                 result, error, arrived = self._responses.get(timeout=timeout_s)

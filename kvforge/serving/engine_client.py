@@ -97,9 +97,7 @@ class EngineClient:
     def _supervise(self, attempts: int) -> None:
         if self._supervisor is not None and self._supervisor.is_alive():
             return
-        self._supervisor = threading.Thread(
-            target=self._run, args=(attempts,), name="engine-supervisor", daemon=True
-        )
+        self._supervisor = threading.Thread(target=self._run, args=(attempts,), name="engine-supervisor", daemon=True)
         self._supervisor.start()
 
     def _run(self, attempts: int) -> None:

@@ -33,9 +33,7 @@ class EngineServer:
     `params` of an `add` message into what `add_request` takes, raising RequestError.
     """
 
-    def __init__(
-        self, sock: socket.socket, make_engine: EngineFactory, make_params: Callable[[dict], Any]
-    ) -> None:
+    def __init__(self, sock: socket.socket, make_engine: EngineFactory, make_params: Callable[[dict], Any]) -> None:
         self._sock = sock
         self._make_engine = make_engine
         self._make_params = make_params
@@ -69,9 +67,8 @@ class EngineServer:
         while True:
             if not self._handle_commands(engine):
                 return
-            if engine.has_unfinished():
-                if outputs := [_as_row(output) for output in engine.step()]:
-                    self._send({"op": "tokens", "outputs": outputs})
+            if engine.has_unfinished() and (outputs := [_as_row(output) for output in engine.step()]):
+                self._send({"op": "tokens", "outputs": outputs})
             self._publish_stats(engine)
 
     def _handle_commands(self, engine: Any) -> bool:

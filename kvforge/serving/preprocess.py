@@ -64,7 +64,6 @@ class Preprocessor:
         width = max(row.shape[1] for row in rows)
         return np.stack([np.pad(row, ((0, 0), (0, width - row.shape[1])), constant_values=-1) for row in rows])
 
-
     def _spellings(self, word: str) -> list[list[int]]:
         """The word's token ids at the start of a line and after a space: most tokenizers tell them apart."""
         texts = [word] if not word or word[0].isspace() else [word, f" {word}"]

@@ -24,7 +24,8 @@ def repository_templates() -> Path:
 def materialise(target: Path, engine_dir: Path, engine_command: Sequence[str], max_batch_size: int) -> None:
     """Write the model repository for `engine_dir` into `target`, which must not exist.
 
-    The socket between postprocessing and tensorrt_llm goes beside it. `engine_command` is the argument list of the engine process (kvforge.serving.engine_process).
+    The socket between postprocessing and tensorrt_llm goes beside `target`. `engine_command` is the argument
+    list of the engine process (kvforge.serving.engine_process).
     """
     templates = repository_templates()
     values = {

@@ -173,7 +173,9 @@ class Stub:
         chunks, error, heartbeat = active.take()
         if error is not None:
             self._forget(active)
-            self._refuse(active.sender, *error)
+            with active.sender_lock:
+                active.closed = True
+                self._refuse(active.sender, *error)
             return
         try:
             for chunk in chunks:
@@ -189,7 +191,9 @@ class Stub:
     def _respond(self, active: ActiveRequest, arrays: dict[str, np.ndarray], final: bool) -> None:
         tensors = [self._pb.Tensor(name, array) for name, array in arrays.items()]
         flags = self._pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL if final else 0
-        active.sender.send(self._pb.InferenceResponse(output_tensors=tensors), flags=flags)
+        with active.sender_lock:
+            active.closed = final
+            active.sender.send(self._pb.InferenceResponse(output_tensors=tensors), flags=flags)
 
     def _refuse(self, sender: Any, message: str, code: str) -> None:
         error = self._pb.TritonError(message, getattr(self._pb.TritonError, code))
@@ -214,7 +218,9 @@ class Stub:
                 request.beat()
                 self._senders.schedule(request)
             for request in active:
-                if not request.in_ensemble and request.sender.is_cancelled():
+                if not request.in_ensemble and self._is_cancelled(request):
                     self._end(request, "the request was cancelled", CANCELLED)
 
-
+    def _is_cancelled(self, active: ActiveRequest) -> bool:
+        with active.sender_lock:
+            return not active.closed and active.sender.is_cancelled()

@@ -1,0 +1,116 @@
+"""The demo: build, serve, ask, check and compare, first the teacher, then its SwiftKV student."""
+
+import logging
+import threading
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvforge.compiler import BuildOptions, build_engine
+from kvforge.demo.questions import MAX_ANSWER_TOKENS, make_questions
+from kvforge.demo.report import ModelReport, comparison_table, make_report
+from kvforge.demo.streaming import StreamedAnswer, ask_all
+from kvforge.engine import TOKENIZER_DIR, load_manifest
+from kvforge.errors import KvforgeError
+from kvforge.evaluation.score import answer_of, is_correct
+from kvforge.runtime import LLM, SamplingParams
+from kvforge.runtime.tokenizer import Tokenizer
+from kvforge.serving.launcher import ServerOptions, TritonServer
+from kvforge.tasks.prompt import Example
+
+ENGINE_OPTIONS = BuildOptions(dtype="float32", kv_dtype="float32", max_num_seqs=8, max_num_tokens=512)
+"""float32, so that the streamed answers must equal the offline ones whatever the batches were."""
+
+KV_CACHE_GIB = 0.25
+
+
+@dataclass(frozen=True)
+class DemoModel:
+    """A checkpoint of the demo and the accuracy it must reach."""
+
+    name: str
+    folder: str
+    min_accuracy: float
+
+
+TEACHER = DemoModel("teacher", "tiny-teacher", 0.9)
+STUDENT = DemoModel("SwiftKV", "tiny-swiftkv", 0.8)
+
+
+def run_demo(models_dir: Path, work_dir: Path, num_questions: int, concurrency: int, seed: int) -> bool:
+    """Print what happens and the table; True when both models answered well and as they do offline.
+
+    Raises KvforgeError when a step fails.
+    """
+    warnings.filterwarnings("ignore", category=FutureWarning)
+    logging.getLogger("torch").setLevel(logging.ERROR)
+    started = time.monotonic()
+    reports = [
+        _show_model(model, models_dir / model.folder, work_dir, num_questions, concurrency, seed)
+        for model in (TEACHER, STUDENT)
+    ]
+    print(f"\n{comparison_table(*reports)}\n")
+    problems = [problem for model, report in zip((TEACHER, STUDENT), reports, strict=True)
+                for problem in _problems(model, report)]  # fmt: skip
+    for problem in problems:
+        print(f"FAILED: {problem}")
+    if not problems:
+        print(f"All streamed answers equal the offline ones. Done in {time.monotonic() - started:.0f} s.")
+    return not problems
+
+
+def _show_model(
+    model: DemoModel, checkpoint: Path, work_dir: Path, num_questions: int, concurrency: int, seed: int
+) -> ModelReport:
+    if not (checkpoint / "config.json").is_file():
+        raise KvforgeError(f"{checkpoint} is no checkpoint: run the demo from a source tree or give --models")
+    engine_dir = work_dir / model.folder
+    print(f"{model.name}: building {engine_dir} from {checkpoint} ...", flush=True)
+    built = time.monotonic()
+    build_engine(checkpoint, engine_dir, ENGINE_OPTIONS, overwrite=True)
+    manifest = load_manifest(engine_dir)
+    print(f"{model.name}: built in {time.monotonic() - built:.0f} s; serving it ...", flush=True)
+
+    tokenizer = Tokenizer.from_dir(engine_dir / TOKENIZER_DIR)
+    if tokenizer is None:
+        raise KvforgeError(f"{checkpoint} has no tokenizer.json, which the demo's questions need")
+    questions = make_questions(lambda text: len(tokenizer.encode(text, False)), num_questions, seed)
+    prompts = [question.prompt for question in questions]
+    with TritonServer(engine_dir, ServerOptions(kv_cache_gib=KV_CACHE_GIB)) as server:
+        print(f"{model.name}: {server.grpc_url} is up; streaming {num_questions} answers ...", flush=True)
+        run = ask_all(server.grpc_url, prompts, concurrency, _printer(model.name, questions))
+    llm = LLM(engine_dir, kv_cache_gib=KV_CACHE_GIB)
+    offline = llm.generate(prompts, SamplingParams(temperature=0.0, max_tokens=MAX_ANSWER_TOKENS), use_tqdm=False)
+    offline_texts = [output.outputs[0].text for output in offline]
+    return make_report(model.name, manifest, _allocated_bytes_per_token(llm), questions, run, offline_texts)
+
+
+def _printer(name: str, questions: Sequence[Example]) -> Callable[[int, StreamedAnswer], None]:
+    lock = threading.Lock()
+
+    def show(index: int, answer: StreamedAnswer) -> None:
+        question = questions[index].prompt.rsplit("Question: ", 1)[1].split("\n", 1)[0]
+        verdict = "ok" if is_correct(questions[index], answer.text) else f"wrong, it is {questions[index].answer}"
+        line = f"  {name} {index + 1:3d}  {answer.num_prompt_tokens:4d} tokens  {question}"
+        with lock:
+            print(f"{line} {answer_of(answer.text)} ({verdict})", flush=True)
+
+    return show
+
+
+def _allocated_bytes_per_token(llm: LLM) -> float:
+    """Bytes of the engine's K,V pools as they lie in memory, per token that fits in."""
+    pools = llm.engine.runner.pools
+    num_bytes = sum(tensor.numel() * tensor.element_size() for pool in pools for tensor in pool)
+    return num_bytes / (llm.engine.config.num_pages * llm.engine.config.page_size)
+
+
+def _problems(model: DemoModel, report: ModelReport) -> list[str]:
+    problems = []
+    if report.accuracy < model.min_accuracy:
+        problems.append(f"{model.name} answered {report.accuracy:.0%} right, at least {model.min_accuracy:.0%} is due")
+    if report.num_different_offline:
+        problems.append(f"{report.num_different_offline} streamed answers of {model.name} differ from the offline ones")
+    return problems

@@ -1,0 +1,96 @@
+"""A request whose client cancels or goes away gives its pages back at once, through every model."""
+
+import http.client
+import json
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from kvforge.errors import KvforgeError
+from kvforge.serving.client import StreamingClient, StreamResponse
+from kvforge.serving.launcher import TritonServer
+from tests.support.serving import ENDLESS, ask, client_process, used_pages, wait_until
+
+MODELS = ["tensorrt_llm", "ensemble"]
+PROMPTS = {"tensorrt_llm": [5, 6, 7, 8], "ensemble": "hello there"}
+
+
+@pytest.fixture(autouse=True)
+def no_pages_before(server: TritonServer) -> None:
+    wait_until(lambda: used_pages(server) == 0, "a quiet server")
+
+
+def freed(server: TritonServer, record_property) -> None:
+    """The endless request's pages come back; how fast is recorded, and is far below the limit of 1 s."""
+    record_property("seconds_to_free", wait_until(lambda: used_pages(server) == 0, "pages free"))
+
+
+def drain(responses: Iterator[StreamResponse]) -> None:
+    with pytest.raises(KvforgeError, match=r"[Cc]ancelled"):
+        for _ in responses:
+            pass
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+@pytest.mark.parametrize("model", MODELS)
+def test_client_cancels(server: TritonServer, record_property, model: str, streaming: bool) -> None:
+    client = StreamingClient(server.grpc_url)
+    responses = client.generate(model, ask(model, PROMPTS[model], ENDLESS, streaming))
+    reader = threading.Thread(target=drain, args=(responses,))
+    reader.start()
+    wait_until(lambda: used_pages(server) > 0, "the request runs")
+    client.cancel()
+    freed(server, record_property)
+    reader.join()
+    client.close()
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+@pytest.mark.parametrize("model", MODELS)
+def test_client_is_killed(server: TritonServer, record_property, model: str, streaming: bool) -> None:
+    process = client_process(server, model, json.dumps(ask(model, PROMPTS[model], ENDLESS, streaming)))
+    try:
+        wait_until(lambda: used_pages(server) > 0, "the request runs", timeout_s=30)
+    finally:
+        process.kill()
+    process.wait()
+    freed(server, record_property)
+
+
+def test_generate_stream_disconnects(server: TritonServer, record_property) -> None:
+    connection = http.client.HTTPConnection(server.options.address, server.ports["http"])
+    body = {"text_input": "hello there", "max_tokens": ENDLESS, "stream": True}
+    connection.request("POST", "/v2/models/ensemble/generate_stream", json.dumps(body))
+    response = connection.getresponse()
+    assert response.read(16)
+    wait_until(lambda: used_pages(server) > 0, "the request runs")
+    response.close()
+    connection.close()
+    freed(server, record_property)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_stop_with_the_same_id(server: TritonServer, record_property, model: str) -> None:
+    with StreamingClient(server.grpc_url) as client, StreamingClient(server.grpc_url) as other:
+        responses = client.generate(model, ask(model, PROMPTS[model], ENDLESS), request_id="mine")
+        next(responses)
+        kept = other.generate(model, ask(model, PROMPTS[model], ENDLESS), request_id="not mine")
+        next(kept)
+        with StreamingClient(server.grpc_url) as stopper:
+            stop = ask("tensorrt_llm", [], 0, stop=True)
+            assert list(stopper.generate("tensorrt_llm", stop, request_id="mine")) == []
+            drain(responses)
+            assert next(kept).final is False
+            assert list(stopper.generate("tensorrt_llm", stop, request_id="not mine")) == []
+            drain(kept)
+    freed(server, record_property)
+
+
+def test_cancels_right_after_the_first_response_leave_nothing_behind(server: TritonServer, record_property) -> None:
+    """An error close behind a response is where Triton's ensemble loses the end of a request."""
+    for _ in range(10):
+        client = StreamingClient(server.grpc_url)
+        next(client.generate("ensemble", ask("ensemble", "hello there", ENDLESS)))
+        client.close()
+    freed(server, record_property)

@@ -1,0 +1,58 @@
+"""What tests of a running server share: metrics, waiting, and a client in a process that can be killed."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from kvforge.serving.client import StreamingClient
+from kvforge.serving.health import read_metrics
+from kvforge.serving.launcher import TritonServer
+
+USED_PAGES = 'nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="used",model="tensorrt_llm",version="1"}'
+ENDLESS = 60000
+"""Tokens of a request that runs for much longer than any wait of a test."""
+
+
+def used_pages(server: TritonServer) -> float:
+    return read_metrics(server.metrics_url)[USED_PAGES]
+
+
+def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 10.0) -> float:
+    """Seconds until `condition` held; AssertionError when it never did within the time."""
+    started = time.monotonic()
+    while not condition():
+        assert time.monotonic() - started < timeout_s, f"{what}: not within {timeout_s} s"
+        time.sleep(0.01)
+    return time.monotonic() - started
+
+
+def ask(model: str, prompt: list[int] | str, max_tokens: int, streaming: bool = True, **more: Any) -> dict[str, Any]:
+    """The inputs of a request: token ids for `tensorrt_llm`, text for `ensemble`."""
+    if model == "ensemble":
+        return {"text_input": prompt, "max_tokens": max_tokens, "stream": streaming, **more}
+    return {"input_ids": prompt, "input_lengths": len(prompt), "request_output_len": max_tokens,
+            "streaming": streaming, **more}  # fmt: skip
+
+
+def text_of(server: TritonServer, inputs: Mapping[str, Any]) -> str:
+    """The joined pieces of an `ensemble` request on a connection of its own."""
+    with StreamingClient(server.grpc_url) as client:
+        return "".join(response.text for response in client.generate("ensemble", inputs))
+
+
+_CLIENT = """
+import json, sys
+from kvforge.serving.client import StreamingClient
+url, model, inputs = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
+client = StreamingClient(url)
+for response in client.generate(model, inputs):
+    print("response", flush=True)
+"""
+
+
+def client_process(server: TritonServer, model: str, inputs: str) -> subprocess.Popen:
+    """A client in a process of its own; `inputs` is JSON. It prints a line per response."""
+    command = [sys.executable, "-c", _CLIENT, server.grpc_url, model, inputs]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
