@@ -8,15 +8,13 @@
 
 namespace kvforge {
 
-// Calls body(i) for i in [0, count), in order of start, on at most max_threads threads, and on each of these
-// threads finish() at its end.
-template <typename Body, typename Finish>
-void dynamic_for(int64_t count, int64_t max_threads, const Body& body, const Finish& finish) {
+// Calls body(i) for i in [0, count), started in this order, on at most max_threads threads.
+template <typename Body>
+void dynamic_for(int64_t count, int64_t max_threads, const Body& body) {
   std::atomic<int64_t> next{0};
   const int64_t threads = std::min({count, std::max<int64_t>(max_threads, 1), int64_t{at::get_num_threads()}});
   at::parallel_for(0, threads, 1, [&](int64_t, int64_t) {
     for (int64_t i = next++; i < count; i = next++) body(i);
-    finish();
   });
 }
 

@@ -1,7 +1,6 @@
 // kvforge::paged_attention on CPU: checks, then the plan's pieces on all threads.
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
-#include <ATen/native/CPUBlas.h>
 
 #include <algorithm>
 #include <atomic>
@@ -23,12 +22,6 @@ namespace {
 
 constexpr const char* kOp = "paged_attention";
 constexpr int64_t kCostPerThread = 20000;  // nanoseconds of work that pay for waking a thread
-
-void bf16_gemm(int64_t m, int64_t n, int64_t k, int64_t lda, int64_t ldb, int64_t ldc, bool add, const void* a,
-               const void* b, float* c) {
-  at::native::cpublas::brgemm(
-      m, n, k, lda, ldb, ldc, add, static_cast<const at::BFloat16*>(a), static_cast<const at::BFloat16*>(b), c);
-}
 
 const AttentionKernel& pick_kernel(const AttentionArgs& args) {
 #if defined(__x86_64__)
@@ -112,10 +105,7 @@ void run(const AttentionArgs& args, const Step& step, int64_t kv_heads) {
         [&](int64_t i) {
           const Pack& pack = batch.packs[i];
           kernel.pack(args, plan.rows[pack.rows], pack.begin, packed + pack.offset);
-        },
-        [] {});
-    bool tiles = false;
-    for (const Piece& piece : batch.pieces) tiles |= !piece.direct;
+        });
     dynamic_for(
         batch.pieces.size(), threads,
         [&](int64_t i) {
@@ -133,9 +123,6 @@ void run(const AttentionArgs& args, const Step& step, int64_t kv_heads) {
           }
           for (int64_t r = piece.rows; r < piece.rows + piece.count; ++r)
             if (plan.splits[r] > 1 && --remaining[r] == 0) merge(args, plan.rows[r], plan.splits[r]);
-        },
-        [&] {
-          if (tiles) at::native::cpublas::brgemm_release();
         });
   }
 }
@@ -184,7 +171,6 @@ at::Tensor paged_attention(
       .page_size = k_pool.size(1),
       .scale = static_cast<float>(scale),
       .window = window,
-      .bf16_gemm = &bf16_gemm,
   };
   const Step step{
       query_start.const_data_ptr<int32_t>(), kv_length.const_data_ptr<int32_t>(),

@@ -14,6 +14,13 @@ namespace {
 
 constexpr float kLog2E = 1.44269504088896341f;
 constexpr float kLn2 = 0.693147180559945309f;
+constexpr int64_t kStrip = 16;     // rows of a tile that are worked on at once
+constexpr int64_t kGemmRows = 8;   // and of these, rows whose sums are held in registers
+
+template <int N>
+struct Count {
+  static constexpr int value = N;
+};
 constexpr int64_t kMaxChunks = 8;  // of 32 elements: head_dim up to 256
 
 inline const bf16* elements(const PagedTensor& pool) { return static_cast<const bf16*>(pool.data); }
@@ -58,29 +65,40 @@ void finish_row(const AttentionArgs& a, const Rows& rows, int64_t row, const flo
 }
 
 // weights[0 .. width) = 2^(factor * score - top) for [first, last) and 0 elsewhere, with top the larger of *top
-// and the scaled scores; updates *top, returns the float32 sum. width a multiple of 16, first < last.
-float softmax_row(const float* scores, bf16* weights, int64_t width, int64_t first, int64_t last, float factor,
-                  float* top) {
+// and the scaled scores; updates *top, returns the float32 sum. width a multiple of 16, first < last. Masked is
+// false when every score counts.
+template <bool Masked>
+inline float softmax_row(const float* scores, bf16* weights, int64_t width, int64_t first, int64_t last,
+                         float factor, float* top) {
   const __m512 scale = _mm512_set1_ps(factor);
   __m512 highest = _mm512_set1_ps(*top);
-  const int64_t begin = first / 16 * 16, end = round_up(last, 16);
+  const int64_t begin = Masked ? first / 16 * 16 : 0, end = Masked ? round_up(last, 16) : width;
   for (int64_t j = begin; j < end; j += 16) {
+    const __mmask16 seen = Masked ? lanes_between(j, first, last) : 0xffff;
     const __m512 x = _mm512_mul_ps(_mm512_loadu_ps(scores + j), scale);
-    highest = _mm512_mask_max_ps(highest, lanes_between(j, first, last), highest, x);
+    highest = _mm512_mask_max_ps(highest, seen, highest, x);
   }
   *top = _mm512_reduce_max_ps(highest);
   const __m512 peak = _mm512_set1_ps(*top);
   __m512 total = _mm512_setzero_ps();
-  for (int64_t j = 0; j < width; j += 16) {
-    __m512 p = _mm512_setzero_ps();
-    if (j >= begin && j < end) {
-      p = exp2_nonpositive(_mm512_fmsub_ps(_mm512_loadu_ps(scores + j), scale, peak));
-      p = _mm512_maskz_mov_ps(lanes_between(j, first, last), p);
-      total = _mm512_add_ps(total, p);
-    }
+  for (int64_t j = begin; j < end; j += 16) {
+    const __mmask16 seen = Masked ? lanes_between(j, first, last) : 0xffff;
+    __m512 p = exp2_nonpositive(_mm512_fmsub_ps(_mm512_loadu_ps(scores + j), scale, peak));
+    p = _mm512_maskz_mov_ps(seen, p);
+    total = _mm512_add_ps(total, p);
     store_bf16(weights + j, p);
   }
+  if (Masked) {
+    std::memset(weights, 0, begin * sizeof(bf16));
+    std::memset(weights + end, 0, (width - end) * sizeof(bf16));
+  }
   return _mm512_reduce_add_ps(total);
+}
+
+float softmax_row(const float* scores, bf16* weights, int64_t width, int64_t first, int64_t last, float factor,
+                  float* top) {
+  if (first == 0 && last == width) return softmax_row<false>(scores, weights, width, first, last, factor, top);
+  return softmax_row<true>(scores, weights, width, first, last, factor, top);
 }
 
 // --- tiles: K and V packed for a matrix product whose right side comes in pairs of its depth ---
@@ -153,20 +171,66 @@ void pack(const AttentionArgs& a, const Rows& rows, int64_t begin, char* packed)
   }
 }
 
+// C[kGemmRows, Vectors * 16] (+)= A B, with A [., depth] and B in pairs of its depth: [depth / 2, ldb, 2]. Each
+// element is summed in the order of the depth, whatever the shape.
+template <int Vectors>
+void gemm_block(int64_t depth, const bf16* a, int64_t lda, const bf16* b, int64_t ldb, float* c, int64_t ldc,
+                bool add) {
+  __m512 acc[kGemmRows][Vectors];
+#pragma GCC unroll 16
+  for (int i = 0; i < kGemmRows; ++i)
+#pragma GCC unroll 4
+    for (int j = 0; j < Vectors; ++j) acc[i][j] = add ? _mm512_loadu_ps(c + i * ldc + j * 16) : _mm512_setzero_ps();
+  for (int64_t k = 0; k < depth; k += 2) {
+    __m512bh right[Vectors];
+#pragma GCC unroll 4
+    for (int j = 0; j < Vectors; ++j)
+      right[j] = reinterpret_cast<__m512bh>(_mm512_loadu_si512(b + k * ldb + j * 32));
+#pragma GCC unroll 16
+    for (int i = 0; i < kGemmRows; ++i) {
+      int32_t pair;
+      std::memcpy(&pair, a + i * lda + k, sizeof pair);
+      const __m512bh left = reinterpret_cast<__m512bh>(_mm512_set1_epi32(pair));
+#pragma GCC unroll 4
+      for (int j = 0; j < Vectors; ++j) acc[i][j] = _mm512_dpbf16_ps(acc[i][j], left, right[j]);
+    }
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < kGemmRows; ++i)
+#pragma GCC unroll 4
+    for (int j = 0; j < Vectors; ++j) _mm512_storeu_ps(c + i * ldc + j * 16, acc[i][j]);
+}
+
+// C[kStrip, columns] (+)= A B; columns a multiple of 16.
+void gemm(int64_t columns, int64_t depth, const bf16* a, int64_t lda, const bf16* b, int64_t ldb, float* c,
+          int64_t ldc, bool add) {
+  int64_t j = 0;
+  const auto columns_of = [&](auto vectors) {
+    for (int64_t i = 0; i < kStrip; i += kGemmRows)
+      gemm_block<vectors.value>(depth, a + i * lda, lda, b + 2 * j, ldb, c + i * ldc + j, ldc, add);
+    j += 16 * vectors.value;
+  };
+  while (j < columns) {
+    const int64_t vectors = (columns - j) / 16;
+    if (vectors >= 3 && vectors != 4) columns_of(Count<3>());
+    else if (vectors >= 2) columns_of(Count<2>());
+    else columns_of(Count<1>());
+  }
+}
+
 int64_t scratch_bytes(const AttentionArgs& a, int64_t rows) {
-  const int64_t tile = kTileRows * (a.head_dim * 2 + kKeyBlock * 4 + kKeyBlock * 2 + a.head_dim * 4) + packed_bytes(a);
+  const int64_t tile = kTileRows * a.head_dim * (2 + 4) + kStrip * kKeyBlock * (2 + 4) + packed_bytes(a);
   const int64_t direct = rows * (kKeyBlock * (4 + 2) + round_up(a.head_dim, 32) * (2 + 4) + 2 * 4);
   return larger(tile, direct);
 }
 
 void tile(const AttentionArgs& a, const Rows& rows, int64_t begin, int64_t end, const char* packed, char* scratch,
           float* partial) {
-  // Few shapes, since the matrix product is compiled for each.
-  const int64_t count = num_rows(rows), padded = round_up(count, 32), dim = a.head_dim;
-  float* scores = reinterpret_cast<float*>(scratch);
-  float* acc = scores + kTileRows * kKeyBlock;
+  const int64_t count = num_rows(rows), padded = round_up(count, kStrip), dim = a.head_dim;
+  float* scores = reinterpret_cast<float*>(scratch);  // of one strip
+  float* acc = scores + kStrip * kKeyBlock;
   bf16* weights = reinterpret_cast<bf16*>(acc + kTileRows * dim);
-  bf16* q = weights + kTileRows * kKeyBlock;
+  bf16* q = weights + kStrip * kKeyBlock;
   char* own = reinterpret_cast<char*>(q + kTileRows * dim);
   float top[kTileRows], total[kTileRows];
   for (int64_t r = 0; r < count; ++r) {
@@ -176,36 +240,42 @@ void tile(const AttentionArgs& a, const Rows& rows, int64_t begin, int64_t end, 
     total[r] = 0;
   }
   std::memset(q + count * dim, 0, (padded - count) * dim * sizeof(bf16));
-  std::memset(weights + count * kKeyBlock, 0, (padded - count) * kKeyBlock * sizeof(bf16));
   std::memset(acc, 0, padded * dim * sizeof(float));
   for (int64_t block = begin / kKeyBlock * kKeyBlock; block < end; block += kKeyBlock) {
     if (packed == nullptr) pack(a, rows, block, own);
     const bf16* k = reinterpret_cast<const bf16*>(packed == nullptr ? own : packed);
     const bf16* v = k + kKeyBlock * dim;
     if (packed != nullptr) packed += packed_bytes(a);
-    const int64_t width = round_up(smaller(kKeyBlock, end - block), 64);
-    a.bf16_gemm(padded, width, dim, dim, kKeyBlock, kKeyBlock, false, q, k, scores);
-    for (int64_t r = 0; r < count; ++r) {
-      int64_t first, last;
-      visible_keys(a, position(a, rows, rows.row_begin + r), larger(begin, block), smaller(end, block + kKeyBlock),
-                   &first, &last);
-      if (first >= last) {
-        std::memset(weights + r * kKeyBlock, 0, width * sizeof(bf16));
-        continue;
+    for (int64_t strip = 0; strip < count; strip += kStrip) {
+      const int64_t stop = smaller(strip + kStrip, count);
+      // The strip's last row sees the most keys; the strip's work ends where these end.
+      const int64_t seen = smaller(smaller(end, block + kKeyBlock), position(a, rows, rows.row_begin + stop - 1) + 1);
+      if (seen <= block) continue;
+      const int64_t width = round_up(seen - block, 16);
+      gemm(width, dim, q + strip * dim, dim, k, kKeyBlock, scores, kKeyBlock, false);
+      for (int64_t r = strip; r < strip + kStrip; ++r) {
+        bf16* row = weights + (r - strip) * kKeyBlock;
+        int64_t first = 0, last = 0;
+        if (r < stop)
+          visible_keys(a, position(a, rows, rows.row_begin + r), larger(begin, block), seen, &first, &last);
+        if (first >= last) {
+          std::memset(row, 0, width * sizeof(bf16));
+          continue;
+        }
+        const float before = top[r];
+        const float fresh = softmax_row(scores + (r - strip) * kKeyBlock, row, width, first - block, last - block,
+                                        a.scale * kLog2E, &top[r]);
+        if (top[r] == before) {
+          total[r] += fresh;
+          continue;
+        }
+        const __m512 shrink = _mm512_set1_ps(__builtin_exp2f(before - top[r]));
+        total[r] = total[r] * _mm512_cvtss_f32(shrink) + fresh;
+        for (int64_t d = 0; d < dim; d += 16)
+          _mm512_storeu_ps(acc + r * dim + d, _mm512_mul_ps(_mm512_loadu_ps(acc + r * dim + d), shrink));
       }
-      const float before = top[r];
-      const float fresh = softmax_row(scores + r * kKeyBlock, weights + r * kKeyBlock, width, first - block,
-                                      last - block, a.scale * kLog2E, &top[r]);
-      if (top[r] == before) {
-        total[r] += fresh;
-        continue;
-      }
-      const __m512 shrink = _mm512_set1_ps(__builtin_exp2f(before - top[r]));
-      total[r] = total[r] * _mm512_cvtss_f32(shrink) + fresh;
-      for (int64_t d = 0; d < dim; d += 16)
-        _mm512_storeu_ps(acc + r * dim + d, _mm512_mul_ps(_mm512_loadu_ps(acc + r * dim + d), shrink));
+      gemm(dim, width, weights, kKeyBlock, v, dim, acc + strip * dim, dim, true);
     }
-    a.bf16_gemm(padded, dim, width, kKeyBlock, dim, dim, true, weights, v, acc);
   }
   for (int64_t r = 0; r < count; ++r)
     finish_row(a, rows, rows.row_begin + r, acc + r * dim, top[r], total[r], partial);

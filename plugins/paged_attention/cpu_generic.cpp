@@ -8,8 +8,9 @@
 namespace kvforge {
 namespace {
 
+constexpr int64_t kStrip = 16;  // rows of a tile that are worked on at once
 #if defined(__AVX512F__)
-constexpr int64_t kGemmRows = 8;
+constexpr int64_t kGemmRows = 8;  // and of these, rows whose sums are held in registers
 #else
 constexpr int64_t kGemmRows = 4;
 #endif
@@ -41,15 +42,15 @@ void gemm_block(int64_t depth, const float* a, int64_t lda, const float* b, int6
     for (int j = 0; j < Vectors; ++j) store(c + i * ldc + j * kLanes, acc[i][j]);
 }
 
-// rows a multiple of kGemmRows, columns a multiple of 16.
-void gemm(int64_t rows, int64_t columns, int64_t depth, const float* a, int64_t lda, const float* b, int64_t ldb,
-          float* c, int64_t ldc, bool add) {
+// C[kStrip, columns] (+)= A B; columns a multiple of 16.
+void gemm(int64_t columns, int64_t depth, const float* a, int64_t lda, const float* b, int64_t ldb, float* c,
+          int64_t ldc, bool add) {
   int64_t j = 0;
   for (; j + 2 * kLanes <= columns; j += 2 * kLanes)
-    for (int64_t i = 0; i < rows; i += kGemmRows)
+    for (int64_t i = 0; i < kStrip; i += kGemmRows)
       gemm_block<2>(depth, a + i * lda, lda, b + j, ldb, c + i * ldc + j, ldc, add);
   for (; j < columns; j += kLanes)
-    for (int64_t i = 0; i < rows; i += kGemmRows)
+    for (int64_t i = 0; i < kStrip; i += kGemmRows)
       gemm_block<1>(depth, a + i * lda, lda, b + j, ldb, c + i * ldc + j, ldc, add);
 }
 
@@ -134,17 +135,17 @@ void pack(const AttentionArgs& a, const Rows& rows, int64_t begin, char* packed)
 }
 
 int64_t scratch_bytes(const AttentionArgs& a, int64_t rows) {
-  const int64_t tile = kTileRows * (a.head_dim + kKeyBlock + padded_dim(a)) * sizeof(float) + packed_bytes(a);
-  const int64_t direct = rows * (a.head_dim + kKeyBlock + padded_dim(a) + 2) * sizeof(float);
-  return larger(tile, direct);
+  const int64_t tile = kTileRows * (a.head_dim + padded_dim(a)) + kStrip * kKeyBlock;
+  const int64_t direct = rows * (a.head_dim + kKeyBlock + padded_dim(a) + 2);
+  return larger(tile * sizeof(float) + packed_bytes(a), direct * sizeof(float));
 }
 
 void tile(const AttentionArgs& a, const Rows& rows, int64_t begin, int64_t end, const char* packed, char* scratch,
           float* partial) {
-  const int64_t count = num_rows(rows), padded = round_up(count, kGemmRows), dim = padded_dim(a);
+  const int64_t count = num_rows(rows), padded = round_up(count, kStrip), dim = padded_dim(a);
   float* q = reinterpret_cast<float*>(scratch);
-  float* scores = q + kTileRows * a.head_dim;
-  float* acc = scores + kTileRows * kKeyBlock;
+  float* scores = q + kTileRows * a.head_dim;  // of one strip
+  float* acc = scores + kStrip * kKeyBlock;
   char* own = reinterpret_cast<char*>(acc + kTileRows * dim);
   float top[kTileRows], total[kTileRows];
   load_queries(a, rows, q);
@@ -159,28 +160,34 @@ void tile(const AttentionArgs& a, const Rows& rows, int64_t begin, int64_t end, 
     const float* k = reinterpret_cast<const float*>(packed == nullptr ? own : packed);
     const float* v = k + a.head_dim * kKeyBlock;
     if (packed != nullptr) packed += packed_bytes(a);
-    const int64_t width = round_up(smaller(kKeyBlock, end - block), 32);
-    gemm(padded, width, a.head_dim, q, a.head_dim, k, kKeyBlock, scores, kKeyBlock, false);
-    for (int64_t r = 0; r < count; ++r) {
-      float* row = scores + r * kKeyBlock;
-      int64_t first, last;
-      visible_keys(a, position(a, rows, rows.row_begin + r), larger(begin, block), smaller(end, block + kKeyBlock),
-                   &first, &last);
-      if (first >= last) {
-        std::memset(row, 0, width * sizeof(float));
-        continue;
+    for (int64_t strip = 0; strip < count; strip += kStrip) {
+      const int64_t stop = smaller(strip + kStrip, count);
+      // The strip's last row sees the most keys; the strip's work ends where these end.
+      const int64_t seen = smaller(smaller(end, block + kKeyBlock), position(a, rows, rows.row_begin + stop - 1) + 1);
+      if (seen <= block) continue;
+      const int64_t width = round_up(seen - block, 16);
+      gemm(width, a.head_dim, q + strip * a.head_dim, a.head_dim, k, kKeyBlock, scores, kKeyBlock, false);
+      for (int64_t r = strip; r < strip + kStrip; ++r) {
+        float* row = scores + (r - strip) * kKeyBlock;
+        int64_t first = 0, last = 0;
+        if (r < stop)
+          visible_keys(a, position(a, rows, rows.row_begin + r), larger(begin, block), seen, &first, &last);
+        if (first >= last) {
+          std::memset(row, 0, width * sizeof(float));
+          continue;
+        }
+        const float before = top[r];
+        const float fresh = softmax_row(row, width, first - block, last - block, a.scale, &top[r]);
+        if (top[r] == before) {
+          total[r] += fresh;
+          continue;
+        }
+        const float shrink = __builtin_expf(before - top[r]);
+        total[r] = total[r] * shrink + fresh;
+        for (int64_t d = 0; d < dim; ++d) acc[r * dim + d] *= shrink;
       }
-      const float before = top[r];
-      const float fresh = softmax_row(row, width, first - block, last - block, a.scale, &top[r]);
-      if (top[r] == before) {
-        total[r] += fresh;
-        continue;
-      }
-      const float shrink = __builtin_expf(before - top[r]);
-      total[r] = total[r] * shrink + fresh;
-      for (int64_t d = 0; d < dim; ++d) acc[r * dim + d] *= shrink;
+      gemm(dim, width, scores, kKeyBlock, v, dim, acc + strip * dim, dim, true);
     }
-    gemm(padded, dim, width, scores, kKeyBlock, v, dim, acc, dim, true);
   }
   for (int64_t r = 0; r < count; ++r)
     finish_row(a, rows, rows.row_begin + r, acc + r * dim, top[r], total[r], partial);

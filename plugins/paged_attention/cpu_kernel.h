@@ -14,10 +14,6 @@ struct PagedTensor {  // [pages, page_size, kv_heads, head_dim], strides in elem
   int64_t page_stride, slot_stride, head_stride;
 };
 
-using Bf16Gemm = void (*)(
-    int64_t m, int64_t n, int64_t k, int64_t lda, int64_t ldb, int64_t ldc, bool add, const void* a, const void* b,
-    float* c);
-
 struct AttentionArgs {
   const void* q;  // [T, heads, head_dim], strides in elements
   void* out;      // [T, heads, head_dim], contiguous, q's dtype
@@ -26,8 +22,7 @@ struct AttentionArgs {
   PagedTensor k, v;
   int64_t heads, group, head_dim, page_size;
   float scale;
-  int64_t window;      // 0: none
-  Bf16Gemm bf16_gemm;  // C[m, n] (+)= A[m, k] B[k, n], B in pairs of k: [k / 2, n, 2]
+  int64_t window;  // 0: none
 };
 
 // Rows [row_begin, row_end) of one KV head of one sequence.
