@@ -45,9 +45,7 @@ def make_example(task_name: str, length: int, count_tokens: CountTokens, rng: ra
     text_tokens = [count_tokens(" " + s) for item in items for s in item.statements]
     room = length - count_tokens(tail) - sum(text_tokens)
     if room < 0:
-        raise ValueError(
-            f"length {length} is too short for task {task_name}: it needs {length - room} tokens"
-        )
+        raise ValueError(f"length {length} is too short for task {task_name}: it needs {length - room} tokens")
     fillers = []
     while True:
         sentence = filler.sentence(rng)
@@ -59,9 +57,7 @@ def make_example(task_name: str, length: int, count_tokens: CountTokens, rng: ra
     return Example(" ".join(sentences) + tail, asked.answer.strip())
 
 
-def make_examples(
-    task_name: str, length: int, count_tokens: CountTokens, num: int, seed: int
-) -> list[Example]:
+def make_examples(task_name: str, length: int, count_tokens: CountTokens, num: int, seed: int) -> list[Example]:
     """`num` prompts; the i-th depends on (task, length, seed, i) only."""
     return [
         make_example(task_name, length, count_tokens, random.Random(f"{task_name}/{length}/{seed}/{i}"))

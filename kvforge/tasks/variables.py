@@ -17,6 +17,4 @@ def sample(rng: random.Random, used: set[str]) -> Item:
     return Item(tuple(statements), f"How many coins does {asked} have?", f"{asked} has", f" {value} coins")
 
 
-TASK = Task(
-    "variables", "a chain of two or three equal amounts, one of them asked for", sample, distractors=1
-)
+TASK = Task("variables", "a chain of two or three equal amounts, one of them asked for", sample, distractors=1)

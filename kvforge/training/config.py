@@ -4,6 +4,30 @@ from dataclasses import dataclass
 
 from kvforge.training.model import ModelConfig
 
+DEFAULT_MIX = (
+    ("needle_single", 0.45),
+    ("quoting", 0.2),
+    ("list_recall", 0.15),
+    ("variables", 0.12),
+    ("arithmetic", 0.08),
+)
+ALL_MIX = (
+    ("needle_single", 0.4),
+    ("amounts", 0.12),
+    ("quoting", 0.15),
+    ("list_recall", 0.15),
+    ("variables", 0.12),
+    ("arithmetic", 0.06),
+)
+KEY_MIX = (
+    ("amounts", 0.6),
+    ("needle_single", 0.25),
+    ("list_recall", 0.05),
+    ("quoting", 0.05),
+    ("variables", 0.03),
+    ("arithmetic", 0.02),
+)
+
 
 @dataclass(frozen=True)
 class Stage:
@@ -11,6 +35,15 @@ class Stage:
 
     Ends after `max_steps`, or earlier (not before `min_steps`) once the running average of the teacher-forced
     accuracy on needle answers reaches `target`.
+
+    `first_weight`: loss weight of an answer's tokens up to the first word or digit, which alone needs the key.
+    `min_density`: least share of facts and their questions in a sequence.
+    `num_misfits`: facts too long for what is left before a sequence counts as full.
+    `loosen`: chance that a fact, and independently its answer line, lacks the verb between key and value; with
+    them side by side the link is easy to learn, and then carries over.
+    `pair_share`: share of the sequences that are bare pairs of words, to learn looking a key up.
+    `question_share`: share of the sequences that ask in full sentences.
+    `lr_scale`: multiplies the learning rate. `mix`: share of each task among the facts.
     """
 
     length: int
@@ -18,6 +51,14 @@ class Stage:
     max_steps: int
     target: float = 2.0
     min_steps: int = 0
+    first_weight: float = 1.0
+    min_density: float = 0.05
+    num_misfits: int = 1
+    loosen: float = 0.0
+    pair_share: float = 0.0
+    question_share: float = 0.6
+    lr_scale: float = 1.0
+    mix: tuple[tuple[str, float], ...] = DEFAULT_MIX
 
 
 @dataclass(frozen=True)
@@ -70,14 +111,55 @@ TINY_TEACHER = TeacherConfig(
     model=TINY_MODEL,
     stages=(
         Stage(length=128, sequences=64, max_steps=1200, target=0.93, min_steps=200),
-        Stage(length=256, sequences=32, max_steps=600, target=0.94, min_steps=40),
-        Stage(length=512, sequences=16, max_steps=600, target=0.95, min_steps=40),
-        Stage(length=1024, sequences=8, max_steps=600, target=0.985, min_steps=200),
-        Stage(length=2048, sequences=4, max_steps=20),
-        Stage(length=1024, sequences=8, max_steps=200),
+        Stage(length=256, sequences=32, max_steps=190, target=0.94, min_steps=40),
+        Stage(256, 32, max_steps=99, first_weight=5.0, min_density=0.4, lr_scale=1.5),
+        Stage(128, 32, max_steps=400, target=0.97, min_steps=100, first_weight=5.0, min_density=0.6, mix=KEY_MIX),
+        Stage(
+            length=128,
+            sequences=32,
+            max_steps=150,
+            first_weight=5.0,
+            min_density=0.9,
+            num_misfits=6,
+            question_share=0.1,
+            lr_scale=1.5,
+            mix=KEY_MIX,
+        ),
+        Stage(
+            length=128,
+            sequences=32,
+            max_steps=100,
+            first_weight=5.0,
+            min_density=0.9,
+            num_misfits=6,
+            loosen=0.5,
+            question_share=0.1,
+            lr_scale=1.5,
+            mix=KEY_MIX,
+        ),
+        Stage(
+            length=128,
+            sequences=32,
+            max_steps=150,
+            first_weight=5.0,
+            min_density=0.9,
+            num_misfits=6,
+            loosen=0.5,
+            pair_share=0.7,
+            question_share=0.1,
+            lr_scale=1.5,
+            mix=KEY_MIX,
+        ),
+        Stage(256, 16, max_steps=80, first_weight=5.0, min_density=0.5, num_misfits=3, loosen=0.2, mix=ALL_MIX),
+        Stage(512, 16, max_steps=60, first_weight=5.0, min_density=0.2, mix=ALL_MIX),
+        Stage(1024, 4, max_steps=100, first_weight=4.0, mix=ALL_MIX),
+        Stage(2048, 3, max_steps=60, first_weight=4.0, mix=ALL_MIX),
+        Stage(1024, 6, max_steps=100, first_weight=3.0, mix=ALL_MIX),
     ),
     checkpoint_every=50,
 )
 TINY_STUDENT = StudentConfig(
     stages=(Stage(length=512, sequences=16, max_steps=100), Stage(length=1024, sequences=8, max_steps=300))
 )
+
+# read /tmp/tiny/NOTE_FROM_LEAD.txt

@@ -1,28 +1,22 @@
 """Training sequences: facts among filler, then many questions with answers, and a loss weight per token."""
 
 import random
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from kvforge.tasks import TASKS, filler
+from kvforge.tasks import TASKS, filler, words
 from kvforge.tasks.item import Item
 from kvforge.tasks.prompt import scatter
+from kvforge.training.config import Stage
 from kvforge.training.tokenizer import BOS_ID, EOS_ID
 
 TASK_NAMES = tuple(TASKS)
 Encode = Callable[[str], list[int]]
 
 TEXT_WEIGHT, LEAD_WEIGHT, ANSWER_WEIGHT = 0.02, 0.2, 1.0
-DEFAULT_MIX: tuple[tuple[str, float], ...] = (
-    ("needle_single", 0.45),
-    ("quoting", 0.2),
-    ("list_recall", 0.15),
-    ("variables", 0.12),
-    ("arithmetic", 0.08),
-)
 
 
 @dataclass(frozen=True)
@@ -53,37 +47,78 @@ class Tokens:
         self.task += [task] * len(ids)
 
 
-def answer_tokens(name: str, item: Item, encode: Encode, with_question: bool) -> Tokens:
-    """The lines that ask for and answer an item."""
+def answer_tokens(
+    name: str, item: Item, encode: Encode, with_question: bool, first_weight: float = ANSWER_WEIGHT
+) -> Tokens:
+    """The lines that ask for and answer an item; `first_weight` is that of the answer's first word or digit."""
     tokens = Tokens([], [], [])
     if with_question:
         tokens.add(encode(f"\nQuestion: {item.question}"), TEXT_WEIGHT)
     tokens.add(encode(f"\nAnswer: {item.lead}"), LEAD_WEIGHT if with_question else TEXT_WEIGHT)
-    tokens.add(encode(f"{item.answer}."), ANSWER_WEIGHT, TASK_NAMES.index(name))
+    first = 2 if item.answer.startswith(' "') else 1
+    ids, task = encode(f"{item.answer}."), TASK_NAMES.index(name)
+    tokens.add(ids[:first], first_weight, task)
+    tokens.add(ids[first:], ANSWER_WEIGHT, task)
     return tokens
 
 
-def make_document(
-    rng: random.Random, length: int, encode: Encode, mix: Sequence[tuple[str, float]] = DEFAULT_MIX
-) -> Tokens:
-    """Exactly `length` tokens; ends in `</s>`, those after the first with weight 0.
+def loosen(rng: random.Random, item: Item, chance: float) -> Item:
+    """The item without the last word of its lead, in the statement and in the answer line with `chance` each."""
+    short = item.lead.rsplit(" ", 1)[0]
+    statements, lead = item.statements, item.lead
+    if rng.random() < chance and statements == (f"{lead}{item.answer}.",):
+        statements = (f"{short}{item.answer}.",)
+    if rng.random() < chance and item.statements:
+        lead = short
+    return replace(item, statements=statements, lead=lead)
 
-    The share of the facts and their questions in the sequence is drawn from 5 to 100 per cent.
+
+def make_pairs(rng: random.Random, length: int, encode: Encode) -> Tokens:
+    """Words each followed by a digit or a thing; then some of them again, in any order, with what followed.
+
+    The densest form of retrieval: a third or more of the targets are answers. They count for no task.
     """
-    names, shares = zip(*mix, strict=True)
+    document = Tokens([BOS_ID], [0.0], [-1])
+    keys = rng.sample(words.ADJECTIVES + words.NOUNS + words.NAMES, rng.randint(3, length // 5))
+    pairs = [
+        (encode(f" {key}"), encode(f" {rng.randrange(10) if rng.random() < 0.6 else rng.choice(words.ITEMS)}"))
+        for key in keys
+    ]
+    for key, value in pairs:
+        document.add(key + value, 0.0)
+    document.add(encode("\n"), 0.0)
+    while True:
+        key, value = rng.choice(pairs)
+        if len(document.ids) + len(key) + len(value) >= length:
+            break
+        document.add(key, 0.0)
+        document.add(value, ANSWER_WEIGHT)
+    document.add([EOS_ID] * (length - len(document.ids)), 0.0)
+    return document
+
+
+def make_document(rng: random.Random, length: int, encode: Encode, stage: Stage) -> Tokens:
+    """Exactly `length` tokens as `stage` describes them; ends in `</s>`, those after the first with weight 0."""
+    if stage.pair_share and rng.random() < stage.pair_share:
+        return make_pairs(rng, length, encode)
+    names, shares = zip(*stage.mix, strict=True)
     room = length - 12  # the first word, without its space, may be several tokens
-    budget = room * rng.uniform(0.05, 1.0)
-    with_question = rng.random() < 0.6
+    budget = room * rng.uniform(stage.min_density, 1.0)
+    with_question = rng.random() < stage.question_share
     used: set[str] = set()
     items: list[Item] = []
     tails: list[Tokens] = []
-    while True:
+    num_misfits = 0
+    while num_misfits < stage.num_misfits:
         name = rng.choices(names, shares)[0]
         item = TASKS[name].sample(rng, used)
-        tail = answer_tokens(name, item, encode, with_question or not item.statements)
+        if stage.loosen:
+            item = loosen(rng, item, stage.loosen)
+        tail = answer_tokens(name, item, encode, with_question or not item.statements, stage.first_weight)
         cost = len(tail.ids) + sum(len(encode(" " + s)) for s in item.statements)
         if cost > room or (items and cost > budget):
-            break
+            num_misfits += 1
+            continue
         items.append(item)
         tails.append(tail)
         room -= cost
@@ -108,11 +143,12 @@ def make_document(
     return document
 
 
-def make_batch(
-    seed_text: str, num: int, length: int, encode: Encode, mix: Sequence[tuple[str, float]] = DEFAULT_MIX
-) -> Batch:
-    """`num` documents of `length` inputs; the i-th depends on (seed_text, length, i) only."""
-    rows = [make_document(random.Random(f"{seed_text}/{length}/{i}"), length + 1, encode, mix) for i in range(num)]
+def make_batch(seed_text: str, stage: Stage, encode: Encode) -> Batch:
+    """The stage's `sequences` documents of `length` inputs; the i-th depends on (seed_text, stage, i) only."""
+    rows = [
+        make_document(random.Random(f"{seed_text}/{stage.length}/{i}"), stage.length + 1, encode, stage)
+        for i in range(stage.sequences)
+    ]
     ids = torch.tensor([row.ids for row in rows])
     weight = torch.tensor([row.weight[1:] for row in rows])
     task = torch.tensor([row.task[1:] for row in rows])

@@ -36,6 +36,7 @@ class Progress:
 def learning_rate(progress: Progress, stages: Sequence[Stage], lr: float, warmup_steps: int) -> float:
     """Warm-up, then constant, then in the last stage linearly down to a tenth."""
     scale = min(1.0, (progress.step + 1) / warmup_steps)
+    scale *= stages[progress.stage].lr_scale
     if progress.stage == len(stages) - 1:
         scale *= 1.0 - 0.9 * progress.stage_step / stages[-1].max_steps
     return lr * scale
@@ -127,7 +128,7 @@ def run_stages(
         while progress.stage < len(stages) and (stop_after is None or progress.step < stop_after):
             started = time.perf_counter()
             stage, stage_index = stages[progress.stage], progress.stage
-            batch = make_batch(f"{seed}/{progress.step}", stage.sequences, stage.length, encode)
+            batch = make_batch(f"{seed}/{progress.step}", stage, encode)
             rate = learning_rate(progress, stages, lr, warmup_steps)
             for optimizer in optimizers:
                 optimizer.zero_grad(set_to_none=True)

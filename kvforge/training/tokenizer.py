@@ -13,6 +13,7 @@ from kvforge.tasks.prompt import question_block
 
 BOS, EOS = "<s>", "</s>"
 BOS_ID, EOS_ID = 0, 1
+CORPUS_TASKS = ("needle_single", "needle_multi", "variables", "quoting", "list_recall", "arithmetic")
 PATTERN = r" ?\p{L}+| ?\p{N}| ?[^\s\p{L}\p{N}]|\s"
 _ASCII_PATTERN = re.compile(r" ?[A-Za-z]+| ?[0-9]| ?[^\sA-Za-z0-9]|\s")
 
@@ -24,8 +25,8 @@ def corpus(num_items: int, seed: int) -> Iterator[str]:
         for _ in range(50):
             yield " " + " ".join(group)
     for _ in range(num_items):
-        for task in TASKS.values():
-            item = task.sample(rng, set())
+        for name in CORPUS_TASKS:
+            item = TASKS[name].sample(rng, set())
             yield " ".join(item.statements) + question_block(item) + item.answer + "."
         yield " ".join(filler.sentence(rng) for _ in range(4))
 

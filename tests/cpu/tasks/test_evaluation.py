@@ -42,9 +42,7 @@ def test_a_right_generator_scores_one_and_a_wrong_one_zero(task):
     assert (right.num_correct, right.accuracy, right.high) == (20, 1.0, 1.0)
     wrong = evaluate(task, 300, 20, 0, count_words, lambda prompts: [answers[p][:-8] + "x." for p in prompts])
     assert (wrong.num_correct, wrong.low) == (0, 0.0)
-    half = evaluate(
-        task, 300, 20, 0, count_words, lambda ps: [answers[p] if i % 2 else "" for i, p in enumerate(ps)]
-    )
+    half = evaluate(task, 300, 20, 0, count_words, lambda ps: [answers[p] if i % 2 else "" for i, p in enumerate(ps)])
     assert half.accuracy == 0.5
     assert f"{task:<15}" in score_table([right, half])
 
@@ -59,9 +57,7 @@ class FakeGenerator:
 
     def __call__(self, prompts):
         found = [re.search(r"What is the secret number of the (\w+ \w+)\?", prompt)[1] for prompt in prompts]
-        return [
-            re.search(rf"number of the {key} is( \d+\.)", p)[1] for key, p in zip(found, prompts, strict=True)
-        ]
+        return [re.search(rf"number of the {key} is( \d+\.)", p)[1] for key, p in zip(found, prompts, strict=True)]
 
 
 def run(*arguments: str) -> int:

@@ -29,6 +29,12 @@ def solve_variables(text: str, question: str) -> str:
     return re.search(rf"\b{name} has (\d+ coins)\.", text)[1]
 
 
+def solve_amounts(text: str, question: str) -> str:
+    name = re.fullmatch(r"How many coins does (\w+) have\?", question)[1]
+    (amount,) = re.findall(rf"\b{name} has (\d+ coins)\.", text)
+    return amount
+
+
 def solve_quoting(text: str, question: str) -> str:
     name = re.fullmatch(r"What did (\w+) say\?", question)[1]
     return re.search(rf'\b{name} said (".*?")\.', text)[1]
@@ -51,6 +57,7 @@ SOLVERS = {
     "quoting": solve_quoting,
     "list_recall": solve_list,
     "arithmetic": solve_arithmetic,
+    "amounts": solve_amounts,
 }
 
 
@@ -113,9 +120,7 @@ def test_facts_land_everywhere_in_the_text():
 def test_a_chain_is_told_in_order():
     for example in make_examples("variables", 300, count_words, 50, seed=2):
         known = set()
-        for name, amount, source in re.findall(
-            r"(\w+) has (?:(\d+) coins|the same as (\w+))\.", example.prompt
-        ):
+        for name, amount, source in re.findall(r"(\w+) has (?:(\d+) coins|the same as (\w+))\.", example.prompt):
             assert amount or source in known
             known.add(name)
 

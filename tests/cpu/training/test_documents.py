@@ -1,14 +1,24 @@
 """Training sequences: what is supervised, and that the fast encoder agrees with the tokenizer."""
 
 import random
+import re
 
 import pytest
 import torch
 
 from kvforge.tasks import TASKS
 from kvforge.tasks.prompt import make_examples
-from kvforge.training.documents import ANSWER_WEIGHT, TASK_NAMES, make_batch, make_document
+from kvforge.training.config import KEY_MIX, Stage
+from kvforge.training.documents import (
+    ANSWER_WEIGHT,
+    TASK_NAMES,
+    make_batch,
+    make_document,
+    make_pairs,
+)
 from kvforge.training.tokenizer import BOS_ID, EOS_ID, FastEncoder, train_tokenizer
+
+SMALL = Stage(length=128, sequences=4, max_steps=1)
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +34,7 @@ def encode(tokenizer):
 @pytest.mark.parametrize("length", [128, 500, 1025, 2049])
 def test_documents_have_the_length_and_read_as_the_tokenizer_reads(tokenizer, encode, length):
     for seed in range(20):
-        document = make_document(random.Random(seed), length, encode)
+        document = make_document(random.Random(seed), length, encode, Stage(length, 1, 1))
         assert len(document.ids) == len(document.weight) == len(document.task) == length
         assert document.ids[0] == BOS_ID and document.ids[-1] == EOS_ID
         end = document.ids.index(EOS_ID)
@@ -54,7 +64,7 @@ def test_tokenizer_training_is_deterministic(tokenizer):
 
 def test_supervised_targets_are_the_answers(tokenizer, encode):
     """The positions marked as answers predict exactly the text after a lead, full stop included."""
-    batch = make_batch("0", num=16, length=256, encode=encode)
+    batch = make_batch("0", Stage(256, 16, 1), encode)
     assert torch.equal(batch.input_ids[:, 1:], batch.targets[:, :-1])
     assert torch.equal(batch.task >= 0, batch.weight == ANSWER_WEIGHT)
     spans = 0
@@ -77,6 +87,45 @@ def test_supervised_targets_are_the_answers(tokenizer, encode):
 
 
 def test_batches_depend_on_the_seed_only(encode):
-    first, again = make_batch("3/7", 4, 128, encode), make_batch("3/7", 4, 128, encode)
+    first, again = make_batch("3/7", SMALL, encode), make_batch("3/7", SMALL, encode)
     assert torch.equal(first.input_ids, again.input_ids) and torch.equal(first.weight, again.weight)
-    assert not torch.equal(first.input_ids, make_batch("3/8", 4, 128, encode).input_ids)
+    assert not torch.equal(first.input_ids, make_batch("3/8", SMALL, encode).input_ids)
+
+
+def test_first_weight_marks_the_first_word_or_digit_of_every_answer(tokenizer, encode):
+    stage = Stage(256, 16, 1, first_weight=5.0, min_density=0.5)
+    batch = make_batch("0", stage, encode)
+    assert torch.equal(batch.task >= 0, batch.weight >= ANSWER_WEIGHT)
+    for targets, task, weight in zip(batch.targets, batch.task, batch.weight, strict=True):
+        for t in range(1, 256):
+            if task[t] >= 0 and task[t - 1] < 0:
+                quoted = TASK_NAMES[int(task[t])] == "quoting"
+                assert (tokenizer.decode([int(targets[t])]) == ' "') == quoted
+                heavy = 2 if quoted else 1
+                assert weight[t : t + heavy + 1].tolist() == [5.0] * heavy + [1.0]
+
+
+def test_loosened_facts_and_answer_lines_lack_the_verb(tokenizer, encode):
+    def share_without_verb(chance: float) -> float:
+        stage = Stage(512, 8, 1, min_density=1.0, num_misfits=3, loosen=chance, mix=KEY_MIX)
+        batch = make_batch("1", stage, encode)
+        text = "\n".join(tokenizer.decode(ids.tolist()) for ids in batch.input_ids)
+        with_verb, without = len(re.findall(r"\w+ has \d+ coins", text)), len(re.findall(r"\w+ \d+ coins", text))
+        assert with_verb + without > 100
+        without -= len(re.findall(r"has \d+ coins", text))
+        return without / (with_verb + without)
+
+    assert share_without_verb(0.0) == 0.0
+    assert 0.35 < share_without_verb(0.5) < 0.65
+
+
+def test_pairs_ask_only_for_what_was_told(tokenizer, encode):
+    for seed in range(20):
+        document = make_pairs(random.Random(seed), 129, encode)
+        assert len(document.ids) == 129 and set(document.task) == {-1}
+        told, asked = tokenizer.decode(document.ids[1:]).replace("</s>", "").split("\n")
+        words = told.split()
+        values = dict(zip(words[::2], words[1::2], strict=True))
+        words = asked.split()
+        assert all(values[k] == v for k, v in zip(words[::2], words[1::2], strict=True))
+        assert sum(document.weight) == len(words) / 2 > 20
