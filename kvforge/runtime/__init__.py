@@ -1,12 +1,33 @@
 """The runtime: serves an engine directory; knows nothing of how it was compiled.
 
     request -> Scheduler (which tokens, which pages) -> Runner (lower, upper) -> sampler -> outputs
+
+Names are imported when first used: parts such as the tokenizer do not need torch.
 """
 
-from kvforge.runtime.engine import LLMEngine
-from kvforge.runtime.llm import LLM
-from kvforge.runtime.outputs import CompletionOutput, RequestOutput, SequenceOutput, TokenLogprobs
-from kvforge.runtime.sampling_params import SamplingParams
+import importlib
+from typing import TYPE_CHECKING, Any
 
+if TYPE_CHECKING:
+    from kvforge.runtime.engine import LLMEngine
+    from kvforge.runtime.llm import LLM
+    from kvforge.runtime.outputs import CompletionOutput, RequestOutput, SequenceOutput, TokenLogprobs
+    from kvforge.runtime.sampling_params import SamplingParams
+
+_MODULES = {
+    "LLM": "llm",
+    "LLMEngine": "engine",
+    "CompletionOutput": "outputs",
+    "RequestOutput": "outputs",
+    "SequenceOutput": "outputs",
+    "TokenLogprobs": "outputs",
+    "SamplingParams": "sampling_params",
+}
 __all__ = ["LLM", "CompletionOutput", "LLMEngine", "RequestOutput", "SamplingParams", "SequenceOutput",
            "TokenLogprobs"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return getattr(importlib.import_module(f"kvforge.runtime.{_MODULES[name]}"), name)
+    raise AttributeError(f"module 'kvforge.runtime' has no attribute {name!r}")

@@ -21,6 +21,7 @@ from kvforge.runtime.sampling_params import SamplingParams
 from kvforge.runtime.sampling_state import make_state
 from kvforge.runtime.scheduler import Schedule, Scheduler
 from kvforge.runtime.sequence import FinishReason, Request, RequestMetrics, Sequence, Status
+from kvforge.runtime.step_threads import step_threads
 from kvforge.runtime.stop import Stopper, StopReason
 from kvforge.runtime.tokenizer import Tokenizer
 
@@ -125,8 +126,9 @@ class LLMEngine:
         self._mark_scheduled(plan)
         survivors = plan.survivors
         try:
-            logits = self.runner.run(plan, self.scheduler.slots)
-            sampled = sample(logits, survivors) if logits is not None else None
+            with step_threads(self.manifest.num_parameters, plan.num_tokens):
+                logits = self.runner.run(plan, self.scheduler.slots)
+                sampled = sample(logits, survivors) if logits is not None else None
         except Exception as error:
             logger.exception("a step failed")
             self._num_failed_steps += 1

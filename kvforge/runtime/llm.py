@@ -133,9 +133,10 @@ class _OpenRequest:
         completion.token_ids.extend(news.new_token_ids)
         if news.logprobs is not None:
             if completion.logprobs is None:
-                completion.logprobs, completion.cumulative_logprob = [], 0.0
+                completion.logprobs = []
             completion.logprobs.extend(news.logprobs)
-            completion.cumulative_logprob += sum(entry.logprob for entry in news.logprobs)
+            total = sum(entry.logprob for entry in news.logprobs)
+            completion.cumulative_logprob = (completion.cumulative_logprob or 0.0) + total
         if self._streams is not None:
             completion.text += self._streams[news.index].push(news)
         self.output.metrics = news.metrics

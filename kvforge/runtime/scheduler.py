@@ -32,6 +32,11 @@ class Schedule:
         return bool(self.decodes or self.prefills)
 
     @property
+    def num_tokens(self) -> int:
+        """Packed tokens of the step."""
+        return len(self.decodes) + sum(count for _, count in self.prefills)
+
+    @property
     def sequences(self) -> list[Sequence]:
         """All sequences of the step, in the step's order."""
         return self.decodes + [sequence for sequence, _ in self.prefills]
