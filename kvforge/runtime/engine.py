@@ -100,6 +100,9 @@ class LLMEngine:
         for sequence in request.sequences:
             self.scheduler.add(sequence)
         if params.deadline_s is not None:
+            if len(self._deadlines) > 2 * len(self.requests) + 64:
+                self._deadlines = [entry for entry in self._deadlines if not entry[2].finished]
+                heapq.heapify(self._deadlines)
             heapq.heappush(self._deadlines, (time.monotonic() + params.deadline_s, arrival, request))
 
     def abort(self, request_id: str) -> bool:

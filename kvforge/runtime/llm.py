@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Iterator, Sequence
+from numbers import Integral
 from pathlib import Path
 from typing import Any, cast
 
@@ -98,7 +99,10 @@ class LLM:
 
     def _encode(self, prompt: Prompt) -> list[int]:
         if not isinstance(prompt, str):
-            return list(prompt)
+            try:
+                return list(prompt)
+            except TypeError:
+                raise RequestError(f"{prompt!r} is no prompt; give a string or a list of token ids.") from None
         if not prompt:
             raise RequestError("the prompt is empty; give text, or the beginning-of-text token's id.")
         if self.tokenizer is None:
@@ -157,5 +161,5 @@ class _OpenRequest:
 
 def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """A string or a flat list of token ids is one prompt."""
-    single = isinstance(prompts, str) or (len(prompts) > 0 and not isinstance(prompts[0], (str, Sequence)))
+    single = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], Integral))
     return [cast(Prompt, prompts)] if single else list(cast(Sequence[Prompt], prompts))

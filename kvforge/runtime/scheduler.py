@@ -210,7 +210,9 @@ class Scheduler:
         self.slots.page_table[sequence.slot, : len(reused)] = reused
         self.slots.num_computed[sequence.slot] = sequence.num_computed
         self.slots.next_token[sequence.slot] = sequence.tokens[sequence.length - 1]
-        sequence.metrics.num_reused_pages += len(reused)
+        if not sequence.was_admitted:
+            sequence.was_admitted = True
+            sequence.metrics.num_reused_pages += len(reused)
         self.num_reused_tokens += sequence.num_computed
         return True
 

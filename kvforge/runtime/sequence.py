@@ -55,7 +55,7 @@ class Sequence:
 
     __slots__ = ("digests", "index", "length", "max_length", "metrics", "num_computed", "num_prompt_tokens",
                  "num_published", "order", "pages", "params", "prompt_done", "request_id", "sampling",
-                 "siblings", "slot", "status", "stopper", "tokens")
+                 "siblings", "slot", "status", "stopper", "tokens", "was_admitted")
 
     def __init__(self, request_id: str, index: int, order: tuple[int, int, int], prompt: np.ndarray,
                  params: SamplingParams, max_length: int, metrics: RequestMetrics) -> None:
@@ -80,6 +80,7 @@ class Sequence:
         self.pages: list[int] = []
         self.digests: list[bytes] = []
         self.slot = -1
+        self.was_admitted = False
         self.status = Status.WAITING
         self.stopper: Any = None
         self.sampling: Any = None

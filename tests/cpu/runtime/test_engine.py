@@ -140,13 +140,15 @@ def test_cached_pages_are_given_up_oldest_first():
     assert reused < 3, "the end of the oldest prefix made room"
 
 
-def test_preemption_keeps_tokens_and_order():
-    engine = make_engine(num_pages=6, enable_prefix_cache=False)
+@pytest.mark.parametrize("prefix_cache", [True, False])
+def test_preemption_keeps_tokens_and_order(prefix_cache):
+    engine = make_engine(num_pages=6, enable_prefix_cache=prefix_cache)
     params = SamplingParams(temperature=0.0, max_tokens=18, ignore_eos=True)
     for name, token in (("a", 5), ("b", 6)):
         engine.add_request(name, [token] * 3, params)
     outputs = run(engine)
     assert engine.stats()["num_preemptions"] > 0
+    assert all(o[-1].metrics.num_reused_pages == 0 for o in outputs.values())
     assert outputs[("a", 0)][-1].metrics.num_preemptions == 0, "the first to arrive is never the victim"
     assert outputs[("b", 0)][-1].metrics.num_preemptions == engine.stats()["num_preemptions"]
     for name, token in (("a", 5), ("b", 6)):
@@ -181,6 +183,14 @@ def test_deadline_aborts_waiting_and_running_requests():
             last = outputs[(name, index)][-1]
             assert (last.finish_reason, last.stop_reason, last.new_token_ids) == ("abort", "deadline", [])
     assert outputs[("patient", 0)][-1].finish_reason == "length"
+
+
+def test_deadlines_of_finished_requests_are_forgotten():
+    engine = make_engine()
+    for i in range(300):
+        engine.add_request(f"r{i}", [5], SamplingParams(temperature=0.0, max_tokens=1, deadline_s=1000))
+        run(engine)
+    assert len(engine._deadlines) < 80
 
 
 def test_abort_frees_pages_at_once_and_is_idempotent():

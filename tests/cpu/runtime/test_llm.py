@@ -1,5 +1,6 @@
 """Texts: generate and its stream agree, stop strings cut, closing a stream gives the request up."""
 
+import numpy as np
 import pytest
 
 from kvforge.runtime import LLM, SamplingParams
@@ -31,6 +32,8 @@ def test_shapes_of_prompts_and_results(llm):
     assert [len(r.outputs) for r in several] == [2, 2, 1]
     assert several[0].outputs[0].text == several[1].outputs[0].text == one.outputs[0].text
     assert llm.generate([], params, use_tqdm=False) == []
+    arrays = llm.generate([np.array(one.prompt_token_ids)] * 2, params, use_tqdm=False)
+    assert [r.outputs[0].text for r in arrays] == [one.outputs[0].text] * 2
 
 
 def test_text_is_the_decoded_tokens_without_what_ended_it(llm):

@@ -84,7 +84,7 @@ def test_wrong_sampling_params(changes, says):
 
 def test_llm_refuses_all_prompts_if_one_cannot_be_served():
     llm = LLM(session=FakeSession(vocab_size=330), tokenizer=byte_level(), num_pages=40)
-    for prompts in (["fox", ""], [[5], []], ["fox", [400]]):
+    for prompts in (["fox", ""], [[5], []], ["fox", [400]], [5.5], ["fox", None]):
         with pytest.raises(RequestError):
             llm.generate(prompts, use_tqdm=False)
         assert not llm.engine.has_unfinished()
