@@ -40,6 +40,7 @@ _ISA_FLAGS = {
         "-mprefer-vector-width=512",
     ),
 }
+_BF16 = ("cpu_bf16_tile", "cpu_bf16_direct", "cpu_bf16")
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ def units(machine: str | None = None) -> tuple[Unit, ...]:
     machine = platform.machine() if machine is None else machine
     x86 = machine in ("x86_64", "AMD64")
     isas = tuple(_ISA_FLAGS) if x86 else ("portable",)
-    bf16 = (Unit("paged_attention/cpu_bf16.cpp", _ISA_FLAGS["avx512"]),) if x86 else ()
+    bf16 = tuple(Unit(f"paged_attention/{name}.cpp", _ISA_FLAGS["avx512"]) for name in _BF16 if x86)
     return (  # longest first
         Unit("native/register.cpp"),
         Unit("paged_attention/cpu.cpp"),

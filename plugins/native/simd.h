@@ -46,18 +46,25 @@ inline vint iota() {
 
 inline vfloat maximum(vfloat a, vfloat b) { return a > b ? a : b; }
 
+// The lanes shifted down by `width`, cyclically.
+template <int width>
+inline vfloat rotate_lanes(vfloat x) {
+  return __builtin_shuffle(x, (iota() + width) & (kLanes - 1));
+}
+
 inline float sum(vfloat x) {
-  float lanes[kLanes];
-  std::memcpy(lanes, &x, sizeof x);
-  for (int width = kLanes / 2; width > 0; width /= 2)
-    for (int i = 0; i < width; ++i) lanes[i] += lanes[i + width];
-  return lanes[0];
+  if constexpr (kLanes > 8) x += rotate_lanes<8>(x);
+  if constexpr (kLanes > 4) x += rotate_lanes<4>(x);
+  x += rotate_lanes<2>(x);
+  x += rotate_lanes<1>(x);
+  return x[0];
 }
 
 inline float maximum(vfloat x) {
-  float result = x[0];
-  for (int i = 1; i < kLanes; ++i) result = x[i] > result ? x[i] : result;
-  return result;
+  if constexpr (kLanes > 8) x = maximum(x, rotate_lanes<8>(x));
+  if constexpr (kLanes > 4) x = maximum(x, rotate_lanes<4>(x));
+  x = maximum(x, rotate_lanes<2>(x));
+  return maximum(x, rotate_lanes<1>(x))[0];
 }
 
 // e^x for x <= 0, to about one unit in the last place; 0 below -87 (Cephes' expf polynomial).

@@ -1,0 +1,184 @@
+"""Times the operators' CPU kernels beside torch's attention, the reference, and the machine's floor.
+
+    python -m perf.bench_operators --json perf/results/operators-cpu.json
+
+The floor of prefill is its FLOPs (the causal half only) at the rate of a large bfloat16 or float32 matrix
+product, that of decode and of the cache write its bytes at the bandwidth of a large copy (read + write),
+both measured in the same run. Times are the best of several runs, in milliseconds; with --cpu-time they are
+CPU time of a single thread, for a machine whose cores other programs share.
+"""
+
+import argparse
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+import plugins
+
+PAGE_SIZE = 32
+COLUMNS = ("operator", "case", "kvforge_ms", "sdpa_ms", "reference_ms", "floor_ms", "floor_share")
+
+
+_clock: Callable[[], float] = time.perf_counter
+
+
+def best_ms(function: Callable[[], Any], seconds: float) -> float:
+    """The shortest of the runs that fit in `seconds`, at least two, after one that is not counted."""
+    function()
+    best, end, runs = float("inf"), time.perf_counter() + seconds, 0
+    while runs < 2 or time.perf_counter() < end:
+        start = _clock()
+        function()
+        best = min(best, _clock() - start)
+        runs += 1
+    return best * 1e3
+
+
+def machine_rates(seconds: float) -> dict[str, float]:
+    """GFLOP/s of matrix products and GB/s of a copy, on all threads."""
+    rates = {}
+    for dtype in (torch.bfloat16, torch.float32):
+        a, b = (torch.randn(2048, 2048).to(dtype) for _ in range(2))
+        rates[f"gemm_{str(dtype)[6:]}_gflops"] = 2 * 2048**3 / best_ms(lambda a=a, b=b: a @ b, seconds) / 1e6
+    source = torch.ones(256 << 20, dtype=torch.uint8)
+    target = torch.empty_like(source)
+    rates["copy_gb_per_s"] = 2 * source.numel() / best_ms(lambda: target.copy_(source), seconds) / 1e6
+    return rates
+
+
+def row(operator: str, case: str, times: dict[str, float], floor_ms: float) -> dict[str, Any]:
+    return {
+        "operator": operator,
+        "case": case,
+        **times,
+        "floor_ms": floor_ms,
+        "floor_share": floor_ms / times["kvforge_ms"],
+    }
+
+
+def bench_attention(
+    sequences: int,
+    queries: int,
+    length: int,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    rates: dict[str, float],
+    seconds: float,
+) -> dict[str, Any]:
+    width = -(-length // PAGE_SIZE)
+    shape = (sequences * width, PAGE_SIZE, kv_heads, head_dim)
+    k_pool, v_pool = (torch.randn(shape).to(dtype) for _ in range(2))
+    page_table = torch.randperm(sequences * width).view(sequences, width).int()
+    q = torch.randn(sequences * queries, heads, head_dim).to(dtype)
+    query_start = torch.arange(0, sequences * queries + 1, queries).int()
+    args = (q, k_pool, v_pool, query_start, torch.full((sequences,), length).int(), page_table)
+    scale = head_dim**-0.5
+
+    def dense(x: torch.Tensor) -> torch.Tensor:
+        return (
+            x[page_table.long()]
+            .view(sequences, -1, kv_heads, head_dim)[:, :length]
+            .transpose(1, 2)
+            .contiguous()
+        )
+
+    k, v = dense(k_pool), dense(v_pool)
+    dense_q = q.view(sequences, queries, heads, head_dim).transpose(1, 2)
+    causal = queries > 1
+    reference = plugins.OPERATORS["paged_attention"].reference
+    times = {
+        "kvforge_ms": best_ms(lambda: plugins.paged_attention(*args, scale), seconds),
+        "sdpa_ms": best_ms(
+            lambda: F.scaled_dot_product_attention(dense_q, k, v, is_causal=causal, enable_gqa=True), seconds
+        ),
+        "reference_ms": best_ms(lambda: reference(*args, scale, 0), seconds),
+    }
+    if causal:
+        flops = 4 * sequences * heads * head_dim * queries * (length - (queries - 1) / 2)
+        floor = flops / rates[f"gemm_{str(dtype)[6:]}_gflops"] / 1e6
+    else:
+        floor = 2 * sequences * length * kv_heads * head_dim * dtype.itemsize / rates["copy_gb_per_s"] / 1e6
+    kind = "prefill" if causal else "decode"
+    case = f"{kind} {sequences}x{length} heads {heads}/{kv_heads} dim {head_dim} {str(dtype)[6:]}"
+    return row("paged_attention", case, times, floor)
+
+
+def bench_write(
+    tokens: int, kv_heads: int, head_dim: int, dtype: torch.dtype, rates: dict[str, float], seconds: float
+) -> dict[str, Any]:
+    k, v = (torch.randn(tokens, kv_heads, head_dim).to(dtype) for _ in range(2))
+    angle = torch.rand(tokens, head_dim // 2)
+    pools = [torch.zeros(tokens // PAGE_SIZE + 1, PAGE_SIZE, kv_heads, head_dim).to(dtype) for _ in range(2)]
+    args = (k, v, angle.cos(), angle.sin(), torch.randperm(tokens).int(), *pools)
+    times = {
+        "kvforge_ms": best_ms(lambda: plugins.rope_paged_kv_write(*args), seconds),
+        "reference_ms": best_ms(lambda: plugins.OPERATORS["rope_paged_kv_write"].reference(*args), seconds),
+    }
+    num_bytes = 4 * k.numel() * dtype.itemsize + 2 * angle.numel() * 4
+    case = f"{tokens} tokens kv heads {kv_heads} dim {head_dim} {str(dtype)[6:]}"
+    return row("rope_paged_kv_write", case, times, num_bytes / rates["copy_gb_per_s"] / 1e6)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", type=Path, help="also write the results to this file")
+    parser.add_argument("--seconds", type=float, default=1.0, help="time for each measurement")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--note", default="", help="kept with the results, e.g. what else ran")
+    parser.add_argument("--cpu-time", action="store_true", help="measure CPU time, of one thread")
+    options = parser.parse_args()
+    if options.cpu_time:
+        global _clock
+        _clock, options.threads = time.thread_time, 1
+    torch.set_num_threads(options.threads)
+    torch.manual_seed(0)
+    plugins.load_library()
+    before, rates = os.getloadavg()[0], machine_rates(options.seconds)
+    bf16, f32 = torch.bfloat16, torch.float32
+    results = []
+    for dtype in (bf16, f32):
+        for heads, kv_heads, head_dim in ((16, 16, 64), (16, 4, 64), (16, 8, 128)):
+            results.append(
+                bench_attention(1, 2048, 2048, heads, kv_heads, head_dim, dtype, rates, options.seconds)
+            )
+        for heads, kv_heads, head_dim in ((16, 4, 64), (16, 8, 128), (16, 2, 128)):
+            results.append(
+                bench_attention(8, 1, 2048, heads, kv_heads, head_dim, dtype, rates, options.seconds)
+            )
+        results.append(bench_write(2048, 8, 128, dtype, rates, options.seconds))
+    print("  ".join(f"{name:>12}" for name in COLUMNS[2:]), " case")
+    for result in results:
+        cells = (f"{result[name]:12.3f}" if name in result else " " * 12 for name in COLUMNS[2:])
+        print("  ".join(cells), "", result["operator"], result["case"])
+    print(", ".join(f"{name} {value:.1f}" for name, value in rates.items()))
+    if options.json:
+        report = {
+            "command": "python -m perf.bench_operators " + " ".join(sys.argv[1:]),
+            "note": options.note,
+            "machine": {
+                "arch": platform.machine(),
+                "threads": options.threads,
+                "clock": _clock.__name__,
+                "torch": torch.__version__,
+            },
+            "load_average": [before, os.getloadavg()[0]],
+            "rates": rates,
+            "results": results,
+        }
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(json.dumps(report, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,124 @@
+// What the two halves of the bfloat16 kernel share: everything here has internal linkage. For files compiled
+// for AVX512-BF16, in which no inline function with external linkage may be used: the linker could choose it
+// for other files too. Exponents are in units of log2(e): exp(x) is computed as 2^(x log2(e)).
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstring>
+
+#include "native/cast.h"
+#include "paged_attention/cpu_kernel.h"
+#include "paged_attention/cpu_rows.h"
+
+namespace kvforge {
+
+namespace isa_avx512 {
+
+// Tiles, in cpu_bf16_tile.cpp.
+int64_t bf16_packed_bytes(const AttentionArgs& args);
+int64_t bf16_tile_scratch_bytes(const AttentionArgs& args);
+void bf16_pack(const AttentionArgs& args, const Rows& rows, int64_t begin, char* packed);
+void bf16_tile(const AttentionArgs& args, const Rows& rows, int64_t begin, int64_t end, const char* packed,
+               char* scratch, float* partial);
+
+// Few rows per key, in cpu_bf16_direct.cpp.
+int64_t bf16_direct_scratch_bytes(const AttentionArgs& args, int64_t rows);
+void bf16_direct(const AttentionArgs& args, const Rows* heads, int64_t count, int64_t begin, int64_t end,
+                 int64_t split, char* scratch);
+
+}  // namespace isa_avx512
+
+namespace {
+
+constexpr float kLog2E = 1.44269504088896341f;
+constexpr float kLn2 = 0.693147180559945309f;
+
+inline const bf16* elements(const PagedTensor& pool) { return static_cast<const bf16*>(pool.data); }
+
+inline __m512i load_masked(__mmask32 mask, const bf16* p) { return _mm512_maskz_loadu_epi16(mask, p); }
+
+inline __mmask16 lanes_between(int64_t j, int64_t first, int64_t last) {  // lanes i with first <= j + i < last
+  const int64_t low = smaller(larger(first - j, 0), 16), high = smaller(larger(last - j, 0), 16);
+  return static_cast<__mmask16>((0xffffu << low) & ((1u << high) - 1));
+}
+
+// 2^x for x <= 0, relative error below 3e-6 by a minimax polynomial (a bfloat16 weight keeps 4e-3).
+inline __m512 exp2_nonpositive(__m512 x) {
+  const __m512 n = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  const __m512 f = _mm512_sub_ps(x, n);
+  __m512 p = _mm512_set1_ps(9.57010169e-3f);
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(5.59178603e-2f));
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(2.40247448e-1f));
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(6.93121815e-1f));
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(9.99999261e-1f));
+  return _mm512_scalef_ps(p, n);
+}
+
+inline void store_bf16(bf16* p, __m512 x) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(x)));
+}
+
+// head_dim is a multiple of 16.
+void finish_row(const AttentionArgs& a, const Rows& rows, int64_t row, const float* acc, float top, float total,
+                float* partial) {
+  if (partial != nullptr) {
+    float* target = partial + (row - rows.row_begin) * (a.head_dim + 2);
+    std::memcpy(target, acc, a.head_dim * sizeof(float));
+    target[a.head_dim] = top * kLn2;
+    target[a.head_dim + 1] = total;
+    return;
+  }
+  bf16* out = static_cast<bf16*>(a.out) + token_head(a, rows, row) * a.head_dim;
+  const __m512 inverse = _mm512_set1_ps(1.0f / total);
+  for (int64_t d = 0; d < a.head_dim; d += 16)
+    store_bf16(out + d, _mm512_mul_ps(_mm512_loadu_ps(acc + d), inverse));
+}
+
+// weights[0 .. width) = 2^(factor * score - top) for [first, last) and 0 elsewhere, with top the larger of *top
+// and the scaled scores; updates *top, returns the float32 sum. width a multiple of 16, first < last. Masked is
+// false when every score counts.
+template <bool Masked>
+inline float softmax_row(const float* scores, bf16* weights, int64_t width, int64_t first, int64_t last,
+                         float factor, float* top) {
+  const __m512 scale = _mm512_set1_ps(factor);
+  __m512 highest = _mm512_set1_ps(*top);
+  const int64_t begin = Masked ? first / 16 * 16 : 0, end = Masked ? round_up(last, 16) : width;
+  for (int64_t j = begin; j < end; j += 16) {
+    const __mmask16 seen = Masked ? lanes_between(j, first, last) : 0xffff;
+    const __m512 x = _mm512_mul_ps(_mm512_loadu_ps(scores + j), scale);
+    highest = _mm512_mask_max_ps(highest, seen, highest, x);
+  }
+  *top = _mm512_reduce_max_ps(highest);
+  const __m512 peak = _mm512_set1_ps(*top);
+  __m512 total = _mm512_setzero_ps();
+  for (int64_t j = begin; j < end; j += 16) {
+    const __mmask16 seen = Masked ? lanes_between(j, first, last) : 0xffff;
+    __m512 p = exp2_nonpositive(_mm512_fmsub_ps(_mm512_loadu_ps(scores + j), scale, peak));
+    p = _mm512_maskz_mov_ps(seen, p);
+    total = _mm512_add_ps(total, p);
+    store_bf16(weights + j, p);
+  }
+  if (Masked) {
+    std::memset(weights, 0, begin * sizeof(bf16));
+    std::memset(weights + end, 0, (width - end) * sizeof(bf16));
+  }
+  return _mm512_reduce_add_ps(total);
+}
+
+float softmax_row(const float* scores, bf16* weights, int64_t width, int64_t first, int64_t last, float factor,
+                  float* top) {
+  if (first == 0 && last == width) return softmax_row<false>(scores, weights, width, first, last, factor, top);
+  return softmax_row<true>(scores, weights, width, first, last, factor, top);
+}
+
+// Indices that interleave two vectors of 32: their first halves, their second halves.
+inline __m512i pairs_low() {
+  return _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6, 37, 5, 36, 4,
+                          35, 3, 34, 2, 33, 1, 32, 0);
+}
+
+inline __m512i pairs_high() { return _mm512_add_epi16(pairs_low(), _mm512_set1_epi16(16)); }
+
+}  // namespace
+}  // namespace kvforge
