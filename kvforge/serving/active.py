@@ -8,7 +8,8 @@ from typing import Any
 from kvforge.serving.request import GenerationRequest
 
 CONTEXT_TOKENS = 6
-ACK_TIMEOUT_S = 0.5
+ACK_TIMEOUT_S = 10.0
+"""Only a broken postprocessing takes this long; going on earlier would risk what acks.py is there for."""
 CANCELLED, UNAVAILABLE, INVALID_ARG, INTERNAL = "CANCELLED", "UNAVAILABLE", "INVALID_ARG", "INTERNAL"
 
 

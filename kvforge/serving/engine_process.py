@@ -18,7 +18,7 @@ from typing import Any
 
 from kvforge.errors import KvforgeError, RequestError
 from kvforge.serving.protocol import Message, ProtocolError, encode, receive
-from kvforge.serving.watchdog import exit_with_parent
+from kvforge.serving.watchdog import end_with_server, exit_with_parent
 
 logger = logging.getLogger("kvforge.engine")
 
@@ -131,6 +131,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="kvforge.serving.engine_process", description=__doc__)
     parser.add_argument("engine")
     parser.add_argument("--socket-fd", type=int, required=True, help="inherited end of a Unix socket pair")
+    parser.add_argument("--server-pid", type=int, required=True, help="tritonserver, whose end is this one's too")
     parser.add_argument("--max-num-seqs", type=int)
     parser.add_argument("--max-num-tokens", type=int)
     parser.add_argument("--kv-cache-gib", type=float)
@@ -139,6 +140,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     logging.basicConfig(level=args.log_level.upper(), format="%(asctime)s %(name)s %(levelname)s %(message)s")
     exit_with_parent()
+    end_with_server(args.server_pid)
 
     def make_engine() -> Any:
         from kvforge.runtime import LLMEngine

@@ -26,9 +26,20 @@ class ProcessId:
                 os.kill(self.pid, signal.SIGKILL)
 
 
+def process_id(pid: int) -> ProcessId | None:
+    """The process that has this pid now, or None."""
+    status = _status(pid)
+    return None if status is None else ProcessId(pid, status[2])
+
+
 def children(pid: int) -> list[ProcessId]:
     """The processes started by `pid` itself."""
-    return _by_parent().get(pid, [])
+    found: list[ProcessId] = []
+    with contextlib.suppress(OSError):
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            pids = (int(word) for word in (thread / "children").read_text().split())
+            found += [child for child in map(process_id, pids) if child is not None]
+    return found
 
 
 def descendants(pid: int) -> list[ProcessId]:

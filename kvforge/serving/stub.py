@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import secrets
 import threading
 import time
@@ -44,7 +45,8 @@ class Stub:
         self._metrics = EngineMetrics(pb, args["model_name"], args["model_version"])
         self._senders = SenderPool(self._send)
         self._acks = AckListener(parameters["ack_socket"], self.on_ack)
-        self._client = EngineClient(json.loads(parameters["engine_command"]), self)
+        command = [*json.loads(parameters["engine_command"]), "--server-pid", str(os.getppid())]
+        self._client = EngineClient(command, self)
         exit_with_parent(before_exit=self._client.kill)
         self._client.start()
         self._watch = threading.Thread(target=self._watch_requests, name="cancel-watch", daemon=True)

@@ -3,7 +3,7 @@
 import http.client
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -21,9 +21,15 @@ def no_pages_before(server: TritonServer) -> None:
     wait_until(lambda: used_pages(server) == 0, "a quiet server")
 
 
-def freed(server: TritonServer, record_property) -> None:
-    """The endless request's pages come back; how fast is recorded, and is far below the limit of 1 s."""
-    record_property("seconds_to_free", wait_until(lambda: used_pages(server) == 0, "pages free"))
+@pytest.fixture
+def freed(server: TritonServer, request: pytest.FixtureRequest) -> Callable[[], None]:
+    """Waits for the endless request's pages; how long that took goes to the report (--junitxml)."""
+
+    def wait() -> None:
+        seconds = wait_until(lambda: used_pages(server) == 0, "pages free")
+        request.node.user_properties.append(("seconds_to_free", seconds))
+
+    return wait
 
 
 def drain(responses: Iterator[StreamResponse]) -> None:
@@ -34,31 +40,31 @@ def drain(responses: Iterator[StreamResponse]) -> None:
 
 @pytest.mark.parametrize("streaming", [True, False])
 @pytest.mark.parametrize("model", MODELS)
-def test_client_cancels(server: TritonServer, record_property, model: str, streaming: bool) -> None:
+def test_client_cancels(server: TritonServer, freed, model: str, streaming: bool) -> None:
     client = StreamingClient(server.grpc_url)
     responses = client.generate(model, ask(model, PROMPTS[model], ENDLESS, streaming))
     reader = threading.Thread(target=drain, args=(responses,))
     reader.start()
     wait_until(lambda: used_pages(server) > 0, "the request runs")
     client.cancel()
-    freed(server, record_property)
+    freed()
     reader.join()
     client.close()
 
 
 @pytest.mark.parametrize("streaming", [True, False])
 @pytest.mark.parametrize("model", MODELS)
-def test_client_is_killed(server: TritonServer, record_property, model: str, streaming: bool) -> None:
+def test_client_is_killed(server: TritonServer, freed, model: str, streaming: bool) -> None:
     process = client_process(server, model, json.dumps(ask(model, PROMPTS[model], ENDLESS, streaming)))
     try:
         wait_until(lambda: used_pages(server) > 0, "the request runs", timeout_s=30)
     finally:
         process.kill()
     process.wait()
-    freed(server, record_property)
+    freed()
 
 
-def test_generate_stream_disconnects(server: TritonServer, record_property) -> None:
+def test_generate_stream_disconnects(server: TritonServer, freed) -> None:
     connection = http.client.HTTPConnection(server.options.address, server.ports["http"])
     body = {"text_input": "hello there", "max_tokens": ENDLESS, "stream": True}
     connection.request("POST", "/v2/models/ensemble/generate_stream", json.dumps(body))
@@ -67,11 +73,11 @@ def test_generate_stream_disconnects(server: TritonServer, record_property) -> N
     wait_until(lambda: used_pages(server) > 0, "the request runs")
     response.close()
     connection.close()
-    freed(server, record_property)
+    freed()
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_stop_with_the_same_id(server: TritonServer, record_property, model: str) -> None:
+def test_stop_with_the_same_id(server: TritonServer, freed, model: str) -> None:
     with StreamingClient(server.grpc_url) as client, StreamingClient(server.grpc_url) as other:
         responses = client.generate(model, ask(model, PROMPTS[model], ENDLESS), request_id="mine")
         next(responses)
@@ -84,13 +90,13 @@ def test_stop_with_the_same_id(server: TritonServer, record_property, model: str
             assert next(kept).final is False
             assert list(stopper.generate("tensorrt_llm", stop, request_id="not mine")) == []
             drain(kept)
-    freed(server, record_property)
+    freed()
 
 
-def test_cancels_right_after_the_first_response_leave_nothing_behind(server: TritonServer, record_property) -> None:
+def test_cancels_right_after_the_first_response_leave_nothing_behind(server: TritonServer, freed) -> None:
     """An error close behind a response is where Triton's ensemble loses the end of a request."""
     for _ in range(10):
         client = StreamingClient(server.grpc_url)
         next(client.generate("ensemble", ask("ensemble", "hello there", ENDLESS)))
         client.close()
-    freed(server, record_property)
+    freed()

@@ -29,7 +29,9 @@ def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 10.0
 
 
 def ask(model: str, prompt: list[int] | str, max_tokens: int, streaming: bool = True, **more: Any) -> dict[str, Any]:
-    """The inputs of a request: token ids for `tensorrt_llm`, text for `ensemble`."""
+    """The inputs of a request: token ids for `tensorrt_llm`, text for `ensemble`. ENDLESS passes end-of-text."""
+    if max_tokens == ENDLESS:
+        more = {"end_id": -1, **more}
     if model == "ensemble":
         return {"text_input": prompt, "max_tokens": max_tokens, "stream": streaming, **more}
     return {"input_ids": prompt, "input_lengths": len(prompt), "request_output_len": max_tokens,

@@ -75,6 +75,7 @@ class FakeEngine:
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--socket-fd", type=int, required=True)
+    parser.add_argument("--server-pid", type=int)
     parser.add_argument("--vocab-size", type=int, required=True)
     parser.add_argument("--step-s", type=float, default=0.002)
     args = parser.parse_args()
