@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import platform
+import shlex
 import sys
 import time
 from collections.abc import Callable
@@ -163,7 +164,7 @@ def main() -> int:
     print(", ".join(f"{name} {value:.1f}" for name, value in rates.items()))
     if options.json:
         report = {
-            "command": "python -m perf.bench_operators " + " ".join(sys.argv[1:]),
+            "command": shlex.join(["python", "-m", "perf.bench_operators", *sys.argv[1:]]),
             "note": options.note,
             "machine": {
                 "arch": platform.machine(),
