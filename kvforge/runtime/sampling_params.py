@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from kvforge.errors import RequestError
@@ -32,7 +32,7 @@ class SamplingParams:
         bad_words: strings never generated (as the tokenizer writes them, with and without a leading space).
         bad_words_ids: the same as sequences of token ids.
         ignore_eos: go on after the end-of-text token.
-        seed: makes the sequence's random numbers its own: they do not depend on the rest of the batch.
+        seed: repeats a sequence's random numbers, one a token, whatever else is in the batch.
         logprobs: log-probabilities of this many most probable tokens beside the chosen one (0: only the
             chosen one) under the model's own distribution: before penalties, temperature and filters.
         presence_penalty: subtracted from the logit of every token generated so far.
@@ -70,37 +70,25 @@ class SamplingParams:
     prompt_logprobs: int | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.stop, str):
-            object.__setattr__(self, "stop", (self.stop,))
-        _integer("n", self.n, 1, MAX_SEQUENCES)
-        _number("temperature", self.temperature, 0.0, math.inf)
-        _number("top_p", self.top_p, 0.0, 1.0, open_low=True)
-        _integer("top_k", self.top_k, -1, 2**31 - 1)
-        _number("min_p", self.min_p, 0.0, 1.0)
-        _integer("max_tokens", self.max_tokens, 1, 2**31 - 1)
-        _integer("min_tokens", self.min_tokens, 0, 2**31 - 1)
+        for field in fields(self):
+            object.__setattr__(self, field.name, _plain(field.name, getattr(self, field.name)))
+        for name in _INTEGERS:
+            _check_integer(name, getattr(self, name), *_INTEGERS[name])
+        for name in _NUMBERS:
+            _check_number(name, getattr(self, name), *_NUMBERS[name])
         if self.min_tokens > self.max_tokens:
             raise RequestError(f"min_tokens is {self.min_tokens}, above max_tokens; lower it.")
-        if self.seed is not None:
-            _integer("seed", self.seed, -(2**63), 2**64 - 1)
-        if self.logprobs is not None:
-            _integer("logprobs", self.logprobs, 0, MAX_LOGPROBS)
-        _number("presence_penalty", self.presence_penalty, -math.inf, math.inf)
-        _number("frequency_penalty", self.frequency_penalty, -math.inf, math.inf)
-        _number("repetition_penalty", self.repetition_penalty, 0.0, math.inf, open_low=True)
-        _integer("priority", self.priority, -(2**63), 2**63 - 1)
-        if self.deadline_s is not None:
-            _number("deadline_s", self.deadline_s, 0.0, math.inf, open_low=True)
         if self.prompt_logprobs is not None:
-            raise RequestError("prompt_logprobs is not offered, because prompt tokens skip the upper layers; "
-                               "leave it out.")
-        _words("stop", self.stop, str)
-        _words("bad_words", self.bad_words, str)
-        _ids("stop_token_ids", self.stop_token_ids)
+            raise RequestError(
+                "prompt_logprobs is not offered, because prompt tokens skip the upper layers; leave it out."
+            )
+        _check_words("stop", self.stop, str)
+        _check_words("bad_words", self.bad_words, str)
+        _check_ids("stop_token_ids", self.stop_token_ids)
         for name in ("stop_words_ids", "bad_words_ids"):
-            _words(name, getattr(self, name), None)
+            _check_words(name, getattr(self, name), tuple)
             for word in getattr(self, name):
-                _ids(name, word)
+                _check_ids(name, word)
 
     @property
     def greedy(self) -> bool:
@@ -108,13 +96,53 @@ class SamplingParams:
         return self.temperature == 0 or self.top_k == 1
 
 
-def _integer(name: str, value: Any, low: int, high: int) -> None:
+_SEQUENCES = ("stop", "stop_token_ids", "stop_words_ids", "bad_words", "bad_words_ids")
+_OPTIONAL = ("seed", "logprobs", "deadline_s")
+_INTEGERS = {
+    "n": (1, MAX_SEQUENCES),
+    "top_k": (-1, 2**31 - 1),
+    "max_tokens": (1, 2**31 - 1),
+    "min_tokens": (0, 2**31 - 1),
+    "seed": (-(2**63), 2**64 - 1),
+    "logprobs": (0, MAX_LOGPROBS),
+    "priority": (-(2**63), 2**63 - 1),
+}
+_NUMBERS = {
+    "temperature": (0.0, math.inf, False),
+    "top_p": (0.0, 1.0, True),
+    "min_p": (0.0, 1.0, False),
+    "presence_penalty": (-math.inf, math.inf, False),
+    "frequency_penalty": (-math.inf, math.inf, False),
+    "repetition_penalty": (0.0, math.inf, True),
+    "deadline_s": (0.0, math.inf, True),
+}
+
+
+def _plain(name: str, value: Any) -> Any:
+    """Numbers and arrays of numpy as Python's own; lists as tuples; None as no entries; one stop string as one."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if name in _SEQUENCES:
+        if value is None:
+            return ()
+        if name == "stop" and isinstance(value, str):
+            return (value,)
+        if isinstance(value, (list, tuple)):
+            return tuple(_plain("", entry) for entry in value)
+    return tuple(value) if name == "" and isinstance(value, list) else value
+
+
+def _check_integer(name: str, value: Any, low: int, high: int) -> None:
+    if value is None and name in _OPTIONAL:
+        return
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         bound = f"of at least {low}" if high >= 2**31 - 1 else f"from {low} to {high}"
         raise RequestError(f"{name} is {value!r}; give a whole number {bound}.")
 
 
-def _number(name: str, value: Any, low: float, high: float, open_low: bool = False) -> None:
+def _check_number(name: str, value: Any, low: float, high: float, open_low: bool) -> None:
+    if value is None and name in _OPTIONAL:
+        return
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not number or not math.isfinite(value) or not low <= value <= high or (open_low and value == low):
         bounds = [f" {'above' if open_low else 'of at least'} {low:g}"] if low > -math.inf else []
@@ -122,17 +150,16 @@ def _number(name: str, value: Any, low: float, high: float, open_low: bool = Fal
         raise RequestError(f"{name} is {value!r}; give a finite number{' and'.join(bounds)}.")
 
 
-def _words(name: str, values: Any, kind: type | None) -> None:
-    if isinstance(values, (str, bytes)) or not isinstance(values, Sequence):
+def _check_words(name: str, values: Any, kind: type) -> None:
+    if not isinstance(values, tuple):
         raise RequestError(f"{name} is {values!r}; give a list.")
     for value in values:
-        wrong = kind is not None and not isinstance(value, kind)
-        if wrong or not hasattr(value, "__len__") or len(value) == 0:
+        if not isinstance(value, kind) or len(value) == 0:  # type: ignore[arg-type]
             raise RequestError(f"{name} holds {value!r}; give non-empty entries only.")
 
 
-def _ids(name: str, values: Any) -> None:
-    if isinstance(values, (str, bytes)) or not isinstance(values, Sequence):
+def _check_ids(name: str, values: Any) -> None:
+    if not isinstance(values, tuple):
         raise RequestError(f"{name} is {values!r}; give lists of token ids.")
     for value in values:
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:

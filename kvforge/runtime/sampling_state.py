@@ -16,7 +16,7 @@ class SamplingState:
     def __init__(self, params: SamplingParams, index: int, prompt_token_ids: list[int], vocab_size: int,
                  stop_ids: frozenset[int], bad_words: list[tuple[int, ...]]) -> None:
         self.params = params
-        self.random = random.Random(None if params.seed is None else params.seed + index)
+        self.random = random.Random(None if params.seed is None else (params.seed + index) % 2**64)
         """One number per sampled token, so seeded tokens do not depend on the rest of the batch."""
         bad_tokens = sorted({word[0] for word in bad_words if len(word) == 1})
         self.bad_tokens = torch.tensor(bad_tokens, dtype=torch.long)

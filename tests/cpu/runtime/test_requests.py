@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 
 from kvforge.errors import EngineError, KvforgeError, RequestError
@@ -73,13 +74,21 @@ def test_a_request_that_can_never_fit_the_pool_is_refused():
     ({"repetition_penalty": 0.0}, "repetition_penalty is 0.0; give a finite number above 0"),
     ({"deadline_s": 0.0}, "deadline_s"), ({"priority": 0.5}, "priority"), ({"stop": [""]}, "stop holds ''"),
     ({"stop": [3]}, "stop holds 3"), ({"bad_words": "no"}, "bad_words is 'no'; give a list"),
-    ({"stop_token_ids": [-1]}, "stop_token_ids holds -1"), ({"stop_words_ids": [[]]}, "stop_words_ids holds []"),
+    ({"stop_token_ids": [-1]}, "stop_token_ids holds -1"), ({"stop_words_ids": [[]]}, "stop_words_ids holds ()"),
     ({"bad_words_ids": [3]}, "bad_words_ids holds 3"), ({"prompt_logprobs": 0}, "prompt_logprobs is not offered"),
 ])
 def test_wrong_sampling_params(changes, says):
     with pytest.raises(RequestError) as error:
         SamplingParams(**changes)
     assert says in str(error.value) and str(error.value).endswith(".")
+
+
+def test_values_are_made_plain():
+    params = SamplingParams(n=np.int32(2), seed=np.uint64(2**64 - 1), temperature=np.float32(0.5), stop="x",
+                            stop_token_ids=np.array([3, 4]), stop_words_ids=[[5], np.array([6, 7])], bad_words=None)
+    assert params == SamplingParams(n=2, seed=2**64 - 1, temperature=0.5, stop=["x"], stop_token_ids=[3, 4],
+                                    stop_words_ids=[[5], [6, 7]])
+    assert type(params.n) is int and hash(params) is not None
 
 
 def test_llm_refuses_all_prompts_if_one_cannot_be_served():
