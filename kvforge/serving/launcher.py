@@ -137,11 +137,7 @@ class TritonServer:
             self._children = [*self._children, *descendants(process.pid)]
             if process.poll() is None:
                 process.send_signal(signal.SIGTERM)
-                try:
-                    process.wait(timeout=EXIT_TIMEOUT_S + 5)
-                except subprocess.TimeoutExpired:
-                    process.kill()
-                    process.wait()
+                _wait_or_kill(process)
             for child in wait_gone(self._children, timeout_s=3.0):
                 child.kill()
             self._children = []
@@ -207,3 +203,15 @@ class TritonServer:
         generate(self.http_url, "ensemble", {"text_input": "a", "max_tokens": 1})
         # Not the engine process: its stub restarts it.
         self._children = children(self._process.pid)
+
+
+def _wait_or_kill(process: subprocess.Popen) -> None:
+    """Wait for a server told to end. Once its stubs are done there is nothing to lose, and it gets a second more:
+    an ensemble that answered with errors is sometimes never unloaded, and tritonserver waits for it in vain."""
+    deadline = time.monotonic() + EXIT_TIMEOUT_S + 5
+    while process.poll() is None and time.monotonic() < deadline:
+        if not children(process.pid):
+            deadline = min(deadline, time.monotonic() + 1)
+        time.sleep(0.05)
+    process.kill()
+    process.wait()

@@ -35,7 +35,7 @@ def test_engine_killed(server: TritonServer, model: str) -> None:
         responses = client.generate(model, ask(model, prompt, ENDLESS))
         next(responses)
         os.kill(engine_process(server).pid, signal.SIGKILL)
-        with pytest.raises(KvforgeError, match="engine process ended unexpectedly .signal 9"):
+        with pytest.raises(KvforgeError, match=r"engine process ended unexpectedly .signal 9"):
             for _ in responses:
                 pass
     assert text_of(server, ask("ensemble", TEXT, 8)) == before
@@ -124,6 +124,6 @@ def test_not_an_engine(tmp_path: Path) -> None:
 
 def test_an_engine_that_does_not_load(engine_dir: Path) -> None:
     """The engine's own sentence comes out, not a log."""
-    with pytest.raises(KvforgeError, match="kv_cache_gib is -1.0") as caught:
+    with pytest.raises(KvforgeError, match=r"kv_cache_gib is -1\.0") as caught:
         TritonServer(engine_dir, ServerOptions(kv_cache_gib=-1.0)).start()
     assert "\n" not in str(caught.value)

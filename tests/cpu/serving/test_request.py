@@ -1,0 +1,102 @@
+"""Input tensors to a request: defaults of TensorRT-LLM, word tables, refusals that name the tensor."""
+
+import random
+
+import numpy as np
+import pytest
+
+from kvforge.errors import RequestError
+from kvforge.runtime.sampling_params import SamplingParams
+from kvforge.serving.request import decode_words, encode_words, is_stop, parse_batch
+
+BASE = {
+    "input_ids": np.array([[5, 6, 7, 0]], np.int32),
+    "input_lengths": np.array([[3]], np.int32),
+    "request_output_len": np.array([[9]], np.int32),
+}
+
+
+def parsed(**tensors):
+    arrays = {name: np.asarray(value) for name, value in tensors.items()}
+    (request,) = parse_batch({**BASE, **arrays}, exclude_input_default=True)
+    SamplingParams(**request.params)
+    return request
+
+
+def test_defaults_are_greedy_and_whole_answer() -> None:
+    request = parsed()
+    assert request.prompt == [5, 6, 7]
+    assert (request.streaming, request.exclude_input, request.num_sequences) == (False, True, 1)
+    assert request.params == {"max_tokens": 9, "n": 1, "temperature": 0.0}
+
+
+def test_temperature_alone_stays_greedy_as_in_tensorrt_llm() -> None:
+    assert parsed(temperature=[[0.7]]).params["temperature"] == 0.0
+
+
+def test_sampling_parameters() -> None:
+    request = parsed(runtime_top_k=[[4]], temperature=[[0.5]], seed=np.array([[2**63 + 1]], np.uint64),
+                     min_tokens=[[2]], return_log_probs=[[True]], num_return_sequences=[[3]])  # fmt: skip
+    assert request.params == {"max_tokens": 9, "n": 3, "temperature": 0.5, "top_k": 4, "top_p": 1.0,
+                              "seed": 2**63 + 1, "min_tokens": 2, "logprobs": 0}  # fmt: skip
+
+
+@pytest.mark.parametrize(("end_id", "stop_ids"), [(17, [17]), (-1, [])])
+def test_end_id_replaces_the_engines(end_id: int, stop_ids: list[int]) -> None:
+    params = parsed(end_id=[[end_id]]).params
+    assert (params["ignore_eos"], params["stop_token_ids"]) == (True, stop_ids)
+
+
+def test_batch_rows_are_requests_of_their_own() -> None:
+    tensors = {
+        "input_ids": np.array([[5, 6, 7], [8, 9, 0]], np.int32),
+        "input_lengths": np.array([[3], [2]], np.int32),
+        "request_output_len": np.array([[1], [2]], np.int32),
+    }
+    first, second = parse_batch(tensors, exclude_input_default=False)
+    assert (first.prompt, first.params["max_tokens"]) == ([5, 6, 7], 1)
+    assert (second.prompt, second.params["max_tokens"]) == ([8, 9], 2)
+    with pytest.raises(RequestError, match="different batch sizes"):
+        parse_batch({**tensors, "end_id": np.array([[1]])}, exclude_input_default=False)
+
+
+def test_word_tables_round_trip() -> None:
+    rng = random.Random(1)
+    for _ in range(200):
+        words = [[rng.randrange(99) for _ in range(rng.randrange(1, 5))] for _ in range(rng.randrange(6))]
+        assert decode_words("stop_words_list", encode_words(words)) == words
+
+
+@pytest.mark.parametrize("table", [[[1, 2], [3, -1]], [[1, 2], [2, 1]], [[1, 2], [0, -1]], [[1, 2]]])
+def test_broken_word_tables_are_refused(table: list) -> None:
+    with pytest.raises(RequestError, match="stop_words_list"):
+        decode_words("stop_words_list", np.array(table))
+
+
+@pytest.mark.parametrize(
+    ("tensors", "words"),
+    [
+        ({"input_lengths": [[5]]}, "'input_lengths' is 5"),
+        ({"input_lengths": [[-1]]}, "'input_lengths' is -1"),
+        ({"input_lengths": [[0]]}, "the prompt is empty"),
+        ({"request_output_len": [[0]]}, "'request_output_len' .'max_tokens' of ensemble. must be at least 1, not 0"),
+        ({"num_return_sequences": [[0]]}, "num_return_sequences"),
+        ({"temperature": [[float("nan")]], "runtime_top_k": [[3]]}, "'temperature' must be 0 or more"),
+        ({"temperature": [[1.0, 2.0]]}, "'temperature' must hold one value, not 2"),
+        ({"beam_width": [[2]]}, "'beam_width' cannot be used"),
+    ],
+)
+def test_refusals(tensors: dict, words: str) -> None:
+    with pytest.raises(RequestError, match=words):
+        parsed(**tensors)
+
+
+@pytest.mark.parametrize("name", BASE)
+def test_missing_tensors_are_named(name: str) -> None:
+    with pytest.raises(RequestError, match=name):
+        parse_batch({key: value for key, value in BASE.items() if key != name}, True)
+
+
+def test_stop_request() -> None:
+    assert is_stop({"stop": np.array([[True]])})
+    assert not is_stop(BASE)
