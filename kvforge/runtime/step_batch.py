@@ -94,7 +94,7 @@ class StepBatchBuilder:
 
         num_pages = -(-int(kv_length[:num_seqs].max()) // self._page_size)
         table = self._page_table.array[: num_seqs * num_pages].reshape(num_seqs, num_pages)
-        np.take(slots.page_table[:, :num_pages], rows, axis=0, out=table)
+        table[:] = slots.page_table[rows, :num_pages]
         return StepBatch(
             input_ids=self._input_ids.tensor[:num_tokens],
             positions=self._positions.tensor[:num_tokens],
