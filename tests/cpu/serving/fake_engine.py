@@ -60,16 +60,33 @@ class FakeEngine:
                 del self.sequences[request_id]
             logprobs = None if sequence.params.logprobs is None else [SimpleNamespace(logprob=-1.0)]
             reason = "length" if finished else None
-            outputs.append(SimpleNamespace(request_id=request_id, index=0, new_token_ids=[token],
-                                           logprobs=logprobs, finished=finished, finish_reason=reason,
-                                           stop_reason=None))
+            outputs.append(
+                SimpleNamespace(
+                    request_id=request_id,
+                    index=0,
+                    new_token_ids=[token],
+                    logprobs=logprobs,
+                    finished=finished,
+                    finish_reason=reason,
+                    stop_reason=None,
+                )
+            )
         return outputs
 
     def stats(self) -> dict:
         used = sum(-(-len(s.tokens) // PAGE_SIZE) for s in self.sequences.values())
-        return {"num_waiting": 0, "num_running": len(self.sequences), "max_num_seqs": 64, "num_pages": NUM_PAGES,
-                "num_used_pages": used, "num_free_pages": NUM_PAGES - used, "page_size": PAGE_SIZE,
-                "page_bytes": 4096, "num_iterations": self.iteration, "num_reused_tokens": 0}
+        return {
+            "num_waiting": 0,
+            "num_running": len(self.sequences),
+            "max_num_seqs": 64,
+            "num_pages": NUM_PAGES,
+            "num_used_pages": used,
+            "num_free_pages": NUM_PAGES - used,
+            "page_size": PAGE_SIZE,
+            "page_bytes": 4096,
+            "num_iterations": self.iteration,
+            "num_reused_tokens": 0,
+        }
 
 
 def main() -> int:

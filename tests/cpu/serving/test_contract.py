@@ -79,7 +79,9 @@ def test_every_input_has_one_fate() -> None:
 
 @pytest.mark.parametrize("name", UNSUPPORTED)
 def test_unsupported_inputs_are_refused_by_name_unless_neutral(name: str) -> None:
-    asking = np.array([[b"x"]], dtype=object) if "guid" in name or "words" in name or "text" in name else np.array([[7]])
+    asking = (
+        np.array([[b"x"]], dtype=object) if "guid" in name or "words" in name or "text" in name else np.array([[7]])
+    )
     with pytest.raises(RequestError, match=name):
         refuse_unsupported(name, asking)
     refuse_unsupported(name, np.zeros((1, 0)))

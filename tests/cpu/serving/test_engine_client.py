@@ -1,0 +1,136 @@
+"""The engine process behind its client, with an engine that computes nothing."""
+
+import os
+import queue
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from kvforge.errors import EngineError
+from kvforge.serving.engine_client import EngineClient
+from kvforge.serving.processes import process_id, wait_gone
+
+FAKE = [sys.executable, str(Path(__file__).with_name("fake_engine.py")), "--vocab-size", "300", "--step-s", "0.001"]
+WAIT_S = 60.0
+
+
+class Listener:
+    """Queues what the engine reports."""
+
+    def __init__(self) -> None:
+        self.tokens: queue.SimpleQueue[list] = queue.SimpleQueue()
+        self.refused: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
+        self.lost: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self.stats: dict = {}
+
+    def on_tokens(self, outputs: list) -> None:
+        for row in outputs:
+            self.tokens.put(row)
+
+    def on_refused(self, request_id: str, error: str) -> None:
+        self.refused.put((request_id, error))
+
+    def on_stats(self, stats: dict) -> None:
+        self.stats = stats
+
+    def on_lost(self, error: str) -> None:
+        self.lost.put(error)
+
+
+@pytest.fixture
+def listener() -> Listener:
+    return Listener()
+
+
+@pytest.fixture
+def client(listener: Listener):
+    client = EngineClient(FAKE, listener)
+    client.start()
+    yield client
+    client.close()
+
+
+def add(client: EngineClient, request_id: str, prompt: list[int], max_tokens: int, **params) -> None:
+    client.send({"op": "add", "id": request_id, "prompt": prompt, "params": {"max_tokens": max_tokens, **params}})
+
+
+def read(listener: Listener, request_id: str) -> list:
+    """All rows of one request up to its end."""
+    rows = []
+    while not rows or rows[-1][4] is None:
+        row = listener.tokens.get(timeout=WAIT_S)
+        if row[0] == request_id:
+            rows.append(row)
+    return rows
+
+
+def until(condition) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_tokens_come_back_and_repeat(client: EngineClient, listener: Listener) -> None:
+    add(client, "a", [1, 2, 3], 5, logprobs=0)
+    first = read(listener, "a")
+    add(client, "b", [1, 2, 3], 5)
+    second = read(listener, "b")
+    assert [row[2] for row in first] == [row[2] for row in second]
+    assert (len(first), first[-1][4], first[0][3], second[0][3]) == (5, "length", [-1.0], None)
+
+
+def test_a_refusal_keeps_nothing(client: EngineClient, listener: Listener) -> None:
+    add(client, "long", [1] * 600, 5)
+    assert listener.refused.get(timeout=WAIT_S) == ("long", "the prompt has 600 tokens, the engine takes 511")
+    add(client, "bad", [1], 5, top_p=7.0)
+    request_id, error = listener.refused.get(timeout=WAIT_S)
+    assert request_id == "bad"
+    assert "top_p is 7.0" in error
+    add(client, "good", [1], 2)
+    assert len(read(listener, "good")) == 2
+
+
+def test_abort_frees_pages_and_is_idempotent(client: EngineClient, listener: Listener) -> None:
+    add(client, "endless", [1, 2], 10**6)
+    until(lambda: listener.stats.get("num_used_pages", 0) > 0)
+    for _ in range(2):
+        client.send({"op": "abort", "id": "endless"})
+    until(lambda: listener.stats["num_used_pages"] == 0)
+
+
+def test_a_killed_process_is_reported_and_replaced(client: EngineClient, listener: Listener) -> None:
+    add(client, "endless", [1, 2], 10**6)
+    listener.tokens.get(timeout=WAIT_S)
+    pid = client.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    assert "signal 9" in listener.lost.get(timeout=WAIT_S)
+    add(client, "next", [1, 2], 3)
+    assert len(read(listener, "next")) == 3
+    assert client.pid != pid
+
+
+def test_close_ends_the_process(listener: Listener) -> None:
+    client = EngineClient(FAKE, listener)
+    client.start()
+    assert client.pid is not None
+    process = process_id(client.pid)
+    assert process is not None
+    client.close()
+    client.close()
+    assert wait_gone([process], timeout_s=WAIT_S) == []
+    assert listener.lost.empty()
+
+
+def test_an_engine_that_does_not_load_says_why(listener: Listener, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "kvforge.serving.engine_process", str(tmp_path), "--server-pid", str(os.getpid())]
+    client = EngineClient(command, listener)
+    with pytest.raises(EngineError, match="is not an engine directory"):
+        client.start()
+    with pytest.raises(EngineError, match="is not an engine directory"):
+        client.send({"op": "abort", "id": "a"})
+    client.close()

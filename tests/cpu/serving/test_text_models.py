@@ -1,0 +1,115 @@
+"""preprocessing and postprocessing without Triton: ids and texts, pieces that join, cancels that are seen."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kvforge.errors import EngineError, RequestError
+from kvforge.runtime.tokenizer import Tokenizer
+from kvforge.serving.postprocess import Postprocessor
+from kvforge.serving.preprocess import Preprocessor
+from kvforge.serving.request import decode_words
+from kvforge.serving.responses import FINAL, HEARTBEAT, SEQUENCE_END
+from tests.support.checkpoints import write_byte_tokenizer
+
+TEXT = "añb 日本 🙂 end"
+
+
+@pytest.fixture(scope="module")
+def tokenizer_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("tokenizer")
+    write_byte_tokenizer(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tokenizer_dir: Path) -> Tokenizer:
+    loaded = Tokenizer.from_dir(tokenizer_dir)
+    assert loaded is not None
+    return loaded
+
+
+def texts(*values: str | bytes) -> np.ndarray:
+    return np.array([[v.encode() if isinstance(v, str) else v] for v in values], dtype=object)
+
+
+def test_prompts_of_a_batch_are_padded(tokenizer_dir: Path, tokenizer: Tokenizer) -> None:
+    outputs = Preprocessor(str(tokenizer_dir)).run({"QUERY": texts("abc", "a")})
+    assert outputs["REQUEST_INPUT_LEN"].tolist() == [[3], [1]]
+    assert outputs["INPUT_ID"].tolist() == [tokenizer.encode("abc"), [*tokenizer.encode("a"), 0, 0]]
+    assert outputs["STREAM_KEY"].shape == (2, 1)
+    assert set(outputs) == {"INPUT_ID", "REQUEST_INPUT_LEN", "STREAM_KEY"}
+
+
+def test_words_are_looked_for_with_and_without_a_space(tokenizer_dir: Path, tokenizer: Tokenizer) -> None:
+    words = np.array([[b"ab", b" c"]], dtype=object)
+    outputs = Preprocessor(str(tokenizer_dir)).run({"QUERY": texts("x"), "STOP_WORDS_DICT": words})
+    assert decode_words("", outputs["STOP_WORDS_IDS"][0]) == [tokenizer.encode(t) for t in ("ab", " ab", " c")]
+
+
+@pytest.mark.parametrize(
+    ("query", "words"), [("", "the prompt is empty"), (b"\xff", "'text_input' is not valid UTF-8")]
+)
+def test_refused_texts(tokenizer_dir: Path, query: str | bytes, words: str) -> None:
+    with pytest.raises(RequestError, match=words):
+        Preprocessor(str(tokenizer_dir)).run({"QUERY": texts(query)})
+
+
+def test_no_tokenizer(tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match=r"has no tokenizer\.json"):
+        Preprocessor(str(tmp_path))
+
+
+def send(post: Postprocessor, ids: list[int], flags: int, key: int = 1, sequence: int = 0, cancelled: bool = False):
+    tokens = np.array([[ids]], dtype=np.int32).reshape(1, 1, -1)
+    lengths = np.array([[len(ids)]], dtype=np.int32)
+    return post.run(tokens, lengths, np.array([[key, sequence, flags]]), lambda: cancelled)
+
+
+def piece(done) -> str:
+    return done.text.reshape(-1)[0].decode()
+
+
+def test_pieces_join_to_the_text_and_never_split_a_character(tokenizer_dir: Path, tokenizer: Tokenizer) -> None:
+    post = Postprocessor(str(tokenizer_dir))
+    ids = tokenizer.encode(TEXT)
+    end = [SEQUENCE_END | FINAL if i == len(ids) - 1 else 0 for i in range(len(ids))]
+    pieces = [piece(send(post, [token], flags)) for token, flags in zip(ids, end, strict=True)]
+    assert "".join(pieces) == TEXT
+    assert "\ufffd" not in "".join(pieces)
+    assert len(pieces) > len(TEXT)
+
+
+def test_streams_do_not_mix(tokenizer_dir: Path, tokenizer: Tokenizer) -> None:
+    post = Postprocessor(str(tokenizer_dir))
+    ids = tokenizer.encode("é")
+    assert len(ids) == 2
+    assert piece(send(post, ids[:1], 0, key=1)) == ""
+    assert piece(send(post, ids[:1], 0, key=2)) == ""
+    assert piece(send(post, ids[:1], 0, key=2, sequence=1)) == ""
+    assert piece(send(post, ids[1:], SEQUENCE_END, key=2, sequence=1)) == "é"
+    assert piece(send(post, [], SEQUENCE_END | FINAL, key=2)) == "\ufffd"
+    assert piece(send(post, ids[1:], SEQUENCE_END | FINAL, key=1)) == "é"
+
+
+def test_a_finished_key_starts_afresh(tokenizer_dir: Path, tokenizer: Tokenizer) -> None:
+    post = Postprocessor(str(tokenizer_dir))
+    send(post, tokenizer.encode("é")[:1], SEQUENCE_END | FINAL)
+    assert piece(send(post, tokenizer.encode("a"), 0)) == "a"
+
+
+def test_every_response_is_acknowledged_with_what_became_of_its_client(tokenizer_dir: Path) -> None:
+    post = Postprocessor(str(tokenizer_dir))
+    beat = send(post, [], HEARTBEAT, key=5)
+    assert (beat.text, beat.ack, beat.cancelled) == (None, 5, False)
+    assert send(post, [], HEARTBEAT, key=6, cancelled=True).cancelled
+
+
+def test_a_direct_caller_gets_whole_texts(tokenizer_dir: Path, tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode("ab")
+    tokens = np.array([[[*ids, 0], [ids[0], 0, 0]]], dtype=np.int32)
+    done = Postprocessor(str(tokenizer_dir)).run(tokens, np.array([[2, 1]]), None, lambda: False)
+    assert done.ack is None
+    assert done.text is not None
+    assert done.text.tolist() == [[b"ab", b"a"]]
