@@ -1,5 +1,9 @@
 """Fixtures shared by all test folders."""
 
+import os
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: spinning threads starve other processes
+
 import pytest
 
 from tests.support.engines import EngineShelf

@@ -1,11 +1,11 @@
 """One loaded engine: its compiled graphs, its weights and the allocation of its cache."""
 
 import contextlib
+import itertools
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -17,6 +17,9 @@ from kvforge.errors import EngineError
 from kvforge.hardware import cpu_isa
 
 Pool = tuple[Tensor, Tensor]
+Graph = Callable[[list[Tensor]], list[Tensor]]
+"""A compiled graph: flat inputs to flat outputs."""
+
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -26,8 +29,9 @@ class Session:
     ``lower`` and ``upper`` take int32 tensors as DESIGN's step table says; pools are those of all owners.
     """
 
-    def __init__(self, manifest: Manifest, lower: Any, upper: Any) -> None:
+    def __init__(self, manifest: Manifest, weights: dict[str, Tensor], lower: Graph, upper: Graph) -> None:
         self.manifest = manifest
+        self._weights = weights  # the graphs use this memory without owning it
         self._lower = lower
         self._upper = upper
         first_upper = sum(owner < manifest.cut for owner in manifest.owners)
@@ -44,7 +48,8 @@ class Session:
         pools: list[Pool],
     ) -> Tensor:
         """Run all T tokens to the cut, writing every owner's K,V; returns hidden ``[T, hidden_size]``."""
-        return self._lower(input_ids, positions, slot_mapping, query_start, kv_length, page_table, pools)
+        step = (input_ids, positions, slot_mapping, query_start, kv_length, page_table)
+        return self._lower([*step, *itertools.chain.from_iterable(pools)])[0]
 
     def upper(
         self,
@@ -57,9 +62,8 @@ class Session:
         pools: list[Pool],
     ) -> Tensor:
         """Run the R survivors past the cut; returns fp32 logits ``[R, vocab_size]``."""
-        return self._upper(
-            hidden, survivor_index, survivor_start, positions, kv_length, page_table, pools[self._upper_owners]
-        )
+        step = (hidden, survivor_index, survivor_start, positions, kv_length, page_table)
+        return self._upper([*step, *itertools.chain.from_iterable(pools[self._upper_owners])])[0]
 
     def allocate_pools(self, num_pages: int) -> list[Pool]:
         """Return K and V pools ``[num_pages, page_size, kv_heads, head_dim]`` per owner, zeroed views of one
@@ -90,7 +94,7 @@ def load_session(engine_dir: str | Path, manifest: Manifest) -> Session:
         raise EngineError(f"{engine_dir / WEIGHTS_FILE} is damaged ({error}); rebuild the engine.") from error
     with _private_tmpdir():
         lower, upper = (_load_graph(engine_dir / name, weights) for name in (LOWER_FILE, UPPER_FILE))
-    return Session(manifest, lower, upper)
+    return Session(manifest, weights, lower, upper)
 
 
 @contextlib.contextmanager
@@ -108,7 +112,7 @@ def _private_tmpdir() -> Iterator[None]:
                 os.environ["TMPDIR"] = before
 
 
-def _load_graph(path: Path, weights: dict[str, Tensor]) -> Any:
+def _load_graph(path: Path, weights: dict[str, Tensor]) -> Graph:
     """Load an AOTInductor package and bind ``weights`` without copying them."""
     try:
         graph = torch._inductor.aoti_load_package(str(path))
@@ -119,7 +123,7 @@ def _load_graph(path: Path, weights: dict[str, Tensor]) -> Any:
     except Exception as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise EngineError(f"{path} cannot be loaded ({reason}); rebuild the engine.") from error
-    return graph
+    return graph.loader.boxed_run
 
 
 def _check_compatible(manifest: Manifest, engine_dir: Path) -> None:
