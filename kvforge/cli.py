@@ -3,6 +3,7 @@
 import argparse
 import importlib
 import importlib.util
+import os
 import sys
 from collections.abc import Sequence
 
@@ -31,10 +32,13 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; returns its exit code. A KvforgeError is printed as one line and gives 1."""
-    args = make_parser().parse_args(argv)
+    """Run a command; returns its exit code. A KvforgeError is printed as one line and gives 1, and so is an
+    error of the operating system."""
     try:
-        return int(args.run(args))
+        args = make_parser().parse_args(argv)
+        code = int(args.run(args))
+        sys.stdout.flush()
+        return code
     except KvforgeError as error:
         print(f"kvforge: error: {error}", file=sys.stderr)
         return 1
@@ -42,8 +46,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("kvforge: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        sys.stderr.close()
+        # Nobody reads the output any more; what is still buffered must not fail at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+    except OSError as error:
+        print(f"kvforge: error: {error}.", file=sys.stderr)
+        return 1
 
 
 if __name__ == "__main__":

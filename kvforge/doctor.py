@@ -56,7 +56,7 @@ def _torch() -> Check:
 
 
 def _compiler() -> Check:
-    compiler = os.environ.get("CXX", "g++")
+    compiler = os.environ.get("CXX") or "g++"
     path = shutil.which(compiler)
     if path is None:
         return Check("C++ compiler", "missing", f"no {compiler}", "apt-get install g++ (needed by kvforge build)")

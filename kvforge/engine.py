@@ -5,7 +5,7 @@ import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin
 
 from kvforge.errors import EngineError
 
@@ -149,8 +149,32 @@ def _manifest_from(data: dict[str, Any], path: Path) -> Manifest:
         if str(field.type).startswith("tuple") and isinstance(data[name], list)
     }
     manifest = Manifest(**{**data, **tuples})
+    if not all(_has_type(getattr(manifest, name), field.type) for name, field in fields.items()) or not _fits(manifest):
+        raise EngineError(f"{path} holds impossible values; rebuild the engine with kvforge build.")
+    return manifest
+
+
+def _has_type(value: Any, kind: Any) -> bool:
+    """Whether a JSON value is of a Manifest field's type."""
+    if get_origin(kind) in (tuple, dict):
+        items = list(value.values()) if isinstance(value, dict) else value
+        return isinstance(value, get_origin(kind)) and all(isinstance(item, _item_type(kind)) for item in items)
+    return isinstance(value, kind) and not isinstance(value, bool)
+
+
+def _item_type(kind: Any) -> type:
+    """Return the type of a tuple's elements or of a dict's values."""
+    element, second = get_args(kind)
+    return element if second is Ellipsis else second
+
+
+def _fits(manifest: Manifest) -> bool:
+    """Whether the numbers of a manifest can belong to an engine."""
     sizes = (
         "num_layers",
+        "hidden_size",
+        "intermediate_size",
+        "num_heads",
         "num_kv_heads",
         "head_dim",
         "vocab_size",
@@ -159,11 +183,13 @@ def _manifest_from(data: dict[str, Any], path: Path) -> Manifest:
         "max_num_tokens",
         "max_seq_len",
     )
-    if (
-        any(not isinstance(getattr(manifest, name), int) or getattr(manifest, name) < 1 for name in sizes)
-        or len(manifest.owner_of_layer) != manifest.num_layers
-        or manifest.dtype not in ELEMENT_BYTES
-        or manifest.kv_dtype not in ELEMENT_BYTES
-    ):
-        raise EngineError(f"{path} holds impossible values; rebuild the engine with kvforge build.")
-    return manifest
+    layers = manifest.num_layers
+    return (
+        all(getattr(manifest, name) >= 1 for name in sizes)
+        and 1 <= manifest.cut <= layers
+        and len(manifest.layer_windows) == len(manifest.owner_of_layer) == layers
+        and all(0 <= owner < layers for owner in manifest.owner_of_layer)
+        and len(manifest.isa) >= 1
+        and manifest.dtype in ELEMENT_BYTES
+        and manifest.kv_dtype in ELEMENT_BYTES
+    )

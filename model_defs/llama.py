@@ -4,18 +4,20 @@ from collections.abc import Mapping
 from typing import Any
 
 from model_defs.config import ModelConfig
-from model_defs.hf_config import config_from_hf
+from model_defs.hf_config import config_from_hf, optional_flag
 
 MODEL_TYPE = "llama"
+DEFAULTS = {"bos_token_id": 1, "eos_token_id": 2}
+"""What ``LlamaConfig`` takes where config.json lacks the field."""
 
 
 def from_hf(hf: Mapping[str, Any]) -> ModelConfig:
     """Return the ModelConfig of a Hugging Face ``LlamaConfig`` dictionary; raises ModelError."""
-    attention_bias = bool(hf.get("attention_bias", False))
+    attention_bias = optional_flag(hf, "attention_bias")
     return config_from_hf(
-        hf,
+        {**DEFAULTS, **hf},
         model_type=MODEL_TYPE,
         qkv_bias=attention_bias,
         output_bias=attention_bias,
-        mlp_bias=bool(hf.get("mlp_bias", False)),
+        mlp_bias=optional_flag(hf, "mlp_bias"),
     )

@@ -4,16 +4,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from model_defs.config import ModelConfig
-from model_defs.hf_config import config_from_hf
-from model_defs.qwen2 import qwen_windows
+from model_defs.hf_config import config_from_hf, optional_flag
+from model_defs.qwen2 import DEFAULTS, qwen_windows
 
 MODEL_TYPE = "qwen3"
 
 
 def from_hf(hf: Mapping[str, Any]) -> ModelConfig:
     """Return the ModelConfig of a Hugging Face ``Qwen3Config`` dictionary; raises ModelError."""
-    attention_bias = bool(hf.get("attention_bias", False))
-    hf = {"head_dim": 128, **hf}  # Qwen3's own default, not hidden_size / num_attention_heads
+    attention_bias = optional_flag(hf, "attention_bias")
+    hf = {**DEFAULTS, "head_dim": 128, **hf}  # Qwen3's own default, not hidden_size / num_attention_heads
     return config_from_hf(
         hf,
         model_type=MODEL_TYPE,

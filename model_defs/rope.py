@@ -10,6 +10,8 @@ from torch import Tensor
 
 from model_defs.errors import ModelError
 
+LLAMA3_FIELDS = ("factor", "low_freq_factor", "high_freq_factor")
+
 
 @dataclass(frozen=True)
 class RopeConfig:
@@ -46,27 +48,40 @@ def rope_from_hf(hf: Mapping[str, Any]) -> RopeConfig:
     """Read RoPE parameters from a Hugging Face config, in its old (``rope_theta`` + ``rope_scaling``) or new
     (``rope_parameters``) spelling.
 
+    ``llama3`` without ``original_max_position_embeddings`` was trained at ``max_position_embeddings``.
+
     Raises:
-        ModelError: the scaling type is not one of default, linear, llama3, or rotation is partial.
+        ModelError: the scaling type is not one of default, linear, llama3, its parameters are missing, differ
+            between layer types or are no numbers, or rotation is partial.
     """
-    parameters = dict(hf.get("rope_scaling") or {})
-    parameters.update(hf.get("rope_parameters") or {})
+    parameters: dict[str, Any] = {}
+    for field in ("rope_scaling", "rope_parameters"):
+        given = hf.get(field) or {}
+        if not isinstance(given, Mapping) or any(isinstance(value, Mapping) for value in given.values()):
+            raise ModelError(f"{field} must be one object of numbers for all layers, found {given!r}.")
+        parameters.update(given)
     kind = parameters.get("rope_type", parameters.get("type", "default"))
-    theta = parameters.get("rope_theta", hf.get("rope_theta", 10000.0))
-    if float(parameters.get("partial_rotary_factor", hf.get("partial_rotary_factor") or 1.0)) != 1.0:
-        raise ModelError("Partial rotary embedding is not supported; use a checkpoint with partial_rotary_factor 1.")
     if kind not in ("default", "linear", "llama3"):
         raise ModelError(f"RoPE scaling {kind!r} is not supported; supported are default, linear and llama3.")
+    for name in {"default": (), "linear": ("factor",), "llama3": LLAMA3_FIELDS}[kind]:
+        if name not in parameters:
+            raise ModelError(f"RoPE scaling {kind!r} needs {name}, which the configuration lacks.")
+    partial = parameters.get("partial_rotary_factor", hf.get("partial_rotary_factor"))
+    trained = hf.get("original_max_position_embeddings", hf.get("max_position_embeddings"))
     try:
+        if partial is not None and float(partial) != 1.0:
+            raise ModelError("Partial rotary embedding is not supported; partial_rotary_factor must be 1.")
         rope = RopeConfig(
-            theta=float(theta),
+            theta=float(parameters.get("rope_theta", hf.get("rope_theta", 10000.0))),
             kind=kind,
             factor=float(parameters.get("factor", 1.0)),
             low_freq_factor=float(parameters.get("low_freq_factor", 1.0)),
             high_freq_factor=float(parameters.get("high_freq_factor", 4.0)),
-            original_max_position=int(parameters.get("original_max_position_embeddings", 8192)),
+            original_max_position=int(parameters.get("original_max_position_embeddings", trained)),
         )
-    except (TypeError, ValueError) as error:
+    except ModelError:
+        raise
+    except (TypeError, ValueError, OverflowError) as error:
         raise ModelError(f"The RoPE parameters of the configuration cannot be read: {error}.") from None
     if rope.theta <= 0 or rope.factor <= 0 or rope.high_freq_factor <= rope.low_freq_factor:
         raise ModelError("RoPE theta and factor must be positive and high_freq_factor above low_freq_factor.")

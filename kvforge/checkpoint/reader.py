@@ -23,10 +23,12 @@ TOKENIZER_FILES = (
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """An opened checkpoint: ``hf_config`` is config.json, ``file_of_tensor`` says where each tensor lies."""
+    """An opened checkpoint: ``hf_config`` is config.json, ``generation_config`` generation_config.json (empty
+    where there is none), ``file_of_tensor`` says where each tensor lies."""
 
     path: Path
     hf_config: Mapping[str, Any]
+    generation_config: Mapping[str, Any]
     file_of_tensor: Mapping[str, Path]
 
     def dtype(self, name: str) -> str:
@@ -101,23 +103,39 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     if not (path / "config.json").is_file():
         raise CheckpointError(f"{path} is not a checkpoint: give a directory with config.json and *.safetensors.")
     hf_config = _read_json(path / "config.json")
-    index = path / "model.safetensors.index.json"
-    if index.is_file():
-        weight_map = _read_json(index).get("weight_map")
-        if not isinstance(weight_map, dict):
-            raise CheckpointError(f"{index} has no weight_map.")
-        files = {path / name for name in weight_map.values()}
-    else:
-        files = set(path.glob("*.safetensors"))
-    if not files:
-        raise CheckpointError(f"{path} has no *.safetensors weights; convert the checkpoint to safetensors first.")
+    generation = path / "generation_config.json"
+    generation_config = _read_json(generation) if generation.is_file() else {}
     file_of_tensor: dict[str, Path] = {}
-    for file in sorted(files):
+    for file in _weight_files(path):
         if not file.is_file():
             raise CheckpointError(f"Weight shard {file} is listed in the index but missing; download it again.")
         try:
             with safe_open(file, framework="pt") as tensors:
-                file_of_tensor.update(dict.fromkeys(tensors.keys(), file))
+                names = list(tensors.keys())
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"{file} is not a readable safetensors file: {error}.") from None
-    return Checkpoint(path, hf_config, file_of_tensor)
+        for name in names:
+            if name in file_of_tensor:
+                raise CheckpointError(
+                    f"Tensor {name} is in both {file_of_tensor[name].name} and {file.name} of {path}; "
+                    "remove the file that does not belong to the model."
+                )
+            file_of_tensor[name] = file
+    return Checkpoint(path, hf_config, generation_config, file_of_tensor)
+
+
+def _weight_files(path: Path) -> list[Path]:
+    """Return the files that hold the weights, sorted: ``model.safetensors``, else the shards of its index, else
+    every safetensors file. transformers looks in the same order."""
+    if (path / "model.safetensors").is_file():
+        return [path / "model.safetensors"]
+    index = path / "model.safetensors.index.json"
+    if not index.is_file():
+        files = sorted(path.glob("*.safetensors"))
+        if not files:
+            raise CheckpointError(f"{path} has no *.safetensors weights; convert the checkpoint to safetensors first.")
+        return files
+    weight_map = _read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map or not all(isinstance(n, str) for n in weight_map.values()):
+        raise CheckpointError(f"{index} has no weight_map from tensor names to file names; download it again.")
+    return sorted({path / name for name in weight_map.values()})

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from tokenizers import Tokenizer
 
 import plugins
 from kvforge import __version__
@@ -58,10 +59,11 @@ def build_engine(
     check_output(output, overwrite)
     checkpoint = open_checkpoint(checkpoint_path)
     try:
-        config = load_config(checkpoint.hf_config)
+        config = load_config(checkpoint.hf_config, checkpoint.generation_config)
     except ModelError as error:
         raise CheckpointError(f"{checkpoint.path}: {error}") from None
     check_weights(checkpoint, config)
+    _check_tokenizer(checkpoint)
     resolved = resolve(options or BuildOptions(), config, checkpoint.dtype("model.embed_tokens.weight"))
     check_compiler()
     with staging_directory(output) as staging:
@@ -86,15 +88,23 @@ def build_engine(
     return manifest
 
 
+def _check_tokenizer(checkpoint: Checkpoint) -> None:
+    path = checkpoint.path / "tokenizer.json"
+    if not path.is_file():
+        raise CheckpointError(
+            f"{checkpoint.path} has no tokenizer.json; save the tokenizer in fast (Rust) format there."
+        )
+    try:
+        Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises nothing more precise
+        raise CheckpointError(f"{path} is not a readable tokenizer ({error}); save it again.") from None
+
+
 def _copy_tokenizer(checkpoint: Checkpoint, target: Path) -> None:
     target.mkdir()
     for name in TOKENIZER_FILES:
         if (checkpoint.path / name).is_file():
             shutil.copyfile(checkpoint.path / name, target / name)
-    if not (target / "tokenizer.json").is_file():
-        raise CheckpointError(
-            f"{checkpoint.path} has no tokenizer.json; save the tokenizer in fast (Rust) format there."
-        )
 
 
 def _manifest(

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from kvforge.checkpoint import Checkpoint
 from kvforge.checkpoint.safetensors_writer import TensorSpec, write_safetensors
+from kvforge.errors import CheckpointError
 from model_defs import ModelConfig
 from model_defs.weights import WeightSpec, weight_specs
 
@@ -43,10 +44,18 @@ def convert_weights(
 
 
 def check_weights(checkpoint: Checkpoint, config: ModelConfig) -> None:
-    """Raise CheckpointError now, not after minutes of compilation, if a tensor is missing or misshapen."""
-    for spec in weight_specs(config):
-        for source in spec.sources:
-            checkpoint.check(source.name, source.shape)
+    """Raise CheckpointError now, not after minutes of compilation, if a tensor is missing or misshapen, or if a
+    projection has a bias that the configuration does not ask for (without it the model would be another)."""
+    sources = {source.name: source for spec in weight_specs(config) for source in spec.sources}
+    for source in sources.values():
+        checkpoint.check(source.name, source.shape)
+    for name in sources:
+        bias = name.removesuffix("weight") + "bias"
+        if bias not in sources and bias in checkpoint.file_of_tensor:
+            raise CheckpointError(
+                f"{checkpoint.path} has {bias}, which config.json does not ask for; correct config.json "
+                "(attention_bias, mlp_bias) or remove the tensor."
+            )
 
 
 def _fuse(checkpoint: Checkpoint, spec: WeightSpec, dtype: torch.dtype) -> Tensor:

@@ -31,33 +31,50 @@ def staging_directory(output: Path) -> Iterator[Path]:
     On any exception, SIGINT and SIGTERM included, it is removed and ``output`` is as before. A process killed
     outright leaves only the hidden staging directory; the next build to the same place removes it.
     """
-    output.parent.mkdir(parents=True, exist_ok=True)
-    _remove_abandoned(output)
-    staging = output.parent / f".{output.name}.building-{os.getpid()}"
-    staging.mkdir()
+    output = Path(os.path.realpath(output))  # a symbolic link stays one
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        _remove_abandoned(output)
+        staging = output.parent / f".{output.name}.building-{os.getpid()}"
+        staging.mkdir()
+    except FileExistsError:
+        raise BuildError(f"{output} cannot be made: its parent is a file, or another build to it runs.") from None
+    except OSError as error:
+        raise BuildError(f"{output} cannot be made ({error.strerror}); choose another output directory.") from None
+    replace = output.exists()
     try:
         with _terminate_as_exception():
             yield staging
-            _replace(staging, output)
+            _publish(staging, output, replace)
+    except OSError as error:
+        raise BuildError(f"{output} was not built: {error}; free space or correct permissions there.") from error
     finally:
         shutil.rmtree(staging, ignore_errors=True)
 
 
-def _replace(staging: Path, output: Path) -> None:
-    if not output.exists():
+def _publish(staging: Path, output: Path, replace: bool) -> None:
+    """Rename ``staging`` to ``output``; an engine is replaced only if it was there when the build began."""
+    if not replace:
+        if output.exists():
+            raise BuildError(f"{output} was made by another build meanwhile; that engine is kept.")
         staging.rename(output)
         return
     old = staging.with_name(f"{staging.name}.old")
-    output.rename(old)
-    staging.rename(output)
+    try:
+        output.rename(old)
+        staging.rename(output)
+    except BaseException:
+        if old.exists() and not output.exists():
+            old.rename(output)
+        raise
     shutil.rmtree(old, ignore_errors=True)
 
 
 def _remove_abandoned(output: Path) -> None:
     prefix = f".{output.name}.building-"
-    for leftover in output.parent.glob(f"{prefix}*"):
+    for leftover in output.parent.iterdir():
         pid = leftover.name.removeprefix(prefix).removesuffix(".old")
-        if pid.isdigit() and not _is_running(int(pid)):
+        if leftover.name.startswith(prefix) and pid.isdigit() and not _is_running(int(pid)):
             shutil.rmtree(leftover, ignore_errors=True)
 
 

@@ -38,7 +38,7 @@ def _uninitialised(module: nn.Module, dtype: torch.dtype) -> nn.Module:
 def _pools(config: ModelConfig, options: ResolvedOptions, num_owners: int) -> list[tuple[Tensor, Tensor]]:
     shape = (_PAGES, options.page_size, config.num_kv_heads, config.head_dim)
     dtype = DTYPES[options.kv_dtype]
-    return [(torch.zeros(shape, dtype=dtype), torch.zeros(shape, dtype=dtype)) for _ in range(num_owners)]
+    return [(torch.empty(shape, dtype=dtype), torch.empty(shape, dtype=dtype)) for _ in range(num_owners)]
 
 
 def _int32(*values: int) -> Tensor:

@@ -8,7 +8,7 @@ from kvforge.errors import BuildError
 
 def find_compiler() -> str | None:
     """Return the C++ compiler that would be used: $CXX if set, else g++; None if it is not on PATH."""
-    return shutil.which(os.environ.get("CXX", "g++"))
+    return shutil.which(os.environ.get("CXX") or "g++")
 
 
 def check_compiler() -> None:

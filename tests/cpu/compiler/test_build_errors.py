@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +13,8 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from kvforge.cli import main
+from kvforge.compiler import build_engine
+from kvforge.errors import BuildError
 from tests.support.checkpoints import make_checkpoint
 
 TINY = {
@@ -43,6 +44,7 @@ def edit_weights(path: Path, edit: Callable[[dict], object]) -> None:
 
 
 def rename_shard(path: Path) -> None:
+    (path / "model.safetensors").rename(path / "model-00002.safetensors")
     (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "model-00001.safetensors"}}))
 
 
@@ -146,7 +148,10 @@ def test_interrupted_build_leaves_no_engine(stage: str, signal_number: int, chec
     assert not output.exists()
     left = os.listdir(output.parent)
     assert len(left) == (1 if signal_number == signal.SIGKILL else 0)
-    shutil.copytree(checkpoint, tmp_path / "bad")
-    (tmp_path / "bad" / "tokenizer.json").unlink()
-    assert main(["build", str(tmp_path / "bad"), "-o", str(output)]) == 1
+
+    def stop(stage: str) -> None:
+        raise BuildError("enough.")
+
+    with pytest.raises(BuildError, match="enough"):
+        build_engine(checkpoint, output, progress=stop)
     assert os.listdir(output.parent) == []

@@ -1,0 +1,78 @@
+"""Which files of a checkpoint are read, and what of them reaches the engine."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from kvforge.checkpoint import open_checkpoint
+from kvforge.compiler import build, build_engine
+from kvforge.errors import CheckpointError
+from tests.support.checkpoints import make_checkpoint
+
+TINY = {
+    "num_hidden_layers": 1,
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 8,
+}
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    return make_checkpoint(tmp_path / "checkpoint", "llama", **TINY)
+
+
+def test_model_safetensors_wins_over_a_left_behind_index(checkpoint: Path) -> None:
+    """As in transformers: a stale index or a second format beside it is not read."""
+    save_file({"model.norm.weight": torch.zeros(16)}, checkpoint / "old.safetensors")
+    index = {"weight_map": {"model.norm.weight": "old.safetensors"}}
+    (checkpoint / "model.safetensors.index.json").write_text(json.dumps(index))
+    shutil.copy(checkpoint / "model.safetensors", checkpoint / "consolidated.safetensors")
+    opened = open_checkpoint(checkpoint)
+    assert set(opened.file_of_tensor.values()) == {checkpoint / "model.safetensors"}
+    assert opened.read("model.norm.weight", (16,)).abs().sum() > 0
+
+
+def test_one_tensor_in_two_files_is_refused(checkpoint: Path) -> None:
+    (checkpoint / "model.safetensors").rename(checkpoint / "a.safetensors")
+    shutil.copy(checkpoint / "a.safetensors", checkpoint / "b.safetensors")
+    with pytest.raises(CheckpointError, match=r"is in both a\.safetensors and b\.safetensors"):
+        open_checkpoint(checkpoint)
+
+
+@pytest.mark.parametrize("weight_map", [None, {}, {"a": 5}, ["a"]])
+def test_an_index_without_a_map_is_refused(weight_map: object, checkpoint: Path) -> None:
+    (checkpoint / "model.safetensors").unlink()
+    (checkpoint / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    with pytest.raises(CheckpointError, match="weight_map"):
+        open_checkpoint(checkpoint)
+
+
+def test_a_bias_the_configuration_does_not_ask_for_is_refused(checkpoint: Path, tmp_path: Path) -> None:
+    """Leaving it out would build another model without a word."""
+    weights = load_file(checkpoint / "model.safetensors")
+    name = "model.layers.0.self_attn.q_proj.bias"
+    save_file(weights | {name: torch.zeros(16)}, checkpoint / "model.safetensors")
+    with pytest.raises(CheckpointError, match=name):
+        build_engine(checkpoint, tmp_path / "engine")
+
+
+def test_a_damaged_tokenizer_is_refused_before_the_build(checkpoint: Path, tmp_path: Path) -> None:
+    (checkpoint / "tokenizer.json").write_text('{"version": "1.0"}')
+    stages: list[str] = []
+    with pytest.raises(CheckpointError, match="not a readable tokenizer"):
+        build_engine(checkpoint, tmp_path / "engine", progress=stages.append)
+    assert stages == [] and not (tmp_path / "engine").exists()
+
+
+def test_the_engine_ends_texts_at_the_eos_ids_of_both_files(checkpoint: Path, tmp_path: Path, monkeypatch) -> None:
+    (checkpoint / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 9]}))
+    monkeypatch.setattr(build, "compile_package", lambda program, path: path.write_bytes(b""))
+    monkeypatch.setattr(build, "build_library", lambda path: path.write_bytes(b""))
+    assert build_engine(checkpoint, tmp_path / "engine").eos_token_ids == (2, 9)

@@ -1,0 +1,79 @@
+"""The output directory: whole or not there, whoever else writes it and whatever it is."""
+
+from pathlib import Path
+
+import pytest
+
+from kvforge.compiler.engine_dir import check_output, staging_directory
+from kvforge.errors import BuildError
+
+
+def write_engine(output: Path, content: str) -> None:
+    with staging_directory(output) as staging:
+        (staging / "engine.json").write_text(content)
+
+
+def test_a_build_never_replaces_what_another_made_meanwhile(tmp_path: Path) -> None:
+    output = tmp_path / "engine"
+    with pytest.raises(BuildError, match="another build"), staging_directory(output) as staging:
+        (staging / "engine.json").write_text("late")
+        output.mkdir()
+        (output / "engine.json").write_text("first")
+    assert (output / "engine.json").read_text() == "first"
+    assert list(tmp_path.iterdir()) == [output]
+
+
+def test_two_builds_to_one_output_in_one_process(tmp_path: Path) -> None:
+    output = tmp_path / "engine"
+    with staging_directory(output) as staging:
+        (staging / "engine.json").write_text("first")
+        with pytest.raises(BuildError, match="another build"):
+            write_engine(output, "second")
+    assert (output / "engine.json").read_text() == "first"
+
+
+def test_replacing_keeps_the_old_engine_if_the_last_rename_fails(tmp_path: Path, monkeypatch) -> None:
+    output = tmp_path / "engine"
+    write_engine(output, "old")
+    rename = Path.rename
+
+    def fail_on_staging(self: Path, target: Path) -> Path:
+        if target == output and not self.name.endswith(".old"):
+            raise KeyboardInterrupt
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", fail_on_staging)
+    with pytest.raises(KeyboardInterrupt):
+        write_engine(output, "new")
+    assert (output / "engine.json").read_text() == "old"
+    assert list(tmp_path.iterdir()) == [output]
+
+
+def test_an_output_that_is_a_symbolic_link_stays_one(tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to("target [1]")
+    for content in ("old", "new"):
+        write_engine(link, content)
+        assert link.is_symlink() and (tmp_path / "target [1]" / "engine.json").read_text() == content
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "target [1]"]
+
+
+def test_abandoned_builds_are_found_whatever_the_name(tmp_path: Path) -> None:
+    abandoned = tmp_path / ".en[gi]ne*.building-999999999"
+    abandoned.mkdir()
+    write_engine(tmp_path / "en[gi]ne*", "new")
+    assert not abandoned.exists()
+
+
+def test_an_output_below_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    output = tmp_path / "file" / "engine"
+    check_output(output, overwrite=False)
+    with pytest.raises(BuildError, match="cannot be made"):
+        write_engine(output, "new")
+
+
+def test_a_full_disk_is_one_sentence_and_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(BuildError, match="No space left"), staging_directory(tmp_path / "engine"):
+        Path("/dev/full").write_text("x")
+    assert list(tmp_path.iterdir()) == []

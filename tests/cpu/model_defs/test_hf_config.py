@@ -1,0 +1,98 @@
+"""What a config.json means: absent fields as in transformers, and one sentence for what cannot be read."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from model_defs import ModelError, load_config
+from tests.support.checkpoints import FAMILIES
+
+BASE: dict[str, Any] = {
+    "vocab_size": 320,
+    "hidden_size": 128,
+    "intermediate_size": 96,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 64,
+    "max_position_embeddings": 8192,
+}
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_absent_fields_take_the_defaults_of_the_family(family: str) -> None:
+    """A config.json with the bare sizes is the same model as one with everything transformers fills in."""
+    complete = FAMILIES[family][0](**BASE).to_dict()
+    assert load_config({**BASE, "model_type": family}) == load_config({**complete, "model_type": family})
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen3"])
+def test_qwen_windows_take_their_defaults(family: str) -> None:
+    """``use_sliding_window`` alone: 4096 tokens from layer 28 on."""
+    given = {**BASE, "use_sliding_window": True}
+    expected = FAMILIES[family][0](**given)
+    config = load_config({**given, "model_type": family})
+    assert config.layer_windows == (0,) * 28 + (4096,) * 4
+    assert [bool(window) for window in config.layer_windows] == [
+        kind == "sliding_attention" for kind in expected.layer_types
+    ]
+
+
+def test_a_null_window_is_no_window() -> None:
+    assert set(load_config({**BASE, "model_type": "mistral", "sliding_window": None}).layer_windows) == {0}
+    assert set(load_config({**BASE, "model_type": "mistral"}).layer_windows) == {4096}
+
+
+def test_eos_ids_of_the_generation_config_end_a_text_too() -> None:
+    """Chat models name their end of turn in generation_config.json only."""
+    hf = {**BASE, "model_type": "llama", "eos_token_id": 5}
+    assert load_config(hf).eos_token_ids == (5,)
+    assert load_config(hf, {"eos_token_id": [7, 5]}).eos_token_ids == (5, 7)
+    assert load_config(hf, {"temperature": 0.6}).eos_token_ids == (5,)
+    assert load_config({**hf, "eos_token_id": -1}, {"eos_token_id": None}).eos_token_ids == ()
+
+
+def test_llama3_scaling_without_its_original_length_was_trained_at_the_full_one() -> None:
+    rope = load_config({**BASE, "model_type": "llama", "rope_scaling": LLAMA3}).rope
+    assert (rope.kind, rope.factor, rope.original_max_position) == ("llama3", 8.0, 8192)
+    scaled = {**LLAMA3, "original_max_position_embeddings": 1024}
+    assert load_config({**BASE, "model_type": "llama", "rope_parameters": scaled}).rope == dataclasses.replace(
+        rope, original_max_position=1024
+    )
+
+
+def test_the_old_spelling_of_the_scaling_type() -> None:
+    rope = load_config({**BASE, "model_type": "llama", "rope_scaling": {"type": "linear", "factor": 2.0}}).rope
+    assert (rope.kind, rope.factor) == ("linear", 2.0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"rope_scaling": {"rope_type": "llama3"}}, "needs factor"),
+        ({"rope_scaling": {"type": "linear"}}, "needs factor"),
+        ({"rope_scaling": "linear"}, "one object of numbers"),
+        ({"rope_parameters": {"full_attention": {"rope_theta": 5e5}}}, "one object of numbers"),
+        ({"rope_scaling": {"type": "linear", "factor": "x"}}, "cannot be read"),
+        ({"partial_rotary_factor": 0.5}, "Partial rotary"),
+        ({"partial_rotary_factor": "x"}, "cannot be read"),
+        ({"num_key_value_layers": "2"}, "num_key_value_layers"),
+        ({"num_key_value_layers": 2.0}, "num_key_value_layers"),
+        ({"num_key_value_layers": 2, "key_value_group_size": 0}, "group_size is 0"),
+        ({"num_key_value_layers": 2, "swiftkv": "false"}, "swiftkv"),
+        ({"num_key_value_heads": 0}, "num_kv_heads is 0"),
+        ({"head_dim": "16"}, "head_dim"),
+        ({"eos_token_id": "</s>"}, "eos_token_id"),
+        ({"eos_token_id": [1, "2"]}, "eos_token_id"),
+        ({"rms_norm_eps": None}, "rms_norm_eps"),
+        ({"tie_word_embeddings": "false"}, "tie_word_embeddings"),
+        ({"model_type": "mistral", "sliding_window": "4"}, "sliding_window"),
+        ({"model_type": "mistral", "sliding_window": -4}, "sliding_window"),
+        ({"model_type": "mistral", "layer_types": 5}, "layer_types"),
+        ({"model_type": "mistral", "layer_types": ["chunked_attention"] * 32}, "chunked_attention"),
+    ],
+)
+def test_what_cannot_be_read_is_refused(changes: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ModelError) as error:
+        load_config({**BASE, "model_type": "llama", **changes})
+    assert sentence in str(error.value) and str(error.value).endswith(".")
