@@ -15,7 +15,7 @@ from kvforge.errors import KvforgeError
 from kvforge.serving.client import StreamingClient
 from kvforge.serving.health import generate
 from kvforge.serving.launcher import ServerOptions, TritonServer
-from kvforge.serving.processes import ProcessId, descendants, wait_gone
+from kvforge.serving.processes import ProcessId, children, descendants, wait_gone
 from tests.support.serving import ENDLESS, ask, text_of, used_pages, wait_until
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -47,6 +47,15 @@ def test_engine_killed(server: TritonServer, model: str) -> None:
 def own_server(engine_dir: Path) -> Iterator[TritonServer]:
     with TritonServer(engine_dir, ServerOptions(kv_cache_gib=0.1)) as running:
         yield running
+
+
+def test_a_killed_model_process_is_noticed(own_server: TritonServer) -> None:
+    """tritonserver neither restarts it nor says so, so that `kvforge serve` has to look and end."""
+    stubs = children(own_server.pid)
+    assert len(stubs) == 3
+    assert own_server.failure() is None
+    os.kill(stubs[0].pid, signal.SIGKILL)
+    wait_until(lambda: own_server.failure() is not None, "the failure")
 
 
 def test_tritonserver_killed_leaves_nothing(own_server: TritonServer) -> None:

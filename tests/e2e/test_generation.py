@@ -10,7 +10,7 @@ from kvforge import LLM, SamplingParams
 from kvforge.serving.client import StreamingClient
 from kvforge.serving.health import generate
 from kvforge.serving.launcher import TritonServer
-from tests.support.serving import ask, text_of
+from tests.support.serving import ask, infer_input, text_of
 
 PROMPT = "The secret number of the old mill is 4711."
 GREEDY = SamplingParams(temperature=0.0, max_tokens=40)
@@ -116,3 +116,34 @@ def test_several_sequences(server: TritonServer, llm: LLM, streaming: bool) -> N
         texts[int(response.tensors["sequence_index"].item())] += response.text
     assert texts == [output.text for output in offline.outputs]
     assert [r.final for r in responses] == [False] * (len(responses) - 1) + [True]
+
+
+@pytest.mark.parametrize("model", ["tensorrt_llm", "ensemble"])
+@pytest.mark.parametrize("streaming", [True, False])
+def test_a_batch_of_two_prompts(server: TritonServer, llm: LLM, model: str, streaming: bool) -> None:
+    outputs = llm.generate([PROMPT, "short"], SamplingParams(temperature=0.0, max_tokens=10), use_tqdm=False)
+    ids = np.zeros((2, len(outputs[0].prompt_token_ids)), np.int32)
+    for row, output in enumerate(outputs):
+        ids[row, : len(output.prompt_token_ids)] = output.prompt_token_ids
+    both = {
+        "ensemble": {
+            "text_input": np.array([[PROMPT.encode()], [b"short"]], np.object_),
+            "max_tokens": np.array([[10], [10]], np.int32),
+            "stream": np.array([[streaming], [streaming]]),
+        },
+        "tensorrt_llm": {
+            "input_ids": ids,
+            "input_lengths": np.array([[len(o.prompt_token_ids)] for o in outputs], np.int32),
+            "request_output_len": np.array([[10], [10]], np.int32),
+            "streaming": np.array([[streaming], [streaming]]),
+        },
+    }
+    with StreamingClient(server.grpc_url) as client:
+        responses = list(client.send(model, [infer_input(name, array) for name, array in both[model].items()]))
+    assert [r.final for r in responses] == [False] * (len(responses) - 1) + [True]
+    for row, output in enumerate(outputs):
+        mine = [r for r in responses if r.tensors["batch_index"].item() == row]
+        if model == "ensemble":
+            assert "".join(r.text for r in mine) == output.outputs[0].text
+        else:
+            assert [token for r in mine for token in r.token_ids] == list(output.outputs[0].token_ids)

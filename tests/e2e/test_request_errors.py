@@ -4,12 +4,11 @@ import re
 
 import numpy as np
 import pytest
-import tritonclient.grpc as grpcclient
 
 from kvforge.errors import KvforgeError
 from kvforge.serving.client import StreamingClient
 from kvforge.serving.launcher import TritonServer
-from tests.support.serving import ask, text_of, used_pages, wait_until
+from tests.support.serving import ask, infer_input, text_of, used_pages, wait_until
 
 TEXT = "hello there"
 LLM_INPUT = ask("tensorrt_llm", [5, 6, 7], 4)
@@ -79,14 +78,7 @@ def test_unsupported_tensors_are_refused_by_name(server: TritonServer, name: str
         name: UNSUPPORTED[name],
     }
     with StreamingClient(server.grpc_url) as client, pytest.raises(KvforgeError, match=f"'{name}'.* cannot be used"):
-        list(client.send("ensemble", [_input(n, array) for n, array in tensors.items()]))
-
-
-def _input(name: str, array: np.ndarray) -> grpcclient.InferInput:
-    datatype = {"float16": "FP16", "object": "BYTES", "int32": "INT32", "uint64": "UINT64", "bool": "BOOL"}
-    tensor = grpcclient.InferInput(name, list(array.shape), datatype[array.dtype.name])
-    tensor.set_data_from_numpy(array)
-    return tensor
+        list(client.send("ensemble", [infer_input(n, array) for n, array in tensors.items()]))
 
 
 def test_the_server_goes_on(server: TritonServer) -> None:

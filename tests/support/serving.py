@@ -6,6 +6,9 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
+import tritonclient.grpc as grpcclient
+
 from kvforge.serving.client import StreamingClient
 from kvforge.serving.health import read_metrics
 from kvforge.serving.launcher import TritonServer
@@ -36,6 +39,14 @@ def ask(model: str, prompt: list[int] | str, max_tokens: int, streaming: bool = 
         return {"text_input": prompt, "max_tokens": max_tokens, "stream": streaming, **more}
     return {"input_ids": prompt, "input_lengths": len(prompt), "request_output_len": max_tokens,
             "streaming": streaming, **more}  # fmt: skip
+
+
+def infer_input(name: str, array: np.ndarray) -> grpcclient.InferInput:
+    """`array` as a request input, of the datatype that fits it."""
+    datatype = {"float16": "FP16", "object": "BYTES", "int32": "INT32", "uint64": "UINT64", "bool": "BOOL"}
+    tensor = grpcclient.InferInput(name, list(array.shape), datatype[array.dtype.name])
+    tensor.set_data_from_numpy(array)
+    return tensor
 
 
 def text_of(server: TritonServer, inputs: Mapping[str, Any]) -> str:
