@@ -53,7 +53,7 @@ def run_demo(models_dir: Path, work_dir: Path, num_questions: int, concurrency: 
     ]
     print(f"\n{comparison_table(*reports)}\n")
     problems = [problem for model, report in zip((TEACHER, STUDENT), reports, strict=True)
-                for problem in _problems(model, report)]  # fmt: skip
+                for problem in find_problems(model, report)]  # fmt: skip
     for problem in problems:
         print(f"FAILED: {problem}")
     if not problems:
@@ -107,7 +107,8 @@ def _allocated_bytes_per_token(llm: LLM) -> float:
     return num_bytes / (llm.engine.config.num_pages * llm.engine.config.page_size)
 
 
-def _problems(model: DemoModel, report: ModelReport) -> list[str]:
+def find_problems(model: DemoModel, report: ModelReport) -> list[str]:
+    """Sentences for what the model did not reach; none when all is well."""
     problems = []
     if report.accuracy < model.min_accuracy:
         problems.append(f"{model.name} answered {report.accuracy:.0%} right, at least {model.min_accuracy:.0%} is due")

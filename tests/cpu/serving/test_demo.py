@@ -1,0 +1,64 @@
+"""The demo's questions, its verdict and its table."""
+
+from pathlib import Path
+
+import pytest
+
+from kvforge.demo.questions import LENGTHS, make_questions
+from kvforge.demo.report import ModelReport, comparison_table, make_report
+from kvforge.demo.run import STUDENT, TEACHER, find_problems, run_demo
+from kvforge.demo.streaming import StreamedAnswer, StreamedRun
+from kvforge.errors import KvforgeError
+from kvforge.tasks.prompt import Example
+
+
+def report(name: str, accuracy: float = 1.0, different: int = 0) -> ModelReport:
+    return ModelReport(name, accuracy, different, 13.5e6, 4096.0, 0.25, 1000.0)
+
+
+def test_questions_cover_all_lengths_and_hold_their_answer() -> None:
+    questions = make_questions(lambda text: len(text.split()), 23, seed=1)
+    assert len({question.prompt for question in questions}) == 23
+    for index, question in enumerate(questions):
+        words = len(question.prompt.split())
+        assert LENGTHS[index % len(LENGTHS)] - 30 < words < LENGTHS[index % len(LENGTHS)]
+        assert question.answer in question.prompt
+
+
+def test_report_counts_right_answers_and_differences(manifest) -> None:
+    questions = [Example("q1", "1234"), Example("q2", "5678"), Example("q3", "9999")]
+    answers = tuple(
+        StreamedAnswer(text, ttft, 100, 10) for text, ttft in ((" 1234. A", 1.0), (" 5679.", 2.0), (" 9999", 9.0))
+    )
+    got = make_report("m", manifest, 4096.0, questions, StreamedRun(answers, 2.0), [" 1234. A", " 5679.", " 9998"])
+    assert got.accuracy == pytest.approx(2 / 3)
+    assert (got.num_different_offline, got.median_ttft_s, got.tokens_per_second) == (1, 2.0, 165.0)
+    assert got.flops_per_token > 0
+
+
+@pytest.fixture
+def manifest():
+    class Dimensions:
+        hidden_size, num_heads, head_dim, num_kv_heads, intermediate_size = 64, 4, 16, 2, 96
+        layer_windows, cut, num_owners = (0, 0, 0, 0), 2, 3
+
+    return Dimensions()
+
+
+def test_verdict() -> None:
+    assert find_problems(TEACHER, report("teacher")) == []
+    assert "teacher answered 88% right, at least 90% is due" in find_problems(TEACHER, report("teacher", 0.88))
+    assert find_problems(STUDENT, report("SwiftKV", 0.88)) == []
+    assert len(find_problems(STUDENT, report("SwiftKV", 0.5, different=2))) == 2
+
+
+def test_table_has_a_row_per_quantity_and_aligned_columns() -> None:
+    lines = comparison_table(report("teacher"), report("SwiftKV", 0.5)).splitlines()
+    assert len(lines) == 7
+    assert len({len(line) for line in lines}) == 1
+    assert lines[2].split()[-3:] == ["100.0%", "50.0%", "0.50"]
+
+
+def test_no_models(tmp_path: Path) -> None:
+    with pytest.raises(KvforgeError, match="is no checkpoint"):
+        run_demo(tmp_path, tmp_path / "work", 1, 1, 0)
