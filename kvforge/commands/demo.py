@@ -11,7 +11,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser = subparsers.add_parser("demo", help="build and serve a teacher and its SwiftKV student, and compare them")
     parser.add_argument("-o", "--output", type=Path, default=Path(".demo"), help="where engines go (default: .demo)")
     parser.add_argument("--models", type=Path, default=MODELS, help="folder of tiny-teacher and tiny-swiftkv")
-    parser.add_argument("--num-questions", type=int, default=25, help="retrieval questions (default: 25)")
+    parser.add_argument("--num-questions", type=int, default=24, help="retrieval questions (default: 24)")
     parser.add_argument("--concurrency", type=int, default=4, help="answers streamed at once (default: 4)")
     parser.add_argument("--seed", type=int, default=7, help="of the questions (default: 7)")
     parser.set_defaults(run=run)
