@@ -92,7 +92,8 @@ def save_manifest(manifest: Manifest, engine_dir: Path) -> None:
 
 
 def load_manifest(engine_dir: str | Path) -> Manifest:
-    """Read and check ``engine.json`` and that the engine's files are there.
+    """Read and check ``engine.json`` and the engine's files: their SHA-256, and of the weights, which take long to
+    read, the size alone (a graph would read beyond tensors that are too small).
 
     Raises:
         EngineError: no engine directory, a damaged one, or one of another schema version.
@@ -118,7 +119,27 @@ def load_manifest(engine_dir: str | Path) -> Manifest:
     for name in manifest.files:
         if not (engine_dir / name).is_file():
             raise EngineError(f"{engine_dir} lacks {name}; rebuild the engine with kvforge build.")
+        if name == WEIGHTS_FILE:
+            _check_weights_size(engine_dir / name, manifest)
+        else:
+            _check_hash(engine_dir, name, manifest)
     return manifest
+
+
+def _check_weights_size(path: Path, manifest: Manifest) -> None:
+    """Raise EngineError unless the safetensors file holds the bytes of the parameters and the RoPE frequencies."""
+    with path.open("rb") as file:
+        header = int.from_bytes(file.read(8), "little")
+    expected = manifest.num_parameters * ELEMENT_BYTES[manifest.dtype] + manifest.head_dim // 2 * 4
+    if path.stat().st_size != 8 + header + expected:
+        raise EngineError(f"{path} is damaged or another engine's; rebuild the engine with kvforge build.")
+
+
+def _check_hash(engine_dir: Path, name: str, manifest: Manifest) -> None:
+    if sha256_of(engine_dir / name) != manifest.files[name]:
+        raise EngineError(
+            f"{engine_dir / name} was changed or damaged after the build; rebuild the engine with kvforge build."
+        )
 
 
 def sha256_of(path: Path) -> str:
@@ -132,9 +153,8 @@ def sha256_of(path: Path) -> str:
 
 def verify_files(engine_dir: Path, manifest: Manifest) -> None:
     """Compare every file with the SHA-256 recorded at build time; raises EngineError naming the first that differs."""
-    for name, expected in manifest.files.items():
-        if sha256_of(engine_dir / name) != expected:
-            raise EngineError(f"{engine_dir / name} was changed or damaged after the build; rebuild the engine.")
+    for name in manifest.files:
+        _check_hash(engine_dir, name, manifest)
 
 
 def _manifest_from(data: dict[str, Any], path: Path) -> Manifest:

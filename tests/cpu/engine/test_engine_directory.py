@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 from kvforge.cli import main
-from kvforge.engine import Manifest, load_manifest, save_manifest, verify_files
+from kvforge.engine import Manifest, load_manifest, save_manifest, sha256_of, verify_files
 from kvforge.errors import EngineError
 from kvforge.planner import prefill_flops_per_token
 from kvforge.runtime.session import load_session
@@ -37,6 +38,23 @@ def edit_json(edit: Callable[[dict], object]) -> Callable[[Path], None]:
     return apply
 
 
+def replace_file(name: str, content: bytes) -> Callable[[Path], None]:
+    """Change a file and its recorded hash, so that only its reader can find the fault."""
+
+    def apply(engine: Path) -> None:
+        manifest = load_manifest(engine)
+        (engine / name).write_bytes(content)
+        files = manifest.files | {name: sha256_of(engine / name)}
+        save_manifest(dataclasses.replace(manifest, files=files), engine)
+
+    return apply
+
+
+def drop_rows(path: Path) -> None:
+    """Keep every tensor's name but only its first row."""
+    save_file({name: tensor[:1].clone() for name, tensor in load_file(path).items()}, path)
+
+
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "no manifest": (lambda e: (e / "engine.json").unlink(), "is not an engine directory"),
     "manifest is no JSON": (lambda e: (e / "engine.json").write_text("]"), "is damaged"),
@@ -54,8 +72,11 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "another target": (change_manifest(target="tpu"), "built for target tpu"),
     "other operators": (change_manifest(operators={"paged_attention": 0}), "other operator versions"),
     "weights truncated": (lambda e: (e / "rank0" / "weights.safetensors").write_bytes(b"\0" * 20), "is damaged"),
-    "graph is no package": (lambda e: (e / "rank0" / "upper.pt2").write_bytes(b"PK"), "cannot be loaded"),
-    "operators are no library": (lambda e: (e / "rank0" / "operators.so").write_bytes(b"x"), "operator library"),
+    "weights of another model": (lambda e: drop_rows(e / "rank0" / "weights.safetensors"), "another engine's"),
+    "graph of another engine": (lambda e: shutil.copy(e / "rank0/lower.pt2", e / "rank0/upper.pt2"), "was changed"),
+    "graph is no package": (replace_file("rank0/upper.pt2", b"PK"), "cannot be loaded"),
+    "operators are no library": (replace_file("rank0/operators.so", b"x"), "operator library"),
+    "tokenizer changed": (lambda e: (e / "tokenizer" / "tokenizer.json").write_text("{}"), "was changed"),
 }
 
 
