@@ -23,7 +23,8 @@ from kvforge.serving.processes import ProcessId, children, descendants, wait_gon
 from kvforge.serving.repository import materialise
 from kvforge.serving.triton_install import find_triton
 
-EXIT_TIMEOUT_S = 10
+EXIT_TIMEOUT_S = 5
+"""What tritonserver gives running requests to finish after it is told to end."""
 START_TIMEOUT_S = 180.0
 SHARED_MEMORY = Path("/dev/shm")
 
