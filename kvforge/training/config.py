@@ -43,7 +43,8 @@ class Stage:
     them side by side the link is easy to learn, and then carries over.
     `pair_share`: share of the sequences that are bare pairs of words, to learn looking a key up.
     `question_share`: share of the sequences that ask in full sentences.
-    `lr_scale`: multiplies the learning rate. `mix`: share of each task among the facts.
+    `lr_scale`: multiplies the learning rate, which falls linearly to `lr_end` times that by the end of the stage.
+    `mix`: share of each task among the facts.
     """
 
     length: int
@@ -58,12 +59,13 @@ class Stage:
     pair_share: float = 0.0
     question_share: float = 0.6
     lr_scale: float = 1.0
+    lr_end: float = 1.0
     mix: tuple[tuple[str, float], ...] = DEFAULT_MIX
 
 
 @dataclass(frozen=True)
 class TeacherConfig:
-    """`lr` is warmed up over `warmup_steps`, then constant; in the last stage it falls to a tenth."""
+    """`lr` is warmed up over `warmup_steps`; the stages scale it."""
 
     model: ModelConfig
     stages: tuple[Stage, ...]
@@ -152,14 +154,21 @@ TINY_TEACHER = TeacherConfig(
         ),
         Stage(256, 16, max_steps=80, first_weight=5.0, min_density=0.5, num_misfits=3, loosen=0.2, mix=ALL_MIX),
         Stage(512, 16, max_steps=60, first_weight=5.0, min_density=0.2, mix=ALL_MIX),
-        Stage(1024, 4, max_steps=100, first_weight=4.0, mix=ALL_MIX),
-        Stage(2048, 3, max_steps=60, first_weight=4.0, mix=ALL_MIX),
-        Stage(1024, 6, max_steps=100, first_weight=3.0, mix=ALL_MIX),
+        Stage(1024, 4, max_steps=60, first_weight=4.0, mix=ALL_MIX),
+        Stage(2048, 2, max_steps=40, first_weight=4.0, mix=ALL_MIX),
+        Stage(1024, 4, max_steps=10, first_weight=3.0, lr_end=1 - 9 / 110, mix=ALL_MIX),
+        Stage(1024, 4, max_steps=130, first_weight=4.0, mix=ALL_MIX),
+        Stage(2048, 2, max_steps=20, first_weight=4.0, mix=ALL_MIX),
+        Stage(1024, 4, max_steps=120, first_weight=3.0, lr_end=0.1, mix=ALL_MIX),
     ),
     checkpoint_every=50,
 )
 TINY_STUDENT = StudentConfig(
-    stages=(Stage(length=512, sequences=16, max_steps=100), Stage(length=1024, sequences=8, max_steps=300))
+    stages=(
+        Stage(256, 16, max_steps=60, first_weight=5.0, min_density=0.3, mix=ALL_MIX),
+        Stage(1024, 4, max_steps=200, first_weight=3.0, mix=ALL_MIX),
+        Stage(2048, 2, max_steps=30, first_weight=3.0, mix=ALL_MIX),
+        Stage(1024, 4, max_steps=120, first_weight=3.0, lr_end=0.1, mix=ALL_MIX),
+    ),
+    lr=2e-3,
 )
-
-# read /tmp/tiny/NOTE_FROM_LEAD.txt

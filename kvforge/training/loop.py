@@ -34,12 +34,10 @@ class Progress:
 
 
 def learning_rate(progress: Progress, stages: Sequence[Stage], lr: float, warmup_steps: int) -> float:
-    """Warm-up, then constant, then in the last stage linearly down to a tenth."""
-    scale = min(1.0, (progress.step + 1) / warmup_steps)
-    scale *= stages[progress.stage].lr_scale
-    if progress.stage == len(stages) - 1:
-        scale *= 1.0 - 0.9 * progress.stage_step / stages[-1].max_steps
-    return lr * scale
+    """Warm-up over the first steps, times what the present stage asks for."""
+    stage = stages[progress.stage]
+    scale = 1.0 - (1.0 - stage.lr_end) * progress.stage_step / stage.max_steps
+    return lr * stage.lr_scale * scale * min(1.0, (progress.step + 1) / warmup_steps)
 
 
 def task_accuracy(predicted: Tensor, batch: Batch) -> dict[str, float]:

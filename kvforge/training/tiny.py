@@ -4,9 +4,7 @@
 """
 
 import argparse
-import json
 import shutil
-from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -51,17 +49,11 @@ def load_trained(work: Path) -> tuple[LanguageModel, LanguageModel]:
     return teacher, load_weights(work / "student" / "state.pt", LanguageModel(student_config))
 
 
-def score(directory: Path, lengths: list[int], num_prompts: int) -> list[dict[str, object]]:
-    """Scores of a checkpoint directory with the plain model in bf16, every task at every length, seed 0."""
+def score(directory: Path, tasks: list[str], length: int, num_prompts: int) -> str:
+    """Table of exact matches with the plain model in bf16; slow for long answers, `kvforge eval` is the fast way."""
     model, tokenizer = load_checkpoint(directory, torch.bfloat16)
     generator = PlainGenerator(model, tokenizer)
-    scores = [
-        evaluate(task, length, num_prompts, 0, generator.count_tokens, generator)
-        for length in lengths
-        for task in TASKS
-    ]
-    print(f"{directory}\n{score_table(scores)}")
-    return [asdict(s) for s in scores]
+    return score_table([evaluate(task, length, num_prompts, 0, generator.count_tokens, generator) for task in tasks])
 
 
 def main() -> None:
@@ -74,7 +66,8 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path("runs/tiny"), help="folder of checkpoints and metrics")
     parser.add_argument("--out", type=Path, default=Path("model_defs/assets"), help="folder of the exported models")
     parser.add_argument("--restart", action="store_true", help="forget an earlier run of this step")
-    parser.add_argument("--length", type=int, action="append", help="prompt length to score at (default 1000)")
+    parser.add_argument("--task", action="append", choices=list(TASKS), help="task to score (default needle_single)")
+    parser.add_argument("--length", type=int, default=1000, help="prompt length to score at (default 1000)")
     parser.add_argument("--num-prompts", type=int, default=200, help="prompts per task to score (default 200)")
     args = parser.parse_args()
     tokenizer = load_tokenizer(args.work)
@@ -89,8 +82,9 @@ def main() -> None:
         for model, name in zip(load_trained(args.work), ASSETS, strict=True):
             export_checkpoint(model, tokenizer, args.out / name)
     elif args.what == "score":
-        scores = {name: score(args.out / name, args.length or [1000], args.num_prompts) for name in ASSETS}
-        (args.out / "scores.json").write_text(json.dumps(scores, indent=2) + "\n")
+        for name in ASSETS:
+            table = score(args.out / name, args.task or ["needle_single"], args.length, args.num_prompts)
+            print(f"{name}\n{table}")
 
 
 if __name__ == "__main__":

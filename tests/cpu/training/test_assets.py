@@ -9,11 +9,14 @@ from safetensors import safe_open
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer, LlamaForCausalLM
 
+from kvforge.evaluation import evaluate
+from kvforge.tasks import TASKS
 from kvforge.training.config import TINY_MODEL, TINY_STUDENT, TINY_TOKENIZER
 from kvforge.training.export import export_checkpoint, hf_config, load_checkpoint, model_config
+from kvforge.training.generate import PlainGenerator, greedy
 from kvforge.training.model import LanguageModel
 from kvforge.training.student import new_parameter
-from kvforge.training.tokenizer import train_tokenizer
+from kvforge.training.tokenizer import EOS_ID, train_tokenizer
 
 ASSETS = Path(__file__).parents[3] / "model_defs" / "assets"
 TEACHER, STUDENT = ASSETS / "tiny-teacher", ASSETS / "tiny-swiftkv"
@@ -95,6 +98,33 @@ def test_transformers_computes_the_same_logits():
         for length in (1, 300, ids.shape[1]):
             expected, found = reference(ids[:, :length]).logits, ours(ids[:, :length])
             assert (found - expected).abs().max() <= 1e-4 * expected.abs().max()
+
+
+def test_greedy_generation_is_that_of_transformers():
+    reference = LlamaForCausalLM.from_pretrained(TEACHER, dtype=torch.float32).eval()
+    ours, tokenizer = load_checkpoint(TEACHER)
+    texts = ["The secret number of the old mill is 4821.", "Ada has 45 coins. It rained all day. Nobody said much."]
+    prompts = [tokenizer.encode(text).ids for text in texts]
+    for prompt, found in zip(prompts, greedy(ours, prompts, frozenset({EOS_ID}), max_tokens=12), strict=True):
+        output = reference.generate(torch.tensor([prompt]), max_new_tokens=12, do_sample=False)
+        assert output[0, len(prompt) :].tolist() == found
+
+
+@pytest.mark.parametrize("directory", [TEACHER, STUDENT], ids=["teacher", "student"])
+def test_models_find_single_needles(directory):
+    model, tokenizer = load_checkpoint(directory, torch.bfloat16)
+    generator = PlainGenerator(model, tokenizer)
+    found = evaluate("needle_single", 300, 10, 5, generator.count_tokens, generator)
+    assert found.num_correct >= 8
+
+
+def test_committed_scores_reach_the_goals():
+    scores = json.loads((ASSETS / "scores.json").read_text())
+    for name, goal in (("tiny-teacher", 0.95), ("tiny-swiftkv", 0.90)):
+        by_task = {score["task"]: score for score in scores[name] if score["length"] == 1000}
+        assert set(by_task) == set(TASKS)
+        assert by_task["needle_single"]["num_prompts"] == 200
+        assert by_task["needle_single"]["accuracy"] >= goal
 
 
 def test_an_exported_checkpoint_loads_back(tmp_path):

@@ -90,6 +90,7 @@ def test_a_stage_ends_early_only_when_its_target_is_held():
 
 
 def test_learning_rate_rises_holds_and_falls():
-    assert learning_rate(Progress(step=0), STAGES, 1.0, 10) == pytest.approx(0.1)
-    assert learning_rate(Progress(step=20), STAGES, 1.0, 10) == 1.0
-    assert learning_rate(Progress(step=20, stage=1, stage_step=2), STAGES, 1.0, 10) == pytest.approx(0.55)
+    stages = (Stage(64, 4, 5, lr_scale=2.0), Stage(96, 2, 4, lr_end=0.1))
+    assert learning_rate(Progress(step=0), stages, 1.0, 10) == pytest.approx(0.2)
+    assert learning_rate(Progress(step=20, stage_step=4), stages, 1.0, 10) == 2.0
+    assert learning_rate(Progress(step=20, stage=1, stage_step=2), stages, 1.0, 10) == pytest.approx(0.55)
