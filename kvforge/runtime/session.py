@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import os
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -20,6 +21,7 @@ Pool = tuple[Tensor, Tensor]
 Graph = Callable[[list[Tensor]], list[Tensor]]
 """A compiled graph: flat inputs to flat outputs."""
 
+_TMPDIR_LOCK = threading.Lock()
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -100,9 +102,9 @@ def load_session(engine_dir: str | Path, manifest: Manifest) -> Session:
 @contextlib.contextmanager
 def _private_tmpdir() -> Iterator[None]:
     """Packages are unpacked under $TMPDIR and mapped; the files can go as soon as that is done, so that a killed
-    process leaves none behind."""
-    before = os.environ.get("TMPDIR")
-    with tempfile.TemporaryDirectory(prefix="kvforge-", ignore_cleanup_errors=True) as folder:
+    process leaves none behind. The variable is the process's, so loads take turns."""
+    with _TMPDIR_LOCK, tempfile.TemporaryDirectory(prefix="kvforge-", ignore_cleanup_errors=True) as folder:
+        before = os.environ.get("TMPDIR")
         os.environ["TMPDIR"] = folder
         try:
             yield

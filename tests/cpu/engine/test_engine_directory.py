@@ -4,6 +4,7 @@ import dataclasses
 import json
 import shutil
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -117,6 +118,12 @@ def test_loading_leaves_no_temporary_files(engine: Path, tmp_path: Path, monkeyp
     session = load_session(engine, load_manifest(engine))
     assert list(folder.iterdir()) == []
     assert session.allocate_pools(1)[0][0].sum() == 0
+
+
+def test_engines_load_from_several_threads(engine: Path) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        sessions = list(pool.map(lambda _: load_session(engine, load_manifest(engine)), range(8)))
+    assert len({id(session) for session in sessions}) == 8
 
 
 def test_pools_are_one_allocation_of_the_formulas_size(engine: Path) -> None:
