@@ -19,6 +19,8 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument("--max-num-tokens", type=int, default=None, metavar="N",
                         help="tokens a step at most (default: the engine's limit)")
     parser.add_argument("--kv-cache-gib", type=float, metavar="GIB", help="memory of the KV cache")
+    parser.add_argument("--max-seq-len", type=int, metavar="N",
+                        help="tokens of a sequence at most (default: the engine's limit)")
     parser.add_argument("--json", action="store_true", help="print a JSON line for each workload")
     parser.set_defaults(run=run)
 
@@ -33,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
         raise KvforgeError(f"--num-runs is {args.num_runs}; give at least 1.")
     workloads = load_workloads(args.workloads, args.only)
     engine = LLMEngine(args.engine, enable_prefix_cache=False, max_num_tokens=args.max_num_tokens,
-                       kv_cache_gib=args.kv_cache_gib)
+                       kv_cache_gib=args.kv_cache_gib, max_seq_len=args.max_seq_len)
     for workload in workloads:
         check_fits(workload, engine)
     if not args.json:

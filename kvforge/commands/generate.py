@@ -7,8 +7,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvforge.errors import KvforgeError, RequestError
+
 if TYPE_CHECKING:
-    from kvforge.runtime import LLM, SamplingParams
+    from kvforge.runtime import LLM, RequestOutput, SamplingParams
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
@@ -37,12 +39,14 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument("--logprobs", type=int, default=None, metavar="N",
                         help="with --json: log-probabilities of the N most probable tokens")
     parser.add_argument("--kv-cache-gib", type=float, metavar="GIB", help="memory of the KV cache")
+    parser.add_argument("--max-seq-len", type=int, metavar="N",
+                        help="tokens of a sequence at most (default: the engine's limit)")
     parser.add_argument("--json", action="store_true", help="print a JSON object for each prompt at the end")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Generate; raises EngineError or RequestError."""
+    """Generate; raises EngineError, RequestError, or KvforgeError after the output if a sequence failed."""
     from kvforge.runtime import LLM, SamplingParams
 
     params = SamplingParams(
@@ -50,28 +54,44 @@ def run(args: argparse.Namespace) -> int:
         max_tokens=args.max_tokens, min_tokens=args.min_tokens, presence_penalty=args.presence_penalty,
         frequency_penalty=args.frequency_penalty, repetition_penalty=args.repetition_penalty, seed=args.seed,
         stop=args.stop, bad_words=args.bad_words, ignore_eos=args.ignore_eos, logprobs=args.logprobs)
-    prompts = args.prompt if args.prompt is not None else [sys.stdin.read().removesuffix("\n")]
-    llm = LLM(args.engine, kv_cache_gib=args.kv_cache_gib)
+    prompts = args.prompt if args.prompt is not None else [_read_input()]
+    llm = LLM(args.engine, kv_cache_gib=args.kv_cache_gib, max_seq_len=args.max_seq_len)
     if args.json:
-        for output in llm.generate(prompts, params, use_tqdm=sys.stderr.isatty() and len(prompts) > 1):
+        results = llm.generate(prompts, params, use_tqdm=sys.stderr.isatty() and len(prompts) > 1)
+        for output in results:
             print(json.dumps(asdict(output), ensure_ascii=False))
-        return 0
-    _print_streamed(llm, prompts, params)
+    else:
+        results = _print_streamed(llm, prompts, params)
+    failed = [c for output in results for c in output.outputs if c.finish_reason == "error"]
+    if failed:
+        raise KvforgeError(f"{len(failed)} of {len(results) * params.n} sequences failed: {failed[0].stop_reason}.")
     return 0
 
 
-def _print_streamed(llm: "LLM", prompts: list[str], params: "SamplingParams") -> None:
-    """Write texts in the order of the prompts and sequences; the first unfinished one as it grows."""
+def _read_input() -> str:
+    try:
+        return sys.stdin.read().removesuffix("\n")
+    except UnicodeDecodeError as error:
+        raise RequestError(f"standard input is not UTF-8 text ({error.reason}); give UTF-8 text.") from None
+
+
+def _print_streamed(llm: "LLM", prompts: list[str], params: "SamplingParams") -> "list[RequestOutput]":
+    """Write texts in the order of the prompts and sequences; the first unfinished one as it grows.
+
+    Returns the finished requests.
+    """
     labels = [f"[{i + 1}/{len(prompts)}.{j + 1}] " if params.n > 1 else f"[{i + 1}/{len(prompts)}] "
               for i in range(len(prompts)) for j in range(params.n)]
     texts, done = [""] * len(labels), [False] * len(labels)
-    current, shown = 0, 0
+    current, shown, results = 0, 0, []
     if len(labels) > 1:
         sys.stdout.write(labels[0])
     for position, output in llm.run(prompts, params, stream=True):
         for completion in output.outputs:
             row = position * params.n + completion.index
             texts[row], done[row] = completion.text, completion.finish_reason is not None
+        if output.finished:
+            results.append(output)
         while current < len(labels):
             sys.stdout.write(texts[current][shown:])
             shown = len(texts[current])
@@ -80,3 +100,4 @@ def _print_streamed(llm: "LLM", prompts: list[str], params: "SamplingParams") ->
             current, shown = current + 1, 0
             sys.stdout.write("\n" + (labels[current] if current < len(labels) else ""))
         sys.stdout.flush()
+    return results

@@ -1,17 +1,23 @@
 """The runtime's limits, resolved once from the engine's manifest and the machine's memory."""
 
+import math
 from dataclasses import dataclass
 
 from kvforge.engine import Manifest
 from kvforge.errors import EngineError
 
 DEFAULT_KV_CACHE_BYTES = 4 << 30
-MEMORY_FRACTION = 0.25
+DEFAULT_FRACTION = 0.25
+LARGEST_DEFAULT_FRACTION = 0.8
+MAX_CACHE_TOKENS = 2**31 - 1
 
 
 @dataclass(frozen=True)
 class RuntimeConfig:
-    """Limits of one engine in one process; counts of pages, sequences and tokens."""
+    """Limits of one engine in one process; counts of pages, sequences and tokens.
+
+    ``max_num_seqs`` is never above what can be in one step: each sequence has a token and a page there.
+    """
 
     num_pages: int
     page_size: int
@@ -34,31 +40,49 @@ def resolve_config(manifest: Manifest, available_bytes: int, *, num_pages: int |
                    enable_prefix_cache: bool = True) -> RuntimeConfig:
     """Fill in what the caller left open.
 
-    The pool holds ``max_num_seqs`` sequences of ``max_seq_len`` tokens unless that exceeds ``kv_cache_gib``
-    (default: 4 GiB or a quarter of ``available_bytes``, whichever is less); it never holds less than one such
-    sequence. ``num_pages`` overrides all of this.
+    The pool holds ``max_num_seqs`` sequences of ``max_seq_len`` tokens unless that exceeds ``kv_cache_gib``.
+    Its default is 4 GiB or a quarter of ``available_bytes``, whichever is less, but enough for one such
+    sequence as long as that is at most 0.8 of ``available_bytes`` (0: unknown). ``num_pages`` overrides all
+    of this.
 
     Raises:
-        EngineError: a limit is above the engine's own or below 1.
+        EngineError: a limit is above the engine's own or below 1, or one sequence of ``max_seq_len`` tokens
+            does not fit.
     """
     seqs = _limit("max_num_seqs", max_num_seqs, manifest.max_num_seqs)
     tokens = _limit("max_num_tokens", max_num_tokens, manifest.max_num_tokens)
     length = _limit("max_seq_len", max_seq_len, manifest.max_seq_len)
-    if num_pages is not None and num_pages < 1:
-        raise EngineError(f"num_pages is {num_pages}; give at least 1.")
-    if kv_cache_gib is not None and not kv_cache_gib > 0:
-        raise EngineError(f"kv_cache_gib is {kv_cache_gib}; give a size above 0.")
+    if kv_cache_gib is not None and not 0 < kv_cache_gib < math.inf:
+        raise EngineError(f"kv_cache_gib is {kv_cache_gib}; give a finite size above 0.")
+    most = MAX_CACHE_TOKENS // manifest.page_size
     if num_pages is None:
-        per_sequence = -(-length // manifest.page_size)
-        if kv_cache_gib is not None:
-            budget = int(kv_cache_gib * 2**30)
-        else:
-            known = int(available_bytes * MEMORY_FRACTION) if available_bytes > 0 else DEFAULT_KV_CACHE_BYTES
-            budget = min(DEFAULT_KV_CACHE_BYTES, known)
-        num_pages = max(per_sequence, min(seqs * per_sequence, budget // manifest.page_bytes))
-    return RuntimeConfig(num_pages=num_pages, page_size=manifest.page_size, max_num_seqs=seqs,
-                         max_num_tokens=tokens, max_seq_len=length, vocab_size=manifest.vocab_size,
+        num_pages = min(_pages_that_fit(manifest, available_bytes, kv_cache_gib, seqs, length), most)
+    if not 1 <= num_pages <= most:
+        raise EngineError(f"num_pages is {num_pages}; give 1 to {most}.")
+    return RuntimeConfig(num_pages=num_pages, page_size=manifest.page_size,
+                         max_num_seqs=min(seqs, num_pages, tokens), max_num_tokens=tokens,
+                         max_seq_len=length, vocab_size=manifest.vocab_size,
                          eos_token_ids=tuple(manifest.eos_token_ids), enable_prefix_cache=enable_prefix_cache)
+
+
+def _pages_that_fit(manifest: Manifest, available_bytes: int, kv_cache_gib: float | None, seqs: int,
+                    length: int) -> int:
+    per_sequence = -(-length // manifest.page_size)
+    needed = per_sequence * manifest.page_bytes
+    if kv_cache_gib is not None:
+        budget = int(min(kv_cache_gib * 2**30, 2.0**62))
+    elif available_bytes > 0:
+        default = min(DEFAULT_KV_CACHE_BYTES, int(available_bytes * DEFAULT_FRACTION))
+        budget = min(max(default, needed), int(available_bytes * LARGEST_DEFAULT_FRACTION))
+    else:
+        budget = max(DEFAULT_KV_CACHE_BYTES, needed)
+    if budget < needed:
+        fits = budget // manifest.page_bytes * manifest.page_size
+        source = "" if kv_cache_gib is not None else " (from free memory)"
+        raise EngineError(
+            f"the KV cache of {budget / 2**30:.3g} GiB{source} holds {fits} tokens, but one sequence of {length} "
+            f"tokens needs {needed / 2**30:.3g} GiB; raise --kv-cache-gib or lower --max-seq-len.")
+    return min(seqs * per_sequence, budget // manifest.page_bytes)
 
 
 def _limit(name: str, asked: int | None, built: int) -> int:

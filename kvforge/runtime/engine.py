@@ -61,7 +61,11 @@ class LLMEngine:
             max_num_seqs=max_num_seqs, max_num_tokens=max_num_tokens, max_seq_len=max_seq_len,
             enable_prefix_cache=enable_prefix_cache)
         self.scheduler = Scheduler(self.config)
-        self.runner = Runner(session, self.config)
+        try:
+            self.runner = Runner(session, self.config)
+        except (RuntimeError, MemoryError) as error:
+            size = self.config.num_pages * session.manifest.page_bytes / 2**30
+            raise EngineError(f"the KV cache of {size:.3g} GiB cannot be allocated; lower --kv-cache-gib.") from error
         self.requests: dict[str, Request] = {}
         self._stop_ids: dict[str, frozenset[int]] = {}
         self._arrivals = itertools.count()
@@ -119,7 +123,7 @@ class LLMEngine:
         """Run one step: plan it, compute it, sample from it, and report each sequence that has news.
 
         An error in the computation finishes the sequences of that step with reason "error" and leaves the
-        engine able to serve the others.
+        engine able to serve the others; so does, for a single sequence, a token that cannot be chosen.
         """
         outputs = self._expire()
         plan = self.scheduler.schedule()
@@ -137,6 +141,11 @@ class LLMEngine:
             self._num_failed_steps += 1
             message = f"{type(error).__name__}: {error}"
             return outputs + [self._finish(sequence, "error", message) for sequence in plan.sequences]
+        for row, message in (sampled.errors if sampled is not None else {}).items():
+            logger.error("request %s: %s", survivors[row].request_id, message)
+            # Out of the plan first, so that its pages are not offered to other prompts.
+            plan.drop(survivors[row])
+            outputs.append(self._finish(survivors[row], "error", message))
         self.scheduler.commit(plan)
         return outputs + (self._commit(survivors, sampled) if sampled is not None else [])
 
@@ -163,11 +172,13 @@ class LLMEngine:
         check_invariants(self.scheduler)
 
     def _commit(self, survivors: list[Sequence], sampled: SampledTokens) -> list[SequenceOutput]:
-        self.scheduler.append(survivors, sampled.tokens)
-        self._num_generated_tokens += len(survivors)
+        rows = [row for row in range(len(survivors)) if row not in sampled.errors]
+        self.scheduler.append([survivors[row] for row in rows], [sampled.tokens[row] for row in rows])
+        self._num_generated_tokens += len(rows)
         wall, monotonic = time.time_ns(), time.monotonic_ns()
         outputs = []
-        for row, (sequence, token) in enumerate(zip(survivors, sampled.tokens, strict=True)):
+        for row in rows:
+            sequence, token = survivors[row], sampled.tokens[row]
             metrics = sequence.metrics
             metrics.last_token_time_ns, metrics.last_token_monotonic_ns = wall, monotonic
             if metrics.first_token_time_ns == 0:
@@ -188,9 +199,9 @@ class LLMEngine:
     def _finish_reason(self, sequence: Sequence, token: int) -> tuple[FinishReason | None, StopReason]:
         stopper = sequence.stopper
         detail = stopper.check(sequence) if stopper is not None else None
-        params = sequence.params
-        if token in self._stop_ids[sequence.request_id] and sequence.num_generated >= params.min_tokens:
-            end_of_text = token in self.config.eos_token_ids and not params.ignore_eos
+        # The sampler gives none of these before min_tokens unless bad words leave nothing else.
+        if token in self._stop_ids[sequence.request_id]:
+            end_of_text = token in self.config.eos_token_ids and not sequence.params.ignore_eos
             return "stop", None if end_of_text else token
         if detail is not None:
             return "stop", detail

@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from numbers import Integral
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from tqdm import tqdm
 
@@ -81,6 +81,8 @@ class LLM:
     def _start(self, prompts: Sequence[Prompt], sampling_params: Params) -> dict[str, "_OpenRequest"]:
         if sampling_params is None or isinstance(sampling_params, SamplingParams):
             sampling_params = [sampling_params or SamplingParams()] * len(prompts)
+        if not isinstance(sampling_params, Sequence) or not all(isinstance(p, SamplingParams) for p in sampling_params):
+            raise RequestError("sampling_params are not SamplingParams; give one for all or a list of them.")
         if len(sampling_params) != len(prompts):
             raise RequestError(f"there are {len(prompts)} prompts and {len(sampling_params)} sampling "
                                "params; give one for all or one for each.")
@@ -99,10 +101,7 @@ class LLM:
 
     def _encode(self, prompt: Prompt) -> list[int]:
         if not isinstance(prompt, str):
-            try:
-                return list(prompt)
-            except TypeError:
-                raise RequestError(f"{prompt!r} is no prompt; give a string or a list of token ids.") from None
+            return _plain_list(prompt, "a prompt")
         if not prompt:
             raise RequestError("the prompt is empty; give text, or the beginning-of-text token's id.")
         if self.tokenizer is None:
@@ -161,5 +160,17 @@ class _OpenRequest:
 
 def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """A string or a flat list of token ids is one prompt."""
-    single = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], Integral))
-    return [cast(Prompt, prompts)] if single else list(cast(Sequence[Prompt], prompts))
+    if isinstance(prompts, str):
+        return [prompts]
+    listed = _plain_list(prompts, "the list of prompts")
+    return [listed] if listed and isinstance(listed[0], Integral) else listed
+
+
+def _plain_list(values: Any, name: str) -> list:
+    """A list, tuple, range or array (but no bytes) as a list."""
+    if hasattr(values, "tolist") and not isinstance(values, memoryview):
+        values = values.tolist()
+    if not isinstance(values, Sequence) or isinstance(values, (str, bytes, bytearray, memoryview)):
+        raise RequestError(f"{name} is of type {type(values).__name__}; give a string or a list of token ids for "
+                           "each prompt.")
+    return list(values)

@@ -1,5 +1,6 @@
 """From logits to tokens: greedy rows in one call, sampled rows in one batch."""
 
+import logging
 from dataclasses import dataclass
 
 import torch
@@ -10,34 +11,47 @@ from kvforge.runtime.sampling_state import SamplingState
 from kvforge.runtime.sequence import Sequence
 from kvforge.runtime.token_draw import draw_tokens
 
+logger = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True)
 class SampledTokens:
-    """New token per row; ``logprobs[row]`` only where asked for."""
+    """New token per row; ``logprobs[row]`` only where asked for; a row in ``errors`` has no valid token."""
 
     tokens: list[int]
     logprobs: dict[int, TokenLogprobs]
+    errors: dict[int, str]
 
 
 @torch.inference_mode()
 def sample(logits: torch.Tensor, sequences: list[Sequence]) -> SampledTokens:
-    """Choose the next token of every sequence.
+    """Choose the next token of every sequence; what is wrong with one row does not touch the others.
 
     Args:
         logits: [R, vocab_size] float32, not changed.
         sequences: R sequences, ``sequence.sampling`` holding their state (None: plain greedy).
     """
     states: list[SamplingState | None] = [sequence.sampling for sequence in sequences]
+    best = logits.argmax(-1)
+    errors = dict.fromkeys(_not_finite(logits, best), "the model's logits are not finite")
     if not any(states):
-        return SampledTokens(logits.argmax(-1).tolist(), {})
+        return SampledTokens(best.tolist(), {}, errors)
     active = [(row, state) for row, state in enumerate(states) if state is not None]
     adjusted = logits
     if any(state.adjusts_logits for _, state in active):
         adjusted = logits.clone()
         for row, state in active:
             if state.adjusts_logits:
-                adjust_logits(adjusted[row], sequences[row], state)
-    chosen = adjusted.argmax(-1)
+                try:
+                    adjust_logits(adjusted[row], sequences[row], state)
+                except Exception as error:
+                    logger.exception("adjusting logits failed")
+                    errors.setdefault(row, f"{type(error).__name__}: {error}")
+        best = adjusted.argmax(-1)
+        for row in _not_finite(adjusted, best):
+            errors.setdefault(row, "bad words and penalties leave no token to generate; relax them")
+    chosen = best
+    active = [(row, state) for row, state in active if row not in errors]
     drawn = [(row, state) for row, state in active if not state.params.greedy]
     if drawn:
         rows = torch.tensor([row for row, _ in drawn], device=logits.device)
@@ -47,7 +61,12 @@ def sample(logits: torch.Tensor, sequences: list[Sequence]) -> SampledTokens:
     for row, state in active:
         state.record(tokens[row])
     wanted = [(row, state.params.logprobs) for row, state in active if state.params.logprobs is not None]
-    return SampledTokens(tokens, _logprobs(logits, chosen, tokens, wanted) if wanted else {})
+    return SampledTokens(tokens, _logprobs(logits, chosen, tokens, wanted) if wanted else {}, errors)
+
+
+def _not_finite(logits: torch.Tensor, best: torch.Tensor) -> list[int]:
+    """Rows whose maximum, at ``best`` [R], is NaN or infinite; NaN counts as the maximum of its row."""
+    return logits.gather(1, best[:, None]).isfinite().logical_not_()[:, 0].nonzero().flatten().tolist()
 
 
 def _draw(logits: torch.Tensor, states: list[SamplingState]) -> torch.Tensor:
@@ -60,7 +79,7 @@ def _draw(logits: torch.Tensor, states: list[SamplingState]) -> torch.Tensor:
     top_k = torch.tensor([min(p.top_k, vocab_size) if p.top_k > 0 else vocab_size for p in params],
                          device=logits.device)
     return draw_tokens(logits, column([max(p.temperature, 1e-6) for p in params]), top_k,
-                       column([p.top_p for p in params]), column([p.min_p for p in params]),
+                       column([max(p.top_p, 1e-6) for p in params]), column([p.min_p for p in params]),
                        column([state.random.random() for state in states]))
 
 

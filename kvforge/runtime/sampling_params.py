@@ -1,6 +1,5 @@
 """What a request asks of the sampler, validated once, in vLLM's parameter names."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -9,6 +8,7 @@ from kvforge.errors import RequestError
 
 MAX_LOGPROBS = 100
 MAX_SEQUENCES = 256
+MAX_PENALTY = 1e4
 
 
 @dataclass(frozen=True)
@@ -20,25 +20,27 @@ class SamplingParams:
 
     Attributes:
         n: sequences to generate; they share the prompt's pages and take the seeds ``seed + i``.
-        temperature: 0 is greedy.
+        temperature: 0 is greedy; at most 1e4.
         top_p: keep the fewest tokens whose probability reaches this, in (0, 1].
         top_k: keep this many tokens; 0 or -1 is off.
         min_p: drop tokens below this fraction of the most probable token's probability, in [0, 1].
         max_tokens: generated tokens at most; the engine's ``max_seq_len`` also ends a sequence, as "length".
-        min_tokens: no end-of-text, stop token, stop string or stop word ends a sequence before this length.
+        min_tokens: no end-of-text, stop token, stop string or stop word ends a sequence before this length,
+            except an end-of-text or stop token where bad words forbid every other token.
         stop: strings that end the text; the string itself is not part of the text.
         stop_token_ids: tokens that end the sequence; kept in the token ids, not in the text.
         stop_words_ids: the same with sequences of tokens.
-        bad_words: strings never generated (as the tokenizer writes them, with and without a leading space).
+        bad_words: strings never generated (as the tokenizer writes them, with and without a leading space); a
+            sequence that they leave no token ends with finish reason "error".
         bad_words_ids: the same as sequences of token ids.
         ignore_eos: go on after the end-of-text token.
         seed: repeats a sequence's random numbers, one a token, whatever else is in the batch.
         logprobs: log-probabilities of this many most probable tokens beside the chosen one (0: only the
             chosen one) under the model's own distribution: before penalties, temperature and filters.
-        presence_penalty: subtracted from the logit of every token generated so far.
-        frequency_penalty: subtracted once per occurrence among the generated tokens.
+        presence_penalty: subtracted from the logit of every token generated so far, in [-1e4, 1e4].
+        frequency_penalty: subtracted once per occurrence among the generated tokens, in [-1e4, 1e4].
         repetition_penalty: divides positive and multiplies negative logits of tokens of the prompt and of the
-            generated text (arXiv 1909.05858, section 4.1).
+            generated text (arXiv 1909.05858, section 4.1), in [1e-3, 1e3].
         priority: lower is served earlier and preempted later.
         deadline_s: seconds after arrival at which the request is given up with finish reason "abort".
         prompt_logprobs: not offered, because prompt tokens do not run through the upper layers: must be None.
@@ -108,13 +110,13 @@ _INTEGERS = {
     "priority": (-(2**63), 2**63 - 1),
 }
 _NUMBERS = {
-    "temperature": (0.0, math.inf, False),
+    "temperature": (0.0, 1e4, False),
     "top_p": (0.0, 1.0, True),
     "min_p": (0.0, 1.0, False),
-    "presence_penalty": (-math.inf, math.inf, False),
-    "frequency_penalty": (-math.inf, math.inf, False),
-    "repetition_penalty": (0.0, math.inf, True),
-    "deadline_s": (0.0, math.inf, True),
+    "presence_penalty": (-MAX_PENALTY, MAX_PENALTY, False),
+    "frequency_penalty": (-MAX_PENALTY, MAX_PENALTY, False),
+    "repetition_penalty": (1e-3, 1e3, False),
+    "deadline_s": (0.0, 1e9, True),
 }
 
 
@@ -144,10 +146,9 @@ def _check_number(name: str, value: Any, low: float, high: float, open_low: bool
     if value is None and name in _OPTIONAL:
         return
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not number or not math.isfinite(value) or not low <= value <= high or (open_low and value == low):
-        bounds = [f" {'above' if open_low else 'of at least'} {low:g}"] if low > -math.inf else []
-        bounds += [f" at most {high:g}"] if high < math.inf else []
-        raise RequestError(f"{name} is {value!r}; give a finite number{' and'.join(bounds)}.")
+    if not number or not low <= value <= high or (open_low and value == low):
+        above = "above" if open_low else "of at least"
+        raise RequestError(f"{name} is {value!r}; give a finite number {above} {low:g} and at most {high:g}.")
 
 
 def _check_words(name: str, values: Any, kind: type) -> None:

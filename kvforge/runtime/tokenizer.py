@@ -5,7 +5,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer as _Tokenizer
 
-from kvforge.errors import EngineError
+from kvforge.errors import EngineError, RequestError
 
 
 class Tokenizer:
@@ -33,7 +33,15 @@ class Tokenizer:
         return cls(backend)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of ``text``; special tokens written out in it are recognised."""
+        """Token ids of ``text``; special tokens written out in it are recognised.
+
+        Raises:
+            RequestError: ``text`` holds lone surrogates, which bytes that are not UTF-8 are read as.
+        """
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise RequestError(f"the text is not Unicode at character {error.start}; give UTF-8 text.") from None
         return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:

@@ -4,6 +4,7 @@ import time
 
 import numpy as np
 import pytest
+import torch
 
 from kvforge.runtime import LLMEngine, SamplingParams
 from tests.support.fake_session import FakeSession, context_logits
@@ -223,6 +224,85 @@ def test_a_failing_step_ends_its_requests_and_loses_nothing(fail_at, caplog):
     outputs |= run(engine)
     for name, prompt in prompts.items():
         assert tokens_of(outputs[(name, 0)]) == greedy_reference(prompt, 8)
+
+
+class BrokenLogits(FakeSession):
+    """Every context that holds token 60 gets NaN logits once it is ``length`` long."""
+
+    length = 0
+
+    def upper(self, hidden, survivor_index, survivor_start, positions, kv_length, page_table, pools):
+        arguments = (hidden, survivor_index, survivor_start, positions, kv_length, page_table, pools)
+        logits = super().upper(*arguments)
+        for row, sequence in enumerate(torch.searchsorted(survivor_start, torch.arange(len(logits)), right=True) - 1):
+            length = int(kv_length[sequence])
+            pages = page_table[sequence, : -(-length // self.manifest.page_size)].long()
+            if length >= self.length and 60.0 in pools[0][0][pages].reshape(-1, 2)[:length, 0].tolist():
+                logits[row] = float("nan")
+        return logits
+
+
+@pytest.mark.parametrize("length", [0, 15])
+@pytest.mark.parametrize("changes", [{}, {"temperature": 1.0, "seed": 2, "presence_penalty": 0.5}])
+def test_logits_that_are_not_finite_end_only_their_sequence(length, changes, caplog):
+    session = BrokenLogits()
+    session.length = length
+    engine = make_engine(session, max_num_tokens=9)
+    params = SamplingParams(**{"temperature": 0.0, "max_tokens": 8, "ignore_eos": True, **changes})
+    bad = [60] + [5] * 11
+    prompts = {"a": [5] * 6, "bad": bad, "c": [7] * 11}
+    for name, prompt in prompts.items():
+        engine.add_request(name, prompt, params)
+    outputs = run(engine)
+    end = outputs[("bad", 0)][-1]
+    assert (end.finish_reason, end.stop_reason) == ("error", "the model's logits are not finite")
+    assert end.new_token_ids == [] and len(tokens_of(outputs[("bad", 0)])) == max(0, length - len(bad))
+    assert engine.stats()["num_failed_steps"] == 0 and engine.stats()["num_used_pages"] == 0
+    assert engine.stats()["num_generated_tokens"] == 16 + max(0, length - len(bad))
+    for name in ("a", "c"):
+        alone = make_engine()
+        alone.add_request(name, prompts[name], params)
+        assert tokens_of(outputs[(name, 0)]) == tokens_of(run(alone)[(name, 0)])
+
+
+def test_pages_of_a_step_that_failed_a_sequence_are_not_reused(caplog):
+    session = BrokenLogits()
+    engine = make_engine(session)
+    prompt = [60] + [5] * 12
+    engine.add_request("bad", prompt, GREEDY)
+    engine.add_request("good", [6] * 13, GREEDY)
+    assert run(engine)[("bad", 0)][-1].finish_reason == "error"
+    session.length = 1000
+    reused = []
+    for tokens in (prompt, [6] * 13, prompt):
+        engine.add_request("again", tokens, GREEDY)
+        outputs = run(engine)[("again", 0)]
+        assert outputs[-1].finish_reason == "length"
+        reused.append(outputs[0].metrics.num_reused_pages)
+    assert reused == [0, 3, 3]
+
+
+def test_bad_words_win_over_the_minimum_length():
+    engine = make_engine()
+    for name, changes in (("greedy", {"temperature": 0.0}), ("drawn", {"seed": 0})):
+        words = [[i] for i in range(64) if i != 2]
+        engine.add_request(name, [5], SamplingParams(max_tokens=6, min_tokens=4, bad_words_ids=words, **changes))
+    outputs = run(engine)
+    for name in ("greedy", "drawn"):
+        assert tokens_of(outputs[(name, 0)]) == [2] and outputs[(name, 0)][-1].finish_reason == "stop"
+
+
+def test_a_sequence_that_bad_words_leave_no_token_ends_alone(caplog):
+    engine = make_engine()
+    (first,) = greedy_reference([5], 1)
+    stuck = SamplingParams(temperature=0.0, max_tokens=6, bad_words_ids=[[first, i] for i in range(64)])
+    engine.add_request("stuck", [5], stuck)
+    engine.add_request("other", [6], GREEDY)
+    outputs = run(engine)
+    end = outputs[("stuck", 0)][-1]
+    assert tokens_of(outputs[("stuck", 0)]) == [first] and end.finish_reason == "error"
+    assert "bad words" in end.stop_reason
+    assert tokens_of(outputs[("other", 0)]) == greedy_reference([6], 8)
 
 
 def test_metrics_and_stats():

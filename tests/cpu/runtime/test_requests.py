@@ -8,7 +8,7 @@ import pytest
 from kvforge.errors import EngineError, KvforgeError, RequestError
 from kvforge.runtime import LLM, LLMEngine, SamplingParams
 from kvforge.runtime.config import resolve_config
-from tests.support.fake_session import FakeSession
+from tests.support.fake_session import FakeSession, fake_manifest
 from tests.support.text_tokenizers import byte_level
 
 
@@ -71,7 +71,11 @@ def test_a_request_that_can_never_fit_the_pool_is_refused():
     ({"seed": 2**64}, "seed"), ({"seed": 1.0}, "seed"), ({"logprobs": -1}, "logprobs"),
     ({"logprobs": 101}, "logprobs is 101; give a whole number from 0 to 100"),
     ({"presence_penalty": math.nan}, "presence_penalty"), ({"frequency_penalty": math.inf}, "frequency_penalty"),
-    ({"repetition_penalty": 0.0}, "repetition_penalty is 0.0; give a finite number above 0"),
+    ({"repetition_penalty": 0.0}, "repetition_penalty is 0.0; give a finite number of at least 0.001 and at most 1000"),
+    ({"repetition_penalty": 1e39}, "repetition_penalty"), ({"repetition_penalty": 1e-45}, "repetition_penalty"),
+    ({"presence_penalty": 1e300}, "presence_penalty is 1e+300"), ({"frequency_penalty": -4e38}, "frequency_penalty"),
+    ({"temperature": 1e300}, "temperature is 1e+300; give a finite number of at least 0 and at most 10000"),
+    ({"presence_penalty": 10**400}, "presence_penalty"), ({"deadline_s": 1e300}, "deadline_s"),
     ({"deadline_s": 0.0}, "deadline_s"), ({"priority": 0.5}, "priority"), ({"stop": [""]}, "stop holds ''"),
     ({"stop": [3]}, "stop holds 3"), ({"bad_words": "no"}, "bad_words is 'no'; give a list"),
     ({"stop_token_ids": [-1]}, "stop_token_ids holds -1"), ({"stop_words_ids": [[]]}, "stop_words_ids holds ()"),
@@ -93,12 +97,19 @@ def test_values_are_made_plain():
 
 def test_llm_refuses_all_prompts_if_one_cannot_be_served():
     llm = LLM(session=FakeSession(vocab_size=330), tokenizer=byte_level(), num_pages=40)
-    for prompts in (["fox", ""], [[5], []], ["fox", [400]], [5.5], ["fox", None]):
-        with pytest.raises(RequestError):
+    wrong = (["fox", ""], [[5], []], ["fox", [400]], [5.5], ["fox", None], {"a": 1}, b"abc", [b"abc"], None, 5.5,
+             [bytearray(b"abc")], [{5}], [[2**70]], [[True]], "half \udc80 a character", np.array(5))
+    for prompts in wrong:
+        with pytest.raises(RequestError, match=r"^[^\n]*\.$"):
             llm.generate(prompts, use_tqdm=False)
         assert not llm.engine.has_unfinished()
     with pytest.raises(RequestError, match="2 prompts and 1 sampling params"):
         llm.generate(["a", "b"], [SamplingParams()], use_tqdm=False)
+    for params in ({"n": 1}, 5, ["a"]):
+        with pytest.raises(RequestError, match="give one for all or a list"):
+            llm.generate(["a"], params, use_tqdm=False)
+    with pytest.raises(RequestError, match="not Unicode"):
+        llm.generate("a", SamplingParams(bad_words=["\udc80"]), use_tqdm=False)
     with pytest.raises(RequestError, match="no tokenizer"):
         LLM(session=FakeSession(), num_pages=40).generate("fox", use_tqdm=False)
 
@@ -107,6 +118,11 @@ def test_llm_refuses_all_prompts_if_one_cannot_be_served():
     ({"max_num_seqs": 9}, "max_num_seqs is 9, but the engine was built for 1 to 8"),
     ({"max_num_tokens": 0}, "max_num_tokens is 0"), ({"max_seq_len": 129}, "--max-seq-len 129"),
     ({"num_pages": 0}, "num_pages"), ({"kv_cache_gib": 0.0}, "kv_cache_gib"), ({"kv_cache_gib": math.nan}, "kv_cache"),
+    ({"kv_cache_gib": math.inf}, "kv_cache_gib is inf; give a finite size above 0"),
+    ({"kv_cache_gib": -1.0}, "kv_cache_gib is -1.0"),
+    ({"num_pages": 2**31}, "num_pages is 2147483648; give 1 to 536870911"),
+    ({"kv_cache_gib": 1e-9}, "holds 0 tokens, but one sequence of 128 tokens needs .* raise --kv-cache-gib or lower "
+                             "--max-seq-len"),
 ])
 def test_limits_above_the_engines_are_refused(options, says):
     with pytest.raises(EngineError, match=says):
@@ -125,8 +141,49 @@ def test_default_pool_size():
     per_sequence = manifest.max_seq_len // manifest.page_size
     assert resolve_config(manifest, 2**40).num_pages == manifest.max_num_seqs * per_sequence
     assert resolve_config(manifest, 0).num_pages == manifest.max_num_seqs * per_sequence
-    assert resolve_config(manifest, 1000).num_pages == per_sequence, "one sequence always fits"
+    one = per_sequence * manifest.page_bytes
+    assert resolve_config(manifest, 2 * one).num_pages == per_sequence, "one sequence takes more than a quarter"
+    with pytest.raises(EngineError, match=r"\(from free memory\) holds 100 tokens, but one sequence of 128 tokens"):
+        resolve_config(manifest, one)
+    assert resolve_config(manifest, one, max_seq_len=100).num_pages == 25
     quarter = 4 * 100 * manifest.page_bytes
     assert resolve_config(manifest, quarter).num_pages == 100
     gib = 60.5 * manifest.page_bytes / 2**30
     assert resolve_config(manifest, 1000, kv_cache_gib=gib).num_pages == 60
+    assert resolve_config(manifest, 1000, kv_cache_gib=1e308).num_pages == manifest.max_num_seqs * per_sequence
+
+
+def test_an_explicit_cache_size_is_never_exceeded():
+    manifest = fake_manifest(max_seq_len=1 << 17, max_position=1 << 17)
+    for length in (1 << 10, 1 << 14, 1 << 17):
+        needed = length // manifest.page_size * manifest.page_bytes
+        for size in (needed // 2, needed - 1, needed, needed + 1, 3 * needed + 1):
+            if size < needed:
+                with pytest.raises(EngineError, match="--max-seq-len"):
+                    resolve_config(manifest, 1 << 40, kv_cache_gib=size / 2**30, max_seq_len=length)
+            else:
+                config = resolve_config(manifest, 1 << 40, kv_cache_gib=size / 2**30, max_seq_len=length)
+                assert needed <= config.num_pages * manifest.page_bytes <= size
+
+
+def test_sequences_are_no_more_than_a_step_can_hold():
+    manifest = fake_manifest(max_num_seqs=10**12)
+    assert resolve_config(manifest, 1 << 30).max_num_seqs == manifest.max_num_tokens
+    engine = LLMEngine(session=FakeSession(max_num_seqs=10**12), num_pages=40)
+    assert engine.stats()["max_num_seqs"] == 40 and engine.scheduler.slots.page_table.shape == (40, 32)
+    for i in range(50):
+        engine.add_request(str(i), [5], SamplingParams(max_tokens=2))
+    while engine.has_unfinished():
+        engine.step()
+        engine.check_invariants()
+
+
+def test_memory_that_cannot_be_had_is_one_sentence():
+    session = FakeSession()
+
+    def no_memory(num_pages):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+    session.allocate_pools = no_memory
+    with pytest.raises(EngineError, match=r"^the KV cache of .* GiB cannot be allocated; lower --kv-cache-gib\.$"):
+        LLMEngine(session=session)

@@ -9,6 +9,8 @@ import pytest
 from kvforge import LLM, SamplingParams
 from kvforge.cli import main
 from tests.support.engines import SWIFTKV, EngineShelf
+from tests.support.fake_session import FakeSession
+from tests.support.text_tokenizers import byte_level
 
 PROMPTS = ["The old mill", "Grüße, 😀"]
 
@@ -62,12 +64,64 @@ def test_generate_samples_the_same_for_a_seed(engine, capsys) -> None:
     (["--prompt", "a", "--max-tokens", "0"], "max_tokens is 0; give a whole number of at least 1"),
     (["--prompt", "a", "--top-p", "nan"], "top_p is nan"),
     (["--prompt", "a", "--stop", ""], "stop holds ''"),
+    (["--prompt", "half \udcc3"], "the text is not Unicode at character 5"),
+    (["--prompt", "a", "--bad-word", "\udcc3"], "the text is not Unicode"),
+    (["--prompt", "a", "--kv-cache-gib", "inf"], "kv_cache_gib is inf"),
+    (["--prompt", "a", "--kv-cache-gib", "nan"], "kv_cache_gib is nan"),
+    (["--prompt", "a", "--kv-cache-gib", "-1"], "kv_cache_gib is -1.0"),
+    (["--prompt", "a", "--kv-cache-gib", "1e-6"], "raise --kv-cache-gib or lower --max-seq-len"),
+    (["--prompt", "a", "--max-seq-len", "513"], "max_seq_len is 513"),
+    (["--prompt", "long", "--max-seq-len", "4"], "the prompt has 4 tokens, but the engine takes at most 3"),
+    (["--prompt", "a", "--presence-penalty", "1e300"], "presence_penalty is 1e+300"),
 ])
 def test_generate_errors_are_one_sentence(engine, arguments, says, capsys) -> None:
     assert main(["generate", engine, *arguments]) == 1
     captured = capsys.readouterr()
     assert captured.out == "" and captured.err.startswith("kvforge: error: ") and says in captured.err
     assert captured.err.count("\n") == 1 and captured.err.endswith(".\n")
+
+
+def test_generate_with_a_short_sequence_limit(engine, expected, capsys) -> None:
+    assert main(["generate", engine, "--prompt", PROMPTS[0], "--max-seq-len", "16", "--kv-cache-gib", "0.001"]) == 0
+    text = capsys.readouterr().out.rstrip("\n")
+    assert text and expected[0].outputs[0].text.startswith(text)
+
+
+@pytest.mark.parametrize("encoding_errors", ["strict", "surrogateescape"])
+def test_standard_input_that_is_not_text(engine, encoding_errors, capsys, monkeypatch) -> None:
+    stdin = io.TextIOWrapper(io.BytesIO(b"caf\xe9 \xff"), encoding="utf-8", errors=encoding_errors)
+    monkeypatch.setattr("sys.stdin", stdin)
+    assert main(["generate", engine]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == "" and captured.err.startswith("kvforge: error: ") and captured.err.count("\n") == 1
+    assert "UTF-8" in captured.err
+
+
+class NoLogits(FakeSession):
+    """The second prompt's logits are not numbers from the start."""
+
+    def upper(self, *arguments):
+        logits = super().upper(*arguments)
+        logits[1:] = float("nan")
+        return logits
+
+
+@pytest.mark.parametrize("arguments", [[], ["--json"]])
+def test_generate_exits_with_1_if_a_sequence_failed(arguments, capsys, monkeypatch) -> None:
+    tokenizer = byte_level()
+    session = NoLogits(vocab_size=tokenizer.backend.get_vocab_size())
+    monkeypatch.setattr("kvforge.runtime.llm.LLM", lambda *_, **__: LLM(session=session, tokenizer=tokenizer))
+    command = ["generate", "engine", "--prompt", "The fox", "--prompt", "dog", "--max-tokens", "4", "--ignore-eos"]
+    assert main([*command, *arguments]) == 1
+    captured = capsys.readouterr()
+    message = "kvforge: error: 1 of 2 sequences failed: the model's logits are not finite.\n"
+    assert captured.err.endswith(message)
+    if arguments:
+        results = [json.loads(line)["outputs"][0] for line in captured.out.splitlines()]
+        assert [result["finish_reason"] for result in results] == ["length", "error"]
+        assert [len(result["token_ids"]) for result in results] == [4, 0]
+    else:
+        assert captured.out.startswith("[1/2] ") and captured.out.endswith("[2/2] \n")
 
 
 def test_no_engine_is_one_sentence(tmp_path: Path, capsys) -> None:
@@ -118,6 +172,7 @@ def test_bench_reports_the_median_of_several_runs_as_a_table(engine, tmp_path: P
     (WORKLOADS, ["--only", "chat"], "has no workload 'chat'; it has batch, single"),
     (WORKLOADS, ["--max-num-tokens", "99999"], "max_num_tokens is 99999"),
     (WORKLOADS, ["--num-runs", "0"], "--num-runs is 0"),
+    (WORKLOADS, ["--kv-cache-gib", "inf"], "kv_cache_gib is inf"), (WORKLOADS, ["--max-seq-len", "44"], "takes 44"),
 ])
 def test_bench_errors_are_one_sentence(engine, workloads, arguments, says, tmp_path: Path, capsys) -> None:
     assert main(["bench", engine, "--workloads", write(tmp_path, workloads), *arguments]) == 1

@@ -38,7 +38,7 @@ def test_plain_greedy_rows_have_no_state_and_take_the_maximum():
     assert all(sequence.sampling is None for sequence in sequences)
     logits = random_logits(5)
     result = sample(logits, sequences)
-    assert result.tokens == logits.argmax(-1).tolist() and result.logprobs == {}
+    assert result.tokens == logits.argmax(-1).tolist() and result.logprobs == {} and result.errors == {}
 
 
 def test_mixed_batch_leaves_each_row_its_own():
@@ -99,6 +99,71 @@ def test_bad_words_of_one_and_several_tokens():
     # The prompt's end is not part of a forbidden word.
     logits[0, 10] = 8.0
     assert sample(logits, [make_sequence(params, prompt=[5, 8])]).tokens == [10]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_bad_words_win_over_the_minimum_length(temperature):
+    bad = {"bad_words_ids": [[i] for i in range(VOCAB) if i != 2], "temperature": temperature, "seed": 0}
+    logits = random_logits(1)
+    assert sample(logits, [make_sequence(SamplingParams(**bad, min_tokens=5))]).tokens == [2]
+    bad["bad_words_ids"].remove([9])
+    assert sample(logits, [make_sequence(SamplingParams(**bad, min_tokens=5))]).tokens == [9]
+
+
+def test_a_row_whose_every_token_is_forbidden_fails_alone():
+    params = SamplingParams(bad_words_ids=[[8, i] for i in range(VOCAB)], temperature=0.0)
+    logits = random_logits(2)
+    result = sample(logits, [make_sequence(params, generated=[8]), make_sequence(params, generated=[9])])
+    assert list(result.errors) == [0] and "leave no token" in result.errors[0]
+    assert result.tokens[1] == int(logits[1].argmax())
+
+
+def test_a_row_whose_state_is_broken_fails_alone(caplog):
+    params = [SamplingParams(seed=i, frequency_penalty=0.5, logprobs=1) for i in range(3)]
+    logits = random_logits(3)
+    alone = [sample(logits[i : i + 1], [make_sequence(params[i])]).tokens[0] for i in (0, 2)]
+    sequences = [make_sequence(p) for p in params]
+    sequences[1].sampling.counts = sequences[1].sampling.counts[:3]
+    result = sample(logits, sequences)
+    assert list(result.errors) == [1] and [result.tokens[0], result.tokens[2]] == alone
+    assert set(result.logprobs) == {0, 2}
+
+
+@pytest.mark.parametrize("values", [[math.nan], [math.inf], [-math.inf] * VOCAB, [math.nan] * VOCAB])
+@pytest.mark.parametrize("changes", [{"temperature": 0.0}, {"seed": 3}, {"seed": 3, "top_p": 0.9, "logprobs": 2},
+                                     {"temperature": 0.0, "presence_penalty": 0.5},
+                                     {"temperature": 0.0, "bad_words_ids": [[0]]}])
+def test_rows_that_are_not_finite_fail_alone(values, changes):
+    logits = random_logits(3)
+    params = SamplingParams(**changes)
+    alone = [sample(logits[i : i + 1], [make_sequence(params)]).tokens[0] for i in (0, 2)]
+    logits[1, : len(values)] = torch.tensor(values)
+    result = sample(logits, [make_sequence(params) for _ in range(3)])
+    assert result.errors == {1: "the model's logits are not finite"}
+    assert [result.tokens[0], result.tokens[2]] == alone and 1 not in result.logprobs
+
+
+def test_single_impossible_tokens_are_no_error():
+    logits = random_logits(1)
+    logits[0, 3] = -math.inf
+    for params in (SamplingParams(temperature=0.0), SamplingParams(seed=1, logprobs=1)):
+        assert sample(logits, [make_sequence(params)]).errors == {}
+
+
+def test_the_smallest_top_p_takes_the_most_probable_token():
+    logits = random_logits(1)
+    for seed in range(5):
+        sequence = make_sequence(SamplingParams(top_p=5e-324, seed=seed))
+        assert sample(logits, [sequence]).tokens == [int(logits.argmax())]
+
+
+@pytest.mark.parametrize("changes", [
+    {"presence_penalty": 1e4}, {"frequency_penalty": -1e4}, {"repetition_penalty": 1e3}, {"repetition_penalty": 1e-3},
+    {"temperature": 1e4}, {"temperature": 5e-324}, {"min_p": 5e-324}, {"min_p": 1.0}, {"top_k": 2**31 - 1}])
+def test_the_limits_of_the_parameters_can_be_sampled(changes):
+    sequence = make_sequence(SamplingParams(seed=1, **changes), generated=[5, 5, 9])
+    result = sample(random_logits(1), [sequence])
+    assert result.errors == {} and 0 <= result.tokens[0] < VOCAB
 
 
 def test_logprobs_are_of_the_models_distribution():
