@@ -21,6 +21,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         parser.add_argument(f"--{name}-port", type=int, default=port, help=f"0: any free one (default: {port})")
     parser.add_argument("--max-num-seqs", type=int, help="sequences a step at most (default: the engine's)")
     parser.add_argument("--max-num-tokens", type=int, help="tokens a step at most (default: the engine's)")
+    parser.add_argument("--max-seq-len", type=int, help="tokens a sequence at most (default: the engine's)")
     parser.add_argument("--kv-cache-gib", type=float, help="size of the KV cache (default: from free memory)")
     parser.add_argument("--no-prefix-cache", action="store_true", help="do not reuse pages of equal prompt starts")
     parser.add_argument("--log-file", type=Path, help="append the server's log here (default: dropped at the end)")
@@ -39,6 +40,7 @@ def run(args: argparse.Namespace) -> int:
         metrics_port=args.metrics_port,
         max_num_seqs=args.max_num_seqs,
         max_num_tokens=args.max_num_tokens,
+        max_seq_len=args.max_seq_len,
         kv_cache_gib=args.kv_cache_gib,
         enable_prefix_cache=not args.no_prefix_cache,
         log_level=args.log_level.upper(),

@@ -38,4 +38,8 @@ class EngineGenerator:
     def __call__(self, prompts: Sequence[str]) -> list[str]:
         ids = [self._tokenizer.encode(prompt).ids for prompt in prompts]
         results = self._llm.generate(ids, self._params, use_tqdm=self._show_progress)
-        return [result.outputs[0].text for result in results]
+        outputs = [result.outputs[0] for result in results]
+        for output in outputs:
+            if output.finish_reason == "error":
+                raise KvforgeError(f"an evaluation prompt failed, so there is no score: {output.stop_reason}")
+        return [output.text for output in outputs]

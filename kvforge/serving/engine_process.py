@@ -134,6 +134,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--server-pid", type=int, required=True, help="tritonserver, whose end is this one's too")
     parser.add_argument("--max-num-seqs", type=int)
     parser.add_argument("--max-num-tokens", type=int)
+    parser.add_argument("--max-seq-len", type=int)
     parser.add_argument("--kv-cache-gib", type=float)
     parser.add_argument("--no-prefix-cache", action="store_true")
     parser.add_argument("--log-level", default="WARNING")
@@ -151,6 +152,7 @@ def main(argv: list[str] | None = None) -> int:
             enable_prefix_cache=not args.no_prefix_cache,
             max_num_tokens=args.max_num_tokens,
             max_num_seqs=args.max_num_seqs,
+            max_seq_len=args.max_seq_len,
         )
 
     def make_params(fields: dict) -> Any:

@@ -39,6 +39,7 @@ class ServerOptions:
     metrics_port: int = 0
     max_num_seqs: int | None = None
     max_num_tokens: int | None = None
+    max_seq_len: int | None = None
     kv_cache_gib: float | None = None
     enable_prefix_cache: bool = True
     log_level: str = "WARNING"
@@ -49,7 +50,7 @@ def engine_command(engine_dir: Path, options: ServerOptions) -> list[str]:
     """The argument list that starts the engine process with these limits."""
     command = [sys.executable, "-m", "kvforge.serving.engine_process", str(engine_dir)]
     command += ["--log-level", options.log_level]
-    for name in ("max_num_seqs", "max_num_tokens", "kv_cache_gib"):
+    for name in ("max_num_seqs", "max_num_tokens", "max_seq_len", "kv_cache_gib"):
         value = getattr(options, name)
         if value is not None:
             command += [f"--{name.replace('_', '-')}", str(value)]

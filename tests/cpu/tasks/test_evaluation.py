@@ -9,9 +9,11 @@ import pytest
 from kvforge.commands import eval as eval_command
 from kvforge.errors import KvforgeError
 from kvforge.evaluation import evaluate, score_table, wilson
+from kvforge.evaluation.engine import EngineGenerator
 from kvforge.evaluation.score import answer_of
 from kvforge.tasks import TASKS
 from kvforge.tasks.prompt import make_examples
+from tests.support.engines import PLAIN, EngineShelf
 
 
 def count_words(text: str) -> int:
@@ -92,3 +94,12 @@ def test_command_refuses_in_one_sentence(monkeypatch, arguments, message):
     monkeypatch.setattr("kvforge.evaluation.engine.EngineGenerator", FakeGenerator)
     with pytest.raises(KvforgeError, match=message):
         run(*arguments)
+
+
+def test_a_failed_prompt_is_no_wrong_answer(engines: EngineShelf, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error of the engine ends the evaluation; it is not counted as a miss."""
+    generator = EngineGenerator(engines.engine(PLAIN), 16, show_progress=False)
+    assert len(generator(["a"])) == 1
+    monkeypatch.setattr(generator._llm.engine.runner, "run", lambda *_: 1 / 0)
+    with pytest.raises(KvforgeError, match="no score"):
+        generator(["a"])
