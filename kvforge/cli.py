@@ -2,7 +2,6 @@
 
 import argparse
 import importlib
-import importlib.util
 import os
 import sys
 from collections.abc import Sequence
@@ -25,8 +24,6 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"kvforge {__version__}")
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name in COMMANDS:
-        if importlib.util.find_spec(f"kvforge.commands.{name}") is None:
-            continue
         importlib.import_module(f"kvforge.commands.{name}").add_parser(subparsers)
     return parser
 

@@ -11,21 +11,6 @@ from safetensors.torch import load_file, save_file
 from kvforge.checkpoint import open_checkpoint
 from kvforge.compiler import build, build_engine
 from kvforge.errors import CheckpointError
-from tests.support.checkpoints import make_checkpoint
-
-TINY = {
-    "num_hidden_layers": 1,
-    "hidden_size": 16,
-    "intermediate_size": 16,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 8,
-}
-
-
-@pytest.fixture
-def checkpoint(tmp_path: Path) -> Path:
-    return make_checkpoint(tmp_path / "checkpoint", "llama", **TINY)
 
 
 def test_model_safetensors_wins_over_a_left_behind_index(checkpoint: Path) -> None:
