@@ -99,7 +99,7 @@ def _packages() -> list[Check]:
     checks = []
     for package, absent in needed:
         version = _version("nvidia-modelopt" if package == "modelopt" else package)
-        advice = f"pip install 'kvforge[{extras[package]}]'" if package in extras else f"pip install {package}"
+        advice = f"pip install -e '.[{extras[package]}]'" if package in extras else f"pip install {package}"
         checks.append(
             Check(package, "ok" if version else absent, version or "not installed", "" if version else advice)
         )
@@ -113,7 +113,7 @@ def _triton() -> Check:
     bundled = _version("nvidia-pytriton")
     if bundled:
         return Check("tritonserver", "ok", f"bundled with nvidia-pytriton {bundled}")
-    return Check("tritonserver", "optional", "not found", "pip install 'kvforge[serve]' (needed by kvforge serve)")
+    return Check("tritonserver", "optional", "not found", "pip install -e '.[serve]' (needed by kvforge serve)")
 
 
 def _ports() -> list[Check]:

@@ -77,5 +77,6 @@ class _StopServing(BaseException):
 
 
 def _ignore(signums: tuple[signal.Signals, ...]) -> None:
+    """Drop further signals. Not by SIG_IGN: Python reports one that is pending at that moment as an OSError."""
     for signum in signums:
-        signal.signal(signum, signal.SIG_IGN)
+        signal.signal(signum, lambda signum, frame: None)

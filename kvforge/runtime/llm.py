@@ -43,7 +43,7 @@ class LLM:
         """
         listed = _listed(prompts)
         results: dict[int, RequestOutput] = {}
-        with tqdm(total=len(listed), desc="Requests", disable=not use_tqdm, dynamic_ncols=True) as bar:
+        with tqdm(total=len(listed), desc="Requests", disable=None if use_tqdm else True, dynamic_ncols=True) as bar:
             num_tokens = 0
             for position, output in self.run(listed, sampling_params, stream=False):
                 results[position] = output

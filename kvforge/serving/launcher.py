@@ -164,7 +164,7 @@ class TritonServer:
         lines = self.log_path.read_text(errors="replace").splitlines()
         for line in lines:
             if match := re.search(r"failed to load '\w+' version \d+: \w+: (?:TritonModelException: )?(.+)", line):
-                return match.group(1)
+                return match.group(1).split(r"\n\nAt:")[0]  # without the Python traceback behind it
         errors = [line for line in lines if re.match(r"[EF]\d{4} ", line) or line.startswith("error:")]
         return (errors or lines or ["its log is empty"])[-1]
 
