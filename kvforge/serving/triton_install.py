@@ -11,7 +11,7 @@ from pathlib import Path
 from kvforge.errors import MissingToolError
 
 STUB = "triton_python_backend_stub"
-HOW_TO_GET_ONE = "run pip install -e '.[serve]' in the source tree, or put tritonserver on PATH"
+HOW_TO_GET_ONE = "install it with pip install -e '.[serve]' in the source tree, or put tritonserver on PATH"
 
 
 @dataclass(frozen=True)
