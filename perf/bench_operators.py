@@ -86,12 +86,7 @@ def bench_attention(
     scale = head_dim**-0.5
 
     def dense(x: torch.Tensor) -> torch.Tensor:
-        return (
-            x[page_table.long()]
-            .view(sequences, -1, kv_heads, head_dim)[:, :length]
-            .transpose(1, 2)
-            .contiguous()
-        )
+        return x[page_table.long()].view(sequences, -1, kv_heads, head_dim)[:, :length].transpose(1, 2).contiguous()
 
     k, v = dense(k_pool), dense(v_pool)
     dense_q = q.view(sequences, queries, heads, head_dim).transpose(1, 2)
@@ -149,13 +144,9 @@ def main() -> int:
     results = []
     for dtype in (bf16, f32):
         for heads, kv_heads, head_dim in ((16, 16, 64), (16, 4, 64), (16, 8, 128)):
-            results.append(
-                bench_attention(1, 2048, 2048, heads, kv_heads, head_dim, dtype, rates, options.seconds)
-            )
+            results.append(bench_attention(1, 2048, 2048, heads, kv_heads, head_dim, dtype, rates, options.seconds))
         for heads, kv_heads, head_dim in ((16, 4, 64), (16, 8, 128), (16, 2, 128)):
-            results.append(
-                bench_attention(8, 1, 2048, heads, kv_heads, head_dim, dtype, rates, options.seconds)
-            )
+            results.append(bench_attention(8, 1, 2048, heads, kv_heads, head_dim, dtype, rates, options.seconds))
         results.append(bench_write(2048, 8, 128, dtype, rates, options.seconds))
     print("  ".join(f"{name:>12}" for name in COLUMNS[2:]), " case")
     for result in results:

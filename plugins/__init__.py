@@ -11,9 +11,7 @@ from plugins.paged_attention import paged_attention
 from plugins.rope_paged_kv_write import OPERATOR as _ROPE_PAGED_KV_WRITE
 from plugins.rope_paged_kv_write import rope_paged_kv_write
 
-OPERATORS: dict[str, Operator] = {
-    operator.name: operator for operator in (_ROPE_PAGED_KV_WRITE, _PAGED_ATTENTION)
-}
+OPERATORS: dict[str, Operator] = {operator.name: operator for operator in (_ROPE_PAGED_KV_WRITE, _PAGED_ATTENTION)}
 
 __all__ = [
     "OPERATORS",

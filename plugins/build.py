@@ -124,8 +124,7 @@ def _compiler() -> tuple[str, str]:
     path = shutil.which(name)
     if path is None:
         raise PluginBuildError(
-            f"No C++ compiler: {name!r} is not on PATH; install g++ (Debian, Ubuntu: apt install g++) "
-            "or set CXX."
+            f"No C++ compiler: {name!r} is not on PATH; install g++ (Debian, Ubuntu: apt install g++) or set CXX."
         )
     result = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)
     return path, result.stdout

@@ -29,9 +29,7 @@ def rope_paged_kv_write_case(seed: int) -> tuple[Tensor, ...]:
     pages = tokens // page_size + rng.randint(1, 4)
     slots = torch.randperm(pages * page_size, generator=gen)[:tokens]
     slots[torch.rand(tokens, generator=gen) < rng.choice((0.0, 0.3))] = -rng.randint(1, 9)
-    k_pool, v_pool = (
-        torch.full((pages, page_size, kv_heads, head_dim), float("nan"), dtype=target) for _ in range(2)
-    )
+    k_pool, v_pool = (torch.full((pages, page_size, kv_heads, head_dim), float("nan"), dtype=target) for _ in range(2))
     return k, v, angle.cos(), angle.sin(), slots.int(), k_pool, v_pool
 
 

@@ -39,10 +39,14 @@ def load_workloads(path: Path, only: list[str] | None = None) -> list[Workload]:
     if not isinstance(data, dict) or not data:
         raise KvforgeError(f"{path} holds no workloads; give a JSON object of name: {{{', '.join(names)}}}.")
     for name, entry in data.items():
-        if (not isinstance(entry, dict) or set(entry) != set(names)
-                or any(type(value) is not int or value < 1 for value in entry.values())):
-            raise KvforgeError(f"workload {name!r} in {path} is wrong; give {', '.join(names)} as whole "
-                               "numbers of at least 1.")
+        if (
+            not isinstance(entry, dict)
+            or set(entry) != set(names)
+            or any(type(value) is not int or value < 1 for value in entry.values())
+        ):
+            raise KvforgeError(
+                f"workload {name!r} in {path} is wrong; give {', '.join(names)} as whole numbers of at least 1."
+            )
     for name in only or []:
         if name not in data:
             raise KvforgeError(f"{path} has no workload {name!r}; it has {', '.join(data)}.")
@@ -53,15 +57,20 @@ def check_fits(workload: Workload, engine: LLMEngine) -> None:
     """Raise KvforgeError unless the engine can serve the workload's sequences."""
     length, config = workload.input_tokens + workload.output_tokens, engine.config
     if length > config.max_seq_len:
-        raise KvforgeError(f"workload {workload.name!r} needs sequences of {length} tokens, but the engine "
-                           f"takes {config.max_seq_len}; rebuild it with --max-seq-len {length} or choose "
-                           "other workloads with --only.")
+        raise KvforgeError(
+            f"workload {workload.name!r} needs sequences of {length} tokens, but the engine "
+            f"takes {config.max_seq_len}; rebuild it with --max-seq-len {length} or choose "
+            "other workloads with --only."
+        )
     if length - 1 > config.num_pages * config.page_size:
-        raise KvforgeError(f"workload {workload.name!r} needs sequences of {length} tokens, but the KV cache "
-                           f"holds {config.num_pages * config.page_size}; raise --kv-cache-gib.")
+        raise KvforgeError(
+            f"workload {workload.name!r} needs sequences of {length} tokens, but the KV cache "
+            f"holds {config.num_pages * config.page_size}; raise --kv-cache-gib."
+        )
     if config.vocab_size <= FIRST_TOKEN_ID:
-        raise KvforgeError(f"the model's {config.vocab_size} tokens are too few for random prompts; bench "
-                           "another engine.")
+        raise KvforgeError(
+            f"the model's {config.vocab_size} tokens are too few for random prompts; bench another engine."
+        )
 
 
 def warm_up(engine: LLMEngine, workloads: list[Workload], seed: int) -> None:
@@ -95,8 +104,13 @@ def measure(workload: Workload, engine: LLMEngine, seed: int, num_runs: int = 1)
     runs = sorted((run_once(engine, workload, rng) for _ in range(num_runs)), key=lambda run: run[1])
     ttft, total = runs[(len(runs) - 1) // 2]
     tokens = workload.requests * (workload.input_tokens + workload.output_tokens)
-    result: dict[str, Any] = {"peer": "kvforge", "workload": workload.name, "ttft_s": ttft, "total_s": total,
-                              "combined_tok_s": tokens / total}
+    result: dict[str, Any] = {
+        "peer": "kvforge",
+        "workload": workload.name,
+        "ttft_s": ttft,
+        "total_s": total,
+        "combined_tok_s": tokens / total,
+    }
     if num_runs > 1:
         result["runs_total_s"] = [run[1] for run in runs]
     return result

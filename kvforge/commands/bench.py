@@ -10,17 +10,33 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     """Declare the command."""
     parser = subparsers.add_parser("bench", help="measure an engine on workloads of random tokens")
     parser.add_argument("engine", type=Path, help="engine directory")
-    parser.add_argument("--workloads", type=Path, required=True, metavar="FILE",
-                        help='JSON: {"name": {"requests": 8, "input_tokens": 512, "output_tokens": 64}, …}')
+    parser.add_argument(
+        "--workloads",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help='JSON: {"name": {"requests": 8, "input_tokens": 512, "output_tokens": 64}, …}',
+    )
     parser.add_argument("--only", action="append", metavar="NAME", help="run only this workload")
-    parser.add_argument("--num-runs", type=int, default=1, metavar="N",
-                        help="runs of each workload; the one of median total time is reported (1)")
+    parser.add_argument(
+        "--num-runs",
+        type=int,
+        default=1,
+        metavar="N",
+        help="runs of each workload; the one of median total time is reported (1)",
+    )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the random prompts (0)")
-    parser.add_argument("--max-num-tokens", type=int, default=None, metavar="N",
-                        help="tokens a step at most (default: the engine's limit)")
+    parser.add_argument(
+        "--max-num-tokens",
+        type=int,
+        default=None,
+        metavar="N",
+        help="tokens a step at most (default: the engine's limit)",
+    )
     parser.add_argument("--kv-cache-gib", type=float, metavar="GIB", help="memory of the KV cache")
-    parser.add_argument("--max-seq-len", type=int, metavar="N",
-                        help="tokens of a sequence at most (default: the engine's limit)")
+    parser.add_argument(
+        "--max-seq-len", type=int, metavar="N", help="tokens of a sequence at most (default: the engine's limit)"
+    )
     parser.add_argument("--json", action="store_true", help="print a JSON line for each workload")
     parser.set_defaults(run=run)
 
@@ -34,21 +50,31 @@ def run(args: argparse.Namespace) -> int:
     if args.num_runs < 1:
         raise KvforgeError(f"--num-runs is {args.num_runs}; give at least 1.")
     workloads = load_workloads(args.workloads, args.only)
-    engine = LLMEngine(args.engine, enable_prefix_cache=False, max_num_tokens=args.max_num_tokens,
-                       kv_cache_gib=args.kv_cache_gib, max_seq_len=args.max_seq_len)
+    engine = LLMEngine(
+        args.engine,
+        enable_prefix_cache=False,
+        max_num_tokens=args.max_num_tokens,
+        kv_cache_gib=args.kv_cache_gib,
+        max_seq_len=args.max_seq_len,
+    )
     for workload in workloads:
         check_fits(workload, engine)
     if not args.json:
-        print(f"{'workload':<20} {'requests':>8} {'input':>7} {'output':>7} {'TTFT s':>9} {'total s':>9} "
-              f"{'combined tok/s':>15}")
+        print(
+            f"{'workload':<20} {'requests':>8} {'input':>7} {'output':>7} {'TTFT s':>9} {'total s':>9} "
+            f"{'combined tok/s':>15}"
+        )
     warm_up(engine, workloads, args.seed)
     for workload in workloads:
         result = measure(workload, engine, args.seed, args.num_runs)
         if args.json:
             print(json.dumps(result), flush=True)
         else:
-            print(f"{workload.name:<20} {workload.requests:>8} {workload.input_tokens:>7} "
-                  f"{workload.output_tokens:>7} {result['ttft_s']:>9.3f} {result['total_s']:>9.3f} "
-                  f"{result['combined_tok_s']:>15.1f}", flush=True)
+            print(
+                f"{workload.name:<20} {workload.requests:>8} {workload.input_tokens:>7} "
+                f"{workload.output_tokens:>7} {result['ttft_s']:>9.3f} {result['total_s']:>9.3f} "
+                f"{result['combined_tok_s']:>15.1f}",
+                flush=True,
+            )
     sys.stdout.flush()
     return 0

@@ -40,9 +40,7 @@ def run(args: argparse.Namespace) -> int:
     except ValueError as error:
         raise KvforgeError(str(error)) from error
     if args.json:
-        print(
-            json.dumps({"engine": str(args.engine), "scores": [asdict(score) for score in scores]}, indent=2)
-        )
+        print(json.dumps({"engine": str(args.engine), "scores": [asdict(score) for score in scores]}, indent=2))
     else:
         print(score_table(scores))
     return 0

@@ -17,30 +17,48 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     """Declare the command."""
     parser = subparsers.add_parser("generate", help="generate text with an engine")
     parser.add_argument("engine", type=Path, help="engine directory")
-    parser.add_argument("--prompt", action="append", metavar="TEXT",
-                        help="prompt; may be given several times (default: standard input is one prompt)")
+    parser.add_argument(
+        "--prompt",
+        action="append",
+        metavar="TEXT",
+        help="prompt; may be given several times (default: standard input is one prompt)",
+    )
     parser.add_argument("--max-tokens", type=int, default=128, metavar="N", help="tokens at most (128)")
     parser.add_argument("--min-tokens", type=int, default=0, metavar="N", help="tokens at least (0)")
     parser.add_argument("--n", type=int, default=1, metavar="N", help="sequences for each prompt (1)")
     parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy (0)")
     parser.add_argument("--top-k", type=int, default=0, metavar="K", help="keep K tokens")
     parser.add_argument("--top-p", type=float, default=1.0, metavar="P", help="keep this probability mass")
-    parser.add_argument("--min-p", type=float, default=0.0, metavar="P",
-                        help="drop tokens below P times the most probable one")
+    parser.add_argument(
+        "--min-p", type=float, default=0.0, metavar="P", help="drop tokens below P times the most probable one"
+    )
     parser.add_argument("--presence-penalty", type=float, default=0.0, metavar="X")
     parser.add_argument("--frequency-penalty", type=float, default=0.0, metavar="X")
     parser.add_argument("--repetition-penalty", type=float, default=1.0, metavar="X")
     parser.add_argument("--seed", type=int, default=None, metavar="N", help="make sampling repeatable")
-    parser.add_argument("--stop", action="append", default=[], metavar="TEXT",
-                        help="end before this text; may be given several times")
-    parser.add_argument("--bad-word", action="append", default=[], metavar="TEXT", dest="bad_words",
-                        help="never generate this text; may be given several times")
+    parser.add_argument(
+        "--stop", action="append", default=[], metavar="TEXT", help="end before this text; may be given several times"
+    )
+    parser.add_argument(
+        "--bad-word",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        dest="bad_words",
+        help="never generate this text; may be given several times",
+    )
     parser.add_argument("--ignore-eos", action="store_true", help="go on after the end-of-text token")
-    parser.add_argument("--logprobs", type=int, default=None, metavar="N",
-                        help="with --json: log-probabilities of the N most probable tokens")
+    parser.add_argument(
+        "--logprobs",
+        type=int,
+        default=None,
+        metavar="N",
+        help="with --json: log-probabilities of the N most probable tokens",
+    )
     parser.add_argument("--kv-cache-gib", type=float, metavar="GIB", help="memory of the KV cache")
-    parser.add_argument("--max-seq-len", type=int, metavar="N",
-                        help="tokens of a sequence at most (default: the engine's limit)")
+    parser.add_argument(
+        "--max-seq-len", type=int, metavar="N", help="tokens of a sequence at most (default: the engine's limit)"
+    )
     parser.add_argument("--json", action="store_true", help="print a JSON object for each prompt at the end")
     parser.set_defaults(run=run)
 
@@ -50,10 +68,22 @@ def run(args: argparse.Namespace) -> int:
     from kvforge.runtime import LLM, SamplingParams
 
     params = SamplingParams(
-        n=args.n, temperature=args.temperature, top_k=args.top_k, top_p=args.top_p, min_p=args.min_p,
-        max_tokens=args.max_tokens, min_tokens=args.min_tokens, presence_penalty=args.presence_penalty,
-        frequency_penalty=args.frequency_penalty, repetition_penalty=args.repetition_penalty, seed=args.seed,
-        stop=args.stop, bad_words=args.bad_words, ignore_eos=args.ignore_eos, logprobs=args.logprobs)
+        n=args.n,
+        temperature=args.temperature,
+        top_k=args.top_k,
+        top_p=args.top_p,
+        min_p=args.min_p,
+        max_tokens=args.max_tokens,
+        min_tokens=args.min_tokens,
+        presence_penalty=args.presence_penalty,
+        frequency_penalty=args.frequency_penalty,
+        repetition_penalty=args.repetition_penalty,
+        seed=args.seed,
+        stop=args.stop,
+        bad_words=args.bad_words,
+        ignore_eos=args.ignore_eos,
+        logprobs=args.logprobs,
+    )
     prompts = args.prompt if args.prompt is not None else [_read_input()]
     llm = LLM(args.engine, kv_cache_gib=args.kv_cache_gib, max_seq_len=args.max_seq_len)
     if args.json:
@@ -80,8 +110,11 @@ def _print_streamed(llm: "LLM", prompts: list[str], params: "SamplingParams") ->
 
     Returns the finished requests.
     """
-    labels = [f"[{i + 1}/{len(prompts)}.{j + 1}] " if params.n > 1 else f"[{i + 1}/{len(prompts)}] "
-              for i in range(len(prompts)) for j in range(params.n)]
+    labels = [
+        f"[{i + 1}/{len(prompts)}.{j + 1}] " if params.n > 1 else f"[{i + 1}/{len(prompts)}] "
+        for i in range(len(prompts))
+        for j in range(params.n)
+    ]
     texts, done = [""] * len(labels), [False] * len(labels)
     current, shown, results = 0, 0, []
     if len(labels) > 1:

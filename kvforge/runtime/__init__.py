@@ -23,8 +23,7 @@ _MODULES = {
     "TokenLogprobs": "outputs",
     "SamplingParams": "sampling_params",
 }
-__all__ = ["LLM", "CompletionOutput", "LLMEngine", "RequestOutput", "SamplingParams", "SequenceOutput",
-           "TokenLogprobs"]
+__all__ = ["LLM", "CompletionOutput", "LLMEngine", "RequestOutput", "SamplingParams", "SequenceOutput", "TokenLogprobs"]
 
 
 def __getattr__(name: str) -> Any:

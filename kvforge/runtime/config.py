@@ -34,10 +34,17 @@ class RuntimeConfig:
         return -(-self.max_seq_len // self.page_size)
 
 
-def resolve_config(manifest: Manifest, available_bytes: int, *, num_pages: int | None = None,
-                   kv_cache_gib: float | None = None, max_num_seqs: int | None = None,
-                   max_num_tokens: int | None = None, max_seq_len: int | None = None,
-                   enable_prefix_cache: bool = True) -> RuntimeConfig:
+def resolve_config(
+    manifest: Manifest,
+    available_bytes: int,
+    *,
+    num_pages: int | None = None,
+    kv_cache_gib: float | None = None,
+    max_num_seqs: int | None = None,
+    max_num_tokens: int | None = None,
+    max_seq_len: int | None = None,
+    enable_prefix_cache: bool = True,
+) -> RuntimeConfig:
     """Fill in what the caller left open.
 
     The pool holds ``max_num_seqs`` sequences of ``max_seq_len`` tokens unless that exceeds ``kv_cache_gib``.
@@ -59,14 +66,21 @@ def resolve_config(manifest: Manifest, available_bytes: int, *, num_pages: int |
         num_pages = min(_pages_that_fit(manifest, available_bytes, kv_cache_gib, seqs, length), most)
     if not 1 <= num_pages <= most:
         raise EngineError(f"num_pages is {num_pages}; give 1 to {most}.")
-    return RuntimeConfig(num_pages=num_pages, page_size=manifest.page_size,
-                         max_num_seqs=min(seqs, num_pages, tokens), max_num_tokens=tokens,
-                         max_seq_len=length, vocab_size=manifest.vocab_size,
-                         eos_token_ids=tuple(manifest.eos_token_ids), enable_prefix_cache=enable_prefix_cache)
+    return RuntimeConfig(
+        num_pages=num_pages,
+        page_size=manifest.page_size,
+        max_num_seqs=min(seqs, num_pages, tokens),
+        max_num_tokens=tokens,
+        max_seq_len=length,
+        vocab_size=manifest.vocab_size,
+        eos_token_ids=tuple(manifest.eos_token_ids),
+        enable_prefix_cache=enable_prefix_cache,
+    )
 
 
-def _pages_that_fit(manifest: Manifest, available_bytes: int, kv_cache_gib: float | None, seqs: int,
-                    length: int) -> int:
+def _pages_that_fit(
+    manifest: Manifest, available_bytes: int, kv_cache_gib: float | None, seqs: int, length: int
+) -> int:
     per_sequence = -(-length // manifest.page_size)
     needed = per_sequence * manifest.page_bytes
     if kv_cache_gib is not None:
@@ -81,7 +95,8 @@ def _pages_that_fit(manifest: Manifest, available_bytes: int, kv_cache_gib: floa
         source = "" if kv_cache_gib is not None else " (from free memory)"
         raise EngineError(
             f"the KV cache of {budget / 2**30:.3g} GiB{source} holds {fits} tokens, but one sequence of {length} "
-            f"tokens needs {needed / 2**30:.3g} GiB; raise --kv-cache-gib or lower --max-seq-len.")
+            f"tokens needs {needed / 2**30:.3g} GiB; raise --kv-cache-gib or lower --max-seq-len."
+        )
     return min(seqs * per_sequence, budget // manifest.page_bytes)
 
 
@@ -89,6 +104,8 @@ def _limit(name: str, asked: int | None, built: int) -> int:
     if asked is None:
         return built
     if not 1 <= asked <= built:
-        raise EngineError(f"{name} is {asked}, but the engine was built for 1 to {built}; lower it or "
-                          f"rebuild with kvforge build --{name.replace('_', '-')} {max(asked, 1)}.")
+        raise EngineError(
+            f"{name} is {asked}, but the engine was built for 1 to {built}; lower it or "
+            f"rebuild with kvforge build --{name.replace('_', '-')} {max(asked, 1)}."
+        )
     return asked

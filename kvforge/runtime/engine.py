@@ -41,11 +41,19 @@ class LLMEngine:
         EngineError: the engine cannot be loaded or a limit is above the engine's.
     """
 
-    def __init__(self, engine_dir: str | Path | None = None, *, session: StepFunctions | None = None,
-                 tokenizer: Tokenizer | None = None, num_pages: int | None = None,
-                 kv_cache_gib: float | None = None, enable_prefix_cache: bool = True,
-                 max_num_tokens: int | None = None, max_num_seqs: int | None = None,
-                 max_seq_len: int | None = None) -> None:
+    def __init__(
+        self,
+        engine_dir: str | Path | None = None,
+        *,
+        session: StepFunctions | None = None,
+        tokenizer: Tokenizer | None = None,
+        num_pages: int | None = None,
+        kv_cache_gib: float | None = None,
+        enable_prefix_cache: bool = True,
+        max_num_tokens: int | None = None,
+        max_num_seqs: int | None = None,
+        max_seq_len: int | None = None,
+    ) -> None:
         if session is None:
             if engine_dir is None:
                 raise EngineError("no engine was given; pass an engine directory.")
@@ -57,9 +65,15 @@ class LLMEngine:
         self.manifest = session.manifest
         self.tokenizer = tokenizer
         self.config = resolve_config(
-            session.manifest, available_memory_bytes(), num_pages=num_pages, kv_cache_gib=kv_cache_gib,
-            max_num_seqs=max_num_seqs, max_num_tokens=max_num_tokens, max_seq_len=max_seq_len,
-            enable_prefix_cache=enable_prefix_cache)
+            session.manifest,
+            available_memory_bytes(),
+            num_pages=num_pages,
+            kv_cache_gib=kv_cache_gib,
+            max_num_seqs=max_num_seqs,
+            max_num_tokens=max_num_tokens,
+            max_seq_len=max_seq_len,
+            enable_prefix_cache=enable_prefix_cache,
+        )
         self.scheduler = Scheduler(self.config)
         try:
             self.runner = Runner(session, self.config)
@@ -157,14 +171,21 @@ class LLMEngine:
         """Return counters and gauges: sequences, pages, and totals since the engine was loaded."""
         scheduler, pool = self.scheduler, self.scheduler.pool
         return {
-            "num_waiting": len(scheduler.waiting), "num_running": len(scheduler.running),
+            "num_waiting": len(scheduler.waiting),
+            "num_running": len(scheduler.running),
             "max_num_seqs": self.config.max_num_seqs,
-            "num_pages": pool.num_pages, "num_used_pages": pool.num_used,
-            "num_free_pages": pool.num_available, "num_cached_pages": len(pool.cached_pages),
-            "page_size": self.config.page_size, "page_bytes": self.manifest.page_bytes,
-            "num_iterations": self._num_iterations, "num_upper_calls": self.runner.num_upper_calls,
-            "num_preemptions": scheduler.num_preemptions, "num_reused_tokens": scheduler.num_reused_tokens,
-            "num_generated_tokens": self._num_generated_tokens, "num_failed_steps": self._num_failed_steps,
+            "num_pages": pool.num_pages,
+            "num_used_pages": pool.num_used,
+            "num_free_pages": pool.num_available,
+            "num_cached_pages": len(pool.cached_pages),
+            "page_size": self.config.page_size,
+            "page_bytes": self.manifest.page_bytes,
+            "num_iterations": self._num_iterations,
+            "num_upper_calls": self.runner.num_upper_calls,
+            "num_preemptions": scheduler.num_preemptions,
+            "num_reused_tokens": scheduler.num_reused_tokens,
+            "num_generated_tokens": self._num_generated_tokens,
+            "num_failed_steps": self._num_failed_steps,
         }
 
     def check_invariants(self) -> None:
@@ -188,8 +209,11 @@ class LLMEngine:
             except Exception as error:
                 logger.exception("looking for a stop string failed")
                 reason, detail = "error", f"{type(error).__name__}: {error}"
-            output = self._finish(sequence, reason, detail) if reason else SequenceOutput(
-                sequence.request_id, sequence.index, [], metrics=metrics)
+            output = (
+                self._finish(sequence, reason, detail)
+                if reason
+                else SequenceOutput(sequence.request_id, sequence.index, [], metrics=metrics)
+            )
             output.new_token_ids.append(token)
             if row in sampled.logprobs:
                 output.logprobs = [sampled.logprobs[row]]
@@ -212,8 +236,7 @@ class LLMEngine:
         request = self.requests[sequence.request_id]
         if request.finished:
             self._forget(request)
-        return SequenceOutput(sequence.request_id, sequence.index, [], None, True, reason, detail,
-                              request.metrics)
+        return SequenceOutput(sequence.request_id, sequence.index, [], None, True, reason, detail, request.metrics)
 
     def _forget(self, request: Request) -> None:
         del self.requests[request.request_id], self._stop_ids[request.request_id]

@@ -34,8 +34,9 @@ class LLM:
         """The engine's tokenizer, if it has one."""
         return self.engine.tokenizer
 
-    def generate(self, prompts: Prompt | Sequence[Prompt],
-                 sampling_params: Params = None, use_tqdm: bool = True) -> list[RequestOutput]:
+    def generate(
+        self, prompts: Prompt | Sequence[Prompt], sampling_params: Params = None, use_tqdm: bool = True
+    ) -> list[RequestOutput]:
         """Generate for one prompt (a string or a list of token ids) or a list of them; results in order.
 
         Raises:
@@ -52,8 +53,7 @@ class LLM:
                 bar.set_postfix_str(f"{num_tokens} tokens")
         return [results[position] for position in range(len(listed))]
 
-    def generate_stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None
-                        ) -> Iterator[RequestOutput]:
+    def generate_stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[RequestOutput]:
         """Yield the request's output each time it has grown; the last one has ``finished`` set.
 
         Closing the iterator early gives the request up and frees its pages.
@@ -61,8 +61,9 @@ class LLM:
         for _, output in self.run([prompt], sampling_params, stream=True):
             yield output
 
-    def run(self, prompts: Sequence[Prompt], sampling_params: Params, stream: bool
-            ) -> Iterator[tuple[int, RequestOutput]]:
+    def run(
+        self, prompts: Sequence[Prompt], sampling_params: Params, stream: bool
+    ) -> Iterator[tuple[int, RequestOutput]]:
         """Serve prompts together; yield (position, output) when one finishes, or grows if ``stream``."""
         requests = self._start(prompts, sampling_params)
         try:
@@ -84,8 +85,10 @@ class LLM:
         if not isinstance(sampling_params, Sequence) or not all(isinstance(p, SamplingParams) for p in sampling_params):
             raise RequestError("sampling_params are not SamplingParams; give one for all or a list of them.")
         if len(sampling_params) != len(prompts):
-            raise RequestError(f"there are {len(prompts)} prompts and {len(sampling_params)} sampling "
-                               "params; give one for all or one for each.")
+            raise RequestError(
+                f"there are {len(prompts)} prompts and {len(sampling_params)} sampling "
+                "params; give one for all or one for each."
+            )
         requests: dict[str, _OpenRequest] = {}
         try:
             for position, (prompt, params) in enumerate(zip(prompts, sampling_params, strict=True)):
@@ -118,13 +121,24 @@ class LLM:
 class _OpenRequest:
     """Collects a request's tokens and text."""
 
-    def __init__(self, request_id: str, position: int, prompt: Prompt, ids: list[int], params: SamplingParams,
-                 tokenizer: Tokenizer | None) -> None:
+    def __init__(
+        self,
+        request_id: str,
+        position: int,
+        prompt: Prompt,
+        ids: list[int],
+        params: SamplingParams,
+        tokenizer: Tokenizer | None,
+    ) -> None:
         self.position = position
-        self.output = RequestOutput(request_id, prompt if isinstance(prompt, str) else None, ids,
-                                    [CompletionOutput(index) for index in range(params.n)], False)
-        self._streams = ([TextStream(tokenizer, params, ids) for _ in range(params.n)]
-                         if tokenizer is not None else None)
+        self.output = RequestOutput(
+            request_id,
+            prompt if isinstance(prompt, str) else None,
+            ids,
+            [CompletionOutput(index) for index in range(params.n)],
+            False,
+        )
+        self._streams = [TextStream(tokenizer, params, ids) for _ in range(params.n)] if tokenizer is not None else None
         self._num_open = params.n
 
     @property
@@ -151,11 +165,21 @@ class _OpenRequest:
     def snapshot(self) -> RequestOutput:
         """A copy that later steps do not change."""
         output = self.output
-        copies = [CompletionOutput(c.index, c.text, list(c.token_ids), None if c.logprobs is None else
-                                   list(c.logprobs), c.cumulative_logprob, c.finish_reason, c.stop_reason)
-                  for c in output.outputs]
-        return RequestOutput(output.request_id, output.prompt, output.prompt_token_ids, copies,
-                             output.finished, output.metrics)
+        copies = [
+            CompletionOutput(
+                c.index,
+                c.text,
+                list(c.token_ids),
+                None if c.logprobs is None else list(c.logprobs),
+                c.cumulative_logprob,
+                c.finish_reason,
+                c.stop_reason,
+            )
+            for c in output.outputs
+        ]
+        return RequestOutput(
+            output.request_id, output.prompt, output.prompt_token_ids, copies, output.finished, output.metrics
+        )
 
 
 def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
@@ -171,6 +195,7 @@ def _plain_list(values: Any, name: str) -> list:
     if hasattr(values, "tolist") and not isinstance(values, memoryview):
         values = values.tolist()
     if not isinstance(values, Sequence) or isinstance(values, (str, bytes, bytearray, memoryview)):
-        raise RequestError(f"{name} is of type {type(values).__name__}; give a string or a list of token ids for "
-                           "each prompt.")
+        raise RequestError(
+            f"{name} is of type {type(values).__name__}; give a string or a list of token ids for each prompt."
+        )
     return list(values)

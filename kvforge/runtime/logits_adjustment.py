@@ -17,8 +17,7 @@ def adjust_logits(logits: torch.Tensor, sequence: Sequence, state: SamplingState
     if state.counts is not None and state.in_prompt is not None:
         generated = state.counts > 0
         if params.repetition_penalty != 1:
-            penalized = torch.where(logits > 0, logits / params.repetition_penalty,
-                                    logits * params.repetition_penalty)
+            penalized = torch.where(logits > 0, logits / params.repetition_penalty, logits * params.repetition_penalty)
             torch.where(generated | state.in_prompt, penalized, logits, out=logits)
         logits.sub_(state.counts, alpha=params.frequency_penalty)
         logits.sub_(generated.float(), alpha=params.presence_penalty)

@@ -27,13 +27,17 @@ def checked_prompt(token_ids: SequenceOf[int], config: RuntimeConfig) -> np.ndar
     if ids.ndim != 1 or ids.dtype.kind not in "iu":
         raise RequestError("the prompt is not a flat list of whole numbers; give token ids.")
     if len(ids) > config.max_seq_len - 1:
-        raise RequestError(f"the prompt has {len(ids)} tokens, but the engine takes at most "
-                           f"{config.max_seq_len - 1} (max_seq_len {config.max_seq_len} less one to "
-                           "generate); shorten it or rebuild with a larger --max-seq-len.")
+        raise RequestError(
+            f"the prompt has {len(ids)} tokens, but the engine takes at most "
+            f"{config.max_seq_len - 1} (max_seq_len {config.max_seq_len} less one to "
+            "generate); shorten it or rebuild with a larger --max-seq-len."
+        )
     low, high = int(ids.min()), int(ids.max())
     if low < 0 or high >= config.vocab_size:
-        raise RequestError(f"the prompt holds token id {low if low < 0 else high}, but the model's ids are 0 "
-                           f"to {config.vocab_size - 1}; use the engine's tokenizer.")
+        raise RequestError(
+            f"the prompt holds token id {low if low < 0 else high}, but the model's ids are 0 "
+            f"to {config.vocab_size - 1}; use the engine's tokenizer."
+        )
     return ids.astype(np.int32)
 
 
@@ -48,9 +52,11 @@ def max_length(num_prompt_tokens: int, params: SamplingParams, config: RuntimeCo
     num_pages = -(-(length - 1) // config.page_size)
     if num_pages > config.num_pages:
         fits = config.num_pages * config.page_size + 1
-        raise RequestError(f"the request may grow to {length} tokens and need {num_pages} pages, but the "
-                           f"engine has {config.num_pages} ({fits} tokens); lower max_tokens or raise the "
-                           "KV cache size.")
+        raise RequestError(
+            f"the request may grow to {length} tokens and need {num_pages} pages, but the "
+            f"engine has {config.num_pages} ({fits} tokens); lower max_tokens or raise the "
+            "KV cache size."
+        )
     return length
 
 
@@ -66,8 +72,7 @@ def stop_ids(params: SamplingParams, config: RuntimeConfig) -> frozenset[int]:
     return frozenset(params.stop_token_ids) | frozenset(() if params.ignore_eos else config.eos_token_ids)
 
 
-def bad_word_ids(params: SamplingParams, config: RuntimeConfig, tokenizer: Tokenizer | None
-                 ) -> list[tuple[int, ...]]:
+def bad_word_ids(params: SamplingParams, config: RuntimeConfig, tokenizer: Tokenizer | None) -> list[tuple[int, ...]]:
     """Return the token sequences that must not be generated.
 
     Raises:
@@ -97,5 +102,7 @@ def check_stop_strings(params: SamplingParams, tokenizer: Tokenizer | None) -> N
 def _check_ids(name: str, ids: SequenceOf[int], config: RuntimeConfig) -> None:
     for token in ids:
         if token >= config.vocab_size:
-            raise RequestError(f"{name} holds token id {token}, but the model's ids are 0 to "
-                               f"{config.vocab_size - 1}; use the engine's tokenizer.")
+            raise RequestError(
+                f"{name} holds token id {token}, but the model's ids are 0 to "
+                f"{config.vocab_size - 1}; use the engine's tokenizer."
+            )

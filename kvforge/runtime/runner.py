@@ -25,14 +25,28 @@ class StepFunctions(Protocol):
     def allocate_pools(self, num_pages: int) -> Pools:
         """Return uninitialised pools."""
 
-    def lower(self, input_ids: torch.Tensor, positions: torch.Tensor, slot_mapping: torch.Tensor,
-              query_start: torch.Tensor, kv_length: torch.Tensor, page_table: torch.Tensor,
-              pools: Pools) -> torch.Tensor:
+    def lower(
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        slot_mapping: torch.Tensor,
+        query_start: torch.Tensor,
+        kv_length: torch.Tensor,
+        page_table: torch.Tensor,
+        pools: Pools,
+    ) -> torch.Tensor:
         """Layers below the cut and all K,V writes for T tokens; returns hidden [T, hidden_size]."""
 
-    def upper(self, hidden: torch.Tensor, survivor_index: torch.Tensor, survivor_start: torch.Tensor,
-              positions: torch.Tensor, kv_length: torch.Tensor, page_table: torch.Tensor,
-              pools: Pools) -> torch.Tensor:
+    def upper(
+        self,
+        hidden: torch.Tensor,
+        survivor_index: torch.Tensor,
+        survivor_start: torch.Tensor,
+        positions: torch.Tensor,
+        kv_length: torch.Tensor,
+        page_table: torch.Tensor,
+        pools: Pools,
+    ) -> torch.Tensor:
         """Layers above the cut for R survivors; returns logits [R, vocab_size] float32."""
 
 
@@ -51,10 +65,24 @@ class Runner:
         """Compute the planned tokens; returns logits [R, vocab] of ``plan.survivors``, None if R is 0."""
         batch = self._builder.build(plan, slots)
         self.num_lower_calls += 1
-        hidden = self._session.lower(batch.input_ids, batch.positions, batch.slot_mapping, batch.query_start,
-                                     batch.kv_length, batch.page_table, self.pools)
+        hidden = self._session.lower(
+            batch.input_ids,
+            batch.positions,
+            batch.slot_mapping,
+            batch.query_start,
+            batch.kv_length,
+            batch.page_table,
+            self.pools,
+        )
         if batch.num_survivors == 0:
             return None
         self.num_upper_calls += 1
-        return self._session.upper(hidden, batch.survivor_index, batch.survivor_start, batch.positions,
-                                   batch.kv_length, batch.page_table, self.pools)
+        return self._session.upper(
+            hidden,
+            batch.survivor_index,
+            batch.survivor_start,
+            batch.positions,
+            batch.kv_length,
+            batch.page_table,
+            self.pools,
+        )

@@ -76,15 +76,22 @@ def _draw(logits: torch.Tensor, states: list[SamplingState]) -> torch.Tensor:
     def column(values: list[float]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.float32, device=logits.device)
 
-    top_k = torch.tensor([min(p.top_k, vocab_size) if p.top_k > 0 else vocab_size for p in params],
-                         device=logits.device)
-    return draw_tokens(logits, column([max(p.temperature, 1e-6) for p in params]), top_k,
-                       column([max(p.top_p, 1e-6) for p in params]), column([p.min_p for p in params]),
-                       column([state.random.random() for state in states]))
+    top_k = torch.tensor(
+        [min(p.top_k, vocab_size) if p.top_k > 0 else vocab_size for p in params], device=logits.device
+    )
+    return draw_tokens(
+        logits,
+        column([max(p.temperature, 1e-6) for p in params]),
+        top_k,
+        column([max(p.top_p, 1e-6) for p in params]),
+        column([p.min_p for p in params]),
+        column([state.random.random() for state in states]),
+    )
 
 
-def _logprobs(logits: torch.Tensor, chosen: torch.Tensor, tokens: list[int],
-              wanted: list[tuple[int, int]]) -> dict[int, TokenLogprobs]:
+def _logprobs(
+    logits: torch.Tensor, chosen: torch.Tensor, tokens: list[int], wanted: list[tuple[int, int]]
+) -> dict[int, TokenLogprobs]:
     rows = torch.tensor([row for row, _ in wanted], device=logits.device)
     values = logits[rows].log_softmax(-1)
     picked = values.gather(1, chosen[rows, None])

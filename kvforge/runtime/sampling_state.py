@@ -13,8 +13,15 @@ class SamplingState:
     A sequence that is greedy and asks for nothing else has no state at all (see ``make_state``).
     """
 
-    def __init__(self, params: SamplingParams, index: int, prompt_token_ids: list[int], vocab_size: int,
-                 stop_ids: frozenset[int], bad_words: list[tuple[int, ...]]) -> None:
+    def __init__(
+        self,
+        params: SamplingParams,
+        index: int,
+        prompt_token_ids: list[int],
+        vocab_size: int,
+        stop_ids: frozenset[int],
+        bad_words: list[tuple[int, ...]],
+    ) -> None:
         self.params = params
         self.random = random.Random(None if params.seed is None else (params.seed + index) % 2**64)
         """One number per sampled token, so seeded tokens do not depend on the rest of the batch."""
@@ -22,8 +29,9 @@ class SamplingState:
         self.bad_tokens = torch.tensor(bad_tokens, dtype=torch.long)
         self.bad_sequences = [word for word in bad_words if len(word) > 1]
         self.stop_ids = torch.tensor(sorted(stop_ids), dtype=torch.long)
-        self.has_penalties = (params.presence_penalty != 0 or params.frequency_penalty != 0
-                              or params.repetition_penalty != 1)
+        self.has_penalties = (
+            params.presence_penalty != 0 or params.frequency_penalty != 0 or params.repetition_penalty != 1
+        )
         self.counts: torch.Tensor | None = None
         self.in_prompt: torch.Tensor | None = None
         if self.has_penalties:
@@ -38,11 +46,22 @@ class SamplingState:
             self.counts[token] += 1
 
 
-def make_state(params: SamplingParams, index: int, prompt_token_ids: list[int], vocab_size: int,
-               stop_ids: frozenset[int], bad_words: list[tuple[int, ...]]) -> SamplingState | None:
+def make_state(
+    params: SamplingParams,
+    index: int,
+    prompt_token_ids: list[int],
+    vocab_size: int,
+    stop_ids: frozenset[int],
+    bad_words: list[tuple[int, ...]],
+) -> SamplingState | None:
     """Return the state a sequence needs; None if it only ever takes the most probable token."""
     penalties = params.presence_penalty, params.frequency_penalty, params.repetition_penalty
-    if (params.greedy and params.logprobs is None and penalties == (0, 0, 1) and not bad_words
-            and params.min_tokens == 0):
+    if (
+        params.greedy
+        and params.logprobs is None
+        and penalties == (0, 0, 1)
+        and not bad_words
+        and params.min_tokens == 0
+    ):
         return None
     return SamplingState(params, index, prompt_token_ids, vocab_size, stop_ids, bad_words)

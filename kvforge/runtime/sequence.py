@@ -53,12 +53,39 @@ class Sequence:
     row of the slot table while running and -1 otherwise.
     """
 
-    __slots__ = ("digests", "index", "length", "max_length", "metrics", "num_computed", "num_prompt_tokens",
-                 "num_published", "order", "pages", "params", "prompt_done", "request_id", "sampling",
-                 "siblings", "slot", "status", "stopper", "tokens", "was_admitted")
+    __slots__ = (
+        "digests",
+        "index",
+        "length",
+        "max_length",
+        "metrics",
+        "num_computed",
+        "num_prompt_tokens",
+        "num_published",
+        "order",
+        "pages",
+        "params",
+        "prompt_done",
+        "request_id",
+        "sampling",
+        "siblings",
+        "slot",
+        "status",
+        "stopper",
+        "tokens",
+        "was_admitted",
+    )
 
-    def __init__(self, request_id: str, index: int, order: tuple[int, int, int], prompt: np.ndarray,
-                 params: SamplingParams, max_length: int, metrics: RequestMetrics) -> None:
+    def __init__(
+        self,
+        request_id: str,
+        index: int,
+        order: tuple[int, int, int],
+        prompt: np.ndarray,
+        params: SamplingParams,
+        max_length: int,
+        metrics: RequestMetrics,
+    ) -> None:
         self.request_id = request_id
         self.index = index
         self.order = order
@@ -102,8 +129,10 @@ class Sequence:
         self.length += 1
 
     def __repr__(self) -> str:
-        return (f"Sequence({self.request_id!r}/{self.index}, {self.status.value}, length={self.length}, "
-                f"computed={self.num_computed}, pages={self.pages})")
+        return (
+            f"Sequence({self.request_id!r}/{self.index}, {self.status.value}, length={self.length}, "
+            f"computed={self.num_computed}, pages={self.pages})"
+        )
 
 
 @dataclass

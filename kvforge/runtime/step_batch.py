@@ -71,8 +71,9 @@ class StepBatchBuilder:
 
         decode_rows = rows[:num_decodes]
         positions = slots.num_computed[decode_rows]
-        self._write_tokens(0, positions, slots.next_token[decode_rows],
-                           slots.page_table[decode_rows, positions // self._page_size])
+        self._write_tokens(
+            0, positions, slots.next_token[decode_rows], slots.page_table[decode_rows, positions // self._page_size]
+        )
         query_start[: num_decodes + 1] = arange[: num_decodes + 1]
         survivor_start[: num_decodes + 1] = arange[: num_decodes + 1]
         survivor_index[:num_decodes] = arange[:num_decodes]
@@ -82,8 +83,12 @@ class StepBatchBuilder:
         for row, (sequence, count) in enumerate(plan.prefills, start=num_decodes):
             end = sequence.num_computed + count
             positions = arange[sequence.num_computed : end]
-            self._write_tokens(num_tokens, positions, sequence.tokens[sequence.num_computed : end],
-                               slots.page_table[sequence.slot, positions // self._page_size])
+            self._write_tokens(
+                num_tokens,
+                positions,
+                sequence.tokens[sequence.num_computed : end],
+                slots.page_table[sequence.slot, positions // self._page_size],
+            )
             num_tokens += count
             if end == sequence.length:
                 survivor_index[num_survivors] = num_tokens - 1
@@ -103,12 +108,11 @@ class StepBatchBuilder:
             kv_length=self._kv_length.tensor[:num_seqs],
             page_table=self._page_table.tensor[: num_seqs * num_pages].view(num_seqs, num_pages),
             survivor_index=self._survivor_index.tensor[:num_survivors],
-            survivor_start=self._survivor_start.tensor[: num_seqs + 1])
+            survivor_start=self._survivor_start.tensor[: num_seqs + 1],
+        )
 
     def _write_tokens(self, start: int, positions: np.ndarray, ids: np.ndarray, pages: np.ndarray) -> None:
         end = start + len(positions)
         self._input_ids.array[start:end] = ids
         self._positions.array[start:end] = positions
         self._slot_mapping.array[start:end] = pages * self._page_size + positions % self._page_size
-
-

@@ -36,8 +36,14 @@ class StopStrings:
         if best is not None:
             self.held = ""
             return text[: best[1]], best[2]
-        held = next((k for k in range(min(self._max_held, len(text)), 0, -1)
-                     if any(len(s) > k and s.startswith(text[-k:]) for s in self._stop)), 0)
+        held = next(
+            (
+                k
+                for k in range(min(self._max_held, len(text)), 0, -1)
+                if any(len(s) > k and s.startswith(text[-k:]) for s in self._stop)
+            ),
+            0,
+        )
         self.held = text[len(text) - held :]
         return text[: len(text) - held], None
 
@@ -50,13 +56,11 @@ class StopStrings:
 class Stopper:
     """Decides whether a sequence's newest token completes a stop word or stop string."""
 
-    def __init__(self, params: SamplingParams, tokenizer: Tokenizer | None,
-                 prompt_token_ids: SequenceOf[int]) -> None:
+    def __init__(self, params: SamplingParams, tokenizer: Tokenizer | None, prompt_token_ids: SequenceOf[int]) -> None:
         self._words = tuple(tuple(word) for word in params.stop_words_ids)
         self._min_tokens = params.min_tokens
         self._strings = StopStrings(params.stop) if params.stop else None
-        self._detokenizer = (Detokenizer(tokenizer, prompt_token_ids)
-                             if params.stop and tokenizer is not None else None)
+        self._detokenizer = Detokenizer(tokenizer, prompt_token_ids) if params.stop and tokenizer is not None else None
 
     def check(self, sequence: Sequence) -> StopReason:
         """Look at the token just appended; None to go on. Every token must be shown once, in order."""

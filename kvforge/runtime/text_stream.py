@@ -16,8 +16,7 @@ class TextStream:
     The end-of-text token, a stop token, a stop word and a stop string are not part of the text.
     """
 
-    def __init__(self, tokenizer: Tokenizer, params: SamplingParams,
-                 prompt_token_ids: Sequence[int] = ()) -> None:
+    def __init__(self, tokenizer: Tokenizer, params: SamplingParams, prompt_token_ids: Sequence[int] = ()) -> None:
         self._detokenizer = Detokenizer(tokenizer, prompt_token_ids)
         self._strings = StopStrings(params.stop)
         self._words = tuple(tuple(word) for word in params.stop_words_ids)
@@ -30,8 +29,9 @@ class TextStream:
         if not output.finished:
             keep = len(tokens) - self._num_held(tokens)
             self._held = tokens[keep:]
-            return "".join(self._strings.push(self._detokenizer.push(token), search=False)[0]
-                           for token in tokens[:keep])
+            return "".join(
+                self._strings.push(self._detokenizer.push(token), search=False)[0] for token in tokens[:keep]
+            )
         self._held = []
         reason = output.stop_reason
         if output.finish_reason == "stop" and not isinstance(reason, str):

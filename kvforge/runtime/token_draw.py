@@ -5,8 +5,14 @@ import torch
 _FIRST_CANDIDATES = 256
 
 
-def draw_tokens(logits: torch.Tensor, temperature: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor,
-                min_p: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
+def draw_tokens(
+    logits: torch.Tensor,
+    temperature: torch.Tensor,
+    top_k: torch.Tensor,
+    top_p: torch.Tensor,
+    min_p: torch.Tensor,
+    uniform: torch.Tensor,
+) -> torch.Tensor:
     """Draw one token a row by inverting the cumulative distribution at ``uniform``.
 
     Filters keep a prefix of the tokens sorted by probability: min_p, then the top_k of those, then the
@@ -46,8 +52,9 @@ def draw_tokens(logits: torch.Tensor, temperature: torch.Tensor, top_k: torch.Te
     return tokens
 
 
-def _keep_prefix(top: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tensor,
-                 vocab_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _keep_prefix(
+    top: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tensor, vocab_size: int
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Zero what the filters drop from sorted candidates [R, C].
 
     Returns the candidates and [R] bool: whether C candidates were enough to know. They are if top_k or min_p

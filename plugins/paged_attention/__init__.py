@@ -52,6 +52,4 @@ def paged_attention(
     A sequence's result does not depend, in any bit, on the other sequences or on which pages it has.
     Raises RuntimeError on a wrong shape or dtype, and on a needed page outside the pools.
     """
-    return torch.ops.kvforge.paged_attention(
-        q, k_pool, v_pool, query_start, kv_length, page_table, scale, window
-    )
+    return torch.ops.kvforge.paged_attention(q, k_pool, v_pool, query_start, kv_length, page_table, scale, window)

@@ -9,10 +9,7 @@ from plugins.operator import Operator
 from plugins.registration import define
 from plugins.rope_paged_kv_write.reference import reference
 
-SCHEMA = (
-    "(Tensor k, Tensor v, Tensor cos, Tensor sin, Tensor slot_mapping, "
-    "Tensor(a!) k_pool, Tensor(b!) v_pool) -> ()"
-)
+SCHEMA = "(Tensor k, Tensor v, Tensor cos, Tensor sin, Tensor slot_mapping, Tensor(a!) k_pool, Tensor(b!) v_pool) -> ()"
 
 OPERATOR = Operator(
     name="rope_paged_kv_write",

@@ -26,15 +26,30 @@ class Plan:
     requests: list[PlannedRequest] = field(default_factory=list)
 
 
-def random_plan(seed, *, page_sizes=(1, 2, 3, 4, 8), vocab_size=64, max_prompt=40, max_new=24, max_seqs=8,
-                max_requests=10, sampled=True):
+def random_plan(
+    seed,
+    *,
+    page_sizes=(1, 2, 3, 4, 8),
+    vocab_size=64,
+    max_prompt=40,
+    max_new=24,
+    max_seqs=8,
+    max_requests=10,
+    sampled=True,
+):
     """Draw a schedule; most have pools so small that sequences are preempted."""
     rng = random.Random(seed)
     page_size = rng.choice(page_sizes)
     longest = -(-(max_prompt + max_new) // page_size)
     num_pages = longest + (rng.randint(0, 2) if rng.random() < 0.6 else rng.randint(0, 6 * longest))
-    plan = Plan(seed, page_size, num_pages, rng.choice([1, 2, 3, 5, 7, 8, 16, 33, 64]),
-                rng.randint(1, max_seqs), rng.random() < 0.75)
+    plan = Plan(
+        seed,
+        page_size,
+        num_pages,
+        rng.choice([1, 2, 3, 5, 7, 8, 16, 33, 64]),
+        rng.randint(1, max_seqs),
+        rng.random() < 0.75,
+    )
     shared = [[rng.randrange(3, vocab_size) for _ in range(rng.randint(1, max_prompt))] for _ in range(2)]
     clock = 0
     for i in range(rng.randint(2, max_requests)):
@@ -43,9 +58,17 @@ def random_plan(seed, *, page_sizes=(1, 2, 3, 4, 8), vocab_size=64, max_prompt=4
         base = rng.choice([*shared, []])[: rng.randint(0, max_prompt)]
         size = rng.choice([3, rng.randint(1, max_prompt)])
         prompt = (base + own)[:size] if rng.random() < 0.9 else rng.choice(shared)
-        params = _random_params(rng, max_new) if sampled else SamplingParams(
-            temperature=0.0, max_tokens=rng.randint(1, max_new), ignore_eos=rng.random() < 0.7,
-            n=rng.choice([1, 1, 1, 2]), priority=rng.choice([0, 0, 0, 1]))
+        params = (
+            _random_params(rng, max_new)
+            if sampled
+            else SamplingParams(
+                temperature=0.0,
+                max_tokens=rng.randint(1, max_new),
+                ignore_eos=rng.random() < 0.7,
+                n=rng.choice([1, 1, 1, 2]),
+                priority=rng.choice([0, 0, 0, 1]),
+            )
+        )
         abort_at = clock + rng.randint(0, 25) if rng.random() < 0.2 else None
         plan.requests.append(PlannedRequest(f"r{i}", prompt, params, clock, abort_at))
     return plan
@@ -54,14 +77,23 @@ def random_plan(seed, *, page_sizes=(1, 2, 3, 4, 8), vocab_size=64, max_prompt=4
 def _random_params(rng, max_new):
     greedy = rng.random() < 0.5
     return SamplingParams(
-        n=rng.choice([1, 1, 1, 2, 3]), temperature=0.0 if greedy else rng.choice([0.5, 1.0, 1.7]),
-        top_p=rng.choice([1.0, 1.0, 0.8, 0.3]), top_k=rng.choice([0, -1, 1, 3, 20]),
-        min_p=rng.choice([0.0, 0.0, 0.1]), seed=rng.randrange(1000), max_tokens=rng.randint(1, max_new),
-        ignore_eos=rng.random() < 0.5, logprobs=rng.choice([None, None, 0, 3]),
-        presence_penalty=rng.choice([0.0, 0.0, 0.5]), frequency_penalty=rng.choice([0.0, 0.0, 0.3]),
-        repetition_penalty=rng.choice([1.0, 1.0, 1.3]), priority=rng.choice([0, 0, 0, 1, -1]),
-        stop_token_ids=rng.choice([(), (), (7,)]), stop_words_ids=rng.choice([(), ((5,), (9, 11))]),
-        bad_words_ids=rng.choice([(), ((4,), (8, 10))]))
+        n=rng.choice([1, 1, 1, 2, 3]),
+        temperature=0.0 if greedy else rng.choice([0.5, 1.0, 1.7]),
+        top_p=rng.choice([1.0, 1.0, 0.8, 0.3]),
+        top_k=rng.choice([0, -1, 1, 3, 20]),
+        min_p=rng.choice([0.0, 0.0, 0.1]),
+        seed=rng.randrange(1000),
+        max_tokens=rng.randint(1, max_new),
+        ignore_eos=rng.random() < 0.5,
+        logprobs=rng.choice([None, None, 0, 3]),
+        presence_penalty=rng.choice([0.0, 0.0, 0.5]),
+        frequency_penalty=rng.choice([0.0, 0.0, 0.3]),
+        repetition_penalty=rng.choice([1.0, 1.0, 1.3]),
+        priority=rng.choice([0, 0, 0, 1, -1]),
+        stop_token_ids=rng.choice([(), (), (7,)]),
+        stop_words_ids=rng.choice([(), ((5,), (9, 11))]),
+        bad_words_ids=rng.choice([(), ((4,), (8, 10))]),
+    )
 
 
 def run_plan(engine, plan, after_step=lambda: None, rng_pages=True):

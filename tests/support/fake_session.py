@@ -14,11 +14,36 @@ POISON = -7.0
 def fake_manifest(**changes):
     """A manifest of a model that does not exist."""
     values = dict(
-        schema_version=1, kvforge_version="0", target="cpu", isa=(), torch_version="", dtype="float32",
-        kv_dtype="float32", model_type="fake", num_layers=2, hidden_size=2, intermediate_size=1, num_heads=1,
-        num_kv_heads=1, head_dim=2, vocab_size=64, max_position=512, layer_windows=(0, 0), cut=1,
-        owner_of_layer=(0, 1), page_size=4, max_num_seqs=8, max_num_tokens=64, max_seq_len=128, bos_token_id=1,
-        eos_token_ids=(2,), num_parameters=0, checkpoint_sha256="", operators={}, files={})
+        schema_version=1,
+        kvforge_version="0",
+        target="cpu",
+        isa=(),
+        torch_version="",
+        dtype="float32",
+        kv_dtype="float32",
+        model_type="fake",
+        num_layers=2,
+        hidden_size=2,
+        intermediate_size=1,
+        num_heads=1,
+        num_kv_heads=1,
+        head_dim=2,
+        vocab_size=64,
+        max_position=512,
+        layer_windows=(0, 0),
+        cut=1,
+        owner_of_layer=(0, 1),
+        page_size=4,
+        max_num_seqs=8,
+        max_num_tokens=64,
+        max_seq_len=128,
+        bos_token_id=1,
+        eos_token_ids=(2,),
+        num_parameters=0,
+        checkpoint_sha256="",
+        operators={},
+        files={},
+    )
     fields = {field.name for field in dataclasses.fields(Manifest)}
     values = {name: value for name, value in values.items() if name in fields}
     return Manifest(**{**values, **changes})

@@ -4,8 +4,13 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 
 from kvforge.runtime.tokenizer import Tokenizer as RuntimeTokenizer
 
-TEXT = ["The quick brown fox jumps over the lazy dog. " * 3, "Grüße aus Köln, naïve café façade",
-        "日本語のテキスト、漢字とかな", "emoji 😀 😃 👩‍👩‍👧 done", "stop strings end texts; STOP here"]
+TEXT = [
+    "The quick brown fox jumps over the lazy dog. " * 3,
+    "Grüße aus Köln, naïve café façade",
+    "日本語のテキスト、漢字とかな",
+    "emoji 😀 😃 👩‍👩‍👧 done",
+    "stop strings end texts; STOP here",
+]
 
 
 def byte_level(vocab_size=330):
@@ -13,8 +18,12 @@ def byte_level(vocab_size=330):
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(vocab_size=vocab_size, special_tokens=["<unk>", "<s>", "</s>"],
-                                  initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=["<unk>", "<s>", "</s>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
     tokenizer.train_from_iterator(TEXT, trainer)
     return RuntimeTokenizer(tokenizer)
 
@@ -26,7 +35,8 @@ def byte_fallback():
     vocab |= {word: 259 + i for i, word in enumerate(words)}
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[], unk_token="<unk>", byte_fallback=True))
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(),
-                                           decoders.Strip(" ", 1, 0)])
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
     tokenizer.add_special_tokens([AddedToken(t, special=True) for t in ("<unk>", "<s>", "</s>")])
     return RuntimeTokenizer(tokenizer)

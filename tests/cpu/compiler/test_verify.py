@@ -114,5 +114,3 @@ def test_a_cache_of_another_dtype_is_refused(config: ModelConfig, options: Resol
     other = resolve(BuildOptions(page_size=4, kv_dtype="bf16"), config, "F32")
     with pytest.raises(BuildError, match="cache pool of dtype"):
         verify(export_lower(config, options), config, other)
-
-

@@ -105,9 +105,7 @@ def test_physical_pages_and_page_size_change_no_bit(dtype, isas, monkeypatch):
                 pool[:, page_table[key // page_size].long(), key % page_size] = keys
                 start, kv_length = torch.tensor([0, queries]).int(), torch.tensor([length]).int()
                 results.append(
-                    plugins.paged_attention(
-                        q, pool[0], pool[1], start, kv_length, page_table[None], 0.1, window
-                    )
+                    plugins.paged_attention(q, pool[0], pool[1], start, kv_length, page_table[None], 0.1, window)
                 )
             assert all(torch.equal(results[0], result) for result in results[1:]), (queries, isa)
 
@@ -126,9 +124,7 @@ def test_in_float32_chunks_change_only_rounding(window, isas, monkeypatch):
             end = min(length, begin + chunk)
             start, kv_length = torch.tensor([0, end - begin]).int(), torch.tensor([end]).int()
             parts.append(
-                plugins.paged_attention(
-                    q[begin:end], pool[0], pool[1], start, kv_length, page_table, 0.125, window
-                )
+                plugins.paged_attention(q[begin:end], pool[0], pool[1], start, kv_length, page_table, 0.125, window)
             )
         return torch.cat(parts)
 

@@ -36,7 +36,7 @@ def greedy_reference(prompt, num_tokens):
     context = list(prompt)
     for _ in range(num_tokens):
         context.append(int(np.argmax(context_logits(context, 0, 64))))
-    return context[len(prompt):]
+    return context[len(prompt) :]
 
 
 def test_greedy_tokens_are_the_models():
@@ -53,9 +53,14 @@ def test_end_of_text_stop_token_and_length():
     eos = expected[3]
     first = expected.index(eos) + 1
     engine = make_engine(FakeSession(eos_token_ids=(eos,)))
-    for name, changes in {"eos": {}, "ignored": {"ignore_eos": True}, "longer": {"min_tokens": first + 1},
-                          "stop token": {"ignore_eos": True, "stop_token_ids": [eos]},
-                          "exact": {"max_tokens": first}, "words": {"stop_words_ids": [expected[1:3]]}}.items():
+    for name, changes in {
+        "eos": {},
+        "ignored": {"ignore_eos": True},
+        "longer": {"min_tokens": first + 1},
+        "stop token": {"ignore_eos": True, "stop_token_ids": [eos]},
+        "exact": {"max_tokens": first},
+        "words": {"stop_words_ids": [expected[1:3]]},
+    }.items():
         engine.add_request(name, [5, 6], SamplingParams(**{"temperature": 0.0, "max_tokens": 40, **changes}))
     all_outputs = run(engine)
     ends = {key[0]: outputs[-1] for key, outputs in all_outputs.items()}
@@ -65,7 +70,7 @@ def test_end_of_text_stop_token_and_length():
     assert (ends["stop token"].finish_reason, ends["stop token"].stop_reason) == ("stop", eos)
     assert ends["exact"].finish_reason == "stop"
     assert taken["ignored"] == expected and ends["ignored"].finish_reason == "length"
-    assert len(taken["longer"]) > first and eos not in taken["longer"][:first + 1]
+    assert len(taken["longer"]) > first and eos not in taken["longer"][: first + 1]
     assert taken["words"] == expected[:3] and ends["words"].stop_reason == tuple(expected[1:3])
 
 
@@ -322,8 +327,10 @@ def test_metrics_and_stats():
         assert before <= m.arrival_time_ns <= m.first_scheduled_time_ns <= m.first_token_time_ns
         assert m.first_token_monotonic_ns < m.last_token_monotonic_ns
         assert m.num_reused_pages + m.num_allocated_pages == m.num_total_pages == 3
-    assert (outputs[("b", 0)][-1].metrics.first_scheduled_monotonic_ns
-            >= outputs[("a", 0)][-1].metrics.last_token_monotonic_ns)
+    assert (
+        outputs[("b", 0)][-1].metrics.first_scheduled_monotonic_ns
+        >= outputs[("a", 0)][-1].metrics.last_token_monotonic_ns
+    )
 
 
 def test_logprobs_come_with_each_token():

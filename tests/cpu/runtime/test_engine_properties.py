@@ -12,8 +12,13 @@ from tests.support.engine_schedules import Plan, PlannedRequest, random_plan, ru
 from tests.support.engines import SWIFTKV, SWIFTKV_BF16, EngineShelf, EngineSpec
 
 NUM_SCHEDULES = 200
-AWKWARD = EngineSpec("qwen2", cut=3, group_size=3, options=SWIFTKV.options, model=(
-    ("num_hidden_layers", 5), ("num_key_value_heads", 1), ("head_dim", 80), ("tie_word_embeddings", True)))
+AWKWARD = EngineSpec(
+    "qwen2",
+    cut=3,
+    group_size=3,
+    options=SWIFTKV.options,
+    model=(("num_hidden_layers", 5), ("num_key_value_heads", 1), ("head_dim", 80), ("tie_word_embeddings", True)),
+)
 """1 KV head of 80, biases, tied embeddings, 5 layers cut at 3 with a ragged group of 2."""
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -68,16 +73,25 @@ def compare(session: CountingSession, num_schedules: int) -> tuple[int, int, lis
     num_equal, gaps, counts = 0, [], Counter()
     for seed in range(num_schedules):
         plan = short_plan(seed)
-        engine = LLMEngine(session=session, num_pages=plan.num_pages, max_num_tokens=plan.max_num_tokens,
-                           max_num_seqs=plan.max_num_seqs, enable_prefix_cache=plan.enable_prefix_cache)
+        engine = LLMEngine(
+            session=session,
+            num_pages=plan.num_pages,
+            max_num_tokens=plan.max_num_tokens,
+            max_num_seqs=plan.max_num_seqs,
+            enable_prefix_cache=plan.enable_prefix_cache,
+        )
         session.calls.clear()
         tokens, reasons, aborted = run_plan(engine, plan)
         stats = engine.stats()
         assert session.calls["upper"] == stats["num_upper_calls"] <= session.calls["lower"] == stats["num_iterations"]
         assert stats["num_used_pages"] == 0 and stats["num_free_pages"] == plan.num_pages
         assert stats["num_failed_steps"] == 0
-        counts.update(preemptions=stats["num_preemptions"], reused=stats["num_reused_tokens"], aborted=len(aborted),
-                      skipped=session.calls["lower"] - session.calls["upper"])
+        counts.update(
+            preemptions=stats["num_preemptions"],
+            reused=stats["num_reused_tokens"],
+            aborted=len(aborted),
+            skipped=session.calls["lower"] - session.calls["upper"],
+        )
         for request in plan.requests:
             expected, reason = alone(lonely, request)
             for index in range(request.params.n):
@@ -105,8 +119,10 @@ def test_fp32_tokens_equal_one_at_a_time(engines: EngineShelf, spec: EngineSpec,
 
 def test_bf16_differs_only_at_near_ties(engines: EngineShelf) -> None:
     num_equal, num_different, gaps, _ = compare(load(engines.engine(SWIFTKV_BF16)), NUM_SCHEDULES)
-    print(f"\nbf16: {num_equal} of {num_equal + num_different} sequences equal one-at-a-time; gap at the first "
-          f"difference: {', '.join(f'{gap:.4f}' for gap in sorted(gaps)) or 'none'}")
+    print(
+        f"\nbf16: {num_equal} of {num_equal + num_different} sequences equal one-at-a-time; gap at the first "
+        f"difference: {', '.join(f'{gap:.4f}' for gap in sorted(gaps)) or 'none'}"
+    )
     assert all(gap < 0.1 for gap in gaps), "a difference that is no near-tie"
     assert num_equal > 0.9 * (num_equal + num_different)
 

@@ -6,8 +6,9 @@ import sys
 import pytest
 
 
-@pytest.mark.parametrize("module", ["scheduler", "page_pool", "prefix_cache", "sampling_params", "tokenizer",
-                                    "detokenizer", "text_stream"])
+@pytest.mark.parametrize(
+    "module", ["scheduler", "page_pool", "prefix_cache", "sampling_params", "tokenizer", "detokenizer", "text_stream"]
+)
 def test_module_does_not_import_torch(module: str) -> None:
     code = f"import sys, kvforge.runtime.{module}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

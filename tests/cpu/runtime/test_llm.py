@@ -27,8 +27,9 @@ def test_shapes_of_prompts_and_results(llm):
         assert completion.finish_reason == "length"
     (ids,) = llm.generate(one.prompt_token_ids, params, use_tqdm=False)
     assert ids.prompt is None and ids.outputs[0].token_ids == one.outputs[0].token_ids
-    several = llm.generate(["The fox", one.prompt_token_ids, "dog"],
-                           [params, params, SamplingParams(max_tokens=1)], use_tqdm=False)
+    several = llm.generate(
+        ["The fox", one.prompt_token_ids, "dog"], [params, params, SamplingParams(max_tokens=1)], use_tqdm=False
+    )
     assert [len(r.outputs) for r in several] == [2, 2, 1]
     assert several[0].outputs[0].text == several[1].outputs[0].text == one.outputs[0].text
     assert llm.generate([], params, use_tqdm=False) == []

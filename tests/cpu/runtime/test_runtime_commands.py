@@ -35,7 +35,8 @@ def test_generate_keeps_the_order_of_several_prompts(engine, expected, capsys) -
     assert main(["generate", engine, *arguments, "--max-tokens", "12", "--n", "2"]) == 0
     texts = [result.outputs[0].text for result in expected]
     assert capsys.readouterr().out == "".join(
-        f"[{i}/2.{j}] {text}\n" for i, text in enumerate(texts, 1) for j in (1, 2))
+        f"[{i}/2.{j}] {text}\n" for i, text in enumerate(texts, 1) for j in (1, 2)
+    )
 
 
 def test_generate_reads_standard_input_and_prints_json(engine, expected, capsys, monkeypatch) -> None:
@@ -58,22 +59,25 @@ def test_generate_samples_the_same_for_a_seed(engine, capsys) -> None:
     assert texts[0] == texts[1] != texts[2]
 
 
-@pytest.mark.parametrize("arguments, says", [
-    (["--prompt", ""], "the prompt is empty"),
-    (["--prompt", "x" * 600], "the prompt has 600 tokens, but the engine takes at most 511"),
-    (["--prompt", "a", "--max-tokens", "0"], "max_tokens is 0; give a whole number of at least 1"),
-    (["--prompt", "a", "--top-p", "nan"], "top_p is nan"),
-    (["--prompt", "a", "--stop", ""], "stop holds ''"),
-    (["--prompt", "half \udcc3"], "the text is not Unicode at character 5"),
-    (["--prompt", "a", "--bad-word", "\udcc3"], "the text is not Unicode"),
-    (["--prompt", "a", "--kv-cache-gib", "inf"], "kv_cache_gib is inf"),
-    (["--prompt", "a", "--kv-cache-gib", "nan"], "kv_cache_gib is nan"),
-    (["--prompt", "a", "--kv-cache-gib", "-1"], "kv_cache_gib is -1.0"),
-    (["--prompt", "a", "--kv-cache-gib", "1e-6"], "raise --kv-cache-gib or lower --max-seq-len"),
-    (["--prompt", "a", "--max-seq-len", "513"], "max_seq_len is 513"),
-    (["--prompt", "long", "--max-seq-len", "4"], "the prompt has 4 tokens, but the engine takes at most 3"),
-    (["--prompt", "a", "--presence-penalty", "1e300"], "presence_penalty is 1e+300"),
-])
+@pytest.mark.parametrize(
+    "arguments, says",
+    [
+        (["--prompt", ""], "the prompt is empty"),
+        (["--prompt", "x" * 600], "the prompt has 600 tokens, but the engine takes at most 511"),
+        (["--prompt", "a", "--max-tokens", "0"], "max_tokens is 0; give a whole number of at least 1"),
+        (["--prompt", "a", "--top-p", "nan"], "top_p is nan"),
+        (["--prompt", "a", "--stop", ""], "stop holds ''"),
+        (["--prompt", "half \udcc3"], "the text is not Unicode at character 5"),
+        (["--prompt", "a", "--bad-word", "\udcc3"], "the text is not Unicode"),
+        (["--prompt", "a", "--kv-cache-gib", "inf"], "kv_cache_gib is inf"),
+        (["--prompt", "a", "--kv-cache-gib", "nan"], "kv_cache_gib is nan"),
+        (["--prompt", "a", "--kv-cache-gib", "-1"], "kv_cache_gib is -1.0"),
+        (["--prompt", "a", "--kv-cache-gib", "1e-6"], "raise --kv-cache-gib or lower --max-seq-len"),
+        (["--prompt", "a", "--max-seq-len", "513"], "max_seq_len is 513"),
+        (["--prompt", "long", "--max-seq-len", "4"], "the prompt has 4 tokens, but the engine takes at most 3"),
+        (["--prompt", "a", "--presence-penalty", "1e300"], "presence_penalty is 1e+300"),
+    ],
+)
 def test_generate_errors_are_one_sentence(engine, arguments, says, capsys) -> None:
     assert main(["generate", engine, *arguments]) == 1
     captured = capsys.readouterr()
@@ -137,8 +141,10 @@ def write(folder: Path, workloads: object) -> str:
     return str(path)
 
 
-WORKLOADS = {"batch": {"requests": 3, "input_tokens": 40, "output_tokens": 5},
-             "single": {"requests": 1, "input_tokens": 7, "output_tokens": 1}}
+WORKLOADS = {
+    "batch": {"requests": 3, "input_tokens": 40, "output_tokens": 5},
+    "single": {"requests": 1, "input_tokens": 7, "output_tokens": 1},
+}
 
 
 def test_bench_prints_the_peers_json_lines(engine, tmp_path: Path, capsys) -> None:
@@ -163,17 +169,25 @@ def test_bench_reports_the_median_of_several_runs_as_a_table(engine, tmp_path: P
     assert rows[1].split()[1:4] == ["3", "40", "5"]
 
 
-@pytest.mark.parametrize("workloads, arguments, says", [
-    ({"long": {"requests": 1, "input_tokens": 500, "output_tokens": 20}}, [],
-     "workload 'long' needs sequences of 520 tokens, but the engine takes 512"),
-    ({"w": {"requests": 1, "input_tokens": 5}}, [], "workload 'w'"),
-    ({"w": {"requests": 0, "input_tokens": 5, "output_tokens": 1}}, [], "workload 'w'"),
-    ([], [], "holds no workloads"), ("{", [], "cannot be read as workloads"),
-    (WORKLOADS, ["--only", "chat"], "has no workload 'chat'; it has batch, single"),
-    (WORKLOADS, ["--max-num-tokens", "99999"], "max_num_tokens is 99999"),
-    (WORKLOADS, ["--num-runs", "0"], "--num-runs is 0"),
-    (WORKLOADS, ["--kv-cache-gib", "inf"], "kv_cache_gib is inf"), (WORKLOADS, ["--max-seq-len", "44"], "takes 44"),
-])
+@pytest.mark.parametrize(
+    "workloads, arguments, says",
+    [
+        (
+            {"long": {"requests": 1, "input_tokens": 500, "output_tokens": 20}},
+            [],
+            "workload 'long' needs sequences of 520 tokens, but the engine takes 512",
+        ),
+        ({"w": {"requests": 1, "input_tokens": 5}}, [], "workload 'w'"),
+        ({"w": {"requests": 0, "input_tokens": 5, "output_tokens": 1}}, [], "workload 'w'"),
+        ([], [], "holds no workloads"),
+        ("{", [], "cannot be read as workloads"),
+        (WORKLOADS, ["--only", "chat"], "has no workload 'chat'; it has batch, single"),
+        (WORKLOADS, ["--max-num-tokens", "99999"], "max_num_tokens is 99999"),
+        (WORKLOADS, ["--num-runs", "0"], "--num-runs is 0"),
+        (WORKLOADS, ["--kv-cache-gib", "inf"], "kv_cache_gib is inf"),
+        (WORKLOADS, ["--max-seq-len", "44"], "takes 44"),
+    ],
+)
 def test_bench_errors_are_one_sentence(engine, workloads, arguments, says, tmp_path: Path, capsys) -> None:
     assert main(["bench", engine, "--workloads", write(tmp_path, workloads), *arguments]) == 1
     captured = capsys.readouterr()

@@ -16,8 +16,9 @@ EOS = frozenset({2})
 
 
 def make_sequence(params, prompt=(5, 6, 7), generated=(), index=0, bad_words=()):
-    sequence = Sequence("r", index, (0, 0, index), np.asarray(prompt, dtype=np.int32), params, 200,
-                        RequestMetrics(0, 0))
+    sequence = Sequence(
+        "r", index, (0, 0, index), np.asarray(prompt, dtype=np.int32), params, 200, RequestMetrics(0, 0)
+    )
     words = [tuple(w) for w in params.bad_words_ids] + list(bad_words)
     stop = EOS | frozenset(params.stop_token_ids)
     sequence.sampling = make_state(params, index, list(prompt), VOCAB, stop, words)
@@ -51,8 +52,9 @@ def test_mixed_batch_leaves_each_row_its_own():
 
 
 def test_penalties_equal_their_definition():
-    params = SamplingParams(temperature=0.0, logprobs=0, presence_penalty=0.7, frequency_penalty=0.4,
-                            repetition_penalty=1.5)
+    params = SamplingParams(
+        temperature=0.0, logprobs=0, presence_penalty=0.7, frequency_penalty=0.4, repetition_penalty=1.5
+    )
     prompt, generated = [5, 6, 5], [9, 9, 9, 10, 6]
     for seed in range(50):
         logits = random_logits(1, seed)
@@ -130,9 +132,16 @@ def test_a_row_whose_state_is_broken_fails_alone(caplog):
 
 
 @pytest.mark.parametrize("values", [[math.nan], [math.inf], [-math.inf] * VOCAB, [math.nan] * VOCAB])
-@pytest.mark.parametrize("changes", [{"temperature": 0.0}, {"seed": 3}, {"seed": 3, "top_p": 0.9, "logprobs": 2},
-                                     {"temperature": 0.0, "presence_penalty": 0.5},
-                                     {"temperature": 0.0, "bad_words_ids": [[0]]}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"temperature": 0.0},
+        {"seed": 3},
+        {"seed": 3, "top_p": 0.9, "logprobs": 2},
+        {"temperature": 0.0, "presence_penalty": 0.5},
+        {"temperature": 0.0, "bad_words_ids": [[0]]},
+    ],
+)
 def test_rows_that_are_not_finite_fail_alone(values, changes):
     logits = random_logits(3)
     params = SamplingParams(**changes)
@@ -157,9 +166,20 @@ def test_the_smallest_top_p_takes_the_most_probable_token():
         assert sample(logits, [sequence]).tokens == [int(logits.argmax())]
 
 
-@pytest.mark.parametrize("changes", [
-    {"presence_penalty": 1e4}, {"frequency_penalty": -1e4}, {"repetition_penalty": 1e3}, {"repetition_penalty": 1e-3},
-    {"temperature": 1e4}, {"temperature": 5e-324}, {"min_p": 5e-324}, {"min_p": 1.0}, {"top_k": 2**31 - 1}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"presence_penalty": 1e4},
+        {"frequency_penalty": -1e4},
+        {"repetition_penalty": 1e3},
+        {"repetition_penalty": 1e-3},
+        {"temperature": 1e4},
+        {"temperature": 5e-324},
+        {"min_p": 5e-324},
+        {"min_p": 1.0},
+        {"top_k": 2**31 - 1},
+    ],
+)
 def test_the_limits_of_the_parameters_can_be_sampled(changes):
     sequence = make_sequence(SamplingParams(seed=1, **changes), generated=[5, 5, 9])
     result = sample(random_logits(1), [sequence])
@@ -167,8 +187,11 @@ def test_the_limits_of_the_parameters_can_be_sampled(changes):
 
 
 def test_logprobs_are_of_the_models_distribution():
-    params = [SamplingParams(seed=1, temperature=0.5, top_k=2, logprobs=3, repetition_penalty=2.0),
-              SamplingParams(temperature=0.0), SamplingParams(temperature=0.0, logprobs=0)]
+    params = [
+        SamplingParams(seed=1, temperature=0.5, top_k=2, logprobs=3, repetition_penalty=2.0),
+        SamplingParams(temperature=0.0),
+        SamplingParams(temperature=0.0, logprobs=0),
+    ]
     logits = random_logits(3, seed=4)
     result = sample(logits, [make_sequence(p) for p in params])
     assert set(result.logprobs) == {0, 2}

@@ -33,11 +33,17 @@ def test_tokens_equal_one_at_a_time(block, one_thread):
     for seed in range(block, NUM_SCHEDULES, 4):
         plan = random_plan(seed)
         session = FakeSession(page_size=plan.page_size)
-        engine = LLMEngine(session=session, num_pages=plan.num_pages, max_num_tokens=plan.max_num_tokens,
-                           max_num_seqs=plan.max_num_seqs, enable_prefix_cache=plan.enable_prefix_cache)
+        engine = LLMEngine(
+            session=session,
+            num_pages=plan.num_pages,
+            max_num_tokens=plan.max_num_tokens,
+            max_num_seqs=plan.max_num_seqs,
+            enable_prefix_cache=plan.enable_prefix_cache,
+        )
         pool = engine.scheduler.pool
         tokens, reasons, aborted = run_plan(
-            engine, plan, after_step=lambda s=session, p=pool: s.poison_pages(p.free_pages))
+            engine, plan, after_step=lambda s=session, p=pool: s.poison_pages(p.free_pages)
+        )
         assert session.max_tokens_seen <= plan.max_num_tokens
         for request in plan.requests:
             for index, (expected, reason) in enumerate(alone(plan, request)):

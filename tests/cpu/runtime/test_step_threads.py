@@ -16,8 +16,9 @@ def three_threads():
     torch.set_num_threads(num_threads)
 
 
-@pytest.mark.parametrize("num_parameters, expected", [(100, [1, 1, 1]), (SMALL_STEP // 4, [3, 1, 1]),
-                                                      (SMALL_STEP, [3, 3, 3])])
+@pytest.mark.parametrize(
+    "num_parameters, expected", [(100, [1, 1, 1]), (SMALL_STEP // 4, [3, 1, 1]), (SMALL_STEP, [3, 3, 3])]
+)
 def test_threads_follow_weights_times_tokens(three_threads, num_parameters, expected) -> None:
     session = FakeSession(num_parameters=num_parameters)
     seen = []

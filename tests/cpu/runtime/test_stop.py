@@ -73,15 +73,18 @@ def run_sequence(text_ids, params, prompt=(3, 4)):
     raise AssertionError("no tokens")
 
 
-@pytest.mark.parametrize("text, stop, expected", [
-    ("The fox STOP here", ["STOP"], "The fox "),
-    ("The fox jumps", ["x j"], "The fo"),
-    ("emoji 😀 done", ["😀"], "emoji "),
-    ("naïve café", ["fé", "café"], "naïve "),
-    ("no such thing", ["zebra"], "no such thing"),
-    ("ends with a begun ST", ["STOP"], "ends with a begun ST"),
-    ("aab", ["aab"], ""),
-])
+@pytest.mark.parametrize(
+    "text, stop, expected",
+    [
+        ("The fox STOP here", ["STOP"], "The fox "),
+        ("The fox jumps", ["x j"], "The fo"),
+        ("emoji 😀 done", ["😀"], "emoji "),
+        ("naïve café", ["fé", "café"], "naïve "),
+        ("no such thing", ["zebra"], "no such thing"),
+        ("ends with a begun ST", ["STOP"], "ends with a begun ST"),
+        ("aab", ["aab"], ""),
+    ],
+)
 def test_stop_string_across_tokens(text, stop, expected):
     pieces, reason = run_sequence(TOKENIZER.encode(text, add_special_tokens=False), SamplingParams(stop=stop))
     assert "".join(pieces) == expected

@@ -28,14 +28,30 @@ def counts_over_grid(logits, temperature, top_k, top_p, min_p, num_draws):
     """How often each token is drawn when the uniform number runs over an even grid."""
     rows = torch.tensor(logits, dtype=torch.float32).expand(num_draws, -1)
     column = torch.ones(num_draws)
-    tokens = draw_tokens(rows, column * temperature, torch.full((num_draws,), top_k), column * top_p,
-                         column * min_p, (torch.arange(num_draws) + 0.5) / num_draws)
+    tokens = draw_tokens(
+        rows,
+        column * temperature,
+        torch.full((num_draws,), top_k),
+        column * top_p,
+        column * min_p,
+        (torch.arange(num_draws) + 0.5) / num_draws,
+    )
     return np.bincount(tokens.numpy(), minlength=len(logits))
 
 
-CASES = [(1.0, None, 1.0, 0.0), (0.5, None, 1.0, 0.0), (2.0, 5, 1.0, 0.0), (1.0, 1, 1.0, 0.0),
-         (1.0, None, 0.7, 0.0), (1.0, None, 0.05, 0.0), (1.0, 7, 0.6, 0.0), (1.0, None, 1.0, 0.2),
-         (1.3, 9, 0.9, 0.05), (0.8, None, 0.8, 0.1), (1.0, None, 0.999, 0.0)]
+CASES = [
+    (1.0, None, 1.0, 0.0),
+    (0.5, None, 1.0, 0.0),
+    (2.0, 5, 1.0, 0.0),
+    (1.0, 1, 1.0, 0.0),
+    (1.0, None, 0.7, 0.0),
+    (1.0, None, 0.05, 0.0),
+    (1.0, 7, 0.6, 0.0),
+    (1.0, None, 1.0, 0.2),
+    (1.3, 9, 0.9, 0.05),
+    (0.8, None, 0.8, 0.1),
+    (1.0, None, 0.999, 0.0),
+]
 
 
 @pytest.mark.parametrize("vocab_size", [11, 600])
