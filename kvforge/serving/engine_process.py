@@ -87,6 +87,10 @@ class EngineServer:
                     engine.add_request(command["id"], command["prompt"], self._make_params(command["params"]))
                 except RequestError as error:
                     self._send({"op": "refused", "id": command["id"], "error": str(error)})
+                except Exception as error:  # one request must not end the engine for all others
+                    logger.exception("a request could not be added")
+                    engine.abort(command["id"])
+                    self._send({"op": "refused", "id": command["id"], "error": f"the request failed: {error}"})
             elif command["op"] == "abort":
                 engine.abort(command["id"])
 

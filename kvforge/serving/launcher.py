@@ -111,7 +111,9 @@ class TritonServer:
         wanted = {name: getattr(self.options, f"{name}_port") for name in ("http", "grpc", "metrics")}
         triton = find_triton()
         self.ports = choose_ports(self.options.address, wanted)
-        self._run_dir = Path(tempfile.mkdtemp(prefix="kvforge-serve-"))
+        # A Unix socket's path takes 107 bytes at most, so a long $TMPDIR cannot be used.
+        parent = "/tmp" if len(os.fsencode(tempfile.gettempdir())) > 60 else None
+        self._run_dir = Path(tempfile.mkdtemp(prefix="kvforge-serve-", dir=parent))
         self._shm_prefix = f"kvforge_{os.getpid()}_{secrets.token_hex(4)}_"
         try:
             max_batch_size = self.options.max_num_seqs or manifest.max_num_seqs

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from kvforge.errors import RequestError
+from kvforge.runtime.sampling_params import MAX_SEQUENCES
 from kvforge.serving.contract import display_name, refuse_unsupported
 
 Tensors = Mapping[str, np.ndarray]
@@ -79,8 +80,8 @@ def _sampling(tensors: Tensors, row: int) -> dict[str, Any]:
     if max_tokens <= 0:
         raise RequestError(f"{display_name('request_output_len')} must be at least 1, not {max_tokens}")
     params: dict[str, Any] = {"max_tokens": max_tokens, "n": _scalar(tensors, "num_return_sequences", row, 1)}
-    if params["n"] < 1:
-        raise RequestError(f"'num_return_sequences' must be at least 1, not {params['n']}")
+    if not 1 <= params["n"] <= MAX_SEQUENCES:
+        raise RequestError(f"'num_return_sequences' must be 1 to {MAX_SEQUENCES}, not {params['n']}")
 
     top_k = _scalar(tensors, "runtime_top_k", row, 0)
     top_p = _scalar(tensors, "runtime_top_p", row, 0.0)

@@ -16,6 +16,8 @@ from kvforge.serving.engine_process import EngineServer
 from kvforge.serving.watchdog import exit_with_parent
 
 PAGE_SIZE, NUM_PAGES, MAX_SEQ_LEN = 16, 4096, 512
+POISON = -7
+"""A first token that makes `add_request` fail in a way it never should."""
 
 
 def next_token(tokens: list[int], vocab_size: int) -> int:
@@ -39,6 +41,8 @@ class FakeEngine:
     def add_request(self, request_id: str, prompt: list[int], params: SamplingParams) -> None:
         if len(prompt) >= MAX_SEQ_LEN:
             raise RequestError(f"the prompt has {len(prompt)} tokens, the engine takes {MAX_SEQ_LEN - 1}")
+        if prompt[0] == POISON:
+            raise ValueError("poison")
         self.sequences[request_id] = _Sequence(list(prompt), params)
 
     def abort(self, request_id: str) -> bool:

@@ -94,6 +94,13 @@ def test_a_refusal_keeps_nothing(client: EngineClient, listener: Listener) -> No
     assert len(read(listener, "good")) == 2
 
 
+def test_a_surprise_in_one_request_leaves_the_engine_running(client: EngineClient, listener: Listener) -> None:
+    add(client, "bystander", [1], 20)
+    add(client, "poison", [-7], 5)
+    assert listener.refused.get(timeout=WAIT_S) == ("poison", "the request failed: poison")
+    assert len(read(listener, "bystander")) == 20
+
+
 def test_abort_frees_pages_and_is_idempotent(client: EngineClient, listener: Listener) -> None:
     add(client, "endless", [1, 2], 10**6)
     until(lambda: listener.stats.get("num_used_pages", 0) > 0)
