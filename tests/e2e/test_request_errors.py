@@ -33,7 +33,7 @@ def refusal(server: TritonServer, model: str, inputs: dict) -> str:
         (ask("ensemble", TEXT, 4, temperature=-1.0), "'temperature' must be 0 or more"),
         (ask("ensemble", TEXT, 4, temperature=float("nan"), top_k=5), "'temperature' must be 0 or more"),
         (ask("ensemble", TEXT, 4, repetition_penalty=0.0), "repetition_penalty is 0.0"),
-        (ask("ensemble", TEXT, 4, num_return_sequences=0), "'num_return_sequences' must be at least 1"),
+        (ask("ensemble", TEXT, 4, num_return_sequences=0), "'num_return_sequences' must be 1 to 256"),
         (ask("ensemble", TEXT, 4, beam_width=4), "'beam_width' cannot be used: beam search is not supported"),
         ({"text_input": TEXT}, "missing required input.*max_tokens"),
         ({"max_tokens": 4}, "missing required input.*text_input"),
