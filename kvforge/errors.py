@@ -5,6 +5,12 @@ class KvforgeError(Exception):
     """Base of all errors raised at a boundary; the CLI prints the message and exits with 1."""
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message, or its type's name where it has none."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
 class CheckpointError(KvforgeError):
     """The checkpoint directory cannot be read as a supported model."""
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 from torch.export import ExportedProgram
 
-from kvforge.errors import BuildError
+from kvforge.errors import BuildError, first_line
 
 _INDUCTOR_CONFIG = {
     "aot_inductor.package_constants_in_so": False,
@@ -25,5 +25,4 @@ def compile_package(program: ExportedProgram, path: Path) -> None:
                 program, package_path=str(path), inductor_configs=dict(_INDUCTOR_CONFIG)
             )
     except Exception as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise BuildError(f"AOTInductor could not compile {path.stem}: {reason}") from error
+        raise BuildError(f"AOTInductor could not compile {path.stem}: {first_line(error)}") from error

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import plugins
 from kvforge.engine import LOWER_FILE, OPERATORS_FILE, UPPER_FILE, WEIGHTS_FILE, Manifest
-from kvforge.errors import EngineError
+from kvforge.errors import EngineError, first_line
 from kvforge.hardware import cpu_isa
 
 Pool = tuple[Tensor, Tensor]
@@ -123,8 +123,7 @@ def _load_graph(path: Path, weights: dict[str, Tensor]) -> Graph:
     except KeyError as error:
         raise EngineError(f"{path} needs the weight {error}, which the engine lacks; rebuild the engine.") from error
     except Exception as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise EngineError(f"{path} cannot be loaded ({reason}); rebuild the engine.") from error
+        raise EngineError(f"{path} cannot be loaded ({first_line(error)}); rebuild the engine.") from error
     return graph.loader.boxed_run
 
 
