@@ -5,13 +5,20 @@
 
 from plugins.errors import PluginBuildError, PluginError, PluginLoadError
 from plugins.library import load_library
+from plugins.low_rank_key_reconstruct import OPERATOR as _LOW_RANK_KEY_RECONSTRUCT
+from plugins.low_rank_key_reconstruct import low_rank_key_reconstruct
 from plugins.operator import Operator
 from plugins.paged_attention import OPERATOR as _PAGED_ATTENTION
 from plugins.paged_attention import paged_attention
 from plugins.rope_paged_kv_write import OPERATOR as _ROPE_PAGED_KV_WRITE
 from plugins.rope_paged_kv_write import rope_paged_kv_write
+from plugins.speculative_verify import OPERATOR as _SPECULATIVE_VERIFY
+from plugins.speculative_verify import speculative_verify
 
-OPERATORS: dict[str, Operator] = {operator.name: operator for operator in (_ROPE_PAGED_KV_WRITE, _PAGED_ATTENTION)}
+OPERATORS: dict[str, Operator] = {
+    operator.name: operator
+    for operator in (_ROPE_PAGED_KV_WRITE, _PAGED_ATTENTION, _LOW_RANK_KEY_RECONSTRUCT, _SPECULATIVE_VERIFY)
+}
 
 __all__ = [
     "OPERATORS",
@@ -20,6 +27,8 @@ __all__ = [
     "PluginError",
     "PluginLoadError",
     "load_library",
+    "low_rank_key_reconstruct",
     "paged_attention",
     "rope_paged_kv_write",
+    "speculative_verify",
 ]

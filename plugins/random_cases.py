@@ -1,58 +1,125 @@
 """Random arguments for each operator, awkward shapes included: every face is tested on the same cases.
 
-What an operator must not read or use is poison: NaN in unused slots of the pools, arbitrary numbers in
-unused entries of page tables.
+What an operator must not read or use is poison: NaN in unused slots of the pools and scales, arbitrary numbers
+in unused entries of tables. `small=True` keeps shapes small, for faces that run slowly; `dtypes` are the float
+dtypes to choose from, `formats` the formats of the cache.
 """
 
 import random
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from plugins.kv_quantization import LARGEST, dynamic_scale, quantize
+
 HEAD_DIMS = (64, 80, 96, 128, 256, 32, 48, 20)
+SMALL_HEAD_DIMS = (16, 20, 32, 64)
 PAGE_SIZES = (1, 16, 32, 100)
 DTYPES = (torch.float32, torch.bfloat16)
 
 
-def rope_paged_kv_write_case(seed: int) -> tuple[Tensor, ...]:
+@dataclass(frozen=True)
+class CacheFormat:
+    """What a pool holds: `dtype` None is the float dtype of the case; `dynamic` means a scale per token and head."""
+
+    dtype: torch.dtype | None = None
+    dynamic: bool = False
+
+
+FLOAT = CacheFormat()
+FORMATS = (
+    FLOAT,
+    CacheFormat(torch.float8_e4m3fn, dynamic=True),
+    CacheFormat(torch.float8_e4m3fn),
+    CacheFormat(torch.int8, dynamic=True),
+    CacheFormat(torch.int8),
+)
+
+
+def _poison(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """NaN where the dtype has one, else the largest value."""
+    return torch.full(shape, 127 if dtype == torch.int8 else float("nan"), dtype=torch.float32).to(dtype)
+
+
+def _pools(
+    shape: tuple[int, ...], dtype: torch.dtype, dynamic: bool
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    pools = [_poison(shape, dtype) for _ in range(2)]
+    scales = [_poison(shape[:3], torch.float32) if dynamic else None for _ in range(2)]
+    return pools[0], pools[1], scales[0], scales[1]
+
+
+def _static_scales(rng: random.Random, cache: CacheFormat) -> tuple[float, float]:
+    """Powers of two times odd factors, some small enough to saturate."""
+    if cache.dtype is None or cache.dynamic:
+        return 1.0, 1.0
+    largest = LARGEST[cache.dtype]
+    return rng.uniform(1.5, 6.0) / largest, rng.uniform(1.5, 6.0) / largest
+
+
+def rope_paged_kv_write_case(
+    seed: int,
+    *,
+    small: bool = False,
+    dtypes: Sequence[torch.dtype] = DTYPES,
+    formats: Sequence[CacheFormat] = FORMATS,
+) -> tuple:
     """Arguments of `rope_paged_kv_write`; slots are distinct, some negative, k and v may be strided views."""
     rng, gen = random.Random(seed), torch.Generator().manual_seed(seed)
-    kv_heads, head_dim, page_size = rng.randint(1, 8), rng.choice(HEAD_DIMS), rng.choice(PAGE_SIZES)
-    tokens = rng.choice((0, 1, rng.randint(2, 40), rng.randint(2, 300)))
-    source, target = rng.choice(DTYPES), rng.choice(DTYPES)
+    kv_heads = rng.randint(1, 3 if small else 8)
+    head_dim, page_size = rng.choice(SMALL_HEAD_DIMS if small else HEAD_DIMS), rng.choice(PAGE_SIZES)
+    tokens = rng.choice((0, 1, rng.randint(2, 20 if small else 40), rng.randint(2, 20 if small else 300)))
+    cache = formats[seed % len(formats)]
+    source, target = rng.choice(dtypes), rng.choice(dtypes)
     if rng.random() < 0.5:
         fused = torch.randn(tokens, 3 * kv_heads, head_dim, generator=gen).to(source)
         k, v = fused[:, kv_heads : 2 * kv_heads], fused[:, 2 * kv_heads :]
     else:
         k, v = (torch.randn(tokens, kv_heads, head_dim, generator=gen).to(source) for _ in range(2))
+    if tokens and rng.random() < 0.3:  # a row of zeros has a scale too
+        k[rng.randrange(tokens)] = 0
     angle = torch.rand(tokens, head_dim // 2, generator=gen) * 1000
     pages = tokens // page_size + rng.randint(1, 4)
     slots = torch.randperm(pages * page_size, generator=gen)[:tokens]
     slots[torch.rand(tokens, generator=gen) < rng.choice((0.0, 0.3))] = -rng.randint(1, 9)
-    k_pool, v_pool = (torch.full((pages, page_size, kv_heads, head_dim), float("nan"), dtype=target) for _ in range(2))
-    return k, v, angle.cos(), angle.sin(), slots.int(), k_pool, v_pool
+    shape = (pages, page_size, kv_heads, head_dim)
+    pools = _pools(shape, cache.dtype or target, cache.dynamic)
+    return k, v, angle.cos(), angle.sin(), slots.int(), *pools, *_static_scales(rng, cache)
 
 
 def paged_attention_case(
-    seed: int, *, q_dtype: torch.dtype | None = None, pool_dtype: torch.dtype | None = None
+    seed: int,
+    *,
+    q_dtype: torch.dtype | None = None,
+    pool_dtype: torch.dtype | None = None,
+    small: bool = False,
+    dtypes: Sequence[torch.dtype] = DTYPES,
+    formats: Sequence[CacheFormat] = FORMATS,
 ) -> tuple:
-    """Arguments of `paged_attention`, of one to five sequences with permuted pages."""
+    """Arguments of `paged_attention`, of one to five sequences with permuted pages.
+
+    A float `pool_dtype` asks for a cache of that dtype, whatever `formats` says.
+    """
     rng, gen = random.Random(seed), torch.Generator().manual_seed(seed)
-    kv_heads, group = rng.randint(1, 4), rng.randint(1, 8)
-    head_dim, page_size = rng.choice(HEAD_DIMS), rng.choice(PAGE_SIZES)
-    q_dtype = q_dtype or rng.choice(DTYPES)
-    pool_dtype = pool_dtype or rng.choice((q_dtype, *DTYPES))
+    cache = formats[seed % len(formats)] if pool_dtype is None else FLOAT
+    kv_heads, group = rng.randint(1, 2 if small else 4), rng.randint(1, 8)
+    head_dim, page_size = rng.choice(SMALL_HEAD_DIMS if small else HEAD_DIMS), rng.choice(PAGE_SIZES)
+    q_dtype = q_dtype or rng.choice(dtypes)
+    dtype = cache.dtype or pool_dtype or rng.choice((q_dtype, *dtypes))
     window = rng.choice((0, 0, 0, 1, rng.randint(2, 40), rng.randint(41, 400)))
-    sequences = rng.randint(1, 5)
-    queries = [rng.choice((0, 1, 1, rng.randint(2, 16), rng.randint(17, 150))) for _ in range(sequences)]
-    lengths = [n + rng.choice((0, rng.randint(0, 50), rng.randint(0, 700))) for n in queries]
+    sequences = rng.randint(1, 3 if small else 5)
+    most, past = (24, 60) if small else (150, 700)
+    queries = [rng.choice((0, 1, 1, rng.randint(2, 16), rng.randint(17, most))) for _ in range(sequences)]
+    lengths = [n + rng.choice((0, rng.randint(0, 50), rng.randint(0, past))) for n in queries]
 
     num_tables = max(1, *(-(-length // page_size) for length in lengths)) + rng.randint(0, 3)
     pages = sum(-(-length // page_size) for length in lengths) + rng.randint(1, 5)
     free = torch.randperm(pages, generator=gen).tolist()
     page_table = torch.randint(-(2**31), 2**31 - 1, (sequences, num_tables), generator=gen)
-    shape = (pages, page_size, kv_heads, head_dim)
-    k_pool, v_pool = (torch.full(shape, float("nan"), dtype=pool_dtype) for _ in range(2))
+    k_pool, v_pool, k_scales, v_scales = _pools((pages, page_size, kv_heads, head_dim), dtype, cache.dynamic)
+    k_scale, v_scale = _static_scales(rng, cache)
     for s, (n, length) in enumerate(zip(queries, lengths, strict=True)):
         first_key = max(0, length - n - window + 1) if window else 0
         if n == 0:
@@ -61,13 +128,82 @@ def paged_attention_case(
             page_table[s, logical] = page = free.pop()
             low = max(first_key - logical * page_size, 0)
             high = min(length - logical * page_size, page_size)
-            for pool in (k_pool, v_pool):
+            for pool, scales, scale in ((k_pool, k_scales, k_scale), (v_pool, v_scales, v_scale)):
                 value = torch.randn(high - low, kv_heads, head_dim, generator=gen)
-                pool[page, low:high] = value.to(pool_dtype)
+                if dtype not in LARGEST:
+                    pool[page, low:high] = value.to(dtype)
+                elif scales is None:
+                    pool[page, low:high] = quantize(value, scale, dtype)
+                else:
+                    value *= torch.rand(high - low, kv_heads, 1, generator=gen) + 0.5
+                    scales[page, low:high] = dynamic_scale(value, dtype)
+                    pool[page, low:high] = quantize(value, scales[page, low:high, :, None], dtype)
     heads = kv_heads * group
     q = torch.randn(sum(queries), heads + 2 * kv_heads, head_dim, generator=gen).to(q_dtype)
     q = q[:, :heads] if rng.random() < 0.5 else q[:, :heads].contiguous()
     query_start = torch.tensor([0, *queries]).cumsum(0).int()
-    kv_length = torch.tensor(lengths).int()
-    scale = rng.choice((1.0, 2.0)) * head_dim**-0.5
-    return q, k_pool, v_pool, query_start, kv_length, page_table.int(), scale, window
+    scales = (k_scales, v_scales, k_scale, v_scale)
+    return (
+        q,
+        k_pool,
+        v_pool,
+        query_start,
+        torch.tensor(lengths).int(),
+        page_table.int(),
+        head_dim**-0.5,
+        window,
+        *scales,
+    )
+
+
+def low_rank_key_reconstruct_case(
+    seed: int, *, small: bool = False, dtypes: Sequence[torch.dtype] = DTYPES
+) -> tuple[Tensor, ...]:
+    """Arguments of `low_rank_key_reconstruct`: ragged selections, some empty, rows repeated and out of order."""
+    rng, gen = random.Random(seed), torch.Generator().manual_seed(seed)
+    dtype = rng.choice(dtypes)
+    sequences, kv_heads = rng.randint(0, 4), rng.randint(1, 2 if small else 8)
+    head_dim = rng.choice(SMALL_HEAD_DIMS if small else HEAD_DIMS)
+    rank = rng.choice((1, 8, 16, 33) if small else (1, 12, 64, 160, 256))
+    most = 12 if small else 150
+    counts = [rng.choice((0, 1, rng.randint(1, most))) for _ in range(sequences)]
+    num_rows, num_positions = rng.randint(1, 400), rng.randint(1, 400)
+    u = torch.randn(num_rows, rank, generator=gen).to(dtype)
+    sv = torch.randn(sequences, kv_heads, rank, head_dim, generator=gen).to(dtype)
+    total = sum(counts)
+    rows = torch.randint(0, num_rows, (total, kv_heads), generator=gen)
+    positions = torch.randint(0, num_positions, (total, kv_heads), generator=gen)
+    nothing = torch.rand(total, kv_heads, generator=gen) < rng.choice((0.0, 0.2))
+    rows[nothing], positions[nothing] = -rng.randint(1, 5), rng.choice((-7, 2**31 - 1))
+    angle = torch.rand(num_positions, head_dim // 2, generator=gen) * 1000
+    starts = torch.tensor([0, *counts]).cumsum(0)
+    return u, sv, starts.int(), rows.int(), positions.int(), angle.cos(), angle.sin()
+
+
+def speculative_verify_case(seed: int, *, small: bool = False) -> tuple[Tensor, ...]:
+    """Arguments of `speculative_verify`: mixed greedy and sampled, drafts that are mostly good, all or none."""
+    rng, gen = random.Random(seed), torch.Generator().manual_seed(seed)
+    vocab = rng.choice((1, 2, 7, 40, 100) if small else (1, 2, 7, 130, 1664, 5000))
+    gammas = [rng.choice((0, 1, rng.randint(2, 8))) for _ in range(rng.randint(0, 3 if small else 6))]
+    sequences, drafts = len(gammas), sum(gammas)
+    spread = rng.choice((0.5, 3.0, 20.0))
+    logits = torch.randn(drafts + sequences, vocab, generator=gen) * spread
+    if rng.random() < 0.3:  # equal maxima, and tokens that cannot be drawn
+        logits = logits.round()
+        logits[:, 1::3] = float("-inf")
+    temperature = torch.tensor([rng.choice((0.0, 1.0, rng.uniform(0.3, 2.0))) for _ in gammas])
+    draft_ids = torch.zeros(drafts, dtype=torch.long)
+    proposal = torch.softmax(torch.randn(drafts, vocab, generator=gen) * spread, dim=-1)
+    row = draft = 0
+    for gamma in gammas:
+        for j in range(gamma):
+            good = rng.random() < 0.7
+            draft_ids[draft] = logits[row + j].argmax() if good else torch.randint(0, vocab, (), generator=gen)
+            if good:
+                proposal[draft] = torch.softmax(logits[row + j] / rng.uniform(0.5, 2.0), dim=-1)
+            draft += 1
+        row += gamma + 1
+    starts = torch.tensor([0, *gammas]).cumsum(0)
+    uniform = torch.rand(drafts + sequences, 2, generator=gen)
+    draft_probs = proposal if rng.random() < 0.6 else proposal[:0]
+    return logits, draft_ids.int(), starts.int(), draft_probs.contiguous(), temperature, uniform

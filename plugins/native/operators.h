@@ -3,14 +3,18 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <optional>
+
 namespace kvforge {
 
 void rope_paged_kv_write(
     const at::Tensor& k, const at::Tensor& v, const at::Tensor& cos, const at::Tensor& sin,
-    const at::Tensor& slot_mapping, at::Tensor& k_pool, at::Tensor& v_pool);
+    const at::Tensor& slot_mapping, at::Tensor& k_pool, at::Tensor& v_pool,
+    const std::optional<at::Tensor>& k_scales, const std::optional<at::Tensor>& v_scales, double k_scale, double v_scale);
 
 at::Tensor paged_attention(
     const at::Tensor& q, const at::Tensor& k_pool, const at::Tensor& v_pool, const at::Tensor& query_start,
-    const at::Tensor& kv_length, const at::Tensor& page_table, double scale, int64_t window);
+    const at::Tensor& kv_length, const at::Tensor& page_table, double scale, int64_t window,
+    const std::optional<at::Tensor>& k_scales, const std::optional<at::Tensor>& v_scales, double k_scale, double v_scale);
 
 }  // namespace kvforge

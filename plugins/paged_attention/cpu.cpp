@@ -135,7 +135,8 @@ PagedTensor paged(const at::Tensor& pool) {
 
 at::Tensor paged_attention(
     const at::Tensor& q_in, const at::Tensor& k_pool, const at::Tensor& v_pool, const at::Tensor& query_start_in,
-    const at::Tensor& kv_length_in, const at::Tensor& page_table_in, double scale, int64_t window) {
+    const at::Tensor& kv_length_in, const at::Tensor& page_table_in, double scale, int64_t window,
+    const std::optional<at::Tensor>&, const std::optional<at::Tensor>&, double, double) {
   check_float(kOp, "q", q_in, 3);
   check_pools(kOp, k_pool, v_pool);
   const int64_t heads = q_in.size(1), head_dim = q_in.size(2), kv_heads = k_pool.size(2);

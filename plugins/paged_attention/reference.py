@@ -12,7 +12,11 @@ def reference(
     kv_length: Tensor,
     page_table: Tensor,
     scale: float,
-    window: int,
+    window: int = 0,
+    k_scales: Tensor | None = None,
+    v_scales: Tensor | None = None,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
 ) -> Tensor:
     """Same arguments and result as `plugins.paged_attention`."""
     page_size, num_kv_heads = k_pool.shape[1:3]
@@ -27,8 +31,8 @@ def reference(
         first_key = max(0, int(position[0]) - window + 1) if window > 0 else 0
         key = torch.arange(first_key, length)
         page = page_table[s, key // page_size].long()
-        k = k_pool[page, key % page_size].float().repeat_interleave(group, dim=1)
-        v = v_pool[page, key % page_size].float().repeat_interleave(group, dim=1)
+        k = _values(k_pool, k_scales, k_scale, page, key % page_size).repeat_interleave(group, dim=1)
+        v = _values(v_pool, v_scales, v_scale, page, key % page_size).repeat_interleave(group, dim=1)
         hidden = key[None, :] > position[:, None]
         if window > 0:
             hidden |= key[None, :] <= position[:, None] - window
@@ -36,3 +40,9 @@ def reference(
         weight = score.masked_fill(hidden, float("-inf")).softmax(dim=-1)
         out[begin:end] = torch.einsum("hqk,khd->qhd", weight, v).to(q.dtype)
     return out
+
+
+def _values(pool: Tensor, scales: Tensor | None, scale: float, page: Tensor, offset: Tensor) -> Tensor:
+    """The cached vectors at these places, [keys, kv_heads, head_dim] float32."""
+    stored = pool[page, offset].float()
+    return stored * scale if scales is None else stored * scales[page, offset][..., None]

@@ -9,19 +9,22 @@ from plugins.operator import Operator
 from plugins.registration import define
 from plugins.rope_paged_kv_write.reference import reference
 
-SCHEMA = "(Tensor k, Tensor v, Tensor cos, Tensor sin, Tensor slot_mapping, Tensor(a!) k_pool, Tensor(b!) v_pool) -> ()"
+SCHEMA = (
+    "(Tensor k, Tensor v, Tensor cos, Tensor sin, Tensor slot_mapping, Tensor(a!) k_pool, Tensor(b!) v_pool, "
+    "Tensor(c!)? k_scales=None, Tensor(d!)? v_scales=None, float k_scale=1.0, float v_scale=1.0) -> ()"
+)
 
 OPERATOR = Operator(
     name="rope_paged_kv_write",
     schema=SCHEMA,
     reference=reference,
-    version=1,
+    version=2,
     faces=("reference", "cpu"),
     sources=tuple(sorted(Path(__file__).parent.glob("*.cpp"))),
 )
 
 
-def _fake(k, v, cos, sin, slot_mapping, k_pool, v_pool) -> None:
+def _fake(k, v, cos, sin, slot_mapping, k_pool, v_pool, k_scales=None, v_scales=None, k_scale=1.0, v_scale=1.0) -> None:
     return None
 
 
@@ -29,15 +32,34 @@ define(OPERATOR.name, SCHEMA, _fake)
 
 
 def rope_paged_kv_write(
-    k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, slot_mapping: Tensor, k_pool: Tensor, v_pool: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Writes T tokens into the pools, in place, and returns the same two pools (SSA style).
+    k: Tensor,
+    v: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    slot_mapping: Tensor,
+    k_pool: Tensor,
+    v_pool: Tensor,
+    k_scales: Tensor | None = None,
+    v_scales: Tensor | None = None,
+    *,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+) -> tuple[Tensor, ...]:
+    """Writes T tokens into the pools, in place, and returns the given pools and scales (SSA style).
 
     k, v: [T, kv_heads, head_dim], any float dtype, strided views allowed; k not yet rotated. cos, sin:
     [T, head_dim/2] float32, element i of a head pairs with i + head_dim/2. slot_mapping: [T] int32, page *
     page_size + offset, negative = the token is not written. k_pool, v_pool: [pages, page_size, kv_heads,
-    head_dim] bfloat16 or float32; the rotation is computed in float32 and cast on write.
+    head_dim] bfloat16, float32, float8_e4m3fn or int8; the rotation is computed in float32.
+
+    8-bit pools store x / scale, saturated and rounded half to even. With k_scales, v_scales ([pages, page_size,
+    kv_heads] float32) each token and head gets the scale max|x| / (448 for e4m3, 127 for int8), written beside
+    it; without them every element is divided by the floats k_scale and v_scale. Float pools take neither.
     Raises RuntimeError on a wrong shape or dtype and on a slot outside the pools, before any write.
     """
-    torch.ops.kvforge.rope_paged_kv_write(k, v, cos, sin, slot_mapping, k_pool, v_pool)
-    return k_pool, v_pool
+    torch.ops.kvforge.rope_paged_kv_write(
+        k, v, cos, sin, slot_mapping, k_pool, v_pool, k_scales, v_scales, k_scale, v_scale
+    )
+    if k_scales is None or v_scales is None:
+        return k_pool, v_pool
+    return k_pool, v_pool, k_scales, v_scales

@@ -50,7 +50,8 @@ at::Tensor table(const char* name, const at::Tensor& t, int64_t tokens, int64_t 
 
 void rope_paged_kv_write(
     const at::Tensor& k_in, const at::Tensor& v_in, const at::Tensor& cos_in, const at::Tensor& sin_in,
-    const at::Tensor& slot_mapping_in, at::Tensor& k_pool, at::Tensor& v_pool) {
+    const at::Tensor& slot_mapping_in, at::Tensor& k_pool, at::Tensor& v_pool,
+    const std::optional<at::Tensor>&, const std::optional<at::Tensor>&, double, double) {
   check_pools(kOp, k_pool, v_pool);
   const int64_t page_size = k_pool.size(1), kv_heads = k_pool.size(2), head_dim = k_pool.size(3);
   TORCH_CHECK(head_dim % 2 == 0, kOp, ": k_pool must have an even head_dim, not ", head_dim);

@@ -3,19 +3,42 @@
 import torch
 from torch import Tensor
 
+from plugins.kv_quantization import LARGEST, dynamic_scale, quantize
+
 
 def reference(
-    k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, slot_mapping: Tensor, k_pool: Tensor, v_pool: Tensor
+    k: Tensor,
+    v: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    slot_mapping: Tensor,
+    k_pool: Tensor,
+    v_pool: Tensor,
+    k_scales: Tensor | None = None,
+    v_scales: Tensor | None = None,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
 ) -> None:
     """Same arguments as `plugins.rope_paged_kv_write`; writes the pools in place."""
     half = k.shape[-1] // 2
     first, second = k[..., :half].float(), k[..., half:].float()
     cos, sin = cos[:, None, :], sin[:, None, :]
     rotated = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
-    page_size = k_pool.shape[1]
+    _write(rotated, slot_mapping, k_pool, k_scales, k_scale)
+    _write(v, slot_mapping, v_pool, v_scales, v_scale)
+
+
+def _write(x: Tensor, slot_mapping: Tensor, pool: Tensor, scales: Tensor | None, scale: float) -> None:
+    page_size = pool.shape[1]
     for token, slot in enumerate(slot_mapping.tolist()):
         if slot < 0:
             continue
         page, offset = divmod(slot, page_size)
-        k_pool[page, offset] = rotated[token].to(k_pool.dtype)
-        v_pool[page, offset] = v[token].to(v_pool.dtype)
+        if pool.dtype not in LARGEST:
+            pool[page, offset] = x[token].to(pool.dtype)
+        elif scales is None:
+            pool[page, offset] = quantize(x[token], scale, pool.dtype)
+        else:
+            row_scale = dynamic_scale(x[token], pool.dtype)
+            scales[page, offset] = row_scale
+            pool[page, offset] = quantize(x[token], row_scale[:, None], pool.dtype)
