@@ -2,27 +2,36 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-STAMP := $(VENV)/.installed
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+SERVE := $(VENV)/.installed-serve
+DEV := $(VENV)/.installed-dev
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test test-full lint bench clean
 
-$(STAMP): pyproject.toml
+$(SERVE): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[dev]"
-	touch $(STAMP)
+	$(PIP) -e ".[serve]"
+	touch $(SERVE)
 
-demo: $(STAMP)
+$(DEV): $(SERVE)
+	$(PIP) -e ".[dev]"
+	touch $(DEV)
+
+demo: $(SERVE)
 	$(BIN)/kvforge demo
 
-test: $(STAMP)
+test: $(DEV)
 	$(BIN)/python -m pytest tests
 
-lint: $(STAMP)
+test-full: $(DEV)
+	$(BIN)/python -m pytest tests --full
+
+lint: $(DEV)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/mypy
 
-bench: $(STAMP)
+bench: $(SERVE)
 	$(BIN)/python -m perf.bench_engine
 
 clean:

@@ -9,6 +9,16 @@ import pytest
 from tests.support.engines import EngineShelf
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--full", action="store_true", help="every random case and specialisation, slow ones too")
+
+
+@pytest.fixture(scope="session")
+def full(request: pytest.FixtureRequest) -> bool:
+    """Whether this run is the long one (``make test-full``)."""
+    return bool(request.config.getoption("--full"))
+
+
 @pytest.fixture(scope="session")
 def engines(tmp_path_factory: pytest.TempPathFactory) -> EngineShelf:
     """Engines built once per run: ``engines.engine(SWIFTKV)`` is a directory."""
