@@ -1,5 +1,7 @@
-"""Reading Hugging Face checkpoint directories: config, sharded safetensors, hash."""
+"""Reading Hugging Face checkpoint directories: config, sharded safetensors, ModelOpt's scales, hash."""
 
+from kvforge.checkpoint.kv_scales import kv_scales
+from kvforge.checkpoint.quantization import Quantization
 from kvforge.checkpoint.reader import Checkpoint, open_checkpoint
 
-__all__ = ["Checkpoint", "open_checkpoint"]
+__all__ = ["Checkpoint", "Quantization", "kv_scales", "open_checkpoint"]

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from kvforge.checkpoint.quantization import CONFIG_FILE, Quantization, read_quantization
 from kvforge.errors import CheckpointError
 
 TOKENIZER_FILES = (
@@ -24,12 +26,13 @@ TOKENIZER_FILES = (
 @dataclass(frozen=True)
 class Checkpoint:
     """An opened checkpoint: ``hf_config`` is config.json, ``generation_config`` generation_config.json (empty
-    where there is none), ``file_of_tensor`` says where each tensor lies."""
+    where there is none), ``file_of_tensor`` says where each tensor lies, ``quantization`` what ModelOpt did."""
 
     path: Path
     hf_config: Mapping[str, Any]
     generation_config: Mapping[str, Any]
     file_of_tensor: Mapping[str, Path]
+    quantization: Quantization | None = None
 
     def dtype(self, name: str) -> str:
         """Return the stored dtype of tensor ``name`` in safetensors' spelling, e.g. ``BF16``."""
@@ -40,7 +43,8 @@ class Checkpoint:
         """Check that tensor ``name`` is there with ``shape``, without reading its data.
 
         Raises:
-            CheckpointError: the tensor is missing, has another shape, or is not floating point.
+            CheckpointError: the tensor is missing, has another shape, or is neither floating point nor one of
+                ModelOpt's FP8 weights with its scale.
         """
         with safe_open(self._file(name), framework="pt") as file:
             piece = file.get_slice(name)
@@ -50,23 +54,45 @@ class Checkpoint:
                 f"Tensor {name} in {self.path} has shape {list(found)}, but config.json "
                 f"asks for {list(shape)}; config and weights do not belong together."
             )
-        if dtype not in ("BF16", "F16", "F32", "F64"):
+        if dtype == "F8_E4M3" and self.quantization is not None and self.quantization.weight_algo is not None:
+            if f"{name}_scale" not in self.file_of_tensor:
+                raise CheckpointError(
+                    f"Tensor {name} in {self.path} is FP8 and has no {name}_scale; the export is incomplete."
+                )
+        elif dtype not in ("BF16", "F16", "F32", "F64"):
             raise CheckpointError(
                 f"Tensor {name} in {self.path} has dtype {dtype}; quantized checkpoints of "
                 "this kind are not supported, use a bf16, fp16 or fp32 one."
             )
 
     def read(self, name: str, shape: Sequence[int]) -> Tensor:
-        """Return tensor ``name``; raises CheckpointError as :meth:`check` does."""
+        """Return tensor ``name``; an FP8 weight is multiplied by its scale, in fp32.
+
+        Raises CheckpointError as :meth:`check` does, and for a scale that is not positive and finite or has not
+        one value for the tensor or for each of its rows.
+        """
         self.check(name, shape)
+        tensor = self.read_raw(name)
+        if tensor.dtype != torch.float8_e4m3fn:
+            return tensor
+        scale = self.read_raw(f"{name}_scale").float()
+        if scale.numel() not in (1, shape[0]) or not bool((scale.isfinite() & (scale > 0)).all()):
+            raise CheckpointError(
+                f"{name}_scale in {self.path} must hold one positive number for the tensor or for each of its "
+                f"{shape[0]} rows; export the checkpoint again."
+            )
+        return tensor.float() * scale.view(-1, *(1,) * (tensor.dim() - 1))
+
+    def read_raw(self, name: str) -> Tensor:
+        """Return tensor ``name`` as it is stored; raises CheckpointError when it is missing."""
         with safe_open(self._file(name), framework="pt") as file:
             return file.get_tensor(name)
 
     def sha256(self) -> str:
-        """Return a hash over config, tokenizer and weights, independent of the directory's name."""
+        """Return a hash over configs, tokenizer and weights, independent of the directory's name."""
         digest = hashlib.sha256()
         files = {self.path / "config.json", *self.file_of_tensor.values()}
-        files |= {self.path / name for name in TOKENIZER_FILES if (self.path / name).is_file()}
+        files |= {self.path / name for name in (*TOKENIZER_FILES, CONFIG_FILE) if (self.path / name).is_file()}
         for file in sorted(files):
             digest.update(file.name.encode() + b"\0")
             with file.open("rb") as stream:
@@ -97,7 +123,8 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     """Open a Hugging Face-format directory with ``config.json`` and safetensors weights, sharded or not.
 
     Raises:
-        CheckpointError: not such a directory, or a file in it is damaged or missing.
+        CheckpointError: not such a directory, a file in it is damaged or missing, or its quantization is not
+            supported.
     """
     path = Path(path)
     if not (path / "config.json").is_file():
@@ -105,6 +132,8 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     hf_config = _read_json(path / "config.json")
     generation = path / "generation_config.json"
     generation_config = _read_json(generation) if generation.is_file() else {}
+    quant_file = path / CONFIG_FILE
+    quantization = read_quantization(path, hf_config, _read_json(quant_file) if quant_file.is_file() else None)
     file_of_tensor: dict[str, Path] = {}
     for file in _weight_files(path):
         if not file.is_file():
@@ -121,7 +150,7 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
                     "remove the file that does not belong to the model."
                 )
             file_of_tensor[name] = file
-    return Checkpoint(path, hf_config, generation_config, file_of_tensor)
+    return Checkpoint(path, hf_config, generation_config, file_of_tensor, quantization)
 
 
 def _weight_files(path: Path) -> list[Path]:

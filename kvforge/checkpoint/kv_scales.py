@@ -1,0 +1,70 @@
+"""The static scales of an 8-bit KV cache that a ModelOpt export carries, per owner."""
+
+import math
+from typing import Protocol
+
+from kvforge.checkpoint.reader import Checkpoint
+from kvforge.errors import CheckpointError
+
+QMAX = {"FP8": 448.0, "INT8": 127.0, "fp8_static": 448.0, "int8_static": 127.0}
+"""Largest stored value by ModelOpt's algorithm and by kvforge's KV dtype."""
+
+
+class OwnerTable(Protocol):
+    """What is needed of a model's configuration: the layers with a cache, and SwiftKV's cut."""
+
+    @property
+    def owners(self) -> tuple[int, ...]: ...
+
+    @property
+    def cut(self) -> int: ...
+
+
+def scale_names(owner: int, cut: int) -> tuple[str, str]:
+    """Return the names of the tensors that hold an owner's K and V scale."""
+    suffix = "_swiftkv" if owner >= cut else ""
+    prefix = f"model.layers.{owner}.self_attn"
+    return f"{prefix}.k_proj{suffix}.k_scale", f"{prefix}.v_proj{suffix}.v_scale"
+
+
+def kv_scales(
+    checkpoint: Checkpoint, config: OwnerTable, kv_dtype: str = "fp8_static"
+) -> tuple[tuple[float, float], ...]:
+    """Return (k_scale, v_scale) per owner of ``config.owners``; () where the export has no quantized cache.
+
+    A scale is ModelOpt's amax / 448 (fp8) or amax / 127 (int8) of the rotated K and of V: stored = x / scale. For
+    ``int8_static`` an FP8 export's scales are multiplied by 448 / 127, so that the same amax is the largest value.
+    An export whose algorithm is FP8 and that has no scale at all was made with ModelOpt's constant amax, scale 1.
+
+    Raises:
+        CheckpointError: some scales are missing, or one is not a positive finite number, or there are zero points.
+    """
+    algorithm = checkpoint.quantization.kv_cache_algo if checkpoint.quantization else None
+    if algorithm is None:
+        return ()
+    names = [name for owner in config.owners for name in scale_names(owner, config.cut)]
+    offsets = [name for name in checkpoint.file_of_tensor if name.endswith((".k_bias", ".v_bias"))]
+    if offsets:
+        raise CheckpointError(
+            f"{checkpoint.path} has {offsets[0]}: an affine KV cache is not supported; export it with a symmetric one."
+        )
+    present = [name for name in names if name in checkpoint.file_of_tensor]
+    if present and len(present) != len(names):
+        missing = next(name for name in names if name not in checkpoint.file_of_tensor)
+        raise CheckpointError(
+            f"{missing} is missing from {checkpoint.path}, which has {len(present)} of {len(names)} KV scales; "
+            "calibrate it again."
+        )
+    ratio = QMAX[algorithm] / QMAX[kv_dtype]
+    values = [_scale(checkpoint, name) * ratio if present else ratio for name in names]
+    return tuple(zip(values[0::2], values[1::2], strict=True))
+
+
+def _scale(checkpoint: Checkpoint, name: str) -> float:
+    tensor = checkpoint.read_raw(name)
+    value = float(tensor.float().item()) if tensor.numel() == 1 else math.nan
+    if not (math.isfinite(value) and value > 0):
+        raise CheckpointError(
+            f"{name} in {checkpoint.path} must be one positive number; calibrate the checkpoint again."
+        )
+    return value

@@ -1,0 +1,92 @@
+"""What a ModelOpt Hugging Face export says of its quantization, in either of its two places.
+
+``hf_quant_config.json`` holds ``{"quantization": {"quant_algo", "kv_cache_quant_algo", …}}``; newer exports put the
+same into ``config.json`` as ``quantization_config`` with ``quant_method: modelopt``, where the cache is either
+``kv_cache_quant_algo`` or ``kv_cache_scheme``.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvforge.errors import CheckpointError
+
+CONFIG_FILE = "hf_quant_config.json"
+WEIGHT_ALGORITHMS = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN")
+KV_CACHE_ALGORITHMS = ("FP8", "INT8")
+_KV_SCHEMES = {"float": "FP8", "int": "INT8"}
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """ModelOpt's names of what was done: ``weight_algo`` is one of ``WEIGHT_ALGORITHMS`` or None,
+    ``kv_cache_algo`` one of ``KV_CACHE_ALGORITHMS`` or None."""
+
+    weight_algo: str | None = None
+    kv_cache_algo: str | None = None
+
+
+def read_quantization(
+    path: Path, hf_config: Mapping[str, Any], quant_config: Mapping[str, Any] | None
+) -> Quantization | None:
+    """Return the quantization of the checkpoint at ``path``; None where nothing is quantized.
+
+    ``hf_config`` is config.json, ``quant_config`` hf_quant_config.json or None.
+
+    Raises:
+        CheckpointError: another library's format, an algorithm that is not supported, or two places that differ.
+    """
+    found = []
+    embedded = hf_config.get("quantization_config")
+    if embedded is not None:
+        found.append(_from_config_json(path, embedded))
+    if quant_config is not None:
+        found.append(_checked(f"{path / CONFIG_FILE}", quant_config.get("quantization")))
+    if len(found) == 2 and found[0] != found[1]:
+        raise CheckpointError(
+            f"{path} is described as {found[0]} by config.json and as {found[1]} by {CONFIG_FILE}; export it again."
+        )
+    return found[0] if found and found[0] != Quantization() else None
+
+
+def _from_config_json(path: Path, embedded: Any) -> Quantization:
+    where = f"quantization_config in {path / 'config.json'}"
+    method = embedded.get("quant_method") if isinstance(embedded, Mapping) else embedded
+    if method != "modelopt":
+        raise CheckpointError(
+            f"{where} says quant_method {method!r}; of quantized checkpoints only ModelOpt's FP8 exports are "
+            "supported, use one of those or the unquantized checkpoint."
+        )
+    nested = embedded.get("quantization")
+    values = dict(nested) if isinstance(nested, Mapping) else dict(embedded)
+    scheme = values.get("kv_cache_scheme")
+    if scheme is not None and values.get("kv_cache_quant_algo") is None:
+        values["kv_cache_quant_algo"] = _kv_algorithm(where, scheme)
+    return _checked(where, values)
+
+
+def _kv_algorithm(where: str, scheme: Any) -> str:
+    if isinstance(scheme, str):
+        return scheme
+    if isinstance(scheme, Mapping) and scheme.get("num_bits") == 8 and scheme.get("dynamic") is False:
+        kind = _KV_SCHEMES.get(str(scheme.get("type")))
+        if kind is not None:
+            return kind
+    raise CheckpointError(f"{where} has kv_cache_scheme {scheme!r}; only static 8-bit float or int is supported.")
+
+
+def _checked(where: str, values: Any) -> Quantization:
+    if not isinstance(values, Mapping):
+        raise CheckpointError(f"{where} has no object 'quantization'; export the checkpoint again.")
+    weight, kv_cache = values.get("quant_algo"), values.get("kv_cache_quant_algo")
+    for what, algorithm, supported in (
+        ("weights", weight, WEIGHT_ALGORITHMS),
+        ("KV cache", kv_cache, KV_CACHE_ALGORITHMS),
+    ):
+        if algorithm is not None and algorithm not in supported:
+            raise CheckpointError(
+                f"{where} quantizes the {what} by {algorithm!r}; supported are {' and '.join(supported)}, so export "
+                "with one of these or use the unquantized checkpoint."
+            )
+    return Quantization(weight, kv_cache)
