@@ -26,6 +26,9 @@ class Quantization:
     weight_algo: str | None = None
     kv_cache_algo: str | None = None
 
+    def __str__(self) -> str:
+        return f"weights {self.weight_algo or 'unquantized'}, KV cache {self.kv_cache_algo or 'unquantized'}"
+
 
 def read_quantization(
     path: Path, hf_config: Mapping[str, Any], quant_config: Mapping[str, Any] | None

@@ -1,0 +1,5 @@
+"""Quantizing a checkpoint with NVIDIA ModelOpt; needs the extra ``modelopt``, and nothing of it runs in an engine."""
+
+from kvforge.quantize.export import RECIPES, QuantizeSummary, quantize_checkpoint
+
+__all__ = ["RECIPES", "QuantizeSummary", "quantize_checkpoint"]

@@ -1,0 +1,72 @@
+"""Token sequences to calibrate with: a text file in pieces, or text that the project's tasks generate."""
+
+import random
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from kvforge.errors import KvforgeError
+from kvforge.tasks.prompt import make_example
+
+GENERATED_TASKS = ("needle_single", "list_recall", "variables", "needle_multi", "arithmetic")
+
+
+def from_file(path: Path, tokenizer: Tokenizer, num_samples: int, num_tokens: int) -> list[list[int]]:
+    """Return up to ``num_samples`` pieces of ``num_tokens`` tokens, evenly spread over the text of ``path``.
+
+    Every piece begins with what the tokenizer puts before a text. Raises KvforgeError when the file cannot be read
+    as UTF-8 or is shorter than one piece.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise KvforgeError(f"The calibration text {path} cannot be read as UTF-8: {error}.") from None
+    body = tokenizer.encode(text, add_special_tokens=False).ids
+    prefix = _prefix(tokenizer)
+    step = num_tokens - len(prefix)
+    available = len(body) // step
+    if available < 1:
+        raise KvforgeError(
+            f"The calibration text {path} has {len(body)} tokens and one sample needs {step}; give a longer text or "
+            "a smaller --num-tokens."
+        )
+    count = min(num_samples, available)
+    starts = [index * available // count * step for index in range(count)]
+    return [prefix + body[start : start + step] for start in starts]
+
+
+def from_tasks(tokenizer: Tokenizer, num_samples: int, num_tokens: int) -> list[list[int]]:
+    """Return ``num_samples`` generated prompts with their answers, each at most ``num_tokens`` tokens; seeded.
+
+    Raises KvforgeError where the tokenizer does not reproduce the text, or no task fits into ``num_tokens``.
+    """
+
+    def count(text: str) -> int:
+        return len(tokenizer.encode(text, add_special_tokens=False).ids)
+
+    samples: list[list[int]] = []
+    tasks = list(GENERATED_TASKS)
+    while len(samples) < num_samples:
+        if not tasks:
+            raise KvforgeError(f"No generated text fits into {num_tokens} tokens; give a larger --num-tokens.")
+        task = tasks[len(samples) % len(tasks)]
+        try:
+            example = make_example(task, num_tokens - 8, count, random.Random(f"calibration/{task}/{len(samples)}"))
+        except ValueError:  # too long for this tokenizer and length
+            tasks.remove(task)
+            continue
+        text = f"{example.prompt} {example.answer}."
+        ids = tokenizer.encode(text).ids[:num_tokens]
+        if not samples and tokenizer.decode(tokenizer.encode(text, add_special_tokens=False).ids).strip() != text:
+            raise KvforgeError(
+                "This tokenizer does not reproduce the generated text; give a text of your own with --calibration."
+            )
+        samples.append(ids)
+    return samples
+
+
+def _prefix(tokenizer: Tokenizer) -> list[int]:
+    """Return the special tokens that the tokenizer puts before a text."""
+    marked, plain = tokenizer.encode("a").ids, tokenizer.encode("a", add_special_tokens=False).ids
+    lead = len(marked) - len(plain)
+    return marked[:lead] if marked[lead:] == plain else []

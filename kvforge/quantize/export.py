@@ -1,0 +1,179 @@
+"""Calibrates a checkpoint with NVIDIA ModelOpt and writes ModelOpt's Hugging Face export of it."""
+
+import contextlib
+import io
+import logging
+import shutil
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer
+from torch import nn
+
+from kvforge.checkpoint import Checkpoint, kv_scales, open_checkpoint
+from kvforge.checkpoint.reader import TOKENIZER_FILES
+from kvforge.compiler.engine_dir import staging_directory
+from kvforge.errors import CheckpointError, KvforgeError, MissingToolError
+from kvforge.quantize.calibration import from_file, from_tasks
+from model_defs import ModelConfig, ModelError, load_config
+
+RECIPES = {
+    "fp8": "FP8 weights, scales of the layers' inputs, and scales of an FP8 KV cache",
+    "fp8-kv": "scales of an FP8 KV cache; weights stay as they are",
+}
+_DTYPES = {"F32": torch.float32, "F64": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+Progress = Callable[[int, int], object]
+
+
+@dataclass(frozen=True)
+class QuantizeSummary:
+    """What was written: ``weight_bytes`` is the size of the safetensors files, ``kv_scales`` (k, v) per owner."""
+
+    output: str
+    recipe: str
+    model_type: str
+    num_samples: int
+    num_tokens: int
+    weight_bytes: int
+    kv_scales: tuple[tuple[float, float], ...]
+
+
+def quantize_checkpoint(
+    checkpoint_path: str | Path,
+    output: str | Path,
+    recipe: str,
+    *,
+    calibration: str | Path | None = None,
+    num_samples: int = 128,
+    num_tokens: int = 512,
+    progress: Progress = lambda done, total: None,
+) -> QuantizeSummary:
+    """Quantize a Llama, Mistral or Qwen checkpoint, plain or SwiftKV, and write the result to ``output``.
+
+    Scales are the largest absolute values seen over ``num_samples`` sequences of at most ``num_tokens`` tokens (the
+    text file ``calibration``, or generated text), divided by 448. ``output`` appears whole or not at all.
+
+    Raises:
+        MissingToolError: ModelOpt (or transformers, for plain models) is not installed.
+        CheckpointError: the checkpoint cannot be read, is not supported or is quantized already.
+        KvforgeError: an unknown recipe, numbers below 1, ``output`` exists, or unusable calibration text.
+    """
+    output = Path(output)
+    _check_arguments(output, recipe, num_samples, num_tokens)
+    checkpoint, config = _open(Path(checkpoint_path))
+    tokenizer = Tokenizer.from_file(str(checkpoint.path / "tokenizer.json"))
+    num_tokens = min(num_tokens, config.max_position)
+    if calibration is None:
+        samples = from_tasks(tokenizer, num_samples, num_tokens)
+    else:
+        samples = from_file(Path(calibration), tokenizer, num_samples, num_tokens)
+    with _quiet():
+        mtq, export_hf_checkpoint = _modelopt()
+        model = _load(checkpoint, config)
+        model.to("cuda" if torch.cuda.is_available() else "cpu")
+        with staging_directory(output) as staging:
+            _quantize(mtq, model, recipe, samples, progress)
+            export_hf_checkpoint(model, export_dir=staging)
+            for name in TOKENIZER_FILES:
+                if (checkpoint.path / name).is_file():
+                    shutil.copyfile(checkpoint.path / name, staging / name)
+            written = open_checkpoint(staging)
+            scales = kv_scales(written, config)
+            size = sum(file.stat().st_size for file in staging.glob("*.safetensors"))
+    return QuantizeSummary(
+        output=str(output),
+        recipe=recipe,
+        model_type=str(checkpoint.hf_config.get("model_type")),
+        num_samples=len(samples),
+        num_tokens=sum(len(ids) for ids in samples),
+        weight_bytes=size,
+        kv_scales=scales,
+    )
+
+
+def _check_arguments(output: Path, recipe: str, num_samples: int, num_tokens: int) -> None:
+    if recipe not in RECIPES:
+        raise KvforgeError(f"Recipe {recipe!r} is unknown; choose from {', '.join(RECIPES)}.")
+    if num_samples < 1 or num_tokens < 16:
+        raise KvforgeError("--num-samples must be at least 1 and --num-tokens at least 16.")
+    if output.exists():
+        raise KvforgeError(f"{output} exists; choose another output directory or remove it.")
+
+
+def _open(path: Path) -> tuple[Checkpoint, ModelConfig]:
+    checkpoint = open_checkpoint(path)
+    if checkpoint.quantization is not None:
+        raise CheckpointError(f"{path} is quantized already ({checkpoint.quantization}); give the original.")
+    try:
+        config = load_config(checkpoint.hf_config, checkpoint.generation_config)
+    except ModelError as error:
+        raise CheckpointError(f"{path}: {error}") from None
+    if not (path / "tokenizer.json").is_file():
+        raise CheckpointError(f"{path} has no tokenizer.json; save the tokenizer in fast (Rust) format there.")
+    return checkpoint, config
+
+
+def _modelopt() -> tuple[Any, Any]:
+    try:
+        import modelopt.torch.quantization as mtq
+        from modelopt.torch.export import export_hf_checkpoint
+    except ImportError as error:
+        raise MissingToolError(
+            f"kvforge quantize needs NVIDIA ModelOpt ({error}): pip install 'kvforge[modelopt]'."
+        ) from None
+    return mtq, export_hf_checkpoint
+
+
+def _load(checkpoint: Checkpoint, config: ModelConfig) -> nn.Module:
+    if config.is_swiftkv:
+        from kvforge.quantize.modelopt_attention import register_attention
+        from kvforge.quantize.swiftkv_model import load_swiftkv
+
+        register_attention()
+        return load_swiftkv(checkpoint, config, _DTYPES[checkpoint.dtype("model.embed_tokens.weight")])
+    try:
+        from transformers import AutoModelForCausalLM
+        from transformers.utils import logging as transformers_logging
+    except ImportError:
+        raise MissingToolError(
+            f"Quantizing a {config.model_type} checkpoint needs transformers: pip install 'kvforge[modelopt]'."
+        ) from None
+    transformers_logging.disable_progress_bar()
+    try:
+        return AutoModelForCausalLM.from_pretrained(checkpoint.path, dtype="auto", local_files_only=True).eval()
+    except (OSError, ValueError, RuntimeError) as error:
+        raise CheckpointError(f"transformers cannot load {checkpoint.path}: {error}.") from None
+
+
+def _quantize(mtq: Any, model: nn.Module, recipe: str, samples: list[list[int]], progress: Progress) -> None:
+    base = mtq.FP8_DEFAULT_CFG
+    rules = list(base["quant_cfg"]) if recipe == "fp8" else [{"quantizer_name": "*", "enable": False}]
+    settings = {"quant_cfg": rules + list(mtq.FP8_KV_CFG["quant_cfg"]), "algorithm": "max"}
+
+    def forward(quantized: nn.Module) -> None:
+        device = next(quantized.parameters()).device
+        with torch.inference_mode():
+            for done, ids in enumerate(samples):
+                progress(done, len(samples))
+                quantized(torch.tensor([ids], device=device))
+        progress(len(samples), len(samples))
+
+    mtq.quantize(model, settings, forward_loop=forward)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Drop what ModelOpt and transformers print, warn and log below an error; restores all of it."""
+    disabled = logging.root.manager.disable
+    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        warnings.simplefilter("ignore")
+        logging.disable(logging.WARNING)
+        try:
+            yield
+        finally:
+            logging.disable(disabled)
