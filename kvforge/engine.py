@@ -3,31 +3,55 @@
 import dataclasses
 import hashlib
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 from kvforge.errors import EngineError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 MANIFEST_FILE = "engine.json"
 TOKENIZER_DIR = "tokenizer"
 RANK_DIR = "rank0"
 WEIGHTS_FILE = f"{RANK_DIR}/weights.safetensors"
 LOWER_FILE = f"{RANK_DIR}/lower.pt2"
 UPPER_FILE = f"{RANK_DIR}/upper.pt2"
+VERIFY_FILE = f"{RANK_DIR}/verify.pt2"
 OPERATORS_FILE = f"{RANK_DIR}/operators.so"
 
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2}
+SCALE_BYTES = 4
+
+
+@dataclass(frozen=True)
+class KVFormat:
+    """How the cache stores a number: in ``element_bytes`` bytes, times a scale that is ``dynamic`` (float32, one per
+    token and head, in pools of its own), ``static`` (one per owner, in the manifest) or there is ``none``."""
+
+    element_bytes: int
+    scales: Literal["none", "dynamic", "static"] = "none"
+
+
+KV_FORMATS = {
+    "float32": KVFormat(4),
+    "bfloat16": KVFormat(2),
+    "fp8": KVFormat(1, "dynamic"),
+    "int8": KVFormat(1, "dynamic"),
+    "fp8_static": KVFormat(1, "static"),
+    "int8_static": KVFormat(1, "static"),
+}
 
 
 @dataclass(frozen=True)
 class Manifest:
     """Everything the runtime knows about an engine; ``cut == num_layers`` means the model has no cut.
 
-    ``owner_of_layer[i]`` is the layer whose K,V cache layer i reads. Limits: ``max_num_seqs`` sequences and
-    ``max_num_tokens`` packed tokens a step, ``max_seq_len`` tokens a sequence. ``isa`` names the machine code:
-    the architecture followed by the vector extensions it needs.
+    ``owner_of_layer[i]`` is the layer whose K,V cache layer i reads. ``kv_dtype`` is a key of ``KV_FORMATS``;
+    ``kv_scales`` holds (k_scale, v_scale) of each owner where it is static, else nothing. Limits: ``max_num_seqs``
+    sequences and ``max_num_tokens`` packed tokens a step, ``max_seq_len`` tokens a sequence, ``max_draft_len``
+    draft tokens of a sequence in one step; above 0 the engine has the graph ``verify``. ``isa`` names the machine
+    code: the architecture followed by the extensions it needs.
     """
 
     schema_version: int
@@ -37,6 +61,7 @@ class Manifest:
     torch_version: str
     dtype: str
     kv_dtype: str
+    kv_scales: tuple[tuple[float, float], ...]
     model_type: str
     num_layers: int
     hidden_size: int
@@ -53,6 +78,7 @@ class Manifest:
     max_num_seqs: int
     max_num_tokens: int
     max_seq_len: int
+    max_draft_len: int
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
     num_parameters: int
@@ -72,14 +98,34 @@ class Manifest:
         return len(self.owners)
 
     @property
+    def kv_format(self) -> KVFormat:
+        """What ``kv_dtype`` says of the cache."""
+        return KV_FORMATS[self.kv_dtype]
+
+    @property
+    def kv_element_bytes_per_token(self) -> int:
+        """Bytes of K and V one token keeps over all owners, without scales."""
+        return 2 * self.num_owners * self.num_kv_heads * self.head_dim * self.kv_format.element_bytes
+
+    @property
+    def kv_scale_bytes_per_token(self) -> int:
+        """Bytes of the dynamic scales of one token over all owners."""
+        return 2 * self.num_owners * self.num_kv_heads * SCALE_BYTES if self.kv_format.scales == "dynamic" else 0
+
+    @property
     def kv_bytes_per_token(self) -> int:
-        """Bytes of K and V one token keeps over all owners."""
-        return 2 * self.num_owners * self.num_kv_heads * self.head_dim * ELEMENT_BYTES[self.kv_dtype]
+        """Bytes one token keeps in the cache over all owners: K, V and their scales."""
+        return self.kv_element_bytes_per_token + self.kv_scale_bytes_per_token
 
     @property
     def page_bytes(self) -> int:
         """Bytes of one logical page over all owners."""
         return self.page_size * self.kv_bytes_per_token
+
+    @property
+    def max_num_survivors(self) -> int:
+        """Tokens of one step that can go past the cut: the last of each sequence, and the drafts before it."""
+        return min(self.max_num_tokens, self.max_num_seqs * (1 + self.max_draft_len))
 
     def to_json(self) -> dict[str, Any]:
         """Return the manifest as JSON-ready data."""
@@ -164,7 +210,7 @@ def _manifest_from(data: dict[str, Any], path: Path) -> Manifest:
         what = f"lacks {sorted(missing)[0]}" if missing else f"has the unknown field {sorted(unknown)[0]}"
         raise EngineError(f"{path} {what}; rebuild the engine with kvforge build.")
     tuples = {
-        name: tuple(data[name])
+        name: tuple(tuple(item) if isinstance(item, list) else item for item in data[name])
         for name, field in fields.items()
         if str(field.type).startswith("tuple") and isinstance(data[name], list)
     }
@@ -176,16 +222,18 @@ def _manifest_from(data: dict[str, Any], path: Path) -> Manifest:
 
 def _has_type(value: Any, kind: Any) -> bool:
     """Whether a JSON value is of a Manifest field's type."""
-    if get_origin(kind) in (tuple, dict):
-        items = list(value.values()) if isinstance(value, dict) else value
-        return isinstance(value, get_origin(kind)) and all(isinstance(item, _item_type(kind)) for item in items)
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin is dict:
+        return isinstance(value, dict) and all(_has_type(item, arguments[1]) for item in value.values())
+    if origin is tuple and arguments[1] is Ellipsis:
+        return isinstance(value, tuple) and all(_has_type(item, arguments[0]) for item in value)
+    if origin is tuple:
+        return (
+            isinstance(value, tuple)
+            and len(value) == len(arguments)
+            and all(_has_type(item, element) for item, element in zip(value, arguments, strict=True))
+        )
     return isinstance(value, kind) and not isinstance(value, bool)
-
-
-def _item_type(kind: Any) -> type:
-    """Return the type of a tuple's elements or of a dict's values."""
-    element, second = get_args(kind)
-    return element if second is Ellipsis else second
 
 
 def _fits(manifest: Manifest) -> bool:
@@ -211,5 +259,8 @@ def _fits(manifest: Manifest) -> bool:
         and all(0 <= owner < layers for owner in manifest.owner_of_layer)
         and len(manifest.isa) >= 1
         and manifest.dtype in ELEMENT_BYTES
-        and manifest.kv_dtype in ELEMENT_BYTES
+        and manifest.max_draft_len >= 0
+        and manifest.kv_dtype in KV_FORMATS
+        and len(manifest.kv_scales) == (manifest.num_owners if manifest.kv_format.scales == "static" else 0)
+        and all(0 < scale < math.inf for scales in manifest.kv_scales for scale in scales)
     )

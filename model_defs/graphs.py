@@ -1,16 +1,25 @@
-"""The two functions a model is compiled into, cut where SwiftKV cuts (arXiv 2410.03960, section 3).
+"""The two functions a model is compiled into, cut where SwiftKV cuts (arXiv 2410.03960, section 3), and a third that
+verifies drafts.
 
 Shapes: T packed tokens, S sequences, R survivors, M page-table columns; all dynamic. Parameter names are those
-of ``model_defs.weights``; a tied LM head is the embedding, under one name in both graphs.
+of ``model_defs.weights``; a tied LM head is the embedding, under one name in both graphs. ``kv_scales`` are the static
+scales of each of ``config.owners``, or ``()`` where the cache has none or keeps its own.
 """
+
+from collections.abc import Sequence
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import plugins
 from model_defs.config import ModelConfig
-from model_defs.layers import Block, Pool, RMSNorm, StepInputs
+from model_defs.layers import Block, KVScales, Pool, RMSNorm, StepInputs
 from model_defs.rope import rope_cos_sin
+
+
+def scales_by_owner(config: ModelConfig, kv_scales: Sequence[KVScales]) -> dict[int, KVScales]:
+    """Return the scales of each owner layer, 1 where none are given; raises ValueError unless there is one each."""
+    return dict(zip(config.owners, kv_scales or [(1.0, 1.0)] * len(config.owners), strict=True))
 
 
 class Embedding(nn.Module):
@@ -46,9 +55,10 @@ class SingleInputKV(nn.Module):
 class LowerGraph(nn.Module):
     """Embedding, layers below the cut, and all K,V above it, for every token of the step."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, kv_scales: Sequence[KVScales] = ()) -> None:
         super().__init__()
         self.config = config
+        self.kv_scales = scales_by_owner(config, kv_scales)
         self.embed = Embedding(config)
         self.layers = nn.ModuleDict({str(layer): Block(config, layer) for layer in range(config.cut)})
         if config.is_swiftkv:
@@ -69,34 +79,57 @@ class LowerGraph(nn.Module):
         page_table: Tensor,
         pools: list[Pool],
     ) -> Tensor:
-        """Return the hidden state ``[T, hidden]`` entering the cut layer; every owner's pool is written once.
+        """Return the first result of :meth:`step`; the pools are written in place."""
+        return self.step(input_ids, positions, slot_mapping, query_start, kv_length, page_table, pools)[0]
 
-        ``input_ids``, ``positions`` and ``slot_mapping`` are int32 ``[T]``; ``pools`` is in owner order.
+    def step(
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        slot_mapping: Tensor,
+        query_start: Tensor,
+        kv_length: Tensor,
+        page_table: Tensor,
+        pools: list[Pool],
+    ) -> tuple[Tensor, list[Pool]]:
+        """Return the hidden state ``[T, hidden]`` entering the cut layer, and the pools with this step's K and V.
+
+        ``input_ids``, ``positions`` and ``slot_mapping`` are int32 ``[T]``; ``pools`` is in owner order, as are the
+        new ones. Every owner's pool is written once.
         """
         config = self.config
         cos, sin = rope_cos_sin(positions, self.inverse_frequencies)
         step = StepInputs(query_start, kv_length, page_table, cos, sin)
         hidden = F.embedding(input_ids, self.embed.weight)
+        new_pools: list[Pool] = []
         for layer in range(config.cut):
             block = self.layers[str(layer)]
             q, k, v = block.project_qkv(hidden)
-            pool = plugins.rope_paged_kv_write(k, v, cos, sin, slot_mapping, *pools[layer])
-            hidden = block.finish(hidden, q, pool, step)
+            written = self._write(layer, k, v, pools[layer], slot_mapping, step)
+            hidden = block.finish(hidden, q, written, step, self.kv_scales[layer])
+            new_pools.append(written)
         if config.is_swiftkv:
             owned = self.single_input(hidden)
             for owner, (k, v), pool in zip(config.upper_owners, owned, pools[config.cut :], strict=True):
                 if config.qk_norm:
                     k = self.layers[str(owner)]["k_norm"](k)
-                plugins.rope_paged_kv_write(k, v, cos, sin, slot_mapping, *pool)
-        return hidden
+                new_pools.append(self._write(owner, k, v, pool, slot_mapping, step))
+        return hidden, new_pools
+
+    def _write(self, owner: int, k: Tensor, v: Tensor, pool: Pool, slot_mapping: Tensor, step: StepInputs) -> Pool:
+        k_scale, v_scale = self.kv_scales[owner]
+        return plugins.rope_paged_kv_write(
+            k, v, step.cos, step.sin, slot_mapping, *pool, k_scale=k_scale, v_scale=v_scale
+        )
 
 
 class UpperGraph(nn.Module):
     """Layers above the cut, final norm and LM head, for the survivors only; writes nothing to the cache."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, kv_scales: Sequence[KVScales] = ()) -> None:
         super().__init__()
         self.config = config
+        self.kv_scales = scales_by_owner(config, kv_scales)
         self.layers = nn.ModuleDict(
             {str(layer): Block(config, layer) for layer in range(config.cut, config.num_layers)}
         )
@@ -130,7 +163,24 @@ class UpperGraph(nn.Module):
             pool_of_owner = dict(zip(config.upper_owners, pools, strict=True))
             for layer in range(config.cut, config.num_layers):
                 block = self.layers[str(layer)]
-                pool = pool_of_owner[config.owner_of_layer[layer]]
-                hidden = block.finish(hidden, block.project_q(hidden), pool, step)
+                owner = config.owner_of_layer[layer]
+                q = block.project_q(hidden)
+                hidden = block.finish(hidden, q, pool_of_owner[owner], step, self.kv_scales[owner])
         head = self.embed.weight if config.tie_embeddings else self.lm_head.weight
         return F.linear(self.norm(hidden), head).float()
+
+
+class VerifyGraph(nn.Module):
+    """Which drafts of each sequence the model accepts, and the token that follows them; has no weights."""
+
+    def forward(
+        self,
+        logits: Tensor,
+        draft_ids: Tensor,
+        draft_start: Tensor,
+        draft_probs: Tensor,
+        temperature: Tensor,
+        uniform: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """Return (accepted, next_token), each int32 ``[S]``; arguments as ``plugins.speculative_verify``'s."""
+        return plugins.speculative_verify(logits, draft_ids, draft_start, draft_probs, temperature, uniform)

@@ -10,8 +10,12 @@ import plugins
 from model_defs.config import ModelConfig
 from model_defs.rope import apply_rope
 
-Pool = tuple[Tensor, Tensor]
-"""K and V pool of one owner, each ``[pages, page_size, kv_heads, head_dim]``."""
+Pool = tuple[Tensor, ...]
+"""The cache of one owner: K and V pool, each ``[pages, page_size, kv_heads, head_dim]``, and for dynamic 8-bit formats
+their float32 scales, each ``[pages, page_size, kv_heads]``."""
+
+KVScales = tuple[float, float]
+"""Static scales of one owner's K and V; (1.0, 1.0) where the format has none."""
 
 
 @dataclass(frozen=True)
@@ -82,16 +86,20 @@ class Block(nn.Module):
         """Return q ``[T, heads, d]``, not rotated (layers above the cut)."""
         return self.q_norm(self.q(self.input_norm(hidden)).unflatten(-1, (self.num_heads, self.head_dim)))
 
-    def finish(self, hidden: Tensor, q: Tensor, pool: Pool, step: StepInputs) -> Tensor:
+    def finish(self, hidden: Tensor, q: Tensor, pool: Pool, step: StepInputs, kv_scales: KVScales) -> Tensor:
         """Attend to ``pool`` and run the MLP; returns the next residual stream ``[T, hidden]``."""
         attended = plugins.paged_attention(
             apply_rope(q, step.cos, step.sin),
-            *pool,
+            pool[0],
+            pool[1],
             step.query_start,
             step.kv_length,
             step.page_table,
             self.scale,
             self.window,
+            *pool[2:],
+            k_scale=kv_scales[0],
+            v_scale=kv_scales[1],
         )
         hidden = hidden + self.o(attended.flatten(1))
         gate, up = self.gate_up(self.post_norm(hidden)).chunk(2, dim=-1)

@@ -1,7 +1,7 @@
 """The build: checkpoint in, engine directory out."""
 
+import dataclasses
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -10,33 +10,15 @@ from tokenizers import Tokenizer
 import plugins
 from kvforge import __version__
 from kvforge.checkpoint import Checkpoint, open_checkpoint
+from kvforge.checkpoint.kv_scales import kv_scales
 from kvforge.checkpoint.reader import TOKENIZER_FILES
-from kvforge.compiler.aot_inductor import compile_package
 from kvforge.compiler.convert import check_weights, convert_weights
 from kvforge.compiler.engine_dir import check_output, staging_directory
-from kvforge.compiler.export import export_lower, export_upper
-from kvforge.compiler.options import DTYPES, BuildOptions, ResolvedOptions, resolve
-from kvforge.compiler.toolchain import check_compiler
-from kvforge.compiler.verify import verify
-from kvforge.engine import (
-    LOWER_FILE,
-    OPERATORS_FILE,
-    RANK_DIR,
-    SCHEMA_VERSION,
-    TOKENIZER_DIR,
-    UPPER_FILE,
-    WEIGHTS_FILE,
-    Manifest,
-    save_manifest,
-    sha256_of,
-)
-from kvforge.errors import BuildError, CheckpointError
-from kvforge.hardware import cpu_isa
+from kvforge.compiler.options import BuildOptions, ResolvedOptions, graphs, resolve
+from kvforge.compiler.targets import Progress, Target, load_target
+from kvforge.engine import RANK_DIR, SCHEMA_VERSION, TOKENIZER_DIR, WEIGHTS_FILE, Manifest, save_manifest, sha256_of
+from kvforge.errors import CheckpointError
 from model_defs import ModelConfig, ModelError, load_config
-from plugins.build import build_library
-
-Progress = Callable[[str], object]
-STAGES = ("weights", "operators", "export lower", "compile lower", "export upper", "compile upper", "manifest")
 
 
 def build_engine(
@@ -47,16 +29,18 @@ def build_engine(
     overwrite: bool = False,
     progress: Progress = lambda stage: None,
 ) -> Manifest:
-    """Build an engine for this machine from a Hugging Face-format checkpoint.
+    """Build an engine from a Hugging Face-format checkpoint.
 
-    ``progress`` is called with each of ``STAGES`` as it begins. ``output`` appears whole or not at all.
+    ``progress`` is called with each of :func:`stages` as it begins. ``output`` appears whole or not at all.
 
     Raises:
         CheckpointError: the checkpoint is not readable, incomplete or of an unsupported model.
-        BuildError: impossible options, ``output`` exists, no C++ compiler, or code generation failed.
+        BuildError: impossible options, ``output`` exists, a tool that the
+            target needs is missing, or code generation failed.
     """
-    output = Path(output)
+    output, options = Path(output), options or BuildOptions()
     check_output(output, overwrite)
+    target = load_target(options.target)
     checkpoint = open_checkpoint(checkpoint_path)
     try:
         config = load_config(checkpoint.hf_config, checkpoint.generation_config)
@@ -64,28 +48,33 @@ def build_engine(
         raise CheckpointError(f"{checkpoint.path}: {error}") from None
     check_weights(checkpoint, config)
     _check_tokenizer(checkpoint)
-    resolved = resolve(options or BuildOptions(), config, checkpoint.dtype("model.embed_tokens.weight"))
-    check_compiler()
+    resolved = _resolve(options, config, checkpoint)
+    target.check_toolchain()
     with staging_directory(output) as staging:
         (staging / RANK_DIR).mkdir()
         progress("weights")
-        num_parameters = convert_weights(checkpoint, config, DTYPES[resolved.dtype], staging / WEIGHTS_FILE)
+        num_parameters = convert_weights(checkpoint, config, resolved.torch_dtype, staging / WEIGHTS_FILE)
         _copy_tokenizer(checkpoint, staging / TOKENIZER_DIR)
-        progress("operators")
-        try:
-            build_library(staging / OPERATORS_FILE)
-        except plugins.PluginError as error:
-            raise BuildError(str(error)) from error
-        for name, export, file in (("lower", export_lower, LOWER_FILE), ("upper", export_upper, UPPER_FILE)):
-            progress(f"export {name}")
-            graph = export(config, resolved)
-            verify(graph, config, resolved)
-            progress(f"compile {name}")
-            compile_package(graph.program, staging / file)
+        target.write_graphs(config, resolved, staging, progress)
         progress("manifest")
-        manifest = _manifest(checkpoint, config, resolved, num_parameters, staging)
+        manifest = _manifest(checkpoint, config, resolved, target, num_parameters, staging)
         save_manifest(manifest, staging)
     return manifest
+
+
+def stages(options: BuildOptions) -> tuple[str, ...]:
+    """Return the stages of a build with ``options``, in order; raises BuildError for an unknown target."""
+    return ("weights", *load_target(options.target).stages(graphs(options.max_draft_len)), "manifest")
+
+
+def _resolve(options: BuildOptions, config: ModelConfig, checkpoint: Checkpoint) -> ResolvedOptions:
+    """Return the resolved options, with the checkpoint's scales where the cache is static."""
+    quantization = checkpoint.quantization
+    algorithm = quantization.kv_cache_algo if quantization is not None else None
+    resolved = resolve(options, config, checkpoint.dtype("model.embed_tokens.weight"), algorithm)
+    if not resolved.has_static_scales:
+        return resolved
+    return dataclasses.replace(resolved, kv_scales=kv_scales(checkpoint, config, resolved.kv_dtype))
 
 
 def _check_tokenizer(checkpoint: Checkpoint) -> None:
@@ -108,17 +97,23 @@ def _copy_tokenizer(checkpoint: Checkpoint, target: Path) -> None:
 
 
 def _manifest(
-    checkpoint: Checkpoint, config: ModelConfig, options: ResolvedOptions, num_parameters: int, staging: Path
+    checkpoint: Checkpoint,
+    config: ModelConfig,
+    options: ResolvedOptions,
+    target: Target,
+    num_parameters: int,
+    staging: Path,
 ) -> Manifest:
     files = sorted(path for path in staging.rglob("*") if path.is_file())
     return Manifest(
         schema_version=SCHEMA_VERSION,
         kvforge_version=__version__,
         target=options.target,
-        isa=cpu_isa(),
+        isa=target.isa(),
         torch_version=torch.__version__,
         dtype=options.dtype,
         kv_dtype=options.kv_dtype,
+        kv_scales=options.kv_scales,
         model_type=config.model_type,
         num_layers=config.num_layers,
         hidden_size=config.hidden_size,
@@ -135,6 +130,7 @@ def _manifest(
         max_num_seqs=options.max_num_seqs,
         max_num_tokens=options.max_num_tokens,
         max_seq_len=options.max_seq_len,
+        max_draft_len=options.max_draft_len,
         bos_token_id=config.bos_token_id,
         eos_token_ids=config.eos_token_ids,
         num_parameters=num_parameters,

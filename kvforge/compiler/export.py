@@ -1,5 +1,6 @@
-"""Exporting the two graphs with every step dimension dynamic."""
+"""Exporting the graphs with every step dimension dynamic."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -7,102 +8,127 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from kvforge.compiler.options import DTYPES, ResolvedOptions
+from kvforge.compiler.options import ResolvedOptions
 from model_defs import ModelConfig
-from model_defs.graphs import LowerGraph, UpperGraph
+from model_defs.graphs import LowerGraph, UpperGraph, VerifyGraph
 
 # Example sizes are pairwise different and not 0 or 1, so that no two dimensions are taken for one.
-_TOKENS, _SEQUENCES, _SURVIVORS, _COLUMNS, _PAGES = 24, 3, 5, 7, 11
+_TOKENS, _SEQUENCES, _SURVIVORS, _COLUMNS, _PAGES, _DRAFTS = 24, 3, 5, 7, 11, 6
 
 
 @dataclass(frozen=True)
 class ExportedGraph:
-    """An exported graph, and for each pool placeholder pair the owner layer it belongs to."""
+    """An exported graph and the owner layers whose pools are its last inputs, in order."""
 
     name: str
     program: ExportedProgram
     pool_owners: tuple[int, ...]
 
 
-def _uninitialised(module: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """Give a meta-device module storage: parameters in ``dtype`` are never written, so they cost no memory;
-    buffers (fp32 frequencies) are left as they are."""
+def uninitialised(module: nn.Module, config: ModelConfig, dtype: torch.dtype, device: str = "cpu") -> nn.Module:
+    """Give a meta-device graph storage: parameters in ``dtype`` are never written, so they cost no memory; the
+    fp32 frequencies are."""
     for owner in module.modules():
         for name, parameter in owner._parameters.items():
             if parameter is not None:
-                empty = torch.empty(parameter.shape, dtype=dtype)
+                empty = torch.empty(parameter.shape, dtype=dtype, device=device)
                 owner._parameters[name] = nn.Parameter(empty, requires_grad=False)
+    module.inverse_frequencies = config.rope.inverse_frequencies(config.head_dim).to(device)
     return module.eval()
 
 
-def _pools(config: ModelConfig, options: ResolvedOptions, num_owners: int) -> list[tuple[Tensor, Tensor]]:
+def example_pools(
+    config: ModelConfig, options: ResolvedOptions, num_owners: int, device: str = "cpu"
+) -> list[tuple[Tensor, ...]]:
+    """Return pools of the engine's format for ``num_owners`` owners, uninitialised."""
     shape = (_PAGES, options.page_size, config.num_kv_heads, config.head_dim)
-    dtype = DTYPES[options.kv_dtype]
-    return [(torch.empty(shape, dtype=dtype), torch.empty(shape, dtype=dtype)) for _ in range(num_owners)]
+
+    def pool() -> tuple[Tensor, ...]:
+        elements = [torch.empty(shape, dtype=options.torch_kv_dtype, device=device) for _ in range(2)]
+        scales = [torch.empty(shape[:3], dtype=torch.float32, device=device) for _ in range(2)]
+        return (*elements, *scales) if options.has_scale_pools else tuple(elements)
+
+    return [pool() for _ in range(num_owners)]
 
 
-def _int32(*values: int) -> Tensor:
-    return torch.tensor(values, dtype=torch.int32)
-
-
-def export_lower(config: ModelConfig, options: ResolvedOptions) -> ExportedGraph:
-    """Export ``lower``: T, S, M and the number of pages are dynamic."""
-    with torch.device("meta"):
-        module = LowerGraph(config)
-    module.inverse_frequencies = config.rope.inverse_frequencies(config.head_dim)
-    tokens = torch.zeros(_TOKENS, dtype=torch.int32)
-    arguments: tuple[Any, ...] = (
+def lower_example(config: ModelConfig, options: ResolvedOptions, device: str = "cpu") -> tuple[Any, ...]:
+    """Return arguments of ``lower`` for a small step of three sequences."""
+    tokens = torch.zeros(_TOKENS, dtype=torch.int32, device=device)
+    return (
         tokens,
         tokens.clone(),
         tokens.clone(),
-        _int32(0, 5, 9, _TOKENS),
-        _int32(5, 4, 15),
-        torch.zeros(_SEQUENCES, _COLUMNS, dtype=torch.int32),
-        _pools(config, options, len(config.owners)),
+        torch.tensor([0, 5, 9, _TOKENS], dtype=torch.int32, device=device),
+        torch.tensor([5, 4, 15], dtype=torch.int32, device=device),
+        torch.zeros(_SEQUENCES, _COLUMNS, dtype=torch.int32, device=device),
+        example_pools(config, options, len(config.owners), device),
     )
-    num_tokens, num_sequences, columns, pages = Dim.DYNAMIC, Dim.DYNAMIC, Dim.DYNAMIC, Dim.DYNAMIC
-    dynamic = (
-        {0: num_tokens},
-        {0: num_tokens},
-        {0: num_tokens},
-        {0: num_sequences},
-        {0: num_sequences},
-        {0: num_sequences, 1: columns},
-        [({0: pages}, {0: pages})] * len(config.owners),
+
+
+def upper_example(config: ModelConfig, options: ResolvedOptions, device: str = "cpu") -> tuple[Any, ...]:
+    """Return arguments of ``upper`` for the same step, with five survivors."""
+    return (
+        torch.zeros(_TOKENS, config.hidden_size, dtype=options.torch_dtype, device=device),
+        torch.zeros(_SURVIVORS, dtype=torch.int32, device=device),
+        torch.tensor([0, 1, 3, _SURVIVORS], dtype=torch.int32, device=device),
+        torch.zeros(_TOKENS, dtype=torch.int32, device=device),
+        torch.tensor([5, 4, 15], dtype=torch.int32, device=device),
+        torch.zeros(_SEQUENCES, _COLUMNS, dtype=torch.int32, device=device),
+        example_pools(config, options, len(config.upper_owners), device),
     )
-    program = torch.export.export(
-        _uninitialised(module, DTYPES[options.dtype]), arguments, dynamic_shapes=dynamic, strict=False
+
+
+def verify_example(config: ModelConfig, options: ResolvedOptions, device: str = "cpu") -> tuple[Tensor, ...]:
+    """Return arguments of ``verify``: six drafts of three sequences, with their distributions."""
+    rows = _DRAFTS + _SEQUENCES
+    return (
+        torch.zeros(rows, config.vocab_size, device=device),
+        torch.zeros(_DRAFTS, dtype=torch.int32, device=device),
+        torch.tensor([0, 2, 2, _DRAFTS], dtype=torch.int32, device=device),
+        torch.zeros(_DRAFTS, config.vocab_size, device=device),
+        torch.zeros(_SEQUENCES, device=device),
+        torch.zeros(rows, 2, device=device),
     )
+
+
+def export_lower(config: ModelConfig, options: ResolvedOptions, device: str = "cpu") -> ExportedGraph:
+    """Export ``lower``: T, S, M and the number of pages are dynamic."""
+    with torch.device("meta"):
+        module = LowerGraph(config, options.kv_scales)
+    arguments = lower_example(config, options, device)
+    auto = Dim.DYNAMIC
+    pools = [({0: auto},) * len(pool) for pool in arguments[-1]]
+    dynamic = ({0: auto}, {0: auto}, {0: auto}, {0: auto}, {0: auto}, {0: auto, 1: auto}, pools)
+    module = uninitialised(module, config, options.torch_dtype, device)
+    program = torch.export.export(module, arguments, dynamic_shapes=dynamic, strict=False)
     return ExportedGraph("lower", program, config.owners)
 
 
-def export_upper(config: ModelConfig, options: ResolvedOptions) -> ExportedGraph:
+def export_upper(config: ModelConfig, options: ResolvedOptions, device: str = "cpu") -> ExportedGraph:
     """Export ``upper``: T, R, S, M and the number of pages are dynamic."""
     with torch.device("meta"):
-        module = UpperGraph(config)
-    module.inverse_frequencies = config.rope.inverse_frequencies(config.head_dim)
-    hidden = torch.zeros(_TOKENS, config.hidden_size, dtype=DTYPES[options.dtype])
-    arguments: tuple[Any, ...] = (
-        hidden,
-        torch.zeros(_SURVIVORS, dtype=torch.int32),
-        _int32(0, 1, 3, _SURVIVORS),
-        torch.zeros(_TOKENS, dtype=torch.int32),
-        _int32(5, 4, 15),
-        torch.zeros(_SEQUENCES, _COLUMNS, dtype=torch.int32),
-        _pools(config, options, len(config.upper_owners)),
-    )
+        module = UpperGraph(config, options.kv_scales)
+    arguments = upper_example(config, options, device)
     auto = Dim.DYNAMIC
-    step = {0: auto} if config.is_swiftkv else {0: Dim.AUTO}  # without a cut these are not read
-    dynamic = (
-        {0: auto},
-        {0: auto},
-        step,
-        step,
-        step,
-        {0: step[0], 1: step[0]},
-        [({0: auto}, {0: auto})] * len(config.upper_owners),
-    )
-    program = torch.export.export(
-        _uninitialised(module, DTYPES[options.dtype]), arguments, dynamic_shapes=dynamic, strict=False
-    )
+    step = auto if config.is_swiftkv else Dim.AUTO  # without a cut these are not read
+    pools = [({0: auto},) * len(pool) for pool in arguments[-1]]
+    dynamic = ({0: auto}, {0: auto}, {0: step}, {0: step}, {0: step}, {0: step, 1: step}, pools)
+    module = uninitialised(module, config, options.torch_dtype, device)
+    program = torch.export.export(module, arguments, dynamic_shapes=dynamic, strict=False)
     return ExportedGraph("upper", program, config.upper_owners)
+
+
+def export_verify(config: ModelConfig, options: ResolvedOptions, device: str = "cpu") -> ExportedGraph:
+    """Export ``verify``: the numbers of drafts, of their distributions, of sequences and of rows are dynamic."""
+    arguments = verify_example(config, options, device)
+    dynamic = tuple({0: Dim.DYNAMIC} for _ in arguments)
+    program = torch.export.export(VerifyGraph(), arguments, dynamic_shapes=dynamic, strict=False)
+    return ExportedGraph("verify", program, ())
+
+
+EXPORTS: dict[str, Callable[[ModelConfig, ResolvedOptions], ExportedGraph]] = {
+    "lower": export_lower,
+    "upper": export_upper,
+    "verify": export_verify,
+}
+"""How each graph of an engine is exported."""

@@ -4,12 +4,14 @@ from dataclasses import dataclass
 
 import torch
 
+from kvforge.dtypes import COMPUTE_DTYPES, KV_DTYPES
+from kvforge.engine import KV_FORMATS
 from kvforge.errors import BuildError
 from model_defs import ModelConfig
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 ALIASES = {"fp32": "float32", "bf16": "bfloat16"}
-TARGETS = ("cpu",)
+LIMITS = {"max_num_seqs": 1, "max_num_tokens": 1, "max_seq_len": 1, "page_size": 1, "max_draft_len": 0}
+"""The least value of each size option."""
 
 
 @dataclass(frozen=True)
@@ -23,11 +25,16 @@ class BuildOptions:
     max_num_tokens: int = 2048
     max_seq_len: int | None = None
     page_size: int = 32
+    max_draft_len: int = 0
 
 
 @dataclass(frozen=True)
 class ResolvedOptions:
-    """Options with every choice made; dtypes are keys of ``DTYPES``, sizes in tokens."""
+    """Options with every choice made; sizes in tokens.
+
+    ``dtype`` is a key of ``kvforge.dtypes.COMPUTE_DTYPES``, ``kv_dtype`` of ``KV_DTYPES``; ``kv_scales`` holds
+    (k_scale, v_scale) of each owner of the model where ``kv_dtype`` is static, else nothing.
+    """
 
     target: str
     dtype: str
@@ -36,43 +43,91 @@ class ResolvedOptions:
     max_num_tokens: int
     max_seq_len: int
     page_size: int
+    max_draft_len: int = 0
+    kv_scales: tuple[tuple[float, float], ...] = ()
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """The dtype of weights and hidden state."""
+        return COMPUTE_DTYPES[self.dtype]
+
+    @property
+    def torch_kv_dtype(self) -> torch.dtype:
+        """The dtype of the K and V pools."""
+        return KV_DTYPES[self.kv_dtype]
+
+    @property
+    def has_scale_pools(self) -> bool:
+        """Whether each owner has pools of scales beside K and V."""
+        return KV_FORMATS[self.kv_dtype].scales == "dynamic"
+
+    @property
+    def has_static_scales(self) -> bool:
+        """Whether each owner has one scale for K and one for V."""
+        return KV_FORMATS[self.kv_dtype].scales == "static"
+
+    @property
+    def graphs(self) -> tuple[str, ...]:
+        """The names of the engine's graphs, in the order they are built."""
+        return graphs(self.max_draft_len)
 
 
-def resolve(options: BuildOptions, config: ModelConfig, checkpoint_dtype: str) -> ResolvedOptions:
-    """Fill in what was left open: compute in fp32 for fp32 checkpoints, else bf16; cache in the same dtype.
+def graphs(max_draft_len: int) -> tuple[str, ...]:
+    """Return the names of an engine's graphs, in the order they are built: ``verify`` only where there are drafts."""
+    return ("lower", "upper", "verify") if max_draft_len > 0 else ("lower", "upper")
 
-    ``checkpoint_dtype`` is safetensors' name of the stored weights' dtype.
+
+def resolve(
+    options: BuildOptions,
+    config: ModelConfig,
+    checkpoint_dtype: str,
+    kv_cache_algo: str | None = None,
+) -> ResolvedOptions:
+    """Fill in what was left open: compute in fp32 for fp32 checkpoints, else bf16; cache in the same dtype, or in the
+    static format that the checkpoint is quantized for.
+
+    ``checkpoint_dtype`` is safetensors' name of the stored weights' dtype; ``kv_cache_algo`` is ``FP8`` or ``INT8``
+    where the checkpoint has static scales for the cache, else None. ``kv_scales`` of the result is left empty.
 
     Raises:
-        BuildError: an unknown target or dtype, a limit below 1, or ``max_seq_len`` beyond the model's.
+        BuildError: an unknown dtype, a limit below its least value, ``max_seq_len`` beyond the model's, or a static
+            cache format for a checkpoint without scales.
     """
-    if options.target not in TARGETS:
-        raise BuildError(f"Target {options.target!r} is not supported; supported: {', '.join(TARGETS)}.")
-    for name in ("max_num_seqs", "max_num_tokens", "max_seq_len", "page_size"):
+    for name, least in LIMITS.items():
         value = getattr(options, name)
-        if value is not None and value < 1:
-            raise BuildError(f"--{name.replace('_', '-')} is {value}; it must be at least 1.")
+        if value is not None and value < least:
+            raise BuildError(f"--{name.replace('_', '-')} is {value}; it must be at least {least}.")
     max_seq_len = options.max_seq_len or config.max_position
     if max_seq_len > config.max_position:
         raise BuildError(
             f"--max-seq-len {max_seq_len} is beyond the {config.max_position} positions this model was "
             "trained for; choose a smaller one."
         )
-    auto = "float32" if checkpoint_dtype in ("F32", "F64") else "bfloat16"
-    dtype = _dtype_name(options.dtype, auto, "--dtype")
+    dtype = _choice(
+        options.dtype, "float32" if checkpoint_dtype in ("F32", "F64") else "bfloat16", COMPUTE_DTYPES, "--dtype"
+    )
+    kv_dtype = _choice(
+        options.kv_dtype, f"{kv_cache_algo.lower()}_static" if kv_cache_algo else dtype, KV_DTYPES, "--kv-dtype"
+    )
+    if KV_FORMATS[kv_dtype].scales == "static" and kv_cache_algo is None:
+        raise BuildError(
+            f"--kv-dtype {kv_dtype} needs a checkpoint that was calibrated for an 8-bit cache; make one with "
+            f"kvforge quantize, or choose {kv_dtype.removesuffix('_static')}, which needs no calibration."
+        )
     return ResolvedOptions(
         target=options.target,
         dtype=dtype,
-        kv_dtype=_dtype_name(options.kv_dtype, dtype, "--kv-dtype"),
+        kv_dtype=kv_dtype,
         max_num_seqs=options.max_num_seqs,
         max_num_tokens=options.max_num_tokens,
         max_seq_len=max_seq_len,
         page_size=options.page_size,
+        max_draft_len=options.max_draft_len,
     )
 
 
-def _dtype_name(given: str, auto: str, flag: str) -> str:
+def _choice(given: str, auto: str, known: dict[str, torch.dtype], flag: str) -> str:
     name = auto if given == "auto" else ALIASES.get(given, given)
-    if name not in DTYPES:
-        raise BuildError(f"{flag} {given!r} is not supported; choose auto, {', '.join(DTYPES)}.")
+    if name not in known:
+        raise BuildError(f"{flag} {given!r} is not supported; choose auto, {', '.join(known)}.")
     return name

@@ -1,39 +1,65 @@
 """Checks on an exported graph, run after export and before code generation."""
 
 from collections import Counter
+from dataclasses import dataclass
+from typing import Any, NoReturn
 
 import torch
 from torch.fx import Node
 
 from kvforge.compiler.export import ExportedGraph
-from kvforge.compiler.options import DTYPES, ResolvedOptions
+from kvforge.compiler.options import ResolvedOptions
 from kvforge.errors import BuildError
 from model_defs import ModelConfig
+from model_defs.graphs import scales_by_owner
 
 _WRITE = "kvforge::rope_paged_kv_write"
 _ATTEND = "kvforge::paged_attention"
-_POOL_ARGUMENTS = {_WRITE: (5, 6), _ATTEND: (1, 2)}
+_VERIFY = "kvforge::speculative_verify"
+_OPERATORS = {"lower": (_WRITE, _ATTEND), "upper": (_ATTEND,), "verify": (_VERIFY,)}
+_POOL_ARGUMENTS = ("k_pool", "v_pool", "k_scales", "v_scales")
+
+
+@dataclass(frozen=True)
+class _PoolInput:
+    """A placeholder of the graph: the owner it belongs to and which of ``_POOL_ARGUMENTS`` it is."""
+
+    owner: int
+    role: str
 
 
 def verify(graph: ExportedGraph, config: ModelConfig, options: ResolvedOptions) -> None:
     """Check that ``graph`` does to the cache exactly what the model says.
 
-    Every operator is known; every owner's pools are written once by ``lower`` and never by ``upper``; layer i
-    reads its owner's pools, after the write; pools, hidden state and logits have the declared dtypes.
+    Every operator is known and belongs to the graph; every owner's pools are written once by ``lower`` and never by
+    ``upper``; layer i reads its owner's pools, after the write; elements and scales go together, with the owner's
+    static scale where it has one; pools, hidden state, logits and tokens have the declared dtypes.
 
     Raises:
         BuildError: naming the node that breaks a rule.
     """
-    pools = _pool_inputs(graph, DTYPES[options.kv_dtype])
+    calls = [(node, name) for node in graph.program.graph.nodes if (name := _operator_name(graph, node))]
+    if graph.name == "verify":
+        if [name for _, name in calls] != [_VERIFY]:
+            raise BuildError(f"Graph verify calls {[name for _, name in calls]}; it must be one {_VERIFY}.")
+        _check_results(graph, [torch.int32, torch.int32])
+        return
+    _check_cache(graph, config, options, calls)
+    _check_results(graph, [options.torch_dtype if graph.name == "lower" else torch.float32])
+
+
+def _check_cache(
+    graph: ExportedGraph, config: ModelConfig, options: ResolvedOptions, calls: list[tuple[Node, str]]
+) -> None:
+    pools = _pool_inputs(graph, options)
+    scales = scales_by_owner(config, options.kv_scales)
     writes: Counter[int] = Counter()
     reads: list[int] = []
-    for node in graph.program.graph.nodes:
-        if node.op != "call_function":
-            continue
-        name = _operator_name(graph, node)
-        if name not in _POOL_ARGUMENTS:
-            continue
-        owner = _owner(graph, node, pools, _POOL_ARGUMENTS[name])
+    for node, name in calls:
+        owner = _owner(graph, node, pools, options)
+        found = tuple(_argument(node, scale) for scale in ("k_scale", "v_scale"))
+        if found != scales[owner]:
+            _fail(graph, node, f"takes {found} as the scales of layer {owner}, which are {scales[owner]}")
         if name == _WRITE:
             if owner in reads:
                 _fail(graph, node, f"writes the cache of layer {owner} after it was read")
@@ -53,51 +79,68 @@ def verify(graph: ExportedGraph, config: ModelConfig, options: ResolvedOptions) 
             f"Graph {graph.name} reads the caches of layers {reads} and writes {sorted(writes)}; "
             f"the model asks for {expected_reads} and {list(expected_writes)}."
         )
-    _check_result(graph, DTYPES[options.dtype] if is_lower else torch.float32)
 
 
-def _pool_inputs(graph: ExportedGraph, kv_dtype: torch.dtype) -> dict[str, tuple[int, int]]:
-    """Map each pool placeholder's name to (owner, 0 for K or 1 for V)."""
+def _pool_inputs(graph: ExportedGraph, options: ResolvedOptions) -> dict[str, _PoolInput]:
+    """Map each pool placeholder's name to what it is; the pools are the last inputs of the graph."""
+    roles = _POOL_ARGUMENTS if options.has_scale_pools else _POOL_ARGUMENTS[:2]
+    expected = [_PoolInput(owner, role) for owner in graph.pool_owners for role in roles]
     names = list(graph.program.graph_signature.user_inputs)
     placeholders = {node.name: node for node in graph.program.graph.nodes if node.op == "placeholder"}
-    pool_names = names[len(names) - 2 * len(graph.pool_owners) :]
-    pools: dict[str, tuple[int, int]] = {}
-    for index, name in enumerate(pool_names):
+    pools: dict[str, _PoolInput] = {}
+    for name, pool in zip(names[len(names) - len(expected) :], expected, strict=True):
         node = placeholders[str(name)]
-        if node.meta["val"].dtype != kv_dtype:
-            _fail(graph, node, f"is a cache pool of dtype {node.meta['val'].dtype}, not {kv_dtype}")
-        pools[node.name] = (graph.pool_owners[index // 2], index % 2)
+        dtype = options.torch_kv_dtype if pool.role in _POOL_ARGUMENTS[:2] else torch.float32
+        if node.meta["val"].dtype != dtype:
+            _fail(graph, node, f"is a cache pool of dtype {node.meta['val'].dtype}, not {dtype}")
+        pools[node.name] = pool
     return pools
 
 
-def _operator_name(graph: ExportedGraph, node: Node) -> str:
+def _operator_name(graph: ExportedGraph, node: Node) -> str | None:
+    """Return the name of the kvforge operator that ``node`` calls, None if it calls one of torch's or nothing."""
+    if node.op != "call_function":
+        return None
     target = node.target
     if isinstance(target, torch._ops.OpOverload):
         if target.namespace in ("aten", "prims"):
+            return None
+        if target._schema.name in _OPERATORS[graph.name]:
             return target._schema.name
-        if target._schema.name in _POOL_ARGUMENTS:
-            return target._schema.name
-        _fail(graph, node, f"calls {target}, which no target implements")
-    if getattr(target, "__module__", "") in ("_operator", "torch"):  # arithmetic on symbolic sizes
-        return str(target)
+    elif getattr(target, "__module__", "") in ("_operator", "torch"):  # arithmetic on symbolic sizes
+        return None
     _fail(graph, node, f"calls {target}, which no target implements")
-    raise AssertionError
 
 
-def _owner(graph: ExportedGraph, node: Node, pools: dict[str, tuple[int, int]], arguments: tuple[int, int]) -> int:
-    k, v = (node.args[index] for index in arguments)
-    found = [pools.get(argument.name) if isinstance(argument, Node) else None for argument in (k, v)]
-    if found[0] is None or found[1] is None or found[0][0] != found[1][0] or (found[0][1], found[1][1]) != (0, 1):
-        _fail(graph, node, "does not take the K and the V pool of one owner")
-    return found[0][0]  # type: ignore[index]
+def _argument(node: Node, name: str) -> Any:
+    """Return the argument ``name`` of an operator call, its default where it is left out."""
+    assert isinstance(node.target, torch._ops.OpOverload)
+    for position, argument in enumerate(node.target._schema.arguments):
+        if argument.name == name:
+            if position < len(node.args):
+                return node.args[position]
+            return node.kwargs.get(name, argument.default_value)
+    raise AssertionError(f"{node.target} has no argument {name}")
 
 
-def _check_result(graph: ExportedGraph, dtype: torch.dtype) -> None:
+def _owner(graph: ExportedGraph, node: Node, pools: dict[str, _PoolInput], options: ResolvedOptions) -> int:
+    """Return the owner whose pools ``node`` takes, all of them and each in its place."""
+    values = {role: _argument(node, role) for role in _POOL_ARGUMENTS}
+    found = {role: pools.get(value.name) for role, value in values.items() if isinstance(value, Node)}
+    owner = next((pool.owner for pool in found.values() if pool is not None), -1)
+    roles = _POOL_ARGUMENTS if options.has_scale_pools else _POOL_ARGUMENTS[:2]
+    if found != {role: _PoolInput(owner, role) for role in roles}:
+        what = "the K and the V pool" + (" with their scales" if options.has_scale_pools else "")
+        _fail(graph, node, f"does not take {what} of one owner")
+    return owner
+
+
+def _check_results(graph: ExportedGraph, dtypes: list[torch.dtype]) -> None:
     output = next(node for node in graph.program.graph.nodes if node.op == "output")
-    results = [node for node in output.args[0] if isinstance(node, Node)]
-    if len(results) != 1 or results[0].meta["val"].dtype != dtype:
-        _fail(graph, output, f"must return one tensor of dtype {dtype}")
+    results = [node.meta["val"].dtype for node in output.args[0] if isinstance(node, Node)]
+    if results != dtypes:
+        _fail(graph, output, f"returns tensors of dtypes {results}, not {dtypes}")
 
 
-def _fail(graph: ExportedGraph, node: Node, what: str) -> None:
+def _fail(graph: ExportedGraph, node: Node, what: str) -> NoReturn:
     raise BuildError(f"Graph {graph.name}: node {node.name} {what}.")

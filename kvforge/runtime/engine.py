@@ -15,12 +15,13 @@ from kvforge.runtime import request_check
 from kvforge.runtime.config import resolve_config
 from kvforge.runtime.invariants import check_invariants
 from kvforge.runtime.outputs import SequenceOutput
-from kvforge.runtime.runner import Runner, StepFunctions
+from kvforge.runtime.runner import Runner
 from kvforge.runtime.sampler import SampledTokens, sample
 from kvforge.runtime.sampling_params import SamplingParams
 from kvforge.runtime.sampling_state import make_state
 from kvforge.runtime.scheduler import Schedule, Scheduler
 from kvforge.runtime.sequence import FinishReason, Request, RequestMetrics, Sequence, Status
+from kvforge.runtime.session import StepFunctions, load_session
 from kvforge.runtime.step_threads import step_threads
 from kvforge.runtime.stop import Stopper, StopReason
 from kvforge.runtime.tokenizer import Tokenizer
@@ -57,8 +58,6 @@ class LLMEngine:
         if session is None:
             if engine_dir is None:
                 raise EngineError("no engine was given; pass an engine directory.")
-            from kvforge.runtime.session import load_session
-
             manifest = load_manifest(engine_dir)
             tokenizer = tokenizer or Tokenizer.from_dir(Path(engine_dir) / TOKENIZER_DIR)
             session = load_session(Path(engine_dir), manifest)

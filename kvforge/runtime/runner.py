@@ -1,53 +1,12 @@
 """Runs one planned step: ``lower`` on every token, ``upper`` on the survivors only."""
 
-from typing import Protocol
-
 import torch
 
-from kvforge.engine import Manifest
 from kvforge.runtime.config import RuntimeConfig
 from kvforge.runtime.scheduler import Schedule
+from kvforge.runtime.session import StepFunctions
 from kvforge.runtime.slot_table import SlotTable
 from kvforge.runtime.step_batch import StepBatchBuilder
-
-Pools = list[tuple[torch.Tensor, torch.Tensor]]
-
-
-class StepFunctions(Protocol):
-    """What a session offers: the two graphs of one engine, and memory for their K,V pools.
-
-    Pools are one (k_pool, v_pool) per owner layer in ascending order, each
-    [num_pages, page_size, num_kv_heads, head_dim] in the manifest's ``kv_dtype``.
-    """
-
-    manifest: Manifest
-
-    def allocate_pools(self, num_pages: int) -> Pools:
-        """Return uninitialised pools."""
-
-    def lower(
-        self,
-        input_ids: torch.Tensor,
-        positions: torch.Tensor,
-        slot_mapping: torch.Tensor,
-        query_start: torch.Tensor,
-        kv_length: torch.Tensor,
-        page_table: torch.Tensor,
-        pools: Pools,
-    ) -> torch.Tensor:
-        """Layers below the cut and all K,V writes for T tokens; returns hidden [T, hidden_size]."""
-
-    def upper(
-        self,
-        hidden: torch.Tensor,
-        survivor_index: torch.Tensor,
-        survivor_start: torch.Tensor,
-        positions: torch.Tensor,
-        kv_length: torch.Tensor,
-        page_table: torch.Tensor,
-        pools: Pools,
-    ) -> torch.Tensor:
-        """Layers above the cut for R survivors; returns logits [R, vocab_size] float32."""
 
 
 class Runner:

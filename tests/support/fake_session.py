@@ -6,7 +6,7 @@ import zlib
 import numpy as np
 import torch
 
-from kvforge.engine import Manifest
+from kvforge.engine import SCHEMA_VERSION, Manifest
 
 POISON = -7.0
 
@@ -14,13 +14,14 @@ POISON = -7.0
 def fake_manifest(**changes):
     """A manifest of a model that does not exist."""
     values = dict(
-        schema_version=1,
+        schema_version=SCHEMA_VERSION,
         kvforge_version="0",
         target="cpu",
         isa=(),
         torch_version="",
         dtype="float32",
         kv_dtype="float32",
+        kv_scales=(),
         model_type="fake",
         num_layers=2,
         hidden_size=2,
@@ -37,6 +38,7 @@ def fake_manifest(**changes):
         max_num_seqs=8,
         max_num_tokens=64,
         max_seq_len=128,
+        max_draft_len=0,
         bos_token_id=1,
         eos_token_ids=(2,),
         num_parameters=0,

@@ -1,5 +1,6 @@
 """Runs one sequence through a session's graphs in chunks of any size, on pages in any order."""
 
+import itertools
 import random
 from collections.abc import Sequence
 
@@ -15,9 +16,8 @@ class StepDriver:
     def __init__(self, session: Session, num_pages: int = 64, seed: int = 0) -> None:
         self.session = session
         self.pools = session.allocate_pools(num_pages)
-        for k_pool, v_pool in self.pools:
-            k_pool.fill_(float("nan"))
-            v_pool.fill_(float("nan"))
+        for tensor in itertools.chain.from_iterable(self.pools):
+            tensor.fill_(float("nan") if tensor.is_floating_point() else 127)
         self.pages = random.Random(seed).sample(range(num_pages), num_pages)
         self.length = 0
 

@@ -1,0 +1,52 @@
+"""Target ``cpu``: AOTInductor packages and the compiled C++ operators, for this machine."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import plugins
+from kvforge.compiler.aot_inductor import compile_package
+from kvforge.compiler.export import EXPORTS
+from kvforge.compiler.options import ResolvedOptions
+from kvforge.compiler.toolchain import check_compiler
+from kvforge.compiler.verify import verify
+from kvforge.engine import OPERATORS_FILE, RANK_DIR
+from kvforge.errors import BuildError
+from kvforge.hardware import cpu_isa
+from model_defs import ModelConfig
+from plugins.build import build_library
+
+
+def check_toolchain() -> None:
+    """Raise BuildError when there is no C++ compiler."""
+    check_compiler()
+
+
+def isa() -> tuple[str, ...]:
+    """Return the architecture and the vector extensions of this machine."""
+    return cpu_isa()
+
+
+def stages(graphs: tuple[str, ...]) -> tuple[str, ...]:
+    """Return what ``write_graphs`` calls ``progress`` with for these graphs, in order."""
+    return ("operators", *(f"{what} {name}" for name in graphs for what in ("export", "compile")))
+
+
+def write_graphs(
+    config: ModelConfig, options: ResolvedOptions, staging: Path, progress: Callable[[str], object]
+) -> None:
+    """Write ``operators.so`` and an AOTInductor package per graph.
+
+    Raises:
+        BuildError: a graph is not what the model says, or code generation or the C++ compiler failed.
+    """
+    progress("operators")
+    try:
+        build_library(staging / OPERATORS_FILE)
+    except plugins.PluginError as error:
+        raise BuildError(str(error)) from error
+    for name in options.graphs:
+        progress(f"export {name}")
+        graph = EXPORTS[name](config, options)
+        verify(graph, config, options)
+        progress(f"compile {name}")
+        compile_package(graph.program, staging / RANK_DIR / f"{name}.pt2")

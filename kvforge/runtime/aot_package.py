@@ -1,0 +1,66 @@
+"""Loading AOTInductor packages and the one weights file that they share."""
+
+import contextlib
+import os
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from kvforge.engine import WEIGHTS_FILE
+from kvforge.errors import EngineError, first_line
+
+Graph = Callable[[list[Tensor]], list[Tensor]]
+"""A compiled graph: flat inputs to flat outputs."""
+
+_TMPDIR_LOCK = threading.Lock()
+
+
+def load_weights(engine_dir: Path, device: str = "cpu") -> dict[str, Tensor]:
+    """Return all weights by name; on the CPU they are memory-mapped.
+
+    Raises:
+        EngineError: the file is damaged.
+    """
+    try:
+        with safe_open(engine_dir / WEIGHTS_FILE, framework="pt", device=device) as file:
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise EngineError(f"{engine_dir / WEIGHTS_FILE} is damaged ({error}); rebuild the engine.") from error
+
+
+@contextlib.contextmanager
+def private_tmpdir() -> Iterator[None]:
+    """Packages are unpacked under $TMPDIR and mapped; the files can go as soon as that is done, so that a killed
+    process leaves none behind. The variable is the process's, so loads take turns."""
+    with _TMPDIR_LOCK, tempfile.TemporaryDirectory(prefix="kvforge-", ignore_cleanup_errors=True) as folder:
+        before = os.environ.get("TMPDIR")
+        os.environ["TMPDIR"] = folder
+        try:
+            yield
+        finally:
+            os.environ.pop("TMPDIR")
+            if before is not None:
+                os.environ["TMPDIR"] = before
+
+
+def load_package(path: Path, weights: dict[str, Tensor]) -> Graph:
+    """Load an AOTInductor package, within ``private_tmpdir``, and bind ``weights`` without copying them: the caller
+    keeps them alive.
+
+    Raises:
+        EngineError: the package cannot be loaded or needs a weight that is not there.
+    """
+    try:
+        graph = torch._inductor.aoti_load_package(str(path))
+        names = graph.get_constant_fqns()
+        graph.load_constants({name: weights[name] for name in names}, check_full_update=True, user_managed=True)
+    except KeyError as error:
+        raise EngineError(f"{path} needs the weight {error}, which the engine lacks; rebuild the engine.") from error
+    except Exception as error:
+        raise EngineError(f"{path} cannot be loaded ({first_line(error)}); rebuild the engine.") from error
+    return graph.loader.boxed_run

@@ -1,0 +1,28 @@
+"""Whether an engine was built for this torch and these operators."""
+
+from pathlib import Path
+
+import torch
+
+import plugins
+from kvforge.engine import Manifest
+from kvforge.errors import EngineError
+
+
+def check_torch(manifest: Manifest, engine_dir: Path) -> None:
+    """Raise EngineError unless the engine was built with this version of torch."""
+    if manifest.torch_version != torch.__version__:
+        raise EngineError(
+            f"{engine_dir} was built with torch {manifest.torch_version}, this is torch "
+            f"{torch.__version__}; rebuild the engine with kvforge build."
+        )
+
+
+def check_operators(manifest: Manifest, engine_dir: Path) -> None:
+    """Raise EngineError unless the engine's operators mean what this kvforge's do."""
+    versions = {operator.name: operator.version for operator in plugins.OPERATORS.values()}
+    if manifest.operators != versions:
+        raise EngineError(
+            f"{engine_dir} uses other operator versions ({manifest.operators}) than this kvforge "
+            f"({versions}); rebuild the engine with kvforge build."
+        )

@@ -1,0 +1,101 @@
+"""An engine of target ``cpu``: its compiled graphs, its weights and the allocation of its cache."""
+
+import itertools
+from pathlib import Path
+
+from torch import Tensor
+
+import plugins
+from kvforge.engine import LOWER_FILE, OPERATORS_FILE, UPPER_FILE, VERIFY_FILE, Manifest
+from kvforge.errors import EngineError
+from kvforge.hardware import cpu_isa
+from kvforge.runtime.aot_package import Graph, load_package, load_weights, private_tmpdir
+from kvforge.runtime.compatibility import check_operators, check_torch
+from kvforge.runtime.pools import Pools, allocate_pools
+
+
+class CpuSession:
+    """The graphs of an engine on this CPU; stateless between calls, all state is in the pools.
+
+    See ``kvforge.runtime.session.Session``.
+    """
+
+    def __init__(self, manifest: Manifest, weights: dict[str, Tensor], graphs: dict[str, Graph]) -> None:
+        self.manifest = manifest
+        self._weights = weights  # the graphs use this memory without owning it
+        self._lower, self._upper, self._verify = graphs["lower"], graphs["upper"], graphs.get("verify")
+        first_upper = sum(owner < manifest.cut for owner in manifest.owners)
+        self._upper_owners = slice(first_upper, None)
+
+    def lower(
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        slot_mapping: Tensor,
+        query_start: Tensor,
+        kv_length: Tensor,
+        page_table: Tensor,
+        pools: Pools,
+    ) -> Tensor:
+        """Run all T tokens to the cut, writing every owner's K,V; returns hidden ``[T, hidden_size]``."""
+        step = (input_ids, positions, slot_mapping, query_start, kv_length, page_table)
+        return self._lower([*step, *itertools.chain.from_iterable(pools)])[0]
+
+    def upper(
+        self,
+        hidden: Tensor,
+        survivor_index: Tensor,
+        survivor_start: Tensor,
+        positions: Tensor,
+        kv_length: Tensor,
+        page_table: Tensor,
+        pools: Pools,
+    ) -> Tensor:
+        """Run the R survivors past the cut; returns fp32 logits ``[R, vocab_size]``."""
+        step = (hidden, survivor_index, survivor_start, positions, kv_length, page_table)
+        return self._upper([*step, *itertools.chain.from_iterable(pools[self._upper_owners])])[0]
+
+    def verify(
+        self,
+        logits: Tensor,
+        draft_ids: Tensor,
+        draft_start: Tensor,
+        draft_probs: Tensor,
+        temperature: Tensor,
+        uniform: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """Verify drafts; returns (accepted, next_token), each int32 ``[S]``."""
+        if self._verify is None:
+            raise EngineError("this engine verifies no drafts; rebuild it with kvforge build --max-draft-len N.")
+        accepted, next_token = self._verify([logits, draft_ids, draft_start, draft_probs, temperature, uniform])
+        return accepted, next_token
+
+    def allocate_pools(self, num_pages: int) -> Pools:
+        """Return zeroed pools of all owners in one allocation; see ``kvforge.runtime.pools``."""
+        return allocate_pools(self.manifest, num_pages)
+
+
+def load_session(engine_dir: Path, manifest: Manifest) -> CpuSession:
+    """Load the graphs of an engine and bind them to its one memory-mapped weights file.
+
+    Raises:
+        EngineError: the engine was built for another torch, another CPU or another operator version, or one of
+            its files is damaged.
+    """
+    check_torch(manifest, engine_dir)
+    missing = set(manifest.isa) - set(cpu_isa())
+    if missing:
+        raise EngineError(
+            f"{engine_dir} was built for a CPU with {', '.join(sorted(missing))}, which this one lacks; "
+            "rebuild the engine on this machine with kvforge build."
+        )
+    check_operators(manifest, engine_dir)
+    try:
+        plugins.load_library(engine_dir / OPERATORS_FILE)
+    except plugins.PluginError as error:
+        raise EngineError(str(error)) from error
+    weights = load_weights(engine_dir)
+    files = {"lower": LOWER_FILE, "upper": UPPER_FILE} | ({"verify": VERIFY_FILE} if manifest.max_draft_len else {})
+    with private_tmpdir():
+        graphs = {name: load_package(engine_dir / file, weights) for name, file in files.items()}
+    return CpuSession(manifest, weights, graphs)

@@ -1,0 +1,43 @@
+"""Memory of the K,V cache."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from kvforge.dtypes import KV_DTYPES
+from kvforge.engine import Manifest
+
+Pool = tuple[Tensor, ...]
+"""The cache of one owner: K and V elements, then, for dynamic 8-bit formats, K's and V's scales."""
+
+Pools = list[Pool]
+
+ALIGNMENT = 256
+"""Every pool begins at a multiple of this many bytes: TensorRT asks for it, and vector loads gain from it."""
+
+
+def pool_specs(manifest: Manifest, num_pages: int) -> list[tuple[tuple[int, ...], torch.dtype]]:
+    """Return shape and dtype of each tensor of one owner's pool: K and V elements ``[num_pages, page_size, kv_heads,
+    head_dim]``, then, for dynamic formats, their float32 scales ``[num_pages, page_size, kv_heads]``."""
+    slots = (num_pages, manifest.page_size, manifest.num_kv_heads)
+    elements = ((*slots, manifest.head_dim), KV_DTYPES[manifest.kv_dtype])
+    scales = (slots, torch.float32)
+    return [elements] * 2 + [scales] * (2 if manifest.kv_format.scales == "dynamic" else 0)
+
+
+def allocate_pools(manifest: Manifest, num_pages: int, device: str | torch.device = "cpu") -> Pools:
+    """Return the pools of every owner, zeroed, as views of one allocation: ``num_pages * manifest.page_bytes`` bytes,
+    and less than ``ALIGNMENT`` more per tensor where that does not divide its size."""
+    specs = [spec for _ in manifest.owners for spec in pool_specs(manifest, num_pages)]
+    sizes = [math.prod(shape) * dtype.itemsize for shape, dtype in specs]
+    offsets = [0]
+    for size in sizes:
+        offsets.append(-(-(offsets[-1] + size) // ALIGNMENT) * ALIGNMENT)
+    memory = torch.zeros(offsets[-2] + sizes[-1], dtype=torch.uint8, device=device)
+    views = [
+        memory[offset : offset + size].view(dtype).view(shape)
+        for offset, size, (shape, dtype) in zip(offsets, sizes, specs, strict=False)
+    ]
+    width = len(views) // manifest.num_owners
+    return [tuple(views[start : start + width]) for start in range(0, len(views), width)]
