@@ -1,0 +1,107 @@
+"""Engine recipes: a YAML file that says what to build, from what, and what the model is expected to be."""
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from kvforge.compiler.options import ALIASES, LIMITS, BuildOptions
+from kvforge.compiler.targets import TARGETS
+from kvforge.dtypes import COMPUTE_DTYPES, KV_DTYPES
+from kvforge.errors import BuildError
+from model_defs import ModelConfig
+
+_CHOICES = {
+    "target": tuple(TARGETS),
+    "dtype": ("auto", *COMPUTE_DTYPES, *ALIASES),
+    "kv_dtype": ("auto", *KV_DTYPES, *ALIASES),
+}
+_LEAST = {**LIMITS, "cut": 1, "group_size": 1}
+_PATHS = ("checkpoint", "output")
+KEYS = (*_PATHS, "cut", "group_size", *(field.name for field in fields(BuildOptions)))
+"""Every key of a recipe; all but ``checkpoint``, ``output``, ``cut`` and ``group_size`` are build options."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A validated recipe. ``given`` holds the build options that the file names; ``cut`` and ``group_size`` are
+    what the model must have, None where the file does not say."""
+
+    path: Path
+    checkpoint: Path | None
+    output: Path | None
+    cut: int | None
+    group_size: int | None
+    given: dict[str, Any]
+
+    @property
+    def options(self) -> BuildOptions:
+        """The build options, with defaults for what the file leaves out."""
+        return BuildOptions(**self.given)
+
+    def check_model(self, config: ModelConfig) -> None:
+        """Raise BuildError unless the model has the recipe's cut and group size."""
+        for name, expected in (("cut", self.cut), ("group_size", self.group_size)):
+            found = getattr(config, name)
+            if expected is not None and found != expected:
+                raise BuildError(
+                    f"{self.path} expects a model with {name} {expected}, but the checkpoint has {found}; correct the "
+                    "recipe or choose another checkpoint."
+                )
+
+
+def load_recipe(path: str | Path) -> Recipe:
+    """Read and validate a recipe. Paths in it are relative to the current directory.
+
+    Raises:
+        BuildError: not readable, not YAML, not a mapping, or a key that is unknown, given twice, of the wrong type or
+            out of range; the message names key and line.
+    """
+    path = Path(path)
+    values: dict[str, Any] = {name: _value(f"{path}, line {line}", name, node) for name, line, node in _entries(path)}
+    paths = {name: Path(values[name]) if name in values else None for name in _PATHS}
+    given = {field.name: values[field.name] for field in fields(BuildOptions) if field.name in values}
+    return Recipe(path, paths["checkpoint"], paths["output"], values.get("cut"), values.get("group_size"), given)
+
+
+def _entries(path: Path) -> list[tuple[str, int, yaml.Node]]:
+    """Return (key, line, node) of every entry of the file's one mapping."""
+    try:
+        root = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
+    except (OSError, UnicodeDecodeError) as error:
+        raise BuildError(f"The recipe {path} cannot be read: {error}.") from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"{path}, line {mark.line + 1}" if mark is not None else str(path)
+        raise BuildError(f"{where}: this is not YAML ({getattr(error, 'problem', None) or error}).") from None
+    if not isinstance(root, yaml.MappingNode):
+        raise BuildError(f"{path} must be a mapping from keys to values, such as 'target: cpu'.")
+    entries: list[tuple[str, int, yaml.Node]] = []
+    for key, value in root.value:
+        name, where = str(key.value), f"{path}, line {key.start_mark.line + 1}"
+        if not isinstance(key, yaml.ScalarNode) or name not in KEYS:
+            raise BuildError(f"{where}: unknown key {name!r}; known are {', '.join(KEYS)}.")
+        if any(name == other for other, _, _ in entries):
+            raise BuildError(f"{where}: key {name!r} is given twice; keep one of them.")
+        entries.append((name, key.start_mark.line + 1, value))
+    return entries
+
+
+def _value(where: str, name: str, node: yaml.Node) -> str | int:
+    kind = node.tag.rsplit(":", 1)[-1]
+    wanted = "int" if name in _LEAST else "str"
+    if not isinstance(node, yaml.ScalarNode) or kind != wanted:
+        what = {"int": "a whole number", "str": "text"}[wanted]
+        found = f"{kind} {node.value!r}" if isinstance(node, yaml.ScalarNode) else f"a {kind}"
+        raise BuildError(f"{where}: {name} must be {what}, not {found}.")
+    if wanted == "str":
+        if name in _CHOICES and node.value not in _CHOICES[name]:
+            raise BuildError(f"{where}: {name} {node.value!r} is unknown; choose from {', '.join(_CHOICES[name])}.")
+        if not node.value:
+            raise BuildError(f"{where}: {name} is empty; give it a value or leave it out.")
+        return str(node.value)
+    number = yaml.SafeLoader("").construct_yaml_int(node)
+    if number < _LEAST[name]:
+        raise BuildError(f"{where}: {name} is {number}; it must be at least {_LEAST[name]}.")
+    return int(number)
