@@ -1,16 +1,17 @@
 """The definition of every model here in plain torch: one sequence, all tokens through all layers, no cache.
 
-Slow and short. It reads checkpoint tensors by their Hugging Face names and shares only the configuration with
-the compiled graphs, so it can be held against them.
+Slow and short. It reads checkpoint tensors by their Hugging Face names and shares only the configuration and the
+8-bit number formats with the compiled graphs, so it can be held against them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from model_defs.config import ModelConfig
+from plugins.kv_quantization import LARGEST, dynamic_scale, quantize
 
 
 def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -39,12 +40,29 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
     return (weights @ v.float()).to(q.dtype).transpose(0, 1).reshape(tokens, heads * head_dim)
 
 
-def reference_logits(config: ModelConfig, weights: Mapping[str, Tensor], input_ids: Tensor) -> Tensor:
+def _cached(x: Tensor, kv_dtype: torch.dtype, scale: float | None) -> Tensor:
+    """Return what attention reads back of K or V ``[kv_heads, tokens, head_dim]`` from a cache of ``kv_dtype``."""
+    if kv_dtype not in LARGEST:
+        return x.to(kv_dtype).to(x.dtype)
+    factor = dynamic_scale(x, kv_dtype)[..., None] if scale is None else torch.tensor(scale)
+    return (quantize(x, factor, kv_dtype).float() * factor).to(x.dtype)
+
+
+def reference_logits(
+    config: ModelConfig,
+    weights: Mapping[str, Tensor],
+    input_ids: Tensor,
+    kv_dtype: torch.dtype | None = None,
+    kv_scales: Sequence[tuple[float, float]] = (),
+) -> Tensor:
     """Return fp32 logits ``[n, vocab]`` of one sequence ``input_ids`` ``[n]``.
 
     Above a SwiftKV cut, K and V of each group come from the group leader's projections of
-    ``norm_swiftkv(hidden entering the cut)`` (arXiv 2410.03960, sections 3.2 and 3.3), for every token.
+    ``norm_swiftkv(hidden entering the cut)`` (arXiv 2410.03960, sections 3.2 and 3.3), for every token. With
+    ``kv_dtype``, attention sees rotated K and V as a cache of that dtype returns them: an 8-bit one with a scale per
+    token and head, or with ``kv_scales`` of each owner.
     """
+    scales: dict[int, tuple[float, float]] = dict(zip(config.owners, kv_scales, strict=True)) if kv_scales else {}
 
     def linear(x: Tensor, name: str) -> Tensor:
         return F.linear(x, weights[f"{name}.weight"], weights.get(f"{name}.bias"))
@@ -70,7 +88,11 @@ def reference_logits(config: ModelConfig, weights: Mapping[str, Tensor], input_i
         if owner == layer:
             source = single_input if above else x
             k = heads(source, f"{attention}.k_proj{suffix}", f"{attention}.k_norm{suffix}")
-            shared[owner] = _rotate(k, config), heads(source, f"{attention}.v_proj{suffix}", None)
+            k, v = _rotate(k, config), heads(source, f"{attention}.v_proj{suffix}", None)
+            if kv_dtype is not None:
+                k_scale, v_scale = scales.get(owner, (None, None))
+                k, v = _cached(k, kv_dtype, k_scale), _cached(v, kv_dtype, v_scale)
+            shared[owner] = k, v
         hidden = hidden + linear(_attend(q, *shared[owner], config.layer_windows[layer]), f"{attention}.o_proj")
         x = _rms_norm(hidden, weights[f"{prefix}.post_attention_layernorm.weight"], config.rms_norm_eps)
         inner = F.silu(linear(x, f"{prefix}.mlp.gate_proj")) * linear(x, f"{prefix}.mlp.up_proj")
