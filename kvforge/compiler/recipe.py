@@ -6,11 +6,12 @@ from typing import Any
 
 import yaml
 
+from kvforge.checkpoint import open_checkpoint
 from kvforge.compiler.options import ALIASES, LIMITS, BuildOptions
 from kvforge.compiler.targets import TARGETS
 from kvforge.dtypes import COMPUTE_DTYPES, KV_DTYPES
-from kvforge.errors import BuildError
-from model_defs import ModelConfig
+from kvforge.errors import BuildError, CheckpointError
+from model_defs import ModelConfig, ModelError, load_config
 
 _CHOICES = {
     "target": tuple(TARGETS),
@@ -39,6 +40,15 @@ class Recipe:
     def options(self) -> BuildOptions:
         """The build options, with defaults for what the file leaves out."""
         return BuildOptions(**self.given)
+
+    def check_checkpoint(self, path: Path) -> None:
+        """Raise BuildError unless the checkpoint at ``path`` has the recipe's cut and group size, CheckpointError
+        where it cannot be read."""
+        checkpoint = open_checkpoint(path)
+        try:
+            self.check_model(load_config(checkpoint.hf_config, checkpoint.generation_config))
+        except ModelError as error:
+            raise CheckpointError(f"{path}: {error}") from None
 
     def check_model(self, config: ModelConfig) -> None:
         """Raise BuildError unless the model has the recipe's cut and group size."""

@@ -22,7 +22,7 @@ def test_committed_recipes_are_valid(path: Path) -> None:
     assert recipe.options.target in path.stem
     checkpoint = ROOT / recipe.checkpoint
     if checkpoint.is_relative_to(ROOT / "model_defs"):
-        recipe.check_model(load_config(open_checkpoint(checkpoint).hf_config))
+        recipe.check_checkpoint(checkpoint)
 
 
 def test_recipes_are_there_for_every_target() -> None:
