@@ -126,9 +126,9 @@ def export_verify(config: ModelConfig, options: ResolvedOptions, device: str = "
     return ExportedGraph("verify", program, ())
 
 
-EXPORTS: dict[str, Callable[[ModelConfig, ResolvedOptions], ExportedGraph]] = {
+EXPORTS: dict[str, Callable[..., ExportedGraph]] = {
     "lower": export_lower,
     "upper": export_upper,
     "verify": export_verify,
 }
-"""How each graph of an engine is exported."""
+"""How each graph of an engine is exported: functions of the model, the options and the device."""

@@ -48,15 +48,15 @@ def private_tmpdir() -> Iterator[None]:
                 os.environ["TMPDIR"] = before
 
 
-def load_package(path: Path, weights: dict[str, Tensor]) -> Graph:
+def load_package(path: Path, weights: dict[str, Tensor], single_threaded: bool = False) -> Graph:
     """Load an AOTInductor package, within ``private_tmpdir``, and bind ``weights`` without copying them: the caller
-    keeps them alive.
+    keeps them alive. ``single_threaded`` drops what lets several threads call the graph, as CUDA graphs demand.
 
     Raises:
         EngineError: the package cannot be loaded or needs a weight that is not there.
     """
     try:
-        graph = torch._inductor.aoti_load_package(str(path))
+        graph = torch._inductor.aoti_load_package(str(path), run_single_threaded=single_threaded)
         names = graph.get_constant_fqns()
         graph.load_constants({name: weights[name] for name in names}, check_full_update=True, user_managed=True)
     except KeyError as error:

@@ -63,6 +63,9 @@ class LLMEngine:
             session = load_session(Path(engine_dir), manifest)
         self.manifest = session.manifest
         self.tokenizer = tokenizer
+        own_default = getattr(session, "default_kv_cache_gib", None)  # a session whose cache is not in main memory
+        if num_pages is None and kv_cache_gib is None and own_default is not None:
+            kv_cache_gib = own_default()
         self.config = resolve_config(
             session.manifest,
             available_memory_bytes(),

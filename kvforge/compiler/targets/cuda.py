@@ -1,0 +1,65 @@
+"""Target ``cuda``: AOTInductor packages with the Triton operators inside, for the GPU of this machine."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from kvforge.compiler.aot_inductor import compile_package
+from kvforge.compiler.export import EXPORTS
+from kvforge.compiler.options import ResolvedOptions
+from kvforge.compiler.toolchain import check_compiler
+from kvforge.compiler.verify import verify
+from kvforge.engine import RANK_DIR
+from kvforge.errors import BuildError
+from model_defs import ModelConfig
+from plugins import PluginError, cuda_ops
+from plugins.triton_cache import check_capability
+
+
+def check_toolchain() -> None:
+    """Raise BuildError when there is no GPU that torch can use, no Triton or no C++ compiler."""
+    if not torch.cuda.is_available():
+        raise BuildError(
+            f"Target cuda compiles for the GPU of this machine, and torch {torch.__version__} sees none; build where "
+            "the engine will run, with a CUDA build of torch, or choose --target cpu."
+        )
+    check_compiler()
+    try:
+        cuda_ops.register()
+    except PluginError as error:
+        raise BuildError(str(error)) from error
+
+
+def isa() -> tuple[str, ...]:
+    """Return the compute capability of the current GPU, e.g. ``("sm_90",)``."""
+    major, minor = torch.cuda.get_device_capability()
+    return (f"sm_{major}{minor}",)
+
+
+def stages(graphs: tuple[str, ...]) -> tuple[str, ...]:
+    """Return what ``write_graphs`` calls ``progress`` with for these graphs, in order."""
+    return tuple(f"{what} {name}" for name in graphs for what in ("export", "compile"))
+
+
+def write_graphs(
+    config: ModelConfig, options: ResolvedOptions, staging: Path, progress: Callable[[str], object]
+) -> None:
+    """Write an AOTInductor package per graph. Its example parameters take the weights' size of GPU memory meanwhile.
+
+    Raises:
+        BuildError: the GPU lacks the cache's format, a graph is not what the model says, or compilation failed.
+    """
+    major, minor = torch.cuda.get_device_capability()
+    try:
+        check_capability(options.torch_kv_dtype, 10 * major + minor)
+    except PluginError as error:
+        raise BuildError(str(error)) from error
+    for name in options.graphs:
+        progress(f"export {name}")
+        graph = EXPORTS[name](config, options, "cuda")
+        verify(graph, config, options)
+        progress(f"compile {name}")
+        compile_package(graph.program, staging / RANK_DIR / f"{name}.pt2")
+        del graph
+        torch.cuda.empty_cache()

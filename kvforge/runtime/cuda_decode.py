@@ -1,0 +1,176 @@
+"""Decode-only steps under CUDA graphs: one captured pair of graphs per padded batch size and page-table width.
+
+A step of S sequences with one token each runs in the bucket of B >= S sequences and M >= its page-table columns.
+Sequences S..B-1 are padding and keep to the operators' contract: one token of id 0 at position 0 whose slot is -1,
+so nothing is written; a K,V length of 1 on page 0, so one key that exists is read; rows S..B-1 of hidden state and
+logits are cut off. Rows never mix, so padding changes no result, except that a GEMM of another size may round
+differently. Columns beyond a sequence's own pages are never read.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from kvforge.engine import Manifest
+from kvforge.runtime.aot_package import Graph
+from kvforge.runtime.cuda_staging import StepBuffer
+
+MAX_GRAPH_SEQS = 512
+"""Larger decode batches run without a graph: their kernels take longer than their launches."""
+
+
+class Captured(Protocol):
+    """A recorded piece of work that can run again on the same addresses."""
+
+    def replay(self) -> None:
+        """Queue the work."""
+
+
+Capture = Callable[[Callable[[], Tensor]], tuple[Captured, Tensor]]
+"""Runs a function under capture; returns the recording and the tensor that each replay writes."""
+
+
+@dataclass(frozen=True)
+class DecodeGraph:
+    """A captured graph: where its input hidden state lies (``upper`` only) and where its result appears."""
+
+    work: Captured
+    hidden: Tensor | None
+    result: Tensor
+
+
+def batch_bucket(num_seqs: int, max_num_seqs: int) -> int | None:
+    """Return the padded batch size: 1, 2, 4, 8, then multiples of 8, above 64 of 16, above 256 of 32; never above
+    ``max_num_seqs``. None above ``MAX_GRAPH_SEQS``."""
+    if num_seqs > MAX_GRAPH_SEQS:
+        return None
+    if num_seqs <= 8:
+        bucket = 1 << (num_seqs - 1).bit_length()
+    else:
+        step = 8 if num_seqs <= 64 else 16 if num_seqs <= 256 else 32
+        bucket = -(-num_seqs // step) * step
+    return min(bucket, max_num_seqs)
+
+
+def width_bucket(num_columns: int, max_columns: int) -> int:
+    """Return the padded number of page-table columns: a power of two, at most ``max_columns``."""
+    return min(1 << (num_columns - 1).bit_length(), max_columns)
+
+
+def is_one_each(starts: Tensor, num_tokens: int) -> bool:
+    """Whether ``starts`` ``[S+1]`` gives each of S sequences one of S packed tokens."""
+    num_seqs = starts.shape[0] - 1
+    return num_tokens == num_seqs and bool((starts == torch.arange(num_seqs + 1, dtype=starts.dtype)).all())
+
+
+class DecodeGraphs:
+    """Captures graphs on demand and replays them. The pools must be the same tensors at every call."""
+
+    def __init__(
+        self, manifest: Manifest, lower: Graph, upper: Graph, buffers: tuple[StepBuffer, StepBuffer], capture: Capture
+    ) -> None:
+        self._max_seqs = manifest.max_num_seqs
+        self._max_columns = -(-manifest.max_seq_len // manifest.page_size)
+        self._lower, self._upper = lower, upper
+        self._lower_buffer, self._upper_buffer = buffers
+        self._capture = capture
+        self._captured: dict[tuple[str, int, int], DecodeGraph] = {}
+
+    def bucket(self, num_seqs: int, page_table: Tensor) -> tuple[int, int] | None:
+        """Return (B, M) for a decode step, None if it is to run without a graph."""
+        batch = batch_bucket(num_seqs, self._max_seqs)
+        return None if batch is None else (batch, width_bucket(page_table.shape[1], self._max_columns))
+
+    def lower(
+        self,
+        bucket: tuple[int, int],
+        input_ids: Tensor,
+        positions: Tensor,
+        slot_mapping: Tensor,
+        kv_length: Tensor,
+        page_table: Tensor,
+        pools: Sequence[Tensor],
+    ) -> Tensor:
+        """Return hidden ``[S, hidden_size]``, valid until the next decode step of this bucket."""
+        batch, width = bucket
+        num_seqs = input_ids.shape[0]
+        host = self._lower_buffer.host([(batch,), (batch,), (batch,), (batch + 1,), (batch,), (batch, width)])
+        for target, source, padding in zip(
+            (host[0], host[1], host[2], host[4]),
+            (input_ids, positions, slot_mapping, kv_length),
+            (0, 0, -1, 1),
+            strict=True,
+        ):
+            _fill(target, source, padding)
+        torch.arange(batch + 1, out=host[3])
+        _fill_table(host[5], page_table)
+        inputs = self._lower_buffer.device()
+        graph = self._captured.get(("lower", *bucket))
+        if graph is None:
+            work, result = self._capture(lambda: self._lower([*inputs, *pools])[0])
+            graph = self._captured["lower", batch, width] = DecodeGraph(work, None, result)
+        graph.work.replay()
+        return graph.result[:num_seqs]
+
+    def upper(
+        self,
+        bucket: tuple[int, int],
+        hidden: Tensor,
+        positions: Tensor,
+        kv_length: Tensor,
+        page_table: Tensor,
+        pools: Sequence[Tensor],
+    ) -> Tensor:
+        """Return logits ``[S, vocab_size]`` on the device, valid until the next decode step of this bucket."""
+        batch, width = bucket
+        num_seqs = hidden.shape[0]
+        host = self._upper_buffer.host([(batch,), (batch + 1,), (batch,), (batch,), (batch, width)])
+        torch.arange(batch, out=host[0])
+        torch.arange(batch + 1, out=host[1])
+        _fill(host[2], positions, 0)
+        _fill(host[3], kv_length, 1)
+        _fill_table(host[4], page_table)
+        inputs = self._upper_buffer.device()
+        graph = self._captured.get(("upper", *bucket))
+        if graph is None:
+            below = self._captured.get(("lower", *bucket))
+            static = hidden.new_zeros(batch, hidden.shape[1]) if below is None else below.result
+            work, result = self._capture(lambda: self._upper([static, *inputs, *pools])[0])
+            graph = self._captured["upper", batch, width] = DecodeGraph(work, static, result)
+        assert graph.hidden is not None
+        if hidden.data_ptr() != graph.hidden.data_ptr():
+            graph.hidden[:num_seqs].copy_(hidden)
+        graph.work.replay()
+        return graph.result[:num_seqs]
+
+    def clear(self) -> None:
+        """Forget all captured graphs."""
+        self._captured.clear()
+
+
+def _fill(target: Tensor, source: Tensor, padding: int) -> None:
+    target[: source.shape[0]] = source
+    target[source.shape[0] :] = padding
+
+
+def _fill_table(target: Tensor, page_table: Tensor) -> None:
+    num_seqs, columns = page_table.shape
+    target[:num_seqs, :columns] = page_table
+    target[num_seqs:, 0] = 0
+
+
+def capture_on_gpu(function: Callable[[], Tensor], pool: tuple[int, int] | None = None) -> tuple[Captured, Tensor]:
+    """Capture ``function`` as a CUDA graph after one run of it that loads its kernels."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        function()
+    torch.cuda.current_stream().wait_stream(side)
+    torch.cuda.current_stream().synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool):
+        result = function()
+    return graph, result

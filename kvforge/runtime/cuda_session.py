@@ -1,0 +1,193 @@
+"""An engine of target ``cuda``: its graphs, its weights and its cache on one GPU."""
+
+import functools
+import itertools
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from kvforge.engine import LOWER_FILE, UPPER_FILE, VERIFY_FILE, Manifest
+from kvforge.errors import EngineError
+from kvforge.runtime.aot_package import Graph, load_package, load_weights, private_tmpdir
+from kvforge.runtime.compatibility import check_operators, check_torch
+from kvforge.runtime.cuda_decode import Capture, DecodeGraphs, capture_on_gpu, is_one_each
+from kvforge.runtime.cuda_staging import StepBuffer, num_elements
+from kvforge.runtime.pools import Pools, allocate_pools
+
+CACHE_FRACTION = 0.9
+"""The share of the memory left beside weights and activations that the K,V cache gets unless told otherwise."""
+
+
+class CudaSession:
+    """The graphs of an engine on one GPU. All lasting state is in the pools; not thread-safe.
+
+    Step tensors come on the CPU and logits go back there; hidden states and pools stay on the GPU. Steps in which
+    each sequence has one token run as captured CUDA graphs (``cuda_decode``), the others directly. See
+    ``kvforge.runtime.session.Session``.
+
+    Args:
+        weights: every engine tensor on ``device``; the graphs use this memory without owning it.
+        graphs: ``lower``, ``upper`` and, for engines with drafts, ``verify``: flat device inputs to flat outputs.
+        capture: how a decode graph is recorded; None runs all steps directly.
+    """
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        weights: dict[str, Tensor],
+        graphs: dict[str, Graph],
+        device: torch.device,
+        capture: Capture | None = None,
+    ) -> None:
+        self.manifest = manifest
+        self.device = device
+        self._weights = weights
+        self._lower, self._upper, self._verify = graphs["lower"], graphs["upper"], graphs.get("verify")
+        self._upper_owners = slice(sum(owner < manifest.cut for owner in manifest.owners), None)
+        tokens, seqs = manifest.max_num_tokens, manifest.max_num_seqs
+        tables = (seqs, -(-manifest.max_seq_len // manifest.page_size))
+        lower = num_elements([(tokens,)] * 3 + [(seqs + 1,), (seqs,), tables])
+        upper = num_elements([(tokens,)] * 2 + [(seqs + 1,), (seqs,), tables])
+        self._lower_buffer, self._upper_buffer = StepBuffer(lower, device), StepBuffer(upper, device)
+        self._decode: DecodeGraphs | None = None
+        if capture is not None:
+            buffers = (self._lower_buffer, self._upper_buffer)
+            self._decode = DecodeGraphs(manifest, self._lower, self._upper, buffers, capture)
+        self._pools_address = 0
+
+    def lower(
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        slot_mapping: Tensor,
+        query_start: Tensor,
+        kv_length: Tensor,
+        page_table: Tensor,
+        pools: Pools,
+    ) -> Tensor:
+        """Run all T tokens to the cut, writing every owner's K,V; returns hidden ``[T, hidden_size]`` on the GPU,
+        valid until the next ``lower``."""
+        memory = list(itertools.chain.from_iterable(pools))
+        bucket = self._bucket(query_start, input_ids.shape[0], page_table, pools)
+        if bucket is not None and self._decode is not None:
+            return self._decode.lower(bucket, input_ids, positions, slot_mapping, kv_length, page_table, memory)
+        step = (input_ids, positions, slot_mapping, query_start, kv_length, page_table)
+        return self._lower([*self._lower_buffer.copy(step), *memory])[0]
+
+    def upper(
+        self,
+        hidden: Tensor,
+        survivor_index: Tensor,
+        survivor_start: Tensor,
+        positions: Tensor,
+        kv_length: Tensor,
+        page_table: Tensor,
+        pools: Pools,
+    ) -> Tensor:
+        """Run the R survivors past the cut and wait for them; returns fp32 logits ``[R, vocab_size]`` on the CPU."""
+        num_survivors = survivor_index.shape[0]
+        if num_survivors == 0:
+            return torch.empty(0, self.manifest.vocab_size)
+        memory = list(itertools.chain.from_iterable(pools[self._upper_owners]))
+        bucket = None
+        if num_survivors == hidden.shape[0]:
+            bucket = self._bucket(survivor_start, num_survivors, page_table, pools)
+        if bucket is not None and self._decode is not None:
+            return self._to_cpu(self._decode.upper(bucket, hidden, positions, kv_length, page_table, memory))
+        step = self._upper_buffer.copy((survivor_index, survivor_start, positions, kv_length, page_table))
+        return self._to_cpu(self._upper([hidden, *step, *memory])[0])
+
+    def verify(
+        self,
+        logits: Tensor,
+        draft_ids: Tensor,
+        draft_start: Tensor,
+        draft_probs: Tensor,
+        temperature: Tensor,
+        uniform: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """Verify drafts; arguments and results, (accepted, next_token) each int32 ``[S]``, on the CPU."""
+        if self._verify is None:
+            raise EngineError("this engine verifies no drafts; rebuild it with kvforge build --max-draft-len N.")
+        arguments = (logits, draft_ids, draft_start, draft_probs, temperature, uniform)
+        accepted, next_token = self._verify([tensor.to(self.device) for tensor in arguments])
+        return accepted.cpu(), next_token.cpu()
+
+    def allocate_pools(self, num_pages: int) -> Pools:
+        """Return zeroed pools of all owners in one allocation on the GPU; see ``kvforge.runtime.pools``."""
+        return allocate_pools(self.manifest, num_pages, self.device)
+
+    def default_kv_cache_gib(self) -> float:
+        """Return the K,V cache size to use unless told otherwise: most of the GPU memory that is free now, beside
+        what a step's activations need."""
+        free, _ = torch.cuda.mem_get_info(self.device)
+        return max(0.0, (free - activation_bytes(self.manifest)) * CACHE_FRACTION) / 2**30
+
+    def _bucket(self, starts: Tensor, num_tokens: int, page_table: Tensor, pools: Pools) -> tuple[int, int] | None:
+        if self._decode is None or not is_one_each(starts, num_tokens):
+            return None
+        address = pools[0][0].data_ptr()
+        if address != self._pools_address:  # captured graphs hold the pools' addresses
+            self._decode.clear()
+            self._pools_address = address
+        return self._decode.bucket(num_tokens, page_table)
+
+    def _to_cpu(self, logits: Tensor) -> Tensor:
+        if self.device.type != "cuda":
+            return logits.clone()
+        result = torch.empty(logits.shape, dtype=logits.dtype, pin_memory=True)
+        result.copy_(logits, non_blocking=True)
+        torch.cuda.current_stream().synchronize()
+        return result
+
+
+def activation_bytes(manifest: Manifest) -> int:
+    """Return a generous estimate of what one step allocates: per token the residual stream, q, k, v and the MLP's
+    inner state, each twice over in fp32; per survivor the logits in the compute dtype and in fp32."""
+    q_dim, kv_dim = manifest.num_heads * manifest.head_dim, manifest.num_kv_heads * manifest.head_dim
+    per_token = 8 * (4 * manifest.hidden_size + 2 * q_dim + 4 * kv_dim * manifest.num_owners) + 8 * (
+        3 * manifest.intermediate_size
+    )
+    return manifest.max_num_tokens * per_token + 2 * manifest.max_num_survivors * manifest.vocab_size * 8
+
+
+def load_session(engine_dir: Path, manifest: Manifest) -> CudaSession:
+    """Load an engine's graphs and weights onto the current GPU.
+
+    Raises:
+        EngineError: no GPU, one of another compute capability, another torch or operator version, too little GPU
+            memory, or a damaged file.
+    """
+    check_torch(manifest, engine_dir)
+    check_operators(manifest, engine_dir)
+    check_gpu(manifest, engine_dir)
+    try:
+        weights = load_weights(engine_dir, "cuda")
+    except torch.OutOfMemoryError as error:
+        raise EngineError(f"the weights of {engine_dir} do not fit into the free GPU memory; free some.") from error
+    return make_session(engine_dir, manifest, weights)
+
+
+def make_session(engine_dir: Path, manifest: Manifest, weights: dict[str, Tensor]) -> CudaSession:
+    """Return a session on the graphs below ``engine_dir`` with weights that are on the GPU already."""
+    files = {"lower": LOWER_FILE, "upper": UPPER_FILE} | ({"verify": VERIFY_FILE} if manifest.max_draft_len else {})
+    with private_tmpdir():
+        graphs = {name: load_package(engine_dir / file, weights, single_threaded=True) for name, file in files.items()}
+    capture = functools.partial(capture_on_gpu, pool=torch.cuda.graph_pool_handle())
+    return CudaSession(manifest, weights, graphs, torch.device("cuda", torch.cuda.current_device()), capture)
+
+
+def check_gpu(manifest: Manifest, engine_dir: Path) -> None:
+    """Raise EngineError unless this process has a GPU of the compute capability that the engine is compiled for."""
+    if not torch.cuda.is_available():
+        raise EngineError(
+            f"{engine_dir} was built for an NVIDIA GPU and torch sees none here; run it on a machine with one, or "
+            "rebuild it with --target cpu."
+        )
+    major, minor = torch.cuda.get_device_capability()
+    if manifest.isa != (f"sm_{major}{minor}",):
+        raise EngineError(
+            f"{engine_dir} was built for {', '.join(manifest.isa)} and this GPU is sm_{major}{minor}; rebuild the "
+            "engine on this machine with kvforge build."
+        )
