@@ -1,0 +1,63 @@
+"""RopePagedKvWrite and RopePagedKvWriteDynamic as ONNX functions; the pools come in and go out."""
+
+from onnx import FunctionProto
+
+from plugins.onnx_body import Body
+from plugins.onnx_cache import FLOAT, quantize, row_scale, writable
+from plugins.onnx_node import Cache, OnnxOperator
+from plugins.onnx_rotation import rotate
+
+_TOKENS = ("k", "v", "cos", "sin", "slot_mapping")
+_POOLS = ("k_pool", "v_pool")
+_SCALES = ("k_scales", "v_scales")
+
+
+def _body(cache: Cache, dynamic: bool) -> FunctionProto:
+    body = Body()
+    slot_mapping = body.to_int64("slot_mapping")
+    written = body.GreaterOrEqual(slot_mapping, body.constant(0))
+    slots = body.Compress(slot_mapping, written, axis=0)
+    opened = {name: writable(body, f"{name}_pool", cache) for name in "kv"}
+    page_size = body.size(opened["k"][0], 1)
+    heads = body.constant([1])
+    places = body.Concat(
+        body.Unsqueeze(body.Div(slots, page_size), heads), body.Unsqueeze(body.Mod(slots, page_size), heads), axis=1
+    )
+    k, v, cos, sin = (body.Compress(body.to(x, FLOAT), written, axis=0) for x in _TOKENS[:4])
+    rotated = rotate(body, k, body.Unsqueeze(cos, heads), body.Unsqueeze(sin, heads))
+    pools, scales = [], []
+    for name, x in (("k", rotated), ("v", v)):
+        if dynamic:
+            scale = row_scale(body, x, cache)
+            row = body.Squeeze(scale, body.constant([2]))
+            scales.append((f"{name}_scales_out", body.ScatterND(f"{name}_scales", places, row)))
+            stored = quantize(body, x, scale, cache)
+        elif cache is not Cache.FLOAT:
+            stored = quantize(body, x, body.float_attribute(f"{name}_scale"), cache)
+        else:
+            stored = body.CastLike(x, f"{name}_pool")
+        before, close = opened[name]
+        pools.append((f"{name}_pool_out", close(body.ScatterND(before, places, stored))))
+    if dynamic:
+        return body.function("RopePagedKvWriteDynamic", (*_TOKENS, *_POOLS, *_SCALES), [*pools, *scales])
+    return body.function("RopePagedKvWrite", (*_TOKENS, *_POOLS), pools, ("k_scale", "v_scale"))
+
+
+OPERATORS = (
+    OnnxOperator(
+        name="RopePagedKvWrite",
+        inputs=(*_TOKENS, *_POOLS),
+        outputs=("k_pool_out", "v_pool_out"),
+        attributes=(("k_scale", float), ("v_scale", float)),
+        body=lambda cache: _body(cache, dynamic=False),
+        caches=tuple(Cache),
+    ),
+    OnnxOperator(
+        name="RopePagedKvWriteDynamic",
+        inputs=(*_TOKENS, *_POOLS, *_SCALES),
+        outputs=("k_pool_out", "v_pool_out", "k_scales_out", "v_scales_out"),
+        attributes=(),
+        body=lambda cache: _body(cache, dynamic=True),
+        caches=(Cache.E4M3, Cache.INT8),
+    ),
+)
