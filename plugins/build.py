@@ -29,6 +29,12 @@ _FLAGS = (
     "-fno-math-errno",
     "-fno-trapping-math",
 )
+SANITIZE = (  # the memory checkers of g++; their library has to be loaded before everything else
+    "-O1",
+    "-fsanitize=address,undefined",
+    "-fno-sanitize-recover=undefined",
+    "-fno-omit-frame-pointer",
+)
 # Kernels are compiled once for each of these, and native/isa.cpp picks one at run time.
 _ISA_FLAGS = {
     "portable": (),
@@ -65,11 +71,15 @@ def units(machine: str | None = None) -> tuple[Unit, ...]:
         Unit("native/register.cpp"),
         Unit("paged_attention/cpu.cpp"),
         Unit("rope_paged_kv_write/cpu.cpp"),
+        Unit("low_rank_key_reconstruct/cpu.cpp"),
+        Unit("speculative_verify/cpu.cpp"),
         Unit("native/isa.cpp"),
         Unit("native/marker.cpp", (f'-DKVFORGE_MARKER="{marker()}"',)),
         Unit("paged_attention/cpu_plan.cpp"),
         *bf16,
         *(_variant("paged_attention/cpu_generic.cpp", isa) for isa in isas),
+        *(_variant("low_rank_key_reconstruct/cpu_kernel.cpp", isa) for isa in isas),
+        *(_variant("speculative_verify/cpu_kernel.cpp", isa) for isa in isas),
         # No contraction: the rotation is then bit for bit the reference's.
         *(_variant("rope_paged_kv_write/cpu_kernel.cpp", isa, "-ffp-contract=off") for isa in isas),
     )
@@ -96,21 +106,21 @@ def cache_dir() -> Path:
     return Path(os.environ.get("KVFORGE_CACHE") or Path.home() / ".cache" / "kvforge")
 
 
-def build_library(out: Path | None = None) -> Path:
+def build_library(out: Path | None = None, extra_flags: tuple[str, ...] = ()) -> Path:
     """Compiles the kernels, or finds them compiled, and returns the library's path.
 
     With `out`, the library is also copied there (replacing the file at once) and `out` is returned. A
-    damaged file in the cache is built anew. Raises PluginBuildError without a compiler, when the compiler
-    fails, or when the cache cannot be written.
+    damaged file in the cache is built anew. `extra_flags` (SANITIZE) go to every call of the compiler.
+    Raises PluginBuildError without a compiler, when the compiler fails, or when the cache cannot be written.
     """
     compiler, version = _compiler()
-    target = cache_dir() / f"operators-{_key(version)}.so"
+    target = cache_dir() / f"operators-{_key(version, extra_flags)}.so"
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with open(target.with_suffix(".lock"), "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not _is_whole(target):
-                _compile(compiler, target)
+                _compile(compiler, target, extra_flags)
         return target if out is None else _copy(target, out)
     except OSError as error:
         raise PluginBuildError(
@@ -130,8 +140,8 @@ def _compiler() -> tuple[str, str]:
     return path, result.stdout
 
 
-def _key(compiler_version: str) -> str:
-    parts = (compiler_version, torch.__version__, repr(_FLAGS), repr(units()), sources_version())
+def _key(compiler_version: str, extra_flags: tuple[str, ...]) -> str:
+    parts = (compiler_version, torch.__version__, repr(_FLAGS + extra_flags), repr(units()), sources_version())
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
 
 
@@ -146,11 +156,12 @@ def _is_whole(library: Path) -> bool:
     return hashlib.sha256(library.read_bytes()).hexdigest() == digest.read_text()
 
 
-def _compile(compiler: str, target: Path) -> None:
+def _compile(compiler: str, target: Path, extra_flags: tuple[str, ...]) -> None:
     torch_root = Path(torch.__file__).parent
     include = torch_root / "include"
     flags = [
         *_FLAGS,
+        *extra_flags,
         f"-I{ROOT}",
         f"-isystem{include}",
         f"-isystem{include / 'torch' / 'csrc' / 'api' / 'include'}",
@@ -168,7 +179,7 @@ def _compile(compiler: str, target: Path) -> None:
             list(pool.map(compile_unit, range(len(all_units))))
         library = Path(scratch) / target.name
         libraries = [f"-L{torch_root / 'lib'}", "-lc10", "-ltorch_cpu"]
-        _run([compiler, "-shared", "-fopenmp", "-s", "-o", str(library), *objects, *libraries])
+        _run([compiler, "-shared", "-fopenmp", *(extra_flags or ("-s",)), "-o", str(library), *objects, *libraries])
         digest = Path(scratch) / "digest"
         digest.write_text(hashlib.sha256(library.read_bytes()).hexdigest())
         os.replace(library, target)

@@ -4,17 +4,28 @@
 #include <ATen/core/Tensor.h>
 
 #include <optional>
+#include <tuple>
 
 namespace kvforge {
 
 void rope_paged_kv_write(
     const at::Tensor& k, const at::Tensor& v, const at::Tensor& cos, const at::Tensor& sin,
     const at::Tensor& slot_mapping, at::Tensor& k_pool, at::Tensor& v_pool,
-    const std::optional<at::Tensor>& k_scales, const std::optional<at::Tensor>& v_scales, double k_scale, double v_scale);
+    const std::optional<at::Tensor>& k_scales, const std::optional<at::Tensor>& v_scales, double k_scale,
+    double v_scale);
 
 at::Tensor paged_attention(
     const at::Tensor& q, const at::Tensor& k_pool, const at::Tensor& v_pool, const at::Tensor& query_start,
     const at::Tensor& kv_length, const at::Tensor& page_table, double scale, int64_t window,
-    const std::optional<at::Tensor>& k_scales, const std::optional<at::Tensor>& v_scales, double k_scale, double v_scale);
+    const std::optional<at::Tensor>& k_scales, const std::optional<at::Tensor>& v_scales, double k_scale,
+    double v_scale);
+
+at::Tensor low_rank_key_reconstruct(
+    const at::Tensor& u, const at::Tensor& sv, const at::Tensor& selected_start, const at::Tensor& rows,
+    const at::Tensor& positions, const at::Tensor& cos, const at::Tensor& sin);
+
+std::tuple<at::Tensor, at::Tensor> speculative_verify(
+    const at::Tensor& logits, const at::Tensor& draft_ids, const at::Tensor& draft_start,
+    const at::Tensor& draft_probs, const at::Tensor& temperature, const at::Tensor& uniform);
 
 }  // namespace kvforge

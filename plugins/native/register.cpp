@@ -7,4 +7,6 @@
 TORCH_LIBRARY_IMPL(kvforge, CPU, m) {
   m.impl("rope_paged_kv_write", &kvforge::rope_paged_kv_write);
   m.impl("paged_attention", &kvforge::paged_attention);
+  m.impl("low_rank_key_reconstruct", &kvforge::low_rank_key_reconstruct);
+  m.impl("speculative_verify", &kvforge::speculative_verify);
 }

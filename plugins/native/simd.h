@@ -20,6 +20,8 @@ constexpr int kLanes = 4;
 typedef float vfloat __attribute__((vector_size(kLanes * 4)));
 typedef int32_t vint __attribute__((vector_size(kLanes * 4)));
 typedef uint16_t vbf16 __attribute__((vector_size(kLanes * 2)));
+typedef uint8_t vbyte __attribute__((vector_size(kLanes)));
+typedef int8_t vint8 __attribute__((vector_size(kLanes)));
 
 inline vfloat load(const float* p) {
   vfloat x;
@@ -31,6 +33,22 @@ inline vfloat load(const bf16* p) {
   vbf16 x;
   std::memcpy(&x, p, sizeof x);
   return reinterpret_cast<vfloat>(__builtin_convertvector(x, vint) << 16);
+}
+
+inline vfloat load(const fp8* p) {
+  vbyte x;
+  std::memcpy(&x, p, sizeof x);
+  const vint bits = __builtin_convertvector(x, vint), magnitude = bits & 0x7f;
+  const vfloat subnormal = __builtin_convertvector(magnitude, vfloat) * 0x1p-9f;
+  vint value = magnitude < 8 ? reinterpret_cast<vint>(subnormal) : (magnitude << 20) + (120 << 23);
+  value = magnitude == 0x7f ? vint{} + 0x7fc00000 : value;
+  return reinterpret_cast<vfloat>(value | (bits & 0x80) << 24);
+}
+
+inline vfloat load(const int8_t* p) {
+  vint8 x;
+  std::memcpy(&x, p, sizeof x);
+  return __builtin_convertvector(__builtin_convertvector(x, vint), vfloat);
 }
 
 inline void store(float* p, vfloat x) { std::memcpy(p, &x, sizeof x); }

@@ -27,7 +27,7 @@ const AttentionKernel& pick_kernel(const AttentionArgs& args) {
 #if defined(__x86_64__)
   switch (current_isa()) {
     case Isa::avx512:
-      return args.q_bf16 && args.pool_bf16 && args.head_dim % 16 == 0 && args.head_dim <= 256
+      return args.q_bf16 && args.pool != Dtype::float32 && args.head_dim % 16 == 0 && args.head_dim <= 256
           ? isa_avx512::bf16_kernel
           : isa_avx512::generic_kernel;
     case Isa::avx2: return isa_avx2::generic_kernel;
@@ -37,14 +37,9 @@ const AttentionKernel& pick_kernel(const AttentionArgs& args) {
   return isa_portable::generic_kernel;
 }
 
-void check_step(const AttentionArgs& args, const Step& step, int64_t tokens, int64_t num_pages) {
-  TORCH_CHECK(
-      step.query_start[0] == 0 && step.query_start[step.sequences] == tokens, kOp,
-      ": query_start must go from 0 to the number of tokens in q, ", tokens, ", not from ", step.query_start[0],
-      " to ", step.query_start[step.sequences]);
+void check_step(const AttentionArgs& args, const Step& step, int64_t num_pages) {
   for (int64_t s = 0; s < step.sequences; ++s) {
     const int64_t queries = step.query_start[s + 1] - step.query_start[s], length = step.kv_length[s];
-    TORCH_CHECK(queries >= 0, kOp, ": query_start must not decrease, but does at sequence ", s);
     if (queries == 0) continue;
     TORCH_CHECK(
         length >= queries, kOp, ": kv_length of sequence ", s, " is ", length, ", less than its ", queries, " queries");
@@ -131,14 +126,20 @@ PagedTensor paged(const at::Tensor& pool) {
   return {pool.const_data_ptr(), pool.stride(0), pool.stride(1), pool.stride(2)};
 }
 
+PagedTensor paged(const std::optional<at::Tensor>& scales) {
+  return scales.has_value() ? paged(*scales) : PagedTensor{};
+}
+
 }  // namespace
 
 at::Tensor paged_attention(
     const at::Tensor& q_in, const at::Tensor& k_pool, const at::Tensor& v_pool, const at::Tensor& query_start_in,
     const at::Tensor& kv_length_in, const at::Tensor& page_table_in, double scale, int64_t window,
-    const std::optional<at::Tensor>&, const std::optional<at::Tensor>&, double, double) {
+    const std::optional<at::Tensor>& k_scales, const std::optional<at::Tensor>& v_scales, double k_scale,
+    double v_scale) {
   check_float(kOp, "q", q_in, 3);
   check_pools(kOp, k_pool, v_pool);
+  check_scales(kOp, k_pool, k_scales, v_scales, k_scale, v_scale);
   const int64_t heads = q_in.size(1), head_dim = q_in.size(2), kv_heads = k_pool.size(2);
   TORCH_CHECK(
       head_dim == k_pool.size(3) && head_dim > 0, kOp, ": q must have the head_dim of the pools, ", k_pool.size(3),
@@ -148,11 +149,8 @@ at::Tensor paged_attention(
       " KV heads, not ", heads);
   TORCH_CHECK(window >= 0, kOp, ": window must be 0 (none) or positive, not ", window);
   TORCH_CHECK(std::isfinite(scale), kOp, ": scale must be finite");
-  TORCH_CHECK(
-      query_start_in.dim() == 1 && query_start_in.size(0) > 0, kOp,
-      ": query_start must have shape [sequences + 1], not ", query_start_in.sizes());
-  const int64_t sequences = query_start_in.size(0) - 1;
-  const at::Tensor query_start = int32_tensor(kOp, "query_start", query_start_in, {-1});
+  const at::Tensor query_start = starts_tensor(kOp, "query_start", query_start_in, q_in.size(0));
+  const int64_t sequences = query_start.size(0) - 1;
   const at::Tensor kv_length = int32_tensor(kOp, "kv_length", kv_length_in, {sequences});
   const at::Tensor page_table = int32_tensor(kOp, "page_table", page_table_in, {sequences, -1});
   const at::Tensor q = q_in.stride(2) == 1 ? q_in : q_in.contiguous();
@@ -161,11 +159,15 @@ at::Tensor paged_attention(
       .q = q.const_data_ptr(),
       .out = out.mutable_data_ptr(),
       .q_bf16 = q.scalar_type() == at::kBFloat16,
-      .pool_bf16 = k_pool.scalar_type() == at::kBFloat16,
+      .pool = dtype(k_pool),
       .q_token_stride = q.stride(0),
       .q_head_stride = q.stride(1),
       .k = paged(k_pool),
       .v = paged(v_pool),
+      .k_scales = paged(k_scales),
+      .v_scales = paged(v_scales),
+      .k_scale = static_cast<float>(k_scale),
+      .v_scale = static_cast<float>(v_scale),
       .heads = heads,
       .group = heads / kv_heads,
       .head_dim = head_dim,
@@ -176,7 +178,7 @@ at::Tensor paged_attention(
   const Step step{
       query_start.const_data_ptr<int32_t>(), kv_length.const_data_ptr<int32_t>(),
       page_table.const_data_ptr<int32_t>(), sequences, page_table.size(1)};
-  check_step(args, step, q.size(0), k_pool.size(0));
+  check_step(args, step, k_pool.size(0));
   if (out.numel() > 0) run(args, step, kv_heads);
   return out;
 }

@@ -34,8 +34,6 @@ namespace {
 constexpr float kLog2E = 1.44269504088896341f;
 constexpr float kLn2 = 0.693147180559945309f;
 
-inline const bf16* elements(const PagedTensor& pool) { return static_cast<const bf16*>(pool.data); }
-
 inline __m512i load_masked(__mmask32 mask, const bf16* p) { return _mm512_maskz_loadu_epi16(mask, p); }
 
 inline __mmask16 lanes_between(int64_t j, int64_t first, int64_t last) {  // lanes i with first <= j + i < last
@@ -64,29 +62,54 @@ void finish_row(const AttentionArgs& a, const Rows& rows, int64_t row, const flo
                 float* partial) {
   if (partial != nullptr) {
     float* target = partial + (row - rows.row_begin) * (a.head_dim + 2);
-    std::memcpy(target, acc, a.head_dim * sizeof(float));
+    for (int64_t d = 0; d < a.head_dim; ++d) target[d] = acc[d] * a.v_scale;
     target[a.head_dim] = top * kLn2;
     target[a.head_dim + 1] = total;
     return;
   }
   bf16* out = static_cast<bf16*>(a.out) + token_head(a, rows, row) * a.head_dim;
-  const __m512 inverse = _mm512_set1_ps(1.0f / total);
+  const __m512 inverse = _mm512_set1_ps(a.v_scale / total);
   for (int64_t d = 0; d < a.head_dim; d += 16)
     store_bf16(out + d, _mm512_mul_ps(_mm512_loadu_ps(acc + d), inverse));
 }
 
-// weights[0 .. width) = 2^(factor * score - top) for [first, last) and 0 elsewhere, with top the larger of *top
-// and the scaled scores; updates *top, returns the float32 sum. width a multiple of 16, first < last. Masked is
-// false when every score counts.
-template <bool Masked>
+// Scales of the keys of a block, or nulls where all keys have the same: K's multiply scores, V's weights.
+struct BlockScales {
+  const float* k = nullptr;
+  const float* v = nullptr;
+};
+
+// Scales of keys [first, last) of the block that starts at `begin`, zeros for its others: out is [2, kKeyBlock],
+// K's and V's.
+BlockScales gather_scales(const AttentionArgs& a, const Rows& rows, int64_t begin, int64_t first, int64_t last,
+                          float* out) {
+  if (a.k_scales.data == nullptr) return {};
+  const KeyScales k(a, a.k_scales, a.k_scale, rows.pages, first, last);
+  const KeyScales v(a, a.v_scales, a.v_scale, rows.pages, first, last);
+  std::memset(out, 0, 2 * kKeyBlock * sizeof(float));
+  for (int64_t key = first; key < last; ++key) {
+    out[key - begin] = k(key - first, rows.kv_head);
+    out[kKeyBlock + key - begin] = v(key - first, rows.kv_head);
+  }
+  return {out, out + kKeyBlock};
+}
+
+// weights[0 .. width) = 2^(x - top) for [first, last) and 0 elsewhere, where x is factor * score * K's scale and
+// top the larger of *top and these; updates *top, returns the float32 sum. What is stored then carries V's scale.
+// width a multiple of 16, first < last. Masked is false when every score counts.
+template <bool Masked, bool Scaled>
 inline float softmax_row(const float* scores, bf16* weights, int64_t width, int64_t first, int64_t last,
-                         float factor, float* top) {
+                         float factor, const BlockScales& scales, float* top) {
   const __m512 scale = _mm512_set1_ps(factor);
+  const auto score = [&](int64_t j) {
+    const __m512 x = _mm512_loadu_ps(scores + j);
+    return Scaled ? _mm512_mul_ps(x, _mm512_loadu_ps(scales.k + j)) : x;
+  };
   __m512 highest = _mm512_set1_ps(*top);
   const int64_t begin = Masked ? first / 16 * 16 : 0, end = Masked ? round_up(last, 16) : width;
   for (int64_t j = begin; j < end; j += 16) {
     const __mmask16 seen = Masked ? lanes_between(j, first, last) : 0xffff;
-    const __m512 x = _mm512_mul_ps(_mm512_loadu_ps(scores + j), scale);
+    const __m512 x = _mm512_mul_ps(score(j), scale);
     highest = _mm512_mask_max_ps(highest, seen, highest, x);
   }
   *top = _mm512_reduce_max_ps(highest);
@@ -94,9 +117,10 @@ inline float softmax_row(const float* scores, bf16* weights, int64_t width, int6
   __m512 total = _mm512_setzero_ps();
   for (int64_t j = begin; j < end; j += 16) {
     const __mmask16 seen = Masked ? lanes_between(j, first, last) : 0xffff;
-    __m512 p = exp2_nonpositive(_mm512_fmsub_ps(_mm512_loadu_ps(scores + j), scale, peak));
+    __m512 p = exp2_nonpositive(_mm512_fmsub_ps(score(j), scale, peak));
     p = _mm512_maskz_mov_ps(seen, p);
     total = _mm512_add_ps(total, p);
+    if (Scaled) p = _mm512_maskz_mul_ps(seen, p, _mm512_loadu_ps(scales.v + j));
     store_bf16(weights + j, p);
   }
   if (Masked) {
@@ -106,10 +130,15 @@ inline float softmax_row(const float* scores, bf16* weights, int64_t width, int6
   return _mm512_reduce_add_ps(total);
 }
 
-float softmax_row(const float* scores, bf16* weights, int64_t width, int64_t first, int64_t last, float factor,
-                  float* top) {
-  if (first == 0 && last == width) return softmax_row<false>(scores, weights, width, first, last, factor, top);
-  return softmax_row<true>(scores, weights, width, first, last, factor, top);
+float softmax_row(const AttentionArgs& a, const float* scores, bf16* weights, int64_t width, int64_t first,
+                  int64_t last, const BlockScales& scales, float* top) {
+  const float factor = a.scale * a.k_scale * kLog2E;
+  const bool whole = first == 0 && last == width;
+  if (scales.k == nullptr)
+    return whole ? softmax_row<false, false>(scores, weights, width, first, last, factor, scales, top)
+                 : softmax_row<true, false>(scores, weights, width, first, last, factor, scales, top);
+  return whole ? softmax_row<false, true>(scores, weights, width, first, last, factor, scales, top)
+               : softmax_row<true, true>(scores, weights, width, first, last, factor, scales, top);
 }
 
 // Indices that interleave two vectors of 32: their first halves, their second halves.

@@ -1,6 +1,7 @@
 // The direct part of the bfloat16 kernel on AVX512-BF16: with few rows per key, keys are read once, in memory
 // order, and not packed.
 #include "paged_attention/cpu_bf16.h"
+#include "paged_attention/cpu_bf16_load.h"
 
 namespace kvforge {
 namespace {
@@ -21,9 +22,31 @@ inline __m512 sums(const __m512 x[16]) {
   return _mm512_add_ps(_mm512_shuffle_f32x4(w[0], w[1], 0x88), _mm512_shuffle_f32x4(w[0], w[1], 0xdd));
 }
 
-// Addresses of keys [key, key + 16) of a block of `keys`, the last one repeated past its end.
-inline void gather(const bf16* head, const int64_t* offsets, int64_t key, int64_t keys, const bf16* rows[16]) {
-  for (int64_t i = 0; i < 16; ++i) rows[i] = head + offsets[smaller(key + i, keys - 1)];
+// Copies of 8-bit vectors in bfloat16, [16, Chunks * 32].
+template <int Chunks, typename Pool>
+inline void convert(const Pool* head, const int64_t* offsets, int64_t count, __mmask32 tail, bf16* copies) {
+  for (int64_t i = 0; i < count; ++i)
+#pragma GCC unroll 8
+    for (int c = 0; c < Chunks; ++c, copies += 32)
+      _mm512_storeu_si512(copies, load_masked(c + 1 < Chunks ? 0xffffffffu : tail, head + offsets[i] + 32 * c));
+}
+
+// Addresses of keys [key, key + 16) of a block of `keys` as bfloat16, the last one repeated past its end; of 8-bit
+// pools they are copies.
+template <int Chunks>
+inline void gather(Dtype dtype, const PagedTensor& pool, int64_t kv_head, const int64_t* offsets, int64_t key,
+                   int64_t keys, __mmask32 tail, bf16* copies, const bf16* rows[16]) {
+  const int64_t count = smaller(16, keys - key);
+  const auto head = [&](auto* data) { return data + kv_head * pool.head_stride; };
+  offsets += key;
+  if (dtype == Dtype::bfloat16) {
+    const bf16* data = head(static_cast<const bf16*>(pool.data));
+    for (int64_t i = 0; i < 16; ++i) rows[i] = data + offsets[smaller(i, count - 1)];
+    return;
+  }
+  if (dtype == Dtype::fp8) convert<Chunks>(head(static_cast<const fp8*>(pool.data)), offsets, count, tail, copies);
+  else convert<Chunks>(head(static_cast<const int8_t*>(pool.data)), offsets, count, tail, copies);
+  for (int64_t i = 0; i < 16; ++i) rows[i] = copies + smaller(i, count - 1) * Chunks * 32;
 }
 
 // scores[row, 0 .. 16) for `rows` rows of q, [rows, Chunks * 32] padded with zeros.
@@ -116,27 +139,31 @@ void direct_block(const AttentionArgs& a, const Rows* heads, int64_t count, int6
   for (int64_t key = 0; key < keys; key += 16)
     for (int64_t h = 0; h < count; ++h) {
       const bf16* k[16];  // past the last key masked below
-      gather(elements(a.k) + heads[h].kv_head * a.k.head_stride, k_offset, key, keys, k);
+      alignas(64) bf16 copies[16 * kDim];
+      gather<Chunks>(a.pool, a.k, heads[h].kv_head, k_offset, key, keys, tail, copies, k);
       score_keys<Chunks>(k, q + h * rows * kDim, rows, tail, scores + h * rows * kKeyBlock + key);
     }
+  float key_scales[2 * kKeyBlock];
+  BlockScales scales;
   for (int64_t r = 0; r < all; ++r) {
     const Rows& head = heads[r / rows];
+    if (r % rows == 0) scales = gather_scales(a, head, begin, begin, end, key_scales);
     int64_t first, last;
     visible_keys(a, position(a, head, head.row_begin + r % rows), begin, end, &first, &last);
     float* row = scores + r * kKeyBlock;
     top[r] = -__builtin_inff();
     total[r] = 0;
     if (first < last)
-      total[r] = softmax_row(row, weights + r * kKeyBlock, round_up(keys, 16), first - begin, last - begin,
-                             a.scale * kLog2E, &top[r]);
+      total[r] = softmax_row(a, row, weights + r * kKeyBlock, round_up(keys, 16), first - begin, last - begin,
+                             scales, &top[r]);
     else
       std::memset(weights + r * kKeyBlock, 0, kKeyBlock * sizeof(bf16));
   }
   for (int64_t key = 0; key < keys; key += 16)
     for (int64_t h = 0; h < count; ++h) {
       const bf16* v[16];  // past the last key with weight 0
-      bf16 pairs[16 * kDim];
-      gather(elements(a.v) + heads[h].kv_head * a.v.head_stride, v_offset, key, keys, v);
+      alignas(64) bf16 copies[16 * kDim], pairs[16 * kDim];
+      gather<Chunks>(a.pool, a.v, heads[h].kv_head, v_offset, key, keys, tail, copies, v);
       pair_values<Chunks>(v, tail, pairs);
       const bf16* row = weights + h * rows * kKeyBlock + key;
       float* target = acc + h * rows * kDim;

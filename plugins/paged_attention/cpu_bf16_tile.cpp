@@ -1,6 +1,7 @@
 // The tiles of the bfloat16 kernel on AVX512-BF16: K and V are packed for a matrix product whose right side
 // comes in pairs of its depth. (ATen's brgemm, at 32 rows, was no faster than gemm() here.)
 #include "paged_attention/cpu_bf16.h"
+#include "paged_attention/cpu_bf16_load.h"
 
 namespace kvforge {
 namespace {
@@ -84,26 +85,14 @@ void gemm(int64_t columns, int64_t depth, const bf16* a, int64_t lda, const bf16
   }
 }
 
-}  // namespace
-
-namespace isa_avx512 {
-
-// Packed block: K as [head_dim / 2, kKeyBlock, 2], then V as [kKeyBlock / 2, head_dim, 2].
-int64_t bf16_packed_bytes(const AttentionArgs& a) { return 2 * kKeyBlock * a.head_dim * sizeof(bf16); }
-
-int64_t bf16_tile_scratch_bytes(const AttentionArgs& a) {
-  return kTileRows * a.head_dim * (2 + 4) + kStrip * kKeyBlock * (2 + 4) + bf16_packed_bytes(a);
-}
-
-void bf16_pack(const AttentionArgs& a, const Rows& rows, int64_t begin, char* packed) {
+template <typename Pool>
+void pack_block(const AttentionArgs& a, const Rows& rows, int64_t begin, bf16* k_out, bf16* v_out) {
   const int64_t first = larger(begin, rows.first_key), last = smaller(begin + kKeyBlock, rows.end_key);
-  bf16* k_out = reinterpret_cast<bf16*>(packed);
-  bf16* v_out = k_out + kKeyBlock * a.head_dim;
   int64_t k_offset[kKeyBlock], v_offset[kKeyBlock];
   key_offsets(a, a.k, rows.pages, first, last, k_offset);
   key_offsets(a, a.v, rows.pages, first, last, v_offset);
-  const bf16* k = elements(a.k) + rows.kv_head * a.k.head_stride;
-  const bf16* v = elements(a.v) + rows.kv_head * a.v.head_stride;
+  const Pool* k = static_cast<const Pool*>(a.k.data) + rows.kv_head * a.k.head_stride;
+  const Pool* v = static_cast<const Pool*>(a.v.data) + rows.kv_head * a.v.head_stride;
   const auto needed = [&](int64_t key) { return key >= first && key < last; };
   for (int64_t key = begin; key < begin + kKeyBlock; key += 16) {
     for (int64_t d = 0; d < a.head_dim; d += 32) {
@@ -128,6 +117,25 @@ void bf16_pack(const AttentionArgs& a, const Rows& rows, int64_t begin, char* pa
   }
 }
 
+}  // namespace
+
+namespace isa_avx512 {
+
+// Packed block: K as [head_dim / 2, kKeyBlock, 2], then V as [kKeyBlock / 2, head_dim, 2].
+int64_t bf16_packed_bytes(const AttentionArgs& a) { return 2 * kKeyBlock * a.head_dim * sizeof(bf16); }
+
+int64_t bf16_tile_scratch_bytes(const AttentionArgs& a) {
+  return kTileRows * a.head_dim * (2 + 4) + kStrip * kKeyBlock * (2 + 4) + bf16_packed_bytes(a);
+}
+
+void bf16_pack(const AttentionArgs& a, const Rows& rows, int64_t begin, char* packed) {
+  bf16* k = reinterpret_cast<bf16*>(packed);
+  bf16* v = k + kKeyBlock * a.head_dim;
+  if (a.pool == Dtype::bfloat16) pack_block<bf16>(a, rows, begin, k, v);
+  else if (a.pool == Dtype::fp8) pack_block<fp8>(a, rows, begin, k, v);
+  else pack_block<int8_t>(a, rows, begin, k, v);
+}
+
 void bf16_tile(const AttentionArgs& a, const Rows& rows, int64_t begin, int64_t end, const char* packed,
                char* scratch, float* partial) {
   const int64_t count = num_rows(rows), padded = round_up(count, kStrip), dim = a.head_dim;
@@ -150,6 +158,9 @@ void bf16_tile(const AttentionArgs& a, const Rows& rows, int64_t begin, int64_t 
     const bf16* k = reinterpret_cast<const bf16*>(packed == nullptr ? own : packed);
     const bf16* v = k + kKeyBlock * dim;
     if (packed != nullptr) packed += bf16_packed_bytes(a);
+    float key_scales[2 * kKeyBlock];
+    const BlockScales scales = gather_scales(a, rows, block, larger(block, rows.first_key),
+                                             smaller(block + kKeyBlock, rows.end_key), key_scales);
     for (int64_t strip = 0; strip < count; strip += kStrip) {
       const int64_t stop = smaller(strip + kStrip, count);
       // The strip's last row sees the most keys; the strip's work ends where these end.
@@ -167,8 +178,8 @@ void bf16_tile(const AttentionArgs& a, const Rows& rows, int64_t begin, int64_t 
           continue;
         }
         const float before = top[r];
-        const float fresh = softmax_row(scores + (r - strip) * kKeyBlock, row, width, first - block, last - block,
-                                        a.scale * kLog2E, &top[r]);
+        const float fresh = softmax_row(a, scores + (r - strip) * kKeyBlock, row, width, first - block, last - block,
+                                        scales, &top[r]);
         if (top[r] == before) {
           total[r] += fresh;
           continue;

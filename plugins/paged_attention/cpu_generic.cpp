@@ -8,7 +8,8 @@
 namespace kvforge {
 namespace {
 
-constexpr int64_t kStrip = 16;  // rows of a tile that are worked on at once
+constexpr int64_t kKeysAtOnce = 4;  // in the direct part, whose values are added together
+constexpr int64_t kStrip = 16;      // rows of a tile that are worked on at once
 #if defined(__AVX512F__)
 constexpr int64_t kGemmRows = 8;  // and of these, rows whose sums are held in registers
 #else
@@ -57,6 +58,14 @@ void gemm(int64_t columns, int64_t depth, const float* a, int64_t lda, const flo
 template <typename T>
 void copy_float(const T* __restrict__ x, float* __restrict__ out, int64_t count) {
   for (int64_t i = 0; i < count; ++i) out[i] = to_float(x[i]);
+}
+
+// The values of 8-bit elements.
+template <typename T>
+void dequantize(const T* x, float scale, float* out, int64_t count) {
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) store(out + i, load(x + i) * scale);
+  for (; i < count; ++i) out[i] = to_float(x[i]) * scale;
 }
 
 void load_queries(const AttentionArgs& a, const Rows& rows, float* out) {
@@ -118,25 +127,51 @@ void pack_block(const AttentionArgs& a, const Rows& rows, int64_t begin, float* 
   key_offsets(a, a.v, rows.pages, first, last, v_offset);
   const Pool* k_head = static_cast<const Pool*>(a.k.data) + rows.kv_head * a.k.head_stride;
   const Pool* v_head = static_cast<const Pool*>(a.v.data) + rows.kv_head * a.v.head_stride;
+  const KeyScales k_scale(a, a.k_scales, a.k_scale, rows.pages, first, last);
+  const KeyScales v_scale(a, a.v_scales, a.v_scale, rows.pages, first, last);
   constexpr int64_t kStrip = 16;  // keys whose transposed cache lines are written together
   for (int64_t strip = first; strip < last; strip += kStrip) {
     const int64_t stop = smaller(last, strip + kStrip);
-    for (int64_t d = 0; d < a.head_dim; ++d)
-      for (int64_t key = strip; key < stop; ++key)
-        k_out[d * kKeyBlock + key - begin] = to_float(k_head[k_offset[key - first] + d]);
+    const auto transpose = [&](const auto* const* keys) {
+      for (int64_t d = 0; d < a.head_dim; ++d)
+        for (int64_t key = strip; key < stop; ++key)
+          k_out[d * kKeyBlock + key - begin] = to_float(keys[key - strip][d]);
+    };
+    const Pool* keys[kStrip];
+    for (int64_t key = strip; key < stop; ++key) keys[key - strip] = k_head + k_offset[key - first];
+    if constexpr (sizeof(Pool) == 1) {
+      const float* values[kStrip];  // in the place of the V rows, which are written later
+      for (int64_t key = strip; key < stop; ++key) {
+        float* value = v_out + (key - begin) * padded_dim(a);
+        dequantize(keys[key - strip], k_scale(key - first, rows.kv_head), value, a.head_dim);
+        values[key - strip] = value;
+      }
+      transpose(values);
+    } else {
+      transpose(keys);
+    }
   }
-  for (int64_t key = first; key < last; ++key)
-    copy_float(v_head + v_offset[key - first], v_out + (key - begin) * padded_dim(a), a.head_dim);
+  for (int64_t key = first; key < last; ++key) {
+    const Pool* v = v_head + v_offset[key - first];
+    float* out = v_out + (key - begin) * padded_dim(a);
+    if constexpr (sizeof(Pool) == 1) dequantize(v, v_scale(key - first, rows.kv_head), out, a.head_dim);
+    else copy_float(v, out, a.head_dim);
+  }
 }
 
 void pack(const AttentionArgs& a, const Rows& rows, int64_t begin, char* packed) {
-  if (a.pool_bf16) pack_block<bf16>(a, rows, begin, reinterpret_cast<float*>(packed));
-  else pack_block<float>(a, rows, begin, reinterpret_cast<float*>(packed));
+  float* out = reinterpret_cast<float*>(packed);
+  switch (a.pool) {
+    case Dtype::float32: return pack_block<float>(a, rows, begin, out);
+    case Dtype::bfloat16: return pack_block<bf16>(a, rows, begin, out);
+    case Dtype::fp8: return pack_block<fp8>(a, rows, begin, out);
+    case Dtype::int8: return pack_block<int8_t>(a, rows, begin, out);
+  }
 }
 
 int64_t scratch_bytes(const AttentionArgs& a, int64_t rows) {
   const int64_t tile = kTileRows * (a.head_dim + padded_dim(a)) + kStrip * kKeyBlock;
-  const int64_t direct = rows * (a.head_dim + kKeyBlock + padded_dim(a) + 2);
+  const int64_t direct = rows * (a.head_dim + kKeyBlock + padded_dim(a) + 2) + kKeysAtOnce * a.head_dim;
   return larger(tile * sizeof(float) + packed_bytes(a), direct * sizeof(float));
 }
 
@@ -231,16 +266,28 @@ void direct_block(const AttentionArgs& a, const Rows* heads, int64_t count, int6
   int64_t k_offset[kKeyBlock], v_offset[kKeyBlock];
   key_offsets(a, a.k, heads[0].pages, begin, end, k_offset);
   key_offsets(a, a.v, heads[0].pages, begin, end, v_offset);
+  const KeyScales k_scale(a, a.k_scales, a.k_scale, heads[0].pages, begin, end);
+  const KeyScales v_scale(a, a.v_scales, a.v_scale, heads[0].pages, begin, end);
+  float* top = acc + all * dim;
+  float* total = top + all;
+  float* values = total + all;  // of 8-bit elements
   for (int64_t h = 0; h < count; ++h) load_queries(a, heads[h], q + h * rows * dim);
   std::memset(acc, 0, all * dim * sizeof(float));
   // Keys outside, heads inside: the pools are read in the order they lie in memory.
   for (int64_t key = 0; key < keys; ++key)
     for (int64_t h = 0; h < count; ++h) {
       const Pool* k = static_cast<const Pool*>(a.k.data) + k_offset[key] + heads[h].kv_head * a.k.head_stride;
-      for (int64_t r = h * rows; r < (h + 1) * rows; ++r) scores[r * kKeyBlock + key] = dot(q + r * dim, k, dim);
+      const auto score = [&](const auto* value) {
+        for (int64_t r = h * rows; r < (h + 1) * rows; ++r)
+          scores[r * kKeyBlock + key] = dot(q + r * dim, value, dim);
+      };
+      if constexpr (sizeof(Pool) == 1) {
+        dequantize(k, k_scale(key, heads[h].kv_head), values, dim);
+        score(values);
+      } else {
+        score(k);
+      }
     }
-  float* top = acc + all * dim;
-  float* total = top + all;
   for (int64_t r = 0; r < all; ++r) {
     const Rows& head = heads[r / rows];
     int64_t first, last;
@@ -253,17 +300,29 @@ void direct_block(const AttentionArgs& a, const Rows* heads, int64_t count, int6
     else
       std::memset(row, 0, keys * sizeof(float));
   }
-  for (int64_t key = 0; key < keys; key += 4)
+  for (int64_t key = 0; key < keys; key += kKeysAtOnce)
     for (int64_t h = 0; h < count; ++h) {
-      const Pool* v[4];
-      const int64_t group = smaller(4, keys - key);
+      const Pool* v[kKeysAtOnce];
+      const int64_t group = smaller(kKeysAtOnce, keys - key);
       for (int64_t i = 0; i < group; ++i)
         v[i] = static_cast<const Pool*>(a.v.data) + v_offset[key + i] + heads[h].kv_head * a.v.head_stride;
-      for (int64_t r = h * rows; r < (h + 1) * rows; ++r) {
-        const float* weights = scores + r * kKeyBlock + key;
-        if (group == 4) add_weighted<4>(weights, v, acc + r * dim, dim);
-        else
-          for (int64_t i = 0; i < group; ++i) add_weighted<1>(weights + i, v + i, acc + r * dim, dim);
+      const auto add = [&](const auto* const* value) {
+        for (int64_t r = h * rows; r < (h + 1) * rows; ++r) {
+          const float* weights = scores + r * kKeyBlock + key;
+          if (group == kKeysAtOnce) add_weighted<kKeysAtOnce>(weights, value, acc + r * dim, dim);
+          else
+            for (int64_t i = 0; i < group; ++i) add_weighted<1>(weights + i, value + i, acc + r * dim, dim);
+        }
+      };
+      if constexpr (sizeof(Pool) == 1) {
+        const float* value[kKeysAtOnce];
+        for (int64_t i = 0; i < group; ++i) {
+          value[i] = values + i * dim;
+          dequantize(v[i], v_scale(key + i, heads[h].kv_head), values + i * dim, dim);
+        }
+        add(value);
+      } else {
+        add(v);
       }
     }
   for (int64_t r = 0; r < all; ++r) {
@@ -275,8 +334,12 @@ void direct_block(const AttentionArgs& a, const Rows* heads, int64_t count, int6
 
 void direct(const AttentionArgs& a, const Rows* heads, int64_t count, int64_t begin, int64_t end, int64_t split,
             char* scratch) {
-  if (a.pool_bf16) direct_block<bf16>(a, heads, count, begin, end, split, scratch);
-  else direct_block<float>(a, heads, count, begin, end, split, scratch);
+  switch (a.pool) {
+    case Dtype::float32: return direct_block<float>(a, heads, count, begin, end, split, scratch);
+    case Dtype::bfloat16: return direct_block<bf16>(a, heads, count, begin, end, split, scratch);
+    case Dtype::fp8: return direct_block<fp8>(a, heads, count, begin, end, split, scratch);
+    case Dtype::int8: return direct_block<int8_t>(a, heads, count, begin, end, split, scratch);
+  }
 }
 
 }  // namespace

@@ -4,12 +4,14 @@
 
 #include <cstdint>
 
+#include "native/dtype.h"
+
 namespace kvforge {
 
 constexpr int64_t kKeyBlock = 256;  // keys of a block and of a split, aligned to their position
 constexpr int64_t kTileRows = 128;  // most rows of a tile
 
-struct PagedTensor {  // [pages, page_size, kv_heads, head_dim], strides in elements
+struct PagedTensor {  // [pages, page_size, kv_heads, ...], strides in elements
   const void* data;
   int64_t page_stride, slot_stride, head_stride;
 };
@@ -17,9 +19,12 @@ struct PagedTensor {  // [pages, page_size, kv_heads, head_dim], strides in elem
 struct AttentionArgs {
   const void* q;  // [T, heads, head_dim], strides in elements
   void* out;      // [T, heads, head_dim], contiguous, q's dtype
-  bool q_bf16, pool_bf16;
+  bool q_bf16;
+  Dtype pool;
   int64_t q_token_stride, q_head_stride;
   PagedTensor k, v;
+  PagedTensor k_scales, v_scales;  // float32 without the last dimension; null data: k_scale and v_scale for all
+  float k_scale, v_scale;          // 1 beside k_scales and for float pools
   int64_t heads, group, head_dim, page_size;
   float scale;
   int64_t window;  // 0: none
@@ -59,7 +64,7 @@ namespace isa_portable { extern const AttentionKernel generic_kernel; }
 namespace isa_avx2 { extern const AttentionKernel generic_kernel; }
 namespace isa_avx512 {
 extern const AttentionKernel generic_kernel;
-extern const AttentionKernel bf16_kernel;  // q and pools bfloat16, head_dim a multiple of 16, at most 256
+extern const AttentionKernel bf16_kernel;  // q bfloat16, pools not float32, head_dim a multiple of 16, at most 256
 }
 #endif
 

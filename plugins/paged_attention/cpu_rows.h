@@ -47,5 +47,25 @@ inline void key_offsets(const AttentionArgs& a, const PagedTensor& pool, const i
   }
 }
 
+// What the stored numbers of keys [begin, end) are multiplied by, at most kKeyBlock of them.
+class KeyScales {
+ public:
+  KeyScales(const AttentionArgs& a, const PagedTensor& scales, float all, const int32_t* pages, int64_t begin,
+            int64_t end)
+      : data_(static_cast<const float*>(scales.data)), head_stride_(scales.head_stride), all_(all) {
+    if (data_ != nullptr) key_offsets(a, scales, pages, begin, end, offsets_);
+  }
+
+  float operator()(int64_t key_after_begin, int64_t kv_head) const {
+    return data_ == nullptr ? all_ : data_[offsets_[key_after_begin] + kv_head * head_stride_];
+  }
+
+ private:
+  const float* data_;
+  int64_t head_stride_;
+  float all_;
+  int64_t offsets_[kKeyBlock];
+};
+
 }  // namespace
 }  // namespace kvforge

@@ -9,6 +9,7 @@
 #include "native/checks.h"
 #include "native/isa.h"
 #include "native/operators.h"
+#include "native/workspace.h"
 
 namespace kvforge {
 namespace {
@@ -38,12 +39,18 @@ at::Tensor source(const char* name, const at::Tensor& t, const at::Tensor& k, co
   return t.stride(2) == 1 ? t : t.contiguous();
 }
 
-at::Tensor table(const char* name, const at::Tensor& t, int64_t tokens, int64_t half) {
-  TORCH_CHECK(t.scalar_type() == at::kFloat, kOp, ": ", name, " must be float32, not ", t.scalar_type());
-  TORCH_CHECK(
-      t.dim() == 2 && t.size(0) == tokens && t.size(1) == half, kOp, ": ", name, " must have shape [", tokens, ", ",
-      half, "], not ", t.sizes());
-  return t.contiguous();
+KvSource source_of(const at::Tensor& t) { return {t.const_data_ptr(), t.stride(0), t.stride(1)}; }
+
+KvTarget target_of(const at::Tensor& pool, const std::optional<at::Tensor>& scales, double scale) {
+  KvTarget target{pool.mutable_data_ptr(), pool.stride(0), pool.stride(1), pool.stride(2), nullptr, 0, 0, 0,
+                  static_cast<float>(scale)};
+  if (scales.has_value()) {
+    target.scales = scales->mutable_data_ptr<float>();
+    target.scales_page_stride = scales->stride(0);
+    target.scales_slot_stride = scales->stride(1);
+    target.scales_head_stride = scales->stride(2);
+  }
+  return target;
 }
 
 }  // namespace
@@ -51,15 +58,17 @@ at::Tensor table(const char* name, const at::Tensor& t, int64_t tokens, int64_t 
 void rope_paged_kv_write(
     const at::Tensor& k_in, const at::Tensor& v_in, const at::Tensor& cos_in, const at::Tensor& sin_in,
     const at::Tensor& slot_mapping_in, at::Tensor& k_pool, at::Tensor& v_pool,
-    const std::optional<at::Tensor>&, const std::optional<at::Tensor>&, double, double) {
+    const std::optional<at::Tensor>& k_scales, const std::optional<at::Tensor>& v_scales, double k_scale,
+    double v_scale) {
   check_pools(kOp, k_pool, v_pool);
+  check_scales(kOp, k_pool, k_scales, v_scales, k_scale, v_scale);
   const int64_t page_size = k_pool.size(1), kv_heads = k_pool.size(2), head_dim = k_pool.size(3);
   TORCH_CHECK(head_dim % 2 == 0, kOp, ": k_pool must have an even head_dim, not ", head_dim);
   const at::Tensor k = source("k", k_in, k_in, k_pool);
   const at::Tensor v = source("v", v_in, k_in, v_pool);
   const int64_t tokens = k.size(0);
-  const at::Tensor cos = table("cos", cos_in, tokens, head_dim / 2);
-  const at::Tensor sin = table("sin", sin_in, tokens, head_dim / 2);
+  const at::Tensor cos = float32_tensor(kOp, "cos", cos_in, {tokens, head_dim / 2});
+  const at::Tensor sin = float32_tensor(kOp, "sin", sin_in, {tokens, head_dim / 2});
   const at::Tensor slot_mapping = int32_tensor(kOp, "slot_mapping", slot_mapping_in, {tokens});
   if (tokens == 0) return;
 
@@ -70,32 +79,25 @@ void rope_paged_kv_write(
       k_pool.size(0), " pages of ", page_size);
 
   const KvWrite args{
-      .k = k.const_data_ptr(),
-      .v = v.const_data_ptr(),
+      .k = source_of(k),
+      .v = source_of(v),
       .source_bf16 = k.scalar_type() == at::kBFloat16,
-      .k_token_stride = k.stride(0),
-      .k_head_stride = k.stride(1),
-      .v_token_stride = v.stride(0),
-      .v_head_stride = v.stride(1),
       .cos = cos.const_data_ptr<float>(),
       .sin = sin.const_data_ptr<float>(),
       .slot_mapping = slots,
-      .k_pool = k_pool.mutable_data_ptr(),
-      .v_pool = v_pool.mutable_data_ptr(),
-      .pool_bf16 = k_pool.scalar_type() == at::kBFloat16,
-      .k_page_stride = k_pool.stride(0),
-      .k_slot_stride = k_pool.stride(1),
-      .k_pool_head_stride = k_pool.stride(2),
-      .v_page_stride = v_pool.stride(0),
-      .v_slot_stride = v_pool.stride(1),
-      .v_pool_head_stride = v_pool.stride(2),
+      .k_pool = target_of(k_pool, k_scales, k_scale),
+      .v_pool = target_of(v_pool, v_scales, v_scale),
+      .pool = dtype(k_pool),
       .page_size = page_size,
       .kv_heads = kv_heads,
       .head_dim = head_dim,
   };
   const auto write_tokens = kernel();
   const int64_t grain = std::max<int64_t>(1, kElementsPerTask / std::max<int64_t>(1, kv_heads * head_dim));
-  at::parallel_for(0, tokens, grain, [&](int64_t begin, int64_t end) { write_tokens(args, begin, end); });
+  at::parallel_for(0, tokens, grain, [&](int64_t begin, int64_t end) {
+    thread_local Workspace workspace;
+    write_tokens(args, begin, end, reinterpret_cast<float*>(workspace.get(head_dim * sizeof(float))));
+  });
 }
 
 }  // namespace kvforge

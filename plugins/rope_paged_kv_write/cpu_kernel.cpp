@@ -7,9 +7,12 @@
 namespace kvforge {
 namespace {
 
-template <typename Source, typename Pool>
+constexpr float largest(fp8) { return 448.0f; }
+constexpr float largest(int8_t) { return 127.0f; }
+
+template <typename Source, typename Target>
 void rotate(const Source* __restrict__ x, const float* __restrict__ cos, const float* __restrict__ sin,
-            Pool* __restrict__ out, int64_t half) {
+            Target* __restrict__ out, int64_t half) {
   for (int64_t i = 0; i < half; ++i) {
     const float first = to_float(x[i]);
     const float second = to_float(x[i + half]);
@@ -18,26 +21,80 @@ void rotate(const Source* __restrict__ x, const float* __restrict__ cos, const f
   }
 }
 
-template <typename Source, typename Pool>
-void cast(const Source* __restrict__ x, Pool* __restrict__ out, int64_t count) {
+template <typename Source, typename Target>
+void cast(const Source* __restrict__ x, Target* __restrict__ out, int64_t count) {
   for (int64_t i = 0; i < count; ++i) store(out + i, to_float(x[i]));
 }
 
-template <typename Source, typename Pool>
-void write(const KvWrite& a, int64_t begin, int64_t end) {
+// The scale that lets the largest of x just fit, at least the smallest normal float32; NaN if x holds one.
+float dynamic_scale(const float* __restrict__ x, int64_t count, float largest) {
+  int32_t highest = 0;  // magnitudes compare as integers, NaN above all
+  for (int64_t i = 0; i < count; ++i) {
+    const int32_t magnitude = static_cast<int32_t>(to_bits(x[i]) & 0x7fffffff);
+    highest = magnitude > highest ? magnitude : highest;
+  }
+  const float scale = from_bits(static_cast<uint32_t>(highest)) / largest;
+  return scale < 0x1p-126f ? 0x1p-126f : scale;
+}
+
+template <typename Target>
+void quantize(const float* __restrict__ x, float scale, Target* __restrict__ out, int64_t count) {
+  constexpr float limit = largest(Target{});
+  for (int64_t i = 0; i < count; ++i) {
+    const float scaled = x[i] / scale;
+    const float low = scaled < -limit ? -limit : scaled;  // a NaN stays a NaN
+    store(out + i, low > limit ? limit : low);
+  }
+}
+
+// One vector, quantized if the pool has 8 bits.
+template <typename Target>
+void put(const KvTarget& pool, int64_t page, int64_t slot, int64_t head, const float* x, int64_t count) {
+  Target* out = static_cast<Target*>(pool.data) + page * pool.page_stride + slot * pool.slot_stride +
+      head * pool.head_stride;
+  float scale = pool.scale;
+  if (pool.scales != nullptr) {
+    scale = dynamic_scale(x, count, largest(Target{}));
+    pool.scales[page * pool.scales_page_stride + slot * pool.scales_slot_stride + head * pool.scales_head_stride] =
+        scale;
+  }
+  quantize(x, scale, out, count);
+}
+
+template <typename Source, typename Target>
+void write(const KvWrite& a, int64_t begin, int64_t end, float* scratch) {
   const int64_t half = a.head_dim / 2;
   for (int64_t t = begin; t < end; ++t) {
     if (a.slot_mapping[t] < 0) continue;
-    const int64_t page = a.slot_mapping[t] / a.page_size;
-    const int64_t offset = a.slot_mapping[t] % a.page_size;
-    const Source* k = static_cast<const Source*>(a.k) + t * a.k_token_stride;
-    const Source* v = static_cast<const Source*>(a.v) + t * a.v_token_stride;
-    Pool* k_out = static_cast<Pool*>(a.k_pool) + page * a.k_page_stride + offset * a.k_slot_stride;
-    Pool* v_out = static_cast<Pool*>(a.v_pool) + page * a.v_page_stride + offset * a.v_slot_stride;
+    const int64_t page = a.slot_mapping[t] / a.page_size, slot = a.slot_mapping[t] % a.page_size;
+    const float *cos = a.cos + t * half, *sin = a.sin + t * half;
     for (int64_t h = 0; h < a.kv_heads; ++h) {
-      rotate(k + h * a.k_head_stride, a.cos + t * half, a.sin + t * half, k_out + h * a.k_pool_head_stride, half);
-      cast(v + h * a.v_head_stride, v_out + h * a.v_pool_head_stride, a.head_dim);
+      const Source* k = static_cast<const Source*>(a.k.data) + t * a.k.token_stride + h * a.k.head_stride;
+      const Source* v = static_cast<const Source*>(a.v.data) + t * a.v.token_stride + h * a.v.head_stride;
+      if constexpr (sizeof(Target) == 1) {
+        rotate(k, cos, sin, scratch, half);
+        put<Target>(a.k_pool, page, slot, h, scratch, a.head_dim);
+        cast(v, scratch, a.head_dim);
+        put<Target>(a.v_pool, page, slot, h, scratch, a.head_dim);
+      } else {
+        const auto out = [&](const KvTarget& pool) {
+          return static_cast<Target*>(pool.data) + page * pool.page_stride + slot * pool.slot_stride +
+              h * pool.head_stride;
+        };
+        rotate(k, cos, sin, out(a.k_pool), half);
+        cast(v, out(a.v_pool), a.head_dim);
+      }
     }
+  }
+}
+
+template <typename Source>
+void write_from(const KvWrite& a, int64_t begin, int64_t end, float* scratch) {
+  switch (a.pool) {
+    case Dtype::float32: return write<Source, float>(a, begin, end, scratch);
+    case Dtype::bfloat16: return write<Source, bf16>(a, begin, end, scratch);
+    case Dtype::fp8: return write<Source, fp8>(a, begin, end, scratch);
+    case Dtype::int8: return write<Source, int8_t>(a, begin, end, scratch);
   }
 }
 
@@ -45,12 +102,8 @@ void write(const KvWrite& a, int64_t begin, int64_t end) {
 
 namespace KVFORGE_ISA {
 
-void write_tokens(const KvWrite& args, int64_t begin, int64_t end) {
-  if (args.source_bf16) {
-    args.pool_bf16 ? write<bf16, bf16>(args, begin, end) : write<bf16, float>(args, begin, end);
-  } else {
-    args.pool_bf16 ? write<float, bf16>(args, begin, end) : write<float, float>(args, begin, end);
-  }
+void write_tokens(const KvWrite& args, int64_t begin, int64_t end, float* scratch) {
+  args.source_bf16 ? write_from<bf16>(args, begin, end, scratch) : write_from<float>(args, begin, end, scratch);
 }
 
 }  // namespace KVFORGE_ISA

@@ -151,14 +151,14 @@ def test_files_for_one_instruction_set_export_nothing_that_others_could_link(tmp
         external = [name for kind, name in defined if kind.isupper()]
         assert external and all(name.startswith("kvforge::isa_") for name in external), (unit, external)
         checked += 1
-    assert checked == 9
+    assert checked == 15
 
 
 def test_the_table_names_what_exists():
     for name, operator in plugins.OPERATORS.items():
         assert name == operator.name and operator.faces[0] == "reference"
         schema = getattr(torch.ops.kvforge, name).default._schema
-        assert str(schema).replace(operator.qualified_name, "") == operator.schema
+        assert str(schema) == str(torch._C.parse_schema(operator.qualified_name + operator.schema))
         assert operator.sources and all(path.is_file() for path in operator.sources)
         compiled = {build.ROOT / unit.source for unit in build.units("x86_64")}
         assert compiled >= set(operator.sources)

@@ -2,40 +2,91 @@
 
 import pytest
 import torch
+from torch.testing._internal.optests.generate_tests import ALL_TEST_UTILS
 
 import plugins
-from plugins.random_cases import rope_paged_kv_write_case
+from plugins.kv_quantization import LARGEST, quantize
+from plugins.random_cases import FORMATS, rope_paged_kv_write_case
 
 REFERENCE = plugins.OPERATORS["rope_paged_kv_write"].reference
 NUM_CASES, NUM_BLOCKS = 320, 8
+EIGHT_BIT = tuple(LARGEST)
 
 
 def bits(x: torch.Tensor) -> torch.Tensor:
-    return x.view(torch.int16 if x.dtype == torch.bfloat16 else torch.int32)
+    return x.contiguous().view(torch.uint8)
+
+
+def copies(args: tuple) -> tuple:
+    return tuple(x.clone() if isinstance(x, torch.Tensor) else x for x in args)
 
 
 @pytest.mark.parametrize("block", range(NUM_BLOCKS))
 def test_equals_the_reference_bit_for_bit(block, isas, monkeypatch):
     for seed in range(block, NUM_CASES, NUM_BLOCKS):
-        *inputs, k_pool, v_pool = rope_paged_kv_write_case(seed)
-        expected = k_pool.clone(), v_pool.clone()
-        REFERENCE(*inputs, *expected)
+        case = rope_paged_kv_write_case(seed)
+        expected = copies(case)
+        REFERENCE(*expected)
         for isa in isas:
             monkeypatch.setenv("KVFORGE_CPU_ISA", isa)
-            pools = k_pool.clone(), v_pool.clone()
-            result = plugins.rope_paged_kv_write(*inputs, *pools)
-            assert result[0] is pools[0] and result[1] is pools[1]
-            for got, want in zip(pools, expected, strict=True):
-                assert torch.equal(bits(got), bits(want)), (seed, isa)
+            *tensors, k_scale, v_scale = copies(case)
+            result = plugins.rope_paged_kv_write(*tensors, k_scale=k_scale, v_scale=v_scale)
+            written = [x for x in tensors[5:] if x is not None]
+            assert all(got is given for got, given in zip(result, written, strict=True))
+            for got, want in zip(tensors[5:], expected[5:9], strict=True):
+                assert got is want is None or torch.equal(bits(got), bits(want)), (seed, isa)
 
 
 def test_writes_views_of_one_allocation_and_nothing_else():
-    *inputs, k_pool, v_pool = rope_paged_kv_write_case(1)
+    *inputs, k_pool, v_pool, _, _, _, _ = rope_paged_kv_write_case(5)
+    assert k_pool.dtype.is_floating_point and k_pool.dtype.itemsize > 1
     both = torch.full((k_pool.shape[0], 2, *k_pool.shape[1:]), 7.0)
     plugins.rope_paged_kv_write(*inputs, both[:, 0], both[:, 1])
     k_pool, v_pool = (torch.full(k_pool.shape, 7.0) for _ in range(2))
     REFERENCE(*inputs, k_pool, v_pool)
     assert torch.equal(both, torch.stack((k_pool, v_pool), dim=1))
+
+
+@pytest.mark.parametrize("dtype", EIGHT_BIT)
+def test_every_value_and_boundary_between_values(dtype, isas, monkeypatch):
+    """Each stored number, the middle between neighbours, and one float on either side of it, without rotation."""
+    if dtype == torch.int8:
+        stored = torch.arange(-127, 128).float()
+    else:
+        stored = torch.arange(256, dtype=torch.uint8).view(dtype).float()
+        stored = stored[stored.isfinite()].sort().values
+    middle = (stored[1:] + stored[:-1]) / 2
+    infinity = torch.tensor(float("inf"))
+    values = [stored, middle, middle.nextafter(infinity), middle.nextafter(-infinity), 2 * stored, stored * 1e30]
+    x = torch.cat([*values, torch.tensor([0.0, -0.0, 1e-45, torch.inf, -torch.inf, torch.nan])])
+    x = torch.nn.functional.pad(x, (0, -len(x) % 8)).view(-1, 1, 8)
+    cos, sin, slots = torch.ones(len(x), 4), torch.zeros(len(x), 4), torch.arange(len(x)).int()
+    for scale in (1.0, 0.37):
+        want = quantize(x * scale, scale, dtype)
+        for isa in isas:
+            monkeypatch.setenv("KVFORGE_CPU_ISA", isa)
+            pools = [torch.zeros(len(x), 1, 1, 8).to(dtype) for _ in range(2)]
+            plugins.rope_paged_kv_write(x, x * scale, cos, sin, slots, *pools, v_scale=scale)
+            got = pools[1][:, 0]
+            same = (bits(got) == bits(want)) | (got.float().isnan() & want.float().isnan())
+            assert same.all(), (isa, scale, x[~same])
+
+
+@pytest.mark.parametrize("dtype", EIGHT_BIT)
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_a_row_that_is_not_finite_has_a_scale_that_is_not_finite(dtype, value, isas, monkeypatch):
+    good = arguments()
+    good["v"][1, 1, 5] = value
+    good["k"][1, 0, 2] = value
+    for isa in isas:
+        monkeypatch.setenv("KVFORGE_CPU_ISA", isa)
+        pools = [torch.zeros(2, 4, 2, 8).to(dtype) for _ in range(2)]
+        scales = [torch.zeros(2, 4, 2) for _ in range(2)]
+        keys = {"k_pool": pools[0], "v_pool": pools[1], "k_scales": scales[0], "v_scales": scales[1]}
+        plugins.rope_paged_kv_write(**(good | keys))
+        for scale, head in ((scales[0], 0), (scales[1], 1)):
+            assert not scale[1, 1, head].isfinite() and scale[1, 1, 1 - head].isfinite()
+            assert scale[0].isfinite().all()
 
 
 def arguments() -> dict[str, torch.Tensor]:
@@ -65,6 +116,11 @@ def arguments() -> dict[str, torch.Tensor]:
         ("slot_mapping", torch.tensor([0, 8, 1], dtype=torch.int32)),
         ("slot_mapping", torch.tensor([0, 2**31 - 1, 1], dtype=torch.int32)),
         ("k_pool", torch.zeros(2, 4, 2, 8).half()),
+        ("k_pool", torch.zeros(2, 4, 2, 8).to(torch.float8_e5m2)),
+        ("k_pool", torch.zeros(2, 4, 2, 8).to(torch.uint8)),
+        ("k_pool", torch.zeros(8, 2, 8)),
+        ("k_scale", 2.0),
+        ("v_scale", 0.5),
         ("v_pool", torch.zeros(2, 5, 2, 8)),
         ("v_pool", torch.zeros(2, 4, 2, 8).bfloat16()),
         ("v_pool", torch.zeros(2, 4, 8, 2).transpose(2, 3)),
@@ -78,6 +134,42 @@ def test_refuses_wrong_arguments_by_name_before_writing(name, value):
     assert not good["k_pool"].any() and not good["v_pool"].any()
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("k_scales", None),
+        ("v_scales", None),
+        ("k_scales", torch.zeros(2, 4)),
+        ("k_scales", torch.zeros(2, 4, 3)),
+        ("k_scales", torch.zeros(2, 4, 2).bfloat16()),
+        ("v_scales", torch.zeros(2, 5, 2)),
+        ("v_scales", torch.zeros(2, 4, 2).double()),
+        ("k_scale", 0.5),
+        ("v_scale", 2.0),
+        ("slot_mapping", torch.tensor([0, 8, 1], dtype=torch.int32)),
+    ],
+)
+def test_refuses_wrong_scales_by_name_before_writing(name, value):
+    pools = {key: torch.zeros(2, 4, 2, 8, dtype=torch.int8) for key in ("k_pool", "v_pool")}
+    scales = {key: torch.zeros(2, 4, 2) for key in ("k_scales", "v_scales")}
+    with pytest.raises(RuntimeError, match=rf"rope_paged_kv_write: {name} "):
+        plugins.rope_paged_kv_write(**(arguments() | pools | scales | {name: value}))
+    assert not any(x.any() for x in (*pools.values(), *scales.values()))
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf"), 1e-60, 1e60])
+def test_refuses_a_static_scale_that_is_no_positive_float32(value):
+    pools = {key: torch.zeros(2, 4, 2, 8, dtype=torch.int8) for key in ("k_pool", "v_pool")}
+    with pytest.raises(RuntimeError, match="rope_paged_kv_write: v_scale must be a positive float32"):
+        plugins.rope_paged_kv_write(**(arguments() | pools | {"v_scale": value}))
+
+
+def test_refuses_scales_of_float_pools():
+    scales = {key: torch.zeros(2, 4, 2) for key in ("k_scales", "v_scales")}
+    with pytest.raises(RuntimeError, match="rope_paged_kv_write: k_scales are for 8-bit pools"):
+        plugins.rope_paged_kv_write(**(arguments() | scales))
+
+
 def test_refuses_an_odd_head_dim():
     pool = torch.zeros(2, 4, 2, 7)
     k = torch.randn(3, 2, 7)
@@ -87,5 +179,9 @@ def test_refuses_an_odd_head_dim():
 
 def test_opcheck():
     op = torch.ops.kvforge.rope_paged_kv_write.default
-    for seed in (0, 4):  # not empty: opcheck cannot clone an empty argument
-        torch.library.opcheck(op, rope_paged_kv_write_case(seed))
+    seeds = [s for s in range(40) if len(rope_paged_kv_write_case(s)[0])]  # opcheck cannot clone an empty argument
+    for kind in range(len(FORMATS)):
+        case = rope_paged_kv_write_case(next(s for s in seeds if s % len(FORMATS) == kind))
+        # test_schema compares copies of arguments by arithmetic that torch does not have for e4m3.
+        checks = [check for check in ALL_TEST_UTILS if case[5].dtype != torch.float8_e4m3fn or check != "test_schema"]
+        torch.library.opcheck(op, case, test_utils=checks)

@@ -1,0 +1,100 @@
+// kvforge::low_rank_key_reconstruct on CPU: checks, then the kernel over pieces of (sequence, KV head).
+#include <ATen/core/Tensor.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "low_rank_key_reconstruct/cpu_kernel.h"
+#include "native/checks.h"
+#include "native/dynamic_for.h"
+#include "native/isa.h"
+#include "native/operators.h"
+#include "native/workspace.h"
+
+namespace kvforge {
+namespace {
+
+constexpr const char* kOp = "low_rank_key_reconstruct";
+constexpr int64_t kPieceRows = 64;
+constexpr int64_t kProductsPerThread = 1 << 18;  // multiplications that pay for waking a thread
+
+struct Piece {
+  int64_t sequence, head, begin, end;
+};
+
+auto kernel() -> decltype(&isa_portable::reconstruct_keys) {
+#if defined(__x86_64__)
+  switch (current_isa()) {
+    case Isa::avx512: return &isa_avx512::reconstruct_keys;
+    case Isa::avx2: return &isa_avx2::reconstruct_keys;
+    case Isa::portable: break;
+  }
+#endif
+  return &isa_portable::reconstruct_keys;
+}
+
+void check_selections(const KeyReconstruct& args, int64_t count, int64_t num_rows, int64_t num_positions) {
+  for (int64_t i = 0; i < count; ++i) {
+    if (args.rows[i] < 0) continue;
+    TORCH_CHECK(args.rows[i] < num_rows, kOp, ": rows names row ", args.rows[i], " but u has ", num_rows);
+    TORCH_CHECK(
+        args.positions[i] >= 0 && args.positions[i] < num_positions, kOp, ": positions names position ",
+        args.positions[i], " but cos and sin have ", num_positions);
+  }
+}
+
+}  // namespace
+
+at::Tensor low_rank_key_reconstruct(
+    const at::Tensor& u_in, const at::Tensor& sv_in, const at::Tensor& selected_start_in, const at::Tensor& rows_in,
+    const at::Tensor& positions_in, const at::Tensor& cos_in, const at::Tensor& sin_in) {
+  check_float(kOp, "u", u_in, 2);
+  check_float(kOp, "sv", sv_in, 4);
+  const int64_t kv_heads = sv_in.size(1), rank = sv_in.size(2), head_dim = sv_in.size(3);
+  TORCH_CHECK(sv_in.scalar_type() == u_in.scalar_type(), kOp, ": sv must have the dtype of u, ", u_in.scalar_type(),
+              ", not ", sv_in.scalar_type());
+  TORCH_CHECK(rank == u_in.size(1), kOp, ": sv must have the rank of u, ", u_in.size(1), ", not ", rank);
+  TORCH_CHECK(head_dim % 2 == 0, kOp, ": sv must have an even head_dim, not ", head_dim);
+  const at::Tensor rows = int32_tensor(kOp, "rows", rows_in, {-1, kv_heads});
+  const int64_t count = rows.size(0);
+  const at::Tensor positions = int32_tensor(kOp, "positions", positions_in, {count, kv_heads});
+  const at::Tensor selected_start = starts_tensor(kOp, "selected_start", selected_start_in, count);
+  TORCH_CHECK(selected_start.size(0) - 1 == sv_in.size(0), kOp, ": selected_start must have shape [", sv_in.size(0) + 1,
+              "] to fit sv, not ", selected_start.sizes());
+  const at::Tensor cos = float32_tensor(kOp, "cos", cos_in, {-1, head_dim / 2});
+  const at::Tensor sin = float32_tensor(kOp, "sin", sin_in, {cos.size(0), head_dim / 2});
+  const at::Tensor u = u_in.contiguous(), sv = sv_in.contiguous();
+  at::Tensor out = u.new_empty({count, kv_heads, head_dim});
+  const KeyReconstruct args{
+      .u = u.const_data_ptr(),
+      .sv = sv.const_data_ptr(),
+      .bf16 = u.scalar_type() == at::kBFloat16,
+      .rows = rows.const_data_ptr<int32_t>(),
+      .positions = positions.const_data_ptr<int32_t>(),
+      .cos = cos.const_data_ptr<float>(),
+      .sin = sin.const_data_ptr<float>(),
+      .out = out.mutable_data_ptr(),
+      .kv_heads = kv_heads,
+      .rank = rank,
+      .head_dim = head_dim,
+  };
+  check_selections(args, count * kv_heads, u.size(0), cos.size(0));
+  if (out.numel() == 0) return out;
+
+  std::vector<Piece> pieces;
+  const int32_t* start = selected_start.const_data_ptr<int32_t>();
+  for (int64_t s = 0; s < sv.size(0); ++s)
+    for (int64_t head = 0; head < kv_heads; ++head)
+      for (int64_t begin = start[s]; begin < start[s + 1]; begin += kPieceRows)
+        pieces.push_back({s, head, begin, std::min<int64_t>(start[s + 1], begin + kPieceRows)});
+  const auto reconstruct_keys = kernel();
+  dynamic_for(pieces.size(), 1 + out.numel() * rank / kProductsPerThread, [&](int64_t i) {
+    thread_local Workspace workspace;
+    float* scratch = reinterpret_cast<float*>(workspace.get(kReconstructRows * head_dim * sizeof(float)));
+    const Piece& piece = pieces[i];
+    reconstruct_keys(args, piece.sequence, piece.head, piece.begin, piece.end, scratch);
+  });
+  return out;
+}
+
+}  // namespace kvforge

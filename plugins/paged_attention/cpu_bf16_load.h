@@ -1,0 +1,48 @@
+// Elements of a pool as bfloat16, exactly: e4m3 and int8 fit. For files compiled for AVX512-BF16; everything
+// here has internal linkage (see cpu_bf16.h).
+#pragma once
+
+#include "paged_attention/cpu_bf16.h"
+
+namespace kvforge {
+namespace {
+
+constexpr uint16_t bf16_of_e4m3(int magnitude) {
+  if (magnitude == 0) return 0;
+  if (magnitude == 0x7f) return 0x7fc0;
+  if (magnitude >= 8) return static_cast<uint16_t>((magnitude << 4) + (120 << 7));
+  const int exponent = magnitude >= 4 ? 2 : magnitude >= 2 ? 1 : 0;  // a subnormal: magnitude * 2^-9
+  return static_cast<uint16_t>(((127 - 9 + exponent) << 7) | ((magnitude << (7 - exponent)) & 0x7f));
+}
+
+struct E4m3Table {
+  alignas(64) uint16_t of[128];
+};
+
+constexpr E4m3Table make_e4m3_table() {
+  E4m3Table table{};
+  for (int i = 0; i < 128; ++i) table.of[i] = bf16_of_e4m3(i);
+  return table;
+}
+
+constexpr E4m3Table kE4m3 = make_e4m3_table();
+
+inline __m512i load_masked(__mmask32 mask, const fp8* p) {
+  const __m512i x = _mm512_cvtepu8_epi16(_mm256_maskz_loadu_epi8(mask, p));
+  const __m512i* table = reinterpret_cast<const __m512i*>(kE4m3.of);
+  const __m512i low = _mm512_permutex2var_epi16(table[0], x, table[1]);  // by the lowest 6 bits
+  const __m512i high = _mm512_permutex2var_epi16(table[2], x, table[3]);
+  const __mmask32 is_high = _mm512_test_epi16_mask(x, _mm512_set1_epi16(0x40));
+  const __m512i magnitude = _mm512_mask_blend_epi16(is_high, low, high);
+  return _mm512_or_si512(magnitude, _mm512_slli_epi16(_mm512_and_si512(x, _mm512_set1_epi16(0x80)), 8));
+}
+
+inline __m512i load_masked(__mmask32 mask, const int8_t* p) {
+  const __m256i x = _mm256_maskz_loadu_epi8(mask, p);
+  const __m512 low = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm256_castsi256_si128(x)));
+  const __m512 high = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm256_extracti128_si256(x, 1)));
+  return reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high, low));
+}
+
+}  // namespace
+}  // namespace kvforge
