@@ -3,6 +3,10 @@
 import argparse
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kvforge.engine import Manifest
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
@@ -25,6 +29,7 @@ def run(args: argparse.Namespace) -> int:
     derived = {
         "owners": list(manifest.owners),
         "kv_bytes_per_token": manifest.kv_bytes_per_token,
+        "kv_scale_bytes_per_token": manifest.kv_scale_bytes_per_token,
         "page_bytes": manifest.page_bytes,
         "prefill_flops_per_token_at_1024": prefill_flops_per_token(manifest, 1024),
         "engine_bytes": sum(path.stat().st_size for path in args.engine.rglob("*") if path.is_file()),
@@ -40,10 +45,12 @@ def run(args: argparse.Namespace) -> int:
         f"{manifest.num_kv_heads} KV heads of {manifest.head_dim}",
         "SwiftKV": f"prompt tokens stop at layer {manifest.cut}" if has_cut else "no cut",
         "KV cache": f"{manifest.num_owners} of {manifest.num_layers} layers own one (layers "
-        f"{', '.join(map(str, manifest.owners))}), {manifest.kv_dtype}, pages of {manifest.page_size} "
-        f"tokens, {manifest.kv_bytes_per_token} bytes per token",
+        f"{', '.join(map(str, manifest.owners))}), pages of {manifest.page_size} tokens, "
+        f"{manifest.kv_bytes_per_token} bytes per token",
+        "KV format": _kv_format(manifest),
         "limits": f"{manifest.max_num_seqs} sequences, {manifest.max_num_tokens} tokens a step, "
-        f"{manifest.max_seq_len} tokens a sequence",
+        f"{manifest.max_seq_len} tokens a sequence, "
+        + (f"{manifest.max_draft_len} drafts a sequence" if manifest.max_draft_len else "no drafts"),
         "prefill": f"{derived['prefill_flops_per_token_at_1024'] / 1e6:.2f} MFLOP per prompt token at 1024 tokens",
         "size": f"{derived['engine_bytes'] / 1e6:.1f} MB on disk",
         "checkpoint": f"sha256 {manifest.checkpoint_sha256[:16]}…",
@@ -53,3 +60,14 @@ def run(args: argparse.Namespace) -> int:
     if args.verify:
         print(f"{'files':<11} all {len(manifest.files)} match their recorded SHA-256")
     return 0
+
+
+def _kv_format(manifest: "Manifest") -> str:
+    """Say how the cache stores its numbers, and what the scales cost."""
+    if manifest.kv_format.scales == "dynamic":
+        share = manifest.kv_scale_bytes_per_token
+        return f"{manifest.kv_dtype}, one float32 scale per token and head ({share} of the bytes per token)"
+    if manifest.kv_format.scales == "static":
+        flat = [scale for scales in manifest.kv_scales for scale in scales]
+        return f"{manifest.kv_dtype}, one scale per owner for K and for V ({min(flat):.3g} to {max(flat):.3g})"
+    return manifest.kv_dtype

@@ -107,6 +107,8 @@ def _operator_name(graph: ExportedGraph, node: Node) -> str | None:
             return None
         if target._schema.name in _OPERATORS[graph.name]:
             return target._schema.name
+        if any(target._schema.name in names for names in _OPERATORS.values()):
+            _fail(graph, node, f"calls {target}, which does not belong into this graph")
     elif getattr(target, "__module__", "") in ("_operator", "torch"):  # arithmetic on symbolic sizes
         return None
     _fail(graph, node, f"calls {target}, which no target implements")

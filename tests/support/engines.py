@@ -71,3 +71,8 @@ PLAIN = EngineSpec("llama", model=(("num_hidden_layers", 2),))
 
 SWIFTKV_BF16 = dataclasses.replace(SWIFTKV, bfloat16=True)
 """SWIFTKV in bf16."""
+
+SWIFTKV_FP8 = dataclasses.replace(
+    SWIFTKV, options=dataclasses.replace(SWIFTKV.options, kv_dtype="fp8", max_draft_len=4)
+)
+"""SWIFTKV with an e4m3 cache of dynamic scales, and the graph that verifies up to 4 drafts a sequence."""

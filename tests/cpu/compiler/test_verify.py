@@ -1,12 +1,13 @@
 """The verifier passes what the compiler exports and names the node that breaks a rule."""
 
+import dataclasses
 from collections.abc import Callable
 
 import pytest
 import torch
 from torch.fx import GraphModule, Node
 
-from kvforge.compiler.export import ExportedGraph, export_lower, export_upper
+from kvforge.compiler.export import ExportedGraph, export_lower, export_upper, export_verify
 from kvforge.compiler.options import BuildOptions, ResolvedOptions, resolve
 from kvforge.compiler.verify import verify
 from kvforge.errors import BuildError
@@ -42,7 +43,17 @@ def operator_nodes(graph: ExportedGraph, name: str) -> list[Node]:
     return [node for node in graph.program.graph.nodes if node.op == "call_function" and name in str(node.target)]
 
 
-def test_exported_graphs_write_each_owner_once_and_read_its_layers(config: ModelConfig, options) -> None:
+STATIC = ((0.1, 0.2), (0.3, 0.4), (0.5, 0.6), (0.7, 0.8))
+
+
+def with_cache(options: ResolvedOptions, kv_dtype: str) -> ResolvedOptions:
+    scales = STATIC if kv_dtype.endswith("_static") else ()
+    return dataclasses.replace(options, kv_dtype=kv_dtype, kv_scales=scales)
+
+
+@pytest.mark.parametrize("kv_dtype", ["float32", "fp8", "int8_static"])
+def test_exported_graphs_write_each_owner_once_and_read_its_layers(kv_dtype: str, config: ModelConfig, options) -> None:
+    options = with_cache(options, kv_dtype)
     lower, upper = export_lower(config, options), export_upper(config, options)
     verify(lower, config, options)
     verify(upper, config, options)
@@ -114,3 +125,45 @@ def test_a_cache_of_another_dtype_is_refused(config: ModelConfig, options: Resol
     other = resolve(BuildOptions(page_size=4, kv_dtype="bf16"), config, "F32")
     with pytest.raises(BuildError, match="cache pool of dtype"):
         verify(export_lower(config, options), config, other)
+
+
+def swap_scale_pools(graph: ExportedGraph) -> None:
+    node = operator_nodes(graph, "rope_paged_kv_write")[0]
+    node.args = (*node.args[:7], node.args[8], node.args[7], *node.args[9:])
+
+
+def drop_scale_pools(graph: ExportedGraph) -> None:
+    node = operator_nodes(graph, "paged_attention")[-1]
+    node.args = node.args[:8]
+
+
+def read_another_owners_scales(graph: ExportedGraph) -> None:
+    first, second = operator_nodes(graph, "paged_attention")[:2]
+    second.args = (*second.args[:8], *first.args[8:])
+
+
+@pytest.mark.parametrize("damage", [swap_scale_pools, drop_scale_pools, read_another_owners_scales])
+def test_scale_pools_out_of_place_are_refused(
+    damage: Callable[[ExportedGraph], None], config: ModelConfig, options: ResolvedOptions
+) -> None:
+    options = with_cache(options, "int8")
+    graph = export_lower(config, options)
+    damage(graph)
+    with pytest.raises(BuildError, match="does not take the K and the V pool with their scales of one owner"):
+        verify(graph, config, options)
+
+
+def test_another_owners_static_scale_is_refused(config: ModelConfig, options: ResolvedOptions) -> None:
+    options = with_cache(options, "fp8_static")
+    graph = export_upper(config, options)
+    verify(graph, config, options)
+    other = dataclasses.replace(options, kv_scales=(*STATIC[:3], (0.7, 0.9)))
+    with pytest.raises(BuildError, match=r"takes \(0.7, 0.8\) as the scales of layer 4"):
+        verify(graph, config, other)
+
+
+def test_a_graph_of_another_kind_is_refused(config: ModelConfig, options: ResolvedOptions) -> None:
+    graph = export_verify(config, options)
+    verify(graph, config, options)
+    with pytest.raises(BuildError, match="which does not belong into this graph"):
+        verify(dataclasses.replace(graph, name="upper"), config, options)

@@ -1,0 +1,104 @@
+"""Bytes and places of the K,V pools, for every cache format."""
+
+import pytest
+import torch
+
+from kvforge.engine import KV_FORMATS, Manifest
+from kvforge.runtime.pools import ALIGNMENT, allocate_pools
+from model_defs.kv_layout import owner_table
+from plugins.kv_quantization import LARGEST, dynamic_scale, quantize
+from tests.support.fake_session import fake_manifest
+
+
+def llama_8b(kv_dtype: str, cut: int = 32, group_size: int = 1) -> Manifest:
+    """The cache dimensions of Llama 3.1 8B."""
+    owners = owner_table(32, cut, group_size)
+    scales = ((0.1, 0.2),) * len(set(owners)) if KV_FORMATS[kv_dtype].scales == "static" else ()
+    return fake_manifest(
+        num_layers=32,
+        num_kv_heads=8,
+        head_dim=128,
+        cut=cut,
+        owner_of_layer=owners,
+        page_size=16,
+        kv_dtype=kv_dtype,
+        kv_scales=scales,
+    )
+
+
+def allocated(manifest: Manifest, num_pages: int) -> tuple[int, int]:
+    """Bytes of (elements, scales) in freshly allocated pools."""
+    pools = allocate_pools(manifest, num_pages)
+    return (
+        sum(tensor.nbytes for pool in pools for tensor in pool[:2]),
+        sum(tensor.nbytes for pool in pools for tensor in pool[2:]),
+    )
+
+
+@pytest.mark.parametrize(
+    ("group_size", "kv_dtype", "reduction"),
+    [(1, "bfloat16", 0.0), (2, "bfloat16", 0.25), (4, "bfloat16", 0.375), (2, "fp8", 0.625), (4, "fp8", 0.6875)],
+)
+def test_reductions_of_table_7_as_allocated_bytes(group_size: int, kv_dtype: str, reduction: float) -> None:
+    """arXiv 2410.03960, Table 7: Llama 8B cut at 16, AcrossKV and FP8 against a bf16 cache of every layer. The paper
+    counts elements; the scale per token and head adds 4 bytes to 128."""
+    base, _ = allocated(llama_8b("bfloat16"), 3)
+    elements, scales = allocated(llama_8b(kv_dtype, 16, group_size), 3)
+    assert 1 - elements / base == reduction
+    assert scales == (elements / 128 * 4 if kv_dtype == "fp8" else 0)
+    static, none = allocated(llama_8b(f"{kv_dtype}_static" if kv_dtype == "fp8" else kv_dtype, 16, group_size), 3)
+    assert (static, none) == (elements, 0)
+
+
+@pytest.mark.parametrize("kv_dtype", KV_FORMATS)
+def test_pool_bytes_are_the_formulas(kv_dtype: str) -> None:
+    manifest = llama_8b(kv_dtype, 16, 4)
+    elements, scales = allocated(manifest, 5)
+    assert elements == 5 * manifest.page_size * manifest.kv_element_bytes_per_token
+    assert scales == 5 * manifest.page_size * manifest.kv_scale_bytes_per_token
+    assert elements + scales == 5 * manifest.page_bytes
+    storage = allocate_pools(manifest, 5)[0][0].untyped_storage()
+    assert storage.nbytes() == 5 * manifest.page_bytes, "sizes that the alignment divides leave no gap"
+
+
+@pytest.mark.parametrize("kv_dtype", KV_FORMATS)
+def test_awkward_pools_are_aligned_and_do_not_overlap(kv_dtype: str) -> None:
+    """3 heads of 10 in pages of 7: no size is a multiple of anything."""
+    scales = ((1.0, 1.0),) * 2 if KV_FORMATS[kv_dtype].scales == "static" else ()
+    manifest = fake_manifest(num_kv_heads=3, head_dim=10, page_size=7, kv_dtype=kv_dtype, kv_scales=scales)
+    pools = allocate_pools(manifest, 3)
+    dynamic = KV_FORMATS[kv_dtype].scales == "dynamic"
+    assert [len(pool) for pool in pools] == [4 if dynamic else 2] * 2
+    tensors = [tensor for pool in pools for tensor in pool]
+    assert all(tensor.is_contiguous() for tensor in tensors)
+    storage = tensors[0].untyped_storage()
+    offsets = [tensor.data_ptr() - storage.data_ptr() for tensor in tensors]
+    assert all(offset % ALIGNMENT == 0 for offset in offsets)
+    assert len({tensor.untyped_storage().data_ptr() for tensor in tensors}) == 1
+    assert 0 <= storage.nbytes() - 3 * manifest.page_bytes < ALIGNMENT * len(tensors)
+    for index, tensor in enumerate(tensors):
+        assert not tensor.view(torch.uint8).any()
+        tensor.view(torch.uint8).fill_(index + 1)
+    for index, tensor in enumerate(tensors):
+        assert (tensor.view(torch.uint8) == index + 1).all()
+    if dynamic:
+        assert [tuple(scale.shape) for scale in pools[0][2:]] == [(3, 7, 3)] * 2
+        assert pools[0][2].dtype == torch.float32
+
+
+@pytest.mark.parametrize("dtype", LARGEST)
+def test_round_trip_error_per_element(dtype: torch.dtype) -> None:
+    """e4m3 has 3 mantissa bits: half a step is 1/16 of the number, or half of its smallest step, 2**-9 scales. int8:
+    half a scale. Rows of all magnitudes, with outliers, zeros and float32's extremes."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(4000, 64, generator=generator) * torch.logspace(-30, 30, 4000)[:, None]
+    x[::7, 5] *= 1000
+    x[::11] = 0
+    x[1, :2] = torch.tensor([3e38, 1e-45])
+    scale = dynamic_scale(x, dtype)[:, None]
+    stored = quantize(x, scale, dtype).double()
+    assert stored.abs().max() == LARGEST[dtype]
+    error = (stored * scale.double() - x.double()).abs()
+    bound = scale.double() / 2 if dtype == torch.int8 else torch.maximum(x.double().abs() / 16, scale * 2.0**-10)
+    assert (error <= bound * (1 + 1e-6)).all()
+    assert (error[::11] == 0).all()
