@@ -168,14 +168,19 @@ def paged_attention_combine_kernel(
         return
     length = tl.load(kv_length + s)
     table = page_table + s.to(tl.int64) * max_pages
-    split = False
+    # The test for `partial` is one of the compiler: what is not None there is not compiled without it.
     if partial is not None:
-        split = queries == 1
-    if split:
-        _merge(
-            partial, out, s, token, kv_head, length, V_SCALE, WINDOW, KV_HEADS, GROUP, GROUP_BLOCK, HEAD_DIM, BLOCK_D,
-            DECODE_KEYS, NUM_SPLITS, MIN_SPLIT,
-        )  # fmt: skip
+        if queries == 1:
+            _merge(
+                partial, out, s, token, kv_head, length, V_SCALE, WINDOW, KV_HEADS, GROUP, GROUP_BLOCK, HEAD_DIM,
+                BLOCK_D, DECODE_KEYS, NUM_SPLITS, MIN_SPLIT,
+            )  # fmt: skip
+        else:
+            _tile(
+                q, k_pool, v_pool, table, k_scales, v_scales, out, token, first_query, queries, kv_head, length,
+                Q_STRIDE, QK_SCALE, V_SCALE, WINDOW, PAGE_SIZE, PAGE_STRIDE, SCALES_PAGE_STRIDE, KV_HEADS, GROUP,
+                HEAD_DIM, BLOCK_D, ROWS, KEYS, DOT_TYPE,
+            )  # fmt: skip
     else:
         _tile(
             q, k_pool, v_pool, table, k_scales, v_scales, out, token, first_query, queries, kv_head, length,

@@ -1,0 +1,180 @@
+"""An engine of target ``tensorrt``: its plans on one GPU and the allocation of its cache there."""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from kvforge.dtypes import COMPUTE_DTYPES
+from kvforge.engine import RANK_DIR, Manifest
+from kvforge.errors import EngineError
+from kvforge.runtime.compatibility import check_operators
+from kvforge.runtime.pools import Pools, allocate_pools
+from kvforge.runtime.tensorrt_plan import Plan, PlanLogger
+from kvforge.tensorrt_api import trt
+
+STEP_INPUTS = {
+    "lower": ("input_ids", "positions", "slot_mapping", "query_start", "kv_length", "page_table"),
+    "upper": ("hidden", "survivor_index", "survivor_start", "positions", "kv_length", "page_table"),
+    "verify": ("logits", "draft_ids", "draft_start", "draft_probs", "temperature", "uniform"),
+}
+"""Names of each graph's inputs before the pools."""
+
+_DEVICE = torch.device("cuda")
+
+
+class TensorRTSession:
+    """The graphs of an engine on the current GPU; see ``kvforge.runtime.session.Session``.
+
+    Step tensors come from the CPU; ``hidden`` and the pools stay on the GPU. All runs are on one stream.
+    """
+
+    def __init__(self, manifest: Manifest, plans: dict[str, Plan], stream: torch.cuda.Stream) -> None:
+        self.manifest = manifest
+        self._plans = plans
+        self._stream = stream
+        first_upper = sum(owner < manifest.cut for owner in manifest.owners)
+        self._upper_owners = slice(first_upper, None)
+        size = max(plan.workspace_bytes for plan in plans.values())
+        self._workspace = torch.empty(max(size, 1), dtype=torch.uint8, device=_DEVICE)
+        # TensorRT wants an address for a tensor without elements, too.
+        self._nothing = torch.zeros(256, dtype=torch.uint8, device=_DEVICE)
+        for plan in plans.values():
+            plan.make_contexts(self._workspace, stream.cuda_stream)
+
+    def lower(
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        slot_mapping: Tensor,
+        query_start: Tensor,
+        kv_length: Tensor,
+        page_table: Tensor,
+        pools: Pools,
+    ) -> Tensor:
+        """Run all T tokens to the cut, writing every owner's K,V; returns hidden ``[T, hidden_size]`` on the GPU."""
+        shape = (input_ids.shape[0], self.manifest.hidden_size)
+        hidden = self._empty(shape, COMPUTE_DTYPES[self.manifest.dtype])
+        step = (input_ids, positions, slot_mapping, query_start, kv_length, page_table)
+        self._run("lower", step, pools, [hidden], writes_pools=True)
+        return hidden
+
+    def upper(
+        self,
+        hidden: Tensor,
+        survivor_index: Tensor,
+        survivor_start: Tensor,
+        positions: Tensor,
+        kv_length: Tensor,
+        page_table: Tensor,
+        pools: Pools,
+    ) -> Tensor:
+        """Run the R survivors past the cut; returns fp32 logits ``[R, vocab_size]`` on the CPU."""
+        logits = self._empty((survivor_index.shape[0], self.manifest.vocab_size), torch.float32)
+        step = (hidden, survivor_index, survivor_start, positions, kv_length, page_table)
+        self._run("upper", step, pools[self._upper_owners], [logits])
+        return self._to_cpu(logits)
+
+    def verify(
+        self,
+        logits: Tensor,
+        draft_ids: Tensor,
+        draft_start: Tensor,
+        draft_probs: Tensor,
+        temperature: Tensor,
+        uniform: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """Verify drafts; returns (accepted, next_token), each int32 ``[S]`` on the CPU."""
+        if "verify" not in self._plans:
+            raise EngineError("this engine verifies no drafts; rebuild it with kvforge build --max-draft-len N.")
+        accepted, next_token = (self._empty(temperature.shape, torch.int32) for _ in range(2))
+        step = (logits, draft_ids, draft_start, draft_probs, temperature, uniform)
+        self._run("verify", step, [], [accepted, next_token])
+        return self._to_cpu(accepted), self._to_cpu(next_token)
+
+    def allocate_pools(self, num_pages: int) -> Pools:
+        """Return zeroed pools of all owners in one allocation of the GPU; see ``kvforge.runtime.pools``.
+
+        Raises:
+            EngineError: more pages than the engine was built for.
+        """
+        plan = self._plans["lower"]
+        pool_names = [name for name in plan.inputs if name not in STEP_INPUTS["lower"]]
+        most = min(plan.largest(name, 0) for name in pool_names)
+        if num_pages > most:
+            raise EngineError(f"the engine was built for at most {most} pages, not {num_pages}; lower --kv-cache-gib.")
+        with torch.cuda.stream(self._stream):
+            return allocate_pools(self.manifest, num_pages, _DEVICE)
+
+    def _run(
+        self, graph: str, step: tuple[Tensor, ...], pools: Pools, outputs: list[Tensor], writes_pools: bool = False
+    ) -> None:
+        plan, flat = self._plans[graph], list(itertools.chain.from_iterable(pools))
+        with torch.cuda.stream(self._stream):
+            tensors = dict(zip(STEP_INPUTS[graph], (x.to(_DEVICE, non_blocking=True) for x in step), strict=True))
+            inputs, results = bind(plan, graph, tensors, flat, outputs, writes_pools)
+            plan.run(inputs, results, self._stream.cuda_stream, self._nothing.data_ptr())
+
+    def _empty(self, shape: tuple[int, ...] | torch.Size, dtype: torch.dtype) -> Tensor:
+        with torch.cuda.stream(self._stream):
+            return torch.empty(shape, dtype=dtype, device=_DEVICE)
+
+    def _to_cpu(self, tensor: Tensor) -> Tensor:
+        with torch.cuda.stream(self._stream):
+            return tensor.cpu()  # waits for the stream
+
+
+def bind(
+    plan: Plan,
+    graph: str,
+    step: Mapping[str, Tensor],
+    pools: Sequence[Tensor],
+    results: Sequence[Tensor],
+    writes_pools: bool,
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Return a plan's inputs and outputs by name.
+
+    Pools come after the step's tensors, in owner order, and go out in the same order after the results; what goes in
+    and what comes out is the same tensor. Inputs that a graph does not use may be missing from its plan.
+    Raises EngineError when the plan has other tensors.
+    """
+    names = [name for name in plan.inputs if name not in step]
+    outputs = [*results, *(pools if writes_pools else ())]
+    if len(names) != len(pools) or len(outputs) != len(plan.outputs):
+        raise EngineError(
+            f"the plan of {graph} has {len(names)} pools and {len(plan.outputs)} outputs, not {len(pools)} and "
+            f"{len(outputs)}; rebuild the engine."
+        )
+    inputs = {name: step[name] for name in plan.inputs if name in step} | dict(zip(names, pools, strict=True))
+    bound = dict(zip(plan.outputs, outputs, strict=True))
+    for name, tensor in (*inputs.items(), *bound.items()):
+        if tensor.dtype != plan.dtypes[name]:
+            raise EngineError(
+                f"{name} of {graph} is {plan.dtypes[name]} in the plan, not {tensor.dtype}; rebuild the engine."
+            )
+    return inputs, bound
+
+
+def load_session(engine_dir: Path, manifest: Manifest) -> TensorRTSession:
+    """Load the plans of an engine on the current GPU.
+
+    Raises:
+        EngineError: no GPU, or the plans are for another GPU or another TensorRT, or their operators are other ones.
+    """
+    if not torch.cuda.is_available():
+        raise EngineError(f"{engine_dir} runs on an NVIDIA GPU and there is none; rebuild it with --target cpu.")
+    check_operators(manifest, engine_dir)
+    graphs = ("lower", "upper", "verify") if manifest.max_draft_len else ("lower", "upper")
+    files = {graph: engine_dir / RANK_DIR / f"{graph}.plan" for graph in graphs}
+    for file in files.values():
+        if not file.is_file():
+            raise EngineError(
+                f"{engine_dir} has no {file.name}: it was exported where TensorRT is not installed; build the engine "
+                "with build/build_tensorrt.py where it is."
+            )
+    logger = PlanLogger()
+    runtime: trt.Runtime = trt.Runtime(logger)
+    plans = {graph: Plan(file, runtime, logger) for graph, file in files.items()}
+    return TensorRTSession(manifest, plans, torch.cuda.Stream())

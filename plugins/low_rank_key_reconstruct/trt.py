@@ -1,0 +1,36 @@
+"""TensorRT plugin LowRankKeyReconstruct."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from plugins.triton_kernel import KernelSpec
+from plugins.trt_cache import FLOATS
+from plugins.trt_plugin import Attributes, PluginDefinition, Tensors
+
+
+def _keys(inputs: Mapping[str, Any], attributes: Attributes) -> tuple[Any, ...]:
+    import tensorrt.plugin as trtp
+
+    _, kv_heads, _, head_dim = inputs["sv"].shape_expr
+    return (trtp.from_shape_expr((inputs["rows"].shape_expr[0], kv_heads, head_dim), inputs["u"].dtype),)
+
+
+def _spec(tensors: Tensors, attributes: Attributes, capability: int) -> KernelSpec:
+    from plugins.low_rank_key_reconstruct.cuda import kernel_spec
+
+    sv = tensors["sv"]
+    return kernel_spec(tensors["u"].dtype, sv.size(1), sv.size(2), sv.size(3))
+
+
+PLUGINS = (
+    PluginDefinition(
+        name="LowRankKeyReconstruct",
+        inputs=("u", "sv", "selected_start", "rows", "positions", "cos", "sin"),
+        outputs=_keys,
+        num_outputs=1,
+        types=tuple((x, x, *(torch.int32,) * 3, *(torch.float32,) * 2, x) for x in FLOATS),
+        spec=_spec,
+    ),
+)

@@ -1,0 +1,55 @@
+"""Optimisation profiles admit every step that the engine's limits allow, and nothing that TensorRT cannot hold."""
+
+import pytest
+
+from kvforge.compiler.options import ResolvedOptions
+from kvforge.compiler.tensorrt_profiles import MAX_ELEMENTS, PROFILES, input_ranges, size_ranges
+
+OPTIONS = ResolvedOptions("tensorrt", "bfloat16", "bfloat16", 8, 100, 1000, 32, 3)
+
+
+def maxima(*arguments):
+    return tuple(r.maximum for r in input_ranges(*arguments))
+
+
+def test_step_inputs_at_their_limits():
+    assert maxima("lower", "input_ids", (-1,), OPTIONS, "mixed") == (100,)
+    assert maxima("lower", "input_ids", (-1,), OPTIONS, "decode") == (32,)
+    assert maxima("lower", "query_start", (-1,), OPTIONS, "decode") == (9,)
+    assert maxima("lower", "page_table", (-1, -1), OPTIONS, "mixed") == (8, 32)
+    assert maxima("upper", "hidden", (-1, 64), OPTIONS, "mixed") == (100, 64)
+    assert maxima("upper", "survivor_index", (-1,), OPTIONS, "mixed") == (32,)
+    assert maxima("verify", "logits", (-1, 500), OPTIONS, "mixed") == (32, 500)
+    assert maxima("verify", "draft_probs", (-1, 500), OPTIONS, "mixed") == (24, 500)
+
+
+def test_drafts_may_be_absent():
+    assert input_ranges("verify", "draft_probs", (-1, 500), OPTIONS, "mixed")[0].minimum == 0
+
+
+def test_no_more_sequences_than_tokens():
+    few = ResolvedOptions("tensorrt", "bfloat16", "bfloat16", 8, 4, 1000, 32)
+    assert maxima("lower", "kv_length", (-1,), few, "decode") == (4,)
+
+
+def test_pools_end_where_a_tensor_does():
+    shape = (-1, 32, 8, 128)
+    assert maxima("lower", "k_pool_0", shape, OPTIONS, "mixed") == (8 * 32, 32, 8, 128)
+    large = ResolvedOptions("tensorrt", "bfloat16", "fp8", 256, 8192, 131072, 32)
+    pages = maxima("lower", "k_pool_0", shape, large, "mixed")[0]
+    assert pages * 32 * 8 * 128 <= MAX_ELEMENTS < (pages + 1) * 32 * 8 * 128
+    assert maxima("upper", "k_scales_0", (-1, 32, 8), OPTIONS, "decode") == (256, 32, 8)
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("drafts", (0, 5))
+def test_ranges_are_ranges(profile, drafts):
+    options = ResolvedOptions("tensorrt", "bfloat16", "bfloat16", 8, 100, 1000, 32, drafts)
+    for name, range_ in size_ranges(options, profile).items():
+        assert 0 <= range_.minimum <= range_.optimum <= range_.maximum, name
+
+
+@pytest.mark.parametrize("shape", ((-1, -1, 8, 128), (64, 32, 8, 128), (-1, 32, -1, 128)))
+def test_other_dynamic_dimensions_are_refused(shape):
+    with pytest.raises(ValueError, match="k_pool_0 has shape"):
+        input_ranges("lower", "k_pool_0", shape, OPTIONS, "mixed")
