@@ -54,9 +54,9 @@ struct Softmax {
     return sum(sums);
   }
 
+  // Down to the smallest subnormal: a draft whose p and q are both tiny is accepted by their ratio.
   float probability(int64_t token) const {
-    const vfloat x = broadcast(logits[token]);
-    return static_cast<float>(exp_nonpositive(x / temperature - top)[0] / total);
+    return static_cast<float>(__builtin_exp(static_cast<double>(logits[token] / temperature - top)) / total);
   }
 };
 

@@ -1,0 +1,124 @@
+"""LowRankKeyReconstruct on CPU against its reference, its invariances, and what it refuses."""
+
+import pytest
+import torch
+
+import plugins
+from plugins.random_cases import low_rank_key_reconstruct_case
+
+REFERENCE = plugins.OPERATORS["low_rank_key_reconstruct"].reference
+NUM_CASES, NUM_BLOCKS = 320, 4
+
+
+def ints(*values) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int32)
+
+
+@pytest.mark.parametrize("block", range(NUM_BLOCKS))
+def test_agrees_with_the_reference(block, isas, monkeypatch):
+    for seed in range(block, NUM_CASES, NUM_BLOCKS):
+        args = low_rank_key_reconstruct_case(seed)
+        want = REFERENCE(*args)
+        for isa in isas:
+            monkeypatch.setenv("KVFORGE_CPU_ISA", isa)
+            got = plugins.low_rank_key_reconstruct(*args)
+            assert got.shape == want.shape and got.dtype == want.dtype and got.is_contiguous()
+            nothing = args[3] < 0
+            assert not got[nothing].any(), (seed, isa)
+            if want.numel():
+                error = (got.float() - want.float()).abs().max()
+                tolerance = 4e-6 if got.dtype == torch.float32 else 4e-3
+                assert error <= tolerance * want.float().abs().max(), (seed, isa)
+
+
+def test_a_key_does_not_depend_on_the_others(isas, monkeypatch):
+    for seed in range(40):
+        u, sv, start, rows, positions, cos, sin = low_rank_key_reconstruct_case(seed)
+        for isa in isas:
+            monkeypatch.setenv("KVFORGE_CPU_ISA", isa)
+            together = plugins.low_rank_key_reconstruct(u, sv, start, rows, positions, cos, sin)
+            for s in range(sv.shape[0]):
+                for n in range(int(start[s]), int(start[s + 1]), 13):
+                    one = rows[n : n + 1], positions[n : n + 1]
+                    alone = plugins.low_rank_key_reconstruct(u, sv[s : s + 1], ints(0, 1), *one, cos, sin)
+                    assert torch.equal(alone[0], together[n]), (seed, isa, n)
+
+
+def test_the_number_of_threads_changes_no_bit():
+    threads = torch.get_num_threads()
+    try:
+        for seed in range(30):
+            args = low_rank_key_reconstruct_case(seed)
+            results = []
+            for count in (1, 3):
+                torch.set_num_threads(count)
+                results.append(plugins.low_rank_key_reconstruct(*args))
+            assert torch.equal(*results), seed
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_strided_arguments_are_taken():
+    cases = (low_rank_key_reconstruct_case(seed) for seed in range(100))
+    u, sv, start, rows, positions, cos, sin = next(c for c in cases if len(c[3]) > 1 and min(c[1].shape) > 1)
+    want = plugins.low_rank_key_reconstruct(u, sv, start, rows, positions, cos, sin)
+    assert want.numel()
+    views = [torch.stack((x, x), dim=-1)[..., 0] for x in (u, sv, rows, positions, cos, sin)]
+    assert not any(x.is_contiguous() for x in views)
+    assert torch.equal(plugins.low_rank_key_reconstruct(*views[:2], start, *views[2:]), want)
+
+
+def arguments() -> dict[str, torch.Tensor]:
+    return {
+        "u": torch.randn(10, 4),
+        "sv": torch.randn(2, 3, 4, 8),
+        "selected_start": ints(0, 1, 3),
+        "rows": ints([0, 9, -1], [1, 2, 3], [4, 5, 6]),
+        "positions": ints([0, 6, 99], [1, 2, 3], [4, 5, 6]),
+        "cos": torch.randn(7, 4),
+        "sin": torch.randn(7, 4),
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("u", torch.randn(10, 4, 1)),
+        ("u", torch.randn(10, 4).half()),
+        ("sv", torch.randn(2, 3, 5, 8)),
+        ("sv", torch.randn(2, 3, 4, 7)),
+        ("sv", torch.randn(2, 3, 4)),
+        ("sv", torch.randn(2, 3, 4, 8).bfloat16()),
+        ("selected_start", ints(0, 3)),
+        ("selected_start", ints(0, 1, 4)),
+        ("selected_start", ints(0, 1, 2)),
+        ("selected_start", ints(1, 2, 3)),
+        ("selected_start", ints(0, 4, 3)),
+        ("selected_start", ints(0, -(2**31), 3)),
+        ("selected_start", torch.tensor([0, 1, 3])),
+        ("selected_start", ints()),
+        ("rows", ints([0, 10, -1], [1, 2, 3], [4, 5, 6])),
+        ("rows", ints([0, 2**31 - 1, -1], [1, 2, 3], [4, 5, 6])),
+        ("rows", ints([0, 9], [1, 2], [4, 5])),
+        ("rows", arguments()["rows"].long()),
+        ("positions", ints([0, 7, 99], [1, 2, 3], [4, 5, 6])),
+        ("positions", ints([-1, 6, 99], [1, 2, 3], [4, 5, 6])),
+        ("positions", ints([0, 6, 99], [1, 2, 3])),
+        ("positions", arguments()["positions"].float()),
+        ("cos", torch.randn(7, 8)),
+        ("cos", torch.randn(7, 4).bfloat16()),
+        ("sin", torch.randn(8, 4)),
+        ("sin", torch.randn(7, 4).double()),
+    ],
+)
+def test_refuses_wrong_arguments_by_name(name, value):
+    assert plugins.low_rank_key_reconstruct(**arguments()).shape == (3, 3, 8)
+    with pytest.raises(RuntimeError, match=rf"low_rank_key_reconstruct: {name} "):
+        plugins.low_rank_key_reconstruct(**(arguments() | {name: value}))
+
+
+def test_opcheck():
+    op = torch.ops.kvforge.low_rank_key_reconstruct.default
+    cases = [low_rank_key_reconstruct_case(seed) for seed in range(20)]
+    for dtype in (torch.float32, torch.bfloat16):  # opcheck cannot clone an empty argument
+        torch.library.opcheck(op, next(case for case in cases if case[0].dtype == dtype and len(case[3])))
