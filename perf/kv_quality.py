@@ -1,0 +1,129 @@
+"""Answers of the tiny models under every KV compression: the grid of SwiftKV's Table 7 (arXiv 2410.03960).
+
+    python -m perf.kv_quality [--work DIR] [--num-prompts 500] [--length 500] [--only "cut, 4-way"] [--kv-dtype fp8]
+
+Rows: no cut; cut 4 of 8; the same with AcrossKV groups of 2 and of 4. Columns: bf16, fp8 and int8 cache (a scale per
+token and head). The students of group sizes 1 and 4 are distilled here, by the recipe and seed of the committed one.
+Everything under --work is kept: an interrupted run continues, and a larger --num-prompts asks only the new prompts.
+Writes OUTPUT.json, OUTPUT.md and OUTPUT.png.
+"""
+
+import argparse
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer
+from tqdm import tqdm
+
+from kvforge.compiler import BuildOptions, build_engine
+from kvforge.engine import MANIFEST_FILE, load_manifest
+from kvforge.evaluation.engine import EngineGenerator
+from kvforge.evaluation.score import MAX_ANSWER_TOKENS, is_correct
+from kvforge.tasks.prompt import Example, make_examples
+from kvforge.training.config import TINY_STUDENT
+from kvforge.training.distill import distill_student
+from kvforge.training.export import export_checkpoint, load_checkpoint
+from kvforge.training.tokenizer import FastEncoder
+from perf.kv_quality_report import write_report
+
+ASSETS = Path(__file__).resolve().parents[1] / "model_defs" / "assets"
+MODELS: dict[str, int | None] = {"no cut": None, "cut": 1, "cut, 2-way": 2, "cut, 4-way": 4}
+"""Row names and AcrossKV group sizes; None is the teacher."""
+KV_DTYPES = ("bfloat16", "fp8", "int8")
+TASKS = ("needle_single", "needle_multi", "variables", "list_recall", "amounts")
+CHUNK = 100
+
+
+def checkpoint_of(group_size: int | None, work: Path) -> Path:
+    """Return the checkpoint of a row; a student that is not committed is distilled, or its distillation continued."""
+    if group_size is None:
+        return ASSETS / "tiny-teacher"
+    if group_size == TINY_STUDENT.group_size:
+        return ASSETS / "tiny-swiftkv"
+    directory = work / "students" / f"group-{group_size}"
+    if not (directory / "checkpoint" / "tokenizer_config.json").is_file():  # written last
+        teacher, tokenizer = load_checkpoint(ASSETS / "tiny-teacher", torch.float32)
+        config = dataclasses.replace(TINY_STUDENT, group_size=group_size)
+        student, _ = distill_student(config, teacher, directory, FastEncoder(tokenizer))
+        export_checkpoint(student, tokenizer, directory / "checkpoint")
+    return directory / "checkpoint"
+
+
+def engine_of(name: str, kv_dtype: str, length: int, work: Path) -> Path:
+    """Return the engine of a cell, built if it is not there yet."""
+    engine = work / "engines" / f"{name.replace(', ', '-').replace(' ', '-')}-{kv_dtype}-{length}"
+    if not (engine / MANIFEST_FILE).is_file():
+        options = BuildOptions(
+            dtype="bfloat16", kv_dtype=kv_dtype, max_num_seqs=32, max_seq_len=length + MAX_ANSWER_TOKENS
+        )
+        build_engine(checkpoint_of(MODELS[name], work), engine, options)
+    return engine
+
+
+def answer(engine: Path, examples: dict[str, list[Example]], length: int, seed: int, work: Path) -> dict[str, Any]:
+    """Return the engine's text for every prompt of every task, from ``work`` where it is known, else generated."""
+    generator, texts = None, {}
+    for task, wanted in examples.items():
+        file = work / "answers" / engine.name / f"{task}-{seed}.json"
+        known = json.loads(file.read_text()) if file.is_file() else []
+        while len(known) < len(wanted):
+            if generator is None:
+                generator = EngineGenerator(engine, length, show_progress=False)
+            known += generator([example.prompt for example in wanted[len(known) : len(known) + CHUNK]])
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.with_suffix(".tmp").write_text(json.dumps(known))
+            file.with_suffix(".tmp").replace(file)
+        texts[task] = known[: len(wanted)]
+    return texts
+
+
+def cell(name: str, kv_dtype: str, engine: Path, examples: dict[str, list[Example]], texts: dict[str, Any]) -> dict:
+    """Return what the report needs of one cell: sizes of its cache, texts, and whether each is right."""
+    manifest = load_manifest(engine)
+    return {
+        "model": name,
+        "kv_dtype": kv_dtype,
+        "kv_bytes_per_token": manifest.kv_bytes_per_token,
+        "kv_element_bytes_per_token": manifest.kv_element_bytes_per_token,
+        "texts": texts,
+        "correct": {
+            task: [is_correct(example, text) for example, text in zip(wanted, texts[task], strict=True)]
+            for task, wanted in examples.items()
+        },
+    }
+
+
+def main() -> None:
+    """Answer and report."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--work", type=Path, default=Path("runs/kv-quality"), help="students, engines and answers")
+    parser.add_argument("--num-prompts", type=int, default=500, help="of each of the five tasks (default 500)")
+    parser.add_argument("--length", type=int, default=500, help="prompt length in tokens (default 500)")
+    parser.add_argument("--seed", type=int, default=1, help="of the prompts (default 1)")
+    parser.add_argument("--only", action="append", choices=list(MODELS), help="rows to answer (default: all)")
+    parser.add_argument("--kv-dtype", action="append", choices=KV_DTYPES, help="columns to answer (default: all)")
+    parser.add_argument("--output", type=Path, default=Path("perf/results/kv-quality"), help="without suffix")
+    args = parser.parse_args()
+    tokenizer = Tokenizer.from_file(str(ASSETS / "tiny-teacher" / "tokenizer.json"))
+
+    def count(text: str) -> int:
+        return len(tokenizer.encode(text, add_special_tokens=False).ids)
+
+    examples = {task: make_examples(task, args.length - 1, count, args.num_prompts, args.seed) for task in TASKS}
+    grid = [(name, kv_dtype) for name in args.only or MODELS for kv_dtype in args.kv_dtype or KV_DTYPES]
+    cells = []
+    with tqdm(grid, unit="engine") as bar:
+        for name, kv_dtype in bar:
+            bar.set_description(f"{name}, {kv_dtype}")
+            engine = engine_of(name, kv_dtype, args.length, args.work)
+            texts = answer(engine, examples, args.length, args.seed, args.work)
+            cells.append(cell(name, kv_dtype, engine, examples, texts))
+    write_report(cells, {"prompt_tokens": args.length, "seed": args.seed}, args.output)
+    print(args.output.with_suffix(".md").read_text())
+
+
+if __name__ == "__main__":
+    main()

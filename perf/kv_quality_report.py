@@ -1,0 +1,128 @@
+"""The table and the plot of ``perf.kv_quality``."""
+
+import json
+import platform
+from dataclasses import asdict
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kvforge.evaluation.score import wilson
+from perf.paired import paired_difference
+
+BASELINE = "bfloat16"
+COLOURS = {"bfloat16": "tab:blue", "fp8": "tab:orange", "int8": "tab:green"}
+
+
+def summarise(cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return one row per cell: cache size, accuracy with its 95% Wilson interval, per task, and the difference from
+    the same model's bf16 cache, paired by prompt."""
+    baseline = {cell["model"]: cell for cell in cells if cell["kv_dtype"] == BASELINE}
+    full = max(cell["kv_element_bytes_per_token"] for cell in cells)
+    rows = []
+    for cell in cells:
+        right = list(chain.from_iterable(cell["correct"].values()))
+        low, high = wilson(sum(right), len(right))
+        row: dict[str, Any] = {
+            "model": cell["model"],
+            "kv_dtype": cell["kv_dtype"],
+            "kv_bytes_per_token": cell["kv_bytes_per_token"],
+            "kv_element_bytes_per_token": cell["kv_element_bytes_per_token"],
+            "kv_reduction": 1 - cell["kv_element_bytes_per_token"] / full,
+            "num_prompts": len(right),
+            "accuracy": sum(right) / len(right),
+            "low": low,
+            "high": high,
+            "tasks": {task: sum(values) / len(values) for task, values in cell["correct"].items()},
+        }
+        other = baseline.get(cell["model"])
+        if other is not None and other is not cell:
+            row["versus_bfloat16"] = asdict(paired_difference(list(chain(*other["correct"].values())), right))
+            pairs = zip(chain(*other["texts"].values()), chain(*cell["texts"].values()), strict=True)
+            row["texts_changed"] = sum(a != b for a, b in pairs)
+        rows.append(row)
+    return rows
+
+
+def markdown(rows: list[dict[str, Any]], settings: dict[str, Any]) -> str:
+    """Return the table with its explanation."""
+    tasks = list(rows[0]["tasks"])
+    head = ["model", "KV cache", "KV bytes per token", "reduction", "exact match", "versus bf16", "p", "texts changed"]
+    lines = [
+        "# Quality under KV compression",
+        "",
+        f"Tiny models, {rows[0]['num_prompts']} prompts of {settings['prompt_tokens']} tokens "
+        f"({', '.join(tasks)}, equally many; seed {settings['seed']}), greedy, exact match in per cent with its 95% "
+        "Wilson interval. “Versus bf16” pairs each prompt with the same model on a bf16 cache: difference in points "
+        "with its 95% interval (Agresti and Min 2005), prompts gained and lost, and the exact McNemar p. Reduction "
+        "counts K and V elements against the model without a cut in bf16, as the paper does; bytes per token include "
+        "the scales (a float per token, head and tensor, which weighs more here, at 64 elements a head, than at 128).",
+        "",
+        "| " + " | ".join(head + tasks) + " |",
+        "|" + "---|" * (len(head) + len(tasks)),
+    ]
+    for row in rows:
+        paired = row.get("versus_bfloat16")
+        versus = (
+            ""
+            if paired is None
+            else (
+                f"{100 * paired['difference']:+.2f} ({100 * paired['low']:+.2f} to {100 * paired['high']:+.2f}), "
+                f"+{paired['gained']} −{paired['lost']}"
+            )
+        )
+        values = [
+            row["model"],
+            row["kv_dtype"],
+            str(row["kv_bytes_per_token"]),
+            f"{100 * row['kv_reduction']:.2f}%",
+            f"{100 * row['accuracy']:.1f} ({100 * row['low']:.1f} to {100 * row['high']:.1f})",
+            versus,
+            "" if paired is None else f"{paired['p_value']:.2g}",
+            str(row.get("texts_changed", "")),
+            *(f"{100 * row['tasks'][task]:.1f}" for task in tasks),
+        ]
+        lines.append("| " + " | ".join(values) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def plot(rows: list[dict[str, Any]], path: Path) -> None:
+    """Accuracy over cache size, one line per cache dtype, with 95% intervals."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(7, 4.2), layout="constrained")
+    for kv_dtype in dict.fromkeys(row["kv_dtype"] for row in rows):
+        chosen = [row for row in rows if row["kv_dtype"] == kv_dtype]
+        accuracy = [100 * row["accuracy"] for row in chosen]
+        spread = [
+            [100 * (row["accuracy"] - row["low"]) for row in chosen],
+            [100 * (row["high"] - row["accuracy"]) for row in chosen],
+        ]
+        size = [row["kv_bytes_per_token"] for row in chosen]
+        colour = COLOURS.get(kv_dtype)
+        axes.errorbar(size, accuracy, yerr=spread, marker="o", capsize=3, label=f"{kv_dtype} cache", color=colour)
+        for row, x, y in zip(chosen, size, accuracy, strict=True):
+            axes.annotate(row["model"], (x, y), textcoords="offset points", xytext=(4, 6), fontsize=8)
+    axes.set_xlabel("KV cache, bytes per token, scales included")
+    axes.set_ylabel("exact match, %")
+    axes.set_title(f"Tiny models, {rows[0]['num_prompts']} prompts, 95% intervals")
+    axes.legend()
+    axes.grid(alpha=0.3)
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+
+
+def write_report(cells: list[dict[str, Any]], settings: dict[str, Any], output: Path) -> None:
+    """Write ``output`` with the suffixes .json, .md and .png."""
+    rows = summarise(cells)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    machine = {"machine": platform.machine(), "torch": torch.__version__}
+    content = {"command": "python -m perf.kv_quality", **settings, **machine, "rows": rows}
+    output.with_suffix(".json").write_text(json.dumps(content, indent=1) + "\n")
+    output.with_suffix(".md").write_text(markdown(rows, settings), encoding="utf-8")
+    plot(rows, output.with_suffix(".png"))
