@@ -5,12 +5,18 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import torch
+from onnx import helper
 
+from plugins.errors import PluginError
+from plugins.onnx_operators import ONNX_OPERATORS
+from plugins.random_cases import CacheFormat
 from plugins.triton_ptx import CAPABILITIES
-from plugins.trt_plugins import register_plugins
-from plugins.trt_target import compile_for
-from tests.trt.aot_driver import ask
-from tests.trt.plugin_cases import all_cases, case_id
+from plugins.trt_plugin import InputTensor
+from plugins.trt_plugins import PLUGINS, register_plugins
+from plugins.trt_target import compile_for, nearest_capability
+from tests.trt.aot_driver import Dynamic, Tensor, ask, create_plugin
+from tests.trt.plugin_cases import PluginCase, all_cases, case_id, paged_attention
 
 CASES = all_cases()
 
@@ -40,6 +46,10 @@ def assemble(ptx: str, capability: int, folder: Path) -> str:
     return result.stderr
 
 
+def has_fp8(case: PluginCase) -> bool:
+    return any(tensor.dtype == torch.float8_e4m3fn for tensor in case.inputs)
+
+
 @pytest.mark.parametrize("case", CASES, ids=case_id)
 def test_builder_questions(trt, monkeypatch, case):
     with compile_for(90):
@@ -54,3 +64,96 @@ def test_builder_questions(trt, monkeypatch, case):
     assert re.findall(r"\.reqntid (\d+)", answers.ptx) == [str(answers.block[0])]
     assert answers.block[1:] == (1, 1) and all(isinstance(size, int) for size in answers.grid)
     assert answers.shared_bytes <= CAPABILITIES[90] * 1024
+
+
+@pytest.mark.parametrize("capability", (80, 89, 100))
+def test_other_gpus(trt, monkeypatch, tmp_path, full, capability):
+    """Each kernel once, with an FP8 cache where the GPU has FP8 (all cases with --full)."""
+    seen: set[str] = set()
+    for case in sorted(CASES, key=has_fp8, reverse=True):
+        kind = case.plugin.removesuffix("Dynamic")
+        if (has_fp8(case) and capability < 89) or (kind in seen and not full):
+            continue
+        seen.add(kind)
+        with compile_for(capability):
+            answers = ask(trt, monkeypatch, case.plugin, case.inputs, case.attributes)
+        target = f"sm_{capability}" + ("a" if capability >= 90 else "")
+        assert re.findall(r"\.target (\w+)", answers.ptx) == [target]
+        assert answers.shared_bytes <= CAPABILITIES[capability] * 1024
+        assemble(answers.ptx, capability, tmp_path)
+    assert len(seen) == 6
+
+
+@pytest.mark.parametrize("case", CASES, ids=case_id)
+def test_assembler_takes_the_ptx(trt, monkeypatch, tmp_path, case):
+    with compile_for(90):
+        answers = ask(trt, monkeypatch, case.plugin, case.inputs, case.attributes)
+    report = assemble(answers.ptx, 90, tmp_path)
+    assert re.findall(r"(\d+) bytes stack frame", report) == ["0"] and "0 bytes spill stores" in report
+
+
+@pytest.mark.parametrize("case", CASES, ids=case_id)
+def test_kernel_is_the_one_that_pytorch_launches(trt, monkeypatch, case):
+    """The grid and the extra arguments of the plugin are those of `run_kernel` for the same sizes."""
+    inputs = dict(zip(PLUGINS[case.plugin].inputs, case.inputs, strict=True))
+    described = {name: InputTensor(tensor.dtype, tuple(map(int, tensor.shape))) for name, tensor in inputs.items()}
+    spec = PLUGINS[case.plugin].spec(described, case.attributes, 90)
+    sizes = {size.name: int(inputs[size.tensor].shape[size.dim]) for size in spec.sizes}
+    with compile_for(90):
+        answers = ask(trt, monkeypatch, case.plugin, case.inputs, case.attributes)
+    assert answers.grid == tuple(spec.grid(sizes))
+    assert answers.extra == list(sizes.values())
+    assert answers.block[0] == 32 * spec.num_warps
+
+
+def test_fp8_cache_needs_a_gpu_with_fp8(trt, monkeypatch):
+    case = paged_attention(0, CacheFormat(torch.float8_e4m3fn), torch.float16)
+    with compile_for(80), pytest.raises(PluginError, match=r"FP8 KV cache needs compute capability 8\.9.*int8"):
+        ask(trt, monkeypatch, case.plugin, case.inputs, case.attributes)
+
+
+def test_fixed_dimensions_must_be_fixed(trt, monkeypatch):
+    case = paged_attention(0, CacheFormat(), torch.float16)
+    pools = [Tensor(tensor.dtype, tuple(map(Dynamic, tensor.shape))) for tensor in case.inputs[1:3]]
+    with compile_for(90), pytest.raises(PluginError, match="must be a constant of the network"):
+        ask(trt, monkeypatch, case.plugin, (case.inputs[0], *pools, *case.inputs[3:]), case.attributes)
+
+
+def test_scales_of_a_float_cache_are_refused(trt, monkeypatch):
+    case = paged_attention(0, CacheFormat(), torch.float16)
+    with compile_for(90), pytest.raises(PluginError, match="take no scales"):
+        ask(trt, monkeypatch, case.plugin, case.inputs, {**case.attributes, "k_scale": 0.5})
+
+
+def test_every_plugin_is_asked():
+    assert {case.plugin for case in CASES} == set(PLUGINS)
+
+
+@pytest.mark.parametrize("name", PLUGINS)
+def test_creator_declares_the_attributes(trt, name):
+    fields = trt.get_plugin_registry().get_creator(name, "1", "kvforge").field_names
+    assert [field.name for field in fields] == [attribute for attribute, _ in PLUGINS[name].attributes]
+
+
+@pytest.mark.parametrize("operator", ONNX_OPERATORS.values(), ids=lambda operator: operator.name)
+def test_onnx_nodes_fit_the_plugins(trt, operator):
+    plugin = PLUGINS[operator.name]
+    assert plugin.inputs == operator.inputs and plugin.num_outputs == len(operator.outputs)
+    assert plugin.attributes == operator.attributes
+    attributes = {name: kind(1) for name, kind in operator.attributes}
+    node = operator.node(list(operator.inputs), list(operator.outputs), **attributes)
+    carried = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
+    assert (carried.pop("plugin_namespace"), carried.pop("plugin_version")) == (b"kvforge", b"1")
+    assert create_plugin(trt, operator.name, carried).attrs == attributes
+
+
+@pytest.mark.parametrize(
+    ("gpu", "compiled"), ((80, 80), (86, 80), (89, 89), (90, 90), (100, 100), (103, 89), (120, 89))
+)
+def test_code_for_gpus_between(gpu, compiled):
+    assert nearest_capability(gpu) == compiled
+
+
+def test_too_old_a_gpu():
+    with pytest.raises(PluginError, match=r"this GPU has 7\.5"):
+        nearest_capability(75)
