@@ -1,0 +1,173 @@
+"""The cuda session's staging and padding, on the CPU with a compiled CPU engine's graphs inside."""
+
+import dataclasses
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from kvforge.engine import load_manifest
+from kvforge.runtime import LLMEngine
+from kvforge.runtime.cpu_session import CpuSession
+from kvforge.runtime.cuda_decode import batch_bucket, is_one_each, width_bucket
+from kvforge.runtime.cuda_session import CudaSession
+from kvforge.runtime.cuda_staging import ALIGNMENT, StepBuffer
+from kvforge.runtime.session import load_session
+from tests.support.engine_schedules import random_plan, run_plan
+from tests.support.engines import SWIFTKV, EngineShelf
+
+CPU = torch.device("cpu")
+
+
+class Recording:
+    """Stands in for a CUDA graph: replay runs the recorded function on whatever its static inputs hold by then."""
+
+    def __init__(self, function: Callable[[], Tensor], result: Tensor) -> None:
+        self.function, self.result, self.num_replays = function, result, 0
+
+    def replay(self) -> None:
+        self.num_replays += 1
+        self.result.copy_(self.function())
+
+
+class Recorder:
+    def __init__(self) -> None:
+        self.recordings: list[Recording] = []
+
+    def __call__(self, function: Callable[[], Tensor]) -> tuple[Recording, Tensor]:
+        result = function().clone()
+        self.recordings.append(Recording(function, result))
+        return self.recordings[-1], result
+
+
+@pytest.fixture(scope="module")
+def cpu_session(engines: EngineShelf) -> CpuSession:
+    path = engines.engine(SWIFTKV)
+    session = load_session(Path(path), load_manifest(path))
+    assert isinstance(session, CpuSession)
+    return session
+
+
+def padded(session: CpuSession, capture: Recorder | None) -> CudaSession:
+    return CudaSession(session.manifest, {}, {"lower": session._lower, "upper": session._upper}, CPU, capture)
+
+
+def decode_step(num_seqs: int, page_size: int, seed: int) -> dict[str, Tensor]:
+    """A decode step of sequences of random lengths on distinct pages; page 0 is nobody's."""
+    rng = random.Random(seed)
+    lengths = [rng.randint(1, 5 * page_size) for _ in range(num_seqs)]
+    columns = max(-(-length // page_size) for length in lengths)
+    table = 1 + torch.randperm(num_seqs * columns).view(num_seqs, columns).int()
+    positions = torch.tensor(lengths).int() - 1
+    slots = table[torch.arange(num_seqs), positions.long() // page_size] * page_size + positions % page_size
+    return {
+        "input_ids": torch.randint(3, 300, (num_seqs,)).int(),
+        "positions": positions,
+        "slot_mapping": slots.int(),
+        "query_start": torch.arange(num_seqs + 1).int(),
+        "kv_length": torch.tensor(lengths).int(),
+        "page_table": table,
+    }
+
+
+def run_step(session: CpuSession | CudaSession, step: dict[str, Tensor], pools: list) -> Tensor:
+    hidden = session.lower(**step, pools=pools)
+    count = hidden.shape[0]
+    shared = (step["positions"], step["kv_length"], step["page_table"])
+    return session.upper(hidden, torch.arange(count).int(), torch.arange(count + 1).int(), *shared, pools)
+
+
+def test_padding_changes_neither_logits_nor_cache(cpu_session: CpuSession) -> None:
+    torch.manual_seed(0)
+    recorder = Recorder()
+    session = padded(cpu_session, recorder)
+    page_size = session.manifest.page_size
+    mine, other = session.allocate_pools(64), cpu_session.allocate_pools(64)
+    for pool, copy in zip(mine, other, strict=True):
+        for tensor, target in zip(pool, copy, strict=True):
+            target.copy_(tensor.normal_())
+    for seed, num_seqs in enumerate((1, 3, 5, 8, 9, 3, 1)):
+        step = decode_step(num_seqs, page_size, seed)
+        logits = run_step(session, step, mine)
+        torch.testing.assert_close(logits, run_step(cpu_session, step, other), rtol=0, atol=1e-5)
+        for pool, copy in zip(mine, other, strict=True):
+            for tensor, expected in zip(pool, copy, strict=True):
+                torch.testing.assert_close(tensor, expected, rtol=0, atol=1e-5)
+    # Buckets of 1, 4, 8 and 16 sequences; one width serves those of up to 4 pages, one those of up to 8.
+    assert len(recorder.recordings) < 2 * 7 and all(r.num_replays for r in recorder.recordings)
+
+
+def test_an_engine_on_it_gives_the_cpu_engines_tokens(cpu_session: CpuSession) -> None:
+    recorder = Recorder()
+    session = padded(cpu_session, recorder)
+    for seed in range(3):
+        plan = random_plan(seed, page_sizes=(session.manifest.page_size,), sampled=False)
+        limits = {"num_pages": plan.num_pages, "max_num_tokens": plan.max_num_tokens, "max_num_seqs": plan.max_num_seqs}
+        expected = run_plan(LLMEngine(session=cpu_session, **limits), plan)
+        assert run_plan(LLMEngine(session=session, **limits), plan) == expected
+    assert sum(recording.num_replays for recording in recorder.recordings) > 20
+
+
+def test_other_pools_are_captured_anew(cpu_session: CpuSession) -> None:
+    recorder = Recorder()
+    session = padded(cpu_session, recorder)
+    step = decode_step(2, session.manifest.page_size, 0)
+    first, second = session.allocate_pools(16), session.allocate_pools(16)
+    run_step(session, step, first)
+    run_step(session, step, second)
+    assert len(recorder.recordings) == 4
+    torch.testing.assert_close(first, second)
+
+
+def test_no_survivors_means_no_logits(cpu_session: CpuSession) -> None:
+    session = padded(cpu_session, None)
+    step = decode_step(2, session.manifest.page_size, 0)
+    pools = session.allocate_pools(16)
+    hidden = session.lower(**step, pools=pools)
+    nothing, starts = torch.zeros(0).int(), torch.zeros(3).int()
+    shared = (step["positions"], step["kv_length"], step["page_table"])
+    assert session.upper(hidden, nothing, starts, *shared, pools).shape == (0, session.manifest.vocab_size)
+
+
+def test_the_cache_takes_the_sessions_own_memory(cpu_session: CpuSession) -> None:
+    session = padded(cpu_session, None)
+    session.default_kv_cache_gib = lambda: 20 * session.manifest.page_bytes / 2**30  # type: ignore[method-assign]
+    sized = LLMEngine(session=session, max_seq_len=20 * session.manifest.page_size)
+    assert sized.config.num_pages == 20
+    assert LLMEngine(session=session, num_pages=7, max_seq_len=8).config.num_pages == 7
+
+
+def test_buckets() -> None:
+    for most in (1, 5, 64, 100, 512):
+        for count in range(1, most + 1):
+            bucket = batch_bucket(count, most)
+            assert bucket is not None and count <= bucket <= most and bucket <= max(2 * count, 16)
+    assert batch_bucket(513, 1024) is None
+    assert [width_bucket(n, 12) for n in (1, 2, 3, 5, 9, 12)] == [1, 2, 4, 8, 12, 12]
+    assert is_one_each(torch.tensor([0, 1, 2]), 2)
+    assert not is_one_each(torch.tensor([0, 0, 2]), 2)
+    assert not is_one_each(torch.tensor([0, 1, 3]), 3)
+
+
+def test_staged_tensors_keep_their_places() -> None:
+    buffer = StepBuffer(4 * ALIGNMENT, CPU)
+    addresses = set()
+    for value in range(5):
+        first, second = torch.full((3,), value).int(), torch.full((2, 5), -value).int()
+        staged = buffer.copy([first, second])
+        assert torch.equal(staged[0], first) and torch.equal(staged[1], second)
+        addresses.add(tuple(tensor.data_ptr() for tensor in staged))
+    assert len(addresses) == 1
+    assert staged[1].data_ptr() - staged[0].data_ptr() == 4 * ALIGNMENT
+
+
+def test_limits_of_the_manifest_fit_the_buffers(cpu_session: CpuSession) -> None:
+    """The largest step that the manifest allows is staged without error."""
+    manifest = dataclasses.replace(cpu_session.manifest, max_num_seqs=3, max_num_tokens=40, max_seq_len=64)
+    session = CudaSession(manifest, {}, {"lower": lambda x: x[:1], "upper": lambda x: x[:1]}, CPU)
+    tokens, columns = torch.zeros(40).int(), 64 // manifest.page_size
+    table = torch.zeros(3, columns).int()
+    assert session.lower(tokens, tokens, tokens, torch.zeros(4).int(), torch.zeros(3).int(), table, []).shape == (40,)
