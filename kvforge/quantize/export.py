@@ -135,7 +135,8 @@ def _load(checkpoint: Checkpoint, config: ModelConfig) -> nn.Module:
         from kvforge.quantize.swiftkv_model import load_swiftkv
 
         register_attention()
-        return load_swiftkv(checkpoint, config, _DTYPES[checkpoint.dtype("model.embed_tokens.weight")])
+        dtype = _DTYPES.get(checkpoint.dtype("model.embed_tokens.weight"), torch.bfloat16)
+        return load_swiftkv(checkpoint, config, dtype)
     try:
         from transformers import AutoModelForCausalLM
         from transformers.utils import logging as transformers_logging
