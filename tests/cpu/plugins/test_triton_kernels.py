@@ -1,0 +1,45 @@
+"""The Triton kernels under Triton's interpreter against the operators' references, on the shared random cases."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+import plugins
+
+NUM_CASES, NUM_FULL_CASES = 40, 320
+
+
+def run(name: str, first: int, last: int) -> list[dict]:
+    """Runs cases in a process of its own: the interpreter replaces Triton's language for the whole process."""
+    result = subprocess.run(
+        [
+            sys.executable,
+            "-W",
+            "ignore::RuntimeWarning",
+            "-m",
+            "tests.support.triton_cases",
+            name,
+            str(first),
+            str(last),
+        ],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"TRITON_INTERPRET": "1", "OMP_WAIT_POLICY": "PASSIVE", "PYTHONPATH": "."},
+        cwd=os.path.dirname(os.path.dirname(plugins.__file__)),
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr[-3000:]
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+@pytest.mark.parametrize("name", [*plugins.OPERATORS, "invariances"])
+def test_equals_the_reference(name, full):
+    last = NUM_FULL_CASES if full else NUM_CASES
+    if name == "invariances":
+        last //= 4
+    cases = run(name, 0, last)
+    assert [case["seed"] for case in cases] == list(range(last))
+    assert [case for case in cases if case["error"]] == []

@@ -1,0 +1,148 @@
+"""The Triton face of one operator against its reference under the interpreter, in a process of its own.
+
+`python -m tests.support.triton_cases OPERATOR FIRST LAST` runs the random cases of these seeds and prints one JSON line
+for each: {"seed": 3, "error": null} or what is wrong. `invariances` instead of an operator checks attention's.
+"""
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+import tests.support.triton_interpreter  # noqa: F401 (first: it sets the interpreter right)
+from plugins import random_cases
+from plugins.low_rank_key_reconstruct import cuda as low_rank
+from plugins.low_rank_key_reconstruct.reference import reference as low_rank_reference
+from plugins.paged_attention import cuda as attention
+from plugins.paged_attention.cuda_tuning import Blocks, Tuning
+from plugins.paged_attention.reference import reference as attention_reference
+from plugins.rope_paged_kv_write import cuda as kv_write
+from plugins.rope_paged_kv_write.reference import reference as kv_write_reference
+from plugins.speculative_verify import cuda as verify
+from plugins.speculative_verify.reference import draw
+from plugins.speculative_verify.reference import reference as verify_reference
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+TOLERANCE = {torch.float32: 4e-6, torch.float16: 4e-3, torch.bfloat16: 1.6e-2}
+SMALL = Tuning(Blocks(16, 16, 4, 2), Blocks(16, 16, 4, 2), num_splits=4, min_split=16)
+_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32}
+
+
+def _difference(got: Tensor, want: Tensor) -> str | None:
+    """None when `got` is within the dtype's tolerance of `want`, relative to the largest element."""
+    if got.shape != want.shape or got.dtype != want.dtype:
+        return f"{got.shape} {got.dtype} instead of {want.shape} {want.dtype}"
+    if not want.numel():
+        return None
+    error = float((got.float() - want.float()).abs().max() / want.float().abs().max().clamp(min=1e-30))
+    return None if error < TOLERANCE[want.dtype] else f"relative error {error} in {want.dtype}"
+
+
+def kv_write_case(seed: int) -> str | None:
+    """Bit for bit, scales and untouched slots included."""
+    args = random_cases.rope_paged_kv_write_case(seed, small=True, dtypes=DTYPES)
+    if seed % 4 == 3 and args[0].shape[0]:
+        args[0][-1, 0, 0], args[1][0, -1, -1] = float("nan"), float("inf")
+    got, want = ([x.clone() if isinstance(x, Tensor) and i > 4 else x for i, x in enumerate(args)] for _ in range(2))
+    kv_write.launch(*got)
+    kv_write_reference(*want)
+    for name, ours, theirs in zip(("k_pool", "v_pool", "k_scales", "v_scales"), got[5:9], want[5:9], strict=True):
+        if ours is None:
+            continue
+        same = (ours.view(_BITS[ours.element_size()]) == theirs.view(_BITS[ours.element_size()])) | (
+            ours.float().isnan() & theirs.float().isnan()
+        )
+        if not same.all():
+            return f"{name} {ours.dtype}: {ours[~same][:3].tolist()} instead of {theirs[~same][:3].tolist()}"
+    return None
+
+
+def attention_case(seed: int) -> str | None:
+    """With and without split-KV decode, in blocks that cut tiles, pages and windows differently."""
+    args = random_cases.paged_attention_case(seed, small=True, dtypes=DTYPES)
+    want = attention_reference(*args)
+    tunings = (
+        replace(SMALL, decode=Blocks(16, 16 if seed % 3 else 32, 4, 2)),
+        replace(SMALL, prefill=Blocks(32 if seed % 2 else 64, 32, 4, 2), num_splits=0),
+    )
+    if seed % 8 == 0:
+        shape = attention.AttentionShape(attention.layout_of(*args[1:3], *args[8:]), args[0].dtype, args[0].shape[1], 1)
+        tunings = (*tunings, shape.tuning())
+    for tuning in tunings:
+        difference = _difference(attention.launch(*args, tuning=tuning), want)
+        if difference:
+            return f"{difference}, {tuning}"
+    return None
+
+
+def low_rank_case(seed: int) -> str | None:
+    args = random_cases.low_rank_key_reconstruct_case(seed, small=True, dtypes=DTYPES)
+    return _difference(low_rank.launch(*args), low_rank_reference(*args))
+
+
+def verify_case(seed: int) -> str | None:
+    """Equal; a drawn token may differ where the target is within 1e-4 of a boundary of the cumulative sum."""
+    args = random_cases.speculative_verify_case(seed, small=True)
+    got, want = verify.launch(*args, block=16), verify_reference(*args)
+    if not torch.equal(got[0], want[0]):
+        return f"accepted {got[0].tolist()} instead of {want[0].tolist()}"
+    logits, draft_ids, starts, probs, temperature, uniform = args
+    for s in (got[1] != want[1]).nonzero().flatten().tolist():
+        count, begin = int(want[0][s]), int(starts[s])
+        row = begin + s + count
+        weight = torch.softmax(logits[row] / temperature[s], dim=-1)
+        if count < int(starts[s + 1]) - begin:
+            one_hot = torch.zeros_like(weight).index_fill(0, draft_ids[begin + count].long(), 1.0)
+            residual = (weight - (probs[begin + count] if probs.shape[0] else one_hot)).clamp(min=0)
+            weight = residual if residual.any() else weight
+        near = {draw(weight, (uniform[row, 1] + shift).clamp(0, 1 - 2**-24)) for shift in (-1e-4, 1e-4)}
+        if temperature[s] == 0 or int(got[1][s]) not in range(min(near), max(near) + 1):
+            return f"sequence {s}: token {int(got[1][s])} instead of {int(want[1][s])}"
+    return None
+
+
+def invariance_case(seed: int) -> str | None:
+    """A sequence's attention has the same bits alone as in its batch; a NaN query spoils its own row only."""
+    args = list(random_cases.paged_attention_case(seed, small=True, dtypes=DTYPES))
+    whole = attention.launch(*args, tuning=SMALL)
+    q, starts = args[0], args[3].tolist()
+    for s, (begin, end) in enumerate(pairwise(starts)):
+        alone = [*args]
+        alone[0], alone[3] = q[begin:end], torch.tensor([0, end - begin], dtype=torch.int32)
+        alone[4], alone[5] = args[4][s : s + 1], args[5][s : s + 1]
+        if not torch.equal(attention.launch(*alone, tuning=SMALL), whole[begin:end]):
+            return f"sequence {s} depends on its batch"
+    if q.shape[0]:
+        args[0] = q.clone()
+        args[0][-1, 0, 0] = float("nan")
+        spoiled = attention.launch(*args, tuning=SMALL)
+        if not spoiled[-1, 0].isnan().all():
+            return "a NaN query is hidden"
+        spoiled[-1, 0] = whole[-1, 0]
+        if not torch.equal(spoiled, whole):
+            return "a NaN query reaches other rows"
+    return None
+
+
+CASES: dict[str, Callable[[int], str | None]] = {
+    "rope_paged_kv_write": kv_write_case,
+    "paged_attention": attention_case,
+    "low_rank_key_reconstruct": low_rank_case,
+    "speculative_verify": verify_case,
+    "invariances": invariance_case,
+}
+
+
+def main() -> None:
+    name, first, last = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    torch.set_num_threads(1)
+    for seed in range(first, last):
+        print(json.dumps({"seed": seed, "error": CASES[name](seed)}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

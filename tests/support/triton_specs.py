@@ -1,0 +1,47 @@
+"""Specialisations of every Triton kernel: a representative few, or all that engines of this project ask for."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+
+from plugins.low_rank_key_reconstruct import cuda as low_rank
+from plugins.paged_attention.cuda import AttentionShape, combine_spec, partial_spec
+from plugins.rope_paged_kv_write import cuda as kv_write
+from plugins.speculative_verify import cuda as verify
+from plugins.triton_cache import CacheLayout
+from plugins.triton_kernel import KernelSpec
+
+FP8, BF16, FP16, FP32, INT8 = torch.float8_e4m3fn, torch.bfloat16, torch.float16, torch.float32, torch.int8
+
+
+def caches(capability: int, full: bool) -> Iterator[CacheLayout]:
+    eight_bit = INT8 if capability < 89 else FP8
+    yield CacheLayout(BF16, 64, 8, 128)  # Llama-3.1-8B
+    yield CacheLayout(eight_bit, 16, 2, 64, dynamic=True)
+    if not full:
+        return
+    for head_dim in (64, 80, 96, 128, 256):
+        for dtype in {BF16, eight_bit, INT8}:
+            scales = (0.01, 0.02) if dtype.itemsize == 1 else (1.0, 1.0)
+            yield CacheLayout(dtype, 32, 8, head_dim, False, *scales)
+    yield from (CacheLayout(dtype, page, 8, 128) for dtype in (FP16, FP32) for page in (1, 16, 100))
+    yield from (CacheLayout(dtype, 16, 32, 128, dynamic=True) for dtype in {eight_bit, INT8})
+
+
+def kernel_specs(capability: int, full: bool) -> Iterator[KernelSpec]:
+    """Specs that compile for this compute capability (90: 9.0)."""
+    for cache in caches(capability, full):
+        dtype = BF16 if cache.largest else cache.dtype
+        yield kv_write.kernel_spec(cache, dtype)
+        for window in (0, 4096) if full else (0,):
+            shape = AttentionShape(cache, dtype, 4 * cache.kv_heads, 0.1, window)
+            tuning = shape.tuning(capability)
+            yield partial_spec(shape, tuning)
+            yield combine_spec(shape, tuning)
+            if full:
+                yield combine_spec(shape, replace(tuning, num_splits=0))
+    for dtype in (FP32, FP16, BF16) if full else (BF16,):
+        yield low_rank.kernel_spec(dtype, 8, 160, 128)
+    for vocab in (128256, 32000, 1664) if full else (32000,):
+        yield verify.kernel_spec(vocab)
