@@ -20,7 +20,7 @@ OPERATOR = Operator(
     schema=SCHEMA,
     reference=reference,
     version=2,
-    faces=("reference", "cpu"),
+    faces=("reference", "cpu", "triton", "onnx", "tensorrt"),
     sources=tuple(sorted(Path(__file__).parent.glob("*.cpp"))),
 )
 
