@@ -8,14 +8,16 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from kvforge.compiler import build_engine
 from kvforge.engine import load_manifest
 from kvforge.runtime.session import Session, load_session
 from model_defs import load_config
 from model_defs.reference import reference_logits
-from tests.support.checkpoints import load_weights
-from tests.support.engines import SWIFTKV, EngineShelf, EngineSpec
+from tests.support.checkpoints import load_weights, make_checkpoint
+from tests.support.engines import SWIFTKV, SWIFTKV_FP8, EngineShelf, EngineSpec
 from tests.support.step_driver import StepDriver
 
 PROMPT, DECODED = 100, 32
@@ -121,3 +123,65 @@ def test_bf16_cache_under_an_fp32_model_is_close(engines: EngineShelf) -> None:
     tokens = tokens_for(engine)
     error = relative_error(engine_logits(engine, tokens, 64), engine_logits(exact, tokens, 64))
     assert 0 < error < 0.03
+
+
+def test_fp8_cache_equals_the_all_token_reference_with_the_same_cache(engines: EngineShelf) -> None:
+    """Engine and reference round K and V to the same numbers. float32's error may turn a rounding now and then, one
+    element in thousands, which is a small part of what the format itself changes."""
+    engine, checkpoint = engines.engine(SWIFTKV_FP8), engines.checkpoint(SWIFTKV_FP8)
+    tokens = tokens_for(engine)
+    config, weights = load_config(json.loads((checkpoint / "config.json").read_text())), load_weights(checkpoint)
+    exact = reference_logits(config, weights, torch.tensor(tokens))
+    expected = reference_logits(config, weights, torch.tensor(tokens), torch.float8_e4m3fn)
+    effect = (expected - exact).square().mean().sqrt()
+    assert 0.001 < effect / exact.std() < 0.1
+    for chunk in CHUNKS:
+        error = (engine_logits(engine, tokens, chunk) - expected).square().mean().sqrt()
+        assert error < effect / 20, chunk
+
+
+@pytest.mark.parametrize("kv_dtype", ["fp8", "int8"])
+def test_cached_elements_are_within_the_formats_error(kv_dtype: str, engines: EngineShelf, full: bool) -> None:
+    """Layer 0 sees the same inputs whatever the cache: its K and V, read from the pools, are the exact engine's within
+    half a step of the format (a step of float32 more, from the division)."""
+    if kv_dtype == "int8" and not full:
+        pytest.skip("another engine to compile; run with --full")
+    options = dataclasses.replace(SWIFTKV_FP8.options, kv_dtype=kv_dtype)
+    engine = engines.engine(dataclasses.replace(SWIFTKV_FP8, options=options))
+    drivers = [StepDriver(session_of(path)) for path in (engine, engines.engine(SWIFTKV))]
+    for driver in drivers:
+        driver.run(tokens_for(engine)[:PROMPT])
+    (k, v, k_scales, v_scales), exact = drivers[0].pools[0], drivers[1].pools[0]
+    written = exact[0].isfinite().all(-1).all(-1)
+    assert written.sum() == PROMPT
+    for stored, scale, x in ((k, k_scales, exact[0]), (v, v_scales, exact[1])):
+        wide, x = scale[written][..., None], x[written]
+        step = torch.maximum(x.abs() / 8, wide * 2**-9) if kv_dtype == "fp8" else wide
+        assert ((stored[written].float() * wide - x).abs() <= step / 2 * (1 + 1e-5)).all()
+        assert (stored[written].float().abs().amax(-1) == (448 if kv_dtype == "fp8" else 127)).all()
+
+
+def test_static_scales_of_the_checkpoint_are_the_engines(tmp_path: Path) -> None:
+    """A checkpoint calibrated for an FP8 cache becomes, by default, an engine with its scales."""
+    path = make_checkpoint(tmp_path / "model", cut=1, num_hidden_layers=2)
+    scales = ((0.011, 0.02), (0.013, 0.015))
+    weights = load_file(path / "model.safetensors")
+    for layer, (suffix, pair) in enumerate(zip(("", "_swiftkv"), scales, strict=True)):
+        for name, value in zip("kv", pair, strict=True):
+            scale = torch.tensor(value)
+            weights[f"model.layers.{layer}.self_attn.{name}_proj{suffix}.{name}_scale"] = scale
+    save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
+    quantization = {"quantization": {"quant_algo": None, "kv_cache_quant_algo": "FP8"}}
+    (path / "hf_quant_config.json").write_text(json.dumps(quantization))
+    manifest = build_engine(path, tmp_path / "engine", SWIFTKV.options)
+    assert manifest.kv_dtype == "fp8_static"
+    assert manifest.kv_scales == tuple(tuple(float(torch.tensor(x)) for x in pair) for pair in scales)
+    assert load_manifest(tmp_path / "engine") == manifest
+    tokens = tokens_for(tmp_path / "engine")
+    config = load_config(json.loads((path / "config.json").read_text()))
+    expected = reference_logits(
+        config, load_weights(path), torch.tensor(tokens), torch.float8_e4m3fn, manifest.kv_scales
+    )
+    exact = reference_logits(config, load_weights(path), torch.tensor(tokens))
+    error = (engine_logits(tmp_path / "engine", tokens, 30) - expected).square().mean().sqrt()
+    assert error < (expected - exact).square().mean().sqrt() / 20

@@ -17,7 +17,7 @@ from kvforge.engine import Manifest, load_manifest, save_manifest, sha256_of, ve
 from kvforge.errors import EngineError
 from kvforge.planner import prefill_flops_per_token
 from kvforge.runtime.session import load_session
-from tests.support.engines import SWIFTKV, EngineShelf
+from tests.support.engines import SWIFTKV, SWIFTKV_FP8, EngineShelf
 
 
 @pytest.fixture
@@ -67,6 +67,17 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "impossible cut": (edit_json(lambda d: d.update(cut=9)), "impossible values"),
     "field of wrong type": (edit_json(lambda d: d.update(isa=None)), "impossible values"),
     "list of wrong type": (edit_json(lambda d: d.update(eos_token_ids=["a"])), "impossible values"),
+    "scales of wrong type": (edit_json(lambda d: d.update(kv_scales=[[1.0, "a"]])), "impossible values"),
+    "scales without a format": (edit_json(lambda d: d.update(kv_scales=[[1.0, 1.0]] * 4)), "impossible values"),
+    "a scale too few": (
+        edit_json(lambda d: d.update(kv_dtype="fp8_static", kv_scales=[[1.0, 1.0]] * 3)),
+        "impossible values",
+    ),
+    "a scale of zero": (
+        edit_json(lambda d: d.update(kv_dtype="fp8_static", kv_scales=[[1.0, 0.0]] * 4)),
+        "impossible values",
+    ),
+    "unknown cache format": (edit_json(lambda d: d.update(kv_dtype="fp4")), "impossible values"),
     "file missing": (lambda e: (e / "rank0" / "lower.pt2").unlink(), "lacks rank0/lower.pt2"),
     "another torch": (change_manifest(torch_version="1.0"), "built with torch 1.0"),
     "another CPU": (change_manifest(isa=("x86_64", "avx9000")), "a CPU with avx9000"),
@@ -103,6 +114,16 @@ def test_inspect_prints_and_verifies(engine: Path, capsys: pytest.CaptureFixture
         file.write(b"\x7f")
     assert main(["inspect", str(engine), "--verify"]) == 1
     assert "weights.safetensors was changed" in capsys.readouterr().err
+
+
+def test_inspect_says_how_the_cache_stores_numbers(engines: EngineShelf, capsys: pytest.CaptureFixture) -> None:
+    assert main(["inspect", str(engines.engine(SWIFTKV))]) == 0
+    shown = capsys.readouterr().out
+    assert "KV format   float32\n" in shown and "no drafts" in shown
+    assert main(["inspect", str(engines.engine(SWIFTKV_FP8))]) == 0
+    shown = capsys.readouterr().out
+    assert "fp8, one float32 scale per token and head (64 of the bytes per token)" in shown
+    assert "320 bytes per token" in shown and "4 drafts a sequence" in shown
 
 
 def test_a_session_needs_nothing_outside_its_directory(engine: Path, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from kvforge.engine import load_manifest
 from kvforge.runtime import LLMEngine, SamplingParams
 from kvforge.runtime.session import Session, load_session
 from tests.support.engine_schedules import Plan, PlannedRequest, random_plan, run_plan
-from tests.support.engines import SWIFTKV, SWIFTKV_BF16, EngineShelf, EngineSpec
+from tests.support.engines import SWIFTKV, SWIFTKV_BF16, SWIFTKV_FP8, EngineShelf, EngineSpec
 
 NUM_SCHEDULES = 200
 AWKWARD = EngineSpec(
@@ -109,8 +109,13 @@ def compare(session: CountingSession, num_schedules: int) -> tuple[int, int, lis
     return num_equal, len(gaps), gaps, counts
 
 
-@pytest.mark.parametrize("spec, num_schedules", [(SWIFTKV, NUM_SCHEDULES), (AWKWARD, 60)], ids=["swiftkv", "awkward"])
+@pytest.mark.parametrize(
+    "spec, num_schedules",
+    [(SWIFTKV, NUM_SCHEDULES), (AWKWARD, 60), (SWIFTKV_FP8, 60)],
+    ids=["swiftkv", "awkward", "fp8 cache"],
+)
 def test_fp32_tokens_equal_one_at_a_time(engines: EngineShelf, spec: EngineSpec, num_schedules: int) -> None:
+    """With an 8-bit cache too: a token's scale depends on that token alone."""
     num_equal, num_different, gaps, counts = compare(load(engines.engine(spec)), num_schedules)
     assert num_different == 0, gaps
     assert num_equal > 4 * num_schedules

@@ -1,0 +1,171 @@
+"""The exported ONNX graphs in onnxruntime, unmodified, against the model in plain torch."""
+
+from pathlib import Path
+
+import onnx
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+import plugins
+from kvforge.compiler.onnx_export import write_onnx
+from model_defs.graphs import LowerGraph, UpperGraph
+from model_defs.reference import reference_logits
+from tests.support.checkpoints import load_weights
+from tests.support.onnx_engine import CASES, ExportedEngine, OnnxGraphs, empty_pools, export_case
+from tests.support.packed_steps import packed_steps
+from tests.support.tensorrt_onnx_support import unsupported
+
+TOLERANCE = 1e-4
+NUM_PAGES = 40
+EXACT = [name for name, case in CASES.items() if case.kv_dtype == "float32"]
+EIGHT_BIT = [name for name in CASES if name not in EXACT]
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory):
+    """Exports of the cases by name, made when first asked for."""
+    engines: dict[str, ExportedEngine] = {}
+
+    def get(name: str) -> ExportedEngine:
+        if name not in engines:
+            graphs = ("lower", "upper", "verify") if name == "swiftkv" else ("lower", "upper")
+            engines[name] = export_case(CASES[name], tmp_path_factory.mktemp("onnx"), graphs)
+        return engines[name]
+
+    return get
+
+
+def prompts(vocab_size: int) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(11)
+    return [torch.randint(3, vocab_size, (n,), generator=generator).tolist() for n in (61, 1, 38)]
+
+
+def relative_error(actual: Tensor, expected: Tensor) -> float:
+    return float((actual - expected).abs().max() / expected.abs().max())
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_logits_equal_the_all_token_reference(name: str, exported) -> None:
+    """Prompt chunks, mixed and decode steps, with the pools carried from step to step."""
+    engine: ExportedEngine = exported(name)
+    graphs, sequences = OnnxGraphs(engine), prompts(engine.config.vocab_size)
+    weights = load_weights(engine.checkpoint)
+    expected = [reference_logits(engine.config, weights, torch.tensor(tokens)) for tokens in sequences]
+    for seed in range(2):
+        pools, kinds = empty_pools(engine, NUM_PAGES), set()
+        for step in packed_steps(sequences, engine.options.page_size, NUM_PAGES, seed):
+            hidden, pools = graphs.lower(step.lower, pools)
+            logits = graphs.upper(step.upper(hidden), pools)
+            assert logits.shape == (len(step.survivors), engine.config.vocab_size)
+            sizes = step.query_start.diff().tolist()
+            kinds |= {"prefill" if min(sizes) > 1 else "decode" if max(sizes) == 1 else "mixed"}
+            kinds |= set() if step.survivors else {"no survivors"}
+            if step.survivors:
+                want = torch.stack([expected[s][position] for s, position in step.survivors])
+                assert relative_error(logits, want) <= TOLERANCE, (seed, kinds)
+        assert {"decode", "mixed", "no survivors"} <= kinds
+
+
+def torch_graphs(engine: ExportedEngine, monkeypatch: pytest.MonkeyPatch) -> tuple[LowerGraph, UpperGraph]:
+    """The graphs in eager torch on the operators' references."""
+    write, attend = (plugins.OPERATORS[name].reference for name in ("rope_paged_kv_write", "paged_attention"))
+
+    def in_place(*tensors: Tensor, k_scale: float, v_scale: float) -> tuple[Tensor, ...]:
+        write(*tensors, *([] if len(tensors) == 9 else [None, None]), k_scale, v_scale)
+        return tensors[5:]
+
+    monkeypatch.setattr(plugins, "rope_paged_kv_write", in_place)
+    monkeypatch.setattr(plugins, "paged_attention", attend)
+    weights = load_file(engine.weights)
+    lower, upper = (graph(engine.config, engine.options.kv_scales) for graph in (LowerGraph, UpperGraph))
+    for graph in (lower, upper):
+        graph.load_state_dict({name: weights[name] for name in graph.state_dict() if name in weights})
+    return lower.eval(), upper.eval()
+
+
+@pytest.mark.parametrize("name", EIGHT_BIT)
+def test_8_bit_caches_equal_the_torch_graphs(name: str, exported, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nearly all stored numbers are the same; one that is not is off by one step of its format.
+
+    Each step starts from torch's pools: a number that rounds the other way must not be met again in later steps.
+    """
+    engine: ExportedEngine = exported(name)
+    graphs, (lower, upper) = OnnxGraphs(engine), torch_graphs(engine, monkeypatch)
+    pools = empty_pools(engine, NUM_PAGES)
+    first_upper = len(engine.config.owners) - len(engine.config.upper_owners)
+    for step in packed_steps(prompts(engine.config.vocab_size), engine.options.page_size, NUM_PAGES, 0):
+        got_hidden, got_pools = graphs.lower(step.lower, pools)
+        with torch.no_grad():
+            hidden = lower(*step.lower, pools)
+            logits = upper(*step.upper(hidden), pools[first_upper:])
+        assert relative_error(got_hidden, hidden) <= TOLERANCE
+        got_logits = graphs.upper(step.upper(hidden), pools)
+        assert got_logits.shape == logits.shape
+        if step.survivors:
+            assert relative_error(got_logits, logits) <= TOLERANCE
+        slots = step.slot_mapping.long()
+        for got, want in zip(got_pools, pools, strict=True):
+            for one, other in zip(got, want, strict=True):
+                assert one.dtype == other.dtype
+                one, other = (x.float().flatten(0, 1)[slots] for x in (one, other))
+                assert torch.allclose(one, other, rtol=0.13, atol=1.01 if want[0].dtype == torch.int8 else 1e-2)
+                assert (one != other).float().mean() <= (0.01 if one.dim() == 3 else 1.0)
+
+
+def test_the_verify_graph_runs(exported) -> None:
+    from plugins.random_cases import speculative_verify_case
+    from tests.support.onnx_operators import OnnxSession
+
+    session = OnnxSession(str(exported("swiftkv").file("verify")))
+    assert session.outputs == ["accepted", "next_token"]
+    checked = 0
+    for seed in range(200):
+        logits, *others = speculative_verify_case(seed)
+        vocab_size = exported("swiftkv").config.vocab_size
+        if logits.shape[1] > vocab_size or not logits.shape[0]:
+            continue
+        padding = (0, vocab_size - logits.shape[1])
+        logits = torch.nn.functional.pad(logits, padding, value=float("-inf"))
+        others[2] = torch.nn.functional.pad(others[2], padding)
+        got = session.run(dict(zip(session.inputs, (logits, *others), strict=True)))
+        want = plugins.OPERATORS["speculative_verify"].reference(logits, *others)
+        assert torch.equal(got["accepted"], want[0]) and torch.equal(got["next_token"], want[1]), seed
+        checked += 1
+    assert checked > 50
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_tensorrt_supports_every_standard_node(name: str, exported) -> None:
+    engine: ExportedEngine = exported(name)
+    for file in sorted(engine.folder.glob("*.onnx")):
+        model = onnx.load(file, load_external_data=False)
+        assert unsupported(model) == [], file.name
+
+
+def test_the_same_model_gives_the_same_bytes(exported, tmp_path: Path) -> None:
+    engine: ExportedEngine = exported("swiftkv")
+    for graph in ("lower", "upper", "verify"):
+        again = engine.folder / f"again-{graph}.onnx"
+        write_onnx(graph, engine.config, engine.options, again, engine.weights)
+        assert again.read_bytes() == engine.file(graph).read_bytes()
+        again.unlink()
+
+
+def test_files_hold_no_weights_and_no_paths(exported) -> None:
+    engine: ExportedEngine = exported("swiftkv")
+    names = set()
+    for graph in ("lower", "upper", "verify"):
+        content = engine.file(graph).read_bytes()
+        for folder in (engine.folder, Path(plugins.__file__).parents[1], Path(torch.__file__).parent):
+            assert str(folder).encode() not in content
+        for tensor in onnx.load(engine.file(graph), load_external_data=False).graph.initializer:
+            if tensor.data_location == onnx.TensorProto.EXTERNAL:
+                entries = {entry.key: entry.value for entry in tensor.external_data}
+                assert entries["location"] == "weights.safetensors"
+                names.add(tensor.name)
+            else:
+                assert len(tensor.raw_data) <= 64, tensor.name
+    stored = load_file(engine.weights)
+    assert names == stored.keys() - {"inverse_frequencies"}
