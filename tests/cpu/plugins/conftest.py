@@ -9,7 +9,7 @@ import plugins
 @pytest.fixture(scope="session", autouse=True)
 def library():
     """The compiled kernels, in this process."""
-    return plugins.load_library()
+    return plugins.load_library(os.environ.get("KVFORGE_TEST_LIBRARY"))
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,94 @@
+"""The operator tests once more, with kernels compiled for the address and undefined-behaviour sanitizers.
+
+The sanitizers' library has to be loaded before Python, so the tests run in a process of their own.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from plugins import build
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[2]
+OPERATOR_TESTS = ("rope_paged_kv_write", "paged_attention", "low_rank_key_reconstruct", "speculative_verify")
+# One block of random cases, the tables of wrong arguments, and what reads or writes unusual places.
+SELECTED = "[0] or refuses or nothing_to_do or not_finite or strided or every_ or views or not_numbers or large"
+
+
+def sanitizer_libraries() -> list[str]:
+    """The run-time libraries that must be loaded first; none where the compiler has no sanitizers."""
+    compiler = os.environ.get("CXX") or "g++"
+    if shutil.which(compiler) is None:
+        return []
+    found = []
+    for name in ("libasan.so", "libubsan.so"):
+        command = [compiler, f"-print-file-name={name}"]
+        path = Path(subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip())
+        if not path.is_absolute():
+            return []
+        found.append(str(path.resolve()))
+    return found
+
+
+@pytest.fixture(scope="module")
+def sanitized() -> dict[str, str]:
+    """The environment of a process whose memory is checked."""
+    libraries = sanitizer_libraries()
+    if not libraries:
+        pytest.skip("the compiler has no address sanitizer (Debian, Ubuntu: apt install libasan8 libubsan1)")
+    return os.environ | {
+        "LD_PRELOAD": " ".join(libraries),
+        "ASAN_OPTIONS": "detect_leaks=0:halt_on_error=1:exitcode=99",
+        "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1",
+        "PYTHONPATH": str(ROOT),
+    }
+
+
+def test_the_kernels_touch_no_memory_that_is_not_theirs(sanitized):
+    library = build.build_library(extra_flags=build.SANITIZE)
+    files = [str(HERE / f"test_{name}.py") for name in OPERATOR_TESTS]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:faulthandler", "-s"]
+    result = subprocess.run(
+        [*command, "-k", SELECTED, *files],
+        env=sanitized | {"KVFORGE_TEST_LIBRARY": str(library)},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 0, (result.stdout + result.stderr)[-6000:]
+    assert "Sanitizer" not in result.stderr and "runtime error" not in result.stderr
+
+
+PLANTED = """
+#include <cstdint>
+extern "C" __attribute__((visibility("default"))) void sum_into(float* x, int64_t count) {
+  for (int64_t i = 0; i <= count; ++i) x[0] += x[i];  // one too many
+}
+"""
+CALL = """
+import ctypes, sys, torch
+x = torch.ones(1000)
+ctypes.CDLL(sys.argv[1]).sum_into(ctypes.c_void_p(x.data_ptr()), ctypes.c_int64(int(sys.argv[2])))
+print("done")
+"""
+
+
+def test_an_overflow_of_one_element_is_found(sanitized, tmp_path):
+    source, library = tmp_path / "planted.cpp", tmp_path / "planted.so"
+    source.write_text(PLANTED)
+    compiler = os.environ.get("CXX") or "g++"
+    subprocess.run([compiler, *build._FLAGS, *build.SANITIZE, "-shared", str(source), "-o", str(library)], check=True)
+    results = [
+        subprocess.run(
+            [sys.executable, "-c", CALL, str(library), str(count)], env=sanitized, capture_output=True, text=True
+        )
+        for count in (999, 1000)
+    ]
+    assert results[0].returncode == 0 and "done" in results[0].stdout, results[0].stderr[-3000:]
+    assert results[1].returncode == 99 and "done" not in results[1].stdout
+    assert "heap-buffer-overflow" in results[1].stderr and "sum_into" in results[1].stderr
