@@ -3,7 +3,7 @@
     python -m perf.kv_quality [--work DIR] [--num-prompts 500] [--length 500] [--only "cut, 4-way"] [--kv-dtype fp8]
 
 Rows: no cut; cut 4 of 8; the same with AcrossKV groups of 2 and of 4. Columns: bf16, fp8 and int8 cache (a scale per
-token and head). The students of group sizes 1 and 4 are distilled here, by the recipe and seed of the committed one.
+token and head); with --kv-dtype fp8_static also ModelOpt's one scale per owner, calibrated here. The students of group sizes 1 and 4 are distilled here, by the recipe and seed of the committed one.
 Everything under --work is kept: an interrupted run continues, and a larger --num-prompts asks only the new prompts.
 Writes OUTPUT.json, OUTPUT.md and OUTPUT.png.
 """
@@ -22,6 +22,7 @@ from kvforge.compiler import BuildOptions, build_engine
 from kvforge.engine import MANIFEST_FILE, load_manifest
 from kvforge.evaluation.engine import EngineGenerator
 from kvforge.evaluation.score import MAX_ANSWER_TOKENS, is_correct
+from kvforge.quantize import quantize_checkpoint
 from kvforge.tasks.prompt import Example, make_examples
 from kvforge.training.config import TINY_STUDENT
 from kvforge.training.distill import distill_student
@@ -32,7 +33,7 @@ from perf.kv_quality_report import write_report
 ASSETS = Path(__file__).resolve().parents[1] / "model_defs" / "assets"
 MODELS: dict[str, int | None] = {"no cut": None, "cut": 1, "cut, 2-way": 2, "cut, 4-way": 4}
 """Row names and AcrossKV group sizes; None is the teacher."""
-KV_DTYPES = ("bfloat16", "fp8", "int8")
+KV_DTYPES = ("bfloat16", "fp8", "int8", "fp8_static")
 TASKS = ("needle_single", "needle_multi", "variables", "list_recall", "amounts")
 CHUNK = 100
 
@@ -52,14 +53,25 @@ def checkpoint_of(group_size: int | None, work: Path) -> Path:
     return directory / "checkpoint"
 
 
+def calibrated(checkpoint: Path, output: Path) -> Path:
+    """Return the checkpoint with static scales for its cache at ``output``, calibrated if it is not there yet."""
+    if not output.exists():
+        quantize_checkpoint(checkpoint, output, "fp8-kv")
+    return output
+
+
 def engine_of(name: str, kv_dtype: str, length: int, work: Path) -> Path:
     """Return the engine of a cell, built if it is not there yet."""
-    engine = work / "engines" / f"{name.replace(', ', '-').replace(' ', '-')}-{kv_dtype}-{length}"
+    slug = name.replace(", ", "-").replace(" ", "-")
+    engine = work / "engines" / f"{slug}-{kv_dtype}-{length}"
     if not (engine / MANIFEST_FILE).is_file():
         options = BuildOptions(
             dtype="bfloat16", kv_dtype=kv_dtype, max_num_seqs=32, max_seq_len=length + MAX_ANSWER_TOKENS
         )
-        build_engine(checkpoint_of(MODELS[name], work), engine, options)
+        checkpoint = checkpoint_of(MODELS[name], work)
+        if kv_dtype == "fp8_static":
+            checkpoint = calibrated(checkpoint, work / "calibrated" / slug)
+        build_engine(checkpoint, engine, options)
     return engine
 
 
@@ -104,7 +116,9 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=500, help="prompt length in tokens (default 500)")
     parser.add_argument("--seed", type=int, default=1, help="of the prompts (default 1)")
     parser.add_argument("--only", action="append", choices=list(MODELS), help="rows to answer (default: all)")
-    parser.add_argument("--kv-dtype", action="append", choices=KV_DTYPES, help="columns to answer (default: all)")
+    parser.add_argument(
+        "--kv-dtype", action="append", choices=KV_DTYPES, help="columns to answer (default: all but fp8_static)"
+    )
     parser.add_argument("--output", type=Path, default=Path("perf/results/kv-quality"), help="without suffix")
     args = parser.parse_args()
     tokenizer = Tokenizer.from_file(str(ASSETS / "tiny-teacher" / "tokenizer.json"))
@@ -113,7 +127,7 @@ def main() -> None:
         return len(tokenizer.encode(text, add_special_tokens=False).ids)
 
     examples = {task: make_examples(task, args.length - 1, count, args.num_prompts, args.seed) for task in TASKS}
-    grid = [(name, kv_dtype) for name in args.only or MODELS for kv_dtype in args.kv_dtype or KV_DTYPES]
+    grid = [(name, kv_dtype) for name in args.only or MODELS for kv_dtype in args.kv_dtype or KV_DTYPES[:3]]
     cells = []
     with tqdm(grid, unit="engine") as bar:
         for name, kv_dtype in bar:

@@ -13,7 +13,7 @@ from kvforge.evaluation.score import wilson
 from perf.paired import paired_difference
 
 BASELINE = "bfloat16"
-COLOURS = {"bfloat16": "tab:blue", "fp8": "tab:orange", "int8": "tab:green"}
+COLOURS = {"bfloat16": "tab:blue", "fp8": "tab:orange", "int8": "tab:green", "fp8_static": "tab:red"}
 
 
 def summarise(cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
