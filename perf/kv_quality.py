@@ -3,9 +3,9 @@
     python -m perf.kv_quality [--work DIR] [--num-prompts 500] [--length 500] [--only "cut, 4-way"] [--kv-dtype fp8]
 
 Rows: no cut; cut 4 of 8; the same with AcrossKV groups of 2 and of 4. Columns: bf16, fp8 and int8 cache (a scale per
-token and head); with --kv-dtype fp8_static also ModelOpt's one scale per owner, calibrated here. The students of group sizes 1 and 4 are distilled here, by the recipe and seed of the committed one.
-Everything under --work is kept: an interrupted run continues, and a larger --num-prompts asks only the new prompts.
-Writes OUTPUT.json, OUTPUT.md and OUTPUT.png.
+token and head); with --kv-dtype fp8_static also ModelOpt's one scale per owner, calibrated here. The students of group
+sizes 1 and 4 are distilled here, by the recipe and seed of the committed one. Everything under --work is kept: an
+interrupted run continues, and a larger --num-prompts asks only the new prompts. Writes OUTPUT.json, .md and .png.
 """
 
 import argparse
