@@ -91,10 +91,12 @@ def verify_example(config: ModelConfig, options: ResolvedOptions, device: str = 
     )
 
 
-def export_lower(config: ModelConfig, options: ResolvedOptions, device: str = "cpu") -> ExportedGraph:
+def export_lower(
+    config: ModelConfig, options: ResolvedOptions, device: str = "cpu", module_type: type[LowerGraph] = LowerGraph
+) -> ExportedGraph:
     """Export ``lower``: T, S, M and the number of pages are dynamic."""
     with torch.device("meta"):
-        module = LowerGraph(config, options.kv_scales)
+        module = module_type(config, options.kv_scales)
     arguments = lower_example(config, options, device)
     auto = Dim.DYNAMIC
     pools = [({0: auto},) * len(pool) for pool in arguments[-1]]

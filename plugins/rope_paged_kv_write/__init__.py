@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from plugins.operator import Operator
-from plugins.registration import define
+from plugins.registration import define, writes_are_functional
+from plugins.rope_paged_kv_write.functional import functional
 from plugins.rope_paged_kv_write.reference import reference
 
 SCHEMA = (
@@ -19,7 +20,7 @@ OPERATOR = Operator(
     schema=SCHEMA,
     reference=reference,
     version=2,
-    faces=("reference", "cpu"),
+    faces=("reference", "cpu", "triton", "onnx", "tensorrt"),
     sources=tuple(sorted(Path(__file__).parent.glob("*.cpp"))),
 )
 
@@ -45,7 +46,8 @@ def rope_paged_kv_write(
     k_scale: float = 1.0,
     v_scale: float = 1.0,
 ) -> tuple[Tensor, ...]:
-    """Writes T tokens into the pools, in place, and returns the given pools and scales (SSA style).
+    """Writes T tokens into the pools, in place, and returns the given pools and scales (SSA style); under
+    `plugins.registration.functional_writes` it returns new ones and leaves those given as they are.
 
     k, v: [T, kv_heads, head_dim], any float dtype, strided views allowed; k not yet rotated. cos, sin:
     [T, head_dim/2] float32, element i of a head pairs with i + head_dim/2. slot_mapping: [T] int32, page *
@@ -57,6 +59,9 @@ def rope_paged_kv_write(
     it; without them every element is divided by the floats k_scale and v_scale. Float pools take neither.
     Raises RuntimeError on a wrong shape or dtype and on a slot outside the pools, before any write.
     """
+    if writes_are_functional():
+        scales = () if k_scales is None or v_scales is None else (k_scales, v_scales)
+        return functional(k, v, cos, sin, slot_mapping, k_pool, v_pool, *scales, k_scale=k_scale, v_scale=v_scale)
     torch.ops.kvforge.rope_paged_kv_write(
         k, v, cos, sin, slot_mapping, k_pool, v_pool, k_scales, v_scales, k_scale, v_scale
     )

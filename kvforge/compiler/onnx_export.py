@@ -1,0 +1,187 @@
+"""Writing the graphs of an engine as ONNX: standard operators, and ours as nodes with a function body.
+
+A file runs in any ONNX runtime as it is. TensorRT takes its plugins for our nodes (``plugins.trt_plugins``). Pools are
+inputs and outputs: ``k_pool_<owner>``, ``v_pool_<owner>`` and, for dynamic 8-bit formats, ``k_scales_<owner>`` and
+``v_scales_<owner>``; in the lower graph each goes out again as ``<name>_out``.
+"""
+
+import contextlib
+import logging
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+import torch
+from onnx_ir.passes.common import ClearMetadataAndDocStringPass, RemoveUnusedNodesPass
+from torch import Tensor
+
+from kvforge.compiler.export import EXPORTS, ExportedGraph, export_lower
+from kvforge.compiler.onnx_check import check_graph
+from kvforge.compiler.onnx_nodes import translations
+from kvforge.compiler.onnx_weights import use_external_weights
+from kvforge.compiler.options import ResolvedOptions
+from kvforge.errors import BuildError, first_line
+from model_defs import ModelConfig
+from model_defs.graphs import LowerGraph
+from model_defs.layers import Pool
+from plugins.onnx_body import DOMAIN, OPSET
+from plugins.onnx_node import Cache
+from plugins.onnx_operators import ONNX_OPERATORS
+from plugins.registration import functional_writes
+
+INPUTS: dict[str, dict[str, tuple[str, ...]]] = {
+    "lower": {
+        "input_ids": ("tokens",),
+        "positions": ("tokens",),
+        "slot_mapping": ("tokens",),
+        "query_start": ("starts",),
+        "kv_length": ("sequences",),
+        "page_table": ("sequences", "columns"),
+    },
+    "upper": {
+        "hidden": ("tokens",),
+        "survivor_index": ("survivors",),
+        "survivor_start": ("starts",),
+        "positions": ("tokens",),
+        "kv_length": ("sequences",),
+        "page_table": ("sequences", "columns"),
+    },
+    "verify": {
+        "logits": ("rows",),
+        "draft_ids": ("drafts",),
+        "draft_start": ("starts",),
+        "draft_probs": ("proposals",),
+        "temperature": ("sequences",),
+        "uniform": ("rows",),
+    },
+}
+"""The inputs of each graph that are no pools, in order, and the names of their dynamic dimensions, which come first."""
+
+RESULTS = {"lower": ("hidden",), "upper": ("logits",), "verify": ("accepted", "next_token")}
+"""The outputs of each graph that are no pools."""
+
+_POOLS = ("k_pool", "v_pool", "k_scales", "v_scales")
+
+
+class LowerStep(LowerGraph):
+    """The lower graph without effects: the new pools are results."""
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        slot_mapping: Tensor,
+        query_start: Tensor,
+        kv_length: Tensor,
+        page_table: Tensor,
+        pools: list[Pool],
+    ) -> Any:
+        """Return hidden, then every owner's new pools, flat."""
+        hidden, new = self.step(input_ids, positions, slot_mapping, query_start, kv_length, page_table, pools)
+        return (hidden, *(tensor for pool in new for tensor in pool))
+
+
+def pool_names(owners: tuple[int, ...], options: ResolvedOptions) -> list[str]:
+    """Return the names of these owners' pools, in the order they have everywhere."""
+    roles = _POOLS if options.has_scale_pools else _POOLS[:2]
+    return [f"{role}_{owner}" for owner in owners for role in roles]
+
+
+def write_onnx(name: str, config: ModelConfig, options: ResolvedOptions, path: Path, weights: Path) -> None:
+    """Write the graph ``name`` (lower, upper or verify) to ``path``; ``weights``, in the same directory, is the file
+    that holds the parameters, of which nothing is read. The same arguments give the same bytes.
+
+    Raises:
+        BuildError: a graph is not what the model says or does not pass ONNX's checker.
+    """
+    model = build_model(name, config, options, weights)
+    ir.save(model, path)
+    check_graph(onnx.load(path, load_external_data=False), name, config, options)
+    try:
+        onnx.checker.check_model(path, full_check=True)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+        raise BuildError(f"{path.name} does not pass ONNX's checker: {first_line(error)}") from error
+
+
+def build_model(name: str, config: ModelConfig, options: ResolvedOptions, weights: Path) -> ir.Model:
+    """Return the model that ``write_onnx`` writes."""
+    with functional_writes(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        if name == "lower":
+            graph = export_lower(config, options, module_type=LowerStep)
+        else:
+            graph = EXPORTS[name](config, options)
+        program = _to_onnx(graph)
+    model = program.model
+    model.graph.name = name
+    _name_values(model.graph, graph, options)
+    program.rename_axes(_axes(model.graph, name))
+    use_external_weights(model, weights, config.rope.inverse_frequencies(config.head_dim))
+    _attach_functions(model, options)
+    RemoveUnusedNodesPass()(model)
+    ClearMetadataAndDocStringPass()(model)
+    for value in (*model.graph.inputs, *model.graph.initializers.values()):
+        value.metadata_props.clear()
+    return model
+
+
+def _to_onnx(graph: ExportedGraph) -> torch.onnx.ONNXProgram:
+    with _quiet():
+        program = torch.onnx.export(
+            graph.program,
+            dynamo=True,
+            opset_version=OPSET,
+            optimize=True,
+            verbose=False,
+            custom_translation_table=translations(),
+        )
+    assert program is not None
+    return program
+
+
+def _name_values(graph: ir.Graph, exported: ExportedGraph, options: ResolvedOptions) -> None:
+    pools = pool_names(exported.pool_owners, options)
+    inputs = [*INPUTS[exported.name], *pools]
+    outputs = [*RESULTS[exported.name], *(f"{pool}_out" for pool in pools if exported.name == "lower")]
+    for values, names in ((graph.inputs, inputs), (graph.outputs, outputs)):
+        for value, label in zip(values, names, strict=True):
+            value.name = label
+
+
+def _axes(graph: ir.Graph, name: str) -> dict[str, str]:
+    """Map torch's names of dimensions to ours; a pool's only dynamic one counts pages. Inputs that nothing reads, for
+    whose sizes torch takes the example's, get theirs here."""
+    renamed: dict[str, str] = {}
+    for value in graph.inputs:
+        assert value.shape is not None
+        names = INPUTS[name].get(str(value.name), ("pages",))
+        if not value.uses():
+            value.shape = ir.Shape((*names, *value.shape[len(names) :]))
+            continue
+        symbols = [str(dim) for dim in value.shape if not isinstance(dim, int)]
+        renamed |= dict(zip(symbols, names, strict=True))
+    return renamed
+
+
+def _attach_functions(model: ir.Model, options: ResolvedOptions) -> None:
+    cache = {torch.float8_e4m3fn: Cache.E4M3, torch.int8: Cache.INT8}.get(options.torch_kv_dtype, Cache.FLOAT)
+    used = {node.op_type for node in model.graph if node.domain == DOMAIN}
+    for operator in ONNX_OPERATORS.values():
+        if operator.name in used:
+            function = ir.serde.deserialize_function(operator.body(cache))
+            model.functions[function.identifier()] = function
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without torch's notes on packages that it does not need here."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
