@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 import plugins
+import tests.support.triton_interpreter  # noqa: F401 (first: it sets the interpreter right)
 from model_defs import load_config
 from model_defs.graphs import LowerGraph, UpperGraph
 from plugins import cuda_ops
@@ -40,9 +41,8 @@ HF = {
 PAGE_SIZE, PAGES, COLUMNS = 4, 12, 5
 STEPS = {"prefill": [7, 3], "mixed": [1, 5], "decode": [1, 1]}
 SURVIVORS = {"prefill": [1, 0], "mixed": [1, 2], "decode": [1, 1]}
-FORMATS = {"float32": (torch.float32, False), "int8": (torch.int8, True)}
-"""Cache formats: elements, and whether they have dynamic scales. Not fp8: the interpreter's conversion to e4m3 loses
-the carry into the exponent."""
+FORMATS = {"float32": (torch.float32, False), "int8": (torch.int8, True), "fp8": (torch.float8_e4m3fn, True)}
+"""Cache formats: elements, and whether they have dynamic scales."""
 
 
 @contextmanager

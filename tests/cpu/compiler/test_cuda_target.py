@@ -82,9 +82,9 @@ def test_pools_are_updated_in_place(graphs: dict[str, Any]) -> None:
 
 
 def test_interpreted_kernels_compute_the_model() -> None:
-    """Prefill, mixed and decode steps through both graphs, fp32 and int8 caches, against the definitions."""
+    """Prefill, mixed and decode steps through both graphs, three cache formats, against the definitions."""
     report = run_module("tests.support.cuda_interpreted", TRITON_INTERPRET="1")
-    assert set(report) == {"float32", "int8"}
+    assert set(report) == {"float32", "int8", "fp8"}
     for steps in report.values():
         for logits_error, cache_error in steps.values():
             assert logits_error < 1e-5 and cache_error < 1e-5, steps

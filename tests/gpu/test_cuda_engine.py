@@ -1,0 +1,120 @@
+"""Engines of target cuda against engines of target cpu from the same checkpoints."""
+
+import dataclasses
+from functools import lru_cache
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from kvforge.compiler import BuildOptions
+from kvforge.engine import load_manifest
+from kvforge.errors import EngineError
+from kvforge.runtime import LLMEngine
+from kvforge.runtime.cuda_session import CudaSession, check_gpu
+from kvforge.runtime.session import Session, load_session
+from tests.support.engine_schedules import random_plan, run_plan
+from tests.support.engines import EngineShelf, EngineSpec
+from tests.support.step_driver import StepDriver
+
+OPTIONS = BuildOptions(page_size=8, max_num_tokens=256, max_draft_len=2)
+FP32 = EngineSpec("llama", cut=2, group_size=2, model=(("num_hidden_layers", 5),), options=OPTIONS)
+BF16_FP8 = dataclasses.replace(
+    FP32,
+    bfloat16=True,
+    model=(("head_dim", 64), ("num_hidden_layers", 5)),
+    options=dataclasses.replace(OPTIONS, kv_dtype="fp8", max_draft_len=0),
+)
+FP32_INT8 = dataclasses.replace(FP32, options=dataclasses.replace(OPTIONS, kv_dtype="int8", max_draft_len=0))
+TOLERANCE = {FP32: 1e-4, BF16_FP8: 6e-2, FP32_INT8: 1e-2}
+"""Largest logit difference between the targets, relative to the largest logit; 8-bit caches may round an element to
+its neighbour."""
+PROMPT, DECODED = 90, 20
+
+
+@lru_cache
+def session_of(path: Path) -> Session:
+    return load_session(path, load_manifest(path))
+
+
+def on(spec: EngineSpec, target: str) -> EngineSpec:
+    return dataclasses.replace(spec, options=dataclasses.replace(spec.options, target=target))
+
+
+def session(engines: EngineShelf, spec: EngineSpec, target: str) -> Session:
+    return session_of(engines.engine(on(spec, target)))
+
+
+def logits(session: Session, chunk: int, num_pages: int = 20) -> Tensor:
+    """Logits of every position: a prompt in chunks, then one token a step (the CUDA graphs' case)."""
+    generator = torch.Generator().manual_seed(7)
+    tokens = torch.randint(3, session.manifest.vocab_size, (PROMPT + DECODED,), generator=generator).tolist()
+    driver = StepDriver(session, num_pages, seed=chunk)
+    steps = [tokens[start : min(start + chunk, PROMPT)] for start in range(0, PROMPT, chunk)]
+    return torch.cat([driver.run(step) for step in steps + [[token] for token in tokens[PROMPT:]]])
+
+
+@pytest.mark.parametrize("spec", [FP32, FP32_INT8, BF16_FP8], ids=["fp32", "int8 cache", "bf16, fp8 cache"])
+def test_logits_equal_the_cpu_engines(spec: EngineSpec, engines: EngineShelf, gpu: torch.device) -> None:
+    expected = logits(session(engines, spec, "cpu"), PROMPT)
+    for chunk in (17, PROMPT):
+        actual = logits(session(engines, spec, "cuda"), chunk)
+        assert float((actual - expected).abs().max() / expected.abs().max()) < TOLERANCE[spec], chunk
+
+
+def test_schedules_give_the_cpu_engines_tokens(engines: EngineShelf, gpu: torch.device) -> None:
+    """Arrivals, chunks, preemptions, prefix hits and aborts, greedy in fp32."""
+    cuda, cpu = session(engines, FP32, "cuda"), session(engines, FP32, "cpu")
+    for seed in range(6):
+        plan = random_plan(seed, page_sizes=(OPTIONS.page_size,), sampled=False)
+        limits = {"num_pages": plan.num_pages, "max_num_tokens": plan.max_num_tokens, "max_num_seqs": plan.max_num_seqs}
+        expected = run_plan(LLMEngine(session=cpu, **limits), plan)
+        assert run_plan(LLMEngine(session=cuda, **limits), plan) == expected, seed
+
+
+def test_captured_decode_equals_direct_decode(engines: EngineShelf, gpu: torch.device) -> None:
+    captured = session(engines, FP32, "cuda")
+    assert isinstance(captured, CudaSession)
+    graphs = {"lower": captured._lower, "upper": captured._upper}
+    direct = CudaSession(captured.manifest, captured._weights, graphs, gpu)
+    plan = random_plan(3, page_sizes=(OPTIONS.page_size,), sampled=False, max_seqs=8)
+    limits = {"num_pages": plan.num_pages, "max_num_tokens": 64, "max_num_seqs": plan.max_num_seqs}
+    assert run_plan(LLMEngine(session=captured, **limits), plan) == run_plan(LLMEngine(session=direct, **limits), plan)
+    error = (logits(captured, 30) - logits(direct, 30)).abs().max()
+    assert float(error) < 1e-4
+
+
+def test_drafts_are_verified_as_on_the_cpu(engines: EngineShelf, gpu: torch.device) -> None:
+    generator = torch.Generator().manual_seed(0)
+    starts, vocab = torch.tensor([0, 2, 2, 3]).int(), 320
+    scores = torch.randn(6, vocab, generator=generator)
+    drafts = torch.stack([scores[0].argmax(), scores[1].argmin(), scores[4].argmax()]).int()
+    for num_probs in (0, 3):  # the exported graph must not have frozen whether there are any
+        arguments = (
+            scores,
+            drafts,
+            starts,
+            torch.softmax(torch.randn(num_probs, vocab, generator=generator), -1),
+            torch.tensor([0.0, 1.0, 0.7]),
+            torch.rand(6, 2, generator=generator),
+        )
+        cuda, cpu = (session(engines, FP32, target).verify(*arguments) for target in ("cuda", "cpu"))
+        assert [tensor.tolist() for tensor in cuda] == [tensor.tolist() for tensor in cpu]
+        assert cuda[0][0] == 1
+
+
+def test_pools_and_their_size(engines: EngineShelf, gpu: torch.device) -> None:
+    cuda = session(engines, BF16_FP8, "cuda")
+    assert isinstance(cuda, CudaSession)
+    pools = cuda.allocate_pools(10)
+    assert all(tensor.device.type == "cuda" for pool in pools for tensor in pool)
+    stored = sum(tensor.numel() * tensor.element_size() for pool in pools for tensor in pool)
+    assert stored == 10 * cuda.manifest.page_bytes
+    assert 0 < cuda.default_kv_cache_gib() * 2**30 < torch.cuda.mem_get_info()[0]
+
+
+def test_another_gpu_is_refused(engines: EngineShelf, gpu: torch.device) -> None:
+    manifest = dataclasses.replace(load_manifest(engines.engine(on(FP32, "cuda"))), isa=("sm_10",))
+    with pytest.raises(EngineError, match="built for sm_10 and this GPU is sm_"):
+        check_gpu(manifest, Path("engine"))
