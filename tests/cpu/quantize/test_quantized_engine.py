@@ -15,11 +15,9 @@ ASSETS = Path(__file__).resolve().parents[3] / "model_defs" / "assets"
 
 
 @pytest.mark.parametrize("name", ["tiny-swiftkv", "tiny-teacher"])
-def test_quantize_build_generate(name: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_quantize_build_generate(name: str, tmp_path: Path) -> None:
     """With FP8 weights and cache the tiny models still find their needles; the teacher's export is ModelOpt's own."""
     pytest.importorskip("modelopt", reason="nvidia-modelopt is not installed")
-    if name == "tiny-teacher" and not request.config.getoption("--full"):
-        pytest.skip("the plain model takes half a minute more; run with --full")
     exported, engine = tmp_path / "exported", tmp_path / "engine"
     quantize_checkpoint(ASSETS / name, exported, "fp8", num_samples=8)
     manifest = build_engine(exported, engine, BuildOptions(max_num_seqs=8, max_num_tokens=512))
