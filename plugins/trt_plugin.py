@@ -109,6 +109,9 @@ def _functions(definition: PluginDefinition) -> tuple[Callable, Callable, Callab
 
     def split(arguments: tuple, attributes: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         given = dict(zip(attribute_names, arguments[count:], strict=False)) | dict(attributes)
+        for name, kind in definition.attributes:  # TensorRT passes them by position, in the order of the creator
+            if name in given and type(given[name]) is not kind:
+                raise PluginError(f"{definition.name}: attribute {name} is {given[name]!r}, not {kind.__name__}.")
         return dict(zip(definition.inputs, arguments[:count], strict=True)), given
 
     def describe(*arguments: Any, **attributes: Any) -> Any:

@@ -1,6 +1,8 @@
 """TensorRT plans from the ONNX files of an engine; needs TensorRT and the GPU that the engine is for."""
 
 import contextlib
+import os
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -120,20 +122,35 @@ def build_plan(graph: str, file: Path, plan: Path, options: ResolvedOptions) -> 
     config.progress_monitor = ProgressBars()
     for name in PROFILES:
         config.add_optimization_profile(_profile(builder, network, graph, options, name))
-    cache_file = timing_cache_file()
-    cache: trt.ITimingCache = config.create_timing_cache(cache_file.read_bytes() if cache_file.is_file() else b"")
-    config.set_timing_cache(cache, False)
+    cache = _timing_cache(config)
     serialized: trt.IHostMemory | None = builder.build_serialized_network(network, config)
     if serialized is None:
         raise _failure(graph, logger.errors)
     plan.write_bytes(serialized)
-    cache_file.parent.mkdir(parents=True, exist_ok=True)
-    cache_file.write_bytes(cache.serialize())
+    _save_timing_cache(cache)
 
 
 def timing_cache_file() -> Path:
     """Where measured kernel times are kept between builds on this kind of GPU."""
     return cache_dir() / f"tensorrt-{trt.__version__}-sm{target_capability()}.timing"
+
+
+def _timing_cache(config: trt.IBuilderConfig) -> trt.ITimingCache:
+    """The cache as it was saved, or an empty one where it is missing, damaged or of another device."""
+    file = timing_cache_file()
+    for data in ([file.read_bytes()] if file.is_file() else []) + [b""]:
+        cache: trt.ITimingCache | None = config.create_timing_cache(data)
+        if cache is not None and config.set_timing_cache(cache, False):
+            return cache
+    raise BuildError(f"TensorRT {trt.__version__} makes no timing cache; free memory and build again.")
+
+
+def _save_timing_cache(cache: trt.ITimingCache) -> None:
+    file = timing_cache_file()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=file.parent, delete=False) as temporary:
+        temporary.write(cache.serialize())
+    os.replace(temporary.name, file)
 
 
 def _profile(

@@ -6,6 +6,7 @@ Two profiles, because kernels that are best for thousands of prompt tokens are n
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from kvforge.compiler.onnx_export import INPUTS
 from kvforge.compiler.options import ResolvedOptions
 
 PROFILES = ("decode", "mixed")
@@ -16,33 +17,6 @@ MAX_ELEMENTS = 2**31 - 1
 
 OPTIMAL_PAGES = 256
 """Pages of the pools that the builder allocates; no kernel's choice depends on them."""
-
-_STEP_INPUTS: dict[str, dict[str, tuple[str, ...]]] = {
-    "lower": {
-        "input_ids": ("tokens",),
-        "positions": ("tokens",),
-        "slot_mapping": ("tokens",),
-        "query_start": ("starts",),
-        "kv_length": ("sequences",),
-        "page_table": ("sequences", "columns"),
-    },
-    "upper": {
-        "hidden": ("tokens",),
-        "survivor_index": ("survivors",),
-        "survivor_start": ("starts",),
-        "positions": ("tokens",),
-        "kv_length": ("sequences",),
-        "page_table": ("sequences", "columns"),
-    },
-    "verify": {
-        "logits": ("rows",),
-        "draft_ids": ("drafts",),
-        "draft_start": ("starts",),
-        "draft_probs": ("proposals",),
-        "temperature": ("sequences",),
-        "uniform": ("rows",),
-    },
-}
 
 
 @dataclass(frozen=True)
@@ -95,7 +69,7 @@ def input_ranges(
     ``shape`` is the network's, -1 where dynamic. An input that is none of the step's is a pool: its first dimension
     counts pages. Raises ValueError when the dynamic dimensions are not the ones that the graph should have.
     """
-    symbols = _STEP_INPUTS[graph].get(name, ("pages",))
+    symbols = INPUTS[graph].get(name, ("pages",))
     if tuple(size < 0 for size in shape) != (True,) * len(symbols) + (False,) * (len(shape) - len(symbols)):
         raise ValueError(f"{graph}: {name} has shape {tuple(shape)}, expected {len(symbols)} dynamic dimensions first")
     sizes = size_ranges(options, profile)

@@ -46,7 +46,7 @@ class Plan:
                 f"{path} does not load in TensorRT {trt.__version__} on this GPU ({logger.last_error}); "
                 "rebuild the engine here with kvforge build --target tensorrt."
             )
-        self._path, self._logger = path, logger
+        self._path, self._logger, self._runtime = path, logger, runtime
         self._engine: trt.ICudaEngine = engine
         names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
         modes = {name: engine.get_tensor_mode(name) for name in names}

@@ -90,14 +90,16 @@ class _Launch:
 
 
 def create_plugin(trt: ModuleType, name: str, attributes: Mapping[str, float | int]) -> Any:
-    """The plugin as the ONNX parser makes it: FLOAT attributes as float32 fields, INT as int32."""
-    kinds = {float: (np.float32, trt.PluginFieldType.FLOAT32), int: (np.int32, trt.PluginFieldType.INT32)}
-    fields = [
-        trt.PluginField(key, np.array([value], kinds[type(value)][0]), kinds[type(value)][1])
-        for key, value in attributes.items()
-    ]
+    """The plugin as the ONNX parser makes it: FLOAT attributes as float32 fields, INT as int32, and in the order in
+    which the creator declares them, whatever the node's order (NVIDIA's class hands them on by position)."""
     creator = trt.get_plugin_registry().get_creator(name, "1", NAMESPACE)
     assert creator is not None, f"{NAMESPACE}::{name} is not registered"
+    kinds = {float: (np.float32, trt.PluginFieldType.FLOAT32), int: (np.int32, trt.PluginFieldType.INT32)}
+    fields = []
+    for key in (field.name for field in creator.field_names):
+        dtype, kind = kinds[type(attributes[key])]
+        fields.append(trt.PluginField(key, np.array([attributes[key]], dtype), kind))
+    assert len(fields) == len(attributes)
     return creator.create_plugin(
         name,
         NAMESPACE,

@@ -36,10 +36,12 @@ class Config:
 
     def create_timing_cache(self, data):
         self.caches.append(data)
+        if data == b"damaged":
+            return None
         return SimpleNamespace(serialize=lambda: b"times")
 
     def set_timing_cache(self, cache, ignore_mismatch):
-        assert not ignore_mismatch
+        return not ignore_mismatch
 
 
 class Parser:
@@ -108,8 +110,16 @@ def test_what_is_asked_of_the_builder(build):
     assert decode.shapes["input_ids"] == ((1,), (8,), (8,))
     assert mixed.shapes["input_ids"] == ((1,), (100,), (100,))
     assert mixed.shapes["k_pool_0"] == ((1, 32, 8, 128), (256, 32, 8, 128), (256, 32, 8, 128))
+
+
+def test_measured_times_are_kept(build, tmp_path):
+    build()
     build()
     assert Builder.last.config.caches == [b"times"]
+    (file,) = (tmp_path / "cache").iterdir()
+    file.write_bytes(b"damaged")
+    build()
+    assert Builder.last.config.caches == [b"damaged", b""] and file.read_bytes() == b"times"
 
 
 @pytest.mark.parametrize(
