@@ -1,0 +1,53 @@
+"""Every face of every operator against the operator's definition, on the same random cases.
+
+TensorRT's face is these Triton kernels as PTX: tests/trt checks the contract around them, tests/gpu runs them.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import plugins
+from tests.support.operator_faces import FACES, check
+
+ROOT = Path(plugins.__file__).parent.parent
+NUM_CASES, NUM_SMALL_CASES = 320, 40
+"""Cases of full size for the faces that are fast, and small ones for all."""
+
+
+def test_the_table_names_the_faces_that_are_tested_here():
+    for operator in plugins.OPERATORS.values():
+        assert set(operator.faces) == {"reference", *FACES, "tensorrt"}, operator.name
+
+
+@pytest.mark.parametrize("name", plugins.OPERATORS)
+@pytest.mark.parametrize("face", ["cpu", "onnx"])
+def test_full_size(face, name, isas, monkeypatch):
+    for isa in isas if face == "cpu" else [""]:
+        if isa:
+            monkeypatch.setenv("KVFORGE_CPU_ISA", isa)
+        wrong = {seed: what for seed in range(NUM_CASES) if (what := check(face, name, seed, small=False))}
+        assert not wrong, isa
+
+
+@pytest.mark.parametrize("name", plugins.OPERATORS)
+@pytest.mark.parametrize("face", FACES)
+def test_small(face, name, full):
+    """In a process of its own: Triton's interpreter replaces the language for the whole process."""
+    last = NUM_CASES if full else NUM_SMALL_CASES
+    module = "tests.support.operator_faces"
+    result = subprocess.run(
+        [sys.executable, "-W", "ignore::RuntimeWarning", "-m", module, face, name, "0", str(last)],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"TRITON_INTERPRET": "1", "OMP_WAIT_POLICY": "PASSIVE"},
+        cwd=ROOT,
+    )
+    assert result.returncode == 0, result.stderr[-3000:]
+    cases = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [case["seed"] for case in cases] == list(range(last))
+    assert [case for case in cases if case["wrong"]] == []
