@@ -16,16 +16,27 @@ class Face:
     tests: tuple[str, ...]
 
 
+_ALL = "tests/cpu/plugins/test_every_face.py"
+_OWN = "tests/cpu/plugins/test_{operator}.py"
+
 FACES = {
-    "reference": Face("reference.py", "plain torch: the definition", ("tests/cpu/plugins/test_{operator}.py",)),
-    "cpu": Face("cpu.cpp", "target cpu: compiled C++", ("tests/cpu/plugins/test_{operator}.py",)),
+    "reference": Face("reference.py", "plain torch: the definition", (_OWN,)),
+    "cpu": Face("cpu.cpp", "target cpu: compiled C++", (_ALL, _OWN, "tests/cpu/plugins/test_sanitizer.py")),
     "triton": Face(
         "cuda.py",
         "targets cuda and tensorrt: Triton kernels",
-        ("tests/cpu/plugins/test_triton_kernels.py", "tests/cpu/plugins/test_triton_ptx.py"),
+        (_ALL, "tests/cpu/plugins/test_triton_kernels.py", "tests/gpu/test_operators_cuda.py"),
     ),
-    "onnx": Face("onnx.py", "any ONNX runtime: a function body", ("tests/cpu/plugins/test_onnx_operators.py",)),
-    "tensorrt": Face("trt.py", "target tensorrt: a plugin with PTX", ("tests/trt/test_plugin_contract.py",)),
+    "onnx": Face("onnx.py", "any ONNX runtime: a function body", (_ALL, "tests/cpu/plugins/test_onnx_operators.py")),
+    "tensorrt": Face(
+        "trt.py",
+        "target tensorrt: a plugin with PTX",
+        (
+            "tests/trt/test_plugin_contract.py",
+            "tests/cpu/plugins/test_triton_ptx.py",
+            "tests/gpu/test_ptx_driver.py",
+        ),
+    ),
 }
 
 
@@ -68,5 +79,7 @@ def run(args: argparse.Namespace) -> int:
     for operator in operators:
         print(f"kvforge::{operator['name']}, version {operator['version']}")
         for face in operator["faces"]:
-            print(f"  {face['name']:<10} {face['runs']:<42} {', '.join(face['verified_by'])}")
+            print(f"  {face['name']:<10} {face['runs']}")
+            for test in face["verified_by"]:
+                print(f"{'':<13}{test}{' (needs a GPU)' if test.startswith('tests/gpu') else ''}")
     return 0
