@@ -38,7 +38,8 @@ def read_quantization(
     ``hf_config`` is config.json, ``quant_config`` hf_quant_config.json or None.
 
     Raises:
-        CheckpointError: another library's format, an algorithm that is not supported, or two places that differ.
+        CheckpointError: another library's format, an algorithm that is not supported, or two places that name
+            different ones; what only one of them names is taken from there.
     """
     found = []
     embedded = hf_config.get("quantization_config")
@@ -46,11 +47,14 @@ def read_quantization(
         found.append(_from_config_json(path, embedded))
     if quant_config is not None:
         found.append(_checked(f"{path / CONFIG_FILE}", quant_config.get("quantization")))
-    if len(found) == 2 and found[0] != found[1]:
+    weights = {entry.weight_algo for entry in found} - {None}
+    caches = {entry.kv_cache_algo for entry in found} - {None}
+    if len(weights) > 1 or len(caches) > 1:
         raise CheckpointError(
             f"{path} is described as {found[0]} by config.json and as {found[1]} by {CONFIG_FILE}; export it again."
         )
-    return found[0] if found and found[0] != Quantization() else None
+    merged = Quantization(next(iter(weights), None), next(iter(caches), None))
+    return None if merged == Quantization() else merged
 
 
 def _from_config_json(path: Path, embedded: Any) -> Quantization:

@@ -129,9 +129,11 @@ def test_other_formats_are_refused_by_name(embedded: Any, message: str, plain: P
         open_checkpoint(plain)
 
 
-def test_two_descriptions_that_differ_are_refused(plain: Path) -> None:
+def test_two_descriptions_complete_each_other_but_must_not_differ(plain: Path) -> None:
     write_old_form(plain)
     edit_config(plain, quantization_config={"quant_method": "modelopt", "kv_cache_scheme": FP8_SCHEME})
+    assert open_checkpoint(plain).quantization == Quantization("FP8", "FP8")
+    write_old_form(plain, kv_cache_quant_algo="INT8")
     with pytest.raises(CheckpointError, match=r"by config.json and as .* by hf_quant_config.json"):
         open_checkpoint(plain)
 
