@@ -87,3 +87,11 @@ def check_capability(dtype: torch.dtype, capability: int) -> None:
             f"An FP8 KV cache needs compute capability 8.9, and this is {capability // 10}.{capability % 10}; "
             "use an int8 or bfloat16 cache."
         )
+
+
+def capability_of(tensor: Tensor) -> int:
+    """Compute capability of the tensor's GPU (90: 9.0), and 90 without one."""
+    if not (tensor.is_cuda and torch.cuda.is_available()):
+        return 90
+    major, minor = torch.cuda.get_device_capability(tensor.device)
+    return major * 10 + minor

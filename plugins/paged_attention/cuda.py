@@ -15,7 +15,7 @@ from plugins.kv_quantization import LARGEST
 from plugins.paged_attention.cuda_combine import paged_attention_combine_kernel
 from plugins.paged_attention.cuda_partial import paged_attention_partial_kernel
 from plugins.paged_attention.cuda_tuning import Tuning, default_tuning
-from plugins.triton_cache import CacheLayout, layout_of
+from plugins.triton_cache import CacheLayout, capability_of, check_capability, layout_of
 from plugins.triton_kernel import KernelSpec, Pointer, Size, run_kernel
 from plugins.triton_search import num_tiles
 
@@ -163,10 +163,12 @@ def launch(
     """Same arguments and result as `plugins.paged_attention`, on the GPU; float16 works as well.
 
     wrap: as in `plugins.triton_kernel.run_kernel`. tuning: block sizes, by default those for q's GPU.
+    Raises PluginError for dtypes, strides or a GPU that the kernels cannot serve; values are not checked.
     """
     q = q if q.stride()[1:] == (q.shape[2], 1) else q.contiguous()
     cache = layout_of(k_pool, v_pool, k_scales, v_scales, k_scale, v_scale)
     shape = AttentionShape(cache, q.dtype, q.shape[1], scale, window, q.stride(0))
+    check_capability(cache.dtype, capability_of(q))
     tuning = tuning or shape.tuning(capability_of(q))
     out = q.new_empty(q.shape)
     tensors = {
@@ -186,11 +188,3 @@ def launch(
         run_kernel(partial_spec(shape, tuning), tensors, wrap)
     run_kernel(combine_spec(shape, tuning), tensors, wrap)
     return out
-
-
-def capability_of(tensor: Tensor) -> int:
-    """Compute capability of the tensor's GPU (90: 9.0), and 90 without one."""
-    if not (tensor.is_cuda and torch.cuda.is_available()):
-        return 90
-    major, minor = torch.cuda.get_device_capability(tensor.device)
-    return major * 10 + minor

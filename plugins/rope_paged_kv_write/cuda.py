@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from plugins.triton_cache import CacheLayout, layout_of
+from plugins.triton_cache import CacheLayout, capability_of, check_capability, layout_of
 from plugins.triton_kernel import KernelSpec, Pointer, Size, run_kernel
 from plugins.triton_rounding import quantize, row_scale
 
@@ -151,9 +151,13 @@ def launch(
     *,
     wrap: Callable[[Any], Any] | None = None,
 ) -> None:
-    """Same arguments as `plugins.rope_paged_kv_write`, on the GPU; `wrap` as in `plugins.triton_kernel.run_kernel`."""
+    """Same arguments as `plugins.rope_paged_kv_write`, on the GPU; `wrap` as in `plugins.triton_kernel.run_kernel`.
+
+    Raises PluginError for dtypes, strides or a GPU that the kernel cannot serve; values are not checked.
+    """
     k, v = (x if x.stride()[1:] == (x.shape[2], 1) else x.contiguous() for x in (k, v))
     cache = layout_of(k_pool, v_pool, k_scales, v_scales, k_scale, v_scale)
+    check_capability(cache.dtype, capability_of(k_pool))
     tensors = {"k": k, "v": v, "cos": cos, "sin": sin, "slot_mapping": slot_mapping}
     pools = {"k_pool": k_pool, "v_pool": v_pool}
     if k_scales is not None and v_scales is not None:

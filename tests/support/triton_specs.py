@@ -1,4 +1,4 @@
-"""Specialisations of every Triton kernel: a representative few, or all that engines of this project ask for."""
+"""Specialisations of every Triton kernel: a representative few, or many."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -21,12 +21,12 @@ def caches(capability: int, full: bool) -> Iterator[CacheLayout]:
     yield CacheLayout(eight_bit, 16, 2, 64, dynamic=True)
     if not full:
         return
-    for head_dim in (64, 80, 96, 128, 256):
-        for dtype in {BF16, eight_bit, INT8}:
-            scales = (0.01, 0.02) if dtype.itemsize == 1 else (1.0, 1.0)
-            yield CacheLayout(dtype, 32, 8, head_dim, False, *scales)
-    yield from (CacheLayout(dtype, page, 8, 128) for dtype in (FP16, FP32) for page in (1, 16, 100))
-    yield from (CacheLayout(dtype, 16, 32, 128, dynamic=True) for dtype in {eight_bit, INT8})
+    yield from (CacheLayout(BF16, 32, 8, head_dim) for head_dim in (64, 80, 96, 256))
+    yield from (CacheLayout(dtype, 16, 8, 128, False, 0.01, 0.02) for dtype in {eight_bit, INT8})
+    yield from (CacheLayout(dtype, 16, 8, 128) for dtype in (FP16, FP32))
+    yield from (CacheLayout(BF16, page, 8, 128) for page in (1, 100))
+    yield CacheLayout(INT8, 16, 32, 128, dynamic=True)
+    yield CacheLayout(eight_bit, 32, 8, 256, dynamic=True)
 
 
 def kernel_specs(capability: int, full: bool) -> Iterator[KernelSpec]:
@@ -34,13 +34,15 @@ def kernel_specs(capability: int, full: bool) -> Iterator[KernelSpec]:
     for cache in caches(capability, full):
         dtype = BF16 if cache.largest else cache.dtype
         yield kv_write.kernel_spec(cache, dtype)
-        for window in (0, 4096) if full else (0,):
-            shape = AttentionShape(cache, dtype, 4 * cache.kv_heads, 0.1, window)
-            tuning = shape.tuning(capability)
-            yield partial_spec(shape, tuning)
-            yield combine_spec(shape, tuning)
-            if full:
-                yield combine_spec(shape, replace(tuning, num_splits=0))
+        shape = AttentionShape(cache, dtype, 4 * cache.kv_heads, 0.1)
+        tuning = shape.tuning(capability)
+        yield partial_spec(shape, tuning)
+        yield combine_spec(shape, tuning)
+        if full and cache.head_dim == 128 and cache.page_size >= 16:
+            yield combine_spec(shape, replace(tuning, num_splits=0))
+            windowed = replace(shape, window=4096)
+            yield partial_spec(windowed, tuning)
+            yield combine_spec(windowed, tuning)
     for dtype in (FP32, FP16, BF16) if full else (BF16,):
         yield low_rank.kernel_spec(dtype, 8, 160, 128)
     for vocab in (128256, 32000, 1664) if full else (32000,):
