@@ -124,7 +124,7 @@ def _modelopt() -> tuple[Any, Any]:
         from modelopt.torch.export import export_hf_checkpoint
     except ImportError as error:
         raise MissingToolError(
-            f"kvforge quantize needs NVIDIA ModelOpt ({error}): pip install 'kvforge[modelopt]'."
+            f"kvforge quantize needs NVIDIA ModelOpt ({error}): pip install -e '.[modelopt]'."
         ) from None
     return mtq, export_hf_checkpoint
 
@@ -142,7 +142,7 @@ def _load(checkpoint: Checkpoint, config: ModelConfig) -> nn.Module:
         from transformers.utils import logging as transformers_logging
     except ImportError:
         raise MissingToolError(
-            f"Quantizing a {config.model_type} checkpoint needs transformers: pip install 'kvforge[modelopt]'."
+            f"Quantizing a {config.model_type} checkpoint needs transformers: pip install -e '.[modelopt]'."
         ) from None
     transformers_logging.disable_progress_bar()
     try:

@@ -110,7 +110,7 @@ def test_the_command_refuses_in_one_sentence_and_writes_nothing(
         assert message in capsys.readouterr().err
     monkeypatch.setitem(sys.modules, "modelopt.torch.quantization", None)
     assert main([*base, "fp8", "--num-tokens", "256"]) == 1
-    assert "pip install 'kvforge[modelopt]'" in capsys.readouterr().err
+    assert "pip install -e '.[modelopt]'" in capsys.readouterr().err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["short.txt", "source"]
 
 
