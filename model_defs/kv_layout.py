@@ -1,4 +1,4 @@
-"""Which layer owns the K,V cache that a layer reads, and what the cache costs."""
+"""Which layer owns the K,V cache that a layer reads."""
 
 
 def owner_table(num_layers: int, cut: int, group_size: int) -> tuple[int, ...]:
@@ -10,8 +10,3 @@ def owner_table(num_layers: int, cut: int, group_size: int) -> tuple[int, ...]:
     return tuple(
         layer if layer < cut else cut + (layer - cut) // group_size * group_size for layer in range(num_layers)
     )
-
-
-def kv_bytes_per_token(num_owners: int, num_kv_heads: int, head_dim: int, element_bytes: int) -> int:
-    """Bytes of K and V that one token keeps in the cache over all owners."""
-    return 2 * num_owners * num_kv_heads * head_dim * element_bytes

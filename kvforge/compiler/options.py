@@ -97,6 +97,11 @@ def resolve(
         value = getattr(options, name)
         if value is not None and value < least:
             raise BuildError(f"--{name.replace('_', '-')} is {value}; it must be at least {least}.")
+    if options.max_draft_len >= options.max_num_tokens:
+        raise BuildError(
+            f"--max-draft-len {options.max_draft_len} needs a step of {options.max_draft_len + 1} tokens, but "
+            f"--max-num-tokens is {options.max_num_tokens}; raise that or lower the drafts."
+        )
     max_seq_len = options.max_seq_len or config.max_position
     if max_seq_len > config.max_position:
         raise BuildError(

@@ -86,6 +86,7 @@ def test_bad_checkpoint(damage: str, checkpoint: Path, tmp_path: Path, capsys: p
         (["--max-num-seqs", "0"], "--max-num-seqs is 0"),
         (["--page-size", "-4"], "--page-size is -4"),
         (["--max-draft-len", "-1"], "--max-draft-len is -1; it must be at least 0"),
+        (["--max-draft-len", "9", "--max-num-tokens", "9"], "needs a step of 10 tokens"),
         (["--kv-dtype", "fp8_static"], "needs a checkpoint that was calibrated for an 8-bit cache"),
     ],
 )
