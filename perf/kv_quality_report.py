@@ -17,8 +17,8 @@ COLOURS = {"bfloat16": "tab:blue", "fp8": "tab:orange", "int8": "tab:green", "fp
 
 
 def summarise(cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return one row per cell: cache size, accuracy with its 95% Wilson interval, per task, and the difference from
-    the same model's bf16 cache, paired by prompt."""
+    """Return one row per cell: cache size, accuracy with its 95% Wilson interval, per task, and the differences,
+    paired by prompt, from the same model's bf16 cache and from the first cell."""
     baseline = {cell["model"]: cell for cell in cells if cell["kv_dtype"] == BASELINE}
     full = max(cell["kv_element_bytes_per_token"] for cell in cells)
     rows = []
@@ -37,51 +37,59 @@ def summarise(cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
             "high": high,
             "tasks": {task: sum(values) / len(values) for task, values in cell["correct"].items()},
         }
-        other = baseline.get(cell["model"])
-        if other is not None and other is not cell:
-            row["versus_bfloat16"] = asdict(paired_difference(list(chain(*other["correct"].values())), right))
-            pairs = zip(chain(*other["texts"].values()), chain(*cell["texts"].values()), strict=True)
-            row["texts_changed"] = sum(a != b for a, b in pairs)
+        for name, other in (("versus_bfloat16", baseline.get(cell["model"])), ("versus_first", cells[0])):
+            if other is not None and other is not cell:
+                row[name] = _difference(other, cell)
         rows.append(row)
     return rows
+
+
+def _difference(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
+    """Return the paired difference of two cells' answers, and how many texts are not the same."""
+    right = [list(chain.from_iterable(cell["correct"].values())) for cell in (first, second)]
+    texts = [list(chain.from_iterable(cell["texts"].values())) for cell in (first, second)]
+    changed = sum(a != b for a, b in zip(*texts, strict=True))
+    return asdict(paired_difference(*right)) | {"texts_changed": changed}
+
+
+def _points(paired: dict[str, Any] | None) -> str:
+    if paired is None:
+        return ""
+    return (
+        f"{100 * paired['difference']:+.2f} ({100 * paired['low']:+.2f} to {100 * paired['high']:+.2f}), "
+        f"+{paired['gained']} −{paired['lost']}, p {paired['p_value']:.2g}, {paired['texts_changed']} texts"
+    )
 
 
 def markdown(rows: list[dict[str, Any]], settings: dict[str, Any]) -> str:
     """Return the table with its explanation."""
     tasks = list(rows[0]["tasks"])
-    head = ["model", "KV cache", "KV bytes per token", "reduction", "exact match", "versus bf16", "p", "texts changed"]
+    first = f"{rows[0]['model']}, {rows[0]['kv_dtype']}"
+    head = ["model", "KV cache", "KV bytes per token", "reduction", "exact match", "versus its bfloat16"]
+    head += [f"versus {first}", *tasks]
     lines = [
         "# Quality under KV compression",
         "",
         f"Tiny models, {rows[0]['num_prompts']} prompts of {settings['prompt_tokens']} tokens "
         f"({', '.join(tasks)}, equally many; seed {settings['seed']}), greedy, exact match in per cent with its 95% "
-        "Wilson interval. “Versus bf16” pairs each prompt with the same model on a bf16 cache: difference in points "
-        "with its 95% interval (Agresti and Min 2005), prompts gained and lost, and the exact McNemar p. Reduction "
-        "counts K and V elements against the model without a cut in bf16, as the paper does; bytes per token include "
-        "the scales (a float per token, head and tensor, which weighs more here, at 64 elements a head, than at 128).",
+        "Wilson interval. The “versus” columns pair prompt by prompt: difference in points with its 95% interval "
+        "(Agresti and Min 2005), prompts gained and lost, the exact McNemar p, and how many of the generated texts "
+        "are not the same. Reduction counts K and V elements against the model without a cut in bf16, as the paper "
+        "does; bytes per token include the scales (a float per token, head and tensor, which weighs more here, at 64 "
+        "elements a head, than at 128).",
         "",
-        "| " + " | ".join(head + tasks) + " |",
-        "|" + "---|" * (len(head) + len(tasks)),
+        "| " + " | ".join(head) + " |",
+        "|" + "---|" * len(head),
     ]
     for row in rows:
-        paired = row.get("versus_bfloat16")
-        versus = (
-            ""
-            if paired is None
-            else (
-                f"{100 * paired['difference']:+.2f} ({100 * paired['low']:+.2f} to {100 * paired['high']:+.2f}), "
-                f"+{paired['gained']} −{paired['lost']}"
-            )
-        )
         values = [
             row["model"],
             row["kv_dtype"],
             str(row["kv_bytes_per_token"]),
             f"{100 * row['kv_reduction']:.2f}%",
             f"{100 * row['accuracy']:.1f} ({100 * row['low']:.1f} to {100 * row['high']:.1f})",
-            versus,
-            "" if paired is None else f"{paired['p_value']:.2g}",
-            str(row.get("texts_changed", "")),
+            _points(row.get("versus_bfloat16")),
+            _points(row.get("versus_first")),
             *(f"{100 * row['tasks'][task]:.1f}" for task in tasks),
         ]
         lines.append("| " + " | ".join(values) + " |")

@@ -74,13 +74,15 @@ def test_the_report(tmp_path: Path) -> None:
     ]
     rows = summarise(cells)
     assert [row["kv_reduction"] for row in rows] == [0, 0.25, 0.625]
-    assert "versus_bfloat16" not in rows[1] and rows[2]["texts_changed"] == 2
+    assert "versus_first" not in rows[0] and "versus_bfloat16" not in rows[1]
+    assert rows[1]["versus_first"]["texts_changed"] == 0 and rows[2]["versus_first"] == rows[2]["versus_bfloat16"]
     paired = rows[2]["versus_bfloat16"]
+    assert paired["texts_changed"] == 2
     assert (paired["gained"], paired["lost"], paired["difference"], paired["p_value"]) == (0, 2, -0.02, 0.5)
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")
     write_report(cells, {"prompt_tokens": 500, "seed": 1}, tmp_path / "out")
     assert json.loads((tmp_path / "out.json").read_text())["rows"] == rows
     table = (tmp_path / "out.md").read_text().splitlines()
     assert table[-1].startswith("| cut, 2-way | fp8 | 1544 | 62.50% | 48.0 (38.5 to 57.7) | -2.00 (")
-    assert table[-1].endswith("+0 −2 | 0.5 | 2 | 48.0 |")
+    assert table[-1].endswith("+0 −2, p 0.5, 2 texts | 48.0 |")
     assert (tmp_path / "out.png").stat().st_size > 1000
