@@ -11,7 +11,7 @@ from kvforge.engine import LOWER_FILE, UPPER_FILE, VERIFY_FILE, Manifest
 from kvforge.errors import EngineError
 from kvforge.runtime.aot_package import Graph, load_package, load_weights, private_tmpdir
 from kvforge.runtime.compatibility import check_operators, check_torch
-from kvforge.runtime.cuda_decode import Capture, DecodeGraphs, capture_on_gpu, is_one_each
+from kvforge.runtime.cuda_decode import Capture, DecodeGraphs, batch_bucket, capture_on_gpu, is_one_each
 from kvforge.runtime.cuda_staging import StepBuffer, num_elements
 from kvforge.runtime.pools import Pools, allocate_pools
 
@@ -86,17 +86,48 @@ class CudaSession:
         pools: Pools,
     ) -> Tensor:
         """Run the R survivors past the cut and wait for them; returns fp32 logits ``[R, vocab_size]`` on the CPU."""
+        logits = self.device_logits(hidden, survivor_index, survivor_start, positions, kv_length, page_table, pools)
+        if self.device.type != "cuda":
+            return logits.clone()
+        result = torch.empty(logits.shape, dtype=logits.dtype, pin_memory=True)
+        result.copy_(logits, non_blocking=True)
+        torch.cuda.current_stream().synchronize()
+        return result
+
+    def device_logits(
+        self,
+        hidden: Tensor,
+        survivor_index: Tensor,
+        survivor_start: Tensor,
+        positions: Tensor,
+        kv_length: Tensor,
+        page_table: Tensor,
+        pools: Pools,
+    ) -> Tensor:
+        """As ``upper``, but returns the logits on the GPU without waiting, valid until the next ``upper``."""
         num_survivors = survivor_index.shape[0]
         if num_survivors == 0:
-            return torch.empty(0, self.manifest.vocab_size)
+            return torch.empty(0, self.manifest.vocab_size, device=self.device)
         memory = list(itertools.chain.from_iterable(pools[self._upper_owners]))
         bucket = None
         if num_survivors == hidden.shape[0]:
             bucket = self._bucket(survivor_start, num_survivors, page_table, pools)
         if bucket is not None and self._decode is not None:
-            return self._to_cpu(self._decode.upper(bucket, hidden, positions, kv_length, page_table, memory))
+            return self._decode.upper(bucket, hidden, positions, kv_length, page_table, memory)
         step = self._upper_buffer.copy((survivor_index, survivor_start, positions, kv_length, page_table))
-        return self._to_cpu(self._upper([hidden, *step, *memory])[0])
+        return self._upper([hidden, *step, *memory])[0]
+
+    def warm_up(self, pools: Pools, seq_len: int) -> None:
+        """Capture the decode graphs of every batch size for sequences of up to ``seq_len`` tokens; otherwise the
+        first step of each size does that. Writes nothing to the pools."""
+        columns = -(-seq_len // self.manifest.page_size)
+        for num_seqs in sorted(
+            {batch_bucket(n + 1, self.manifest.max_num_seqs) or 1 for n in range(self.manifest.max_num_seqs)}
+        ):
+            zeros, starts = torch.zeros(num_seqs, dtype=torch.int32), torch.arange(num_seqs + 1, dtype=torch.int32)
+            shared = (zeros + 1, torch.zeros(num_seqs, columns, dtype=torch.int32))
+            hidden = self.lower(zeros, zeros, zeros - 1, starts, *shared, pools)
+            self.device_logits(hidden, starts[:-1], starts, zeros, *shared, pools)
 
     def verify(
         self,
@@ -132,14 +163,6 @@ class CudaSession:
             self._decode.clear()
             self._pools_address = address
         return self._decode.bucket(num_tokens, page_table)
-
-    def _to_cpu(self, logits: Tensor) -> Tensor:
-        if self.device.type != "cuda":
-            return logits.clone()
-        result = torch.empty(logits.shape, dtype=logits.dtype, pin_memory=True)
-        result.copy_(logits, non_blocking=True)
-        torch.cuda.current_stream().synchronize()
-        return result
 
 
 def activation_bytes(manifest: Manifest) -> int:

@@ -1,0 +1,159 @@
+"""Llama-3.1-8B-shaped engines with random weights that are drawn on the device: no checkpoint, no weights file."""
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kvforge import __version__
+from kvforge.compiler.convert import FREQUENCIES
+from kvforge.compiler.options import BuildOptions, ResolvedOptions, resolve
+from kvforge.compiler.targets import load_target
+from kvforge.engine import LOWER_FILE, RANK_DIR, SCHEMA_VERSION, UPPER_FILE, Manifest
+from kvforge.runtime.aot_package import load_package, private_tmpdir
+from kvforge.runtime.cpu_session import CpuSession
+from kvforge.runtime.cuda_session import CudaSession, make_session
+from model_defs import ModelConfig, load_config
+from model_defs.weights import weight_specs
+from plugins import load_library
+
+LLAMA_8B: dict[str, Any] = {
+    "model_type": "llama",
+    "vocab_size": 128256,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 131072 + 1024,
+    "rope_theta": 500000.0,
+    "tie_word_embeddings": False,
+}
+TINY: dict[str, Any] = {
+    **LLAMA_8B,
+    "vocab_size": 512,
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A cut as a fraction of the layers (None: no cut), an AcrossKV group size and a cache format."""
+
+    cut: float | None = None
+    group_size: int = 1
+    kv_dtype: str = "auto"
+
+
+VARIANTS = {
+    "baseline": Variant(),
+    "cut16": Variant(0.5),
+    "cut16-4way": Variant(0.5, 4),
+    "cut16-4way-fp8": Variant(0.5, 4, "fp8"),
+}
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits of an engine, as of ``BuildOptions``."""
+
+    max_num_seqs: int
+    max_num_tokens: int
+    max_seq_len: int
+    page_size: int
+
+
+def model_config(shape: dict[str, Any], variant: Variant) -> ModelConfig:
+    """Return the model of a variant."""
+    if variant.cut is None:
+        return load_config(shape)
+    swiftkv = {
+        "model_type": f"{shape['model_type']}_swiftkv",
+        "swiftkv": True,
+        "num_key_value_layers": int(shape["num_hidden_layers"] * variant.cut),
+        "key_value_group_size": variant.group_size,
+    }
+    return load_config({**shape, **swiftkv})
+
+
+def num_parameters(config: ModelConfig) -> int:
+    """Return the parameters of a model's engine."""
+    return sum(math.prod(spec.shape) for spec in weight_specs(config))
+
+
+def resolved_options(config: ModelConfig, variant: Variant, limits: Limits, target: str) -> ResolvedOptions:
+    """Return the build options of a variant: bf16 weights, the variant's cache."""
+    return resolve(BuildOptions(target, "bfloat16", variant.kv_dtype, **dataclasses.asdict(limits)), config, "BF16")
+
+
+def compile_graphs(config: ModelConfig, options: ResolvedOptions, folder: Path) -> None:
+    """Compile the graphs into ``folder`` unless they are there; prints each stage."""
+    if (folder / "complete").is_file():
+        return
+    target = load_target(options.target)
+    target.check_toolchain()
+    (folder / RANK_DIR).mkdir(parents=True, exist_ok=True)
+    target.write_graphs(config, options, folder, lambda stage: print(f"{folder.name}: {stage}", flush=True))
+    (folder / "complete").touch()
+
+
+def random_weights(config: ModelConfig, device: str, seed: int = 0) -> dict[str, Tensor]:
+    """Return bf16 weights of both graphs (normal, standard deviation 1/sqrt(fan-in), norm gains 1) on ``device``."""
+    generator = torch.Generator(device).manual_seed(seed)
+    weights = {FREQUENCIES: config.rope.inverse_frequencies(config.head_dim).to(device)}
+    for spec in weight_specs(config):
+        tensor = torch.empty(spec.shape, dtype=torch.bfloat16, device=device)
+        if tensor.dim() == 1:
+            tensor.fill_(1.0)
+        else:
+            tensor.normal_(0.0, 1 / math.sqrt(spec.shape[1]), generator=generator)
+        weights[spec.name] = tensor
+    return weights
+
+
+def manifest_of(config: ModelConfig, options: ResolvedOptions) -> Manifest:
+    """Return the manifest of an engine that lies in memory only."""
+    return Manifest(
+        schema_version=SCHEMA_VERSION,
+        kvforge_version=__version__,
+        target=options.target,
+        isa=(),
+        torch_version=torch.__version__,
+        dtype=options.dtype,
+        kv_dtype=options.kv_dtype,
+        kv_scales=options.kv_scales,
+        num_parameters=num_parameters(config),
+        owner_of_layer=config.owner_of_layer,
+        checkpoint_sha256="",
+        operators={},
+        files={},
+        **{name: getattr(config, name) for name in _FROM_CONFIG},
+        **{name: getattr(options, name) for name in _FROM_OPTIONS},
+    )
+
+
+_FROM_CONFIG = (
+    *("model_type", "num_layers", "hidden_size", "intermediate_size", "num_heads", "num_kv_heads", "head_dim"),
+    *("vocab_size", "max_position", "layer_windows", "cut", "bos_token_id", "eos_token_ids"),
+)
+_FROM_OPTIONS = ("page_size", "max_num_seqs", "max_num_tokens", "max_seq_len", "max_draft_len")
+
+
+def open_session(manifest: Manifest, weights: dict[str, Tensor], folder: Path) -> CudaSession | CpuSession:
+    """Return a session on the compiled graphs in ``folder`` and these weights."""
+    if manifest.target == "cuda":
+        return make_session(folder, manifest, weights)
+    load_library()
+    with private_tmpdir():
+        files = {"lower": LOWER_FILE, "upper": UPPER_FILE}
+        return CpuSession(
+            manifest, weights, {name: load_package(folder / file, weights) for name, file in files.items()}
+        )
