@@ -97,32 +97,54 @@ def markdown(rows: list[dict[str, Any]], settings: dict[str, Any]) -> str:
 
 
 def plot(rows: list[dict[str, Any]], path: Path) -> None:
-    """Accuracy over cache size, one line per cache dtype, with 95% intervals."""
+    """Left: accuracy over cache size. Right: paired difference from the same model's bf16 cache. 95% intervals."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(figsize=(7, 4.2), layout="constrained")
-    for kv_dtype in dict.fromkeys(row["kv_dtype"] for row in rows):
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
+    names = list(dict.fromkeys(row["model"] for row in rows))
+    kinds = list(dict.fromkeys(row["kv_dtype"] for row in rows))
+    for order, kv_dtype in enumerate(kinds):
         chosen = [row for row in rows if row["kv_dtype"] == kv_dtype]
-        accuracy = [100 * row["accuracy"] for row in chosen]
-        spread = [
-            [100 * (row["accuracy"] - row["low"]) for row in chosen],
-            [100 * (row["high"] - row["accuracy"]) for row in chosen],
-        ]
-        size = [row["kv_bytes_per_token"] for row in chosen]
-        colour = COLOURS.get(kv_dtype)
-        axes.errorbar(size, accuracy, yerr=spread, marker="o", capsize=3, label=f"{kv_dtype} cache", color=colour)
-        for row, x, y in zip(chosen, size, accuracy, strict=True):
-            axes.annotate(row["model"], (x, y), textcoords="offset points", xytext=(4, 6), fontsize=8)
-    axes.set_xlabel("KV cache, bytes per token, scales included")
-    axes.set_ylabel("exact match, %")
-    axes.set_title(f"Tiny models, {rows[0]['num_prompts']} prompts, 95% intervals")
-    axes.legend()
-    axes.grid(alpha=0.3)
+        colour, label = COLOURS.get(kv_dtype), f"{kv_dtype} cache"
+        shift = order - (len(kinds) - 1) / 2
+        size = [row["kv_bytes_per_token"] + 25 * shift for row in chosen]
+        _bars(left, size, chosen, [row["accuracy"] for row in chosen], True, colour, label)
+        compared = [row["versus_bfloat16"] for row in chosen if "versus_bfloat16" in row]
+        places = [names.index(row["model"]) - 0.15 * shift for row in chosen if "versus_bfloat16" in row]
+        _bars(right, places, compared, [entry["difference"] for entry in compared], False, colour, label)
+    sizes: dict[int, list[str]] = {}
+    for row in rows:
+        if row["kv_dtype"] == BASELINE:
+            sizes.setdefault(row["kv_bytes_per_token"], []).append(row["model"])
+    for size_, models in sizes.items():
+        left.annotate("\n".join(models), (size_, left.get_ylim()[0]), ha="center", va="bottom", fontsize=8)
+    left.set(xlabel="KV cache, bytes per token, scales included", ylabel="exact match, %")
+    right.set(xlabel="exact match minus the bf16 cache's, points", yticks=range(len(names)), yticklabels=names)
+    right.invert_yaxis()
+    right.axvline(0, color="black", linewidth=0.8)
+    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=len(kinds), fontsize=8)
+    for axes in (left, right):
+        axes.grid(alpha=0.3)
+    figure.suptitle(f"Tiny models, {rows[0]['num_prompts']} prompts, 95% intervals")
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
+
+
+def _bars(axes: Any, places: list[float], entries: list[dict], values: list[float], up: bool, colour: Any, label: str):
+    """Points with their intervals, in per cent; ``up``: the value goes up, else to the right."""
+    percent = [100 * value for value in values]
+    spread = [
+        [100 * (value - entry["low"]) for value, entry in zip(values, entries, strict=True)],
+        [100 * (entry["high"] - value) for value, entry in zip(values, entries, strict=True)],
+    ]
+    style = {"fmt": "o", "capsize": 3, "color": colour, "label": label}
+    if up:
+        axes.errorbar(places, percent, yerr=spread, **style)
+    elif entries:
+        axes.errorbar(percent, places, xerr=spread, **style)
 
 
 def write_report(cells: list[dict[str, Any]], settings: dict[str, Any], output: Path) -> None:
