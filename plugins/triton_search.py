@@ -5,6 +5,8 @@ from typing import Any
 import triton
 import triton.language as tl
 
+_SEQUENCES = tl.constexpr(256)  # looked at together: one round trip to memory, where a binary search has eight
+
 
 @triton.jit
 def find_sequence(starts, num_sequences, tile, TILE: tl.constexpr):
@@ -13,15 +15,13 @@ def find_sequence(starts, num_sequences, tile, TILE: tl.constexpr):
     starts: [num_sequences + 1] int32. Sequence s owns the tiles from starts[s] // TILE + s up to that of s + 1, at
     least as many as it needs; a tile past its items is empty.
     """
-    low = tile * 0
-    high = low + num_sequences
-    while high - low > 1:
-        middle = (low + high) // 2
-        if tl.load(starts + middle) // TILE + middle <= tile:
-            low = middle
-        else:
-            high = middle
-    return low
+    lane = tl.arange(0, _SEQUENCES)
+    count = tile * 0
+    for first in tl.range(0, num_sequences, _SEQUENCES):
+        s = first + lane
+        begins = tl.load(starts + s, s < num_sequences, other=0) // TILE + s
+        count += tl.sum(((begins <= tile) & (s < num_sequences)).to(tl.int32), axis=0)
+    return count - 1
 
 
 def num_tiles(items: Any, sequences: Any, tile: int) -> Any:

@@ -19,6 +19,7 @@ from plugins.triton_cache import CacheLayout, capability_of, check_capability, l
 from plugins.triton_kernel import KernelSpec, Pointer, Size, run_kernel
 from plugins.triton_search import num_tiles
 
+_MERGED = 8192  # partial sums that one program reads together
 _DOT_TYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 
 
@@ -121,9 +122,15 @@ def combine_spec(shape: AttentionShape, tuning: Tuning) -> KernelSpec:
     blocks, kv_heads = tuning.prefill, shape.cache.kv_heads
     tile = blocks.rows // shape.group
     partial = (Pointer("partial", torch.float32),) if tuning.num_splits else ()
-    constants = _constants(shape, tuning) | {
+    constants = _constants(shape, tuning)
+    group_block = triton.next_power_of_2(shape.group)
+    constants |= {
         "V_SCALE": shape.cache.v_scale,
-        "GROUP_BLOCK": triton.next_power_of_2(shape.group),
+        "GROUP_BLOCK": group_block,
+        "SPLITS_BLOCK": min(
+            triton.next_power_of_2(max(1, tuning.num_splits)),
+            max(1, _MERGED // (group_block * constants["BLOCK_D"])),
+        ),
         "ROWS": blocks.rows,
         "KEYS": blocks.keys,
         "DECODE_KEYS": tuning.decode.keys,

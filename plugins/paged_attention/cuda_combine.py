@@ -26,6 +26,7 @@ def _merge(
     DECODE_KEYS: tl.constexpr,
     NUM_SPLITS: tl.constexpr,
     MIN_SPLIT: tl.constexpr,
+    SPLITS_BLOCK: tl.constexpr,
 ):
     """The result of a sequence's one query, its splits added in the order of the keys."""
     _, begin, split_length = split_keys(length, WINDOW, DECODE_KEYS, NUM_SPLITS, MIN_SPLIT)
@@ -37,14 +38,21 @@ def _merge(
     acc = tl.zeros([GROUP_BLOCK, BLOCK_D], tl.float32)
     top = tl.full([GROUP_BLOCK], float("-inf"), tl.float32)
     total = tl.zeros([GROUP_BLOCK], tl.float32)
-    for split in tl.range(0, (length - begin + split_length - 1) // split_length):
-        source = partial + place + split * (HEAD_DIM + 2)
-        split_top = tl.load(source + HEAD_DIM, row < GROUP, other=0.0)
-        new_top = tl.maximum(top, split_top)
-        shrink = tl.exp2(top - new_top)
-        share = tl.exp2(split_top - new_top)
-        total = total * shrink + share * tl.load(source + HEAD_DIM + 1, row < GROUP, other=1.0)
-        acc = acc * shrink[:, None] + share[:, None] * tl.load(source[:, None] + columns[None, :], mask, other=0.0)
+    num_splits = (length - begin + split_length - 1) // split_length
+    for first in tl.range(0, num_splits, SPLITS_BLOCK):
+        split = first + tl.arange(0, SPLITS_BLOCK)
+        present = (split < num_splits)[:, None] & (row < GROUP)[None, :]
+        source = partial + place[None, :] + split[:, None] * (HEAD_DIM + 2)
+        tops = tl.load(source + HEAD_DIM, present, other=float("-inf"))
+        totals = tl.load(source + HEAD_DIM + 1, present, other=0.0)
+        present = present[:, :, None] & (columns < HEAD_DIM)[None, None, :]
+        sums = tl.load(source[:, :, None] + columns[None, None, :], present, other=0.0)
+        new_top = tl.maximum(top, tl.max(tops, axis=0))
+        base = tl.where(new_top == float("-inf"), 0.0, new_top)  # rows of padding
+        shrink = tl.exp2(top - base)
+        share = tl.exp2(tops - base[None, :])
+        total = total * shrink + tl.sum(share * totals, axis=0)
+        acc = acc * shrink[:, None] + tl.sum(share[:, :, None] * sums, axis=0)
         top = new_top
     result = acc / total[:, None] * V_SCALE
     target = out + (token.to(tl.int64) * (KV_HEADS * GROUP) + head[:, None]) * HEAD_DIM + columns[None, :]
@@ -154,6 +162,7 @@ def paged_attention_combine_kernel(
     DECODE_KEYS: tl.constexpr,
     NUM_SPLITS: tl.constexpr,
     MIN_SPLIT: tl.constexpr,
+    SPLITS_BLOCK: tl.constexpr,
     DOT_TYPE: tl.constexpr,
 ):
     """One program per tile of queries and KV head. Without `partial`, sequences of one query are tiles as well."""
@@ -164,16 +173,16 @@ def paged_attention_combine_kernel(
     token = tl.load(query_start + s)
     queries = tl.load(query_start + s + 1) - token
     first_query = (tile - token // TILE - s) * TILE
+    length = tl.load(kv_length + s)
     if first_query >= queries:
         return
-    length = tl.load(kv_length + s)
     table = page_table + s.to(tl.int64) * max_pages
     # The test for `partial` is one of the compiler: what is not None there is not compiled without it.
     if partial is not None:
         if queries == 1:
             _merge(
                 partial, out, s, token, kv_head, length, V_SCALE, WINDOW, KV_HEADS, GROUP, GROUP_BLOCK, HEAD_DIM,
-                BLOCK_D, DECODE_KEYS, NUM_SPLITS, MIN_SPLIT,
+                BLOCK_D, DECODE_KEYS, NUM_SPLITS, MIN_SPLIT, SPLITS_BLOCK,
             )  # fmt: skip
         else:
             _tile(

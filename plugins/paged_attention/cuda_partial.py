@@ -54,9 +54,9 @@ def paged_attention_partial_kernel(
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
     token = tl.load(query_start + s)
+    length = tl.load(kv_length + s)
     if tl.load(query_start + s + 1) - token != 1:
         return
-    length = tl.load(kv_length + s)
     first_key, begin, split_length = split_keys(length, WINDOW, KEYS, NUM_SPLITS, MIN_SPLIT)
     start = begin + split * split_length
     if start >= length:
