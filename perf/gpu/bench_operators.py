@@ -101,6 +101,7 @@ def bench_attention(
     """Return one row: ``queries`` of each sequence of ``length`` positions, pages permuted."""
     dtype, width = DTYPES[dtype_name], -(-length // PAGE_SIZE)
     pools = cache(sequences * width, kv_heads, head_dim, dtype, device)
+    k_scales, v_scales = pools[2:] if dtype in LARGEST else (None, None)
     table = torch.randperm(sequences * width, device=device).view(sequences, width).int()
     q = torch.randn(sequences * queries, heads, head_dim, device=device).bfloat16()
     starts = torch.arange(0, sequences * queries + 1, queries, device=device).int()
@@ -108,7 +109,7 @@ def bench_attention(
     scale = head_dim**-0.5
 
     def ours() -> Tensor:
-        return plugins.paged_attention(q, *pools[:2], starts, lengths, table, scale, 0, *pools[2:])
+        return plugins.paged_attention(q, pools[0], pools[1], starts, lengths, table, scale, 0, k_scales, v_scales)
 
     seconds = best_seconds(ours, device)
     sdpa = None
