@@ -5,7 +5,9 @@
 The floor of prefill is its FLOPs (the causal half only) at the rate of a large bfloat16 or float32 matrix
 product, that of decode and of the cache write its bytes at the bandwidth of a large copy (read + write),
 both measured in the same run. Times are the best of several runs, in milliseconds; with --cpu-time they are
-CPU time of a single thread, for a machine whose cores other programs share.
+CPU time of a single thread, for a machine whose cores other programs share. `--kv-dtype fp8 int8` adds decode
+and cache writes on 8-bit pools (torch's attention stays on the unquantized values), `--only decode` keeps the
+cases whose name contains a word.
 """
 
 import argparse
@@ -23,8 +25,10 @@ import torch
 import torch.nn.functional as F
 
 import plugins
+from plugins.kv_quantization import dynamic_scale, quantize
 
 PAGE_SIZE = 32
+KV_DTYPES = {"same": None, "fp8": torch.float8_e4m3fn, "int8": torch.int8}
 COLUMNS = ("operator", "case", "kvforge_ms", "sdpa_ms", "reference_ms", "floor_ms", "floor_share")
 
 
@@ -65,6 +69,15 @@ def row(operator: str, case: str, times: dict[str, float], floor_ms: float) -> d
     }
 
 
+def cache(values: torch.Tensor, kv_dtype: str) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The pool that holds these vectors, and its scales."""
+    dtype = KV_DTYPES[kv_dtype]
+    if dtype is None:
+        return values, None
+    scales = dynamic_scale(values, dtype)
+    return quantize(values, scales[..., None], dtype), scales
+
+
 def bench_attention(
     sequences: int,
     queries: int,
@@ -73,62 +86,121 @@ def bench_attention(
     kv_heads: int,
     head_dim: int,
     dtype: torch.dtype,
+    kv_dtype: str,
     rates: dict[str, float],
     seconds: float,
 ) -> dict[str, Any]:
     width = -(-length // PAGE_SIZE)
     shape = (sequences * width, PAGE_SIZE, kv_heads, head_dim)
-    k_pool, v_pool = (torch.randn(shape).to(dtype) for _ in range(2))
+    values = [torch.randn(shape).to(dtype) for _ in range(2)]
+    (k_pool, k_scales), (v_pool, v_scales) = (cache(x, kv_dtype) for x in values)
     page_table = torch.randperm(sequences * width).view(sequences, width).int()
     q = torch.randn(sequences * queries, heads, head_dim).to(dtype)
     query_start = torch.arange(0, sequences * queries + 1, queries).int()
-    args = (q, k_pool, v_pool, query_start, torch.full((sequences,), length).int(), page_table)
-    scale = head_dim**-0.5
+    step = (query_start, torch.full((sequences,), length).int(), page_table)
+    args = (q, k_pool, v_pool, *step, head_dim**-0.5, 0, k_scales, v_scales)
 
     def dense(x: torch.Tensor) -> torch.Tensor:
         return x[page_table.long()].view(sequences, -1, kv_heads, head_dim)[:, :length].transpose(1, 2).contiguous()
 
-    k, v = dense(k_pool), dense(v_pool)
+    k, v = (dense(x) for x in values)
     dense_q = q.view(sequences, queries, heads, head_dim).transpose(1, 2)
     causal = queries > 1
     reference = plugins.OPERATORS["paged_attention"].reference
     times = {
-        "kvforge_ms": best_ms(lambda: plugins.paged_attention(*args, scale), seconds),
+        "kvforge_ms": best_ms(lambda: plugins.paged_attention(*args), seconds),
         "sdpa_ms": best_ms(
             lambda: F.scaled_dot_product_attention(dense_q, k, v, is_causal=causal, enable_gqa=True), seconds
         ),
-        "reference_ms": best_ms(lambda: reference(*args, scale, 0), seconds),
+        "reference_ms": best_ms(lambda: reference(*args), seconds),
     }
     if causal:
         flops = 4 * sequences * heads * head_dim * queries * (length - (queries - 1) / 2)
         floor = flops / rates[f"gemm_{str(dtype)[6:]}_gflops"] / 1e6
     else:
-        floor = 2 * sequences * length * kv_heads * head_dim * dtype.itemsize / rates["copy_gb_per_s"] / 1e6
+        bytes_per_head = head_dim * k_pool.dtype.itemsize + (0 if k_scales is None else 4)
+        floor = 2 * sequences * length * kv_heads * bytes_per_head / rates["copy_gb_per_s"] / 1e6
     kind = "prefill" if causal else "decode"
-    case = f"{kind} {sequences}x{length} heads {heads}/{kv_heads} dim {head_dim} {str(dtype)[6:]}"
+    case = f"{kind} {sequences}x{length} heads {heads}/{kv_heads} dim {head_dim} {str(dtype)[6:]}{on_cache(kv_dtype)}"
     return row("paged_attention", case, times, floor)
 
 
+def on_cache(kv_dtype: str) -> str:
+    return "" if kv_dtype == "same" else f" on {kv_dtype}"
+
+
 def bench_write(
-    tokens: int, kv_heads: int, head_dim: int, dtype: torch.dtype, rates: dict[str, float], seconds: float
+    tokens: int,
+    kv_heads: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    kv_dtype: str,
+    rates: dict[str, float],
+    seconds: float,
 ) -> dict[str, Any]:
     k, v = (torch.randn(tokens, kv_heads, head_dim).to(dtype) for _ in range(2))
     angle = torch.rand(tokens, head_dim // 2)
-    pools = [torch.zeros(tokens // PAGE_SIZE + 1, PAGE_SIZE, kv_heads, head_dim).to(dtype) for _ in range(2)]
-    args = (k, v, angle.cos(), angle.sin(), torch.randperm(tokens).int(), *pools)
+    shape = (tokens // PAGE_SIZE + 1, PAGE_SIZE, kv_heads, head_dim)
+    (k_pool, k_scales), (v_pool, v_scales) = (cache(torch.zeros(shape).to(dtype), kv_dtype) for _ in range(2))
+    args = (k, v, angle.cos(), angle.sin(), torch.randperm(tokens).int(), k_pool, v_pool, k_scales, v_scales)
     times = {
         "kvforge_ms": best_ms(lambda: plugins.rope_paged_kv_write(*args), seconds),
         "reference_ms": best_ms(lambda: plugins.OPERATORS["rope_paged_kv_write"].reference(*args), seconds),
     }
-    num_bytes = 4 * k.numel() * dtype.itemsize + 2 * angle.numel() * 4
-    case = f"{tokens} tokens kv heads {kv_heads} dim {head_dim} {str(dtype)[6:]}"
+    stored = k_pool.dtype.itemsize + (0 if k_scales is None else 4 / head_dim)
+    num_bytes = 2 * k.numel() * (dtype.itemsize + stored) + 2 * angle.numel() * 4
+    case = f"{tokens} tokens kv heads {kv_heads} dim {head_dim} {str(dtype)[6:]}{on_cache(kv_dtype)}"
     return row("rope_paged_kv_write", case, times, num_bytes / rates["copy_gb_per_s"] / 1e6)
+
+
+def bench_reconstruct(
+    keys: int, rank: int, kv_heads: int, head_dim: int, dtype: torch.dtype, rates: dict[str, float], seconds: float
+) -> dict[str, Any]:
+    """One sequence of 32768 keys of which `keys` are selected per head; its floor is the matrix product."""
+    u, sv = torch.randn(32768, rank).to(dtype), torch.randn(1, kv_heads, rank, head_dim).to(dtype)
+    rows = torch.randint(0, len(u), (keys, kv_heads)).int()
+    angle = torch.rand(len(u), head_dim // 2)
+    args = (u, sv, torch.tensor([0, keys]).int(), rows, rows, angle.cos(), angle.sin())
+    times = {
+        "kvforge_ms": best_ms(lambda: plugins.low_rank_key_reconstruct(*args), seconds),
+        "reference_ms": best_ms(lambda: plugins.OPERATORS["low_rank_key_reconstruct"].reference(*args), seconds),
+    }
+    flops = 2 * keys * kv_heads * rank * head_dim
+    case = f"{keys} keys rank {rank} kv heads {kv_heads} dim {head_dim} {str(dtype)[6:]}"
+    return row("low_rank_key_reconstruct", case, times, flops / rates[f"gemm_{str(dtype)[6:]}_gflops"] / 1e6)
+
+
+def bench_verify(
+    sequences: int, drafts: int, vocab: int, temperature: float, rates: dict[str, float], seconds: float
+) -> dict[str, Any]:
+    """Drafts that are all accepted, drawn from the target's own distribution; its floor reads the logits once."""
+    num_rows = sequences * (drafts + 1)
+    logits = torch.randn(num_rows, vocab) * 3
+    draft_rows = [row for row in range(num_rows) if row % (drafts + 1) < drafts]
+    args = (
+        logits,
+        logits[draft_rows].argmax(-1).int(),
+        torch.arange(0, sequences * drafts + 1, drafts).int(),
+        torch.softmax(logits[draft_rows] / max(temperature, 1e-3), dim=-1),
+        torch.full((sequences,), temperature),
+        torch.full((num_rows, 2), 0.5),
+    )
+    times = {
+        "kvforge_ms": best_ms(lambda: plugins.speculative_verify(*args), seconds),
+        "reference_ms": best_ms(lambda: plugins.OPERATORS["speculative_verify"].reference(*args), seconds),
+    }
+    case = f"{sequences}x{drafts} drafts vocabulary {vocab} temperature {temperature}"
+    return row("speculative_verify", case, times, logits.nbytes / 2 / rates["copy_gb_per_s"] / 1e6)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path, help="also write the results to this file")
     parser.add_argument("--seconds", type=float, default=1.0, help="time for each measurement")
+    parser.add_argument(
+        "--kv-dtype", nargs="+", choices=KV_DTYPES, default=["same"], help="what caches hold; default: the dtype"
+    )
+    parser.add_argument("--only", default="", help="prefill, decode, write, reconstruct or verify; default: all")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--note", default="", help="kept with the results, e.g. what else ran")
     parser.add_argument("--cpu-time", action="store_true", help="measure CPU time, of one thread")
@@ -140,14 +212,23 @@ def main() -> int:
     torch.manual_seed(0)
     plugins.load_library()
     before, rates = os.getloadavg()[0], machine_rates(options.seconds)
-    bf16, f32 = torch.bfloat16, torch.float32
     results = []
-    for dtype in (bf16, f32):
-        for heads, kv_heads, head_dim in ((16, 16, 64), (16, 4, 64), (16, 8, 128)):
-            results.append(bench_attention(1, 2048, 2048, heads, kv_heads, head_dim, dtype, rates, options.seconds))
-        for heads, kv_heads, head_dim in ((16, 4, 64), (16, 8, 128), (16, 2, 128)):
-            results.append(bench_attention(8, 1, 2048, heads, kv_heads, head_dim, dtype, rates, options.seconds))
-        results.append(bench_write(2048, 8, 128, dtype, rates, options.seconds))
+
+    def bench(function: Callable[..., dict[str, Any]], name: str, *case: Any) -> None:
+        if options.only in name:
+            results.append(function(*case, rates, options.seconds))
+
+    for dtype in (torch.bfloat16, torch.float32):
+        for shape in ((16, 16, 64), (16, 4, 64), (16, 8, 128)):
+            bench(bench_attention, "prefill", 1, 2048, 2048, *shape, dtype, "same")
+        for kv_dtype in options.kv_dtype:
+            for shape in ((16, 4, 64), (16, 8, 128), (16, 2, 128)):
+                bench(bench_attention, "decode", 8, 1, 2048, *shape, dtype, kv_dtype)
+            bench(bench_attention, "decode", 1, 1, 32768, 32, 8, 128, dtype, kv_dtype)
+            bench(bench_write, "write", 2048, 8, 128, dtype, kv_dtype)
+        bench(bench_reconstruct, "reconstruct", 2048, 160, 8, 128, dtype)
+    for temperature in (0.0, 0.8):
+        bench(bench_verify, "verify", 8, 4, 128256, temperature)
     print("  ".join(f"{name:>12}" for name in COLUMNS[2:]), " case")
     for result in results:
         cells = (f"{result[name]:12.3f}" if name in result else " " * 12 for name in COLUMNS[2:])

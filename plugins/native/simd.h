@@ -2,6 +2,10 @@
 // Used by files that are compiled once per instruction set: everything here has internal linkage.
 #pragma once
 
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
 #include <cstdint>
 #include <cstring>
 
@@ -20,8 +24,6 @@ constexpr int kLanes = 4;
 typedef float vfloat __attribute__((vector_size(kLanes * 4)));
 typedef int32_t vint __attribute__((vector_size(kLanes * 4)));
 typedef uint16_t vbf16 __attribute__((vector_size(kLanes * 2)));
-typedef uint8_t vbyte __attribute__((vector_size(kLanes)));
-typedef int8_t vint8 __attribute__((vector_size(kLanes)));
 
 inline vfloat load(const float* p) {
   vfloat x;
@@ -35,20 +37,25 @@ inline vfloat load(const bf16* p) {
   return reinterpret_cast<vfloat>(__builtin_convertvector(x, vint) << 16);
 }
 
+// Bytes as integers; GCC 12 takes a conversion of vectors from bytes apart into scalars.
+inline vint load_bytes(const int8_t* p) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<vint>(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+#elif defined(__AVX2__)
+  return reinterpret_cast<vint>(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+#else
+  return vint{p[0], p[1], p[2], p[3]};
+#endif
+}
+
+inline vfloat load(const int8_t* p) { return __builtin_convertvector(load_bytes(p), vfloat); }
+
 inline vfloat load(const fp8* p) {
-  vbyte x;
-  std::memcpy(&x, p, sizeof x);
-  const vint bits = __builtin_convertvector(x, vint), magnitude = bits & 0x7f;
+  const vint bits = load_bytes(reinterpret_cast<const int8_t*>(p)), magnitude = bits & 0x7f;
   const vfloat subnormal = __builtin_convertvector(magnitude, vfloat) * 0x1p-9f;
   vint value = magnitude < 8 ? reinterpret_cast<vint>(subnormal) : (magnitude << 20) + (120 << 23);
   value = magnitude == 0x7f ? vint{} + 0x7fc00000 : value;
   return reinterpret_cast<vfloat>(value | (bits & 0x80) << 24);
-}
-
-inline vfloat load(const int8_t* p) {
-  vint8 x;
-  std::memcpy(&x, p, sizeof x);
-  return __builtin_convertvector(__builtin_convertvector(x, vint), vfloat);
 }
 
 inline void store(float* p, vfloat x) { std::memcpy(p, &x, sizeof x); }

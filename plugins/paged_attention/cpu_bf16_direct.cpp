@@ -44,6 +44,11 @@ inline void gather(Dtype dtype, const PagedTensor& pool, int64_t kv_head, const 
     for (int64_t i = 0; i < 16; ++i) rows[i] = data + offsets[smaller(i, count - 1)];
     return;
   }
+  // 8-bit vectors are too short for the processor to see the next ones coming.
+  const int64_t next = smaller(32, keys - key);
+  for (int64_t i = 16; i < next; ++i)
+    for (int64_t d = 0; d < Chunks * 32; d += 64)
+      _mm_prefetch(head(static_cast<const char*>(pool.data)) + offsets[i] + d, _MM_HINT_T0);
   if (dtype == Dtype::fp8) convert<Chunks>(head(static_cast<const fp8*>(pool.data)), offsets, count, tail, copies);
   else convert<Chunks>(head(static_cast<const int8_t*>(pool.data)), offsets, count, tail, copies);
   for (int64_t i = 0; i < 16; ++i) rows[i] = copies + smaller(i, count - 1) * Chunks * 32;

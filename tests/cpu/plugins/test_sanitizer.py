@@ -4,6 +4,7 @@ The sanitizers' library has to be loaded before Python, so the tests run in a pr
 """
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -60,8 +61,16 @@ def test_the_kernels_touch_no_memory_that_is_not_theirs(sanitized):
         capture_output=True,
         text=True,
     )
-    assert result.returncode == 0, (result.stdout + result.stderr)[-6000:]
+    assert result.returncode == 0, finding(result.stdout + result.stderr)
     assert "Sanitizer" not in result.stderr and "runtime error" not in result.stderr
+    counts = re.search(r"(\d+) passed, \d+ deselected in", result.stdout)
+    assert counts is not None and int(counts[1]) > 150, result.stdout[-2000:]
+
+
+def finding(output: str) -> str:
+    """The first report of a sanitizer, else the end of the output."""
+    report = re.search(r"(ERROR: \w+Sanitizer|runtime error)", output)
+    return output[-4000:] if report is None else output[max(0, report.start() - 300) :][:4000]
 
 
 PLANTED = """
