@@ -1,7 +1,8 @@
 """The Triton face of one operator against its reference under the interpreter, in a process of its own.
 
 `python -m tests.support.triton_cases OPERATOR FIRST LAST` runs the random cases of these seeds and prints one JSON line
-for each: {"seed": 3, "error": null} or what is wrong. `invariances` instead of an operator checks attention's.
+for each: {"seed": 3, "error": null} or what is wrong. Instead of an operator, `invariances`
+and `llama` are more checks of attention.
 """
 
 import json
@@ -11,10 +12,12 @@ from dataclasses import replace
 from itertools import pairwise
 
 import torch
+import triton.language as tl
 from torch import Tensor
 
 import tests.support.triton_interpreter  # noqa: F401 (first: it sets the interpreter right)
-from plugins import random_cases
+from plugins import random_cases, triton_search
+from plugins.kv_quantization import LARGEST, dynamic_scale, quantize
 from plugins.low_rank_key_reconstruct import cuda as low_rank
 from plugins.low_rank_key_reconstruct.reference import reference as low_rank_reference
 from plugins.paged_attention import cuda as attention
@@ -128,17 +131,40 @@ def invariance_case(seed: int) -> str | None:
     return None
 
 
+def llama_case(seed: int) -> str | None:
+    """Heads of Llama 3 in the block sizes of an H100: several splits, tiles and pages of 16 and 64."""
+    gen = torch.Generator().manual_seed(seed)
+    dtype = (torch.bfloat16, torch.float8_e4m3fn, torch.int8)[seed % 3]
+    page_size, kv_heads, heads, head_dim = (64, 16)[seed % 2], 2, 8, 128
+    queries, lengths = [1, 70, 1, 0, 3], [1300, 200, 512, 40, 3]
+    columns = -(-max(lengths) // page_size)
+    page_table = torch.randperm(len(lengths) * columns, generator=gen).view(len(lengths), columns).int()
+    pools, scales = [], []
+    for _ in range(2):
+        values = torch.randn(page_table.numel(), page_size, kv_heads, head_dim, generator=gen)
+        dynamic = dtype in LARGEST
+        scales.append(dynamic_scale(values, dtype) if dynamic else None)
+        pools.append(quantize(values, scales[-1][..., None], dtype) if dynamic else values.to(dtype))
+    q = torch.randn(sum(queries), heads, head_dim, generator=gen).to(torch.bfloat16)
+    starts = torch.tensor([0, *queries]).cumsum(0).int()
+    args = (q, *pools, starts, torch.tensor(lengths).int(), page_table, head_dim**-0.5, 0, *scales, 1.0, 1.0)
+    return _difference(attention.launch(*args), attention_reference(*args))
+
+
 CASES: dict[str, Callable[[int], str | None]] = {
     "rope_paged_kv_write": kv_write_case,
     "paged_attention": attention_case,
     "low_rank_key_reconstruct": low_rank_case,
     "speculative_verify": verify_case,
     "invariances": invariance_case,
+    "llama": llama_case,
 }
 
 
 def main() -> None:
     name, first, last = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    if name != "llama":  # small cases take the loops over sequences and over splits more than once
+        triton_search._SEQUENCES, attention._MERGED = tl.constexpr(2), 256
     torch.set_num_threads(1)
     for seed in range(first, last):
         print(json.dumps({"seed": seed, "error": CASES[name](seed)}), flush=True)
