@@ -57,7 +57,14 @@ def rope_paged_kv_write_kernel(
     K_SCALE: tl.constexpr,
     V_SCALE: tl.constexpr,
 ):
-    # The pools as inputs are never read: TensorRT names a tensor that is updated in place twice.
+    # A tensor updated in place is two arguments of one address. It is written through the input: whether TensorRT
+    # passes an aliased output to a kernel is not documented. A graph of torch gives the output alone.
+    if k_pool is None:
+        k_pool = k_pool_out
+        v_pool = v_pool_out
+    if k_scales is None:
+        k_scales = k_scales_out
+        v_scales = v_scales_out
     HALF: tl.constexpr = HEAD_DIM // 2
     token = tl.program_id(0)
     slot = tl.load(slot_mapping + token)
@@ -83,17 +90,17 @@ def rope_paged_kv_write_kernel(
     in_page = slot % PAGE_SIZE
     k_scale = tl.full([1, 1], K_SCALE, tl.float32)
     v_scale = tl.full([1, 1], V_SCALE, tl.float32)
-    if k_scales_out is not None:
+    if k_scales is not None:
         k_scales_row = row_scale(_larger_magnitude(first, second), LARGEST)
         v_scales_row = row_scale(_larger_magnitude(v_first, v_second), LARGEST)
         place = page * SCALES_PAGE_STRIDE + in_page * KV_HEADS + head
-        tl.store(k_scales_out + place, k_scales_row, head < KV_HEADS)
-        tl.store(v_scales_out + place, v_scales_row, head < KV_HEADS)
+        tl.store(k_scales + place, k_scales_row, head < KV_HEADS)
+        tl.store(v_scales + place, v_scales_row, head < KV_HEADS)
         k_scale = k_scales_row[:, None]
         v_scale = v_scales_row[:, None]
     offset += page * PAGE_STRIDE + in_page * (KV_HEADS * HEAD_DIM)
-    _store(k_pool_out, first, second, k_scale, offset, mask, HALF, LARGEST)
-    _store(v_pool_out, v_first, v_second, v_scale, offset, mask, HALF, LARGEST)
+    _store(k_pool, first, second, k_scale, offset, mask, HALF, LARGEST)
+    _store(v_pool, v_first, v_second, v_scale, offset, mask, HALF, LARGEST)
 
 
 def kernel_spec(cache: CacheLayout, dtype: torch.dtype, k_stride: int = 0, v_stride: int = 0) -> KernelSpec:
