@@ -9,7 +9,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from kvforge.checkpoint import open_checkpoint
-from kvforge.compiler import build, build_engine
+from kvforge.compiler import build_engine
+from kvforge.compiler.targets import cpu
 from kvforge.errors import CheckpointError
 
 
@@ -58,6 +59,6 @@ def test_a_damaged_tokenizer_is_refused_before_the_build(checkpoint: Path, tmp_p
 
 def test_the_engine_ends_texts_at_the_eos_ids_of_both_files(checkpoint: Path, tmp_path: Path, monkeypatch) -> None:
     (checkpoint / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 9]}))
-    monkeypatch.setattr(build, "compile_package", lambda program, path: path.write_bytes(b""))
-    monkeypatch.setattr(build, "build_library", lambda path: path.write_bytes(b""))
+    monkeypatch.setattr(cpu, "compile_package", lambda program, path: path.write_bytes(b""))
+    monkeypatch.setattr(cpu, "build_library", lambda path: path.write_bytes(b""))
     assert build_engine(checkpoint, tmp_path / "engine").eos_token_ids == (2, 9)
