@@ -11,6 +11,7 @@ from torch.export import Dim
 
 import plugins
 from plugins.build import build_library
+from plugins.kv_quantization import dynamic_scale, quantize
 
 HEADS, KV_HEADS, HEAD_DIM, PAGE_SIZE, PAGES = 4, 2, 32, 16, 24
 ROOT = Path(plugins.__file__).parent.parent
@@ -24,6 +25,24 @@ class Step(nn.Module):
         k_pool, v_pool = plugins.rope_paged_kv_write(k, v, cos, sin, slots, k_pool, v_pool)
         q = q.index_select(0, survivors)
         return plugins.paged_attention(q, k_pool, v_pool, starts, lengths, table, HEAD_DIM**-0.5) + 1.0
+
+
+class StepOnE4m3(nn.Module):
+    """The same on a cache of e4m3 with a scale per token and head."""
+
+    def forward(self, x, cos, sin, slots, survivors, starts, lengths, table, k_pool, v_pool, k_scales, v_scales):
+        q, k, v = x.view(-1, HEADS + 2 * KV_HEADS, HEAD_DIM).split([HEADS, KV_HEADS, KV_HEADS], dim=1)
+        cache = plugins.rope_paged_kv_write(k, v, cos, sin, slots, k_pool, v_pool, k_scales, v_scales)
+        q = q.index_select(0, survivors)
+        step = (starts, lengths, table, HEAD_DIM**-0.5, 0)
+        return plugins.paged_attention(q, cache[0], cache[1], *step, cache[2], cache[3]) + 1.0
+
+
+def on_e4m3(args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """The inputs of a step with both pools quantized, then their scales."""
+    scales = [dynamic_scale(pool, torch.float8_e4m3fn) for pool in args[-2:]]
+    pools = [quantize(x, s[..., None], torch.float8_e4m3fn) for x, s in zip(args[-2:], scales, strict=True)]
+    return (*args[:-2], *pools, *scales)
 
 
 def step_inputs(queries: list[int], past: list[int], survivors: list[int]) -> tuple[Tensor, ...]:
@@ -58,8 +77,7 @@ STEPS = {
 }
 
 
-@pytest.fixture(scope="module")
-def package(tmp_path_factory) -> Path:
+def compile_step(step: nn.Module, example: tuple[Tensor, ...], path: Path) -> Path:
     tokens, survivors, sequences, width = Dim("T"), Dim("R"), Dim("S_"), Dim("M")
     shapes = (
         *({0: tokens} for _ in range(4)),
@@ -67,13 +85,18 @@ def package(tmp_path_factory) -> Path:
         {0: sequences + 1},
         {0: sequences},
         {0: sequences, 1: width},
-        None,
-        None,
+        *(None for _ in example[8:]),
     )
-    example = step_inputs([40, 30, 9], [0, 20, 31], [20, 10, 9])
-    program = torch.export.export(Step(), example, dynamic_shapes=shapes, strict=False)
-    path = tmp_path_factory.mktemp("package") / "step.pt2"
+    program = torch.export.export(step, example, dynamic_shapes=shapes, strict=False)
     return Path(torch._inductor.aoti_compile_and_package(program, package_path=str(path)))
+
+
+EXAMPLE = ([40, 30, 9], [0, 20, 31], [20, 10, 9])
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory) -> Path:
+    return compile_step(Step(), step_inputs(*EXAMPLE), tmp_path_factory.mktemp("package") / "step.pt2")
 
 
 def reference_step(args: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor]:
@@ -98,6 +121,22 @@ def test_every_shape_of_step(package):
         # x * 1.5 may be fused into the write's input, hence not bit for bit.
         torch.testing.assert_close(args[-2], k_pool, msg=name)
         torch.testing.assert_close(args[-1], v_pool, msg=name)
+
+
+def test_every_shape_of_step_on_e4m3(tmp_path):
+    step = StepOnE4m3()
+    path = compile_step(step, on_e4m3(step_inputs(*EXAMPLE)), tmp_path / "step.pt2")
+    compiled = torch._inductor.aoti_load_package(str(path))
+    for name, sizes in STEPS.items():
+        args = on_e4m3(step_inputs(*sizes))
+        want_args = tuple(x.clone() for x in args)
+        want, got = step(*want_args), compiled(*args)
+        torch.testing.assert_close(got, want, msg=name)
+        for a, b in zip(args[8:], want_args[8:], strict=True):
+            assert torch.equal(a.view(torch.uint8), b.view(torch.uint8)), name
+        assert any(
+            (a.float() != b.float()).any() for a, b in zip(args[8:], on_e4m3(step_inputs(*sizes))[8:], strict=True)
+        )
 
 
 SERVE = """
