@@ -22,6 +22,9 @@ STEP_INPUTS = {
 }
 """Names of each graph's inputs before the pools."""
 
+CACHE_FRACTION = 0.9
+"""The share of the memory left beside plans and results that the K,V cache gets unless told otherwise."""
+
 _DEVICE = torch.device("cuda")
 
 
@@ -100,13 +103,25 @@ class TensorRTSession:
         Raises:
             EngineError: more pages than the engine was built for.
         """
-        plan = self._plans["lower"]
-        pool_names = [name for name in plan.inputs if name not in STEP_INPUTS["lower"]]
-        most = min(plan.largest(name, 0) for name in pool_names)
+        most = self._max_pages()
         if num_pages > most:
             raise EngineError(f"the engine was built for at most {most} pages, not {num_pages}; lower --kv-cache-gib.")
         with torch.cuda.stream(self._stream):
             return allocate_pools(self.manifest, num_pages, _DEVICE)
+
+    def default_kv_cache_gib(self) -> float:
+        """Return the K,V cache size to use unless told otherwise: most of the GPU memory that is free now, beside a
+        step's results, and no more than the engine was built for."""
+        manifest, (free, _) = self.manifest, torch.cuda.mem_get_info()
+        results = 4 * (
+            manifest.max_num_tokens * manifest.hidden_size + manifest.max_num_survivors * manifest.vocab_size
+        )
+        most = self._max_pages() * manifest.page_bytes
+        return max(0.0, min((free - results) * CACHE_FRACTION, most)) / 2**30
+
+    def _max_pages(self) -> int:
+        plan = self._plans["lower"]
+        return min(plan.largest(name, 0) for name in plan.inputs if name not in STEP_INPUTS["lower"])
 
     def _run(
         self, graph: str, step: tuple[Tensor, ...], pools: Pools, outputs: list[Tensor], writes_pools: bool = False
