@@ -49,11 +49,11 @@ def default_tuning(
     else:
         eight_bit = cache_dtype.itemsize == 1
         if width <= 64:
-            prefill = Blocks(max(128, rows), 64, 4, 2 if small else 3)
+            prefill = Blocks(max(128, rows), 64, 8 if eight_bit else 4, 2 if small else 3)
         elif width == 128:
             prefill = Blocks(max(64 if small else 128, rows), 64, 4 if small else 8, 2)
         else:
             prefill = Blocks(max(64, rows), 32, 4 if small else 8, 1 if small else 2)
         keys = (64 if eight_bit else 32) if width > 128 else (128 if eight_bit else 64)
-        decode = Blocks(rows, keys // 2 if small else keys, 4, 2 if small else 5)
+        decode = Blocks(rows, keys // 2 if small else keys, 8 if width > 128 else 4, 2 if small else 5)
     return Tuning(prefill, decode, num_splits, 512)

@@ -59,7 +59,7 @@ def test_every_kernel_compiles_to_what_it_declares(capability, full, tmp_path):
         assert ".extern .func" not in kernel.ptx  # nothing that the driver could not link
         if full or spec.name not in compiled:
             report = assemble(kernel, tmp_path)
-            if capability >= 90 and spec.inputs[0].dtype == torch.bfloat16:  # tensor cores, sums in registers
+            if capability == 90 and spec.inputs[0].dtype == torch.bfloat16:  # tensor cores, sums in registers
                 assert "0 bytes spill stores" in report, (spec, report)
         compiled.add(spec.name)
     expected = {*plugins.OPERATORS, "paged_attention_partial", "paged_attention_combine"} - {"paged_attention"}
