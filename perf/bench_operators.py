@@ -190,7 +190,7 @@ def bench_verify(
         "reference_ms": best_ms(lambda: plugins.OPERATORS["speculative_verify"].reference(*args), seconds),
     }
     case = f"{sequences}x{drafts} drafts vocabulary {vocab} temperature {temperature}"
-    return row("speculative_verify", case, times, logits.nbytes / 2 / rates["copy_gb_per_s"] / 1e6)
+    return row("speculative_verify", case, times, logits.nbytes / rates["copy_gb_per_s"] / 1e6)
 
 
 def main() -> int:
