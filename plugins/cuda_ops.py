@@ -56,7 +56,10 @@ class WrappedKernel:
     """
 
     def __init__(self, kernel: Any) -> None:
-        self._kernel = torch.library.wrap_triton(kernel)
+        from triton.runtime.jit import JITFunction
+
+        # An interpreted kernel cannot be recorded: it runs at once, as it would anywhere else.
+        self._kernel = torch.library.wrap_triton(kernel) if isinstance(kernel, JITFunction) else kernel
 
     def __getitem__(self, grid: Sequence[Any]) -> Callable[..., Any]:
         return functools.partial(self._start, tuple(grid))

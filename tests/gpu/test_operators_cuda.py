@@ -6,7 +6,7 @@ import torch
 import plugins
 from tests.support.gpu_cases import check
 
-NUM_CASES, NUM_FULL_CASES, PART = 60, 400, 20
+NUM_CASES, NUM_FULL_CASES = 24, 400  # nearly every case is a specialisation of its own to compile
 
 
 @pytest.mark.parametrize("name", plugins.OPERATORS)

@@ -9,7 +9,7 @@ import plugins
 from tests.support.cuda_driver import DriverRunner
 from tests.support.gpu_cases import check
 
-NUM_CASES, NUM_FULL_CASES = 12, 60
+NUM_CASES, NUM_FULL_CASES = 8, 60
 KERNELS = {
     "rope_paged_kv_write": {"rope_paged_kv_write"},
     "paged_attention": {"paged_attention_partial", "paged_attention_combine"},
