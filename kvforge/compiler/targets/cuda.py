@@ -1,9 +1,11 @@
 """Target ``cuda``: AOTInductor packages with the Triton operators inside, for the GPU of this machine."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from torch.utils.cpp_extension import CUDA_HOME
 
 from kvforge.compiler.aot_inductor import compile_package
 from kvforge.compiler.export import EXPORTS
@@ -18,13 +20,18 @@ from plugins.triton_cache import check_capability
 
 
 def check_toolchain() -> None:
-    """Raise BuildError when there is no GPU that torch can use, no Triton or no C++ compiler."""
+    """Raise BuildError when there is no GPU that torch can use, no Triton, no C++ compiler or no CUDA toolkit."""
     if not torch.cuda.is_available():
         raise BuildError(
             f"Target cuda compiles for the GPU of this machine, and torch {torch.__version__} sees none; build where "
             "the engine will run, with a CUDA build of torch, or choose --target cpu."
         )
     check_compiler()
+    if CUDA_HOME is None and not Path("/usr/include/cuda.h").is_file() and "CPATH" not in os.environ:
+        raise BuildError(
+            "AOTInductor compiles against CUDA's headers (cuda.h), and no CUDA toolkit was found; install one or set "
+            "CUDA_HOME."
+        )
     try:
         cuda_ops.register()
     except PluginError as error:
