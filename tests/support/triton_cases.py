@@ -13,61 +13,33 @@ from itertools import pairwise
 
 import torch
 import triton.language as tl
-from torch import Tensor
 
 import tests.support.triton_interpreter  # noqa: F401 (first: it sets the interpreter right)
 from plugins import random_cases, triton_search
 from plugins.kv_quantization import LARGEST, dynamic_scale, quantize
-from plugins.low_rank_key_reconstruct import cuda as low_rank
-from plugins.low_rank_key_reconstruct.reference import reference as low_rank_reference
 from plugins.paged_attention import cuda as attention
 from plugins.paged_attention.cuda_tuning import Blocks, Tuning
-from plugins.paged_attention.reference import reference as attention_reference
-from plugins.rope_paged_kv_write import cuda as kv_write
-from plugins.rope_paged_kv_write.reference import reference as kv_write_reference
 from plugins.speculative_verify import cuda as verify
-from plugins.speculative_verify.reference import draw
-from plugins.speculative_verify.reference import reference as verify_reference
+from tests.support.operator_cases import difference, reference
+from tests.support.operator_faces import run_triton
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-TOLERANCE = {torch.float32: 4e-6, torch.float16: 4e-3, torch.bfloat16: 1.6e-2}
 SMALL = Tuning(Blocks(16, 16, 4, 2), Blocks(16, 16, 4, 2), num_splits=4, min_split=16)
-_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32}
-
-
-def _difference(got: Tensor, want: Tensor) -> str | None:
-    """None when `got` is within the dtype's tolerance of `want`, relative to the largest element."""
-    if got.shape != want.shape or got.dtype != want.dtype:
-        return f"{got.shape} {got.dtype} instead of {want.shape} {want.dtype}"
-    if not want.numel():
-        return None
-    error = float((got.float() - want.float()).abs().max() / want.float().abs().max().clamp(min=1e-30))
-    return None if error < TOLERANCE[want.dtype] else f"relative error {error} in {want.dtype}"
 
 
 def kv_write_case(seed: int) -> str | None:
-    """Bit for bit, scales and untouched slots included."""
+    """With numbers that are not finite in some cases."""
     args = random_cases.rope_paged_kv_write_case(seed, small=True, dtypes=DTYPES)
     if seed % 4 == 3 and args[0].shape[0]:
         args[0][-1, 0, 0], args[1][0, -1, -1] = float("nan"), float("inf")
-    got, want = ([x.clone() if isinstance(x, Tensor) and i > 4 else x for i, x in enumerate(args)] for _ in range(2))
-    kv_write.launch(*got)
-    kv_write_reference(*want)
-    for name, ours, theirs in zip(("k_pool", "v_pool", "k_scales", "v_scales"), got[5:9], want[5:9], strict=True):
-        if ours is None:
-            continue
-        same = (ours.view(_BITS[ours.element_size()]) == theirs.view(_BITS[ours.element_size()])) | (
-            ours.float().isnan() & theirs.float().isnan()
-        )
-        if not same.all():
-            return f"{name} {ours.dtype}: {ours[~same][:3].tolist()} instead of {theirs[~same][:3].tolist()}"
-    return None
+    name = "rope_paged_kv_write"
+    return difference(name, args, run_triton(name, args), reference(name, args))
 
 
 def attention_case(seed: int) -> str | None:
     """With and without split-KV decode, in blocks that cut tiles, pages and windows differently."""
     args = random_cases.paged_attention_case(seed, small=True, dtypes=DTYPES)
-    want = attention_reference(*args)
+    want = reference("paged_attention", args)
     tunings = (
         replace(SMALL, decode=Blocks(16, 16 if seed % 3 else 32, 4, 2)),
         replace(SMALL, prefill=Blocks(32 if seed % 2 else 64, 32, 4, 2), num_splits=0),
@@ -76,36 +48,23 @@ def attention_case(seed: int) -> str | None:
         shape = attention.AttentionShape(attention.layout_of(*args[1:3], *args[8:]), args[0].dtype, args[0].shape[1], 1)
         tunings = (*tunings, shape.tuning())
     for tuning in tunings:
-        difference = _difference(attention.launch(*args, tuning=tuning), want)
-        if difference:
-            return f"{difference}, {tuning}"
+        wrong = difference("paged_attention", args, [attention.launch(*args, tuning=tuning)], want)
+        if wrong:
+            return f"{wrong}, {tuning}"
     return None
 
 
 def low_rank_case(seed: int) -> str | None:
     args = random_cases.low_rank_key_reconstruct_case(seed, small=True, dtypes=DTYPES)
-    return _difference(low_rank.launch(*args), low_rank_reference(*args))
+    name = "low_rank_key_reconstruct"
+    return difference(name, args, run_triton(name, args), reference(name, args))
 
 
 def verify_case(seed: int) -> str | None:
-    """Equal; a drawn token may differ where the target is within 1e-4 of a boundary of the cumulative sum."""
+    """In blocks that are smaller than the vocabulary."""
     args = random_cases.speculative_verify_case(seed, small=True)
-    got, want = verify.launch(*args, block=16), verify_reference(*args)
-    if not torch.equal(got[0], want[0]):
-        return f"accepted {got[0].tolist()} instead of {want[0].tolist()}"
-    logits, draft_ids, starts, probs, temperature, uniform = args
-    for s in (got[1] != want[1]).nonzero().flatten().tolist():
-        count, begin = int(want[0][s]), int(starts[s])
-        row = begin + s + count
-        weight = torch.softmax(logits[row] / temperature[s], dim=-1)
-        if count < int(starts[s + 1]) - begin:
-            one_hot = torch.zeros_like(weight).index_fill(0, draft_ids[begin + count].long(), 1.0)
-            residual = (weight - (probs[begin + count] if probs.shape[0] else one_hot)).clamp(min=0)
-            weight = residual if residual.any() else weight
-        near = {draw(weight, (uniform[row, 1] + shift).clamp(0, 1 - 2**-24)) for shift in (-1e-4, 1e-4)}
-        if temperature[s] == 0 or int(got[1][s]) not in range(min(near), max(near) + 1):
-            return f"sequence {s}: token {int(got[1][s])} instead of {int(want[1][s])}"
-    return None
+    name = "speculative_verify"
+    return difference(name, args, list(verify.launch(*args, block=16)), reference(name, args))
 
 
 def invariance_case(seed: int) -> str | None:
@@ -148,7 +107,7 @@ def llama_case(seed: int) -> str | None:
     q = torch.randn(sum(queries), heads, head_dim, generator=gen).to(torch.bfloat16)
     starts = torch.tensor([0, *queries]).cumsum(0).int()
     args = (q, *pools, starts, torch.tensor(lengths).int(), page_table, head_dim**-0.5, 0, *scales, 1.0, 1.0)
-    return _difference(attention.launch(*args), attention_reference(*args))
+    return difference("paged_attention", args, [attention.launch(*args)], reference("paged_attention", args))
 
 
 CASES: dict[str, Callable[[int], str | None]] = {

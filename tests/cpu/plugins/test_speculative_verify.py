@@ -7,7 +7,6 @@ import plugins
 from plugins.random_cases import speculative_verify_case
 
 REFERENCE = plugins.OPERATORS["speculative_verify"].reference
-NUM_CASES, NUM_BLOCKS = 320, 4
 
 
 def ints(*values) -> torch.Tensor:
@@ -30,23 +29,6 @@ def may_be_drawn(args: tuple, s: int, accepted: int, token: int) -> bool:
     cumulative = weight.cumsum(0) / weight.sum()
     below = float(cumulative[token - 1]) if token else 0.0
     return below - 1e-4 <= float(uniform[begin + s + accepted, 1]) < float(cumulative[token]) + 1e-4
-
-
-@pytest.mark.parametrize("block", range(NUM_BLOCKS))
-def test_agrees_with_the_reference(block, isas, monkeypatch):
-    differ = 0
-    for seed in range(block, NUM_CASES, NUM_BLOCKS):
-        args = speculative_verify_case(seed)
-        accepted, next_token = REFERENCE(*args)
-        for isa in isas:
-            monkeypatch.setenv("KVFORGE_CPU_ISA", isa)
-            got = plugins.speculative_verify(*args)
-            assert all(x.dtype == torch.int32 and x.shape == accepted.shape for x in got)
-            assert torch.equal(got[0], accepted), (seed, isa)
-            for s in (got[1] != next_token).nonzero().flatten().tolist():
-                differ += 1
-                assert args[4][s] > 0 and may_be_drawn(args, s, int(accepted[s]), int(got[1][s])), (seed, isa, s)
-    assert differ <= 3
 
 
 def large_vocabulary(temperature: float) -> tuple[torch.Tensor, ...]:
