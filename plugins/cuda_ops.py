@@ -51,7 +51,7 @@ def register() -> None:
 class WrappedKernel:
     """A kernel that a graph records instead of running: `WrappedKernel(kernel)[grid](**arguments)`.
 
-    A tensor updated in place is two arguments of our kernels, of which the input is never read. The graph gets it
+    A tensor updated in place is two arguments of our kernels, input and output at one address. The graph gets it
     once, as the output: with both, functionalization would copy the pools.
     """
 
@@ -65,10 +65,10 @@ class WrappedKernel:
         return functools.partial(self._start, tuple(grid))
 
     def _start(self, grid: tuple[Any, ...], **arguments: Any) -> Any:
-        return self._kernel[grid](**without_unread_inputs(arguments))
+        return self._kernel[grid](**without_aliased_inputs(arguments))
 
 
-def without_unread_inputs(arguments: Mapping[str, Any]) -> dict[str, Any]:
+def without_aliased_inputs(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments with None for every `<name>` that has its `<name>_out` beside it."""
     return {name: None if f"{name}_out" in arguments else value for name, value in arguments.items()}
 
