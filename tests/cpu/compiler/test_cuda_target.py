@@ -92,7 +92,7 @@ def test_interpreted_kernels_compute_the_model() -> None:
 
 def test_an_input_updated_in_place_is_passed_once() -> None:
     arguments = {"k": 1, "pool": 2, "pool_out": 2}
-    assert cuda_ops.without_unread_inputs(arguments) == {"k": 1, "pool": None, "pool_out": 2}
+    assert cuda_ops.without_aliased_inputs(arguments) == {"k": 1, "pool": None, "pool_out": 2}
 
 
 def test_registration_leaves_the_cpu_alone() -> None:
