@@ -10,7 +10,7 @@ from kvforge.checkpoint import open_checkpoint
 from kvforge.compiler.options import ALIASES, LIMITS, BuildOptions
 from kvforge.compiler.targets import TARGETS
 from kvforge.dtypes import COMPUTE_DTYPES, KV_DTYPES
-from kvforge.errors import BuildError, CheckpointError
+from kvforge.errors import BuildError, CheckpointError, first_line
 from model_defs import ModelConfig, ModelError, load_config
 
 _CHOICES = {
@@ -19,6 +19,7 @@ _CHOICES = {
     "kv_dtype": ("auto", *KV_DTYPES, *ALIASES),
 }
 _LEAST = {**LIMITS, "cut": 1, "group_size": 1}
+_LARGEST = 2**31 - 1
 _PATHS = ("checkpoint", "output")
 KEYS = (*_PATHS, "cut", "group_size", *(field.name for field in fields(BuildOptions)))
 """Every key of a recipe; all but ``checkpoint``, ``output``, ``cut`` and ``group_size`` are build options."""
@@ -84,12 +85,16 @@ def _entries(path: Path) -> list[tuple[str, int, yaml.Node]]:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{path}, line {mark.line + 1}" if mark is not None else str(path)
-        raise BuildError(f"{where}: this is not YAML ({getattr(error, 'problem', None) or error}).") from None
+        problem = getattr(error, "problem", None) or first_line(error)
+        raise BuildError(f"{where}: this is not YAML ({problem}).") from None
+    except (OverflowError, RecursionError, ValueError):  # an escape beyond Unicode, or thousands of nested lists
+        raise BuildError(f"{path}: this is not a recipe; write one 'key: value' per line.") from None
     if not isinstance(root, yaml.MappingNode):
         raise BuildError(f"{path} must be a mapping from keys to values, such as 'target: cpu'.")
     entries: list[tuple[str, int, yaml.Node]] = []
     for key, value in root.value:
-        name, where = str(key.value), f"{path}, line {key.start_mark.line + 1}"
+        where = f"{path}, line {key.start_mark.line + 1}"
+        name = str(key.value) if isinstance(key, yaml.ScalarNode) else key.tag.rsplit(":", 1)[-1]
         if not isinstance(key, yaml.ScalarNode) or name not in KEYS:
             raise BuildError(f"{where}: unknown key {name!r}; known are {', '.join(KEYS)}.")
         if any(name == other for other, _, _ in entries):
@@ -110,8 +115,15 @@ def _value(where: str, name: str, node: yaml.Node) -> str | int:
             raise BuildError(f"{where}: {name} {node.value!r} is unknown; choose from {', '.join(_CHOICES[name])}.")
         if not node.value:
             raise BuildError(f"{where}: {name} is empty; give it a value or leave it out.")
+        if "\0" in node.value:
+            raise BuildError(f"{where}: {name} holds a null character, which no path may; remove it.")
         return str(node.value)
-    number = yaml.SafeLoader("").construct_yaml_int(node)
+    try:
+        number = yaml.SafeLoader("").construct_yaml_int(node)
+    except (ValueError, IndexError):  # an explicit !!int of something else, or thousands of digits
+        raise BuildError(f"{where}: {name} must be a whole number, not {node.value[:20]!r}.") from None
+    if number > _LARGEST:
+        raise BuildError(f"{where}: {name} must be at most {_LARGEST}.")
     if number < _LEAST[name]:
         raise BuildError(f"{where}: {name} is {number}; it must be at least {_LEAST[name]}.")
     return int(number)
