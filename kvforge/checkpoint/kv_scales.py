@@ -3,11 +3,16 @@
 import math
 from typing import Protocol
 
+import torch
+
 from kvforge.checkpoint.reader import Checkpoint
 from kvforge.errors import CheckpointError
 
 QMAX = {"FP8": 448.0, "INT8": 127.0, "fp8_static": 448.0, "int8_static": 127.0}
 """Largest stored value by ModelOpt's algorithm and by kvforge's KV dtype."""
+
+_SMALLEST, _LARGEST = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max
+_ENDINGS = (".k_scale", ".v_scale", ".kv_scale", "k_proj.output_scale", "v_proj.output_scale")
 
 
 class OwnerTable(Protocol):
@@ -37,7 +42,8 @@ def kv_scales(
     An export whose algorithm is FP8 and that has no scale at all was made with ModelOpt's constant amax, scale 1.
 
     Raises:
-        CheckpointError: some scales are missing, or one is not a positive finite number, or there are zero points.
+        CheckpointError: some scales are missing or under other names, or one is not a positive normal float32, or
+            there are zero points, or there are no scales and an INT8 cache is asked for.
     """
     algorithm = checkpoint.quantization.kv_cache_algo if checkpoint.quantization else None
     if algorithm is None:
@@ -55,15 +61,32 @@ def kv_scales(
             f"{missing} is missing from {checkpoint.path}, which has {len(present)} of {len(names)} KV scales; "
             "calibrate it again."
         )
+    if not present:
+        _check_constant(checkpoint, algorithm, kv_dtype)
     ratio = QMAX[algorithm] / QMAX[kv_dtype]
-    values = [_scale(checkpoint, name) * ratio if present else ratio for name in names]
+    values = [_scale(checkpoint, name, ratio) if present else 1.0 for name in names]
     return tuple(zip(values[0::2], values[1::2], strict=True))
 
 
-def _scale(checkpoint: Checkpoint, name: str) -> float:
+def _check_constant(checkpoint: Checkpoint, algorithm: str, kv_dtype: str) -> None:
+    """Raise CheckpointError unless a checkpoint without scales means scale 1."""
+    other = next((name for name in checkpoint.file_of_tensor if name.endswith(_ENDINGS)), None)
+    if other is not None:
+        raise CheckpointError(
+            f"{checkpoint.path} has {other}, but none of the scales that ModelOpt's export would name; make the export "
+            "with kvforge quantize."
+        )
+    if algorithm != "FP8" or kv_dtype != "fp8_static":
+        raise CheckpointError(
+            f"{checkpoint.path} has no KV scales, which only an FP8 cache can do without; calibrate it, or choose "
+            "--kv-dtype int8, which needs no calibration."
+        )
+
+
+def _scale(checkpoint: Checkpoint, name: str, ratio: float) -> float:
     tensor = checkpoint.read_raw(name)
-    value = float(tensor.float().item()) if tensor.numel() == 1 else math.nan
-    if not (math.isfinite(value) and value > 0):
+    value = float(tensor.float().item()) * ratio if tensor.numel() == 1 else math.nan
+    if not _SMALLEST <= value <= _LARGEST:
         raise CheckpointError(
             f"{name} in {checkpoint.path} must be one positive number; calibrate the checkpoint again."
         )

@@ -107,6 +107,25 @@ def test_constant_amax_leaves_no_scales_and_means_one(plain: Path) -> None:
     assert kv_scales(checkpoint, load_config(checkpoint.hf_config)) == ((1.0, 1.0),) * 4
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "kv_dtype"), [("FP8", "int8_static"), ("INT8", "int8_static"), ("INT8", "fp8_static")]
+)
+def test_no_scales_mean_nothing_for_int8(algorithm: str, kv_dtype: str, plain: Path) -> None:
+    write_old_form(plain, quant_algo=None, kv_cache_quant_algo=algorithm)
+    checkpoint = open_checkpoint(plain)
+    with pytest.raises(CheckpointError, match="has no KV scales, which only an FP8 cache can do without"):
+        kv_scales(checkpoint, load_config(checkpoint.hf_config), kv_dtype)
+
+
+@pytest.mark.parametrize("name", ["self_attn.k_scale", "self_attn.kv_scale", "self_attn.k_proj.output_scale"])
+def test_scales_under_other_names_are_not_taken_for_none(name: str, plain: Path) -> None:
+    quantize_by_hand(plain, {f"model.layers.{layer}.{name}": 0.1 for layer in range(4)})
+    write_old_form(plain, kv_cache_quant_algo="FP8")
+    checkpoint = open_checkpoint(plain)
+    with pytest.raises(CheckpointError, match=rf"has model.layers.\d.{name}, but none of the scales"):
+        kv_scales(checkpoint, load_config(checkpoint.hf_config))
+
+
 @pytest.mark.parametrize("algorithm", ["NVFP4", "W4A8_AWQ", "W4A16_AWQ", "INT4_AWQ", "FP8_PB_WO", "MIXED_PRECISION"])
 def test_other_weight_algorithms_are_refused_by_name(algorithm: str, plain: Path) -> None:
     write_old_form(plain, quant_algo=algorithm)
@@ -162,6 +181,7 @@ def test_a_bad_weight_scale_is_named(broken: Any, message: str, plain: Path) -> 
     [
         ({"model.layers.3.self_attn.v_proj.v_scale": None}, "v_scale is missing from .* has 7 of 8 KV scales"),
         ({"model.layers.0.self_attn.k_proj.k_scale": 0.0}, "must be one positive number"),
+        ({"model.layers.0.self_attn.k_proj.k_scale": 1e-40}, "must be one positive number"),
         ({"model.layers.0.self_attn.k_proj.k_bias": 1.0}, "affine"),
     ],
 )
@@ -172,6 +192,16 @@ def test_bad_kv_scales_are_named(extra: dict[str, float | None], message: str, p
     checkpoint = open_checkpoint(plain)
     with pytest.raises(CheckpointError, match=message):
         kv_scales(checkpoint, load_config(checkpoint.hf_config))
+
+
+def test_a_scale_that_int8_cannot_hold_is_named(plain: Path) -> None:
+    quantize_by_hand(plain, all_scales([0, 1, 2, 3], 4) | {"model.layers.0.self_attn.k_proj.k_scale": 3e38})
+    write_old_form(plain, kv_cache_quant_algo="FP8")
+    checkpoint = open_checkpoint(plain)
+    config = load_config(checkpoint.hf_config)
+    assert kv_scales(checkpoint, config)[0][0] == pytest.approx(3e38)
+    with pytest.raises(CheckpointError, match=r"layers\.0\.self_attn\.k_proj\.k_scale .* positive number"):
+        kv_scales(checkpoint, config, "int8_static")
 
 
 def test_fp8_weights_that_nothing_describes_are_refused(plain: Path) -> None:
