@@ -16,8 +16,9 @@ from torch import nn
 
 from kvforge.checkpoint import Checkpoint, kv_scales, open_checkpoint
 from kvforge.checkpoint.reader import TOKENIZER_FILES
+from kvforge.compiler.convert import check_weights
 from kvforge.compiler.engine_dir import staging_directory
-from kvforge.errors import CheckpointError, KvforgeError, MissingToolError
+from kvforge.errors import CheckpointError, KvforgeError, MissingToolError, first_line
 from kvforge.quantize.calibration import from_file, from_tasks
 from model_defs import ModelConfig, ModelError, load_config
 
@@ -60,18 +61,25 @@ def quantize_checkpoint(
 
     Raises:
         MissingToolError: ModelOpt (or transformers, for plain models) is not installed.
-        CheckpointError: the checkpoint cannot be read, is not supported or is quantized already.
+        CheckpointError: the checkpoint cannot be read, is incomplete, not supported or quantized already, its
+            tokenizer is another model's, or calibration found no usable scale.
         KvforgeError: an unknown recipe, numbers below 1, ``output`` exists, or unusable calibration text.
     """
     output = Path(output)
     _check_arguments(output, recipe, num_samples, num_tokens)
     checkpoint, config = _open(Path(checkpoint_path))
-    tokenizer = Tokenizer.from_file(str(checkpoint.path / "tokenizer.json"))
+    tokenizer = _tokenizer(checkpoint.path / "tokenizer.json")
     num_tokens = min(num_tokens, config.max_position)
     if calibration is None:
         samples = from_tasks(tokenizer, num_samples, num_tokens)
     else:
         samples = from_file(Path(calibration), tokenizer, num_samples, num_tokens)
+    largest = max(max(ids) for ids in samples)
+    if largest >= config.vocab_size:
+        raise CheckpointError(
+            f"The tokenizer of {checkpoint.path} gives token {largest}, but the model has {config.vocab_size}; give "
+            "it the model's own tokenizer."
+        )
     with _quiet():
         mtq, export_hf_checkpoint = _modelopt()
         model = _load(checkpoint, config)
@@ -82,8 +90,7 @@ def quantize_checkpoint(
             for name in TOKENIZER_FILES:
                 if (checkpoint.path / name).is_file():
                     shutil.copyfile(checkpoint.path / name, staging / name)
-            written = open_checkpoint(staging)
-            scales = kv_scales(written, config)
+            scales = _check_export(staging, checkpoint, config)
             size = sum(file.stat().st_size for file in staging.glob("*.safetensors"))
     return QuantizeSummary(
         output=str(output),
@@ -113,9 +120,17 @@ def _open(path: Path) -> tuple[Checkpoint, ModelConfig]:
         config = load_config(checkpoint.hf_config, checkpoint.generation_config)
     except ModelError as error:
         raise CheckpointError(f"{path}: {error}") from None
-    if not (path / "tokenizer.json").is_file():
-        raise CheckpointError(f"{path} has no tokenizer.json; save the tokenizer in fast (Rust) format there.")
+    check_weights(checkpoint, config)  # transformers would make up what is missing
     return checkpoint, config
+
+
+def _tokenizer(path: Path) -> Tokenizer:
+    if not path.is_file():
+        raise CheckpointError(f"{path.parent} has no tokenizer.json; save the tokenizer in fast (Rust) format there.")
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises nothing more precise
+        raise CheckpointError(f"{path} is not a readable tokenizer ({error}); save it again.") from None
 
 
 def _modelopt() -> tuple[Any, Any]:
@@ -147,8 +162,8 @@ def _load(checkpoint: Checkpoint, config: ModelConfig) -> nn.Module:
     transformers_logging.disable_progress_bar()
     try:
         return AutoModelForCausalLM.from_pretrained(checkpoint.path, dtype="auto", local_files_only=True).eval()
-    except (OSError, ValueError, RuntimeError) as error:
-        raise CheckpointError(f"transformers cannot load {checkpoint.path}: {error}.") from None
+    except (OSError, ValueError, RuntimeError, AttributeError, TypeError) as error:
+        raise CheckpointError(f"transformers cannot load {checkpoint.path}: {first_line(error)}.") from None
 
 
 def _quantize(mtq: Any, model: nn.Module, recipe: str, samples: list[list[int]], progress: Progress) -> None:
@@ -164,7 +179,28 @@ def _quantize(mtq: Any, model: nn.Module, recipe: str, samples: list[list[int]],
                 quantized(torch.tensor([ids], device=device))
         progress(len(samples), len(samples))
 
-    mtq.quantize(model, settings, forward_loop=forward)
+    try:
+        mtq.quantize(model, settings, forward_loop=forward)
+    except AssertionError as error:  # ModelOpt's word for a NaN among the largest values
+        raise CheckpointError(
+            f"Calibration met numbers that are not finite ({first_line(error)}); the weights are damaged, or too large "
+            "for their dtype."
+        ) from None
+
+
+def _check_export(staging: Path, original: Checkpoint, config: ModelConfig) -> tuple[tuple[float, float], ...]:
+    """Return the cache's scales. Raises CheckpointError where a scale is unusable: a matrix of zeros has none."""
+    written = open_checkpoint(staging)
+    for name in written.file_of_tensor:
+        if not name.endswith("_scale"):
+            continue
+        values = written.read_raw(name).float()
+        if not bool((values.isfinite() & (values > 0)).all()):
+            raise CheckpointError(
+                f"{name} of {original.path} would not be a positive number: what it scales is zero in all of the "
+                "calibration, or not finite; correct the checkpoint or give another --calibration."
+            )
+    return kv_scales(written, config)
 
 
 @contextlib.contextmanager

@@ -2,11 +2,12 @@
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from kvforge.checkpoint import Quantization, kv_scales, open_checkpoint
 from kvforge.cli import main
@@ -122,6 +123,41 @@ def test_a_quantized_or_unknown_checkpoint_is_refused(exports: dict[str, Path], 
     (source / "config.json").write_text(json.dumps(config | {"model_type": "gpt2"}))
     with pytest.raises(CheckpointError, match="model_type 'gpt2' is not supported"):
         quantize_checkpoint(source, tmp_path / "out", "fp8")
+
+
+K = "model.layers.0.self_attn.k_proj.weight"
+DAMAGE: dict[str, tuple[Callable[[dict[str, torch.Tensor]], object], str]] = {
+    "a tensor is missing": (lambda w: w.pop(K), f"Tensor {K} is missing"),
+    "a bias that nothing asks for": (lambda w: w.update({K.replace("weight", "bias"): torch.ones(32)}), "does not ask"),
+    "a NaN": (lambda w: w[K].fill_(torch.nan), "met numbers that are not finite"),
+    "keys of zero": (lambda w: w[K].zero_(), "k_proj.*scale of .*source would not be a positive number"),
+    "a matrix of zeros": (lambda w: w["model.layers.1.mlp.up_proj.weight"].zero_(), "1.mlp.* would not be a positive"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damaged_weights_are_not_quantized(damage: str, tmp_path: Path) -> None:
+    """transformers draws random numbers for weights that are missing and leaves out those it does not know."""
+    pytest.importorskip("modelopt", reason="nvidia-modelopt is not installed")
+    source = make_checkpoint(tmp_path / "source", "llama", num_hidden_layers=2)
+    weights = load_file(source / "model.safetensors")
+    change, message = DAMAGE[damage]
+    change(weights)
+    save_file(weights, source / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match=message):
+        quantize_checkpoint(source, tmp_path / "out", "fp8", num_samples=1, num_tokens=256)
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
+def test_a_tokenizer_that_does_not_fit_is_named(tmp_path: Path) -> None:
+    source = make_checkpoint(tmp_path / "source", "llama", vocab_size=100)  # the tokenizer knows all bytes
+    text = tmp_path / "text.txt"
+    text.write_text("zebra " * 40)
+    with pytest.raises(CheckpointError, match=f"gives token {ord('z') + 3}, but the model has 100"):
+        quantize_checkpoint(source, tmp_path / "out", "fp8", calibration=text, num_tokens=16)
+    (source / "tokenizer.json").write_text("{")
+    with pytest.raises(CheckpointError, match="is not a readable tokenizer"):
+        quantize_checkpoint(source, tmp_path / "out", "fp8", calibration=text)
 
 
 def test_a_failure_in_the_middle_leaves_nothing(tmp_path: Path) -> None:
