@@ -35,9 +35,20 @@ def load_weights(engine_dir: Path, device: str = "cpu") -> dict[str, Tensor]:
 
 @contextlib.contextmanager
 def private_tmpdir() -> Iterator[None]:
-    """Packages are unpacked under $TMPDIR and mapped; the files can go as soon as that is done, so that a killed
-    process leaves none behind. The variable is the process's, so loads take turns."""
-    with _TMPDIR_LOCK, tempfile.TemporaryDirectory(prefix="kvforge-", ignore_cleanup_errors=True) as folder:
+    """For packages of CPU code, which is mapped: their unpacked files go as soon as they are loaded, so that a killed
+    process leaves none behind."""
+    with (
+        tempfile.TemporaryDirectory(prefix="kvforge-", ignore_cleanup_errors=True) as folder,
+        unpacking_into(folder),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def unpacking_into(folder: str) -> Iterator[None]:
+    """Packages that are loaded within the block are unpacked below ``folder``. GPU kernels lie there as files that are
+    read when a kernel first runs, so they have to stay. $TMPDIR is the process's, so loads take turns."""
+    with _TMPDIR_LOCK:
         before = os.environ.get("TMPDIR")
         os.environ["TMPDIR"] = folder
         try:
@@ -49,8 +60,9 @@ def private_tmpdir() -> Iterator[None]:
 
 
 def load_package(path: Path, weights: dict[str, Tensor], single_threaded: bool = False) -> Graph:
-    """Load an AOTInductor package, within ``private_tmpdir``, and bind ``weights`` without copying them: the caller
-    keeps them alive. ``single_threaded`` drops what lets several threads call the graph, as CUDA graphs demand.
+    """Load an AOTInductor package, within ``private_tmpdir`` or ``unpacking_into``, and bind ``weights`` without
+    copying them: the caller keeps them alive. ``single_threaded`` drops what lets several threads call the graph, as
+    CUDA graphs demand.
 
     Raises:
         EngineError: the package cannot be loaded or needs a weight that is not there.

@@ -5,6 +5,8 @@ Sequences S..B-1 are padding and keep to the operators' contract: one token of i
 so nothing is written; a K,V length of 1 on page 0, so one key that exists is read; rows S..B-1 of hidden state and
 logits are cut off. Rows never mix, so padding changes no result, except that a GEMM of another size may round
 differently. Columns beyond a sequence's own pages are never read.
+
+All graphs of one kind leave their result in one tensor, so that many graphs take little more memory than one.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,6 +23,9 @@ from kvforge.runtime.cuda_staging import StepBuffer
 MAX_GRAPH_SEQS = 512
 """Larger decode batches run without a graph: their kernels take longer than their launches."""
 
+MIN_COLUMNS = 128
+"""The fewest page-table columns of a graph, so that short and growing sequences share one."""
+
 
 class Captured(Protocol):
     """A recorded piece of work that can run again on the same addresses."""
@@ -35,10 +40,9 @@ Capture = Callable[[Callable[[], Tensor]], tuple[Captured, Tensor]]
 
 @dataclass(frozen=True)
 class DecodeGraph:
-    """A captured graph: where its input hidden state lies (``upper`` only) and where its result appears."""
+    """A captured graph and where its result appears."""
 
     work: Captured
-    hidden: Tensor | None
     result: Tensor
 
 
@@ -56,8 +60,9 @@ def batch_bucket(num_seqs: int, max_num_seqs: int) -> int | None:
 
 
 def width_bucket(num_columns: int, max_columns: int) -> int:
-    """Return the padded number of page-table columns: a power of two, at most ``max_columns``."""
-    return min(1 << (num_columns - 1).bit_length(), max_columns)
+    """Return the padded number of page-table columns: a power of two from ``MIN_COLUMNS`` on, at most
+    ``max_columns``."""
+    return min(max(MIN_COLUMNS, 1 << (num_columns - 1).bit_length()), max_columns)
 
 
 def is_one_each(starts: Tensor, num_tokens: int) -> bool:
@@ -78,6 +83,7 @@ class DecodeGraphs:
         self._lower_buffer, self._upper_buffer = buffers
         self._capture = capture
         self._captured: dict[tuple[str, int, int], DecodeGraph] = {}
+        self._results: dict[str, Tensor] = {}
 
     def bucket(self, num_seqs: int, page_table: Tensor) -> tuple[int, int] | None:
         """Return (B, M) for a decode step, None if it is to run without a graph."""
@@ -94,7 +100,7 @@ class DecodeGraphs:
         page_table: Tensor,
         pools: Sequence[Tensor],
     ) -> Tensor:
-        """Return hidden ``[S, hidden_size]``, valid until the next decode step of this bucket."""
+        """Return hidden ``[S, hidden_size]``, valid until the next decode step."""
         batch, width = bucket
         num_seqs = input_ids.shape[0]
         host = self._lower_buffer.host([(batch,), (batch,), (batch,), (batch + 1,), (batch,), (batch, width)])
@@ -108,12 +114,7 @@ class DecodeGraphs:
         torch.arange(batch + 1, out=host[3])
         _fill_table(host[5], page_table)
         inputs = self._lower_buffer.device()
-        graph = self._captured.get(("lower", *bucket))
-        if graph is None:
-            work, result = self._capture(lambda: self._lower([*inputs, *pools])[0])
-            graph = self._captured["lower", batch, width] = DecodeGraph(work, None, result)
-        graph.work.replay()
-        return graph.result[:num_seqs]
+        return self._run("lower", bucket, lambda: self._lower([*inputs, *pools])[0])[:num_seqs]
 
     def upper(
         self,
@@ -124,7 +125,7 @@ class DecodeGraphs:
         page_table: Tensor,
         pools: Sequence[Tensor],
     ) -> Tensor:
-        """Return logits ``[S, vocab_size]`` on the device, valid until the next decode step of this bucket."""
+        """Return logits ``[S, vocab_size]`` on the device, valid until the next decode step."""
         batch, width = bucket
         num_seqs = hidden.shape[0]
         host = self._upper_buffer.host([(batch,), (batch + 1,), (batch,), (batch,), (batch, width)])
@@ -134,21 +135,35 @@ class DecodeGraphs:
         _fill(host[3], kv_length, 1)
         _fill_table(host[4], page_table)
         inputs = self._upper_buffer.device()
-        graph = self._captured.get(("upper", *bucket))
-        if graph is None:
-            below = self._captured.get(("lower", *bucket))
-            static = hidden.new_zeros(batch, hidden.shape[1]) if below is None else below.result
-            work, result = self._capture(lambda: self._upper([static, *inputs, *pools])[0])
-            graph = self._captured["upper", batch, width] = DecodeGraph(work, static, result)
-        assert graph.hidden is not None
-        if hidden.data_ptr() != graph.hidden.data_ptr():
-            graph.hidden[:num_seqs].copy_(hidden)
-        graph.work.replay()
-        return graph.result[:num_seqs]
+        static = self._place("lower", hidden)[:batch]
+        if hidden.data_ptr() != static.data_ptr():
+            static[:num_seqs].copy_(hidden)
+        return self._run("upper", bucket, lambda: self._upper([static, *inputs, *pools])[0])[:num_seqs]
 
     def clear(self) -> None:
         """Forget all captured graphs."""
         self._captured.clear()
+
+    def _run(self, name: str, bucket: tuple[int, int], function: Callable[[], Tensor]) -> Tensor:
+        """Replay the bucket's graph of ``function``, captured if need be, and return its result, padding included."""
+        graph = self._captured.get((name, *bucket))
+        if graph is None:
+
+            def into_place() -> Tensor:
+                result = function()
+                return self._place(name, result)[: result.shape[0]].copy_(result)
+
+            graph = self._captured[name, bucket[0], bucket[1]] = DecodeGraph(*self._capture(into_place))
+        graph.work.replay()
+        return graph.result
+
+    def _place(self, name: str, like: Tensor) -> Tensor:
+        """Where every graph of this name leaves its result: rows as ``like``'s, of the largest batch."""
+        if name not in self._results:
+            rows = min(self._max_seqs, MAX_GRAPH_SEQS)
+            with torch.inference_mode(False):  # so that it may be written within inference mode and without
+                self._results[name] = torch.zeros(rows, *like.shape[1:], dtype=like.dtype, device=like.device)
+        return self._results[name]
 
 
 def _fill(target: Tensor, source: Tensor, padding: int) -> None:
@@ -171,6 +186,7 @@ def capture_on_gpu(function: Callable[[], Tensor], pool: tuple[int, int] | None 
     torch.cuda.current_stream().wait_stream(side)
     torch.cuda.current_stream().synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=pool):
+    # Other threads of the process may allocate meanwhile.
+    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
         result = function()
     return graph, result

@@ -2,6 +2,9 @@
 
 import functools
 import itertools
+import shutil
+import tempfile
+import weakref
 from pathlib import Path
 
 import torch
@@ -9,7 +12,7 @@ from torch import Tensor
 
 from kvforge.engine import LOWER_FILE, UPPER_FILE, VERIFY_FILE, Manifest
 from kvforge.errors import EngineError
-from kvforge.runtime.aot_package import Graph, load_package, load_weights, private_tmpdir
+from kvforge.runtime.aot_package import Graph, load_package, load_weights, unpacking_into
 from kvforge.runtime.compatibility import check_operators, check_torch
 from kvforge.runtime.cuda_decode import Capture, DecodeGraphs, batch_bucket, capture_on_gpu, is_one_each
 from kvforge.runtime.cuda_staging import StepBuffer, num_elements
@@ -54,7 +57,7 @@ class CudaSession:
         if capture is not None:
             buffers = (self._lower_buffer, self._upper_buffer)
             self._decode = DecodeGraphs(manifest, self._lower, self._upper, buffers, capture)
-        self._pools_address = 0
+        self._pool_addresses: tuple[int, ...] = ()
 
     def lower(
         self,
@@ -158,10 +161,11 @@ class CudaSession:
     def _bucket(self, starts: Tensor, num_tokens: int, page_table: Tensor, pools: Pools) -> tuple[int, int] | None:
         if self._decode is None or not is_one_each(starts, num_tokens):
             return None
-        address = pools[0][0].data_ptr()
-        if address != self._pools_address:  # captured graphs hold the pools' addresses
+        # Captured graphs hold every pool's address. The first alone does not tell: other pools may begin there, too.
+        addresses = tuple(tensor.data_ptr() for pool in pools for tensor in pool)
+        if addresses != self._pool_addresses:
             self._decode.clear()
-            self._pools_address = address
+            self._pool_addresses = addresses
         return self._decode.bucket(num_tokens, page_table)
 
 
@@ -193,12 +197,24 @@ def load_session(engine_dir: Path, manifest: Manifest) -> CudaSession:
 
 
 def make_session(engine_dir: Path, manifest: Manifest, weights: dict[str, Tensor]) -> CudaSession:
-    """Return a session on the graphs below ``engine_dir`` with weights that are on the GPU already."""
+    """Return a session on the graphs below ``engine_dir`` with weights that are on the GPU already.
+
+    The packages' kernels are unpacked into a temporary folder, which goes with the session.
+    """
     files = {"lower": LOWER_FILE, "upper": UPPER_FILE} | ({"verify": VERIFY_FILE} if manifest.max_draft_len else {})
-    with private_tmpdir():
-        graphs = {name: load_package(engine_dir / file, weights, single_threaded=True) for name, file in files.items()}
-    capture = functools.partial(capture_on_gpu, pool=torch.cuda.graph_pool_handle())
-    return CudaSession(manifest, weights, graphs, torch.device("cuda", torch.cuda.current_device()), capture)
+    folder = tempfile.mkdtemp(prefix="kvforge-")
+    try:
+        with unpacking_into(folder):
+            graphs = {
+                name: load_package(engine_dir / file, weights, single_threaded=True) for name, file in files.items()
+            }
+        capture = functools.partial(capture_on_gpu, pool=torch.cuda.graph_pool_handle())
+        session = CudaSession(manifest, weights, graphs, torch.device("cuda", torch.cuda.current_device()), capture)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    weakref.finalize(session, shutil.rmtree, folder, ignore_errors=True)
+    return session
 
 
 def check_gpu(manifest: Manifest, engine_dir: Path) -> None:

@@ -1,16 +1,19 @@
 """The cuda session's staging and padding, on the CPU with a compiled CPU engine's graphs inside."""
 
 import dataclasses
+import gc
+import os
 import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from kvforge.engine import load_manifest
-from kvforge.runtime import LLMEngine
+from kvforge.runtime import LLMEngine, cuda_session
 from kvforge.runtime.cpu_session import CpuSession
 from kvforge.runtime.cuda_decode import batch_bucket, is_one_each, width_bucket
 from kvforge.runtime.cuda_session import CudaSession
@@ -96,8 +99,8 @@ def test_padding_changes_neither_logits_nor_cache(cpu_session: CpuSession) -> No
         for pool, copy in zip(mine, other, strict=True):
             for tensor, expected in zip(pool, copy, strict=True):
                 torch.testing.assert_close(tensor, expected, rtol=0, atol=1e-5)
-    # Buckets of 1, 4, 8 and 16 sequences; one width serves those of up to 4 pages, one those of up to 8.
-    assert len(recorder.recordings) < 2 * 7 and all(r.num_replays for r in recorder.recordings)
+    # Buckets of 1, 4, 8 and 16 sequences, one width.
+    assert len(recorder.recordings) == 2 * 4 and all(r.num_replays for r in recorder.recordings)
 
 
 def test_an_engine_on_it_gives_the_cpu_engines_tokens(cpu_session: CpuSession) -> None:
@@ -120,6 +123,69 @@ def test_other_pools_are_captured_anew(cpu_session: CpuSession) -> None:
     run_step(session, step, second)
     assert len(recorder.recordings) == 4
     torch.testing.assert_close(first, second)
+
+
+def test_other_pools_that_begin_at_the_same_address_are_captured_anew(cpu_session: CpuSession) -> None:
+    """As when a cache of another size is allocated where the last one was."""
+    recorder = Recorder()
+    session = padded(cpu_session, recorder)
+    step = decode_step(2, session.manifest.page_size, 0)
+    first = session.allocate_pools(16)
+    second = [first[0], *session.allocate_pools(16)[1:]]
+    run_step(session, step, first)
+    run_step(session, step, second)
+    assert len(recorder.recordings) == 4
+    torch.testing.assert_close(first, second)
+
+
+def test_graphs_of_all_sizes_share_the_memory_of_their_results(cpu_session: CpuSession) -> None:
+    places: list[tuple[int, ...]] = []
+
+    def capture(function: Callable[[], Tensor]) -> tuple[Recording, Tensor]:
+        result = function()
+        places.append((result.data_ptr(), *result.shape))
+        return Recording(function, result), result
+
+    session = CudaSession(
+        cpu_session.manifest, {}, {"lower": cpu_session._lower, "upper": cpu_session._upper}, CPU, capture
+    )
+    pools = session.allocate_pools(64)
+    for index, (num_seqs, inference) in enumerate(((5, True), (1, False), (3, False))):
+        with torch.inference_mode(inference):
+            step = decode_step(num_seqs, session.manifest.page_size, index)
+            expected = run_step(cpu_session, step, pools)
+            torch.testing.assert_close(run_step(session, step, pools), expected, rtol=0, atol=1e-5)
+    assert [rows for _, rows, _ in places] == [8, 8, 1, 1, 4, 4]
+    assert len({address for address, _, _ in places}) == 2
+
+
+def test_kernels_that_packages_read_later_stay_as_long_as_the_session(
+    monkeypatch: pytest.MonkeyPatch, cpu_session: CpuSession
+) -> None:
+    """A GPU kernel's file is read when the kernel first runs."""
+
+    def load_package(path: Path, weights: dict[str, Tensor], single_threaded: bool) -> Path:
+        kernel = Path(os.environ["TMPDIR"]) / f"{path.stem}.cubin"
+        kernel.touch()
+        return kernel
+
+    class Session:
+        def __init__(self, manifest: object, weights: object, graphs: dict[str, Path], *rest: object) -> None:
+            self.graphs = graphs
+
+    monkeypatch.setattr(cuda_session, "load_package", load_package)
+    monkeypatch.setattr(cuda_session, "CudaSession", Session)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 0))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    before = os.environ.get("TMPDIR")
+    session: Any = cuda_session.make_session(Path("engine"), cpu_session.manifest, {})
+    assert os.environ.get("TMPDIR") == before
+    kernels = list(session.graphs.values())
+    assert [kernel.name for kernel in kernels] == ["lower.cubin", "upper.cubin"]
+    assert all(kernel.is_file() for kernel in kernels)
+    del session
+    gc.collect()
+    assert not kernels[0].parent.exists()
 
 
 def test_no_survivors_means_no_logits(cpu_session: CpuSession) -> None:
@@ -146,7 +212,8 @@ def test_buckets() -> None:
             bucket = batch_bucket(count, most)
             assert bucket is not None and count <= bucket <= most and bucket <= max(2 * count, 16)
     assert batch_bucket(513, 1024) is None
-    assert [width_bucket(n, 12) for n in (1, 2, 3, 5, 9, 12)] == [1, 2, 4, 8, 12, 12]
+    assert [width_bucket(n, 2000) for n in (1, 128, 129, 256, 1025, 2000)] == [128, 128, 256, 256, 2000, 2000]
+    assert width_bucket(5, 12) == width_bucket(12, 12) == 12
     assert is_one_each(torch.tensor([0, 1, 2]), 2)
     assert not is_one_each(torch.tensor([0, 0, 2]), 2)
     assert not is_one_each(torch.tensor([0, 1, 3]), 3)
