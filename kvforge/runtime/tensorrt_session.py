@@ -1,7 +1,8 @@
 """An engine of target ``tensorrt``: its plans on one GPU and the allocation of its cache there."""
 
 import itertools
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -21,6 +22,12 @@ STEP_INPUTS = {
     "verify": ("logits", "draft_ids", "draft_start", "draft_probs", "temperature", "uniform"),
 }
 """Names of each graph's inputs before the pools."""
+
+RESULTS = {"lower": ("hidden",), "upper": ("logits",), "verify": ("accepted", "next_token")}
+"""Names of each graph's outputs that are no pools."""
+
+_POOL_ROLES = ("k_pool", "v_pool", "k_scales", "v_scales")
+_POOL_NAME = re.compile(rf"({'|'.join(_POOL_ROLES)})_(\d+)(?:_out)?")
 
 CACHE_FRACTION = 0.9
 """The share of the memory left beside plans and results that the K,V cache gets unless told otherwise."""
@@ -151,11 +158,12 @@ def bind(
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Return a plan's inputs and outputs by name.
 
-    Pools come after the step's tensors, in owner order, and go out in the same order after the results; what goes in
-    and what comes out is the same tensor. Inputs that a graph does not use may be missing from its plan.
+    Pools are given in owner order and found by their names, in whatever order the plan has them; what goes in and what
+    comes out is the same tensor. Inputs that a graph does not use may be missing from its plan.
     Raises EngineError when the plan has other tensors.
     """
-    names = [name for name in plan.inputs if name not in step]
+    names = _owner_order(name for name in plan.inputs if name not in step)
+    written = _owner_order(name for name in plan.outputs if name not in RESULTS[graph])
     outputs = [*results, *(pools if writes_pools else ())]
     if len(names) != len(pools) or len(outputs) != len(plan.outputs):
         raise EngineError(
@@ -163,13 +171,25 @@ def bind(
             f"{len(outputs)}; rebuild the engine."
         )
     inputs = {name: step[name] for name in plan.inputs if name in step} | dict(zip(names, pools, strict=True))
-    bound = dict(zip(plan.outputs, outputs, strict=True))
+    bound = dict(zip((*RESULTS[graph], *written), outputs, strict=True))
     for name, tensor in (*inputs.items(), *bound.items()):
         if tensor.dtype != plan.dtypes[name]:
             raise EngineError(
                 f"{name} of {graph} is {plan.dtypes[name]} in the plan, not {tensor.dtype}; rebuild the engine."
             )
     return inputs, bound
+
+
+def _owner_order(names: Iterable[str]) -> list[str]:
+    """Names of pools in the order in which they are given: by owner, then by role."""
+
+    def place(name: str) -> tuple[int, int]:
+        match = _POOL_NAME.fullmatch(name)
+        if match is None:
+            raise EngineError(f"the plan has a tensor {name} that this runtime does not know; rebuild the engine.")
+        return int(match[2]), _POOL_ROLES.index(match[1])
+
+    return sorted(names, key=place)
 
 
 def load_session(engine_dir: Path, manifest: Manifest) -> TensorRTSession:

@@ -84,6 +84,18 @@ def test_a_step(session):
     assert [inputs["k_pool_2"], inputs["v_pool_2"]] == [*pools[2]] and list(outputs) == ["logits"]
 
 
+def test_pools_are_found_by_name_in_any_order(session):
+    plan, pools = session._plans["lower"], session.allocate_pools(9)
+    plan.inputs = (*plan.inputs[:6], *reversed(plan.inputs[6:]))
+    plan.outputs = (*reversed(plan.outputs[1:]), plan.outputs[0])
+    hidden = session.lower(int32(5), int32(5), int32(5), int32(3), int32(2), int32(2, 3), pools)
+    inputs, outputs = plan.calls[0]
+    for owner, (k_pool, v_pool) in enumerate(pools):
+        assert inputs[f"k_pool_{owner}"] is outputs[f"k_pool_{owner}_out"] is k_pool
+        assert inputs[f"v_pool_{owner}"] is outputs[f"v_pool_{owner}_out"] is v_pool
+    assert outputs["hidden"] is hidden
+
+
 def test_verify(session):
     arguments = (torch.zeros(5, VOCAB), int32(3), int32(3), torch.zeros(0, VOCAB), torch.zeros(2), torch.zeros(5, 2))
     accepted, following = session.verify(*arguments)
