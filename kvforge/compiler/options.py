@@ -10,8 +10,14 @@ from kvforge.errors import BuildError
 from model_defs import ModelConfig
 
 ALIASES = {"fp32": "float32", "bf16": "bfloat16"}
-LIMITS = {"max_num_seqs": 1, "max_num_tokens": 1, "max_seq_len": 1, "page_size": 1, "max_draft_len": 0}
-"""The least value of each size option."""
+LIMITS = {
+    "max_num_seqs": (1, 2**20),
+    "max_num_tokens": (1, 2**24),
+    "max_seq_len": (1, 2**31 - 1),
+    "page_size": (1, 2**12),
+    "max_draft_len": (0, 2**20),
+}
+"""The least and the largest value of each size option: beyond, a step's int32 tensors or one page could not be had."""
 
 
 @dataclass(frozen=True)
@@ -90,13 +96,14 @@ def resolve(
     where the checkpoint has static scales for the cache, else None. ``kv_scales`` of the result is left empty.
 
     Raises:
-        BuildError: an unknown dtype, a limit below its least value, ``max_seq_len`` beyond the model's, or a static
+        BuildError: an unknown dtype, a limit outside ``LIMITS``, ``max_seq_len`` beyond the model's, or a static
             cache format for a checkpoint without scales.
     """
-    for name, least in LIMITS.items():
+    for name, (least, most) in LIMITS.items():
         value = getattr(options, name)
-        if value is not None and value < least:
-            raise BuildError(f"--{name.replace('_', '-')} is {value}; it must be at least {least}.")
+        if value is not None and not least <= value <= most:
+            bound = f"at least {least}" if value < least else f"at most {most}"
+            raise BuildError(f"--{name.replace('_', '-')} is {value}; it must be {bound}.")
     if options.max_draft_len >= options.max_num_tokens:
         raise BuildError(
             f"--max-draft-len {options.max_draft_len} needs a step of {options.max_draft_len + 1} tokens, but "

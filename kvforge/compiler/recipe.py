@@ -18,8 +18,7 @@ _CHOICES = {
     "dtype": ("auto", *COMPUTE_DTYPES, *ALIASES),
     "kv_dtype": ("auto", *KV_DTYPES, *ALIASES),
 }
-_LEAST = {**LIMITS, "cut": 1, "group_size": 1}
-_LARGEST = 2**31 - 1
+_LIMITS = {**LIMITS, "cut": (1, 2**31 - 1), "group_size": (1, 2**31 - 1)}
 _PATHS = ("checkpoint", "output")
 KEYS = (*_PATHS, "cut", "group_size", *(field.name for field in fields(BuildOptions)))
 """Every key of a recipe; all but ``checkpoint``, ``output``, ``cut`` and ``group_size`` are build options."""
@@ -105,7 +104,7 @@ def _entries(path: Path) -> list[tuple[str, int, yaml.Node]]:
 
 def _value(where: str, name: str, node: yaml.Node) -> str | int:
     kind = node.tag.rsplit(":", 1)[-1]
-    wanted = "int" if name in _LEAST else "str"
+    wanted = "int" if name in _LIMITS else "str"
     if not isinstance(node, yaml.ScalarNode) or kind != wanted:
         what = {"int": "a whole number", "str": "text"}[wanted]
         found = f"{kind} {node.value!r}" if isinstance(node, yaml.ScalarNode) else f"a {kind}"
@@ -122,8 +121,9 @@ def _value(where: str, name: str, node: yaml.Node) -> str | int:
         number = yaml.SafeLoader("").construct_yaml_int(node)
     except (ValueError, IndexError):  # an explicit !!int of something else, or thousands of digits
         raise BuildError(f"{where}: {name} must be a whole number, not {node.value[:20]!r}.") from None
-    if number > _LARGEST:
-        raise BuildError(f"{where}: {name} must be at most {_LARGEST}.")
-    if number < _LEAST[name]:
-        raise BuildError(f"{where}: {name} is {number}; it must be at least {_LEAST[name]}.")
+    least, most = _LIMITS[name]
+    if number > most:
+        raise BuildError(f"{where}: {name} must be at most {most}.")
+    if number < least:
+        raise BuildError(f"{where}: {name} is {number}; it must be at least {least}.")
     return int(number)
