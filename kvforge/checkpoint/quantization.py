@@ -38,26 +38,30 @@ def read_quantization(
     ``hf_config`` is config.json, ``quant_config`` hf_quant_config.json or None.
 
     Raises:
-        CheckpointError: another library's format, an algorithm that is not supported, or two places that name
-            different ones; what only one of them names is taken from there.
+        CheckpointError: another library's format, an algorithm that is not supported, or two places (two parts of
+            config.json among them) that name different ones; what only one of them names is taken from there.
     """
-    found = []
     embedded = hf_config.get("quantization_config")
-    if embedded is not None:
-        found.append(_from_config_json(path, embedded))
+    found = [] if embedded is None else _from_config_json(path, embedded)
     if quant_config is not None:
-        found.append(_checked(f"{path / CONFIG_FILE}", quant_config.get("quantization")))
-    weights = {entry.weight_algo for entry in found} - {None}
-    caches = {entry.kv_cache_algo for entry in found} - {None}
-    if len(weights) > 1 or len(caches) > 1:
-        raise CheckpointError(
-            f"{path} is described as {found[0]} by config.json and as {found[1]} by {CONFIG_FILE}; export it again."
-        )
-    merged = Quantization(next(iter(weights), None), next(iter(caches), None))
+        found.append((CONFIG_FILE, _checked(f"{path / CONFIG_FILE}", quant_config.get("quantization"))))
+    merged, sources = Quantization(), ""
+    for source, entry in found:
+        if _differ(merged.weight_algo, entry.weight_algo) or _differ(merged.kv_cache_algo, entry.kv_cache_algo):
+            raise CheckpointError(
+                f"{path} is described as {merged} by {sources} and as {entry} by {source}; export it again."
+            )
+        merged = Quantization(merged.weight_algo or entry.weight_algo, merged.kv_cache_algo or entry.kv_cache_algo)
+        sources = f"{sources}, {source}" if sources else source
     return None if merged == Quantization() else merged
 
 
-def _from_config_json(path: Path, embedded: Any) -> Quantization:
+def _differ(one: str | None, other: str | None) -> bool:
+    return one is not None and other is not None and one != other
+
+
+def _from_config_json(path: Path, embedded: Any) -> list[tuple[str, Quantization]]:
+    """Return what each part of ``quantization_config`` says, with its name."""
     where = f"quantization_config in {path / 'config.json'}"
     method = embedded.get("quant_method") if isinstance(embedded, Mapping) else embedded
     if method != "modelopt":
@@ -65,12 +69,16 @@ def _from_config_json(path: Path, embedded: Any) -> Quantization:
             f"{where} says quant_method {method!r}; of quantized checkpoints only ModelOpt's FP8 exports are "
             "supported, use one of those or the unquantized checkpoint."
         )
-    nested = embedded.get("quantization")
-    values = dict(nested) if isinstance(nested, Mapping) else dict(embedded)
-    scheme = values.get("kv_cache_scheme")
-    if scheme is not None and values.get("kv_cache_quant_algo") is None:
-        values["kv_cache_quant_algo"] = _kv_algorithm(where, scheme)
-    return _checked(where, values)
+    parts = [embedded]
+    if embedded.get("quantization") is not None:
+        parts.append(embedded["quantization"])
+    found = []
+    for part in parts:
+        found.append(("config.json", _checked(where, part)))
+        if part.get("kv_cache_scheme") is not None:
+            scheme = {"kv_cache_quant_algo": _kv_algorithm(where, part["kv_cache_scheme"])}
+            found.append(("kv_cache_scheme", _checked(where, scheme)))
+    return found
 
 
 def _kv_algorithm(where: str, scheme: Any) -> str:

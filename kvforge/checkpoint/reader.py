@@ -76,7 +76,8 @@ class Checkpoint:
         if tensor.dtype != torch.float8_e4m3fn:
             return tensor
         scale = self.read_raw(f"{name}_scale").float()
-        if scale.numel() not in (1, shape[0]) or not bool((scale.isfinite() & (scale > 0)).all()):
+        largest = torch.finfo(torch.float32).max / torch.finfo(torch.float8_e4m3fn).max
+        if scale.numel() not in (1, shape[0]) or not bool(((scale > 0) & (scale <= largest)).all()):
             raise CheckpointError(
                 f"{name}_scale in {self.path} must hold one positive number for the tensor or for each of its "
                 f"{shape[0]} rows; export the checkpoint again."
@@ -112,7 +113,7 @@ class Checkpoint:
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} cannot be read as JSON: {error}.") from None
     if not isinstance(content, dict):
         raise CheckpointError(f"{path} does not hold a JSON object.")

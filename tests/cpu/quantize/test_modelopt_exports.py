@@ -158,13 +158,35 @@ def test_two_descriptions_complete_each_other_but_must_not_differ(plain: Path) -
 
 
 @pytest.mark.parametrize(
+    ("embedded", "message"),
+    [
+        ({"kv_cache_quant_algo": "INT8", "kv_cache_scheme": FP8_SCHEME}, "INT8 by config.json and .* FP8 by kv"),
+        ({"quant_algo": "NVFP4", "quantization": {"quant_algo": "FP8"}}, "quantizes the weights by 'NVFP4'"),
+        ({"kv_cache_scheme": FP8_SCHEME, "quantization": {"kv_cache_quant_algo": "INT8"}}, "INT8 by config.json;"),
+        ({"quantization": []}, "no object 'quantization'"),
+    ],
+)
+def test_config_json_must_not_contradict_itself(embedded: dict[str, Any], message: str, plain: Path) -> None:
+    edit_config(plain, quantization_config={"quant_method": "modelopt"} | embedded)
+    with pytest.raises(CheckpointError, match=message):
+        open_checkpoint(plain)
+
+
+def test_a_description_nested_without_end_is_damage(plain: Path) -> None:
+    (plain / "hf_quant_config.json").write_text('{"quantization": ' + "[" * 100_000)
+    with pytest.raises(CheckpointError, match="cannot be read as JSON"):
+        open_checkpoint(plain)
+
+
+@pytest.mark.parametrize(
     ("broken", "message"),
     [
         (lambda w: w.pop(f"{DOWN}_scale"), f"no {DOWN}_scale"),
         (lambda w: w.update({f"{DOWN}_scale": torch.tensor(math.nan)}), f"{DOWN}_scale .* positive number"),
         (lambda w: w.update({f"{DOWN}_scale": torch.ones(3)}), f"{DOWN}_scale .* positive number"),
+        (lambda w: w.update({f"{DOWN}_scale": torch.tensor(3e38)}), f"{DOWN}_scale .* positive number"),
     ],
-    ids=["missing", "nan", "wrong size"],
+    ids=["missing", "nan", "wrong size", "overflow"],
 )
 def test_a_bad_weight_scale_is_named(broken: Any, message: str, plain: Path) -> None:
     quantize_by_hand(plain)
