@@ -12,7 +12,7 @@ QMAX = {"FP8": 448.0, "INT8": 127.0, "fp8_static": 448.0, "int8_static": 127.0}
 """Largest stored value by ModelOpt's algorithm and by kvforge's KV dtype."""
 
 _SMALLEST, _LARGEST = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max
-_ENDINGS = (".k_scale", ".v_scale", ".kv_scale", "k_proj.output_scale", "v_proj.output_scale")
+_ENDINGS = ("k_scale", "v_scale", "k_proj.output_scale", "v_proj.output_scale")
 
 
 class OwnerTable(Protocol):

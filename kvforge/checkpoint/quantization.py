@@ -45,14 +45,14 @@ def read_quantization(
     found = [] if embedded is None else _from_config_json(path, embedded)
     if quant_config is not None:
         found.append((CONFIG_FILE, _checked(f"{path / CONFIG_FILE}", quant_config.get("quantization"))))
-    merged, sources = Quantization(), ""
+    merged, first = Quantization(), ""
     for source, entry in found:
         if _differ(merged.weight_algo, entry.weight_algo) or _differ(merged.kv_cache_algo, entry.kv_cache_algo):
             raise CheckpointError(
-                f"{path} is described as {merged} by {sources} and as {entry} by {source}; export it again."
+                f"{path} is described as {merged} by {first} and as {entry} by {source}; export it again."
             )
         merged = Quantization(merged.weight_algo or entry.weight_algo, merged.kv_cache_algo or entry.kv_cache_algo)
-        sources = f"{sources}, {source}" if sources else source
+        first = first or source
     return None if merged == Quantization() else merged
 
 
