@@ -128,7 +128,11 @@ def test_interrupted_build_leaves_no_engine(stage: str, signal_number: int, chec
         f"(print(stage, flush=True), stage == {stage!r} and time.sleep(60)))"
     )
     process = subprocess.Popen(
-        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        [sys.executable, "-c", script],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # ignored where the tests run in background
     )
     assert process.stdout is not None
     while process.stdout.readline().strip() != stage:
