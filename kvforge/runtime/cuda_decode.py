@@ -9,6 +9,7 @@ differently. Columns beyond a sequence's own pages are never read.
 All graphs of one kind leave their result in one tensor, so that many graphs take little more memory than one.
 """
 
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -177,16 +178,26 @@ def _fill_table(target: Tensor, page_table: Tensor) -> None:
     target[num_seqs:, 0] = 0
 
 
-def capture_on_gpu(function: Callable[[], Tensor], pool: tuple[int, int] | None = None) -> tuple[Captured, Tensor]:
-    """Capture ``function`` as a CUDA graph after one run of it that loads its kernels."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        function()
-    torch.cuda.current_stream().wait_stream(side)
-    torch.cuda.current_stream().synchronize()
-    graph = torch.cuda.CUDAGraph()
-    # Other threads of the process may allocate meanwhile.
-    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
-        result = function()
-    return graph, result
+class GraphRecorder:
+    """Captures functions as CUDA graphs whose memory is shared: they run one at a time, on one stream."""
+
+    def __init__(self) -> None:
+        self._graphs: weakref.WeakSet[torch.cuda.CUDAGraph] = weakref.WeakSet()
+        self._pool: tuple[int, int] | None = None
+
+    def __call__(self, function: Callable[[], Tensor]) -> tuple[Captured, Tensor]:
+        """Capture ``function`` after one run of it that loads its kernels."""
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            function()
+        torch.cuda.current_stream().wait_stream(side)
+        torch.cuda.current_stream().synchronize()
+        if not self._graphs:  # torch lets no graph join a memory pool that has lost its last one
+            self._pool = torch.cuda.graph_pool_handle()
+        graph = torch.cuda.CUDAGraph()
+        # Other threads of the process may allocate meanwhile.
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            result = function()
+        self._graphs.add(graph)
+        return graph, result

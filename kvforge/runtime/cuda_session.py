@@ -1,6 +1,5 @@
 """An engine of target ``cuda``: its graphs, its weights and its cache on one GPU."""
 
-import functools
 import itertools
 import shutil
 import tempfile
@@ -14,7 +13,7 @@ from kvforge.engine import LOWER_FILE, UPPER_FILE, VERIFY_FILE, Manifest
 from kvforge.errors import EngineError
 from kvforge.runtime.aot_package import Graph, load_package, load_weights, unpacking_into
 from kvforge.runtime.compatibility import check_operators, check_torch
-from kvforge.runtime.cuda_decode import Capture, DecodeGraphs, batch_bucket, capture_on_gpu, is_one_each
+from kvforge.runtime.cuda_decode import Capture, DecodeGraphs, GraphRecorder, batch_bucket, is_one_each
 from kvforge.runtime.cuda_staging import StepBuffer, num_elements
 from kvforge.runtime.pools import Pools, allocate_pools
 
@@ -120,13 +119,12 @@ class CudaSession:
         step = self._upper_buffer.copy((survivor_index, survivor_start, positions, kv_length, page_table))
         return self._upper([hidden, *step, *memory])[0]
 
-    def warm_up(self, pools: Pools, seq_len: int) -> None:
-        """Capture the decode graphs of every batch size for sequences of up to ``seq_len`` tokens; otherwise the
-        first step of each size does that. Writes nothing to the pools."""
+    def warm_up(self, pools: Pools, seq_len: int, max_num_seqs: int | None = None) -> None:
+        """Capture the decode graphs of every batch size up to ``max_num_seqs`` (default: the engine's) for sequences of
+        up to ``seq_len`` tokens; otherwise the first step of each size does that. Writes nothing to the pools."""
         columns = -(-seq_len // self.manifest.page_size)
-        for num_seqs in sorted(
-            {batch_bucket(n + 1, self.manifest.max_num_seqs) or 1 for n in range(self.manifest.max_num_seqs)}
-        ):
+        most = min(max_num_seqs or self.manifest.max_num_seqs, self.manifest.max_num_seqs)
+        for num_seqs in sorted({batch_bucket(n + 1, self.manifest.max_num_seqs) or 1 for n in range(most)}):
             zeros, starts = torch.zeros(num_seqs, dtype=torch.int32), torch.arange(num_seqs + 1, dtype=torch.int32)
             shared = (zeros + 1, torch.zeros(num_seqs, columns, dtype=torch.int32))
             hidden = self.lower(zeros, zeros, zeros - 1, starts, *shared, pools)
@@ -208,8 +206,8 @@ def make_session(engine_dir: Path, manifest: Manifest, weights: dict[str, Tensor
             graphs = {
                 name: load_package(engine_dir / file, weights, single_threaded=True) for name, file in files.items()
             }
-        capture = functools.partial(capture_on_gpu, pool=torch.cuda.graph_pool_handle())
-        session = CudaSession(manifest, weights, graphs, torch.device("cuda", torch.cuda.current_device()), capture)
+        device = torch.device("cuda", torch.cuda.current_device())
+        session = CudaSession(manifest, weights, graphs, device, GraphRecorder())
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise

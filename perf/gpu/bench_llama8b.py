@@ -178,7 +178,7 @@ def bench_variant(
         runtime = resolve_config(manifest, 0, num_pages=pages, max_num_seqs=case.concurrency, enable_prefix_cache=False)
         pools = session.allocate_pools(pages)
         if isinstance(session, CudaSession):
-            session.warm_up(pools, case.length)
+            session.warm_up(pools, case.length, case.concurrency)
         greedy = GreedySession(session, pools)
         alone = replace(case, requests=1, concurrency=1)
         run_requests(greedy, runtime, replace(alone, output_tokens=2))

@@ -5,6 +5,7 @@ import gc
 import os
 import random
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch import Tensor
 from kvforge.engine import load_manifest
 from kvforge.runtime import LLMEngine, cuda_session
 from kvforge.runtime.cpu_session import CpuSession
-from kvforge.runtime.cuda_decode import batch_bucket, is_one_each, width_bucket
+from kvforge.runtime.cuda_decode import GraphRecorder, batch_bucket, is_one_each, width_bucket
 from kvforge.runtime.cuda_session import CudaSession
 from kvforge.runtime.cuda_staging import ALIGNMENT, StepBuffer
 from kvforge.runtime.session import load_session
@@ -175,7 +176,6 @@ def test_kernels_that_packages_read_later_stay_as_long_as_the_session(
 
     monkeypatch.setattr(cuda_session, "load_package", load_package)
     monkeypatch.setattr(cuda_session, "CudaSession", Session)
-    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 0))
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     before = os.environ.get("TMPDIR")
     session: Any = cuda_session.make_session(Path("engine"), cpu_session.manifest, {})
@@ -186,6 +186,48 @@ def test_kernels_that_packages_read_later_stay_as_long_as_the_session(
     del session
     gc.collect()
     assert not kernels[0].parent.exists()
+
+
+def test_warm_up_captures_every_size_and_writes_nothing(cpu_session: CpuSession) -> None:
+    recorder = Recorder()
+    session = padded(cpu_session, recorder)
+    pools = session.allocate_pools(16)
+    session.warm_up(pools, 20, max_num_seqs=5)
+    assert len(recorder.recordings) == 2 * len((1, 2, 4, 8))
+    assert not any(tensor.any() for pool in pools for tensor in pool)
+    run_step(session, decode_step(3, session.manifest.page_size, 0), pools)
+    assert len(recorder.recordings) == 8
+
+
+def test_a_memory_pool_of_graphs_is_not_used_again_once_they_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Graph:
+        pass
+
+    class Stream:
+        def wait_stream(self, other: object) -> None:
+            pass
+
+        def synchronize(self) -> None:
+            pass
+
+    used: list[tuple[int, int]] = []
+
+    def record(graph: Graph, pool: tuple[int, int], capture_error_mode: str) -> AbstractContextManager[None]:
+        used.append(pool)
+        return nullcontext()
+
+    handles = iter((0, n) for n in range(1, 9))
+    for name, value in (("Stream", Stream), ("current_stream", Stream), ("stream", nullcontext)):
+        monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "graph", record)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: next(handles))
+    recorder = GraphRecorder()
+    graphs = [recorder(lambda: torch.ones(1)) for _ in range(2)]
+    graphs.clear()
+    gc.collect()
+    kept = [recorder(lambda: torch.ones(1)) for _ in range(2)]
+    assert used == [(0, 1), (0, 1), (0, 2), (0, 2)] and len(kept) == 2
 
 
 def test_no_survivors_means_no_logits(cpu_session: CpuSession) -> None:
