@@ -4,9 +4,12 @@ import os
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: spinning threads starve other processes
 
+from typing import TYPE_CHECKING
+
 import pytest
 
-from tests.support.engines import EngineShelf
+if TYPE_CHECKING:
+    from tests.support.engines import EngineShelf
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -20,6 +23,8 @@ def full(request: pytest.FixtureRequest) -> bool:
 
 
 @pytest.fixture(scope="session")
-def engines(tmp_path_factory: pytest.TempPathFactory) -> EngineShelf:
+def engines(tmp_path_factory: pytest.TempPathFactory) -> "EngineShelf":
     """Engines built once per run: ``engines.engine(SWIFTKV)`` is a directory."""
+    from tests.support.engines import EngineShelf  # makes checkpoints with transformers; the operators' tests need none
+
     return EngineShelf(tmp_path_factory.mktemp("engines"))

@@ -5,7 +5,6 @@ import shutil
 from pathlib import Path
 
 import torch
-from tokenizers import Tokenizer
 
 import plugins
 from kvforge import __version__
@@ -78,6 +77,8 @@ def _resolve(options: BuildOptions, config: ModelConfig, checkpoint: Checkpoint)
 
 
 def _check_tokenizer(checkpoint: Checkpoint) -> None:
+    from tokenizers import Tokenizer  # here: compiling graphs alone (perf/gpu) needs none
+
     path = checkpoint.path / "tokenizer.json"
     if not path.is_file():
         raise CheckpointError(
