@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from tokenizers import Tokenizer
 from torch import nn
 
@@ -86,7 +87,10 @@ def quantize_checkpoint(
         model.to("cuda" if torch.cuda.is_available() else "cpu")
         with staging_directory(output) as staging:
             _quantize(mtq, model, recipe, samples, progress)
-            export_hf_checkpoint(model, export_dir=staging)
+            try:
+                export_hf_checkpoint(model, export_dir=staging)
+            except SafetensorError as error:  # how a full disk reads there
+                raise KvforgeError(f"{output} was not written ({first_line(error)}); free space there.") from None
             for name in TOKENIZER_FILES:
                 if (checkpoint.path / name).is_file():
                     shutil.copyfile(checkpoint.path / name, staging / name)

@@ -1,6 +1,8 @@
 """`kvforge quantize` with NVIDIA's ModelOpt itself: what it writes, and that kvforge reads it."""
 
 import json
+import resource
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -158,6 +160,22 @@ def test_a_tokenizer_that_does_not_fit_is_named(tmp_path: Path) -> None:
     (source / "tokenizer.json").write_text("{")
     with pytest.raises(CheckpointError, match="is not a readable tokenizer"):
         quantize_checkpoint(source, tmp_path / "out", "fp8", calibration=text)
+
+
+def test_a_full_disk_leaves_one_sentence_and_nothing_else(tmp_path: Path) -> None:
+    """A limit on the size of files stands for the full disk: too small for the weights, in a process of its own."""
+    pytest.importorskip("modelopt", reason="nvidia-modelopt is not installed")
+    source = make_checkpoint(tmp_path / "source", "llama", num_hidden_layers=2, vocab_size=2000)
+    command = [sys.executable, "-m", "kvforge", "quantize", str(source), "-o", str(tmp_path / "out")]
+    result = subprocess.run(
+        [*command, "--recipe", "fp8-kv", "--num-samples", "1", "--num-tokens", "256"],
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000)),
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 1, result.stderr
+    assert f"kvforge: error: {tmp_path / 'out'} was not written" in result.stderr and "Traceback" not in result.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
 
 
 def test_a_failure_in_the_middle_leaves_nothing(tmp_path: Path) -> None:
