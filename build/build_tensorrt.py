@@ -8,10 +8,12 @@ Takes what `kvforge build` takes; the target is tensorrt. Without TensorRT or a 
 """
 
 import argparse
+import importlib
 import sys
 from collections.abc import Sequence
 
 from kvforge import cli
+from kvforge.compiler.targets import tensorrt
 from kvforge.errors import KvforgeError
 
 
@@ -34,7 +36,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def check_machine() -> None:
-    """Raise KvforgeError unless TensorRT and a GPU that the plugins support are here."""
+    """Raise KvforgeError unless TensorRT, the packages that write ONNX, and a GPU that the plugins support are here."""
+    importlib.import_module("kvforge.tensorrt_api")
+    tensorrt.check_onnx()
     from kvforge.compiler.tensorrt_build import check_gpu
 
     check_gpu()

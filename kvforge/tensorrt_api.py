@@ -7,7 +7,7 @@ try:
 except (ImportError, OSError) as error:
     raise MissingToolError(
         f"TensorRT cannot be imported ({first_line(error)}); on a machine with an NVIDIA GPU install it with "
-        'pip install "kvforge[tensorrt]", or work in NVIDIA\'s TensorRT container.'
+        "pip install -e '.[tensorrt]', or work in NVIDIA's TensorRT container."
     ) from error
 
 __all__ = ["trt"]

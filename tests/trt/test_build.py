@@ -162,17 +162,24 @@ def test_without_tensorrt(module):
     code = f"import sys; sys.modules['tensorrt'] = None\nimport importlib\nimportlib.import_module('{module}')"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     last = result.stderr.strip().splitlines()[-1]
-    assert "MissingToolError" in last and 'pip install "kvforge[tensorrt]"' in last and "container" in last
+    assert "MissingToolError" in last and "pip install -e '.[tensorrt]'" in last and "container" in last
 
 
-def test_the_script_stops_before_any_work(tmp_path):
+@pytest.mark.parametrize(
+    "modules, message",
+    (
+        ("{'tensorrt': None, 'onnx': None}", "TensorRT cannot be imported"),
+        ("{'tensorrt': types.ModuleType('tensorrt'), 'onnx': None}", "Target tensorrt writes ONNX, which needs onnx;"),
+    ),
+)
+def test_the_script_stops_before_any_work(tmp_path, modules, message):
     script = "runpy.run_path('build/build_tensorrt.py', run_name='__main__')"
-    code = f"import runpy, sys; sys.modules['tensorrt'] = None; {script}"
+    code = f"import runpy, sys, types; sys.modules.update({modules}); {script}"
     result = subprocess.run(
         [sys.executable, "-c", code, "nowhere", "-o", str(tmp_path / "engine")],
         capture_output=True,
         text=True,
         check=False,
     )
-    assert result.returncode == 1 and result.stderr.startswith("build_tensorrt: error: TensorRT cannot be imported")
+    assert result.returncode == 1 and result.stderr.startswith(f"build_tensorrt: error: {message}")
     assert len(result.stderr.splitlines()) == 1 and list(tmp_path.iterdir()) == []

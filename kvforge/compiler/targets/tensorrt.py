@@ -17,14 +17,19 @@ def builds_plans() -> bool:
     return torch.cuda.is_available() and importlib.util.find_spec("tensorrt") is not None
 
 
-def check_toolchain() -> None:
-    """Raise BuildError when the packages that write ONNX are missing, or a GPU here cannot run what TensorRT builds."""
+def check_onnx() -> None:
+    """Raise BuildError when a package that writes ONNX is missing."""
     missing = [name for name in ("onnx", "onnxscript") if importlib.util.find_spec(name) is None]
     if missing:
         raise BuildError(
             f"Target tensorrt writes ONNX, which needs {' and '.join(missing)}; install them with "
-            'pip install "kvforge[onnx]".'
+            "pip install -e '.[onnx]'."
         )
+
+
+def check_toolchain() -> None:
+    """Raise BuildError when the packages that write ONNX are missing, or a GPU here cannot run what TensorRT builds."""
+    check_onnx()
     if builds_plans():
         from kvforge.compiler.tensorrt_build import check_gpu
 

@@ -62,7 +62,7 @@ def test_a_failed_export_leaves_nothing(checkpoint: Path, tmp_path: Path, monkey
 def test_missing_packages_are_named(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "onnxscript" else found(name))
-    with pytest.raises(BuildError, match=r"needs onnxscript; install them with pip install \"kvforge\[onnx\]\"\.$"):
+    with pytest.raises(BuildError, match=r"needs onnxscript; install them with pip install -e '\.\[onnx\]'\.$"):
         build_engine(checkpoint, tmp_path / "engine", BuildOptions(target="tensorrt"))
 
 
