@@ -86,13 +86,19 @@ def _packages() -> list[Check]:
         ("tritonclient", "optional"),
         ("transformers", "optional"),
         ("modelopt", "optional"),
+        ("onnx", "optional"),
+        ("onnxscript", "optional"),
+        ("triton", "optional"),
         ("tensorrt", "optional"),
         ("tensorrt-llm", "optional"),
     ]
+    advices = {"triton": "comes with a CUDA build of torch (needed by targets cuda and tensorrt on a GPU)"}
     extras = {
         "tritonclient": "serve",
         "transformers": "train",
         "modelopt": "modelopt",
+        "onnx": "onnx",
+        "onnxscript": "onnx",
         "tensorrt": "tensorrt",
         "tensorrt-llm": "trtllm",
     }
@@ -100,6 +106,7 @@ def _packages() -> list[Check]:
     for package, absent in needed:
         version = _version("nvidia-modelopt" if package == "modelopt" else package)
         advice = f"pip install -e '.[{extras[package]}]'" if package in extras else f"pip install {package}"
+        advice = advices.get(package, advice)
         checks.append(
             Check(package, "ok" if version else absent, version or "not installed", "" if version else advice)
         )
