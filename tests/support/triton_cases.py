@@ -1,8 +1,8 @@
 """The Triton face of one operator against its reference under the interpreter, in a process of its own.
 
 `python -m tests.support.triton_cases OPERATOR FIRST LAST` runs the random cases of these seeds and prints one JSON line
-for each: {"seed": 3, "error": null} or what is wrong. Instead of an operator, `invariances`
-and `llama` are more checks of attention.
+for each: {"seed": 3, "error": null} or what is wrong. Instead of an operator, `invariances` and `llama` are more checks
+of attention, and `large` writes and reads the far end of a cache.
 """
 
 import json
@@ -19,6 +19,7 @@ from plugins import random_cases, triton_search
 from plugins.kv_quantization import LARGEST, dynamic_scale, quantize
 from plugins.paged_attention import cuda as attention
 from plugins.paged_attention.cuda_tuning import Blocks, Tuning
+from plugins.rope_paged_kv_write import cuda as kv_write
 from plugins.speculative_verify import cuda as verify
 from tests.support.operator_cases import difference, reference
 from tests.support.operator_faces import run_triton
@@ -110,6 +111,30 @@ def llama_case(seed: int) -> str | None:
     return difference("paged_attention", args, [attention.launch(*args)], reference("paged_attention", args))
 
 
+def large_case(seed: int) -> str | None:
+    """The last pages of pools of more than 2**31 elements, of which only these are touched."""
+    page_size, kv_heads, head_dim, length = 16, 2, 32, 40
+    pages = 2**31 // (page_size * kv_heads * head_dim) + 4
+    gen = torch.Generator().manual_seed(seed)
+    k, v = torch.randn(2, length, kv_heads, head_dim, generator=gen)
+    angle = torch.rand(length, head_dim // 2, generator=gen)
+    q = torch.randn(3, 2 * kv_heads, head_dim, generator=gen)
+    positions, results = torch.arange(length), []
+    for count, table in ((pages, torch.tensor([pages - 1, pages - 3, pages - 2])), (3, torch.arange(3))):
+        pools = [torch.empty(count, page_size, kv_heads, head_dim, dtype=torch.int8) for _ in range(2)]
+        slots = (table[positions // page_size] * page_size + positions % page_size).int()
+        kv_write.launch(k, v, angle.cos(), angle.sin(), slots, *pools, k_scale=0.02, v_scale=0.03)
+        for queries in (1, 3):  # split-KV decode, and a tile
+            starts, lengths = torch.tensor([0, queries]).int(), torch.tensor([length]).int()
+            args = (q[:queries], *pools, starts, lengths, table[None].int(), 0.2, 0, None, None, 0.02, 0.03)
+            results.append(attention.launch(*args, tuning=SMALL))
+            if count == 3:
+                wrong = difference("paged_attention", args, [results[-1]], reference("paged_attention", args))
+                if wrong:
+                    return wrong
+    return None if all(map(torch.equal, results[:2], results[2:])) else "the far end is not addressed"
+
+
 CASES: dict[str, Callable[[int], str | None]] = {
     "rope_paged_kv_write": kv_write_case,
     "paged_attention": attention_case,
@@ -117,6 +142,7 @@ CASES: dict[str, Callable[[int], str | None]] = {
     "speculative_verify": verify_case,
     "invariances": invariance_case,
     "llama": llama_case,
+    "large": large_case,
 }
 
 

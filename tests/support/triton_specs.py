@@ -15,6 +15,10 @@ from plugins.triton_kernel import KernelSpec
 FP8, BF16, FP16, FP32, INT8 = torch.float8_e4m3fn, torch.bfloat16, torch.float16, torch.float32, torch.int8
 
 
+HEADS = ((1, 32, 128), (7, 4, 128), (8, 8, 128), (32, 1, 128), (16, 1, 256), (3, 2, 20))
+"""Other heads: queries per KV head, KV heads, head dim."""
+
+
 def caches(capability: int, full: bool) -> Iterator[CacheLayout]:
     eight_bit = INT8 if capability < 89 else FP8
     yield CacheLayout(BF16, 64, 8, 128)  # Llama-3.1-8B
@@ -43,6 +47,12 @@ def kernel_specs(capability: int, full: bool) -> Iterator[KernelSpec]:
             windowed = replace(shape, window=4096)
             yield partial_spec(windowed, tuning)
             yield combine_spec(windowed, tuning)
+    if full:
+        for group, kv_heads, head_dim in HEADS:
+            for cache in (CacheLayout(BF16, 64, kv_heads, head_dim), CacheLayout(INT8, 64, kv_heads, head_dim, True)):
+                shape = AttentionShape(cache, BF16, group * kv_heads, 0.1)
+                yield partial_spec(shape, shape.tuning(capability))
+                yield combine_spec(shape, shape.tuning(capability))
     for dtype in (FP32, FP16, BF16) if full else (BF16,):
         yield low_rank.kernel_spec(dtype, 8, 160, 128)
     for vocab in (128256, 32000, 1664) if full else (32000,):
