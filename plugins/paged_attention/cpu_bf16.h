@@ -117,7 +117,9 @@ inline float softmax_row(const float* scores, bf16* weights, int64_t width, int6
   __m512 total = _mm512_setzero_ps();
   for (int64_t j = begin; j < end; j += 16) {
     const __mmask16 seen = Masked ? lanes_between(j, first, last) : 0xffff;
-    __m512 p = exp2_nonpositive(_mm512_fmsub_ps(score(j), scale, peak));
+    // Rounded as for the peak, so that the difference is never positive: not to be fused into one operation.
+    const __m512 x = _mm512_mul_round_ps(score(j), scale, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    __m512 p = exp2_nonpositive(_mm512_sub_ps(x, peak));
     p = _mm512_maskz_mov_ps(seen, p);
     total = _mm512_add_ps(total, p);
     if (Scaled) p = _mm512_maskz_mul_ps(seen, p, _mm512_loadu_ps(scales.v + j));

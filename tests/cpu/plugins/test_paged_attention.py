@@ -47,6 +47,24 @@ def relative_error(got: torch.Tensor, want: torch.Tensor) -> float:
 
 
 @each_kind
+@pytest.mark.parametrize("queries", [1, 40])
+@pytest.mark.parametrize("size", [1e9, 1e18])
+def test_huge_scores_pick_their_keys(dtype, cache, queries, size, isas, monkeypatch):
+    """Scores far beyond what their differences resolve: all weight is on the largest, and nothing becomes NaN."""
+    torch.manual_seed(0)
+    keys, head_dim = 100, 64
+    k, k_scales, scale = cached(torch.randn(8, 16, 1, head_dim), cache)
+    v, v_scales, _ = cached(torch.randn(8, 16, 1, head_dim), cache)
+    q = (torch.randn(queries, 4, head_dim) * size).to(dtype)
+    rest = (torch.tensor([0, queries]).int(), torch.tensor([keys]).int(), torch.arange(8).int()[None], 0.125, 0)
+    args = (q, k, v, *rest, k_scales, v_scales, scale, scale)
+    want = REFERENCE(*args)
+    for isa in isas:
+        monkeypatch.setenv("KVFORGE_CPU_ISA", isa)
+        assert relative_error(attend(*args), want) < tolerance(q), isa
+
+
+@each_kind
 @pytest.mark.parametrize("window", [0, 700])
 def test_long_keys_are_split_and_merged(dtype, cache, window, isas, monkeypatch):
     """Several splits in both kinds of work: one query, and a short chunk after a long past."""
