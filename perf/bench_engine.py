@@ -101,10 +101,12 @@ def run(work: Path, workloads: list[Workload], num_runs: int) -> dict[str, Any]:
 def main() -> None:
     """Parse the command line, measure, print a table and write the report."""
     parser = argparse.ArgumentParser(description="Measure the benchmark engines against each other.")
-    parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "kvforge-bench")
-    parser.add_argument("--workloads", type=Path, default=Path(__file__).parent / "workloads.json")
-    parser.add_argument("--only", action="append", metavar="NAME")
-    parser.add_argument("--num-runs", type=int, default=3)
+    work = Path(tempfile.gettempdir()) / "kvforge-bench"
+    parser.add_argument("--work", type=Path, default=work, help="engines, built once and kept (default: %(default)s)")
+    workloads = Path(__file__).parent / "workloads.json"
+    parser.add_argument("--workloads", type=Path, default=workloads, help="JSON file (default: perf/workloads.json)")
+    parser.add_argument("--only", action="append", metavar="NAME", help="run this workload; may be given several times")
+    parser.add_argument("--num-runs", type=int, default=3, help="runs, of which medians are reported (default 3)")
     parser.add_argument("--output", type=Path, help="write the report here as JSON")
     args = parser.parse_args()
     report = run(args.work, load_workloads(args.workloads, args.only), args.num_runs)

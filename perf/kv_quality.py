@@ -115,11 +115,20 @@ def main() -> None:
     parser.add_argument("--num-prompts", type=int, default=500, help="of each of the five tasks (default 500)")
     parser.add_argument("--length", type=int, default=500, help="prompt length in tokens (default 500)")
     parser.add_argument("--seed", type=int, default=1, help="of the prompts (default 1)")
-    parser.add_argument("--only", action="append", choices=list(MODELS), help="rows to answer (default: all)")
+    rows = ", ".join(f'"{name}"' for name in MODELS)
+    parser.add_argument(
+        "--only",
+        action="append",
+        choices=list(MODELS),
+        metavar="ROW",
+        help=f"rows to answer, of {rows} (default: all); may be given several times",
+    )
     parser.add_argument(
         "--kv-dtype", action="append", choices=KV_DTYPES, help="columns to answer (default: all but fp8_static)"
     )
-    parser.add_argument("--output", type=Path, default=Path("perf/results/kv-quality"), help="without suffix")
+    parser.add_argument(
+        "--output", type=Path, default=Path("perf/results/kv-quality"), help="without suffix (default %(default)s)"
+    )
     args = parser.parse_args()
     tokenizer = Tokenizer.from_file(str(ASSETS / "tiny-teacher" / "tokenizer.json"))
 
