@@ -114,8 +114,8 @@ def _value(where: str, name: str, node: yaml.Node) -> str | int:
             raise BuildError(f"{where}: {name} {node.value!r} is unknown; choose from {', '.join(_CHOICES[name])}.")
         if not node.value:
             raise BuildError(f"{where}: {name} is empty; give it a value or leave it out.")
-        if "\0" in node.value:
-            raise BuildError(f"{where}: {name} holds a null character, which no path may; remove it.")
+        if any(character == "\0" or "\ud800" <= character <= "\udfff" for character in node.value):
+            raise BuildError(f"{where}: {name} holds a character that no path may; remove it.")
         return str(node.value)
     try:
         number = yaml.SafeLoader("").construct_yaml_int(node)
