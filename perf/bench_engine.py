@@ -13,6 +13,7 @@ import statistics
 import sys
 import tempfile
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,7 @@ def main() -> None:
     parser.add_argument("--num-runs", type=int, default=3, help="runs, of which medians are reported (default 3)")
     parser.add_argument("--output", type=Path, help="write the report here as JSON")
     args = parser.parse_args()
+    warnings.filterwarnings("ignore", category=FutureWarning)  # torch.export's own
     report = run(args.work, load_workloads(args.workloads, args.only), args.num_runs)
     print(f"{'workload':<14} {'variant':<14} {'TTFT s':>8} {'total s':>8} {'tok/s':>8} {'prefill floor s':>16}")
     for row in report["rows"]:

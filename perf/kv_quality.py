@@ -11,6 +11,7 @@ interrupted run continues, and a larger --num-prompts asks only the new prompts.
 import argparse
 import dataclasses
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +131,7 @@ def main() -> None:
         "--output", type=Path, default=Path("perf/results/kv-quality"), help="without suffix (default %(default)s)"
     )
     args = parser.parse_args()
+    warnings.filterwarnings("ignore", category=FutureWarning)  # torch.export's own
     tokenizer = Tokenizer.from_file(str(ASSETS / "tiny-teacher" / "tokenizer.json"))
 
     def count(text: str) -> int:

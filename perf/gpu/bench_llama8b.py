@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -277,9 +278,17 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--tiny", action="store_true", help="a tiny model and short inputs")
     parser.add_argument("--subset", action="store_true", help="8K inputs only")
-    parser.add_argument("--variants", nargs="+", choices=tuple(VARIANTS), default=list(VARIANTS))
+    parser.add_argument(
+        "--variants",
+        nargs="+",
+        choices=tuple(VARIANTS),
+        default=list(VARIANTS),
+        metavar="NAME",
+        help=f"of {', '.join(VARIANTS)} (default: all)",
+    )
     parser.add_argument("--inputs", nargs="+", type=int, help="input lengths (default: all)")
-    parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "kvforge-llama8b")
+    work = Path(tempfile.gettempdir()) / "kvforge-llama8b"
+    parser.add_argument("--work", type=Path, default=work, help="compiled graphs, kept (default: %(default)s)")
     parser.add_argument("--jobs", type=int, default=4, help="variants that are compiled at once")
     parser.add_argument("--json", type=Path, help="write the results here (default: $OUT/llama8b.json if OUT is set)")
     parser.add_argument("--compile-only", choices=tuple(VARIANTS), help=argparse.SUPPRESS)
@@ -306,6 +315,7 @@ def selected_cases(options: argparse.Namespace) -> tuple[Case, ...]:
 def main(arguments: list[str] | None = None) -> None:
     """Compile, measure, print a table and write the report."""
     options = parse_arguments(arguments)
+    warnings.filterwarnings("ignore", category=FutureWarning)  # torch.export's own
     shape = TINY if options.tiny else LLAMA_8B
     work = options.work / options.device
     if options.compile_only:

@@ -91,11 +91,12 @@ def test_arguments(tmp_path, monkeypatch, capsys):
         assert "torch sees no GPU" in capsys.readouterr().err
 
 
-def test_tiny_run_on_the_cpu(tmp_path, full):
+def test_tiny_run_on_the_cpu(tmp_path, full, capfd):
     """The same path as on a GPU: compile, random weights, scheduler, floors, table and JSON."""
     names = list(VARIANTS) if full else ["cut16-4way-fp8"]
     arguments = ["--device", "cpu", "--tiny", "--work", str(tmp_path / "work"), "--json", str(tmp_path / "report.json")]
     bench_llama8b.main([*arguments, "--inputs", "48", "--variants", *names])
+    assert "Warning" not in capfd.readouterr().err
     report = json.loads((tmp_path / "report.json").read_text())
     assert [row["variant"] for row in report["rows"]] == names
     for row in report["rows"]:
