@@ -67,10 +67,11 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(manifest.to_json(), indent=1))
     else:
+        left_out = "; ONNX only, for plans build where TensorRT and a GPU are" if manifest.isa == ("onnx",) else ""
         print(
             f"{output}: {manifest.model_type}, {manifest.num_parameters / 1e6:.1f}M parameters, "
             f"cut {manifest.cut} of {manifest.num_layers} layers, {manifest.kv_bytes_per_token} KV bytes per token, "
-            f"built in {time.monotonic() - started:.0f} s"
+            f"built in {time.monotonic() - started:.0f} s{left_out}"
         )
     return 0
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 from onnx import helper
 
+from kvforge import cli
 from kvforge.checkpoint.safetensors_writer import TensorSpec, write_safetensors
 from kvforge.compiler import BuildOptions, build_engine
 from kvforge.compiler.onnx_check import check_graph
@@ -57,6 +58,15 @@ def test_a_failed_export_leaves_nothing(checkpoint: Path, tmp_path: Path, monkey
     with pytest.raises(BuildError, match=r"^no$"):
         build_engine(checkpoint, tmp_path / "engine", BuildOptions(target="tensorrt"))
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]
+
+
+def test_the_last_line_says_that_plans_are_missing(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("kvforge.compiler.targets.tensorrt.builds_plans", lambda: False)
+    monkeypatch.setattr("kvforge.compiler.onnx_export.write_onnx", lambda *arguments: arguments[3].touch())
+    assert cli.main(["build", str(checkpoint), "-o", str(tmp_path / "engine"), "--target", "tensorrt"]) == 0
+    assert capsys.readouterr().out.endswith(" s; ONNX only, for plans build where TensorRT and a GPU are\n")
 
 
 def test_missing_packages_are_named(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
