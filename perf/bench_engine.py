@@ -24,7 +24,7 @@ from tqdm import tqdm
 from kvforge.bench.workload import Workload, load_workloads, run_once, warm_up
 from kvforge.compiler import BuildOptions, build_engine
 from kvforge.engine import MANIFEST_FILE, Manifest, load_manifest
-from kvforge.planner import prefill_flops_per_token
+from kvforge.planning.costs import prefill_flops_per_token
 from kvforge.runtime import LLMEngine
 from perf.random_checkpoint import LLAMA_213M, write_checkpoint
 

@@ -21,7 +21,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the manifest with derived sizes; raises EngineError for a damaged engine."""
     from kvforge.engine import load_manifest, verify_files
-    from kvforge.planner import prefill_flops_per_token
+    from kvforge.planning.costs import prefill_flops_per_token
 
     manifest = load_manifest(args.engine)
     if args.verify:

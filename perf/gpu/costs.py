@@ -1,29 +1,21 @@
 """What a step must at least compute and read, from an engine's manifest: the floors beside measured times."""
 
 from kvforge.engine import SCALE_BYTES, Manifest
-from kvforge.planner import prefill_flops_per_token
+from kvforge.planning import costs
+from kvforge.planning.capacity import normalized_tflops
+from kvforge.planning.shape import shape_of_manifest
 
-
-def normalized_tflops(num_parameters: int, tokens_per_second: float) -> float:
-    """Return 2 x parameters x combined tokens/s in TFLOP/s (arXiv 2410.03960, section 4.3); ``num_parameters`` is the
-    model's without a cut, so that saved work counts."""
-    return 2 * num_parameters * tokens_per_second / 1e12
+__all__ = ["decode_flops", "kv_read_bytes", "normalized_tflops", "prompt_flops", "weight_bytes"]
 
 
 def prompt_flops(manifest: Manifest, input_tokens: int) -> float:
     """Return the FLOPs of one prompt and its first token."""
-    prompt = prefill_flops_per_token(manifest, input_tokens) * input_tokens
-    below = prefill_flops_per_token(manifest, 1) - _attention(manifest, manifest.cut, 1)
-    return prompt + decode_flops(manifest, input_tokens) - below - _attention(manifest, manifest.cut, input_tokens)
+    return costs.prompt_flops(shape_of_manifest(manifest), input_tokens)
 
 
 def decode_flops(manifest: Manifest, context: int) -> float:
     """Return the FLOPs of one decode token that attends ``context`` keys: all layers and the vocabulary."""
-    hidden, q_dim = manifest.hidden_size, manifest.num_heads * manifest.head_dim
-    layer = 2 * 2 * hidden * q_dim + 3 * 2 * hidden * manifest.intermediate_size
-    kv = 2 * hidden * 2 * manifest.num_kv_heads * manifest.head_dim * manifest.num_owners
-    attention = _attention(manifest, manifest.num_layers, context)
-    return manifest.num_layers * layer + kv + attention + 2 * hidden * manifest.vocab_size
+    return costs.full_token(shape_of_manifest(manifest), context).total
 
 
 def kv_read_bytes(manifest: Manifest, context: int) -> int:
@@ -37,10 +29,3 @@ def kv_read_bytes(manifest: Manifest, context: int) -> int:
 def weight_bytes(manifest: Manifest, element_bytes: int) -> int:
     """Return the bytes of weights that a decode step reads: all but the embedding, of which it gathers rows."""
     return (manifest.num_parameters - manifest.vocab_size * manifest.hidden_size) * element_bytes
-
-
-def _attention(manifest: Manifest, num_layers: int, context: int) -> int:
-    q_dim = manifest.num_heads * manifest.head_dim
-    return sum(
-        2 * 2 * q_dim * (min(context, window) if window else context) for window in manifest.layer_windows[:num_layers]
-    )

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from kvforge.cli import main
 from kvforge.engine import Manifest, load_manifest, save_manifest, sha256_of, verify_files
 from kvforge.errors import EngineError
-from kvforge.planner import prefill_flops_per_token
+from kvforge.planning.costs import prefill_flops_per_token
 from kvforge.runtime.session import load_session
 from tests.support.engines import SWIFTKV, SWIFTKV_FP8, EngineShelf
 

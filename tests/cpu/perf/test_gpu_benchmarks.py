@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kvforge.planner import prefill_flops_per_token
+from kvforge.planning.costs import prefill_flops_per_token
 from kvforge.runtime import LLMEngine, SamplingParams
 from kvforge.runtime.config import resolve_config
 from perf.gpu import bench_llama8b, bench_operators, costs, models

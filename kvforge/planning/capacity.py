@@ -1,0 +1,116 @@
+"""What fits into a memory, and the bounds on throughput that follow."""
+
+from dataclasses import dataclass
+
+from kvforge.engine import KV_FORMATS, SCALE_BYTES
+from kvforge.planning.costs import (
+    full_token,
+    full_token_below,
+    output_flops,
+    prompt_flops,
+    request_flops,
+    skipped_token,
+)
+from kvforge.planning.shape import Shape
+
+GIB = 2**30
+WEIGHT_BYTES = {"float32": 4, "bfloat16": 2, "fp8": 1}
+"""Bytes of a weight."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Memory in bytes, what of it is neither weights nor cache, the sustained FLOP/s and bytes/s; 0: unknown."""
+
+    memory_bytes: float
+    reserve_bytes: float = 0.0
+    flops_per_s: float = 0.0
+    bytes_per_s: float = 0.0
+
+
+def weight_bytes(shape: Shape, dtype: str) -> int:
+    """Return the bytes of the engine's weights; ``dtype`` is a key of ``WEIGHT_BYTES``."""
+    return shape.num_parameters * WEIGHT_BYTES[dtype]
+
+
+def kv_element_bytes(shape: Shape, kv_dtype: str) -> int:
+    """Return the bytes of K and V that one token keeps over all owners, without scales."""
+    return shape.num_owners * shape.cached_numbers * KV_FORMATS[kv_dtype].element_bytes
+
+
+def kv_scale_bytes(shape: Shape, kv_dtype: str) -> int:
+    """Return the bytes of the dynamic scales of one token over all owners."""
+    return shape.num_owners * shape.cached_rows * SCALE_BYTES if KV_FORMATS[kv_dtype].scales == "dynamic" else 0
+
+
+def kv_bytes(shape: Shape, kv_dtype: str) -> int:
+    """Return the bytes one token keeps in the cache: K, V and their scales."""
+    return kv_element_bytes(shape, kv_dtype) + kv_scale_bytes(shape, kv_dtype)
+
+
+def cache_tokens(shape: Shape, machine: Machine, weight_dtype: str, kv_dtype: str) -> int:
+    """Return the tokens whose cache fits beside the weights; 0 where the weights alone do not fit."""
+    free = machine.memory_bytes - machine.reserve_bytes - weight_bytes(shape, weight_dtype)
+    return max(int(free // kv_bytes(shape, kv_dtype)), 0)
+
+
+def equal_capacity_bytes(shape: Shape, tokens: int, reserve_bytes: float, weight_dtype: str, kv_dtype: str) -> float:
+    """Return the memory in which ``tokens`` tokens fit."""
+    return reserve_bytes + weight_bytes(shape, weight_dtype) + tokens * kv_bytes(shape, kv_dtype)
+
+
+def normalized_tflops(num_parameters: int, tokens_per_second: float) -> float:
+    """Return 2 x parameters x combined tokens/s in TFLOP/s (arXiv 2410.03960, section 4.3); ``num_parameters`` is the
+    model's without a cut, so that saved work counts."""
+    return 2 * num_parameters * tokens_per_second / 1e12
+
+
+def max_speedup(shape: Shape, input_tokens: int, output_tokens: int) -> float:
+    """Return how many times the requests per FLOP of the model without a cut: what no hardware bound by computing
+    exceeds, given that output tokens still run all layers (arXiv 2410.03960, Figure 2 right)."""
+    plain = request_flops(shape.without_cut(), input_tokens, output_tokens)
+    return plain / request_flops(shape, input_tokens, output_tokens)
+
+
+def requests_per_second(
+    shape: Shape, machine: Machine, batch: int, input_tokens: int, output_tokens: int, weight_dtype: str, kv_dtype: str
+) -> float:
+    """Return the bound on requests/s with ``batch`` requests at a time: prompts at the FLOP rate, then each decode
+    step at the slower of the FLOP rate and of reading all weights and every layer's cache.
+
+    0 where the batch is empty. Without a memory bandwidth only FLOPs bound the steps.
+    """
+    if batch < 1 or not machine.flops_per_s:
+        return 0.0
+    prompts = batch * prompt_flops(shape, input_tokens) / machine.flops_per_s
+    steps = batch * output_flops(shape, input_tokens, output_tokens) / machine.flops_per_s
+    if machine.bytes_per_s:
+        middle = input_tokens + output_tokens / 2
+        of_layer = kv_bytes(shape, kv_dtype) / shape.num_owners
+        keys = sum(min(middle, window) if window else middle for window in shape.layer_windows)
+        step = weight_bytes(shape, weight_dtype) + batch * of_layer * keys
+        steps = max(steps, (output_tokens - 1) * step / machine.bytes_per_s)
+    return batch / (prompts + steps)
+
+
+def distillation_flops_per_token(shape: Shape, context_length: int) -> float:
+    """Return the FLOPs of distilling one token (arXiv 2410.03960, section 3.4): the layers below the cut once, those
+    above and the head for teacher and student, the student's backward through its activations (attention twice), and
+    through the weights of its trained Q, K and V."""
+    mean = (context_length + 1) / 2
+    teacher, whole = full_token(shape.without_cut(), mean), full_token(shape, mean)
+    num_upper_owners = shape.num_owners - shape.cut
+    key_value = 2.0 * shape.hidden_size * shape.cached_numbers * num_upper_owners
+    student = whole.total - (full_token_below(shape, mean) - key_value)
+    attention = whole.attention * (shape.num_layers - shape.cut) / shape.num_layers
+    queries = 2.0 * shape.hidden_size * shape.query_dim * (shape.num_layers - shape.cut)
+    return teacher.total + 2 * student + attention + queries + key_value
+
+
+def break_even_tokens(shape: Shape, context_length: int, distillation_tokens: float) -> float:
+    """Return after how many prompt tokens, in prompts of ``context_length``, the FLOPs saved are those spent on
+    distilling with ``distillation_tokens``; infinite without a cut."""
+    plain = skipped_token(shape.without_cut(), context_length).total
+    saved = plain - skipped_token(shape, context_length).total
+    spent = distillation_flops_per_token(shape, context_length) * distillation_tokens
+    return spent / saved if saved > 0 else float("inf")

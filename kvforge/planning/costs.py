@@ -1,0 +1,116 @@
+"""Exact FLOPs of tokens, by part; a multiply-add counts 2 (arXiv 2410.03960, section 3.2 and Table 1)."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from kvforge.engine import Manifest
+from kvforge.planning.shape import Shape, shape_of_manifest
+
+
+@dataclass(frozen=True)
+class Parts:
+    """FLOPs of one token: vocabulary (the head), K,V and Q,O projections, MLP, attention."""
+
+    vocabulary: float
+    key_value: float
+    query_output: float
+    mlp: float
+    attention: float
+
+    @property
+    def total(self) -> float:
+        """FLOPs of all parts."""
+        return self.vocabulary + self.key_value + self.query_output + self.mlp + self.attention
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the parts and their total as JSON-ready data."""
+        return {**self.__dict__, "total": self.total}
+
+
+def skipped_token(shape: Shape, context_length: int) -> Parts:
+    """Return the mean cost of a prompt token without logits, over a prompt of ``context_length`` tokens.
+
+    Layers below the cut cost everything; above it only each owner's K and V projection is left. The embedding is a
+    gather and such a token has no logits, so the vocabulary costs nothing.
+    """
+    return _token(shape, shape.cut, [mean_keys(context_length, window) for window in shape.layer_windows], False)
+
+
+def full_token(shape: Shape, context: float) -> Parts:
+    """Return the cost of an output token that attends ``context`` keys: all layers and the head."""
+    keys = [min(context, window) if window else context for window in shape.layer_windows]
+    return _token(shape, shape.num_layers, keys, True)
+
+
+def table_1(shape: Shape, context_length: int) -> Parts:
+    """Return the cost of a prompt token as Table 1 counts it: with the head and the embedding as if it were a GEMM."""
+    cost = skipped_token(shape, context_length)
+    return Parts(**{**cost.__dict__, "vocabulary": 4.0 * shape.vocab_size * shape.hidden_size})
+
+
+def prompt_flops(shape: Shape, input_tokens: int) -> float:
+    """Return the FLOPs of one prompt and its first output token: of the prompt's tokens only the last runs the layers
+    above the cut and the head."""
+    above = full_token(shape, input_tokens).total - full_token_below(shape, input_tokens)
+    return skipped_token(shape, input_tokens).total * input_tokens + above
+
+
+def full_token_below(shape: Shape, context: float) -> float:
+    """Return what of ``full_token`` a skipped token at the same place costs as well."""
+    keys = [min(context, window) if window else context for window in shape.layer_windows]
+    return _token(shape, shape.cut, keys, False).total
+
+
+def output_flops(shape: Shape, input_tokens: int, output_tokens: int) -> float:
+    """Return the FLOPs of the output tokens after the first, each of which attends all before it and itself."""
+    steps = output_tokens - 1
+    if steps < 1:
+        return 0.0
+    last = input_tokens + steps
+    sums = [
+        mean_keys(last, window) * last - mean_keys(input_tokens, window) * input_tokens
+        for window in shape.layer_windows
+    ]
+    return _token(shape, shape.num_layers, [total / steps for total in sums], True).total * steps
+
+
+def request_flops(shape: Shape, input_tokens: int, output_tokens: int) -> float:
+    """Return the FLOPs of a request of ``input_tokens`` that produces ``output_tokens`` >= 1."""
+    return prompt_flops(shape, input_tokens) + output_flops(shape, input_tokens, output_tokens)
+
+
+def prefill_flops_per_token(manifest: Manifest, context_length: int) -> float:
+    """Return the mean FLOPs of one prompt token of an engine that is not sampled from (``skipped_token``)."""
+    return skipped_token(shape_of_manifest(manifest), context_length).total
+
+
+def mean_keys(context_length: int, window: int) -> float:
+    """Return the mean number of keys a causal query sees over positions 0..context_length-1."""
+    if not window or window >= context_length:
+        return (context_length + 1) / 2
+    return (window * (window + 1) / 2 + (context_length - window) * window) / context_length
+
+
+def _token(shape: Shape, num_full_layers: int, keys: list[float], is_output: bool) -> Parts:
+    """Cost of a token that runs ``num_full_layers`` layers and attends ``keys[i]`` keys in layer i."""
+    hidden, heads = shape.hidden_size, shape.num_heads
+    per_key = 2 * (shape.query_dim + shape.output_dim)
+    if shape.latent and is_output:
+        # An output token attends the latent rows themselves; expanding its query and output costs the same weights
+        # as expanding its own row.
+        per_key = 2 * heads * (2 * shape.latent.rank + shape.latent.rope_dim)
+    dense = 6 * hidden * shape.intermediate_size
+    mlp = num_full_layers * dense
+    if shape.experts:
+        kinds = shape.experts
+        mixed = 6 * hidden * kinds.intermediate_size * (kinds.num_active + kinds.num_shared)
+        num_dense = min(num_full_layers, kinds.num_dense_layers)
+        mlp = num_dense * dense + (num_full_layers - num_dense) * (mixed + 2 * hidden * kinds.num_routed)
+    return Parts(
+        vocabulary=2.0 * shape.vocab_size * hidden if is_output else 0.0,
+        key_value=2.0 * hidden * shape.cached_numbers * shape.num_owners
+        + 2.0 * shape.expansion_weights * num_full_layers,
+        query_output=2.0 * hidden * (shape.query_dim + shape.output_dim) * num_full_layers,
+        mlp=float(mlp),
+        attention=float(sum(per_key * count for count in keys[:num_full_layers])),
+    )
