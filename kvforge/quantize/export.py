@@ -95,7 +95,10 @@ def quantize_checkpoint(
                 if (checkpoint.path / name).is_file():
                     shutil.copyfile(checkpoint.path / name, staging / name)
             scales = _check_export(staging, checkpoint, config)
-            size = sum(file.stat().st_size for file in staging.glob("*.safetensors"))
+            files = list(staging.glob("*.safetensors"))
+            for file in files:  # safetensors writes them for the owner alone
+                file.chmod((staging / "config.json").stat().st_mode & 0o777)
+            size = sum(file.stat().st_size for file in files)
     return QuantizeSummary(
         output=str(output),
         recipe=recipe,

@@ -91,6 +91,7 @@ def test_fp8_kv_leaves_the_weights_alone(family: str, cut: int | None, tmp_path:
     for name, tensor in original.items():
         assert torch.equal(written[name], tensor), name
     assert len(written) == len(original) + 8
+    assert len({path.stat().st_mode for path in (tmp_path / "out").iterdir()}) == 1  # who reads one file reads all
     assert open_checkpoint(tmp_path / "out").quantization == Quantization(None, "FP8")
 
 
