@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from kvforge import __version__
 from kvforge.errors import KvforgeError
 
-COMMANDS = ("quantize", "build", "inspect", "generate", "serve", "bench", "eval", "demo", "plugins", "doctor")
+COMMANDS = ("plan", "quantize", "build", "inspect", "generate", "serve", "bench", "eval", "demo", "plugins", "doctor")
 """Modules of ``kvforge.commands``, in the order of ``--help``."""
 
 

@@ -110,7 +110,8 @@ class Checkpoint:
         return self.file_of_tensor[name]
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file; raises CheckpointError where there is none."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -130,11 +131,11 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     path = Path(path)
     if not (path / "config.json").is_file():
         raise CheckpointError(f"{path} is not a checkpoint: give a directory with config.json and *.safetensors.")
-    hf_config = _read_json(path / "config.json")
+    hf_config = read_json(path / "config.json")
     generation = path / "generation_config.json"
-    generation_config = _read_json(generation) if generation.is_file() else {}
+    generation_config = read_json(generation) if generation.is_file() else {}
     quant_file = path / CONFIG_FILE
-    quantization = read_quantization(path, hf_config, _read_json(quant_file) if quant_file.is_file() else None)
+    quantization = read_quantization(path, hf_config, read_json(quant_file) if quant_file.is_file() else None)
     file_of_tensor: dict[str, Path] = {}
     for file in _weight_files(path):
         if not file.is_file():
@@ -165,7 +166,7 @@ def _weight_files(path: Path) -> list[Path]:
         if not files:
             raise CheckpointError(f"{path} has no *.safetensors weights; convert the checkpoint to safetensors first.")
         return files
-    weight_map = _read_json(index).get("weight_map")
+    weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map or not all(isinstance(n, str) for n in weight_map.values()):
         raise CheckpointError(f"{index} has no weight_map from tensor names to file names; download it again.")
     return sorted({path / name for name in weight_map.values()})

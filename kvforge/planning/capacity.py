@@ -54,7 +54,7 @@ def cache_tokens(shape: Shape, machine: Machine, weight_dtype: str, kv_dtype: st
     return max(int(free // kv_bytes(shape, kv_dtype)), 0)
 
 
-def equal_capacity_bytes(shape: Shape, tokens: int, reserve_bytes: float, weight_dtype: str, kv_dtype: str) -> float:
+def memory_for(shape: Shape, tokens: int, reserve_bytes: float, weight_dtype: str, kv_dtype: str) -> float:
     """Return the memory in which ``tokens`` tokens fit."""
     return reserve_bytes + weight_bytes(shape, weight_dtype) + tokens * kv_bytes(shape, kv_dtype)
 
@@ -98,10 +98,10 @@ def distillation_flops_per_token(shape: Shape, context_length: int) -> float:
     above and the head for teacher and student, the student's backward through its activations (attention twice), and
     through the weights of its trained Q, K and V."""
     mean = (context_length + 1) / 2
-    teacher, whole = full_token(shape.without_cut(), mean), full_token(shape, mean)
+    teacher, whole = full_token(shape.without_cut(), mean, True), full_token(shape, mean, True)
     num_upper_owners = shape.num_owners - shape.cut
     key_value = 2.0 * shape.hidden_size * shape.cached_numbers * num_upper_owners
-    student = whole.total - (full_token_below(shape, mean) - key_value)
+    student = whole.total - (full_token_below(shape, mean, True).total - key_value)
     attention = whole.attention * (shape.num_layers - shape.cut) / shape.num_layers
     queries = 2.0 * shape.hidden_size * shape.query_dim * (shape.num_layers - shape.cut)
     return teacher.total + 2 * student + attention + queries + key_value

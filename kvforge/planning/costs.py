@@ -1,6 +1,6 @@
 """Exact FLOPs of tokens, by part; a multiply-add counts 2 (arXiv 2410.03960, section 3.2 and Table 1)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kvforge.engine import Manifest
@@ -33,32 +33,34 @@ def skipped_token(shape: Shape, context_length: int) -> Parts:
     Layers below the cut cost everything; above it only each owner's K and V projection is left. The embedding is a
     gather and such a token has no logits, so the vocabulary costs nothing.
     """
-    return _token(shape, shape.cut, [mean_keys(context_length, window) for window in shape.layer_windows], False)
+    return _token(shape, shape.cut, [mean_keys(context_length, window) for window in shape.layer_windows], True)
 
 
-def full_token(shape: Shape, context: float) -> Parts:
-    """Return the cost of an output token that attends ``context`` keys: all layers and the head."""
-    keys = [min(context, window) if window else context for window in shape.layer_windows]
-    return _token(shape, shape.num_layers, keys, True)
+def full_token(shape: Shape, context: float, is_expanded: bool = False) -> Parts:
+    """Return the cost of an output token that attends ``context`` keys: all layers and the head.
+
+    Latent attention (DeepSeek-V2) works on the cached rows themselves, or ``is_expanded`` as in prompts.
+    """
+    cost = _token(shape, shape.num_layers, _keys_at(shape, context), is_expanded)
+    return replace(cost, vocabulary=2.0 * shape.vocab_size * shape.hidden_size)
+
+
+def full_token_below(shape: Shape, context: float, is_expanded: bool = False) -> Parts:
+    """Return what of ``full_token`` a skipped token at the same place costs as well."""
+    return _token(shape, shape.cut, _keys_at(shape, context), is_expanded)
 
 
 def table_1(shape: Shape, context_length: int) -> Parts:
     """Return the cost of a prompt token as Table 1 counts it: with the head and the embedding as if it were a GEMM."""
     cost = skipped_token(shape, context_length)
-    return Parts(**{**cost.__dict__, "vocabulary": 4.0 * shape.vocab_size * shape.hidden_size})
+    return replace(cost, vocabulary=4.0 * shape.vocab_size * shape.hidden_size)
 
 
 def prompt_flops(shape: Shape, input_tokens: int) -> float:
     """Return the FLOPs of one prompt and its first output token: of the prompt's tokens only the last runs the layers
     above the cut and the head."""
-    above = full_token(shape, input_tokens).total - full_token_below(shape, input_tokens)
+    above = full_token(shape, input_tokens).total - full_token_below(shape, input_tokens).total
     return skipped_token(shape, input_tokens).total * input_tokens + above
-
-
-def full_token_below(shape: Shape, context: float) -> float:
-    """Return what of ``full_token`` a skipped token at the same place costs as well."""
-    keys = [min(context, window) if window else context for window in shape.layer_windows]
-    return _token(shape, shape.cut, keys, False).total
 
 
 def output_flops(shape: Shape, input_tokens: int, output_tokens: int) -> float:
@@ -71,7 +73,8 @@ def output_flops(shape: Shape, input_tokens: int, output_tokens: int) -> float:
         mean_keys(last, window) * last - mean_keys(input_tokens, window) * input_tokens
         for window in shape.layer_windows
     ]
-    return _token(shape, shape.num_layers, [total / steps for total in sums], True).total * steps
+    cost = _token(shape, shape.num_layers, [total / steps for total in sums], False)
+    return (cost.total + 2.0 * shape.vocab_size * shape.hidden_size) * steps
 
 
 def request_flops(shape: Shape, input_tokens: int, output_tokens: int) -> float:
@@ -91,13 +94,18 @@ def mean_keys(context_length: int, window: int) -> float:
     return (window * (window + 1) / 2 + (context_length - window) * window) / context_length
 
 
-def _token(shape: Shape, num_full_layers: int, keys: list[float], is_output: bool) -> Parts:
-    """Cost of a token that runs ``num_full_layers`` layers and attends ``keys[i]`` keys in layer i."""
+def _keys_at(shape: Shape, context: float) -> list[float]:
+    """Keys that a token sees in each layer where ``context`` are there."""
+    return [min(context, window) if window else context for window in shape.layer_windows]
+
+
+def _token(shape: Shape, num_full_layers: int, keys: list[float], is_expanded: bool) -> Parts:
+    """Cost without the vocabulary of a token that runs ``num_full_layers`` layers, ``keys[i]`` keys in layer i."""
     hidden, heads = shape.hidden_size, shape.num_heads
     per_key = 2 * (shape.query_dim + shape.output_dim)
-    if shape.latent and is_output:
-        # An output token attends the latent rows themselves; expanding its query and output costs the same weights
-        # as expanding its own row.
+    if shape.latent and not is_expanded:
+        # The latent rows themselves are attended; expanding query and result takes the weights that would expand
+        # the token's own row.
         per_key = 2 * heads * (2 * shape.latent.rank + shape.latent.rope_dim)
     dense = 6 * hidden * shape.intermediate_size
     mlp = num_full_layers * dense
@@ -107,7 +115,7 @@ def _token(shape: Shape, num_full_layers: int, keys: list[float], is_output: boo
         num_dense = min(num_full_layers, kinds.num_dense_layers)
         mlp = num_dense * dense + (num_full_layers - num_dense) * (mixed + 2 * hidden * kinds.num_routed)
     return Parts(
-        vocabulary=2.0 * shape.vocab_size * hidden if is_output else 0.0,
+        vocabulary=0.0,
         key_value=2.0 * hidden * shape.cached_numbers * shape.num_owners
         + 2.0 * shape.expansion_weights * num_full_layers,
         query_output=2.0 * hidden * (shape.query_dim + shape.output_dim) * num_full_layers,

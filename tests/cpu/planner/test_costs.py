@@ -146,6 +146,11 @@ def test_experts_and_latent_attention_by_hand():
     assert cost.mlp == 2 * (3 * 2048 * 10944 + 14 * (8 * 3 * 2048 * 1408 + 2048 * 64))
     assert cost.attention == 15 * 2 * 16 * (192 + 128)
     assert full_token(shape, 1).attention == 27 * 2 * 16 * (2 * 512 + 64)
+    assert full_token(shape, 1, True).attention == 27 * 2 * 16 * (192 + 128)
+    # Past the cut the last prompt token attends latent rows: nobody has expanded those.
+    layer = 2 * (512 * 16 * 256 + 2048 * (16 * 192 + 16 * 128) + 8 * 3 * 2048 * 1408 + 2048 * 64)
+    above = 12 * (layer + 2 * 16 * (2 * 512 + 64) * 10) + 2 * 102400 * 2048
+    assert prompt_flops(shape, 10) == pytest.approx(10 * skipped_token(shape, 10).total + above)
 
 
 @pytest.mark.parametrize(("cut", "group_size"), [(0, 1), (81, 1), (-1, 1), (40, 0)])

@@ -1,0 +1,88 @@
+"""``kvforge plan``: what a cut, groups and a cache format save and cost, before anything is trained or built."""
+
+import argparse
+import json
+import math
+from pathlib import Path
+
+
+def _positive(text: str) -> float:
+    value = float(text)
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
+    return value
+
+
+def _not_negative(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is not a number of at least 0")
+    return value
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a positive whole number")
+    return value
+
+
+def add_parser(subparsers: argparse._SubParsersAction) -> None:
+    """Declare the command."""
+    from kvforge.engine import KV_FORMATS
+    from kvforge.planning.capacity import WEIGHT_BYTES
+
+    parser = subparsers.add_parser("plan", help="FLOPs, cache bytes and capacity of a model's cuts, from its sizes")
+    parser.add_argument("--model", required=True, help="a preset (llama-3.1-8b, …), config.json, checkpoint or engine")
+    parser.add_argument(
+        "--cut", type=int, nargs="+", metavar="K", help="first layer whose K,V come from the single input; several"
+    )
+    parser.add_argument("--group-size", type=int, nargs="+", metavar="G", help="layers that share a cache; several")
+    parser.add_argument("--kv-dtype", nargs="+", choices=tuple(KV_FORMATS), metavar="D", help=", ".join(KV_FORMATS))
+    parser.add_argument("--weight-dtype", choices=tuple(WEIGHT_BYTES), metavar="D", help=", ".join(WEIGHT_BYTES))
+    parser.add_argument("--input", type=_count, default=8192, metavar="N", help="input tokens of a request (8192)")
+    parser.add_argument("--output", type=_count, default=256, metavar="M", help="output tokens of a request (256)")
+    parser.add_argument(
+        "--memory-gib", type=_positive, nargs="+", default=[], metavar="X", help="memory of a GPU; several"
+    )
+    parser.add_argument(
+        "--reserve-gib", type=_not_negative, default=0.25, metavar="X", help="of it for activations and runtime (0.25)"
+    )
+    parser.add_argument("--tflops", type=_positive, default=0.0, metavar="Y", help="TFLOP/s of a GPU, for bounds")
+    parser.add_argument(
+        "--bandwidth-gb-s", type=_positive, default=0.0, metavar="B", help="memory bandwidth of a GPU in 1e9 bytes/s"
+    )
+    parser.add_argument("--gpus", type=_count, default=1, metavar="N", help="GPUs that share the model (1)")
+    parser.add_argument(
+        "--tokens-per-second", type=_positive, default=0.0, metavar="R", help="a throughput to normalize"
+    )
+    parser.add_argument(
+        "--distillation-tokens", type=_positive, default=680e6, metavar="N", help="for the break-even (680e6)"
+    )
+    parser.add_argument("--json", action="store_true", help="print as JSON")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="write a figure (.png, .svg, .pdf)")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the plan; raises KvforgeError for a model or a cut that is none."""
+    from kvforge.planning.load import load_subject
+    from kvforge.planning.plan import Fleet, Workload, list_variants, make_plan
+    from kvforge.planning.plot import plot_plan
+    from kvforge.planning.report import describe
+
+    subject = load_subject(args.model)
+    work = Workload(args.input, args.output, args.weight_dtype or subject.weight_dtype, args.distillation_tokens)
+    fleet = Fleet(tuple(args.memory_gib), args.reserve_gib, args.tflops, args.bandwidth_gb_s, args.gpus)
+    variants = list_variants(
+        subject.shape,
+        args.cut or subject.cuts,
+        args.group_size or subject.group_sizes,
+        args.kv_dtype or [subject.kv_dtype],
+        all_pairs=args.group_size is not None,
+    )
+    plan = make_plan(subject.shape, variants, work, fleet, args.tokens_per_second)
+    if args.plot:
+        plot_plan(plan, args.plot)
+    print(json.dumps(plan, indent=1) if args.json else describe(plan))
+    return 0

@@ -1,0 +1,64 @@
+"""What ``--model`` names: a preset, a config.json, a checkpoint or an engine."""
+
+import dataclasses
+from pathlib import Path
+
+from kvforge.engine import MANIFEST_FILE, load_manifest
+from kvforge.errors import CheckpointError, KvforgeError
+from kvforge.planning.presets import PRESETS
+from kvforge.planning.shape import Shape, shape_of_config, shape_of_manifest
+
+
+@dataclasses.dataclass(frozen=True)
+class Subject:
+    """A model to plan for: its shape as it is, the cuts and group sizes to show unless told otherwise, its dtypes."""
+
+    shape: Shape
+    cuts: tuple[int, ...]
+    group_sizes: tuple[int, ...] = (1, 2, 4)
+    weight_dtype: str = "bfloat16"
+    kv_dtype: str = "bfloat16"
+
+
+def load_subject(model: str) -> Subject:
+    """Return what ``model`` names.
+
+    Raises:
+        KvforgeError: it names nothing, or what it names cannot be read as a supported model.
+    """
+    if model in PRESETS:
+        return Subject(PRESETS[model].shape, PRESETS[model].cuts)
+    path = Path(model)
+    if not path.exists():
+        raise KvforgeError(
+            f"{model} is neither a preset nor a path; presets are {', '.join(PRESETS)}, paths an engine, a checkpoint "
+            "or a config.json."
+        )
+    if (path / MANIFEST_FILE).is_file():
+        manifest = load_manifest(path)
+        subject = _own(shape_of_manifest(manifest, path.resolve().name))
+        return dataclasses.replace(subject, weight_dtype=manifest.dtype, kv_dtype=manifest.kv_dtype)
+    if path.is_dir() and not (path / "config.json").is_file():
+        raise KvforgeError(f"{path} is neither an engine ({MANIFEST_FILE}) nor a checkpoint (config.json); give one.")
+    return _from_config(path / "config.json" if path.is_dir() else path)
+
+
+def _from_config(path: Path) -> Subject:
+    from kvforge.checkpoint.reader import read_json
+    from model_defs import ModelError, load_config
+
+    hf = read_json(path)
+    try:
+        config = load_config(hf)
+    except ModelError as error:
+        raise CheckpointError(f"{path}: {error}") from None
+    return _own(shape_of_config(config, path.resolve().parent.name if path.name == "config.json" else path.stem))
+
+
+def _own(shape: Shape) -> Subject:
+    """A model with a cut is shown as it is, one without at half its layers."""
+    if shape.cut < shape.num_layers:
+        above = [owner for owner in sorted(set(shape.owner_of_layer)) if owner >= shape.cut]
+        group_size = above[1] - above[0] if len(above) > 1 else shape.num_layers - shape.cut
+        return Subject(shape, (shape.cut,), tuple(sorted({1, group_size})))
+    return Subject(shape, (max(shape.num_layers // 2, 1),) if shape.num_layers > 1 else ())

@@ -1,0 +1,191 @@
+"""A plan: every cut, group size and cache format of a model side by side, as JSON-ready data."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kvforge.planning.capacity import (
+    GIB,
+    Machine,
+    break_even_tokens,
+    cache_tokens,
+    distillation_flops_per_token,
+    kv_bytes,
+    kv_element_bytes,
+    kv_scale_bytes,
+    max_speedup,
+    memory_for,
+    normalized_tflops,
+    requests_per_second,
+    weight_bytes,
+)
+from kvforge.planning.costs import full_token, skipped_token, table_1
+from kvforge.planning.shape import Shape
+
+RATIOS = (1, 2, 5, 10, 20, 50, 100)
+"""Input tokens per output token, for the maximum speed-up (arXiv 2410.03960, Figure 2 right)."""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Tokens of a request, dtype of the weights, and what distilling costs in tokens."""
+
+    input_tokens: int = 8192
+    output_tokens: int = 256
+    weight_dtype: str = "bfloat16"
+    distillation_tokens: float = 680e6
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """GPUs (or machines) that share one model, each with memory, a FLOP rate and a bandwidth; 0 where unknown."""
+
+    memory_gib: tuple[float, ...] = ()
+    reserve_gib: float = 0.25
+    tflops: float = 0.0
+    bandwidth_gb_s: float = 0.0
+    num_gpus: int = 1
+
+    def machine(self, memory_gib: float) -> Machine:
+        """Return all of them as one machine."""
+        count = self.num_gpus
+        return Machine(
+            count * memory_gib * GIB,
+            count * self.reserve_gib * GIB,
+            count * self.tflops * 1e12,
+            count * self.bandwidth_gb_s * 1e9,
+        )
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One row of a plan."""
+
+    name: str
+    shape: Shape
+    group_size: int
+    kv_dtype: str
+
+
+def list_variants(
+    shape: Shape, cuts: Sequence[int], group_sizes: Sequence[int], kv_dtypes: Sequence[str], all_pairs: bool
+) -> list[Variant]:
+    """Return the plain model, each cut with each group size, and all layers merged, for each cache format.
+
+    Unless ``all_pairs``, the larger groups are shown at the first cut only. Raises KvforgeError for an impossible cut.
+    """
+    first, found = cuts[:1], [("no cut", shape.without_cut(), 1)]
+    for cut in dict.fromkeys(cuts):
+        for size in dict.fromkeys(group_sizes):
+            made = shape.with_cut(cut, size)
+            if cut < shape.num_layers and (all_pairs or size == min(group_sizes) or cut in first):
+                name = f"cut {cut} of {shape.num_layers}" + (f", {size}-way" if size > 1 else "")
+                found.append((name, made, size))
+    found.append(("all layers merged", shape.merged(), shape.num_layers))
+    suffix = [f", {kv_dtype}" if len(kv_dtypes) > 1 else "" for kv_dtype in kv_dtypes]
+    return [
+        Variant(name + end, made, size, kv_dtype)
+        for kv_dtype, end in zip(kv_dtypes, suffix, strict=True)
+        for name, made, size in found
+    ]
+
+
+def make_plan(
+    shape: Shape, variants: Sequence[Variant], work: Workload, fleet: Fleet, tokens_per_second: float = 0.0
+) -> dict[str, Any]:
+    """Return the plan; see docs/planning.md for its fields. The first variant is what capacity is compared with.
+
+    Relative costs and reductions are against the model without a cut and a cache of 16 bits, or 32 with float32
+    weights.
+    """
+    plan: dict[str, Any] = {
+        "model": shape.model,
+        "num_layers": shape.num_layers,
+        "num_parameters": shape.base_parameters,
+        "input_tokens": work.input_tokens,
+        "output_tokens": work.output_tokens,
+        "weight_dtype": work.weight_dtype,
+        "table_1_context": shape.max_position,
+        "variants": [_row(shape, variant, work, fleet) for variant in variants],
+    }
+    if fleet.memory_gib:
+        plan["capacity"] = [_capacity(variants, work, fleet, memory) for memory in fleet.memory_gib]
+    if tokens_per_second:
+        rate = normalized_tflops(shape.base_parameters, tokens_per_second) / fleet.num_gpus
+        plan["throughput"] = {"tokens_per_second": tokens_per_second, "num_gpus": fleet.num_gpus}
+        plan["throughput"]["normalized_tflops_per_gpu"] = rate
+        if fleet.tflops:
+            plan["throughput"]["share_of_tflops"] = rate / fleet.tflops
+    return plan
+
+
+def _row(shape: Shape, variant: Variant, work: Workload, fleet: Fleet) -> dict[str, Any]:
+    made, plain = variant.shape, shape.without_cut()
+    prompt = skipped_token(made, work.input_tokens)
+    paper = table_1(made, shape.max_position)
+    wide = kv_bytes(plain, "float32" if work.weight_dtype == "float32" else "bfloat16")
+    spent = distillation_flops_per_token(made, work.input_tokens) * work.distillation_tokens
+    has_cut = made.cut < made.num_layers
+    distillation: dict[str, Any] | None = None
+    if has_cut:
+        distillation = {
+            "tokens": work.distillation_tokens,
+            "flops": spent,
+            "break_even_prompt_tokens": break_even_tokens(made, work.input_tokens, work.distillation_tokens),
+        }
+        if fleet.tflops:
+            distillation["gpu_hours"] = spent / (fleet.tflops * 1e12) / 3600
+    return {
+        "name": variant.name,
+        "cut": made.cut,
+        "group_size": variant.group_size,
+        "num_owners": made.num_owners,
+        "kv_dtype": variant.kv_dtype,
+        "num_parameters": made.num_parameters,
+        "weight_bytes": weight_bytes(made, work.weight_dtype),
+        "prompt_token_flops": prompt.to_json(),
+        "output_token_flops": full_token(made, work.input_tokens + work.output_tokens / 2).to_json(),
+        "relative_prefill": prompt.total / skipped_token(plain, work.input_tokens).total,
+        "table_1_gflop": {name: value / 1e9 for name, value in paper.to_json().items()},
+        "table_1_relative": paper.total / table_1(plain, shape.max_position).total,
+        "kv_bytes_per_token": kv_bytes(made, variant.kv_dtype),
+        "kv_element_bytes_per_token": kv_element_bytes(made, variant.kv_dtype),
+        "kv_scale_bytes_per_token": kv_scale_bytes(made, variant.kv_dtype),
+        "cache_reduction": 1 - kv_element_bytes(made, variant.kv_dtype) / wide,
+        "cache_reduction_with_scales": 1 - kv_bytes(made, variant.kv_dtype) / wide,
+        "max_speedup": max_speedup(made, work.input_tokens, work.output_tokens),
+        "max_speedup_by_ratio": {
+            str(ratio): max_speedup(made, work.input_tokens, max(round(work.input_tokens / ratio), 1))
+            for ratio in RATIOS
+        },
+        "distillation": distillation,
+    }
+
+
+def _capacity(variants: Sequence[Variant], work: Workload, fleet: Fleet, memory_gib: float) -> dict[str, Any]:
+    machine, length = fleet.machine(memory_gib), work.input_tokens + work.output_tokens
+    rows: list[dict[str, Any]] = []
+    for variant in variants:
+        tokens = cache_tokens(variant.shape, machine, work.weight_dtype, variant.kv_dtype)
+        row: dict[str, Any] = {"name": variant.name, "cache_tokens": tokens, "requests": tokens // length}
+        first = rows[0] if rows else row
+        row["gib_per_gpu_for_as_many_as_first"] = (
+            memory_for(
+                variant.shape, first["requests"] * length, machine.reserve_bytes, work.weight_dtype, variant.kv_dtype
+            )
+            / GIB
+            / fleet.num_gpus
+        )
+        if fleet.tflops:
+            rate = requests_per_second(
+                variant.shape,
+                machine,
+                row["requests"],
+                work.input_tokens,
+                work.output_tokens,
+                work.weight_dtype,
+                variant.kv_dtype,
+            )
+            row["max_tokens_per_second"] = rate * length
+        rows.append(row)
+    return {"memory_gib_per_gpu": memory_gib, "variants": rows}

@@ -1,0 +1,92 @@
+"""A plan as text."""
+
+from collections.abc import Sequence
+from typing import Any
+
+_HEAD = ("", "K,V", "Q,O", "MLP", "attention", "total", "relative", "output token", "KV B/token", "reduction", "max")
+_SPEEDUP = "speed-up"
+
+
+def describe(plan: dict[str, Any]) -> str:
+    """Return the tables of a plan: costs per token, then what fits, then the rate and the break-even."""
+    title = (
+        f"{plan['model']}: {plan['num_parameters'] / 1e9:.2f}B parameters, {plan['num_layers']} layers, "
+        f"{plan['weight_dtype']} weights; requests of {plan['input_tokens']} input and {plan['output_tokens']} output "
+        "tokens"
+    )
+    unit, factor = _unit(plan)
+    rows = [[_HEAD[0], *_HEAD[1:-1], f"{_HEAD[-1]} {_SPEEDUP}"]]
+    for row in plan["variants"]:
+        prompt = row["prompt_token_flops"]
+        parts = [prompt[name] / factor for name in ("key_value", "query_output", "mlp", "attention", "total")]
+        rows.append(
+            [
+                row["name"],
+                *(f"{value:.2f}" for value in parts),
+                f"{100 * row['relative_prefill']:.1f}%",
+                f"{row['output_token_flops']['total'] / factor:.2f}",
+                f"{row['kv_bytes_per_token']}",
+                f"{100 * row['cache_reduction_with_scales']:.1f}%",
+                f"{row['max_speedup']:.2f}x",
+            ]
+        )
+    blocks = [title, f"{unit} per prompt token without logits, by part; KV bytes include scales\n{_table(rows)}"]
+    if "capacity" in plan:
+        blocks.append(_capacity(plan["capacity"]))
+    blocks += [line for line in (_throughput(plan), _break_even(plan)) if line]
+    return "\n\n".join(blocks)
+
+
+def _unit(plan: dict[str, Any]) -> tuple[str, float]:
+    largest = max(row["prompt_token_flops"]["total"] for row in plan["variants"])
+    return ("GFLOP", 1e9) if largest >= 1e9 else ("MFLOP", 1e6)
+
+
+def _capacity(memories: Sequence[dict[str, Any]]) -> str:
+    """Requests that fit, one column for each memory, with the bound on combined tokens/s where there is one."""
+    rows = [["", *(f"{memory['memory_gib_per_gpu']:g} GiB" for memory in memories)]]
+    with_rate = "max_tokens_per_second" in memories[0]["variants"][0]
+    for i, first in enumerate(memories[0]["variants"]):
+        cells = [first["name"]]
+        for memory in memories:
+            row = memory["variants"][i]
+            rate = f" ({row['max_tokens_per_second'] / 1e3:.2f}K tok/s)" if with_rate else ""
+            cells.append(f"{row['requests']}{rate}" if row["requests"] else "does not fit")
+        rows.append(cells)
+    head = "Requests that fit at a time, by memory per GPU"
+    return f"{head}{' (bound on combined tokens/s)' if with_rate else ''}\n{_table(rows)}"
+
+
+def _throughput(plan: dict[str, Any]) -> str:
+    if "throughput" not in plan:
+        return ""
+    rate = plan["throughput"]
+    share = f", {100 * rate['share_of_tflops']:.1f}% of the given rate" if "share_of_tflops" in rate else ""
+    return (
+        f"{rate['tokens_per_second']:g} tokens/s are {rate['normalized_tflops_per_gpu']:.1f} normalized TFLOPS per "
+        f"GPU{share}"
+    )
+
+
+def _break_even(plan: dict[str, Any]) -> str:
+    lines = []
+    for row in plan["variants"]:
+        if row["distillation"] and row["kv_dtype"] == plan["variants"][0]["kv_dtype"]:
+            spent = row["distillation"]
+            hours = f", {spent['gpu_hours']:.0f} GPU hours" if "gpu_hours" in spent else ""
+            lines.append(
+                f"{row['name']}: distilling with {spent['tokens'] / 1e6:.0f}M tokens ({spent['flops']:.2e} FLOP{hours})"
+                f" is saved again after {spent['break_even_prompt_tokens'] / 1e9:.2f}B prompt tokens"
+            )
+    return "\n".join(lines)
+
+
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    """Align the first column to the left, the others to the right."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return "\n".join(
+        "  ".join(
+            [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
+        )
+        for row in rows
+    )

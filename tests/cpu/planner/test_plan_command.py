@@ -1,0 +1,158 @@
+"""``kvforge plan``: what it reads, prints, plots and refuses."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from kvforge.cli import main
+from kvforge.engine import save_manifest
+from kvforge.planning.costs import prefill_flops_per_token
+from kvforge.planning.load import load_subject
+from kvforge.planning.presets import PRESETS
+from model_defs import load_config
+from perf.gpu.models import Limits, Variant, manifest_of, resolved_options
+
+ASSETS = Path(__file__).resolve().parents[3] / "model_defs" / "assets"
+
+
+def plan(capsys, *arguments):
+    assert main(["plan", *map(str, arguments), "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_table_1_as_json(capsys):
+    rows = {row["name"]: row for row in plan(capsys, "--model", "llama-3.1-70b")["variants"]}
+    for name, percent in {"cut 60 of 80": 75.5, "cut 40 of 80": 51.0, "cut 40 of 80, 4-way": 50.7}.items():
+        assert 100 * rows[name]["table_1_relative"] == pytest.approx(percent, abs=0.2)
+    paper = rows["no cut"]["table_1_gflop"]
+    assert paper["key_value"] == pytest.approx(2.684, abs=0.1)
+    assert paper["query_output"] == pytest.approx(21.475, abs=1)
+    assert paper["mlp"] == pytest.approx(112.743, rel=0.01)
+    assert paper["attention"] == pytest.approx(171.8, rel=0.01)
+    assert rows["cut 40 of 80, 2-way"]["cache_reduction"] == 0.25
+    assert rows["all layers merged"]["cache_reduction"] == 1 - 1 / 80
+
+
+def test_headline_throughput(capsys):
+    arguments = ["--model", "llama-3.1-70b", "--gpus", 4, "--tokens-per-second", 16000, "--tflops", 989]
+    rate = plan(capsys, *arguments)["throughput"]
+    assert rate["normalized_tflops_per_gpu"] == pytest.approx(560, rel=0.01)
+    assert rate["share_of_tflops"] == pytest.approx(0.566, abs=0.006)
+
+
+@pytest.mark.parametrize(("asset", "mflop", "kv"), [("tiny-teacher", 13.54, 8192), ("tiny-swiftkv", 7.03, 6144)])
+def test_tiny_models_cost_what_the_readme_says(capsys, asset, mflop, kv):
+    """A checkpoint directory and its config.json, as the demo counts them: 1000 tokens, an fp32 cache."""
+    arguments = ["--input", 1000, "--kv-dtype", "float32", "--weight-dtype", "float32"]
+    by_folder = plan(capsys, "--model", ASSETS / asset, *arguments)
+    assert plan(capsys, "--model", ASSETS / asset / "config.json", *arguments) == by_folder
+    rows = {row["name"]: row for row in by_folder["variants"]}
+    row = rows["no cut" if asset == "tiny-teacher" else "cut 4 of 8, 2-way"]
+    assert row["prompt_token_flops"]["total"] / 1e6 == pytest.approx(mflop, abs=0.005)
+    assert row["kv_bytes_per_token"] == kv
+    assert row["prompt_token_flops"]["vocabulary"] == 0 < row["output_token_flops"]["vocabulary"]
+
+
+def test_cuts_times_groups_times_formats(capsys):
+    arguments = ["--model", "llama-3.1-8b", "--cut", 24, 16, "--group-size", 2, 8, "--kv-dtype", "bfloat16", "int8"]
+    rows = plan(capsys, *arguments)["variants"]
+    assert len(rows) == 2 * (1 + 4 + 1)
+    assert [row["name"] for row in rows[:3]] == [
+        "no cut, bfloat16",
+        "cut 24 of 32, 2-way, bfloat16",
+        "cut 24 of 32, 8-way, bfloat16",
+    ]
+    last = rows[-2]
+    assert (last["cut"], last["group_size"], last["num_owners"], last["kv_dtype"]) == (16, 8, 18, "int8")
+    assert last["kv_bytes_per_token"] == last["kv_element_bytes_per_token"] + last["kv_scale_bytes_per_token"]
+    assert last["cache_reduction_with_scales"] < last["cache_reduction"] == 1 - 18 / 64
+
+
+def test_capacity_table(capsys):
+    arguments = ["--memory-gib", "80", "16", "--tflops", "989", "--bandwidth-gb-s", "3350"]
+    assert main(["plan", "--model", "llama-3.1-8b", *arguments]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    begin = next(i for i, line in enumerate(lines) if line.startswith("Requests that fit"))
+    table = {line[:20].strip(): line for line in lines[begin + 2 :] if line}
+    assert "does not fit" in table["no cut"] and "K tok/s" in table["no cut"]
+    assert "does not fit" not in table["cut 16 of 32, 4-way"] and "does not fit" not in table["all layers merged"]
+    assert any("GPU hours" in line for line in lines)
+    head = next(i for i, line in enumerate(lines) if line.endswith("max speed-up"))
+    assert len({len(line) for line in lines[head : head + 7]}) == 1
+
+
+def test_equal_capacity(capsys):
+    memory = plan(capsys, "--model", "llama-3.1-8b", "--memory-gib", 40)["capacity"][0]
+    needed = {row["name"]: row["gib_per_gpu_for_as_many_as_first"] for row in memory["variants"]}
+    assert needed["no cut"] <= 40
+    assert needed["all layers merged"] < needed["cut 16 of 32, 4-way"] < needed["no cut"]
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_prints(capsys, name):
+    assert main(["plan", "--model", name, "--memory-gib", "80", "--gpus", "8"]) == 0
+    assert name in capsys.readouterr().out
+
+
+def test_plot(capsys, tmp_path):
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    file = tmp_path / "plan.svg"
+    assert main(["plan", "--model", "llama-3.1-8b", "--plot", str(file)]) == 0
+    drawing = file.read_text()
+    assert "<svg" in drawing and drawing.rstrip().endswith("</svg>")
+    bad = tmp_path / "plan.doc"
+    assert main(["plan", "--model", "llama-3.1-8b", "--plot", str(bad)]) == 1
+    assert "name a .png, .svg or .pdf" in capsys.readouterr().err and not bad.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--model", "llama-9"], "llama-9 is neither a preset nor a path; presets are llama-3.2-3b, "),
+        (["--model", "EMPTY"], "is neither an engine (engine.json) nor a checkpoint (config.json)"),
+        (["--model", "FILE"], "cannot be read as JSON"),
+        (["--model", "OTHER"], "model_type 'gpt2' is not supported"),
+        (["--model", "llama-3.1-8b", "--cut", "33"], "--cut 33 is outside llama-3.1-8b; give 1 to 32"),
+        (["--model", "llama-3.1-8b", "--cut", "0"], "--cut 0 is outside"),
+        (["--model", "llama-3.1-8b", "--group-size", "0"], "--group-size is 0; give"),
+    ],
+)
+def test_errors_are_one_sentence(capsys, tmp_path, arguments, message):
+    (tmp_path / "EMPTY").mkdir()
+    (tmp_path / "FILE").write_text("{")
+    (tmp_path / "OTHER").write_text('{"model_type": "gpt2", "num_hidden_layers": 2}')
+    paths = [str(tmp_path / name) if name.isupper() else name for name in arguments]
+    assert main(["plan", *paths]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("kvforge: error: ") and message in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize("option", ["--tflops", "--memory-gib", "--input", "--gpus", "--distillation-tokens"])
+def test_numbers_must_be_positive(capsys, option):
+    for value in ("0", "-3", "many"):
+        with pytest.raises(SystemExit):
+            main(["plan", "--model", "llama-3.1-8b", option, value])
+    assert option in capsys.readouterr().err
+
+
+def test_a_model_with_a_cut_is_shown_as_it_is():
+    subject = load_subject(str(ASSETS / "tiny-swiftkv"))
+    assert (subject.cuts, subject.group_sizes) == ((4,), (1, 2))
+    assert load_subject(str(ASSETS / "tiny-teacher")).cuts == (4,)
+
+
+def test_an_engine_is_planned_with_its_own_formats(capsys, tmp_path):
+    """The row of its own cut and groups costs what ``kvforge inspect`` says of it."""
+    config = load_config(json.loads((ASSETS / "tiny-swiftkv" / "config.json").read_text()))
+    limits = Limits(max_num_seqs=4, max_num_tokens=64, max_seq_len=128, page_size=16)
+    options = resolved_options(config, Variant(kv_dtype="int8"), limits, "cpu")
+    manifest = dataclasses.replace(manifest_of(config, options), isa=("x86-64",))
+    save_manifest(manifest, tmp_path)
+    rows = plan(capsys, "--model", tmp_path, "--input", 1024)["variants"]
+    row = next(row for row in rows if row["name"] == "cut 4 of 8, 2-way")
+    assert row["prompt_token_flops"]["total"] == prefill_flops_per_token(manifest, 1024)
+    assert row["kv_bytes_per_token"] == manifest.kv_bytes_per_token
+    assert row["num_parameters"] == manifest.num_parameters
+    assert row["weight_bytes"] == 2 * manifest.num_parameters
