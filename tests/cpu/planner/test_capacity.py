@@ -1,5 +1,7 @@
 """Cache sizes, capacity, throughput and bounds against the paper (arXiv 2410.03960) and counts by hand."""
 
+from pathlib import Path
+
 import pytest
 
 from kvforge.planning.capacity import (
@@ -101,6 +103,12 @@ def test_half_the_layers_at_ten_to_one_by_hand():
     assert max_speedup(LLAMA_8B.with_cut(16), 8000, 800) == pytest.approx(11 / 6, rel=0.05)
 
 
+def test_documented_speedups():
+    made = PRESETS["llama-3.1-70b"].shape.with_cut(40)
+    curve = [max_speedup(made, INPUT, round(INPUT / ratio)) for ratio in (1, 2, 5, 10, 20, 50, 100)]
+    assert curve == pytest.approx([1.29, 1.46, 1.67, 1.79, 1.87, 1.92, 1.94], abs=0.005)
+
+
 def table_5(memory_gib):
     """Requests that fit and the bound on K tokens/s, on a memory of this size with an H100's peak rates."""
     machine = Machine(memory_gib * GIB, 0.25 * GIB, 989e12, 3.35e12)
@@ -137,6 +145,21 @@ def test_the_shape_of_table_5(memory_gib, measured):
         assert bound == 0 if rate is None else rate < bound
     bounds = [found[row][1] for row in measured]
     assert bounds == sorted(bounds)
+
+
+def test_documented_bounds_of_table_5():
+    """The second number of each cell of the last table in docs/planning.md."""
+    text = (Path(__file__).resolve().parents[3] / "docs" / "planning.md").read_text(encoding="utf-8")
+    lines = text.splitlines()
+    begin = lines.index("| | 80 GB | 40 GB | 20 GB | 16 GB |") + 2
+    columns = [table_5(memory_gib) for memory_gib in (80, 40, 20, 16)]
+    for row, line in zip(columns[0], lines[begin : begin + 5], strict=True):
+        for found, cell in zip(columns, line.strip("| ").split("|")[1:], strict=True):
+            count, bound = found[row]
+            if count:
+                assert bound == pytest.approx(float(cell.split("/")[1]), rel=0.005)
+            else:
+                assert "does not fit" in cell
 
 
 def test_merging_all_layers_is_no_match_for_skipping_work():
