@@ -44,4 +44,9 @@ def plot_plan(plan: dict[str, Any], path: Path) -> None:
         figure.savefig(image, format=path.suffix.lstrip(".") or "png", dpi=110)
     except ValueError as error:
         raise KvforgeError(f"{path} cannot be plotted to ({first_line(error)}); name a .png, .svg or .pdf.") from None
-    path.write_bytes(image.getvalue())
+    unfinished = path.with_name(f".{path.name}.unfinished")
+    try:
+        unfinished.write_bytes(image.getvalue())
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)

@@ -102,6 +102,9 @@ def test_plot(capsys, tmp_path):
     assert main(["plan", "--model", "llama-3.1-8b", "--plot", str(file)]) == 0
     drawing = file.read_text()
     assert "<svg" in drawing and drawing.rstrip().endswith("</svg>")
+    assert list(tmp_path.iterdir()) == [file]
+    assert main(["plan", "--model", "llama-3.1-8b", "--plot", str(tmp_path / "absent" / "plan.png")]) == 1
+    assert "No such file or directory" in capsys.readouterr().err
     bad = tmp_path / "plan.doc"
     assert main(["plan", "--model", "llama-3.1-8b", "--plot", str(bad)]) == 1
     assert "name a .png, .svg or .pdf" in capsys.readouterr().err and not bad.exists()

@@ -21,6 +21,15 @@ FORBIDDEN = {
     ),
     "kvforge/engine.py": ("torch", "kvforge.compiler", "kvforge.runtime", "kvforge.serving", "model_defs", "plugins"),
     "kvforge/tasks": ("torch", "kvforge.compiler", "kvforge.runtime", "kvforge.serving", "model_defs", "plugins"),
+    "kvforge/planning": (
+        "torch",
+        "kvforge.compiler",
+        "kvforge.runtime",
+        "kvforge.serving",
+        "kvforge.quantize",
+        "kvforge.commands",
+        "plugins",
+    ),
     "kvforge/runtime": (
         "kvforge.compiler",
         "kvforge.serving",
