@@ -15,13 +15,20 @@ MANIFEST_FILE = "engine.json"
 TOKENIZER_DIR = "tokenizer"
 RANK_DIR = "rank0"
 WEIGHTS_FILE = f"{RANK_DIR}/weights.safetensors"
-LOWER_FILE = f"{RANK_DIR}/lower.pt2"
-UPPER_FILE = f"{RANK_DIR}/upper.pt2"
-VERIFY_FILE = f"{RANK_DIR}/verify.pt2"
 OPERATORS_FILE = f"{RANK_DIR}/operators.so"
 
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2}
 SCALE_BYTES = 4
+
+
+def graph_names(max_draft_len: int) -> tuple[str, ...]:
+    """Return the names of an engine's graphs, in the order they are built: ``verify`` only where there are drafts."""
+    return ("lower", "upper", "verify") if max_draft_len > 0 else ("lower", "upper")
+
+
+def package_file(graph: str) -> str:
+    """Return where the AOTInductor package of a graph lies in an engine."""
+    return f"{RANK_DIR}/{graph}.pt2"
 
 
 @dataclass(frozen=True)
@@ -86,6 +93,16 @@ class Manifest:
     operators: dict[str, int]
     files: dict[str, str]
     """SHA-256 of every file the engine was written with, by relative path; ``inspect --verify`` checks all."""
+
+    @property
+    def graphs(self) -> tuple[str, ...]:
+        """The names of the engine's graphs."""
+        return graph_names(self.max_draft_len)
+
+    @property
+    def upper_pools(self) -> slice:
+        """Which of the owners' pools, in order, the upper graph reads."""
+        return slice(sum(owner < self.cut for owner in self.owners), None)
 
     @property
     def owners(self) -> tuple[int, ...]:

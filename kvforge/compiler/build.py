@@ -13,9 +13,18 @@ from kvforge.checkpoint.kv_scales import kv_scales
 from kvforge.checkpoint.reader import TOKENIZER_FILES
 from kvforge.compiler.convert import check_weights, convert_weights
 from kvforge.compiler.engine_dir import check_output, staging_directory
-from kvforge.compiler.options import BuildOptions, ResolvedOptions, graphs, resolve
+from kvforge.compiler.options import BuildOptions, ResolvedOptions, resolve
 from kvforge.compiler.targets import Progress, Target, load_target
-from kvforge.engine import RANK_DIR, SCHEMA_VERSION, TOKENIZER_DIR, WEIGHTS_FILE, Manifest, save_manifest, sha256_of
+from kvforge.engine import (
+    RANK_DIR,
+    SCHEMA_VERSION,
+    TOKENIZER_DIR,
+    WEIGHTS_FILE,
+    Manifest,
+    graph_names,
+    save_manifest,
+    sha256_of,
+)
 from kvforge.errors import CheckpointError
 from model_defs import ModelConfig, ModelError, load_config
 
@@ -63,7 +72,7 @@ def build_engine(
 
 def stages(options: BuildOptions) -> tuple[str, ...]:
     """Return the stages of a build with ``options``, in order; raises BuildError for an unknown target."""
-    return ("weights", *load_target(options.target).stages(graphs(options.max_draft_len)), "manifest")
+    return ("weights", *load_target(options.target).stages(graph_names(options.max_draft_len)), "manifest")
 
 
 def _resolve(options: BuildOptions, config: ModelConfig, checkpoint: Checkpoint) -> ResolvedOptions:

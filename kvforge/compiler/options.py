@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from kvforge.dtypes import COMPUTE_DTYPES, KV_DTYPES
-from kvforge.engine import KV_FORMATS
+from kvforge.engine import KV_FORMATS, graph_names
 from kvforge.errors import BuildError
 from model_defs import ModelConfig
 
@@ -75,12 +75,7 @@ class ResolvedOptions:
     @property
     def graphs(self) -> tuple[str, ...]:
         """The names of the engine's graphs, in the order they are built."""
-        return graphs(self.max_draft_len)
-
-
-def graphs(max_draft_len: int) -> tuple[str, ...]:
-    """Return the names of an engine's graphs, in the order they are built: ``verify`` only where there are drafts."""
-    return ("lower", "upper", "verify") if max_draft_len > 0 else ("lower", "upper")
+        return graph_names(self.max_draft_len)
 
 
 def resolve(

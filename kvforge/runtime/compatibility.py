@@ -8,6 +8,9 @@ import plugins
 from kvforge.engine import Manifest
 from kvforge.errors import EngineError
 
+NO_DRAFTS = "this engine verifies no drafts; rebuild it with kvforge build --max-draft-len N."
+"""What ``verify`` says of an engine without that graph."""
+
 
 def check_torch(manifest: Manifest, engine_dir: Path) -> None:
     """Raise EngineError unless the engine was built with this version of torch."""

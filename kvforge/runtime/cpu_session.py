@@ -6,11 +6,11 @@ from pathlib import Path
 from torch import Tensor
 
 import plugins
-from kvforge.engine import LOWER_FILE, OPERATORS_FILE, UPPER_FILE, VERIFY_FILE, Manifest
+from kvforge.engine import OPERATORS_FILE, Manifest, package_file
 from kvforge.errors import EngineError
 from kvforge.hardware import cpu_isa
 from kvforge.runtime.aot_package import Graph, load_package, load_weights, private_tmpdir
-from kvforge.runtime.compatibility import check_operators, check_torch
+from kvforge.runtime.compatibility import NO_DRAFTS, check_operators, check_torch
 from kvforge.runtime.pools import Pools, allocate_pools
 
 
@@ -22,10 +22,9 @@ class CpuSession:
 
     def __init__(self, manifest: Manifest, weights: dict[str, Tensor], graphs: dict[str, Graph]) -> None:
         self.manifest = manifest
+        self._upper_pools = manifest.upper_pools
         self._weights = weights  # the graphs use this memory without owning it
         self._lower, self._upper, self._verify = graphs["lower"], graphs["upper"], graphs.get("verify")
-        first_upper = sum(owner < manifest.cut for owner in manifest.owners)
-        self._upper_owners = slice(first_upper, None)
 
     def lower(
         self,
@@ -53,7 +52,7 @@ class CpuSession:
     ) -> Tensor:
         """Run the R survivors past the cut; returns fp32 logits ``[R, vocab_size]``."""
         step = (hidden, survivor_index, survivor_start, positions, kv_length, page_table)
-        return self._upper([*step, *itertools.chain.from_iterable(pools[self._upper_owners])])[0]
+        return self._upper([*step, *itertools.chain.from_iterable(pools[self._upper_pools])])[0]
 
     def verify(
         self,
@@ -66,7 +65,7 @@ class CpuSession:
     ) -> tuple[Tensor, Tensor]:
         """Verify drafts; returns (accepted, next_token), each int32 ``[S]``."""
         if self._verify is None:
-            raise EngineError("this engine verifies no drafts; rebuild it with kvforge build --max-draft-len N.")
+            raise EngineError(NO_DRAFTS)
         accepted, next_token = self._verify([logits, draft_ids, draft_start, draft_probs, temperature, uniform])
         return accepted, next_token
 
@@ -95,7 +94,6 @@ def load_session(engine_dir: Path, manifest: Manifest) -> CpuSession:
     except plugins.PluginError as error:
         raise EngineError(str(error)) from error
     weights = load_weights(engine_dir)
-    files = {"lower": LOWER_FILE, "upper": UPPER_FILE} | ({"verify": VERIFY_FILE} if manifest.max_draft_len else {})
     with private_tmpdir():
-        graphs = {name: load_package(engine_dir / file, weights) for name, file in files.items()}
+        graphs = {name: load_package(engine_dir / package_file(name), weights) for name in manifest.graphs}
     return CpuSession(manifest, weights, graphs)

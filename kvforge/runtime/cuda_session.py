@@ -9,10 +9,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from kvforge.engine import LOWER_FILE, UPPER_FILE, VERIFY_FILE, Manifest
+from kvforge.engine import Manifest, package_file
 from kvforge.errors import EngineError
 from kvforge.runtime.aot_package import Graph, load_package, load_weights, unpacking_into
-from kvforge.runtime.compatibility import check_operators, check_torch
+from kvforge.runtime.compatibility import NO_DRAFTS, check_operators, check_torch
 from kvforge.runtime.cuda_decode import Capture, DecodeGraphs, GraphRecorder, batch_bucket, is_one_each
 from kvforge.runtime.cuda_staging import StepBuffer, num_elements
 from kvforge.runtime.pools import Pools, allocate_pools
@@ -44,9 +44,9 @@ class CudaSession:
     ) -> None:
         self.manifest = manifest
         self.device = device
+        self._upper_pools = manifest.upper_pools
         self._weights = weights
         self._lower, self._upper, self._verify = graphs["lower"], graphs["upper"], graphs.get("verify")
-        self._upper_owners = slice(sum(owner < manifest.cut for owner in manifest.owners), None)
         tokens, seqs = manifest.max_num_tokens, manifest.max_num_seqs
         tables = (seqs, -(-manifest.max_seq_len // manifest.page_size))
         lower = num_elements([(tokens,)] * 3 + [(seqs + 1,), (seqs,), tables])
@@ -110,7 +110,7 @@ class CudaSession:
         num_survivors = survivor_index.shape[0]
         if num_survivors == 0:
             return torch.empty(0, self.manifest.vocab_size, device=self.device)
-        memory = list(itertools.chain.from_iterable(pools[self._upper_owners]))
+        memory = list(itertools.chain.from_iterable(pools[self._upper_pools]))
         bucket = None
         if num_survivors == hidden.shape[0]:
             bucket = self._bucket(survivor_start, num_survivors, page_table, pools)
@@ -141,7 +141,7 @@ class CudaSession:
     ) -> tuple[Tensor, Tensor]:
         """Verify drafts; arguments and results, (accepted, next_token) each int32 ``[S]``, on the CPU."""
         if self._verify is None:
-            raise EngineError("this engine verifies no drafts; rebuild it with kvforge build --max-draft-len N.")
+            raise EngineError(NO_DRAFTS)
         arguments = (logits, draft_ids, draft_start, draft_probs, temperature, uniform)
         accepted, next_token = self._verify([tensor.to(self.device) for tensor in arguments])
         return accepted.cpu(), next_token.cpu()
@@ -199,12 +199,12 @@ def make_session(engine_dir: Path, manifest: Manifest, weights: dict[str, Tensor
 
     The packages' kernels are unpacked into a temporary folder, which goes with the session.
     """
-    files = {"lower": LOWER_FILE, "upper": UPPER_FILE} | ({"verify": VERIFY_FILE} if manifest.max_draft_len else {})
     folder = tempfile.mkdtemp(prefix="kvforge-")
     try:
         with unpacking_into(folder):
             graphs = {
-                name: load_package(engine_dir / file, weights, single_threaded=True) for name, file in files.items()
+                name: load_package(engine_dir / package_file(name), weights, single_threaded=True)
+                for name in manifest.graphs
             }
         device = torch.device("cuda", torch.cuda.current_device())
         session = CudaSession(manifest, weights, graphs, device, GraphRecorder())

@@ -11,7 +11,7 @@ from torch import Tensor
 from kvforge.dtypes import COMPUTE_DTYPES
 from kvforge.engine import RANK_DIR, Manifest
 from kvforge.errors import EngineError
-from kvforge.runtime.compatibility import check_operators
+from kvforge.runtime.compatibility import NO_DRAFTS, check_operators
 from kvforge.runtime.pools import Pools, allocate_pools
 from kvforge.runtime.tensorrt_plan import Plan, PlanLogger
 from kvforge.tensorrt_api import trt
@@ -43,10 +43,9 @@ class TensorRTSession:
 
     def __init__(self, manifest: Manifest, plans: dict[str, Plan], stream: torch.cuda.Stream) -> None:
         self.manifest = manifest
+        self._upper_pools = manifest.upper_pools
         self._plans = plans
         self._stream = stream
-        first_upper = sum(owner < manifest.cut for owner in manifest.owners)
-        self._upper_owners = slice(first_upper, None)
         size = max(plan.workspace_bytes for plan in plans.values())
         self._workspace = torch.empty(max(size, 1), dtype=torch.uint8, device=_DEVICE)
         # TensorRT wants an address for a tensor without elements, too.
@@ -84,7 +83,7 @@ class TensorRTSession:
         """Run the R survivors past the cut; returns fp32 logits ``[R, vocab_size]`` on the CPU."""
         logits = self._empty((survivor_index.shape[0], self.manifest.vocab_size), torch.float32)
         step = (hidden, survivor_index, survivor_start, positions, kv_length, page_table)
-        self._run("upper", step, pools[self._upper_owners], [logits])
+        self._run("upper", step, pools[self._upper_pools], [logits])
         return self._to_cpu(logits)
 
     def verify(
@@ -98,7 +97,7 @@ class TensorRTSession:
     ) -> tuple[Tensor, Tensor]:
         """Verify drafts; returns (accepted, next_token), each int32 ``[S]`` on the CPU."""
         if "verify" not in self._plans:
-            raise EngineError("this engine verifies no drafts; rebuild it with kvforge build --max-draft-len N.")
+            raise EngineError(NO_DRAFTS)
         accepted, next_token = (self._empty(temperature.shape, torch.int32) for _ in range(2))
         step = (logits, draft_ids, draft_start, draft_probs, temperature, uniform)
         self._run("verify", step, [], [accepted, next_token])
@@ -201,8 +200,7 @@ def load_session(engine_dir: Path, manifest: Manifest) -> TensorRTSession:
     if not torch.cuda.is_available():
         raise EngineError(f"{engine_dir} runs on an NVIDIA GPU and there is none; rebuild it with --target cpu.")
     check_operators(manifest, engine_dir)
-    graphs = ("lower", "upper", "verify") if manifest.max_draft_len else ("lower", "upper")
-    files = {graph: engine_dir / RANK_DIR / f"{graph}.plan" for graph in graphs}
+    files = {graph: engine_dir / RANK_DIR / f"{graph}.plan" for graph in manifest.graphs}
     for file in files.values():
         if not file.is_file():
             raise EngineError(

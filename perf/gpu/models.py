@@ -13,7 +13,7 @@ from kvforge import __version__
 from kvforge.compiler.convert import FREQUENCIES
 from kvforge.compiler.options import BuildOptions, ResolvedOptions, resolve
 from kvforge.compiler.targets import load_target
-from kvforge.engine import LOWER_FILE, RANK_DIR, SCHEMA_VERSION, UPPER_FILE, Manifest
+from kvforge.engine import RANK_DIR, SCHEMA_VERSION, Manifest, package_file
 from kvforge.runtime.aot_package import load_package, private_tmpdir
 from kvforge.runtime.cpu_session import CpuSession
 from kvforge.runtime.cuda_session import CudaSession, make_session
@@ -153,7 +153,5 @@ def open_session(manifest: Manifest, weights: dict[str, Tensor], folder: Path) -
         return make_session(folder, manifest, weights)
     load_library()
     with private_tmpdir():
-        files = {"lower": LOWER_FILE, "upper": UPPER_FILE}
-        return CpuSession(
-            manifest, weights, {name: load_package(folder / file, weights) for name, file in files.items()}
-        )
+        graphs = {name: load_package(folder / package_file(name), weights) for name in manifest.graphs}
+    return CpuSession(manifest, weights, graphs)

@@ -58,18 +58,24 @@ def _values_differ(got: Tensor, want: Tensor) -> str | None:
 
 
 def _tokens_differ(args: tuple, got: list[Tensor], want: list[Tensor]) -> str | None:
-    logits, draft_ids, starts, probs, temperature, uniform = args
     if not torch.equal(got[0], want[0]):
         return f"accepted {got[0].tolist()} instead of {want[0].tolist()}"
     for s in (got[1] != want[1]).nonzero().flatten().tolist():
-        count, begin = int(want[0][s]), int(starts[s])
-        row = begin + s + count
-        weight = torch.softmax(logits[row] / temperature[s], dim=-1)
-        if count < int(starts[s + 1]) - begin:
-            one_hot = torch.zeros_like(weight).index_fill(0, draft_ids[begin + count].long(), 1.0)
-            residual = (weight - (probs[begin + count] if probs.shape[0] else one_hot)).clamp(min=0)
-            weight = residual if residual.any() else weight
-        near = {draw(weight, (uniform[row, 1] + shift).clamp(0, 1 - 2**-24)) for shift in (-1e-4, 1e-4)}
-        if temperature[s] == 0 or int(got[1][s]) not in range(min(near), max(near) + 1):
+        if not may_be_drawn(args, s, int(want[0][s]), int(got[1][s])):
             return f"sequence {s}: token {int(got[1][s])} instead of {int(want[1][s])}"
     return None
+
+
+def may_be_drawn(args: tuple, s: int, accepted: int, token: int) -> bool:
+    """Whether sequence s, sampled and having accepted so many drafts, draws ``token`` with its number moved by at most
+    1e-4."""
+    logits, draft_ids, starts, probs, temperature, uniform = args
+    begin = int(starts[s])
+    row = begin + s + accepted
+    weight = torch.softmax(logits[row] / temperature[s], dim=-1)
+    if accepted < int(starts[s + 1]) - begin:
+        one_hot = torch.zeros_like(weight).index_fill(0, draft_ids[begin + accepted].long(), 1.0)
+        residual = (weight - (probs[begin + accepted] if probs.shape[0] else one_hot)).clamp(min=0)
+        weight = residual if residual.any() else weight
+    near = {draw(weight, (uniform[row, 1] + shift).clamp(0, 1 - 2**-24)) for shift in (-1e-4, 1e-4)}
+    return bool(temperature[s] != 0) and token in range(min(near), max(near) + 1)

@@ -9,7 +9,7 @@ from kvforge.compiler.export import EXPORTS
 from kvforge.compiler.options import ResolvedOptions
 from kvforge.compiler.toolchain import check_compiler
 from kvforge.compiler.verify import verify
-from kvforge.engine import OPERATORS_FILE, RANK_DIR
+from kvforge.engine import OPERATORS_FILE, package_file
 from kvforge.errors import BuildError
 from kvforge.hardware import cpu_isa
 from model_defs import ModelConfig
@@ -49,4 +49,4 @@ def write_graphs(
         graph = EXPORTS[name](config, options)
         verify(graph, config, options)
         progress(f"compile {name}")
-        compile_package(graph.program, staging / RANK_DIR / f"{name}.pt2")
+        compile_package(graph.program, staging / package_file(name))

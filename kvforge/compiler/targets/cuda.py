@@ -12,7 +12,7 @@ from kvforge.compiler.export import EXPORTS
 from kvforge.compiler.options import ResolvedOptions
 from kvforge.compiler.toolchain import check_compiler
 from kvforge.compiler.verify import verify
-from kvforge.engine import RANK_DIR
+from kvforge.engine import package_file
 from kvforge.errors import BuildError
 from model_defs import ModelConfig
 from plugins import PluginError, cuda_ops
@@ -67,6 +67,6 @@ def write_graphs(
         graph = EXPORTS[name](config, options, "cuda")
         verify(graph, config, options)
         progress(f"compile {name}")
-        compile_package(graph.program, staging / RANK_DIR / f"{name}.pt2")
+        compile_package(graph.program, staging / package_file(name))
         del graph
         torch.cuda.empty_cache()
