@@ -10,6 +10,7 @@ from kvforge.demo.run import STUDENT, TEACHER, find_problems, run_demo
 from kvforge.demo.streaming import StreamedAnswer, StreamedRun
 from kvforge.errors import KvforgeError
 from kvforge.tasks.prompt import Example
+from tests.support.fake_session import fake_manifest
 
 
 def report(name: str, accuracy: float = 1.0, different: int = 0) -> ModelReport:
@@ -25,24 +26,17 @@ def test_questions_cover_all_lengths_and_hold_their_answer() -> None:
         assert question.answer in question.prompt
 
 
-def test_report_counts_right_answers_and_differences(manifest) -> None:
+def test_report_counts_right_answers_and_differences() -> None:
     questions = [Example("q1", "1234"), Example("q2", "5678"), Example("q3", "9999")]
     answers = tuple(
         StreamedAnswer(text, ttft, 100, 10) for text, ttft in ((" 1234. A", 1.0), (" 5679.", 2.0), (" 9999", 9.0))
     )
-    got = make_report("m", manifest, 4096.0, questions, StreamedRun(answers, 2.0), [" 1234. A", " 5679.", " 9998"])
+    got = make_report(
+        "m", fake_manifest(), 4096.0, questions, StreamedRun(answers, 2.0), [" 1234. A", " 5679.", " 9998"]
+    )
     assert got.accuracy == pytest.approx(2 / 3)
     assert (got.num_different_offline, got.median_ttft_s, got.tokens_per_second) == (1, 2.0, 165.0)
     assert got.flops_per_token > 0
-
-
-@pytest.fixture
-def manifest():
-    class Dimensions:
-        hidden_size, num_heads, head_dim, num_kv_heads, intermediate_size = 64, 4, 16, 2, 96
-        layer_windows, cut, num_owners = (0, 0, 0, 0), 2, 3
-
-    return Dimensions()
 
 
 def test_verdict() -> None:
