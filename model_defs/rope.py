@@ -89,13 +89,13 @@ def rope_from_hf(hf: Mapping[str, Any]) -> RopeConfig:
 
 
 def rope_cos_sin(positions: Tensor, inverse_frequencies: Tensor) -> tuple[Tensor, Tensor]:
-    """Return cos and sin, each ``[T, head_dim / 2]`` fp32, for ``positions`` ``[T]``."""
-    angles = positions.float()[:, None] * inverse_frequencies[None, :]
+    """Return cos and sin, each ``[…, T, head_dim / 2]`` fp32, for ``positions`` ``[…, T]``."""
+    angles = positions.float()[..., None] * inverse_frequencies
     return angles.cos(), angles.sin()
 
 
 def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate ``x`` ``[T, heads, head_dim]``, pairing element i with i + head_dim/2; computed in fp32."""
+    """Rotate ``x`` ``[…, T, heads, head_dim]``, pairing element i with i + head_dim/2; computed in fp32."""
     first, second = x.float().chunk(2, dim=-1)
-    cos, sin = cos[:, None, :], sin[:, None, :]
+    cos, sin = cos.unsqueeze(-2), sin.unsqueeze(-2)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)

@@ -4,7 +4,7 @@ import modelopt.torch.quantization as mtq
 from modelopt.torch.quantization.nn import QuantModule, QuantModuleRegistry, TensorQuantizer
 from torch import Tensor
 
-from kvforge.quantize.swiftkv_model import SwiftKVAttention
+from kvforge.swiftkv.attention import SwiftKVAttention
 
 
 class QuantSwiftKVAttention(QuantModule):

@@ -39,6 +39,17 @@ FORBIDDEN = {
         "model_defs",
     ),
     "kvforge/serving": ("kvforge.compiler", "kvforge.commands", "kvforge.checkpoint", "model_defs", "plugins"),
+    "kvforge/swiftkv": (
+        "kvforge.compiler",
+        "kvforge.runtime",
+        "kvforge.serving",
+        "kvforge.quantize",
+        "kvforge.rewire",
+        "kvforge.distill",
+        "kvforge.evaluation",
+        "kvforge.training",
+        "kvforge.commands",
+    ),
     "triton_repo": ("kvforge.compiler", "kvforge.commands", "kvforge.runtime", "model_defs", "plugins", "torch"),
 }
 """What each part must not import, at any depth of nesting inside its files."""

@@ -1,0 +1,59 @@
+"""Attention of one layer: the teacher's projections below the cut, SwiftKV's above it, or both above it."""
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from kvforge.swiftkv.layout import Layout
+from model_defs import ModelConfig
+from model_defs.layers import RMSNorm
+from model_defs.rope import apply_rope
+
+KV = tuple[Tensor, Tensor]
+"""Rotated K, and V, each ``[B, T, kv_heads, head_dim]``."""
+
+
+class SwiftKVAttention(nn.Module):
+    """The projections of one layer. Above the cut they end in ``_swiftkv``, K and V are in the group's owner only, and
+    ``with_teacher`` adds those the layer had before (arXiv 2410.03960, sections 3.2, 3.3 and 4)."""
+
+    def __init__(self, config: ModelConfig, layer: int, with_teacher: bool = False) -> None:
+        super().__init__()
+        self.head_shape = (-1, config.head_dim)
+        self.window = config.layer_windows[layer]
+        self.is_owner = layer in config.owners
+        self.suffix = "_swiftkv" if layer >= config.cut else ""
+        self.qk_norm = config.qk_norm
+        self._add(config, self.suffix, self.is_owner)
+        if with_teacher and self.suffix:
+            self._add(config, "", True)
+        self.o_proj = nn.Linear(config.q_dim, config.hidden_size, config.output_bias)
+
+    def _add(self, config: ModelConfig, suffix: str, with_kv: bool) -> None:
+        rows = {"q": config.q_dim} | ({"k": config.kv_dim, "v": config.kv_dim} if with_kv else {})
+        for part, size in rows.items():
+            self.add_module(f"{part}_proj{suffix}", nn.Linear(config.hidden_size, size, config.qkv_bias))
+            if config.qk_norm and part != "v":
+                self.add_module(f"{part}_norm{suffix}", RMSNorm(config.head_dim, config.rms_norm_eps))
+
+    def _heads(self, x: Tensor, part: str, teacher: bool) -> Tensor:
+        suffix = "" if teacher else self.suffix
+        heads = self.get_submodule(f"{part}_proj{suffix}")(x).unflatten(-1, self.head_shape)
+        return self.get_submodule(f"{part}_norm{suffix}")(heads) if self.qk_norm and part != "v" else heads
+
+    def cached(self, k: Tensor, v: Tensor) -> KV:
+        """Return what the cache gives back for K and V; ModelOpt's face of this class overrides it."""
+        return k, v
+
+    def key_value(self, x: Tensor, layout: Layout, teacher: bool = False) -> KV:
+        """Return K and V of normalised ``x`` ``[B, T, hidden]``."""
+        k = apply_rope(self._heads(x, "k", teacher), layout.cos, layout.sin)
+        return self.cached(k, self._heads(x, "v", teacher))
+
+    def forward(self, x: Tensor, kv: KV, layout: Layout, teacher: bool = False) -> Tensor:
+        """Attend from normalised ``x`` ``[B, T, hidden]`` to ``kv``; returns the same shape."""
+        q = apply_rope(self._heads(x, "q", teacher), layout.cos, layout.sin).transpose(1, 2)
+        repeats = q.shape[1] // kv[0].shape[2]
+        k, v = (t.transpose(1, 2).repeat_interleave(repeats, dim=1).to(q.dtype) for t in kv)
+        mask = layout.masks[self.window]
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
+        return self.o_proj(out.transpose(1, 2).flatten(2))

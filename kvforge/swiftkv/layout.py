@@ -1,0 +1,57 @@
+"""Where the tokens of a batch are: their rotation, and what each of them attends to."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from model_defs import ModelConfig
+from model_defs.rope import rope_cos_sin
+
+
+@dataclass(frozen=True)
+class Layout:
+    """``cos`` and ``sin`` ``[B or 1, T, head_dim / 2]`` fp32; ``masks`` by attention window: bool ``[B or 1, 1, T, T]``
+    (true: attends), or None where plain causal attention says the same."""
+
+    cos: Tensor
+    sin: Tensor
+    masks: Mapping[int, Tensor | None]
+
+
+def make_layout(
+    config: ModelConfig,
+    length: int,
+    segments: Tensor | None = None,
+    device: torch.device | str = "cpu",
+) -> Layout:
+    """Return the layout of sequences of ``length`` tokens.
+
+    ``segments`` int64 ``[B, T]`` packs several samples into a sequence: each run of equal numbers is one sample, with
+    positions from 0 and no attention across its ends. Without it, every sequence is one sample.
+    """
+    index = torch.arange(length, device=device)
+    if segments is None:
+        positions, same = index[None], None
+    else:
+        segments = segments.to(device)
+        begins = torch.ones_like(segments, dtype=torch.bool)
+        begins[:, 1:] = segments[:, 1:] != segments[:, :-1]
+        start = torch.where(begins, index, 0).cummax(dim=1).values  # of the sample each token is in
+        positions, same = index - start, start[:, :, None] == start[:, None, :]
+    cos, sin = rope_cos_sin(positions, config.rope.inverse_frequencies(config.head_dim).to(device))
+    masks = {window: _mask(index, same, window, length) for window in set(config.layer_windows)}
+    return Layout(cos, sin, masks)
+
+
+def _mask(index: Tensor, same: Tensor | None, window: int, length: int) -> Tensor | None:
+    """Return what may be attended to: nothing later, nothing ``window`` or more tokens back, one's own sample."""
+    limited = 0 < window < length
+    if same is None and not limited:
+        return None
+    distance = index[:, None] - index
+    mask = distance >= 0
+    if limited:
+        mask &= distance < window
+    return (mask[None] if same is None else mask & same)[:, None]

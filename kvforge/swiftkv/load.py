@@ -1,0 +1,37 @@
+"""Models from checkpoints."""
+
+import torch
+from torch import nn
+
+from kvforge.checkpoint import Checkpoint
+from kvforge.swiftkv.model import SwiftKVForCausalLM
+from model_defs import ModelConfig
+
+
+def load_weights(module: nn.Module, checkpoint: Checkpoint, dtype: torch.dtype, prefix: str = "") -> None:
+    """Give every parameter of ``module``, made on the meta device, its tensor ``prefix + name`` in ``dtype``.
+
+    Raises:
+        CheckpointError: a tensor is missing or misshapen.
+    """
+    weights = {
+        name: checkpoint.read(prefix + name, tuple(tensor.shape)).to(dtype)
+        for name, tensor in module.state_dict().items()
+    }
+    module.load_state_dict(weights, assign=True)
+
+
+def load_model(
+    checkpoint: Checkpoint, config: ModelConfig, dtype: torch.dtype, *, with_teacher: bool = False
+) -> SwiftKVForCausalLM:
+    """Return the model of a checkpoint in ``dtype``, with its early-exit head if it has one.
+
+    Raises:
+        CheckpointError: a tensor is missing or misshapen; of a rewired checkpoint, ``with_teacher`` needs the q, k and
+            v projections that its layers had before.
+    """
+    with torch.device("meta"):
+        early_exit = bool(checkpoint.hf_config.get("early_exit"))
+        model = SwiftKVForCausalLM(config, with_teacher=with_teacher, early_exit=early_exit)
+    load_weights(model, checkpoint, dtype)
+    return model.eval()

@@ -1,0 +1,116 @@
+"""The whole model over whole sequences, for every family in ``model_defs``: no cache, all tokens through all layers."""
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from kvforge.swiftkv.attention import KV, SwiftKVAttention
+from kvforge.swiftkv.layout import Layout, make_layout
+from model_defs import ModelConfig
+from model_defs.layers import RMSNorm
+
+
+class MLP(nn.Module):
+    """SwiGLU."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        hidden, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
+        self.gate_proj = nn.Linear(hidden, inner, bias)
+        self.up_proj = nn.Linear(hidden, inner, bias)
+        self.down_proj = nn.Linear(inner, hidden, bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[B, T, hidden]`` to the same shape."""
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class DecoderLayer(nn.Module):
+    """One transformer layer; works alone, so that a model can be run layer by layer."""
+
+    def __init__(self, config: ModelConfig, layer: int, with_teacher: bool = False) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.self_attn = SwiftKVAttention(config, layer, with_teacher)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.mlp = MLP(config)
+
+    def forward(self, hidden: Tensor, kv: KV | None, layout: Layout, teacher: bool = False) -> Tensor:
+        """Return the next residual stream ``[B, T, hidden]``; without ``kv``, K and V come from ``hidden`` itself."""
+        x = self.input_layernorm(hidden)
+        if kv is None:
+            kv = self.self_attn.key_value(x, layout, teacher)
+        hidden = hidden + self.self_attn(x, kv, layout, teacher)
+        return hidden + self.mlp(self.post_attention_layernorm(hidden))
+
+
+class Decoder(nn.Module):
+    """Embedding, layers and norms: the ``model.`` of a checkpoint."""
+
+    def __init__(self, config: ModelConfig, with_teacher: bool, early_exit: bool) -> None:
+        super().__init__()
+        self.sizes = config
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(DecoderLayer(config, layer, with_teacher) for layer in range(config.num_layers))
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        if config.is_swiftkv:
+            self.norm_swiftkv = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        if early_exit:
+            self.norm_early_exit = RMSNorm(config.hidden_size, config.rms_norm_eps)
+
+    def lower(self, input_ids: Tensor, layout: Layout) -> Tensor:
+        """``input_ids`` ``[B, T]`` to the residual stream entering the cut layer ``[B, T, hidden]``."""
+        hidden = self.embed_tokens(input_ids)
+        for layer in self.layers[: self.sizes.cut]:
+            hidden = layer(hidden, None, layout)
+        return hidden
+
+    def upper(self, hidden: Tensor, layout: Layout, teacher: bool = False) -> tuple[Tensor, Tensor]:
+        """Run the layers from the cut on; ``teacher`` runs them as they were before the cut.
+
+        Returns the normalised output, and the residual stream entering the last layer, each ``[B, T, hidden]``.
+        """
+        config, last = self.sizes, hidden
+        single_input = self.norm_swiftkv(hidden) if config.is_swiftkv and not teacher else None
+        shared: dict[int, KV] = {}
+        for index in range(config.cut, config.num_layers):
+            layer, owner, kv, last = self.layers[index], config.owner_of_layer[index], None, hidden
+            if single_input is not None:
+                if owner == index:
+                    shared[owner] = layer.self_attn.key_value(single_input, layout)
+                kv = shared[owner]
+            hidden = layer(hidden, kv, layout, teacher)
+        return self.norm(hidden), last
+
+
+class SwiftKVForCausalLM(nn.Module):
+    """A causal language model; ``state_dict`` has the names of a Hugging Face checkpoint.
+
+    ``with_teacher`` keeps the q, k and v projections that the layers above the cut had before it, so that teacher and
+    student are one set of weights. ``early_exit`` adds a norm and an LM head on the hidden state entering the cut
+    (arXiv 2410.03960, appendices E and F).
+    """
+
+    def __init__(self, config: ModelConfig, *, with_teacher: bool = False, early_exit: bool = False) -> None:
+        super().__init__()
+        self.sizes = config
+        self.model = Decoder(config, with_teacher, early_exit)
+        if not config.tie_embeddings:
+            self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, False)
+        if early_exit:
+            self.lm_head_early_exit = nn.Linear(config.hidden_size, config.vocab_size, False)
+
+    def head(self, output: Tensor) -> Tensor:
+        """Normalised output ``[…, hidden]`` to logits ``[…, vocab]``."""
+        if self.sizes.tie_embeddings:
+            return F.linear(output, self.model.embed_tokens.weight)
+        return self.lm_head(output)
+
+    def early_exit_logits(self, hidden: Tensor) -> Tensor:
+        """Residual stream entering the cut layer ``[…, hidden]`` to logits ``[…, vocab]``."""
+        return self.lm_head_early_exit(self.model.norm_early_exit(hidden))
+
+    def forward(self, input_ids: Tensor, layout: Layout | None = None) -> Tensor:
+        """Return logits ``[B, T, vocab]`` of ``input_ids`` ``[B, T]``."""
+        if layout is None:
+            layout = make_layout(self.sizes, input_ids.shape[1], device=input_ids.device)
+        return self.head(self.model.upper(self.model.lower(input_ids, layout), layout)[0])
