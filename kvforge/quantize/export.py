@@ -12,15 +12,14 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from tokenizers import Tokenizer
 from torch import nn
 
+from kvforge.calibration import calibration_samples
 from kvforge.checkpoint import Checkpoint, kv_scales, open_checkpoint
 from kvforge.checkpoint.reader import TOKENIZER_FILES
 from kvforge.compiler.convert import check_weights
 from kvforge.compiler.engine_dir import staging_directory
 from kvforge.errors import CheckpointError, KvforgeError, MissingToolError, first_line
-from kvforge.quantize.calibration import from_file, from_tasks
 from model_defs import ModelConfig, ModelError, load_config
 
 RECIPES = {
@@ -69,18 +68,9 @@ def quantize_checkpoint(
     output = Path(output)
     _check_arguments(output, recipe, num_samples, num_tokens)
     checkpoint, config = _open(Path(checkpoint_path))
-    tokenizer = _tokenizer(checkpoint.path / "tokenizer.json")
     num_tokens = min(num_tokens, config.max_position)
-    if calibration is None:
-        samples = from_tasks(tokenizer, num_samples, num_tokens)
-    else:
-        samples = from_file(Path(calibration), tokenizer, num_samples, num_tokens)
-    largest = max(max(ids) for ids in samples)
-    if largest >= config.vocab_size:
-        raise CheckpointError(
-            f"The tokenizer of {checkpoint.path} gives token {largest}, but the model has {config.vocab_size}; give "
-            "it the model's own tokenizer."
-        )
+    text = None if calibration is None else Path(calibration)
+    samples = calibration_samples(checkpoint.path, config.vocab_size, text, num_samples, num_tokens)
     with _quiet():
         mtq, export_hf_checkpoint = _modelopt()
         model = _load(checkpoint, config)
@@ -129,15 +119,6 @@ def _open(path: Path) -> tuple[Checkpoint, ModelConfig]:
         raise CheckpointError(f"{path}: {error}") from None
     check_weights(checkpoint, config)  # transformers would make up what is missing
     return checkpoint, config
-
-
-def _tokenizer(path: Path) -> Tokenizer:
-    if not path.is_file():
-        raise CheckpointError(f"{path.parent} has no tokenizer.json; save the tokenizer in fast (Rust) format there.")
-    try:
-        return Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises nothing more precise
-        raise CheckpointError(f"{path} is not a readable tokenizer ({error}); save it again.") from None
 
 
 def _modelopt() -> tuple[Any, Any]:

@@ -5,10 +5,33 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from kvforge.errors import KvforgeError
+from kvforge.errors import CheckpointError, KvforgeError
 from kvforge.tasks.prompt import make_example
 
 GENERATED_TASKS = ("needle_single", "list_recall", "variables", "needle_multi", "arithmetic")
+
+
+def calibration_samples(
+    checkpoint: Path, vocab_size: int, text: Path | None, num_samples: int, num_tokens: int
+) -> list[list[int]]:
+    """Return token ids to run a checkpoint on: pieces of the file ``text``, or generated text where it is None.
+
+    Raises:
+        CheckpointError: the checkpoint's tokenizer.json is missing, damaged, or gives tokens the model has not.
+        KvforgeError: as :func:`from_file` and :func:`from_tasks` do.
+    """
+    tokenizer = _read_tokenizer(checkpoint / "tokenizer.json")
+    if text is None:
+        samples = from_tasks(tokenizer, num_samples, num_tokens)
+    else:
+        samples = from_file(text, tokenizer, num_samples, num_tokens)
+    largest = max(max(ids) for ids in samples)
+    if largest >= vocab_size:
+        raise CheckpointError(
+            f"The tokenizer of {checkpoint} gives token {largest}, but the model has {vocab_size}; give it the "
+            "model's own tokenizer."
+        )
+    return samples
 
 
 def from_file(path: Path, tokenizer: Tokenizer, num_samples: int, num_tokens: int) -> list[list[int]]:
@@ -70,3 +93,12 @@ def _prefix(tokenizer: Tokenizer) -> list[int]:
     marked, plain = tokenizer.encode("a").ids, tokenizer.encode("a", add_special_tokens=False).ids
     lead = len(marked) - len(plain)
     return marked[:lead] if marked[lead:] == plain else []
+
+
+def _read_tokenizer(path: Path) -> Tokenizer:
+    if not path.is_file():
+        raise CheckpointError(f"{path.parent} has no tokenizer.json; save the tokenizer in fast (Rust) format there.")
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises nothing more precise
+        raise CheckpointError(f"{path} is not a readable tokenizer ({error}); save it again.") from None
