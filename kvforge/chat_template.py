@@ -1,0 +1,111 @@
+"""A checkpoint's chat template: conversations as the text that the model was tuned on.
+
+Templates are rendered with jinja2, which torch brings along, in the environment that transformers renders them in; so
+neither distillation nor evaluation needs transformers installed.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from kvforge.errors import KvforgeError, first_line
+
+SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+class ChatTemplate:
+    """A template of ``tokenizer_config.json`` or ``chat_template.jinja`` and the special tokens it may name."""
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str] | None = None) -> None:
+        """Raises KvforgeError where ``source`` is not a template."""
+        from jinja2 import TemplateError
+
+        self.source = source
+        self.special_tokens = dict(special_tokens or {})
+        try:
+            self._template = _environment().from_string(source)
+        except TemplateError as error:
+            raise KvforgeError(f"The chat template is not valid ({first_line(error)}); correct it.") from None
+
+    @classmethod
+    def from_dir(cls, directory: Path) -> "ChatTemplate | None":
+        """Read the template of a checkpoint's or engine's tokenizer files; None where there is none.
+
+        ``chat_template.jinja`` goes before ``tokenizer_config.json``; of several named ones, ``default`` is taken.
+        Raises KvforgeError for a file that cannot be read.
+        """
+        config = read_tokenizer_config(directory)
+        file = directory / "chat_template.jinja"
+        source = config.get("chat_template")
+        if isinstance(source, list):
+            source = {entry["name"]: entry["template"] for entry in source}.get("default")
+        if file.is_file():
+            try:
+                source = file.read_text(encoding="utf-8")
+            except UnicodeDecodeError:
+                raise KvforgeError(f"{file} is not UTF-8 text; write it again.") from None
+        return cls(source, special_tokens(config)) if source else None
+
+    def render(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = False) -> str:
+        """Return the text of ``messages`` ({"role", "content"} each); with ``add_generation_prompt``, up to where the
+        assistant's next turn begins. Raises KvforgeError where the template refuses the conversation."""
+        from jinja2 import TemplateError
+
+        try:
+            return self._template.render(
+                messages=list(messages),
+                tools=None,
+                documents=None,
+                add_generation_prompt=add_generation_prompt,
+                **self.special_tokens,
+            )
+        except (TemplateError, TypeError, ValueError, LookupError) as error:
+            raise KvforgeError(f"the chat template refuses this conversation ({first_line(error)})") from None
+
+
+def read_tokenizer_config(directory: Path) -> dict[str, Any]:
+    """Return ``tokenizer_config.json``, empty where there is none. Raises KvforgeError where it cannot be read."""
+    path = directory / "tokenizer_config.json"
+    if not path.is_file():
+        return {}
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise KvforgeError(f"{path} is not JSON ({first_line(error)}); write it again.") from None
+
+
+def special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    """Return the special tokens that a ``tokenizer_config.json`` names, as text by their role (``eos_token``, …)."""
+    found = {name: config[name] for name in SPECIAL_TOKENS if config.get(name)}
+    return {name: token["content"] if isinstance(token, dict) else token for name, token in found.items()}
+
+
+def _environment() -> Any:
+    from jinja2 import TemplateError, nodes
+    from jinja2.ext import Extension
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class Generation(Extension):
+        """``{% generation %} … {% endgeneration %}`` marks what an assistant says; here it is only its content."""
+
+        tags = {"generation"}  # noqa: RUF012
+
+        def parse(self, parser: Any) -> nodes.Node:
+            line = next(parser.stream).lineno
+            return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
+
+    def refuse(message: str) -> None:
+        raise TemplateError(message)
+
+    def to_json(value: Any, **options: Any) -> str:
+        return json.dumps(value, **{"ensure_ascii": False, **options})
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, "jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = to_json
+    environment.globals["raise_exception"] = refuse
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    return environment

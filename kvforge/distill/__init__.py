@@ -1,0 +1,1 @@
+"""Distillation of SwiftKV checkpoints from the teacher that is in their own weights."""
