@@ -6,7 +6,7 @@ from kvforge.runtime.config import RuntimeConfig
 from kvforge.runtime.scheduler import Schedule
 from kvforge.runtime.session import StepFunctions
 from kvforge.runtime.slot_table import SlotTable
-from kvforge.runtime.step_batch import StepBatchBuilder
+from kvforge.runtime.step_batch import StepBatch, StepBatchBuilder
 
 
 class Runner:
@@ -19,10 +19,13 @@ class Runner:
         self.num_lower_calls = 0
         self.num_upper_calls = 0
 
-    @torch.inference_mode()
     def run(self, plan: Schedule, slots: SlotTable) -> torch.Tensor | None:
         """Compute the planned tokens; returns logits [R, vocab] of ``plan.survivors``, None if R is 0."""
-        batch = self._builder.build(plan, slots)
+        return self.run_batch(self._builder.build(plan, slots))
+
+    @torch.inference_mode()
+    def run_batch(self, batch: StepBatch) -> torch.Tensor | None:
+        """Compute a step; returns logits [R, vocab] of its survivors, None if R is 0."""
         self.num_lower_calls += 1
         hidden = self._session.lower(
             batch.input_ids,
