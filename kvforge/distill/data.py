@@ -34,11 +34,11 @@ class DataReport:
             f"{self.num_sequences} sequences of {self.length} ({fill:.1%} full)"
         ]
         if self.num_overlong:
-            parts.append(f"{self.num_overlong} longer ones were {'split' if overlong == 'split' else 'truncated'}")
+            parts.append(f"{'split' if overlong == 'split' else 'truncated'}: {self.num_overlong}")
         if self.num_empty:
-            parts.append(f"{self.num_empty} empty ones were left out")
+            parts.append(f"left out because empty: {self.num_empty}")
         if self.num_without_target:
-            parts.append(f"{self.num_without_target} without a target were left out")
+            parts.append(f"left out for want of a target: {self.num_without_target}")
         return "; ".join(parts)
 
 

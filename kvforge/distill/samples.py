@@ -75,7 +75,7 @@ class SampleReader:
             yield from self.from_rows(read_jsonl(path, show_progress))
         elif path.is_file():
             raise KvforgeError(f"The data file {path} is neither .jsonl nor .txt; name it after what it holds.")
-        elif source.startswith(("/", ".", "~")) and not path.exists():
+        elif source.startswith(("/", ".", "~")) and not Path(source.split(":")[0]).exists():
             raise KvforgeError(f"The data {path} does not exist; check the path.")
         else:
             yield from self.from_rows(read_dataset(source, show_progress))
@@ -141,7 +141,8 @@ class SampleReader:
                 raise KvforgeError(
                     f"{where}: {targets.size} weights for {array.size} input_ids; give one for each token."
                 )
-            targets = targets.astype(np.float32)
+            with np.errstate(over="ignore"):  # becomes infinite, which is refused
+                targets = targets.astype(np.float32)
             if not (np.isfinite(targets) & (targets >= 0)).all():
                 raise KvforgeError(f"{where}: a weight is negative or not finite; give weights of 0 or more.")
         return Sample(array.astype(np.int32), targets)

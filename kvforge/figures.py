@@ -1,0 +1,42 @@
+"""Figures through matplotlib, written whole or not at all."""
+
+import io
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kvforge.errors import KvforgeError, MissingToolError, first_line
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def new_figure(width: float, height: float) -> "Figure":
+    """Return an empty figure, in inches, that needs no display. Raises MissingToolError without matplotlib."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise MissingToolError("Plots need matplotlib: pip install -e '.[perf]'.") from None
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def save_figure(figure: "Figure", path: Path) -> None:
+    """Write ``figure`` in the format that the name of ``path`` says; what is there before stays until it is done.
+
+    Raises:
+        KvforgeError: matplotlib does not write this kind of file, or it cannot be written there.
+    """
+    image = io.BytesIO()
+    try:
+        figure.savefig(image, format=path.suffix.lstrip(".") or "png", dpi=110)
+    except ValueError as error:
+        raise KvforgeError(f"{path} cannot be plotted to ({first_line(error)}); name a .png, .svg or .pdf.") from None
+    unfinished = path.with_name(f".{path.name}.unfinished")
+    try:
+        unfinished.write_bytes(image.getvalue())
+        unfinished.replace(path)
+    except OSError as error:
+        raise KvforgeError(
+            f"{path} cannot be written ({error.strerror}); choose another place or free space."
+        ) from None
+    finally:
+        unfinished.unlink(missing_ok=True)
