@@ -81,7 +81,7 @@ def read_dataset(source: str, show_progress: bool = False) -> Iterator[Row]:
             rows = datasets.load_from_disk(name)
             if isinstance(rows, dict):
                 if split not in rows:
-                    raise KeyError(f"no split {split!r}, it has {', '.join(rows)}")
+                    raise LookupError(f"no split {split!r}, it has {', '.join(rows)}")
                 rows = rows[split]
         else:
             rows = datasets.load_dataset(name, config, split=split)

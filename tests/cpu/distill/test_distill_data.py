@@ -281,7 +281,7 @@ def test_hugging_face_datasets(checkpoint: Path, tmp_path: Path, monkeypatch) ->
     assert [s.ids.tolist() for s in read(checkpoint, tmp_path / "several")] == expected[:1]
     with pytest.raises(KvforgeError, match=r"no split 'none', it has train, sft.*give a \.jsonl"):
         read(checkpoint, f"{tmp_path}/several:none")
-    with pytest.raises(KvforgeError, match="row 1: none of the known keys"):
+    with pytest.raises(KvforgeError, match="row 0: none of the known keys"):
         datasets.Dataset.from_list([{"a": 1}]).save_to_disk(str(tmp_path / "other"))
         read(checkpoint, tmp_path / "other")
     monkeypatch.setitem(__import__("sys").modules, "datasets", None)
