@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from kvforge.errors import EngineError
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 MANIFEST_FILE = "engine.json"
 TOKENIZER_DIR = "tokenizer"
 RANK_DIR = "rank0"
@@ -21,9 +21,11 @@ ELEMENT_BYTES = {"float32": 4, "bfloat16": 2}
 SCALE_BYTES = 4
 
 
-def graph_names(max_draft_len: int) -> tuple[str, ...]:
-    """Return the names of an engine's graphs, in the order they are built: ``verify`` only where there are drafts."""
-    return ("lower", "upper", "verify") if max_draft_len > 0 else ("lower", "upper")
+def graph_names(max_draft_len: int, early_exit: bool) -> tuple[str, ...]:
+    """Return the names of an engine's graphs, in the order they are built: ``early_exit`` only where the model has that
+    head, ``verify`` only where there are drafts."""
+    optional = {"early_exit": early_exit, "verify": max_draft_len > 0}
+    return ("lower", "upper", *(name for name, is_there in optional.items() if is_there))
 
 
 def package_file(graph: str) -> str:
@@ -57,8 +59,9 @@ class Manifest:
     ``owner_of_layer[i]`` is the layer whose K,V cache layer i reads. ``kv_dtype`` is a key of ``KV_FORMATS``;
     ``kv_scales`` holds (k_scale, v_scale) of each owner where it is static, else nothing. Limits: ``max_num_seqs``
     sequences and ``max_num_tokens`` packed tokens a step, ``max_seq_len`` tokens a sequence, ``max_draft_len``
-    draft tokens of a sequence in one step; above 0 the engine has the graph ``verify``. ``isa`` names the machine
-    code: the architecture followed by the extensions it needs.
+    draft tokens of a sequence in one step; above 0 the engine has the graph ``verify``. With ``early_exit`` it has the
+    graph ``early_exit``, whose head is counted in ``num_parameters``. ``isa`` names the machine code: the architecture
+    followed by the extensions it needs.
     """
 
     schema_version: int
@@ -81,6 +84,7 @@ class Manifest:
     layer_windows: tuple[int, ...]
     cut: int
     owner_of_layer: tuple[int, ...]
+    early_exit: bool
     page_size: int
     max_num_seqs: int
     max_num_tokens: int
@@ -97,7 +101,7 @@ class Manifest:
     @property
     def graphs(self) -> tuple[str, ...]:
         """The names of the engine's graphs."""
-        return graph_names(self.max_draft_len)
+        return graph_names(self.max_draft_len, self.early_exit)
 
     @property
     def upper_pools(self) -> slice:
@@ -250,7 +254,7 @@ def _has_type(value: Any, kind: Any) -> bool:
             and len(value) == len(arguments)
             and all(_has_type(item, element) for item, element in zip(value, arguments, strict=True))
         )
-    return isinstance(value, kind) and not isinstance(value, bool)
+    return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
 
 
 def _fits(manifest: Manifest) -> bool:
@@ -272,6 +276,7 @@ def _fits(manifest: Manifest) -> bool:
     return (
         all(getattr(manifest, name) >= 1 for name in sizes)
         and 1 <= manifest.cut <= layers
+        and (manifest.cut < layers or not manifest.early_exit)
         and len(manifest.layer_windows) == len(manifest.owner_of_layer) == layers
         and all(0 <= owner < layers for owner in manifest.owner_of_layer)
         and len(manifest.isa) >= 1

@@ -1,4 +1,4 @@
-"""Model definitions: one file per Hugging Face ``model_type``, shared layers, the KV layout, the two graphs."""
+"""Model definitions: one file per Hugging Face ``model_type``, shared layers, the KV layout, the graphs."""
 
 import dataclasses
 from collections.abc import Callable, Mapping

@@ -14,7 +14,8 @@ class ModelConfig:
     ``cut`` is SwiftKV's k: layers ``cut..num_layers-1`` take K and V from the hidden state entering layer
     ``cut`` (arXiv 2410.03960, section 3.2); ``cut == num_layers`` is the plain model. ``group_size`` is
     AcrossKV's G (section 3.3): that many consecutive layers above the cut share one K,V; the last group may
-    be smaller. ``layer_windows[i]`` is layer i's sliding window in tokens, 0 for full attention.
+    be smaller. ``layer_windows[i]`` is layer i's sliding window in tokens, 0 for full attention. ``early_exit`` says
+    that there is a second LM head on the hidden state entering the cut layer (appendices E and F).
     """
 
     model_type: str
@@ -36,6 +37,7 @@ class ModelConfig:
     mlp_bias: bool = False
     qk_norm: bool = False
     tie_embeddings: bool = False
+    early_exit: bool = False
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
 
@@ -64,6 +66,11 @@ class ModelConfig:
         if not 1 <= self.cut <= self.num_layers:
             raise ModelError(
                 f"num_key_value_layers ({self.cut}) must be between 1 and num_hidden_layers ({self.num_layers})."
+            )
+        if self.early_exit and not self.is_swiftkv:
+            raise ModelError(
+                "early_exit is true in the model configuration, but the model has no cut to exit at; set "
+                "num_key_value_layers below num_hidden_layers, or early_exit to false."
             )
         if len(self.layer_windows) != self.num_layers:
             raise ModelError(

@@ -1,5 +1,5 @@
-"""The two functions a model is compiled into, cut where SwiftKV cuts (arXiv 2410.03960, section 3), and a third that
-verifies drafts.
+"""The two functions a model is compiled into, cut where SwiftKV cuts (arXiv 2410.03960, section 3), and two optional
+ones: the head of an early exit at the cut, and the verification of drafts.
 
 Shapes: T packed tokens, S sequences, R survivors, M page-table columns; all dynamic. Parameter names are those
 of ``model_defs.weights``; a tied LM head is the embedding, under one name in both graphs. ``kv_scales`` are the static
@@ -168,6 +168,20 @@ class UpperGraph(nn.Module):
                 hidden = block.finish(hidden, q, pool_of_owner[owner], step, self.kv_scales[owner])
         head = self.embed.weight if config.tie_embeddings else self.lm_head.weight
         return F.linear(self.norm(hidden), head).float()
+
+
+class EarlyExitGraph(nn.Module):
+    """The LM head on the hidden state entering the cut layer (appendices E and F). K and V of all layers are written
+    by then, so a token may end there."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.norm_early_exit = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.lm_head_early_exit = nn.Linear(config.hidden_size, config.vocab_size, False)
+
+    def forward(self, hidden: Tensor, survivor_index: Tensor) -> Tensor:
+        """Return fp32 logits ``[R, vocab]`` of the survivors; arguments as ``UpperGraph``'s."""
+        return self.lm_head_early_exit(self.norm_early_exit(hidden.index_select(0, survivor_index))).float()
 
 
 class VerifyGraph(nn.Module):

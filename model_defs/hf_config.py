@@ -76,6 +76,7 @@ def config_from_hf(
         tie_embeddings=optional_flag(hf, "tie_word_embeddings"),
         cut=optional_int(hf, "num_key_value_layers", num_layers) if is_swiftkv else num_layers,
         group_size=optional_int(hf, "key_value_group_size", 1) if is_swiftkv else 1,
+        early_exit=optional_flag(hf, "early_exit"),
         bos_token_id=next(iter(token_ids(hf, "bos_token_id")), None),
         eos_token_ids=token_ids(hf, "eos_token_id"),
         **variant,

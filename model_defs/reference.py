@@ -55,7 +55,32 @@ def reference_logits(
     kv_dtype: torch.dtype | None = None,
     kv_scales: Sequence[tuple[float, float]] = (),
 ) -> Tensor:
-    """Return fp32 logits ``[n, vocab]`` of one sequence ``input_ids`` ``[n]``.
+    """Return fp32 logits ``[n, vocab]`` of one sequence ``input_ids`` ``[n]``; the cache as in ``reference_hidden``."""
+    last = reference_hidden(config, weights, input_ids, kv_dtype, kv_scales)[-1]
+    head = "model.embed_tokens" if config.tie_embeddings else "lm_head"
+    return _head(config, weights, last, "model.norm", head)
+
+
+def reference_early_exit(config: ModelConfig, weights: Mapping[str, Tensor], input_ids: Tensor) -> Tensor:
+    """Return the early exit's fp32 logits ``[n, vocab]``: its own norm and LM head on the hidden state entering the cut
+    layer (arXiv 2410.03960, appendices E and F)."""
+    entering = reference_hidden(config, weights, input_ids)[config.cut]
+    return _head(config, weights, entering, "model.norm_early_exit", "lm_head_early_exit")
+
+
+def _head(config: ModelConfig, weights: Mapping[str, Tensor], hidden: Tensor, norm: str, head: str) -> Tensor:
+    normed = _rms_norm(hidden, weights[f"{norm}.weight"], config.rms_norm_eps)
+    return F.linear(normed, weights[f"{head}.weight"]).float()
+
+
+def reference_hidden(
+    config: ModelConfig,
+    weights: Mapping[str, Tensor],
+    input_ids: Tensor,
+    kv_dtype: torch.dtype | None = None,
+    kv_scales: Sequence[tuple[float, float]] = (),
+) -> list[Tensor]:
+    """Return the residual stream ``[n, hidden]`` entering each layer, and last the one that leaves the last layer.
 
     Above a SwiftKV cut, K and V of each group come from the group leader's projections of
     ``norm_swiftkv(hidden entering the cut)`` (arXiv 2410.03960, sections 3.2 and 3.3), for every token. With
@@ -76,8 +101,10 @@ def reference_logits(
     hidden = weights["model.embed_tokens.weight"][input_ids]
     single_input = hidden
     shared: dict[int, tuple[Tensor, Tensor]] = {}
+    states: list[Tensor] = []
     for layer, owner in enumerate(config.owner_of_layer):
         prefix = f"model.layers.{layer}"
+        states.append(hidden)
         above = layer >= config.cut
         suffix = "_swiftkv" if above else ""
         if layer == config.cut:
@@ -97,6 +124,4 @@ def reference_logits(
         x = _rms_norm(hidden, weights[f"{prefix}.post_attention_layernorm.weight"], config.rms_norm_eps)
         inner = F.silu(linear(x, f"{prefix}.mlp.gate_proj")) * linear(x, f"{prefix}.mlp.up_proj")
         hidden = hidden + linear(inner, f"{prefix}.mlp.down_proj")
-    hidden = _rms_norm(hidden, weights["model.norm.weight"], config.rms_norm_eps)
-    head = "model.embed_tokens" if config.tie_embeddings else "lm_head"
-    return F.linear(hidden, weights[f"{head}.weight"]).float()
+    return [*states, hidden]

@@ -44,7 +44,7 @@ def _norm(name: str, source: str, size: int) -> WeightSpec:
 
 
 def weight_specs(config: ModelConfig) -> list[WeightSpec]:
-    """Return every tensor of both graphs in layer order."""
+    """Return every tensor of the graphs in layer order, the early exit's head last."""
     return list(_specs(config))
 
 
@@ -81,3 +81,6 @@ def _specs(config: ModelConfig) -> Iterator[WeightSpec]:
     yield _norm("norm", "model.norm", hidden)
     if not config.tie_embeddings:
         yield WeightSpec("lm_head.weight", (Source("lm_head.weight", (config.vocab_size, hidden)),))
+    if config.early_exit:
+        yield _norm("norm_early_exit", "model.norm_early_exit", hidden)
+        yield from _linear("lm_head_early_exit", [("lm_head_early_exit", config.vocab_size)], hidden, False)

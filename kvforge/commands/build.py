@@ -40,6 +40,13 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         type=int,
         help="draft tokens of a sequence in one step, for speculative decoding (default: 0, none)",
     )
+    parser.add_argument(
+        "--no-early-exit",
+        dest="early_exit",
+        action="store_const",
+        const=False,
+        help="leave the checkpoint's early-exit head out (default: build it where there is one)",
+    )
     parser.add_argument("--force", action="store_true", help="replace an existing engine")
     parser.add_argument("--json", action="store_true", help="print the manifest as JSON")
     parser.set_defaults(run=run)

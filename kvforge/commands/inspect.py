@@ -43,7 +43,8 @@ def run(args: argparse.Namespace) -> int:
         "target": f"{manifest.target} ({manifest.isa[0]}), torch {manifest.torch_version}",
         "layers": f"{manifest.num_layers} x {manifest.hidden_size}, {manifest.num_heads} heads / "
         f"{manifest.num_kv_heads} KV heads of {manifest.head_dim}",
-        "SwiftKV": f"prompt tokens stop at layer {manifest.cut}" if has_cut else "no cut",
+        "SwiftKV": (f"prompt tokens stop at layer {manifest.cut}" if has_cut else "no cut")
+        + (", early exit there" if manifest.early_exit else ""),
         "KV cache": f"{manifest.num_owners} of {manifest.num_layers} layers own one (layers "
         f"{', '.join(map(str, manifest.owners))}), pages of {manifest.page_size} tokens, "
         f"{manifest.kv_bytes_per_token} bytes per token",

@@ -54,6 +54,8 @@ def build_engine(
         config = load_config(checkpoint.hf_config, checkpoint.generation_config)
     except ModelError as error:
         raise CheckpointError(f"{checkpoint.path}: {error}") from None
+    if not options.early_exit:
+        config = dataclasses.replace(config, early_exit=False)
     check_weights(checkpoint, config)
     _check_tokenizer(checkpoint)
     resolved = _resolve(options, config, checkpoint)
@@ -71,8 +73,10 @@ def build_engine(
 
 
 def stages(options: BuildOptions) -> tuple[str, ...]:
-    """Return the stages of a build with ``options``, in order; raises BuildError for an unknown target."""
-    return ("weights", *load_target(options.target).stages(graph_names(options.max_draft_len)), "manifest")
+    """Return the stages that a build with ``options`` can have, in order; a checkpoint without an early exit skips
+    those of that graph. Raises BuildError for an unknown target."""
+    graphs = graph_names(options.max_draft_len, options.early_exit)
+    return ("weights", *load_target(options.target).stages(graphs), "manifest")
 
 
 def _resolve(options: BuildOptions, config: ModelConfig, checkpoint: Checkpoint) -> ResolvedOptions:
@@ -136,6 +140,7 @@ def _manifest(
         layer_windows=config.layer_windows,
         cut=config.cut,
         owner_of_layer=config.owner_of_layer,
+        early_exit=config.early_exit,
         page_size=options.page_size,
         max_num_seqs=options.max_num_seqs,
         max_num_tokens=options.max_num_tokens,

@@ -22,7 +22,7 @@ def convert_weights(
     path: Path,
     progress: Callable[[int], object] = lambda _: None,
 ) -> int:
-    """Write every tensor of both graphs in ``dtype`` to ``path``; returns the number of parameters.
+    """Write every tensor of the graphs in ``dtype`` to ``path``; returns the number of parameters.
 
     One fused tensor is in memory at a time. The RoPE frequencies are stored beside the weights, in fp32.
     ``progress`` is called with the bytes of each tensor as it is read.

@@ -10,7 +10,7 @@ from torch.export import Dim, ExportedProgram
 
 from kvforge.compiler.options import ResolvedOptions
 from model_defs import ModelConfig
-from model_defs.graphs import LowerGraph, UpperGraph, VerifyGraph
+from model_defs.graphs import EarlyExitGraph, LowerGraph, UpperGraph, VerifyGraph
 
 # Example sizes are pairwise different and not 0 or 1, so that no two dimensions are taken for one.
 _TOKENS, _SEQUENCES, _SURVIVORS, _COLUMNS, _PAGES, _DRAFTS = 24, 3, 5, 7, 11, 6
@@ -27,13 +27,14 @@ class ExportedGraph:
 
 def uninitialised(module: nn.Module, config: ModelConfig, dtype: torch.dtype, device: str = "cpu") -> nn.Module:
     """Give a meta-device graph storage: parameters in ``dtype`` are never written, so they cost no memory; the
-    fp32 frequencies are."""
+    fp32 frequencies, where it has them, are."""
     for owner in module.modules():
         for name, parameter in owner._parameters.items():
             if parameter is not None:
                 empty = torch.empty(parameter.shape, dtype=dtype, device=device)
                 owner._parameters[name] = nn.Parameter(empty, requires_grad=False)
-    module.inverse_frequencies = config.rope.inverse_frequencies(config.head_dim).to(device)
+    if "inverse_frequencies" in module._buffers:
+        module.inverse_frequencies = config.rope.inverse_frequencies(config.head_dim).to(device)
     return module.eval()
 
 
@@ -78,6 +79,11 @@ def upper_example(config: ModelConfig, options: ResolvedOptions, device: str = "
     )
 
 
+def early_exit_example(config: ModelConfig, options: ResolvedOptions, device: str = "cpu") -> tuple[Tensor, ...]:
+    """Return arguments of ``early_exit`` for the same step and survivors."""
+    return upper_example(config, options, device)[:2]
+
+
 def verify_example(config: ModelConfig, options: ResolvedOptions, device: str = "cpu") -> tuple[Tensor, ...]:
     """Return arguments of ``verify``: six drafts of three sequences, with their distributions."""
     rows = _DRAFTS + _SEQUENCES
@@ -120,6 +126,17 @@ def export_upper(config: ModelConfig, options: ResolvedOptions, device: str = "c
     return ExportedGraph("upper", program, config.upper_owners)
 
 
+def export_early_exit(config: ModelConfig, options: ResolvedOptions, device: str = "cpu") -> ExportedGraph:
+    """Export ``early_exit``: T and R are dynamic."""
+    with torch.device("meta"):
+        module = EarlyExitGraph(config)
+    arguments = early_exit_example(config, options, device)
+    dynamic = tuple({0: Dim.DYNAMIC} for _ in arguments)
+    module = uninitialised(module, config, options.torch_dtype, device)
+    program = torch.export.export(module, arguments, dynamic_shapes=dynamic, strict=False)
+    return ExportedGraph("early_exit", program, ())
+
+
 def export_verify(config: ModelConfig, options: ResolvedOptions, device: str = "cpu") -> ExportedGraph:
     """Export ``verify``: the numbers of drafts, of their distributions, of sequences and of rows are dynamic."""
     arguments = verify_example(config, options, device)
@@ -131,6 +148,7 @@ def export_verify(config: ModelConfig, options: ResolvedOptions, device: str = "
 EXPORTS: dict[str, Callable[..., ExportedGraph]] = {
     "lower": export_lower,
     "upper": export_upper,
+    "early_exit": export_early_exit,
     "verify": export_verify,
 }
 """How each graph of an engine is exported: functions of the model, the options and the device."""

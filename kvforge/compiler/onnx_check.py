@@ -17,7 +17,8 @@ _POOLS = ("k_pool", "v_pool", "k_scales", "v_scales")
 
 def check_graph(model: ModelProto, name: str, config: ModelConfig, options: ResolvedOptions) -> None:
     """Check that every node is standard or ours with a function body, and for ``lower`` and ``upper`` that layer i
-    reads the pools of its owner, which ``lower`` writes once, before they are read, and returns.
+    reads the pools of its owner, which ``lower`` writes once, before they are read, and returns. ``early_exit`` has no
+    nodes of ours.
 
     Raises:
         BuildError: naming the node that breaks a rule.
@@ -27,8 +28,10 @@ def check_graph(model: ModelProto, name: str, config: ModelConfig, options: Reso
         if node.domain not in ("", DOMAIN):
             _fail(name, node, f"is of the domain {node.domain}, which nothing here implements")
         if node.domain == DOMAIN:
+            if name == "early_exit":
+                _fail(name, node, "does not belong into this graph")
             _check_node(name, node, bodies)
-    if name != "verify":
+    if name in ("lower", "upper"):
         _check_cache(model, name, config, options)
 
 

@@ -49,6 +49,7 @@ INPUTS: dict[str, dict[str, tuple[str, ...]]] = {
         "kv_length": ("sequences",),
         "page_table": ("sequences", "columns"),
     },
+    "early_exit": {"hidden": ("tokens",), "survivor_index": ("survivors",)},
     "verify": {
         "logits": ("rows",),
         "draft_ids": ("drafts",),
@@ -60,7 +61,12 @@ INPUTS: dict[str, dict[str, tuple[str, ...]]] = {
 }
 """The inputs of each graph that are no pools, in order, and the names of their dynamic dimensions, which come first."""
 
-RESULTS = {"lower": ("hidden",), "upper": ("logits",), "verify": ("accepted", "next_token")}
+RESULTS = {
+    "lower": ("hidden",),
+    "upper": ("logits",),
+    "early_exit": ("logits",),
+    "verify": ("accepted", "next_token"),
+}
 """The outputs of each graph that are no pools."""
 
 _POOLS = ("k_pool", "v_pool", "k_scales", "v_scales")
@@ -91,8 +97,8 @@ def pool_names(owners: tuple[int, ...], options: ResolvedOptions) -> list[str]:
 
 
 def write_onnx(name: str, config: ModelConfig, options: ResolvedOptions, path: Path, weights: Path) -> None:
-    """Write the graph ``name`` (lower, upper or verify) to ``path``; ``weights``, in the same directory, is the file
-    that holds the parameters, of which nothing is read. The same arguments give the same bytes.
+    """Write the graph ``name``, one of ``EXPORTS``, to ``path``; ``weights``, in the same directory, is the file that
+    holds the parameters, of which nothing is read. The same arguments give the same bytes.
 
     Raises:
         BuildError: a graph is not what the model says or does not pass ONNX's checker.

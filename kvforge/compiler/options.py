@@ -22,7 +22,8 @@ LIMITS = {
 
 @dataclass(frozen=True)
 class BuildOptions:
-    """Options as given; ``None`` and ``"auto"`` leave the choice to :func:`resolve`."""
+    """Options as given; ``None`` and ``"auto"`` leave the choice to :func:`resolve`. Without ``early_exit`` the head of
+    that name is left out where the checkpoint has one."""
 
     target: str = "cpu"
     dtype: str = "auto"
@@ -32,6 +33,7 @@ class BuildOptions:
     max_seq_len: int | None = None
     page_size: int = 32
     max_draft_len: int = 0
+    early_exit: bool = True
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,8 @@ class ResolvedOptions:
     """Options with every choice made; sizes in tokens.
 
     ``dtype`` is a key of ``kvforge.dtypes.COMPUTE_DTYPES``, ``kv_dtype`` of ``KV_DTYPES``; ``kv_scales`` holds
-    (k_scale, v_scale) of each owner of the model where ``kv_dtype`` is static, else nothing.
+    (k_scale, v_scale) of each owner of the model where ``kv_dtype`` is static, else nothing; ``early_exit`` is the
+    model's.
     """
 
     target: str
@@ -51,6 +54,7 @@ class ResolvedOptions:
     page_size: int
     max_draft_len: int = 0
     kv_scales: tuple[tuple[float, float], ...] = ()
+    early_exit: bool = False
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -75,7 +79,7 @@ class ResolvedOptions:
     @property
     def graphs(self) -> tuple[str, ...]:
         """The names of the engine's graphs, in the order they are built."""
-        return graph_names(self.max_draft_len)
+        return graph_names(self.max_draft_len, self.early_exit)
 
 
 def resolve(
@@ -130,6 +134,7 @@ def resolve(
         max_seq_len=max_seq_len,
         page_size=options.page_size,
         max_draft_len=options.max_draft_len,
+        early_exit=config.early_exit,
     )
 
 

@@ -20,6 +20,7 @@ _CHOICES = {
 }
 _LIMITS = {**LIMITS, "cut": (1, 2**31 - 1), "group_size": (1, 2**31 - 1)}
 _PATHS = ("checkpoint", "output")
+_FLAGS = ("early_exit",)
 KEYS = (*_PATHS, "cut", "group_size", *(field.name for field in fields(BuildOptions)))
 """Every key of a recipe; all but ``checkpoint``, ``output``, ``cut`` and ``group_size`` are build options."""
 
@@ -102,11 +103,11 @@ def _entries(path: Path) -> list[tuple[str, int, yaml.Node]]:
     return entries
 
 
-def _value(where: str, name: str, node: yaml.Node) -> str | int:
+def _value(where: str, name: str, node: yaml.Node) -> str | int | bool:
     kind = node.tag.rsplit(":", 1)[-1]
-    wanted = "int" if name in _LIMITS else "str"
+    wanted = "int" if name in _LIMITS else "bool" if name in _FLAGS else "str"
     if not isinstance(node, yaml.ScalarNode) or kind != wanted:
-        what = {"int": "a whole number", "str": "text"}[wanted]
+        what = {"int": "a whole number", "bool": "true or false", "str": "text"}[wanted]
         found = f"{kind} {node.value!r}" if isinstance(node, yaml.ScalarNode) else f"a {kind}"
         raise BuildError(f"{where}: {name} must be {what}, not {found}.")
     if wanted == "str":
@@ -117,6 +118,10 @@ def _value(where: str, name: str, node: yaml.Node) -> str | int:
         if any(character == "\0" or "\ud800" <= character <= "\udfff" for character in node.value):
             raise BuildError(f"{where}: {name} holds a character that no path may; remove it.")
         return str(node.value)
+    if wanted == "bool":
+        if node.value.lower() not in ("true", "false"):  # YAML 1.1 has yes and on as well
+            raise BuildError(f"{where}: {name} must be true or false, not {node.value!r}.")
+        return bool(node.value.lower() == "true")
     try:
         number = yaml.SafeLoader("").construct_yaml_int(node)
     except (ValueError, IndexError):  # an explicit !!int of something else, or thousands of digits

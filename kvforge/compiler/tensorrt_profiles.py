@@ -64,7 +64,7 @@ def max_pages(options: ResolvedOptions, fixed: Sequence[int]) -> int:
 def input_ranges(
     graph: str, name: str, shape: Sequence[int], options: ResolvedOptions, profile: str
 ) -> tuple[Range, ...]:
-    """Return the range of every dimension of an input of ``lower``, ``upper`` or ``verify``.
+    """Return the range of every dimension of an input of a graph.
 
     ``shape`` is the network's, -1 where dynamic. An input that is none of the step's is a pool: its first dimension
     counts pages. Raises ValueError when the dynamic dimensions are not the ones that the graph should have.

@@ -168,7 +168,8 @@ def shape_of_config(config: "ModelConfig", model: str | None = None) -> Shape:
 
 
 def shape_of_manifest(manifest: Manifest, model: str | None = None) -> Shape:
-    """Return the shape of an engine; its parameter count says what the model without a cut would have."""
+    """Return the shape of an engine; its parameter count, less an early exit's head, says what the model without a cut
+    would have."""
     sizes = {name: getattr(manifest, name) for name in _SHARED}
     family = manifest.model_type.removesuffix("_swiftkv")
     bare = Shape(
@@ -178,4 +179,5 @@ def shape_of_manifest(manifest: Manifest, model: str | None = None) -> Shape:
         k_norm=family == "qwen3",
         **sizes,
     )
-    return dataclasses.replace(bare, base_parameters=manifest.num_parameters - bare.num_parameters)
+    exit_head = (manifest.vocab_size + 1) * manifest.hidden_size if manifest.early_exit else 0
+    return dataclasses.replace(bare, base_parameters=manifest.num_parameters - exit_head - bare.num_parameters)

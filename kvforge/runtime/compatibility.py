@@ -11,6 +11,12 @@ from kvforge.errors import EngineError
 NO_DRAFTS = "this engine verifies no drafts; rebuild it with kvforge build --max-draft-len N."
 """What ``verify`` says of an engine without that graph."""
 
+NO_EARLY_EXIT = (
+    "this engine has no early exit; build it from a checkpoint with that head (early_exit in config.json), "
+    "without --no-early-exit."
+)
+"""What ``early_exit`` says of an engine without that graph."""
+
 
 def check_torch(manifest: Manifest, engine_dir: Path) -> None:
     """Raise EngineError unless the engine was built with this version of torch."""

@@ -10,7 +10,7 @@ from kvforge.engine import OPERATORS_FILE, Manifest, package_file
 from kvforge.errors import EngineError
 from kvforge.hardware import cpu_isa
 from kvforge.runtime.aot_package import Graph, load_package, load_weights, private_tmpdir
-from kvforge.runtime.compatibility import NO_DRAFTS, check_operators, check_torch
+from kvforge.runtime.compatibility import NO_DRAFTS, NO_EARLY_EXIT, check_operators, check_torch
 from kvforge.runtime.pools import Pools, allocate_pools
 
 
@@ -24,7 +24,8 @@ class CpuSession:
         self.manifest = manifest
         self._upper_pools = manifest.upper_pools
         self._weights = weights  # the graphs use this memory without owning it
-        self._lower, self._upper, self._verify = graphs["lower"], graphs["upper"], graphs.get("verify")
+        self._lower, self._upper = graphs["lower"], graphs["upper"]
+        self._early_exit, self._verify = graphs.get("early_exit"), graphs.get("verify")
 
     def lower(
         self,
@@ -53,6 +54,12 @@ class CpuSession:
         """Run the R survivors past the cut; returns fp32 logits ``[R, vocab_size]``."""
         step = (hidden, survivor_index, survivor_start, positions, kv_length, page_table)
         return self._upper([*step, *itertools.chain.from_iterable(pools[self._upper_pools])])[0]
+
+    def early_exit(self, hidden: Tensor, survivor_index: Tensor) -> Tensor:
+        """Return the R survivors' fp32 logits ``[R, vocab_size]`` of the head at the cut."""
+        if self._early_exit is None:
+            raise EngineError(NO_EARLY_EXIT)
+        return self._early_exit([hidden, survivor_index])[0]
 
     def verify(
         self,

@@ -12,7 +12,7 @@ from torch import Tensor
 from kvforge.engine import Manifest, package_file
 from kvforge.errors import EngineError
 from kvforge.runtime.aot_package import Graph, load_package, load_weights, unpacking_into
-from kvforge.runtime.compatibility import NO_DRAFTS, check_operators, check_torch
+from kvforge.runtime.compatibility import NO_DRAFTS, NO_EARLY_EXIT, check_operators, check_torch
 from kvforge.runtime.cuda_decode import Capture, DecodeGraphs, GraphRecorder, batch_bucket, is_one_each
 from kvforge.runtime.cuda_staging import StepBuffer, num_elements
 from kvforge.runtime.pools import Pools, allocate_pools
@@ -30,7 +30,8 @@ class CudaSession:
 
     Args:
         weights: every engine tensor on ``device``; the graphs use this memory without owning it.
-        graphs: ``lower``, ``upper`` and, for engines with drafts, ``verify``: flat device inputs to flat outputs.
+        graphs: ``lower``, ``upper`` and those of ``early_exit`` and ``verify`` that the engine has: flat device inputs
+            to flat outputs.
         capture: how a decode graph is recorded; None runs all steps directly.
     """
 
@@ -46,7 +47,8 @@ class CudaSession:
         self.device = device
         self._upper_pools = manifest.upper_pools
         self._weights = weights
-        self._lower, self._upper, self._verify = graphs["lower"], graphs["upper"], graphs.get("verify")
+        self._lower, self._upper = graphs["lower"], graphs["upper"]
+        self._early_exit, self._verify = graphs.get("early_exit"), graphs.get("verify")
         tokens, seqs = manifest.max_num_tokens, manifest.max_num_seqs
         tables = (seqs, -(-manifest.max_seq_len // manifest.page_size))
         lower = num_elements([(tokens,)] * 3 + [(seqs + 1,), (seqs,), tables])
@@ -88,13 +90,9 @@ class CudaSession:
         pools: Pools,
     ) -> Tensor:
         """Run the R survivors past the cut and wait for them; returns fp32 logits ``[R, vocab_size]`` on the CPU."""
-        logits = self.device_logits(hidden, survivor_index, survivor_start, positions, kv_length, page_table, pools)
-        if self.device.type != "cuda":
-            return logits.clone()
-        result = torch.empty(logits.shape, dtype=logits.dtype, pin_memory=True)
-        result.copy_(logits, non_blocking=True)
-        torch.cuda.current_stream().synchronize()
-        return result
+        return self._to_host(
+            self.device_logits(hidden, survivor_index, survivor_start, positions, kv_length, page_table, pools)
+        )
 
     def device_logits(
         self,
@@ -130,6 +128,15 @@ class CudaSession:
             hidden = self.lower(zeros, zeros, zeros - 1, starts, *shared, pools)
             self.device_logits(hidden, starts[:-1], starts, zeros, *shared, pools)
 
+    def early_exit(self, hidden: Tensor, survivor_index: Tensor) -> Tensor:
+        """Run the head at the cut on the R survivors and wait for it; returns fp32 logits ``[R, vocab_size]`` on the
+        CPU."""
+        if self._early_exit is None:
+            raise EngineError(NO_EARLY_EXIT)
+        if survivor_index.shape[0] == 0:
+            return torch.empty(0, self.manifest.vocab_size)
+        return self._to_host(self._early_exit([hidden, *self._upper_buffer.copy((survivor_index,))])[0])
+
     def verify(
         self,
         logits: Tensor,
@@ -156,6 +163,15 @@ class CudaSession:
         free, _ = torch.cuda.mem_get_info(self.device)
         return max(0.0, (free - activation_bytes(self.manifest)) * CACHE_FRACTION) / 2**30
 
+    def _to_host(self, logits: Tensor) -> Tensor:
+        """Wait for the logits and return a copy of them on the CPU."""
+        if self.device.type != "cuda":
+            return logits.clone()
+        result = torch.empty(logits.shape, dtype=logits.dtype, pin_memory=True)
+        result.copy_(logits, non_blocking=True)
+        torch.cuda.current_stream().synchronize()
+        return result
+
     def _bucket(self, starts: Tensor, num_tokens: int, page_table: Tensor, pools: Pools) -> tuple[int, int] | None:
         if self._decode is None or not is_one_each(starts, num_tokens):
             return None
@@ -169,12 +185,13 @@ class CudaSession:
 
 def activation_bytes(manifest: Manifest) -> int:
     """Return a generous estimate of what one step allocates: per token the residual stream, q, k, v and the MLP's
-    inner state, each twice over in fp32; per survivor the logits in the compute dtype and in fp32."""
+    inner state, each twice over in fp32; per survivor and head the logits in the compute dtype and in fp32."""
     q_dim, kv_dim = manifest.num_heads * manifest.head_dim, manifest.num_kv_heads * manifest.head_dim
     per_token = 8 * (4 * manifest.hidden_size + 2 * q_dim + 4 * kv_dim * manifest.num_owners) + 8 * (
         3 * manifest.intermediate_size
     )
-    return manifest.max_num_tokens * per_token + 2 * manifest.max_num_survivors * manifest.vocab_size * 8
+    per_survivor = 2 * manifest.vocab_size * 8 * (2 if manifest.early_exit else 1)
+    return manifest.max_num_tokens * per_token + manifest.max_num_survivors * per_survivor
 
 
 def load_session(engine_dir: Path, manifest: Manifest) -> CudaSession:

@@ -58,6 +58,14 @@ class StepFunctions(Protocol):
 class Session(StepFunctions, Protocol):
     """All graphs of one engine."""
 
+    def early_exit(self, hidden: Tensor, survivor_index: Tensor) -> Tensor:
+        """The head on the hidden state entering the cut layer, for R survivors; returns logits ``[R, vocab_size]``
+        float32 on the CPU. ``hidden`` is ``lower``'s; arguments as ``upper``'s.
+
+        Raises:
+            EngineError: the engine was built without that head.
+        """
+
     def verify(
         self,
         logits: Tensor,

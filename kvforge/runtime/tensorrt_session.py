@@ -11,7 +11,7 @@ from torch import Tensor
 from kvforge.dtypes import COMPUTE_DTYPES
 from kvforge.engine import RANK_DIR, Manifest
 from kvforge.errors import EngineError
-from kvforge.runtime.compatibility import NO_DRAFTS, check_operators
+from kvforge.runtime.compatibility import NO_DRAFTS, NO_EARLY_EXIT, check_operators
 from kvforge.runtime.pools import Pools, allocate_pools
 from kvforge.runtime.tensorrt_plan import Plan, PlanLogger
 from kvforge.tensorrt_api import trt
@@ -19,11 +19,17 @@ from kvforge.tensorrt_api import trt
 STEP_INPUTS = {
     "lower": ("input_ids", "positions", "slot_mapping", "query_start", "kv_length", "page_table"),
     "upper": ("hidden", "survivor_index", "survivor_start", "positions", "kv_length", "page_table"),
+    "early_exit": ("hidden", "survivor_index"),
     "verify": ("logits", "draft_ids", "draft_start", "draft_probs", "temperature", "uniform"),
 }
 """Names of each graph's inputs before the pools."""
 
-RESULTS = {"lower": ("hidden",), "upper": ("logits",), "verify": ("accepted", "next_token")}
+RESULTS = {
+    "lower": ("hidden",),
+    "upper": ("logits",),
+    "early_exit": ("logits",),
+    "verify": ("accepted", "next_token"),
+}
 """Names of each graph's outputs that are no pools."""
 
 _POOL_ROLES = ("k_pool", "v_pool", "k_scales", "v_scales")
@@ -86,6 +92,14 @@ class TensorRTSession:
         self._run("upper", step, pools[self._upper_pools], [logits])
         return self._to_cpu(logits)
 
+    def early_exit(self, hidden: Tensor, survivor_index: Tensor) -> Tensor:
+        """Run the head at the cut on the R survivors; returns fp32 logits ``[R, vocab_size]`` on the CPU."""
+        if "early_exit" not in self._plans:
+            raise EngineError(NO_EARLY_EXIT)
+        logits = self._empty((survivor_index.shape[0], self.manifest.vocab_size), torch.float32)
+        self._run("early_exit", (hidden, survivor_index), [], [logits])
+        return self._to_cpu(logits)
+
     def verify(
         self,
         logits: Tensor,
@@ -119,9 +133,8 @@ class TensorRTSession:
         """Return the K,V cache size to use unless told otherwise: most of the GPU memory that is free now, beside a
         step's results, and no more than the engine was built for."""
         manifest, (free, _) = self.manifest, torch.cuda.mem_get_info()
-        results = 4 * (
-            manifest.max_num_tokens * manifest.hidden_size + manifest.max_num_survivors * manifest.vocab_size
-        )
+        logits = manifest.max_num_survivors * manifest.vocab_size * (2 if manifest.early_exit else 1)
+        results = 4 * (manifest.max_num_tokens * manifest.hidden_size + logits)
         most = self._max_pages() * manifest.page_bytes
         return max(0.0, min((free - results) * CACHE_FRACTION, most)) / 2**30
 

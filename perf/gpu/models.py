@@ -142,7 +142,7 @@ def manifest_of(config: ModelConfig, options: ResolvedOptions) -> Manifest:
 
 _FROM_CONFIG = (
     *("model_type", "num_layers", "hidden_size", "intermediate_size", "num_heads", "num_kv_heads", "head_dim"),
-    *("vocab_size", "max_position", "layer_windows", "cut", "bos_token_id", "eos_token_ids"),
+    *("vocab_size", "max_position", "layer_windows", "cut", "early_exit", "bos_token_id", "eos_token_ids"),
 )
 _FROM_OPTIONS = ("page_size", "max_num_seqs", "max_num_tokens", "max_seq_len", "max_draft_len")
 

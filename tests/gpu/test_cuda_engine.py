@@ -104,6 +104,26 @@ def test_drafts_are_verified_as_on_the_cpu(engines: EngineShelf, gpu: torch.devi
         assert cuda[0][0] == 1
 
 
+def test_the_early_exit_equals_the_cpus(engines: EngineShelf, gpu: torch.device) -> None:
+    """After a prompt's chunk and after a captured decode step, before ``upper`` and after it."""
+    spec = dataclasses.replace(FP32, early_exit=True)
+    cuda, cpu = (session(engines, spec, target) for target in ("cuda", "cpu"))
+    results = []
+    for each in (cuda, cpu):
+        pools, rows = each.allocate_pools(8), []
+        for begin, end in ((0, 20), (20, 21)):
+            ids, positions = torch.arange(begin + 3, end + 3).int(), torch.arange(begin, end).int()
+            shared = (torch.tensor([end]).int(), torch.arange(8).int()[None])
+            hidden = each.lower(ids, positions, positions, torch.tensor([0, end - begin]).int(), *shared, pools)
+            last = torch.tensor([end - begin - 1]).int()
+            rows.append(each.early_exit(hidden, last))
+            rows.append(each.upper(hidden, last, torch.tensor([0, 1]).int(), positions, *shared, pools))
+            rows.append(each.early_exit(hidden, last))
+        results.append(torch.cat(rows))
+    assert results[0].device.type == "cpu"
+    assert float((results[0] - results[1]).abs().max() / results[1].abs().max()) < TOLERANCE[FP32]
+
+
 def test_pools_and_their_size(engines: EngineShelf, gpu: torch.device) -> None:
     cuda = session(engines, BF16_FP8, "cuda")
     assert isinstance(cuda, CudaSession)

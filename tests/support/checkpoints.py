@@ -58,12 +58,14 @@ def make_checkpoint(
     *,
     cut: int | None = None,
     group_size: int = 1,
+    early_exit: bool = False,
     dtype: torch.dtype = torch.float32,
     seed: int = 0,
     max_shard_size: str = "5GB",
     **overrides: Any,
 ) -> Path:
-    """Write a random checkpoint of ``family``; with ``cut``, in the SwiftKV format without the teacher's q/k/v.
+    """Write a random checkpoint of ``family``; with ``cut``, in the SwiftKV format without the teacher's q/k/v, with
+    ``early_exit`` also with a head at the cut.
 
     Weights are drawn with a standard deviation of 0.1 to 0.2, biases and norm gains included, so that no term
     of the model is invisible in the logits.
@@ -80,7 +82,24 @@ def make_checkpoint(
     write_byte_tokenizer(path, config.vocab_size)
     if cut is not None:
         rewire(path, cut, group_size, seed)
+    if early_exit:
+        add_early_exit(path, seed)
     return path
+
+
+def add_early_exit(path: Path, seed: int) -> None:
+    """Give a single-file SwiftKV checkpoint a random early-exit head."""
+    hf = json.loads((path / "config.json").read_text()) | {"early_exit": True}
+    (path / "config.json").write_text(json.dumps(hf))
+    weights = load_file(path / "model.safetensors")
+    generator = torch.Generator().manual_seed(seed + 2)
+    for name, shape in (
+        ("model.norm_early_exit.weight", (hf["hidden_size"],)),
+        ("lm_head_early_exit.weight", (hf["vocab_size"], hf["hidden_size"])),
+    ):
+        noise = 0.1 * torch.randn(shape, generator=generator)
+        weights[name] = (1 + noise if len(shape) == 1 else noise).to(weights["model.norm.weight"].dtype)
+    save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
 
 
 def rewire(path: Path, cut: int, group_size: int, seed: int) -> None:

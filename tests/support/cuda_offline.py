@@ -46,6 +46,7 @@ MODEL = {
     "swiftkv": True,
     "num_key_value_layers": 2,
     "key_value_group_size": 2,
+    "early_exit": True,
 }
 
 _GUARD = """

@@ -21,6 +21,7 @@ class EngineSpec:
     family: str = "llama"
     cut: int | None = None
     group_size: int = 1
+    early_exit: bool = False
     bfloat16: bool = False
     seed: int = 0
     model: tuple[tuple[str, Any], ...] = ()
@@ -52,6 +53,7 @@ class EngineShelf:
                 spec.family,
                 cut=spec.cut,
                 group_size=spec.group_size,
+                early_exit=spec.early_exit,
                 dtype=dtype,
                 seed=spec.seed,
                 **dict(spec.model),
@@ -71,6 +73,9 @@ SWIFTKV = EngineSpec("llama", cut=2, group_size=2, model=(("num_hidden_layers", 
 
 PLAIN = EngineSpec("llama", model=(("num_hidden_layers", 2),))
 """A small fp32 engine without a cut."""
+
+EARLY_EXIT = dataclasses.replace(SWIFTKV, early_exit=True)
+"""SWIFTKV with a head at the cut."""
 
 SWIFTKV_BF16 = dataclasses.replace(SWIFTKV, bfloat16=True)
 """SWIFTKV in bf16."""

@@ -34,6 +34,7 @@ def fake_manifest(**changes):
         layer_windows=(0, 0),
         cut=1,
         owner_of_layer=(0, 1),
+        early_exit=False,
         page_size=4,
         max_num_seqs=8,
         max_num_tokens=64,

@@ -41,7 +41,8 @@ def run_module(*arguments: str, **environment: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def graphs() -> dict[str, Any]:
-    return run_module("tests.support.cuda_offline", "lower:bfloat16", "upper:fp8", TRITON_INTERPRET="0")
+    graphs = ("lower:bfloat16", "upper:fp8", "early_exit:bfloat16")
+    return run_module("tests.support.cuda_offline", *graphs, TRITON_INTERPRET="0")
 
 
 def names(graph: dict[str, Any]) -> list[str]:
@@ -54,6 +55,7 @@ def test_packages_hold_triton_kernels_and_no_operator(graphs: dict[str, Any]) ->
     # Cut at 2 of 4 layers: two layers write and attend, then one more owner is written.
     assert names(graphs["lower:bfloat16"]) == [*below, *below, "rope_paged_kv_write"]
     assert names(graphs["upper:fp8"]) == [*attention, *attention]
+    assert names(graphs["early_exit:bfloat16"]) == []
     assert all(graph["operators"] == [] for graph in graphs.values())
 
 

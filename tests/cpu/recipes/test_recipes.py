@@ -37,7 +37,7 @@ def write(tmp_path: Path, text: str) -> Path:
 
 
 def test_every_build_option_is_a_key_and_reaches_the_options(tmp_path: Path) -> None:
-    values = {"target": "cuda", "dtype": "bf16", "kv_dtype": "int8", "max_seq_len": 77}
+    values = {"target": "cuda", "dtype": "bf16", "kv_dtype": "int8", "max_seq_len": 77, "early_exit": False}
     for index, field in enumerate(dataclasses.fields(BuildOptions)):
         assert field.name in KEYS
         values.setdefault(field.name, 3 + index)
@@ -64,6 +64,8 @@ def test_every_build_option_is_a_key_and_reaches_the_options(tmp_path: Path) -> 
         ("kv_dtype: nvfp4\n", "line 1: kv_dtype 'nvfp4' is unknown; choose from auto, float32"),
         ("max_num_seqs: 0\n", "line 1: max_num_seqs is 0; it must be at least 1"),
         ("max_draft_len: -1\n", "line 1: max_draft_len is -1; it must be at least 0"),
+        ("early_exit: 1\n", "line 1: early_exit must be true or false, not int '1'"),
+        ("early_exit: yes\n", "line 1: early_exit must be true or false, not 'yes'"),
         ("cut: 4\ncut: 4\n", "line 2: key 'cut' is given twice"),
         ("target: cpu\n  cut: [\n", "line 2: this is not YAML"),
         ("page_size: !!int abc\n", "line 1: page_size must be a whole number, not 'abc'"),
