@@ -50,6 +50,15 @@ FORBIDDEN = {
         "kvforge.training",
         "kvforge.commands",
     ),
+    "kvforge/distill": (
+        "kvforge.runtime",
+        "kvforge.serving",
+        "kvforge.quantize",
+        "kvforge.rewire",
+        "kvforge.evaluation",
+        "kvforge.training",
+        "kvforge.commands",
+    ),
     "triton_repo": ("kvforge.compiler", "kvforge.commands", "kvforge.runtime", "model_defs", "plugins", "torch"),
 }
 """What each part must not import, at any depth of nesting inside its files."""

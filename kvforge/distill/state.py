@@ -1,0 +1,93 @@
+"""The state of a run on disk: whole or not there, and only continued by the run that it belongs to."""
+
+import contextlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from kvforge.distill import world
+from kvforge.errors import KvforgeError, first_line
+
+STATE_FILE = "state.pt"
+MOMENTS = ("exp_avg", "exp_avg_sq")
+"""What AdamW keeps of each parameter besides the number of steps."""
+
+
+def save_state(path: Path, state: Mapping[str, Any]) -> None:
+    """Write ``state`` beside ``path`` and rename it, so that an interrupted write leaves the last one.
+
+    Raises:
+        KvforgeError: it cannot be written; what was there stays.
+    """
+    unfinished = path.with_suffix(".unfinished")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with unfinished.open("wb") as file:
+            torch.save(dict(state), file)
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.replace(path)
+    except (OSError, RuntimeError) as error:  # torch's writer turns a full disk into a RuntimeError
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else first_line(error)
+        with contextlib.suppress(OSError):
+            unfinished.unlink(missing_ok=True)
+        kept = "the state before it is kept" if path.exists() else "there is none before it"
+        raise KvforgeError(
+            f"The training state {path} cannot be written ({reason}); {kept}: free space there and give the same "
+            "command again."
+        ) from error
+
+
+def load_state(path: Path, identity: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the saved state, or None where there is none.
+
+    Raises:
+        KvforgeError: it is not readable, or of a run whose ``identity`` differs.
+    """
+    if not path.exists():
+        return None
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+        saved = dict(state["identity"])
+    except Exception as error:  # zip, pickle and key errors of a damaged file
+        raise KvforgeError(
+            f"{path} is not a readable training state ({first_line(error)}); remove it to start again."
+        ) from None
+    for name in sorted({*saved, *identity}):
+        if saved.get(name) != identity.get(name):
+            raise KvforgeError(
+                f"{path.parent} holds a run with {name} {saved.get(name)!r}, and this one has {identity.get(name)!r}; "
+                "give the options, data and model of that run to continue it, or another --work to start a new one."
+            )
+    return dict(state)
+
+
+def collect(trained: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Return whole CPU copies of the trained weights and their moments, in process 0; all processes call this
+    together."""
+    weights: dict[str, Tensor] = {}
+    moments: dict[str, dict[str, Tensor]] = {}
+    for name, parameter in trained.items():
+        weight = world.gathered(parameter)
+        kept = {key: world.gathered(optimizer.state[parameter][key]) for key in MOMENTS}
+        if world.rank() == 0:
+            weights[name], moments[name] = weight, kept
+    return {"weights": weights, "optimizer": moments}
+
+
+def restore(
+    trained: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer, state: Mapping[str, Any] | None, step: int
+) -> None:
+    """Overwrite weights and optimizer with those of process 0's ``state``, saved after ``step`` steps. All processes
+    call this together."""
+    for name, parameter in trained.items():
+        world.assign(parameter, None if state is None else state["weights"][name])
+        kept = optimizer.state[parameter]
+        kept["step"] = torch.full((), step, dtype=torch.float32, device=parameter.device)
+        for key in MOMENTS:
+            kept[key] = torch.zeros_like(parameter, requires_grad=False)
+            world.assign(kept[key], None if state is None else state["optimizer"][name][key])

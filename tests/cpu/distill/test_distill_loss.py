@@ -1,0 +1,125 @@
+"""The loss by hand, and that no way of cutting a batch into pieces changes it."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from kvforge.distill.config import DistillConfig
+from kvforge.distill.data import pack_samples
+from kvforge.distill.distiller import SUMS, Distiller
+from kvforge.distill.loss import divergence, hidden_error, logit_sums
+from kvforge.distill.packing import Batch, DataSettings
+from kvforge.distill.samples import Sample
+from tests.support.distillation import load_with_teacher, random_data, rewired_checkpoint
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return rewired_checkpoint(tmp_path_factory.mktemp("loss") / "c", early_exit=True)
+
+
+def test_divergence_by_hand() -> None:
+    """T = 2. Teacher logits (2 ln 3, 0): probabilities (3/4, 1/4); student (0, 0): (1/2, 1/2).
+
+    4 * (3/4 ln(3/2) + 1/4 ln(1/2)) = 4 * (0.304099 - 0.173287) = 0.523248.
+    """
+    value = divergence(torch.zeros(1, 2), torch.tensor([[2 * math.log(3), 0.0]]), temperature=2.0)
+    assert value.item() == pytest.approx(0.523248, abs=1e-6)
+
+
+def test_sums_by_hand() -> None:
+    """Three positions, one-dimensional states h with logits (2 h, 0), so that at T = 2 the odds are e^h.
+
+    Position 0, weight 2: teacher h = ln 3, student 0: KL 0.523248 as above. The student's logits tie, of which argmax
+    takes the first, as the teacher does: they agree.
+    Position 1, weight 1: teacher 0, student ln 3: 4 * (1/2 ln((1/2)/(3/4)) + 1/2 ln((1/2)/(1/4)))
+    = 2 * (ln 2/3 + ln 2) = 2 ln 4/3 = 0.575364; they agree.
+    Position 2, weight 3: teacher ln 3, student -ln 3: 4 * (3/4 ln 3 + 1/4 ln 1/3) = 2 ln 3 = 2.197225; they do not.
+    KL: 2 * 0.523248 + 0.575364 + 3 * 2.197225 = 8.213535; agreement 2 + 1 = 3.
+    Early exit from states (ln 3, ln 3, ln 3): (0, 0.575364, 0) -> 0.575364.
+    """
+
+    def head(h: torch.Tensor) -> torch.Tensor:
+        return torch.cat((2 * h, torch.zeros_like(h)), -1)
+
+    ln3 = math.log(3)
+    student, teacher = torch.tensor([[0.0], [ln3], [-ln3]]), torch.tensor([[ln3], [0.0], [ln3]])
+    early, weight = torch.full((3, 1), ln3), torch.tensor([2.0, 1.0, 3.0])
+    sums = logit_sums(student, teacher, early, weight, head, head, head, temperature=2.0, vocab_size=2)
+    assert [x.item() for x in sums] == pytest.approx([8.213535, 0.575364, 3.0], abs=1e-5)
+
+
+def test_hidden_error_by_hand() -> None:
+    """Errors (3, 4) and (1, 1) of two dimensions: mean squares 12.5 and 1; weights 2 and 5: 25 + 5 = 30."""
+    student = torch.tensor([[3.0, 4.0], [2.0, 0.0]])
+    teacher = torch.tensor([[0.0, 0.0], [1.0, 1.0]])
+    assert hidden_error(student, teacher, torch.tensor([2.0, 5.0])).item() == 30.0
+
+
+def gradients(checkpoint: Path, batch: Batch, max_logits: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    model = load_with_teacher(checkpoint)
+    sums = Distiller(model, DistillConfig(dtype="fp32", train="upper"), max_logits)(batch)
+    sums[:3].sum().backward()
+    return sums.detach(), {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("positions", [1, 7, 64])
+def test_chunks_of_logits_do_not_change_loss_or_gradients(checkpoint: Path, positions: int) -> None:
+    batch = random_data().batch([0, 1, 2])
+    assert (batch.weight > 0).sum() > 32
+    whole, expected = gradients(checkpoint, batch, 1 << 25)
+    chunked, found = gradients(checkpoint, batch, positions * 320 + 5)
+    torch.testing.assert_close(chunked, whole, rtol=1e-6, atol=1e-6)
+    assert found.keys() == expected.keys()
+    for name in expected:
+        torch.testing.assert_close(found[name], expected[name], rtol=1e-4, atol=1e-5, msg=name)
+
+
+def test_packing_equals_padding(checkpoint: Path) -> None:
+    """Samples that share sequences have the sums that each has alone in a padded one."""
+    generator = np.random.default_rng(1)
+    samples = []
+    for size in (5, 30, 9, 17, 3, 22, 31, 8):
+        weights = (generator.uniform(size=size) < 0.6) * generator.uniform(0.5, 2, size)
+        weights[-1] = 1.0
+        samples.append(Sample(generator.integers(3, 320, size).astype(np.int32), weights.astype(np.float32)))
+    packed, _ = pack_samples(samples, DataSettings(48))
+    assert packed.num_sequences < len(samples)
+    distiller = Distiller(load_with_teacher(checkpoint), DistillConfig(dtype="fp32"))
+    with torch.no_grad():
+        together = distiller(packed.batch(range(packed.num_sequences)))
+        padded = torch.zeros(len(SUMS))
+        for sample in samples:
+            data, _ = pack_samples([sample], DataSettings(48))
+            padded += distiller(data.batch([0]))
+    torch.testing.assert_close(together, padded, rtol=1e-5, atol=1e-5)
+
+
+def test_only_positions_with_a_weight_count(checkpoint: Path) -> None:
+    """The last prompt position predicts the first answer token and counts; the last answer token does not."""
+    ids = np.arange(10, 20, dtype=np.int32)
+    data, _ = pack_samples([Sample(ids, (np.arange(10) >= 6).astype(np.float32))], DataSettings(16))
+    assert data.batch([0]).weight[0].nonzero().flatten().tolist() == [5, 6, 7, 8]
+    model = load_with_teacher(checkpoint)
+    changed = model.model.embed_tokens.weight.detach().clone()
+    distiller = Distiller(model, DistillConfig(dtype="fp32"))
+    with torch.no_grad():
+        before = distiller(data.batch([0]))
+        changed[19] += 1  # the last answer token's state is seen by no position that counts
+        model.model.embed_tokens.weight.copy_(changed)
+        torch.testing.assert_close(distiller(data.batch([0])), before, rtol=0, atol=0)
+        changed[15] += 1  # the last prompt token's is
+        model.model.embed_tokens.weight.copy_(changed)
+        assert (distiller(data.batch([0])) - before).abs().max() > 1e-3
+
+
+def test_a_batch_without_weights_gives_zeros_and_gradients(checkpoint: Path) -> None:
+    batch = random_data().batch([0])
+    model = load_with_teacher(checkpoint)
+    sums = Distiller(model, DistillConfig(dtype="fp32"))(Batch(batch.input_ids, batch.segments, batch.weight * 0))
+    sums[:3].sum().backward()
+    assert sums.tolist() == [0, 0, 0, 0]
+    assert model.model.norm_swiftkv.weight.grad.abs().sum() == 0
