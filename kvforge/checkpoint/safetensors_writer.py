@@ -1,7 +1,7 @@
 """Writing a safetensors file tensor by tensor, so that a checkpoint larger than memory can be converted."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -9,7 +9,23 @@ from typing import BinaryIO
 import torch
 from torch import Tensor
 
-_DTYPE_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+"""Safetensors' names of dtypes."""
+
+_DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _ALIGNMENT = 64
 
 
@@ -27,17 +43,23 @@ class TensorSpec:
         return torch.Size(self.shape).numel() * self.dtype.itemsize
 
 
-def write_safetensors(path: Path, specs: Sequence[TensorSpec], produce: Callable[[TensorSpec], Tensor]) -> None:
+def write_safetensors(
+    path: Path,
+    specs: Sequence[TensorSpec],
+    produce: Callable[[TensorSpec], Tensor],
+    metadata: Mapping[str, str] | None = None,
+) -> None:
     """Write ``path``; ``produce(spec)`` is called once per tensor and its result dropped after writing.
 
-    Data starts at a multiple of 64 bytes, and tensors whose size is one come first, so that these are aligned
-    for vector loads when the file is memory-mapped.
+    ``metadata`` goes into the header; transformers looks for ``{"format": "pt"}`` there. Data starts at a multiple of
+    64 bytes, and tensors whose size is one come first, so that these are aligned for vector loads when the file is
+    memory-mapped.
 
     Raises:
         ValueError: a produced tensor does not have its spec's shape or dtype.
     """
     ordered = sorted(specs, key=lambda spec: spec.num_bytes % _ALIGNMENT != 0)
-    header: dict[str, object] = {}
+    header: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
     offset = 0
     for spec in ordered:
         header[spec.name] = {

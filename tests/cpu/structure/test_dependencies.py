@@ -30,6 +30,15 @@ FORBIDDEN = {
         "kvforge.commands",
         "plugins",
     ),
+    "kvforge/rewire": (
+        "kvforge.runtime",
+        "kvforge.serving",
+        "kvforge.quantize",
+        "kvforge.distill",
+        "kvforge.evaluation",
+        "kvforge.commands",
+        "plugins",
+    ),
     "kvforge/runtime": (
         "kvforge.compiler",
         "kvforge.serving",
@@ -37,6 +46,15 @@ FORBIDDEN = {
         "kvforge.commands",
         "kvforge.checkpoint",
         "model_defs",
+    ),
+    "kvforge/evaluation": (
+        "kvforge.compiler",
+        "kvforge.serving",
+        "kvforge.quantize",
+        "kvforge.rewire",
+        "kvforge.distill",
+        "kvforge.training",
+        "kvforge.commands",
     ),
     "kvforge/serving": ("kvforge.compiler", "kvforge.commands", "kvforge.checkpoint", "model_defs", "plugins"),
     "kvforge/swiftkv": (

@@ -1,0 +1,102 @@
+"""``kvforge rewire``: a plain checkpoint to a SwiftKV one."""
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+_UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+
+
+def _cut(text: str) -> int | None:
+    return None if text == "auto" else int(text)
+
+
+_cut.__name__ = "layer or 'auto'"
+
+
+def _size(text: str) -> int:
+    number = text.rstrip("BGIKMbgikm")
+    unit = text[len(number) :].upper()
+    if unit not in _UNITS or not 0 < float(number) < 1e30:
+        raise ValueError
+    return int(float(number) * _UNITS[unit])
+
+
+_size.__name__ = "size such as 5GB"
+
+
+def add_parser(subparsers: argparse._SubParsersAction) -> None:
+    """Declare the command."""
+    parser = subparsers.add_parser("rewire", help="make a SwiftKV checkpoint from a plain one, to be distilled")
+    parser.add_argument("source", type=Path, metavar="SRC", help="Hugging Face-format directory without a cut")
+    parser.add_argument("output", type=Path, metavar="DST", help="checkpoint directory to write")
+    parser.add_argument(
+        "--cut-layer",
+        type=_cut,
+        required=True,
+        metavar="K",
+        help="first layer whose K,V come from the single input; auto: the smallest within --quality-budget",
+    )
+    parser.add_argument("--group-size", type=int, default=1, metavar="G", help="layers that share a cache (1)")
+    parser.add_argument(
+        "--init",
+        default="fold",
+        help="the new K,V projections: copy (the owner's), mean (of its group), fold (mean with norm gains folded in, "
+        "the default), ridge (fitted to the calibration text)",
+    )
+    parser.add_argument("--drop-teacher", action="store_true", help="leave out q, k and v of the layers above the cut")
+    parser.add_argument("--early-exit", action="store_true", help="add a norm and an LM head at the cut")
+    parser.add_argument(
+        "--calibration", type=Path, metavar="FILE", help="UTF-8 text to measure and fit on (default: generated text)"
+    )
+    parser.add_argument("--num-samples", type=int, default=64, metavar="N", help="sequences of it (64)")
+    parser.add_argument("--num-tokens", type=int, default=512, metavar="N", help="tokens of a sequence (512)")
+    parser.add_argument(
+        "--quality-budget",
+        type=float,
+        default=0.1,
+        metavar="X",
+        help="largest unexplained share of any layer's K or V, for auto (0.1)",
+    )
+    parser.add_argument(
+        "--ridge", type=float, default=1e-2, metavar="LAMBDA", help="regulariser, relative to the inputs (0.01)"
+    )
+    parser.add_argument("--max-shard-size", type=_size, default=5 * 10**9, metavar="SIZE", help="of a file (5GB)")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="similarity of the layers' inputs (.png, .svg, .pdf)")
+    parser.add_argument("--json", action="store_true", help="print what was measured and written as JSON")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Rewire, with a progress bar on standard error; prints tables and one line, or JSON."""
+    from tqdm import tqdm
+
+    from kvforge.rewire import RewireOptions, rewire_checkpoint
+    from kvforge.rewire.report import describe
+
+    options = RewireOptions(
+        cut=args.cut_layer,
+        group_size=args.group_size,
+        init=args.init,
+        drop_teacher=args.drop_teacher,
+        early_exit=args.early_exit,
+        ridge=args.ridge,
+        quality_budget=args.quality_budget,
+        num_samples=args.num_samples,
+        num_tokens=args.num_tokens,
+        max_shard_bytes=args.max_shard_size,
+    )
+    with tqdm(leave=False, disable=args.json or not sys.stderr.isatty()) as bar:
+
+        def show(stage: str, done: int, total: int) -> None:
+            bar.set_description(stage, refresh=False)
+            bar.total, bar.n = total, done
+            bar.refresh()
+
+        summary = rewire_checkpoint(
+            args.source, args.output, options, calibration=args.calibration, plot=args.plot, progress=show
+        )
+    print(json.dumps(asdict(summary), indent=1) if args.json else describe(summary))
+    return 0

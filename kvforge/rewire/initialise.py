@@ -1,0 +1,84 @@
+"""The tensors that SwiftKV adds, from those of the source (arXiv 2410.03960, sections 3.2, 3.3 and 4)."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from kvforge.checkpoint.safetensors_writer import TensorSpec
+from kvforge.rewire.source import Source
+from model_defs import ModelConfig
+
+New = dict[str, tuple[TensorSpec, Callable[[], Tensor]]]
+"""By name: what a new tensor is, and a function that makes it."""
+
+NORM = "model.norm_swiftkv.weight"
+
+
+def group_of(owner: int, config: ModelConfig) -> range:
+    """Return the layers that share ``owner``'s K,V; the last group may be smaller."""
+    return range(owner, min(owner + config.group_size, config.num_layers))
+
+
+def new_tensors(source: Source, config: ModelConfig, init: str, fitted: Mapping[str, Callable[[], Tensor]]) -> New:
+    """Return what the rewired model ``config`` has and ``source`` has not.
+
+    Queries are the teacher's own. Keys and values of an owner are
+
+    - ``copy``: of the owner's own layer, W_j;
+    - ``mean``: the mean over the group's layers, mean_j W_j, what the public code does;
+    - ``fold``: mean_j W_j · diag(g_j), g_j the gain of layer j's input norm;
+    - ``ridge``: ``fitted``, by name.
+
+    norm_swiftkv is layer ``cut``'s input norm for ``copy`` and ``mean``, ones for the other two, whose weights have the
+    gains in them (so a gain of zero divides nothing). Biases and k_norm are the owner's own for ``copy``, else means.
+    """
+    new: New = {}
+
+    def add(name: str, like: str, make: Callable[[], Tensor]) -> None:
+        spec = replace(source.specs[like], name=name)
+        new[name] = spec, lambda: make().to(spec.dtype)
+
+    read = source.checkpoint.read_raw
+    kinds = ("weight", "bias") if config.qkv_bias else ("weight",)
+    for layer in range(config.cut, config.num_layers):
+        attention = f"model.layers.{layer}.self_attn"
+        names = [f"q_proj.{kind}" for kind in kinds] + (["q_norm.weight"] if config.qk_norm else [])
+        for name in names:
+            teacher = f"{attention}.{name}"
+            add(student_name(teacher), teacher, partial(read, teacher))
+    for owner in config.upper_owners:
+        group = [owner] if init == "copy" else list(group_of(owner, config))
+        names = [f"{part}_proj.{kind}" for part in ("k", "v") for kind in kinds]
+        for name in names + (["k_norm.weight"] if config.qk_norm else []):
+            teacher = f"model.layers.{owner}.self_attn.{name}"
+            fold = init == "fold" and name.endswith("proj.weight")
+            make = fitted.get(student_name(teacher), partial(_mean, source, group, name, fold))
+            add(student_name(teacher), teacher, make)
+    gain = f"model.layers.{config.cut}.input_layernorm.weight"
+    add(NORM, gain, lambda: torch.ones_like(read(gain)) if init in ("fold", "ridge") else read(gain))
+    if config.early_exit:
+        head = "model.embed_tokens.weight" if config.tie_embeddings else "lm_head.weight"
+        add("model.norm_early_exit.weight", "model.norm.weight", lambda: read("model.norm.weight"))
+        add("lm_head_early_exit.weight", head, lambda: read(head))
+    return new
+
+
+def student_name(teacher: str) -> str:
+    """``…self_attn.k_proj.weight`` to ``…self_attn.k_proj_swiftkv.weight``."""
+    module, kind = teacher.rsplit(".", 1)
+    return f"{module}_swiftkv.{kind}"
+
+
+def _mean(source: Source, layers: list[int], name: str, fold: bool) -> Tensor:
+    """Average a tensor over layers, in float64; ``fold`` multiplies each by the gain of its layer's input norm."""
+    total: Tensor | None = None
+    for layer in layers:
+        tensor = source.checkpoint.read_raw(f"model.layers.{layer}.self_attn.{name}").double()
+        if fold:
+            tensor = tensor * source.checkpoint.read_raw(f"model.layers.{layer}.input_layernorm.weight").double()
+        total = tensor if total is None else total + tensor
+    assert total is not None
+    return total / len(layers)

@@ -1,0 +1,42 @@
+"""What to rewire to."""
+
+from dataclasses import dataclass
+
+from kvforge.errors import KvforgeError
+
+INITS = ("copy", "mean", "fold", "ridge")
+
+
+@dataclass(frozen=True)
+class RewireOptions:
+    """``cut`` is SwiftKV's k, None to choose it by measurement; ``group_size`` AcrossKV's G; ``init`` one of ``INITS``.
+
+    ``ridge`` is the regulariser relative to the mean square of the inputs; ``quality_budget`` the largest share of a
+    layer's K or V that may stay unexplained where the cut is chosen. Calibration takes ``num_samples`` sequences of at
+    most ``num_tokens`` tokens; a shard of the output holds ``max_shard_bytes``.
+    """
+
+    cut: int | None
+    group_size: int = 1
+    init: str = "fold"
+    drop_teacher: bool = False
+    early_exit: bool = False
+    ridge: float = 1e-2
+    quality_budget: float = 0.1
+    num_samples: int = 64
+    num_tokens: int = 512
+    max_shard_bytes: int = 5_000_000_000
+
+    def __post_init__(self) -> None:
+        if self.init not in INITS:
+            raise KvforgeError(f"--init {self.init!r} is unknown; choose from {', '.join(INITS)}.")
+        if self.group_size < 1:
+            raise KvforgeError(f"--group-size is {self.group_size}; give the layers that share a cache, at least 1.")
+        if not 1e-12 <= self.ridge < float("inf"):
+            raise KvforgeError(f"--ridge is {self.ridge:g}; give a number of at least 1e-12.")
+        if not 0 < self.quality_budget < float("inf"):
+            raise KvforgeError(f"--quality-budget is {self.quality_budget:g}; give a positive number.")
+        if self.num_samples < 2 or self.num_tokens < 16:
+            raise KvforgeError("--num-samples must be at least 2 and --num-tokens at least 16.")
+        if self.max_shard_bytes < 1:
+            raise KvforgeError("--max-shard-size must be positive, such as 5GB or 500MB.")

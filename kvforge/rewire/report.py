@@ -1,0 +1,37 @@
+"""A summary as text."""
+
+from kvforge.rewire.convert import RewireSummary
+
+
+def describe(summary: RewireSummary) -> str:
+    """Return the candidates and the owners as tables, where there are some, and one line of what was written."""
+    blocks = []
+    if summary.candidates:
+        rows = [["cut", "prefill reduction", "mean similarity", "mean residual", "worst residual"]]
+        for item in summary.candidates:
+            similarity = "-" if item.mean_similarity is None else f"{item.mean_similarity:.3f}"
+            chosen = " *" if item.cut == summary.cut else "  "
+            residuals = [f"{item.mean_residual:.4f}", f"{item.worst_residual:.4f}"]
+            rows.append([f"{item.cut}{chosen}", f"{100 * item.prefill_reduction:.1f}%", similarity, *residuals])
+        blocks.append(f"Cuts by what their input explains of the K,V above them (* chosen)\n{_table(rows)}")
+    if summary.owners:
+        rows = [["owner", "layers", "K", "V", "K, fold", "V, fold", "K, each layer", "V, each layer"]]
+        for fit in summary.owners:
+            last = f"-{fit.layers[-1]}" if len(fit.layers) > 1 else ""
+            shares = (fit.k, fit.v, fit.fold_k, fit.fold_v, fit.layers_k, fit.layers_v)
+            rows.append([f"{fit.owner}", f"{fit.layers[0]}{last}", *(f"{share:.4f}" for share in shares)])
+        blocks.append(f"Unexplained share of the teacher's K and V on held-out text\n{_table(rows)}")
+    reduction = 100 * (1 - summary.cut / summary.num_layers)
+    blocks.append(
+        f"{summary.output}: {summary.model_type}, cut {summary.cut} of {summary.num_layers} layers "
+        f"({reduction:.1f}% less prefill), groups of {summary.group_size}, init {summary.init}, "
+        f"{summary.new_parameters / 1e6:.1f}M new parameters, {summary.weight_bytes / 1e6:.1f} MB of weights "
+        f"{'with' if summary.with_teacher else 'without'} the teacher's q, k and v"
+        + (", an early-exit head" if summary.early_exit else "")
+    )
+    return "\n\n".join(blocks)
+
+
+def _table(rows: list[list[str]]) -> str:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)

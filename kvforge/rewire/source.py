@@ -1,0 +1,53 @@
+"""The checkpoint that is rewired: plain, whole and not quantized."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from safetensors import safe_open
+
+from kvforge.checkpoint import Checkpoint, open_checkpoint
+from kvforge.checkpoint.safetensors_writer import DTYPES, TensorSpec
+from kvforge.compiler.convert import check_weights
+from kvforge.errors import CheckpointError
+from model_defs import ModelConfig, ModelError, load_config
+
+
+@dataclass(frozen=True)
+class Source:
+    """An opened checkpoint without a cut, and what every tensor of it is."""
+
+    checkpoint: Checkpoint
+    config: ModelConfig
+    specs: dict[str, TensorSpec]
+
+
+def open_source(path: str | Path) -> Source:
+    """Open a Llama, Mistral or Qwen checkpoint.
+
+    Raises:
+        CheckpointError: it cannot be read, is not supported, is quantized, has a cut already, or lacks a tensor.
+    """
+    checkpoint = open_checkpoint(path)
+    if checkpoint.quantization is not None:
+        raise CheckpointError(f"{path} is quantized ({checkpoint.quantization}); rewire the original.")
+    try:
+        config = load_config(checkpoint.hf_config, checkpoint.generation_config)
+    except ModelError as error:
+        raise CheckpointError(f"{path}: {error}") from None
+    if config.is_swiftkv or any("_swiftkv." in name for name in checkpoint.file_of_tensor):
+        raise CheckpointError(f"{path} is a SwiftKV checkpoint already; rewire the model it was made from.")
+    check_weights(checkpoint, config)
+    return Source(checkpoint, config, _read_specs(checkpoint))
+
+
+def _read_specs(checkpoint: Checkpoint) -> dict[str, TensorSpec]:
+    specs = {}
+    for path in dict.fromkeys(checkpoint.file_of_tensor.values()):
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118
+                piece = file.get_slice(name)
+                dtype = str(piece.get_dtype())
+                if dtype not in DTYPES:
+                    raise CheckpointError(f"Tensor {name} in {path} has dtype {dtype}, which cannot be copied.")
+                specs[name] = TensorSpec(name, tuple(piece.get_shape()), DTYPES[dtype])
+    return specs

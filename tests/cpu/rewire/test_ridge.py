@@ -1,0 +1,175 @@
+"""Ridge regression towards a prior, against solving the same problem in one piece."""
+
+import dataclasses
+from pathlib import Path
+from weakref import WeakSet
+
+import pytest
+import torch
+from torch import Tensor
+
+from kvforge.rewire import RewireOptions, inputs, rewire_checkpoint
+from kvforge.rewire.initialise import group_of
+from kvforge.rewire.inputs import LayerInputs, record_inputs
+from kvforge.rewire.least_squares import InputSums, ResidualSums, Unexplained, solve
+from kvforge.rewire.projections import read_projection
+from kvforge.rewire.ridge import CutFit, prior
+from kvforge.rewire.source import Source, open_source
+from model_defs.reference import reference_hidden
+from tests.support.checkpoints import FAMILIES, load_weights, make_checkpoint
+
+HIDDEN, OUTPUTS = 12, 5
+
+
+def brute_force(x: Tensor, y: Tensor, w0: Tensor, ridge: float, intercept: bool) -> tuple[Tensor, Tensor]:
+    """Least squares on the data with sqrt(lambda) I stacked below it, whose target is the prior's."""
+    size = x.shape[1]
+    root = (ridge * x.square().sum() / size).sqrt() * torch.eye(size, dtype=x.dtype)
+    rows, targets = torch.cat((x, root)), torch.cat((y, root @ w0.T))
+    if intercept:
+        ones = torch.cat((torch.ones(len(x), 1), torch.zeros(size, 1))).to(x.dtype)
+        rows = torch.cat((rows, ones), 1)
+    solution = torch.linalg.lstsq(rows, targets, driver="gelsd").solution
+    return solution[:size].T, solution[size] if intercept else torch.zeros(y.shape[1], dtype=x.dtype)
+
+
+def fitted(x: Tensor, y: Tensor, w0: Tensor, b0: Tensor, ridge: float, intercept: bool, chunk: int):
+    sums, residuals = InputSums(x.shape[1], intercept), ResidualSums(x.shape[1], y.shape[1])
+    for rows, targets in zip(x.split(chunk), y.split(chunk), strict=True):
+        sums.add(rows)
+        residuals.add(rows, targets - rows @ w0.T - b0)
+    delta, shift = solve(sums, sums.factor(ridge), residuals)
+    return w0 + delta, b0 + shift
+
+
+@pytest.mark.parametrize("intercept", [False, True])
+@pytest.mark.parametrize("tokens", [3, HIDDEN, 200])  # fewer than the hidden size: rank-deficient
+@pytest.mark.parametrize("ridge", [1e-6, 1e-3, 10.0])
+def test_equals_least_squares_in_one_piece(intercept: bool, tokens: int, ridge: float) -> None:
+    torch.manual_seed(tokens)
+    x = torch.randn(tokens, HIDDEN, dtype=torch.float64) + 0.5
+    y, w0 = torch.randn(tokens, OUTPUTS).double(), torch.randn(OUTPUTS, HIDDEN).double()
+    b0 = torch.randn(OUTPUTS).double() if intercept else torch.zeros(OUTPUTS).double()
+    expected = brute_force(x, y, w0, ridge, intercept)
+    for chunk in (1, 7, tokens):
+        for got, want in zip(fitted(x, y, w0, b0, ridge, intercept, chunk), expected, strict=True):
+            torch.testing.assert_close(got, want, atol=1e-7, rtol=1e-6)
+
+
+def test_directions_without_data_keep_the_prior() -> None:
+    torch.manual_seed(0)
+    basis = torch.linalg.qr(torch.randn(HIDDEN, HIDDEN, dtype=torch.float64))[0]
+    x = torch.randn(50, 4, dtype=torch.float64) @ basis[:, :4].T
+    y, w0 = torch.randn(50, OUTPUTS).double(), torch.randn(OUTPUTS, HIDDEN).double()
+    weight, _ = fitted(x, y, w0, torch.zeros(OUTPUTS).double(), 1e-3, False, 50)
+    torch.testing.assert_close(weight @ basis[:, 4:], w0 @ basis[:, 4:], atol=1e-9, rtol=0)
+    assert (weight @ basis[:, :4] - w0 @ basis[:, :4]).abs().max() > 0.1
+
+
+def test_unexplained_share_by_hand() -> None:
+    """K is 1, 3 predicted as 1, 2: missed 1 of a variance of 2. V is predicted exactly."""
+    unexplained = Unexplained()
+    unexplained.add(torch.tensor([[1.0, 5.0]]).double(), torch.tensor([[1.0, 5.0]]).double())
+    unexplained.add(torch.tensor([[3.0, 7.0]]).double(), torch.tensor([[2.0, 7.0]]).double())
+    assert unexplained.halves() == (0.5, 0.0)
+
+
+def recorded(path: Path, family: str, first: int = 0, **sizes) -> tuple[Source, LayerInputs, list[list[int]]]:
+    source = open_source(make_checkpoint(path / "source", family, num_hidden_layers=4, **sizes))
+    generator = torch.Generator().manual_seed(0)
+    samples = [torch.randint(3, 250, (length,), generator=generator).tolist() for length in (40, 33, 40, 17, 29)]
+    directory = path / "inputs"
+    directory.mkdir()
+    return source, record_inputs(source, samples, directory, first), samples
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_recorded_inputs_are_the_references(family: str, tmp_path: Path) -> None:
+    sliding = {"sliding_window": 8} if family == "mistral" else {}
+    source, found, samples = recorded(tmp_path, family, first=2, **sliding)
+    weights = load_weights(source.checkpoint.path)
+    assert not found.file(0).exists() and not found.file(1).exists()
+    for index, ids in enumerate(samples):
+        states = reference_hidden(source.config, weights, torch.tensor(ids))
+        for layer in (2, 3):
+            torch.testing.assert_close(found.read(layer, index), states[layer], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2"])  # without and with biases
+def test_an_owner_is_fitted_to_the_mean_of_its_group(family: str, tmp_path: Path) -> None:
+    """K, V of two layers from the input of the cut, against one piece; no worse than fold on what was fitted."""
+    source, found, _ = recorded(tmp_path, family)
+    config = dataclasses.replace(source.config, cut=1, group_size=2)
+    layers = list(group_of(1, config))
+    assert layers == [1, 2]
+    group = [read_projection(source, layer) for layer in layers]
+    cut = CutFit(source, found, 1, 1e-3, "cpu")
+    weight, bias = cut.fit(layers, group)
+    x = torch.cat([cut.single_input(sample) for sample in found.fitted])
+    weights = load_weights(source.checkpoint.path)
+    targets = []
+    for layer in layers:
+        prefix = f"model.layers.{layer}"
+        hidden = torch.cat([found.read(layer, sample) for sample in found.fitted]).double()
+        normed = hidden * torch.rsqrt(hidden.square().mean(-1, keepdim=True) + config.rms_norm_eps)
+        normed = normed * weights[f"{prefix}.input_layernorm.weight"].double()
+        for part in ("k", "v"):
+            name = f"{prefix}.self_attn.{part}_proj"
+            targets.append(normed @ weights[f"{name}.weight"].double().T + weights.get(f"{name}.bias", torch.tensor(0)))
+    y = torch.cat(((targets[0] + targets[2]) / 2, (targets[1] + targets[3]) / 2), 1)
+    expected = brute_force(x, y, prior(group)[0], 1e-3, config.qkv_bias)
+    torch.testing.assert_close(weight, expected[0], atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(bias, expected[1], atol=1e-6, rtol=1e-6)
+    fold_weight, fold_bias = prior(group)
+    missed = (y - x @ weight.T - bias).square().sum()
+    assert missed < 0.9 * (y - x @ fold_weight.T - fold_bias).square().sum()
+
+
+def test_held_out_samples_do_not_change_the_fit(tmp_path: Path) -> None:
+    source, found, _ = recorded(tmp_path, "llama")
+    assert found.held_out == [4] and found.fitted == [0, 1, 2, 3]
+    group = [read_projection(source, 3)]
+
+    def fit() -> Tensor:
+        return CutFit(source, found, 2, 1e-3, "cpu").fit([3], group)[0]
+
+    before = fit()
+    for layer in (2, 3):
+        with found.file(layer).open("r+b") as file:
+            file.seek(found.starts[4] * found.hidden_size * 4)
+            file.write(b"\0" * 4096)
+    assert torch.equal(fit(), before)
+
+
+def test_one_layer_is_alive_at_a_time(tmp_path: Path, monkeypatch) -> None:
+    alive: WeakSet = WeakSet()
+
+    class Counted(inputs.DecoderLayer):
+        def __init__(self, *arguments) -> None:
+            assert not alive
+            super().__init__(*arguments)
+            alive.add(self)
+            made.append(arguments[1])
+
+    made: list[int] = []
+    monkeypatch.setattr(inputs, "DecoderLayer", Counted)
+    recorded(tmp_path, "llama")
+    assert made == [0, 1, 2]  # what enters the last layer needs no more
+
+
+def test_summary_says_what_is_missed(tmp_path: Path) -> None:
+    """At the cut itself nothing is; above it ridge misses less than fold; shares of a group are of its mean."""
+    source = make_checkpoint(tmp_path / "source", "llama", num_hidden_layers=6)
+    text = tmp_path / "text.txt"
+    text.write_text("A man, a plan, a canal: Panama! 3.14159265358979 " * 200)
+    options = RewireOptions(cut=2, init="ridge", num_samples=40, num_tokens=100)
+    alone = rewire_checkpoint(source, tmp_path / "alone", options, calibration=text).owners
+    assert [fit.owner for fit in alone] == [2, 3, 4, 5]
+    assert alone[0].k < 1e-9 and alone[0].v < 1e-9
+    assert all(0 < fit.k < fit.fold_k and 0 < fit.v < fit.fold_v for fit in alone[1:])
+    assert all(fit.layers_k == fit.k and fit.layers_v == fit.v for fit in alone)
+    grouped = rewire_checkpoint(
+        source, tmp_path / "grouped", dataclasses.replace(options, group_size=4), calibration=text
+    ).owners
+    assert [fit.layers for fit in grouped] == [(2, 3, 4, 5)]
+    assert grouped[0].layers_k > grouped[0].k and grouped[0].layers_v > grouped[0].v
