@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from kvforge.evaluation.paired import paired_difference
 from kvforge.evaluation.score import wilson
-from perf.paired import paired_difference
 
 BASELINE = "bfloat16"
 COLOURS = {"bfloat16": "tab:blue", "fp8": "tab:orange", "int8": "tab:green", "fp8_static": "tab:red"}

@@ -1,7 +1,7 @@
 """Log-probabilities of given tokens: the model's own next-token distribution at each of them, through the engine."""
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -39,6 +39,8 @@ class LogitsChunk:
     """[k] int64"""
     logits: Tensor
     """[k, vocab] float32: row i is the model's for ``token_ids[i]``, given everything before it"""
+    exit_logits: Tensor | None = None
+    """as ``logits``, of the early exit, where it was asked for"""
 
 
 def score(llm: LLM, requests: Sequence[ScoreRequest], *, use_tqdm: bool = False) -> list[ScoredTokens]:
@@ -83,13 +85,14 @@ def lowest_argmax(logits: Tensor) -> Tensor:
 
 
 def stream_logits(
-    llm: LLM, requests: Sequence[ScoreRequest], *, max_survivors: int | None = None
-) -> Iterator[LogitsChunk]:
+    llm: LLM, requests: Sequence[ScoreRequest], *, max_survivors: int | None = None, early_exit: bool = False
+) -> Generator[LogitsChunk, None, None]:
     """Yield the logits of all continuations, each request's in order, as the engine computes them; see ``score``.
 
     A chunk holds at most ``manifest.max_num_survivors`` rows, the most that go past the cut in a step, or
-    ``max_survivors`` where that is less. A single request with a context of one token comes in chunks of exactly that
-    many rows, the last one aside. Close the iterator to give up early: it holds pages of the engine until its end.
+    ``max_survivors`` where that is less, and with ``early_exit`` as many of that head. A single request with a context
+    of one token comes in chunks of exactly that many rows, the last one aside. Close the iterator to give up early: it
+    holds pages of the engine until its end.
 
     Raises:
         RequestError: as ``score``; at the first ``next``.
@@ -105,13 +108,16 @@ def stream_logits(
             batch = build_batch(engine, chunks)
             with step_threads(engine.manifest.num_parameters, batch.input_ids.shape[0]):
                 logits = engine.runner.run_batch(batch)
+                exits = engine.runner.early_exit(batch) if early_exit and logits is not None else None
             row = 0
             for scored, count in chunks:
                 num_rows = scored.num_survivors(count)
                 start = scored.advance(engine, count) - num_rows
                 if logits is not None and num_rows:
                     token_ids = scored.continuation[start : start + num_rows]
-                    yield LogitsChunk(scored.index, start, token_ids, logits[row : row + num_rows])
+                    rows = slice(row, row + num_rows)
+                    exit_logits = None if exits is None else exits[rows]
+                    yield LogitsChunk(scored.index, start, token_ids, logits[rows], exit_logits)
                 row += num_rows
             for scored in [scored for scored in active if scored.num_left == 0]:
                 active.remove(scored)

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from perf.paired import paired_difference
+from kvforge.evaluation.paired import paired_difference
 
 
 def test_counts_and_exact_p_value() -> None:
