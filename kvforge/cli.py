@@ -9,7 +9,21 @@ from collections.abc import Sequence
 from kvforge import __version__
 from kvforge.errors import KvforgeError
 
-COMMANDS = ("plan", "quantize", "build", "inspect", "generate", "serve", "bench", "eval", "demo", "plugins", "doctor")
+COMMANDS = (
+    "plan",
+    "rewire",
+    "quantize",
+    "build",
+    "inspect",
+    "generate",
+    "serve",
+    "bench",
+    "eval",
+    "lm_eval",
+    "demo",
+    "plugins",
+    "doctor",
+)
 """Modules of ``kvforge.commands``, in the order of ``--help``."""
 
 
