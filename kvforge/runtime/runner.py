@@ -1,10 +1,12 @@
 """Runs one planned step: ``lower`` on every token, ``upper`` on the survivors only."""
 
+from typing import cast
+
 import torch
 
 from kvforge.runtime.config import RuntimeConfig
 from kvforge.runtime.scheduler import Schedule
-from kvforge.runtime.session import StepFunctions
+from kvforge.runtime.session import Session, StepFunctions
 from kvforge.runtime.slot_table import SlotTable
 from kvforge.runtime.step_batch import StepBatch, StepBatchBuilder
 
@@ -18,6 +20,7 @@ class Runner:
         self.pools = session.allocate_pools(config.num_pages)
         self.num_lower_calls = 0
         self.num_upper_calls = 0
+        self._hidden = torch.empty(0)
 
     def run(self, plan: Schedule, slots: SlotTable) -> torch.Tensor | None:
         """Compute the planned tokens; returns logits [R, vocab] of ``plan.survivors``, None if R is 0."""
@@ -39,6 +42,7 @@ class Runner:
         if batch.num_survivors == 0:
             return None
         self.num_upper_calls += 1
+        self._hidden = hidden
         return self._session.upper(
             hidden,
             batch.survivor_index,
@@ -48,3 +52,12 @@ class Runner:
             batch.page_table,
             self.pools,
         )
+
+    @torch.inference_mode()
+    def early_exit(self, batch: StepBatch) -> torch.Tensor:
+        """Return the logits [R, vocab] of the head at the cut for the survivors of ``batch``, the last step run.
+
+        Raises:
+            EngineError: the engine has no early exit.
+        """
+        return cast(Session, self._session).early_exit(self._hidden, batch.survivor_index)
