@@ -12,6 +12,7 @@ from kvforge.errors import KvforgeError
 COMMANDS = (
     "plan",
     "rewire",
+    "distill",
     "quantize",
     "build",
     "inspect",

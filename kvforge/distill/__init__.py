@@ -1,6 +1,7 @@
 """Distillation of SwiftKV checkpoints from the teacher that is in their own weights."""
 
 from kvforge.distill.config import DistillConfig
+from kvforge.distill.run import DistillSummary, distill_checkpoint
 from kvforge.distill.train import Progress, distill
 
-__all__ = ["DistillConfig", "Progress", "distill"]
+__all__ = ["DistillConfig", "DistillSummary", "Progress", "distill", "distill_checkpoint"]

@@ -61,12 +61,8 @@ def distill(
         KvforgeError: the model has no cut or no teacher, the state in ``work`` is of another run, a loss or gradient is
             not finite, or the disk is full. The last state stays.
     """
-    check_model(model)
     with world.processes(config.device) as device:
-        if config.batch_size % world.size():
-            raise KvforgeError(
-                f"--batch-size {config.batch_size} must be a multiple of the {world.size()} processes; choose another."
-            )
+        world.first_process(lambda: _check(config, model))
         run = _Run(config, model, data, work, device, source)
         bar = tqdm(
             initial=run.progress.step,
@@ -144,8 +140,8 @@ class _Run:
         batches = [self.data.batch(part) for part in parts]
         weight = torch.stack([batch.weight.double().sum() for batch in batches]).sum().to(self._device)
         total = float(world.total(weight))
-        if not total > 0:
-            raise KvforgeError(
+        if total == 0:
+            world.fail(
                 f"The sequences of step {step + 1} hold no token with a weight; raise --batch-size, or give data with "
                 "answers in every sample."
             )
@@ -178,7 +174,9 @@ class _Run:
         values = dict(zip(SUMS, sums.tolist(), strict=True))
         row = {"loss": float((sums * factor).sum()), "grad_norm": norm.item(), **values}
         row["hidden"] /= progress.hidden_scale
-        self._check(row)
+        problem = self._problem(row)  # the same in all processes, as the sums are
+        if problem:
+            world.fail(problem)
         rate = learning_rate(config, progress.step, progress.total_steps)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
@@ -194,21 +192,29 @@ class _Run:
         world.first_process(lambda: metrics.append(self.work / metrics.METRICS_FILE, row))
         return row
 
-    def _check(self, row: dict[str, float]) -> None:
-        for name in ("loss", "grad_norm"):
+    def _problem(self, row: dict[str, float]) -> str | None:
+        for name, what in (("loss", "loss"), ("grad_norm", "gradient")):
             if not math.isfinite(row[name]):
-                what = "loss" if name == "loss" else "gradient"
-                raise KvforgeError(
+                return (
                     f"The {what} of step {self.progress.step + 1} is {row[name]}; nothing of this step is kept, and "
-                    f"{self.work} holds the last good state, if one was saved: lower --lr and --clip-norm in another "
+                    f"{self.work} holds the last good state, if one was saved: lower --lr or --clip-norm in another "
                     "--work, or check the data and the model's weights."
                 )
+        return None
 
     def save(self) -> None:
         """Write the state; all processes call this together."""
         state = collect(self.trained, self.optimizer)
         state |= {"identity": self.identity, "progress": dataclasses.asdict(self.progress)}
         world.first_process(lambda: save_state(self.work / STATE_FILE, state))
+
+
+def _check(config: DistillConfig, model: SwiftKVForCausalLM) -> None:
+    check_model(model)
+    if config.batch_size % world.size():
+        raise KvforgeError(
+            f"--batch-size {config.batch_size} must be a multiple of the {world.size()} processes; choose another."
+        )
 
 
 def _optimizer(config: DistillConfig, trained: Mapping[str, nn.Parameter]) -> torch.optim.Optimizer:

@@ -5,7 +5,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -20,7 +20,7 @@ Result = TypeVar("Result")
 
 
 @contextmanager
-def processes(device: str, timeout_seconds: float = 1800) -> Iterator[torch.device]:
+def processes(device: str, timeout_seconds: float = 3600) -> Iterator[torch.device]:
     """Join the processes of torchrun, if it started this one, and yield this process's device.
 
     ``device`` is ``auto``, ``cpu`` or ``cuda``. A collective that waits longer than the timeout ends the run.
@@ -67,7 +67,7 @@ def first_process(work: Callable[[], Result]) -> Result:
     """Run ``work`` in process 0 and return its result, which must be picklable, in all.
 
     Raises:
-        KvforgeError: the one that ``work`` raised, in process 0; the others end without a word.
+        KvforgeError, OSError: the one that ``work`` raised, in process 0; the others end without a word.
     """
     if size() == 1:
         return work()
@@ -75,13 +75,20 @@ def first_process(work: Callable[[], Result]) -> Result:
     if rank() == 0:
         try:
             outcome[0] = work()
-        except KvforgeError as error:
+        except (KvforgeError, OSError) as error:
             outcome[1] = error
     dist.broadcast_object_list(outcome)
     if outcome[1] is None:
         return outcome[0]
     if rank() == 0:
         raise outcome[1]
+    raise SystemExit(1)
+
+
+def fail(message: str) -> NoReturn:
+    """Raise KvforgeError in process 0 and end the others, which all must have found the same."""
+    if rank() == 0:
+        raise KvforgeError(message)
     raise SystemExit(1)
 
 

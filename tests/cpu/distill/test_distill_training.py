@@ -174,10 +174,10 @@ def test_steps_run_through_epochs_without_short_batches() -> None:
 
 def test_models_that_cannot_be_distilled_are_refused(tmp_path: Path) -> None:
     plain = load_with_teacher(make_checkpoint(tmp_path / "plain"))
-    with pytest.raises(CheckpointError, match="without a cut .* kvforge rewire"):
+    with pytest.raises(CheckpointError, match=r"without a cut .* kvforge rewire"):
         distill(FAST, plain, random_data(), tmp_path / "work")
     alone = SwiftKVForCausalLM(load_with_teacher(rewired_checkpoint(tmp_path / "c")).sizes)
-    with pytest.raises(CheckpointError, match="teacher's projections.*kvforge rewire"):
+    with pytest.raises(CheckpointError, match=r"teacher's projections.*kvforge rewire"):
         distill(FAST, alone, random_data(), tmp_path / "work")
     assert not (tmp_path / "work").exists()
 

@@ -1,0 +1,147 @@
+"""`kvforge distill` as a function: from a rewired checkpoint and data to a distilled checkpoint."""
+
+import dataclasses
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from kvforge.checkpoint import Checkpoint, open_checkpoint
+from kvforge.distill import world
+from kvforge.distill.config import DistillConfig
+from kvforge.distill.data import DataReport, load_data
+from kvforge.distill.export import export_checkpoint
+from kvforge.distill.metrics import METRICS_FILE
+from kvforge.distill.packing import DataSettings
+from kvforge.distill.parameters import fingerprint, is_teacher_only, is_trained
+from kvforge.distill.plot import plot_metrics
+from kvforge.distill.train import Progress, distill
+from kvforge.errors import CheckpointError, KvforgeError, MissingToolError
+from kvforge.swiftkv import SwiftKVForCausalLM, load_model
+from model_defs import ModelConfig, ModelError, load_config
+
+PLOT_FILE = "metrics.svg"
+
+
+@dataclass(frozen=True)
+class DistillSummary:
+    """What was written: the checkpoint ``output``, and in ``work`` the log and its ``plot`` (None without
+    matplotlib). ``metrics`` is the last step's line of the log."""
+
+    output: str
+    work: str
+    plot: str | None
+    steps: int
+    tokens: int
+    seconds: float
+    metrics: dict[str, float]
+    data: DataReport
+
+
+def distill_checkpoint(
+    src: str | Path,
+    dst: str | Path,
+    data: str | Path,
+    config: DistillConfig,
+    settings: DataSettings | None = None,
+    *,
+    work: str | Path | None = None,
+    keep_teacher: bool = False,
+    dtype: torch.dtype | None = None,
+    progress: bool = True,
+) -> DistillSummary:
+    """Distil the rewired checkpoint ``src`` on ``data`` (see ``load_data``) and write the student to ``dst``.
+
+    A run that was interrupted continues from ``work`` (by default ``dst`` with the suffix ``.training``), which is left
+    there with the log. ``settings`` is by default ``config.length`` with all tokens as targets; sequences are at most
+    as long as the model's positions. ``dtype`` is that of the written weights, by default the source's.
+
+    Raises:
+        CheckpointError: ``src`` has no cut or not its teacher's projections, or cannot be read.
+        KvforgeError: ``dst`` exists, the data is unusable, or see ``distill``.
+    """
+    src, dst = Path(src), Path(dst)
+    work = dst.with_name(f"{dst.name}.training") if work is None else Path(work)
+    if keep_teacher and config.train != "partial":
+        raise KvforgeError(
+            f"--train {config.train} changes weights that the teacher needs as they were; leave out --keep-teacher."
+        )
+    with world.processes(config.device):
+        checkpoint, sizes = world.first_process(lambda: _open(src, dst))
+        settings = settings or DataSettings(config.length)
+        settings = dataclasses.replace(settings, length=min(settings.length, sizes.max_position))
+        config = dataclasses.replace(config, length=settings.length)
+        show = progress and sys.stderr.isatty()
+        packed, report = world.first_process(lambda: load_data(data, src, sizes.vocab_size, settings, show))
+        model = _load(checkpoint, sizes, config.dtype)
+        source = fingerprint(model, only_teacher=False)
+        state = distill(config, model, packed, work, progress=progress, source=source)
+        trained = {name: world.gathered(p) for name, p in model.named_parameters() if p.requires_grad}
+        shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+        return world.first_process(
+            lambda: _finish(checkpoint, dst, work, shapes, trained, sizes.cut, keep_teacher, dtype, state, report)
+        )
+
+
+def _open(src: Path, dst: Path) -> tuple[Checkpoint, ModelConfig]:
+    if dst.exists():
+        raise KvforgeError(f"{dst} exists; choose another output directory or remove it.")
+    checkpoint = open_checkpoint(src)
+    if checkpoint.quantization is not None:
+        raise CheckpointError(f"{src} is quantized ({checkpoint.quantization}); distil the original and quantize that.")
+    try:
+        sizes = load_config(checkpoint.hf_config, checkpoint.generation_config)
+    except ModelError as error:
+        raise CheckpointError(f"{src}: {error}") from None
+    if not sizes.is_swiftkv:
+        raise CheckpointError(f"{src} has no SwiftKV layers to distil; give it a cut with kvforge rewire first.")
+    with torch.device("meta"):
+        names = SwiftKVForCausalLM(sizes, with_teacher=True).state_dict()
+    missing = [n for n in names if is_teacher_only(n, sizes.cut) and n not in checkpoint.file_of_tensor]
+    if missing:
+        raise CheckpointError(
+            f"{src} has no {missing[0]}: the teacher's projections were dropped; make the checkpoint again with "
+            "kvforge rewire, which keeps them."
+        )
+    return checkpoint, sizes
+
+
+def _load(checkpoint: Checkpoint, sizes: ModelConfig, dtype: str) -> SwiftKVForCausalLM:
+    """Return the model; what distillation adds is read in fp32 under bf16 too, as it is kept."""
+    precision = torch.bfloat16 if dtype == "bf16" else torch.float32
+    model = load_model(checkpoint, sizes, precision, with_teacher=True)
+    for name, parameter in model.named_parameters():
+        if is_trained(name, sizes.cut, "partial"):
+            parameter.data = checkpoint.read(name, tuple(parameter.shape)).float()
+    return model
+
+
+def _finish(
+    checkpoint: Checkpoint,
+    dst: Path,
+    work: Path,
+    shapes: dict[str, tuple[int, ...]],
+    trained: dict[str, torch.Tensor],
+    cut: int,
+    keep_teacher: bool,
+    dtype: torch.dtype | None,
+    state: Progress,
+    report: DataReport,
+) -> DistillSummary:
+    export_checkpoint(checkpoint, dst, shapes, trained, cut, keep_teacher=keep_teacher, dtype=dtype)
+    plot: str | None = str(work / PLOT_FILE)
+    try:
+        plot_metrics(work / METRICS_FILE, work / PLOT_FILE)
+    except MissingToolError:
+        plot = None
+    return DistillSummary(
+        output=str(dst),
+        work=str(work),
+        plot=plot,
+        steps=state.step,
+        tokens=state.tokens,
+        seconds=state.seconds,
+        metrics=state.metrics,
+        data=report,
+    )

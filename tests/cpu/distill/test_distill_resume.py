@@ -1,0 +1,195 @@
+"""A run that is interrupted, damaged or mistaken: it continues to the same weights, or says why not."""
+
+import csv
+import errno
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from kvforge.distill import DistillConfig, distill
+from kvforge.distill.packing import Batch, PackedData
+from kvforge.errors import KvforgeError
+from tests.support.distillation import load_with_teacher, random_data, rewired_checkpoint
+
+CONFIG = DistillConfig(
+    dtype="fp32", device="cpu", max_steps=6, batch_size=4, micro_batch=3, lr=1e-3, checkpoint_every=2
+)
+
+
+def config(**changes) -> DistillConfig:
+    return DistillConfig(**{**vars(CONFIG), **changes})
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return rewired_checkpoint(tmp_path_factory.mktemp("resume") / "c", early_exit=True)
+
+
+def saved(work: Path) -> dict:
+    return torch.load(work / "state.pt", weights_only=True)
+
+
+def same(a: dict, b: dict) -> bool:
+    return a.keys() == b.keys() and all(
+        same(a[name], b[name]) if isinstance(a[name], dict) else torch.equal(a[name], b[name]) for name in a
+    )
+
+
+@pytest.mark.parametrize(("train", "dtype"), [("partial", "fp32"), ("partial", "bf16"), ("full", "fp32")])
+def test_resumed_equals_uninterrupted(checkpoint: Path, tmp_path: Path, train: str, dtype: str) -> None:
+    settings, data = config(train=train, dtype=dtype), random_data()
+    whole = load_with_teacher(checkpoint)
+    distill(settings, whole, data, tmp_path / "whole")
+    early = load_with_teacher(checkpoint)
+    distill(settings, early, data, tmp_path / "parts", stop_after=3)
+    assert not same(early.state_dict(), whole.state_dict())
+    with (tmp_path / "parts" / "metrics.csv").open("a") as file:
+        file.write("4,512,1.0,1e-3,1,1,1,1,1,1\n5,64")  # killed after its last state
+    resumed = load_with_teacher(checkpoint)
+    progress = distill(settings, resumed, data, tmp_path / "parts")
+    assert progress.step == 6 and same(resumed.state_dict(), whole.state_dict())
+    first, second = saved(tmp_path / "whole"), saved(tmp_path / "parts")
+    assert same(first["weights"], second["weights"]) and same(first["optimizer"], second["optimizer"])
+    rows = [list(csv.DictReader((tmp_path / run / "metrics.csv").open())) for run in ("whole", "parts")]
+    for one, other in zip(*rows, strict=True):
+        assert {k: v for k, v in one.items() if k != "seconds"} == {k: v for k, v in other.items() if k != "seconds"}
+
+
+def test_a_finished_run_only_restores_its_weights(checkpoint: Path, tmp_path: Path) -> None:
+    model, again = load_with_teacher(checkpoint), load_with_teacher(checkpoint)
+    first = distill(CONFIG, model, random_data(), tmp_path)
+    rows = []
+    second = distill(CONFIG, again, random_data(), tmp_path, on_step=rows.append)
+    assert rows == [] and second == first and same(model.state_dict(), again.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("changes", "data", "source", "word"),
+    [
+        ({"lr": 2e-3}, random_data(), "", r"with lr 0\.001, and this one has 0\.002"),
+        ({"train": "upper"}, random_data(), "", "with train 'partial'"),
+        ({}, random_data(seed=1), "", "with data '"),
+        ({}, random_data(), "another checkpoint", "with source ''"),
+    ],
+)
+def test_state_of_another_run_is_refused(
+    checkpoint: Path, tmp_path: Path, changes: dict, data: PackedData, source: str, word: str
+) -> None:
+    distill(CONFIG, load_with_teacher(checkpoint), random_data(), tmp_path, stop_after=2)
+    before = (tmp_path / "state.pt").read_bytes(), (tmp_path / "metrics.csv").read_text()
+    with pytest.raises(KvforgeError, match=rf"{word}.*another --work"):
+        distill(config(**changes), load_with_teacher(checkpoint), data, tmp_path, source=source)
+    assert before == ((tmp_path / "state.pt").read_bytes(), (tmp_path / "metrics.csv").read_text())
+
+
+def test_state_of_another_teacher_is_refused(checkpoint: Path, tmp_path: Path) -> None:
+    distill(CONFIG, load_with_teacher(checkpoint), random_data(), tmp_path / "work", stop_after=1)
+    other = load_with_teacher(rewired_checkpoint(tmp_path / "c", early_exit=True, seed=5))
+    with pytest.raises(KvforgeError, match="with teacher '"):
+        distill(CONFIG, other, random_data(), tmp_path / "work")
+
+
+def test_how_a_step_is_cut_may_change(checkpoint: Path, tmp_path: Path) -> None:
+    distill(CONFIG, load_with_teacher(checkpoint), random_data(), tmp_path, stop_after=2)
+    other = config(micro_batch=1, checkpoint_every=5)
+    assert distill(other, load_with_teacher(checkpoint), random_data(), tmp_path).step == 6
+
+
+def test_damaged_state_is_named(checkpoint: Path, tmp_path: Path) -> None:
+    distill(CONFIG, load_with_teacher(checkpoint), random_data(), tmp_path, stop_after=1)
+    content = (tmp_path / "state.pt").read_bytes()
+    (tmp_path / "state.pt").write_bytes(content[: len(content) // 2])
+    with pytest.raises(KvforgeError, match=r"state\.pt is not a readable training state"):
+        distill(CONFIG, load_with_teacher(checkpoint), random_data(), tmp_path)
+
+
+class Poisoned(PackedData):
+    """Data of which one step's weights become infinite, as a damaged file's might."""
+
+    def __init__(self, data: PackedData, step: int) -> None:
+        self.__dict__ = data.__dict__
+        self.bad = set(data.epoch_order(0, 0)[step * 4 : step * 4 + 1])
+
+    def batch(self, indices) -> Batch:
+        batch = super().batch(indices)
+        return Batch(batch.input_ids, batch.segments, batch.weight * (math.inf if self.bad & set(indices) else 1))
+
+
+def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_state(checkpoint: Path, tmp_path: Path) -> None:
+    data = random_data()
+    distill(CONFIG, load_with_teacher(checkpoint), data, tmp_path / "good", stop_after=2)
+    with pytest.raises(KvforgeError, match="The loss of step 4 is nan"):
+        distill(CONFIG, load_with_teacher(checkpoint), Poisoned(data, 3), tmp_path / "bad")
+    kept = saved(tmp_path / "bad")
+    assert kept["progress"]["step"] == 2 and same(kept["weights"], saved(tmp_path / "good")["weights"])
+    rows = (tmp_path / "bad" / "metrics.csv").read_text().splitlines()
+    assert len(rows) == 1 + 3 and "nan" not in "".join(rows)
+    resumed, whole = load_with_teacher(checkpoint), load_with_teacher(checkpoint)
+    distill(CONFIG, resumed, data, tmp_path / "bad")
+    distill(CONFIG, whole, data, tmp_path / "whole")
+    assert same(resumed.state_dict(), whole.state_dict())
+
+
+def test_a_gradient_that_is_not_finite_stops(checkpoint: Path, tmp_path: Path) -> None:
+    model = load_with_teacher(checkpoint)
+    model.model.norm_swiftkv.weight.register_hook(lambda grad: grad * math.nan)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with pytest.raises(KvforgeError, match="The gradient of step 1 is nan"):
+        distill(CONFIG, model, random_data(), tmp_path)
+    assert same(model.state_dict(), before) and not (tmp_path / "state.pt").exists()
+
+
+@pytest.mark.parametrize("how", ["OSError", "RuntimeError"])
+def test_full_disk_keeps_the_last_state(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    write = torch.save
+
+    def full(state, file) -> None:
+        if state["progress"]["step"] < 4:
+            write(state, file)
+            return
+        file.write(b"half")
+        if how == "OSError":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        raise RuntimeError("PytorchStreamWriter failed writing file data.pkl: file write failed")
+
+    whole, resumed = load_with_teacher(checkpoint), load_with_teacher(checkpoint)
+    distill(CONFIG, whole, random_data(), tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "save", full)
+        message = r"state\.pt cannot be written \((No space left|PytorchStreamWriter).*the state before it is kept"
+        with pytest.raises(KvforgeError, match=message):
+            distill(CONFIG, load_with_teacher(checkpoint), random_data(), tmp_path / "work")
+    assert sorted(path.name for path in (tmp_path / "work").iterdir()) == ["metrics.csv", "state.pt"]
+    assert saved(tmp_path / "work")["progress"]["step"] == 2
+    distill(CONFIG, resumed, random_data(), tmp_path / "work")
+    assert same(resumed.state_dict(), whole.state_dict())
+
+
+def test_full_disk_at_the_log(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = Path.open
+
+    def full(self, mode="r", *args, **kwargs):
+        if self.name == "metrics.csv" and mode == "a":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return opened(self, mode, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "open", full)
+    with pytest.raises(KvforgeError, match=r"metrics\.csv cannot be written \(No space left on device\)"):
+        distill(CONFIG, load_with_teacher(checkpoint), random_data(), tmp_path)
+
+
+def test_data_without_weights_is_named(checkpoint: Path, tmp_path: Path) -> None:
+    class Unweighted(PackedData):
+        def __init__(self, data: PackedData) -> None:
+            self.__dict__ = data.__dict__
+
+        def batch(self, indices) -> Batch:
+            batch = super().batch(indices)
+            return Batch(batch.input_ids, batch.segments, batch.weight * 0)
+
+    with pytest.raises(KvforgeError, match="sequences of step 1 hold no token with a weight"):
+        distill(CONFIG, load_with_teacher(checkpoint), Unweighted(random_data()), tmp_path)
