@@ -1,6 +1,16 @@
 """Synthetic text tasks with checkable answers: pure Python, seeded, no torch."""
 
-from kvforge.tasks import amounts, arithmetic, list_recall, needle, quoting, variables
+from kvforge.tasks import (
+    amounts,
+    arithmetic,
+    common_words,
+    list_recall,
+    needle,
+    needle_values,
+    questions,
+    quoting,
+    variables,
+)
 from kvforge.tasks.item import Item, Task
 
 TASKS: dict[str, Task] = {
@@ -13,6 +23,11 @@ TASKS: dict[str, Task] = {
         list_recall.TASK,
         arithmetic.TASK,
         amounts.TASK,
+        needle_values.VALUES,
+        needle_values.QUERIES,
+        common_words.TASK,
+        questions.SINGLE,
+        questions.TWO_HOP,
     )
 }
 

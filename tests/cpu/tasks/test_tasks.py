@@ -2,6 +2,7 @@
 
 import random
 import re
+from collections import Counter
 
 import pytest
 
@@ -50,6 +51,45 @@ def solve_arithmetic(text: str, question: str) -> str:
     return str(int(a) + int(b) if word == "plus" else int(a) - int(b))
 
 
+def solve_values(text: str, question: str) -> str:
+    key = re.fullmatch(r"What are all three secret numbers of the (\w+ \w+), in order\?", question)[1]
+    numbers = re.findall(rf"A secret number of the {key} is (\d+)\.", text)
+    assert len(numbers) == 3
+    return ", ".join(numbers)
+
+
+def solve_queries(text: str, question: str) -> str:
+    names = re.fullmatch(r"What are the secret numbers of (\w+), (\w+) and (\w+)\?", question).groups()
+    found = [re.findall(rf"The secret number of {name} is (\d+)\.", text) for name in names]
+    return ", ".join(number for (number,) in found)
+
+
+def solve_common_words(text: str, question: str) -> str:
+    assert question == "Which three words are most frequent in the list, in alphabetical order?"
+    listed = ", ".join(re.findall(r"The list goes on with (.*?)\.", text)).split(", ")
+    counts = Counter(listed).most_common()
+    assert counts[2][1] > counts[3][1], "the answer is not unique"
+    return ", ".join(sorted(word for word, _ in counts[:3]))
+
+
+def solve_single_question(text: str, question: str) -> str:
+    if match := re.fullmatch(r"Where does (\w+) live\?", question):
+        (answer,) = re.findall(rf"{match[1]} lives in the (\w+ \w+)\.", text)
+    elif match := re.fullmatch(r"Who is the best friend of (\w+)\?", question):
+        (answer,) = re.findall(rf"The best friend of {match[1]} is (\w+)\.", text)
+    else:
+        match = re.fullmatch(r"What does (\w+) collect\?", question)
+        (answer,) = re.findall(rf"{match[1]} collects every (\w+)\.", text)
+    return answer
+
+
+def solve_two_hop(text: str, question: str) -> str:
+    name = re.fullmatch(r"Who owns the home of (\w+)\?", question)[1]
+    (home,) = re.findall(rf"\b{name} lives in the (\w+ \w+)\.", text)
+    (owner,) = re.findall(rf"The {home} belongs to (\w+)\.", text)
+    return owner
+
+
 SOLVERS = {
     "needle_single": solve_needle,
     "needle_multi": solve_needle,
@@ -58,6 +98,11 @@ SOLVERS = {
     "list_recall": solve_list,
     "arithmetic": solve_arithmetic,
     "amounts": solve_amounts,
+    "needle_values": solve_values,
+    "needle_queries": solve_queries,
+    "common_words": solve_common_words,
+    "qa_single": solve_single_question,
+    "qa_two_hop": solve_two_hop,
 }
 
 
