@@ -43,6 +43,11 @@ class LayerInputs:
         )
         return torch.from_numpy(values).view(count, width)
 
+    def remove(self) -> None:
+        """Remove the files of all layers."""
+        for file in self.directory.glob("inputs-*.f32"):
+            file.unlink()
+
 
 @torch.inference_mode()
 def record_inputs(

@@ -33,7 +33,7 @@ def plot_similarity(similarity: Tensor, cut: int, title: str, path: Path) -> Non
     curve = [value for value in similarity_to_remaining(similarity) if value is not None]
     left.plot(range(len(curve)), curve, marker="o")
     left.axvline(cut, color="grey", linestyle="--", label=f"cut {cut}")
-    left.set(xlabel="layer", ylabel="mean similarity of its input to the remaining layers'", ylim=(min(0, *curve), 1))
+    left.set(xlabel="layer", ylabel="mean similarity to the remaining layers", ylim=(min(0, *curve), 1))
     left.grid(alpha=0.3)
     left.legend()
     image = right.imshow(similarity.numpy(), vmin=min(0.0, float(similarity.min())), vmax=1, origin="lower")

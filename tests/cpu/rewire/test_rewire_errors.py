@@ -127,6 +127,6 @@ def test_a_failure_in_the_middle_leaves_nothing(source: Path, tmp_path: Path, mo
     def fail(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(convert, "_write_config", fail)
+    monkeypatch.setattr(convert, "write_config", fail)
     assert main(["rewire", str(source), str(tmp_path / "out"), "--cut-layer", "2"]) == 130
     assert not list(tmp_path.iterdir())
