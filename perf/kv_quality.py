@@ -10,48 +10,41 @@ interrupted run continues, and a larger --num-prompts asks only the new prompts.
 
 import argparse
 import dataclasses
-import json
 import warnings
 from pathlib import Path
 from typing import Any
 
-import torch
 from tokenizers import Tokenizer
 from tqdm import tqdm
 
 from kvforge.compiler import BuildOptions, build_engine
 from kvforge.engine import MANIFEST_FILE, load_manifest
-from kvforge.evaluation.engine import EngineGenerator
 from kvforge.evaluation.score import MAX_ANSWER_TOKENS, is_correct
 from kvforge.quantize import quantize_checkpoint
-from kvforge.tasks.prompt import Example, make_examples
+from kvforge.tasks.prompt import Example
 from kvforge.training.config import TINY_STUDENT
-from kvforge.training.distill import distill_student
-from kvforge.training.export import export_checkpoint, load_checkpoint
+from kvforge.training.student import make_student
 from kvforge.training.tokenizer import FastEncoder
+from perf.answers import answer, examples_of
 from perf.kv_quality_report import write_report
 
 ASSETS = Path(__file__).resolve().parents[1] / "model_defs" / "assets"
+TEACHER = ASSETS / "tiny-teacher"
 MODELS: dict[str, int | None] = {"no cut": None, "cut": 1, "cut, 2-way": 2, "cut, 4-way": 4}
 """Row names and AcrossKV group sizes; None is the teacher."""
 KV_DTYPES = ("bfloat16", "fp8", "int8", "fp8_static")
 TASKS = ("needle_single", "needle_multi", "variables", "list_recall", "amounts")
-CHUNK = 100
 
 
 def checkpoint_of(group_size: int | None, work: Path) -> Path:
     """Return the checkpoint of a row; a student that is not committed is distilled, or its distillation continued."""
     if group_size is None:
-        return ASSETS / "tiny-teacher"
-    if group_size == TINY_STUDENT.group_size:
+        return TEACHER
+    if group_size == TINY_STUDENT.rewire.group_size:
         return ASSETS / "tiny-swiftkv"
-    directory = work / "students" / f"group-{group_size}"
-    if not (directory / "checkpoint" / "tokenizer_config.json").is_file():  # written last
-        teacher, tokenizer = load_checkpoint(ASSETS / "tiny-teacher", torch.float32)
-        config = dataclasses.replace(TINY_STUDENT, group_size=group_size)
-        student, _ = distill_student(config, teacher, directory, FastEncoder(tokenizer))
-        export_checkpoint(student, tokenizer, directory / "checkpoint")
-    return directory / "checkpoint"
+    recipe = dataclasses.replace(TINY_STUDENT, rewire=dataclasses.replace(TINY_STUDENT.rewire, group_size=group_size))
+    encode = FastEncoder(Tokenizer.from_file(str(TEACHER / "tokenizer.json")))
+    return make_student(recipe, TEACHER, work / "students" / f"group-{group_size}", encode)
 
 
 def calibrated(checkpoint: Path, output: Path) -> Path:
@@ -74,23 +67,6 @@ def engine_of(name: str, kv_dtype: str, length: int, work: Path) -> Path:
             checkpoint = calibrated(checkpoint, work / "calibrated" / slug)
         build_engine(checkpoint, engine, options)
     return engine
-
-
-def answer(engine: Path, examples: dict[str, list[Example]], length: int, seed: int, work: Path) -> dict[str, Any]:
-    """Return the engine's text for every prompt of every task, from ``work`` where it is known, else generated."""
-    generator, texts = None, {}
-    for task, wanted in examples.items():
-        file = work / "answers" / engine.name / f"{task}-{seed}.json"
-        known = json.loads(file.read_text()) if file.is_file() else []
-        while len(known) < len(wanted):
-            if generator is None:
-                generator = EngineGenerator(engine, length, show_progress=False)
-            known += generator([example.prompt for example in wanted[len(known) : len(known) + CHUNK]])
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.with_suffix(".tmp").write_text(json.dumps(known))
-            file.with_suffix(".tmp").replace(file)
-        texts[task] = known[: len(wanted)]
-    return texts
 
 
 def cell(name: str, kv_dtype: str, engine: Path, examples: dict[str, list[Example]], texts: dict[str, Any]) -> dict:
@@ -132,12 +108,7 @@ def main() -> None:
     )
     args = parser.parse_args()
     warnings.filterwarnings("ignore", category=FutureWarning)  # torch.export's own
-    tokenizer = Tokenizer.from_file(str(ASSETS / "tiny-teacher" / "tokenizer.json"))
-
-    def count(text: str) -> int:
-        return len(tokenizer.encode(text, add_special_tokens=False).ids)
-
-    examples = {task: make_examples(task, args.length - 1, count, args.num_prompts, args.seed) for task in TASKS}
+    examples = examples_of(TASKS, TEACHER / "tokenizer.json", args.length, args.num_prompts, args.seed)
     grid = [(name, kv_dtype) for name in args.only or MODELS for kv_dtype in args.kv_dtype or KV_DTYPES[:3]]
     cells = []
     with tqdm(grid, unit="engine") as bar:

@@ -1,8 +1,11 @@
 """The frozen recipe of the tiny model: sizes, seeds and schedules. The assets come from this file alone."""
 
 from dataclasses import dataclass
+from typing import Any
 
-from kvforge.training.model import ModelConfig
+from kvforge.distill import DistillConfig
+from kvforge.rewire import RewireOptions
+from model_defs import ModelConfig, load_config
 
 DEFAULT_MIX = (
     ("needle_single", 0.45),
@@ -80,24 +83,13 @@ class TeacherConfig:
 
 @dataclass(frozen=True)
 class StudentConfig:
-    """Distillation (arXiv 2410.03960, section 4): only the SwiftKV projections and norm are trained.
+    """What the student is rewired to, the documents it is distilled on (`max_steps * sequences` of each stage), and
+    how."""
 
-    `hidden_weight` is the weight of the hidden-state error. With `train_upper` the other weights of
-    the layers from `cut` on are trained too.
-    """
-
-    cut: int = 4
-    group_size: int = 2
-    stages: tuple[Stage, ...] = ()
+    rewire: RewireOptions
+    documents: tuple[Stage, ...]
+    distill: DistillConfig
     seed: int = 1
-    lr: float = 1e-3
-    warmup_steps: int = 30
-    temperature: float = 2.0
-    hidden_weight: float = 1.0
-    train_upper: bool = False
-    clip_norm: float = 1.0
-    threads: int = 2
-    checkpoint_every: int = 50
 
 
 @dataclass(frozen=True)
@@ -108,7 +100,30 @@ class TokenizerConfig:
 
 
 TINY_TOKENIZER = TokenizerConfig()
-TINY_MODEL = ModelConfig(vocab_size=TINY_TOKENIZER.vocab_size)
+BOS_ID, EOS_ID = 0, 1
+TINY_HF_CONFIG: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": TINY_TOKENIZER.vocab_size,
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "max_position_embeddings": 2048,
+    "attention_bias": False,
+    "mlp_bias": False,
+    "tie_word_embeddings": True,
+    "bos_token_id": BOS_ID,
+    "eos_token_id": EOS_ID,
+    "torch_dtype": "bfloat16",
+}
+"""config.json of the teacher."""
+TINY_MODEL = load_config(TINY_HF_CONFIG)
 TINY_TEACHER = TeacherConfig(
     model=TINY_MODEL,
     stages=(
@@ -164,11 +179,11 @@ TINY_TEACHER = TeacherConfig(
     checkpoint_every=50,
 )
 TINY_STUDENT = StudentConfig(
-    stages=(
-        Stage(256, 16, max_steps=60, first_weight=5.0, min_density=0.3, mix=ALL_MIX),
-        Stage(1024, 4, max_steps=200, first_weight=3.0, mix=ALL_MIX),
-        Stage(2048, 2, max_steps=30, first_weight=3.0, mix=ALL_MIX),
-        Stage(1024, 4, max_steps=120, first_weight=3.0, lr_end=0.1, mix=ALL_MIX),
+    rewire=RewireOptions(cut=4, group_size=2, init="ridge"),
+    documents=(
+        Stage(256, 16, max_steps=40, first_weight=5.0, min_density=0.3, mix=ALL_MIX),
+        Stage(1024, 4, max_steps=160, first_weight=3.0, mix=ALL_MIX),
+        Stage(2048, 2, max_steps=40, first_weight=3.0, mix=ALL_MIX),
     ),
-    lr=2e-3,
+    distill=DistillConfig(epochs=1.0, length=2048, batch_size=2, micro_batch=2, lr=2e-3, seed=1, checkpoint_every=25),
 )

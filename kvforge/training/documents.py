@@ -10,10 +10,11 @@ from torch import Tensor
 from kvforge.tasks import TASKS, filler, words
 from kvforge.tasks.item import Item
 from kvforge.tasks.prompt import scatter
-from kvforge.training.config import Stage
-from kvforge.training.tokenizer import BOS_ID, EOS_ID
+from kvforge.training.config import BOS_ID, EOS_ID, Stage
 
-TASK_NAMES = tuple(TASKS)
+TASK_NAMES = ("needle_single", "needle_multi", "variables", "quoting", "list_recall", "arithmetic", "amounts")
+"""The tasks that sequences are made of; the suite has more, which no training sees."""
+
 Encode = Callable[[str], list[int]]
 
 TEXT_WEIGHT, LEAD_WEIGHT, ANSWER_WEIGHT = 0.02, 0.2, 1.0

@@ -1,38 +1,21 @@
-"""A SwiftKV student that starts from its teacher: weights copied, new projections made from the old.
+"""The tiny student, made as `kvforge rewire` and `kvforge distill` make any other."""
 
-Initialisation of the reference implementation: norm_swiftkv from layer `cut`'s input norm, queries from the
-same layer, keys and values from the mean over the group's layers.
-"""
+from pathlib import Path
 
-import torch
-
-from kvforge.training.model import LanguageModel
-
-TEACHER_ONLY = (".q_proj.", ".k_proj.", ".v_proj.")
-
-
-def new_parameter(name: str) -> bool:
-    """Whether a student's parameter belongs to SwiftKV rather than to the teacher."""
-    return "_swiftkv" in name
+from kvforge.distill import distill_checkpoint
+from kvforge.distill.packing import DataSettings
+from kvforge.rewire import rewire_checkpoint
+from kvforge.training.config import StudentConfig
+from kvforge.training.documents import Encode
+from kvforge.training.student_data import write_samples
 
 
-def init_student(teacher: LanguageModel, cut: int, group_size: int) -> LanguageModel:
-    """The student of `teacher` before distillation, in the teacher's dtype."""
-    config = teacher.config.with_cut(cut, group_size)
-    student = LanguageModel(config)
-    source = teacher.state_dict()
-    weights = {}
-    for name in student.state_dict():
-        if not new_parameter(name):
-            weights[name] = source[name]
-        elif name == "model.norm_swiftkv.weight":
-            weights[name] = source[f"model.layers.{cut}.input_layernorm.weight"]
-        else:
-            layer = int(name.split(".")[2])
-            group = [i for i in range(cut, config.num_layers) if config.leader(i) == layer]
-            members = [layer] if "q_proj" in name else group
-            old = name.replace("_swiftkv", "")
-            parts = [source[old.replace(f".{layer}.", f".{i}.", 1)] for i in members]
-            weights[name] = torch.stack(parts).mean(0)
-    student.load_state_dict(weights)
-    return student
+def make_student(recipe: StudentConfig, teacher: Path, folder: Path, encode: Encode) -> Path:
+    """The checkpoint of the student of `teacher`, made in `folder`; an interrupted run continues."""
+    distilled, rewired = folder / "checkpoint", folder / "rewired"
+    if not distilled.exists():
+        samples = write_samples(folder / "documents.jsonl", recipe.documents, recipe.seed, encode)
+        if not rewired.exists():
+            rewire_checkpoint(teacher, rewired, recipe.rewire)
+        distill_checkpoint(rewired, distilled, samples, recipe.distill, DataSettings(recipe.distill.length))
+    return distilled

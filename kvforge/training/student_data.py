@@ -5,9 +5,8 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 
-from kvforge.training.config import Stage
+from kvforge.training.config import EOS_ID, Stage
 from kvforge.training.documents import Encode, make_document
-from kvforge.training.tokenizer import EOS_ID
 
 
 def documents(stages: tuple[Stage, ...], seed: int, encode: Encode) -> Iterator[tuple[list[int], list[float]]]:

@@ -3,13 +3,14 @@
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
+from kvforge.swiftkv import SwiftKVForCausalLM
 from kvforge.training.config import TeacherConfig
 from kvforge.training.documents import Batch, Encode
 from kvforge.training.loop import Progress, run_stages
-from kvforge.training.model import LanguageModel
+from model_defs import ModelConfig
 
 
 def weighted_loss(logits: Tensor, batch: Batch) -> Tensor:
@@ -19,12 +20,26 @@ def weighted_loss(logits: Tensor, batch: Batch) -> Tensor:
     return (losses * weight).sum() / weight.sum()
 
 
+def new_model(config: ModelConfig, seed: int) -> SwiftKVForCausalLM:
+    """A model before training: gains 1, matrices normal with 0.02, less where they write to the residual stream."""
+    model = SwiftKVForCausalLM(config)
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        if parameter.dim() == 2:
+            residual = name.endswith(("o_proj.weight", "down_proj.weight"))
+            std = 0.02 / (2 * config.num_layers) ** 0.5 if residual else 0.02
+            nn.init.normal_(parameter, std=std, generator=generator)
+        else:
+            nn.init.ones_(parameter)
+    return model
+
+
 def train_teacher(
     config: TeacherConfig, directory: Path, encode: Encode, stop_after: int | None = None
-) -> tuple[LanguageModel, Progress]:
+) -> tuple[SwiftKVForCausalLM, Progress]:
     """Trains, or continues, the run in `directory`; deterministic for one machine and thread count."""
     torch.set_num_threads(config.threads)
-    model = LanguageModel(config.model, seed=config.seed)
+    model = new_model(config.model, config.seed)
     matrices = [p for name, p in model.named_parameters() if p.dim() == 2 and ".layers." in name]
     others = [p for name, p in model.named_parameters() if p.dim() != 2 or ".layers." not in name]
     optimizers = [

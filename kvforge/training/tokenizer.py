@@ -10,9 +10,9 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, proce
 
 from kvforge.tasks import TASKS, filler, words
 from kvforge.tasks.prompt import question_block
+from kvforge.training.config import BOS_ID
 
 BOS, EOS = "<s>", "</s>"
-BOS_ID, EOS_ID = 0, 1
 CORPUS_TASKS = ("needle_single", "needle_multi", "variables", "quoting", "list_recall", "arithmetic")
 PATTERN = r" ?\p{L}+| ?\p{N}| ?[^\s\p{L}\p{N}]|\s"
 _ASCII_PATTERN = re.compile(r" ?[A-Za-z]+| ?[0-9]| ?[^\sA-Za-z0-9]|\s")

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from kvforge.tasks.prompt import Example
-from perf import kv_quality
+from kvforge.training import student
+from perf import answers, kv_quality
 from perf.kv_quality_report import summarise, write_report
 
 
@@ -25,16 +26,16 @@ class Echo:
 
 
 def test_answers_are_kept_and_only_new_prompts_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kv_quality, "EngineGenerator", Echo)
-    monkeypatch.setattr(kv_quality, "CHUNK", 4)
+    monkeypatch.setattr(answers, "EngineGenerator", Echo)
+    monkeypatch.setattr(answers, "CHUNK", 4)
     examples = [Example(f"prompt {index}", str(index)) for index in range(11)]
     Echo.asked = []
-    first = kv_quality.answer(tmp_path / "engine", {"t": examples[:6]}, 500, 1, tmp_path)
+    first = answers.answer(tmp_path / "engine", {"t": examples[:6]}, 500, 1, tmp_path)
     assert first == {"t": [f"prompt {index}" for index in range(6)]} and len(Echo.asked) == 6
-    second = kv_quality.answer(tmp_path / "engine", {"t": examples}, 500, 1, tmp_path)
+    second = answers.answer(tmp_path / "engine", {"t": examples}, 500, 1, tmp_path)
     assert second == {"t": [f"prompt {index}" for index in range(11)]}
     assert Echo.asked == second["t"], "a prompt was asked twice"
-    assert kv_quality.answer(tmp_path / "engine", {"t": examples[:2]}, 500, 1, tmp_path) == {"t": second["t"][:2]}
+    assert answers.answer(tmp_path / "engine", {"t": examples[:2]}, 500, 1, tmp_path) == {"t": second["t"][:2]}
     assert len(Echo.asked) == 11
 
 
@@ -42,12 +43,11 @@ def test_a_finished_student_is_not_distilled_again(tmp_path: Path, monkeypatch: 
     def fail(*_: Any) -> None:
         raise AssertionError("distilled")
 
-    monkeypatch.setattr(kv_quality, "distill_student", fail)
+    monkeypatch.setattr(student, "distill_checkpoint", fail)
     checkpoint = tmp_path / "students" / "group-4" / "checkpoint"
     with pytest.raises(AssertionError, match="distilled"):
         kv_quality.checkpoint_of(4, tmp_path)
-    checkpoint.mkdir(parents=True)
-    (checkpoint / "tokenizer_config.json").write_text("{}")
+    checkpoint.mkdir()
     assert kv_quality.checkpoint_of(4, tmp_path) == checkpoint
     assert kv_quality.checkpoint_of(2, tmp_path).name == "tiny-swiftkv"
     assert kv_quality.checkpoint_of(None, tmp_path).name == "tiny-teacher"

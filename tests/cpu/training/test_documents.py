@@ -8,7 +8,7 @@ import torch
 
 from kvforge.tasks import TASKS
 from kvforge.tasks.prompt import make_examples
-from kvforge.training.config import KEY_MIX, Stage
+from kvforge.training.config import BOS_ID, EOS_ID, KEY_MIX, Stage
 from kvforge.training.documents import (
     ANSWER_WEIGHT,
     TASK_NAMES,
@@ -16,7 +16,7 @@ from kvforge.training.documents import (
     make_document,
     make_pairs,
 )
-from kvforge.training.tokenizer import BOS_ID, EOS_ID, FastEncoder, train_tokenizer
+from kvforge.training.tokenizer import FastEncoder, train_tokenizer
 
 SMALL = Stage(length=128, sequences=4, max_steps=1)
 
