@@ -1,5 +1,6 @@
 """An engine in lm-evaluation-harness: scores against transformers, local tasks, and the paper's presets."""
 
+import hashlib
 import json
 import shutil
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 from kvforge.cli import main
-from kvforge.engine import TOKENIZER_DIR
+from kvforge.engine import MANIFEST_FILE, TOKENIZER_DIR
 from kvforge.errors import KvforgeError
 from kvforge.evaluation.lm_tasks import PAPER_TASKS
 from tests.support.engines import PLAIN, SWIFTKV, EngineShelf
@@ -19,9 +20,10 @@ from lm_eval.api.instance import Instance
 from lm_eval.tasks import TaskManager
 
 from kvforge.evaluation.lm_harness import EngineLM
+from kvforge.evaluation.lm_run import task_manager
 
 ROOT = Path(__file__).resolve().parents[3]
-TEXTS = ["the cat sat", " on the mat, ", "naïve 😀", "zzzz 0123"]
+TEXTS = ["the cat sat", " on the mat,", "naïve 😀", "zzzz 0123"]
 TEMPLATE = "{% for m in messages %}[{{ m.role }}]{{ m.content | trim }}</s>{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"  # noqa: E501
 
 
@@ -158,6 +160,9 @@ def chat_model(engines: EngineShelf, tmp_path_factory: pytest.TempPathFactory) -
     }
     file.write_text(json.dumps(tokenizer))
     (folder / TOKENIZER_DIR / "chat_template.jinja").write_text(TEMPLATE)
+    manifest = json.loads((folder / MANIFEST_FILE).read_text())
+    manifest["files"][f"{TOKENIZER_DIR}/tokenizer.json"] = hashlib.sha256(file.read_bytes()).hexdigest()
+    (folder / MANIFEST_FILE).write_text(json.dumps(manifest))
     return EngineLM(folder)
 
 
@@ -168,7 +173,6 @@ def test_chat_templates(model: EngineLM, chat_model: EngineLM) -> None:
     continued = chat_model.apply_chat_template(history, add_generation_prompt=False)
     assert continued == "[user]two and two?</s>[assistant]The answer is"
     assert chat_model.tokenizer_name != model.tokenizer_name
-    assert chat_model.tokenizer_name == EngineLM(chat_model.engine).tokenizer_name
     for call in (lambda: model.chat_template(True), lambda: model.apply_chat_template(history)):
         with pytest.raises(KvforgeError, match="this engine has no chat template"):
             call()
@@ -277,20 +281,19 @@ def test_refusals_are_one_sentence(
     assert message in error
 
 
-def test_models_that_cannot_be_made_are_refused(engines: EngineShelf, tmp_path: Path) -> None:
+def test_models_that_cannot_be_made_are_refused(engines: EngineShelf, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(KvforgeError, match="needs an engine; give --model_args engine=DIR"):
         EngineLM()
     with pytest.raises(KvforgeError, match="max_gen_toks is 0"):
         EngineLM(engines.engine(PLAIN), max_gen_toks=0)
-    folder = tmp_path / "engine"
-    shutil.copytree(engines.engine(PLAIN), folder, ignore=shutil.ignore_patterns(TOKENIZER_DIR))
+    monkeypatch.setattr("kvforge.runtime.LLM.tokenizer", None)
     with pytest.raises(KvforgeError, match="no tokenizer"):
-        EngineLM(folder)
+        EngineLM(engines.engine(PLAIN))
 
 
 @pytest.fixture(scope="module")
 def manager() -> TaskManager:
-    return TaskManager()
+    return task_manager()
 
 
 def configurations(manager: TaskManager, name: str) -> list[dict[str, Any]]:
