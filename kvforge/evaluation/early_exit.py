@@ -31,7 +31,8 @@ class ConfidenceRange:
     """The tokens whose most probable continuation has, by the exit, a probability from ``low`` to ``high``.
 
     ``num_agree`` of them have the same most probable continuation by the full model; ``share`` is of all tokens.
-    ``alignment`` is ``num_agree / num_tokens`` with its 95% Wilson interval, None where there are no tokens.
+    ``alignment`` is ``num_agree / num_tokens`` with its 95% Wilson interval, None where there are no tokens. The
+    interval takes tokens as independent, which those of one document are not quite.
     """
 
     low: float
@@ -167,8 +168,6 @@ def plot_alignment(result: Alignment, path: Path) -> None:
         if row.alignment is not None and row.interval is not None:
             errors = [[row.alignment - row.interval[0]], [row.interval[1] - row.alignment]]
             right.errorbar((row.low + row.high) / 2, row.alignment, errors, fmt="o", color="C0", capsize=2)
-    right.plot([0, 1], [0, 1], color="grey", linestyle=":", label="as sure as it is right")
     right.set(xlim=(0, 1), ylim=(0, 1.02), xlabel="probability of the exit's token", ylabel="alignment with the model")
     right.grid(alpha=0.3)
-    right.legend()
     save_figure(figure, path)

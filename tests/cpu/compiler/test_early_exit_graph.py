@@ -87,6 +87,18 @@ def test_onnxruntime_gives_the_references_logits(model: Path, config: ModelConfi
         assert float((logits - expected[survivors]).abs().max() / expected.abs().max()) <= 1e-4
 
 
+def test_a_bfloat16_file(config: ModelConfig, model: Path, tmp_path: Path) -> None:
+    """Weights, hidden state and GEMM are bf16, the logits float32, as in ``upper``."""
+    weights = tmp_path / "weights.safetensors"
+    convert_weights(open_checkpoint(model), config, torch.bfloat16, weights)
+    write_onnx("early_exit", config, options_for(config, "bfloat16"), tmp_path / "early_exit.onnx", weights)
+    graph = onnx.load(tmp_path / "early_exit.onnx", load_external_data=False)
+    assert unsupported(graph) == []
+    types = {value.name: value.type.tensor_type.elem_type for value in (*graph.graph.input, *graph.graph.output)}
+    kinds = onnx.TensorProto
+    assert types == {"hidden": kinds.BFLOAT16, "survivor_index": kinds.INT32, "logits": kinds.FLOAT}
+
+
 def test_its_onnx_file(exported: Path, config: ModelConfig) -> None:
     graph = onnx.load(exported, load_external_data=False)
     assert unsupported(graph) == [] and not graph.functions
