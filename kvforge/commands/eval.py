@@ -1,46 +1,59 @@
-"""`kvforge eval ENGINE`: exact match of an engine's greedy answers on the synthetic text tasks."""
+"""``kvforge eval ENGINE``: exact match on the synthetic text tasks, perplexity, and closeness to a teacher engine."""
 
 import argparse
 import json
-from dataclasses import asdict
 from pathlib import Path
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
-    """Adds the `eval` sub-command."""
-    parser = subparsers.add_parser("eval", help="score an engine on retrieval, recall and arithmetic tasks")
-    parser.add_argument("engine", type=Path, help="engine directory of a model trained on these tasks")
-    parser.add_argument("--task", action="append", help="task to run, may be repeated (default: all of them)")
+    """Declare the command."""
+    parser = subparsers.add_parser("eval", help="score an engine on text tasks, by perplexity and against a teacher")
+    parser.add_argument("engine", type=Path, help="engine directory; tasks suit models trained on such text")
+    parser.add_argument("--task", action="append", help="task to run, may be repeated (default: all); none: no tasks")
     parser.add_argument("--num-prompts", type=int, default=200, help="prompts per task (default 200)")
-    parser.add_argument("--length", type=int, default=1000, help="prompt length in tokens (default 1000)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the prompts (default 0)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+    parser.add_argument("--length", type=int, default=1000, help="tokens of a prompt or document (default 1000)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of prompts, documents and resamples (default 0)")
+    parser.add_argument(
+        "--teacher", metavar="ENGINE", default="none", help="engine to compare with: KL, agreement, paired differences"
+    )
+    parser.add_argument(
+        "--perplexity",
+        metavar="FILE",
+        help="documents: a UTF-8 text, or 'generated' (default: generated with --teacher or --early-exit, else none)",
+    )
+    parser.add_argument("--num-documents", type=int, default=32, metavar="N", help="documents at most (default 32)")
+    parser.add_argument(
+        "--early-exit", action="store_true", help="also how often the engine's early exit agrees with its full model"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
+    parser.add_argument(
+        "--plot", type=Path, metavar="FILE", help="figure of the tasks; FILE-early-exit with --early-exit (.png, .svg)"
+    )
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints the scores. Raises KvforgeError for an unknown task or an impossible length."""
+    """Print the report. Raises KvforgeError for an unknown task, an impossible length or a teacher that is none."""
     from kvforge.errors import KvforgeError
-    from kvforge.evaluation import evaluate, score_table
-    from kvforge.evaluation.engine import EngineGenerator
+    from kvforge.evaluation.early_exit import plot_alignment
+    from kvforge.evaluation.report import describe, plot_report
+    from kvforge.evaluation.run import GENERATED, EvalOptions, run_evaluation
     from kvforge.tasks import TASKS
 
-    names = args.task or list(TASKS)
-    unknown = [name for name in names if name not in TASKS]
-    if unknown:
-        raise KvforgeError(f"unknown task {unknown[0]!r}; choose from {', '.join(TASKS)}")
-    if args.num_prompts < 1:
-        raise KvforgeError("--num-prompts must be at least 1")
-    generator = EngineGenerator(args.engine, args.length, show_progress=not args.json)
-    try:
-        scores = [
-            evaluate(name, args.length, args.num_prompts, args.seed, generator.count_tokens, generator)
-            for name in names
-        ]
-    except ValueError as error:
-        raise KvforgeError(str(error)) from error
-    if args.json:
-        print(json.dumps({"engine": str(args.engine), "scores": [asdict(score) for score in scores]}, indent=2))
-    else:
-        print(score_table(scores))
+    teacher = None if args.teacher == "none" else Path(args.teacher)
+    tasks = tuple(args.task or TASKS) if args.task != ["none"] else ()
+    documents = args.perplexity or (GENERATED if teacher is not None or args.early_exit else None)
+    if not tasks and documents is None:
+        raise KvforgeError("--task none leaves nothing to measure; add --perplexity, --teacher or --early-exit")
+    if args.plot and not (tasks or args.early_exit):
+        raise KvforgeError("--plot shows tasks and the early exit; run one of them or leave it out")
+    options = EvalOptions(
+        tasks, args.num_prompts, args.length, args.seed, documents, args.num_documents, args.early_exit
+    )
+    report = run_evaluation(args.engine, teacher, options, use_tqdm=not args.json)
+    if args.plot and report.scores:
+        plot_report(report, args.plot)
+    if args.plot and report.early_exit is not None:
+        plot_alignment(report.early_exit, args.plot.with_stem(f"{args.plot.stem}-early-exit"))
+    print(json.dumps(report.to_json(), indent=2) if args.json else describe(report))
     return 0

@@ -1,4 +1,7 @@
-"""Exact-match evaluation of generated answers; the model is a callable from prompts to texts."""
+"""What a model is worth, through its engine: exact match on tasks, perplexity, closeness to a teacher, early exit.
+
+tasks, documents -> engine (generation, scoring) -> counts and sums -> intervals -> report
+"""
 
 from kvforge.evaluation.score import TaskScore, evaluate, score_table, wilson
 

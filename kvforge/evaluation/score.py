@@ -59,9 +59,14 @@ def evaluate(
     """
     examples = make_examples(task, length - 1, count_tokens, num_prompts, seed)
     texts = generate([example.prompt for example in examples])
-    correct = sum(is_correct(example, text) for example, text in zip(examples, texts, strict=True))
-    low, high = wilson(correct, num_prompts)
-    return TaskScore(task, length, seed, num_prompts, correct, correct / num_prompts, low, high)
+    right = [is_correct(example, text) for example, text in zip(examples, texts, strict=True)]
+    return make_score(task, length, seed, right)
+
+
+def make_score(task: str, length: int, seed: int, right: Sequence[bool]) -> TaskScore:
+    """The score of prompts of which each was answered right or not."""
+    low, high = wilson(sum(right), len(right))
+    return TaskScore(task, length, seed, len(right), sum(right), sum(right) / len(right), low, high)
 
 
 def score_table(scores: Sequence[TaskScore]) -> str:
