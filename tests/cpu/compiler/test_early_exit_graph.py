@@ -17,6 +17,7 @@ from kvforge.compiler.export import export_early_exit, export_upper
 from kvforge.compiler.onnx_check import check_graph
 from kvforge.compiler.onnx_export import INPUTS, RESULTS, write_onnx
 from kvforge.compiler.options import BuildOptions, ResolvedOptions, resolve
+from kvforge.compiler.tensorrt_split_decode import split_decode
 from kvforge.compiler.verify import verify
 from kvforge.errors import BuildError
 from model_defs import ModelConfig, load_config
@@ -104,6 +105,12 @@ def test_its_onnx_file(exported: Path, config: ModelConfig) -> None:
     assert unsupported(graph) == [] and not graph.functions
     names = {t.name for t in graph.graph.initializer if t.data_location == onnx.TensorProto.EXTERNAL}
     assert names == {"norm_early_exit.weight", "lm_head_early_exit.weight"}
+    axes = {
+        value.name: [dim.dim_param or dim.dim_value for dim in value.type.tensor_type.shape.dim]
+        for value in (*graph.graph.input, *graph.graph.output)
+    }
+    assert axes == {"hidden": ["tokens", 64], "survivor_index": ["survivors"], "logits": ["survivors", 320]}
+    assert split_decode(graph, lambda kv_heads: 4) == 0  # what a plan is built from is the same file
     name = next(iter(plugins.OPERATORS))
     graph.graph.node.append(helper.make_node(name, ["hidden"], ["x"], domain="kvforge"))
     with pytest.raises(BuildError, match=r"ONNX graph early_exit: node .* does not belong into this graph"):
