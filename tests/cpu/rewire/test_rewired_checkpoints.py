@@ -206,6 +206,6 @@ def test_an_engine_is_built_from_it(tmp_path: Path, full: bool) -> None:
     if not full:
         pytest.skip("compiles a model: --full")
     source = make_checkpoint(tmp_path / "source", "qwen2", **LAYERS)
-    rewire_checkpoint(source, tmp_path / "out", OPTIONS)
+    rewire_checkpoint(source, tmp_path / "out", dataclasses.replace(OPTIONS, early_exit=True))
     manifest = build_engine(tmp_path / "out", tmp_path / "engine", BuildOptions(page_size=8, max_num_tokens=256))
     assert (manifest.cut, manifest.owners) == (3, (0, 1, 2, 3, 5))
