@@ -1,7 +1,6 @@
 """The distilled checkpoint: trained weights from the run, all others as the source has them."""
 
 import json
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -9,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kvforge.checkpoint import Checkpoint
-from kvforge.checkpoint.reader import TOKENIZER_FILES
+from kvforge.checkpoint.copy_files import copy_files
 from kvforge.checkpoint.safetensors_writer import DTYPES, TensorSpec
 from kvforge.checkpoint.sharded_writer import write_sharded
 from kvforge.compiler.engine_dir import staging_directory
@@ -28,7 +27,7 @@ def export_checkpoint(
     keep_teacher: bool = False,
     dtype: torch.dtype | None = None,
 ) -> None:
-    """Write ``output``, whole or not at all, with the source's configuration and tokenizer.
+    """Write ``output``, whole or not at all, with the source's configuration, tokenizer and other files.
 
     ``shapes`` names the model's tensors. Those in ``trained`` are written from there, the others copied from
     ``source``; each in ``dtype``, or by default as the source has it, and an added early-exit head as the embedding.
@@ -60,8 +59,8 @@ def export_checkpoint(
         key = "torch_dtype" if "torch_dtype" in hf_config else "dtype"
         hf_config[key] = str(dtype).removeprefix("torch.")
     with staging_directory(output) as staging:
-        (staging / "config.json").write_text(json.dumps(hf_config, indent=2) + "\n", encoding="utf-8")
-        for name in TOKENIZER_FILES:
-            if (source.path / name).is_file():
-                shutil.copyfile(source.path / name, staging / name)
+        (staging / "config.json").write_text(
+            json.dumps(hf_config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
+        )
+        copy_files(source.path, staging)
         write_sharded(staging, specs, produce, MAX_SHARD_BYTES)

@@ -101,9 +101,10 @@ class _Run:
         self.identity |= {"data": data.digest, "teacher": fingerprint(model), "source": source}
         self.distiller = Distiller(model, config)
         prepare(model, config.train, config.dtype)
-        self.distiller.to(device)
         if world.size() > 1:
             world.shard(self.distiller, [m for m in (model, self.distiller.copy) if m is not None], device)
+        else:
+            self.distiller.to(device)
         self.trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self.optimizer = _optimizer(config, self.trained)
         self.optimizer.zero_grad()  # what a failed step left

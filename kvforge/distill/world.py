@@ -95,7 +95,8 @@ def fail(message: str) -> NoReturn:
 def shard(root: nn.Module, models: list[SwiftKVForCausalLM], device: torch.device) -> None:
     """Shard every layer of the models over all processes with FSDP2, and what remains of ``root`` around them.
 
-    Attention is a unit of its own: K and V above the cut are computed outside of the layer's forward.
+    Layers move to ``device`` one by one, so that no device holds a whole model. Attention is a unit of its own: K and V
+    above the cut are computed outside of the layer's forward.
     """
     # K and V are views that nothing changes in place.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from kvforge.calibration import calibration_samples
+from kvforge.checkpoint.copy_files import copy_files
 from kvforge.compiler.engine_dir import staging_directory
 from kvforge.errors import KvforgeError
 from kvforge.rewire.cut_search import Candidate, choose_cut, measure_cuts
@@ -19,7 +20,7 @@ from kvforge.rewire.plot import check_plot, plot_similarity
 from kvforge.rewire.ridge import OwnerFit, fit_owners
 from kvforge.rewire.similarity import input_similarity
 from kvforge.rewire.source import Source, open_source
-from kvforge.rewire.write import copy_files, write_config, write_weights
+from kvforge.rewire.write import write_config, write_weights
 from model_defs import ModelConfig
 
 Progress = Callable[[str, int, int], object]

@@ -1,7 +1,6 @@
-"""The files of a rewired checkpoint: weights, config.json, and what is copied."""
+"""The files of a rewired checkpoint that are its own: weights and config.json."""
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,6 @@ ARCHITECTURES = {
     "qwen2": "Qwen2SwiftKVForCausalLM",
     "qwen3": "Qwen3SwiftKVForCausalLM",
 }
-_WEIGHT_FILES = (".safetensors", ".index.json", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".h5", ".msgpack")
 
 
 def write_weights(
@@ -70,11 +68,3 @@ def write_config(source: Source, config: ModelConfig, directory: Path) -> None:
     if config.early_exit:
         hf["early_exit"] = True
     (directory / "config.json").write_text(json.dumps(hf, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-def copy_files(source: Path, directory: Path) -> None:
-    """Copy what is neither weights nor config.json: tokenizer, generation settings, templates, licence."""
-    for file in sorted(source.iterdir()):
-        skip = file.name == "config.json" or file.name.startswith(".") or file.name.endswith(_WEIGHT_FILES)
-        if file.is_file() and not skip:
-            shutil.copyfile(file, directory / file.name)

@@ -25,7 +25,9 @@ SMALL = DistillConfig(length=64, batch_size=4, max_steps=2, lr=1e-2, device="cpu
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return rewired_checkpoint(tmp_path_factory.mktemp("command") / "src", dtype=torch.bfloat16)
+    path = rewired_checkpoint(tmp_path_factory.mktemp("command") / "src", dtype=torch.bfloat16)
+    (path / "LICENSE").write_text("terms")
+    return path
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +61,8 @@ def test_command_writes_a_student_without_its_teacher(
     assert not torch.equal(after["model.norm_swiftkv.weight"], before["model.norm_swiftkv.weight"])
     checkpoint = open_checkpoint(dst)
     assert checkpoint.hf_config == {**open_checkpoint(source).hf_config, "early_exit": True}
-    assert (dst / "tokenizer.json").read_bytes() == (source / "tokenizer.json").read_bytes()
+    for name in ("tokenizer.json", "LICENSE"):
+        assert (dst / name).read_bytes() == (source / name).read_bytes()
     model = load_model(checkpoint, load_config(checkpoint.hf_config), torch.float32)
     assert model(torch.tensor([[3, 4, 5]])).isfinite().all()
 

@@ -78,6 +78,22 @@ def test_chunks_of_logits_do_not_change_loss_or_gradients(checkpoint: Path, posi
         torch.testing.assert_close(found[name], expected[name], rtol=1e-4, atol=1e-5, msg=name)
 
 
+def test_logits_of_a_large_vocabulary_are_never_whole() -> None:
+    vocab, rows = 50_000, []
+    weight_of_head = torch.randn(vocab, 4, generator=torch.Generator().manual_seed(0))
+
+    def head(h: torch.Tensor) -> torch.Tensor:
+        rows.append(len(h))
+        return h @ weight_of_head.T
+
+    student, teacher = torch.randn(2, 23, 4, generator=torch.Generator().manual_seed(1))
+    student.requires_grad_()
+    kl, _, _ = logit_sums(student, teacher, None, torch.ones(23), head, head, head, 2.0, vocab, 6 * vocab)
+    kl.backward()
+    assert max(rows) == 6 and sum(rows) == 4 * 23  # teacher and student, forward and backward
+    assert student.grad is not None and (student.grad.abs().sum(-1) > 0).all()
+
+
 def test_packing_equals_padding(checkpoint: Path) -> None:
     """Samples that share sequences have the sums that each has alone in a padded one."""
     generator = np.random.default_rng(1)
