@@ -80,7 +80,7 @@ def rewire_checkpoint(
     Raises:
         CheckpointError: the source cannot be read, is quantized, a SwiftKV one already, or incomplete.
         KvforgeError: ``output`` is not empty, the cut is outside the model, no cut is within the quality budget, the
-            calibration text is unusable, or the disk is full.
+            calibration text is unusable, or the disk or the GPU is full.
     """
     output, source = Path(output), open_source(source_path)
     figure = None if plot is None else Path(plot)
@@ -93,7 +93,13 @@ def rewire_checkpoint(
     with staging_directory(output) as staging:
         work = staging / ".calibration"
         work.mkdir()
-        found = _measure(source, options, samples, work, figure is not None, progress)
+        try:
+            found = _measure(source, options, samples, work, figure is not None, progress)
+        except torch.OutOfMemoryError:
+            raise KvforgeError(
+                "The GPU has too little memory to calibrate on; give a smaller --num-tokens, or set "
+                "CUDA_VISIBLE_DEVICES= to calibrate on the CPU."
+            ) from None
         config = _rewired(source, options, found.cut)
         new = new_tensors(source, config, options.init, found.fitted)
         weight_bytes = write_weights(source, config, new, options, staging, progress)

@@ -123,6 +123,17 @@ def test_a_full_disk(source: Path, tmp_path: Path, limit: int, init: str) -> Non
     assert [path.name for path in tmp_path.iterdir()] == ["text.txt"]
 
 
+def test_a_full_gpu(source: Path, tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    text = tmp_path / "text.txt"
+    text.write_text("words " * 400)
+    monkeypatch.setattr(convert, "record_inputs", fail)
+    options = ["--cut-layer", 2, "--init", "ridge", "--calibration", text]
+    assert "CUDA_VISIBLE_DEVICES= to calibrate" in refused(capsys, tmp_path, source, tmp_path / "out", *options)
+
+
 def test_a_failure_in_the_middle_leaves_nothing(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise KeyboardInterrupt
