@@ -51,9 +51,9 @@ def run(args: argparse.Namespace) -> int:
         tasks, args.num_prompts, args.length, args.seed, documents, args.num_documents, args.early_exit
     )
     report = run_evaluation(args.engine, teacher, options, use_tqdm=not args.json)
+    print(json.dumps(report.to_json(), indent=2) if args.json else describe(report), flush=True)
     if args.plot and report.scores:
         plot_report(report, args.plot)
     if args.plot and report.early_exit is not None:
         plot_alignment(report.early_exit, args.plot.with_stem(f"{args.plot.stem}-early-exit"))
-    print(json.dumps(report.to_json(), indent=2) if args.json else describe(report))
     return 0

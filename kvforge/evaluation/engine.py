@@ -5,8 +5,18 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
+from kvforge.engine import Manifest, load_manifest
 from kvforge.errors import EngineError, KvforgeError
 from kvforge.evaluation.score import MAX_ANSWER_TOKENS, STOP
+
+
+def check_length(manifest: Manifest, length: int) -> None:
+    """Raise KvforgeError unless prompts of `length` tokens and their answers fit the engine."""
+    if length + MAX_ANSWER_TOKENS > manifest.max_seq_len:
+        raise KvforgeError(
+            f"prompts of {length} tokens and {MAX_ANSWER_TOKENS} for the answer exceed the engine's max_seq_len "
+            f"{manifest.max_seq_len}; use a smaller --length or rebuild with a larger --max-seq-len"
+        )
 
 
 class EngineGenerator:
@@ -15,13 +25,8 @@ class EngineGenerator:
     def __init__(self, engine_dir: Path, length: int, show_progress: bool = True) -> None:
         from kvforge.runtime import LLM, SamplingParams
 
+        check_length(load_manifest(engine_dir), length)
         self._llm = LLM(engine_dir)
-        limit = self._llm.engine.manifest.max_seq_len
-        if length + MAX_ANSWER_TOKENS > limit:
-            raise KvforgeError(
-                f"prompts of {length} tokens and {MAX_ANSWER_TOKENS} for the answer exceed the engine's "
-                f"max_seq_len {limit}; use a smaller --length or rebuild with a larger --max-seq-len"
-            )
         tokenizer_file = Path(engine_dir) / "tokenizer" / "tokenizer.json"
         if not tokenizer_file.exists():
             raise EngineError(

@@ -77,10 +77,13 @@ def run_evaluation(engine: Path, teacher: Path | None, options: EvalOptions, *, 
     Raises:
         KvforgeError: an engine cannot do what is asked, or the two have other vocabularies.
     """
+    documents, exits = None, None
     if teacher is not None:
         load_manifest(teacher)  # before hours of work
-    documents, exits = None, None
     if options.documents is not None:
+        for directory in (engine, teacher):
+            if options.tasks and directory is not None:
+                engines.check_length(load_manifest(directory), options.length)
         documents, exits = measure_documents(engine, teacher, options, use_tqdm)
         gc.collect()  # a GPU has no room for two caches
     scores = score_tasks(engine, teacher, options, use_tqdm) if options.tasks else []

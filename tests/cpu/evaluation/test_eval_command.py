@@ -15,7 +15,7 @@ from kvforge.evaluation.paired import paired_difference
 from kvforge.runtime import LLM
 from kvforge.runtime.scoring import score
 from kvforge.runtime.tokenizer import Tokenizer
-from tests.support.engines import PLAIN, SWIFTKV, EngineShelf
+from tests.support.engines import EARLY_EXIT, PLAIN, SWIFTKV, EngineShelf
 
 ASSETS = Path(__file__).parents[3] / "model_defs" / "assets"
 
@@ -90,6 +90,18 @@ def test_tables_show_every_part(engines: EngineShelf, capsys: pytest.CaptureFixt
     assert "0.00000   0.00000 to 0.00000" in documents and "100.00   100.00 to 100.00" in documents
 
 
+def test_early_exit_has_its_table_and_figure(
+    engines: EngineShelf, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    options = ("--task", "none", "--early-exit", "--length", "250", "--num-documents", "2")
+    out = evaluate(capsys, engines.engine(EARLY_EXIT), *options, "--plot", tmp_path / "plot.svg")
+    assert "2 documents (generated)" in out and "alignment" in out
+    assert [path.name for path in tmp_path.iterdir()] == ["plot-early-exit.svg"]
+    report = json.loads(evaluate(capsys, engines.engine(EARLY_EXIT), *options, "--json"))
+    assert report["early_exit"]["all"]["num_tokens"] == report["documents"]["num_tokens"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -99,10 +111,18 @@ def test_tables_show_every_part(engines: EngineShelf, capsys: pytest.CaptureFixt
         (("--num-documents", "1", "--perplexity", "generated"), "--num-documents must be at least 2"),
         (("--task", "none", "--perplexity", "generated", "--plot", "x.png"), "run one of them or leave it out"),
         (("--perplexity", "absent.txt", "--length", "100"), "absent.txt cannot be read \\(No such file"),
-        (("--perplexity", "{text}", "--length", "500"), "has 900 tokens, fewer than two documents of 500"),
+        (
+            ("--task", "none", "--perplexity", "{text}", "--length", "500"),
+            "has 900 tokens, fewer than two documents of 500",
+        ),
         (("--perplexity", "{binary}", "--length", "50"), "binary is not UTF-8 at byte 1"),
         (("--perplexity", "generated", "--length", "40"), "documents of 40 tokens hold no fact"),
-        (("--perplexity", "generated", "--length", "513"), "exceed the max_seq_len 512"),
+        (("--task", "none", "--perplexity", "generated", "--length", "513"), "exceed the max_seq_len 512"),
+        (
+            ("--task", "arithmetic", "--length", "500"),
+            "500 tokens and 48 for the answer exceed the engine's max_seq_len",
+        ),
+        (("--length", "500", "--perplexity", "generated"), "500 tokens and 48 for the answer exceed"),
         (("--teacher", "absent", "--length", "100"), "absent is not an engine directory"),
         (("--task", "none", "--early-exit", "--length", "300"), "early exit"),
     ],
