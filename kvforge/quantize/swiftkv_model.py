@@ -19,7 +19,7 @@ class CalibratedModel(SwiftKVForCausalLM):
     """A SwiftKV model that ModelOpt quantizes and exports as it does transformers' models."""
 
     def __init__(self, config: ModelConfig, hf_config: Mapping[str, Any], dtype: torch.dtype) -> None:
-        super().__init__(config, early_exit=bool(hf_config.get("early_exit")))
+        super().__init__(config)
         self.hf_config = dict(hf_config)
         self.config = SimpleNamespace(torch_dtype=dtype, is_encoder_decoder=False, use_cache=False)
 

@@ -31,7 +31,6 @@ def load_model(
             v projections that its layers had before.
     """
     with torch.device("meta"):
-        early_exit = bool(checkpoint.hf_config.get("early_exit"))
-        model = SwiftKVForCausalLM(config, with_teacher=with_teacher, early_exit=early_exit)
+        model = SwiftKVForCausalLM(config, with_teacher=with_teacher)
     load_weights(model, checkpoint, dtype)
     return model.eval()

@@ -46,7 +46,7 @@ class DecoderLayer(nn.Module):
 class Decoder(nn.Module):
     """Embedding, layers and norms: the ``model.`` of a checkpoint."""
 
-    def __init__(self, config: ModelConfig, with_teacher: bool, early_exit: bool) -> None:
+    def __init__(self, config: ModelConfig, with_teacher: bool) -> None:
         super().__init__()
         self.sizes = config
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
@@ -54,7 +54,7 @@ class Decoder(nn.Module):
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         if config.is_swiftkv:
             self.norm_swiftkv = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        if early_exit:
+        if config.early_exit:
             self.norm_early_exit = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
     def lower(self, input_ids: Tensor, layout: Layout) -> Tensor:
@@ -86,17 +86,17 @@ class SwiftKVForCausalLM(nn.Module):
     """A causal language model; ``state_dict`` has the names of a Hugging Face checkpoint.
 
     ``with_teacher`` keeps the q, k and v projections that the layers above the cut had before it, so that teacher and
-    student are one set of weights. ``early_exit`` adds a norm and an LM head on the hidden state entering the cut
-    (arXiv 2410.03960, appendices E and F).
+    student are one set of weights. With ``config.early_exit`` there are a norm and an LM head on the hidden state entering
+    the cut (arXiv 2410.03960, appendices E and F).
     """
 
-    def __init__(self, config: ModelConfig, *, with_teacher: bool = False, early_exit: bool = False) -> None:
+    def __init__(self, config: ModelConfig, *, with_teacher: bool = False) -> None:
         super().__init__()
         self.sizes = config
-        self.model = Decoder(config, with_teacher, early_exit)
+        self.model = Decoder(config, with_teacher)
         if not config.tie_embeddings:
             self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, False)
-        if early_exit:
+        if config.early_exit:
             self.lm_head_early_exit = nn.Linear(config.hidden_size, config.vocab_size, False)
 
     def head(self, output: Tensor) -> Tensor:
