@@ -2,7 +2,7 @@
 
 import argparse
 import json
-import logging
+import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -26,18 +26,25 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the scores. Raises KvforgeError for an unknown task or a data set that is not there."""
+    if args.json or not sys.stderr.isatty():
+        os.environ.setdefault("TQDM_DISABLE", "1")  # the harness's own bars; tqdm reads it when it is imported
+
     from kvforge.errors import KvforgeError
-    from kvforge.evaluation.lm_run import run_paper_tasks, score_table
+    from kvforge.evaluation.lm_run import LmScore, run_paper_tasks, score_table
 
     if args.limit is not None and args.limit < 1:
         raise KvforgeError(f"--limit is {args.limit}; give 1 or more.")
     if args.include_path is not None and not args.include_path.is_dir():
         raise KvforgeError(f"--include-path {args.include_path} is not a directory; check the path.")
-    logging.basicConfig(stream=sys.stderr, format="%(message)s", level=logging.WARNING)
     tasks = None if args.tasks is None else [name for name in args.tasks.split(",") if name]
-    scores = run_paper_tasks(args.engine, tasks, args.limit, args.include_path)
-    if args.json:
-        print(json.dumps({"engine": str(args.engine), "scores": [asdict(score) for score in scores]}, indent=2))
-    else:
-        print(score_table(scores))
+    show = sys.stderr.isatty() and not args.json
+    scores: list[LmScore] = []
+    try:
+        for score in run_paper_tasks(args.engine, tasks, args.limit, args.include_path, show):
+            scores.append(score)
+    finally:  # the scores of tasks before one that fails, hours of work perhaps, are printed too
+        if scores and args.json:
+            print(json.dumps({"engine": str(args.engine), "scores": [asdict(score) for score in scores]}, indent=2))
+        elif scores:
+            print(score_table(scores))
     return 0

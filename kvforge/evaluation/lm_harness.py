@@ -6,6 +6,7 @@ model registered.
 
 import hashlib
 import logging
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,8 +49,10 @@ class EngineLM(TemplateLM):
         batch_size: int | str | None = None,
         max_batch_size: int | None = None,
         device: str | None = None,
+        show_progress: bool | None = None,
     ) -> None:
-        """Load ``engine``. ``max_length`` lowers its ``max_seq_len``; ``max_gen_toks`` is for tasks that do not say.
+        """Load ``engine``. ``max_length`` lowers its ``max_seq_len``; ``max_gen_toks`` is for tasks that do not say;
+        ``show_progress`` draws bars (None: on a terminal).
 
         Raises:
             KvforgeError: the engine cannot be loaded, has no tokenizer, or a value is out of range.
@@ -66,6 +69,7 @@ class EngineLM(TemplateLM):
         self.max_length = self.llm.engine.config.max_seq_len
         self.max_gen_toks = max_gen_toks
         self.batch_size = batch_size
+        self.quiet = not (sys.stderr.isatty() if show_progress is None else show_progress)
         folder = Path(engine) / TOKENIZER_DIR
         self.template = ChatTemplate.from_dir(folder)
         names = special_tokens(read_tokenizer_config(folder))
@@ -121,6 +125,10 @@ class EngineLM(TemplateLM):
             add_special_tokens = not (self._bos and string.startswith(self._bos))
         return [*self._lead, *ids] if add_special_tokens else ids
 
+    def loglikelihood(self, requests: "list[Instance]", disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+        """Log-likelihoods of continuations given contexts, and whether each is the greedy one."""
+        return super().loglikelihood(requests, disable_tqdm=disable_tqdm or self.quiet)
+
     def _loglikelihood_tokens(
         self, requests: Sequence[Pair], disable_tqdm: bool = False, **kwargs: Any
     ) -> list[tuple[float, bool]]:
@@ -157,7 +165,7 @@ class EngineLM(TemplateLM):
             found = [(None, *make_disjoint_window(piece)) for piece in pieces]
             windows += found
             counts.append(len(found))
-        scored = iter(self._loglikelihood_tokens(windows, disable_tqdm))
+        scored = iter(self._loglikelihood_tokens(windows, disable_tqdm or self.quiet))
         results = [sum(next(scored)[0] for _ in range(count)) for count in counts]
         for request, result in zip(requests, results, strict=True):
             self.cache_hook.add_partial("loglikelihood_rolling", request.args, result)
@@ -179,7 +187,7 @@ class EngineLM(TemplateLM):
             params.append(sampling)
         self._warn(num_cut, len(prompts), "prompts")
         texts = [""] * len(requests)
-        with tqdm(total=len(requests), desc="Generating", disable=True if disable_tqdm else None) as bar:
+        with tqdm(total=len(requests), desc="Generating", disable=disable_tqdm or self.quiet) as bar:
             for position, output in self._generated(prompts, params):
                 texts[position] = output
                 self.cache_hook.add_partial("generate_until", requests[position].args, output)

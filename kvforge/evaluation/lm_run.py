@@ -1,7 +1,7 @@
 """Tasks of lm-evaluation-harness on an engine, the paper's seven preconfigured."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,8 +32,9 @@ def run_paper_tasks(
     tasks: Sequence[str] | None = None,
     limit: int | None = None,
     include_path: Path | None = None,
-) -> list[LmScore]:
-    """Run tasks on an engine.
+    show_progress: bool | None = None,
+) -> Iterator[LmScore]:
+    """Run tasks on an engine, one after the other, and yield the scores of each when it is done.
 
     Args:
         engine: engine directory.
@@ -41,8 +42,9 @@ def run_paper_tasks(
             defined there; None for the paper's seven.
         limit: documents of each (sub)task at most.
         include_path: directory with task definitions of one's own.
+        show_progress: draw bars; None: on a terminal.
 
-    Returns:
+    Yields:
         A score for each of the paper's tasks, and one for every metric of each other task.
 
     Raises:
@@ -59,7 +61,7 @@ def run_paper_tasks(
         ) from None
     presets = {preset.name: preset for preset in PAPER_TASKS}
     chosen = list(presets) if tasks is None else list(tasks)
-    model = EngineLM(engine, max_gen_toks=MAX_ANSWER_TOKENS)
+    model = EngineLM(engine, max_gen_toks=MAX_ANSWER_TOKENS, show_progress=show_progress)
     if model.template is None and any(presets[name].apply_chat_template for name in chosen if name in presets):
         raise KvforgeError(
             f"{engine} has no chat template, which some of the paper's tasks need; choose others with --tasks, or "
@@ -71,15 +73,13 @@ def run_paper_tasks(
         raise KvforgeError(
             f"there is no task {unknown[0]!r}; choose from {', '.join(presets)}, or one that lm-eval ls tasks shows."
         )
-    scores: list[LmScore] = []
+    common = {"limit": limit, "task_manager": manager, "bootstrap_iters": 1000, "log_samples": False}
     for name in chosen:
         preset = presets.get(name)
         options = {} if preset is None else _options(preset)
         task = name if preset is None else preset.task
         try:
-            results = simple_evaluate(
-                model, tasks=[task], limit=limit, task_manager=manager, log_samples=False, **options
-            )
+            results = simple_evaluate(model, tasks=[task], **common, **options)
         except KvforgeError:
             raise
         except Exception as error:  # what data sets, their servers and task definitions raise
@@ -87,8 +87,7 @@ def run_paper_tasks(
                 f"the task {task} cannot be run ({first_line(error)}); its data set has to be reachable or in the "
                 "cache of Hugging Face datasets."
             ) from error
-        scores += _scores(name, task, results, preset)
-    return scores
+        yield from _scores(name, task, results, preset)
 
 
 @functools.cache
@@ -116,7 +115,7 @@ def _scores(name: str, task: str, results: dict[str, Any], preset: PaperTask | N
     for row in found:
         parts = _subtasks(row, results.get("group_subtasks", {}))
         num_samples = sum(samples[part]["effective"] for part in parts if part in samples)
-        shots = {results["n-shot"][part] for part in parts if part in results["n-shot"]}
+        shots = {results["n-shot"].get(part) for part in parts}
         for key, value in rows[row].items():
             metric, _, kind = key.partition(",")
             if not kind or metric.endswith("_stderr") or (preset is not None and key != preset.metric):
@@ -126,7 +125,7 @@ def _scores(name: str, task: str, results: dict[str, Any], preset: PaperTask | N
                 LmScore(
                     name if row == task else row,
                     row,
-                    shots.pop() if len(shots) == 1 else None,
+                    next(iter(shots)) if len(shots) == 1 else None,
                     key,
                     float(value),
                     stderr if isinstance(stderr, float) else None,

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import random
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,11 @@ import pytest
 import torch
 
 from kvforge.cli import main
+from kvforge.compiler import BuildOptions, build_engine
 from kvforge.engine import MANIFEST_FILE, TOKENIZER_DIR
 from kvforge.errors import KvforgeError
 from kvforge.evaluation.lm_tasks import PAPER_TASKS
+from kvforge.tasks.prompt import make_example
 from tests.support.engines import PLAIN, SWIFTKV, EngineShelf
 
 pytest.importorskip("lm_eval", reason="lm-evaluation-harness is an extra")
@@ -56,6 +59,12 @@ class Reference:
         for _ in range(count):
             ids.append(int(self.model(torch.tensor([ids])).logits[0, -1].argmax()))
         return ids[len(context) :]
+
+
+@pytest.fixture(autouse=True)
+def own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command sets this for its own process."""
+    monkeypatch.setenv("TQDM_DISABLE", "1")
 
 
 @pytest.fixture(scope="module")
@@ -200,8 +209,10 @@ def test_a_swiftkv_engine_scores_what_it_generates(chat_model: EngineLM) -> None
         assert loglikelihoods(chat_model, [(text, answer)])[0][1], (text, answer)
 
 
-def write_tasks(folder: Path) -> Path:
-    """Three tasks on a data set of this folder: multiple choice, generation and perplexity."""
+@pytest.fixture(scope="module")
+def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of three tasks on a data set in it: multiple choice, generation and perplexity."""
+    folder = tmp_path_factory.mktemp("tasks")
     rows = [{"question": f"{i} and {i}?", "options": ["one", "two!", "3"], "gold": i % 3} for i in range(8)]
     data = folder / "rows.jsonl"
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -231,13 +242,13 @@ doc_to_text: "Q: {{{{question}}}}\\nA:"
 def test_local_tasks_through_the_command(
     engines: EngineShelf,
     reference: Reference,
+    tasks: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
-    tasks = write_tasks(tmp_path)
     options = ["--include-path", str(tasks), "--tasks", "local_generate,local_group", "--json"]
     assert main(["lm-eval", str(engines.engine(PLAIN)), *options]) == 0
     scores = {(s["name"], s["metric"]): s for s in json.loads(capsys.readouterr().out)["scores"]}
@@ -264,6 +275,34 @@ def test_local_tasks_through_the_command(
     assert table.count("local_choice") == 2 and " 3 " in table
 
 
+def test_scores_before_a_task_that_fails_are_printed(
+    engines: EngineShelf, tasks: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def evaluate(model: EngineLM, tasks: list[str], **options: Any) -> dict[str, Any]:
+        if tasks == ["winogrande"]:
+            assert options["num_fewshot"] == 5 and options["fewshot_as_multiturn"] is False and options["limit"] == 2
+            results = {"winogrande": {"alias": "winogrande", "acc,none": 0.5, "acc_stderr,none": "N/A"}}
+            samples = {"winogrande": {"original": 9, "effective": 2}}
+            return {"results": results, "n-samples": samples, "n-shot": {"winogrande": 5}, "group_subtasks": {}}
+        raise ConnectionError("no such host\nsecond line")
+
+    monkeypatch.setattr("lm_eval.simple_evaluate", evaluate)
+    options = ["--include-path", str(tasks), "--tasks", "winogrande,hellaswag", "--limit", "2", "--json"]
+    assert main(["lm-eval", str(engines.engine(PLAIN)), *options]) == 1
+    captured = capsys.readouterr()
+    (score,) = json.loads(captured.out)["scores"]
+    assert score == {
+        "name": "winogrande",
+        "task": "winogrande",
+        "num_fewshot": 5,
+        "metric": "acc,none",
+        "value": 0.5,
+        "stderr": None,
+        "num_samples": 2,
+    }
+    assert "the task hellaswag cannot be run (no such host); its data set has to be reachable" in captured.err
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -274,9 +313,9 @@ def test_local_tasks_through_the_command(
     ],
 )
 def test_refusals_are_one_sentence(
-    engines: EngineShelf, options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+    engines: EngineShelf, tasks: Path, options: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["lm-eval", str(engines.engine(PLAIN)), *options]) == 1
+    assert main(["lm-eval", str(engines.engine(PLAIN)), "--include-path", str(tasks), *options]) == 1
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert message in error
 
@@ -292,8 +331,8 @@ def test_models_that_cannot_be_made_are_refused(engines: EngineShelf, monkeypatc
 
 
 @pytest.fixture(scope="module")
-def manager() -> TaskManager:
-    return task_manager()
+def manager(tasks: Path) -> TaskManager:
+    return task_manager(tasks)
 
 
 def configurations(manager: TaskManager, name: str) -> list[dict[str, Any]]:
@@ -325,7 +364,7 @@ def test_presets_are_tasks_of_the_installed_harness(manager: TaskManager, preset
         assert preset.apply_chat_template or not preset.fewshot_as_multiturn
 
 
-def test_presets_are_the_papers(manager: TaskManager) -> None:
+def test_presets_are_the_papers() -> None:
     shots = {preset.name: preset.num_fewshot for preset in PAPER_TASKS}
     assert shots == {
         "arc-challenge": 0,
@@ -336,3 +375,22 @@ def test_presets_are_the_papers(manager: TaskManager) -> None:
         "mmlu-cot": 0,
         "gsm8k": 8,
     }
+
+
+def test_the_tiny_teacher_answers_as_in_transformers(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    """On prompts that it was trained for, in float32."""
+    if not request.config.getoption("--full"):
+        pytest.skip("builds an engine; --full")
+    checkpoint = ROOT / "model_defs/assets/tiny-teacher"
+    build_engine(checkpoint, tmp_path / "engine", BuildOptions(dtype="float32"))
+    model, reference = EngineLM(tmp_path / "engine"), Reference(checkpoint)
+    examples = [
+        make_example(task, 300, lambda text: len(model.tok_encode(text)), random.Random(f"{task}{i}"))
+        for task in ("needle_single", "variables", "list_recall", "arithmetic")
+        for i in range(4)
+    ]
+    pairs = [(e.prompt, answer) for e in examples for answer in (f" {e.answer}.", " 123.")]
+    expected = [reference.score(*model._encode_pair(*pair)) for pair in pairs]
+    found = loglikelihoods(model, pairs)
+    assert [total for total, _ in found] == pytest.approx([total for total, _ in expected], abs=1e-3)
+    assert [top for _, top in found] == [top for _, top in expected] and 0 < sum(top for _, top in found) < len(found)
