@@ -83,11 +83,11 @@ class TeacherConfig:
 
 @dataclass(frozen=True)
 class StudentConfig:
-    """What the student is rewired to, the documents it is distilled on (`max_steps * sequences` of each stage), and
-    how."""
+    """What the student is rewired to, the documents it is distilled on (`max_steps * sequences` of them; all tokens
+    count alike), and how."""
 
     rewire: RewireOptions
-    documents: tuple[Stage, ...]
+    documents: Stage
     distill: DistillConfig
     seed: int = 1
 
@@ -179,11 +179,16 @@ TINY_TEACHER = TeacherConfig(
     checkpoint_every=50,
 )
 TINY_STUDENT = StudentConfig(
-    rewire=RewireOptions(cut=4, group_size=2, init="ridge"),
-    documents=(
-        Stage(256, 16, max_steps=40, first_weight=5.0, min_density=0.3, mix=ALL_MIX),
-        Stage(1024, 4, max_steps=160, first_weight=3.0, mix=ALL_MIX),
-        Stage(2048, 2, max_steps=40, first_weight=3.0, mix=ALL_MIX),
+    rewire=RewireOptions(cut=4, group_size=2, init="mean"),
+    documents=Stage(512, 1200, max_steps=1, mix=ALL_MIX),
+    distill=DistillConfig(
+        max_steps=150,
+        length=512,
+        batch_size=4,
+        micro_batch=4,
+        lr=1e-3,
+        seed=1,
+        device="cpu",
+        checkpoint_every=25,
     ),
-    distill=DistillConfig(epochs=1.0, length=2048, batch_size=2, micro_batch=2, lr=2e-3, seed=1, checkpoint_every=25),
 )
