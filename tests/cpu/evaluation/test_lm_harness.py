@@ -15,6 +15,7 @@ from kvforge.compiler import BuildOptions, build_engine
 from kvforge.engine import MANIFEST_FILE, TOKENIZER_DIR
 from kvforge.errors import KvforgeError
 from kvforge.evaluation.lm_tasks import PAPER_TASKS
+from kvforge.runtime import SamplingParams
 from kvforge.tasks.prompt import make_example
 from tests.support.engines import PLAIN, SWIFTKV, EngineShelf
 
@@ -199,14 +200,13 @@ def test_what_stands_before_a_text(model: EngineLM, chat_model: EngineLM) -> Non
 
 def test_a_swiftkv_engine_scores_what_it_generates(chat_model: EngineLM) -> None:
     """Greedy tokens are the most probable ones, though they are scored together and were generated one by one."""
-    for text in TEXTS:
-        (answer,) = chat_model.generate_until(
-            [instance("generate_until", text, {"until": [], "max_gen_toks": 12})], disable_tqdm=True
-        )
-        whole = chat_model.tok_encode(text + answer)
-        if "\ufffd" in answer or not answer or whole[: len(chat_model.tok_encode(text))] != chat_model.tok_encode(text):
-            continue  # bytes that are no text do not come back
-        assert loglikelihoods(chat_model, [(text, answer)])[0][1], (text, answer)
+    prompts = [chat_model.tok_encode(text) for text in TEXTS]
+    params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+    answers = [r.outputs[0].token_ids for r in chat_model.llm.generate(prompts, params, use_tqdm=False)]
+    pairs = [(None, prompt, answer) for prompt, answer in zip(prompts, answers, strict=True)]
+    assert all(top for _, top in chat_model._loglikelihood_tokens(pairs, disable_tqdm=True))
+    spoiled = [(None, prompt, [*answer[:5], answer[5] ^ 1, *answer[6:]]) for _, prompt, answer in pairs]
+    assert not any(top for _, top in chat_model._loglikelihood_tokens(spoiled, disable_tqdm=True))
 
 
 @pytest.fixture(scope="module")
