@@ -1,10 +1,9 @@
 """A plan as a figure."""
 
-import io
 from pathlib import Path
 from typing import Any
 
-from kvforge.errors import KvforgeError, MissingToolError, first_line
+from kvforge.figures import new_figure, save_figure
 
 _PARTS = {"attention": "attention", "mlp": "MLP", "query_output": "Q,O", "key_value": "K,V"}
 
@@ -15,11 +14,7 @@ def plot_plan(plan: dict[str, Any], path: Path) -> None:
     Raises:
         KvforgeError: matplotlib is missing or cannot write this kind of file.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise MissingToolError("--plot needs matplotlib: pip install -e '.[perf]'.") from None
-    figure = Figure(figsize=(11, 4.2), layout="constrained")
+    figure = new_figure(11, 4.2)
     left, right = figure.subplots(1, 2)
     first = plan["variants"][0]["kv_dtype"]
     rows = [row for row in plan["variants"] if row["kv_dtype"] == first]
@@ -39,14 +34,4 @@ def plot_plan(plan: dict[str, Any], path: Path) -> None:
     right.grid(alpha=0.3)
     right.legend(fontsize=8)
     figure.suptitle(plan["model"])
-    image = io.BytesIO()
-    try:
-        figure.savefig(image, format=path.suffix.lstrip(".") or "png", dpi=110)
-    except ValueError as error:
-        raise KvforgeError(f"{path} cannot be plotted to ({first_line(error)}); name a .png, .svg or .pdf.") from None
-    unfinished = path.with_name(f".{path.name}.unfinished")
-    try:
-        unfinished.write_bytes(image.getvalue())
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    save_figure(figure, path)
