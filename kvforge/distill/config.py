@@ -17,7 +17,7 @@ WITHOUT_EFFECT_ON_THE_RESULT = ("micro_batch", "checkpoint_every", "device")
 
 @dataclass(frozen=True)
 class DistillConfig:
-    """Hyperparameters of `kvforge distill`; where the SwiftKV paper gives a value (arXiv 2410.03960, section 4.1),
+    """Hyperparameters of `kvforge distill`; where the SwiftKV paper gives a value (arXiv 2410.03960),
     it is the default.
 
     ``train``: ``partial`` changes the SwiftKV projections and norms and the early-exit head; ``upper`` also all other

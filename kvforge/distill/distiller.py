@@ -19,7 +19,7 @@ SUMS = ("kl", "hidden", "early_exit_kl", "agreement")
 
 class Distiller(nn.Module):
     """With ``train`` ``partial``, teacher and student are one set of weights, which the layers below the cut run
-    through once (arXiv 2410.03960, section 4.1); otherwise the teacher is a frozen copy made here."""
+    through once (arXiv 2410.03960, section 3.4); otherwise the teacher is a frozen copy made here."""
 
     def __init__(self, student: SwiftKVForCausalLM, config: DistillConfig, max_logits: int = MAX_LOGITS) -> None:
         super().__init__()

@@ -18,6 +18,7 @@ from tqdm import tqdm
 from kvforge.distill import metrics, world
 from kvforge.distill.config import DistillConfig
 from kvforge.distill.distiller import SUMS, Distiller
+from kvforge.distill.interrupt import noted_interrupt
 from kvforge.distill.packing import Batch, PackedData
 from kvforge.distill.parameters import add_early_exit_head, check_model, fingerprint, has_early_exit, prepare
 from kvforge.distill.schedule import learning_rate, share, step_indices
@@ -60,6 +61,7 @@ def distill(
     Raises:
         KvforgeError: the model has no cut or no teacher, the state in ``work`` is of another run, a loss or gradient is
             not finite, or the disk is full. The last state stays.
+        KeyboardInterrupt: after the step in which SIGINT or SIGTERM came (one process, main thread), saved.
     """
     with world.processes(config.device) as device:
         world.first_process(lambda: _check(config, model))
@@ -72,14 +74,17 @@ def distill(
             disable=not (progress and world.rank() == 0 and sys.stderr.isatty()),
         )
         last = run.progress.total_steps if stop_after is None else min(stop_after, run.progress.total_steps)
-        with bar:
+        with bar, noted_interrupt() as interrupted:
             while run.progress.step < last:
                 row = run.step()
                 bar.update()
                 bar.set_postfix(loss=f"{row['loss']:.4g}", agreement=f"{row['agreement']:.3f}", refresh=False)
-                if run.progress.step % config.checkpoint_every == 0 or run.progress.step == last:
+                stop = interrupted()
+                if stop or run.progress.step % config.checkpoint_every == 0 or run.progress.step == last:
                     run.save()
                 on_step(row)
+                if stop and run.progress.step < last:
+                    raise KeyboardInterrupt
         return run.progress
 
 
@@ -169,11 +174,10 @@ class _Run:
             loss = (part * factor).sum() / weight
             (loss * world_size).backward()  # FSDP averages gradients over the processes
             sums += part.detach()
-        norm = nn.utils.clip_grad_norm_(self.trained.values(), config.clip_norm)
-        norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
+        norm = self._clip()
         sums = world.total(sums) / weight
         values = dict(zip(SUMS, sums.tolist(), strict=True))
-        row = {"loss": float((sums * factor).sum()), "grad_norm": norm.item(), **values}
+        row = {"loss": float((sums * factor).sum()), "grad_norm": norm, **values}
         row["hidden"] /= progress.hidden_scale
         problem = self._problem(row)  # the same in all processes, as the sums are
         if problem:
@@ -192,6 +196,16 @@ class _Run:
         progress.metrics = row
         world.first_process(lambda: metrics.append(self.work / metrics.METRICS_FILE, row))
         return row
+
+    def _clip(self) -> float:
+        """Clip the gradients of the student and of the early-exit head, each by itself, so that the head does not
+        change the student; returns the norm of both together."""
+        norms = []
+        for early in (False, True):
+            part = [p for name, p in self.trained.items() if ("_early_exit." in name) == early]
+            norm = nn.utils.clip_grad_norm_(part, self.config.clip_norm)
+            norms.append(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+        return math.hypot(*(float(norm) for norm in norms))
 
     def _problem(self, row: dict[str, float]) -> str | None:
         for name, what in (("loss", "loss"), ("grad_norm", "gradient")):

@@ -3,6 +3,8 @@
 import csv
 import errno
 import math
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -55,6 +57,25 @@ def test_resumed_equals_uninterrupted(checkpoint: Path, tmp_path: Path, train: s
     rows = [list(csv.DictReader((tmp_path / run / "metrics.csv").open())) for run in ("whole", "parts")]
     for one, other in zip(*rows, strict=True):
         assert {k: v for k, v in one.items() if k != "seconds"} == {k: v for k, v in other.items() if k != "seconds"}
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_saves_its_last_step(checkpoint: Path, tmp_path: Path, number: int) -> None:
+    whole, resumed = load_with_teacher(checkpoint), load_with_teacher(checkpoint)
+    distill(CONFIG, whole, random_data(), tmp_path / "whole")
+    before = signal.getsignal(number)
+    with pytest.raises(KeyboardInterrupt):
+        distill(
+            CONFIG,
+            load_with_teacher(checkpoint),
+            random_data(),
+            tmp_path / "work",
+            on_step=lambda row: os.kill(os.getpid(), number) if row["step"] == 2 else None,
+        )
+    assert signal.getsignal(number) is before
+    assert saved(tmp_path / "work")["progress"]["step"] == 3
+    distill(CONFIG, resumed, random_data(), tmp_path / "work")
+    assert same(resumed.state_dict(), whole.state_dict())
 
 
 def test_a_finished_run_only_restores_its_weights(checkpoint: Path, tmp_path: Path) -> None:

@@ -55,6 +55,18 @@ def test_early_exit_gradient_stays_in_its_head(tmp_path: Path) -> None:
     assert touched == {"model.norm_early_exit.weight", "lm_head_early_exit.weight"}
 
 
+@pytest.mark.parametrize("train", TRAIN)
+def test_an_early_exit_head_does_not_change_the_student(tmp_path: Path, train: str) -> None:
+    path, ends = rewired_checkpoint(tmp_path / "c"), []
+    for early_exit in (False, True):
+        model = load_with_teacher(path)
+        settings = config(train=train, early_exit=early_exit, clip_norm=0.01)
+        distill(settings, model, random_data(), tmp_path / f"work{early_exit}")
+        ends.append(model.state_dict())
+    assert all(torch.equal(ends[1][name], tensor) for name, tensor in ends[0].items())
+    assert len(ends[1]) == len(ends[0]) + 2
+
+
 @pytest.mark.parametrize("train", TRAIN[1:])
 def test_other_trainings_change_more_and_not_the_teacher(tmp_path: Path, train: str) -> None:
     model = load_with_teacher(rewired_checkpoint(tmp_path / "c"))
