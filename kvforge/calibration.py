@@ -7,6 +7,7 @@ from tokenizers import Tokenizer
 
 from kvforge.errors import CheckpointError, KvforgeError
 from kvforge.tasks.prompt import make_example
+from kvforge.tokenizer_files import tokens_before_text
 
 GENERATED_TASKS = ("needle_single", "list_recall", "variables", "needle_multi", "arithmetic")
 
@@ -45,7 +46,7 @@ def from_file(path: Path, tokenizer: Tokenizer, num_samples: int, num_tokens: in
     except (OSError, UnicodeDecodeError) as error:
         raise KvforgeError(f"The calibration text {path} cannot be read as UTF-8: {error}.") from None
     body = tokenizer.encode(text, add_special_tokens=False).ids
-    prefix = _prefix(tokenizer)
+    prefix = tokens_before_text(tokenizer)
     step = num_tokens - len(prefix)
     available = len(body) // step
     if available < 1:
@@ -86,13 +87,6 @@ def from_tasks(tokenizer: Tokenizer, num_samples: int, num_tokens: int) -> list[
             )
         samples.append(ids)
     return samples
-
-
-def _prefix(tokenizer: Tokenizer) -> list[int]:
-    """Return the special tokens that the tokenizer puts before a text."""
-    marked, plain = tokenizer.encode("a").ids, tokenizer.encode("a", add_special_tokens=False).ids
-    lead = len(marked) - len(plain)
-    return marked[:lead] if marked[lead:] == plain else []
 
 
 def _read_tokenizer(path: Path) -> Tokenizer:

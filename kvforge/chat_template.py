@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from kvforge.errors import KvforgeError, first_line
-
-SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+from kvforge.tokenizer_files import read_tokenizer_config, special_tokens
 
 
 class ChatTemplate:
@@ -63,23 +62,6 @@ class ChatTemplate:
             )
         except (TemplateError, TypeError, ValueError, LookupError) as error:
             raise KvforgeError(f"the chat template refuses this conversation ({first_line(error)})") from None
-
-
-def read_tokenizer_config(directory: Path) -> dict[str, Any]:
-    """Return ``tokenizer_config.json``, empty where there is none. Raises KvforgeError where it cannot be read."""
-    path = directory / "tokenizer_config.json"
-    if not path.is_file():
-        return {}
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise KvforgeError(f"{path} is not JSON ({first_line(error)}); write it again.") from None
-
-
-def special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """Return the special tokens that a ``tokenizer_config.json`` names, as text by their role (``eos_token``, …)."""
-    found = {name: config[name] for name in SPECIAL_TOKENS if config.get(name)}
-    return {name: token["content"] if isinstance(token, dict) else token for name, token in found.items()}
 
 
 def _environment() -> Any:

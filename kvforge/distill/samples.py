@@ -8,11 +8,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from tokenizers import Encoding, Tokenizer
 
-from kvforge.chat_template import ChatTemplate, read_tokenizer_config, special_tokens
+from kvforge.chat_template import ChatTemplate
 from kvforge.distill.chat import conversation, conversation_text
 from kvforge.distill.packing import Mask
 from kvforge.distill.rows import Row, read_dataset, read_jsonl, read_lines
 from kvforge.errors import KvforgeError, first_line
+from kvforge.tokenizer_files import read_tokenizer_config, special_tokens, tokens_before_text
 
 BATCH_CHARACTERS = 1 << 20
 """Texts are encoded together, which the tokenizer does on all cores, once they have this many characters."""
@@ -177,7 +178,7 @@ class SampleReader:
     def _plain_text(self, path: Path, length: int, show_progress: bool) -> Iterator[Sample]:
         if self.mask == "answers":
             raise KvforgeError(f"{path} is plain text, in which nothing is an answer; use --mask all.")
-        prefix = _prefix(self.tokenizer)
+        prefix = tokens_before_text(self.tokenizer)
         step = length - len(prefix)
         if step < 1:
             raise KvforgeError(f"--length {length} leaves no room for text; give a larger one.")
@@ -224,12 +225,6 @@ def _load_tokenizer(path: Path) -> Tokenizer | None:
     tokenizer.no_padding()
     tokenizer.no_truncation()
     return tokenizer
-
-
-def _prefix(tokenizer: Tokenizer) -> list[int]:
-    """Return the special tokens that the tokenizer puts before a text."""
-    encoding = tokenizer.encode("a")
-    return encoding.ids[: encoding.special_tokens_mask.index(0)]
 
 
 def _array(values: Any) -> np.ndarray:

@@ -9,6 +9,7 @@ from kvforge.runtime.tokenizer import Tokenizer
 from kvforge.tasks import TASKS, filler
 from kvforge.tasks.item import Item
 from kvforge.tasks.prompt import question_block, scatter
+from kvforge.tokenizer_files import tokens_before_text
 
 GENERATED_TASKS = ("needle_single", "list_recall", "variables", "amounts", "quoting", "arithmetic")
 MAX_ITEMS = 20
@@ -29,7 +30,7 @@ def text_documents(path: Path, tokenizer: Tokenizer, num: int, length: int) -> l
     except UnicodeDecodeError as error:
         raise KvforgeError(f"{path} is not UTF-8 at byte {error.start}; convert it.") from None
     body = tokenizer.encode(text, add_special_tokens=False)
-    prefix = _prefix(tokenizer)
+    prefix = tokens_before_text(tokenizer.backend)
     step = length - len(prefix)
     available = len(body) // step if step > 0 and length > 1 else 0
     if available < 2:
@@ -48,7 +49,7 @@ def generated_documents(tokenizer: Tokenizer, num: int, length: int, seed: int) 
     Facts of ``GENERATED_TASKS`` among filler, then the question and the answer of each, about half of the tokens.
     Raises KvforgeError where ``length`` cannot hold one.
     """
-    prefix = _prefix(tokenizer)
+    prefix = tokens_before_text(tokenizer.backend)
 
     def count(text: str) -> int:
         return len(tokenizer.encode(text, add_special_tokens=False))
@@ -80,10 +81,3 @@ def _generate(rng: random.Random, length: int, count: Callable[[str], int]) -> s
     text = " ".join(scatter(rng, [list(item.statements) for item, _ in items], fillers))
     rng.shuffle(items)
     return text + "".join(tail for _, tail in items)
-
-
-def _prefix(tokenizer: Tokenizer) -> list[int]:
-    """Return the special tokens that the tokenizer puts before a text."""
-    marked, plain = tokenizer.encode("a"), tokenizer.encode("a", add_special_tokens=False)
-    lead = len(marked) - len(plain)
-    return marked[:lead] if marked[lead:] == plain else []

@@ -17,11 +17,12 @@ from lm_eval.models.utils import normalize_gen_kwargs
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from tqdm import tqdm
 
-from kvforge.chat_template import ChatTemplate, read_tokenizer_config, special_tokens
+from kvforge.chat_template import ChatTemplate
 from kvforge.engine import TOKENIZER_DIR
 from kvforge.errors import EngineError, KvforgeError
 from kvforge.runtime import LLM, SamplingParams
 from kvforge.runtime.scoring import score
+from kvforge.tokenizer_files import read_tokenizer_config, special_tokens, tokens_before_text
 
 if TYPE_CHECKING:
     from lm_eval.api.instance import Instance
@@ -73,9 +74,7 @@ class EngineLM(TemplateLM):
         folder = Path(engine) / TOKENIZER_DIR
         self.template = ChatTemplate.from_dir(folder)
         names = special_tokens(read_tokenizer_config(folder))
-        encoding = self.tokens.backend.encode("a")
-        lead = encoding.ids[: encoding.special_tokens_mask.index(0)]
-        self._lead, self._bos = lead, names.get("bos_token")
+        self._lead, self._bos = tokens_before_text(self.tokens.backend), names.get("bos_token")
         bos_id = None if self._bos is None else self.tokens.backend.token_to_id(self._bos)
         self._prefix = self.eot_token_id if bos_id is None else bos_id
         files = [folder / "tokenizer.json", folder / "tokenizer_config.json", folder / "chat_template.jinja"]

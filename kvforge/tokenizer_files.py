@@ -1,0 +1,36 @@
+"""What a checkpoint's or engine's tokenizer files say beside the vocabulary."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from kvforge.errors import KvforgeError, first_line
+
+SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+def read_tokenizer_config(directory: Path) -> dict[str, Any]:
+    """Return ``tokenizer_config.json``, empty where there is none. Raises KvforgeError where it cannot be read."""
+    path = directory / "tokenizer_config.json"
+    if not path.is_file():
+        return {}
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise KvforgeError(f"{path} is not JSON ({first_line(error)}); write it again.") from None
+
+
+def special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    """Return the special tokens that a ``tokenizer_config.json`` names, as text by their role (``eos_token``, …)."""
+    found = {name: config[name] for name in SPECIAL_TOKENS if config.get(name)}
+    return {name: token["content"] if isinstance(token, dict) else token for name, token in found.items()}
+
+
+def tokens_before_text(tokenizer: Tokenizer) -> list[int]:
+    """Return the special tokens that the tokenizer puts before a text."""
+    encoding = tokenizer.encode("a")
+    mask = encoding.special_tokens_mask
+    return encoding.ids[: mask.index(0) if 0 in mask else 0]
