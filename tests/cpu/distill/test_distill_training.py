@@ -94,7 +94,7 @@ def test_target_is_the_original_model(tmp_path: Path) -> None:
 
 def test_accumulation_equals_one_large_batch(tmp_path: Path) -> None:
     """The weights of the sequences differ, so a mean of micro-batch means would be another loss."""
-    path, data = rewired_checkpoint(tmp_path / "c", early_exit=True), random_data()
+    path, data = rewired_checkpoint(tmp_path / "c", early_exit=True, num_hidden_layers=6), random_data()
     sums = [data.batch([i]).weight.sum().item() for i in data.epoch_order(0, 0)[:8]]
     assert max(sums) > 1.2 * min(sums)
     found = {}
@@ -113,6 +113,36 @@ def test_accumulation_equals_one_large_batch(tmp_path: Path) -> None:
         mean_of_means = sum(part[0].item() / total for part, total in zip(parts, sums, strict=True)) / 8
     assert sum(part[0].item() for part in parts) / sum(sums) == pytest.approx(kl, rel=1e-5)
     assert abs(mean_of_means - kl) > 1e-4 * kl
+    with torch.no_grad():
+        scale = distiller(data.batch(data.epoch_order(0, 0)[:8]), only_scale=True)[1].item()
+    assert sum(part[1].item() for part in parts) / scale == pytest.approx(found[8]["hidden"], rel=1e-5)
+    assert found[8]["hidden"] > 1e-3
+
+
+def test_terms_of_the_loss(tmp_path: Path) -> None:
+    path = rewired_checkpoint(tmp_path / "c", early_exit=True, num_hidden_layers=6)
+    losses = []
+    for hidden_weight in (0.0, 2.5):
+        rows = []
+        settings = config(max_steps=1, hidden_weight=hidden_weight)
+        distill(settings, load_with_teacher(path), random_data(), tmp_path / str(hidden_weight), on_step=rows.append)
+        (row,) = rows
+        assert row["loss"] == pytest.approx(row["kl"] + hidden_weight * row["hidden"] + row["early_exit_kl"], rel=1e-6)
+        losses.append(row["loss"])
+    assert losses[1] > losses[0]
+
+
+def test_relative_hidden_error_does_not_depend_on_the_size_of_the_states(tmp_path: Path) -> None:
+    """Embeddings, o_proj and down_proj ten times larger make the residual stream so, and the norms undo it."""
+    rows = []
+    for factor in (1.0, 10.0):
+        model = load_with_teacher(rewired_checkpoint(tmp_path / str(factor), num_hidden_layers=6, rms_norm_eps=1e-12))
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if "embed_tokens" in name or "o_proj" in name or "down_proj" in name:
+                    parameter.mul_(factor)
+        distill(config(max_steps=1), model, random_data(), tmp_path / f"w{factor}", on_step=rows.append)
+    assert rows[0]["hidden"] > 1e-3 and rows[1]["hidden"] == pytest.approx(rows[0]["hidden"], rel=1e-3)
 
 
 def test_divergence_falls(tmp_path: Path) -> None:
