@@ -54,13 +54,23 @@ def conversation_text(
             continue
         before = template.render(messages[:index], add_generation_prompt=True)
         upto = template.render(messages[: index + 1])
-        content = message["content"].strip()
         begin = len(before)
         if full.startswith(upto) and upto.startswith(before):
             turn = upto[begin:]
-        else:  # some templates write the last turn in another way than earlier ones, with empty thoughts for example
-            turn = content + upto[upto.rfind(content) + len(content) :] if content in upto else ""
-            if not turn or not full.startswith(before) or not full.startswith(turn, begin):
+        else:
+            turn = _turn_of_its_own(full[begin:] if full.startswith(before) else "", upto, message["content"])
+            if not turn:
                 raise KvforgeError(f"the chat template does not keep the text before message {index + 1} as it was")
         spans.append((begin, begin + len(turn.rstrip())))
     return full, spans
+
+
+def _turn_of_its_own(rest: str, last: str, content: str) -> str:
+    """Return what ``rest`` begins with, a turn of this content and the end that it has where it is the last one in
+    ``last``: some templates put more before the content there, an empty thought for example. Empty if it does not."""
+    for form in (content, content.lstrip("\n"), content.strip()):
+        if form in last:
+            turn = form + last[last.rindex(form) + len(form) :]
+            if rest.startswith(turn):
+                return turn
+    return ""

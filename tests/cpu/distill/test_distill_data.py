@@ -124,13 +124,16 @@ def test_end_of_text_is_added_once(checkpoint: Path, tmp_path: Path) -> None:
 
 def test_a_template_that_writes_its_last_turn_otherwise(checkpoint: Path, tmp_path: Path) -> None:
     """As Qwen3's, which puts an empty thought into the last answer alone."""
-    thinking = TEMPLATE.replace(
-        "{{ m.content | trim }}", "{% if m.role == 'assistant' and loop.last %}(){% endif %}{{ m.content | trim }}"
-    )
-    (checkpoint / "chat_template.jinja").write_text(thinking)
-    path = write(tmp_path / "a.jsonl", {"messages": CHAT})
-    (sample,) = read(checkpoint, path, "answers")
-    assert text_of(checkpoint, sample, targets_only=True) == "oh</s>()yes</s>"
+    thought = "{% if m.role == 'assistant' and loop.last %}(){% endif %}"
+    spaced = [*CHAT[:1], {"role": "assistant", "content": " oh\n"}, *CHAT[2:]]
+    for content, answers in (
+        ("{{ m.content | trim }}", "oh</s>()yes</s>"),
+        ("{{ m.content }}", " oh\n</s>() yes </s>"),
+    ):
+        (checkpoint / "chat_template.jinja").write_text(TEMPLATE.replace("{{ m.content | trim }}", thought + content))
+        path = write(tmp_path / "a.jsonl", {"messages": spaced})
+        (sample,) = read(checkpoint, path, "answers")
+        assert text_of(checkpoint, sample, targets_only=True) == answers
     numbered = TEMPLATE.replace("{{ bos_token }}", "{{ bos_token }}{{ messages | length }}")
     (checkpoint / "chat_template.jinja").write_text(numbered)
     with pytest.raises(KvforgeError, match=r"line 1: the chat template does not keep the text before message 2"):
