@@ -11,8 +11,8 @@ from kvforge import __version__
 from kvforge.checkpoint import Checkpoint, open_checkpoint
 from kvforge.checkpoint.kv_scales import kv_scales
 from kvforge.checkpoint.reader import TOKENIZER_FILES
-from kvforge.compiler.convert import check_weights, convert_weights
-from kvforge.compiler.engine_dir import check_output, staging_directory
+from kvforge.compiler.convert import convert_weights
+from kvforge.compiler.engine_dir import check_output
 from kvforge.compiler.options import BuildOptions, ResolvedOptions, resolve
 from kvforge.compiler.targets import Progress, Target, load_target
 from kvforge.engine import (
@@ -26,7 +26,9 @@ from kvforge.engine import (
     sha256_of,
 )
 from kvforge.errors import CheckpointError
-from model_defs import ModelConfig, ModelError, load_config
+from kvforge.model_checkpoint import check_weights, read_model_config
+from kvforge.staging import staging_directory
+from model_defs import ModelConfig
 
 
 def build_engine(
@@ -50,17 +52,14 @@ def build_engine(
     check_output(output, overwrite)
     target = load_target(options.target)
     checkpoint = open_checkpoint(checkpoint_path)
-    try:
-        config = load_config(checkpoint.hf_config, checkpoint.generation_config)
-    except ModelError as error:
-        raise CheckpointError(f"{checkpoint.path}: {error}") from None
+    config = read_model_config(checkpoint)
     if not options.early_exit:
         config = dataclasses.replace(config, early_exit=False)
     check_weights(checkpoint, config)
     _check_tokenizer(checkpoint)
     resolved = _resolve(options, config, checkpoint)
     target.check_toolchain()
-    with staging_directory(output) as staging:
+    with staging_directory(output, replace=overwrite) as staging:
         (staging / RANK_DIR).mkdir()
         progress("weights")
         num_parameters = convert_weights(checkpoint, config, resolved.torch_dtype, staging / WEIGHTS_FILE)

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from kvforge.checkpoint import Checkpoint
 from kvforge.checkpoint.safetensors_writer import TensorSpec, write_safetensors
-from kvforge.errors import CheckpointError
 from model_defs import ModelConfig
 from model_defs.weights import WeightSpec, weight_specs
 
@@ -41,21 +40,6 @@ def convert_weights(
 
     write_safetensors(path, specs, produce)
     return sum(torch.Size(spec.shape).numel() for spec in weights.values())
-
-
-def check_weights(checkpoint: Checkpoint, config: ModelConfig) -> None:
-    """Raise CheckpointError now, not after minutes of compilation, if a tensor is missing or misshapen, or if a
-    projection has a bias that the configuration does not ask for (without it the model would be another)."""
-    sources = {source.name: source for spec in weight_specs(config) for source in spec.sources}
-    for source in sources.values():
-        checkpoint.check(source.name, source.shape)
-    for name in sources:
-        bias = name.removesuffix("weight") + "bias"
-        if bias not in sources and bias in checkpoint.file_of_tensor:
-            raise CheckpointError(
-                f"{checkpoint.path} has {bias}, which config.json does not ask for; correct config.json "
-                "(attention_bias, mlp_bias) or remove the tensor."
-            )
 
 
 def _fuse(checkpoint: Checkpoint, spec: WeightSpec, dtype: torch.dtype) -> Tensor:

@@ -10,8 +10,9 @@ from kvforge.checkpoint import open_checkpoint
 from kvforge.compiler.options import ALIASES, LIMITS, BuildOptions
 from kvforge.compiler.targets import TARGETS
 from kvforge.dtypes import COMPUTE_DTYPES, KV_DTYPES
-from kvforge.errors import BuildError, CheckpointError, first_line
-from model_defs import ModelConfig, ModelError, load_config
+from kvforge.errors import BuildError, first_line
+from kvforge.model_checkpoint import read_model_config
+from model_defs import ModelConfig
 
 _CHOICES = {
     "target": tuple(TARGETS),
@@ -45,11 +46,7 @@ class Recipe:
     def check_checkpoint(self, path: Path) -> None:
         """Raise BuildError unless the checkpoint at ``path`` has the recipe's cut and group size, CheckpointError
         where it cannot be read."""
-        checkpoint = open_checkpoint(path)
-        try:
-            self.check_model(load_config(checkpoint.hf_config, checkpoint.generation_config))
-        except ModelError as error:
-            raise CheckpointError(f"{path}: {error}") from None
+        self.check_model(read_model_config(open_checkpoint(path)))
 
     def check_model(self, config: ModelConfig) -> None:
         """Raise BuildError unless the model has the recipe's cut and group size."""

@@ -18,8 +18,10 @@ from kvforge.distill.parameters import fingerprint, is_teacher_only, is_trained
 from kvforge.distill.plot import plot_metrics
 from kvforge.distill.train import Progress, distill
 from kvforge.errors import CheckpointError, KvforgeError, MissingToolError
+from kvforge.model_checkpoint import read_model_config
+from kvforge.staging import check_free
 from kvforge.swiftkv import SwiftKVForCausalLM, load_model
-from model_defs import ModelConfig, ModelError, load_config
+from model_defs import ModelConfig
 
 PLOT_FILE = "metrics.svg"
 
@@ -85,15 +87,11 @@ def distill_checkpoint(
 
 
 def _open(src: Path, dst: Path) -> tuple[Checkpoint, ModelConfig]:
-    if dst.exists():
-        raise KvforgeError(f"{dst} exists; choose another output directory or remove it.")
+    check_free(dst)
     checkpoint = open_checkpoint(src)
     if checkpoint.quantization is not None:
         raise CheckpointError(f"{src} is quantized ({checkpoint.quantization}); distil the original and quantize that.")
-    try:
-        sizes = load_config(checkpoint.hf_config, checkpoint.generation_config)
-    except ModelError as error:
-        raise CheckpointError(f"{src}: {error}") from None
+    sizes = read_model_config(checkpoint)
     if not sizes.is_swiftkv:
         raise CheckpointError(f"{src} has no SwiftKV layers to distil; give it a cut with kvforge rewire first.")
     with torch.device("meta"):

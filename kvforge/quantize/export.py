@@ -17,10 +17,10 @@ from torch import nn
 from kvforge.calibration import calibration_samples
 from kvforge.checkpoint import Checkpoint, kv_scales, open_checkpoint
 from kvforge.checkpoint.reader import TOKENIZER_FILES
-from kvforge.compiler.convert import check_weights
-from kvforge.compiler.engine_dir import staging_directory
 from kvforge.errors import CheckpointError, KvforgeError, MissingToolError, first_line
-from model_defs import ModelConfig, ModelError, load_config
+from kvforge.model_checkpoint import check_weights, read_model_config
+from kvforge.staging import check_free, staging_directory
+from model_defs import ModelConfig
 
 RECIPES = {
     "fp8": "FP8 weights, scales of the layers' inputs, and scales of an FP8 KV cache",
@@ -105,18 +105,14 @@ def _check_arguments(output: Path, recipe: str, num_samples: int, num_tokens: in
         raise KvforgeError(f"Recipe {recipe!r} is unknown; choose from {', '.join(RECIPES)}.")
     if num_samples < 1 or num_tokens < 16:
         raise KvforgeError("--num-samples must be at least 1 and --num-tokens at least 16.")
-    if output.exists():
-        raise KvforgeError(f"{output} exists; choose another output directory or remove it.")
+    check_free(output)
 
 
 def _open(path: Path) -> tuple[Checkpoint, ModelConfig]:
     checkpoint = open_checkpoint(path)
     if checkpoint.quantization is not None:
         raise CheckpointError(f"{path} is quantized already ({checkpoint.quantization}); give the original.")
-    try:
-        config = load_config(checkpoint.hf_config, checkpoint.generation_config)
-    except ModelError as error:
-        raise CheckpointError(f"{path}: {error}") from None
+    config = read_model_config(checkpoint)
     check_weights(checkpoint, config)  # transformers would make up what is missing
     return checkpoint, config
 

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from kvforge.calibration import calibration_samples
 from kvforge.checkpoint.copy_files import copy_files
-from kvforge.compiler.engine_dir import staging_directory
 from kvforge.errors import KvforgeError
 from kvforge.rewire.cut_search import Candidate, choose_cut, measure_cuts
 from kvforge.rewire.initialise import new_tensors
@@ -21,6 +20,7 @@ from kvforge.rewire.ridge import OwnerFit, fit_owners
 from kvforge.rewire.similarity import input_similarity
 from kvforge.rewire.source import Source, open_source
 from kvforge.rewire.write import write_config, write_weights
+from kvforge.staging import check_free, staging_directory
 from model_defs import ModelConfig
 
 Progress = Callable[[str, int, int], object]
@@ -127,8 +127,7 @@ def rewire_checkpoint(
 
 
 def _check(output: Path, source: Source, options: RewireOptions) -> None:
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise KvforgeError(f"{output} exists and is not an empty directory; choose another one or remove it.")
+    check_free(output)
     layers = source.config.num_layers
     if layers < 2:
         raise KvforgeError(f"{source.checkpoint.path} has one layer, and a cut needs two.")

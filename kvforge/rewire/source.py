@@ -7,9 +7,9 @@ from safetensors import safe_open
 
 from kvforge.checkpoint import Checkpoint, open_checkpoint
 from kvforge.checkpoint.safetensors_writer import DTYPES, TensorSpec
-from kvforge.compiler.convert import check_weights
 from kvforge.errors import CheckpointError
-from model_defs import ModelConfig, ModelError, load_config
+from kvforge.model_checkpoint import check_weights, read_model_config
+from model_defs import ModelConfig
 
 
 @dataclass(frozen=True)
@@ -30,10 +30,7 @@ def open_source(path: str | Path) -> Source:
     checkpoint = open_checkpoint(path)
     if checkpoint.quantization is not None:
         raise CheckpointError(f"{path} is quantized ({checkpoint.quantization}); rewire the original.")
-    try:
-        config = load_config(checkpoint.hf_config, checkpoint.generation_config)
-    except ModelError as error:
-        raise CheckpointError(f"{path}: {error}") from None
+    config = read_model_config(checkpoint)
     if config.is_swiftkv or any("_swiftkv." in name for name in checkpoint.file_of_tensor):
         raise CheckpointError(f"{path} is a SwiftKV checkpoint already; rewire the model it was made from.")
     check_weights(checkpoint, config)

@@ -86,8 +86,8 @@ class SwiftKVForCausalLM(nn.Module):
     """A causal language model; ``state_dict`` has the names of a Hugging Face checkpoint.
 
     ``with_teacher`` keeps the q, k and v projections that the layers above the cut had before it, so that teacher and
-    student are one set of weights. With ``config.early_exit`` there are a norm and an LM head on the hidden state entering
-    the cut (arXiv 2410.03960, appendices E and F).
+    student are one set of weights. With ``config.early_exit`` there are a norm and an LM head on the hidden state
+    entering the cut (arXiv 2410.03960, appendices E and F).
     """
 
     def __init__(self, config: ModelConfig, *, with_teacher: bool = False) -> None:

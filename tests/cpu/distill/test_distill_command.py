@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from kvforge.checkpoint import open_checkpoint
 from kvforge.cli import main, make_parser
 from kvforge.distill import DistillConfig, distill_checkpoint
-from kvforge.errors import BuildError, CheckpointError, KvforgeError
+from kvforge.errors import CheckpointError, KvforgeError
 from kvforge.swiftkv import load_model
 from model_defs import load_config
 from tests.support.checkpoints import load_weights, make_checkpoint
@@ -82,7 +82,7 @@ def test_interrupted_command_continues(source: Path, data: Path, tmp_path: Path,
 
     with monkeypatch.context() as patch:
         patch.setattr(export, "write_sharded", full)
-        with pytest.raises(BuildError, match="No space left on device"):
+        with pytest.raises(KvforgeError, match="No space left on device"):
             distill_checkpoint(source, tmp_path / "dst", data, SMALL)
     assert {path.name for path in tmp_path.iterdir()} == {"dst.training"}
     monkeypatch.setattr(train._Run, "step", None)
@@ -139,7 +139,8 @@ def test_sources_that_cannot_be_distilled(data: Path, tmp_path: Path, capsys: py
 
 def test_mistakes_are_found_before_training(source: Path, data: Path, tmp_path: Path) -> None:
     (tmp_path / "there").mkdir()
-    with pytest.raises(KvforgeError, match="there exists; choose another output directory"):
+    (tmp_path / "there" / "file").touch()
+    with pytest.raises(KvforgeError, match="there exists and is not an empty directory; choose another output directory"):
         distill_checkpoint(source, tmp_path / "there", data, SMALL)
     with pytest.raises(KvforgeError, match="leave out --keep-teacher"):
         distill_checkpoint(source, tmp_path / "dst", data, dataclasses.replace(SMALL, train="upper"), keep_teacher=True)

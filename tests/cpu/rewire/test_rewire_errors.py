@@ -117,7 +117,7 @@ def test_a_full_disk(source: Path, tmp_path: Path, limit: int, init: str) -> Non
     )
     assert result.returncode == 1, result.stderr
     assert (
-        result.stderr.startswith(f"kvforge: error: {tmp_path / 'out'} was not built") and "free space" in result.stderr
+        result.stderr.startswith(f"kvforge: error: {tmp_path / 'out'} was not written") and "free space" in result.stderr
     )
     assert result.stderr.count("\n") == 1
     assert [path.name for path in tmp_path.iterdir()] == ["text.txt"]

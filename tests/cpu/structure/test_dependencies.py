@@ -31,6 +31,7 @@ FORBIDDEN = {
         "plugins",
     ),
     "kvforge/rewire": (
+        "kvforge.compiler",
         "kvforge.runtime",
         "kvforge.serving",
         "kvforge.quantize",
@@ -39,6 +40,19 @@ FORBIDDEN = {
         "kvforge.commands",
         "plugins",
     ),
+    "kvforge/quantize": (
+        "kvforge.compiler",
+        "kvforge.runtime",
+        "kvforge.serving",
+        "kvforge.rewire",
+        "kvforge.distill",
+        "kvforge.evaluation",
+        "kvforge.training",
+        "kvforge.commands",
+        "plugins",
+    ),
+    "kvforge/staging.py": ("torch", "kvforge.checkpoint", "kvforge.compiler", "kvforge.engine", "model_defs"),
+    "kvforge/model_checkpoint.py": ("torch", "kvforge.compiler", "kvforge.runtime", "kvforge.swiftkv"),
     "kvforge/runtime": (
         "kvforge.compiler",
         "kvforge.serving",
@@ -69,6 +83,7 @@ FORBIDDEN = {
         "kvforge.commands",
     ),
     "kvforge/distill": (
+        "kvforge.compiler",
         "kvforge.runtime",
         "kvforge.serving",
         "kvforge.quantize",
