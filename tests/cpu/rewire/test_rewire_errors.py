@@ -58,10 +58,10 @@ def test_options(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 
 def test_outputs(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "is not an empty directory" in refused(capsys, source, source, source, "--cut-layer", 2)
+    assert "is there and not an empty directory" in refused(capsys, source, source, source, "--cut-layer", 2)
     file = tmp_path / "file"
     file.write_text("kept")
-    assert "is not an empty directory" in refused(capsys, tmp_path, source, file, "--cut-layer", 2)
+    assert "is there and not an empty directory" in refused(capsys, tmp_path, source, file, "--cut-layer", 2)
     assert "its parent is a file" in refused(capsys, tmp_path, source, file / "out", "--cut-layer", 2)
     empty = tmp_path / "empty"
     empty.mkdir()
@@ -116,9 +116,8 @@ def test_a_full_disk(source: Path, tmp_path: Path, limit: int, init: str) -> Non
         text=True,
     )
     assert result.returncode == 1, result.stderr
-    assert (
-        result.stderr.startswith(f"kvforge: error: {tmp_path / 'out'} was not written") and "free space" in result.stderr
-    )
+    assert result.stderr.startswith(f"kvforge: error: {tmp_path / 'out'} was not written")
+    assert "free space" in result.stderr
     assert result.stderr.count("\n") == 1
     assert [path.name for path in tmp_path.iterdir()] == ["text.txt"]
 
