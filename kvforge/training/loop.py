@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from kvforge.training.checkpoint import load_state, save_state
+from kvforge.distill.state import save_state
 from kvforge.training.config import Stage
 from kvforge.training.documents import TASK_NAMES, Batch, Encode, make_batch
 
@@ -98,8 +98,8 @@ def run_stages(
     """
     parameters = list(parameters)
     progress = Progress()
-    state = load_state(directory / "state.pt")
-    if state is not None:
+    if (directory / "state.pt").exists():
+        state = torch.load(directory / "state.pt", map_location="cpu", weights_only=True)
         trained.load_state_dict(state["weights"])
         for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)

@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import nn
 
-from kvforge.training.checkpoint import load_state, save_state
 from kvforge.training.config import TINY_MODEL, Stage, TeacherConfig
 from kvforge.training.loop import Progress, advance, learning_rate
 from kvforge.training.teacher import train_teacher
@@ -51,21 +50,6 @@ def test_teacher_resumes_to_the_same_weights(tmp_path, encode):
     rows = list(csv.DictReader((tmp_path / "parts" / "metrics.csv").open()))
     assert [int(row["step"]) for row in rows] == list(range(1, 10))
     assert {row["length"] for row in rows} == {"64", "96"}
-
-
-def test_an_interrupted_write_keeps_the_last_state(tmp_path, monkeypatch):
-    path = tmp_path / "state.pt"
-    save_state(path, {"value": 1})
-
-    def broken(state, file):
-        file.write(b"half")
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(torch, "save", broken)
-    with pytest.raises(KeyboardInterrupt):
-        save_state(path, {"value": 2})
-    assert load_state(path) == {"value": 1}
-    assert load_state(tmp_path / "none.pt") is None
 
 
 def test_a_stage_ends_early_only_when_its_target_is_held():
