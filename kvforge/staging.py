@@ -20,7 +20,7 @@ def check_free(output: Path) -> None:
     except OSError as error:
         raise KvforgeError(f"{output} cannot be read ({error.strerror}); choose another output directory.") from None
     if taken:
-        raise KvforgeError(f"{output} is there and not an empty directory; choose another output directory or remove it.")
+        raise KvforgeError(f"{output} is there and not empty; choose another output directory or remove it.")
 
 
 @contextlib.contextmanager

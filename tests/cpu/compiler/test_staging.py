@@ -87,9 +87,9 @@ def test_without_replace_only_an_empty_directory_is_written_to(tmp_path: Path) -
     link = tmp_path / "link"
     link.symlink_to(output)
     for taken in (output, link, output / "engine.json", tmp_path):
-        with pytest.raises(KvforgeError, match="is there and not an empty directory"):
+        with pytest.raises(KvforgeError, match="is there and not empty"):
             check_free(taken)
-        with pytest.raises(KvforgeError, match="is there and not an empty directory"):
+        with pytest.raises(KvforgeError, match="is there and not empty"):
             write_engine(taken, "second")
     assert (output / "engine.json").read_text() == "first" and link.is_symlink()
     link.unlink()

@@ -140,7 +140,7 @@ def test_sources_that_cannot_be_distilled(data: Path, tmp_path: Path, capsys: py
 def test_mistakes_are_found_before_training(source: Path, data: Path, tmp_path: Path) -> None:
     (tmp_path / "there").mkdir()
     (tmp_path / "there" / "file").touch()
-    with pytest.raises(KvforgeError, match="there is there and not an empty directory; choose another"):
+    with pytest.raises(KvforgeError, match="there is there and not empty; choose another"):
         distill_checkpoint(source, tmp_path / "there", data, SMALL)
     with pytest.raises(KvforgeError, match="leave out --keep-teacher"):
         distill_checkpoint(source, tmp_path / "dst", data, dataclasses.replace(SMALL, train="upper"), keep_teacher=True)

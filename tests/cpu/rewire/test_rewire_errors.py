@@ -58,10 +58,10 @@ def test_options(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 
 def test_outputs(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "is there and not an empty directory" in refused(capsys, source, source, source, "--cut-layer", 2)
+    assert "is there and not empty" in refused(capsys, source, source, source, "--cut-layer", 2)
     file = tmp_path / "file"
     file.write_text("kept")
-    assert "is there and not an empty directory" in refused(capsys, tmp_path, source, file, "--cut-layer", 2)
+    assert "is there and not empty" in refused(capsys, tmp_path, source, file, "--cut-layer", 2)
     assert "its parent is a file" in refused(capsys, tmp_path, source, file / "out", "--cut-layer", 2)
     empty = tmp_path / "empty"
     empty.mkdir()
