@@ -28,8 +28,8 @@ PAPER_TASKS = (
     PaperTask("mmlu-cot", "mmlu_cot_llama", 0, "exact_match,strict_match", apply_chat_template=True),
     PaperTask("gsm8k", "gsm8k_cot_llama", 8, "exact_match,strict-match", True, True),
 )
-"""The paper's tasks (arXiv 2410.03960, appendix B), in the order of its tables. Its Llama 3.1 variants of ARC, MMLU
-and GSM8K come from a fork of lm-evaluation-harness; these are upstream's tasks of the same prompts."""
+"""The tasks of arXiv 2410.03960, in the order of its tables, as the authors' public scripts run them. Their Llama 3.1
+variants of ARC, MMLU and GSM8K come from a fork of lm-evaluation-harness; these are upstream's counterparts."""
 
 MAX_ANSWER_TOKENS = 1024
 """Generated tokens at most where a task does not say."""
