@@ -20,14 +20,18 @@ def new_figure(width: float, height: float) -> "Figure":
 
 
 def save_figure(figure: "Figure", path: Path) -> None:
-    """Write ``figure`` in the format that the name of ``path`` says; what is there before stays until it is done.
+    """Write ``figure`` in the format that the name of ``path`` says; what is there before stays until it is done. The
+    same figure gives the same SVG.
 
     Raises:
         KvforgeError: matplotlib does not write this kind of file, or it cannot be written there.
     """
-    image = io.BytesIO()
+    import matplotlib
+
+    image, kind = io.BytesIO(), path.suffix.lower().lstrip(".") or "png"
     try:
-        figure.savefig(image, format=path.suffix.lstrip(".") or "png", dpi=110)
+        with matplotlib.rc_context({"svg.hashsalt": "kvforge"}):
+            figure.savefig(image, format=kind, dpi=110, metadata={"Date": None} if kind == "svg" else None)
     except ValueError as error:
         raise KvforgeError(f"{path} cannot be plotted to ({first_line(error)}); name a .png, .svg or .pdf.") from None
     unfinished = path.with_name(f".{path.name}.unfinished")

@@ -106,8 +106,8 @@ def rewire_checkpoint(
         shutil.rmtree(work)
         write_config(source, config, staging)
         copy_files(source.checkpoint.path, staging)
-        if figure is not None and found.similarity is not None:
-            plot_similarity(found.similarity, config.cut, source.checkpoint.path.name, figure)
+    if figure is not None and found.similarity is not None:
+        plot_similarity(found.similarity, config.cut, source.checkpoint.path.name, figure)
     return RewireSummary(
         output=str(output),
         model_type=f"{config.model_type}_swiftkv",

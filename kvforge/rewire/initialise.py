@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from kvforge.checkpoint.safetensors_writer import TensorSpec
+from kvforge.errors import CheckpointError
 from kvforge.rewire.source import Source
 from model_defs import ModelConfig
 
@@ -34,12 +35,13 @@ def new_tensors(source: Source, config: ModelConfig, init: str, fitted: Mapping[
 
     norm_swiftkv is layer ``cut``'s input norm for ``copy`` and ``mean``, ones for the other two, whose weights have the
     gains in them (so a gain of zero divides nothing). Biases and k_norm are the owner's own for ``copy``, else means.
+    Making one that is not finite raises CheckpointError.
     """
     new: New = {}
 
     def add(name: str, like: str, make: Callable[[], Tensor]) -> None:
         spec = replace(source.specs[like], name=name)
-        new[name] = spec, lambda: make().to(spec.dtype)
+        new[name] = spec, lambda: _finite(make().to(spec.dtype), name)
 
     read = source.checkpoint.read_raw
     kinds = ("weight", "bias") if config.qkv_bias else ("weight",)
@@ -64,6 +66,15 @@ def new_tensors(source: Source, config: ModelConfig, init: str, fitted: Mapping[
         add("model.norm_early_exit.weight", "model.norm.weight", lambda: read("model.norm.weight"))
         add("lm_head_early_exit.weight", head, lambda: read(head))
     return new
+
+
+def _finite(tensor: Tensor, name: str) -> Tensor:
+    if not bool(tensor.isfinite().all()):
+        raise CheckpointError(
+            f"{name} is not finite in {str(tensor.dtype).removeprefix('torch.')}: the source's weights are damaged, or "
+            "too large for this --init; give another one."
+        )
+    return tensor
 
 
 def student_name(teacher: str) -> str:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kvforge.errors import CheckpointError
 from kvforge.rewire.source import Source
-from kvforge.swiftkv import DecoderLayer, Layout, load_weights, make_layout
+from kvforge.swiftkv import DecoderLayer, load_weights, make_layout
 
 HELD_OUT_EVERY = 8
 
@@ -68,7 +68,6 @@ def record_inputs(
     """
     config = source.config
     inputs = LayerInputs(directory, [len(ids) for ids in samples], config.hidden_size)
-    layouts: dict[int, Layout] = {n: make_layout(config, n, device=device) for n in set(inputs.lengths)}
     _write(inputs, 0, _embedded(source, samples))
     last = config.num_layers - 1
     for index in range(last):
@@ -80,7 +79,7 @@ def record_inputs(
 
         def run(sample: int, index: int = index, layer: DecoderLayer = layer) -> Tensor:
             hidden = inputs.read(index, sample).to(device)
-            return layer(hidden[None], None, layouts[hidden.shape[0]])[0]
+            return layer(hidden[None], None, make_layout(config, len(hidden), device=device))[0]
 
         _write(inputs, index + 1, run)
         del layer, run

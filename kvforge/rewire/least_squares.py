@@ -78,9 +78,15 @@ class Unexplained:
         self.ee = self.ee + (y - prediction).square().sum(0)
 
     def halves(self) -> tuple[float, float]:
-        """Return sum ||y - prediction||² / sum ||y - mean y||² of K, the first half of the outputs, and of V."""
-        variance = torch.as_tensor(self.yy - torch.as_tensor(self.y).square() / self.count)
+        """Return sum ||y - prediction||² / sum ||y - mean y||² of K, the first half of the outputs, and of V.
+
+        Targets that do not vary beyond the rounding of float32, in which the model runs, count as varying that much.
+        """
+        rounding, tiny = torch.finfo(torch.float32).eps, torch.finfo(torch.float64).tiny
+        energy, missed = torch.as_tensor(self.yy), torch.as_tensor(self.ee)
+        variance = energy - torch.as_tensor(self.y).square() / self.count
         shares = []
-        for missed, whole in zip(torch.as_tensor(self.ee).chunk(2), variance.chunk(2), strict=True):
-            shares.append(float(missed.sum() / whole.sum().clamp_min(torch.finfo(torch.float64).tiny)))
+        for half in (slice(0, len(energy) // 2), slice(len(energy) // 2, None)):
+            whole = max(float(variance[half].sum()), rounding * float(energy[half].sum()), tiny)
+            shares.append(float(missed[half].sum()) / whole)
         return shares[0], shares[1]

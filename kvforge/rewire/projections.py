@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kvforge.errors import CheckpointError
 from kvforge.rewire.source import Source
 
 
@@ -38,7 +39,7 @@ class KeyValueProjection:
 
 
 def read_projection(source: Source, layer: int, device: torch.device | str = "cpu") -> KeyValueProjection:
-    """Read layer ``layer``'s k_proj, v_proj and input_layernorm."""
+    """Read layer ``layer``'s k_proj, v_proj and input_layernorm; raises CheckpointError where they are not finite."""
     prefix, config = f"model.layers.{layer}", source.config
 
     def read(name: str) -> Tensor:
@@ -47,8 +48,14 @@ def read_projection(source: Source, layer: int, device: torch.device | str = "cp
     def pair(kind: str) -> Tensor:
         return torch.cat([read(f"self_attn.{part}_proj.{kind}") for part in ("k", "v")])
 
+    weight, gain = pair("weight"), read("input_layernorm.weight")
     bias = pair("bias") if config.qkv_bias else None
-    return KeyValueProjection(pair("weight"), bias, read("input_layernorm.weight"), config.rms_norm_eps)
+    if not all(bool(tensor.isfinite().all()) for tensor in (weight, gain, bias) if tensor is not None):
+        raise CheckpointError(
+            f"k_proj, v_proj or input_layernorm of layer {layer} in {source.checkpoint.path} has numbers that are not "
+            "finite; the weights are damaged."
+        )
+    return KeyValueProjection(weight, bias, gain, config.rms_norm_eps)
 
 
 def average(projections: list[KeyValueProjection]) -> tuple[Tensor, Tensor | None]:

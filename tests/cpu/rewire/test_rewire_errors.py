@@ -103,6 +103,40 @@ def test_sources(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str
         assert message in refused(capsys, tmp_path, path, tmp_path / "out", "--cut-layer", cut, *more)
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--cut-layer", 2, "--init", "fold"), "k_proj_swiftkv.weight is not finite in float32"),
+        (("--cut-layer", 2, "--init", "ridge"), "k_proj, v_proj or input_layernorm of layer 3"),
+        (("--cut-layer", "auto"), "k_proj, v_proj or input_layernorm of layer 3"),
+    ],
+)
+def test_damaged_projections_above_the_cut(
+    options: tuple, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Running the source does not show them: nothing reads what leaves the last layer."""
+    path = make_checkpoint(tmp_path / "damaged", "llama")
+    weights = load_weights(path)
+    weights["model.layers.3.self_attn.k_proj.weight"][5, 5] = torch.nan
+    save_file(weights, path / "model.safetensors")
+    text = tmp_path / "text.txt"
+    text.write_text("words " * 200)
+    capsys.readouterr()
+    calibration = ["--calibration", text, "--num-tokens", 64, "--json"]
+    assert message in refused(capsys, tmp_path, path, tmp_path / "out", *options, *calibration)
+
+
+def test_a_fold_that_float16_cannot_hold(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = make_checkpoint(tmp_path / "wide", "llama", dtype=torch.float16)
+    weights = load_weights(path)
+    weights["model.layers.3.self_attn.k_proj.weight"][5, 5] = 6e4
+    weights["model.layers.3.input_layernorm.weight"][5] = 2
+    save_file(weights, path / "model.safetensors")
+    capsys.readouterr()
+    assert "is not finite in float16" in refused(capsys, tmp_path, path, tmp_path / "out", "--cut-layer", 2)
+    assert main(["rewire", str(path), str(tmp_path / "out"), "--cut-layer", "2", "--init", "mean"]) == 0
+
+
 @pytest.mark.parametrize(("limit", "init"), [(100_000, "fold"), (20_000, "ridge")])
 def test_a_full_disk(source: Path, tmp_path: Path, limit: int, init: str) -> None:
     """A limit on the size of files stands for it: too small for the weights, or for the calibration's inputs."""

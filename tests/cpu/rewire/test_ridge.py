@@ -74,6 +74,14 @@ def test_unexplained_share_by_hand() -> None:
     assert unexplained.halves() == (0.5, 0.0)
 
 
+def test_the_share_of_constant_targets_by_hand() -> None:
+    """K is 0 and 0, predicted exactly: nothing is missed. V is 3 and 3, predicted as 3 and 1: it misses 4, of a
+    variance that is taken as 18 times the rounding of float32."""
+    unexplained = Unexplained()
+    unexplained.add(torch.tensor([[0.0, 3.0], [0.0, 3.0]]).double(), torch.tensor([[0.0, 3.0], [0.0, 1.0]]).double())
+    assert unexplained.halves() == (0.0, pytest.approx(4 / (18 * 2.0**-23)))
+
+
 def recorded(path: Path, family: str, first: int = 0, **sizes) -> tuple[Source, LayerInputs, list[list[int]]]:
     source = open_source(make_checkpoint(path / "source", family, num_hidden_layers=4, **sizes))
     generator = torch.Generator().manual_seed(0)
