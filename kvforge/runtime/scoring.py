@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Generator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 
 import torch
@@ -57,8 +58,11 @@ def score(llm: LLM, requests: Sequence[ScoreRequest], *, use_tqdm: bool = False)
     """
     scored = [ScoredTokens(torch.empty(len(c)), torch.empty(len(c), dtype=torch.bool)) for _, c in requests]
     total = sum(len(continuation) for _, continuation in requests)
-    with tqdm(total=total, desc="Scoring", unit="tok", disable=None if use_tqdm else True, dynamic_ncols=True) as bar:
-        for chunk in stream_logits(llm, requests):
+    with (
+        tqdm(total=total, desc="Scoring", unit="tok", disable=None if use_tqdm else True, dynamic_ncols=True) as bar,
+        closing(stream_logits(llm, requests)) as chunks,
+    ):
+        for chunk in chunks:
             logprobs, is_top = score_chunk(chunk)
             rows = slice(chunk.start, chunk.start + len(logprobs))
             scored[chunk.request].logprobs[rows], scored[chunk.request].is_top[rows] = logprobs, is_top
@@ -72,7 +76,7 @@ def score_chunk(chunk: LogitsChunk) -> tuple[Tensor, Tensor]:
     Raises EngineError where the logits are not finite.
     """
     total = chunk.logits.logsumexp(-1)
-    if not total.isfinite().all():
+    if not (total.isfinite().all() and chunk.logits.amin(-1).isfinite().all()):
         raise EngineError("the model's logits are not finite, so nothing can be scored; check the checkpoint.")
     logprobs = chunk.logits.gather(1, chunk.token_ids[:, None])[:, 0] - total
     return logprobs, lowest_argmax(chunk.logits) == chunk.token_ids
@@ -92,7 +96,7 @@ def stream_logits(
     A chunk holds at most ``manifest.max_num_survivors`` rows, the most that go past the cut in a step, or
     ``max_survivors`` where that is less, and with ``early_exit`` as many of that head. A single request with a context
     of one token comes in chunks of exactly that many rows, the last one aside. Close the iterator to give up early: it
-    holds pages of the engine until its end.
+    holds pages of the engine until its end, and what is generated meanwhile has only the others.
 
     Raises:
         RequestError: as ``score``; at the first ``next``.
@@ -123,5 +127,5 @@ def stream_logits(
                 active.remove(scored)
                 scored.release(engine)
     finally:
-        for scored in active:
+        for scored in [*active, *pending]:  # of those pending, one that was just being placed
             scored.release(engine)

@@ -76,7 +76,7 @@ class ScoredSequence:
         reused = known[: (self.num_context - 1) // page_size]
         for page in reused:
             pool.share(page)
-        sequence.pages = list(reused)
+            sequence.pages.append(page)
         needed = -(-sequence.length // page_size) - len(reused)
         if needed > pool.num_available:
             self.release(engine)
@@ -120,8 +120,8 @@ def plan_step(
         shared = config.enable_prefix_cache and any(pending[0].waits_for(other, config.page_size) for other in active)
         if shared or not pending[0].place(engine):
             break
-        active.append(pending.popleft())
-        take(active[-1])
+        active.append(pending[0])  # in one of the two queues at any time, whatever interrupts
+        take(pending.popleft())
     if not chunks:
         raise RequestError("the engine's pages are in use by unfinished requests; score when they have finished.")
     return chunks

@@ -145,6 +145,68 @@ def test_pages_come_back_when_scoring_is_given_up(engines: EngineShelf, monkeypa
     llm.engine.check_invariants()
 
 
+@pytest.mark.parametrize("place", ["runner.run_batch", "scheduler.pool.allocate", "scheduler.prefix_cache.publish"])
+def test_pages_come_back_after_an_interrupt(place: str, engines: EngineShelf, monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = LLM(engines.engine(SWIFTKV), num_pages=32)
+    owner = llm.engine
+    for name in place.split(".")[:-1]:
+        owner = getattr(owner, name)
+    call, calls = getattr(owner, place.split(".")[-1]), iter(range(3))
+
+    def interrupted(*arguments):
+        if next(calls, None) is None:
+            raise KeyboardInterrupt
+        return call(*arguments)
+
+    monkeypatch.setattr(owner, place.split(".")[-1], interrupted)
+    requests = [([3] * 20, [4] * 20), ([3] * 20, [5] * 90), ([6] * 20, [7] * 90)]
+    with pytest.raises(KeyboardInterrupt):
+        score(llm, requests)
+    llm.engine.check_invariants()
+    assert llm.engine.stats()["num_used_pages"] == 0
+
+
+def test_logits_that_are_not_finite_end_it_and_the_pages_come_back(
+    engines: EngineShelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm = LLM(engines.engine(SWIFTKV), num_pages=32)
+    run_batch = llm.engine.runner.run_batch
+
+    def broken(batch):
+        logits = run_batch(batch).clone()
+        logits[-1, 7] = float("-inf")
+        return logits
+
+    monkeypatch.setattr(llm.engine.runner, "run_batch", broken)
+    with pytest.raises(EngineError, match="not finite") as error:
+        score(llm, [([3], [4] * 80)])
+    assert error.traceback and llm.engine.stats()["num_used_pages"] == 0, "before the exception is forgotten"
+    llm.engine.check_invariants()
+
+
+def test_scoring_and_generation_share_the_pages(engines: EngineShelf) -> None:
+    """Scores between the steps of a running request; and generation that an open iterator leaves no pages ends."""
+    llm, request = LLM(engines.engine(SWIFTKV), num_pages=20), ([5] * 33, [7] * 20)
+    (expected,), params = score(llm, [request]), SamplingParams(temperature=0.0, max_tokens=90, ignore_eos=True)
+    alone = llm.generate([[3, 4, 5]], params, use_tqdm=False)[0].outputs[0].token_ids
+    tokens: list[int] = []
+    llm.engine.add_request("running", [3, 4, 5], params)
+    while llm.engine.has_unfinished():
+        tokens += [token for output in llm.engine.step() for token in output.new_token_ids]
+        if len(tokens) % 20 == 1:
+            (scored,) = score(llm, [request])
+            torch.testing.assert_close(scored.logprobs, expected.logprobs, rtol=1e-4, atol=1e-4)
+            llm.engine.check_invariants()
+    assert tokens == alone
+    stream = stream_logits(llm, [([3], list(range(3, 120)))], max_survivors=4)
+    next(stream)
+    with pytest.raises(RequestError, match="open iterator of scored logits holds the engine's pages; close it"):
+        llm.generate([[3, 4, 5]], params, use_tqdm=False)
+    stream.close()
+    llm.engine.check_invariants()
+    assert llm.generate([[3, 4, 5]], params, use_tqdm=False)[0].outputs[0].token_ids == alone
+
+
 @pytest.mark.parametrize(
     ("request_", "message"),
     [
