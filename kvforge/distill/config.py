@@ -60,6 +60,7 @@ class DistillConfig:
             _check("max_steps", self.max_steps, self.max_steps >= 1, "at least 1")
         for name in ("epochs", "lr", "clip_norm", "temperature"):
             _check(name, getattr(self, name), 0 < getattr(self, name) < math.inf, "positive and finite")
+        _check("seed", self.seed, self.seed >= 0, "0 or more")
         for name in ("weight_decay", "hidden_weight"):
             _check(name, getattr(self, name), 0 <= getattr(self, name) < math.inf, "0 or more, and finite")
         _check("warmup", self.warmup, 0 <= self.warmup <= 1, "a share of the steps, from 0 to 1")

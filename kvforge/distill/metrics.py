@@ -1,24 +1,36 @@
 """The log of a run: one line of a CSV file per optimizer step."""
 
 import csv
+import re
 from pathlib import Path
 
 from kvforge.errors import KvforgeError
 
 METRICS_FILE = "metrics.csv"
 COLUMNS = ("step", "tokens", "seconds", "lr", "loss", "kl", "hidden", "early_exit_kl", "grad_norm", "agreement")
+_ROW = re.compile(rf"\d+(,[^,]*){{{len(COLUMNS) - 1}}}", re.ASCII)
 
 
 def cut_after(path: Path, step: int) -> None:
-    """Make the log end with ``step``: an interrupted run may have done more steps than its state knows of."""
-    rows: list[str] = []
-    if path.exists():
-        rows = [row for row in path.read_text().splitlines()[1:] if row.count(",") == len(COLUMNS) - 1]
-    rows = [row for row in rows if int(row.split(",", 1)[0]) <= step]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_suffix(".unfinished")
-    unfinished.write_text("".join(f"{row}\n" for row in [",".join(COLUMNS), *rows]))
-    unfinished.replace(path)
+    """Make the log end with ``step``: an interrupted run may have done more steps than its state knows of.
+
+    Raises:
+        KvforgeError: the file is something else, or cannot be written.
+    """
+    header = ",".join(COLUMNS)
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
+        if lines and lines[0] != header:
+            raise KvforgeError(f"{path} is not the log of a distillation; choose another --work or remove it.")
+        rows = [row for row in lines[1:] if _ROW.fullmatch(row) and int(row.split(",", 1)[0]) <= step]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = path.with_suffix(".unfinished")
+        unfinished.write_text("".join(f"{row}\n" for row in [header, *rows]), encoding="utf-8")
+        unfinished.replace(path)
+    except OSError as error:
+        raise KvforgeError(
+            f"{path} cannot be written ({error.strerror}); choose another --work, or free space there."
+        ) from error
 
 
 def append(path: Path, row: dict[str, float]) -> None:

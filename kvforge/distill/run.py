@@ -61,7 +61,7 @@ def distill_checkpoint(
 
     Raises:
         CheckpointError: ``src`` has no cut or not its teacher's projections, or cannot be read.
-        KvforgeError: ``dst`` exists, the data is unusable, or see ``distill``.
+        KvforgeError: ``dst`` exists, ``work`` is in it or is ``src``, the data is unusable, or see ``distill``.
     """
     src, dst = Path(src), Path(dst)
     work = dst.with_name(f"{dst.name}.training") if work is None else Path(work)
@@ -70,7 +70,7 @@ def distill_checkpoint(
             f"--train {config.train} changes weights that the teacher needs as they were; leave out --keep-teacher."
         )
     with world.processes(config.device):
-        checkpoint, sizes = world.first_process(lambda: _open(src, dst))
+        checkpoint, sizes = world.first_process(lambda: _open(src, dst, work))
         settings = settings or DataSettings(config.length)
         settings = dataclasses.replace(settings, length=min(settings.length, sizes.max_position))
         config = dataclasses.replace(config, length=settings.length)
@@ -86,8 +86,10 @@ def distill_checkpoint(
         )
 
 
-def _open(src: Path, dst: Path) -> tuple[Checkpoint, ModelConfig]:
+def _open(src: Path, dst: Path, work: Path) -> tuple[Checkpoint, ModelConfig]:
     check_free(dst)
+    if dst.resolve() in (work.resolve(), *work.resolve().parents) or work.resolve() == src.resolve():
+        raise KvforgeError(f"--work {work} is in {dst} or is {src}; choose another directory for the run's state.")
     checkpoint = open_checkpoint(src)
     if checkpoint.quantization is not None:
         raise CheckpointError(f"{src} is quantized ({checkpoint.quantization}); distil the original and quantize that.")

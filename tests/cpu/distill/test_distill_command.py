@@ -146,6 +146,9 @@ def test_mistakes_are_found_before_training(source: Path, data: Path, tmp_path: 
         distill_checkpoint(source, tmp_path / "dst", data, dataclasses.replace(SMALL, train="upper"), keep_teacher=True)
     with pytest.raises(KvforgeError, match=r"nothing\.jsonl"):
         distill_checkpoint(source, tmp_path / "dst", tmp_path / "nothing.jsonl", SMALL)
+    for work in (tmp_path / "dst", tmp_path / "dst" / "work", tmp_path / "there" / ".." / "dst", source):
+        with pytest.raises(KvforgeError, match="choose another directory for the run's state"):
+            distill_checkpoint(source, tmp_path / "dst", data, SMALL, work=work)
     assert [path.name for path in tmp_path.iterdir()] == ["there"]
 
 

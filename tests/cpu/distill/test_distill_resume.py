@@ -214,3 +214,29 @@ def test_data_without_weights_is_named(checkpoint: Path, tmp_path: Path) -> None
 
     with pytest.raises(KvforgeError, match="sequences of step 1 hold no token with a weight"):
         distill(CONFIG, load_with_teacher(checkpoint), Unweighted(random_data()), tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe\x00", b"a,b\n1,2\n"])
+def test_a_log_of_something_else_is_left_alone(checkpoint: Path, tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "metrics.csv").write_bytes(content)
+    with pytest.raises(KvforgeError, match=r"metrics\.csv is not the log of a distillation; choose another --work"):
+        distill(CONFIG, load_with_teacher(checkpoint), random_data(), tmp_path)
+    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("metrics.csv", content)]
+
+
+def test_lines_that_are_not_of_the_log_are_dropped(checkpoint: Path, tmp_path: Path) -> None:
+    """What a crash of the machine may leave of the log."""
+    distill(CONFIG, load_with_teacher(checkpoint), random_data(), tmp_path, stop_after=2)
+    log = tmp_path / "metrics.csv"
+    with log.open("ab") as file:
+        file.write(b"x,,,,,,,,,\n2\xff,1,1,1,1,1,1,1,1,1\n\0\0\0")
+    distill(CONFIG, load_with_teacher(checkpoint), random_data(), tmp_path)
+    assert [row["step"] for row in csv.DictReader(log.open())] == ["1", "2", "3", "4", "5", "6"]
+
+
+def test_work_that_cannot_be_a_directory_is_one_sentence(checkpoint: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("kept")
+    for work in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(KvforgeError, match=r"cannot be written .*; choose another --work"):
+            distill(CONFIG, load_with_teacher(checkpoint), random_data(), work)
+    assert (tmp_path / "file").read_text() == "kept"

@@ -233,6 +233,7 @@ def test_models_that_cannot_be_distilled_are_refused(tmp_path: Path) -> None:
         ({"temperature": 0.0}, "--temperature is 0.0; it must be positive"),
         ({"warmup": 5}, "--warmup is 5; it must be a share"),
         ({"max_steps": 0}, "--max-steps is 0"),
+        ({"seed": -1}, "--seed is -1; it must be 0 or more"),
         ({"hidden_weight": -1}, "--hidden-weight is -1"),
     ],
 )
