@@ -1,5 +1,6 @@
 """Figures through matplotlib, written whole or not at all."""
 
+import contextlib
 import io
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -43,4 +44,5 @@ def save_figure(figure: "Figure", path: Path) -> None:
             f"{path} cannot be written ({error.strerror}); choose another place or free space."
         ) from None
     finally:
-        unfinished.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            unfinished.unlink()

@@ -19,11 +19,16 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument(
         "--perplexity",
         metavar="FILE",
-        help="documents: a UTF-8 text, or 'generated' (default: generated with --teacher or --early-exit, else none)",
+        help="documents: a UTF-8 text, or 'generated' (default: generated where --teacher or --early-exit needs some)",
     )
     parser.add_argument("--num-documents", type=int, default=32, metavar="N", help="documents at most (default 32)")
     parser.add_argument(
-        "--early-exit", action="store_true", help="also how often the engine's early exit agrees with its full model"
+        "--early-exit",
+        nargs="?",
+        const="documents",
+        choices=("documents", "answers"),
+        help="also how often the engine's early exit agrees with its full model, on the documents (default) or on the "
+        "engine's own answers to the tasks",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
     parser.add_argument(
@@ -42,9 +47,7 @@ def run(args: argparse.Namespace) -> int:
 
     teacher = None if args.teacher == "none" else Path(args.teacher)
     tasks = tuple(args.task or TASKS) if args.task != ["none"] else ()
-    documents = args.perplexity or (GENERATED if teacher is not None or args.early_exit else None)
-    if not tasks and documents is None:
-        raise KvforgeError("--task none leaves nothing to measure; add --perplexity, --teacher or --early-exit")
+    documents = args.perplexity or (GENERATED if teacher is not None or args.early_exit == "documents" else None)
     if args.plot and not (tasks or args.early_exit):
         raise KvforgeError("--plot shows tasks and the early exit; run one of them or leave it out")
     options = EvalOptions(

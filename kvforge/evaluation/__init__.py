@@ -2,7 +2,3 @@
 
 tasks, documents -> engine (generation, scoring) -> counts and sums -> intervals -> report
 """
-
-from kvforge.evaluation.score import TaskScore, evaluate, score_table, wilson
-
-__all__ = ["TaskScore", "evaluate", "score_table", "wilson"]

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
-from math import exp
+from math import exp, inf
 
 from torch import Tensor
 from tqdm import tqdm
@@ -97,9 +97,10 @@ def mean_per_token(sums: Sequence[float], counts: Sequence[int], seed: int = 0) 
 
 
 def perplexity(nll: Sequence[float], counts: Sequence[int], seed: int = 0) -> Estimate:
-    """Return exp(mean negative log-probability per token) with the same function of that mean's interval."""
+    """Return exp(mean negative log-probability per token) with the same function of that mean's interval; infinite
+    where that is beyond a float, for means above 709."""
     mean = mean_per_token(nll, counts, seed)
-    return Estimate(exp(mean.value), exp(mean.low), exp(mean.high))
+    return Estimate(*(exp(nats) if nats < 709 else inf for nats in (mean.value, mean.low, mean.high)))
 
 
 def check_vocabularies(student: LLM, teacher: LLM) -> None:

@@ -1,13 +1,24 @@
-"""Prompts to texts through an engine, for `evaluate`."""
+"""Prompts to answers through an engine."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from tokenizers import Tokenizer
-
-from kvforge.engine import Manifest, load_manifest
+from kvforge.engine import TOKENIZER_DIR, Manifest, load_manifest
 from kvforge.errors import EngineError, KvforgeError
 from kvforge.evaluation.score import MAX_ANSWER_TOKENS, STOP
+from kvforge.runtime import LLM, SamplingParams
+from kvforge.runtime.tokenizer import Tokenizer
+from kvforge.tokenizer_files import tokens_before_text
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What an engine said: token ids of the prompt and of the answer, and the answer's text without its stop."""
+
+    prompt: list[int]
+    token_ids: list[int]
+    text: str
 
 
 def check_length(manifest: Manifest, length: int) -> None:
@@ -19,32 +30,35 @@ def check_length(manifest: Manifest, length: int) -> None:
         )
 
 
+def load_tokenizer(engine_dir: Path) -> Tokenizer:
+    """Return an engine's tokenizer. Raises EngineError where it has none."""
+    tokenizer = Tokenizer.from_dir(Path(engine_dir) / TOKENIZER_DIR)
+    if tokenizer is None:
+        raise EngineError(f"{engine_dir} has no tokenizer/tokenizer.json; rebuild it from a checkpoint that has one")
+    return tokenizer
+
+
 class EngineGenerator:
     """Greedy answers of an engine directory. Raises KvforgeError when `length` tokens do not fit it."""
 
     def __init__(self, engine_dir: Path, length: int, show_progress: bool = True) -> None:
-        from kvforge.runtime import LLM, SamplingParams
-
         check_length(load_manifest(engine_dir), length)
-        self._llm = LLM(engine_dir)
-        tokenizer_file = Path(engine_dir) / "tokenizer" / "tokenizer.json"
-        if not tokenizer_file.exists():
-            raise EngineError(
-                f"{engine_dir} has no tokenizer/tokenizer.json; rebuild it from a checkpoint that has one"
-            )
-        self._tokenizer = Tokenizer.from_file(str(tokenizer_file))
+        self._tokenizer = load_tokenizer(engine_dir)
+        self._lead = tokens_before_text(self._tokenizer.backend)
+        self.llm = LLM(engine_dir)
         self._params = SamplingParams(temperature=0.0, max_tokens=MAX_ANSWER_TOKENS, stop=list(STOP))
         self._show_progress = show_progress
 
-    def count_tokens(self, text: str) -> int:
-        """Tokens of `text` without special tokens."""
-        return len(self._tokenizer.encode(text, add_special_tokens=False).ids)
-
     def __call__(self, prompts: Sequence[str]) -> list[str]:
-        ids = [self._tokenizer.encode(prompt).ids for prompt in prompts]
-        results = self._llm.generate(ids, self._params, use_tqdm=self._show_progress)
+        """The texts of ``answer``."""
+        return [answer.text for answer in self.answer(prompts)]
+
+    def answer(self, prompts: Sequence[str]) -> list[Answer]:
+        """Answers in order. Raises KvforgeError where one fails: that is no wrong answer."""
+        ids = [self._lead + self._tokenizer.encode(prompt, add_special_tokens=False) for prompt in prompts]
+        results = self.llm.generate(ids, self._params, use_tqdm=self._show_progress)
         outputs = [result.outputs[0] for result in results]
         for output in outputs:
             if output.finish_reason == "error":
                 raise KvforgeError(f"an evaluation prompt failed, so there is no score: {output.stop_reason}")
-        return [output.text for output in outputs]
+        return [Answer(prompt, output.token_ids, output.text) for prompt, output in zip(ids, outputs, strict=True)]

@@ -38,4 +38,5 @@ def paired_difference(first: Sequence[bool], second: Sequence[bool]) -> PairedDi
     half = 1.959964 * sqrt(max(total - more * more / (n + 2), 0.0)) / (n + 2)
     discordant = gained + lost
     tail = sum(comb(discordant, k) for k in range(min(gained, lost) + 1)) / 2**discordant
-    return PairedDifference(n, gained, lost, more / n, middle - half, middle + half, min(1.0, 2 * tail))
+    low, high = max(middle - half, -1.0), min(middle + half, 1.0)
+    return PairedDifference(n, gained, lost, more / n, low, high, min(1.0, 2 * tail))

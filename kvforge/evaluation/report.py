@@ -20,7 +20,7 @@ def describe(report: Report) -> str:
     if report.documents is not None:
         parts.append(_document_table(report.documents))
     if report.early_exit is not None:
-        parts.append(alignment_table(report.early_exit))
+        parts.append(f"early exit, on {report.early_exit_on}\n{alignment_table(report.early_exit)}")
     return "\n\n".join(parts)
 
 

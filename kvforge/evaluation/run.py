@@ -3,8 +3,9 @@
 import gc
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from tqdm import tqdm
 
@@ -15,19 +16,23 @@ from kvforge.evaluation.compare import check_documents, check_vocabularies, comp
 from kvforge.evaluation.documents import generated_documents, text_documents
 from kvforge.evaluation.early_exit import Alignment, alignment
 from kvforge.evaluation.paired import paired_difference
-from kvforge.evaluation.score import TaskScore, is_correct, make_score
+from kvforge.evaluation.score import MAX_ANSWER_TOKENS, TaskScore, is_correct, make_score, share_found
 from kvforge.runtime import LLM
+from kvforge.runtime.compatibility import NO_EARLY_EXIT
 from kvforge.runtime.scoring import score
 from kvforge.tasks import TASKS
 from kvforge.tasks.prompt import Example, make_examples
 
 GENERATED = "generated"
+Examples = dict[str, list[Example]]
+Answers = dict[str, list[engines.Answer]]
 
 
 @dataclass(frozen=True)
 class EvalOptions:
     """What to measure. ``length`` is that of prompts and of documents in tokens, ``<s>`` included; ``documents`` is a
-    text file, ``generated`` or nothing."""
+    text file, ``generated`` or nothing; ``early_exit`` says on which tokens it is held against the full model: all of
+    the documents, or the full model's own answers to the tasks' prompts."""
 
     tasks: tuple[str, ...] = tuple(TASKS)
     num_prompts: int = 200
@@ -35,10 +40,10 @@ class EvalOptions:
     seed: int = 0
     documents: str | None = None
     num_documents: int = 32
-    early_exit: bool = False
+    early_exit: Literal["documents", "answers"] | None = None
 
     def __post_init__(self) -> None:
-        """Raise KvforgeError for a task or a number that is none."""
+        """Raise KvforgeError for a task or a number that is none, or where there is nothing to measure."""
         unknown = [name for name in self.tasks if name not in TASKS]
         if unknown:
             raise KvforgeError(f"unknown task {unknown[0]!r}; choose from {', '.join(TASKS)}")
@@ -49,6 +54,10 @@ class EvalOptions:
         ):
             if value < least:
                 raise KvforgeError(f"{name} must be at least {least}")
+        if not self.tasks and self.early_exit == "answers":
+            raise KvforgeError("--early-exit answers needs tasks to answer; run some or use --early-exit documents")
+        if not self.tasks and self.documents is None:
+            raise KvforgeError("--task none leaves nothing to measure; add --perplexity, --teacher or --early-exit")
 
 
 @dataclass(frozen=True)
@@ -62,10 +71,16 @@ class Report:
     documents: dict[str, Any] | None = None
     """``source``, ``num_documents``, ``num_tokens``, and {value, low, high} of each measure"""
     early_exit: Alignment | None = None
+    early_exit_on: str | None = None
+    """``EvalOptions.early_exit``"""
 
     def to_json(self) -> dict[str, Any]:
-        """Return what there is as JSON-ready data."""
-        return {name: value for name, value in asdict(self).items() if value is not None}
+        """Return what there is as JSON-ready data; a perplexity that is infinite as None."""
+        found = {name: value for name, value in asdict(self).items() if value is not None}
+        for measure in found.get("documents", {}).values():
+            if isinstance(measure, dict):
+                measure.update({part: None for part, value in measure.items() if not isfinite(value)})
+        return found
 
 
 def run_evaluation(engine: Path, teacher: Path | None, options: EvalOptions, *, use_tqdm: bool = False) -> Report:
@@ -77,17 +92,45 @@ def run_evaluation(engine: Path, teacher: Path | None, options: EvalOptions, *, 
     Raises:
         KvforgeError: an engine cannot do what is asked, or the two have other vocabularies.
     """
+    directories = [engine] if teacher is None else [engine, teacher]
+    manifests = [load_manifest(directory) for directory in directories]
+    for manifest in manifests if options.tasks else ():
+        engines.check_length(manifest, options.length)
+    if options.early_exit and not manifests[0].early_exit:
+        raise EngineError(NO_EARLY_EXIT)
+    examples = make_prompts(engine, options)  # what cannot be measured is refused before hours of work
     documents, exits = None, None
-    if teacher is not None:
-        load_manifest(teacher)  # before hours of work
+    scores: list[dict[str, Any]] = []
     if options.documents is not None:
-        for directory in (engine, teacher):
-            if options.tasks and directory is not None:
-                engines.check_length(load_manifest(directory), options.length)
         documents, exits = measure_documents(engine, teacher, options, use_tqdm)
         gc.collect()  # a GPU has no room for two caches
-    scores = score_tasks(engine, teacher, options, use_tqdm) if options.tasks else []
-    return Report(str(engine), None if teacher is None else str(teacher), scores, documents, exits)
+    if examples:
+        scores, exits_of_answers = score_tasks(engine, teacher, examples, options, use_tqdm)
+        exits = exits or exits_of_answers
+    return Report(str(engine), None if teacher is None else str(teacher), scores, documents, exits, options.early_exit)
+
+
+def make_prompts(engine: Path, options: EvalOptions) -> Examples:
+    """Return the prompts of all tasks. Raises KvforgeError where a task does not fit ``length`` or its answers do not
+    fit what is generated."""
+    tokenizer = engines.load_tokenizer(engine)
+
+    def count(text: str) -> int:
+        return len(tokenizer.encode(text, add_special_tokens=False))
+
+    examples: Examples = {}
+    for task in options.tasks:
+        try:
+            examples[task] = make_examples(task, options.length - 1, count, options.num_prompts, options.seed)
+        except ValueError as error:
+            raise KvforgeError(f"{error}, and --length counts one before them") from None
+        longest = max(count(f" {example.answer}.") for example in examples[task])
+        if longest > MAX_ANSWER_TOKENS:
+            raise KvforgeError(
+                f"answers of {task} take {longest} tokens of this tokenizer and {MAX_ANSWER_TOKENS} are generated; "
+                "choose other tasks with --task"
+            )
+    return examples
 
 
 def measure_documents(
@@ -99,13 +142,11 @@ def measure_documents(
     other = None if teacher is None else _open_for(teacher, options.length)
     if other is not None:
         check_vocabularies(student, other)
-    if student.tokenizer is None:
-        raise EngineError(f"{engine} has no tokenizer/tokenizer.json; rebuild it from a checkpoint that has one")
+    tokenizer = engines.load_tokenizer(engine)
     if options.documents == GENERATED:
-        documents = generated_documents(student.tokenizer, options.num_documents, options.length, options.seed)
+        documents = generated_documents(tokenizer, options.num_documents, options.length, options.seed)
     else:
-        path = Path(options.documents)
-        documents = text_documents(path, student.tokenizer, options.num_documents, options.length)
+        documents = text_documents(Path(options.documents), tokenizer, options.num_documents, options.length)
     check_documents(documents, student.engine.config.max_seq_len)
     if other is not None:
         measures = fidelity(compare_with_teacher(student, other, documents, use_tqdm=use_tqdm), options.seed)
@@ -119,49 +160,58 @@ def measure_documents(
         "num_tokens": sum(len(document) - 1 for document in documents),
         **measures,
     }
-    return found, alignment(student, _requests(documents), use_tqdm=use_tqdm) if options.early_exit else None
+    wanted = options.early_exit == "documents"
+    return found, alignment(student, _requests(documents), use_tqdm=use_tqdm) if wanted else None
 
 
-def score_tasks(engine: Path, teacher: Path | None, options: EvalOptions, use_tqdm: bool) -> list[dict[str, Any]]:
-    """Return a row per task: exact match and, with a teacher, its exact match and the difference paired by prompt."""
+def score_tasks(
+    engine: Path, teacher: Path | None, examples: Examples, options: EvalOptions, use_tqdm: bool
+) -> tuple[list[dict[str, Any]], Alignment | None]:
+    """Return a row per task, the score and, with a teacher, its score and the difference paired by prompt; and the
+    alignment of the early exit on the engine's own answers where asked for."""
     generator = engines.EngineGenerator(engine, options.length, show_progress=use_tqdm)
-    try:
-        examples = {
-            task: make_examples(task, options.length - 1, generator.count_tokens, options.num_prompts, options.seed)
-            for task in options.tasks
-        }
-    except ValueError as error:
-        raise KvforgeError(str(error)) from None
-    right = _answer(generator, examples, use_tqdm)
+    answers = _answer(generator, examples, use_tqdm)
+    exits = None
+    if options.early_exit == "answers":
+        said = [(answer.prompt, answer.token_ids) for given in answers.values() for answer in given]
+        exits = alignment(generator.llm, said, use_tqdm=use_tqdm)
     del generator
     gc.collect()
-    rows = [asdict(_score(task, right[task], options)) for task in options.tasks]
+    right = _right(examples, answers)
+    rows = [asdict(_score(task, examples, answers, right, options)) for task in examples]
     if teacher is not None:
-        reference = _answer(
-            engines.EngineGenerator(teacher, options.length, show_progress=use_tqdm), examples, use_tqdm
-        )
+        generator = engines.EngineGenerator(teacher, options.length, show_progress=use_tqdm)
+        reference = _answer(generator, examples, use_tqdm)
+        right_reference = _right(examples, reference)
         for row in rows:
             task = row["task"]
-            row["teacher"] = asdict(_score(task, reference[task], options))
-            row["versus_teacher"] = asdict(paired_difference(reference[task], right[task]))
-    return rows
+            row["teacher"] = asdict(_score(task, examples, reference, right_reference, options))
+            row["versus_teacher"] = asdict(paired_difference(right_reference[task], right[task]))
+    return rows, exits
 
 
-def _answer(
-    generator: "engines.EngineGenerator", examples: dict[str, list[Example]], use_tqdm: bool
-) -> dict[str, list[bool]]:
-    """Return whether each prompt of each task was answered right."""
-    right = {}
+def _answer(generator: engines.EngineGenerator, examples: Examples, use_tqdm: bool) -> Answers:
+    answers = {}
     with tqdm(examples.items(), unit="task", leave=False, disable=None if use_tqdm else True) as bar:
         for task, wanted in bar:
             bar.set_description(task)
-            texts = generator([example.prompt for example in wanted])
-            right[task] = [is_correct(example, text) for example, text in zip(wanted, texts, strict=True)]
-    return right
+            answers[task] = generator.answer([example.prompt for example in wanted])
+    return answers
 
 
-def _score(task: str, right: Sequence[bool], options: EvalOptions) -> TaskScore:
-    return make_score(task, options.length, options.seed, right)
+def _right(examples: Examples, answers: Answers) -> dict[str, list[bool]]:
+    """Return whether each prompt of each task was answered right."""
+    return {
+        task: [is_correct(example, answer.text) for example, answer in zip(wanted, answers[task], strict=True)]
+        for task, wanted in examples.items()
+    }
+
+
+def _score(
+    task: str, examples: Examples, answers: Answers, right: dict[str, list[bool]], options: EvalOptions
+) -> TaskScore:
+    shares = [share_found(example, a.text) for example, a in zip(examples[task], answers[task], strict=True)]
+    return make_score(task, options.length, options.seed, right[task], shares)
 
 
 def _requests(documents: Sequence[list[int]]) -> list[tuple[list[int], list[int]]]:

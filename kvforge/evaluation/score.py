@@ -1,13 +1,10 @@
-"""Runs a task through a generator and counts exact matches."""
+"""Scores of answers to tasks: exact matches and the share of the values found, with intervals."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import sqrt
 
-from kvforge.tasks.prompt import CountTokens, Example, make_examples
-
-Generate = Callable[[Sequence[str]], Sequence[str]]
-"""Greedy continuations of prompts, long enough to hold the answer and a full stop."""
+from kvforge.tasks.prompt import Example
 
 STOP = (".", "\n")
 MAX_ANSWER_TOKENS = 48
@@ -15,7 +12,11 @@ MAX_ANSWER_TOKENS = 48
 
 @dataclass(frozen=True)
 class TaskScore:
-    """`accuracy` with its 95% Wilson interval [`low`, `high`], all in 0..1; `length` counts `<s>`."""
+    """Exact matches and the mean share of the values found, each with its 95% Wilson interval, all in 0..1.
+
+    `length` counts `<s>`. The interval of a mean of shares is conservative: values in 0..1 vary at most as much as
+    wholly right and wholly wrong answers with the same mean.
+    """
 
     task: str
     length: int
@@ -25,9 +26,12 @@ class TaskScore:
     accuracy: float
     low: float
     high: float
+    found: float
+    found_low: float
+    found_high: float
 
 
-def wilson(correct: int, total: int, z: float = 1.959964) -> tuple[float, float]:
+def wilson(correct: float, total: int, z: float = 1.959964) -> tuple[float, float]:
     """The Wilson score interval of a proportion (Wilson, JASA 22, 1927). Raises ValueError for total <= 0."""
     if total <= 0:
         raise ValueError("a score needs at least one prompt")
@@ -50,29 +54,27 @@ def is_correct(example: Example, text: str) -> bool:
     return answer_of(text) == example.answer
 
 
-def evaluate(
-    task: str, length: int, num_prompts: int, seed: int, count_tokens: CountTokens, generate: Generate
-) -> TaskScore:
-    """Exact match over `num_prompts` prompts of `length` tokens, of which one is left for `<s>`.
-
-    Raises KeyError for an unknown task, ValueError when `length` cannot hold the task.
-    """
-    examples = make_examples(task, length - 1, count_tokens, num_prompts, seed)
-    texts = generate([example.prompt for example in examples])
-    right = [is_correct(example, text) for example, text in zip(examples, texts, strict=True)]
-    return make_score(task, length, seed, right)
+def share_found(example: Example, text: str) -> float:
+    """The share of the answer's values, apart by commas, that the generated answer has anywhere (as RULER counts)."""
+    values, given = example.answer.split(", "), answer_of(text).split(", ")
+    return sum(value in given for value in values) / len(values)
 
 
-def make_score(task: str, length: int, seed: int, right: Sequence[bool]) -> TaskScore:
-    """The score of prompts of which each was answered right or not."""
-    low, high = wilson(sum(right), len(right))
-    return TaskScore(task, length, seed, len(right), sum(right), sum(right) / len(right), low, high)
+def make_score(task: str, length: int, seed: int, right: Sequence[bool], shares: Sequence[float]) -> TaskScore:
+    """The score of prompts of which each was answered right or not, and with a share of the values."""
+    num, correct, found = len(right), sum(right), sum(shares)
+    exact, mean = wilson(correct, num), wilson(found, num)
+    return TaskScore(task, length, seed, num, correct, correct / num, *exact, found / num, *mean)
 
 
 def score_table(scores: Sequence[TaskScore]) -> str:
     """A text table, one row per score, accuracies in per cent."""
-    lines = [f"{'task':<15}{'length':>7}{'prompts':>9}{'exact match':>13}   95% interval"]
+    lines = [f"{'task':<15}{'length':>7}{'prompts':>9}{'exact match':>13}   95% interval{'found':>10}   95% interval"]
     for s in scores:
-        interval = f"{100 * s.low:.1f} to {100 * s.high:.1f}"
-        lines.append(f"{s.task:<15}{s.length:>7}{s.num_prompts:>9}{100 * s.accuracy:>12.1f}%   {interval}")
+        exact = f"{100 * s.low:.1f} to {100 * s.high:.1f}"
+        found = f"{100 * s.found_low:.1f} to {100 * s.found_high:.1f}"
+        lines.append(
+            f"{s.task:<15}{s.length:>7}{s.num_prompts:>9}{100 * s.accuracy:>12.1f}%   {exact:<13}"
+            f"{100 * s.found:>8.1f}%   {found}"
+        )
     return "\n".join(lines)

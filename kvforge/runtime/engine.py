@@ -86,7 +86,7 @@ class LLMEngine:
         self._stop_ids: dict[str, frozenset[int]] = {}
         self._arrivals = itertools.count()
         self._deadlines: list[tuple[float, int, Request]] = []
-        self._num_iterations = 0
+        self.num_iterations = 0
         self._num_generated_tokens = 0
         self._num_failed_steps = 0
 
@@ -145,7 +145,7 @@ class LLMEngine:
         plan = self.scheduler.schedule()
         if not plan:
             return outputs
-        self._num_iterations += 1
+        self.num_iterations += 1
         self._mark_scheduled(plan)
         survivors = plan.survivors
         try:
@@ -182,7 +182,7 @@ class LLMEngine:
             "num_cached_pages": len(pool.cached_pages),
             "page_size": self.config.page_size,
             "page_bytes": self.manifest.page_bytes,
-            "num_iterations": self._num_iterations,
+            "num_iterations": self.num_iterations,
             "num_upper_calls": self.runner.num_upper_calls,
             "num_preemptions": scheduler.num_preemptions,
             "num_reused_tokens": scheduler.num_reused_tokens,

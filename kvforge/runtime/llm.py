@@ -112,9 +112,9 @@ class LLM:
         return self.tokenizer.encode(prompt)
 
     def _step(self, requests: dict[str, "_OpenRequest"]) -> list[SequenceOutput]:
-        num_iterations = self.engine.stats()["num_iterations"]
+        num_iterations = self.engine.num_iterations
         outputs = [output for output in self.engine.step() if output.request_id in requests]
-        if not outputs and self.engine.stats()["num_iterations"] == num_iterations:
+        if not outputs and self.engine.num_iterations == num_iterations:
             raise RequestError("an open iterator of scored logits holds the engine's pages; close it first.")
         for output in outputs:
             requests[output.request_id].add(output)

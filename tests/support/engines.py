@@ -4,14 +4,17 @@ import dataclasses
 import hashlib
 import json
 import os
+import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tokenizers import Tokenizer, processors
 
 from kvforge.compiler import BuildOptions, build_engine
+from kvforge.engine import MANIFEST_FILE, TOKENIZER_DIR, sha256_of
 
 
 @dataclass(frozen=True)
@@ -84,3 +87,18 @@ SWIFTKV_FP8 = dataclasses.replace(
     SWIFTKV, options=dataclasses.replace(SWIFTKV.options, kv_dtype="fp8", max_draft_len=4)
 )
 """SWIFTKV with an e4m3 cache of dynamic scales, and the graph that verifies up to 4 drafts a sequence."""
+
+
+def with_tokens_around(engine: Path, copy: Path, before: str, after: str | None = None) -> Path:
+    """Copy an engine to ``copy`` with a tokenizer that puts special tokens around a text."""
+    shutil.copytree(engine, copy)
+    name = f"{TOKENIZER_DIR}/tokenizer.json"
+    tokenizer = Tokenizer.from_file(str(copy / name))
+    single = f"{before} $A" if after is None else f"{before} $A {after}"
+    special = [(token, tokenizer.token_to_id(token)) for token in (before, after) if token]
+    tokenizer.post_processor = processors.TemplateProcessing(single=single, special_tokens=special)
+    tokenizer.save(str(copy / name))
+    manifest = json.loads((copy / MANIFEST_FILE).read_text())
+    manifest["files"][name] = sha256_of(copy / name)
+    (copy / MANIFEST_FILE).write_text(json.dumps(manifest))
+    return copy

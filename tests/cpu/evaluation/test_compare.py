@@ -12,6 +12,8 @@ import torch
 from kvforge.errors import KvforgeError
 from kvforge.evaluation.bootstrap import bootstrap_interval
 from kvforge.evaluation.compare import compare_with_teacher, fidelity, kl_divergence, perplexity
+from kvforge.evaluation.report import describe
+from kvforge.evaluation.run import Report
 from kvforge.runtime import LLM
 from model_defs import load_config
 from model_defs.reference import reference_logits
@@ -89,6 +91,15 @@ def test_kl_divergence_by_hand() -> None:
 def test_perplexity_is_the_exponential_of_the_mean() -> None:
     estimate = perplexity([2 * math.log(4), 6 * math.log(4)], [2, 6])
     assert estimate.value == estimate.low == estimate.high == pytest.approx(4)
+
+
+def test_a_perplexity_beyond_floats_is_infinite_and_null_in_json() -> None:
+    found = perplexity([1000.0 * 10, 2.0 * 10], [10, 10])
+    assert found.value == pytest.approx(math.exp(501)) and found.high == math.inf and math.isfinite(found.low)
+    measures = {"source": "x", "num_tokens": 20, "perplexity": vars(found)}
+    data = json.loads(json.dumps(Report("engine", None, [], measures).to_json(), allow_nan=False))
+    assert data["documents"]["perplexity"]["high"] is None and data["documents"]["perplexity"]["low"] == found.low
+    assert "inf" in describe(Report("engine", None, [], measures | {"num_documents": 2}))
 
 
 def test_bootstrap_means_are_of_tokens_not_of_documents() -> None:

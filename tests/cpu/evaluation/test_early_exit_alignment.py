@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from kvforge.errors import EngineError, KvforgeError
-from kvforge.evaluation import wilson
 from kvforge.evaluation.early_exit import (
     alignment,
     alignment_table,
@@ -16,6 +15,7 @@ from kvforge.evaluation.early_exit import (
     generated,
     plot_alignment,
 )
+from kvforge.evaluation.score import wilson
 from kvforge.runtime import LLM, SamplingParams
 from kvforge.runtime.scoring import stream_logits
 from model_defs import load_config

@@ -11,7 +11,10 @@ import pytest
 from kvforge.cli import main
 from kvforge.errors import KvforgeError
 from kvforge.evaluation.documents import generated_documents, text_documents
+from kvforge.evaluation.early_exit import alignment
+from kvforge.evaluation.engine import EngineGenerator
 from kvforge.evaluation.paired import paired_difference
+from kvforge.evaluation.run import EvalOptions, make_prompts
 from kvforge.runtime import LLM
 from kvforge.runtime.scoring import score
 from kvforge.runtime.tokenizer import Tokenizer
@@ -100,6 +103,40 @@ def test_early_exit_has_its_table_and_figure(
     assert [path.name for path in tmp_path.iterdir()] == ["plot-early-exit.svg"]
     report = json.loads(evaluate(capsys, engines.engine(EARLY_EXIT), *options, "--json"))
     assert report["early_exit"]["all"]["num_tokens"] == report["documents"]["num_tokens"]
+    assert report["early_exit_on"] == "documents"
+
+
+def test_early_exit_on_the_engines_own_answers(engines: EngineShelf, capsys: pytest.CaptureFixture[str]) -> None:
+    engine = engines.engine(EARLY_EXIT)
+    options = ["--task", "arithmetic", "--task", "amounts", "--num-prompts", "3", "--length", "400"]
+    report = json.loads(evaluate(capsys, engine, *options, "--early-exit", "answers", "--json"))
+    assert "documents" not in report and report["early_exit_on"] == "answers"
+    generator = EngineGenerator(engine, 400, show_progress=False)
+    prompts = make_prompts(engine, EvalOptions(("arithmetic", "amounts"), 3, 400))
+    answers = generator.answer([example.prompt for examples in prompts.values() for example in examples])
+    expected = alignment(generator.llm, [(answer.prompt, answer.token_ids) for answer in answers])
+    assert report["early_exit"] == json.loads(json.dumps(expected.to_json()))
+    assert report["early_exit"]["all"]["num_tokens"] == sum(len(answer.token_ids) for answer in answers) > 6
+    out = evaluate(capsys, engine, *options, "--early-exit", "answers")
+    assert "early exit, on answers\nconfidence" in out
+
+
+def test_what_cannot_be_measured_is_refused_before_anything_is(
+    engines: EngineShelf, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("kvforge.evaluation.run.LLM", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr("kvforge.evaluation.engine.LLM", lambda *_, **__: 1 / 0)
+    for options, message in (
+        (("--early-exit", "--length", "300"), "this engine has no early exit; build it"),
+        (("--perplexity", "generated", "--length", "300"), "length 299 is too short for task needle_multi: it needs "),
+        (
+            ("--task", "quoting", "--length", "460"),
+            "answers of quoting take .* tokens of this tokenizer and 48 ",
+        ),
+        (("--teacher", "absent"), "absent is not an engine directory"),
+    ):
+        assert main(["eval", str(engines.engine(PLAIN)), *options]) == 1
+        assert re.search(message, capsys.readouterr().err)
 
 
 @pytest.mark.parametrize(
@@ -107,16 +144,24 @@ def test_early_exit_has_its_table_and_figure(
     [
         (("--task", "chess"), "unknown task 'chess'"),
         (("--task", "none"), "leaves nothing to measure"),
+        (("--task", "none", "--early-exit", "answers"), "--early-exit answers needs tasks"),
+        (
+            ("--task", "arithmetic", "--num-prompts", "1", "--length", "200", "--plot", "{text}/a.png"),
+            "Not a directory",
+        ),
         (("--num-prompts", "0"), "--num-prompts must be at least 1"),
         (("--num-documents", "1", "--perplexity", "generated"), "--num-documents must be at least 2"),
         (("--task", "none", "--perplexity", "generated", "--plot", "x.png"), "run one of them or leave it out"),
-        (("--perplexity", "absent.txt", "--length", "100"), "absent.txt cannot be read \\(No such file"),
+        (
+            ("--task", "none", "--perplexity", "absent.txt", "--length", "100"),
+            "absent.txt cannot be read \\(No such file",
+        ),
         (
             ("--task", "none", "--perplexity", "{text}", "--length", "500"),
             "has 900 tokens, fewer than two documents of 500",
         ),
-        (("--perplexity", "{binary}", "--length", "50"), "binary is not UTF-8 at byte 1"),
-        (("--perplexity", "generated", "--length", "40"), "documents of 40 tokens hold no fact"),
+        (("--task", "none", "--perplexity", "{binary}", "--length", "50"), "binary is not UTF-8 at byte 1"),
+        (("--task", "none", "--perplexity", "generated", "--length", "40"), "documents of 40 tokens hold no fact"),
         (("--task", "none", "--perplexity", "generated", "--length", "513"), "exceed the max_seq_len 512"),
         (
             ("--task", "arithmetic", "--length", "500"),

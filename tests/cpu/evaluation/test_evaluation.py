@@ -1,19 +1,17 @@
-"""Scoring: intervals, answer extraction, and generators that are right or wrong on purpose."""
+"""Scores of tasks: intervals, answer extraction, and answers that are right or wrong on purpose."""
 
-import argparse
 import json
 import re
 
 import pytest
 
-from kvforge.commands import eval as eval_command
+from kvforge.cli import main
 from kvforge.errors import KvforgeError
-from kvforge.evaluation import evaluate, score_table, wilson
-from kvforge.evaluation.engine import EngineGenerator
-from kvforge.evaluation.score import answer_of
+from kvforge.evaluation.engine import Answer, EngineGenerator
+from kvforge.evaluation.score import answer_of, is_correct, make_score, score_table, share_found, wilson
 from kvforge.tasks import TASKS
-from kvforge.tasks.prompt import make_examples
-from tests.support.engines import PLAIN, EngineShelf
+from kvforge.tasks.prompt import Example, make_examples
+from tests.support.engines import PLAIN, EngineShelf, with_tokens_around
 
 
 def count_words(text: str) -> int:
@@ -37,69 +35,62 @@ def test_answer_ends_at_full_stop_or_line_break(text, answer):
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_a_right_generator_scores_one_and_a_wrong_one_zero(task):
+def test_right_answers_score_one_and_wrong_ones_zero(task):
     examples = make_examples(task, 299, count_words, 20, seed=0)
-    answers = {example.prompt: f" {example.answer}.\nmore" for example in examples}
-    right = evaluate(task, 300, 20, 0, count_words, lambda prompts: [answers[p] for p in prompts])
-    assert (right.num_correct, right.accuracy, right.high) == (20, 1.0, 1.0)
-    wrong = evaluate(task, 300, 20, 0, count_words, lambda prompts: [answers[p][:-8] + "x." for p in prompts])
-    assert (wrong.num_correct, wrong.low) == (0, 0.0)
-    half = evaluate(task, 300, 20, 0, count_words, lambda ps: [answers[p] if i % 2 else "" for i, p in enumerate(ps)])
-    assert half.accuracy == 0.5
-    assert f"{task:<15}" in score_table([right, half])
+
+    def score(texts):
+        pairs = list(zip(examples, texts, strict=True))
+        right = [is_correct(example, text) for example, text in pairs]
+        return make_score(task, 300, 0, right, [share_found(example, text) for example, text in pairs])
+
+    right = score([f" {example.answer}.\nmore" for example in examples])
+    assert (right.num_correct, right.accuracy, right.high, right.found, right.found_high) == (20, 1.0, 1.0, 1.0, 1.0)
+    wrong = score([f" x{example.answer.replace(', ', ', x')}." for example in examples])
+    assert (wrong.num_correct, wrong.low, wrong.found) == (0, 0.0, 0.0)
+    half = score([f" {example.answer}" if i % 2 else "" for i, example in enumerate(examples)])
+    assert half.accuracy == half.found == 0.5
+    assert (half.low, half.high) == (half.found_low, half.found_high) == wilson(10, 20)
+    table = score_table([right, half]).splitlines()
+    assert table[2].split() == [task, "300", "20", *["50.0%", "29.9", "to", "70.1"] * 2]
 
 
-class FakeGenerator:
+def test_values_are_found_in_any_order_and_beside_others():
+    example = Example("", "9916, 3136, 7061")
+    for text, share in ((" 3136, 9916, 7061.", 1), (" 9916, 1, 2, 7061.", 2 / 3), (" 99161, 3136.", 1 / 3), ("", 0)):
+        assert share_found(example, text) == pytest.approx(share)
+        assert not is_correct(example, text)
+    low, high = wilson(20 / 3, 20)
+    assert wilson(6, 20)[0] < low < 1 / 3 < high < wilson(7, 20)[1]
+
+
+def answer_needles(self, prompts):
     """Answers every needle question from the text."""
-
-    def __init__(self, engine, length, show_progress):
-        del engine, length, show_progress
-
-    count_tokens = staticmethod(count_words)
-
-    def __call__(self, prompts):
-        found = [re.search(r"What is the secret number of the (\w+ \w+)\?", prompt)[1] for prompt in prompts]
-        return [re.search(rf"number of the {key} is( \d+\.)", p)[1] for key, p in zip(found, prompts, strict=True)]
+    found = [re.search(r"What is the secret number of the (\w+ \w+)\?", prompt)[1] for prompt in prompts]
+    texts = [re.search(rf"number of the {key} is( \d+\.)", p)[1] for key, p in zip(found, prompts, strict=True)]
+    return [Answer([1], [2], text) for text in texts]
 
 
-def run(*arguments: str) -> int:
-    parser = argparse.ArgumentParser()
-    eval_command.add_parser(parser.add_subparsers())
-    args = parser.parse_args(["eval", "some-engine", *arguments])
-    return args.run(args)
-
-
-def test_command_prints_table_and_json(monkeypatch, capsys):
-    monkeypatch.setattr("kvforge.evaluation.engine.EngineGenerator", FakeGenerator)
-    options = ("--task", "needle_single", "--task", "needle_multi", "--num-prompts", "5", "--length", "300")
-    assert run(*options) == 0
+def test_command_prints_table_and_json(engines: EngineShelf, monkeypatch, capsys):
+    monkeypatch.setattr("kvforge.evaluation.engine.EngineGenerator.answer", answer_needles)
+    options = ["eval", str(engines.engine(PLAIN)), "--task", "needle_single", "--num-prompts", "5", "--length", "300"]
+    assert main(options) == 0
     assert capsys.readouterr().out.count("100.0%") == 2
-    assert run(*options, "--json") == 0
-    scores = json.loads(capsys.readouterr().out)["scores"]
-    assert [(s["task"], s["num_correct"], s["length"]) for s in scores] == [
-        ("needle_single", 5, 300),
-        ("needle_multi", 5, 300),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--task", "chess"), "unknown task 'chess'; choose from needle_single"),
-        (("--num-prompts", "0"), "at least 1"),
-        (("--task", "needle_multi", "--length", "60"), "too short for task needle_multi"),
-    ],
-)
-def test_command_refuses_in_one_sentence(monkeypatch, arguments, message):
-    monkeypatch.setattr("kvforge.evaluation.engine.EngineGenerator", FakeGenerator)
-    with pytest.raises(KvforgeError, match=message):
-        run(*arguments)
+    assert main([*options, "--json"]) == 0
+    (score,) = json.loads(capsys.readouterr().out)["scores"]
+    assert (score["task"], score["num_correct"], score["length"], score["found"]) == ("needle_single", 5, 300, 1.0)
 
 
 def test_a_failed_prompt_is_no_wrong_answer(engines: EngineShelf, monkeypatch: pytest.MonkeyPatch) -> None:
     """An error of the engine ends the evaluation; it is not counted as a miss."""
     generator = EngineGenerator(engines.engine(PLAIN), 16, show_progress=False)
     assert len(generator(["a"])) == 1
-    monkeypatch.setattr(generator._llm.engine.runner, "run", lambda *_: 1 / 0)
+    monkeypatch.setattr(generator.llm.engine.runner, "run", lambda *_: 1 / 0)
     with pytest.raises(KvforgeError, match="no score"):
         generator(["a"])
+
+
+def test_prompts_begin_as_texts_do_and_do_not_end_them(engines: EngineShelf, tmp_path) -> None:
+    """With a tokenizer that puts a token before a text and one after it."""
+    engine = with_tokens_around(engines.engine(PLAIN), tmp_path / "engine", before="<s>", after="</s>")
+    (answer,) = EngineGenerator(engine, 16, show_progress=False).answer(["ab"])
+    assert answer.prompt == [1, ord("a") + 3, ord("b") + 3]

@@ -1,9 +1,7 @@
 """An engine in lm-evaluation-harness: scores against transformers, local tasks, and the paper's presets."""
 
-import hashlib
 import json
 import random
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +10,12 @@ import torch
 
 from kvforge.cli import main
 from kvforge.compiler import BuildOptions, build_engine
-from kvforge.engine import MANIFEST_FILE, TOKENIZER_DIR
+from kvforge.engine import TOKENIZER_DIR
 from kvforge.errors import KvforgeError
 from kvforge.evaluation.lm_tasks import PAPER_TASKS
 from kvforge.runtime import SamplingParams
 from kvforge.tasks.prompt import make_example
-from tests.support.engines import PLAIN, SWIFTKV, EngineShelf
+from tests.support.engines import PLAIN, SWIFTKV, EngineShelf, with_tokens_around
 
 pytest.importorskip("lm_eval", reason="lm-evaluation-harness is an extra")
 from lm_eval.api.instance import Instance
@@ -157,22 +155,8 @@ def test_generation_is_greedy_and_ends_at_stop_strings(model: EngineLM, referenc
 @pytest.fixture(scope="module")
 def chat_model(engines: EngineShelf, tmp_path_factory: pytest.TempPathFactory) -> EngineLM:
     """A SwiftKV engine whose tokenizer puts `<s>` before a text, and with a chat template."""
-    folder = tmp_path_factory.mktemp("chat") / "engine"
-    shutil.copytree(engines.engine(SWIFTKV), folder)
-    file = folder / TOKENIZER_DIR / "tokenizer.json"
-    tokenizer = json.loads(file.read_text())
-    lead = {"SpecialToken": {"id": "<s>", "type_id": 0}}
-    tokenizer["post_processor"] = {
-        "type": "TemplateProcessing",
-        "single": [lead, {"Sequence": {"id": "A", "type_id": 0}}],
-        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
-        "special_tokens": {"<s>": {"id": "<s>", "ids": [1], "tokens": ["<s>"]}},
-    }
-    file.write_text(json.dumps(tokenizer))
+    folder = with_tokens_around(engines.engine(SWIFTKV), tmp_path_factory.mktemp("chat") / "engine", before="<s>")
     (folder / TOKENIZER_DIR / "chat_template.jinja").write_text(TEMPLATE)
-    manifest = json.loads((folder / MANIFEST_FILE).read_text())
-    manifest["files"][f"{TOKENIZER_DIR}/tokenizer.json"] = hashlib.sha256(file.read_bytes()).hexdigest()
-    (folder / MANIFEST_FILE).write_text(json.dumps(manifest))
     return EngineLM(folder)
 
 

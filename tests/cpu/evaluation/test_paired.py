@@ -41,3 +41,9 @@ def test_the_interval_covers_at_its_level() -> None:
         mirrored = paired_difference(second, first)
         assert (mirrored.low, mirrored.high) == (-result.high, -result.low)
     assert 370 <= covered <= 396
+
+
+def test_the_interval_stays_within_the_possible() -> None:
+    result = paired_difference([False], [True])
+    assert (result.difference, result.high) == (1.0, 1.0) and -1 < result.low < 1
+    assert paired_difference([True], [False]).low == -1.0

@@ -6,8 +6,7 @@ import pytest
 
 from kvforge.checkpoint import kv_scales, open_checkpoint
 from kvforge.compiler import BuildOptions, build_engine
-from kvforge.evaluation import evaluate
-from kvforge.evaluation.engine import EngineGenerator
+from kvforge.evaluation.run import EvalOptions, run_evaluation
 from kvforge.quantize import quantize_checkpoint
 from model_defs import load_config
 
@@ -24,6 +23,5 @@ def test_quantize_build_generate(name: str, tmp_path: Path) -> None:
     assert (manifest.dtype, manifest.kv_dtype) == ("bfloat16", "fp8_static")
     checkpoint = open_checkpoint(exported)
     assert manifest.kv_scales == kv_scales(checkpoint, load_config(checkpoint.hf_config))
-    generator = EngineGenerator(engine, 300, show_progress=False)
-    score = evaluate("needle_single", 300, 12, 0, generator.count_tokens, generator)
-    assert score.num_correct >= 11
+    (score,) = run_evaluation(engine, None, EvalOptions(("needle_single",), num_prompts=12, length=300)).scores
+    assert score["num_correct"] >= 11
