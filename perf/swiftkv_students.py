@@ -122,7 +122,9 @@ def student_of(variant: Variant, work: Path, steps: int) -> Path:
     curve = Curve(run / "held-out.json", model, load_model(checkpoint, sizes, torch.float32, with_teacher=True))
     if not curve.file.is_file():
         curve({"step": 0})
-    config = dataclasses.replace(TINY_STUDENT.distill, train=variant.train, max_steps=steps, seed=variant.seed)
+    config = dataclasses.replace(
+        TINY_STUDENT.distill, early_exit=False, train=variant.train, max_steps=steps, seed=variant.seed
+    )
     distill(config, model, data, run, on_step=curve, progress=False)
     weights = model.state_dict()
     shapes = {name: tuple(tensor.shape) for name, tensor in weights.items()}

@@ -182,6 +182,7 @@ TINY_STUDENT = StudentConfig(
     rewire=RewireOptions(cut=4, group_size=2, init="mean"),
     documents=Stage(512, 1200, max_steps=1, mix=ALL_MIX),
     distill=DistillConfig(
+        early_exit=True,
         max_steps=150,
         length=512,
         batch_size=4,

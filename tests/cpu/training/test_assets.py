@@ -55,7 +55,7 @@ def test_student_has_swiftkv_projections_instead_of_the_teachers():
     config = json.loads((STUDENT / "config.json").read_text())
     assert (config["model_type"], config["architectures"]) == ("llama_swiftkv", ["LlamaSwiftKVForCausalLM"])
     assert (config["swiftkv"], config["num_key_value_layers"], config["key_value_group_size"]) == (True, 4, 2)
-    assert "model.norm_swiftkv.weight" in names
+    assert {"model.norm_swiftkv.weight", "model.norm_early_exit.weight", "lm_head_early_exit.weight"} <= names
     for i in range(TINY_MODEL.num_layers):
         prefix = f"model.layers.{i}.self_attn."
         present = {name.removeprefix(prefix).removesuffix(".weight") for name in names if name.startswith(prefix)}
@@ -69,7 +69,7 @@ def test_student_has_swiftkv_projections_instead_of_the_teachers():
 
 def test_student_shares_the_teachers_other_weights():
     teacher, student = tensors(TEACHER), tensors(STUDENT)
-    shared = [name for name in student if "_swiftkv." not in name]
+    shared = [name for name in student if "_swiftkv." not in name and "_early_exit." not in name]
     assert len(shared) > 1
     assert all(torch.equal(student[name], teacher[name]) for name in shared)
 
@@ -82,7 +82,7 @@ def test_config_and_tokenizer_are_those_of_the_recipe(directory):
     else:
         added = {key: value for key, value in values.items() if TINY_HF_CONFIG.get(key) != value}
         assert added.keys() == {
-            *("architectures", "model_type", "swiftkv", "num_key_value_layers", "key_value_group_size")
+            *("architectures", "model_type", "swiftkv", "num_key_value_layers", "key_value_group_size", "early_exit")
         }
     trained = train_tokenizer(TINY_TOKENIZER.vocab_size, TINY_TOKENIZER.seed, TINY_TOKENIZER.num_items)
     assert Tokenizer.from_file(str(directory / "tokenizer.json")).to_str() == trained.to_str()
