@@ -129,12 +129,13 @@ def _finish(
     state: Progress,
     report: DataReport,
 ) -> DistillSummary:
-    export_checkpoint(checkpoint, dst, shapes, trained, cut, keep_teacher=keep_teacher, dtype=dtype)
     plot: str | None = str(work / PLOT_FILE)
     try:
         plot_metrics(work / METRICS_FILE, work / PLOT_FILE)
     except MissingToolError:
         plot = None
+    # Last, so that whatever fails, the same command can be given again.
+    export_checkpoint(checkpoint, dst, shapes, trained, cut, keep_teacher=keep_teacher, dtype=dtype)
     return DistillSummary(
         output=str(dst),
         work=str(work),

@@ -31,15 +31,19 @@ def save_state(path: Path, state: Mapping[str, Any]) -> None:
             file.flush()
             os.fsync(file.fileno())
         unfinished.replace(path)
-    except (OSError, RuntimeError) as error:  # torch's writer turns a full disk into a RuntimeError
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else first_line(error)
-        with contextlib.suppress(OSError):
-            unfinished.unlink(missing_ok=True)
+    except (OSError, RuntimeError) as error:  # torch's writer hides what stopped it behind a RuntimeError
+        cause = error if isinstance(error, OSError) else error.__context__
+        if isinstance(cause, KeyboardInterrupt):
+            raise cause from None
+        reason = cause.strerror if isinstance(cause, OSError) and cause.strerror else first_line(error)
         kept = "the state before it is kept" if path.exists() else "there is none before it"
         raise KvforgeError(
             f"The training state {path} cannot be written ({reason}); {kept}: free space there and give the same "
             "command again."
         ) from error
+    finally:
+        with contextlib.suppress(OSError):
+            unfinished.unlink(missing_ok=True)
 
 
 def load_state(path: Path, identity: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -19,6 +19,7 @@ from kvforge.distill import metrics, world
 from kvforge.distill.config import DistillConfig
 from kvforge.distill.distiller import SUMS, Distiller
 from kvforge.distill.interrupt import noted_interrupt
+from kvforge.distill.lock import locked
 from kvforge.distill.packing import Batch, PackedData
 from kvforge.distill.parameters import add_early_exit_head, check_model, fingerprint, has_early_exit, prepare
 from kvforge.distill.schedule import learning_rate, share, step_indices
@@ -59,33 +60,34 @@ def distill(
     others as they were but for ``dtype`` ``fp32``; with several processes all are sharded.
 
     Raises:
-        KvforgeError: the model has no cut or no teacher, the state in ``work`` is of another run, a loss or gradient is
-            not finite, or the disk is full. The last state stays.
+        KvforgeError: the model has no cut or no teacher, the state in ``work`` is of another run, another run works
+            there, a loss or gradient is not finite, or the disk is full. The last state stays.
         KeyboardInterrupt: after the step in which SIGINT or SIGTERM came (one process, main thread), saved.
     """
     with world.processes(config.device) as device:
         world.first_process(lambda: _check(config, model))
-        run = _Run(config, model, data, work, device, source)
-        bar = tqdm(
-            initial=run.progress.step,
-            total=run.progress.total_steps,
-            unit="step",
-            mininterval=2,
-            disable=not (progress and world.rank() == 0 and sys.stderr.isatty()),
-        )
-        last = run.progress.total_steps if stop_after is None else min(stop_after, run.progress.total_steps)
-        with bar, noted_interrupt() as interrupted:
-            while run.progress.step < last:
-                row = run.step()
-                bar.update()
-                bar.set_postfix(loss=f"{row['loss']:.4g}", agreement=f"{row['agreement']:.3f}", refresh=False)
-                stop = interrupted()
-                if stop or run.progress.step % config.checkpoint_every == 0 or run.progress.step == last:
-                    run.save()
-                on_step(row)
-                if stop and run.progress.step < last:
-                    raise KeyboardInterrupt
-        return run.progress
+        with locked(work):
+            run = _Run(config, model, data, work, device, source)
+            bar = tqdm(
+                initial=run.progress.step,
+                total=run.progress.total_steps,
+                unit="step",
+                mininterval=2,
+                disable=not (progress and world.rank() == 0 and sys.stderr.isatty()),
+            )
+            last = run.progress.total_steps if stop_after is None else min(stop_after, run.progress.total_steps)
+            with bar, noted_interrupt() as interrupted:
+                while run.progress.step < last:
+                    row = run.step()
+                    bar.update()
+                    bar.set_postfix(loss=f"{row['loss']:.4g}", agreement=f"{row['agreement']:.3f}", refresh=False)
+                    stop = interrupted()
+                    if stop or run.progress.step % config.checkpoint_every == 0 or run.progress.step == last:
+                        run.save()
+                    on_step(row)
+                    if stop and run.progress.step < last:
+                        raise KeyboardInterrupt
+            return run.progress
 
 
 class _Run:

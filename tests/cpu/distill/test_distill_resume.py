@@ -12,6 +12,7 @@ import torch
 
 from kvforge.distill import DistillConfig, distill
 from kvforge.distill.packing import Batch, PackedData
+from kvforge.distill.state import save_state
 from kvforge.errors import KvforgeError
 from tests.support.distillation import load_with_teacher, random_data, rewired_checkpoint
 
@@ -237,6 +238,52 @@ def test_lines_that_are_not_of_the_log_are_dropped(checkpoint: Path, tmp_path: P
 def test_work_that_cannot_be_a_directory_is_one_sentence(checkpoint: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("kept")
     for work in (tmp_path / "file", tmp_path / "file" / "below"):
-        with pytest.raises(KvforgeError, match=r"cannot be written .*; choose another --work"):
+        with pytest.raises(KvforgeError, match=r"cannot be a run's directory \(.*; choose another --work"):
             distill(CONFIG, load_with_teacher(checkpoint), random_data(), work)
     assert (tmp_path / "file").read_text() == "kept"
+
+
+def test_one_run_at_a_time(checkpoint: Path, tmp_path: Path) -> None:
+    """The second run is refused, whatever it is; the first one goes on."""
+    refused = []
+
+    def start_another(row) -> None:
+        with pytest.raises(KvforgeError, match=r"Another run works in .*; wait for it, or choose another --work\."):
+            distill(CONFIG, load_with_teacher(checkpoint), random_data(), tmp_path)
+        refused.append(row["step"])
+
+    assert distill(CONFIG, load_with_teacher(checkpoint), random_data(), tmp_path, on_step=start_another).step == 6
+    assert refused == [1, 2, 3, 4, 5, 6]
+    assert [row["step"] for row in csv.DictReader((tmp_path / "metrics.csv").open())] == ["1", "2", "3", "4", "5", "6"]
+
+
+@pytest.mark.parametrize("room", [0, 1_000, 200_000])
+@pytest.mark.parametrize("raised", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
+def test_what_stops_the_writing_of_a_state_is_named(
+    tmp_path: Path, monkeypatch, room: int, raised: BaseException
+) -> None:
+    """torch's writer raises a RuntimeError about positions in its file, whatever the reason."""
+
+    class Stopped:
+        def __init__(self, file) -> None:
+            self.file, self.room = file, room
+
+        def write(self, content: bytes) -> int:
+            self.room -= len(content)
+            if self.room < 0:
+                raise raised
+            return self.file.write(content)
+
+        def __getattr__(self, name: str):
+            return getattr(self.file, name)
+
+    write = torch.save
+    save_state(tmp_path / "state.pt", {"step": 1})
+    monkeypatch.setattr(torch, "save", lambda state, file: write(state, Stopped(file)))
+    expected = KeyboardInterrupt if isinstance(raised, KeyboardInterrupt) else KvforgeError
+    with pytest.raises(expected) as caught:
+        save_state(tmp_path / "state.pt", {"step": 2, "weights": torch.zeros(100_000)})
+    if expected is KvforgeError:
+        assert "cannot be written (No space left on device); the state" in str(caught.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["state.pt"]
+    assert torch.load(tmp_path / "state.pt") == {"step": 1}
