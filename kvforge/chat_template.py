@@ -13,6 +13,8 @@ from typing import Any
 from kvforge.errors import KvforgeError, first_line
 from kvforge.tokenizer_files import read_tokenizer_config, special_tokens
 
+_END_OF_CONTENT = "END_OF_CONTENT_TO_BE_CONTINUED"
+
 
 class ChatTemplate:
     """A template of ``tokenizer_config.json`` or ``chat_template.jinja`` and the special tokens it may name."""
@@ -62,6 +64,18 @@ class ChatTemplate:
             )
         except (TemplateError, TypeError, ValueError, LookupError) as error:
             raise KvforgeError(f"the chat template refuses this conversation ({first_line(error)})") from None
+
+    def render_open(self, messages: Sequence[Mapping[str, str]]) -> str:
+        """Return the text of one or more messages up to the end of the last one's content, so that it can be
+        continued. Raises KvforgeError where the template refuses the conversation or changes that content."""
+        content = messages[-1]["content"]
+        marked = {**messages[-1], "content": f"{content}{_END_OF_CONTENT} "}
+        text, found, rest = self.render([*messages[:-1], marked]).rpartition(_END_OF_CONTENT)
+        if not found or content.strip() not in text:
+            raise KvforgeError(
+                "the chat template changes the last message, so it cannot be continued; use another one."
+            )
+        return text if rest.startswith(" ") else text.rstrip()  # a template that trims, trims the content, too
 
 
 def _environment() -> Any:

@@ -36,7 +36,9 @@ def run(args: argparse.Namespace) -> int:
         raise KvforgeError(f"--limit is {args.limit}; give 1 or more.")
     if args.include_path is not None and not args.include_path.is_dir():
         raise KvforgeError(f"--include-path {args.include_path} is not a directory; check the path.")
-    tasks = None if args.tasks is None else [name for name in args.tasks.split(",") if name]
+    tasks = None if args.tasks is None else [name.strip() for name in args.tasks.split(",") if name.strip()]
+    if tasks == []:
+        raise KvforgeError("--tasks names no task; leave it out for the paper's seven.")
     show = sys.stderr.isatty() and not args.json
     scores: list[LmScore] = []
     try:

@@ -52,8 +52,8 @@ class EngineLM(TemplateLM):
         device: str | None = None,
         show_progress: bool | None = None,
     ) -> None:
-        """Load ``engine``. ``max_length`` lowers its ``max_seq_len``; ``max_gen_toks`` is for tasks that do not say;
-        ``show_progress`` draws bars (None: on a terminal).
+        """Load ``engine``. ``max_length`` lowers its ``max_seq_len``; ``max_gen_toks`` is for tasks that do not say, and
+        at most half of that; ``show_progress`` draws bars (None: on a terminal).
 
         Raises:
             KvforgeError: the engine cannot be loaded, has no tokenizer, or a value is out of range.
@@ -68,14 +68,16 @@ class EngineLM(TemplateLM):
             raise EngineError(f"{engine} has no tokenizer; rebuild it from a checkpoint that has one.")
         self.tokens = self.llm.tokenizer
         self.max_length = self.llm.engine.config.max_seq_len
-        self.max_gen_toks = max_gen_toks
+        self.max_gen_toks = max(min(max_gen_toks, self.max_length // 2), 1)
         self.batch_size = batch_size
         self.quiet = not (sys.stderr.isatty() if show_progress is None else show_progress)
         folder = Path(engine) / TOKENIZER_DIR
         self.template = ChatTemplate.from_dir(folder)
         names = special_tokens(read_tokenizer_config(folder))
-        self._lead, self._bos = tokens_before_text(self.tokens.backend), names.get("bos_token")
-        bos_id = None if self._bos is None else self.tokens.backend.token_to_id(self._bos)
+        self._lead, bos = tokens_before_text(self.tokens.backend), names.get("bos_token")
+        bos_id = None if bos is None else self.tokens.backend.token_to_id(bos)
+        if bos_id is None and not self.llm.engine.manifest.eos_token_ids:
+            raise EngineError(f"{engine} names no token that begins or ends a text; rebuild it with an eos_token_id.")
         self._prefix = self.eot_token_id if bos_id is None else bos_id
         files = [folder / "tokenizer.json", folder / "tokenizer_config.json", folder / "chat_template.jinja"]
         content = b"\0".join(file.read_bytes() for file in files if file.is_file())
@@ -107,21 +109,16 @@ class EngineLM(TemplateLM):
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
         """Return a conversation as text, up to where the assistant's next turn begins, or without
         ``add_generation_prompt`` up to the end of the last message's content, so that it can be continued."""
-        text = self._template().render(chat_history, add_generation_prompt=add_generation_prompt)
         if add_generation_prompt or not chat_history:
-            return text
-        content = chat_history[-1]["content"]
-        for ending in (content, content.strip()):
-            if ending in text:
-                return text[: text.rindex(ending) + len(ending)]
-        raise KvforgeError("the chat template changes the last message, so it cannot be continued; use another one.")
+            return self._template().render(chat_history, add_generation_prompt=add_generation_prompt)
+        return self._template().render_open(chat_history)
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
         """Token ids of a text, after what the tokenizer puts before a text unless the text begins with it already or
         ``add_special_tokens`` is False; never an end-of-text token after it."""
         ids = self.tokens.encode(string, add_special_tokens=False)
         if add_special_tokens is None:
-            add_special_tokens = not (self._bos and string.startswith(self._bos))
+            add_special_tokens = ids[: len(self._lead)] != self._lead
         return [*self._lead, *ids] if add_special_tokens else ids
 
     def loglikelihood(self, requests: "list[Instance]", disable_tqdm: bool = False) -> list[tuple[float, bool]]:
@@ -132,7 +129,12 @@ class EngineLM(TemplateLM):
         self, requests: Sequence[Pair], disable_tqdm: bool = False, **kwargs: Any
     ) -> list[tuple[float, bool]]:
         pairs, num_cut = [], 0
-        for _, context, continuation in requests:
+        for key, context, continuation in requests:
+            if key is not None and not continuation:
+                raise KvforgeError(
+                    f"the tokenizer leaves the answer {key[1]!r} no token of its own after its context, so it cannot be "
+                    "scored; the task needs a space between them."
+                )
             room = self.max_length - len(continuation)
             if room < 1:
                 raise KvforgeError(
@@ -140,7 +142,7 @@ class EngineLM(TemplateLM):
                     f"{self.max_length}; rebuild it with a larger --max-seq-len."
                 )
             num_cut += len(context) > room
-            pairs.append((context[-room:], continuation))
+            pairs.append((context[-room:] or [self.prefix_token_id], continuation))
         self._warn(num_cut, len(pairs), "contexts")
         results = []
         for (key, _, _), scored in zip(requests, score(self.llm, pairs, use_tqdm=not disable_tqdm), strict=True):
@@ -203,7 +205,12 @@ class EngineLM(TemplateLM):
     def _sampling(self, gen_kwargs: dict[str, Any]) -> SamplingParams:
         options = dict(normalize_gen_kwargs(gen_kwargs, self.max_gen_toks))
         until = [text for text in options.pop("until") if text]
-        max_tokens = min(options.pop("max_gen_toks"), self.max_length - 1)
+        max_tokens = options.pop("max_gen_toks")
+        if not 1 <= max_tokens < self.max_length:
+            raise KvforgeError(
+                f"the task generates {max_tokens} tokens and the engine takes {self.max_length}, prompt included; set "
+                "another max_gen_toks in the task or rebuild the engine with a larger --max-seq-len."
+            )
         if not options.pop("do_sample"):
             options["temperature"] = 0.0
         known = {"temperature", "top_p", "top_k", "min_p", "seed", "repetition_penalty"}
@@ -212,7 +219,8 @@ class EngineLM(TemplateLM):
                 f"the task sets {unknown[0]} for generation, which the engine does not have; remove it from the task."
             )
         # The engine's text leaves special tokens out, so those that end an answer are looked for by their ids.
-        special = {token.content: index for index, token in self.tokens.backend.get_added_tokens_decoder().items()}
+        added = self.tokens.backend.get_added_tokens_decoder()
+        special = {token.content: index for index, token in added.items() if token.special}
         return SamplingParams(
             max_tokens=max_tokens,
             stop=[text for text in until if text not in special],

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from tokenizers import AddedToken
 
+from kvforge.chat_template import ChatTemplate
 from kvforge.cli import main
 from kvforge.compiler import BuildOptions, build_engine
 from kvforge.engine import TOKENIZER_DIR
@@ -84,14 +86,15 @@ def byte_ids(text: str) -> list[int]:
 def test_loglikelihoods_are_those_of_transformers(model: EngineLM, reference: Reference) -> None:
     pairs = [(a, b) for a in TEXTS for b in TEXTS]
     greedy = reference.greedy(byte_ids(TEXTS[0]), 1)[0] - 3
-    pairs += [(TEXTS[0], chr(greedy)), ("ends with a space ", "x"), ("", "no context")]
-    expected = [reference.score(byte_ids(a) or [1], byte_ids(b)) for a, b in pairs[:-2]]
+    pairs += [(TEXTS[0], chr(greedy)), ("ends with a space ", "x"), ("", "no context"), ("  ", "x")]
+    expected = [reference.score(byte_ids(a) or [1], byte_ids(b)) for a, b in pairs[:-3]]
     expected.append(reference.score(byte_ids("ends with a space"), byte_ids(" x")))
     expected.append(reference.score([1], byte_ids("no context")))
+    expected.append(reference.score([1], byte_ids("  x")))
     found = loglikelihoods(model, pairs)
     assert [total for total, _ in found] == pytest.approx([total for total, _ in expected], abs=1e-3)
     assert [top for _, top in found] == [top for _, top in expected]
-    assert greedy >= 128 or found[-3][1], "a greedy continuation is found greedy"
+    assert greedy >= 128 or found[-4][1], "a greedy continuation is found greedy"
 
 
 def test_contexts_are_cut_from_the_left_and_continuations_are_not(
@@ -109,6 +112,23 @@ def test_contexts_are_cut_from_the_left_and_continuations_are_not(
     (text,) = model.generate_until([request], disable_tqdm=True)
     ids = reference.greedy(byte_ids(context)[-16:], 4)
     assert text == model.tokens.decode(ids[: ids.index(2)] if 2 in ids else ids)
+
+
+def test_an_answer_that_its_context_swallows_is_refused(model: EngineLM) -> None:
+    """A tokenizer may merge the two into no more tokens than the context has; no tokens would be the best answer."""
+    with pytest.raises(KvforgeError, match="leaves the answer 'b' no token of its own"):
+        model._loglikelihood_tokens([(("a", "b"), [5], [])], disable_tqdm=True)
+
+
+def test_answers_leave_room_for_the_prompt(engines: EngineShelf) -> None:
+    model = EngineLM(engines.engine(PLAIN), max_length=20, max_gen_toks=1024)
+    assert model.max_gen_toks == 10
+    request = instance("generate_until", "a" * 30, {"until": []})
+    assert len(model.tokens.encode(model.generate_until([request], disable_tqdm=True)[0])) <= 40
+    for count in (20, 0):
+        request = instance("generate_until", "a", {"until": [], "max_gen_toks": count})
+        with pytest.raises(KvforgeError, match=f"generates {count} tokens and the engine takes 20, prompt included"):
+            model.generate_until([request], disable_tqdm=True)
 
 
 @pytest.mark.parametrize("length", [5, 19, 20, 50])
@@ -137,6 +157,10 @@ def test_generation_is_greedy_and_ends_at_stop_strings(model: EngineLM, referenc
     assert generate(TEXTS[0], until="", max_gen_toks=24, do_sample=False, temperature=1.0) == whole
     place = next(i for i in range(2, len(whole)) if whole[i].isascii() and whole[i] not in whole[:i])
     assert generate(TEXTS[0], until=["never", whole[place]], max_gen_toks=24) == whole[:place]
+    place = next(
+        i for i in range(2, len(whole) - 2) if whole[i : i + 3].isascii() and whole.index(whole[i : i + 3]) == i
+    )
+    assert generate(TEXTS[0], until=[whole[place : place + 3]], max_gen_toks=24) == whole[:place], "three tokens"
     end = next(i for i, token in enumerate(ids) if token >= 3 and token not in ids[:i] and i > 2)
     special = {"until": ["</s>", model.tokens.backend.id_to_token(ids[end])], "max_gen_toks": 24}
     assert whole.startswith(generate(TEXTS[0], **special))
@@ -172,6 +196,43 @@ def test_chat_templates(model: EngineLM, chat_model: EngineLM) -> None:
             call()
     with pytest.raises(KvforgeError, match="no chat template named 'rag'"):
         chat_model.chat_template("rag")
+
+
+@pytest.mark.parametrize("content", ["", "e", "The best answer is", "spaces  ", "{{ x }} é"])
+@pytest.mark.parametrize(
+    "source",
+    [
+        TEMPLATE,
+        "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|im_end|>\n{% endfor %}",
+        "{{ bos_token }}{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}END{% endfor %}",
+        "{% for m in messages %}{{ m.content | tojson }}{% if loop.last %}{% break %}{% endif %}{% endfor %}",
+    ],
+)
+def test_conversations_are_rendered_as_in_transformers(source: str, content: str) -> None:
+    rendering = pytest.importorskip("transformers.utils.chat_template_utils")
+    template = ChatTemplate(source, {"bos_token": "<s>"})
+    history = [{"role": "system", "content": "e"}, {"role": "user", "content": "Where?"}]
+    answered = [*history, {"role": "assistant", "content": content}]
+
+    def expected(messages: list[dict[str, str]], **options: bool) -> str:
+        return rendering.render_jinja_template([messages], chat_template=source, bos_token="<s>", **options)[0][0]
+
+    assert template.render(history, add_generation_prompt=True) == expected(history, add_generation_prompt=True)
+    assert template.render(answered) == expected(answered)
+    assert template.render_open(answered) == expected(answered, continue_final_message=True)
+
+
+def test_a_last_message_that_a_template_changes_cannot_be_continued() -> None:
+    for change in ("{{ m.content | upper }}", "{{ m.content.split('|')[-1] }}", ""):
+        template = ChatTemplate(f"{{% for m in messages %}}{change}{{% endfor %}}")
+        with pytest.raises(KvforgeError, match="changes the last message, so it cannot be continued"):
+            template.render_open([{"role": "assistant", "content": "thought|answer"}])
+
+
+def test_stop_strings_that_are_special_tokens_are_ids_and_other_added_tokens_are_not(model: EngineLM) -> None:
+    model.tokens.backend.add_tokens([AddedToken("\n\n", special=False)])
+    params = model._sampling({"until": ["</s>", "\n\n", ""]})
+    assert (params.stop, params.stop_token_ids) == (["\n\n"], [2])
 
 
 def test_what_stands_before_a_text(model: EngineLM, chat_model: EngineLM) -> None:
@@ -293,6 +354,7 @@ def test_scores_before_a_task_that_fails_are_printed(
         (["--tasks", "chess-boxing"], "there is no task 'chess-boxing'; choose from arc-challenge, winogrande"),
         (["--tasks", "gsm8k"], "has no chat template, which some of the paper's tasks need"),
         (["--limit", "0"], "--limit is 0; give 1 or more"),
+        (["--tasks", ","], "--tasks names no task"),
         (["--include-path", "nowhere"], "--include-path nowhere is not a directory"),
     ],
 )
