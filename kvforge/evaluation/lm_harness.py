@@ -52,8 +52,8 @@ class EngineLM(TemplateLM):
         device: str | None = None,
         show_progress: bool | None = None,
     ) -> None:
-        """Load ``engine``. ``max_length`` lowers its ``max_seq_len``; ``max_gen_toks`` is for tasks that do not say, and
-        at most half of that; ``show_progress`` draws bars (None: on a terminal).
+        """Load ``engine``. ``max_length`` lowers its ``max_seq_len``; ``max_gen_toks`` is for tasks that do not say,
+        and at most half of that; ``show_progress`` draws bars (None: on a terminal).
 
         Raises:
             KvforgeError: the engine cannot be loaded, has no tokenizer, or a value is out of range.
@@ -132,8 +132,8 @@ class EngineLM(TemplateLM):
         for key, context, continuation in requests:
             if key is not None and not continuation:
                 raise KvforgeError(
-                    f"the tokenizer leaves the answer {key[1]!r} no token of its own after its context, so it cannot be "
-                    "scored; the task needs a space between them."
+                    f"the tokenizer leaves the answer {key[1]!r} no token of its own after its context, so it cannot "
+                    "be scored; the task needs a space between them."
                 )
             room = self.max_length - len(continuation)
             if room < 1:
