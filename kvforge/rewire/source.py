@@ -31,7 +31,7 @@ def open_source(path: str | Path) -> Source:
     if checkpoint.quantization is not None:
         raise CheckpointError(f"{path} is quantized ({checkpoint.quantization}); rewire the original.")
     config = read_model_config(checkpoint)
-    if config.is_swiftkv or any("_swiftkv." in name for name in checkpoint.file_of_tensor):
+    if config.is_swiftkv or any("_swiftkv." in name or "_early_exit." in name for name in checkpoint.file_of_tensor):
         raise CheckpointError(f"{path} is a SwiftKV checkpoint already; rewire the model it was made from.")
     check_weights(checkpoint, config)
     return Source(checkpoint, config, _read_specs(checkpoint))

@@ -6,13 +6,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import transformers
 
+from kvforge.distill import distill
 from kvforge.distill.config import DistillConfig
 from kvforge.distill.data import pack_samples
 from kvforge.distill.distiller import SUMS, Distiller
 from kvforge.distill.loss import divergence, hidden_error, logit_sums
 from kvforge.distill.packing import Batch, DataSettings
 from kvforge.distill.samples import Sample
+from model_defs.reference import reference_logits
+from tests.support.checkpoints import load_weights, make_checkpoint
 from tests.support.distillation import load_with_teacher, random_data, rewired_checkpoint
 
 
@@ -113,6 +117,44 @@ def test_packing_equals_padding(checkpoint: Path) -> None:
             data, _ = pack_samples([sample], DataSettings(48))
             padded += distiller(data.batch([0]))
     torch.testing.assert_close(together, padded, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["qwen3", "mistral"])
+def test_kl_of_a_step_is_that_of_independent_models(tmp_path: Path, family: str) -> None:
+    """Teacher by transformers, student by the plain reference, each sample alone; with sliding windows, samples that
+    fill a sequence, are split, have one token, weights of zero, or a weight on their first token only."""
+    windows = {"sliding_window": 6} | (
+        {"use_sliding_window": True, "max_window_layers": 3} if family == "qwen3" else {"tie_word_embeddings": True}
+    )
+    plain = make_checkpoint(tmp_path / "plain", family, **windows)
+    rewired = rewired_checkpoint(tmp_path / "rewired", family, **windows)
+    generator = np.random.default_rng(3)
+    samples = []
+    for size in (1, 2, 16, 16, 40, 7, 33):
+        weights = generator.uniform(0.2, 2, size) * (generator.random(size) < 0.6)
+        samples.append(Sample(generator.integers(3, 320, size).astype(np.int32), weights.astype(np.float32)))
+    for first, second in ((9, 0), (0, 0)):
+        samples.append(Sample(np.array([5, 6], np.int32), np.array([first, second], np.float32)))
+    model, weights = load_with_teacher(rewired), load_weights(rewired)
+    hf = transformers.AutoModelForCausalLM.from_pretrained(plain).eval()
+    divergences = total = 0.0
+    for ids, target in (
+        (s.ids[at : at + 16], s.weights[at : at + 16]) for s in samples for at in range(0, len(s.ids), 16)
+    ):
+        tokens = torch.from_numpy(ids.astype(np.int64))
+        with torch.no_grad():
+            logits = hf(tokens[None]).logits[0], reference_logits(model.sizes, weights, tokens)
+        teacher, student = (torch.log_softmax(x.double() / 2, -1) for x in logits)
+        kl = 4 * (teacher.exp() * (teacher - student)).sum(-1)
+        divergences += sum(float(kl[at]) * float(target[at + 1]) for at in range(len(ids) - 1))
+        total += float(target[1:].sum())
+    data, _ = pack_samples(samples, DataSettings(16))
+    rows: list = []
+    config = DistillConfig(
+        dtype="fp32", device="cpu", max_steps=1, batch_size=data.num_sequences, micro_batch=2, length=16
+    )
+    distill(config, model, data, tmp_path / "work", on_step=rows.append)
+    assert rows[0]["kl"] == pytest.approx(divergences / total, rel=1e-5) and rows[0]["kl"] > 0.05
 
 
 def test_only_positions_with_a_weight_count(checkpoint: Path) -> None:

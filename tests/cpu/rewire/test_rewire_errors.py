@@ -1,5 +1,6 @@
 """What ``kvforge rewire`` refuses: one sentence, nothing written."""
 
+import dataclasses
 import json
 import resource
 import subprocess
@@ -10,8 +11,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from kvforge.cli import main
-from kvforge.rewire import convert
+from kvforge.cli import main, make_parser
+from kvforge.rewire import RewireOptions, convert
 from tests.support.checkpoints import load_weights, make_checkpoint
 
 
@@ -27,6 +28,19 @@ def refused(capsys: pytest.CaptureFixture[str], folder: Path, *arguments: object
     assert error.startswith("kvforge: error: ") and error.count("\n") == 1 and error.endswith(".\n")
     assert sorted(path.relative_to(folder) for path in folder.rglob("*")) == before
     return error
+
+
+def test_help_says_the_defaults_of_the_options() -> None:
+    args = make_parser().parse_args(["rewire", "SRC", "DST", "--cut-layer", "auto"])
+    given = {"cut": args.cut_layer, "max_shard_bytes": args.max_shard_size}
+    for field in dataclasses.fields(RewireOptions):
+        default = None if field.name == "cut" else field.default
+        assert given.get(field.name, getattr(args, field.name, None)) == default, field.name
+    subparsers = next(action for action in make_parser()._actions if action.choices)
+    options = {action.dest: action for action in subparsers.choices["rewire"]._actions}
+    for name in ("group_size", "num_samples", "num_tokens", "quality_budget", "ridge"):
+        assert options[name].help.endswith(f"({options[name].default})"), name
+    assert "fold (mean with norm gains folded in, the default)" in options["init"].help
 
 
 def test_options(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -79,6 +93,8 @@ def test_sources(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str
     weights = load_weights(missing)
     del weights["model.layers.3.self_attn.k_proj.weight"]
     save_file(weights, missing / "model.safetensors")
+    stray = make_checkpoint(tmp_path / "stray", "llama")
+    save_file(load_weights(stray) | {"lm_head_early_exit.weight": torch.ones(320, 64)}, stray / "model.safetensors")
     other = make_checkpoint(tmp_path / "other", "llama")
     (other / "config.json").write_text(json.dumps(config | {"model_type": "gpt2"}))
     single = make_checkpoint(tmp_path / "single", "llama", num_hidden_layers=1)
@@ -93,6 +109,7 @@ def test_sources(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str
     for path, message, *more in (
         (tmp_path / "none", "is not a checkpoint"),
         (rewired, "is a SwiftKV checkpoint already; rewire the model it was made from."),
+        (stray, "is a SwiftKV checkpoint already; rewire the model it was made from."),
         (quantized, "is quantized"),
         (missing, "Tensor model.layers.3.self_attn.k_proj.weight is missing"),
         (other, "model_type 'gpt2' is not supported"),
