@@ -8,6 +8,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 
+MODEL_MAKING = ("kvforge.swiftkv", "kvforge.rewire", "kvforge.distill", "kvforge.training")
+"""Packages that make checkpoints; what builds, runs and serves engines does without them."""
+
 FORBIDDEN = {
     "plugins": ("model_defs", "kvforge"),
     "model_defs": ("kvforge",),
@@ -18,9 +21,18 @@ FORBIDDEN = {
         "kvforge.quantize",
         "kvforge.commands",
         "kvforge.evaluation",
+        *MODEL_MAKING,
     ),
     "kvforge/engine.py": ("torch", "kvforge.compiler", "kvforge.runtime", "kvforge.serving", "model_defs", "plugins"),
-    "kvforge/tasks": ("torch", "kvforge.compiler", "kvforge.runtime", "kvforge.serving", "model_defs", "plugins"),
+    "kvforge/tasks": (
+        "torch",
+        "kvforge.compiler",
+        "kvforge.runtime",
+        "kvforge.serving",
+        "kvforge.evaluation",
+        "model_defs",
+        "plugins",
+    ),
     "kvforge/planning": (
         "torch",
         "kvforge.compiler",
@@ -53,13 +65,19 @@ FORBIDDEN = {
     ),
     "kvforge/staging.py": ("torch", "kvforge.checkpoint", "kvforge.compiler", "kvforge.engine", "model_defs"),
     "kvforge/model_checkpoint.py": ("torch", "kvforge.compiler", "kvforge.runtime", "kvforge.swiftkv"),
+    "kvforge/chat_template.py": ("torch", "kvforge.runtime", "kvforge.checkpoint", "kvforge.evaluation"),
+    "kvforge/tokenizer_files.py": ("torch", "kvforge.runtime", "kvforge.checkpoint", "kvforge.evaluation"),
+    "kvforge/figures.py": ("torch", "kvforge.runtime", "kvforge.checkpoint", "kvforge.evaluation"),
     "kvforge/runtime": (
         "kvforge.compiler",
         "kvforge.serving",
         "kvforge.quantize",
         "kvforge.commands",
         "kvforge.checkpoint",
+        "kvforge.evaluation",
+        "kvforge.tasks",
         "model_defs",
+        *MODEL_MAKING,
     ),
     "kvforge/evaluation": (
         "kvforge.compiler",
@@ -70,7 +88,16 @@ FORBIDDEN = {
         "kvforge.training",
         "kvforge.commands",
     ),
-    "kvforge/serving": ("kvforge.compiler", "kvforge.commands", "kvforge.checkpoint", "model_defs", "plugins"),
+    "kvforge/serving": (
+        "kvforge.compiler",
+        "kvforge.commands",
+        "kvforge.checkpoint",
+        "kvforge.evaluation",
+        "kvforge.quantize",
+        "model_defs",
+        "plugins",
+        *MODEL_MAKING,
+    ),
     "kvforge/swiftkv": (
         "kvforge.compiler",
         "kvforge.runtime",
