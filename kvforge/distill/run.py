@@ -1,6 +1,7 @@
 """`kvforge distill` as a function: from a rewired checkpoint and data to a distilled checkpoint."""
 
 import dataclasses
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,7 +56,7 @@ def distill_checkpoint(
 ) -> DistillSummary:
     """Distil the rewired checkpoint ``src`` on ``data`` (see ``load_data``) and write the student to ``dst``.
 
-    A run that was interrupted continues from ``work`` (by default ``dst`` with the suffix ``.training``), which is left
+    A run that was interrupted continues from ``work`` (by default ``dst`` and ``.training``), which is left
     there with the log. ``settings`` is by default ``config.length`` with all tokens as targets; sequences are at most
     as long as the model's positions. ``dtype`` is that of the written weights, by default the source's.
 
@@ -64,7 +65,7 @@ def distill_checkpoint(
         KvforgeError: ``dst`` exists, ``work`` is in it or is ``src``, the data is unusable, or see ``distill``.
     """
     src, dst = Path(src), Path(dst)
-    work = dst.with_name(f"{dst.name}.training") if work is None else Path(work)
+    work = Path(f"{os.path.abspath(dst)}.training" if work is None else work)
     if keep_teacher and config.train != "partial":
         raise KvforgeError(
             f"--train {config.train} changes weights that the teacher needs as they were; leave out --keep-teacher."

@@ -152,6 +152,14 @@ def test_mistakes_are_found_before_training(source: Path, data: Path, tmp_path: 
     assert [path.name for path in tmp_path.iterdir()] == ["there"]
 
 
+def test_an_empty_working_directory_is_written_to(source: Path, data: Path, tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    summary = distill_checkpoint(source, ".", data, SMALL)
+    assert Path(summary.work) == tmp_path / "empty.training"
+    assert (tmp_path / "empty" / "config.json").is_file()
+
+
 def test_help_says_the_defaults() -> None:
     subparsers = next(action for action in make_parser()._actions if action.choices)
     options = {action.dest: action for action in subparsers.choices["distill"]._actions}

@@ -1,6 +1,7 @@
 """Two processes under torchrun train as one does, continue each other's runs, and do not hang when one fails."""
 
 import csv
+import dataclasses
 import json
 import os
 import subprocess
@@ -43,6 +44,7 @@ with world.processes("cpu", timeout_seconds=60):
     run("full", train="full")
     run("parts", stop_after=3)
     run("parts")
+    run("begun")
     assert main(command) == 0
     try:
         assert main(command) == 1 and world.rank() == 0
@@ -51,7 +53,13 @@ with world.processes("cpu", timeout_seconds=60):
     (work / f"done{{world.rank()}}").touch()
     run("failing", on_step=fail)
 """
-"""Runs of two processes: whole ones, one in two pieces, the command, the same again, and one that fails."""
+"""Runs of two processes: whole ones, one in two pieces, one that one process began, the command, the same again, and
+one that fails."""
+
+CONFIG = DistillConfig(
+    dtype="fp32", device="cpu", max_steps=5, batch_size=8, micro_batch=3, lr=1e-3, checkpoint_every=2
+)
+"""What WORKER trains with."""
 
 COMMAND = "--length 48 --batch-size 4 --micro-batch 2 --max-steps 3 --dtype fp32 --lr 1e-3 --device cpu".split()
 
@@ -100,6 +108,7 @@ class Trained:
 def trained(checkpoint: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Trained:
     work = tmp_path_factory.mktemp("two")
     (work / "worker.py").write_text(WORKER)
+    distill(CONFIG, load_with_teacher(checkpoint), random_data(), work / "begun", stop_after=3)
     command = ("distill", checkpoint, work / "output", "--data", data, *COMMAND)
     process = torchrun(work / "worker.py", work, *command)
     assert (work / "done0").exists() and (work / "done1").exists(), process.stderr
@@ -108,10 +117,7 @@ def trained(checkpoint: Path, data: Path, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.mark.parametrize("train", ["partial", "full"])
 def test_two_processes_train_as_one(checkpoint: Path, trained: Trained, tmp_path: Path, train: str) -> None:
-    config = DistillConfig(
-        dtype="fp32", device="cpu", max_steps=5, batch_size=8, micro_batch=3, lr=1e-3, checkpoint_every=2, train=train
-    )
-    distill(config, load_with_teacher(checkpoint), random_data(), tmp_path)
+    distill(dataclasses.replace(CONFIG, train=train), load_with_teacher(checkpoint), random_data(), tmp_path)
     for one, two in zip(rows(tmp_path), rows(trained.work / train), strict=True):
         for name in ("step", "tokens", "lr", "loss", "kl", "hidden", "early_exit_kl", "grad_norm"):
             assert two[name] == pytest.approx(one[name], rel=1e-4, abs=1e-5), name
@@ -127,13 +133,18 @@ def test_two_processes_resume(trained: Trained) -> None:
 
 
 def test_one_process_continues_the_run_of_two(checkpoint: Path, trained: Trained) -> None:
-    config = DistillConfig(
-        dtype="fp32", device="cpu", max_steps=5, batch_size=8, micro_batch=3, lr=1e-3, checkpoint_every=2
-    )
     model = load_with_teacher(checkpoint)
-    assert distill(config, model, random_data(), trained.work / "partial").step == 5
+    assert distill(CONFIG, model, random_data(), trained.work / "partial").step == 5
     state = model.state_dict()
     assert all(torch.equal(state[name], tensor) for name, tensor in saved(trained.work / "partial").items())
+
+
+def test_two_processes_continue_the_run_of_one(trained: Trained) -> None:
+    whole, begun = saved(trained.work / "partial"), saved(trained.work / "begun")
+    assert whole.keys() == begun.keys()
+    for name, tensor in whole.items():
+        torch.testing.assert_close(begun[name], tensor, atol=1e-5, rtol=0, msg=name)
+    assert [row["step"] for row in rows(trained.work / "begun")] == [1, 2, 3, 4, 5]
 
 
 def check_output(checkpoint: Path, data: Path, output: Path, tmp_path: Path) -> None:
