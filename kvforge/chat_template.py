@@ -52,8 +52,6 @@ class ChatTemplate:
     def render(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = False) -> str:
         """Return the text of ``messages`` ({"role", "content"} each); with ``add_generation_prompt``, up to where the
         assistant's next turn begins. Raises KvforgeError where the template refuses the conversation."""
-        from jinja2 import TemplateError
-
         try:
             return self._template.render(
                 messages=list(messages),
@@ -62,7 +60,7 @@ class ChatTemplate:
                 add_generation_prompt=add_generation_prompt,
                 **self.special_tokens,
             )
-        except (TemplateError, TypeError, ValueError, LookupError) as error:
+        except Exception as error:  # what a template computes may raise anything
             raise KvforgeError(f"the chat template refuses this conversation ({first_line(error)})") from None
 
     def render_open(self, messages: Sequence[Mapping[str, str]]) -> str:

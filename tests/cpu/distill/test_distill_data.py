@@ -252,6 +252,9 @@ def test_bad_files_are_one_sentence(checkpoint: Path, tmp_path: Path) -> None:
     path = write(tmp_path / "chat.jsonl", {"messages": CHAT})
     (checkpoint / "chat_template.jinja").write_text("{{ raise_exception('roles must alternate') }}")
     assert "line 1: the chat template refuses this conversation (roles must alternate)" in message(path)
+    for expression in ("1 / 0", "messages + 1", "messages[0].content.none()"):
+        (checkpoint / "chat_template.jinja").write_text("{{ " + expression + " }}")
+        assert "line 1: the chat template refuses this conversation (" in message(path)
     (checkpoint / "chat_template.jinja").write_text("{% if %}")
     assert "The chat template is not valid" in message(path)
     (checkpoint / "chat_template.jinja").unlink()
