@@ -18,9 +18,12 @@ def read_tokenizer_config(directory: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        config = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise KvforgeError(f"{path} is not JSON ({first_line(error)}); write it again.") from None
+    if not isinstance(config, dict):
+        raise KvforgeError(f"{path} is no JSON object; write it again.")
+    return config
 
 
 def special_tokens(config: Mapping[str, Any]) -> dict[str, str]:

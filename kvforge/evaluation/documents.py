@@ -8,7 +8,7 @@ from kvforge.errors import KvforgeError
 from kvforge.runtime.tokenizer import Tokenizer
 from kvforge.tasks import TASKS, filler
 from kvforge.tasks.item import Item
-from kvforge.tasks.prompt import question_block, scatter
+from kvforge.tasks.prompt import count_following, question_block, scatter
 from kvforge.tokenizer_files import tokens_before_text
 
 GENERATED_TASKS = ("needle_single", "list_recall", "variables", "amounts", "quoting", "arithmetic")
@@ -62,13 +62,13 @@ def generated_documents(tokenizer: Tokenizer, num: int, length: int, seed: int) 
 
 
 def _generate(rng: random.Random, length: int, count: Callable[[str], int]) -> str:
-    used: set[str] = set()
+    added, used = count_following(count), set[str]()
     items: list[tuple[Item, str]] = []
     room = length
     for _ in range(MAX_ITEMS):
         item = TASKS[rng.choice(GENERATED_TASKS)].sample(rng, used)
         tail = f"{question_block(item)}{item.answer}."
-        cost = count(tail) + sum(count(f" {statement}") for statement in item.statements)
+        cost = count(tail) + sum(added(statement) for statement in item.statements)
         if cost > room - (length // 2 if items else 0):
             break
         items.append((item, tail))
@@ -76,7 +76,7 @@ def _generate(rng: random.Random, length: int, count: Callable[[str], int]) -> s
     if not items:
         raise KvforgeError(f"documents of {length} tokens hold no fact and its question; give a larger --length.")
     fillers = []
-    while (room := room - count(f" {(sentence := filler.sentence(rng))}")) >= 0:
+    while (room := room - added(sentence := filler.sentence(rng))) >= 0:
         fillers.append(sentence)
     text = " ".join(scatter(rng, [list(item.statements) for item, _ in items], fillers))
     rng.shuffle(items)

@@ -4,9 +4,8 @@ appendix D, Figure D.1): KV is complete at the cut, so a token may end there whe
 import itertools
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -52,10 +51,6 @@ class Alignment:
     all: ConfidenceRange
     bins: tuple[ConfidenceRange, ...]
     above: tuple[ConfidenceRange, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the numbers as JSON-ready data."""
-        return asdict(self)
 
 
 def alignment(

@@ -51,6 +51,7 @@ class EvalOptions:
             ("--num-prompts", self.num_prompts, 1),
             ("--length", self.length, 2),
             ("--num-documents", self.num_documents, 2),
+            ("--seed", self.seed, 0),
         ):
             if value < least:
                 raise KvforgeError(f"{name} must be at least {least}")

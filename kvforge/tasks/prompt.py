@@ -23,6 +23,15 @@ def question_block(item: Item) -> str:
     return f"\nQuestion: {item.question}\nAnswer: {item.lead}"
 
 
+def count_following(count_tokens: CountTokens) -> CountTokens:
+    """Return a counter of the tokens that a sentence adds to a text that ends with another one.
+
+    Some tokenizers put a mark before a text, which a prompt has once and not before every sentence.
+    """
+    stop = count_tokens(".")
+    return lambda sentence: count_tokens(f". {sentence}") - stop
+
+
 def scatter(rng: random.Random, groups: list[list[str]], fillers: list[str]) -> list[str]:
     """Statements at random places among the filler sentences; each group keeps its order."""
     slots = [-1] * len(fillers)
@@ -42,14 +51,14 @@ def make_example(task_name: str, length: int, count_tokens: CountTokens, rng: ra
     used: set[str] = set()
     items = [task.sample(rng, used) for _ in range(1 + task.distractors)]
     asked, tail = items[0], question_block(items[0])
-    text_tokens = [count_tokens(" " + s) for item in items for s in item.statements]
-    room = length - count_tokens(tail) - sum(text_tokens)
+    added = count_following(count_tokens)
+    room = length - count_tokens(tail) - sum(added(statement) for item in items for statement in item.statements)
     if room < 0:
         raise ValueError(f"length {length} is too short for task {task_name}: it needs {length - room} tokens")
     fillers = []
     while True:
         sentence = filler.sentence(rng)
-        room -= count_tokens(" " + sentence)
+        room -= added(sentence)
         if room < 0:
             break
         fillers.append(sentence)

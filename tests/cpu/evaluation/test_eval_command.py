@@ -4,6 +4,7 @@ import json
 import math
 import random
 import re
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -115,7 +116,7 @@ def test_early_exit_on_the_engines_own_answers(engines: EngineShelf, capsys: pyt
     prompts = make_prompts(engine, EvalOptions(("arithmetic", "amounts"), 3, 400))
     answers = generator.answer([example.prompt for examples in prompts.values() for example in examples])
     expected = alignment(generator.llm, [(answer.prompt, answer.token_ids) for answer in answers])
-    assert report["early_exit"] == json.loads(json.dumps(expected.to_json()))
+    assert report["early_exit"] == json.loads(json.dumps(asdict(expected)))
     assert report["early_exit"]["all"]["num_tokens"] == sum(len(answer.token_ids) for answer in answers) > 6
     out = evaluate(capsys, engine, *options, "--early-exit", "answers")
     assert "early exit, on answers\nconfidence" in out
@@ -150,6 +151,7 @@ def test_what_cannot_be_measured_is_refused_before_anything_is(
             "Not a directory",
         ),
         (("--num-prompts", "0"), "--num-prompts must be at least 1"),
+        (("--seed", "-1"), "--seed must be at least 0"),
         (("--num-documents", "1", "--perplexity", "generated"), "--num-documents must be at least 2"),
         (("--task", "none", "--perplexity", "generated", "--plot", "x.png"), "run one of them or leave it out"),
         (

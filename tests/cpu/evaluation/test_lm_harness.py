@@ -229,6 +229,13 @@ def test_a_last_message_that_a_template_changes_cannot_be_continued() -> None:
             template.render_open([{"role": "assistant", "content": "thought|answer"}])
 
 
+@pytest.mark.parametrize(("content", "message"), [("{", "is not JSON"), ("[]", "is no JSON object")])
+def test_damaged_tokenizer_files_are_one_sentence(tmp_path: Path, content: str, message: str) -> None:
+    (tmp_path / "tokenizer_config.json").write_text(content)
+    with pytest.raises(KvforgeError, match=message):
+        ChatTemplate.from_dir(tmp_path)
+
+
 def test_stop_strings_that_are_special_tokens_are_ids_and_other_added_tokens_are_not(
     model: EngineLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:

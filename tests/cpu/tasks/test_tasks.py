@@ -8,6 +8,7 @@ import pytest
 
 from kvforge.tasks import TASKS, filler, words
 from kvforge.tasks.prompt import Example, make_example, make_examples
+from tests.support.text_tokenizers import byte_fallback
 
 LENGTHS = (300, 1000)
 
@@ -138,6 +139,18 @@ def test_answer_is_not_given_away_after_the_text(task):
 def test_length_is_within_one_sentence(task, length):
     for example in make_examples(task, length, count_words, 20, seed=0):
         assert length - 14 <= count_words(example.prompt) <= length
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_mark_before_every_text_does_not_shorten_prompts(task):
+    """Tokenizers of the SentencePiece kind begin every text that they are given with a mark."""
+    tokenizer = byte_fallback()
+
+    def count(text: str) -> int:
+        return len(tokenizer.encode(text, add_special_tokens=False))
+
+    for example in make_examples(task, 2000, count, 3, seed=0):
+        assert 2000 - 70 <= count(example.prompt) <= 2000, "short of it by more than a filler sentence, of bytes here"
 
 
 @pytest.mark.parametrize("task", TASKS)
