@@ -55,9 +55,10 @@ def distill(
     """Distil ``model``, made with its teacher, in place; continue the run in ``work`` if there is one.
 
     ``work`` receives ``state.pt`` every ``checkpoint_every`` steps and at the end, and ``metrics.csv``. The run ends
-    after all steps, or after ``stop_after`` in all; ``on_step`` is called with every line of the log. ``source`` says
-    where the model is from: a run is continued only with the same one. Afterwards the trained weights are fp32, and the
-    others as they were but for ``dtype`` ``fp32``; with several processes all are sharded.
+    after all steps, or after ``stop_after`` in all; ``on_step`` is called with every line of the log, before the step
+    is part of a saved state, so that an interrupted and continued run leaves none out. ``source`` says where the model
+    is from: a run is continued only with the same one. Afterwards the trained weights are fp32, and the others as they
+    were but for ``dtype`` ``fp32``; with several processes all are sharded.
 
     Raises:
         KvforgeError: the model has no cut or no teacher, the state in ``work`` is of another run, another run works
@@ -82,9 +83,9 @@ def distill(
                     bar.update()
                     bar.set_postfix(loss=f"{row['loss']:.4g}", agreement=f"{row['agreement']:.3f}", refresh=False)
                     stop = interrupted()
+                    on_step(row)
                     if stop or run.progress.step % config.checkpoint_every == 0 or run.progress.step == last:
                         run.save()
-                    on_step(row)
                     if stop and run.progress.step < last:
                         raise KeyboardInterrupt
             return run.progress

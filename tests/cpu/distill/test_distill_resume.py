@@ -243,6 +243,22 @@ def test_work_that_cannot_be_a_directory_is_one_sentence(checkpoint: Path, tmp_p
     assert (tmp_path / "file").read_text() == "kept"
 
 
+def test_every_step_is_called_for_whenever_a_run_ends(checkpoint: Path, tmp_path: Path) -> None:
+    """Step 4 has a state; ending while it is called for, it is called for again."""
+    seen = []
+
+    def end(row) -> None:
+        seen.append(row["step"])
+        if seen == [1, 2, 3, 4]:
+            raise RuntimeError("ends here")
+
+    with pytest.raises(RuntimeError, match="ends here"):
+        distill(CONFIG, load_with_teacher(checkpoint), random_data(), tmp_path, on_step=end)
+    distill(CONFIG, load_with_teacher(checkpoint), random_data(), tmp_path, on_step=end)
+    assert seen == [1, 2, 3, 4, 3, 4, 5, 6]
+    assert [row["step"] for row in csv.DictReader((tmp_path / "metrics.csv").open())] == ["1", "2", "3", "4", "5", "6"]
+
+
 def test_one_run_at_a_time(checkpoint: Path, tmp_path: Path) -> None:
     """The second run is refused, whatever it is; the first one goes on."""
     refused = []
