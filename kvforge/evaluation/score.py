@@ -1,5 +1,6 @@
 """Scores of answers to tasks: exact matches and the share of the values found, with intervals."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import sqrt
@@ -56,8 +57,8 @@ def is_correct(example: Example, text: str) -> bool:
 
 def share_found(example: Example, text: str) -> float:
     """The share of the answer's values, apart by commas, that the generated answer has anywhere (as RULER counts)."""
-    values, given = example.answer.split(", "), answer_of(text).split(", ")
-    return sum(value in given for value in values) / len(values)
+    values, given = Counter(example.answer.split(", ")), Counter(answer_of(text).split(", "))
+    return (values & given).total() / values.total()
 
 
 def make_score(task: str, length: int, seed: int, right: Sequence[bool], shares: Sequence[float]) -> TaskScore:

@@ -59,6 +59,7 @@ def test_values_are_found_in_any_order_and_beside_others():
     for text, share in ((" 3136, 9916, 7061.", 1), (" 9916, 1, 2, 7061.", 2 / 3), (" 99161, 3136.", 1 / 3), ("", 0)):
         assert share_found(example, text) == pytest.approx(share)
         assert not is_correct(example, text)
+    assert share_found(Example("", "7, 7, 5"), " 7, 5.") == pytest.approx(2 / 3), "what is there twice is said twice"
     low, high = wilson(20 / 3, 20)
     assert wilson(6, 20)[0] < low < 1 / 3 < high < wilson(7, 20)[1]
 
