@@ -2,6 +2,7 @@
 
 import csv
 import errno
+import fcntl
 import math
 import os
 import signal
@@ -271,6 +272,16 @@ def test_one_run_at_a_time(checkpoint: Path, tmp_path: Path) -> None:
     assert distill(CONFIG, load_with_teacher(checkpoint), random_data(), tmp_path, on_step=start_another).step == 6
     assert refused == [1, 2, 3, 4, 5, 6]
     assert [row["step"] for row in csv.DictReader((tmp_path / "metrics.csv").open())] == ["1", "2", "3", "4", "5", "6"]
+
+
+def test_a_file_system_that_cannot_lock_a_directory(checkpoint: Path, tmp_path: Path, monkeypatch) -> None:
+    """As NFS, which locks what is open for writing only."""
+
+    def refuse(file: int, operation: int) -> None:
+        raise OSError(errno.EBADF, "Bad file descriptor")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    assert distill(CONFIG, load_with_teacher(checkpoint), random_data(), tmp_path).step == 6
 
 
 @pytest.mark.parametrize("room", [0, 1_000, 200_000])
