@@ -242,12 +242,17 @@ class EngineLM(TemplateLM):
             log.warning("%d of %d %s exceed %d tokens and lost their beginning", num_cut, total, what, limit)
 
 
-def main() -> None:
-    """Run lm-evaluation-harness's command with the model ``kvforge``."""
+def main() -> int:
+    """Run lm-evaluation-harness's command with the model ``kvforge``; a KvforgeError is one line and gives 1."""
     from lm_eval.__main__ import cli_evaluate
 
-    cli_evaluate()
+    try:
+        cli_evaluate()
+    except KvforgeError as error:
+        print(f"kvforge: error: {error}", file=sys.stderr)
+        return 1
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

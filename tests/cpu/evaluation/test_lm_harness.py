@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from lm_eval.api.instance import Instance
 from lm_eval.tasks import TaskManager
 
 from kvforge.evaluation.lm_harness import EngineLM
+from kvforge.evaluation.lm_harness import main as harness_main
 from kvforge.evaluation.lm_run import task_manager
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -385,6 +387,19 @@ def test_models_that_cannot_be_made_are_refused(engines: EngineShelf, monkeypatc
     monkeypatch.setattr("kvforge.runtime.LLM.tokenizer", None)
     with pytest.raises(KvforgeError, match="no tokenizer"):
         EngineLM(engines.engine(PLAIN))
+
+
+def test_the_harness_has_its_own_command(
+    engines: EngineShelf, tasks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    options = ["run", "--model", "kvforge", "--include_path", str(tasks), "--tasks", "local_generate", "--limit", "2"]
+    monkeypatch.setattr("sys.argv", ["lm_eval", *options, "--model_args", f"engine={engines.engine(PLAIN)}"])
+    assert harness_main() == 0
+    assert re.search(r"\|local_generate\|.*\|exact_match\|", capsys.readouterr().out)
+    monkeypatch.setattr("sys.argv", ["lm_eval", *options, "--model_args", "engine=absent"])
+    assert harness_main() == 1
+    assert capsys.readouterr().err.splitlines()[-1].startswith("kvforge: error: absent is not an engine directory")
 
 
 @pytest.fixture(scope="module")

@@ -21,6 +21,8 @@ AWKWARD = EngineSpec(
     options=SWIFTKV.options,
     model=(("num_hidden_layers", 5), ("num_key_value_heads", 1), ("head_dim", 80), ("tie_word_embeddings", True)),
 )
+WINDOW = EngineSpec("mistral", 2, early_exit=True, model=(("num_hidden_layers", 3), ("sliding_window", 24)))
+QWEN3 = EngineSpec("qwen3", 1, 3, early_exit=True, model=(("num_hidden_layers", 4), ("tie_word_embeddings", True)))
 VOCAB, PAGE_SIZE = 320, 8
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -46,8 +48,14 @@ def expected_logits(checkpoint, context: list[int], continuation: list[int]) -> 
     return logits[len(context) - 1 : -1]
 
 
-@pytest.mark.parametrize("spec", [SWIFTKV, AWKWARD, PLAIN], ids=["cut", "cut-ragged-qwen2", "plain"])
-def test_scores_are_those_of_the_all_token_reference(spec: EngineSpec, engines: EngineShelf) -> None:
+SPECS = {"cut": SWIFTKV, "cut-ragged-qwen2": AWKWARD, "plain": PLAIN, "mistral-window": WINDOW, "qwen3": QWEN3}
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_scores_are_those_of_the_all_token_reference(name: str, engines: EngineShelf, full: bool) -> None:
+    spec = SPECS[name]
+    if spec in (WINDOW, QWEN3) and not full:
+        pytest.skip("another engine to compile; run with --full")
     llm, checkpoint = LLM(engines.engine(spec), num_pages=64), engines.checkpoint(spec)
     requests = random_requests(1)
     for (context, continuation), scored in zip(requests, score(llm, requests), strict=True):
