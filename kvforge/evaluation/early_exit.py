@@ -12,6 +12,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from kvforge.errors import EngineError, KvforgeError
+from kvforge.evaluation.engine import check_finished
 from kvforge.evaluation.score import wilson
 from kvforge.figures import new_figure, save_figure
 from kvforge.runtime import LLM, SamplingParams
@@ -95,10 +96,13 @@ def generated(llm: LLM, prompts: Sequence[Sequence[int]], max_tokens: int, *, us
 
     Raises:
         RequestError: a prompt cannot be served.
+        EngineError: one failed.
     """
     params = SamplingParams(temperature=0.0, max_tokens=max_tokens)
     results = llm.generate([list(prompt) for prompt in prompts], params, use_tqdm=use_tqdm)
-    return [(prompt, result.outputs[0].token_ids) for prompt, result in zip(prompts, results, strict=True)]
+    outputs = [result.outputs[0] for result in results]
+    check_finished(outputs)
+    return [(prompt, output.token_ids) for prompt, output in zip(prompts, outputs, strict=True)]
 
 
 def confidence_and_agreement(exit_logits: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,6 +1,6 @@
 """Prompts to answers through an engine."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -8,6 +8,7 @@ from kvforge.engine import TOKENIZER_DIR, Manifest, load_manifest
 from kvforge.errors import EngineError, KvforgeError
 from kvforge.evaluation.score import MAX_ANSWER_TOKENS, STOP
 from kvforge.runtime import LLM, SamplingParams
+from kvforge.runtime.outputs import CompletionOutput
 from kvforge.runtime.tokenizer import Tokenizer
 from kvforge.tokenizer_files import tokens_before_text
 
@@ -38,6 +39,13 @@ def load_tokenizer(engine_dir: Path) -> Tokenizer:
     return tokenizer
 
 
+def check_finished(outputs: Iterable[CompletionOutput]) -> None:
+    """Raise EngineError where an answer ended with an error, which is no wrong answer."""
+    for output in outputs:
+        if output.finish_reason == "error":
+            raise EngineError(f"a prompt failed, so there is no score: {output.stop_reason}.")
+
+
 class EngineGenerator:
     """Greedy answers of an engine directory. Raises KvforgeError when `length` tokens do not fit it."""
 
@@ -54,11 +62,9 @@ class EngineGenerator:
         return [answer.text for answer in self.answer(prompts)]
 
     def answer(self, prompts: Sequence[str]) -> list[Answer]:
-        """Answers in order. Raises KvforgeError where one fails: that is no wrong answer."""
+        """Answers in order. Raises EngineError where one fails."""
         ids = [self._lead + self._tokenizer.encode(prompt, add_special_tokens=False) for prompt in prompts]
         results = self.llm.generate(ids, self._params, use_tqdm=self._show_progress)
         outputs = [result.outputs[0] for result in results]
-        for output in outputs:
-            if output.finish_reason == "error":
-                raise KvforgeError(f"an evaluation prompt failed, so there is no score: {output.stop_reason}")
+        check_finished(outputs)
         return [Answer(prompt, output.token_ids, output.text) for prompt, output in zip(ids, outputs, strict=True)]

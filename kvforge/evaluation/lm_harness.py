@@ -20,6 +20,7 @@ from tqdm import tqdm
 from kvforge.chat_template import ChatTemplate
 from kvforge.engine import TOKENIZER_DIR
 from kvforge.errors import EngineError, KvforgeError
+from kvforge.evaluation.engine import check_finished
 from kvforge.runtime import LLM, SamplingParams
 from kvforge.runtime.scoring import score
 from kvforge.tokenizer_files import read_tokenizer_config, special_tokens, tokens_before_text
@@ -197,10 +198,8 @@ class EngineLM(TemplateLM):
 
     def _generated(self, prompts: list[list[int]], params: list[SamplingParams]) -> Iterator[tuple[int, str]]:
         for position, result in self.llm.run(prompts, params, stream=False):
-            (output,) = result.outputs
-            if output.finish_reason == "error":
-                raise KvforgeError(f"a request failed, so there is no score: {output.stop_reason}.")
-            yield position, output.text
+            check_finished(result.outputs)
+            yield position, result.outputs[0].text
 
     def _sampling(self, gen_kwargs: dict[str, Any]) -> SamplingParams:
         options = dict(normalize_gen_kwargs(gen_kwargs, self.max_gen_toks))

@@ -94,7 +94,7 @@ def test_an_engine_counts_what_the_reference_counts(engines: EngineShelf, tmp_pa
     assert (tmp_path / "alignment.svg").read_text().startswith("<?xml")
 
 
-def test_generated_documents_are_the_full_models_answers(engines: EngineShelf) -> None:
+def test_generated_documents_are_the_full_models_answers(engines: EngineShelf, monkeypatch: pytest.MonkeyPatch) -> None:
     llm = LLM(engines.engine(EARLY_EXIT), num_pages=64)
     prompts = [[5, 6, 7, 8], [100]]
     documents = generated(llm, prompts, 12)
@@ -106,6 +106,9 @@ def test_generated_documents_are_the_full_models_answers(engines: EngineShelf) -
         # What the model decodes is what it says of its own answer, so alignment is with the tokens themselves.
         assert torch.equal(chunk.logits.argmax(-1), chunk.token_ids)
     assert alignment(llm, documents).all.num_tokens == sum(len(answer) for answer in answers)
+    monkeypatch.setattr(llm.engine.runner, "run", lambda *_: 1 / 0)
+    with pytest.raises(EngineError, match="a prompt failed"):
+        generated(llm, prompts, 12)
 
 
 def test_an_exit_that_is_the_full_models_head_is_always_right(engines: EngineShelf) -> None:
