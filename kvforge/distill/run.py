@@ -19,7 +19,7 @@ from kvforge.distill.parameters import fingerprint, is_teacher_only, is_trained
 from kvforge.distill.plot import plot_metrics
 from kvforge.distill.train import Progress, distill
 from kvforge.errors import CheckpointError, KvforgeError, MissingToolError
-from kvforge.model_checkpoint import read_model_config
+from kvforge.model_checkpoint import check_weights, read_model_config
 from kvforge.staging import check_free
 from kvforge.swiftkv import SwiftKVForCausalLM, load_model
 from model_defs import ModelConfig
@@ -105,6 +105,7 @@ def _open(src: Path, dst: Path, work: Path) -> tuple[Checkpoint, ModelConfig]:
             f"{src} has no {missing[0]}: the teacher's projections were dropped; make the checkpoint again with "
             "kvforge rewire, which keeps them."
         )
+    check_weights(checkpoint, sizes)
     return checkpoint, sizes
 
 

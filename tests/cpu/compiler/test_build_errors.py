@@ -50,6 +50,14 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda p: edit_config(p, num_hidden_layers=2, swiftkv=True, num_key_value_layers=1),
         "is missing",
     ),
+    "a layer that config.json has not": (
+        lambda p: edit_weights(p, lambda w: w.update({"model.layers.1.mlp.gate_proj.weight": w[GATE].clone()})),
+        "has more layers than the 1 of its config.json",
+    ),
+    "a bias that config.json has not": (
+        lambda p: edit_weights(p, lambda w: w.update({GATE.replace("weight", "bias"): w[GATE][:, 0].clone()})),
+        "has model.layers.0.mlp.gate_proj.bias, which config.json does not ask for",
+    ),
     "no weights": (lambda p: (p / "model.safetensors").unlink(), "no *.safetensors weights"),
     "missing shard": (rename_shard, "missing"),
     "truncated weights": (lambda p: (p / "model.safetensors").write_bytes(b"\x08"), "not a readable safetensors"),

@@ -130,11 +130,16 @@ def test_sources_that_cannot_be_distilled(data: Path, tmp_path: Path, capsys: py
     alone = make_checkpoint(tmp_path / "alone", cut=2)
     with pytest.raises(CheckpointError, match=r"no model\.layers\.2\.self_attn\.q_proj\.weight.*kvforge rewire"):
         distill_checkpoint(alone, tmp_path / "dst", data, SMALL)
+    other = rewired_checkpoint(tmp_path / "other", num_hidden_layers=5)
+    hf = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps(hf | {"num_hidden_layers": 4}))
+    with pytest.raises(CheckpointError, match=r"has more layers than the 4 of its config\.json"):
+        distill_checkpoint(other, tmp_path / "dst", data, SMALL)
     capsys.readouterr()
     assert run(alone, tmp_path / "dst", "--data", data) == 1
     error = capsys.readouterr().err
     assert error.startswith("kvforge: error: ") and error.count("\n") == 1
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["alone", "plain"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["alone", "other", "plain"]
 
 
 def test_mistakes_are_found_before_training(source: Path, data: Path, tmp_path: Path) -> None:
