@@ -121,8 +121,8 @@ def plot(rows: dict[str, dict[str, Any]], curves: dict[str, list[tuple[int, floa
     kl = [row["fidelity"]["kl"] for row in chosen]
     _bars(axes[1], names, [(entry["value"], entry["low"], entry["high"]) for entry in kl], 1)
     axes[0].set(xlabel="exact match, %")
-    axes[1].set(xlabel="KL(teacher ‖ student) per token, nats", xscale="symlog")
     axes[1].set_xscale("symlog", linthresh=1e-3)
+    axes[1].set(xlabel="KL(teacher ‖ student) per token, nats", xlim=(0, None))
     axes[1].set_yticklabels([])
     colours = {"copy": "tab:gray", "mean": "tab:orange", "fold": "tab:green", "ridge": "tab:blue"}
     for variant in TABLES["inits"]:
