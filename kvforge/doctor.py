@@ -84,6 +84,9 @@ def _packages() -> list[Check]:
         ("tokenizers", "missing"),
         ("numpy", "missing"),
         ("tritonclient", "optional"),
+        ("matplotlib", "optional"),
+        ("datasets", "optional"),
+        ("lm_eval", "optional"),
         ("transformers", "optional"),
         ("modelopt", "optional"),
         ("onnx", "optional"),
@@ -95,7 +98,10 @@ def _packages() -> list[Check]:
     advices = {"triton": "comes with a CUDA build of torch (needed by targets cuda and tensorrt on a GPU)"}
     extras = {
         "tritonclient": "serve",
-        "transformers": "train",
+        "matplotlib": "perf",
+        "datasets": "train",
+        "lm_eval": "eval",
+        "transformers": "modelopt",
         "modelopt": "modelopt",
         "onnx": "onnx",
         "onnxscript": "onnx",

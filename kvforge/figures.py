@@ -11,6 +11,19 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+_FORMATS = (".png", ".svg", ".pdf")
+
+
+def check_figure(path: Path) -> None:
+    """Raise KvforgeError, before any work is done, where a figure cannot be made, MissingToolError without
+    matplotlib."""
+    if path.suffix.lower() not in _FORMATS:
+        raise KvforgeError(f"{path} cannot be plotted to; name a .png, .svg or .pdf.")
+    if not path.parent.is_dir():
+        raise KvforgeError(f"{path} cannot be plotted to: there is no directory {path.parent}.")
+    new_figure(1, 1)
+
+
 def new_figure(width: float, height: float) -> "Figure":
     """Return an empty figure, in inches, that needs no display. Raises MissingToolError without matplotlib."""
     try:

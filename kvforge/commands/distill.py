@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import sys
 from dataclasses import asdict
 from pathlib import Path
 
@@ -70,7 +69,6 @@ def run(args: argparse.Namespace) -> int:
 
     given = {name: getattr(args, name) for name in _CONFIG if getattr(args, name) is not None}
     config = DistillConfig(early_exit=args.early_exit, **given)
-    show = sys.stderr.isatty() and not args.json
     with world.processes(config.device):
         summary = distill_checkpoint(
             args.checkpoint,
@@ -81,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
             work=args.work,
             keep_teacher=args.keep_teacher,
             dtype=torch.bfloat16 if args.export_dtype == "bf16" else None,
-            progress=show,
+            progress=not args.json,
         )
         if world.rank() > 0:
             return 0
@@ -94,5 +92,6 @@ def run(args: argparse.Namespace) -> int:
         f"{summary.output}: {summary.steps} steps, {summary.tokens / 1e6:.2f} M tokens in {summary.seconds:.0f} s; at "
         f"the last step KL {last['kl']:.4f}, agreement {last['agreement']:.1%}"
     )
-    print(f"log: {Path(summary.work) / 'metrics.csv'}, plot: {summary.plot or 'none (pip install matplotlib)'}")
+    plot = summary.plot or "none (pip install -e '.[perf]')"
+    print(f"log: {Path(summary.work) / 'metrics.csv'}, plot: {plot}")
     return 0

@@ -32,7 +32,10 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
     parser.add_argument(
-        "--plot", type=Path, metavar="FILE", help="figure of the tasks; FILE-early-exit with --early-exit (.png, .svg)"
+        "--plot",
+        type=Path,
+        metavar="FILE",
+        help="figure of the tasks; FILE-early-exit with --early-exit (.png, .svg, .pdf)",
     )
     parser.set_defaults(run=run)
 
@@ -43,6 +46,7 @@ def run(args: argparse.Namespace) -> int:
     from kvforge.evaluation.early_exit import plot_alignment
     from kvforge.evaluation.report import describe, plot_report
     from kvforge.evaluation.run import GENERATED, EvalOptions, run_evaluation
+    from kvforge.figures import check_figure
     from kvforge.tasks import TASKS
 
     teacher = None if args.teacher == "none" else Path(args.teacher)
@@ -50,6 +54,8 @@ def run(args: argparse.Namespace) -> int:
     documents = args.perplexity or (GENERATED if teacher is not None or args.early_exit == "documents" else None)
     if args.plot and not (tasks or args.early_exit):
         raise KvforgeError("--plot shows tasks and the early exit; run one of them or leave it out")
+    if args.plot:
+        check_figure(args.plot)
     options = EvalOptions(
         tasks, args.num_prompts, args.length, args.seed, documents, args.num_documents, args.early_exit
     )

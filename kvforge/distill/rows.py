@@ -68,7 +68,7 @@ def read_dataset(source: str, show_progress: bool = False) -> Iterator[Row]:
         import datasets
     except ImportError:
         raise MissingToolError(
-            f"{source} is no .jsonl or .txt file, and Hugging Face datasets need: pip install -e '.[data]'."
+            f"{source} is no .jsonl or .txt file, and Hugging Face datasets need: pip install -e '.[train]'."
         ) from None
     name, *parts = source.split(":")
     split = parts[-1] if parts else "train"

@@ -102,8 +102,8 @@ def _open(src: Path, dst: Path, work: Path) -> tuple[Checkpoint, ModelConfig]:
     missing = [n for n in names if is_teacher_only(n, sizes.cut) and n not in checkpoint.file_of_tensor]
     if missing:
         raise CheckpointError(
-            f"{src} has no {missing[0]}: the teacher's projections were dropped; make the checkpoint again with "
-            "kvforge rewire, which keeps them."
+            f"{src} has no {missing[0]}: the teacher's projections were dropped; kvforge rewire keeps them, and "
+            "kvforge distill does with --keep-teacher."
         )
     check_weights(checkpoint, sizes)
     return checkpoint, sizes

@@ -13,6 +13,12 @@ from kvforge.distill import world
 from kvforge.errors import KvforgeError, first_line
 
 STATE_FILE = "state.pt"
+_HASHED = {
+    "data": "other data, or another --mask, --overlong or --length",
+    "teacher": "another teacher",
+    "source": "another checkpoint to start from",
+}
+"""What differs where a state's identity holds a hash."""
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """What AdamW keeps of each parameter besides the number of steps."""
 
@@ -63,9 +69,10 @@ def load_state(path: Path, identity: Mapping[str, Any]) -> dict[str, Any] | None
         ) from None
     for name in sorted({*saved, *identity}):
         if saved.get(name) != identity.get(name):
+            what = f"{name} {saved.get(name)!r}, and this one has {identity.get(name)!r}"
             raise KvforgeError(
-                f"{path.parent} holds a run with {name} {saved.get(name)!r}, and this one has {identity.get(name)!r}; "
-                "give the options, data and model of that run to continue it, or another --work to start a new one."
+                f"{path.parent} holds a run with {_HASHED.get(name, what)}; give that run's options, data and model "
+                "to continue it, or another --work to start a new one."
             )
     return dict(state)
 

@@ -73,8 +73,8 @@ def distill(
                 initial=run.progress.step,
                 total=run.progress.total_steps,
                 unit="step",
-                mininterval=2,
-                disable=not (progress and world.rank() == 0 and sys.stderr.isatty()),
+                mininterval=2 if sys.stderr.isatty() else 60,
+                disable=not (progress and world.rank() == 0),
             )
             last = run.progress.total_steps if stop_after is None else min(stop_after, run.progress.total_steps)
             with bar, noted_interrupt() as interrupted:
@@ -87,6 +87,8 @@ def distill(
                     if stop or run.progress.step % config.checkpoint_every == 0 or run.progress.step == last:
                         run.save()
                     if stop and run.progress.step < last:
+                        note = f"kvforge: step {run.progress.step} is saved in {work}; the same command continues"
+                        bar.write(note, file=sys.stderr)
                         raise KeyboardInterrupt
             return run.progress
 

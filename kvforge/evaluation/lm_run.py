@@ -57,7 +57,7 @@ def run_paper_tasks(
         from kvforge.evaluation.lm_harness import EngineLM
     except ImportError as error:
         raise MissingToolError(
-            f"lm-evaluation-harness is needed here ({first_line(error)}): pip install -e '.[lm-eval]'."
+            f"lm-evaluation-harness is needed here ({first_line(error)}): pip install -e '.[eval]'."
         ) from None
     presets = {preset.name: preset for preset in PAPER_TASKS}
     chosen = list(presets) if tasks is None else list(tasks)

@@ -11,11 +11,12 @@ from torch import Tensor
 from kvforge.calibration import calibration_samples
 from kvforge.checkpoint.copy_files import copy_files
 from kvforge.errors import KvforgeError
+from kvforge.figures import check_figure
 from kvforge.rewire.cut_search import Candidate, choose_cut, measure_cuts
 from kvforge.rewire.initialise import new_tensors
 from kvforge.rewire.inputs import record_inputs
 from kvforge.rewire.options import RewireOptions
-from kvforge.rewire.plot import check_plot, plot_similarity
+from kvforge.rewire.plot import plot_similarity
 from kvforge.rewire.ridge import OwnerFit, fit_owners
 from kvforge.rewire.similarity import input_similarity
 from kvforge.rewire.source import Source, open_source
@@ -86,7 +87,7 @@ def rewire_checkpoint(
     figure = None if plot is None else Path(plot)
     _check(output, source, options)
     if figure is not None:
-        check_plot(figure)
+        check_figure(figure)
     samples: list[list[int]] = []
     if options.cut is None or options.init == "ridge" or figure is not None:
         samples = _samples(source, options, None if calibration is None else Path(calibration))
@@ -133,6 +134,8 @@ def _check(output: Path, source: Source, options: RewireOptions) -> None:
         raise KvforgeError(f"{source.checkpoint.path} has one layer, and a cut needs two.")
     if options.cut is not None and not 1 <= options.cut < layers:
         raise KvforgeError(f"--cut-layer is {options.cut}; a model of {layers} layers can be cut at 1 to {layers - 1}.")
+    if options.group_size > layers:
+        raise KvforgeError(f"--group-size is {options.group_size} and the model has {layers} layers; give fewer.")
 
 
 def _samples(source: Source, options: RewireOptions, text: Path | None) -> list[list[int]]:

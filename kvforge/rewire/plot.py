@@ -4,21 +4,8 @@ from pathlib import Path
 
 from torch import Tensor
 
-from kvforge.errors import KvforgeError
 from kvforge.figures import new_figure, save_figure
 from kvforge.rewire.similarity import similarity_to_remaining
-
-_FORMATS = (".png", ".svg", ".pdf")
-
-
-def check_plot(path: Path) -> None:
-    """Raise KvforgeError, before any work is done, where a figure cannot be made, MissingToolError without
-    matplotlib."""
-    if path.suffix.lower() not in _FORMATS:
-        raise KvforgeError(f"{path} cannot be plotted to; name a .png, .svg or .pdf.")
-    if not path.parent.is_dir():
-        raise KvforgeError(f"{path} cannot be plotted to: there is no directory {path.parent}.")
-    new_figure(1, 1)
 
 
 def plot_similarity(similarity: Tensor, cut: int, title: str, path: Path) -> None:

@@ -96,7 +96,7 @@ def test_work_of_another_initialisation_is_refused(source: Path, data: Path, tmp
     weights = load_file(other / "model.safetensors")
     weights["model.layers.2.self_attn.k_proj_swiftkv.weight"] *= 1.5
     save_file(weights, other / "model.safetensors")
-    with pytest.raises(KvforgeError, match="holds a run with source"):
+    with pytest.raises(KvforgeError, match="holds a run with another checkpoint to start from;"):
         distill_checkpoint(other, tmp_path / "two", data, SMALL, work=tmp_path / "work")
 
 

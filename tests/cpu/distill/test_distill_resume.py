@@ -93,8 +93,8 @@ def test_a_finished_run_only_restores_its_weights(checkpoint: Path, tmp_path: Pa
     [
         ({"lr": 2e-3}, random_data(), "", r"with lr 0\.001, and this one has 0\.002"),
         ({"train": "upper"}, random_data(), "", "with train 'partial'"),
-        ({}, random_data(seed=1), "", "with data '"),
-        ({}, random_data(), "another checkpoint", "with source ''"),
+        ({}, random_data(seed=1), "", "with other data, or another --mask"),
+        ({}, random_data(), "another checkpoint", "with another checkpoint to start from"),
     ],
 )
 def test_state_of_another_run_is_refused(
@@ -110,7 +110,7 @@ def test_state_of_another_run_is_refused(
 def test_state_of_another_teacher_is_refused(checkpoint: Path, tmp_path: Path) -> None:
     distill(CONFIG, load_with_teacher(checkpoint), random_data(), tmp_path / "work", stop_after=1)
     other = load_with_teacher(rewired_checkpoint(tmp_path / "c", early_exit=True, seed=5))
-    with pytest.raises(KvforgeError, match="with teacher '"):
+    with pytest.raises(KvforgeError, match="with another teacher;"):
         distill(CONFIG, other, random_data(), tmp_path / "work")
 
 

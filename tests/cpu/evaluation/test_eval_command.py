@@ -148,7 +148,7 @@ def test_what_cannot_be_measured_is_refused_before_anything_is(
         (("--task", "none", "--early-exit", "answers"), "--early-exit answers needs tasks"),
         (
             ("--task", "arithmetic", "--num-prompts", "1", "--length", "200", "--plot", "{text}/a.png"),
-            "Not a directory",
+            "there is no directory",
         ),
         (("--num-prompts", "0"), "--num-prompts must be at least 1"),
         (("--seed", "-1"), "--seed must be at least 0"),
