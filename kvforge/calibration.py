@@ -7,7 +7,7 @@ from tokenizers import Tokenizer
 
 from kvforge.errors import CheckpointError, KvforgeError
 from kvforge.tasks.prompt import make_example
-from kvforge.tokenizer_files import tokens_before_text
+from kvforge.tokenizer_files import read_tokenizer, spread_pieces, tokens_before_text
 
 GENERATED_TASKS = ("needle_single", "list_recall", "variables", "needle_multi", "arithmetic")
 
@@ -21,7 +21,7 @@ def calibration_samples(
         CheckpointError: the checkpoint's tokenizer.json is missing, damaged, or gives tokens the model has not.
         KvforgeError: as :func:`from_file` and :func:`from_tasks` do.
     """
-    tokenizer = _read_tokenizer(checkpoint / "tokenizer.json")
+    tokenizer = read_tokenizer(checkpoint / "tokenizer.json")
     if text is None:
         samples = from_tasks(tokenizer, num_samples, num_tokens)
     else:
@@ -48,15 +48,12 @@ def from_file(path: Path, tokenizer: Tokenizer, num_samples: int, num_tokens: in
     body = tokenizer.encode(text, add_special_tokens=False).ids
     prefix = tokens_before_text(tokenizer)
     step = num_tokens - len(prefix)
-    available = len(body) // step
-    if available < 1:
+    if len(body) < step:
         raise KvforgeError(
             f"The calibration text {path} has {len(body)} tokens and one sample needs {step}; give a longer text or "
             "a smaller --num-tokens."
         )
-    count = min(num_samples, available)
-    starts = [index * available // count * step for index in range(count)]
-    return [prefix + body[start : start + step] for start in starts]
+    return spread_pieces(prefix, body, step, num_samples)
 
 
 def from_tasks(tokenizer: Tokenizer, num_samples: int, num_tokens: int) -> list[list[int]]:
@@ -87,12 +84,3 @@ def from_tasks(tokenizer: Tokenizer, num_samples: int, num_tokens: int) -> list[
             )
         samples.append(ids)
     return samples
-
-
-def _read_tokenizer(path: Path) -> Tokenizer:
-    if not path.is_file():
-        raise CheckpointError(f"{path.parent} has no tokenizer.json; save the tokenizer in fast (Rust) format there.")
-    try:
-        return Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises nothing more precise
-        raise CheckpointError(f"{path} is not a readable tokenizer ({error}); save it again.") from None

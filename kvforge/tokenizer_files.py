@@ -1,15 +1,25 @@
-"""What a checkpoint's or engine's tokenizer files say beside the vocabulary."""
+"""The tokenizer files of a checkpoint or engine, and texts cut into sequences with them."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
 
-from kvforge.errors import KvforgeError, first_line
+from kvforge.errors import CheckpointError, KvforgeError, first_line
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+def read_tokenizer(path: Path) -> Tokenizer:
+    """Return the tokenizer in a ``tokenizer.json``; raises CheckpointError where it is missing or damaged."""
+    if not path.is_file():
+        raise CheckpointError(f"{path.parent} has no tokenizer.json; save the tokenizer in fast (Rust) format there.")
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises nothing more precise
+        raise CheckpointError(f"{path} is not a readable tokenizer ({first_line(error)}); save it again.") from None
 
 
 def read_tokenizer_config(directory: Path) -> dict[str, Any]:
@@ -37,3 +47,11 @@ def tokens_before_text(tokenizer: Tokenizer) -> list[int]:
     encoding = tokenizer.encode("a")
     mask = encoding.special_tokens_mask
     return encoding.ids[: mask.index(0) if 0 in mask else 0]
+
+
+def spread_pieces(prefix: list[int], body: Sequence[int], step: int, num: int) -> list[list[int]]:
+    """Return up to ``num`` pieces of ``step`` tokens of ``body``, evenly spread and each behind ``prefix``."""
+    available = len(body) // step
+    count = min(num, available)
+    starts = [index * available // count * step for index in range(count)]
+    return [prefix + list(body[start : start + step]) for start in starts]

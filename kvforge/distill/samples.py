@@ -12,8 +12,8 @@ from kvforge.chat_template import ChatTemplate
 from kvforge.distill.chat import conversation, conversation_text
 from kvforge.distill.packing import Mask
 from kvforge.distill.rows import Row, read_dataset, read_jsonl, read_lines
-from kvforge.errors import KvforgeError, first_line
-from kvforge.tokenizer_files import read_tokenizer_config, special_tokens, tokens_before_text
+from kvforge.errors import KvforgeError
+from kvforge.tokenizer_files import read_tokenizer, read_tokenizer_config, special_tokens, tokens_before_text
 
 BATCH_CHARACTERS = 1 << 20
 """Texts are encoded together, which the tokenizer does on all cores, once they have this many characters."""
@@ -218,10 +218,7 @@ class SampleReader:
 def _load_tokenizer(path: Path) -> Tokenizer | None:
     if not path.is_file():
         return None
-    try:
-        tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # the Rust side raises bare Exceptions
-        raise KvforgeError(f"{path} is not a readable tokenizer ({first_line(error)}); save it again.") from None
+    tokenizer = read_tokenizer(path)
     tokenizer.no_padding()
     tokenizer.no_truncation()
     return tokenizer

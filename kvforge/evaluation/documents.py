@@ -9,7 +9,7 @@ from kvforge.runtime.tokenizer import Tokenizer
 from kvforge.tasks import TASKS, filler
 from kvforge.tasks.item import Item
 from kvforge.tasks.prompt import count_following, question_block, scatter
-from kvforge.tokenizer_files import tokens_before_text
+from kvforge.tokenizer_files import spread_pieces, tokens_before_text
 
 GENERATED_TASKS = ("needle_single", "list_recall", "variables", "amounts", "quoting", "arithmetic")
 MAX_ITEMS = 20
@@ -38,9 +38,7 @@ def text_documents(path: Path, tokenizer: Tokenizer, num: int, length: int) -> l
             f"{path} has {len(body)} tokens, fewer than two documents of {length}; give a longer text or another "
             "--length."
         )
-    count = min(num, available)
-    starts = [index * available // count * step for index in range(count)]
-    return [prefix + body[start : start + step] for start in starts]
+    return spread_pieces(prefix, body, step, num)
 
 
 def generated_documents(tokenizer: Tokenizer, num: int, length: int, seed: int) -> list[list[int]]:
