@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 
@@ -10,6 +11,19 @@ from kvforge.engine import TOKENIZER_DIR
 from kvforge.errors import MissingToolError
 
 MODELS = ("preprocessing", "tensorrt_llm", "postprocessing", "ensemble")
+
+
+@dataclass(frozen=True)
+class RequestLimits:
+    """What the models check about requests before the engine sees them, and how they log.
+
+    `max_queue_size` requests wait beyond those that fill the engine's sequences; one more is refused with
+    UNAVAILABLE. `max_request_bytes` bounds the sum of a request's input tensors. `log_format` is text or json.
+    """
+
+    max_queue_size: int = 1024
+    max_request_bytes: int = 16 * 2**20
+    log_format: str = "text"
 
 
 def repository_templates() -> Path:
@@ -21,11 +35,18 @@ def repository_templates() -> Path:
     raise MissingToolError("the triton_repo folder is missing from this installation: reinstall kvforge")
 
 
-def materialise(target: Path, engine_dir: Path, engine_command: Sequence[str], max_batch_size: int) -> None:
+def materialise(
+    target: Path,
+    engine_dir: Path,
+    engine_command: Sequence[str],
+    max_batch_size: int,
+    limits: RequestLimits = RequestLimits(),
+) -> None:
     """Write the model repository for `engine_dir` into `target`, which must not exist.
 
-    The socket between postprocessing and tensorrt_llm goes beside `target`. `engine_command` is the argument
-    list of the engine process (kvforge.serving.engine_process).
+    The folder of `target` is the server's run_dir: the socket between postprocessing and tensorrt_llm goes
+    there, and the drain and state files (run_state.py). `engine_command` is the argument list of the engine
+    process (kvforge.serving.engine_process).
     """
     templates = repository_templates()
     values = {
@@ -34,6 +55,10 @@ def materialise(target: Path, engine_dir: Path, engine_command: Sequence[str], m
         "tokenizer_dir": _quoted(str(engine_dir / TOKENIZER_DIR)),
         "ack_socket": _quoted(str(target.parent / "acks.sock")),
         "engine_command": _quoted(json.dumps(list(engine_command))),
+        "run_dir": _quoted(str(target.parent)),
+        "max_queue_size": str(limits.max_queue_size),
+        "max_request_bytes": str(limits.max_request_bytes),
+        "log_format": limits.log_format,
     }
     for model in MODELS:
         (target / model).mkdir(parents=True)
