@@ -24,7 +24,20 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument("--max-seq-len", type=int, help="tokens a sequence at most (default: the engine's)")
     parser.add_argument("--kv-cache-gib", type=float, help="size of the KV cache (default: from free memory)")
     parser.add_argument("--no-prefix-cache", action="store_true", help="do not reuse pages of equal prompt starts")
-    parser.add_argument("--log-file", type=Path, help="append the server's log here (default: dropped at the end)")
+    parser.add_argument(
+        "--max-queue-size", type=int, default=1024, help="requests that may wait (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--max-request-bytes", type=int, default=16 * 2**20, help="a request's tensors at most (default: 16 MiB)"
+    )
+    parser.add_argument(
+        "--drain-timeout", type=float, default=30.0, metavar="S",
+        help="seconds that accepted requests get to finish when the server is told to stop (default: %(default)g)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--log-file", type=Path, help="append the log here; -: standard error (default: keep none)"
+    )
+    parser.add_argument("--log-format", default="text", choices=("text", "json"), help="json: one object per line")
     parser.add_argument("--log-level", default="warning", choices=("debug", "info", "warning", "error"))
     parser.set_defaults(run=run)
 
@@ -43,6 +56,10 @@ def run(args: argparse.Namespace) -> int:
         max_seq_len=args.max_seq_len,
         kv_cache_gib=args.kv_cache_gib,
         enable_prefix_cache=not args.no_prefix_cache,
+        max_queue_size=args.max_queue_size,
+        max_request_bytes=args.max_request_bytes,
+        drain_timeout_s=args.drain_timeout,
+        log_format=args.log_format,
         log_level=args.log_level.upper(),
         log_file=args.log_file,
     )

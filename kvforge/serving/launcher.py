@@ -7,17 +7,16 @@ import secrets
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
 from kvforge.engine import load_manifest
 from kvforge.errors import KvforgeError
 from kvforge.serving.health import generate, is_ready
+from kvforge.serving.options import ServerOptions, engine_command
 from kvforge.serving.ports import choose_ports
 from kvforge.serving.processes import ProcessId, children, descendants, wait_gone
 from kvforge.serving.repository import materialise
@@ -27,34 +26,6 @@ EXIT_TIMEOUT_S = 5
 """What tritonserver gives running requests to finish after it is told to end."""
 START_TIMEOUT_S = 180.0
 SHARED_MEMORY = Path("/dev/shm")
-
-
-@dataclass(frozen=True)
-class ServerOptions:
-    """Ports of 0 mean any free one; None leaves a limit to the engine."""
-
-    address: str = "127.0.0.1"
-    http_port: int = 0
-    grpc_port: int = 0
-    metrics_port: int = 0
-    max_num_seqs: int | None = None
-    max_num_tokens: int | None = None
-    max_seq_len: int | None = None
-    kv_cache_gib: float | None = None
-    enable_prefix_cache: bool = True
-    log_level: str = "WARNING"
-    log_file: Path | None = None
-
-
-def engine_command(engine_dir: Path, options: ServerOptions) -> list[str]:
-    """The argument list that starts the engine process with these limits."""
-    command = [sys.executable, "-m", "kvforge.serving.engine_process", str(engine_dir)]
-    command += ["--log-level", options.log_level]
-    for name in ("max_num_seqs", "max_num_tokens", "max_seq_len", "kv_cache_gib"):
-        value = getattr(options, name)
-        if value is not None:
-            command += [f"--{name.replace('_', '-')}", str(value)]
-    return command if options.enable_prefix_cache else [*command, "--no-prefix-cache"]
 
 
 class TritonServer:
@@ -116,8 +87,9 @@ class TritonServer:
         self._run_dir = Path(tempfile.mkdtemp(prefix="kvforge-serve-", dir=parent))
         self._shm_prefix = f"kvforge_{os.getpid()}_{secrets.token_hex(4)}_"
         try:
+            limits = self.options.request_limits
             max_batch_size = self.options.max_num_seqs or manifest.max_num_seqs
-            materialise(self._run_dir / "models", self.engine_dir, self._command, max_batch_size)
+            materialise(self._run_dir / "models", self.engine_dir, self._command, max_batch_size, limits)
             backends = triton.make_backend_dir(self._run_dir / "backends")
             with self.log_path.open("ab") as log:
                 self._process = subprocess.Popen(

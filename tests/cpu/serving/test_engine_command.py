@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from kvforge.serving.launcher import ServerOptions, engine_command
+from kvforge.serving.options import ServerOptions, engine_command
 
 
 @pytest.mark.parametrize(
