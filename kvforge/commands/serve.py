@@ -34,9 +34,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         "--drain-timeout", type=float, default=30.0, metavar="S",
         help="seconds that accepted requests get to finish when the server is told to stop (default: %(default)g)",
     )  # fmt: skip
-    parser.add_argument(
-        "--log-file", type=Path, help="append the log here; -: standard error (default: keep none)"
-    )
+    parser.add_argument("--log-file", type=Path, help="append the log here; -: standard error (default: keep none)")
     parser.add_argument("--log-format", default="text", choices=("text", "json"), help="json: one object per line")
     parser.add_argument("--log-level", default="warning", choices=("debug", "info", "warning", "error"))
     parser.set_defaults(run=run)
