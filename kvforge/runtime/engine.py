@@ -103,6 +103,7 @@ class LLMEngine:
         stop_ids = request_check.stop_ids(params, self.config)
         bad_words = request_check.bad_word_ids(params, self.config, self.tokenizer)
         request_check.check_stop_strings(params, self.tokenizer)
+        request_check.check_token_ids(params, self.config)
 
         metrics = RequestMetrics(time.time_ns(), time.monotonic_ns())
         request, arrival = Request(request_id, params, metrics), next(self._arrivals)

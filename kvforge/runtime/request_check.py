@@ -93,6 +93,12 @@ def bad_word_ids(params: SamplingParams, config: RuntimeConfig, tokenizer: Token
     return words
 
 
+def check_token_ids(params: SamplingParams, config: RuntimeConfig) -> None:
+    """Raise RequestError if a biased or drafted token is not an id of this model."""
+    _check_ids("logit_bias", tuple(params.logit_bias or ()), config)
+    _check_ids("draft_token_ids", params.draft_token_ids, config)
+
+
 def check_stop_strings(params: SamplingParams, tokenizer: Tokenizer | None) -> None:
     """Raise RequestError if stop strings cannot be found for lack of a tokenizer."""
     if params.stop and tokenizer is None:
