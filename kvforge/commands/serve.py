@@ -34,6 +34,10 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         "--drain-timeout", type=float, default=30.0, metavar="S",
         help="seconds that accepted requests get to finish when the server is told to stop (default: %(default)g)",
     )  # fmt: skip
+    parser.add_argument(
+        "--control-apis", action="store_true",
+        help="leave Triton's shared-memory, repository, trace and logging endpoints open to all clients",
+    )  # fmt: skip
     parser.add_argument("--log-file", type=Path, help="append the log here; -: standard error (default: keep none)")
     parser.add_argument("--log-format", default="text", choices=("text", "json"), help="json: one object per line")
     parser.add_argument("--log-level", default="warning", choices=("debug", "info", "warning", "error"))
@@ -57,6 +61,7 @@ def run(args: argparse.Namespace) -> int:
         max_queue_size=args.max_queue_size,
         max_request_bytes=args.max_request_bytes,
         drain_timeout_s=args.drain_timeout,
+        control_apis=args.control_apis,
         log_format=args.log_format,
         log_level=args.log_level.upper(),
         log_file=args.log_file,

@@ -15,6 +15,7 @@ from types import TracebackType
 
 from kvforge.engine import load_manifest
 from kvforge.errors import KvforgeError
+from kvforge.serving.access import PRIVATE_UMASK, closed_control_apis, make_regions_private
 from kvforge.serving.health import generate, is_ready
 from kvforge.serving.options import ServerOptions, engine_command
 from kvforge.serving.ports import choose_ports
@@ -99,6 +100,7 @@ class TritonServer:
                     stdout=log,
                     stderr=log,
                     start_new_session=True,
+                    umask=PRIVATE_UMASK,
                 )
             self._wait_ready()
         except BaseException:
@@ -160,6 +162,7 @@ class TritonServer:
             *(f"--{name}-port={port}" for name, port in self.ports.items()),
             f"--backend-config=python,shm-region-prefix-name={self._shm_prefix}",
             f"--exit-timeout-secs={EXIT_TIMEOUT_S}",
+            *([] if self.options.control_apis else closed_control_apis()),
             "--disable-auto-complete-config",
             "--allow-gpu-metrics=false",
             "--pinned-memory-pool-byte-size=0",
@@ -177,6 +180,7 @@ class TritonServer:
                 raise KvforgeError(f"the server was not ready after {START_TIMEOUT_S:.0f} s: {self.log_error()}")
             time.sleep(0.05)
         generate(self.http_url, "ensemble", {"text_input": "a", "max_tokens": 1})
+        make_regions_private(self._shm_prefix)
         # Not the engine process: its stub restarts it.
         self._children = children(self._process.pid)
 

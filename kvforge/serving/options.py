@@ -13,7 +13,8 @@ STDERR = Path("-")
 @dataclass(frozen=True)
 class ServerOptions:
     """Ports of 0 mean any free one; None leaves a limit to the engine. `drain_timeout_s` is how long `stop` lets
-    accepted requests run on; `log_file` None keeps the log in the run directory, which goes with the server."""
+    accepted requests run on; `control_apis` leaves Triton's control endpoints (access.py) open; `log_file` None keeps
+    the log in the run directory, which goes with the server."""
 
     address: str = "127.0.0.1"
     http_port: int = 0
@@ -27,6 +28,7 @@ class ServerOptions:
     max_queue_size: int = RequestLimits.max_queue_size
     max_request_bytes: int = RequestLimits.max_request_bytes
     drain_timeout_s: float = 0.0
+    control_apis: bool = False
     log_level: str = "WARNING"
     log_format: str = RequestLimits.log_format
     log_file: Path | None = None
