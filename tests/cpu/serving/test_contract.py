@@ -13,7 +13,10 @@ from kvforge.serving.contract import SUPPORTED, UNSUPPORTED, WITHOUT_EFFECT, ref
 from kvforge.serving.repository import materialise
 
 CONTRACT = json.loads(Path(__file__).with_name("triton_contract.json").read_text())
-OWN = {"stream_key", "stream_state", "STREAM_KEY", "STREAM_STATE"}
+OWN = {
+    "stream_key", "stream_state", "STREAM_KEY", "STREAM_STATE", "stop_strings", "num_top_log_probs", "min_p",
+    "finish_reason", "stop_reason", "top_log_probs_ids", "top_log_probs",
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
