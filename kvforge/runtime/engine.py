@@ -22,6 +22,7 @@ from kvforge.runtime.sampling_state import make_state
 from kvforge.runtime.scheduler import Schedule, Scheduler
 from kvforge.runtime.sequence import FinishReason, Request, RequestMetrics, Sequence, Status
 from kvforge.runtime.session import StepFunctions, load_session
+from kvforge.runtime.statistics import EngineStatistics
 from kvforge.runtime.step_threads import step_threads
 from kvforge.runtime.stop import Stopper, StopReason
 from kvforge.runtime.tokenizer import Tokenizer
@@ -87,6 +88,8 @@ class LLMEngine:
         self._arrivals = itertools.count()
         self._deadlines: list[tuple[float, int, Request]] = []
         self.num_iterations = 0
+        self.statistics = EngineStatistics()
+        self._num_context_tokens = 0
         self._num_generated_tokens = 0
         self._num_failed_steps = 0
 
@@ -132,7 +135,9 @@ class LLMEngine:
         if request is None:
             return False
         for sequence in request.sequences:
-            self.scheduler.finish(sequence)
+            if sequence.status is not Status.FINISHED:
+                self.scheduler.finish(sequence)
+                self.statistics.sequence_ended(sequence, "abort")
         self._forget(request)
         return True
 
@@ -171,11 +176,20 @@ class LLMEngine:
         return bool(self.requests)
 
     def stats(self) -> dict[str, Any]:
-        """Return counters and gauges: sequences, pages, and totals since the engine was loaded."""
+        """Return counters and gauges: sequences, pages, and totals since the engine was loaded.
+
+        ``num_prefilling`` of the running sequences still compute their prompt (again, after a preemption), the
+        others are ``num_decoding``; the last step had ``num_context_tokens`` tokens of prompts. ``num_finished``
+        counts sequences by finish reason; ``histograms`` are ``EngineStatistics``' by name.
+        """
         scheduler, pool = self.scheduler, self.scheduler.pool
+        num_prefilling = sum(s.num_computed < s.num_prompt_tokens for s in scheduler.running)
         return {
             "num_waiting": len(scheduler.waiting),
             "num_running": len(scheduler.running),
+            "num_prefilling": num_prefilling,
+            "num_decoding": len(scheduler.running) - num_prefilling,
+            "num_context_tokens": self._num_context_tokens,
             "max_num_seqs": self.config.max_num_seqs,
             "num_pages": pool.num_pages,
             "num_used_pages": pool.num_used,
@@ -189,6 +203,8 @@ class LLMEngine:
             "num_reused_tokens": scheduler.num_reused_tokens,
             "num_generated_tokens": self._num_generated_tokens,
             "num_failed_steps": self._num_failed_steps,
+            "num_finished": dict(self.statistics.num_finished),
+            "histograms": self.statistics.histograms(),
         }
 
     def check_invariants(self) -> None:
@@ -201,12 +217,18 @@ class LLMEngine:
         self._num_generated_tokens += len(rows)
         wall, monotonic = time.time_ns(), time.monotonic_ns()
         outputs = []
+        gaps: dict[tuple[int, int], int] = {}
         for row in rows:
             sequence, token = survivors[row], sampled.tokens[row]
             metrics = sequence.metrics
             metrics.last_token_time_ns, metrics.last_token_monotonic_ns = wall, monotonic
             if metrics.first_token_time_ns == 0:
                 metrics.first_token_time_ns, metrics.first_token_monotonic_ns = wall, monotonic
+                self.statistics.first_token(metrics)
+            if sequence.last_token_ns:
+                gap = (sequence.last_token_ns, 1)
+                gaps[gap] = gaps.get(gap, 0) + 1
+            sequence.last_token_ns = monotonic
             try:
                 reason, detail = self._finish_reason(sequence, token)
             except Exception as error:
@@ -221,6 +243,7 @@ class LLMEngine:
             if row in sampled.logprobs:
                 output.logprobs = [sampled.logprobs[row]]
             outputs.append(output)
+        self.statistics.tokens(monotonic, gaps)
         return outputs
 
     def _finish_reason(self, sequence: Sequence, token: int) -> tuple[FinishReason | None, StopReason]:
@@ -236,12 +259,14 @@ class LLMEngine:
 
     def _finish(self, sequence: Sequence, reason: FinishReason, detail: StopReason) -> SequenceOutput:
         self.scheduler.finish(sequence)
+        self.statistics.sequence_ended(sequence, reason)
         request = self.requests[sequence.request_id]
         if request.finished:
             self._forget(request)
         return SequenceOutput(sequence.request_id, sequence.index, [], None, True, reason, detail, request.metrics)
 
     def _forget(self, request: Request) -> None:
+        self.statistics.request_ended(request, time.monotonic_ns())
         del self.requests[request.request_id], self._stop_ids[request.request_id]
 
     def _expire(self) -> list[SequenceOutput]:
@@ -254,14 +279,14 @@ class LLMEngine:
         return outputs
 
     def _mark_scheduled(self, plan: Schedule) -> None:
-        for sequence, _ in plan.prefills:
-            self._mark_first(sequence.metrics)
-        for sequence in plan.decodes:
-            if sequence.metrics.first_scheduled_time_ns == 0:
-                self._mark_first(sequence.metrics)
-
-    @staticmethod
-    def _mark_first(metrics: RequestMetrics) -> None:
-        if metrics.first_scheduled_time_ns == 0:
-            metrics.first_scheduled_time_ns = time.time_ns()
-            metrics.first_scheduled_monotonic_ns = time.monotonic_ns()
+        """Note who is in a step for the first time, and count the prompt tokens of the step."""
+        self._num_context_tokens = 0
+        first = [sequence for sequence in plan.decodes if not sequence.prompt_done]
+        for sequence, count in (*((sequence, 1) for sequence in first), *plan.prefills):
+            left = sequence.num_prompt_tokens - sequence.num_computed
+            self._num_context_tokens += max(min(left, count), 0)
+            metrics = sequence.metrics
+            if metrics.first_scheduled_time_ns == 0:
+                metrics.first_scheduled_time_ns = time.time_ns()
+                metrics.first_scheduled_monotonic_ns = time.monotonic_ns()
+                self.statistics.scheduled(metrics)

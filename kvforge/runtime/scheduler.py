@@ -150,6 +150,7 @@ class Scheduler:
         pages = sequence.pages
         row = self.slots.page_table[sequence.slot]
         while len(pages) * self.config.page_size < num_tokens:
+            is_new = bool(self.pool.free_pages)
             page = self.pool.allocate()
             if page is None:
                 victim = self.running[-1]
@@ -161,6 +162,7 @@ class Scheduler:
             row[len(pages)] = page
             pages.append(page)
             sequence.metrics.num_allocated_pages += 1
+            sequence.metrics.num_new_pages += is_new
         return True
 
     def _preempt(self, plan: Schedule, victim: Sequence) -> None:

@@ -24,7 +24,9 @@ class RequestMetrics:
     """Times of one request in nanoseconds (wall clock, and monotonic for differences) and its page counts.
 
     0 means "not yet". ``num_reused_pages`` counts pages taken from the prefix cache at first admission,
-    ``num_allocated_pages`` pages newly allocated, both over all sequences of the request.
+    ``num_allocated_pages`` pages it was given to write, ``num_new_pages`` those of them that held nothing reusable,
+    all over all sequences of the request (TensorRT-LLM's reused, total and new blocks). Of ``num_draft_tokens`` that
+    were verified, ``num_accepted_draft_tokens`` became tokens of the text.
     """
 
     arrival_time_ns: int
@@ -37,12 +39,10 @@ class RequestMetrics:
     last_token_monotonic_ns: int = 0
     num_reused_pages: int = 0
     num_allocated_pages: int = 0
+    num_new_pages: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_draft_tokens: int = 0
     num_preemptions: int = 0
-
-    @property
-    def num_total_pages(self) -> int:
-        """Pages reused or allocated."""
-        return self.num_reused_pages + self.num_allocated_pages
 
 
 class Sequence:
@@ -56,6 +56,7 @@ class Sequence:
     __slots__ = (
         "digests",
         "index",
+        "last_token_ns",
         "length",
         "max_length",
         "metrics",
@@ -108,6 +109,8 @@ class Sequence:
         self.digests: list[bytes] = []
         self.slot = -1
         self.was_admitted = False
+        self.last_token_ns = 0
+        """Monotonic time of the newest generated token, 0 before the first."""
         self.status = Status.WAITING
         self.stopper: Any = None
         self.sampling: Any = None

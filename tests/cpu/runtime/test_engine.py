@@ -326,7 +326,7 @@ def test_metrics_and_stats():
         m = outputs[(name, 0)][-1].metrics
         assert before <= m.arrival_time_ns <= m.first_scheduled_time_ns <= m.first_token_time_ns
         assert m.first_token_monotonic_ns < m.last_token_monotonic_ns
-        assert m.num_reused_pages + m.num_allocated_pages == m.num_total_pages == 3
+        assert m.num_reused_pages + m.num_allocated_pages == 3 and m.num_new_pages == m.num_allocated_pages
     assert (
         outputs[("b", 0)][-1].metrics.first_scheduled_monotonic_ns
         >= outputs[("a", 0)][-1].metrics.last_token_monotonic_ns
