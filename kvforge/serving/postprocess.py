@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from kvforge.errors import RequestError
 from kvforge.runtime.detokenizer import Detokenizer
 from kvforge.serving.preprocess import load_tokenizer
 from kvforge.serving.responses import FINAL, HEARTBEAT, SEQUENCE_END
@@ -49,16 +50,25 @@ class Postprocessor:
         self._streams: dict[int, Stream] = {}
 
     def run(
-        self, tokens: np.ndarray, lengths: np.ndarray, state: np.ndarray | None, is_cancelled: Callable[[], bool]
+        self,
+        tokens: np.ndarray | None,
+        lengths: np.ndarray | None,
+        state: np.ndarray | None,
+        is_cancelled: Callable[[], bool],
     ) -> Processed:
         """Process one response of the engine.
 
         `tokens` [B, beams, n] int32, `lengths` [B, beams] int32, `state` [1, m] int64 (see responses.py). With
         a state, text comes out piece by piece: a character whose last byte is missing waits for it. Without
-        one (a direct caller), every row is a whole text.
+        one (a direct caller), every row is a whole text. Raises RequestError, naming the tensor.
         """
+        if tokens is None or lengths is None:
+            raise RequestError("input tensors 'TOKENS_BATCH' and 'SEQUENCE_LENGTH' are needed")
+        _check(tokens, lengths)
         if state is None:
             return Processed(self._whole_texts(tokens, lengths))
+        if state.size < 3 or lengths.size != 1 or state.reshape(-1)[[0, *range(3, state.size)]].min() < 0:
+            raise RequestError("input tensor 'STREAM_STATE' is not what tensorrt_llm sends with one stream")
         key, sequence, flags, *context = state.reshape(-1).tolist()
         stream = self._stream(key)
         cancelled = self._is_cancelled(stream, is_cancelled)
@@ -101,3 +111,15 @@ class Postprocessor:
         for index in np.ndindex(lengths.shape):
             texts[index] = self._tokenizer.decode(tokens[index][: lengths[index]].tolist()).encode()
         return texts
+
+
+def _check(tokens: np.ndarray, lengths: np.ndarray) -> None:
+    if tokens.ndim != 3 or tokens.shape[:2] != lengths.shape:
+        raise RequestError(
+            f"input tensor 'SEQUENCE_LENGTH' has shape {list(lengths.shape)}, which does not fit "
+            f"'TOKENS_BATCH' of shape {list(tokens.shape)}"
+        )
+    if lengths.min(initial=0) < 0 or lengths.max(initial=0) > tokens.shape[2]:
+        raise RequestError(f"input tensor 'SEQUENCE_LENGTH' must be 0 to {tokens.shape[2]}")
+    if tokens.min(initial=0) < 0:
+        raise RequestError("input tensor 'TOKENS_BATCH' has a token id below 0")

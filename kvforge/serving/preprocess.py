@@ -32,6 +32,8 @@ class Preprocessor:
         QUERY [B, 1] bytes gives INPUT_ID [B, n] int32 (rows padded with 0) and REQUEST_INPUT_LEN [B, 1];
         STOP_WORDS_DICT and BAD_WORDS_DICT [B, w] bytes give [B, 2, m] int32 tables of ids and end offsets.
         """
+        if "QUERY" not in tensors or tensors["QUERY"].size == 0:
+            raise RequestError("input tensor 'QUERY' ('text_input' of ensemble) is missing or empty")
         for name, ensemble_name in REFUSED.items():
             if name in tensors:
                 refuse_unsupported(ensemble_name, tensors[name])

@@ -4,9 +4,12 @@ import json
 
 import triton_python_backend_utils as pb_utils
 
+from kvforge.errors import RequestError, first_line
 from kvforge.serving.acks import AckSender
 from kvforge.serving.postprocess import Postprocessor
 from kvforge.serving.watchdog import exit_with_parent
+
+READ = ("TOKENS_BATCH", "SEQUENCE_LENGTH", "STREAM_STATE")
 
 
 class TritonPythonModel:
@@ -18,14 +21,18 @@ class TritonPythonModel:
 
     def execute(self, requests):
         for request in requests:
-            self._respond(request, request.get_response_sender())
+            sender = request.get_response_sender()
+            try:
+                self._respond(request, sender)
+            except RequestError as error:
+                _fail(sender, str(error), pb_utils.TritonError.INVALID_ARG)
+            except Exception as error:  # one request must not end the others of its batch
+                _fail(sender, f"the request could not be read: {first_line(error)}", pb_utils.TritonError.INTERNAL)
 
     def _respond(self, request, sender):
         tensors = {tensor.name(): tensor for tensor in request.inputs()}
-        tokens, lengths = tensors.pop("TOKENS_BATCH"), tensors.pop("SEQUENCE_LENGTH")
-        state = tensors.pop("STREAM_STATE", None)
-        state = None if state is None else state.as_numpy()
-        done = self._postprocessor.run(tokens.as_numpy(), lengths.as_numpy(), state, request.is_cancelled)
+        read = {name: tensors.pop(name).as_numpy() for name in READ if name in tensors}
+        done = self._postprocessor.run(*map(read.get, READ), request.is_cancelled)
         final = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
         if done.text is None:
             sender.send(flags=final)
@@ -37,3 +44,8 @@ class TritonPythonModel:
 
     def finalize(self):
         self._acks.close()
+
+
+def _fail(sender, message, code):
+    response = pb_utils.InferenceResponse([], error=pb_utils.TritonError(message, code))
+    sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)

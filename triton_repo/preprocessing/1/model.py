@@ -4,7 +4,7 @@ import json
 
 import triton_python_backend_utils as pb_utils
 
-from kvforge.errors import RequestError
+from kvforge.errors import RequestError, first_line
 from kvforge.serving.preprocess import Preprocessor
 from kvforge.serving.watchdog import exit_with_parent
 
@@ -28,6 +28,11 @@ class TritonPythonModel:
         try:
             outputs = self._preprocessor.run(tensors)
         except RequestError as error:
-            failure = pb_utils.TritonError(str(error), pb_utils.TritonError.INVALID_ARG)
-            return pb_utils.InferenceResponse(output_tensors=[], error=failure)
+            return _failed(str(error), pb_utils.TritonError.INVALID_ARG)
+        except Exception as error:  # one request must not end the others of its batch
+            return _failed(f"the request could not be read: {first_line(error)}", pb_utils.TritonError.INTERNAL)
         return pb_utils.InferenceResponse([pb_utils.Tensor(name, value) for name, value in outputs.items()])
+
+
+def _failed(message, code):
+    return pb_utils.InferenceResponse(output_tensors=[], error=pb_utils.TritonError(message, code))

@@ -1,0 +1,50 @@
+"""Direct requests to preprocessing and postprocessing, which every client can send: refused in one sentence."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kvforge.errors import RequestError
+from kvforge.serving.postprocess import Postprocessor
+from kvforge.serving.preprocess import Preprocessor
+from tests.support.checkpoints import write_byte_tokenizer
+
+TOKENS = np.array([[[1, 2, 3]]], np.int32)
+LENGTHS = np.array([[3]], np.int32)
+
+
+@pytest.fixture
+def tokenizer_dir(tmp_path: Path) -> Path:
+    write_byte_tokenizer(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("tokens", "lengths", "state", "words"),
+    [
+        (None, LENGTHS, None, "'TOKENS_BATCH' and 'SEQUENCE_LENGTH' are needed"),
+        (TOKENS, None, None, "'TOKENS_BATCH' and 'SEQUENCE_LENGTH' are needed"),
+        (TOKENS, [[4]], None, "'SEQUENCE_LENGTH' must be 0 to 3"),
+        (TOKENS, [[-1]], None, "'SEQUENCE_LENGTH' must be 0 to 3"),
+        (TOKENS, [[3], [3]], None, "does not fit 'TOKENS_BATCH'"),
+        (TOKENS[0], LENGTHS, None, "does not fit 'TOKENS_BATCH'"),
+        ([[[-1, 2, 3]]], LENGTHS, None, "a token id below 0"),
+        (TOKENS, LENGTHS, [[1, 0]], "'STREAM_STATE' is not what"),
+        (TOKENS, LENGTHS, [[1, 0, 0, -2]], "'STREAM_STATE' is not what"),
+        # The key that ends the stub's listener, and with it the pace of everybody's streams.
+        (TOKENS, LENGTHS, [[-1, 0, 0]], "'STREAM_STATE' is not what"),
+    ],
+)
+def test_postprocessing_refuses(tokenizer_dir: Path, tokens, lengths, state, words: str) -> None:
+    arrays = [None if value is None else np.array(value) for value in (tokens, lengths, state)]
+    with pytest.raises(RequestError, match=words):
+        Postprocessor(str(tokenizer_dir)).run(*arrays, lambda: False)
+
+
+@pytest.mark.parametrize(
+    "tensors", [{}, {"QUERY": np.zeros((0, 1), np.object_)}, {"QUERY": np.zeros((1, 0), np.object_)}]
+)
+def test_preprocessing_without_a_text(tokenizer_dir: Path, tensors: dict[str, np.ndarray]) -> None:
+    with pytest.raises(RequestError, match=r"'QUERY' .* is missing or empty"):
+        Preprocessor(str(tokenizer_dir)).run(tensors)
