@@ -1,0 +1,46 @@
+"""Thousands of good and broken gRPC requests from a seed: each is answered, and the good ones as offline."""
+
+import random
+
+import pytest
+
+from kvforge import LLM
+from kvforge.serving.launcher import TritonServer
+from tests.support.fuzz_cases import Case
+from tests.support.fuzz_known import KnownAnswers, fuzz_cases
+from tests.support.fuzz_run import check_answer, check_errors, run_cases, unharmed
+from tests.support.fuzz_wire import Grpc
+
+SEED = 20
+
+
+@pytest.fixture(scope="module")
+def known(llm: LLM) -> KnownAnswers:
+    return KnownAnswers(llm)
+
+
+@pytest.mark.parametrize("model", ["tensorrt_llm", "ensemble", "preprocessing", "postprocessing"])
+def test_streams(server: TritonServer, known: KnownAnswers, full: bool, model: str) -> None:
+    cases = fuzz_cases(server, known, model, f"{SEED}/stream", 2500 if full else 150)
+
+    def send(connection: Grpc, case: Case, rng: random.Random) -> None:
+        check_answer(case, connection.stream(case))
+
+    with unharmed(server):
+        run_cases(lambda: Grpc(server.grpc_url), send, cases, SEED)
+
+
+@pytest.mark.parametrize("model", ["tensorrt_llm", "ensemble", "preprocessing", "postprocessing"])
+def test_unary(server: TritonServer, known: KnownAnswers, full: bool, model: str) -> None:
+    """Decoupled models refuse it in a sentence; preprocessing answers."""
+    cases = fuzz_cases(server, known, model, f"{SEED}/unary", 2500 if full else 150)
+
+    def send(connection: Grpc, case: Case, rng: random.Random) -> int:
+        answer = connection.unary(case)
+        assert answer.ended
+        check_errors(answer.errors, case)
+        return not answer.errors
+
+    with unharmed(server):
+        answered = run_cases(lambda: Grpc(server.grpc_url), send, cases, SEED)
+    assert any(answered) == (model == "preprocessing")
