@@ -27,6 +27,8 @@ class RuntimeConfig:
     vocab_size: int
     eos_token_ids: tuple[int, ...]
     enable_prefix_cache: bool
+    max_num_survivors: int
+    """Tokens of one step that can go past the cut."""
 
     @property
     def max_pages_per_seq(self) -> int:
@@ -75,6 +77,7 @@ def resolve_config(
         vocab_size=manifest.vocab_size,
         eos_token_ids=tuple(manifest.eos_token_ids),
         enable_prefix_cache=enable_prefix_cache,
+        max_num_survivors=min(tokens, manifest.max_num_survivors),
     )
 
 

@@ -8,6 +8,8 @@ from collections.abc import Sequence as SequenceOf
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from kvforge.engine import TOKENIZER_DIR, load_manifest
 from kvforge.errors import EngineError, RequestError
 from kvforge.hardware import available_memory_bytes
@@ -91,6 +93,7 @@ class LLMEngine:
         self.statistics = EngineStatistics()
         self._num_context_tokens = 0
         self._num_generated_tokens = 0
+        self._num_draft_tokens = self._num_accepted_draft_tokens = 0
         self._num_failed_steps = 0
 
     def add_request(self, request_id: str, prompt_token_ids: SequenceOf[int], params: SamplingParams) -> None:
@@ -123,6 +126,7 @@ class LLMEngine:
         self._stop_ids[request_id] = stop_ids
         for sequence in request.sequences:
             self.scheduler.add(sequence)
+            self.scheduler.propose(sequence, tuple(params.draft_token_ids))
         if params.deadline_s is not None:
             if len(self._deadlines) > 2 * len(self.requests) + 64:
                 self._deadlines = [entry for entry in self._deadlines if not entry[2].finished]
@@ -153,23 +157,29 @@ class LLMEngine:
             return outputs
         self.num_iterations += 1
         self._mark_scheduled(plan)
-        survivors = plan.survivors
+        survivors, rows = plan.survivors, plan.survivor_rows if plan.drafts else None
         try:
             with step_threads(self.manifest.num_parameters, plan.num_tokens):
                 logits = self.runner.run(plan, self.scheduler.slots)
-                sampled = sample(logits, survivors) if logits is not None else None
+                sampled = sample(logits if rows is None else logits[rows], survivors) if logits is not None else None
         except Exception as error:
             logger.exception("a step failed")
             self._num_failed_steps += 1
             message = f"{type(error).__name__}: {error}"
             return outputs + [self._finish(sequence, "error", message) for sequence in plan.sequences]
-        for row, message in (sampled.errors if sampled is not None else {}).items():
-            logger.error("request %s: %s", survivors[row].request_id, message)
+        if logits is None or sampled is None:
+            self.scheduler.commit(plan)
+            return outputs
+        for row in sampled.errors:
             # Out of the plan first, so that its pages are not offered to other prompts.
             plan.drop(survivors[row])
-            outputs.append(self._finish(survivors[row], "error", message))
         self.scheduler.commit(plan)
-        return outputs + (self._commit(survivors, sampled) if sampled is not None else [])
+        news: dict[Sequence, SequenceOutput] = {}
+        self._take(survivors, sampled, news)
+        if rows is not None:
+            self._verify(plan.drafts, dict(zip(survivors, rows, strict=True)), logits, news)
+        self._num_generated_tokens += self.statistics.generated(news)
+        return outputs + list(news.values())
 
     def has_unfinished(self) -> bool:
         """Requests are waiting or running."""
@@ -202,6 +212,8 @@ class LLMEngine:
             "num_preemptions": scheduler.num_preemptions,
             "num_reused_tokens": scheduler.num_reused_tokens,
             "num_generated_tokens": self._num_generated_tokens,
+            "num_draft_tokens": self._num_draft_tokens,
+            "num_accepted_draft_tokens": self._num_accepted_draft_tokens,
             "num_failed_steps": self._num_failed_steps,
             "num_finished": dict(self.statistics.num_finished),
             "histograms": self.statistics.histograms(),
@@ -211,40 +223,66 @@ class LLMEngine:
         """Raise AssertionError unless pages, holders, slots and queues agree (see ``invariants``)."""
         check_invariants(self.scheduler)
 
-    def _commit(self, survivors: list[Sequence], sampled: SampledTokens) -> list[SequenceOutput]:
-        rows = [row for row in range(len(survivors)) if row not in sampled.errors]
-        self.scheduler.append([survivors[row] for row in rows], [sampled.tokens[row] for row in rows])
-        self._num_generated_tokens += len(rows)
-        wall, monotonic = time.time_ns(), time.monotonic_ns()
-        outputs = []
-        gaps: dict[tuple[int, int], int] = {}
+    def _take(self, sequences: list[Sequence], sampled: SampledTokens, news: dict[Sequence, SequenceOutput]) -> None:
+        """Give each sequence its token, or end it for having none, and say so in ``news``."""
+        rows = [row for row in range(len(sequences)) if row not in sampled.errors]
+        self.scheduler.append([sequences[row] for row in rows], [sampled.tokens[row] for row in rows])
+        for row, message in sampled.errors.items():
+            logger.error("request %s: %s", sequences[row].request_id, message)
+            news[sequences[row]] = self._finish(sequences[row], "error", message, news.get(sequences[row]))
         for row in rows:
-            sequence, token = survivors[row], sampled.tokens[row]
-            metrics = sequence.metrics
-            metrics.last_token_time_ns, metrics.last_token_monotonic_ns = wall, monotonic
-            if metrics.first_token_time_ns == 0:
-                metrics.first_token_time_ns, metrics.first_token_monotonic_ns = wall, monotonic
-                self.statistics.first_token(metrics)
-            if sequence.last_token_ns:
-                gap = (sequence.last_token_ns, 1)
-                gaps[gap] = gaps.get(gap, 0) + 1
-            sequence.last_token_ns = monotonic
+            sequence, token = sequences[row], sampled.tokens[row]
+            output = news.get(sequence)
+            if output is None:
+                output = SequenceOutput(sequence.request_id, sequence.index, [], metrics=sequence.metrics)
+                news[sequence] = output
+            output.new_token_ids.append(token)
+            if row in sampled.logprobs:
+                output.logprobs = [*(output.logprobs or ()), sampled.logprobs[row]]
             try:
                 reason, detail = self._finish_reason(sequence, token)
             except Exception as error:
                 logger.exception("looking for a stop string failed")
                 reason, detail = "error", f"{type(error).__name__}: {error}"
-            output = (
-                self._finish(sequence, reason, detail)
-                if reason
-                else SequenceOutput(sequence.request_id, sequence.index, [], metrics=metrics)
-            )
-            output.new_token_ids.append(token)
-            if row in sampled.logprobs:
-                output.logprobs = [sampled.logprobs[row]]
-            outputs.append(output)
-        self.statistics.tokens(monotonic, gaps)
-        return outputs
+            if reason:
+                self._finish(sequence, reason, detail, output)
+
+    def _verify(
+        self,
+        drafts: dict[Sequence, tuple[int, ...]],
+        rows: dict[Sequence, int],
+        logits: torch.Tensor,
+        news: dict[Sequence, SequenceOutput],
+    ) -> None:
+        """Go along each sequence's drafts, sampling the token after every one that is what was sampled for its place.
+
+        The tokens are those of decoding one at a time: the same sampler, with the sequence's own random numbers.
+        ``rows`` are the sequences' first rows of ``logits``.
+        """
+        for sequence, proposed in drafts.items():
+            sequence.metrics.num_draft_tokens += len(proposed)
+        self._num_draft_tokens += sum(map(len, drafts.values()))
+        walking, depth = list(drafts), 0
+        while walking:
+            right = [s for s in walking if drafts[s][depth : depth + 1] == tuple(news[s].new_token_ids[-1:])]
+            for sequence in right:
+                sequence.metrics.num_accepted_draft_tokens += 1
+            self._num_accepted_draft_tokens += len(right)
+            depth += 1
+            walking = [sequence for sequence in right if sequence.status is Status.RUNNING]
+            if walking:
+                try:
+                    sampled = sample(logits[[rows[sequence] + depth for sequence in walking]], walking)
+                except Exception as error:
+                    logger.exception("sampling after a draft failed")
+                    message = f"{type(error).__name__}: {error}"
+                    sampled = SampledTokens([0] * len(walking), {}, dict.fromkeys(range(len(walking)), message))
+                self.scheduler.accept([s for row, s in enumerate(walking) if row not in sampled.errors])
+                self._take(walking, sampled, news)
+                walking = [sequence for row, sequence in enumerate(walking) if row not in sampled.errors]
+        for sequence in drafts:
+            if sequence.status is Status.RUNNING:
+                self.scheduler.roll_back(sequence)
 
     def _finish_reason(self, sequence: Sequence, token: int) -> tuple[FinishReason | None, StopReason]:
         stopper = sequence.stopper
@@ -257,13 +295,17 @@ class LLMEngine:
             return "stop", detail
         return ("length", None) if sequence.length == sequence.max_length else (None, None)
 
-    def _finish(self, sequence: Sequence, reason: FinishReason, detail: StopReason) -> SequenceOutput:
+    def _finish(
+        self, sequence: Sequence, reason: FinishReason, detail: StopReason, output: SequenceOutput | None = None
+    ) -> SequenceOutput:
         self.scheduler.finish(sequence)
         self.statistics.sequence_ended(sequence, reason)
         request = self.requests[sequence.request_id]
         if request.finished:
             self._forget(request)
-        return SequenceOutput(sequence.request_id, sequence.index, [], None, True, reason, detail, request.metrics)
+        output = output or SequenceOutput(sequence.request_id, sequence.index, [], metrics=request.metrics)
+        output.finished, output.finish_reason, output.stop_reason = True, reason, detail
+        return output
 
     def _forget(self, request: Request) -> None:
         self.statistics.request_ended(request, time.monotonic_ns())

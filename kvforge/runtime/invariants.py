@@ -12,8 +12,9 @@ def check_invariants(scheduler: Scheduler) -> None:
     - Pages are conserved: free, cached and referenced pages are disjoint and are all pages.
     - A page's reference count is the number of sequences that hold it.
     - A cached page is published; a free page is not.
-    - Waiting sequences hold nothing; running ones hold pages for what is computed, each in its own slot, and
-      the slot table agrees with them.
+    - Waiting sequences hold nothing; running ones hold exactly the pages of what is computed, each in its own
+      slot, and the slot table agrees with them.
+    - Drafts are proposed for unfinished sequences only.
     """
     pool, slots, config = scheduler.pool, scheduler.slots, scheduler.config
     holders: Counter[int] = Counter()
@@ -34,13 +35,14 @@ def check_invariants(scheduler: Scheduler) -> None:
     assert sorted(used_slots + slots.free_slots) == list(range(config.max_num_seqs)), "slots are lost"
     for sequence in scheduler.running:
         assert sequence.status is Status.RUNNING and sequence.num_computed < sequence.length, sequence
-        assert sequence.num_computed <= len(sequence.pages) * config.page_size, sequence
+        assert len(sequence.pages) == scheduler.pages_for(sequence.num_computed), sequence
         assert len(set(sequence.pages)) == len(sequence.pages), sequence
         assert slots.num_computed[sequence.slot] == sequence.num_computed, sequence
         assert slots.page_table[sequence.slot, : len(sequence.pages)].tolist() == sequence.pages, sequence
     for sequence in scheduler.waiting:
         assert sequence.status is Status.WAITING and not sequence.pages and sequence.slot == -1, sequence
         assert sequence.num_computed == 0, sequence
+    assert all(sequence.status is not Status.FINISHED for sequence in scheduler.proposals), "drafts of a finished one"
     for ordered in (scheduler.waiting, scheduler.running):
         orders = [sequence.order for sequence in ordered]
         assert orders == sorted(set(orders)), "a queue is out of order"

@@ -2,6 +2,7 @@
 
 from bisect import bisect_left, insort
 from dataclasses import dataclass, field
+from itertools import accumulate
 from operator import attrgetter
 
 import numpy as np
@@ -20,12 +21,13 @@ class Schedule:
     """One step's work: sequences with one token to compute, then chunks of sequences with several.
 
     ``budget`` is what is left of the step's tokens. A chunk that does not reach its sequence's end has no
-    survivor.
+    survivor; one that does may go on with ``drafts``, which are survivors too.
     """
 
     budget: int
     decodes: list[Sequence] = field(default_factory=list)
     prefills: list[tuple[Sequence, int]] = field(default_factory=list)
+    drafts: dict[Sequence, tuple[int, ...]] = field(default_factory=dict)
     num_preempted: int = 0
 
     def __bool__(self) -> bool:
@@ -34,7 +36,12 @@ class Schedule:
     @property
     def num_tokens(self) -> int:
         """Packed tokens of the step."""
-        return len(self.decodes) + sum(count for _, count in self.prefills)
+        return len(self.decodes) + sum(count for _, count in self.prefills) + self.num_drafts
+
+    @property
+    def num_drafts(self) -> int:
+        """Drafts of all sequences."""
+        return sum(map(len, self.drafts.values()))
 
     @property
     def sequences(self) -> list[Sequence]:
@@ -46,8 +53,15 @@ class Schedule:
         """Sequences whose last token is computed, in the step's order; they get a new token."""
         return self.decodes + [s for s, n in self.prefills if s.num_computed + n == s.length]
 
+    @property
+    def survivor_rows(self) -> list[int]:
+        """The row of the step's logits that each of ``survivors`` begins at; its drafts have the rows after it."""
+        counts = [1 + len(self.drafts.get(sequence, ())) for sequence in self.survivors]
+        return [0, *accumulate(counts)][:-1]
+
     def drop(self, sequence: Sequence) -> None:
-        """Take a preempted sequence out and give its tokens back to the budget."""
+        """Take a sequence out and give its tokens back to the budget."""
+        self.budget += len(self.drafts.pop(sequence, ()))
         if sequence in self.decodes:
             self.decodes.remove(sequence)
             self.budget += 1
@@ -64,6 +78,10 @@ class Scheduler:
     running sequence needs a page and none is left, the last running sequence in that order loses its pages
     and is computed again later (its tokens stay). The first one in order is never the victim of another, and
     every sequence alone fits the pool, so there is always progress.
+
+    ``proposals`` are drafts of the next tokens of sequences. When a sequence's last token is computed, the first of
+    them are computed with it as far as tokens, survivors and pages of the step are left by everything else; they
+    cost no other sequence anything. Proposals are for one step: what does not fit is dropped.
     """
 
     def __init__(self, config: RuntimeConfig) -> None:
@@ -73,6 +91,7 @@ class Scheduler:
         self.slots = SlotTable(config.max_num_seqs, config.max_pages_per_seq)
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
+        self.proposals: dict[Sequence, tuple[int, ...]] = {}
         self.num_preemptions = 0
         self.num_reused_tokens = 0
 
@@ -80,6 +99,11 @@ class Scheduler:
         """Queue a new sequence."""
         sequence.status = Status.WAITING
         insort(self.waiting, sequence, key=_by_order)
+
+    def propose(self, sequence: Sequence, drafts: tuple[int, ...]) -> None:
+        """Have ``drafts`` verified as the sequence's next tokens in the step that computes its last one."""
+        if drafts:
+            self.proposals[sequence] = drafts
 
     def finish(self, sequence: Sequence) -> None:
         """Take a sequence out in any state and let go of its pages and slot; idempotent."""
@@ -89,6 +113,7 @@ class Scheduler:
         elif sequence.status is Status.WAITING:
             self._remove(self.waiting, sequence)
         sequence.status = Status.FINISHED
+        self.proposals.pop(sequence, None)
 
     def schedule(self) -> Schedule:
         """Plan one step; the plan is empty only if nothing can run before a sequence is added or finished."""
@@ -106,6 +131,8 @@ class Scheduler:
         if plan.num_preempted == 0:
             while plan.budget > 0 and (admitted := self._admit(plan)) is not None:
                 self._plan(plan, admitted, min(admitted.length - admitted.num_computed, plan.budget))
+        if self.proposals:
+            self._plan_drafts(plan)
         return plan
 
     def commit(self, plan: Schedule) -> None:
@@ -126,6 +153,20 @@ class Scheduler:
             if publish:
                 self.prefix_cache.publish(sequence)
 
+    def accept(self, sequences: list[Sequence]) -> None:
+        """Record that the newest token of each sequence was a draft, so that the step has written its K,V already."""
+        for sequence in sequences:
+            sequence.num_computed += 1
+            self.slots.num_computed[sequence.slot] = sequence.num_computed
+            if self.config.enable_prefix_cache and sequence.num_computed % self.config.page_size == 0:
+                self.prefix_cache.publish(sequence)
+
+    def roll_back(self, sequence: Sequence) -> None:
+        """Let go of a running sequence's pages beyond its computed tokens: drafts that were not accepted."""
+        keep = self.pages_for(sequence.num_computed)
+        self._let_go(sequence.pages[keep:])
+        del sequence.pages[keep:]
+
     def append(self, sequences: list[Sequence], tokens: list[int]) -> None:
         """Add each running sequence's new token."""
         for sequence, token in zip(sequences, tokens, strict=True):
@@ -145,21 +186,44 @@ class Scheduler:
         else:
             plan.prefills.append((sequence, num_tokens))
 
+    def _plan_drafts(self, plan: Schedule) -> None:
+        """Add the proposals of the plan's survivors, as many as fit."""
+        survivors = plan.survivors
+        room = self.config.max_num_survivors - len(survivors)
+        decodes = set(plan.decodes)
+        for sequence in survivors:
+            drafts = self.proposals.pop(sequence, ())
+            # One token more than drafts comes out of the step.
+            count = min(len(drafts), plan.budget, room, sequence.max_length - sequence.length - 1)
+            while count > 0 and not self._extend(sequence, sequence.length + count):
+                count = min(count, len(sequence.pages) * self.config.page_size - sequence.length)
+            if count > 0:
+                plan.drafts[sequence] = drafts[:count]
+                plan.budget -= count
+                room -= count
+        if moved := decodes & plan.drafts.keys():
+            plan.prefills += [(sequence, 1) for sequence in plan.decodes if sequence in moved]
+            plan.decodes = [sequence for sequence in plan.decodes if sequence not in moved]
+
     def _grow(self, plan: Schedule, sequence: Sequence, num_tokens: int) -> bool:
         """Give a running sequence pages for ``num_tokens`` tokens; False if it was preempted itself."""
-        pages = sequence.pages
-        row = self.slots.page_table[sequence.slot]
+        while not self._extend(sequence, num_tokens):
+            victim = self.running[-1]
+            self._preempt(plan, victim)
+            plan.num_preempted += 1
+            if victim is sequence:
+                return False
+        return True
+
+    def _extend(self, sequence: Sequence, num_tokens: int) -> bool:
+        """Give a running sequence pages for ``num_tokens`` tokens; False if too few are left, those then are its."""
+        pages, pool = sequence.pages, self.pool
         while len(pages) * self.config.page_size < num_tokens:
-            is_new = bool(self.pool.free_pages)
-            page = self.pool.allocate()
+            is_new = bool(pool.free_pages)
+            page = pool.allocate()
             if page is None:
-                victim = self.running[-1]
-                self._preempt(plan, victim)
-                plan.num_preempted += 1
-                if victim is sequence:
-                    return False
-                continue
-            row[len(pages)] = page
+                return False
+            self.slots.page_table[sequence.slot, len(pages)] = page
             pages.append(page)
             sequence.metrics.num_allocated_pages += 1
             sequence.metrics.num_new_pages += is_new

@@ -1,8 +1,11 @@
 """What an engine has served since it was loaded: latencies, lengths and how sequences ended."""
 
+import time
+from collections import Counter
 from typing import Any, get_args
 
 from kvforge.runtime.histogram import Histogram, decades
+from kvforge.runtime.outputs import SequenceOutput
 from kvforge.runtime.sequence import FinishReason, Request, RequestMetrics, Sequence
 
 _SECONDS = decades(-3, 2)
@@ -27,14 +30,28 @@ class EngineStatistics:
         """A request is in a step for the first time."""
         self.queue_s.observe((metrics.first_scheduled_monotonic_ns - metrics.arrival_monotonic_ns) / 1e9)
 
-    def first_token(self, metrics: RequestMetrics) -> None:
-        """A request has its first token."""
-        self.ttft_s.observe((metrics.first_token_monotonic_ns - metrics.arrival_monotonic_ns) / 1e9)
-
-    def tokens(self, now_ns: int, num_tokens: dict[tuple[int, int], int]) -> None:
-        """Some sequences have more tokens: (their last token's time, new tokens) to how many sequences."""
-        for (last_ns, count), times in num_tokens.items():
-            self.inter_token_s.observe((now_ns - last_ns) / count / 1e9, count * times)
+    def generated(self, news: dict[Sequence, SequenceOutput]) -> int:
+        """Sequences have new tokens: note the time in their metrics. Returns the number of tokens."""
+        wall, now = time.time_ns(), time.monotonic_ns()
+        gaps: Counter[tuple[int, int]] = Counter()
+        num_tokens = 0
+        for sequence, output in news.items():
+            count, metrics = len(output.new_token_ids), sequence.metrics
+            if count == 0:
+                continue
+            num_tokens += count
+            metrics.last_token_time_ns, metrics.last_token_monotonic_ns = wall, now
+            if metrics.first_token_time_ns == 0:
+                metrics.first_token_time_ns, metrics.first_token_monotonic_ns = wall, now
+                self.ttft_s.observe((now - metrics.arrival_monotonic_ns) / 1e9)
+            if sequence.last_token_ns:
+                gaps[sequence.last_token_ns, count] += 1
+            elif count > 1:
+                gaps[now, count - 1] += 1
+            sequence.last_token_ns = now
+        for (last, count), times in gaps.items():
+            self.inter_token_s.observe((now - last) / count / 1e9, count * times)
+        return num_tokens
 
     def sequence_ended(self, sequence: Sequence, reason: FinishReason) -> None:
         """A sequence has ended."""

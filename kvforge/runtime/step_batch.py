@@ -56,7 +56,7 @@ class StepBatchBuilder:
         tokens, seqs = config.max_num_tokens, config.max_num_seqs
         self._input_ids, self._positions = _Buffer(tokens), _Buffer(tokens)
         self._slot_mapping = _Buffer(tokens)
-        self._survivor_index = _Buffer(seqs)
+        self._survivor_index = _Buffer(config.max_num_survivors)
         self._query_start, self._survivor_start = _Buffer(seqs + 1), _Buffer(seqs + 1)
         self._kv_length = _Buffer(seqs)
         self._page_table = _Buffer(seqs * config.max_pages_per_seq)
@@ -81,19 +81,22 @@ class StepBatchBuilder:
 
         num_tokens, num_survivors = num_decodes, num_decodes
         for row, (sequence, count) in enumerate(plan.prefills, start=num_decodes):
-            end = sequence.num_computed + count
-            positions = arange[sequence.num_computed : end]
+            drafts = plan.drafts.get(sequence, ())
+            start, end = sequence.num_computed, sequence.num_computed + count
+            positions = arange[start : end + len(drafts)]
+            ids = sequence.tokens[start:end]
             self._write_tokens(
                 num_tokens,
                 positions,
-                sequence.tokens[sequence.num_computed : end],
+                np.append(ids, np.asarray(drafts, dtype=np.int32)) if drafts else ids,
                 slots.page_table[sequence.slot, positions // self._page_size],
             )
-            num_tokens += count
+            num_tokens += len(positions)
             if end == sequence.length:
-                survivor_index[num_survivors] = num_tokens - 1
-                num_survivors += 1
-            kv_length[row] = end
+                kept = 1 + len(drafts)
+                survivor_index[num_survivors : num_survivors + kept] = arange[num_tokens - kept : num_tokens]
+                num_survivors += kept
+            kv_length[row] = end + len(drafts)
             query_start[row + 1] = num_tokens
             survivor_start[row + 1] = num_survivors
 

@@ -1,9 +1,12 @@
 """Random schedules: requests, arrivals, aborts and limits drawn from one seed, and how to run them."""
 
+import dataclasses
+import functools
 import random
 from dataclasses import dataclass, field
 
-from kvforge.runtime import SamplingParams
+from kvforge.runtime import LLMEngine, SamplingParams
+from tests.support.fake_session import FakeSession
 
 
 @dataclass
@@ -94,6 +97,25 @@ def _random_params(rng, max_new):
         stop_words_ids=rng.choice([(), ((5,), (9, 11))]),
         bad_words_ids=rng.choice([(), ((4,), (8, 10))]),
     )
+
+
+@functools.cache
+def alone(seed):
+    """(tokens, reason) by (request_id, index) of ``random_plan(seed)`` on the fake model, each sequence alone: its
+    seed, one request, one sequence, roomy pool."""
+    results = {}
+    for request in random_plan(seed).requests:
+        for index in range(request.params.n):
+            params = dataclasses.replace(request.params, n=1, seed=request.params.seed + index)
+            engine = LLMEngine(session=FakeSession(page_size=16), num_pages=64, enable_prefix_cache=False)
+            engine.add_request("alone", request.prompt, params)
+            tokens, reason = [], None
+            while engine.has_unfinished():
+                for output in engine.step():
+                    tokens += output.new_token_ids
+                    reason = output.finish_reason
+            results[request.request_id, index] = tokens, reason
+    return results
 
 
 def run_plan(engine, plan, after_step=lambda: None, rng_pages=True):

@@ -111,12 +111,12 @@ class FakeSession:
             for r in range(starts[s], starts[s + 1]):
                 row = int(survivor_index[r])
                 end = int(positions[row]) + 1
-                assert end == length, "a survivor that is not its sequence's last token"
-                pages = page_table[s, : -(-length // page_size)].long()
-                context = pools[0][0][pages].reshape(-1, 2)[:length]
-                assert torch.equal(context[:, 1], torch.arange(float(length))), "positions read back are wrong"
-                assert torch.equal(pools[1][0][pages].reshape(-1, 2)[:length], context.flip(-1))
-                assert torch.equal(pools[1][1][pages].reshape(-1, 2)[:length], -context)
+                assert end == length - (starts[s + 1] - 1 - r), "survivors that are not their sequence's last tokens"
+                pages = page_table[s, : -(-end // page_size)].long()
+                context = pools[0][0][pages].reshape(-1, 2)[:end]
+                assert torch.equal(context[:, 1], torch.arange(float(end))), "positions read back are wrong"
+                assert torch.equal(pools[1][0][pages].reshape(-1, 2)[:end], context.flip(-1))
+                assert torch.equal(pools[1][1][pages].reshape(-1, 2)[:end], -context)
                 assert torch.equal(hidden[row], context[-1])
                 logits.append(context_logits(context[:, 0], self.seed, self.manifest.vocab_size))
         return torch.from_numpy(np.stack(logits))

@@ -1,30 +1,12 @@
 """Tokens do not depend on who else is served, how prompts are cut, or where pages lie."""
 
-import dataclasses
-
 import pytest
 
 from kvforge.runtime import LLMEngine
-from tests.support.engine_schedules import random_plan, run_plan
+from tests.support.engine_schedules import alone, random_plan, run_plan
 from tests.support.fake_session import FakeSession
 
 NUM_SCHEDULES = 240
-
-
-def alone(plan, request):
-    """(tokens, reason) per sequence, each sequence alone: its seed, one request, one sequence, roomy pool."""
-    results = []
-    for index in range(request.params.n):
-        params = dataclasses.replace(request.params, n=1, seed=request.params.seed + index)
-        engine = LLMEngine(session=FakeSession(page_size=16), num_pages=64, enable_prefix_cache=False)
-        engine.add_request("alone", request.prompt, params)
-        tokens, reason = [], None
-        while engine.has_unfinished():
-            for output in engine.step():
-                tokens += output.new_token_ids
-                reason = output.finish_reason
-        results.append((tokens, reason))
-    return results
 
 
 @pytest.mark.parametrize("block", range(4))
@@ -45,14 +27,12 @@ def test_tokens_equal_one_at_a_time(block, one_thread):
             engine, plan, after_step=lambda s=session, p=pool: s.poison_pages(p.free_pages)
         )
         assert session.max_tokens_seen <= plan.max_num_tokens
-        for request in plan.requests:
-            for index, (expected, reason) in enumerate(alone(plan, request)):
-                key = (request.request_id, index)
-                got = tokens.get(key, [])
-                if request.request_id in aborted and key not in reasons:
-                    assert got == expected[: len(got)], (seed, key)
-                else:
-                    assert (got, reasons[key]) == (expected, reason), (seed, key)
+        for key, (expected, reason) in alone(seed).items():
+            got = tokens.get(key, [])
+            if key[0] in aborted and key not in reasons:
+                assert got == expected[: len(got)], (seed, key)
+            else:
+                assert (got, reasons[key]) == (expected, reason), (seed, key)
         stats = engine.stats()
         assert stats["num_used_pages"] == 0 and stats["num_free_pages"] == plan.num_pages
         assert stats["num_failed_steps"] == 0
