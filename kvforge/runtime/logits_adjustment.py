@@ -1,7 +1,8 @@
-"""Changes to one sequence's logits before sampling: penalties, minimum length, bad words."""
+"""Changes to one sequence's logits before sampling: bias, penalties, bad words, guide, minimum length."""
 
 import torch
 
+from kvforge.runtime.guide import Guide
 from kvforge.runtime.sampling_state import SamplingState
 from kvforge.runtime.sequence import Sequence
 from kvforge.runtime.stop import ends_with
@@ -10,24 +11,54 @@ from kvforge.runtime.stop import ends_with
 def adjust_logits(logits: torch.Tensor, sequence: Sequence, state: SamplingState) -> None:
     """Adjust ``logits`` [vocab_size] float32 of the sequence's next token in place; forbidden ones become -inf.
 
-    A forbidden word is never allowed: where only tokens that end the sequence are left, the minimum length
-    gives way to them.
+    The bias comes first, so penalties divide and multiply the biased logits, as in TensorRT-LLM. A forbidden
+    word is never allowed: where only tokens that end the sequence are left, the minimum length (and with a guide
+    ``ignore_eos``) gives way to them. Where a guide is complete, tokens that end the sequence are left whatever
+    else forbids them.
+
+    Raises:
+        KvforgeError: the guide gave up.
     """
     params = state.params
+    complete = state.guide is not None and state.guide.complete
+    own_ends = logits[state.stop_ids] if complete else logits[:0]
+    if len(state.bias):
+        logits[state.bias_ids] += state.bias
     if state.counts is not None and state.in_prompt is not None:
-        generated = state.counts > 0
-        if params.repetition_penalty != 1:
-            penalized = torch.where(logits > 0, logits / params.repetition_penalty, logits * params.repetition_penalty)
-            torch.where(generated | state.in_prompt, penalized, logits, out=logits)
-        logits.sub_(state.counts, alpha=params.frequency_penalty)
-        logits.sub_(generated.float(), alpha=params.presence_penalty)
+        _penalize(logits, state, state.counts, state.in_prompt)
     if len(state.bad_tokens):
         logits[state.bad_tokens] = -torch.inf
     for word in state.bad_sequences:
         if len(word) - 1 <= sequence.num_generated and ends_with(sequence, word[:-1]):
             logits[word[-1]] = -torch.inf
-    if sequence.num_generated < params.min_tokens:
-        ends = logits[state.stop_ids]
-        logits[state.stop_ids] = -torch.inf
+    if state.guide is not None:
+        _keep_form(logits, state, state.guide)
+    late = state.stop_ids if sequence.num_generated < params.min_tokens else state.late_stop_ids
+    if len(late):
+        ends = logits[late]
+        logits[late] = -torch.inf
         if logits.max() == -torch.inf:
-            logits[state.stop_ids] = ends
+            logits[late] = ends
+    if complete and logits.max() == -torch.inf:
+        logits[state.stop_ids] = own_ends
+
+
+def _penalize(logits: torch.Tensor, state: SamplingState, counts: torch.Tensor, in_prompt: torch.Tensor) -> None:
+    params, generated = state.params, counts > 0
+    if params.repetition_penalty != 1:
+        penalized = torch.where(logits > 0, logits / params.repetition_penalty, logits * params.repetition_penalty)
+        torch.where(generated | in_prompt, penalized, logits, out=logits)
+    logits.sub_(counts, alpha=params.frequency_penalty)
+    logits.sub_(generated.float(), alpha=params.presence_penalty)
+
+
+def _keep_form(logits: torch.Tensor, state: SamplingState, guide: Guide) -> None:
+    """Leave the tokens that the guide allows, and those that end the sequence where the text may end."""
+    if guide.complete:
+        ends = logits[state.stop_ids]
+        logits.fill_(-torch.inf)
+    else:
+        ends = logits[state.stop_ids] if guide.accepting else logits[:0]
+        logits.masked_fill_(guide.forbidden(), -torch.inf)
+    if len(ends):
+        logits[state.stop_ids] = ends

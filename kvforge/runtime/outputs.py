@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from kvforge.runtime.sequence import FinishReason, RequestMetrics
 
 
@@ -26,6 +28,7 @@ class SequenceOutput:
     ``stop_reason`` is the stop string, stop token id or stop word that ended it, "deadline" for a passed
     deadline, the error's message for "error", and None for end of text. The token that ends a sequence is in
     ``new_token_ids`` also where it is not part of the text. ``metrics`` is the request's, shared and live.
+    ``logits`` are the model's own behind each new token, [vocab_size] float32, if asked for.
     """
 
     request_id: str
@@ -36,6 +39,7 @@ class SequenceOutput:
     finish_reason: FinishReason | None = None
     stop_reason: int | str | tuple[int, ...] | None = None
     metrics: RequestMetrics | None = None
+    logits: list[np.ndarray] | None = None
 
 
 @dataclass

@@ -1,5 +1,6 @@
 """Whether a request can be served at all; every refusal is one sentence that says what to do."""
 
+import math
 from collections.abc import Sequence as SequenceOf
 
 import numpy as np
@@ -61,7 +62,8 @@ def max_length(num_prompt_tokens: int, params: SamplingParams, config: RuntimeCo
 
 
 def stop_ids(params: SamplingParams, config: RuntimeConfig) -> frozenset[int]:
-    """Return the tokens that end a sequence.
+    """Return the tokens that end a sequence; a guided one ends with an end-of-text token also under ignore_eos,
+    where its text is complete.
 
     Raises:
         RequestError: one is not an id of this model.
@@ -69,7 +71,12 @@ def stop_ids(params: SamplingParams, config: RuntimeConfig) -> frozenset[int]:
     _check_ids("stop_token_ids", params.stop_token_ids, config)
     for word in params.stop_words_ids:
         _check_ids("stop_words_ids", word, config)
-    return frozenset(params.stop_token_ids) | frozenset(() if params.ignore_eos else config.eos_token_ids)
+    if params.guided_decoding is None:
+        return frozenset(params.stop_token_ids) | frozenset(() if params.ignore_eos else config.eos_token_ids)
+    ends = frozenset(params.stop_token_ids) | frozenset(t for t in config.eos_token_ids if t < config.vocab_size)
+    if not ends:
+        raise RequestError("guided_decoding needs an end-of-text token and this engine has none; give stop_token_ids.")
+    return ends
 
 
 def bad_word_ids(params: SamplingParams, config: RuntimeConfig, tokenizer: Tokenizer | None) -> list[tuple[int, ...]]:
@@ -88,8 +95,10 @@ def bad_word_ids(params: SamplingParams, config: RuntimeConfig, tokenizer: Token
                 words.append(ids)
     for word in words:
         _check_ids("bad_words_ids", word, config)
-    if len({word[0] for word in words if len(word) == 1}) >= config.vocab_size:
-        raise RequestError("bad_words forbids every token of the model; leave at least one.")
+    forbidden = {word[0] for word in words if len(word) == 1}
+    forbidden.update(token for token, bias in (params.logit_bias or {}).items() if bias == -math.inf)
+    if len(forbidden) >= config.vocab_size:
+        raise RequestError("bad_words and logit_bias forbid every token of the model; leave at least one.")
     return words
 
 

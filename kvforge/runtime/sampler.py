@@ -1,10 +1,12 @@
 """From logits to tokens: greedy rows in one call, sampled rows in one batch."""
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 
+from kvforge.errors import KvforgeError
 from kvforge.runtime.logits_adjustment import adjust_logits
 from kvforge.runtime.outputs import TokenLogprobs
 from kvforge.runtime.sampling_state import SamplingState
@@ -16,11 +18,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class SampledTokens:
-    """New token per row; ``logprobs[row]`` only where asked for; a row in ``errors`` has no valid token."""
+    """New token per row; ``logprobs[row]`` and ``logits[row]`` ([vocab_size] float32, a copy) only where asked for;
+    a row in ``errors`` has no valid token."""
 
     tokens: list[int]
     logprobs: dict[int, TokenLogprobs]
     errors: dict[int, str]
+    logits: dict[int, np.ndarray] = field(default_factory=dict)
 
 
 @torch.inference_mode()
@@ -44,12 +48,14 @@ def sample(logits: torch.Tensor, sequences: list[Sequence]) -> SampledTokens:
             if state.adjusts_logits:
                 try:
                     adjust_logits(adjusted[row], sequences[row], state)
+                except KvforgeError as error:
+                    errors.setdefault(row, str(error))
                 except Exception as error:
                     logger.exception("adjusting logits failed")
                     errors.setdefault(row, f"{type(error).__name__}: {error}")
         best = adjusted.argmax(-1)
         for row in _not_finite(adjusted, best):
-            errors.setdefault(row, "bad words and penalties leave no token to generate; relax them")
+            errors.setdefault(row, "bias, bad words and guide leave no token to generate; relax them")
     chosen = best
     active = [(row, state) for row, state in active if row not in errors]
     drawn = [(row, state) for row, state in active if not state.params.greedy]
@@ -59,9 +65,14 @@ def sample(logits: torch.Tensor, sequences: list[Sequence]) -> SampledTokens:
         chosen[rows] = _draw(subset, [state for _, state in drawn])
     tokens = chosen.tolist()
     for row, state in active:
-        state.record(tokens[row])
+        try:
+            state.record(tokens[row])
+        except KvforgeError as error:
+            errors[row] = str(error)
     wanted = [(row, state.params.logprobs) for row, state in active if state.params.logprobs is not None]
-    return SampledTokens(tokens, _logprobs(logits, chosen, tokens, wanted) if wanted else {}, errors)
+    logprobs = _logprobs(logits, chosen, tokens, wanted) if wanted else {}
+    copies = {row: logits[row].float().cpu().numpy().copy() for row, state in active if state.params.return_logits}
+    return SampledTokens(tokens, logprobs, errors, copies)
 
 
 def _not_finite(logits: torch.Tensor, best: torch.Tensor) -> list[int]:
@@ -83,7 +94,7 @@ def _draw(logits: torch.Tensor, states: list[SamplingState]) -> torch.Tensor:
         logits,
         column([max(p.temperature, 1e-6) for p in params]),
         top_k,
-        column([max(p.top_p, 1e-6) for p in params]),
+        column([max(state.top_p, 1e-6) for state in states]),
         column([p.min_p for p in params]),
         column([state.random.random() for state in states]),
     )

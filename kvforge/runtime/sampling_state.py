@@ -4,11 +4,12 @@ import random
 
 import torch
 
+from kvforge.runtime.guide import Guide
 from kvforge.runtime.sampling_params import SamplingParams
 
 
 class SamplingState:
-    """Random numbers, token counts and forbidden words of one sequence; survives preemption.
+    """Random numbers, token counts, forbidden words and place in its guide of one sequence; survives preemption.
 
     A sequence that is greedy and asks for nothing else has no state at all (see ``make_state``).
     """
@@ -21,6 +22,7 @@ class SamplingState:
         vocab_size: int,
         stop_ids: frozenset[int],
         bad_words: list[tuple[int, ...]],
+        guide: Guide | None = None,
     ) -> None:
         self.params = params
         self.random = random.Random(None if params.seed is None else (params.seed + index) % 2**64)
@@ -29,6 +31,16 @@ class SamplingState:
         self.bad_tokens = torch.tensor(bad_tokens, dtype=torch.long)
         self.bad_sequences = [word for word in bad_words if len(word) > 1]
         self.stop_ids = torch.tensor(sorted(stop_ids), dtype=torch.long)
+        self.top_p = params.top_p
+        """Of the next token."""
+        bias = params.logit_bias or {}
+        self.bias_ids = torch.tensor(list(bias), dtype=torch.long)
+        self.bias = torch.tensor(list(bias.values()), dtype=torch.float32)
+        self.guide = None if guide is None else guide.start()
+        late = stop_ids - set(params.stop_token_ids) if guide is not None and params.ignore_eos else ()
+        self.late_stop_ids = torch.tensor(sorted(late), dtype=torch.long)
+        """Tokens that end a guided sequence only where nothing else can follow."""
+        self._stop_ids = stop_ids
         self.has_penalties = (
             params.presence_penalty != 0 or params.frequency_penalty != 0 or params.repetition_penalty != 1
         )
@@ -38,12 +50,21 @@ class SamplingState:
             self.counts = torch.zeros(vocab_size)
             self.in_prompt = torch.zeros(vocab_size, dtype=torch.bool)
             self.in_prompt[torch.tensor(prompt_token_ids, dtype=torch.long)] = True
-        self.adjusts_logits = bool(self.has_penalties or bad_words or params.min_tokens > 0)
+        self.adjusts_logits = bool(
+            bias or self.has_penalties or bad_words or guide is not None or params.min_tokens > 0
+        )
 
     def record(self, token: int) -> None:
-        """Count a generated token."""
+        """Take note of a generated token; raises KvforgeError where the guide cannot go on with it."""
+        params = self.params
+        if token == params.top_p_reset_id:
+            self.top_p = params.top_p
+        else:
+            self.top_p = max(self.top_p * params.top_p_decay, params.top_p_min)
         if self.counts is not None:
             self.counts[token] += 1
+        if self.guide is not None and token not in self._stop_ids:
+            self.guide.accept(token)
 
 
 def make_state(
@@ -53,15 +74,9 @@ def make_state(
     vocab_size: int,
     stop_ids: frozenset[int],
     bad_words: list[tuple[int, ...]],
+    guide: Guide | None = None,
 ) -> SamplingState | None:
     """Return the state a sequence needs; None if it only ever takes the most probable token."""
-    penalties = params.presence_penalty, params.frequency_penalty, params.repetition_penalty
-    if (
-        params.greedy
-        and params.logprobs is None
-        and penalties == (0, 0, 1)
-        and not bad_words
-        and params.min_tokens == 0
-    ):
-        return None
-    return SamplingState(params, index, prompt_token_ids, vocab_size, stop_ids, bad_words)
+    state = SamplingState(params, index, prompt_token_ids, vocab_size, stop_ids, bad_words, guide)
+    plain = params.greedy and params.logprobs is None and not params.return_logits and not state.adjusts_logits
+    return None if plain else state

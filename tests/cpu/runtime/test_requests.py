@@ -31,7 +31,7 @@ def make_engine(**options):
         ([5], {"stop_token_ids": [64]}, "stop_token_ids holds token id 64"),
         ([5], {"stop_words_ids": [[3, 64]]}, "stop_words_ids holds token id 64"),
         ([5], {"bad_words_ids": [[3, 64]]}, "bad_words_ids holds token id 64"),
-        ([5], {"bad_words_ids": [[i] for i in range(64)]}, "forbids every token"),
+        ([5], {"bad_words_ids": [[i] for i in range(64)]}, "forbid every token"),
         ([5], {"stop": ["x"]}, "has none; give stop_words_ids"),
         ([5], {"bad_words": ["x"]}, "has none; give bad_words_ids"),
     ],

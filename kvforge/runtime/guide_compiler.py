@@ -1,0 +1,75 @@
+"""Guides of requests made ready for their sequences; needs llguidance only once a request asks for one."""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+from kvforge.errors import RequestError, first_line
+from kvforge.runtime.guide import Guide, check_guide
+from kvforge.runtime.guided_decoding import GuidedDecoding
+from kvforge.runtime.tokenizer import Tokenizer
+
+_MAX_CACHED = 32
+
+
+class GuideCompiler:
+    """Compiles guides for one model and tokenizer and remembers the last 32.
+
+    The first guide takes up to seconds with a vocabulary of 128k, because llguidance reads the tokenizer then.
+    """
+
+    def __init__(self, tokenizer: Tokenizer | None, eos_token_ids: Sequence[int], vocab_size: int) -> None:
+        self._tokenizer = tokenizer
+        self._eos_token_ids = eos_token_ids
+        self._vocab_size = vocab_size
+        self._vocabulary: Any = None
+        self._cache: OrderedDict[GuidedDecoding, Guide] = OrderedDict()
+
+    def compile(self, guided: GuidedDecoding) -> Guide:
+        """Return the guide at its start; every sequence takes its own with ``Guide.start``.
+
+        Raises:
+            RequestError: llguidance is missing, cannot use the tokenizer, or does not accept the guide.
+        """
+        if guided in self._cache:
+            self._cache.move_to_end(guided)
+            return self._cache[guided]
+        if self._tokenizer is None:
+            raise RequestError("guided_decoding needs a tokenizer and this engine has none; leave it out.")
+        try:
+            from llguidance import LLMatcher, LLParserLimits
+
+            from kvforge.runtime.guide_text import grammar_of
+        except ImportError:
+            raise RequestError("guided_decoding needs llguidance; install kvforge[serve].") from None
+        if self._vocabulary is None:
+            self._vocabulary = _vocabulary(self._tokenizer, self._eos_token_ids)
+        limits = LLParserLimits(max_lexer_states=25_000, max_grammar_size=20_000, verbose_errors=False)
+        try:
+            grammar = grammar_of(guided, self._is_special)
+        except RequestError:
+            raise
+        except Exception as error:  # llguidance's converters raise nothing more precise
+            raise RequestError(f"the guide of {guided.kind} cannot be used: {' '.join(str(error).split())}.") from None
+        matcher = LLMatcher(self._vocabulary, grammar, log_level=0, limits=limits)
+        check_guide(guided.kind, matcher)
+        guide = Guide(matcher, self._vocabulary.vocab_size, self._vocabulary.eos_tokens, self._vocab_size)
+        self._cache[guided] = guide
+        if len(self._cache) > _MAX_CACHED:
+            self._cache.popitem(last=False)
+        return guide
+
+    def _is_special(self, text: str) -> bool:
+        assert self._tokenizer is not None
+        added = self._tokenizer.backend.get_added_tokens_decoder().values()
+        return any(token.special and token.content == text for token in added)
+
+
+def _vocabulary(tokenizer: Tokenizer, eos_token_ids: Sequence[int]) -> Any:
+    from llguidance import LLTokenizer
+
+    known = [token for token in eos_token_ids if tokenizer.backend.id_to_token(token) is not None]
+    try:
+        return LLTokenizer(tokenizer.backend.to_str(), eos_token=known or None)
+    except Exception as error:  # the library raises nothing more precise
+        raise RequestError(f"guided_decoding cannot use this tokenizer ({first_line(error)}); leave it out.") from None
