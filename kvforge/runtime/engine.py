@@ -15,6 +15,7 @@ from kvforge.errors import EngineError, RequestError
 from kvforge.hardware import available_memory_bytes
 from kvforge.runtime import request_check
 from kvforge.runtime.config import resolve_config
+from kvforge.runtime.guide_compiler import GuideCompiler
 from kvforge.runtime.invariants import check_invariants
 from kvforge.runtime.outputs import SequenceOutput
 from kvforge.runtime.runner import Runner
@@ -80,6 +81,7 @@ class LLMEngine:
             enable_prefix_cache=enable_prefix_cache,
         )
         self.scheduler = Scheduler(self.config)
+        self.guides = GuideCompiler(tokenizer, self.config.eos_token_ids, self.config.vocab_size)
         try:
             self.runner = Runner(session, self.config)
         except (RuntimeError, MemoryError) as error:
@@ -106,10 +108,11 @@ class LLMEngine:
             raise RequestError(f"request id {request_id!r} is in use; give another.")
         prompt = request_check.checked_prompt(prompt_token_ids, self.config)
         length = request_check.max_length(len(prompt), params, self.config)
+        request_check.check_token_ids(params, self.config)
         stop_ids = request_check.stop_ids(params, self.config)
         bad_words = request_check.bad_word_ids(params, self.config, self.tokenizer)
         request_check.check_stop_strings(params, self.tokenizer)
-        request_check.check_token_ids(params, self.config)
+        guide = None if params.guided_decoding is None else self.guides.compile(params.guided_decoding)
 
         metrics = RequestMetrics(time.time_ns(), time.monotonic_ns())
         request, arrival = Request(request_id, params, metrics), next(self._arrivals)
@@ -118,7 +121,7 @@ class LLMEngine:
             order = (params.priority, arrival, index)
             sequence = Sequence(request_id, index, order, prompt, params, length, metrics)
             sequence.siblings = request.sequences
-            sequence.sampling = make_state(params, index, ids, self.config.vocab_size, stop_ids, bad_words)
+            sequence.sampling = make_state(params, index, ids, self.config.vocab_size, stop_ids, bad_words, guide)
             if params.stop or params.stop_words_ids:
                 sequence.stopper = Stopper(params, self.tokenizer, ids)
             request.sequences.append(sequence)
@@ -239,6 +242,8 @@ class LLMEngine:
             output.new_token_ids.append(token)
             if row in sampled.logprobs:
                 output.logprobs = [*(output.logprobs or ()), sampled.logprobs[row]]
+            if row in sampled.logits:
+                output.logits = [*(output.logits or ()), sampled.logits[row]]
             try:
                 reason, detail = self._finish_reason(sequence, token)
             except Exception as error:
