@@ -1,16 +1,11 @@
 """`kvforge serve ENGINE`: a Triton server for one engine, until it is interrupted."""
 
 import argparse
-import signal
-import time
 from pathlib import Path
-from types import FrameType
 
-from kvforge.errors import KvforgeError
+from kvforge.engine import load_manifest
 
-PORTS = {"http": 8000, "grpc": 8001, "metrics": 8002}
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-POLL_S = 0.2
+PORTS = {"http": 8000, "grpc": 8001, "metrics": 8002, "health": 8003}
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
@@ -34,6 +29,13 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         "--drain-timeout", type=float, default=30.0, metavar="S",
         help="seconds that accepted requests get to finish when the server is told to stop (default: %(default)g)",
     )  # fmt: skip
+    parser.add_argument("--no-restart", action="store_true", help="end when a process dies, instead of restarting")
+    parser.add_argument("--max-restarts", type=int, default=5, help="within the window, then give up (default: 5)")
+    parser.add_argument("--restart-window", type=float, default=300.0, metavar="S", help="seconds (default: 300)")
+    parser.add_argument(
+        "--canary-period", type=float, default=0.0, metavar="S",
+        help="a request of one token every S seconds; unanswered, the server is not ready (default: 0, none)",
+    )  # fmt: skip
     parser.add_argument(
         "--control-apis", action="store_true",
         help="leave Triton's shared-memory, repository, trace and logging endpoints open to all clients",
@@ -45,8 +47,14 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until a signal to stop. Raises KvforgeError when it cannot start or a process of it dies."""
-    from kvforge.serving.launcher import ServerOptions, TritonServer
+    """Serve until a signal to stop. Raises KvforgeError when it cannot start or its processes die too often."""
+    from kvforge.serving.canary import Canary
+    from kvforge.serving.health_server import HealthServer
+    from kvforge.serving.launcher import TritonServer
+    from kvforge.serving.log_pump import LogSink, log_to
+    from kvforge.serving.options import STDERR, ServerOptions
+    from kvforge.serving.stop_signals import StopSignals
+    from kvforge.serving.supervisor import RestartPolicy, Supervisor
 
     options = ServerOptions(
         address=args.address,
@@ -66,37 +74,27 @@ def run(args: argparse.Namespace) -> int:
         log_level=args.log_level.upper(),
         log_file=args.log_file,
     )
+    load_manifest(args.engine)
+    sink = LogSink(args.log_file or STDERR, args.log_format)
+    canary = Canary(args.canary_period) if args.canary_period > 0 else None
+    policy = RestartPolicy(0 if args.no_restart else args.max_restarts, args.restart_window)
+    with log_to(sink, options.log_level), StopSignals() as signals:
+        supervisor = Supervisor(args.engine, options, signals, policy, canary)
+        health = HealthServer(args.address, args.health_port, supervisor.report)
 
-    def interrupt(signum: int, frame: FrameType | None) -> None:
-        _ignore(SIGNALS)
-        raise _StopServing
+        def announce(server: TritonServer) -> None:
+            if canary is not None:
+                canary.start(server.http_url)
+            print(
+                f"kvforge: serving {args.engine} as model 'ensemble': HTTP {server.http_url}, gRPC {server.grpc_url}, "
+                f"metrics {server.metrics_url}, health {health.url}/ready (Ctrl-C stops)",
+                flush=True,
+            )
 
-    previous = {signum: signal.signal(signum, interrupt) for signum in SIGNALS}
-    server = TritonServer(args.engine, options)
-    try:
-        server.start()
-        print(
-            f"kvforge: serving {args.engine} as model 'ensemble': HTTP {server.http_url}, gRPC {server.grpc_url}, "
-            f"metrics {server.metrics_url} (Ctrl-C stops)",
-            flush=True,
-        )
-        while (failure := server.failure()) is None:
-            time.sleep(POLL_S)
-        raise KvforgeError(f"{failure}; its last words: {server.log_error()}")
-    except _StopServing:
-        return 0
-    finally:
-        _ignore(SIGNALS)
-        server.stop()
-        for signum, handler in previous.items():
-            signal.signal(signum, handler)
-
-
-class _StopServing(BaseException):
-    """A signal came; raised in the main thread wherever it is."""
-
-
-def _ignore(signums: tuple[signal.Signals, ...]) -> None:
-    """Drop further signals. Not by SIG_IGN: Python reports one that is pending at that moment as an OSError."""
-    for signum in signums:
-        signal.signal(signum, lambda signum, frame: None)
+        try:
+            supervisor.run(announce)
+        finally:
+            if canary is not None:
+                canary.close()
+            health.close()
+    return 0

@@ -2,31 +2,44 @@
 
 import contextlib
 import os
-import re
 import secrets
 import shutil
-import signal
 import subprocess
-import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 
 from kvforge.engine import load_manifest
 from kvforge.errors import KvforgeError
 from kvforge.serving.access import PRIVATE_UMASK, closed_control_apis, make_regions_private
+from kvforge.serving.drain import drain
 from kvforge.serving.health import generate, is_ready
+from kvforge.serving.log_lines import error_in_log
+from kvforge.serving.log_pump import LogPump, LogSink
 from kvforge.serving.options import ServerOptions, engine_command
 from kvforge.serving.ports import choose_ports
-from kvforge.serving.processes import ProcessId, children, descendants, wait_gone
+from kvforge.serving.processes import (
+    ProcessId,
+    children,
+    descendants,
+    how_it_ended,
+    model_of_stub,
+    raise_open_files_limit,
+    wait_gone,
+)
 from kvforge.serving.repository import materialise
+from kvforge.serving.run_dir import EngineState, StateReader, make_run_dir
 from kvforge.serving.triton_install import find_triton
 
-EXIT_TIMEOUT_S = 5
-"""What tritonserver gives running requests to finish after it is told to end."""
 START_TIMEOUT_S = 180.0
+HUNG_AFTER_S = 30.0
+"""A stub writes its state each second; one silent for so long will not come back."""
 SHARED_MEMORY = Path("/dev/shm")
+
+
+class StartCancelled(KvforgeError):
+    """`start` ended because it was told to."""
 
 
 class TritonServer:
@@ -44,8 +57,11 @@ class TritonServer:
         self._command = command or engine_command(self.engine_dir, self.options)
         self._process: subprocess.Popen | None = None
         self._run_dir: Path | None = None
+        self._state: StateReader | None = None
+        self._sink: LogSink | None = None
+        self._log: LogPump | None = None
         self._shm_prefix = ""
-        self._children: list[ProcessId] = []
+        self._stubs: dict[ProcessId, str] = {}
         self.ports: dict[str, int] = {}
 
     @property
@@ -73,52 +89,72 @@ class TritonServer:
         return self._shm_prefix
 
     @property
-    def log_path(self) -> Path:
-        assert self._run_dir is not None
-        return self.options.log_file or self._run_dir / "triton.log"
+    def state(self) -> EngineState | None:
+        """What the `tensorrt_llm` stub says of the engine, or None when it says nothing."""
+        return None if self._state is None else self._state.read()
 
-    def start(self) -> "TritonServer":
-        """Start, wait until a request went through all models. On an error nothing is left running."""
+    def start(self, cancelled: Callable[[], bool] = lambda: False) -> "TritonServer":
+        """Start, wait until a request went through all models. On an error nothing is left running.
+
+        Raises StartCancelled soon after `cancelled()` becomes true.
+        """
         manifest = load_manifest(self.engine_dir)
         wanted = {name: getattr(self.options, f"{name}_port") for name in ("http", "grpc", "metrics")}
         triton = find_triton()
+        raise_open_files_limit()
         self.ports = choose_ports(self.options.address, wanted)
-        # A Unix socket's path takes 107 bytes at most, so a long $TMPDIR cannot be used.
-        parent = "/tmp" if len(os.fsencode(tempfile.gettempdir())) > 60 else None
-        self._run_dir = Path(tempfile.mkdtemp(prefix="kvforge-serve-", dir=parent))
+        self._sink = LogSink(self.options.log_file, self.options.log_format)
         self._shm_prefix = f"kvforge_{os.getpid()}_{secrets.token_hex(4)}_"
         try:
+            run_dir = self._run_dir = make_run_dir()
+            self._state = StateReader(run_dir)
             limits = self.options.request_limits
             max_batch_size = self.options.max_num_seqs or manifest.max_num_seqs
-            materialise(self._run_dir / "models", self.engine_dir, self._command, max_batch_size, limits)
-            backends = triton.make_backend_dir(self._run_dir / "backends")
-            with self.log_path.open("ab") as log:
-                self._process = subprocess.Popen(
-                    [str(triton.binary), *self._arguments(backends)],
-                    env=triton.environment(),
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    start_new_session=True,
-                    umask=PRIVATE_UMASK,
-                )
-            self._wait_ready()
+            materialise(run_dir / "models", self.engine_dir, self._command, max_batch_size, limits)
+            backends = triton.make_backend_dir(run_dir / "backends")
+            self._process = subprocess.Popen(
+                [str(triton.binary), *self._arguments(run_dir, backends)],
+                env=triton.environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                umask=PRIVATE_UMASK,
+            )
+            assert self._process.stdout is not None
+            self._log = LogPump(self._process.stdout, self._sink)
+            self._wait_ready(self._process, cancelled)
+        except OSError as error:
+            self.stop()
+            raise KvforgeError(f"the server's files cannot be written: {error}; make room or set TMPDIR") from None
         except BaseException:
             self.stop()
             raise
         return self
 
-    def stop(self) -> None:
-        """End the server and all it started; remove its files and shared memory. Idempotent."""
+    def stop(self, hurry: Callable[[], bool] = lambda: False) -> None:
+        """End the server and all it started; remove its files and shared memory. Idempotent.
+
+        New requests are refused at once. Accepted ones run on for the options' drain_timeout_s or until `hurry()`;
+        what is open then gets an error.
+        """
         process, self._process = self._process, None
         if process is not None:
-            self._children = [*self._children, *descendants(process.pid)]
-            if process.poll() is None:
-                process.send_signal(signal.SIGTERM)
-                _wait_or_kill(process)
-            for child in wait_gone(self._children, timeout_s=3.0):
+            if self._run_dir is not None and self._state is not None and self._is_whole(process):
+                drain(self._run_dir, self._state, self.metrics_url, self.options.drain_timeout_s, hurry)
+            # Nothing is open any more, and what a clean exit would release is released here: tritonserver takes
+            # three seconds for one, and the whole --exit-timeout-secs after an ensemble that ended in an error.
+            started = descendants(process.pid)
+            process.kill()
+            process.wait()
+            for child in [*self._stubs, *started]:
                 child.kill()
-            self._children = []
+            wait_gone([*self._stubs, *started], timeout_s=3.0)
+            self._stubs = {}
+        if self._log is not None:
+            self._log.join(timeout_s=1.0)
+        if self._sink is not None:
+            self._sink.close()
         if self._shm_prefix:
             for region in SHARED_MEMORY.glob(f"{self._shm_prefix}*"):
                 with contextlib.suppress(FileNotFoundError):
@@ -126,23 +162,28 @@ class TritonServer:
         if self._run_dir is not None:
             shutil.rmtree(self._run_dir, ignore_errors=True)
             self._run_dir = None
+        self._state = None
 
     def failure(self) -> str | None:
-        """Why the server no longer serves, or None: tritonserver or a stub, which it never restarts, ended."""
-        if self._process is None or self._process.poll() is not None:
-            return "tritonserver ended"
-        if any(not child.is_alive() for child in self._children):
-            return "a model's backend process ended"
+        """Why the server no longer serves, or None: tritonserver or a stub, which it never restarts, ended, or
+        the engine cannot be started any more."""
+        if self._process is None:
+            return "tritonserver was not started"
+        if (status := self._process.poll()) is not None:
+            return f"tritonserver ended ({how_it_ended(status)})"
+        for stub, model in self._stubs.items():
+            if not stub.is_alive():
+                return f"the process of model '{model}' ended"
+        state = self.state
+        if state is not None and state.engine == "failed":
+            return "the engine process does not start any more"
+        if state is not None and state.age_s > HUNG_AFTER_S:
+            return f"the process of model 'tensorrt_llm' has said nothing for {state.age_s:.0f} s"
         return None
 
     def log_error(self) -> str:
         """The log's own words for what went wrong, as one line."""
-        lines = self.log_path.read_text(errors="replace").splitlines()
-        for line in lines:
-            if match := re.search(r"failed to load '\w+' version \d+: \w+: (?:TritonModelException: )?(.+)", line):
-                return match.group(1).split(r"\n\nAt:")[0]  # without the Python traceback behind it
-        errors = [line for line in lines if re.match(r"[EF]\d{4} ", line) or line.startswith("error:")]
-        return (errors or lines or ["its log is empty"])[-1]
+        return error_in_log([] if self._log is None else self._log.lines())
 
     def __enter__(self) -> "TritonServer":
         return self.start()
@@ -152,16 +193,19 @@ class TritonServer:
     ) -> None:
         self.stop()
 
-    def _arguments(self, backends: Path | None) -> list[str]:
+    def _is_whole(self, process: subprocess.Popen) -> bool:
+        """True while requests can still end by themselves."""
+        return process.poll() is None and bool(self._stubs) and all(stub.is_alive() for stub in self._stubs)
+
+    def _arguments(self, run_dir: Path, backends: Path | None) -> list[str]:
         address = self.options.address
         arguments = [
-            f"--model-repository={self._run_dir}/models",
+            f"--model-repository={run_dir}/models",
             f"--http-address={address}",
             f"--grpc-address={address}",
             f"--metrics-address={address}",
             *(f"--{name}-port={port}" for name, port in self.ports.items()),
             f"--backend-config=python,shm-region-prefix-name={self._shm_prefix}",
-            f"--exit-timeout-secs={EXIT_TIMEOUT_S}",
             *([] if self.options.control_apis else closed_control_apis()),
             "--disable-auto-complete-config",
             "--allow-gpu-metrics=false",
@@ -170,11 +214,14 @@ class TritonServer:
         ]
         return arguments if backends is None else [*arguments, f"--backend-directory={backends}"]
 
-    def _wait_ready(self) -> None:
-        assert self._process is not None
+    def _wait_ready(self, process: subprocess.Popen, cancelled: Callable[[], bool]) -> None:
         deadline = time.monotonic() + START_TIMEOUT_S
         while not is_ready(self.http_url):
-            if self._process.poll() is not None:
+            if cancelled():
+                raise StartCancelled("the start was cancelled")
+            if process.poll() is not None:
+                if self._log is not None:
+                    self._log.join(timeout_s=2.0)
                 raise KvforgeError(f"the server did not start: {self.log_error()}")
             if time.monotonic() > deadline:
                 raise KvforgeError(f"the server was not ready after {START_TIMEOUT_S:.0f} s: {self.log_error()}")
@@ -182,16 +229,4 @@ class TritonServer:
         generate(self.http_url, "ensemble", {"text_input": "a", "max_tokens": 1})
         make_regions_private(self._shm_prefix)
         # Not the engine process: its stub restarts it.
-        self._children = children(self._process.pid)
-
-
-def _wait_or_kill(process: subprocess.Popen) -> None:
-    """Wait for a server told to end. Once its stubs are done there is nothing to lose, and it gets a second more:
-    an ensemble that answered with errors is sometimes never unloaded, and tritonserver waits for it in vain."""
-    deadline = time.monotonic() + EXIT_TIMEOUT_S + 5
-    while process.poll() is None and time.monotonic() < deadline:
-        if not children(process.pid):
-            deadline = min(deadline, time.monotonic() + 1)
-        time.sleep(0.05)
-    process.kill()
-    process.wait()
+        self._stubs = {stub: model_of_stub(stub) for stub in children(process.pid)}

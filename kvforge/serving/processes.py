@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import resource
 import signal
 import time
 from dataclasses import dataclass
@@ -51,6 +52,30 @@ def descendants(pid: int) -> list[ProcessId]:
             found.append(child)
             frontier.append(child.pid)
     return found
+
+
+def how_it_ended(status: int) -> str:
+    """A `Popen` return code in words."""
+    return f"signal {-status}" if status < 0 else f"exit status {status}"
+
+
+def model_of_stub(stub: ProcessId) -> str:
+    """The model that a Triton Python backend process runs, by the model.py on its command line."""
+    try:
+        words = Path(f"/proc/{stub.pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return "?"
+    paths = [word.decode(errors="replace") for word in words if word.endswith(b"/model.py")]
+    return Path(paths[0]).parent.parent.name if paths else "?"
+
+
+def raise_open_files_limit() -> int:
+    """Allow this process and those it starts as many open files as the system grants; every client is one. Returns
+    the limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return hard
 
 
 def _by_parent() -> dict[int, list[ProcessId]]:

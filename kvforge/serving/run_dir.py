@@ -1,0 +1,60 @@
+"""A server's run directory as the launcher sees it: it asks the stub to drain, and reads what the stub says.
+
+state.json holds {"engine", "engine_pid", "active", "since", "time"}; the stub replaces it on every change and at
+least each second. drain holds {"deadline_s"}.
+"""
+
+import json
+import os
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+DRAIN_FILE = "drain"
+STATE_FILE = "state.json"
+
+
+@dataclass(frozen=True)
+class EngineState:
+    """What the stub says of the engine: ready, loading, failed or lost. `age_s`: for how long it said nothing new."""
+
+    engine: str
+    engine_pid: int | None
+    active: int
+    age_s: float
+
+
+def make_run_dir() -> Path:
+    """A new directory for one server's files. Raises OSError when there is no room for one."""
+    # A Unix socket's path takes 107 bytes at most, so a long $TMPDIR cannot be used.
+    parent = "/tmp" if len(os.fsencode(tempfile.gettempdir())) > 60 else None
+    return Path(tempfile.mkdtemp(prefix="kvforge-serve-", dir=parent))
+
+
+def ask_to_drain(run_dir: Path, deadline_s: float) -> None:
+    """The stub refuses new requests from now on, and ends those still open after `deadline_s` with an error."""
+    partial = run_dir / f"{DRAIN_FILE}.tmp"
+    partial.write_text(json.dumps({"deadline_s": deadline_s}))
+    partial.replace(run_dir / DRAIN_FILE)
+
+
+class StateReader:
+    """Reads state.json. Its age is measured by this process's monotonic clock, so clock jumps do not matter."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._path = run_dir / STATE_FILE
+        self._last_time: Any = None
+        self._last_change = time.monotonic()
+
+    def read(self) -> EngineState | None:
+        """None when the stub has not written anything yet, or the run directory is gone."""
+        try:
+            value = json.loads(self._path.read_text())
+            now = time.monotonic()
+            if value["time"] != self._last_time:
+                self._last_time, self._last_change = value["time"], now
+            return EngineState(value["engine"], value["engine_pid"], value["active"], now - self._last_change)
+        except (OSError, ValueError, KeyError, TypeError):
+            return None

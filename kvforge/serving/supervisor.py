@@ -1,0 +1,150 @@
+"""Keeps a server running: restarts it when one of its processes dies, drains it on a signal, says how it is."""
+
+import dataclasses
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvforge.errors import KvforgeError
+from kvforge.serving.canary import Canary
+from kvforge.serving.health import is_ready
+from kvforge.serving.launcher import StartCancelled, TritonServer
+from kvforge.serving.options import ServerOptions
+from kvforge.serving.stop_signals import StopSignals
+
+logger = logging.getLogger("kvforge.serve")
+
+POLL_S = 0.1
+LIVE_WITHIN_S = 10.0
+STALE_AFTER_S = 5.0
+MAX_PAUSE_S = 10.0
+
+
+@dataclass(frozen=True)
+class RestartPolicy:
+    """How often a server is started again: at most `max_restarts` times within `window_s` seconds; 0 is never."""
+
+    max_restarts: int = 5
+    window_s: float = 300.0
+
+
+class Supervisor:
+    """Runs one TritonServer after the other on the same ports.
+
+    `run` is for the main thread; `report` may be called from any.
+    """
+
+    def __init__(
+        self,
+        engine_dir: Path,
+        options: ServerOptions,
+        signals: StopSignals,
+        policy: RestartPolicy = RestartPolicy(),
+        canary: Canary | None = None,
+    ) -> None:
+        self._engine_dir = engine_dir
+        self._options = options
+        self._signals = signals
+        self._policy = policy
+        self._canary = canary
+        self._server = TritonServer(engine_dir, options)
+        self._phase = "starting"
+        self._restarts: list[float] = []
+        self._num_restarts = 0
+        self._looked_at = time.monotonic()
+
+    def run(self, announce: Callable[[TritonServer], None]) -> None:
+        """Serve until a signal; `announce` is called once, when the first server is ready.
+
+        Raises KvforgeError when the server does not start, or dies more often than the policy allows.
+        """
+        try:
+            self._server.start(self._signals.stop)
+            self._phase = "serving"
+            announce(self._server)
+            while not self._signals.stop():
+                self._looked_at = time.monotonic()
+                if (failure := self._server.failure()) is not None:
+                    self._recover(failure)
+                time.sleep(POLL_S)
+            logger.info("draining for at most %g s", self._options.drain_timeout_s)
+        except StartCancelled:
+            pass
+        finally:
+            self._phase = "draining"
+            self._server.stop(self._signals.hurry)
+            logger.info("stopped")
+
+    def _recover(self, failure: str) -> None:
+        """End what is left of the server and start another; a start that fails is a failure like the first."""
+        ports: dict[str, Any] = {f"{name}_port": port for name, port in self._server.ports.items()}
+        options = dataclasses.replace(self._options, **ports)
+        self._phase = "restarting"
+        while True:
+            now = time.monotonic()
+            self._restarts = [at for at in self._restarts if now - at < self._policy.window_s]
+            self._server.stop(hurry=lambda: True)
+            if len(self._restarts) >= self._policy.max_restarts:
+                raise KvforgeError(self._last_words(failure))
+            logger.error("%s; restarting the server (%d)", failure, self._num_restarts + 1)
+            self._pause(len(self._restarts))
+            self._restarts.append(now)
+            self._num_restarts += 1
+            self._server = TritonServer(self._engine_dir, options)
+            try:
+                self._server.start(self._signals.stop)
+            except StartCancelled:
+                raise
+            except KvforgeError as error:
+                failure = str(error)
+                continue
+            logger.warning("serving again after %.1f s", time.monotonic() - now)
+            self._phase = "serving"
+            return
+
+    def _pause(self, num_restarts: int) -> None:
+        """None before the first restart, then twice as long each time."""
+        until = time.monotonic() + (min(0.5 * 2**num_restarts, MAX_PAUSE_S) if num_restarts else 0.0)
+        while time.monotonic() < until and not self._signals.stop():
+            time.sleep(POLL_S)
+
+    def _last_words(self, failure: str) -> str:
+        if not self._policy.max_restarts:
+            return f"{failure}; its last words: {self._server.log_error()}"
+        return (
+            f"{failure}, after {len(self._restarts)} restarts within {self._policy.window_s:.0f} s; "
+            f"the server's last words: {self._server.log_error()}"
+        )
+
+    def report(self) -> dict[str, Any]:
+        """What the health endpoint answers: live, ready, the reasons against, and the engine's state."""
+        state = self._server.state
+        reasons = list(self._reasons())
+        return {
+            "live": self._phase != "serving" or time.monotonic() - self._looked_at < LIVE_WITHIN_S,
+            "ready": not reasons,
+            "reasons": reasons,
+            "engine": None if state is None else state.engine,
+            "active": None if state is None else state.active,
+            "restarts": self._num_restarts,
+        }
+
+    def _reasons(self) -> list[str]:
+        if self._signals.stop() or self._phase != "serving":
+            return ["the server is " + ("shutting down" if self._signals.stop() else self._phase)]
+        reasons = []
+        if (failure := self._server.failure()) is not None:
+            reasons.append(failure)
+        state = self._server.state
+        if state is None or state.age_s > STALE_AFTER_S:
+            reasons.append("the process of model 'tensorrt_llm' does not say how the engine is")
+        elif state.engine != "ready":
+            reasons.append(f"the engine is {state.engine}")
+        if not is_ready(self._server.http_url):
+            reasons.append("tritonserver is not ready")
+        if self._canary is not None and (failure := self._canary.failure()) is not None:
+            reasons.append(failure)
+        return reasons

@@ -1,0 +1,79 @@
+"""`kvforge serve` as a process of its own, on free ports."""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+PORTS = ("http", "grpc", "metrics", "health")
+
+
+class ServeProcess:
+    """Entered once the server is ready, with its URLs; whatever still runs at the end is ended."""
+
+    def __init__(self, engine_dir: Path, *options: str, env: dict[str, str] | None = None) -> None:
+        self._process = _start(engine_dir, options, env)
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        found = re.search(
+            r"HTTP (http://[\d.]+:\d+), gRPC ([\d.]+:\d+), metrics (http://[\d.]+:\d+/metrics), health (http://[\d.]+:\d+)",
+            line,
+        )
+        if found is None:
+            self._process.kill()
+            raise AssertionError(f"the server did not start: {line}{self._process.communicate()[1]}")
+        self.http_url, self.grpc_url, self.metrics_url, self.health_url = found.groups()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def health(self, question: str = "ready") -> tuple[int, dict[str, Any]]:
+        """Status and body of GET /ready or /live."""
+        try:
+            with urllib.request.urlopen(f"{self.health_url}/{question}", timeout=10) as response:
+                return response.status, json.load(response)
+        except urllib.error.HTTPError as error:
+            return error.code, json.load(error)
+
+    def signal(self, signum: signal.Signals) -> None:
+        self._process.send_signal(signum)
+
+    def wait(self, timeout_s: float = 60.0) -> tuple[int, str]:
+        """Exit status and standard error, once it has ended by itself."""
+        _, errors = self._process.communicate(timeout=timeout_s)
+        return self._process.returncode, errors
+
+    def __enter__(self) -> "ServeProcess":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._process.poll() is None:
+            for _ in range(2):
+                self._process.terminate()
+            try:
+                self._process.communicate(timeout=30)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.communicate()
+
+
+def refused_start(engine_dir: Path, *options: str, env: dict[str, str] | None = None) -> tuple[int, str]:
+    """Exit status and standard error of a server that is not to start."""
+    process = _start(engine_dir, options, env)
+    _, errors = process.communicate(timeout=60)
+    return process.returncode, errors
+
+
+def _start(engine_dir: Path, options: tuple[str, ...], env: dict[str, str] | None) -> subprocess.Popen:
+    ports = [word for name in PORTS if f"--{name}-port" not in options for word in (f"--{name}-port", "0")]
+    command = [sys.executable, "-m", "kvforge", "serve", str(engine_dir), "--kv-cache-gib", "0.1", *ports, *options]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
