@@ -11,7 +11,7 @@ def check_invariants(scheduler: Scheduler) -> None:
 
     - Pages are conserved: free, cached and referenced pages are disjoint and are all pages.
     - A page's reference count is the number of sequences that hold it.
-    - A cached page is published; a free page is not.
+    - A cached page is published and queued by its priority; a free page is not.
     - Waiting sequences hold nothing; running ones hold exactly the pages of what is computed, each in its own
       slot, and the slot table agrees with them.
     - Drafts are proposed for unfinished sequences only.
@@ -22,7 +22,10 @@ def check_invariants(scheduler: Scheduler) -> None:
         holders.update(sequence.pages)
     for page, count in enumerate(pool.ref_counts):
         assert count == holders[page], f"page {page} has {count} references and {holders[page]} holders"
-    free, cached = set(pool.free_pages), set(pool.cached_pages)
+    queued = [page for page in pool.cached_pages]
+    assert len(queued) == len(set(queued)) == len(pool.cached_pages), "a page is cached twice"
+    assert [pool.priorities[page] for page in queued] == sorted(pool.priorities[page] for page in queued), "priorities"
+    free, cached = set(pool.free_pages), set(queued)
     assert len(free) == len(pool.free_pages), "a page is free twice"
     assert not free & cached, f"pages {free & cached} are free and cached"
     both = (free | cached) & holders.keys()

@@ -34,11 +34,15 @@ class PrefixCache:
         num_pages = (sequence.length - 1) // self.page_size
         pages: list[int] = []
         for index in range(num_pages):
-            page = self._page_of.get(self._digest(sequence, index))
+            page = self.page_of(sequence, index)
             if page is None:
                 break
             pages.append(page)
         return pages
+
+    def page_of(self, sequence: Sequence, index: int) -> int | None:
+        """Return the page published for the sequence's page ``index``, which its tokens fill; it may not hold it."""
+        return self._page_of.get(self._digest(sequence, index))
 
     def publish(self, sequence: Sequence) -> None:
         """Publish the pages that ``sequence.num_computed`` tokens fill and that were not published before."""

@@ -10,6 +10,7 @@ import numpy as np
 from kvforge.runtime.config import RuntimeConfig
 from kvforge.runtime.page_pool import PagePool
 from kvforge.runtime.prefix_cache import PrefixCache
+from kvforge.runtime.retention import set_priorities
 from kvforge.runtime.sequence import Sequence, Status
 from kvforge.runtime.slot_table import SlotTable
 
@@ -293,6 +294,8 @@ class Scheduler:
         return best
 
     def _release(self, sequence: Sequence) -> None:
+        if sequence.params.retention and self.config.enable_prefix_cache:
+            set_priorities(self.pool, self.prefix_cache, sequence)
         self._let_go(sequence.pages)
         sequence.pages = []
         sequence.num_computed = sequence.num_published = 0

@@ -1,4 +1,5 @@
-"""Drafts change how many tokens a step gives, never which: any drafts, at any step, of any sequence."""
+"""Drafts change how many tokens a step gives, never which: any drafts, at any step, of any sequence. Nor do priorities
+of pages."""
 
 import dataclasses
 import random
@@ -27,16 +28,14 @@ def guess(rng, future):
 
 
 def with_drafts(plan, rng, expected, longest):
-    """The plan with drafts of each request's first tokens, at most ``longest``."""
-    requests = [
-        dataclasses.replace(
-            request,
-            params=dataclasses.replace(
-                request.params, draft_token_ids=guess(rng, expected[request.request_id, 0][0])[:longest]
-            ),
-        )
-        for request in plan.requests
-    ]
+    """The plan with drafts of each request's first tokens, at most ``longest``, and pages of different priorities."""
+    requests = []
+    for request in plan.requests:
+        drafts = guess(rng, expected[request.request_id, 0][0])[:longest]
+        starts = rng.sample(range(40), rng.randint(0, 3))
+        retention = [(start, rng.choice([-1, start + rng.randint(1, 9)]), rng.randint(0, 100)) for start in starts]
+        params = dataclasses.replace(request.params, draft_token_ids=drafts, retention=retention)
+        requests.append(dataclasses.replace(request, params=params))
     return dataclasses.replace(plan, requests=requests)
 
 
