@@ -98,6 +98,18 @@ FORBIDDEN = {
         "plugins",
         *MODEL_MAKING,
     ),
+    "kvforge/gateway": (
+        "torch",
+        "kvforge.compiler",
+        "kvforge.commands",
+        "kvforge.checkpoint",
+        "kvforge.evaluation",
+        "kvforge.quantize",
+        "kvforge.tasks",
+        "model_defs",
+        "plugins",
+        *MODEL_MAKING,
+    ),
     "kvforge/swiftkv": (
         "kvforge.compiler",
         "kvforge.runtime",

@@ -1,0 +1,10 @@
+"""An OpenAI-compatible HTTP server in front of Triton: a process of its own.
+
+    HTTP request -> fields, sampling, prompts -> Triton over gRPC (token ids) -> text -> JSON or SSE
+
+`gateway_command(GatewayOptions(...))` is the command line that starts it; nothing heavy is imported for that.
+"""
+
+from kvforge.gateway.options import GatewayOptions, gateway_command
+
+__all__ = ["GatewayOptions", "gateway_command"]

@@ -1,0 +1,24 @@
+"""`python -m kvforge.gateway --engine DIR --grpc HOST:PORT`: the gateway's process."""
+
+import sys
+
+from kvforge.errors import KvforgeError
+from kvforge.gateway.options import parse_options
+from kvforge.gateway.server import run
+from kvforge.serving.watchdog import exit_with_parent
+
+
+def main(argv: list[str] | None = None) -> int:
+    options = parse_options(argv)
+    if options.exit_with_parent:
+        exit_with_parent()
+    try:
+        run(options, lambda url: print(f"kvforge: OpenAI API at {url}", flush=True))
+    except KvforgeError as error:
+        print(f"kvforge: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

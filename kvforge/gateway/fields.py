@@ -1,0 +1,128 @@
+"""The fields of a request body: which are read, which change nothing here, and which are refused by name.
+
+A client that asks for something it would not get is told so; a value that asks for nothing (`"tools": []`,
+`"store": false`) and null are accepted, because clients send those by default. An unknown name is an error, as
+with OpenAI: a misspelt `max_token` must not go unnoticed.
+"""
+
+from collections.abc import Set
+from dataclasses import dataclass
+from typing import Any
+
+from kvforge.gateway.errors import ApiError, bad_field
+
+SAMPLING = frozenset(
+    {
+        "n", "temperature", "top_p", "top_k", "min_p", "min_tokens", "presence_penalty", "frequency_penalty",
+        "repetition_penalty", "seed", "stop", "stop_token_ids", "logit_bias",
+    }
+)  # fmt: skip
+"""Fields of kvforge.runtime.SamplingParams of the same name."""
+GUIDES = frozenset(
+    {"response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"}
+)
+COMMON = SAMPLING | GUIDES | {"model", "max_tokens", "logprobs", "stream", "stream_options", "ignore_eos"}
+COMPLETIONS = COMMON | {"prompt", "echo", "best_of", "add_special_tokens"}
+CHAT = COMMON | {
+    "messages", "max_completion_tokens", "top_logprobs", "add_generation_prompt", "continue_final_message",
+}  # fmt: skip
+
+WITHOUT_EFFECT = frozenset(
+    {
+        "user", "metadata", "service_tier", "parallel_tool_calls", "prompt_cache_key", "safety_identifier",
+        "prompt_cache_retention", "prediction", "spaces_between_special_tokens", "request_id",
+    }
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A field that is refused unless its value asks for nothing."""
+
+    reason: str
+    neutral: tuple[Any, ...] = ()
+
+
+_NO_TOOLS = "tools are not supported; describe them in a message and use response_format for the form of the answer"
+_NO_BEAMS = "beam search is not supported"
+_NO_PROMPT_LOGPROBS = "log-probabilities of the prompt are not computed, because its prefill skips layers"
+REFUSED = {
+    "suffix": Refused("insertion is not supported", ("",)),
+    "tools": Refused(_NO_TOOLS, ([],)),
+    "tool_choice": Refused(_NO_TOOLS, ("none", "auto")),
+    "functions": Refused(_NO_TOOLS, ([],)),
+    "function_call": Refused(_NO_TOOLS, ("none", "auto")),
+    "store": Refused("answers are not stored", (False,)),
+    "modalities": Refused("only text is generated", (["text"],)),
+    "audio": Refused("only text is generated"),
+    "web_search_options": Refused("the server does not search the web"),
+    "reasoning_effort": Refused("the model has no reasoning levels", ("none",)),
+    "verbosity": Refused("the model has no levels of verbosity", ("medium",)),
+    "use_beam_search": Refused(_NO_BEAMS, (False,)),
+    "length_penalty": Refused(_NO_BEAMS, (1,)),
+    "early_stopping": Refused(_NO_BEAMS, (False,)),
+    "prompt_logprobs": Refused(_NO_PROMPT_LOGPROBS),
+    "include_stop_str_in_output": Refused("the stop string is never part of the text", (False,)),
+    "skip_special_tokens": Refused("special tokens are never part of the text", (True,)),
+    "chat_template": Refused("the server's chat template cannot be replaced by a request"),
+    "chat_template_kwargs": Refused("the chat template takes no arguments from requests", ({},)),
+    "documents": Refused("documents are not passed to the chat template; put them into a message", ([],)),
+    "truncate_prompt_tokens": Refused("prompts are not cut; shorten the prompt"),
+    "priority": Refused("priorities are not taken from clients", (0,)),
+    "return_tokens_as_token_ids": Refused("tokens are given as text", (False,)),
+    "return_token_ids": Refused("token ids are not returned", (False,)),
+    "bad_words": Refused("bad words are not read here; use logit_bias", ([],)),
+    "allowed_token_ids": Refused("use logit_bias or structured_outputs", ([],)),
+}
+
+
+def screen(body: dict[str, Any], known: Set[str]) -> dict[str, Any]:
+    """The fields of `body` that are read, without those that are null. Raises ApiError (400), naming a field."""
+    fields = {}
+    for name, value in body.items():
+        if value is None or name in WITHOUT_EFFECT:
+            continue
+        if name in known:
+            fields[name] = value
+        elif name in REFUSED:
+            entry = REFUSED[name]
+            if not any(value == neutral for neutral in entry.neutral):
+                raise bad_field(name, f"cannot be used: {entry.reason}")
+        else:
+            raise ApiError(400, f"'{name[:80]}' is not a field of this request; remove it", name[:80], "unknown_field")
+    return fields
+
+
+def flag(fields: dict[str, Any], name: str, default: bool = False) -> bool:
+    """A field that is true or false. Raises ApiError."""
+    value = fields.get(name, default)
+    if not isinstance(value, bool):
+        raise bad_field(name, "must be true or false")
+    return value
+
+
+def integer(fields: dict[str, Any], name: str, low: int, high: int, default: int | None = None) -> int | None:
+    """A field that is a whole number from `low` to `high`. Raises ApiError."""
+    value = fields.get(name, default)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise bad_field(name, f"must be a whole number from {low} to {high}")
+    return value
+
+
+def include_usage(fields: dict[str, Any], stream: bool) -> bool:
+    """`stream_options.include_usage`. Raises ApiError."""
+    options = fields.get("stream_options")
+    if options is None:
+        return False
+    if not stream:
+        raise bad_field("stream_options", "is only for streams: set stream to true or leave it out")
+    if not isinstance(options, dict):
+        raise bad_field("stream_options", "must be an object")
+    for name, value in options.items():
+        if name not in ("include_usage", "include_obfuscation", "continuous_usage_stats"):
+            raise bad_field(f"stream_options.{name[:80]}", "is not known; remove it")
+        if not isinstance(value, bool) or (value and name == "continuous_usage_stats"):
+            raise bad_field(f"stream_options.{name}", "cannot have this value")
+    return bool(options.get("include_usage", False))

@@ -1,0 +1,80 @@
+"""The form a request asks of its text: OpenAI's response_format, vLLM's structured_outputs and older guided fields."""
+
+import re
+from typing import Any
+
+from kvforge.errors import RequestError
+from kvforge.gateway.errors import ApiError, bad_field
+from kvforge.runtime.guided_decoding import GuidedDecoding
+
+_OLDER = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "choice", "guided_grammar": "grammar"}
+_STRUCTURED = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
+
+
+def guided_decoding(fields: dict[str, Any]) -> GuidedDecoding | None:
+    """The one guide that `fields` ask for. Raises ApiError (400) for several and for one that cannot be used."""
+    guides = []
+    for name in ("response_format", "structured_outputs", *_OLDER):
+        if name in fields:
+            try:
+                guides += _guides_of(name, fields[name])
+            except RequestError as error:
+                raise ApiError(400, str(error), name) from None
+    found = [guide for guide in guides if guide is not None]
+    if len(found) > 1:
+        raise ApiError(400, "the request asks for several forms of text; choose one", "structured_outputs")
+    return found[0] if found else None
+
+
+def _guides_of(name: str, value: Any) -> list[GuidedDecoding | None]:
+    if name == "response_format":
+        return [_response_format(value)]
+    return _structured_outputs(value) if name == "structured_outputs" else [_guide(name, _OLDER[name], value)]
+
+
+def _response_format(value: Any) -> GuidedDecoding | None:
+    kind = value.get("type") if isinstance(value, dict) else None
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return GuidedDecoding("json")
+    if kind == "structural_tag":
+        return GuidedDecoding("structural_tag", value)
+    if kind != "json_schema":
+        raise bad_field("response_format.type", "must be text, json_object or json_schema")
+    described = value.get("json_schema")
+    if not isinstance(described, dict) or not isinstance(described.get("schema"), dict | bool):
+        raise bad_field("response_format.json_schema", "must hold a name and the schema, an object")
+    return GuidedDecoding("json_schema", described["schema"])
+
+
+def _structured_outputs(value: Any) -> list[GuidedDecoding | None]:
+    if not isinstance(value, dict):
+        raise bad_field("structured_outputs", "must be an object")
+    for name in value:
+        if name not in _STRUCTURED:
+            raise bad_field(f"structured_outputs.{name[:80]}", f"is not known; give one of {', '.join(_STRUCTURED)}")
+    return [_guide(f"structured_outputs.{name}", name, entry) for name, entry in value.items() if entry is not None]
+
+
+def _guide(name: str, kind: str, value: Any) -> GuidedDecoding | None:
+    if kind == "json_object":
+        return GuidedDecoding("json") if value else None
+    if kind == "json":
+        if not isinstance(value, dict | str | bool):
+            raise bad_field(name, "must be a JSON schema: an object or its text")
+        return GuidedDecoding("json_schema", value)  # type: ignore[arg-type]
+    if kind == "choice":
+        if not isinstance(value, list) or not value or not all(isinstance(c, str) and c for c in value):
+            raise bad_field(name, "must be a list of texts")
+        return GuidedDecoding("regex", "|".join(_literal(choice) for choice in value))
+    if kind == "structural_tag":
+        return GuidedDecoding("structural_tag", value)
+    if not isinstance(value, str):
+        raise bad_field(name, "must be text")
+    return GuidedDecoding("regex" if kind == "regex" else "ebnf_grammar", value)
+
+
+def _literal(text: str) -> str:
+    """A regular expression that matches this text only, in any dialect."""
+    return re.sub(r"([\\.+*?()|\[\]{}^$])", r"\\\1", text)

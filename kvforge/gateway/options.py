@@ -1,0 +1,97 @@
+"""What the gateway is started with, from its command line and back."""
+
+import argparse
+import dataclasses
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class GatewayOptions:
+    """One field per option; times in seconds. `engine` holds the tokenizer and limits, `grpc` is Triton's HOST:PORT."""
+
+    engine: Path = Path()
+    grpc: str = "127.0.0.1:8001"
+    address: str = "127.0.0.1"
+    port: int = 8080
+    model_name: str | None = None
+    chat_template: Path | None = None
+    api_key_file: Path | None = None
+    cors_origin: str | None = None
+    max_seq_len: int | None = None
+    metrics: str | None = None
+    state_file: Path | None = None
+    max_body_bytes: int = 8 * 2**20
+    max_requests: int = 1024
+    max_connections: int = 4096
+    max_prompts: int = 128
+    max_n: int = 128
+    max_stop: int = 16
+    request_timeout: float | None = None
+    header_timeout: float = 15.0
+    body_timeout: float = 60.0
+    write_timeout: float = 60.0
+    keep_alive: float = 15.0
+    drain_timeout: float = 30.0
+    log_format: str = "text"
+    exit_with_parent: bool = False
+
+
+_TYPES_AND_HELP: dict[str, tuple[Any, str]] = {
+    "engine": (Path, "directory that kvforge build wrote"),
+    "grpc": (str, "Triton's gRPC endpoint, HOST:PORT"),
+    "address": (str, "where to listen (default: loopback only)"),
+    "port": (int, "0: any free one"),
+    "model_name": (str, "what clients call the model (default: the engine directory's name)"),
+    "chat_template": (Path, "Jinja file to use instead of the tokenizer's own template"),
+    "api_key_file": (Path, "one key per line; $KVFORGE_API_KEY adds one"),
+    "cors_origin": (str, "origin whose web pages may call, * for all (default: none)"),
+    "max_seq_len": (int, "tokens a sequence at most (default: the engine's)"),
+    "metrics": (str, "Triton's metrics URL, read for the size of the KV cache"),
+    "state_file": (Path, "the engine's state.json, read for readiness"),
+    "max_body_bytes": (int, "a request's body at most"),
+    "max_requests": (int, "open requests at most; more are answered with 429"),
+    "max_connections": (int, "open connections at most; more are closed"),
+    "max_prompts": (int, "prompts of one request at most"),
+    "max_n": (int, "'n' at most"),
+    "max_stop": (int, "stop strings at most"),
+    "request_timeout": (float, "a request that takes longer is given up with 504"),
+    "header_timeout": (float, "a connection that sends no whole request head in time is closed"),
+    "body_timeout": (float, "a body that takes longer to arrive is refused with 408"),
+    "write_timeout": (float, "a client that reads nothing for so long is disconnected"),
+    "keep_alive": (float, "an idle connection is closed after this"),
+    "drain_timeout": (float, "what open requests get to finish after SIGTERM"),
+    "log_format": (str, "json: one object per line"),
+    "exit_with_parent": (bool, "end when the process that started the gateway ends"),
+}
+
+
+def gateway_command(options: GatewayOptions) -> list[str]:
+    """The argument list that starts a gateway process with these options. API keys stay in their file."""
+    command = [sys.executable, "-m", "kvforge.gateway"]
+    for item in dataclasses.fields(options):
+        value = getattr(options, item.name)
+        if item.name == "engine" or value != item.default:
+            name = f"--{item.name.replace('_', '-')}"
+            command += [name] if value is True else [name, str(value)]
+    return command
+
+
+def parse_options(argv: list[str] | None = None) -> GatewayOptions:
+    """The inverse of `gateway_command`."""
+    parser = argparse.ArgumentParser(
+        prog="kvforge.gateway", description="OpenAI-compatible HTTP server in front of Triton's gRPC endpoint."
+    )
+    for item in dataclasses.fields(GatewayOptions):
+        kind, text = _TYPES_AND_HELP[item.name]
+        name = f"--{item.name.replace('_', '-')}"
+        if kind is bool:
+            parser.add_argument(name, action="store_true", help=text)
+        else:
+            choices = ("text", "json") if item.name == "log_format" else None
+            parser.add_argument(
+                name, type=kind, default=item.default, required=item.name == "engine", choices=choices, help=text
+            )
+    return GatewayOptions(**vars(parser.parse_args(argv)))

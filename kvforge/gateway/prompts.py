@@ -1,0 +1,132 @@
+"""The prompts of a completion and the conversation of a chat, as token ids."""
+
+import asyncio
+from typing import Any
+
+from kvforge.errors import KvforgeError, RequestError
+from kvforge.gateway.errors import ApiError, bad_field
+from kvforge.gateway.fields import flag
+from kvforge.gateway.model import ServedModel
+
+LONG_TEXT = 4096
+"""Characters from which a text is encoded beside the event loop."""
+ROLES = ("system", "developer", "user", "assistant", "tool")
+_MESSAGE_FIELDS = {"role", "content", "name", "tool_call_id", "refusal", "tool_calls", "function_call", "audio",
+                   "annotations", "reasoning_content", "reasoning"}  # fmt: skip
+_EMPTY_ONLY = ("refusal", "tool_calls", "function_call", "audio", "annotations")
+
+
+async def completion_prompts(model: ServedModel, fields: dict[str, Any], max_prompts: int) -> list[list[int]]:
+    """Token ids of `prompt`: a text, a list of texts, a list of ids, or a list of such lists. Raises ApiError."""
+    prompt = fields.get("prompt")
+    if isinstance(prompt, str) or (isinstance(prompt, list) and prompt and _is_id(prompt[0])):
+        prompt = [prompt]
+    if not isinstance(prompt, list) or not prompt:
+        raise bad_field("prompt", "must be a text, token ids, or a list of them")
+    if len(prompt) > max_prompts:
+        raise bad_field("prompt", f"holds {len(prompt)} prompts; {max_prompts} are the most")
+    special = flag(fields, "add_special_tokens", True)
+    return [await _prompt(model, entry, special) for entry in prompt]
+
+
+def prompt_texts(model: ServedModel, given: Any, prompts: list[list[int]]) -> list[str]:
+    """The prompts as text, for `echo`: as they were `given`, or decoded."""
+    texts = given if isinstance(given, list) else [given]
+    if isinstance(texts[0], str):
+        return texts
+    return [model.tokenizer.decode(prompt) for prompt in prompts]
+
+
+async def _prompt(model: ServedModel, prompt: Any, special: bool) -> list[int]:
+    if isinstance(prompt, str):
+        if not prompt:
+            raise bad_field("prompt", "is empty; give at least one character")
+        return await encode(model, prompt, special, "prompt")
+    if not isinstance(prompt, list) or not prompt or not all(_is_id(token) for token in prompt):
+        raise bad_field("prompt", "must hold texts or non-empty lists of token ids")
+    if not 0 <= min(prompt) <= max(prompt) < model.manifest.vocab_size:
+        raise bad_field("prompt", f"holds ids that are none of the model's, 0 to {model.manifest.vocab_size - 1}")
+    return prompt
+
+
+def _is_id(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+async def chat_prompt(model: ServedModel, fields: dict[str, Any]) -> list[int]:
+    """Token ids of `messages` as the chat template writes them. Raises ApiError."""
+    if model.chat_template is None:
+        raise ApiError(
+            400,
+            f"the model {model.name} has no chat template: use /v1/completions, or start the server with "
+            "--chat-template FILE",
+            "messages",
+            "no_chat_template",
+        )
+    messages = _messages(fields.get("messages"))
+    open_end = flag(fields, "continue_final_message")
+    try:
+        if open_end:
+            if flag(fields, "add_generation_prompt"):
+                raise bad_field("continue_final_message", "excludes add_generation_prompt")
+            text = model.chat_template.render_open(messages)
+        else:
+            text = model.chat_template.render(messages, flag(fields, "add_generation_prompt", True))
+    except KvforgeError as error:
+        raise ApiError(400, str(error), "messages") from None
+    return await encode(model, text, False, "messages")
+
+
+def _messages(value: Any) -> list[dict[str, Any]]:
+    if not isinstance(value, list) or not value:
+        raise bad_field("messages", "must be a list of at least one message")
+    return [_message(f"messages[{index}]", entry) for index, entry in enumerate(value)]
+
+
+def _message(name: str, entry: Any) -> dict[str, Any]:
+    if not isinstance(entry, dict):
+        raise bad_field(name, "must be an object with role and content")
+    for field in entry:
+        if field not in _MESSAGE_FIELDS:
+            raise bad_field(f"{name}.{field[:80]}", "is not known; remove it")
+    for field in _EMPTY_ONLY:
+        if entry.get(field):
+            raise bad_field(f"{name}.{field}", "is not supported; leave it out")
+    if entry.get("role") not in ROLES:
+        raise bad_field(f"{name}.role", f"must be one of {', '.join(ROLES)}")
+    message = {"role": entry["role"], "content": _content(f"{name}.content", entry.get("content"))}
+    for field in ("name", "tool_call_id", "reasoning_content"):
+        if entry.get(field) is not None:
+            if not isinstance(entry[field], str):
+                raise bad_field(f"{name}.{field}", "must be text")
+            message[field] = entry[field]
+    return message
+
+
+def _content(name: str, content: Any) -> str:
+    """A message's text; parts of type text are joined."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list) or not content:
+        raise bad_field(name, "must be text or a list of text parts")
+    texts = []
+    for index, part in enumerate(content):
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind != "text" or not isinstance(part.get("text"), str):
+            raise bad_field(f"{name}[{index}]", "is no text part; the model reads only text")
+        texts.append(part["text"])
+    return "".join(texts)
+
+
+async def encode(model: ServedModel, text: str, special: bool, param: str) -> list[int]:
+    """Token ids of a text. Raises ApiError where it is no Unicode text or gives no token."""
+    try:
+        if len(text) > LONG_TEXT:
+            ids = await asyncio.to_thread(model.tokenizer.encode, text, special)
+        else:
+            ids = model.tokenizer.encode(text, special)
+    except RequestError as error:
+        raise ApiError(400, str(error), param) from None
+    if not ids:
+        raise bad_field(param, "gives no token; write more")
+    return ids

@@ -1,0 +1,56 @@
+"""Whether a request sent now would be served: Triton, the engine behind it, and this process."""
+
+import json
+import time
+from pathlib import Path
+
+from kvforge.gateway.tensors import infer_request
+from kvforge.gateway.triton import Triton, first_piece
+from kvforge.runtime.sampling_params import SamplingParams
+
+STALE_S = 5.0
+"""The state file is written each second; an older one is of a stub that is gone."""
+CANARY_S = 5.0
+"""How long the answer of a canary request holds."""
+CANARY_TIMEOUT_S = 10.0
+
+
+class Readiness:
+    """Triton's own readiness says nothing of the engine process: that is read from the stub's state file where
+    there is one, and found by a request for one token where Triton runs elsewhere."""
+
+    def __init__(self, triton: Triton, state_file: Path | None, vocab_size: int) -> None:
+        self._triton = triton
+        self._state_file = state_file
+        self._vocab_size = vocab_size
+        self._canary: tuple[float, str | None] = (-CANARY_S, "the engine has not answered yet")
+
+    async def problem(self) -> str | None:
+        """Why requests would not be served, or None."""
+        if not await self._triton.is_ready():
+            return "the inference server is not ready"
+        if self._state_file is not None:
+            return _state_problem(self._state_file)
+        asked, problem = self._canary
+        if time.monotonic() - asked >= CANARY_S:
+            problem = await self._ask()
+            self._canary = (time.monotonic(), problem)
+        return problem
+
+    async def _ask(self) -> str | None:
+        request = infer_request(
+            "kvforge-canary", [0], SamplingParams(max_tokens=1, temperature=0.0), self._vocab_size, False,
+            timeout_s=CANARY_TIMEOUT_S,
+        )  # fmt: skip
+        return None if await first_piece(self._triton, request) else "the engine does not answer"
+
+
+def _state_problem(path: Path) -> str | None:
+    try:
+        state = json.loads(path.read_text(encoding="utf-8"))
+        engine, age = str(state["engine"]), time.time() - float(state["time"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return "the engine's state is not known"
+    if age > STALE_S:
+        return f"the engine's state is {age:.0f} s old"
+    return None if engine == "ready" else f"the engine is {engine}"

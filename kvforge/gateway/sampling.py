@@ -1,0 +1,82 @@
+"""From a request's fields to SamplingParams: the same names, the same checks as offline."""
+
+import secrets
+from typing import Any
+
+from kvforge.errors import RequestError
+from kvforge.gateway.errors import ApiError, bad_field, from_request_error
+from kvforge.gateway.fields import SAMPLING, flag, integer
+from kvforge.gateway.guides import guided_decoding
+from kvforge.gateway.options import GatewayOptions
+from kvforge.runtime.sampling_params import SamplingParams
+
+MAX_TOP_LOGPROBS = 20
+MAX_TOKENS = 2**31 - 1
+_NAMES = {name: name for name in SAMPLING | {"max_tokens"}}
+
+
+def sampling_params(
+    fields: dict[str, Any], options: GatewayOptions, vocab_size: int, max_tokens: int, logprobs: int | None
+) -> SamplingParams:
+    """What the engine is asked for; without a seed of the client's own, one is drawn here.
+
+    Raises ApiError (400) naming the field.
+    """
+    integer(fields, "n", 1, options.max_n)
+    stop = fields.get("stop", ())
+    if isinstance(stop, list) and len(stop) > options.max_stop:
+        raise bad_field("stop", f"holds {len(stop)} strings; {options.max_stop} are the most")
+    _check_text("stop", stop)
+    values = {name: value for name, value in fields.items() if name in SAMPLING and name != "stop"}
+    values.setdefault("seed", secrets.randbits(63))
+    try:
+        params = SamplingParams(
+            **values,
+            stop=[stop] if isinstance(stop, str) else stop,
+            max_tokens=max_tokens,
+            logprobs=logprobs,
+            ignore_eos=flag(fields, "ignore_eos"),
+            guided_decoding=guided_decoding(fields),
+        )
+    except RequestError as error:
+        raise from_request_error(error, _NAMES) from None
+    for name, ids in (("stop_token_ids", params.stop_token_ids), ("logit_bias", params.logit_bias or ())):
+        if any(token >= vocab_size for token in ids):
+            raise bad_field(name, f"names ids that are none of the model's, 0 to {vocab_size - 1}")
+    return params
+
+
+def check_best_of(fields: dict[str, Any]) -> None:
+    """`best_of` sequences of which `n` are returned: only as many as are returned. Raises ApiError."""
+    best_of = fields.get("best_of", fields.get("n", 1))
+    if best_of != fields.get("n", 1):
+        raise bad_field("best_of", "cannot differ from 'n': every generated sequence is returned")
+
+
+def check_length(num_prompt: int, max_tokens: int, max_seq_len: int, param: str) -> None:
+    """Raise ApiError where prompt and generated tokens do not fit a sequence."""
+    if num_prompt + 1 > max_seq_len:
+        raise ApiError(
+            400,
+            f"the prompt has {num_prompt} tokens, but the model's context is {max_seq_len} tokens, of which at least "
+            "one is generated; shorten the prompt",
+            param,
+            "context_length_exceeded",
+        )
+    if num_prompt + max_tokens > max_seq_len:
+        raise ApiError(
+            400,
+            f"the prompt has {num_prompt} tokens and {max_tokens} are asked for, but the model's context is "
+            f"{max_seq_len} tokens; lower max_tokens or shorten the prompt",
+            param,
+            "context_length_exceeded",
+        )
+
+
+def _check_text(name: str, value: Any) -> None:
+    for text in [value] if isinstance(value, str) else value if isinstance(value, list) else ():
+        if isinstance(text, str):
+            try:
+                text.encode()
+            except UnicodeEncodeError:
+                raise bad_field(name, "holds half a character (a lone surrogate); give Unicode text") from None

@@ -1,0 +1,95 @@
+"""Runs the application: listening socket, limits of connections, and an end that lets open answers finish."""
+
+import asyncio
+import logging
+import socket
+import sys
+from collections.abc import Callable
+
+import uvicorn
+
+from kvforge.errors import KvforgeError
+from kvforge.gateway.app import create_app
+from kvforge.gateway.auth import ApiKeys
+from kvforge.gateway.front import Front
+from kvforge.gateway.http_protocol import limited_protocol
+from kvforge.gateway.model import ServedModel
+from kvforge.gateway.options import GatewayOptions
+
+
+class GatewayServer(uvicorn.Server):
+    """After a signal no new connection is accepted; open answers get `drain_timeout` seconds and then an error."""
+
+    def __init__(self, config: uvicorn.Config, front: Front, drain_timeout_s: float) -> None:
+        super().__init__(config)
+        self._front = front
+        self._drain_timeout_s = drain_timeout_s
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._front.draining = True
+        timer = asyncio.get_running_loop().call_later(self._drain_timeout_s, self._front.end_all)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            timer.cancel()
+
+    def handle_exit(self, sig: int, frame: object) -> None:
+        # Not remembered as uvicorn does, which raises the signal again at the end: the exit status is 0.
+        self.should_exit = True
+
+
+def make_server(options: GatewayOptions) -> GatewayServer:
+    """A server that is ready to run. Raises KvforgeError for an engine, template or key file that cannot be used."""
+    model = ServedModel.load(options)
+    front = create_app(model, options, ApiKeys.read(options.api_key_file))
+    config = uvicorn.Config(
+        front,
+        http=limited_protocol(options.header_timeout, options.max_connections),
+        ws="none",
+        lifespan="on",
+        access_log=False,
+        log_config=None,
+        proxy_headers=False,
+        server_header=False,
+        timeout_keep_alive=int(options.keep_alive),
+        # Above the front's own limit, which gives every answer a proper end.
+        timeout_graceful_shutdown=int(options.drain_timeout) + 5,
+        backlog=1024,
+    )
+    return GatewayServer(config, front, options.drain_timeout)
+
+
+def listen(options: GatewayOptions) -> socket.socket:
+    """The listening socket. Raises KvforgeError when the address or port cannot be used."""
+    try:
+        family = socket.AF_INET6 if ":" in options.address else socket.AF_INET
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((options.address, options.port))
+    except (OSError, OverflowError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise KvforgeError(
+            f"cannot listen on {options.address}:{options.port} ({why}); choose another port, or 0 for any free one"
+        ) from None
+    sock.setblocking(False)
+    return sock
+
+
+def run(options: GatewayOptions, on_listening: Callable[[str], None]) -> None:
+    """Serve until SIGTERM or SIGINT; `on_listening` gets the base URL. Raises KvforgeError when it cannot start."""
+    logging.basicConfig(
+        level=logging.WARNING, stream=sys.stderr, format="%(asctime)s %(name)s %(levelname)s %(message)s"
+    )
+    if options.log_format == "json":
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(logging.Formatter("%(message)s"))
+        logging.getLogger("kvforge.gateway").addHandler(handler)
+        logging.getLogger("kvforge.gateway").propagate = False
+    logging.getLogger("kvforge.gateway").setLevel(logging.INFO)
+    # Complaints about clients that send no HTTP are of no use here.
+    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
+    server = make_server(options)
+    sock = listen(options)
+    host, port = sock.getsockname()[:2]
+    on_listening(f"http://{f'[{host}]' if ':' in host else host}:{port}/v1")
+    server.run(sockets=[sock])

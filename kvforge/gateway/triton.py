@@ -1,0 +1,73 @@
+"""Calls to Triton: one gRPC stream per prompt, cancelled by closing its iterator."""
+
+from collections.abc import AsyncGenerator
+
+import grpc
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from kvforge.gateway.errors import ApiError, from_rpc_error
+from kvforge.gateway.tensors import MODEL, Piece, read_response
+
+_OPTIONS = (
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+)
+_METADATA = (("triton_grpc_error", "true"),)
+"""Makes Triton end a stream with a real status code instead of a text."""
+READY_TIMEOUT_S = 2.0
+
+
+class Triton:
+    """The connection to one server; reconnects by itself. Create it inside the event loop."""
+
+    def __init__(self, target: str) -> None:
+        self._channel = grpc.aio.insecure_channel(target, options=_OPTIONS)
+        self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+
+    async def generate(self, request: service_pb2.ModelInferRequest) -> AsyncGenerator[Piece, None]:
+        """Send a request and yield its pieces as they are read; a slow reader slows the stream, not the memory.
+
+        Raises ApiError. Closing the iterator early cancels the request.
+        """
+        call = self._stub.ModelStreamInfer(metadata=_METADATA)
+        try:
+            await call.write(request)
+            await call.done_writing()
+            while (response := await call.read()) is not grpc.aio.EOF:
+                if response.error_message:
+                    raise from_rpc_error(grpc.StatusCode.UNKNOWN, response.error_message)
+                piece = read_response(response.infer_response)
+                if piece is not None:
+                    yield piece
+            if await call.code() is not grpc.StatusCode.OK:
+                raise from_rpc_error(await call.code(), await call.details())
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc_error(error.code(), error.details() or "") from None
+        finally:
+            call.cancel()
+
+    async def is_ready(self) -> bool:
+        """Whether the server says that it and the engine's model are loaded."""
+        try:
+            live = await self._stub.ServerReady(service_pb2.ServerReadyRequest(), timeout=READY_TIMEOUT_S)
+            if not live.ready:
+                return False
+            model = await self._stub.ModelReady(service_pb2.ModelReadyRequest(name=MODEL), timeout=READY_TIMEOUT_S)
+            return bool(model.ready)
+        except grpc.aio.AioRpcError:
+            return False
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+
+async def first_piece(triton: Triton, request: service_pb2.ModelInferRequest) -> bool:
+    """Whether the engine answers a request, or is alive enough to say that it is busy."""
+    try:
+        async for _ in triton.generate(request):
+            return True
+    except ApiError as error:
+        return error.status == 429
+    return False

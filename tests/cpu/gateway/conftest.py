@@ -1,0 +1,68 @@
+"""One gateway over a fake Triton for all tests of its protocol: no engine, only an engine directory's files."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import openai
+import pytest
+
+from kvforge.gateway.options import GatewayOptions
+from kvforge.gateway.server import listen, make_server
+from tests.cpu.gateway.engine_files import write_engine_files
+from tests.cpu.gateway.fake_triton import FakeTriton, run_fake_triton
+
+
+@pytest.fixture(scope="session")
+def engine_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_engine_files(tmp_path_factory.mktemp("gateway") / "tiny")
+
+
+@pytest.fixture(scope="session")
+def _fake() -> Iterator[tuple[FakeTriton, str]]:
+    with run_fake_triton() as running:
+        yield running
+
+
+@pytest.fixture
+def triton(_fake: tuple[FakeTriton, str]) -> FakeTriton:
+    """The fake, as new."""
+    fake = _fake[0]
+    fake.reset()
+    return fake
+
+
+@contextmanager
+def run_gateway(options: GatewayOptions) -> Iterator[str]:
+    """A gateway in a thread; gives its URL without /v1."""
+    server = make_server(options)
+    sock = listen(options)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{sock.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(20)
+
+
+@pytest.fixture(scope="session")
+def url(engine_files: Path, _fake: tuple[FakeTriton, str]) -> Iterator[str]:
+    """A gateway with the options' defaults."""
+    with run_gateway(GatewayOptions(engine=engine_files, grpc=_fake[1], port=0)) as found:
+        yield found
+
+
+@pytest.fixture
+def start(engine_files: Path, _fake: tuple[FakeTriton, str]) -> Iterator[Callable[..., str]]:
+    """Starts a gateway with options of the test's own."""
+    with ExitStack() as stack:
+        yield lambda **options: stack.enter_context(
+            run_gateway(GatewayOptions(**{"engine": engine_files, "grpc": _fake[1], "port": 0, **options}))
+        )
+
+
+@pytest.fixture(scope="session")
+def client(url: str) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=20)

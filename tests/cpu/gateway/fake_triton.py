@@ -1,0 +1,185 @@
+"""A gRPC server that speaks as Triton's `tensorrt_llm` does and generates what a test says."""
+
+import asyncio
+import json
+import struct
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import numpy as np
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+DTYPES = {"INT32": "<i4", "FP32": "<f4", "BOOL": "?", "UINT64": "<u8"}
+
+
+@dataclass
+class Row:
+    """One response: tokens of a sequence and, with the last, why it ended."""
+
+    tokens: list[int]
+    sequence: int = 0
+    log_probs: list[float] = field(default_factory=list)
+    top: list[dict[int, float]] = field(default_factory=list)
+    finish_reason: str = ""
+    stop_reason: Any = None
+    reused_blocks: int | None = None
+
+
+@dataclass
+class Refusal:
+    """An error in place of a response."""
+
+    code: grpc.StatusCode
+    message: str
+
+
+Script = Callable[["Request"], AsyncIterator[Row | Refusal]]
+
+
+@dataclass
+class Request:
+    """What arrived: values by tensor name, without the batch dimension."""
+
+    id: str
+    tensors: dict[str, np.ndarray]
+    outputs: list[str]
+    parameters: dict[str, Any]
+    cancelled: bool = False
+
+    def value(self, name: str) -> Any:
+        return self.tensors[name].reshape(-1)[0].item()
+
+    def texts(self, name: str) -> list[str]:
+        return [text.decode() for text in self.tensors[name].reshape(-1)]
+
+    @property
+    def prompt(self) -> list[int]:
+        return self.tensors["input_ids"][0].tolist()
+
+
+async def bytes_of(text: str, request: Request, finish: str = "length", stop_reason: Any = None) -> AsyncIterator[Row]:
+    """A response per byte of a text, in the tests' byte tokenizer, of every sequence; the last with its end."""
+    num = request.value("num_return_sequences") if "num_return_sequences" in request.tensors else 1
+    tokens = [byte + 3 for byte in text.encode()]
+    k = request.value("num_top_log_probs") if "num_top_log_probs" in request.tensors else 0
+    for sequence in range(num):
+        for position, token in enumerate(tokens):
+            last = position == len(tokens) - 1
+            top = {token + other: -0.5 - other for other in range(k)}
+            yield Row([token], sequence, [-0.5], [top], finish if last else "", stop_reason if last else None, 1)
+
+
+class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
+    """`script` answers every request; `requests` are those that came."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        self.requests: list[Request] = []
+        self.ready = True
+        self.script: Script = lambda request: bytes_of("hello", request)
+
+    async def ServerReady(self, request: Any, context: Any) -> Any:
+        return service_pb2.ServerReadyResponse(ready=self.ready)
+
+    async def ModelReady(self, request: Any, context: Any) -> Any:
+        return service_pb2.ModelReadyResponse(ready=self.ready)
+
+    async def ModelStreamInfer(self, requests: Any, context: Any) -> AsyncIterator[Any]:
+        assert ("triton_grpc_error", "true") in context.invocation_metadata()
+        async for message in requests:
+            request = _read(message)
+            self.requests.append(request)
+            collected: dict[int, Row] = {}
+            try:
+                async for row in self.script(request):
+                    if isinstance(row, Refusal):
+                        await context.abort(row.code, row.message)
+                    elif request.value("streaming"):
+                        yield _response(request, row)
+                    else:
+                        _collect(collected, row)
+            except asyncio.CancelledError:
+                request.cancelled = True
+                raise
+            for row in collected.values():
+                yield _response(request, row)
+
+
+def _collect(rows: dict[int, Row], row: Row) -> None:
+    known = rows.setdefault(row.sequence, Row([], row.sequence))
+    known.tokens += row.tokens
+    known.log_probs += row.log_probs
+    known.top += row.top
+    known.finish_reason, known.stop_reason, known.reused_blocks = row.finish_reason, row.stop_reason, row.reused_blocks
+
+
+def _read(message: Any) -> Request:
+    tensors = {}
+    for tensor, raw in zip(message.inputs, message.raw_input_contents, strict=True):
+        if tensor.datatype == "BYTES":
+            values, at = [], 0
+            while at < len(raw):
+                (size,) = struct.unpack_from("<I", raw, at)
+                values.append(raw[at + 4 : at + 4 + size])
+                at += 4 + size
+            tensors[tensor.name] = np.array(values, dtype=object).reshape(tensor.shape)
+        else:
+            tensors[tensor.name] = np.frombuffer(raw, DTYPES[tensor.datatype]).reshape(tensor.shape)
+    parameters = {name: value.int64_param for name, value in message.parameters.items()}
+    return Request(message.id, tensors, [output.name for output in message.outputs], parameters)
+
+
+def _response(request: Request, row: Row) -> Any:
+    reason = row.stop_reason
+    values = {
+        "output_ids": np.array(row.tokens, "<i4").tobytes(),
+        "finish_reason": _text(row.finish_reason),
+        "stop_reason": _text("" if reason is None else json.dumps(reason)),
+        "sequence_index": np.array([row.sequence], "<i4").tobytes(),
+        "output_log_probs": np.array(row.log_probs, "<f4").tobytes(),
+        "top_log_probs_ids": np.array([list(top) for top in row.top], "<i4").tobytes(),
+        "top_log_probs": np.array([list(top.values()) for top in row.top], "<f4").tobytes(),
+        "kv_cache_reused_blocks": np.array([row.reused_blocks or 0], "<i4").tobytes(),
+    }
+    response = service_pb2.ModelInferResponse(model_name="tensorrt_llm", id=request.id)
+    for name in request.outputs:
+        response.outputs.add(name=name)
+        response.raw_output_contents.append(values[name])
+    return service_pb2.ModelStreamInferResponse(infer_response=response)
+
+
+def _text(text: str) -> bytes:
+    return struct.pack("<I", len(text.encode())) + text.encode()
+
+
+@contextmanager
+def run_fake_triton() -> Iterator[tuple[FakeTriton, str]]:
+    """The fake and its HOST:PORT, served by a thread of its own."""
+    fake = FakeTriton()
+    loop = asyncio.new_event_loop()
+    address: list[str] = []
+    started, stopping = threading.Event(), asyncio.Event()
+
+    async def serve() -> None:
+        server = grpc.aio.server()
+        service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(fake, server)
+        address.append(f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}")
+        await server.start()
+        started.set()
+        await stopping.wait()
+        await server.stop(0)
+
+    thread = threading.Thread(target=lambda: loop.run_until_complete(serve()), daemon=True)
+    thread.start()
+    assert started.wait(10)
+    try:
+        yield fake, address[0]
+    finally:
+        loop.call_soon_threadsafe(stopping.set)
+        thread.join(10)
