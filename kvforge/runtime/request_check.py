@@ -103,9 +103,15 @@ def bad_word_ids(params: SamplingParams, config: RuntimeConfig, tokenizer: Token
 
 
 def check_token_ids(params: SamplingParams, config: RuntimeConfig) -> None:
-    """Raise RequestError if a biased or drafted token is not an id of this model."""
+    """Raise RequestError if a biased or drafted token is not an id of this model, or no step takes all drafts."""
     _check_ids("logit_bias", tuple(params.logit_bias or ()), config)
     _check_ids("draft_token_ids", params.draft_token_ids, config)
+    most = config.max_num_survivors - 1
+    if len(params.draft_token_ids) > most:
+        raise RequestError(
+            f"draft_token_ids has {len(params.draft_token_ids)} tokens, but a step of this engine verifies at most "
+            f"{most}; give fewer or rebuild with a larger --max-draft-len."
+        )
 
 
 def check_stop_strings(params: SamplingParams, tokenizer: Tokenizer | None) -> None:
