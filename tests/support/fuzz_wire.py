@@ -45,7 +45,7 @@ class Grpc:
                 if response.error_message:
                     answer.errors.append(response.error_message)
                 else:
-                    _read(case.model, response.infer_response, answer)
+                    read_response(case.model, response.infer_response, answer)
                 final = response.infer_response.parameters["triton_final_response"].bool_param
                 answer.ended = answer.ended or bool(response.error_message) or final
         except grpc.RpcError as error:
@@ -55,7 +55,7 @@ class Grpc:
     def unary(self, case: Case) -> Answer:
         answer = Answer()
         try:
-            _read(case.model, self._stub.ModelInfer(grpc_request(case), timeout=ANSWER_WITHIN_S), answer)
+            read_response(case.model, self._stub.ModelInfer(grpc_request(case), timeout=ANSWER_WITHIN_S), answer)
             answer.ended = True
         except grpc.RpcError as error:
             _rpc_error(error, answer)
@@ -85,7 +85,7 @@ def grpc_request(case: Case) -> Any:
     return request
 
 
-def _read(model: str, response: Any, answer: Answer) -> None:
+def read_response(model: str, response: Any, answer: Answer) -> None:
     for output, raw in zip(response.outputs, response.raw_output_contents, strict=False):
         if output.name == OUTPUTS.get(model):
             if model == "tensorrt_llm":
