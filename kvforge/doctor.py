@@ -1,39 +1,19 @@
 """The checks behind ``kvforge doctor``; none of them changes anything."""
 
-import importlib.metadata
 import os
 import platform
 import shutil
-import socket
 import subprocess
 import sys
-from dataclasses import dataclass
 
+from kvforge.doctor_check import Check, installed_version
+from kvforge.doctor_serving import serving_checks
 from kvforge.hardware import available_memory_bytes, cpu_isa
-
-TRITON_PORTS = (8000, 8001, 8002)
-
-
-@dataclass(frozen=True)
-class Check:
-    """One finding. ``status`` is ``ok``, ``optional`` (absent, needed for some commands) or ``missing``."""
-
-    name: str
-    status: str
-    found: str
-    advice: str = ""
 
 
 def diagnose() -> list[Check]:
     """Run every check, most fundamental first."""
-    return [_python(), _torch(), _compiler(), _cpu(), _memory(), *_packages(), _triton(), *_ports(), _gpu()]
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
+    return [_python(), _torch(), _compiler(), _cpu(), _memory(), *_packages(), *serving_checks(), _gpu()]
 
 
 def _python() -> Check:
@@ -47,7 +27,7 @@ def _python() -> Check:
 
 
 def _torch() -> Check:
-    version = _version("torch")
+    version = installed_version("torch")
     if version is None:
         return Check("torch", "missing", "not installed", "pip install 'torch>=2.11,<2.14'")
     major, minor = (int(part) for part in version.split(".")[:2])
@@ -84,6 +64,9 @@ def _packages() -> list[Check]:
         ("tokenizers", "missing"),
         ("numpy", "missing"),
         ("tritonclient", "optional"),
+        ("fastapi", "optional"),
+        ("uvicorn", "optional"),
+        ("llguidance", "optional"),
         ("matplotlib", "optional"),
         ("datasets", "optional"),
         ("lm_eval", "optional"),
@@ -98,6 +81,9 @@ def _packages() -> list[Check]:
     advices = {"triton": "comes with a CUDA build of torch (needed by targets cuda and tensorrt on a GPU)"}
     extras = {
         "tritonclient": "serve",
+        "fastapi": "serve",
+        "uvicorn": "serve",
+        "llguidance": "serve",
         "matplotlib": "perf",
         "datasets": "train",
         "lm_eval": "eval",
@@ -110,35 +96,12 @@ def _packages() -> list[Check]:
     }
     checks = []
     for package, absent in needed:
-        version = _version("nvidia-modelopt" if package == "modelopt" else package)
+        version = installed_version("nvidia-modelopt" if package == "modelopt" else package)
         advice = f"pip install -e '.[{extras[package]}]'" if package in extras else f"pip install {package}"
         advice = advices.get(package, advice)
         checks.append(
             Check(package, "ok" if version else absent, version or "not installed", "" if version else advice)
         )
-    return checks
-
-
-def _triton() -> Check:
-    on_path = shutil.which("tritonserver")
-    if on_path:
-        return Check("tritonserver", "ok", on_path)
-    bundled = _version("nvidia-pytriton")
-    if bundled:
-        return Check("tritonserver", "ok", f"bundled with nvidia-pytriton {bundled}")
-    return Check("tritonserver", "optional", "not found", "pip install -e '.[serve]' (needed by kvforge serve)")
-
-
-def _ports() -> list[Check]:
-    checks = []
-    for port in TRITON_PORTS:
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(("127.0.0.1", port))
-                checks.append(Check(f"port {port}", "ok", "free"))
-            except OSError:
-                checks.append(Check(f"port {port}", "optional", "in use", "give kvforge serve other ports"))
     return checks
 
 

@@ -1,5 +1,6 @@
 """Finds a Triton Inference Server: `tritonserver` on PATH, else the one in the nvidia-pytriton wheel."""
 
+import importlib.metadata
 import importlib.util
 import os
 import shutil
@@ -56,6 +57,12 @@ def find_triton() -> TritonInstall:
     stub = server / "python_backend_stubs" / version / STUB
     if not (server / "bin" / "tritonserver").is_file() or not stub.is_file():
         raise MissingToolError(f"nvidia-pytriton in {root} has no server for Python {version}: {HOW_TO_GET_ONE}")
+    numpy = importlib.metadata.version("numpy")
+    if int(numpy.partition(".")[0]) >= 2:
+        raise MissingToolError(
+            f"NumPy {numpy} crashes the Python backend of nvidia-pytriton's tritonserver: pip install 'numpy<2', or "
+            "put another tritonserver on PATH"
+        )
     libraries = root.parent / "nvidia_pytriton.libs"
     return TritonInstall(server / "bin" / "tritonserver", (libraries,), server / "backends", stub)
 

@@ -1,14 +1,79 @@
-"""``kvforge doctor`` names every optional package, and how to get an absent one."""
+"""``kvforge doctor`` names every optional package, how to get an absent one, and what is too small for serving."""
+
+import os
+import resource
+import socket
 
 import pytest
 
-from kvforge import doctor
+from kvforge import doctor, doctor_serving
 
 
 def test_absent_packages_come_with_advice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "_version", lambda package: None)
+    monkeypatch.setattr(doctor, "installed_version", lambda package: None)
     checks = {check.name: check for check in doctor._packages()}
-    assert {"onnx", "onnxscript", "triton", "modelopt", "tensorrt", "transformers", "tritonclient"} <= checks.keys()
+    assert {
+        "onnx",
+        "onnxscript",
+        "triton",
+        "modelopt",
+        "tensorrt",
+        "transformers",
+        "tritonclient",
+        "fastapi",
+    } <= checks.keys()
     assert all(check.found == "not installed" and check.advice for check in checks.values())
     assert checks["onnx"].advice == checks["onnxscript"].advice == "pip install -e '.[onnx]'"
+    assert checks["uvicorn"].advice == checks["llguidance"].advice == "pip install -e '.[serve]'"
     assert "CUDA build of torch" in checks["triton"].advice
+
+
+@pytest.mark.parametrize(("version", "status"), [("1.26.4", "ok"), ("2.1.0", "optional")])
+def test_numpy_2_is_named_where_pytritons_server_is_used(
+    monkeypatch: pytest.MonkeyPatch, version: str, status: str
+) -> None:
+    versions = {"numpy": version, "nvidia-pytriton": "0.7.0"}
+    monkeypatch.setattr(doctor_serving, "installed_version", versions.get)
+    monkeypatch.setattr(doctor_serving.shutil, "which", lambda name: None)
+    check = doctor_serving._numpy()
+    assert (check.status, check.found) == (status, version)
+    assert ("numpy<2" in check.advice) == (status == "optional")
+    monkeypatch.setattr(doctor_serving.shutil, "which", lambda name: "/opt/tritonserver")
+    assert doctor_serving._numpy().status == "ok"
+
+
+@pytest.mark.parametrize(("blocks", "status"), [(2**20, "ok"), (2**14, "optional")])
+def test_shared_memory_of_a_plain_container_is_too_small(
+    monkeypatch: pytest.MonkeyPatch, blocks: int, status: str
+) -> None:
+    real = os.statvfs("/")
+    found = os.statvfs_result((4096, 4096, blocks, blocks, blocks, *tuple(real)[5:]))
+    monkeypatch.setattr(doctor_serving.os, "statvfs", lambda path: found)
+    check = doctor_serving._shared_memory()
+    assert check.status == status
+    assert bool(check.advice) == (status == "optional")
+
+
+@pytest.mark.parametrize(("hard", "status"), [(1024, "optional"), (65536, "ok"), (resource.RLIM_INFINITY, "ok")])
+def test_few_open_files_are_named(monkeypatch: pytest.MonkeyPatch, hard: int, status: str) -> None:
+    monkeypatch.setattr(doctor_serving.resource, "getrlimit", lambda which: (1024, hard))
+    assert doctor_serving._open_files().status == status
+
+
+def test_a_port_in_use_is_named_with_its_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        monkeypatch.setattr(doctor_serving, "PORTS", {"health": taken.getsockname()[1]})
+        (check,) = doctor_serving._ports()
+    assert check.status == "optional" and "--health-port" in check.advice
+
+
+def test_the_diagnosis_of_this_machine_is_whole() -> None:
+    checks = doctor.diagnose()
+    names = [check.name for check in checks]
+    assert len(set(names)) == len(names)
+    assert {"python", "torch", "tritonserver", "numpy for Triton", "shared memory", "open files", "port 8003"} <= set(
+        names
+    )
+    assert all(check.advice for check in checks if check.status == "missing")
