@@ -80,4 +80,6 @@ def message_of(matcher: Any) -> str:
     """Return a failed matcher's words as one line without a full stop."""
     words = matcher.get_error().split("<state>")[0].replace("<non-verbose/>", "")
     line = " ".join(words.split()).rstrip(".")
+    if line in _COMPLETE:
+        return "it allows no text"
     return line if len(line) <= 300 else line[:300] + "…"

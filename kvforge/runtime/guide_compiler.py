@@ -50,7 +50,8 @@ class GuideCompiler:
         except RequestError:
             raise
         except Exception as error:  # llguidance's converters raise nothing more precise
-            raise RequestError(f"the guide of {guided.kind} cannot be used: {' '.join(str(error).split())}.") from None
+            words = " ".join(str(error).split()).rstrip(".")[:300]
+            raise RequestError(f"the guide of {guided.kind} cannot be used: {words}.") from None
         matcher = LLMatcher(self._vocabulary, grammar, log_level=0, limits=limits)
         check_guide(guided.kind, matcher)
         guide = Guide(matcher, self._vocabulary.vocab_size, self._vocabulary.eos_tokens, self._vocab_size)

@@ -50,6 +50,9 @@ def grammar_of(guided: GuidedDecoding, is_special: Callable[[str], bool]) -> str
 
 
 def _json_grammar(schema: Any) -> str:
+    if schema is False:
+        raise RequestError("the schema false allows no text; give another.")
+    schema = {} if schema is True else schema
     return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides={"whitespace_pattern": _WHITESPACE})
 
 

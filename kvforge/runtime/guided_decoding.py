@@ -9,7 +9,7 @@ from kvforge.errors import RequestError
 
 GuideKind = Literal["json", "json_schema", "regex", "ebnf_grammar", "structural_tag"]
 KINDS: tuple[str, ...] = get_args(GuideKind)
-MAX_GUIDE_BYTES = 256 * 1024
+MAX_GUIDE_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class GuidedDecoding:
 
     Attributes:
         kind: "json" (any JSON object), "json_schema", "regex", "ebnf_grammar" or "structural_tag".
-        guide: the schema, expression, grammar or tag as text of at most 256 KiB; schemas and tags may be given as
+        guide: the schema, expression, grammar or tag as text of at most 64 KiB; schemas and tags may be given as
             JSON data. "json" has none.
 
     Raises:

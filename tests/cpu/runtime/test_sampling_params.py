@@ -64,7 +64,7 @@ from tests.support.fake_session import FakeSession
         ({"guided_decoding": {"kind": "regex", "guide": ""}}, "kind regex has no guide"),
         ({"guided_decoding": {"kind": "regex", "guide": 3}}, "of type int; give text"),
         ({"guided_decoding": {"kind": "regex", "guide": "\udc80"}}, "not Unicode"),
-        ({"guided_decoding": {"kind": "regex", "guide": "x" * (MAX_GUIDE_BYTES + 1)}}, "has 262145 bytes; give at"),
+        ({"guided_decoding": {"kind": "regex", "guide": "x" * (MAX_GUIDE_BYTES + 1)}}, "has 65537 bytes; give at"),
         ({"guided_decoding": {"kind": "json", "guide": "{}"}}, "json takes no guide"),
         ({"guided_decoding": {"kind": "json_schema", "guide": {"a": math.nan}}}, "is not JSON data"),
         ({"guided_decoding": {"kind": "json_schema", "guide": {"a": object()}}}, "is not JSON data"),
