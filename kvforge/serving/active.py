@@ -5,12 +5,32 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
+from kvforge.serving.failures import Failure
+from kvforge.serving.output_rows import News
 from kvforge.serving.request import GenerationRequest
 
 CONTEXT_TOKENS = 6
 ACK_TIMEOUT_S = 10.0
 """Only a broken postprocessing takes this long; going on earlier would risk what acks.py is there for."""
-CANCELLED, UNAVAILABLE, INVALID_ARG, INTERNAL = "CANCELLED", "UNAVAILABLE", "INVALID_ARG", "INTERNAL"
+
+
+@dataclass
+class Pending:
+    """Output of a sequence that waits to be sent; `top` is a (token ids, log-probabilities) pair per token."""
+
+    tokens: list[int] = field(default_factory=list)
+    log_probs: list[float] = field(default_factory=list)
+    top: list[tuple[list[int], list[float]]] = field(default_factory=list)
+    logits: list[np.ndarray] = field(default_factory=list)
+
+    def add(self, news: News) -> None:
+        self.tokens.extend(news.tokens)
+        self.log_probs.extend(news.log_probs or ())
+        self.top.extend(news.top or ())
+        if news.logits is not None:
+            self.logits.append(news.logits)
 
 
 @dataclass
@@ -20,25 +40,39 @@ class Sequence:
     batch_index: int
     sequence_index: int
     request: GenerationRequest
-    tokens: list[int] = field(default_factory=list)
-    log_probs: list[float] = field(default_factory=list)
+    pending: Pending = field(default_factory=Pending)
     cum_log_prob: float = 0.0
     num_generated: int = 0
     num_sent: int = 0
-    finished: bool = False
+    finish_reason: str | None = None
+    stop_reason: Any = None
+    metrics: dict[str, int] | None = None
     reported: bool = False
+
+    @property
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+    @property
+    def has_news(self) -> bool:
+        return self.request.streaming and bool(self.pending.tokens)
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """What one response carries: the sequence's new tokens, or all of them when not streaming."""
+    """What one response carries: the sequence's new output, or all of it when not streaming.
+
+    `tokens` are those of `new`, with the prompt before them where the answer repeats it; `context` is what the
+    text is decoded after; the totals are of the moment the chunk was taken.
+    """
 
     sequence: Sequence
+    new: Pending
     tokens: list[int]
-    log_probs: list[float]
     cum_log_prob: float
     num_generated: int
     context: list[int]
+    end: bool
     final: bool
 
 
@@ -46,20 +80,24 @@ class ActiveRequest:
     """Collects engine output for one Triton request; the engine's reader adds, one sender thread takes.
 
     `key` is unique among all requests; `engine_ids` are the engine's ids of the prompts in the batch.
-    `in_ensemble` says that preprocessing made the key, so that postprocessing acknowledges every response and
-    watches for a cancel; the next response then waits for the ack, at most ACK_TIMEOUT_S.
-    Exactly one of a final chunk or an error ends the request.
+    `in_ensemble` says that a text model comes after, which acknowledges every response and watches for a
+    cancel; the next response then waits for the ack. When none comes for ACK_TIMEOUT_S there is no such model.
+    `errors_as_tensors`: the caller is a model that would never see an error behind a response (bls.py).
+    Exactly one of a final chunk or a failure ends the request.
     """
 
     def __init__(
         self, key: int, client_id: str, sender: Any, prompts: list[GenerationRequest], outputs: frozenset[str],
-        in_ensemble: bool,
+        in_ensemble: bool = False, errors_as_tensors: bool = False, timeout_s: float | None = None,
     ) -> None:  # fmt: skip
         self.key = key
         self.client_id = client_id
+        self.prompts = prompts
         self.sender = sender
         self.outputs = outputs
         self.in_ensemble = in_ensemble
+        self.errors_as_tensors = errors_as_tensors
+        self.timeout_s = timeout_s
         self.engine_ids = [f"{key}.{row}" for row in range(len(prompts))]
         self.sequences = [
             Sequence(row, index, prompt) for row, prompt in enumerate(prompts)
@@ -67,11 +105,11 @@ class ActiveRequest:
         ]  # fmt: skip
         self._by_index = {(f"{key}.{s.batch_index}", s.sequence_index): s for s in self.sequences}
         self._lock = threading.Lock()
-        self._error: tuple[str, str] | None = None
+        self._failure: Failure | None = None
         self._ended = False
         self._heartbeat = False
         self._acked = True
-        self.last_sent = time.monotonic()
+        self.arrived = self.last_sent = time.monotonic()
         self.sender_lock = threading.Lock()
         """Held in every call on `sender`: Triton crashes on a question about a request that has had its end."""
         self.closed = False
@@ -79,25 +117,26 @@ class ActiveRequest:
         self.scheduled = False
         """True while a sender thread has or will get this request; guarded by the sender pool."""
 
-    def add(self, engine_id: str, index: int, tokens: list[int], log_probs: list[float] | None, end: bool) -> bool:
+    def add(self, news: News) -> bool:
         """Take in engine output; True when there is something to send now."""
         with self._lock:
-            sequence = self._by_index.get((engine_id, index))
+            sequence = self._by_index.get((news.engine_id, news.index))
             if sequence is None or sequence.finished:
                 return False
-            sequence.tokens.extend(tokens)
-            sequence.num_generated += len(tokens)
-            if log_probs is not None:
-                sequence.log_probs.extend(log_probs)
-                sequence.cum_log_prob += sum(log_probs)
-            sequence.finished = end
-            return end or (sequence.request.streaming and bool(tokens))
+            sequence.pending.add(news)
+            sequence.num_generated += len(news.tokens)
+            if news.log_probs is not None:
+                sequence.cum_log_prob += sum(news.log_probs)
+            if news.finish_reason is not None:
+                sequence.finish_reason = news.finish_reason
+                sequence.stop_reason, sequence.metrics = news.stop_reason, news.metrics
+            return sequence.finished or sequence.has_news
 
-    def fail(self, message: str, code: str) -> None:
+    def fail(self, failure: Failure) -> None:
         """End the request with an error, unless it has ended."""
         with self._lock:
-            if self._error is None:
-                self._error = (message, code)
+            if self._failure is None:
+                self._failure = failure
 
     def beat(self) -> None:
         """Ask for an empty response, which lets postprocessing see whether the client is still there."""
@@ -109,15 +148,18 @@ class ActiveRequest:
         with self._lock:
             self._acked = True
 
-    def take(self) -> tuple[list[Chunk], tuple[str, str] | None, bool]:
-        """(chunks to send, error to end with, send a heartbeat). After the end there is never anything more."""
+    def is_past_deadline(self, now: float) -> bool:
+        return self.timeout_s is not None and now - self.arrived >= self.timeout_s
+
+    def take(self) -> tuple[list[Chunk], Failure | None, bool]:
+        """(chunks to send, failure to end with, send a heartbeat). After the end there is never anything more."""
         with self._lock:
             if self._ended or not self._may_send():
                 return [], None, False
-            if self._error is not None:
+            if self._failure is not None:
                 self._ended = True
-                return [], self._error, False
-            ready = [s for s in self.sequences if not s.reported and (s.finished or _has_news(s))]
+                return [], self._failure, False
+            ready = [s for s in self.sequences if not s.reported and (s.finished or s.has_news)]
             if self.in_ensemble:
                 ready = ready[:1]
             chunks = []
@@ -133,20 +175,21 @@ class ActiveRequest:
             return chunks, None, heartbeat
 
     def _may_send(self) -> bool:
-        return self._acked or time.monotonic() - self.last_sent > ACK_TIMEOUT_S
-
-
-def _has_news(sequence: Sequence) -> bool:
-    return sequence.request.streaming and bool(sequence.tokens)
+        if self._acked:
+            return True
+        if time.monotonic() - self.last_sent <= ACK_TIMEOUT_S:
+            return False
+        self.in_ensemble, self._acked = False, True
+        return True
 
 
 def _chunk(sequence: Sequence, final: bool) -> Chunk:
     request = sequence.request
-    tokens, log_probs = sequence.tokens, sequence.log_probs
-    sequence.tokens, sequence.log_probs = [], []
+    new, sequence.pending = sequence.pending, Pending()
     with_prompt = not request.streaming and not request.exclude_input
     context = [] if with_prompt or sequence.num_sent else request.prompt[-CONTEXT_TOKENS:]
-    sequence.num_sent += len(tokens)
-    if with_prompt:
-        tokens = request.prompt + tokens
-    return Chunk(sequence, tokens, log_probs, sequence.cum_log_prob, sequence.num_generated, context, final)
+    sequence.num_sent += len(new.tokens)
+    tokens = request.prompt + new.tokens if with_prompt else new.tokens
+    return Chunk(
+        sequence, new, tokens, sequence.cum_log_prob, sequence.num_generated, context, sequence.reported, final
+    )

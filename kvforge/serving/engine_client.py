@@ -12,8 +12,9 @@ import time
 from collections.abc import Sequence
 from typing import Protocol
 
-from kvforge.errors import EngineError
-from kvforge.serving.protocol import Message, ProtocolError, encode, receive
+from kvforge.errors import EngineError, RequestError
+from kvforge.serving.output_rows import News, from_row
+from kvforge.serving.protocol import BLOB, Message, ProtocolError, encode, receive
 
 logger = logging.getLogger("kvforge.serving")
 
@@ -27,7 +28,7 @@ of them waits for a core, a step of 2 ms was seen to take 500 ms (2 cores, load 
 class EngineListener(Protocol):
     """What the engine reports. Every method is called on the client's one reader thread."""
 
-    def on_tokens(self, outputs: list) -> None: ...
+    def on_tokens(self, outputs: list[News]) -> None: ...
     def on_refused(self, request_id: str, error: str) -> None: ...
     def on_stats(self, stats: dict) -> None: ...
     def on_lost(self, error: str) -> None:
@@ -45,7 +46,7 @@ class EngineClient:
     def __init__(self, command: Sequence[str], listener: EngineListener) -> None:
         self._command = list(command)
         self._listener = listener
-        self._outgoing: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+        self._outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._sock: socket.socket | None = None
         self._process: subprocess.Popen | None = None
@@ -67,8 +68,28 @@ class EngineClient:
         if self._failure is not None:
             raise EngineError(self._failure)
 
-    def send(self, message: Message) -> None:
-        """Queue a message for the engine. Raises EngineError while no engine can be started."""
+    @property
+    def state(self) -> str:
+        """ "ready", "loading" (for the first time or again), or "failed": no engine can be started."""
+        if self._failure is not None:
+            return "failed"
+        return "ready" if self._sock is not None else "loading"
+
+    @staticmethod
+    def encode(message: Message) -> bytes:
+        """A message as `send` takes it. Raises RequestError when it is too large."""
+        try:
+            return encode(message)
+        except ProtocolError as error:
+            raise RequestError(f"the request is too large for the engine: {error}") from None
+
+    def abort(self, request_id: str) -> None:
+        """Tell the engine to give up a request, which it may not have."""
+        with contextlib.suppress(EngineError):
+            self.send(encode({"op": "abort", "id": request_id}))
+
+    def send(self, message: bytes) -> None:
+        """Queue an encoded message for the engine. Raises EngineError while no engine can be started."""
         with self._lock:
             failure = self._failure
             if failure is not None and not self._closing:
@@ -162,7 +183,8 @@ class EngineClient:
     def _dispatch(self, message: Message) -> None:
         op = message["op"]
         if op == "tokens":
-            self._listener.on_tokens(message["outputs"])
+            blob = message.get(BLOB, b"")
+            self._listener.on_tokens([from_row(row, blob) for row in message["outputs"]])
         elif op == "stats":
             self._listener.on_stats(message["stats"])
         elif op == "refused":
@@ -177,5 +199,5 @@ class EngineClient:
                     continue
                 # A failed send means the process died: `on_lost` answers the request.
                 with contextlib.suppress(OSError):
-                    sock.sendall(encode(message))
+                    sock.sendall(message)
                 break

@@ -17,13 +17,17 @@ from collections.abc import Callable
 from typing import Any
 
 from kvforge.errors import KvforgeError, RequestError
+from kvforge.serving.output_rows import Row, error_row, logits_bytes, to_row
 from kvforge.serving.protocol import Message, ProtocolError, encode, receive
+from kvforge.serving.request_log import configure
 from kvforge.serving.watchdog import end_with_server, exit_with_parent
 
 logger = logging.getLogger("kvforge.engine")
 
 EngineFactory = Callable[[], Any]
 STATS_PERIOD_S = 0.1
+MAX_BLOB_BYTES = 64 << 20
+"""Logits in one message; far below the protocol's limit, which ends the connection."""
 
 
 class EngineServer:
@@ -38,7 +42,7 @@ class EngineServer:
         self._make_engine = make_engine
         self._make_params = make_params
         self._commands: queue.SimpleQueue[Message] = queue.SimpleQueue()
-        self._outgoing: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+        self._outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._stats: dict[str, Any] = {}
         self._stats_sent_at = 0.0
 
@@ -67,8 +71,8 @@ class EngineServer:
         while True:
             if not self._handle_commands(engine):
                 return
-            if engine.has_unfinished() and (outputs := [_as_row(output) for output in engine.step()]):
-                self._send({"op": "tokens", "outputs": outputs})
+            if engine.has_unfinished():
+                self._send_outputs(engine, engine.step())
             self._publish_stats(engine)
 
     def _handle_commands(self, engine: Any) -> bool:
@@ -103,13 +107,32 @@ class EngineServer:
             self._stats, self._stats_sent_at = stats, time.monotonic()
             self._send({"op": "stats", "stats": stats})
 
-    def _send(self, message: Message) -> None:
-        self._outgoing.put(message)
+    def _send_outputs(self, engine: Any, outputs: list[Any]) -> None:
+        """In one message, or several where logits make it large."""
+        rows: list[Row] = []
+        blobs: list[bytes] = []
+        size = 0
+        for output in outputs:
+            logits = logits_bytes(output)
+            if logits > MAX_BLOB_BYTES:
+                engine.abort(output.request_id)
+                rows.append(error_row(output, f"the logits of one step have {logits} bytes, over {MAX_BLOB_BYTES}"))
+                continue
+            if size and size + logits > MAX_BLOB_BYTES:
+                self._send({"op": "tokens", "outputs": rows}, b"".join(blobs))
+                rows, blobs, size = [], [], 0
+            rows.append(to_row(output, blobs, size))
+            size += logits
+        if rows:
+            self._send({"op": "tokens", "outputs": rows}, b"".join(blobs))
+
+    def _send(self, message: Message, blob: bytes = b"") -> None:
+        self._outgoing.put(encode(message, blob))
 
     def _write(self) -> None:
         with contextlib.suppress(OSError):
             while (message := self._outgoing.get()) is not None:
-                self._sock.sendall(encode(message))
+                self._sock.sendall(message)
 
     def _read(self) -> None:
         try:
@@ -123,14 +146,6 @@ class EngineServer:
         os._exit(0)
 
 
-def _as_row(output: Any) -> list:
-    """A `tokens` entry of the protocol from a kvforge.runtime.SequenceOutput."""
-    log_probs = None if output.logprobs is None else [entry.logprob for entry in output.logprobs]
-    reason = output.finish_reason if output.finished else None
-    detail = str(output.stop_reason) if reason in ("error", "abort") else None
-    return [output.request_id, output.index, output.new_token_ids, log_probs, reason, detail]
-
-
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="kvforge.serving.engine_process", description=__doc__)
     parser.add_argument("engine")
@@ -142,8 +157,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--kv-cache-gib", type=float)
     parser.add_argument("--no-prefix-cache", action="store_true")
     parser.add_argument("--log-level", default="WARNING")
+    parser.add_argument("--log-format", choices=("text", "json"), default="text")
     args = parser.parse_args(argv)
-    logging.basicConfig(level=args.log_level.upper(), format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    configure(args.log_format, args.log_level)
     exit_with_parent()
     end_with_server(args.server_pid)
 

@@ -8,13 +8,16 @@ as an ack (acks.py), which carries what a look at the request every WATCH_PERIOD
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 
 from kvforge.errors import RequestError
 from kvforge.runtime.detokenizer import Detokenizer
+from kvforge.runtime.tokenizer import Tokenizer
 from kvforge.serving.preprocess import load_tokenizer
 from kvforge.serving.responses import FINAL, HEARTBEAT, SEQUENCE_END
+from kvforge.serving.stream_keys import StreamKeys
 
 WATCH_PERIOD_S = 0.05
 FORGET_AFTER_S = 600.0
@@ -34,19 +37,23 @@ class Stream:
 class Processed:
     """What became of a response: its text, [B, beams] of bytes objects, or None to send nothing.
 
-    `ack` is the stream key to acknowledge, None for a direct caller's request.
+    `ack` is the stream key to acknowledge, None for a direct caller's request; `sequence` is the number of the
+    sequence in its stream, `final` says that the stream has ended.
     """
 
     text: np.ndarray | None
     ack: int | None = None
     cancelled: bool = False
+    sequence: int = 0
+    final: bool = False
 
 
 class Postprocessor:
-    """Keeps the streams by key. Not thread-safe; Triton calls one instance serially."""
+    """Keeps the streams by key. Threads may share it when no two have responses of one stream."""
 
-    def __init__(self, tokenizer_dir: str) -> None:
-        self._tokenizer = load_tokenizer(tokenizer_dir)
+    def __init__(self, tokenizer: Tokenizer, keys: StreamKeys) -> None:
+        self._tokenizer = tokenizer
+        self._keys = keys
         self._streams: dict[int, Stream] = {}
 
     def run(
@@ -70,6 +77,8 @@ class Postprocessor:
         if state.size < 3 or lengths.size != 1 or state.reshape(-1)[[0, *range(3, state.size)]].min() < 0:
             raise RequestError("input tensor 'STREAM_STATE' is not what tensorrt_llm sends with one stream")
         key, sequence, flags, *context = state.reshape(-1).tolist()
+        if not self._keys.is_valid(key):
+            raise RequestError("input tensor 'STREAM_STATE' is for the ensemble's own use; leave it out")
         stream = self._stream(key)
         cancelled = self._is_cancelled(stream, is_cancelled)
         if flags & HEARTBEAT:
@@ -81,8 +90,9 @@ class Postprocessor:
         if flags & SEQUENCE_END:
             text += detokenizer.flush()
         if flags & FINAL:
-            del self._streams[key]
-        return Processed(np.array([[text.encode()]], dtype=np.object_), key, cancelled)
+            self._streams.pop(key, None)
+        output = np.array([[text.encode()]], dtype=np.object_)
+        return Processed(output, key, cancelled, sequence, bool(flags & FINAL))
 
     def _stream(self, key: int) -> Stream:
         now = time.monotonic()
@@ -96,8 +106,8 @@ class Postprocessor:
 
     def _forget_idle(self, now: float) -> None:
         """Drop streams that ended in an error of another model, which never passes here."""
-        for key in [k for k, s in self._streams.items() if now - s.last_seen > FORGET_AFTER_S]:
-            del self._streams[key]
+        for key in [k for k, s in list(self._streams.items()) if now - s.last_seen > FORGET_AFTER_S]:
+            self._streams.pop(key, None)
 
     def _is_cancelled(self, stream: Stream, look: Callable[[], bool]) -> bool:
         """Look no more often than needed: a look costs 60 µs and postprocessing is serial."""
@@ -111,6 +121,12 @@ class Postprocessor:
         for index in np.ndindex(lengths.shape):
             texts[index] = self._tokenizer.decode(tokens[index][: lengths[index]].tolist()).encode()
         return texts
+
+
+def make_postprocessor(parameters: dict[str, str]) -> Postprocessor:
+    """From the parameters of a model's config.pbtxt. Raises EngineError when there is no tokenizer."""
+    keys = StreamKeys(Path(parameters["ack_socket"]).parent)
+    return Postprocessor(load_tokenizer(parameters["tokenizer_dir"]), keys)
 
 
 def _check(tokens: np.ndarray, lengths: np.ndarray) -> None:

@@ -1,47 +1,61 @@
-"""The `preprocessing` model: text to token ids, word lists to id lists, and a key for the request."""
+"""The `preprocessing` model: text to token ids, word lists to id lists, biased words to a bias, and a stream key."""
 
-import secrets
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from kvforge.engine import TOKENIZER_DIR, load_manifest
 from kvforge.errors import EngineError, RequestError
 from kvforge.runtime.tokenizer import Tokenizer
 from kvforge.serving.contract import refuse_unsupported
-from kvforge.serving.request import encode_words
+from kvforge.serving.stream_keys import StreamKeys
+from kvforge.serving.tensors import Tensors, text
+from kvforge.serving.words import encode_words
 
-REFUSED = {
-    "DECODER_QUERY": "decoder_text_input",
-    "EMBEDDING_BIAS_WORDS": "embedding_bias_words",
-    "EMBEDDING_BIAS_WEIGHTS": "embedding_bias_weights",
-    "PROMPT_TABLE_EXTRA_ID": "prompt_table_extra_id",
-}
+REFUSED = {"DECODER_QUERY": "decoder_text_input", "PROMPT_TABLE_EXTRA_ID": "prompt_table_extra_id"}
 PASSED_ON = {"REQUEST_OUTPUT_LEN": "REQUEST_OUTPUT_LEN", "END_ID": "OUT_END_ID", "PAD_ID": "OUT_PAD_ID"}
+BIAS_WORDS, BIAS_WEIGHTS = "EMBEDDING_BIAS_WORDS", "EMBEDDING_BIAS_WEIGHTS"
+# What clients of the ensemble call the inputs that hold text.
+ENSEMBLE_NAMES = {
+    "QUERY": "text_input",
+    "STOP_WORDS_DICT": "stop_words",
+    "BAD_WORDS_DICT": "bad_words",
+    BIAS_WORDS: "embedding_bias_words",
+    BIAS_WEIGHTS: "embedding_bias_weights",
+}
 
 
 class Preprocessor:
-    """Encodes with the engine's own tokenizer, special tokens included, as `kvforge.LLM` does."""
+    """Encodes with the engine's own tokenizer, special tokens included, as `kvforge.LLM` does.
 
-    def __init__(self, tokenizer_dir: str) -> None:
-        self._tokenizer = load_tokenizer(tokenizer_dir)
+    `vocab_size` is that of the model, which may be larger than the tokenizer's; 0 refuses biased words.
+    """
 
-    def run(self, tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def __init__(self, tokenizer: Tokenizer, keys: StreamKeys, vocab_size: int, max_request_bytes: int) -> None:
+        self._tokenizer = tokenizer
+        self._keys = keys
+        self._vocab_size = vocab_size
+        self._max_request_bytes = max_request_bytes
+
+    def run(self, tensors: Tensors) -> dict[str, np.ndarray]:
         """Output tensors by name, each with the batch dimension. Raises RequestError, naming the tensor.
 
         QUERY [B, 1] bytes gives INPUT_ID [B, n] int32 (rows padded with 0) and REQUEST_INPUT_LEN [B, 1];
-        STOP_WORDS_DICT and BAD_WORDS_DICT [B, w] bytes give [B, 2, m] int32 tables of ids and end offsets.
+        STOP_WORDS_DICT and BAD_WORDS_DICT [B, w] bytes give [B, 2, m] int32 tables of ids and end offsets;
+        EMBEDDING_BIAS_WORDS [B, w] and _WEIGHTS [B, w] give EMBEDDING_BIAS [B, vocab] float32.
         """
         if "QUERY" not in tensors or tensors["QUERY"].size == 0:
             raise RequestError("input tensor 'QUERY' ('text_input' of ensemble) is missing or empty")
         for name, ensemble_name in REFUSED.items():
             if name in tensors:
                 refuse_unsupported(ensemble_name, tensors[name])
+        self._check_size(tensors)
         rows = [self._encode(query) for query in tensors["QUERY"].reshape(-1)]
         outputs = {
             "INPUT_ID": _padded(rows),
             "REQUEST_INPUT_LEN": np.array([[len(row)] for row in rows], dtype=np.int32),
-            "STREAM_KEY": np.full((len(rows), 1), secrets.randbits(62), dtype=np.int64),
+            "STREAM_KEY": np.full((len(rows), 1), self._keys.make(), dtype=np.int64),
         }
         for source, target in PASSED_ON.items():
             if source in tensors:
@@ -49,10 +63,20 @@ class Preprocessor:
         for source, target in (("STOP_WORDS_DICT", "STOP_WORDS_IDS"), ("BAD_WORDS_DICT", "BAD_WORDS_IDS")):
             if source in tensors:
                 outputs[target] = self._words(source, tensors[source])
+        if BIAS_WORDS in tensors or BIAS_WEIGHTS in tensors:
+            outputs["EMBEDDING_BIAS"] = self._bias(tensors)
         return outputs
 
-    def _encode(self, text: Any) -> list[int]:
-        decoded = _text("text_input", text)
+    def _check_size(self, tensors: Tensors) -> None:
+        size = sum(len(value) for name in ENSEMBLE_NAMES if name in tensors for value in _texts(tensors[name]))
+        if size > self._max_request_bytes:
+            raise RequestError(
+                f"the request's texts have {size} bytes, but at most {self._max_request_bytes} are taken; send less or "
+                "raise --max-request-bytes"
+            )
+
+    def _encode(self, query: Any) -> list[int]:
+        decoded = text("text_input", query)
         ids = self._tokenizer.encode(decoded)
         if not decoded or not ids:
             raise RequestError("the prompt is empty: 'text_input' must hold at least one character")
@@ -61,16 +85,48 @@ class Preprocessor:
     def _words(self, name: str, table: np.ndarray) -> np.ndarray:
         rows = []
         for row in table.reshape(table.shape[0], -1):
-            words = [_text(name, word) for word in row]
+            words = [text(ENSEMBLE_NAMES[name], word) for word in row]
             rows.append(encode_words([ids for word in words for ids in self._spellings(word)]))
-        width = max(row.shape[1] for row in rows)
+        width = max((row.shape[1] for row in rows), default=0)
+        if not rows:
+            return np.zeros((0, 2, 0), dtype=np.int32)
         return np.stack([np.pad(row, ((0, 0), (0, width - row.shape[1])), constant_values=-1) for row in rows])
 
     def _spellings(self, word: str) -> list[list[int]]:
         """The word's token ids at the start of a line and after a space: most tokenizers tell them apart."""
-        texts = [word] if not word or word[0].isspace() else [word, f" {word}"]
-        spellings = (self._tokenizer.encode(text, add_special_tokens=False) for text in texts)
+        variants = [word] if not word or word[0].isspace() else [word, f" {word}"]
+        spellings = (self._tokenizer.encode(variant, add_special_tokens=False) for variant in variants)
         return [ids for ids in spellings if ids]
+
+    def _bias(self, tensors: Tensors) -> np.ndarray:
+        """Every token of a word gets the word's weight added, as in TensorRT-LLM's preprocessing; the word is taken as
+        written, so that a space before it makes a difference."""
+        words, weights = tensors.get(BIAS_WORDS), tensors.get(BIAS_WEIGHTS)
+        if words is None or weights is None or words.shape != weights.shape:
+            raise RequestError(
+                "input tensors 'embedding_bias_words' and 'embedding_bias_weights' must have one weight for every word"
+            )
+        if not self._vocab_size:
+            raise RequestError("input tensor 'embedding_bias_words' cannot be used: the vocabulary's size is unknown")
+        if not np.isfinite(weights).all():
+            raise RequestError("input tensor 'embedding_bias_weights' must hold finite numbers")
+        bias = np.zeros((words.shape[0], self._vocab_size), dtype=np.float32)
+        for row in range(words.shape[0]):
+            for word, weight in zip(words[row].reshape(-1), weights[row].reshape(-1), strict=True):
+                ids = self._tokenizer.encode(text("embedding_bias_words", word), add_special_tokens=False)
+                np.add.at(bias[row], ids, weight)
+        return bias
+
+
+def make_preprocessor(parameters: dict[str, str], lane: int = 0) -> Preprocessor:
+    """From the parameters of a model's config.pbtxt. Raises EngineError when there is no tokenizer."""
+    tokenizer_dir = parameters["tokenizer_dir"]
+    return Preprocessor(
+        load_tokenizer(tokenizer_dir),
+        StreamKeys(Path(parameters["ack_socket"]).parent, lane),
+        _vocab_size(Path(tokenizer_dir)),
+        int(parameters.get("max_request_bytes", str(16 << 20))),
+    )
 
 
 def load_tokenizer(directory: str) -> Tokenizer:
@@ -81,11 +137,17 @@ def load_tokenizer(directory: str) -> Tokenizer:
     return tokenizer
 
 
-def _text(name: str, value: Any) -> str:
+def _vocab_size(tokenizer_dir: Path) -> int:
+    if tokenizer_dir.name != TOKENIZER_DIR:
+        return 0
     try:
-        return value.decode() if isinstance(value, bytes) else str(value)
-    except UnicodeDecodeError as error:
-        raise RequestError(f"'{name}' is not valid UTF-8: {error}") from None
+        return load_manifest(tokenizer_dir.parent).vocab_size
+    except EngineError:
+        return 0
+
+
+def _texts(table: np.ndarray) -> list[Any]:
+    return [value for value in table.reshape(-1) if isinstance(value, (bytes, str))]
 
 
 def _padded(rows: list[list[int]]) -> np.ndarray:

@@ -1,7 +1,7 @@
-"""Messages between the Triton stub and the engine process: a 4-byte little-endian length, then UTF-8 JSON.
+"""Messages between the Triton stub and the engine process.
 
-JSON rather than a pickled object: a message can only ever be plain data. Every message is an object with
-an `op`. Stub to engine:
+Two little-endian 4-byte lengths, then UTF-8 JSON of the first and plain bytes of the second. JSON rather than a
+pickled object: a message can only ever be data. Every message is an object with an `op`. Stub to engine:
 
     add    {id, prompt: [int], params: {field of SamplingParams: value}}
     abort  {id}                     idempotent
@@ -12,8 +12,7 @@ Engine to stub:
     ready   {pid, stats}            once, after loading
     failed  {error}                 loading failed; the process exits
     refused {id, error}             `add` was refused, nothing is kept
-    tokens  {outputs: [[id, index, token_ids, logprobs | null, finish_reason | null, detail | null], ...]}
-            detail says why for the finish reasons "error" and "abort"
+    tokens  {outputs: [row, ...]}   see output_rows.py; logits are in the bytes behind the JSON
     stats   {stats}                 `LLMEngine.stats()`, when it changed
 """
 
@@ -22,33 +21,35 @@ import socket
 import struct
 from typing import Any
 
-_LENGTH = struct.Struct("<I")
+_LENGTHS = struct.Struct("<II")
 MAX_MESSAGE_BYTES = 256 << 20
 
 Message = dict[str, Any]
+BLOB = "blob"
+"""Where `receive` puts the bytes behind the JSON, if there are any."""
 
 
 class ProtocolError(Exception):
-    """The peer sent something that is not a message."""
+    """The peer sent something that is not a message, or a message is too large to send."""
 
 
-def encode(message: Message) -> bytes:
+def encode(message: Message, blob: bytes = b"") -> bytes:
+    """Raises ProtocolError when the message is too large."""
     body = json.dumps(message, separators=(",", ":")).encode()
-    if len(body) > MAX_MESSAGE_BYTES:
-        raise ProtocolError(f"a message of {len(body)} bytes is over the limit of {MAX_MESSAGE_BYTES}")
-    return _LENGTH.pack(len(body)) + body
+    _check_size(len(body) + len(blob))
+    return b"".join((_LENGTHS.pack(len(body), len(blob)), body, blob))
 
 
 def receive(sock: socket.socket) -> Message | None:
     """The next message, or None when the peer has closed. Raises ProtocolError on a malformed one."""
-    header = _read_exactly(sock, _LENGTH.size)
+    header = _read_exactly(sock, _LENGTHS.size)
     if header is None:
         return None
-    (size,) = _LENGTH.unpack(header)
-    if size > MAX_MESSAGE_BYTES:
-        raise ProtocolError(f"a message of {size} bytes is over the limit of {MAX_MESSAGE_BYTES}")
+    size, blob_size = _LENGTHS.unpack(header)
+    _check_size(size + blob_size)
     body = _read_exactly(sock, size)
-    if body is None:
+    blob = _read_exactly(sock, blob_size)
+    if body is None or blob is None:
         return None
     try:
         message = json.loads(body)
@@ -56,7 +57,14 @@ def receive(sock: socket.socket) -> Message | None:
         raise ProtocolError(f"a message is not JSON: {error}") from error
     if not isinstance(message, dict) or not isinstance(message.get("op"), str):
         raise ProtocolError("a message is not an object with an op")
+    if blob:
+        message[BLOB] = blob
     return message
+
+
+def _check_size(size: int) -> None:
+    if size > MAX_MESSAGE_BYTES:
+        raise ProtocolError(f"a message of {size} bytes is over the limit of {MAX_MESSAGE_BYTES}")
 
 
 def _read_exactly(sock: socket.socket, size: int) -> bytes | None:

@@ -10,7 +10,7 @@ from string import Template
 from kvforge.engine import TOKENIZER_DIR
 from kvforge.errors import MissingToolError
 
-MODELS = ("preprocessing", "tensorrt_llm", "postprocessing", "ensemble")
+MODELS = ("preprocessing", "tensorrt_llm", "postprocessing", "ensemble", "tensorrt_llm_bls")
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,7 @@ class FakeEngine:
             finished = sequence.num_generated == sequence.params.max_tokens
             if finished:
                 del self.sequences[request_id]
-            logprobs = None if sequence.params.logprobs is None else [SimpleNamespace(logprob=-1.0)]
+            logprobs = None if sequence.params.logprobs is None else [SimpleNamespace(logprob=-1.0, top={})]
             reason = "length" if finished else None
             outputs.append(
                 SimpleNamespace(
@@ -73,6 +73,8 @@ class FakeEngine:
                     finished=finished,
                     finish_reason=reason,
                     stop_reason=None,
+                    logits=None,
+                    metrics=None,
                 )
             )
         return outputs
@@ -90,6 +92,13 @@ class FakeEngine:
             "page_bytes": 4096,
             "num_iterations": self.iteration,
             "num_reused_tokens": 0,
+            "num_prefilling": 0,
+            "num_decoding": len(self.sequences),
+            "num_context_tokens": 0,
+            "num_generated_tokens": self.iteration,
+            "num_preemptions": 0,
+            "num_failed_steps": 0,
+            "histograms": {},
         }
 
 

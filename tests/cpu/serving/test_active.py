@@ -2,7 +2,9 @@
 
 import numpy as np
 
-from kvforge.serving.active import CANCELLED, ActiveRequest
+from kvforge.serving.active import ActiveRequest
+from kvforge.serving.failures import CANCELLED, Failure
+from kvforge.serving.output_rows import News
 from kvforge.serving.request import GenerationRequest
 from kvforge.serving.responses import FINAL, HEARTBEAT, SEQUENCE_END, chunk_arrays, heartbeat_arrays
 
@@ -10,14 +12,18 @@ OUTPUTS = frozenset({"output_ids", "sequence_length", "stream_state", "output_lo
 
 
 def active(streaming: bool = True, in_ensemble: bool = False, n: int = 1, exclude: bool = True) -> ActiveRequest:
-    prompt = GenerationRequest([1, 2, 3], streaming, exclude, True, False, False, {"n": n})
+    prompt = GenerationRequest([1, 2, 3], streaming, exclude, return_log_probs=True, params={"n": n})
     return ActiveRequest(9, "id", None, [prompt], OUTPUTS, in_ensemble)
+
+
+def news(index: int, tokens: list[int], log_probs: list[float] | None, end: bool) -> News:
+    return News("9.0", index, tokens, "length" if end else None, log_probs)
 
 
 def test_waiting_tokens_leave_in_one_response() -> None:
     request = active()
     for token in (4, 5, 6):
-        assert request.add("9.0", 0, [token], [-0.5], False)
+        assert request.add(news(0, [token], [-0.5], False))
     (chunk,), error, _ = request.take()
     assert (chunk.tokens, chunk.final, error) == ([4, 5, 6], False, None)
     arrays = chunk_arrays(request, chunk)
@@ -30,18 +36,19 @@ def test_waiting_tokens_leave_in_one_response() -> None:
 def test_whole_answer_comes_once_with_or_without_the_prompt() -> None:
     for exclude, expected in ((True, [4, 5]), (False, [1, 2, 3, 4, 5])):
         request = active(streaming=False, exclude=exclude)
-        assert not request.add("9.0", 0, [4], None, False)
+        assert not request.add(news(0, [4], None, False))
         assert request.take()[0] == []
-        assert request.add("9.0", 0, [5], None, True)
+        assert request.add(news(0, [5], None, True))
         (chunk,), _, _ = request.take()
         assert (chunk.tokens, chunk.final) == (expected, True)
 
 
 def test_only_the_last_sequence_is_final() -> None:
-    request = active(n=2)
-    request.add("9.0", 0, [4], None, True)
+    request = active(n=2, in_ensemble=True)
+    request.add(news(0, [4], None, True))
     (first,), _, _ = request.take()
-    request.add("9.0", 1, [5], None, True)
+    request.acknowledge()
+    request.add(news(1, [5], None, True))
     (second,), _, _ = request.take()
     assert (first.final, second.final) == (False, True)
     flags = [chunk_arrays(request, chunk)["stream_state"][0, 2] for chunk in (first, second)]
@@ -50,11 +57,11 @@ def test_only_the_last_sequence_is_final() -> None:
 
 def test_an_ensemble_gets_the_next_response_after_the_ack() -> None:
     request = active(in_ensemble=True)
-    request.add("9.0", 0, [4], None, False)
+    request.add(news(0, [4], None, False))
     (chunk,), _, _ = request.take()
     assert chunk_arrays(request, chunk)["stream_state"].tolist() == [[9, 0, 0, 1, 2, 3]]
-    request.add("9.0", 0, [5], None, False)
-    request.add("9.0", 0, [6], None, True)
+    request.add(news(0, [5], None, False))
+    request.add(news(0, [6], None, True))
     assert request.take() == ([], None, False)
     request.acknowledge()
     (chunk,), _, _ = request.take()
@@ -63,14 +70,14 @@ def test_an_ensemble_gets_the_next_response_after_the_ack() -> None:
 
 def test_an_error_waits_for_the_ack_and_ends_the_request() -> None:
     request = active(in_ensemble=True)
-    request.add("9.0", 0, [4], None, False)
+    request.add(news(0, [4], None, False))
     request.take()
-    request.fail("stop", CANCELLED)
-    request.fail("too late", CANCELLED)
+    request.fail(CANCELLED)
+    request.fail(Failure("failed", "too late"))
     assert request.take() == ([], None, False)
     request.acknowledge()
-    assert request.take() == ([], ("stop", CANCELLED), False)
-    request.add("9.0", 0, [5], None, True)
+    assert request.take() == ([], CANCELLED, False)
+    request.add(news(0, [5], None, True))
     assert request.take() == ([], None, False)
 
 
@@ -81,7 +88,7 @@ def test_heartbeat_gives_way_to_tokens() -> None:
     assert heartbeat_arrays(request)["stream_state"].tolist() == [[9, 0, HEARTBEAT]]
     request.acknowledge()
     request.beat()
-    request.add("9.0", 0, [4], None, False)
+    request.add(news(0, [4], None, False))
     chunks, _, heartbeat = request.take()
     assert (len(chunks), heartbeat) == (1, False)
 
@@ -89,6 +96,6 @@ def test_heartbeat_gives_way_to_tokens() -> None:
 def test_outputs_nobody_asked_for_are_left_out() -> None:
     request = active()
     request.outputs = frozenset({"output_ids"})
-    request.add("9.0", 0, [4], [-1.0], True)
+    request.add(news(0, [4], [-1.0], True))
     (chunk,), _, _ = request.take()
     assert {name: array.dtype for name, array in chunk_arrays(request, chunk).items()} == {"output_ids": np.int32}

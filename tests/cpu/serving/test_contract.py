@@ -34,7 +34,7 @@ def described(tensors) -> dict:
     return {t.name: (names(t.data_type).removeprefix("TYPE_"), list(t.dims)) for t in tensors}
 
 
-@pytest.mark.parametrize("model", ["tensorrt_llm", "ensemble"])
+@pytest.mark.parametrize("model", ["tensorrt_llm", "ensemble", "tensorrt_llm_bls"])
 @pytest.mark.parametrize("kind", ["input", "output"])
 def test_tensors_are_those_of_the_contract(configs, model: str, kind: str) -> None:
     expected = {t["name"]: (t["datatype"], t["dims"]) for t in CONTRACT["models"][model][f"{kind}s"]}

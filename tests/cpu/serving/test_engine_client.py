@@ -11,6 +11,7 @@ import pytest
 
 from kvforge.errors import EngineError
 from kvforge.serving.engine_client import EngineClient
+from kvforge.serving.output_rows import News
 from kvforge.serving.processes import process_id, wait_gone
 
 FAKE = [sys.executable, str(Path(__file__).with_name("fake_engine.py")), "--vocab-size", "300", "--step-s", "0.001"]
@@ -21,14 +22,14 @@ class Listener:
     """Queues what the engine reports."""
 
     def __init__(self) -> None:
-        self.tokens: queue.SimpleQueue[list] = queue.SimpleQueue()
+        self.tokens: queue.SimpleQueue[News] = queue.SimpleQueue()
         self.refused: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
         self.lost: queue.SimpleQueue[str] = queue.SimpleQueue()
         self.stats: dict = {}
 
-    def on_tokens(self, outputs: list) -> None:
-        for row in outputs:
-            self.tokens.put(row)
+    def on_tokens(self, outputs: list[News]) -> None:
+        for news in outputs:
+            self.tokens.put(news)
 
     def on_refused(self, request_id: str, error: str) -> None:
         self.refused.put((request_id, error))
@@ -54,17 +55,18 @@ def client(listener: Listener):
 
 
 def add(client: EngineClient, request_id: str, prompt: list[int], max_tokens: int, **params) -> None:
-    client.send({"op": "add", "id": request_id, "prompt": prompt, "params": {"max_tokens": max_tokens, **params}})
+    message = {"op": "add", "id": request_id, "prompt": prompt, "params": {"max_tokens": max_tokens, **params}}
+    client.send(client.encode(message))
 
 
-def read(listener: Listener, request_id: str) -> list:
-    """All rows of one request up to its end."""
-    rows = []
-    while not rows or rows[-1][4] is None:
-        row = listener.tokens.get(timeout=WAIT_S)
-        if row[0] == request_id:
-            rows.append(row)
-    return rows
+def read(listener: Listener, request_id: str) -> list[News]:
+    """All news of one request up to its end."""
+    found: list[News] = []
+    while not found or found[-1].finish_reason is None:
+        news = listener.tokens.get(timeout=WAIT_S)
+        if news.engine_id == request_id:
+            found.append(news)
+    return found
 
 
 def until(condition) -> None:
@@ -79,8 +81,9 @@ def test_tokens_come_back_and_repeat(client: EngineClient, listener: Listener) -
     first = read(listener, "a")
     add(client, "b", [1, 2, 3], 5)
     second = read(listener, "b")
-    assert [row[2] for row in first] == [row[2] for row in second]
-    assert (len(first), first[-1][4], first[0][3], second[0][3]) == (5, "length", [-1.0], None)
+    assert [news.tokens for news in first] == [news.tokens for news in second]
+    assert (len(first), first[-1].finish_reason) == (5, "length")
+    assert (first[0].log_probs, second[0].log_probs) == ([-1.0], None)
 
 
 def test_a_refusal_keeps_nothing(client: EngineClient, listener: Listener) -> None:
@@ -105,7 +108,7 @@ def test_abort_frees_pages_and_is_idempotent(client: EngineClient, listener: Lis
     add(client, "endless", [1, 2], 10**6)
     until(lambda: listener.stats.get("num_used_pages", 0) > 0)
     for _ in range(2):
-        client.send({"op": "abort", "id": "endless"})
+        client.abort("endless")
     until(lambda: listener.stats["num_used_pages"] == 0)
 
 
@@ -139,5 +142,5 @@ def test_an_engine_that_does_not_load_says_why(listener: Listener, tmp_path: Pat
     with pytest.raises(EngineError, match="is not an engine directory"):
         client.start()
     with pytest.raises(EngineError, match="is not an engine directory"):
-        client.send({"op": "abort", "id": "a"})
+        client.send(client.encode({"op": "abort", "id": "a"}))
     client.close()

@@ -6,7 +6,8 @@ import threading
 
 import pytest
 
-from kvforge.serving.protocol import MAX_MESSAGE_BYTES, ProtocolError, encode, receive
+from kvforge.serving import protocol
+from kvforge.serving.protocol import BLOB, MAX_MESSAGE_BYTES, ProtocolError, encode, receive
 
 
 @pytest.fixture
@@ -25,6 +26,19 @@ def test_round_trip_byte_by_byte(pair) -> None:
     assert [receive(theirs), receive(theirs)] == messages
 
 
+def test_bytes_travel_behind_the_message(pair) -> None:
+    ours, theirs = pair
+    ours.sendall(encode({"op": "tokens", "outputs": []}, b"\x00\xff" * 300) + encode({"op": "close"}))
+    assert receive(theirs) == {"op": "tokens", "outputs": [], BLOB: b"\x00\xff" * 300}
+    assert receive(theirs) == {"op": "close"}
+
+
+def test_a_message_over_the_limit_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "MAX_MESSAGE_BYTES", 100)
+    with pytest.raises(ProtocolError, match="over the limit of 100"):
+        encode({"op": "add", "prompt": [1] * 100})
+
+
 def test_a_closed_peer_is_none_even_within_a_message(pair) -> None:
     ours, theirs = pair
     ours.sendall(encode({"op": "close"})[:-1])
@@ -35,13 +49,14 @@ def test_a_closed_peer_is_none_even_within_a_message(pair) -> None:
 @pytest.mark.parametrize("body", [b"not json", b"[1]", b'{"id": 1}', b'{"op": 1}', b"\xff\xfe"])
 def test_what_is_no_message_is_an_error(pair, body: bytes) -> None:
     ours, theirs = pair
-    ours.sendall(struct.pack("<I", len(body)) + body)
+    ours.sendall(struct.pack("<II", len(body), 0) + body)
     with pytest.raises(ProtocolError):
         receive(theirs)
 
 
-def test_a_length_over_the_limit_is_refused_before_reading(pair) -> None:
+@pytest.mark.parametrize("lengths", [(MAX_MESSAGE_BYTES + 1, 0), (2, MAX_MESSAGE_BYTES), (2**32 - 1, 2**32 - 1)])
+def test_a_length_over_the_limit_is_refused_before_reading(pair, lengths: tuple[int, int]) -> None:
     ours, theirs = pair
-    ours.sendall(struct.pack("<I", MAX_MESSAGE_BYTES + 1))
+    ours.sendall(struct.pack("<II", *lengths))
     with pytest.raises(ProtocolError, match="limit"):
         receive(theirs)

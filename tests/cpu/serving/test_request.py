@@ -7,7 +7,8 @@ import pytest
 
 from kvforge.errors import RequestError
 from kvforge.runtime.sampling_params import SamplingParams
-from kvforge.serving.request import decode_words, encode_words, is_stop, parse_batch
+from kvforge.serving.request import is_stop, parse_batch
+from kvforge.serving.words import decode_words, encode_words
 
 BASE = {
     "input_ids": np.array([[5, 6, 7, 0]], np.int32),
@@ -37,7 +38,7 @@ def test_temperature_alone_stays_greedy_as_in_tensorrt_llm() -> None:
 def test_sampling_parameters() -> None:
     request = parsed(runtime_top_k=[[4]], temperature=[[0.5]], seed=np.array([[2**63 + 1]], np.uint64),
                      min_tokens=[[2]], return_log_probs=[[True]], num_return_sequences=[[3]])  # fmt: skip
-    assert request.params == {"max_tokens": 9, "n": 3, "temperature": 0.5, "top_k": 4, "top_p": 1.0,
+    assert request.params == {"max_tokens": 9, "n": 3, "temperature": 0.5, "top_k": 4,
                               "seed": 2**63 + 1, "min_tokens": 2, "logprobs": 0}  # fmt: skip
 
 
@@ -79,10 +80,13 @@ def test_broken_word_tables_are_refused(table: list) -> None:
         ({"input_lengths": [[5]]}, "'input_lengths' is 5"),
         ({"input_lengths": [[-1]]}, "'input_lengths' is -1"),
         ({"input_lengths": [[0]]}, "the prompt is empty"),
-        ({"request_output_len": [[0]]}, "'request_output_len' .'max_tokens' of ensemble. must be at least 1, not 0"),
-        ({"num_return_sequences": [[0]]}, "'num_return_sequences' must be 1 to 256, not 0"),
-        ({"num_return_sequences": [[2**31 - 1]]}, "'num_return_sequences' must be 1 to 256"),
-        ({"temperature": [[float("nan")]], "runtime_top_k": [[3]]}, "'temperature' must be 0 or more"),
+        ({"request_output_len": [[0]]}, "'request_output_len' .'max_tokens' of ensemble. is 0; give a whole number"),
+        ({"num_return_sequences": [[0]]}, "'num_return_sequences' is 0; give a whole number from 1 to 256"),
+        (
+            {"num_return_sequences": [[2**31 - 1]]},
+            "'num_return_sequences' is 2147483647; give a whole number from 1 to 256",
+        ),
+        ({"temperature": [[float("nan")]], "runtime_top_k": [[3]]}, "'temperature' is nan; give a finite number"),
         ({"temperature": [[1.0, 2.0]]}, "'temperature' must hold one value, not 2"),
         ({"beam_width": [[2]]}, "'beam_width' cannot be used"),
     ],

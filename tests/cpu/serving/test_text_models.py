@@ -8,11 +8,13 @@ import pytest
 from kvforge.errors import EngineError, RequestError
 from kvforge.runtime.tokenizer import Tokenizer
 from kvforge.serving.postprocess import Postprocessor
-from kvforge.serving.preprocess import Preprocessor
-from kvforge.serving.request import decode_words
+from kvforge.serving.preprocess import Preprocessor, load_tokenizer
 from kvforge.serving.responses import FINAL, HEARTBEAT, SEQUENCE_END
+from kvforge.serving.stream_keys import StreamKeys
+from kvforge.serving.words import decode_words
 from tests.support.checkpoints import write_byte_tokenizer
 
+VOCAB_SIZE = 400
 TEXT = "añb 日本 🙂 end"
 
 
@@ -30,12 +32,23 @@ def tokenizer(tokenizer_dir: Path) -> Tokenizer:
     return loaded
 
 
+def preprocessor(tokenizer_dir: Path, max_request_bytes: int = 1 << 20) -> Preprocessor:
+    keys = StreamKeys(tokenizer_dir)
+    return Preprocessor(load_tokenizer(str(tokenizer_dir)), keys, VOCAB_SIZE, max_request_bytes)
+
+
+def postprocessor(tokenizer_dir: Path) -> tuple[Postprocessor, list[int]]:
+    """With keys of streams that it accepts."""
+    keys = StreamKeys(tokenizer_dir)
+    return Postprocessor(load_tokenizer(str(tokenizer_dir)), keys), [keys.make() for _ in range(10)]
+
+
 def texts(*values: str | bytes) -> np.ndarray:
     return np.array([[v.encode() if isinstance(v, str) else v] for v in values], dtype=object)
 
 
 def test_prompts_of_a_batch_are_padded(tokenizer_dir: Path, tokenizer: Tokenizer) -> None:
-    outputs = Preprocessor(str(tokenizer_dir)).run({"QUERY": texts("abc", "a")})
+    outputs = preprocessor(tokenizer_dir).run({"QUERY": texts("abc", "a")})
     assert outputs["REQUEST_INPUT_LEN"].tolist() == [[3], [1]]
     assert outputs["INPUT_ID"].tolist() == [tokenizer.encode("abc"), [*tokenizer.encode("a"), 0, 0]]
     assert outputs["STREAM_KEY"].shape == (2, 1)
@@ -44,7 +57,7 @@ def test_prompts_of_a_batch_are_padded(tokenizer_dir: Path, tokenizer: Tokenizer
 
 def test_words_are_looked_for_with_and_without_a_space(tokenizer_dir: Path, tokenizer: Tokenizer) -> None:
     words = np.array([[b"ab", b" c"]], dtype=object)
-    outputs = Preprocessor(str(tokenizer_dir)).run({"QUERY": texts("x"), "STOP_WORDS_DICT": words})
+    outputs = preprocessor(tokenizer_dir).run({"QUERY": texts("x"), "STOP_WORDS_DICT": words})
     assert decode_words("", outputs["STOP_WORDS_IDS"][0]) == [tokenizer.encode(t) for t in ("ab", " ab", " c")]
 
 
@@ -53,18 +66,26 @@ def test_words_are_looked_for_with_and_without_a_space(tokenizer_dir: Path, toke
 )
 def test_refused_texts(tokenizer_dir: Path, query: str | bytes, words: str) -> None:
     with pytest.raises(RequestError, match=words):
-        Preprocessor(str(tokenizer_dir)).run({"QUERY": texts(query)})
+        preprocessor(tokenizer_dir).run({"QUERY": texts(query)})
 
 
 def test_no_tokenizer(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match=r"has no tokenizer\.json"):
-        Preprocessor(str(tmp_path))
+        load_tokenizer(str(tmp_path))
 
 
-def send(post: Postprocessor, ids: list[int], flags: int, key: int = 1, sequence: int = 0, cancelled: bool = False):
+def send(
+    made: tuple[Postprocessor, list[int]],
+    ids: list[int],
+    flags: int,
+    key: int = 1,
+    sequence: int = 0,
+    cancelled: bool = False,
+):
     tokens = np.array([[ids]], dtype=np.int32).reshape(1, 1, -1)
     lengths = np.array([[len(ids)]], dtype=np.int32)
-    return post.run(tokens, lengths, np.array([[key, sequence, flags]]), lambda: cancelled)
+    post, keys = made
+    return post.run(tokens, lengths, np.array([[keys[key], sequence, flags]]), lambda: cancelled)
 
 
 def piece(done) -> str:
@@ -72,7 +93,7 @@ def piece(done) -> str:
 
 
 def test_pieces_join_to_the_text_and_never_split_a_character(tokenizer_dir: Path, tokenizer: Tokenizer) -> None:
-    post = Postprocessor(str(tokenizer_dir))
+    post = postprocessor(tokenizer_dir)
     ids = tokenizer.encode(TEXT)
     end = [SEQUENCE_END | FINAL if i == len(ids) - 1 else 0 for i in range(len(ids))]
     pieces = [piece(send(post, [token], flags)) for token, flags in zip(ids, end, strict=True)]
@@ -82,7 +103,7 @@ def test_pieces_join_to_the_text_and_never_split_a_character(tokenizer_dir: Path
 
 
 def test_streams_do_not_mix(tokenizer_dir: Path, tokenizer: Tokenizer) -> None:
-    post = Postprocessor(str(tokenizer_dir))
+    post = postprocessor(tokenizer_dir)
     ids = tokenizer.encode("é")
     assert len(ids) == 2
     assert piece(send(post, ids[:1], 0, key=1)) == ""
@@ -94,22 +115,22 @@ def test_streams_do_not_mix(tokenizer_dir: Path, tokenizer: Tokenizer) -> None:
 
 
 def test_a_finished_key_starts_afresh(tokenizer_dir: Path, tokenizer: Tokenizer) -> None:
-    post = Postprocessor(str(tokenizer_dir))
+    post = postprocessor(tokenizer_dir)
     send(post, tokenizer.encode("é")[:1], SEQUENCE_END | FINAL)
     assert piece(send(post, tokenizer.encode("a"), 0)) == "a"
 
 
 def test_every_response_is_acknowledged_with_what_became_of_its_client(tokenizer_dir: Path) -> None:
-    post = Postprocessor(str(tokenizer_dir))
+    post = postprocessor(tokenizer_dir)
     beat = send(post, [], HEARTBEAT, key=5)
-    assert (beat.text, beat.ack, beat.cancelled) == (None, 5, False)
+    assert (beat.text, beat.ack, beat.cancelled) == (None, post[1][5], False)
     assert send(post, [], HEARTBEAT, key=6, cancelled=True).cancelled
 
 
 def test_a_direct_caller_gets_whole_texts(tokenizer_dir: Path, tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode("ab")
     tokens = np.array([[[*ids, 0], [ids[0], 0, 0]]], dtype=np.int32)
-    done = Postprocessor(str(tokenizer_dir)).run(tokens, np.array([[2, 1]]), None, lambda: False)
+    done = postprocessor(tokenizer_dir)[0].run(tokens, np.array([[2, 1]]), None, lambda: False)
     assert done.ack is None
     assert done.text is not None
     assert done.text.tolist() == [[b"ab", b"a"]]

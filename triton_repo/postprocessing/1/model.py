@@ -6,7 +6,7 @@ import triton_python_backend_utils as pb_utils
 
 from kvforge.errors import RequestError, first_line
 from kvforge.serving.acks import AckSender
-from kvforge.serving.postprocess import Postprocessor
+from kvforge.serving.postprocess import make_postprocessor
 from kvforge.serving.watchdog import exit_with_parent
 
 READ = ("TOKENS_BATCH", "SEQUENCE_LENGTH", "STREAM_STATE")
@@ -15,9 +15,10 @@ READ = ("TOKENS_BATCH", "SEQUENCE_LENGTH", "STREAM_STATE")
 class TritonPythonModel:
     def initialize(self, args):
         exit_with_parent()
-        parameters = json.loads(args["model_config"])["parameters"]
-        self._acks = AckSender(parameters["ack_socket"]["string_value"])
-        self._postprocessor = Postprocessor(parameters["tokenizer_dir"]["string_value"])
+        settings = json.loads(args["model_config"])["parameters"]
+        parameters = {key: value["string_value"] for key, value in settings.items()}
+        self._acks = AckSender(parameters["ack_socket"])
+        self._postprocessor = make_postprocessor(parameters)
 
     def execute(self, requests):
         for request in requests:

@@ -5,7 +5,9 @@ import json
 import triton_python_backend_utils as pb_utils
 
 from kvforge.errors import RequestError, first_line
-from kvforge.serving.preprocess import Preprocessor
+from kvforge.serving.contract import TEXT_INPUTS
+from kvforge.serving.parameters import check_parameters, read_parameters
+from kvforge.serving.preprocess import make_preprocessor
 from kvforge.serving.watchdog import exit_with_parent
 
 
@@ -14,24 +16,25 @@ class TritonPythonModel:
         exit_with_parent()
         config = json.loads(args["model_config"])
         self._inputs = [tensor["name"] for tensor in config["input"]]
-        self._preprocessor = Preprocessor(config["parameters"]["tokenizer_dir"]["string_value"])
+        parameters = {key: value["string_value"] for key, value in config["parameters"].items()}
+        self._preprocessor = make_preprocessor(parameters)
 
     def execute(self, requests):
         return [self._respond(request) for request in requests]
 
     def _respond(self, request):
-        tensors = {}
-        for name in self._inputs:
-            tensor = pb_utils.get_input_tensor_by_name(request, name)
-            if tensor is not None:
-                tensors[name] = tensor.as_numpy()
         try:
-            outputs = self._preprocessor.run(tensors)
+            check_parameters(read_parameters(request), TEXT_INPUTS)
+            outputs = self._preprocessor.run(self._tensors(request))
         except RequestError as error:
             return _failed(str(error), pb_utils.TritonError.INVALID_ARG)
         except Exception as error:  # one request must not end the others of its batch
             return _failed(f"the request could not be read: {first_line(error)}", pb_utils.TritonError.INTERNAL)
         return pb_utils.InferenceResponse([pb_utils.Tensor(name, value) for name, value in outputs.items()])
+
+    def _tensors(self, request):
+        tensors = {name: pb_utils.get_input_tensor_by_name(request, name) for name in self._inputs}
+        return {name: tensor.as_numpy() for name, tensor in tensors.items() if tensor is not None}
 
 
 def _failed(message, code):

@@ -1,0 +1,190 @@
+"""The `tensorrt_llm_bls` model: text to text by business logic scripting, Triton's calls from one model to another.
+
+Text models run in this process; only `tensorrt_llm` is called, one thread per open request waiting for its next
+response. Each response is acknowledged as postprocessing would (acks.py), so tokens gather while a response is on its
+way, and the empty responses that come now and then show when a client has gone.
+
+An error behind a response never arrives at such a caller: Triton waits for ever, or loses it. So the stub is asked for
+errors as tensors (parameters.ERRORS_AS_TENSORS).
+"""
+
+import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from kvforge.errors import EngineError, RequestError, first_line
+from kvforge.serving.acks import AckSender
+from kvforge.serving.admission import Admission, UnavailableError
+from kvforge.serving.contract import TEXT_INPUTS, refuse_unsupported
+from kvforge.serving.failures import CANCELLED, Failure
+from kvforge.serving.parameters import ERRORS_AS_TENSORS, TIMEOUT, check_parameters, read_parameters, timeout_s
+from kvforge.serving.postprocess import make_postprocessor
+from kvforge.serving.preprocess import make_preprocessor
+from kvforge.serving.responses import ERROR, FINISH_REASON, STOP_REASON, STREAM_STATE
+from kvforge.serving.sending import Responder
+from kvforge.serving.stream_keys import STREAM_KEY
+
+ENGINE_MODEL = "tensorrt_llm"
+TEXT_OUTPUT = "text_output"
+LANE = 1
+MAX_THREADS = 256
+
+# Inputs for the text models, then what the engine calls an input, where the names differ.
+TO_PREPROCESSING = {
+    "text_input": "QUERY",
+    "decoder_text_input": "DECODER_QUERY",
+    "max_tokens": "REQUEST_OUTPUT_LEN",
+    "bad_words": "BAD_WORDS_DICT",
+    "stop_words": "STOP_WORDS_DICT",
+    "embedding_bias_words": "EMBEDDING_BIAS_WORDS",
+    "embedding_bias_weights": "EMBEDDING_BIAS_WEIGHTS",
+    "end_id": "END_ID",
+    "pad_id": "PAD_ID",
+    "prompt_table_extra_id": "PROMPT_TABLE_EXTRA_ID",
+}
+FROM_PREPROCESSING = {
+    "INPUT_ID": "input_ids",
+    "REQUEST_INPUT_LEN": "input_lengths",
+    "REQUEST_OUTPUT_LEN": "request_output_len",
+    "STOP_WORDS_IDS": "stop_words_list",
+    "BAD_WORDS_IDS": "bad_words_list",
+    "EMBEDDING_BIAS": "embedding_bias",
+    "OUT_END_ID": "end_id",
+    "OUT_PAD_ID": "pad_id",
+    "STREAM_KEY": STREAM_KEY,
+}
+TO_ENGINE = {"top_k": "runtime_top_k", "top_p": "runtime_top_p", "length_penalty": "len_penalty", "stream": "streaming"}
+NEEDED = ("output_ids", "sequence_length", STREAM_STATE, FINISH_REASON, STOP_REASON)
+
+
+class FailedError(Exception):
+    """A request ends with this failure."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.message)
+        self.failure = failure
+
+
+class TextServer:
+    """What `triton_repo/tensorrt_llm_bls/1/model.py` calls. `pb` is triton_python_backend_utils."""
+
+    def __init__(self, pb: Any, args: dict[str, str]) -> None:
+        """Raises EngineError when the engine has no tokenizer."""
+        self._pb = pb
+        config = json.loads(args["model_config"])
+        parameters = {key: value["string_value"] for key, value in config["parameters"].items()}
+        self._inputs = [tensor["name"] for tensor in config["input"]]
+        self._accumulate = parameters["accumulate_tokens"].lower() == "true"
+        self._preprocessor = make_preprocessor(parameters, LANE)
+        self._postprocessor = make_postprocessor(parameters)
+        self._acks = AckSender(parameters["ack_socket"])
+        self._responder = Responder(pb)
+        self._admission = Admission(int(parameters["max_queue_size"]))
+        self._admission.max_num_seqs = min(config["max_batch_size"], MAX_THREADS)
+        self._open: set[int] = set()
+        self._pool = ThreadPoolExecutor(self._admission.max_num_seqs, thread_name_prefix="bls")
+
+    def execute(self, requests: list[Any]) -> None:
+        """Accept requests; each gets its responses from a thread of the pool."""
+        for request in requests:
+            sender = request.get_response_sender()
+            try:
+                self._admission.enter(1)
+            except UnavailableError as error:
+                self._responder.refuse(sender, Failure("unavailable", str(error)))
+                continue
+            self._pool.submit(self._serve, request, sender)
+
+    def close(self) -> None:
+        """Cancel what runs and wait for the threads."""
+        self._admission.closed = True
+        for key in tuple(self._open):
+            self._acks.send(key, True)
+        closing = threading.Thread(target=self._pool.shutdown, kwargs={"cancel_futures": True}, daemon=True)
+        closing.start()
+        closing.join(timeout=5.0)
+        self._acks.close()
+
+    def _serve(self, request: Any, sender: Any) -> None:
+        try:
+            if sender.is_cancelled():
+                raise FailedError(CANCELLED)
+            self._answer(request, sender)
+        except FailedError as error:
+            self._responder.refuse(sender, error.failure)
+        except RequestError as error:
+            self._responder.refuse(sender, Failure("refused", str(error)))
+        except Exception as error:
+            self._responder.refuse(sender, Failure("failed", f"the request failed: {first_line(error)}"))
+        finally:
+            self._admission.leave(1)
+
+    def _answer(self, request: Any, sender: Any) -> None:
+        inputs, key = self._engine_inputs(request)
+        outputs = frozenset(request.requested_output_names())
+        parameters = self._engine_parameters(request)
+        call = self._pb.InferenceRequest(
+            model_name=ENGINE_MODEL,
+            request_id=request.request_id(),
+            inputs=inputs,
+            requested_output_names=[*NEEDED, *sorted(outputs - {TEXT_OUTPUT})],
+            parameters=parameters,
+        )
+        self._open.add(key)
+        final = False
+        try:
+            texts: dict[int, bytes] = {}
+            for response in call.exec(decoupled=True):
+                final = self._pass_on(response, sender, outputs, texts, key) or final
+            if not final:
+                raise EngineError("the engine ended the request without an answer; send it again")
+        except BaseException:
+            self._acks.send(key, True)
+            raise
+        finally:
+            self._open.discard(key)
+
+    def _pass_on(self, response: Any, sender: Any, outputs: frozenset[str], texts: dict[int, bytes], key: int) -> bool:
+        """Send one response of the engine to the client; True for the last one."""
+        if response.has_error():
+            raise FailedError(Failure("refused", response.error().message()))
+        tensors = {tensor.name(): tensor for tensor in response.output_tensors()}
+        if not tensors:
+            return False
+        arrays = {name: tensors[name].as_numpy() for name in NEEDED if name in tensors}
+        if FINISH_REASON in arrays and arrays[FINISH_REASON].item() == ERROR.encode():
+            reason = json.loads(arrays[STOP_REASON].item())
+            raise FailedError(Failure(reason["outcome"], reason["message"]))
+        done = self._postprocessor.run(
+            arrays["output_ids"], arrays["sequence_length"], arrays[STREAM_STATE], sender.is_cancelled
+        )
+        if done.text is not None:
+            text = done.text
+            if self._accumulate:
+                texts[done.sequence] = texts.get(done.sequence, b"") + text.item()
+                text[0, 0] = texts[done.sequence]
+            passed = [tensor for name, tensor in tensors.items() if name in outputs]
+            flags = self._pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL if done.final else 0
+            sender.send(self._pb.InferenceResponse([self._pb.Tensor(TEXT_OUTPUT, text), *passed]), flags=flags)
+        self._acks.send(key, done.cancelled)
+        return done.final
+
+    def _engine_inputs(self, request: Any) -> tuple[list[Any], int]:
+        """Input tensors of `tensorrt_llm` and the stream key. Raises RequestError."""
+        check_parameters(read_parameters(request), TEXT_INPUTS)
+        found = {name: self._pb.get_input_tensor_by_name(request, name) for name in self._inputs}
+        arrays = {name: tensor.as_numpy() for name, tensor in found.items() if tensor is not None}
+        for name in ("num_draft_tokens", "use_draft_logits"):
+            if name in arrays:
+                refuse_unsupported(name, arrays.pop(name))
+        texts = {TO_PREPROCESSING[name]: arrays.pop(name) for name in tuple(arrays) if name in TO_PREPROCESSING}
+        encoded = self._preprocessor.run(texts)
+        engine = {FROM_PREPROCESSING[name]: array for name, array in encoded.items()}
+        engine |= {TO_ENGINE.get(name, name): array for name, array in arrays.items()}
+        return [self._pb.Tensor(name, array) for name, array in engine.items()], int(engine[STREAM_KEY][0, 0])
+
+    @staticmethod
+    def _engine_parameters(request: Any) -> dict[str, Any]:
+        limit = timeout_s(request, read_parameters(request))
+        return {ERRORS_AS_TENSORS: True, **({TIMEOUT: round(limit * 1e6)} if limit else {})}

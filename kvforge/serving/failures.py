@@ -1,0 +1,35 @@
+"""How a request ends that does not end well: the error its client gets, and what it is counted as."""
+
+from dataclasses import dataclass
+
+# Outcome -> error code of Triton (pb_utils.TritonError).
+CODES = {
+    "cancelled": "CANCELLED",
+    "refused": "INVALID_ARG",
+    "unavailable": "UNAVAILABLE",
+    "deadline": "UNAVAILABLE",
+    "lost": "UNAVAILABLE",
+    "failed": "INTERNAL",
+}
+COMPLETED = "completed"
+OUTCOMES = (COMPLETED, *CODES)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """`outcome` is a key of CODES; "lost" means that the engine went away, "unavailable" that it takes no more."""
+
+    outcome: str
+    message: str
+
+    @property
+    def code(self) -> str:
+        return CODES[self.outcome]
+
+
+CANCELLED = Failure("cancelled", "the request was cancelled")
+SHUTTING_DOWN = Failure("unavailable", "the server is shutting down; send the request to another server or later")
+
+
+def past_deadline(timeout_s: float) -> Failure:
+    return Failure("deadline", f"the request's deadline has passed: its timeout was {timeout_s:g} s")

@@ -1,0 +1,67 @@
+"""Which numbers go to Triton's metrics port, under which names: TensorRT-LLM's families, and kvforge's own."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+Stats = dict[str, Any]
+Reader = Callable[[Stats], float]
+
+# TensorRT-LLM's gauges: family -> (label, {label value: number from LLMEngine.stats()})
+FAMILIES: dict[str, tuple[str, dict[str, Reader]]] = {
+    "nv_trt_llm_request_metrics": (
+        "request_type",
+        {
+            "waiting": lambda s: s["num_waiting"],
+            "context": lambda s: s["num_prefilling"],
+            "scheduled": lambda s: s["num_running"],
+            "max": lambda s: s["max_num_seqs"],
+            "active": lambda s: s["num_waiting"] + s["num_running"],
+        },
+    ),
+    "nv_trt_llm_kv_cache_block_metrics": (
+        "kv_cache_block_type",
+        {
+            "fraction": lambda s: s["num_used_pages"] / s["num_pages"],
+            "tokens_per": lambda s: s["page_size"],
+            "used": lambda s: s["num_used_pages"],
+            "free": lambda s: s["num_free_pages"],
+            "max": lambda s: s["num_pages"],
+            "reused": lambda s: s["num_reused_tokens"] // s["page_size"],
+        },
+    ),
+    "nv_trt_llm_runtime_memory_metrics": (
+        "memory_type",
+        {"pinned": lambda s: 0, "gpu": lambda s: 0, "cpu": lambda s: s["num_pages"] * s["page_bytes"]},
+    ),
+    "nv_trt_llm_inflight_batcher_metrics": (
+        "inflight_batcher_specific_metric",
+        {
+            "micro_batch_id": lambda s: 0,
+            "generation_requests": lambda s: s["num_decoding"],
+            "total_context_tokens": lambda s: s["num_context_tokens"],
+        },
+    ),
+    "nv_trt_llm_general_metrics": (
+        "general_type",
+        {"iteration_counter": lambda s: s["num_iterations"], "timestamp": lambda s: int(time.time())},
+    ),
+}
+
+# kvforge's counters: family -> (number from LLMEngine.stats(), help)
+COUNTERS: dict[str, tuple[Reader, str]] = {
+    "kvforge_generated_tokens_total": (lambda s: s["num_generated_tokens"], "Generated tokens"),
+    "kvforge_reused_prompt_tokens_total": (lambda s: s["num_reused_tokens"], "Prompt tokens found in the prefix cache"),
+    "kvforge_preemptions_total": (lambda s: s["num_preemptions"], "Sequences that gave up their pages and began again"),
+    "kvforge_failed_steps_total": (lambda s: s["num_failed_steps"], "Steps that ended in an error"),
+}
+
+# kvforge's histograms: key in stats()["histograms"] -> (family, help)
+HISTOGRAMS: dict[str, tuple[str, str]] = {
+    "ttft_s": ("kvforge_time_to_first_token_seconds", "From a request's arrival to its first token"),
+    "inter_token_s": ("kvforge_inter_token_seconds", "Between two tokens of a sequence"),
+    "e2e_s": ("kvforge_request_seconds", "From a request's arrival to its end"),
+    "queue_s": ("kvforge_queue_seconds", "From a request's arrival to its first step"),
+    "prompt_tokens": ("kvforge_prompt_tokens", "Tokens of a request's prompt"),
+    "generated_tokens": ("kvforge_generated_tokens", "Generated tokens of a sequence"),
+}

@@ -1,0 +1,48 @@
+"""Request parameters, which are no tensors: the deadline, this server's own, and misspelt inputs.
+
+HTTP's `generate` takes a name that is no input for a request parameter, so a name that nobody knows is refused.
+"""
+
+import difflib
+import json
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from kvforge.errors import RequestError
+
+TIMEOUT = "timeout"
+ERRORS_AS_TENSORS = "errors_as_tensors"
+"""Asks `tensorrt_llm` to end a failed request with a response instead of an error (bls.py says why)."""
+# Triton's own and KServe's, which Triton may leave among the parameters.
+TRITONS = frozenset(
+    {TIMEOUT, "id", "priority", "sequence_id", "sequence_start", "sequence_end", "binary_data_output", "headers"}
+)
+PREFIX = "triton_"
+_MICROSECOND = 1e-6
+
+
+def read_parameters(request: Any) -> dict[str, Any]:
+    """The parameters of a pb_utils.InferenceRequest."""
+    text = request.parameters()
+    return json.loads(text) if text else {}
+
+
+def check_parameters(parameters: dict[str, Any], inputs: Iterable[str]) -> None:
+    """Raise RequestError for a parameter that is neither Triton's nor ours; one of `inputs` may have been meant."""
+    for name in parameters:
+        if name in TRITONS or name == ERRORS_AS_TENSORS or name.startswith(PREFIX):
+            continue
+        close = difflib.get_close_matches(name, inputs, n=1)
+        hint = f"; did you mean '{close[0]}'?" if close else ""
+        raise RequestError(f"'{name}' is no input of this model and no request parameter{hint}")
+
+
+def timeout_s(request: Any, parameters: dict[str, Any]) -> float | None:
+    """The request's deadline in seconds after its arrival: Triton's `timeout`, in microseconds; 0 is none."""
+    value = parameters.get(TIMEOUT) or request.timeout()
+    if isinstance(value, str) and value.isdigit():
+        value = int(value)
+    if not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
+        raise RequestError(f"the request parameter 'timeout' is {value!r}; give whole microseconds of at least 0")
+    return value * _MICROSECOND or None

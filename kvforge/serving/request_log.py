@@ -1,0 +1,96 @@
+"""The log of a model's process: text for people or one JSON object a line for machines.
+
+Every finished or refused request is one line of the logger `kvforge.requests`, with its numbers as fields.
+"""
+
+import itertools
+import json
+import logging
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from kvforge.serving.active import ActiveRequest
+
+TEXT, JSON = "text", "json"
+_requests = logging.getLogger("kvforge.requests")
+_FIELDS = "fields"
+
+
+def configure(log_format: str, level: str) -> None:
+    """Send this process's log to its standard error. Called once, before anything is logged."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter() if log_format == JSON else TextFormatter())
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+
+
+def level_of(engine_command: Sequence[str]) -> str:
+    """The log level that the engine process is started with; the stub in front of it has the same."""
+    for option, value in itertools.pairwise(engine_command):
+        if option == "--log-level":
+            return value
+    return "WARNING"
+
+
+def log_request(model: str, request_id: str, status: str, **fields: Any) -> None:
+    """One line for a request that has ended; fields that are None are left out."""
+    if not _requests.isEnabledFor(logging.INFO):
+        return
+    known = {name: value for name, value in fields.items() if value is not None}
+    _requests.info("request", extra={_FIELDS: {"model": model, "id": request_id, "status": status, **known}})
+
+
+def log_end(active: ActiveRequest, status: str, ended: float, error: str | None = None) -> None:
+    """The line of a request that the engine had: `path` is how it came, times are in milliseconds."""
+    if not _requests.isEnabledFor(logging.INFO):
+        return
+    metrics = next((s.metrics for s in active.sequences if s.metrics), None) or {}
+    log_request(
+        "tensorrt_llm",
+        active.client_id,
+        status,
+        path="text" if active.in_ensemble else "direct",
+        tokens_in=sum(len(s.request.prompt) for s in active.sequences if s.sequence_index == 0),
+        tokens_out=sum(s.num_generated for s in active.sequences),
+        queue_ms=_between(metrics, "arrival", "first_scheduled"),
+        ttft_ms=_between(metrics, "arrival", "first_token"),
+        total_ms=round((ended - active.arrived) * 1e3, 2),
+        error=error,
+    )
+
+
+def _between(metrics: dict[str, int], start: str, end: str) -> float | None:
+    times = [metrics.get(f"{name}_monotonic_ns", 0) for name in (start, end)]
+    return round((times[1] - times[0]) / 1e6, 2) if all(times) else None
+
+
+class TextFormatter(logging.Formatter):
+    """Time, logger, level, message, then the fields as name=value."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(name)s %(levelname)s %(message)s")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        fields = getattr(record, _FIELDS, {})
+        return " ".join([super().formatMessage(record), *(f"{name}={_plain(v)}" for name, v in fields.items())])
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object: time (seconds since 1970), level, logger, message, the fields, and an exception's traceback."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        entry = {
+            "time": round(record.created, 6),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+            **getattr(record, _FIELDS, {}),
+        }
+        if record.exc_info:
+            entry["exception"] = self.formatException(record.exc_info)
+        return json.dumps(entry)
+
+
+def _plain(value: Any) -> str:
+    """A value that stays one word on one line: clients choose request ids."""
+    return value if isinstance(value, str) and value.isalnum() else json.dumps(value)

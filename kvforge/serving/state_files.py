@@ -1,0 +1,51 @@
+"""Two files in the server's run directory: `state.json` says how the engine is, `drain` asks it to finish."""
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from kvforge.serving.run_dir import DRAIN_FILE, STATE_FILE
+
+REFRESH_S = 1.0
+
+
+class StateWriter:
+    """Writes `state.json`: {engine: "ready" | "loading" | "failed" | "lost", engine_pid, active, since, time}.
+
+    Times are seconds since 1970; `since` is when `engine` changed, `active` the number of open requests. The file
+    is replaced as a whole, when something changed and at least every REFRESH_S, so that an old `time` says that
+    the process which writes it is gone or stuck.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        self._path = run_dir / STATE_FILE
+        self._written: dict[str, Any] = {}
+
+    def write(self, engine: str, engine_pid: int | None, active: int) -> None:
+        """Called often, from one thread; writes when it is due. A full disk is no reason to end."""
+        now = time.time()
+        old = self._written
+        since = old.get("since", now) if old.get("engine") == engine else now
+        state = {"engine": engine, "engine_pid": engine_pid, "active": active, "since": since, "time": now}
+        same = all(old.get(name) == state[name] for name in ("engine", "engine_pid", "active"))
+        if same and abs(now - old.get("time", 0.0)) < REFRESH_S:
+            return
+        draft = self._path.with_name(f"{STATE_FILE}.{os.getpid()}")
+        try:
+            draft.write_text(json.dumps(state))
+            draft.replace(self._path)
+        except OSError:
+            return
+        self._written = state
+
+
+def drain_deadline(run_dir: Path) -> float | None:
+    """Seconds that open requests may still run, from the `drain` file's {deadline_s}; None when there is none."""
+    try:
+        return max(0.0, float(json.loads((run_dir / DRAIN_FILE).read_text())["deadline_s"]))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0.0

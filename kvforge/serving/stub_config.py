@@ -1,0 +1,51 @@
+"""The settings of the `tensorrt_llm` model, read from its config.pbtxt."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvforge.engine import load_manifest
+from kvforge.errors import EngineError
+from kvforge.serving.request_log import TEXT
+
+
+@dataclass(frozen=True)
+class StubConfig:
+    """`vocab_size` is 0 when the engine directory cannot be read: the engine process says why."""
+
+    inputs: tuple[str, ...]
+    engine_command: list[str]
+    ack_socket: Path
+    run_dir: Path
+    exclude_input: bool
+    poll_s: float
+    max_queue_size: int
+    max_request_bytes: int
+    log_format: str
+    vocab_size: int
+
+    @classmethod
+    def of(cls, model_config: dict[str, Any]) -> "StubConfig":
+        """From Triton's model configuration as JSON."""
+        parameters = {key: value["string_value"] for key, value in model_config.get("parameters", {}).items()}
+        ack_socket = Path(parameters["ack_socket"])
+        return cls(
+            inputs=tuple(tensor["name"] for tensor in model_config["input"]),
+            engine_command=json.loads(parameters["engine_command"]),
+            ack_socket=ack_socket,
+            run_dir=Path(parameters.get("run_dir", ack_socket.parent)),
+            exclude_input=parameters.get("exclude_input_in_output", "true").lower() == "true",
+            poll_s=float(parameters.get("cancellation_check_period_ms", "50")) / 1000.0,
+            max_queue_size=int(parameters.get("max_queue_size", "1024")),
+            max_request_bytes=int(parameters.get("max_request_bytes", str(16 << 20))),
+            log_format=parameters.get("log_format", TEXT),
+            vocab_size=_vocab_size(parameters["gpt_model_path"]),
+        )
+
+
+def _vocab_size(engine_dir: str) -> int:
+    try:
+        return load_manifest(engine_dir).vocab_size
+    except EngineError:
+        return 0

@@ -1,0 +1,18 @@
+"""Triton's `tensorrt_llm_bls` model: text in, text out, calling tensorrt_llm. The work is in kvforge.serving.bls."""
+
+import triton_python_backend_utils as pb_utils
+
+from kvforge.serving.bls import TextServer
+from kvforge.serving.watchdog import exit_with_parent
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        exit_with_parent()
+        self._server = TextServer(pb_utils, args)
+
+    def execute(self, requests):
+        self._server.execute(requests)
+
+    def finalize(self):
+        self._server.close()
