@@ -1,9 +1,7 @@
 """Starts and stops a Triton server for one engine: `with TritonServer(engine_dir) as server: ...`."""
 
-import contextlib
 import os
 import secrets
-import shutil
 import subprocess
 import time
 from collections.abc import Callable, Sequence
@@ -15,6 +13,7 @@ from kvforge.errors import KvforgeError
 from kvforge.serving.access import PRIVATE_UMASK, closed_control_apis, make_regions_private
 from kvforge.serving.drain import drain
 from kvforge.serving.health import generate, is_ready
+from kvforge.serving.leftovers import Leftovers
 from kvforge.serving.log_lines import error_in_log
 from kvforge.serving.log_pump import LogPump, LogSink
 from kvforge.serving.options import ServerOptions, engine_command
@@ -35,7 +34,6 @@ from kvforge.serving.triton_install import find_triton
 START_TIMEOUT_S = 180.0
 HUNG_AFTER_S = 30.0
 """A stub writes its state each second; one silent for so long will not come back."""
-SHARED_MEMORY = Path("/dev/shm")
 
 
 class StartCancelled(KvforgeError):
@@ -114,7 +112,7 @@ class TritonServer:
             backends = triton.make_backend_dir(run_dir / "backends")
             self._process = subprocess.Popen(
                 [str(triton.binary), *self._arguments(run_dir, backends)],
-                env=triton.environment(),
+                env=triton.environment() | Leftovers(os.getpid(), run_dir, self._shm_prefix).environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -155,12 +153,8 @@ class TritonServer:
             self._log.join(timeout_s=1.0)
         if self._sink is not None:
             self._sink.close()
-        if self._shm_prefix:
-            for region in SHARED_MEMORY.glob(f"{self._shm_prefix}*"):
-                with contextlib.suppress(FileNotFoundError):
-                    region.unlink()
         if self._run_dir is not None:
-            shutil.rmtree(self._run_dir, ignore_errors=True)
+            Leftovers(os.getpid(), self._run_dir, self._shm_prefix).remove()
             self._run_dir = None
         self._state = None
 

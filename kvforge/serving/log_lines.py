@@ -1,25 +1,16 @@
 """Log lines as JSON objects, tritonserver's own too, and what they say went wrong."""
 
 import json
-import logging
 import re
 import time
 from typing import Any
 
-TEXT_FORMAT = "%(asctime)s %(name)s %(levelname)s %(message)s"
 TRITON_LINE = re.compile(r'(?P<level>[IWEF])\d{4} [\d:.]+ \d+ (?P<source>[^\]]+)\] "?(?P<message>.*?)"?$')
 TRITON_LEVELS = {"I": "INFO", "W": "WARNING", "E": "ERROR", "F": "CRITICAL"}
 
 
-class JsonLines(logging.Formatter):
-    """A record as one JSON object: time (seconds since 1970), level, logger, message."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        return json.dumps(_entry(record.created, record.levelname, record.name, record.getMessage()))
-
-
 def as_json(line: str) -> str:
-    """A line of tritonserver's, or of anything else on its standard error, in the form of JsonLines; an
+    """A line of tritonserver's, or of anything else on its standard error, in the form of request_log.JsonFormatter; an
     object stays as it is."""
     if line.startswith("{"):
         return line

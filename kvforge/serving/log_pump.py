@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import IO
 
 from kvforge.errors import KvforgeError
-from kvforge.serving.log_lines import TEXT_FORMAT, JsonLines, as_json
+from kvforge.serving.log_lines import as_json
 from kvforge.serving.options import STDERR
+from kvforge.serving.request_log import JsonFormatter, TextFormatter
 
 KEPT_LINES = 1000
 
@@ -100,7 +101,7 @@ def log_to(sink: LogSink, level: str) -> Iterator[None]:
     """Send kvforge's own log records of this process to `sink`, which is closed at the end."""
     logger = logging.getLogger("kvforge")
     handler = _SinkHandler(sink)
-    handler.setFormatter(JsonLines() if sink.log_format == "json" else logging.Formatter(TEXT_FORMAT))
+    handler.setFormatter(JsonFormatter() if sink.log_format == "json" else TextFormatter())
     previous = logger.level
     logger.addHandler(handler)
     logger.setLevel(level)

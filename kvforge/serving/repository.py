@@ -45,7 +45,7 @@ def materialise(
     """Write the model repository for `engine_dir` into `target`, which must not exist.
 
     The folder of `target` is the server's run_dir: the socket between postprocessing and tensorrt_llm goes
-    there, and the drain and state files (run_dir.py). `engine_command` is the argument list of the engine process
+    there, and the drain and state files (state_files.py). `engine_command` is the argument list of the engine process
     (kvforge.serving.engine_process).
     """
     templates = repository_templates()

@@ -1,8 +1,5 @@
-"""A server's run directory as the launcher sees it: it asks the stub to drain, and reads what the stub says.
-
-state.json holds {"engine", "engine_pid", "active", "since", "time"}; the stub replaces it on every change and at
-least each second. drain holds {"deadline_s"}.
-"""
+"""A server's run directory as the launcher sees it: it asks the stub to drain, and reads what the stub says of the
+engine (state_files.py is the stub's side)."""
 
 import json
 import os
@@ -12,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-DRAIN_FILE = "drain"
-STATE_FILE = "state.json"
+from kvforge.serving.state_files import DRAIN_FILE, STATE_FILE
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from kvforge.serving.leftovers import Leftovers
 from kvforge.serving.processes import ProcessId, children, process_id
 
 PERIOD_S = 0.5
@@ -33,17 +34,29 @@ def end_with_server(server_pid: int) -> None:
     """From the engine's process: when tritonserver ends, kill its stubs and end this process.
 
     A stub that waits for an answer of a killed tritonserver holds the interpreter's lock for ever, so its own
-    watch never runs; this one does.
+    watch never runs; this one does. When the launcher ends without ending its server, nobody would: this kills
+    tritonserver too and removes what is left of it.
     """
     server = process_id(server_pid)
+    leftovers = Leftovers.from_environment()
+    launcher = None if leftovers is None else process_id(leftovers.launcher_pid)
+
+    def is_orphan() -> bool:
+        return leftovers is not None and (launcher is None or not launcher.is_alive())
 
     def watch() -> None:
         stubs: list[ProcessId] = []
-        while server is not None and server.is_alive():
+        while server is not None and server.is_alive() and not is_orphan():
             stubs = children(server_pid) or stubs
             time.sleep(PERIOD_S)
-        for stub in stubs:
-            stub.kill()
+        orphan = leftovers if is_orphan() else None
+        if orphan is not None:
+            orphan.remove()  # before the stubs' end, with which this process may end too
+        for process in [server, *stubs]:
+            if process is not None:
+                process.kill()
+        if orphan is not None:
+            orphan.remove()  # what they wrote meanwhile
         os._exit(1)
 
     threading.Thread(target=watch, name="server-watch", daemon=True).start()

@@ -1,0 +1,85 @@
+"""SIGTERM under load: accepted requests finish as offline, later ones are refused, a second signal ends the wait."""
+
+import signal
+import threading
+import time
+from pathlib import Path
+
+from kvforge import LLM, SamplingParams
+from kvforge.errors import KvforgeError
+from kvforge.serving.client import StreamingClient
+from kvforge.serving.health import is_ready
+from kvforge.serving.processes import descendants, wait_gone
+from tests.support.serve_process import ServeProcess
+from tests.support.serving import ENDLESS, ask, wait_until
+
+NUM_STREAMS = 16
+TOKENS = 150
+SHARED_MEMORY = Path("/dev/shm")
+
+
+class Request(threading.Thread):
+    """One streamed request on a connection of its own: `text` and `error` at its end, `started` at its first token."""
+
+    def __init__(self, url: str, prompt: str, max_tokens: int) -> None:
+        super().__init__(daemon=True)
+        self.url, self.prompt, self.max_tokens = url, prompt, max_tokens
+        self.started, self.text, self.error = threading.Event(), "", ""
+
+    def run(self) -> None:
+        try:
+            with StreamingClient(self.url) as client:
+                for response in client.generate("ensemble", ask("ensemble", self.prompt, self.max_tokens)):
+                    self.text += response.text
+                    self.started.set()
+        except KvforgeError as error:
+            self.error = str(error)
+
+
+def test_sigterm_under_load(engine_dir: Path, llm: LLM) -> None:
+    prompts = [f"prompt number {i}" for i in range(NUM_STREAMS)]
+    offline = [
+        output.outputs[0].text for output in llm.generate(prompts, SamplingParams(max_tokens=TOKENS, temperature=0))
+    ]
+    expected = dict(zip(prompts, offline, strict=True))
+    with ServeProcess(engine_dir, "--drain-timeout", "600") as running:
+        processes = descendants(running.pid)
+        endless = Request(running.grpc_url, "without an end", ENDLESS)
+        endless.start()
+        accepted = [Request(running.grpc_url, prompt, TOKENS) for prompt in prompts]
+        for request in accepted:
+            request.start()
+        assert all(request.started.wait(60) for request in [endless, *accepted])
+        arrivals: list[Request] = []
+        enough = threading.Event()
+
+        def arrive() -> None:
+            while not enough.wait(0.02) and len(arrivals) < 200:
+                arrivals.append(Request(running.grpc_url, prompts[len(arrivals) % NUM_STREAMS], TOKENS))
+                arrivals[-1].start()
+
+        more = threading.Thread(target=arrive)
+        more.start()
+        time.sleep(0.1)
+        running.signal(signal.SIGTERM)
+        wait_until(lambda: running.health()[0] == 503, "readiness withdrawn")
+        assert running.health()[1]["reasons"] == ["the server is shutting down"]
+        assert running.health("live")[0] == 200
+        wait_until(lambda: any("shutting down" in request.error for request in arrivals), "a refusal", 60)
+        enough.set()
+        more.join()
+        for request in [*accepted, *arrivals]:
+            request.join(120)
+        assert not any(request.is_alive() for request in [*accepted, *arrivals])
+        assert [request.error for request in accepted] == [""] * NUM_STREAMS
+        assert [request.text for request in accepted] == offline
+        for request in arrivals:
+            assert request.error or request.text == expected[request.prompt]
+            assert not request.error or "shutting down" in request.error
+        assert endless.is_alive() and is_ready(running.http_url)
+        running.signal(signal.SIGTERM)
+        endless.join(60)
+        assert endless.error
+        assert running.wait() == (0, "")
+    assert wait_gone(processes, timeout_s=10) == []
+    assert not list(SHARED_MEMORY.glob(f"kvforge_{running.pid}_*"))

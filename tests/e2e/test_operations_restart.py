@@ -1,0 +1,112 @@
+"""`kvforge serve` after its processes are killed: errors for open requests, and the same server again."""
+
+import signal
+import threading
+from pathlib import Path
+
+from kvforge.errors import KvforgeError
+from kvforge.serving.client import StreamingClient
+from kvforge.serving.processes import ProcessId, children, descendants, model_of_stub, wait_gone
+from kvforge.serving.repository import MODELS
+from tests.support.serve_process import ServeProcess
+from tests.support.serving import ENDLESS, ask, wait_until
+
+SHARED_MEMORY = Path("/dev/shm")
+RESTART_TIMEOUT_S = 60.0
+QUICK = ("postprocessing", "tritonserver")
+
+
+def tritonserver(running: ServeProcess) -> ProcessId:
+    (found,) = children(running.pid)
+    return found
+
+
+def run_dir(running: ServeProcess) -> Path:
+    words = Path(f"/proc/{tritonserver(running).pid}/environ").read_bytes().split(b"\0")
+    (found,) = [word.removeprefix(b"KVFORGE_RUN_DIR=") for word in words if word.startswith(b"KVFORGE_RUN_DIR=")]
+    return Path(found.decode())
+
+
+def victim(running: ServeProcess, name: str) -> ProcessId:
+    if name == "tritonserver":
+        return tritonserver(running)
+    (found,) = [stub for stub in children(tritonserver(running).pid) if model_of_stub(stub) == name]
+    return found
+
+
+def answer(running: ServeProcess) -> str:
+    with StreamingClient(running.grpc_url) as client:
+        return "".join(response.text for response in client.generate("ensemble", ask("ensemble", "hello there", 12)))
+
+
+def open_streams(running: ServeProcess, errors: list[str]) -> list[threading.Thread]:
+    """An endless request per model, each read until its error, which goes to `errors`."""
+    started = [threading.Event(), threading.Event()]
+
+    def read(index: int, model: str, prompt: list[int] | str) -> None:
+        try:
+            with StreamingClient(running.grpc_url) as client:
+                for _ in client.generate(model, ask(model, prompt, ENDLESS)):
+                    started[index].set()
+        except KvforgeError as error:
+            errors.append(str(error))
+
+    prompts = [("ensemble", "hello there"), ("tensorrt_llm", [5, 6, 7])]
+    threads = [threading.Thread(target=read, args=(i, *args), daemon=True) for i, args in enumerate(prompts)]
+    for thread in threads:
+        thread.start()
+    assert all(event.wait(30) for event in started)
+    return threads
+
+
+def regions() -> set[str]:
+    return {region.name for region in SHARED_MEMORY.iterdir() if region.name.startswith("kvforge_")}
+
+
+def test_killed_processes_are_replaced(engine_dir: Path, full: bool) -> None:
+    models = [model for model in MODELS if model != "ensemble"]
+    victims = [*models, "tritonserver"] if full else QUICK
+    with ServeProcess(engine_dir, "--max-restarts", str(len(victims))) as running:
+        assert running.health() == (200, running.health()[1])
+        prefix = f"kvforge_{running.pid}_"
+        before = answer(running)
+        for count, name in enumerate(victims, start=1):
+            old = [tritonserver(running), *descendants(tritonserver(running).pid)]
+            old_dir = run_dir(running)
+            old_regions = {region for region in regions() if region.startswith(prefix)}
+            errors: list[str] = []
+            threads = open_streams(running, errors)
+            victim(running, name).kill()
+            wait_until(lambda: running.health()[0] == 503, f"{name} missed", RESTART_TIMEOUT_S)
+            for thread in threads:
+                thread.join(RESTART_TIMEOUT_S)
+            assert len(errors) == 2, (name, errors)
+            wait_until(lambda: running.health()[0] == 200, f"a server after {name} died", RESTART_TIMEOUT_S)
+            assert answer(running) == before
+            assert running.health()[1]["restarts"] == count
+            assert wait_gone(old, timeout_s=10) == []
+            assert old_regions and not old_regions & regions()
+            assert run_dir(running).is_dir() and not old_dir.exists()
+        # One death more than the policy allows ends the command, with the reason.
+        last = [tritonserver(running), *descendants(tritonserver(running).pid)]
+        last_dir = run_dir(running)
+        tritonserver(running).kill()
+        status, stderr = running.wait()
+    assert status == 1
+    assert f"tritonserver ended (signal 9), after {len(victims)} restarts within 300 s" in stderr.splitlines()[-1]
+    assert wait_gone(last, timeout_s=10) == []
+    assert not {region for region in regions() if region.startswith(prefix)}
+    assert not last_dir.exists()
+
+
+def test_a_killed_launcher_takes_its_server_along(engine_dir: Path) -> None:
+    with ServeProcess(engine_dir, "--no-restart") as running:
+        processes = descendants(running.pid)
+        prefix = f"kvforge_{running.pid}_"
+        folder = run_dir(running)
+        assert folder.is_dir() and any(region.startswith(prefix) for region in regions())
+        running.signal(signal.SIGKILL)
+        running.wait()
+        assert wait_gone(processes, timeout_s=20) == []
+    wait_until(lambda: not folder.exists(), "the run directory gone")
+    assert not any(region.startswith(prefix) for region in regions())
