@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvforge.serving.state_files import DRAIN_FILE, STATE_FILE
+DRAIN_FILE = "drain"
+STATE_FILE = "state.json"
 
 
 @dataclass(frozen=True)
