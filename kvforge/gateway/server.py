@@ -16,6 +16,8 @@ from kvforge.gateway.http_protocol import limited_protocol
 from kvforge.gateway.model import ServedModel
 from kvforge.gateway.options import GatewayOptions
 
+BACKLOG = 1024
+
 
 class GatewayServer(uvicorn.Server):
     """After a signal no new connection is accepted; open answers get `drain_timeout` seconds and then an error."""
@@ -54,13 +56,14 @@ def make_server(options: GatewayOptions) -> GatewayServer:
         timeout_keep_alive=int(options.keep_alive),
         # Above the front's own limit, which gives every answer a proper end.
         timeout_graceful_shutdown=int(options.drain_timeout) + 5,
-        backlog=1024,
+        backlog=BACKLOG,
     )
     return GatewayServer(config, front, options.drain_timeout)
 
 
 def listen(options: GatewayOptions) -> socket.socket:
-    """The listening socket. Raises KvforgeError when the address or port cannot be used."""
+    """The listening socket, in which connections wait until the server runs. Raises KvforgeError when the address or
+    port cannot be used."""
     try:
         family = socket.AF_INET6 if ":" in options.address else socket.AF_INET
         sock = socket.socket(family, socket.SOCK_STREAM)
@@ -71,6 +74,7 @@ def listen(options: GatewayOptions) -> socket.socket:
         raise KvforgeError(
             f"cannot listen on {options.address}:{options.port} ({why}); choose another port, or 0 for any free one"
         ) from None
+    sock.listen(BACKLOG)
     sock.setblocking(False)
     return sock
 

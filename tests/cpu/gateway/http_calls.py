@@ -1,0 +1,45 @@
+"""Plain HTTP calls, for what no well-behaved client sends."""
+
+import http.client
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+
+@dataclass(frozen=True)
+class Answer:
+    status: int
+    headers: Mapping[str, str]
+    body: str
+
+
+def call(
+    url: str, method: str, path: str, data: bytes | None = None, headers: Mapping[str, str] | None = None
+) -> Answer:
+    """One request on a connection of its own; header names of the answer in lower case."""
+    parts = urlsplit(url)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=20)
+    try:
+        connection.request(method, path, data, dict(headers or {}))
+        response = connection.getresponse()
+        names = {name.lower(): value for name, value in response.getheaders()}
+        return Answer(response.status, names, response.read().decode())
+    finally:
+        connection.close()
+
+
+def post(url: str, body: Any, headers: Mapping[str, str] | None = None) -> Answer:
+    """POST a JSON body."""
+    parts = urlsplit(url)
+    data = json.dumps(body).encode()
+    return call(url, "POST", parts.path, data, {"Content-Type": "application/json", **(headers or {})})
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
+    started = time.monotonic()
+    while not condition():
+        assert time.monotonic() - started < timeout_s
+        time.sleep(0.01)

@@ -1,0 +1,218 @@
+"""Every request that cannot be served gets OpenAI's error envelope, the right status and the field's name."""
+
+import asyncio
+import json
+from typing import Any
+
+import grpc
+import openai
+import pytest
+
+from tests.cpu.gateway.fake_triton import FakeTriton, Refusal, Row
+from tests.cpu.gateway.http_calls import Answer, call, post, wait_until
+
+HELLO = [{"role": "user", "content": "hi"}]
+COMPLETION = {"model": "tiny", "prompt": "x"}
+CHAT = {"model": "tiny", "messages": HELLO}
+
+
+def check(answer: Answer, status: int, param: str | None, words: str = "") -> None:
+    assert answer.status == status, answer.body
+    error = json.loads(answer.body)["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["param"] == param, error
+    assert words in error["message"], error
+    assert "\n" not in error["message"] and len(error["message"]) < 700
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "param"),
+    [
+        ("model", None, "model"),
+        ("model", 5, "model"),
+        ("prompt", None, "prompt"),
+        ("prompt", "", "prompt"),
+        ("prompt", [], "prompt"),
+        ("prompt", [[]], "prompt"),
+        ("prompt", ["a", 5], "prompt"),
+        ("prompt", [5, "a"], "prompt"),
+        ("prompt", [True], "prompt"),
+        ("prompt", [320], "prompt"),
+        ("prompt", [-1], "prompt"),
+        ("prompt", [2**70], "prompt"),
+        ("prompt", {"a": 1}, "prompt"),
+        ("prompt", "\ud800", "prompt"),
+        ("prompt", ["x"] * 129, "prompt"),
+        ("prompt", "x" * 4096, "prompt"),
+        ("prompt", "x" * 4090, "prompt"),
+        ("max_tokens", 0, "max_tokens"),
+        ("max_tokens", "16", "max_tokens"),
+        ("max_tokens", 10**400, "max_tokens"),
+        ("max_tokens", 1.5, "max_tokens"),
+        ("n", 0, "n"),
+        ("n", 129, "n"),
+        ("n", True, "n"),
+        ("best_of", 3, "best_of"),
+        ("temperature", -1, "temperature"),
+        ("temperature", "hot", "temperature"),
+        ("temperature", 1e300, "temperature"),
+        ("top_p", 0, "top_p"),
+        ("top_p", 1.5, "top_p"),
+        ("top_k", 2.5, "top_k"),
+        ("min_p", 2, "min_p"),
+        ("min_tokens", 17, "min_tokens"),
+        ("presence_penalty", 1e9, "presence_penalty"),
+        ("repetition_penalty", 0, "repetition_penalty"),
+        ("seed", 2**65, "seed"),
+        ("seed", "a", "seed"),
+        ("stop", ["a"] * 17, "stop"),
+        ("stop", [""], "stop"),
+        ("stop", 5, "stop"),
+        ("stop", "\ud800", "stop"),
+        ("stop_token_ids", [320], "stop_token_ids"),
+        ("stop_token_ids", "a", "stop_token_ids"),
+        ("logit_bias", {"320": 1}, "logit_bias"),
+        ("logit_bias", {"a": 1}, "logit_bias"),
+        ("logit_bias", [1], "logit_bias"),
+        ("logprobs", 21, "logprobs"),
+        ("logprobs", True, "logprobs"),
+        ("stream", "yes", "stream"),
+        ("stream_options", {"include_usage": True}, "stream_options"),
+        ("ignore_eos", 1, "ignore_eos"),
+        ("echo", "no", "echo"),
+        ("suffix", "end", "suffix"),
+        ("use_beam_search", True, "use_beam_search"),
+        ("prompt_logprobs", 1, "prompt_logprobs"),
+        ("response_format", {"type": "xml"}, "response_format.type"),
+        ("response_format", "json", "response_format.type"),
+        ("response_format", {"type": "json_schema"}, "response_format.json_schema"),
+        ("structured_outputs", {"yaml": 1}, "structured_outputs.yaml"),
+        ("structured_outputs", {"regex": "a", "json": {}}, "structured_outputs"),
+        ("guided_choice", [], "guided_choice"),
+        ("guided_regex", 5, "guided_regex"),
+        ("max_token", 5, "max_token"),
+        ("messages", HELLO, "messages"),
+    ],
+)
+def test_completion_fields(url: str, triton: FakeTriton, field: str, value: Any, param: str) -> None:
+    check(post(f"{url}/v1/completions", {**COMPLETION, field: value}), 400, param)
+    assert triton.requests == []
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "param"),
+    [
+        ("messages", None, "messages"),
+        ("messages", [], "messages"),
+        ("messages", "hi", "messages"),
+        ("messages", ["hi"], "messages[0]"),
+        ("messages", [{"role": "user"}], "messages[0].content"),
+        ("messages", [{"role": "king", "content": "x"}], "messages[0].role"),
+        ("messages", [*HELLO, {"role": "user", "content": [{"type": "image_url"}]}], "messages[1].content[0]"),
+        ("messages", [{"role": "assistant", "content": "", "tool_calls": [{}]}], "messages[0].tool_calls"),
+        ("messages", [{"role": "user", "content": "x", "mood": "good"}], "messages[0].mood"),
+        ("messages", [{"role": "user", "content": "\udfff"}], "messages"),
+        ("messages", [{"role": "tool", "content": "5"}], "messages"),
+        ("messages", [{"role": "user", "content": "x" * 4096}], "messages"),
+        ("tools", [{"type": "function"}], "tools"),
+        ("tool_choice", "required", "tool_choice"),
+        ("max_completion_tokens", 5000, "messages"),
+        ("max_tokens", -1, "max_tokens"),
+        ("logprobs", 1, "logprobs"),
+        ("top_logprobs", 2, "top_logprobs"),
+        ("chat_template", "{{ 1 }}", "chat_template"),
+        ("reasoning_effort", "high", "reasoning_effort"),
+        ("store", True, "store"),
+        ("prompt", "x", "prompt"),
+    ],
+)
+def test_chat_fields(url: str, triton: FakeTriton, field: str, value: Any, param: str) -> None:
+    check(post(f"{url}/v1/chat/completions", {**CHAT, field: value}), 400, param)
+    assert triton.requests == []
+
+
+def test_context_length(url: str) -> None:
+    answer = post(f"{url}/v1/completions", {**COMPLETION, "prompt": "x" * 5000})
+    assert json.loads(answer.body)["error"]["code"] == "context_length_exceeded"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"{", b"[]", b"5", b'"x"', b"\xff\xfe", b'{"model": "tiny", "prompt": "x", "temperature": NaN}',
+     b"[" * 100_000, b'{"model": "tiny", "prompt": "\xc3"}', b'{"seed": ' + b"9" * 5000 + b"}"],
+)  # fmt: skip
+def test_bodies_that_are_no_json_object(url: str, data: bytes) -> None:
+    check(call(url, "POST", "/v1/completions", data), 400, None)
+
+
+def test_other_paths(client: openai.OpenAI, url: str) -> None:
+    for create in (client.completions.create, client.chat.completions.create):
+        with pytest.raises(openai.NotFoundError, match="'big' does not exist"):
+            create(**{**(COMPLETION if create == client.completions.create else CHAT), "model": "big"})
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("../../etc/passwd")
+    check(call(url, "GET", "/v1/nothing"), 404, None)
+    check(call(url, "GET", "/v1/completions"), 405, None)
+    check(call(url, "GET", "/docs"), 404, None)
+
+
+ENGINE_ERRORS = [
+    (grpc.StatusCode.INVALID_ARGUMENT, "the prompt is too odd", 400, openai.BadRequestError),
+    (grpc.StatusCode.UNAVAILABLE, "the queue is full (8 requests wait)", 429, openai.RateLimitError),
+    (grpc.StatusCode.UNAVAILABLE, "the server is shutting down", 503, openai.InternalServerError),
+    (grpc.StatusCode.CANCELLED, "the request's deadline passed", 504, openai.InternalServerError),
+    (grpc.StatusCode.INTERNAL, "the engine gave up", 500, openai.InternalServerError),
+    (grpc.StatusCode.NOT_FOUND, "unknown model", 503, openai.InternalServerError),
+]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("code", "message", "status", "kind"), ENGINE_ERRORS)
+def test_engine_errors(client, triton: FakeTriton, code, message, status, kind, stream: bool) -> None:
+    async def script(request):
+        yield Refusal(code, message)
+
+    triton.script = script
+    with pytest.raises(kind, match=message.split()[-1][:4]) as found:
+        client.completions.create(**COMPLETION, stream=stream)
+    assert found.value.status_code == status
+    assert ("retry-after" in found.value.response.headers) == (status in (429, 503))
+
+
+def test_error_in_the_middle_of_a_stream(client: openai.OpenAI, triton: FakeTriton) -> None:
+    async def script(request):
+        yield Row([100])
+        yield Refusal(grpc.StatusCode.UNAVAILABLE, "the engine process ended")
+
+    triton.script = script
+    texts = []
+    with pytest.raises(openai.APIError, match="the engine process ended"):
+        for chunk in client.completions.create(**COMPLETION, stream=True):
+            texts.append(chunk.choices[0].text)
+    assert texts == ["a"]
+    with pytest.raises(openai.InternalServerError, match="the engine process ended"):
+        client.completions.create(**COMPLETION)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_answer_without_an_end_is_an_error(client: openai.OpenAI, triton: FakeTriton, stream: bool) -> None:
+    async def script(request):
+        yield Row([100])
+
+    triton.script = script
+    with pytest.raises(openai.APIError, match="before its end"):
+        list(client.completions.create(**COMPLETION, stream=stream))
+
+
+def test_one_failing_prompt_ends_all(client: openai.OpenAI, triton: FakeTriton) -> None:
+    async def script(request):
+        if request.prompt == [100]:
+            yield Refusal(grpc.StatusCode.INTERNAL, "broken")
+        while True:
+            await asyncio.sleep(0.01)
+            yield Row([101])
+
+    triton.script = script
+    with pytest.raises(openai.APIError, match="broken"):
+        client.completions.create(model="tiny", prompt=["b", "a", "b"])
+    wait_until(lambda: all(request.cancelled for request in triton.requests if request.prompt != [100]))
