@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 from kvforge.errors import EngineError
+from kvforge.relative_names import is_inside
 
 SCHEMA_VERSION = 3
 MANIFEST_FILE = "engine.json"
@@ -285,4 +286,5 @@ def _fits(manifest: Manifest) -> bool:
         and manifest.kv_dtype in KV_FORMATS
         and len(manifest.kv_scales) == (manifest.num_owners if manifest.kv_format.scales == "static" else 0)
         and all(0 < scale < math.inf for scales in manifest.kv_scales for scale in scales)
+        and all(map(is_inside, manifest.files))
     )

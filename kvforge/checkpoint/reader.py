@@ -13,6 +13,7 @@ from torch import Tensor
 
 from kvforge.checkpoint.quantization import CONFIG_FILE, Quantization, read_quantization
 from kvforge.errors import CheckpointError
+from kvforge.relative_names import is_inside
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -169,4 +170,9 @@ def _weight_files(path: Path) -> list[Path]:
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map or not all(isinstance(n, str) for n in weight_map.values()):
         raise CheckpointError(f"{index} has no weight_map from tensor names to file names; download it again.")
+    for name in weight_map.values():
+        if not is_inside(name):
+            raise CheckpointError(
+                f"{index} names the file {name!r}, which is not in the checkpoint; download it again."
+            )
     return sorted({path / name for name in weight_map.values()})
