@@ -10,10 +10,15 @@ import grpc
 import numpy as np
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from kvforge.serving.client import DATATYPES
-
 OPTIONS = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 ERRORS_AS_STATUS = (("triton_grpc_error", "true"),)
+DATATYPES = {
+    "text_input": "BYTES", "max_tokens": "INT32", "stream": "BOOL", "end_id": "INT32", "top_k": "INT32",
+    "top_p": "FP32", "temperature": "FP32", "seed": "UINT64", "return_num_output_tokens": "BOOL",
+    "input_ids": "INT32", "input_lengths": "INT32", "request_output_len": "INT32", "streaming": "BOOL",
+    "runtime_top_k": "INT32", "runtime_top_p": "FP32", "num_return_sequences": "INT32", "lora_task_id": "UINT64",
+}  # fmt: skip
+"""KServe datatype of each input that a load sends."""
 _NUMPY = {"INT32": np.int32, "FP32": np.float32, "BOOL": np.bool_, "UINT64": np.uint64}
 
 

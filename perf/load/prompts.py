@@ -1,7 +1,5 @@
 """Random prompts of a wanted number of tokens, as text that comes back to these tokens."""
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from kvforge.errors import KvforgeError
@@ -30,12 +28,9 @@ def make_prompts(tokenizer: Tokenizer, vocab_size: int, num: int, num_tokens: in
     words = single_token_words(tokenizer, vocab_size)
     num_words = num_tokens - (len(tokenizer.encode(" a")) - len(tokenizer.encode(" a", False)))
     rng = np.random.default_rng(seed)
-    prompts = [" " + " ".join(rng.choice(words, num_words).tolist()) for _ in range(num)] if words else []
+    prompts = (
+        [" " + " ".join(rng.choice(words, num_words).tolist()) for _ in range(num)] if words and num_words > 0 else []
+    )
     if num_words < 1 or not words or any(len(tokenizer.encode(prompt)) != num_tokens for prompt in prompts):
         raise KvforgeError(f"no text of {num_tokens} tokens can be made from whole words; use another tokenizer.")
     return prompts
-
-
-def total_tokens(prompts: Sequence[str], tokenizer: Tokenizer) -> int:
-    """Tokens of all prompts."""
-    return sum(len(tokenizer.encode(prompt)) for prompt in prompts)

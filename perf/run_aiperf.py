@@ -1,0 +1,109 @@
+"""AIPerf over HTTP against `ensemble`'s generate_stream and the gateway's completions and chat endpoints.
+
+    python -m perf.run_aiperf [--engine DIR] [--concurrency 1 4 16] [--output FILE]
+
+Without --engine the demo's tiny SwiftKV student is built and served. AIPerf is installed into the cache when needed.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from kvforge.demo.run import STUDENT
+from kvforge.engine import TOKENIZER_DIR
+from kvforge.errors import KvforgeError
+from kvforge.serving.launcher import ServerOptions, TritonServer
+from perf.load.aiperf import Target, find_aiperf, generate_stream, openai, run_aiperf
+from perf.load.engines import WORK, tiny_engine
+from perf.load.files import write_report
+from perf.load.gateway import run_gateway
+from perf.load.machine import describe_machine
+
+
+def run(argv: list[str]) -> dict[str, Any]:
+    """Every endpoint at every concurrency, as the command line ``argv`` says; returns the report."""
+    args = make_parser().parse_args(argv)
+    find_aiperf()
+    engine = args.engine or tiny_engine(args.work, STUDENT)
+    rows = []
+    with (
+        TritonServer(engine, ServerOptions(kv_cache_gib=args.kv_cache_gib)) as server,
+        run_gateway(server) as gateway,
+    ):
+        targets: list[Target] = [
+            generate_stream(server.http_url),
+            *(openai(gateway.url, gateway.model, endpoint) for endpoint in ("completions", "chat")),
+        ]
+        plan = [(target, concurrency) for target in targets for concurrency in args.concurrency]
+        for target, concurrency in tqdm(plan, desc="aiperf", unit="run", disable=None):
+            num = max(args.min_requests, int(args.waves * concurrency))
+            numbers = run_aiperf(
+                target, engine / TOKENIZER_DIR, concurrency, num, args.input_tokens, args.output_tokens, args.timeout_s
+            )
+            rows.append({"endpoint": target.name, "concurrency": concurrency, **numbers})
+    return {
+        "command": " ".join(["python -m perf.run_aiperf", *argv]),
+        "machine": describe_machine(),
+        "engine": engine.name,
+        "input_tokens": args.input_tokens,
+        "output_tokens": args.output_tokens,
+        "rows": rows,
+    }
+
+
+def markdown(report: dict[str, Any]) -> str:
+    """One line per endpoint and concurrency; times in ms."""
+    lines = [
+        f"`{report['command']}`",
+        "",
+        f"{report['machine']}. AIPerf, {report['engine']}, prompts of about {report['input_tokens']} tokens, "
+        f"{report['output_tokens']} tokens out. Times in ms.",
+        "",
+        "| endpoint | concurrency | TTFT p50 | p99 | inter-token p50 | p99 | end to end p50 | p99 | requests/s "
+        "| output tok/s | failed |",
+        "|" + "---|" * 11,
+    ]
+    for row in report["rows"]:
+        times = [row.get(kind, {}).get(q) for kind in ("ttft_ms", "inter_token_ms", "end_to_end_ms")
+                 for q in ("p50", "p99")]  # fmt: skip
+        cells = ["-" if value is None else f"{value:.1f}" for value in times]
+        cells += [f"{row[name]:.2f}" if name in row else "-" for name in ("requests_per_s", "output_tok_s")]
+        lines.append(f"| {row['endpoint']} | {row['concurrency']} | {' | '.join(cells)} | {row['num_failed']} |")
+    return "\n".join(lines) + "\n"
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description="Run AIPerf against every HTTP endpoint.")
+    parser.add_argument("--engine", type=Path, help="default: the demo's tiny SwiftKV student")
+    parser.add_argument("--work", type=Path, default=WORK, help="where the tiny engine is kept (default: %(default)s)")
+    parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 4, 16])
+    parser.add_argument("--min-requests", type=int, default=32, help="requests per run at least (default 32)")
+    parser.add_argument("--waves", type=float, default=3, help="requests per run and concurrency (default 3)")
+    parser.add_argument("--input-tokens", type=int, default=256)
+    parser.add_argument("--output-tokens", type=int, default=32)
+    parser.add_argument("--kv-cache-gib", type=float, default=1.0)
+    parser.add_argument("--timeout-s", type=float, default=300.0, help="per run (default 300)")
+    parser.add_argument("--output", type=Path, help="write the report here as JSON, and beside it as .md")
+    parser.add_argument("--json", action="store_true", help="print the report as JSON")
+    return parser
+
+
+def main() -> int:
+    args = make_parser().parse_args()
+    try:
+        report = run(sys.argv[1:])
+    except KvforgeError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    print(json.dumps(report, indent=1) if args.json else markdown(report))
+    if args.output:
+        write_report(args.output, report, markdown(report))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
