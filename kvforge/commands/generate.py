@@ -7,10 +7,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvforge.errors import KvforgeError, RequestError
+from kvforge.errors import KvforgeError, RequestError, first_line
 
 if TYPE_CHECKING:
     from kvforge.runtime import LLM, RequestOutput, SamplingParams
+    from kvforge.runtime.guided_decoding import GuidedDecoding
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
@@ -47,6 +48,10 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         dest="bad_words",
         help="never generate this text; may be given several times",
     )
+    guide = parser.add_mutually_exclusive_group()
+    guide.add_argument("--json-schema", type=Path, metavar="FILE", help="generate JSON of the schema in this file")
+    guide.add_argument("--regex", metavar="REGEX", help="generate text that matches")
+    guide.add_argument("--grammar", type=Path, metavar="FILE", help="generate text of the GBNF or Lark grammar")
     parser.add_argument("--ignore-eos", action="store_true", help="go on after the end-of-text token")
     parser.add_argument(
         "--logprobs",
@@ -81,6 +86,7 @@ def run(args: argparse.Namespace) -> int:
         seed=args.seed,
         stop=args.stop,
         bad_words=args.bad_words,
+        guided_decoding=_guide(args),
         ignore_eos=args.ignore_eos,
         logprobs=args.logprobs,
     )
@@ -89,13 +95,35 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         results = llm.generate(prompts, params, use_tqdm=sys.stderr.isatty() and len(prompts) > 1)
         for output in results:
-            print(json.dumps(asdict(output), ensure_ascii=False))
+            print(json.dumps(_plain(output), ensure_ascii=False))
     else:
         results = _print_streamed(llm, prompts, params)
     failed = [c for output in results for c in output.outputs if c.finish_reason == "error"]
     if failed:
         raise KvforgeError(f"{len(failed)} of {len(results) * params.n} sequences failed: {failed[0].stop_reason}.")
     return 0
+
+
+def _plain(output: "RequestOutput") -> dict:
+    result = asdict(output)
+    for completion in result["outputs"]:
+        del completion["logits"]  # the command does not ask for any
+    return result
+
+
+def _guide(args: argparse.Namespace) -> "GuidedDecoding | None":
+    from kvforge.runtime.guided_decoding import GuidedDecoding
+
+    if args.regex is not None:
+        return GuidedDecoding("regex", args.regex)
+    path = args.json_schema or args.grammar
+    if path is None:
+        return None
+    try:
+        guide = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RequestError(f"{path} cannot be read ({first_line(error)}); give a text file.") from None
+    return GuidedDecoding("ebnf_grammar" if args.grammar else "json_schema", guide)
 
 
 def _read_input() -> str:

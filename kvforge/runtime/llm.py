@@ -157,6 +157,8 @@ class _OpenRequest:
             completion.logprobs.extend(news.logprobs)
             total = sum(entry.logprob for entry in news.logprobs)
             completion.cumulative_logprob = (completion.cumulative_logprob or 0.0) + total
+        if news.logits is not None:
+            completion.logits = [*(completion.logits or ()), *news.logits]
         if self._streams is not None:
             completion.text += self._streams[news.index].push(news)
         self.output.metrics = news.metrics
@@ -177,6 +179,7 @@ class _OpenRequest:
                 c.cumulative_logprob,
                 c.finish_reason,
                 c.stop_reason,
+                None if c.logits is None else list(c.logits),
             )
             for c in output.outputs
         ]

@@ -44,7 +44,8 @@ class SequenceOutput:
 
 @dataclass
 class CompletionOutput:
-    """One generated sequence of a request; ``cumulative_logprob`` sums the chosen tokens' if asked for."""
+    """One generated sequence of a request; ``cumulative_logprob`` sums the chosen tokens' if asked for, ``logits``
+    are those of ``SequenceOutput``."""
 
     index: int
     text: str = ""
@@ -53,6 +54,7 @@ class CompletionOutput:
     cumulative_logprob: float | None = None
     finish_reason: FinishReason | None = None
     stop_reason: int | str | tuple[int, ...] | None = None
+    logits: list[np.ndarray] | None = None
 
 
 @dataclass

@@ -50,6 +50,20 @@ def test_generate_reads_standard_input_and_prints_json(engine, expected, capsys,
     assert len(completion["logprobs"]) == 12 and completion["cumulative_logprob"] < 0
 
 
+def test_generate_writes_the_asked_form(engine, tmp_path: Path, capsys) -> None:
+    pytest.importorskip("llguidance")
+    (tmp_path / "schema.json").write_text('{"enum": ["yes", "no"]}')
+    (tmp_path / "words.gbnf").write_text('root ::= "yes" | "no"')
+    guides = (
+        ["--regex", "yes|no"],
+        ["--grammar", f"{tmp_path}/words.gbnf"],
+        ["--json-schema", f"{tmp_path}/schema.json"],
+    )
+    for guide in guides:
+        assert main(["generate", engine, "--prompt", "a", *guide]) == 0
+        assert capsys.readouterr().out.strip().strip('"') in ("yes", "no")
+
+
 def test_generate_samples_the_same_for_a_seed(engine, capsys) -> None:
     texts = []
     for seed in ("1", "1", "2"):
@@ -76,6 +90,8 @@ def test_generate_samples_the_same_for_a_seed(engine, capsys) -> None:
         (["--prompt", "a", "--max-seq-len", "513"], "max_seq_len is 513"),
         (["--prompt", "long", "--max-seq-len", "4"], "the prompt has 4 tokens, but the engine takes at most 3"),
         (["--prompt", "a", "--presence-penalty", "1e300"], "presence_penalty is 1e+300"),
+        (["--prompt", "a", "--regex", "("], "the guide of regex cannot be used"),
+        (["--prompt", "a", "--json-schema", "missing.json"], "missing.json cannot be read"),
     ],
 )
 def test_generate_errors_are_one_sentence(engine, arguments, says, capsys) -> None:
