@@ -1,9 +1,11 @@
 """A streaming client for `ensemble` and `tensorrt_llm` over Triton's own gRPC client."""
 
 import queue
+import re
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from types import TracebackType
 from typing import Any
 
@@ -11,18 +13,23 @@ import numpy as np
 import tritonclient.grpc as grpcclient
 
 from kvforge.errors import KvforgeError
+from kvforge.serving.repository import repository_templates
 
-# KServe datatype of each input a caller may give; the shape is [1, n].
-DATATYPES = {
-    "text_input": "BYTES", "max_tokens": "INT32", "stream": "BOOL", "end_id": "INT32", "top_k": "INT32",
-    "top_p": "FP32", "temperature": "FP32", "repetition_penalty": "FP32", "presence_penalty": "FP32",
-    "frequency_penalty": "FP32", "min_tokens": "INT32", "seed": "UINT64", "return_log_probs": "BOOL",
-    "exclude_input_in_output": "BOOL", "num_return_sequences": "INT32", "stop_words": "BYTES",
-    "bad_words": "BYTES", "input_ids": "INT32", "input_lengths": "INT32", "request_output_len": "INT32",
-    "streaming": "BOOL", "stop": "BOOL", "runtime_top_k": "INT32", "runtime_top_p": "FP32",
-    "beam_width": "INT32", "return_num_input_tokens": "BOOL", "return_num_output_tokens": "BOOL",
+_NUMPY = {
+    "BYTES": np.object_, "INT32": np.int32, "INT64": np.int64, "UINT64": np.uint64, "FP32": np.float32,
+    "FP16": np.float16, "BOOL": np.bool_,
 }  # fmt: skip
-_NUMPY = {"BYTES": np.object_, "INT32": np.int32, "FP32": np.float32, "BOOL": np.bool_, "UINT64": np.uint64}
+_INPUT = re.compile(r'name: "(\w+)" data_type: TYPE_(\w+)')
+
+
+@cache
+def input_datatypes() -> dict[str, str]:
+    """KServe datatype of every input of every model, from the repository's config.pbtxt files."""
+    datatypes = {}
+    for config in repository_templates().glob("*/config.pbtxt"):
+        inputs = config.read_text().partition("\noutput [")[0]
+        datatypes.update({name: kind.replace("STRING", "BYTES") for name, kind in _INPUT.findall(inputs)})
+    return datatypes
 
 
 @dataclass(frozen=True)
@@ -100,7 +107,8 @@ class StreamingClient:
 
 
 def _tensor(name: str, value: Any) -> grpcclient.InferInput:
-    datatype = DATATYPES[name]
+    """`value` as a request input with a batch dimension of 1 before it: a number, a text, or a list of them."""
+    datatype = input_datatypes()[name]
     values = value if isinstance(value, (list, tuple, np.ndarray)) else [value]
     if datatype == "BYTES":
         values = [item.encode() if isinstance(item, str) else item for item in values]
