@@ -62,7 +62,7 @@ def checked_bias(name: str, values: Any, limit: float) -> dict[int, float] | Non
     """Return a mapping of token ids (also as JSON's text keys) to numbers as ``{int: float}``; None where empty.
 
     Raises:
-        RequestError: a key is no token id, or a number is above ``limit`` in absolute value and not -inf.
+        RequestError: a key is no token id, or a number is above ``limit``. One below ``-limit`` becomes -inf.
     """
     if values is None:
         return None
@@ -75,11 +75,11 @@ def checked_bias(name: str, values: Any, limit: float) -> dict[int, float] | Non
             key = int(key)
         if isinstance(key, bool) or not isinstance(key, int) or key < 0:
             raise RequestError(f"{name} holds the key {key!r}; give token ids of at least 0.")
-        if not _is_number(value) or not (abs(value) <= limit or value == -math.inf):
+        if not _is_number(value) or not value <= limit:
             raise RequestError(f"{name} of token {key} is {value!r}; give a number up to {limit:g}, or -inf.")
         if key in result:
             raise RequestError(f"{name} holds token id {key} twice; give each once.")
-        result[key] = float(value)
+        result[key] = float(value) if value >= -limit else -math.inf
     return result or None
 
 

@@ -19,7 +19,7 @@ from kvforge.runtime.sampling_checks import (
 MAX_LOGPROBS = 100
 MAX_SEQUENCES = 256
 MAX_PENALTY = 1e4
-MAX_BIAS = 1e4
+MAX_BIAS = 1e30
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,8 @@ class SamplingParams:
             sequence that they leave no token ends with finish reason "error".
         bad_words_ids: the same as sequences of token ids.
         ignore_eos: go on after the end-of-text token.
-        logit_bias: added to the logits of these token ids, before everything else: numbers in [-1e4, 1e4] or -inf.
+        logit_bias: added to the logits of these token ids, before everything else: at most 1e30; -inf, and what is
+            below -1e30, forbids a token.
         guided_decoding: the form of every generated text; a mapping of its fields will do.
         top_p_decay, top_p_min, top_p_reset_id: after every token ``top_p`` becomes
             ``max(top_p * top_p_decay, top_p_min)``, and its first value again after the token ``top_p_reset_id``

@@ -61,7 +61,9 @@ def test_order_of_operations_equals_its_definition():
         biased = rng.choice(VOCAB, 12, replace=False).tolist()
         params = SamplingParams(
             temperature=0.0,
-            logit_bias={t: float(b) for t, b in zip(biased, rng.choice([-math.inf, -3, 0.5, 4], 12), strict=True)},
+            logit_bias={
+                t: float(b) for t, b in zip(biased, rng.choice([-math.inf, -1e9, -3, 0.5, 4], 12), strict=True)
+            },
             presence_penalty=float(rng.uniform(-2, 2)),
             frequency_penalty=float(rng.uniform(-2, 2)),
             repetition_penalty=float(rng.uniform(0.5, 2)),

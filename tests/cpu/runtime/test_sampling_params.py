@@ -26,7 +26,8 @@ from tests.support.fake_session import FakeSession
         ({"logit_bias": {1: 1.0, "1": 2.0}}, "logit_bias holds token id 1 twice"),
         ({"logit_bias": {1: math.nan}}, "logit_bias of token 1 is nan"),
         ({"logit_bias": {1: math.inf}}, "logit_bias of token 1 is inf"),
-        ({"logit_bias": {1: 1e5}}, "logit_bias of token 1 is 100000.0"),
+        ({"logit_bias": {1: 1e31}}, "logit_bias of token 1 is 1e+31"),
+        ({"logit_bias": {1: 10**400}}, "logit_bias of token 1 is 1000"),
         ({"logit_bias": {1: True}}, "logit_bias of token 1 is True"),
         ({"logit_bias": {1: "2"}}, "logit_bias of token 1 is '2'"),
         ({"logit_bias": {1: None}}, "logit_bias of token 1 is None"),
@@ -92,6 +93,12 @@ def test_plain_json_data_makes_the_same_parameters():
     copy = SamplingParams(**json.loads(json.dumps(dataclasses.asdict(params))))
     assert copy == params and hash(copy) == hash(params)
     assert SamplingParams(logit_bias={}).logit_bias is None
+    lowest = float(np.finfo(np.float32).min)
+    assert SamplingParams(logit_bias={1: lowest, 2: -1e9, 3: -(10**400)}).logit_bias == {
+        1: -math.inf,
+        2: -1e9,
+        3: -math.inf,
+    }
     assert SamplingParams(guided_decoding={"kind": "json_schema", "guide": {"type": "object"}}) == SamplingParams(
         guided_decoding=GuidedDecoding("json_schema", '{"type": "object"}')
     )
