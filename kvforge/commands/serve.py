@@ -2,8 +2,12 @@
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kvforge.engine import load_manifest
+
+if TYPE_CHECKING:
+    from kvforge.gateway import GatewayOptions
 
 PORTS = {"http": 8000, "grpc": 8001, "metrics": 8002, "health": 8003}
 
@@ -29,6 +33,12 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         "--drain-timeout", type=float, default=30.0, metavar="S",
         help="seconds that accepted requests get to finish when the server is told to stop (default: %(default)g)",
     )  # fmt: skip
+    gateway = parser.add_argument_group("OpenAI API", "a gateway in front of the server")
+    gateway.add_argument("--openai", action="store_true", help="serve OpenAI's HTTP API too")
+    gateway.add_argument("--openai-port", type=int, default=8080, help="0: any free one (default: 8080)")
+    gateway.add_argument("--api-key-file", type=Path, help="keys that clients must have, one per line")
+    gateway.add_argument("--served-model-name", help="what clients call the model (default: the engine's folder)")
+    gateway.add_argument("--chat-template", type=Path, help="Jinja file in place of the tokenizer's template")
     parser.add_argument("--no-restart", action="store_true", help="end when a process dies, instead of restarting")
     parser.add_argument("--max-restarts", type=int, default=5, help="within the window, then give up (default: 5)")
     parser.add_argument("--restart-window", type=float, default=300.0, metavar="S", help="seconds (default: 300)")
@@ -49,10 +59,12 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal to stop. Raises KvforgeError when it cannot start or its processes die too often."""
     from kvforge.serving.canary import Canary
+    from kvforge.serving.gateway_process import GatewayProcess
     from kvforge.serving.health_server import HealthServer
     from kvforge.serving.launcher import TritonServer
     from kvforge.serving.log_pump import LogSink, log_to
     from kvforge.serving.options import STDERR, ServerOptions
+    from kvforge.serving.ports import choose_ports
     from kvforge.serving.stop_signals import StopSignals
     from kvforge.serving.supervisor import RestartPolicy, Supervisor
 
@@ -75,11 +87,14 @@ def run(args: argparse.Namespace) -> int:
         log_file=args.log_file,
     )
     load_manifest(args.engine)
+    if args.openai:
+        choose_ports(args.address, {"openai": args.openai_port})  # its process says so only after the engine is loaded
     sink = LogSink(args.log_file or STDERR, args.log_format)
     canary = Canary(args.canary_period) if args.canary_period > 0 else None
     policy = RestartPolicy(0 if args.no_restart else args.max_restarts, args.restart_window)
     with log_to(sink, options.log_level), StopSignals() as signals:
-        supervisor = Supervisor(args.engine, options, signals, policy, canary)
+        gateway = GatewayProcess(_gateway_options(args), sink) if args.openai else None
+        supervisor = Supervisor(args.engine, options, signals, policy, canary, gateway)
         health = HealthServer(args.address, args.health_port, supervisor.report)
 
         def announce(server: TritonServer) -> None:
@@ -87,7 +102,9 @@ def run(args: argparse.Namespace) -> int:
                 canary.start(server.http_url)
             print(
                 f"kvforge: serving {args.engine} as model 'ensemble': HTTP {server.http_url}, gRPC {server.grpc_url}, "
-                f"metrics {server.metrics_url}, health {health.url}/ready (Ctrl-C stops)",
+                f"metrics {server.metrics_url}, health {health.url}/ready"
+                + (f", OpenAI {gateway.url}" if gateway is not None else "")
+                + " (Ctrl-C stops)",
                 flush=True,
             )
 
@@ -98,3 +115,18 @@ def run(args: argparse.Namespace) -> int:
                 canary.close()
             health.close()
     return 0
+
+
+def _gateway_options(args: argparse.Namespace) -> "GatewayOptions":
+    from kvforge.gateway import GatewayOptions
+
+    return GatewayOptions(
+        address=args.address,
+        port=args.openai_port,
+        model_name=args.served_model_name,
+        chat_template=args.chat_template,
+        api_key_file=args.api_key_file,
+        max_seq_len=args.max_seq_len,
+        drain_timeout=args.drain_timeout,
+        log_format=args.log_format,
+    )

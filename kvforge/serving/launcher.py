@@ -87,6 +87,13 @@ class TritonServer:
         return self._shm_prefix
 
     @property
+    def run_dir(self) -> Path:
+        """Where its files are. Raises RuntimeError when none runs."""
+        if self._run_dir is None:
+            raise RuntimeError("the server is not running")
+        return self._run_dir
+
+    @property
     def state(self) -> EngineState | None:
         """What the `tensorrt_llm` stub says of the engine, or None when it says nothing."""
         return None if self._state is None else self._state.read()

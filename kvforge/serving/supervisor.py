@@ -10,6 +10,7 @@ from typing import Any
 
 from kvforge.errors import KvforgeError
 from kvforge.serving.canary import Canary
+from kvforge.serving.gateway_process import GatewayProcess
 from kvforge.serving.health import is_ready
 from kvforge.serving.launcher import StartCancelled, TritonServer
 from kvforge.serving.options import ServerOptions
@@ -44,12 +45,14 @@ class Supervisor:
         signals: StopSignals,
         policy: RestartPolicy = RestartPolicy(),
         canary: Canary | None = None,
+        gateway: GatewayProcess | None = None,
     ) -> None:
         self._engine_dir = engine_dir
         self._options = options
         self._signals = signals
         self._policy = policy
         self._canary = canary
+        self._gateway = gateway
         self._server = TritonServer(engine_dir, options)
         self._phase = "starting"
         self._restarts: list[float] = []
@@ -63,19 +66,27 @@ class Supervisor:
         """
         try:
             self._server.start(self._signals.stop)
+            if self._gateway is not None:
+                self._gateway.start(self._server, self._signals.stop)
             self._phase = "serving"
             announce(self._server)
             while not self._signals.stop():
                 self._looked_at = time.monotonic()
                 if (failure := self._server.failure()) is not None:
                     self._recover(failure)
+                elif self._gateway is not None and (failure := self._gateway.failure()) is not None:
+                    self._replace_gateway(self._gateway, failure)
                 time.sleep(POLL_S)
             logger.info("draining for at most %g s", self._options.drain_timeout_s)
         except StartCancelled:
             pass
         finally:
             self._phase = "draining"
+            if self._gateway is not None:
+                self._gateway.drain()
             self._server.stop(self._signals.hurry)
+            if self._gateway is not None:
+                self._gateway.stop()
             logger.info("stopped")
 
     def _recover(self, failure: str) -> None:
@@ -84,26 +95,46 @@ class Supervisor:
         options = dataclasses.replace(self._options, **ports)
         self._phase = "restarting"
         while True:
-            now = time.monotonic()
-            self._restarts = [at for at in self._restarts if now - at < self._policy.window_s]
+            started = time.monotonic()
             self._server.stop(hurry=lambda: True)
-            if len(self._restarts) >= self._policy.max_restarts:
-                raise KvforgeError(self._last_words(failure))
-            logger.error("%s; restarting the server (%d)", failure, self._num_restarts + 1)
-            self._pause(len(self._restarts))
-            self._restarts.append(now)
-            self._num_restarts += 1
+            self._count_restart(failure)
             self._server = TritonServer(self._engine_dir, options)
             try:
                 self._server.start(self._signals.stop)
+                if self._gateway is not None:
+                    self._gateway.follow(self._server)
             except StartCancelled:
                 raise
             except KvforgeError as error:
                 failure = str(error)
                 continue
-            logger.warning("serving again after %.1f s", time.monotonic() - now)
+            logger.warning("serving again after %.1f s", time.monotonic() - started)
             self._phase = "serving"
             return
+
+    def _replace_gateway(self, gateway: GatewayProcess, failure: str) -> None:
+        self._phase = "restarting"
+        while True:
+            self._count_restart(failure)
+            try:
+                gateway.start(self._server, self._signals.stop)
+                self._phase = "serving"
+                return
+            except StartCancelled:
+                raise
+            except KvforgeError as error:
+                failure = str(error)
+
+    def _count_restart(self, failure: str) -> None:
+        """Say that something is started again, after a pause that grows. Raises KvforgeError when it was too often."""
+        now = time.monotonic()
+        self._restarts = [at for at in self._restarts if now - at < self._policy.window_s]
+        if len(self._restarts) >= self._policy.max_restarts:
+            raise KvforgeError(self._last_words(failure))
+        logger.error("%s; starting it again (%d)", failure, self._num_restarts + 1)
+        self._pause(len(self._restarts))
+        self._restarts.append(now)
+        self._num_restarts += 1
 
     def _pause(self, num_restarts: int) -> None:
         """None before the first restart, then twice as long each time."""
@@ -137,6 +168,8 @@ class Supervisor:
             return ["the server is " + ("shutting down" if self._signals.stop() else self._phase)]
         reasons = []
         if (failure := self._server.failure()) is not None:
+            reasons.append(failure)
+        if self._gateway is not None and (failure := self._gateway.failure()) is not None:
             reasons.append(failure)
         state = self._server.state
         if state is None or state.age_s > STALE_AFTER_S:

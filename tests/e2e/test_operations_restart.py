@@ -1,7 +1,9 @@
 """`kvforge serve` after its processes are killed: errors for open requests, and the same server again."""
 
+import json
 import signal
 import threading
+import urllib.request
 from pathlib import Path
 
 from kvforge.errors import KvforgeError
@@ -13,12 +15,18 @@ from tests.support.serving import ENDLESS, ask, wait_until
 
 SHARED_MEMORY = Path("/dev/shm")
 RESTART_TIMEOUT_S = 60.0
-QUICK = ("postprocessing", "tritonserver")
+QUICK = ("postprocessing", "gateway")
+
+
+def child(running: ServeProcess, name: bytes) -> ProcessId:
+    """tritonserver or the gateway."""
+    started = children(running.pid)
+    (found,) = [process for process in started if name in Path(f"/proc/{process.pid}/cmdline").read_bytes()]
+    return found
 
 
 def tritonserver(running: ServeProcess) -> ProcessId:
-    (found,) = children(running.pid)
-    return found
+    return child(running, b"tritonserver")
 
 
 def run_dir(running: ServeProcess) -> Path:
@@ -28,8 +36,8 @@ def run_dir(running: ServeProcess) -> Path:
 
 
 def victim(running: ServeProcess, name: str) -> ProcessId:
-    if name == "tritonserver":
-        return tritonserver(running)
+    if name in ("tritonserver", "gateway"):
+        return child(running, name.encode())
     (found,) = [stub for stub in children(tritonserver(running).pid) if model_of_stub(stub) == name]
     return found
 
@@ -37,6 +45,15 @@ def victim(running: ServeProcess, name: str) -> ProcessId:
 def answer(running: ServeProcess) -> str:
     with StreamingClient(running.grpc_url) as client:
         return "".join(response.text for response in client.generate("ensemble", ask("ensemble", "hello there", 12)))
+
+
+def openai_answer(running: ServeProcess) -> str:
+    body = {"model": "served", "prompt": "hello there", "max_tokens": 12, "temperature": 0}
+    request = urllib.request.Request(
+        f"{running.openai_url}/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=60) as response:
+        return json.load(response)["choices"][0]["text"]
 
 
 def open_streams(running: ServeProcess, errors: list[str]) -> list[threading.Thread]:
@@ -65,12 +82,14 @@ def regions() -> set[str]:
 
 def test_killed_processes_are_replaced(engine_dir: Path, full: bool) -> None:
     models = [model for model in MODELS if model != "ensemble"]
-    victims = [*models, "tritonserver"] if full else QUICK
-    with ServeProcess(engine_dir, "--max-restarts", str(len(victims))) as running:
-        assert running.health() == (200, running.health()[1])
+    victims = [*models, "tritonserver", "gateway"] if full else QUICK
+    options = ["--openai", "--openai-port", "0", "--served-model-name", "served", "--max-restarts", str(len(victims))]
+    with ServeProcess(engine_dir, *options) as running:
+        assert running.health()[0] == 200
         prefix = f"kvforge_{running.pid}_"
         before = answer(running)
-        for count, name in enumerate(victims, start=1):
+        assert openai_answer(running) == before
+        for count, name in enumerate(victims[:-1], start=1):
             old = [tritonserver(running), *descendants(tritonserver(running).pid)]
             old_dir = run_dir(running)
             old_regions = {region for region in regions() if region.startswith(prefix)}
@@ -82,11 +101,15 @@ def test_killed_processes_are_replaced(engine_dir: Path, full: bool) -> None:
                 thread.join(RESTART_TIMEOUT_S)
             assert len(errors) == 2, (name, errors)
             wait_until(lambda: running.health()[0] == 200, f"a server after {name} died", RESTART_TIMEOUT_S)
-            assert answer(running) == before
+            assert answer(running) == openai_answer(running) == before
             assert running.health()[1]["restarts"] == count
             assert wait_gone(old, timeout_s=10) == []
             assert old_regions and not old_regions & regions()
             assert run_dir(running).is_dir() and not old_dir.exists()
+        victim(running, "gateway").kill()
+        wait_until(lambda: running.health()[0] == 503, "the gateway missed", RESTART_TIMEOUT_S)
+        wait_until(lambda: running.health()[0] == 200, "a new gateway", RESTART_TIMEOUT_S)
+        assert openai_answer(running) == before
         # One death more than the policy allows ends the command, with the reason.
         last = [tritonserver(running), *descendants(tritonserver(running).pid)]
         last_dir = run_dir(running)

@@ -28,6 +28,8 @@ class ServeProcess:
         if found is None:
             self._process.kill()
             raise AssertionError(f"the server did not start: {line}{self._process.communicate()[1]}")
+        openai = re.search(r"OpenAI (http://\S+)", line)
+        self.openai_url = "" if openai is None else openai[1]
         self.http_url, self.grpc_url, self.metrics_url, self.health_url = found.groups()
 
     @property
