@@ -18,7 +18,14 @@ from kvforge.serving.acks import AckSender
 from kvforge.serving.admission import Admission, UnavailableError
 from kvforge.serving.contract import TEXT_INPUTS, refuse_unsupported
 from kvforge.serving.failures import CANCELLED, Failure
-from kvforge.serving.parameters import ERRORS_AS_TENSORS, TIMEOUT, check_parameters, read_parameters, timeout_s
+from kvforge.serving.parameters import (
+    ERRORS_AS_TENSORS,
+    TIMEOUT,
+    check_parameters,
+    client_id,
+    read_parameters,
+    timeout_s,
+)
 from kvforge.serving.postprocess import make_postprocessor
 from kvforge.serving.preprocess import make_preprocessor
 from kvforge.serving.responses import ERROR, FINISH_REASON, STOP_REASON, STREAM_STATE
@@ -126,7 +133,7 @@ class TextServer:
         parameters = self._engine_parameters(request)
         call = self._pb.InferenceRequest(
             model_name=ENGINE_MODEL,
-            request_id=request.request_id(),
+            request_id=client_id(request),
             inputs=inputs,
             requested_output_names=[*NEEDED, *sorted(outputs - {TEXT_OUTPUT})],
             parameters=parameters,

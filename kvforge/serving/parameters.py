@@ -28,6 +28,14 @@ def read_parameters(request: Any) -> dict[str, Any]:
     return json.loads(text) if text else {}
 
 
+def client_id(request: Any) -> str:
+    """The id that the client gave the request, empty without one. Raises RequestError where it is not UTF-8."""
+    try:
+        return str(request.request_id())
+    except UnicodeDecodeError:
+        raise RequestError("the request's id is not valid UTF-8") from None
+
+
 def check_parameters(parameters: dict[str, Any], inputs: Iterable[str]) -> None:
     """Raise RequestError for a parameter that is neither Triton's nor ours; one of `inputs` may have been meant."""
     for name in parameters:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from kvforge.errors import EngineError, RequestError
+from kvforge.errors import EngineError, RequestError, first_line
 from kvforge.serving import request_log
 from kvforge.serving.acks import AckListener
 from kvforge.serving.active import ActiveRequest
@@ -19,7 +19,7 @@ from kvforge.serving.failures import CANCELLED, COMPLETED, SHUTTING_DOWN, Failur
 from kvforge.serving.metrics import EngineMetrics
 from kvforge.serving.open_requests import OpenRequests
 from kvforge.serving.output_rows import News
-from kvforge.serving.parameters import ERRORS_AS_TENSORS, check_parameters, read_parameters, timeout_s
+from kvforge.serving.parameters import ERRORS_AS_TENSORS, check_parameters, client_id, read_parameters, timeout_s
 from kvforge.serving.request import is_stop, parse_batch
 from kvforge.serving.request_watch import RequestWatch
 from kvforge.serving.responses import chunk_arrays, failure_arrays, heartbeat_arrays
@@ -69,7 +69,7 @@ class Stub:
                 self._refuse(request, sender, Failure("unavailable", str(error)))
             except Exception as error:
                 logger.exception("a request could not be read")
-                self._refuse(request, sender, Failure("failed", f"the request could not be read: {error}"))
+                self._refuse(request, sender, Failure("failed", f"the request could not be read: {first_line(error)}"))
 
     def finalize(self) -> None:
         """Answer what is open with an error, stop the engine, join the threads."""
@@ -91,7 +91,7 @@ class Stub:
             if tensor is not None:
                 tensors[name] = tensor.as_numpy()
         if is_stop(tensors):
-            for active in self._requests.with_client_id(request.request_id()):
+            for active in self._requests.with_client_id(client_id(request)):
                 self.end(active, CANCELLED)
             self._responder.acknowledge(sender)
             return
@@ -124,7 +124,7 @@ class Stub:
         self._limits.check_logits(prompts)
         return ActiveRequest(
             secrets.randbits(62) if key is None else key,
-            request.request_id(),
+            client_id(request),
             sender,
             prompts,
             frozenset(request.requested_output_names()),
@@ -135,7 +135,7 @@ class Stub:
 
     def _refuse(self, request: Any, sender: Any, failure: Failure) -> None:
         self._metrics.count(failure.outcome)
-        request_log.log_request("tensorrt_llm", request.request_id(), failure.outcome, error=failure.message)
+        request_log.log_request("tensorrt_llm", _id_to_log(request), failure.outcome, error=failure.message)
         self._responder.refuse(sender, failure)
 
     def _forget(self, active: ActiveRequest) -> None:
@@ -243,3 +243,10 @@ class Stub:
     def _ended(self, active: ActiveRequest, outcome: str, error: str | None = None) -> None:
         self._metrics.count(outcome)
         request_log.log_end(active, outcome, time.monotonic(), error)
+
+
+def _id_to_log(request: Any) -> str:
+    try:
+        return client_id(request)
+    except RequestError:
+        return ""
