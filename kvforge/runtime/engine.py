@@ -228,20 +228,22 @@ class LLMEngine:
 
     def _take(self, sequences: list[Sequence], sampled: SampledTokens, news: dict[Sequence, SequenceOutput]) -> None:
         """Give each sequence its token, or end it for having none, and say so in ``news``."""
-        rows = [row for row in range(len(sequences)) if row not in sampled.errors]
-        self.scheduler.append([sequences[row] for row in rows], [sampled.tokens[row] for row in rows])
-        for row, message in sampled.errors.items():
+        tokens, logprobs, errors = sampled.tokens, sampled.logprobs, sampled.errors
+        rows = [row for row in range(len(sequences)) if row not in errors]
+        self.scheduler.append([sequences[row] for row in rows], [tokens[row] for row in rows])
+        for row, message in errors.items():
             logger.error("request %s: %s", sequences[row].request_id, message)
             news[sequences[row]] = self._finish(sequences[row], "error", message, news.get(sequences[row]))
         for row in rows:
-            sequence, token = sequences[row], sampled.tokens[row]
-            output = news.get(sequence)
-            if output is None:
-                output = SequenceOutput(sequence.request_id, sequence.index, [], metrics=sequence.metrics)
+            sequence, token = sequences[row], tokens[row]
+            if sequence in news:
+                output = news[sequence]
+                output.new_token_ids.append(token)
+            else:
+                output = SequenceOutput(sequence.request_id, sequence.index, [token], metrics=sequence.metrics)
                 news[sequence] = output
-            output.new_token_ids.append(token)
-            if row in sampled.logprobs:
-                output.logprobs = [*(output.logprobs or ()), sampled.logprobs[row]]
+            if row in logprobs:
+                output.logprobs = [*(output.logprobs or ()), logprobs[row]]
             if row in sampled.logits:
                 output.logits = [*(output.logits or ()), sampled.logits[row]]
             try:

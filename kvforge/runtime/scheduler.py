@@ -179,10 +179,11 @@ class Scheduler:
         return -(-num_tokens // self.config.page_size)
 
     def _plan(self, plan: Schedule, sequence: Sequence, num_tokens: int) -> None:
-        if not self._grow(plan, sequence, sequence.num_computed + num_tokens):
+        end = sequence.num_computed + num_tokens
+        if len(sequence.pages) * self.config.page_size < end and not self._grow(plan, sequence, end):
             return
         plan.budget -= num_tokens
-        if sequence.num_computed + num_tokens == sequence.length and num_tokens == 1:
+        if num_tokens == 1 and end == sequence.length:
             plan.decodes.append(sequence)
         else:
             plan.prefills.append((sequence, num_tokens))
@@ -264,7 +265,8 @@ class Scheduler:
             self.pool.share(page)
         needed = self.pages_for(sequence.length) - len(reused)
         # What running prompts still need, and a page for each running sequence to grow into.
-        reserved = sum(1 + self.pages_for(s.length) - len(s.pages) for s in self.running)
+        page_size = self.config.page_size
+        reserved = sum(1 - (-s.length // page_size) - len(s.pages) for s in self.running)
         if needed + reserved > self.pool.num_available:
             self._let_go(reused)
             return False

@@ -33,24 +33,27 @@ class EngineStatistics:
     def generated(self, news: dict[Sequence, SequenceOutput]) -> int:
         """Sequences have new tokens: note the time in their metrics. Returns the number of tokens."""
         wall, now = time.time_ns(), time.monotonic_ns()
-        gaps: Counter[tuple[int, int]] = Counter()
+        single: list[int] = []
+        several: list[tuple[int, int]] = []
         num_tokens = 0
         for sequence, output in news.items():
-            count, metrics = len(output.new_token_ids), sequence.metrics
-            if count == 0:
-                continue
+            count, metrics, last = len(output.new_token_ids), sequence.metrics, sequence.last_token_ns
             num_tokens += count
-            metrics.last_token_time_ns, metrics.last_token_monotonic_ns = wall, now
+            if count == 1 and last:
+                single.append(last)
+            elif count == 0:
+                continue
+            elif last or count > 1:
+                several.append((last, count) if last else (now, count - 1))
             if metrics.first_token_time_ns == 0:
                 metrics.first_token_time_ns, metrics.first_token_monotonic_ns = wall, now
                 self.ttft_s.observe((now - metrics.arrival_monotonic_ns) / 1e9)
-            if sequence.last_token_ns:
-                gaps[sequence.last_token_ns, count] += 1
-            elif count > 1:
-                gaps[now, count - 1] += 1
-            sequence.last_token_ns = now
-        for (last, count), times in gaps.items():
-            self.inter_token_s.observe((now - last) / count / 1e9, count * times)
+            metrics.last_token_time_ns = wall
+            metrics.last_token_monotonic_ns = sequence.last_token_ns = now
+        for last, times in Counter(single).items():  # few: most had their last token in the step before
+            self.inter_token_s.observe((now - last) / 1e9, times)
+        for last, count in several:
+            self.inter_token_s.observe((now - last) / count / 1e9, count)
         return num_tokens
 
     def sequence_ended(self, sequence: Sequence, reason: FinishReason) -> None:
