@@ -50,7 +50,7 @@ _TYPES_AND_HELP: dict[str, tuple[Any, str]] = {
     "cors_origin": (str, "origin whose web pages may call, * for all (default: none)"),
     "max_seq_len": (int, "tokens a sequence at most (default: the engine's)"),
     "metrics": (str, "Triton's metrics URL, read for the size of the KV cache"),
-    "state_file": (Path, "the engine's state.json, read for readiness"),
+    "state_file": (Path, "the state.json in the server's run directory, read for readiness"),
     "max_body_bytes": (int, "a request's body at most"),
     "max_requests": (int, "open requests at most; more are answered with 429"),
     "max_connections": (int, "open connections at most; more are closed"),

@@ -1,15 +1,15 @@
 """Whether a request sent now would be served: Triton, the engine behind it, and this process."""
 
-import json
 import time
 from pathlib import Path
 
 from kvforge.gateway.tensors import infer_request
 from kvforge.gateway.triton import Triton, first_piece
 from kvforge.runtime.sampling_params import SamplingParams
+from kvforge.serving.run_dir import StateReader
 
 STALE_S = 5.0
-"""The state file is written each second; an older one is of a stub that is gone."""
+"""The state file is written each second; after so long without news the stub is gone."""
 CANARY_S = 5.0
 """How long the answer of a canary request holds."""
 CANARY_TIMEOUT_S = 10.0
@@ -21,7 +21,7 @@ class Readiness:
 
     def __init__(self, triton: Triton, state_file: Path | None, vocab_size: int) -> None:
         self._triton = triton
-        self._state_file = state_file
+        self._state = None if state_file is None else StateReader(state_file.parent)
         self._vocab_size = vocab_size
         self._canary: tuple[float, str | None] = (-CANARY_S, "the engine has not answered yet")
 
@@ -29,8 +29,8 @@ class Readiness:
         """Why requests would not be served, or None."""
         if not await self._triton.is_ready():
             return "the inference server is not ready"
-        if self._state_file is not None:
-            return _state_problem(self._state_file)
+        if self._state is not None:
+            return _state_problem(self._state)
         asked, problem = self._canary
         if time.monotonic() - asked >= CANARY_S:
             problem = await self._ask()
@@ -45,12 +45,10 @@ class Readiness:
         return None if await first_piece(self._triton, request) else "the engine does not answer"
 
 
-def _state_problem(path: Path) -> str | None:
-    try:
-        state = json.loads(path.read_text(encoding="utf-8"))
-        engine, age = str(state["engine"]), time.time() - float(state["time"])
-    except (OSError, ValueError, KeyError, TypeError):
+def _state_problem(reader: StateReader) -> str | None:
+    state = reader.read()
+    if state is None:
         return "the engine's state is not known"
-    if age > STALE_S:
-        return f"the engine's state is {age:.0f} s old"
-    return None if engine == "ready" else f"the engine is {engine}"
+    if state.age_s > STALE_S:
+        return f"the engine's state is {state.age_s:.0f} s old"
+    return None if state.engine == "ready" else f"the engine is {state.engine}"

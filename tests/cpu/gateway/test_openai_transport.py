@@ -13,14 +13,16 @@ from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import grpc
 import openai
 import pytest
 
 from kvforge.errors import KvforgeError
-from kvforge.gateway import GatewayOptions, gateway_command
+from kvforge.gateway import GatewayOptions, gateway_command, readiness
 from kvforge.gateway.auth import ApiKeys
 from kvforge.gateway.options import parse_options
-from tests.cpu.gateway.fake_triton import FakeTriton, Row
+from kvforge.serving.run_dir import STATE_FILE
+from tests.cpu.gateway.fake_triton import FakeTriton, Refusal, Row
 from tests.cpu.gateway.http_calls import call, post, wait_until
 
 COMPLETION = {"model": "tiny", "prompt": "x"}
@@ -205,17 +207,35 @@ def test_request_timeout_goes_along(start: Callable[..., str], triton: FakeTrito
     assert triton.requests[0].parameters == {"timeout": 2_500_000}
 
 
-def test_ready(url: str, start: Callable[..., str], triton: FakeTriton, tmp_path: Path) -> None:
-    state = tmp_path / "state.json"
-    watched = start(state_file=state)
+def test_ready(url: str, start: Callable[..., str], triton: FakeTriton, tmp_path: Path, monkeypatch) -> None:
+    def say(engine: str) -> None:
+        state = {"engine": engine, "engine_pid": 1, "active": 0, "time": time.time()}
+        (tmp_path / STATE_FILE).write_text(json.dumps(state))
+
+    watched = start(state_file=tmp_path / STATE_FILE)
     assert json.loads(call(watched, "GET", "/ready").body)["reason"] == "the engine's state is not known"
-    for engine, age, status in (("ready", 0, 200), ("loading", 0, 503), ("lost", 0, 503), ("ready", 60, 503)):
-        state.write_text(json.dumps({"engine": engine, "time": time.time() - age}))
+    for engine, status in (("ready", 200), ("loading", 503), ("lost", 503), ("failed", 503), ("ready", 200)):
+        say(engine)
         assert call(watched, "GET", "/ready").status == status
-    state.write_text(json.dumps({"engine": "ready", "time": time.time()}))
+    monkeypatch.setattr(readiness, "STALE_S", 0.1)
+    wait_until(lambda: call(watched, "GET", "/ready").status == 503)
+    monkeypatch.undo()
+    assert call(watched, "GET", "/ready").status == 200
     triton.ready = False
     assert call(watched, "GET", "/ready").status == call(url, "GET", "/ready").status == 503
     assert call(watched, "GET", "/health").status == 200
+
+
+def test_ready_without_a_state_file_asks_the_engine(start: Callable[..., str], triton: FakeTriton) -> None:
+    async def broken(request):
+        yield Refusal(grpc.StatusCode.UNAVAILABLE, "the engine process ended")
+
+    async def busy(request):
+        yield Refusal(grpc.StatusCode.UNAVAILABLE, "the queue is full")
+
+    for script, status in ((broken, 503), (busy, 200)):
+        triton.script = script
+        assert call(start(), "GET", "/ready").status == status
 
 
 def test_server_that_is_not_there(start: Callable[..., str]) -> None:

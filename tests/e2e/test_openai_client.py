@@ -1,0 +1,221 @@
+"""The official client against a real server: the gateway says what the engine says offline, in OpenAI's words."""
+
+import http.client
+import json
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import openai
+import pytest
+
+from kvforge import LLM
+from kvforge.gateway import GatewayOptions, gateway_command
+from kvforge.runtime import SamplingParams
+from kvforge.serving.launcher import TritonServer
+from tests.support.serving import ENDLESS, used_pages, wait_until
+
+TEMPLATE = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<a>{% endif %}"
+)
+PROMPTS = ["Once upon a time", "naïve 😀", "x"]
+SAMPLED = {"temperature": 0.75, "top_p": 0.875, "seed": 11}
+
+
+@pytest.fixture(scope="module")
+def gateway(server: TritonServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of a gateway in front of the server, with a key."""
+    folder: Path = tmp_path_factory.mktemp("openai")
+    (folder / "template.jinja").write_text(TEMPLATE)
+    (folder / "keys").write_text("secret\n")
+    options = GatewayOptions(
+        engine=server.engine_dir, grpc=server.grpc_url, metrics=server.metrics_url, port=0, model_name="served",
+        chat_template=folder / "template.jinja", api_key_file=folder / "keys", exit_with_parent=True,
+    )  # fmt: skip
+    process = subprocess.Popen(gateway_command(options), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    try:
+        assert process.stdout is not None
+        yield process.stdout.readline().split()[-1]
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+@pytest.fixture(scope="module")
+def client(gateway: str) -> openai.OpenAI:
+    return openai.OpenAI(base_url=gateway, api_key="secret", max_retries=0, timeout=60)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("sampling", [{"temperature": 0.0}, SAMPLED], ids=["greedy", "sampled"])
+def test_completions_are_those_of_the_engine_offline(
+    client: openai.OpenAI, llm: LLM, sampling: dict, stream: bool
+) -> None:
+    expected = llm.generate(PROMPTS, SamplingParams(max_tokens=24, n=2, logprobs=3, **sampling), use_tqdm=False)
+    ask = {"model": "served", "prompt": PROMPTS, "max_tokens": 24, "n": 2, "logprobs": 3, **sampling}
+    texts, logprobs = [""] * 6, [[] for _ in range(6)]
+    reasons, usage = [None] * 6, None
+    answers = (
+        client.completions.create(**ask, stream=True, stream_options={"include_usage": True})
+        if stream
+        else [client.completions.create(**ask)]
+    )
+    for answer in answers:
+        usage = answer.usage or usage
+        for choice in answer.choices:
+            texts[choice.index] += choice.text
+            reasons[choice.index] = choice.finish_reason
+            if choice.logprobs:
+                logprobs[choice.index] += zip(choice.logprobs.token_logprobs, choice.logprobs.top_logprobs, strict=True)
+    completions = [completion for output in expected for completion in output.outputs]
+    assert texts == [completion.text for completion in completions]
+    assert reasons == [completion.finish_reason for completion in completions]
+    assert usage.completion_tokens == sum(len(completion.token_ids) for completion in completions)
+    assert usage.prompt_tokens == sum(len(output.prompt_token_ids) for output in expected)
+    for found, completion in zip(logprobs, completions, strict=True):
+        assert [value for value, _ in found] == pytest.approx([entry.logprob for entry in completion.logprobs])
+        for (_, top), entry in zip(found, completion.logprobs, strict=True):
+            values = {**entry.top, entry.token_id: entry.logprob}.values()
+            assert sorted(top.values()) == pytest.approx(sorted(values))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_chat(client: openai.OpenAI, llm: LLM, stream: bool) -> None:
+    messages = [{"role": "system", "content": "be"}, {"role": "user", "content": "hello"}]
+    ids = llm.tokenizer.encode("<system>be<user>hello<a>", add_special_tokens=False)
+    params = SamplingParams(max_tokens=20, logprobs=2, **SAMPLED)
+    (expected,) = llm.generate([ids], params, use_tqdm=False)[0].outputs
+    ask = {"model": "served", "messages": messages, "max_completion_tokens": 20, "logprobs": True, "top_logprobs": 2}
+    text, entries = "", []
+    if stream:
+        for chunk in client.chat.completions.create(**ask, **SAMPLED, stream=True):
+            (choice,) = chunk.choices
+            text += choice.delta.content or ""
+            entries += choice.logprobs.content if choice.logprobs else []
+    else:
+        (choice,) = client.chat.completions.create(**ask, **SAMPLED).choices
+        text, entries = choice.message.content, choice.logprobs.content
+    assert (text, choice.finish_reason) == (expected.text, expected.finish_reason)
+    assert [entry.logprob for entry in entries] == pytest.approx([entry.logprob for entry in expected.logprobs])
+    tokens = b"".join(bytes(entry.bytes) for entry in entries)
+    assert tokens.decode(errors="replace").startswith(expected.text[:1])
+    for entry, known in zip(entries, expected.logprobs, strict=True):
+        assert [top.logprob for top in entry.top_logprobs] == pytest.approx(list(known.top.values()))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_stop_strings(client: openai.OpenAI, llm: LLM, stream: bool) -> None:
+    params = SamplingParams(max_tokens=64, temperature=0.0)
+    whole = llm.generate(["tell me"], params, use_tqdm=False)[0].outputs[0].text
+    middle = next(at for at in range(5, len(whole) - 3) if "\ufffd" not in whole[at : at + 3])
+    stop = whole[middle : middle + 3]
+    answers = client.completions.create(
+        model="served", prompt="tell me", max_tokens=64, temperature=0, stop=[stop, "never"], stream=stream
+    )
+    chunks = list(answers) if stream else [answers]
+    assert "".join(chunk.choices[0].text for chunk in chunks) == whole[: whole.index(stop)]
+    assert chunks[-1].choices[0].finish_reason == "stop"
+    assert chunks[-1].choices[0].stop_reason == stop
+
+
+def test_logit_bias_and_stop_tokens(client: openai.OpenAI) -> None:
+    ask = {"model": "served", "prompt": "x", "max_tokens": 8, "temperature": 0, "logit_bias": {str(ord("q") + 3): 100}}
+    assert client.completions.create(**ask).choices[0].text == "q" * 8
+    choice = client.completions.create(**ask, extra_body={"stop_token_ids": [ord("q") + 3]}).choices[0]
+    assert (choice.text, choice.finish_reason, choice.stop_reason) == ("", "stop", ord("q") + 3)
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"ok": {"type": "boolean"}, "size": {"enum": ["small", "large"]}},
+    "required": ["ok", "size"],
+    "additionalProperties": False,
+}
+
+
+def test_json_schema(client: openai.OpenAI) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA, "strict": True}}
+    answer = client.chat.completions.create(
+        model="served", messages=[{"role": "user", "content": "?"}], response_format=form, n=2, seed=3,
+        logit_bias={str(ord(blank) + 3): -100 for blank in " \n\t\r"},
+    )  # fmt: skip
+    for choice in answer.choices:
+        value = json.loads(choice.message.content)
+        assert set(value) == {"ok", "size"} and isinstance(value["ok"], bool) and value["size"] in ("small", "large")
+        assert choice.finish_reason == "stop"
+
+
+def test_regex_and_choice(client: openai.OpenAI) -> None:
+    for form, allowed in (({"regex": "a{3}"}, {"aaa"}), ({"choice": ["yes.", "no"]}, {"yes.", "no"})):
+        answer = client.completions.create(
+            model="served", prompt="x", seed=1, n=4, extra_body={"structured_outputs": form}
+        )
+        assert {choice.text for choice in answer.choices} <= allowed
+
+
+def test_guides_that_cannot_be_used(client: openai.OpenAI) -> None:
+    for form in ({"regex": "(a"}, {"json": {"type": "nonsense"}}):
+        with pytest.raises(openai.BadRequestError):
+            client.completions.create(model="served", prompt="x", extra_body={"structured_outputs": form})
+
+
+def test_closing_a_stream_frees_the_pages(client: openai.OpenAI, server: TritonServer) -> None:
+    wait_until(lambda: used_pages(server) == 0, "a quiet server")
+    ask = {"model": "served", "prompt": ["x", "y"], "max_tokens": ENDLESS, "extra_body": {"ignore_eos": True}}
+    with client.completions.create(**ask, stream=True) as stream:
+        next(iter(stream))
+        wait_until(lambda: used_pages(server) > 0, "the request runs")
+    wait_until(lambda: used_pages(server) == 0, "pages free")
+
+
+def test_going_away_without_a_stream_frees_the_pages(gateway: str, server: TritonServer) -> None:
+    wait_until(lambda: used_pages(server) == 0, "a quiet server")
+    host = gateway.split("/")[2]
+    connection = http.client.HTTPConnection(host)
+    body = {"model": "served", "prompt": "x", "max_tokens": ENDLESS, "ignore_eos": True}
+    connection.request("POST", "/v1/completions", json.dumps(body), {"Authorization": "Bearer secret"})
+    wait_until(lambda: used_pages(server) > 0, "the request runs")
+    connection.close()
+    wait_until(lambda: used_pages(server) == 0, "pages free")
+
+
+def test_errors(gateway: str, client: openai.OpenAI) -> None:
+    with pytest.raises(openai.AuthenticationError):
+        openai.OpenAI(base_url=gateway, api_key="wrong").models.list()
+    with pytest.raises(openai.NotFoundError):
+        client.completions.create(model="other", prompt="x")
+    with pytest.raises(openai.BadRequestError, match="context"):
+        client.completions.create(model="served", prompt="x" * 70000)
+    with pytest.raises(openai.BadRequestError, match="tools"):
+        client.chat.completions.create(
+            model="served", messages=[{"role": "user", "content": "x"}],
+            tools=[{"type": "function", "function": {"name": "f"}}],
+        )  # fmt: skip
+
+
+def test_cached_tokens(client: openai.OpenAI) -> None:
+    ask = {"model": "served", "prompt": "the same beginning " * 10, "max_tokens": 4}
+    client.completions.create(**ask)
+    usage = client.completions.create(**ask).usage
+    assert 16 <= usage.prompt_tokens_details.cached_tokens < usage.prompt_tokens
+
+
+def test_many_at_once(client: openai.OpenAI, llm: LLM) -> None:
+    prompts = [f"{index} bottles" for index in range(24)]
+    params = SamplingParams(max_tokens=12, temperature=0.0)
+    expected = [output.outputs[0].text for output in llm.generate(prompts, params, use_tqdm=False)]
+    found: dict[int, str] = {}
+
+    def ask(index: int) -> None:
+        chunks = client.completions.create(
+            model="served", prompt=prompts[index], max_tokens=12, temperature=0, stream=True
+        )
+        found[index] = "".join(chunk.choices[0].text for chunk in chunks)
+
+    threads = [threading.Thread(target=ask, args=(index,)) for index in range(24)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [found[index] for index in range(24)] == expected
