@@ -24,6 +24,9 @@ ENSEMBLE_NAMES = {
     BIAS_WORDS: "embedding_bias_words",
     BIAS_WEIGHTS: "embedding_bias_weights",
 }
+WORD_LISTS = ("STOP_WORDS_DICT", "BAD_WORDS_DICT", "EMBEDDING_BIAS_WORDS")
+MAX_WORDS = 4096
+"""Of one list of a request: encoding them holds up everybody's requests."""
 
 
 class Preprocessor:
@@ -51,6 +54,7 @@ class Preprocessor:
             if name in tensors:
                 refuse_unsupported(ensemble_name, tensors[name])
         self._check_size(tensors)
+        _check_number_of_words(tensors)
         rows = [self._encode(query) for query in tensors["QUERY"].reshape(-1)]
         outputs = {
             "INPUT_ID": _padded(rows),
@@ -144,6 +148,15 @@ def _vocab_size(tokenizer_dir: Path) -> int:
         return load_manifest(tokenizer_dir.parent).vocab_size
     except EngineError:
         return 0
+
+
+def _check_number_of_words(tensors: Tensors) -> None:
+    for name in WORD_LISTS:
+        number = tensors[name].size if name in tensors else 0
+        if number > MAX_WORDS:
+            raise RequestError(
+                f"input tensor '{ENSEMBLE_NAMES[name]}' has {number} words, but at most {MAX_WORDS} are taken"
+            )
 
 
 def _texts(table: np.ndarray) -> list[Any]:
