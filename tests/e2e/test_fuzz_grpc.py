@@ -19,9 +19,9 @@ def known(llm: LLM) -> KnownAnswers:
     return KnownAnswers(llm)
 
 
-@pytest.mark.parametrize("model", ["tensorrt_llm", "ensemble", "preprocessing", "postprocessing"])
+@pytest.mark.parametrize("model", ["tensorrt_llm", "ensemble", "tensorrt_llm_bls", "preprocessing", "postprocessing"])
 def test_streams(server: TritonServer, known: KnownAnswers, full: bool, model: str) -> None:
-    cases = fuzz_cases(server, known, model, f"{SEED}/stream", 2500 if full else 150)
+    cases = fuzz_cases(server, known, model, f"{SEED}/stream", 2000 if full else 120)
 
     def send(connection: Grpc, case: Case, rng: random.Random) -> None:
         check_answer(case, connection.stream(case))
@@ -30,10 +30,10 @@ def test_streams(server: TritonServer, known: KnownAnswers, full: bool, model: s
         run_cases(lambda: Grpc(server.grpc_url), send, cases, SEED)
 
 
-@pytest.mark.parametrize("model", ["tensorrt_llm", "ensemble", "preprocessing", "postprocessing"])
+@pytest.mark.parametrize("model", ["tensorrt_llm", "ensemble", "tensorrt_llm_bls", "preprocessing", "postprocessing"])
 def test_unary(server: TritonServer, known: KnownAnswers, full: bool, model: str) -> None:
     """Decoupled models refuse it in a sentence; preprocessing answers."""
-    cases = fuzz_cases(server, known, model, f"{SEED}/unary", 2500 if full else 150)
+    cases = fuzz_cases(server, known, model, f"{SEED}/unary", 2000 if full else 120)
 
     def send(connection: Grpc, case: Case, rng: random.Random) -> int:
         answer = connection.unary(case)

@@ -7,7 +7,8 @@ import pytest
 
 from kvforge.errors import RequestError
 from kvforge.serving.postprocess import Postprocessor
-from kvforge.serving.preprocess import Preprocessor
+from kvforge.serving.preprocess import MAX_WORDS, Preprocessor, load_tokenizer
+from kvforge.serving.stream_keys import StreamKeys
 from tests.support.checkpoints import write_byte_tokenizer
 
 TOKENS = np.array([[[1, 2, 3]]], np.int32)
@@ -18,6 +19,10 @@ LENGTHS = np.array([[3]], np.int32)
 def tokenizer_dir(tmp_path: Path) -> Path:
     write_byte_tokenizer(tmp_path)
     return tmp_path
+
+
+def preprocessor(tokenizer_dir: Path) -> Preprocessor:
+    return Preprocessor(load_tokenizer(str(tokenizer_dir)), StreamKeys(tokenizer_dir), 300, 1 << 20)
 
 
 @pytest.mark.parametrize(
@@ -39,7 +44,7 @@ def tokenizer_dir(tmp_path: Path) -> Path:
 def test_postprocessing_refuses(tokenizer_dir: Path, tokens, lengths, state, words: str) -> None:
     arrays = [None if value is None else np.array(value) for value in (tokens, lengths, state)]
     with pytest.raises(RequestError, match=words):
-        Postprocessor(str(tokenizer_dir)).run(*arrays, lambda: False)
+        Postprocessor(load_tokenizer(str(tokenizer_dir)), StreamKeys(tokenizer_dir)).run(*arrays, lambda: False)
 
 
 @pytest.mark.parametrize(
@@ -47,4 +52,10 @@ def test_postprocessing_refuses(tokenizer_dir: Path, tokens, lengths, state, wor
 )
 def test_preprocessing_without_a_text(tokenizer_dir: Path, tensors: dict[str, np.ndarray]) -> None:
     with pytest.raises(RequestError, match=r"'QUERY' .* is missing or empty"):
-        Preprocessor(str(tokenizer_dir)).run(tensors)
+        preprocessor(tokenizer_dir).run(tensors)
+
+
+def test_a_list_of_too_many_words(tokenizer_dir: Path) -> None:
+    words = np.full((1, MAX_WORDS + 1), b"a", np.object_)
+    with pytest.raises(RequestError, match=r"'stop_words' has 4097 words, but at most 4096"):
+        preprocessor(tokenizer_dir).run({"QUERY": np.array([[b"a"]], np.object_), "STOP_WORDS_DICT": words})
