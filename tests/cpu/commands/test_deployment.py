@@ -1,0 +1,117 @@
+"""The deployment examples against the command line they start: options, ports, probes, timeouts."""
+
+import argparse
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+try:
+    import tomllib
+except ModuleNotFoundError:  # Python 3.10
+    tomllib = None  # type: ignore[assignment]
+
+from kvforge.cli import make_parser
+
+ROOT = Path(__file__).resolve().parents[3]
+EXAMPLES = ROOT / "docs" / "deployment"
+PORTS = ("http_port", "grpc_port", "metrics_port", "health_port", "openai_port")
+
+
+def parse_serve(words: list[str]) -> argparse.Namespace:
+    return make_parser().parse_args(["serve", *words])
+
+
+@pytest.fixture(scope="module")
+def manifests() -> dict[str, Any]:
+    return {document["kind"]: document for document in yaml.safe_load_all((EXAMPLES / "kubernetes.yaml").read_text())}
+
+
+@pytest.fixture(scope="module")
+def pod(manifests: dict[str, Any]) -> dict[str, Any]:
+    return manifests["Deployment"]["spec"]["template"]
+
+
+@pytest.fixture(scope="module")
+def container(pod: dict[str, Any]) -> dict[str, Any]:
+    (found,) = pod["spec"]["containers"]
+    return found
+
+
+def test_the_pod_starts_the_server_with_options_it_has(container: dict[str, Any]) -> None:
+    args = parse_serve(container["args"])
+    assert args.address == "0.0.0.0"
+    assert args.openai and args.no_restart
+    declared = {f"{port['name']}_port": port["containerPort"] for port in container["ports"]}
+    assert declared == {name: getattr(args, name) for name in PORTS}
+
+
+def test_probes_ask_the_health_port(container: dict[str, Any]) -> None:
+    paths = {"startupProbe": "/ready", "readinessProbe": "/ready", "livenessProbe": "/live"}
+    for probe, path in paths.items():
+        assert container[probe]["httpGet"] == {"path": path, "port": "health"}
+
+
+def test_a_pod_gets_longer_to_end_than_it_drains(container: dict[str, Any], pod: dict[str, Any]) -> None:
+    (sleep, seconds) = container["lifecycle"]["preStop"]["exec"]["command"]
+    assert sleep == "sleep"
+    drain = parse_serve(container["args"]).drain_timeout
+    assert pod["spec"]["terminationGracePeriodSeconds"] >= float(seconds) + drain + 10
+
+
+def test_volumes_exist_and_shared_memory_is_memory(container: dict[str, Any], pod: dict[str, Any]) -> None:
+    volumes = {volume["name"]: volume for volume in pod["spec"]["volumes"]}
+    mounts = {mount["mountPath"]: volumes[mount["name"]] for mount in container["volumeMounts"]}
+    assert mounts["/dev/shm"]["emptyDir"]["medium"] == "Memory"
+    assert mounts["/tmp"]["emptyDir"] is not None  # run directories; the root file system is read-only
+    args = parse_serve(container["args"])
+    assert str(args.engine) in mounts
+    assert str(args.api_key_file.parent) in mounts
+    assert mounts[str(args.api_key_file.parent)]["secret"]["items"][0]["path"] == args.api_key_file.name
+
+
+def test_the_service_finds_the_pods_and_their_ports(manifests: dict[str, Any], pod: dict[str, Any]) -> None:
+    labels = pod["metadata"]["labels"]
+    service = manifests["Service"]["spec"]
+    assert manifests["Deployment"]["spec"]["replicas"] > 1
+    assert manifests["Deployment"]["spec"]["selector"]["matchLabels"] == service["selector"] == labels
+    assert manifests["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"] == labels
+    declared = {port["name"]: port["containerPort"] for port in pod["spec"]["containers"][0]["ports"]}
+    assert {port["targetPort"]: port["port"] for port in service["ports"]}.items() <= declared.items()
+    assert int(pod["metadata"]["annotations"]["prometheus.io/port"]) == declared["metrics"]
+
+
+def test_the_image_starts_the_server_on_the_ports_it_exposes() -> None:
+    text = (EXAMPLES / "Dockerfile").read_text()
+    assert re.search(r"^ARG BASE_IMAGE$", text, re.MULTILINE) and re.search(
+        r"^FROM \$\{BASE_IMAGE\}$", text, re.MULTILINE
+    )
+    entry, command = (
+        json.loads(re.findall(rf"^{word} (\[.*\])$", text, re.MULTILINE)[0]) for word in ("ENTRYPOINT", "CMD")
+    )
+    assert entry == ["kvforge", "serve"]
+    args = parse_serve(command)
+    exposed = [int(port) for port in re.findall(r"^EXPOSE (.*)$", text, re.MULTILINE)[0].split()]
+    assert exposed == [getattr(args, name) for name in PORTS]
+    assert f"127.0.0.1:{args.health_port}/ready" in text
+
+
+@pytest.mark.skipif(tomllib is None, reason="tomllib comes with Python 3.11")
+def test_the_image_installs_the_serve_extra_without_a_second_server() -> None:
+    extra = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["serve"]
+    installed = re.findall(r'"([a-z]\S*[<>]\S*)"', (EXAMPLES / "Dockerfile").read_text())
+    assert sorted(installed) == sorted(name for name in extra if not name.startswith("nvidia-pytriton"))
+
+
+def test_the_unit_starts_the_server_and_waits_for_its_drain() -> None:
+    text = (EXAMPLES / "kvforge.service").read_text()
+    program, *words = shlex.split(re.findall(r"^ExecStart=(.*)$", text, re.MULTILINE)[0])
+    assert program.endswith("/kvforge") and words[0] == "serve"
+    assert (
+        float(re.findall(r"^TimeoutStopSec=(\d+)$", text, re.MULTILINE)[0]) >= parse_serve(words[1:]).drain_timeout + 10
+    )
+    assert "KillMode=mixed" in text
