@@ -1,11 +1,16 @@
 """A request's own draft tokens: what one step gives, where they end, what stays in the cache, what is refused."""
 
+import dataclasses
+import random
+
 import numpy as np
 import pytest
 
 from kvforge.errors import RequestError
-from kvforge.runtime import LLMEngine, SamplingParams
+from kvforge.runtime import LLM, LLMEngine, SamplingParams
+from kvforge.runtime.sampler import sample
 from tests.support.fake_session import FakeSession
+from tests.support.text_tokenizers import byte_level
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 PROMPT = [5, 6, 7, 8, 9, 10]
@@ -165,3 +170,46 @@ def test_more_drafts_than_a_step_verifies_are_refused():
     assert not engine.has_unfinished() and not engine.scheduler.proposals
     engine.add_request("a", PROMPT, SamplingParams(draft_token_ids=[3, 4, 5]))
     assert engine.abort("a") and not engine.scheduler.proposals
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"stop": ["ab", "q"]},
+        {"stop": ["c"], "min_tokens": 6, "temperature": 1.0, "seed": 2},
+        {"guided_decoding": {"kind": "regex", "guide": "[a-d]{9}[0-9]+x"}},
+        {"guided_decoding": {"kind": "regex", "guide": "(cat|dog|bird)+"}, "temperature": 1.0, "seed": 9},
+        {"guided_decoding": {"kind": "json"}, "temperature": 0.8, "seed": 11, "logprobs": 2},
+    ],
+)
+def test_stop_strings_and_guides_see_every_token_once_and_in_order(changes):
+    if "guided_decoding" in changes:
+        pytest.importorskip("llguidance")
+    rng = random.Random(0)
+    llm = LLM(session=FakeSession(vocab_size=300, max_draft_len=12), tokenizer=byte_level(), num_pages=100)
+    allowed = {token: 6.0 for letter in "abcqx 1" for token in llm.tokenizer.encode(letter, add_special_tokens=False)}
+    params = SamplingParams(**{"temperature": 0.0, "max_tokens": 30, "logit_bias": allowed, **changes})
+    (plain,) = llm.generate([5, 6], params, use_tqdm=False)[0].outputs
+    for num_right in (0, 1, 3, 12, 30):
+        drafts = [*plain.token_ids[:num_right], *(rng.randrange(3, 300) for _ in range(3))]
+        drafted = dataclasses.replace(params, draft_token_ids=drafts)
+        output = llm.generate([5, 6], drafted, use_tqdm=False)[0]
+        assert output.outputs == [plain]
+        assert output.metrics.num_accepted_draft_tokens >= min(num_right, len(plain.token_ids) - 1)
+    llm.engine.check_invariants()
+
+
+def test_an_error_while_sampling_after_a_draft_ends_the_sequences_that_got_there(caplog, monkeypatch):
+    expected = text(serve(GREEDY)[0][0])
+    calls = iter(range(100))
+    monkeypatch.setattr("kvforge.runtime.engine.sample", lambda *a: 1 // 0 if next(calls) == 2 else sample(*a))
+    engine = LLMEngine(session=FakeSession(max_draft_len=8), num_pages=60)
+    engine.add_request("right", PROMPT, SamplingParams(**GREEDY, draft_token_ids=expected[:5]))
+    engine.add_request("wrong", PROMPT, SamplingParams(**GREEDY, draft_token_ids=[expected[0], 3]))
+    outputs = {output.request_id: output for output in engine.step()}
+    assert outputs["right"].finish_reason == "error" and outputs["right"].new_token_ids == expected[:2]
+    assert "ZeroDivisionError" in outputs["right"].stop_reason
+    assert outputs["wrong"].new_token_ids == expected[:2] and not outputs["wrong"].finished
+    engine.check_invariants()
+    rest = [token for _ in range(7) for output in engine.step() for token in output.new_token_ids]
+    assert rest == expected[2:] and not engine.has_unfinished()
