@@ -129,4 +129,5 @@ def _gateway_options(args: argparse.Namespace) -> "GatewayOptions":
         max_seq_len=args.max_seq_len,
         drain_timeout=args.drain_timeout,
         log_format=args.log_format,
+        log_level=args.log_level,
     )

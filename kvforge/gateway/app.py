@@ -159,7 +159,7 @@ def create_app(model: ServedModel, options: GatewayOptions, keys: ApiKeys) -> Fr
             CORSMiddleware, allow_origins=[options.cors_origin], allow_methods=["GET", "POST"], allow_headers=["*"],
             expose_headers=["x-request-id"],
         )  # fmt: skip
-    front = Front(app, keys, options.max_requests, options.log_format)
+    front = Front(app, keys, options.max_requests)
     return front
 
 

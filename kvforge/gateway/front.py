@@ -1,6 +1,5 @@
 """What every request passes first: its id, the API key, the limit on open requests; and at the end, a log line."""
 
-import json
 import logging
 import re
 import secrets
@@ -28,11 +27,10 @@ class Front:
     `draining` makes it refuse new requests with 503.
     """
 
-    def __init__(self, app: ASGIApp, keys: ApiKeys, max_requests: int, log_format: str) -> None:
+    def __init__(self, app: ASGIApp, keys: ApiKeys, max_requests: int) -> None:
         self._app = app
         self._keys = keys
         self._max_requests = max_requests
-        self._json = log_format == "json"
         self.counts: Counter[tuple[str, int]] = Counter()
         self.num_open = 0
         self.draining = False
@@ -92,14 +90,14 @@ class Front:
         self.counts[(route.path if route is not None else "other", status or 499)] += 1
         if logger.isEnabledFor(logging.INFO):
             fields = {
-                "request_id": request_id,
+                "id": request_id,
                 "method": scope["method"],
                 "path": scope["path"],
                 "status": status or 499,
-                "seconds": round(seconds, 4),
+                "total_ms": round(seconds * 1e3, 2),
                 **log,
             }
-            logger.info(json.dumps(fields) if self._json else " ".join(f"{k}={v!r}" for k, v in fields.items()))
+            logger.info("request", extra={"fields": fields})
 
     def metrics(self) -> str:
         """The counts in Prometheus' text format."""

@@ -36,6 +36,7 @@ class GatewayOptions:
     keep_alive: float = 15.0
     drain_timeout: float = 30.0
     log_format: str = "text"
+    log_level: str = "info"
     exit_with_parent: bool = False
 
 
@@ -64,8 +65,11 @@ _TYPES_AND_HELP: dict[str, tuple[Any, str]] = {
     "keep_alive": (float, "an idle connection is closed after this"),
     "drain_timeout": (float, "what open requests get to finish after SIGTERM"),
     "log_format": (str, "json: one object per line"),
+    "log_level": (str, "info logs every request"),
     "exit_with_parent": (bool, "end when the process that started the gateway ends"),
 }
+
+_CHOICES = {"log_format": ("text", "json"), "log_level": ("debug", "info", "warning", "error")}
 
 
 def gateway_command(options: GatewayOptions) -> list[str]:
@@ -90,8 +94,12 @@ def parse_options(argv: list[str] | None = None) -> GatewayOptions:
         if kind is bool:
             parser.add_argument(name, action="store_true", help=text)
         else:
-            choices = ("text", "json") if item.name == "log_format" else None
             parser.add_argument(
-                name, type=kind, default=item.default, required=item.name == "engine", choices=choices, help=text
+                name,
+                type=kind,
+                default=item.default,
+                required=item.name == "engine",
+                choices=_CHOICES.get(item.name),
+                help=text,
             )
     return GatewayOptions(**vars(parser.parse_args(argv)))

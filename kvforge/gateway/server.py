@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import socket
-import sys
 from collections.abc import Callable
 
 import uvicorn
@@ -15,6 +14,7 @@ from kvforge.gateway.front import Front
 from kvforge.gateway.http_protocol import limited_protocol
 from kvforge.gateway.model import ServedModel
 from kvforge.gateway.options import GatewayOptions
+from kvforge.serving.request_log import configure
 
 BACKLOG = 1024
 
@@ -81,15 +81,7 @@ def listen(options: GatewayOptions) -> socket.socket:
 
 def run(options: GatewayOptions, on_listening: Callable[[str], None]) -> None:
     """Serve until SIGTERM or SIGINT; `on_listening` gets the base URL. Raises KvforgeError when it cannot start."""
-    logging.basicConfig(
-        level=logging.WARNING, stream=sys.stderr, format="%(asctime)s %(name)s %(levelname)s %(message)s"
-    )
-    if options.log_format == "json":
-        handler = logging.StreamHandler(sys.stderr)
-        handler.setFormatter(logging.Formatter("%(message)s"))
-        logging.getLogger("kvforge.gateway").addHandler(handler)
-        logging.getLogger("kvforge.gateway").propagate = False
-    logging.getLogger("kvforge.gateway").setLevel(logging.INFO)
+    configure(options.log_format, options.log_level)
     # Complaints about clients that send no HTTP are of no use here.
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
     server = make_server(options)
