@@ -1,19 +1,20 @@
 """Guides of requests made ready for their sequences; needs llguidance only once a request asks for one."""
 
+import functools
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
 from kvforge.errors import RequestError, first_line
-from kvforge.runtime.guide import Guide, check_guide
+from kvforge.runtime.guide import Guide
 from kvforge.runtime.guided_decoding import GuidedDecoding
 from kvforge.runtime.tokenizer import Tokenizer
 
-_MAX_CACHED = 32
+_MAX_CACHED = 16
 
 
 class GuideCompiler:
-    """Compiles guides for one model and tokenizer and remembers the last 32.
+    """Compiles guides for one model and tokenizer and remembers the last 16.
 
     The first guide takes up to seconds with a vocabulary of 128k, because llguidance reads the tokenizer then.
     """
@@ -22,6 +23,7 @@ class GuideCompiler:
         self._tokenizer = tokenizer
         self._eos_token_ids = eos_token_ids
         self._vocab_size = vocab_size
+        self._limits: dict[str, Any] = {"max_lexer_states": 12_000, "max_grammar_size": 20_000}
         self._vocabulary: Any = None
         self._cache: OrderedDict[GuidedDecoding, Guide] = OrderedDict()
 
@@ -31,9 +33,10 @@ class GuideCompiler:
         Raises:
             RequestError: llguidance is missing, cannot use the tokenizer, or does not accept the guide.
         """
-        if guided in self._cache:
+        known = self._cache.get(guided)
+        if known is not None and known.start().is_sound():
             self._cache.move_to_end(guided)
-            return self._cache[guided]
+            return known
         if self._tokenizer is None:
             raise RequestError("guided_decoding needs a tokenizer and this engine has none; leave it out.")
         try:
@@ -44,7 +47,7 @@ class GuideCompiler:
             raise RequestError("guided_decoding needs llguidance; install kvforge[serve].") from None
         if self._vocabulary is None:
             self._vocabulary = _vocabulary(self._tokenizer, self._eos_token_ids)
-        limits = LLParserLimits(max_lexer_states=25_000, max_grammar_size=20_000, verbose_errors=False)
+        limits = LLParserLimits(verbose_errors=False, **self._limits)
         try:
             grammar = grammar_of(guided, self._is_special)
         except RequestError:
@@ -52,9 +55,10 @@ class GuideCompiler:
         except Exception as error:  # llguidance's converters raise nothing more precise
             words = " ".join(str(error).split()).rstrip(".")[:300]
             raise RequestError(f"the guide of {guided.kind} cannot be used: {words}.") from None
-        matcher = LLMatcher(self._vocabulary, grammar, log_level=0, limits=limits)
-        check_guide(guided.kind, matcher)
-        guide = Guide(matcher, self._vocabulary.vocab_size, self._vocabulary.eos_tokens, self._vocab_size)
+        make_matcher = functools.partial(LLMatcher, self._vocabulary, grammar, log_level=0, limits=limits)
+        guide = Guide(make_matcher, self._vocabulary.vocab_size, self._vocabulary.eos_tokens, self._vocab_size)
+        if not guide.is_sound():
+            raise RequestError(f"the guide of {guided.kind} cannot be used: {guide.message()}.")
         self._cache[guided] = guide
         if len(self._cache) > _MAX_CACHED:
             self._cache.popitem(last=False)

@@ -19,7 +19,7 @@ from kvforge.runtime.guided_decoding import GuidedDecoding
 
 MAX_RULES = 1000
 MAX_REFERENCES = 500
-MAX_REMAINDERS = 20_000
+MAX_REMAINDERS = 10_000
 _WHITESPACE = r"[ \n\t\r]{1,32}"
 """Between JSON's tokens; bounded, so that a text cannot consist of blanks."""
 

@@ -2,7 +2,6 @@
 
 import torch
 
-from kvforge.runtime.guide import Guide
 from kvforge.runtime.sampling_state import SamplingState
 from kvforge.runtime.sequence import Sequence
 from kvforge.runtime.stop import ends_with
@@ -20,8 +19,11 @@ def adjust_logits(logits: torch.Tensor, sequence: Sequence, state: SamplingState
         KvforgeError: the guide gave up.
     """
     params = state.params
-    complete = state.guide is not None and state.guide.complete
-    own_ends = logits[state.stop_ids] if complete else logits[:0]
+    forbidden = own_ends = None
+    if state.guide is not None:
+        forbidden, may_end = state.guide.next_tokens()
+        complete = may_end and bool(forbidden.all())
+        own_ends = logits[state.stop_ids] if complete else None
     if len(state.bias):
         logits[state.bias_ids] += state.bias
     if state.counts is not None and state.in_prompt is not None:
@@ -31,15 +33,18 @@ def adjust_logits(logits: torch.Tensor, sequence: Sequence, state: SamplingState
     for word in state.bad_sequences:
         if len(word) - 1 <= sequence.num_generated and ends_with(sequence, word[:-1]):
             logits[word[-1]] = -torch.inf
-    if state.guide is not None:
-        _keep_form(logits, state, state.guide)
+    if forbidden is not None:
+        ends = logits[state.stop_ids]
+        logits.masked_fill_(forbidden, -torch.inf)
+        if may_end:
+            logits[state.stop_ids] = ends
     late = state.stop_ids if sequence.num_generated < params.min_tokens else state.late_stop_ids
     if len(late):
         ends = logits[late]
         logits[late] = -torch.inf
         if logits.max() == -torch.inf:
             logits[late] = ends
-    if complete and logits.max() == -torch.inf:
+    if own_ends is not None and logits.max() == -torch.inf:
         logits[state.stop_ids] = own_ends
 
 
@@ -50,15 +55,3 @@ def _penalize(logits: torch.Tensor, state: SamplingState, counts: torch.Tensor, 
         torch.where(generated | in_prompt, penalized, logits, out=logits)
     logits.sub_(counts, alpha=params.frequency_penalty)
     logits.sub_(generated.float(), alpha=params.presence_penalty)
-
-
-def _keep_form(logits: torch.Tensor, state: SamplingState, guide: Guide) -> None:
-    """Leave the tokens that the guide allows, and those that end the sequence where the text may end."""
-    if guide.complete:
-        ends = logits[state.stop_ids]
-        logits.fill_(-torch.inf)
-    else:
-        ends = logits[state.stop_ids] if guide.accepting else logits[:0]
-        logits.masked_fill_(guide.forbidden(), -torch.inf)
-    if len(ends):
-        logits[state.stop_ids] = ends

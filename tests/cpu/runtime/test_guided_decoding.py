@@ -6,8 +6,11 @@ import re
 
 import pytest
 
-from kvforge.errors import RequestError
+from kvforge.errors import KvforgeError, RequestError
 from kvforge.runtime import LLM, LLMEngine, SamplingParams
+from kvforge.runtime.guide import Guide
+from kvforge.runtime.guide_compiler import GuideCompiler
+from kvforge.runtime.guided_decoding import GuidedDecoding
 from tests.support.engines import SWIFTKV
 from tests.support.fake_session import FakeSession
 from tests.support.json_schemas import is_valid, random_schema
@@ -240,3 +243,26 @@ def test_a_real_model_and_its_own_tokenizer(engines):
         for text in llm.generate("Once", params, use_tqdm=False)[0].outputs:
             values = json.loads(text.text)
             assert text.finish_reason == "stop" and 3 <= len(values) <= 4 and set(values) <= {"x", "yy", 12, None}
+
+
+def test_a_lexer_that_others_used_up_is_made_anew():
+    """Copies share a lexer of at most so many states: a text that needs few is not ended by others' many."""
+    tokenizer = TOKENIZERS["byte-level"]
+    compiler = GuideCompiler(tokenizer, (2,), VOCAB_SIZE)
+    wide = GuidedDecoding("regex", "(.*a.{12}|.*b.{13}|.*c.{14}|.*d.{15}){3}")
+    compiler._limits["max_lexer_states"] = 400
+    one = compiler.compile(wide)
+    modest, greedy = one.start(), one.start()
+    letters = [tokenizer.encode(c, add_special_tokens=False)[0] for c in "abcdefghij"]
+    modest.accept(letters[4])
+    rng = random.Random(0)
+    with pytest.raises(KvforgeError, match=r"gave up: .*too many states"):
+        for _ in range(5000):
+            greedy.next_tokens()
+            greedy.accept(rng.choice(letters))
+    assert not one.start().is_sound(), "the copies share the lexer's limit"
+    forbidden, may_end = modest.next_tokens()
+    expected = Guide(one._make_matcher, compiler._vocabulary.vocab_size, (2,), VOCAB_SIZE)
+    expected.accept(letters[4])
+    assert forbidden.tolist() == expected.next_tokens()[0].tolist() and not may_end
+    assert compiler.compile(wide) is not one and compiler.compile(wide).start().is_sound()
