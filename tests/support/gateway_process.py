@@ -1,0 +1,57 @@
+"""The OpenAI gateway in a process of its own, in front of a running server."""
+
+import subprocess
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvforge.gateway import gateway_command
+from kvforge.gateway.options import GatewayOptions
+from kvforge.serving.launcher import TritonServer
+from kvforge.serving.ports import choose_ports
+
+MODEL = "tiny"
+
+
+@dataclass(frozen=True)
+class Gateway:
+    url: str
+    port: int
+    pid: int
+    log: Path
+
+
+@contextmanager
+def run_gateway(
+    server: TritonServer, engine_dir: Path, folder: Path, api_key_file: Path | None = None
+) -> Iterator[Gateway]:
+    """Gives it when it answers; `folder` gets its log. It has ended afterwards."""
+    port = choose_ports("127.0.0.1", {"openai": 0})["openai"]
+    options = GatewayOptions(
+        engine=engine_dir, grpc=server.grpc_url, port=port, model_name=MODEL, api_key_file=api_key_file
+    )
+    log = folder / "gateway.log"
+    with log.open("wb") as sink, subprocess.Popen(gateway_command(options), stdout=sink, stderr=sink) as process:
+        try:
+            gateway = Gateway(f"http://127.0.0.1:{port}", port, process.pid, log)
+            _wait(gateway, process)
+            yield gateway
+            assert process.poll() is None, log.read_text()
+        finally:
+            process.terminate()
+            process.wait(timeout=60)
+
+
+def _wait(gateway: Gateway, process: subprocess.Popen) -> None:
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            with urllib.request.urlopen(f"{gateway.url}/health", timeout=5) as response:
+                assert response.status == 200
+                return
+        except OSError:
+            assert process.poll() is None and time.monotonic() < deadline, gateway.log.read_text()
+            time.sleep(0.05)
