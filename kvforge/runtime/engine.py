@@ -1,6 +1,5 @@
 """The in-flight batching engine: requests in, tokens out, one ``step()`` at a time."""
 
-import heapq
 import itertools
 import logging
 import time
@@ -15,6 +14,7 @@ from kvforge.errors import EngineError, RequestError
 from kvforge.hardware import available_memory_bytes
 from kvforge.runtime import request_check
 from kvforge.runtime.config import resolve_config
+from kvforge.runtime.deadlines import Deadlines
 from kvforge.runtime.guide_compiler import GuideCompiler
 from kvforge.runtime.invariants import check_invariants
 from kvforge.runtime.outputs import SequenceOutput
@@ -22,7 +22,7 @@ from kvforge.runtime.runner import Runner
 from kvforge.runtime.sampler import SampledTokens, sample
 from kvforge.runtime.sampling_params import SamplingParams
 from kvforge.runtime.sampling_state import make_state
-from kvforge.runtime.scheduler import Schedule, Scheduler
+from kvforge.runtime.scheduler import Scheduler
 from kvforge.runtime.sequence import FinishReason, Request, RequestMetrics, Sequence, Status
 from kvforge.runtime.session import StepFunctions, load_session
 from kvforge.runtime.statistics import EngineStatistics
@@ -90,13 +90,8 @@ class LLMEngine:
         self.requests: dict[str, Request] = {}
         self._stop_ids: dict[str, frozenset[int]] = {}
         self._arrivals = itertools.count()
-        self._deadlines: list[tuple[float, int, Request]] = []
-        self.num_iterations = 0
+        self._deadlines = Deadlines()
         self.statistics = EngineStatistics()
-        self._num_context_tokens = 0
-        self._num_generated_tokens = 0
-        self._num_draft_tokens = self._num_accepted_draft_tokens = 0
-        self._num_failed_steps = 0
 
     def add_request(self, request_id: str, prompt_token_ids: SequenceOf[int], params: SamplingParams) -> None:
         """Queue a request; its tokens come from later ``step()`` calls.
@@ -131,10 +126,7 @@ class LLMEngine:
             self.scheduler.add(sequence)
             self.scheduler.propose(sequence, tuple(params.draft_token_ids))
         if params.deadline_s is not None:
-            if len(self._deadlines) > 2 * len(self.requests) + 64:
-                self._deadlines = [entry for entry in self._deadlines if not entry[2].finished]
-                heapq.heapify(self._deadlines)
-            heapq.heappush(self._deadlines, (time.monotonic() + params.deadline_s, arrival, request))
+            self._deadlines.add(request, params.deadline_s, len(self.requests))
 
     def abort(self, request_id: str) -> bool:
         """Give up a request and free its pages at once, without further output; False if it is not there."""
@@ -158,8 +150,7 @@ class LLMEngine:
         plan = self.scheduler.schedule()
         if not plan:
             return outputs
-        self.num_iterations += 1
-        self._mark_scheduled(plan)
+        self.statistics.planned(plan)
         survivors, rows = plan.survivors, plan.survivor_rows if plan.drafts else None
         try:
             with step_threads(self.manifest.num_parameters, plan.num_tokens):
@@ -167,7 +158,7 @@ class LLMEngine:
                 sampled = sample(logits if rows is None else logits[rows], survivors) if logits is not None else None
         except Exception as error:
             logger.exception("a step failed")
-            self._num_failed_steps += 1
+            self.statistics.num_failed_steps += 1
             message = f"{type(error).__name__}: {error}"
             return outputs + [self._finish(sequence, "error", message) for sequence in plan.sequences]
         if logits is None or sampled is None:
@@ -181,19 +172,23 @@ class LLMEngine:
         self._take(survivors, sampled, news)
         if rows is not None:
             self._verify(plan.drafts, dict(zip(survivors, rows, strict=True)), logits, news)
-        self._num_generated_tokens += self.statistics.generated(news)
+        self.statistics.generated(news)
         return outputs + list(news.values())
 
     def has_unfinished(self) -> bool:
         """Requests are waiting or running."""
         return bool(self.requests)
 
+    @property
+    def num_iterations(self) -> int:
+        """Steps since the engine was loaded."""
+        return self.statistics.num_iterations
+
     def stats(self) -> dict[str, Any]:
-        """Return counters and gauges: sequences, pages, and totals since the engine was loaded.
+        """Return gauges of sequences and pages, and what ``EngineStatistics`` counts since the engine was loaded.
 
         ``num_prefilling`` of the running sequences still compute their prompt (again, after a preemption), the
-        others are ``num_decoding``; the last step had ``num_context_tokens`` tokens of prompts. ``num_finished``
-        counts sequences by finish reason; ``histograms`` are ``EngineStatistics``' by name.
+        others are ``num_decoding``; the last step had ``num_context_tokens`` tokens of prompts.
         """
         scheduler, pool = self.scheduler, self.scheduler.pool
         num_prefilling = sum(s.num_computed < s.num_prompt_tokens for s in scheduler.running)
@@ -202,7 +197,6 @@ class LLMEngine:
             "num_running": len(scheduler.running),
             "num_prefilling": num_prefilling,
             "num_decoding": len(scheduler.running) - num_prefilling,
-            "num_context_tokens": self._num_context_tokens,
             "max_num_seqs": self.config.max_num_seqs,
             "num_pages": pool.num_pages,
             "num_used_pages": pool.num_used,
@@ -210,15 +204,10 @@ class LLMEngine:
             "num_cached_pages": len(pool.cached_pages),
             "page_size": self.config.page_size,
             "page_bytes": self.manifest.page_bytes,
-            "num_iterations": self.num_iterations,
             "num_upper_calls": self.runner.num_upper_calls,
             "num_preemptions": scheduler.num_preemptions,
             "num_reused_tokens": scheduler.num_reused_tokens,
-            "num_generated_tokens": self._num_generated_tokens,
-            "num_draft_tokens": self._num_draft_tokens,
-            "num_accepted_draft_tokens": self._num_accepted_draft_tokens,
-            "num_failed_steps": self._num_failed_steps,
-            "num_finished": dict(self.statistics.num_finished),
+            **self.statistics.counters(),
             "histograms": self.statistics.histograms(),
         }
 
@@ -266,15 +255,11 @@ class LLMEngine:
         The tokens are those of decoding one at a time: the same sampler, with the sequence's own random numbers.
         ``rows`` are the sequences' first rows of ``logits``.
         """
-        for sequence, proposed in drafts.items():
-            sequence.metrics.num_draft_tokens += len(proposed)
-        self._num_draft_tokens += sum(map(len, drafts.values()))
+        self.statistics.drafted(drafts)
         walking, depth = list(drafts), 0
         while walking:
             right = [s for s in walking if drafts[s][depth : depth + 1] == tuple(news[s].new_token_ids[-1:])]
-            for sequence in right:
-                sequence.metrics.num_accepted_draft_tokens += 1
-            self._num_accepted_draft_tokens += len(right)
+            self.statistics.accepted(right)
             depth += 1
             walking = [sequence for sequence in right if sequence.status is Status.RUNNING]
             if walking:
@@ -319,23 +304,9 @@ class LLMEngine:
         del self.requests[request.request_id], self._stop_ids[request.request_id]
 
     def _expire(self) -> list[SequenceOutput]:
-        outputs = []
-        while self._deadlines and self._deadlines[0][0] <= time.monotonic():
-            request = heapq.heappop(self._deadlines)[2]
-            if self.requests.get(request.request_id) is request:
-                open_sequences = [s for s in request.sequences if s.status is not Status.FINISHED]
-                outputs += [self._finish(sequence, "abort", "deadline") for sequence in open_sequences]
-        return outputs
-
-    def _mark_scheduled(self, plan: Schedule) -> None:
-        """Note who is in a step for the first time, and count the prompt tokens of the step."""
-        self._num_context_tokens = 0
-        first = [sequence for sequence in plan.decodes if not sequence.prompt_done]
-        for sequence, count in (*((sequence, 1) for sequence in first), *plan.prefills):
-            left = sequence.num_prompt_tokens - sequence.num_computed
-            self._num_context_tokens += max(min(left, count), 0)
-            metrics = sequence.metrics
-            if metrics.first_scheduled_time_ns == 0:
-                metrics.first_scheduled_time_ns = time.time_ns()
-                metrics.first_scheduled_monotonic_ns = time.monotonic_ns()
-                self.statistics.scheduled(metrics)
+        return [
+            self._finish(sequence, "abort", "deadline")
+            for request in self._deadlines.pop_passed()
+            for sequence in request.sequences
+            if sequence.status is not Status.FINISHED
+        ]

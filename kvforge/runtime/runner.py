@@ -5,7 +5,7 @@ from typing import cast
 import torch
 
 from kvforge.runtime.config import RuntimeConfig
-from kvforge.runtime.scheduler import Schedule
+from kvforge.runtime.schedule import Schedule
 from kvforge.runtime.session import Session, StepFunctions
 from kvforge.runtime.slot_table import SlotTable
 from kvforge.runtime.step_batch import StepBatch, StepBatchBuilder

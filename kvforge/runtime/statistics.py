@@ -1,4 +1,4 @@
-"""What an engine has served since it was loaded: latencies, lengths and how sequences ended."""
+"""What an engine has done since it was loaded: steps, tokens, latencies, lengths and how sequences ended."""
 
 import time
 from collections import Counter
@@ -6,7 +6,8 @@ from typing import Any, get_args
 
 from kvforge.runtime.histogram import Histogram, decades
 from kvforge.runtime.outputs import SequenceOutput
-from kvforge.runtime.sequence import FinishReason, Request, RequestMetrics, Sequence
+from kvforge.runtime.schedule import Schedule
+from kvforge.runtime.sequence import FinishReason, Request, Sequence
 
 _SECONDS = decades(-3, 2)
 _STEPS = decades(-4, 1)
@@ -25,20 +26,44 @@ class EngineStatistics:
         self.inter_token_s = Histogram(_STEPS)
         self.prompt_tokens, self.generated_tokens = Histogram(_TOKENS), Histogram(_TOKENS)
         self.num_finished: dict[str, int] = dict.fromkeys(get_args(FinishReason), 0)
+        self.num_iterations = self.num_failed_steps = 0
+        self.num_context_tokens = 0
+        """Tokens of prompts in the last step."""
+        self.num_generated_tokens = self.num_draft_tokens = self.num_accepted_draft_tokens = 0
 
-    def scheduled(self, metrics: RequestMetrics) -> None:
-        """A request is in a step for the first time."""
-        self.queue_s.observe((metrics.first_scheduled_monotonic_ns - metrics.arrival_monotonic_ns) / 1e9)
+    def planned(self, plan: Schedule) -> None:
+        """A step begins: note which requests are in one for the first time."""
+        self.num_iterations += 1
+        self.num_context_tokens = 0
+        first = [sequence for sequence in plan.decodes if not sequence.prompt_done]
+        for sequence, count in (*((sequence, 1) for sequence in first), *plan.prefills):
+            self.num_context_tokens += max(min(sequence.num_prompt_tokens - sequence.num_computed, count), 0)
+            metrics = sequence.metrics
+            if metrics.first_scheduled_time_ns == 0:
+                metrics.first_scheduled_time_ns = time.time_ns()
+                metrics.first_scheduled_monotonic_ns = time.monotonic_ns()
+                self.queue_s.observe((metrics.first_scheduled_monotonic_ns - metrics.arrival_monotonic_ns) / 1e9)
 
-    def generated(self, news: dict[Sequence, SequenceOutput]) -> int:
-        """Sequences have new tokens: note the time in their metrics. Returns the number of tokens."""
+    def drafted(self, drafts: dict[Sequence, tuple[int, ...]]) -> None:
+        """A step has computed drafts."""
+        for sequence, proposed in drafts.items():
+            sequence.metrics.num_draft_tokens += len(proposed)
+            self.num_draft_tokens += len(proposed)
+
+    def accepted(self, sequences: list[Sequence]) -> None:
+        """One more draft of each of these became a token."""
+        for sequence in sequences:
+            sequence.metrics.num_accepted_draft_tokens += 1
+        self.num_accepted_draft_tokens += len(sequences)
+
+    def generated(self, news: dict[Sequence, SequenceOutput]) -> None:
+        """Sequences have new tokens: note the time in their metrics."""
         wall, now = time.time_ns(), time.monotonic_ns()
         single: list[int] = []
         several: list[tuple[int, int]] = []
-        num_tokens = 0
         for sequence, output in news.items():
             count, metrics, last = len(output.new_token_ids), sequence.metrics, sequence.last_token_ns
-            num_tokens += count
+            self.num_generated_tokens += count
             if count == 1 and last:
                 single.append(last)
             elif count == 0:
@@ -54,7 +79,6 @@ class EngineStatistics:
             self.inter_token_s.observe((now - last) / 1e9, times)
         for last, count in several:
             self.inter_token_s.observe((now - last) / count / 1e9, count)
-        return num_tokens
 
     def sequence_ended(self, sequence: Sequence, reason: FinishReason) -> None:
         """A sequence has ended."""
@@ -65,6 +89,11 @@ class EngineStatistics:
         """All sequences of a request have ended."""
         self.e2e_s.observe((now_ns - request.metrics.arrival_monotonic_ns) / 1e9)
         self.prompt_tokens.observe(request.sequences[0].num_prompt_tokens)
+
+    def counters(self) -> dict[str, Any]:
+        """Return every number by name, and ``num_finished``, which counts sequences by finish reason."""
+        numbers = {name: value for name, value in vars(self).items() if isinstance(value, int)}
+        return {**numbers, "num_finished": dict(self.num_finished)}
 
     def histograms(self) -> dict[str, dict[str, Any]]:
         """Return every histogram by name, see ``Histogram.to_json``."""

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from kvforge.runtime.config import RuntimeConfig
-from kvforge.runtime.scheduler import Schedule
+from kvforge.runtime.schedule import Schedule
 from kvforge.runtime.slot_table import SlotTable
 
 
