@@ -28,7 +28,7 @@ from kvforge.serving.processes import (
     wait_gone,
 )
 from kvforge.serving.repository import materialise
-from kvforge.serving.run_dir import EngineState, StateReader, make_run_dir
+from kvforge.serving.run_dir import EngineState, StateReader, cannot_write_run_dir, make_run_dir
 from kvforge.serving.triton_install import find_triton
 
 START_TIMEOUT_S = 180.0
@@ -131,7 +131,7 @@ class TritonServer:
             self._wait_ready(self._process, cancelled)
         except OSError as error:
             self.stop()
-            raise KvforgeError(f"the server's files cannot be written: {error}; make room or set TMPDIR") from None
+            raise KvforgeError(cannot_write_run_dir(error)) from None
         except BaseException:
             self.stop()
             raise

@@ -3,6 +3,7 @@ engine (state_files.py is the stub's side)."""
 
 import json
 import os
+import shutil
 import tempfile
 import time
 from dataclasses import dataclass
@@ -28,6 +29,16 @@ def make_run_dir() -> Path:
     # A Unix socket's path takes 107 bytes at most, so a long $TMPDIR cannot be used.
     parent = "/tmp" if len(os.fsencode(tempfile.gettempdir())) > 60 else None
     return Path(tempfile.mkdtemp(prefix="kvforge-serve-", dir=parent))
+
+
+def cannot_write_run_dir(error: OSError) -> str:
+    """One sentence for a run directory that could not be made or filled."""
+    first = error.args[0][0][2] if isinstance(error, shutil.Error) else f"{error.strerror or error}"
+    why = str(first).partition(":")[0].rpartition("] ")[2]
+    return (
+        f"the server's files cannot be written to {tempfile.gettempdir()} ({why}): make room there, or set TMPDIR to "
+        "another folder"
+    )
 
 
 def ask_to_drain(run_dir: Path, deadline_s: float) -> None:
