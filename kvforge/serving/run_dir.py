@@ -53,16 +53,20 @@ class StateReader:
 
     def __init__(self, run_dir: Path) -> None:
         self._path = run_dir / STATE_FILE
-        self._last_time: Any = None
+        self._last: dict[str, Any] | None = None
         self._last_change = time.monotonic()
 
     def read(self) -> EngineState | None:
         """None when the stub has not written anything yet, or the run directory is gone."""
         try:
             value = json.loads(self._path.read_text())
-            now = time.monotonic()
-            if value["time"] != self._last_time:
-                self._last_time, self._last_change = value["time"], now
-            return EngineState(value["engine"], value["engine_pid"], value["active"], now - self._last_change)
-        except (OSError, ValueError, KeyError, TypeError):
+        except OSError:
             return None
+        except ValueError:
+            value = self._last  # half written, on a full disk
+        if value is None:
+            return None
+        now = time.monotonic()
+        if self._last is None or value["time"] != self._last["time"]:
+            self._last, self._last_change = value, now
+        return EngineState(value["engine"], value["engine_pid"], value["active"], now - self._last_change)

@@ -9,6 +9,8 @@ from typing import Any
 from kvforge.serving.run_dir import DRAIN_FILE, STATE_FILE
 
 REFRESH_S = 1.0
+LENGTH = 256
+"""Bytes of the file, whatever it says, so that it can be overwritten in place."""
 
 
 class StateWriter:
@@ -24,7 +26,8 @@ class StateWriter:
         self._written: dict[str, Any] = {}
 
     def write(self, engine: str, engine_pid: int | None, active: int) -> None:
-        """Called often, from one thread; writes when it is due. A full disk is no reason to end."""
+        """Called often, from one thread; writes when it is due. A full disk is no reason to end, nor to look dead:
+        the file is then overwritten in its own place, which takes no room, and a reader may find half of it."""
         now = time.time()
         old = self._written
         since = old.get("since", now) if old.get("engine") == engine else now
@@ -33,9 +36,14 @@ class StateWriter:
         if same and abs(now - old.get("time", 0.0)) < REFRESH_S:
             return
         draft = self._path.with_name(f"{STATE_FILE}.{os.getpid()}")
+        text = json.dumps(state).ljust(LENGTH)
         try:
-            draft.write_text(json.dumps(state))
-            draft.replace(self._path)
+            try:
+                draft.write_text(text)
+                draft.replace(self._path)
+            except OSError:
+                with self._path.open("r+") as old_file:
+                    old_file.write(text)
         except OSError:
             return
         self._written = state
