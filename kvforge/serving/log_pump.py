@@ -34,7 +34,7 @@ class LogSink:
             self._fd = os.dup(2)
         elif path is not None:
             try:
-                self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+                self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
             except OSError as error:
                 raise KvforgeError(
                     f"cannot write the log to {path} ({error.strerror}): give another --log-file"
