@@ -1,8 +1,13 @@
-"""A light gRPC client for load: one thread, one event loop, a stream per request, statuses as gRPC codes."""
+"""A light gRPC client for load: one thread, one event loop, a stream per request.
 
+Errors come as texts. The metadata `triton_grpc_error`, which makes them gRPC codes, is not sent: Triton 2.51 crashes
+after a few streams that ended so (signal 11, "HandleCancellation called even when the context was not cancelled").
+"""
+
+import asyncio
 import struct
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +16,6 @@ import numpy as np
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 OPTIONS = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
-ERRORS_AS_STATUS = (("triton_grpc_error", "true"),)
 DATATYPES = {
     "text_input": "BYTES", "max_tokens": "INT32", "stream": "BOOL", "end_id": "INT32", "top_k": "INT32",
     "top_p": "FP32", "temperature": "FP32", "seed": "UINT64", "return_num_output_tokens": "BOOL",
@@ -19,6 +23,8 @@ DATATYPES = {
     "runtime_top_k": "INT32", "runtime_top_p": "FP32", "num_return_sequences": "INT32", "lora_task_id": "UINT64",
 }  # fmt: skip
 """KServe datatype of each input that a load sends."""
+ERROR = "ERROR"
+"""The code of an answer that is the server's refusal or failure, in words; other codes are gRPC's own."""
 _NUMPY = {"INT32": np.int32, "FP32": np.float32, "BOOL": np.bool_, "UINT64": np.uint64}
 
 
@@ -47,6 +53,7 @@ class Answer:
 def infer_request(model: str, inputs: Mapping[str, Any], output: str, request_id: str = "") -> Any:
     """A ModelInferRequest of [1, n] tensors that asks for the one ``output``."""
     request = service_pb2.ModelInferRequest(model_name=model, id=request_id)
+    request.parameters["triton_enable_empty_final_response"].bool_param = True  # responses say which is the last
     for name, value in inputs.items():
         values = list(value) if isinstance(value, (list, tuple)) else [value]
         datatype = DATATYPES[name]
@@ -73,24 +80,36 @@ class LoadClient:
     async def ask(self, request: Any, cancel_after: int | None = None, timeout_s: float | None = None) -> Answer:
         """Send one streamed request and collect its answer; never raises for what the server says.
 
-        ``cancel_after`` responses the call is cancelled, and the answer's code is CANCELLED.
+        ``cancel_after`` responses the call is cancelled, and the answer's code is CANCELLED. Until the last response
+        the client's half of the stream stays open, as that of Triton's own client.
         """
         self._next = (self._next + 1) % len(self._stubs)
-        answer = Answer(time.monotonic())
-        call = self._stubs[self._next].ModelStreamInfer(iter([request]), metadata=ERRORS_AS_STATUS, timeout=timeout_s)
+        answer, done = Answer(time.monotonic()), asyncio.Event()
+
+        async def requests() -> AsyncIterator[Any]:
+            yield request
+            await done.wait()
+
+        call = self._stubs[self._next].ModelStreamInfer(requests(), timeout=timeout_s)
         try:
             async for message in call:
-                answer.arrivals.append(time.monotonic())
+                response = message.infer_response
                 if message.error_message:
-                    answer.code, answer.message = "UNKNOWN", message.error_message
-                elif message.infer_response.outputs:
-                    answer.pieces.append(_value(message.infer_response))
-                if cancel_after is not None and len(answer.arrivals) >= cancel_after:
+                    answer.code, answer.message = ERROR, message.error_message
+                    done.set()
+                elif response.outputs:
+                    answer.arrivals.append(time.monotonic())
+                    answer.pieces.append(_value(response))
+                if response.parameters["triton_final_response"].bool_param:
+                    done.set()
+                elif cancel_after is not None and len(answer.arrivals) >= cancel_after:
                     call.cancel()
                     answer.code = "CANCELLED"
                     break
         except grpc.aio.AioRpcError as error:
             answer.code, answer.message = error.code().name, error.details() or ""
+        finally:
+            done.set()
         answer.ended = time.monotonic()
         return answer
 
