@@ -5,11 +5,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvforge.engine import load_manifest
+from kvforge.errors import KvforgeError
 
 if TYPE_CHECKING:
     from kvforge.gateway import GatewayOptions
 
 PORTS = {"http": 8000, "grpc": 8001, "metrics": 8002, "health": 8003}
+LEAST = {
+    "max_queue_size": 0,
+    "max_request_bytes": 1024,
+    "drain_timeout": 0,
+    "max_restarts": 0,
+    "restart_window": 0,
+    "canary_period": 0,
+}
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
@@ -23,9 +32,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument("--max-seq-len", type=int, help="tokens a sequence at most (default: the engine's)")
     parser.add_argument("--kv-cache-gib", type=float, help="size of the KV cache (default: from free memory)")
     parser.add_argument("--no-prefix-cache", action="store_true", help="do not reuse pages of equal prompt starts")
-    parser.add_argument(
-        "--max-queue-size", type=int, default=1024, help="requests that may wait (default: %(default)s)"
-    )
+    parser.add_argument("--max-queue-size", type=int, default=1024, help="sequences that may wait (default: 1024)")
     parser.add_argument(
         "--max-request-bytes", type=int, default=16 * 2**20, help="a request's tensors at most (default: 16 MiB)"
     )
@@ -86,6 +93,9 @@ def run(args: argparse.Namespace) -> int:
         log_level=args.log_level.upper(),
         log_file=args.log_file,
     )
+    for name, least in LEAST.items():
+        if not getattr(args, name) >= least:  # NaN too
+            raise KvforgeError(f"--{name.replace('_', '-')} is {getattr(args, name)}: give {least} or more")
     load_manifest(args.engine)
     if args.openai:
         choose_ports(args.address, {"openai": args.openai_port})  # its process says so only after the engine is loaded
