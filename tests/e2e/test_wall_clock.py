@@ -1,0 +1,118 @@
+"""The engine's wall clock jumps by a day in mid-stream, forth and back: no answer and no deadline notices."""
+
+import os
+import random
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from kvforge import LLM, SamplingParams
+from kvforge.serving.client import StreamingClient
+from kvforge.serving.launcher import TritonServer
+from kvforge.serving.options import ServerOptions, engine_command
+from tests.support.fuzz_known import KnownAnswers
+from tests.support.fuzz_run import check_answer, processes, unharmed
+from tests.support.fuzz_wire import Grpc
+from tests.support.serving import ask
+
+SOURCE = Path(__file__).resolve().parents[1] / "support" / "clock_shim.cpp"
+DAY_S = 86400
+PROMPT, NUM_TOKENS = "what time is it", 600
+
+
+@dataclass(frozen=True)
+class Clock:
+    """The wall clock of processes started with `environment`."""
+
+    shim: Path
+    offset: Path
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {"LD_PRELOAD": str(self.shim), "CLOCK_SHIM_FILE": str(self.offset)}
+
+    def set(self, seconds: int) -> None:
+        """That many seconds after the true time."""
+        with self.offset.open("r+b") as file:
+            file.write(struct.pack("=q", seconds))
+
+
+@pytest.fixture(scope="module")
+def clock(tmp_path_factory: pytest.TempPathFactory) -> Clock:
+    folder = tmp_path_factory.mktemp("clock")
+    clock = Clock(folder / "clock_shim.so", folder / "offset")
+    subprocess.run(["g++", "-shared", "-fPIC", "-O1", "-o", clock.shim, SOURCE, "-ldl"], check=True)
+    clock.offset.write_bytes(struct.pack("=q", 0))
+    return clock
+
+
+@pytest.fixture(scope="module")
+def own_server(engine_dir: Path, clock: Clock) -> Iterator[TritonServer]:
+    """Only the engine's process has the clock: gRPC in tritonserver takes a clock that the kernel does not share for
+    a broken one."""
+    options = ServerOptions(kv_cache_gib=0.1)
+    command = ["env", *(f"{name}={value}" for name, value in clock.environment.items())]
+    with TritonServer(engine_dir, options, [*command, *engine_command(engine_dir, options)]) as running:
+        yield running
+
+
+def test_the_shim(clock: Clock) -> None:
+    clock.set(DAY_S)
+    code = "import time; print(time.time())"
+    told = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, **clock.environment},
+    )
+    clock.set(0)
+    assert abs(float(told.stdout) - time.time() - DAY_S) < 600
+
+
+@pytest.mark.parametrize("model", ["ensemble", "tensorrt_llm", "tensorrt_llm_bls"])
+def test_jumps(own_server: TritonServer, llm: LLM, clock: Clock, model: str) -> None:
+    maps = [Path(f"/proc/{pid}/maps").read_text() for pid in processes(own_server)]
+    assert sum("clock_shim.so" in text for text in maps) == 1
+    params = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
+    (whole,) = llm.generate([PROMPT], params, use_tqdm=False)
+    known, rng, other = KnownAnswers(llm), random.Random(model), Grpc(own_server.grpc_url)
+    prompt = list(whole.prompt_token_ids) if model == "tensorrt_llm" else PROMPT
+    names = ask("tensorrt_llm" if model == "tensorrt_llm" else "ensemble", prompt, NUM_TOKENS, end_id=-1)
+    tokens, text = [], ""
+    with unharmed(own_server), StreamingClient(own_server.grpc_url) as client:
+        for count, response in enumerate(client.generate(model, names)):
+            if model == "tensorrt_llm":
+                tokens += response.token_ids
+            else:
+                text += response.text
+            if count in (3, 6, 9):
+                clock.set({3: DAY_S, 6: -DAY_S, 9: 0}[count])
+                case = known.good(rng, "ensemble")
+                check_answer(case, other.stream(case))
+    other.close()
+    assert (tokens if model == "tensorrt_llm" else text) == (
+        list(whole.outputs[0].token_ids) if model == "tensorrt_llm" else whole.outputs[0].text
+    )
+
+
+@pytest.mark.parametrize("jump_s", [DAY_S, -DAY_S])
+def test_the_server_goes_on_at_another_time(own_server: TritonServer, llm: LLM, clock: Clock, jump_s: int) -> None:
+    """A deadline of half a minute that began before the jump holds no more and no less than that."""
+    known, rng, connection = KnownAnswers(llm), random.Random(jump_s), Grpc(own_server.grpc_url)
+    with unharmed(own_server):
+        clock.set(jump_s)
+        for model in ["ensemble", "tensorrt_llm"] * 5:
+            case = known.good(rng, model)
+            case.parameters["timeout"] = 30_000_000
+            check_answer(case, connection.stream(case))
+        clock.set(0)
+        case = known.good(rng, "ensemble")
+        check_answer(case, connection.stream(case))
+    connection.close()
