@@ -96,6 +96,10 @@ def _random_params(rng, max_new):
         stop_token_ids=rng.choice([(), (), (7,)]),
         stop_words_ids=rng.choice([(), ((5,), (9, 11))]),
         bad_words_ids=rng.choice([(), ((4,), (8, 10))]),
+        logit_bias=rng.choice([None, None, {20: 2.0, 21: -5.0}]),
+        top_p_decay=rng.choice([1.0, 1.0, 0.8]),
+        top_p_min=0.2,
+        top_p_reset_id=rng.choice([-1, 20]),
     )
 
 
