@@ -6,6 +6,8 @@ from typing import Any
 
 from kvforge.errors import RequestError
 
+MAX_RANGES = 1000
+
 
 def plain(value: Any, is_list: bool = False) -> Any:
     """Numbers and arrays of numpy as Python's own; where a list is due, lists as tuples and None as no entries."""
@@ -87,6 +89,8 @@ def check_retention(name: str, values: Any) -> None:
     """Raise RequestError unless ``values`` is a tuple of (start, end, priority) of prompt tokens."""
     if not isinstance(values, tuple):
         raise RequestError(f"{name} is {values!r}; give a list of [start, end, priority].")
+    if len(values) > MAX_RANGES:
+        raise RequestError(f"{name} holds {len(values)} ranges; give at most {MAX_RANGES}.")
     for entry in values:
         whole = isinstance(entry, tuple) and all(isinstance(v, int) and not isinstance(v, bool) for v in entry)
         if not whole or len(entry) != 3:

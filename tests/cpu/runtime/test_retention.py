@@ -5,6 +5,7 @@ from collections import Counter
 
 import pytest
 
+from kvforge.errors import RequestError
 from kvforge.runtime import LLMEngine, SamplingParams
 from kvforge.runtime.page_pool import DEFAULT_PRIORITY, PagePool
 from kvforge.runtime.retention import asked_priorities
@@ -93,6 +94,11 @@ def test_the_pool_gives_up_what_its_definition_says(seed):
 )
 def test_a_page_has_the_priority_of_its_first_token(retention, num_tokens, page_size, expected):
     assert asked_priorities(retention, num_tokens, len(expected), page_size) == expected
+
+
+def test_more_ranges_than_anyone_needs_are_refused():
+    with pytest.raises(RequestError, match="holds 1001 ranges; give at most 1000"):
+        SamplingParams(retention=[(0, 1, 1)] * 1001)
 
 
 def serve(engine, prompt, **changes):
