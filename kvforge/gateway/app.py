@@ -1,6 +1,5 @@
 """The application: routes, and what they share."""
 
-import asyncio
 import contextlib
 import secrets
 from collections.abc import AsyncIterator
@@ -44,7 +43,6 @@ class Gateway:
     async def lifespan(self, app: FastAPI) -> AsyncIterator[None]:
         self.triton = Triton(self.options.grpc)
         self._readiness = Readiness(self.triton, self.options.state_file, self.model.manifest.vocab_size)
-        await self._learn_size()
         yield
         await self.triton.close()
 
@@ -74,8 +72,7 @@ class Gateway:
         max_tokens = integer(fields, name, 1, MAX_TOKENS)
         check_length(len(prompt), max_tokens or 1, self.model.max_seq_len, "messages")
         if max_tokens is None:
-            await self._learn_size()
-            max_tokens = max(1, self.model.context - len(prompt))
+            max_tokens = self.model.max_seq_len - len(prompt)
         logprobs = integer(fields, "top_logprobs", 0, MAX_TOP_LOGPROBS)
         if not flag(fields, "logprobs"):
             if logprobs is not None:
@@ -123,10 +120,6 @@ class Gateway:
 
     def _answer(self, generation: Generation, form: Any, usage: bool) -> Answer:
         return Answer(generation, form, usage, self.options.write_timeout)
-
-    async def _learn_size(self) -> None:
-        if self.model.num_pages is None and self.options.metrics is not None:
-            await asyncio.to_thread(self.model.read_num_pages, self.options.metrics)
 
 
 def create_app(model: ServedModel, options: GatewayOptions, keys: ApiKeys) -> Front:

@@ -6,7 +6,7 @@ from typing import Any, NoReturn
 
 from starlette.requests import ClientDisconnect, Request
 
-from kvforge.gateway.errors import ApiError
+from kvforge.gateway.errors import ApiError, bad_field
 
 
 async def read_json(request: Request, max_bytes: int, timeout_s: float) -> dict[str, Any]:
@@ -32,6 +32,8 @@ async def read_json(request: Request, max_bytes: int, timeout_s: float) -> dict[
         raise ApiError(400, f"the request's body is not JSON: {error}") from None
     if not isinstance(body, dict):
         raise ApiError(400, "the request's body is not a JSON object")
+    if b"\\ud" in data.lower():
+        _refuse_half_characters(body)
     return body
 
 
@@ -43,6 +45,16 @@ async def _read(request: Request, max_bytes: int) -> bytes:
             raise _too_large(max_bytes)
         parts.append(part)
     return b"".join(parts)
+
+
+def _refuse_half_characters(body: dict[str, Any]) -> None:
+    """A lone surrogate, which JSON may escape, can be written neither to Triton nor into an answer."""
+    for name, value in body.items():
+        try:
+            json.dumps({name: value}, ensure_ascii=False).encode()
+        except (UnicodeEncodeError, RecursionError):
+            shown = name.encode("utf-8", "replace").decode()[:80]
+            raise bad_field(shown, "holds half a character (a lone surrogate); give Unicode text") from None
 
 
 def _too_large(max_bytes: int) -> ApiError:

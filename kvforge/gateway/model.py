@@ -1,7 +1,6 @@
 """What the gateway knows of the served model: its tokenizer, chat template, limits and names."""
 
 import json
-import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,12 +13,10 @@ from kvforge.gateway.token_bytes import TokenBytes
 from kvforge.runtime.tokenizer import Tokenizer
 from kvforge.tokenizer_files import read_tokenizer_config, special_tokens
 
-_PAGES = 'nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="max",model="tensorrt_llm",version="1"}'
 
-
-@dataclass
+@dataclass(frozen=True)
 class ServedModel:
-    """Read once at the start; only `num_pages`, the size of the running engine's KV cache, is filled in later."""
+    """Read once at the start. `max_seq_len` tokens always fit the KV cache: the engine does not load otherwise."""
 
     name: str
     created: int
@@ -28,7 +25,6 @@ class ServedModel:
     token_bytes: TokenBytes
     chat_template: ChatTemplate | None
     max_seq_len: int
-    num_pages: int | None = None
 
     @classmethod
     def load(cls, options: GatewayOptions) -> "ServedModel":
@@ -52,28 +48,10 @@ class ServedModel:
         )
 
     @property
-    def context(self) -> int:
-        """Tokens of the longest sequence that the limits and the KV cache allow."""
-        if self.num_pages is None:
-            return self.max_seq_len
-        return min(self.max_seq_len, self.num_pages * self.manifest.page_size + 1)
-
-    @property
     def card(self) -> dict[str, Any]:
         """The entry of /v1/models; max_model_len as vLLM gives it."""
         return {"id": self.name, "object": "model", "created": self.created, "owned_by": "kvforge",
                 "root": self.name, "parent": None, "max_model_len": self.max_seq_len}  # fmt: skip
-
-    def read_num_pages(self, metrics_url: str) -> None:
-        """Fill in `num_pages` from Triton's metrics; where they cannot be read, it stays unknown. Blocks."""
-        try:
-            with urllib.request.urlopen(metrics_url, timeout=5.0) as response:
-                text = response.read().decode()
-        except (OSError, ValueError):
-            return
-        for line in text.splitlines():
-            if line.startswith(_PAGES):
-                self.num_pages = int(float(line.rsplit(" ", 1)[1])) or None
 
 
 def _template(file: Path | None, directory: Path) -> ChatTemplate | None:

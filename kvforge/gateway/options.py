@@ -21,7 +21,6 @@ class GatewayOptions:
     api_key_file: Path | None = None
     cors_origin: str | None = None
     max_seq_len: int | None = None
-    metrics: str | None = None
     state_file: Path | None = None
     max_body_bytes: int = 8 * 2**20
     max_requests: int = 1024
@@ -50,7 +49,6 @@ _TYPES_AND_HELP: dict[str, tuple[Any, str]] = {
     "api_key_file": (Path, "one key per line; $KVFORGE_API_KEY adds one"),
     "cors_origin": (str, "origin whose web pages may call, * for all (default: none)"),
     "max_seq_len": (int, "tokens a sequence at most (default: the engine's)"),
-    "metrics": (str, "Triton's metrics URL, read for the size of the KV cache"),
     "state_file": (Path, "the state.json in the server's run directory, read for readiness"),
     "max_body_bytes": (int, "a request's body at most"),
     "max_requests": (int, "open requests at most; more are answered with 429"),

@@ -66,7 +66,8 @@ def listen(options: GatewayOptions) -> socket.socket:
     port cannot be used."""
     try:
         family = socket.AF_INET6 if ":" in options.address else socket.AF_INET
-        sock = socket.socket(family, socket.SOCK_STREAM)
+        # With the protocol named, asyncio turns off Nagle's algorithm on its connections, which costs 40 ms an answer.
+        sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind((options.address, options.port))
     except (OSError, OverflowError) as error:

@@ -49,7 +49,6 @@ class GatewayProcess:
             self._options,
             engine=server.engine_dir,
             grpc=server.grpc_url,
-            metrics=server.metrics_url,
             state_file=self._folder / STATE_FILE,
         )
         process = self._process = subprocess.Popen(

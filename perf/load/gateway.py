@@ -34,7 +34,7 @@ def run_gateway(server: TritonServer, log: Path | None = None) -> Iterator[Gatew
     address = server.options.address
     port = choose_ports(address, {"openai": 0})["openai"]
     options = GatewayOptions(
-        engine=server.engine_dir, grpc=server.grpc_url, address=address, port=port, metrics=server.metrics_url,
+        engine=server.engine_dir, grpc=server.grpc_url, address=address, port=port,
         chat_template=CHAT_TEMPLATE, exit_with_parent=True,
     )  # fmt: skip
     out = log.open("ab") if log else subprocess.DEVNULL

@@ -30,7 +30,7 @@ def gateway(server: TritonServer, tmp_path_factory: pytest.TempPathFactory) -> I
     (folder / "template.jinja").write_text(TEMPLATE)
     (folder / "keys").write_text("secret\n")
     options = GatewayOptions(
-        engine=server.engine_dir, grpc=server.grpc_url, metrics=server.metrics_url, port=0, model_name="served",
+        engine=server.engine_dir, grpc=server.grpc_url, port=0, model_name="served",
         chat_template=folder / "template.jinja", api_key_file=folder / "keys", exit_with_parent=True,
     )  # fmt: skip
     process = subprocess.Popen(gateway_command(options), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)

@@ -21,6 +21,7 @@ from kvforge.errors import KvforgeError
 from kvforge.gateway import GatewayOptions, gateway_command, readiness
 from kvforge.gateway.auth import ApiKeys
 from kvforge.gateway.options import parse_options
+from kvforge.gateway.server import listen
 from kvforge.serving.run_dir import STATE_FILE
 from tests.cpu.gateway.fake_triton import FakeTriton, Refusal, Row
 from tests.cpu.gateway.http_calls import call, post, wait_until
@@ -301,6 +302,20 @@ def test_sigterm(engine_files: Path, _fake, triton: FakeTriton, drain_timeout: f
     finally:
         process.kill()
         process.wait()
+
+
+def test_connections_are_made_without_delay(engine_files: Path) -> None:
+    """asyncio sets TCP_NODELAY only on sockets that name their protocol."""
+    with listen(GatewayOptions(engine=engine_files, port=0)) as sock:
+        assert sock.proto == socket.IPPROTO_TCP
+
+
+def test_address_that_is_taken(engine_files: Path) -> None:
+    with (
+        listen(GatewayOptions(engine=engine_files, port=0)) as sock,
+        pytest.raises(KvforgeError, match="choose another port"),
+    ):
+        listen(GatewayOptions(engine=engine_files, port=sock.getsockname()[1]))
 
 
 def test_start_without_an_engine(tmp_path: Path) -> None:
