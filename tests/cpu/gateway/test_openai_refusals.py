@@ -30,6 +30,7 @@ def check(answer: Answer, status: int, param: str | None, words: str = "") -> No
     [
         ("model", None, "model"),
         ("model", 5, "model"),
+        ("model", "\ud800", "model"),
         ("prompt", None, "prompt"),
         ("prompt", "", "prompt"),
         ("prompt", [], "prompt"),
