@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -302,6 +303,12 @@ def test_sigterm(engine_files: Path, _fake, triton: FakeTriton, drain_timeout: f
     finally:
         process.kill()
         process.wait()
+
+
+def test_no_torch() -> None:
+    """The gateway runs where no engine could."""
+    code = "import sys, kvforge.gateway.server; print('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60).stdout == "False\n"
 
 
 def test_connections_are_made_without_delay(engine_files: Path) -> None:
