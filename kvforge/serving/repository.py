@@ -8,7 +8,7 @@ from pathlib import Path
 from string import Template
 
 from kvforge.engine import TOKENIZER_DIR
-from kvforge.errors import MissingToolError
+from kvforge.errors import EngineError, MissingToolError
 
 MODELS = ("preprocessing", "tensorrt_llm", "postprocessing", "ensemble", "tensorrt_llm_bls")
 
@@ -46,8 +46,12 @@ def materialise(
 
     The folder of `target` is the server's run_dir: the socket between postprocessing and tensorrt_llm goes
     there, and the drain and state files (state_files.py). `engine_command` is the argument list of the engine process
-    (kvforge.serving.engine_process).
+    (kvforge.serving.engine_process). Raises EngineError for a path that Triton's configuration cannot hold.
     """
+    try:
+        str(engine_dir).encode()
+    except UnicodeEncodeError:
+        raise EngineError(f"the path {str(engine_dir)!r} is not UTF-8 text; rename the engine's directory") from None
     templates = repository_templates()
     values = {
         "max_batch_size": str(max_batch_size),
@@ -63,7 +67,7 @@ def materialise(
     for model in MODELS:
         (target / model).mkdir(parents=True)
         config = Template((templates / model / "config.pbtxt").read_text()).substitute(values)
-        (target / model / "config.pbtxt").write_text(config)
+        (target / model / "config.pbtxt").write_text(config, encoding="utf-8")
         (target / model / "1").mkdir()
         source = templates / model / "1" / "model.py"
         if source.is_file():
