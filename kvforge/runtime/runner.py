@@ -22,6 +22,13 @@ class Runner:
         self.num_upper_calls = 0
         self._hidden = torch.empty(0)
 
+    def warm_up(self, seq_len: int, max_num_seqs: int) -> None:
+        """Do now what the session would otherwise do in the first steps of up to ``max_num_seqs`` sequences of up to
+        ``seq_len`` tokens; nothing for sessions without such work."""
+        warm_up = getattr(self._session, "warm_up", None)
+        if warm_up is not None:
+            warm_up(self.pools, seq_len, max_num_seqs)
+
     def run(self, plan: Schedule, slots: SlotTable) -> torch.Tensor | None:
         """Compute the planned tokens; returns logits [R, vocab] of ``plan.survivors``, None if R is 0."""
         return self.run_batch(self._builder.build(plan, slots))

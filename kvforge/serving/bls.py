@@ -17,7 +17,7 @@ from kvforge.errors import EngineError, RequestError, first_line
 from kvforge.serving.acks import AckSender
 from kvforge.serving.admission import Admission, UnavailableError
 from kvforge.serving.contract import TEXT_INPUTS, refuse_unsupported
-from kvforge.serving.failures import CANCELLED, Failure
+from kvforge.serving.failures import CANCELLED, CODES, Failure
 from kvforge.serving.parameters import (
     ERRORS_AS_TENSORS,
     TIMEOUT,
@@ -35,7 +35,7 @@ from kvforge.serving.stream_keys import STREAM_KEY
 ENGINE_MODEL = "tensorrt_llm"
 TEXT_OUTPUT = "text_output"
 LANE = 1
-MAX_THREADS = 256
+MAX_THREADS, SPARE_THREADS = 256, 32
 
 # Inputs for the text models, then what the engine calls an input, where the names differ.
 TO_PREPROCESSING = {
@@ -87,10 +87,13 @@ class TextServer:
         self._postprocessor = make_postprocessor(parameters)
         self._acks = AckSender(parameters["ack_socket"])
         self._responder = Responder(pb)
-        self._admission = Admission(int(parameters["max_queue_size"]))
-        self._admission.max_num_seqs = min(config["max_batch_size"], MAX_THREADS)
+        max_queue_size = int(parameters["max_queue_size"])
+        self._admission = Admission(max_queue_size)
+        self._admission.max_num_seqs = config["max_batch_size"]
+        # More than run at once, so that the engine's own queue is never empty while requests wait here.
+        num_threads = min(config["max_batch_size"] + min(max_queue_size, SPARE_THREADS), MAX_THREADS)
         self._open: set[int] = set()
-        self._pool = ThreadPoolExecutor(self._admission.max_num_seqs, thread_name_prefix="bls")
+        self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="bls")
 
     def execute(self, requests: list[Any]) -> None:
         """Accept requests; each gets its responses from a thread of the pool."""
@@ -155,7 +158,7 @@ class TextServer:
     def _pass_on(self, response: Any, sender: Any, outputs: frozenset[str], texts: dict[int, bytes], key: int) -> bool:
         """Send one response of the engine to the client; True for the last one."""
         if response.has_error():
-            raise FailedError(Failure("refused", response.error().message()))
+            raise FailedError(self._failure(response.error()))
         tensors = {tensor.name(): tensor for tensor in response.output_tensors()}
         if not tensors:
             return False
@@ -190,6 +193,11 @@ class TextServer:
         engine = {FROM_PREPROCESSING[name]: array for name, array in encoded.items()}
         engine |= {TO_ENGINE.get(name, name): array for name, array in arrays.items()}
         return [self._pb.Tensor(name, array) for name, array in engine.items()], int(engine[STREAM_KEY][0, 0])
+
+    def _failure(self, error: Any) -> Failure:
+        """Of a request that the stub did not accept."""
+        outcomes = {getattr(self._pb.TritonError, CODES[name]): name for name in ("refused", "unavailable", "failed")}
+        return Failure(outcomes.get(error.code(), "failed"), error.message())
 
     @staticmethod
     def _engine_parameters(request: Any) -> dict[str, Any]:

@@ -26,6 +26,8 @@ logger = logging.getLogger("kvforge.engine")
 
 EngineFactory = Callable[[], Any]
 STATS_PERIOD_S = 0.1
+WARM_UP_TOKENS = 1024
+"""Sequences up to this length find the engine warm; longer ones cost their first steps a little."""
 MAX_BLOB_BYTES = 64 << 20
 """Logits in one message; far below the protocol's limit, which ends the connection."""
 
@@ -166,7 +168,7 @@ def main(argv: list[str] | None = None) -> int:
     def make_engine() -> Any:
         from kvforge.runtime import LLMEngine
 
-        return LLMEngine(
+        engine = LLMEngine(
             args.engine,
             kv_cache_gib=args.kv_cache_gib,
             enable_prefix_cache=not args.no_prefix_cache,
@@ -174,6 +176,8 @@ def main(argv: list[str] | None = None) -> int:
             max_num_seqs=args.max_num_seqs,
             max_seq_len=args.max_seq_len,
         )
+        engine.runner.warm_up(min(WARM_UP_TOKENS, engine.config.max_seq_len), engine.config.max_num_seqs)
+        return engine
 
     def make_params(fields: dict) -> Any:
         from kvforge.runtime import SamplingParams

@@ -35,13 +35,13 @@ class ServerOptions:
 
     @property
     def request_limits(self) -> RequestLimits:
-        return RequestLimits(self.max_queue_size, self.max_request_bytes, self.log_format)
+        return RequestLimits(self.max_queue_size, self.max_request_bytes, self.log_format, self.log_level)
 
 
 def engine_command(engine_dir: Path, options: ServerOptions) -> list[str]:
     """The argument list that starts the engine process with these limits."""
     command = [sys.executable, "-m", "kvforge.serving.engine_process", str(engine_dir)]
-    command += ["--log-level", options.log_level]
+    command += ["--log-level", options.log_level, "--log-format", options.log_format]
     for name in ("max_num_seqs", "max_num_tokens", "max_seq_len", "kv_cache_gib"):
         value = getattr(options, name)
         if value is not None:

@@ -18,12 +18,14 @@ class RequestLimits:
     """What the models check about requests before the engine sees them, and how they log.
 
     `max_queue_size` requests wait beyond those that fill the engine's sequences; one more is refused with
-    UNAVAILABLE. `max_request_bytes` bounds the sum of a request's input tensors. `log_format` is text or json.
+    UNAVAILABLE. `max_request_bytes` bounds the sum of a request's input tensors. `log_format` is text or json;
+    requests are logged at `log_level` INFO.
     """
 
     max_queue_size: int = 1024
     max_request_bytes: int = 16 * 2**20
     log_format: str = "text"
+    log_level: str = "WARNING"
 
 
 def repository_templates() -> Path:
@@ -61,8 +63,10 @@ def materialise(
         "engine_command": _quoted(json.dumps(list(engine_command))),
         "run_dir": _quoted(str(target.parent)),
         "max_queue_size": str(limits.max_queue_size),
+        "max_open_requests": str(max_batch_size + limits.max_queue_size),
         "max_request_bytes": str(limits.max_request_bytes),
         "log_format": limits.log_format,
+        "log_level": limits.log_level,
     }
     for model in MODELS:
         (target / model).mkdir(parents=True)

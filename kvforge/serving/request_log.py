@@ -3,11 +3,9 @@
 Every finished or refused request is one line of the logger `kvforge.requests`, with its numbers as fields.
 """
 
-import itertools
 import json
 import logging
 import sys
-from collections.abc import Sequence
 from typing import Any
 
 from kvforge.serving.active import ActiveRequest
@@ -24,12 +22,9 @@ def configure(log_format: str, level: str) -> None:
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
 
 
-def level_of(engine_command: Sequence[str]) -> str:
-    """The log level that the engine process is started with; the stub in front of it has the same."""
-    for option, value in itertools.pairwise(engine_command):
-        if option == "--log-level":
-            return value
-    return "WARNING"
+def configure_from(parameters: dict[str, str]) -> None:
+    """From the parameters of a model's config.pbtxt."""
+    configure(parameters.get("log_format", TEXT), parameters.get("log_level", "WARNING"))
 
 
 def log_request(model: str, request_id: str, status: str, **fields: Any) -> None:

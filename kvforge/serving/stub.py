@@ -42,7 +42,7 @@ class Stub:
         """Start the engine and wait until it is loaded. Raises EngineError with the engine's message."""
         self._pb = pb
         config = self._config = StubConfig.of(json.loads(args["model_config"]))
-        request_log.configure(config.log_format, request_log.level_of(config.engine_command))
+        request_log.configure(config.log_format, config.log_level)
         self._limits = SizeLimits(config.max_request_bytes, config.vocab_size)
         self._keys = StreamKeys(config.run_dir)
         self._requests = OpenRequests()

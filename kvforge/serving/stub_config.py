@@ -23,6 +23,7 @@ class StubConfig:
     max_queue_size: int
     max_request_bytes: int
     log_format: str
+    log_level: str
     vocab_size: int
 
     @classmethod
@@ -40,6 +41,7 @@ class StubConfig:
             max_queue_size=int(parameters.get("max_queue_size", "1024")),
             max_request_bytes=int(parameters.get("max_request_bytes", str(16 << 20))),
             log_format=parameters.get("log_format", TEXT),
+            log_level=parameters.get("log_level", "WARNING"),
             vocab_size=_vocab_size(parameters["gpt_model_path"]),
         )
 

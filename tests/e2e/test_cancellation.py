@@ -12,8 +12,8 @@ from kvforge.serving.client import StreamingClient, StreamResponse
 from kvforge.serving.launcher import TritonServer
 from tests.support.serving import ENDLESS, ask, client_process, used_pages, wait_until
 
-MODELS = ["tensorrt_llm", "ensemble"]
-PROMPTS = {"tensorrt_llm": [5, 6, 7, 8], "ensemble": "hello there"}
+MODELS = ["tensorrt_llm", "ensemble", "tensorrt_llm_bls"]
+PROMPTS = {"tensorrt_llm": [5, 6, 7, 8], "ensemble": "hello there", "tensorrt_llm_bls": "hello there"}
 
 
 @pytest.fixture(autouse=True)
@@ -64,10 +64,11 @@ def test_client_is_killed(server: TritonServer, freed, model: str, streaming: bo
     freed()
 
 
-def test_generate_stream_disconnects(server: TritonServer, freed) -> None:
+@pytest.mark.parametrize("model", ["ensemble", "tensorrt_llm_bls"])
+def test_generate_stream_disconnects(server: TritonServer, freed, model: str) -> None:
     connection = http.client.HTTPConnection(server.options.address, server.ports["http"])
     body = {"text_input": "hello there", "max_tokens": ENDLESS, "stream": True}
-    connection.request("POST", "/v2/models/ensemble/generate_stream", json.dumps(body))
+    connection.request("POST", f"/v2/models/{model}/generate_stream", json.dumps(body))
     response = connection.getresponse()
     assert response.read(16)
     wait_until(lambda: used_pages(server) > 0, "the request runs")
@@ -93,10 +94,11 @@ def test_stop_with_the_same_id(server: TritonServer, freed, model: str) -> None:
     freed()
 
 
-def test_cancels_right_after_the_first_response_leave_nothing_behind(server: TritonServer, freed) -> None:
+@pytest.mark.parametrize("model", ["ensemble", "tensorrt_llm_bls"])
+def test_cancels_right_after_the_first_response_leave_nothing_behind(server: TritonServer, freed, model: str) -> None:
     """An error close behind a response is where Triton's ensemble loses the end of a request."""
     for _ in range(10):
         client = StreamingClient(server.grpc_url)
-        next(client.generate("ensemble", ask("ensemble", "hello there", ENDLESS)))
+        next(client.generate(model, ask(model, "hello there", ENDLESS)))
         client.close()
     freed()

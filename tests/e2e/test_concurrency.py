@@ -13,7 +13,7 @@ from tests.support.serving import ask, used_pages, wait_until
 NUM_CLIENTS, REQUESTS_PER_CLIENT, MAX_TOKENS = 64, 2, 16
 
 
-@pytest.mark.parametrize("model", ["tensorrt_llm", "ensemble"])
+@pytest.mark.parametrize("model", ["tensorrt_llm", "ensemble", "tensorrt_llm_bls"])
 def test_64_streaming_clients_get_the_offline_answers(server: TritonServer, llm: LLM, model: str) -> None:
     rng = random.Random(f"concurrency/{model}")
     prompts = [
@@ -27,18 +27,18 @@ def test_64_streaming_clients_get_the_offline_answers(server: TritonServer, llm:
         answers = []
         with StreamingClient(server.grpc_url) as connection:
             for output in offline[index::NUM_CLIENTS]:
-                prompt = output.prompt if model == "ensemble" else output.prompt_token_ids
+                prompt = output.prompt_token_ids if model == "tensorrt_llm" else output.prompt
                 responses = list(connection.generate(model, ask(model, prompt, MAX_TOKENS)))
                 assert [r.final for r in responses] == [False] * (len(responses) - 1) + [True]
-                if model == "ensemble":
-                    answers.append("".join(r.text for r in responses))
-                else:
+                if model == "tensorrt_llm":
                     answers.append([token for r in responses for token in r.token_ids])
+                else:
+                    answers.append("".join(r.text for r in responses))
         return answers
 
     with ThreadPoolExecutor(NUM_CLIENTS) as pool:
         answers = list(pool.map(client, range(NUM_CLIENTS)))
     for index, got in enumerate(answers):
         outputs = [output.outputs[0] for output in offline[index::NUM_CLIENTS]]
-        assert got == [o.text if model == "ensemble" else list(o.token_ids) for o in outputs]
+        assert got == [list(o.token_ids) if model == "tensorrt_llm" else o.text for o in outputs]
     wait_until(lambda: used_pages(server) == 0, "all pages free")

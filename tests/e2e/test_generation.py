@@ -41,9 +41,10 @@ def test_tensorrt_llm_whole_answer(server: TritonServer, offline, exclude: bool)
     assert response.final
 
 
-def test_ensemble_streams_text(server: TritonServer, offline) -> None:
+@pytest.mark.parametrize("model", ["ensemble", "tensorrt_llm_bls"])
+def test_text_models_stream_text(server: TritonServer, offline, model: str) -> None:
     with StreamingClient(server.grpc_url) as client:
-        responses = list(client.generate("ensemble", ask("ensemble", PROMPT, 40)))
+        responses = list(client.generate(model, ask(model, PROMPT, 40)))
     assert [r.final for r in responses] == [False] * (len(responses) - 1) + [True]
     assert "".join(r.text for r in responses) == offline.outputs[0].text
     assert len(responses) > 1
@@ -104,21 +105,22 @@ def test_end_id_stop_and_bad_words(server: TritonServer, llm: LLM, offline) -> N
     assert text_of(server, ask("ensemble", PROMPT, 20, bad_words=[bad])) == without.outputs[0].text
 
 
+@pytest.mark.parametrize("model", ["ensemble", "tensorrt_llm_bls"])
 @pytest.mark.parametrize("streaming", [True, False])
-def test_several_sequences(server: TritonServer, llm: LLM, streaming: bool) -> None:
+def test_several_sequences(server: TritonServer, llm: LLM, model: str, streaming: bool) -> None:
     params = SamplingParams(n=3, temperature=1.0, top_k=50, seed=5, max_tokens=16)
     (offline,) = llm.generate([PROMPT], params, use_tqdm=False)
-    inputs = ask("ensemble", PROMPT, 16, streaming, num_return_sequences=3, top_k=50, seed=5)
+    inputs = ask(model, PROMPT, 16, streaming, num_return_sequences=3, top_k=50, seed=5)
     texts = ["", "", ""]
     with StreamingClient(server.grpc_url) as client:
-        responses = list(client.generate("ensemble", inputs))
+        responses = list(client.generate(model, inputs))
     for response in responses:
         texts[int(response.tensors["sequence_index"].item())] += response.text
     assert texts == [output.text for output in offline.outputs]
     assert [r.final for r in responses] == [False] * (len(responses) - 1) + [True]
 
 
-@pytest.mark.parametrize("model", ["tensorrt_llm", "ensemble"])
+@pytest.mark.parametrize("model", ["tensorrt_llm", "ensemble", "tensorrt_llm_bls"])
 @pytest.mark.parametrize("streaming", [True, False])
 def test_a_batch_of_two_prompts(server: TritonServer, llm: LLM, model: str, streaming: bool) -> None:
     outputs = llm.generate([PROMPT, "short"], SamplingParams(temperature=0.0, max_tokens=10), use_tqdm=False)
@@ -126,7 +128,7 @@ def test_a_batch_of_two_prompts(server: TritonServer, llm: LLM, model: str, stre
     for row, output in enumerate(outputs):
         ids[row, : len(output.prompt_token_ids)] = output.prompt_token_ids
     both = {
-        "ensemble": {
+        "text": {
             "text_input": np.array([[PROMPT.encode()], [b"short"]], np.object_),
             "max_tokens": np.array([[10], [10]], np.int32),
             "stream": np.array([[streaming], [streaming]]),
@@ -139,11 +141,19 @@ def test_a_batch_of_two_prompts(server: TritonServer, llm: LLM, model: str, stre
         },
     }
     with StreamingClient(server.grpc_url) as client:
-        responses = list(client.send(model, [infer_input(name, array) for name, array in both[model].items()]))
+        responses = list(
+            client.send(
+                model,
+                [
+                    infer_input(name, array)
+                    for name, array in both["tensorrt_llm" if model == "tensorrt_llm" else "text"].items()
+                ],
+            )
+        )
     assert [r.final for r in responses] == [False] * (len(responses) - 1) + [True]
     for row, output in enumerate(outputs):
         mine = [r for r in responses if r.tensors["batch_index"].item() == row]
-        if model == "ensemble":
+        if model != "tensorrt_llm":
             assert "".join(r.text for r in mine) == output.outputs[0].text
         else:
             assert [token for r in mine for token in r.token_ids] == list(output.outputs[0].token_ids)

@@ -32,10 +32,10 @@ def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 10.0
 
 
 def ask(model: str, prompt: list[int] | str, max_tokens: int, streaming: bool = True, **more: Any) -> dict[str, Any]:
-    """The inputs of a request: token ids for `tensorrt_llm`, text for `ensemble`. ENDLESS passes end-of-text."""
+    """The inputs of a request: token ids for `tensorrt_llm`, text for the others. ENDLESS passes end-of-text."""
     if max_tokens == ENDLESS:
         more = {"end_id": -1, **more}
-    if model == "ensemble":
+    if model != "tensorrt_llm":
         return {"text_input": prompt, "max_tokens": max_tokens, "stream": streaming, **more}
     return {"input_ids": prompt, "input_lengths": len(prompt), "request_output_len": max_tokens,
             "streaming": streaming, **more}  # fmt: skip
@@ -43,16 +43,23 @@ def ask(model: str, prompt: list[int] | str, max_tokens: int, streaming: bool = 
 
 def infer_input(name: str, array: np.ndarray) -> grpcclient.InferInput:
     """`array` as a request input, of the datatype that fits it."""
-    datatype = {"float16": "FP16", "object": "BYTES", "int32": "INT32", "uint64": "UINT64", "bool": "BOOL"}
+    datatype = {
+        "int64": "INT64",
+        "float16": "FP16",
+        "object": "BYTES",
+        "int32": "INT32",
+        "uint64": "UINT64",
+        "bool": "BOOL",
+    }
     tensor = grpcclient.InferInput(name, list(array.shape), datatype[array.dtype.name])
     tensor.set_data_from_numpy(array)
     return tensor
 
 
-def text_of(server: TritonServer, inputs: Mapping[str, Any]) -> str:
-    """The joined pieces of an `ensemble` request on a connection of its own."""
+def text_of(server: TritonServer, inputs: Mapping[str, Any], model: str = "ensemble") -> str:
+    """The joined pieces of a text model's answer on a connection of its own."""
     with StreamingClient(server.grpc_url) as client:
-        return "".join(response.text for response in client.generate("ensemble", inputs))
+        return "".join(response.text for response in client.generate(model, inputs))
 
 
 _CLIENT = """

@@ -6,8 +6,9 @@ import triton_python_backend_utils as pb_utils
 
 from kvforge.errors import RequestError, first_line
 from kvforge.serving.contract import TEXT_INPUTS
-from kvforge.serving.parameters import check_parameters, read_parameters
+from kvforge.serving.parameters import check_parameters, client_id, read_parameters
 from kvforge.serving.preprocess import make_preprocessor
+from kvforge.serving.request_log import log_request
 from kvforge.serving.watchdog import exit_with_parent
 
 
@@ -23,10 +24,13 @@ class TritonPythonModel:
         return [self._respond(request) for request in requests]
 
     def _respond(self, request):
+        request_id = ""
         try:
+            request_id = client_id(request)
             check_parameters(read_parameters(request), TEXT_INPUTS)
             outputs = self._preprocessor.run(self._tensors(request))
         except RequestError as error:
+            log_request("preprocessing", request_id, "refused", error=str(error))
             return _failed(str(error), pb_utils.TritonError.INVALID_ARG)
         except Exception as error:  # one request must not end the others of its batch
             return _failed(f"the request could not be read: {first_line(error)}", pb_utils.TritonError.INTERNAL)
