@@ -33,7 +33,7 @@ def drain(
     time.sleep(NOTICED_S)
     idle = first.active == 0 and _open_requests(state) == 0
     deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline and not hurry() and _open_requests(state) != 0:
+    while time.monotonic() < deadline and not hurry() and _open_requests(state):
         time.sleep(POLL_S)
     if _open_requests(state):
         ask_to_drain(run_dir, 0.0)

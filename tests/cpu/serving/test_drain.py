@@ -84,6 +84,21 @@ def test_without_a_stub_there_is_nothing_to_wait_for(tmp_path: Path) -> None:
     assert not (tmp_path / DRAIN_FILE).exists()
 
 
+def test_a_stub_that_hangs_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says nothing new of its open request. Ten seconds pass at each look at the clock."""
+    StateWriter(tmp_path).write("ready", 7, 1)
+    now = 0.0
+
+    def monotonic() -> float:
+        nonlocal now
+        now += 10.0
+        return now
+
+    monkeypatch.setattr(time, "monotonic", monotonic)
+    drain(tmp_path, StateReader(tmp_path), NO_METRICS, timeout_s=1e9)
+    assert now < 200
+
+
 def test_a_state_is_as_old_as_its_last_news(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the reader's monotonic clock: what time of day the stub wrote does not matter."""
     now = 1000.0
