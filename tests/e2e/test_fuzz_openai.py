@@ -72,6 +72,21 @@ def test_fuzz(server: TritonServer, gateway: Gateway, texts: dict[str, str], ful
     assert "Traceback" not in gateway.log.read_text()
 
 
+@pytest.mark.parametrize("name", ["..", "../tiny", "..%2f..%2fetc%2fpasswd", "%2e%2e/tiny", "tiny%00", "a" * 3000])
+def test_model_names_are_no_paths(gateway: Gateway, name: str) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", gateway.port, timeout=ANSWER_WITHIN_S)
+    connection.request("GET", f"/v1/models/{name}")
+    response = connection.getresponse()
+    content = response.read()
+    assert response.status in (400, 404)
+    check_error(content, name)
+    connection.request("POST", "/v1/completions", json.dumps({**good_body("a", 1), "model": name}))
+    response = connection.getresponse()
+    assert response.status == 404
+    check_error(response.read(), name)
+    connection.close()
+
+
 def test_bytes_that_are_no_request(server: TritonServer, gateway: Gateway, texts: dict[str, str], full: bool) -> None:
     rng, connection = random.Random(SEED), Http(gateway.url)
     with unharmed(server):

@@ -76,7 +76,7 @@ def test_the_shim(clock: Clock) -> None:
     assert abs(float(told.stdout) - time.time() - DAY_S) < 600
 
 
-@pytest.mark.parametrize("model", ["ensemble", "tensorrt_llm", "tensorrt_llm_bls"])
+@pytest.mark.parametrize("model", ["ensemble", "tensorrt_llm"])
 def test_jumps(own_server: TritonServer, llm: LLM, clock: Clock, model: str) -> None:
     maps = [Path(f"/proc/{pid}/maps").read_text() for pid in processes(own_server)]
     assert sum("clock_shim.so" in text for text in maps) == 1
