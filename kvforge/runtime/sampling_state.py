@@ -41,18 +41,14 @@ class SamplingState:
         self.late_stop_ids = torch.tensor(sorted(late), dtype=torch.long)
         """Tokens that end a guided sequence only where nothing else can follow."""
         self._stop_ids = stop_ids
-        self.has_penalties = (
-            params.presence_penalty != 0 or params.frequency_penalty != 0 or params.repetition_penalty != 1
-        )
+        self.has_penalties = _has_penalties(params)
         self.counts: torch.Tensor | None = None
         self.in_prompt: torch.Tensor | None = None
         if self.has_penalties:
             self.counts = torch.zeros(vocab_size)
             self.in_prompt = torch.zeros(vocab_size, dtype=torch.bool)
             self.in_prompt[torch.tensor(prompt_token_ids, dtype=torch.long)] = True
-        self.adjusts_logits = bool(
-            bias or self.has_penalties or bad_words or guide is not None or params.min_tokens > 0
-        )
+        self.adjusts_logits = _adjusts_logits(params, bad_words, guide)
 
     def record(self, token: int) -> None:
         """Take note of a generated token; raises KvforgeError where the guide cannot go on with it."""
@@ -77,6 +73,16 @@ def make_state(
     guide: Guide | None = None,
 ) -> SamplingState | None:
     """Return the state a sequence needs; None if it only ever takes the most probable token."""
-    state = SamplingState(params, index, prompt_token_ids, vocab_size, stop_ids, bad_words, guide)
-    plain = params.greedy and params.logprobs is None and not params.return_logits and not state.adjusts_logits
-    return None if plain else state
+    plain = params.greedy and params.logprobs is None and not params.return_logits
+    if plain and not _adjusts_logits(params, bad_words, guide):
+        return None
+    return SamplingState(params, index, prompt_token_ids, vocab_size, stop_ids, bad_words, guide)
+
+
+def _has_penalties(params: SamplingParams) -> bool:
+    return params.presence_penalty != 0 or params.frequency_penalty != 0 or params.repetition_penalty != 1
+
+
+def _adjusts_logits(params: SamplingParams, bad_words: list[tuple[int, ...]], guide: Guide | None) -> bool:
+    asked = params.logit_bias or bad_words or guide is not None or params.min_tokens > 0
+    return bool(asked or _has_penalties(params))
