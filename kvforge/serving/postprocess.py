@@ -16,7 +16,6 @@ from kvforge.errors import RequestError
 from kvforge.runtime.detokenizer import Detokenizer
 from kvforge.runtime.tokenizer import Tokenizer
 from kvforge.serving.preprocess import load_tokenizer
-from kvforge.serving.request_log import configure_from
 from kvforge.serving.responses import FINAL, HEARTBEAT, SEQUENCE_END
 from kvforge.serving.stream_keys import StreamKeys
 
@@ -126,7 +125,6 @@ class Postprocessor:
 
 def make_postprocessor(parameters: dict[str, str]) -> Postprocessor:
     """From the parameters of a model's config.pbtxt. Raises EngineError when there is no tokenizer."""
-    configure_from(parameters)
     keys = StreamKeys(Path(parameters["ack_socket"]).parent)
     return Postprocessor(load_tokenizer(parameters["tokenizer_dir"]), keys)
 

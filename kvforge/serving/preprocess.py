@@ -9,7 +9,6 @@ from kvforge.engine import TOKENIZER_DIR, load_manifest
 from kvforge.errors import EngineError, RequestError
 from kvforge.runtime.tokenizer import Tokenizer
 from kvforge.serving.contract import refuse_unsupported
-from kvforge.serving.request_log import configure_from
 from kvforge.serving.stream_keys import StreamKeys
 from kvforge.serving.tensors import Tensors, text
 from kvforge.serving.words import encode_words
@@ -125,7 +124,6 @@ class Preprocessor:
 
 def make_preprocessor(parameters: dict[str, str], lane: int = 0) -> Preprocessor:
     """From the parameters of a model's config.pbtxt. Raises EngineError when there is no tokenizer."""
-    configure_from(parameters)
     tokenizer_dir = parameters["tokenizer_dir"]
     return Preprocessor(
         load_tokenizer(tokenizer_dir),

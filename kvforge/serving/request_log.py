@@ -22,9 +22,11 @@ def configure(log_format: str, level: str) -> None:
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
 
 
-def configure_from(parameters: dict[str, str]) -> None:
-    """From the parameters of a model's config.pbtxt."""
-    configure(parameters.get("log_format", TEXT), parameters.get("log_level", "WARNING"))
+def configure_model(args: dict[str, str]) -> None:
+    """As `configure`, from the arguments that Triton gives a Python model."""
+    parameters = json.loads(args["model_config"])["parameters"]
+    log_format, level = (parameters[name]["string_value"] for name in ("log_format", "log_level"))
+    configure(log_format, level)
 
 
 def log_request(model: str, request_id: str, status: str, **fields: Any) -> None:

@@ -42,6 +42,23 @@ def test_sampling_parameters() -> None:
                               "seed": 2**63 + 1, "min_tokens": 2, "logprobs": 0}  # fmt: skip
 
 
+def test_inputs_of_the_whole_contract() -> None:
+    request = parsed(
+        embedding_bias=np.array([[0, 0, 1.5, -2]], np.float32), draft_input_ids=[[4, 5]], runtime_top_p=[[0.5]],
+        runtime_top_p_decay=[[0.5]], runtime_top_p_min=[[0.25]], runtime_top_p_reset_ids=[[3]],
+        retention_token_range_starts=[[0, 4]], retention_token_range_ends=[[4, -1]],
+        retention_token_range_priorities=[[80, 10]], guided_decoding_guide_type=np.array([[b"regex"]], object),
+        guided_decoding_guide=np.array([[b"a+"]], object), return_generation_logits=[[True]],
+        stop_strings=np.array([[b"end", b""]], object), num_top_log_probs=[[3]], min_p=[[0.25]],
+    )  # fmt: skip
+    assert request.params == {
+        "max_tokens": 9, "n": 1, "top_p": 0.5, "top_p_decay": 0.5, "top_p_min": 0.25, "top_p_reset_id": 3, "seed": 0,
+        "logit_bias": {2: 1.5, 3: -2.0}, "draft_token_ids": [4, 5], "retention": [(0, 4, 80), (4, -1, 10)],
+        "guided_decoding": {"kind": "regex", "guide": "a+"}, "return_logits": True, "stop": ["end"], "logprobs": 3,
+        "min_p": 0.25,
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize(("end_id", "stop_ids"), [(17, [17]), (-1, [])])
 def test_end_id_replaces_the_engines(end_id: int, stop_ids: list[int]) -> None:
     params = parsed(end_id=[[end_id]]).params
@@ -89,6 +106,15 @@ def test_broken_word_tables_are_refused(table: list) -> None:
         ({"temperature": [[float("nan")]], "runtime_top_k": [[3]]}, "'temperature' is nan; give a finite number"),
         ({"temperature": [[1.0, 2.0]]}, "'temperature' must hold one value, not 2"),
         ({"beam_width": [[2]]}, "'beam_width' cannot be used"),
+        ({"num_top_log_probs": [[21]]}, "'num_top_log_probs' must be 0 to 20, not 21"),
+        ({"retention_token_range_starts": [[1]]}, "1 'retention_token_range_starts', 0 'retention_token_range_ends'"),
+        ({"embedding_bias": [[float("nan")]]}, "'embedding_bias' .* of token 0 is nan"),
+        ({"draft_input_ids": [[-1]]}, "'draft_input_ids' holds -1"),
+        ({"runtime_top_p_min": [[2.0]]}, "'runtime_top_p_min' is 2.0"),
+        ({"presence_penalty": [[float("inf")]]}, "'presence_penalty' is inf; give a finite number"),
+        ({"guided_decoding_guide": np.array([[b"x"]], object)}, "needs 'guided_decoding_guide_type'"),
+        ({"guided_decoding_guide_type": np.array([[b"xml"]], object)}, "guided_decoding_guide"),
+        ({"stop_strings": np.array([[b"\xff"]], object)}, "'stop_strings' is not valid UTF-8"),
     ],
 )
 def test_refusals(tensors: dict, words: str) -> None:

@@ -61,6 +61,25 @@ def test_words_are_looked_for_with_and_without_a_space(tokenizer_dir: Path, toke
     assert decode_words("", outputs["STOP_WORDS_IDS"][0]) == [tokenizer.encode(t) for t in ("ab", " ab", " c")]
 
 
+def test_biased_words_make_a_dense_bias(tokenizer_dir: Path, tokenizer: Tokenizer) -> None:
+    words = np.array([[b"ab", b"b"]], dtype=object)
+    weights = np.array([[1.5, -4.0]], np.float32)
+    tensors = {"QUERY": texts("x"), "EMBEDDING_BIAS_WORDS": words, "EMBEDDING_BIAS_WEIGHTS": weights}
+    bias = preprocessor(tokenizer_dir).run(tensors)["EMBEDDING_BIAS"]
+    expected = np.zeros((1, VOCAB_SIZE), np.float32)
+    for word, weight in (("ab", 1.5), ("b", -4.0)):
+        for token in tokenizer.encode(word, add_special_tokens=False):
+            expected[0, token] += weight
+    np.testing.assert_array_equal(bias, expected)
+    with pytest.raises(RequestError, match="one weight for every word"):
+        preprocessor(tokenizer_dir).run({"QUERY": texts("x"), "EMBEDDING_BIAS_WORDS": words})
+
+
+def test_texts_over_the_limit(tokenizer_dir: Path) -> None:
+    with pytest.raises(RequestError, match="21 bytes, but at most 20"):
+        preprocessor(tokenizer_dir, 20).run({"QUERY": texts("a" * 15), "STOP_WORDS_DICT": texts("b" * 6)})
+
+
 @pytest.mark.parametrize(
     ("query", "words"), [("", "the prompt is empty"), (b"\xff", "'text_input' is not valid UTF-8")]
 )

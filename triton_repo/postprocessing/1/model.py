@@ -7,6 +7,7 @@ import triton_python_backend_utils as pb_utils
 from kvforge.errors import RequestError, first_line
 from kvforge.serving.acks import AckSender
 from kvforge.serving.postprocess import make_postprocessor
+from kvforge.serving.request_log import configure_model
 from kvforge.serving.watchdog import exit_with_parent
 
 READ = ("TOKENS_BATCH", "SEQUENCE_LENGTH", "STREAM_STATE")
@@ -15,6 +16,7 @@ READ = ("TOKENS_BATCH", "SEQUENCE_LENGTH", "STREAM_STATE")
 class TritonPythonModel:
     def initialize(self, args):
         exit_with_parent()
+        configure_model(args)
         settings = json.loads(args["model_config"])["parameters"]
         parameters = {key: value["string_value"] for key, value in settings.items()}
         self._acks = AckSender(parameters["ack_socket"])

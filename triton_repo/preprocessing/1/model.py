@@ -8,13 +8,14 @@ from kvforge.errors import RequestError, first_line
 from kvforge.serving.contract import TEXT_INPUTS
 from kvforge.serving.parameters import check_parameters, client_id, read_parameters
 from kvforge.serving.preprocess import make_preprocessor
-from kvforge.serving.request_log import log_request
+from kvforge.serving.request_log import configure_model, log_request
 from kvforge.serving.watchdog import exit_with_parent
 
 
 class TritonPythonModel:
     def initialize(self, args):
         exit_with_parent()
+        configure_model(args)
         config = json.loads(args["model_config"])
         self._inputs = [tensor["name"] for tensor in config["input"]]
         parameters = {key: value["string_value"] for key, value in config["parameters"].items()}

@@ -3,12 +3,14 @@
 import triton_python_backend_utils as pb_utils
 
 from kvforge.serving.bls import TextServer
+from kvforge.serving.request_log import configure_model
 from kvforge.serving.watchdog import exit_with_parent
 
 
 class TritonPythonModel:
     def initialize(self, args):
         exit_with_parent()
+        configure_model(args)
         self._server = TextServer(pb_utils, args)
 
     def execute(self, requests):
