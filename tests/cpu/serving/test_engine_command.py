@@ -18,4 +18,9 @@ from kvforge.serving.options import ServerOptions, engine_command
 )
 def test_limits_become_flags(options: ServerOptions, flags: list[str]) -> None:
     command = engine_command(Path("engine"), options)
-    assert command[command.index("--log-level") + 2 :] == flags
+    assert command[command.index("--log-format") + 2 :] == flags
+
+
+def test_the_log_s_form_and_level_are_the_server_s() -> None:
+    command = engine_command(Path("engine"), ServerOptions(log_level="INFO", log_format="json"))
+    assert command[command.index("--log-level") :] == ["--log-level", "INFO", "--log-format", "json"]
