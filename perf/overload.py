@@ -29,13 +29,14 @@ from perf.load.engines import WORK, tiny_engine, tokenizer_of
 from perf.load.files import write_report
 from perf.load.machine import describe_machine
 from perf.load.memory import MemoryLog
-from perf.load.processes import server_processes
+from perf.load.processes import CLIENT, CpuWindow, server_processes
 from perf.load.prompts import make_prompts
 
 MODEL = "ensemble"
 KV_CACHE_GIB = 0.5
 ANSWER_TIMEOUT_S = 120.0
 METRICS_PERIOD_S = 1.0
+RAMP_S = 5.0
 ACTIVE = 'nv_trt_llm_request_metrics{model="tensorrt_llm",request_type="%s",version="1"}'
 MIN_OF_PEAK = 0.9
 
@@ -47,15 +48,16 @@ class Phase:
     seconds: float = 0.0
     offered: int = 0
     outcomes: Counter = field(default_factory=Counter)
-    output_tokens: int = 0
+    output_tokens: float = 0.0
     unclear: int = 0
     max_refusal_s: float = 0.0
 
-    def add(self, answer: Answer, tokens: int, ends_before: float) -> None:
-        """Count an answer; its tokens count only when it ended before the phase did."""
+    def add(self, answer: Answer, tokens: int, begin: float, end: float) -> None:
+        """Count an answer; of its tokens those that came between ``begin`` and ``end``."""
         if answer.code == "OK":
             self.outcomes["OK"] += 1
-            self.output_tokens += tokens if answer.ended <= ends_before else 0
+            inside = sum(begin <= arrival <= end for arrival in answer.arrivals)
+            self.output_tokens += tokens * inside / len(answer.arrivals)
         elif answer.code == ERROR and answer.message:
             self.outcomes[answer.message[:80]] += 1
             self.max_refusal_s = max(self.max_refusal_s, answer.ended - answer.sent)
@@ -78,23 +80,25 @@ class Load:
 
     async def closed(self, seconds: float, concurrency: int) -> Phase:
         """Keep ``concurrency`` requests open for ``seconds``."""
-        phase, end = Phase(seconds), time.monotonic() + seconds
+        begin = time.monotonic()
+        phase, end = Phase(seconds), begin + seconds
 
         async def worker() -> None:
             while time.monotonic() < end:
-                await self._one(phase, end)
+                await self._one(phase, begin, end)
 
         await asyncio.gather(*(worker() for _ in range(concurrency)))
         return phase
 
     async def open(self, seconds: float, rate: float) -> Phase:
-        """Offer ``rate`` requests a second at random moments for ``seconds``, then wait for all outcomes."""
-        phase, tasks = Phase(seconds), set()
+        """Offer ``rate`` requests a second at random moments for ``seconds``, then wait for all outcomes; the
+        throughput is that after the first RAMP_S."""
+        phase, tasks = Phase(seconds - RAMP_S), set()
         now = start = told = time.monotonic()
         end, due = start + seconds, start
         while now < end:
             while due <= now:
-                task = asyncio.create_task(self._one(phase, end))
+                task = asyncio.create_task(self._one(phase, start + RAMP_S, end))
                 tasks.add(task)
                 task.add_done_callback(tasks.discard)
                 due += self._rng.expovariate(rate)
@@ -112,10 +116,10 @@ class Load:
             task.cancel()
         return phase
 
-    async def _one(self, phase: Phase, ends_before: float) -> None:
+    async def _one(self, phase: Phase, begin: float, end: float) -> None:
         phase.offered += 1
         answer = await self._client.ask(self._rng.choice(self._requests))
-        phase.add(answer, self._output_tokens, ends_before)
+        phase.add(answer, self._output_tokens, begin, end)
 
     async def close(self) -> None:
         await self._client.close()
@@ -139,7 +143,9 @@ async def overload(server: TritonServer, requests: list[Any], args: argparse.Nam
     rate = args.factor * before.outcomes["OK"] / before.seconds
     print(f"peak {before.output_tok_s:.0f} tokens/s; offering {rate:.0f} requests/s ...", file=sys.stderr, flush=True)
     watchers = [asyncio.create_task(memory.run()), asyncio.create_task(watch_queue(server, seen))]
+    window = CpuWindow(server.pid)
     during = await load.open(args.seconds, rate)
+    cpu = {role: sum(threads) for role, threads in window.read().items()}
     for watcher in watchers:
         watcher.cancel()
     await asyncio.gather(*watchers, return_exceptions=True)
@@ -157,6 +163,7 @@ async def overload(server: TritonServer, requests: list[Any], args: argparse.Nam
         "slowest_refusal_s": during.max_refusal_s,
         "max_waiting": seen.get("waiting"),
         "max_active": seen.get("active"),
+        "cpu_s": cpu,
         "pss_growth_mib": growth,
         "pss_peak_mib": memory.peak_mib(),
     }
@@ -214,10 +221,11 @@ def show(report: dict[str, Any]) -> str:
         f"{report['max_waiting']:.0f} of them waiting",
         f"output tokens/s: {report['overload_tok_s']:.0f} under overload; peak {peaks[0]:.0f} before, {peaks[1]:.0f} "
         f"after ({report['overload_tok_s'] / min(peaks):.0%} of the lower one)",
-        f"{'process':<24} {'peak PSS MiB':>13} {'growth MiB':>11}",
+        f"{'process':<24} {'peak PSS MiB':>13} {'growth MiB':>11} {'CPU s':>8}",
     ]
     for role, growth in report["pss_growth_mib"].items():
-        lines.append(f"{role:<24} {report['pss_peak_mib'][role]:>13.1f} {growth:>+11.1f}")
+        lines.append(f"{role:<24} {report['pss_peak_mib'][role]:>13.1f} {growth:>+11.1f} {report['cpu_s'][role]:>8.1f}")
+    lines.append(f"{CLIENT:<24} {'-':>13} {'-':>11} {report['cpu_s'][CLIENT]:>8.1f}")
     return "\n".join([*lines, *(f"FAILED: {problem}" for problem in report["problems"])])
 
 
