@@ -218,8 +218,12 @@ class LLMEngine:
     def _take(self, sequences: list[Sequence], sampled: SampledTokens, news: dict[Sequence, SequenceOutput]) -> None:
         """Give each sequence its token, or end it for having none, and say so in ``news``."""
         tokens, logprobs, errors = sampled.tokens, sampled.logprobs, sampled.errors
-        rows = [row for row in range(len(sequences)) if row not in errors]
-        self.scheduler.append([sequences[row] for row in rows], [tokens[row] for row in rows])
+        rows: SequenceOf[int] = range(len(sequences))
+        if errors:
+            rows = [row for row in rows if row not in errors]
+            self.scheduler.append([sequences[row] for row in rows], [tokens[row] for row in rows])
+        else:
+            self.scheduler.append(sequences, tokens)
         for row, message in errors.items():
             logger.error("request %s: %s", sequences[row].request_id, message)
             news[sequences[row]] = self._finish(sequences[row], "error", message, news.get(sequences[row]))
