@@ -24,8 +24,8 @@ def known(llm: LLM) -> KnownAnswers:
 
 
 def _countable(tensor: Tensor) -> bool:
-    """Triton 2.51 itself writes past its memory for JSON tensors of more bytes than 64 bits count: docs/security.md."""
-    return abs(math.prod(tensor.shape)) < 2**56
+    """Triton 2.51 itself dies of JSON tensors whose shape is larger than its memory: docs/security.md."""
+    return abs(math.prod(tensor.shape)) < 2**28
 
 
 @pytest.mark.parametrize("stream", [False, True])
