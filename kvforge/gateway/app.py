@@ -13,7 +13,7 @@ from starlette.middleware.cors import CORSMiddleware
 from kvforge import __version__
 from kvforge.gateway.answer import Answer, error_response
 from kvforge.gateway.auth import ApiKeys
-from kvforge.gateway.body import read_json
+from kvforge.gateway.body import BodyReader
 from kvforge.gateway.errors import ApiError, bad_field
 from kvforge.gateway.fields import CHAT, COMPLETIONS, flag, include_usage, integer, screen
 from kvforge.gateway.formats import ChatFormat, CompletionFormat
@@ -36,6 +36,7 @@ class Gateway:
     def __init__(self, model: ServedModel, options: GatewayOptions) -> None:
         self.model = model
         self.options = options
+        self._bodies = BodyReader(options.max_body_bytes, options.body_timeout)
         self.triton: Triton
         self._readiness: Readiness
 
@@ -95,8 +96,7 @@ class Gateway:
         return JSONResponse({"ready": problem is None, "reason": problem}, 200 if problem is None else 503)
 
     async def _fields(self, request: Request, known: frozenset[str]) -> dict[str, Any]:
-        body = await read_json(request, self.options.max_body_bytes, self.options.body_timeout)
-        fields = screen(body, known)
+        fields = screen(await self._bodies.read_json(request), known)
         if not isinstance(fields.get("model"), str):
             raise bad_field("model", f"must be the model's name, {self.model.name}")
         self._check_model(fields["model"])

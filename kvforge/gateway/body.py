@@ -8,22 +8,51 @@ from starlette.requests import ClientDisconnect, Request
 
 from kvforge.gateway.errors import ApiError, bad_field
 
+MAX_HELD = 32
+"""Bodies of the largest size that may be on their way at once."""
 
-async def read_json(request: Request, max_bytes: int, timeout_s: float) -> dict[str, Any]:
-    """The body as a JSON object.
 
-    Raises ApiError: 413 as soon as the length is known to be too large (announced or counted), 408 when it does
-    not arrive in time, 400 when it is no JSON object.
-    """
-    announced = request.headers.get("content-length", "")
-    if announced.isdigit() and int(announced) > max_bytes:
-        raise _too_large(max_bytes)
-    try:
-        data = await asyncio.wait_for(_read(request, max_bytes), timeout_s)
-    except asyncio.TimeoutError:
-        raise ApiError(408, f"the request's body did not arrive within {timeout_s:g} s") from None
-    except ClientDisconnect:
-        raise ApiError(499, "the client went away") from None
+class BodyReader:
+    """Reads bodies of at most `max_bytes` each, and MAX_HELD times as much of all that are on their way."""
+
+    def __init__(self, max_bytes: int, timeout_s: float) -> None:
+        self._max_bytes = max_bytes
+        self._timeout_s = timeout_s
+        self._held = 0
+
+    async def read_json(self, request: Request) -> dict[str, Any]:
+        """The body as a JSON object.
+
+        Raises ApiError: 413 as soon as the length is known to be too large (announced or counted), 429 when too much
+        is on its way already, 408 when it does not arrive in time, 400 when it is no JSON object.
+        """
+        announced = request.headers.get("content-length", "")
+        if announced.isdigit() and int(announced) > self._max_bytes:
+            raise _too_large(self._max_bytes)
+        parts: list[bytes] = []
+        try:
+            await asyncio.wait_for(self._read(request, parts), self._timeout_s)
+            return _parse(b"".join(parts))
+        except asyncio.TimeoutError:
+            raise ApiError(408, f"the request's body did not arrive within {self._timeout_s:g} s") from None
+        except ClientDisconnect:
+            raise ApiError(499, "the client went away") from None
+        finally:
+            self._held -= sum(len(part) for part in parts)
+
+    async def _read(self, request: Request, parts: list[bytes]) -> None:
+        size = 0
+        async for part in request.stream():
+            size += len(part)
+            if size > self._max_bytes:
+                raise _too_large(self._max_bytes)
+            parts.append(part)
+            self._held += len(part)
+            if self._held > MAX_HELD * self._max_bytes:
+                raise ApiError(429, "too many large requests are on their way; try again", code="too_many_requests")
+
+
+def _parse(data: bytes) -> dict[str, Any]:
     try:
         body = json.loads(data, parse_constant=_refuse_constant)
     except UnicodeDecodeError:
@@ -35,16 +64,6 @@ async def read_json(request: Request, max_bytes: int, timeout_s: float) -> dict[
     if b"\\ud" in data.lower():
         _refuse_half_characters(body)
     return body
-
-
-async def _read(request: Request, max_bytes: int) -> bytes:
-    parts, size = [], 0
-    async for part in request.stream():
-        size += len(part)
-        if size > max_bytes:
-            raise _too_large(max_bytes)
-        parts.append(part)
-    return b"".join(parts)
 
 
 def _refuse_half_characters(body: dict[str, Any]) -> None:

@@ -26,7 +26,6 @@ def sampling_params(
     stop = fields.get("stop", ())
     if isinstance(stop, list) and len(stop) > options.max_stop:
         raise bad_field("stop", f"holds {len(stop)} strings; {options.max_stop} are the most")
-    _check_text("stop", stop)
     values = {name: value for name, value in fields.items() if name in SAMPLING and name != "stop"}
     values.setdefault("seed", secrets.randbits(63))
     try:
@@ -71,12 +70,3 @@ def check_length(num_prompt: int, max_tokens: int, max_seq_len: int, param: str)
             param,
             "context_length_exceeded",
         )
-
-
-def _check_text(name: str, value: Any) -> None:
-    for text in [value] if isinstance(value, str) else value if isinstance(value, list) else ():
-        if isinstance(text, str):
-            try:
-                text.encode()
-            except UnicodeEncodeError:
-                raise bad_field(name, "holds half a character (a lone surrogate); give Unicode text") from None

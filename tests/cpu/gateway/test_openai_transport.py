@@ -19,7 +19,7 @@ import openai
 import pytest
 
 from kvforge.errors import KvforgeError
-from kvforge.gateway import GatewayOptions, gateway_command, readiness
+from kvforge.gateway import GatewayOptions, body, gateway_command, readiness
 from kvforge.gateway.auth import ApiKeys
 from kvforge.gateway.options import parse_options
 from kvforge.gateway.server import listen
@@ -104,6 +104,18 @@ def test_chunked_body_is_counted(start: Callable[..., str], triton: FakeTriton) 
     assert triton.requests == []
 
 
+def test_bodies_on_their_way_are_bounded_together(start: Callable[..., str], triton: FakeTriton) -> None:
+    url = start(max_body_bytes=1000)
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n"
+    with contextlib.ExitStack() as stack:
+        for _ in range(body.MAX_HELD + 1):
+            sock = stack.enter_context(connect(url))
+            sock.sendall(head + b"x" * 999)
+        refused = f"{url}/v1/completions"
+        wait_until(lambda: post(refused, {**COMPLETION, "user": "x" * 900}).status == 429)
+    wait_until(lambda: post(refused, {**COMPLETION, "user": "x" * 900}).status == 200)
+
+
 def test_slow_heads_and_bodies(start: Callable[..., str]) -> None:
     url = start(header_timeout=0.3, body_timeout=0.3)
     with connect(url) as silent, connect(url) as slow, connect(url) as half:
@@ -143,10 +155,10 @@ def test_open_requests_above_the_limit(start: Callable[..., str], triton: FakeTr
 def test_request_ids(url: str, triton: FakeTriton) -> None:
     answer = post(f"{url}/v1/completions", COMPLETION, {"X-Request-Id": "mine-1"})
     assert answer.headers["x-request-id"] == "mine-1"
-    body = json.loads(answer.body)
-    assert body["id"].startswith("cmpl-mine-1-") and triton.requests[0].id == f"{body['id']}.0"
+    answer_id = json.loads(answer.body)["id"]
+    assert answer_id.startswith("cmpl-mine-1-") and triton.requests[0].id == f"{answer_id}.0"
     other = post(f"{url}/v1/completions", COMPLETION, {"X-Request-Id": "mine-1"})
-    assert json.loads(other.body)["id"] != body["id"]
+    assert json.loads(other.body)["id"] != answer_id
     for odd in ("", "a b", "x" * 200, "\xfc"):
         made = post(f"{url}/v1/completions", COMPLETION, {"X-Request-Id": odd}).headers["x-request-id"]
         assert len(made) == 24
