@@ -102,7 +102,8 @@ def run_perf_analyzer(
     program, environment = find_perf_analyzer()
     with tempfile.TemporaryDirectory(prefix="kvforge-perf-") as folder:
         inputs, export = Path(folder) / "inputs.json", Path(folder) / "export.json"
-        inputs.write_text(json.dumps({"data": [{name: [value] for name, value in row.items()} for row in data]}))
+        rows = [{name: _tensor(value) for name, value in row.items()} for row in data]
+        inputs.write_text(json.dumps({"data": rows}))
         command = [
             str(program), "-m", model, "-u", grpc_url, "-i", "grpc", "--streaming", "--async",
             "--input-data", str(inputs), *level, "--request-count", str(num_requests), "-s", "999",
@@ -122,3 +123,9 @@ def run_perf_analyzer(
             with contextlib.suppress(json.JSONDecodeError):
                 return json.loads(export.read_text(errors="replace"))["experiments"][0]
         raise KvforgeError(f"perf_analyzer wrote a broken profile export {MAX_ATTEMPTS} times; try again.")
+
+
+def _tensor(value: Any) -> dict[str, Any]:
+    """A value or list as perf_analyzer reads it; the batch dimension is its own."""
+    values = value if isinstance(value, list) else [value]
+    return {"content": values, "shape": [len(values)]}
