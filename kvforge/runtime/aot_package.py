@@ -74,5 +74,8 @@ def load_package(path: Path, weights: dict[str, Tensor], single_threaded: bool =
     except KeyError as error:
         raise EngineError(f"{path} needs the weight {error}, which the engine lacks; rebuild the engine.") from error
     except Exception as error:
-        raise EngineError(f"{path} cannot be loaded ({first_line(error)}); rebuild the engine.") from error
+        why = first_line(error)
+        no_room = "write callback failed" in why  # of the package's unpacking
+        advice = "make room in the folder for temporary files ($TMPDIR)" if no_room else "rebuild the engine"
+        raise EngineError(f"{path} cannot be loaded ({why}); {advice}.") from error
     return graph.loader.boxed_run

@@ -13,10 +13,11 @@ from tests.support.serve_process import refused_start
 
 
 @pytest.fixture
-def small_disk() -> Iterator[Path]:
-    """A file system of 64 KiB; its path is short enough for a socket."""
+def small_disk(request: pytest.FixtureRequest) -> Iterator[Path]:
+    """A file system of 64 KiB, or as much as the test says; its path is short enough for a socket."""
+    size = getattr(request, "param", "64k")
     folder = Path(tempfile.mkdtemp(prefix="kvf-", dir="/tmp"))
-    mount = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)], capture_output=True)
+    mount = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)], capture_output=True)
     if mount.returncode:
         folder.rmdir()
         pytest.skip("a small tmpfs cannot be mounted here")
@@ -35,6 +36,15 @@ def test_no_room_for_the_run_directory(engine_dir: Path, small_disk: Path) -> No
     status, errors = refused_start(engine_dir, env={**os.environ, "TMPDIR": str(small_disk)})
     assert_one_sentence(status, errors, f"cannot be written to {small_disk} (No space left on device)")
     assert list(small_disk.iterdir()) == []
+
+
+@pytest.mark.parametrize("small_disk", ["3m"], indirect=True)
+def test_no_room_to_load_the_engine(engine_dir: Path, small_disk: Path, full: bool) -> None:
+    if not full:
+        pytest.skip("needs --full: half a minute")
+    status, errors = refused_start(engine_dir, env={**os.environ, "TMPDIR": str(small_disk)})
+    assert_one_sentence(status, errors, "make room in the folder for temporary files")
+    assert not list(small_disk.glob("kvforge-*"))
 
 
 def test_a_log_file_that_cannot_be_written(engine_dir: Path, tmp_path: Path) -> None:
