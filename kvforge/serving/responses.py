@@ -101,8 +101,9 @@ def _top(part: int, dtype: type) -> Builder:
     return build
 
 
-def _finish_reason(active: ActiveRequest, chunk: Chunk) -> np.ndarray:
-    return _text(chunk.sequence.finish_reason or "" if chunk.end else "")
+def _finish_reason(active: ActiveRequest, chunk: Chunk) -> np.ndarray | None:
+    """Only with the end: tensors of text are slow to build, and clients ask for all outputs by default."""
+    return _text(chunk.sequence.finish_reason or "") if chunk.end else None
 
 
 def _stop_reason(active: ActiveRequest, chunk: Chunk) -> np.ndarray | None:
