@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 SERVE := $(VENV)/.installed-serve
 DEV := $(VENV)/.installed-dev
 
-.PHONY: demo test test-full lint bench clean
+.PHONY: demo test test-full lint bench bench-serve clean
 
 $(SERVE): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -33,6 +33,9 @@ lint: $(DEV)
 
 bench: $(SERVE)
 	$(BIN)/python -m perf.bench_engine
+
+bench-serve: $(DEV)
+	$(BIN)/python -m perf.bench_serve
 
 clean:
 	rm -rf .demo .pytest_cache .ruff_cache .mypy_cache

@@ -23,7 +23,8 @@ from tqdm import tqdm
 
 from kvforge.bench.workload import Workload, load_workloads, run_once, warm_up
 from kvforge.compiler import BuildOptions, build_engine
-from kvforge.engine import MANIFEST_FILE, Manifest, load_manifest
+from kvforge.engine import Manifest, load_manifest
+from kvforge.errors import EngineError
 from kvforge.planning.costs import prefill_flops_per_token
 from kvforge.runtime import LLMEngine
 from perf.random_checkpoint import LLAMA_213M, write_checkpoint
@@ -54,10 +55,19 @@ def prepare(work: Path, name: str, cut: int | None, group_size: int, max_seq_len
     """Return the engine of a variant under ``work``, built if it is not there yet."""
     slug = name.replace(" ", "-").replace(",", "")
     engine = work / f"engine-{slug}"
-    if not (engine / MANIFEST_FILE).is_file():
+    if not is_loadable(engine):
         checkpoint = write_checkpoint(work / f"checkpoint-{slug}", LLAMA_213M, cut, group_size)
-        build_engine(checkpoint, engine, BuildOptions(max_seq_len=max_seq_len))
+        build_engine(checkpoint, engine, BuildOptions(max_seq_len=max_seq_len), overwrite=True)
     return engine
+
+
+def is_loadable(engine: Path) -> bool:
+    """An engine is there, and this version reads it; one that an older version left is to be built again."""
+    try:
+        load_manifest(engine)
+    except EngineError:
+        return False
+    return True
 
 
 def run(work: Path, workloads: list[Workload], num_runs: int) -> dict[str, Any]:

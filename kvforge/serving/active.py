@@ -109,7 +109,7 @@ class ActiveRequest:
         self._ended = False
         self._heartbeat = False
         self._acked = True
-        self.arrived = self.last_sent = time.monotonic()
+        self.arrived = self.last_sent = self.last_asked = time.monotonic()
         self.sender_lock = threading.Lock()
         """Held in every call on `sender`: Triton crashes on a question about a request that has had its end."""
         self.closed = False

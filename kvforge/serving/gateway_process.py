@@ -14,6 +14,7 @@ from kvforge.errors import KvforgeError
 from kvforge.gateway import GatewayOptions, gateway_command
 from kvforge.serving.launcher import StartCancelled, TritonServer
 from kvforge.serving.log_pump import LogPump, LogSink
+from kvforge.serving.priority import lower
 from kvforge.serving.processes import how_it_ended
 from kvforge.serving.run_dir import STATE_FILE
 
@@ -58,6 +59,7 @@ class GatewayProcess:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
+        lower(process.pid)
         assert process.stdout is not None
         self._log = LogPump(process.stdout, self._sink)
         deadline = time.monotonic() + START_TIMEOUT_S

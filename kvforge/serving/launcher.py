@@ -18,6 +18,7 @@ from kvforge.serving.log_lines import error_in_log
 from kvforge.serving.log_pump import LogPump, LogSink
 from kvforge.serving.options import ServerOptions, engine_command
 from kvforge.serving.ports import choose_ports
+from kvforge.serving.priority import yield_to_engine
 from kvforge.serving.processes import (
     ProcessId,
     children,
@@ -231,3 +232,4 @@ class TritonServer:
         make_regions_private(self._shm_prefix)
         # Not the engine process: its stub restarts it.
         self._stubs = {stub: model_of_stub(stub) for stub in children(process.pid)}
+        yield_to_engine(process.pid)

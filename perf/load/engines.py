@@ -10,10 +10,10 @@ from pathlib import Path
 
 from kvforge.compiler import BuildOptions, build_engine
 from kvforge.demo.run import STUDENT, TEACHER, DemoModel
-from kvforge.engine import MANIFEST_FILE, TOKENIZER_DIR
+from kvforge.engine import TOKENIZER_DIR
 from kvforge.errors import KvforgeError
 from kvforge.runtime.tokenizer import Tokenizer
-from perf.bench_engine import prepare
+from perf.bench_engine import is_loadable, prepare
 
 WORK = Path(tempfile.gettempdir()) / "kvforge-bench"
 ASSETS = Path(__file__).resolve().parents[2] / "model_defs" / "assets"
@@ -28,11 +28,11 @@ OPTIONS = BuildOptions(dtype="float32", kv_dtype="float32", max_num_seqs=64, max
 def tiny_engine(work: Path, model: DemoModel = TEACHER) -> Path:
     """The engine of one of the demo's models under ``work``."""
     engine = work / model.folder
-    if not (engine / MANIFEST_FILE).is_file():
+    if not is_loadable(engine):
         work.mkdir(parents=True, exist_ok=True)
         print(f"building {engine} ...", file=sys.stderr, flush=True)
         with _quiet():
-            build_engine(ASSETS / model.folder, engine, OPTIONS)
+            build_engine(ASSETS / model.folder, engine, OPTIONS, overwrite=True)
     return engine
 
 

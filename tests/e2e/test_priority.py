@@ -1,0 +1,29 @@
+"""What serves the engine gives way to it when the cores are busy."""
+
+import os
+from pathlib import Path
+
+from kvforge.serving.launcher import TritonServer
+from kvforge.serving.priority import NICENESS
+from kvforge.serving.processes import children, descendants
+from tests.support.serving import ask, text_of
+
+
+def niceness(pid: int) -> list[int]:
+    """Of every thread of a process that starts no process itself."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return [
+        os.getpriority(os.PRIO_PROCESS, int(t.name)) for t in tasks if not (t / "children").read_text().split()
+    ]  # fmt: skip
+
+
+def test_server_and_stubs_yield_to_the_engine(server: TritonServer) -> None:
+    text_of(server, ask("ensemble", "hello", 2))  # threads that begin later are as patient
+    own = min(19, os.getpriority(os.PRIO_PROCESS, 0) + NICENESS)
+    stubs = children(server.pid)
+    assert len(stubs) == 4
+    (engine,) = {p.pid for p in descendants(server.pid)} - {stub.pid for stub in stubs}
+    for stub in stubs:
+        assert set(niceness(stub.pid)) == {own}
+    assert set(niceness(server.pid)) == {own}
+    assert set(niceness(engine)) == {os.getpriority(os.PRIO_PROCESS, 0)}
