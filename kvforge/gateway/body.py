@@ -54,7 +54,8 @@ class BodyReader:
 
 def _parse(data: bytes) -> dict[str, Any]:
     try:
-        body = json.loads(data, parse_constant=_refuse_constant)
+        # Decoded here: of bytes, json reads UTF-16 as well, and the half characters that UTF-8 forbids.
+        body = json.loads(data.decode("utf-8-sig"), parse_constant=_refuse_constant)
     except UnicodeDecodeError:
         raise ApiError(400, "the request's body is not UTF-8 text") from None
     except (ValueError, RecursionError) as error:

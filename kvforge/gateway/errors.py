@@ -58,20 +58,40 @@ def from_request_error(error: RequestError, names: Mapping[str, str]) -> ApiErro
     return ApiError(400, message if name is None else f"'{name}'{message[len(word) :]}", name)
 
 
+def from_outcome(outcome: str, message: str) -> ApiError:
+    """How `tensorrt_llm` says that a request ended (kvforge.serving.failures), as an HTTP status."""
+    if outcome == "unavailable" and "queue is full" in message:
+        return ApiError(429, message, code="queue_full")
+    status, code = _OUTCOMES.get(outcome, (500, None))
+    return ApiError(status, f"the inference server failed: {message}" if status == 500 else message, code=code)
+
+
+_OUTCOMES: dict[str, tuple[int, str | None]] = {
+    "refused": (400, None),
+    "unavailable": (503, "engine_unavailable"),
+    "lost": (503, "engine_unavailable"),
+    "deadline": (504, "deadline_exceeded"),
+    "cancelled": (499, "cancelled"),
+}
+
+
+def from_triton_error(message: str) -> ApiError:
+    """What Triton itself says where the model is not there to answer; of its errors a stream carries only the words."""
+    if any(words in message for words in _NOT_LOADED):
+        return ApiError(503, f"the engine is not loaded: {message}", code="engine_unavailable")
+    return ApiError(500, f"the inference server failed: {message}")
+
+
+_NOT_LOADED = ("unknown model", "not ready", "is not healthy", "no available versions", "Server exiting", "stopping")
+"""The model is missing or unloaded, its process ended, the server goes down."""
+
+
 def from_rpc_error(code: grpc.StatusCode, details: str) -> ApiError:
-    """What Triton or the engine answered, or that nothing answers, as an HTTP status."""
-    if "deadline" in details or code is grpc.StatusCode.DEADLINE_EXCEEDED:
-        return ApiError(504, details or "the request's deadline passed", code="deadline_exceeded")
-    if code is grpc.StatusCode.INVALID_ARGUMENT:
-        return ApiError(400, details)
-    if "queue is full" in details:
-        return ApiError(429, details, code="queue_full")
+    """The stream itself broke, or nothing answers."""
     if code is grpc.StatusCode.UNAVAILABLE:
         unreachable = "failed to connect" in details or "Socket closed" in details or "recvmsg" in details
         message = "the inference server cannot be reached; try again" if unreachable else details
         return ApiError(503, message, code="engine_unavailable")
-    if code is grpc.StatusCode.NOT_FOUND:
-        return ApiError(503, f"the engine is not loaded: {details}", code="engine_unavailable")
     if code is grpc.StatusCode.CANCELLED:
         return ApiError(499, "the request was cancelled", code="cancelled")
     return ApiError(500, f"the inference server failed: {details}")

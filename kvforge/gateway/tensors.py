@@ -10,6 +10,7 @@ import numpy as np
 from tritonclient.grpc import service_pb2
 
 from kvforge.runtime.sampling_params import SamplingParams
+from kvforge.serving.parameters import ERRORS_AS_TENSORS
 
 MODEL = "tensorrt_llm"
 OUTPUTS = ("output_ids", "finish_reason", "stop_reason")
@@ -19,7 +20,10 @@ _NO_END = -1
 
 @dataclass(frozen=True)
 class Piece:
-    """What one response says of a sequence; `log_probs` and `top` have an entry per token, where asked for."""
+    """What one response says of a sequence; `log_probs` and `top` have an entry per token, where asked for.
+
+    Finish reason ERROR: the request failed, `stop_reason` has the outcome and the message.
+    """
 
     sequence: int
     token_ids: list[int]
@@ -74,6 +78,7 @@ def infer_request(
         _add(request, "return_perf_metrics", "BOOL", _one(True, np.bool_))
     for name in outputs:
         request.outputs.add().name = name
+    request.parameters[ERRORS_AS_TENSORS].bool_param = True
     if timeout_s is not None:
         request.parameters["timeout"].int64_param = int(timeout_s * 1e6)
     return request

@@ -5,8 +5,9 @@ from collections.abc import AsyncGenerator
 import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from kvforge.gateway.errors import ApiError, from_rpc_error
+from kvforge.gateway.errors import ApiError, from_outcome, from_rpc_error, from_triton_error
 from kvforge.gateway.tensors import MODEL, Piece, read_response
+from kvforge.serving.responses import ERROR
 
 _OPTIONS = (
     ("grpc.max_receive_message_length", -1),
@@ -14,8 +15,6 @@ _OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
 )
-_METADATA = (("triton_grpc_error", "true"),)
-"""Makes Triton end a stream with a real status code instead of a text."""
 READY_TIMEOUT_S = 2.0
 
 
@@ -31,14 +30,16 @@ class Triton:
 
         Raises ApiError. Closing the iterator early cancels the request.
         """
-        call = self._stub.ModelStreamInfer(metadata=_METADATA)
+        call = self._stub.ModelStreamInfer()
         try:
             await call.write(request)
             await call.done_writing()
             while (response := await call.read()) is not grpc.aio.EOF:
                 if response.error_message:
-                    raise from_rpc_error(grpc.StatusCode.UNKNOWN, response.error_message)
+                    raise from_triton_error(response.error_message)
                 piece = read_response(response.infer_response)
+                if piece is not None and piece.finish_reason == ERROR:
+                    raise from_outcome(piece.stop_reason["outcome"], piece.stop_reason["message"])
                 if piece is not None:
                     yield piece
             if await call.code() is not grpc.StatusCode.OK:

@@ -82,7 +82,7 @@ class ActiveRequest:
     `key` is unique among all requests; `engine_ids` are the engine's ids of the prompts in the batch.
     `in_ensemble` says that a text model comes after, which acknowledges every response and watches for a
     cancel; the next response then waits for the ack. When none comes for ACK_TIMEOUT_S there is no such model.
-    `errors_as_tensors`: the caller is a model that would never see an error behind a response (bls.py).
+    `errors_as_tensors`: the request ends with a response where it fails (parameters.ERRORS_AS_TENSORS).
     Exactly one of a final chunk or a failure ends the request.
     """
 

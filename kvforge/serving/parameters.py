@@ -13,7 +13,8 @@ from kvforge.errors import RequestError
 
 TIMEOUT = "timeout"
 ERRORS_AS_TENSORS = "errors_as_tensors"
-"""Asks `tensorrt_llm` to end a failed request with a response instead of an error (bls.py says why)."""
+"""Asks `tensorrt_llm` to end a request that fails or is refused with a response instead of an error: for callers within
+Triton (bls.py says why) and for the gateway, which wants the outcome and not only its words."""
 # Triton's own and KServe's, which Triton may leave among the parameters.
 TRITONS = frozenset(
     {TIMEOUT, "id", "priority", "sequence_id", "sequence_start", "sequence_end", "binary_data_output", "headers"}
@@ -26,6 +27,14 @@ def read_parameters(request: Any) -> dict[str, Any]:
     """The parameters of a pb_utils.InferenceRequest."""
     text = request.parameters()
     return json.loads(text) if text else {}
+
+
+def wants_errors_as_tensors(request: Any) -> bool:
+    """Whether a request asks for that; one whose parameters cannot be read does not. Never raises."""
+    try:
+        return bool(read_parameters(request).get(ERRORS_AS_TENSORS))
+    except ValueError:
+        return False
 
 
 def client_id(request: Any) -> str:

@@ -1,7 +1,7 @@
 """Builds the output tensors of one response of `tensorrt_llm`, as arrays by name; only the requested ones."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Set
 
 import numpy as np
 
@@ -45,21 +45,21 @@ def chunk_arrays(active: ActiveRequest, chunk: Chunk) -> dict[str, np.ndarray]:
 
 def heartbeat_arrays(active: ActiveRequest) -> dict[str, np.ndarray]:
     """A response without tokens; postprocessing swallows it."""
-    return _empty(active, HEARTBEAT)
+    return _empty(active.key, HEARTBEAT)
 
 
-def failure_arrays(active: ActiveRequest, failure: Failure) -> dict[str, np.ndarray]:
-    """A last response that says what went wrong, in place of an error."""
+def failure_arrays(outputs: Set[str], key: int, failure: Failure) -> dict[str, np.ndarray]:
+    """A last response that says what went wrong, in place of an error; `key` is the request's, 0 where it got none."""
     reason = json.dumps({"outcome": failure.outcome, "code": failure.code, "message": failure.message})
-    arrays = _empty(active, FINAL) | {FINISH_REASON: _text(ERROR), STOP_REASON: _text(reason)}
-    return {name: array for name, array in arrays.items() if name in active.outputs}
+    arrays = _empty(key, FINAL) | {FINISH_REASON: _text(ERROR), STOP_REASON: _text(reason)}
+    return {name: array for name, array in arrays.items() if name in outputs}
 
 
-def _empty(active: ActiveRequest, flags: int) -> dict[str, np.ndarray]:
+def _empty(key: int, flags: int) -> dict[str, np.ndarray]:
     return {
         "output_ids": np.zeros((1, 1, 0), dtype=np.int32),
         "sequence_length": _int32(0),
-        STREAM_STATE: _state(active, 0, flags, []),
+        STREAM_STATE: _state(key, 0, flags, []),
     }
 
 
@@ -69,7 +69,7 @@ def _stream_state(active: ActiveRequest, chunk: Chunk) -> np.ndarray | None:
     if not active.in_ensemble:
         return None
     flags = (FINAL if chunk.final else 0) | (SEQUENCE_END if chunk.end else 0)
-    return _state(active, active.sequences.index(chunk.sequence), flags, chunk.context)
+    return _state(active.key, active.sequences.index(chunk.sequence), flags, chunk.context)
 
 
 def _output_log_probs(active: ActiveRequest, chunk: Chunk) -> np.ndarray | None:
@@ -132,8 +132,8 @@ def _metrics(chunk: Chunk) -> dict[str, int] | None:
     return chunk.sequence.metrics if wanted else None
 
 
-def _state(active: ActiveRequest, sequence: int, flags: int, context: list[int]) -> np.ndarray:
-    return np.array([[active.key, sequence, flags, *context]], dtype=np.int64)
+def _state(key: int, sequence: int, flags: int, context: list[int]) -> np.ndarray:
+    return np.array([[key, sequence, flags, *context]], dtype=np.int64)
 
 
 def _int32(value: int) -> np.ndarray:

@@ -31,6 +31,11 @@ class Responder:
             active.closed = final
             active.sender.send(self._pb.InferenceResponse(output_tensors=tensors), flags=flags)
 
+    def end(self, sender: Any, arrays: dict[str, np.ndarray]) -> None:
+        """End a request that was not accepted with one response. Never raises."""
+        tensors = [self._pb.Tensor(name, array) for name, array in arrays.items()]
+        self._end(sender, self._pb.InferenceResponse(output_tensors=tensors))
+
     def fail(self, active: ActiveRequest, failure: Failure) -> None:
         """End an accepted request with an error."""
         with active.sender_lock:
@@ -40,11 +45,11 @@ class Responder:
     def refuse(self, sender: Any, failure: Failure) -> None:
         """End a request with an error. Never raises."""
         error = self._pb.TritonError(failure.message, getattr(self._pb.TritonError, failure.code))
+        self._end(sender, self._pb.InferenceResponse(output_tensors=[], error=error))
+
+    def _end(self, sender: Any, response: Any) -> None:
         try:
-            sender.send(
-                self._pb.InferenceResponse(output_tensors=[], error=error),
-                flags=self._pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL,
-            )
+            sender.send(response, flags=self._pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
         except Exception as problem:
             logger.error("an error could not be sent: %s", problem)
 

@@ -19,7 +19,13 @@ from kvforge.serving.failures import CANCELLED, COMPLETED, SHUTTING_DOWN, Failur
 from kvforge.serving.metrics import EngineMetrics
 from kvforge.serving.open_requests import OpenRequests
 from kvforge.serving.output_rows import News
-from kvforge.serving.parameters import ERRORS_AS_TENSORS, check_parameters, client_id, read_parameters, timeout_s
+from kvforge.serving.parameters import (
+    check_parameters,
+    client_id,
+    read_parameters,
+    timeout_s,
+    wants_errors_as_tensors,
+)
 from kvforge.serving.request import is_stop, parse_batch
 from kvforge.serving.request_watch import RequestWatch
 from kvforge.serving.responses import chunk_arrays, failure_arrays, heartbeat_arrays
@@ -129,14 +135,17 @@ class Stub:
             prompts,
             frozenset(request.requested_output_names()),
             in_ensemble=key is not None,
-            errors_as_tensors=bool(parameters.get(ERRORS_AS_TENSORS)),
+            errors_as_tensors=wants_errors_as_tensors(request),
             timeout_s=timeout_s(request, parameters),
         )
 
     def _refuse(self, request: Any, sender: Any, failure: Failure) -> None:
         self._metrics.count(failure.outcome)
         request_log.log_request("tensorrt_llm", _id_to_log(request), failure.outcome, error=failure.message)
-        self._responder.refuse(sender, failure)
+        if wants_errors_as_tensors(request):
+            self._responder.end(sender, failure_arrays(frozenset(request.requested_output_names()), 0, failure))
+        else:
+            self._responder.refuse(sender, failure)
 
     def _forget(self, active: ActiveRequest) -> None:
         if self._requests.remove(active):
@@ -233,7 +242,7 @@ class Stub:
         self._forget(active)
         if active.errors_as_tensors:
             try:
-                self._responder.respond(active, failure_arrays(active, failure), True)
+                self._responder.respond(active, failure_arrays(active.outputs, active.key, failure), True)
             except Exception as error:
                 logger.error("an error could not be sent: %s", error)
         else:

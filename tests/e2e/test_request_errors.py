@@ -1,11 +1,16 @@
 """Requests that cannot be served get one clear sentence, and the server goes on."""
 
+import asyncio
 import re
 
 import numpy as np
 import pytest
 
 from kvforge.errors import KvforgeError
+from kvforge.gateway.errors import ApiError
+from kvforge.gateway.tensors import infer_request
+from kvforge.gateway.triton import Triton
+from kvforge.runtime import SamplingParams
 from kvforge.serving.client import StreamingClient
 from kvforge.serving.launcher import TritonServer
 from tests.support.serving import ask, infer_input, text_of, used_pages, wait_until
@@ -58,6 +63,27 @@ def test_ensemble_refuses(server: TritonServer, inputs: dict, words: str) -> Non
 def test_tensorrt_llm_refuses(server: TritonServer, changes: dict, words: str) -> None:
     inputs = {name: value for name, value in {**LLM_INPUT, **changes}.items() if value is not None}
     assert re.search(words, refusal(server, "tensorrt_llm", inputs))
+
+
+@pytest.mark.parametrize(("tokens", "words"), [([], "the prompt is empty"), ([5, 99999], "token id 99999")])
+def test_refusals_come_as_responses_where_asked_for(server: TritonServer, tokens: list[int], words: str) -> None:
+    """Before the request is accepted, and by the engine."""
+    params = SamplingParams(max_tokens=1, temperature=0.0)
+    request = infer_request("odd", [*tokens, *[0] * (not tokens)], params, 320, streaming=True)
+    if not tokens:
+        lengths = [tensor.name for tensor in request.inputs].index("input_lengths")
+        request.raw_input_contents[lengths] = bytes(4)
+
+    async def answer() -> None:
+        triton = Triton(server.grpc_url)
+        try:
+            with pytest.raises(ApiError, match=words) as found:
+                [piece async for piece in triton.generate(request)]
+            assert found.value.status == 400
+        finally:
+            await triton.close()
+
+    asyncio.run(answer())
 
 
 UNSUPPORTED = {

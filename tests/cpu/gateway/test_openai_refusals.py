@@ -4,7 +4,6 @@ import asyncio
 import json
 from typing import Any
 
-import grpc
 import openai
 import pytest
 
@@ -140,7 +139,9 @@ def test_context_length(url: str) -> None:
 @pytest.mark.parametrize(
     "data",
     [b"", b"{", b"[]", b"5", b'"x"', b"\xff\xfe", b'{"model": "tiny", "prompt": "x", "temperature": NaN}',
-     b"[" * 100_000, b'{"model": "tiny", "prompt": "\xc3"}', b'{"seed": ' + b"9" * 5000 + b"}"],
+     b"[" * 100_000, b'{"model": "tiny", "prompt": "\xc3"}',
+     b'{"model": "\xed\xa0\x80"}', b'{"model": "tiny", "prompt": "x", "stop": "\xed\xa0\x80"}',
+     '{"model": "tiny", "prompt": "x", "stop": "\\ud800"}'.encode("utf-16"), b'{"seed": ' + b"9" * 5000 + b"}"],
 )  # fmt: skip
 def test_bodies_that_are_no_json_object(url: str, data: bytes) -> None:
     check(call(url, "POST", "/v1/completions", data), 400, None)
@@ -158,20 +159,24 @@ def test_other_paths(client: openai.OpenAI, url: str) -> None:
 
 
 ENGINE_ERRORS = [
-    (grpc.StatusCode.INVALID_ARGUMENT, "the prompt is too odd", 400, openai.BadRequestError),
-    (grpc.StatusCode.UNAVAILABLE, "the queue is full (8 requests wait)", 429, openai.RateLimitError),
-    (grpc.StatusCode.UNAVAILABLE, "the server is shutting down", 503, openai.InternalServerError),
-    (grpc.StatusCode.CANCELLED, "the request's deadline passed", 504, openai.InternalServerError),
-    (grpc.StatusCode.INTERNAL, "the engine gave up", 500, openai.InternalServerError),
-    (grpc.StatusCode.NOT_FOUND, "unknown model", 503, openai.InternalServerError),
+    ("refused", "the deadline of the prompt is odd", 400, openai.BadRequestError),
+    ("unavailable", "the queue is full: 8 sequences are running", 429, openai.RateLimitError),
+    ("unavailable", "the server is shutting down", 503, openai.InternalServerError),
+    ("lost", "the engine process ended", 503, openai.InternalServerError),
+    ("deadline", "the request's deadline has passed", 504, openai.InternalServerError),
+    ("cancelled", "the request was cancelled", 499, openai.APIStatusError),
+    ("failed", "the engine gave up", 500, openai.InternalServerError),
+    ("triton", "Request for unknown model: 'tensorrt_llm' is not found", 503, openai.InternalServerError),
+    ("triton", "Stub process 'tensorrt_llm_0_0' is not healthy.", 503, openai.InternalServerError),
+    ("triton", "unexpected shape for input 'seed'", 500, openai.InternalServerError),
 ]
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize(("code", "message", "status", "kind"), ENGINE_ERRORS)
-def test_engine_errors(client, triton: FakeTriton, code, message, status, kind, stream: bool) -> None:
+@pytest.mark.parametrize(("outcome", "message", "status", "kind"), ENGINE_ERRORS)
+def test_engine_errors(client, triton: FakeTriton, outcome, message, status, kind, stream: bool) -> None:
     async def script(request):
-        yield Refusal(code, message)
+        yield Refusal(outcome, message)
 
     triton.script = script
     with pytest.raises(kind, match=message.split()[-1][:4]) as found:
@@ -183,7 +188,7 @@ def test_engine_errors(client, triton: FakeTriton, code, message, status, kind, 
 def test_error_in_the_middle_of_a_stream(client: openai.OpenAI, triton: FakeTriton) -> None:
     async def script(request):
         yield Row([100])
-        yield Refusal(grpc.StatusCode.UNAVAILABLE, "the engine process ended")
+        yield Refusal("lost", "the engine process ended")
 
     triton.script = script
     texts = []
@@ -208,7 +213,7 @@ def test_answer_without_an_end_is_an_error(client: openai.OpenAI, triton: FakeTr
 def test_one_failing_prompt_ends_all(client: openai.OpenAI, triton: FakeTriton) -> None:
     async def script(request):
         if request.prompt == [100]:
-            yield Refusal(grpc.StatusCode.INTERNAL, "broken")
+            yield Refusal("failed", "broken")
         while True:
             await asyncio.sleep(0.01)
             yield Row([101])

@@ -88,7 +88,7 @@ def test_every_output_has_its_shape_and_type() -> None:
 
 def test_a_failure_as_tensors() -> None:
     active = ActiveRequest(9, "id", None, [EVERYTHING], frozenset(BUILDERS), in_ensemble=True)
-    arrays = failure_arrays(active, Failure("cancelled", "gone"))
+    arrays = failure_arrays(active.outputs, active.key, Failure("cancelled", "gone"))
     assert arrays["finish_reason"].item() == b"error"
     assert b'"CANCELLED"' in arrays["stop_reason"].item()
     assert arrays["output_ids"].shape == (1, 1, 0)
