@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from typing import Protocol
 
-from kvforge.errors import EngineError, RequestError
+from kvforge.errors import EngineError, RequestError, first_line
 from kvforge.serving.output_rows import News, from_row
 from kvforge.serving.protocol import BLOB, Message, ProtocolError, encode, receive
 
@@ -134,27 +134,23 @@ class EngineClient:
             if self._closing:
                 return
             logger.error("%s", why)
-            self._listener.on_lost(why)
+            failed = 0 if was_ready else failed + 1
             if was_ready:
-                failed, attempts = 0, START_ATTEMPTS
-                continue
-            failed += 1
+                attempts = START_ATTEMPTS
             if failed >= attempts:
-                self._failure = why
+                self._failure = why  # before the listener is told: what is sent from now on is refused, not lost
+            self._listener.on_lost(why)
+            if failed >= attempts:
                 self._ready.set()
                 return
             time.sleep(0.5 * failed)
 
     def _run_process_once(self) -> tuple[bool, str]:
         """Start the process and read from it until it ends: (was it ever ready, one sentence why it ended)."""
-        ours, theirs = socket.socketpair()
-        process = subprocess.Popen(
-            [*self._command, "--socket-fd", str(theirs.fileno())],
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            env={**ENVIRONMENT, **os.environ},
-        )
-        theirs.close()
+        try:
+            process, ours = self._spawn()
+        except OSError as error:
+            return False, f"the engine process cannot be started: {error}"
         self._process = process
         was_ready, failure = False, None
         try:
@@ -172,6 +168,10 @@ class EngineClient:
         except (OSError, ProtocolError) as error:
             failure = f"the connection to the engine process broke: {error}"
             process.kill()
+        except Exception as error:  # without this thread no request would ever end
+            logger.exception("a message of the engine process could not be taken in")
+            failure = f"a message of the engine process could not be taken in: {first_line(error)}"
+            process.kill()
         self._sock = None
         ours.close()
         status = process.wait()
@@ -179,6 +179,20 @@ class EngineClient:
             return was_ready, failure
         how = f"signal {-status}" if status < 0 else f"exit status {status}"
         return was_ready, f"the engine process ended unexpectedly ({how}); send the request again"
+
+    def _spawn(self) -> tuple[subprocess.Popen, socket.socket]:
+        """The process and this end of its socket. Raises OSError."""
+        ours, theirs = socket.socketpair()
+        try:
+            with theirs:
+                command = [*self._command, "--socket-fd", str(theirs.fileno())]
+                environment = {**ENVIRONMENT, **os.environ}
+                return subprocess.Popen(
+                    command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env=environment
+                ), ours
+        except OSError:
+            ours.close()
+            raise
 
     def _dispatch(self, message: Message) -> None:
         op = message["op"]

@@ -124,6 +124,47 @@ def test_a_killed_process_is_reported_and_replaced(client: EngineClient, listene
     assert client.pid != pid
 
 
+def test_a_process_that_cannot_be_started_is_a_failure(listener: Listener, tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match=r"cannot be started.*No such file"):
+        EngineClient([str(tmp_path / "absent")], listener).start()
+
+
+def test_a_message_that_surprises_the_listener_ends_the_process_not_the_reading() -> None:
+    class Surprised(Listener):
+        def on_tokens(self, outputs: list[News]) -> None:
+            if outputs[0].engine_id == "odd":
+                raise KeyError("odd")
+            super().on_tokens(outputs)
+
+    listener = Surprised()
+    client = EngineClient(FAKE, listener)
+    client.start()
+    add(client, "odd", [1], 5)
+    assert "could not be taken in: 'odd'" in listener.lost.get(timeout=WAIT_S)
+    add(client, "next", [1], 2)
+    assert len(read(listener, "next")) == 2
+    client.close()
+
+
+def test_what_is_sent_after_the_last_attempt_to_start_is_refused() -> None:
+    """Nobody would answer it: the listener is told of the loss once."""
+    outcomes: list[str] = []
+
+    class Sending(Listener):
+        def on_lost(self, error: str) -> None:
+            try:
+                client.send(client.encode({"op": "abort", "id": "a"}))
+                outcomes.append("waits")
+            except EngineError as problem:
+                outcomes.append(str(problem))
+
+    client = EngineClient([sys.executable, "-c", "raise SystemExit(3)"], Sending())
+    with pytest.raises(EngineError, match="exit status 3"):
+        client.start()
+    client.close()
+    assert len(outcomes) == 1 and "exit status 3" in outcomes[0]
+
+
 def test_close_ends_the_process(listener: Listener) -> None:
     client = EngineClient(FAKE, listener)
     client.start()
