@@ -1,15 +1,17 @@
 """The prompts of a completion and the conversation of a chat, as token ids."""
 
 import asyncio
+from functools import partial
 from typing import Any
 
 from kvforge.errors import KvforgeError, RequestError
 from kvforge.gateway.errors import ApiError, bad_field
 from kvforge.gateway.fields import flag
 from kvforge.gateway.model import ServedModel
+from kvforge.runtime.tokenizer import LONG_TEXT
 
-LONG_TEXT = 4096
-"""Characters from which a text is encoded beside the event loop."""
+MANY_MESSAGES = 64
+"""Messages from which a conversation is written beside the event loop."""
 ROLES = ("system", "developer", "user", "assistant", "tool")
 _MESSAGE_FIELDS = {"role", "content", "name", "tool_call_id", "refusal", "tool_calls", "function_call", "audio",
                    "annotations", "reasoning_content", "reasoning"}  # fmt: skip
@@ -26,7 +28,11 @@ async def completion_prompts(model: ServedModel, fields: dict[str, Any], max_pro
     if len(prompt) > max_prompts:
         raise bad_field("prompt", f"holds {len(prompt)} prompts; {max_prompts} are the most")
     special = flag(fields, "add_special_tokens", True)
-    return [await _prompt(model, entry, special) for entry in prompt]
+    encoded = []
+    for entry in prompt:
+        encoded.append(await _prompt(model, entry, special))
+        await asyncio.sleep(0)  # other requests get their turn
+    return encoded
 
 
 def prompt_texts(model: ServedModel, given: Any, prompts: list[list[int]]) -> list[str]:
@@ -65,13 +71,14 @@ async def chat_prompt(model: ServedModel, fields: dict[str, Any]) -> list[int]:
         )
     messages = _messages(fields.get("messages"))
     open_end = flag(fields, "continue_final_message")
+    if open_end and flag(fields, "add_generation_prompt"):
+        raise bad_field("continue_final_message", "excludes add_generation_prompt")
+    if open_end:
+        write = partial(model.chat_template.render_open, messages)
+    else:
+        write = partial(model.chat_template.render, messages, flag(fields, "add_generation_prompt", True))
     try:
-        if open_end:
-            if flag(fields, "add_generation_prompt"):
-                raise bad_field("continue_final_message", "excludes add_generation_prompt")
-            text = model.chat_template.render_open(messages)
-        else:
-            text = model.chat_template.render(messages, flag(fields, "add_generation_prompt", True))
+        text = await asyncio.to_thread(write) if len(messages) > MANY_MESSAGES else write()
     except KvforgeError as error:
         raise ApiError(400, str(error), "messages") from None
     return await encode(model, text, False, "messages")

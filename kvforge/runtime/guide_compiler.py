@@ -1,5 +1,6 @@
 """Guides of requests made ready for their sequences; needs llguidance only once a request asks for one."""
 
+import contextlib
 import functools
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -16,7 +17,8 @@ _MAX_CACHED = 16
 class GuideCompiler:
     """Compiles guides for one model and tokenizer and remembers the last 16.
 
-    The first guide takes up to seconds with a vocabulary of 128k, because llguidance reads the tokenizer then.
+    llguidance reads the tokenizer once, which takes up to seconds with a vocabulary of 128k: with ``prepare``, or for
+    the first guide.
     """
 
     def __init__(self, tokenizer: Tokenizer | None, eos_token_ids: Sequence[int], vocab_size: int) -> None:
@@ -26,6 +28,12 @@ class GuideCompiler:
         self._limits: dict[str, Any] = {"max_lexer_states": 12_000, "max_grammar_size": 20_000}
         self._vocabulary: Any = None
         self._cache: OrderedDict[GuidedDecoding, Guide] = OrderedDict()
+
+    def prepare(self) -> None:
+        """Read the tokenizer now, so that no request waits for it; does nothing where guides cannot be used."""
+        if self._tokenizer is not None and self._vocabulary is None:
+            with contextlib.suppress(ImportError, RequestError):
+                self._vocabulary = _vocabulary(self._tokenizer, self._eos_token_ids)
 
     def compile(self, guided: GuidedDecoding) -> Guide:
         """Return the guide at its start; every sequence takes its own with ``Guide.start``.

@@ -7,6 +7,9 @@ from tokenizers import Tokenizer as _Tokenizer
 
 from kvforge.errors import EngineError, RequestError
 
+LONG_TEXT = 4096
+"""Characters from which a text is better encoded beside an event loop."""
+
 
 class Tokenizer:
     """A thin face of ``tokenizers.Tokenizer``; special tokens are added on encode and left out on decode."""
@@ -42,6 +45,9 @@ class Tokenizer:
             text.encode()
         except UnicodeEncodeError as error:
             raise RequestError(f"the text is not Unicode at character {error.start}; give UTF-8 text.") from None
+        if len(text) > LONG_TEXT:
+            # Lets other threads run, which `encode` does not, and leaves out the offsets.
+            return self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:

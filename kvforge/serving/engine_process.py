@@ -177,6 +177,7 @@ def main(argv: list[str] | None = None) -> int:
             max_seq_len=args.max_seq_len,
         )
         engine.runner.warm_up(min(WARM_UP_TOKENS, engine.config.max_seq_len), engine.config.max_num_seqs)
+        engine.guides.prepare()
         return engine
 
     def make_params(fields: dict) -> Any:

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from kvforge.errors import KvforgeError, RequestError
-from kvforge.runtime import LLM, LLMEngine, SamplingParams
+from kvforge.runtime import LLM, LLMEngine, SamplingParams, guide_compiler
 from kvforge.runtime.guide import Guide
 from kvforge.runtime.guide_compiler import GuideCompiler
 from kvforge.runtime.guided_decoding import GuidedDecoding
@@ -266,3 +266,24 @@ def test_a_lexer_that_others_used_up_is_made_anew():
     expected.accept(letters[4])
     assert forbidden.tolist() == expected.next_tokens()[0].tolist() and not may_end
     assert compiler.compile(wide) is not one and compiler.compile(wide).start().is_sound()
+
+
+def test_a_prepared_compiler_does_not_read_the_tokenizer_again(monkeypatch):
+    read = []
+    known = guide_compiler._vocabulary
+    monkeypatch.setattr(guide_compiler, "_vocabulary", lambda *args: read.append(args) or known(*args))
+    engine = make_llm().engine
+    engine.guides.prepare()
+    engine.add_request("a", [5, 6], guided("regex", "a+"))
+    assert len(read) == 1
+
+
+def test_preparing_a_tokenizer_that_guides_cannot_use_says_nothing(monkeypatch):
+    def refuse(*args):
+        raise RequestError("guided_decoding cannot use this tokenizer")
+
+    monkeypatch.setattr(guide_compiler, "_vocabulary", refuse)
+    engine = make_llm().engine
+    engine.guides.prepare()
+    with pytest.raises(RequestError, match="cannot use this tokenizer"):
+        engine.add_request("a", [5, 6], guided("regex", "a+"))
