@@ -9,7 +9,9 @@ errors as tensors (parameters.ERRORS_AS_TENSORS).
 """
 
 import json
+import queue
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -36,6 +38,10 @@ ENGINE_MODEL = "tensorrt_llm"
 TEXT_OUTPUT = "text_output"
 LANE = 1
 MAX_THREADS, SPARE_THREADS = 256, 32
+LINGER_S = 5.0
+"""For so long the responses of an ended call are kept. Taking the last one makes a thread of Triton's, which does not
+hold the interpreter's lock, let go of them all: were it the last holder, it would free Python objects without the lock
+and so corrupt the heap. It lets go within milliseconds, and nothing tells when."""
 
 # Inputs for the text models, then what the engine calls an input, where the names differ.
 TO_PREPROCESSING = {
@@ -93,6 +99,8 @@ class TextServer:
         # More than run at once, so that the engine's own queue is never empty while requests wait here.
         num_threads = min(config["max_batch_size"] + min(max_queue_size, SPARE_THREADS), MAX_THREADS)
         self._open: set[int] = set()
+        self._ended: queue.SimpleQueue[tuple[float, Any] | None] = queue.SimpleQueue()
+        threading.Thread(target=self._let_go, name="bls-ended", daemon=True).start()
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="bls")
 
     def execute(self, requests: list[Any]) -> None:
@@ -114,6 +122,7 @@ class TextServer:
         closing = threading.Thread(target=self._pool.shutdown, kwargs={"cancel_futures": True}, daemon=True)
         closing.start()
         closing.join(timeout=5.0)
+        self._ended.put(None)
         self._acks.close()
 
     def _serve(self, request: Any, sender: Any) -> None:
@@ -143,17 +152,27 @@ class TextServer:
         )
         self._open.add(key)
         final = False
+        responses = call.exec(decoupled=True)
         try:
             texts: dict[int, bytes] = {}
-            for response in call.exec(decoupled=True):
+            for response in responses:
                 final = self._pass_on(response, sender, outputs, texts, key) or final
             if not final:
                 raise EngineError("the engine ended the request without an answer; send it again")
         except BaseException:
             self._acks.send(key, True)
+            for _ in responses:  # Triton forgets the call only when its last response was taken
+                pass
             raise
         finally:
             self._open.discard(key)
+            self._ended.put((time.monotonic(), responses))
+
+    def _let_go(self) -> None:
+        """Drop the responses of ended calls, oldest first."""
+        while (ended := self._ended.get()) is not None:
+            time.sleep(max(0.0, ended[0] + LINGER_S - time.monotonic()))
+            del ended
 
     def _pass_on(self, response: Any, sender: Any, outputs: frozenset[str], texts: dict[int, bytes], key: int) -> bool:
         """Send one response of the engine to the client; True for the last one."""

@@ -1,6 +1,8 @@
 """The text server behind `tensorrt_llm_bls`, with a Triton and an engine that answer from a list."""
 
+import gc
 import json
+import weakref
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -179,3 +181,36 @@ def test_refusals_never_reach_the_engine(tmp_path: Path, inputs: dict, words: st
     assert triton.calls == []
     assert words in sender.error.message()
     assert sender.error.code() == Triton.TritonError.INVALID_ARG
+
+
+class Responses:
+    """An iterator as Triton's, which counts what was taken from it."""
+
+    def __init__(self, responses: list[SimpleNamespace]) -> None:
+        self.left = responses
+
+    def __iter__(self) -> "Responses":
+        return self
+
+    def __next__(self) -> SimpleNamespace:
+        if not self.left:
+            raise StopIteration
+        return self.left.pop(0)
+
+
+def test_a_call_is_taken_to_its_end_and_outlives_its_answer(tmp_path: Path) -> None:
+    """What Triton does with a call that is dropped too early, or never taken to its end: bls.LINGER_S."""
+    made: list[weakref.ref[Responses]] = []
+
+    def script(triton: Triton, inputs: dict) -> Responses:
+        failing = answer(triton, inputs, [-1], 0)  # no token id: the answer fails here
+        responses = Responses([failing, answer(triton, inputs, [65], SEQUENCE_END | FINAL)])
+        made.append(weakref.ref(responses))
+        return responses
+
+    _, sender = serve(tmp_path, script)
+    assert "below 0" in sender.error.message()
+    gc.collect()
+    (kept,) = made
+    call = kept()
+    assert call is not None and call.left == []
