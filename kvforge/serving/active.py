@@ -138,6 +138,11 @@ class ActiveRequest:
             if self._failure is None:
                 self._failure = failure
 
+    def finish(self) -> None:
+        """Nothing is taken any more: the end was sent in another way."""
+        with self._lock:
+            self._ended = True
+
     def beat(self) -> None:
         """Ask for an empty response, which lets postprocessing see whether the client is still there."""
         with self._lock:

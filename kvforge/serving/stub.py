@@ -233,6 +233,7 @@ class Stub:
                 self._responder.respond(active, heartbeat_arrays(active), False)
         except Exception as error:
             logger.error("a response could not be sent: %s", error)
+            active.finish()
             for engine_id in active.engine_ids:
                 self._client.abort(engine_id)
             self._send_failure(active, Failure("failed", f"a response could not be sent: {error}"))

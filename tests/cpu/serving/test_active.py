@@ -81,6 +81,16 @@ def test_an_error_waits_for_the_ack_and_ends_the_request() -> None:
     assert request.take() == ([], None, False)
 
 
+def test_nothing_is_taken_after_an_end_that_was_sent_in_another_way() -> None:
+    request = active()
+    request.add(news(0, [4], None, False))
+    request.take()
+    request.finish()
+    request.add(news(0, [5], None, True))
+    request.fail(CANCELLED)
+    assert request.take() == ([], None, False)
+
+
 def test_heartbeat_gives_way_to_tokens() -> None:
     request = active(in_ensemble=True)
     request.beat()

@@ -1,14 +1,18 @@
 """preprocessing and postprocessing without Triton: ids and texts, pieces that join, cancels that are seen."""
 
+import runpy
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from kvforge.errors import EngineError, RequestError
 from kvforge.runtime.tokenizer import Tokenizer
-from kvforge.serving.postprocess import Postprocessor
+from kvforge.serving.postprocess import Postprocessor, Processed
 from kvforge.serving.preprocess import Preprocessor, load_tokenizer
+from kvforge.serving.repository import repository_templates
 from kvforge.serving.responses import FINAL, HEARTBEAT, SEQUENCE_END
 from kvforge.serving.stream_keys import StreamKeys
 from kvforge.serving.words import decode_words
@@ -153,3 +157,30 @@ def test_a_direct_caller_gets_whole_texts(tokenizer_dir: Path, tokenizer: Tokeni
     assert done.ack is None
     assert done.text is not None
     assert done.text.tolist() == [[b"ab", b"a"]]
+
+
+def test_an_answer_that_cannot_be_sent_ends_its_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without an ack the engine would go on for the ensemble that has ended."""
+    pb = SimpleNamespace(
+        TRITONSERVER_RESPONSE_COMPLETE_FINAL=1,
+        Tensor=lambda *parts: parts,
+        InferenceResponse=lambda outputs, error=None: (outputs, error),
+        TritonError=type("TritonError", (), {"INTERNAL": 1, "__init__": lambda self, message, code: None}),
+    )
+    monkeypatch.setitem(sys.modules, "triton_python_backend_utils", pb)
+    path = repository_templates() / "postprocessing" / "1" / "model.py"
+    module = runpy.run_path(str(path))
+    model = module["TritonPythonModel"]()
+    acks: list[tuple[int, bool]] = []
+    sent: list[tuple] = []
+    model._acks = SimpleNamespace(send=lambda *ack: acks.append(ack))
+    model._postprocessor = SimpleNamespace(run=lambda *tensors: Processed(texts("a"), 7))
+
+    def send(response: tuple, flags: int) -> None:
+        if response[1] is None:
+            raise RuntimeError("no room")
+        sent.append(response)
+
+    sender = SimpleNamespace(send=send)
+    model.execute([SimpleNamespace(get_response_sender=lambda: sender, inputs=list, is_cancelled=lambda: False)])
+    assert (acks, len(sent)) == ([(7, True)], 1)

@@ -37,11 +37,16 @@ class TritonPythonModel:
         read = {name: tensors.pop(name).as_numpy() for name in READ if name in tensors}
         done = self._postprocessor.run(*map(read.get, READ), request.is_cancelled)
         final = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
-        if done.text is None:
-            sender.send(flags=final)
-        else:
-            outputs = [pb_utils.Tensor("OUTPUT", done.text), *tensors.values()]
-            sender.send(pb_utils.InferenceResponse(outputs), flags=final)
+        try:
+            if done.text is None:
+                sender.send(flags=final)
+            else:
+                outputs = [pb_utils.Tensor("OUTPUT", done.text), *tensors.values()]
+                sender.send(pb_utils.InferenceResponse(outputs), flags=final)
+        except Exception:  # such as no room in shared memory: an error ends the ensemble, and the engine is to know
+            if done.ack is not None:
+                self._acks.send(done.ack, True)
+            raise
         if done.ack is not None:
             self._acks.send(done.ack, done.cancelled)
 
