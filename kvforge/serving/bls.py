@@ -19,7 +19,7 @@ from kvforge.errors import EngineError, RequestError, first_line
 from kvforge.serving.acks import AckSender
 from kvforge.serving.admission import Admission, UnavailableError
 from kvforge.serving.contract import TEXT_INPUTS, refuse_unsupported
-from kvforge.serving.failures import CANCELLED, CODES, Failure
+from kvforge.serving.failures import CANCELLED, CODES, Failure, past_deadline
 from kvforge.serving.parameters import (
     ERRORS_AS_TENSORS,
     TIMEOUT,
@@ -112,7 +112,7 @@ class TextServer:
             except UnavailableError as error:
                 self._responder.refuse(sender, Failure("unavailable", str(error)))
                 continue
-            self._pool.submit(self._serve, request, sender)
+            self._pool.submit(self._serve, request, sender, time.monotonic())
 
     def close(self) -> None:
         """Cancel what runs and wait for the threads."""
@@ -125,11 +125,11 @@ class TextServer:
         self._ended.put(None)
         self._acks.close()
 
-    def _serve(self, request: Any, sender: Any) -> None:
+    def _serve(self, request: Any, sender: Any, arrived: float) -> None:
         try:
             if sender.is_cancelled():
                 raise FailedError(CANCELLED)
-            self._answer(request, sender)
+            self._answer(request, sender, arrived)
         except FailedError as error:
             self._responder.refuse(sender, error.failure)
         except RequestError as error:
@@ -139,10 +139,10 @@ class TextServer:
         finally:
             self._admission.leave(1)
 
-    def _answer(self, request: Any, sender: Any) -> None:
+    def _answer(self, request: Any, sender: Any, arrived: float) -> None:
         inputs, key = self._engine_inputs(request)
         outputs = frozenset(request.requested_output_names())
-        parameters = self._engine_parameters(request)
+        parameters = self._engine_parameters(request, time.monotonic() - arrived)
         call = self._pb.InferenceRequest(
             model_name=ENGINE_MODEL,
             request_id=client_id(request),
@@ -214,11 +214,16 @@ class TextServer:
         return [self._pb.Tensor(name, array) for name, array in engine.items()], int(engine[STREAM_KEY][0, 0])
 
     def _failure(self, error: Any) -> Failure:
-        """Of a request that the stub did not accept."""
+        """Of an error of Triton's own: the stub's come as tensors."""
         outcomes = {getattr(self._pb.TritonError, CODES[name]): name for name in ("refused", "unavailable", "failed")}
         return Failure(outcomes.get(error.code(), "failed"), error.message())
 
     @staticmethod
-    def _engine_parameters(request: Any) -> dict[str, Any]:
+    def _engine_parameters(request: Any, waited_s: float) -> dict[str, Any]:
+        """The deadline is of the whole request, the wait for a thread included."""
         limit = timeout_s(request, read_parameters(request))
-        return {ERRORS_AS_TENSORS: True, **({TIMEOUT: round(limit * 1e6)} if limit else {})}
+        if limit is None:
+            return {ERRORS_AS_TENSORS: True}
+        if waited_s >= limit:
+            raise FailedError(past_deadline(limit))
+        return {ERRORS_AS_TENSORS: True, TIMEOUT: max(1, round((limit - waited_s) * 1e6))}
