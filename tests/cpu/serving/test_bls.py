@@ -1,6 +1,7 @@
 """The text server behind `tensorrt_llm_bls`, with a Triton and an engine that answer from a list."""
 
 import gc
+import itertools
 import json
 import weakref
 from pathlib import Path
@@ -16,6 +17,7 @@ from kvforge.serving.responses import FINAL, HEARTBEAT, SEQUENCE_END
 from tests.support.checkpoints import write_byte_tokenizer
 
 FINAL_FLAG = 1
+LIMIT_US = 60_000_000
 
 
 class Tensor:
@@ -109,7 +111,7 @@ def serve(folder: Path, script: Any, accumulate: bool = False, **inputs: np.ndar
     server = TextServer(triton, {"model_config": json.dumps(config)})
     tensors = {"text_input": np.array([[b"Hi"]], object), "max_tokens": np.array([[4]], np.int32), **inputs}
     request = SimpleNamespace(
-        inputs=tensors, get_response_sender=lambda: sender, parameters=lambda: "", timeout=lambda: 250_000,
+        inputs=tensors, get_response_sender=lambda: sender, parameters=lambda: "", timeout=lambda: LIMIT_US,
         request_id=lambda: "mine", requested_output_names=lambda: ["text_output", "sequence_index"],
     )  # fmt: skip
     server.execute([request])
@@ -143,7 +145,8 @@ def test_pieces_or_the_whole_text_so_far(tmp_path: Path, accumulate: bool, texts
     inputs = {tensor.name(): tensor.as_numpy() for tensor in call["inputs"]}
     assert inputs["runtime_top_k"] is top_k
     assert inputs["request_output_len"].tolist() == [[4]]
-    assert (call["request_id"], call["parameters"]) == ("mine", {"errors_as_tensors": True, "timeout": 250_000})
+    assert (call["request_id"], call["parameters"]["errors_as_tensors"]) == ("mine", True)
+    assert 0 < call["parameters"]["timeout"] < LIMIT_US  # what is left of it
 
 
 def test_an_error_behind_a_response_arrives(tmp_path: Path) -> None:
@@ -196,6 +199,14 @@ class Responses:
         if not self.left:
             raise StopIteration
         return self.left.pop(0)
+
+
+def test_the_wait_for_a_thread_counts_towards_the_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = itertools.count(step=2 * LIMIT_US / 1e6)
+    monkeypatch.setattr("kvforge.serving.bls.time", SimpleNamespace(monotonic=lambda: next(now), sleep=lambda s: None))
+    triton, sender = serve(tmp_path, lambda triton, inputs: [])
+    assert triton.calls == []
+    assert sender.error.message() == "the request's deadline has passed: its timeout was 60 s"
 
 
 def test_a_call_is_taken_to_its_end_and_outlives_its_answer(tmp_path: Path) -> None:
