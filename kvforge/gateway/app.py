@@ -152,7 +152,7 @@ def create_app(model: ServedModel, options: GatewayOptions, keys: ApiKeys) -> Fr
             CORSMiddleware, allow_origins=[options.cors_origin], allow_methods=["GET", "POST"], allow_headers=["*"],
             expose_headers=["x-request-id"],
         )  # fmt: skip
-    front = Front(app, keys, options.max_requests)
+    front = Front(app, keys, options.max_requests, options.cors_origin)
     return front
 
 

@@ -27,10 +27,11 @@ class Front:
     `draining` makes it refuse new requests with 503.
     """
 
-    def __init__(self, app: ASGIApp, keys: ApiKeys, max_requests: int) -> None:
+    def __init__(self, app: ASGIApp, keys: ApiKeys, max_requests: int, cors_origin: str | None = None) -> None:
         self._app = app
         self._keys = keys
         self._max_requests = max_requests
+        self._cors_origin = cors_origin
         self.counts: Counter[tuple[str, int]] = Counter()
         self.num_open = 0
         self.draining = False
@@ -66,7 +67,11 @@ class Front:
         self.num_open += not watched
         try:
             if refusal is not None:
-                await error_response(refusal)(scope, receive, send_with_id)
+                response = error_response(refusal)
+                if self._cors_origin is not None:
+                    # The middleware that adds it lies behind; without it a web page cannot read why.
+                    response.headers["Access-Control-Allow-Origin"] = self._cors_origin
+                await response(scope, receive, send_with_id)
             else:
                 await self._app(scope, receive, send_with_id)
         finally:

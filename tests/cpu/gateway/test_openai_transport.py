@@ -266,6 +266,13 @@ def test_cors(url: str, start: Callable[..., str], triton: FakeTriton) -> None:
     assert answer.status == 200 and answer.headers["access-control-allow-origin"] == "https://example.org"
 
 
+def test_a_web_page_can_read_refusals(start: Callable[..., str], monkeypatch) -> None:
+    monkeypatch.setenv("KVFORGE_API_KEY", "secret")
+    for origin in ("https://example.org", None):
+        answer = call(start(cors_origin=origin), "GET", "/v1/models", headers={"Origin": "https://example.org"})
+        assert answer.status == 401 and answer.headers.get("access-control-allow-origin") == origin
+
+
 def test_metrics(start: Callable[..., str], triton: FakeTriton) -> None:
     url = start()
     post(f"{url}/v1/completions", COMPLETION)
