@@ -97,7 +97,8 @@ class TritonServer:
     @property
     def state(self) -> EngineState | None:
         """What the `tensorrt_llm` stub says of the engine, or None when it says nothing."""
-        return None if self._state is None else self._state.read()
+        reader = self._state  # once: `stop` on another thread drops it
+        return None if reader is None else reader.read()
 
     def start(self, cancelled: Callable[[], bool] = lambda: False) -> "TritonServer":
         """Start, wait until a request went through all models. On an error nothing is left running.
@@ -169,9 +170,10 @@ class TritonServer:
     def failure(self) -> str | None:
         """Why the server no longer serves, or None: tritonserver or a stub, which it never restarts, ended, or
         the engine cannot be started any more."""
-        if self._process is None:
+        process = self._process
+        if process is None:
             return "tritonserver was not started"
-        if (status := self._process.poll()) is not None:
+        if (status := process.poll()) is not None:
             return f"tritonserver ended ({how_it_ended(status)})"
         for stub, model in self._stubs.items():
             if not stub.is_alive():

@@ -68,7 +68,7 @@ class Supervisor:
             self._server.start(self._signals.stop)
             if self._gateway is not None:
                 self._gateway.start(self._server, self._signals.stop)
-            self._phase = "serving"
+            self._serving()
             announce(self._server)
             while not self._signals.stop():
                 self._looked_at = time.monotonic()
@@ -88,6 +88,11 @@ class Supervisor:
             if self._gateway is not None:
                 self._gateway.stop()
             logger.info("stopped")
+
+    def _serving(self) -> None:
+        """The start may have taken longer than LIVE_WITHIN_S: it is now that the main thread looks again."""
+        self._looked_at = time.monotonic()
+        self._phase = "serving"
 
     def _recover(self, failure: str) -> None:
         """End what is left of the server and start another; a start that fails is a failure like the first."""
@@ -109,7 +114,7 @@ class Supervisor:
                 failure = str(error)
                 continue
             logger.warning("serving again after %.1f s", time.monotonic() - started)
-            self._phase = "serving"
+            self._serving()
             return
 
     def _replace_gateway(self, gateway: GatewayProcess, failure: str) -> None:
@@ -118,7 +123,7 @@ class Supervisor:
             self._count_restart(failure)
             try:
                 gateway.start(self._server, self._signals.stop)
-                self._phase = "serving"
+                self._serving()
                 return
             except StartCancelled:
                 raise
@@ -152,8 +157,9 @@ class Supervisor:
 
     def report(self) -> dict[str, Any]:
         """What the health endpoint answers: live, ready, the reasons against, and the engine's state."""
-        state = self._server.state
-        reasons = list(self._reasons())
+        server = self._server  # `run` may put another in its place meanwhile
+        state = server.state
+        reasons = self._reasons(server)
         return {
             "live": self._phase != "serving" or time.monotonic() - self._looked_at < LIVE_WITHIN_S,
             "ready": not reasons,
@@ -163,20 +169,20 @@ class Supervisor:
             "restarts": self._num_restarts,
         }
 
-    def _reasons(self) -> list[str]:
+    def _reasons(self, server: TritonServer) -> list[str]:
         if self._signals.stop() or self._phase != "serving":
             return ["the server is " + ("shutting down" if self._signals.stop() else self._phase)]
         reasons = []
-        if (failure := self._server.failure()) is not None:
+        if (failure := server.failure()) is not None:
             reasons.append(failure)
         if self._gateway is not None and (failure := self._gateway.failure()) is not None:
             reasons.append(failure)
-        state = self._server.state
+        state = server.state
         if state is None or state.age_s > STALE_AFTER_S:
             reasons.append("the process of model 'tensorrt_llm' does not say how the engine is")
         elif state.engine != "ready":
             reasons.append(f"the engine is {state.engine}")
-        if not is_ready(self._server.http_url):
+        if not is_ready(server.http_url):
             reasons.append("tritonserver is not ready")
         if self._canary is not None and (failure := self._canary.failure()) is not None:
             reasons.append(failure)
