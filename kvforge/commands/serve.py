@@ -96,6 +96,12 @@ def run(args: argparse.Namespace) -> int:
     for name, least in LEAST.items():
         if not getattr(args, name) >= least:  # NaN too
             raise KvforgeError(f"--{name.replace('_', '-')} is {getattr(args, name)}: give {least} or more")
+    if not args.openai:
+        for name in ("api_key_file", "served_model_name", "chat_template"):
+            if getattr(args, name) is not None:
+                raise KvforgeError(
+                    f"--{name.replace('_', '-')} is for the OpenAI gateway: add --openai, or leave it out"
+                )
     load_manifest(args.engine)
     if args.openai:
         choose_ports(args.address, {"openai": args.openai_port})  # its process says so only after the engine is loaded

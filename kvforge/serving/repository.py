@@ -11,6 +11,9 @@ from kvforge.engine import TOKENIZER_DIR
 from kvforge.errors import EngineError, MissingToolError
 
 MODELS = ("preprocessing", "tensorrt_llm", "postprocessing", "ensemble", "tensorrt_llm_bls")
+TEXT_QUEUE_SLACK = 64
+"""Requests that may wait for `preprocessing` beyond those that the engine takes, so that all but a flood are refused by
+the stub, which counts them and says what is the matter."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,7 @@ def materialise(
         "engine_command": _quoted(json.dumps(list(engine_command))),
         "run_dir": _quoted(str(target.parent)),
         "max_queue_size": str(limits.max_queue_size),
-        "max_open_requests": str(max_batch_size + limits.max_queue_size),
+        "max_open_requests": str(max_batch_size + limits.max_queue_size + TEXT_QUEUE_SLACK),
         "max_request_bytes": str(limits.max_request_bytes),
         "log_format": limits.log_format,
         "log_level": limits.log_level,

@@ -108,7 +108,7 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
                         yield _response(request, row)
                     else:
                         _collect(collected, row)
-            except asyncio.CancelledError:
+            except (asyncio.CancelledError, GeneratorExit):  # GeneratorExit: cancelled while a response was written
                 request.cancelled = True
                 raise
             for row in collected.values():

@@ -125,6 +125,15 @@ def get(url: str) -> tuple[int, dict[str, Any]]:
         return error.code, json.load(error)
 
 
+def test_live_right_after_a_start_that_took_long(supervise: Callable[..., Supervisor]) -> None:
+    supervisor = supervise(["lives"])
+    supervisor._looked_at -= 2 * module.LIVE_WITHIN_S
+    supervisor._serving()
+    assert supervisor.report()["live"]
+    supervisor._looked_at -= 2 * module.LIVE_WITHIN_S
+    assert not supervisor.report()["live"]
+
+
 def test_the_health_endpoint_answers_from_the_report() -> None:
     report = {"live": True, "ready": False, "reasons": ["the engine is lost"]}
     health = HealthServer("127.0.0.1", 0, lambda: report)
