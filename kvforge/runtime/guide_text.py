@@ -20,8 +20,8 @@ from kvforge.runtime.guided_decoding import GuidedDecoding
 MAX_RULES = 1000
 MAX_REFERENCES = 500
 MAX_REMAINDERS = 10_000
-_WHITESPACE = r"[ \n\t\r]{1,32}"
-"""Between JSON's tokens; bounded, so that a text cannot consist of blanks."""
+_WHITESPACE = r" |\r?\n[ \t]{0,32}"
+"""Between JSON's tokens: a space, or a line's end and an indentation. A model in doubt would fill pages with more."""
 
 
 def grammar_of(guided: GuidedDecoding, is_special: Callable[[str], bool]) -> str:

@@ -133,13 +133,13 @@ class EngineClient:
             self._ready.clear()
             if self._closing:
                 return
-            logger.error("%s", why)
             failed = 0 if was_ready else failed + 1
             if was_ready:
                 attempts = START_ATTEMPTS
+            logger.error("%s", why if failed >= attempts else f"{why}; the engine is started again")
             if failed >= attempts:
                 self._failure = why  # before the listener is told: what is sent from now on is refused, not lost
-            self._listener.on_lost(why)
+            self._listener.on_lost(f"{why}; send the request again")
             if failed >= attempts:
                 self._ready.set()
                 return
@@ -159,6 +159,7 @@ class EngineClient:
                     failure = message["error"]
                 elif message["op"] == "ready":
                     was_ready = True
+                    logger.warning("the engine is ready, as process %d", process.pid)
                     self._listener.on_stats(message["stats"])
                     self._failure = None
                     self._sock = ours
@@ -178,7 +179,7 @@ class EngineClient:
         if failure is not None:
             return was_ready, failure
         how = f"signal {-status}" if status < 0 else f"exit status {status}"
-        return was_ready, f"the engine process ended unexpectedly ({how}); send the request again"
+        return was_ready, f"the engine process ended unexpectedly ({how})"
 
     def _spawn(self) -> tuple[subprocess.Popen, socket.socket]:
         """The process and this end of its socket. Raises OSError."""

@@ -90,6 +90,15 @@ def test_any_json_object():
     assert text.finish_reason == "stop" and isinstance(json.loads(text.text), dict)
 
 
+def test_json_cannot_be_filled_up_with_blanks():
+    llm = make_llm()
+    blanks = {ids[0]: 50.0 for ids in (llm.tokenizer.encode(b, add_special_tokens=False) for b in ("\n", " ", "\t"))}
+    schema = {"type": "array", "items": {"enum": [1]}, "minItems": 2, "maxItems": 2}
+    text = run_one(llm, guided("json_schema", json.dumps(schema), logit_bias=blanks, max_tokens=400)).text
+    assert json.loads(text) == [1, 1]
+    assert "\n\n" not in text and "  \n" not in text
+
+
 def test_structural_tags_bind_only_what_follows_a_trigger():
     tag = {
         "type": "structural_tag",
