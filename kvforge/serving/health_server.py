@@ -64,6 +64,7 @@ class HealthServer:
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
+    request_queue_size = 128  # with the default of 5 a burst of probes waits a second for TCP to try again
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A probe that went away is no event."""

@@ -1,8 +1,12 @@
-"""The health endpoint asks on a thread of its own, while the server may be stopped or replaced on another."""
+"""The health endpoint under bursts, and asked while another thread stops or replaces the server."""
 
+import socket
+from contextlib import ExitStack
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
+from kvforge.serving.health_server import _Server
 from kvforge.serving.launcher import TritonServer
 from kvforge.serving.options import ServerOptions
 from kvforge.serving.run_dir import EngineState, StateReader
@@ -41,3 +45,11 @@ def test_a_server_that_is_stopped_meanwhile() -> None:
         def _state(self, value: Any) -> None: ...
 
     assert Stopping(Path(".")).state is None
+
+
+def test_a_burst_of_probes_is_let_in() -> None:
+    """Nobody accepts here: all of them wait in the queue."""
+    with ExitStack() as stack:
+        server = stack.enter_context(_Server(("127.0.0.1", 0), BaseHTTPRequestHandler))
+        for _ in range(64):
+            stack.enter_context(socket.create_connection(server.server_address[:2], timeout=5.0))
