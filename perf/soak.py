@@ -229,7 +229,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         "examples": tally.examples,
         "pages_at_rest": pages,
         "failure": failure,
-        "pss_slope_mib_per_hour": memory.slopes(warm_up),
+        "rss_slope_mib_per_hour": memory.slopes(warm_up),
         "pss_peak_mib": memory.peak_mib(),
         "warm_up_s": warm_up,
         "samples": {role: [[round(x, 1) for x in sample] for sample in rows] for role, rows in memory.samples.items()},
@@ -244,11 +244,11 @@ def show(report: dict[str, Any]) -> str:
         f"{report['cancelled']} cancelled, {report['refused_as_due']} refused as due",
         f"wrong: {report['wrong']}; pages in use at rest: {report['pages_at_rest']}",
         *(f"  {example}" for example in report["examples"]),
-        f"{'process':<24} {'peak PSS MiB':>13} {'slope MiB/hour':>15}",
+        f"{'process':<24} {'peak PSS MiB':>13} {'RSS slope, MiB/hour':>20}",
     ]
-    for role, slope in report["pss_slope_mib_per_hour"].items():
+    for role, slope in report["rss_slope_mib_per_hour"].items():
         shown = "-" if slope is None else f"{slope:+.2f}"
-        lines.append(f"{role:<24} {report['pss_peak_mib'][role]:>13.1f} {shown:>15}")
+        lines.append(f"{role:<24} {report['pss_peak_mib'][role]:>13.1f} {shown:>20}")
     if report["failure"]:
         lines.append(f"FAILED: {report['failure']}")
     return "\n".join(lines)

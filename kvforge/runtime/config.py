@@ -106,9 +106,11 @@ def _pages_that_fit(
 def _limit(name: str, asked: int | None, built: int) -> int:
     if asked is None:
         return built
-    if not 1 <= asked <= built:
+    if asked < 1:
+        raise EngineError(f"{name} is {asked}; give 1 to {built}.")
+    if asked > built:
         raise EngineError(
             f"{name} is {asked}, but the engine was built for 1 to {built}; lower it or "
-            f"rebuild with kvforge build --{name.replace('_', '-')} {max(asked, 1)}."
+            f"rebuild with kvforge build --{name.replace('_', '-')} {asked}."
         )
     return asked

@@ -41,20 +41,21 @@ class MemoryLog:
         return {role: max(pss for _, pss, _ in samples) for role, samples in self.samples.items()}
 
     def slopes(self, warm_up_s: float) -> dict[str, float | None]:
-        """Role to the slope of its PSS in MiB per hour after ``warm_up_s``."""
+        """Role to the slope of its RSS in MiB per hour after ``warm_up_s``: PSS also moves when processes outside the
+        server begin or end to share a library."""
         arrays = {role: np.array(samples) for role, samples in self.samples.items()}
-        return {role: slope_mib_per_hour(a[:, 0], a[:, 1], warm_up_s) for role, a in arrays.items()}
+        return {role: slope_mib_per_hour(a[:, 0], a[:, 2], warm_up_s) for role, a in arrays.items()}
 
     def plot(self, path: Path, warm_up_s: float) -> None:
-        """PSS of every role over minutes, above its value at the end of the warm-up."""
+        """RSS of every role over minutes, above its value at the end of the warm-up."""
         figure = new_figure(9, 4)
         panel = figure.subplots()
         for role, samples in self.samples.items():
-            seconds, pss, _ = np.array(samples).T
-            base = pss[min(int(np.searchsorted(seconds, warm_up_s)), len(pss) - 1)]
-            panel.plot(seconds / 60, pss - base, label=f"{role} ({base:.0f} MiB)")
+            seconds, _, rss = np.array(samples).T
+            base = rss[min(int(np.searchsorted(seconds, warm_up_s)), len(rss) - 1)]
+            panel.plot(seconds / 60, rss - base, label=f"{role} ({base:.0f} MiB)")
         panel.axvline(warm_up_s / 60, color="grey", lw=0.8, ls=":")
-        panel.set(xlabel="minutes", ylabel="PSS above its value after warm-up, MiB")
+        panel.set(xlabel="minutes", ylabel="RSS above its value after warm-up, MiB")
         panel.grid(alpha=0.3)
         panel.legend(fontsize=7)
         save_figure(figure, path)
