@@ -126,12 +126,16 @@ class TextServer:
         self._acks.close()
 
     def _serve(self, request: Any, sender: Any, arrived: float) -> None:
+        limit = None
         try:
             if sender.is_cancelled():
                 raise FailedError(CANCELLED)
-            self._answer(request, sender, arrived)
+            limit = timeout_s(request, read_parameters(request))
+            self._answer(request, sender, _engine_parameters(limit, time.monotonic() - arrived))
         except FailedError as error:
-            self._responder.refuse(sender, error.failure)
+            # The engine was given what is left of the limit.
+            late = limit is not None and error.failure.outcome == "deadline"
+            self._responder.refuse(sender, past_deadline(limit or 0.0) if late else error.failure)
         except RequestError as error:
             self._responder.refuse(sender, Failure("refused", str(error)))
         except Exception as error:
@@ -139,10 +143,9 @@ class TextServer:
         finally:
             self._admission.leave(1)
 
-    def _answer(self, request: Any, sender: Any, arrived: float) -> None:
+    def _answer(self, request: Any, sender: Any, parameters: dict[str, Any]) -> None:
         inputs, key = self._engine_inputs(request)
         outputs = frozenset(request.requested_output_names())
-        parameters = self._engine_parameters(request, time.monotonic() - arrived)
         call = self._pb.InferenceRequest(
             model_name=ENGINE_MODEL,
             request_id=client_id(request),
@@ -218,12 +221,11 @@ class TextServer:
         outcomes = {getattr(self._pb.TritonError, CODES[name]): name for name in ("refused", "unavailable", "failed")}
         return Failure(outcomes.get(error.code(), "failed"), error.message())
 
-    @staticmethod
-    def _engine_parameters(request: Any, waited_s: float) -> dict[str, Any]:
-        """The deadline is of the whole request, the wait for a thread included."""
-        limit = timeout_s(request, read_parameters(request))
-        if limit is None:
-            return {ERRORS_AS_TENSORS: True}
-        if waited_s >= limit:
-            raise FailedError(past_deadline(limit))
-        return {ERRORS_AS_TENSORS: True, TIMEOUT: max(1, round((limit - waited_s) * 1e6))}
+
+def _engine_parameters(limit: float | None, waited_s: float) -> dict[str, Any]:
+    """The deadline is of the whole request, the wait for a thread included. Raises FailedError when it has passed."""
+    if limit is None:
+        return {ERRORS_AS_TENSORS: True}
+    if waited_s >= limit:
+        raise FailedError(past_deadline(limit))
+    return {ERRORS_AS_TENSORS: True, TIMEOUT: max(1, round((limit - waited_s) * 1e6))}

@@ -74,6 +74,13 @@ class GatewayProcess:
         self.url = url
         self._options = dataclasses.replace(self._options, port=int(re.findall(r":(\d+)", url)[-1]))
 
+    @property
+    def pid(self) -> int:
+        """Raises RuntimeError when none runs."""
+        if self._process is None:
+            raise RuntimeError("the gateway is not running")
+        return self._process.pid
+
     def failure(self) -> str | None:
         """Why it does not serve, or None."""
         if self._process is None or (status := self._process.poll()) is None:

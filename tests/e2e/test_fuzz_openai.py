@@ -29,7 +29,7 @@ KEY = "sk-test-5f1c"
 @pytest.fixture(scope="module")
 def gateway(server: TritonServer, engine_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     folder = tmp_path_factory.mktemp("gateway")
-    with run_gateway(server, engine_dir, folder) as running:
+    with run_gateway(server, folder) as running:
         yield running
 
 
@@ -166,7 +166,7 @@ def test_the_api_key(server: TritonServer, engine_dir: Path, tmp_path: Path, tex
     keys = tmp_path / "keys"
     keys.write_text(f"{KEY}\nother\n")
     body = json.dumps(good_body(PROMPTS[0], 12)).encode()
-    with run_gateway(server, engine_dir, tmp_path, keys) as gateway:
+    with run_gateway(server, tmp_path, api_key_file=keys) as gateway:
         connection = Http(gateway.url)
         wrong = ["", "Bearer", f"Bearer {KEY[:-1]}", f"Bearer {KEY}x", f"Basic {KEY}", KEY, f"Bearer {KEY} {KEY}"]
         for header in [*wrong, "Bearer \xe9"]:

@@ -2,7 +2,6 @@
 
 import http.client
 import json
-import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,9 +10,9 @@ import openai
 import pytest
 
 from kvforge import LLM
-from kvforge.gateway import GatewayOptions, gateway_command
 from kvforge.runtime import SamplingParams
 from kvforge.serving.launcher import TritonServer
+from tests.support.gateway_process import MODEL, run_gateway
 from tests.support.serving import ENDLESS, used_pages, wait_until
 
 TEMPLATE = (
@@ -29,17 +28,10 @@ def gateway(server: TritonServer, tmp_path_factory: pytest.TempPathFactory) -> I
     folder: Path = tmp_path_factory.mktemp("openai")
     (folder / "template.jinja").write_text(TEMPLATE)
     (folder / "keys").write_text("secret\n")
-    options = GatewayOptions(
-        engine=server.engine_dir, grpc=server.grpc_url, port=0, model_name="served",
-        chat_template=folder / "template.jinja", api_key_file=folder / "keys", exit_with_parent=True,
-    )  # fmt: skip
-    process = subprocess.Popen(gateway_command(options), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    try:
-        assert process.stdout is not None
-        yield process.stdout.readline().split()[-1]
-    finally:
-        process.terminate()
-        process.wait(30)
+    with run_gateway(
+        server, folder, chat_template=folder / "template.jinja", api_key_file=folder / "keys", exit_with_parent=True
+    ) as running:
+        yield f"{running.url}/v1"
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +45,7 @@ def test_completions_are_those_of_the_engine_offline(
     client: openai.OpenAI, llm: LLM, sampling: dict, stream: bool
 ) -> None:
     expected = llm.generate(PROMPTS, SamplingParams(max_tokens=24, n=2, logprobs=3, **sampling), use_tqdm=False)
-    ask = {"model": "served", "prompt": PROMPTS, "max_tokens": 24, "n": 2, "logprobs": 3, **sampling}
+    ask = {"model": MODEL, "prompt": PROMPTS, "max_tokens": 24, "n": 2, "logprobs": 3, **sampling}
     texts, logprobs = [""] * 6, [[] for _ in range(6)]
     reasons, usage = [None] * 6, None
     answers = (
@@ -86,7 +78,7 @@ def test_chat(client: openai.OpenAI, llm: LLM, stream: bool) -> None:
     ids = llm.tokenizer.encode("<system>be<user>hello<a>", add_special_tokens=False)
     params = SamplingParams(max_tokens=20, logprobs=2, **SAMPLED)
     (expected,) = llm.generate([ids], params, use_tqdm=False)[0].outputs
-    ask = {"model": "served", "messages": messages, "max_completion_tokens": 20, "logprobs": True, "top_logprobs": 2}
+    ask = {"model": MODEL, "messages": messages, "max_completion_tokens": 20, "logprobs": True, "top_logprobs": 2}
     text, entries = "", []
     if stream:
         for chunk in client.chat.completions.create(**ask, **SAMPLED, stream=True):
@@ -111,7 +103,7 @@ def test_stop_strings(client: openai.OpenAI, llm: LLM, stream: bool) -> None:
     middle = next(at for at in range(5, len(whole) - 3) if "\ufffd" not in whole[at : at + 3])
     stop = whole[middle : middle + 3]
     answers = client.completions.create(
-        model="served", prompt="tell me", max_tokens=64, temperature=0, stop=[stop, "never"], stream=stream
+        model=MODEL, prompt="tell me", max_tokens=64, temperature=0, stop=[stop, "never"], stream=stream
     )
     chunks = list(answers) if stream else [answers]
     assert "".join(chunk.choices[0].text for chunk in chunks) == whole[: whole.index(stop)]
@@ -120,7 +112,7 @@ def test_stop_strings(client: openai.OpenAI, llm: LLM, stream: bool) -> None:
 
 
 def test_logit_bias_and_stop_tokens(client: openai.OpenAI) -> None:
-    ask = {"model": "served", "prompt": "x", "max_tokens": 8, "temperature": 0, "logit_bias": {str(ord("q") + 3): 100}}
+    ask = {"model": MODEL, "prompt": "x", "max_tokens": 8, "temperature": 0, "logit_bias": {str(ord("q") + 3): 100}}
     assert client.completions.create(**ask).choices[0].text == "q" * 8
     choice = client.completions.create(**ask, extra_body={"stop_token_ids": [ord("q") + 3]}).choices[0]
     assert (choice.text, choice.finish_reason, choice.stop_reason) == ("", "stop", ord("q") + 3)
@@ -137,7 +129,7 @@ SCHEMA = {
 def test_json_schema(client: openai.OpenAI) -> None:
     form = {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA, "strict": True}}
     answer = client.chat.completions.create(
-        model="served", messages=[{"role": "user", "content": "?"}], response_format=form, n=2, seed=3,
+        model=MODEL, messages=[{"role": "user", "content": "?"}], response_format=form, n=2, seed=3,
         logit_bias={str(ord(blank) + 3): -100 for blank in " \n\t\r"},
     )  # fmt: skip
     for choice in answer.choices:
@@ -149,7 +141,7 @@ def test_json_schema(client: openai.OpenAI) -> None:
 def test_regex_and_choice(client: openai.OpenAI) -> None:
     for form, allowed in (({"regex": "a{3}"}, {"aaa"}), ({"choice": ["yes.", "no"]}, {"yes.", "no"})):
         answer = client.completions.create(
-            model="served", prompt="x", seed=1, n=4, extra_body={"structured_outputs": form}
+            model=MODEL, prompt="x", seed=1, n=4, extra_body={"structured_outputs": form}
         )
         assert {choice.text for choice in answer.choices} <= allowed
 
@@ -157,12 +149,12 @@ def test_regex_and_choice(client: openai.OpenAI) -> None:
 def test_guides_that_cannot_be_used(client: openai.OpenAI) -> None:
     for form in ({"regex": "(a"}, {"json": {"type": "nonsense"}}):
         with pytest.raises(openai.BadRequestError):
-            client.completions.create(model="served", prompt="x", extra_body={"structured_outputs": form})
+            client.completions.create(model=MODEL, prompt="x", extra_body={"structured_outputs": form})
 
 
 def test_closing_a_stream_frees_the_pages(client: openai.OpenAI, server: TritonServer) -> None:
     wait_until(lambda: used_pages(server) == 0, "a quiet server")
-    ask = {"model": "served", "prompt": ["x", "y"], "max_tokens": ENDLESS, "extra_body": {"ignore_eos": True}}
+    ask = {"model": MODEL, "prompt": ["x", "y"], "max_tokens": ENDLESS, "extra_body": {"ignore_eos": True}}
     with client.completions.create(**ask, stream=True) as stream:
         next(iter(stream))
         wait_until(lambda: used_pages(server) > 0, "the request runs")
@@ -173,7 +165,7 @@ def test_going_away_without_a_stream_frees_the_pages(gateway: str, server: Trito
     wait_until(lambda: used_pages(server) == 0, "a quiet server")
     host = gateway.split("/")[2]
     connection = http.client.HTTPConnection(host)
-    body = {"model": "served", "prompt": "x", "max_tokens": ENDLESS, "ignore_eos": True}
+    body = {"model": MODEL, "prompt": "x", "max_tokens": ENDLESS, "ignore_eos": True}
     connection.request("POST", "/v1/completions", json.dumps(body), {"Authorization": "Bearer secret"})
     wait_until(lambda: used_pages(server) > 0, "the request runs")
     connection.close()
@@ -186,16 +178,16 @@ def test_errors(gateway: str, client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError):
         client.completions.create(model="other", prompt="x")
     with pytest.raises(openai.BadRequestError, match="context"):
-        client.completions.create(model="served", prompt="x" * 70000)
+        client.completions.create(model=MODEL, prompt="x" * 70000)
     with pytest.raises(openai.BadRequestError, match="tools"):
         client.chat.completions.create(
-            model="served", messages=[{"role": "user", "content": "x"}],
+            model=MODEL, messages=[{"role": "user", "content": "x"}],
             tools=[{"type": "function", "function": {"name": "f"}}],
         )  # fmt: skip
 
 
 def test_cached_tokens(client: openai.OpenAI) -> None:
-    ask = {"model": "served", "prompt": "the same beginning " * 10, "max_tokens": 4}
+    ask = {"model": MODEL, "prompt": "the same beginning " * 10, "max_tokens": 4}
     client.completions.create(**ask)
     usage = client.completions.create(**ask).usage
     assert 16 <= usage.prompt_tokens_details.cached_tokens < usage.prompt_tokens
@@ -209,7 +201,7 @@ def test_many_at_once(client: openai.OpenAI, llm: LLM) -> None:
 
     def ask(index: int) -> None:
         chunks = client.completions.create(
-            model="served", prompt=prompts[index], max_tokens=12, temperature=0, stream=True
+            model=MODEL, prompt=prompts[index], max_tokens=12, temperature=0, stream=True
         )
         found[index] = "".join(chunk.choices[0].text for chunk in chunks)
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from kvforge.gateway import gateway_command
 from kvforge.gateway.options import GatewayOptions
@@ -25,14 +26,10 @@ class Gateway:
 
 
 @contextmanager
-def run_gateway(
-    server: TritonServer, engine_dir: Path, folder: Path, api_key_file: Path | None = None
-) -> Iterator[Gateway]:
-    """Gives it when it answers; `folder` gets its log. It has ended afterwards."""
+def run_gateway(server: TritonServer, folder: Path, **more: Any) -> Iterator[Gateway]:
+    """Gives it when it answers; `folder` gets its log, `more` are options. It has ended afterwards."""
     port = choose_ports("127.0.0.1", {"openai": 0})["openai"]
-    options = GatewayOptions(
-        engine=engine_dir, grpc=server.grpc_url, port=port, model_name=MODEL, api_key_file=api_key_file
-    )
+    options = GatewayOptions(engine=server.engine_dir, grpc=server.grpc_url, port=port, model_name=MODEL, **more)
     log = folder / "gateway.log"
     with log.open("wb") as sink, subprocess.Popen(gateway_command(options), stdout=sink, stderr=sink) as process:
         try:
