@@ -11,7 +11,8 @@ from tritonclient.grpc import model_config_pb2
 from kvforge import LLM
 from kvforge.serving.health import read_metrics
 from kvforge.serving.launcher import TritonServer
-from tests.support.contract_probes import INPUTS, OUTPUTS, REFUSED_OUTPUTS, VOCAB, Probe
+from tests.support.contract_outputs import OUTPUTS, REFUSED_OUTPUTS, VOCAB
+from tests.support.contract_probes import INPUTS, Probe
 
 CONTRACT = json.loads((Path(__file__).parents[1] / "cpu/serving/triton_contract.json").read_text())
 MODELS = CONTRACT["models"]

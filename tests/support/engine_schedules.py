@@ -149,3 +149,13 @@ def run_plan(engine, plan, after_step=lambda: None, rng_pages=True):
         clock += 1
         assert clock < 20000, "no progress"
     return tokens, reasons, aborted
+
+
+def check_tokens(tokens, reasons, aborted, expected, seed):
+    """What ``run_plan`` returned is ``expected``, {key: (tokens, reason)}; of an aborted request, its beginning."""
+    for key, (wanted, reason) in expected.items():
+        got = tokens.get(key, [])
+        if key[0] in aborted and key not in reasons:
+            assert got == wanted[: len(got)], (seed, key)
+        else:
+            assert (got, reasons[key]) == (wanted, reason), (seed, key)

@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from kvforge.runtime import LLMEngine
-from tests.support.engine_schedules import alone, random_plan, run_plan
+from tests.support.engine_schedules import alone, check_tokens, random_plan, run_plan
 from tests.support.fake_session import FakeSession
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -66,12 +66,7 @@ def test_tokens_equal_plain_decoding(block):
 
         tokens, reasons, aborted = run_plan(engine, plan, after_step)
         assert session.max_tokens_seen <= plan.max_num_tokens
-        for key, (text, reason) in expected.items():
-            got = tokens.get(key, [])
-            if key[0] in aborted and key not in reasons:
-                assert got == text[: len(got)], (seed, key)
-            else:
-                assert (got, reasons[key]) == (text, reason), (seed, key)
+        check_tokens(tokens, reasons, aborted, expected, seed)
         stats = engine.stats()
         assert stats["num_used_pages"] == 0 and stats["num_free_pages"] == plan.num_pages
         assert stats["num_failed_steps"] == 0 and not scheduler.proposals

@@ -3,7 +3,7 @@
 import pytest
 
 from kvforge.runtime import LLMEngine
-from tests.support.engine_schedules import alone, random_plan, run_plan
+from tests.support.engine_schedules import alone, check_tokens, random_plan, run_plan
 from tests.support.fake_session import FakeSession
 
 NUM_SCHEDULES = 240
@@ -27,12 +27,7 @@ def test_tokens_equal_one_at_a_time(block, one_thread):
             engine, plan, after_step=lambda s=session, p=pool: s.poison_pages(p.free_pages)
         )
         assert session.max_tokens_seen <= plan.max_num_tokens
-        for key, (expected, reason) in alone(seed).items():
-            got = tokens.get(key, [])
-            if key[0] in aborted and key not in reasons:
-                assert got == expected[: len(got)], (seed, key)
-            else:
-                assert (got, reasons[key]) == (expected, reason), (seed, key)
+        check_tokens(tokens, reasons, aborted, alone(seed), seed)
         stats = engine.stats()
         assert stats["num_used_pages"] == 0 and stats["num_free_pages"] == plan.num_pages
         assert stats["num_failed_steps"] == 0
