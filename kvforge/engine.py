@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args, get_origin
 from kvforge.errors import EngineError
 from kvforge.relative_names import is_inside
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 MANIFEST_FILE = "engine.json"
 TOKENIZER_DIR = "tokenizer"
 RANK_DIR = "rank0"
@@ -19,6 +19,8 @@ WEIGHTS_FILE = f"{RANK_DIR}/weights.safetensors"
 OPERATORS_FILE = f"{RANK_DIR}/operators.so"
 
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2}
+WEIGHT_BYTES = {**ELEMENT_BYTES, "int8": 1}
+"""Bytes of a linear layer's weight, by ``Manifest.weight_dtype``."""
 SCALE_BYTES = 4
 
 
@@ -57,7 +59,9 @@ KV_FORMATS = {
 class Manifest:
     """Everything the runtime knows about an engine; ``cut == num_layers`` means the model has no cut.
 
-    ``owner_of_layer[i]`` is the layer whose K,V cache layer i reads. ``kv_dtype`` is a key of ``KV_FORMATS``;
+    ``dtype`` is the activations' and that of weights which are no matrices; ``weight_dtype``, a key of
+    ``WEIGHT_BYTES``, is that of linear layers. ``owner_of_layer[i]`` is the layer whose K,V cache layer i reads.
+    ``kv_dtype`` is a key of ``KV_FORMATS``;
     ``kv_scales`` holds (k_scale, v_scale) of each owner where it is static, else nothing. Limits: ``max_num_seqs``
     sequences and ``max_num_tokens`` packed tokens a step, ``max_seq_len`` tokens a sequence, ``max_draft_len``
     draft tokens of a sequence in one step; above 0 the engine has the graph ``verify``. With ``early_exit`` it has the
@@ -71,6 +75,7 @@ class Manifest:
     isa: tuple[str, ...]
     torch_version: str
     dtype: str
+    weight_dtype: str
     kv_dtype: str
     kv_scales: tuple[tuple[float, float], ...]
     model_type: str
@@ -94,6 +99,7 @@ class Manifest:
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
     num_parameters: int
+    weights_file_bytes: int
     checkpoint_sha256: str
     operators: dict[str, int]
     files: dict[str, str]
@@ -143,6 +149,16 @@ class Manifest:
     def page_bytes(self) -> int:
         """Bytes of one logical page over all owners."""
         return self.page_size * self.kv_bytes_per_token
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of weights that a decode step reads: every linear layer and the head, without biases and scales, the
+        lookup of embeddings and an early exit's head."""
+        q_dim, kv_dim = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        of_layer = 2 * self.hidden_size * q_dim + 3 * self.hidden_size * self.intermediate_size
+        of_owner = 2 * self.hidden_size * kv_dim
+        head = self.vocab_size * self.hidden_size
+        return (self.num_layers * of_layer + self.num_owners * of_owner + head) * WEIGHT_BYTES[self.weight_dtype]
 
     @property
     def max_num_survivors(self) -> int:
@@ -195,11 +211,8 @@ def load_manifest(engine_dir: str | Path) -> Manifest:
 
 
 def _check_weights_size(path: Path, manifest: Manifest) -> None:
-    """Raise EngineError unless the safetensors file holds the bytes of the parameters and the RoPE frequencies."""
-    with path.open("rb") as file:
-        header = int.from_bytes(file.read(8), "little")
-    expected = manifest.num_parameters * ELEMENT_BYTES[manifest.dtype] + manifest.head_dim // 2 * 4
-    if path.stat().st_size != 8 + header + expected:
+    """Raise EngineError unless the safetensors file has the size it was written with."""
+    if path.stat().st_size != manifest.weights_file_bytes:
         raise EngineError(f"{path} is damaged or another engine's; rebuild the engine with kvforge build.")
 
 
@@ -282,6 +295,7 @@ def _fits(manifest: Manifest) -> bool:
         and all(0 <= owner < layers for owner in manifest.owner_of_layer)
         and len(manifest.isa) >= 1
         and manifest.dtype in ELEMENT_BYTES
+        and manifest.weight_dtype in WEIGHT_BYTES
         and manifest.max_draft_len >= 0
         and manifest.kv_dtype in KV_FORMATS
         and len(manifest.kv_scales) == (manifest.num_owners if manifest.kv_format.scales == "static" else 0)

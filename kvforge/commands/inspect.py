@@ -31,6 +31,7 @@ def run(args: argparse.Namespace) -> int:
         "kv_bytes_per_token": manifest.kv_bytes_per_token,
         "kv_scale_bytes_per_token": manifest.kv_scale_bytes_per_token,
         "page_bytes": manifest.page_bytes,
+        "weight_bytes": manifest.weight_bytes,
         "prefill_flops_per_token_at_1024": prefill_flops_per_token(manifest, 1024),
         "engine_bytes": sum(path.stat().st_size for path in args.engine.rglob("*") if path.is_file()),
     }
@@ -40,6 +41,7 @@ def run(args: argparse.Namespace) -> int:
     has_cut = manifest.cut < manifest.num_layers
     rows = {
         "model": f"{manifest.model_type}, {manifest.num_parameters / 1e6:.1f}M parameters, {manifest.dtype}",
+        "weights": f"{manifest.weight_dtype} linear layers, {manifest.weight_bytes / 1e6:.1f} MB read by a decode step",
         "target": f"{manifest.target} ({manifest.isa[0]}), torch {manifest.torch_version}",
         "layers": f"{manifest.num_layers} x {manifest.hidden_size}, {manifest.num_heads} heads / "
         f"{manifest.num_kv_heads} KV heads of {manifest.head_dim}",

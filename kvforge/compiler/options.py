@@ -57,6 +57,11 @@ class ResolvedOptions:
     early_exit: bool = False
 
     @property
+    def weight_dtype(self) -> str:
+        """The dtype of linear layers' weights."""
+        return self.dtype
+
+    @property
     def torch_dtype(self) -> torch.dtype:
         """The dtype of weights and hidden state."""
         return COMPUTE_DTYPES[self.dtype]

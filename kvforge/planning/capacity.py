@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from kvforge.engine import KV_FORMATS, SCALE_BYTES
+from kvforge.engine import WEIGHT_BYTES as ENGINE_WEIGHT_BYTES
 from kvforge.planning.costs import (
     full_token,
     full_token_below,
@@ -14,8 +15,8 @@ from kvforge.planning.costs import (
 from kvforge.planning.shape import Shape
 
 GIB = 2**30
-WEIGHT_BYTES = {"float32": 4, "bfloat16": 2, "fp8": 1}
-"""Bytes of a weight."""
+WEIGHT_BYTES = {**ENGINE_WEIGHT_BYTES, "fp8": 1}
+"""Bytes of a weight; of engines that store linear layers alone in 8 bits a little less than there is."""
 
 
 @dataclass(frozen=True)

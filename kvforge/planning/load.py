@@ -37,7 +37,7 @@ def load_subject(model: str) -> Subject:
     if (path / MANIFEST_FILE).is_file():
         manifest = load_manifest(path)
         subject = _own(shape_of_manifest(manifest, path.resolve().name))
-        return dataclasses.replace(subject, weight_dtype=manifest.dtype, kv_dtype=manifest.kv_dtype)
+        return dataclasses.replace(subject, weight_dtype=manifest.weight_dtype, kv_dtype=manifest.kv_dtype)
     if path.is_dir() and not (path / "config.json").is_file():
         raise KvforgeError(f"{path} is neither an engine ({MANIFEST_FILE}) nor a checkpoint (config.json); give one.")
     return _from_config(path / "config.json" if path.is_dir() else path)

@@ -15,7 +15,7 @@ from kvforge.cli import main
 from kvforge.compiler import BuildOptions, build_engine
 from kvforge.compiler.export import export_lower, export_upper
 from kvforge.compiler.options import resolve
-from kvforge.engine import load_manifest, save_manifest
+from kvforge.engine import WEIGHTS_FILE, load_manifest
 from kvforge.errors import CheckpointError, EngineError
 from kvforge.planning.load import load_subject
 from kvforge.planning.shape import shape_of_config, shape_of_manifest
@@ -163,8 +163,8 @@ def test_a_checkpoint_that_lacks_the_head_it_promises_is_refused(tmp_path: Path)
 @pytest.mark.parametrize(
     ("edit", "sentence"),
     [
-        (lambda d: d.pop("early_exit") and d.update(schema_version=2), "has engine schema 2, this kvforge reads 3;"),
-        (lambda d: d.update(schema_version=2), "has engine schema 2, this kvforge reads 3; rebuild the engine"),
+        (lambda d: d.pop("early_exit") and d.update(schema_version=2), "has engine schema 2, this kvforge reads 4;"),
+        (lambda d: d.update(schema_version=2), "has engine schema 2, this kvforge reads 4; rebuild the engine"),
         (lambda d: d.update(early_exit=1), "impossible values"),
         (lambda d: d.update(cut=5), "impossible values"),
     ],
@@ -179,10 +179,9 @@ def test_old_and_impossible_manifests_are_refused(edit, sentence: str, engines: 
     assert sentence in str(error.value)
 
 
-def test_a_manifest_of_the_other_kind_does_not_fit_the_weights(engines: EngineShelf, tmp_path: Path) -> None:
+def test_weights_without_the_head_do_not_fit_an_engine_with_it(engines: EngineShelf, tmp_path: Path) -> None:
     engine = Path(shutil.copytree(engines.engine(EARLY_EXIT), tmp_path / "engine"))
-    manifest = load_manifest(engine)
-    save_manifest(dataclasses.replace(manifest, num_parameters=manifest.num_parameters - 321 * 64), engine)
+    shutil.copy(engines.engine(SWIFTKV) / WEIGHTS_FILE, engine / WEIGHTS_FILE)
     with pytest.raises(EngineError, match="damaged or another engine's"):
         load_manifest(engine)
 

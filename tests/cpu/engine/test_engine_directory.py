@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -77,6 +78,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
         edit_json(lambda d: d.update(kv_dtype="fp8_static", kv_scales=[[1.0, 0.0]] * 4)),
         "impossible values",
     ),
+    "unknown weight format": (edit_json(lambda d: d.update(weight_dtype="int4")), "impossible values"),
     "unknown cache format": (edit_json(lambda d: d.update(kv_dtype="fp4")), "impossible values"),
     "file missing": (lambda e: (e / "rank0" / "lower.pt2").unlink(), "lacks rank0/lower.pt2"),
     "another torch": (change_manifest(torch_version="1.0"), "built with torch 1.0"),
@@ -114,6 +116,17 @@ def test_inspect_prints_and_verifies(engine: Path, capsys: pytest.CaptureFixture
         file.write(b"\x7f")
     assert main(["inspect", str(engine), "--verify"]) == 1
     assert "weights.safetensors was changed" in capsys.readouterr().err
+
+
+def test_weight_bytes_are_those_of_the_matrices_without_the_lookup(engines: EngineShelf) -> None:
+    """The untied model's embedding is left out; float32 engines store what the graphs name."""
+    engine = engines.engine(SWIFTKV)
+    manifest = load_manifest(engine)
+    with safe_open(engine / "rank0" / "weights.safetensors", framework="pt") as file:
+        shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
+    matrices = [name for name, shape in shapes.items() if len(shape) == 2 and name != "embed.weight"]
+    assert manifest.weight_bytes == 4 * sum(math.prod(shapes[name]) for name in matrices)
+    assert dataclasses.replace(manifest, weight_dtype="int8").weight_bytes * 4 == manifest.weight_bytes
 
 
 def test_inspect_says_how_the_cache_stores_numbers(engines: EngineShelf, capsys: pytest.CaptureFixture) -> None:
