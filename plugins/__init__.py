@@ -8,6 +8,8 @@ from plugins.library import load_library
 from plugins.low_rank_key_reconstruct import OPERATOR as _LOW_RANK_KEY_RECONSTRUCT
 from plugins.low_rank_key_reconstruct import low_rank_key_reconstruct
 from plugins.operator import Operator
+from plugins.packed_linear import OPERATOR as _PACKED_LINEAR
+from plugins.packed_linear import packed_linear
 from plugins.paged_attention import OPERATOR as _PAGED_ATTENTION
 from plugins.paged_attention import paged_attention
 from plugins.rope_paged_kv_write import OPERATOR as _ROPE_PAGED_KV_WRITE
@@ -17,7 +19,13 @@ from plugins.speculative_verify import speculative_verify
 
 OPERATORS: dict[str, Operator] = {
     operator.name: operator
-    for operator in (_ROPE_PAGED_KV_WRITE, _PAGED_ATTENTION, _LOW_RANK_KEY_RECONSTRUCT, _SPECULATIVE_VERIFY)
+    for operator in (
+        _ROPE_PAGED_KV_WRITE,
+        _PAGED_ATTENTION,
+        _LOW_RANK_KEY_RECONSTRUCT,
+        _SPECULATIVE_VERIFY,
+        _PACKED_LINEAR,
+    )
 }
 
 __all__ = [
@@ -28,6 +36,7 @@ __all__ = [
     "PluginLoadError",
     "load_library",
     "low_rank_key_reconstruct",
+    "packed_linear",
     "paged_attention",
     "rope_paged_kv_write",
     "speculative_verify",

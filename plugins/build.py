@@ -42,11 +42,12 @@ _ISA_FLAGS = {
     "avx512": (
         "-mavx2",
         "-mfma",
-        *("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512bf16"),
+        *("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512bf16", "-mavx512vnni", "-mavx512vbmi"),
         "-mprefer-vector-width=512",
     ),
 }
 _BF16 = ("cpu_bf16_tile", "cpu_bf16_direct", "cpu_bf16")
+_LINEAR = ("cpu_bf16_generic", "cpu_int8_generic", "cpu_finish")
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,7 @@ def units(machine: str | None = None) -> tuple[Unit, ...]:
     return (  # longest first
         Unit("native/register.cpp"),
         Unit("paged_attention/cpu.cpp"),
+        Unit("packed_linear/cpu.cpp"),
         Unit("rope_paged_kv_write/cpu.cpp"),
         Unit("low_rank_key_reconstruct/cpu.cpp"),
         Unit("speculative_verify/cpu.cpp"),
@@ -80,6 +82,7 @@ def units(machine: str | None = None) -> tuple[Unit, ...]:
         *(_variant("paged_attention/cpu_generic.cpp", isa) for isa in isas),
         *(_variant("low_rank_key_reconstruct/cpu_kernel.cpp", isa) for isa in isas),
         *(_variant("speculative_verify/cpu_kernel.cpp", isa) for isa in isas),
+        *(_variant(f"packed_linear/{name}.cpp", isa) for name in _LINEAR for isa in isas),
         # No contraction: the rotation is then bit for bit the reference's.
         *(_variant("rope_paged_kv_write/cpu_kernel.cpp", isa, "-ffp-contract=off") for isa in isas),
     )

@@ -28,4 +28,9 @@ std::tuple<at::Tensor, at::Tensor> speculative_verify(
     const at::Tensor& logits, const at::Tensor& draft_ids, const at::Tensor& draft_start,
     const at::Tensor& draft_probs, const at::Tensor& temperature, const at::Tensor& uniform);
 
+at::Tensor packed_linear(
+    const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& scales,
+    const std::optional<at::Tensor>& bias, const std::optional<at::Tensor>& norm,
+    const std::optional<at::Tensor>& residual, int64_t out_features, double eps, bool gated, bool float32_out);
+
 }  // namespace kvforge

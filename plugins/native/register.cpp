@@ -9,4 +9,5 @@ TORCH_LIBRARY_IMPL(kvforge, CPU, m) {
   m.impl("paged_attention", &kvforge::paged_attention);
   m.impl("low_rank_key_reconstruct", &kvforge::low_rank_key_reconstruct);
   m.impl("speculative_verify", &kvforge::speculative_verify);
+  m.impl("packed_linear", &kvforge::packed_linear);
 }

@@ -41,6 +41,8 @@ def difference(name: str, args: tuple, got: list[Tensor], want: list[Tensor]) ->
         return next((wrong for pair in zip(got, want, strict=True) if (wrong := _bits_differ(*pair))), None)
     if name == "speculative_verify":
         return _tokens_differ(args, got, want)
+    if name == "packed_linear" and args[4] is not None:  # one rounding to bfloat16 of a normed value may differ
+        got, want = [got[0].bfloat16()], [want[0].bfloat16()]
     return _values_differ(got[0], want[0])
 
 

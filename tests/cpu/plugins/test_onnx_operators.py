@@ -16,7 +16,7 @@ from tests.support.operator_faces import run_onnx
 NUM_CASES, NUM_SHORT = 320, 60
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name != "speculative_verify"])
+@pytest.mark.parametrize("name", [name for name in CASES if name not in ("speculative_verify", "packed_linear")])
 def test_float16(name: str, full: bool) -> None:
     for seed in range(NUM_CASES if full else NUM_SHORT):
         args = CASES[name](seed, dtypes=(torch.float32, torch.float16))

@@ -16,7 +16,13 @@ from plugins import build
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
-OPERATOR_TESTS = ("rope_paged_kv_write", "paged_attention", "low_rank_key_reconstruct", "speculative_verify")
+OPERATOR_TESTS = (
+    "rope_paged_kv_write",
+    "paged_attention",
+    "low_rank_key_reconstruct",
+    "speculative_verify",
+    "packed_linear",
+)
 # One block of the random cases, the tables of wrong arguments, and what reads or writes unusual places.
 SELECTED = (
     "(block0 and not onnx) or refuses or nothing_to_do or not_finite or strided or every_value or views "

@@ -1,0 +1,65 @@
+"""PackedLinear: a linear layer on weights packed for the CPU, with what stands around it in a transformer fused."""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from plugins.operator import Operator
+from plugins.packed_linear.packing import PANEL, pack
+from plugins.packed_linear.reference import reference
+from plugins.registration import define
+
+__all__ = ["OPERATOR", "PANEL", "pack", "packed_linear", "reference"]
+
+SCHEMA = (
+    "(Tensor x, Tensor weight, Tensor? scales, Tensor? bias, Tensor? norm, Tensor? residual, "
+    "int out_features, float eps, bool gated, bool float32_out) -> Tensor"
+)
+
+OPERATOR = Operator(
+    name="packed_linear",
+    schema=SCHEMA,
+    reference=reference,
+    version=1,
+    faces=("reference", "cpu"),
+    sources=tuple(sorted(Path(__file__).parent.glob("*.cpp"))),
+)
+
+
+def _fake(x, weight, scales, bias, norm, residual, out_features, eps, gated, float32_out) -> Tensor:
+    return x.new_empty((x.shape[0], out_features), dtype=torch.float32 if float32_out else x.dtype)
+
+
+define(OPERATOR.name, SCHEMA, _fake)
+
+
+def packed_linear(
+    x: Tensor,
+    weight: Tensor,
+    out_features: int,
+    *,
+    scales: Tensor | None = None,
+    bias: Tensor | None = None,
+    norm: Tensor | None = None,
+    eps: float = 0.0,
+    residual: Tensor | None = None,
+    gated: bool = False,
+    float32_out: bool = False,
+) -> Tensor:
+    """Linear layer y = norm(x) W^T + bias of T tokens, gated or added to a residual: [T, out_features].
+
+    x: [T, K] bfloat16, K contiguous, rows may be strided. weight and scales come from `pack`; scales float32
+    [2, N padded] belong to int8 weights alone. norm: [K] bfloat16, the weight of an RMSNorm with `eps` applied to x
+    first, rounded to bfloat16 twice as model_defs.layers.RMSNorm does. bias: bfloat16, one value for each row of the
+    weight that was packed. gated: these rows are [gate; up], the result is silu(gate) * up and out_features the
+    number of up rows. residual: [T, out_features] bfloat16, added last.
+
+    Sums are float32; int8 weights are multiplied with activations quantized row by row (scale max|x| / 127,
+    symmetric, half to even), summed in int32 and then scaled. All that follows is float32, rounded once to bfloat16,
+    or not at all with float32_out. A row of the result depends, in all its bits, on its own row of x alone.
+    Raises RuntimeError on a wrong shape, dtype or stride.
+    """
+    return torch.ops.kvforge.packed_linear(
+        x, weight, scales, bias, norm, residual, out_features, eps, gated, float32_out
+    )

@@ -1,0 +1,196 @@
+// kvforge::packed_linear on CPU: checks, then tiles of rows times panels of the weight.
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <optional>
+
+#include "native/checks.h"
+#include "native/dynamic_for.h"
+#include "native/isa.h"
+#include "native/operators.h"
+#include "native/ranged_for.h"
+#include "native/workspace.h"
+#include "packed_linear/cpu_kernel.h"
+
+namespace kvforge {
+namespace {
+
+constexpr const char* kOp = "packed_linear";
+constexpr int64_t kRowBlock = 192;      // rows of a piece: with a depth block of them and of a panel, half of the L2
+constexpr int64_t kDepthBlock = 512;    // groups that are multiplied before the next rows have their turn
+constexpr int64_t kFewRows = 16;        // up to here every thread prepares all rows for itself
+constexpr int64_t kPreparedRows = 8;    // rows of a piece of preparation
+constexpr int64_t kProductsPerThread = 1 << 18;  // multiplications that pay for waking a thread
+constexpr int64_t kLargestInt8Depth = 1 << 16;   // int32 sums of products up to 255 * 127 do not overflow
+
+const LinearKernel& kernel(bool int8) {
+#if defined(__x86_64__)
+  switch (current_isa()) {
+    case Isa::avx512: return int8 ? isa_avx512::linear_int8_kernel : isa_avx512::linear_bf16_kernel;
+    case Isa::avx2: return int8 ? isa_avx2::linear_int8_kernel : isa_avx2::linear_bf16_kernel;
+    case Isa::portable: break;
+  }
+#endif
+  return int8 ? isa_portable::linear_int8_kernel : isa_portable::linear_bf16_kernel;
+}
+
+void check_bf16(const char* name, const at::Tensor& t) {
+  TORCH_CHECK(t.scalar_type() == at::kBFloat16, kOp, ": ", name, " must be bfloat16, not ", t.scalar_type());
+}
+
+// A bfloat16 vector of the given length, contiguous in the result; undefined when there is none.
+at::Tensor vector(const char* name, const std::optional<at::Tensor>& t, int64_t length) {
+  if (!t.has_value()) return {};
+  check_bf16(name, *t);
+  TORCH_CHECK(t->dim() == 1 && t->size(0) == length, kOp, ": ", name, " must have shape [", length, "], not ",
+              t->sizes());
+  return t->contiguous();
+}
+
+void check_matrix(const char* name, const at::Tensor& t) {
+  check_dims(kOp, name, t, 2);
+  check_bf16(name, t);
+  TORCH_CHECK(t.stride(1) == 1 || t.size(1) == 1, kOp, ": ", name, " must be contiguous in its last dimension");
+}
+
+const uint16_t* data(const at::Tensor& t) {
+  return t.defined() ? static_cast<const uint16_t*>(t.const_data_ptr()) : nullptr;
+}
+
+int64_t num_groups(bool int8, int64_t depth) { return int8 ? (depth + 3) / 4 : (depth + 1) / 2; }
+
+void check_weight(const at::Tensor& weight, bool int8, int64_t depth, int64_t panels) {
+  const int64_t group = int8 ? 4 : 2;
+  const int64_t shape[] = {panels, num_groups(int8, depth), kPanel, group};
+  TORCH_CHECK(weight.sizes() == at::IntArrayRef(shape), kOp, ": weight must have shape ", at::IntArrayRef(shape),
+              " to fit x and out_features, not ", weight.sizes());
+  TORCH_CHECK(weight.is_contiguous(), kOp, ": weight must be contiguous");
+  TORCH_CHECK(!int8 || depth <= kLargestInt8Depth, kOp, ": x must have at most ", kLargestInt8Depth,
+              " columns with int8 weights, not ", depth);
+}
+
+// The product of one block of rows and one panel after the other.
+class Product {
+ public:
+  Product(const LinearArgs& args, const LinearKernel& kernel, int64_t groups)
+      : args_(args), kernel_(kernel), groups_(groups), blocks_((groups + kDepthBlock - 1) / kDepthBlock) {}
+
+  // rows: where the prepared row 0 would be; next: the piece after this one or -1.
+  void run(int64_t piece, int64_t next, const char* rows, int64_t row_stride, float* sums) const {
+    const int64_t begin = piece / args_.panels * kRowBlock, panel = piece % args_.panels;
+    const int64_t count = std::min(kRowBlock, args_.rows - begin);
+    rows += begin * row_stride;
+    for (int64_t b = 0; b < blocks_; ++b) {
+      const int64_t first = start(b);
+      const bool last = b + 1 == blocks_;
+      kernel_.multiply({
+          .rows = rows + first * kGroupBytes,
+          .row_stride = row_stride,
+          .num_rows = count,
+          .weight = weight(panel, b),
+          .groups = start(b + 1) - first,
+          .next = !last ? weight(panel, b + 1) : next >= 0 ? weight(next % args_.panels, 0) : nullptr,
+          .sums = sums,
+          .add = b > 0,
+      });
+    }
+    if (kernel_.dequantize != nullptr) kernel_.dequantize(args_, rows, row_stride, count, panel, sums);
+    kernel_.finish(args_, begin, count, panel, sums);
+  }
+
+  int64_t pieces() const { return (args_.rows + kRowBlock - 1) / kRowBlock * args_.panels; }
+
+ private:
+  int64_t start(int64_t block) const { return groups_ * block / blocks_; }
+
+  const char* weight(int64_t panel, int64_t block) const {
+    return args_.weight + (panel * groups_ + start(block)) * kPanelGroupBytes;
+  }
+
+  const LinearArgs& args_;
+  const LinearKernel& kernel_;
+  const int64_t groups_, blocks_;
+};
+
+void multiply(const LinearArgs& args, const LinearKernel& kernel, int64_t groups) {
+  const Product product(args, kernel, groups);
+  const int64_t threads = 1 + args.rows * args.depth * args.panels * kPanel / kProductsPerThread;
+  const int64_t sums_bytes = std::min(args.rows, kRowBlock) * kPanel * sizeof(float), scratch_bytes = args.depth * 2;
+  const bool direct = kernel.takes_x(args), alone = !direct && args.rows <= kFewRows;
+  const int64_t row_stride = direct ? args.x_stride * 2 : kernel.row_bytes(args);
+  thread_local Workspace shared;  // the calling thread's
+  const char* rows = reinterpret_cast<const char*>(args.x);
+  if (!direct && !alone) {
+    char* const prepared = shared.get(args.rows * row_stride);
+    rows = prepared;
+    dynamic_for((args.rows + kPreparedRows - 1) / kPreparedRows, threads, [&](int64_t i) {
+      thread_local Workspace workspace;
+      const int64_t begin = i * kPreparedRows, end = std::min(begin + kPreparedRows, args.rows);
+      kernel.prepare(args, begin, end, prepared + begin * row_stride, workspace.get(scratch_bytes));
+    });
+  }
+  ranged_for(product.pieces(), threads, [&] {
+    thread_local Workspace workspace;
+    const int64_t own_bytes = alone ? args.rows * row_stride : 0;
+    char* const own = workspace.get(own_bytes + std::max(sums_bytes, scratch_bytes));
+    char* const rest = own + own_bytes;  // row_stride is a multiple of 64
+    if (alone) kernel.prepare(args, 0, args.rows, own, rest);
+    return [&product, prepared = alone ? own : rows, row_stride, sums = reinterpret_cast<float*>(rest)](
+               int64_t piece, int64_t next) { product.run(piece, next, prepared, row_stride, sums); };
+  });
+}
+
+}  // namespace
+
+at::Tensor packed_linear(
+    const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& scales_in,
+    const std::optional<at::Tensor>& bias_in, const std::optional<at::Tensor>& norm_in,
+    const std::optional<at::Tensor>& residual, int64_t out_features, double eps, bool gated, bool float32_out) {
+  check_matrix("x", x);
+  const int64_t rows = x.size(0), depth = x.size(1);
+  TORCH_CHECK(depth > 0, kOp, ": x must have columns");
+  TORCH_CHECK(out_features > 0, kOp, ": out_features must be positive, not ", out_features);
+  const bool int8 = weight.scalar_type() == at::kChar;
+  TORCH_CHECK(int8 || weight.scalar_type() == at::kBFloat16, kOp, ": weight must be bfloat16 or int8, not ",
+              weight.scalar_type());
+  const int64_t width = gated ? kPanel / 2 : kPanel, panels = (out_features - 1) / width + 1;
+  check_weight(weight, int8, depth, panels);
+  TORCH_CHECK(scales_in.has_value() == int8, kOp, ": scales must be given with int8 weights, and only with them");
+  at::Tensor scales;
+  if (int8) scales = float32_tensor(kOp, "scales", *scales_in, {2, panels * kPanel});
+  const at::Tensor bias = vector("bias", bias_in, out_features * (gated ? 2 : 1));
+  const at::Tensor norm = vector("norm", norm_in, depth);
+  if (residual.has_value()) {
+    check_matrix("residual", *residual);
+    TORCH_CHECK(residual->size(0) == rows && residual->size(1) == out_features, kOp, ": residual must have shape [",
+                rows, ", ", out_features, "], not ", residual->sizes());
+  }
+  at::Tensor out = at::empty({rows, out_features}, x.options().dtype(float32_out ? at::kFloat : at::kBFloat16));
+  if (rows == 0) return out;
+  const float* const scale = int8 ? scales.const_data_ptr<float>() : nullptr;
+  multiply(
+      {
+          .x = data(x),
+          .x_stride = x.stride(0),
+          .rows = rows,
+          .depth = depth,
+          .outputs = out_features,
+          .panels = panels,
+          .weight = static_cast<const char*>(weight.const_data_ptr()),
+          .weight_scales = scale,
+          .weight_sums = int8 ? scale + panels * kPanel : nullptr,
+          .bias = data(bias),
+          .norm = data(norm),
+          .residual = residual.has_value() ? data(*residual) : nullptr,
+          .residual_stride = residual.has_value() ? residual->stride(0) : 0,
+          .out = out.mutable_data_ptr(),
+          .eps = static_cast<float>(eps),
+          .gated = gated,
+          .float32_out = float32_out,
+      },
+      kernel(int8), num_groups(int8, depth));
+  return out;
+}
+
+}  // namespace kvforge
