@@ -1,0 +1,97 @@
+"""Seconds of a step from its work: a price for each kind of work, fitted to measured steps."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, astuple, dataclass
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+
+from kvforge.errors import KvforgeError
+from perf.simulation.work import WORK_NAMES, StepWork
+
+
+@dataclass(frozen=True)
+class CostModel:
+    """What the steps of one engine cost, and the facts of the engine that a simulation needs.
+
+    ``prices`` are seconds per unit of each number of ``StepWork``.
+    """
+
+    num_layers: int
+    cut: int
+    page_size: int
+    page_bytes: int
+    prices: dict[str, float]
+
+    def seconds(self, work: StepWork) -> float:
+        """Return how long a step takes."""
+        prices = self.prices
+        return (
+            prices["steps"] * work.steps
+            + prices["upper_calls"] * work.upper_calls
+            + prices["tokens"] * work.tokens
+            + prices["survivors"] * work.survivors
+            + prices["query_keys"] * work.query_keys
+            + prices["keys_read"] * work.keys_read
+        )
+
+
+def fit_prices(works: Sequence[StepWork], seconds: Sequence[float]) -> dict[str, float]:
+    """Return the prices, none negative, with the least sum of squared relative errors over measured steps."""
+    matrix = np.array([astuple(work) for work in works], dtype=np.float64)
+    solution = nonnegative_least_squares(matrix / np.asarray(seconds)[:, None], np.ones(len(seconds)))
+    return dict(zip(WORK_NAMES, solution.tolist(), strict=True))
+
+
+def nonnegative_least_squares(matrix: np.ndarray, target: np.ndarray) -> np.ndarray:
+    """Return the x >= 0 that minimises |matrix x - target|.
+
+    On the columns that the best x uses it is the plain least-squares solution, so the best of those solutions over
+    all sets of columns that have no negative number is it. For a handful of columns that is quick and exact.
+    """
+    num_columns = matrix.shape[1]
+    scale = np.linalg.norm(matrix, axis=0)
+    scale[scale == 0] = 1.0
+    best, best_error = np.zeros(num_columns), float(target @ target)
+    for size in range(1, num_columns + 1):
+        for columns in map(list, combinations(range(num_columns), size)):
+            part = matrix[:, columns] / scale[columns]
+            x = np.linalg.lstsq(part, target, rcond=None)[0]
+            error = float(np.sum((part @ x - target) ** 2))
+            if np.all(x >= 0) and error < best_error:
+                best, best_error = np.zeros(num_columns), error
+                best[columns] = x / scale[columns]
+    return best
+
+
+def save_costs(costs: dict[str, CostModel], path: Path) -> None:
+    """Write cost models by name.
+
+    Raises:
+        KvforgeError: the file cannot be written.
+    """
+    try:
+        path.write_text(json.dumps({name: asdict(model) for name, model in costs.items()}, indent=1) + "\n")
+    except OSError as error:
+        raise KvforgeError(f"{path} cannot be written ({error.strerror}); choose another place.") from None
+
+
+def load_costs(path: Path) -> dict[str, CostModel]:
+    """Read cost models by name.
+
+    Raises:
+        KvforgeError: the file cannot be read or holds something else.
+    """
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        costs = {name: CostModel(**entry) for name, entry in data.items()}
+        for model in costs.values():
+            if set(model.prices) != set(WORK_NAMES) or not all(
+                isinstance(price, int | float) and 0 <= price < float("inf") for price in model.prices.values()
+            ):
+                raise ValueError(f"prices are {', '.join(WORK_NAMES)}, none negative")
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise KvforgeError(f"{path} cannot be read as step costs ({error}); write it with --fit.") from None
+    return costs

@@ -1,0 +1,68 @@
+"""Prices of steps: fitted to measurements, none negative; written and read."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kvforge.errors import KvforgeError
+from perf.simulation.cost_model import CostModel, fit_prices, load_costs, nonnegative_least_squares, save_costs
+from perf.simulation.work import WORK_NAMES, StepWork
+
+PRICES = {"steps": 0.01, "upper_calls": 0.005, "tokens": 5e-4, "survivors": 1e-3, "query_keys": 1e-9, "keys_read": 2e-8}
+MODEL = CostModel(16, 8, 32, 16384, PRICES)
+
+
+def random_works(rng: np.random.Generator, num: int) -> list[StepWork]:
+    works = []
+    for _ in range(num):
+        tokens, survivors, keys = (int(rng.integers(low, high)) for low, high in ((1, 2048), (0, 64), (1, 10**6)))
+        survivors *= int(rng.integers(0, 2))
+        works.append(StepWork(1, int(survivors > 0), tokens, survivors, keys * tokens // 2, keys))
+    return works
+
+
+def test_exact_measurements_give_the_prices_back() -> None:
+    works = random_works(np.random.default_rng(0), 60)
+    fitted = fit_prices(works, [MODEL.seconds(work) for work in works])
+    assert fitted == pytest.approx(PRICES, rel=1e-6)
+
+
+def test_noise_does_not_make_a_price_negative() -> None:
+    rng = np.random.default_rng(1)
+    works = random_works(rng, 40)
+    seconds = [MODEL.seconds(work) * rng.lognormal(0, 0.2) for work in works]
+    fitted = fit_prices(works, seconds)
+    assert min(fitted.values()) >= 0
+    assert fitted["tokens"] == pytest.approx(PRICES["tokens"], rel=0.5)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_nonnegative_least_squares_is_optimal(seed: int) -> None:
+    """The problem is convex: x is the minimum where no allowed direction goes down (Karush-Kuhn-Tucker)."""
+    rng = np.random.default_rng(seed)
+    matrix, target = rng.normal(size=(30, 6)), rng.normal(size=30)
+    x = nonnegative_least_squares(matrix, target)
+    gradient = matrix.T @ (matrix @ x - target)
+    assert (x >= 0).all() and (x > 0).any()
+    np.testing.assert_allclose(gradient[x > 0], 0, atol=1e-9)
+    assert (gradient[x == 0] >= -1e-9).all()
+
+
+def test_costs_are_read_as_written(tmp_path: Path) -> None:
+    save_costs({"cut 8": MODEL}, tmp_path / "costs.json")
+    assert load_costs(tmp_path / "costs.json") == {"cut 8": MODEL}
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"a": {}}', '{"a": 1}'])
+def test_other_files_are_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "costs.json").write_text(text)
+    with pytest.raises(KvforgeError, match="write it with --fit"):
+        load_costs(tmp_path / "costs.json")
+
+
+def test_wrong_prices_are_refused(tmp_path: Path) -> None:
+    for prices in ({**PRICES, "steps": -1.0}, {name: 1.0 for name in WORK_NAMES[1:]}, {**PRICES, "steps": "1"}):
+        save_costs({"a": CostModel(16, 8, 32, 16384, prices)}, tmp_path / "costs.json")
+        with pytest.raises(KvforgeError, match="prices are"):
+            load_costs(tmp_path / "costs.json")
