@@ -88,7 +88,6 @@ class LLMEngine:
             size = self.config.num_pages * session.manifest.page_bytes / 2**30
             raise EngineError(f"the KV cache of {size:.3g} GiB cannot be allocated; lower --kv-cache-gib.") from error
         self.requests: dict[str, Request] = {}
-        self._stop_ids: dict[str, frozenset[int]] = {}
         self._arrivals = itertools.count()
         self._deadlines = Deadlines()
         self.statistics = EngineStatistics()
@@ -116,12 +115,12 @@ class LLMEngine:
             order = (params.priority, arrival, index)
             sequence = Sequence(request_id, index, order, prompt, params, length, metrics)
             sequence.siblings = request.sequences
+            sequence.stop_ids = stop_ids
             sequence.sampling = make_state(params, index, ids, self.config.vocab_size, stop_ids, bad_words, guide)
             if params.stop or params.stop_words_ids:
                 sequence.stopper = Stopper(params, self.tokenizer, ids)
             request.sequences.append(sequence)
         self.requests[request_id] = request
-        self._stop_ids[request_id] = stop_ids
         for sequence in request.sequences:
             self.scheduler.add(sequence)
             self.scheduler.propose(sequence, tuple(params.draft_token_ids))
@@ -217,7 +216,7 @@ class LLMEngine:
 
     def _take(self, sequences: list[Sequence], sampled: SampledTokens, news: dict[Sequence, SequenceOutput]) -> None:
         """Give each sequence its token, or end it for having none, and say so in ``news``."""
-        tokens, logprobs, errors = sampled.tokens, sampled.logprobs, sampled.errors
+        tokens, logprobs, logits, errors = sampled.tokens, sampled.logprobs, sampled.logits, sampled.errors
         rows: SequenceOf[int] = range(len(sequences))
         if errors:
             rows = [row for row in rows if row not in errors]
@@ -229,16 +228,18 @@ class LLMEngine:
             news[sequences[row]] = self._finish(sequences[row], "error", message, news.get(sequences[row]))
         for row in rows:
             sequence, token = sequences[row], tokens[row]
-            if sequence in news:
-                output = news[sequence]
-                output.new_token_ids.append(token)
-            else:
+            output = news.get(sequence)
+            if output is None:
                 output = SequenceOutput(sequence.request_id, sequence.index, [token], metrics=sequence.metrics)
                 news[sequence] = output
+            else:
+                output.new_token_ids.append(token)
             if row in logprobs:
                 output.logprobs = [*(output.logprobs or ()), logprobs[row]]
-            if row in sampled.logits:
-                output.logits = [*(output.logits or ()), sampled.logits[row]]
+            if row in logits:
+                output.logits = [*(output.logits or ()), logits[row]]
+            if sequence.stopper is None and token not in sequence.stop_ids and sequence.length < sequence.max_length:
+                continue
             try:
                 reason, detail = self._finish_reason(sequence, token)
             except Exception as error:
@@ -284,7 +285,7 @@ class LLMEngine:
         stopper = sequence.stopper
         detail = stopper.check(sequence) if stopper is not None else None
         # The sampler gives none of these before min_tokens unless bad words leave nothing else.
-        if token in self._stop_ids[sequence.request_id]:
+        if token in sequence.stop_ids:
             end_of_text = token in self.config.eos_token_ids and not sequence.params.ignore_eos
             return "stop", None if end_of_text else token
         if detail is not None:
@@ -305,7 +306,7 @@ class LLMEngine:
 
     def _forget(self, request: Request) -> None:
         self.statistics.request_ended(request, time.monotonic_ns())
-        del self.requests[request.request_id], self._stop_ids[request.request_id]
+        del self.requests[request.request_id]
 
     def _expire(self) -> list[SequenceOutput]:
         return [

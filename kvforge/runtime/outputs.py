@@ -21,7 +21,7 @@ class TokenLogprobs:
     top: dict[int, float]
 
 
-@dataclass
+@dataclass(slots=True)
 class SequenceOutput:
     """News of one sequence after a step.
 

@@ -1,6 +1,7 @@
 """From logits to tokens: greedy rows in one call, sampled rows in one batch."""
 
 import logging
+import math
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,6 +15,8 @@ from kvforge.runtime.sequence import Sequence
 from kvforge.runtime.token_draw import draw_tokens
 
 logger = logging.getLogger(__name__)
+
+_BLOCK = 128
 
 
 @dataclass(frozen=True)
@@ -36,8 +39,8 @@ def sample(logits: torch.Tensor, sequences: list[Sequence]) -> SampledTokens:
         sequences: R sequences, ``sequence.sampling`` holding their state (None: plain greedy).
     """
     states: list[SamplingState | None] = [sequence.sampling for sequence in sequences]
-    best = logits.argmax(-1)
-    errors = dict.fromkeys(_not_finite(logits, best), "the model's logits are not finite")
+    best, not_finite = _most_probable(logits)
+    errors = dict.fromkeys(not_finite, "the model's logits are not finite")
     if not any(states):
         return SampledTokens(best.tolist(), {}, errors)
     active = [(row, state) for row, state in enumerate(states) if state is not None]
@@ -53,10 +56,10 @@ def sample(logits: torch.Tensor, sequences: list[Sequence]) -> SampledTokens:
                 except Exception as error:
                     logger.exception("adjusting logits failed")
                     errors.setdefault(row, f"{type(error).__name__}: {error}")
-        best = adjusted.argmax(-1)
-        for row in _not_finite(adjusted, best):
+        best, not_finite = _most_probable(adjusted)
+        for row in not_finite:
             errors.setdefault(row, "bias, bad words and guide leave no token to generate; relax them")
-    chosen = best
+    chosen = torch.from_numpy(best)
     active = [(row, state) for row, state in active if row not in errors]
     drawn = [(row, state) for row, state in active if not state.params.greedy]
     if drawn:
@@ -75,9 +78,21 @@ def sample(logits: torch.Tensor, sequences: list[Sequence]) -> SampledTokens:
     return SampledTokens(tokens, logprobs, errors, copies)
 
 
-def _not_finite(logits: torch.Tensor, best: torch.Tensor) -> list[int]:
-    """Rows whose maximum, at ``best`` [R], is NaN or infinite; NaN counts as the maximum of its row."""
-    return logits.gather(1, best[:, None]).isfinite().logical_not_()[:, 0].nonzero().flatten().tolist()
+def _most_probable(logits: torch.Tensor) -> tuple[np.ndarray, list[int]]:
+    """Return the first token of the largest logit of each row, int64 [R], and the rows where that logit is NaN, which
+    counts as the largest, or infinite.
+
+    The largest of each block of a row first, then the place in the block of the largest: ``amax`` reads at the rate of
+    memory, on all threads; ``argmax`` of whole rows takes three (numpy) to ten times (torch) as long.
+    """
+    num_rows, vocab_size = logits.shape
+    block = math.gcd(vocab_size, _BLOCK)
+    rows = np.arange(num_rows)
+    blocks = logits.view(num_rows, -1, block)
+    first = blocks.amax(-1).numpy().argmax(-1)
+    best = first * block + blocks.numpy()[rows, first].argmax(-1)
+    finite = np.isfinite(logits.numpy()[rows, best])
+    return best, [] if finite.all() else np.flatnonzero(~finite).tolist()
 
 
 def _draw(logits: torch.Tensor, states: list[SamplingState]) -> torch.Tensor:

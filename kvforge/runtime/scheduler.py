@@ -64,16 +64,25 @@ class Scheduler:
     def schedule(self) -> Schedule:
         """Plan one step; the plan is empty only if nothing can run before a sequence is added or finished."""
         plan = Schedule(self.config.max_num_tokens)
+        page_size = self.config.page_size
+        prompts: list[Sequence] = []
         for sequence in list(self.running):
-            if plan.budget == 0:
+            if sequence.length - sequence.num_computed != 1:
+                prompts.append(sequence)
+            elif plan.budget == 0:
                 break
-            if sequence.status is Status.RUNNING and sequence.length - sequence.num_computed == 1:
+            elif sequence.status is not Status.RUNNING:
+                continue  # preempted just now
+            elif len(sequence.pages) * page_size >= sequence.length:
+                plan.decodes.append(sequence)
+                plan.budget -= 1
+            else:
                 self._plan(plan, sequence, 1)
-        for sequence in list(self.running):
+        for sequence in prompts:
             if plan.budget == 0:
                 break
-            if sequence.status is Status.RUNNING and (left := sequence.length - sequence.num_computed) > 1:
-                self._plan(plan, sequence, min(left, plan.budget))
+            if sequence.status is Status.RUNNING:
+                self._plan(plan, sequence, min(sequence.length - sequence.num_computed, plan.budget))
         if plan.num_preempted == 0:
             while plan.budget > 0 and (admitted := self._admit(plan)) is not None:
                 self._plan(plan, admitted, min(admitted.length - admitted.num_computed, plan.budget))
@@ -88,9 +97,9 @@ class Scheduler:
         if plan.decodes:
             slots.num_computed[[s.slot for s in plan.decodes]] += 1
         for sequence in plan.decodes:
-            sequence.num_computed += 1
+            num_computed = sequence.num_computed = sequence.num_computed + 1
             sequence.prompt_done = True
-            if publish and sequence.num_computed % page_size == 0:
+            if publish and num_computed % page_size == 0:
                 self.prefix_cache.publish(sequence)
         for sequence, num_tokens in plan.prefills:
             sequence.num_computed += num_tokens

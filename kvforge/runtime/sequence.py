@@ -72,6 +72,7 @@ class Sequence:
         "siblings",
         "slot",
         "status",
+        "stop_ids",
         "stopper",
         "tokens",
         "was_admitted",
@@ -112,6 +113,8 @@ class Sequence:
         self.last_token_ns = 0
         """Monotonic time of the newest generated token, 0 before the first."""
         self.status = Status.WAITING
+        self.stop_ids: frozenset[int] = frozenset()
+        """Any of these tokens ends the sequence."""
         self.stopper: Any = None
         self.sampling: Any = None
 

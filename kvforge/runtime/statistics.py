@@ -61,20 +61,22 @@ class EngineStatistics:
         wall, now = time.time_ns(), time.monotonic_ns()
         single: list[int] = []
         several: list[tuple[int, int]] = []
+        total = 0
         for sequence, output in news.items():
             count, metrics, last = len(output.new_token_ids), sequence.metrics, sequence.last_token_ns
-            self.num_generated_tokens += count
+            if count == 0:
+                continue
+            total += count
             if count == 1 and last:
                 single.append(last)
-            elif count == 0:
-                continue
             elif last or count > 1:
                 several.append((last, count) if last else (now, count - 1))
-            if metrics.first_token_time_ns == 0:
+            if last == 0 and metrics.first_token_time_ns == 0:
                 metrics.first_token_time_ns, metrics.first_token_monotonic_ns = wall, now
                 self.ttft_s.observe((now - metrics.arrival_monotonic_ns) / 1e9)
             metrics.last_token_time_ns = wall
             metrics.last_token_monotonic_ns = sequence.last_token_ns = now
+        self.num_generated_tokens += total
         for last, times in Counter(single).items():  # few: most had their last token in the step before
             self.inter_token_s.observe((now - last) / 1e9, times)
         for last, count in several:
