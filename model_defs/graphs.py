@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 import plugins
 from model_defs.config import ModelConfig
-from model_defs.layers import Block, KVScales, Pool, RMSNorm, StepInputs
+from model_defs.layers import Block, KVScales, Linear, Pool, RMSNorm, StepInputs
 from model_defs.rope import rope_cos_sin
 
 
@@ -23,7 +23,7 @@ def scales_by_owner(config: ModelConfig, kv_scales: Sequence[KVScales]) -> dict[
 
 
 class Embedding(nn.Module):
-    """Holds the token embedding so that both graphs call it ``embed.weight``."""
+    """Holds the token embedding, whose name is ``embed.weight`` in both graphs."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -41,13 +41,13 @@ class SingleInputKV(nn.Module):
         self.head_shape = (config.num_kv_heads, config.head_dim)
         self.num_owners = len(config.upper_owners)
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.kv = nn.Linear(config.hidden_size, 2 * self.num_owners * config.kv_dim, config.qkv_bias)
+        self.kv = Linear(config.hidden_size, 2 * self.num_owners * config.kv_dim, config.qkv_bias)
 
     def forward(self, hidden: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Return (k, v), each ``[T, kv_heads, head_dim]`` and not rotated, per owner."""
         parts = [
             part.unflatten(-1, self.head_shape)
-            for part in self.kv(self.norm(hidden)).chunk(2 * self.num_owners, dim=-1)
+            for part in self.kv(hidden, self.norm).chunk(2 * self.num_owners, dim=-1)
         ]
         return list(zip(parts[0::2], parts[1::2], strict=True))
 
@@ -134,10 +134,11 @@ class UpperGraph(nn.Module):
             {str(layer): Block(config, layer) for layer in range(config.cut, config.num_layers)}
         )
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        head = Linear(config.hidden_size, config.vocab_size, False, float32_out=True)
         if config.tie_embeddings:
-            self.embed = Embedding(config)
+            self.embed = head
         else:
-            self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, False)
+            self.lm_head = head
         self.register_buffer("inverse_frequencies", config.rope.inverse_frequencies(config.head_dim))
 
     def forward(
@@ -166,8 +167,9 @@ class UpperGraph(nn.Module):
                 owner = config.owner_of_layer[layer]
                 q = block.project_q(hidden)
                 hidden = block.finish(hidden, q, pool_of_owner[owner], step, self.kv_scales[owner])
-        head = self.embed.weight if config.tie_embeddings else self.lm_head.weight
-        return F.linear(self.norm(hidden), head).float()
+        head = self.embed if config.tie_embeddings else self.lm_head
+        logits: Tensor = head(hidden, self.norm)
+        return logits
 
 
 class EarlyExitGraph(nn.Module):
@@ -177,11 +179,12 @@ class EarlyExitGraph(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.norm_early_exit = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.lm_head_early_exit = nn.Linear(config.hidden_size, config.vocab_size, False)
+        self.lm_head_early_exit = Linear(config.hidden_size, config.vocab_size, False, float32_out=True)
 
     def forward(self, hidden: Tensor, survivor_index: Tensor) -> Tensor:
         """Return fp32 logits ``[R, vocab]`` of the survivors; arguments as ``UpperGraph``'s."""
-        return self.lm_head_early_exit(self.norm_early_exit(hidden.index_select(0, survivor_index))).float()
+        logits: Tensor = self.lm_head_early_exit(hidden.index_select(0, survivor_index), self.norm_early_exit)
+        return logits
 
 
 class VerifyGraph(nn.Module):

@@ -47,6 +47,29 @@ class RMSNorm(nn.Module):
         return self.weight * wide.to(x.dtype)
 
 
+class Linear(nn.Linear):
+    """A linear layer with what stands around it in a transformer, as ``plugins.packed_linear`` fuses it.
+
+    Its input is normed where a norm is given. ``gated``: the outputs are [gate; up] and the result is
+    ``silu(gate) * up``. The result is added to a residual where there is one; with ``float32_out`` it is float32.
+    """
+
+    def __init__(
+        self, in_features: int, out_features: int, bias: bool, gated: bool = False, float32_out: bool = False
+    ) -> None:
+        super().__init__(in_features, out_features, bias)
+        self.gated, self.float32_out = gated, float32_out
+
+    def forward(self, x: Tensor, norm: RMSNorm | None = None, residual: Tensor | None = None) -> Tensor:
+        y = super().forward(x if norm is None else norm(x))
+        if self.gated:
+            gate, up = y.chunk(2, dim=-1)
+            y = F.silu(gate) * up
+        if residual is not None:
+            y = residual + y
+        return y.float() if self.float32_out else y
+
+
 class Block(nn.Module):
     """One transformer layer, split where its K and V come from.
 
@@ -63,28 +86,28 @@ class Block(nn.Module):
         self.has_own_kv = layer < config.cut
         self.input_norm = RMSNorm(hidden, config.rms_norm_eps)
         if self.has_own_kv:
-            self.qkv = nn.Linear(hidden, config.q_dim + 2 * config.kv_dim, config.qkv_bias)
+            self.qkv = Linear(hidden, config.q_dim + 2 * config.kv_dim, config.qkv_bias)
         else:
-            self.q = nn.Linear(hidden, config.q_dim, config.qkv_bias)
+            self.q = Linear(hidden, config.q_dim, config.qkv_bias)
         self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if config.qk_norm else nn.Identity()
         has_k_norm = config.qk_norm and self.has_own_kv
         self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if has_k_norm else nn.Identity()
-        self.o = nn.Linear(config.q_dim, hidden, config.output_bias)
+        self.o = Linear(config.q_dim, hidden, config.output_bias)
         self.post_norm = RMSNorm(hidden, config.rms_norm_eps)
-        self.gate_up = nn.Linear(hidden, 2 * inner, config.mlp_bias)
-        self.down = nn.Linear(inner, hidden, config.mlp_bias)
+        self.gate_up = Linear(hidden, 2 * inner, config.mlp_bias, gated=True)
+        self.down = Linear(inner, hidden, config.mlp_bias)
 
     def project_qkv(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return q ``[T, heads, d]``, k and v ``[T, kv_heads, d]``, none rotated (layers below the cut)."""
         kv_dim = self.num_kv_heads * self.head_dim
-        q, k, v = self.qkv(self.input_norm(hidden)).split((self.num_heads * self.head_dim, kv_dim, kv_dim), -1)
+        q, k, v = self.qkv(hidden, self.input_norm).split((self.num_heads * self.head_dim, kv_dim, kv_dim), -1)
         k = k.unflatten(-1, (self.num_kv_heads, self.head_dim))
         v = v.unflatten(-1, (self.num_kv_heads, self.head_dim))
         return self.q_norm(q.unflatten(-1, (self.num_heads, self.head_dim))), self.k_norm(k), v
 
     def project_q(self, hidden: Tensor) -> Tensor:
         """Return q ``[T, heads, d]``, not rotated (layers above the cut)."""
-        return self.q_norm(self.q(self.input_norm(hidden)).unflatten(-1, (self.num_heads, self.head_dim)))
+        return self.q_norm(self.q(hidden, self.input_norm).unflatten(-1, (self.num_heads, self.head_dim)))
 
     def finish(self, hidden: Tensor, q: Tensor, pool: Pool, step: StepInputs, kv_scales: KVScales) -> Tensor:
         """Attend to ``pool`` and run the MLP; returns the next residual stream ``[T, hidden]``."""
@@ -101,6 +124,5 @@ class Block(nn.Module):
             k_scale=kv_scales[0],
             v_scale=kv_scales[1],
         )
-        hidden = hidden + self.o(attended.flatten(1))
-        gate, up = self.gate_up(self.post_norm(hidden)).chunk(2, dim=-1)
-        return hidden + self.down(F.silu(gate) * up)
+        hidden = self.o(attended.flatten(1), residual=hidden)
+        return self.down(self.gate_up(hidden, self.post_norm), residual=hidden)

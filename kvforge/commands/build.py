@@ -27,6 +27,10 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument("--target", help="cpu (this machine, the default), cuda or tensorrt")
     parser.add_argument("--dtype", help="auto (the default), float32 or bfloat16: weights and arithmetic")
     parser.add_argument(
+        "--weight-dtype",
+        help="weights of linear layers: auto (the default: as --dtype) or int8 (a scale per output; --target cpu)",
+    )
+    parser.add_argument(
         "--kv-dtype",
         help="the KV cache: auto (the default), float32, bfloat16, fp8 or int8 (a scale per token and head), "
         "fp8_static or int8_static (a scale per layer, from a calibrated checkpoint)",

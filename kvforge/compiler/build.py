@@ -63,7 +63,9 @@ def build_engine(
     with staging_directory(output, replace=overwrite) as staging:
         (staging / RANK_DIR).mkdir()
         progress("weights")
-        num_parameters = convert_weights(checkpoint, config, resolved.torch_dtype, staging / WEIGHTS_FILE)
+        num_parameters = convert_weights(
+            checkpoint, config, resolved.torch_dtype, staging / WEIGHTS_FILE, packed_dtype=resolved.packed_dtype
+        )
         _copy_tokenizer(checkpoint, staging / TOKENIZER_DIR)
         target.write_graphs(config, resolved, staging, progress)
         progress("manifest")

@@ -1,6 +1,7 @@
 """Streaming a checkpoint's tensors into the engine's one weights file."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -8,10 +9,13 @@ from torch import Tensor
 
 from kvforge.checkpoint import Checkpoint
 from kvforge.checkpoint.safetensors_writer import TensorSpec, write_safetensors
+from kvforge.compiler.cpu_graph import linears, packed_tensors
 from model_defs import ModelConfig
+from model_defs.layers import Linear
 from model_defs.weights import WeightSpec, weight_specs
 
 FREQUENCIES = "inverse_frequencies"
+EMBEDDING = "embed.weight"
 
 
 def convert_weights(
@@ -20,26 +24,58 @@ def convert_weights(
     dtype: torch.dtype,
     path: Path,
     progress: Callable[[int], object] = lambda _: None,
+    packed_dtype: torch.dtype | None = None,
 ) -> int:
     """Write every tensor of the graphs in ``dtype`` to ``path``; returns the number of parameters.
 
-    One fused tensor is in memory at a time. The RoPE frequencies are stored beside the weights, in fp32.
-    ``progress`` is called with the bytes of each tensor as it is read.
+    With ``packed_dtype`` the weights of linear layers are packed as that. One fused tensor is in memory at a time. The
+    RoPE frequencies are stored beside the weights, in fp32. ``progress`` is called with the bytes of each tensor as it
+    is read.
 
     Raises:
         CheckpointError: a tensor is missing or has the wrong shape.
     """
-    weights = {spec.name: spec for spec in weight_specs(config)}
+    weights = weight_specs(config)
     frequencies = config.rope.inverse_frequencies(config.head_dim)
-    specs = [TensorSpec(spec.name, spec.shape, dtype) for spec in weights.values()]
-    specs.append(TensorSpec(FREQUENCIES, tuple(frequencies.shape), torch.float32))
+    layers = linears(config) if packed_dtype is not None else {}
+    specs = [TensorSpec(FREQUENCIES, tuple(frequencies.shape), torch.float32)]
+    sources: dict[str, Callable[[], Tensor]] = {FREQUENCIES: lambda: frequencies}
+    for weight in weights:
+        layer = weight.name.removesuffix(".weight")
+        if layer in layers and packed_dtype is not None:
+            packed = _Packed(checkpoint, weight, layers[layer], packed_dtype)
+            for name, tensor in packed.layout().items():
+                specs.append(TensorSpec(f"{layer}.{name}", tuple(tensor.shape), tensor.dtype))
+                sources[f"{layer}.{name}"] = partial(packed.take, name)
+        if layer not in layers or weight.name == EMBEDDING:
+            specs.append(TensorSpec(weight.name, weight.shape, dtype))
+            sources[weight.name] = partial(_fuse, checkpoint, weight, dtype)
 
     def produce(spec: TensorSpec) -> Tensor:
         progress(spec.num_bytes)
-        return frequencies if spec.name == FREQUENCIES else _fuse(checkpoint, weights[spec.name], dtype)
+        return sources[spec.name]()
 
     write_safetensors(path, specs, produce)
-    return sum(torch.Size(spec.shape).numel() for spec in weights.values())
+    return sum(torch.Size(weight.shape).numel() for weight in weights)
+
+
+class _Packed:
+    """The packed tensors of one linear layer, made when the first of them is taken and dropped one by one."""
+
+    def __init__(self, checkpoint: Checkpoint, spec: WeightSpec, layer: Linear, dtype: torch.dtype) -> None:
+        self.checkpoint, self.spec, self.layer, self.dtype = checkpoint, spec, layer, dtype
+        self._left: dict[str, Tensor] = {}
+
+    def layout(self) -> dict[str, Tensor]:
+        """Return the tensors without their contents."""
+        return packed_tensors(torch.empty(self.spec.shape, device="meta"), self.layer, self.dtype)
+
+    def take(self, name: str) -> Tensor:
+        """Return a tensor, once."""
+        if not self._left:
+            exact = torch.float32 if self.dtype == torch.int8 else self.dtype
+            self._left = packed_tensors(_fuse(self.checkpoint, self.spec, exact), self.layer, self.dtype)
+        return self._left.pop(name)
 
 
 def _fuse(checkpoint: Checkpoint, spec: WeightSpec, dtype: torch.dtype) -> Tensor:

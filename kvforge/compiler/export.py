@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
+from kvforge.compiler.cpu_graph import pack_linears
 from kvforge.compiler.options import ResolvedOptions
 from model_defs import ModelConfig
 from model_defs.graphs import EarlyExitGraph, LowerGraph, UpperGraph, VerifyGraph
@@ -25,16 +26,18 @@ class ExportedGraph:
     pool_owners: tuple[int, ...]
 
 
-def uninitialised(module: nn.Module, config: ModelConfig, dtype: torch.dtype, device: str = "cpu") -> nn.Module:
-    """Give a meta-device graph storage: parameters in ``dtype`` are never written, so they cost no memory; the
-    fp32 frequencies, where it has them, are."""
+def uninitialised(module: nn.Module, config: ModelConfig, options: ResolvedOptions, device: str = "cpu") -> nn.Module:
+    """Give a meta-device graph storage: its parameters are never written, so they cost no memory; the fp32
+    frequencies, where it has them, are. Linear layers become packed ones where the options say so."""
     for owner in module.modules():
         for name, parameter in owner._parameters.items():
             if parameter is not None:
-                empty = torch.empty(parameter.shape, dtype=dtype, device=device)
+                empty = torch.empty(parameter.shape, dtype=options.torch_dtype, device=device)
                 owner._parameters[name] = nn.Parameter(empty, requires_grad=False)
     if "inverse_frequencies" in module._buffers:
         module.inverse_frequencies = config.rope.inverse_frequencies(config.head_dim).to(device)
+    if options.packed_dtype is not None:
+        pack_linears(module, options.packed_dtype)
     return module.eval()
 
 
@@ -107,7 +110,7 @@ def export_lower(
     auto = Dim.DYNAMIC
     pools = [({0: auto},) * len(pool) for pool in arguments[-1]]
     dynamic = ({0: auto}, {0: auto}, {0: auto}, {0: auto}, {0: auto}, {0: auto, 1: auto}, pools)
-    module = uninitialised(module, config, options.torch_dtype, device)
+    module = uninitialised(module, config, options, device)
     program = torch.export.export(module, arguments, dynamic_shapes=dynamic, strict=False)
     return ExportedGraph("lower", program, config.owners)
 
@@ -121,7 +124,7 @@ def export_upper(config: ModelConfig, options: ResolvedOptions, device: str = "c
     step = auto if config.is_swiftkv else Dim.AUTO  # without a cut these are not read
     pools = [({0: auto},) * len(pool) for pool in arguments[-1]]
     dynamic = ({0: auto}, {0: auto}, {0: step}, {0: step}, {0: step}, {0: step, 1: step}, pools)
-    module = uninitialised(module, config, options.torch_dtype, device)
+    module = uninitialised(module, config, options, device)
     program = torch.export.export(module, arguments, dynamic_shapes=dynamic, strict=False)
     return ExportedGraph("upper", program, config.upper_owners)
 
@@ -132,7 +135,7 @@ def export_early_exit(config: ModelConfig, options: ResolvedOptions, device: str
         module = EarlyExitGraph(config)
     arguments = early_exit_example(config, options, device)
     dynamic = tuple({0: Dim.DYNAMIC} for _ in arguments)
-    module = uninitialised(module, config, options.torch_dtype, device)
+    module = uninitialised(module, config, options, device)
     program = torch.export.export(module, arguments, dynamic_shapes=dynamic, strict=False)
     return ExportedGraph("early_exit", program, ())
 

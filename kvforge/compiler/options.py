@@ -1,12 +1,14 @@
 """What the user may choose when building an engine, and how "auto" is resolved."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import torch
 
 from kvforge.dtypes import COMPUTE_DTYPES, KV_DTYPES
-from kvforge.engine import KV_FORMATS, graph_names
+from kvforge.engine import KV_FORMATS, WEIGHT_BYTES, graph_names
 from kvforge.errors import BuildError
+from kvforge.hardware import cpu_isa
 from model_defs import ModelConfig
 
 ALIASES = {"fp32": "float32", "bf16": "bfloat16"}
@@ -34,6 +36,7 @@ class BuildOptions:
     page_size: int = 32
     max_draft_len: int = 0
     early_exit: bool = True
+    weight_dtype: str = "auto"
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,7 @@ class ResolvedOptions:
 
     ``dtype`` is a key of ``kvforge.dtypes.COMPUTE_DTYPES``, ``kv_dtype`` of ``KV_DTYPES``; ``kv_scales`` holds
     (k_scale, v_scale) of each owner of the model where ``kv_dtype`` is static, else nothing; ``early_exit`` is the
-    model's.
+    model's. ``int8_weights``: linear layers have int8 weights with a scale for each output.
     """
 
     target: str
@@ -55,11 +58,21 @@ class ResolvedOptions:
     max_draft_len: int = 0
     kv_scales: tuple[tuple[float, float], ...] = ()
     early_exit: bool = False
+    int8_weights: bool = False
 
     @property
     def weight_dtype(self) -> str:
-        """The dtype of linear layers' weights."""
-        return self.dtype
+        """The dtype of linear layers' weights, a key of ``kvforge.engine.WEIGHT_BYTES``."""
+        return "int8" if self.int8_weights else self.dtype
+
+    @property
+    def packed_dtype(self) -> torch.dtype | None:
+        """What linear layers' weights are packed as for ``plugins.packed_linear``; None where they are torch's:
+        elsewhere than on CPUs, in float32, and in bfloat16 on a CPU that cannot multiply it."""
+        if self.int8_weights:
+            return torch.int8
+        packs = self.target == "cpu" and self.dtype == "bfloat16" and "avx512_bf16" in cpu_isa()
+        return torch.bfloat16 if packs else None
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -93,15 +106,15 @@ def resolve(
     checkpoint_dtype: str,
     kv_cache_algo: str | None = None,
 ) -> ResolvedOptions:
-    """Fill in what was left open: compute in fp32 for fp32 checkpoints, else bf16; cache in the same dtype, or in the
-    static format that the checkpoint is quantized for.
+    """Fill in what was left open: compute in fp32 for fp32 checkpoints, else bf16, as with int8 weights; weights and
+    cache in the same dtype, or the cache in the static format that the checkpoint is quantized for.
 
     ``checkpoint_dtype`` is safetensors' name of the stored weights' dtype; ``kv_cache_algo`` is ``FP8`` or ``INT8``
     where the checkpoint has static scales for the cache, else None. ``kv_scales`` of the result is left empty.
 
     Raises:
-        BuildError: an unknown dtype, a limit outside ``LIMITS``, ``max_seq_len`` beyond the model's, or a static
-            cache format for a checkpoint without scales.
+        BuildError: an unknown dtype, weights of a dtype that target or arithmetic do not have, a limit outside
+            ``LIMITS``, ``max_seq_len`` beyond the model's, or a static cache format for a checkpoint without scales.
     """
     for name, (least, most) in LIMITS.items():
         value = getattr(options, name)
@@ -119,9 +132,10 @@ def resolve(
             f"--max-seq-len {max_seq_len} is beyond the {config.max_position} positions this model was "
             "trained for; choose a smaller one."
         )
-    dtype = _choice(
-        options.dtype, "float32" if checkpoint_dtype in ("F32", "F64") else "bfloat16", COMPUTE_DTYPES, "--dtype"
-    )
+    int8_weights = options.weight_dtype == "int8"
+    is_wide = checkpoint_dtype in ("F32", "F64") and not int8_weights
+    dtype = _choice(options.dtype, "float32" if is_wide else "bfloat16", COMPUTE_DTYPES, "--dtype")
+    _check_weight_dtype(options, dtype)
     kv_dtype = _choice(
         options.kv_dtype, f"{kv_cache_algo.lower()}_static" if kv_cache_algo else dtype, KV_DTYPES, "--kv-dtype"
     )
@@ -140,10 +154,21 @@ def resolve(
         page_size=options.page_size,
         max_draft_len=options.max_draft_len,
         early_exit=config.early_exit,
+        int8_weights=int8_weights,
     )
 
 
-def _choice(given: str, auto: str, known: dict[str, torch.dtype], flag: str) -> str:
+def _check_weight_dtype(options: BuildOptions, dtype: str) -> None:
+    name = _choice(options.weight_dtype, dtype, WEIGHT_BYTES, "--weight-dtype")
+    if name == "int8" and options.target != "cpu":
+        raise BuildError(f"--weight-dtype int8 is for --target cpu; leave it out for {options.target}.")
+    if name == "int8" and dtype != "bfloat16":
+        raise BuildError(f"--weight-dtype int8 needs --dtype bfloat16, not {dtype}; give that or leave it out.")
+    if name not in ("int8", dtype):
+        raise BuildError(f"--weight-dtype {name} is not --dtype {dtype}; give int8, or leave it out.")
+
+
+def _choice(given: str, auto: str, known: Collection[str], flag: str) -> str:
     name = auto if given == "auto" else ALIASES.get(given, given)
     if name not in known:
         raise BuildError(f"{flag} {given!r} is not supported; choose auto, {', '.join(known)}.")

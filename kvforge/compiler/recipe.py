@@ -10,6 +10,7 @@ from kvforge.checkpoint import open_checkpoint
 from kvforge.compiler.options import ALIASES, LIMITS, BuildOptions
 from kvforge.compiler.targets import TARGETS
 from kvforge.dtypes import COMPUTE_DTYPES, KV_DTYPES
+from kvforge.engine import WEIGHT_BYTES
 from kvforge.errors import BuildError, first_line
 from kvforge.model_checkpoint import read_model_config
 from model_defs import ModelConfig
@@ -17,6 +18,7 @@ from model_defs import ModelConfig
 _CHOICES = {
     "target": tuple(TARGETS),
     "dtype": ("auto", *COMPUTE_DTYPES, *ALIASES),
+    "weight_dtype": ("auto", *WEIGHT_BYTES, *ALIASES),
     "kv_dtype": ("auto", *KV_DTYPES, *ALIASES),
 }
 _LIMITS = {**LIMITS, "cut": (1, 2**31 - 1), "group_size": (1, 2**31 - 1)}

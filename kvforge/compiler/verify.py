@@ -16,7 +16,13 @@ from model_defs.graphs import scales_by_owner
 _WRITE = "kvforge::rope_paged_kv_write"
 _ATTEND = "kvforge::paged_attention"
 _VERIFY = "kvforge::speculative_verify"
-_OPERATORS = {"lower": (_WRITE, _ATTEND), "upper": (_ATTEND,), "early_exit": (), "verify": (_VERIFY,)}
+_LINEAR = "kvforge::packed_linear"
+_OPERATORS = {
+    "lower": (_WRITE, _ATTEND, _LINEAR),
+    "upper": (_ATTEND, _LINEAR),
+    "early_exit": (_LINEAR,),
+    "verify": (_VERIFY,),
+}
 _POOL_ARGUMENTS = ("k_pool", "v_pool", "k_scales", "v_scales")
 
 
@@ -33,8 +39,8 @@ def verify(graph: ExportedGraph, config: ModelConfig, options: ResolvedOptions) 
 
     Every operator is known and belongs to the graph; every owner's pools are written once by ``lower`` and never by
     ``upper``; layer i reads its owner's pools, after the write; elements and scales go together, with the owner's
-    static scale where it has one; ``early_exit`` has nothing to do with the cache; pools, hidden state, logits and
-    tokens have the declared dtypes.
+    static scale where it has one; ``early_exit`` has nothing to do with the cache; linear layers are packed where the
+    options say so and nowhere else; pools, hidden state, logits and tokens have the declared dtypes.
 
     Raises:
         BuildError: naming the node that breaks a rule.
@@ -45,9 +51,17 @@ def verify(graph: ExportedGraph, config: ModelConfig, options: ResolvedOptions) 
             raise BuildError(f"Graph verify calls {[name for _, name in calls]}; it must be one {_VERIFY}.")
         _check_results(graph, [torch.int32, torch.int32])
         return
+    _check_linears(graph, options)
     if graph.name != "early_exit":
-        _check_cache(graph, config, options, calls)
+        _check_cache(graph, config, options, [(node, name) for node, name in calls if name != _LINEAR])
     _check_results(graph, [options.torch_dtype if graph.name == "lower" else torch.float32])
+
+
+def _check_linears(graph: ExportedGraph, options: ResolvedOptions) -> None:
+    foreign = _LINEAR if options.packed_dtype is None else "aten::linear"
+    for node in graph.program.graph.nodes:
+        if isinstance(node.target, torch._ops.OpOverload) and node.target._schema.name == foreign:
+            _fail(graph, node, f"calls {node.target}, but weights are packed as {options.packed_dtype}")
 
 
 def _check_cache(

@@ -83,6 +83,15 @@ EARLY_EXIT = dataclasses.replace(SWIFTKV, early_exit=True)
 SWIFTKV_BF16 = dataclasses.replace(SWIFTKV, bfloat16=True)
 """SWIFTKV in bf16."""
 
+INT8_WEIGHTS = EngineSpec(
+    "qwen2",
+    cut=1,
+    group_size=2,
+    options=dataclasses.replace(SWIFTKV.options, weight_dtype="int8"),
+    model=(("num_hidden_layers", 3), ("tie_word_embeddings", True)),
+)
+"""A smaller bf16 engine with biases, a tied head and int8 weights."""
+
 SWIFTKV_FP8 = dataclasses.replace(
     SWIFTKV, options=dataclasses.replace(SWIFTKV.options, kv_dtype="fp8", max_draft_len=4)
 )

@@ -98,6 +98,10 @@ def test_bad_checkpoint(damage: str, checkpoint: Path, tmp_path: Path, capsys: p
         (["--max-num-seqs", "99999999999999999999"], "it must be at most 1048576"),
         (["--max-draft-len", "-1"], "--max-draft-len is -1; it must be at least 0"),
         (["--max-draft-len", "9", "--max-num-tokens", "9"], "needs a step of 10 tokens"),
+        (["--weight-dtype", "int3"], "--weight-dtype 'int3' is not supported"),
+        (["--weight-dtype", "int8", "--dtype", "fp32"], "--weight-dtype int8 needs --dtype bfloat16, not float32"),
+        (["--weight-dtype", "int8", "--target", "tensorrt"], "is for --target cpu; leave it out for tensorrt"),
+        (["--weight-dtype", "bf16"], "--weight-dtype bfloat16 is not --dtype float32"),
         (["--kv-dtype", "fp8_static"], "needs a checkpoint that was calibrated for an 8-bit cache"),
     ],
 )

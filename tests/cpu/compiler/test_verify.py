@@ -69,6 +69,17 @@ def test_key_value_projections_above_the_cut_are_one_gemm(config: ModelConfig, o
     assert len(operator_nodes(lower, "aten.linear")) == 2 * 4 + 1
 
 
+@pytest.mark.parametrize("is_packed", [True, False])
+def test_linears_are_packed_where_the_options_say_so_and_nowhere_else(is_packed: bool, config: ModelConfig) -> None:
+    options = [resolve(BuildOptions(page_size=4, weight_dtype=name), config, "F32") for name in ("int8", "auto")]
+    lower = export_lower(config, options[0] if is_packed else options[1])
+    assert len(operator_nodes(lower, "packed_linear")) == (2 * 4 + 1 if is_packed else 0)
+    with pytest.raises(BuildError, match=r"node \w+ calls .*, but weights are packed as"):
+        verify(lower, config, options[1] if is_packed else options[0])
+    if is_packed:
+        verify(lower, config, options[0])
+
+
 def write_twice(graph: ExportedGraph) -> None:
     node = operator_nodes(graph, "rope_paged_kv_write")[0]
     with graph.program.graph.inserting_after(node):

@@ -37,7 +37,14 @@ def write(tmp_path: Path, text: str) -> Path:
 
 
 def test_every_build_option_is_a_key_and_reaches_the_options(tmp_path: Path) -> None:
-    values = {"target": "cuda", "dtype": "bf16", "kv_dtype": "int8", "max_seq_len": 77, "early_exit": False}
+    values = {
+        "target": "cuda",
+        "dtype": "bf16",
+        "weight_dtype": "bf16",
+        "kv_dtype": "int8",
+        "max_seq_len": 77,
+        "early_exit": False,
+    }
     for index, field in enumerate(dataclasses.fields(BuildOptions)):
         assert field.name in KEYS
         values.setdefault(field.name, 3 + index)

@@ -6,10 +6,11 @@ from collections import Counter
 import pytest
 
 from kvforge.engine import load_manifest
+from kvforge.hardware import cpu_isa
 from kvforge.runtime import LLMEngine, SamplingParams
 from kvforge.runtime.session import Session, load_session
 from tests.support.engine_schedules import Plan, PlannedRequest, random_plan, run_plan
-from tests.support.engines import SWIFTKV, SWIFTKV_BF16, SWIFTKV_FP8, EngineShelf, EngineSpec
+from tests.support.engines import INT8_WEIGHTS, SWIFTKV, SWIFTKV_BF16, SWIFTKV_FP8, EngineShelf, EngineSpec
 
 NUM_SCHEDULES = 200
 AWKWARD = EngineSpec(
@@ -122,12 +123,21 @@ def test_fp32_tokens_equal_one_at_a_time(engines: EngineShelf, spec: EngineSpec,
     assert min(counts[name] for name in ("preemptions", "reused", "aborted", "skipped")) > num_schedules // 20, counts
 
 
+def test_packed_weights_give_the_tokens_of_one_at_a_time(engines: EngineShelf) -> None:
+    """int8 weights, activations quantized row by row: no other row has a part in a row's bits."""
+    num_equal, num_different, gaps, _ = compare(load(engines.engine(INT8_WEIGHTS)), 60)
+    assert num_different == 0, gaps
+    assert num_equal > 240
+
+
 def test_bf16_differs_only_at_near_ties(engines: EngineShelf) -> None:
+    """And nowhere where linear layers are packed."""
     num_equal, num_different, gaps, _ = compare(load(engines.engine(SWIFTKV_BF16)), NUM_SCHEDULES)
     print(
         f"\nbf16: {num_equal} of {num_equal + num_different} sequences equal one-at-a-time; gap at the first "
         f"difference: {', '.join(f'{gap:.4f}' for gap in sorted(gaps)) or 'none'}"
     )
+    assert num_different == 0 or "avx512_bf16" not in cpu_isa()
     assert all(gap < 0.1 for gap in gaps), "a difference that is no near-tie"
     assert num_equal > 0.9 * (num_equal + num_different)
 

@@ -1,0 +1,145 @@
+"""Graphs made of packed linear layers, not compiled, against the all-token reference: every family, bf16 and int8."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import plugins
+from kvforge.checkpoint import open_checkpoint
+from kvforge.compiler.convert import convert_weights
+from kvforge.compiler.cpu_graph import linears, pack_linears
+from model_defs import ModelConfig, load_config
+from model_defs.graphs import EarlyExitGraph, LowerGraph, UpperGraph
+from model_defs.layers import Linear, RMSNorm
+from model_defs.reference import reference_early_exit, reference_logits
+from plugins.kv_quantization import dynamic_scale, quantize
+from tests.support.checkpoints import load_weights, make_checkpoint
+
+PAGE_SIZE, TOKENS = 8, 40
+MODELS = {
+    "llama, biases, early exit": ("llama", 1, 2, {"attention_bias": True, "mlp_bias": True, "early_exit": True}),
+    "mistral, no cut, window": ("mistral", None, 1, {"sliding_window": 24}),
+    "qwen2, sizes that panels do not divide": ("qwen2", 2, 1, {"intermediate_size": 90, "vocab_size": 333}),
+    "qwen3, tied": ("qwen3", 1, 1, {"tie_word_embeddings": True}),
+}
+
+
+@dataclass(frozen=True)
+class Model:
+    """A random model of 3 layers: as the reference takes it, in float32, and its checkpoint in bf16."""
+
+    config: ModelConfig
+    weights: dict[str, Tensor]
+    path: Path
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
+    family, cut, group_size, settings = MODELS[request.param]
+    folder = tmp_path_factory.mktemp("model") / "checkpoint"
+    path = make_checkpoint(
+        folder, family, cut=cut, group_size=group_size, dtype=torch.bfloat16, num_hidden_layers=3, **settings
+    )
+    config = load_config(json.loads((path / "config.json").read_text()))
+    return Model(config, {name: tensor.float() for name, tensor in load_weights(path).items()}, path)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def kernels() -> None:
+    plugins.load_library()
+
+
+def converted(model: Model, weight_dtype: torch.dtype | None) -> dict[str, Tensor]:
+    """The engine's weights, as the memory-mapped file holds them; not packed without a dtype."""
+    path = model.path / f"{weight_dtype}.safetensors"
+    convert_weights(open_checkpoint(model.path), model.config, torch.bfloat16, path, packed_dtype=weight_dtype)
+    with safe_open(path, framework="pt") as file:
+        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+
+
+def graph(module: nn.Module, weights: dict[str, Tensor], weight_dtype: torch.dtype | None) -> nn.Module:
+    if weight_dtype is not None:
+        pack_linears(module, weight_dtype)
+    module.load_state_dict({name: weights[name] for name in module.state_dict()}, assign=True)
+    return module
+
+
+def logits(model: Model, weight_dtype: torch.dtype | None) -> list[Tensor]:
+    """Logits of every token, then those of the early exit where there is one, from one step of all tokens."""
+    config, tokens, weights = model.config, prompt(), converted(model, weight_dtype)
+    pages = -(-TOKENS // PAGE_SIZE)
+    shape = (pages, PAGE_SIZE, config.num_kv_heads, config.head_dim)
+    pools = [(torch.zeros(shape).bfloat16(), torch.zeros(shape).bfloat16()) for _ in config.owners]
+    starts, length = torch.tensor([0, TOKENS]).int(), torch.tensor([TOKENS]).int()
+    table, rows = torch.arange(pages).int()[None], torch.arange(TOKENS).int()
+    lower = graph(LowerGraph(config), weights, weight_dtype)
+    hidden = lower(tokens.int(), rows, rows, starts, length, table, pools)
+    upper = graph(UpperGraph(config), weights, weight_dtype)
+    results = [upper(hidden, rows, starts, rows, length, table, pools[config.cut :])]
+    if config.early_exit:
+        results.append(graph(EarlyExitGraph(config), weights, weight_dtype)(hidden, rows))
+    return results
+
+
+def int8_forward(layer: Linear, x: Tensor, norm: RMSNorm | None = None, residual: Tensor | None = None) -> Tensor:
+    """What the layer computes with an int8 weight: a scale for each row of x and of the weight, exact sums, one
+    rounding at the end."""
+    x, weight = x if norm is None else norm(x), layer.weight.float()
+    x_scale, w_scale = dynamic_scale(x, torch.int8)[:, None], dynamic_scale(weight, torch.int8)
+    sums = quantize(x, x_scale, torch.int8).double() @ quantize(weight, w_scale[:, None], torch.int8).double().T
+    y = sums.float() * x_scale * w_scale
+    if layer.bias is not None:
+        y = y + layer.bias.float()
+    if layer.gated:
+        gate, up = y.chunk(2, -1)
+        y = F.silu(gate) * up
+    if residual is not None:
+        y = y + residual.float()
+    return y if layer.float32_out else y.to(x.dtype)
+
+
+def prompt() -> Tensor:
+    return torch.randint(3, 320, (TOKENS,), generator=torch.Generator().manual_seed(3))
+
+
+def references(model: Model) -> list[Tensor]:
+    results = [reference_logits(model.config, model.weights, prompt())]
+    if model.config.early_exit:
+        results.append(reference_early_exit(model.config, model.weights, prompt()))
+    return results
+
+
+def error(actual: Tensor, expected: Tensor) -> float:
+    return float((actual - expected).square().mean().sqrt() / expected.std())
+
+
+@torch.inference_mode()
+def test_bf16_is_the_reference_but_for_rounding(model: Model) -> None:
+    for found, expected in zip(logits(model, torch.bfloat16), references(model), strict=True):
+        assert error(found, expected) < 0.02
+
+
+@torch.inference_mode()
+def test_int8_is_the_plain_graph_with_rounded_weights_and_inputs(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bias, gate and residual of each layer are where the plain graph has them, and each weight where its name says:
+    far nearer than what int8 changes, which is small itself."""
+    packed = logits(model, torch.int8)
+    monkeypatch.setattr(Linear, "forward", int8_forward)
+    for found, expected, exact in zip(packed, logits(model, None), references(model), strict=True):
+        assert error(found, expected) < error(expected, exact) / 4
+        assert error(expected, exact) < 0.05
+
+
+def test_packed_weights_are_aligned_and_the_lookup_is_plain(model: Model) -> None:
+    weights = converted(model, torch.int8)
+    for name in linears(model.config):
+        packed, scales = weights[f"{name}.packed"], weights[f"{name}.scales"]
+        assert packed.dtype == torch.int8 and packed.data_ptr() % 64 == scales.data_ptr() % 64 == 0
+        assert f"{name}.weight" not in weights or name == "embed"
+    assert torch.equal(weights["embed.weight"], model.weights["model.embed_tokens.weight"].bfloat16())
