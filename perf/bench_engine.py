@@ -3,7 +3,8 @@
     python -m perf.bench_engine [--work DIR] [--num-runs 3] [--only prompt_heavy] [--output FILE]
 
 The variants alternate within every run, so that their ratios come from one sitting. Writes JSON with the command,
-the machine and, beside each time, its floor: GEMM FLOPs over the measured bf16 GEMM rate.
+the machine and, beside the time of each phase, its floor on this machine (see perf.floors). perf.compare_peers does the
+same with INT8 weights and beside other runtimes.
 """
 
 import argparse
@@ -14,6 +15,7 @@ import sys
 import tempfile
 import time
 import warnings
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -21,34 +23,18 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from kvforge.bench.workload import Workload, load_workloads, run_once, warm_up
+from kvforge.bench.workload import FIRST_TOKEN_ID, Workload, load_workloads, warm_up
 from kvforge.compiler import BuildOptions, build_engine
-from kvforge.engine import Manifest, load_manifest
+from kvforge.engine import load_manifest
 from kvforge.errors import EngineError
-from kvforge.planning.costs import prefill_flops_per_token
 from kvforge.runtime import LLMEngine
+from perf.engine_phases import run_phases
+from perf.floors import decode_work, measure_rates, prefill_work
+from perf.peers.phases import PhaseTimes
 from perf.random_checkpoint import LLAMA_213M, write_checkpoint
 
 VARIANTS: dict[str, tuple[int | None, int]] = {"no cut": (None, 1), "cut 8": (8, 1), "cut 8, 4-way": (8, 4)}
 """Name to (cut, AcrossKV group size) of the 16-layer model."""
-
-
-def measure_gemm_rate(size: int = 2048, repeats: int = 5) -> float:
-    """Return the best bf16 rate, in FLOP/s, of a square matrix product on all threads."""
-    a, b = torch.randn(2, size, size).bfloat16()
-    torch.mm(a, b)
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        torch.mm(a, b)
-        times.append(time.perf_counter() - start)
-    return 2 * size**3 / min(times)
-
-
-def floor_seconds(manifest: Manifest, workload: Workload, rate: float) -> float:
-    """Prefill FLOPs of all prompts over the GEMM rate; decoding is bound by memory and not counted."""
-    flops = prefill_flops_per_token(manifest, workload.input_tokens) * workload.input_tokens * workload.requests
-    return flops / rate
 
 
 def prepare(work: Path, name: str, cut: int | None, group_size: int, max_seq_len: int) -> Path:
@@ -77,34 +63,37 @@ def run(work: Path, workloads: list[Workload], num_runs: int) -> dict[str, Any]:
     engines = {name: LLMEngine(path, enable_prefix_cache=False, kv_cache_gib=1.0) for name, path in directories.items()}
     for engine in engines.values():
         warm_up(engine, workloads, seed=0)
-    samples: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    samples: dict[tuple[str, str], list[PhaseTimes]] = {}
     rng = np.random.default_rng(0)
     plan = [(w, name) for _ in range(num_runs) for w in workloads for name in engines]
+    rates = measure_rates()
     for workload, name in tqdm(plan, unit="run"):
-        samples.setdefault((workload.name, name), []).append(run_once(engines[name], workload, rng))
-    rate = measure_gemm_rate()
+        shape = (workload.requests, workload.input_tokens)
+        prompts = rng.integers(FIRST_TOKEN_ID, engines[name].config.vocab_size, shape)
+        samples.setdefault((workload.name, name), []).append(
+            run_phases(engines[name], prompts, workload.output_tokens)[0]
+        )
     rows = []
     for workload in workloads:
         tokens = workload.requests * (workload.input_tokens + workload.output_tokens)
-        for name in engines:
+        for name, engine in engines.items():
             runs = samples[workload.name, name]
-            total = statistics.median(seconds for _, seconds in runs)
-            rows.append(
-                {
-                    "workload": workload.name,
-                    "variant": name,
-                    "ttft_s": statistics.median(first for first, _ in runs),
-                    "total_s": total,
-                    "combined_tok_s": tokens / total,
-                    "prefill_floor_s": floor_seconds(load_manifest(directories[name]), workload, rate),
-                    "runs_total_s": [seconds for _, seconds in runs],
-                }
-            )
+            middle = {
+                field: statistics.median(getattr(run, field) for run in runs)
+                for field in ("ttft_s", "total_s", "prefill_s", "decode_s")
+            }
+            works = {
+                "prefill": prefill_work(engine.manifest, workload.requests, workload.input_tokens, runs[0]),
+                "decode": decode_work(engine.manifest, runs[0]),
+            }
+            floors = {f"{phase}_floor_s": work.floor_s(rates) for phase, work in works.items()}
+            row = {"workload": workload.name, "variant": name, "combined_tok_s": tokens / middle["total_s"]}
+            rows.append(row | middle | floors | {"runs_total_s": [run.total_s for run in runs]})
     return {
         "command": "python -m perf.bench_engine " + " ".join(sys.argv[1:]),
         "date": time.strftime("%Y-%m-%d"),
         "machine": f"{platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}",
-        "bf16_gemm_gflops": rate / 1e9,
+        "rates": asdict(rates),
         "rows": rows,
     }
 
@@ -122,11 +111,12 @@ def main() -> None:
     args = parser.parse_args()
     warnings.filterwarnings("ignore", category=FutureWarning)  # torch.export's own
     report = run(args.work, load_workloads(args.workloads, args.only), args.num_runs)
-    print(f"{'workload':<14} {'variant':<14} {'TTFT s':>8} {'total s':>8} {'tok/s':>8} {'prefill floor s':>16}")
+    print(f"{'workload':<14} {'variant':<14} {'TTFT s':>8} {'total s':>8} {'tok/s':>8}   prefill, decode s (floor)")
     for row in report["rows"]:
+        phases = (f"{row[f'{phase}_s']:.2f} ({row[f'{phase}_floor_s']:.2f})" for phase in ("prefill", "decode"))
         print(
             f"{row['workload']:<14} {row['variant']:<14} {row['ttft_s']:>8.2f} {row['total_s']:>8.2f} "
-            f"{row['combined_tok_s']:>8.0f} {row['prefill_floor_s']:>16.2f}"
+            f"{row['combined_tok_s']:>8.0f}   {'  '.join(phases)}"
         )
     if args.output:
         args.output.write_text(json.dumps(report, indent=1) + "\n")

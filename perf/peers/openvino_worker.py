@@ -1,0 +1,59 @@
+"""OpenVINO GenAI's continuous batching, bf16 compute and KV cache: PEERS_PYTHON -m perf.peers.openvino_worker MODEL."""
+
+import itertools
+import sys
+import time
+
+import numpy as np
+import openvino as ov
+import openvino_genai as genai
+
+from perf.peers.phases import PhaseTimes
+from perf.peers.protocol import Run, serve
+
+
+def load() -> Run:
+    scheduler = genai.SchedulerConfig()
+    scheduler.cache_size, scheduler.max_num_batched_tokens, scheduler.max_num_seqs = 4, 2048, 64
+    scheduler.dynamic_split_fuse, scheduler.enable_prefix_caching = True, False
+    properties = {"INFERENCE_PRECISION_HINT": "bf16", "KV_CACHE_PRECISION": "bf16"}
+    pipe = genai.ContinuousBatchingPipeline(sys.argv[1], scheduler, "CPU", properties)
+    ids = itertools.count()
+
+    def run(prompts: np.ndarray, output_tokens: int) -> PhaseTimes:
+        times = PhaseTimes()
+        config = genai.GenerationConfig()
+        config.ignore_eos, config.do_sample = True, False
+        config.max_new_tokens = config.min_new_tokens = output_tokens
+        tensors = [ov.Tensor(prompt[None]) for prompt in prompts]
+        start = before = time.perf_counter()
+        handles = [pipe.add_request(next(ids), tensor, config) for tensor in tensors]
+        num_outputs = [0] * len(handles)
+        while pipe.has_non_finished_requests():
+            has_prompt = 0 in num_outputs
+            pipe.step()
+            contexts = []
+            for index, handle in enumerate(handles):  # one token a step from the first on
+                if 0 < num_outputs[index] < output_tokens:
+                    contexts.append(prompts.shape[1] + num_outputs[index])
+                if num_outputs[index] or handle.can_read():
+                    num_outputs[index] += 1
+            now = time.perf_counter()
+            times.add_step(now - before, has_prompt, contexts)
+            if num_outputs[0] and not times.ttft_s:
+                times.ttft_s = now - start
+            before = now
+        times.total_s = before - start
+        for handle in handles:
+            (result,) = handle.read_all()
+            if len(result.generated_ids) != output_tokens:
+                raise RuntimeError(f"{len(result.generated_ids)} of {output_tokens} tokens were generated")
+            times.first_tokens.append(int(result.generated_ids[0]))
+        return times
+
+    run(np.full((1, 2048), 3, dtype=np.int64), 4)
+    return run
+
+
+if __name__ == "__main__":
+    serve(load)

@@ -1,0 +1,101 @@
+"""What is compared: this project's engines of one model, and what else runs that model on a CPU."""
+
+import sys
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvforge.compiler import BuildOptions, build_engine
+from kvforge.engine import load_manifest
+from kvforge.errors import EngineError
+from perf.peers.prepare import prepare_peers
+from perf.random_checkpoint import LLAMA_213M, write_checkpoint
+
+
+@dataclass(frozen=True)
+class Variant:
+    """An engine of the 16-layer model: ``cut`` (None: none), AcrossKV group size, dtypes of weights and cache."""
+
+    cut: int | None = None
+    group_size: int = 1
+    weight_dtype: str = "bfloat16"
+    kv_dtype: str = "bfloat16"
+
+
+NO_CUT, CUT, CUT_4WAY = "no cut", "cut 8", "cut 8, 4-way"
+NO_CUT_INT8, CUT_4WAY_INT8 = f"{NO_CUT}, int8", f"{CUT_4WAY}, int8"
+TRANSFORMERS, OPENVINO, OPENVINO_INT8 = "transformers", "OpenVINO GenAI", "OpenVINO GenAI, int8"
+
+VARIANTS = {
+    NO_CUT: Variant(),
+    CUT: Variant(8),
+    CUT_4WAY: Variant(8, 4),
+    NO_CUT_INT8: Variant(weight_dtype="int8"),
+    f"{CUT}, int8": Variant(8, weight_dtype="int8"),
+    CUT_4WAY_INT8: Variant(8, 4, weight_dtype="int8"),
+}
+KV_VARIANTS = {f"{CUT_4WAY}, {dtype} KV": Variant(8, 4, kv_dtype=dtype) for dtype in ("fp8", "int8")}
+PEERS = {
+    TRANSFORMERS: ("transformers_worker", "transformers"),
+    OPENVINO: ("openvino_worker", "openvino"),
+    OPENVINO_INT8: ("openvino_worker", "openvino-int8"),
+}
+"""Name to the worker's module and the name of its model in ``prepare_peers``."""
+
+EVERY_VARIANT = VARIANTS | KV_VARIANTS
+KV_WORKLOADS = ("prompt_heavy", "chat")
+"""Where the dtypes of the cache are compared."""
+
+
+def checkpoint_of(work: Path, variant: Variant) -> Path:
+    """The random checkpoint of a variant, written where it is not there yet: one for all dtypes."""
+    path = work / ("checkpoint-no-cut" if variant.cut is None else f"checkpoint-{variant.cut}-{variant.group_size}")
+    if not (path / "tokenizer.json").is_file():
+        write_checkpoint(path, LLAMA_213M, variant.cut, variant.group_size)
+    return path
+
+
+def prepare_engine(work: Path, name: str, variant: Variant, max_seq_len: int, rebuild: bool = False) -> Path:
+    """Return the engine of a variant under ``work``, built where none that fits is there (about a minute)."""
+    engine = work / "engine-{}".format(name.replace(",", "").replace(" ", "-"))
+    if rebuild or not fits(engine, variant, max_seq_len):
+        print(f"building {engine} ...", file=sys.stderr, flush=True)
+        options: dict[str, Any] = {"kv_dtype": variant.kv_dtype, "weight_dtype": variant.weight_dtype}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            checkpoint = checkpoint_of(work, variant)
+            build_engine(checkpoint, engine, BuildOptions(max_seq_len=max_seq_len, **options), overwrite=True)
+    return engine
+
+
+def fits(engine: Path, variant: Variant, max_seq_len: int) -> bool:
+    """Whether an engine is there that this version reads and that was built so."""
+    try:
+        manifest = load_manifest(engine)
+    except EngineError:
+        return False
+    return (
+        manifest.max_seq_len == max_seq_len
+        and manifest.weight_dtype == variant.weight_dtype
+        and manifest.kv_dtype == variant.kv_dtype
+    )
+
+
+def prepare_commands(
+    work: Path, names: list[str], max_seq_len: int, peers_python: Path | None, rebuild: bool
+) -> dict[str, list[str]]:
+    """Return the command of each system's worker, with its engine or model made."""
+    commands = {}
+    for name in names:
+        if name in EVERY_VARIANT:
+            engine = prepare_engine(work, name, EVERY_VARIANT[name], max_seq_len, rebuild)
+            commands[name] = [sys.executable, "-m", "perf.peers.kvforge_worker", str(engine)]
+    chosen = [PEERS[name] for name in names if name in PEERS]
+    if chosen and peers_python is not None:
+        models = prepare_peers(checkpoint_of(work, Variant()), work, peers_python, [model for _, model in chosen])
+        for name in names:
+            if name in PEERS:
+                worker, model = PEERS[name]
+                commands[name] = [str(peers_python), "-m", f"perf.peers.{worker}", str(models[model])]
+    return commands

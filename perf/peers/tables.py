@@ -1,0 +1,89 @@
+"""The comparison's report as Markdown and as a figure."""
+
+from typing import TYPE_CHECKING, Any
+
+from kvforge.figures import new_figure
+from perf.peers.systems import EVERY_VARIANT, KV_VARIANTS, OPENVINO, PEERS
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Row = dict[str, Any]
+
+
+def markdown(report: dict[str, Any], workloads: dict[str, str]) -> str:
+    """Return the whole report; ``workloads`` maps names to descriptions."""
+    rates = report["rates"]
+    parts = [
+        "# One sitting: kvforge, transformers, OpenVINO GenAI",
+        f"`{report['command']}`, {report['date']}, {report['machine']}.",
+        "Medians over the rounds; within a round the systems alternate on the same prompts. Measured between the runs "
+        f"(medians): bf16 GEMM {rates['bf16_gemm'] / 1e9:.0f} GFLOP/s, int8 {rates['int8_gemm'] / 1e9:.0f} GOP/s, "
+        f"memory read {rates['read'] / 1e9:.1f} GB/s."
+        if rates
+        else "",
+    ]
+    for workload in dict.fromkeys(row["workload"] for row in report["rows"]):
+        rows = [row for row in report["rows"] if row["workload"] == workload]
+        parts.append(f"## {workload}: {workloads.get(workload, '')}")
+        parts.append(workload_table(rows))
+    if report["same_first_token"]:
+        shares = ", ".join(f"{name} {share:.0%}" for name, share in report["same_first_token"].items())
+        parts.append(f"Requests whose first greedy token is transformers' own: {shares}.")
+    if report["checks"]:
+        parts += ["## What must be shown", check_table(report["checks"])]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def workload_table(rows: list[Row]) -> str:
+    """One line per system; a floor stands in brackets behind the time it belongs to, then the share achieved."""
+    reference = next((row["combined_tok_s"] for row in rows if row["system"] == OPENVINO), None)
+    lines = [
+        "| system | rounds | tok/s | × OpenVINO bf16 | TTFT s | prefill s (floor) | | decode ms/step (floor) | |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        ratio = f"{row['combined_tok_s'] / reference:.2f}" if reference else ""
+        cells = [row["system"], row["rounds"], f"{row['combined_tok_s']:.0f}", ratio, f"{row['ttft_s']:.2f}"]
+        cells += _phase(row, "prefill", 1.0, 2) + _phase(row, "decode", 1e3 / max(row["decode_steps"], 1), 1)
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
+    return "\n".join(lines)
+
+
+def _phase(row: Row, phase: str, unit: float, digits: int) -> list[str]:
+    time = f"{row[f'{phase}_s'] * unit:.{digits}f}"
+    if f"{phase}_floor_s" not in row:
+        return [time, ""]
+    return [f"{time} ({row[f'{phase}_floor_s'] * unit:.{digits}f})", f"{row[f'{phase}_share']:.0%}"]
+
+
+def check_table(checks: list[Row]) -> str:
+    """One line per check and workload."""
+    lines = ["| | workload | asked | shown (rounds) | |", "|---|---|---|---|---|"]
+    for check in checks:
+        sign = "≤" if check["at_most"] else "≥"
+        shown, verdict = f"{check['value']:.2f} ({check['rounds']})", "pass" if check["passed"] else "**falls short**"
+        lines.append(f"| {check['what']} | {check['workload']} | {sign} {check['limit']} | {shown} | {verdict} |")
+    return "\n".join(lines)
+
+
+def plot(report: dict[str, Any]) -> "Figure":
+    """Bars of combined tok/s by workload; a mark above each is what the floors of both phases would allow."""
+    workloads = list(dict.fromkeys(row["workload"] for row in report["rows"]))
+    figure = new_figure(4.2 * len(workloads), 4.2)
+    for index, workload in enumerate(workloads):
+        axes = figure.add_subplot(1, len(workloads), index + 1)
+        rows = [row for row in report["rows"] if row["workload"] == workload and row["system"] not in KV_VARIANTS]
+        rows.sort(key=lambda row: [*PEERS, *EVERY_VARIANT].index(row["system"]))
+        for place, row in enumerate(rows):
+            color = "tab:gray" if row["system"] in PEERS else "tab:orange" if "int8" in row["system"] else "tab:blue"
+            axes.bar(place, row["combined_tok_s"], color=color)
+            if "prefill_floor_s" in row:
+                floor = row["prefill_floor_s"] + row.get("decode_floor_s", 0.0)
+                bound = row["combined_tok_s"] * row["total_s"] / floor
+                axes.hlines(bound, place - 0.4, place + 0.4, color="black", label="floor" if place == 0 else None)
+        axes.set_xticks(range(len(rows)), [row["system"] for row in rows], rotation=60, ha="right", fontsize=8)
+        axes.set_title(workload)
+        if index == 0:
+            axes.set_ylabel("combined tokens per second; line: at the floor")
+    return figure
