@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, astuple, dataclass
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -66,14 +67,19 @@ def nonnegative_least_squares(matrix: np.ndarray, target: np.ndarray) -> np.ndar
     return best
 
 
-def save_costs(costs: dict[str, CostModel], path: Path) -> None:
-    """Write cost models by name.
+def save_costs(costs: dict[str, CostModel], path: Path, fits: dict[str, Any] | None = None) -> None:
+    """Write cost models by name, and what is known of how each was fitted; entries of other names stay.
 
     Raises:
-        KvforgeError: the file cannot be written.
+        KvforgeError: the file is another one, or cannot be written.
     """
+    old = _read(path) if path.exists() else {"costs": {}, "fits": {}}
+    report = {
+        "costs": {**old["costs"], **{name: asdict(model) for name, model in costs.items()}},
+        "fits": {**old["fits"], **(fits or {})},
+    }
     try:
-        path.write_text(json.dumps({name: asdict(model) for name, model in costs.items()}, indent=1) + "\n")
+        path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     except OSError as error:
         raise KvforgeError(f"{path} cannot be written ({error.strerror}); choose another place.") from None
 
@@ -84,14 +90,18 @@ def load_costs(path: Path) -> dict[str, CostModel]:
     Raises:
         KvforgeError: the file cannot be read or holds something else.
     """
+    return {name: CostModel(**entry) for name, entry in _read(path)["costs"].items()}
+
+
+def _read(path: Path) -> dict[str, Any]:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-        costs = {name: CostModel(**entry) for name, entry in data.items()}
-        for model in costs.values():
-            if set(model.prices) != set(WORK_NAMES) or not all(
-                isinstance(price, int | float) and 0 <= price < float("inf") for price in model.prices.values()
-            ):
+        if not data["costs"] or not isinstance(data["fits"], dict):
+            raise ValueError("it has no costs")
+        for entry in data["costs"].values():
+            prices = CostModel(**entry).prices
+            if set(prices) != set(WORK_NAMES) or not all(0 <= price < float("inf") for price in prices.values()):
                 raise ValueError(f"prices are {', '.join(WORK_NAMES)}, none negative")
-    except (OSError, ValueError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise KvforgeError(f"{path} cannot be read as step costs ({error}); write it with --fit.") from None
-    return costs
+    return data

@@ -94,12 +94,12 @@ class StepMeter:
             and design.num_decodes + design.chunk <= config.max_num_tokens
         )
 
-    def measure(self, design: Design, repeats: int = 3) -> Sample:
-        """Return the step's work and the median of its times (at most 3, each a token further)."""
+    def measure(self, design: Design) -> Sample:
+        """Return the step's work and the median of its times: three, each a token further, or two of a long step."""
         decodes, seconds = [self._add(design.context) for _ in range(design.num_decodes)], []
         if decodes:
             self._step(self._null, design.num_decodes * design.context)
-        for _ in range(min(repeats, 3)):
+        for _ in range(2 if design.chunk >= 500 else 3):
             prompt = self._add(design.past + design.chunk + (not design.is_last)) if design.chunk else None
             if prompt and design.past:
                 self._step(self._null, design.num_decodes + design.past)

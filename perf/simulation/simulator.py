@@ -25,6 +25,10 @@ class Limits:
     max_num_seqs: int = 256
     kv_cache_bytes: float = 4 * 2**30
 
+    def __post_init__(self) -> None:
+        if min(self.max_num_tokens, self.max_num_seqs) < 1 or not 0 < self.kv_cache_bytes < float("inf"):
+            raise KvforgeError("a step has at least 1 token and 1 sequence, and the cache a finite size above 0.")
+
     def config(self, costs: CostModel, max_seq_len: int) -> RuntimeConfig:
         """Return them for an engine and sequences of up to ``max_seq_len`` tokens; no prefix is looked for.
 

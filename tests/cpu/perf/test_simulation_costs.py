@@ -7,7 +7,7 @@ import pytest
 
 from kvforge.errors import KvforgeError
 from perf.simulation.cost_model import CostModel, fit_prices, load_costs, nonnegative_least_squares, save_costs
-from perf.simulation.work import WORK_NAMES, StepWork
+from perf.simulation.work import StepWork
 
 PRICES = {"steps": 0.01, "upper_calls": 0.005, "tokens": 5e-4, "survivors": 1e-3, "query_keys": 1e-9, "keys_read": 2e-8}
 MODEL = CostModel(16, 8, 32, 16384, PRICES)
@@ -49,20 +49,26 @@ def test_nonnegative_least_squares_is_optimal(seed: int) -> None:
     assert (gradient[x == 0] >= -1e-9).all()
 
 
-def test_costs_are_read_as_written(tmp_path: Path) -> None:
-    save_costs({"cut 8": MODEL}, tmp_path / "costs.json")
-    assert load_costs(tmp_path / "costs.json") == {"cut 8": MODEL}
+def test_costs_are_read_as_written_and_others_stay(tmp_path: Path) -> None:
+    path, other = tmp_path / "costs.json", CostModel(16, 16, 32, 16384, {**PRICES, "steps": 0.0})
+    save_costs({"cut 8": MODEL}, path)
+    save_costs({"no cut": MODEL}, path, {"no cut": {"num_steps": 3}})
+    save_costs({"no cut": other}, path)
+    assert load_costs(path) == {"cut 8": MODEL, "no cut": other}
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"a": {}}', '{"a": 1}'])
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"costs": {"a": {}}, "fits": {}}', '{"costs": {}, "fits": {}}'])
 def test_other_files_are_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "costs.json").write_text(text)
     with pytest.raises(KvforgeError, match="write it with --fit"):
         load_costs(tmp_path / "costs.json")
+    with pytest.raises(KvforgeError, match="write it with --fit"):
+        save_costs({"cut 8": MODEL}, tmp_path / "costs.json")
+    assert (tmp_path / "costs.json").read_text() == text
 
 
-def test_wrong_prices_are_refused(tmp_path: Path) -> None:
-    for prices in ({**PRICES, "steps": -1.0}, {name: 1.0 for name in WORK_NAMES[1:]}, {**PRICES, "steps": "1"}):
-        save_costs({"a": CostModel(16, 8, 32, 16384, prices)}, tmp_path / "costs.json")
-        with pytest.raises(KvforgeError, match="prices are"):
-            load_costs(tmp_path / "costs.json")
+@pytest.mark.parametrize("prices", [{**PRICES, "steps": -1.0}, {**PRICES, "steps": "1"}, {"steps": 1.0}])
+def test_wrong_prices_are_refused(tmp_path: Path, prices: dict) -> None:
+    save_costs({"a": CostModel(16, 8, 32, 16384, prices)}, tmp_path / "costs.json")
+    with pytest.raises(KvforgeError, match="cannot be read as step costs"):
+        load_costs(tmp_path / "costs.json")
