@@ -42,13 +42,13 @@ class PrefixCache:
 
     def page_of(self, sequence: Sequence, index: int) -> int | None:
         """Return the page published for the sequence's page ``index``, which its tokens fill; it may not hold it."""
-        return self._page_of.get(self._digest(sequence, index))
+        return self._page_of.get(self.digest(sequence, index))
 
     def publish(self, sequence: Sequence) -> None:
         """Publish the pages that ``sequence.num_computed`` tokens fill and that were not published before."""
         num_full = sequence.num_computed // self.page_size
         for index in range(sequence.num_published, num_full):
-            digest = self._digest(sequence, index)
+            digest = self.digest(sequence, index)
             page = sequence.pages[index]
             if digest not in self._page_of and page not in self._digest_of:
                 self._page_of[digest] = page
@@ -63,7 +63,8 @@ class PrefixCache:
         """Unpublish a page, because it is about to be overwritten."""
         del self._page_of[self._digest_of.pop(page)]
 
-    def _digest(self, sequence: Sequence, index: int) -> bytes:
+    def digest(self, sequence: Sequence, index: int) -> bytes:
+        """Return the name of the prefix that ends with the sequence's page ``index``, which its tokens fill."""
         digests = sequence.digests
         while len(digests) <= index:
             start = len(digests) * self.page_size

@@ -7,6 +7,7 @@ import numpy as np
 
 from kvforge.runtime.config import RuntimeConfig
 from kvforge.runtime.page_pool import PagePool
+from kvforge.runtime.planned_prefixes import PlannedPrefixes
 from kvforge.runtime.prefix_cache import PrefixCache
 from kvforge.runtime.retention import set_priorities
 from kvforge.runtime.schedule import Schedule
@@ -25,6 +26,9 @@ class Scheduler:
     and is computed again later (its tokens stay). The first one in order is never the victim of another, and
     every sequence alone fits the pool, so there is always progress.
 
+    A prompt whose beginning another one computes in the step being planned waits for those pages where that saves it
+    work (see ``PlannedPrefixes``). Others may pass it, but not take the slot and the pages that it needs.
+
     ``proposals`` are drafts of the next tokens of sequences. When a sequence's last token is computed, the first of
     them are computed with it as far as tokens, survivors and pages of the step are left by everything else; they
     cost no other sequence anything. Proposals are for one step: what does not fit is dropped.
@@ -40,6 +44,8 @@ class Scheduler:
         self.proposals: dict[Sequence, tuple[int, ...]] = {}
         self.num_preemptions = 0
         self.num_reused_tokens = 0
+        self.num_waits = 0
+        """Times an admission was put off for pages that a step was about to write."""
 
     def add(self, sequence: Sequence) -> None:
         """Queue a new sequence."""
@@ -83,9 +89,8 @@ class Scheduler:
                 break
             if sequence.status is Status.RUNNING:
                 self._plan(plan, sequence, min(sequence.length - sequence.num_computed, plan.budget))
-        if plan.num_preempted == 0:
-            while plan.budget > 0 and (admitted := self._admit(plan)) is not None:
-                self._plan(plan, admitted, min(admitted.length - admitted.num_computed, plan.budget))
+        if plan.num_preempted == 0 and plan.budget > 0 and self.waiting:
+            self._plan_admissions(plan)
         if self.proposals:
             self._plan_drafts(plan)
         return plan
@@ -142,6 +147,19 @@ class Scheduler:
         else:
             plan.prefills.append((sequence, num_tokens))
 
+    def _plan_admissions(self, plan: Schedule) -> None:
+        """Admit waiting sequences and add their first chunks."""
+        prefixes = PlannedPrefixes(self.prefix_cache)
+        if self.config.enable_prefix_cache:
+            for sequence, count in plan.prefills:
+                prefixes.add(sequence, count)
+        while plan.budget > 0 and (admitted := self._admit(plan, prefixes)) is not None:
+            count = min(admitted.length - admitted.num_computed, plan.budget)
+            self._plan(plan, admitted, count)
+            if self.config.enable_prefix_cache:
+                prefixes.add(admitted, count)
+        self.num_waits += len(prefixes.held_back)
+
     def _plan_drafts(self, plan: Schedule) -> None:
         """Add the proposals of the plan's survivors, as many as fit."""
         survivors = plan.survivors
@@ -194,25 +212,32 @@ class Scheduler:
         self.num_preemptions += 1
         victim.metrics.num_preemptions += 1
 
-    def _admit(self, plan: Schedule) -> Sequence | None:
+    def _admit(self, plan: Schedule, prefixes: PlannedPrefixes) -> Sequence | None:
         """Move the first waiting sequence to running if a slot and pages for all its tokens are there.
 
         Sequences of a strictly worse priority make room for it. Nothing overtakes the first one, except that
-        sequences waiting for their leader's prompt are passed over.
+        sequences waiting for their leader's prompt or for pages of this step are passed over.
         """
-        sequence = next((s for s in self.waiting if not s.waits_for_leader), None)
-        if sequence is None:
+        held_back = prefixes.held_back
+        for sequence in self.waiting:
+            if sequence.waits_for_leader or sequence in held_back:
+                continue
+            if len(held_back) == len(self.slots.free_slots) or not prefixes.hold_back(sequence, plan.budget):
+                break
+        else:
             return None
-        while not self._place(sequence):
+        while not self._place(sequence, held_back):
             victim = self.running[-1] if self.running else None
-            if victim is None or victim.order[0] <= sequence.order[0]:
+            # Those who are held back wait for what running sequences compute: none of these may go now.
+            if victim is None or held_back or victim.order[0] <= sequence.order[0]:
                 return None
             self._preempt(plan, victim)
         return sequence
 
-    def _place(self, sequence: Sequence) -> bool:
-        """Give a waiting sequence a slot and its reusable pages, if the rest of its pages are available."""
-        if not self.slots.free_slots:
+    def _place(self, sequence: Sequence, held_back: dict[Sequence, int]) -> bool:
+        """Give a waiting sequence a slot and its reusable pages, if the rest of its pages are available and those of
+        sequences held back remain."""
+        if len(self.slots.free_slots) <= len(held_back):
             return False
         reused = self._reusable_pages(sequence)
         for page in reused:
@@ -221,6 +246,7 @@ class Scheduler:
         # What running prompts still need, and a page for each running sequence to grow into.
         page_size = self.config.page_size
         reserved = sum(1 - (-s.length // page_size) - len(s.pages) for s in self.running)
+        reserved += sum(held_back.values())
         if needed + reserved > self.pool.num_available:
             self._let_go(reused)
             return False

@@ -60,6 +60,7 @@ class Sequence:
         "length",
         "max_length",
         "metrics",
+        "num_awaited_pages",
         "num_computed",
         "num_prompt_tokens",
         "num_published",
@@ -102,6 +103,8 @@ class Sequence:
         self.num_prompt_tokens = len(prompt)
         self.num_computed = 0
         self.num_published = 0
+        self.num_awaited_pages = 0
+        """The longest prefix, in pages, that it put off its admission for."""
         self.prompt_done = False
         """The prompt was computed once (a preemption does not undo this)."""
         self.siblings: list[Sequence] = [self]

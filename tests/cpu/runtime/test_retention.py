@@ -155,6 +155,7 @@ def test_a_page_published_by_another_gets_the_priority_too():
     for name, retention in (("first", ()), ("second", [(0, -1, 100)])):
         params = SamplingParams(temperature=0.0, max_tokens=1, retention=retention)
         engine.add_request(name, prompt_of(5), params)
+    engine.requests["second"].sequences[0].num_awaited_pages = 3  # it waits no more, and computes the same pages
     engine.step()
     pool = engine.scheduler.pool
     assert not engine.has_unfinished() and [pool.priorities[page] for page in pool.cached_pages] == [100] * 3

@@ -1,0 +1,195 @@
+"""Prompts that begin alike and are in flight together: the beginning is computed once, and nothing else changes."""
+
+import dataclasses
+import random
+
+import pytest
+
+from kvforge.runtime import LLMEngine, SamplingParams
+from tests.support.engine_schedules import PlannedRequest, check_tokens, random_plan, run_plan
+from tests.support.fake_session import FakeSession
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+GREEDY = SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True)
+PREFIX = [5 + i % 50 for i in range(24)]
+
+
+class CountingSession(FakeSession):
+    num_tokens = 0
+
+    def lower(self, input_ids, *arguments):
+        self.num_tokens += len(input_ids)
+        return super().lower(input_ids, *arguments)
+
+
+def make_engine(session=None, **options):
+    return LLMEngine(session=session or CountingSession(max_num_tokens=256), **{"num_pages": 100, **options})
+
+
+def run(engine):
+    tokens, reasons = {}, {}
+    while engine.has_unfinished():
+        for output in engine.step():
+            tokens.setdefault(output.request_id, []).extend(output.new_token_ids)
+            if output.finished:
+                reasons[output.request_id] = output.finish_reason
+        engine.check_invariants()
+    return tokens, reasons
+
+
+def alone(prompt, params=GREEDY):
+    engine = make_engine(enable_prefix_cache=False)
+    engine.add_request("alone", prompt, params)
+    return run(engine)[0]["alone"]
+
+
+def prompts(count, prefix=PREFIX, suffix=3):
+    return {f"r{i}": prefix + [30 + i] * suffix for i in range(count)}
+
+
+def add(engine, requests, params=GREEDY):
+    for name, prompt in requests.items():
+        engine.add_request(name, prompt, params)
+
+
+@pytest.mark.parametrize("budget", [256, 40, 7])
+def test_a_common_beginning_is_computed_once(budget) -> None:
+    """The first prompt in one step, the other suffixes in the next."""
+    session, requests = CountingSession(max_num_tokens=256), prompts(6)
+    engine = make_engine(session, max_num_tokens=budget)
+    add(engine, requests)
+    tokens, _ = run(engine)
+    assert session.num_tokens == len(PREFIX) + 6 * (3 + GREEDY.max_tokens - 1)
+    assert tokens == {name: alone(prompt) for name, prompt in requests.items()}
+    if budget == 256:
+        assert engine.num_iterations == 1 + GREEDY.max_tokens and engine.scheduler.num_waits == 5
+
+
+def test_a_prompt_of_which_little_is_in_flight_does_not_wait() -> None:
+    """Of 27 tokens one page would come: they are computed in the same step, as there is room for them."""
+    engine = make_engine()
+    add(engine, {"a": PREFIX[:4] + [7] * 20, "b": PREFIX[:4] + [8] * 23})
+    engine.step()
+    assert len(engine.scheduler.running) == 2 and engine.scheduler.num_waits == 0
+
+
+def test_without_the_prefix_cache_nobody_waits() -> None:
+    engine = make_engine(enable_prefix_cache=False)
+    add(engine, prompts(4))
+    assert len(engine.step()) == 4
+
+
+def test_a_prompt_that_arrives_meanwhile_joins_at_the_pages_that_are_there() -> None:
+    session = CountingSession(max_num_tokens=256)
+    engine = make_engine(session, max_num_tokens=10)
+    first, second = PREFIX * 2 + [40], PREFIX * 2 + [41]
+    add(engine, {"first": first})
+    engine.step()
+    engine.step()
+    add(engine, {"second": second})
+    tokens, _ = run(engine)
+    assert session.num_tokens == len(first) + 1 + 2 * (GREEDY.max_tokens - 1)
+    assert tokens == {"first": alone(first), "second": alone(second)}
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2])
+def test_who_is_waited_for_is_given_up(steps) -> None:
+    requests = prompts(4)
+    engine = make_engine(max_num_tokens=16)
+    add(engine, requests)
+    for _ in range(steps):
+        engine.step()
+    assert engine.abort("r0")
+    engine.check_invariants()
+    tokens, reasons = run(engine)
+    assert {name: tokens[name] for name in list(requests)[1:]} == {
+        n: alone(p) for n, p in requests.items() if n != "r0"
+    }
+    assert set(reasons) == set(requests) - {"r0"} and engine.stats()["num_used_pages"] == 0
+
+
+def test_the_step_that_is_waited_for_fails(caplog) -> None:
+    """Its pages never come; who waited computes them."""
+    session, requests = CountingSession(max_num_tokens=256), prompts(4)
+    session.fail_on = lambda s: s.num_lower_calls == 1
+    engine = make_engine(session)
+    add(engine, requests)
+    tokens, reasons = run(engine)
+    assert reasons == {"r0": "error", "r1": "length", "r2": "length", "r3": "length"}
+    assert {name: tokens[name] for name in ("r1", "r2", "r3")} == {n: alone(requests[n]) for n in ("r1", "r2", "r3")}
+
+
+def test_another_prompt_passes_but_leaves_slots_and_pages() -> None:
+    """ "small" runs beside the prompt that "waiting" waits for; "large" would take pages that "waiting" needs."""
+    for other, size, passes in (("small", 4, True), ("large", 48, False)):
+        engine = make_engine(num_pages=22)
+        add(engine, {"first": PREFIX, "waiting": [*PREFIX, 60], other: [50] * size})
+        engine.step()
+        running = {sequence.request_id for sequence in engine.scheduler.running}
+        assert running == ({"first", other} if passes else {"first"})
+        engine.step()
+        assert "waiting" in {sequence.request_id for sequence in engine.scheduler.running}
+        run(engine)
+    engine = make_engine(max_num_seqs=2)
+    add(engine, {"first": PREFIX, "waiting": [*PREFIX, 60], "other": [50] * 4})
+    assert [output.request_id for output in engine.step()] == ["first"]
+    assert [output.request_id for output in engine.step()] == ["first", "waiting"]
+
+
+def test_a_better_priority_waits_for_no_more_than_the_step() -> None:
+    engine = make_engine(max_num_tokens=16)
+    add(engine, {"late": PREFIX})
+    engine.step()
+    add(engine, {"urgent": [*PREFIX, 60]}, dataclasses.replace(GREEDY, priority=-1))
+    assert [output.request_id for output in engine.step()] == ["late"] and engine.scheduler.num_waits == 1
+    assert {output.request_id for output in engine.step()} == {"urgent", "late"}
+
+
+def shared_plan(seed):
+    """A random schedule whose prompts are mostly a common beginning, at most a few steps apart."""
+    plan, rng = random_plan(seed), random.Random(seed)
+    base = [rng.randrange(3, 64) for _ in range(36)]
+    for request in plan.requests:
+        own = [rng.randrange(3, 64) for _ in range(rng.randint(1, 4))]
+        request.prompt = (base[: rng.choice([36, 36, 20, 36, rng.randint(0, 36)])] + own)[:40]
+        request.arrival = rng.choice([0, 0, 0, 1, 3])
+        request.abort_at = request.arrival + rng.randint(0, 8) if rng.random() < 0.2 else None
+    plan.max_num_tokens = rng.choice([3, 8, 33, 64, 64])
+    return plan
+
+
+def expected_of(request: PlannedRequest):
+    results = {}
+    for index in range(request.params.n):
+        params = dataclasses.replace(request.params, n=1, seed=request.params.seed + index)
+        engine = make_engine(FakeSession(page_size=16), enable_prefix_cache=False)
+        engine.add_request("alone", request.prompt, params)
+        tokens, reasons = run(engine)
+        results[request.request_id, index] = tokens["alone"], reasons["alone"]
+    return results
+
+
+def test_tokens_equal_one_at_a_time_whoever_shares() -> None:
+    num_waits = num_preemptions = num_aborted = 0
+    for seed in range(40):
+        plan = shared_plan(seed)
+        session = FakeSession(page_size=plan.page_size)
+        engine = LLMEngine(
+            session=session,
+            num_pages=plan.num_pages,
+            max_num_tokens=plan.max_num_tokens,
+            max_num_seqs=plan.max_num_seqs,
+        )
+        pool = engine.scheduler.pool
+        tokens, reasons, aborted = run_plan(
+            engine, plan, after_step=lambda s=session, p=pool: s.poison_pages(p.free_pages)
+        )
+        expected = {}
+        for request in plan.requests:
+            expected |= expected_of(request)
+        check_tokens(tokens, reasons, aborted, expected, seed)
+        assert engine.stats()["num_used_pages"] == 0 and engine.stats()["num_failed_steps"] == 0
+        num_waits += engine.scheduler.num_waits
+        num_preemptions += engine.stats()["num_preemptions"]
+        num_aborted += len(aborted)
+    assert num_waits > 30 and num_preemptions > 15 and num_aborted > 15, (num_waits, num_preemptions, num_aborted)
