@@ -7,7 +7,7 @@ from torch.export import ExportedProgram
 
 from kvforge.errors import BuildError, first_line
 
-_INDUCTOR_CONFIG = {
+INDUCTOR_CONFIG = {
     "aot_inductor.package_constants_in_so": False,
     "cpp.dynamic_threads": True,
 }
@@ -22,7 +22,7 @@ def compile_package(program: ExportedProgram, path: Path) -> None:
     try:
         with torch.no_grad():
             torch._inductor.aoti_compile_and_package(
-                program, package_path=str(path), inductor_configs=dict(_INDUCTOR_CONFIG)
+                program, package_path=str(path), inductor_configs=dict(INDUCTOR_CONFIG)
             )
     except Exception as error:
         raise BuildError(f"AOTInductor could not compile {path.stem}: {first_line(error)}") from error

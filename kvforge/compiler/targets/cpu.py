@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import plugins
-from kvforge.compiler.aot_inductor import compile_package
+from kvforge.compiler.cpu_packages import package_writer
 from kvforge.compiler.export import EXPORTS
 from kvforge.compiler.options import ResolvedOptions
 from kvforge.compiler.toolchain import check_compiler
@@ -44,9 +44,10 @@ def write_graphs(
         build_library(staging / OPERATORS_FILE)
     except plugins.PluginError as error:
         raise BuildError(str(error)) from error
-    for name in options.graphs:
-        progress(f"export {name}")
-        graph = EXPORTS[name](config, options)
-        verify(graph, config, options)
-        progress(f"compile {name}")
-        compile_package(graph.program, staging / package_file(name))
+    with package_writer() as write_package:
+        for name in options.graphs:
+            progress(f"export {name}")
+            graph = EXPORTS[name](config, options)
+            verify(graph, config, options)
+            progress(f"compile {name}")
+            write_package(graph.program, staging / package_file(name))

@@ -1,0 +1,110 @@
+"""AOTInductor packages of CPU graphs: the C++ compiler works on one while Inductor generates the next."""
+
+import contextlib
+import shlex
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+from torch._inductor.cpp_builder import CppBuilder
+from torch._inductor.package import package_aoti
+from torch.export import ExportedProgram
+
+from kvforge.compiler.aot_inductor import INDUCTOR_CONFIG
+from kvforge.errors import BuildError, first_line
+
+# Probes of vector extensions compile and load a program for each; every g++ that builds the operators has them.
+_CONFIG = {**INDUCTOR_CONFIG, "aot_inductor.package": True, "cpp.vec_isa_ok": True}
+
+
+class _Package:
+    """One graph on its way to a package. Inductor's calls of the C++ compiler are taken over: objects are made beside
+    the caller's next work, and the library when they are there, in a folder of the graph's own."""
+
+    def __init__(self, path: Path, folder: Path) -> None:
+        self._path = path
+        self._folder = folder / path.stem
+        self._folder.mkdir()
+        self._own: dict[str, str] = {}  # Inductor's paths of objects and of the library to the ones in the folder
+        self._running: list[subprocess.Popen] = []
+        self._link: list[str] = []
+        self._files: list[str] = []
+
+    def generate(self, program: ExportedProgram) -> None:
+        """Generate the C++ and start its compilation."""
+        compile_now = CppBuilder.build
+
+        def build(builder: CppBuilder) -> None:
+            target = builder.get_target_file_path()
+            command = shlex.split(builder.get_command_line())
+            self._own[target] = str(self._folder / Path(target).name)
+            if target.endswith((".wrapper.o", ".kernel.o")):
+                Path(target).touch()  # to be removed by Inductor
+                self._start(command)
+            elif target.endswith(".wrapper.so"):
+                self._link = command
+            else:
+                compile_now(builder)
+                if target.endswith(".weights.o"):  # of no bytes; removed by Inductor
+                    shutil.copyfile(target, self._own[target])
+
+        CppBuilder.build = build
+        try:
+            with torch.no_grad():
+                module, (args, kwargs) = program.module(check_guards=False), program.example_inputs
+                self._files = torch._inductor.aot_compile(module, args, kwargs, options=dict(_CONFIG))
+        except Exception as error:
+            raise self._error(first_line(error)) from error
+        finally:
+            CppBuilder.build = compile_now
+
+    def finish(self) -> None:
+        """Wait for the objects, link them and write the package."""
+        self._wait()
+        self._start(self._link)
+        self._wait()
+        package_aoti(str(self._path), [self._own.get(file, file) for file in self._files])
+
+    def stop(self) -> None:
+        """End what runs."""
+        for process in self._running:
+            process.kill()
+            process.communicate()
+
+    def _start(self, command: list[str]) -> None:
+        own = [self._own.get(word, word) for word in command]
+        self._running.append(subprocess.Popen(own, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
+
+    def _wait(self) -> None:
+        while self._running:
+            output, _ = self._running[0].communicate()
+            if self._running.pop(0).returncode != 0:
+                lines = output.strip().splitlines() or ["no message"]
+                raise self._error(next((line for line in lines if "error" in line), lines[-1]))
+
+    def _error(self, why: str) -> BuildError:
+        return BuildError(f"AOTInductor could not compile {self._path.stem}: {why}")
+
+
+@contextlib.contextmanager
+def package_writer() -> Iterator[Callable[[ExportedProgram, Path], None]]:
+    """Yield a function that compiles a program for an AOTInductor package (``*.pt2``) without its weights; the
+    packages are there when the block has been left.
+
+    Raises:
+        BuildError: code generation or the C++ compiler failed.
+    """
+    with tempfile.TemporaryDirectory(prefix="kvforge-") as folder, contextlib.ExitStack() as running:
+        packages: list[_Package] = []
+
+        def write(program: ExportedProgram, path: Path) -> None:
+            packages.append(_Package(path, Path(folder)))
+            running.callback(packages[-1].stop)
+            packages[-1].generate(program)
+
+        yield write
+        for package in packages:
+            package.finish()
