@@ -153,7 +153,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--output", type=Path, default=Path("peers-cpu"), help="name of the results, without a suffix")
     parser.add_argument("--build-only", action="store_true", help="make engines and peers' models, run nothing")
-    parser.add_argument("--rebuild", action="store_true", help="build engines even where some fit")
+    parser.add_argument("--reuse", action="store_true", help="take engines of older sources, too")
     parser.add_argument("--report", action="store_true", help="make the report from the lines there are")
     options = parser.parse_args(arguments)
     if options.rounds < 1:
@@ -174,7 +174,7 @@ def main(arguments: list[str] | None = None) -> None:
         names = options.systems or [*VARIANTS, *KV_VARIANTS, *PEERS]
         names = [name for name in names if options.peers_python or name not in PEERS]
         longest = max(workload.input_tokens + workload.output_tokens for workload in everything)
-        commands = prepare_commands(options.work, names, longest, options.peers_python, options.rebuild)
+        commands = prepare_commands(options.work, names, longest, options.peers_python, options.reuse)
         if options.build_only:
             return
         if not options.append:

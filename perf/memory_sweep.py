@@ -149,6 +149,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--append", action="store_true", help="go on with OUTPUT.jsonl")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="start no row after this time")
     parser.add_argument("--output", type=Path, default=Path("memory-sweep-cpu"), help="name without a suffix")
+    parser.add_argument("--reuse", action="store_true", help="take engines of older sources, too")
     parser.add_argument("--build-only", action="store_true", help="make the engines, run nothing")
     return parser.parse_args(arguments)
 
@@ -159,7 +160,7 @@ def main(arguments: list[str] | None = None) -> None:
     load = Load(options.requests)
     engines = {}
     for name in dict.fromkeys(ROWS[row] for row in options.rows):
-        engines[name] = prepare_engine(options.work, name, ENGINES[name], options.max_seq_len)
+        engines[name] = prepare_engine(options.work, name, ENGINES[name], options.max_seq_len, options.reuse)
     if options.build_only:
         return
     file = options.output.with_name(f"{options.output.name}.jsonl")

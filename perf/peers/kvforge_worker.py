@@ -9,9 +9,12 @@ from perf.engine_phases import run_phases
 from perf.peers.phases import PhaseTimes
 from perf.peers.protocol import Run, serve
 
+KV_CACHE_GIB = 0.5
+"""Twice what the workloads need; all systems stay loaded side by side."""
+
 
 def load() -> Run:
-    engine = LLMEngine(sys.argv[1], enable_prefix_cache=False, kv_cache_gib=1.0)
+    engine = LLMEngine(sys.argv[1], enable_prefix_cache=False, kv_cache_gib=KV_CACHE_GIB)
 
     def run(prompts: np.ndarray, output_tokens: int) -> PhaseTimes:
         return run_phases(engine, prompts, output_tokens)[0]

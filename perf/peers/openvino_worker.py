@@ -14,7 +14,7 @@ from perf.peers.protocol import Run, serve
 
 def load() -> Run:
     scheduler = genai.SchedulerConfig()
-    scheduler.cache_size, scheduler.max_num_batched_tokens, scheduler.max_num_seqs = 4, 2048, 64
+    scheduler.cache_size, scheduler.max_num_batched_tokens, scheduler.max_num_seqs = 1, 2048, 64
     scheduler.dynamic_split_fuse, scheduler.enable_prefix_caching = True, False
     properties = {"INFERENCE_PRECISION_HINT": "bf16", "KV_CACHE_PRECISION": "bf16"}
     pipe = genai.ContinuousBatchingPipeline(sys.argv[1], scheduler, "CPU", properties)

@@ -1,5 +1,6 @@
 """What is compared: this project's engines of one model, and what else runs that model on a CPU."""
 
+import hashlib
 import sys
 import warnings
 from dataclasses import dataclass
@@ -48,6 +49,21 @@ KV_WORKLOADS = ("prompt_heavy", "chat")
 """Where the dtypes of the cache are compared."""
 
 
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = ("model_defs", "plugins", "kvforge/compiler")
+"""What engines are made of."""
+
+
+def sources_digest() -> str:
+    """Return a digest of the sources that decide what an engine does."""
+    digest = hashlib.sha256()
+    for folder in SOURCES:
+        for path in sorted((ROOT / folder).rglob("*")):
+            if path.suffix in (".py", ".cpp", ".h"):
+                digest.update(str(path.relative_to(ROOT)).encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
 def checkpoint_of(work: Path, variant: Variant) -> Path:
     """The random checkpoint of a variant, written where it is not there yet: one for all dtypes."""
     path = work / ("checkpoint-no-cut" if variant.cut is None else f"checkpoint-{variant.cut}-{variant.group_size}")
@@ -56,16 +72,20 @@ def checkpoint_of(work: Path, variant: Variant) -> Path:
     return path
 
 
-def prepare_engine(work: Path, name: str, variant: Variant, max_seq_len: int, rebuild: bool = False) -> Path:
-    """Return the engine of a variant under ``work``, built where none that fits is there (about a minute)."""
+def prepare_engine(work: Path, name: str, variant: Variant, max_seq_len: int, reuse: bool = False) -> Path:
+    """Return the engine of a variant under ``work``, built where none that fits is there (about a minute), or where
+    the sources have changed since and it is not to ``reuse``."""
     engine = work / "engine-{}".format(name.replace(",", "").replace(" ", "-"))
-    if rebuild or not fits(engine, variant, max_seq_len):
+    built_from, sources = engine.with_name(f"{engine.name}.sources"), sources_digest()
+    is_current = reuse or (built_from.is_file() and built_from.read_text() == sources)
+    if not is_current or not fits(engine, variant, max_seq_len):
         print(f"building {engine} ...", file=sys.stderr, flush=True)
         options: dict[str, Any] = {"kv_dtype": variant.kv_dtype, "weight_dtype": variant.weight_dtype}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)
             checkpoint = checkpoint_of(work, variant)
             build_engine(checkpoint, engine, BuildOptions(max_seq_len=max_seq_len, **options), overwrite=True)
+        built_from.write_text(sources)
     return engine
 
 
@@ -83,13 +103,13 @@ def fits(engine: Path, variant: Variant, max_seq_len: int) -> bool:
 
 
 def prepare_commands(
-    work: Path, names: list[str], max_seq_len: int, peers_python: Path | None, rebuild: bool
+    work: Path, names: list[str], max_seq_len: int, peers_python: Path | None, reuse: bool
 ) -> dict[str, list[str]]:
     """Return the command of each system's worker, with its engine or model made."""
     commands = {}
     for name in names:
         if name in EVERY_VARIANT:
-            engine = prepare_engine(work, name, EVERY_VARIANT[name], max_seq_len, rebuild)
+            engine = prepare_engine(work, name, EVERY_VARIANT[name], max_seq_len, reuse)
             commands[name] = [sys.executable, "-m", "perf.peers.kvforge_worker", str(engine)]
     chosen = [PEERS[name] for name in names if name in PEERS]
     if chosen and peers_python is not None:
