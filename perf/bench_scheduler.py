@@ -1,6 +1,7 @@
 """Measure what a step costs beside its graphs, over the number of running sequences.
 
-    python -m perf.bench_scheduler [--running 1 --running 256] [--seconds 1.0] [--output FILE] [--figure FILE]
+    python -m perf.bench_scheduler [--running 1 --running 256] [--seconds 1.0] [--engine DIR] [--output FILE]
+                                   [--figure FILE]
 
 Everything of ``LLMEngine.step`` runs, on a session whose graphs return at once: expiring, planning, building the
 batch, the sampler over float32 logits of 32,000 tokens, committing, appending, ends, statistics, outputs.
@@ -9,6 +10,9 @@ batch, the sampler over float32 logits of 32,000 tokens, committing, appending, 
 - ``mixed``: 512-token prompts and 64 tokens of output; whoever ends is replaced, so steps hold decodes and chunks of
   prompts. The cost of ``add_request`` is not in the step; it is reported apart.
 - ``drawn``: as ``decode`` with temperature 0.8 and top_p 0.9 for every sequence.
+
+With ``--engine`` that engine also serves 8 prompts of 2048 tokens, 64 tokens of output each, and the report says which
+part of its steps' time is spent outside its graphs.
 """
 
 import argparse
@@ -17,6 +21,8 @@ import platform
 import statistics
 import sys
 import time
+from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +31,12 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from kvforge.engine import SCHEMA_VERSION, Manifest
+from kvforge.bench.workload import Workload, run_once, warm_up
+from kvforge.engine import SCHEMA_VERSION, Manifest, load_manifest
 from kvforge.figures import check_figure, new_figure, save_figure
 from kvforge.runtime import LLMEngine, SamplingParams
 from kvforge.runtime.pools import Pools
+from kvforge.runtime.session import Session, load_session
 
 RUNNING = (1, 8, 32, 64, 128, 256, 512)
 VOCAB_SIZE = 32_000
@@ -108,6 +116,47 @@ def measure(mode: str, num_running: int, seconds: float) -> dict[str, Any]:
     }
 
 
+class TimedSession:
+    """A session that adds up the seconds spent in its graphs."""
+
+    def __init__(self, session: Session) -> None:
+        self._session, self.manifest, self.seconds = session, session.manifest, 0.0
+
+    def allocate_pools(self, num_pages: int) -> Pools:
+        return self._session.allocate_pools(num_pages)
+
+    def lower(self, *arguments: Any) -> Tensor:
+        return self._timed(self._session.lower, arguments)
+
+    def upper(self, *arguments: Any) -> Tensor:
+        return self._timed(self._session.upper, arguments)
+
+    def _timed(self, graph: Callable[..., Tensor], arguments: tuple[Any, ...]) -> Tensor:
+        start = time.perf_counter()
+        result = graph(*arguments)
+        self.seconds += time.perf_counter() - start
+        return result
+
+
+def measure_overhead(directory: Path) -> dict[str, Any]:
+    """Serve a workload of long prompts; returns seconds of all steps, in and outside the graphs."""
+    session = TimedSession(load_session(directory, load_manifest(directory)))
+    engine = LLMEngine(session=session, enable_prefix_cache=False, kv_cache_gib=1.0)
+    workload = Workload("prompt_heavy", 8, 2048, 64)
+    warm_up(engine, [workload], seed=0)
+    session.seconds, first = 0.0, engine.num_iterations
+    _, total = run_once(engine, workload, np.random.default_rng(0))
+    outside = total - session.seconds
+    return {
+        "workload": asdict(workload),
+        "steps": engine.num_iterations - first,
+        "total_s": total,
+        "graphs_s": session.seconds,
+        "outside_s": outside,
+        "outside_fraction": outside / total,
+    }
+
+
 def plot(rows: list[dict[str, Any]], path: Path) -> None:
     """Draw median milliseconds a step over running sequences, one curve a mode."""
     figure = new_figure(7, 4.5)
@@ -127,6 +176,7 @@ def main() -> None:
     parser.add_argument("--running", type=int, action="append", help=f"sequences (default: {RUNNING})")
     parser.add_argument("--mode", action="append", choices=list(MODES), help="default: all")
     parser.add_argument("--seconds", type=float, default=1.0, help="of each measurement (default %(default)s)")
+    parser.add_argument("--engine", type=Path, help="an engine whose steps are measured too")
     parser.add_argument("--output", type=Path, help="write the report here as JSON")
     parser.add_argument("--figure", type=Path, help="draw the medians here")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
@@ -135,12 +185,14 @@ def main() -> None:
         check_figure(args.figure)
     todo = [(mode, n) for mode in args.mode or MODES for n in args.running or RUNNING]
     rows = [measure(*item, args.seconds) for item in tqdm(todo, unit="point", disable=True if args.json else None)]
+    overhead = measure_overhead(args.engine) if args.engine else None
     report = {
         "command": "python -m perf.bench_scheduler " + " ".join(sys.argv[1:]),
         "date": time.strftime("%Y-%m-%d"),
         "machine": f"{platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}",
         "vocab_size": VOCAB_SIZE,
         "rows": rows,
+        "engine": overhead,
     }
     if args.json:
         print(json.dumps(report, indent=1))
@@ -151,6 +203,11 @@ def main() -> None:
                 f"{row['mode']:<8} {row['running']:>8} {row['step_ms']:>9.3f} {row['step_p95_ms']:>9.3f} "
                 f"{row['step_mean_ms']:>9.3f} {1e3 * row['step_ms'] / row['running']:>8.2f} "
                 f"{row['add_request_us']:>8.0f}"
+            )
+        if overhead:
+            print(
+                f"8 x 2048 -> 64: {overhead['total_s']:.2f} s in {overhead['steps']} steps, outside the graphs "
+                f"{overhead['outside_s']:.3f} s, {overhead['outside_fraction']:.2%}"
             )
     if args.output:
         args.output.write_text(json.dumps(report, indent=1) + "\n")

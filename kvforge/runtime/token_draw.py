@@ -27,7 +27,7 @@ def draw_tokens(
     Returns:
         [R] int64 token ids.
     """
-    scaled = (logits - logits.amax(-1, keepdim=True)) / temperature[:, None]
+    scaled = (logits - logits.amax(-1, keepdim=True)).div_(temperature[:, None])
     probs = scaled.softmax(-1)
     vocab_size = logits.shape[1]
     filtered = (top_k < vocab_size) | (top_p < 1)
@@ -42,7 +42,7 @@ def draw_tokens(
     num_candidates = min(_FIRST_CANDIDATES, vocab_size)
     while len(pending):
         # The most probable tokens nearly always hold the nucleus; rows where they do not are sorted further.
-        top, ids = probs[pending].topk(num_candidates, dim=-1)
+        top, ids = (probs if len(pending) == len(probs) else probs[pending]).topk(num_candidates, dim=-1)
         kept, settled = _keep_prefix(top, top_k[pending], top_p[pending], min_p[pending], vocab_size)
         rows = settled.nonzero().flatten()
         picked = _invert(kept[rows], uniform[pending[rows]])

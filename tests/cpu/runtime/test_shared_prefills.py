@@ -5,8 +5,11 @@ import random
 
 import pytest
 
+from kvforge.engine import load_manifest
 from kvforge.runtime import LLMEngine, SamplingParams
+from kvforge.runtime.session import load_session
 from tests.support.engine_schedules import PlannedRequest, check_tokens, random_plan, run_plan
+from tests.support.engines import SWIFTKV, EngineShelf
 from tests.support.fake_session import FakeSession
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -143,6 +146,20 @@ def test_a_better_priority_waits_for_no_more_than_the_step() -> None:
     add(engine, {"urgent": [*PREFIX, 60]}, dataclasses.replace(GREEDY, priority=-1))
     assert [output.request_id for output in engine.step()] == ["late"] and engine.scheduler.num_waits == 1
     assert {output.request_id for output in engine.step()} == {"urgent", "late"}
+
+
+@pytest.mark.parametrize("chunk", [24, 256])
+def test_a_compiled_engine_gives_the_same_tokens_with_the_cache_and_without(engines: EngineShelf, chunk: int) -> None:
+    """8 prompts of 60 tokens, of which 56, seven pages, are the same."""
+    directory, requests = engines.engine(SWIFTKV), prompts(8, [10 + i for i in range(56)], 4)
+    manifest = load_manifest(directory)
+    session, results = load_session(directory, manifest), {}
+    for use_cache in (True, False):
+        engine = LLMEngine(session=session, num_pages=100, enable_prefix_cache=use_cache, max_num_tokens=chunk)
+        add(engine, requests)
+        results[use_cache] = run(engine)
+        assert engine.stats()["num_reused_tokens"] == (7 * 56 if use_cache else 0)
+    assert results[True] == results[False] and len(results[True][0]) == 8
 
 
 def shared_plan(seed):
