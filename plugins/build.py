@@ -47,7 +47,7 @@ _ISA_FLAGS = {
     ),
 }
 _BF16 = ("cpu_bf16_tile", "cpu_bf16_direct", "cpu_bf16")
-_LINEAR = ("cpu_int8_generic", "cpu_finish")
+_LINEAR = ("cpu_bf16", "cpu_int8_vnni")
 
 
 @dataclass(frozen=True)
@@ -82,9 +82,10 @@ def units(machine: str | None = None) -> tuple[Unit, ...]:
         *(_variant("paged_attention/cpu_generic.cpp", isa) for isa in isas),
         *(_variant("low_rank_key_reconstruct/cpu_kernel.cpp", isa) for isa in isas),
         *(_variant("speculative_verify/cpu_kernel.cpp", isa) for isa in isas),
-        *(_variant(f"packed_linear/{name}.cpp", isa) for name in _LINEAR for isa in isas),
+        *(Unit(f"packed_linear/{name}.cpp", _ISA_FLAGS["avx512"]) for name in _LINEAR if x86),
+        *(_variant("packed_linear/cpu_finish.cpp", isa) for isa in isas),
         *(_variant("packed_linear/cpu_bf16_generic.cpp", isa) for isa in isas if isa != "avx512"),
-        *(Unit("packed_linear/cpu_bf16.cpp", _ISA_FLAGS["avx512"]) for _ in range(x86)),
+        *(_variant("packed_linear/cpu_int8_generic.cpp", isa) for isa in isas if isa != "avx512"),
         # No contraction: the rotation is then bit for bit the reference's.
         *(_variant("rope_paged_kv_write/cpu_kernel.cpp", isa, "-ffp-contract=off") for isa in isas),
     )

@@ -1,42 +1,68 @@
 // int8 weights without VNNI. Compiled once per instruction set into namespace KVFORGE_ISA, so no inline function with
-// external linkage may be used here. A prepared row is the quantized values plus 128, padded to whole groups, then at
-// the next multiple of 64 bytes the row's scale.
-#include "packed_linear/cpu_kernel.h"
-#include "packed_linear/cpu_norm.h"
+// external linkage may be used here.
+#include "packed_linear/cpu_int8_rows.h"
 
 namespace kvforge {
 namespace {
 
-int64_t scale_offset(const LinearArgs& a) { return (a.depth + 63) / 64 * 64; }
-
-bool takes_x(const LinearArgs&) { return false; }
-
-int64_t row_bytes(const LinearArgs& a) { return scale_offset(a) + 64; }
-
-// Scale max|x| / 127, at least the smallest normal number; not finite if the row is not.
-void quantize_row(const bf16* x, int64_t depth, uint8_t* out, float* scale) {
+float quantize_row(const bf16* x, int64_t depth, uint8_t* out) {
   uint32_t largest = 0;  // bits of |x| are ordered as |x| is, NaN last
   for (int64_t i = 0; i < depth; ++i) {
     const uint32_t magnitude = x[i] & 0x7fffu;
     largest = magnitude > largest ? magnitude : largest;
   }
-  const float divided = from_bits(largest << 16) / 127.0f;
-  *scale = divided < 0x1p-126f ? 0x1p-126f : divided;
-  for (int64_t i = 0; i < depth; ++i)
-    out[i] = static_cast<uint8_t>(to_int8(to_float(x[i]) / *scale)) ^ 0x80;
+  const float scale = row_scale(largest);
+  for (int64_t i = 0; i < depth; ++i) out[i] = static_cast<uint8_t>(to_int8(to_float(x[i]) / scale)) ^ 0x80;
+  return scale;
 }
 
 void prepare(const LinearArgs& a, int64_t begin, int64_t end, char* rows, char* scratch) {
-  bf16* normed = reinterpret_cast<bf16*>(scratch);
-  for (int64_t r = begin; r < end; ++r, rows += row_bytes(a)) {
-    const bf16* x = a.x + r * a.x_stride;
-    if (a.norm != nullptr) rms_norm(x, a.norm, a.depth, a.eps, normed);
-    float scale;
-    quantize_row(a.norm != nullptr ? normed : x, a.depth, reinterpret_cast<uint8_t*>(rows), &scale);
-    std::memset(rows + a.depth, 0, scale_offset(a) - a.depth);
-    std::memcpy(rows + scale_offset(a), &scale, sizeof scale);
-  }
+  prepare_rows(a, begin, end, rows, scratch, quantize_row);
 }
+
+#if defined(__AVX2__)
+
+// Rows times Vectors * 4 outputs in 16-bit products, whose pairs do not overflow an int32: unlike vpmaddubsw, whose
+// sums of two products saturate at 16 bits. Each vector holds two sums for each of 4 outputs.
+template <int Rows, int Vectors>
+void multiply_rows(const LinearTile& t, const char* rows, const char* weight, int32_t* sums) {
+  __m256i acc[Rows][Vectors] = {};
+  for (int64_t g = 0; g < t.groups; ++g, rows += kGroupBytes, weight += kPanelGroupBytes) {
+    __m256i right[Vectors];
+#pragma GCC unroll 8
+    for (int j = 0; j < Vectors; ++j)
+      right[j] = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(weight + j * 16)));
+#pragma GCC unroll 4
+    for (int i = 0; i < Rows; ++i) {
+      const __m256i left =
+          _mm256_broadcastq_epi64(_mm_cvtepu8_epi16(_mm_loadu_si32(rows + i * t.row_stride)));
+#pragma GCC unroll 8
+      for (int j = 0; j < Vectors; ++j)
+        acc[i][j] = _mm256_add_epi32(acc[i][j], _mm256_madd_epi16(left, right[j]));
+    }
+  }
+  for (int i = 0; i < Rows; ++i)
+    for (int j = 0; j < Vectors; j += 2) {
+      const __m256i pairs = _mm256_hadd_epi32(acc[i][j], acc[i][j + 1]);
+      __m256i total = _mm256_permute4x64_epi64(pairs, 0xd8);
+      __m256i* target = reinterpret_cast<__m256i*>(sums + i * kPanel + j * 4);
+      if (t.add) total = _mm256_add_epi32(total, _mm256_loadu_si256(target));
+      _mm256_storeu_si256(target, total);
+    }
+}
+
+void multiply(const LinearTile& t) {
+  int32_t* sums = static_cast<int32_t*>(t.sums);
+  int64_t r = 0;
+  for (; r + 4 <= t.num_rows; r += 4)
+    for (int64_t j = 0; j < kPanel; j += 8)
+      multiply_rows<4, 2>(t, t.rows + r * t.row_stride, t.weight + j * kGroupBytes, sums + r * kPanel + j);
+  for (; r < t.num_rows; ++r)
+    for (int64_t j = 0; j < kPanel; j += 32)
+      multiply_rows<1, 8>(t, t.rows + r * t.row_stride, t.weight + j * kGroupBytes, sums + r * kPanel + j);
+}
+
+#else
 
 void multiply(const LinearTile& t) {
   for (int64_t r = 0; r < t.num_rows; ++r) {
@@ -51,22 +77,7 @@ void multiply(const LinearTile& t) {
   }
 }
 
-void dequantize(const LinearArgs& a, const char* rows, int64_t row_stride, int64_t num_rows, int64_t panel,
-                void* sums) {
-  const float* scales = a.weight_scales + panel * kPanel;
-  const float* totals = a.weight_sums + panel * kPanel;
-  for (int64_t r = 0; r < num_rows; ++r) {
-    float row_scale;
-    std::memcpy(&row_scale, rows + r * row_stride + scale_offset(a), sizeof row_scale);
-    char* row = static_cast<char*>(sums) + r * kPanel * sizeof(float);
-    for (int64_t j = 0; j < kPanel; ++j) {
-      int32_t sum;
-      std::memcpy(&sum, row + j * sizeof sum, sizeof sum);
-      const float value = static_cast<float>(sum - 128 * static_cast<int32_t>(totals[j])) * row_scale * scales[j];
-      std::memcpy(row + j * sizeof value, &value, sizeof value);
-    }
-  }
-}
+#endif
 
 }  // namespace
 
