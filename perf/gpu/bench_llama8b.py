@@ -170,7 +170,7 @@ def bench_variant(
     """Return one row per case."""
     config, options = _model(name, shape, cases, device)
     manifest = models.manifest_of(config, options)
-    weights = models.random_weights(config, device)
+    weights = models.random_weights(config, options)
     session = models.open_session(manifest, weights, work / name)
     base = models.num_parameters(models.model_config(shape, VARIANTS["baseline"]))
     rows = []

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from kvforge import __version__
 from kvforge.compiler.convert import FREQUENCIES
+from kvforge.compiler.cpu_graph import linears, packed_tensors
 from kvforge.compiler.options import BuildOptions, ResolvedOptions, resolve
 from kvforge.compiler.targets import load_target
 from kvforge.engine import RANK_DIR, SCHEMA_VERSION, Manifest, package_file
@@ -105,8 +106,10 @@ def compile_graphs(config: ModelConfig, options: ResolvedOptions, folder: Path) 
     (folder / "complete").touch()
 
 
-def random_weights(config: ModelConfig, device: str, seed: int = 0) -> dict[str, Tensor]:
-    """Return bf16 weights of both graphs (normal, standard deviation 1/sqrt(fan-in), norm gains 1) on ``device``."""
+def random_weights(config: ModelConfig, options: ResolvedOptions, seed: int = 0) -> dict[str, Tensor]:
+    """Return bf16 weights of both graphs (normal, standard deviation 1/sqrt(fan-in), norm gains 1) on the target's
+    device, packed where the graphs' are."""
+    device = "cuda" if options.target == "cuda" else "cpu"
     generator = torch.Generator(device).manual_seed(seed)
     weights = {FREQUENCIES: config.rope.inverse_frequencies(config.head_dim).to(device)}
     for spec in weight_specs(config):
@@ -116,6 +119,10 @@ def random_weights(config: ModelConfig, device: str, seed: int = 0) -> dict[str,
         else:
             tensor.normal_(0.0, 1 / math.sqrt(spec.shape[1]), generator=generator)
         weights[spec.name] = tensor
+    if options.packed_dtype is not None:
+        for name, layer in linears(config).items():
+            packed = packed_tensors(weights[f"{name}.weight"], layer, options.packed_dtype)
+            weights |= {f"{name}.{part}": tensor for part, tensor in packed.items()}
     return weights
 
 

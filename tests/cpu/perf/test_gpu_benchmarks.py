@@ -111,7 +111,7 @@ def _same_tokens_as_the_engine(folder: Path) -> None:
     """The benchmark's loop draws what LLMEngine's sampler draws."""
     config, options = bench_llama8b._model("cut16-4way-fp8", TINY, (), "cpu")
     made = models.manifest_of(config, options)
-    session = models.open_session(made, models.random_weights(config, "cpu"), folder)
+    session = models.open_session(made, models.random_weights(config, options), folder)
     drawn: list[list[int]] = []
 
     class Spy(GreedySession):
