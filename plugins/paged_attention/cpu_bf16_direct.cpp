@@ -1,153 +1,162 @@
 // The direct part of the bfloat16 kernel on AVX512-BF16: with few rows per key, keys are read once, in memory
 // order, and not packed.
 #include "paged_attention/cpu_bf16.h"
-#include "paged_attention/cpu_bf16_load.h"
+#include "paged_attention/cpu_bf16_vectors.h"
 
 namespace kvforge {
 namespace {
 
-// Sums of 16 vectors, as one vector.
-inline __m512 sums(const __m512 x[16]) {
-  __m512 t[8], u[4];
-  for (int i = 0; i < 8; ++i)
-    t[i] = _mm512_add_ps(_mm512_unpacklo_ps(x[2 * i], x[2 * i + 1]), _mm512_unpackhi_ps(x[2 * i], x[2 * i + 1]));
-  for (int i = 0; i < 4; ++i) {
-    const __m512d a = _mm512_castps_pd(t[2 * i]), b = _mm512_castps_pd(t[2 * i + 1]);
-    u[i] = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)), _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
+constexpr int64_t kSlab = 16;              // keys of which all heads are worked on in turn
+constexpr int64_t kBytesAhead = 24 << 10;  // by which a piece is fetched ahead of its use
+
+// The vectors of one piece in the order of their use: those of K, then those of V, of KV head 0.
+template <typename Pool>
+struct Stream {
+  const Pool* rows[2 * kKeyBlock];
+  int64_t k_rows, count, ahead;
+  int64_t k_head_stride, v_head_stride, dim;
+
+  // Into the second-level cache: it has more misses under way than the first.
+  void fetch(int64_t begin, int64_t end, int64_t kv_head) const {
+    end = smaller(end, count);
+    for (int64_t i = begin; i < end; ++i) {
+      const char* p = reinterpret_cast<const char*>(rows[i] + kv_head * (i < k_rows ? k_head_stride : v_head_stride));
+      for (int64_t b = 0; b < dim * static_cast<int64_t>(sizeof(Pool)); b += 64) _mm_prefetch(p + b, _MM_HINT_T1);
+    }
   }
-  __m512 w[2];
-  for (int i = 0; i < 2; ++i)
-    w[i] = _mm512_add_ps(_mm512_shuffle_f32x4(u[2 * i], u[2 * i + 1], 0x88),
-                         _mm512_shuffle_f32x4(u[2 * i], u[2 * i + 1], 0xdd));
-  return _mm512_add_ps(_mm512_shuffle_f32x4(w[0], w[1], 0x88), _mm512_shuffle_f32x4(w[0], w[1], 0xdd));
+};
+
+// Sums of the 128-bit lanes of four vectors, as one vector.
+inline __m512 sum_lanes(__m512 a, __m512 b, __m512 c, __m512 d) {
+  const auto halve = [](__m512 x, __m512 y) {
+    return _mm512_add_ps(_mm512_shuffle_f32x4(x, y, 0x88), _mm512_shuffle_f32x4(x, y, 0xdd));
+  };
+  return halve(halve(a, b), halve(c, d));
 }
 
-// Copies of 8-bit vectors in bfloat16, [16, Chunks * 32].
-template <int Chunks, typename Pool>
-inline void convert(const Pool* head, const int64_t* offsets, int64_t count, __mmask32 tail, bf16* copies) {
-  for (int64_t i = 0; i < count; ++i)
+// scores[row, 0 .. 8) of Rows rows of spread queries, q_stride apart.
+template <int Rows, bool Whole, typename Pool>
+inline void score_keys(const Pool* const keys[8], int64_t dim, const bf16* q, int64_t q_stride, float* scores) {
+  __m512 acc[Rows][2];
+#pragma GCC unroll 4
+  for (int r = 0; r < Rows; ++r) acc[r][0] = acc[r][1] = _mm512_setzero_ps();
+  for (int64_t d = 0; d < dim; d += kLoad<Pool>, q += kParts<Pool> * 32) {
+    __m512i x[2][kParts<Pool>];
+    load_keys<Whole>(keys, d, dim, x[0]);
+    load_keys<Whole>(keys + 4, d, dim, x[1]);
 #pragma GCC unroll 8
-    for (int c = 0; c < Chunks; ++c, copies += 32)
-      _mm512_storeu_si512(copies, load_masked(c + 1 < Chunks ? 0xffffffffu : tail, head + offsets[i] + 32 * c));
-}
-
-// Addresses of keys [key, key + 16) of a block of `keys` as bfloat16, the last one repeated past its end; of 8-bit
-// pools they are copies.
-template <int Chunks>
-inline void gather(Dtype dtype, const PagedTensor& pool, int64_t kv_head, const int64_t* offsets, int64_t key,
-                   int64_t keys, __mmask32 tail, bf16* copies, const bf16* rows[16]) {
-  const int64_t count = smaller(16, keys - key);
-  const auto head = [&](auto* data) { return data + kv_head * pool.head_stride; };
-  offsets += key;
-  if (dtype == Dtype::bfloat16) {
-    const bf16* data = head(static_cast<const bf16*>(pool.data));
-    for (int64_t i = 0; i < 16; ++i) rows[i] = data + offsets[smaller(i, count - 1)];
-    return;
-  }
-  // 8-bit vectors are too short for the processor to see the next ones coming.
-  const int64_t next = smaller(32, keys - key);
-  for (int64_t i = 16; i < next; ++i)
-    for (int64_t d = 0; d < Chunks * 32; d += 64)
-      _mm_prefetch(head(static_cast<const char*>(pool.data)) + offsets[i] + d, _MM_HINT_T0);
-  if (dtype == Dtype::fp8) convert<Chunks>(head(static_cast<const fp8*>(pool.data)), offsets, count, tail, copies);
-  else convert<Chunks>(head(static_cast<const int8_t*>(pool.data)), offsets, count, tail, copies);
-  for (int64_t i = 0; i < 16; ++i) rows[i] = copies + smaller(i, count - 1) * Chunks * 32;
-}
-
-// scores[row, 0 .. 16) for `rows` rows of q, [rows, Chunks * 32] padded with zeros.
-template <int Chunks>
-inline void score_keys(const bf16* const keys[16], const bf16* q, int64_t rows, __mmask32 tail, float* scores) {
-  for (int64_t r = 0; r < rows; ++r) {
-    __m512bh query[Chunks];
-#pragma GCC unroll 8
-    for (int c = 0; c < Chunks; ++c)
-      query[c] = reinterpret_cast<__m512bh>(_mm512_loadu_si512(q + (r * Chunks + c) * 32));
-    __m512 acc[16];
-#pragma GCC unroll 16
-    for (int i = 0; i < 16; ++i) {
-      acc[i] = _mm512_setzero_ps();
-#pragma GCC unroll 8
-      for (int c = 0; c < Chunks; ++c) {
-        const __m512i key = c + 1 < Chunks ? _mm512_loadu_si512(keys[i] + 32 * c) : load_masked(tail, keys[i] + 32 * c);
-        acc[i] = _mm512_dpbf16_ps(acc[i], query[c], reinterpret_cast<__m512bh>(key));
+    for (int part = 0; part < kParts<Pool>; ++part)
+#pragma GCC unroll 4
+      for (int r = 0; r < Rows; ++r) {
+        const __m512bh query = reinterpret_cast<__m512bh>(_mm512_loadu_si512(q + r * q_stride + part * 32));
+        acc[r][0] = _mm512_dpbf16_ps(acc[r][0], query, reinterpret_cast<__m512bh>(x[0][part]));
+        acc[r][1] = _mm512_dpbf16_ps(acc[r][1], query, reinterpret_cast<__m512bh>(x[1][part]));
       }
-    }
-    _mm512_storeu_ps(scores + r * kKeyBlock, sums(acc));
+  }
+#pragma GCC unroll 4
+  for (int r = 0; r < Rows; r += 2) {
+    const int next = r + 1 < Rows ? r + 1 : r;
+    const __m512 sums = sum_lanes(acc[r][0], acc[r][1], acc[next][0], acc[next][1]);
+    _mm256_storeu_ps(scores + r * kKeyBlock, _mm512_castps512_ps256(sums));
+    if (next != r) _mm256_storeu_ps(scores + next * kKeyBlock, _mm512_extractf32x8_ps(sums, 1));
   }
 }
 
-// Interleaves 16 values in pairs of keys, as pack() does: out is [8, Chunks * 32, 2].
-template <int Chunks>
-inline void pair_values(const bf16* const values[16], __mmask32 tail, bf16* out) {
-  for (int64_t i = 0; i < 16; i += 2)
-#pragma GCC unroll 8
-    for (int c = 0; c < Chunks; ++c, out += 64) {
-      const __mmask32 mask = c + 1 < Chunks ? 0xffffffffu : tail;
-      const __m512i even = load_masked(mask, values[i] + 32 * c), odd = load_masked(mask, values[i + 1] + 32 * c);
-      _mm512_storeu_si512(out, _mm512_permutex2var_epi16(even, pairs_low(), odd));
-      _mm512_storeu_si512(out + 32, _mm512_permutex2var_epi16(even, pairs_high(), odd));
-    }
-}
-
-// acc[r] += sum over 16 keys of weights[r][i] * values[i], for RowsAtOnce rows.
-template <int Chunks, int RowsAtOnce>
-inline void add_values(const bf16* pairs, const bf16* weights, float* acc) {
-  __m512 sum[RowsAtOnce][2 * Chunks];
+// sums[row, 0 .. 64) += weights[row, i] * value i, over `count` (even) values and Rows rows.
+template <int Rows, bool Whole, typename Pool>
+inline void add_values(const Pool* const* values, int64_t count, int64_t d, int64_t dim, const bf16* weights,
+                       float* sums, int64_t sums_stride) {
+  __m512 acc[Rows][4];
 #pragma GCC unroll 4
-  for (int r = 0; r < RowsAtOnce; ++r)
-#pragma GCC unroll 16
-    for (int c = 0; c < 2 * Chunks; ++c) sum[r][c] = _mm512_loadu_ps(acc + (r * 2 * Chunks + c) * 16);
-  for (int64_t i = 0; i < 16; i += 2, pairs += Chunks * 64) {
-    __m512bh weight[RowsAtOnce];
+  for (int r = 0; r < Rows; ++r)
 #pragma GCC unroll 4
-    for (int r = 0; r < RowsAtOnce; ++r) {
+    for (int v = 0; v < 4; ++v) acc[r][v] = _mm512_loadu_ps(sums + r * sums_stride + v * 16);
+  for (int64_t i = 0; i < count; i += 2) {
+    __m512i x[4];
+    load_values<Whole>(values[i], values[i + 1], d, dim, x);
+#pragma GCC unroll 4
+    for (int r = 0; r < Rows; ++r) {
       int32_t pair;
       std::memcpy(&pair, weights + r * kKeyBlock + i, sizeof pair);
-      weight[r] = reinterpret_cast<__m512bh>(_mm512_set1_epi32(pair));
-    }
-#pragma GCC unroll 16
-    for (int c = 0; c < 2 * Chunks; ++c) {
-      const __m512bh value = reinterpret_cast<__m512bh>(_mm512_loadu_si512(pairs + c * 32));
+      const __m512bh weight = reinterpret_cast<__m512bh>(_mm512_set1_epi32(pair));
 #pragma GCC unroll 4
-      for (int r = 0; r < RowsAtOnce; ++r) sum[r][c] = _mm512_dpbf16_ps(sum[r][c], value, weight[r]);
+      for (int v = 0; v < 4; ++v) acc[r][v] = _mm512_dpbf16_ps(acc[r][v], reinterpret_cast<__m512bh>(x[v]), weight);
     }
   }
 #pragma GCC unroll 4
-  for (int r = 0; r < RowsAtOnce; ++r)
-#pragma GCC unroll 16
-    for (int c = 0; c < 2 * Chunks; ++c) _mm512_storeu_ps(acc + (r * 2 * Chunks + c) * 16, sum[r][c]);
+  for (int r = 0; r < Rows; ++r)
+#pragma GCC unroll 4
+    for (int v = 0; v < 4; ++v) _mm512_storeu_ps(sums + r * sums_stride + v * 16, acc[r][v]);
 }
 
-template <int Chunks>
+template <int N>
+struct Count {
+  static constexpr int value = N;
+};
+
+// Calls body(row, Count) for groups of 4, 2 and 1 rows. A row's sums do not depend on its group.
+template <typename Body>
+inline void in_groups(int64_t rows, const Body& body) {
+  int64_t r = 0;
+  for (; r + 4 <= rows; r += 4) body(r, Count<4>());
+  if (r + 2 <= rows) body(r, Count<2>()), r += 2;
+  if (r < rows) body(r, Count<1>());
+}
+
+template <typename Pool>
+int64_t spread_size(int64_t dim) {
+  return round_up(dim, kLoad<Pool>) * 4;
+}
+
+template <typename Pool, bool Whole>
 void direct_block(const AttentionArgs& a, const Rows* heads, int64_t count, int64_t begin, int64_t end,
                   int64_t split, char* scratch) {
-  constexpr int kRowsAtOnce = Chunks <= 2 ? 4 : Chunks <= 4 ? 2 : 1;
-  constexpr int64_t kDim = Chunks * 32;
-  const int64_t rows = num_rows(heads[0]), all = rows * count, keys = end - begin;
-  const __mmask32 tail = a.head_dim % 32 == 0 ? 0xffffffffu : 0xffffu;
-  float* scores = reinterpret_cast<float*>(scratch);
-  float* acc = scores + all * kKeyBlock;
-  float* top = acc + all * kDim;
+  const int64_t rows = num_rows(heads[0]), all = rows * count, keys = end - begin, dim = a.head_dim;
+  const int64_t columns = (dim + 63) / 64, q_size = spread_size<Pool>(dim);
+  bf16* q = reinterpret_cast<bf16*>(scratch);
+  float* sums = reinterpret_cast<float*>(q + all * q_size);
+  float* scores = sums + all * columns * 64;
+  bf16* weights = reinterpret_cast<bf16*>(scores + all * kKeyBlock);
+  float* top = reinterpret_cast<float*>(weights + all * kKeyBlock);
   float* total = top + all;
-  bf16* weights = reinterpret_cast<bf16*>(total + all);
-  bf16* q = weights + all * kKeyBlock;
-  int64_t k_offset[kKeyBlock], v_offset[kKeyBlock];
-  key_offsets(a, a.k, heads[0].pages, begin, end, k_offset);
-  key_offsets(a, a.v, heads[0].pages, begin, end, v_offset);
-  std::memset(acc, 0, all * kDim * sizeof(float));
-  std::memset(q, 0, all * kDim * sizeof(bf16));
+
+  Stream<Pool> stream{.k_head_stride = a.k.head_stride, .v_head_stride = a.v.head_stride, .dim = dim};
+  const int64_t padded = round_up(keys, 8);
+  int64_t offsets[kKeyBlock];
+  const Pool** next = stream.rows;
+  const PagedTensor* const pools[] = {&a.k, &a.v};
+  for (const PagedTensor* pool : pools) {
+    key_offsets(a, *pool, heads[0].pages, begin, end, offsets);
+    for (int64_t i = 0; i < padded; ++i)
+      *next++ = static_cast<const Pool*>(pool->data) + offsets[smaller(i, keys - 1)];  // past the end: not seen
+  }
+  stream.k_rows = padded;
+  stream.count = 2 * padded;
+  stream.ahead = round_up(kBytesAhead / (count * dim * static_cast<int64_t>(sizeof(Pool))) + 1, 8);
+  for (int64_t row = 0; row < stream.ahead; row += 8)
+    for (int64_t h = 0; h < count; ++h) stream.fetch(row, row + 8, heads[h].kv_head);
+
   for (int64_t r = 0; r < all; ++r) {
     const Rows& head = heads[r / rows];
-    const int64_t offset = query_offset(a, head, head.row_begin + r % rows);
-    std::memcpy(q + r * kDim, static_cast<const bf16*>(a.q) + offset, a.head_dim * sizeof(bf16));
+    const bf16* from = static_cast<const bf16*>(a.q) + query_offset(a, head, head.row_begin + r % rows);
+    spread_query<Pool>(from, dim, q + r * q_size);
   }
-  for (int64_t key = 0; key < keys; key += 16)
+  std::memset(sums, 0, all * columns * 64 * sizeof(float));
+
+  for (int64_t slab = 0; slab < padded; slab += kSlab)
     for (int64_t h = 0; h < count; ++h) {
-      const bf16* k[16];  // past the last key masked below
-      alignas(64) bf16 copies[16 * kDim];
-      gather<Chunks>(a.pool, a.k, heads[h].kv_head, k_offset, key, keys, tail, copies, k);
-      score_keys<Chunks>(k, q + h * rows * kDim, rows, tail, scores + h * rows * kKeyBlock + key);
+      const int64_t kv_head = heads[h].kv_head, stop = smaller(slab + kSlab, padded);
+      for (int64_t key = slab; key < stop; key += 8) {
+        stream.fetch(stream.ahead + key, stream.ahead + key + 8, kv_head);
+        const Pool* k[8];
+        for (int64_t i = 0; i < 8; ++i) k[i] = stream.rows[key + i] + kv_head * a.k.head_stride;
+        in_groups(rows, [&](int64_t r, auto group) {
+          score_keys<group.value, Whole>(k, dim, q + (h * rows + r) * q_size, q_size,
+                                  scores + (h * rows + r) * kKeyBlock + key);
+        });
+      }
     }
+
   float key_scales[2 * kKeyBlock];
   BlockScales scales;
   for (int64_t r = 0; r < all; ++r) {
@@ -155,33 +164,42 @@ void direct_block(const AttentionArgs& a, const Rows* heads, int64_t count, int6
     if (r % rows == 0) scales = gather_scales(a, head, begin, begin, end, key_scales);
     int64_t first, last;
     visible_keys(a, position(a, head, head.row_begin + r % rows), begin, end, &first, &last);
-    float* row = scores + r * kKeyBlock;
     top[r] = -__builtin_inff();
     total[r] = 0;
     if (first < last)
-      total[r] = softmax_row(a, row, weights + r * kKeyBlock, round_up(keys, 16), first - begin, last - begin,
-                             scales, &top[r]);
+      total[r] = softmax_row(a, scores + r * kKeyBlock, weights + r * kKeyBlock, round_up(keys, 16), first - begin,
+                             last - begin, scales, &top[r]);
     else
       std::memset(weights + r * kKeyBlock, 0, kKeyBlock * sizeof(bf16));
   }
-  for (int64_t key = 0; key < keys; key += 16)
+
+  for (int64_t slab = 0; slab < padded; slab += kSlab)
     for (int64_t h = 0; h < count; ++h) {
-      const bf16* v[16];  // past the last key with weight 0
-      alignas(64) bf16 copies[16 * kDim], pairs[16 * kDim];
-      gather<Chunks>(a.pool, a.v, heads[h].kv_head, v_offset, key, keys, tail, copies, v);
-      pair_values<Chunks>(v, tail, pairs);
-      const bf16* row = weights + h * rows * kKeyBlock + key;
-      float* target = acc + h * rows * kDim;
-      int64_t r = 0;
-      for (; r + kRowsAtOnce <= rows; r += kRowsAtOnce)
-        add_values<Chunks, kRowsAtOnce>(pairs, row + r * kKeyBlock, target + r * kDim);
-      for (; r < rows; ++r) add_values<Chunks, 1>(pairs, row + r * kKeyBlock, target + r * kDim);
+      const int64_t kv_head = heads[h].kv_head, num = smaller(kSlab, padded - slab);
+      stream.fetch(stream.ahead + padded + slab, stream.ahead + padded + slab + num, kv_head);
+      const Pool* v[kSlab];
+      for (int64_t i = 0; i < num; ++i) v[i] = stream.rows[padded + slab + i] + kv_head * a.v.head_stride;
+      for (int64_t d = 0; d < dim; d += 64)
+        in_groups(rows, [&](int64_t r, auto group) {
+          add_values<group.value, Whole>(v, num, d, dim, weights + (h * rows + r) * kKeyBlock + slab,
+                                  sums + (h * rows + r) * columns * 64 + d, columns * 64);
+        });
     }
+
   for (int64_t r = 0; r < all; ++r) {
     const Rows& head = heads[r / rows];
-    float* partial = head.partial == nullptr ? nullptr : head.partial + split * rows * (a.head_dim + 2);
-    finish_row(a, head, head.row_begin + r % rows, acc + r * kDim, top[r], total[r], partial);
+    float* partial = head.partial == nullptr ? nullptr : head.partial + split * rows * (dim + 2);
+    float* ordered = scores;
+    order_sums<Pool>(sums + r * columns * 64, columns, ordered);
+    finish_row(a, head, head.row_begin + r % rows, ordered, top[r], total[r], partial);
   }
+}
+
+template <typename Pool>
+void direct_block(const AttentionArgs& a, const Rows* heads, int64_t count, int64_t begin, int64_t end,
+                  int64_t split, char* scratch) {
+  if (a.head_dim % 64 == 0) direct_block<Pool, true>(a, heads, count, begin, end, split, scratch);
+  else direct_block<Pool, false>(a, heads, count, begin, end, split, scratch);
 }
 
 }  // namespace
@@ -189,21 +207,15 @@ void direct_block(const AttentionArgs& a, const Rows* heads, int64_t count, int6
 namespace isa_avx512 {
 
 int64_t bf16_direct_scratch_bytes(const AttentionArgs& a, int64_t rows) {
-  return rows * (kKeyBlock * (4 + 2) + round_up(a.head_dim, 32) * (2 + 4) + 2 * 4);
+  const int64_t q_size = a.pool == Dtype::bfloat16 ? spread_size<bf16>(a.head_dim) : spread_size<int8_t>(a.head_dim);
+  return rows * (kKeyBlock * (4 + 2) + q_size * 2 + round_up(a.head_dim, 64) * 4 + 2 * 4);
 }
 
 void bf16_direct(const AttentionArgs& a, const Rows* heads, int64_t count, int64_t begin, int64_t end,
                  int64_t split, char* scratch) {
-  switch ((a.head_dim + 31) / 32) {
-    case 1: return direct_block<1>(a, heads, count, begin, end, split, scratch);
-    case 2: return direct_block<2>(a, heads, count, begin, end, split, scratch);
-    case 3: return direct_block<3>(a, heads, count, begin, end, split, scratch);
-    case 4: return direct_block<4>(a, heads, count, begin, end, split, scratch);
-    case 5: return direct_block<5>(a, heads, count, begin, end, split, scratch);
-    case 6: return direct_block<6>(a, heads, count, begin, end, split, scratch);
-    case 7: return direct_block<7>(a, heads, count, begin, end, split, scratch);
-    case 8: return direct_block<8>(a, heads, count, begin, end, split, scratch);
-  }
+  if (a.pool == Dtype::bfloat16) direct_block<bf16>(a, heads, count, begin, end, split, scratch);
+  else if (a.pool == Dtype::fp8) direct_block<fp8>(a, heads, count, begin, end, split, scratch);
+  else direct_block<int8_t>(a, heads, count, begin, end, split, scratch);
 }
 
 }  // namespace isa_avx512
