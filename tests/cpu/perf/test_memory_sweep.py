@@ -2,9 +2,8 @@
 
 import pytest
 
-from kvforge.errors import KvforgeError
 from perf import memory_sweep
-from perf.memory_sweep import ENGINES, MERGED, ROWS, Load, check_outputs, markdown, num_pages
+from perf.memory_sweep import ENGINES, MERGED, ROWS, Load, changed_requests, markdown, num_pages
 from perf.peers.systems import CUT, NO_CUT
 
 LOAD = Load(4, 10, 2)
@@ -16,17 +15,19 @@ def test_the_bound_has_the_pages_of_one_cache_for_all_layers():
     assert num_pages(5, 3, 4, LOAD) == 12  # four requests cannot use more
 
 
-def line(row, pool, digest="a", rate=100.0):
-    rest = {"tokens_sha256": digest, "preemptions": 2} if rate else {}
+def line(row, pool, digests="aa", rate=100.0):
+    rest = {"tokens_sha256": list(digests), "preemptions": 2} if rate else {}
     return {"row": row, "pool_mib": pool, "combined_tok_s": rate, "sequences_that_fit": 1, **rest}
 
 
-def test_outputs_that_depend_on_the_pool_are_an_error():
-    check_outputs([line(NO_CUT, 10), line(NO_CUT, 20), line(MERGED, 10), line(CUT, 10, "b"), line(CUT, 5, rate=None)])
-    with pytest.raises(KvforgeError, match="cut 8: the tokens depend"):
-        check_outputs([line(CUT, 10, "a"), line(CUT, 20, "b")])
-    with pytest.raises(KvforgeError, match="no cut: the tokens depend"):
-        check_outputs([line(NO_CUT, 10, "a"), line(MERGED, 10, "b")])  # the bound runs on the same engine
+def test_requests_whose_tokens_depend_on_the_pool_are_counted():
+    same = [line(NO_CUT, 10), line(NO_CUT, 20), line(MERGED, 10), line(CUT, 10, "bb"), line(CUT, 5, rate=None)]
+    assert changed_requests(same) == {NO_CUT: 0, CUT: 0}
+    changed = [*same, line(MERGED, 20, "ab"), line(CUT, 20, "cc")]  # the bound runs on the engine without a cut
+    assert changed_requests(changed) == {NO_CUT: 1, CUT: 2}
+    told = {"command": "c", "machine": "m"}
+    assert "Every engine gave the same tokens" in markdown(same, told, LOAD)
+    assert "not the same in all columns: no cut 1 of 4, cut 8 2 of 4." in markdown(changed, told, LOAD)
 
 
 def test_the_table_has_a_row_per_variant_and_says_what_does_not_fit():
