@@ -3,6 +3,8 @@
 // way that depends on the pool's dtype alone.
 #pragma once
 
+#include <type_traits>
+
 #include "paged_attention/cpu_bf16_load.h"
 
 namespace kvforge {
@@ -40,7 +42,7 @@ constexpr ByteTables kE4m3Bytes = byte_tables(bf16_of_e4m3), kInt8Bytes = byte_t
 // Bytes -> bfloat16, exactly: within each 128-bit lane out[0] has the lower eight, out[1] the upper.
 template <typename Pool>
 inline void widen(__m512i x, __m512i out[2]) {
-  constexpr bool kIsInt8 = __is_same(Pool, int8_t);
+  constexpr bool kIsInt8 = std::is_same_v<Pool, int8_t>;
   const ByteTables& tables = kIsInt8 ? kInt8Bytes : kE4m3Bytes;
   const __m512i* of_low = reinterpret_cast<const __m512i*>(tables.low);
   const __m512i* of_high = reinterpret_cast<const __m512i*>(tables.high);
@@ -50,7 +52,8 @@ inline void widen(__m512i x, __m512i out[2]) {
   high = _mm512_ternarylogic_epi32(high, x, _mm512_set1_epi8(-128), 0xf8);  // high | (x & sign)
   if constexpr (kIsInt8) {  // the magnitude of -128 has 8 bits
     const __mmask64 lowest = _mm512_movepi8_mask(magnitude);
-    if (__builtin_expect(lowest != 0, 0)) high = _mm512_mask_mov_epi8(high, lowest, _mm512_set1_epi8(static_cast<char>(0xc3)));
+    if (__builtin_expect(lowest != 0, 0))
+      high = _mm512_mask_mov_epi8(high, lowest, _mm512_set1_epi8(static_cast<char>(0xc3)));
   }
   out[0] = _mm512_unpacklo_epi8(low, high);
   out[1] = _mm512_unpackhi_epi8(low, high);
