@@ -1,6 +1,6 @@
 // bfloat16 weights on AVX512-BF16: tiles of up to 6 rows by the 64 outputs of a panel, whose sums stay in registers.
-// A panel's block comes from memory with its first rows and from the L2 cache with the others, which meanwhile fetch
-// the next block: with 8 rows, one multiplication for each 8 bytes of weights, the two take about the same time.
+// A single tile fetches a little ahead of itself. With more, a block comes from the L2 cache: the tiles before it fetched
+// it, so that memory is read while rows are multiplied; at 8 rows the two take about the same time.
 #include <immintrin.h>
 
 #include "packed_linear/cpu_bf16_rows.h"
@@ -11,6 +11,7 @@ namespace {
 constexpr int64_t kTileRows = 6;
 constexpr int kVectors = 4;  // of 16 outputs
 constexpr int64_t kLine = 64;
+constexpr int64_t kAhead = 8192;  // bytes that a single tile fetches ahead of itself
 
 // sums[Rows, kPanel] (+)= rows times weights, each in the order of the depth; fetches `Lines` lines of `next` per group.
 template <int Rows, int Lines>
@@ -57,14 +58,14 @@ void multiply_tile(int64_t num_rows, const char* rows, const LinearTile& t, cons
   }
 }
 
-// The rows in tiles of about the same height; the first tiles fetch the next block, each its part.
+// The rows in tiles of about the same height; the first of several fetch the next block, each its part.
 void multiply(const LinearTile& t) {
   const int64_t tiles = (t.num_rows + kTileRows - 1) / kTileRows;
-  const int64_t lines = t.next == nullptr ? 0 : tiles == 1 ? 4 : tiles < 4 ? 2 : 1, fetching = lines ? 4 / lines : 0;
+  const int64_t lines = tiles == 1 ? 4 : t.next == nullptr ? 0 : tiles < 4 ? 2 : 1, fetching = lines ? 4 / lines : 0;
   for (int64_t i = 0; i < tiles; ++i) {
     const int64_t begin = t.num_rows * i / tiles, count = t.num_rows * (i + 1) / tiles - begin;
     const char* rows = t.rows + begin * t.row_stride;
-    const char* next = t.next + i * t.groups * lines * kLine;
+    const char* next = tiles == 1 ? t.weight + kAhead : t.next + i * t.groups * lines * kLine;
     float* sums = static_cast<float*>(t.sums) + begin * kPanel;
     switch (i < fetching ? lines : 0) {
       case 4: multiply_tile<4>(count, rows, t, next, sums); break;
