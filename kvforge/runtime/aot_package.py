@@ -68,9 +68,11 @@ def load_package(path: Path, weights: dict[str, Tensor], single_threaded: bool =
         EngineError: the package cannot be loaded or needs a weight that is not there.
     """
     try:
-        graph = torch._inductor.aoti_load_package(str(path), run_single_threaded=single_threaded)
-        names = graph.get_constant_fqns()
-        graph.load_constants({name: weights[name] for name in names}, check_full_update=True, user_managed=True)
+        # What torch._inductor.aoti_load_package wraps; that module takes a second to import.
+        graph = torch._C._aoti.AOTIModelPackageLoader(str(path), "model", single_threaded, 1, -1)
+        constants = {name: weights[name] for name in graph.get_constant_fqns()}
+        inactive, whole, user_managed, copy_to_device = False, True, True, False
+        graph.load_constants(constants, inactive, whole, user_managed, copy_to_device)
     except KeyError as error:
         raise EngineError(f"{path} needs the weight {error}, which the engine lacks; rebuild the engine.") from error
     except Exception as error:
@@ -78,4 +80,4 @@ def load_package(path: Path, weights: dict[str, Tensor], single_threaded: bool =
         no_room = "write callback failed" in why  # of the package's unpacking
         advice = "make room in the folder for temporary files ($TMPDIR)" if no_room else "rebuild the engine"
         raise EngineError(f"{path} cannot be loaded ({why}); {advice}.") from error
-    return graph.loader.boxed_run
+    return graph.boxed_run
