@@ -18,6 +18,12 @@ class PlannedPrefixes:
         """Sequences that are not admitted in this step, and the pages to keep for each of them: those of all its
         tokens and one to grow into."""
 
+    def replace(self, chunks: list[tuple[Sequence, int]]) -> None:
+        """The step computes these numbers of tokens of running sequences, and nothing of what was added before."""
+        self._digests.clear()
+        for sequence, num_tokens in chunks:
+            self.add(sequence, num_tokens)
+
     def add(self, sequence: Sequence, num_tokens: int) -> None:
         """The step computes the next ``num_tokens`` tokens of a running sequence."""
         page_size, start = self._cache.page_size, sequence.num_computed

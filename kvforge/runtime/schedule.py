@@ -11,7 +11,8 @@ class Schedule:
     """One step's work: sequences with one token to compute, then chunks of sequences with several.
 
     ``budget`` is what is left of the step's tokens. A chunk that does not reach its sequence's end has no
-    survivor; one that does may go on with ``drafts``, which are survivors too.
+    survivor; one that does may go on with ``drafts``, which are survivors too. While sequences are admitted,
+    ``num_reserved`` pages are kept for those that run.
     """
 
     budget: int
@@ -19,6 +20,7 @@ class Schedule:
     prefills: list[tuple[Sequence, int]] = field(default_factory=list)
     drafts: dict[Sequence, tuple[int, ...]] = field(default_factory=dict)
     num_preempted: int = 0
+    num_reserved: int = 0
 
     def __bool__(self) -> bool:
         return bool(self.decodes or self.prefills)

@@ -148,16 +148,29 @@ class Scheduler:
             plan.prefills.append((sequence, num_tokens))
 
     def _plan_admissions(self, plan: Schedule) -> None:
-        """Admit waiting sequences and add their first chunks."""
-        prefixes = PlannedPrefixes(self.prefix_cache)
-        if self.config.enable_prefix_cache:
-            for sequence, count in plan.prefills:
-                prefixes.add(sequence, count)
-        while plan.budget > 0 and (admitted := self._admit(plan, prefixes)) is not None:
-            count = min(admitted.length - admitted.num_computed, plan.budget)
-            self._plan(plan, admitted, count)
-            if self.config.enable_prefix_cache:
-                prefixes.add(admitted, count)
+        """Admit waiting sequences and add their first chunks.
+
+        Nothing overtakes the first one, except that sequences waiting for their leader's prompt or for pages of this
+        step are passed over.
+        """
+        prefixes, use_cache, index = PlannedPrefixes(self.prefix_cache), self.config.enable_prefix_cache, 0
+        if use_cache:
+            prefixes.replace(plan.prefills)
+        plan.num_reserved = sum(map(self._missing_pages, self.running))
+        while plan.budget > 0 and index < len(self.waiting):
+            sequence = self.waiting[index]
+            if sequence.waits_for_leader or (
+                len(prefixes.held_back) < len(self.slots.free_slots) and prefixes.hold_back(sequence, plan.budget)
+            ):
+                index += 1
+            elif self._admit(plan, sequence, prefixes):
+                count = min(sequence.length - sequence.num_computed, plan.budget)
+                self._plan(plan, sequence, count)
+                plan.num_reserved += self._missing_pages(sequence)
+                if use_cache:
+                    prefixes.add(sequence, count)
+            else:
+                break
         self.num_waits += len(prefixes.held_back)
 
     def _plan_drafts(self, plan: Schedule) -> None:
@@ -212,42 +225,37 @@ class Scheduler:
         self.num_preemptions += 1
         victim.metrics.num_preemptions += 1
 
-    def _admit(self, plan: Schedule, prefixes: PlannedPrefixes) -> Sequence | None:
-        """Move the first waiting sequence to running if a slot and pages for all its tokens are there.
+    def _admit(self, plan: Schedule, sequence: Sequence, prefixes: PlannedPrefixes) -> bool:
+        """Move a waiting sequence to running if a slot and pages for all its tokens are there.
 
-        Sequences of a strictly worse priority make room for it. Nothing overtakes the first one, except that
-        sequences waiting for their leader's prompt or for pages of this step are passed over.
+        Sequences of a strictly worse priority make room for it.
         """
         held_back = prefixes.held_back
-        for sequence in self.waiting:
-            if sequence.waits_for_leader or sequence in held_back:
-                continue
-            if len(held_back) == len(self.slots.free_slots) or not prefixes.hold_back(sequence, plan.budget):
-                break
-        else:
-            return None
-        while not self._place(sequence, held_back):
+        while not self._place(sequence, plan.num_reserved, held_back):
             victim = self.running[-1] if self.running else None
             # Those who are held back wait for what running sequences compute: none of these may go now.
             if victim is None or held_back or victim.order[0] <= sequence.order[0]:
-                return None
+                return False
+            plan.num_reserved -= self._missing_pages(victim)
             self._preempt(plan, victim)
-        return sequence
+            if self.config.enable_prefix_cache:
+                prefixes.replace(plan.prefills)
+        return True
 
-    def _place(self, sequence: Sequence, held_back: dict[Sequence, int]) -> bool:
-        """Give a waiting sequence a slot and its reusable pages, if the rest of its pages are available and those of
-        sequences held back remain."""
+    def _missing_pages(self, sequence: Sequence) -> int:
+        """What a running prompt still needs, and a page to grow into."""
+        return 1 + self.pages_for(sequence.length) - len(sequence.pages)
+
+    def _place(self, sequence: Sequence, reserved: int, held_back: dict[Sequence, int]) -> bool:
+        """Give a waiting sequence a slot and its reusable pages, if the rest of its pages are available and those
+        ``reserved`` for running sequences and those of sequences held back remain."""
         if len(self.slots.free_slots) <= len(held_back):
             return False
         reused = self._reusable_pages(sequence)
         for page in reused:
             self.pool.share(page)
         needed = self.pages_for(sequence.length) - len(reused)
-        # What running prompts still need, and a page for each running sequence to grow into.
-        page_size = self.config.page_size
-        reserved = sum(1 - (-s.length // page_size) - len(s.pages) for s in self.running)
-        reserved += sum(held_back.values())
-        if needed + reserved > self.pool.num_available:
+        if needed + reserved + sum(held_back.values()) > self.pool.num_available:
             self._let_go(reused)
             return False
         self._remove(self.waiting, sequence)

@@ -203,7 +203,8 @@ def test_an_error_while_sampling_after_a_draft_ends_the_sequences_that_got_there
     expected = text(serve(GREEDY)[0][0])
     calls = iter(range(100))
     monkeypatch.setattr("kvforge.runtime.engine.sample", lambda *a: 1 // 0 if next(calls) == 2 else sample(*a))
-    engine = LLMEngine(session=FakeSession(max_draft_len=8), num_pages=60)
+    # Both prompts in one step: neither waits for the other's pages.
+    engine = LLMEngine(session=FakeSession(max_draft_len=8), num_pages=60, enable_prefix_cache=False)
     engine.add_request("right", PROMPT, SamplingParams(**GREEDY, draft_token_ids=expected[:5]))
     engine.add_request("wrong", PROMPT, SamplingParams(**GREEDY, draft_token_ids=[expected[0], 3]))
     outputs = {output.request_id: output for output in engine.step()}

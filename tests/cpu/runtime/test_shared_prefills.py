@@ -7,6 +7,8 @@ import pytest
 
 from kvforge.engine import load_manifest
 from kvforge.runtime import LLMEngine, SamplingParams
+from kvforge.runtime.scheduler import Scheduler
+from kvforge.runtime.sequence import Sequence
 from kvforge.runtime.session import load_session
 from tests.support.engine_schedules import PlannedRequest, check_tokens, random_plan, run_plan
 from tests.support.engines import SWIFTKV, EngineShelf
@@ -146,6 +148,29 @@ def test_a_better_priority_waits_for_no_more_than_the_step() -> None:
     add(engine, {"urgent": [*PREFIX, 60]}, dataclasses.replace(GREEDY, priority=-1))
     assert [output.request_id for output in engine.step()] == ["late"] and engine.scheduler.num_waits == 1
     assert {output.request_id for output in engine.step()} == {"urgent", "late"}
+
+
+def test_nobody_waits_for_a_prompt_that_has_just_made_room() -> None:
+    """ "low" is planned to its end, then gives its pages to "urgent"; "joins" would have waited for them."""
+    engine, prompt = make_engine(num_pages=29, max_num_tokens=64), PREFIX * 4
+    add(engine, {"low": prompt}, dataclasses.replace(GREEDY, priority=1, max_tokens=2))
+    engine.step()
+    add(engine, {"urgent": [40] * 20, "joins": [*prompt[:80], 41]})
+    assert [output.request_id for output in engine.step()] == ["urgent", "joins"]
+    assert engine.scheduler.num_preemptions == 1
+    assert run(engine)[1] == dict.fromkeys(("urgent", "joins", "low"), "length")
+
+
+def test_admitting_many_looks_at_each_once(monkeypatch) -> None:
+    """48 requests of 3 sequences: neither running nor waiting ones are gone through again for every admission."""
+    looks, of_sequence = [], Sequence.waits_for_leader.fget
+    monkeypatch.setattr(Sequence, "waits_for_leader", property(lambda self: looks.append(self) or of_sequence(self)))
+    missing = Scheduler._missing_pages
+    monkeypatch.setattr(Scheduler, "_missing_pages", lambda self, s: looks.append(s) or missing(self, s))
+    engine = make_engine(CountingSession(max_num_tokens=256, max_num_seqs=144), num_pages=1000)
+    add(engine, {f"r{i}": [5 + i] * 4 for i in range(48)}, dataclasses.replace(GREEDY, n=3))
+    engine.step()
+    assert len(engine.scheduler.running) == 48 and len(looks) <= 4 * 48
 
 
 @pytest.mark.parametrize("chunk", [24, 256])
