@@ -82,7 +82,7 @@ class CpuSession:
 
 
 def load_session(engine_dir: Path, manifest: Manifest) -> CpuSession:
-    """Load the graphs of an engine and bind them to its one memory-mapped weights file.
+    """Load the graphs of an engine and bind them to the weights of its one file.
 
     Raises:
         EngineError: the engine was built for another torch, another CPU or another operator version, or one of

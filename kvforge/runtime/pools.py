@@ -7,6 +7,7 @@ from torch import Tensor
 
 from kvforge.dtypes import KV_DTYPES
 from kvforge.engine import Manifest
+from kvforge.runtime.huge_pages import huge_page_memory
 
 Pool = tuple[Tensor, ...]
 """The cache of one owner: K and V elements, then, for dynamic 8-bit formats, K's and V's scales."""
@@ -34,7 +35,9 @@ def allocate_pools(manifest: Manifest, num_pages: int, device: str | torch.devic
     offsets = [0]
     for size in sizes:
         offsets.append(-(-(offsets[-1] + size) // ALIGNMENT) * ALIGNMENT)
-    memory = torch.zeros(offsets[-2] + sizes[-1], dtype=torch.uint8, device=device)
+    num_bytes = offsets[-2] + sizes[-1]
+    on_cpu = torch.device(device).type == "cpu"
+    memory = huge_page_memory(num_bytes) if on_cpu else torch.zeros(num_bytes, dtype=torch.uint8, device=device)
     views = [
         memory[offset : offset + size].view(dtype).view(shape)
         for offset, size, (shape, dtype) in zip(offsets, sizes, specs, strict=False)

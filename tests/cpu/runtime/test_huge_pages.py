@@ -1,0 +1,35 @@
+"""Memory of large pages, and the weights and pools in it."""
+
+import gc
+
+import torch
+from safetensors.torch import save_file
+
+from kvforge.engine import WEIGHTS_FILE
+from kvforge.runtime.aot_package import ALIGNMENT, load_weights
+from kvforge.runtime.huge_pages import huge_page_memory
+
+
+def test_memory_is_zeroed_writable_and_lives_as_long_as_its_views():
+    view = huge_page_memory(5 << 20)[3 << 20 :]
+    gc.collect()
+    assert view.numel() == 2 << 20 and not view.any()
+    view.fill_(7)
+    assert view.sum() == 7 * (2 << 20)
+    assert huge_page_memory(0).numel() == 0
+
+
+def test_weights_are_copied_bit_for_bit_and_aligned(tmp_path):
+    weights = {
+        "a": torch.randn(3, 5, dtype=torch.bfloat16),
+        "b": torch.randint(-128, 128, (7,), dtype=torch.int8),
+        "c": torch.tensor(2.5),
+        "d": torch.randn(1, 33),
+    }
+    (tmp_path / WEIGHTS_FILE).parent.mkdir()
+    save_file(weights, tmp_path / WEIGHTS_FILE)
+    loaded = load_weights(tmp_path)
+    assert loaded.keys() == weights.keys()
+    for name, weight in weights.items():
+        assert torch.equal(loaded[name], weight) and loaded[name].dtype == weight.dtype
+        assert loaded[name].data_ptr() % ALIGNMENT == 0
