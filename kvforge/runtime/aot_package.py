@@ -29,7 +29,7 @@ def load_weights(engine_dir: Path, device: str = "cpu") -> dict[str, Tensor]:
     ``ALIGNMENT`` bytes.
 
     Raises:
-        EngineError: the file is damaged.
+        EngineError: the file is damaged, or there is no memory for it.
     """
     try:
         with safe_open(engine_dir / WEIGHTS_FILE, framework="pt", device=device) as file:
@@ -37,6 +37,8 @@ def load_weights(engine_dir: Path, device: str = "cpu") -> dict[str, Tensor]:
         return weights if torch.device(device).type != "cpu" else _in_large_pages(weights)
     except (SafetensorError, OSError) as error:
         raise EngineError(f"{engine_dir / WEIGHTS_FILE} is damaged ({error}); rebuild the engine.") from error
+    except MemoryError as error:
+        raise EngineError(f"there is no memory for {engine_dir / WEIGHTS_FILE} ({error}); free some.") from error
 
 
 def _in_large_pages(mapped: dict[str, Tensor]) -> dict[str, Tensor]:

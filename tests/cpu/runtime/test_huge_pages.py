@@ -1,13 +1,19 @@
 """Memory of large pages, and the weights and pools in it."""
 
 import gc
+import types
 
+import pytest
 import torch
 from safetensors.torch import save_file
 
 from kvforge.engine import WEIGHTS_FILE
+from kvforge.errors import EngineError
+from kvforge.runtime import LLMEngine, aot_package
 from kvforge.runtime.aot_package import ALIGNMENT, load_weights
 from kvforge.runtime.huge_pages import huge_page_memory
+from kvforge.runtime.pools import allocate_pools
+from tests.support.fake_session import fake_manifest
 
 
 def test_memory_is_zeroed_writable_and_lives_as_long_as_its_views():
@@ -33,3 +39,18 @@ def test_weights_are_copied_bit_for_bit_and_aligned(tmp_path):
     for name, weight in weights.items():
         assert torch.equal(loaded[name], weight) and loaded[name].dtype == weight.dtype
         assert loaded[name].data_ptr() % ALIGNMENT == 0
+
+
+@pytest.mark.parametrize("num_bytes", [1 << 62, 1 << 70])
+def test_memory_that_is_not_there_is_said_so(num_bytes, tmp_path, monkeypatch):
+    with pytest.raises(MemoryError):
+        huge_page_memory(num_bytes)
+    manifest = fake_manifest(head_dim=1 << 30)
+    session = types.SimpleNamespace(manifest=manifest, allocate_pools=lambda count: allocate_pools(manifest, count))
+    with pytest.raises(EngineError, match=r"^the KV cache of .* GiB cannot be allocated; lower --kv-cache-gib\.$"):
+        LLMEngine(session=session, num_pages=1 << 20)
+    (tmp_path / WEIGHTS_FILE).parent.mkdir()
+    save_file({"a": torch.ones(1)}, tmp_path / WEIGHTS_FILE)
+    monkeypatch.setattr(aot_package, "huge_page_memory", lambda _: huge_page_memory(num_bytes))
+    with pytest.raises(EngineError, match=r"^there is no memory for .*weights"):
+        load_weights(tmp_path)
