@@ -33,6 +33,7 @@ from tqdm import tqdm
 
 from kvforge.bench.workload import Workload, run_once, warm_up
 from kvforge.engine import SCHEMA_VERSION, Manifest, load_manifest
+from kvforge.errors import KvforgeError
 from kvforge.figures import check_figure, new_figure, save_figure
 from kvforge.runtime import LLMEngine, SamplingParams
 from kvforge.runtime.pools import Pools
@@ -181,6 +182,8 @@ def main() -> None:
     parser.add_argument("--figure", type=Path, help="draw the medians here")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     args = parser.parse_args()
+    if any(count < 1 for count in args.running or ()):
+        parser.error("--running is at least 1")
     if args.figure:
         check_figure(args.figure)
     todo = [(mode, n) for mode in args.mode or MODES for n in args.running or RUNNING]
@@ -216,4 +219,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KvforgeError as error:
+        sys.exit(f"{error}")

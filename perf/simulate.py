@@ -80,6 +80,8 @@ def experiment(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
     unknown = set(args.variant or costs) - set(costs)
     if unknown:
         raise KvforgeError(f"{args.costs} has no costs of {sorted(unknown)[0]!r}; it has {', '.join(costs)}.")
+    if args.jobs is not None and args.jobs < 1:
+        raise KvforgeError(f"--jobs is {args.jobs}; give at least 1.")
     if args.output and args.experiment:
         check_figure(args.output.with_suffix(".svg"))
     limits = Limits(args.max_num_tokens, args.max_num_seqs, args.kv_cache_gib * 2**30)
@@ -132,6 +134,8 @@ def main() -> int:
     args = make_parser().parse_args()
     warnings.filterwarnings("ignore", category=FutureWarning)  # torch.export's own
     try:
+        if args.seed < 0:
+            raise KvforgeError(f"--seed is {args.seed}; give 0 or more.")
         report, table = (fit if args.fit else validate if args.validate else experiment)(args)
     except KvforgeError as error:
         print(f"error: {error}", file=sys.stderr)

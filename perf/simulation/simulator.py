@@ -7,7 +7,7 @@ import numpy as np
 from tqdm import tqdm
 
 from kvforge.errors import KvforgeError
-from kvforge.runtime.config import RuntimeConfig
+from kvforge.runtime.config import MAX_CACHE_TOKENS, RuntimeConfig
 from kvforge.runtime.invariants import check_invariants
 from kvforge.runtime.sampling_params import SamplingParams
 from kvforge.runtime.scheduler import Scheduler
@@ -40,6 +40,11 @@ class Limits:
             raise KvforgeError(
                 f"a cache of {self.kv_cache_bytes / 2**30:.3g} GiB does not hold one sequence of {max_seq_len} tokens; "
                 "give more with --kv-cache-gib."
+            )
+        if num_pages > MAX_CACHE_TOKENS // costs.page_size:
+            raise KvforgeError(
+                f"a cache of {self.kv_cache_bytes / 2**30:.3g} GiB is more than an engine can use; "
+                "give less with --kv-cache-gib."
             )
         return RuntimeConfig(
             num_pages=num_pages,
@@ -115,7 +120,8 @@ def simulate(
         started = time.perf_counter()
         plan = scheduler.schedule()
         planned = time.perf_counter()
-        for sequence, _ in plan.prefills:
+        begun = [sequence for sequence in plan.decodes if not sequence.prompt_done]  # prompts of one token
+        for sequence in (*begun, *(sequence for sequence, _ in plan.prefills)):
             if sequence.num_computed == 0 and not sequence.metrics.num_preemptions:
                 first_scheduled[sequence.order[1]] = now
         now += costs.seconds(step_work(plan, costs.num_layers, costs.cut))

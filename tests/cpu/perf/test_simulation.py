@@ -54,6 +54,14 @@ def test_every_request_finishes_and_every_page_returns(rate: float, burstiness: 
     assert outcome.running.max() <= 8
 
 
+@pytest.mark.parametrize(("input_tokens", "output_tokens"), [(1, 2), (1, 1), (7, 1)])
+def test_the_shortest_requests_have_all_their_times(input_tokens: int, output_tokens: int) -> None:
+    """The prompt of one token is planned as a decode is."""
+    outcome = simulate(costs(TYPICAL), Traffic(20, input_tokens, output_tokens), limits(), check=True)
+    check_times(outcome)
+    assert np.isfinite(outcome.first_scheduled).all()
+
+
 def test_a_small_pool_preempts_and_loses_nothing() -> None:
     traffic = Traffic(40, input_tokens=16, output_tokens=64)
     outcome = simulate(costs(TYPICAL), traffic, limits(num_pages=22), check=True)

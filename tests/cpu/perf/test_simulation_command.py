@@ -65,6 +65,10 @@ def test_every_experiment_writes_its_report_and_figure(
         (("--fit", "engine"), "--output"),
         (("--validate", "cut 9=engine"), "has no costs of 'cut 9'"),
         (("--max-num-tokens", "0"), "at least 1"),
+        (("--jobs", "0"), "--jobs is 0"),
+        (("--seed", "-1", "--rate", "1"), "--seed is -1"),
+        (("--kv-cache-gib", "1e9"), "more than an engine can use"),
+        (("--output", "missing/result", "--jobs", "1"), "missing/result cannot be written"),
     ],
 )
 def test_wrong_input_is_one_sentence(
