@@ -29,7 +29,7 @@ from kvforge.engine import load_manifest
 from kvforge.errors import EngineError
 from kvforge.runtime import LLMEngine
 from perf.engine_phases import run_phases
-from perf.floors import decode_work, measure_rates, prefill_work
+from perf.floors import best_rates, decode_work, measure_rates, prefill_work
 from perf.peers.phases import PhaseTimes
 from perf.random_checkpoint import LLAMA_213M, write_checkpoint
 
@@ -66,14 +66,15 @@ def run(work: Path, workloads: list[Workload], num_runs: int) -> dict[str, Any]:
     samples: dict[tuple[str, str], list[PhaseTimes]] = {}
     rng = np.random.default_rng(0)
     plan = [(w, name) for _ in range(num_runs) for w in workloads for name in engines]
-    rates = measure_rates()
+    measured = [measure_rates()]
     for workload, name in tqdm(plan, unit="run"):
         shape = (workload.requests, workload.input_tokens)
         prompts = rng.integers(FIRST_TOKEN_ID, engines[name].config.vocab_size, shape)
         samples.setdefault((workload.name, name), []).append(
             run_phases(engines[name], prompts, workload.output_tokens)[0]
         )
-    rows = []
+        measured.append(measure_rates())
+    rates, rows = best_rates(*measured), []
     for workload in workloads:
         tokens = workload.requests * (workload.input_tokens + workload.output_tokens)
         for name, engine in engines.items():

@@ -80,23 +80,21 @@ def manifests_of(commands: dict[str, list[str]]) -> dict[str, Manifest]:
 def measure(
     commands: dict[str, list[str]], workloads: dict[str, Workload], plan: list[Key], file: Path, seconds: float
 ) -> None:
-    """Run ``plan``, appending a line to ``file`` after each run and one of rates before each change of workload."""
+    """Run ``plan``, appending a line to ``file`` after each run, and lines of rates before and after each."""
     deadline = time.monotonic() + seconds
     manifests = manifests_of(commands)
     workers: dict[str, Worker] = {}
     try:
         for name in tqdm(dict.fromkeys(system for _, _, system in plan), desc="Loading", unit="system", disable=None):
             workers[name] = Worker(name, commands[name])
-        before = None
+        append(file, {"rates": asdict(measure_rates())})
         for key in tqdm(plan, desc="Runs", unit="run", disable=None):
             if time.monotonic() > deadline:
                 break
             index, workload, system = key
-            if before != (index, workload):
-                before = (index, workload)
-                append(file, {"rates": asdict(measure_rates())})
             times = workers[system].run(workloads[workload], seed=index)
             append(file, run_line(key, workloads[workload], times, manifests.get(system)))
+            append(file, {"rates": asdict(measure_rates())})
     finally:
         for worker in workers.values():
             worker.close()

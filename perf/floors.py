@@ -9,7 +9,7 @@ supposes that nothing stays in the processor's caches from one step to the next.
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from typing import Any
 
 import torch
@@ -31,6 +31,11 @@ class Rates:
     int8_gemm: float
     read: float
     copy: float
+
+
+def best_rates(*measured: Rates) -> Rates:
+    """Return the best of each: a floor is not to be above what the machine can do, which varies."""
+    return Rates(*(max(values) for values in zip(*map(astuple, measured), strict=True)))
 
 
 @dataclass(frozen=True)

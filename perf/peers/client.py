@@ -16,15 +16,18 @@ class Worker:
     """A system in a process of its own: loaded once, it runs workloads when asked and sleeps in between.
 
     Raises:
-        KvforgeError: it ends, or answers with an error.
+        KvforgeError: it cannot be started, ends, or answers with an error.
     """
 
     def __init__(self, name: str, command: list[str]) -> None:
         self.name = name
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "TOKENIZERS_PARALLELISM": "false"}
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT, env=environment, text=True
-        )
+        try:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT, env=environment, text=True
+            )
+        except OSError as error:
+            raise KvforgeError(f"{name} cannot be started: {command[0]}: {error.strerror}.") from None
         try:
             self._answer()
         except KvforgeError:

@@ -10,6 +10,7 @@ class PhaseTimes:
 
     A decode token is an output token after its request's first; its context is the keys it attends, its own included.
     ``mixed_*`` count those computed in steps that also had prompt tokens, ``decode_*`` those in the other steps.
+    ``ttft_s`` is the first request's.
     """
 
     ttft_s: float = 0.0

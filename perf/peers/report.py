@@ -5,7 +5,7 @@ import statistics
 from dataclasses import dataclass
 from typing import Any
 
-from perf.floors import Rates, Work
+from perf.floors import Rates, Work, best_rates
 from perf.peers.systems import (
     CUT_4WAY,
     CUT_4WAY_INT8,
@@ -18,7 +18,7 @@ from perf.peers.systems import (
 
 Line = dict[str, Any]
 """A run: round, workload, system, combined_tok_s, the fields of ``PhaseTimes``, and where the system's work is known
-``prefill_work`` and ``decode_work``; or ``rates``, measured before the runs that follow it."""
+``prefill_work`` and ``decode_work``; or ``rates``, measured between the runs."""
 
 EVERYWHERE = ("prompt_heavy", "long_prompt", "chat", "single")
 LONG = ("prompt_heavy", "long_prompt")
@@ -72,12 +72,14 @@ def make_report(lines: list[Line]) -> dict[str, Any]:
 
 
 def with_floors(lines: list[Line]) -> list[Line]:
-    """Return the runs, with the floors and shares of their phases at the rates measured last before them."""
-    runs, rates = [], None
-    for line in lines:
-        if "rates" in line:
-            rates = Rates(**line["rates"])
-        elif "system" in line:
+    """Return the runs, with the floors and shares of their phases at the rates measured last before them or first after
+    them, whichever are better."""
+    runs: list[Line] = []
+    measured = [(index, Rates(**line["rates"])) for index, line in enumerate(lines) if "rates" in line]
+    for index, line in enumerate(lines):
+        if "system" in line:
+            before, after = ([r for i, r in measured if i < index], [r for i, r in measured if i > index])
+            rates = best_rates(*before[-1:], *after[:1]) if measured else None
             run = {**line, "prefill_rate": 1 / line["prefill_s"]}
             if line["decode_s"]:
                 run["decode_rate"] = line["decode_steps"] / line["decode_s"]

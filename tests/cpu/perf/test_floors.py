@@ -8,7 +8,7 @@ import pytest
 from kvforge.errors import KvforgeError
 from kvforge.runtime import LLMEngine
 from perf.engine_phases import run_phases
-from perf.floors import Rates, Work, decode_work, measure_rates, prefill_work
+from perf.floors import Rates, Work, best_rates, decode_work, measure_rates, prefill_work
 from perf.peers.phases import PhaseTimes
 from tests.support.fake_session import FakeSession, fake_manifest
 
@@ -71,6 +71,11 @@ def test_the_slower_of_flops_and_bytes_is_the_floor():
 def test_windows_are_refused():
     with pytest.raises(KvforgeError, match="sliding windows"):
         decode_work(engine_of(4, (0, 1, 2, 3), layer_windows=(0, 0, 0, 9)), PhaseTimes(decode_steps=1))
+
+
+def test_the_best_of_several_measurements_counts():
+    assert best_rates(RATES) == RATES
+    assert best_rates(RATES, Rates(90.0, 500.0, 12.0, 1.0)) == Rates(100.0, 500.0, 12.0, 20.0)
 
 
 def test_rates_are_measured():

@@ -60,6 +60,8 @@ def test_a_worker_answers_until_its_input_ends(fake):
 def test_a_worker_that_cannot_start_is_named(tmp_path):
     with pytest.raises(KvforgeError, match="broken has ended"):
         Worker("broken", [sys.executable, "-c", "raise SystemExit(1)"])
+    with pytest.raises(KvforgeError, match=r"^absent cannot be started: /no/python: No such file or directory\.$"):
+        Worker("absent", ["/no/python", "-m", "perf.peers.transformers_worker"])
 
 
 def test_the_plan_completes_a_round_then_goes_on():
@@ -101,11 +103,13 @@ def test_ratios_are_paired_by_round_and_their_median_is_judged():
     assert not result["passed"]
 
 
-def test_shares_use_the_rates_measured_before_a_run():
-    slow = {"rates": {**RATES["rates"], "bf16_gemm": 7.5}}
+def test_shares_use_the_better_rates_of_those_measured_before_and_after_a_run():
+    slow = {"rates": {**RATES["rates"], "bf16_gemm": 7.5, "read": 1.0}}
     works = {"prefill_work": WORK, "decode_work": {**WORK, "num_bytes": 15.0}}
-    lines = [RATES, line(0, NO_CUT, 10, **works), slow, line(1, NO_CUT, 10, **works)]
-    first, second = with_floors(lines)
+    runs = [line(index, NO_CUT, 10, **works) for index in range(3)]
+    lines = [slow, runs[0], RATES, slow, runs[1], slow, runs[2]]
+    first, second, third = with_floors(lines)
+    assert second["decode_floor_s"] == third["decode_floor_s"] == 15.0
     assert (first["prefill_floor_s"], second["prefill_floor_s"]) == (1.5, 2.0)
     assert (first["prefill_share"], second["prefill_share"]) == (0.75, 1.0)
     assert first["decode_floor_s"] == 3.0 and first["decode_share"] == 0.75 and first["decode_rate"] == 2.0
