@@ -7,7 +7,6 @@
 #include <cmath>
 #include <memory>
 
-#include "native/cast.h"
 #include "native/checks.h"
 #include "native/dynamic_for.h"
 #include "native/isa.h"
@@ -56,34 +55,10 @@ void check_step(const AttentionArgs& args, const Step& step, int64_t num_pages) 
   }
 }
 
-// The result of the rows from their partial results, added in the order of the keys.
-void merge(const AttentionArgs& args, const Rows& rows, int64_t splits) {
-  const int64_t count = num_rows(rows), dim = args.head_dim, stride = dim + 2;
-  for (int64_t r = 0; r < count; ++r) {
-    float* acc = rows.partial + r * stride;
-    float top = -INFINITY, total = 0;
-    for (int64_t s = 0; s < splits; ++s) top = std::max(top, acc[s * count * stride + dim]);
-    for (int64_t s = 0; s < splits; ++s) {
-      const float* part = acc + s * count * stride;
-      const float weight = part[dim + 1] == 0 ? 0.0f : std::exp(part[dim] - top);
-      total += weight * part[dim + 1];
-      if (s == 0)
-        for (int64_t d = 0; d < dim; ++d) acc[d] *= weight;
-      else
-        for (int64_t d = 0; d < dim; ++d) acc[d] += weight * part[d];
-    }
-    const int64_t offset = token_head(args, rows, rows.row_begin + r) * dim;
-    for (int64_t d = 0; d < dim; ++d) {
-      if (args.q_bf16) store(static_cast<bf16*>(args.out) + offset + d, acc[d] / total);
-      else store(static_cast<float*>(args.out) + offset + d, acc[d] / total);
-    }
-  }
-}
-
 void run(const AttentionArgs& args, const Step& step, int64_t kv_heads) {
   thread_local Workspace packed_workspace, partial_workspace;
   const AttentionKernel& kernel = pick_kernel(args);
-  Plan plan = make_plan(args, step, kv_heads, kernel.packed_bytes(args), at::get_num_threads());
+  Plan plan = make_plan(args, step, kv_heads, kernel, at::get_num_threads());
   float* partial = reinterpret_cast<float*>(partial_workspace.get(plan.partial_floats * sizeof(float)));
   const int64_t num_rows_items = static_cast<int64_t>(plan.rows.size());
   const std::unique_ptr<std::atomic<int64_t>[]> remaining(new std::atomic<int64_t>[num_rows_items]);
@@ -117,7 +92,7 @@ void run(const AttentionArgs& args, const Step& step, int64_t kv_heads) {
                         scratch, target);
           }
           for (int64_t r = piece.rows; r < piece.rows + piece.count; ++r)
-            if (plan.splits[r] > 1 && --remaining[r] == 0) merge(args, plan.rows[r], plan.splits[r]);
+            if (plan.splits[r] > 1 && --remaining[r] == 0) kernel.merge(args, plan.rows[r], plan.splits[r]);
         });
   }
 }

@@ -31,8 +31,8 @@ void bf16_direct(const AttentionArgs& args, const Rows* heads, int64_t count, in
 
 namespace {
 
+constexpr int64_t kMaxHeadDim = 256;
 constexpr float kLog2E = 1.44269504088896341f;
-constexpr float kLn2 = 0.693147180559945309f;
 
 inline __m512i load_masked(__mmask32 mask, const bf16* p) { return _mm512_maskz_loadu_epi16(mask, p); }
 
@@ -57,13 +57,34 @@ inline void store_bf16(bf16* p, __m512 x) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(x)));
 }
 
-// head_dim is a multiple of 16.
-void finish_row(const AttentionArgs& a, const Rows& rows, int64_t row, const float* acc, float top, float total,
+// A row's sums over all the key blocks so far: `sums` of weight * v, and the sum of the weights, 2^(score - top).
+struct RowSums {
+  float* sums;
+  float top = -__builtin_inff(), total = 0;
+};
+
+// Adds the sums over one more block, which has a top of its own. All results are made of this, block by block in the
+// order of the keys: so a row has the same bits whatever way its blocks come here.
+inline void add_block(RowSums& row, const float* sums, float top, float total, int64_t dim) {
+  if (total == 0) return;  // none of its keys is seen
+  const float before = row.top;
+  row.top = before > top ? before : top;
+  const float shrink = before == row.top ? 1.0f : __builtin_exp2f(before - row.top);
+  const float grow = top == row.top ? 1.0f : __builtin_exp2f(top - row.top);
+  row.total = __builtin_fmaf(total, grow, row.total * shrink);
+  for (int64_t d = 0; d < dim; d += 16) {
+    const __m512 old = _mm512_mul_ps(_mm512_loadu_ps(row.sums + d), _mm512_set1_ps(shrink));
+    _mm512_storeu_ps(row.sums + d, _mm512_fmadd_ps(_mm512_loadu_ps(sums + d), _mm512_set1_ps(grow), old));
+  }
+}
+
+// head_dim is a multiple of 16; top is in units of log2(e).
+inline void finish_row(const AttentionArgs& a, const Rows& rows, int64_t row, const float* acc, float top, float total,
                 float* partial) {
   if (partial != nullptr) {
     float* target = partial + (row - rows.row_begin) * (a.head_dim + 2);
-    for (int64_t d = 0; d < a.head_dim; ++d) target[d] = acc[d] * a.v_scale;
-    target[a.head_dim] = top * kLn2;
+    std::memcpy(target, acc, a.head_dim * sizeof(float));
+    target[a.head_dim] = top;
     target[a.head_dim + 1] = total;
     return;
   }

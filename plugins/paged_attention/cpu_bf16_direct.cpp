@@ -111,7 +111,8 @@ int64_t spread_size(int64_t dim) {
 template <typename Pool, bool Whole>
 void direct_block(const AttentionArgs& a, const Rows* heads, int64_t count, int64_t begin, int64_t end,
                   int64_t split, char* scratch) {
-  const int64_t rows = num_rows(heads[0]), all = rows * count, keys = end - begin, dim = a.head_dim;
+  const int64_t rows = num_rows(heads[0]), all = rows * count, dim = a.head_dim;
+  const int64_t base = begin / 16 * 16, keys = end - base;  // those before `begin` are not seen
   const int64_t columns = (dim + 63) / 64, q_size = spread_size<Pool>(dim);
   bf16* q = reinterpret_cast<bf16*>(scratch);
   float* sums = reinterpret_cast<float*>(q + all * q_size);
@@ -128,7 +129,7 @@ void direct_block(const AttentionArgs& a, const Rows* heads, int64_t count, int6
   for (const PagedTensor* pool : pools) {
     key_offsets(a, *pool, heads[0].pages, begin, end, offsets);
     for (int64_t i = 0; i < padded; ++i)
-      *next++ = static_cast<const Pool*>(pool->data) + offsets[smaller(i, keys - 1)];  // past the end: not seen
+      *next++ = static_cast<const Pool*>(pool->data) + offsets[larger(smaller(base + i, end - 1) - begin, 0)];
   }
   stream.k_rows = padded;
   stream.count = 2 * padded;
@@ -161,14 +162,14 @@ void direct_block(const AttentionArgs& a, const Rows* heads, int64_t count, int6
   BlockScales scales;
   for (int64_t r = 0; r < all; ++r) {
     const Rows& head = heads[r / rows];
-    if (r % rows == 0) scales = gather_scales(a, head, begin, begin, end, key_scales);
+    if (r % rows == 0) scales = gather_scales(a, head, base, begin, end, key_scales);
     int64_t first, last;
     visible_keys(a, position(a, head, head.row_begin + r % rows), begin, end, &first, &last);
     top[r] = -__builtin_inff();
     total[r] = 0;
     if (first < last)
-      total[r] = softmax_row(a, scores + r * kKeyBlock, weights + r * kKeyBlock, round_up(keys, 16), first - begin,
-                             last - begin, scales, &top[r]);
+      total[r] = softmax_row(a, scores + r * kKeyBlock, weights + r * kKeyBlock, round_up(keys, 16), first - base,
+                             last - base, scales, &top[r]);
     else
       std::memset(weights + r * kKeyBlock, 0, kKeyBlock * sizeof(bf16));
   }

@@ -1,7 +1,7 @@
 // The tiles of the bfloat16 kernel on AVX512-BF16: K and V are packed for a matrix product whose right side
 // comes in pairs of its depth. (ATen's brgemm, at 32 rows, was no faster than gemm() here.)
 #include "paged_attention/cpu_bf16.h"
-#include "paged_attention/cpu_bf16_load.h"
+#include "paged_attention/cpu_bf16_vectors.h"
 
 namespace kvforge {
 namespace {
@@ -38,16 +38,16 @@ inline void transpose(__m512i x[16]) {
   }
 }
 
-// C[kGemmRows, Vectors * 16] (+)= A B, with A [., depth] and B in pairs of its depth: [depth / 2, ldb, 2]. Each
-// element is summed in the order of the depth, whatever the shape.
+// C[kGemmRows, Vectors * 16] = add + A B, with A [., depth] and B in pairs of its depth: [depth / 2, ldb, 2]; add may
+// be null. Each element is summed in the order of the depth, whatever the shape.
 template <int Vectors>
-void gemm_block(int64_t depth, const bf16* a, int64_t lda, const bf16* b, int64_t ldb, float* c, int64_t ldc,
-                bool add) {
+inline void gemm_block(int64_t depth, const bf16* a, int64_t lda, const bf16* b, int64_t ldb, float* c, int64_t ldc,
+                       const float* add) {
   __m512 acc[kGemmRows][Vectors];
 #pragma GCC unroll 16
   for (int i = 0; i < kGemmRows; ++i)
 #pragma GCC unroll 4
-    for (int j = 0; j < Vectors; ++j) acc[i][j] = add ? _mm512_loadu_ps(c + i * ldc + j * 16) : _mm512_setzero_ps();
+    for (int j = 0; j < Vectors; ++j) acc[i][j] = _mm512_setzero_ps();
   for (int64_t k = 0; k < depth; k += 2) {
     __m512bh right[Vectors];
 #pragma GCC unroll 4
@@ -65,23 +65,71 @@ void gemm_block(int64_t depth, const bf16* a, int64_t lda, const bf16* b, int64_
 #pragma GCC unroll 16
   for (int i = 0; i < kGemmRows; ++i)
 #pragma GCC unroll 4
-    for (int j = 0; j < Vectors; ++j) _mm512_storeu_ps(c + i * ldc + j * 16, acc[i][j]);
+    for (int j = 0; j < Vectors; ++j) {
+      if (add != nullptr) acc[i][j] = _mm512_add_ps(_mm512_loadu_ps(add + i * ldc + j * 16), acc[i][j]);
+      _mm512_storeu_ps(c + i * ldc + j * 16, acc[i][j]);
+    }
 }
 
-// C[kStrip, columns] (+)= A B; columns a multiple of 16.
-void gemm(int64_t columns, int64_t depth, const bf16* a, int64_t lda, const bf16* b, int64_t ldb, float* c,
-          int64_t ldc, bool add) {
+// C[kStrip, columns] = A B, columns a multiple of 16, by sums over `parts` parts of the depth: one, or four that are
+// added as (0 + 1) + (2 + 3).
+void gemm(int64_t columns, int64_t depth, int64_t parts, const bf16* a, int64_t lda, const bf16* b, int64_t ldb,
+          float* c, int64_t ldc) {
   int64_t j = 0;
+  const int64_t part = depth / parts;
   const auto columns_of = [&](auto vectors) {
-    for (int64_t i = 0; i < kStrip; i += kGemmRows)
-      gemm_block<vectors.value>(depth, a + i * lda, lda, b + 2 * j, ldb, c + i * ldc + j, ldc, add);
-    j += 16 * vectors.value;
+    constexpr int kVectors = vectors.value;
+    for (int64_t i = 0; i < kStrip; i += kGemmRows) {
+      const auto block = [&](int64_t p, float* out, int64_t ldo, const float* add) {
+        gemm_block<kVectors>(part, a + i * lda + p * part, lda, b + p * part * ldb + 2 * j, ldb, out, ldo, add);
+      };
+      float* const out = c + i * ldc + j;
+      block(0, out, ldc, nullptr);
+      if (parts == 1) continue;
+      block(1, out, ldc, out);
+      float half[kGemmRows * kKeyBlock];  // with the stride of C
+      block(2, half, ldc, nullptr);
+      block(3, half, ldc, half);
+      for (int r = 0; r < kGemmRows; ++r)
+        for (int v = 0; v < kVectors * 16; v += 16)
+          _mm512_storeu_ps(out + r * ldc + v, _mm512_add_ps(_mm512_loadu_ps(out + r * ldc + v),
+                                                            _mm512_loadu_ps(half + r * ldc + v)));
+    }
+    j += 16 * kVectors;
   };
   while (j < columns) {
     const int64_t vectors = (columns - j) / 16;
     if (vectors >= 3 && vectors != 4) columns_of(Count<3>());
     else if (vectors >= 2) columns_of(Count<2>());
     else columns_of(Count<1>());
+  }
+}
+
+// head_dim as the direct part loads it, with zeros at its end.
+template <typename Pool>
+int64_t padded_dim(int64_t dim) {
+  return round_up(dim, kLoad<Pool>);
+}
+
+int64_t padded_dim(const AttentionArgs& a) {
+  return a.pool == Dtype::bfloat16 ? padded_dim<bf16>(a.head_dim) : padded_dim<int8_t>(a.head_dim);
+}
+
+// Where the pair of dimensions d, d + 1 is in the depth of the scores: first all pairs that load_keys() puts into lane
+// 0, in its order, then those of lane 1, 2 and 3. Each quarter of the depth has a sum of its own.
+template <typename Pool>
+int64_t place_of_pair(int64_t d, int64_t padded) {
+  constexpr int64_t kOfLane = kLoad<Pool> / 4;
+  return d % kLoad<Pool> / kOfLane * (padded / 8) + d / kLoad<Pool> * kParts<Pool> + d % kOfLane / 2;
+}
+
+template <typename Pool>
+void order_query(const bf16* q, int64_t dim, bf16* out) {
+  const int64_t padded = padded_dim<Pool>(dim);
+  for (int64_t d = 0; d < padded; d += 2) {
+    uint32_t pair = 0;
+    if (d < dim) std::memcpy(&pair, q + d, sizeof pair);
+    std::memcpy(out + 2 * place_of_pair<Pool>(d, padded), &pair, sizeof pair);
   }
 }
 
@@ -94,16 +142,16 @@ void pack_block(const AttentionArgs& a, const Rows& rows, int64_t begin, bf16* k
   const Pool* k = static_cast<const Pool*>(a.k.data) + rows.kv_head * a.k.head_stride;
   const Pool* v = static_cast<const Pool*>(a.v.data) + rows.kv_head * a.v.head_stride;
   const auto needed = [&](int64_t key) { return key >= first && key < last; };
+  const int64_t padded = padded_dim<Pool>(a.head_dim);
   for (int64_t key = begin; key < begin + kKeyBlock; key += 16) {
-    for (int64_t d = 0; d < a.head_dim; d += 32) {
-      const bool whole = d + 32 <= a.head_dim;
+    for (int64_t d = 0; d < padded; d += 32) {
+      const __mmask32 mask = d + 32 <= a.head_dim ? 0xffffffffu : d < a.head_dim ? 0xffffu : 0;
       __m512i x[16];
       for (int i = 0; i < 16; ++i)
-        x[i] = needed(key + i) ? load_masked(whole ? 0xffffffffu : 0xffffu, k + k_offset[key + i - first] + d)
-                               : _mm512_setzero_si512();
+        x[i] = needed(key + i) ? load_masked(mask, k + k_offset[key + i - first] + d) : _mm512_setzero_si512();
       transpose(x);
-      for (int i = 0; i < (whole ? 16 : 8); ++i)
-        _mm512_storeu_si512(k_out + ((d / 2 + i) * kKeyBlock + key - begin) * 2, x[i]);
+      for (int i = 0; i < 16; ++i)
+        _mm512_storeu_si512(k_out + (place_of_pair<Pool>(d + 2 * i, padded) * kKeyBlock + key - begin) * 2, x[i]);
     }
   }
   for (int64_t key = begin; key < begin + kKeyBlock; key += 2) {
@@ -121,16 +169,19 @@ void pack_block(const AttentionArgs& a, const Rows& rows, int64_t begin, bf16* k
 
 namespace isa_avx512 {
 
-// Packed block: K as [head_dim / 2, kKeyBlock, 2], then V as [kKeyBlock / 2, head_dim, 2].
-int64_t bf16_packed_bytes(const AttentionArgs& a) { return 2 * kKeyBlock * a.head_dim * sizeof(bf16); }
+// Packed block: K as [padded_dim / 2, kKeyBlock, 2], then V as [kKeyBlock / 2, head_dim, 2].
+int64_t bf16_packed_bytes(const AttentionArgs& a) {
+  return kKeyBlock * (padded_dim(a) + a.head_dim) * static_cast<int64_t>(sizeof(bf16));
+}
 
 int64_t bf16_tile_scratch_bytes(const AttentionArgs& a) {
-  return kTileRows * a.head_dim * (2 + 4) + kStrip * kKeyBlock * (2 + 4) + bf16_packed_bytes(a);
+  return kTileRows * (padded_dim(a) * 2 + a.head_dim * 4) + kStrip * (kKeyBlock * (2 + 4) + a.head_dim * 4) +
+      bf16_packed_bytes(a);
 }
 
 void bf16_pack(const AttentionArgs& a, const Rows& rows, int64_t begin, char* packed) {
   bf16* k = reinterpret_cast<bf16*>(packed);
-  bf16* v = k + kKeyBlock * a.head_dim;
+  bf16* v = k + kKeyBlock * padded_dim(a);
   if (a.pool == Dtype::bfloat16) pack_block<bf16>(a, rows, begin, k, v);
   else if (a.pool == Dtype::fp8) pack_block<fp8>(a, rows, begin, k, v);
   else pack_block<int8_t>(a, rows, begin, k, v);
@@ -139,24 +190,27 @@ void bf16_pack(const AttentionArgs& a, const Rows& rows, int64_t begin, char* pa
 void bf16_tile(const AttentionArgs& a, const Rows& rows, int64_t begin, int64_t end, const char* packed,
                char* scratch, float* partial) {
   const int64_t count = num_rows(rows), padded = round_up(count, kStrip), dim = a.head_dim;
+  const int64_t depth = padded_dim(a);
   float* scores = reinterpret_cast<float*>(scratch);  // of one strip
-  float* acc = scores + kStrip * kKeyBlock;
+  float* fresh = scores + kStrip * kKeyBlock;  // sums over one block
+  float* acc = fresh + kStrip * dim;
   bf16* weights = reinterpret_cast<bf16*>(acc + kTileRows * dim);
   bf16* q = weights + kStrip * kKeyBlock;
-  char* own = reinterpret_cast<char*>(q + kTileRows * dim);
-  float top[kTileRows], total[kTileRows];
+  char* own = reinterpret_cast<char*>(q + kTileRows * depth);
+  RowSums sums[kTileRows];
   for (int64_t r = 0; r < count; ++r) {
     const int64_t offset = query_offset(a, rows, rows.row_begin + r);
-    std::memcpy(q + r * dim, static_cast<const bf16*>(a.q) + offset, dim * sizeof(bf16));
-    top[r] = -__builtin_inff();
-    total[r] = 0;
+    const bf16* from = static_cast<const bf16*>(a.q) + offset;
+    if (a.pool == Dtype::bfloat16) order_query<bf16>(from, dim, q + r * depth);
+    else order_query<int8_t>(from, dim, q + r * depth);
+    sums[r].sums = acc + r * dim;
   }
-  std::memset(q + count * dim, 0, (padded - count) * dim * sizeof(bf16));
+  std::memset(q + count * depth, 0, (padded - count) * depth * sizeof(bf16));
   std::memset(acc, 0, padded * dim * sizeof(float));
   for (int64_t block = begin / kKeyBlock * kKeyBlock; block < end; block += kKeyBlock) {
     if (packed == nullptr) bf16_pack(a, rows, block, own);
     const bf16* k = reinterpret_cast<const bf16*>(packed == nullptr ? own : packed);
-    const bf16* v = k + kKeyBlock * dim;
+    const bf16* v = k + kKeyBlock * depth;
     if (packed != nullptr) packed += bf16_packed_bytes(a);
     float key_scales[2 * kKeyBlock];
     const BlockScales scales = gather_scales(a, rows, block, larger(block, rows.first_key),
@@ -167,7 +221,8 @@ void bf16_tile(const AttentionArgs& a, const Rows& rows, int64_t begin, int64_t 
       const int64_t seen = smaller(smaller(end, block + kKeyBlock), position(a, rows, rows.row_begin + stop - 1) + 1);
       if (seen <= block) continue;
       const int64_t width = round_up(seen - block, 16);
-      gemm(width, dim, q + strip * dim, dim, k, kKeyBlock, scores, kKeyBlock, false);
+      gemm(width, depth, 4, q + strip * depth, depth, k, kKeyBlock, scores, kKeyBlock);
+      float top[kStrip], total[kStrip] = {};
       for (int64_t r = strip; r < strip + kStrip; ++r) {
         bf16* row = weights + (r - strip) * kKeyBlock;
         int64_t first = 0, last = 0;
@@ -177,23 +232,17 @@ void bf16_tile(const AttentionArgs& a, const Rows& rows, int64_t begin, int64_t 
           std::memset(row, 0, width * sizeof(bf16));
           continue;
         }
-        const float before = top[r];
-        const float fresh = softmax_row(a, scores + (r - strip) * kKeyBlock, row, width, first - block, last - block,
-                                        scales, &top[r]);
-        if (top[r] == before) {
-          total[r] += fresh;
-          continue;
-        }
-        const __m512 shrink = _mm512_set1_ps(__builtin_exp2f(before - top[r]));
-        total[r] = total[r] * _mm512_cvtss_f32(shrink) + fresh;
-        for (int64_t d = 0; d < dim; d += 16)
-          _mm512_storeu_ps(acc + r * dim + d, _mm512_mul_ps(_mm512_loadu_ps(acc + r * dim + d), shrink));
+        top[r - strip] = -__builtin_inff();
+        total[r - strip] = softmax_row(a, scores + (r - strip) * kKeyBlock, row, width, first - block, last - block,
+                                       scales, &top[r - strip]);
       }
-      gemm(dim, width, weights, kKeyBlock, v, dim, acc + strip * dim, dim, true);
+      gemm(dim, width, 1, weights, kKeyBlock, v, dim, fresh, dim);
+      for (int64_t r = strip; r < stop; ++r)
+        add_block(sums[r], fresh + (r - strip) * dim, top[r - strip], total[r - strip], dim);
     }
   }
   for (int64_t r = 0; r < count; ++r)
-    finish_row(a, rows, rows.row_begin + r, acc + r * dim, top[r], total[r], partial);
+    finish_row(a, rows, rows.row_begin + r, sums[r].sums, sums[r].top, sums[r].total, partial);
 }
 
 }  // namespace isa_avx512

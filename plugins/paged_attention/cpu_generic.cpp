@@ -342,11 +342,34 @@ void direct(const AttentionArgs& a, const Rows* heads, int64_t count, int64_t be
   }
 }
 
+// The result of the rows from their partial results, added in the order of the keys.
+void merge(const AttentionArgs& args, const Rows& rows, int64_t splits) {
+  const int64_t count = num_rows(rows), dim = args.head_dim, stride = dim + 2;
+  for (int64_t r = 0; r < count; ++r) {
+    float* acc = rows.partial + r * stride;
+    float top = -__builtin_inff(), total = 0;
+    for (int64_t s = 0; s < splits; ++s) {
+      const float other = acc[s * count * stride + dim];
+      top = top < other ? other : top;
+    }
+    for (int64_t s = 0; s < splits; ++s) {
+      const float* part = acc + s * count * stride;
+      const float weight = part[dim + 1] == 0 ? 0.0f : __builtin_expf(part[dim] - top);
+      total += weight * part[dim + 1];
+      if (s == 0)
+        for (int64_t d = 0; d < dim; ++d) acc[d] *= weight;
+      else
+        for (int64_t d = 0; d < dim; ++d) acc[d] += weight * part[d];
+    }
+    finish_row(args, rows, rows.row_begin + r, acc, top, total, nullptr);
+  }
+}
+
 }  // namespace
 
 namespace KVFORGE_ISA {
 
-extern const AttentionKernel generic_kernel = {packed_bytes, scratch_bytes, pack, tile, direct};
+extern const AttentionKernel generic_kernel = {packed_bytes, scratch_bytes, pack, tile, direct, merge, false};
 
 }  // namespace KVFORGE_ISA
 }  // namespace kvforge

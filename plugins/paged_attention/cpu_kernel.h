@@ -43,7 +43,7 @@ struct Rows {
 };
 
 // A partial result of a row over some keys: head_dim sums of exp(score - top) * v, then top, then the sum of
-// exp(score - top); top = -inf when the row sees none of the keys.
+// exp(score - top); top = -inf when the row sees none of the keys. The units of top are the kernel's.
 struct AttentionKernel {
   // Bytes of a packed key block, and of a thread's scratch when direct() gets up to `rows` rows at once.
   int64_t (*packed_bytes)(const AttentionArgs& args);
@@ -57,6 +57,11 @@ struct AttentionKernel {
   // Attends the rows of `count` KV heads of one sequence over keys [begin, end) of one block, unpacked.
   void (*direct)(const AttentionArgs& args, const Rows* heads, int64_t count, int64_t begin, int64_t end,
                  int64_t split, char* scratch);
+  // Writes the result of rows whose keys were split, from their partial results in the order of the keys.
+  void (*merge)(const AttentionArgs& args, const Rows& rows, int64_t splits);
+  // Whether a row has the same bits by tile() and by direct(), with its keys split at any blocks; a split is then a
+  // block.
+  bool same_bits;
 };
 
 namespace isa_portable { extern const AttentionKernel generic_kernel; }

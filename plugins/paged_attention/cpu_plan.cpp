@@ -8,6 +8,7 @@ namespace {
 constexpr int64_t kDirectRows = 16;               // more rows per KV head than this pay for packing the keys
 constexpr int64_t kSplitTileRows = 1024;          // a sequence of fewer rows splits its keys also in tiles
 constexpr int64_t kTileSplit = 8 * kKeyBlock;
+constexpr int64_t kMaxPartialFloats = 16ll << 20;  // beyond which tiles are not split into blocks
 constexpr int64_t kMaxPackedBytes = 64ll << 20;   // a batch's packed blocks, unless one KV head needs more
 constexpr int64_t kPiecesPerThread = 4;
 
@@ -18,7 +19,8 @@ struct Sequence {
 
 struct Planner {
   const AttentionArgs& args;
-  const int64_t kv_heads, block_bytes, threads;
+  const int64_t kv_heads, block_bytes;
+  const bool same_bits;
   Plan plan;
 
   int64_t add_rows(Rows rows, int64_t splits) {
@@ -60,9 +62,18 @@ struct Planner {
       }
   }
 
+  // Keys of a split of tiles, which follows from the sequence alone where the result's bits depend on it.
+  int64_t keys_of_tile_split(const Sequence& s, int64_t all_rows) const {
+    if (all_rows * kv_heads >= kSplitTileRows) return s.rows.end_key;
+    if (!same_bits) return kTileSplit;
+    const int64_t blocks = (s.rows.end_key - s.rows.first_key) / kKeyBlock + 2;
+    const int64_t floats = plan.partial_floats + blocks * all_rows * (args.head_dim + 2);
+    return floats <= kMaxPartialFloats ? kKeyBlock : s.rows.end_key;
+  }
+
   void add_tiles(const Sequence& s, int64_t head) {
     const int64_t all_rows = s.queries * args.group, tiles = (all_rows + kTileRows - 1) / kTileRows;
-    const int64_t split_keys = all_rows * kv_heads < kSplitTileRows ? kTileSplit : s.rows.end_key;
+    const int64_t split_keys = keys_of_tile_split(s, all_rows);
     const int64_t first_block = s.rows.first_key / kKeyBlock;
     Batch* batch = &plan.batches.front();
     int64_t packed = -1;
@@ -102,9 +113,9 @@ struct Planner {
 
 }  // namespace
 
-Plan make_plan(const AttentionArgs& args, const Step& step, int64_t kv_heads, int64_t packed_bytes,
+Plan make_plan(const AttentionArgs& args, const Step& step, int64_t kv_heads, const AttentionKernel& kernel,
                int64_t threads) {
-  Planner planner{args, kv_heads, packed_bytes, threads, {}};
+  Planner planner{args, kv_heads, kernel.packed_bytes(args), kernel.same_bits, {}};
   planner.plan.batches.emplace_back();
   std::vector<Sequence> direct, tiled;
   int64_t direct_splits = 0;

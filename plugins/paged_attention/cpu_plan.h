@@ -46,7 +46,7 @@ struct Plan {
   int64_t direct_rows = 0;  // most rows of a direct piece
 };
 
-Plan make_plan(const AttentionArgs& args, const Step& step, int64_t kv_heads, int64_t packed_bytes,
+Plan make_plan(const AttentionArgs& args, const Step& step, int64_t kv_heads, const AttentionKernel& kernel,
                int64_t threads);
 
 }  // namespace kvforge

@@ -221,6 +221,29 @@ def test_in_float32_chunks_change_only_rounding(window, isas, monkeypatch):
         assert torch.equal(run(125), run(250)) and torch.equal(run(250), whole), isa
 
 
+@pytest.mark.parametrize("cache", [cache for dtype, cache in KINDS.values() if dtype == torch.bfloat16])
+@pytest.mark.parametrize(("head_dim", "window"), [(64, 0), (80, 0), (64, 301)])
+def test_in_bfloat16_chunks_change_no_bit_on_avx512(cache, head_dim, window, isas, monkeypatch):
+    """A few queries at once are not packed, and short chunks split their keys: a row is summed in one order."""
+    if "avx512" not in isas:
+        pytest.skip("needs AVX512-BF16")
+    monkeypatch.setenv("KVFORGE_CPU_ISA", "avx512")
+    torch.manual_seed(6)
+    length, page_size, kv_heads, group = 700, 16, 2, 4
+    pool, scales, scale = cached(torch.randn(2, 44, page_size, kv_heads, head_dim), cache)
+    page_table = torch.randperm(44)[None].int()
+    q = torch.randn(length, kv_heads * group, head_dim).bfloat16()
+    rest = (None, None, scale, scale) if scales is None else (scales[0], scales[1], 1.0, 1.0)
+
+    def run(begin: int, end: int) -> torch.Tensor:
+        start, kv_length = torch.tensor([0, end - begin]).int(), torch.tensor([end]).int()
+        return attend(q[begin:end], pool[0], pool[1], start, kv_length, page_table, 0.125, window, *rest)
+
+    whole = run(0, length)
+    for begin, end in [(699, 700), (697, 700), (511, 513), (18, 19), (680, 700), (90, 690)]:
+        assert torch.equal(run(begin, end), whole[begin:end]), (begin, end)
+
+
 def test_nothing_to_do():
     pool = torch.zeros(1, 16, 2, 64)
     q = torch.zeros(0, 4, 64)
