@@ -11,6 +11,7 @@ cases whose name contains a word.
 """
 
 import argparse
+import itertools
 import json
 import os
 import platform
@@ -26,10 +27,11 @@ import torch.nn.functional as F
 
 import plugins
 from plugins.kv_quantization import dynamic_scale, quantize
+from plugins.packed_linear import pack
 
 PAGE_SIZE = 32
 KV_DTYPES = {"same": None, "fp8": torch.float8_e4m3fn, "int8": torch.int8}
-COLUMNS = ("operator", "case", "kvforge_ms", "sdpa_ms", "reference_ms", "floor_ms", "floor_share")
+COLUMNS = ("operator", "case", "kvforge_ms", "sdpa_ms", "linear_ms", "reference_ms", "floor_ms", "floor_share")
 
 
 _clock: Callable[[], float] = time.perf_counter
@@ -193,6 +195,31 @@ def bench_verify(
     return row("speculative_verify", case, times, logits.nbytes / rates["copy_gb_per_s"] / 1e6)
 
 
+def bench_linear(
+    tokens: int, outputs: int, depth: int, dtype: torch.dtype, rates: dict[str, float], seconds: float
+) -> dict[str, Any]:
+    """Beside torch's linear layer in bfloat16; enough weights that they come from memory. The floor is the greater of
+    their bytes and, with bfloat16 weights, the matrix product."""
+    count = max(1, (96 << 20) // (outputs * depth * 2))
+    weights = [torch.randn(outputs, depth).bfloat16() for _ in range(count)]
+    packed = [pack(weight, dtype) for weight in weights]
+    x = torch.randn(tokens, depth).bfloat16()
+    used = itertools.cycle(range(count))
+
+    def ours() -> torch.Tensor:
+        weight, scales = packed[next(used)]
+        return plugins.packed_linear(x, weight, outputs, scales=scales)
+
+    times = {
+        "kvforge_ms": best_ms(ours, seconds),
+        "linear_ms": best_ms(lambda: F.linear(x, weights[next(used)]), seconds),
+    }
+    floor = packed[0][0].nbytes / (rates["copy_gb_per_s"] * 1e6)
+    if dtype == torch.bfloat16:
+        floor = max(floor, 2 * tokens * outputs * depth / rates["gemm_bfloat16_gflops"] / 1e6)
+    return row("packed_linear", f"{tokens} tokens {outputs}x{depth} {str(dtype)[6:]} weights", times, floor)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path, help="also write the results to this file")
@@ -200,7 +227,9 @@ def main() -> int:
     parser.add_argument(
         "--kv-dtype", nargs="+", choices=KV_DTYPES, default=["same"], help="what caches hold; default: the dtype"
     )
-    parser.add_argument("--only", default="", help="prefill, decode, write, reconstruct or verify; default: all")
+    parser.add_argument(
+        "--only", default="", help="prefill, decode, write, reconstruct, linear or verify; default: all"
+    )
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--note", default="", help="kept with the results, e.g. what else ran")
     parser.add_argument("--cpu-time", action="store_true", help="measure CPU time, of one thread")
@@ -227,6 +256,10 @@ def main() -> int:
             bench(bench_attention, "decode", 1, 1, 32768, 32, 8, 128, dtype, kv_dtype)
             bench(bench_write, "write", 2048, 8, 128, dtype, kv_dtype)
         bench(bench_reconstruct, "reconstruct", 2048, 160, 8, 128, dtype)
+    for dtype in (torch.bfloat16, torch.int8):
+        for tokens in (1, 8, 2048):
+            for outputs, depth in ((1536, 1024), (5632, 1024), (1024, 2816)):
+                bench(bench_linear, "linear", tokens, outputs, depth, dtype)
     for temperature in (0.0, 0.8):
         bench(bench_verify, "verify", 8, 4, 128256, temperature)
     print("  ".join(f"{name:>12}" for name in COLUMNS[2:]), " case")

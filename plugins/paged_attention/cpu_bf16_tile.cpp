@@ -1,13 +1,12 @@
 // The tiles of the bfloat16 kernel on AVX512-BF16: K and V are packed for a matrix product whose right side
-// comes in pairs of its depth. (ATen's brgemm, at 32 rows, was no faster than gemm() here.)
+// comes in pairs of its depth. (ATen's brgemm, at 32 rows, was no faster here.)
 #include "paged_attention/cpu_bf16.h"
 #include "paged_attention/cpu_bf16_vectors.h"
 
 namespace kvforge {
 namespace {
 
-constexpr int64_t kStrip = 16;    // rows of a tile that are worked on at once
-constexpr int64_t kGemmRows = 8;  // and of these, rows whose sums are held in registers
+constexpr int64_t kStrip = 16;  // rows of a tile that are worked on at once
 
 template <int N>
 struct Count {
@@ -38,23 +37,18 @@ inline void transpose(__m512i x[16]) {
   }
 }
 
-// C[kGemmRows, Vectors * 16] = add + A B, with A [., depth] and B in pairs of its depth: [depth / 2, ldb, 2]; add may
-// be null. Each element is summed in the order of the depth, whatever the shape.
-template <int Vectors>
-inline void gemm_block(int64_t depth, const bf16* a, int64_t lda, const bf16* b, int64_t ldb, float* c, int64_t ldc,
-                       const float* add) {
-  __m512 acc[kGemmRows][Vectors];
-#pragma GCC unroll 16
-  for (int i = 0; i < kGemmRows; ++i)
-#pragma GCC unroll 4
-    for (int j = 0; j < Vectors; ++j) acc[i][j] = _mm512_setzero_ps();
+// acc[Rows, Vectors] += A B, with A [., depth] and B in pairs of its depth: [depth / 2, ldb, 2]. Each element is summed in
+// the order of the depth, whatever the shape.
+template <int Rows, int Vectors>
+inline __attribute__((always_inline)) void add_products(__m512 (&acc)[Rows][Vectors], int64_t depth, const bf16* a,
+                                                        int64_t lda, const bf16* b, int64_t ldb) {
   for (int64_t k = 0; k < depth; k += 2) {
     __m512bh right[Vectors];
 #pragma GCC unroll 4
     for (int j = 0; j < Vectors; ++j)
       right[j] = reinterpret_cast<__m512bh>(_mm512_loadu_si512(b + k * ldb + j * 32));
 #pragma GCC unroll 16
-    for (int i = 0; i < kGemmRows; ++i) {
+    for (int i = 0; i < Rows; ++i) {
       int32_t pair;
       std::memcpy(&pair, a + i * lda + k, sizeof pair);
       const __m512bh left = reinterpret_cast<__m512bh>(_mm512_set1_epi32(pair));
@@ -62,40 +56,54 @@ inline void gemm_block(int64_t depth, const bf16* a, int64_t lda, const bf16* b,
       for (int j = 0; j < Vectors; ++j) acc[i][j] = _mm512_dpbf16_ps(acc[i][j], left, right[j]);
     }
   }
-#pragma GCC unroll 16
-  for (int i = 0; i < kGemmRows; ++i)
-#pragma GCC unroll 4
-    for (int j = 0; j < Vectors; ++j) {
-      if (add != nullptr) acc[i][j] = _mm512_add_ps(_mm512_loadu_ps(add + i * ldc + j * 16), acc[i][j]);
-      _mm512_storeu_ps(c + i * ldc + j * 16, acc[i][j]);
-    }
 }
 
-// C[kStrip, columns] = A B, columns a multiple of 16, by sums over `parts` parts of the depth: one, or four that are
-// added as (0 + 1) + (2 + 3).
-void gemm(int64_t columns, int64_t depth, int64_t parts, const bf16* a, int64_t lda, const bf16* b, int64_t ldb,
-          float* c, int64_t ldc) {
+template <int Rows, int Vectors, typename Value>
+inline __attribute__((always_inline)) void for_each(const Value& value) {
+#pragma GCC unroll 16
+  for (int i = 0; i < Rows; ++i)
+#pragma GCC unroll 4
+    for (int j = 0; j < Vectors; ++j) value(i, j);
+}
+
+// C[Rows, Vectors * 16] = A B.
+template <int Rows, int Vectors>
+inline void multiply(int64_t depth, const bf16* a, int64_t lda, const bf16* b, int64_t ldb, float* c, int64_t ldc) {
+  __m512 acc[Rows][Vectors];
+  for_each<Rows, Vectors>([&](int i, int j) { acc[i][j] = _mm512_setzero_ps(); });
+  add_products(acc, depth, a, lda, b, ldb);
+  for_each<Rows, Vectors>([&](int i, int j) { _mm512_storeu_ps(c + i * ldc + j * 16, acc[i][j]); });
+}
+
+// The same by sums over the four quarters of the depth, added as (0 + 1) + (2 + 3).
+template <int Rows, int Vectors>
+inline void multiply_quarters(int64_t depth, const bf16* a, int64_t lda, const bf16* b, int64_t ldb, float* c,
+                              int64_t ldc) {
+  const int64_t quarter = depth / 4;
+  __m512 sum[Rows][Vectors], half[Rows][Vectors];
+  for_each<Rows, Vectors>([&](int i, int j) { sum[i][j] = half[i][j] = _mm512_setzero_ps(); });
+  add_products(sum, quarter, a, lda, b, ldb);
+  add_products(half, quarter, a + quarter, lda, b + quarter * ldb, ldb);
+  for_each<Rows, Vectors>([&](int i, int j) { sum[i][j] = _mm512_add_ps(sum[i][j], half[i][j]); });
+  __m512 other[Rows][Vectors];
+  for_each<Rows, Vectors>([&](int i, int j) { other[i][j] = half[i][j] = _mm512_setzero_ps(); });
+  add_products(other, quarter, a + 2 * quarter, lda, b + 2 * quarter * ldb, ldb);
+  add_products(half, quarter, a + 3 * quarter, lda, b + 3 * quarter * ldb, ldb);
+  for_each<Rows, Vectors>([&](int i, int j) {
+    sum[i][j] = _mm512_add_ps(sum[i][j], _mm512_add_ps(other[i][j], half[i][j]));
+    _mm512_storeu_ps(c + i * ldc + j * 16, sum[i][j]);
+  });
+}
+
+// weights[kStrip, depth] times values: 8 rows by 48 columns of sums are in registers.
+void weigh_values(int64_t columns, int64_t depth, const bf16* a, int64_t lda, const bf16* b, int64_t ldb, float* c,
+                  int64_t ldc) {
+  constexpr int kRows = 8;
   int64_t j = 0;
-  const int64_t part = depth / parts;
   const auto columns_of = [&](auto vectors) {
-    constexpr int kVectors = vectors.value;
-    for (int64_t i = 0; i < kStrip; i += kGemmRows) {
-      const auto block = [&](int64_t p, float* out, int64_t ldo, const float* add) {
-        gemm_block<kVectors>(part, a + i * lda + p * part, lda, b + p * part * ldb + 2 * j, ldb, out, ldo, add);
-      };
-      float* const out = c + i * ldc + j;
-      block(0, out, ldc, nullptr);
-      if (parts == 1) continue;
-      block(1, out, ldc, out);
-      float half[kGemmRows * kKeyBlock];  // with the stride of C
-      block(2, half, ldc, nullptr);
-      block(3, half, ldc, half);
-      for (int r = 0; r < kGemmRows; ++r)
-        for (int v = 0; v < kVectors * 16; v += 16)
-          _mm512_storeu_ps(out + r * ldc + v, _mm512_add_ps(_mm512_loadu_ps(out + r * ldc + v),
-                                                            _mm512_loadu_ps(half + r * ldc + v)));
-    }
-    j += 16 * kVectors;
+    for (int64_t i = 0; i < kStrip; i += kRows)
+      multiply<kRows, vectors.value>(depth, a + i * lda, lda, b + 2 * j, ldb, c + i * ldc + j, ldc);
+    j += 16 * vectors.value;
   };
   while (j < columns) {
     const int64_t vectors = (columns - j) / 16;
@@ -103,6 +111,19 @@ void gemm(int64_t columns, int64_t depth, int64_t parts, const bf16* a, int64_t 
     else if (vectors >= 2) columns_of(Count<2>());
     else columns_of(Count<1>());
   }
+}
+
+// Queries [kStrip, depth] times keys: three times 4 rows by 32 columns of sums are in registers.
+void score_keys(int64_t columns, int64_t depth, const bf16* a, int64_t lda, const bf16* b, int64_t ldb, float* c,
+                int64_t ldc) {
+  constexpr int kRows = 4;
+  int64_t j = 0;
+  for (; j + 32 <= columns; j += 32)
+    for (int64_t i = 0; i < kStrip; i += kRows)
+      multiply_quarters<kRows, 2>(depth, a + i * lda, lda, b + 2 * j, ldb, c + i * ldc + j, ldc);
+  if (j < columns)
+    for (int64_t i = 0; i < kStrip; i += kRows)
+      multiply_quarters<kRows, 1>(depth, a + i * lda, lda, b + 2 * j, ldb, c + i * ldc + j, ldc);
 }
 
 // head_dim as the direct part loads it, with zeros at its end.
@@ -221,7 +242,7 @@ void bf16_tile(const AttentionArgs& a, const Rows& rows, int64_t begin, int64_t 
       const int64_t seen = smaller(smaller(end, block + kKeyBlock), position(a, rows, rows.row_begin + stop - 1) + 1);
       if (seen <= block) continue;
       const int64_t width = round_up(seen - block, 16);
-      gemm(width, depth, 4, q + strip * depth, depth, k, kKeyBlock, scores, kKeyBlock);
+      score_keys(width, depth, q + strip * depth, depth, k, kKeyBlock, scores, kKeyBlock);
       float top[kStrip], total[kStrip] = {};
       for (int64_t r = strip; r < strip + kStrip; ++r) {
         bf16* row = weights + (r - strip) * kKeyBlock;
@@ -236,7 +257,7 @@ void bf16_tile(const AttentionArgs& a, const Rows& rows, int64_t begin, int64_t 
         total[r - strip] = softmax_row(a, scores + (r - strip) * kKeyBlock, row, width, first - block, last - block,
                                        scales, &top[r - strip]);
       }
-      gemm(dim, width, 1, weights, kKeyBlock, v, dim, fresh, dim);
+      weigh_values(dim, width, weights, kKeyBlock, v, dim, fresh, dim);
       for (int64_t r = strip; r < stop; ++r)
         add_block(sums[r], fresh + (r - strip) * dim, top[r - strip], total[r - strip], dim);
     }
