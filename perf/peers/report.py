@@ -1,4 +1,4 @@
-"""What the runs say: medians, ratios of paired runs, shares of the floor, and what must be shown."""
+"""What the runs say: medians, ratios of paired runs, shares of the floor, and targets."""
 
 import dataclasses
 import statistics

@@ -31,7 +31,7 @@ def markdown(report: dict[str, Any], workloads: dict[str, str]) -> str:
         shares = ", ".join(f"{name} {share:.0%}" for name, share in report["same_first_token"].items())
         parts.append(f"Requests whose first greedy token is transformers' own: {shares}.")
     if report["checks"]:
-        parts += ["## What must be shown", check_table(report["checks"])]
+        parts += ["## Targets", check_table(report["checks"])]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -59,7 +59,7 @@ def _phase(row: Row, phase: str, unit: float, digits: int) -> list[str]:
 
 def check_table(checks: list[Row]) -> str:
     """One line per check and workload."""
-    lines = ["| | workload | asked | shown (rounds) | |", "|---|---|---|---|---|"]
+    lines = ["| | workload | target | reached (rounds) | |", "|---|---|---|---|---|"]
     for check in checks:
         sign = "≤" if check["at_most"] else "≥"
         shown, verdict = f"{check['value']:.2f} ({check['rounds']})", "pass" if check["passed"] else "**falls short**"
