@@ -21,6 +21,8 @@ from typing import Any
 
 import torch
 
+from kvforge.errors import KvforgeError
+from model_defs import ModelError
 from perf.random_checkpoint import LLAMA_213M, write_checkpoint
 
 
@@ -114,4 +116,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except (KvforgeError, ModelError) as error:
+        sys.exit(f"{error}")

@@ -12,6 +12,7 @@ lines. The peers' environment: pip install torch transformers openvino openvino-
 
 import argparse
 import json
+import shutil
 import sys
 import tempfile
 import time
@@ -24,7 +25,7 @@ from tqdm import tqdm
 from kvforge.bench.workload import Workload, load_workloads
 from kvforge.engine import Manifest, load_manifest
 from kvforge.errors import KvforgeError
-from kvforge.figures import save_figure
+from kvforge.figures import check_figure, save_figure
 from perf.floors import decode_work, measure_rates, prefill_work
 from perf.load.machine import describe_machine
 from perf.peers.client import Worker
@@ -124,8 +125,8 @@ def read_lines(file: Path) -> list[dict[str, Any]]:
 
 def write_report(lines: list[dict[str, Any]], workloads: list[Workload], output: Path) -> dict[str, Any]:
     """Write OUTPUT.json, .md and .svg; returns the report."""
-    told = next((line for line in lines if "machine" in line), {"command": "?", "machine": "?", "date": "?"})
-    report = {name: told[name] for name in ("command", "machine", "date")} | make_report(lines)
+    told = next((line for line in lines if "machine" in line), {"command": "?", "machine": "?"})
+    report = {name: told[name] for name in ("command", "machine")} | make_report(lines)
     described = {w.name: f"{w.requests} × {w.input_tokens} → {w.output_tokens} tokens" for w in workloads}
     output.with_name(f"{output.name}.json").write_text(json.dumps(report, indent=1) + "\n")
     output.with_name(f"{output.name}.md").write_text(markdown(report, described))
@@ -163,25 +164,36 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     return options
 
 
+def chosen_systems(options: argparse.Namespace) -> list[str]:
+    """Return the systems to run; raises KvforgeError where there are none or the peers' python is not one."""
+    python = options.peers_python
+    if python and shutil.which(python) is None:
+        raise KvforgeError(f"--peers-python {python} is not a program; give the python of the peers' environment.")
+    names = [name for name in options.systems or [*VARIANTS, *KV_VARIANTS, *PEERS] if python or name not in PEERS]
+    if not names:
+        raise KvforgeError("these systems need --peers-python; give the python of the peers' environment.")
+    return names
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Prepare, measure, report."""
     options = parse_arguments(arguments)
     file = options.output.with_name(f"{options.output.name}.jsonl")
     everything = load_workloads(options.workloads)
+    check_figure(options.output.with_name(f"{options.output.name}.svg"))
     if not options.report:
-        names = options.systems or [*VARIANTS, *KV_VARIANTS, *PEERS]
-        names = [name for name in names if options.peers_python or name not in PEERS]
+        names = chosen_systems(options)
+        chosen = [workload.name for workload in load_workloads(options.workloads, options.only)]
+        lines = read_lines(file)
+        if lines and not (options.append or options.build_only):
+            raise KvforgeError(f"{file} holds runs; go on with them by --append, or remove it.")
         longest = max(workload.input_tokens + workload.output_tokens for workload in everything)
         commands = prepare_commands(options.work, names, longest, options.peers_python, options.reuse)
         if options.build_only:
             return
-        if not options.append:
-            file.unlink(missing_ok=True)
-        lines = read_lines(file)
-        chosen = [workload.name for workload in load_workloads(options.workloads, options.only)]
         plan = plan_runs(lines, chosen, names, options.rounds, options.most)
         told = ["python -m perf.compare_peers", *(sys.argv[1:] if arguments is None else arguments)]
-        append(file, {"command": " ".join(told), "machine": describe_machine(), "date": time.strftime("%Y-%m-%d")})
+        append(file, {"command": " ".join(told), "machine": describe_machine()})
         workloads = {workload.name: workload for workload in everything}
         measure(commands, workloads, plan, file, options.minutes * 60)
     lines = read_lines(file)

@@ -7,6 +7,7 @@ it reads: all weights once, and the cache of its sequences once, however many la
 supposes that nothing stays in the processor's caches from one step to the next.
 """
 
+import argparse
 import time
 from collections.abc import Callable
 from dataclasses import asdict, astuple, dataclass
@@ -111,6 +112,7 @@ def _best_seconds(work: Callable[[], Any], runs: int) -> float:
 
 def main() -> None:
     """Print this machine's rates."""
+    argparse.ArgumentParser(description="Print this machine's rates.").parse_args()
     for name, rate in asdict(measure_rates()).items():
         print(f"{name:<10} {rate / 1e9:8.1f} {'GFLOP/s' if name.endswith('gemm') else 'GB/s'}")
 

@@ -16,8 +16,9 @@ def markdown(report: dict[str, Any], workloads: dict[str, str]) -> str:
     rates = report["rates"]
     parts = [
         "# One sitting: kvforge, transformers, OpenVINO GenAI",
-        f"`{report['command']}`, {report['date']}, {report['machine']}.",
-        "Medians over the rounds; within a round the systems alternate on the same prompts. Measured between the runs "
+        f"`{report['command']}`, {report['machine']}.",
+        "Medians over the rounds, of shares of the floor too, which are each run's own; targets are medians of ratios "
+        "within a round. Within a round the systems alternate on the same prompts. Measured between the runs "
         f"(medians): bf16 GEMM {rates['bf16_gemm'] / 1e9:.0f} GFLOP/s, int8 {rates['int8_gemm'] / 1e9:.0f} GOP/s, "
         f"memory read {rates['read'] / 1e9:.1f} GB/s."
         if rates

@@ -116,7 +116,7 @@ def test_shares_use_the_better_rates_of_those_measured_before_and_after_a_run():
 
 
 def test_report_has_medians_tables_and_a_figure(tmp_path):
-    lines = [{"command": "c", "machine": "m", "date": "d"}, RATES]
+    lines = [{"command": "c", "machine": "m"}, RATES]
     for index, rate in enumerate((100.0, 300.0, 200.0)):
         lines += [line(index, NO_CUT, rate, prefill_work=WORK, decode_work=WORK), line(index, OPENVINO, 100.0)]
     lines += [line(0, TRANSFORMERS, 50.0, first_tokens=[1, 3])]
@@ -151,3 +151,19 @@ def test_wrong_arguments_and_missing_runs(tmp_path: Path, capsys):
             compare_peers.parse_arguments(arguments)
     with pytest.raises(KvforgeError, match="no runs"):
         compare_peers.main(["--report", "--output", str(tmp_path / "none")])
+
+
+def test_what_cannot_run_is_said_first_and_loses_nothing(tmp_path: Path):
+    output, file = tmp_path / "r", tmp_path / "r.jsonl"
+    append(file, line(0, NO_CUT, 10.0))
+    before = file.read_text()
+    common = ["--work", str(tmp_path / "work"), "--output", str(output)]
+    for arguments, words in (
+        (["--systems", NO_CUT], "holds runs"),
+        (["--systems", TRANSFORMERS, "--append"], "need --peers-python"),
+        (["--peers-python", str(tmp_path / "python"), "--append"], "is not a program"),
+        (["--systems", NO_CUT, "--only", "nope", "--append"], "no workload 'nope'"),
+    ):
+        with pytest.raises(KvforgeError, match=words):
+            compare_peers.main([*common, *arguments])
+    assert file.read_text() == before and not (tmp_path / "work").exists()
