@@ -22,7 +22,8 @@ def isas() -> list[str]:
     found = ["portable"]
     if {"avx2", "fma"} <= set(flags):
         found.append("avx2")
-        if {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16"} <= set(flags):
+        avx512 = {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "avx512_vnni", "avx512vbmi"}
+        if avx512 <= set(flags):
             found.append("avx512")
     return found
 
