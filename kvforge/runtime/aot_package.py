@@ -13,10 +13,7 @@ from torch import Tensor
 
 from kvforge.engine import WEIGHTS_FILE
 from kvforge.errors import EngineError, first_line
-from kvforge.runtime.huge_pages import huge_page_memory
-
-ALIGNMENT = 64
-"""Bytes of a vector register and of a line of the processor's caches."""
+from kvforge.runtime.huge_pages import allocate_together
 
 Graph = Callable[[list[Tensor]], list[Tensor]]
 """A compiled graph: flat inputs to flat outputs."""
@@ -25,8 +22,7 @@ _TMPDIR_LOCK = threading.Lock()
 
 
 def load_weights(engine_dir: Path, device: str = "cpu") -> dict[str, Tensor]:
-    """Return all weights by name; on the CPU in one piece of memory of large pages, each beginning at a multiple of
-    ``ALIGNMENT`` bytes.
+    """Return all weights by name; on the CPU in one piece of memory of large pages, aligned.
 
     Raises:
         EngineError: the file is damaged, or there is no memory for it.
@@ -43,17 +39,8 @@ def load_weights(engine_dir: Path, device: str = "cpu") -> dict[str, Tensor]:
 
 def _in_large_pages(mapped: dict[str, Tensor]) -> dict[str, Tensor]:
     """Copy tensors that are a mapped file's, which has pages of 4 KiB."""
-    places: dict[str, int] = {}
-    end = 0
-    for name, tensor in mapped.items():
-        places[name] = end
-        end += -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
-    memory = huge_page_memory(end)
-    copies = {}
-    for name, tensor in mapped.items():
-        place = memory[places[name] : places[name] + tensor.nbytes]
-        copies[name] = place.view(tensor.dtype).view(tensor.shape).copy_(tensor)
-    return copies
+    copies = allocate_together([(tensor.shape, tensor.dtype) for tensor in mapped.values()])
+    return {name: copy.copy_(tensor) for copy, (name, tensor) in zip(copies, mapped.items(), strict=True)}
 
 
 @contextlib.contextmanager

@@ -1,21 +1,16 @@
 """Memory of the K,V cache."""
 
-import math
-
 import torch
 from torch import Tensor
 
 from kvforge.dtypes import KV_DTYPES
 from kvforge.engine import Manifest
-from kvforge.runtime.huge_pages import huge_page_memory
+from kvforge.runtime.huge_pages import allocate_together
 
 Pool = tuple[Tensor, ...]
 """The cache of one owner: K and V elements, then, for dynamic 8-bit formats, K's and V's scales."""
 
 Pools = list[Pool]
-
-ALIGNMENT = 256
-"""Every pool begins at a multiple of this many bytes: TensorRT asks for it, and vector loads gain from it."""
 
 
 def pool_specs(manifest: Manifest, num_pages: int) -> list[tuple[tuple[int, ...], torch.dtype]]:
@@ -29,18 +24,8 @@ def pool_specs(manifest: Manifest, num_pages: int) -> list[tuple[tuple[int, ...]
 
 def allocate_pools(manifest: Manifest, num_pages: int, device: str | torch.device = "cpu") -> Pools:
     """Return the pools of every owner, zeroed, as views of one allocation: ``num_pages * manifest.page_bytes`` bytes,
-    and less than ``ALIGNMENT`` more per tensor where that does not divide its size."""
+    and what ``allocate_together`` adds for alignment."""
     specs = [spec for _ in manifest.owners for spec in pool_specs(manifest, num_pages)]
-    sizes = [math.prod(shape) * dtype.itemsize for shape, dtype in specs]
-    offsets = [0]
-    for size in sizes:
-        offsets.append(-(-(offsets[-1] + size) // ALIGNMENT) * ALIGNMENT)
-    num_bytes = offsets[-2] + sizes[-1]
-    on_cpu = torch.device(device).type == "cpu"
-    memory = huge_page_memory(num_bytes) if on_cpu else torch.zeros(num_bytes, dtype=torch.uint8, device=device)
-    views = [
-        memory[offset : offset + size].view(dtype).view(shape)
-        for offset, size, (shape, dtype) in zip(offsets, sizes, specs, strict=False)
-    ]
+    views = allocate_together(specs, device)
     width = len(views) // manifest.num_owners
     return [tuple(views[start : start + width]) for start in range(0, len(views), width)]

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from kvforge.engine import KV_FORMATS, Manifest
-from kvforge.runtime.pools import ALIGNMENT, allocate_pools
+from kvforge.runtime.huge_pages import ALIGNMENT
+from kvforge.runtime.pools import allocate_pools
 from model_defs.kv_layout import owner_table
 from plugins.kv_quantization import LARGEST, dynamic_scale, quantize
 from tests.support.fake_session import fake_manifest

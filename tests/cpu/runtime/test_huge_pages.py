@@ -9,9 +9,9 @@ from safetensors.torch import save_file
 
 from kvforge.engine import WEIGHTS_FILE
 from kvforge.errors import EngineError
-from kvforge.runtime import LLMEngine, aot_package
-from kvforge.runtime.aot_package import ALIGNMENT, load_weights
-from kvforge.runtime.huge_pages import huge_page_memory
+from kvforge.runtime import LLMEngine, huge_pages
+from kvforge.runtime.aot_package import load_weights
+from kvforge.runtime.huge_pages import ALIGNMENT, huge_page_memory
 from kvforge.runtime.pools import allocate_pools
 from tests.support.fake_session import fake_manifest
 
@@ -51,6 +51,6 @@ def test_memory_that_is_not_there_is_said_so(num_bytes, tmp_path, monkeypatch):
         LLMEngine(session=session, num_pages=1 << 20)
     (tmp_path / WEIGHTS_FILE).parent.mkdir()
     save_file({"a": torch.ones(1)}, tmp_path / WEIGHTS_FILE)
-    monkeypatch.setattr(aot_package, "huge_page_memory", lambda _: huge_page_memory(num_bytes))
+    monkeypatch.setattr(huge_pages, "huge_page_memory", lambda _: huge_page_memory(num_bytes))
     with pytest.raises(EngineError, match=r"^there is no memory for .*weights"):
         load_weights(tmp_path)
