@@ -2,9 +2,7 @@
 
 import pytest
 
-from kvforge.runtime import LLMEngine
-from tests.support.engine_schedules import alone, check_tokens, random_plan, run_plan
-from tests.support.fake_session import FakeSession
+from tests.support.engine_schedules import alone, check_tokens, random_plan, run_on_fake_session
 
 NUM_SCHEDULES = 240
 
@@ -14,18 +12,7 @@ def test_tokens_equal_one_at_a_time(block, one_thread):
     num_preemptions = num_reused = num_aborted = num_skipped_uppers = 0
     for seed in range(block, NUM_SCHEDULES, 4):
         plan = random_plan(seed)
-        session = FakeSession(page_size=plan.page_size)
-        engine = LLMEngine(
-            session=session,
-            num_pages=plan.num_pages,
-            max_num_tokens=plan.max_num_tokens,
-            max_num_seqs=plan.max_num_seqs,
-            enable_prefix_cache=plan.enable_prefix_cache,
-        )
-        pool = engine.scheduler.pool
-        tokens, reasons, aborted = run_plan(
-            engine, plan, after_step=lambda s=session, p=pool: s.poison_pages(p.free_pages)
-        )
+        session, engine, tokens, reasons, aborted = run_on_fake_session(plan)
         assert session.max_tokens_seen <= plan.max_num_tokens
         check_tokens(tokens, reasons, aborted, alone(seed), seed)
         stats = engine.stats()

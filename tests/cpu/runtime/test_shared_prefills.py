@@ -10,7 +10,7 @@ from kvforge.runtime import LLMEngine, SamplingParams
 from kvforge.runtime.scheduler import Scheduler
 from kvforge.runtime.sequence import Sequence
 from kvforge.runtime.session import load_session
-from tests.support.engine_schedules import PlannedRequest, check_tokens, random_plan, run_plan
+from tests.support.engine_schedules import PlannedRequest, check_tokens, random_plan, run_on_fake_session
 from tests.support.engines import SWIFTKV, EngineShelf
 from tests.support.fake_session import FakeSession
 
@@ -197,6 +197,7 @@ def shared_plan(seed):
         request.arrival = rng.choice([0, 0, 0, 1, 3])
         request.abort_at = request.arrival + rng.randint(0, 8) if rng.random() < 0.2 else None
     plan.max_num_tokens = rng.choice([3, 8, 33, 64, 64])
+    plan.enable_prefix_cache = True
     return plan
 
 
@@ -215,17 +216,7 @@ def test_tokens_equal_one_at_a_time_whoever_shares() -> None:
     num_waits = num_preemptions = num_aborted = 0
     for seed in range(40):
         plan = shared_plan(seed)
-        session = FakeSession(page_size=plan.page_size)
-        engine = LLMEngine(
-            session=session,
-            num_pages=plan.num_pages,
-            max_num_tokens=plan.max_num_tokens,
-            max_num_seqs=plan.max_num_seqs,
-        )
-        pool = engine.scheduler.pool
-        tokens, reasons, aborted = run_plan(
-            engine, plan, after_step=lambda s=session, p=pool: s.poison_pages(p.free_pages)
-        )
+        _, engine, tokens, reasons, aborted = run_on_fake_session(plan)
         expected = {}
         for request in plan.requests:
             expected |= expected_of(request)
