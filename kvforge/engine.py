@@ -4,14 +4,15 @@ import dataclasses
 import hashlib
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
-from kvforge.errors import EngineError
+from kvforge.errors import EngineError, KvforgeError
+from kvforge.kv_policies import Full, KVPolicy, OwnerCache, load
 from kvforge.relative_names import is_inside
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 MANIFEST_FILE = "engine.json"
 TOKENIZER_DIR = "tokenizer"
 RANK_DIR = "rank0"
@@ -65,7 +66,8 @@ class Manifest:
     ``kv_scales`` holds (k_scale, v_scale) of each owner where it is static, else nothing. Limits: ``max_num_seqs``
     sequences and ``max_num_tokens`` packed tokens a step, ``max_seq_len`` tokens a sequence, ``max_draft_len``
     draft tokens of a sequence in one step; above 0 the engine has the graph ``verify``. With ``early_exit`` it has the
-    graph ``early_exit``, whose head is counted in ``num_parameters``. ``isa`` names the machine code: the architecture
+    graph ``early_exit``, whose head is counted in ``num_parameters``. ``kv_policy`` and all of its parameters say what
+    becomes of K,V once a prompt is computed (``kvforge.kv_policies``). ``isa`` names the machine code: the architecture
     followed by the extensions it needs.
     """
 
@@ -104,6 +106,13 @@ class Manifest:
     operators: dict[str, int]
     files: dict[str, str]
     """SHA-256 of every file the engine was written with, by relative path; ``inspect --verify`` checks all."""
+    kv_policy: str = Full.name
+    kv_policy_parameters: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def policy(self) -> KVPolicy:
+        """The KV policy; raises BuildError for one that is none."""
+        return load(self.kv_policy, self.kv_policy_parameters)
 
     @property
     def graphs(self) -> tuple[str, ...]:
@@ -129,6 +138,12 @@ class Manifest:
     def kv_format(self) -> KVFormat:
         """What ``kv_dtype`` says of the cache."""
         return KV_FORMATS[self.kv_dtype]
+
+    @property
+    def owner_cache(self) -> OwnerCache:
+        """The cache of one owner."""
+        scale_bytes = SCALE_BYTES if self.kv_format.scales == "dynamic" else 0
+        return OwnerCache(self.num_kv_heads, self.head_dim, self.page_size, self.kv_format.element_bytes, scale_bytes)
 
     @property
     def kv_element_bytes_per_token(self) -> int:
@@ -301,4 +316,13 @@ def _fits(manifest: Manifest) -> bool:
         and len(manifest.kv_scales) == (manifest.num_owners if manifest.kv_format.scales == "static" else 0)
         and all(0 < scale < math.inf for scales in manifest.kv_scales for scale in scales)
         and all(map(is_inside, manifest.files))
+        and _has_policy(manifest)
     )
+
+
+def _has_policy(manifest: Manifest) -> bool:
+    """Whether the policy is one, with all its parameters in range."""
+    try:
+        return manifest.policy.parameters == manifest.kv_policy_parameters
+    except KvforgeError:
+        return False

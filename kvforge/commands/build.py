@@ -51,6 +51,12 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         const=False,
         help="leave the checkpoint's early-exit head out (default: build it where there is one)",
     )
+    parser.add_argument(
+        "--kv-policy",
+        metavar="POLICY",
+        help="full (the default: every token's K,V stays) or shadowkv, also with parameters: "
+        "shadowkv:rank=160,sparse_budget=2048 (docs/kv-policies.md)",
+    )
     parser.add_argument("--force", action="store_true", help="replace an existing engine")
     parser.add_argument("--json", action="store_true", help="print the manifest as JSON")
     parser.set_defaults(run=run)

@@ -142,4 +142,6 @@ def _manifest(
         checkpoint_sha256=checkpoint.sha256(),
         operators={operator.name: operator.version for operator in plugins.OPERATORS.values()},
         files={str(path.relative_to(staging)): sha256_of(path) for path in files},
+        kv_policy=options.policy.name,
+        kv_policy_parameters=options.policy.parameters,
     )

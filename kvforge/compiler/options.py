@@ -1,7 +1,7 @@
 """What the user may choose when building an engine, and how "auto" is resolved."""
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -9,6 +9,7 @@ from kvforge.dtypes import COMPUTE_DTYPES, KV_DTYPES
 from kvforge.engine import KV_FORMATS, WEIGHT_BYTES, graph_names
 from kvforge.errors import BuildError
 from kvforge.hardware import cpu_isa
+from kvforge.kv_policies import Full, KVPolicy, parse
 from model_defs import ModelConfig
 
 ALIASES = {"fp32": "float32", "bf16": "bfloat16"}
@@ -37,6 +38,7 @@ class BuildOptions:
     max_draft_len: int = 0
     early_exit: bool = True
     weight_dtype: str = "auto"
+    kv_policy: str = "full"
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,7 @@ class ResolvedOptions:
     kv_scales: tuple[tuple[float, float], ...] = ()
     early_exit: bool = False
     int8_weights: bool = False
+    policy: KVPolicy = field(default_factory=Full)
 
     @property
     def weight_dtype(self) -> str:
@@ -155,6 +158,7 @@ def resolve(
         max_draft_len=options.max_draft_len,
         early_exit=config.early_exit,
         int8_weights=int8_weights,
+        policy=parse(options.kv_policy),
     )
 
 

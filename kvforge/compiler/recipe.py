@@ -12,6 +12,7 @@ from kvforge.compiler.targets import TARGETS
 from kvforge.dtypes import COMPUTE_DTYPES, KV_DTYPES
 from kvforge.engine import WEIGHT_BYTES
 from kvforge.errors import BuildError, first_line
+from kvforge.kv_policies import parse
 from kvforge.model_checkpoint import read_model_config
 from model_defs import ModelConfig
 
@@ -112,6 +113,8 @@ def _value(where: str, name: str, node: yaml.Node) -> str | int | bool:
     if wanted == "str":
         if name in _CHOICES and node.value not in _CHOICES[name]:
             raise BuildError(f"{where}: {name} {node.value!r} is unknown; choose from {', '.join(_CHOICES[name])}.")
+        if name == "kv_policy":
+            _check_policy(where, node.value)
         if not node.value:
             raise BuildError(f"{where}: {name} is empty; give it a value or leave it out.")
         if any(character == "\0" or "\ud800" <= character <= "\udfff" for character in node.value):
@@ -131,3 +134,10 @@ def _value(where: str, name: str, node: yaml.Node) -> str | int | bool:
     if number < least:
         raise BuildError(f"{where}: {name} is {number}; it must be at least {least}.")
     return int(number)
+
+
+def _check_policy(where: str, text: str) -> None:
+    try:
+        parse(text)
+    except BuildError as error:
+        raise BuildError(f"{where}: {error}") from None

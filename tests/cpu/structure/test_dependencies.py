@@ -24,6 +24,15 @@ FORBIDDEN = {
         *MODEL_MAKING,
     ),
     "kvforge/engine.py": ("torch", "kvforge.compiler", "kvforge.runtime", "kvforge.serving", "model_defs", "plugins"),
+    "kvforge/kv_policies": (
+        "torch",
+        "kvforge.engine",
+        "kvforge.compiler",
+        "kvforge.runtime",
+        "kvforge.serving",
+        "model_defs",
+        "plugins",
+    ),
     "kvforge/tasks": (
         "torch",
         "kvforge.compiler",

@@ -1,0 +1,26 @@
+"""Exact attention: every token's K,V stays in its page."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from kvforge.kv_policies.policy import KVPolicy, Need, OwnerCache
+
+
+@dataclass(frozen=True)
+class Full(KVPolicy):
+    """Every token's K,V stays where it was written."""
+
+    name: ClassVar[str] = "full"
+    needs: ClassVar[frozenset[Need]] = frozenset()
+
+    def device_bytes(self, cache: OwnerCache, num_prompt_tokens: int, num_generated_tokens: int = 0) -> int:
+        return cache.padded(num_prompt_tokens + num_generated_tokens) * cache.token_bytes
+
+    def host_bytes(self, cache: OwnerCache, num_prompt_tokens: int, num_generated_tokens: int = 0) -> int:
+        return 0
+
+    def device_bytes_read(self, cache: OwnerCache, num_prompt_tokens: int, num_generated_tokens: int = 0) -> int:
+        return (num_prompt_tokens + num_generated_tokens) * cache.token_bytes
+
+    def host_bytes_read(self, cache: OwnerCache, num_prompt_tokens: int, num_generated_tokens: int = 0) -> int:
+        return 0
