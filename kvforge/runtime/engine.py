@@ -7,8 +7,6 @@ from collections.abc import Sequence as SequenceOf
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from kvforge.engine import TOKENIZER_DIR, load_manifest
 from kvforge.errors import EngineError, RequestError
 from kvforge.hardware import available_memory_bytes
@@ -25,6 +23,9 @@ from kvforge.runtime.sampling_state import make_state
 from kvforge.runtime.scheduler import Scheduler
 from kvforge.runtime.sequence import FinishReason, Request, RequestMetrics, Sequence, Status
 from kvforge.runtime.session import StepFunctions, load_session
+from kvforge.runtime.speculation.config import SpeculativeConfig, check_speculation
+from kvforge.runtime.speculation.drafting import Drafting
+from kvforge.runtime.speculation.verification import Verifier
 from kvforge.runtime.statistics import EngineStatistics
 from kvforge.runtime.step_threads import step_threads
 from kvforge.runtime.stop import Stopper, StopReason
@@ -41,9 +42,11 @@ class LLMEngine:
         num_pages: K,V pages to allocate; default from ``kv_cache_gib``, see ``config.resolve_config``.
         enable_prefix_cache: keep the pages of finished sequences for prompts that begin alike.
         max_num_tokens, max_num_seqs, max_seq_len: lower the engine's own limits.
+        speculative: where drafts of the next tokens come from; tokens stay those of plain decoding.
+        early_exit_threshold: decode tokens whose early exit is more probable than this skip the upper layers.
 
     Raises:
-        EngineError: the engine cannot be loaded or a limit is above the engine's.
+        EngineError: the engine cannot be loaded, a limit is above the engine's, or it cannot speculate so.
     """
 
     def __init__(
@@ -58,6 +61,8 @@ class LLMEngine:
         max_num_tokens: int | None = None,
         max_num_seqs: int | None = None,
         max_seq_len: int | None = None,
+        speculative: SpeculativeConfig | None = None,
+        early_exit_threshold: float | None = None,
     ) -> None:
         if session is None:
             if engine_dir is None:
@@ -65,6 +70,9 @@ class LLMEngine:
             manifest = load_manifest(engine_dir)
             tokenizer = tokenizer or Tokenizer.from_dir(Path(engine_dir) / TOKENIZER_DIR)
             session = load_session(Path(engine_dir), manifest)
+        check_speculation(speculative, early_exit_threshold, session.manifest)
+        if early_exit_threshold is not None:
+            raise EngineError("early exit at decode is not built into this runtime; leave early_exit_threshold out.")
         self.manifest = session.manifest
         self.tokenizer = tokenizer
         own_default = getattr(session, "default_kv_cache_gib", None)  # a session whose cache is not in main memory
@@ -91,6 +99,8 @@ class LLMEngine:
         self._arrivals = itertools.count()
         self._deadlines = Deadlines()
         self.statistics = EngineStatistics()
+        self.drafting = None if speculative is None else Drafting(speculative, session.manifest, self.config)
+        self.verifier = Verifier(session, self.scheduler, self.statistics, self._take)
 
     def add_request(self, request_id: str, prompt_token_ids: SequenceOf[int], params: SamplingParams) -> None:
         """Queue a request; its tokens come from later ``step()`` calls.
@@ -134,8 +144,7 @@ class LLMEngine:
             return False
         for sequence in request.sequences:
             if sequence.status is not Status.FINISHED:
-                self.scheduler.finish(sequence)
-                self.statistics.sequence_ended(sequence, "abort")
+                self._end(sequence, "abort")
         self._forget(request)
         return True
 
@@ -146,15 +155,22 @@ class LLMEngine:
         engine able to serve the others; so does, for a single sequence, a token that cannot be chosen.
         """
         outputs = self._expire()
+        if self.drafting is not None:
+            self.drafting.propose(self.scheduler)
         plan = self.scheduler.schedule()
+        if self.drafting is not None:
+            self.drafting.planned(plan, self.scheduler)
         if not plan:
             return outputs
         self.statistics.planned(plan)
-        survivors, rows = plan.survivors, plan.survivor_rows if plan.drafts else None
+        survivors = plan.survivors
         try:
             with step_threads(self.manifest.num_parameters, plan.num_tokens):
                 logits = self.runner.run(plan, self.scheduler.slots)
-                sampled = sample(logits if rows is None else logits[rows], survivors) if logits is not None else None
+                if logits is None:
+                    sampled = None
+                else:
+                    sampled = self.verifier.sample(plan, logits) if plan.drafts else sample(logits, survivors)
         except Exception as error:
             logger.exception("a step failed")
             self.statistics.num_failed_steps += 1
@@ -169,8 +185,11 @@ class LLMEngine:
         self.scheduler.commit(plan)
         news: dict[Sequence, SequenceOutput] = {}
         self._take(survivors, sampled, news)
-        if rows is not None:
-            self._verify(plan.drafts, dict(zip(survivors, rows, strict=True)), logits, news)
+        if plan.drafts:
+            self.verifier.verify(plan, logits, news)
+        for sequence in (*plan.drafts, *plan.draft_rooms):
+            if sequence.status is Status.RUNNING:
+                self.scheduler.roll_back(sequence)
         self.statistics.generated(news)
         return outputs + list(news.values())
 
@@ -248,39 +267,6 @@ class LLMEngine:
             if reason:
                 self._finish(sequence, reason, detail, output)
 
-    def _verify(
-        self,
-        drafts: dict[Sequence, tuple[int, ...]],
-        rows: dict[Sequence, int],
-        logits: torch.Tensor,
-        news: dict[Sequence, SequenceOutput],
-    ) -> None:
-        """Go along each sequence's drafts, sampling the token after every one that is what was sampled for its place.
-
-        The tokens are those of decoding one at a time: the same sampler, with the sequence's own random numbers.
-        ``rows`` are the sequences' first rows of ``logits``.
-        """
-        self.statistics.drafted(drafts)
-        walking, depth = list(drafts), 0
-        while walking:
-            right = [s for s in walking if drafts[s][depth : depth + 1] == tuple(news[s].new_token_ids[-1:])]
-            self.statistics.accepted(right)
-            depth += 1
-            walking = [sequence for sequence in right if sequence.status is Status.RUNNING]
-            if walking:
-                try:
-                    sampled = sample(logits[[rows[sequence] + depth for sequence in walking]], walking)
-                except Exception as error:
-                    logger.exception("sampling after a draft failed")
-                    message = f"{type(error).__name__}: {error}"
-                    sampled = SampledTokens([0] * len(walking), {}, dict.fromkeys(range(len(walking)), message))
-                self.scheduler.accept([s for row, s in enumerate(walking) if row not in sampled.errors])
-                self._take(walking, sampled, news)
-                walking = [sequence for row, sequence in enumerate(walking) if row not in sampled.errors]
-        for sequence in drafts:
-            if sequence.status is Status.RUNNING:
-                self.scheduler.roll_back(sequence)
-
     def _finish_reason(self, sequence: Sequence, token: int) -> tuple[FinishReason | None, StopReason]:
         stopper = sequence.stopper
         detail = stopper.check(sequence) if stopper is not None else None
@@ -295,14 +281,19 @@ class LLMEngine:
     def _finish(
         self, sequence: Sequence, reason: FinishReason, detail: StopReason, output: SequenceOutput | None = None
     ) -> SequenceOutput:
-        self.scheduler.finish(sequence)
-        self.statistics.sequence_ended(sequence, reason)
+        self._end(sequence, reason)
         request = self.requests[sequence.request_id]
         if request.finished:
             self._forget(request)
         output = output or SequenceOutput(sequence.request_id, sequence.index, [], metrics=request.metrics)
         output.finished, output.finish_reason, output.stop_reason = True, reason, detail
         return output
+
+    def _end(self, sequence: Sequence, reason: FinishReason) -> None:
+        self.scheduler.finish(sequence)
+        self.statistics.sequence_ended(sequence, reason)
+        if self.drafting is not None:
+            self.drafting.forget(sequence)
 
     def _forget(self, request: Request) -> None:
         self.statistics.request_ended(request, time.monotonic_ns())

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from itertools import accumulate
 
+from torch import Tensor
+
 from kvforge.runtime.sequence import Sequence
 
 
@@ -11,14 +13,18 @@ class Schedule:
     """One step's work: sequences with one token to compute, then chunks of sequences with several.
 
     ``budget`` is what is left of the step's tokens. A chunk that does not reach its sequence's end has no
-    survivor; one that does may go on with ``drafts``, which are survivors too. While sequences are admitted,
-    ``num_reserved`` pages are kept for those that run.
+    survivor; one that does may go on with ``drafts``, which are survivors too, each drawn from its row of
+    ``draft_probs`` if it was drawn. ``draft_rooms`` are drafts that the step may make itself: what they need is
+    reserved, and the runner moves those that it makes to ``drafts``. While sequences are admitted, ``num_reserved``
+    pages are kept for those that run.
     """
 
     budget: int
     decodes: list[Sequence] = field(default_factory=list)
     prefills: list[tuple[Sequence, int]] = field(default_factory=list)
     drafts: dict[Sequence, tuple[int, ...]] = field(default_factory=dict)
+    draft_probs: dict[Sequence, Tensor] = field(default_factory=dict)
+    draft_rooms: dict[Sequence, int] = field(default_factory=dict)
     num_preempted: int = 0
     num_reserved: int = 0
 
@@ -53,7 +59,8 @@ class Schedule:
 
     def drop(self, sequence: Sequence) -> None:
         """Take a sequence out and give its tokens back to the budget."""
-        self.budget += len(self.drafts.pop(sequence, ()))
+        self.budget += self.draft_rooms.pop(sequence, len(self.drafts.pop(sequence, ())))
+        self.draft_probs.pop(sequence, None)
         if sequence in self.decodes:
             self.decodes.remove(sequence)
             self.budget += 1

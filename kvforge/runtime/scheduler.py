@@ -31,7 +31,8 @@ class Scheduler:
 
     ``proposals`` are drafts of the next tokens of sequences. When a sequence's last token is computed, the first of
     them are computed with it as far as tokens, survivors and pages of the step are left by everything else; they
-    cost no other sequence anything. Proposals are for one step: what does not fit is dropped.
+    cost no other sequence anything. Proposals are for one step: what does not fit is dropped. ``rooms`` are numbers of
+    drafts that the next step may make of sequences without proposals; they are planned alike.
     """
 
     def __init__(self, config: RuntimeConfig) -> None:
@@ -42,6 +43,7 @@ class Scheduler:
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.proposals: dict[Sequence, tuple[int, ...]] = {}
+        self.rooms: dict[Sequence, int] = {}
         self.num_preemptions = 0
         self.num_reused_tokens = 0
         self.num_waits = 0
@@ -91,7 +93,7 @@ class Scheduler:
                 self._plan(plan, sequence, min(sequence.length - sequence.num_computed, plan.budget))
         if plan.num_preempted == 0 and plan.budget > 0 and self.waiting:
             self._plan_admissions(plan)
-        if self.proposals:
+        if self.proposals or self.rooms:
             self._plan_drafts(plan)
         return plan
 
@@ -174,21 +176,26 @@ class Scheduler:
         self.num_waits += len(prefixes.held_back)
 
     def _plan_drafts(self, plan: Schedule) -> None:
-        """Add the proposals of the plan's survivors, as many as fit."""
+        """Add the proposals of the plan's survivors, or room for drafts, as many as fit."""
         survivors = plan.survivors
         room = self.config.max_num_survivors - len(survivors)
         decodes = set(plan.decodes)
         for sequence in survivors:
             drafts = self.proposals.pop(sequence, ())
+            wanted = len(drafts) or self.rooms.get(sequence, 0)
             # One token more than drafts comes out of the step.
-            count = min(len(drafts), plan.budget, room, sequence.max_length - sequence.length - 1)
+            count = min(wanted, plan.budget, room, sequence.max_length - sequence.length - 1)
             while count > 0 and not self._extend(sequence, sequence.length + count):
                 count = min(count, len(sequence.pages) * self.config.page_size - sequence.length)
             if count > 0:
-                plan.drafts[sequence] = drafts[:count]
+                if drafts:
+                    plan.drafts[sequence] = drafts[:count]
+                else:
+                    plan.draft_rooms[sequence] = count
                 plan.budget -= count
                 room -= count
-        if moved := decodes & plan.drafts.keys():
+        self.rooms = {}
+        if moved := decodes & (plan.drafts.keys() | plan.draft_rooms.keys()):
             plan.prefills += [(sequence, 1) for sequence in plan.decodes if sequence in moved]
             plan.decodes = [sequence for sequence in plan.decodes if sequence not in moved]
 

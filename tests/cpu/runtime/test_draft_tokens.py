@@ -202,7 +202,9 @@ def test_stop_strings_and_guides_see_every_token_once_and_in_order(changes):
 def test_an_error_while_sampling_after_a_draft_ends_the_sequences_that_got_there(caplog, monkeypatch):
     expected = text(serve(GREEDY)[0][0])
     calls = iter(range(100))
-    monkeypatch.setattr("kvforge.runtime.engine.sample", lambda *a: 1 // 0 if next(calls) == 2 else sample(*a))
+    monkeypatch.setattr(
+        "kvforge.runtime.speculation.verification.sample", lambda *a: 1 // 0 if next(calls) == 2 else sample(*a)
+    )
     # Both prompts in one step: neither waits for the other's pages.
     engine = LLMEngine(session=FakeSession(max_draft_len=8), num_pages=60, enable_prefix_cache=False)
     engine.add_request("right", PROMPT, SamplingParams(**GREEDY, draft_token_ids=expected[:5]))

@@ -1,0 +1,68 @@
+"""What an engine is asked to speculate with, in vLLM's parameter names."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+from kvforge.engine import Manifest
+from kvforge.errors import EngineError
+
+Method = Literal["ngram", "draft_model", "early_exit"]
+
+
+@dataclass(frozen=True)
+class SpeculativeConfig:
+    """Where drafts come from and how long they are.
+
+    Attributes:
+        method: "ngram" looks the newest tokens up in the sequence itself, "draft_model" asks a smaller engine,
+            "early_exit" the engine's own early-exit head, within the step.
+        num_speculative_tokens: drafts of a sequence in one step at most.
+        prompt_lookup_min, prompt_lookup_max: newest tokens that "ngram" looks for, the most first.
+        draft_engine: engine directory of "draft_model".
+
+    Raises:
+        EngineError: the parts do not fit one another.
+    """
+
+    method: Method
+    num_speculative_tokens: int = 4
+    prompt_lookup_min: int = 2
+    prompt_lookup_max: int = 4
+    draft_engine: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.method not in get_args(Method):
+            raise EngineError(f"speculative method {self.method!r} is unknown; give {', '.join(get_args(Method))}.")
+        if self.num_speculative_tokens < 1:
+            raise EngineError(f"num_speculative_tokens is {self.num_speculative_tokens}; give 1 or more.")
+        if not 1 <= self.prompt_lookup_min <= self.prompt_lookup_max:
+            raise EngineError(
+                f"prompt_lookup_min is {self.prompt_lookup_min} and prompt_lookup_max {self.prompt_lookup_max}; "
+                "give 1 <= min <= max."
+            )
+        if (self.draft_engine is not None) != (self.method == "draft_model"):
+            raise EngineError("a draft engine and the method draft_model go together; give both or neither.")
+
+
+def check_speculation(config: SpeculativeConfig | None, early_exit_threshold: float | None, manifest: Manifest) -> None:
+    """Raise EngineError unless an engine can speculate so, or leave early with this probability.
+
+    Raises:
+        EngineError: both are asked for, or the engine was not built for what is.
+    """
+    if early_exit_threshold is not None:
+        if not 0.0 < early_exit_threshold <= 1.0:
+            raise EngineError(f"early_exit_threshold is {early_exit_threshold}; give a probability above 0, at most 1.")
+        if config is not None:
+            raise EngineError("early_exit_threshold does not go with speculative decoding; leave one of them out.")
+    if (early_exit_threshold is not None or (config is not None and config.method == "early_exit")) and (
+        not manifest.early_exit
+    ):
+        raise EngineError("the engine has no early exit; build it from a checkpoint with that head.")
+    if config is not None and config.num_speculative_tokens > manifest.max_draft_len:
+        count = config.num_speculative_tokens
+        raise EngineError(
+            f"num_speculative_tokens is {count}, but the engine was built for {manifest.max_draft_len} drafts of a "
+            f"sequence in a step; lower it or rebuild with kvforge build --max-draft-len {count}."
+        )

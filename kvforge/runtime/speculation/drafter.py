@@ -1,0 +1,50 @@
+"""What guesses tokens, and the one place that chooses the code for a method."""
+
+import importlib
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from kvforge.engine import Manifest
+from kvforge.errors import EngineError
+from kvforge.runtime.config import RuntimeConfig
+from kvforge.runtime.sequence import Sequence
+from kvforge.runtime.speculation.config import SpeculativeConfig
+
+_MODULES: dict[str, str] = {}
+"""Modules with a ``make_drafter(config, manifest, runtime_config)``; what drafts within the step needs none."""
+WITHIN_STEP: tuple[str, ...] = ()
+"""Methods whose drafts the runner makes in the step itself, in the room that is planned for them."""
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A guess of a sequence's next tokens."""
+
+    token_ids: tuple[int, ...]
+    probs: Tensor | None = None
+    """[len(token_ids), vocab_size] float32: what each token was drawn from; None: not drawn."""
+
+
+class Drafter(Protocol):
+    """Guesses the next tokens of sequences whose only token that is not computed is the last one."""
+
+    def draft(self, sequences: list[Sequence], counts: list[int]) -> list[Draft]:
+        """Return a draft for each sequence, of at most ``counts[i]`` tokens; fewer, or none, where it has no guess."""
+
+    def forget(self, sequence: Sequence) -> None:
+        """Free what is kept of a sequence that was finished, preempted or given up; idempotent."""
+
+
+def make_drafter(config: SpeculativeConfig, manifest: Manifest, runtime: RuntimeConfig) -> Drafter | None:
+    """Return the drafter of ``config.method``; None for a method that drafts within the step.
+
+    Raises:
+        EngineError: this runtime has no such drafter, or it cannot be loaded for this engine.
+    """
+    if config.method in WITHIN_STEP:
+        return None
+    if config.method not in _MODULES:
+        raise EngineError(f"speculative method {config.method} is not built into this runtime; choose another.")
+    return importlib.import_module(_MODULES[config.method]).make_drafter(config, manifest, runtime)
