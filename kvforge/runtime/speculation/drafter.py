@@ -12,10 +12,12 @@ from kvforge.runtime.config import RuntimeConfig
 from kvforge.runtime.sequence import Sequence
 from kvforge.runtime.speculation.config import SpeculativeConfig
 
-_MODULES: dict[str, str] = {}
+_MODULES: dict[str, str] = {"ngram": "kvforge.runtime.speculation.prompt_lookup"}
 """Modules with a ``make_drafter(config, manifest, runtime_config)``; what drafts within the step needs none."""
-WITHIN_STEP: tuple[str, ...] = ()
+WITHIN_STEP: tuple[str, ...] = ("early_exit",)
 """Methods whose drafts the runner makes in the step itself, in the room that is planned for them."""
+FREE: tuple[str, ...] = ("ngram",)
+"""Methods that draft in no time to speak of, so that how much is computed is decided when the drafts are there."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,12 @@ class Draft:
     token_ids: tuple[int, ...]
     probs: Tensor | None = None
     """[len(token_ids), vocab_size] float32: what each token was drawn from; None: not drawn."""
+
+    def first(self, count: int) -> "Draft":
+        """Its first ``count`` tokens."""
+        if count >= len(self.token_ids):
+            return self
+        return Draft(self.token_ids[:count], None if self.probs is None else self.probs[:count])
 
 
 class Drafter(Protocol):

@@ -1,15 +1,18 @@
 """The engine's side of drafting: whom to draft for before a step is planned, and what its plan made of it."""
 
 import logging
+import time
+from itertools import takewhile
 
 from kvforge.engine import Manifest
 from kvforge.runtime.config import RuntimeConfig
+from kvforge.runtime.outputs import SequenceOutput
 from kvforge.runtime.schedule import Schedule
 from kvforge.runtime.scheduler import Scheduler
 from kvforge.runtime.sequence import Sequence, Status
 from kvforge.runtime.speculation.config import SpeculativeConfig
 from kvforge.runtime.speculation.draft_length import DraftLength
-from kvforge.runtime.speculation.drafter import Draft, Drafter, make_drafter
+from kvforge.runtime.speculation.drafter import FREE, Draft, Drafter, make_drafter
 
 logger = logging.getLogger(__name__)
 
@@ -22,24 +25,37 @@ class Drafting:
 
     def __init__(self, config: SpeculativeConfig, manifest: Manifest, runtime: RuntimeConfig) -> None:
         self.drafter: Drafter | None = make_drafter(config, manifest, runtime)
+        self._is_free = config.method in FREE
         self._vocab_size = runtime.vocab_size
         self._lengths = DraftLength(config.num_speculative_tokens)
         self._drafts: dict[Sequence, Draft] = {}
         self._ran: list[Sequence] = []
+        self._asked = False
+        self._began = 0.0
         self._has_failed = False
 
     def propose(self, scheduler: Scheduler) -> None:
         """Propose drafts, or ask for room for them, for sequences that only have their last token to compute."""
+        self._began = time.perf_counter()
         self._ran = list(scheduler.running)
-        decoding = [s for s in self._ran if s.length - s.num_computed == 1 and s not in scheduler.proposals]
-        counts = self._lengths.counts(decoding)
-        wanted = [(sequence, count) for sequence, count in zip(decoding, counts, strict=True) if count > 0]
-        if self.drafter is None:
-            scheduler.rooms = dict(wanted)
-        elif wanted:
-            self._drafts = self._ask(self.drafter, wanted)
-            for sequence, draft in self._drafts.items():
-                scheduler.propose(sequence, draft.token_ids)
+        decoding = [s for s in self._ran if s.length - s.num_computed == 1]
+        room = {s: self._lengths.room(s) for s in decoding if s not in scheduler.proposals}
+        wanted = {sequence: count for sequence, count in room.items() if count > 0}
+        drafter = self.drafter
+        if drafter is not None and self._is_free:
+            drafts = self._ask(drafter, wanted)
+            available = {sequence: len(draft.token_ids) for sequence, draft in drafts.items()}
+            self._drafts = {s: drafts[s].first(n) for s, n in self._lengths.choose(len(decoding), available).items()}
+            self._asked = False
+        else:
+            wanted = self._lengths.choose(len(decoding), wanted)
+            self._asked = bool(wanted)
+            if drafter is None:
+                scheduler.rooms = wanted
+            else:
+                self._drafts = self._ask(drafter, wanted)
+        for sequence, draft in self._drafts.items():
+            scheduler.propose(sequence, draft.token_ids)
 
     def planned(self, plan: Schedule, scheduler: Scheduler) -> None:
         """Note which drafts are in the step's plan; the others are dropped, and so is what is kept of victims."""
@@ -52,6 +68,18 @@ class Drafting:
             if sequence.status is not Status.RUNNING:
                 self.forget(sequence)
 
+    def observe(self, plan: Schedule, news: dict[Sequence, SequenceOutput]) -> None:
+        """Learn from a step that has given tokens how long drafts should be."""
+        seconds = time.perf_counter() - self._began
+        results: dict[Sequence, tuple[int, int]] = {}
+        for sequence, drafts in plan.drafts.items():
+            pairs = zip(drafts, news[sequence].new_token_ids, strict=False)
+            results[sequence] = len(drafts), len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
+        num_sequences = len(plan.decodes) + len(plan.prefills)
+        no_prompts = num_sequences + plan.num_drafts == plan.num_tokens
+        was_plain = not (results or self._asked)
+        self._lengths.observe(num_sequences, results, was_plain, seconds if no_prompts else None)
+
     def forget(self, sequence: Sequence) -> None:
         """Free what is kept of a sequence that was finished, preempted or given up; idempotent."""
         self._lengths.forget(sequence)
@@ -61,17 +89,24 @@ class Drafting:
             except Exception:
                 self._log_failure()
 
-    def _ask(self, drafter: Drafter, wanted: list[tuple[Sequence, int]]) -> dict[Sequence, Draft]:
+    def _ask(self, drafter: Drafter, wanted: dict[Sequence, int]) -> dict[Sequence, Draft]:
+        """Drafts as far as they can be computed: tokens of the model, no more than were asked for."""
+        if not wanted:
+            return {}
         try:
-            drafts = drafter.draft([sequence for sequence, _ in wanted], [count for _, count in wanted])
+            drafts = drafter.draft(list(wanted), list(wanted.values()))
             return {
-                sequence: draft
-                for (sequence, count), draft in zip(wanted, drafts, strict=True)
-                if 0 < len(draft.token_ids) <= count and all(0 <= t < self._vocab_size for t in draft.token_ids)
+                sequence: draft.first(count)
+                for (sequence, count), draft in zip(wanted.items(), drafts, strict=True)
+                if draft.token_ids and self._can_be_computed(draft)
             }
         except Exception:
             self._log_failure()
             return {}
+
+    def _can_be_computed(self, draft: Draft) -> bool:
+        is_shaped = draft.probs is None or draft.probs.shape == (len(draft.token_ids), self._vocab_size)
+        return is_shaped and all(0 <= token < self._vocab_size for token in draft.token_ids)
 
     def _log_failure(self) -> None:
         if not self._has_failed:

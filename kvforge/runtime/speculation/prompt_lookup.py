@@ -1,0 +1,128 @@
+"""Prompt lookup: what followed the newest tokens where they last stood in the sequence.
+
+After prompt lookup decoding (Saxena 2023) and vLLM's "ngram"; the index is that of LZ77 coders.
+"""
+
+import numpy as np
+
+from kvforge.engine import Manifest
+from kvforge.runtime.config import RuntimeConfig
+from kvforge.runtime.sequence import Sequence
+from kvforge.runtime.speculation.config import SpeculativeConfig
+from kvforge.runtime.speculation.drafter import Draft, Drafter
+
+MAX_CANDIDATES = 64
+_MULTIPLIER = 0x9E3779B1
+_MASK = 0xFFFFFFFF
+
+
+class NgramIndex:
+    """Where each n-gram of one sequence stands, for n from ``least`` to ``most``: 8 to 12 bytes a token.
+
+    Places of equal hash of their last ``least`` tokens are chained, the newest first. A place is the index of the
+    token after an n-gram.
+
+    Args:
+        tokens: the sequence's token ids, int32; grows in place.
+        least, most: shortest and longest n-gram.
+    """
+
+    def __init__(self, tokens: np.ndarray, least: int, most: int) -> None:
+        self._tokens, self._least, self._most = tokens, least, most
+        self._bits = max(len(tokens) - 1, 1).bit_length()
+        self._newest = np.full(1 << self._bits, -1, dtype=np.int32)
+        self._older = np.full(len(tokens), -1, dtype=np.int32)
+        self._end = least
+        """Places below this are in the chains."""
+
+    def extend(self, length: int) -> None:
+        """Index all places of the first ``length`` tokens that have a token there, once; ``length`` may also shrink,
+        after which the tokens may be others."""
+        if self._least < self._end and length < self._end:
+            self._newest.fill(-1)
+            self._end = self._least
+        if length - self._end > 32:
+            self._extend_by_many(length)
+        for place in range(self._end, length):
+            bucket = self._bucket(place)
+            self._older[place] = self._newest[bucket]
+            self._newest[bucket] = place
+        self._end = max(self._end, length)
+
+    def longest(self, length: int) -> int:
+        """Return the place whose tokens before it agree longest with the last of ``length`` tokens, the newest such; -1
+        where no ``least`` agree. Looks at the newest ``MAX_CANDIDATES`` places; ``extend(length)`` comes before."""
+        if length <= self._least:
+            return -1
+        tokens, least, most = self._tokens, self._least, self._most
+        wanted = tokens[max(length - most, 0) : length].tolist()[::-1]
+        place, best, best_size = int(self._newest[self._bucket(length)]), -1, least - 1
+        for _ in range(MAX_CANDIDATES):
+            if place < 0:
+                break
+            there = tokens[max(place - most, 0) : place].tolist()[::-1]
+            size = next((i for i, (a, b) in enumerate(zip(there, wanted, strict=False)) if a != b), len(there))
+            if size > best_size:
+                best, best_size = place, size
+                if size == len(wanted):
+                    break
+            place = int(self._older[place])
+        return best
+
+    def _bucket(self, place: int) -> int:
+        value = 0
+        for token in self._tokens[place - self._least : place].tolist():
+            value = ((value ^ token) * _MULTIPLIER) & _MASK
+        return value >> (32 - self._bits)
+
+    def _extend_by_many(self, length: int) -> None:
+        places = np.arange(self._end, length, dtype=np.int32)
+        values = np.zeros(len(places), dtype=np.uint64)
+        for offset in range(self._least, 0, -1):
+            tokens = self._tokens[places - offset].astype(np.uint64)
+            values = ((values ^ tokens) * np.uint64(_MULTIPLIER)) & np.uint64(_MASK)
+        buckets = (values >> np.uint64(32 - self._bits)).astype(np.int64)
+        order = np.argsort(buckets, kind="stable")
+        places, buckets = places[order], buckets[order]
+        follows = np.zeros(len(places), dtype=bool)
+        follows[1:] = buckets[1:] == buckets[:-1]
+        self._older[places] = np.where(follows, np.roll(places, 1), self._newest[buckets])
+        self._newest[buckets] = places  # of equal buckets the last one stays: the newest place
+        self._end = length
+
+
+class PromptLookup:
+    """Drafts what followed the longest run of a sequence's newest tokens that it holds already.
+
+    Of runs of ``prompt_lookup_max`` down to ``prompt_lookup_min`` tokens the longest counts, of its occurrences the
+    newest. Where that lies less than a draft back, the draft goes on with its own beginning: a loop is drafted whole.
+    """
+
+    def __init__(self, config: SpeculativeConfig) -> None:
+        self._least, self._most = config.prompt_lookup_min, config.prompt_lookup_max
+        self._indices: dict[Sequence, NgramIndex] = {}
+
+    def draft(self, sequences: list[Sequence], counts: list[int]) -> list[Draft]:
+        """Return a draft of ``counts[i]`` tokens for each sequence that has such a run, of none for others."""
+        return [Draft(self._look_up(*pair)) for pair in zip(sequences, counts, strict=True)]
+
+    def forget(self, sequence: Sequence) -> None:
+        """Free the sequence's index; it is made anew when it is asked for."""
+        self._indices.pop(sequence, None)
+
+    def _look_up(self, sequence: Sequence, count: int) -> tuple[int, ...]:
+        index = self._indices.get(sequence)
+        if index is None:
+            index = self._indices[sequence] = NgramIndex(sequence.tokens, self._least, self._most)
+        index.extend(sequence.length)
+        place = index.longest(sequence.length)
+        if place < 0:
+            return ()
+        found = sequence.tokens[place : min(place + count, sequence.length)].tolist()
+        period = len(found)
+        return tuple(found[i % period] for i in range(count))
+
+
+def make_drafter(config: SpeculativeConfig, manifest: Manifest, runtime: RuntimeConfig) -> Drafter:
+    """Return prompt lookup; it needs nothing of the engine."""
+    return PromptLookup(config)
