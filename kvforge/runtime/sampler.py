@@ -16,6 +16,7 @@ from kvforge.runtime.token_draw import draw_tokens
 
 logger = logging.getLogger(__name__)
 
+NOT_FINITE = "the model's logits are not finite"
 _BLOCK = 128
 
 
@@ -39,8 +40,8 @@ def sample(logits: torch.Tensor, sequences: list[Sequence]) -> SampledTokens:
         sequences: R sequences, ``sequence.sampling`` holding their state (None: plain greedy).
     """
     states: list[SamplingState | None] = [sequence.sampling for sequence in sequences]
-    best, not_finite = _most_probable(logits)
-    errors = dict.fromkeys(not_finite, "the model's logits are not finite")
+    best, not_finite = most_probable(logits)
+    errors = dict.fromkeys(not_finite, NOT_FINITE)
     if not any(states):
         return SampledTokens(best.tolist(), {}, errors)
     active = [(row, state) for row, state in enumerate(states) if state is not None]
@@ -56,7 +57,7 @@ def sample(logits: torch.Tensor, sequences: list[Sequence]) -> SampledTokens:
                 except Exception as error:
                     logger.exception("adjusting logits failed")
                     errors.setdefault(row, f"{type(error).__name__}: {error}")
-        best, not_finite = _most_probable(adjusted)
+        best, not_finite = most_probable(adjusted)
         for row in not_finite:
             errors.setdefault(row, "bias, bad words and guide leave no token to generate; relax them")
     chosen = torch.from_numpy(best)
@@ -78,7 +79,7 @@ def sample(logits: torch.Tensor, sequences: list[Sequence]) -> SampledTokens:
     return SampledTokens(tokens, logprobs, errors, copies)
 
 
-def _most_probable(logits: torch.Tensor) -> tuple[np.ndarray, list[int]]:
+def most_probable(logits: torch.Tensor) -> tuple[np.ndarray, list[int]]:
     """Return the first token of the largest logit of each row, int64 [R], and the rows where that logit is NaN, which
     counts as the largest, or infinite.
 
@@ -96,6 +97,14 @@ def _most_probable(logits: torch.Tensor) -> tuple[np.ndarray, list[int]]:
 
 
 def _draw(logits: torch.Tensor, states: list[SamplingState]) -> torch.Tensor:
+    uniform = torch.tensor([state.random.random() for state in states], dtype=torch.float32, device=logits.device)
+    return draw_tokens(logits, *draw_filters(logits, states), uniform)
+
+
+def draw_filters(
+    logits: torch.Tensor, states: list[SamplingState]
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return temperature, top_k, top_p and min_p as ``draw_tokens`` takes them, each [R] for R rows of logits."""
     vocab_size = logits.shape[1]
     params = [state.params for state in states]
 
@@ -105,13 +114,11 @@ def _draw(logits: torch.Tensor, states: list[SamplingState]) -> torch.Tensor:
     top_k = torch.tensor(
         [min(p.top_k, vocab_size) if p.top_k > 0 else vocab_size for p in params], device=logits.device
     )
-    return draw_tokens(
-        logits,
+    return (
         column([max(p.temperature, 1e-6) for p in params]),
         top_k,
         column([max(state.top_p, 1e-6) for state in states]),
         column([p.min_p for p in params]),
-        column([state.random.random() for state in states]),
     )
 
 

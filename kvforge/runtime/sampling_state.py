@@ -49,6 +49,13 @@ class SamplingState:
             self.in_prompt = torch.zeros(vocab_size, dtype=torch.bool)
             self.in_prompt[torch.tensor(prompt_token_ids, dtype=torch.long)] = True
         self.adjusts_logits = _adjusts_logits(params, bad_words, guide)
+        changes_top_p = params.top_p_decay != 1 or params.top_p_min > params.top_p
+        reports = params.logprobs is not None or params.return_logits
+        self.may_reject = not (
+            params.greedy or params.seed is not None or self.adjusts_logits or changes_top_p or reports
+        )
+        """Its tokens may come of drafts that were drawn: nothing but temperature and filters bears on them, and nobody
+        asked for more than their distribution."""
 
     def record(self, token: int) -> None:
         """Take note of a generated token; raises KvforgeError where the guide cannot go on with it."""

@@ -1,5 +1,7 @@
 """Drawing tokens from filtered distributions, all rows at once."""
 
+from collections.abc import Iterator
+
 import torch
 
 _FIRST_CANDIDATES = 256
@@ -34,6 +36,31 @@ def draw_tokens(
     return torch.cat([_draw_rows(*part) for part in parts])
 
 
+def filter_logits(
+    logits: torch.Tensor, temperature: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tensor
+) -> torch.Tensor:
+    """Return a copy of ``logits`` in which the tokens that ``draw_tokens`` never draws are -inf; arguments as there."""
+    result = logits.clone()
+    parts = zip(*(values.split(_ROWS) for values in (result, temperature, top_k, top_p, min_p)), strict=True)
+    for part in parts:
+        _filter_rows(*part)
+    return result
+
+
+def _filter_rows(
+    logits: torch.Tensor, temperature: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tensor
+) -> None:
+    sorts = (top_k < logits.shape[1]) | (top_p < 1)
+    if not bool((sorts | (min_p > 0)).any()):
+        return
+    probs = (logits - logits.amax(-1, keepdim=True)).div_(temperature[:, None]).softmax(-1)
+    floor = torch.where(sorts, 0.0, min_p * probs.amax(-1))
+    logits.masked_fill_(probs < floor[:, None], -torch.inf)
+    for rows, ids, kept in _nuclei(probs, sorts.nonzero().flatten(), top_k, top_p, min_p):
+        places = torch.where(kept > 0, logits[rows].gather(1, ids), -torch.inf)
+        logits[rows] = torch.full_like(logits[rows], -torch.inf).scatter_(1, ids, places)
+
+
 def _draw_rows(
     logits: torch.Tensor,
     temperature: torch.Tensor,
@@ -52,19 +79,28 @@ def _draw_rows(
         rows = probs if len(free) == len(probs) else probs[free]
         floor = min_p[free] * rows.amax(-1)
         rows = torch.where(rows < floor[:, None], 0.0, rows)
-        tokens[free] = _invert(rows, uniform[free])
-    pending = filtered.nonzero().flatten()
+        tokens[free] = invert(rows, uniform[free])
+    for rows, ids, kept in _nuclei(probs, filtered.nonzero().flatten(), top_k, top_p, min_p):
+        picked = invert(kept, uniform[rows])
+        tokens[rows] = ids.gather(1, picked[:, None]).squeeze(1)
+    return tokens
+
+
+def _nuclei(
+    probs: torch.Tensor, pending: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tensor
+) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """Yield rows [n] of ``pending``, their most probable tokens [n, C] and those tokens' probabilities, 0 where the
+    filters drop one; every row of ``pending`` once."""
+    vocab_size = probs.shape[1]
     num_candidates = min(_FIRST_CANDIDATES, vocab_size)
     while len(pending):
         # The most probable tokens nearly always hold the nucleus; rows where they do not are sorted further.
         top, ids = (probs if len(pending) == len(probs) else probs[pending]).topk(num_candidates, dim=-1)
         kept, settled = _keep_prefix(top, top_k[pending], top_p[pending], min_p[pending], vocab_size)
         rows = settled.nonzero().flatten()
-        picked = _invert(kept[rows], uniform[pending[rows]])
-        tokens[pending[rows]] = ids[rows].gather(1, picked[:, None]).squeeze(1)
+        yield pending[rows], ids[rows], kept[rows]
         pending = pending[~settled]
         num_candidates = min(16 * num_candidates, vocab_size)
-    return tokens
 
 
 def _keep_prefix(
@@ -87,8 +123,9 @@ def _keep_prefix(
     return torch.where(nucleus, mass, 0.0), bounded | reached
 
 
-def _invert(probs: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
-    """First index whose cumulative probability exceeds ``uniform`` of the total; never an impossible one."""
+def invert(probs: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
+    """Return of each row [V] the first index whose cumulative probability exceeds ``uniform`` [R] of the total, never
+    an impossible one; int64 [R]."""
     cumulative = probs.cumsum(-1)
     total = cumulative[:, -1]
     target = torch.minimum(uniform * total, torch.nextafter(total, torch.zeros_like(total)))

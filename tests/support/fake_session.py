@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from kvforge.engine import SCHEMA_VERSION, Manifest
+from plugins.speculative_verify.reference import reference
 
 POISON = -7.0
 
@@ -122,6 +123,12 @@ class FakeSession:
                 assert torch.equal(hidden[row], context[-1])
                 logits.append(context_logits(context[:, 0], self.seed, self.manifest.vocab_size))
         return torch.from_numpy(np.stack(logits))
+
+    def verify(self, logits, draft_ids, draft_start, draft_probs, temperature, uniform):
+        assert self.manifest.max_draft_len > 0
+        assert len(logits) == len(draft_ids) + len(temperature) == len(uniform)
+        assert len(draft_probs) in (0, len(draft_ids)) and draft_start[-1] == len(draft_ids)
+        return reference(logits, draft_ids, draft_start, draft_probs, temperature, uniform)
 
 
 def context_logits(tokens, seed, vocab_size):

@@ -6,11 +6,12 @@ from collections.abc import Callable
 import torch
 
 from kvforge.runtime.outputs import SequenceOutput
-from kvforge.runtime.sampler import SampledTokens, sample
+from kvforge.runtime.sampler import NOT_FINITE, SampledTokens, sample
 from kvforge.runtime.schedule import Schedule
 from kvforge.runtime.scheduler import Scheduler
 from kvforge.runtime.sequence import Sequence, Status
 from kvforge.runtime.session import StepFunctions
+from kvforge.runtime.speculation.draft_runs import Run, drawn_runs, greedy_runs
 from kvforge.runtime.statistics import EngineStatistics
 
 logger = logging.getLogger(__name__)
@@ -20,11 +21,20 @@ Take = Callable[[list[Sequence], SampledTokens, dict[Sequence, SequenceOutput]],
 
 
 class Verifier:
-    """Chooses tokens of steps with drafts: ``sample`` each survivor's first one, ``verify`` those after it."""
+    """Chooses tokens of steps with drafts: ``sample`` each survivor's first one, ``verify`` those after it.
+
+    The engine's graph ``verify`` chooses all tokens of greedy sequences at once, and of those whose drafts were drawn
+    and whose tokens may come of rejection. Along the drafts of the others the sampler goes one token at a time, with
+    the sequence's own random numbers: their tokens are those of decoding without drafts, whatever the drafts are.
+    """
 
     def __init__(self, session: StepFunctions, scheduler: Scheduler, statistics: EngineStatistics, take: Take) -> None:
-        self._session, self._scheduler, self._statistics, self._take = session, scheduler, statistics, take
+        self._scheduler, self._statistics, self._take = scheduler, statistics, take
+        manifest = session.manifest
+        self._verify = getattr(session, "verify", None) if manifest.max_draft_len > 0 else None
+        self._most_drafts = manifest.max_num_seqs * manifest.max_draft_len
         self._rows: dict[Sequence, int] = {}
+        self._runs: dict[Sequence, Run] = {}
 
     def sample(self, plan: Schedule, logits: torch.Tensor) -> SampledTokens:
         """Choose the first new token of each of ``plan.survivors``, before the plan is committed.
@@ -32,26 +42,30 @@ class Verifier:
         Args:
             logits: [R, vocab_size] float32, the rows of each survivor followed by those of its drafts.
         """
-        survivors, rows = plan.survivors, plan.survivor_rows
-        self._rows = dict(zip(survivors, rows, strict=True))
-        return sample(logits[rows], survivors)
+        survivors = plan.survivors
+        self._rows = dict(zip(survivors, plan.survivor_rows, strict=True))
+        self._runs = {}
+        if self._verify is not None and plan.num_drafts <= self._most_drafts:
+            drawn = [s for s in plan.draft_probs if s.sampling is not None and s.sampling.may_reject]
+            if drawn:
+                self._runs |= drawn_runs(self._verify, plan, logits, drawn)
+            if any(sequence.sampling is None for sequence in plan.drafts):
+                self._runs |= greedy_runs(self._verify, plan, logits)
+        return self._tokens(survivors, 0, logits)
 
     def verify(self, plan: Schedule, logits: torch.Tensor, news: dict[Sequence, SequenceOutput]) -> None:
-        """Go along each sequence's drafts, sampling the token after every one that is what was sampled for its place.
-
-        The tokens are those of decoding one at a time: the same sampler, with the sequence's own random numbers.
-        """
-        drafts, rows = plan.drafts, self._rows
+        """Go along each sequence's drafts as far as they are right, and give it the token after every one of them."""
+        drafts = plan.drafts
         self._statistics.drafted(drafts)
         walking, depth = list(drafts), 0
         while walking:
-            right = [s for s in walking if drafts[s][depth : depth + 1] == tuple(news[s].new_token_ids[-1:])]
+            right = [sequence for sequence in walking if self._is_right(sequence, drafts[sequence], depth, news)]
             self._statistics.accepted(right)
             depth += 1
             walking = [sequence for sequence in right if sequence.status is Status.RUNNING]
             if walking:
                 try:
-                    sampled = sample(logits[[rows[sequence] + depth for sequence in walking]], walking)
+                    sampled = self._tokens(walking, depth, logits)
                 except Exception as error:
                     logger.exception("sampling after a draft failed")
                     message = f"{type(error).__name__}: {error}"
@@ -59,3 +73,33 @@ class Verifier:
                 self._scheduler.accept([s for row, s in enumerate(walking) if row not in sampled.errors])
                 self._take(walking, sampled, news)
                 walking = [sequence for row, sequence in enumerate(walking) if row not in sampled.errors]
+
+    def _is_right(
+        self, sequence: Sequence, draft: tuple[int, ...], depth: int, news: dict[Sequence, SequenceOutput]
+    ) -> bool:
+        if sequence in self._runs:
+            return depth < len(self._runs[sequence]) - 1
+        return draft[depth : depth + 1] == tuple(news[sequence].new_token_ids[-1:])
+
+    def _tokens(self, sequences: list[Sequence], depth: int, logits: torch.Tensor) -> SampledTokens:
+        """Choose the token after ``depth`` drafts of each sequence."""
+        runs = self._runs
+        sampled = [row for row, sequence in enumerate(sequences) if sequence not in runs]
+        if len(sampled) == len(sequences):
+            return sample(logits[[self._rows[sequence] + depth for sequence in sequences]], sequences)
+        tokens = [0 if sequence not in runs else runs[sequence][depth] for sequence in sequences]
+        result = SampledTokens(
+            [token or 0 for token in tokens], {}, {row: NOT_FINITE for row, token in enumerate(tokens) if token is None}
+        )
+        if sampled:
+            others = [sequences[row] for row in sampled]
+            part = sample(logits[[self._rows[sequence] + depth for sequence in others]], others)
+            for index, row in enumerate(sampled):
+                result.tokens[row] = part.tokens[index]
+            for whole, some in (
+                (result.logprobs, part.logprobs),
+                (result.errors, part.errors),
+                (result.logits, part.logits),
+            ):
+                whole.update({sampled[index]: value for index, value in some.items()})
+        return result

@@ -207,8 +207,9 @@ def test_an_error_while_sampling_after_a_draft_ends_the_sequences_that_got_there
     )
     # Both prompts in one step: neither waits for the other's pages.
     engine = LLMEngine(session=FakeSession(max_draft_len=8), num_pages=60, enable_prefix_cache=False)
-    engine.add_request("right", PROMPT, SamplingParams(**GREEDY, draft_token_ids=expected[:5]))
-    engine.add_request("wrong", PROMPT, SamplingParams(**GREEDY, draft_token_ids=[expected[0], 3]))
+    walked = {**GREEDY, "logprobs": 0}
+    engine.add_request("right", PROMPT, SamplingParams(**walked, draft_token_ids=expected[:5]))
+    engine.add_request("wrong", PROMPT, SamplingParams(**walked, draft_token_ids=[expected[0], 3]))
     outputs = {output.request_id: output for output in engine.step()}
     assert outputs["right"].finish_reason == "error" and outputs["right"].new_token_ids == expected[:2]
     assert "ZeroDivisionError" in outputs["right"].stop_reason
