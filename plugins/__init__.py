@@ -3,7 +3,11 @@
 `OPERATORS` is the table of them; `load_library` makes the compiled CPU kernels available.
 """
 
+from plugins.chunk_cache_update import OPERATOR as _CHUNK_CACHE_UPDATE
+from plugins.chunk_cache_update import chunk_cache_update
 from plugins.errors import PluginBuildError, PluginError, PluginLoadError
+from plugins.landmark_select import OPERATOR as _LANDMARK_SELECT
+from plugins.landmark_select import landmark_select
 from plugins.library import load_library
 from plugins.low_rank_key_reconstruct import OPERATOR as _LOW_RANK_KEY_RECONSTRUCT
 from plugins.low_rank_key_reconstruct import low_rank_key_reconstruct
@@ -14,6 +18,8 @@ from plugins.paged_attention import OPERATOR as _PAGED_ATTENTION
 from plugins.paged_attention import paged_attention
 from plugins.rope_paged_kv_write import OPERATOR as _ROPE_PAGED_KV_WRITE
 from plugins.rope_paged_kv_write import rope_paged_kv_write
+from plugins.selected_kv_write import OPERATOR as _SELECTED_KV_WRITE
+from plugins.selected_kv_write import selected_kv_write
 from plugins.speculative_verify import OPERATOR as _SPECULATIVE_VERIFY
 from plugins.speculative_verify import speculative_verify
 
@@ -25,6 +31,9 @@ OPERATORS: dict[str, Operator] = {
         _LOW_RANK_KEY_RECONSTRUCT,
         _SPECULATIVE_VERIFY,
         _PACKED_LINEAR,
+        _LANDMARK_SELECT,
+        _CHUNK_CACHE_UPDATE,
+        _SELECTED_KV_WRITE,
     )
 }
 
@@ -34,10 +43,13 @@ __all__ = [
     "PluginBuildError",
     "PluginError",
     "PluginLoadError",
+    "chunk_cache_update",
+    "landmark_select",
     "load_library",
     "low_rank_key_reconstruct",
     "packed_linear",
     "paged_attention",
     "rope_paged_kv_write",
+    "selected_kv_write",
     "speculative_verify",
 ]

@@ -232,3 +232,92 @@ def packed_linear_case(seed: int, *, small: bool = False) -> tuple:
     norm = normal(depth) if rng.random() < 0.5 else None
     residual = normal(rows, outputs + 5)[:, :outputs] if rng.random() < 0.5 else None
     return x, weight, scales, bias, norm, residual, outputs, 1e-5, gated, float32_out
+
+
+def landmark_select_case(seed: int, *, small: bool = False, dtypes: Sequence[torch.dtype] = DTYPES) -> tuple:
+    """Arguments of `landmark_select`: permuted pages, sequences without chunks or a query, small integers
+    (equal scores) in some cases, sequences that are all outliers but a few."""
+    rng, gen = random.Random(seed), torch.Generator().manual_seed(seed)
+    dtype, kv_heads, group = rng.choice(dtypes), rng.randint(1, 2 if small else 4), rng.randint(1, 8)
+    head_dim = rng.choice(SMALL_HEAD_DIMS if small else HEAD_DIMS)
+    chunks_per_page, sequences = rng.choice((1, 2, 4, 13)), rng.randint(0, 3 if small else 5)
+    most = 40 if small else 700
+    counts = [rng.choice((0, 1, rng.randint(1, 20), rng.randint(1, most))) for _ in range(sequences)]
+    queries = [rng.choice((0, 1, 1, 1, 3)) for _ in range(sequences)]
+    max_selected = rng.choice((0, 1, rng.randint(1, 30), rng.randint(1, 300)))
+    selected = [rng.choice((0, max_selected, rng.randint(0, max_selected))) for _ in range(sequences)]
+    pages = [-(-count // chunks_per_page) for count in counts]
+    num_pages = sum(pages) + rng.randint(1, 5)
+    free = torch.randperm(num_pages, generator=gen).int()
+    table = torch.randint(-(2**31), 2**31 - 1, (sequences, max(1, *pages, 0) + rng.randint(0, 2)), generator=gen).int()
+    shape = (num_pages, chunks_per_page, kv_heads, head_dim)
+    landmarks, is_outlier = _poison(shape, dtype), torch.randint(0, 2, shape[:3], generator=gen).byte()
+    whole = rng.random() < 0.3
+    begin = 0
+    for s, (count, used) in enumerate(zip(counts, pages, strict=True)):
+        table[s, :used] = free[begin : begin + used]
+        value = torch.randn(count, kv_heads, head_dim, generator=gen)
+        few = rng.choice((0.0, 0.1, 0.95))
+        outlier = torch.rand(count, kv_heads, generator=gen) < few
+        for m in range(count):
+            page, place = int(table[s, m // chunks_per_page]), m % chunks_per_page
+            landmarks[page, place] = (value[m].round() if whole else value[m]).to(dtype)
+            is_outlier[page, place] = outlier[m].byte() * rng.choice((1, 255))
+        begin += used
+    starts = torch.tensor([0, *queries]).cumsum(0)
+    q = torch.randn(sum(queries), kv_heads * group, head_dim, generator=gen)
+    q = (q.round() if whole else q * rng.choice((1.0, 4.0))).to(dtype)
+    for s, count in enumerate(queries):
+        q[int(starts[s]) : int(starts[s]) + count - 1] = float("nan")
+    scale = 0.125 if whole else head_dim**-0.5
+    ints = [torch.tensor(x, dtype=torch.int32) for x in (counts, selected)]
+    return q, landmarks, is_outlier, starts.int(), table, *ints, scale, max_selected
+
+
+def chunk_cache_update_case(seed: int, *, small: bool = False) -> tuple:
+    """Arguments of `chunk_cache_update`: places that are empty, hit or taken by others, sequences without a slot."""
+    rng, gen = random.Random(seed), torch.Generator().manual_seed(seed)
+    sequences, kv_heads = rng.randint(0, 3 if small else 6), rng.randint(1, 3 if small else 8)
+    chunk_size = rng.choice((1, 2, 8))
+    page_size, places = chunk_size * rng.choice((1, 2, 4)), rng.choice((0, 1, rng.randint(1, 12 if small else 60)))
+    chunks = places + rng.choice((0, 1, rng.randint(0, 2 * places + 20)))
+    width = max(1, -(-chunks * chunk_size // page_size))
+    slots = sequences + rng.randint(0, 2)
+    selected = torch.full((sequences, kv_heads, places), -1)
+    cached = torch.full((slots, kv_heads, places), -1)
+    for s in range(sequences):
+        count = rng.choice((places, rng.randint(0, places)))
+        for head in range(kv_heads):
+            selected[s, head, :count] = torch.randperm(chunks, generator=gen)[:count].sort().values
+    for s in range(slots):
+        kept = rng.choice((0.0, 0.5, 1.0))
+        for head in range(kv_heads):
+            cached[s, head] = torch.randperm(chunks, generator=gen)[:places]
+        cached[s][torch.rand(kv_heads, places, generator=gen) > kept] = -rng.randint(1, 3)
+    slot = torch.randperm(slots, generator=gen)[:sequences]
+    slot[torch.rand(sequences, generator=gen) < 0.2] = -rng.randint(1, 3)
+    tables = [torch.randperm(500, generator=gen)[: sequences * n] for n in (width, width + 2)]
+    shadow_table, page_table = (x.view(sequences, -1) if sequences else x.view(0, 1) for x in tables)
+    return (*(x.int() for x in (selected, cached, slot, shadow_table, page_table)), chunk_size, page_size)
+
+
+def selected_kv_write_case(
+    seed: int, *, small: bool = False, dtypes: Sequence[torch.dtype] = DTYPES
+) -> tuple[Tensor, ...]:
+    """Arguments of `selected_kv_write`: distinct targets, some tokens and heads left out."""
+    rng, gen = random.Random(seed), torch.Generator().manual_seed(seed)
+    dtype, kv_heads = rng.choice(dtypes), rng.randint(1, 3 if small else 8)
+    head_dim = rng.choice(SMALL_HEAD_DIMS if small else HEAD_DIMS)
+    count = rng.choice((0, 1, rng.randint(1, 20 if small else 300)))
+    page_size, host_page_size = rng.choice(PAGE_SIZES), rng.choice(PAGE_SIZES)
+    pages, host_pages = count // page_size + rng.randint(1, 3), rng.randint(1, 5)
+    pools = [torch.randn(pages, page_size, kv_heads, head_dim, generator=gen).to(dtype) for _ in range(2)]
+    host_v = torch.randn(host_pages, host_page_size, kv_heads, head_dim, generator=gen).to(dtype)
+    keys = torch.randn(count, kv_heads, head_dim, generator=gen).to(dtype)
+    heads = [torch.randperm(pages * page_size, generator=gen)[:count] for _ in range(kv_heads)]
+    targets = torch.stack(heads, dim=1)
+    rows = torch.randint(0, host_pages * host_page_size, (count, kv_heads), generator=gen)
+    nothing = torch.rand(count, kv_heads, generator=gen) < rng.choice((0.0, 0.6))
+    targets[nothing], rows[nothing] = -rng.randint(1, 5), rng.choice((-7, 2**31 - 1))
+    keys[nothing] = float("nan")
+    return keys, host_v, rows.int(), targets.int(), *pools

@@ -33,4 +33,17 @@ at::Tensor packed_linear(
     const std::optional<at::Tensor>& bias, const std::optional<at::Tensor>& norm,
     const std::optional<at::Tensor>& residual, int64_t out_features, double eps, bool gated, bool float32_out);
 
+at::Tensor landmark_select(
+    const at::Tensor& q, const at::Tensor& landmarks, const at::Tensor& is_outlier, const at::Tensor& query_start,
+    const at::Tensor& table, const at::Tensor& num_chunks, const at::Tensor& num_selected, double scale,
+    int64_t max_selected);
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> chunk_cache_update(
+    const at::Tensor& selected, at::Tensor& cached, const at::Tensor& slot, const at::Tensor& shadow_table,
+    const at::Tensor& page_table, int64_t chunk_size, int64_t page_size);
+
+void selected_kv_write(
+    const at::Tensor& keys, const at::Tensor& host_v, const at::Tensor& rows, const at::Tensor& targets,
+    at::Tensor& k_pool, at::Tensor& v_pool);
+
 }  // namespace kvforge

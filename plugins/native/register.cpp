@@ -10,4 +10,7 @@ TORCH_LIBRARY_IMPL(kvforge, CPU, m) {
   m.impl("low_rank_key_reconstruct", &kvforge::low_rank_key_reconstruct);
   m.impl("speculative_verify", &kvforge::speculative_verify);
   m.impl("packed_linear", &kvforge::packed_linear);
+  m.impl("landmark_select", &kvforge::landmark_select);
+  m.impl("chunk_cache_update", &kvforge::chunk_cache_update);
+  m.impl("selected_kv_write", &kvforge::selected_kv_write);
 }

@@ -7,6 +7,7 @@ from torch import Tensor
 
 import plugins
 from plugins import random_cases
+from plugins.landmark_select.reference import candidates
 from plugins.speculative_verify.reference import draw
 
 CASES: dict[str, Callable[..., tuple]] = {name: getattr(random_cases, f"{name}_case") for name in plugins.OPERATORS}
@@ -14,36 +15,63 @@ TOLERANCE = {torch.float32: 4e-6, torch.float16: 4e-3, torch.bfloat16: 1e-2}
 """Largest error of a float result, relative to its largest element."""
 
 
-def fresh(args: tuple) -> tuple:
-    """Copies of the tensors, so that an operator that writes them leaves the case alone; strides are kept."""
-    return tuple(x.clone() if isinstance(x, Tensor) and i >= 5 else x for i, x in enumerate(args))
+def written(name: str) -> list[int]:
+    """The places among the operator's arguments of those that it writes."""
+    arguments = getattr(torch.ops.kvforge, name).default._schema.arguments
+    return [i for i, a in enumerate(arguments) if a.alias_info is not None and a.alias_info.is_write]
+
+
+def fresh(name: str, args: tuple) -> tuple:
+    """The arguments with copies of what the operator writes, so that it leaves the case alone."""
+    places = written(name)
+    return tuple(x.clone() if isinstance(x, Tensor) and i in places else x for i, x in enumerate(args))
+
+
+def results(name: str, args: tuple, result: Tensor | tuple[Tensor, ...] | None) -> list[Tensor]:
+    """What a call gave: its results, then the arguments that it wrote."""
+    given = [result] if isinstance(result, Tensor) else list(result or ())
+    return given + [args[i] for i in written(name) if args[i] is not None]
 
 
 def reference(name: str, args: tuple) -> list[Tensor]:
-    """The reference's results; of a cache write, the pools (and scales) afterwards."""
-    args = fresh(args)
-    result = plugins.OPERATORS[name].reference(*args)
-    if result is None:
-        return [pool for pool in args[5:9] if pool is not None]
-    return list(result) if isinstance(result, tuple) else [result]
+    """The reference's results, then what it wrote."""
+    args = fresh(name, args)
+    return results(name, args, plugins.OPERATORS[name].reference(*args))
 
 
 def difference(name: str, args: tuple, got: list[Tensor], want: list[Tensor]) -> str | None:
     """None when ``got`` is what the reference allows, else what is wrong with it.
 
     A cache write has one right answer, bit for bit. Float results agree within ``TOLERANCE``. A drawn token may
-    differ where its number is within 1e-4 of a boundary of the cumulative sum.
+    differ where its number is within 1e-4 of a boundary of the cumulative sum, and a selected chunk where its score is
+    within 1e-4 of the least that is selected.
     """
     for one, other in zip(got, want, strict=True):
         if one.shape != other.shape or one.dtype != other.dtype:
             return f"{tuple(one.shape)} {one.dtype} instead of {tuple(other.shape)} {other.dtype}"
-    if name == "rope_paged_kv_write":
+    if name == "landmark_select":
+        return _chunks_differ(args, got[0], want[0])
+    if name in ("rope_paged_kv_write", "chunk_cache_update", "selected_kv_write"):
         return next((wrong for pair in zip(got, want, strict=True) if (wrong := _bits_differ(*pair))), None)
     if name == "speculative_verify":
         return _tokens_differ(args, got, want)
     if name == "packed_linear" and args[4] is not None:  # one rounding to bfloat16 of a normed value may differ
         got, want = [got[0].bfloat16()], [want[0].bfloat16()]
     return _values_differ(got[0], want[0])
+
+
+def _chunks_differ(args: tuple, got: Tensor, want: Tensor) -> str | None:
+    for s, head in (got != want).any(-1).nonzero().tolist():
+        ours, theirs = (x[s, head][x[s, head] >= 0].tolist() for x in (got, want))
+        swapped = {*ours} ^ {*theirs}
+        wrong = f"sequence {s} head {head}: {sorted(swapped & {*ours})} instead of {sorted(swapped & {*theirs})}"
+        if len(ours) != len(theirs) or sorted({*ours}) != got[s, head, : len(ours)].tolist():
+            return wrong
+        score = dict(zip(*(x.tolist() for x in candidates(*args[:6], args[7], s, head)), strict=True))
+        least = min(score[chunk] for chunk in theirs)
+        if any(abs(score.get(chunk, float("nan")) - least) >= 1e-4 for chunk in swapped) or swapped - score.keys():
+            return wrong
+    return None
 
 
 def _bits_differ(got: Tensor, want: Tensor) -> str | None:

@@ -13,22 +13,21 @@ import torch
 from torch import Tensor
 
 import plugins
-from tests.support.operator_cases import CASES, difference, fresh, reference
+from tests.support.operator_cases import CASES, difference, fresh, reference, results
 
 
 def run_cpu(name: str, args: tuple) -> list[Tensor]:
     """The C++ kernels, as the dispatcher calls them."""
-    args = fresh(args)
-    result = getattr(torch.ops.kvforge, name)(*args)
-    return _results(args, result)
+    args = fresh(name, args)
+    return results(name, args, getattr(torch.ops.kvforge, name)(*args))
 
 
 def run_triton(name: str, args: tuple) -> list[Tensor]:
     """The Triton kernels in Triton's interpreter."""
     import tests.support.triton_interpreter  # noqa: F401 (before any kernel: it sets the interpreter right)
 
-    args = fresh(args)
-    return _results(args, importlib.import_module(f"plugins.{name}.cuda").launch(*args))
+    args = fresh(name, args)
+    return results(name, args, importlib.import_module(f"plugins.{name}.cuda").launch(*args))
 
 
 def run_onnx(name: str, args: tuple) -> list[Tensor]:
@@ -50,12 +49,6 @@ def run_onnx(name: str, args: tuple) -> list[Tensor]:
         return run_operator(onnx_name, tuple(inputs), attributes, (args[0].dtype,))
     types = (torch.int32, torch.int32) if name == "speculative_verify" else (args[0].dtype,)
     return run_operator(onnx_name, args, {}, types)
-
-
-def _results(args: tuple, result: Tensor | tuple[Tensor, ...] | None) -> list[Tensor]:
-    if isinstance(result, Tensor):
-        return [result]
-    return list(result) if result else [pool for pool in args[5:9] if pool is not None]
 
 
 FACES: dict[str, Callable[[str, tuple], list[Tensor]]] = {"cpu": run_cpu, "onnx": run_onnx, "triton": run_triton}
