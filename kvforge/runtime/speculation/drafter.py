@@ -12,7 +12,10 @@ from kvforge.runtime.config import RuntimeConfig
 from kvforge.runtime.sequence import Sequence
 from kvforge.runtime.speculation.config import SpeculativeConfig
 
-_MODULES: dict[str, str] = {"ngram": "kvforge.runtime.speculation.prompt_lookup"}
+_MODULES: dict[str, str] = {
+    "ngram": "kvforge.runtime.speculation.prompt_lookup",
+    "draft_model": "kvforge.runtime.speculation.draft_model",
+}
 """Modules with a ``make_drafter(config, manifest, runtime_config)``; what drafts within the step needs none."""
 WITHIN_STEP: tuple[str, ...] = ("early_exit",)
 """Methods whose drafts the runner makes in the step itself, in the room that is planned for them."""
