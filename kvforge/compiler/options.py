@@ -1,7 +1,7 @@
 """What the user may choose when building an engine, and how "auto" is resolved."""
 
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -9,7 +9,7 @@ from kvforge.dtypes import COMPUTE_DTYPES, KV_DTYPES
 from kvforge.engine import KV_FORMATS, WEIGHT_BYTES, graph_names
 from kvforge.errors import BuildError
 from kvforge.hardware import cpu_isa
-from kvforge.kv_policies import Full, KVPolicy, parse
+from kvforge.kv_policies import Full, KVPolicy, compatibility, mechanisms, parse
 from model_defs import ModelConfig
 
 ALIASES = {"fp32": "float32", "bf16": "bfloat16"}
@@ -26,7 +26,7 @@ LIMITS = {
 @dataclass(frozen=True)
 class BuildOptions:
     """Options as given; ``None`` and ``"auto"`` leave the choice to :func:`resolve`. Without ``early_exit`` the head of
-    that name is left out where the checkpoint has one."""
+    that name is left out where the checkpoint has one. ``kv_policy`` is what ``kvforge.kv_policies.parse`` takes."""
 
     target: str = "cpu"
     dtype: str = "auto"
@@ -117,8 +117,10 @@ def resolve(
 
     Raises:
         BuildError: an unknown dtype, weights of a dtype that target or arithmetic do not have, a limit outside
-            ``LIMITS``, ``max_seq_len`` beyond the model's, or a static cache format for a checkpoint without scales.
+            ``LIMITS``, ``max_seq_len`` beyond the model's, a static cache format for a checkpoint without scales, or a
+            KV policy that does not go with the model or with another option.
     """
+    policy = parse(options.kv_policy)
     for name, (least, most) in LIMITS.items():
         value = getattr(options, name)
         if value is not None and not least <= value <= most:
@@ -147,6 +149,8 @@ def resolve(
             f"--kv-dtype {kv_dtype} needs a checkpoint that was calibrated for an 8-bit cache; make one with "
             f"kvforge quantize, or choose {kv_dtype.removesuffix('_static')}, which needs no calibration."
         )
+    policy.check(config.num_kv_heads, config.head_dim, options.page_size)
+    compatibility.check(_mechanisms(policy, options, config, dtype, kv_dtype))
     return ResolvedOptions(
         target=options.target,
         dtype=dtype,
@@ -158,8 +162,25 @@ def resolve(
         max_draft_len=options.max_draft_len,
         early_exit=config.early_exit,
         int8_weights=int8_weights,
-        policy=parse(options.kv_policy),
+        policy=policy,
     )
+
+
+def _mechanisms(
+    policy: KVPolicy, options: BuildOptions, config: ModelConfig, dtype: str, kv_dtype: str
+) -> list[mechanisms.Mechanism]:
+    """Return what acts on the cache of an engine with these options."""
+    cache = replace(mechanisms.QUANTIZED_CACHE, name=f"--kv-dtype {kv_dtype}", remedy=f"give --kv-dtype {dtype}")
+    is_there = [
+        (mechanisms.PAGING, True),
+        (mechanisms.SINGLE_INPUT_KV, config.cut < config.num_layers),
+        (mechanisms.ACROSS_KV, len(set(config.owner_of_layer)) < config.num_layers),
+        (cache, kv_dtype != dtype),
+        (mechanisms.SPECULATION, options.max_draft_len > 0),
+        (mechanisms.SLIDING_WINDOW, any(config.layer_windows)),
+        (mechanisms.TENSORRT, options.target == "tensorrt"),
+    ]
+    return [mechanisms.mechanism_of(policy), *(mechanism for mechanism, has in is_there if has)]
 
 
 def _check_weight_dtype(options: BuildOptions, dtype: str) -> None:

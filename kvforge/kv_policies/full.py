@@ -13,6 +13,9 @@ class Full(KVPolicy):
     name: ClassVar[str] = "full"
     needs: ClassVar[frozenset[Need]] = frozenset()
 
+    def check(self, num_kv_heads: int, head_dim: int, page_size: int) -> None:
+        """Any will do."""
+
     def device_bytes(self, cache: OwnerCache, num_prompt_tokens: int, num_generated_tokens: int = 0) -> int:
         return cache.padded(num_prompt_tokens + num_generated_tokens) * cache.token_bytes
 

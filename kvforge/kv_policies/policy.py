@@ -10,14 +10,19 @@ from typing import ClassVar
 class Need(Enum):
     """What a policy asks of the rest of an engine; ``compatibility`` derives from it which mechanisms go together."""
 
-    ATTENTION_SCORES = "attention scores"
-    WHOLE_PROMPT = "the whole prompt before it begins"
-    HISTORY_MUTATION = "changes to K,V that are already written"
-    PER_HEAD_LENGTHS = "another set of tokens per KV head"
+    ATTENTION_SCORES = "the attention that every key receives"
+    WHOLE_PROMPT = "all K,V of the prompt at its end"
+    EXACT_PROMPT = "the model's own K,V of the prompt"
+    WHOLE_PREFILL = "a prefill that runs all layers, to take its place"
+    HISTORY_MUTATION = "to change K,V that are already written"
+    PER_HEAD_LENGTHS = "another length for each KV head"
+    CACHE_PER_LAYER = "K,V of every layer"
     ONE_QUERY = "one query per sequence and step"
     PLAIN_ELEMENTS = "K,V in the model's dtype"
+    TOKEN_GROUPS = "groups of tokens that are complete"
     GLOBAL_ATTENTION = "layers that attend to all tokens"
-    TRUE_POSITIONS = "keys at their true positions, which are not cache indices"
+    SEQUENCE_STATE = "state of each sequence beside its pages"
+    CACHE_POSITIONS = "keys rotated at their index in the cache"
 
 
 @dataclass(frozen=True)
@@ -61,6 +66,10 @@ class KVPolicy(ABC):
         """The policy as ``--kv-policy`` takes it, every parameter named; equal text means an equal policy."""
         given = ",".join(f"{name}={value}" for name, value in self.parameters.items())
         return f"{self.name}:{given}" if given else self.name
+
+    @abstractmethod
+    def check(self, num_kv_heads: int, head_dim: int, page_size: int) -> None:
+        """Raise BuildError unless the parameters suit such heads and pages."""
 
     @abstractmethod
     def device_bytes(self, cache: OwnerCache, num_prompt_tokens: int, num_generated_tokens: int = 0) -> int:

@@ -36,12 +36,12 @@ class ShadowKV(KVPolicy):
     needs: ClassVar[frozenset[Need]] = frozenset(
         {
             Need.WHOLE_PROMPT,
-            Need.HISTORY_MUTATION,
-            Need.PER_HEAD_LENGTHS,
+            Need.EXACT_PROMPT,
+            Need.CACHE_PER_LAYER,
             Need.ONE_QUERY,
             Need.PLAIN_ELEMENTS,
             Need.GLOBAL_ATTENTION,
-            Need.TRUE_POSITIONS,
+            Need.SEQUENCE_STATE,
         }
     )
 

@@ -6,8 +6,6 @@ import numpy as np
 
 from kvforge.runtime.sequence import Sequence
 
-_ROOT = b"root"
-
 
 def page_digest(parent: bytes, tokens: np.ndarray) -> bytes:
     """Digest of a page from its parent's digest and its own token ids, so that it names the whole prefix."""
@@ -18,11 +16,13 @@ class PrefixCache:
     """Published pages by digest. A page is published only after a step has written all of its K,V.
 
     The first page published under a digest stays; later equal pages remain private to their sequence. The
-    cache lives and dies with one engine's pools, so token ids alone name the content.
+    cache lives and dies with one engine's pools: token ids and ``root``, the engine's KV policy with its parameters,
+    name the content.
     """
 
-    def __init__(self, page_size: int) -> None:
+    def __init__(self, page_size: int, root: str = "full") -> None:
         self.page_size = page_size
+        self._root = page_digest(root.encode(), np.empty(0, dtype=np.int32))
         self._page_of: dict[bytes, int] = {}
         self._digest_of: dict[int, bytes] = {}
 
@@ -30,8 +30,8 @@ class PrefixCache:
         return len(self._page_of)
 
     def lookup(self, sequence: Sequence) -> list[int]:
-        """Return the pages of the longest published prefix that leaves at least one token to compute."""
-        num_pages = (sequence.length - 1) // self.page_size
+        """Return the pages of the longest published prefix that the sequence may take over."""
+        num_pages = sequence.num_reusable // self.page_size
         pages: list[int] = []
         for index in range(num_pages):
             page = self.page_of(sequence, index)
@@ -68,6 +68,6 @@ class PrefixCache:
         digests = sequence.digests
         while len(digests) <= index:
             start = len(digests) * self.page_size
-            parent = digests[-1] if digests else _ROOT
+            parent = digests[-1] if digests else self._root
             digests.append(page_digest(parent, sequence.tokens[start : start + self.page_size]))
         return digests[index]

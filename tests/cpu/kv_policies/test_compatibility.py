@@ -1,0 +1,121 @@
+"""Which mechanisms go together: the whole table, the documentation made from it, and policies made up."""
+
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from kvforge.errors import BuildError
+from kvforge.kv_policies import POLICIES, Full, Need, ShadowKV
+from kvforge.kv_policies import mechanisms as m
+from kvforge.kv_policies.compatibility import check, compare, needs_table, table
+from kvforge.kv_policies.mechanisms import MECHANISMS, Answer, mechanism_of
+
+DOCS = Path(__file__).resolve().parents[3] / "docs" / "kv-policies.md"
+ANSWERS = {
+    "SingleInputKV":          "yes if- yes if  yes yes yes yes no  yes yes",
+    "AcrossKV":               "    yes if  if  yes yes yes yes if  yes yes",
+    "ShadowKV":               "        yes no  no  no  if  no  if  no  no ",
+    "eviction":               "            yes yes if  if  if  if  yes yes",
+    "8-bit cache":            "                yes no  yes yes yes yes yes",
+    "groups in 2 to 4 bits":  "                    yes if  if  yes yes yes",
+    "pages, shared prefixes": "                        yes yes yes yes yes",
+    "speculation":            "                            yes yes yes yes",
+    "KV prediction":          "                                yes yes yes",
+    "sliding windows":        "                                    yes yes",
+}  # fmt: skip
+"""Rows begin at the diagonal, which says nothing."""
+
+
+def test_the_whole_table() -> None:
+    names = [mechanism.name for mechanism in MECHANISMS]
+    assert names == [*ANSWERS, "target tensorrt"]
+    words = {"yes": Answer.YES, "no": Answer.NO, "if": Answer.CONDITION}
+    expected = {
+        (row, column): text[4 * position : 4 * position + 4].strip()
+        for row, text in ANSWERS.items()
+        for position, column in enumerate(names)
+    } | {("SingleInputKV", "AcrossKV"): "yes"}
+    for one, other in combinations(MECHANISMS, 2):
+        found = compare(one, other)
+        assert found.answer is words[expected[one.name, other.name]], (one.name, other.name)
+        assert compare(other, one).answer is found.answer
+        assert bool(found.limits) == (found.answer is not Answer.YES)
+
+
+def test_the_documentation_has_the_tables() -> None:
+    text = DOCS.read_text(encoding="utf-8")
+    assert table() in text, f"docs/kv-policies.md is not what the code says; it should hold:\n{table()}"
+    assert needs_table(tuple(POLICIES.values())) in text, needs_table(tuple(POLICIES.values()))
+
+
+def test_the_worst_limit_counts_and_every_reason_of_it_is_named() -> None:
+    verdict = compare(m.EVICTION, m.GROUPED_CACHE)
+    assert verdict.answer is Answer.CONDITION and len(verdict.limits) == 2
+    assert verdict.text == "if: only tokens of groups that are not sealed; evict first, quantize after"
+    both = m.Mechanism("both", limits={Need.ONE_QUERY: m.SPECULATION.limits[Need.ONE_QUERY]} | dict(m.PAGING.limits))
+    assert compare(both, mechanism_of(ShadowKV())).text == "no: drafts are queries as well"
+
+
+def test_what_is_built_goes_together_without_a_policy() -> None:
+    built = [mechanism for mechanism in MECHANISMS if mechanism.is_built and mechanism.name != "ShadowKV"]
+    assert len(built) == 7
+    check([mechanism_of(Full()), *built])
+
+
+@pytest.mark.parametrize(
+    ("other", "sentence"),
+    [
+        (
+            m.SPECULATION,
+            "--kv-policy shadowkv needs one query per sequence and step, but with speculation drafts are queries as "
+            "well; build with --max-draft-len 0.",
+        ),
+        (
+            m.QUANTIZED_CACHE,
+            "--kv-policy shadowkv needs K,V in the model's dtype, but with 8-bit cache the numbers in it have another; "
+            "give a --kv-dtype that is the --dtype.",
+        ),
+        (
+            m.SLIDING_WINDOW,
+            "--kv-policy shadowkv needs layers that attend to all tokens, but with sliding windows some layers see "
+            "only the last tokens; leave --kv-policy out for this model.",
+        ),
+        (
+            m.TENSORRT,
+            "--kv-policy shadowkv needs state of each sequence beside its pages, but with target tensorrt the graphs "
+            "take pages alone; build with --target cpu or cuda.",
+        ),
+    ],
+)
+def test_refusals_say_what_to_do(other, sentence) -> None:
+    for pair in ([mechanism_of(ShadowKV()), other], [other, mechanism_of(ShadowKV())]):
+        with pytest.raises(BuildError) as error:
+            check(pair)
+        assert str(error.value) == sentence
+
+
+def test_shadowkv_goes_with_the_rest() -> None:
+    check([mechanism_of(ShadowKV()), m.PAGING, m.SINGLE_INPUT_KV, m.ACROSS_KV])
+
+
+def test_a_new_policy_is_a_class_with_its_needs() -> None:
+    @dataclass(frozen=True)
+    class Sinks(Full):
+        name: ClassVar[str] = "sinks"
+        needs: ClassVar[frozenset[Need]] = frozenset({Need.CACHE_POSITIONS})
+
+    with pytest.raises(BuildError) as error:
+        check([mechanism_of(Sinks()), m.PAGING])
+    assert str(error.value) == (
+        "--kv-policy sinks needs keys rotated at their index in the cache, but with pages, shared prefixes shared keys "
+        "are rotated at their true positions; choose another --kv-policy."
+    )
+
+
+def test_every_need_is_limited_by_something() -> None:
+    """A need that all meet would say nothing."""
+    limited = {need for mechanism in MECHANISMS for need in mechanism.limits}
+    assert limited == set(Need)

@@ -1,0 +1,68 @@
+"""`kvforge build --kv-policy`: what is refused before any work, and what reaches the compiler."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from kvforge.cli import main
+from kvforge.compiler.options import BuildOptions, resolve
+from kvforge.errors import BuildError
+from kvforge.kv_policies import Full, ShadowKV
+from model_defs import load_config
+from tests.support.checkpoints import make_checkpoint
+
+SMALL = "shadowkv:rank=8,sparse_budget=64,num_outlier_chunks=2"
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """32 dimensions of keys a token."""
+    return make_checkpoint(tmp_path_factory.mktemp("policies") / "plain", "llama")
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--max-draft-len", "2"], "but with speculation drafts are queries as well; build with --max-draft-len 0."),
+        (["--kv-dtype", "fp8"], "but with --kv-dtype fp8 the numbers in it have another; give --kv-dtype float32."),
+        (["--kv-dtype", "int8"], "but with --kv-dtype int8 the numbers in it have another; give --kv-dtype float32."),
+        (["--kv-dtype", "bf16"], "but with --kv-dtype bfloat16 the numbers in it have another; give --kv-dtype"),
+        (["--target", "tensorrt"], "but with target tensorrt the graphs take pages alone; build with --target cpu or"),
+        (["--page-size", "12"], "--page-size 12 is no multiple of shadowkv's chunk_size 8; give one that is."),
+        (["--kv-policy", "shadowkv"], "rank 160 exceeds the 32 dimensions of a token's keys; give at most 32."),
+        (["--kv-policy", "shadowkv:rank=33"], "shadowkv: rank 33 exceeds the 32 dimensions"),
+        (["--kv-policy", "shadowkv:rank=8,sparse_budget=65"], "sparse_budget 65 is no multiple of chunk_size 8"),
+        (["--kv-policy", "shadowkv:budget=8"], "the KV policy shadowkv has no parameter 'budget'; it has rank, chunk_"),
+        (["--kv-policy", "h2o"], "the KV policy 'h2o' is unknown; choose from full, shadowkv."),
+    ],
+)  # fmt: skip
+def test_refused_before_any_work(flags, sentence, checkpoint: Path, tmp_path: Path, capsys) -> None:
+    assert main(["build", str(checkpoint), "-o", str(tmp_path / "engine"), "--kv-policy", SMALL, *flags]) == 1
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert error.startswith("kvforge: error: ") and sentence in error and error.endswith("."), error
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_sliding_windows_are_refused(tmp_path: Path, capsys) -> None:
+    path = make_checkpoint(tmp_path / "windows", "mistral", sliding_window=16)
+    assert main(["build", str(path), "-o", str(tmp_path / "engine"), "--kv-policy", SMALL]) == 1
+    assert "but with sliding windows some layers see only the last tokens;" in capsys.readouterr().err
+    assert not (tmp_path / "engine").exists()
+
+
+def test_a_checkpoint_with_an_8_bit_cache_says_which_dtype_to_give(checkpoint: Path) -> None:
+    config = load_config(json.loads((checkpoint / "config.json").read_text()))
+    with pytest.raises(
+        BuildError, match="with --kv-dtype fp8_static the numbers in it have another; give --kv-dtype b"
+    ):
+        resolve(BuildOptions(kv_policy=SMALL), config, "BF16", "FP8")
+    assert resolve(BuildOptions(kv_policy=SMALL, kv_dtype="bf16"), config, "BF16", "FP8").policy.parameters["rank"] == 8
+
+
+@pytest.mark.parametrize("target", ["cpu", "cuda"])
+def test_what_is_asked_for_reaches_the_compiler(target: str, checkpoint: Path) -> None:
+    config = load_config(json.loads((checkpoint / "config.json").read_text()))
+    resolved = resolve(BuildOptions(target=target, kv_policy=SMALL), config, "F32")
+    assert resolved.policy == ShadowKV(rank=8, sparse_budget=64, num_outlier_chunks=2)
+    assert resolve(BuildOptions(target=target, max_draft_len=3), config, "F32").policy == Full()
