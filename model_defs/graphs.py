@@ -3,7 +3,9 @@ ones: the head of an early exit at the cut, and the verification of drafts.
 
 Shapes: T packed tokens, S sequences, R survivors, M page-table columns; all dynamic. Parameter names are those
 of ``model_defs.weights``; a tied LM head is the embedding, under one name in both graphs. ``kv_scales`` are the static
-scales of each of ``config.owners``, or ``()`` where the cache has none or keeps its own.
+scales of each of ``config.owners``, or ``()`` where the cache has none or keeps its own. With a ``selection`` the
+graphs take ``shadow``, int32 (shadow_slot ``[S]``, shadow_table ``[S, Ms]``, num_chunks ``[S]``, num_selected ``[S]``)
+as ``StepChunks`` has them, and bring chunks into the pools; without one it is ``()``.
 """
 
 from collections.abc import Sequence
@@ -12,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import plugins
+from model_defs.chunk_selection import ChunkSelection, StepChunks, rope_tables
 from model_defs.config import ModelConfig
 from model_defs.layers import Block, KVScales, Linear, Pool, RMSNorm, StepInputs
 from model_defs.rope import rope_cos_sin
@@ -20,6 +23,32 @@ from model_defs.rope import rope_cos_sin
 def scales_by_owner(config: ModelConfig, kv_scales: Sequence[KVScales]) -> dict[int, KVScales]:
     """Return the scales of each owner layer, 1 where none are given; raises ValueError unless there is one each."""
     return dict(zip(config.owners, kv_scales or [(1.0, 1.0)] * len(config.owners), strict=True))
+
+
+class PositionedGraph(nn.Module):
+    """A graph of layers: it knows RoPE's frequencies and, with a ``selection``, cos and sin of every position."""
+
+    def __init__(self, config: ModelConfig, kv_scales: Sequence[KVScales], selection: ChunkSelection | None) -> None:
+        super().__init__()
+        self.config = config
+        self.kv_scales = scales_by_owner(config, kv_scales)
+        self.selection = selection
+
+    def register_positions(self) -> None:
+        """Register the buffers; after the parameters, so that graphs list these first."""
+        config = self.config
+        self.register_buffer("inverse_frequencies", config.rope.inverse_frequencies(config.head_dim))
+        if self.selection is not None:
+            cos, sin = rope_tables(config.rope, config.head_dim, config.max_position)
+            self.register_buffer("rope_cos", cos)
+            self.register_buffer("rope_sin", sin)
+
+    def chunks(self, shadow: tuple[Tensor, ...]) -> StepChunks | None:
+        """Return what layers need for the selection, None without one."""
+        if self.selection is None:
+            return None
+        slot, table, num_chunks, num_selected = shadow
+        return StepChunks(self.selection, slot, table, num_chunks, num_selected, self.rope_cos, self.rope_sin)
 
 
 class Embedding(nn.Module):
@@ -52,13 +81,13 @@ class SingleInputKV(nn.Module):
         return list(zip(parts[0::2], parts[1::2], strict=True))
 
 
-class LowerGraph(nn.Module):
+class LowerGraph(PositionedGraph):
     """Embedding, layers below the cut, and all K,V above it, for every token of the step."""
 
-    def __init__(self, config: ModelConfig, kv_scales: Sequence[KVScales] = ()) -> None:
-        super().__init__()
-        self.config = config
-        self.kv_scales = scales_by_owner(config, kv_scales)
+    def __init__(
+        self, config: ModelConfig, kv_scales: Sequence[KVScales] = (), selection: ChunkSelection | None = None
+    ) -> None:
+        super().__init__(config, kv_scales, selection)
         self.embed = Embedding(config)
         self.layers = nn.ModuleDict({str(layer): Block(config, layer) for layer in range(config.cut)})
         if config.is_swiftkv:
@@ -67,7 +96,7 @@ class LowerGraph(nn.Module):
                 for owner in config.upper_owners:
                     norms = nn.ModuleDict({"k_norm": RMSNorm(config.head_dim, config.rms_norm_eps)})
                     self.layers[str(owner)] = norms
-        self.register_buffer("inverse_frequencies", config.rope.inverse_frequencies(config.head_dim))
+        self.register_positions()
 
     def forward(
         self,
@@ -78,9 +107,10 @@ class LowerGraph(nn.Module):
         kv_length: Tensor,
         page_table: Tensor,
         pools: list[Pool],
+        shadow: tuple[Tensor, ...] = (),
     ) -> Tensor:
         """Return the first result of :meth:`step`; the pools are written in place."""
-        return self.step(input_ids, positions, slot_mapping, query_start, kv_length, page_table, pools)[0]
+        return self.step(input_ids, positions, slot_mapping, query_start, kv_length, page_table, pools, shadow)[0]
 
     def step(
         self,
@@ -91,15 +121,16 @@ class LowerGraph(nn.Module):
         kv_length: Tensor,
         page_table: Tensor,
         pools: list[Pool],
+        shadow: tuple[Tensor, ...] = (),
     ) -> tuple[Tensor, list[Pool]]:
         """Return the hidden state ``[T, hidden]`` entering the cut layer, and the pools with this step's K and V.
 
         ``input_ids``, ``positions`` and ``slot_mapping`` are int32 ``[T]``; ``pools`` is in owner order, as are the
-        new ones. Every owner's pool is written once.
+        new ones. Every owner's pool is written once, and with a selection again by the layer that chooses chunks of it.
         """
         config = self.config
         cos, sin = rope_cos_sin(positions, self.inverse_frequencies)
-        step = StepInputs(query_start, kv_length, page_table, cos, sin)
+        step = StepInputs(query_start, kv_length, page_table, cos, sin, self.chunks(shadow))
         hidden = F.embedding(input_ids, self.embed.weight)
         new_pools: list[Pool] = []
         for layer in range(config.cut):
@@ -118,18 +149,21 @@ class LowerGraph(nn.Module):
 
     def _write(self, owner: int, k: Tensor, v: Tensor, pool: Pool, slot_mapping: Tensor, step: StepInputs) -> Pool:
         k_scale, v_scale = self.kv_scales[owner]
-        return plugins.rope_paged_kv_write(
-            k, v, step.cos, step.sin, slot_mapping, *pool, k_scale=k_scale, v_scale=v_scale
+        cache, rest = (pool, ()) if step.chunks is None else (pool[:2], pool[2:])
+        written = plugins.rope_paged_kv_write(
+            k, v, step.cos, step.sin, slot_mapping, *cache, k_scale=k_scale, v_scale=v_scale
         )
+        return (*written, *rest)
 
 
-class UpperGraph(nn.Module):
-    """Layers above the cut, final norm and LM head, for the survivors only; writes nothing to the cache."""
+class UpperGraph(PositionedGraph):
+    """Layers above the cut, final norm and LM head, for the survivors only; writes nothing to the cache but chosen
+    chunks."""
 
-    def __init__(self, config: ModelConfig, kv_scales: Sequence[KVScales] = ()) -> None:
-        super().__init__()
-        self.config = config
-        self.kv_scales = scales_by_owner(config, kv_scales)
+    def __init__(
+        self, config: ModelConfig, kv_scales: Sequence[KVScales] = (), selection: ChunkSelection | None = None
+    ) -> None:
+        super().__init__(config, kv_scales, selection)
         self.layers = nn.ModuleDict(
             {str(layer): Block(config, layer) for layer in range(config.cut, config.num_layers)}
         )
@@ -139,7 +173,7 @@ class UpperGraph(nn.Module):
             self.embed = head
         else:
             self.lm_head = head
-        self.register_buffer("inverse_frequencies", config.rope.inverse_frequencies(config.head_dim))
+        self.register_positions()
 
     def forward(
         self,
@@ -150,6 +184,7 @@ class UpperGraph(nn.Module):
         kv_length: Tensor,
         page_table: Tensor,
         pools: list[Pool],
+        shadow: tuple[Tensor, ...] = (),
     ) -> Tensor:
         """Return fp32 logits ``[R, vocab]`` of the survivors.
 
@@ -160,7 +195,7 @@ class UpperGraph(nn.Module):
         hidden = hidden.index_select(0, survivor_index)
         if config.is_swiftkv:
             cos, sin = rope_cos_sin(positions.index_select(0, survivor_index), self.inverse_frequencies)
-            step = StepInputs(survivor_start, kv_length, page_table, cos, sin)
+            step = StepInputs(survivor_start, kv_length, page_table, cos, sin, self.chunks(shadow))
             pool_of_owner = dict(zip(config.upper_owners, pools, strict=True))
             for layer in range(config.cut, config.num_layers):
                 block = self.layers[str(layer)]

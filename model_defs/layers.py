@@ -7,12 +7,17 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import plugins
+from model_defs.chunk_selection import StepChunks, bring_in_chunks
 from model_defs.config import ModelConfig
 from model_defs.rope import apply_rope
 
 Pool = tuple[Tensor, ...]
 """The cache of one owner: K and V pool, each ``[pages, page_size, kv_heads, head_dim]``, and for dynamic 8-bit formats
-their float32 scales, each ``[pages, page_size, kv_heads]``."""
+their float32 scales, each ``[pages, page_size, kv_heads]``. Where chunks are selected, what ``bring_in_chunks`` takes:
+K and V pool, then u ``[shadow_pages, page_size, rank]``, landmarks ``[shadow_pages, page_size / chunk_size, kv_heads,
+head_dim]``, is_outlier uint8 ``[shadow_pages, page_size / chunk_size, kv_heads]``, sv ``[slots, kv_heads, rank,
+head_dim]``, cached int32 ``[slots, kv_heads, max_selected]`` and host_v ``[shadow_pages, page_size, kv_heads,
+head_dim]``."""
 
 KVScales = tuple[float, float]
 """Static scales of one owner's K and V; (1.0, 1.0) where the format has none."""
@@ -23,7 +28,7 @@ class StepInputs:
     """What attention needs to know of the packed step, besides q and the pools.
 
     ``query_start`` ``[S+1]``, ``kv_length`` ``[S]`` and ``page_table`` ``[S, M]`` are int32; ``cos`` and
-    ``sin`` ``[T, head_dim/2]`` fp32 belong to the queries' positions.
+    ``sin`` ``[T, head_dim/2]`` fp32 belong to the queries' positions. ``chunks`` is there where chunks are selected.
     """
 
     query_start: Tensor
@@ -31,6 +36,7 @@ class StepInputs:
     page_table: Tensor
     cos: Tensor
     sin: Tensor
+    chunks: StepChunks | None = None
 
 
 class RMSNorm(nn.Module):
@@ -111,8 +117,13 @@ class Block(nn.Module):
 
     def finish(self, hidden: Tensor, q: Tensor, pool: Pool, step: StepInputs, kv_scales: KVScales) -> Tensor:
         """Attend to ``pool`` and run the MLP; returns the next residual stream ``[T, hidden]``."""
+        q = apply_rope(q, step.cos, step.sin)
+        scales = pool[2:]
+        if step.chunks is not None:
+            bring_in_chunks(q, pool, step.query_start, step.page_table, step.chunks, self.scale)
+            scales = ()
         attended = plugins.paged_attention(
-            apply_rope(q, step.cos, step.sin),
+            q,
             pool[0],
             pool[1],
             step.query_start,
@@ -120,7 +131,7 @@ class Block(nn.Module):
             step.page_table,
             self.scale,
             self.window,
-            *pool[2:],
+            *scales,
             k_scale=kv_scales[0],
             v_scale=kv_scales[1],
         )

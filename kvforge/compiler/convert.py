@@ -11,10 +11,12 @@ from kvforge.checkpoint import Checkpoint
 from kvforge.checkpoint.safetensors_writer import TensorSpec, write_safetensors
 from kvforge.compiler.cpu_graph import linears, packed_tensors
 from model_defs import ModelConfig
+from model_defs.chunk_selection import rope_tables
 from model_defs.layers import Linear
 from model_defs.weights import WeightSpec, weight_specs
 
 FREQUENCIES = "inverse_frequencies"
+ROPE_TABLES = ("rope_cos", "rope_sin")
 EMBEDDING = "embed.weight"
 
 
@@ -25,12 +27,13 @@ def convert_weights(
     path: Path,
     progress: Callable[[int], object] = lambda _: None,
     packed_dtype: torch.dtype | None = None,
+    num_positions: int = 0,
 ) -> int:
     """Write every tensor of the graphs in ``dtype`` to ``path``; returns the number of parameters.
 
     With ``packed_dtype`` the weights of linear layers are packed as that. One fused tensor is in memory at a time. The
-    RoPE frequencies are stored beside the weights, in fp32. ``progress`` is called with the bytes of each tensor as it
-    is read.
+    RoPE frequencies are stored beside the weights, in fp32, and cos and sin of the first ``num_positions`` positions,
+    which graphs that select chunks have. ``progress`` is called with the bytes of each tensor as it is read.
 
     Raises:
         CheckpointError: a tensor is missing or has the wrong shape.
@@ -40,6 +43,11 @@ def convert_weights(
     layers = linears(config) if packed_dtype is not None else {}
     specs = [TensorSpec(FREQUENCIES, tuple(frequencies.shape), torch.float32)]
     sources: dict[str, Callable[[], Tensor]] = {FREQUENCIES: lambda: frequencies}
+    if num_positions:
+        tables = rope_tables(config.rope, config.head_dim, num_positions)
+        for name, table in zip(ROPE_TABLES, tables, strict=True):
+            specs.append(TensorSpec(name, tuple(table.shape), torch.float32))
+            sources[name] = table.contiguous
     for weight in weights:
         layer = weight.name.removesuffix(".weight")
         if layer in layers and packed_dtype is not None:

@@ -10,25 +10,38 @@ from torch.export import Dim, ExportedProgram
 
 from kvforge.compiler.cpu_graph import pack_linears
 from kvforge.compiler.options import ResolvedOptions
+from kvforge.kv_policies import ShadowKV
 from model_defs import ModelConfig
+from model_defs.chunk_selection import ChunkSelection, rope_tables
 from model_defs.graphs import EarlyExitGraph, LowerGraph, UpperGraph, VerifyGraph
 
 # Example sizes are pairwise different and not 0 or 1, so that no two dimensions are taken for one.
 _TOKENS, _SEQUENCES, _SURVIVORS, _COLUMNS, _PAGES, _DRAFTS = 24, 3, 5, 7, 11, 6
+_SHADOW_COLUMNS, _SHADOW_PAGES, _SLOTS = 9, 13, 4
+SHADOW_INPUTS = ("shadow_slot", "shadow_table", "num_chunks", "num_selected")
+"""The last inputs of ``lower`` and ``upper``, after the pools, where chunks are selected."""
 
 
 @dataclass(frozen=True)
 class ExportedGraph:
-    """An exported graph and the owner layers whose pools are its last inputs, in order."""
+    """An exported graph and the owner layers whose pools are its last inputs, in order; ``SHADOW_INPUTS`` follow where
+    chunks are selected."""
 
     name: str
     program: ExportedProgram
     pool_owners: tuple[int, ...]
 
 
+def selection_of(options: ResolvedOptions) -> ChunkSelection | None:
+    """Return which chunks the engine's KV policy selects at each decode step, None where it selects none."""
+    policy = options.policy
+    return ChunkSelection(policy.chunk_size, policy.max_selected) if isinstance(policy, ShadowKV) else None
+
+
 def uninitialised(module: nn.Module, config: ModelConfig, options: ResolvedOptions, device: str = "cpu") -> nn.Module:
     """Give a meta-device graph storage: its parameters are never written, so they cost no memory; the fp32
-    frequencies, where it has them, are. Linear layers become packed ones where the options say so."""
+    frequencies and tables of positions, where it has them, are. Linear layers become packed ones where the options say
+    so."""
     for owner in module.modules():
         for name, parameter in owner._parameters.items():
             if parameter is not None:
@@ -36,6 +49,9 @@ def uninitialised(module: nn.Module, config: ModelConfig, options: ResolvedOptio
                 owner._parameters[name] = nn.Parameter(empty, requires_grad=False)
     if "inverse_frequencies" in module._buffers:
         module.inverse_frequencies = config.rope.inverse_frequencies(config.head_dim).to(device)
+    if "rope_cos" in module._buffers:
+        tables = rope_tables(config.rope, config.head_dim, options.max_seq_len)
+        module.rope_cos, module.rope_sin = (table.to(device) for table in tables)
     if options.packed_dtype is not None:
         pack_linears(module, options.packed_dtype)
     return module.eval()
@@ -45,14 +61,37 @@ def example_pools(
     config: ModelConfig, options: ResolvedOptions, num_owners: int, device: str = "cpu"
 ) -> list[tuple[Tensor, ...]]:
     """Return pools of the engine's format for ``num_owners`` owners, uninitialised."""
-    shape = (_PAGES, options.page_size, config.num_kv_heads, config.head_dim)
+    specs = pool_specs(config, options)
+    return [tuple(torch.empty(shape, dtype=dtype, device=device) for shape, dtype in specs) for _ in range(num_owners)]
 
-    def pool() -> tuple[Tensor, ...]:
-        elements = [torch.empty(shape, dtype=options.torch_kv_dtype, device=device) for _ in range(2)]
-        scales = [torch.empty(shape[:3], dtype=torch.float32, device=device) for _ in range(2)]
-        return (*elements, *scales) if options.has_scale_pools else tuple(elements)
 
-    return [pool() for _ in range(num_owners)]
+def pool_specs(config: ModelConfig, options: ResolvedOptions) -> list[tuple[tuple[int, ...], torch.dtype]]:
+    """Return shape, with example sizes in the first dimension, and dtype of each tensor of one owner's pool."""
+    heads, dim, dtype, policy = config.num_kv_heads, config.head_dim, options.torch_kv_dtype, options.policy
+    slots = (_PAGES, options.page_size, heads)
+    specs: list[tuple[tuple[int, ...], torch.dtype]] = [((*slots, dim), dtype)] * 2
+    if options.has_scale_pools:
+        return specs + [(slots, torch.float32)] * 2
+    if isinstance(policy, ShadowKV):
+        chunks = (_SHADOW_PAGES, options.page_size // policy.chunk_size, heads)
+        specs += [
+            ((_SHADOW_PAGES, options.page_size, policy.rank), dtype),
+            ((*chunks, dim), dtype),
+            (chunks, torch.uint8),
+            ((_SLOTS, heads, policy.rank, dim), dtype),
+            ((_SLOTS, heads, policy.max_selected), torch.int32),
+            ((_SHADOW_PAGES, options.page_size, heads, dim), dtype),
+        ]
+    return specs
+
+
+def shadow_example(options: ResolvedOptions, device: str = "cpu") -> tuple[tuple[Tensor, ...], ...]:
+    """Return the last argument of ``lower`` and ``upper`` where chunks are selected, of three sequences that are not
+    factored; nothing elsewhere."""
+    if selection_of(options) is None:
+        return ()
+    shapes = ((_SEQUENCES,), (_SEQUENCES, _SHADOW_COLUMNS), (_SEQUENCES,), (_SEQUENCES,))
+    return (tuple(torch.zeros(shape, dtype=torch.int32, device=device) for shape in shapes),)
 
 
 def lower_example(config: ModelConfig, options: ResolvedOptions, device: str = "cpu") -> tuple[Any, ...]:
@@ -66,6 +105,7 @@ def lower_example(config: ModelConfig, options: ResolvedOptions, device: str = "
         torch.tensor([5, 4, 15], dtype=torch.int32, device=device),
         torch.zeros(_SEQUENCES, _COLUMNS, dtype=torch.int32, device=device),
         example_pools(config, options, len(config.owners), device),
+        *shadow_example(options, device),
     )
 
 
@@ -79,6 +119,7 @@ def upper_example(config: ModelConfig, options: ResolvedOptions, device: str = "
         torch.tensor([5, 4, 15], dtype=torch.int32, device=device),
         torch.zeros(_SEQUENCES, _COLUMNS, dtype=torch.int32, device=device),
         example_pools(config, options, len(config.upper_owners), device),
+        *shadow_example(options, device),
     )
 
 
@@ -103,27 +144,29 @@ def verify_example(config: ModelConfig, options: ResolvedOptions, device: str = 
 def export_lower(
     config: ModelConfig, options: ResolvedOptions, device: str = "cpu", module_type: type[LowerGraph] = LowerGraph
 ) -> ExportedGraph:
-    """Export ``lower``: T, S, M and the number of pages are dynamic."""
+    """Export ``lower``: T, S, M and the numbers of pages are dynamic; with a selection also Ms and the slots."""
     with torch.device("meta"):
-        module = module_type(config, options.kv_scales)
+        module = module_type(config, options.kv_scales, selection_of(options))
     arguments = lower_example(config, options, device)
     auto = Dim.DYNAMIC
-    pools = [({0: auto},) * len(pool) for pool in arguments[-1]]
-    dynamic = ({0: auto}, {0: auto}, {0: auto}, {0: auto}, {0: auto}, {0: auto, 1: auto}, pools)
+    pools = [({0: auto},) * len(pool) for pool in arguments[6]]
+    shadow = [tuple(dict.fromkeys(range(tensor.dim()), auto) for tensor in tensors) for tensors in arguments[7:]]
+    dynamic = ({0: auto}, {0: auto}, {0: auto}, {0: auto}, {0: auto}, {0: auto, 1: auto}, pools, *shadow)
     module = uninitialised(module, config, options, device)
     program = torch.export.export(module, arguments, dynamic_shapes=dynamic, strict=False)
     return ExportedGraph("lower", program, config.owners)
 
 
 def export_upper(config: ModelConfig, options: ResolvedOptions, device: str = "cpu") -> ExportedGraph:
-    """Export ``upper``: T, R, S, M and the number of pages are dynamic."""
+    """Export ``upper``: T, R, S, M and the numbers of pages are dynamic; with a selection also Ms and the slots."""
     with torch.device("meta"):
-        module = UpperGraph(config, options.kv_scales)
+        module = UpperGraph(config, options.kv_scales, selection_of(options))
     arguments = upper_example(config, options, device)
     auto = Dim.DYNAMIC
     step = auto if config.is_swiftkv else Dim.AUTO  # without a cut these are not read
-    pools = [({0: auto},) * len(pool) for pool in arguments[-1]]
-    dynamic = ({0: auto}, {0: auto}, {0: step}, {0: step}, {0: step}, {0: step, 1: step}, pools)
+    pools = [({0: auto},) * len(pool) for pool in arguments[6]]
+    shadow = [tuple(dict.fromkeys(range(tensor.dim()), step) for tensor in tensors) for tensors in arguments[7:]]
+    dynamic = ({0: auto}, {0: auto}, {0: step}, {0: step}, {0: step}, {0: step, 1: step}, pools, *shadow)
     module = uninitialised(module, config, options, device)
     program = torch.export.export(module, arguments, dynamic_shapes=dynamic, strict=False)
     return ExportedGraph("upper", program, config.upper_owners)

@@ -7,8 +7,9 @@ from typing import Any, NoReturn
 import torch
 from torch.fx import Node
 
-from kvforge.compiler.export import ExportedGraph
+from kvforge.compiler.export import SHADOW_INPUTS, ExportedGraph, pool_specs, selection_of
 from kvforge.compiler.options import ResolvedOptions
+from kvforge.compiler.verify_selection import SELECTION, broken_selection
 from kvforge.errors import BuildError
 from model_defs import ModelConfig
 from model_defs.graphs import scales_by_owner
@@ -18,17 +19,18 @@ _ATTEND = "kvforge::paged_attention"
 _VERIFY = "kvforge::speculative_verify"
 _LINEAR = "kvforge::packed_linear"
 _OPERATORS = {
-    "lower": (_WRITE, _ATTEND, _LINEAR),
-    "upper": (_ATTEND, _LINEAR),
+    "lower": (_WRITE, _ATTEND, _LINEAR, *SELECTION),
+    "upper": (_ATTEND, _LINEAR, *SELECTION),
     "early_exit": (_LINEAR,),
     "verify": (_VERIFY,),
 }
 _POOL_ARGUMENTS = ("k_pool", "v_pool", "k_scales", "v_scales")
+_SHADOW_POOLS = ("k_pool", "v_pool", "u", "landmarks", "is_outlier", "sv", "cached", "host_v")
 
 
 @dataclass(frozen=True)
 class _PoolInput:
-    """A placeholder of the graph: the owner it belongs to and which of ``_POOL_ARGUMENTS`` it is."""
+    """A placeholder of the graph: the owner it belongs to and which argument of operators it is."""
 
     owner: int
     role: str
@@ -39,8 +41,10 @@ def verify(graph: ExportedGraph, config: ModelConfig, options: ResolvedOptions) 
 
     Every operator is known and belongs to the graph; every owner's pools are written once by ``lower`` and never by
     ``upper``; layer i reads its owner's pools, after the write; elements and scales go together, with the owner's
-    static scale where it has one; ``early_exit`` has nothing to do with the cache; linear layers are packed where the
-    options say so and nowhere else; pools, hidden state, logits and tokens have the declared dtypes.
+    static scale where it has one; where the KV policy selects chunks, and only there, each layer brings those of its
+    choice into its owner's pools right before it reads them (``verify_selection``); ``early_exit`` has nothing to do
+    with the cache; linear layers are packed where the options say so and nowhere else; pools, hidden state, logits and
+    tokens have the declared dtypes.
 
     Raises:
         BuildError: naming the node that breaks a rule.
@@ -67,11 +71,15 @@ def _check_linears(graph: ExportedGraph, options: ResolvedOptions) -> None:
 def _check_cache(
     graph: ExportedGraph, config: ModelConfig, options: ResolvedOptions, calls: list[tuple[Node, str]]
 ) -> None:
-    pools = _pool_inputs(graph, options)
+    pools = _pool_inputs(graph, config, options)
     scales = scales_by_owner(config, options.kv_scales)
     writes: Counter[int] = Counter()
     reads: list[int] = []
+    selecting: list[Node] = []
     for node, name in calls:
+        if name in SELECTION:
+            selecting.append(node)
+            continue
         owner = _owner(graph, node, pools, options)
         found = tuple(_argument(node, scale) for scale in ("k_scale", "v_scale"))
         if found != scales[owner]:
@@ -83,9 +91,16 @@ def _check_cache(
             if writes[owner] > 1:
                 _fail(graph, node, f"writes the cache of layer {owner} a second time")
         else:
+            if selecting or selection_of(options) is not None:
+                own = {pool.role: name for name, pool in pools.items() if pool.owner == owner}
+                if broken := broken_selection(selecting, node, own, selection_of(options)):
+                    _fail(graph, *broken)
+                selecting = []
             reads.append(owner)
             if graph.name == "lower" and not writes[owner]:
                 _fail(graph, node, f"reads the cache of layer {owner} before this step's K and V are written")
+    if selecting:
+        _fail(graph, selecting[0], "selects chunks that no layer reads")
     is_lower = graph.name == "lower"
     layers = range(config.cut) if is_lower else range(config.cut, config.num_layers)
     expected_reads = [config.owner_of_layer[layer] for layer in layers]
@@ -97,16 +112,22 @@ def _check_cache(
         )
 
 
-def _pool_inputs(graph: ExportedGraph, options: ResolvedOptions) -> dict[str, _PoolInput]:
-    """Map each pool placeholder's name to what it is; the pools are the last inputs of the graph."""
-    roles = _POOL_ARGUMENTS if options.has_scale_pools else _POOL_ARGUMENTS[:2]
-    expected = [_PoolInput(owner, role) for owner in graph.pool_owners for role in roles]
+def _pool_inputs(graph: ExportedGraph, config: ModelConfig, options: ResolvedOptions) -> dict[str, _PoolInput]:
+    """Map each pool placeholder's name to what it is; the pools are the last inputs of the graph but those of a
+    selection."""
+    specs = pool_specs(config, options)
+    roles = _POOL_ARGUMENTS[: len(specs)] if selection_of(options) is None else _SHADOW_POOLS
+    expected = [
+        (_PoolInput(owner, role), dtype)
+        for owner in graph.pool_owners
+        for role, (_, dtype) in zip(roles, specs, strict=True)
+    ]
     names = list(graph.program.graph_signature.user_inputs)
+    end = len(names) - (0 if selection_of(options) is None else len(SHADOW_INPUTS))
     placeholders = {node.name: node for node in graph.program.graph.nodes if node.op == "placeholder"}
     pools: dict[str, _PoolInput] = {}
-    for name, pool in zip(names[len(names) - len(expected) :], expected, strict=True):
+    for name, (pool, dtype) in zip(names[end - len(expected) : end], expected, strict=True):
         node = placeholders[str(name)]
-        dtype = options.torch_kv_dtype if pool.role in _POOL_ARGUMENTS[:2] else torch.float32
         if node.meta["val"].dtype != dtype:
             _fail(graph, node, f"is a cache pool of dtype {node.meta['val'].dtype}, not {dtype}")
         pools[node.name] = pool

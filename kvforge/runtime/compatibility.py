@@ -1,8 +1,10 @@
 """Whether an engine was built for this torch and these operators."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 import plugins
 from kvforge.engine import Manifest
@@ -16,6 +18,16 @@ NO_EARLY_EXIT = (
     "without --no-early-exit."
 )
 """What ``early_exit`` says of an engine without that graph."""
+
+NO_ROPE_TABLES = "this engine has no table of positions; rebuild it with kvforge build --kv-policy shadowkv."
+"""What ``rope_tables`` says of an engine of another KV policy."""
+
+
+def rope_tables(weights: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Return an engine's cos and sin of every position; raises EngineError where it has none."""
+    if "rope_cos" not in weights:
+        raise EngineError(NO_ROPE_TABLES)
+    return weights["rope_cos"], weights["rope_sin"]
 
 
 def check_torch(manifest: Manifest, engine_dir: Path) -> None:

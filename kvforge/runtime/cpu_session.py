@@ -10,8 +10,9 @@ from kvforge.engine import OPERATORS_FILE, Manifest, package_file
 from kvforge.errors import EngineError
 from kvforge.hardware import cpu_isa
 from kvforge.runtime.aot_package import Graph, load_package, load_weights, private_tmpdir
-from kvforge.runtime.compatibility import NO_DRAFTS, NO_EARLY_EXIT, check_operators, check_torch
+from kvforge.runtime.compatibility import NO_DRAFTS, NO_EARLY_EXIT, check_operators, check_torch, rope_tables
 from kvforge.runtime.pools import Pools, allocate_pools
+from kvforge.runtime.shadow_inputs import ShadowTensors, has_shadow, not_factored
 
 
 class CpuSession:
@@ -23,6 +24,7 @@ class CpuSession:
     def __init__(self, manifest: Manifest, weights: dict[str, Tensor], graphs: dict[str, Graph]) -> None:
         self.manifest = manifest
         self._upper_pools = manifest.upper_pools
+        self._has_shadow = has_shadow(manifest)
         self._weights = weights  # the graphs use this memory without owning it
         self._lower, self._upper = graphs["lower"], graphs["upper"]
         self._early_exit, self._verify = graphs.get("early_exit"), graphs.get("verify")
@@ -36,10 +38,11 @@ class CpuSession:
         kv_length: Tensor,
         page_table: Tensor,
         pools: Pools,
+        shadow: ShadowTensors = (),
     ) -> Tensor:
         """Run all T tokens to the cut, writing every owner's K,V; returns hidden ``[T, hidden_size]``."""
         step = (input_ids, positions, slot_mapping, query_start, kv_length, page_table)
-        return self._lower([*step, *itertools.chain.from_iterable(pools)])[0]
+        return self._lower([*step, *itertools.chain.from_iterable(pools), *self._shadow(shadow, kv_length)])[0]
 
     def upper(
         self,
@@ -50,10 +53,12 @@ class CpuSession:
         kv_length: Tensor,
         page_table: Tensor,
         pools: Pools,
+        shadow: ShadowTensors = (),
     ) -> Tensor:
         """Run the R survivors past the cut; returns fp32 logits ``[R, vocab_size]``."""
         step = (hidden, survivor_index, survivor_start, positions, kv_length, page_table)
-        return self._upper([*step, *itertools.chain.from_iterable(pools[self._upper_pools])])[0]
+        memory = itertools.chain.from_iterable(pools[self._upper_pools])
+        return self._upper([*step, *memory, *self._shadow(shadow, kv_length)])[0]
 
     def early_exit(self, hidden: Tensor, survivor_index: Tensor) -> Tensor:
         """Return the R survivors' fp32 logits ``[R, vocab_size]`` of the head at the cut."""
@@ -76,9 +81,18 @@ class CpuSession:
         accepted, next_token = self._verify([logits, draft_ids, draft_start, draft_probs, temperature, uniform])
         return accepted, next_token
 
-    def allocate_pools(self, num_pages: int) -> Pools:
+    def allocate_pools(self, num_pages: int, shadow_pages: int = 0, num_slots: int | None = None) -> Pools:
         """Return zeroed pools of all owners in one allocation; see ``kvforge.runtime.pools``."""
-        return allocate_pools(self.manifest, num_pages)
+        return allocate_pools(self.manifest, num_pages, "cpu", shadow_pages, num_slots)
+
+    @property
+    def rope_tables(self) -> tuple[Tensor, Tensor]:
+        """cos and sin of every position; see ``kvforge.runtime.session.Session``."""
+        return rope_tables(self._weights)
+
+    def _shadow(self, shadow: ShadowTensors, kv_length: Tensor) -> ShadowTensors:
+        """Return the step's last inputs."""
+        return (shadow or not_factored(kv_length.shape[0])) if self._has_shadow else ()
 
 
 def load_session(engine_dir: Path, manifest: Manifest) -> CpuSession:

@@ -1,10 +1,11 @@
-"""Decode-only steps under CUDA graphs: one captured pair of graphs per padded batch size and page-table width.
+"""Decode-only steps under CUDA graphs: one captured pair of graphs per padded batch size and width of page tables.
 
 A step of S sequences with one token each runs in the bucket of B >= S sequences and M >= its page-table columns.
 Sequences S..B-1 are padding and keep to the operators' contract: one token of id 0 at position 0 whose slot is -1,
 so nothing is written; a K,V length of 1 on page 0, so one key that exists is read; rows S..B-1 of hidden state and
 logits are cut off. Rows never mix, so padding changes no result, except that a GEMM of another size may round
-differently. Columns beyond a sequence's own pages are never read.
+differently. Columns beyond a sequence's own pages are never read. With ShadowKV, tables of shadow pages have a width of
+their own, and padding is not factored.
 
 All graphs of one kind leave their result in one tensor, so that many graphs take little more memory than one.
 """
@@ -20,6 +21,7 @@ from torch import Tensor
 from kvforge.engine import Manifest
 from kvforge.runtime.aot_package import Graph
 from kvforge.runtime.cuda_staging import StepBuffer
+from kvforge.runtime.shadow_inputs import ShadowTensors
 
 MAX_GRAPH_SEQS = 512
 """Larger decode batches run without a graph: their kernels take longer than their launches."""
@@ -83,28 +85,33 @@ class DecodeGraphs:
         self._lower, self._upper = lower, upper
         self._lower_buffer, self._upper_buffer = buffers
         self._capture = capture
-        self._captured: dict[tuple[str, int, int], DecodeGraph] = {}
+        self._captured: dict[tuple[str, tuple[int, ...]], DecodeGraph] = {}
         self._results: dict[str, Tensor] = {}
 
-    def bucket(self, num_seqs: int, page_table: Tensor) -> tuple[int, int] | None:
-        """Return (B, M) for a decode step, None if it is to run without a graph."""
+    def bucket(self, num_seqs: int, page_table: Tensor, shadow: ShadowTensors) -> tuple[int, ...] | None:
+        """Return (B, M), with ``shadow`` (B, M, Ms), for a decode step, None if it is to run without a graph."""
         batch = batch_bucket(num_seqs, self._max_seqs)
-        return None if batch is None else (batch, width_bucket(page_table.shape[1], self._max_columns))
+        if batch is None:
+            return None
+        tables = (page_table, *shadow[1:2])
+        return (batch, *(width_bucket(table.shape[1], self._max_columns) for table in tables))
 
     def lower(
         self,
-        bucket: tuple[int, int],
+        bucket: tuple[int, ...],
         input_ids: Tensor,
         positions: Tensor,
         slot_mapping: Tensor,
         kv_length: Tensor,
         page_table: Tensor,
         pools: Sequence[Tensor],
+        shadow: ShadowTensors = (),
     ) -> Tensor:
         """Return hidden ``[S, hidden_size]``, valid until the next decode step."""
-        batch, width = bucket
+        batch, width = bucket[:2]
         num_seqs = input_ids.shape[0]
-        host = self._lower_buffer.host([(batch,), (batch,), (batch,), (batch + 1,), (batch,), (batch, width)])
+        shapes = [(batch,), (batch,), (batch,), (batch + 1,), (batch,), (batch, width)]
+        host = self._lower_buffer.host([*shapes, *_shadow_shapes(bucket)])
         for target, source, padding in zip(
             (host[0], host[1], host[2], host[4]),
             (input_ids, positions, slot_mapping, kv_length),
@@ -114,47 +121,51 @@ class DecodeGraphs:
             _fill(target, source, padding)
         torch.arange(batch + 1, out=host[3])
         _fill_table(host[5], page_table)
+        _fill_shadow(host[6:], shadow)
         inputs = self._lower_buffer.device()
-        return self._run("lower", bucket, lambda: self._lower([*inputs, *pools])[0])[:num_seqs]
+        return self._run("lower", bucket, lambda: self._lower([*inputs[:6], *pools, *inputs[6:]])[0])[:num_seqs]
 
     def upper(
         self,
-        bucket: tuple[int, int],
+        bucket: tuple[int, ...],
         hidden: Tensor,
         positions: Tensor,
         kv_length: Tensor,
         page_table: Tensor,
         pools: Sequence[Tensor],
+        shadow: ShadowTensors = (),
     ) -> Tensor:
         """Return logits ``[S, vocab_size]`` on the device, valid until the next decode step."""
-        batch, width = bucket
+        batch, width = bucket[:2]
         num_seqs = hidden.shape[0]
-        host = self._upper_buffer.host([(batch,), (batch + 1,), (batch,), (batch,), (batch, width)])
+        shapes = [(batch,), (batch + 1,), (batch,), (batch,), (batch, width)]
+        host = self._upper_buffer.host([*shapes, *_shadow_shapes(bucket)])
         torch.arange(batch, out=host[0])
         torch.arange(batch + 1, out=host[1])
         _fill(host[2], positions, 0)
         _fill(host[3], kv_length, 1)
         _fill_table(host[4], page_table)
+        _fill_shadow(host[5:], shadow)
         inputs = self._upper_buffer.device()
         static = self._place("lower", hidden)[:batch]
         if hidden.data_ptr() != static.data_ptr():
             static[:num_seqs].copy_(hidden)
-        return self._run("upper", bucket, lambda: self._upper([static, *inputs, *pools])[0])[:num_seqs]
+        return self._run("upper", bucket, lambda: self._upper([static, *inputs[:5], *pools, *inputs[5:]])[0])[:num_seqs]
 
     def clear(self) -> None:
         """Forget all captured graphs."""
         self._captured.clear()
 
-    def _run(self, name: str, bucket: tuple[int, int], function: Callable[[], Tensor]) -> Tensor:
+    def _run(self, name: str, bucket: tuple[int, ...], function: Callable[[], Tensor]) -> Tensor:
         """Replay the bucket's graph of ``function``, captured if need be, and return its result, padding included."""
-        graph = self._captured.get((name, *bucket))
+        graph = self._captured.get((name, bucket))
         if graph is None:
 
             def into_place() -> Tensor:
                 result = function()
                 return self._place(name, result)[: result.shape[0]].copy_(result)
 
-            graph = self._captured[name, bucket[0], bucket[1]] = DecodeGraph(*self._capture(into_place))
+            graph = self._captured[name, bucket] = DecodeGraph(*self._capture(into_place))
         graph.work.replay()
         return graph.result
 
@@ -176,6 +187,19 @@ def _fill_table(target: Tensor, page_table: Tensor) -> None:
     num_seqs, columns = page_table.shape
     target[:num_seqs, :columns] = page_table
     target[num_seqs:, 0] = 0
+
+
+def _shadow_shapes(bucket: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """Return the shapes of the padded ``ShadowTensors`` of a bucket (B, M, Ms), of (B, M) none."""
+    return [(bucket[0],), (bucket[0], bucket[2]), (bucket[0],), (bucket[0],)] if len(bucket) == 3 else []
+
+
+def _fill_shadow(target: Sequence[Tensor], shadow: ShadowTensors) -> None:
+    if not shadow:
+        return
+    for index, padding in ((0, -1), (2, 0), (3, 0)):
+        _fill(target[index], shadow[index], padding)
+    _fill_table(target[1], shadow[1])
 
 
 class GraphRecorder:

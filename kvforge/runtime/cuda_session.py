@@ -12,10 +12,11 @@ from torch import Tensor
 from kvforge.engine import Manifest, package_file
 from kvforge.errors import EngineError
 from kvforge.runtime.aot_package import Graph, load_package, load_weights, unpacking_into
-from kvforge.runtime.compatibility import NO_DRAFTS, NO_EARLY_EXIT, check_operators, check_torch
+from kvforge.runtime.compatibility import NO_DRAFTS, NO_EARLY_EXIT, check_operators, check_torch, rope_tables
 from kvforge.runtime.cuda_decode import Capture, DecodeGraphs, GraphRecorder, batch_bucket, is_one_each
 from kvforge.runtime.cuda_staging import StepBuffer, num_elements
 from kvforge.runtime.pools import Pools, allocate_pools
+from kvforge.runtime.shadow_inputs import ShadowTensors, has_shadow, not_factored
 
 CACHE_FRACTION = 0.9
 """The share of the memory left beside weights and activations that the K,V cache gets unless told otherwise."""
@@ -46,13 +47,15 @@ class CudaSession:
         self.manifest = manifest
         self.device = device
         self._upper_pools = manifest.upper_pools
+        self._has_shadow = has_shadow(manifest)
         self._weights = weights
         self._lower, self._upper = graphs["lower"], graphs["upper"]
         self._early_exit, self._verify = graphs.get("early_exit"), graphs.get("verify")
         tokens, seqs = manifest.max_num_tokens, manifest.max_num_seqs
         tables = (seqs, -(-manifest.max_seq_len // manifest.page_size))
-        lower = num_elements([(tokens,)] * 3 + [(seqs + 1,), (seqs,), tables])
-        upper = num_elements([(tokens,)] * 2 + [(seqs + 1,), (seqs,), tables])
+        shadow = [(seqs,)] * 3 + [tables] if self._has_shadow else []
+        lower = num_elements([(tokens,)] * 3 + [(seqs + 1,), (seqs,), tables, *shadow])
+        upper = num_elements([(tokens,)] * 2 + [(seqs + 1,), (seqs,), tables, *shadow])
         self._lower_buffer, self._upper_buffer = StepBuffer(lower, device), StepBuffer(upper, device)
         self._decode: DecodeGraphs | None = None
         if capture is not None:
@@ -69,15 +72,18 @@ class CudaSession:
         kv_length: Tensor,
         page_table: Tensor,
         pools: Pools,
+        shadow: ShadowTensors = (),
     ) -> Tensor:
         """Run all T tokens to the cut, writing every owner's K,V; returns hidden ``[T, hidden_size]`` on the GPU,
         valid until the next ``lower``."""
         memory = list(itertools.chain.from_iterable(pools))
-        bucket = self._bucket(query_start, input_ids.shape[0], page_table, pools)
+        shadow = self._shadow(shadow, kv_length)
+        bucket = self._bucket(query_start, input_ids.shape[0], page_table, pools, shadow)
         if bucket is not None and self._decode is not None:
-            return self._decode.lower(bucket, input_ids, positions, slot_mapping, kv_length, page_table, memory)
+            return self._decode.lower(bucket, input_ids, positions, slot_mapping, kv_length, page_table, memory, shadow)
         step = (input_ids, positions, slot_mapping, query_start, kv_length, page_table)
-        return self._lower([*self._lower_buffer.copy(step), *memory])[0]
+        staged = self._lower_buffer.copy((*step, *shadow))
+        return self._lower([*staged[: len(step)], *memory, *staged[len(step) :]])[0]
 
     def upper(
         self,
@@ -88,10 +94,11 @@ class CudaSession:
         kv_length: Tensor,
         page_table: Tensor,
         pools: Pools,
+        shadow: ShadowTensors = (),
     ) -> Tensor:
         """Run the R survivors past the cut and wait for them; returns fp32 logits ``[R, vocab_size]`` on the CPU."""
         return self._to_host(
-            self.device_logits(hidden, survivor_index, survivor_start, positions, kv_length, page_table, pools)
+            self.device_logits(hidden, survivor_index, survivor_start, positions, kv_length, page_table, pools, shadow)
         )
 
     def device_logits(
@@ -103,19 +110,22 @@ class CudaSession:
         kv_length: Tensor,
         page_table: Tensor,
         pools: Pools,
+        shadow: ShadowTensors = (),
     ) -> Tensor:
         """As ``upper``, but returns the logits on the GPU without waiting, valid until the next ``upper``."""
         num_survivors = survivor_index.shape[0]
         if num_survivors == 0:
             return torch.empty(0, self.manifest.vocab_size, device=self.device)
         memory = list(itertools.chain.from_iterable(pools[self._upper_pools]))
+        shadow = self._shadow(shadow, kv_length)
         bucket = None
         if num_survivors == hidden.shape[0]:
-            bucket = self._bucket(survivor_start, num_survivors, page_table, pools)
+            bucket = self._bucket(survivor_start, num_survivors, page_table, pools, shadow)
         if bucket is not None and self._decode is not None:
-            return self._decode.upper(bucket, hidden, positions, kv_length, page_table, memory)
-        step = self._upper_buffer.copy((survivor_index, survivor_start, positions, kv_length, page_table))
-        return self._upper([hidden, *step, *memory])[0]
+            return self._decode.upper(bucket, hidden, positions, kv_length, page_table, memory, shadow)
+        step = (survivor_index, survivor_start, positions, kv_length, page_table)
+        staged = self._upper_buffer.copy((*step, *shadow))
+        return self._upper([hidden, *staged[: len(step)], *memory, *staged[len(step) :]])[0]
 
     def warm_up(self, pools: Pools, seq_len: int, max_num_seqs: int | None = None) -> None:
         """Capture the decode graphs of every batch size up to ``max_num_seqs`` (default: the engine's) for sequences of
@@ -124,9 +134,10 @@ class CudaSession:
         most = min(max_num_seqs or self.manifest.max_num_seqs, self.manifest.max_num_seqs)
         for num_seqs in sorted({batch_bucket(n + 1, self.manifest.max_num_seqs) or 1 for n in range(most)}):
             zeros, starts = torch.zeros(num_seqs, dtype=torch.int32), torch.arange(num_seqs + 1, dtype=torch.int32)
-            shared = (zeros + 1, torch.zeros(num_seqs, columns, dtype=torch.int32))
-            hidden = self.lower(zeros, zeros, zeros - 1, starts, *shared, pools)
-            self.device_logits(hidden, starts[:-1], starts, zeros, *shared, pools)
+            shared = (zeros + 1, torch.zeros(num_seqs, columns, dtype=torch.int32), pools)
+            shadow = not_factored(num_seqs, columns)
+            hidden = self.lower(zeros, zeros, zeros - 1, starts, *shared, shadow)
+            self.device_logits(hidden, starts[:-1], starts, zeros, *shared, shadow)
 
     def early_exit(self, hidden: Tensor, survivor_index: Tensor) -> Tensor:
         """Run the head at the cut on the R survivors and wait for it; returns fp32 logits ``[R, vocab_size]`` on the
@@ -153,9 +164,15 @@ class CudaSession:
         accepted, next_token = self._verify([tensor.to(self.device) for tensor in arguments])
         return accepted.cpu(), next_token.cpu()
 
-    def allocate_pools(self, num_pages: int) -> Pools:
-        """Return zeroed pools of all owners in one allocation on the GPU; see ``kvforge.runtime.pools``."""
-        return allocate_pools(self.manifest, num_pages, self.device)
+    def allocate_pools(self, num_pages: int, shadow_pages: int = 0, num_slots: int | None = None) -> Pools:
+        """Return zeroed pools of all owners in one allocation, but for ShadowKV's values, which lie in main memory that
+        is mapped for the GPU; see ``kvforge.runtime.pools``."""
+        return allocate_pools(self.manifest, num_pages, self.device, shadow_pages, num_slots)
+
+    @property
+    def rope_tables(self) -> tuple[Tensor, Tensor]:
+        """cos and sin of every position, on the GPU; see ``kvforge.runtime.session.Session``."""
+        return rope_tables(self._weights)
 
     def default_kv_cache_gib(self) -> float:
         """Return the K,V cache size to use unless told otherwise: most of the GPU memory that is free now, beside
@@ -172,7 +189,9 @@ class CudaSession:
         torch.cuda.current_stream().synchronize()
         return result
 
-    def _bucket(self, starts: Tensor, num_tokens: int, page_table: Tensor, pools: Pools) -> tuple[int, int] | None:
+    def _bucket(
+        self, starts: Tensor, num_tokens: int, page_table: Tensor, pools: Pools, shadow: ShadowTensors
+    ) -> tuple[int, ...] | None:
         if self._decode is None or not is_one_each(starts, num_tokens):
             return None
         # Captured graphs hold every pool's address. The first alone does not tell: other pools may begin there, too.
@@ -180,7 +199,11 @@ class CudaSession:
         if addresses != self._pool_addresses:
             self._decode.clear()
             self._pool_addresses = addresses
-        return self._decode.bucket(num_tokens, page_table)
+        return self._decode.bucket(num_tokens, page_table, shadow)
+
+    def _shadow(self, shadow: ShadowTensors, kv_length: Tensor) -> ShadowTensors:
+        """Return what the graphs take of them: nothing where the engine has no ShadowKV."""
+        return (shadow or not_factored(kv_length.shape[0])) if self._has_shadow else ()
 
 
 def activation_bytes(manifest: Manifest) -> int:

@@ -3,7 +3,7 @@
 import contextlib
 import math
 import mmap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -31,20 +31,27 @@ def huge_page_memory(num_bytes: int) -> Tensor:
 def allocate_together(
     specs: Sequence[tuple[Sequence[int], torch.dtype]], device: str | torch.device = "cpu"
 ) -> list[Tensor]:
-    """Return zeroed tensors of these shapes and dtypes, in their order, as views of one allocation: of the bytes of
-    all, and less than ``ALIGNMENT`` more per tensor but the last where that does not divide its size. On the CPU it is
-    ``huge_page_memory``.
+    """Return zeroed tensors of these shapes and dtypes as ``place_together`` does; on the CPU in ``huge_page_memory``.
 
     Raises:
         MemoryError: there is not so much main memory.
     """
+    if torch.device(device).type == "cpu":
+        return place_together(specs, huge_page_memory)
+    return place_together(specs, lambda num_bytes: torch.zeros(num_bytes, dtype=torch.uint8, device=device))
+
+
+def place_together(
+    specs: Sequence[tuple[Sequence[int], torch.dtype]], allocate: Callable[[int], Tensor]
+) -> list[Tensor]:
+    """Return tensors of these shapes and dtypes, in their order, as views of one piece of memory, uint8
+    ``[num_bytes]``: of the bytes of all, and less than ``ALIGNMENT`` more per tensor but the last where that does not
+    divide its size."""
     sizes = [math.prod(shape) * dtype.itemsize for shape, dtype in specs]
     offsets = [0]
     for size in sizes:
         offsets.append(-(-(offsets[-1] + size) // ALIGNMENT) * ALIGNMENT)
-    num_bytes = offsets[-2] + sizes[-1]
-    on_cpu = torch.device(device).type == "cpu"
-    memory = huge_page_memory(num_bytes) if on_cpu else torch.zeros(num_bytes, dtype=torch.uint8, device=device)
+    memory = allocate(offsets[-2] + sizes[-1])
     return [
         memory[offset : offset + size].view(dtype).view(torch.Size(shape))
         for offset, size, (shape, dtype) in zip(offsets, sizes, specs, strict=False)

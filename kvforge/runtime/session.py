@@ -9,6 +9,7 @@ from torch import Tensor
 from kvforge.engine import Manifest
 from kvforge.errors import EngineError
 from kvforge.runtime.pools import Pools
+from kvforge.runtime.shadow_inputs import ShadowTensors
 
 _MODULES = {
     "cpu": "kvforge.runtime.cpu_session",
@@ -22,13 +23,15 @@ class StepFunctions(Protocol):
 
     Step tensors are int32 on the CPU. Pools are those of all owners in ascending order, on the session's device, each
     (k_pool, v_pool) ``[num_pages, page_size, num_kv_heads, head_dim]`` in the manifest's ``kv_dtype`` or, where it
-    has dynamic scales, (k_pool, v_pool, k_scales, v_scales).
+    has dynamic scales, (k_pool, v_pool, k_scales, v_scales). With ShadowKV they also hold what ``pools.shadow_specs``
+    says, and a step says by ``shadow`` which of its sequences are factored; other engines take none.
     """
 
     manifest: Manifest
 
-    def allocate_pools(self, num_pages: int) -> Pools:
-        """Return pools; their content is arbitrary."""
+    def allocate_pools(self, num_pages: int, shadow_pages: int = 0, num_slots: int | None = None) -> Pools:
+        """Return pools; their content is arbitrary. ``shadow_pages`` and ``num_slots`` (default: ``max_num_seqs``) are
+        of ShadowKV's pages and sequences."""
 
     def lower(
         self,
@@ -39,6 +42,7 @@ class StepFunctions(Protocol):
         kv_length: Tensor,
         page_table: Tensor,
         pools: Pools,
+        shadow: ShadowTensors = (),
     ) -> Tensor:
         """Layers below the cut and all K,V writes for T tokens; returns hidden ``[T, hidden_size]`` on its device."""
 
@@ -51,12 +55,21 @@ class StepFunctions(Protocol):
         kv_length: Tensor,
         page_table: Tensor,
         pools: Pools,
+        shadow: ShadowTensors = (),
     ) -> Tensor:
         """Layers above the cut for R survivors; returns logits ``[R, vocab_size]`` float32 on the CPU."""
 
 
 class Session(StepFunctions, Protocol):
     """All graphs of one engine."""
+
+    @property
+    def rope_tables(self) -> tuple[Tensor, Tensor]:
+        """cos and sin of every position, each ``[max_seq_len, head_dim / 2]`` float32 on the session's device.
+
+        Raises:
+            EngineError: the engine's KV policy has no use for them, so that it was built without.
+        """
 
     def early_exit(self, hidden: Tensor, survivor_index: Tensor) -> Tensor:
         """The head on the hidden state entering the cut layer, for R survivors; returns logits ``[R, vocab_size]``

@@ -11,8 +11,9 @@ from torch import Tensor
 from kvforge.dtypes import COMPUTE_DTYPES
 from kvforge.engine import RANK_DIR, Manifest
 from kvforge.errors import EngineError
-from kvforge.runtime.compatibility import NO_DRAFTS, NO_EARLY_EXIT, check_operators
+from kvforge.runtime.compatibility import NO_DRAFTS, NO_EARLY_EXIT, NO_ROPE_TABLES, check_operators
 from kvforge.runtime.pools import Pools, allocate_pools
+from kvforge.runtime.shadow_inputs import ShadowTensors
 from kvforge.runtime.tensorrt_plan import Plan, PlanLogger
 from kvforge.tensorrt_api import trt
 
@@ -68,6 +69,7 @@ class TensorRTSession:
         kv_length: Tensor,
         page_table: Tensor,
         pools: Pools,
+        shadow: ShadowTensors = (),
     ) -> Tensor:
         """Run all T tokens to the cut, writing every owner's K,V; returns hidden ``[T, hidden_size]`` on the GPU."""
         shape = (input_ids.shape[0], self.manifest.hidden_size)
@@ -85,6 +87,7 @@ class TensorRTSession:
         kv_length: Tensor,
         page_table: Tensor,
         pools: Pools,
+        shadow: ShadowTensors = (),
     ) -> Tensor:
         """Run the R survivors past the cut; returns fp32 logits ``[R, vocab_size]`` on the CPU."""
         logits = self._empty((survivor_index.shape[0], self.manifest.vocab_size), torch.float32)
@@ -117,7 +120,12 @@ class TensorRTSession:
         self._run("verify", step, [], [accepted, next_token])
         return self._to_cpu(accepted), self._to_cpu(next_token)
 
-    def allocate_pools(self, num_pages: int) -> Pools:
+    @property
+    def rope_tables(self) -> tuple[Tensor, Tensor]:
+        """Engines of this target have no KV policy that uses them."""
+        raise EngineError(NO_ROPE_TABLES)
+
+    def allocate_pools(self, num_pages: int, shadow_pages: int = 0, num_slots: int | None = None) -> Pools:
         """Return zeroed pools of all owners in one allocation of the GPU; see ``kvforge.runtime.pools``.
 
         Raises:

@@ -1,0 +1,79 @@
+"""Checks on how an exported layer selects chunks of its owner's prompt (ShadowKV)."""
+
+from torch.fx import Node
+
+from model_defs.chunk_selection import ChunkSelection
+
+SELECTION = (
+    "kvforge::landmark_select",
+    "kvforge::chunk_cache_update",
+    "kvforge::low_rank_key_reconstruct",
+    "kvforge::selected_kv_write",
+)
+"""The operators that bring chunks into the pools, in the order in which a layer calls them."""
+
+_POOLS = (
+    ("landmarks", "is_outlier"),
+    ("cached",),
+    ("u", "sv"),
+    ("host_v", "k_pool", "v_pool"),
+)
+"""The arguments of each that are pools."""
+
+
+def broken_selection(
+    calls: list[Node], attention: Node, pools: dict[str, str], selection: ChunkSelection | None
+) -> tuple[Node, str] | None:
+    """Return the node that breaks a rule and the rule, None where all is well.
+
+    ``calls`` are those of ``SELECTION`` since the last attention before ``attention``, ``pools`` its owner's
+    placeholders by role. With a selection, these are the four operators, once each and in order: they take the owner's
+    pools, the queries that attention takes and the results of one another.
+    """
+    if selection is None:
+        return calls[0], "selects chunks, which the engine's KV policy does not"
+    if [_name(node) for node in calls] != list(SELECTION):
+        return attention, f"follows {[_name(node) for node in calls]}; a layer that selects chunks calls each of " + (
+            ", ".join(SELECTION) + " once before it"
+        )
+    for node, roles in zip(calls, _POOLS, strict=True):
+        for role in roles:
+            if _source(_argument(node, role)) != pools[role]:
+                return node, f"does not take {role} of the owner whose cache is read next"
+    select, update, keys, write = calls
+    chosen = (_argument(select, "max_selected"), _argument(update, "chunk_size"))
+    if chosen != (selection.max_selected, selection.chunk_size):
+        return select, f"selects {chosen[0]} chunks of {chosen[1]} tokens, not what the KV policy says"
+    links = (
+        (select, "q", _argument(attention, "q")),
+        (select, "query_start", _argument(attention, "query_start")),
+        (update, "selected", select),
+        (update, "page_table", _argument(attention, "page_table")),
+        (write, "keys", keys),
+    )
+    for node, name, source in links:
+        if _argument(node, name) is not source:
+            return node, f"takes another {name} than the layer's own"
+    for node, name, index in ((keys, "rows", 0), (keys, "positions", 1), (write, "rows", 0), (write, "targets", 2)):
+        value = _argument(node, name)
+        if not (isinstance(value, Node) and value.args == (update, index)):
+            return node, f"takes other {name} than {update.name} gives"
+    return None
+
+
+def _name(node: Node) -> str:
+    return str(node.target._schema.name)  # type: ignore[union-attr]
+
+
+def _argument(node: Node, name: str) -> object:
+    """Return the argument ``name``; operators of a selection, and attention's first ones, have no defaults."""
+    names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
+    position = names.index(name)
+    return node.args[position] if position < len(node.args) else node.kwargs[name]
+
+
+def _source(value: object) -> str | None:
+    """Return the name of the placeholder that ``value`` is, or is rows or a view of."""
+    while isinstance(value, Node) and value.op != "placeholder":
+        value = value.args[0] if value.args else None
+    return value.name if isinstance(value, Node) else None

@@ -1,0 +1,158 @@
+"""An engine's session without an engine: the graphs as torch runs them, on the compiled CPU operators.
+
+It takes what any session takes, ShadowKV's pools and inputs included, and is there in a second, where building an
+engine takes many. What AOTInductor makes of a graph is not tested by it.
+"""
+
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+import plugins
+from kvforge.checkpoint import open_checkpoint
+from kvforge.compiler.convert import convert_weights
+from kvforge.compiler.export import selection_of, uninitialised
+from kvforge.compiler.options import BuildOptions, ResolvedOptions, resolve
+from kvforge.model_checkpoint import read_model_config
+from kvforge.runtime.compatibility import rope_tables
+from kvforge.runtime.pools import Pools, allocate_pools
+from kvforge.runtime.shadow_inputs import has_shadow, not_factored
+from model_defs import ModelConfig
+from model_defs.graphs import EarlyExitGraph, LowerGraph, UpperGraph, VerifyGraph
+from tests.support.fake_session import fake_manifest
+
+
+class EagerSession:
+    """See ``kvforge.runtime.session.Session``; ``weights`` are engine tensors by name."""
+
+    def __init__(self, config: ModelConfig, options: ResolvedOptions, weights: Mapping[str, Tensor]) -> None:
+        plugins.load_library()
+        self.config, self.options = config, options
+        self.manifest = manifest_of(config, options)
+        self._weights = weights
+        self._has_shadow = has_shadow(self.manifest)
+        with torch.device("meta"):
+            lower = LowerGraph(config, options.kv_scales, selection_of(options))
+            upper = UpperGraph(config, options.kv_scales, selection_of(options))
+            early_exit = EarlyExitGraph(config) if config.early_exit else None
+        self._lower, self._upper = self._with_weights(lower), self._with_weights(upper)
+        self._early_exit = None if early_exit is None else self._with_weights(early_exit)
+
+    def _with_weights(self, graph: nn.Module) -> nn.Module:
+        graph = uninitialised(graph, self.config, self.options)
+        graph.load_state_dict({name: self._weights[name] for name in graph.state_dict()}, assign=True)
+        return graph.requires_grad_(False)
+
+    @property
+    def rope_tables(self) -> tuple[Tensor, Tensor]:
+        return rope_tables(self._weights)
+
+    def allocate_pools(self, num_pages: int, shadow_pages: int = 0, num_slots: int | None = None) -> Pools:
+        return allocate_pools(self.manifest, num_pages, "cpu", shadow_pages, num_slots)
+
+    @torch.inference_mode()
+    def lower(
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        slot_mapping: Tensor,
+        query_start: Tensor,
+        kv_length: Tensor,
+        page_table: Tensor,
+        pools: Pools,
+        shadow: tuple[Tensor, ...] = (),
+    ) -> Tensor:
+        step = (input_ids, positions, slot_mapping, query_start, kv_length, page_table)
+        return self._lower(*step, pools, self._shadow(shadow, kv_length))
+
+    @torch.inference_mode()
+    def upper(
+        self,
+        hidden: Tensor,
+        survivor_index: Tensor,
+        survivor_start: Tensor,
+        positions: Tensor,
+        kv_length: Tensor,
+        page_table: Tensor,
+        pools: Pools,
+        shadow: tuple[Tensor, ...] = (),
+    ) -> Tensor:
+        step = (hidden, survivor_index, survivor_start, positions, kv_length, page_table)
+        return self._upper(*step, pools[self.manifest.upper_pools], self._shadow(shadow, kv_length))
+
+    def _shadow(self, shadow: tuple[Tensor, ...], kv_length: Tensor) -> tuple[Tensor, ...]:
+        return (shadow or not_factored(len(kv_length))) if self._has_shadow else ()
+
+    @torch.inference_mode()
+    def early_exit(self, hidden: Tensor, survivor_index: Tensor) -> Tensor:
+        return self._early_exit(hidden, survivor_index)
+
+    @torch.inference_mode()
+    def verify(self, *arguments: Tensor) -> tuple[Tensor, Tensor]:
+        return VerifyGraph()(*arguments)
+
+
+def eager_session(checkpoint: Path, options: BuildOptions) -> EagerSession:
+    """Return a session of the engine that ``build_engine`` would make with these arguments."""
+    source = open_checkpoint(checkpoint)
+    config = read_model_config(source)
+    resolved = resolve(options, config, source.dtype("model.embed_tokens.weight"))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "weights.safetensors"
+        num_positions = resolved.max_seq_len if selection_of(resolved) else 0
+        dtype, packed = resolved.torch_dtype, resolved.packed_dtype
+        convert_weights(source, config, dtype, path, packed_dtype=packed, num_positions=num_positions)
+        weights = {name: tensor.clone() for name, tensor in load_file(path).items()}
+    return EagerSession(config, resolved, weights)
+
+
+def random_session(config: ModelConfig, options: BuildOptions, seed: int = 0) -> EagerSession:
+    """Return a session of a model with random float32 weights, drawn as those of ``make_checkpoint``, without one."""
+    resolved = resolve(options, config, "F32")
+    graphs = [LowerGraph(config), UpperGraph(config), *([EarlyExitGraph(config)] if config.early_exit else [])]
+    generator = torch.Generator().manual_seed(seed)
+    weights: dict[str, Tensor] = {}
+    for graph in graphs:
+        for name, parameter in graph.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator) * (0.1 if parameter.dim() == 2 else 0.2)
+            weights.setdefault(name, 1 + noise if "norm" in name else noise)
+    selecting = LowerGraph(config, (), selection_of(resolved))
+    positions = dict(uninitialised(selecting, config, resolved).named_buffers())
+    return EagerSession(config, resolved, weights | positions)
+
+
+def manifest_of(config: ModelConfig, options: ResolvedOptions) -> Any:
+    """Return the manifest of an engine, without what only its files can say."""
+    return fake_manifest(
+        dtype=options.dtype,
+        weight_dtype=options.weight_dtype,
+        kv_dtype=options.kv_dtype,
+        kv_scales=options.kv_scales,
+        kv_policy=options.policy.name,
+        kv_policy_parameters=options.policy.parameters,
+        page_size=options.page_size,
+        max_num_seqs=options.max_num_seqs,
+        max_num_tokens=options.max_num_tokens,
+        max_seq_len=options.max_seq_len,
+        max_draft_len=options.max_draft_len,
+        early_exit=config.early_exit,
+        model_type=config.model_type,
+        num_layers=config.num_layers,
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        vocab_size=config.vocab_size,
+        max_position=config.max_position,
+        layer_windows=config.layer_windows,
+        cut=config.cut,
+        owner_of_layer=config.owner_of_layer,
+        bos_token_id=config.bos_token_id,
+        eos_token_ids=config.eos_token_ids,
+    )
