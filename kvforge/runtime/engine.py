@@ -71,8 +71,6 @@ class LLMEngine:
             tokenizer = tokenizer or Tokenizer.from_dir(Path(engine_dir) / TOKENIZER_DIR)
             session = load_session(Path(engine_dir), manifest)
         check_speculation(speculative, early_exit_threshold, session.manifest)
-        if early_exit_threshold is not None:
-            raise EngineError("early exit at decode is not built into this runtime; leave early_exit_threshold out.")
         self.manifest = session.manifest
         self.tokenizer = tokenizer
         own_default = getattr(session, "default_kv_cache_gib", None)  # a session whose cache is not in main memory
@@ -91,7 +89,7 @@ class LLMEngine:
         self.scheduler = Scheduler(self.config)
         self.guides = GuideCompiler(tokenizer, self.config.eos_token_ids, self.config.vocab_size)
         try:
-            self.runner = Runner(session, self.config)
+            self.runner = Runner(session, self.config, early_exit_threshold)
         except (RuntimeError, MemoryError) as error:
             size = self.config.num_pages * session.manifest.page_bytes / 2**30
             raise EngineError(f"the KV cache of {size:.3g} GiB cannot be allocated; lower --kv-cache-gib.") from error
@@ -191,6 +189,8 @@ class LLMEngine:
             if sequence.status is Status.RUNNING:
                 self.scheduler.roll_back(sequence)
         self.statistics.generated(news)
+        if self.drafting is not None:
+            self.drafting.observe(plan, news)
         return outputs + list(news.values())
 
     def has_unfinished(self) -> bool:
@@ -223,6 +223,7 @@ class LLMEngine:
             "page_size": self.config.page_size,
             "page_bytes": self.manifest.page_bytes,
             "num_upper_calls": self.runner.num_upper_calls,
+            "num_early_exits": self.runner.num_early_exits,
             "num_preemptions": scheduler.num_preemptions,
             "num_reused_tokens": scheduler.num_reused_tokens,
             **self.statistics.counters(),

@@ -5,17 +5,29 @@ from typing import cast
 import torch
 
 from kvforge.runtime.config import RuntimeConfig
+from kvforge.runtime.early_exit_decode import EarlyExitDecode
 from kvforge.runtime.schedule import Schedule
 from kvforge.runtime.session import Session, StepFunctions
 from kvforge.runtime.slot_table import SlotTable
+from kvforge.runtime.speculation.self_draft import SelfDraft
 from kvforge.runtime.step_batch import StepBatch, StepBatchBuilder
+from kvforge.runtime.survivors import Survivors
 
 
 class Runner:
-    """Owns the K,V pools and the step buffers."""
+    """Owns the K,V pools and the step buffers.
 
-    def __init__(self, session: StepFunctions, config: RuntimeConfig) -> None:
+    Args:
+        early_exit_threshold: generated tokens whose early exit is more probable than this skip ``upper``; None: none.
+    """
+
+    def __init__(
+        self, session: StepFunctions, config: RuntimeConfig, early_exit_threshold: float | None = None
+    ) -> None:
         self._session = session
+        whole = cast(Session, session)  # what follows is for engines with an early exit
+        self._self_draft = SelfDraft(whole, config.page_size)
+        self._exits = None if early_exit_threshold is None else EarlyExitDecode(whole, early_exit_threshold)
         self._builder = StepBatchBuilder(config)
         self.pools = session.allocate_pools(config.num_pages)
         self.num_lower_calls = 0
@@ -29,23 +41,27 @@ class Runner:
         if warm_up is not None:
             warm_up(self.pools, seq_len, max_num_seqs)
 
+    @property
+    def num_early_exits(self) -> int:
+        """Rows whose logits were the early exit's."""
+        return 0 if self._exits is None else self._exits.num_exits
+
+    @torch.inference_mode()
     def run(self, plan: Schedule, slots: SlotTable) -> torch.Tensor | None:
-        """Compute the planned tokens; returns logits [R, vocab] of ``plan.survivors``, None if R is 0."""
-        return self.run_batch(self._builder.build(plan, slots))
+        """Compute the planned tokens, and drafts of them where ``plan.draft_rooms`` has room, which then are in
+        ``plan.drafts``; returns logits [R, vocab] of ``plan.survivors`` and their drafts, None if R is 0."""
+        batch = self._builder.build(plan, slots)
+        if batch.num_survivors == 0 or not (plan.draft_rooms or self._exits):
+            return self.run_batch(batch)
+        hidden = self._lower(batch)
+        if self._exits is not None:
+            return self._exits.logits(hidden, plan, batch, self._upper)
+        return self._upper(self._self_draft.run(hidden, plan, batch, slots, self.pools))
 
     @torch.inference_mode()
     def run_batch(self, batch: StepBatch) -> torch.Tensor | None:
         """Compute a step; returns logits [R, vocab] of its survivors, None if R is 0."""
-        self.num_lower_calls += 1
-        hidden = self._session.lower(
-            batch.input_ids,
-            batch.positions,
-            batch.slot_mapping,
-            batch.query_start,
-            batch.kv_length,
-            batch.page_table,
-            self.pools,
-        )
+        hidden = self._lower(batch)
         if batch.num_survivors == 0:
             return None
         self.num_upper_calls += 1
@@ -59,6 +75,22 @@ class Runner:
             batch.page_table,
             self.pools,
         )
+
+    def _lower(self, batch: StepBatch) -> torch.Tensor:
+        self.num_lower_calls += 1
+        return self._session.lower(
+            batch.input_ids,
+            batch.positions,
+            batch.slot_mapping,
+            batch.query_start,
+            batch.kv_length,
+            batch.page_table,
+            self.pools,
+        )
+
+    def _upper(self, survivors: Survivors) -> torch.Tensor:
+        self.num_upper_calls += 1
+        return survivors.logits(self._session, self.pools)
 
     @torch.inference_mode()
     def early_exit(self, batch: StepBatch) -> torch.Tensor:
