@@ -1,10 +1,12 @@
 """The runtime's limits, resolved once from the engine's manifest and the machine's memory."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvforge.engine import Manifest
 from kvforge.errors import EngineError
+from kvforge.kv_policies import Full, KVPolicy, ShadowKV
+from kvforge.runtime.shadowkv.capacity import CacheShape, cache_shape
 
 DEFAULT_KV_CACHE_BYTES = 4 << 30
 DEFAULT_FRACTION = 0.25
@@ -29,11 +31,29 @@ class RuntimeConfig:
     enable_prefix_cache: bool
     max_num_survivors: int
     """Tokens of one step that can go past the cut."""
+    kv_policy: KVPolicy = field(default_factory=Full)
+    num_shadow_pages: int = 0
+    """With ShadowKV, pages of what factored prompts are besides K,V; else 0."""
 
     @property
     def max_pages_per_seq(self) -> int:
         """Pages of a sequence of ``max_seq_len`` tokens."""
         return -(-self.max_seq_len // self.page_size)
+
+    @property
+    def max_shadow_pages_per_seq(self) -> int:
+        """Shadow pages of a sequence, at least 1."""
+        return self.max_pages_per_seq if self.num_shadow_pages else 1
+
+    def pages_needed(self, num_prompt_tokens: int, length: int) -> tuple[int, int]:
+        """Return the K,V pages that a sequence of ``length`` cached tokens takes at its largest, and shadow pages."""
+        if not isinstance(self.kv_policy, ShadowKV):
+            return -(-length // self.page_size), 0
+        compact = self.kv_policy.compact_length(num_prompt_tokens) + length - num_prompt_tokens
+        return (
+            -(-max(num_prompt_tokens, compact) // self.page_size),
+            self.kv_policy.num_shadow_pages(num_prompt_tokens, self.page_size),
+        )
 
 
 def resolve_config(
@@ -41,6 +61,7 @@ def resolve_config(
     available_bytes: int,
     *,
     num_pages: int | None = None,
+    num_shadow_pages: int | None = None,
     kv_cache_gib: float | None = None,
     max_num_seqs: int | None = None,
     max_num_tokens: int | None = None,
@@ -54,6 +75,10 @@ def resolve_config(
     sequence as long as that is at most 0.8 of ``available_bytes`` (0: unknown). ``num_pages`` overrides all
     of this.
 
+    With ShadowKV the same bytes also hold shadow pages and slots, see ``CacheShape.divide``; with ``num_pages`` there
+    are shadow pages for all sequences unless ``num_shadow_pages`` are given. The host's part of them comes on top; it
+    is kept, with the rest where the device is the host, below 0.8 of ``available_bytes`` as long as one sequence fits.
+
     Raises:
         EngineError: a limit is above the engine's own or below 1, or one sequence of ``max_seq_len`` tokens
             does not fit.
@@ -64,10 +89,20 @@ def resolve_config(
     if kv_cache_gib is not None and not 0 < kv_cache_gib < math.inf:
         raise EngineError(f"kv_cache_gib is {kv_cache_gib}; give a finite size above 0.")
     most = MAX_CACHE_TOKENS // manifest.page_size
+    shape = cache_shape(manifest, seqs, length)
+    shadow_pages = seqs * shape.pages if shape.can_factor else int(shape.shadow_page_bytes > 0)
     if num_pages is None:
-        num_pages = min(_pages_that_fit(manifest, available_bytes, kv_cache_gib, seqs, length), most)
+        num_pages, shadow_pages = shape.divide(_budget(manifest, shape, available_bytes, kv_cache_gib, length))
+        num_pages = min(num_pages, most)
     if not 1 <= num_pages <= most:
         raise EngineError(f"num_pages is {num_pages}; give 1 to {most}.")
+    if num_shadow_pages is None:
+        device_bytes = shape.device_bytes(num_pages, shadow_pages) if manifest.target == "cpu" else 0
+        num_shadow_pages = min(_shadow_pages_on_host(shape, shadow_pages, available_bytes, device_bytes), most)
+    elif not shape.shadow_page_bytes:
+        raise EngineError("num_shadow_pages is for engines with ShadowKV; leave it out.")
+    elif not 1 <= num_shadow_pages <= most:
+        raise EngineError(f"num_shadow_pages is {num_shadow_pages}; give 1 to {most}.")
     return RuntimeConfig(
         num_pages=num_pages,
         page_size=manifest.page_size,
@@ -78,14 +113,16 @@ def resolve_config(
         eos_token_ids=tuple(manifest.eos_token_ids),
         enable_prefix_cache=enable_prefix_cache,
         max_num_survivors=min(tokens, manifest.max_num_survivors),
+        kv_policy=manifest.policy,
+        num_shadow_pages=num_shadow_pages,
     )
 
 
-def _pages_that_fit(
-    manifest: Manifest, available_bytes: int, kv_cache_gib: float | None, seqs: int, length: int
+def _budget(
+    manifest: Manifest, shape: CacheShape, available_bytes: int, kv_cache_gib: float | None, length: int
 ) -> int:
-    per_sequence = -(-length // manifest.page_size)
-    needed = per_sequence * manifest.page_bytes
+    """Return the bytes of the cache, in which one sequence of ``length`` tokens fits."""
+    needed = shape.least_bytes
     if kv_cache_gib is not None:
         budget = int(min(kv_cache_gib * 2**30, 2.0**62))
     elif available_bytes > 0:
@@ -94,13 +131,22 @@ def _pages_that_fit(
     else:
         budget = max(DEFAULT_KV_CACHE_BYTES, needed)
     if budget < needed:
-        fits = budget // manifest.page_bytes * manifest.page_size
+        per_page = shape.page_bytes + shape.shadow_page_bytes
+        fits = max(budget - shape.max_num_seqs * shape.slot_bytes, 0) // per_page * manifest.page_size
         source = "" if kv_cache_gib is not None else " (from free memory)"
         raise EngineError(
             f"the KV cache of {budget / 2**30:.3g} GiB{source} holds {fits} tokens, but one sequence of {length} "
             f"tokens needs {needed / 2**30:.3g} GiB; raise --kv-cache-gib or lower --max-seq-len."
         )
-    return min(seqs * per_sequence, budget // manifest.page_bytes)
+    return budget
+
+
+def _shadow_pages_on_host(shape: CacheShape, wanted: int, available_bytes: int, device_bytes: int) -> int:
+    """Return how many of the ``wanted`` shadow pages the host's memory is for, beside ``device_bytes``."""
+    if available_bytes == 0 or not shape.can_factor:
+        return wanted
+    room = int(available_bytes * LARGEST_DEFAULT_FRACTION) - device_bytes
+    return min(wanted, max(room // shape.host_page_bytes, shape.pages))
 
 
 def _limit(name: str, asked: int | None, built: int) -> int:

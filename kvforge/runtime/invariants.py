@@ -14,6 +14,10 @@ def check_invariants(scheduler: Scheduler) -> None:
     - A cached page is published and queued by its priority; a free page is not.
     - Waiting sequences hold nothing; running ones hold exactly the pages of what is computed, each in its own
       slot, and the slot table agrees with them.
+    - Shadow pages are conserved: each is free or held by one running sequence whose prompt will be or is factored,
+      and the slot table has them.
+    - Pages of a compact cache have one holder and are not published; of the slots, only those of factored sequences
+      have chunks and a shift.
     - Drafts are proposed for unfinished sequences only.
     """
     pool, slots, config = scheduler.pool, scheduler.slots, scheduler.config
@@ -38,14 +42,39 @@ def check_invariants(scheduler: Scheduler) -> None:
     assert sorted(used_slots + slots.free_slots) == list(range(config.max_num_seqs)), "slots are lost"
     for sequence in scheduler.running:
         assert sequence.status is Status.RUNNING and sequence.num_computed < sequence.length, sequence
-        assert len(sequence.pages) == scheduler.pages_for(sequence.num_computed), sequence
+        assert len(sequence.pages) == scheduler.pages_for(sequence.num_computed + sequence.cache_shift), sequence
         assert len(set(sequence.pages)) == len(sequence.pages), sequence
         assert slots.num_computed[sequence.slot] == sequence.num_computed, sequence
         assert slots.page_table[sequence.slot, : len(sequence.pages)].tolist() == sequence.pages, sequence
     for sequence in scheduler.waiting:
         assert sequence.status is Status.WAITING and not sequence.pages and sequence.slot == -1, sequence
-        assert sequence.num_computed == 0, sequence
+        assert sequence.num_computed == 0 and not sequence.shadow_pages and sequence.cache_shift == 0, sequence
+    _check_factored(scheduler)
     assert all(sequence.status is not Status.FINISHED for sequence in scheduler.proposals), "drafts of a finished one"
     for ordered in (scheduler.waiting, scheduler.running):
         orders = [sequence.order for sequence in ordered]
         assert orders == sorted(set(orders)), "a queue is out of order"
+
+
+def _check_factored(scheduler: Scheduler) -> None:
+    shadow, slots = scheduler.shadow_pages, scheduler.slots
+    held = [page for sequence in scheduler.running for page in sequence.shadow_pages]
+    assert sorted(held + shadow.free_pages) == list(range(shadow.num_pages)), "shadow pages are lost or held twice"
+    for sequence in scheduler.running:
+        assert len(sequence.shadow_pages) == shadow.needed(sequence), sequence
+        columns = slice(len(sequence.shadow_pages))
+        assert slots.shadow_table[sequence.slot, columns].tolist() == sequence.shadow_pages, sequence
+        assert sequence.cache_shift in (0, sequence.compact_shift), sequence
+        assert slots.cache_shift[sequence.slot] == sequence.cache_shift, sequence
+        assert (slots.num_chunks[sequence.slot] > 0) == (sequence.cache_shift < 0), sequence
+        if sequence.cache_shift < 0:
+            assert sequence.num_computed >= sequence.num_prompt_tokens, sequence
+            for page in sequence.pages:
+                assert scheduler.pool.ref_counts[page] == 1, f"page {page} of a compact cache is shared"
+                assert not scheduler.prefix_cache.holds(page), f"page {page} of a compact cache is published"
+        elif sequence.compact_shift < 0:
+            assert sequence.num_computed <= sequence.num_prompt_tokens, sequence
+    for row in slots.free_slots:
+        assert slots.cache_shift[row] == slots.num_chunks[row] == slots.num_selected[row] == 0, (
+            f"slot {row} is not reset"
+        )

@@ -27,6 +27,8 @@ class PlannedPrefixes:
     def add(self, sequence: Sequence, num_tokens: int) -> None:
         """The step computes the next ``num_tokens`` tokens of a running sequence."""
         page_size, start = self._cache.page_size, sequence.num_computed
+        if sequence.cache_shift < 0:
+            return  # what follows a factored prompt is never published
         for index in range(start // page_size, (start + num_tokens) // page_size):
             self._digests.add(self._cache.digest(sequence, index))
 
@@ -40,7 +42,7 @@ class PlannedPrefixes:
         if not self._digests:
             return False
         cache, page_size = self._cache, self._cache.page_size
-        num_pages, known = (sequence.length - 1) // page_size, 0
+        num_pages, known = sequence.num_reusable // page_size, 0
         while known < num_pages and cache.page_of(sequence, known) is not None:
             known += 1
         reach = known
@@ -50,5 +52,5 @@ class PlannedPrefixes:
         if reach <= sequence.num_awaited_pages or saved < min(budget, left):
             return False
         sequence.num_awaited_pages = reach
-        self.held_back[sequence] = 1 + -(-sequence.length // page_size)
+        self.held_back[sequence] = 1 + -(-sequence.most_cached // page_size)
         return True

@@ -50,7 +50,12 @@ def max_length(num_prompt_tokens: int, params: SamplingParams, config: RuntimeCo
     """
     length = min(num_prompt_tokens + params.max_tokens, config.max_seq_len)
     # The last token's K,V are never written.
-    num_pages = -(-(length - 1) // config.page_size)
+    num_pages, num_shadow_pages = config.pages_needed(num_prompt_tokens, length - 1)
+    if num_shadow_pages > config.num_shadow_pages:
+        raise RequestError(
+            f"the prompt of {num_prompt_tokens} tokens needs {num_shadow_pages} shadow pages, but the engine has "
+            f"{config.num_shadow_pages}; shorten it or raise the KV cache size."
+        )
     if num_pages > config.num_pages:
         fits = config.num_pages * config.page_size + 1
         raise RequestError(

@@ -6,6 +6,7 @@ from itertools import accumulate
 from torch import Tensor
 
 from kvforge.runtime.sequence import Sequence
+from kvforge.runtime.shadowkv.factoring import Factoring
 
 
 @dataclass
@@ -15,8 +16,8 @@ class Schedule:
     ``budget`` is what is left of the step's tokens. A chunk that does not reach its sequence's end has no
     survivor; one that does may go on with ``drafts``, which are survivors too, each drawn from its row of
     ``draft_probs`` if it was drawn. ``draft_rooms`` are drafts that the step may make itself: what they need is
-    reserved, and the runner moves those that it makes to ``drafts``. While sequences are admitted, ``num_reserved``
-    pages are kept for those that run.
+    reserved, and the runner moves those that it makes to ``drafts``. ``factorings`` are done before anything else,
+    in their order. While sequences are admitted, ``num_reserved`` pages are kept for those that run.
     """
 
     budget: int
@@ -25,6 +26,7 @@ class Schedule:
     drafts: dict[Sequence, tuple[int, ...]] = field(default_factory=dict)
     draft_probs: dict[Sequence, Tensor] = field(default_factory=dict)
     draft_rooms: dict[Sequence, int] = field(default_factory=dict)
+    factorings: list[Factoring] = field(default_factory=list)
     num_preempted: int = 0
     num_reserved: int = 0
 
@@ -61,6 +63,7 @@ class Schedule:
         """Take a sequence out and give its tokens back to the budget."""
         self.budget += self.draft_rooms.pop(sequence, len(self.drafts.pop(sequence, ())))
         self.draft_probs.pop(sequence, None)
+        self.factorings = [factoring for factoring in self.factorings if factoring.sequence is not sequence]
         if sequence in self.decodes:
             self.decodes.remove(sequence)
             self.budget += 1

@@ -12,6 +12,8 @@ from kvforge.runtime.prefix_cache import PrefixCache
 from kvforge.runtime.retention import set_priorities
 from kvforge.runtime.schedule import Schedule
 from kvforge.runtime.sequence import Sequence, Status
+from kvforge.runtime.shadowkv.factoring import Factoring
+from kvforge.runtime.shadowkv.pages import ShadowPages
 from kvforge.runtime.slot_table import SlotTable
 
 _by_order = attrgetter("order")
@@ -29,6 +31,10 @@ class Scheduler:
     A prompt whose beginning another one computes in the step being planned waits for those pages where that saves it
     work (see ``PlannedPrefixes``). Others may pass it, but not take the slot and the pages that it needs.
 
+    With ShadowKV, a long prompt is factored in the step after the one that computes its end: it gives up its pages for
+    those of its compact cache, of which there are fewer. What such a sequence loses when it is preempted is computed
+    again as it was: the prompt, to its end, then one token a step.
+
     ``proposals`` are drafts of the next tokens of sequences. When a sequence's last token is computed, the first of
     them are computed with it as far as tokens, survivors and pages of the step are left by everything else; they
     cost no other sequence anything. Proposals are for one step: what does not fit is dropped. ``rooms`` are numbers of
@@ -37,9 +43,10 @@ class Scheduler:
 
     def __init__(self, config: RuntimeConfig) -> None:
         self.config = config
-        self.prefix_cache = PrefixCache(config.page_size)
+        self.prefix_cache = PrefixCache(config.page_size, root=str(config.kv_policy))
         self.pool = PagePool(config.num_pages, evict=self.prefix_cache.forget)
-        self.slots = SlotTable(config.max_num_seqs, config.max_pages_per_seq)
+        self.slots = SlotTable(config.max_num_seqs, config.max_pages_per_seq, config.max_shadow_pages_per_seq)
+        self.shadow_pages = ShadowPages(config, self.slots)
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.proposals: dict[Sequence, tuple[int, ...]] = {}
@@ -52,11 +59,15 @@ class Scheduler:
     def add(self, sequence: Sequence) -> None:
         """Queue a new sequence."""
         sequence.status = Status.WAITING
+        self.shadow_pages.add(sequence)
         insort(self.waiting, sequence, key=_by_order)
 
     def propose(self, sequence: Sequence, drafts: tuple[int, ...]) -> None:
-        """Have ``drafts`` verified as the sequence's next tokens in the step that computes its last one."""
-        if drafts:
+        """Have ``drafts`` verified as the sequence's next tokens in the step that computes its last one.
+
+        Each token after a factored prompt selects its own chunks: such a sequence has no drafts.
+        """
+        if drafts and sequence.compact_shift == 0:
             self.proposals[sequence] = drafts
 
     def finish(self, sequence: Sequence) -> None:
@@ -74,6 +85,9 @@ class Scheduler:
         plan = Schedule(self.config.max_num_tokens)
         page_size = self.config.page_size
         prompts: list[Sequence] = []
+        for sequence in [sequence for sequence in self.running if sequence.is_to_be_factored]:
+            if sequence.status is Status.RUNNING:
+                self._factor(plan, sequence)
         for sequence in list(self.running):
             if sequence.length - sequence.num_computed != 1:
                 prompts.append(sequence)
@@ -81,7 +95,7 @@ class Scheduler:
                 break
             elif sequence.status is not Status.RUNNING:
                 continue  # preempted just now
-            elif len(sequence.pages) * page_size >= sequence.length:
+            elif len(sequence.pages) * page_size >= sequence.length + sequence.cache_shift:
                 plan.decodes.append(sequence)
                 plan.budget -= 1
             else:
@@ -90,7 +104,7 @@ class Scheduler:
             if plan.budget == 0:
                 break
             if sequence.status is Status.RUNNING:
-                self._plan(plan, sequence, min(sequence.length - sequence.num_computed, plan.budget))
+                self._plan(plan, sequence, min(sequence.longest_chunk, plan.budget))
         if plan.num_preempted == 0 and plan.budget > 0 and self.waiting:
             self._plan_admissions(plan)
         if self.proposals or self.rooms:
@@ -106,13 +120,13 @@ class Scheduler:
         for sequence in plan.decodes:
             num_computed = sequence.num_computed = sequence.num_computed + 1
             sequence.prompt_done = True
-            if publish and num_computed % page_size == 0:
+            if publish and num_computed % page_size == 0 and sequence.cache_shift == 0:
                 self.prefix_cache.publish(sequence)
         for sequence, num_tokens in plan.prefills:
             sequence.num_computed += num_tokens
             sequence.prompt_done = sequence.prompt_done or sequence.num_computed >= sequence.num_prompt_tokens
             slots.num_computed[sequence.slot] = sequence.num_computed
-            if publish:
+            if publish and sequence.cache_shift == 0:
                 self.prefix_cache.publish(sequence)
 
     def accept(self, sequences: list[Sequence]) -> None:
@@ -125,7 +139,7 @@ class Scheduler:
 
     def roll_back(self, sequence: Sequence) -> None:
         """Let go of a running sequence's pages beyond its computed tokens: drafts that were not accepted."""
-        keep = self.pages_for(sequence.num_computed)
+        keep = self.pages_for(sequence.num_computed + sequence.cache_shift)
         self._let_go(sequence.pages[keep:])
         del sequence.pages[keep:]
 
@@ -141,7 +155,8 @@ class Scheduler:
 
     def _plan(self, plan: Schedule, sequence: Sequence, num_tokens: int) -> None:
         end = sequence.num_computed + num_tokens
-        if len(sequence.pages) * self.config.page_size < end and not self._grow(plan, sequence, end):
+        cached = end + sequence.cache_shift
+        if len(sequence.pages) * self.config.page_size < cached and not self._grow(plan, sequence, cached):
             return
         plan.budget -= num_tokens
         if num_tokens == 1 and end == sequence.length:
@@ -166,7 +181,7 @@ class Scheduler:
             ):
                 index += 1
             elif self._admit(plan, sequence, prefixes):
-                count = min(sequence.length - sequence.num_computed, plan.budget)
+                count = min(sequence.longest_chunk, plan.budget)
                 self._plan(plan, sequence, count)
                 plan.num_reserved += self._missing_pages(sequence)
                 if use_cache:
@@ -199,8 +214,18 @@ class Scheduler:
             plan.prefills += [(sequence, 1) for sequence in plan.decodes if sequence in moved]
             plan.decodes = [sequence for sequence in plan.decodes if sequence not in moved]
 
+    def _factor(self, plan: Schedule, sequence: Sequence) -> None:
+        """Exchange a computed prompt's pages for those of its compact cache, and have it factored."""
+        self._set_priorities(sequence)
+        prompt_pages = sequence.pages
+        self._let_go(prompt_pages)
+        sequence.pages = []
+        self.shadow_pages.factor(sequence)
+        if self._grow(plan, sequence, sequence.num_computed + sequence.cache_shift):
+            plan.factorings.append(Factoring(sequence, tuple(prompt_pages)))
+
     def _grow(self, plan: Schedule, sequence: Sequence, num_tokens: int) -> bool:
-        """Give a running sequence pages for ``num_tokens`` tokens; False if it was preempted itself."""
+        """Give a running sequence pages for ``num_tokens`` cached tokens; False if it was preempted itself."""
         while not self._extend(sequence, num_tokens):
             victim = self.running[-1]
             self._preempt(plan, victim)
@@ -210,7 +235,8 @@ class Scheduler:
         return True
 
     def _extend(self, sequence: Sequence, num_tokens: int) -> bool:
-        """Give a running sequence pages for ``num_tokens`` tokens; False if too few are left, those then are its."""
+        """Give a running sequence pages for ``num_tokens`` cached tokens; False if too few are left, those then are
+        its."""
         pages, pool = sequence.pages, self.pool
         while len(pages) * self.config.page_size < num_tokens:
             is_new = bool(pool.free_pages)
@@ -250,18 +276,30 @@ class Scheduler:
         return True
 
     def _missing_pages(self, sequence: Sequence) -> int:
-        """What a running prompt still needs, and a page to grow into."""
-        return 1 + self.pages_for(sequence.length) - len(sequence.pages)
+        """What a running sequence still needs for the tokens that it has, and a page to grow into."""
+        return 1 + self._needed_pages(sequence, sequence.pages)
+
+    def _needed_pages(self, sequence: Sequence, pages: list[int]) -> int:
+        """Pages that a sequence with ``pages`` takes for all its tokens, less those that it gives up before."""
+        if sequence.compact_shift == sequence.cache_shift:
+            return self.pages_for(sequence.length + sequence.cache_shift) - len(pages)
+        kept_by_others = sum(self.pool.ref_counts[page] > 1 for page in pages)
+        prompt = self.pages_for(sequence.num_prompt_tokens) - len(pages)
+        compact = self.pages_for(sequence.length + sequence.compact_shift) - (len(pages) - kept_by_others)
+        return max(prompt, compact)
 
     def _place(self, sequence: Sequence, reserved: int, held_back: dict[Sequence, int]) -> bool:
         """Give a waiting sequence a slot and its reusable pages, if the rest of its pages are available and those
         ``reserved`` for running sequences and those of sequences held back remain."""
         if len(self.slots.free_slots) <= len(held_back):
             return False
+        shadow = sum(map(self.shadow_pages.needed, held_back))
+        if self.shadow_pages.needed(sequence) + shadow > len(self.shadow_pages.free_pages):
+            return False
         reused = self._reusable_pages(sequence)
         for page in reused:
             self.pool.share(page)
-        needed = self.pages_for(sequence.length) - len(reused)
+        needed = self._needed_pages(sequence, reused)
         if needed + reserved + sum(held_back.values()) > self.pool.num_available:
             self._let_go(reused)
             return False
@@ -271,6 +309,7 @@ class Scheduler:
         sequence.slot = self.slots.free_slots.pop()
         sequence.pages = reused
         sequence.num_computed = len(reused) * self.config.page_size
+        self.shadow_pages.take(sequence)
         self.slots.page_table[sequence.slot, : len(reused)] = reused
         self.slots.num_computed[sequence.slot] = sequence.num_computed
         self.slots.next_token[sequence.slot] = sequence.tokens[sequence.length - 1]
@@ -284,20 +323,25 @@ class Scheduler:
         """Written pages that hold the K,V of this sequence's first tokens, from the cache or a sibling."""
         best = self.prefix_cache.lookup(sequence) if self.config.enable_prefix_cache else []
         for other in sequence.siblings:
-            if other is not sequence and other.status is Status.RUNNING:
-                shared = min(other.num_computed, sequence.num_prompt_tokens, sequence.length - 1)
+            if other is not sequence and other.status is Status.RUNNING and other.cache_shift == 0:
+                shared = min(other.num_computed, sequence.num_prompt_tokens, sequence.num_reusable)
                 if shared // self.config.page_size > len(best):
                     best = other.pages[: shared // self.config.page_size]
         return best
 
     def _release(self, sequence: Sequence) -> None:
-        if sequence.params.retention and self.config.enable_prefix_cache:
-            set_priorities(self.pool, self.prefix_cache, sequence)
+        if sequence.cache_shift == 0:
+            self._set_priorities(sequence)
         self._let_go(sequence.pages)
         sequence.pages = []
+        self.shadow_pages.give_back(sequence)
         sequence.num_computed = sequence.num_published = 0
         self.slots.free_slots.append(sequence.slot)
         sequence.slot = -1
+
+    def _set_priorities(self, sequence: Sequence) -> None:
+        if sequence.params.retention and self.config.enable_prefix_cache:
+            set_priorities(self.pool, self.prefix_cache, sequence)
 
     def _let_go(self, pages: list[int]) -> None:
         # Deepest first, so that the cache evicts the end of a prefix before its beginning.

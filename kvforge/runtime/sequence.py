@@ -49,11 +49,13 @@ class Sequence:
     """One sequence: prompt and generated token ids, and the pages that hold the K,V of the first of them.
 
     Invariants: ``num_computed < length`` (at least one token is still to be computed) while not finished;
-    ``pages`` cover at least ``num_computed`` tokens while running and are empty otherwise; ``slot`` is the
-    row of the slot table while running and -1 otherwise.
+    ``pages`` cover at least ``num_computed + cache_shift`` tokens while running and are empty otherwise; ``slot`` is
+    the row of the slot table while running and -1 otherwise.
     """
 
     __slots__ = (
+        "cache_shift",
+        "compact_shift",
         "digests",
         "index",
         "last_token_ns",
@@ -70,6 +72,7 @@ class Sequence:
         "prompt_done",
         "request_id",
         "sampling",
+        "shadow_pages",
         "siblings",
         "slot",
         "status",
@@ -110,6 +113,12 @@ class Sequence:
         self.siblings: list[Sequence] = [self]
         """All sequences of the request, itself included; the first one computes the prompt."""
         self.pages: list[int] = []
+        self.cache_shift = 0
+        """Where the token at position p is in the pages, less p: below 0 once the prompt is factored."""
+        self.compact_shift = 0
+        """What ``cache_shift`` becomes when the prompt is computed and factored; 0 if it never is."""
+        self.shadow_pages: list[int] = []
+        """Pages of what a factored prompt is besides K,V; held from admission on."""
         self.digests: list[bytes] = []
         self.slot = -1
         self.was_admitted = False
@@ -126,6 +135,29 @@ class Sequence:
         """The request's first sequence is still computing the prompt that this one will share."""
         leader = self.siblings[0]
         return leader is not self and not leader.prompt_done and leader.status is not Status.FINISHED
+
+    @property
+    def longest_chunk(self) -> int:
+        """Tokens that one step may compute: all that are left; but a prompt to be factored is computed to its end
+        first, and what was generated after one is computed again as it was, one token a step."""
+        if self.cache_shift < 0:
+            return 1
+        return (self.num_prompt_tokens if self.compact_shift < 0 else self.length) - self.num_computed
+
+    @property
+    def num_reusable(self) -> int:
+        """Tokens whose K,V may be another sequence's: all but the last, and only those of a prompt to be factored."""
+        return (self.num_prompt_tokens if self.compact_shift < 0 else self.length) - 1
+
+    @property
+    def is_to_be_factored(self) -> bool:
+        """The prompt is computed, and to be factored before any other token is."""
+        return self.compact_shift < self.cache_shift and self.num_computed == self.num_prompt_tokens
+
+    @property
+    def most_cached(self) -> int:
+        """Tokens that its pages must hold at once to compute all that it has now."""
+        return max(self.num_prompt_tokens, self.length + self.compact_shift)
 
     @property
     def num_generated(self) -> int:

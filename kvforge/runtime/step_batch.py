@@ -7,6 +7,8 @@ import torch
 
 from kvforge.runtime.config import RuntimeConfig
 from kvforge.runtime.schedule import Schedule
+from kvforge.runtime.shadow_inputs import ShadowTensors
+from kvforge.runtime.shadowkv.inputs import ShadowInputBuilder
 from kvforge.runtime.slot_table import SlotTable
 
 
@@ -22,17 +24,19 @@ class StepBatch:
     positions: torch.Tensor
     """[T]"""
     slot_mapping: torch.Tensor
-    """[T] page * page_size + offset"""
+    """[T] page * page_size + offset; of a factored sequence, in its compact cache"""
     query_start: torch.Tensor
     """[S+1]"""
     kv_length: torch.Tensor
-    """[S] K,V length after this step"""
+    """[S] K,V length after this step: that of the compact cache where the prompt is factored"""
     page_table: torch.Tensor
     """[S, M]"""
     survivor_index: torch.Tensor
     """[R] packed tokens that go past the cut"""
     survivor_start: torch.Tensor
     """[S+1]"""
+    shadow: ShadowTensors = ()
+    """Of the factored sequences; () if there are none."""
 
     @property
     def num_survivors(self) -> int:
@@ -60,6 +64,7 @@ class StepBatchBuilder:
         self._query_start, self._survivor_start = _Buffer(seqs + 1), _Buffer(seqs + 1)
         self._kv_length = _Buffer(seqs)
         self._page_table = _Buffer(seqs * config.max_pages_per_seq)
+        self._shadow = ShadowInputBuilder(config)
         self._arange = np.arange(max(tokens, seqs + 1, config.max_seq_len) + 1, dtype=np.int32)
 
     def build(self, plan: Schedule, slots: SlotTable) -> StepBatch:
@@ -71,13 +76,18 @@ class StepBatchBuilder:
 
         decode_rows = rows[:num_decodes]
         positions = slots.num_computed[decode_rows]
+        cached = positions + slots.cache_shift[decode_rows]
         self._write_tokens(
-            0, positions, slots.next_token[decode_rows], slots.page_table[decode_rows, positions // self._page_size]
+            0,
+            positions,
+            slots.next_token[decode_rows],
+            cached,
+            slots.page_table[decode_rows, cached // self._page_size],
         )
         query_start[: num_decodes + 1] = arange[: num_decodes + 1]
         survivor_start[: num_decodes + 1] = arange[: num_decodes + 1]
         survivor_index[:num_decodes] = arange[:num_decodes]
-        kv_length[:num_decodes] = positions + 1
+        kv_length[:num_decodes] = cached + 1
 
         num_tokens, num_survivors = num_decodes, num_decodes
         for row, (sequence, count) in enumerate(plan.prefills, start=num_decodes):
@@ -85,18 +95,20 @@ class StepBatchBuilder:
             start, end = sequence.num_computed, sequence.num_computed + count
             positions = arange[start : end + len(drafts)]
             ids = sequence.tokens[start:end]
+            cached = positions + sequence.cache_shift if sequence.cache_shift else positions
             self._write_tokens(
                 num_tokens,
                 positions,
                 np.append(ids, np.asarray(drafts, dtype=np.int32)) if drafts else ids,
-                slots.page_table[sequence.slot, positions // self._page_size],
+                cached,
+                slots.page_table[sequence.slot, cached // self._page_size],
             )
             num_tokens += len(positions)
             if end == sequence.length:
                 kept = 1 + len(drafts)
                 survivor_index[num_survivors : num_survivors + kept] = arange[num_tokens - kept : num_tokens]
                 num_survivors += kept
-            kv_length[row] = end + len(drafts)
+            kv_length[row] = end + len(drafts) + sequence.cache_shift
             query_start[row + 1] = num_tokens
             survivor_start[row + 1] = num_survivors
 
@@ -112,10 +124,13 @@ class StepBatchBuilder:
             page_table=self._page_table.tensor[: num_seqs * num_pages].view(num_seqs, num_pages),
             survivor_index=self._survivor_index.tensor[:num_survivors],
             survivor_start=self._survivor_start.tensor[: num_seqs + 1],
+            shadow=self._shadow.build(rows, slots),
         )
 
-    def _write_tokens(self, start: int, positions: np.ndarray, ids: np.ndarray, pages: np.ndarray) -> None:
+    def _write_tokens(
+        self, start: int, positions: np.ndarray, ids: np.ndarray, cached: np.ndarray, pages: np.ndarray
+    ) -> None:
         end = start + len(positions)
         self._input_ids.array[start:end] = ids
         self._positions.array[start:end] = positions
-        self._slot_mapping.array[start:end] = pages * self._page_size + positions % self._page_size
+        self._slot_mapping.array[start:end] = pages * self._page_size + cached % self._page_size
