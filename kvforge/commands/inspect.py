@@ -22,15 +22,18 @@ def run(args: argparse.Namespace) -> int:
     """Print the manifest with derived sizes; raises EngineError for a damaged engine."""
     from kvforge.engine import load_manifest, verify_files
     from kvforge.planning.costs import prefill_flops_per_token
+    from kvforge.planning.sequence_memory import sequence_bytes
 
     manifest = load_manifest(args.engine)
     if args.verify:
         verify_files(args.engine, manifest)
+    memory = sequence_bytes(manifest)
     derived = {
         "owners": list(manifest.owners),
         "kv_bytes_per_token": manifest.kv_bytes_per_token,
         "kv_scale_bytes_per_token": manifest.kv_scale_bytes_per_token,
         "page_bytes": manifest.page_bytes,
+        **memory,
         "weight_bytes": manifest.weight_bytes,
         "prefill_flops_per_token_at_1024": prefill_flops_per_token(manifest, 1024),
         "engine_bytes": sum(path.stat().st_size for path in args.engine.rglob("*") if path.is_file()),
@@ -51,6 +54,8 @@ def run(args: argparse.Namespace) -> int:
         f"{', '.join(map(str, manifest.owners))}), pages of {manifest.page_size} tokens, "
         f"{manifest.kv_bytes_per_token} bytes per token",
         "KV format": _kv_format(manifest),
+        "KV policy": str(manifest.policy),
+        "sequence": _sequence(manifest, memory),
         "limits": f"{manifest.max_num_seqs} sequences, {manifest.max_num_tokens} tokens a step, "
         f"{manifest.max_seq_len} tokens a sequence, "
         + (f"{manifest.max_draft_len} drafts a sequence" if manifest.max_draft_len else "no drafts"),
@@ -63,6 +68,20 @@ def run(args: argparse.Namespace) -> int:
     if args.verify:
         print(f"{'files':<11} all {len(manifest.files)} match their recorded SHA-256")
     return 0
+
+
+def _sequence(manifest: "Manifest", memory: dict[str, int]) -> str:
+    """Say what a prompt of the longest length keeps, and beside another policy what it would keep in full."""
+    device, host, full = (memory[f"sequence_{name}_bytes"] for name in ("device", "host", "full"))
+    size = f"{_size(device)} on the device"
+    if manifest.kv_policy != "full":
+        size += f", {_size(host)} in host memory (in full {_size(full)})"
+    return f"{size} after a prompt of {manifest.max_seq_len} tokens"
+
+
+def _size(count: int) -> str:
+    power = min(max(count.bit_length() - 1, 0) // 10, 3)
+    return f"{count} bytes" if power == 0 else f"{count / 2 ** (10 * power):.{power}f} {'KMG'[power - 1]}iB"
 
 
 def _kv_format(manifest: "Manifest") -> str:

@@ -40,6 +40,12 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument("--group-size", type=int, nargs="+", metavar="G", help="layers that share a cache; several")
     parser.add_argument("--kv-dtype", nargs="+", choices=tuple(KV_FORMATS), metavar="D", help=", ".join(KV_FORMATS))
     parser.add_argument("--weight-dtype", choices=tuple(WEIGHT_BYTES), metavar="D", help=", ".join(WEIGHT_BYTES))
+    parser.add_argument(
+        "--kv-policy",
+        metavar="POLICY",
+        help="what one keeps of a sequence (docs/kv-policies.md); default: the engine's",
+    )
+    parser.add_argument("--page-size", type=_count, metavar="P", help="tokens of a page (the engine's, or 32)")
     parser.add_argument("--input", type=_count, default=8192, metavar="N", help="input tokens of a request (8192)")
     parser.add_argument("--output", type=_count, default=256, metavar="M", help="output tokens of a request (256)")
     parser.add_argument(
@@ -66,12 +72,15 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the plan; raises KvforgeError for a model or a cut that is none."""
+    from kvforge.kv_policies import Full, parse
     from kvforge.planning.load import load_subject
     from kvforge.planning.plan import Fleet, Workload, list_variants, make_plan
     from kvforge.planning.plot import plot_plan
     from kvforge.planning.report import describe
+    from kvforge.planning.sequence_memory import plan_policy
 
     subject = load_subject(args.model)
+    policy = subject.policy if args.kv_policy is None else parse(args.kv_policy)
     work = Workload(args.input, args.output, args.weight_dtype or subject.weight_dtype, args.distillation_tokens)
     fleet = Fleet(tuple(args.memory_gib), args.reserve_gib, args.tflops, args.bandwidth_gb_s, args.gpus)
     variants = list_variants(
@@ -82,6 +91,8 @@ def run(args: argparse.Namespace) -> int:
         all_pairs=args.group_size is not None,
     )
     plan = make_plan(subject.shape, variants, work, fleet, args.tokens_per_second)
+    if args.kv_policy is not None or policy != Full():
+        plan["kv_policy"] = plan_policy(policy, args.page_size or subject.page_size, variants, work, fleet)
     if args.plot:
         plot_plan(plan, args.plot)
     print(json.dumps(plan, indent=1) if args.json else describe(plan))

@@ -5,19 +5,23 @@ from pathlib import Path
 
 from kvforge.engine import MANIFEST_FILE, load_manifest
 from kvforge.errors import CheckpointError, KvforgeError
+from kvforge.kv_policies import Full, KVPolicy
 from kvforge.planning.presets import PRESETS
 from kvforge.planning.shape import Shape, shape_of_config, shape_of_manifest
 
 
 @dataclasses.dataclass(frozen=True)
 class Subject:
-    """A model to plan for: its shape as it is, the cuts and group sizes to show unless told otherwise, its dtypes."""
+    """A model to plan for: its shape as it is, the cuts and group sizes to show unless told otherwise, its dtypes, KV
+    policy and page size."""
 
     shape: Shape
     cuts: tuple[int, ...]
     group_sizes: tuple[int, ...] = (1, 2, 4)
     weight_dtype: str = "bfloat16"
     kv_dtype: str = "bfloat16"
+    policy: KVPolicy = dataclasses.field(default_factory=Full)
+    page_size: int = 32
 
 
 def load_subject(model: str) -> Subject:
@@ -37,7 +41,13 @@ def load_subject(model: str) -> Subject:
     if (path / MANIFEST_FILE).is_file():
         manifest = load_manifest(path)
         subject = _own(shape_of_manifest(manifest, path.resolve().name))
-        return dataclasses.replace(subject, weight_dtype=manifest.weight_dtype, kv_dtype=manifest.kv_dtype)
+        return dataclasses.replace(
+            subject,
+            weight_dtype=manifest.weight_dtype,
+            kv_dtype=manifest.kv_dtype,
+            policy=manifest.policy,
+            page_size=manifest.page_size,
+        )
     if path.is_dir() and not (path / "config.json").is_file():
         raise KvforgeError(f"{path} is neither an engine ({MANIFEST_FILE}) nor a checkpoint (config.json); give one.")
     return _from_config(path / "config.json" if path.is_dir() else path)

@@ -3,12 +3,16 @@
 from collections.abc import Sequence
 from typing import Any
 
+from kvforge.planning.policy_report import describe_policy
+from kvforge.planning.text_table import align
+
 _HEAD = ("", "K,V", "Q,O", "MLP", "attention", "total", "relative", "output token", "KV B/token", "reduction", "max")
 _SPEEDUP = "speed-up"
 
 
 def describe(plan: dict[str, Any]) -> str:
-    """Return the tables of a plan: costs per token, then what fits, then the rate and the break-even."""
+    """Return the tables of a plan: costs per token, then what fits, what a KV policy keeps, then the rate and
+    the break-even."""
     title = (
         f"{plan['model']}: {plan['num_parameters'] / 1e9:.2f}B parameters, {plan['num_layers']} layers, "
         f"{plan['weight_dtype']} weights; requests of {plan['input_tokens']} input and {plan['output_tokens']} output "
@@ -30,9 +34,11 @@ def describe(plan: dict[str, Any]) -> str:
                 f"{row['max_speedup']:.2f}x",
             ]
         )
-    blocks = [title, f"{unit} per prompt token without logits, by part; KV bytes include scales\n{_table(rows)}"]
+    blocks = [title, f"{unit} per prompt token without logits, by part; KV bytes include scales\n{align(rows)}"]
     if "capacity" in plan:
         blocks.append(_capacity(plan["capacity"]))
+    if "kv_policy" in plan:
+        blocks.append(describe_policy(plan["kv_policy"]))
     blocks += [line for line in (_throughput(plan), _break_even(plan)) if line]
     return "\n\n".join(blocks)
 
@@ -54,7 +60,7 @@ def _capacity(memories: Sequence[dict[str, Any]]) -> str:
             cells.append(f"{row['requests']}{rate}" if row["requests"] else "does not fit")
         rows.append(cells)
     head = "Requests that fit at a time, by memory per GPU"
-    return f"{head}{' (bound on combined tokens/s)' if with_rate else ''}\n{_table(rows)}"
+    return f"{head}{' (bound on combined tokens/s)' if with_rate else ''}\n{align(rows)}"
 
 
 def _throughput(plan: dict[str, Any]) -> str:
@@ -79,14 +85,3 @@ def _break_even(plan: dict[str, Any]) -> str:
                 f" is saved again after {spent['break_even_prompt_tokens'] / 1e9:.2f}B prompt tokens"
             )
     return "\n".join(lines)
-
-
-def _table(rows: Sequence[Sequence[str]]) -> str:
-    """Align the first column to the left, the others to the right."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return "\n".join(
-        "  ".join(
-            [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
-        )
-        for row in rows
-    )

@@ -1,0 +1,50 @@
+"""What a plan says of a KV policy, as text."""
+
+from typing import Any
+
+from kvforge.planning.capacity import GIB
+from kvforge.planning.text_table import align
+
+MIB = 2**20
+
+
+def describe_policy(plan: dict[str, Any]) -> str:
+    """Return the tables of ``kvforge.planning.sequence_memory.plan_policy``."""
+    parameters = ", ".join(f"{name} {value}" for name, value in plan["parameters"].items())
+    head = (
+        f"KV policy {plan['name']}{f' ({parameters})' if parameters else ''}:\n"
+        f"one sequence after a prompt of {plan['context']} tokens, pages of {plan['page_size']}; most that its decode "
+        "step reads, over all layers"
+    )
+    rows = [["", "device GiB", "host GiB", "full GiB", "smaller", "than no cut", "read MiB", "from host", "full"]]
+    for row in plan["variants"]:
+        sizes = [f"{row[name] / GIB:.2f}" for name in ("device_bytes", "host_bytes", "full_bytes")]
+        reads = ("step_device_bytes_read", "step_host_bytes_read", "step_full_bytes_read")
+        rows.append(
+            [
+                row["name"],
+                *sizes,
+                f"{row['times_smaller']:.2f}x",
+                f"{row['times_smaller_than_first_in_full']:.2f}x",
+                *(f"{row[name] / MIB:.0f}" for name in reads),
+            ]
+        )
+    blocks = [f"{head}\n{align(rows)}"]
+    largest = max(row["prefill_bytes"] for row in plan["variants"])
+    if largest:
+        blocks.append(
+            f"A prompt is computed in full first: one at a time takes up to {largest / GIB:.2f} GiB of pages besides."
+        )
+    if "capacity" in plan:
+        blocks.append(_capacity(plan["capacity"]))
+    return "\n\n".join(blocks)
+
+
+def _capacity(memories: list[dict[str, Any]]) -> str:
+    rows = [["", *(f"{memory['memory_gib_per_gpu']:g} GiB" for memory in memories)]]
+    for i, first in enumerate(memories[0]["variants"]):
+        found = [memory["variants"][i] for memory in memories]
+        cells = [f"{row['sequences']} ({row['sequences_in_full']}; {row['host_gib']:.0f} GiB)" for row in found]
+        rows.append([first["name"], *cells])
+    head = "Sequences that fit while one more prompt is computed (in full; host memory of all), by memory per GPU"
+    return f"{head}\n{align(rows)}"

@@ -1,0 +1,135 @@
+"""What a KV policy keeps and reads of one sequence, and how many sequences of it fit."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from kvforge.engine import KV_FORMATS, SCALE_BYTES, Manifest
+from kvforge.errors import BuildError
+from kvforge.kv_policies import Full, KVPolicy, OwnerCache
+from kvforge.kv_policies.compatibility import check
+from kvforge.kv_policies.mechanisms import PAGING, QUANTIZED_CACHE, SLIDING_WINDOW, mechanism_of
+from kvforge.planning.capacity import GIB, Machine, weight_bytes
+from kvforge.planning.plan import Fleet, Variant, Workload
+from kvforge.planning.shape import Shape
+
+CONTEXTS = tuple(2**power for power in range(10, 18))
+"""Prompt tokens of the curves."""
+
+
+def plan_policy(
+    policy: KVPolicy, page_size: int, variants: Sequence[Variant], work: Workload, fleet: Fleet
+) -> dict[str, Any]:
+    """Return what a plan says of ``policy`` (docs/planning.md): of one sequence whose prompt of ``work.input_tokens``
+    is computed, for each variant, and the sequences that fit each memory with their output.
+
+    Raises:
+        BuildError: the policy does not go with the model, its pages or a variant's cache format.
+    """
+    rows = [_row(policy, page_size, variant, variants[0], work) for variant in variants]
+    plan: dict[str, Any] = {
+        "name": policy.name,
+        "parameters": policy.parameters,
+        "page_size": page_size,
+        "context": work.input_tokens,
+        "variants": rows,
+    }
+    if fleet.memory_gib:
+        plan["capacity"] = [
+            {
+                "memory_gib_per_gpu": memory,
+                "variants": [_fit(policy, page_size, variant, work, fleet.machine(memory)) for variant in variants],
+            }
+            for memory in fleet.memory_gib
+        ]
+    return plan
+
+
+def sequence_bytes(manifest: Manifest) -> dict[str, int]:
+    """Return what a prompt of ``max_seq_len`` tokens keeps over all owners: on the device and in host memory with the
+    engine's policy, and on the device in full."""
+    cache, policy, owners = manifest.owner_cache, manifest.policy, manifest.num_owners
+    return {
+        "sequence_device_bytes": owners * policy.device_bytes(cache, manifest.max_seq_len),
+        "sequence_host_bytes": owners * policy.host_bytes(cache, manifest.max_seq_len),
+        "sequence_full_bytes": owners * Full().device_bytes(cache, manifest.max_seq_len),
+    }
+
+
+def owner_cache(shape: Shape, kv_dtype: str, page_size: int) -> OwnerCache:
+    """Return the cache of one owner; ``kv_dtype`` is a key of ``KV_FORMATS``."""
+    stored = KV_FORMATS[kv_dtype]
+    scale_bytes = SCALE_BYTES if stored.scales == "dynamic" else 0
+    return OwnerCache(shape.num_kv_heads, shape.head_dim, page_size, stored.element_bytes, scale_bytes)
+
+
+def sequences_that_fit(free_bytes: float, bytes_each: int, prefill_bytes: int) -> int:
+    """Return how many sequences of ``bytes_each`` fit while one more prompt is computed in full, in ``prefill_bytes``
+    of pages (0 where prompts stay as they are)."""
+    return max(int((free_bytes - prefill_bytes) // bytes_each), 0)
+
+
+def _check(policy: KVPolicy, shape: Shape, kv_dtype: str, page_size: int) -> None:
+    if shape.latent:
+        raise BuildError(
+            f"--kv-policy is for caches of keys and values; {shape.model} has latent ones, leave it out there."
+        )
+    policy.check(shape.num_kv_heads, shape.head_dim, page_size)
+    found = [mechanism_of(policy), PAGING]
+    if KV_FORMATS[kv_dtype].element_bytes < 2:
+        found.append(QUANTIZED_CACHE)
+    if any(shape.layer_windows):
+        found.append(SLIDING_WINDOW)
+    check(found)
+
+
+def _row(policy: KVPolicy, page_size: int, variant: Variant, plain: Variant, work: Workload) -> dict[str, Any]:
+    shape, tokens = variant.shape, work.input_tokens
+    _check(policy, shape, variant.kv_dtype, page_size)
+    cache, layers = owner_cache(shape, variant.kv_dtype, page_size), shape.num_layers
+    device = shape.num_owners * policy.device_bytes(cache, tokens)
+    full = shape.num_owners * Full().device_bytes(cache, tokens)
+    plain_full = plain.shape.num_owners * Full().device_bytes(
+        owner_cache(plain.shape, plain.kv_dtype, page_size), tokens
+    )
+    return {
+        "name": variant.name,
+        "device_bytes": device,
+        "host_bytes": shape.num_owners * policy.host_bytes(cache, tokens),
+        "full_bytes": full,
+        "times_smaller": full / device,
+        "times_smaller_than_first_in_full": plain_full / device,
+        "prefill_bytes": _prefill_bytes(policy, shape, cache, tokens),
+        "step_device_bytes_read": layers * policy.device_bytes_read(cache, tokens),
+        "step_host_bytes_read": layers * policy.host_bytes_read(cache, tokens),
+        "step_full_bytes_read": layers * Full().device_bytes_read(cache, tokens),
+        "by_context": {
+            str(length): {
+                "device_bytes": shape.num_owners * policy.device_bytes(cache, length),
+                "full_bytes": shape.num_owners * Full().device_bytes(cache, length),
+            }
+            for length in CONTEXTS
+            if length <= shape.max_position
+        },
+    }
+
+
+def _prefill_bytes(policy: KVPolicy, shape: Shape, cache: OwnerCache, tokens: int) -> int:
+    """Pages that a prompt takes until it is computed, where it does not stay in them."""
+    full = Full().device_bytes(cache, tokens)
+    return shape.num_owners * full if policy.device_bytes(cache, tokens) < full else 0
+
+
+def _fit(policy: KVPolicy, page_size: int, variant: Variant, work: Workload, machine: Machine) -> dict[str, Any]:
+    shape, cache = variant.shape, owner_cache(variant.shape, variant.kv_dtype, page_size)
+    free = machine.memory_bytes - machine.reserve_bytes - weight_bytes(shape, work.weight_dtype)
+    lengths = work.input_tokens, work.output_tokens
+    each = shape.num_owners * policy.device_bytes(cache, *lengths)
+    full = shape.num_owners * Full().device_bytes(cache, *lengths)
+    sequences = sequences_that_fit(free, each, _prefill_bytes(policy, shape, cache, work.input_tokens))
+    host = sequences * shape.num_owners * policy.host_bytes(cache, *lengths)
+    return {
+        "name": variant.name,
+        "sequences": sequences,
+        "sequences_in_full": sequences_that_fit(free, full, 0),
+        "host_gib": host / GIB,
+    }

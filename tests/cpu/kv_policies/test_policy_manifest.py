@@ -1,0 +1,103 @@
+"""The policy in ``engine.json``, in ``kvforge inspect`` and at the root of the prefix cache's digests."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kvforge.cli import main
+from kvforge.engine import load_manifest, save_manifest
+from kvforge.errors import EngineError
+from kvforge.kv_policies import Full, ShadowKV
+from kvforge.runtime.prefix_cache import PrefixCache
+from tests.support.fake_session import fake_manifest
+
+POLICY = ShadowKV(rank=2, chunk_size=4, sparse_budget=8, num_outlier_chunks=1, num_local_tokens=4)
+
+
+def write(path: Path, **changes):
+    values = {"isa": ("x86-64",), "kv_policy": POLICY.name, "kv_policy_parameters": POLICY.parameters}
+    manifest = fake_manifest(**values | changes)
+    save_manifest(manifest, path)
+    return manifest
+
+
+def test_round_trip(tmp_path: Path) -> None:
+    manifest = write(tmp_path)
+    assert load_manifest(tmp_path) == manifest and load_manifest(tmp_path).policy == POLICY
+    plain = write(tmp_path, kv_policy="full", kv_policy_parameters={})
+    assert load_manifest(tmp_path) == plain and plain.policy == Full() == fake_manifest().policy
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        ({"kv_policy": "quest"}, "impossible values"),
+        ({"kv_policy": 3}, "impossible values"),
+        ({"kv_policy": "full"}, "impossible values"),
+        ({"kv_policy_parameters": {}}, "impossible values"),
+        ({"kv_policy_parameters": []}, "impossible values"),
+        ({"kv_policy_parameters": POLICY.parameters | {"rank": 0}}, "impossible values"),
+        ({"kv_policy_parameters": POLICY.parameters | {"rank": "2"}}, "impossible values"),
+        ({"kv_policy_parameters": POLICY.parameters | {"rank": True}}, "impossible values"),
+        ({"kv_policy_parameters": POLICY.parameters | {"more": 1}}, "impossible values"),
+        ({"schema_version": 4}, "has engine schema 4, this kvforge reads 5; rebuild the engine with kvforge build."),
+    ],
+)
+def test_damaged_policies_are_refused(damage, message, tmp_path: Path) -> None:
+    write(tmp_path)
+    path = tmp_path / "engine.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | damage))
+    with pytest.raises(EngineError, match=message):
+        load_manifest(tmp_path)
+
+
+@pytest.mark.parametrize("field", ["kv_policy", "kv_policy_parameters"])
+def test_an_engine_without_its_policy_is_refused(field, tmp_path: Path) -> None:
+    write(tmp_path)
+    path = tmp_path / "engine.json"
+    path.write_text(json.dumps({key: value for key, value in json.loads(path.read_text()).items() if key != field}))
+    with pytest.raises(EngineError, match=f"lacks {field}; rebuild"):
+        load_manifest(tmp_path)
+
+
+def test_inspect_shows_policy_and_bytes(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """2 owners of 1 head with 2 float32 numbers, 128 tokens in pages of 4; 31 chunks, 12 compact tokens and a tail of
+    4."""
+    write(tmp_path)
+    device = 2 * (128 * 2 * 4 + 2 * 1 * 2 * 4 + 32 * (2 * 4 + 1) + 4 * 2 + 16 * 2 * 2 * 4)
+    assert main(["inspect", str(tmp_path), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["kv_policy"], found["kv_policy_parameters"]) == ("shadowkv", POLICY.parameters)
+    assert found["sequence_device_bytes"] == device
+    assert found["sequence_host_bytes"] == 2 * 128 * 2 * 4
+    assert found["sequence_full_bytes"] == 2 * 128 * 2 * 2 * 4
+    assert main(["inspect", str(tmp_path)]) == 0
+    text = capsys.readouterr().out
+    assert f"KV policy   {POLICY}\n" in text
+    assert (
+        f"sequence    {device / 1024:.1f} KiB on the device, 2.0 KiB in host memory (in full 4.0 KiB) after a prompt "
+        "of 128 tokens\n"
+    ) in text
+
+
+def test_inspect_without_a_policy(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    write(tmp_path, kv_policy="full", kv_policy_parameters={})
+    assert main(["inspect", str(tmp_path)]) == 0
+    text = capsys.readouterr().out
+    assert "KV policy   full\n" in text
+    assert "sequence    4.0 KiB on the device after a prompt of 128 tokens\n" in text
+
+
+class _Tokens:
+    def __init__(self) -> None:
+        self.tokens, self.digests = np.arange(8, dtype=np.int32), []
+
+
+def test_prefixes_are_named_by_policy_and_parameters_too() -> None:
+    roots = ("full", str(POLICY), str(ShadowKV()), str(ShadowKV(rank=64)))
+    names = [[PrefixCache(4, root).digest(_Tokens(), index) for index in range(2)] for root in roots]
+    assert len({name for pair in names for name in pair}) == 2 * len(roots)
+    assert names[0] == [PrefixCache(4).digest(_Tokens(), index) for index in range(2)]
+    assert names[1] == [PrefixCache(4, str(POLICY)).digest(_Tokens(), index) for index in range(2)]
