@@ -89,6 +89,7 @@ def without(exits: np.ndarray, hidden: torch.Tensor, batch: StepBatch) -> tuple[
         gather(hidden, batch.survivor_index.numpy()[rows]),
         starts(end - begin),
         torch.from_numpy(positions[rows]),
-        torch.from_numpy(positions[end - 1] + 1),
+        batch.kv_length[torch.from_numpy(sequences)] - torch.from_numpy(survivor_start[sequences + 1] - end).int(),
         batch.page_table[torch.from_numpy(sequences)],
+        tuple(tensor[torch.from_numpy(sequences)] for tensor in batch.shadow),
     )

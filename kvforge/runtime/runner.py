@@ -4,10 +4,13 @@ from typing import cast
 
 import torch
 
+from kvforge.kv_policies import ShadowKV
 from kvforge.runtime.config import RuntimeConfig
 from kvforge.runtime.early_exit_decode import EarlyExitDecode
 from kvforge.runtime.schedule import Schedule
 from kvforge.runtime.session import Session, StepFunctions
+from kvforge.runtime.shadow_inputs import given
+from kvforge.runtime.shadowkv.state import ShadowState
 from kvforge.runtime.slot_table import SlotTable
 from kvforge.runtime.speculation.self_draft import SelfDraft
 from kvforge.runtime.step_batch import StepBatch, StepBatchBuilder
@@ -26,10 +29,15 @@ class Runner:
     ) -> None:
         self._session = session
         whole = cast(Session, session)  # what follows is for engines with an early exit
-        self._self_draft = SelfDraft(whole, config.page_size)
+        self.self_draft = SelfDraft(whole, config.page_size)
         self._exits = None if early_exit_threshold is None else EarlyExitDecode(whole, early_exit_threshold)
         self._builder = StepBatchBuilder(config)
-        self.pools = session.allocate_pools(config.num_pages)
+        self._shadow: ShadowState | None = None
+        if isinstance(config.kv_policy, ShadowKV):
+            self.pools = session.allocate_pools(config.num_pages, config.num_shadow_pages, config.max_num_seqs)
+            self._shadow = ShadowState(whole, config.kv_policy, config, self.pools)
+        else:
+            self.pools = session.allocate_pools(config.num_pages)
         self.num_lower_calls = 0
         self.num_upper_calls = 0
         self._hidden = torch.empty(0)
@@ -49,14 +57,17 @@ class Runner:
     @torch.inference_mode()
     def run(self, plan: Schedule, slots: SlotTable) -> torch.Tensor | None:
         """Compute the planned tokens, and drafts of them where ``plan.draft_rooms`` has room, which then are in
-        ``plan.drafts``; returns logits [R, vocab] of ``plan.survivors`` and their drafts, None if R is 0."""
+        ``plan.drafts``; returns logits [R, vocab] of ``plan.survivors`` and their drafts, None if R is 0. Prompts of
+        ``plan.factorings`` are factored first."""
+        if self._shadow is not None:
+            self._shadow.factor(plan.factorings)
         batch = self._builder.build(plan, slots)
         if batch.num_survivors == 0 or not (plan.draft_rooms or self._exits):
             return self.run_batch(batch)
         hidden = self._lower(batch)
         if self._exits is not None:
             return self._exits.logits(hidden, plan, batch, self._upper)
-        return self._upper(self._self_draft.run(hidden, plan, batch, slots, self.pools))
+        return self._upper(self.self_draft.run(hidden, plan, batch, slots, self.pools))
 
     @torch.inference_mode()
     def run_batch(self, batch: StepBatch) -> torch.Tensor | None:
@@ -74,6 +85,7 @@ class Runner:
             batch.kv_length,
             batch.page_table,
             self.pools,
+            *given(batch.shadow),
         )
 
     def _lower(self, batch: StepBatch) -> torch.Tensor:
@@ -86,6 +98,7 @@ class Runner:
             batch.kv_length,
             batch.page_table,
             self.pools,
+            *given(batch.shadow),
         )
 
     def _upper(self, survivors: Survivors) -> torch.Tensor:
