@@ -100,7 +100,7 @@ def run_once(engine: LLMEngine, workload: Workload, rng: np.random.Generator) ->
 
 def measure(workload: Workload, engine: LLMEngine, seed: int, num_runs: int = 1) -> dict[str, Any]:
     """Return the line to print; of several runs that of median total time (the lower of two middle ones)."""
-    rng = np.random.default_rng(seed)
+    rng, before = np.random.default_rng(seed), engine.stats()
     runs = sorted((run_once(engine, workload, rng) for _ in range(num_runs)), key=lambda run: run[1])
     ttft, total = runs[(len(runs) - 1) // 2]
     tokens = workload.requests * (workload.input_tokens + workload.output_tokens)
@@ -111,6 +111,23 @@ def measure(workload: Workload, engine: LLMEngine, seed: int, num_runs: int = 1)
         "total_s": total,
         "combined_tok_s": tokens / total,
     }
+    if engine.drafting is not None:
+        result |= _drafts(before, engine.stats())
+    elif engine.stats()["num_early_exits"]:
+        result["early_exits"] = engine.stats()["num_early_exits"] - before["num_early_exits"]
     if num_runs > 1:
         result["runs_total_s"] = [run[1] for run in runs]
     return result
+
+
+def _drafts(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
+    """Drafts of all runs: their number, their tokens, the share of those that became text and how many a draft."""
+    drafts, tokens, accepted = (
+        after[name] - before[name] for name in ("num_drafts", "num_draft_tokens", "num_accepted_draft_tokens")
+    )
+    return {
+        "drafts": drafts,
+        "draft_tokens": tokens,
+        "acceptance": accepted / max(tokens, 1),
+        "mean_accepted_length": accepted / max(drafts, 1),
+    }

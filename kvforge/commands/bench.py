@@ -5,6 +5,8 @@ import json
 import sys
 from pathlib import Path
 
+from kvforge.runtime.speculation.options import add_speculation_options, speculation_options
+
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
     """Declare the command."""
@@ -37,6 +39,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument(
         "--max-seq-len", type=int, metavar="N", help="tokens of a sequence at most (default: the engine's limit)"
     )
+    add_speculation_options(parser)
     parser.add_argument("--json", action="store_true", help="print a JSON line for each workload")
     parser.set_defaults(run=run)
 
@@ -50,12 +53,14 @@ def run(args: argparse.Namespace) -> int:
     if args.num_runs < 1:
         raise KvforgeError(f"--num-runs is {args.num_runs}; give at least 1.")
     workloads = load_workloads(args.workloads, args.only)
+    options = speculation_options(args)
     engine = LLMEngine(
         args.engine,
         enable_prefix_cache=False,
         max_num_tokens=args.max_num_tokens,
         kv_cache_gib=args.kv_cache_gib,
         max_seq_len=args.max_seq_len,
+        **options,
     )
     for workload in workloads:
         check_fits(workload, engine)

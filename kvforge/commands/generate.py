@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvforge.errors import KvforgeError, RequestError, first_line
+from kvforge.runtime.speculation.options import add_speculation_options, speculation_options
 
 if TYPE_CHECKING:
     from kvforge.runtime import LLM, RequestOutput, SamplingParams
@@ -64,6 +65,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument(
         "--max-seq-len", type=int, metavar="N", help="tokens of a sequence at most (default: the engine's limit)"
     )
+    add_speculation_options(parser)
     parser.add_argument("--json", action="store_true", help="print a JSON object for each prompt at the end")
     parser.set_defaults(run=run)
 
@@ -90,8 +92,9 @@ def run(args: argparse.Namespace) -> int:
         ignore_eos=args.ignore_eos,
         logprobs=args.logprobs,
     )
+    options = speculation_options(args)
     prompts = args.prompt if args.prompt is not None else [_read_input()]
-    llm = LLM(args.engine, kv_cache_gib=args.kv_cache_gib, max_seq_len=args.max_seq_len)
+    llm = LLM(args.engine, kv_cache_gib=args.kv_cache_gib, max_seq_len=args.max_seq_len, **options)
     if args.json:
         results = llm.generate(prompts, params, use_tqdm=sys.stderr.isatty() and len(prompts) > 1)
         for output in results:

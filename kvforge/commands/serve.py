@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 from kvforge.engine import load_manifest
 from kvforge.errors import KvforgeError
+from kvforge.runtime.speculation.config import check_speculation
+from kvforge.runtime.speculation.options import add_speculation_options, speculation_options
 
 if TYPE_CHECKING:
     from kvforge.gateway import GatewayOptions
@@ -32,6 +34,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument("--max-seq-len", type=int, help="tokens a sequence at most (default: the engine's)")
     parser.add_argument("--kv-cache-gib", type=float, help="size of the KV cache (default: from free memory)")
     parser.add_argument("--no-prefix-cache", action="store_true", help="do not reuse pages of equal prompt starts")
+    add_speculation_options(parser)
     parser.add_argument("--max-queue-size", type=int, default=1024, help="sequences that may wait (default: 1024)")
     parser.add_argument(
         "--max-request-bytes", type=int, default=16 * 2**20, help="a request's tensors at most (default: 16 MiB)"
@@ -85,6 +88,7 @@ def run(args: argparse.Namespace) -> int:
         max_seq_len=args.max_seq_len,
         kv_cache_gib=args.kv_cache_gib,
         enable_prefix_cache=not args.no_prefix_cache,
+        **speculation_options(args),
         max_queue_size=args.max_queue_size,
         max_request_bytes=args.max_request_bytes,
         drain_timeout_s=args.drain_timeout,
@@ -102,7 +106,9 @@ def run(args: argparse.Namespace) -> int:
                 raise KvforgeError(
                     f"--{name.replace('_', '-')} is for the OpenAI gateway: add --openai, or leave it out"
                 )
-    load_manifest(args.engine)
+    check_speculation(options.speculative, options.early_exit_threshold, load_manifest(args.engine))
+    if options.speculative is not None and options.speculative.draft_engine is not None:
+        load_manifest(options.speculative.draft_engine)
     if args.openai:
         choose_ports(args.address, {"openai": args.openai_port})  # its process says so only after the engine is loaded
     sink = LogSink(args.log_file or STDERR, args.log_format)

@@ -30,6 +30,8 @@ class EngineStatistics:
         self.num_context_tokens = 0
         """Tokens of prompts in the last step."""
         self.num_generated_tokens = self.num_draft_tokens = self.num_accepted_draft_tokens = 0
+        self.num_drafts = 0
+        """Drafts that were verified, of one token or several."""
 
     def planned(self, plan: Schedule) -> None:
         """A step begins: note which requests are in one for the first time."""
@@ -46,6 +48,7 @@ class EngineStatistics:
 
     def drafted(self, drafts: dict[Sequence, tuple[int, ...]]) -> None:
         """A step has computed drafts."""
+        self.num_drafts += len(drafts)
         for sequence, proposed in drafts.items():
             sequence.metrics.num_draft_tokens += len(proposed)
             self.num_draft_tokens += len(proposed)

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kvforge.errors import KvforgeError, RequestError
+from kvforge.runtime.speculation.options import add_speculation_options, speculation_options
 from kvforge.serving.output_rows import Row, error_row, logits_bytes, to_row
 from kvforge.serving.protocol import Message, ProtocolError, encode, receive
 from kvforge.serving.request_log import configure
@@ -158,6 +159,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--max-seq-len", type=int)
     parser.add_argument("--kv-cache-gib", type=float)
     parser.add_argument("--no-prefix-cache", action="store_true")
+    add_speculation_options(parser)
     parser.add_argument("--log-level", default="WARNING")
     parser.add_argument("--log-format", choices=("text", "json"), default="text")
     args = parser.parse_args(argv)
@@ -175,6 +177,7 @@ def main(argv: list[str] | None = None) -> int:
             max_num_tokens=args.max_num_tokens,
             max_num_seqs=args.max_num_seqs,
             max_seq_len=args.max_seq_len,
+            **speculation_options(args),
         )
         engine.runner.warm_up(min(WARM_UP_TOKENS, engine.config.max_seq_len), engine.config.max_num_seqs)
         engine.guides.prepare()

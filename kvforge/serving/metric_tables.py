@@ -48,11 +48,30 @@ FAMILIES: dict[str, tuple[str, dict[str, Reader]]] = {
     ),
 }
 
+# kvforge's gauges: family -> (number from LLMEngine.stats(), help)
+GAUGES: dict[str, tuple[Reader, str]] = {
+    "kvforge_draft_acceptance": (
+        lambda s: s["num_accepted_draft_tokens"] / max(s["num_draft_tokens"], 1),
+        "Accepted draft tokens per draft token since the engine was loaded",
+    ),
+    "kvforge_mean_accepted_length": (
+        lambda s: s["num_accepted_draft_tokens"] / max(s["num_drafts"], 1),
+        "Accepted draft tokens per draft since the engine was loaded",
+    ),
+}
+
 # kvforge's counters: family -> (number from LLMEngine.stats(), help)
 COUNTERS: dict[str, tuple[Reader, str]] = {
     "kvforge_generated_tokens_total": (lambda s: s["num_generated_tokens"], "Generated tokens"),
     "kvforge_reused_prompt_tokens_total": (lambda s: s["num_reused_tokens"], "Prompt tokens found in the prefix cache"),
     "kvforge_preemptions_total": (lambda s: s["num_preemptions"], "Sequences that gave up their pages and began again"),
+    "kvforge_drafts_total": (lambda s: s["num_drafts"], "Drafts that were verified, of one token or several"),
+    "kvforge_draft_tokens_total": (lambda s: s["num_draft_tokens"], "Draft tokens that were verified"),
+    "kvforge_accepted_draft_tokens_total": (
+        lambda s: s["num_accepted_draft_tokens"],
+        "Draft tokens that became tokens of a text",
+    ),
+    "kvforge_early_exits_total": (lambda s: s["num_early_exits"], "Tokens that skipped the upper layers"),
     "kvforge_failed_steps_total": (lambda s: s["num_failed_steps"], "Steps that ended in an error"),
 }
 

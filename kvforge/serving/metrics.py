@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Any
 
 from kvforge.serving.failures import OUTCOMES
-from kvforge.serving.metric_tables import COUNTERS, FAMILIES, HISTOGRAMS, Reader, Stats
+from kvforge.serving.metric_tables import COUNTERS, FAMILIES, GAUGES, HISTOGRAMS, Reader, Stats
 
 COUNTERS_PERIOD_S = 1.0
 """Counters and histograms are many and read seldom; gauges follow the engine at once."""
@@ -47,6 +47,7 @@ class EngineMetrics:
         for name, (label, values) in FAMILIES.items():
             for value, read in values.items():
                 self._gauges.append((self._metric(name, name.replace("_", " "), False, **{label: value}), read))
+        self._gauges += [(self._metric(name, text, False), read) for name, (read, text) in GAUGES.items()]
         self._counters = [(self._metric(name, text, True), read) for name, (read, text) in COUNTERS.items()]
         self._outcomes = {
             outcome: self._metric(OUTCOME_FAMILY, "Requests to tensorrt_llm that have ended", True, outcome=outcome)

@@ -4,6 +4,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from kvforge.runtime.speculation.config import SpeculativeConfig
+from kvforge.runtime.speculation.options import speculation_arguments
 from kvforge.serving.repository import RequestLimits
 
 STDERR = Path("-")
@@ -25,6 +27,8 @@ class ServerOptions:
     max_seq_len: int | None = None
     kv_cache_gib: float | None = None
     enable_prefix_cache: bool = True
+    speculative: SpeculativeConfig | None = None
+    early_exit_threshold: float | None = None
     max_queue_size: int = RequestLimits.max_queue_size
     max_request_bytes: int = RequestLimits.max_request_bytes
     drain_timeout_s: float = 0.0
@@ -46,4 +50,5 @@ def engine_command(engine_dir: Path, options: ServerOptions) -> list[str]:
         value = getattr(options, name)
         if value is not None:
             command += [f"--{name.replace('_', '-')}", str(value)]
+    command += speculation_arguments(options.speculative, options.early_exit_threshold)
     return command if options.enable_prefix_cache else [*command, "--no-prefix-cache"]

@@ -104,14 +104,14 @@ def _random_params(rng, max_new):
 
 
 @functools.cache
-def alone(seed):
+def alone(seed, memory=0):
     """(tokens, reason) by (request_id, index) of ``random_plan(seed)`` on the fake model, each sequence alone: its
     seed, one request, one sequence, roomy pool."""
     results = {}
     for request in random_plan(seed).requests:
         for index in range(request.params.n):
             params = dataclasses.replace(request.params, n=1, seed=request.params.seed + index)
-            engine = LLMEngine(session=FakeSession(page_size=16), num_pages=64, enable_prefix_cache=False)
+            engine = LLMEngine(session=FakeSession(memory=memory, page_size=16), num_pages=64, enable_prefix_cache=False)
             engine.add_request("alone", request.prompt, params)
             tokens, reason = [], None
             while engine.has_unfinished():

@@ -59,12 +59,14 @@ class FakeSession:
     """``lower`` stores (token, position) of owner 0 and (position, token) of owner 1 where the step says.
 
     ``upper`` reads each survivor's whole context back through the page table and returns pseudo-random logits
-    of it. Unwritten slots hold a poison that is no token.
+    of it, or of its last ``memory`` tokens, so that its texts repeat themselves. Unwritten slots hold a poison that is no
+    token.
     """
 
-    def __init__(self, seed=0, **changes):
+    def __init__(self, seed=0, memory=0, **changes):
         self.manifest = fake_manifest(**changes)
         self.seed = seed
+        self.memory = memory
         self.num_lower_calls = self.num_upper_calls = 0
         self.max_tokens_seen = 0
         self.fail_on = lambda session: False
@@ -121,7 +123,7 @@ class FakeSession:
                 assert torch.equal(pools[1][0][pages].reshape(-1, 2)[:end], context.flip(-1))
                 assert torch.equal(pools[1][1][pages].reshape(-1, 2)[:end], -context)
                 assert torch.equal(hidden[row], context[-1])
-                logits.append(context_logits(context[:, 0], self.seed, self.manifest.vocab_size))
+                logits.append(context_logits(context[-self.memory :, 0], self.seed, self.manifest.vocab_size))
         return torch.from_numpy(np.stack(logits))
 
     def verify(self, logits, draft_ids, draft_start, draft_probs, temperature, uniform):

@@ -79,6 +79,9 @@ class Drafting:
         no_prompts = num_sequences + plan.num_drafts == plan.num_tokens
         was_plain = not (results or self._asked)
         self._lengths.observe(num_sequences, results, was_plain, seconds if no_prompts else None)
+        for sequence in results:
+            if sequence.status is Status.FINISHED:
+                self._lengths.forget(sequence)
 
     def forget(self, sequence: Sequence) -> None:
         """Free what is kept of a sequence that was finished, preempted or given up; idempotent."""

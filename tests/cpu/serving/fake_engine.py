@@ -98,6 +98,10 @@ class FakeEngine:
             "num_generated_tokens": self.iteration,
             "num_preemptions": 0,
             "num_failed_steps": 0,
+            "num_drafts": 2,
+            "num_draft_tokens": 6,
+            "num_accepted_draft_tokens": 3,
+            "num_early_exits": 5,
             "histograms": {},
         }
 

@@ -1,9 +1,12 @@
 """The limits of `kvforge serve` reach the engine process."""
 
+import argparse
 from pathlib import Path
 
 import pytest
 
+from kvforge.runtime.speculation.config import SpeculativeConfig
+from kvforge.runtime.speculation.options import add_speculation_options, speculation_options
 from kvforge.serving.options import ServerOptions, engine_command
 
 
@@ -19,6 +22,24 @@ from kvforge.serving.options import ServerOptions, engine_command
 def test_limits_become_flags(options: ServerOptions, flags: list[str]) -> None:
     command = engine_command(Path("engine"), options)
     assert command[command.index("--log-format") + 2 :] == flags
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"speculative": None, "early_exit_threshold": None},
+        {"speculative": None, "early_exit_threshold": 0.75},
+        {"speculative": SpeculativeConfig("ngram"), "early_exit_threshold": None},
+        {"speculative": SpeculativeConfig("ngram", 7, 3, 9), "early_exit_threshold": None},
+        {"speculative": SpeculativeConfig("draft_model", 2, draft_engine=Path("small")), "early_exit_threshold": None},
+        {"speculative": SpeculativeConfig("early_exit", 6), "early_exit_threshold": None},
+    ],
+)
+def test_the_engine_process_reads_the_same_speculation(given: dict) -> None:
+    command = engine_command(Path("engine"), ServerOptions(**given))
+    parser = argparse.ArgumentParser()
+    add_speculation_options(parser)
+    assert speculation_options(parser.parse_args(command[command.index("--log-format") + 2 :])) == given
 
 
 def test_the_log_s_form_and_level_are_the_server_s() -> None:

@@ -94,10 +94,14 @@ def test_families_histograms_and_outcomes(triton: FakeTriton) -> None:
     assert triton.value("nv_trt_llm_request_metrics", m[0], "context", m[1]) == 2
     assert triton.value("kvforge_engine_ready", *m) == 1
     assert triton.value("kvforge_open_requests", *m) == 4
+    assert triton.value("kvforge_draft_acceptance", *m) == 0.5
+    assert triton.value("kvforge_mean_accepted_length", *m) == 1.5
     family = "kvforge_time_to_first_token_seconds"
     wait(lambda: (f"{family}_bucket", "+Inf", *m) in triton.metrics and triton.value(f"{family}_count", *m) == 4)
     buckets = {le: triton.value(f"{family}_bucket", le, *m) for le in ("0.001", "0.002", "0.005", "500", "+Inf")}
     assert buckets == {"0.001": 0, "0.002": 1, "0.005": 3, "500": 3, "+Inf": 4}
+    totals = {"drafts": 2, "draft_tokens": 6, "accepted_draft_tokens": 3, "early_exits": 5}
+    assert {name: triton.value(f"kvforge_{name}_total", *m) for name in totals} == totals
     assert triton.value(f"{family}_sum", *m) == pytest.approx(1e9, rel=1e-6)
     metrics.close()
 

@@ -1,0 +1,68 @@
+"""The command line options of speculation, the same for every program that loads an engine."""
+
+import argparse
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, get_args
+
+from kvforge.errors import EngineError
+from kvforge.runtime.speculation.config import Method, SpeculativeConfig
+
+_DEFAULTS = {field.name: field.default for field in fields(SpeculativeConfig)}
+
+
+def add_speculation_options(parser: argparse.ArgumentParser) -> None:
+    """Declare them."""
+    group = parser.add_argument_group("speculation", "guess the next tokens and compute them in one step")
+    group.add_argument(
+        "--speculative-method", choices=get_args(Method), help="where drafts come from (default: there are none)"
+    )
+    group.add_argument(
+        "--num-speculative-tokens", type=int, metavar="N",
+        help=f"drafts of a sequence in a step at most ({_DEFAULTS['num_speculative_tokens']})",
+    )  # fmt: skip
+    group.add_argument("--draft-engine", type=Path, metavar="DIR", help="engine of the method draft_model")
+    for name, text in (("max", "newest tokens that ngram looks for at most"), ("min", "and at least")):
+        default = _DEFAULTS[f"prompt_lookup_{name}"]
+        group.add_argument(f"--prompt-lookup-{name}", type=int, metavar="N", help=f"{text} ({default})")
+    group.add_argument(
+        "--early-exit-threshold", type=float, metavar="P",
+        help="without drafts: tokens whose early exit is more probable than P skip the upper layers (default: none do)",
+    )  # fmt: skip
+
+
+def speculation_options(args: argparse.Namespace) -> dict[str, Any]:
+    """Return ``speculative`` and ``early_exit_threshold`` as ``LLMEngine`` takes them.
+
+    Raises:
+        EngineError: an option does not go with the method, or one of them is out of its range.
+    """
+    names = ("num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max", "draft_engine")
+    given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+    method = args.speculative_method
+    for name in given:
+        wanted = {"draft_engine": "draft_model", "num_speculative_tokens": method}.get(name, "ngram")
+        if method is None or method != wanted:
+            value = f" {wanted}" if wanted else ""
+            raise EngineError(f"{_flag(name)} goes with --speculative-method{value}; add that, or leave it out.")
+    if method == "draft_model" and "draft_engine" not in given:
+        raise EngineError("--speculative-method draft_model needs an engine to draft with; add --draft-engine DIR.")
+    speculative = None if method is None else SpeculativeConfig(method, **given)
+    return {"speculative": speculative, "early_exit_threshold": args.early_exit_threshold}
+
+
+def speculation_arguments(speculative: SpeculativeConfig | None, early_exit_threshold: float | None) -> list[str]:
+    """Return the command line that ``speculation_options`` reads as these."""
+    arguments: list[str] = []
+    if speculative is not None:
+        arguments += ["--speculative-method", speculative.method]
+        for name in list(_DEFAULTS)[1:]:
+            if getattr(speculative, name) != _DEFAULTS[name]:
+                arguments += [_flag(name), str(getattr(speculative, name))]
+    if early_exit_threshold is not None:
+        arguments += ["--early-exit-threshold", str(early_exit_threshold)]
+    return arguments
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"

@@ -1,0 +1,78 @@
+"""Options of speculation that do not go together are one sentence, before anything is loaded."""
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from kvforge.cli import main
+from kvforge.errors import EngineError
+from kvforge.runtime import LLMEngine
+from kvforge.runtime.speculation.config import SpeculativeConfig
+from kvforge.runtime.speculation.options import add_speculation_options, speculation_options
+from tests.support.fake_session import FakeSession
+
+
+def read(*arguments: str) -> dict:
+    parser = argparse.ArgumentParser()
+    add_speculation_options(parser)
+    return speculation_options(parser.parse_args(arguments))
+
+
+def test_what_is_left_out_has_the_defaults() -> None:
+    assert read() == {"speculative": None, "early_exit_threshold": None}
+    assert read("--speculative-method", "ngram")["speculative"] == SpeculativeConfig("ngram", 4, 2, 4)
+    given = read("--speculative-method", "ngram", "--prompt-lookup-max", "6", "--num-speculative-tokens", "8")
+    assert given["speculative"] == SpeculativeConfig("ngram", 8, 2, 6)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--num-speculative-tokens", "4"], "--num-speculative-tokens goes with --speculative-method"),
+        (["--prompt-lookup-min", "2"], "--prompt-lookup-min goes with --speculative-method ngram"),
+        (
+            ["--speculative-method", "early_exit", "--prompt-lookup-max", "3"],
+            "--prompt-lookup-max goes with --speculative-method ngram",
+        ),
+        (["--draft-engine", "x"], "--draft-engine goes with --speculative-method draft_model"),
+        (["--speculative-method", "ngram", "--draft-engine", "x"], "--draft-engine goes with"),
+        (["--speculative-method", "draft_model"], "add --draft-engine"),
+        (["--speculative-method", "ngram", "--num-speculative-tokens", "0"], "give 1 or more"),
+        (["--speculative-method", "ngram", "--prompt-lookup-min", "5"], "give 1 <= min <= max"),
+    ],
+)
+@pytest.mark.parametrize("command", ["generate", "serve"])
+def test_refused(command: str, arguments: list, sentence: str, tmp_path: Path, capsys) -> None:
+    prompt = ["--prompt", "x"] if command == "generate" else []
+    assert main([command, str(tmp_path), *arguments, *prompt]) == 1
+    errors = capsys.readouterr().err
+    assert sentence in errors and errors.startswith("kvforge: error: ") and errors.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "manifest", "sentence"),
+    [
+        ({"speculative": SpeculativeConfig("ngram", 5)}, {"max_draft_len": 4}, "--max-draft-len 5"),
+        ({"speculative": SpeculativeConfig("early_exit")}, {"max_draft_len": 4}, "has no early exit"),
+        ({"early_exit_threshold": 0.9}, {}, "has no early exit"),
+        ({"early_exit_threshold": 0.0}, {"early_exit": True}, "give a probability"),
+        ({"early_exit_threshold": float("nan")}, {"early_exit": True}, "give a probability"),
+        (
+            {"early_exit_threshold": 0.9, "speculative": SpeculativeConfig("ngram")},
+            {"early_exit": True, "max_draft_len": 4},
+            "leave one of them out",
+        ),
+    ],
+)
+def test_an_engine_that_cannot_speculate_so_says_so(options: dict, manifest: dict, sentence: str) -> None:
+    with pytest.raises(EngineError, match=sentence):
+        LLMEngine(session=FakeSession(**manifest), num_pages=64, **options)
+
+
+def test_unknown_methods_and_engines_that_nobody_drafts_with() -> None:
+    with pytest.raises(EngineError, match="ngram, draft_model, early_exit"):
+        SpeculativeConfig("medusa")  # type: ignore[arg-type]
+    for config in ({"method": "draft_model"}, {"method": "ngram", "draft_engine": Path("x")}):
+        with pytest.raises(EngineError, match="go together"):
+            SpeculativeConfig(**config)  # type: ignore[arg-type]
