@@ -23,6 +23,7 @@ from kvforge.runtime.sampling_state import make_state
 from kvforge.runtime.scheduler import Scheduler
 from kvforge.runtime.sequence import FinishReason, Request, RequestMetrics, Sequence, Status
 from kvforge.runtime.session import StepFunctions, load_session
+from kvforge.runtime.shadowkv.cache_bytes import cache_stats
 from kvforge.runtime.speculation.config import SpeculativeConfig, check_speculation
 from kvforge.runtime.speculation.drafting import Drafting
 from kvforge.runtime.speculation.verification import Verifier
@@ -40,6 +41,7 @@ class LLMEngine:
     Args:
         engine_dir: what ``kvforge build`` wrote; or pass ``session`` (and ``tokenizer``) instead.
         num_pages: K,V pages to allocate; default from ``kv_cache_gib``, see ``config.resolve_config``.
+        num_shadow_pages: with ShadowKV, pages of factored prompts to allocate beside them; default likewise.
         enable_prefix_cache: keep the pages of finished sequences for prompts that begin alike.
         max_num_tokens, max_num_seqs, max_seq_len: lower the engine's own limits.
         speculative: where drafts of the next tokens come from; tokens stay those of plain decoding.
@@ -56,6 +58,7 @@ class LLMEngine:
         session: StepFunctions | None = None,
         tokenizer: Tokenizer | None = None,
         num_pages: int | None = None,
+        num_shadow_pages: int | None = None,
         kv_cache_gib: float | None = None,
         enable_prefix_cache: bool = True,
         max_num_tokens: int | None = None,
@@ -80,6 +83,7 @@ class LLMEngine:
             session.manifest,
             available_memory_bytes(),
             num_pages=num_pages,
+            num_shadow_pages=num_shadow_pages,
             kv_cache_gib=kv_cache_gib,
             max_num_seqs=max_num_seqs,
             max_num_tokens=max_num_tokens,
@@ -91,7 +95,8 @@ class LLMEngine:
         try:
             self.runner = Runner(session, self.config, early_exit_threshold)
         except (RuntimeError, MemoryError) as error:
-            size = self.config.num_pages * session.manifest.page_bytes / 2**30
+            sizes = cache_stats(session.manifest, self.scheduler)
+            size = (sizes["kv_device_bytes"] + sizes["kv_host_bytes"]) / 2**30
             raise EngineError(f"the KV cache of {size:.3g} GiB cannot be allocated; lower --kv-cache-gib.") from error
         self.requests: dict[str, Request] = {}
         self._arrivals = itertools.count()
@@ -226,6 +231,7 @@ class LLMEngine:
             "num_early_exits": self.runner.num_early_exits,
             "num_preemptions": scheduler.num_preemptions,
             "num_reused_tokens": scheduler.num_reused_tokens,
+            **cache_stats(self.manifest, scheduler),
             **self.statistics.counters(),
             "histograms": self.statistics.histograms(),
         }
