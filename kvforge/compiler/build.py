@@ -13,6 +13,7 @@ from kvforge.checkpoint.kv_scales import kv_scales
 from kvforge.checkpoint.reader import TOKENIZER_FILES
 from kvforge.compiler.convert import convert_weights
 from kvforge.compiler.engine_dir import check_output
+from kvforge.compiler.export import selection_of
 from kvforge.compiler.options import BuildOptions, ResolvedOptions, resolve
 from kvforge.compiler.targets import Progress, Target, load_target
 from kvforge.engine import (
@@ -64,7 +65,12 @@ def build_engine(
         (staging / RANK_DIR).mkdir()
         progress("weights")
         num_parameters = convert_weights(
-            checkpoint, config, resolved.torch_dtype, staging / WEIGHTS_FILE, packed_dtype=resolved.packed_dtype
+            checkpoint,
+            config,
+            resolved.torch_dtype,
+            staging / WEIGHTS_FILE,
+            packed_dtype=resolved.packed_dtype,
+            num_positions=resolved.max_seq_len if selection_of(resolved) else 0,
         )
         _copy_tokenizer(checkpoint, staging / TOKENIZER_DIR)
         target.write_graphs(config, resolved, staging, progress)
