@@ -321,8 +321,9 @@ def _fits(manifest: Manifest) -> bool:
 
 
 def _has_policy(manifest: Manifest) -> bool:
-    """Whether the policy is one, with all its parameters in range."""
+    """Whether the policy is one, with all its parameters in range and for such heads and pages."""
     try:
+        manifest.policy.check(manifest.num_kv_heads, manifest.head_dim, manifest.page_size)
         return manifest.policy.parameters == manifest.kv_policy_parameters
     except KvforgeError:
         return False

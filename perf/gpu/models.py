@@ -144,6 +144,8 @@ def manifest_of(config: ModelConfig, options: ResolvedOptions) -> Manifest:
         checkpoint_sha256="",
         operators={},
         files={},
+        kv_policy=options.policy.name,
+        kv_policy_parameters=options.policy.parameters,
         **{name: getattr(config, name) for name in _FROM_CONFIG},
         **{name: getattr(options, name) for name in _FROM_OPTIONS},
     )

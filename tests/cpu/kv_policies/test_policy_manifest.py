@@ -42,6 +42,8 @@ def test_round_trip(tmp_path: Path) -> None:
         ({"kv_policy_parameters": POLICY.parameters | {"rank": "2"}}, "impossible values"),
         ({"kv_policy_parameters": POLICY.parameters | {"rank": True}}, "impossible values"),
         ({"kv_policy_parameters": POLICY.parameters | {"more": 1}}, "impossible values"),
+        ({"kv_policy_parameters": POLICY.parameters | {"rank": 3}}, "impossible values"),
+        ({"page_size": 6}, "impossible values"),
         ({"schema_version": 4}, "has engine schema 4, this kvforge reads 5; rebuild the engine with kvforge build."),
     ],
 )

@@ -7,6 +7,7 @@ import pytest
 
 from kvforge.checkpoint import open_checkpoint
 from kvforge.compiler import BuildOptions
+from kvforge.compiler.options import resolve
 from kvforge.compiler.recipe import KEYS, Recipe, load_recipe
 from kvforge.errors import BuildError
 from model_defs import load_config
@@ -23,6 +24,7 @@ def test_committed_recipes_are_valid(path: Path) -> None:
     checkpoint = ROOT / recipe.checkpoint
     if checkpoint.is_relative_to(ROOT / "model_defs"):
         recipe.check_checkpoint(checkpoint)
+        resolve(recipe.options, load_config(open_checkpoint(checkpoint).hf_config), "BF16")
 
 
 def test_recipes_are_there_for_every_target() -> None:
