@@ -1,0 +1,59 @@
+"""What is allocated for factored prompts is what the policy's formulas say."""
+
+import random
+
+import pytest
+
+from kvforge.kv_policies import Full, ShadowKV
+from kvforge.runtime.pools import allocate_pools, device_bytes, host_bytes
+from tests.support.fake_session import fake_manifest
+
+
+def shape(policy, heads, dim, page_size, dtype="bfloat16"):
+    """A manifest of two owners."""
+    return fake_manifest(
+        dtype=dtype, kv_dtype=dtype, num_heads=heads, num_kv_heads=heads, head_dim=dim, page_size=page_size,
+        kv_policy=policy.name, kv_policy_parameters=policy.parameters,
+    )  # fmt: skip
+
+
+def allocated(manifest, lengths, num_generated=0):
+    """Pools for exactly these prompts, with slots for those that are factored."""
+    policy, size = manifest.policy, manifest.page_size
+    kept = [policy.compact_length(length) + num_generated for length in lengths]
+    shadow_pages = sum(policy.num_shadow_pages(length, size) for length in lengths)
+    num_slots = sum(map(policy.is_factored, lengths))
+    pools = allocate_pools(manifest, sum(-(-length // size) for length in kept), "cpu", shadow_pages, num_slots)
+    return device_bytes(pools), host_bytes(pools)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_allocation_is_the_formula(seed: int) -> None:
+    rng = random.Random(seed)
+    heads, dim, chunk = rng.choice([1, 2, 3, 8]), rng.choice([2, 8, 10]), rng.choice([1, 4, 8])
+    policy = ShadowKV(
+        rank=rng.randint(1, heads * dim),
+        chunk_size=chunk,
+        sparse_budget=chunk * rng.randint(1, 6),
+        num_outlier_chunks=rng.randint(0, 4),
+        num_local_tokens=rng.randint(0, 20),
+    )
+    manifest = shape(policy, heads, dim, chunk * rng.randint(1, 4), rng.choice(["bfloat16", "float32"]))
+    least = (policy.max_selected + policy.num_outlier_chunks + 1) * chunk + policy.num_local_tokens
+    lengths = [least] + [rng.randint(1, 6 * least) for _ in range(4)]
+    assert policy.is_factored(least) and not policy.is_factored(least - 1)
+    generated, cache = rng.randint(0, 40), manifest.owner_cache
+    device, host = allocated(manifest, lengths, generated)
+    assert device == 2 * sum(policy.device_bytes(cache, length, generated) for length in lengths)
+    assert host == 2 * sum(policy.host_bytes(cache, length, generated) for length in lengths)
+
+
+def test_six_times_less_as_allocated() -> None:
+    """The shape of Llama-3.1-8B at 124928 tokens with heads, rank, prompt and budget an eighth as large."""
+    policy = ShadowKV(rank=20, sparse_budget=256, num_outlier_chunks=6)
+    manifest = shape(policy, heads=8, dim=16, page_size=32)
+    device, host = allocated(manifest, [124928 // 8])
+    plain = shape(Full(), heads=8, dim=16, page_size=32)
+    full = device_bytes(allocate_pools(plain, 124928 // 8 // 32))
+    assert full == 2 * Full().device_bytes(plain.owner_cache, 124928 // 8) == 2 * host
+    assert full / device > 6
