@@ -84,12 +84,12 @@ def without(exits: np.ndarray, hidden: torch.Tensor, batch: StepBatch) -> tuple[
     sequences, first = np.unique(row_of[stays], return_index=True)
     begin, end = stays[first], stays[np.append(first[1:], len(stays)) - 1] + 1
     rows = np.concatenate([np.arange(low, high) for low, high in zip(begin, end, strict=True)])
-    positions = batch.positions.numpy()[batch.survivor_index.numpy()]
+    kept, index = torch.from_numpy(sequences), batch.survivor_index.numpy()[rows]
     return rows, Survivors(
-        gather(hidden, batch.survivor_index.numpy()[rows]),
+        gather(hidden, index),
         starts(end - begin),
-        torch.from_numpy(positions[rows]),
-        batch.kv_length[torch.from_numpy(sequences)] - torch.from_numpy(survivor_start[sequences + 1] - end).int(),
-        batch.page_table[torch.from_numpy(sequences)],
-        tuple(tensor[torch.from_numpy(sequences)] for tensor in batch.shadow),
+        torch.from_numpy(batch.positions.numpy()[index]),
+        batch.kv_length[kept] - torch.from_numpy((survivor_start[sequences + 1] - end).astype(np.int32)),
+        batch.page_table[kept],
+        tuple(tensor[kept] for tensor in batch.shadow),
     )

@@ -8,6 +8,7 @@ import torch
 from kvforge.runtime.pools import Pools
 from kvforge.runtime.session import StepFunctions
 from kvforge.runtime.shadow_inputs import ShadowTensors, given
+from kvforge.runtime.shadow_inputs import ShadowTensors, given
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,16 @@ class Survivors:
         """Run ``upper`` on them; returns float32 ``[R, vocab_size]`` on the CPU."""
         everyone = torch.arange(len(self.positions), dtype=torch.int32)
         shape = (self.start, self.positions, self.kv_length, self.page_table)
-        return session.upper(self.hidden, everyone, *shape, pools, *given(self.shadow))
+        return session.upper(
+            self.hidden,
+            everyone,
+            self.start,
+            self.positions,
+            self.kv_length,
+            self.page_table,
+            pools,
+            *given(self.shadow),
+        )
 
 
 def gather(hidden: torch.Tensor, rows: np.ndarray) -> torch.Tensor:

@@ -19,7 +19,7 @@ class ExitSession(FakeSession):
     def __init__(self, seed=0, agreement=0.7, scales=(0.1, 1.0, 10.0), **changes):
         super().__init__(seed, **{"early_exit": True, "max_draft_len": 7, **changes})
         self.agreement, self.scales = agreement, scales
-        self.known = {}
+        self.known = []
         self.hidden = torch.full((self.manifest.max_num_tokens, 3), torch.nan)
         self.num_upper_rows = 0
 
@@ -31,21 +31,20 @@ class ExitSession(FakeSession):
         starts = query_start.tolist()
         for s, length in enumerate(kv_length.tolist()):
             pages = page_table[s, : -(-length // self.manifest.page_size)].long()
-            context = pools[0][0][pages].reshape(-1, 2)[:length, 0].clone()
+            context = pools[0][0][pages].reshape(-1, 2)[:length, 0].numpy().astype(np.int32)
             for row in range(starts[s], starts[s + 1]):
-                key = digest(context[: length - starts[s + 1] + row + 1]) % 2**20
-                self.hidden[row, 2] = key
-                self.known[key] = context[: length - starts[s + 1] + row + 1]
+                self.hidden[row, 2] = len(self.known)
+                self.known.append((context, length - starts[s + 1] + row + 1))
         return self.hidden[: len(hidden)]
 
     def early_exit(self, hidden, survivor_index):
         assert len(survivor_index) > 0 and survivor_index.dtype == torch.int32
-        keys = [int(key) for key in hidden[survivor_index.long(), 2]]
-        return torch.from_numpy(np.stack([self.exit_logits(self.known[key]) for key in keys]))
+        contexts = [self.known[int(number)] for number in hidden[survivor_index.long(), 2]]
+        return torch.from_numpy(np.stack([self.exit_logits(context[:length]) for context, length in contexts]))
 
     def exit_logits(self, tokens):
         """The exit's float32 logits after these tokens."""
-        rng = random.Random(digest(tokens, self.seed + 1))
+        rng = random.Random(zlib.crc32(np.asarray(tokens, dtype=np.int32).tobytes(), self.seed + 1))
         seed = self.seed if rng.random() < self.agreement else self.seed + 2
         return np.float32(rng.choice(self.scales)) * context_logits(tokens, seed, self.manifest.vocab_size)
 
@@ -53,8 +52,3 @@ class ExitSession(FakeSession):
         self.num_upper_rows += len(survivor_index)
         assert hidden.isfinite().all(), "a hidden state that another step has written over"
         return super().upper(hidden[:, :2], survivor_index, *arguments)
-
-
-def digest(tokens, seed=0):
-    """A number of a context."""
-    return zlib.crc32(np.asarray(tokens, dtype=np.int32).tobytes(), seed)

@@ -48,7 +48,7 @@ class SelfDraft:
     """
 
     def __init__(self, session: Session, page_size: int, min_confidence: float = MIN_CONFIDENCE) -> None:
-        self._session, self._page_size, self._min_confidence = session, page_size, min_confidence
+        self._session, self._page_size, self.min_confidence = session, page_size, min_confidence
 
     def run(self, hidden: torch.Tensor, plan: Schedule, batch: StepBatch, slots: SlotTable, pools: Pools) -> Survivors:
         """Draft and return the survivors; ``hidden`` is ``lower``'s of ``batch``, the step without these drafts."""
@@ -93,7 +93,7 @@ class SelfDraft:
         drawn = [row for row, draft in enumerate(active) if draft.uniform]
         if drawn:
             tokens[drawn] = _draw(logits[drawn], [active[row] for row in drawn])
-        sure = (confidence(logits) >= self._min_confidence).tolist()
+        sure = (confidence(logits) >= self.min_confidence).tolist()
         going = []
         for draft, token, is_sure in zip(active, tokens.tolist(), sure, strict=True):
             if is_sure and token not in draft.sequence.stop_ids:

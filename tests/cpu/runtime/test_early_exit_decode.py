@@ -82,7 +82,7 @@ def test_rows_that_ask_for_logits_do_not_exit():
 def test_texts_do_not_depend_on_the_schedule(full):
     """Greedy and sampled, with drafts of the request's own, preemption, chunks, prefix hits, neighbours and aborts."""
     counts = Counter()
-    for seed in range(200 if full else 25):
+    for seed in range(200 if full else 12):
         rng, plan, threshold = random.Random(seed), random_plan(seed), random.Random(seed).choice([0.1, 0.3, 0.8])
         expected = {}
         for request in plan.requests:
@@ -118,7 +118,7 @@ def test_texts_do_not_depend_on_the_schedule(full):
             preempted=stats["num_preemptions"],
             accepted=stats["num_accepted_draft_tokens"],
         )
-    assert min(counts[name] for name in ("exits", "upper")) > 300 and min(counts.values()) > 5, counts
+    assert min(counts[name] for name in ("exits", "upper")) > 150 and min(counts.values()) > 2, counts
 
 
 def test_an_exit_without_finite_logits_is_no_exit():
