@@ -16,6 +16,7 @@ from torch import Tensor, nn
 import plugins
 from kvforge.checkpoint import open_checkpoint
 from kvforge.compiler.convert import convert_weights
+from kvforge.compiler.cpu_graph import linears, packed_tensors
 from kvforge.compiler.export import selection_of, uninitialised
 from kvforge.compiler.options import BuildOptions, ResolvedOptions, resolve
 from kvforge.model_checkpoint import read_model_config
@@ -112,7 +113,7 @@ def eager_session(checkpoint: Path, options: BuildOptions) -> EagerSession:
 
 
 def random_session(config: ModelConfig, options: BuildOptions, seed: int = 0) -> EagerSession:
-    """Return a session of a model with random float32 weights, drawn as those of ``make_checkpoint``, without one."""
+    """Return a session of a model with random weights, drawn as those of ``make_checkpoint``, without one."""
     resolved = resolve(options, config, "F32")
     graphs = [LowerGraph(config), UpperGraph(config), *([EarlyExitGraph(config)] if config.early_exit else [])]
     generator = torch.Generator().manual_seed(seed)
@@ -120,9 +121,13 @@ def random_session(config: ModelConfig, options: BuildOptions, seed: int = 0) ->
     for graph in graphs:
         for name, parameter in graph.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator) * (0.1 if parameter.dim() == 2 else 0.2)
-            weights.setdefault(name, 1 + noise if "norm" in name else noise)
+            weights.setdefault(name, (1 + noise if "norm" in name else noise).to(resolved.torch_dtype))
+    for name, layer in linears(config).items() if resolved.packed_dtype is not None else ():
+        packed = packed_tensors(weights[f"{name}.weight"], layer, resolved.packed_dtype)
+        weights |= {f"{name}.{part}": tensor for part, tensor in packed.items()}
     selecting = LowerGraph(config, (), selection_of(resolved))
-    positions = dict(uninitialised(selecting, config, resolved).named_buffers())
+    buffers = dict(uninitialised(selecting, config, resolved).named_buffers())
+    positions = {name: buffers[name] for name in ("inverse_frequencies", "rope_cos", "rope_sin") if name in buffers}
     return EagerSession(config, resolved, weights | positions)
 
 

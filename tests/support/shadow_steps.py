@@ -1,0 +1,116 @@
+"""Sequences driven through a session's two graphs in mixed steps, factored when told to, without a scheduler."""
+
+import itertools
+import random
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from kvforge.kv_policies import ShadowKV
+from kvforge.runtime.session import StepFunctions
+from kvforge.runtime.shadowkv.factor import factor_prompt
+
+
+@dataclass
+class Driven:
+    """A sequence: tokens computed, pages of its cache and, once factored, what a step says of it."""
+
+    pages: list[int]
+    length: int = 0
+    shift: int = 0
+    slot: int = -1
+    shadow_pages: list[int] = field(default_factory=list)
+    num_chunks: int = 0
+    num_selected: int = 0
+
+
+class ShadowSteps:
+    """Pools that are NaN wherever nothing was written, and sequences on permuted pages, slots and shadow pages."""
+
+    def __init__(self, session: StepFunctions, num_seqs: int, tokens_each: int, seed: int = 0) -> None:
+        rng = random.Random(seed)
+        self.session, self.page_size = session, session.manifest.page_size
+        columns = -(-tokens_each // self.page_size)
+        num_pages = num_seqs * columns + 2
+        self.pools = session.allocate_pools(num_pages, num_pages, num_seqs + 1)
+        for tensor in itertools.chain.from_iterable(self.pools):
+            tensor.fill_(float("nan") if tensor.is_floating_point() else 3)
+        free, shadow = (rng.sample(range(num_pages), num_pages) for _ in range(2))
+        self.slots = rng.sample(range(num_seqs + 1), num_seqs)
+        self.sequences = [Driven([free.pop() for _ in range(columns)]) for _ in range(num_seqs)]
+        self._shadow = [[shadow.pop() for _ in range(columns)] for _ in range(num_seqs)]
+
+    def factor(self, index: int) -> None:
+        """Factor a sequence at the end of its prompt; pages that it gives up, and places to be filled, are NaN."""
+        sequence, policy = self.sequences[index], self.session.manifest.policy
+        assert isinstance(policy, ShadowKV)
+        length, num_selected = sequence.length, policy.num_selected(sequence.length)
+        exact = policy.num_outlier_chunks * policy.chunk_size + policy.tail_length(length)
+        compact = num_selected * policy.chunk_size + exact
+        kept = sequence.pages[::-1]  # an order of its own
+        tables = (torch.tensor(pages) for pages in (sequence.pages, kept, self._shadow[index]))
+        old, new, shadow = tables
+        slot = self.slots[index]
+        places = torch.arange(num_selected * policy.chunk_size)
+        for pool in self.pools:
+            factor_prompt(policy, pool, length, old, new, shadow, slot, self.session.rope_tables)
+            rows = new[places // self.page_size] * self.page_size + places % self.page_size
+            behind = new[-(-compact // self.page_size) :]
+            for elements in pool[:2]:
+                elements.flatten(0, 1)[rows] = float("nan")
+                elements[behind] = float("nan")
+        sequence.pages, sequence.shadow_pages = kept, self._shadow[index]
+        sequence.slot, sequence.shift = slot, compact - length
+        sequence.num_chunks, sequence.num_selected = policy.num_chunks(length), num_selected
+
+    def arguments(self, chunks: list[list[int]]) -> tuple[dict[str, Tensor], tuple[Tensor, ...]]:
+        """Return the arguments of ``lower`` before the pools, and ``shadow``, for the next tokens of each sequence."""
+        ids, positions, slots, start = [], [], [], [0]
+        for sequence, tokens in zip(self.sequences, chunks, strict=True):
+            for position in range(sequence.length, sequence.length + len(tokens)):
+                page, offset = divmod(position + sequence.shift, self.page_size)
+                slots.append(sequence.pages[page] * self.page_size + offset)
+                positions.append(position)
+            ids += tokens
+            sequence.length += len(tokens)
+            start.append(len(ids))
+        lengths = [sequence.length + sequence.shift for sequence in self.sequences]
+        step = {
+            "input_ids": int32(ids),
+            "positions": int32(positions),
+            "slot_mapping": int32(slots),
+            "query_start": int32(start),
+            "kv_length": int32(lengths),
+            "page_table": int32([sequence.pages for sequence in self.sequences]),
+        }
+        width = max(1, *(len(sequence.shadow_pages) for sequence in self.sequences))
+        rows = [sequence.shadow_pages or [0] * width for sequence in self.sequences]
+        counts = ([getattr(s, name) for s in self.sequences] for name in ("slot", "num_chunks", "num_selected"))
+        slot, num_chunks, num_selected = map(int32, counts)
+        return step, (slot, int32(rows), num_chunks, num_selected)
+
+    def run(self, chunks: list[list[int]]) -> Tensor:
+        """Run one step; returns the logits of each sequence's last token, in their order, of those that have tokens.
+
+        A chunk may be empty: the sequence is in the step without a query.
+        """
+        step, shadow = self.arguments(chunks)
+        hidden = self.session.lower(**step, pools=self.pools, shadow=shadow)
+        has_tokens = [bool(tokens) for tokens in chunks]
+        index = [end - 1 for end, there in zip(step["query_start"].tolist()[1:], has_tokens, strict=True) if there]
+        return self.session.upper(
+            hidden,
+            int32(index),
+            int32([0, *itertools.accumulate(has_tokens)]),
+            step["positions"],
+            step["kv_length"],
+            step["page_table"],
+            self.pools,
+            shadow,
+        )
+
+
+def int32(values: list) -> Tensor:
+    """An int32 tensor."""
+    return torch.tensor(values, dtype=torch.int32)
