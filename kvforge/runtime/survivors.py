@@ -8,7 +8,6 @@ import torch
 from kvforge.runtime.pools import Pools
 from kvforge.runtime.session import StepFunctions
 from kvforge.runtime.shadow_inputs import ShadowTensors, given
-from kvforge.runtime.shadow_inputs import ShadowTensors, given
 
 
 @dataclass(frozen=True)
@@ -26,11 +25,11 @@ class Survivors:
     page_table: torch.Tensor
     """[S, M]"""
     shadow: ShadowTensors = ()
+    """As ``StepBatch``'s, of these sequences."""
 
     def logits(self, session: StepFunctions, pools: Pools) -> torch.Tensor:
         """Run ``upper`` on them; returns float32 ``[R, vocab_size]`` on the CPU."""
         everyone = torch.arange(len(self.positions), dtype=torch.int32)
-        shape = (self.start, self.positions, self.kv_length, self.page_table)
         return session.upper(
             self.hidden,
             everyone,
