@@ -19,6 +19,9 @@ class Full(KVPolicy):
     def device_bytes(self, cache: OwnerCache, num_prompt_tokens: int, num_generated_tokens: int = 0) -> int:
         return cache.padded(num_prompt_tokens + num_generated_tokens) * cache.token_bytes
 
+    def prefill_bytes(self, cache: OwnerCache, num_prompt_tokens: int) -> int:
+        return 0
+
     def host_bytes(self, cache: OwnerCache, num_prompt_tokens: int, num_generated_tokens: int = 0) -> int:
         return 0
 

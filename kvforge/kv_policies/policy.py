@@ -76,6 +76,10 @@ class KVPolicy(ABC):
         """Return the bytes kept where attention runs, pages that are not full counted whole."""
 
     @abstractmethod
+    def prefill_bytes(self, cache: OwnerCache, num_prompt_tokens: int) -> int:
+        """Return the bytes beside ``device_bytes`` that a prompt takes where attention runs, until it is computed."""
+
+    @abstractmethod
     def host_bytes(self, cache: OwnerCache, num_prompt_tokens: int, num_generated_tokens: int = 0) -> int:
         """Return the bytes kept in the host's memory."""
 

@@ -119,6 +119,11 @@ class ShadowKV(KVPolicy):
         landmarks = tokens // self.chunk_size * heads * (cache.head_dim * element_bytes + 1)
         return u + sv + landmarks + 4 * heads * self.max_selected + compact
 
+    def prefill_bytes(self, cache: OwnerCache, num_prompt_tokens: int) -> int:
+        """Pages of the whole prompt, less those of its compact cache, which take their place."""
+        compact = cache.padded(self.compact_length(num_prompt_tokens))
+        return (cache.padded(num_prompt_tokens) - compact) * cache.token_bytes
+
     def host_bytes(self, cache: OwnerCache, num_prompt_tokens: int, num_generated_tokens: int = 0) -> int:
         """V of whole pages."""
         tokens = self.num_shadow_pages(num_prompt_tokens, cache.page_size) * cache.page_size

@@ -33,7 +33,7 @@ def describe_policy(plan: dict[str, Any]) -> str:
     largest = max(row["prefill_bytes"] for row in plan["variants"])
     if largest:
         blocks.append(
-            f"A prompt is computed in full first: one at a time takes up to {largest / GIB:.2f} GiB of pages besides."
+            f"A prompt is computed in full first: until it is, it takes up to {largest / GIB:.2f} GiB of pages more."
         )
     if "capacity" in plan:
         blocks.append(_capacity(plan["capacity"]))
@@ -46,5 +46,5 @@ def _capacity(memories: list[dict[str, Any]]) -> str:
         found = [memory["variants"][i] for memory in memories]
         cells = [f"{row['sequences']} ({row['sequences_in_full']}; {row['host_gib']:.0f} GiB)" for row in found]
         rows.append([first["name"], *cells])
-    head = "Sequences that fit while one more prompt is computed (in full; host memory of all), by memory per GPU"
+    head = "Sequences that fit, one prompt being computed (in full; host memory of all), by memory per GPU"
     return f"{head}\n{align(rows)}"

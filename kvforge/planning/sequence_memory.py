@@ -63,8 +63,8 @@ def owner_cache(shape: Shape, kv_dtype: str, page_size: int) -> OwnerCache:
 
 
 def sequences_that_fit(free_bytes: float, bytes_each: int, prefill_bytes: int) -> int:
-    """Return how many sequences of ``bytes_each`` fit while one more prompt is computed in full, in ``prefill_bytes``
-    of pages (0 where prompts stay as they are)."""
+    """Return how many sequences of ``bytes_each`` fit, of which one takes ``prefill_bytes`` more while its prompt is
+    computed."""
     return max(int((free_bytes - prefill_bytes) // bytes_each), 0)
 
 
@@ -98,7 +98,7 @@ def _row(policy: KVPolicy, page_size: int, variant: Variant, plain: Variant, wor
         "full_bytes": full,
         "times_smaller": full / device,
         "times_smaller_than_first_in_full": plain_full / device,
-        "prefill_bytes": _prefill_bytes(policy, shape, cache, tokens),
+        "prefill_bytes": shape.num_owners * policy.prefill_bytes(cache, tokens),
         "step_device_bytes_read": layers * policy.device_bytes_read(cache, tokens),
         "step_host_bytes_read": layers * policy.host_bytes_read(cache, tokens),
         "step_full_bytes_read": layers * Full().device_bytes_read(cache, tokens),
@@ -113,19 +113,14 @@ def _row(policy: KVPolicy, page_size: int, variant: Variant, plain: Variant, wor
     }
 
 
-def _prefill_bytes(policy: KVPolicy, shape: Shape, cache: OwnerCache, tokens: int) -> int:
-    """Pages that a prompt takes until it is computed, where it does not stay in them."""
-    full = Full().device_bytes(cache, tokens)
-    return shape.num_owners * full if policy.device_bytes(cache, tokens) < full else 0
-
-
 def _fit(policy: KVPolicy, page_size: int, variant: Variant, work: Workload, machine: Machine) -> dict[str, Any]:
     shape, cache = variant.shape, owner_cache(variant.shape, variant.kv_dtype, page_size)
     free = machine.memory_bytes - machine.reserve_bytes - weight_bytes(shape, work.weight_dtype)
     lengths = work.input_tokens, work.output_tokens
     each = shape.num_owners * policy.device_bytes(cache, *lengths)
     full = shape.num_owners * Full().device_bytes(cache, *lengths)
-    sequences = sequences_that_fit(free, each, _prefill_bytes(policy, shape, cache, work.input_tokens))
+    prefill = shape.num_owners * policy.prefill_bytes(cache, work.input_tokens)
+    sequences = sequences_that_fit(free, each, prefill)
     host = sequences * shape.num_owners * policy.host_bytes(cache, *lengths)
     return {
         "name": variant.name,

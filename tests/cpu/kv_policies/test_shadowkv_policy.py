@@ -24,6 +24,7 @@ def test_bytes_of_llama_8b_at_122k() -> None:
     assert Full().device_bytes(LLAMA_8B, TOKENS) == TOKENS * 2 * 8 * 128 * 2
     assert Full().device_bytes(LLAMA_8B, TOKENS) >= 6 * ShadowKV().device_bytes(LLAMA_8B, TOKENS)
     assert 32 * Full().device_bytes(LLAMA_8B, TOKENS) == 15.25 * 2**30
+    assert ShadowKV().prefill_bytes(LLAMA_8B, TOKENS) == (3904 - 77) * 32 * 4096
 
 
 def test_generated_tokens_take_pages() -> None:
@@ -56,6 +57,7 @@ def test_short_prompts_cost_what_they_cost_without_the_policy() -> None:
         assert not ShadowKV().is_factored(tokens)
         assert ShadowKV().device_bytes(LLAMA_8B, tokens, 5) == Full().device_bytes(LLAMA_8B, tokens, 5)
         assert ShadowKV().device_bytes_read(LLAMA_8B, tokens, 5) == Full().device_bytes_read(LLAMA_8B, tokens, 5)
+        assert ShadowKV().prefill_bytes(LLAMA_8B, tokens) == Full().prefill_bytes(LLAMA_8B, tokens) == 0
         assert ShadowKV().host_bytes(LLAMA_8B, tokens) == ShadowKV().host_bytes_read(LLAMA_8B, tokens) == 0
     assert ShadowKV().is_factored(2472)
 

@@ -25,7 +25,8 @@ def test_llama_8b_at_122k(capsys):
     assert plan["parameters"] == ShadowKV().parameters and plan["context"] == 124928
     rows = {row["name"]: row for row in plan["variants"]}
     plain, cut, pairs = rows["no cut"], rows["cut 16 of 32"], rows["cut 16 of 32, 2-way"]
-    assert plain["full_bytes"] == plain["prefill_bytes"] == 15.25 * GIB
+    assert plain["full_bytes"] == 15.25 * GIB
+    assert plain["prefill_bytes"] == 32 * (124928 - 2464) * 4096
     assert plain["host_bytes"] == 7.625 * GIB
     assert plain["device_bytes"] == 32 * 82_511_872 == pytest.approx(2.459 * GIB, rel=1e-4)
     assert plain["times_smaller"] == plain["full_bytes"] / plain["device_bytes"] >= 6
@@ -51,7 +52,7 @@ def test_what_fits_leaves_room_for_a_prompt_being_computed(capsys):
     weights = 2 * 8_030_261_248
     each = 32 * (82_511_872 + 1024 * 4096)
     free = (80 - 0.25) * GIB - weights
-    assert large["no cut"]["sequences"] == int((free - 15.25 * GIB) / each) == 19
+    assert large["no cut"]["sequences"] == int((free - 32 * (124928 - 2464) * 4096) / each) == 19
     assert large["no cut"]["sequences_in_full"] == int(free / (32 * (124928 + 1024) * 4096)) == 4
     assert large["no cut"]["host_gib"] == 19 * 7.625
     assert small["no cut"]["sequences"] == small["no cut"]["sequences_in_full"] == 0
@@ -83,8 +84,8 @@ def test_text(capsys):
     table = lines[begin + 2 : begin + 8]
     assert len({len(line) for line in table}) == 1
     assert table[1].split()[2:7] == ["2.46", "7.62", "15.25", "6.20x", "6.20x"]
-    assert "one at a time takes up to 15.25 GiB of pages besides." in text
-    assert any(line.startswith("no cut") and line.endswith("19 (4; 145 GiB)") for line in lines)
+    assert "A prompt is computed in full first: until it is, it takes up to 14.95 GiB of pages more." in text
+    assert any(line.startswith("no cut") and line.endswith("20 (4; 152 GiB)") for line in lines)
     assert all(len(line) <= 120 for line in lines[begin:])
 
 
