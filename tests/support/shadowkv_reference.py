@@ -107,10 +107,9 @@ class ShadowCache:
     def attend(self, q: Tensor, selected: list[list[int]] | None = None) -> Tensor:
         """Attention ``[heads, d]`` of rotated ``q`` ``[heads, d]``, the newest token's; ``selected`` chunks of each KV
         head instead of its own choice."""
-        num_kv_heads = self.keys.shape[1]
-        group, out = q.shape[0] // num_kv_heads, []
-        for index, query in enumerate(q.double()):
-            head = index // group
+        num_kv_heads, out = self.keys.shape[1], []
+        group = q.shape[0] // num_kv_heads
+        for head in range(num_kv_heads):
             exact = list(range(self.num_chunks * self.parameters.chunk_size, len(self.keys)))
             keys, values = [], []
             if self.num_chunks:
@@ -121,7 +120,8 @@ class ShadowCache:
                     values.append(self.values[self._tokens(chunk), head])
             k = torch.cat([*keys, self.keys[exact, head]])
             v = torch.cat([*values, self.values[exact, head]])
-            out.append(((k @ query) * q.shape[1] ** -0.5).softmax(0) @ v)
+            for query in q[head * group : (head + 1) * group].double():
+                out.append(((k @ query) * q.shape[1] ** -0.5).softmax(0) @ v)
         return torch.stack(out)
 
 
