@@ -106,5 +106,5 @@ def _verify(
 
 def _whole(tokens: list[int], finite: np.ndarray) -> Run:
     """Return the tokens before the first whose logits are not ``finite`` [>= len(tokens)], and None if there is one."""
-    bad = np.flatnonzero(~finite[: len(tokens)])
-    return [*tokens[: bad[0]], None] if len(bad) else [*tokens]
+    finite = finite[: len(tokens)]
+    return [*tokens] if finite.all() else [*tokens[: int(finite.argmin())], None]
