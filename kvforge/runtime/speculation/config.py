@@ -6,6 +6,7 @@ from typing import Literal, get_args
 
 from kvforge.engine import Manifest
 from kvforge.errors import EngineError
+from kvforge.kv_policies import Need
 
 Method = Literal["ngram", "draft_model", "early_exit"]
 
@@ -60,6 +61,11 @@ def check_speculation(config: SpeculativeConfig | None, early_exit_threshold: fl
         not manifest.early_exit
     ):
         raise EngineError("the engine has no early exit; build it from a checkpoint with that head.")
+    if config is not None and Need.ONE_QUERY in manifest.policy.needs:
+        raise EngineError(
+            f"the engine's KV policy {manifest.kv_policy} takes one query per sequence and step, so it verifies no "
+            "drafts; leave speculation out or build an engine with --kv-policy full."
+        )
     if config is not None and config.num_speculative_tokens > manifest.max_draft_len:
         count = config.num_speculative_tokens
         raise EngineError(

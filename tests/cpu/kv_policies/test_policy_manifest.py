@@ -11,6 +11,7 @@ from kvforge.engine import load_manifest, save_manifest
 from kvforge.errors import EngineError
 from kvforge.kv_policies import Full, ShadowKV
 from kvforge.runtime.prefix_cache import PrefixCache
+from kvforge.runtime.speculation.config import SpeculativeConfig, check_speculation
 from tests.support.fake_session import fake_manifest
 
 POLICY = ShadowKV(rank=2, chunk_size=4, sparse_budget=8, num_outlier_chunks=1, num_local_tokens=4)
@@ -90,6 +91,18 @@ def test_inspect_without_a_policy(tmp_path: Path, capsys: pytest.CaptureFixture)
     text = capsys.readouterr().out
     assert "KV policy   full\n" in text
     assert "sequence    4.0 KiB on the device after a prompt of 128 tokens\n" in text
+
+
+@pytest.mark.parametrize("max_draft_len", [0, 8])
+def test_no_speculation_with_one_query_a_step(max_draft_len: int) -> None:
+    config = SpeculativeConfig("ngram", num_speculative_tokens=4)
+    values = {"kv_policy": POLICY.name, "kv_policy_parameters": POLICY.parameters}
+    with pytest.raises(
+        EngineError, match="KV policy shadowkv takes one query per sequence and step, so it verifies no"
+    ):
+        check_speculation(config, None, fake_manifest(max_draft_len=max_draft_len, **values))
+    check_speculation(None, 0.5, fake_manifest(early_exit=True, **values))
+    check_speculation(config, None, fake_manifest(max_draft_len=8))
 
 
 class _Tokens:
