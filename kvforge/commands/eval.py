@@ -30,6 +30,13 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         help="also how often the engine's early exit agrees with its full model, on the documents (default) or on the "
         "engine's own answers to the tasks",
     )
+    parser.add_argument(
+        "--early-exit-threshold",
+        type=float,
+        metavar="P",
+        help="also answer the tasks with generated tokens leaving at the early exit where its probability is above P "
+        "(the paper's: 0.95), and compare answers",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
     parser.add_argument(
         "--plot",
@@ -57,7 +64,14 @@ def run(args: argparse.Namespace) -> int:
     if args.plot:
         check_figure(args.plot)
     options = EvalOptions(
-        tasks, args.num_prompts, args.length, args.seed, documents, args.num_documents, args.early_exit
+        tasks,
+        args.num_prompts,
+        args.length,
+        args.seed,
+        documents,
+        args.num_documents,
+        args.early_exit,
+        args.early_exit_threshold,
     )
     report = run_evaluation(args.engine, teacher, options, use_tqdm=not args.json)
     print(json.dumps(report.to_json(), indent=2) if args.json else describe(report), flush=True)

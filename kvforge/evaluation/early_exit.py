@@ -17,6 +17,7 @@ from kvforge.evaluation.score import wilson
 from kvforge.figures import new_figure, save_figure
 from kvforge.runtime import LLM, SamplingParams
 from kvforge.runtime.compatibility import NO_EARLY_EXIT
+from kvforge.runtime.early_exit_decode import confidence
 from kvforge.runtime.scoring import lowest_argmax, stream_logits
 
 THRESHOLDS = (0.5, 0.8, 0.9, 0.95, 0.99)
@@ -108,10 +109,10 @@ def generated(llm: LLM, prompts: Sequence[Sequence[int]], max_tokens: int, *, us
 def confidence_and_agreement(exit_logits: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
     """Return the exit's largest probability [n] float32, and whether both rows of logits [n, vocab] have their maximum
     at the same token [n] bool. Raises EngineError where logits are not finite."""
-    confidence = (exit_logits.amax(-1) - exit_logits.logsumexp(-1)).exp()
-    if not (confidence.isfinite().all() and logits.logsumexp(-1).isfinite().all()):
+    sure = confidence(exit_logits)
+    if not (sure.isfinite().all() and logits.logsumexp(-1).isfinite().all()):
         raise EngineError("the model's logits are not finite, so nothing can be compared; check the checkpoint.")
-    return confidence, lowest_argmax(exit_logits) == lowest_argmax(logits)
+    return sure, lowest_argmax(exit_logits) == lowest_argmax(logits)
 
 
 def count_alignment(

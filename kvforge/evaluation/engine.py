@@ -47,13 +47,16 @@ def check_finished(outputs: Iterable[CompletionOutput]) -> None:
 
 
 class EngineGenerator:
-    """Greedy answers of an engine directory. Raises KvforgeError when `length` tokens do not fit it."""
+    """Greedy answers of an engine directory. Raises KvforgeError when `length` tokens do not fit it, or it cannot exit
+    early with that threshold."""
 
-    def __init__(self, engine_dir: Path, length: int, show_progress: bool = True) -> None:
+    def __init__(
+        self, engine_dir: Path, length: int, show_progress: bool = True, early_exit_threshold: float | None = None
+    ) -> None:
         check_length(load_manifest(engine_dir), length)
         self._tokenizer = load_tokenizer(engine_dir)
         self._lead = tokens_before_text(self._tokenizer.backend)
-        self.llm = LLM(engine_dir)
+        self.llm = LLM(engine_dir, early_exit_threshold=early_exit_threshold)
         self._params = SamplingParams(temperature=0.0, max_tokens=MAX_ANSWER_TOKENS, stop=list(STOP))
         self._show_progress = show_progress
 

@@ -4,19 +4,22 @@ from pathlib import Path
 from typing import Any
 
 from kvforge.evaluation.early_exit import alignment_table
+from kvforge.evaluation.exit_quality import exit_table
 from kvforge.evaluation.run import Report
 from kvforge.evaluation.score import TaskScore, score_table
 from kvforge.figures import new_figure, save_figure
 
 
 def describe(report: Report) -> str:
-    """Return the tables of a report: tasks, difference from the teacher, documents, early exit."""
+    """Return the tables of a report: tasks, difference from the teacher, answers with exits, documents, early exit."""
     parts, rows = [], report.scores
     if rows:
         fields = TaskScore.__dataclass_fields__
         parts.append(score_table([TaskScore(**{name: row[name] for name in fields}) for row in rows]))
     if rows and report.teacher:
         parts.append(_paired_table(rows))
+    if report.exits is not None:
+        parts.append(exit_table(report.exits))
     if report.documents is not None:
         parts.append(_document_table(report.documents))
     if report.early_exit is not None:

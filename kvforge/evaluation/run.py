@@ -15,6 +15,7 @@ from kvforge.evaluation import engine as engines
 from kvforge.evaluation.compare import check_documents, check_vocabularies, compare_with_teacher, fidelity, perplexity
 from kvforge.evaluation.documents import generated_documents, text_documents
 from kvforge.evaluation.early_exit import Alignment, alignment
+from kvforge.evaluation.exit_quality import ExitQuality, exit_quality
 from kvforge.evaluation.paired import paired_difference
 from kvforge.evaluation.score import MAX_ANSWER_TOKENS, TaskScore, is_correct, make_score, share_found
 from kvforge.runtime import LLM
@@ -32,7 +33,8 @@ Answers = dict[str, list[engines.Answer]]
 class EvalOptions:
     """What to measure. ``length`` is that of prompts and of documents in tokens, ``<s>`` included; ``documents`` is a
     text file, ``generated`` or nothing; ``early_exit`` says on which tokens it is held against the full model: all of
-    the documents, or the full model's own answers to the tasks' prompts."""
+    the documents, or the full model's own answers to the tasks' prompts. With ``early_exit_threshold`` the tasks are
+    also answered with exits at decode above it."""
 
     tasks: tuple[str, ...] = tuple(TASKS)
     num_prompts: int = 200
@@ -41,6 +43,7 @@ class EvalOptions:
     documents: str | None = None
     num_documents: int = 32
     early_exit: Literal["documents", "answers"] | None = None
+    early_exit_threshold: float | None = None
 
     def __post_init__(self) -> None:
         """Raise KvforgeError for a task or a number that is none, or where there is nothing to measure."""
@@ -55,6 +58,10 @@ class EvalOptions:
         ):
             if value < least:
                 raise KvforgeError(f"{name} must be at least {least}")
+        if self.early_exit_threshold is not None and not 0 < self.early_exit_threshold < 1:
+            raise KvforgeError("--early-exit-threshold must be a probability between 0 and 1")
+        if not self.tasks and self.early_exit_threshold is not None:
+            raise KvforgeError("--early-exit-threshold needs tasks to answer; run some or leave it out")
         if not self.tasks and self.early_exit == "answers":
             raise KvforgeError("--early-exit answers needs tasks to answer; run some or use --early-exit documents")
         if not self.tasks and self.documents is None:
@@ -74,6 +81,8 @@ class Report:
     early_exit: Alignment | None = None
     early_exit_on: str | None = None
     """``EvalOptions.early_exit``"""
+    exits: ExitQuality | None = None
+    """answers with exits above ``EvalOptions.early_exit_threshold``"""
 
     def to_json(self) -> dict[str, Any]:
         """Return what there is as JSON-ready data; a perplexity that is infinite as None."""
@@ -97,18 +106,19 @@ def run_evaluation(engine: Path, teacher: Path | None, options: EvalOptions, *, 
     manifests = [load_manifest(directory) for directory in directories]
     for manifest in manifests if options.tasks else ():
         engines.check_length(manifest, options.length)
-    if options.early_exit and not manifests[0].early_exit:
+    if (options.early_exit or options.early_exit_threshold is not None) and not manifests[0].early_exit:
         raise EngineError(NO_EARLY_EXIT)
     examples = make_prompts(engine, options)  # what cannot be measured is refused before hours of work
-    documents, exits = None, None
+    documents, exits, leaving = None, None, None
     scores: list[dict[str, Any]] = []
     if options.documents is not None:
         documents, exits = measure_documents(engine, teacher, options, use_tqdm)
         gc.collect()  # a GPU has no room for two caches
     if examples:
-        scores, exits_of_answers = score_tasks(engine, teacher, examples, options, use_tqdm)
+        scores, exits_of_answers, leaving = score_tasks(engine, teacher, examples, options, use_tqdm)
         exits = exits or exits_of_answers
-    return Report(str(engine), None if teacher is None else str(teacher), scores, documents, exits, options.early_exit)
+    name = None if teacher is None else str(teacher)
+    return Report(str(engine), name, scores, documents, exits, options.early_exit, leaving)
 
 
 def make_prompts(engine: Path, options: EvalOptions) -> Examples:
@@ -167,9 +177,9 @@ def measure_documents(
 
 def score_tasks(
     engine: Path, teacher: Path | None, examples: Examples, options: EvalOptions, use_tqdm: bool
-) -> tuple[list[dict[str, Any]], Alignment | None]:
-    """Return a row per task, the score and, with a teacher, its score and the difference paired by prompt; and the
-    alignment of the early exit on the engine's own answers where asked for."""
+) -> tuple[list[dict[str, Any]], Alignment | None, ExitQuality | None]:
+    """Return a row per task, the score and, with a teacher, its score and the difference paired by prompt; and, where
+    asked for, the alignment of the early exit on the engine's own answers, and its answers with exits."""
     generator = engines.EngineGenerator(engine, options.length, show_progress=use_tqdm)
     answers = _answer(generator, examples, use_tqdm)
     exits = None
@@ -178,6 +188,11 @@ def score_tasks(
         exits = alignment(generator.llm, said, use_tqdm=use_tqdm)
     del generator
     gc.collect()
+    leaving = None
+    if options.early_exit_threshold is not None:
+        threshold = options.early_exit_threshold
+        leaving = exit_quality(engine, threshold, options.length, examples, answers, use_tqdm=use_tqdm)
+        gc.collect()
     right = _right(examples, answers)
     rows = [asdict(_score(task, examples, answers, right, options)) for task in examples]
     if teacher is not None:
@@ -188,7 +203,7 @@ def score_tasks(
             task = row["task"]
             row["teacher"] = asdict(_score(task, examples, reference, right_reference, options))
             row["versus_teacher"] = asdict(paired_difference(right_reference[task], right[task]))
-    return rows, exits
+    return rows, exits, leaving
 
 
 def _answer(generator: engines.EngineGenerator, examples: Examples, use_tqdm: bool) -> Answers:
