@@ -59,8 +59,8 @@ class FakeSession:
     """``lower`` stores (token, position) of owner 0 and (position, token) of owner 1 where the step says.
 
     ``upper`` reads each survivor's whole context back through the page table and returns pseudo-random logits
-    of it, or of its last ``memory`` tokens, so that its texts repeat themselves. Unwritten slots hold a poison that is no
-    token.
+    of it, or of its last ``memory`` tokens, so that its texts repeat themselves. Unwritten slots hold a poison that is
+    no token.
     """
 
     def __init__(self, seed=0, memory=0, **changes):
@@ -77,11 +77,24 @@ class FakeSession:
         return self.pools
 
     def poison_pages(self, pages):
-        for k, v in self.pools:
+        for k, v, *_ in self.pools:
             k[pages] = POISON
             v[pages] = POISON
 
-    def lower(self, input_ids, positions, slot_mapping, query_start, kv_length, page_table, pools):
+    def shifts(self, shadow, num_seqs):
+        """Cache index less position of each sequence's tokens."""
+        return [0] * num_seqs
+
+    def context(self, s, end, page_table, pools, shadow):
+        """K of owner 0 of a sequence's tokens before ``end``, read back through the page table."""
+        pages = page_table[s, : -(-end // self.manifest.page_size)].long()
+        context = pools[0][0][pages].reshape(-1, 2)[:end]
+        assert torch.equal(context[:, 1], torch.arange(float(end))), "positions read back are wrong"
+        assert torch.equal(pools[1][0][pages].reshape(-1, 2)[:end], context.flip(-1))
+        assert torch.equal(pools[1][1][pages].reshape(-1, 2)[:end], -context)
+        return context
+
+    def lower(self, input_ids, positions, slot_mapping, query_start, kv_length, page_table, pools, shadow=()):
         self.num_lower_calls += 1
         arguments = (input_ids, positions, slot_mapping, query_start, kv_length, page_table)
         assert all(t.dtype == torch.int32 and t.is_contiguous() for t in arguments)
@@ -91,37 +104,32 @@ class FakeSession:
         assert len(positions) == len(slot_mapping) == num_tokens
         assert query_start[0] == 0 and query_start[-1] == num_tokens and len(query_start) == num_seqs + 1
         assert page_table.shape[0] == num_seqs
-        start = query_start.tolist()
+        start, shifts = query_start.tolist(), self.shifts(shadow, num_seqs)
         for s in range(num_seqs):
-            length = int(kv_length[s])
+            length = int(kv_length[s]) - shifts[s]
             expected = torch.arange(length - (start[s + 1] - start[s]), length)
             assert torch.equal(positions[start[s] : start[s + 1]].long(), expected)
         assert len(set(slot_mapping.tolist())) == num_tokens, "two tokens in one slot"
         stored = torch.stack([input_ids.float(), positions.float()], dim=-1)[:, None]
-        for owner, (k, v) in enumerate(pools):
+        for owner, (k, v, *_) in enumerate(pools):
             k.view(-1, 1, 2)[slot_mapping.long()] = stored if owner == 0 else stored.flip(-1)
             v.view(-1, 1, 2)[slot_mapping.long()] = -stored
         if self.fail_on(self):
             raise RuntimeError("the fake device is on fire")
         return stored[:, 0].clone()
 
-    def upper(self, hidden, survivor_index, survivor_start, positions, kv_length, page_table, pools):
+    def upper(self, hidden, survivor_index, survivor_start, positions, kv_length, page_table, pools, shadow=()):
         self.num_upper_calls += 1
         assert len(survivor_index) > 0 and survivor_index.dtype == survivor_start.dtype == torch.int32
         assert survivor_start[0] == 0 and survivor_start[-1] == len(survivor_index)
-        starts, logits = survivor_start.tolist(), []
-        page_size = self.manifest.page_size
+        starts, logits, shifts = survivor_start.tolist(), [], self.shifts(shadow, len(kv_length))
         for s in range(len(kv_length)):
-            length = int(kv_length[s])
+            length = int(kv_length[s]) - shifts[s]
             for r in range(starts[s], starts[s + 1]):
                 row = int(survivor_index[r])
                 end = int(positions[row]) + 1
                 assert end == length - (starts[s + 1] - 1 - r), "survivors that are not their sequence's last tokens"
-                pages = page_table[s, : -(-end // page_size)].long()
-                context = pools[0][0][pages].reshape(-1, 2)[:end]
-                assert torch.equal(context[:, 1], torch.arange(float(end))), "positions read back are wrong"
-                assert torch.equal(pools[1][0][pages].reshape(-1, 2)[:end], context.flip(-1))
-                assert torch.equal(pools[1][1][pages].reshape(-1, 2)[:end], -context)
+                context = self.context(s, end, page_table, pools, shadow)
                 assert torch.equal(hidden[row], context[-1])
                 logits.append(context_logits(context[-self.memory :, 0], self.seed, self.manifest.vocab_size))
         return torch.from_numpy(np.stack(logits))

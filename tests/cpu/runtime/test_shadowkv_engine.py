@@ -1,0 +1,216 @@
+"""ShadowKV on the graphs of real models: texts do not depend on schedules, and logits are the reference's, however long
+they become."""
+
+import dataclasses
+import json
+import random
+from collections import Counter
+
+import pytest
+import torch
+
+from kvforge.compiler import BuildOptions
+from kvforge.errors import EngineError, RequestError
+from kvforge.kv_policies import ShadowKV
+from kvforge.runtime import LLMEngine, SamplingParams
+from kvforge.runtime.config import resolve_config
+from kvforge.runtime.pools import device_bytes, host_bytes
+from model_defs import ModelConfig, load_config
+from model_defs.rope import RopeConfig
+from tests.support.checkpoints import load_weights, make_checkpoint
+from tests.support.eager_session import eager_session, random_session
+from tests.support.engine_schedules import check_tokens, random_plan, run_plan
+from tests.support.fake_session import FakeSession, fake_manifest
+from tests.support.shadowkv_reference import Parameters, ShadowModel
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+POLICY = ShadowKV(rank=8, chunk_size=2, sparse_budget=8, num_outlier_chunks=2, num_local_tokens=4)
+GREEDY = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
+SHAPES = {"swiftkv": {}, "plain MHA": {"cut": 3, "num_layers": 3, "num_kv_heads": 4}, "MQA": {"num_kv_heads": 1}}
+
+
+def make_session(policy=POLICY, **changes):
+    values = dict(
+        model_type="llama",
+        vocab_size=96,
+        hidden_size=32,
+        intermediate_size=48,
+        num_layers=4,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=10,
+        rms_norm_eps=1e-5,
+        max_position=256,
+        rope=RopeConfig(),
+        cut=1,
+        group_size=2,
+        eos_token_ids=(2,),
+    )
+    values |= changes
+    config = ModelConfig(**values, layer_windows=(0,) * values["num_layers"])
+    limits = dict(page_size=4, max_num_tokens=64, max_num_seqs=8, max_seq_len=128)
+    session = random_session(config, BuildOptions(**limits, dtype="float32", kv_policy=str(policy)))
+    with torch.no_grad():  # so that texts do not repeat one token
+        for graph in (session._lower, session._upper):
+            for name, weight in graph.layers.named_parameters():
+                weight.mul_(1.0 if "norm" in name else 4.0)
+    return session
+
+
+def alone(session, request):
+    engine = LLMEngine(session=session, num_pages=32, enable_prefix_cache=False)
+    engine.add_request("alone", request.prompt, dataclasses.replace(request.params, n=1))
+    tokens, reason = [], None
+    while engine.has_unfinished():
+        for output in engine.step():
+            tokens += output.new_token_ids
+            reason = output.finish_reason
+        engine.check_invariants()
+    return tokens, reason
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_greedy_texts_over_schedules_equal_those_alone(shape):
+    session, counts = make_session(**SHAPES[shape]), Counter()
+    for seed in range(6):
+        rng = random.Random(seed)
+        plan = random_plan(seed, page_sizes=(4,), vocab_size=96, max_requests=5, sampled=False)
+        expected = {}
+        for request in plan.requests:
+            text = alone(session, request)
+            expected |= {(request.request_id, index): text for index in range(request.params.n)}
+        engine = LLMEngine(
+            session=session,
+            num_pages=10 + rng.choice([0, 2, 5]),
+            num_shadow_pages=40,
+            max_num_tokens=plan.max_num_tokens,
+            max_num_seqs=plan.max_num_seqs,
+            enable_prefix_cache=plan.enable_prefix_cache,
+        )
+        for pool in engine.runner.pools:
+            for tensor in pool:
+                tensor.fill_(float("nan") if tensor.is_floating_point() else 99)
+        tokens, reasons, aborted = run_plan(engine, plan)
+        check_tokens(tokens, reasons, aborted, expected, seed)
+        stats = engine.stats()
+        assert stats["num_used_pages"] == stats["num_used_shadow_pages"] == 0 == stats["num_failed_steps"]
+        counts.update(
+            factored=stats["num_factored_prompts"],
+            preempted=stats["num_preemptions"],
+            reused=stats["num_reused_tokens"],
+            short=sum(not POLICY.is_factored(len(request.prompt)) for request in plan.requests),
+        )
+    assert min(counts.values()) > 3, counts
+
+
+def test_long_generations_have_the_logits_of_the_reference(tmp_path):
+    """Of three prompts in the same steps the short one stays exact; the long one's text goes on for 150 tokens."""
+    checkpoint = make_checkpoint(tmp_path, "llama", cut=2, group_size=2, num_hidden_layers=5)
+    config, weights = load_config(json.loads((checkpoint / "config.json").read_text())), load_weights(checkpoint)
+    policy = ShadowKV(rank=12, chunk_size=4, sparse_budget=16, num_outlier_chunks=3, num_local_tokens=8)
+    options = BuildOptions(
+        page_size=8, max_num_tokens=7, max_num_seqs=4, max_seq_len=320, dtype="float32", kv_policy=str(policy)
+    )
+    engine = LLMEngine(session=eager_session(checkpoint, options), num_pages=100)
+    generator = torch.Generator().manual_seed(1)
+    requests = {"long": (75, 150), "short": (20, 40), "other": (50, 30)}
+    prompts = {name: torch.randint(3, 320, (n,), generator=generator).tolist() for name, (n, _) in requests.items()}
+    for name, (_, count) in requests.items():
+        params = SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True, return_logits=True)
+        engine.add_request(name, prompts[name], params)
+    tokens, logits = {name: [] for name in requests}, {name: [] for name in requests}
+    while engine.has_unfinished():
+        for output in engine.step():
+            tokens[output.request_id] += output.new_token_ids
+            logits[output.request_id] += output.logits
+    assert engine.stats()["num_factored_prompts"] == 2
+    parameters = Parameters(policy.rank, policy.sparse_budget, policy.num_outlier_chunks, 4, 8)
+    for name in requests:
+        model = ShadowModel(config, weights, parameters)
+        want = model.logits(prompts[name], tokens[name][:-1]).float()
+        got = torch.stack([torch.as_tensor(row) for row in logits[name]])
+        assert torch.allclose(got, want, atol=1e-3 * float(want.abs().max())), name
+
+
+def test_bytes_of_the_pools_are_the_policys():
+    """One sequence as long as the engine takes: what is allocated for it is what the policy says it keeps, and the
+    pages of its exact prompt."""
+    policy = ShadowKV(rank=8, chunk_size=2, sparse_budget=8, num_outlier_chunks=2, num_local_tokens=4)
+    session = make_session(policy)
+    manifest, cache = session.manifest, session.manifest.owner_cache
+    needed = resolve_config(manifest, 0, max_num_seqs=1)
+    pages = 128 // 4
+    assert (needed.num_pages, needed.num_shadow_pages) == (pages, pages)
+    engine = LLMEngine(session=session, num_pages=pages, num_shadow_pages=pages, max_num_seqs=1)
+    pools = engine.runner.pools
+    compact = cache.padded(policy.compact_length(128)) * cache.token_bytes
+    exact = manifest.num_owners * pages * cache.page_size * cache.token_bytes
+    assert device_bytes(pools) == exact + manifest.num_owners * (policy.device_bytes(cache, 128) - compact)
+    assert host_bytes(pools) == manifest.num_owners * policy.host_bytes(cache, 128)
+    stats = engine.stats()
+    assert (stats["kv_device_bytes"], stats["kv_host_bytes"]) == (device_bytes(pools), host_bytes(pools))
+    assert stats["kv_device_used_bytes"] == stats["kv_host_used_bytes"] == 0
+    prompt = [index % 90 for index in range(101)]
+    engine.add_request("r", prompt, dataclasses.replace(GREEDY, max_tokens=14))
+    for _ in range(12):
+        engine.step()
+    stats = engine.stats()
+    assert stats["num_factored"] == 1
+    num_cached = engine.scheduler.running[0].num_computed - len(prompt)
+    assert stats["kv_device_used_bytes"] == manifest.num_owners * policy.device_bytes(cache, len(prompt), num_cached)
+    assert stats["kv_host_used_bytes"] == manifest.num_owners * policy.host_bytes(cache, len(prompt))
+
+
+def test_memory_is_divided_in_the_proportion_that_factored_prompts_need():
+    policy = ShadowKV(rank=160, chunk_size=8, sparse_budget=2048)
+    shape = dict(num_layers=2, owner_of_layer=(0, 1), num_kv_heads=8, num_heads=32, head_dim=128, max_position=2**17)
+    limits = dict(page_size=64, max_seq_len=122 * 1024, max_num_seqs=48, max_num_tokens=2048)
+    manifest = fake_manifest(
+        **shape,
+        **limits,
+        dtype="bfloat16",
+        kv_dtype="bfloat16",
+        kv_policy=policy.name,
+        kv_policy_parameters=policy.parameters,
+    )
+    pages, cache = 122 * 16, manifest.owner_cache
+    config = resolve_config(manifest, 0, kv_cache_gib=4.0)
+    num_seqs = config.num_shadow_pages / pages
+    # One prompt exactly, and all others factored.
+    kept = 2 * policy.device_bytes(cache, 122 * 1024)
+    exact = pages * manifest.page_bytes
+    assert num_seqs == pytest.approx((4 * 2**30 - exact) / kept, rel=0.1)
+    assert config.num_pages >= pages + (num_seqs - 1) * policy.compact_length(122 * 1024) / 64
+    small = resolve_config(manifest, 0, kv_cache_gib=0.1, max_seq_len=2048)  # nothing of that length is factored
+    slots = 48 * 2 * (160 * 8 * 128 * 2 + 4 * 8 * 256)
+    assert (small.num_shadow_pages, small.num_pages) == (1, (int(0.1 * 2**30) - slots) // manifest.page_bytes)
+    with pytest.raises(EngineError, match="raise --kv-cache-gib or lower --max-seq-len"):
+        resolve_config(manifest, 0, kv_cache_gib=0.5)
+    room = 2**30
+    bounded = resolve_config(manifest, 8 * room, kv_cache_gib=4.0)
+    assert pages <= bounded.num_shadow_pages < config.num_shadow_pages  # the host has less for values
+    with pytest.raises(EngineError, match="give 1 to"):
+        resolve_config(manifest, 0, num_pages=9, num_shadow_pages=0)
+    with pytest.raises(EngineError, match="leave it out"):
+        resolve_config(FakeSession().manifest, 0, num_pages=9, num_shadow_pages=1)
+
+
+def test_a_prompt_beyond_the_pools_is_refused():
+    engine = LLMEngine(session=make_session(), num_pages=32, num_shadow_pages=10)
+    engine.add_request("fits", [5] * 40, GREEDY)
+    with pytest.raises(RequestError, match="shadow pages"):
+        engine.add_request("r", [5] * 41, GREEDY)
+    engine = LLMEngine(session=make_session(), num_pages=15, num_shadow_pages=32)
+    engine.add_request("long after its prompt", [5] * 60, dataclasses.replace(GREEDY, max_tokens=40))
+    while engine.has_unfinished():
+        assert not any(output.finish_reason == "error" for output in engine.step())
+    with pytest.raises(RequestError, match="raise the KV cache size"):
+        engine.add_request("r", [5] * 61, GREEDY)
+
+
+def test_drafts_of_factored_sequences_are_dropped():
+    engine = LLMEngine(session=make_session(), num_pages=32)
+    engine.add_request("r", [5] * 50, dataclasses.replace(GREEDY, draft_token_ids=(3, 4, 5)))
+    while engine.has_unfinished():
+        engine.step()
+    assert engine.stats()["num_draft_tokens"] == 0
