@@ -43,6 +43,6 @@ def parse(text: str) -> KVPolicy:
                 "shadowkv:rank=160,sparse_budget=2048."
             )
         if parameter in parameters:
-            raise BuildError(f"the KV policy {text!r} gives {parameter} twice; keep one of them.")
+            raise BuildError(f"the KV policy {text!r} gives {parameter!r} twice; keep one of them.")
         parameters[parameter] = int(value)
     return load(name, parameters)
