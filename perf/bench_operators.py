@@ -3,9 +3,9 @@
     python -m perf.bench_operators --json perf/results/operators-cpu.json
 
 The floor of prefill is its FLOPs (the causal half only) at the rate of a large bfloat16 or float32 matrix
-product, that of decode and of the cache write its bytes at the bandwidth of a large copy (read + write),
-both measured in the same run. Times are the best of several runs, in milliseconds; with --cpu-time they are
-CPU time of a single thread, for a machine whose cores other programs share. `--kv-dtype fp8 int8` adds decode
+product, that of decode, cache writes and the selection of chunks their bytes at the bandwidth of a large copy
+(read + write), both measured in the same run. Times are the best of several runs, in milliseconds; with --cpu-time
+they are CPU time of a single thread, for a machine whose cores other programs share. `--kv-dtype fp8 int8` adds decode
 and cache writes on 8-bit pools (torch's attention stays on the unquantized values), `--only decode` keeps the
 cases whose name contains a word.
 """
@@ -13,6 +13,7 @@ cases whose name contains a word.
 import argparse
 import itertools
 import json
+import math
 import os
 import platform
 import shlex
@@ -156,20 +157,107 @@ def bench_write(
 
 
 def bench_reconstruct(
-    keys: int, rank: int, kv_heads: int, head_dim: int, dtype: torch.dtype, rates: dict[str, float], seconds: float
+    sequences: int,
+    keys: int,
+    missed: float,
+    rank: int,
+    kv_heads: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    rates: dict[str, float],
+    seconds: float,
 ) -> dict[str, Any]:
-    """One sequence of 32768 keys of which `keys` are selected per head; its floor is the matrix product."""
-    u, sv = torch.randn(32768, rank).to(dtype), torch.randn(1, kv_heads, rank, head_dim).to(dtype)
-    rows = torch.randint(0, len(u), (keys, kv_heads)).int()
+    """Sequences of 8192 keys of which `keys` are selected per head, a share of them missed, in chunks of 8;
+    the floor is the matrix product of those."""
+    u = torch.randn(sequences * 8192, rank).to(dtype)
+    sv = torch.randn(sequences, kv_heads, rank, head_dim).to(dtype)
+    chunks = torch.randint(0, len(u) // 8, (sequences * keys // 8, 1, kv_heads))
+    positions = (chunks * 8 + torch.arange(8)[:, None]).view(-1, kv_heads).int()
+    absent = torch.rand(chunks.shape).repeat(1, 8, 1).view(-1, kv_heads) >= missed
+    rows = positions.masked_fill(absent, -1)
     angle = torch.rand(len(u), head_dim // 2)
-    args = (u, sv, torch.tensor([0, keys]).int(), rows, rows, angle.cos(), angle.sin())
+    starts = torch.arange(0, sequences * keys + 1, keys).int()
+    args = (u, sv, starts, rows, positions, angle.cos(), angle.sin())
     times = {
         "kvforge_ms": best_ms(lambda: plugins.low_rank_key_reconstruct(*args), seconds),
         "reference_ms": best_ms(lambda: plugins.OPERATORS["low_rank_key_reconstruct"].reference(*args), seconds),
     }
-    flops = 2 * keys * kv_heads * rank * head_dim
-    case = f"{keys} keys rank {rank} kv heads {kv_heads} dim {head_dim} {str(dtype)[6:]}"
+    flops = 2 * int((~absent).sum()) * rank * head_dim
+    case = (
+        f"{sequences}x{keys} keys {missed:.0%} missed rank {rank} kv heads {kv_heads} dim {head_dim} {str(dtype)[6:]}"
+    )
     return row("low_rank_key_reconstruct", case, times, flops / rates[f"gemm_{str(dtype)[6:]}_gflops"] / 1e6)
+
+
+def bench_select(
+    sequences: int,
+    chunks: int,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    rates: dict[str, float],
+    seconds: float,
+) -> dict[str, Any]:
+    """A sixteenth of the chunks is selected; enough layers' landmarks that they come from memory, read once."""
+    per_page, selected = 4, chunks // 16
+    pages = sequences * -(-chunks // per_page)
+    shape = (pages, per_page, kv_heads, head_dim)
+    count = max(1, (96 << 20) // (math.prod(shape) * dtype.itemsize))
+    landmarks = [torch.randn(shape).to(dtype) for _ in range(count)]
+    is_outlier = (torch.rand(shape[:3]) < 48 / chunks).byte()
+    q = torch.randn(sequences, heads, head_dim).to(dtype)
+    table = torch.randperm(pages).view(sequences, -1).int()
+    step = (torch.arange(sequences + 1).int(), table, *(torch.full((sequences,), n).int() for n in (chunks, selected)))
+    used = itertools.cycle(landmarks)
+
+    def run(operator: Callable[..., Any]) -> Callable[[], Any]:
+        return lambda: operator(q, next(used), is_outlier, *step, head_dim**-0.5, selected)
+
+    times = {
+        "kvforge_ms": best_ms(run(plugins.landmark_select), seconds),
+        "reference_ms": best_ms(run(plugins.OPERATORS["landmark_select"].reference), seconds),
+    }
+    case = f"{sequences}x{chunks} chunks heads {heads}/{kv_heads} dim {head_dim} {str(dtype)[6:]}"
+    return row("landmark_select", case, times, landmarks[0].nbytes / rates["copy_gb_per_s"] / 1e6)
+
+
+def bench_selected(
+    sequences: int,
+    places: int,
+    missed: float,
+    kv_heads: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    rates: dict[str, float],
+    seconds: float,
+) -> list[dict[str, Any]]:
+    """Two selections in turn, a share of each not in the other: the update of the chunk cache, whose floor is its
+    results, and the copies that follow, whose floor is their bytes."""
+    chunk_size, chunks = 8, 2 * places
+    tokens, pages = places * chunk_size, sequences * chunks * chunk_size // PAGE_SIZE
+    one = torch.arange(places).expand(sequences, kv_heads, places)
+    moved = torch.rand(one.shape) < missed
+    selections = itertools.cycle([one.int(), (one + places * moved).sort().values.int()])
+    cached = torch.full(one.shape, -1).int()
+    shadow_table = torch.randperm(pages).view(sequences, -1).int()
+    tables = (torch.arange(sequences).int(), shadow_table, shadow_table, chunk_size, PAGE_SIZE)
+    update = plugins.OPERATORS["chunk_cache_update"].reference
+    times = {
+        "kvforge_ms": best_ms(lambda: plugins.chunk_cache_update(next(selections), cached, *tables), seconds),
+        "reference_ms": best_ms(lambda: update(next(selections), cached, *tables), seconds),
+    }
+    rows, _, targets = plugins.chunk_cache_update(next(selections), cached, *tables)
+    case = f"{sequences}x{places} places {missed:.0%} missed kv heads {kv_heads}"
+    results = [row("chunk_cache_update", case, times, 3 * rows.nbytes / rates["copy_gb_per_s"] / 1e6)]
+    keys = torch.randn(sequences * tokens, kv_heads, head_dim).to(dtype)
+    pools = [torch.randn(pages, PAGE_SIZE, kv_heads, head_dim).to(dtype) for _ in range(3)]
+    times = {
+        "kvforge_ms": best_ms(lambda: plugins.selected_kv_write(keys, pools[0], rows, targets, *pools[1:]), seconds)
+    }
+    num_bytes = 4 * int((targets >= 0).sum()) * head_dim * dtype.itemsize
+    case += f" dim {head_dim} {str(dtype)[6:]}"
+    return [*results, row("selected_kv_write", case, times, num_bytes / rates["copy_gb_per_s"] / 1e6)]
 
 
 def bench_verify(
@@ -228,7 +316,7 @@ def main() -> int:
         "--kv-dtype", nargs="+", choices=KV_DTYPES, default=["same"], help="what caches hold; default: the dtype"
     )
     parser.add_argument(
-        "--only", default="", help="prefill, decode, write, reconstruct, linear or verify; default: all"
+        "--only", default="", help="prefill, decode, write, reconstruct, select, chunks, linear or verify"
     )
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--note", default="", help="kept with the results, e.g. what else ran")
@@ -243,9 +331,10 @@ def main() -> int:
     before, rates = os.getloadavg()[0], machine_rates(options.seconds)
     results = []
 
-    def bench(function: Callable[..., dict[str, Any]], name: str, *case: Any) -> None:
+    def bench(function: Callable[..., Any], name: str, *case: Any) -> None:
         if options.only in name:
-            results.append(function(*case, rates, options.seconds))
+            result = function(*case, rates, options.seconds)
+            results.extend(result if isinstance(result, list) else [result])
 
     for dtype in (torch.bfloat16, torch.float32):
         for shape in ((16, 16, 64), (16, 4, 64), (16, 8, 128)):
@@ -255,7 +344,12 @@ def main() -> int:
                 bench(bench_attention, "decode", 8, 1, 2048, *shape, dtype, kv_dtype)
             bench(bench_attention, "decode", 1, 1, 32768, 32, 8, 128, dtype, kv_dtype)
             bench(bench_write, "write", 2048, 8, 128, dtype, kv_dtype)
-        bench(bench_reconstruct, "reconstruct", 2048, 160, 8, 128, dtype)
+        for sequences, keys, missed, head_dim in ((1, 2048, 1.0, 128), (8, 2048, 0.4, 128), (8, 256, 0.4, 64)):
+            bench(bench_reconstruct, "reconstruct", sequences, keys, missed, 160, 8, head_dim, dtype)
+        for sequences, chunks, *shape in ((1, 16384, 32, 8, 128), (8, 4096, 32, 8, 128), (8, 256, 16, 4, 64)):
+            bench(bench_select, "select", sequences, chunks, *shape, dtype)
+        for sequences, places, missed, *shape in ((8, 256, 0.4, 8, 128), (8, 32, 0.4, 4, 64)):
+            bench(bench_selected, "chunks", sequences, places, missed, *shape, dtype)
     for dtype in (torch.bfloat16, torch.int8):
         for tokens in (1, 8, 2048):
             for outputs, depth in ((1536, 1024), (5632, 1024), (1024, 2816)):

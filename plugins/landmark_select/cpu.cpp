@@ -84,7 +84,7 @@ at::Tensor landmark_select(
                   " but landmarks have ", landmarks_in.size(0));
     if (chunks == 0 || wanted == 0 || start[0] == start[1]) continue;
     const int64_t stride = (chunks + kLandmarkTile - 1) / kLandmarkTile * kLandmarkTile;
-    found.push_back({s, start[1] - 1, pages, chunks, wanted, stride, nullptr});
+    found.push_back({s, start[1] - 1, pages, chunks, wanted, stride, nullptr, nullptr});
     num_logits += heads * stride;
     longest = std::max(longest, stride);
     chunks_in_all += chunks;
@@ -106,13 +106,16 @@ at::Tensor landmark_select(
       .max_selected = max_selected,
   };
   thread_local Workspace all_logits;
-  float* logits = reinterpret_cast<float*>(all_logits.get(num_logits * sizeof(float)));
+  float* logits = reinterpret_cast<float*>(all_logits.get(num_logits * (sizeof(float) + 1)));
+  uint8_t* excluded = reinterpret_cast<uint8_t*>(logits + num_logits);
   const int64_t row_elements = std::max<int64_t>(1, kv_heads * head_dim);
   const int64_t step = (kBlockElements / row_elements + kLandmarkTile) / kLandmarkTile * kLandmarkTile;
   std::vector<Block> blocks;
   for (size_t i = 0; i < found.size(); ++i) {
     found[i].logits = logits;
     logits += heads * found[i].stride;
+    found[i].excluded = excluded;
+    excluded += kv_heads * found[i].stride;
     for (int64_t begin = 0; begin < found[i].chunks; begin += step)
       blocks.push_back({static_cast<int64_t>(i), begin, std::min(found[i].chunks, begin + step)});
   }

@@ -23,6 +23,7 @@ struct LandmarkSequence {
   int64_t chunks, selected;
   int64_t stride;  // of the logits of one query head: chunks rounded up to kLandmarkTile
   float* logits;   // [heads, stride]
+  uint8_t* excluded;  // [kv_heads, stride]: 1 for an outlier and past the last chunk
 };
 
 constexpr int64_t kLandmarkTile = 16;  // a multiple of every instruction set's lanes

@@ -15,7 +15,7 @@ OPERATOR = Operator(
     name="low_rank_key_reconstruct",
     schema=SCHEMA,
     reference=reference,
-    version=1,
+    version=2,
     faces=("reference", "cpu", "triton", "onnx", "tensorrt"),
     sources=tuple(sorted(Path(__file__).parent.glob("*.cpp"))),
 )
@@ -35,8 +35,8 @@ def low_rank_key_reconstruct(
 
     u: [num_rows, rank] float32 or bfloat16, the left factors of all sequences. sv: [S, kv_heads, rank, head_dim]
     in u's dtype. selected_start: [S+1] int32 from 0 to N, the selections of each sequence. rows, positions:
-    [N, kv_heads] int32, the row of u and the position of each key; a negative row selects nothing and gives
-    zeros (its position is not read). cos, sin: [num_positions, head_dim/2] float32, element i of a head pairs
+    [N, kv_heads] int32, the row of u and the position of each key; a negative row selects nothing: its position is
+    not read and its key is anything. cos, sin: [num_positions, head_dim/2] float32, element i of a head pairs
     with i + head_dim/2. Result: [N, kv_heads, head_dim] in u.dtype; product and rotation in float32.
     Raises RuntimeError on a wrong shape or dtype, and on a row or position outside its table.
     """

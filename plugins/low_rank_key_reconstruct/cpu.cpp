@@ -1,4 +1,5 @@
 // kvforge::low_rank_key_reconstruct on CPU: checks, then the kernel over pieces of (sequence, KV head).
+#include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 
 #include <algorithm>
@@ -15,7 +16,8 @@ namespace kvforge {
 namespace {
 
 constexpr const char* kOp = "low_rank_key_reconstruct";
-constexpr int64_t kPieceRows = 64;
+constexpr int64_t kFewestPieceRows = 256;  // each piece packs SV of its head
+constexpr int64_t kPiecesPerThread = 8;
 constexpr int64_t kProductsPerThread = 1 << 18;  // multiplications that pay for waking a thread
 
 struct Piece {
@@ -33,14 +35,18 @@ auto kernel() -> decltype(&isa_portable::reconstruct_keys) {
   return &isa_portable::reconstruct_keys;
 }
 
-void check_selections(const KeyReconstruct& args, int64_t count, int64_t num_rows, int64_t num_positions) {
+// How many there are.
+int64_t check_selections(const KeyReconstruct& args, int64_t count, int64_t num_rows, int64_t num_positions) {
+  int64_t found = 0;
   for (int64_t i = 0; i < count; ++i) {
     if (args.rows[i] < 0) continue;
     TORCH_CHECK(args.rows[i] < num_rows, kOp, ": rows names row ", args.rows[i], " but u has ", num_rows);
     TORCH_CHECK(
         args.positions[i] >= 0 && args.positions[i] < num_positions, kOp, ": positions names position ",
         args.positions[i], " but cos and sin have ", num_positions);
+    ++found;
   }
+  return found;
 }
 
 }  // namespace
@@ -78,19 +84,21 @@ at::Tensor low_rank_key_reconstruct(
       .rank = rank,
       .head_dim = head_dim,
   };
-  check_selections(args, count * kv_heads, u.size(0), cos.size(0));
-  if (out.numel() == 0) return out;
+  const int64_t found = check_selections(args, count * kv_heads, u.size(0), cos.size(0));
+  if (found == 0 || head_dim == 0) return out;
 
   std::vector<Piece> pieces;
   const int32_t* start = selected_start.const_data_ptr<int32_t>();
+  const int64_t piece_rows = std::max(kFewestPieceRows, count * kv_heads / (kPiecesPerThread * at::get_num_threads()));
   for (int64_t s = 0; s < sv.size(0); ++s)
     for (int64_t head = 0; head < kv_heads; ++head)
-      for (int64_t begin = start[s]; begin < start[s + 1]; begin += kPieceRows)
-        pieces.push_back({s, head, begin, std::min<int64_t>(start[s + 1], begin + kPieceRows)});
+      for (int64_t begin = start[s]; begin < start[s + 1]; begin += piece_rows)
+        pieces.push_back({s, head, begin, std::min<int64_t>(start[s + 1], begin + piece_rows)});
+  const int64_t padded = (head_dim + kReconstructColumns - 1) / kReconstructColumns * kReconstructColumns;
   const auto reconstruct_keys = kernel();
-  dynamic_for(pieces.size(), 1 + out.numel() * rank / kProductsPerThread, [&](int64_t i) {
+  dynamic_for(pieces.size(), 1 + found * head_dim * rank / kProductsPerThread, [&](int64_t i) {
     thread_local Workspace workspace;
-    float* scratch = reinterpret_cast<float*>(workspace.get(kReconstructRows * head_dim * sizeof(float)));
+    float* scratch = reinterpret_cast<float*>(workspace.get((kReconstructRows + rank) * padded * sizeof(float)));
     const Piece& piece = pieces[i];
     reconstruct_keys(args, piece.sequence, piece.head, piece.begin, piece.end, scratch);
   });

@@ -13,12 +13,15 @@ struct KeyReconstruct {
   const int32_t* positions;  // [N, kv_heads], checked where rows are not negative
   const float* cos;          // [num_positions, head_dim / 2], contiguous
   const float* sin;
-  void* out;  // [N, kv_heads, head_dim], contiguous
+  void* out;  // [N, kv_heads, head_dim], contiguous; not written where rows are negative
   int64_t kv_heads, rank, head_dim;
 };
 
-// Selections [begin, end) of one sequence, of one KV head; scratch holds kReconstructRows * head_dim floats.
-constexpr int64_t kReconstructRows = 8;
+constexpr int64_t kReconstructRows = 6;     // multiplied together
+constexpr int64_t kReconstructColumns = 16;  // head_dim is padded to a multiple of it in scratch
+
+// Selections [begin, end) of one sequence, of one KV head; scratch holds (kReconstructRows + rank) * the padded
+// head_dim floats.
 
 namespace isa_portable {
 void reconstruct_keys(const KeyReconstruct& args, int64_t sequence, int64_t head, int64_t begin, int64_t end,

@@ -13,6 +13,7 @@ namespace {
 
 constexpr const char* kOp = "selected_kv_write";
 constexpr int64_t kEntriesPerTask = 2048;
+constexpr int64_t kAhead = 16;  // entries whose memory is asked for early
 
 struct Pool {
   char* data;
@@ -29,6 +30,10 @@ struct Pool {
     return data + slot / page_size * page_stride + slot % page_size * slot_stride + head * head_stride;
   }
 };
+
+inline void fetch(const char* data, int64_t size) {
+  for (int64_t i = 0; i < size; i += 64) __builtin_prefetch(data + i);
+}
 
 }  // namespace
 
@@ -62,10 +67,15 @@ void selected_kv_write(
   const at::Tensor keys = keys_in.contiguous();
   const char* source = static_cast<const char*>(keys.const_data_ptr());
   const Pool k(k_pool), v(v_pool), host(host_v);
-  const size_t size = head_dim * keys.element_size();
+  const int64_t size = head_dim * keys.element_size();
   at::parallel_for(0, count, std::max<int64_t>(1, kEntriesPerTask / std::max<int64_t>(1, kv_heads)),
                    [&](int64_t begin, int64_t end) {
     for (int64_t i = begin * kv_heads; i < end * kv_heads; ++i) {
+      const int64_t ahead = i + kAhead;
+      if (ahead < end * kv_heads && targets[ahead] >= 0) {
+        fetch(source + ahead * size, size);
+        fetch(host.at(rows[ahead], ahead % kv_heads), size);
+      }
       if (targets[i] < 0) continue;
       const int64_t head = i % kv_heads;
       std::memcpy(k.at(targets[i], head), source + i * size, size);

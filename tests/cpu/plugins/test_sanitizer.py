@@ -22,6 +22,9 @@ OPERATOR_TESTS = (
     "low_rank_key_reconstruct",
     "speculative_verify",
     "packed_linear",
+    "landmark_select",
+    "chunk_cache_update",
+    "selected_kv_write",
 )
 # One block of the random cases, the tables of wrong arguments, and what reads or writes unusual places.
 SELECTED = (
