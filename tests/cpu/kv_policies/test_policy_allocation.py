@@ -5,7 +5,9 @@ import random
 import pytest
 
 from kvforge.kv_policies import Full, ShadowKV
+from kvforge.planning.sequence_memory import sequences_that_fit
 from kvforge.runtime.pools import allocate_pools, device_bytes, host_bytes
+from kvforge.runtime.shadowkv.capacity import cache_shape
 from tests.support.fake_session import fake_manifest
 
 
@@ -46,6 +48,21 @@ def test_allocation_is_the_formula(seed: int) -> None:
     device, host = allocated(manifest, lengths, generated)
     assert device == 2 * sum(policy.device_bytes(cache, length, generated) for length in lengths)
     assert host == 2 * sum(policy.host_bytes(cache, length, generated) for length in lengths)
+
+
+@pytest.mark.parametrize("num_seqs", [1, 2, 5, 9])
+def test_what_the_plan_says_fits_does_in_the_runtime(num_seqs: int) -> None:
+    """The least memory for which the plan counts so many long prompts gives the runtime the pages that they need."""
+    policy, tokens = ShadowKV(rank=20, sparse_budget=256, num_outlier_chunks=6), 4096
+    manifest = shape(policy, heads=8, dim=16, page_size=32)
+    cache = manifest.owner_cache
+    each, prefill = 2 * policy.device_bytes(cache, tokens), 2 * policy.prefill_bytes(cache, tokens)
+    memory = num_seqs * each + prefill
+    assert sequences_that_fit(memory, each, prefill) == num_seqs == sequences_that_fit(memory - 1, each, prefill) + 1
+    num_pages, num_shadow_pages = cache_shape(manifest, num_seqs, tokens).divide(memory)
+    compact = cache.padded(policy.compact_length(tokens)) // 32
+    assert num_shadow_pages == num_seqs * tokens // 32
+    assert num_pages == (num_seqs - 1) * compact + tokens // 32
 
 
 def test_six_times_less_as_allocated() -> None:
