@@ -106,7 +106,7 @@ class SyntheticDecode:
 
     @torch.inference_mode()
     def step(self) -> Tensor:
-        """Run both graphs; returns what ``upper`` does."""
+        """Run both graphs; returns the likeliest tokens ``[batch]``, on the session's device where it has one."""
         hidden = self._session.lower(
             self._ids,
             self._positions,
@@ -117,7 +117,8 @@ class SyntheticDecode:
             self.pools,
             *self._last(),
         )
-        return self._session.upper(
+        upper = getattr(self._session, "device_logits", self._session.upper)
+        logits = upper(
             hidden,
             self._starts[:-1],
             self._starts,
@@ -127,6 +128,7 @@ class SyntheticDecode:
             self.pools,
             *self._last(),
         )
+        return logits.argmax(-1)
 
     def _last(self) -> tuple[tuple[Tensor, ...], ...]:
         return (self._shadow,) if self._shadow else ()

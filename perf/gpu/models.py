@@ -10,15 +10,17 @@ import torch
 from torch import Tensor
 
 from kvforge import __version__
-from kvforge.compiler.convert import FREQUENCIES
+from kvforge.compiler.convert import FREQUENCIES, ROPE_TABLES
 from kvforge.compiler.cpu_graph import linears, packed_tensors
 from kvforge.compiler.options import BuildOptions, ResolvedOptions, resolve
 from kvforge.compiler.targets import load_target
 from kvforge.engine import RANK_DIR, SCHEMA_VERSION, Manifest, package_file
+from kvforge.kv_policies import ShadowKV
 from kvforge.runtime.aot_package import load_package, private_tmpdir
 from kvforge.runtime.cpu_session import CpuSession
 from kvforge.runtime.cuda_session import CudaSession, make_session
 from model_defs import ModelConfig, load_config
+from model_defs.chunk_selection import rope_tables
 from model_defs.weights import weight_specs
 from plugins import load_library
 
@@ -47,11 +49,12 @@ TINY: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Variant:
-    """A cut as a fraction of the layers (None: no cut), an AcrossKV group size and a cache format."""
+    """A cut as a fraction of the layers (None: no cut), an AcrossKV group size, a cache format and a KV policy."""
 
     cut: float | None = None
     group_size: int = 1
     kv_dtype: str = "auto"
+    kv_policy: str = "full"
 
 
 VARIANTS = {
@@ -92,7 +95,8 @@ def num_parameters(config: ModelConfig) -> int:
 
 def resolved_options(config: ModelConfig, variant: Variant, limits: Limits, target: str) -> ResolvedOptions:
     """Return the build options of a variant: bf16 weights, the variant's cache."""
-    return resolve(BuildOptions(target, "bfloat16", variant.kv_dtype, **dataclasses.asdict(limits)), config, "BF16")
+    cache = {"kv_dtype": variant.kv_dtype, "kv_policy": variant.kv_policy}
+    return resolve(BuildOptions(target, "bfloat16", **cache, **dataclasses.asdict(limits)), config, "BF16")
 
 
 def compile_graphs(config: ModelConfig, options: ResolvedOptions, folder: Path) -> None:
@@ -108,10 +112,13 @@ def compile_graphs(config: ModelConfig, options: ResolvedOptions, folder: Path) 
 
 def random_weights(config: ModelConfig, options: ResolvedOptions, seed: int = 0) -> dict[str, Tensor]:
     """Return bf16 weights of both graphs (normal, standard deviation 1/sqrt(fan-in), norm gains 1) on the target's
-    device, packed where the graphs' are."""
+    device, packed where the graphs' are, and the tables of positions that ShadowKV's have."""
     device = "cuda" if options.target == "cuda" else "cpu"
     generator = torch.Generator(device).manual_seed(seed)
     weights = {FREQUENCIES: config.rope.inverse_frequencies(config.head_dim).to(device)}
+    if isinstance(options.policy, ShadowKV):
+        tables = rope_tables(config.rope, config.head_dim, options.max_seq_len)
+        weights |= {name: table.to(device) for name, table in zip(ROPE_TABLES, tables, strict=True)}
     for spec in weight_specs(config):
         tensor = torch.empty(spec.shape, dtype=torch.bfloat16, device=device)
         if tensor.dim() == 1:

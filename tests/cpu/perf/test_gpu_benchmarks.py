@@ -9,9 +9,11 @@ import torch
 from kvforge.planning.costs import prefill_flops_per_token
 from kvforge.runtime import LLMEngine, SamplingParams
 from kvforge.runtime.config import resolve_config
-from perf.gpu import bench_llama8b, bench_operators, costs, models
+from perf.gpu import bench_llama8b, bench_operators, bench_shadowkv, costs, models
 from perf.gpu.bench_llama8b import LLAMA_8B, TINY, Case, GreedySession, parse_arguments, run_requests
 from perf.gpu.models import VARIANTS, Limits
+from perf.shadowkv_decode import Load, kept
+from tests.support.eager_session import EagerSession
 
 LIMITS = Limits(max_num_seqs=4, max_num_tokens=64, max_seq_len=128, page_size=16)
 
@@ -143,3 +145,58 @@ def test_operator_costs():
     assert bench_operators.attention_flops(10, 10, 2, 4) == 4 * 2 * 4 * 55
     assert bench_operators.attention_bytes(1, 10, 4, 2, 8, torch.bfloat16) == 2 * 10 * 2 * 8 * 2 + 2 * 4 * 8 * 2
     assert bench_operators.attention_bytes(0, 10, 4, 2, 8, torch.int8) == 2 * 10 * 2 * (8 + 4)
+
+
+def test_tiny_shadowkv_run_on_the_cpu(tmp_path, capsys, monkeypatch, full):
+    """The same path as on a GPU: full attention and ShadowKV, synthetic caches, floors, ratio, table and JSON. Graphs
+    are compiled with --full only."""
+    if not full:
+        monkeypatch.setattr(models, "compile_graphs", lambda config, options, folder: None)
+        monkeypatch.setattr(models, "open_session", lambda manifest, weights, _: EagerSession(*made(manifest), weights))
+
+    def made(manifest):
+        variant = models.Variant(kv_policy=str(manifest.policy))
+        config = models.model_config(TINY, variant)
+        limits = bench_shadowkv.limits_of(bench_shadowkv.TINY_CASES, "cpu")
+        return config, models.resolved_options(config, variant, limits, "cpu")
+
+    report = tmp_path / "report.json"
+    path = ["--work", str(tmp_path / "work"), "--json", str(report)]
+    bench_shadowkv.main(["--device", "cpu", "--tiny", "--steps", "2", *path])
+    exact, missing, hitting = json.loads(report.read_text())["rows"]
+    assert (exact["batch"], missing["batch"], missing["measured_hit_rate"]) == (2, 3, 0.0)
+    assert 0.4 < hitting["measured_hit_rate"] < 0.8 and hitting["floor_s"] < missing["floor_s"]
+    assert missing["ratio"] == pytest.approx(missing["tok_s"] / exact["tok_s"])
+    assert missing["device_cache_bytes"] == pytest.approx(missing["formula_device_bytes"], rel=0.01)
+    assert missing["host_cache_bytes"] * 4 == missing["formula_host_bytes"]  # four layers share it
+    lines = capsys.readouterr().out.splitlines()
+    assert len({len(line) for line in lines if line.startswith(("engine", "full", "shadowkv-64 "))}) == 1
+
+
+def test_shadowkv_shapes_are_the_papers():
+    """At 122K a sequence of 8B takes 15.25 GiB in full and under a sixth of that with ShadowKV."""
+    limits = bench_shadowkv.limits_of(bench_shadowkv.CASES, "cuda")
+    assert limits.max_num_seqs == 48 and limits.max_seq_len <= LLAMA_8B["max_position_embeddings"]
+    case, made = bench_shadowkv.CASES[1], {}
+    for policy in ("full", str(case.policy)):
+        config = models.model_config(LLAMA_8B, models.Variant(kv_policy=policy))
+        options = models.resolved_options(config, models.Variant(kv_policy=policy), limits, "cpu")
+        made[policy] = models.manifest_of(config, options)
+    load = Load(case.context, 1)
+    full, sparse = (kept(one, load)[0] / 2**30 for one in made.values())
+    assert full == pytest.approx(15.25, abs=0.02) and sparse < full / 6
+    rates = {"copy_bytes_per_s": 4e12, "host_copy_bytes_per_s": 5e10}
+    steps = [
+        bench_shadowkv.floor_s(one, Load(case.context, batch), 0.6, rates) / batch
+        for one, batch in zip(made.values(), (case.full_batch, case.batch), strict=True)
+    ]
+    assert steps[0] / steps[1] > 1
+
+
+def test_shadowkv_arguments(monkeypatch, capsys):
+    monkeypatch.delenv("OUT", raising=False)
+    assert bench_shadowkv.parse_arguments(["--device", "cpu", "--tiny"]).cases == bench_shadowkv.TINY_CASES
+    for arguments in (["--device", "cpu"], ["--device", "cpu", "--tiny", "--contexts", "5"]):
+        with pytest.raises(SystemExit):
+            bench_shadowkv.parse_arguments(arguments)
+    assert "there are cases of [400] tokens only" in capsys.readouterr().err

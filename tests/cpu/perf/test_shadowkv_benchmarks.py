@@ -1,6 +1,7 @@
 """ShadowKV's benchmarks: synthetic decode steps and their bytes, and what the reports say of rows."""
 
 import pytest
+import torch
 
 from kvforge.compiler import BuildOptions
 from kvforge.kv_policies import ShadowKV
@@ -34,13 +35,14 @@ def test_a_synthetic_step_runs_at_the_hit_rate_asked_for(session):
         assert len(times) == 2 and measured == pytest.approx(wanted, abs=0.08)
     places = decode.places()
     assert places.shape == (4, 3, 2, 8) and (places >= 4).all()  # the first four chunks are the outliers
-    assert decode.step().isfinite().all()
+    tokens = decode.step()
+    assert tokens.shape == (3,) and torch.equal(tokens, decode.step())
 
 
 def test_owners_can_share_their_values(session):
     decode = SyntheticDecode(session, Load(400, 2), share_values=True)
     assert len({pool[-1].data_ptr() for pool in decode.pools}) == 1
-    assert decode.step().isfinite().all()
+    assert decode.step().shape == (2,)
     policy = policy_of(session.manifest, Load(400, 2))
     own = session.allocate_pools(5, 6, 2)
     for shared, pool in zip(shared_value_pools(session.manifest, policy, 5, 6, 2), own, strict=True):
@@ -119,4 +121,4 @@ def test_quality_report(tmp_path):
 
 def test_cells():
     assert cell_of("256:64") == Cell(256, 64)
-    assert len(CROSS) == 9 and all(ShadowKV(cell.rank, sparse_budget=cell.budget) for cell in CROSS)
+    assert len(CROSS) == 7 and all(ShadowKV(cell.rank, sparse_budget=cell.budget) for cell in CROSS)
