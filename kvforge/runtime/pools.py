@@ -63,7 +63,8 @@ def allocate_pools(
     """
     policy, specs, host_specs = manifest.policy, pool_specs(manifest, num_pages), []
     if isinstance(policy, ShadowKV):
-        *more, host_spec = shadow_specs(manifest, policy, shadow_pages, num_slots or manifest.max_num_seqs)
+        num_slots = manifest.max_num_seqs if num_slots is None else num_slots
+        *more, host_spec = shadow_specs(manifest, policy, shadow_pages, num_slots)
         specs, host_specs = specs + more, [host_spec]
     views = allocate_together(specs * manifest.num_owners, device)
     width = len(specs)

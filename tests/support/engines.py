@@ -97,6 +97,21 @@ SWIFTKV_FP8 = dataclasses.replace(
 )
 """SWIFTKV with an e4m3 cache of dynamic scales, and the graph that verifies up to 4 drafts a sequence."""
 
+SHADOWKV = EngineSpec(
+    "qwen2",
+    cut=1,
+    group_size=2,
+    model=(("num_hidden_layers", 3),),
+    options=BuildOptions(
+        page_size=8,
+        max_num_tokens=256,
+        max_num_seqs=8,
+        kv_policy="shadowkv:rank=12,chunk_size=4,sparse_budget=16,num_outlier_chunks=2,num_local_tokens=8",
+    ),
+)
+"""A small fp32 engine with ShadowKV, cut at 1, whose layers 1 and 2 share an owner: prompts from 36 tokens on are
+factored."""
+
 
 def with_tokens_around(engine: Path, copy: Path, before: str, after: str | None = None) -> Path:
     """Copy an engine to ``copy`` with a tokenizer that puts special tokens around a text."""

@@ -111,6 +111,30 @@ class ShadowSteps:
         )
 
 
+PROMPTS = (83, 61, 9)
+"""Of a sequence that is factored, one that is while the first decodes, and one that never is."""
+
+STEPS = ((40, 11, 9), (43, 0, 1), (1, 17, 1), (1, 33, 1), (1, 1, 1), (0, 1, 3), (1, 0, 1), (1, 1, 0), (1, 1, 1))
+"""Tokens of each sequence in each step: prefill in chunks, mixed steps, decode steps, steps without queries of some."""
+
+
+def mixed_steps(session: StepFunctions) -> list[Tensor]:
+    """Return the logits of every one of ``STEPS``; the first two sequences are factored when their prompts are done,
+    where the policy is ShadowKV."""
+    generator = torch.Generator().manual_seed(5)
+    tokens = torch.randint(3, session.manifest.vocab_size, (len(PROMPTS), 110), generator=generator).tolist()
+    steps, logits = ShadowSteps(session, len(PROMPTS), 112), []
+    for counts in STEPS:
+        begins = [sequence.length for sequence in steps.sequences]
+        chunks = [row[begin : begin + count] for row, begin, count in zip(tokens, begins, counts, strict=True)]
+        logits.append(steps.run(chunks).clone())
+        for index, (sequence, begin) in enumerate(zip(steps.sequences, begins, strict=True)):
+            is_done = begin < PROMPTS[index] == sequence.length
+            if is_done and index < 2 and session.manifest.kv_policy == ShadowKV.name:
+                steps.factor(index)
+    return logits
+
+
 def int32(values: list) -> Tensor:
     """An int32 tensor."""
     return torch.tensor(values, dtype=torch.int32)

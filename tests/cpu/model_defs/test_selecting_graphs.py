@@ -2,13 +2,12 @@
 
 import pytest
 import torch
-from torch import Tensor
 
 from kvforge.compiler.options import BuildOptions
 from model_defs import ModelConfig, load_config
 from model_defs.rope import rope_cos_sin
 from tests.support.eager_session import EagerSession, random_session
-from tests.support.shadow_steps import ShadowSteps
+from tests.support.shadow_steps import mixed_steps
 
 HF = {
     "vocab_size": 96,
@@ -30,8 +29,6 @@ MODELS = {
     "qwen2_swiftkv": {"model_type": "qwen2_swiftkv", **SWIFTKV, "num_key_value_layers": 1},
     "qwen3_swiftkv": {"model_type": "qwen3_swiftkv", **SWIFTKV, "num_key_value_heads": 3},
 }
-PROMPTS = (83, 61, 9)
-"""Of a sequence that is factored, one that is while the first decodes, and one that never is."""
 
 
 def config_of(name: str) -> ModelConfig:
@@ -42,33 +39,14 @@ def session(config: ModelConfig, kv_policy: str, **options: object) -> EagerSess
     return random_session(config, BuildOptions(page_size=16, max_num_seqs=4, kv_policy=kv_policy, **options))
 
 
-def drive(session: EagerSession, vocab_size: int) -> list[Tensor]:
-    """Logits of every step of three sequences: prefill in chunks, mixed steps, decode steps, a step without queries of
-    some; the first two are factored when their prompts are done, where the policy is ShadowKV."""
-    rng = torch.Generator().manual_seed(5)
-    tokens = [torch.randint(0, vocab_size, (110,), generator=rng).tolist() for _ in PROMPTS]
-    steps = ShadowSteps(session, 3, 112)
-    plan = [(40, 11, 9), (43, 0, 1), (1, 17, 1), (1, 33, 1), (1, 1, 1), (0, 1, 3), (1, 0, 1), (1, 1, 0), (1, 1, 1)]
-    logits = []
-    for counts in plan:
-        begins = [sequence.length for sequence in steps.sequences]
-        chunks = [row[begin : begin + count] for row, begin, count in zip(tokens, begins, counts, strict=True)]
-        logits.append(steps.run(chunks))
-        for index, (sequence, begin) in enumerate(zip(steps.sequences, begins, strict=True)):
-            is_done = begin < PROMPTS[index] == sequence.length
-            if is_done and index < 2 and session.manifest.kv_policy == "shadowkv":
-                steps.factor(index)
-    return logits
-
-
 @pytest.mark.parametrize("outliers", [0, 2])
 @pytest.mark.parametrize("name", MODELS)
 def test_all_chunks_at_full_rank_are_exact_attention(name: str, outliers: int) -> None:
     config = config_of(name)
     rank = config.kv_dim
     policy = f"shadowkv:rank={rank},chunk_size=4,sparse_budget=96,num_outlier_chunks={outliers},num_local_tokens=8"
-    expected = drive(session(config, "full"), config.vocab_size)
-    actual = drive(session(config, policy), config.vocab_size)
+    expected = mixed_steps(session(config, "full"))
+    actual = mixed_steps(session(config, policy))
     for step, (one, other) in enumerate(zip(actual, expected, strict=True)):
         assert float((one - other).abs().max() / other.abs().max()) <= 1e-4, step
 
@@ -76,7 +54,7 @@ def test_all_chunks_at_full_rank_are_exact_attention(name: str, outliers: int) -
 def test_a_small_budget_is_not_exact_attention() -> None:
     config = config_of("llama_swiftkv")
     policy = "shadowkv:rank=8,chunk_size=4,sparse_budget=8,num_outlier_chunks=1,num_local_tokens=8"
-    expected, actual = (drive(session(config, name), config.vocab_size) for name in ("full", policy))
+    expected, actual = (mixed_steps(session(config, name)) for name in ("full", policy))
     is_equal = [torch.allclose(one, other, atol=1e-3) for one, other in zip(actual, expected, strict=True)]
     assert is_equal == [True, True, False, False, False, False, False, False, False]
     assert all(one.isfinite().all() for one in actual)
@@ -85,7 +63,7 @@ def test_a_small_budget_is_not_exact_attention() -> None:
 def test_bfloat16_is_close_to_exact_attention() -> None:
     config = config_of("qwen3_swiftkv")
     policy = f"shadowkv:rank={config.kv_dim},chunk_size=8,sparse_budget=96,num_outlier_chunks=1,num_local_tokens=8"
-    expected, actual = (drive(session(config, name, dtype="bfloat16"), config.vocab_size) for name in ("full", policy))
+    expected, actual = (mixed_steps(session(config, name, dtype="bfloat16")) for name in ("full", policy))
     for one, other in zip(actual, expected, strict=True):
         assert float((one - other).abs().max() / other.abs().max()) <= 0.06
 

@@ -20,31 +20,11 @@ from kvforge.runtime.cuda_decode import GraphRecorder, batch_bucket, is_one_each
 from kvforge.runtime.cuda_session import CudaSession
 from kvforge.runtime.cuda_staging import ALIGNMENT, StepBuffer
 from kvforge.runtime.session import load_session
+from tests.support.cuda_recorder import Recorder, Recording
 from tests.support.engine_schedules import random_plan, run_plan
 from tests.support.engines import SWIFTKV, EngineShelf
 
 CPU = torch.device("cpu")
-
-
-class Recording:
-    """Stands in for a CUDA graph: replay runs the recorded function on whatever its static inputs hold by then."""
-
-    def __init__(self, function: Callable[[], Tensor], result: Tensor) -> None:
-        self.function, self.result, self.num_replays = function, result, 0
-
-    def replay(self) -> None:
-        self.num_replays += 1
-        self.result.copy_(self.function())
-
-
-class Recorder:
-    def __init__(self) -> None:
-        self.recordings: list[Recording] = []
-
-    def __call__(self, function: Callable[[], Tensor]) -> tuple[Recording, Tensor]:
-        result = function().clone()
-        self.recordings.append(Recording(function, result))
-        return self.recordings[-1], result
 
 
 @pytest.fixture(scope="module")

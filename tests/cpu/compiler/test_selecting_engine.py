@@ -1,0 +1,49 @@
+"""Compiled graphs that select chunks: what AOTInductor makes of them computes what they say, in place."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+
+from kvforge.engine import WEIGHTS_FILE, load_manifest
+from kvforge.errors import EngineError
+from kvforge.runtime.session import Session, load_session
+from model_defs import load_config
+from model_defs.chunk_selection import rope_tables
+from tests.support.eager_session import eager_session
+from tests.support.engines import SHADOWKV, SWIFTKV, EngineShelf, EngineSpec
+from tests.support.shadow_steps import STEPS, mixed_steps
+
+
+def load(engines: EngineShelf, spec: EngineSpec) -> Session:
+    path = Path(engines.engine(spec))
+    return load_session(path, load_manifest(path))
+
+
+@pytest.mark.parametrize(("is_bf16", "tolerance"), [(False, 1e-5), (True, 0.05)])
+@torch.inference_mode()
+def test_logits_are_the_eager_graphs(is_bf16: bool, tolerance: float, engines: EngineShelf, full: bool) -> None:
+    if is_bf16 and not full:
+        pytest.skip("another engine to compile; run with --full")
+    spec = dataclasses.replace(SHADOWKV, bfloat16=is_bf16)
+    compiled = mixed_steps(load(engines, spec))
+    eager = mixed_steps(eager_session(engines.checkpoint(spec), spec.options))
+    assert len(compiled) == len(STEPS)
+    for step, (one, other) in enumerate(zip(compiled, eager, strict=True)):
+        assert float((one - other).abs().max() / other.abs().max()) <= tolerance, step
+
+
+def test_positions_are_among_the_weights(engines: EngineShelf) -> None:
+    """cos and sin of every position that a sequence can have, exactly, and nothing of them in other engines."""
+    session = load(engines, SHADOWKV)
+    with safe_open(engines.engine(SHADOWKV) / WEIGHTS_FILE, framework="pt") as file:
+        tables = tuple(file.get_tensor(name) for name in ("rope_cos", "rope_sin"))
+    config = load_config(json.loads((engines.checkpoint(SHADOWKV) / "config.json").read_text()))
+    expected = rope_tables(config.rope, config.head_dim, session.manifest.max_seq_len)
+    for stored, given, table in zip(tables, session.rope_tables, expected, strict=True):
+        assert torch.equal(stored, table) and torch.equal(given, table)
+    with pytest.raises(EngineError, match="has no table of positions; rebuild it"):
+        _ = load(engines, SWIFTKV).rope_tables
