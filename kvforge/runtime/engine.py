@@ -168,6 +168,7 @@ class LLMEngine:
         self.statistics.planned(plan)
         survivors = plan.survivors
         try:
+            self.runner.factor(plan)
             with step_threads(self.manifest.num_parameters, plan.num_tokens):
                 logits = self.runner.run(plan, self.scheduler.slots)
                 if logits is None:
@@ -178,7 +179,7 @@ class LLMEngine:
             logger.exception("a step failed")
             self.statistics.num_failed_steps += 1
             message = f"{type(error).__name__}: {error}"
-            return outputs + [self._finish(sequence, "error", message) for sequence in plan.sequences]
+            return outputs + [self._finish(sequence, "error", message) for sequence in plan.at_stake]
         if logits is None or sampled is None:
             self.scheduler.commit(plan)
             return outputs

@@ -54,13 +54,16 @@ class Runner:
         """Rows whose logits were the early exit's."""
         return 0 if self._exits is None else self._exits.num_exits
 
+    def factor(self, plan: Schedule) -> None:
+        """Factor the prompts of ``plan.factorings``. On as many threads every time, as the last bits depend on them."""
+        if self._shadow is not None:
+            self._shadow.factor(plan.factorings)
+
     @torch.inference_mode()
     def run(self, plan: Schedule, slots: SlotTable) -> torch.Tensor | None:
         """Compute the planned tokens, and drafts of them where ``plan.draft_rooms`` has room, which then are in
-        ``plan.drafts``; returns logits [R, vocab] of ``plan.survivors`` and their drafts, None if R is 0. Prompts of
-        ``plan.factorings`` are factored first."""
-        if self._shadow is not None:
-            self._shadow.factor(plan.factorings)
+        ``plan.drafts``; returns logits [R, vocab] of ``plan.survivors`` and their drafts, None if R is 0. What is to
+        be factored must be."""
         batch = self._builder.build(plan, slots)
         if batch.num_survivors == 0 or not (plan.draft_rooms or self._exits):
             return self.run_batch(batch)

@@ -49,6 +49,11 @@ class Schedule:
         return self.decodes + [sequence for sequence, _ in self.prefills]
 
     @property
+    def at_stake(self) -> list[Sequence]:
+        """All sequences of the step, and those that it only factors: if it fails, their K,V are nobody's."""
+        return list(dict.fromkeys([*self.sequences, *(factoring.sequence for factoring in self.factorings)]))
+
+    @property
     def survivors(self) -> list[Sequence]:
         """Sequences whose last token is computed, in the step's order; they get a new token."""
         return self.decodes + [s for s, n in self.prefills if s.num_computed + n == s.length]

@@ -85,9 +85,10 @@ class Scheduler:
         plan = Schedule(self.config.max_num_tokens)
         page_size = self.config.page_size
         prompts: list[Sequence] = []
-        for sequence in [sequence for sequence in self.running if sequence.is_to_be_factored]:
-            if sequence.status is Status.RUNNING:
-                self._factor(plan, sequence)
+        if self.shadow_pages.num_pages:
+            for sequence in [sequence for sequence in self.running if sequence.is_to_be_factored]:
+                if sequence.status is Status.RUNNING:
+                    self._factor(plan, sequence)
         for sequence in list(self.running):
             if sequence.length - sequence.num_computed != 1:
                 prompts.append(sequence)

@@ -15,12 +15,14 @@ from kvforge.kv_policies import ShadowKV
 from kvforge.runtime import LLMEngine, SamplingParams
 from kvforge.runtime.config import resolve_config
 from kvforge.runtime.pools import device_bytes, host_bytes
+from kvforge.runtime.schedule import Schedule
 from model_defs import ModelConfig, load_config
 from model_defs.rope import RopeConfig
 from tests.support.checkpoints import load_weights, make_checkpoint
 from tests.support.eager_session import eager_session, random_session
 from tests.support.engine_schedules import check_tokens, random_plan, run_plan
 from tests.support.fake_session import FakeSession, fake_manifest
+from tests.support.fake_shadow_session import FakeShadowSession
 from tests.support.shadowkv_reference import Parameters, ShadowModel
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -206,6 +208,34 @@ def test_a_prompt_beyond_the_pools_is_refused():
         assert not any(output.finish_reason == "error" for output in engine.step())
     with pytest.raises(RequestError, match="raise the KV cache size"):
         engine.add_request("r", [5] * 61, GREEDY)
+
+
+def test_a_failed_factoring_ends_a_sequence_that_the_step_only_factors(monkeypatch):
+    """A preempted sequence's prompt is computed again; in the step that factors it another prompt takes all tokens."""
+    engine = LLMEngine(
+        session=FakeShadowSession(), num_pages=64, num_shadow_pages=64, max_num_tokens=4, enable_prefix_cache=False
+    )
+    engine.add_request("again", [7] * 15, GREEDY)
+    while engine.stats()["num_factored_prompts"] == 0:
+        engine.step()
+    engine.step()
+    scheduler, (sequence,) = engine.scheduler, engine.scheduler.running
+    scheduler._preempt(Schedule(0), sequence)
+    for _ in range(3):
+        engine.step()
+    engine.add_request("first", [6] * 30, dataclasses.replace(GREEDY, priority=-1))
+    engine.step()
+    assert sequence.is_to_be_factored and sequence.length - sequence.num_computed > 1
+    engine.check_invariants()
+
+    def fail(factorings):
+        raise RuntimeError("no memory for it")
+
+    monkeypatch.setattr(engine.runner._shadow, "factor", fail)
+    outputs = engine.step()
+    assert {(output.request_id, output.finish_reason) for output in outputs} == {("again", "error"), ("first", "error")}
+    engine.check_invariants()
+    assert engine.stats()["num_used_pages"] == engine.stats()["num_used_shadow_pages"] == 0
 
 
 def test_drafts_of_factored_sequences_are_dropped():

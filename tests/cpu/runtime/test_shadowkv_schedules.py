@@ -11,6 +11,7 @@ from kvforge.runtime import LLMEngine
 from tests.support.engine_schedules import alone, check_tokens, random_plan, run_plan
 from tests.support.fake_shadow_session import POLICY, FakeShadowSession
 
+RETENTIONS = ((), (), ((0, -1, 80),), ((0, 7, 90), (5, 20, 10)))
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
@@ -20,6 +21,10 @@ def test_tokens_equal_those_of_exact_pages_one_at_a_time(full):
         rng = random.Random(seed)
         # Its sequences' tokens alone, in exact pages, do not depend on the size of the pages.
         plan = dataclasses.replace(random_plan(seed), page_size=rng.choice([2, 4, 8]))
+        plan.requests = [
+            dataclasses.replace(request, params=dataclasses.replace(request.params, retention=rng.choice(RETENTIONS)))
+            for request in plan.requests
+        ]
         longest = -(-40 // plan.page_size)
         session = FakeShadowSession(page_size=plan.page_size)
         engine = LLMEngine(
