@@ -2,7 +2,7 @@
 
 import importlib
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -46,6 +46,14 @@ class Drafter(Protocol):
 
     def forget(self, sequence: Sequence) -> None:
         """Free what is kept of a sequence that was finished, preempted or given up; idempotent."""
+
+
+@runtime_checkable
+class Reporting(Protocol):
+    """A drafter with something to report."""
+
+    def stats(self) -> dict[str, Any]:
+        """Return gauges by name, for the engine's."""
 
 
 def make_drafter(config: SpeculativeConfig, manifest: Manifest, runtime: RuntimeConfig) -> Drafter | None:

@@ -3,6 +3,7 @@
 import logging
 import time
 from itertools import takewhile
+from typing import Any
 
 from kvforge.engine import Manifest
 from kvforge.runtime.config import RuntimeConfig
@@ -12,7 +13,7 @@ from kvforge.runtime.scheduler import Scheduler
 from kvforge.runtime.sequence import Sequence, Status
 from kvforge.runtime.speculation.config import SpeculativeConfig
 from kvforge.runtime.speculation.draft_length import DraftLength
-from kvforge.runtime.speculation.drafter import FREE, Draft, Drafter, make_drafter
+from kvforge.runtime.speculation.drafter import FREE, Draft, Drafter, Reporting, make_drafter
 
 logger = logging.getLogger(__name__)
 
@@ -91,6 +92,10 @@ class Drafting:
                 self.drafter.forget(sequence)
             except Exception:
                 self._log_failure()
+
+    def stats(self) -> dict[str, Any]:
+        """Return what the drafter has to say of itself, by name."""
+        return self.drafter.stats() if isinstance(self.drafter, Reporting) else {}
 
     def _ask(self, drafter: Drafter, wanted: dict[Sequence, int]) -> dict[Sequence, Draft]:
         """Drafts as far as they can be computed: tokens of the model, no more than were asked for."""
