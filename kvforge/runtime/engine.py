@@ -168,7 +168,8 @@ class LLMEngine:
         self.statistics.planned(plan)
         survivors = plan.survivors
         try:
-            self.runner.factor(plan)
+            if plan.factorings:
+                self.runner.factor(plan)
             with step_threads(self.manifest.num_parameters, plan.num_tokens):
                 logits = self.runner.run(plan, self.scheduler.slots)
                 if logits is None:
