@@ -213,7 +213,8 @@ class LLMEngine:
         """Return gauges of sequences and pages, and what ``EngineStatistics`` counts since the engine was loaded.
 
         ``num_prefilling`` of the running sequences still compute their prompt (again, after a preemption), the
-        others are ``num_decoding``; the last step had ``num_context_tokens`` tokens of prompts.
+        others are ``num_decoding``; the last step had ``num_context_tokens`` tokens of prompts. With a draft model
+        there are its gauges too, ``draft_model_…`` (see ``DraftModel.stats``).
         """
         scheduler, pool = self.scheduler, self.scheduler.pool
         num_prefilling = sum(s.num_computed < s.num_prompt_tokens for s in scheduler.running)
@@ -234,6 +235,7 @@ class LLMEngine:
             "num_preemptions": scheduler.num_preemptions,
             "num_reused_tokens": scheduler.num_reused_tokens,
             **cache_stats(self.manifest, scheduler),
+            **({} if self.drafting is None else self.drafting.stats()),
             **self.statistics.counters(),
             "histograms": self.statistics.histograms(),
         }

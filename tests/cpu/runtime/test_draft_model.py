@@ -172,6 +172,9 @@ def test_slots_of_the_draft_engine_may_be_fewer():
     engine = speculative_engine(FakeSession(max_draft_len=4), drafter, 4)
     steps = serve(engine, {str(i): ([5 + i] * 3, GREEDY) for i in range(5)})
     assert all(text(tokens) == plain([5 + int(i)] * 3, 13) for i, tokens in steps.items())
+    stats = engine.stats()
+    assert stats["draft_model_num_pages"] == 64 and stats["draft_model_num_used_pages"] == 0
+    assert stats["draft_model_num_steps"] > 4 and stats["draft_model_kv_cache_bytes"] == 64 * fake_manifest().page_bytes
 
 
 def test_a_sequence_longer_than_the_draft_engine_allows_goes_on_alone():
