@@ -55,7 +55,7 @@ class EarlyExitDecode:
 def confidence(logits: torch.Tensor) -> torch.Tensor:
     """Return the largest probability of each row [R] of logits [R, vocab_size] at temperature 1; NaN where they are not
     finite."""
-    return (logits.amax(-1) - logits.logsumexp(-1)).exp()
+    return logits.softmax(-1).amax(-1)
 
 
 def may_exit(plan: Schedule, batch: StepBatch) -> np.ndarray:

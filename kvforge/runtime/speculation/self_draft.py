@@ -6,6 +6,7 @@ token and ``upper`` once a step. A draft that is not accepted leaves K and V bey
 where those of the next tokens will be.
 """
 
+import itertools
 import random
 from dataclasses import dataclass, field
 
@@ -14,13 +15,14 @@ import torch
 
 from kvforge.runtime.early_exit_decode import confidence
 from kvforge.runtime.pools import Pools
+from kvforge.runtime.sampler import draw_filters
 from kvforge.runtime.sampling_state import SamplingState
 from kvforge.runtime.schedule import Schedule
 from kvforge.runtime.sequence import Sequence
 from kvforge.runtime.session import Session
 from kvforge.runtime.slot_table import SlotTable
 from kvforge.runtime.step_batch import StepBatch
-from kvforge.runtime.survivors import Survivors, gather, starts
+from kvforge.runtime.survivors import Survivors, gather
 from kvforge.runtime.token_draw import draw_tokens
 
 MIN_CONFIDENCE = 0.4
@@ -49,21 +51,20 @@ class SelfDraft:
 
     def __init__(self, session: Session, page_size: int, min_confidence: float = MIN_CONFIDENCE) -> None:
         self._session, self._page_size, self.min_confidence = session, page_size, min_confidence
+        self._arange = torch.arange(session.manifest.max_num_seqs + 1, dtype=torch.int32)
 
     def run(self, hidden: torch.Tensor, plan: Schedule, batch: StepBatch, slots: SlotTable, pools: Pools) -> Survivors:
         """Draft and return the survivors; ``hidden`` is ``lower``'s of ``batch``, the step without these drafts."""
-        starts_at = batch.survivor_start.numpy()
-        ends = starts_at[1:][np.diff(starts_at) > 0]  # of the plan's survivors, which are the sequences that have any
         survivors = plan.survivors
+        ends = [end for start, end in itertools.pairwise(batch.survivor_start.tolist()) if end > start]
         drafts = {s: _Draft(s, room, _next_uniform(s, room)) for s, room in plan.draft_rooms.items()}
-        last = np.array([end - 1 for s, end in zip(survivors, ends, strict=True) if s in drafts])
+        last = [end - 1 for sequence, end in zip(survivors, ends, strict=True) if sequence in drafts]
         # Copied first: sessions may leave every hidden state in the same place.
-        rows = [gather(hidden, batch.survivor_index.numpy())]
-        rows += self._draft(
-            [drafts[s] for s in survivors if s in drafts], gather(rows[0], last), len(rows[0]), slots, pools
-        )
+        step = gather(hidden, batch.survivor_index.numpy())
+        state = step if len(last) == len(step) else gather(step, np.array(last))
+        later = self._draft([drafts[s] for s in survivors if s in drafts], state, len(step), slots, pools)
         plan.drafts |= {s: tuple(draft.tokens) for s, draft in drafts.items() if draft.tokens}
-        return self._survivors(rows, survivors, ends, drafts, slots)
+        return self._survivors([step, *later], survivors, ends, drafts, slots)
 
     def _draft(
         self, active: list[_Draft], state: torch.Tensor, num_rows: int, slots: SlotTable, pools: Pools
@@ -72,8 +73,7 @@ class SelfDraft:
         ``num_rows``. ``state`` are those of the last tokens of ``active``."""
         found: list[torch.Tensor] = []
         while active:
-            logits = self._session.early_exit(state, torch.arange(len(active), dtype=torch.int32))
-            active = self._choose(active, logits)
+            active = self._choose(active, self._session.early_exit(state, self._arange[: len(active)]))
             if not active:
                 break
             state = self._lower(active, slots, pools)
@@ -81,21 +81,25 @@ class SelfDraft:
             for row, draft in enumerate(active, start=num_rows):
                 draft.rows.append(row)
             num_rows += len(active)
-            going = np.flatnonzero([len(draft.tokens) < draft.room for draft in active])
+            going = [row for row, draft in enumerate(active) if len(draft.tokens) < draft.room]
             if len(going) < len(active):
-                active, state = [active[row] for row in going], gather(state, going)
+                active, state = [active[row] for row in going], gather(state, np.array(going, dtype=np.int64))
         return found
 
     def _choose(self, active: list[_Draft], logits: torch.Tensor) -> list[_Draft]:
         """Give each sequence that the exit is sure about its next draft; returns those. A token that ends a sequence is
         left to the full model: nothing comes after it."""
-        tokens = torch.from_numpy(logits.numpy().argmax(-1))
+        tokens = logits.numpy().argmax(-1).tolist()
         drawn = [row for row, draft in enumerate(active) if draft.uniform]
         if drawn:
-            tokens[drawn] = _draw(logits[drawn], [active[row] for row in drawn])
+            uniform = torch.tensor([active[row].uniform[len(active[row].tokens)] for row in drawn])
+            states: list[SamplingState] = [active[row].sequence.sampling for row in drawn]
+            filters = draw_filters(logits[drawn], states)
+            for row, token in zip(drawn, draw_tokens(logits[drawn], *filters, uniform).tolist(), strict=True):
+                tokens[row] = token
         sure = (confidence(logits) >= self.min_confidence).tolist()
         going = []
-        for draft, token, is_sure in zip(active, tokens.tolist(), sure, strict=True):
+        for draft, token, is_sure in zip(active, tokens, sure, strict=True):
             if is_sure and token not in draft.sequence.stop_ids:
                 draft.tokens.append(token)
                 going.append(draft)
@@ -103,15 +107,16 @@ class SelfDraft:
 
     def _lower(self, active: list[_Draft], slots: SlotTable, pools: Pools) -> torch.Tensor:
         """Run ``lower`` on the newest draft of each sequence; returns a copy of the hidden states."""
-        positions = np.array([draft.sequence.length + len(draft.tokens) - 1 for draft in active], dtype=np.int32)
-        table = slots.page_table[[draft.sequence.slot for draft in active], : positions.max() // self._page_size + 1]
-        pages = table[np.arange(len(active)), positions // self._page_size]
+        page_size = self._page_size
+        places = [draft.sequence.length + len(draft.tokens) - 1 for draft in active]
+        table = slots.page_table[[draft.sequence.slot for draft in active], : max(places) // page_size + 1]
+        pages = [int(table[row, place // page_size]) for row, place in enumerate(places)]
         hidden = self._session.lower(
             torch.tensor([draft.tokens[-1] for draft in active], dtype=torch.int32),
-            torch.from_numpy(positions),
-            torch.from_numpy(pages * self._page_size + positions % self._page_size),
-            torch.arange(len(active) + 1, dtype=torch.int32),
-            torch.from_numpy(positions + 1),
+            torch.tensor(places, dtype=torch.int32),
+            torch.tensor([page * page_size + p % page_size for page, p in zip(pages, places, strict=True)]).int(),
+            self._arange[: len(active) + 1],
+            torch.tensor([place + 1 for place in places], dtype=torch.int32),
             torch.from_numpy(table),
             pools,
         )
@@ -121,32 +126,28 @@ class SelfDraft:
         self,
         hidden: list[torch.Tensor],
         sequences: list[Sequence],
-        ends: np.ndarray,
+        ends: list[int],
         drafts: dict[Sequence, _Draft],
         slots: SlotTable,
     ) -> Survivors:
         """Put each sequence's drafts behind its rows of the step, which end at ``ends``."""
         order: list[int] = []
-        counts = np.zeros(len(sequences), dtype=np.int32)
-        kv_length = np.zeros(len(sequences), dtype=np.int32)
-        begin = 0
-        for index, (sequence, end) in enumerate(zip(sequences, ends.tolist(), strict=True)):
-            draft = drafts.get(sequence)
-            own = [*range(begin, end), *(draft.rows if draft else ())]
-            given = end - begin - 1  # drafts that the sequence had before the step
-            kv_length[index] = sequence.length + given + (len(draft.rows) if draft else 0)
-            counts[index] = len(own)
-            order += own
+        positions: list[int] = []
+        starts, kv_length, begin = [0], list[int](), 0
+        for sequence, end in zip(sequences, ends, strict=True):
+            drafted = drafts[sequence].rows if sequence in drafts else []
+            order += [*range(begin, end), *drafted]
+            # The rows of the step begin with the sequence's last token; drafts that it came with are behind that.
+            kv_length.append(sequence.length + end - begin - 1 + len(drafted))
+            positions += range(sequence.length - 1, kv_length[-1])
+            starts.append(len(order))
             begin = end
-        positions = np.concatenate(
-            [np.arange(n - c, n, dtype=np.int32) for n, c in zip(kv_length, counts, strict=True)]
-        )
-        width = -(-int(kv_length.max()) // self._page_size)
+        width = -(-max(kv_length) // self._page_size)
         return Survivors(
             gather(torch.cat(hidden), np.array(order)),
-            starts(counts),
-            torch.from_numpy(positions),
-            torch.from_numpy(kv_length),
+            torch.tensor(starts, dtype=torch.int32),
+            torch.tensor(positions, dtype=torch.int32),
+            torch.tensor(kv_length, dtype=torch.int32),
             torch.from_numpy(slots.page_table[[s.slot for s in sequences], :width]),
         )
 
@@ -159,18 +160,3 @@ def _next_uniform(sequence: Sequence, count: int) -> list[float]:
     copy = random.Random()
     copy.setstate(state.random.getstate())
     return [copy.random() for _ in range(count)]
-
-
-def _draw(logits: torch.Tensor, drafts: list[_Draft]) -> torch.Tensor:
-    """Draw a token for each draft as the sampler would from these logits."""
-    states: list[SamplingState] = [draft.sequence.sampling for draft in drafts]
-    params = [state.params for state in states]
-    vocab_size = logits.shape[1]
-    return draw_tokens(
-        logits,
-        torch.tensor([max(p.temperature, 1e-6) for p in params]),
-        torch.tensor([min(p.top_k, vocab_size) if p.top_k > 0 else vocab_size for p in params]),
-        torch.tensor([max(state.top_p, 1e-6) for state in states]),
-        torch.tensor([p.min_p for p in params]),
-        torch.tensor([draft.uniform[len(draft.tokens)] for draft in drafts]),
-    )
