@@ -11,6 +11,7 @@ from torch import Tensor
 
 from kvforge.engine import Manifest, package_file
 from kvforge.errors import EngineError
+from kvforge.kv_policies import ShadowKV
 from kvforge.runtime.aot_package import Graph, load_package, load_weights, unpacking_into
 from kvforge.runtime.compatibility import NO_DRAFTS, NO_EARLY_EXIT, check_operators, check_torch, rope_tables
 from kvforge.runtime.cuda_decode import Capture, DecodeGraphs, GraphRecorder, batch_bucket, is_one_each
@@ -208,13 +209,26 @@ class CudaSession:
 
 def activation_bytes(manifest: Manifest) -> int:
     """Return a generous estimate of what one step allocates: per token the residual stream, q, k, v and the MLP's
-    inner state, each twice over in fp32; per survivor and head the logits in the compute dtype and in fp32."""
+    inner state, each twice over in fp32; per survivor and head the logits in the compute dtype and in fp32; with
+    ShadowKV, per sequence what one layer chooses of it."""
     q_dim, kv_dim = manifest.num_heads * manifest.head_dim, manifest.num_kv_heads * manifest.head_dim
     per_token = 8 * (4 * manifest.hidden_size + 2 * q_dim + 4 * kv_dim * manifest.num_owners) + 8 * (
         3 * manifest.intermediate_size
     )
     per_survivor = 2 * manifest.vocab_size * 8 * (2 if manifest.early_exit else 1)
-    return manifest.max_num_tokens * per_token + manifest.max_num_survivors * per_survivor
+    step = manifest.max_num_tokens * per_token + manifest.max_num_survivors * per_survivor
+    return step + manifest.max_num_seqs * _selection_bytes(manifest)
+
+
+def _selection_bytes(manifest: Manifest) -> int:
+    """Return what a layer that selects chunks holds of a sequence: the keys of all selected tokens, with their rows,
+    positions and targets, and its own sv."""
+    policy = manifest.policy
+    if not isinstance(policy, ShadowKV):
+        return 0
+    kv_dim, element_bytes = manifest.num_kv_heads * manifest.head_dim, manifest.kv_format.element_bytes
+    tokens = policy.sparse_budget * (kv_dim * element_bytes + 3 * 4 * manifest.num_kv_heads)
+    return tokens + policy.rank * kv_dim * element_bytes
 
 
 def load_session(engine_dir: Path, manifest: Manifest) -> CudaSession:
