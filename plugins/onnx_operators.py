@@ -1,5 +1,6 @@
 """The ONNX operators of this project, by name."""
 
+from plugins.landmark_select.onnx import OPERATORS as _LANDMARK_SELECT
 from plugins.low_rank_key_reconstruct.onnx import OPERATORS as _LOW_RANK_KEY_RECONSTRUCT
 from plugins.onnx_node import OnnxOperator
 from plugins.paged_attention.onnx import OPERATORS as _PAGED_ATTENTION
@@ -8,6 +9,12 @@ from plugins.speculative_verify.onnx import OPERATORS as _SPECULATIVE_VERIFY
 
 ONNX_OPERATORS: dict[str, OnnxOperator] = {
     operator.name: operator
-    for operators in (_ROPE_PAGED_KV_WRITE, _PAGED_ATTENTION, _LOW_RANK_KEY_RECONSTRUCT, _SPECULATIVE_VERIFY)
+    for operators in (
+        _ROPE_PAGED_KV_WRITE,
+        _PAGED_ATTENTION,
+        _LOW_RANK_KEY_RECONSTRUCT,
+        _SPECULATIVE_VERIFY,
+        _LANDMARK_SELECT,
+    )
     for operator in operators
 }

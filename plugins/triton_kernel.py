@@ -16,6 +16,7 @@ POINTER_TYPES = {
     torch.bfloat16: "*bf16",
     torch.float8_e4m3fn: "*fp8e4nv",
     torch.int8: "*i8",
+    torch.uint8: "*u8",
     torch.int32: "*i32",
 }
 """Triton's name of a pointer to each dtype."""

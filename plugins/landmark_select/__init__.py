@@ -19,7 +19,7 @@ OPERATOR = Operator(
     schema=SCHEMA,
     reference=reference,
     version=1,
-    faces=("reference", "cpu"),
+    faces=("reference", "cpu", "triton", "onnx", "tensorrt"),
     sources=tuple(sorted(Path(__file__).parent.glob("*.cpp"))),
 )
 

@@ -15,6 +15,9 @@ KERNELS = {
     "paged_attention": {"paged_attention_partial", "paged_attention_combine"},
     "low_rank_key_reconstruct": {"low_rank_key_reconstruct"},
     "speculative_verify": {"speculative_verify"},
+    "landmark_select": {"landmark_select_scores", "landmark_select_choose"},
+    "chunk_cache_update": {"chunk_cache_update"},
+    "selected_kv_write": {"selected_kv_write"},
 }
 
 

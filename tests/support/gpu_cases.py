@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from plugins import random_cases
-from tests.support.operator_cases import may_be_drawn
+from tests.support.operator_cases import difference, may_be_drawn, results
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 1.6e-2}
@@ -18,6 +18,9 @@ CASES: dict[str, Callable[[int], tuple[Any, ...]]] = {
     "paged_attention": lambda seed: random_cases.paged_attention_case(seed, dtypes=FLOATS),
     "low_rank_key_reconstruct": lambda seed: random_cases.low_rank_key_reconstruct_case(seed, dtypes=FLOATS),
     "speculative_verify": random_cases.speculative_verify_case,
+    "landmark_select": lambda seed: random_cases.landmark_select_case(seed, dtypes=FLOATS),
+    "chunk_cache_update": random_cases.chunk_cache_update_case,
+    "selected_kv_write": lambda seed: random_cases.selected_kv_write_case(seed, dtypes=FLOATS),
 }
 
 
@@ -113,4 +116,7 @@ def check(name: str, seed: int, device: torch.device, operator: Callable[..., An
         return written_cache(ours, theirs)
     if name == "speculative_verify":
         return verified(arguments, got, want)
+    if name in ("landmark_select", "chunk_cache_update", "selected_kv_write"):
+        ours, theirs = results(name, tuple(ours), got), results(name, tuple(theirs), want)
+        return difference(name, arguments, [x.cpu() for x in ours], theirs)
     return close(got, want)

@@ -21,13 +21,14 @@ ELEMENT_TYPES = {
     torch.bfloat16: TensorProto.BFLOAT16,
     torch.float8_e4m3fn: TensorProto.FLOAT8E4M3FN,
     torch.int8: TensorProto.INT8,
+    torch.uint8: TensorProto.UINT8,
     torch.int32: TensorProto.INT32,
 }
 _DTYPES = {element: dtype for dtype, element in ELEMENT_TYPES.items()}
 _IR_VERSION = 10
 _OUTPUT_RANKS = {
     **dict.fromkeys(("k_pool_out", "v_pool_out"), 4),
-    **dict.fromkeys(("k_scales_out", "v_scales_out", "attended", "keys"), 3),
+    **dict.fromkeys(("k_scales_out", "v_scales_out", "attended", "keys", "scores", "selected"), 3),
     **dict.fromkeys(("accepted", "next_token"), 1),
 }
 

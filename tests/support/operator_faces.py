@@ -47,6 +47,11 @@ def run_onnx(name: str, args: tuple) -> list[Tensor]:
             return run_operator(onnx_name + "Dynamic", (*inputs, k_scales, v_scales), attributes, (args[0].dtype,))
         attributes |= {"k_scale": k_scale, "v_scale": v_scale}
         return run_operator(onnx_name, tuple(inputs), attributes, (args[0].dtype,))
+    if name == "landmark_select":
+        *inputs, num_selected, scale, max_selected = args
+        (scores,) = run_operator(onnx_name + "Scores", tuple(inputs), {"scale": scale}, (torch.float32,))
+        attributes = {"kv_heads": inputs[1].shape[2], "max_selected": max_selected}
+        return run_operator(onnx_name + "Choose", (scores, inputs[5], num_selected), attributes, (torch.int32,))
     types = (torch.int32, torch.int32) if name == "speculative_verify" else (args[0].dtype,)
     return run_operator(onnx_name, args, {}, types)
 

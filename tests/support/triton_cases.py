@@ -17,6 +17,7 @@ import triton.language as tl
 import tests.support.triton_interpreter  # noqa: F401 (first: it sets the interpreter right)
 from plugins import random_cases, triton_search
 from plugins.kv_quantization import LARGEST, dynamic_scale, quantize
+from plugins.landmark_select import cuda as select
 from plugins.paged_attention import cuda as attention
 from plugins.paged_attention.cuda_tuning import Blocks, Tuning
 from plugins.rope_paged_kv_write import cuda as kv_write
@@ -58,6 +59,23 @@ def attention_case(seed: int) -> str | None:
 def low_rank_case(seed: int) -> str | None:
     args = random_cases.low_rank_key_reconstruct_case(seed, small=True, dtypes=DTYPES)
     name = "low_rank_key_reconstruct"
+    return difference(name, args, run_triton(name, args), reference(name, args))
+
+
+def select_case(seed: int) -> str | None:
+    """In blocks that are smaller than the chunks."""
+    args = random_cases.landmark_select_case(seed, small=True, dtypes=DTYPES)
+    name = "landmark_select"
+    return difference(name, args, [select.launch(*args, block=16)], reference(name, args))
+
+
+def update_case(seed: int) -> str | None:
+    args, name = random_cases.chunk_cache_update_case(seed, small=True), "chunk_cache_update"
+    return difference(name, args, run_triton(name, args), reference(name, args))
+
+
+def selected_write_case(seed: int) -> str | None:
+    args, name = random_cases.selected_kv_write_case(seed, small=True, dtypes=DTYPES), "selected_kv_write"
     return difference(name, args, run_triton(name, args), reference(name, args))
 
 
@@ -140,6 +158,9 @@ CASES: dict[str, Callable[[int], str | None]] = {
     "paged_attention": attention_case,
     "low_rank_key_reconstruct": low_rank_case,
     "speculative_verify": verify_case,
+    "landmark_select": select_case,
+    "chunk_cache_update": update_case,
+    "selected_kv_write": selected_write_case,
     "invariances": invariance_case,
     "llama": llama_case,
     "large": large_case,

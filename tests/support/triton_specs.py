@@ -5,9 +5,12 @@ from dataclasses import replace
 
 import torch
 
+from plugins.chunk_cache_update import cuda as chunk_cache
+from plugins.landmark_select import cuda as select
 from plugins.low_rank_key_reconstruct import cuda as low_rank
 from plugins.paged_attention.cuda import AttentionShape, combine_spec, partial_spec
 from plugins.rope_paged_kv_write import cuda as kv_write
+from plugins.selected_kv_write import cuda as selected_write
 from plugins.speculative_verify import cuda as verify
 from plugins.triton_cache import CacheLayout
 from plugins.triton_kernel import KernelSpec
@@ -57,3 +60,10 @@ def kernel_specs(capability: int, full: bool) -> Iterator[KernelSpec]:
         yield low_rank.kernel_spec(dtype, 8, 160, 128)
     for vocab in (128256, 32000, 1664) if full else (32000,):
         yield verify.kernel_spec(vocab)
+    for dtype in (FP32, FP16, BF16) if full else (BF16,):
+        yield select.scores_spec(dtype, 8, 8, 32, 128, 0.1)
+        yield selected_write.kernel_spec(dtype, 64, 8, 128)
+    for heads, max_selected in ((32, 256), (8, 64), (64, 1)) if full else ((32, 256),):
+        yield select.choose_spec(8, heads, max_selected)
+    for places in (256, 32, 5) if full else (256,):
+        yield chunk_cache.kernel_spec(8, places, 8, 64)

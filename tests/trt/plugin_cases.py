@@ -80,6 +80,24 @@ def speculative_verify(seed: int) -> PluginCase:
     return PluginCase("SpeculativeVerify", tuple(map(_tensor, arguments)), {}, outputs, aliases)
 
 
+def landmark_select_scores(seed: int, dtype: torch.dtype) -> PluginCase:
+    arguments = random_cases.landmark_select_case(seed, small=True, dtypes=(dtype,))
+    q, landmarks, is_outlier, starts, table, counts, *_, scale, _ = arguments
+    tensors = (q, landmarks, is_outlier.to(torch.int8), starts, table, counts)
+    inputs = tuple(_tensor(x, (0, 1) if x is table else (0,)) for x in tensors)
+    outputs, aliases = _new((torch.float32, (len(counts), q.shape[1], table.shape[1] * landmarks.shape[1])))
+    return PluginCase("LandmarkSelectScores", inputs, {"scale": scale}, outputs, aliases)
+
+
+def landmark_select_choose(seed: int) -> PluginCase:
+    q, landmarks, *_, table, counts, selected, _, most = random_cases.landmark_select_case(seed, small=True)
+    scores = torch.empty(len(counts), q.shape[1], table.shape[1] * landmarks.shape[1])
+    kv_heads = landmarks.shape[2]
+    outputs, aliases = _new((torch.int32, (len(counts), kv_heads, most)))
+    inputs = (_tensor(scores, (0, 2)), _tensor(counts), _tensor(selected))
+    return PluginCase("LandmarkSelectChoose", inputs, {"kv_heads": kv_heads, "max_selected": most}, outputs, aliases)
+
+
 def _cached(make: Callable[..., PluginCase], *more: str) -> list[PluginCase]:
     """One case per format of the cache, float16 for q or k, and the other float types with a cache of their own."""
     cases = [make(seed, cache, torch.float16, *more) for seed, cache in enumerate(FORMATS)]
@@ -92,6 +110,8 @@ def all_cases() -> list[PluginCase]:
         *(case for part in ("", "Partial", "Combine") for case in _cached(paged_attention, part)),
         *(low_rank_key_reconstruct(seed, dtype) for seed, dtype in enumerate(FLOATS)),
         *(speculative_verify(seed) for seed in (1, 2)),
+        *(landmark_select_scores(seed, dtype) for seed, dtype in zip((1, 2, 4), FLOATS, strict=True)),
+        *(landmark_select_choose(seed) for seed in (1, 2)),
     ]
 
 

@@ -92,7 +92,7 @@ def test_other_gpus(trt, monkeypatch, tmp_path, full, capability):
         assert re.findall(r"\.target (\w+)", answers.ptx) == [target]
         assert answers.shared_bytes <= CAPABILITIES[capability] * 1024
         assemble(answers.ptx, capability, tmp_path)
-    assert len(seen) == 6
+    assert len(seen) == 8
 
 
 @pytest.mark.parametrize("case", CASES, ids=case_id)
