@@ -107,7 +107,13 @@ def main() -> None:
             engine = engine_of(model, cell, args.length, args.outliers, args.work)
             texts = answer(engine, examples, args.length, args.seed, args.work)
             results.append(result(model, cell, examples, texts))
-    settings = {"prompt_tokens": args.length, "seed": args.seed, "num_outlier_chunks": args.outliers}
+    chosen = "".join(f" --cell {cell.budget}:{cell.rank}" for cell in args.cell or ())
+    settings = {
+        "command": f"python -m perf.shadowkv_quality --num-prompts {args.num_prompts}{chosen}",
+        "prompt_tokens": args.length,
+        "seed": args.seed,
+        "num_outlier_chunks": args.outliers,
+    }
     write_report(results, settings, args.output)
     print(args.output.with_suffix(".md").read_text())
 

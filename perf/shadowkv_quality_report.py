@@ -135,7 +135,7 @@ def write_report(results: list[dict[str, Any]], settings: dict[str, Any], output
     """Write ``output`` with the suffixes .json, .md and .png."""
     rows = summarise(results)
     output.parent.mkdir(parents=True, exist_ok=True)
-    content = {"command": "python -m perf.shadowkv_quality", **settings, "enough": enough(rows), "rows": rows}
+    content = {**settings, "enough": enough(rows), "rows": rows}
     output.with_suffix(".json").write_text(json.dumps(content, indent=1) + "\n")
     output.with_suffix(".md").write_text(markdown(rows, settings), encoding="utf-8")
     plot(rows, output.with_suffix(".png"))

@@ -118,7 +118,7 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
         axes.set_xticklabels([f"{row['context'] // 1024}K" for row in chosen if row["policy"] == "full"])
         axes.grid(alpha=0.3)
         axes.legend(fontsize=8)
-    figure.suptitle("Four layers, 8 KV heads x 128, bf16, two cores; dashed: bytes read over the rate of a plain read")
+    figure.suptitle("Four layers, 8 KV heads x 128, bf16, one CPU; dashed: bytes read over the rate of a plain read")
     save_figure(figure, path)
 
 
