@@ -211,7 +211,7 @@ class Scheduler:
                 plan.budget -= count
                 room -= count
         self.rooms = {}
-        if moved := decodes & (plan.drafts.keys() | plan.draft_rooms.keys()):
+        if moved := decodes & plan.drafts.keys():
             plan.prefills += [(sequence, 1) for sequence in plan.decodes if sequence in moved]
             plan.decodes = [sequence for sequence in plan.decodes if sequence not in moved]
 
