@@ -76,6 +76,10 @@ class Drafting:
         for sequence, drafts in plan.drafts.items():
             pairs = zip(drafts, news[sequence].new_token_ids, strict=False)
             results[sequence] = len(drafts), len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
+        for sequence, room in plan.draft_rooms.items():
+            count, num_right = results.get(sequence, (0, 0))
+            if count < room:  # what it was not sure enough of to draft counts as wrong
+                results[sequence] = count + 1, num_right
         num_sequences = len(plan.decodes) + len(plan.prefills)
         no_prompts = num_sequences + plan.num_drafts == plan.num_tokens
         was_plain = not (results or self._asked)
