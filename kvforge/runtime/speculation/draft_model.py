@@ -10,6 +10,7 @@ import torch
 from kvforge.engine import TOKENIZER_DIR, Manifest, load_manifest
 from kvforge.errors import EngineError
 from kvforge.hardware import available_memory_bytes
+from kvforge.kv_policies import Full
 from kvforge.runtime.config import RuntimeConfig, resolve_config
 from kvforge.runtime.runner import Runner
 from kvforge.runtime.sampler import draw_filters, most_probable
@@ -177,11 +178,15 @@ def make_drafter(config: SpeculativeConfig, manifest: Manifest, runtime: Runtime
     for one.
 
     Raises:
-        EngineError: the draft engine cannot be loaded, or its vocabulary is another.
+        EngineError: the draft engine cannot be loaded, its vocabulary is another, or it does not keep all K,V.
     """
     assert config.draft_engine is not None
     draft = load_manifest(config.draft_engine)
     _check_vocabulary(manifest, draft)
+    if draft.kv_policy != Full.name:
+        raise EngineError(
+            f"the draft engine has the KV policy {draft.kv_policy}, but drafts need all K and V; rebuild it without."
+        )
     max_seq_len, page_bytes = min(runtime.max_seq_len, draft.max_seq_len), draft.page_bytes
     one_sequence = -(-max_seq_len // draft.page_size) * page_bytes
     resolved = resolve_config(
@@ -191,13 +196,12 @@ def make_drafter(config: SpeculativeConfig, manifest: Manifest, runtime: Runtime
         max_num_seqs=min(runtime.max_num_seqs, draft.max_num_seqs),
         max_seq_len=max_seq_len,
     )
-    session = load_session(config.draft_engine, draft)
     try:
-        return DraftModel(session, resolved)
+        return DraftModel(load_session(config.draft_engine, draft), resolved)
     except (RuntimeError, MemoryError) as error:
         raise EngineError(
-            f"the draft engine's KV cache of {resolved.num_pages * page_bytes / 2**30:.3g} GiB cannot be allocated; "
-            "lower max_num_seqs or free memory."
+            f"the draft engine and its KV cache of {resolved.num_pages * page_bytes / 2**30:.3g} GiB do not fit beside "
+            "the engine; lower --kv-cache-gib."
         ) from error
 
 

@@ -239,7 +239,7 @@ def test_drafts_end_with_a_token_that_ends_the_sequence():
     assert text(steps["a"]) == expected[: place + 1] and engine.stats()["num_draft_tokens"] == place
 
 
-def test_a_draft_engine_needs_the_same_vocabulary(tmp_path, monkeypatch):
+def test_a_draft_engine_needs_the_same_vocabulary_and_room(tmp_path, monkeypatch):
     name = "tokenizer/tokenizer.json"
     target = fake_manifest(max_draft_len=4, files={name: "a"})
     runtime = resolve_config(target, 0, num_pages=64)
@@ -249,14 +249,22 @@ def test_a_draft_engine_needs_the_same_vocabulary(tmp_path, monkeypatch):
     for changes, message in (
         ({"vocab_size": 65, "files": {name: "a"}}, "65 tokens and the engine 64"),
         ({"files": {name: "b"}}, "another tokenizer"),
+        ({"files": {name: "a"}, "kv_policy": "shadowkv"}, "KV policy shadowkv"),
     ):
         monkeypatch.setattr(draft_model, "load_manifest", lambda path, changes=changes: fake_manifest(**changes))
         with pytest.raises(EngineError, match=message):
             make_drafter(config, target, runtime)
     same = fake_manifest(files={name: "a"}, max_seq_len=64, max_num_seqs=16)
     session.manifest = same
+
+    def no_memory(directory, manifest):
+        raise RuntimeError("out of memory")
+
     monkeypatch.setattr(draft_model, "load_manifest", lambda path: same)
     drafter = make_drafter(config, target, runtime)
     limits = drafter.cache.config
     assert (limits.max_seq_len, limits.max_num_seqs, limits.num_pages) == (64, 8, 8 * 16)
     assert drafter.stats()["draft_model_kv_cache_bytes"] == 128 * same.page_bytes
+    monkeypatch.setattr(draft_model, "load_session", no_memory)
+    with pytest.raises(EngineError, match="do not fit beside the engine"):
+        make_drafter(config, target, runtime)
