@@ -1,4 +1,4 @@
-"""Prompt lookup against plain decoding on the tiny models, both in one process, in turn.
+"""Prompt lookup against plain decoding on the tiny models, both on one engine, in turn.
 
     python -m perf.speculation_prompt_lookup [--work DIR] [--num-pairs 9] [--num-speculative-tokens 8]
 
@@ -110,30 +110,33 @@ def solved(engine: LLMEngine, examples: list[Example], tokenizer: Tokenizer) -> 
     return right
 
 
-def measure(engines: dict[str, LLMEngine], tokenizer: Tokenizer, name: str, batch: int, args: Any) -> dict[str, Any]:
-    """Return speeds of a task by engine, their ratio, and what became of the drafts."""
+def measure(engine: LLMEngine, tokenizer: Tokenizer, name: str, batch: int, args: Any) -> dict[str, Any]:
+    """Return speeds of a task with and without drafts, their ratio, and what became of the drafts."""
+    drafting = engine.drafting
+    kinds = {"ngram": drafting, "plain": None}
     examples = make_examples("list_recall", LENGTH, lambda text: len(tokenizer.encode(text)), NUM_PROMPTS, args.seed)
     if name == "lists":
-        examples = solved(engines["plain"], examples, tokenizer)
+        examples = solved(engine, examples, tokenizer)
     prompts = [tokenizer.encode(example.prompt) for example in examples]
     params = [TASKS[name].params(example, tokenizer, seed) for seed, example in enumerate(examples)]
     rounds = 8 if name == "lists" else 1
-    speeds: dict[str, list[float]] = {kind: [] for kind in engines}
-    before = engines["ngram"].stats()
+    speeds: dict[str, list[float]] = {kind: [] for kind in kinds}
+    before = engine.stats()
     for pair in range(-1, args.num_pairs):  # one to warm up
         picked = [[(pair + 1 + r) * batch + i for i in range(batch)] for r in range(rounds)]
-        runs: dict[str, list[Run]] = {kind: [] for kind in engines}
-        for kind in sorted(engines, reverse=bool(pair % 2)):
+        runs: dict[str, list[Run]] = {kind: [] for kind in kinds}
+        for kind in sorted(kinds, reverse=bool(pair % 2)):
+            engine.drafting = kinds[kind]
             for rows in picked:
                 rows = [row % len(prompts) for row in rows]
-                runs[kind].append(decode(engines[kind], [prompts[r] for r in rows], [params[r] for r in rows]))
+                runs[kind].append(decode(engine, [prompts[r] for r in rows], [params[r] for r in rows]))
         if TASKS[name].temperature == 0 and [r.tokens for r in runs["plain"]] != [r.tokens for r in runs["ngram"]]:
             args.num_differing += 1  # bfloat16: a row's rounding may depend on the number of rows
         if pair >= 0:
             for kind, several in runs.items():
                 num_tokens = sum(sum(map(len, run.tokens)) - run.num_first for run in several)
                 speeds[kind].append(num_tokens / sum(run.seconds for run in several))
-    after = engines["ngram"].stats()
+    engine.drafting, after = drafting, engine.stats()
     drafted, accepted, drafts = (
         after[key] - before[key] for key in ("num_draft_tokens", "num_accepted_draft_tokens", "num_drafts")
     )
@@ -186,13 +189,12 @@ def main() -> None:
         directory = engine_of(model, args.work)
         tokenizer = Tokenizer.from_dir(directory / TOKENIZER_DIR)
         session: Session = load_session(directory, load_manifest(directory))
-        options: dict[str, Any] = dict(
-            session=session, tokenizer=tokenizer, kv_cache_gib=0.1, enable_prefix_cache=False
-        )
         config = SpeculativeConfig("ngram", args.num_speculative_tokens)
-        engines = {"plain": LLMEngine(**options), "ngram": LLMEngine(**options, speculative=config)}
+        engine = LLMEngine(
+            session=session, tokenizer=tokenizer, kv_cache_gib=0.1, enable_prefix_cache=False, speculative=config
+        )
         cases = [(task, batch) for task in args.task or TASKS for batch in BATCHES]
-        models[model] = [measure(engines, tokenizer, *case, args) for case in tqdm(cases, desc=model, disable=None)]
+        models[model] = [measure(engine, tokenizer, *case, args) for case in tqdm(cases, desc=model, disable=None)]
     text = table(models)
     result = {
         "machine": platform.processor() or platform.machine(),

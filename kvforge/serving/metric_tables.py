@@ -7,7 +7,7 @@ from typing import Any
 Stats = dict[str, Any]
 Reader = Callable[[Stats], float]
 
-# TensorRT-LLM's gauges: family -> (label, {label value: number from LLMEngine.stats()})
+# TensorRT-LLM's gauges, then kvforge's with a label: family -> (label, {label value: number from LLMEngine.stats()})
 FAMILIES: dict[str, tuple[str, dict[str, Reader]]] = {
     "nv_trt_llm_request_metrics": (
         "request_type",
@@ -45,6 +45,14 @@ FAMILIES: dict[str, tuple[str, dict[str, Reader]]] = {
     "nv_trt_llm_general_metrics": (
         "general_type",
         {"iteration_counter": lambda s: s["num_iterations"], "timestamp": lambda s: int(time.time())},
+    ),
+    "kvforge_kv_cache_bytes": (
+        "memory",
+        {"device": lambda s: s["kv_device_bytes"], "host": lambda s: s["kv_host_bytes"]},
+    ),
+    "kvforge_kv_cache_used_bytes": (
+        "memory",
+        {"device": lambda s: s["kv_device_used_bytes"], "host": lambda s: s["kv_host_used_bytes"]},
     ),
 }
 

@@ -5,13 +5,13 @@ from collections.abc import Mapping
 from kvforge.runtime.sequence import Sequence
 from kvforge.runtime.speculation.step_cost import StepCost
 
-DECAY = 0.85
+DECAY = 0.8
 """What a sequence's verified drafts still count after each later one."""
 FIRST_RATE = 0.6
 GAIN = 1.02
 """Drafting must be this much better than plain decoding."""
-MAX_PAUSE = 16
-PROBE = 2
+MAX_PAUSE = 32
+PROBE = 4
 PLAIN_PERIOD = 64
 
 
@@ -37,9 +37,9 @@ class DraftLength:
 
     A draft of L tokens, each right with probability a once those before it are, gives (1 - a^(L+1)) / (1 - a) tokens
     (Leviathan et al. 2023, eq. 1). Each sequence has its own moving estimate of a; times come from ``StepCost``, for
-    the present number of sequences. Where drafting does not pay there is none, but for probes of ``PROBE`` drafts
-    after 1, 2, 4, … ``MAX_PAUSE`` such steps; where it always does, a step in ``PLAIN_PERIOD`` goes without, to be
-    measured. Deterministic given what it is told.
+    the present number of sequences. Where drafting would not pay, or of late did not, there is none, but for probes of
+    ``PROBE`` drafts after 1, 2, 4, … ``MAX_PAUSE`` such steps, soon again once most of a probe's drafts were all right;
+    where it always does, a step in ``PLAIN_PERIOD`` goes without, to be measured. Deterministic given what it is told.
 
     Args:
         most: drafts of a sequence at most.
@@ -51,6 +51,7 @@ class DraftLength:
         self._all = _Rate(FIRST_RATE)
         self._costs: dict[int, StepCost] = {}
         self._pause = self._num_skipped = self._num_drafted = 0
+        self._is_probe = False
 
     def room(self, sequence: Sequence) -> int:
         """Return the longest useful draft of a sequence: the step gives a token more than drafts that are right."""
@@ -63,19 +64,21 @@ class DraftLength:
             num_sequences: sequences that decode in the step.
             available: longest draft of each one that may have drafts.
         """
+        self._is_probe = False
         if not available:
             return {}
         cost = self._cost(num_sequences)
         if not cost.is_known or self._num_drafted >= PLAIN_PERIOD:
             self._num_drafted = 0
             return {}
-        lengths = self._best(num_sequences, available, cost)
+        has_paid = not cost.speed or cost.speed > GAIN * num_sequences / cost.plain
+        lengths = self._best(num_sequences, available, cost) if has_paid else {}
         if lengths:
             self._num_drafted += 1
-            self._num_skipped = 0
+            self._num_skipped = self._pause = 0
         elif self._num_skipped >= self._pause:
             self._num_skipped = 0
-            self._pause = min(max(2 * self._pause, 1), MAX_PAUSE)
+            self._is_probe = True
             return {sequence: min(PROBE, count) for sequence, count in available.items()}
         else:
             self._num_skipped += 1
@@ -92,22 +95,24 @@ class DraftLength:
             was_plain: nothing was drafted.
             seconds: time of the step and its drafts; None where it says nothing, because prompts were in it.
         """
-        num_drafts = 0
+        num_drafts, num_tokens = 0, num_sequences
         for sequence, (count, num_right) in results.items():
             num_drafts += count
+            num_tokens += num_right
             rate = self._rates.get(sequence)
             if rate is None:
                 rate = self._rates[sequence] = _Rate(self._all.value)
             rate.add(num_right, count)
             self._all.add(num_right, count)
-            if num_right:
-                self._pause = 0
+        if self._is_probe and results:
+            num_whole = sum(count == num_right for count, num_right in results.values())
+            self._pause = 0 if 2 * num_whole > len(results) else min(max(2 * self._pause, 1), MAX_PAUSE)
         if seconds is not None:
             cost = self._cost(num_sequences)
             if was_plain:
                 cost.add_plain(seconds)
             else:
-                cost.add_drafted(num_drafts, seconds)
+                cost.add_drafted(num_drafts, num_tokens, seconds)
 
     def forget(self, sequence: Sequence) -> None:
         """Drop what is known of a sequence; idempotent."""

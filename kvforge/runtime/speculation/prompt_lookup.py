@@ -14,10 +14,11 @@ from kvforge.runtime.speculation.drafter import Draft, Drafter
 MAX_CANDIDATES = 64
 _MULTIPLIER = 0x9E3779B1
 _MASK = 0xFFFFFFFF
+_NOTHING = Draft(())
 
 
 class NgramIndex:
-    """Where each n-gram of one sequence stands, for n from ``least`` to ``most``: 8 to 12 bytes a token.
+    """Where each n-gram of one sequence stands, for n from ``least`` to ``most``: at most 20 bytes a token.
 
     Places of equal hash of their last ``least`` tokens are chained, the newest first. A place is the index of the
     token after an n-gram.
@@ -29,9 +30,11 @@ class NgramIndex:
 
     def __init__(self, tokens: np.ndarray, least: int, most: int) -> None:
         self._tokens, self._least, self._most = tokens, least, most
-        self._bits = max(len(tokens) - 1, 1).bit_length()
+        self._bits = len(tokens).bit_length() + 1
         self._newest = np.full(1 << self._bits, -1, dtype=np.int32)
         self._older = np.full(len(tokens), -1, dtype=np.int32)
+        # Single numbers are read from and written to memoryviews in half the time.
+        self._token_view, self._newest_view, self._older_view = tokens.data, self._newest.data, self._older.data
         self._end = least
         """Places below this are in the chains."""
 
@@ -43,35 +46,42 @@ class NgramIndex:
             self._end = self._least
         if length - self._end > 32:
             self._extend_by_many(length)
-        for place in range(self._end, length):
-            bucket = self._bucket(place)
-            self._older[place] = self._newest[bucket]
-            self._newest[bucket] = place
-        self._end = max(self._end, length)
+        newest, older = self._newest_view, self._older_view
+        while self._end < length:
+            bucket = self._bucket(self._end)
+            older[self._end] = newest[bucket]
+            newest[bucket] = self._end
+            self._end += 1
 
     def longest(self, length: int) -> int:
         """Return the place whose tokens before it agree longest with the last of ``length`` tokens, the newest such; -1
         where no ``least`` agree. Looks at the newest ``MAX_CANDIDATES`` places; ``extend(length)`` comes before."""
         if length <= self._least:
             return -1
-        tokens, least, most = self._tokens, self._least, self._most
+        place = self._newest_view[self._bucket(length)]
+        if place < 0:
+            return -1
+        tokens, older, most = self._token_view, self._older_view, self._most
         wanted = tokens[max(length - most, 0) : length].tolist()[::-1]
-        place, best, best_size = int(self._newest[self._bucket(length)]), -1, least - 1
+        best, best_size = -1, self._least - 1
         for _ in range(MAX_CANDIDATES):
-            if place < 0:
-                break
-            there = tokens[max(place - most, 0) : place].tolist()[::-1]
-            size = next((i for i, (a, b) in enumerate(zip(there, wanted, strict=False)) if a != b), len(there))
+            size = 0
+            for token in wanted[:place]:
+                if tokens[place - 1 - size] != token:
+                    break
+                size += 1
             if size > best_size:
                 best, best_size = place, size
                 if size == len(wanted):
                     break
-            place = int(self._older[place])
+            place = older[place]
+            if place < 0:
+                break
         return best
 
     def _bucket(self, place: int) -> int:
         value = 0
-        for token in self._tokens[place - self._least : place].tolist():
+        for token in self._token_view[place - self._least : place]:
             value = ((value ^ token) * _MULTIPLIER) & _MASK
         return value >> (32 - self._bits)
 
@@ -104,23 +114,23 @@ class PromptLookup:
 
     def draft(self, sequences: list[Sequence], counts: list[int]) -> list[Draft]:
         """Return a draft of ``counts[i]`` tokens for each sequence that has such a run, of none for others."""
-        return [Draft(self._look_up(*pair)) for pair in zip(sequences, counts, strict=True)]
+        return [self._look_up(*pair) for pair in zip(sequences, counts, strict=True)]
 
     def forget(self, sequence: Sequence) -> None:
         """Free the sequence's index; it is made anew when it is asked for."""
         self._indices.pop(sequence, None)
 
-    def _look_up(self, sequence: Sequence, count: int) -> tuple[int, ...]:
+    def _look_up(self, sequence: Sequence, count: int) -> Draft:
         index = self._indices.get(sequence)
         if index is None:
             index = self._indices[sequence] = NgramIndex(sequence.tokens, self._least, self._most)
         index.extend(sequence.length)
         place = index.longest(sequence.length)
         if place < 0:
-            return ()
+            return _NOTHING
         found = sequence.tokens[place : min(place + count, sequence.length)].tolist()
         period = len(found)
-        return tuple(found[i % period] for i in range(count))
+        return Draft(tuple(found) if period == count else tuple(found[i % period] for i in range(count)))
 
 
 def make_drafter(config: SpeculativeConfig, manifest: Manifest, runtime: RuntimeConfig) -> Drafter:

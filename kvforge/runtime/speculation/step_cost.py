@@ -2,6 +2,8 @@
 
 KEPT = 0.95
 """Weight of a step after each later one."""
+RECENT = 0.8
+"""The same of ``speed``."""
 LARGEST = 2.0
 """A step counts at most this many times what was expected of it."""
 GUESS = 0.02
@@ -11,13 +13,17 @@ GUESS = 0.02
 class StepCost:
     """Seconds of a step of one number of sequences: ``plain``, or with x drafts ``drafted + per_draft * x``.
 
+    ``speed`` is what steps with drafts have given of late, tokens a second, 0 before the first: the line does not know
+    that drafts which are right may cost more than others.
+
     The line is a weighted least-squares fit through the newest steps, and through the plain one so that it is defined
     where all have the same number of drafts.
     """
 
     def __init__(self) -> None:
         self.is_known = False
-        self.plain = self.drafted = self.per_draft = 0.0
+        self.plain = self.drafted = self.per_draft = self.speed = 0.0
+        self._tokens = self._seconds = 0.0
         self._weight = self._x = self._y = self._xx = self._xy = 0.0
 
     def add_plain(self, seconds: float) -> None:
@@ -29,10 +35,13 @@ class StepCost:
             self.plain += share * (min(seconds, LARGEST * self.plain) - self.plain)
         self._fit()
 
-    def add_drafted(self, num_drafts: int, seconds: float) -> None:
-        """A step with this many drafts took this long, drafting included."""
+    def add_drafted(self, num_drafts: int, num_tokens: int, seconds: float) -> None:
+        """A step with this many drafts gave so many tokens and took this long, drafting included."""
         if self._weight > 2.0:
             seconds = min(seconds, LARGEST * (self.drafted + self.per_draft * num_drafts))
+        self._tokens = self._tokens * RECENT + num_tokens
+        self._seconds = self._seconds * RECENT + seconds
+        self.speed = self._tokens / max(self._seconds, 1e-9)
         self._weight = self._weight * KEPT + 1.0
         self._x = self._x * KEPT + num_drafts
         self._y = self._y * KEPT + seconds

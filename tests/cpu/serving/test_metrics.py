@@ -96,6 +96,8 @@ def test_families_histograms_and_outcomes(triton: FakeTriton) -> None:
     assert triton.value("kvforge_open_requests", *m) == 4
     assert triton.value("kvforge_draft_acceptance", *m) == 0.5
     assert triton.value("kvforge_mean_accepted_length", *m) == 1.5
+    for family, host in (("kvforge_kv_cache_bytes", 700), ("kvforge_kv_cache_used_bytes", 70)):
+        assert triton.value(family, "host", *m) == host and (family, "device", *m) in triton.metrics
     family = "kvforge_time_to_first_token_seconds"
     wait(lambda: (f"{family}_bucket", "+Inf", *m) in triton.metrics and triton.value(f"{family}_count", *m) == 4)
     buckets = {le: triton.value(f"{family}_bucket", le, *m) for le in ("0.001", "0.002", "0.005", "500", "+Inf")}
