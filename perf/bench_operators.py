@@ -7,7 +7,7 @@ product, that of decode, cache writes and the selection of chunks their bytes at
 (read + write), both measured in the same run. Times are the best of several runs, in milliseconds; with --cpu-time
 they are CPU time of a single thread, for a machine whose cores other programs share. `--kv-dtype fp8 int8` adds decode
 and cache writes on 8-bit pools (torch's attention stays on the unquantized values), `--only decode` keeps the
-cases whose name contains a word.
+cases whose name contains one of the words.
 """
 
 import argparse
@@ -316,7 +316,7 @@ def main() -> int:
         "--kv-dtype", nargs="+", choices=KV_DTYPES, default=["same"], help="what caches hold; default: the dtype"
     )
     parser.add_argument(
-        "--only", default="", help="prefill, decode, write, reconstruct, select, chunks, linear or verify"
+        "--only", nargs="+", default=[], help="prefill, decode, write, reconstruct, select, chunks, linear or verify"
     )
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--note", default="", help="kept with the results, e.g. what else ran")
@@ -332,7 +332,7 @@ def main() -> int:
     results = []
 
     def bench(function: Callable[..., Any], name: str, *case: Any) -> None:
-        if options.only in name:
+        if not options.only or any(word in name for word in options.only):
             result = function(*case, rates, options.seconds)
             results.extend(result if isinstance(result, list) else [result])
 
