@@ -111,7 +111,9 @@ def alone(seed, memory=0):
     for request in random_plan(seed).requests:
         for index in range(request.params.n):
             params = dataclasses.replace(request.params, n=1, seed=request.params.seed + index)
-            engine = LLMEngine(session=FakeSession(memory=memory, page_size=16), num_pages=64, enable_prefix_cache=False)
+            engine = LLMEngine(
+                session=FakeSession(memory=memory, page_size=16), num_pages=64, enable_prefix_cache=False
+            )
             engine.add_request("alone", request.prompt, params)
             tokens, reason = [], None
             while engine.has_unfinished():

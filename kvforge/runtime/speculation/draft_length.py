@@ -10,7 +10,7 @@ DECAY = 0.8
 FIRST_RATE = 0.6
 GAIN = 1.02
 """Drafting must be this much better than plain decoding."""
-MAX_PAUSE = 32
+MAX_PAUSE = 64
 PROBE = 4
 PLAIN_PERIOD = 64
 
@@ -38,8 +38,9 @@ class DraftLength:
     A draft of L tokens, each right with probability a once those before it are, gives (1 - a^(L+1)) / (1 - a) tokens
     (Leviathan et al. 2023, eq. 1). Each sequence has its own moving estimate of a; times come from ``StepCost``, for
     the present number of sequences. Where drafting would not pay, or of late did not, there is none, but for probes of
-    ``PROBE`` drafts after 1, 2, 4, … ``MAX_PAUSE`` such steps, soon again once most of a probe's drafts were all right;
-    where it always does, a step in ``PLAIN_PERIOD`` goes without, to be measured. Deterministic given what it is told.
+    ``PROBE`` drafts of one sequence, another every time, after 1, 2, 4, … ``MAX_PAUSE`` such steps, soon again once a
+    probe was all right; where it always does, a step in ``PLAIN_PERIOD`` goes without, to be measured. Deterministic
+    given what it is told.
 
     Args:
         most: drafts of a sequence at most.
@@ -51,6 +52,7 @@ class DraftLength:
         self._all = _Rate(FIRST_RATE)
         self._costs: dict[int, StepCost] = {}
         self._pause = self._num_skipped = self._num_drafted = 0
+        self._num_probes = 0
         self._is_probe = False
 
     def room(self, sequence: Sequence) -> int:
@@ -79,7 +81,9 @@ class DraftLength:
         elif self._num_skipped >= self._pause:
             self._num_skipped = 0
             self._is_probe = True
-            return {sequence: min(PROBE, count) for sequence, count in available.items()}
+            self._num_probes += 1
+            sequence = list(available)[self._num_probes % len(available)]
+            return {sequence: min(PROBE, available[sequence])}
         else:
             self._num_skipped += 1
         return lengths
@@ -105,8 +109,8 @@ class DraftLength:
             rate.add(num_right, count)
             self._all.add(num_right, count)
         if self._is_probe and results:
-            num_whole = sum(count == num_right for count, num_right in results.values())
-            self._pause = 0 if 2 * num_whole > len(results) else min(max(2 * self._pause, 1), MAX_PAUSE)
+            was_right = all(count == num_right for count, num_right in results.values())
+            self._pause = 0 if was_right else min(max(2 * self._pause, 1), MAX_PAUSE)
         if seconds is not None:
             cost = self._cost(num_sequences)
             if was_plain:

@@ -12,6 +12,8 @@ from kvforge.runtime.speculation.config import SpeculativeConfig
 from kvforge.runtime.speculation.drafter import Draft, Drafter
 
 MAX_CANDIDATES = 64
+MISSES, MAX_REST = 4, 7
+"""After every ``MISSES`` lookups in a row that found nothing a sequence is left alone for a step more, up to these."""
 _MULTIPLIER = 0x9E3779B1
 _MASK = 0xFFFFFFFF
 _NOTHING = Draft(())
@@ -35,6 +37,7 @@ class NgramIndex:
         self._older = np.full(len(tokens), -1, dtype=np.int32)
         # Single numbers are read from and written to memoryviews in half the time.
         self._token_view, self._newest_view, self._older_view = tokens.data, self._newest.data, self._older.data
+        self.num_misses = self.num_resting = 0
         self._end = least
         """Places below this are in the chains."""
 
@@ -106,6 +109,7 @@ class PromptLookup:
 
     Of runs of ``prompt_lookup_max`` down to ``prompt_lookup_min`` tokens the longest counts, of its occurrences the
     newest. Where that lies less than a draft back, the draft goes on with its own beginning: a loop is drafted whole.
+    Lookups that keep failing become rarer, until one succeeds.
     """
 
     def __init__(self, config: SpeculativeConfig) -> None:
@@ -124,10 +128,16 @@ class PromptLookup:
         index = self._indices.get(sequence)
         if index is None:
             index = self._indices[sequence] = NgramIndex(sequence.tokens, self._least, self._most)
+        if index.num_resting:
+            index.num_resting -= 1
+            return _NOTHING
         index.extend(sequence.length)
         place = index.longest(sequence.length)
         if place < 0:
+            index.num_misses += 1
+            index.num_resting = min(index.num_misses // MISSES, MAX_REST)
             return _NOTHING
+        index.num_misses = 0
         found = sequence.tokens[place : min(place + count, sequence.length)].tolist()
         period = len(found)
         return Draft(tuple(found) if period == count else tuple(found[i % period] for i in range(count)))

@@ -1,5 +1,6 @@
 """Prompt lookup finds what a search of the whole sequence finds."""
 
+import itertools
 import random
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 from kvforge.runtime import SamplingParams
 from kvforge.runtime.sequence import RequestMetrics, Sequence
 from kvforge.runtime.speculation.config import SpeculativeConfig
-from kvforge.runtime.speculation.prompt_lookup import MAX_CANDIDATES, NgramIndex, PromptLookup
+from kvforge.runtime.speculation.prompt_lookup import MAX_CANDIDATES, MAX_REST, NgramIndex, PromptLookup
 
 
 def searched(tokens, length, least, most):
@@ -78,6 +79,25 @@ def test_drafts(tokens, count, drafted):
         assert lookup.draft([sequence], [count])[0].token_ids == drafted
         lookup.forget(sequence)
         lookup.forget(sequence)
+
+
+def test_lookups_that_keep_failing_become_rarer_until_one_succeeds():
+    lookup = PromptLookup(SpeculativeConfig("ngram"))
+    sequence, looked_up = sequence_of(range(100), 1000), []
+    for token in range(100, 400):
+        sequence.append(token)
+        assert lookup.draft([sequence], [4])[0].token_ids == ()
+        if lookup._indices[sequence]._end == sequence.length:
+            looked_up.append(token)
+    pauses = [b - a for a, b in itertools.pairwise(looked_up)]
+    assert pauses[:3] == [1, 1, 1] and pauses == sorted(pauses) and pauses[-1] == MAX_REST + 1
+    num_steps = 0
+    while not (draft := lookup.draft([sequence], [4])[0].token_ids):
+        num_steps += 1
+        sequence.append(num_steps)
+    assert num_steps <= MAX_REST + 3 and draft[0] == num_steps + 1
+    sequence.append(draft[0])
+    assert lookup.draft([sequence], [4])[0].token_ids
 
 
 def test_it_keeps_up_with_generated_tokens_and_keeps_little():
