@@ -3,7 +3,8 @@
     kvforge build model_defs/assets/tiny-swiftkv -o ENGINE --max-draft-len 6
     python -m perf.early_exit_decode draft ENGINE --batch 1 4 --json FILE    # acceptance and speed by draft length
     python -m perf.early_exit_decode sure ENGINE --json FILE                 # by the confidence that drafting asks for
-    python -m perf.early_exit_decode exit ENGINE --json FILE                 # answers and speed by exit threshold
+    python -m perf.early_exit_decode exit ENGINE --json FILE                 # speed by exit threshold
+    python -m perf.early_exit_decode quality ENGINE --json FILE              # answers by exit threshold
     python -m perf.early_exit_decode report --json FILE                      # FILE's tables and figure beside it
 
 Each adds its rows to FILE and replaces those of the same setting. Speeds are of decoding alone, prompts excluded: each
@@ -186,7 +187,7 @@ def answers_by_threshold(directory: Path, num_prompts: int) -> list[Row]:
 def main() -> None:
     """Measure or report; see the module's text."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("draft", "sure", "exit", "quality", "report"))
+    parser.add_argument("what", choices=("draft", "adaptive", "sure", "exit", "quality", "report"))
     parser.add_argument("engine", type=Path, nargs="?")
     parser.add_argument("--json", type=Path, required=True)
     parser.add_argument("--workload", choices=tuple(WORKLOADS), default="answers")
@@ -199,7 +200,8 @@ def main() -> None:
         write_report(data, args.json)
         return
     settings: dict[str, list[Row]] = {
-        "draft": [{"length": length} for length in (0, 1, 2, 3, 4, 5, 6, "adaptive")],
+        "draft": [{"length": 0}, *({"length": length, "confidence": 0.4} for length in range(1, 7))],
+        "adaptive": [{"length": 0}, {"length": "adaptive"}],
         "sure": [{"length": 0}, *({"length": 6, "confidence": p} for p in (0.0, 0.2, 0.4, 0.6, 0.8, 0.95))],
         "exit": [{"threshold": None}, *({"threshold": threshold} for threshold in THRESHOLDS)],
     }

@@ -15,7 +15,7 @@ def write_report(data: dict[str, list[Row]], source: Path) -> None:
         "Made by `python -m perf.early_exit_decode`, whose text says how. Acceptance is of the drafts that were made; "
         "tokens per step are of one sequence; *same* are the texts equal to those of plain decoding (in bf16 near-ties "
         "of the two most probable tokens may fall the other way where more rows are computed together).",
-        "## Drafts by the early exit, of a fixed length and as long as they pay",
+        "## Drafts by the early exit: up to so many, ending where its probability is below 0.4",
         _table(
             (
                 *("workload", "batch", "drafts", "acceptance", "tokens a step", "tokens/s", "speed-up", "same"),
@@ -23,7 +23,7 @@ def write_report(data: dict[str, list[Row]], source: Path) -> None:
             ),
             [
                 (row["workload"], row["batch"], row["length"], *_speed(row), f"{row['ms_per_step']:.2f}", *_phases(row))
-                for row in data.get("draft", [])
+                for row in (*data.get("draft", []), *data.get("adaptive", []))
             ],
         ),
         "## Drafts of up to 6 tokens, ending where the exit's probability is below a confidence",
@@ -77,8 +77,7 @@ def plot(data: dict[str, list[Row]], path: Path) -> None:
     left, right = figure.subplots(1, 2)
     groups: dict[tuple[str, int], list[Row]] = {}
     for row in data.get("draft", []):
-        if row["length"] != "adaptive":
-            groups.setdefault((row["workload"], row["batch"]), []).append(row)
+        groups.setdefault((row["workload"], row["batch"]), []).append(row)
     for (workload, batch), rows in groups.items():
         style = {"answers": "-o", "text": "--s", "sampled text": ":^"}[workload]
         lengths, speed = [row["length"] for row in rows], [row["speed_up"] for row in rows]

@@ -25,8 +25,9 @@ from kvforge.runtime.step_batch import StepBatch
 from kvforge.runtime.survivors import Survivors, gather
 from kvforge.runtime.token_draw import draw_tokens
 
-MIN_CONFIDENCE = 0.4
-"""Drafting for a sequence ends where the exit's most probable token is less probable than this."""
+MIN_CONFIDENCE = 0.8
+"""Drafting for a sequence ends where the exit's most probable token is less probable than this: a draft costs the time
+of ``lower``, about half a token's, so one that is seldom right costs more than it gives."""
 
 
 @dataclass

@@ -10,6 +10,7 @@ from kvforge.errors import EngineError
 from kvforge.runtime import LLMEngine, SamplingParams
 from kvforge.runtime.speculation.config import SpeculativeConfig
 from kvforge.runtime.speculation.draft_length import DraftLength
+from kvforge.runtime.speculation.self_draft import MIN_CONFIDENCE
 from tests.support.engine_schedules import alone, check_tokens, random_plan, run_plan
 from tests.support.exit_session import ExitSession
 from tests.support.fake_session import FakeSession
@@ -50,6 +51,7 @@ def test_tokens_equal_plain_decoding(full):
                 request.params = dataclasses.replace(request.params, draft_token_ids=guess)
         session = ExitSession(page_size=plan.page_size, agreement=rng.choice([0.0, 0.5, 0.9, 1.0]))
         engine = make_engine(session, plan, speculative=self_drafting(rng.choice([1, 2, 4, 7])))
+        engine.runner.self_draft.min_confidence = rng.choice([0.0, 0.4, MIN_CONFIDENCE])
         pool = engine.scheduler.pool
         after_step = lambda session=session, pool=pool: session.poison_pages(pool.free_pages)  # noqa: E731
         tokens, reasons, aborted = run_plan(engine, plan, after_step)
@@ -67,12 +69,13 @@ def test_tokens_equal_plain_decoding(full):
         )
     # The schedules exercise what they claim to.
     assert min(counts[name] for name in ("preempted", "aborted")) > 2, counts
-    assert min(counts[name] for name in ("reused", "accepted", "rejected")) > 100, counts
+    assert min(counts[name] for name in ("reused", "accepted", "rejected")) > 80, counts
 
 
-def serve(session, prompts, params, **options):
+def serve(session, prompts, params, min_confidence=MIN_CONFIDENCE, **options):
     """(tokens, tokens of each step) of each prompt, and the engine; the invariants hold after every step."""
     engine = LLMEngine(session=session, num_pages=100, **options)
+    engine.runner.self_draft.min_confidence = min_confidence
     for index, prompt in enumerate(prompts):
         engine.add_request(str(index), prompt, params)
     steps = {}
@@ -90,7 +93,7 @@ PROMPTS = [[5, 6, 7], [9] * 11, [5, 6, 7, 8]]
 @pytest.mark.parametrize("count", [1, 3, 7])
 def test_an_exit_that_is_always_right_gives_a_token_more_than_drafts_in_each_step(count):
     plain, _, _ = serve(FakeSession(), PROMPTS, GREEDY)
-    session = ExitSession(agreement=1.0, scales=(10.0,))
+    session = ExitSession(agreement=1.0, scales=(1000.0,))
     texts, steps, engine = serve(session, PROMPTS, GREEDY, speculative=self_drafting(count))
     assert texts == plain
     for sizes in steps.values():
@@ -112,7 +115,8 @@ def test_drafting_stops_where_the_exit_is_not_sure(params):
 def test_sampled_drafts_take_the_random_numbers_of_their_tokens():
     """With the model's own distribution every draft is right, though each token is one of many."""
     params = SamplingParams(temperature=1.0, seed=7, n=3, max_tokens=33, ignore_eos=True, top_p=0.95)
-    texts, _, engine = serve(ExitSession(agreement=1.0, scales=(1.0,)), PROMPTS, params, speculative=self_drafting(4))
+    session = ExitSession(agreement=1.0, scales=(1.0,))
+    texts, _, engine = serve(session, PROMPTS, params, 0.0, speculative=self_drafting(4))
     assert texts == serve(FakeSession(), PROMPTS, params)[0]
     assert len({tuple(text) for text in texts.values()}) == 9
     assert engine.stats()["num_accepted_draft_tokens"] == engine.stats()["num_draft_tokens"] > 20
@@ -123,14 +127,14 @@ def test_a_token_that_ends_the_sequence_is_not_drafted():
     stop = plain[0, 0][6]
     assert stop not in plain[0, 0][:6]
     params = dataclasses.replace(GREEDY, stop_token_ids=[stop])
-    session = ExitSession(agreement=1.0, scales=(10.0,))
+    session = ExitSession(agreement=1.0, scales=(1000.0,))
     texts, steps, engine = serve(session, [PROMPTS[0]], params, speculative=self_drafting(7))
     assert texts[0, 0] == plain[0, 0][:7] and steps[0, 0] == [1, 6]
     assert engine.stats()["num_draft_tokens"] == engine.stats()["num_accepted_draft_tokens"] == 5
 
 
 def test_an_error_while_drafting_ends_the_sequences_of_the_step(caplog):
-    session = ExitSession(agreement=1.0, scales=(10.0,))
+    session = ExitSession(agreement=1.0, scales=(1000.0,))
     session.fail_on = lambda session: session.num_lower_calls == 4  # the third draft of the second step
     texts, _, engine = serve(session, PROMPTS[:1], GREEDY, speculative=self_drafting(4))
     assert len(texts[0, 0]) == 1 and engine.stats()["num_failed_steps"] == 1
