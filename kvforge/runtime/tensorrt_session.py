@@ -154,10 +154,13 @@ class TensorRTSession:
         self, graph: str, step: tuple[Tensor, ...], pools: Pools, outputs: list[Tensor], writes_pools: bool = False
     ) -> None:
         plan, flat = self._plans[graph], list(itertools.chain.from_iterable(pools))
+        # The caller may gather rows of hidden states on its own stream, between runs.
+        self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             tensors = dict(zip(STEP_INPUTS[graph], (x.to(_DEVICE, non_blocking=True) for x in step), strict=True))
             inputs, results = bind(plan, graph, tensors, flat, outputs, writes_pools)
             plan.run(inputs, results, self._stream.cuda_stream, self._nothing.data_ptr())
+        torch.cuda.current_stream().wait_stream(self._stream)
 
     def _empty(self, shape: tuple[int, ...] | torch.Size, dtype: torch.dtype) -> Tensor:
         with torch.cuda.stream(self._stream):
