@@ -140,7 +140,7 @@ def texts_of_rejection(sampling, proposal, num_texts, num_sequences=5000):
         ("temperature", "the target upside down", 10_000),
         ("top-k", "nearly the target", 10_000),
         ("top-p", "never some tokens", 10_000),
-        ("all filters", "another model", NUM_TEXTS),
+        ("all filters", "another model", 40_000),
         ("all filters", "the least probable token", 10_000),
     ],
 )
