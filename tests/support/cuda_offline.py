@@ -49,6 +49,8 @@ MODEL = {
     "early_exit": True,
 }
 
+SHADOWKV = "shadowkv:rank=48,sparse_budget=256,num_outlier_chunks=4"
+
 _GUARD = """
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 static c10::impl::NoOpDeviceGuardImpl<c10::DeviceType::CUDA> guard;
@@ -128,9 +130,15 @@ def describe(graph: ExportedGraph) -> dict[str, Any]:
     return {
         "kernels": [_kernel(node, sizes) for node in calls if "triton_kernel_wrapper" in str(node.target)],
         "operators": [str(node.target) for node in calls if str(node.target).startswith("kvforge")],
-        "copies": [name_of.get(node.args[0], "?") for node in calls if "copy_" in str(node.target)],  # type: ignore[call-overload]
+        "copies": [name_of.get(node.args[0], "?") for node in calls if _is_copy(node)],  # type: ignore[call-overload]
         "clones": [str(node) for node in calls if "clone" in str(node.target)],
     }
+
+
+def _is_copy(node: Node) -> bool:
+    """Whether a node copies to an input; of a copy to itself, left where several kernels updated it in place, Inductor
+    makes nothing."""
+    return "copy_" in str(node.target) and node.args[0] is not node.args[1]
 
 
 def _kernel(node: Node, sizes: dict[str, list[str]]) -> dict[str, Any]:
@@ -152,14 +160,15 @@ def _kernel(node: Node, sizes: dict[str, list[str]]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Describe the graphs named on the command line, each as NAME:KV_DTYPE."""
+    """Describe the graphs named on the command line, each as NAME:KV_DTYPE or NAME:shadowkv."""
     pretend_gpu()
     cuda_ops.register()
     config = load_config(MODEL)
     report = {}
     for argument in sys.argv[1:]:
-        name, kv_dtype = argument.split(":")
-        options = resolve(BuildOptions("cuda", kv_dtype=kv_dtype, max_draft_len=3), config, "BF16")
+        name, cache = argument.split(":")
+        cached = {"kv_policy": SHADOWKV} if cache == "shadowkv" else {"kv_dtype": cache, "max_draft_len": 3}
+        options = resolve(BuildOptions("cuda", **cached), config, "BF16")
         graph = export(name, config, options)
         verify(graph, config, options)
         report[argument] = describe(graph)

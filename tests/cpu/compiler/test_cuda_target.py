@@ -41,7 +41,7 @@ def run_module(*arguments: str, **environment: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def graphs() -> dict[str, Any]:
-    graphs = ("lower:bfloat16", "upper:fp8", "early_exit:bfloat16")
+    graphs = ("lower:bfloat16", "upper:fp8", "early_exit:bfloat16", "upper:shadowkv")
     return run_module("tests.support.cuda_offline", *graphs, TRITON_INTERPRET="0")
 
 
@@ -56,6 +56,14 @@ def test_packages_hold_triton_kernels_and_no_operator(graphs: dict[str, Any]) ->
     assert names(graphs["lower:bfloat16"]) == [*below, *below, "rope_paged_kv_write"]
     assert names(graphs["upper:fp8"]) == [*attention, *attention]
     assert names(graphs["early_exit:bfloat16"]) == []
+    selection = [
+        "landmark_select_scores",
+        "landmark_select_choose",
+        "chunk_cache_update",
+        "low_rank_key_reconstruct",
+        "selected_kv_write",
+    ]
+    assert names(graphs["upper:shadowkv"]) == [*selection, *attention] * 2
     assert all(graph["operators"] == [] for graph in graphs.values())
 
 
@@ -65,6 +73,13 @@ def test_grids_follow_the_step(graphs: dict[str, Any]) -> None:
         ("lower:bfloat16", "rope_paged_kv_write_kernel"): {"slot_mapping[0]"},
         ("lower:bfloat16", "paged_attention_partial_kernel"): {"kv_length[0]"},
         ("lower:bfloat16", "paged_attention_combine_kernel"): {"input_ids[0]", "kv_length[0]"},
+        ("upper:shadowkv", "landmark_select_scores_kernel"): {"shadow_1[1]", "shadow_2[0]"},
+        ("upper:shadowkv", "landmark_select_choose_kernel"): {"shadow_2[0]"},
+        ("upper:shadowkv", "chunk_cache_update_kernel"): {"shadow_0[0]"},
+        ("upper:shadowkv", "low_rank_key_reconstruct_kernel"): {"shadow_2[0]"},
+        ("upper:shadowkv", "selected_kv_write_kernel"): {"shadow_2[0]"},
+        ("upper:shadowkv", "paged_attention_partial_kernel"): {"kv_length[0]"},
+        ("upper:shadowkv", "paged_attention_combine_kernel"): {"survivor_index[0]", "kv_length[0]"},
         ("upper:fp8", "paged_attention_partial_kernel"): {"kv_length[0]"},
         ("upper:fp8", "paged_attention_combine_kernel"): {"survivor_index[0]", "kv_length[0]"},
     }
