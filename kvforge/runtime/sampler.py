@@ -2,6 +2,7 @@
 
 import logging
 import math
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -32,12 +33,13 @@ class SampledTokens:
 
 
 @torch.inference_mode()
-def sample(logits: torch.Tensor, sequences: list[Sequence]) -> SampledTokens:
+def sample(logits: torch.Tensor, sequences: list[Sequence], uniform: SequenceOf[float] | None = None) -> SampledTokens:
     """Choose the next token of every sequence; what is wrong with one row does not touch the others.
 
     Args:
         logits: [R, vocab_size] float32, not changed.
         sequences: R sequences, ``sequence.sampling`` holding their state (None: plain greedy).
+        uniform: R random numbers, for rows that are drawn; default: the next one of each sequence.
     """
     states: list[SamplingState | None] = [sequence.sampling for sequence in sequences]
     best, not_finite = most_probable(logits)
@@ -66,7 +68,9 @@ def sample(logits: torch.Tensor, sequences: list[Sequence]) -> SampledTokens:
     if drawn:
         rows = torch.tensor([row for row, _ in drawn], device=logits.device)
         subset = adjusted if len(drawn) == len(sequences) else adjusted[rows]
-        chosen[rows] = _draw(subset, [state for _, state in drawn])
+        numbers = [state.take()[0] for _, state in drawn] if uniform is None else [uniform[row] for row, _ in drawn]
+        filters = draw_filters(subset, [state for _, state in drawn])
+        chosen[rows] = draw_tokens(subset, *filters, torch.tensor(numbers, dtype=torch.float32, device=logits.device))
     tokens = chosen.tolist()
     for row, state in active:
         try:
@@ -94,11 +98,6 @@ def most_probable(logits: torch.Tensor) -> tuple[np.ndarray, list[int]]:
     best = first * block + blocks.numpy()[rows, first].argmax(-1)
     finite = np.isfinite(logits.numpy()[rows, best])
     return best, [] if finite.all() else np.flatnonzero(~finite).tolist()
-
-
-def _draw(logits: torch.Tensor, states: list[SamplingState]) -> torch.Tensor:
-    uniform = torch.tensor([state.random.random() for state in states], dtype=torch.float32, device=logits.device)
-    return draw_tokens(logits, *draw_filters(logits, states), uniform)
 
 
 def draw_filters(

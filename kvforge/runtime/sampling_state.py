@@ -26,7 +26,8 @@ class SamplingState:
     ) -> None:
         self.params = params
         self.random = random.Random(None if params.seed is None else (params.seed + index) % 2**64)
-        """One number per sampled token, so seeded tokens do not depend on the rest of the batch."""
+        """One number per sampled token, so seeded tokens do not depend on the rest of the batch. See ``take``."""
+        self._ahead: list[float] = []
         bad_tokens = sorted({word[0] for word in bad_words if len(word) == 1})
         self.bad_tokens = torch.tensor(bad_tokens, dtype=torch.long)
         self.bad_sequences = [word for word in bad_words if len(word) > 1]
@@ -51,11 +52,23 @@ class SamplingState:
         self.adjusts_logits = _adjusts_logits(params, bad_words, guide)
         changes_top_p = params.top_p_decay != 1 or params.top_p_min > params.top_p
         reports = params.logprobs is not None or params.return_logits
-        self.may_reject = not (
-            params.greedy or params.seed is not None or self.adjusts_logits or changes_top_p or reports
-        )
-        """Its tokens may come of drafts that were drawn: nothing but temperature and filters bears on them, and nobody
-        asked for more than their distribution."""
+        self.draws_ahead = not (params.greedy or self.adjusts_logits or changes_top_p or reports)
+        """A token depends on its logits, temperature, filters and random number alone, so that those after drafts can
+        be drawn before it is known whether the drafts are right."""
+        self.may_reject = self.draws_ahead and params.seed is None
+        """Its tokens may come of drafts that were drawn: nobody asked for more than their distribution."""
+
+    def peek(self, count: int) -> list[float]:
+        """Return the random numbers of the next ``count`` tokens without taking them."""
+        while len(self._ahead) < count:
+            self._ahead.append(self.random.random())
+        return self._ahead[:count]
+
+    def take(self, count: int = 1) -> list[float]:
+        """Return the random numbers of the next ``count`` tokens; each is taken once."""
+        numbers = self.peek(count)
+        del self._ahead[:count]
+        return numbers
 
     def record(self, token: int) -> None:
         """Take note of a generated token; raises KvforgeError where the guide cannot go on with it."""

@@ -7,7 +7,6 @@ where those of the next tokens will be.
 """
 
 import itertools
-import random
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -158,6 +157,4 @@ def _next_uniform(sequence: Sequence, count: int) -> list[float]:
     state: SamplingState | None = sequence.sampling
     if state is None or state.params.greedy:
         return []
-    copy = random.Random()
-    copy.setstate(state.random.getstate())
-    return [copy.random() for _ in range(count)]
+    return state.peek(count)

@@ -24,8 +24,9 @@ class Verifier:
     """Chooses tokens of steps with drafts: ``sample`` each survivor's first one, ``verify`` those after it.
 
     The engine's graph ``verify`` chooses all tokens of greedy sequences at once, and of those whose drafts were drawn
-    and whose tokens may come of rejection. Along the drafts of the others the sampler goes one token at a time, with
-    the sequence's own random numbers: their tokens are those of decoding without drafts, whatever the drafts are.
+    and whose tokens may come of rejection. The others' are chosen by the sampler with the sequence's own random
+    numbers: they are those of decoding without drafts, whatever the drafts are. Where nothing else bears on them it
+    chooses the tokens after all drafts at once, otherwise it goes along the drafts one token at a time.
     """
 
     def __init__(self, session: StepFunctions, scheduler: Scheduler, statistics: EngineStatistics, take: Take) -> None:
@@ -51,7 +52,7 @@ class Verifier:
                 self._runs |= drawn_runs(self._verify, plan, logits, drawn)
             if any(sequence.sampling is None for sequence in plan.drafts):
                 self._runs |= greedy_runs(self._verify, plan, logits)
-        return self._tokens(survivors, 0, logits)
+        return self._ahead(plan, logits)
 
     def verify(self, plan: Schedule, logits: torch.Tensor, news: dict[Sequence, SequenceOutput]) -> None:
         """Go along each sequence's drafts as far as they are right, and give it the token after every one of them."""
@@ -73,6 +74,45 @@ class Verifier:
                 self._scheduler.accept([s for row, s in enumerate(walking) if row not in sampled.errors])
                 self._take(walking, sampled, news)
                 walking = [sequence for row, sequence in enumerate(walking) if row not in sampled.errors]
+
+    def _ahead(self, plan: Schedule, logits: torch.Tensor) -> SampledTokens:
+        """Choose the first token of each survivor, and the runs of those whose tokens can be chosen ahead; these take
+        as many of their random numbers as they get tokens."""
+        survivors, drafts = plan.survivors, plan.drafts
+        others = [sequence for sequence in survivors if sequence not in self._runs]
+        counts = [1 + len(drafts.get(s, ())) if s in drafts and _draws_ahead(s) else 1 for s in others]
+        if len(others) == sum(counts):
+            return self._tokens(survivors, 0, logits)
+        states = [sequence.sampling for sequence in others]
+        uniform = [
+            [0.0] * count if state is None or state.params.greedy else state.peek(count)
+            for state, count in zip(states, counts, strict=True)
+        ]
+        rows = [self._rows[s] + depth for s, count in zip(others, counts, strict=True) for depth in range(count)]
+        part = sample(
+            logits if len(rows) == len(logits) else logits[rows],
+            [sequence for sequence, count in zip(others, counts, strict=True) for _ in range(count)],
+            [number for numbers in uniform for number in numbers],
+        )
+        begin, first = 0, dict[Sequence, int]()
+        for sequence, state, count in zip(others, states, counts, strict=True):
+            first[sequence] = begin
+            num_tokens = 1
+            if count > 1:
+                run = self._runs[sequence] = _run(part, begin, drafts[sequence])
+                num_tokens = len(run)
+            if state is not None and not state.params.greedy:
+                state.take(num_tokens)
+            begin += count
+        tokens = [self._runs[s][0] if s in self._runs else part.tokens[first[s]] for s in survivors]
+        places = {first[s]: row for row, s in enumerate(survivors) if s in first}
+        return SampledTokens(
+            [token or 0 for token in tokens],
+            {places[row]: value for row, value in part.logprobs.items()},
+            {row: NOT_FINITE for row, token in enumerate(tokens) if token is None}
+            | {places[row]: value for row, value in part.errors.items() if row in places},
+            {places[row]: value for row, value in part.logits.items()},
+        )
 
     def _is_right(
         self, sequence: Sequence, draft: tuple[int, ...], depth: int, news: dict[Sequence, SequenceOutput]
@@ -103,3 +143,21 @@ class Verifier:
             ):
                 whole.update({sampled[index]: value for index, value in some.items()})
         return result
+
+
+def _draws_ahead(sequence: Sequence) -> bool:
+    return sequence.sampling is None or sequence.sampling.draws_ahead
+
+
+def _run(sampled: SampledTokens, begin: int, draft: tuple[int, ...]) -> Run:
+    """Return what a sequence gets whose rows of ``sampled`` start at ``begin``: tokens to the first that is not the
+    draft's."""
+    run: Run = []
+    for depth in range(len(draft) + 1):
+        if begin + depth in sampled.errors:
+            return [*run, None]
+        token = sampled.tokens[begin + depth]
+        run.append(token)
+        if draft[depth : depth + 1] != (token,):
+            break
+    return run

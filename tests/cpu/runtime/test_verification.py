@@ -9,7 +9,8 @@ import torch
 
 from kvforge.runtime import LLMEngine, SamplingParams
 from kvforge.runtime.config import resolve_config
-from kvforge.runtime.sampler import NOT_FINITE
+from kvforge.runtime.sampler import NOT_FINITE, sample
+from kvforge.runtime.speculation import verification
 from kvforge.runtime.speculation.draft_model import DraftModel
 from kvforge.runtime.speculation.drafter import Draft
 from kvforge.runtime.token_draw import draw_tokens, filter_logits
@@ -116,6 +117,40 @@ def test_what_needs_the_walk_is_as_without_drafts_beside_what_does_not(drawn):
             assert len(got) == len(want) and all(np.array_equal(a, b) for a, b in zip(got, want, strict=True))
     proposals = [num_probs for _, _, num_probs in session.verified]
     assert proposals.count(0) > 2 and max(proposals) == (4 if drawn else 0), "one call for greedy ones, one for drawn"
+
+
+SAMPLED = [
+    {"temperature": 0.4, "seed": 1},
+    {"temperature": 0.6, "seed": 2, "top_k": 3},
+    {"temperature": 0.5, "seed": 3, "top_p": 0.8, "stop_token_ids": [9, 11, 23]},
+    {"temperature": 0.7, "seed": 4, "min_p": 0.1, "n": 2},
+]
+
+
+def test_tokens_after_drafts_are_drawn_in_one_call_with_the_random_numbers_of_decoding_without(monkeypatch):
+    """Beside a sequence without drafts, a greedy one and one that goes along its drafts."""
+    calls = []
+
+    def counting(logits, sequences, *rest):
+        calls.append(len(sequences))
+        return sample(logits, sequences, *rest)
+
+    monkeypatch.setattr(verification, "sample", counting)
+    requests = {str(i): {**GREEDY, "max_tokens": 40, **changes} for i, changes in enumerate(SAMPLED)}
+    engine = speculative_engine(CountingSession(max_num_seqs=16, max_num_tokens=128), Guesser(0.2), 4, num_pages=200)
+    steps, _ = serve(engine, {**requests, "late": {**GREEDY, "temperature": 0.5, "seed": 9, "max_tokens": 1}})
+    stats = engine.stats()
+    assert stats["num_accepted_draft_tokens"] > 20 and stats["num_accepted_draft_tokens"] < stats["num_draft_tokens"]
+    assert max(calls) > 20 and len(calls) <= stats["num_iterations"]
+    beside = speculative_engine(CountingSession(max_num_seqs=16, max_num_tokens=128), Guesser(0.2), 4, num_pages=200)
+    mixed, _ = serve(beside, {**requests, "greedy": GREEDY, "walks": {**GREEDY, **WALKED[4]}})
+    for request_id, params in {**requests, "greedy": GREEDY, "walks": {**GREEDY, **WALKED[4]}}.items():
+        for index in range(params.get("n", 1)):
+            expected, *found = (
+                tokens_of(output for output in outputs if output.index == index)
+                for outputs in (plain(params), mixed[request_id], *([steps[request_id]] if request_id in steps else []))
+            )
+            assert all(tokens == expected for tokens in found), (request_id, index)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
