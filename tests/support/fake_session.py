@@ -138,6 +138,7 @@ class FakeSession:
         assert self.manifest.max_draft_len > 0
         assert len(logits) == len(draft_ids) + len(temperature) == len(uniform)
         assert len(draft_probs) in (0, len(draft_ids)) and draft_start[-1] == len(draft_ids)
+        assert all(values.dtype == torch.float32 for values in (logits, draft_probs, temperature, uniform))
         return reference(logits, draft_ids, draft_start, draft_probs, temperature, uniform)
 
 

@@ -5,6 +5,8 @@ import time
 from itertools import takewhile
 from typing import Any
 
+import torch
+
 from kvforge.engine import Manifest
 from kvforge.runtime.config import RuntimeConfig
 from kvforge.runtime.outputs import SequenceOutput
@@ -117,8 +119,11 @@ class Drafting:
             return {}
 
     def _can_be_computed(self, draft: Draft) -> bool:
-        is_shaped = draft.probs is None or draft.probs.shape == (len(draft.token_ids), self._vocab_size)
-        return is_shaped and all(0 <= token < self._vocab_size for token in draft.token_ids)
+        probs, shape = draft.probs, (len(draft.token_ids), self._vocab_size)
+        is_drawn = probs is None or (
+            probs.shape == shape and probs.dtype is torch.float32 and probs.device.type == "cpu"
+        )
+        return is_drawn and all(0 <= token < self._vocab_size for token in draft.token_ids)
 
     def _log_failure(self) -> None:
         if not self._has_failed:
