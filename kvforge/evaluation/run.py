@@ -58,8 +58,8 @@ class EvalOptions:
         ):
             if value < least:
                 raise KvforgeError(f"{name} must be at least {least}")
-        if self.early_exit_threshold is not None and not 0 < self.early_exit_threshold < 1:
-            raise KvforgeError("--early-exit-threshold must be a probability between 0 and 1")
+        if self.early_exit_threshold is not None and not 0 < self.early_exit_threshold <= 1:
+            raise KvforgeError("--early-exit-threshold must be a probability above 0, at most 1")
         if not self.tasks and self.early_exit_threshold is not None:
             raise KvforgeError("--early-exit-threshold needs tasks to answer; run some or leave it out")
         if not self.tasks and self.early_exit == "answers":

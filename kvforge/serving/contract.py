@@ -26,7 +26,10 @@ NO_LORA = "LoRA weights are not supported"
 NO_PROMPT_TABLE = "prompt embedding tables are not supported"
 NO_LOOKAHEAD = "lookahead decoding is not supported"
 NO_DRAFT_LOGITS = "drafts are verified by their token ids alone ('draft_input_ids')"
-NO_DRAFT_MODEL = "there is no draft model; send 'draft_input_ids' to tensorrt_llm"
+NO_DRAFT_CHOICE = (
+    "how to draft is the server's choice (kvforge serve --speculative-method); send drafts of your own as "
+    "'draft_input_ids' to tensorrt_llm"
+)
 NO_DECODER_INPUT = "encoder-decoder models are not supported"
 
 # Inputs of `tensorrt_llm` that are read by kvforge.serving.request.
@@ -65,8 +68,8 @@ UNSUPPORTED: dict[str, Unsupported] = {
     # Inputs of `preprocessing` and `tensorrt_llm_bls`, under the names that clients know.
     "decoder_text_input": Unsupported(NO_DECODER_INPUT, (b"",)),
     "prompt_table_extra_id": Unsupported(NO_PROMPT_TABLE, (0,)),
-    "num_draft_tokens": Unsupported(NO_DRAFT_MODEL, (0,)),
-    "use_draft_logits": Unsupported(NO_DRAFT_MODEL, (False,)),
+    "num_draft_tokens": Unsupported(NO_DRAFT_CHOICE, (0,)),
+    "use_draft_logits": Unsupported(NO_DRAFT_CHOICE, (False,)),
 }
 
 # The ensemble's name of a `tensorrt_llm` input, where it differs.

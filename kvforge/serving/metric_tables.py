@@ -54,6 +54,13 @@ FAMILIES: dict[str, tuple[str, dict[str, Reader]]] = {
         "memory",
         {"device": lambda s: s["kv_device_used_bytes"], "host": lambda s: s["kv_host_used_bytes"]},
     ),
+    "kvforge_draft_model_pages": (  # a server without a draft model has none
+        "pages",
+        {
+            "used": lambda s: s.get("draft_model_num_used_pages", 0),
+            "max": lambda s: s.get("draft_model_num_pages", 0),
+        },
+    ),
 }
 
 # kvforge's gauges: family -> (number from LLMEngine.stats(), help)
@@ -65,6 +72,10 @@ GAUGES: dict[str, tuple[Reader, str]] = {
     "kvforge_mean_accepted_length": (
         lambda s: s["num_accepted_draft_tokens"] / max(s["num_drafts"], 1),
         "Accepted draft tokens per draft since the engine was loaded",
+    ),
+    "kvforge_draft_model_kv_cache_bytes": (
+        lambda s: s.get("draft_model_kv_cache_bytes", 0),
+        "Bytes of the draft model's KV cache, 0 without one",
     ),
 }
 
@@ -79,6 +90,7 @@ COUNTERS: dict[str, tuple[Reader, str]] = {
         lambda s: s["num_accepted_draft_tokens"],
         "Draft tokens that became tokens of a text",
     ),
+    "kvforge_draft_model_steps_total": (lambda s: s.get("draft_model_num_steps", 0), "Steps of the draft model"),
     "kvforge_early_exits_total": (lambda s: s["num_early_exits"], "Tokens that skipped the upper layers"),
     "kvforge_failed_steps_total": (lambda s: s["num_failed_steps"], "Steps that ended in an error"),
 }

@@ -35,17 +35,17 @@ def test_answers_with_exits_are_compared_prompt_by_prompt(engines: EngineShelf, 
             assert sum(row.num_same for row in quality.tasks) < 6 and quality.share > 0.5
     assert main(["eval", str(engine), *TASKS, "--early-exit-threshold", "0.001"]) == 0
     assert capsys.readouterr().out.splitlines()[-4:] == lines[0.001]
-    assert main(["eval", str(engine), *TASKS, "--early-exit-threshold", "0.999", "--json"]) == 0
+    assert main(["eval", str(engine), *TASKS, "--early-exit-threshold", "1", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)["exits"]
-    assert report["threshold"] == 0.999 and [row["num_same"] for row in report["tasks"]] == [3, 3]
+    assert report["threshold"] == 1.0 and [row["num_same"] for row in report["tasks"]] == [3, 3]
 
 
 @pytest.mark.parametrize(
     ("spec", "options", "message"),
     [
         (SWIFTKV, ("--early-exit-threshold", "0.9"), "this engine has no early exit; build it"),
-        (EARLY_EXIT, ("--early-exit-threshold", "1.5"), "must be a probability between 0 and 1"),
-        (EARLY_EXIT, ("--early-exit-threshold", "0"), "must be a probability between 0 and 1"),
+        (EARLY_EXIT, ("--early-exit-threshold", "1.5"), "must be a probability above 0, at most 1"),
+        (EARLY_EXIT, ("--early-exit-threshold", "0"), "must be a probability above 0, at most 1"),
         (EARLY_EXIT, ("--early-exit-threshold", "0.9", "--task", "none"), "needs tasks to answer"),
     ],
 )
