@@ -101,7 +101,10 @@ def _gram(k_pool: Tensor, num_tokens: int, pages: Tensor, rope: tuple[Tensor, Te
 
 
 def _leading_eigenvectors(gram: Tensor, rank: int) -> Tensor:
-    """[n, rank] fp32: eigenvectors of the largest eigenvalues, descending; zeros beyond n."""
+    """[n, rank] fp32: eigenvectors of the largest eigenvalues, descending; zeros beyond n. NaN, and with them the
+    sequence's logits, where the keys are not finite or overflow: that ends one sequence, not the step."""
+    if not gram.isfinite().all():
+        return torch.full((len(gram), rank), torch.nan, device=gram.device)
     vectors = torch.linalg.eigh(gram).eigenvectors.flip(1)[:, :rank].float()
     return torch.nn.functional.pad(vectors, (0, rank - vectors.shape[1]))
 

@@ -18,7 +18,7 @@ from kvforge.runtime.schedule import Schedule
 from model_defs import ModelConfig
 from model_defs.rope import RopeConfig
 from tests.support.eager_session import random_session
-from tests.support.engine_schedules import check_tokens, random_plan, run_plan
+from tests.support.engine_schedules import PlannedRequest, check_tokens, random_plan, run_plan
 from tests.support.fake_session import FakeSession, fake_manifest
 from tests.support.fake_shadow_session import FakeShadowSession
 
@@ -204,6 +204,25 @@ def test_a_failed_factoring_ends_a_sequence_that_the_step_only_factors(monkeypat
     assert {(output.request_id, output.finish_reason) for output in outputs} == {("again", "error"), ("first", "error")}
     engine.check_invariants()
     assert engine.stats()["num_used_pages"] == engine.stats()["num_used_shadow_pages"] == 0
+
+
+@pytest.mark.parametrize("key", [float("nan"), float("-inf"), 3e38])
+def test_keys_that_cannot_be_factored_end_their_own_sequence(key):
+    session, prompts = make_session(), {"bad": [5, 7] * 20, "good": [9, 4, 11] * 13}
+    expected = alone(session, PlannedRequest("good", prompts["good"], GREEDY, 0, None))
+    engine = LLMEngine(session=session, num_pages=64)
+    for name, prompt in prompts.items():
+        engine.add_request(name, prompt, GREEDY)
+    outputs = engine.step()
+    bad = next(sequence for sequence in engine.scheduler.running if sequence.request_id == "bad")
+    engine.runner.pools[0][0][bad.pages[1], 2] = key
+    while engine.has_unfinished():
+        outputs += engine.step()
+        engine.check_invariants()
+    reasons = {output.request_id: output.finish_reason for output in outputs if output.finished}
+    assert reasons == {"bad": "error", "good": expected[1]}
+    assert [t for output in outputs if output.request_id == "good" for t in output.new_token_ids] == expected[0]
+    assert engine.stats()["num_failed_steps"] == 0
 
 
 def test_drafts_of_factored_sequences_are_dropped():
