@@ -1,7 +1,6 @@
 """The graph ``early_exit`` on TensorRT: its profiles, and the session around a plan that records what it is given."""
 
 import dataclasses
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,6 +11,7 @@ from kvforge.compiler.options import ResolvedOptions
 from kvforge.compiler.tensorrt_profiles import input_ranges
 from kvforge.errors import EngineError
 from tests.support.fake_session import fake_manifest
+from tests.support.fake_stream import FakeStream, fake_current_stream
 
 OPTIONS = ResolvedOptions("tensorrt", "bfloat16", "bfloat16", 8, 100, 1000, 32, 3, early_exit=True)
 
@@ -53,7 +53,8 @@ def test_a_session_runs_the_plan(trt, monkeypatch: pytest.MonkeyPatch) -> None:
     assert {name: tuple(names) for name, names in INPUTS.items()} == tensorrt_session.STEP_INPUTS
     assert tensorrt_session.RESULTS == EXPORTED_RESULTS
     manifest = dataclasses.replace(fake_manifest(), early_exit=True, dtype="bfloat16", vocab_size=7)
-    stream = SimpleNamespace(cuda_stream=1)
+    fake_current_stream(monkeypatch)
+    stream = FakeStream()
     session = tensorrt_session.TensorRTSession(manifest, {"early_exit": RecordingPlan()}, stream)
     hidden = torch.arange(10).view(5, 2).to(torch.bfloat16)
     logits = session.early_exit(hidden, torch.tensor([4, 1], dtype=torch.int32))

@@ -1,12 +1,11 @@
 """The TensorRT session around plans that record what they are given, on the CPU."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 
 from kvforge.engine import Manifest
 from kvforge.errors import EngineError
+from tests.support.fake_stream import FakeStream, fake_current_stream
 
 HIDDEN, VOCAB, PAGES = 6, 11, 40
 
@@ -61,7 +60,8 @@ def session(trt, manifest, monkeypatch):
         "upper": make_plan("upper", (2,), {"logits": f32}, {"hidden": bf16}),
         "verify": make_plan("verify", (), {"accepted": i32, "next_token": i32}, floats),
     }
-    return tensorrt_session.TensorRTSession(manifest, plans, SimpleNamespace(cuda_stream=7))
+    fake_current_stream(monkeypatch)
+    return tensorrt_session.TensorRTSession(manifest, plans, FakeStream())
 
 
 def int32(*shape: int) -> torch.Tensor:
@@ -82,6 +82,10 @@ def test_a_step(session):
     assert logits.shape == (2, VOCAB) and logits.dtype == torch.float32 and bool((logits == 1).all())
     inputs, outputs = session._plans["upper"].calls[0]
     assert [inputs["k_pool_2"], inputs["v_pool_2"]] == [*pools[2]] and list(outputs) == ["logits"]
+    own, callers = session._stream, torch.cuda.current_stream()
+    assert own.waited == [callers] * 2 and callers.waited == [own] * 2, (
+        "each graph comes after what the caller gathered"
+    )
 
 
 def test_pools_are_found_by_name_in_any_order(session):
