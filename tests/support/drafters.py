@@ -66,6 +66,9 @@ class RandomLengths:
         lengths = {sequence: self._rng.randint(0, most) for sequence, most in available.items()}
         return {sequence: length for sequence, length in lengths.items() if length}
 
+    def rest(self, num_steps):
+        assert num_steps >= 0
+
     def observe(self, num_sequences, results, was_plain, seconds):
         assert all(0 <= right <= count <= self._most for count, right in results.values())
         assert not (was_plain and results) and num_sequences >= len(results)

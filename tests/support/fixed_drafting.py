@@ -17,6 +17,9 @@ class FixedLength:
     def choose(self, num_sequences, available):
         return dict(available)
 
+    def rest(self, num_steps):
+        pass
+
     def observe(self, *args):
         pass
 

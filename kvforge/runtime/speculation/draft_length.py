@@ -88,6 +88,10 @@ class DraftLength:
             self._num_skipped += 1
         return lengths
 
+    def rest(self, num_steps: int) -> None:
+        """Nothing will be asked before this many steps; they count as steps without drafts."""
+        self._num_skipped += num_steps
+
     def observe(
         self, num_sequences: int, results: Mapping[Sequence, tuple[int, int]], was_plain: bool, seconds: float | None
     ) -> None:

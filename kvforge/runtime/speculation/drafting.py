@@ -19,6 +19,9 @@ from kvforge.runtime.speculation.drafter import FREE, Draft, Drafter, Reporting,
 
 logger = logging.getLogger(__name__)
 
+IDLE, MAX_REST = 4, 7
+"""After every ``IDLE`` steps in a row without drafts nothing is tried for a step more, up to these."""
+
 
 class Drafting:
     """Has drafts proposed to the scheduler before every step. Drafts that a request brought itself come first.
@@ -35,12 +38,20 @@ class Drafting:
         self._ran: list[Sequence] = []
         self._asked = False
         self._began = 0.0
+        self._num_preemptions = 0
+        self._num_idle = self._rest = 0
+        self._is_resting = False
         self._has_failed = False
 
     def propose(self, scheduler: Scheduler) -> None:
         """Propose drafts, or ask for room for them, for sequences that only have their last token to compute."""
+        self._num_preemptions = scheduler.num_preemptions
+        self._is_resting = self._rest > 0 and self._ran == scheduler.running
+        if self._is_resting:  # that drafting does not pay must cost next to nothing
+            self._rest -= 1
+            return
         self._began = time.perf_counter()
-        self._ran = list(scheduler.running)
+        self._ran = scheduler.running.copy()
         decoding = [s for s in self._ran if s.length - s.num_computed == 1]
         room = {s: self._lengths.room(s) for s in decoding if s not in scheduler.proposals}
         wanted = {sequence: count for sequence, count in room.items() if count > 0}
@@ -59,20 +70,30 @@ class Drafting:
                 self._drafts = self._ask(drafter, wanted)
         for sequence, draft in self._drafts.items():
             scheduler.propose(sequence, draft.token_ids)
+        if self._drafts or scheduler.rooms or not decoding:
+            self._num_idle = self._rest = 0
+        else:
+            self._num_idle += 1
+            self._rest = min(self._num_idle // IDLE, MAX_REST)
+            self._lengths.rest(self._rest)
 
     def planned(self, plan: Schedule, scheduler: Scheduler) -> None:
         """Note which drafts are in the step's plan; the others are dropped, and so is what is kept of victims."""
-        for sequence, draft in self._drafts.items():
-            scheduler.proposals.pop(sequence, None)
-            if draft.probs is not None and sequence in plan.drafts:
-                plan.draft_probs[sequence] = draft.probs[: len(plan.drafts[sequence])]
-        self._drafts = {}
-        for sequence in self._ran:
-            if sequence.status is not Status.RUNNING:
-                self.forget(sequence)
+        if self._drafts:
+            for sequence, draft in self._drafts.items():
+                scheduler.proposals.pop(sequence, None)
+                if draft.probs is not None and sequence in plan.drafts:
+                    plan.draft_probs[sequence] = draft.probs[: len(plan.drafts[sequence])]
+            self._drafts = {}
+        if scheduler.num_preemptions != self._num_preemptions:
+            for sequence in self._ran:
+                if sequence.status is not Status.RUNNING:
+                    self.forget(sequence)
 
     def observe(self, plan: Schedule, news: dict[Sequence, SequenceOutput]) -> None:
         """Learn from a step that has given tokens how long drafts should be."""
+        if self._is_resting and not plan.drafts:
+            return
         seconds = time.perf_counter() - self._began
         results: dict[Sequence, tuple[int, int]] = {}
         for sequence, drafts in plan.drafts.items():
@@ -85,7 +106,8 @@ class Drafting:
         num_sequences = len(plan.decodes) + len(plan.prefills)
         no_prompts = num_sequences + plan.num_drafts == plan.num_tokens
         was_plain = not (results or self._asked)
-        self._lengths.observe(num_sequences, results, was_plain, seconds if no_prompts else None)
+        says_time = no_prompts and not self._is_resting
+        self._lengths.observe(num_sequences, results, was_plain, seconds if says_time else None)
         for sequence in results:
             if sequence.status is Status.FINISHED:
                 self._lengths.forget(sequence)

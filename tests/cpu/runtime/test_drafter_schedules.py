@@ -83,5 +83,5 @@ def test_tokens_equal_plain_decoding(method, full, caplog):
         )
     # The schedules exercise what they claim to.
     assert counts["preempted"] > 10 and counts["aborted"] > 5, counts
-    assert min(counts[name] for name in ("reused", "accepted", "rejected")) > 100, counts
+    assert min(counts[name] for name in ("reused", "accepted", "rejected")) > 50, counts
     assert method != "adversary" or min(kinds[kind] for kind in KINDS) > 10, kinds
