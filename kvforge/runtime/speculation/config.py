@@ -9,6 +9,8 @@ from kvforge.errors import EngineError
 from kvforge.kv_policies import Need
 
 Method = Literal["ngram", "draft_model", "early_exit"]
+LONGEST_LOOKUP = 64
+"""Of ``prompt_lookup_max``: what a lookup takes in every step grows with it where a text repeats itself."""
 
 
 @dataclass(frozen=True)
@@ -19,7 +21,7 @@ class SpeculativeConfig:
         method: "ngram" looks the newest tokens up in the sequence itself, "draft_model" asks a smaller engine,
             "early_exit" the engine's own early-exit head, within the step.
         num_speculative_tokens: drafts of a sequence in one step at most.
-        prompt_lookup_min, prompt_lookup_max: newest tokens that "ngram" looks for, the most first.
+        prompt_lookup_min, prompt_lookup_max: newest tokens that "ngram" looks for, the most first; at most 64.
         draft_engine: engine directory of "draft_model".
 
     Raises:
@@ -37,10 +39,10 @@ class SpeculativeConfig:
             raise EngineError(f"speculative method {self.method!r} is unknown; give {', '.join(get_args(Method))}.")
         if self.num_speculative_tokens < 1:
             raise EngineError(f"num_speculative_tokens is {self.num_speculative_tokens}; give 1 or more.")
-        if not 1 <= self.prompt_lookup_min <= self.prompt_lookup_max:
+        if not 1 <= self.prompt_lookup_min <= self.prompt_lookup_max <= LONGEST_LOOKUP:
             raise EngineError(
                 f"prompt_lookup_min is {self.prompt_lookup_min} and prompt_lookup_max {self.prompt_lookup_max}; "
-                "give 1 <= min <= max."
+                f"give 1 <= min <= max <= {LONGEST_LOOKUP}."
             )
         if (self.draft_engine is not None) != (self.method == "draft_model"):
             raise EngineError("a draft engine and the method draft_model go together; give both or neither.")

@@ -40,6 +40,7 @@ def test_what_is_left_out_has_the_defaults() -> None:
         (["--speculative-method", "draft_model"], "add --draft-engine"),
         (["--speculative-method", "ngram", "--num-speculative-tokens", "0"], "give 1 or more"),
         (["--speculative-method", "ngram", "--prompt-lookup-min", "5"], "give 1 <= min <= max"),
+        (["--speculative-method", "ngram", "--prompt-lookup-max", "65"], "max <= 64"),
     ],
 )
 @pytest.mark.parametrize("command", ["generate", "serve"])
