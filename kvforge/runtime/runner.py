@@ -29,7 +29,7 @@ class Runner:
     ) -> None:
         self._session = session
         whole = cast(Session, session)  # what follows is for engines with an early exit
-        self.self_draft = SelfDraft(whole, config.page_size)
+        self.self_draft = SelfDraft(whole, config)
         self._exits = None if early_exit_threshold is None else EarlyExitDecode(whole, early_exit_threshold)
         self._builder = StepBatchBuilder(config)
         self._shadow: ShadowState | None = None

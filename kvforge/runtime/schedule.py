@@ -2,11 +2,13 @@
 
 from dataclasses import dataclass, field
 from itertools import accumulate
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from kvforge.runtime.sequence import Sequence
 from kvforge.runtime.shadowkv.factoring import Factoring
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass
@@ -24,7 +26,7 @@ class Schedule:
     decodes: list[Sequence] = field(default_factory=list)
     prefills: list[tuple[Sequence, int]] = field(default_factory=list)
     drafts: dict[Sequence, tuple[int, ...]] = field(default_factory=dict)
-    draft_probs: dict[Sequence, Tensor] = field(default_factory=dict)
+    draft_probs: dict[Sequence, "Tensor"] = field(default_factory=dict)
     draft_rooms: dict[Sequence, int] = field(default_factory=dict)
     factorings: list[Factoring] = field(default_factory=list)
     num_preempted: int = 0

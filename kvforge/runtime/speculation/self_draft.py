@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from kvforge.runtime.config import RuntimeConfig
 from kvforge.runtime.early_exit_decode import confidence
 from kvforge.runtime.pools import Pools
 from kvforge.runtime.sampler import draw_filters
@@ -49,9 +50,9 @@ class SelfDraft:
     penalties and guides are left out: drafts are guesses.
     """
 
-    def __init__(self, session: Session, page_size: int, min_confidence: float = MIN_CONFIDENCE) -> None:
-        self._session, self._page_size, self.min_confidence = session, page_size, min_confidence
-        self._arange = torch.arange(session.manifest.max_num_seqs + 1, dtype=torch.int32)
+    def __init__(self, session: Session, config: RuntimeConfig, min_confidence: float = MIN_CONFIDENCE) -> None:
+        self._session, self._page_size, self.min_confidence = session, config.page_size, min_confidence
+        self._arange = torch.arange(config.max_num_seqs + 1, dtype=torch.int32)
 
     def run(self, hidden: torch.Tensor, plan: Schedule, batch: StepBatch, slots: SlotTable, pools: Pools) -> Survivors:
         """Draft and return the survivors; ``hidden`` is ``lower``'s of ``batch``, the step without these drafts."""
