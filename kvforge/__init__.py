@@ -6,10 +6,10 @@
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "RequestOutput", "SamplingParams", "__version__"]
+__all__ = ["LLM", "RequestOutput", "SamplingParams", "SpeculativeConfig", "__version__"]
 
 if TYPE_CHECKING:
-    from kvforge.runtime import LLM, RequestOutput, SamplingParams
+    from kvforge.runtime import LLM, RequestOutput, SamplingParams, SpeculativeConfig
 
 
 def __getattr__(name: str) -> Any:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from kvforge.runtime.llm import LLM
     from kvforge.runtime.outputs import CompletionOutput, RequestOutput, SequenceOutput, TokenLogprobs
     from kvforge.runtime.sampling_params import SamplingParams
+    from kvforge.runtime.speculation.config import SpeculativeConfig
 
 _MODULES = {
     "LLM": "llm",
@@ -22,8 +23,18 @@ _MODULES = {
     "SequenceOutput": "outputs",
     "TokenLogprobs": "outputs",
     "SamplingParams": "sampling_params",
+    "SpeculativeConfig": "speculation.config",
 }
-__all__ = ["LLM", "CompletionOutput", "LLMEngine", "RequestOutput", "SamplingParams", "SequenceOutput", "TokenLogprobs"]
+__all__ = [
+    "LLM",
+    "CompletionOutput",
+    "LLMEngine",
+    "RequestOutput",
+    "SamplingParams",
+    "SequenceOutput",
+    "SpeculativeConfig",
+    "TokenLogprobs",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -32,7 +32,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Reader]]] = {
     ),
     "nv_trt_llm_runtime_memory_metrics": (
         "memory_type",
-        {"pinned": lambda s: 0, "gpu": lambda s: 0, "cpu": lambda s: s["num_pages"] * s["page_bytes"]},
+        {"pinned": lambda s: 0, "gpu": lambda s: 0, "cpu": lambda s: s["kv_device_bytes"] + s["kv_host_bytes"]},
     ),
     "nv_trt_llm_inflight_batcher_metrics": (
         "inflight_batcher_specific_metric",

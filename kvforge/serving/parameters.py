@@ -50,7 +50,7 @@ def check_parameters(parameters: dict[str, Any], inputs: Iterable[str]) -> None:
     for name in parameters:
         if name in TRITONS or name == ERRORS_AS_TENSORS or name.startswith(PREFIX):
             continue
-        close = difflib.get_close_matches(name, inputs, n=1)
+        close = difflib.get_close_matches(name, [other for other in inputs if other != name], n=1)
         hint = f"; did you mean '{close[0]}'?" if close else ""
         raise RequestError(f"'{name}' is no input of this model and no request parameter{hint}")
 

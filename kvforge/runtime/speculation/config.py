@@ -7,6 +7,7 @@ from typing import Literal, get_args
 from kvforge.engine import Manifest
 from kvforge.errors import EngineError
 from kvforge.kv_policies import Need
+from kvforge.runtime.compatibility import NO_EARLY_EXIT
 
 Method = Literal["ngram", "draft_model", "early_exit"]
 LONGEST_LOOKUP = 64
@@ -54,6 +55,8 @@ def check_speculation(config: SpeculativeConfig | None, early_exit_threshold: fl
     Raises:
         EngineError: both are asked for, or the engine was not built for what is.
     """
+    if config is not None and not isinstance(config, SpeculativeConfig):
+        raise EngineError(f"speculative is {config!r}; give a SpeculativeConfig, or None for no drafts.")
     if early_exit_threshold is not None:
         if not 0.0 < early_exit_threshold <= 1.0:
             raise EngineError(f"early_exit_threshold is {early_exit_threshold}; give a probability above 0, at most 1.")
@@ -62,7 +65,7 @@ def check_speculation(config: SpeculativeConfig | None, early_exit_threshold: fl
     if (early_exit_threshold is not None or (config is not None and config.method == "early_exit")) and (
         not manifest.early_exit
     ):
-        raise EngineError("the engine has no early exit; build it from a checkpoint with that head.")
+        raise EngineError(NO_EARLY_EXIT)
     if config is not None and Need.ONE_QUERY in manifest.policy.needs:
         raise EngineError(
             f"the engine's KV policy {manifest.kv_policy} takes one query per sequence and step, so it verifies no "

@@ -55,6 +55,7 @@ def test_refused(command: str, arguments: list, sentence: str, tmp_path: Path, c
     ("options", "manifest", "sentence"),
     [
         ({"speculative": SpeculativeConfig("ngram", 5)}, {"max_draft_len": 4}, "--max-draft-len 5"),
+        ({"speculative": "ngram"}, {"max_draft_len": 4}, "give a SpeculativeConfig"),
         ({"speculative": SpeculativeConfig("early_exit")}, {"max_draft_len": 4}, "has no early exit"),
         ({"early_exit_threshold": 0.9}, {}, "has no early exit"),
         ({"early_exit_threshold": 0.0}, {"early_exit": True}, "give a probability"),
