@@ -3,46 +3,25 @@
 import pytest
 import torch
 
-from kvforge.compiler import BuildOptions
 from kvforge.runtime import LLMEngine, SamplingParams
 from kvforge.runtime.config import resolve_config
 from kvforge.runtime.speculation.draft_model import DraftModel
-from model_defs import ModelConfig
-from model_defs.rope import RopeConfig
-from tests.support.eager_session import EagerSession, random_session
+from tests.support.eager_session import EagerSession
 from tests.support.fixed_drafting import speculative_engine
+from tests.support.small_models import small_session
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 PROMPTS = [[5, 6, 7], [9] * 11, [5, 6, 7, 8], [3, 60, 40, 20, 10] * 4]
 GREEDY = {"temperature": 0.0, "max_tokens": 25, "ignore_eos": True}
 
 
-def make_session(noise=0.0, **limits) -> EagerSession:
-    """Four layers, cut at 2, with AcrossKV groups of 2; ``noise`` makes another model that often agrees."""
-    config = ModelConfig(
-        model_type="llama",
-        vocab_size=96,
-        hidden_size=32,
-        intermediate_size=48,
-        num_layers=4,
-        num_heads=4,
-        num_kv_heads=2,
-        head_dim=16,
-        rms_norm_eps=1e-5,
-        max_position=256,
-        rope=RopeConfig(),
-        layer_windows=(0,) * 4,
-        cut=2,
-        group_size=2,
-        eos_token_ids=(2,),
-    )
-    options = dict(page_size=4, max_num_tokens=64, max_num_seqs=8, max_seq_len=128, max_draft_len=5, dtype="float32")
-    session = random_session(config, BuildOptions(**{**options, **limits}))
+def make_session(noise=0.0, **options) -> EagerSession:
+    """``noise`` makes another model that often agrees."""
+    session = small_session({"max_draft_len": 5, **options})
     generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():  # four times larger, so that texts do not repeat one token
+    with torch.no_grad():
         for graph in (session._lower, session._upper):
-            for name, weight in graph.layers.named_parameters():
-                weight.mul_(1.0 if "norm" in name else 4.0)
+            for weight in graph.layers.parameters():
                 weight.add_(noise * weight.std() * torch.randn(weight.shape, generator=generator))
     return session
 

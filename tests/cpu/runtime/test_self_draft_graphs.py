@@ -8,15 +8,13 @@ from collections import Counter
 import pytest
 import torch
 
-from kvforge.compiler import BuildOptions
 from kvforge.runtime import LLMEngine, SamplingParams
 from kvforge.runtime.cuda_session import CudaSession
 from kvforge.runtime.speculation.config import SpeculativeConfig
 from kvforge.runtime.speculation.draft_length import DraftLength
-from model_defs import ModelConfig
-from model_defs.rope import RopeConfig
-from tests.support.eager_session import EagerSession, random_session
+from tests.support.eager_session import EagerSession
 from tests.support.engine_schedules import random_plan, run_plan
+from tests.support.small_models import small_session
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 PAGE_SIZE = 4
@@ -26,33 +24,7 @@ PROMPTS = [[5, 6, 7], [9] * 11, [5, 6, 7, 8], [3]]
 
 def make_session(changes=(), **options) -> EagerSession:
     """A model of 5 layers, cut at 2, with AcrossKV groups of 2 and a ragged last one."""
-    values = dict(
-        model_type="llama",
-        vocab_size=96,
-        hidden_size=32,
-        intermediate_size=48,
-        num_layers=5,
-        num_heads=4,
-        num_kv_heads=2,
-        head_dim=16,
-        rms_norm_eps=1e-5,
-        max_position=256,
-        rope=RopeConfig(),
-        layer_windows=(0,) * 5,
-        cut=2,
-        group_size=2,
-        early_exit=True,
-        eos_token_ids=(2,),
-    )
-    limits = dict(page_size=PAGE_SIZE, max_num_tokens=64, max_num_seqs=8, max_seq_len=128, max_draft_len=5)
-    config = ModelConfig(**{**values, **dict(changes)})
-    session = random_session(config, BuildOptions(**{**limits, "dtype": "float32", **options}))
-    with torch.no_grad():  # so that texts do not repeat one token, and exits are of all degrees of confidence
-        for graph in (session._lower, session._upper):
-            for name, weight in graph.layers.named_parameters():
-                weight.mul_(1.0 if "norm" in name else 4.0)
-        session._early_exit.lm_head_early_exit.weight.mul_(4.0)
-    return session
+    return small_session({"max_draft_len": 5, **options}, **{"num_layers": 5, "early_exit": True, **dict(changes)})
 
 
 @pytest.fixture(scope="module")

@@ -6,21 +6,17 @@ import random
 from collections import Counter
 
 import pytest
-import torch
 
-from kvforge.compiler import BuildOptions
 from kvforge.errors import EngineError, RequestError
 from kvforge.kv_policies import ShadowKV
 from kvforge.runtime import LLMEngine, SamplingParams
 from kvforge.runtime.config import resolve_config
 from kvforge.runtime.pools import device_bytes, host_bytes
 from kvforge.runtime.schedule import Schedule
-from model_defs import ModelConfig
-from model_defs.rope import RopeConfig
-from tests.support.eager_session import random_session
 from tests.support.engine_schedules import PlannedRequest, check_tokens, random_plan, run_plan
 from tests.support.fake_session import FakeSession, fake_manifest
 from tests.support.fake_shadow_session import FakeShadowSession
+from tests.support.small_models import small_session
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 POLICY = ShadowKV(rank=8, chunk_size=2, sparse_budget=8, num_outlier_chunks=2, num_local_tokens=4)
@@ -29,31 +25,7 @@ SHAPES = {"swiftkv": {}, "plain MHA": {"cut": 3, "num_layers": 3, "num_kv_heads"
 
 
 def make_session(policy=POLICY, **changes):
-    values = dict(
-        model_type="llama",
-        vocab_size=96,
-        hidden_size=32,
-        intermediate_size=48,
-        num_layers=4,
-        num_heads=4,
-        num_kv_heads=2,
-        head_dim=10,
-        rms_norm_eps=1e-5,
-        max_position=256,
-        rope=RopeConfig(),
-        cut=1,
-        group_size=2,
-        eos_token_ids=(2,),
-    )
-    values |= changes
-    config = ModelConfig(**values, layer_windows=(0,) * values["num_layers"])
-    limits = dict(page_size=4, max_num_tokens=64, max_num_seqs=8, max_seq_len=128)
-    session = random_session(config, BuildOptions(**limits, dtype="float32", kv_policy=str(policy)))
-    with torch.no_grad():  # so that texts do not repeat one token
-        for graph in (session._lower, session._upper):
-            for name, weight in graph.layers.named_parameters():
-                weight.mul_(1.0 if "norm" in name else 4.0)
-    return session
+    return small_session({"kv_policy": str(policy)}, **{"head_dim": 10, "cut": 1, **changes})
 
 
 def alone(session, request):
