@@ -200,7 +200,7 @@ def main() -> None:
         write_report(data, args.json)
         return
     settings: dict[str, list[Row]] = {
-        "draft": [{"length": 0}, *({"length": length, "confidence": 0.4} for length in range(1, 7))],
+        "draft": [{"length": 0}, *({"length": length} for length in range(1, 7))],
         "adaptive": [{"length": 0}, {"length": "adaptive"}],
         "sure": [{"length": 0}, *({"length": 6, "confidence": p} for p in (0.0, 0.2, 0.4, 0.6, 0.8, 0.95))],
         "exit": [{"threshold": None}, *({"threshold": threshold} for threshold in THRESHOLDS)],

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from kvforge.figures import new_figure, save_figure
+from kvforge.runtime.speculation.self_draft import MIN_CONFIDENCE
 
 Row = dict[str, Any]
 
@@ -15,7 +16,7 @@ def write_report(data: dict[str, list[Row]], source: Path) -> None:
         "Made by `python -m perf.early_exit_decode`, whose text says how. Acceptance is of the drafts that were made; "
         "tokens per step are of one sequence; *same* are the texts equal to those of plain decoding (in bf16 near-ties "
         "of the two most probable tokens may fall the other way where more rows are computed together).",
-        "## Drafts by the early exit: up to so many, ending where its probability is below 0.4",
+        f"## Drafts by the early exit: up to so many, ending where its probability is below {MIN_CONFIDENCE:g}",
         _table(
             (
                 *("workload", "batch", "drafts", "acceptance", "tokens a step", "tokens/s", "speed-up", "same"),

@@ -47,13 +47,14 @@ def cell_of(text: str) -> Cell:
     return Cell(int(budget), int(rank))
 
 
-def engine_of(model: str, cell: Cell | None, length: int, outliers: int, work: Path) -> Path:
+def engine_of(model: str, cell: Cell | None, length: int, outliers: int, chunk: int, work: Path) -> Path:
     """Return the engine of a cell, or with None that with full attention, built if it is not there yet."""
     slug = model.replace(", ", "-").replace(" ", "-")
     policy, name = "full", f"{slug}-full-{length}"
     if cell is not None:
         policy = f"shadowkv:rank={cell.rank},sparse_budget={cell.budget},num_outlier_chunks={outliers}"
-        name = f"{slug}-{cell.budget}-{cell.rank}-{outliers}-{length}"
+        policy += f",chunk_size={chunk}"
+        name = f"{slug}-{cell.budget}-{cell.rank}-{outliers}-{length}" + (f"-chunk{chunk}" if chunk != 8 else "")
     engine = work / "engines" / name
     if not (engine / MANIFEST_FILE).is_file():
         options = BuildOptions(
@@ -85,6 +86,7 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=2048 - MAX_ANSWER_TOKENS, help="of a prompt (default 2000)")
     parser.add_argument("--seed", type=int, default=1, help="of the prompts (default 1)")
     parser.add_argument("--outliers", type=int, default=8, help="chunks a KV head keeps exact (default 8)")
+    parser.add_argument("--chunk", type=int, default=8, help="tokens of a chunk (default 8)")
     parser.add_argument(
         "--cell", action="append", type=cell_of, metavar="BUDGET:RANK", help="default: a cross of seven"
     )
@@ -104,15 +106,17 @@ def main() -> None:
     with tqdm([(model, cell) for model in args.model or MODELS for cell in cells], unit="engine", disable=None) as bar:
         for model, cell in bar:
             bar.set_description(f"{model}, {cell or 'full'}")
-            engine = engine_of(model, cell, args.length, args.outliers, args.work)
+            engine = engine_of(model, cell, args.length, args.outliers, args.chunk, args.work)
             texts = answer(engine, examples, args.length, args.seed, args.work)
             results.append(result(model, cell, examples, texts))
     chosen = "".join(f" --cell {cell.budget}:{cell.rank}" for cell in args.cell or ())
     settings = {
-        "command": f"python -m perf.shadowkv_quality --num-prompts {args.num_prompts}{chosen}",
+        "command": f"python -m perf.shadowkv_quality --num-prompts {args.num_prompts}{chosen}"
+        + (f" --chunk {args.chunk} --outliers {args.outliers}" if args.chunk != 8 else ""),
         "prompt_tokens": args.length,
         "seed": args.seed,
         "num_outlier_chunks": args.outliers,
+        "chunk_size": args.chunk,
     }
     write_report(results, settings, args.output)
     print(args.output.with_suffix(".md").read_text())

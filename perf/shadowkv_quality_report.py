@@ -62,7 +62,8 @@ def markdown(rows: list[dict[str, Any]], settings: dict[str, Any]) -> str:
         "",
         f"Tiny models, {rows[0]['num_prompts']} prompts of {settings['prompt_tokens']} tokens ({', '.join(tasks)}, "
         f"equally many; seed {settings['seed']}), greedy, bf16, through engines built with this budget and rank, "
-        f"chunks of 8, {settings['num_outlier_chunks']} outlier chunks, 32 local tokens. Exact match in per cent with "
+        f"chunks of {settings['chunk_size']}, {settings['num_outlier_chunks']} outlier chunks, 32 local tokens. "
+        "Exact match in per cent with "
         "its 95% Wilson interval; “versus full” pairs prompt by prompt: difference in points with its 95% interval "
         "(Agresti and Min 2005), prompts gained and lost, the exact McNemar p. The keys of a token have 128 "
         "dimensions, so rank 128 is all of them.",
