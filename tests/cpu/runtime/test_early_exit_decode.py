@@ -134,5 +134,5 @@ def test_an_exit_without_finite_logits_is_no_exit():
 def test_a_threshold_that_is_no_probability_is_refused(threshold):
     with pytest.raises(EngineError, match=r"early_exit_threshold is .*; give a probability"):
         LLMEngine(session=ExitSession(), num_pages=20, early_exit_threshold=threshold)
-    with pytest.raises(EngineError, match=r"the engine has no early exit"):
+    with pytest.raises(EngineError, match=r"this engine has no early exit"):
         LLMEngine(session=FakeSession(), num_pages=20, early_exit_threshold=0.9)

@@ -145,7 +145,7 @@ def test_an_error_while_drafting_ends_the_sequences_of_the_step(caplog):
 
 
 def test_engines_that_cannot_are_refused():
-    with pytest.raises(EngineError, match=r"the engine has no early exit; build it from a checkpoint with that head"):
+    with pytest.raises(EngineError, match=r"this engine has no early exit; build it from a checkpoint with that head"):
         LLMEngine(session=FakeSession(max_draft_len=4), num_pages=20, speculative=self_drafting(4))
     with pytest.raises(EngineError, match=r"rebuild with kvforge build --max-draft-len 5"):
         LLMEngine(session=ExitSession(max_draft_len=4), num_pages=20, speculative=self_drafting(5))
