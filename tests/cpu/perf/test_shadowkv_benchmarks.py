@@ -112,7 +112,7 @@ def test_quality_report(tmp_path):
     assert rows[3]["versus_full"]["lost"] == 10 and rows[3]["texts_changed"] == 10
     assert shadowkv_quality_report.enough(rows) is None
     results += [result("one", 128, 8, 90), result("two", 128, 8, 95), result("one", 256, 8, 90)]
-    settings = {"prompt_tokens": 2000, "seed": 1, "num_outlier_chunks": 8}
+    settings = {"prompt_tokens": 2000, "seed": 1, "num_outlier_chunks": 8, "chunk_size": 8}
     shadowkv_quality_report.write_report(results, settings, tmp_path / "quality")
     text = (tmp_path / "quality.md").read_text()
     assert "a budget of 128 tokens at rank 8." in text and "| two | 64 | 8 | 80.0 (71.1 to 86.7) | 88.9% |" in text
