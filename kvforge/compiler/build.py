@@ -3,6 +3,7 @@
 import dataclasses
 import shutil
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -104,6 +105,38 @@ def _copy_tokenizer(checkpoint: Checkpoint, target: Path) -> None:
             shutil.copyfile(checkpoint.path / name, target / name)
 
 
+def manifest_fields(config: ModelConfig, options: ResolvedOptions) -> dict[str, Any]:
+    """Return the fields of an engine's manifest that model and options decide, not its target and files."""
+    return {
+        "dtype": options.dtype,
+        "weight_dtype": options.weight_dtype,
+        "kv_dtype": options.kv_dtype,
+        "kv_scales": options.kv_scales,
+        "kv_policy": options.policy.name,
+        "kv_policy_parameters": options.policy.parameters,
+        "model_type": config.model_type,
+        "num_layers": config.num_layers,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_heads": config.num_heads,
+        "num_kv_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "vocab_size": config.vocab_size,
+        "max_position": config.max_position,
+        "layer_windows": config.layer_windows,
+        "cut": config.cut,
+        "owner_of_layer": config.owner_of_layer,
+        "early_exit": config.early_exit,
+        "page_size": options.page_size,
+        "max_num_seqs": options.max_num_seqs,
+        "max_num_tokens": options.max_num_tokens,
+        "max_seq_len": options.max_seq_len,
+        "max_draft_len": options.max_draft_len,
+        "bos_token_id": config.bos_token_id,
+        "eos_token_ids": config.eos_token_ids,
+    }
+
+
 def _manifest(
     checkpoint: Checkpoint,
     config: ModelConfig,
@@ -119,35 +152,10 @@ def _manifest(
         target=options.target,
         isa=target.isa(),
         torch_version=torch.__version__,
-        dtype=options.dtype,
-        weight_dtype=options.weight_dtype,
-        kv_dtype=options.kv_dtype,
-        kv_scales=options.kv_scales,
-        model_type=config.model_type,
-        num_layers=config.num_layers,
-        hidden_size=config.hidden_size,
-        intermediate_size=config.intermediate_size,
-        num_heads=config.num_heads,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        vocab_size=config.vocab_size,
-        max_position=config.max_position,
-        layer_windows=config.layer_windows,
-        cut=config.cut,
-        owner_of_layer=config.owner_of_layer,
-        early_exit=config.early_exit,
-        page_size=options.page_size,
-        max_num_seqs=options.max_num_seqs,
-        max_num_tokens=options.max_num_tokens,
-        max_seq_len=options.max_seq_len,
-        max_draft_len=options.max_draft_len,
-        bos_token_id=config.bos_token_id,
-        eos_token_ids=config.eos_token_ids,
+        **manifest_fields(config, options),
         num_parameters=num_parameters,
         weights_file_bytes=(staging / WEIGHTS_FILE).stat().st_size,
         checkpoint_sha256=checkpoint.sha256(),
         operators={operator.name: operator.version for operator in plugins.OPERATORS.values()},
         files={str(path.relative_to(staging)): sha256_of(path) for path in files},
-        kv_policy=options.policy.name,
-        kv_policy_parameters=options.policy.parameters,
     )

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 import plugins
 from kvforge.checkpoint import open_checkpoint
+from kvforge.compiler.build import manifest_fields
 from kvforge.compiler.convert import convert_weights
 from kvforge.compiler.cpu_graph import linears, packed_tensors
 from kvforge.compiler.export import selection_of, uninitialised
@@ -133,31 +134,4 @@ def random_session(config: ModelConfig, options: BuildOptions, seed: int = 0) ->
 
 def manifest_of(config: ModelConfig, options: ResolvedOptions) -> Any:
     """Return the manifest of an engine, without what only its files can say."""
-    return fake_manifest(
-        dtype=options.dtype,
-        weight_dtype=options.weight_dtype,
-        kv_dtype=options.kv_dtype,
-        kv_scales=options.kv_scales,
-        kv_policy=options.policy.name,
-        kv_policy_parameters=options.policy.parameters,
-        page_size=options.page_size,
-        max_num_seqs=options.max_num_seqs,
-        max_num_tokens=options.max_num_tokens,
-        max_seq_len=options.max_seq_len,
-        max_draft_len=options.max_draft_len,
-        early_exit=config.early_exit,
-        model_type=config.model_type,
-        num_layers=config.num_layers,
-        hidden_size=config.hidden_size,
-        intermediate_size=config.intermediate_size,
-        num_heads=config.num_heads,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        vocab_size=config.vocab_size,
-        max_position=config.max_position,
-        layer_windows=config.layer_windows,
-        cut=config.cut,
-        owner_of_layer=config.owner_of_layer,
-        bos_token_id=config.bos_token_id,
-        eos_token_ids=config.eos_token_ids,
-    )
+    return fake_manifest(**manifest_fields(config, options))
