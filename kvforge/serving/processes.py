@@ -59,14 +59,18 @@ def how_it_ended(status: int) -> str:
     return f"signal {-status}" if status < 0 else f"exit status {status}"
 
 
+def stubs_of(server_pid: int) -> list[ProcessId]:
+    """The Triton Python backend's processes of one tritonserver, also of one that has ended: by its pid on their
+    command lines, because orphans have another parent."""
+    pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+    stubs = [(process_id(pid), _words(pid)) for pid in pids]
+    return [stub for stub, words in stubs if stub is not None and _is_stub(words) and words[5] == str(server_pid)]
+
+
 def model_of_stub(stub: ProcessId) -> str:
     """The model that a Triton Python backend process runs, by the model.py on its command line."""
-    try:
-        words = Path(f"/proc/{stub.pid}/cmdline").read_bytes().split(b"\0")
-    except OSError:
-        return "?"
-    paths = [word.decode(errors="replace") for word in words if word.endswith(b"/model.py")]
-    return Path(paths[0]).parent.parent.name if paths else "?"
+    words = _words(stub.pid)
+    return Path(words[1]).parent.parent.name if _is_stub(words) else "?"
 
 
 def raise_open_files_limit() -> int:
@@ -76,6 +80,18 @@ def raise_open_files_limit() -> int:
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return hard
+
+
+def _words(pid: int) -> list[str]:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+    except OSError:
+        return []
+
+
+def _is_stub(words: list[str]) -> bool:
+    """Whether the words are program, model.py, a shared memory region, its size, its growth, tritonserver's pid, …"""
+    return len(words) > 5 and words[1].endswith("/model.py")
 
 
 def _by_parent() -> dict[int, list[ProcessId]]:

@@ -36,7 +36,7 @@ from kvforge.serving.size_limits import SizeLimits
 from kvforge.serving.state_files import StateWriter
 from kvforge.serving.stream_keys import STREAM_KEY, StreamKeys
 from kvforge.serving.stub_config import StubConfig
-from kvforge.serving.watchdog import exit_with_parent
+from kvforge.serving.watchdog import end_with_server
 
 logger = logging.getLogger("kvforge.serving")
 
@@ -59,7 +59,7 @@ class Stub:
         self._senders = SenderPool(self._send)
         self._acks = AckListener(str(config.ack_socket), self.on_ack)
         self._client = EngineClient([*config.engine_command, "--server-pid", str(os.getppid())], self)
-        exit_with_parent(before_exit=self._client.kill)
+        end_with_server(os.getppid(), before_exit=self._client.kill)
         self._client.start()
         self._watch = RequestWatch(self, self._requests, config.poll_s, config.run_dir)
 

@@ -12,7 +12,7 @@ from kvforge.errors import KvforgeError
 from kvforge.serving.client import StreamingClient
 from kvforge.serving.health import generate
 from kvforge.serving.launcher import ServerOptions, TritonServer
-from kvforge.serving.processes import ProcessId, descendants, wait_gone
+from kvforge.serving.processes import ProcessId, children, descendants, model_of_stub, wait_gone
 from kvforge.serving.repository import MODELS
 from tests.support.serve_process import ServeProcess, refused_start
 from tests.support.serving import ENDLESS, ask, text_of, used_pages, wait_until
@@ -64,6 +64,16 @@ def test_tritonserver_killed_leaves_nothing(own_server: TritonServer) -> None:
     assert own_server.failure() is not None
     own_server.stop()
     assert not list(SHARED_MEMORY.glob(f"{prefix}*"))
+
+
+def test_who_hangs_is_ended_by_the_others(own_server: TritonServer) -> None:
+    """A stub may wait for ever for an answer of the killed server, and then cannot end itself."""
+    processes = descendants(own_server.pid)
+    (stub,) = [p for p in children(own_server.pid) if model_of_stub(p) == "postprocessing"]
+    for hanging in (stub, engine_process(own_server)):
+        os.kill(hanging.pid, signal.SIGSTOP)
+    os.kill(own_server.pid, signal.SIGKILL)
+    assert wait_gone(processes, timeout_s=20) == []
 
 
 def test_serve_until_sigterm(engine_dir: Path) -> None:
