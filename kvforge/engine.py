@@ -12,8 +12,11 @@ from kvforge.errors import EngineError, KvforgeError
 from kvforge.kv_policies import Full, KVPolicy, OwnerCache, load
 from kvforge.relative_names import is_inside
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 MANIFEST_FILE = "engine.json"
+MANIFEST_DIGEST = "manifest_sha256"
+"""The key of ``engine.json`` that holds the SHA-256 of all the others: graphs are compiled for what they say."""
+
 TOKENIZER_DIR = "tokenizer"
 RANK_DIR = "rank0"
 WEIGHTS_FILE = f"{RANK_DIR}/weights.safetensors"
@@ -187,12 +190,19 @@ class Manifest:
 
 def save_manifest(manifest: Manifest, engine_dir: Path) -> None:
     """Write ``engine.json``."""
-    (engine_dir / MANIFEST_FILE).write_text(json.dumps(manifest.to_json(), indent=1) + "\n", encoding="utf-8")
+    data = manifest.to_json()
+    data[MANIFEST_DIGEST] = _digest(data)
+    (engine_dir / MANIFEST_FILE).write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+
+
+def _digest(data: dict[str, Any]) -> str:
+    """Return the SHA-256 of JSON data, whatever the order of its keys."""
+    return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
 
 
 def load_manifest(engine_dir: str | Path) -> Manifest:
-    """Read and check ``engine.json`` and the engine's files: their SHA-256, and of the weights, which take long to
-    read, the size alone (a graph would read beyond tensors that are too small).
+    """Read and check ``engine.json`` and the engine's files: their SHA-256 and its own, and of the weights, which take
+    long to read, the size alone (a graph would read beyond tensors that are too small).
 
     Raises:
         EngineError: no engine directory, a damaged one, or one of another schema version.
@@ -214,7 +224,10 @@ def load_manifest(engine_dir: str | Path) -> Manifest:
             f"{engine_dir} has engine schema {version}, this kvforge reads {SCHEMA_VERSION}; "
             "rebuild the engine with kvforge build."
         )
+    digest = data.pop(MANIFEST_DIGEST, None)
     manifest = _manifest_from(data, path)
+    if digest != _digest(data):
+        raise _changed(path)
     for name in manifest.files:
         if not (engine_dir / name).is_file():
             raise EngineError(f"{engine_dir} lacks {name}; rebuild the engine with kvforge build.")
@@ -233,9 +246,11 @@ def _check_weights_size(path: Path, manifest: Manifest) -> None:
 
 def _check_hash(engine_dir: Path, name: str, manifest: Manifest) -> None:
     if sha256_of(engine_dir / name) != manifest.files[name]:
-        raise EngineError(
-            f"{engine_dir / name} was changed or damaged after the build; rebuild the engine with kvforge build."
-        )
+        raise _changed(engine_dir / name)
+
+
+def _changed(path: Path) -> EngineError:
+    return EngineError(f"{path} was changed or damaged after the build; rebuild the engine with kvforge build.")
 
 
 def sha256_of(path: Path) -> str:

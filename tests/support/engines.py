@@ -14,7 +14,7 @@ import torch
 from tokenizers import Tokenizer, processors
 
 from kvforge.compiler import BuildOptions, build_engine
-from kvforge.engine import MANIFEST_FILE, TOKENIZER_DIR, sha256_of
+from kvforge.engine import TOKENIZER_DIR, load_manifest, save_manifest, sha256_of
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ def with_tokens_around(engine: Path, copy: Path, before: str, after: str | None 
     special = [(token, tokenizer.token_to_id(token)) for token in (before, after) if token]
     tokenizer.post_processor = processors.TemplateProcessing(single=single, special_tokens=special)
     tokenizer.save(str(copy / name))
-    manifest = json.loads((copy / MANIFEST_FILE).read_text())
-    manifest["files"][name] = sha256_of(copy / name)
-    (copy / MANIFEST_FILE).write_text(json.dumps(manifest))
+    manifest = load_manifest(engine)
+    files = manifest.files | {name: sha256_of(copy / name)}
+    save_manifest(dataclasses.replace(manifest, files=files), copy)
     return copy

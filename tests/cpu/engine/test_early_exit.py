@@ -163,8 +163,8 @@ def test_a_checkpoint_that_lacks_the_head_it_promises_is_refused(tmp_path: Path)
 @pytest.mark.parametrize(
     ("edit", "sentence"),
     [
-        (lambda d: d.pop("early_exit") and d.update(schema_version=2), "has engine schema 2, this kvforge reads 5;"),
-        (lambda d: d.update(schema_version=2), "has engine schema 2, this kvforge reads 5; rebuild the engine"),
+        (lambda d: d.pop("early_exit") and d.update(schema_version=2), "has engine schema 2, this kvforge reads 6;"),
+        (lambda d: d.update(schema_version=2), "has engine schema 2, this kvforge reads 6; rebuild the engine"),
         (lambda d: d.update(early_exit=1), "impossible values"),
         (lambda d: d.update(cut=5), "impossible values"),
     ],

@@ -16,6 +16,11 @@ from tests.support.fake_session import fake_manifest
 
 POLICY = ShadowKV(rank=2, chunk_size=4, sparse_budget=8, num_outlier_chunks=1, num_local_tokens=4)
 
+OTHERS = ({"rank": 1}, {"chunk_size": 2}, {"sparse_budget": 4}, {"num_outlier_chunks": 2}, {"num_local_tokens": 0})
+"""Parameters that suit the same model, though not the graphs compiled for ``POLICY``."""
+
+CHANGED = "engine.json was changed or damaged after the build; rebuild the engine with kvforge build."
+
 
 def write(path: Path, **changes):
     values = {"isa": ("x86-64",), "kv_policy": POLICY.name, "kv_policy_parameters": POLICY.parameters}
@@ -45,7 +50,11 @@ def test_round_trip(tmp_path: Path) -> None:
         ({"kv_policy_parameters": POLICY.parameters | {"more": 1}}, "impossible values"),
         ({"kv_policy_parameters": POLICY.parameters | {"rank": 3}}, "impossible values"),
         ({"page_size": 6}, "impossible values"),
-        ({"schema_version": 4}, "has engine schema 4, this kvforge reads 5; rebuild the engine with kvforge build."),
+        ({"schema_version": 5}, "has engine schema 5, this kvforge reads 6; rebuild the engine with kvforge build."),
+        *(({"kv_policy_parameters": POLICY.parameters | other}, CHANGED) for other in OTHERS),
+        ({"kv_policy": "full", "kv_policy_parameters": {}}, CHANGED),
+        ({"cut": 2}, CHANGED),
+        ({"manifest_sha256": "0" * 64}, CHANGED),
     ],
 )
 def test_damaged_policies_are_refused(damage, message, tmp_path: Path) -> None:
@@ -54,6 +63,12 @@ def test_damaged_policies_are_refused(damage, message, tmp_path: Path) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | damage))
     with pytest.raises(EngineError, match=message):
         load_manifest(tmp_path)
+
+
+def test_the_order_of_keys_and_white_space_mean_nothing(tmp_path: Path) -> None:
+    manifest, path = write(tmp_path), tmp_path / "engine.json"
+    path.write_text(json.dumps(dict(reversed(json.loads(path.read_text()).items()))))
+    assert load_manifest(tmp_path) == manifest
 
 
 @pytest.mark.parametrize("field", ["kv_policy", "kv_policy_parameters"])
