@@ -72,16 +72,13 @@ def run(args: argparse.Namespace) -> int:
 
 def _sequence(manifest: "Manifest", memory: dict[str, int]) -> str:
     """Say what a prompt of the longest length keeps, and beside another policy what it would keep in full."""
+    from kvforge.byte_sizes import format_bytes
+
     device, host, full = (memory[f"sequence_{name}_bytes"] for name in ("device", "host", "full"))
-    size = f"{_size(device)} on the device"
+    size = f"{format_bytes(device)} on the device"
     if manifest.kv_policy != "full":
-        size += f", {_size(host)} in host memory (in full {_size(full)})"
+        size += f", {format_bytes(host)} in host memory (in full {format_bytes(full)})"
     return f"{size} after a prompt of {manifest.max_seq_len} tokens"
-
-
-def _size(count: int) -> str:
-    power = min(max(count.bit_length() - 1, 0) // 10, 3)
-    return f"{count} bytes" if power == 0 else f"{count / 2 ** (10 * power):.{power}f} {'KMG'[power - 1]}iB"
 
 
 def _kv_format(manifest: "Manifest") -> str:

@@ -2,10 +2,12 @@
 
 from typing import Any
 
+from kvforge.byte_sizes import format_bytes
 from kvforge.planning.capacity import GIB
 from kvforge.planning.text_table import align
 
-MIB = 2**20
+_SIZES = ("device_bytes", "host_bytes", "full_bytes")
+_READS = ("step_device_bytes_read", "step_host_bytes_read", "step_full_bytes_read")
 
 
 def describe_policy(plan: dict[str, Any]) -> str:
@@ -16,24 +18,22 @@ def describe_policy(plan: dict[str, Any]) -> str:
         f"one sequence after a prompt of {plan['context']} tokens, pages of {plan['page_size']}; most that its decode "
         "step reads, over all layers"
     )
-    rows = [["", "device GiB", "host GiB", "full GiB", "smaller", "than no cut", "read MiB", "from host", "full"]]
+    rows = [["", "device", "host", "in full", "smaller", "than no cut", "read", "from host", "read in full"]]
     for row in plan["variants"]:
-        sizes = [f"{row[name] / GIB:.2f}" for name in ("device_bytes", "host_bytes", "full_bytes")]
-        reads = ("step_device_bytes_read", "step_host_bytes_read", "step_full_bytes_read")
         rows.append(
             [
                 row["name"],
-                *sizes,
+                *(format_bytes(row[name]) for name in _SIZES),
                 f"{row['times_smaller']:.2f}x",
                 f"{row['times_smaller_than_first_in_full']:.2f}x",
-                *(f"{row[name] / MIB:.0f}" for name in reads),
+                *(format_bytes(row[name]) for name in _READS),
             ]
         )
     blocks = [f"{head}\n{align(rows)}"]
     largest = max(row["prefill_bytes"] for row in plan["variants"])
     if largest:
         blocks.append(
-            f"A prompt is computed in full first: until it is, it takes up to {largest / GIB:.2f} GiB of pages more."
+            f"A prompt is computed in full first: until it is, it takes up to {format_bytes(largest)} of pages more."
         )
     if "capacity" in plan:
         blocks.append(_capacity(plan["capacity"]))
@@ -44,7 +44,9 @@ def _capacity(memories: list[dict[str, Any]]) -> str:
     rows = [["", *(f"{memory['memory_gib_per_gpu']:g} GiB" for memory in memories)]]
     for i, first in enumerate(memories[0]["variants"]):
         found = [memory["variants"][i] for memory in memories]
-        cells = [f"{row['sequences']} ({row['sequences_in_full']}; {row['host_gib']:.0f} GiB)" for row in found]
+        cells = [
+            f"{row['sequences']} ({row['sequences_in_full']}; {format_bytes(row['host_gib'] * GIB)})" for row in found
+        ]
         rows.append([first["name"], *cells])
     head = "Sequences that fit, one prompt being computed (in full; host memory of all), by memory per GPU"
     return f"{head}\n{align(rows)}"

@@ -13,8 +13,10 @@ _SPEEDUP = "speed-up"
 def describe(plan: dict[str, Any]) -> str:
     """Return the tables of a plan: costs per token, then what fits, what a KV policy keeps, then the rate and
     the break-even."""
+    count = plan["num_parameters"]
+    parameters = f"{count / 1e9:.2f}B" if count >= 1e9 else f"{count / 1e6:.1f}M"
     title = (
-        f"{plan['model']}: {plan['num_parameters'] / 1e9:.2f}B parameters, {plan['num_layers']} layers, "
+        f"{plan['model']}: {parameters} parameters, {plan['num_layers']} layers, "
         f"{plan['weight_dtype']} weights; requests of {plan['input_tokens']} input and {plan['output_tokens']} output "
         "tokens"
     )
@@ -45,7 +47,7 @@ def describe(plan: dict[str, Any]) -> str:
 
 def _unit(plan: dict[str, Any]) -> tuple[str, float]:
     largest = max(row["prompt_token_flops"]["total"] for row in plan["variants"])
-    return ("GFLOP", 1e9) if largest >= 1e9 else ("MFLOP", 1e6)
+    return next(((unit, size) for unit, size in (("GFLOP", 1e9), ("MFLOP", 1e6)) if largest >= size), ("kFLOP", 1e3))
 
 
 def _capacity(memories: Sequence[dict[str, Any]]) -> str:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 
 import pytest
 
@@ -83,9 +84,9 @@ def test_text(capsys):
     begin = next(index for index, line in enumerate(lines) if line.startswith("KV policy shadowkv (rank 160, "))
     table = lines[begin + 2 : begin + 8]
     assert len({len(line) for line in table}) == 1
-    assert table[1].split()[2:7] == ["2.46", "7.62", "15.25", "6.20x", "6.20x"]
+    assert re.split(r"  +", table[1])[1:6] == ["2.46 GiB", "7.62 GiB", "15.25 GiB", "6.20x", "6.20x"]
     assert "A prompt is computed in full first: until it is, it takes up to 14.95 GiB of pages more." in text
-    assert any(line.startswith("no cut") and line.endswith("20 (4; 152 GiB)") for line in lines)
+    assert any(line.startswith("no cut") and line.endswith("20 (4; 152.50 GiB)") for line in lines)
     assert all(len(line) <= 120 for line in lines[begin:])
 
 
@@ -104,6 +105,11 @@ def test_an_engine_is_planned_with_its_own_policy_and_pages(capsys, tmp_path):
     assert (plan["parameters"], plan["page_size"]) == (policy.parameters, 8)
     row = plan["variants"][0]
     assert row["device_bytes"] == manifest.num_owners * policy.device_bytes(manifest.owner_cache, 100)
+    assert main(["plan", "--model", str(tmp_path), "--input", "100"]) == 0
+    text = capsys.readouterr().out
+    line = re.split(r"  +", next(line for line in text.splitlines() if line.startswith("no cut") and "KiB" in line))
+    assert line[1:3] == [f"{row[name] / 1024:.1f} KiB" for name in ("device_bytes", "host_bytes")]
+    assert f"{row['step_host_bytes_read']} bytes" in line and "GiB" not in text
     assert policy_plan(capsys, "--model", str(tmp_path), "--kv-policy", "full", "--page-size", "16")["page_size"] == 16
 
 
