@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import sys
 from pathlib import Path
 
 from kvforge.runtime.speculation.options import add_speculation_options, speculation_options
@@ -46,6 +45,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure; raises EngineError, or KvforgeError for a workload that cannot be read or does not fit."""
+    from kvforge.bench.table import BenchTable
     from kvforge.bench.workload import check_fits, load_workloads, measure, warm_up
     from kvforge.errors import KvforgeError
     from kvforge.runtime import LLMEngine
@@ -64,22 +64,11 @@ def run(args: argparse.Namespace) -> int:
     )
     for workload in workloads:
         check_fits(workload, engine)
+    table = BenchTable(options["speculative"] is not None, options["early_exit_threshold"] is not None)
     if not args.json:
-        print(
-            f"{'workload':<20} {'requests':>8} {'input':>7} {'output':>7} {'TTFT s':>9} {'total s':>9} "
-            f"{'combined tok/s':>15}"
-        )
+        print(table.head())
     warm_up(engine, workloads, args.seed)
     for workload in workloads:
         result = measure(workload, engine, args.seed, args.num_runs)
-        if args.json:
-            print(json.dumps(result), flush=True)
-        else:
-            print(
-                f"{workload.name:<20} {workload.requests:>8} {workload.input_tokens:>7} "
-                f"{workload.output_tokens:>7} {result['ttft_s']:>9.3f} {result['total_s']:>9.3f} "
-                f"{result['combined_tok_s']:>15.1f}",
-                flush=True,
-            )
-    sys.stdout.flush()
+        print(json.dumps(result) if args.json else table.row(workload, result), flush=True)
     return 0

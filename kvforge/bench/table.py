@@ -1,0 +1,45 @@
+"""The table of ``kvforge bench``, whose rows appear one by one."""
+
+import dataclasses
+from typing import Any
+
+from kvforge.bench.workload import Workload
+
+Column = tuple[str, str, int, str]
+"""Key of the result, title, width (negative: aligned to the left) and format of a column."""
+
+_WORKLOAD: tuple[Column, ...] = (
+    ("name", "workload", -20, ""),
+    ("requests", "requests", 8, ""),
+    ("input_tokens", "input", 7, ""),
+    ("output_tokens", "output", 7, ""),
+    ("ttft_s", "TTFT s", 9, ".3f"),
+    ("total_s", "total s", 9, ".3f"),
+    ("combined_tok_s", "combined tok/s", 15, ".1f"),
+)
+_DRAFTS: tuple[Column, ...] = (
+    ("draft_tokens", "draft tokens", 13, ""),
+    ("acceptance", "accepted", 9, ".1%"),
+    ("mean_accepted_length", "per draft", 10, ".2f"),
+)
+_EARLY_EXITS: tuple[Column, ...] = (("early_exits", "early exits", 12, ""),)
+
+
+class BenchTable:
+    """Lines of a table: with ``drafts`` also how many were accepted, with ``early_exits`` how many there were."""
+
+    def __init__(self, drafts: bool, early_exits: bool) -> None:
+        self._columns = (*_WORKLOAD, *(_DRAFTS if drafts else ()), *(_EARLY_EXITS if early_exits else ()))
+
+    def head(self) -> str:
+        """Return the line of titles."""
+        return " ".join(_cell(title, width) for _, title, width, _ in self._columns)
+
+    def row(self, workload: Workload, result: dict[str, Any]) -> str:
+        """Return the line of one workload and its ``measure``."""
+        values = {"early_exits": 0} | dataclasses.asdict(workload) | result
+        return " ".join(_cell(format(values[key], form), width) for key, _, width, form in self._columns)
+
+
+def _cell(text: str, width: int) -> str:
+    return text.ljust(-width) if width < 0 else text.rjust(width)
