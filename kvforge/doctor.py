@@ -8,7 +8,7 @@ import sys
 
 from kvforge.doctor_check import Check, installed_version
 from kvforge.doctor_serving import serving_checks
-from kvforge.hardware import available_memory_bytes, cpu_isa
+from kvforge.hardware import available_memory_bytes, has_avx512_kernels
 
 
 def diagnose() -> list[Check]:
@@ -45,12 +45,11 @@ def _compiler() -> Check:
 
 
 def _cpu() -> Check:
-    fast = {"avx512_bf16", "avx512f"} <= set(cpu_isa())
     return Check(
         "CPU",
         "ok",
         f"{platform.machine()}, {os.cpu_count()} cores, "
-        + ("AVX512-BF16 kernels" if fast else "portable kernels (no AVX512-BF16)"),
+        + ("AVX512-BF16 kernels" if has_avx512_kernels() else "no AVX512-BF16 kernels (slower ones run)"),
     )
 
 

@@ -22,6 +22,11 @@ _VECTOR_EXTENSIONS = (
     "sha_ni",
 )
 
+AVX512_KERNELS = frozenset(
+    ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "avx512_vnni", "avx512vbmi")
+)  # as plugins/native/isa.cpp
+"""What the fastest kernels need; on a CPU that lacks one of them AVX2's or the portable ones run."""
+
 
 def cpu_isa() -> tuple[str, ...]:
     """Return the architecture and the sorted vector extensions, e.g. ``("x86_64", "avx", "avx2", …)``.
@@ -37,6 +42,11 @@ def cpu_isa() -> tuple[str, ...]:
     except OSError:
         pass
     return (platform.machine(), *sorted(flag for flag in flags if flag.startswith(_VECTOR_EXTENSIONS)))
+
+
+def has_avx512_kernels() -> bool:
+    """Whether this CPU runs the kernels for AVX512-BF16."""
+    return set(cpu_isa()) >= AVX512_KERNELS
 
 
 def available_memory_bytes() -> int:

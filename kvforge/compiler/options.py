@@ -8,7 +8,7 @@ import torch
 from kvforge.dtypes import COMPUTE_DTYPES, KV_DTYPES
 from kvforge.engine import KV_FORMATS, WEIGHT_BYTES, graph_names
 from kvforge.errors import BuildError
-from kvforge.hardware import cpu_isa
+from kvforge.hardware import has_avx512_kernels
 from kvforge.kv_policies import Full, KVPolicy, compatibility, mechanisms, parse
 from model_defs import ModelConfig
 
@@ -71,10 +71,10 @@ class ResolvedOptions:
     @property
     def packed_dtype(self) -> torch.dtype | None:
         """What linear layers' weights are packed as for ``plugins.packed_linear``; None where they are torch's:
-        elsewhere than on CPUs, in float32, and in bfloat16 on a CPU that cannot multiply it."""
+        elsewhere than on CPUs, in float32, and in bfloat16 on a CPU without kernels that multiply it."""
         if self.int8_weights:
             return torch.int8
-        packs = self.target == "cpu" and self.dtype == "bfloat16" and "avx512_bf16" in cpu_isa()
+        packs = self.target == "cpu" and self.dtype == "bfloat16" and has_avx512_kernels()
         return torch.bfloat16 if packs else None
 
     @property

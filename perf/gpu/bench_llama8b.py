@@ -155,7 +155,7 @@ def floors(manifest: Manifest, case: Case, rates: dict[str, float]) -> dict[str,
     flops = case.requests * (prompt + sum(costs.decode_flops(manifest, n) for n in contexts))
     read = case.requests * sum(costs.kv_read_bytes(manifest, n) for n in contexts)
     middle = case.input_tokens + case.output_tokens // 2
-    decode_bytes = costs.weight_bytes(manifest, 2) + costs.kv_read_bytes(manifest, middle)
+    decode_bytes = manifest.weight_bytes + costs.kv_read_bytes(manifest, middle)
     return {
         "flops_floor_s": flops / flops_rate,
         "kv_bytes_floor_s": read / bytes_rate,

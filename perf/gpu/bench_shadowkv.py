@@ -29,7 +29,7 @@ from kvforge.engine import Manifest
 from kvforge.kv_policies import ShadowKV
 from kvforge.runtime.cuda_session import CudaSession
 from kvforge.runtime.pools import device_bytes, host_bytes
-from perf.gpu import costs, models
+from perf.gpu import models
 from perf.gpu.bench_llama8b import machine_rates
 from perf.gpu.models import LLAMA_8B, TINY, Limits, Variant
 from perf.shadowkv_decode import Load, SyntheticDecode, kept, traffic
@@ -88,7 +88,7 @@ def synchronize(device: str) -> None:
 def floor_s(manifest: Manifest, load: Load, hit_rate: float, rates: dict[str, float]) -> float:
     """Return the seconds that a step takes at least, fetches from main memory overlapping all else."""
     read = traffic(manifest, load, hit_rate)
-    on_device = (costs.weight_bytes(manifest, 2) + read.device) / rates["copy_bytes_per_s"]
+    on_device = (manifest.weight_bytes + read.device) / rates["copy_bytes_per_s"]
     return max(on_device, read.host / rates["host_copy_bytes_per_s"])
 
 

@@ -1,11 +1,11 @@
 """What a step must at least compute and read, from an engine's manifest: the floors beside measured times."""
 
-from kvforge.engine import SCALE_BYTES, Manifest
+from kvforge.engine import Manifest
 from kvforge.planning import costs
 from kvforge.planning.capacity import normalized_tflops
 from kvforge.planning.shape import shape_of_manifest
 
-__all__ = ["decode_flops", "kv_read_bytes", "normalized_tflops", "prompt_flops", "weight_bytes"]
+__all__ = ["decode_flops", "kv_read_bytes", "normalized_tflops", "prompt_flops"]
 
 
 def prompt_flops(manifest: Manifest, input_tokens: int) -> float:
@@ -20,12 +20,5 @@ def decode_flops(manifest: Manifest, context: int) -> float:
 
 def kv_read_bytes(manifest: Manifest, context: int) -> int:
     """Return the bytes of cache that one decode token reads: every layer reads its owner's, scales included."""
-    per_head = manifest.head_dim * manifest.kv_format.element_bytes
-    per_head += SCALE_BYTES if manifest.kv_format.scales == "dynamic" else 0
     keys = sum(min(context, window) if window else context for window in manifest.layer_windows)
-    return 2 * manifest.num_kv_heads * per_head * keys
-
-
-def weight_bytes(manifest: Manifest, element_bytes: int) -> int:
-    """Return the bytes of weights that a decode step reads: all but the embedding, of which it gathers rows."""
-    return (manifest.num_parameters - manifest.vocab_size * manifest.hidden_size) * element_bytes
+    return manifest.owner_cache.token_bytes * keys

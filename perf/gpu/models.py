@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from kvforge import __version__
+from kvforge.compiler.build import manifest_fields
 from kvforge.compiler.convert import FREQUENCIES, ROPE_TABLES
 from kvforge.compiler.cpu_graph import linears, packed_tensors
 from kvforge.compiler.options import BuildOptions, ResolvedOptions, resolve
@@ -141,28 +142,13 @@ def manifest_of(config: ModelConfig, options: ResolvedOptions) -> Manifest:
         target=options.target,
         isa=(),
         torch_version=torch.__version__,
-        dtype=options.dtype,
-        weight_dtype=options.weight_dtype,
-        kv_dtype=options.kv_dtype,
-        kv_scales=options.kv_scales,
+        **manifest_fields(config, options),
         num_parameters=num_parameters(config),
         weights_file_bytes=0,
-        owner_of_layer=config.owner_of_layer,
         checkpoint_sha256="",
         operators={},
         files={},
-        kv_policy=options.policy.name,
-        kv_policy_parameters=options.policy.parameters,
-        **{name: getattr(config, name) for name in _FROM_CONFIG},
-        **{name: getattr(options, name) for name in _FROM_OPTIONS},
     )
-
-
-_FROM_CONFIG = (
-    *("model_type", "num_layers", "hidden_size", "intermediate_size", "num_heads", "num_kv_heads", "head_dim"),
-    *("vocab_size", "max_position", "layer_windows", "cut", "early_exit", "bos_token_id", "eos_token_ids"),
-)
-_FROM_OPTIONS = ("page_size", "max_num_seqs", "max_num_tokens", "max_seq_len", "max_draft_len")
 
 
 def open_session(manifest: Manifest, weights: dict[str, Tensor], folder: Path) -> CudaSession | CpuSession:

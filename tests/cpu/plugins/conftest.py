@@ -4,6 +4,7 @@ import platform
 import pytest
 
 import plugins
+from kvforge.hardware import AVX512_KERNELS, cpu_isa
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -17,13 +18,10 @@ def isas() -> list[str]:
     """The kernel variants that this machine can run."""
     if platform.machine() not in ("x86_64", "AMD64"):
         return ["portable"]
-    with open("/proc/cpuinfo") as file:
-        flags = next(line for line in file if line.startswith("flags")).split()
-    found = ["portable"]
-    if {"avx2", "fma"} <= set(flags):
+    flags, found = set(cpu_isa()), ["portable"]
+    if flags >= {"avx2", "fma"}:
         found.append("avx2")
-        avx512 = {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "avx512_vnni", "avx512vbmi"}
-        if avx512 <= set(flags):
+        if flags >= AVX512_KERNELS:
             found.append("avx512")
     return found
 

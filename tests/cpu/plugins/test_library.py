@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,11 +11,21 @@ import pytest
 import torch
 
 import plugins
+from kvforge.hardware import AVX512_KERNELS
 from plugins import build
 from plugins.errors import PluginBuildError, PluginLoadError
 
 ROOT = Path(plugins.__file__).parent.parent
 X86 = any("avx512" in " ".join(unit.flags) for unit in build.units())
+
+
+def test_kernels_are_compiled_for_and_chosen_by_the_same_extensions():
+    """Compilers write the names that the kernel of Linux gives them without underscores."""
+    needed = {name.replace("_", "") for name in AVX512_KERNELS}
+    source = (ROOT / "plugins/native/isa.cpp").read_text()
+    assert set(re.findall(r'__builtin_cpu_supports\("(avx512\w+)"\)', source)) == needed
+    flags = {flag for unit in build.units("x86_64") for flag in unit.flags if flag.startswith("-mavx512")}
+    assert flags == {f"-m{name}" for name in needed}
 
 
 @pytest.fixture
