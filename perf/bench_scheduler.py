@@ -38,6 +38,7 @@ from kvforge.figures import check_figure, new_figure, save_figure
 from kvforge.runtime import LLMEngine, SamplingParams
 from kvforge.runtime.pools import Pools
 from kvforge.runtime.session import Session, load_session
+from kvforge.runtime.step_inputs import LowerStep, UpperStep
 
 RUNNING = (1, 8, 32, 64, 128, 256, 512)
 VOCAB_SIZE = 32_000
@@ -72,11 +73,11 @@ class InstantSession:
     def allocate_pools(self, num_pages: int) -> Pools:
         return []
 
-    def lower(self, input_ids: Tensor, *_: Any) -> Tensor:
-        return self._hidden[: len(input_ids)]
+    def lower(self, step: LowerStep, _: Pools) -> Tensor:
+        return self._hidden[: len(step.input_ids)]
 
-    def upper(self, hidden: Tensor, survivor_index: Tensor, *_: Any) -> Tensor:
-        return self._logits[: len(survivor_index)]
+    def upper(self, step: UpperStep, _: Pools) -> Tensor:
+        return self._logits[: len(step.survivor_index)]
 
 
 def measure(mode: str, num_running: int, seconds: float) -> dict[str, Any]:
@@ -126,13 +127,13 @@ class TimedSession:
     def allocate_pools(self, num_pages: int) -> Pools:
         return self._session.allocate_pools(num_pages)
 
-    def lower(self, *arguments: Any) -> Tensor:
-        return self._timed(self._session.lower, arguments)
+    def lower(self, step: LowerStep, pools: Pools) -> Tensor:
+        return self._timed(self._session.lower, step, pools)
 
-    def upper(self, *arguments: Any) -> Tensor:
-        return self._timed(self._session.upper, arguments)
+    def upper(self, step: UpperStep, pools: Pools) -> Tensor:
+        return self._timed(self._session.upper, step, pools)
 
-    def _timed(self, graph: Callable[..., Tensor], arguments: tuple[Any, ...]) -> Tensor:
+    def _timed(self, graph: Callable[..., Tensor], *arguments: Any) -> Tensor:
         start = time.perf_counter()
         result = graph(*arguments)
         self.seconds += time.perf_counter() - start

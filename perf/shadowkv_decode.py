@@ -21,6 +21,8 @@ from kvforge.runtime.huge_pages import allocate_together, place_together
 from kvforge.runtime.mapped_memory import mapped_host_memory
 from kvforge.runtime.pools import Pools, pool_specs, shadow_specs
 from kvforge.runtime.session import StepFunctions
+from kvforge.runtime.step_batch import StepBatch
+from kvforge.runtime.step_inputs import LowerStep
 
 CACHED = 6
 """The place in an owner's pool of the chunks that are there (``kvforge.runtime.pools.shadow_specs``)."""
@@ -90,48 +92,27 @@ class SyntheticDecode:
             self.pools = session.allocate_pools(batch * pages)
         fill(self.pools)
         each = torch.arange(batch, dtype=torch.int32)
-        self._ids, self._positions, self._starts = each + 3, each * 0 + load.context, _int32(range(batch + 1))
-        self._slots = (each * pages + length // page_size) * page_size + length % page_size
-        self._length, self._table = each * 0 + length + 1, _int32(range(batch * pages)).view(batch, pages)
-        self._shadow: tuple[Tensor, ...] = ()
+        starts, shadow = _int32(range(batch + 1)), ()
         if self.policy:
             table = _int32(range(batch * shadow_pages)).view(batch, shadow_pages)
             num_chunks, selected = self.policy.num_chunks(load.context), self.policy.num_selected(load.context)
-            self._shadow = (each, table, each * 0 + num_chunks, each * 0 + selected)
+            shadow = (each, table, each * 0 + num_chunks, each * 0 + selected)
             for pool in self.pools:
                 marks = pool[4].unflatten(0, (batch, shadow_pages)).flatten(1, 2)
                 marks[:] = 0
                 marks[:, : self.policy.num_outlier_chunks] = 1
                 pool[CACHED].fill_(-1)
+        slots = (each * pages + length // page_size) * page_size + length % page_size
+        pages_of = _int32(range(batch * pages)).view(batch, pages)
+        step = LowerStep(each + 3, each * 0 + load.context, slots, starts, each * 0 + length + 1, pages_of, shadow)
+        self._batch = StepBatch(step, starts[:-1], starts)
 
     @torch.inference_mode()
     def step(self) -> Tensor:
         """Run both graphs; returns the likeliest tokens ``[batch]``, on the session's device where it has one."""
-        hidden = self._session.lower(
-            self._ids,
-            self._positions,
-            self._slots,
-            self._starts,
-            self._length,
-            self._table,
-            self.pools,
-            *self._last(),
-        )
+        hidden = self._session.lower(self._batch.lower, self.pools)
         upper = getattr(self._session, "device_logits", self._session.upper)
-        logits = upper(
-            hidden,
-            self._starts[:-1],
-            self._starts,
-            self._positions,
-            self._length,
-            self._table,
-            self.pools,
-            *self._last(),
-        )
-        return logits.argmax(-1)
-
-    def _last(self) -> tuple[tuple[Tensor, ...], ...]:
-        return (self._shadow,) if self._shadow else ()
+        return upper(self._batch.upper(hidden), self.pools).argmax(-1)
 
     def empty(self, share: float) -> None:
         """Empty this share of the places, drawn anew."""

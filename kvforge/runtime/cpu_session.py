@@ -12,7 +12,8 @@ from kvforge.hardware import cpu_isa
 from kvforge.runtime.aot_package import Graph, load_package, load_weights, private_tmpdir
 from kvforge.runtime.compatibility import NO_DRAFTS, NO_EARLY_EXIT, check_operators, check_torch, rope_tables
 from kvforge.runtime.pools import Pools, allocate_pools
-from kvforge.runtime.shadow_inputs import ShadowTensors, has_shadow, not_factored
+from kvforge.runtime.shadow_inputs import ShadowTensors, has_shadow
+from kvforge.runtime.step_inputs import LowerStep, UpperStep, shadow_of
 
 
 class CpuSession:
@@ -29,36 +30,14 @@ class CpuSession:
         self._lower, self._upper = graphs["lower"], graphs["upper"]
         self._early_exit, self._verify = graphs.get("early_exit"), graphs.get("verify")
 
-    def lower(
-        self,
-        input_ids: Tensor,
-        positions: Tensor,
-        slot_mapping: Tensor,
-        query_start: Tensor,
-        kv_length: Tensor,
-        page_table: Tensor,
-        pools: Pools,
-        shadow: ShadowTensors = (),
-    ) -> Tensor:
+    def lower(self, step: LowerStep, pools: Pools) -> Tensor:
         """Run all T tokens to the cut, writing every owner's K,V; returns hidden ``[T, hidden_size]``."""
-        step = (input_ids, positions, slot_mapping, query_start, kv_length, page_table)
-        return self._lower([*step, *itertools.chain.from_iterable(pools), *self._shadow(shadow, kv_length)])[0]
+        return self._lower([*step.inputs, *itertools.chain.from_iterable(pools), *self._shadow(step)])[0]
 
-    def upper(
-        self,
-        hidden: Tensor,
-        survivor_index: Tensor,
-        survivor_start: Tensor,
-        positions: Tensor,
-        kv_length: Tensor,
-        page_table: Tensor,
-        pools: Pools,
-        shadow: ShadowTensors = (),
-    ) -> Tensor:
+    def upper(self, step: UpperStep, pools: Pools) -> Tensor:
         """Run the R survivors past the cut; returns fp32 logits ``[R, vocab_size]``."""
-        step = (hidden, survivor_index, survivor_start, positions, kv_length, page_table)
         memory = itertools.chain.from_iterable(pools[self._upper_pools])
-        return self._upper([*step, *memory, *self._shadow(shadow, kv_length)])[0]
+        return self._upper([*step.inputs, *memory, *self._shadow(step)])[0]
 
     def early_exit(self, hidden: Tensor, survivor_index: Tensor) -> Tensor:
         """Return the R survivors' fp32 logits ``[R, vocab_size]`` of the head at the cut."""
@@ -90,9 +69,8 @@ class CpuSession:
         """cos and sin of every position; see ``kvforge.runtime.session.Session``."""
         return rope_tables(self._weights)
 
-    def _shadow(self, shadow: ShadowTensors, kv_length: Tensor) -> ShadowTensors:
-        """Return the step's last inputs."""
-        return (shadow or not_factored(kv_length.shape[0])) if self._has_shadow else ()
+    def _shadow(self, step: LowerStep | UpperStep) -> ShadowTensors:
+        return shadow_of(step) if self._has_shadow else ()
 
 
 def load_session(engine_dir: Path, manifest: Manifest) -> CpuSession:

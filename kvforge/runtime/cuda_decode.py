@@ -22,6 +22,7 @@ from kvforge.engine import Manifest
 from kvforge.runtime.aot_package import Graph
 from kvforge.runtime.cuda_staging import StepBuffer
 from kvforge.runtime.shadow_inputs import ShadowTensors
+from kvforge.runtime.step_inputs import LowerStep, UpperStep
 
 MAX_GRAPH_SEQS = 512
 """Larger decode batches run without a graph: their kernels take longer than their launches."""
@@ -96,56 +97,37 @@ class DecodeGraphs:
         tables = (page_table, *shadow[1:2])
         return (batch, *(width_bucket(table.shape[1], self._max_columns) for table in tables))
 
-    def lower(
-        self,
-        bucket: tuple[int, ...],
-        input_ids: Tensor,
-        positions: Tensor,
-        slot_mapping: Tensor,
-        kv_length: Tensor,
-        page_table: Tensor,
-        pools: Sequence[Tensor],
-        shadow: ShadowTensors = (),
-    ) -> Tensor:
+    def lower(self, bucket: tuple[int, ...], step: LowerStep, pools: Sequence[Tensor]) -> Tensor:
         """Return hidden ``[S, hidden_size]``, valid until the next decode step."""
         batch, width = bucket[:2]
-        num_seqs = input_ids.shape[0]
+        num_seqs = step.input_ids.shape[0]
         shapes = [(batch,), (batch,), (batch,), (batch + 1,), (batch,), (batch, width)]
         host = self._lower_buffer.host([*shapes, *_shadow_shapes(bucket)])
         for target, source, padding in zip(
             (host[0], host[1], host[2], host[4]),
-            (input_ids, positions, slot_mapping, kv_length),
+            (step.input_ids, step.positions, step.slot_mapping, step.kv_length),
             (0, 0, -1, 1),
             strict=True,
         ):
             _fill(target, source, padding)
         torch.arange(batch + 1, out=host[3])
-        _fill_table(host[5], page_table)
-        _fill_shadow(host[6:], shadow)
+        _fill_table(host[5], step.page_table)
+        _fill_shadow(host[6:], step.shadow)
         inputs = self._lower_buffer.device()
         return self._run("lower", bucket, lambda: self._lower([*inputs[:6], *pools, *inputs[6:]])[0])[:num_seqs]
 
-    def upper(
-        self,
-        bucket: tuple[int, ...],
-        hidden: Tensor,
-        positions: Tensor,
-        kv_length: Tensor,
-        page_table: Tensor,
-        pools: Sequence[Tensor],
-        shadow: ShadowTensors = (),
-    ) -> Tensor:
+    def upper(self, bucket: tuple[int, ...], step: UpperStep, pools: Sequence[Tensor]) -> Tensor:
         """Return logits ``[S, vocab_size]`` on the device, valid until the next decode step."""
         batch, width = bucket[:2]
-        num_seqs = hidden.shape[0]
+        hidden, num_seqs = step.hidden, step.hidden.shape[0]
         shapes = [(batch,), (batch + 1,), (batch,), (batch,), (batch, width)]
         host = self._upper_buffer.host([*shapes, *_shadow_shapes(bucket)])
         torch.arange(batch, out=host[0])
         torch.arange(batch + 1, out=host[1])
-        _fill(host[2], positions, 0)
-        _fill(host[3], kv_length, 1)
-        _fill_table(host[4], page_table)
-        _fill_shadow(host[5:], shadow)
+        _fill(host[2], step.positions, 0)
+        _fill(host[3], step.kv_length, 1)
+        _fill_table(host[4], step.page_table)
+        _fill_shadow(host[5:], step.shadow)
         inputs = self._upper_buffer.device()
         static = self._place("lower", hidden)[:batch]
         if hidden.data_ptr() != static.data_ptr():

@@ -18,6 +18,7 @@ from kvforge.runtime.cuda_decode import Capture, DecodeGraphs, GraphRecorder, ba
 from kvforge.runtime.cuda_staging import StepBuffer, num_elements
 from kvforge.runtime.pools import Pools, allocate_pools
 from kvforge.runtime.shadow_inputs import ShadowTensors, has_shadow, not_factored
+from kvforge.runtime.step_inputs import LowerStep, UpperStep, shadow_of
 
 CACHE_FRACTION = 0.9
 """The share of the memory left beside weights and activations that the K,V cache gets unless told otherwise."""
@@ -64,69 +65,37 @@ class CudaSession:
             self._decode = DecodeGraphs(manifest, self._lower, self._upper, buffers, capture)
         self._pool_addresses: tuple[int, ...] = ()
 
-    def lower(
-        self,
-        input_ids: Tensor,
-        positions: Tensor,
-        slot_mapping: Tensor,
-        query_start: Tensor,
-        kv_length: Tensor,
-        page_table: Tensor,
-        pools: Pools,
-        shadow: ShadowTensors = (),
-    ) -> Tensor:
+    def lower(self, step: LowerStep, pools: Pools) -> Tensor:
         """Run all T tokens to the cut, writing every owner's K,V; returns hidden ``[T, hidden_size]`` on the GPU,
         valid until the next ``lower``."""
         memory = list(itertools.chain.from_iterable(pools))
-        shadow = self._shadow(shadow, kv_length)
-        bucket = self._bucket(query_start, input_ids.shape[0], page_table, pools, shadow)
+        step = step._replace(shadow=self._shadow(step))
+        bucket = self._bucket(step.query_start, step.input_ids.shape[0], step, pools)
         if bucket is not None and self._decode is not None:
-            return self._decode.lower(bucket, input_ids, positions, slot_mapping, kv_length, page_table, memory, shadow)
-        step = (input_ids, positions, slot_mapping, query_start, kv_length, page_table)
-        staged = self._lower_buffer.copy((*step, *shadow))
-        return self._lower([*staged[: len(step)], *memory, *staged[len(step) :]])[0]
+            return self._decode.lower(bucket, step, memory)
+        staged = self._lower_buffer.copy((*step.inputs, *step.shadow))
+        count = len(step.inputs)
+        return self._lower([*staged[:count], *memory, *staged[count:]])[0]
 
-    def upper(
-        self,
-        hidden: Tensor,
-        survivor_index: Tensor,
-        survivor_start: Tensor,
-        positions: Tensor,
-        kv_length: Tensor,
-        page_table: Tensor,
-        pools: Pools,
-        shadow: ShadowTensors = (),
-    ) -> Tensor:
+    def upper(self, step: UpperStep, pools: Pools) -> Tensor:
         """Run the R survivors past the cut and wait for them; returns fp32 logits ``[R, vocab_size]`` on the CPU."""
-        return self._to_host(
-            self.device_logits(hidden, survivor_index, survivor_start, positions, kv_length, page_table, pools, shadow)
-        )
+        return self._to_host(self.device_logits(step, pools))
 
-    def device_logits(
-        self,
-        hidden: Tensor,
-        survivor_index: Tensor,
-        survivor_start: Tensor,
-        positions: Tensor,
-        kv_length: Tensor,
-        page_table: Tensor,
-        pools: Pools,
-        shadow: ShadowTensors = (),
-    ) -> Tensor:
+    def device_logits(self, step: UpperStep, pools: Pools) -> Tensor:
         """As ``upper``, but returns the logits on the GPU without waiting, valid until the next ``upper``."""
-        num_survivors = survivor_index.shape[0]
+        num_survivors = step.survivor_index.shape[0]
         if num_survivors == 0:
             return torch.empty(0, self.manifest.vocab_size, device=self.device)
         memory = list(itertools.chain.from_iterable(pools[self._upper_pools]))
-        shadow = self._shadow(shadow, kv_length)
+        step = step._replace(shadow=self._shadow(step))
         bucket = None
-        if num_survivors == hidden.shape[0]:
-            bucket = self._bucket(survivor_start, num_survivors, page_table, pools, shadow)
+        if num_survivors == step.hidden.shape[0]:
+            bucket = self._bucket(step.survivor_start, num_survivors, step, pools)
         if bucket is not None and self._decode is not None:
-            return self._decode.upper(bucket, hidden, positions, kv_length, page_table, memory, shadow)
-        step = (survivor_index, survivor_start, positions, kv_length, page_table)
-        staged = self._upper_buffer.copy((*step, *shadow))
-        return self._upper([hidden, *staged[: len(step)], *memory, *staged[len(step) :]])[0]
+            return self._decode.upper(bucket, step, memory)
+        hidden, *host = step.inputs
+        staged = self._upper_buffer.copy((*host, *step.shadow))
+        return self._upper([hidden, *staged[: len(host)], *memory, *staged[len(host) :]])[0]
 
     def warm_up(self, pools: Pools, seq_len: int, max_num_seqs: int | None = None) -> None:
         """Capture the decode graphs of every batch size up to ``max_num_seqs`` (default: the engine's) for sequences of
@@ -135,10 +104,10 @@ class CudaSession:
         most = min(max_num_seqs or self.manifest.max_num_seqs, self.manifest.max_num_seqs)
         for num_seqs in sorted({batch_bucket(n + 1, self.manifest.max_num_seqs) or 1 for n in range(most)}):
             zeros, starts = torch.zeros(num_seqs, dtype=torch.int32), torch.arange(num_seqs + 1, dtype=torch.int32)
-            shared = (zeros + 1, torch.zeros(num_seqs, columns, dtype=torch.int32), pools)
-            shadow = not_factored(num_seqs, columns)
-            hidden = self.lower(zeros, zeros, zeros - 1, starts, *shared, shadow)
-            self.device_logits(hidden, starts[:-1], starts, zeros, *shared, shadow)
+            table = torch.zeros(num_seqs, columns, dtype=torch.int32)
+            shared = (zeros + 1, table, not_factored(num_seqs, columns))
+            hidden = self.lower(LowerStep(zeros, zeros, zeros - 1, starts, *shared), pools)
+            self.device_logits(UpperStep(hidden, starts[:-1], starts, zeros, *shared), pools)
 
     def early_exit(self, hidden: Tensor, survivor_index: Tensor) -> Tensor:
         """Run the head at the cut on the R survivors and wait for it; returns fp32 logits ``[R, vocab_size]`` on the
@@ -191,7 +160,7 @@ class CudaSession:
         return result
 
     def _bucket(
-        self, starts: Tensor, num_tokens: int, page_table: Tensor, pools: Pools, shadow: ShadowTensors
+        self, starts: Tensor, num_tokens: int, step: LowerStep | UpperStep, pools: Pools
     ) -> tuple[int, ...] | None:
         if self._decode is None or not is_one_each(starts, num_tokens):
             return None
@@ -200,11 +169,10 @@ class CudaSession:
         if addresses != self._pool_addresses:
             self._decode.clear()
             self._pool_addresses = addresses
-        return self._decode.bucket(num_tokens, page_table, shadow)
+        return self._decode.bucket(num_tokens, step.page_table, step.shadow)
 
-    def _shadow(self, shadow: ShadowTensors, kv_length: Tensor) -> ShadowTensors:
-        """Return what the graphs take of them: nothing where the engine has no ShadowKV."""
-        return (shadow or not_factored(kv_length.shape[0])) if self._has_shadow else ()
+    def _shadow(self, step: LowerStep | UpperStep) -> ShadowTensors:
+        return shadow_of(step) if self._has_shadow else ()
 
 
 def activation_bytes(manifest: Manifest) -> int:

@@ -11,7 +11,8 @@ import torch
 from kvforge.runtime.schedule import Schedule
 from kvforge.runtime.session import Session
 from kvforge.runtime.step_batch import StepBatch
-from kvforge.runtime.survivors import Survivors, gather, starts
+from kvforge.runtime.step_inputs import UpperStep
+from kvforge.runtime.survivors import all_rows, gather, starts
 
 
 class EarlyExitDecode:
@@ -28,7 +29,7 @@ class EarlyExitDecode:
         """Rows that took the exit's logits, those of drafts that were not accepted included."""
 
     def logits(
-        self, hidden: torch.Tensor, plan: Schedule, batch: StepBatch, upper: Callable[[Survivors], torch.Tensor]
+        self, hidden: torch.Tensor, plan: Schedule, batch: StepBatch, upper: Callable[[UpperStep], torch.Tensor]
     ) -> torch.Tensor:
         """Return the logits [R, vocab_size] of ``batch``'s survivors, R >= 1; ``hidden`` is ``lower``'s. ``upper``
         gives those of what does not exit and is not called where nothing is left."""
@@ -60,7 +61,7 @@ def confidence(logits: torch.Tensor) -> torch.Tensor:
 
 def may_exit(plan: Schedule, batch: StepBatch) -> np.ndarray:
     """Return bool [R]: whether each survivor is a generated token of a request that does not ask for its logits."""
-    positions = batch.positions.numpy()[batch.survivor_index.numpy()]
+    positions = batch.lower.positions.numpy()[batch.survivor_index.numpy()]
     sequences = plan.survivors
     first = np.array(
         [
@@ -72,24 +73,24 @@ def may_exit(plan: Schedule, batch: StepBatch) -> np.ndarray:
     return positions >= np.repeat(first, counts[counts > 0])
 
 
-def without(exits: np.ndarray, hidden: torch.Tensor, batch: StepBatch) -> tuple[np.ndarray, Survivors]:
+def without(exits: np.ndarray, hidden: torch.Tensor, batch: StepBatch) -> tuple[np.ndarray, UpperStep]:
     """Return the rows [N] of a batch's survivors that go past the cut, and what ``upper`` needs for them.
 
     Survivors of a sequence are consecutive tokens, so of drafts only those before the first and after the last row that
     does not exit are left out. At least one of ``exits`` [R] must be false.
     """
-    survivor_start = batch.survivor_start.numpy()
+    step, survivor_start = batch.lower, batch.survivor_start.numpy()
     row_of = np.repeat(np.arange(len(survivor_start) - 1), np.diff(survivor_start))
     stays = np.flatnonzero(~exits)
     sequences, first = np.unique(row_of[stays], return_index=True)
     begin, end = stays[first], stays[np.append(first[1:], len(stays)) - 1] + 1
     rows = np.concatenate([np.arange(low, high) for low, high in zip(begin, end, strict=True)])
     kept, index = torch.from_numpy(sequences), batch.survivor_index.numpy()[rows]
-    return rows, Survivors(
+    return rows, all_rows(
         gather(hidden, index),
         starts(end - begin),
-        torch.from_numpy(batch.positions.numpy()[index]),
-        batch.kv_length[kept] - torch.from_numpy((survivor_start[sequences + 1] - end).astype(np.int32)),
-        batch.page_table[kept],
-        tuple(tensor[kept] for tensor in batch.shadow),
+        torch.from_numpy(step.positions.numpy()[index]),
+        step.kv_length[kept] - torch.from_numpy((survivor_start[sequences + 1] - end).astype(np.int32)),
+        step.page_table[kept],
+        tuple(tensor[kept] for tensor in step.shadow),
     )

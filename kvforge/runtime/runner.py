@@ -9,12 +9,11 @@ from kvforge.runtime.config import RuntimeConfig
 from kvforge.runtime.early_exit_decode import EarlyExitDecode
 from kvforge.runtime.schedule import Schedule
 from kvforge.runtime.session import Session, StepFunctions
-from kvforge.runtime.shadow_inputs import given
 from kvforge.runtime.shadowkv.state import ShadowState
 from kvforge.runtime.slot_table import SlotTable
 from kvforge.runtime.speculation.self_draft import SelfDraft
 from kvforge.runtime.step_batch import StepBatch, StepBatchBuilder
-from kvforge.runtime.survivors import Survivors
+from kvforge.runtime.step_inputs import UpperStep
 
 
 class Runner:
@@ -75,38 +74,16 @@ class Runner:
     @torch.inference_mode()
     def run_batch(self, batch: StepBatch) -> torch.Tensor | None:
         """Compute a step; returns logits [R, vocab] of its survivors, None if R is 0."""
-        hidden = self._lower(batch)
-        if batch.num_survivors == 0:
-            return None
-        self.num_upper_calls += 1
-        self._hidden = hidden
-        return self._session.upper(
-            hidden,
-            batch.survivor_index,
-            batch.survivor_start,
-            batch.positions,
-            batch.kv_length,
-            batch.page_table,
-            self.pools,
-            *given(batch.shadow),
-        )
+        self._hidden = self._lower(batch)
+        return self._upper(batch.upper(self._hidden)) if batch.num_survivors else None
 
     def _lower(self, batch: StepBatch) -> torch.Tensor:
         self.num_lower_calls += 1
-        return self._session.lower(
-            batch.input_ids,
-            batch.positions,
-            batch.slot_mapping,
-            batch.query_start,
-            batch.kv_length,
-            batch.page_table,
-            self.pools,
-            *given(batch.shadow),
-        )
+        return self._session.lower(batch.lower, self.pools)
 
-    def _upper(self, survivors: Survivors) -> torch.Tensor:
+    def _upper(self, step: UpperStep) -> torch.Tensor:
         self.num_upper_calls += 1
-        return survivors.logits(self._session, self.pools)
+        return self._session.upper(step, self.pools)
 
     @torch.inference_mode()
     def early_exit(self, batch: StepBatch) -> torch.Tensor:

@@ -111,7 +111,7 @@ def stream_logits(
         while pending or active:
             chunks = plan_step(engine, pending, active, max_survivors)
             batch = build_batch(engine, chunks)
-            with step_threads(engine.manifest.num_parameters, batch.input_ids.shape[0]):
+            with step_threads(engine.manifest.num_parameters, batch.lower.input_ids.shape[0]):
                 logits = engine.runner.run_batch(batch)
                 exits = engine.runner.early_exit(batch) if early_exit and logits is not None else None
             row = 0

@@ -12,6 +12,7 @@ from kvforge.runtime.request_check import checked_prompt
 from kvforge.runtime.sampling_params import SamplingParams
 from kvforge.runtime.sequence import RequestMetrics, Sequence
 from kvforge.runtime.step_batch import StepBatch
+from kvforge.runtime.step_inputs import LowerStep
 
 _PARAMS = SamplingParams()
 
@@ -143,13 +144,16 @@ def build_batch(engine: LLMEngine, chunks: list[tuple[ScoredSequence, int]]) -> 
         kept = scored.num_survivors(count)
         survivors.append(np.arange(starts[-1] - kept, starts[-1], dtype=np.int32))
         survivor_starts.append(survivor_starts[-1] + kept)
-    return StepBatch(
+    step = LowerStep(
         input_ids=torch.from_numpy(np.concatenate(ids)),
         positions=torch.from_numpy(np.concatenate(positions)),
         slot_mapping=torch.from_numpy(np.concatenate(slots)),
         query_start=torch.tensor(starts, dtype=torch.int32),
         kv_length=torch.tensor(ends, dtype=torch.int32),
         page_table=torch.from_numpy(table),
+    )
+    return StepBatch(
+        step,
         survivor_index=torch.from_numpy(np.concatenate(survivors)),
         survivor_start=torch.tensor(survivor_starts, dtype=torch.int32),
     )

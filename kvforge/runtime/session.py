@@ -9,7 +9,7 @@ from torch import Tensor
 from kvforge.engine import Manifest
 from kvforge.errors import EngineError
 from kvforge.runtime.pools import Pools
-from kvforge.runtime.shadow_inputs import ShadowTensors
+from kvforge.runtime.step_inputs import LowerStep, UpperStep
 
 _MODULES = {
     "cpu": "kvforge.runtime.cpu_session",
@@ -21,10 +21,10 @@ _MODULES = {
 class StepFunctions(Protocol):
     """The two graphs of one engine, and memory for their K,V pools.
 
-    Step tensors are int32 on the CPU. Pools are those of all owners in ascending order, on the session's device, each
+    Pools are those of all owners in ascending order, on the session's device, each
     (k_pool, v_pool) ``[num_pages, page_size, num_kv_heads, head_dim]`` in the manifest's ``kv_dtype`` or, where it
     has dynamic scales, (k_pool, v_pool, k_scales, v_scales). With ShadowKV they also hold what ``pools.shadow_specs``
-    says, and a step says by ``shadow`` which of its sequences are factored; other engines take none.
+    says, and a step says by ``shadow`` which of its sequences are factored; other engines ignore that.
     """
 
     manifest: Manifest
@@ -33,30 +33,10 @@ class StepFunctions(Protocol):
         """Return pools; their content is arbitrary. ``shadow_pages`` and ``num_slots`` (default: ``max_num_seqs``) are
         of ShadowKV's pages and sequences."""
 
-    def lower(
-        self,
-        input_ids: Tensor,
-        positions: Tensor,
-        slot_mapping: Tensor,
-        query_start: Tensor,
-        kv_length: Tensor,
-        page_table: Tensor,
-        pools: Pools,
-        shadow: ShadowTensors = (),
-    ) -> Tensor:
+    def lower(self, step: LowerStep, pools: Pools) -> Tensor:
         """Layers below the cut and all K,V writes for T tokens; returns hidden ``[T, hidden_size]`` on its device."""
 
-    def upper(
-        self,
-        hidden: Tensor,
-        survivor_index: Tensor,
-        survivor_start: Tensor,
-        positions: Tensor,
-        kv_length: Tensor,
-        page_table: Tensor,
-        pools: Pools,
-        shadow: ShadowTensors = (),
-    ) -> Tensor:
+    def upper(self, step: UpperStep, pools: Pools) -> Tensor:
         """Layers above the cut for R survivors; returns logits ``[R, vocab_size]`` float32 on the CPU."""
 
 
@@ -73,7 +53,7 @@ class Session(StepFunctions, Protocol):
 
     def early_exit(self, hidden: Tensor, survivor_index: Tensor) -> Tensor:
         """The head on the hidden state entering the cut layer, for R survivors; returns logits ``[R, vocab_size]``
-        float32 on the CPU. ``hidden`` is ``lower``'s; arguments as ``upper``'s.
+        float32 on the CPU. Arguments as ``UpperStep``'s.
 
         Raises:
             EngineError: the engine was built without that head.

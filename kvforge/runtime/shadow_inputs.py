@@ -17,11 +17,6 @@ def has_shadow(manifest: Manifest) -> bool:
     return isinstance(manifest.policy, ShadowKV)
 
 
-def given(shadow: ShadowTensors) -> tuple[ShadowTensors, ...]:
-    """Return the argument to pass to a session; none for a step without factored sequences."""
-    return (shadow,) if shadow else ()
-
-
 def not_factored(num_seqs: int, num_columns: int = 1) -> ShadowTensors:
     """Return the inputs of sequences of which none is factored."""
     zeros = torch.zeros(num_seqs, dtype=torch.int32)

@@ -7,36 +7,36 @@ import torch
 
 from kvforge.runtime.config import RuntimeConfig
 from kvforge.runtime.schedule import Schedule
-from kvforge.runtime.shadow_inputs import ShadowTensors
 from kvforge.runtime.shadowkv.inputs import ShadowInputBuilder
 from kvforge.runtime.slot_table import SlotTable
+from kvforge.runtime.step_inputs import LowerStep, UpperStep
 
 
 @dataclass(frozen=True)
 class StepBatch:
-    """Inputs of ``lower`` and ``upper``: T tokens, S sequences, R survivors, M pages a sequence; all int32.
+    """A step, and which of its T tokens go past the cut.
 
-    Tensors are views of the builder's buffers: valid until the next batch is built.
+    Tensors of a builder are views of its buffers: valid until the next batch is built.
     """
 
-    input_ids: torch.Tensor
-    """[T]"""
-    positions: torch.Tensor
-    """[T]"""
-    slot_mapping: torch.Tensor
-    """[T] page * page_size + offset; of a factored sequence, in its compact cache"""
-    query_start: torch.Tensor
-    """[S+1]"""
-    kv_length: torch.Tensor
-    """[S] K,V length after this step: that of the compact cache where the prompt is factored"""
-    page_table: torch.Tensor
-    """[S, M]"""
+    lower: LowerStep
     survivor_index: torch.Tensor
-    """[R] packed tokens that go past the cut"""
+    """[R] as ``UpperStep``'s"""
     survivor_start: torch.Tensor
     """[S+1]"""
-    shadow: ShadowTensors = ()
-    """Of the factored sequences; () if there are none."""
+
+    def upper(self, hidden: torch.Tensor) -> UpperStep:
+        """Return what follows; ``hidden`` is ``lower``'s result."""
+        step = self.lower
+        return UpperStep(
+            hidden,
+            self.survivor_index,
+            self.survivor_start,
+            step.positions,
+            step.kv_length,
+            step.page_table,
+            step.shadow,
+        )
 
     @property
     def num_survivors(self) -> int:
@@ -115,17 +115,16 @@ class StepBatchBuilder:
         num_pages = -(-int(kv_length[:num_seqs].max()) // self._page_size)
         table = self._page_table.array[: num_seqs * num_pages].reshape(num_seqs, num_pages)
         table[:] = slots.page_table[rows, :num_pages]
-        return StepBatch(
+        step = LowerStep(
             input_ids=self._input_ids.tensor[:num_tokens],
             positions=self._positions.tensor[:num_tokens],
             slot_mapping=self._slot_mapping.tensor[:num_tokens],
             query_start=self._query_start.tensor[: num_seqs + 1],
             kv_length=self._kv_length.tensor[:num_seqs],
             page_table=self._page_table.tensor[: num_seqs * num_pages].view(num_seqs, num_pages),
-            survivor_index=self._survivor_index.tensor[:num_survivors],
-            survivor_start=self._survivor_start.tensor[: num_seqs + 1],
             shadow=self._shadow.build(rows, slots),
         )
+        return StepBatch(step, self._survivor_index.tensor[:num_survivors], self._survivor_start.tensor[: num_seqs + 1])
 
     def _write_tokens(
         self, start: int, positions: np.ndarray, ids: np.ndarray, cached: np.ndarray, pages: np.ndarray

@@ -1,45 +1,23 @@
-"""The rows of a step that go past the cut, gathered: what ``upper`` needs where they are not all of the step's."""
-
-from dataclasses import dataclass
+"""The rows of a step that go past the cut, gathered, where they are not all of the step's."""
 
 import numpy as np
 import torch
 
-from kvforge.runtime.pools import Pools
-from kvforge.runtime.session import StepFunctions
-from kvforge.runtime.shadow_inputs import ShadowTensors, given
+from kvforge.runtime.shadow_inputs import ShadowTensors
+from kvforge.runtime.step_inputs import UpperStep
 
 
-@dataclass(frozen=True)
-class Survivors:
-    """R >= 1 rows of S sequences, each sequence's the last tokens of its ``kv_length``, in order; int32 on the CPU."""
-
-    hidden: torch.Tensor
-    """[R, hidden_size] on the session's device"""
-    start: torch.Tensor
-    """[S+1]"""
-    positions: torch.Tensor
-    """[R]"""
-    kv_length: torch.Tensor
-    """[S]"""
-    page_table: torch.Tensor
-    """[S, M]"""
-    shadow: ShadowTensors = ()
-    """As ``StepBatch``'s, of these sequences."""
-
-    def logits(self, session: StepFunctions, pools: Pools) -> torch.Tensor:
-        """Run ``upper`` on them; returns float32 ``[R, vocab_size]`` on the CPU."""
-        everyone = torch.arange(len(self.positions), dtype=torch.int32)
-        return session.upper(
-            self.hidden,
-            everyone,
-            self.start,
-            self.positions,
-            self.kv_length,
-            self.page_table,
-            pools,
-            *given(self.shadow),
-        )
+def all_rows(
+    hidden: torch.Tensor,
+    start: torch.Tensor,
+    positions: torch.Tensor,
+    kv_length: torch.Tensor,
+    page_table: torch.Tensor,
+    shadow: ShadowTensors = (),
+) -> UpperStep:
+    """Return the step in which every row of ``hidden`` goes past the cut."""
+    everyone = torch.arange(len(positions), dtype=torch.int32)
+    return UpperStep(hidden, everyone, start, positions, kv_length, page_table, shadow)
 
 
 def gather(hidden: torch.Tensor, rows: np.ndarray) -> torch.Tensor:

@@ -13,13 +13,13 @@ from kvforge.engine import RANK_DIR, Manifest
 from kvforge.errors import EngineError
 from kvforge.runtime.compatibility import NO_DRAFTS, NO_EARLY_EXIT, NO_ROPE_TABLES, check_operators
 from kvforge.runtime.pools import Pools, allocate_pools
-from kvforge.runtime.shadow_inputs import ShadowTensors
+from kvforge.runtime.step_inputs import LowerStep, UpperStep
 from kvforge.runtime.tensorrt_plan import Plan, PlanLogger
 from kvforge.tensorrt_api import trt
 
 STEP_INPUTS = {
-    "lower": ("input_ids", "positions", "slot_mapping", "query_start", "kv_length", "page_table"),
-    "upper": ("hidden", "survivor_index", "survivor_start", "positions", "kv_length", "page_table"),
+    "lower": LowerStep._fields[:-1],
+    "upper": UpperStep._fields[:-1],
     "early_exit": ("hidden", "survivor_index"),
     "verify": ("logits", "draft_ids", "draft_start", "draft_probs", "temperature", "uniform"),
 }
@@ -60,39 +60,17 @@ class TensorRTSession:
         for plan in plans.values():
             plan.make_contexts(self._workspace, stream.cuda_stream)
 
-    def lower(
-        self,
-        input_ids: Tensor,
-        positions: Tensor,
-        slot_mapping: Tensor,
-        query_start: Tensor,
-        kv_length: Tensor,
-        page_table: Tensor,
-        pools: Pools,
-        shadow: ShadowTensors = (),
-    ) -> Tensor:
+    def lower(self, step: LowerStep, pools: Pools) -> Tensor:
         """Run all T tokens to the cut, writing every owner's K,V; returns hidden ``[T, hidden_size]`` on the GPU."""
-        shape = (input_ids.shape[0], self.manifest.hidden_size)
+        shape = (step.input_ids.shape[0], self.manifest.hidden_size)
         hidden = self._empty(shape, COMPUTE_DTYPES[self.manifest.dtype])
-        step = (input_ids, positions, slot_mapping, query_start, kv_length, page_table)
-        self._run("lower", step, pools, [hidden], writes_pools=True)
+        self._run("lower", step.inputs, pools, [hidden], writes_pools=True)
         return hidden
 
-    def upper(
-        self,
-        hidden: Tensor,
-        survivor_index: Tensor,
-        survivor_start: Tensor,
-        positions: Tensor,
-        kv_length: Tensor,
-        page_table: Tensor,
-        pools: Pools,
-        shadow: ShadowTensors = (),
-    ) -> Tensor:
+    def upper(self, step: UpperStep, pools: Pools) -> Tensor:
         """Run the R survivors past the cut; returns fp32 logits ``[R, vocab_size]`` on the CPU."""
-        logits = self._empty((survivor_index.shape[0], self.manifest.vocab_size), torch.float32)
-        step = (hidden, survivor_index, survivor_start, positions, kv_length, page_table)
-        self._run("upper", step, pools[self._upper_pools], [logits])
+        logits = self._empty((step.survivor_index.shape[0], self.manifest.vocab_size), torch.float32)
+        self._run("upper", step.inputs, pools[self._upper_pools], [logits])
         return self._to_cpu(logits)
 
     def early_exit(self, hidden: Tensor, survivor_index: Tensor) -> Tensor:

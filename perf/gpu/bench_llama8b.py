@@ -37,6 +37,7 @@ from kvforge.runtime.pools import Pools
 from kvforge.runtime.runner import Runner
 from kvforge.runtime.scheduler import Scheduler
 from kvforge.runtime.sequence import RequestMetrics, Sequence
+from kvforge.runtime.step_inputs import UpperStep
 from perf.gpu import costs, models
 from perf.gpu.models import LLAMA_8B, TINY, VARIANTS, Limits
 
@@ -68,10 +69,10 @@ class GreedySession:
     def __init__(self, session: CudaSession | CpuSession, pools: Pools) -> None:
         self.manifest, self.lower, self._session, self._pools = session.manifest, session.lower, session, pools
 
-    def upper(self, *step: Any) -> Tensor:
+    def upper(self, step: UpperStep, pools: Pools) -> Tensor:
         """As ``StepFunctions.upper``."""
         logits = self._session.device_logits if isinstance(self._session, CudaSession) else self._session.upper
-        return logits(*step).argmax(-1).cpu()
+        return logits(step, pools).argmax(-1).cpu()
 
     def allocate_pools(self, num_pages: int) -> Pools:
         """Return the pools that all runs share."""

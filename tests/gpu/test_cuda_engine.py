@@ -14,6 +14,7 @@ from kvforge.errors import EngineError
 from kvforge.runtime import LLMEngine
 from kvforge.runtime.cuda_session import CudaSession, check_gpu
 from kvforge.runtime.session import Session, load_session
+from kvforge.runtime.step_inputs import LowerStep, UpperStep
 from tests.support.engine_schedules import random_plan, run_plan
 from tests.support.engines import EngineShelf, EngineSpec
 from tests.support.step_driver import StepDriver
@@ -114,10 +115,12 @@ def test_the_early_exit_equals_the_cpus(engines: EngineShelf, gpu: torch.device)
         for begin, end in ((0, 20), (20, 21)):
             ids, positions = torch.arange(begin + 3, end + 3).int(), torch.arange(begin, end).int()
             shared = (torch.tensor([end]).int(), torch.arange(8).int()[None])
-            hidden = each.lower(ids, positions, positions, torch.tensor([0, end - begin]).int(), *shared, pools)
+            hidden = each.lower(
+                LowerStep(ids, positions, positions, torch.tensor([0, end - begin]).int(), *shared), pools
+            )
             last = torch.tensor([end - begin - 1]).int()
             rows.append(each.early_exit(hidden, last))
-            rows.append(each.upper(hidden, last, torch.tensor([0, 1]).int(), positions, *shared, pools))
+            rows.append(each.upper(UpperStep(hidden, last, torch.tensor([0, 1]).int(), positions, *shared), pools))
             rows.append(each.early_exit(hidden, last))
         results.append(torch.cat(rows))
     assert results[0].device.type == "cpu"

@@ -23,7 +23,8 @@ from kvforge.compiler.options import BuildOptions, ResolvedOptions, resolve
 from kvforge.model_checkpoint import read_model_config
 from kvforge.runtime.compatibility import rope_tables
 from kvforge.runtime.pools import Pools, allocate_pools
-from kvforge.runtime.shadow_inputs import has_shadow, not_factored
+from kvforge.runtime.shadow_inputs import ShadowTensors, has_shadow
+from kvforge.runtime.step_inputs import LowerStep, UpperStep, shadow_of
 from model_defs import ModelConfig
 from model_defs.graphs import EarlyExitGraph, LowerGraph, UpperGraph, VerifyGraph
 from tests.support.fake_session import fake_manifest
@@ -58,37 +59,15 @@ class EagerSession:
         return allocate_pools(self.manifest, num_pages, "cpu", shadow_pages, num_slots)
 
     @torch.inference_mode()
-    def lower(
-        self,
-        input_ids: Tensor,
-        positions: Tensor,
-        slot_mapping: Tensor,
-        query_start: Tensor,
-        kv_length: Tensor,
-        page_table: Tensor,
-        pools: Pools,
-        shadow: tuple[Tensor, ...] = (),
-    ) -> Tensor:
-        step = (input_ids, positions, slot_mapping, query_start, kv_length, page_table)
-        return self._lower(*step, pools, self._shadow(shadow, kv_length))
+    def lower(self, step: LowerStep, pools: Pools) -> Tensor:
+        return self._lower(*step.inputs, pools, self._shadow(step))
 
     @torch.inference_mode()
-    def upper(
-        self,
-        hidden: Tensor,
-        survivor_index: Tensor,
-        survivor_start: Tensor,
-        positions: Tensor,
-        kv_length: Tensor,
-        page_table: Tensor,
-        pools: Pools,
-        shadow: tuple[Tensor, ...] = (),
-    ) -> Tensor:
-        step = (hidden, survivor_index, survivor_start, positions, kv_length, page_table)
-        return self._upper(*step, pools[self.manifest.upper_pools], self._shadow(shadow, kv_length))
+    def upper(self, step: UpperStep, pools: Pools) -> Tensor:
+        return self._upper(*step.inputs, pools[self.manifest.upper_pools], self._shadow(step))
 
-    def _shadow(self, shadow: tuple[Tensor, ...], kv_length: Tensor) -> tuple[Tensor, ...]:
-        return (shadow or not_factored(len(kv_length))) if self._has_shadow else ()
+    def _shadow(self, step: LowerStep | UpperStep) -> ShadowTensors:
+        return shadow_of(step) if self._has_shadow else ()
 
     @torch.inference_mode()
     def early_exit(self, hidden: Tensor, survivor_index: Tensor) -> Tensor:

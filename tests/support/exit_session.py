@@ -23,14 +23,13 @@ class ExitSession(FakeSession):
         self.hidden = torch.full((self.manifest.max_num_tokens, 3), torch.nan)
         self.num_upper_rows = 0
 
-    def lower(self, input_ids, positions, slot_mapping, query_start, kv_length, page_table, pools):
-        arguments = (input_ids, positions, slot_mapping, query_start, kv_length, page_table, pools)
-        hidden = super().lower(*arguments)
+    def lower(self, step, pools):
+        hidden = super().lower(step, pools)
         self.hidden.fill_(torch.nan)
         self.hidden[: len(hidden), :2] = hidden
-        starts = query_start.tolist()
-        for s, length in enumerate(kv_length.tolist()):
-            pages = page_table[s, : -(-length // self.manifest.page_size)].long()
+        starts = step.query_start.tolist()
+        for s, length in enumerate(step.kv_length.tolist()):
+            pages = step.page_table[s, : -(-length // self.manifest.page_size)].long()
             context = pools[0][0][pages].reshape(-1, 2)[:length, 0].numpy().astype(np.int32)
             for row in range(starts[s], starts[s + 1]):
                 self.hidden[row, 2] = len(self.known)
@@ -48,7 +47,7 @@ class ExitSession(FakeSession):
         seed = self.seed if rng.random() < self.agreement else self.seed + 2
         return np.float32(rng.choice(self.scales)) * context_logits(tokens, seed, self.manifest.vocab_size)
 
-    def upper(self, hidden, survivor_index, *arguments):
-        self.num_upper_rows += len(survivor_index)
-        assert hidden.isfinite().all(), "a hidden state that another step has written over"
-        return super().upper(hidden[:, :2], survivor_index, *arguments)
+    def upper(self, step, pools):
+        self.num_upper_rows += len(step.survivor_index)
+        assert step.hidden.isfinite().all(), "a hidden state that another step has written over"
+        return super().upper(step._replace(hidden=step.hidden[:, :2]), pools)

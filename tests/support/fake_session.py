@@ -94,10 +94,10 @@ class FakeSession:
         assert torch.equal(pools[1][1][pages].reshape(-1, 2)[:end], -context)
         return context
 
-    def lower(self, input_ids, positions, slot_mapping, query_start, kv_length, page_table, pools, shadow=()):
+    def lower(self, step, pools):
         self.num_lower_calls += 1
-        arguments = (input_ids, positions, slot_mapping, query_start, kv_length, page_table)
-        assert all(t.dtype == torch.int32 and t.is_contiguous() for t in arguments)
+        assert all(t.dtype == torch.int32 and t.is_contiguous() for t in step.inputs)
+        input_ids, positions, slot_mapping, query_start, kv_length, page_table, shadow = step
         num_tokens, num_seqs = len(input_ids), len(kv_length)
         self.max_tokens_seen = max(self.max_tokens_seen, num_tokens)
         assert 1 <= num_tokens <= self.manifest.max_num_tokens and 1 <= num_seqs <= self.manifest.max_num_seqs
@@ -118,8 +118,9 @@ class FakeSession:
             raise RuntimeError("the fake device is on fire")
         return stored[:, 0].clone()
 
-    def upper(self, hidden, survivor_index, survivor_start, positions, kv_length, page_table, pools, shadow=()):
+    def upper(self, step, pools):
         self.num_upper_calls += 1
+        hidden, survivor_index, survivor_start, positions, kv_length, page_table, shadow = step
         assert len(survivor_index) > 0 and survivor_index.dtype == survivor_start.dtype == torch.int32
         assert survivor_start[0] == 0 and survivor_start[-1] == len(survivor_index)
         starts, logits, shifts = survivor_start.tolist(), [], self.shifts(shadow, len(kv_length))

@@ -52,13 +52,14 @@ class FakeShadowSession(FakeSession):
             min(POLICY.max_selected + POLICY.num_outlier_chunks - m, 0) * 2 if m else 0 for m in num_chunks.tolist()
         ]
 
-    def lower(self, input_ids, positions, slot_mapping, query_start, kv_length, page_table, pools, shadow=()):
-        hidden = super().lower(input_ids, positions, slot_mapping, query_start, kv_length, page_table, pools, shadow)
-        for s in range(len(kv_length)) if shadow else ():
+    def lower(self, step, pools):
+        hidden = super().lower(step, pools)
+        shadow, query_start = step.shadow, step.query_start
+        for s in range(len(step.kv_length)) if shadow else ():
             if shadow[0][s] >= 0 and query_start[s] < query_start[s + 1]:
                 assert query_start[s + 1] - query_start[s] == 1, "several tokens of a factored sequence in a step"
                 for pool in pools:
-                    self._bring_in_chunks(s, page_table, pool, shadow)
+                    self._bring_in_chunks(s, step.page_table, pool, shadow)
         return hidden
 
     def _shadow_of(self, s, pool, shadow):

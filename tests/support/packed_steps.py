@@ -5,38 +5,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+
+from kvforge.runtime.step_batch import StepBatch
+from kvforge.runtime.step_inputs import LowerStep
 
 
 @dataclass(frozen=True)
-class PackedStep:
-    """The tensors of one step; ``survivors`` are (sequence, position) in the order of the logits."""
+class PackedStep(StepBatch):
+    """One step; ``survivors`` are (sequence, position) in the order of the logits."""
 
-    input_ids: Tensor
-    positions: Tensor
-    slot_mapping: Tensor
-    query_start: Tensor
-    kv_length: Tensor
-    page_table: Tensor
-    survivor_index: Tensor
-    survivor_start: Tensor
     survivors: list[tuple[int, int]]
-
-    @property
-    def lower(self) -> tuple[Tensor, ...]:
-        """Arguments of the lower graph before the pools."""
-        return (
-            self.input_ids,
-            self.positions,
-            self.slot_mapping,
-            self.query_start,
-            self.kv_length,
-            self.page_table,
-        )
-
-    def upper(self, hidden: Tensor) -> tuple[Tensor, ...]:
-        """Arguments of the upper graph before the pools."""
-        return hidden, self.survivor_index, self.survivor_start, self.positions, self.kv_length, self.page_table
 
 
 def packed_steps(sequences: list[list[int]], page_size: int, num_pages: int, seed: int) -> Iterator[PackedStep]:
@@ -85,5 +63,6 @@ def _step(
         query_start.append(len(ids))
         survivor_start.append(len(kept))
     lengths = [begin + count for begin, count in zip(done, chunks, strict=True)]
-    numbers = (ids, positions, slots, query_start, lengths, tables, kept_index, survivor_start)
-    return PackedStep(*(torch.tensor(x, dtype=torch.int32) for x in numbers), kept)
+    lower = (ids, positions, slots, query_start, lengths, tables)
+    index, start = (torch.tensor(x, dtype=torch.int32) for x in (kept_index, survivor_start))
+    return PackedStep(LowerStep(*(torch.tensor(x, dtype=torch.int32) for x in lower)), index, start, kept)

@@ -10,6 +10,8 @@ from torch import Tensor
 from kvforge.kv_policies import ShadowKV
 from kvforge.runtime.session import StepFunctions
 from kvforge.runtime.shadowkv.factor import factor_prompt
+from kvforge.runtime.step_batch import StepBatch
+from kvforge.runtime.step_inputs import LowerStep
 
 
 @dataclass
@@ -64,8 +66,8 @@ class ShadowSteps:
         sequence.slot, sequence.shift = slot, compact - length
         sequence.num_chunks, sequence.num_selected = policy.num_chunks(length), num_selected
 
-    def arguments(self, chunks: list[list[int]]) -> tuple[dict[str, Tensor], tuple[Tensor, ...]]:
-        """Return the arguments of ``lower`` before the pools, and ``shadow``, for the next tokens of each sequence."""
+    def lower_step(self, chunks: list[list[int]]) -> LowerStep:
+        """Return the step of the next tokens of each sequence."""
         ids, positions, slots, start = [], [], [], [0]
         for sequence, tokens in zip(self.sequences, chunks, strict=True):
             for position in range(sequence.length, sequence.length + len(tokens)):
@@ -76,39 +78,30 @@ class ShadowSteps:
             sequence.length += len(tokens)
             start.append(len(ids))
         lengths = [sequence.length + sequence.shift for sequence in self.sequences]
-        step = {
-            "input_ids": int32(ids),
-            "positions": int32(positions),
-            "slot_mapping": int32(slots),
-            "query_start": int32(start),
-            "kv_length": int32(lengths),
-            "page_table": int32([sequence.pages for sequence in self.sequences]),
-        }
         width = max(1, *(len(sequence.shadow_pages) for sequence in self.sequences))
         rows = [sequence.shadow_pages or [0] * width for sequence in self.sequences]
         counts = ([getattr(s, name) for s in self.sequences] for name in ("slot", "num_chunks", "num_selected"))
         slot, num_chunks, num_selected = map(int32, counts)
-        return step, (slot, int32(rows), num_chunks, num_selected)
+        return LowerStep(
+            int32(ids),
+            int32(positions),
+            int32(slots),
+            int32(start),
+            int32(lengths),
+            int32([sequence.pages for sequence in self.sequences]),
+            (slot, int32(rows), num_chunks, num_selected),
+        )
 
     def run(self, chunks: list[list[int]]) -> Tensor:
         """Run one step; returns the logits of each sequence's last token, in their order, of those that have tokens.
 
         A chunk may be empty: the sequence is in the step without a query.
         """
-        step, shadow = self.arguments(chunks)
-        hidden = self.session.lower(**step, pools=self.pools, shadow=shadow)
+        step = self.lower_step(chunks)
         has_tokens = [bool(tokens) for tokens in chunks]
-        index = [end - 1 for end, there in zip(step["query_start"].tolist()[1:], has_tokens, strict=True) if there]
-        return self.session.upper(
-            hidden,
-            int32(index),
-            int32([0, *itertools.accumulate(has_tokens)]),
-            step["positions"],
-            step["kv_length"],
-            step["page_table"],
-            self.pools,
-            shadow,
-        )
+        index = [end - 1 for end, there in zip(step.query_start.tolist()[1:], has_tokens, strict=True) if there]
+        batch = StepBatch(step, int32(index), int32([0, *itertools.accumulate(has_tokens)]))
+        return self.session.upper(batch.upper(self.session.lower(step, self.pools)), self.pools)
 
 
 PROMPTS = (83, 61, 9)

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from kvforge.runtime.session import Session
+from kvforge.runtime.step_batch import StepBatch
+from kvforge.runtime.step_inputs import LowerStep
 
 
 class StepDriver:
@@ -29,23 +31,14 @@ class StepDriver:
         positions = torch.arange(self.length, self.length + count, dtype=torch.int32)
         slots = [self.pages[p // page_size] * page_size + p % page_size for p in positions.tolist()]
         self.length += count
-        page_table = torch.tensor([self.pages], dtype=torch.int32)
-        kv_length = torch.tensor([self.length], dtype=torch.int32)
-        hidden = self.session.lower(
+        lower = LowerStep(
             torch.tensor(tokens, dtype=torch.int32),
             positions,
             torch.tensor(slots, dtype=torch.int32),
             torch.tensor([0, count], dtype=torch.int32),
-            kv_length,
-            page_table,
-            self.pools,
+            torch.tensor([self.length], dtype=torch.int32),
+            torch.tensor([self.pages], dtype=torch.int32),
         )
-        return self.session.upper(
-            hidden,
-            torch.arange(count - survivors, count, dtype=torch.int32),
-            torch.tensor([0, survivors], dtype=torch.int32),
-            positions,
-            kv_length,
-            page_table,
-            self.pools,
-        )
+        kept, starts = torch.arange(count - survivors, count), torch.tensor([0, survivors])
+        batch = StepBatch(lower, kept.int(), starts.int())
+        return self.session.upper(batch.upper(self.session.lower(lower, self.pools)), self.pools)

@@ -5,6 +5,8 @@ import torch
 
 from kvforge.engine import Manifest
 from kvforge.errors import EngineError
+from kvforge.runtime.step_batch import StepBatch
+from kvforge.runtime.step_inputs import LowerStep
 from tests.support.fake_stream import FakeStream, fake_current_stream
 
 HIDDEN, VOCAB, PAGES = 6, 11, 40
@@ -68,17 +70,21 @@ def int32(*shape: int) -> torch.Tensor:
     return torch.zeros(shape, dtype=torch.int32)
 
 
+STEP = LowerStep(int32(5), int32(5), int32(5), int32(3), int32(2), int32(2, 3))
+"""Five tokens of two sequences."""
+
+
 def test_a_step(session):
     """Lower writes the pools of all owners, upper reads those above the cut; logits come back."""
     pools = session.allocate_pools(9)
     assert len(pools) == 3 and pools[0][0].shape == (9, 4, 2, 8)
     flat = [tensor for pool in pools for tensor in pool]
-    hidden = session.lower(int32(5), int32(5), int32(5), int32(3), int32(2), int32(2, 3), pools)
+    hidden = session.lower(STEP, pools)
     assert hidden.shape == (5, HIDDEN) and hidden.dtype == torch.bfloat16
     inputs, outputs = session._plans["lower"].calls[0]
     assert all(given is tensor for given, tensor in zip(list(inputs.values())[6:], flat, strict=True))
     assert all(given is tensor for given, tensor in zip(list(outputs.values())[1:], flat, strict=True))
-    logits = session.upper(hidden, int32(2), int32(3), int32(5), int32(2), int32(2, 3), pools)
+    logits = session.upper(StepBatch(STEP, int32(2), int32(3)).upper(hidden), pools)
     assert logits.shape == (2, VOCAB) and logits.dtype == torch.float32 and bool((logits == 1).all())
     inputs, outputs = session._plans["upper"].calls[0]
     assert [inputs["k_pool_2"], inputs["v_pool_2"]] == [*pools[2]] and list(outputs) == ["logits"]
@@ -92,7 +98,7 @@ def test_pools_are_found_by_name_in_any_order(session):
     plan, pools = session._plans["lower"], session.allocate_pools(9)
     plan.inputs = (*plan.inputs[:6], *reversed(plan.inputs[6:]))
     plan.outputs = (*reversed(plan.outputs[1:]), plan.outputs[0])
-    hidden = session.lower(int32(5), int32(5), int32(5), int32(3), int32(2), int32(2, 3), pools)
+    hidden = session.lower(STEP, pools)
     inputs, outputs = plan.calls[0]
     for owner, (k_pool, v_pool) in enumerate(pools):
         assert inputs[f"k_pool_{owner}"] is outputs[f"k_pool_{owner}_out"] is k_pool

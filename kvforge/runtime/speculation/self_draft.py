@@ -22,7 +22,8 @@ from kvforge.runtime.sequence import Sequence
 from kvforge.runtime.session import Session
 from kvforge.runtime.slot_table import SlotTable
 from kvforge.runtime.step_batch import StepBatch
-from kvforge.runtime.survivors import Survivors, gather
+from kvforge.runtime.step_inputs import LowerStep, UpperStep
+from kvforge.runtime.survivors import all_rows, gather
 from kvforge.runtime.token_draw import draw_tokens
 
 MIN_CONFIDENCE = 0.8
@@ -54,7 +55,7 @@ class SelfDraft:
         self._session, self._page_size, self.min_confidence = session, config.page_size, min_confidence
         self._arange = torch.arange(config.max_num_seqs + 1, dtype=torch.int32)
 
-    def run(self, hidden: torch.Tensor, plan: Schedule, batch: StepBatch, slots: SlotTable, pools: Pools) -> Survivors:
+    def run(self, hidden: torch.Tensor, plan: Schedule, batch: StepBatch, slots: SlotTable, pools: Pools) -> UpperStep:
         """Draft and return the survivors; ``hidden`` is ``lower``'s of ``batch``, the step without these drafts."""
         survivors = plan.survivors
         ends = [end for start, end in itertools.pairwise(batch.survivor_start.tolist()) if end > start]
@@ -112,16 +113,15 @@ class SelfDraft:
         places = [draft.sequence.length + len(draft.tokens) - 1 for draft in active]
         table = slots.page_table[[draft.sequence.slot for draft in active], : max(places) // page_size + 1]
         pages = [int(table[row, place // page_size]) for row, place in enumerate(places)]
-        hidden = self._session.lower(
+        step = LowerStep(
             torch.tensor([draft.tokens[-1] for draft in active], dtype=torch.int32),
             torch.tensor(places, dtype=torch.int32),
             torch.tensor([page * page_size + p % page_size for page, p in zip(pages, places, strict=True)]).int(),
             self._arange[: len(active) + 1],
             torch.tensor([place + 1 for place in places], dtype=torch.int32),
             torch.from_numpy(table),
-            pools,
         )
-        return hidden.clone()
+        return self._session.lower(step, pools).clone()
 
     def _survivors(
         self,
@@ -130,7 +130,7 @@ class SelfDraft:
         ends: list[int],
         drafts: dict[Sequence, _Draft],
         slots: SlotTable,
-    ) -> Survivors:
+    ) -> UpperStep:
         """Put each sequence's drafts behind its rows of the step, which end at ``ends``."""
         order: list[int] = []
         positions: list[int] = []
@@ -144,7 +144,7 @@ class SelfDraft:
             starts.append(len(order))
             begin = end
         width = -(-max(kv_length) // self._page_size)
-        return Survivors(
+        return all_rows(
             gather(torch.cat(hidden), np.array(order)),
             torch.tensor(starts, dtype=torch.int32),
             torch.tensor(positions, dtype=torch.int32),

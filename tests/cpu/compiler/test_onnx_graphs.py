@@ -62,10 +62,10 @@ def test_logits_equal_the_all_token_reference(name: str, exported) -> None:
     for seed in range(2):
         pools, kinds = empty_pools(engine, NUM_PAGES), set()
         for step in packed_steps(sequences, engine.options.page_size, NUM_PAGES, seed):
-            hidden, pools = graphs.lower(step.lower, pools)
-            logits = graphs.upper(step.upper(hidden), pools)
+            hidden, pools = graphs.lower(step.lower.inputs, pools)
+            logits = graphs.upper(step.upper(hidden).inputs, pools)
             assert logits.shape == (len(step.survivors), engine.config.vocab_size)
-            sizes = [n for n in step.query_start.diff().tolist() if n]
+            sizes = [n for n in step.lower.query_start.diff().tolist() if n]
             kinds |= {"prefill" if min(sizes) > 1 else "decode" if max(sizes) == 1 else "mixed"}
             kinds |= set() if step.survivors else {"no survivors"}
             if step.survivors:
@@ -103,16 +103,16 @@ def test_8_bit_caches_equal_the_torch_graphs(name: str, exported, monkeypatch: p
     pools = empty_pools(engine, NUM_PAGES)
     first_upper = len(engine.config.owners) - len(engine.config.upper_owners)
     for step in packed_steps(prompts(engine.config.vocab_size), engine.options.page_size, NUM_PAGES, 0):
-        got_hidden, got_pools = graphs.lower(step.lower, pools)
+        got_hidden, got_pools = graphs.lower(step.lower.inputs, pools)
         with torch.no_grad():
-            hidden = lower(*step.lower, pools)
-            logits = upper(*step.upper(hidden), pools[first_upper:])
+            hidden = lower(*step.lower.inputs, pools)
+            logits = upper(*step.upper(hidden).inputs, pools[first_upper:])
         assert relative_error(got_hidden, hidden) <= TOLERANCE
-        got_logits = graphs.upper(step.upper(hidden), pools)
+        got_logits = graphs.upper(step.upper(hidden).inputs, pools)
         assert got_logits.shape == logits.shape
         if step.survivors:
             assert relative_error(got_logits, logits) <= TOLERANCE
-        slots = step.slot_mapping.long()
+        slots = step.lower.slot_mapping.long()
         for got, want in zip(got_pools, pools, strict=True):
             for one, other in zip(got, want, strict=True):
                 assert one.dtype == other.dtype

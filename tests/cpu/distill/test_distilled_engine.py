@@ -46,12 +46,12 @@ def test_the_engine_has_the_logits_of_the_trained_module(tmp_path: Path, full: b
     pools = session.allocate_pools(16)
     compared = 0
     for step in packed_steps([ids.tolist()], session.manifest.page_size, 16, 0):
-        state = session.lower(*step.lower, pools)
+        state = session.lower(step.lower, pools)
         if step.survivors:
             positions = [position for _, position in step.survivors]
             compared += len(positions)
             assert_near(session.early_exit(state, step.survivor_index), exits[positions])
-            assert_near(session.upper(*step.upper(state), pools), logits[positions])
+            assert_near(session.upper(step.upper(state), pools), logits[positions])
     assert compared > 5
 
 

@@ -68,14 +68,14 @@ def test_both_heads_equal_the_reference(case: str, engines: EngineShelf, full: b
     for seed in range(3):
         pools = session.allocate_pools(NUM_PAGES)
         for step in packed_steps(sequences, session.manifest.page_size, NUM_PAGES, seed):
-            hidden = session.lower(*step.lower, pools)
+            hidden = session.lower(step.lower, pools)
             logits = session.early_exit(hidden, step.survivor_index)
             assert logits.dtype == torch.float32 and logits.shape == (len(step.survivors), config.vocab_size)
             counts.add(min(len(step.survivors), 4))
             if step.survivors:
                 rows = [torch.stack([x[s][p] for s, p in step.survivors]) for x in (exits, full_model)]
                 assert relative_error(logits, rows[0]) <= 1e-4
-                assert relative_error(session.upper(*step.upper(hidden), pools), rows[1]) <= 1e-4
+                assert relative_error(session.upper(step.upper(hidden), pools), rows[1]) <= 1e-4
     assert counts >= {0, 1, 4}
     assert relative_error(torch.cat(exits), torch.cat(full_model)) > 0.1
 
@@ -195,11 +195,11 @@ def test_the_cuda_session_stages_it_as_the_cpu_session_runs_it(engines: EngineSh
     session = CudaSession(cpu.manifest, {}, graphs, torch.device("cpu"))
     pools, others = session.allocate_pools(NUM_PAGES), cpu.allocate_pools(NUM_PAGES)
     for step in packed_steps(prompts(320), cpu.manifest.page_size, NUM_PAGES, seed=2):
-        hidden, expected = session.lower(*step.lower, pools), cpu.lower(*step.lower, others)
+        hidden, expected = session.lower(step.lower, pools), cpu.lower(step.lower, others)
         first = session.early_exit(hidden, step.survivor_index)
         if step.survivors:
-            logits = session.upper(*step.upper(hidden), pools)
-            assert torch.allclose(logits, cpu.upper(*step.upper(expected), others), atol=1e-5)
+            logits = session.upper(step.upper(hidden), pools)
+            assert torch.allclose(logits, cpu.upper(step.upper(expected), others), atol=1e-5)
         again = session.early_exit(hidden, step.survivor_index)
         assert torch.equal(first, again)
         assert torch.allclose(first, cpu.early_exit(expected, step.survivor_index), atol=1e-5)

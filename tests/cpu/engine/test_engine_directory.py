@@ -19,6 +19,7 @@ from kvforge.errors import EngineError
 from kvforge.planning.costs import prefill_flops_per_token
 from kvforge.runtime.cpu_session import CpuSession
 from kvforge.runtime.session import load_session
+from kvforge.runtime.step_inputs import LowerStep, UpperStep
 from tests.support.engines import SWIFTKV, SWIFTKV_FP8, EngineShelf
 
 
@@ -181,8 +182,8 @@ def test_both_graphs_share_one_copy_of_the_weights(engine: Path) -> None:
     zero, table = torch.zeros(1, dtype=torch.int32), torch.zeros(1, 1, dtype=torch.int32)
 
     def step() -> tuple[torch.Tensor, torch.Tensor]:
-        hidden = session.lower(one, zero, zero, starts, one, table, pools)
-        return hidden, session.upper(torch.ones_like(hidden), zero, starts, zero, one, table, pools)
+        hidden = session.lower(LowerStep(one, zero, zero, starts, one, table), pools)
+        return hidden, session.upper(UpperStep(torch.ones_like(hidden), zero, starts, zero, one, table), pools)
 
     assert all(result.any() for result in step())
     for weight in session._weights.values():

@@ -118,8 +118,8 @@ def _same_tokens_as_the_engine(folder: Path) -> None:
     drawn: list[list[int]] = []
 
     class Spy(GreedySession):
-        def upper(self, *step):
-            tokens = super().upper(*step)
+        def upper(self, step, pools):
+            tokens = super().upper(step, pools)
             drawn.append(tokens.tolist())
             return tokens
 

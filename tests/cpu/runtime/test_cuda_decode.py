@@ -20,6 +20,8 @@ from kvforge.runtime.cuda_decode import GraphRecorder, batch_bucket, is_one_each
 from kvforge.runtime.cuda_session import CudaSession
 from kvforge.runtime.cuda_staging import ALIGNMENT, StepBuffer
 from kvforge.runtime.session import load_session
+from kvforge.runtime.step_batch import StepBatch
+from kvforge.runtime.step_inputs import LowerStep
 from tests.support.cuda_recorder import Recorder, Recording
 from tests.support.engine_schedules import random_plan, run_plan
 from tests.support.engines import SWIFTKV, EngineShelf
@@ -39,7 +41,7 @@ def padded(session: CpuSession, capture: Recorder | None) -> CudaSession:
     return CudaSession(session.manifest, {}, {"lower": session._lower, "upper": session._upper}, CPU, capture)
 
 
-def decode_step(num_seqs: int, page_size: int, seed: int) -> dict[str, Tensor]:
+def decode_step(num_seqs: int, page_size: int, seed: int) -> LowerStep:
     """A decode step of sequences of random lengths on distinct pages; page 0 is nobody's."""
     rng = random.Random(seed)
     lengths = [rng.randint(1, 5 * page_size) for _ in range(num_seqs)]
@@ -47,21 +49,15 @@ def decode_step(num_seqs: int, page_size: int, seed: int) -> dict[str, Tensor]:
     table = 1 + torch.randperm(num_seqs * columns).view(num_seqs, columns).int()
     positions = torch.tensor(lengths).int() - 1
     slots = table[torch.arange(num_seqs), positions.long() // page_size] * page_size + positions % page_size
-    return {
-        "input_ids": torch.randint(3, 300, (num_seqs,)).int(),
-        "positions": positions,
-        "slot_mapping": slots.int(),
-        "query_start": torch.arange(num_seqs + 1).int(),
-        "kv_length": torch.tensor(lengths).int(),
-        "page_table": table,
-    }
+    ids, starts = torch.randint(3, 300, (num_seqs,)).int(), torch.arange(num_seqs + 1).int()
+    return LowerStep(ids, positions, slots.int(), starts, torch.tensor(lengths).int(), table)
 
 
-def run_step(session: CpuSession | CudaSession, step: dict[str, Tensor], pools: list) -> Tensor:
-    hidden = session.lower(**step, pools=pools)
+def run_step(session: CpuSession | CudaSession, step: LowerStep, pools: list) -> Tensor:
+    hidden = session.lower(step, pools)
     count = hidden.shape[0]
-    shared = (step["positions"], step["kv_length"], step["page_table"])
-    return session.upper(hidden, torch.arange(count).int(), torch.arange(count + 1).int(), *shared, pools)
+    batch = StepBatch(step, torch.arange(count).int(), torch.arange(count + 1).int())
+    return session.upper(batch.upper(hidden), pools)
 
 
 def test_padding_changes_neither_logits_nor_cache(cpu_session: CpuSession) -> None:
@@ -214,10 +210,8 @@ def test_no_survivors_means_no_logits(cpu_session: CpuSession) -> None:
     session = padded(cpu_session, None)
     step = decode_step(2, session.manifest.page_size, 0)
     pools = session.allocate_pools(16)
-    hidden = session.lower(**step, pools=pools)
-    nothing, starts = torch.zeros(0).int(), torch.zeros(3).int()
-    shared = (step["positions"], step["kv_length"], step["page_table"])
-    assert session.upper(hidden, nothing, starts, *shared, pools).shape == (0, session.manifest.vocab_size)
+    nobody = StepBatch(step, torch.zeros(0).int(), torch.zeros(3).int()).upper(session.lower(step, pools))
+    assert session.upper(nobody, pools).shape == (0, session.manifest.vocab_size)
 
 
 def test_the_cache_takes_the_sessions_own_memory(cpu_session: CpuSession) -> None:
@@ -259,4 +253,5 @@ def test_limits_of_the_manifest_fit_the_buffers(cpu_session: CpuSession) -> None
     session = CudaSession(manifest, {}, {"lower": lambda x: x[:1], "upper": lambda x: x[:1]}, CPU)
     tokens, columns = torch.zeros(40).int(), 64 // manifest.page_size
     table = torch.zeros(3, columns).int()
-    assert session.lower(tokens, tokens, tokens, torch.zeros(4).int(), torch.zeros(3).int(), table, []).shape == (40,)
+    step = LowerStep(tokens, tokens, tokens, torch.zeros(4).int(), torch.zeros(3).int(), table)
+    assert session.lower(step, []).shape == (40,)

@@ -83,13 +83,13 @@ def test_tables_of_shadow_pages_have_widths_of_their_own(eager: EagerSession, mo
     steps.run([tokens, tokens[:20], tokens[:7]])
     steps.factor(0)
     assert not seen
-    step, shadow = steps.arguments([[5], [6], [7]])
-    session.lower(**step, pools=steps.pools, shadow=shadow)
+    step = steps.lower_step([[5], [6], [7]])
+    session.lower(step, steps.pools)
     slot, table, num_chunks, num_selected = seen[-1]
     assert slot.tolist() == [steps.slots[0], -1, -1, -1] and table.shape == (4, 16)
     assert table[0, :10].tolist() == steps.sequences[0].shadow_pages and not table[3].any()
     assert num_chunks.tolist() == [13, 0, 0, 0] and num_selected.tolist() == [4, 0, 0, 0]
-    session.lower(**step, pools=steps.pools)
+    session.lower(step._replace(shadow=()), steps.pools)
     slot, table, num_chunks, _ = seen[-1]
     assert slot.tolist() == [-1] * 4 and table.shape == (4, 2) and not num_chunks.any()
     session.warm_up(steps.pools, 80, max_num_seqs=2)

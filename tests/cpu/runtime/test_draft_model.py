@@ -29,8 +29,8 @@ def drafter_of(session, **limits):
 class Sometimes(FakeSession):
     """The target's logits in most calls, else others."""
 
-    def upper(self, *arguments):
-        logits = super().upper(*arguments)
+    def upper(self, step, pools):
+        logits = super().upper(step, pools)
         return logits.flip(-1) if self.num_upper_calls % 4 == 0 else logits
 
 
@@ -198,8 +198,8 @@ def test_a_failing_draft_engine_fails_no_request(after, caplog):
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_drafts_end_where_the_draft_models_logits_are_not_finite(value):
     class Broken(FakeSession):
-        def upper(self, *arguments):
-            logits = super().upper(*arguments)
+        def upper(self, step, pools):
+            logits = super().upper(step, pools)
             if self.num_upper_calls % 3 == 0:
                 logits[:, 7] = value
             return logits

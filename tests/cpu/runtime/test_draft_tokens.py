@@ -143,9 +143,9 @@ class BrokenAfter(FakeSession):
 
     length = 0
 
-    def upper(self, hidden, survivor_index, survivor_start, positions, kv_length, page_table, pools):
-        logits = super().upper(hidden, survivor_index, survivor_start, positions, kv_length, page_table, pools)
-        logits[positions[survivor_index.long()] + 1 == self.length] = float("nan")
+    def upper(self, step, pools):
+        logits = super().upper(step, pools)
+        logits[step.positions[step.survivor_index.long()] + 1 == self.length] = float("nan")
         return logits
 
 

@@ -236,12 +236,11 @@ class BrokenLogits(FakeSession):
 
     length = 0
 
-    def upper(self, hidden, survivor_index, survivor_start, positions, kv_length, page_table, pools):
-        arguments = (hidden, survivor_index, survivor_start, positions, kv_length, page_table, pools)
-        logits = super().upper(*arguments)
-        for row, sequence in enumerate(torch.searchsorted(survivor_start, torch.arange(len(logits)), right=True) - 1):
-            length = int(kv_length[sequence])
-            pages = page_table[sequence, : -(-length // self.manifest.page_size)].long()
+    def upper(self, step, pools):
+        logits, starts = super().upper(step, pools), step.survivor_start
+        for row, sequence in enumerate(torch.searchsorted(starts, torch.arange(len(logits)), right=True) - 1):
+            length = int(step.kv_length[sequence])
+            pages = step.page_table[sequence, : -(-length // self.manifest.page_size)].long()
             if length >= self.length and 60.0 in pools[0][0][pages].reshape(-1, 2)[:length, 0].tolist():
                 logits[row] = float("nan")
         return logits

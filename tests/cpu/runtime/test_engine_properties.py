@@ -34,14 +34,14 @@ class CountingSession:
         self.allocate_pools = session.allocate_pools
         self.calls: Counter[str] = Counter()
 
-    def lower(self, *arguments):
+    def lower(self, step, pools):
         self.calls["lower"] += 1
-        return self.session.lower(*arguments)
+        return self.session.lower(step, pools)
 
-    def upper(self, hidden, survivor_index, *arguments):
-        assert len(survivor_index) > 0, "a step without survivors ran upper"
+    def upper(self, step, pools):
+        assert len(step.survivor_index) > 0, "a step without survivors ran upper"
         self.calls["upper"] += 1
-        return self.session.upper(hidden, survivor_index, *arguments)
+        return self.session.upper(step, pools)
 
 
 def load(directory) -> CountingSession:

@@ -120,8 +120,8 @@ def test_standard_input_that_is_not_text(engine, encoding_errors, capsys, monkey
 class NoLogits(FakeSession):
     """The second prompt's logits are not numbers from the start."""
 
-    def upper(self, *arguments):
-        logits = super().upper(*arguments)
+    def upper(self, step, pools):
+        logits = super().upper(step, pools)
         logits[1:] = float("nan")
         return logits
 

@@ -168,11 +168,11 @@ class MarkovSession(FakeSession):
         limits = dict(vocab_size=VOCAB, max_num_seqs=250, max_num_tokens=1500, max_draft_len=NUM_DRAFTS)
         super().__init__(**{**limits, "eos_token_ids": (), **changes})
 
-    def lower(self, input_ids, *arguments):
-        return TARGET[input_ids.long()]
+    def lower(self, step, pools):
+        return TARGET[step.input_ids.long()]
 
-    def upper(self, hidden, survivor_index, *arguments):
-        return hidden[survivor_index.long()]
+    def upper(self, step, pools):
+        return step.hidden[step.survivor_index.long()]
 
     def verify(self, *arguments):
         return plugins.speculative_verify(*arguments)

@@ -131,7 +131,9 @@ def test_a_common_beginning_is_computed_once(engines: EngineShelf, monkeypatch: 
     llm, num_computed = LLM(engines.engine(SWIFTKV), num_pages=64), []
     run_batch = llm.engine.runner.run_batch
     monkeypatch.setattr(
-        llm.engine.runner, "run_batch", lambda batch: num_computed.append(len(batch.input_ids)) or run_batch(batch)
+        llm.engine.runner,
+        "run_batch",
+        lambda batch: num_computed.append(len(batch.lower.input_ids)) or run_batch(batch),
     )
     score(llm, [(list(range(3, 60)), [choice, 7]) for choice in range(4)])
     last_page = 57 - 56 // PAGE_SIZE * PAGE_SIZE  # the last context token is computed for every continuation

@@ -12,6 +12,7 @@ from kvforge.runtime import LLMEngine, SamplingParams
 from kvforge.runtime.cuda_session import CudaSession
 from kvforge.runtime.speculation.config import SpeculativeConfig
 from kvforge.runtime.speculation.draft_length import DraftLength
+from kvforge.runtime.step_inputs import LowerStep
 from tests.support.eager_session import EagerSession
 from tests.support.engine_schedules import random_plan, run_plan
 from tests.support.small_models import small_session
@@ -128,15 +129,15 @@ def test_after_every_step_the_cache_is_that_of_a_prefill(options):
             count = sequence.num_computed
             pools = session.allocate_pools(32)
             places = torch.arange(count, dtype=torch.int32)
-            session.lower(
+            step = LowerStep(
                 torch.from_numpy(sequence.tokens[:count]),
                 places,
                 places,
                 torch.tensor([0, count], dtype=torch.int32),
                 torch.tensor([count], dtype=torch.int32),
                 torch.arange(32, dtype=torch.int32)[None],
-                pools,
             )
+            session.lower(step, pools)
             for mine, fresh in zip(
                 itertools.chain(*engine.runner.pools), itertools.chain.from_iterable(pools), strict=True
             ):
@@ -210,7 +211,8 @@ def test_a_threshold_that_everyone_passes_gives_the_text_of_the_lower_half(sessi
             lengths = torch.tensor([0, count], dtype=torch.int32)
             pages = torch.arange(32, dtype=torch.int32)[None]
             ids = torch.tensor(tokens, dtype=torch.int32)
-            hidden = session.lower(ids, places, places, lengths, lengths[1:], pages, session.allocate_pools(32))
+            step = LowerStep(ids, places, places, lengths, lengths[1:], pages)
+            hidden = session.lower(step, session.allocate_pools(32))
             tokens.append(int(session.early_exit(hidden, places[-1:]).argmax()))
         assert tokens[-len(text) :] == text
 

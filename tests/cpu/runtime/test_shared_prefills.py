@@ -22,9 +22,9 @@ PREFIX = [5 + i % 50 for i in range(24)]
 class CountingSession(FakeSession):
     num_tokens = 0
 
-    def lower(self, input_ids, *arguments):
-        self.num_tokens += len(input_ids)
-        return super().lower(input_ids, *arguments)
+    def lower(self, step, pools):
+        self.num_tokens += len(step.input_ids)
+        return super().lower(step, pools)
 
 
 def make_engine(session=None, **options):

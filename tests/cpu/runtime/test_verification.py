@@ -188,9 +188,9 @@ def test_nothing_is_given_after_the_end_of_a_sequence_within_its_drafts(temperat
 @pytest.mark.parametrize("place", [0, 2, 4])
 def test_logits_that_are_not_finite_end_their_sequence_there_and_no_other(temperature, value, place):
     class Broken(CountingSession):
-        def upper(self, hidden, survivor_index, survivor_start, positions, *arguments):
-            logits = super().upper(hidden, survivor_index, survivor_start, positions, *arguments)
-            if survivor_start[1] == 5:
+        def upper(self, step, pools):
+            logits = super().upper(step, pools)
+            if step.survivor_start[1] == 5:
                 logits[place, 17] = value
             return logits
 
