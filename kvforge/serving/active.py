@@ -12,8 +12,9 @@ from kvforge.serving.output_rows import News
 from kvforge.serving.request import GenerationRequest
 
 CONTEXT_TOKENS = 6
-ACK_TIMEOUT_S = 10.0
-"""Only a broken postprocessing takes this long; going on earlier would risk what acks.py is there for."""
+MAX_UNHEARD_BEATS = 300
+"""Half a minute and more in which this process ran and no ack came: only a broken postprocessing takes this long. Going
+on earlier would risk what acks.py is there for. Not by the clock, because a machine that stood still is no silence."""
 
 
 @dataclass
@@ -81,7 +82,7 @@ class ActiveRequest:
 
     `key` is unique among all requests; `engine_ids` are the engine's ids of the prompts in the batch.
     `in_ensemble` says that a text model comes after, which acknowledges every response and watches for a
-    cancel; the next response then waits for the ack. When none comes for ACK_TIMEOUT_S there is no such model.
+    cancel; the next response then waits for the ack. When MAX_UNHEARD_BEATS go without one there is no such model.
     `errors_as_tensors`: the request ends with a response where it fails (parameters.ERRORS_AS_TENSORS).
     Exactly one of a final chunk or a failure ends the request.
     """
@@ -109,7 +110,8 @@ class ActiveRequest:
         self._ended = False
         self._heartbeat = False
         self._acked = True
-        self.arrived = self.last_sent = self.last_asked = time.monotonic()
+        self._unheard_beats = 0
+        self.arrived = self.last_sent = self.last_asked = self.last_beat = time.monotonic()
         self.sender_lock = threading.Lock()
         """Held in every call on `sender`: Triton crashes on a question about a request that has had its end."""
         self.closed = False
@@ -147,11 +149,13 @@ class ActiveRequest:
         """Ask for an empty response, which lets postprocessing see whether the client is still there."""
         with self._lock:
             self._heartbeat = True
+            self._unheard_beats += not self._acked
 
     def acknowledge(self) -> None:
         """The last response went through the ensemble."""
         with self._lock:
             self._acked = True
+            self._unheard_beats = 0
 
     def is_past_deadline(self, now: float) -> bool:
         return self.timeout_s is not None and now - self.arrived >= self.timeout_s
@@ -182,7 +186,7 @@ class ActiveRequest:
     def _may_send(self) -> bool:
         if self._acked:
             return True
-        if time.monotonic() - self.last_sent <= ACK_TIMEOUT_S:
+        if self._unheard_beats < MAX_UNHEARD_BEATS:
             return False
         self.in_ensemble, self._acked = False, True
         return True

@@ -38,6 +38,11 @@ class Admission:
                 )
             self.num_open += num_sequences
 
+    def close(self) -> None:
+        """Let nobody in any more. Who was let in before is in `num_open` when this returns."""
+        with self._lock:
+            self.closed = True
+
     def leave(self, num_sequences: int) -> None:
         with self._lock:
             self.num_open -= num_sequences

@@ -116,7 +116,7 @@ class TextServer:
 
     def close(self) -> None:
         """Cancel what runs and wait for the threads."""
-        self._admission.closed = True
+        self._admission.close()
         for key in tuple(self._open):
             self._acks.send(key, True)
         closing = threading.Thread(target=self._pool.shutdown, kwargs={"cancel_futures": True}, daemon=True)

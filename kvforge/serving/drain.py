@@ -6,15 +6,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 from kvforge.serving.health import read_metrics
-from kvforge.serving.run_dir import StateReader, ask_to_drain
+from kvforge.serving.run_dir import HUNG_AFTER_S, StateReader, ask_to_drain
 
 POLL_S = 0.05
-NOTICED_S = 0.2
-"""After this the stub has seen the request to drain: what it counts from then on is all that it accepted."""
-STUB_GRACE_S = 1.0
+NOTICE_TIMEOUT_S = 5.0
+"""What the stub gets to say that it drains; it looks every few ten milliseconds."""
+STUB_GRACE_S = 5.0
 """What the stub gets beyond the deadline to send its errors."""
-SETTLED_S = 0.15
-SETTLE_TIMEOUT_S = 2.0
+SETTLED_S = 0.25
+SETTLE_TIMEOUT_S = 5.0
 ANSWERED = ("nv_inference_request_success", "nv_inference_request_failure", "nv_inference_exec_count")
 
 
@@ -29,14 +29,18 @@ def drain(
     first = state.read()
     if first is None:
         return False
-    ask_to_drain(run_dir, timeout_s)
-    time.sleep(NOTICED_S)
+    try:
+        ask_to_drain(run_dir, timeout_s)
+    except OSError:  # a full disk: nobody can be told
+        return False
+    _wait_noticed(state)
     idle = first.active == 0 and _open_requests(state) == 0
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline and not hurry() and _open_requests(state):
         time.sleep(POLL_S)
     if _open_requests(state):
-        ask_to_drain(run_dir, 0.0)
+        with contextlib.suppress(OSError):
+            ask_to_drain(run_dir, 0.0)
     give_up = time.monotonic() + STUB_GRACE_S
     while (left := _open_requests(state)) and time.monotonic() < give_up:
         time.sleep(POLL_S)
@@ -45,10 +49,17 @@ def drain(
     return left == 0
 
 
+def _wait_noticed(state: StateReader) -> None:
+    """Wait until the stub lets nobody in: what it counts from then on is all that it accepted."""
+    deadline = time.monotonic() + NOTICE_TIMEOUT_S
+    while (found := state.read()) is not None and not found.draining and time.monotonic() < deadline:
+        time.sleep(POLL_S)
+
+
 def _open_requests(state: StateReader) -> int | None:
     """None once nobody can tell, because the stub is gone or hangs."""
     found = state.read()
-    return None if found is None or found.age_s > 5.0 else found.active
+    return None if found is None or found.age_s > HUNG_AFTER_S else found.active
 
 
 def _wait_settled(metrics_url: str) -> None:
@@ -57,7 +68,11 @@ def _wait_settled(metrics_url: str) -> None:
     previous: dict[str, float] | None = None
     with contextlib.suppress(OSError, ValueError):
         while time.monotonic() < deadline:
-            counts = {name: value for name, value in read_metrics(metrics_url).items() if name.startswith(ANSWERED)}
+            counts = {
+                name: value
+                for name, value in read_metrics(metrics_url, SETTLE_TIMEOUT_S).items()
+                if name.startswith(ANSWERED)
+            }
             if counts == previous:
                 return
             previous = counts

@@ -19,7 +19,7 @@ from kvforge.serving.processes import how_it_ended
 from kvforge.serving.run_dir import STATE_FILE
 
 START_TIMEOUT_S = 60.0
-END_TIMEOUT_S = 3.0
+END_TIMEOUT_S = 10.0
 """What it gets after the server has ended, and with it all that it waits for."""
 
 
@@ -67,7 +67,9 @@ class GatewayProcess:
             if cancelled():
                 raise StartCancelled("the start was cancelled")
             if process.poll() is not None or time.monotonic() > deadline:
-                self._log.join(timeout_s=1.0)
+                process.kill()
+                process.wait()
+                self._log.join(timeout_s=END_TIMEOUT_S)
                 words = (self._log.lines() or ["it gave no reason"])[-1].removeprefix("kvforge: ")
                 raise KvforgeError(f"the OpenAI gateway did not start: {words}")
             time.sleep(0.05)

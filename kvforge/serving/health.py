@@ -1,5 +1,6 @@
 """Small HTTP calls to a Triton server with nothing but the standard library."""
 
+import http.client
 import json
 import urllib.error
 import urllib.request
@@ -7,13 +8,17 @@ from typing import Any
 
 from kvforge.errors import KvforgeError
 
+NO_ANSWER = (OSError, http.client.HTTPException)
+"""What a call ends in whose server is not there, or dies while it answers."""
+READY_TIMEOUT_S = 5.0
+
 
 def is_ready(http_url: str) -> bool:
     """True when the server says that it and its models are loaded."""
     try:
-        with urllib.request.urlopen(f"{http_url}/v2/health/ready", timeout=2.0) as response:
+        with urllib.request.urlopen(f"{http_url}/v2/health/ready", timeout=READY_TIMEOUT_S) as response:
             return response.status == 200
-    except OSError:
+    except NO_ANSWER:
         return False
 
 
@@ -29,20 +34,26 @@ def generate(http_url: str, model: str, body: dict[str, Any], timeout_s: float =
             return json.load(response)
     except urllib.error.HTTPError as error:
         raise KvforgeError(f"the server refused a request: {_message(error)}") from None
-    except OSError as error:
+    except (*NO_ANSWER, ValueError) as error:
         raise KvforgeError(f"the server did not answer: {error}") from None
 
 
-def read_metrics(metrics_url: str) -> dict[str, float]:
-    """Every sample of the metrics page: 'name{label="value",...}' to number."""
-    with urllib.request.urlopen(metrics_url, timeout=5.0) as response:
-        lines = response.read().decode().splitlines()
+def read_metrics(metrics_url: str, timeout_s: float = 30.0) -> dict[str, float]:
+    """Every sample of the metrics page: 'name{label="value",...}' to number. Raises OSError when there is none."""
+    try:
+        with urllib.request.urlopen(metrics_url, timeout=timeout_s) as response:
+            lines = response.read().decode().splitlines()
+    except http.client.HTTPException as error:
+        raise OSError(f"the metrics page broke off: {error}") from None
     samples = (line.rsplit(" ", 1) for line in lines if line and not line.startswith("#"))
     return {name: float(value) for name, value in samples}
 
 
 def _message(error: urllib.error.HTTPError) -> str:
-    text = error.read().decode(errors="replace")
+    try:
+        text = error.read().decode(errors="replace")
+    except NO_ANSWER:
+        return str(error)
     try:
         return json.loads(text)["error"]
     except (ValueError, KeyError, TypeError):

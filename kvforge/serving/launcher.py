@@ -25,16 +25,19 @@ from kvforge.serving.processes import (
     descendants,
     how_it_ended,
     model_of_stub,
+    processes_of,
     raise_open_files_limit,
     wait_gone,
 )
 from kvforge.serving.repository import materialise
-from kvforge.serving.run_dir import EngineState, StateReader, cannot_write_run_dir, make_run_dir
+from kvforge.serving.run_dir import HUNG_AFTER_S, EngineState, StateReader, cannot_write_run_dir, make_run_dir
 from kvforge.serving.triton_install import find_triton
 
 START_TIMEOUT_S = 180.0
-HUNG_AFTER_S = 30.0
-"""A stub writes its state each second; one silent for so long will not come back."""
+END_TIMEOUT_S = 30.0
+"""Killed processes end at once, but for a machine that is busy or gives back much memory."""
+LOG_TIMEOUT_S = 10.0
+"""What a log gets to be read to its end, which comes when all that write it have ended."""
 
 
 class StartCancelled(KvforgeError):
@@ -154,12 +157,13 @@ class TritonServer:
             started = descendants(process.pid)
             process.kill()
             process.wait()
-            for child in [*self._stubs, *started]:
+            started = [*self._stubs, *started, *processes_of(process.pid)]
+            for child in started:
                 child.kill()
-            wait_gone([*self._stubs, *started], timeout_s=3.0)
+            wait_gone(started, END_TIMEOUT_S)
             self._stubs = {}
         if self._log is not None:
-            self._log.join(timeout_s=1.0)
+            self._log.join(LOG_TIMEOUT_S)
         if self._sink is not None:
             self._sink.close()
         if self._run_dir is not None:
@@ -225,12 +229,12 @@ class TritonServer:
                 raise StartCancelled("the start was cancelled")
             if process.poll() is not None:
                 if self._log is not None:
-                    self._log.join(timeout_s=2.0)
+                    self._log.join(LOG_TIMEOUT_S)
                 raise KvforgeError(f"the server did not start: {self.log_error()}")
             if time.monotonic() > deadline:
                 raise KvforgeError(f"the server was not ready after {START_TIMEOUT_S:.0f} s: {self.log_error()}")
             time.sleep(0.05)
-        generate(self.http_url, "ensemble", {"text_input": "a", "max_tokens": 1})
+        generate(self.http_url, "ensemble", {"text_input": "a", "max_tokens": 1}, START_TIMEOUT_S)
         make_regions_private(self._shm_prefix)
         # Not the engine process: its stub restarts it.
         self._stubs = {stub: model_of_stub(stub) for stub in children(process.pid)}

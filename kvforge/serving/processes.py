@@ -1,6 +1,7 @@
 """Process facts from /proc, used to leave nothing behind. A pid is always kept with its start time."""
 
 import contextlib
+import itertools
 import os
 import resource
 import signal
@@ -59,12 +60,14 @@ def how_it_ended(status: int) -> str:
     return f"signal {-status}" if status < 0 else f"exit status {status}"
 
 
-def stubs_of(server_pid: int) -> list[ProcessId]:
-    """The Triton Python backend's processes of one tritonserver, also of one that has ended: by its pid on their
-    command lines, because orphans have another parent."""
+def processes_of(server_pid: int) -> list[ProcessId]:
+    """The stubs of one tritonserver, then its engine's process, also when it has ended: by its pid on their command
+    lines, because orphans have another parent."""
     pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
-    stubs = [(process_id(pid), _words(pid)) for pid in pids]
-    return [stub for stub, words in stubs if stub is not None and _is_stub(words) and words[5] == str(server_pid)]
+    found = [(process_id(pid), _words(pid)) for pid in pids]
+    stubs = [process for process, words in found if _is_stub(words) and words[5] == str(server_pid)]
+    engines = [process for process, words in found if _is_engine_of(words, server_pid)]
+    return [process for process in [*stubs, *engines] if process is not None]
 
 
 def model_of_stub(stub: ProcessId) -> str:
@@ -92,6 +95,11 @@ def _words(pid: int) -> list[str]:
 def _is_stub(words: list[str]) -> bool:
     """Whether the words are program, model.py, a shared memory region, its size, its growth, tritonserver's pid, …"""
     return len(words) > 5 and words[1].endswith("/model.py")
+
+
+def _is_engine_of(words: list[str], server_pid: int) -> bool:
+    """By the arguments that the stub gives it (engine_process.py)."""
+    return "--socket-fd" in words and ("--server-pid", str(server_pid)) in itertools.pairwise(words)
 
 
 def _by_parent() -> dict[int, list[ProcessId]]:

@@ -12,16 +12,20 @@ from typing import Any
 
 DRAIN_FILE = "drain"
 STATE_FILE = "state.json"
+HUNG_AFTER_S = 30.0
+"""A stub writes its state each second; one silent for so long will not come back."""
 
 
 @dataclass(frozen=True)
 class EngineState:
-    """What the stub says of the engine: ready, loading, failed or lost. `age_s`: for how long it said nothing new."""
+    """What the stub says of the engine: ready, loading, failed or lost. `age_s`: for how long it said nothing new;
+    `draining`: it lets no more requests in, so that `active` only falls."""
 
     engine: str
     engine_pid: int | None
     active: int
     age_s: float
+    draining: bool = False
 
 
 def make_run_dir() -> Path:
@@ -69,4 +73,5 @@ class StateReader:
         now = time.monotonic()
         if self._last is None or value["time"] != self._last["time"]:
             self._last, self._last_change = value, now
-        return EngineState(value["engine"], value["engine_pid"], value["active"], now - self._last_change)
+        age_s = now - self._last_change
+        return EngineState(value["engine"], value["engine_pid"], value["active"], age_s, value.get("draining", False))

@@ -14,25 +14,27 @@ LENGTH = 256
 
 
 class StateWriter:
-    """Writes `state.json`: {engine: "ready" | "loading" | "failed" | "lost", engine_pid, active, since, time}.
+    """Writes `state.json`: {engine: "ready" | "loading" | "failed" | "lost", engine_pid, active, draining, since,
+    time}.
 
-    Times are seconds since 1970; `since` is when `engine` changed, `active` the number of open requests. The file
-    is replaced as a whole, when something changed and at least every REFRESH_S, so that an old `time` says that
-    the process which writes it is gone or stuck.
+    Times are seconds since 1970; `since` is when `engine` changed, `active` the number of open requests, `draining`
+    that no more are let in. The file is replaced as a whole, when something changed and at least every REFRESH_S, so
+    that an old `time` says that the process which writes it is gone or stuck.
     """
 
     def __init__(self, run_dir: Path) -> None:
         self._path = run_dir / STATE_FILE
         self._written: dict[str, Any] = {}
 
-    def write(self, engine: str, engine_pid: int | None, active: int) -> None:
+    def write(self, engine: str, engine_pid: int | None, active: int, draining: bool = False) -> None:
         """Called often, from one thread; writes when it is due. A full disk is no reason to end, nor to look dead:
         the file is then overwritten in its own place, which takes no room, and a reader may find half of it."""
         now = time.time()
         old = self._written
         since = old.get("since", now) if old.get("engine") == engine else now
-        state = {"engine": engine, "engine_pid": engine_pid, "active": active, "since": since, "time": now}
-        same = all(old.get(name) == state[name] for name in ("engine", "engine_pid", "active"))
+        said = {"engine": engine, "engine_pid": engine_pid, "active": active, "draining": draining}
+        state = {**said, "since": since, "time": now}
+        same = all(old.get(name) == value for name, value in said.items())
         if same and abs(now - old.get("time", 0.0)) < REFRESH_S:
             return
         draft = self._path.with_name(f"{STATE_FILE}.{os.getpid()}")

@@ -59,7 +59,7 @@ class Stub:
         self._senders = SenderPool(self._send)
         self._acks = AckListener(str(config.ack_socket), self.on_ack)
         self._client = EngineClient([*config.engine_command, "--server-pid", str(os.getppid())], self)
-        end_with_server(os.getppid(), before_exit=self._client.kill)
+        end_with_server(os.getppid())
         self._client.start()
         self._watch = RequestWatch(self, self._requests, config.poll_s, config.run_dir)
 
@@ -204,11 +204,13 @@ class Stub:
 
     def on_drain(self) -> None:
         """Take no new requests."""
-        self._admission.closed = True
+        self._admission.close()
 
     def on_tick(self) -> None:
-        self._metrics.set_open(len(self._requests), self._client.state)
-        self._state.write(self._client.state, self._client.pid, len(self._requests))
+        closed = self._admission.closed  # before the requests are counted: none comes in after that
+        num_open = max(len(self._requests), min(self._admission.num_open, 1))  # one may be on its way in
+        self._metrics.set_open(num_open, self._client.state)
+        self._state.write(self._client.state, self._client.pid, num_open, closed)
 
     def end(self, active: ActiveRequest, failure: Failure) -> None:
         """End a request early: an error for its client, an abort for the engine. Idempotent."""

@@ -19,8 +19,10 @@ from kvforge.serving.stop_signals import StopSignals
 logger = logging.getLogger("kvforge.serve")
 
 POLL_S = 0.1
-LIVE_WITHIN_S = 10.0
+LIVE_WITHIN_S = 30.0
 STALE_AFTER_S = 5.0
+OVERSLEPT_S = 5.0
+"""A look this late finds a machine that stood still: others have not run either, and are judged after as long again."""
 MAX_PAUSE_S = 10.0
 
 
@@ -71,7 +73,8 @@ class Supervisor:
             self._serving()
             announce(self._server)
             while not self._signals.stop():
-                self._looked_at = time.monotonic()
+                if self._overslept():
+                    continue
                 if (failure := self._server.failure()) is not None:
                     self._recover(failure)
                 elif self._gateway is not None and (failure := self._gateway.failure()) is not None:
@@ -88,6 +91,15 @@ class Supervisor:
             if self._gateway is not None:
                 self._gateway.stop()
             logger.info("stopped")
+
+    def _overslept(self) -> bool:
+        """Look at the clock; where the last look was long ago, give the server's processes time to say how they are."""
+        late = time.monotonic() - self._looked_at > OVERSLEPT_S
+        until = time.monotonic() + OVERSLEPT_S
+        while late and time.monotonic() < until and not self._signals.stop():
+            time.sleep(POLL_S)
+        self._looked_at = time.monotonic()
+        return late
 
     def _serving(self) -> None:
         """The start may have taken longer than LIVE_WITHIN_S: it is now that the main thread looks again."""

@@ -3,10 +3,9 @@
 import os
 import threading
 import time
-from collections.abc import Callable
 
 from kvforge.serving.leftovers import Leftovers
-from kvforge.serving.processes import process_id, stubs_of
+from kvforge.serving.processes import process_id, processes_of
 
 PERIOD_S = 0.5
 
@@ -26,13 +25,13 @@ def exit_with_parent() -> None:
     threading.Thread(target=watch, name="parent-watch", daemon=True).start()
 
 
-def end_with_server(server_pid: int, before_exit: Callable[[], object] = lambda: None) -> None:
-    """From a stub or the engine's process: when tritonserver ends, kill all its stubs and end this process.
+def end_with_server(server_pid: int) -> None:
+    """From a stub or the engine's process: when tritonserver ends, kill all its other processes and end this one.
 
     A stub that waits for an answer of a killed tritonserver holds the interpreter's lock for ever, so its own
-    watch never runs: every process kills the others before it ends itself, and whichever is the last to be alive
-    has killed them all. `before_exit` runs after that. When the launcher ended without ending its server, nobody
-    would: this kills tritonserver too and removes what is left of it.
+    watch never runs: every process kills all the others before it ends itself, so that whichever is the last to
+    be alive has killed them. When the launcher ended without ending its server, nobody would: this kills
+    tritonserver too and removes what is left of it.
     """
     server = process_id(server_pid)
     leftovers = Leftovers.from_environment()
@@ -50,12 +49,11 @@ def end_with_server(server_pid: int, before_exit: Callable[[], object] = lambda:
                 orphan.remove()  # before the stubs' end, with which this process may end too
             if server is not None:
                 server.kill()
-            for stub in stubs_of(server_pid):
-                if stub.pid != os.getpid():
-                    stub.kill()
+            for process in processes_of(server_pid):
+                if process.pid != os.getpid():
+                    process.kill()
             if orphan is not None:
                 orphan.remove()  # what they wrote meanwhile
-            before_exit()
         finally:
             os._exit(1)
 

@@ -15,7 +15,7 @@ from kvforge.serving.launcher import ServerOptions, TritonServer
 from kvforge.serving.processes import ProcessId, children, descendants, model_of_stub, wait_gone
 from kvforge.serving.repository import MODELS
 from tests.support.serve_process import ServeProcess, refused_start
-from tests.support.serving import ENDLESS, ask, text_of, used_pages, wait_until
+from tests.support.serving import ENDLESS, WAIT_S, ask, text_of, used_pages, wait_until
 
 SHARED_MEMORY = Path("/dev/shm")
 TEXT = "hello there"
@@ -60,7 +60,7 @@ def test_tritonserver_killed_leaves_nothing(own_server: TritonServer) -> None:
         with pytest.raises(KvforgeError):
             for _ in responses:
                 pass
-    assert wait_gone(processes, timeout_s=20) == []
+    assert wait_gone(processes, timeout_s=WAIT_S) == []
     assert own_server.failure() is not None
     own_server.stop()
     assert not list(SHARED_MEMORY.glob(f"{prefix}*"))
@@ -73,14 +73,14 @@ def test_who_hangs_is_ended_by_the_others(own_server: TritonServer) -> None:
     for hanging in (stub, engine_process(own_server)):
         os.kill(hanging.pid, signal.SIGSTOP)
     os.kill(own_server.pid, signal.SIGKILL)
-    assert wait_gone(processes, timeout_s=20) == []
+    assert wait_gone(processes, timeout_s=WAIT_S) == []
 
 
 def test_serve_until_sigterm(engine_dir: Path) -> None:
     """A request that is open when the time to drain is over gets an error, and nothing stays behind."""
-    regions = set(SHARED_MEMORY.iterdir())
     with ServeProcess(engine_dir, "--drain-timeout", "0.3") as running:
         processes = descendants(running.pid)
+        assert list(SHARED_MEMORY.glob(f"kvforge_{running.pid}_*"))
         assert generate(running.http_url, "ensemble", {"text_input": TEXT, "max_tokens": 4})["text_output"]
         with StreamingClient(running.grpc_url) as client:
             responses = client.generate("ensemble", ask("ensemble", TEXT, ENDLESS))
@@ -92,8 +92,8 @@ def test_serve_until_sigterm(engine_dir: Path) -> None:
         status, errors = running.wait()
     assert (status, errors) == (0, "")
     assert len(processes) == len(MODELS) + 1  # tritonserver, a stub per model but the ensemble, the engine
-    assert wait_gone(processes, timeout_s=10) == []
-    assert {r for r in SHARED_MEMORY.iterdir() if r.name.startswith("kvforge_")} <= regions
+    assert wait_gone(processes, timeout_s=WAIT_S) == []
+    assert not list(SHARED_MEMORY.glob(f"kvforge_{running.pid}_*"))
 
 
 @pytest.mark.parametrize("name", ["http", "grpc", "metrics", "health"])

@@ -11,7 +11,7 @@ from kvforge.serving.client import StreamingClient
 from kvforge.serving.health import is_ready
 from kvforge.serving.processes import descendants, wait_gone
 from tests.support.serve_process import ServeProcess
-from tests.support.serving import ENDLESS, ask, wait_until
+from tests.support.serving import ENDLESS, WAIT_S, ask, wait_until
 
 NUM_STREAMS = 16
 TOKENS = 150
@@ -49,12 +49,12 @@ def test_sigterm_under_load(engine_dir: Path, llm: LLM) -> None:
         accepted = [Request(running.grpc_url, prompt, TOKENS) for prompt in prompts]
         for request in accepted:
             request.start()
-        assert all(request.started.wait(60) for request in [endless, *accepted])
+        assert all(request.started.wait(WAIT_S) for request in [endless, *accepted])
         arrivals: list[Request] = []
         enough = threading.Event()
 
         def arrive() -> None:
-            while not enough.wait(0.02) and len(arrivals) < 200:
+            while not enough.wait(0.02 if len(arrivals) < 100 else 0.5):  # however late the signal is heard
                 arrivals.append(Request(running.grpc_url, prompts[len(arrivals) % NUM_STREAMS], TOKENS))
                 arrivals[-1].start()
 
@@ -65,11 +65,11 @@ def test_sigterm_under_load(engine_dir: Path, llm: LLM) -> None:
         wait_until(lambda: running.health()[0] == 503, "readiness withdrawn")
         assert running.health()[1]["reasons"] == ["the server is shutting down"]
         assert running.health("live")[0] == 200
-        wait_until(lambda: any("shutting down" in request.error for request in arrivals), "a refusal", 60)
+        wait_until(lambda: any("shutting down" in request.error for request in arrivals), "a refusal")
         enough.set()
         more.join()
         for request in [*accepted, *arrivals]:
-            request.join(120)
+            request.join(WAIT_S)
         assert not any(request.is_alive() for request in [*accepted, *arrivals])
         assert [request.error for request in accepted] == [""] * NUM_STREAMS
         assert [request.text for request in accepted] == offline
@@ -78,8 +78,8 @@ def test_sigterm_under_load(engine_dir: Path, llm: LLM) -> None:
             assert not request.error or "shutting down" in request.error
         assert endless.is_alive() and is_ready(running.http_url)
         running.signal(signal.SIGTERM)
-        endless.join(60)
+        endless.join(WAIT_S)
         assert endless.error
         assert running.wait() == (0, "")
-    assert wait_gone(processes, timeout_s=10) == []
+    assert wait_gone(processes, timeout_s=WAIT_S) == []
     assert not list(SHARED_MEMORY.glob(f"kvforge_{running.pid}_*"))

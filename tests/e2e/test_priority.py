@@ -1,5 +1,6 @@
 """What serves the engine gives way to it when the cores are busy."""
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -11,10 +12,12 @@ from tests.support.serving import ask, text_of
 
 def niceness(pid: int) -> list[int]:
     """Of every thread of a process that starts no process itself."""
-    tasks = Path(f"/proc/{pid}/task").iterdir()
-    return [
-        os.getpriority(os.PRIO_PROCESS, int(t.name)) for t in tasks if not (t / "children").read_text().split()
-    ]  # fmt: skip
+    found = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(OSError):  # a thread that has ended meanwhile
+            if not (task / "children").read_text().split():
+                found.append(os.getpriority(os.PRIO_PROCESS, int(task.name)))
+    return found
 
 
 def test_server_and_stubs_yield_to_the_engine(server: TritonServer) -> None:

@@ -60,4 +60,4 @@ def test_vanishing_clients(server: TritonServer, llm: LLM, full: bool) -> None:
         finally:
             gone.set()
         assert all(future.result() for future in running)
-    wait_until(lambda: near(server, before), f"files and threads near {before}", timeout_s=30.0)
+    wait_until(lambda: near(server, before), f"files and threads near {before}")

@@ -73,5 +73,5 @@ def unharmed(server: TritonServer) -> Iterator[None]:
     yield
     assert processes(server) == before
     assert server.failure() is None
-    wait_until(lambda: active_requests(server) == 0, "no active request", timeout_s=30.0)
-    wait_until(lambda: used_pages(server) == 0, "all pages free", timeout_s=30.0)
+    wait_until(lambda: active_requests(server) == 0, "no active request")
+    wait_until(lambda: used_pages(server) == 0, "all pages free")

@@ -39,11 +39,11 @@ def run_gateway(server: TritonServer, folder: Path, **more: Any) -> Iterator[Gat
             assert process.poll() is None, log.read_text()
         finally:
             process.terminate()
-            process.wait(timeout=60)
+            process.wait(timeout=120)
 
 
 def _wait(gateway: Gateway, process: subprocess.Popen) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 180
     while True:
         try:
             with urllib.request.urlopen(f"{gateway.url}/health", timeout=5) as response:

@@ -39,7 +39,7 @@ class ServeProcess:
     def health(self, question: str = "ready") -> tuple[int, dict[str, Any]]:
         """Status and body of GET /ready or /live."""
         try:
-            with urllib.request.urlopen(f"{self.health_url}/{question}", timeout=10) as response:
+            with urllib.request.urlopen(f"{self.health_url}/{question}", timeout=60) as response:
                 return response.status, json.load(response)
         except urllib.error.HTTPError as error:
             return error.code, json.load(error)
@@ -47,7 +47,7 @@ class ServeProcess:
     def signal(self, signum: signal.Signals) -> None:
         self._process.send_signal(signum)
 
-    def wait(self, timeout_s: float = 60.0) -> tuple[int, str]:
+    def wait(self, timeout_s: float = 180.0) -> tuple[int, str]:
         """Exit status and standard error, once it has ended by itself."""
         _, errors = self._process.communicate(timeout=timeout_s)
         return self._process.returncode, errors
@@ -62,7 +62,7 @@ class ServeProcess:
             for _ in range(2):
                 self._process.terminate()
             try:
-                self._process.communicate(timeout=30)
+                self._process.communicate(timeout=60)
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.communicate()
@@ -71,7 +71,7 @@ class ServeProcess:
 def refused_start(engine_dir: Path, *options: str, env: dict[str, str] | None = None) -> tuple[int, str]:
     """Exit status and standard error of a server that is not to start."""
     process = _start(engine_dir, options, env)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=180)
     return process.returncode, errors
 
 

@@ -14,6 +14,8 @@ from kvforge.serving.health import read_metrics
 from kvforge.serving.launcher import TritonServer
 
 USED_PAGES = 'nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="used",model="tensorrt_llm",version="1"}'
+WAIT_S = 120.0
+"""Far more than anything takes, also where the machine has other work."""
 ENDLESS = 60000
 """Tokens of a request that runs for much longer than any wait of a test."""
 
@@ -22,7 +24,7 @@ def used_pages(server: TritonServer) -> float:
     return read_metrics(server.metrics_url)[USED_PAGES]
 
 
-def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 10.0) -> float:
+def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = WAIT_S) -> float:
     """Seconds until `condition` held; AssertionError when it never did within the time."""
     started = time.monotonic()
     while not condition():

@@ -12,6 +12,7 @@ from kvforge.gateway.options import GatewayOptions
 from kvforge.gateway.server import listen, make_server
 from tests.cpu.gateway.engine_files import write_engine_files
 from tests.cpu.gateway.fake_triton import FakeTriton, run_fake_triton
+from tests.cpu.gateway.http_calls import WAIT_S
 
 
 @pytest.fixture(scope="session")
@@ -44,7 +45,7 @@ def run_gateway(options: GatewayOptions) -> Iterator[str]:
         yield f"http://127.0.0.1:{sock.getsockname()[1]}"
     finally:
         server.should_exit = True
-        thread.join(20)
+        thread.join(WAIT_S)
 
 
 @pytest.fixture(scope="session")
@@ -65,4 +66,4 @@ def start(engine_files: Path, _fake: tuple[FakeTriton, str]) -> Iterator[Callabl
 
 @pytest.fixture(scope="session")
 def client(url: str) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=20)
+    return openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=WAIT_S)

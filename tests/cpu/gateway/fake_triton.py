@@ -191,9 +191,9 @@ def run_fake_triton() -> Iterator[tuple[FakeTriton, str]]:
 
     thread = threading.Thread(target=lambda: loop.run_until_complete(serve()), daemon=True)
     thread.start()
-    assert started.wait(10)
+    assert started.wait(60)
     try:
         yield fake, address[0]
     finally:
         loop.call_soon_threadsafe(stopping.set)
-        thread.join(10)
+        thread.join(60)

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
+WAIT_S = 60.0
+"""Far more than anything takes, also where the machine has other work."""
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -21,7 +24,7 @@ def call(
 ) -> Answer:
     """One request on a connection of its own; header names of the answer in lower case."""
     parts = urlsplit(url)
-    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=20)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=WAIT_S)
     try:
         connection.request(method, path, data, dict(headers or {}))
         response = connection.getresponse()
@@ -38,7 +41,7 @@ def post(url: str, body: Any, headers: Mapping[str, str] | None = None) -> Answe
     return call(url, "POST", parts.path, data, {"Content-Type": "application/json", **(headers or {})})
 
 
-def wait_until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
+def wait_until(condition: Callable[[], bool], timeout_s: float = WAIT_S) -> None:
     started = time.monotonic()
     while not condition():
         assert time.monotonic() - started < timeout_s

@@ -175,14 +175,16 @@ def test_lower_priority_number_goes_first_and_takes_a_slot():
     assert engine.stats()["num_preemptions"] == 1
 
 
-def test_deadline_aborts_waiting_and_running_requests():
+def test_deadline_aborts_waiting_and_running_requests(monkeypatch):
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now)
     engine = make_engine(max_num_seqs=1)
     slow = SamplingParams(temperature=0.0, max_tokens=100, ignore_eos=True, deadline_s=0.05, n=2)
     engine.add_request("running", [5], slow)
     engine.step()
     engine.add_request("waiting", [6], slow)
     engine.add_request("patient", [7], GREEDY)
-    time.sleep(0.06)
+    now += 0.06
     outputs = run(engine)
     for name in ("running", "waiting"):
         for index in range(2):

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from kvforge.serving.active import ActiveRequest
+from kvforge.serving.active import MAX_UNHEARD_BEATS, ActiveRequest
 from kvforge.serving.failures import CANCELLED, Failure
 from kvforge.serving.output_rows import News
 from kvforge.serving.request import GenerationRequest
@@ -66,6 +66,32 @@ def test_an_ensemble_gets_the_next_response_after_the_ack() -> None:
     request.acknowledge()
     (chunk,), _, _ = request.take()
     assert (chunk.tokens, chunk.final, chunk.context) == ([5, 6], True, [])
+
+
+def test_only_beats_without_an_ack_end_the_wait_for_it() -> None:
+    """However long ago by the clock the response was sent: a machine may have stood still."""
+    request = active(in_ensemble=True)
+    request.add(news(0, [4], None, False))
+    request.take()
+    request.last_sent -= 1e6
+    request.add(news(0, [5], None, False))
+    for _ in range(MAX_UNHEARD_BEATS - 1):
+        request.beat()
+        assert request.take() == ([], None, False)
+    request.beat()
+    (chunk,), _, _ = request.take()
+    assert (chunk.tokens, request.in_ensemble) == ([5], False)
+
+
+def test_an_ack_begins_the_wait_anew() -> None:
+    request = active(in_ensemble=True)
+    for token in (4, 5):
+        request.add(news(0, [token], None, False))
+        assert len(request.take()[0]) == 1
+        for _ in range(MAX_UNHEARD_BEATS - 1):
+            request.beat()
+        request.acknowledge()
+    assert request.in_ensemble
 
 
 def test_an_error_waits_for_the_ack_and_ends_the_request() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from kvforge.serving import drain as drain_module
 from kvforge.serving.drain import drain
 from kvforge.serving.run_dir import DRAIN_FILE, StateReader, ask_to_drain
 from kvforge.serving.state_files import StateWriter, drain_deadline
@@ -18,19 +19,20 @@ NO_METRICS = "http://127.0.0.1:9/metrics"
 
 class FakeStub:
     """Writes its state like the real one. One request is open for `seconds` after the drain file appeared, or until
-    the file's deadline."""
+    the file's deadline. It says so only `late_s` after the file appeared, and that it lets nobody in."""
 
-    def __init__(self, run_dir: Path, seconds: float, heeds_deadline: bool = True) -> None:
+    def __init__(self, run_dir: Path, seconds: float, heeds_deadline: bool = True, late_s: float = 0.0) -> None:
         self.run_dir, self.seconds, self.heeds_deadline = run_dir, seconds, heeds_deadline
+        self.late_s, self.ended = late_s, False
         self.deadlines: list[float] = []
         self._end = threading.Event()
         self._state = StateWriter(run_dir)
-        self._state.write("ready", 1, 1)
+        self._state.write("ready", 1, int(not late_s))
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
-        active, seen_at = 1, None
+        active, seen_at = 1, 0.0
         while not self._end.wait(0.01):
             deadline = drain_deadline(self.run_dir)
             if deadline is not None:
@@ -41,7 +43,9 @@ class FakeStub:
                 seen_at = seen_at or now
                 if now >= seen_at + self.seconds or (self.heeds_deadline and now >= until):
                     active = 0
-            self._state.write("ready", 1, active)
+            if not self.late_s or (seen_at and time.monotonic() >= seen_at + self.late_s):
+                self.ended = active == 0
+                self._state.write("ready", 1, active, draining=deadline is not None)
 
     def close(self) -> None:
         self._end.set()
@@ -62,12 +66,35 @@ def test_open_requests_are_waited_for(tmp_path: Path, stubs: list[FakeStub]) -> 
     assert stubs[0].deadlines == [600]
 
 
+def test_who_is_let_in_before_the_stub_notices_is_waited_for(tmp_path: Path, stubs: list[FakeStub]) -> None:
+    """A stub that others keep from the processor says late that a request is open."""
+    stubs.append(FakeStub(tmp_path, seconds=1.5, late_s=0.7))
+    assert drain(tmp_path, StateReader(tmp_path), NO_METRICS, timeout_s=600)
+    assert stubs[0].ended
+
+
+def test_a_full_disk_is_no_error(tmp_path: Path, stubs: list[FakeStub], monkeypatch: pytest.MonkeyPatch) -> None:
+    stubs.append(FakeStub(tmp_path, seconds=600))
+
+    def full(path: Path, text: str) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    reader = StateReader(tmp_path)
+    assert reader.read() is not None
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "write_text", full)
+        assert not drain(tmp_path, reader, NO_METRICS, timeout_s=600)
+
+
 def test_the_deadline_ends_them(tmp_path: Path, stubs: list[FakeStub]) -> None:
     stubs.append(FakeStub(tmp_path, seconds=600))
     assert drain(tmp_path, StateReader(tmp_path), NO_METRICS, timeout_s=0.3)
 
 
-def test_a_stub_that_does_not_end_them_is_not_waited_for(tmp_path: Path, stubs: list[FakeStub]) -> None:
+def test_a_stub_that_does_not_end_them_is_not_waited_for(
+    tmp_path: Path, stubs: list[FakeStub], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(drain_module, "STUB_GRACE_S", 0.3)
     stubs.append(FakeStub(tmp_path, seconds=600, heeds_deadline=False))
     assert not drain(tmp_path, StateReader(tmp_path), NO_METRICS, timeout_s=0.1)
 

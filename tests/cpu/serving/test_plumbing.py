@@ -13,7 +13,7 @@ from kvforge.errors import KvforgeError, MissingToolError
 from kvforge.serving import triton_install
 from kvforge.serving.acks import AckListener, AckSender
 from kvforge.serving.ports import choose_ports
-from kvforge.serving.processes import children, descendants, process_id, wait_gone
+from kvforge.serving.processes import children, descendants, process_id, processes_of, wait_gone
 from kvforge.serving.repository import MODELS, repository_templates
 from kvforge.serving.triton_install import find_triton
 
@@ -67,6 +67,27 @@ def test_process_ids_tell_a_living_process_from_a_gone_one() -> None:
     assert wait_gone([found], timeout_s=30) == []
     child.communicate()
     assert process_id(child.pid) is None
+
+
+def test_a_servers_processes_are_known_by_its_pid_stubs_first(tmp_path: Path) -> None:
+    script = tmp_path / "model.py"
+    script.write_text("input()")
+    server, other = str(2**22 + 1), str(2**22 + 2)  # above any pid
+    commands = [
+        ["-c", "input()", "--server-pid", server, "--socket-fd", "3"],
+        [str(script), "region", "1", "1", server, "0"],
+        [str(script), "region", "1", "1", other, "0"],
+        ["-c", "input()", "--server-pid", other, "--socket-fd", server],
+        ["-c", "input()", server],
+    ]
+    started = [subprocess.Popen([sys.executable, *command], stdin=subprocess.PIPE) for command in commands]
+    try:
+        assert [process.pid for process in processes_of(int(server))] == [started[1].pid, started[0].pid]
+        assert {process.pid for process in processes_of(int(other))} == {started[2].pid, started[3].pid}
+    finally:
+        for process in started:
+            process.communicate(b"\n")
+    assert processes_of(int(server)) == []
 
 
 def test_templates_are_complete() -> None:

@@ -2,6 +2,7 @@
 
 import json
 import socket
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -132,6 +133,31 @@ def test_live_right_after_a_start_that_took_long(supervise: Callable[..., Superv
     assert supervisor.report()["live"]
     supervisor._looked_at -= 2 * module.LIVE_WITHIN_S
     assert not supervisor.report()["live"]
+
+
+def test_after_a_standstill_the_server_is_judged_only_once_it_had_time(
+    supervise: Callable[..., Supervisor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others have not run either: what they wrote is old, which is no reason to end them."""
+    supervisor = supervise(["lives"])
+    supervisor._signals.count = 0
+    now = time.monotonic()
+    pauses: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+        pauses.append(seconds)
+
+    monkeypatch.setattr(module.time, "monotonic", lambda: now)
+    monkeypatch.setattr(module.time, "sleep", sleep)
+    supervisor._looked_at = now
+    now += module.POLL_S
+    assert not supervisor._overslept() and not pauses
+    now += 3600
+    assert supervisor._overslept()
+    assert sum(pauses) == pytest.approx(module.OVERSLEPT_S)
+    assert not supervisor._overslept()
 
 
 def test_the_health_endpoint_answers_from_the_report() -> None:
