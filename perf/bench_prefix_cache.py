@@ -7,7 +7,6 @@ with and without the cache alternate, each with a new cache and prompts of its o
 """
 
 import argparse
-import json
 import platform
 import statistics
 import sys
@@ -23,6 +22,7 @@ from kvforge.engine import load_manifest
 from kvforge.errors import KvforgeError
 from kvforge.runtime import LLMEngine, SamplingParams
 from kvforge.runtime.session import Session, load_session
+from perf.load.command import add_report, run_program
 
 VARIANTS = {"with": True, "without": False}
 
@@ -92,6 +92,17 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def table(report: dict[str, Any]) -> str:
+    """Return both rows and what the cache saved, as text."""
+    lines = [
+        f"{name + ' the cache':<18} {row['total_s']:>8.2f} s, mean TTFT {row['mean_ttft_s']:.2f} s, "
+        f"{row['reused_tokens']} tokens reused"
+        for name, row in report["rows"].items()
+    ]
+    equal = f"{report['equal_outputs']} of {report['compared_outputs']} outputs equal"
+    return "\n".join([*lines, f"{report['speedup']:.2f} times as fast; {equal}"])
+
+
 def main() -> int:
     """Parse the command line, measure, print and write the report."""
     parser = argparse.ArgumentParser(description="Measure what the prefix cache saves for requests that begin alike.")
@@ -102,29 +113,9 @@ def main() -> int:
     parser.add_argument("--output-tokens", type=int, default=16)
     parser.add_argument("--num-runs", type=int, default=5, help="of each, of which medians are reported (default 5)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", action="store_true", help="print the report as JSON")
-    parser.add_argument("--output", type=Path, help="write the report here as JSON")
+    add_report(parser, "OUTPUT.json")
     args = parser.parse_args()
-    try:
-        report = measure(args)
-    except KvforgeError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    if args.json:
-        print(json.dumps(report, indent=1))
-    else:
-        for name, row in report["rows"].items():
-            print(
-                f"{name + ' the cache':<18} {row['total_s']:>8.2f} s, mean TTFT {row['mean_ttft_s']:.2f} s, "
-                f"{row['reused_tokens']} tokens reused"
-            )
-        print(
-            f"{report['speedup']:.2f} times as fast; {report['equal_outputs']} of {report['compared_outputs']} "
-            "outputs equal"
-        )
-    if args.output:
-        args.output.write_text(json.dumps(report, indent=1) + "\n")
-    return 0
+    return 1 if run_program(args, lambda: measure(args), table) is None else 0
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ throughput of whole answers fell more than 10% under the peak.
 
 import argparse
 import asyncio
-import json
 import random
 import sys
 import time
@@ -21,13 +20,11 @@ from typing import Any
 
 from kvforge.demo.run import STUDENT
 from kvforge.engine import load_manifest
-from kvforge.errors import KvforgeError
 from kvforge.serving.health import read_metrics
 from kvforge.serving.launcher import ServerOptions, TritonServer
 from perf.load.client import ERROR, Answer, LoadClient, ask_text, infer_request
-from perf.load.engines import WORK, tiny_engine, tokenizer_of
-from perf.load.files import write_report
-from perf.load.machine import describe_machine
+from perf.load.command import add_lengths, add_report, add_work, begin_report, run_program
+from perf.load.engines import tiny_engine, tokenizer_of
 from perf.load.memory import MemoryLog
 from perf.load.processes import CLIENT, CpuWindow, server_processes
 from perf.load.prompts import make_prompts
@@ -201,8 +198,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         failure = server.failure()
     problems = problems_of(numbers, args.max_num_seqs + args.max_queue_size, args.max_growth_mib)
     return {
-        "command": "python -m perf.overload " + " ".join(sys.argv[1:]),
-        "machine": describe_machine(),
+        **begin_report("perf.overload"),
         "seconds": args.seconds,
         "factor": args.factor,
         **numbers,
@@ -239,23 +235,14 @@ def main() -> int:
     parser.add_argument("--max-num-seqs", type=int, default=32)
     parser.add_argument("--max-queue-size", type=int, default=64)
     parser.add_argument("--max-growth-mib", type=float, default=256.0, help="of any process (default 256)")
-    parser.add_argument("--input-tokens", type=int, default=128)
-    parser.add_argument("--output-tokens", type=int, default=32)
+    add_lengths(parser, 128, 32)
     parser.add_argument("--engine", type=Path, help="default: the demo's tiny SwiftKV student")
-    parser.add_argument("--work", type=Path, default=WORK, help="where the tiny engine is kept (default: %(default)s)")
+    add_work(parser)
     parser.add_argument("--log-file", type=Path, help="keep the server's log here")
-    parser.add_argument("--output", type=Path, help="write OUTPUT.json")
-    parser.add_argument("--json", action="store_true", help="print the report as JSON")
+    add_report(parser, "OUTPUT.json")
     args = parser.parse_args()
-    try:
-        report = run(args)
-    except KvforgeError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    print(json.dumps(report, indent=1) if args.json else show(report))
-    if args.output:
-        write_report(args.output, report)
-    return 1 if report["problems"] else 0
+    report = run_program(args, lambda: run(args), show)
+    return 1 if report is None or report["problems"] else 0
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ Without --engine the demo's tiny SwiftKV student is built and served. AIPerf is 
 """
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,18 +14,15 @@ from tqdm import tqdm
 
 from kvforge.demo.run import STUDENT
 from kvforge.engine import TOKENIZER_DIR
-from kvforge.errors import KvforgeError
 from kvforge.serving.launcher import ServerOptions, TritonServer
 from perf.load.aiperf import Target, find_aiperf, generate_stream, openai, run_aiperf
-from perf.load.engines import WORK, tiny_engine
-from perf.load.files import write_report
+from perf.load.command import add_lengths, add_levels, add_report, add_work, begin_report, run_markdown_program
+from perf.load.engines import tiny_engine
 from perf.load.gateway import run_gateway
-from perf.load.machine import describe_machine
 
 
-def run(argv: list[str]) -> dict[str, Any]:
-    """Every endpoint at every concurrency, as the command line ``argv`` says; returns the report."""
-    args = make_parser().parse_args(argv)
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    """Every endpoint at every concurrency; returns the report."""
     find_aiperf()
     engine = args.engine or tiny_engine(args.work, STUDENT)
     rows = []
@@ -46,8 +42,7 @@ def run(argv: list[str]) -> dict[str, Any]:
             )
             rows.append({"endpoint": target.name, "concurrency": concurrency, **numbers})
     return {
-        "command": " ".join(["python -m perf.run_aiperf", *argv]),
-        "machine": describe_machine(),
+        **begin_report("perf.run_aiperf"),
         "engine": engine.name,
         "input_tokens": args.input_tokens,
         "output_tokens": args.output_tokens,
@@ -79,30 +74,16 @@ def markdown(report: dict[str, Any]) -> str:
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="Run AIPerf against every HTTP endpoint.")
     parser.add_argument("--engine", type=Path, help="default: the demo's tiny SwiftKV student")
-    parser.add_argument("--work", type=Path, default=WORK, help="where the tiny engine is kept (default: %(default)s)")
-    parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 4, 16])
-    parser.add_argument("--min-requests", type=int, default=32, help="requests per run at least (default 32)")
-    parser.add_argument("--waves", type=float, default=3, help="requests per run and concurrency (default 3)")
-    parser.add_argument("--input-tokens", type=int, default=256)
-    parser.add_argument("--output-tokens", type=int, default=32)
-    parser.add_argument("--kv-cache-gib", type=float, default=1.0)
-    parser.add_argument("--timeout-s", type=float, default=300.0, help="per run (default 300)")
-    parser.add_argument("--output", type=Path, help="write the report here as JSON, and beside it as .md")
-    parser.add_argument("--json", action="store_true", help="print the report as JSON")
+    add_work(parser)
+    add_levels(parser, [1, 4, 16], min_requests=32, kv_cache_gib=1.0)
+    add_lengths(parser, 256, 32)
+    add_report(parser, "OUTPUT.json and OUTPUT.md")
     return parser
 
 
 def main() -> int:
     args = make_parser().parse_args()
-    try:
-        report = run(sys.argv[1:])
-    except KvforgeError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    print(json.dumps(report, indent=1) if args.json else markdown(report))
-    if args.output:
-        write_report(args.output, report, markdown(report))
-    return 0
+    return 1 if run_markdown_program(args, lambda: run(args), markdown) is None else 0
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ are computed is in perf/load/profile_export.py. Writes OUTPUT.json, OUTPUT.md an
 """
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,13 +15,12 @@ from typing import Any
 from tqdm import tqdm
 
 from kvforge.engine import load_manifest
-from kvforge.errors import KvforgeError
 from kvforge.figures import check_figure
 from kvforge.serving.launcher import ServerOptions, TritonServer
 from perf.load.client import ask_text, ask_tokens
-from perf.load.engines import TINY, WORK, tiny_engine, tokenizer_of
+from perf.load.command import add_lengths, add_levels, add_report, add_work, begin_report, run_program
+from perf.load.engines import TINY, tiny_engine, tokenizer_of
 from perf.load.files import write_report
-from perf.load.machine import describe_machine
 from perf.load.perf_analyzer import run_perf_analyzer
 from perf.load.profile_export import Goals, read_traces, summarise
 from perf.load.prompts import make_prompts
@@ -83,14 +81,14 @@ def engines_of(args: argparse.Namespace) -> dict[str, Path]:
     return {name if directory else Path(name).name: Path(directory or name) for name, _, directory in pairs}
 
 
-def run(argv: list[str]) -> dict[str, Any]:
-    """All engines, one after the other, as the command line ``argv`` says; returns the report."""
-    args = make_parser().parse_args(argv)
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    """All engines, one after the other; returns the report."""
+    if args.output:
+        check_figure(args.output.with_suffix(".svg"))
     goals = Goals(args.goal_ttft_ms / 1e3, args.goal_tpot_ms / 1e3)
     rows = [row for name, engine in engines_of(args).items() for row in sweep(name, engine, args, goals)]
     return {
-        "command": " ".join(["python -m perf.run_perf_analyzer", *argv]),
-        "machine": describe_machine(),
+        **begin_report("perf.run_perf_analyzer"),
         "model": args.model,
         "input_tokens": args.input_tokens,
         "output_tokens": args.output_tokens,
@@ -112,39 +110,27 @@ def report_markdown(report: dict[str, Any]) -> str:
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="Sweep served engines with perf_analyzer.")
     parser.add_argument("--engine", action="append", metavar="[NAME=]DIR", help="default: the tiny pair of the demo")
-    parser.add_argument("--work", type=Path, default=WORK, help="where the tiny pair is kept (default: %(default)s)")
+    add_work(parser)
     parser.add_argument("--model", choices=("ensemble", "tensorrt_llm"), default="ensemble")
-    parser.add_argument("--concurrency", type=int, nargs="*", default=[1, 2, 4, 8, 16, 32])
+    add_levels(parser, [1, 2, 4, 8, 16, 32], min_requests=32, kv_cache_gib=1.0)
     parser.add_argument("--request-rate", type=float, nargs="*", default=[], help="requests a second")
     parser.add_argument("--request-distribution", choices=("constant", "poisson"), default="constant")
     parser.add_argument("--request-intervals", type=Path, help="file of pauses between requests, in microseconds")
-    parser.add_argument("--min-requests", type=int, default=32, help="requests per level at least (default 32)")
-    parser.add_argument("--waves", type=float, default=3, help="requests per level and concurrency (default 3)")
-    parser.add_argument("--input-tokens", type=int, default=512)
-    parser.add_argument("--output-tokens", type=int, default=32)
+    add_lengths(parser, 512, 32)
     parser.add_argument("--goal-ttft-ms", type=float, default=500.0, help="for goodput (default 500)")
     parser.add_argument("--goal-tpot-ms", type=float, default=50.0, help="for goodput (default 50)")
-    parser.add_argument("--kv-cache-gib", type=float, default=1.0)
-    parser.add_argument("--timeout-s", type=float, default=300.0, help="per level (default 300)")
-    parser.add_argument("--output", type=Path, help="write OUTPUT.json, OUTPUT.md and OUTPUT.svg")
-    parser.add_argument("--json", action="store_true", help="print the report as JSON")
+    add_report(parser, "OUTPUT.json, OUTPUT.md and OUTPUT.svg")
     return parser
 
 
 def main() -> int:
     args = make_parser().parse_args()
-    try:
-        if args.output:
-            check_figure(args.output.with_suffix(".svg"))
-        report = run(sys.argv[1:])
-        print(json.dumps(report, indent=1) if args.json else report_markdown(report))
-        if args.output:
-            write_report(args.output, report, report_markdown(report))
-            plot(report["rows"], args.output.with_suffix(".svg"))
-    except KvforgeError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    return 0
+
+    def keep(stem: Path, report: dict[str, Any]) -> None:
+        write_report(stem, report, report_markdown(report))
+        plot(report["rows"], stem.with_suffix(".svg"))
+
+    return 1 if run_program(args, lambda: run(args), report_markdown, keep) is None else 0
 
 
 if __name__ == "__main__":

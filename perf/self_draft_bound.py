@@ -8,7 +8,6 @@ L drafts should take (L + 1) times ``lower`` and the exit, and ``upper`` once. W
 """
 
 import argparse
-import json
 import statistics
 import sys
 from pathlib import Path
@@ -20,13 +19,10 @@ from safetensors.torch import load_file, save_file
 
 from kvforge.compiler import BuildOptions, build_engine
 from kvforge.engine import load_manifest
-from kvforge.errors import KvforgeError
 from kvforge.runtime.session import load_session
 from perf.bench_engine import is_loadable
 from perf.early_exit_decode import TimedSession, decode, make_engine
-from perf.load.engines import WORK
-from perf.load.files import write_report
-from perf.load.machine import describe_machine
+from perf.load.command import add_report, add_work, begin_report, run_markdown_program
 from perf.random_checkpoint import LLAMA_213M, write_checkpoint
 
 CUT, GROUP, LENGTHS = 8, 4, (0, 1, 2, 4, 6)
@@ -102,25 +98,19 @@ def markdown(report: dict[str, Any]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="The bound on self-drafts' speed.")
-    parser.add_argument("--work", type=Path, default=WORK, help="where the engine is kept (default: %(default)s)")
+    add_work(parser)
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 4])
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--output", type=Path, help="write OUTPUT.json and OUTPUT.md")
-    parser.add_argument("--json", action="store_true", help="print the report as JSON")
+    add_report(parser, "OUTPUT.json and OUTPUT.md")
     args = parser.parse_args()
-    try:
+
+    def make() -> dict[str, Any]:
         engine = engine_of(args.work)
         with torch.inference_mode():
             rows = [row for batch in args.batch for row in measure(engine, batch, args.repeats)]
-        command = " ".join(["python -m perf.self_draft_bound", *sys.argv[1:]])
-        report = {"command": command, "machine": describe_machine(), "rows": rows}
-        print(json.dumps(report, indent=1) if args.json else markdown(report))
-        if args.output:
-            write_report(args.output, report, markdown(report))
-    except KvforgeError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    return 0
+        return {**begin_report("perf.self_draft_bound"), "rows": rows}
+
+    return 1 if run_markdown_program(args, make, markdown) is None else 0
 
 
 if __name__ == "__main__":

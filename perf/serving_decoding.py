@@ -8,7 +8,6 @@ what Triton's metrics port says: rates over a level's requests, bytes the most t
 """
 
 import argparse
-import json
 import sys
 import threading
 from collections.abc import Iterator
@@ -21,16 +20,14 @@ from tqdm import tqdm
 
 from kvforge.compiler import BuildOptions, build_engine
 from kvforge.demo.run import STUDENT
-from kvforge.errors import KvforgeError
 from kvforge.runtime.speculation.config import SpeculativeConfig
 from kvforge.serving.health import read_metrics
 from kvforge.serving.launcher import ServerOptions, TritonServer
 from kvforge.tasks.prompt import make_examples
 from perf.bench_engine import is_loadable
 from perf.load.client import ask_text
-from perf.load.engines import ASSETS, WORK, tokenizer_of
-from perf.load.files import write_report
-from perf.load.machine import describe_machine
+from perf.load.command import add_lengths, add_levels, add_report, add_work, begin_report, run_markdown_program
+from perf.load.engines import ASSETS, tokenizer_of
 from perf.load.perf_analyzer import run_perf_analyzer
 from perf.load.profile_export import Goals, read_traces, summarise
 
@@ -45,6 +42,8 @@ COUNTERS = {
     "accepted": "kvforge_accepted_draft_tokens_total",
     "early_exits": "kvforge_early_exits_total",
     "generated": "kvforge_generated_tokens_total",
+    "selected": "kvforge_shadowkv_selected_chunks_total",
+    "reused": "kvforge_shadowkv_reused_chunks_total",
 }
 USED_BYTES = "kvforge_kv_cache_used_bytes"
 SAMPLE_S = 0.05
@@ -144,15 +143,17 @@ def markdown(report: dict[str, Any]) -> str:
         f"`{report['command']}`\n\n{report['machine']}. Tiny SwiftKV student, bf16, {report['input_tokens']} tokens "
         f"in, {report['output_tokens']} out; shadowkv is `{SHADOWKV}`. Bytes: the most in use at a time.\n",
         "| way to decode | concurrency | TTFT p50, ms | TPOT p50, ms | output tok/s | drafts accepted | tokens that "
-        "left early | cache on the device, MB | on the host, MB | failed |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "left early | selected chunks in place | cache on the device, MB | on the host, MB | failed |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row in report["rows"]:
         accepted = f"{row['accepted'] / row['drafted']:.0%} of {row['drafted']:.0f}" if row["drafted"] else "-"
         left = f"{row['early_exits'] / row['generated']:.0%}" if row["early_exits"] else "-"
+        # Runs that were kept from before chunks were counted have no such numbers.
+        in_place = f"{row['reused'] / row['selected']:.0%}" if row.get("selected") else "-"
         lines.append(
             f"| {row['variant']} | {row['concurrency']} | {1e3 * row['ttft_s']['p50']:.1f} | "
-            f"{1e3 * row['tpot_s']['p50']:.2f} | {row['output_tok_s']:.0f} | {accepted} | {left} | "
+            f"{1e3 * row['tpot_s']['p50']:.2f} | {row['output_tok_s']:.0f} | {accepted} | {left} | {in_place} | "
             f"{row['most_bytes']['device'] / 1e6:.2f} | {row['most_bytes']['host'] / 1e6:.2f} | "
             f"{row['num_incomplete']} |"
         )
@@ -162,35 +163,22 @@ def markdown(report: dict[str, Any]) -> str:
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="Ways to decode behind Triton under perf_analyzer.")
     parser.add_argument("--variant", nargs="+", choices=VARIANTS, default=list(VARIANTS))
-    parser.add_argument("--work", type=Path, default=WORK, help="where the engines are kept (default: %(default)s)")
-    parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 4])
-    parser.add_argument("--min-requests", type=int, default=12, help="requests per level at least (default 12)")
-    parser.add_argument("--input-tokens", type=int, default=1500)
-    parser.add_argument("--output-tokens", type=int, default=64)
-    parser.add_argument("--kv-cache-gib", type=float, default=0.5)
-    parser.add_argument("--timeout-s", type=float, default=300.0, help="per level (default 300)")
-    parser.add_argument("--output", type=Path, help="write OUTPUT.json and OUTPUT.md")
-    parser.add_argument("--json", action="store_true", help="print the report as JSON")
+    add_work(parser)
+    add_levels(parser, [1, 4], min_requests=12, kv_cache_gib=0.5, waves=False)
+    add_lengths(parser, 1500, 64)
+    add_report(parser, "OUTPUT.json and OUTPUT.md")
     return parser
 
 
 def main() -> int:
     args = make_parser().parse_args()
-    try:
-        report = {
-            "command": " ".join(["python -m perf.serving_decoding", *sys.argv[1:]]),
-            "machine": describe_machine(),
-            "input_tokens": args.input_tokens,
-            "output_tokens": args.output_tokens,
-            "rows": [row for name in args.variant for row in measure(name, args)],
-        }
-        print(json.dumps(report, indent=1) if args.json else markdown(report))
-        if args.output:
-            write_report(args.output, report, markdown(report))
-    except KvforgeError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    return 0
+
+    def make() -> dict[str, Any]:
+        lengths = {"input_tokens": args.input_tokens, "output_tokens": args.output_tokens}
+        rows = [row for name in args.variant for row in measure(name, args)]
+        return {**begin_report("perf.serving_decoding"), **lengths, "rows": rows}
+
+    return 1 if run_markdown_program(args, make, markdown) is None else 0
 
 
 if __name__ == "__main__":

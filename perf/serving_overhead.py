@@ -9,7 +9,6 @@ kvforge.LLM.generate on the same texts with the same limits; neither side reuses
 import argparse
 import asyncio
 import gc
-import json
 import statistics
 import sys
 import time
@@ -23,8 +22,8 @@ from kvforge.errors import KvforgeError
 from kvforge.serving.health import read_metrics
 from kvforge.serving.launcher import ServerOptions, TritonServer
 from perf.load.client import LoadClient, ask_text, infer_request
-from perf.load.engines import TINY, VARIANTS_213M, WORK, engine_213m, tiny_engine, tokenizer_of
-from perf.load.machine import describe_machine
+from perf.load.command import add_lengths, add_report, add_work, begin_report, run_program
+from perf.load.engines import TINY, VARIANTS_213M, engine_213m, tiny_engine, tokenizer_of
 from perf.load.processes import CpuWindow
 from perf.load.prompts import make_prompts
 
@@ -111,8 +110,7 @@ def measure(engine: Path, args: argparse.Namespace) -> dict[str, Any]:
                (("offline", offline), ("served", served))}  # fmt: skip
     middle = min(served, key=lambda run: abs(run.total_s - medians["served"]))
     return {
-        "command": "python -m perf.serving_overhead " + " ".join(sys.argv[1:]),
-        "machine": describe_machine(),
+        **begin_report("perf.serving_overhead"),
         "requests": num,
         "concurrency": args.concurrency,
         "input_tokens": args.input_tokens,
@@ -160,29 +158,23 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Compare serving with offline use on the same requests.")
     parser.add_argument("--model", choices=("213m", "tiny"), default="213m")
     parser.add_argument("--variant", help=f"213m: one of {', '.join(VARIANTS_213M)}; tiny: one of {', '.join(TINY)}")
-    parser.add_argument("--work", type=Path, default=WORK, help="engines, built once and kept (default: %(default)s)")
+    add_work(parser)
     parser.add_argument("--requests", type=int, default=32)
     parser.add_argument("--concurrency", type=int, default=32)
-    parser.add_argument("--input-tokens", type=int, default=1024)
-    parser.add_argument("--output-tokens", type=int, default=64)
+    add_lengths(parser, 1024, 64)
     parser.add_argument("--num-runs", type=int, default=2, help="of which medians are reported (default 2)")
-    parser.add_argument("--json", action="store_true", help="print the report as JSON")
-    parser.add_argument("--output", type=Path, help="write the report here as JSON")
+    add_report(parser, "OUTPUT.json")
     args = parser.parse_args()
     variants = VARIANTS_213M if args.model == "213m" else TINY
     variant = args.variant or next(iter(variants))
     if variant not in variants:
         parser.error(f"--variant of {args.model} is one of {', '.join(variants)}")
-    try:
+
+    def make() -> dict[str, Any]:
         engine = engine_213m(args.work, variant) if args.model == "213m" else tiny_engine(args.work, TINY[variant])
-        report = {"model": args.model, "variant": variant, **measure(engine, args)}
-    except KvforgeError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    print(json.dumps(report, indent=1) if args.json else table(report))
-    if args.output:
-        args.output.write_text(json.dumps(report, indent=1) + "\n")
-    return 0
+        return {"model": args.model, "variant": variant, **measure(engine, args)}
+
+    return 1 if run_program(args, make, table) is None else 0
 
 
 if __name__ == "__main__":

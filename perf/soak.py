@@ -11,7 +11,6 @@ a process that ended.
 import argparse
 import asyncio
 import contextlib
-import json
 import random
 import sys
 import time
@@ -22,17 +21,15 @@ from pathlib import Path
 from typing import Any
 
 from kvforge.demo.run import STUDENT
-from kvforge.errors import KvforgeError
 from kvforge.figures import check_figure
 from kvforge.serving.health import read_metrics
 from kvforge.serving.launcher import ServerOptions, TritonServer
 from perf.load.cases import BAD_TEXT, BAD_TOKENS, Case, make_cases
 from perf.load.client import ERROR, Answer, LoadClient, ask_text, ask_tokens, infer_request
-from perf.load.engines import WORK, tiny_engine
-from perf.load.files import write_report
+from perf.load.command import add_report, add_work, begin_report, run_program
+from perf.load.engines import tiny_engine
 from perf.load.gateway import Gateway, run_gateway
 from perf.load.http import completion_text, ensemble_text, post
-from perf.load.machine import describe_machine
 from perf.load.memory import MemoryLog
 from perf.load.processes import GATEWAY, server_processes
 
@@ -219,8 +216,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     if args.output:
         memory.plot(args.output.with_suffix(".svg"), warm_up)
     return {
-        "command": "python -m perf.soak " + " ".join(sys.argv[1:]),
-        "machine": describe_machine(),
+        **begin_report("perf.soak"),
         "minutes": args.minutes,
         "requests": dict(tally.asked),
         "cancelled": tally.cancelled,
@@ -259,24 +255,20 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--rate", type=float, default=5.0, help="requests a second (default 5)")
     parser.add_argument("--engine", type=Path, help="default: the demo's tiny SwiftKV student, in float32")
-    parser.add_argument("--work", type=Path, default=WORK, help="where the tiny engine is kept (default: %(default)s)")
+    add_work(parser)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--no-gateway", action="store_true", help="leave the OpenAI gateway out")
     parser.add_argument("--log-file", type=Path, help="keep the server's log here")
-    parser.add_argument("--output", type=Path, help="write OUTPUT.json and OUTPUT.svg")
-    parser.add_argument("--json", action="store_true", help="print the report as JSON")
+    add_report(parser, "OUTPUT.json and OUTPUT.svg")
     args = parser.parse_args()
-    try:
+
+    def make() -> dict[str, Any]:
         if args.output:
             check_figure(args.output.with_suffix(".svg"))
-        report = run(args)
-    except KvforgeError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    print(json.dumps(report, indent=1) if args.json else show(report))
-    if args.output:
-        write_report(args.output, report)
-    return 1 if report["wrong"] or report["pages_at_rest"] or report["failure"] else 0
+        return run(args)
+
+    report = run_program(args, make, show)
+    return 1 if report is None or report["wrong"] or report["pages_at_rest"] or report["failure"] else 0
 
 
 if __name__ == "__main__":

@@ -1,0 +1,75 @@
+"""What programs that measure share: options, what a report begins with, and how it is made, shown and kept."""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from kvforge.errors import KvforgeError
+from perf.load.engines import WORK
+from perf.load.files import write_report
+from perf.load.machine import describe_machine
+
+Report = dict[str, Any]
+
+
+def add_lengths(parser: argparse.ArgumentParser, input_tokens: int, output_tokens: int) -> None:
+    """Declare the lengths of requests, with these defaults."""
+    parser.add_argument("--input-tokens", type=int, default=input_tokens)
+    parser.add_argument("--output-tokens", type=int, default=output_tokens)
+
+
+def add_levels(
+    parser: argparse.ArgumentParser, concurrency: list[int], min_requests: int, kv_cache_gib: float, waves: bool = True
+) -> None:
+    """Declare the levels of load that a server gets one after the other, with these defaults."""
+    parser.add_argument("--concurrency", type=int, nargs="*", default=concurrency)
+    parser.add_argument("--min-requests", type=int, default=min_requests, help="of a level (default %(default)s)")
+    if waves:
+        parser.add_argument("--waves", type=float, default=3, help="requests per level and concurrency (default 3)")
+    parser.add_argument("--kv-cache-gib", type=float, default=kv_cache_gib)
+    parser.add_argument("--timeout-s", type=float, default=300.0, help="per level (default 300)")
+
+
+def add_report(parser: argparse.ArgumentParser, files: str) -> None:
+    """Declare where a report goes, of which ``files`` says what is written."""
+    parser.add_argument("--output", type=Path, help=f"write {files}")
+    parser.add_argument("--json", action="store_true", help="print the report as JSON")
+
+
+def add_work(parser: argparse.ArgumentParser) -> None:
+    """Declare where engines are kept."""
+    parser.add_argument("--work", type=Path, default=WORK, help="engines, built once and kept (default: %(default)s)")
+
+
+def begin_report(program: str) -> Report:
+    """Return the command line, as it was given to the module ``program``, and the machine."""
+    return {"command": " ".join([f"python -m {program}", *sys.argv[1:]]), "machine": describe_machine()}
+
+
+def run_program(
+    args: argparse.Namespace,
+    make: Callable[[], Report],
+    show: Callable[[Report], str],
+    keep: Callable[[Path, Report], None] = write_report,
+) -> Report | None:
+    """Make the report, print it and keep it where ``--output`` says; None, after one sentence, where one of these
+    fails."""
+    try:
+        report = make()
+        print(json.dumps(report, indent=1) if args.json else show(report))
+        if args.output:
+            keep(args.output, report)
+    except KvforgeError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return None
+    return report
+
+
+def run_markdown_program(
+    args: argparse.Namespace, make: Callable[[], Report], markdown: Callable[[Report], str]
+) -> Report | None:
+    """As ``run_program``, for a report that is shown and kept as markdown."""
+    return run_program(args, make, markdown, lambda stem, report: write_report(stem, report, markdown(report)))
