@@ -51,11 +51,10 @@ def bring_in_chunks(
     """Choose chunks for the last of each sequence's queries ``q`` ``[T, heads, d]``, rotated, and write those that are
     not in their places yet into the K and V pool. A sequence without queries chooses nothing and keeps what it has.
 
-    ``pool`` is (k_pool, v_pool, u, landmarks, is_outlier, sv, cached, host_v), of which the first two and ``cached``
-    are written.
+    ``pool`` is (k_pool, v_pool, u, landmarks, is_outlier, sv, cached, counts, host_v), of which the first two,
+    ``cached`` and ``counts`` are written.
     """
-    k_pool, v_pool, u, landmarks, is_outlier, sv, cached, host_v = pool
-    selection = chunks.selection
+    k_pool, v_pool, u, landmarks, is_outlier, sv, cached, counts, host_v = pool
     selected = plugins.landmark_select(
         q,
         landmarks,
@@ -65,16 +64,21 @@ def bring_in_chunks(
         chunks.num_chunks,
         chunks.num_selected,
         scale,
-        selection.max_selected,
+        chunks.selection.max_selected,
     )
-    rows, positions, targets = plugins.chunk_cache_update(
-        selected, cached, chunks.slot, chunks.table, page_table, selection.chunk_size, k_pool.shape[1]
+    missed, places = plugins.chunk_cache_update(selected, cached, counts, chunks.slot)
+    plugins.selected_kv_write(
+        u,
+        sv,
+        host_v,
+        chunks.slot,
+        missed,
+        places,
+        chunks.table,
+        page_table,
+        chunks.rope_cos,
+        chunks.rope_sin,
+        chunks.selection.chunk_size,
+        k_pool,
+        v_pool,
     )
-    tokens_each = selection.max_selected * selection.chunk_size
-    selected_start = torch.arange(chunks.slot.shape[0] + 1, dtype=torch.int32, device=q.device) * tokens_each
-    # Sequences that are not factored take some rows of sv; none of their rows of u are selected.
-    own_sv = sv.index_select(0, chunks.slot.clamp(min=0))
-    keys = plugins.low_rank_key_reconstruct(
-        u.flatten(0, 1), own_sv, selected_start, rows, positions, chunks.rope_cos, chunks.rope_sin
-    )
-    plugins.selected_kv_write(keys, host_v, rows, targets, k_pool, v_pool)

@@ -16,8 +16,8 @@ Pool = tuple[Tensor, ...]
 their float32 scales, each ``[pages, page_size, kv_heads]``. Where chunks are selected, what ``bring_in_chunks`` takes:
 K and V pool, then u ``[shadow_pages, page_size, rank]``, landmarks ``[shadow_pages, page_size / chunk_size, kv_heads,
 head_dim]``, is_outlier uint8 ``[shadow_pages, page_size / chunk_size, kv_heads]``, sv ``[slots, kv_heads, rank,
-head_dim]``, cached int32 ``[slots, kv_heads, max_selected]`` and host_v ``[shadow_pages, page_size, kv_heads,
-head_dim]``."""
+head_dim]``, cached int32 ``[slots, kv_heads, max_selected]``, counts int64 ``[slots, kv_heads, 2]`` and host_v
+``[shadow_pages, page_size, kv_heads, head_dim]``."""
 
 KVScales = tuple[float, float]
 """Static scales of one owner's K and V; (1.0, 1.0) where the format has none."""

@@ -233,31 +233,34 @@ def bench_selected(
     seconds: float,
 ) -> list[dict[str, Any]]:
     """Two selections in turn, a share of each not in the other: the update of the chunk cache, whose floor is its
-    results, and the copies that follow, whose floor is their bytes."""
-    chunk_size, chunks = 8, 2 * places
-    tokens, pages = places * chunk_size, sequences * chunks * chunk_size // PAGE_SIZE
+    lists, and what brings the missed ones in, whose floor is the products at rank 160 or, if longer, its bytes."""
+    chunk_size, chunks, rank = 8, 2 * places, 160
+    pages = sequences * chunks * chunk_size // PAGE_SIZE
     one = torch.arange(places).expand(sequences, kv_heads, places)
     moved = torch.rand(one.shape) < missed
     selections = itertools.cycle([one.int(), (one + places * moved).sort().values.int()])
-    cached = torch.full(one.shape, -1).int()
-    shadow_table = torch.randperm(pages).view(sequences, -1).int()
-    tables = (torch.arange(sequences).int(), shadow_table, shadow_table, chunk_size, PAGE_SIZE)
+    cached, counts = torch.full(one.shape, -1).int(), torch.zeros(sequences, kv_heads, 2, dtype=torch.int64)
+    slot = torch.arange(sequences).int()
     update = plugins.OPERATORS["chunk_cache_update"].reference
     times = {
-        "kvforge_ms": best_ms(lambda: plugins.chunk_cache_update(next(selections), cached, *tables), seconds),
-        "reference_ms": best_ms(lambda: update(next(selections), cached, *tables), seconds),
+        "kvforge_ms": best_ms(lambda: plugins.chunk_cache_update(next(selections), cached, counts, slot), seconds),
+        "reference_ms": best_ms(lambda: update(next(selections), cached, counts, slot), seconds),
     }
-    rows, _, targets = plugins.chunk_cache_update(next(selections), cached, *tables)
+    lists = plugins.chunk_cache_update(next(selections), cached, counts, slot)
     case = f"{sequences}x{places} places {missed:.0%} missed kv heads {kv_heads}"
-    results = [row("chunk_cache_update", case, times, 3 * rows.nbytes / rates["copy_gb_per_s"] / 1e6)]
-    keys = torch.randn(sequences * tokens, kv_heads, head_dim).to(dtype)
-    pools = [torch.randn(pages, PAGE_SIZE, kv_heads, head_dim).to(dtype) for _ in range(3)]
-    times = {
-        "kvforge_ms": best_ms(lambda: plugins.selected_kv_write(keys, pools[0], rows, targets, *pools[1:]), seconds)
-    }
-    num_bytes = 4 * int((targets >= 0).sum()) * head_dim * dtype.itemsize
-    case += f" dim {head_dim} {str(dtype)[6:]}"
-    return [*results, row("selected_kv_write", case, times, num_bytes / rates["copy_gb_per_s"] / 1e6)]
+    results = [row("chunk_cache_update", case, times, 4 * lists[0].nbytes / rates["copy_gb_per_s"] / 1e6)]
+    tables = [torch.randperm(pages).view(sequences, -1).int() for _ in range(2)]
+    u = torch.randn(pages, PAGE_SIZE, rank).to(dtype)
+    sv = torch.randn(sequences, kv_heads, rank, head_dim).to(dtype)
+    host_v, *pools = (torch.randn(pages, PAGE_SIZE, kv_heads, head_dim).to(dtype) for _ in range(3))
+    angle = torch.rand(chunks * chunk_size, head_dim // 2)
+    args = (u, sv, host_v, slot, *lists, *tables, angle.cos(), angle.sin(), chunk_size, *pools)
+    times = {"kvforge_ms": best_ms(lambda: plugins.selected_kv_write(*args), seconds)}
+    tokens = int((lists[0] >= 0).sum()) * chunk_size
+    flops = 2 * tokens * rank * head_dim / rates[f"gemm_{str(dtype)[6:]}_gflops"] / 1e6
+    num_bytes = tokens * (rank + 3 * head_dim) * dtype.itemsize / rates["copy_gb_per_s"] / 1e6
+    case += f" rank {rank} dim {head_dim} {str(dtype)[6:]}"
+    return [*results, row("selected_kv_write", case, times, max(flops, num_bytes))]
 
 
 def bench_verify(

@@ -19,13 +19,10 @@ from kvforge.engine import Manifest
 from kvforge.kv_policies import ShadowKV
 from kvforge.runtime.huge_pages import allocate_together, place_together
 from kvforge.runtime.mapped_memory import mapped_host_memory
-from kvforge.runtime.pools import Pools, pool_specs, shadow_specs
+from kvforge.runtime.pools import CACHED, Pools, pool_specs, shadow_specs
 from kvforge.runtime.session import StepFunctions
 from kvforge.runtime.step_batch import StepBatch
 from kvforge.runtime.step_inputs import LowerStep
-
-CACHED = 6
-"""The place in an owner's pool of the chunks that are there (``kvforge.runtime.pools.shadow_specs``)."""
 
 
 @dataclass(frozen=True)

@@ -274,14 +274,12 @@ def landmark_select_case(seed: int, *, small: bool = False, dtypes: Sequence[tor
     return q, landmarks, is_outlier, starts.int(), table, *ints, scale, max_selected
 
 
-def chunk_cache_update_case(seed: int, *, small: bool = False) -> tuple:
+def chunk_cache_update_case(seed: int, *, small: bool = False) -> tuple[Tensor, ...]:
     """Arguments of `chunk_cache_update`: places that are empty, hit or taken by others, sequences without a slot."""
     rng, gen = random.Random(seed), torch.Generator().manual_seed(seed)
     sequences, kv_heads = rng.randint(0, 3 if small else 6), rng.randint(1, 3 if small else 8)
-    chunk_size = rng.choice((1, 2, 8))
-    page_size, places = chunk_size * rng.choice((1, 2, 4)), rng.choice((0, 1, rng.randint(1, 12 if small else 60)))
+    places = rng.choice((0, 1, rng.randint(1, 12 if small else 60)))
     chunks = places + rng.choice((0, 1, rng.randint(0, 2 * places + 20)))
-    width = max(1, -(-chunks * chunk_size // page_size))
     slots = sequences + rng.randint(0, 2)
     selected = torch.full((sequences, kv_heads, places), -1)
     cached = torch.full((slots, kv_heads, places), -1)
@@ -296,28 +294,45 @@ def chunk_cache_update_case(seed: int, *, small: bool = False) -> tuple:
         cached[s][torch.rand(kv_heads, places, generator=gen) > kept] = -rng.randint(1, 3)
     slot = torch.randperm(slots, generator=gen)[:sequences]
     slot[torch.rand(sequences, generator=gen) < 0.2] = -rng.randint(1, 3)
-    tables = [torch.randperm(500, generator=gen)[: sequences * n] for n in (width, width + 2)]
-    shadow_table, page_table = (x.view(sequences, -1) if sequences else x.view(0, 1) for x in tables)
-    return (*(x.int() for x in (selected, cached, slot, shadow_table, page_table)), chunk_size, page_size)
+    counts = torch.randint(0, 2**40, (slots, kv_heads, 2), generator=gen)
+    return selected.int(), cached.int(), counts, slot.int()
 
 
-def selected_kv_write_case(
-    seed: int, *, small: bool = False, dtypes: Sequence[torch.dtype] = DTYPES
-) -> tuple[Tensor, ...]:
-    """Arguments of `selected_kv_write`: distinct targets, some tokens and heads left out."""
+def selected_kv_write_case(seed: int, *, small: bool = False, dtypes: Sequence[torch.dtype] = DTYPES) -> tuple:
+    """Arguments of `selected_kv_write`: lists of 0 to all chunks, scattered pages, sequences without a slot; what
+    belongs to no chunk of a list is NaN or out of range."""
     rng, gen = random.Random(seed), torch.Generator().manual_seed(seed)
     dtype, kv_heads = rng.choice(dtypes), rng.randint(1, 3 if small else 8)
-    head_dim = rng.choice(SMALL_HEAD_DIMS if small else HEAD_DIMS)
-    count = rng.choice((0, 1, rng.randint(1, 20 if small else 300)))
-    page_size, host_page_size = rng.choice(PAGE_SIZES), rng.choice(PAGE_SIZES)
-    pages, host_pages = count // page_size + rng.randint(1, 3), rng.randint(1, 5)
-    pools = [torch.randn(pages, page_size, kv_heads, head_dim, generator=gen).to(dtype) for _ in range(2)]
-    host_v = torch.randn(host_pages, host_page_size, kv_heads, head_dim, generator=gen).to(dtype)
-    keys = torch.randn(count, kv_heads, head_dim, generator=gen).to(dtype)
-    heads = [torch.randperm(pages * page_size, generator=gen)[:count] for _ in range(kv_heads)]
-    targets = torch.stack(heads, dim=1)
-    rows = torch.randint(0, host_pages * host_page_size, (count, kv_heads), generator=gen)
-    nothing = torch.rand(count, kv_heads, generator=gen) < rng.choice((0.0, 0.6))
-    targets[nothing], rows[nothing] = -rng.randint(1, 5), rng.choice((-7, 2**31 - 1))
-    keys[nothing] = float("nan")
-    return keys, host_v, rows.int(), targets.int(), *pools
+    head_dim, rank = rng.choice(SMALL_HEAD_DIMS if small else HEAD_DIMS), rng.choice((1, 7, 16, 33, 160))
+    sequences, chunk_size = rng.randint(0, 3 if small else 5), rng.choice((1, 2, 8))
+    page_size, places = chunk_size * rng.choice((1, 2, 4)), rng.choice((0, 1, rng.randint(1, 6 if small else 24)))
+    chunks, slots = places + rng.randint(1, 9), sequences + rng.randint(1, 2)
+    widths = [max(1, -(-n * chunk_size // page_size)) for n in (chunks, places)]
+    num_pages = [sequences * width + rng.randint(1, 3) for width in widths]
+    tables = [
+        torch.randperm(pages, generator=gen)[: sequences * width].view(sequences, width).int()
+        for pages, width in zip(num_pages, widths, strict=True)
+    ]
+    u = torch.full((num_pages[0], page_size, rank), float("nan"))
+    host_v = torch.full((num_pages[0], page_size, kv_heads, head_dim), float("nan"))
+    missed, taken = (torch.full((sequences, kv_heads, places), -rng.randint(1, 3)) for _ in range(2))
+    slot = torch.randperm(slots, generator=gen)[:sequences]
+    slot[torch.rand(sequences, generator=gen) < 0.2] = -rng.randint(1, 3)
+    for s in range(sequences):
+        most = rng.choice((0, places, rng.randint(0, places)))
+        for head in range(kv_heads):
+            count = rng.randint(0, most)
+            missed[s, head, :count] = torch.randperm(chunks, generator=gen)[:count].sort().values
+            taken[s, head, :count] = torch.randperm(places, generator=gen)[:count].sort().values
+            row = (missed[s, head, :count, None] * chunk_size + torch.arange(chunk_size)).flatten()
+            page, offset = tables[0][s, row // page_size].long(), row % page_size
+            u[page, offset] = torch.randn(len(row), rank, generator=gen)
+            host_v[page, offset, head] = torch.randn(len(row), head_dim, generator=gen)
+    sv = torch.full((slots, kv_heads, rank, head_dim), float("nan"))
+    used = slot[slot >= 0]
+    sv[used] = torch.randn(len(used), *sv.shape[1:], generator=gen) / rank**0.5
+    angle = torch.rand(chunks * chunk_size, head_dim // 2, generator=gen) * 7
+    pools = [torch.randn(num_pages[1], page_size, kv_heads, head_dim, generator=gen).to(dtype) for _ in range(2)]
+    factors = (x.to(dtype) for x in (u, sv, host_v))
+    lists = (x.int() for x in (slot, missed, taken))
+    return *factors, *lists, *tables, angle.cos(), angle.sin(), chunk_size, *pools

@@ -18,6 +18,7 @@ POINTER_TYPES = {
     torch.int8: "*i8",
     torch.uint8: "*u8",
     torch.int32: "*i32",
+    torch.int64: "*i64",
 }
 """Triton's name of a pointer to each dtype."""
 

@@ -80,6 +80,7 @@ def pool_specs(config: ModelConfig, options: ResolvedOptions) -> list[tuple[tupl
             (chunks, torch.uint8),
             ((_SLOTS, heads, policy.rank, dim), dtype),
             ((_SLOTS, heads, policy.max_selected), torch.int32),
+            ((_SLOTS, heads, 2), torch.int64),
             ((_SHADOW_PAGES, options.page_size, heads, dim), dtype),
         ]
     return specs

@@ -25,7 +25,7 @@ _OPERATORS = {
     "verify": (_VERIFY,),
 }
 _POOL_ARGUMENTS = ("k_pool", "v_pool", "k_scales", "v_scales")
-_SHADOW_POOLS = ("k_pool", "v_pool", "u", "landmarks", "is_outlier", "sv", "cached", "host_v")
+_SHADOW_POOLS = ("k_pool", "v_pool", "u", "landmarks", "is_outlier", "sv", "cached", "counts", "host_v")
 
 
 @dataclass(frozen=True)

@@ -7,16 +7,14 @@ from model_defs.chunk_selection import ChunkSelection
 SELECTION = (
     "kvforge::landmark_select",
     "kvforge::chunk_cache_update",
-    "kvforge::low_rank_key_reconstruct",
     "kvforge::selected_kv_write",
 )
 """The operators that bring chunks into the pools, in the order in which a layer calls them."""
 
 _POOLS = (
     ("landmarks", "is_outlier"),
-    ("cached",),
-    ("u", "sv"),
-    ("host_v", "k_pool", "v_pool"),
+    ("cached", "counts"),
+    ("u", "sv", "host_v", "k_pool", "v_pool"),
 )
 """The arguments of each that are pools."""
 
@@ -27,7 +25,7 @@ def broken_selection(
     """Return the node that breaks a rule and the rule, None where all is well.
 
     ``calls`` are those of ``SELECTION`` since the last attention before ``attention``, ``pools`` its owner's
-    placeholders by role. With a selection, these are the four operators, once each and in order: they take the owner's
+    placeholders by role. With a selection, these are the three operators, once each and in order: they take the owner's
     pools, the queries that attention takes and the results of one another.
     """
     if selection is None:
@@ -40,24 +38,25 @@ def broken_selection(
         for role in roles:
             if _source(_argument(node, role)) != pools[role]:
                 return node, f"does not take {role} of the owner whose cache is read next"
-    select, update, keys, write = calls
-    chosen = (_argument(select, "max_selected"), _argument(update, "chunk_size"))
+    select, update, write = calls
+    chosen = (_argument(select, "max_selected"), _argument(write, "chunk_size"))
     if chosen != (selection.max_selected, selection.chunk_size):
         return select, f"selects {chosen[0]} chunks of {chosen[1]} tokens, not what the KV policy says"
     links = (
         (select, "q", _argument(attention, "q")),
         (select, "query_start", _argument(attention, "query_start")),
         (update, "selected", select),
-        (update, "page_table", _argument(attention, "page_table")),
-        (write, "keys", keys),
+        (write, "slot", _argument(update, "slot")),
+        (write, "shadow_table", _argument(select, "table")),
+        (write, "page_table", _argument(attention, "page_table")),
     )
     for node, name, source in links:
         if _argument(node, name) is not source:
             return node, f"takes another {name} than the layer's own"
-    for node, name, index in ((keys, "rows", 0), (keys, "positions", 1), (write, "rows", 0), (write, "targets", 2)):
-        value = _argument(node, name)
+    for index, name in enumerate(("chunks", "places")):
+        value = _argument(write, name)
         if not (isinstance(value, Node) and value.args == (update, index)):
-            return node, f"takes other {name} than {update.name} gives"
+            return write, f"takes other {name} than {update.name} gives"
     return None
 
 

@@ -107,7 +107,8 @@ class ShadowKV(KVPolicy):
         return -(-num_prompt_tokens // page_size) if self.is_factored(num_prompt_tokens) else 0
 
     def device_bytes(self, cache: OwnerCache, num_prompt_tokens: int, num_generated_tokens: int = 0) -> int:
-        """U of whole pages, SV, landmarks and outlier marks of whole pages, the chunk in each place, compact pages."""
+        """U of whole pages, SV, landmarks and outlier marks of whole pages, the chunk in each place and two counts of
+        a head, compact pages."""
         length = self.compact_length(num_prompt_tokens) + num_generated_tokens
         compact = cache.padded(length) * cache.token_bytes
         if not self.is_factored(num_prompt_tokens):
@@ -117,7 +118,7 @@ class ShadowKV(KVPolicy):
         u = tokens * self.rank * element_bytes
         sv = self.rank * heads * cache.head_dim * element_bytes
         landmarks = tokens // self.chunk_size * heads * (cache.head_dim * element_bytes + 1)
-        return u + sv + landmarks + 4 * heads * self.max_selected + compact
+        return u + sv + landmarks + heads * (4 * self.max_selected + 16) + compact
 
     def prefill_bytes(self, cache: OwnerCache, num_prompt_tokens: int) -> int:
         """Pages of the whole prompt, less those of its compact cache, which take their place."""

@@ -218,6 +218,7 @@ class LLMEngine:
         """
         scheduler, pool = self.scheduler, self.scheduler.pool
         num_prefilling = sum(s.num_computed < s.num_prompt_tokens for s in scheduler.running)
+        num_selected, num_reused = self.runner.chunk_counts
         return {
             "num_waiting": len(scheduler.waiting),
             "num_running": len(scheduler.running),
@@ -232,6 +233,8 @@ class LLMEngine:
             "page_bytes": self.manifest.page_bytes,
             "num_upper_calls": self.runner.num_upper_calls,
             "num_early_exits": self.runner.num_early_exits,
+            "num_selected_chunks": num_selected,
+            "num_reused_chunks": num_reused,
             "num_preemptions": scheduler.num_preemptions,
             "num_reused_tokens": scheduler.num_reused_tokens,
             **cache_stats(self.manifest, scheduler),

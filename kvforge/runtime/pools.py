@@ -13,9 +13,12 @@ from kvforge.runtime.mapped_memory import mapped_host_memory
 
 Pool = tuple[Tensor, ...]
 """The cache of one owner: K and V elements, then, for dynamic 8-bit formats, K's and V's scales, or, with ShadowKV, u,
-landmarks, is_outlier, sv, cached and host_v (see ``shadow_specs``)."""
+landmarks, is_outlier, sv, cached, counts and host_v (see ``shadow_specs``)."""
 
 Pools = list[Pool]
+
+CACHED, COUNTS = 6, 7
+"""The places in an owner's pool, with ShadowKV, of the chunks that are there and of the counts of selected ones."""
 
 Spec = tuple[tuple[int, ...], torch.dtype]
 
@@ -33,8 +36,9 @@ def shadow_specs(manifest: Manifest, policy: ShadowKV, shadow_pages: int, num_sl
     """Return shape and dtype of what one owner keeps of factored prompts beside K and V: u ``[shadow_pages, page_size,
     rank]``, landmarks ``[shadow_pages, page_size / chunk_size, kv_heads, head_dim]``, is_outlier uint8
     ``[shadow_pages, page_size / chunk_size, kv_heads]``, sv ``[num_slots, kv_heads, rank, head_dim]``, cached int32
-    ``[num_slots, kv_heads, max_selected]`` and, in the host's memory, host_v ``[shadow_pages, page_size, kv_heads,
-    head_dim]``; elements in K's dtype."""
+    ``[num_slots, kv_heads, max_selected]``, counts int64 ``[num_slots, kv_heads, 2]`` (chunks selected so far, and
+    those that were in place) and, in the host's memory, host_v ``[shadow_pages, page_size, kv_heads, head_dim]``;
+    elements in K's dtype."""
     dtype, heads, dim = KV_DTYPES[manifest.kv_dtype], manifest.num_kv_heads, manifest.head_dim
     chunks = (shadow_pages, manifest.page_size // policy.chunk_size, heads)
     return [
@@ -43,6 +47,7 @@ def shadow_specs(manifest: Manifest, policy: ShadowKV, shadow_pages: int, num_sl
         (chunks, torch.uint8),
         ((num_slots, heads, policy.rank, dim), dtype),
         ((num_slots, heads, policy.max_selected), torch.int32),
+        ((num_slots, heads, 2), torch.int64),
         ((shadow_pages, manifest.page_size, heads, dim), dtype),
     ]
 
@@ -71,7 +76,7 @@ def allocate_pools(
     pools = [tuple(views[start : start + width]) for start in range(0, len(views), width)]
     if host_specs:
         for pool in pools:
-            pool[-1].fill_(-1)
+            pool[CACHED].fill_(-1)
         host = place_together(host_specs * manifest.num_owners, partial(mapped_host_memory, device=device))
         pools = [(*pool, host_v) for pool, host_v in zip(pools, host, strict=True)]
     return pools
@@ -84,4 +89,4 @@ def device_bytes(pools: Pools) -> int:
 
 def host_bytes(pools: Pools) -> int:
     """Return the bytes of the pools' tensors in the host's memory."""
-    return sum(pool[-1].nbytes for pool in pools if len(pool) == 8)
+    return sum(pool[-1].nbytes for pool in pools if len(pool) == 9)

@@ -53,6 +53,11 @@ class Runner:
         """Rows whose logits were the early exit's."""
         return 0 if self._exits is None else self._exits.num_exits
 
+    @property
+    def chunk_counts(self) -> tuple[int, int]:
+        """Chunks that ShadowKV selected so far, and those that were in place: see ``ShadowState.chunk_counts``."""
+        return (0, 0) if self._shadow is None else self._shadow.chunk_counts()
+
     def factor(self, plan: Schedule) -> None:
         """Factor the prompts of ``plan.factorings``. On as many threads every time, as the last bits depend on them."""
         if self._shadow is not None:

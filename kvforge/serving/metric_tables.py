@@ -92,6 +92,14 @@ COUNTERS: dict[str, tuple[Reader, str]] = {
     ),
     "kvforge_draft_model_steps_total": (lambda s: s.get("draft_model_num_steps", 0), "Steps of the draft model"),
     "kvforge_early_exits_total": (lambda s: s["num_early_exits"], "Tokens that skipped the upper layers"),
+    "kvforge_shadowkv_selected_chunks_total": (
+        lambda s: s["num_selected_chunks"],
+        "Chunks that ShadowKV selected, of all KV heads and layers",
+    ),
+    "kvforge_shadowkv_reused_chunks_total": (
+        lambda s: s["num_reused_chunks"],
+        "Selected chunks that were in place from the step before",
+    ),
     "kvforge_failed_steps_total": (lambda s: s["num_failed_steps"], "Steps that ended in an error"),
 }
 

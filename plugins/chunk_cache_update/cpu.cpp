@@ -2,7 +2,6 @@
 #include <ATen/core/Tensor.h>
 
 #include <algorithm>
-#include <limits>
 #include <vector>
 
 #include "native/checks.h"
@@ -13,122 +12,98 @@ namespace kvforge {
 namespace {
 
 constexpr const char* kOp = "chunk_cache_update";
-constexpr int64_t kTokensPerThread = 1 << 14;  // that pay for waking a thread
+constexpr int64_t kPlacesPerThread = 1 << 13;  // that pay for waking a thread
 
-struct Pages {
-  const char* name;
-  const int32_t* pages;  // of one sequence
-  int64_t count, page_size;
+// How many of selected [0, places) are chunks: they come first and ascend.
+int64_t check_selected(const int32_t* selected, int64_t places) {
+  int64_t count = 0;
+  for (; count < places && selected[count] >= 0; ++count)
+    TORCH_CHECK(count == 0 || selected[count - 1] < selected[count], kOp, ": selected holds chunk ", selected[count],
+                " after chunk ", selected[count - 1], "; chunks must ascend");
+  for (int64_t j = count; j < places; ++j)
+    TORCH_CHECK(selected[j] < 0, kOp, ": selected holds chunk ", selected[j], " behind the last one");
+  return count;
+}
 
-  int32_t slot(int64_t position) const {
-    const int64_t page = pages[position / page_size], slot = page * page_size + position % page_size;
-    TORCH_CHECK(page >= 0 && slot <= std::numeric_limits<int32_t>::max(), kOp, ": ", name, " holds page ", page);
-    return static_cast<int32_t>(slot);
-  }
-};
-
-struct Update {
-  const int32_t* selected;  // [kv_heads, places] of one sequence
-  const int32_t* held;      // likewise, what the places hold
-  int32_t* holding;         // likewise, what they will hold
-  int32_t *rows, *positions, *targets;  // [places, chunk_size, kv_heads], filled with -1
-  Pages shadow, cache;
-  int64_t kv_heads, places, chunk_size;
-};
-
-// `mark` has a 0 for every chunk of the sequence, and has it again afterwards.
-void update_head(const Update& a, int64_t head, std::vector<uint8_t>& mark) {
-  constexpr uint8_t kWanted = 1, kHeld = 2;
-  const int32_t *selected = a.selected + head * a.places, *held = a.held + head * a.places;
-  int32_t* holding = a.holding + head * a.places;
-  const int64_t chunks = mark.size();
-  for (int64_t j = 0; j < a.places; ++j) {
-    TORCH_CHECK(selected[j] < chunks, kOp, ": selected holds chunk ", selected[j], " but shadow_table has room for ",
-                chunks);
-    if (selected[j] >= 0) mark[selected[j]] = kWanted;
-  }
-  const auto is_hit = [&](int32_t chunk) { return chunk >= 0 && chunk < chunks && mark[chunk] != 0; };
-  for (int64_t j = 0; j < a.places; ++j) {
-    holding[j] = held[j];
-    if (is_hit(held[j])) mark[held[j]] |= kHeld;
-  }
-  int64_t place = 0;
-  for (int64_t j = 0; j < a.places; ++j) {
-    const int64_t chunk = selected[j];
-    if (chunk < 0 || mark[chunk] & kHeld) continue;
-    while (place < a.places && is_hit(held[place])) ++place;
-    if (place == a.places) break;
-    holding[place] = static_cast<int32_t>(chunk);
-    TORCH_CHECK((place + 1) * a.chunk_size <= a.cache.count * a.cache.page_size, kOp,
-                ": page_table has no page for place ", place);
-    for (int64_t i = 0; i < a.chunk_size; ++i) {
-      const int64_t token = place * a.chunk_size + i, out = token * a.kv_heads + head;
-      a.rows[out] = a.shadow.slot(chunk * a.chunk_size + i);
-      a.positions[out] = static_cast<int32_t>(chunk * a.chunk_size + i);
-      a.targets[out] = a.cache.slot(token);
+// One KV head: held, chunks and places have `places` elements; counts has two. in_place and is_free are scratch.
+void update_head(const int32_t* selected, int64_t count, int32_t* held, int64_t* counts, int32_t* chunks,
+                 int32_t* places_out, int64_t places, uint8_t* in_place, int32_t* free_places) {
+  std::fill_n(in_place, count, 0);
+  int64_t num_free = 0, hits = 0;
+  for (int64_t j = 0; j < places; ++j) {
+    // The first of selected that is not less, without a branch that depends on the chunk.
+    const int32_t* first = selected;
+    for (int64_t left = count; left > 0;) {
+      const int64_t half = (left + 1) / 2;
+      first += first[half - 1] < held[j] ? half : 0;
+      left -= half;
     }
-    ++place;
+    const bool hit = held[j] >= 0 && first < selected + count && *first == held[j];
+    if (hit) in_place[first - selected] = 1;
+    free_places[num_free] = static_cast<int32_t>(j);
+    num_free += !hit;
   }
-  for (int64_t j = 0; j < a.places; ++j)
-    if (selected[j] >= 0) mark[selected[j]] = 0;
+  int64_t missed = 0;
+  for (int64_t j = 0; j < count; ++j) {
+    hits += in_place[j];
+    if (in_place[j]) continue;
+    chunks[missed] = selected[j];
+    places_out[missed] = free_places[missed];
+    held[free_places[missed]] = selected[j];
+    ++missed;
+  }
+  std::fill(chunks + missed, chunks + places, -1);
+  std::fill(places_out + missed, places_out + places, -1);
+  counts[0] += count;
+  counts[1] += hits;
 }
 
 }  // namespace
 
-std::tuple<at::Tensor, at::Tensor, at::Tensor> chunk_cache_update(
-    const at::Tensor& selected_in, at::Tensor& cached, const at::Tensor& slot_in, const at::Tensor& shadow_table_in,
-    const at::Tensor& page_table_in, int64_t chunk_size, int64_t page_size) {
+std::tuple<at::Tensor, at::Tensor> chunk_cache_update(
+    const at::Tensor& selected_in, at::Tensor& cached, at::Tensor& counts, const at::Tensor& slot_in) {
   check_dims(kOp, "selected", selected_in, 3);
   const int64_t sequences = selected_in.size(0), kv_heads = selected_in.size(1), places = selected_in.size(2);
   const at::Tensor selected = int32_tensor(kOp, "selected", selected_in, {sequences, kv_heads, places});
   check_tensor(kOp, "cached", cached, at::kInt, {-1, kv_heads, places});
   TORCH_CHECK(cached.is_contiguous(), kOp, ": cached must be contiguous");
+  const int64_t num_slots = cached.size(0);
+  TORCH_CHECK(counts.scalar_type() == at::kLong, kOp, ": counts must be int64, not ", counts.scalar_type());
+  TORCH_CHECK(counts.sizes() == at::IntArrayRef({num_slots, kv_heads, 2}) && counts.is_contiguous(), kOp,
+              ": counts must be contiguous of shape ", at::IntArrayRef({num_slots, kv_heads, 2}), ", not ",
+              counts.sizes());
   const at::Tensor slot = int32_tensor(kOp, "slot", slot_in, {sequences});
-  const at::Tensor shadow_table = int32_tensor(kOp, "shadow_table", shadow_table_in, {sequences, -1});
-  const at::Tensor page_table = int32_tensor(kOp, "page_table", page_table_in, {sequences, -1});
-  TORCH_CHECK(chunk_size > 0, kOp, ": chunk_size must be positive, not ", chunk_size);
-  TORCH_CHECK(page_size > 0, kOp, ": page_size must be positive, not ", page_size);
-  const int32_t* slots = slot.const_data_ptr<int32_t>();
-  std::vector<int64_t> active;
-  std::vector<bool> taken(cached.size(0));
+  const int32_t *slots = slot.const_data_ptr<int32_t>(), *chosen = selected.const_data_ptr<int32_t>();
+  std::vector<bool> taken(num_slots);
+  std::vector<int64_t> num_chosen(sequences * kv_heads);
   for (int64_t s = 0; s < sequences; ++s) {
     if (slots[s] < 0) continue;
-    TORCH_CHECK(slots[s] < cached.size(0), kOp, ": slot holds ", slots[s], " but cached has ", cached.size(0));
+    TORCH_CHECK(slots[s] < num_slots, kOp, ": slot holds ", slots[s], " but cached has ", num_slots);
     TORCH_CHECK(!taken[slots[s]], kOp, ": slot holds ", slots[s], " twice");
     taken[slots[s]] = true;
-    active.push_back(s);
+    for (int64_t i = s * kv_heads; i < (s + 1) * kv_heads; ++i)
+      num_chosen[i] = check_selected(chosen + i * places, places);
   }
-  const int64_t tokens = places * chunk_size;
-  at::Tensor results[3];
-  for (at::Tensor& result : results) {
-    result = selected.new_empty({sequences * tokens, kv_heads});
-    std::fill_n(result.mutable_data_ptr<int32_t>(), result.numel(), -1);
-  }
-  const int64_t size = kv_heads * places, count = active.size();
-  const at::Tensor holding = selected.new_empty({count, size});
-  int32_t *held = cached.mutable_data_ptr<int32_t>(), *updated = holding.mutable_data_ptr<int32_t>();
-  dynamic_for(count, 1 + count * tokens * kv_heads / kTokensPerThread, [&](int64_t i) {
-    const int64_t s = active[i], begin = s * tokens * kv_heads;
-    const Update update{
-        .selected = selected.const_data_ptr<int32_t>() + s * size,
-        .held = held + slots[s] * size,
-        .holding = updated + i * size,
-        .rows = results[0].mutable_data_ptr<int32_t>() + begin,
-        .positions = results[1].mutable_data_ptr<int32_t>() + begin,
-        .targets = results[2].mutable_data_ptr<int32_t>() + begin,
-        .shadow = {"shadow_table", shadow_table.const_data_ptr<int32_t>() + s * shadow_table.size(1),
-                   shadow_table.size(1), page_size},
-        .cache = {"page_table", page_table.const_data_ptr<int32_t>() + s * page_table.size(1), page_table.size(1),
-                  page_size},
-        .kv_heads = kv_heads,
-        .places = places,
-        .chunk_size = chunk_size,
-    };
-    std::vector<uint8_t> mark(update.shadow.count * page_size / chunk_size);
-    for (int64_t head = 0; head < kv_heads; ++head) update_head(update, head, mark);
+  at::Tensor chunks = selected.new_empty(selected.sizes()), places_out = selected.new_empty(selected.sizes());
+  int32_t *chunk = chunks.mutable_data_ptr<int32_t>(), *place = places_out.mutable_data_ptr<int32_t>();
+  int32_t* held = cached.mutable_data_ptr<int32_t>();
+  int64_t* count = counts.mutable_data_ptr<int64_t>();
+  dynamic_for(sequences, 1 + sequences * kv_heads * places / kPlacesPerThread, [&](int64_t s) {
+    const int64_t begin = s * kv_heads;
+    if (slots[s] < 0) {
+      std::fill_n(chunk + begin * places, kv_heads * places, -1);
+      std::fill_n(place + begin * places, kv_heads * places, -1);
+      return;
+    }
+    std::vector<uint8_t> in_place(places);
+    std::vector<int32_t> free_places(places + 1);
+    for (int64_t head = 0; head < kv_heads; ++head) {
+      const int64_t i = begin + head, row = slots[s] * kv_heads + head;
+      update_head(chosen + i * places, num_chosen[i], held + row * places, count + row * 2, chunk + i * places,
+                  place + i * places, places, in_place.data(), free_places.data());
+    }
   });
-  for (int64_t i = 0; i < count; ++i) std::copy_n(updated + i * size, size, held + slots[active[i]] * size);
-  return {results[0], results[1], results[2]};
+  return {chunks, places_out};
 }
 
 }  // namespace kvforge

@@ -17,32 +17,30 @@ _STEP = tl.constexpr(16)  # selected chunks that are compared with all places at
 def chunk_cache_update_kernel(
     selected,
     cached,
+    counts,
     slot,
-    shadow_table,
-    page_table,
     num_sequences,
-    shadow_width,
-    page_width,
     cached_out,
-    rows,
-    positions,
-    targets,
+    counts_out,
+    chunks,
+    places,
     KV_HEADS: tl.constexpr,
     PLACES: tl.constexpr,
-    CHUNK_SIZE: tl.constexpr,
-    PAGE_SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     if cached is None:  # a graph of torch gives what is updated in place as the output alone
         cached = cached_out
+        counts = counts_out
     s = tl.program_id(0)
     head = tl.program_id(1)
     own = tl.load(slot + s)
     place = tl.arange(0, BLOCK)
     inside = place < PLACES
-    held_at = cached + (tl.maximum(own, 0).to(tl.int64) * KV_HEADS + head) * PLACES + place
+    row = tl.maximum(own, 0).to(tl.int64) * KV_HEADS + head
+    held_at = cached + row * PLACES + place
     held = tl.load(held_at, inside & (own >= 0), other=-1)
-    wanted_at = selected + (s.to(tl.int64) * KV_HEADS + head) * PLACES
+    first_place = (s.to(tl.int64) * KV_HEADS + head) * PLACES
+    wanted_at = selected + first_place
     step = tl.arange(0, _STEP)
     hits = tl.zeros([BLOCK], tl.int32)
     for first in tl.range(0, PLACES, _STEP):
@@ -53,6 +51,7 @@ def chunk_cache_update_kernel(
     free_rank = tl.cumsum(free.to(tl.int32), axis=0)
     brought = place * 0 - 1
     num_missed = own * 0
+    num_wanted = own * 0
     for first in tl.range(0, PLACES, _STEP):
         chunk = tl.load(wanted_at + first + step, (first + step < PLACES) & (own >= 0), other=-1)
         same = (held[:, None] == chunk[None, :]).to(tl.int32)
@@ -60,38 +59,42 @@ def chunk_cache_update_kernel(
         rank = num_missed + tl.cumsum(missed, axis=0)
         match = free[:, None] & (missed == 1)[None, :] & (free_rank[:, None] == rank[None, :])
         brought = tl.maximum(brought, tl.max(tl.where(match, chunk[None, :], -1), axis=1))
+        tl.store(chunks + first_place + rank - 1, chunk, missed == 1)
         num_missed += tl.sum(missed, axis=0)
+        num_wanted += tl.sum((chunk >= 0).to(tl.int32), axis=0)
     new = brought >= 0
     tl.store(held_at, brought, new)
-    for i in tl.range(0, CHUNK_SIZE):
-        position = brought * CHUNK_SIZE + i
-        index = place * CHUNK_SIZE + i
-        shadow_page = tl.load(shadow_table + s * shadow_width + position // PAGE_SIZE, new, other=0)
-        page = tl.load(page_table + s * page_width + index // PAGE_SIZE, new, other=0)
-        out = ((s.to(tl.int64) * PLACES + place) * CHUNK_SIZE + i) * KV_HEADS + head
-        tl.store(rows + out, tl.where(new, shadow_page * PAGE_SIZE + position % PAGE_SIZE, -1), inside)
-        tl.store(positions + out, tl.where(new, position, -1), inside)
-        tl.store(targets + out, tl.where(new, page * PAGE_SIZE + index % PAGE_SIZE, -1), inside)
+    tl.store(places + first_place + free_rank - 1, place, new)
+    behind = inside & (place >= num_missed)
+    tl.store(chunks + first_place + place, place * 0 - 1, behind)
+    tl.store(places + first_place + place, place * 0 - 1, behind)
+    if own >= 0:
+        total = counts + row * 2
+        tl.store(total, tl.load(total) + num_wanted)
+        tl.store(total + 1, tl.load(total + 1) + num_wanted - num_missed)
 
 
-def kernel_spec(kv_heads: int, places: int, chunk_size: int, page_size: int) -> KernelSpec:
+def kernel_spec(kv_heads: int, places: int) -> KernelSpec:
     """The kernel for so many places; all tensors are contiguous."""
-    names = ("selected", "cached", "slot", "shadow_table", "page_table")
     return KernelSpec(
         name="chunk_cache_update",
         function=chunk_cache_update_kernel,
-        inputs=tuple(Pointer(name, torch.int32) for name in names),
-        sizes=(
-            Size("num_sequences", "slot", 0),
-            Size("shadow_width", "shadow_table", 1),
-            Size("page_width", "page_table", 1),
+        inputs=(
+            Pointer("selected", torch.int32),
+            Pointer("cached", torch.int32),
+            Pointer("counts", torch.int64),
+            Pointer("slot", torch.int32),
         ),
-        outputs=tuple(Pointer(name, torch.int32) for name in ("cached_out", "rows", "positions", "targets")),
+        sizes=(Size("num_sequences", "slot", 0),),
+        outputs=(
+            Pointer("cached_out", torch.int32),
+            Pointer("counts_out", torch.int64),
+            Pointer("chunks", torch.int32),
+            Pointer("places", torch.int32),
+        ),
         constants=(
             ("KV_HEADS", kv_heads),
             ("PLACES", places),
-            ("CHUNK_SIZE", chunk_size),
-            ("PAGE_SIZE", page_size),
             ("BLOCK", triton.next_power_of_2(max(1, places))),
         ),
         grid=lambda sizes: (sizes["num_sequences"], kv_heads, 1),
@@ -100,32 +103,23 @@ def kernel_spec(kv_heads: int, places: int, chunk_size: int, page_size: int) -> 
 
 
 def launch(
-    selected: Tensor,
-    cached: Tensor,
-    slot: Tensor,
-    shadow_table: Tensor,
-    page_table: Tensor,
-    chunk_size: int,
-    page_size: int,
-    *,
-    wrap: Callable[[Any], Any] | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Same arguments and results as `plugins.chunk_cache_update`, on the GPU; `cached` is contiguous.
+    selected: Tensor, cached: Tensor, counts: Tensor, slot: Tensor, *, wrap: Callable[[Any], Any] | None = None
+) -> tuple[Tensor, Tensor]:
+    """Same arguments and results as `plugins.chunk_cache_update`, on the GPU; `cached` and `counts` are contiguous.
 
     wrap: as in `plugins.triton_kernel.run_kernel`. Values are not checked.
     """
-    sequences, kv_heads, places = selected.shape
-    rows, positions, targets = (selected.new_empty((sequences * places * chunk_size, kv_heads)) for _ in range(3))
+    _, kv_heads, num_places = selected.shape
+    chunks, places = torch.empty_like(selected), torch.empty_like(selected)
     tensors = {
         "selected": selected.contiguous(),
         "cached": cached,
+        "counts": counts,
         "slot": slot,
-        "shadow_table": shadow_table.contiguous(),
-        "page_table": page_table.contiguous(),
         "cached_out": cached,
-        "rows": rows,
-        "positions": positions,
-        "targets": targets,
+        "counts_out": counts,
+        "chunks": chunks,
+        "places": places,
     }
-    run_kernel(kernel_spec(kv_heads, places, chunk_size, page_size), tensors, wrap)
-    return rows, positions, targets
+    run_kernel(kernel_spec(kv_heads, num_places), tensors, wrap)
+    return chunks, places

@@ -24,32 +24,38 @@ struct Piece {
   int64_t sequence, head, begin, end;
 };
 
-auto kernel() -> decltype(&isa_portable::reconstruct_keys) {
-#if defined(__x86_64__)
-  switch (current_isa()) {
-    case Isa::avx512: return &isa_avx512::reconstruct_keys;
-    case Isa::avx2: return &isa_avx2::reconstruct_keys;
-    case Isa::portable: break;
-  }
-#endif
-  return &isa_portable::reconstruct_keys;
-}
-
 // How many there are.
-int64_t check_selections(const KeyReconstruct& args, int64_t count, int64_t num_rows, int64_t num_positions) {
+int64_t check_selections(const int32_t* rows, const int32_t* positions, int64_t count, int64_t num_rows,
+                         int64_t num_positions) {
   int64_t found = 0;
   for (int64_t i = 0; i < count; ++i) {
-    if (args.rows[i] < 0) continue;
-    TORCH_CHECK(args.rows[i] < num_rows, kOp, ": rows names row ", args.rows[i], " but u has ", num_rows);
+    if (rows[i] < 0) continue;
+    TORCH_CHECK(rows[i] < num_rows, kOp, ": rows names row ", rows[i], " but u has ", num_rows);
     TORCH_CHECK(
-        args.positions[i] >= 0 && args.positions[i] < num_positions, kOp, ": positions names position ",
-        args.positions[i], " but cos and sin have ", num_positions);
+        positions[i] >= 0 && positions[i] < num_positions, kOp, ": positions names position ", positions[i],
+        " but cos and sin have ", num_positions);
     ++found;
   }
   return found;
 }
 
 }  // namespace
+
+int64_t reconstruct_scratch(int64_t rank, int64_t head_dim) {
+  const int64_t padded = (head_dim + kReconstructColumns - 1) / kReconstructColumns * kReconstructColumns;
+  return (kReconstructBlock + rank + 1) * padded;
+}
+
+decltype(&isa_portable::rebuild_keys) key_kernel() {
+#if defined(__x86_64__)
+  switch (current_isa()) {
+    case Isa::avx512: return &isa_avx512::rebuild_keys;
+    case Isa::avx2: return &isa_avx2::rebuild_keys;
+    case Isa::portable: break;
+  }
+#endif
+  return &isa_portable::rebuild_keys;
+}
 
 at::Tensor low_rank_key_reconstruct(
     const at::Tensor& u_in, const at::Tensor& sv_in, const at::Tensor& selected_start_in, const at::Tensor& rows_in,
@@ -71,20 +77,8 @@ at::Tensor low_rank_key_reconstruct(
   const at::Tensor sin = float32_tensor(kOp, "sin", sin_in, {cos.size(0), head_dim / 2});
   const at::Tensor u = u_in.contiguous(), sv = sv_in.contiguous();
   at::Tensor out = u.new_empty({count, kv_heads, head_dim});
-  const KeyReconstruct args{
-      .u = u.const_data_ptr(),
-      .sv = sv.const_data_ptr(),
-      .bf16 = u.scalar_type() == at::kBFloat16,
-      .rows = rows.const_data_ptr<int32_t>(),
-      .positions = positions.const_data_ptr<int32_t>(),
-      .cos = cos.const_data_ptr<float>(),
-      .sin = sin.const_data_ptr<float>(),
-      .out = out.mutable_data_ptr(),
-      .kv_heads = kv_heads,
-      .rank = rank,
-      .head_dim = head_dim,
-  };
-  const int64_t found = check_selections(args, count * kv_heads, u.size(0), cos.size(0));
+  const int32_t *row = rows.const_data_ptr<int32_t>(), *position = positions.const_data_ptr<int32_t>();
+  const int64_t found = check_selections(row, position, count * kv_heads, u.size(0), cos.size(0));
   if (found == 0 || head_dim == 0) return out;
 
   std::vector<Piece> pieces;
@@ -94,13 +88,29 @@ at::Tensor low_rank_key_reconstruct(
     for (int64_t head = 0; head < kv_heads; ++head)
       for (int64_t begin = start[s]; begin < start[s + 1]; begin += piece_rows)
         pieces.push_back({s, head, begin, std::min<int64_t>(start[s + 1], begin + piece_rows)});
-  const int64_t padded = (head_dim + kReconstructColumns - 1) / kReconstructColumns * kReconstructColumns;
-  const auto reconstruct_keys = kernel();
+  const auto rebuild_keys = key_kernel();
+  const int64_t key_bytes = head_dim * out.element_size();
+  char* keys = static_cast<char*>(out.mutable_data_ptr());
   dynamic_for(pieces.size(), 1 + found * head_dim * rank / kProductsPerThread, [&](int64_t i) {
     thread_local Workspace workspace;
-    float* scratch = reinterpret_cast<float*>(workspace.get((kReconstructRows + rank) * padded * sizeof(float)));
+    thread_local std::vector<RebuiltKey> wanted;
     const Piece& piece = pieces[i];
-    reconstruct_keys(args, piece.sequence, piece.head, piece.begin, piece.end, scratch);
+    const KeyFactors factors{
+        .u = u.const_data_ptr(),
+        .sv = static_cast<const char*>(sv.const_data_ptr()) +
+            (piece.sequence * kv_heads + piece.head) * rank * key_bytes,
+        .bf16 = u.scalar_type() == at::kBFloat16,
+        .cos = cos.const_data_ptr<float>(),
+        .sin = sin.const_data_ptr<float>(),
+        .rank = rank,
+        .head_dim = head_dim,
+    };
+    wanted.clear();
+    for (int64_t index = piece.begin * kv_heads + piece.head; index < piece.end * kv_heads; index += kv_heads)
+      if (row[index] >= 0) wanted.push_back({row[index], position[index], keys + index * key_bytes, nullptr, nullptr});
+    float* scratch =
+        reinterpret_cast<float*>(workspace.get(reconstruct_scratch(rank, head_dim) * sizeof(float)));
+    rebuild_keys(factors, wanted.data(), wanted.size(), scratch);
   });
   return out;
 }

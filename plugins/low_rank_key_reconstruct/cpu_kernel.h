@@ -1,41 +1,46 @@
-// What the operator hands to the kernel that reconstructs keys; it is compiled once per instruction set.
+// What operators hand to the kernel that rebuilds keys; it is compiled once per instruction set.
 #pragma once
 
 #include <cstdint>
 
 namespace kvforge {
 
-struct KeyReconstruct {
+// The factors of one KV head of one sequence.
+struct KeyFactors {
   const void* u;   // [num_rows, rank], contiguous
-  const void* sv;  // [sequences, kv_heads, rank, head_dim], contiguous
-  bool bf16;       // dtype of u, sv and out; else float32
-  const int32_t* rows;       // [N, kv_heads], checked, negative = nothing
-  const int32_t* positions;  // [N, kv_heads], checked where rows are not negative
-  const float* cos;          // [num_positions, head_dim / 2], contiguous
+  const void* sv;  // [rank, head_dim], contiguous
+  bool bf16;       // dtype of u, sv, keys and values; else float32
+  const float* cos;  // [num_positions, head_dim / 2], contiguous
   const float* sin;
-  void* out;  // [N, kv_heads, head_dim], contiguous; not written where rows are negative
-  int64_t kv_heads, rank, head_dim;
+  int64_t rank, head_dim;
 };
 
-constexpr int64_t kReconstructRows = 6;     // multiplied together
+// One key to rebuild; row and position are checked. Where there is a value [head_dim], it is copied as well.
+struct RebuiltKey {
+  int64_t row, position;
+  void* key;  // [head_dim]
+  const void* value;
+  void* value_target;
+};
+
+constexpr int64_t kReconstructBlock = 24;    // keys that are multiplied, then rotated
 constexpr int64_t kReconstructColumns = 16;  // head_dim is padded to a multiple of it in scratch
 
-// Selections [begin, end) of one sequence, of one KV head; scratch holds (kReconstructRows + rank) * the padded
-// head_dim floats.
+// Floats of scratch that rebuilding takes.
+int64_t reconstruct_scratch(int64_t rank, int64_t head_dim);
 
-namespace isa_portable {
-void reconstruct_keys(const KeyReconstruct& args, int64_t sequence, int64_t head, int64_t begin, int64_t end,
-                      float* scratch);
-}
+#define KVFORGE_DECLARE(isa)                                                                            \
+  namespace isa {                                                                                       \
+  void rebuild_keys(const KeyFactors& factors, const RebuiltKey* keys, int64_t count, float* scratch);  \
+  }
+KVFORGE_DECLARE(isa_portable)
 #if defined(__x86_64__)
-namespace isa_avx2 {
-void reconstruct_keys(const KeyReconstruct& args, int64_t sequence, int64_t head, int64_t begin, int64_t end,
-                      float* scratch);
-}
-namespace isa_avx512 {
-void reconstruct_keys(const KeyReconstruct& args, int64_t sequence, int64_t head, int64_t begin, int64_t end,
-                      float* scratch);
-}
+KVFORGE_DECLARE(isa_avx2)
+KVFORGE_DECLARE(isa_avx512)
 #endif
+#undef KVFORGE_DECLARE
+
+// The one for this processor.
+decltype(&isa_portable::rebuild_keys) key_kernel();
 
 }  // namespace kvforge

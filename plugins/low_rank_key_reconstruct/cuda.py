@@ -1,4 +1,5 @@
-"""LowRankKeyReconstruct in Triton: one program per tile of selections and KV head."""
+"""LowRankKeyReconstruct in Triton: one program per tile of selections and KV head. `selected_kv_write` rebuilds its
+keys with the same function."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +14,40 @@ from plugins.triton_kernel import KernelSpec, Pointer, Size, run_kernel
 from plugins.triton_search import find_sequence, num_tiles
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+@triton.jit
+def rebuilt_halves(
+    u_row,
+    factor,
+    found,
+    position,
+    cos,
+    sin,
+    RANK: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_RANK: tl.constexpr,
+    HALF_BLOCK: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Both halves of TILE rotated keys, float32: pointers to rows of u, to one head's sv; 0 where not found."""
+    HALF: tl.constexpr = HEAD_DIM // 2
+    column = tl.arange(0, HALF_BLOCK)
+    inner = tl.arange(0, BLOCK_RANK)
+    low = tl.zeros([TILE, HALF_BLOCK], tl.float32)
+    high = tl.zeros([TILE, HALF_BLOCK], tl.float32)
+    for r in tl.range(0, RANK, BLOCK_RANK):
+        k = r + inner
+        left = tl.load(u_row[:, None] + k[None, :], found[:, None] & (k < RANK)[None, :], other=0.0)
+        mask = (k < RANK)[:, None] & (column < HALF)[None, :]
+        place = factor + k[:, None] * HEAD_DIM + column[None, :]
+        low = tl.dot(left, tl.load(place, mask, other=0.0), low, input_precision="ieee")
+        high = tl.dot(left, tl.load(place + HALF, mask, other=0.0), high, input_precision="ieee")
+    angle = position.to(tl.int64)[:, None] * HALF + column[None, :]
+    mask = found[:, None] & (column < HALF)[None, :]
+    c = tl.load(cos + angle, mask, other=0.0)
+    d = tl.load(sin + angle, mask, other=0.0)
+    return low * c - high * d, high * c + low * d
 
 
 @triton.jit
@@ -40,43 +75,41 @@ def low_rank_key_reconstruct_kernel(
     s = find_sequence(selected_start, num_sequences, tile, TILE)
     begin = tl.load(selected_start + s)
     end = tl.load(selected_start + s + 1)
-    first = begin + (tile - begin // TILE - s) * TILE
-    if first >= end:
+    begin += (tile - begin // TILE - s) * TILE
+    if begin >= end:
         return
-    selected = first + tl.arange(0, TILE)
+    selected = begin + tl.arange(0, TILE)
     present = selected < end
     row = tl.load(rows + selected * KV_HEADS + head, present, other=-1)
     found = row >= 0
-    position = tl.load(positions + selected * KV_HEADS + head, found, other=0).to(tl.int64)
-    column = tl.arange(0, HALF_BLOCK)
-    inner = tl.arange(0, BLOCK_RANK)
-    u_row = u + row.to(tl.int64)[:, None] * RANK
+    position = tl.load(positions + selected * KV_HEADS + head, found, other=0)
+    u_row = u + row.to(tl.int64) * RANK
     factor = sv + (s.to(tl.int64) * KV_HEADS + head) * (RANK * HEAD_DIM)
-    low = tl.zeros([TILE, HALF_BLOCK], tl.float32)
-    high = tl.zeros([TILE, HALF_BLOCK], tl.float32)
-    for r in tl.range(0, RANK, BLOCK_RANK):
-        k = r + inner
-        left = tl.load(u_row + k[None, :], found[:, None] & (k < RANK)[None, :], other=0.0)
-        mask = (k < RANK)[:, None] & (column < HALF)[None, :]
-        place = factor + k[:, None] * HEAD_DIM + column[None, :]
-        low = tl.dot(left, tl.load(place, mask, other=0.0), low, input_precision="ieee")
-        high = tl.dot(left, tl.load(place + HALF, mask, other=0.0), high, input_precision="ieee")
-    angle = position[:, None] * HALF + column[None, :]
-    mask = found[:, None] & (column < HALF)[None, :]
-    c = tl.load(cos + angle, mask, other=0.0)
-    d = tl.load(sin + angle, mask, other=0.0)
+    first, second = rebuilt_halves(
+        u_row, factor, found, position, cos, sin, RANK, HEAD_DIM, BLOCK_RANK, HALF_BLOCK, TILE
+    )
+    column = tl.arange(0, HALF_BLOCK)
     target = out + (selected.to(tl.int64) * KV_HEADS + head)[:, None] * HEAD_DIM + column[None, :]
     mask = present[:, None] & (column < HALF)[None, :]
-    tl.store(target, (low * c - high * d).to(out.dtype.element_ty), mask)
-    tl.store(target + HALF, (high * c + low * d).to(out.dtype.element_ty), mask)
+    tl.store(target, first.to(out.dtype.element_ty), mask)
+    tl.store(target + HALF, second.to(out.dtype.element_ty), mask)
+
+
+def blocks(dtype: torch.dtype, head_dim: int) -> dict[str, int]:
+    """The constants BLOCK_RANK, HALF_BLOCK and TILE. Raises PluginError for another dtype than the three."""
+    if dtype not in _DTYPES:
+        raise PluginError(f"u must be float32, float16 or bfloat16, not {dtype}.")
+    half_block = max(16, triton.next_power_of_2(head_dim // 2))
+    return {
+        "BLOCK_RANK": 16 if dtype == torch.float32 else 32,
+        "HALF_BLOCK": half_block,
+        "TILE": 32 if dtype == torch.float32 or half_block > 128 else 64,
+    }
 
 
 def kernel_spec(dtype: torch.dtype, kv_heads: int, rank: int, head_dim: int) -> KernelSpec:
     """The kernel for u and sv of `dtype`; all tensors are contiguous. Raises PluginError for another dtype."""
-    if dtype not in _DTYPES:
-        raise PluginError(f"u must be float32, float16 or bfloat16, not {dtype}.")
-    half_block = max(16, triton.next_power_of_2(head_dim // 2))
-    tile = 32 if dtype == torch.float32 or half_block > 128 else 64
+    constants = blocks(dtype, head_dim)
     return KernelSpec(
         name="low_rank_key_reconstruct",
         function=low_rank_key_reconstruct_kernel,
@@ -95,11 +128,9 @@ def kernel_spec(dtype: torch.dtype, kv_heads: int, rank: int, head_dim: int) -> 
             ("KV_HEADS", kv_heads),
             ("RANK", rank),
             ("HEAD_DIM", head_dim),
-            ("BLOCK_RANK", 16 if dtype == torch.float32 else 32),
-            ("HALF_BLOCK", half_block),
-            ("TILE", tile),
+            *constants.items(),
         ),
-        grid=lambda sizes: (num_tiles(sizes["num_selected"], sizes["num_sequences"], tile), kv_heads, 1),
+        grid=lambda sizes: (num_tiles(sizes["num_selected"], sizes["num_sequences"], constants["TILE"]), kv_heads, 1),
         num_warps=4,
     )
 

@@ -38,12 +38,12 @@ at::Tensor landmark_select(
     const at::Tensor& table, const at::Tensor& num_chunks, const at::Tensor& num_selected, double scale,
     int64_t max_selected);
 
-std::tuple<at::Tensor, at::Tensor, at::Tensor> chunk_cache_update(
-    const at::Tensor& selected, at::Tensor& cached, const at::Tensor& slot, const at::Tensor& shadow_table,
-    const at::Tensor& page_table, int64_t chunk_size, int64_t page_size);
+std::tuple<at::Tensor, at::Tensor> chunk_cache_update(
+    const at::Tensor& selected, at::Tensor& cached, at::Tensor& counts, const at::Tensor& slot);
 
 void selected_kv_write(
-    const at::Tensor& keys, const at::Tensor& host_v, const at::Tensor& rows, const at::Tensor& targets,
-    at::Tensor& k_pool, at::Tensor& v_pool);
+    const at::Tensor& u, const at::Tensor& sv, const at::Tensor& host_v, const at::Tensor& slot,
+    const at::Tensor& chunks, const at::Tensor& places, const at::Tensor& shadow_table, const at::Tensor& page_table,
+    const at::Tensor& cos, const at::Tensor& sin, int64_t chunk_size, at::Tensor& k_pool, at::Tensor& v_pool);
 
 }  // namespace kvforge

@@ -1,4 +1,4 @@
-"""SelectedKvWrite in Triton: one program per token, all its heads."""
+"""SelectedKvWrite in Triton: one program per sequence, KV head and tile; those behind the last chunk return."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,79 +9,138 @@ import triton.language as tl
 from torch import Tensor
 
 from plugins.errors import PluginError
+from plugins.low_rank_key_reconstruct.cuda import blocks, rebuilt_halves
 from plugins.triton_kernel import KernelSpec, Pointer, Size, run_kernel
+
+_INT32 = ("slot", "chunks", "places", "shadow_table", "page_table")
+_INPUTS = ("u", "sv", "host_v", *_INT32, "cos", "sin", "k_pool", "v_pool")
 
 
 @triton.jit
 def selected_kv_write_kernel(
-    keys,
+    u,
+    sv,
     host_v,
-    rows,
-    targets,
+    slot,
+    chunks,
+    places,
+    shadow_table,
+    page_table,
+    cos,
+    sin,
     k_pool,
     v_pool,
-    num_tokens,
+    num_sequences,
+    shadow_width,
+    page_width,
     k_pool_out,
     v_pool_out,
     K_PAGE: tl.constexpr,
     V_PAGE: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
+    CHUNK_SIZE: tl.constexpr,
+    PLACES: tl.constexpr,
     KV_HEADS: tl.constexpr,
+    RANK: tl.constexpr,
     HEAD_DIM: tl.constexpr,
-    HEADS_BLOCK: tl.constexpr,
-    DIM_BLOCK: tl.constexpr,
+    BLOCK_RANK: tl.constexpr,
+    HALF_BLOCK: tl.constexpr,
+    TILE: tl.constexpr,
 ):
     if k_pool is None:  # a graph of torch gives what is updated in place as the output alone
         k_pool = k_pool_out
         v_pool = v_pool_out
-    token = tl.program_id(0).to(tl.int64)
-    head = tl.arange(0, HEADS_BLOCK)
-    target = tl.load(targets + token * KV_HEADS + head, head < KV_HEADS, other=-1)
-    if tl.max(target, axis=0) < 0:
+    HALF: tl.constexpr = HEAD_DIM // 2
+    begin = tl.program_id(0) * TILE
+    head = tl.program_id(1)
+    s = tl.program_id(2)
+    own = tl.load(slot + s).to(tl.int64)
+    list_start = (s.to(tl.int64) * KV_HEADS + head) * PLACES
+    if (own < 0) | (tl.load(chunks + list_start + begin // CHUNK_SIZE) < 0):
         return
-    present = target >= 0
-    row = tl.load(rows + token * KV_HEADS + head, present, other=0).to(tl.int64)
-    column = tl.arange(0, DIM_BLOCK)
-    mask = present[:, None] & (column < HEAD_DIM)[None, :]
-    element = head[:, None] * HEAD_DIM + column[None, :]
-    key = tl.load(keys + token * (KV_HEADS * HEAD_DIM) + element, mask)
-    value = tl.load(host_v + row[:, None] * (KV_HEADS * HEAD_DIM) + element, mask)
-    page = (target // PAGE_SIZE).to(tl.int64)[:, None]
-    element += (target % PAGE_SIZE)[:, None] * (KV_HEADS * HEAD_DIM)
-    tl.store(k_pool + page * K_PAGE + element, key, mask)
-    tl.store(v_pool + page * V_PAGE + element, value, mask)
+    token = begin + tl.arange(0, TILE)
+    index = token // CHUNK_SIZE
+    inside = token % CHUNK_SIZE
+    chunk = tl.load(chunks + list_start + index, index < PLACES, other=-1)
+    found = chunk >= 0
+    position = tl.where(found, chunk * CHUNK_SIZE + inside, 0)
+    place = tl.load(places + list_start + index, found, other=0) * CHUNK_SIZE + inside
+    shadow_page = tl.load(shadow_table + s.to(tl.int64) * shadow_width + position // PAGE_SIZE, found, other=0)
+    page = tl.load(page_table + s.to(tl.int64) * page_width + place // PAGE_SIZE, found, other=0).to(tl.int64)
+    row = shadow_page.to(tl.int64) * PAGE_SIZE + position % PAGE_SIZE
+    column = tl.arange(0, HALF_BLOCK)
+    mask = found[:, None] & (column < HALF)[None, :]
+    # Values may be in the host's memory: they are on their way while keys are rebuilt.
+    source = host_v + (row * KV_HEADS + head)[:, None] * HEAD_DIM + column[None, :]
+    low_value = tl.load(source, mask)
+    high_value = tl.load(source + HALF, mask)
+    factor = sv + (own * KV_HEADS + head) * (RANK * HEAD_DIM)
+    low, high = rebuilt_halves(
+        u + row * RANK, factor, found, position, cos, sin, RANK, HEAD_DIM, BLOCK_RANK, HALF_BLOCK, TILE
+    )
+    element = ((place % PAGE_SIZE) * KV_HEADS + head)[:, None] * HEAD_DIM + column[None, :]
+    key = k_pool + page[:, None] * K_PAGE + element
+    value = v_pool + page[:, None] * V_PAGE + element
+    tl.store(key, low.to(k_pool.dtype.element_ty), mask)
+    tl.store(key + HALF, high.to(k_pool.dtype.element_ty), mask)
+    tl.store(value, low_value, mask)
+    tl.store(value + HALF, high_value, mask)
 
 
 def kernel_spec(
-    dtype: torch.dtype, page_size: int, kv_heads: int, head_dim: int, k_page: int = 0, v_page: int = 0
+    dtype: torch.dtype,
+    page_size: int,
+    chunk_size: int,
+    places: int,
+    kv_heads: int,
+    rank: int,
+    head_dim: int,
+    k_page: int = 0,
+    v_page: int = 0,
 ) -> KernelSpec:
-    """The kernel for tensors of `dtype`; k_page, v_page: elements from page to page (default: contiguous)."""
-    names = ("keys", "host_v", "rows", "targets", "k_pool", "v_pool")
+    """The kernel for tensors of `dtype`, of which the pools have k_page and v_page elements from page to page
+    (default: contiguous) and all others are contiguous. Raises PluginError for another dtype than the three."""
+    types = {name: torch.int32 for name in _INT32} | {"cos": torch.float32, "sin": torch.float32}
+    constants = blocks(dtype, head_dim)
+    tiles = -(-places * chunk_size // constants["TILE"])
     return KernelSpec(
         name="selected_kv_write",
         function=selected_kv_write_kernel,
-        inputs=tuple(Pointer(name, torch.int32 if name in ("rows", "targets") else dtype) for name in names),
-        sizes=(Size("num_tokens", "targets", 0),),
+        inputs=tuple(Pointer(name, types.get(name, dtype)) for name in _INPUTS),
+        sizes=(
+            Size("num_sequences", "slot", 0),
+            Size("shadow_width", "shadow_table", 1),
+            Size("page_width", "page_table", 1),
+        ),
         outputs=(Pointer("k_pool_out", dtype), Pointer("v_pool_out", dtype)),
         constants=(
             ("K_PAGE", k_page or page_size * kv_heads * head_dim),
             ("V_PAGE", v_page or page_size * kv_heads * head_dim),
             ("PAGE_SIZE", page_size),
+            ("CHUNK_SIZE", chunk_size),
+            ("PLACES", places),
             ("KV_HEADS", kv_heads),
+            ("RANK", rank),
             ("HEAD_DIM", head_dim),
-            ("HEADS_BLOCK", triton.next_power_of_2(kv_heads)),
-            ("DIM_BLOCK", triton.next_power_of_2(head_dim)),
+            *constants.items(),
         ),
-        grid=lambda sizes: (sizes["num_tokens"], 1, 1),
+        grid=lambda sizes: (tiles, kv_heads, sizes["num_sequences"]),
         num_warps=4,
     )
 
 
 def launch(
-    keys: Tensor,
+    u: Tensor,
+    sv: Tensor,
     host_v: Tensor,
-    rows: Tensor,
-    targets: Tensor,
+    slot: Tensor,
+    chunks: Tensor,
+    places: Tensor,
+    shadow_table: Tensor,
+    page_table: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    chunk_size: int,
     k_pool: Tensor,
     v_pool: Tensor,
     *,
@@ -98,15 +157,8 @@ def launch(
             raise PluginError(f"Each page of {name} must be contiguous; allocate the pools as the runtime does.")
     if not host_v.is_contiguous():
         raise PluginError("host_v must be contiguous; allocate it as the runtime does.")
-    tensors = {
-        "keys": keys.contiguous(),
-        "host_v": host_v,
-        "rows": rows.contiguous(),
-        "targets": targets.contiguous(),
-        "k_pool": k_pool,
-        "v_pool": v_pool,
-        "k_pool_out": k_pool,
-        "v_pool_out": v_pool,
-    }
-    spec = kernel_spec(keys.dtype, page_size, kv_heads, head_dim, k_pool.stride(0), v_pool.stride(0))
-    run_kernel(spec, tensors, wrap)
+    given = (u, sv, host_v, slot, chunks, places, shadow_table, page_table, cos, sin)
+    tensors = dict(zip(_INPUTS, (tensor.contiguous() for tensor in given), strict=False))
+    tensors |= {"k_pool": k_pool, "v_pool": v_pool, "k_pool_out": k_pool, "v_pool_out": v_pool}
+    shape = (page_size, chunk_size, chunks.shape[2], kv_heads, u.shape[2], head_dim)
+    run_kernel(kernel_spec(k_pool.dtype, *shape, k_pool.stride(0), v_pool.stride(0)), tensors, wrap)

@@ -5,7 +5,7 @@ import random
 import torch
 
 from kvforge.kv_policies import ShadowKV
-from kvforge.runtime.pools import shadow_specs
+from kvforge.runtime.pools import COUNTS, shadow_specs
 from tests.support.fake_session import POISON, FakeSession
 
 POLICY = ShadowKV(rank=2, chunk_size=2, sparse_budget=4, num_outlier_chunks=1, num_local_tokens=2)
@@ -29,13 +29,15 @@ class FakeShadowSession(FakeSession):
         specs = shadow_specs(self.manifest, POLICY, shadow_pages, num_slots)
         super().allocate_pools(num_pages)
         self.pools = [(*kv, *(torch.full(shape, 99, dtype=dtype) for shape, dtype in specs)) for kv in self.pools]
+        for pool in self.pools:
+            pool[COUNTS].zero_()
         return self.pools
 
     def poison_shadow_pages(self, pages, slots):
         if self._poisoned == (pages, slots):
             return
         self._poisoned = list(pages), list(slots)
-        for _, _, u, landmarks, is_outlier, sv, cached, host_v in self.pools:
+        for _, _, u, landmarks, is_outlier, sv, cached, _, host_v in self.pools:
             for tensor in (u, landmarks, host_v):
                 tensor[pages] = POISON
             is_outlier[pages], sv[slots], cached[slots] = 7, POISON, 99
@@ -66,7 +68,7 @@ class FakeShadowSession(FakeSession):
         """The prompt's chunks of one owner as factors, landmarks and host have them: K, V [m, 2, 2] and marks [m]."""
         slot, table, num_chunks, _ = shadow
         pages, count = table[s].long(), int(num_chunks[s])
-        _, _, u, landmarks, is_outlier, sv, _, host_v = pool
+        _, _, u, landmarks, is_outlier, sv, _, _, host_v = pool
         keys = (u[pages].reshape(-1, 2)[: 2 * count] @ sv[slot[s], 0]).round().view(count, 2, 2)
         means = landmarks[pages].reshape(-1, 2)[:count]
         assert torch.equal(means, keys.mean(1)), "landmarks of another sequence"
@@ -84,6 +86,7 @@ class FakeShadowSession(FakeSession):
         choice = sorted(self._random.sample(marks.eq(0).nonzero().flatten().tolist(), places))
         free = [place for place in range(places) if int(cached[place]) not in choice]
         page_size = self.manifest.page_size
+        pool[COUNTS][slot, 0] += torch.tensor([places, places - len(free)])
         for place, chunk in zip(free, sorted(set(choice) - set(cached.tolist())), strict=True):
             cached[place] = chunk
             for i in range(2):

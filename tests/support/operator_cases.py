@@ -54,7 +54,12 @@ def difference(name: str, args: tuple, got: list[Tensor], want: list[Tensor]) ->
         got, want = [got[0][selected]], [want[0][selected]]
     if name == "landmark_select":
         return _chunks_differ(args, got[0], want[0])
-    if name in ("rope_paged_kv_write", "chunk_cache_update", "selected_kv_write"):
+    if name == "selected_kv_write":  # keys are computed, values copied, and all else is left alone
+        before = args[-2]
+        left = (want[0] == before).all(-1)
+        wrong = _bits_differ(got[0][left], before[left]) or _bits_differ(got[1], want[1])
+        return wrong or _values_differ(got[0], want[0])
+    if name in ("rope_paged_kv_write", "chunk_cache_update"):
         return next((wrong for pair in zip(got, want, strict=True) if (wrong := _bits_differ(*pair))), None)
     if name == "speculative_verify":
         return _tokens_differ(args, got, want)
@@ -78,7 +83,7 @@ def _chunks_differ(args: tuple, got: Tensor, want: Tensor) -> str | None:
 
 
 def _bits_differ(got: Tensor, want: Tensor) -> str | None:
-    bits = {1: torch.int8, 2: torch.int16, 4: torch.int32}[got.element_size()]
+    bits = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[got.element_size()]
     same = (got.view(bits) == want.view(bits)) | (got.float().isnan() & want.float().isnan())
     return None if same.all() else f"{got[~same][:3].tolist()} instead of {want[~same][:3].tolist()} in {got.dtype}"
 

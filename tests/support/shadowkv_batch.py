@@ -52,6 +52,7 @@ class Batch:
             torch.full(chunks, 1, dtype=torch.uint8),
             torch.full((len(streams) + 1, kv_heads, policy.rank, self.dim), NAN),
             torch.full((len(streams) + 1, kv_heads, policy.max_selected), 3, dtype=torch.int32),
+            torch.zeros(len(streams) + 1, kv_heads, 2, dtype=torch.int64),
             torch.full(paged, NAN),
         )
         frequencies = RopeConfig().inverse_frequencies(self.dim)

@@ -62,8 +62,8 @@ def kernel_specs(capability: int, full: bool) -> Iterator[KernelSpec]:
         yield verify.kernel_spec(vocab)
     for dtype in (FP32, FP16, BF16) if full else (BF16,):
         yield select.scores_spec(dtype, 8, 8, 32, 128, 0.1)
-        yield selected_write.kernel_spec(dtype, 64, 8, 128)
+        yield selected_write.kernel_spec(dtype, 64, 8, 256, 8, 160, 128)
     for heads, max_selected in ((32, 256), (8, 64), (64, 1)) if full else ((32, 256),):
         yield select.choose_spec(8, heads, max_selected)
     for places in (256, 32, 5) if full else (256,):
-        yield chunk_cache.kernel_spec(8, places, 8, 64)
+        yield chunk_cache.kernel_spec(8, places)

@@ -24,16 +24,17 @@ def factor_prompt(
 ) -> None:
     """Write what ShadowKV keeps of a prompt (arXiv 2410.21465, section 4.1), from its K,V in ``prompt_pages``.
 
-    ``pool`` is (k_pool, v_pool, u, landmarks, is_outlier, sv, cached, host_v) of one owner; pages are int64 on its
-    device, ``rope`` is (cos, sin), each ``[positions, head_dim / 2]`` float32. With K the keys before RoPE of all heads
-    side by side, and V_r the ``rank`` leading eigenvectors of KᵀK: u = K V_r and sv = V_rᵀ, which is the truncated
-    SVD of K. A landmark is the mean of a chunk's rotated keys; of each head, the chunks with the smallest cosine
-    between it and any of their keys are outliers, ties to the lower chunk. Outliers and the tail go behind the places
-    of selected chunks in ``compact_pages``, which may be pages of the prompt: they are written last.
+    ``pool`` is (k_pool, v_pool, u, landmarks, is_outlier, sv, cached, counts, host_v) of one owner; pages are int64
+    on its device, ``rope`` is (cos, sin), each ``[positions, head_dim / 2]`` float32. With K the keys before RoPE
+    of all heads side by side, and V_r the ``rank`` leading eigenvectors of KᵀK: u = K V_r and sv = V_rᵀ, which is
+    the truncated SVD of K. A landmark is the mean of a chunk's rotated keys; of each head, the chunks with the
+    smallest cosine between it and any of their keys are outliers, ties to the lower chunk. Outliers and the tail go
+    behind the places of selected chunks in ``compact_pages``, which may be pages of the prompt: they are written
+    last.
 
     Also resets the slot's places to empty. The result depends on nothing but K, V and the policy.
     """
-    k_pool, v_pool, u, landmarks, is_outlier, sv, cached, host_v = pool
+    k_pool, v_pool, u, landmarks, is_outlier, sv, cached, _, host_v = pool
     page_size, chunk = k_pool.shape[1], policy.chunk_size
     num_chunks = policy.num_chunks(num_tokens)
 

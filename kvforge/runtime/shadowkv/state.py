@@ -5,7 +5,7 @@ import torch
 from kvforge.errors import EngineError
 from kvforge.kv_policies import ShadowKV
 from kvforge.runtime.config import RuntimeConfig
-from kvforge.runtime.pools import Pools
+from kvforge.runtime.pools import COUNTS, Pools
 from kvforge.runtime.session import Session
 from kvforge.runtime.shadowkv.factor import factor_prompt
 from kvforge.runtime.shadowkv.factoring import Factoring
@@ -26,6 +26,13 @@ class ShadowState:
                 f"the engine's table has {len(self._rope[0])} positions, but sequences may have {config.max_seq_len} "
                 "tokens; rebuild it with kvforge build."
             )
+
+    @torch.inference_mode()
+    def chunk_counts(self) -> tuple[int, int]:
+        """Return how many chunks all heads of all layers have selected so far, and how many of them were in place.
+        Waits for the device: not for every step."""
+        selected, reused = torch.stack([pool[COUNTS].sum((0, 1)) for pool in self._pools]).sum(0).tolist()
+        return selected, reused
 
     @torch.inference_mode()
     def factor(self, factorings: list[Factoring]) -> None:

@@ -60,7 +60,6 @@ def test_packages_hold_triton_kernels_and_no_operator(graphs: dict[str, Any]) ->
         "landmark_select_scores",
         "landmark_select_choose",
         "chunk_cache_update",
-        "low_rank_key_reconstruct",
         "selected_kv_write",
     ]
     assert names(graphs["upper:shadowkv"]) == [*selection, *attention] * 2
@@ -76,8 +75,7 @@ def test_grids_follow_the_step(graphs: dict[str, Any]) -> None:
         ("upper:shadowkv", "landmark_select_scores_kernel"): {"shadow_1[1]", "shadow_2[0]"},
         ("upper:shadowkv", "landmark_select_choose_kernel"): {"shadow_2[0]"},
         ("upper:shadowkv", "chunk_cache_update_kernel"): {"shadow_0[0]"},
-        ("upper:shadowkv", "low_rank_key_reconstruct_kernel"): {"shadow_2[0]"},
-        ("upper:shadowkv", "selected_kv_write_kernel"): {"shadow_2[0]"},
+        ("upper:shadowkv", "selected_kv_write_kernel"): {"shadow_0[0]"},
         ("upper:shadowkv", "paged_attention_partial_kernel"): {"kv_length[0]"},
         ("upper:shadowkv", "paged_attention_combine_kernel"): {"survivor_index[0]", "kv_length[0]"},
         ("upper:fp8", "paged_attention_partial_kernel"): {"kv_length[0]"},

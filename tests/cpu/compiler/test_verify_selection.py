@@ -61,7 +61,7 @@ def test_each_layer_selects_for_itself(
 ) -> None:
     for graph, num_layers in ((lower, 1), (upper, 3)):
         verify(graph, config, options)
-        assert [len(nodes(graph, name.split("::")[1])) for name in SELECTION] == [num_layers] * 4
+        assert [len(nodes(graph, name.split("::")[1])) for name in SELECTION] == [num_layers] * 3
     assert {name for name in lower.program.state_dict if "rope" in name} == {"rope_cos", "rope_sin"}
     assert lower.program.state_dict["rope_cos"].shape == (64, 4)
 
@@ -90,11 +90,11 @@ def another_owners_landmarks(graph: ExportedGraph) -> None:
 
 def another_owners_values(graph: ExportedGraph) -> None:
     first, last = nodes(graph, "selected_kv_write")[0], nodes(graph, "selected_kv_write")[-1]
-    last.args = (last.args[0], first.args[1], *last.args[2:])
+    last.args = (*last.args[:2], first.args[2], *last.args[3:])
 
 
 def another_owners_factors(graph: ExportedGraph) -> None:
-    first, last = nodes(graph, "low_rank_key_reconstruct")[0], nodes(graph, "low_rank_key_reconstruct")[-1]
+    first, last = nodes(graph, "selected_kv_write")[0], nodes(graph, "selected_kv_write")[-1]
     last.args = (first.args[0], *last.args[1:])
 
 
@@ -108,9 +108,14 @@ def the_last_layers_queries(graph: ExportedGraph) -> None:
     second.args = (first.args[0], *second.args[1:])
 
 
-def rows_for_targets(graph: ExportedGraph) -> None:
+def chunks_for_places(graph: ExportedGraph) -> None:
     write = nodes(graph, "selected_kv_write")[0]
-    write.args = (*write.args[:3], write.args[2], *write.args[4:])
+    write.args = (*write.args[:5], write.args[4], *write.args[6:])
+
+
+def the_cache_for_the_prompt(graph: ExportedGraph) -> None:
+    write = nodes(graph, "selected_kv_write")[0]
+    write.args = (*write.args[:6], write.args[7], *write.args[7:])
 
 
 @pytest.mark.parametrize(
@@ -123,7 +128,8 @@ def rows_for_targets(graph: ExportedGraph) -> None:
         (another_owners_factors, "does not take u of the owner"),
         (the_last_layers_choice, "takes another selected than the layer's own"),
         (the_last_layers_queries, "takes another q than the layer's own"),
-        (rows_for_targets, "takes other targets than chunk_cache_update gives"),
+        (chunks_for_places, "takes other places than chunk_cache_update gives"),
+        (the_cache_for_the_prompt, "takes another shadow_table than the layer's own"),
     ],
 )
 def test_a_damaged_graph_is_refused(

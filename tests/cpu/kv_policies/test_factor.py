@@ -27,6 +27,7 @@ def random_pool(policy, num_tokens, heads, dim, page_size, dtype, rng):
         torch.full(chunks, 9, dtype=torch.uint8),
         torch.full((3, heads, policy.rank, dim), float("nan"), dtype=dtype),
         torch.zeros(3, heads, policy.max_selected, dtype=torch.int32),
+        torch.zeros(3, heads, 2, dtype=torch.int64),
         torch.full(paged, float("nan"), dtype=dtype),
     )
     return pool, pages, shadow_pages, compact_pages
@@ -50,7 +51,7 @@ def test_against_the_reference(case, monkeypatch):
     dtype = rng.choice([torch.float32, torch.float32, torch.bfloat16])
     monkeypatch.setattr(factor, "BLOCK_TOKENS", rng.choice([1, 16, 2048]))
     pool, pages, shadow_pages, compact_pages = random_pool(policy, num_tokens, heads, dim, page_size, dtype, rng)
-    k_pool, v_pool, u, landmarks, is_outlier, sv, cached, host_v = pool
+    k_pool, v_pool, u, landmarks, is_outlier, sv, cached, counts, host_v = pool
     rotated, values = (x[pages].flatten(0, 1)[:num_tokens].clone() for x in (k_pool, v_pool))
     before = k_pool.clone()
     frequencies = RopeConfig().inverse_frequencies(dim)
@@ -69,7 +70,7 @@ def test_against_the_reference(case, monkeypatch):
     right = sv[1].double().transpose(0, 1).flatten(1)
     assert torch.allclose(left @ right, low_rank(keys.flatten(1), policy.rank), atol=tolerance, rtol=tolerance)
     assert sv[[0, 2]].isnan().all()
-    assert (cached[1] == -1).all() and (cached[[0, 2]] == 0).all()
+    assert (cached[1] == -1).all() and (cached[[0, 2]] == 0).all() and not counts.any()
     assert torch.equal(host_v[shadow_pages].flatten(0, 1)[:num_tokens], values)
     means = landmarks[shadow_pages].flatten(0, 1)[: want.num_chunks].double()
     assert torch.allclose(means, torch.stack([torch.stack(row) for row in want.landmarks], 1), atol=tolerance)

@@ -84,7 +84,7 @@ def test_inspect_shows_policy_and_bytes(tmp_path: Path, capsys: pytest.CaptureFi
     """2 owners of 1 head with 2 float32 numbers, 128 tokens in pages of 4; 31 chunks, 12 compact tokens and a tail of
     4."""
     write(tmp_path)
-    device = 2 * (128 * 2 * 4 + 2 * 1 * 2 * 4 + 32 * (2 * 4 + 1) + 4 * 2 + 16 * 2 * 2 * 4)
+    device = 2 * (128 * 2 * 4 + 2 * 1 * 2 * 4 + 32 * (2 * 4 + 1) + 4 * 2 + 16 + 16 * 2 * 2 * 4)
     assert main(["inspect", str(tmp_path), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["kv_policy"], found["kv_policy_parameters"]) == ("shadowkv", POLICY.parameters)

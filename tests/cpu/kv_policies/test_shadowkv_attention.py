@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from kvforge.kv_policies import ShadowKV
+from kvforge.runtime.pools import CACHED, COUNTS
 from model_defs.rope import RopeConfig
 from plugins import load_library
 from tests.support.shadowkv_batch import Batch, Stream
@@ -63,11 +64,20 @@ class Checked:
                 reference.append(stream.keys[stream.length - 1], stream.values[stream.length - 1])
         for _ in range(num_layers):
             queries = [torch.randn(count, num_heads, self.batch.dim) for count in counts]
-            places = self.batch.pool[6].clone()
+            places, totals = (self.batch.pool[index].clone() for index in (CACHED, COUNTS))
             got = self.batch.attend(queries)
-            self.num_hits += int((places == self.batch.pool[6]).sum())
+            self.num_hits += int((places == self.batch.pool[CACHED]).sum())
+            self._check_counts(places, totals, {s.slot for i, s in enumerate(streams) if s.factored and i not in late})
             for index, stream in enumerate(streams):
                 self._check(index in late, stream, self.references[index], queries[index], got[index])
+
+    def _check_counts(self, before, totals, slots):
+        """Each head of a factored stream has selected as many chunks as it has, and reused those that were there."""
+        after, added = self.batch.pool[CACHED], self.batch.pool[COUNTS] - totals
+        for slot, places in enumerate(after):
+            kept = (places == before[slot]) & (places >= 0)
+            want = torch.stack(((places >= 0).sum(-1), kept.sum(-1)), -1)
+            assert torch.equal(added[slot], want if slot in slots else torch.zeros_like(want))
 
     def _check(self, prefilling, stream, reference, query, got):
         positions = torch.arange(stream.length - len(query), stream.length)

@@ -43,8 +43,8 @@ def padded(session: EagerSession, capture: Recorder | None) -> CudaSession:
 
     def flat(graph: torch.nn.Module, num_owners: int):
         def run(inputs: list[Tensor]) -> list[Tensor]:
-            assert len(inputs) == 6 + 8 * num_owners + 4
-            pools = [tuple(inputs[start : start + 8]) for start in range(6, 6 + 8 * num_owners, 8)]
+            assert len(inputs) == 6 + 9 * num_owners + 4
+            pools = [tuple(inputs[start : start + 9]) for start in range(6, 6 + 9 * num_owners, 9)]
             return [graph(*inputs[:6], pools, tuple(inputs[-4:]))]
 
         return run
@@ -101,8 +101,8 @@ def test_warm_up_writes_nothing(eager: EagerSession) -> None:
     pools = session.allocate_pools(12, 9, 4)
     session.warm_up(pools, 30)
     assert all((pool[6] == -1).all() for pool in pools)
-    assert not any(tensor.any() for pool in pools for tensor in (*pool[:6], pool[7]))
-    assert [tensor.shape[0] for tensor in itertools.chain.from_iterable(pools)] == [12, 12, 9, 9, 9, 4, 4, 9] * 2
+    assert not any(tensor.any() for pool in pools for tensor in (*pool[:6], *pool[7:]))
+    assert [tensor.shape[0] for tensor in itertools.chain.from_iterable(pools)] == [12, 12, 9, 9, 9, 4, 4, 4, 9] * 2
     assert torch.equal(session.rope_tables[0], eager.rope_tables[0])
 
 

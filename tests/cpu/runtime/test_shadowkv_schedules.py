@@ -55,7 +55,10 @@ def test_tokens_equal_those_of_exact_pages_one_at_a_time(full):
             preempted=stats["num_preemptions"],
             reused=stats["num_reused_tokens"],
             aborted=len(aborted),
+            selected=stats["num_selected_chunks"],
+            chunks_reused=stats["num_reused_chunks"],
         )
     # The schedules exercise what they claim to.
     assert counts["rows"] > 1000 and counts["factored"] > 100 and counts["reused"] > 300, counts
+    assert counts["selected"] > counts["chunks_reused"] > 1000, counts
     assert min(counts[name] for name in ("again", "short", "preempted", "aborted")) > 10, counts
