@@ -66,6 +66,10 @@ class TimedSession:
 class FixedLength(DraftLength):
     """As many drafts as there is room for, whether they pay or not."""
 
+    def is_due(self, num_sequences: int) -> bool:
+        """Return True."""
+        return True
+
     def choose(self, num_sequences: int, available: Mapping[Any, int]) -> dict[Any, int]:
         """Return ``available``."""
         return dict(available)

@@ -76,6 +76,10 @@ class FixedLength:
         """Return the length, or what the sequence has left."""
         return min(self._length, sequence.max_length - sequence.length - 1)
 
+    def is_due(self, num_sequences: int) -> bool:
+        """Return True: in every step."""
+        return True
+
     def choose(self, num_sequences: int, available: Mapping[Sequence, int]) -> dict[Sequence, int]:
         """Return all of what is available."""
         return dict(available)

@@ -61,17 +61,17 @@ class RandomLengths:
     def room(self, sequence):
         return min(self._most, sequence.max_length - sequence.length - 1)
 
+    def is_due(self, num_sequences):
+        return self._rng.random() < 0.9
+
     def choose(self, num_sequences, available):
         assert num_sequences >= len(available)
         lengths = {sequence: self._rng.randint(0, most) for sequence, most in available.items()}
         return {sequence: length for sequence, length in lengths.items() if length}
 
-    def rest(self, num_steps):
-        assert num_steps >= 0
-
-    def observe(self, num_sequences, results, was_plain, seconds):
+    def observe(self, num_sequences, results, was_tried, seconds):
         assert all(0 <= right <= count <= self._most for count, right in results.values())
-        assert not (was_plain and results) and num_sequences >= len(results)
+        assert num_sequences >= len(results)
 
     def forget(self, sequence):
         pass

@@ -14,11 +14,11 @@ class FixedLength:
     def room(self, sequence):
         return min(self.length, sequence.max_length - sequence.length - 1)
 
+    def is_due(self, num_sequences):
+        return True
+
     def choose(self, num_sequences, available):
         return dict(available)
-
-    def rest(self, num_steps):
-        pass
 
     def observe(self, *args):
         pass

@@ -3,16 +3,17 @@
 from collections.abc import Mapping
 
 from kvforge.runtime.sequence import Sequence
-from kvforge.runtime.speculation.step_cost import StepCost
+from kvforge.runtime.speculation.balance import Balance
+from kvforge.runtime.speculation.step_cost import LARGEST, StepCost
 
 DECAY = 0.8
 """What a sequence's verified drafts still count after each later one."""
 FIRST_RATE = 0.6
 GAIN = 1.02
-"""Drafting must be this much better than plain decoding."""
-MAX_PAUSE = 64
+"""Drafting must be expected to be this much better than plain decoding."""
 PROBE = 4
-PLAIN_PERIOD = 64
+PLAIN_PERIOD, NUM_PLAIN = 96, 3
+"""After so many steps so many go without drafting, to be measured."""
 
 
 class _Rate:
@@ -37,10 +38,9 @@ class DraftLength:
 
     A draft of L tokens, each right with probability a once those before it are, gives (1 - a^(L+1)) / (1 - a) tokens
     (Leviathan et al. 2023, eq. 1). Each sequence has its own moving estimate of a; times come from ``StepCost``, for
-    the present number of sequences. Where drafting would not pay, or of late did not, there is none, but for probes of
-    ``PROBE`` drafts of one sequence, another every time, after 1, 2, 4, … ``MAX_PAUSE`` such steps, soon again once a
-    probe was all right; where it always does, a step in ``PLAIN_PERIOD`` goes without, to be measured. Deterministic
-    given what it is told.
+    the present number of sequences. Whether to draft at all is decided by what came of it (``Balance``, one for each
+    number of sequences), with all that trying costs. Where no length is expected to pay, ``PROBE`` drafts of one
+    sequence are tried, another every time. Deterministic given what it is told.
 
     Args:
         most: drafts of a sequence at most.
@@ -50,57 +50,44 @@ class DraftLength:
         self._most = most
         self._rates: dict[Sequence, _Rate] = {}
         self._all = _Rate(FIRST_RATE)
-        self._costs: dict[int, StepCost] = {}
-        self._pause = self._num_skipped = self._num_drafted = 0
-        self._num_probes = 0
-        self._is_probe = False
+        self._costs: dict[int, tuple[StepCost, Balance]] = {}
+        self._num_steps = self._num_probes = 0
 
     def room(self, sequence: Sequence) -> int:
         """Return the longest useful draft of a sequence: the step gives a token more than drafts that are right."""
         return min(self._most, sequence.max_length - sequence.length - 1)
 
+    def is_due(self, num_sequences: int) -> bool:
+        """Return whether to look for drafts in the next step, in which so many sequences decode; asked once a step."""
+        cost, balance = self._cost(num_sequences)
+        self._num_steps = (self._num_steps + 1) % (PLAIN_PERIOD + NUM_PLAIN)
+        return cost.is_known and balance.is_open and self._num_steps < PLAIN_PERIOD
+
     def choose(self, num_sequences: int, available: Mapping[Sequence, int]) -> dict[Sequence, int]:
         """Return how much to draft for sequences of the next step, without those that get nothing.
 
         Args:
-            num_sequences: sequences that decode in the step.
+            num_sequences: sequences that decode in the step, for which ``is_due``.
             available: longest draft of each one that may have drafts.
         """
-        self._is_probe = False
         if not available:
             return {}
-        cost = self._cost(num_sequences)
-        if not cost.is_known or self._num_drafted >= PLAIN_PERIOD:
-            self._num_drafted = 0
-            return {}
-        has_paid = not cost.speed or cost.speed > GAIN * num_sequences / cost.plain
-        lengths = self._best(num_sequences, available, cost) if has_paid else {}
-        if lengths:
-            self._num_drafted += 1
-            self._num_skipped = self._pause = 0
-        elif self._num_skipped >= self._pause:
-            self._num_skipped = 0
-            self._is_probe = True
+        lengths = self._best(num_sequences, available, self._cost(num_sequences)[0])
+        if not lengths:
             self._num_probes += 1
             sequence = list(available)[self._num_probes % len(available)]
-            return {sequence: min(PROBE, available[sequence])}
-        else:
-            self._num_skipped += 1
+            lengths = {sequence: min(PROBE, available[sequence])}
         return lengths
 
-    def rest(self, num_steps: int) -> None:
-        """Nothing will be asked before this many steps; they count as steps without drafts."""
-        self._num_skipped += num_steps
-
     def observe(
-        self, num_sequences: int, results: Mapping[Sequence, tuple[int, int]], was_plain: bool, seconds: float | None
+        self, num_sequences: int, results: Mapping[Sequence, tuple[int, int]], was_tried: bool, seconds: float | None
     ) -> None:
         """Learn from a step.
 
         Args:
             num_sequences: sequences of the step.
             results: drafts that were verified, and how many of them were right, of each sequence that had any.
-            was_plain: nothing was drafted.
+            was_tried: drafts were looked for, whether there were any or not.
             seconds: time of the step and its drafts; None where it says nothing, because prompts were in it.
         """
         num_drafts, num_tokens = 0, num_sequences
@@ -112,22 +99,29 @@ class DraftLength:
                 rate = self._rates[sequence] = _Rate(self._all.value)
             rate.add(num_right, count)
             self._all.add(num_right, count)
-        if self._is_probe and results:
-            was_right = all(count == num_right for count, num_right in results.values())
-            self._pause = 0 if was_right else min(max(2 * self._pause, 1), MAX_PAUSE)
-        if seconds is not None:
-            cost = self._cost(num_sequences)
-            if was_plain:
-                cost.add_plain(seconds)
-            else:
-                cost.add_drafted(num_drafts, num_tokens, seconds)
+        if seconds is None:
+            return
+        cost, balance = self._cost(num_sequences)
+        if results:
+            seconds = cost.add_drafted(num_drafts, seconds)
+        if was_tried and cost.is_known:
+            took = seconds / cost.plain if results else min(seconds / cost.plain, LARGEST)
+            balance.add_drafting(num_tokens / num_sequences - GAIN * took)
+        elif not results:
+            cost.add_plain(seconds)
+            balance.add_plain()
 
     def forget(self, sequence: Sequence) -> None:
         """Drop what is known of a sequence; idempotent."""
         self._rates.pop(sequence, None)
 
-    def _cost(self, num_sequences: int) -> StepCost:
-        return self._costs.setdefault(num_sequences.bit_length(), StepCost())
+    def _cost(self, num_sequences: int) -> tuple[StepCost, Balance]:
+        """Of this number of sequences; of 8 and more, numbers with equal first three bits share one."""
+        shift = max(num_sequences.bit_length() - 3, 0)
+        key = num_sequences >> shift << shift
+        if key not in self._costs:
+            self._costs[key] = StepCost(), Balance()
+        return self._costs[key]
 
     def _best(self, num_sequences: int, available: Mapping[Sequence, int], cost: StepCost) -> dict[Sequence, int]:
         """Maximise tokens / time by Dinkelbach's method: at the rate so far, a draft is worth it if it is more likely

@@ -36,23 +36,24 @@ class Drafting:
         self._lengths = DraftLength(config.num_speculative_tokens)
         self._drafts: dict[Sequence, Draft] = {}
         self._ran: list[Sequence] = []
-        self._asked = False
+        self._was_tried = self._is_plain = self._follows_plain = False
         self._began = 0.0
         self._num_preemptions = 0
         self._num_idle = self._rest = 0
-        self._is_resting = False
         self._has_failed = False
 
     def propose(self, scheduler: Scheduler) -> None:
         """Propose drafts, or ask for room for them, for sequences that only have their last token to compute."""
         self._num_preemptions = scheduler.num_preemptions
-        self._is_resting = self._rest > 0 and self._ran == scheduler.running
-        if self._is_resting:  # that drafting does not pay must cost next to nothing
+        self._began, self._follows_plain, self._was_tried = time.perf_counter(), self._is_plain, False
+        if self._rest > 0 and self._ran == scheduler.running:
             self._rest -= 1
             return
-        self._began = time.perf_counter()
         self._ran = scheduler.running.copy()
         decoding = [s for s in self._ran if s.length - s.num_computed == 1]
+        if not decoding or not self._lengths.is_due(len(decoding)):
+            return
+        self._was_tried = True
         room = {s: self._lengths.room(s) for s in decoding if s not in scheduler.proposals}
         wanted = {sequence: count for sequence, count in room.items() if count > 0}
         drafter = self.drafter
@@ -60,22 +61,19 @@ class Drafting:
             drafts = self._ask(drafter, wanted)
             available = {sequence: len(draft.token_ids) for sequence, draft in drafts.items()}
             self._drafts = {s: drafts[s].first(n) for s, n in self._lengths.choose(len(decoding), available).items()}
-            self._asked = False
         else:
             wanted = self._lengths.choose(len(decoding), wanted)
-            self._asked = bool(wanted)
             if drafter is None:
                 scheduler.rooms = wanted
             else:
                 self._drafts = self._ask(drafter, wanted)
         for sequence, draft in self._drafts.items():
             scheduler.propose(sequence, draft.token_ids)
-        if self._drafts or scheduler.rooms or not decoding:
+        if self._drafts or scheduler.rooms:
             self._num_idle = self._rest = 0
         else:
             self._num_idle += 1
             self._rest = min(self._num_idle // IDLE, MAX_REST)
-            self._lengths.rest(self._rest)
 
     def planned(self, plan: Schedule, scheduler: Scheduler) -> None:
         """Note which drafts are in the step's plan; the others are dropped, and so is what is kept of victims."""
@@ -92,8 +90,6 @@ class Drafting:
 
     def observe(self, plan: Schedule, news: dict[Sequence, SequenceOutput]) -> None:
         """Learn from a step that has given tokens how long drafts should be."""
-        if self._is_resting and not plan.drafts:
-            return
         seconds = time.perf_counter() - self._began
         results: dict[Sequence, tuple[int, int]] = {}
         for sequence, drafts in plan.drafts.items():
@@ -105,9 +101,9 @@ class Drafting:
                 results[sequence] = count + 1, num_right
         num_sequences = len(plan.decodes) + len(plan.prefills)
         no_prompts = num_sequences + plan.num_drafts == plan.num_tokens
-        was_plain = not (results or self._asked)
-        says_time = no_prompts and not self._is_resting
-        self._lengths.observe(num_sequences, results, was_plain, seconds if says_time else None)
+        self._is_plain = no_prompts and not (self._was_tried or results)
+        says_time = self._follows_plain if self._is_plain else no_prompts
+        self._lengths.observe(num_sequences, results, self._was_tried, seconds if says_time else None)
         for sequence in results:
             if sequence.status is Status.FINISHED:
                 self._lengths.forget(sequence)
@@ -145,7 +141,7 @@ class Drafting:
         is_drawn = probs is None or (
             probs.shape == shape and probs.dtype is torch.float32 and probs.device.type == "cpu"
         )
-        return is_drawn and all(0 <= token < self._vocab_size for token in draft.token_ids)
+        return is_drawn and min(draft.token_ids) >= 0 and max(draft.token_ids) < self._vocab_size
 
     def _log_failure(self) -> None:
         if not self._has_failed:

@@ -2,10 +2,10 @@
 
 KEPT = 0.95
 """Weight of a step after each later one."""
-RECENT = 0.8
-"""The same of ``speed``."""
-LARGEST = 2.0
-"""A step counts at most this many times what was expected of it."""
+LARGEST = 1.25
+"""A step counts at most this many times what was expected of it, and a plain one at least its inverse."""
+FIRST_STEPS = 4
+"""Of so many plain steps the fastest counts."""
 GUESS = 0.02
 """Of a plain step: what a draft costs before any was measured."""
 
@@ -13,41 +13,42 @@ GUESS = 0.02
 class StepCost:
     """Seconds of a step of one number of sequences: ``plain``, or with x drafts ``drafted + per_draft * x``.
 
-    ``speed`` is what steps with drafts have given of late, tokens a second, 0 before the first: the line does not know
-    that drafts which are right may cost more than others.
-
-    The line is a weighted least-squares fit through the newest steps, and through the plain one so that it is defined
-    where all have the same number of drafts.
+    ``plain`` is the moving mean of steps in which nothing was tried. The line is a weighted least-squares fit through
+    the newest steps with drafts, and through the plain one so that it is defined where all have the same number of
+    drafts. Hiccups are cut short in both.
     """
 
     def __init__(self) -> None:
-        self.is_known = False
-        self.plain = self.drafted = self.per_draft = self.speed = 0.0
-        self._tokens = self._seconds = 0.0
+        self.plain = self.drafted = self.per_draft = 0.0
+        self._num_plain = 0
         self._weight = self._x = self._y = self._xx = self._xy = 0.0
 
+    @property
+    def is_known(self) -> bool:
+        """There was a plain step."""
+        return self._num_plain > 0
+
     def add_plain(self, seconds: float) -> None:
-        """A step without drafts took this long; hiccups and first steps are forgotten sooner than they are learnt."""
-        if not self.is_known:
-            self.is_known, self.plain = True, seconds
+        """A step without drafts took this long."""
+        self._num_plain += 1
+        if self._num_plain <= FIRST_STEPS:
+            self.plain = min(seconds, self.plain or seconds)
         else:
-            share = 0.5 if seconds < self.plain else 0.1
-            self.plain += share * (min(seconds, LARGEST * self.plain) - self.plain)
+            seconds = min(max(seconds, self.plain / LARGEST), self.plain * LARGEST)
+            self.plain = KEPT * self.plain + (1.0 - KEPT) * seconds
         self._fit()
 
-    def add_drafted(self, num_drafts: int, num_tokens: int, seconds: float) -> None:
-        """A step with this many drafts gave so many tokens and took this long, drafting included."""
+    def add_drafted(self, num_drafts: int, seconds: float) -> float:
+        """A step with this many drafts took this long, drafting included; returns the time that it counts as."""
         if self._weight > 2.0:
             seconds = min(seconds, LARGEST * (self.drafted + self.per_draft * num_drafts))
-        self._tokens = self._tokens * RECENT + num_tokens
-        self._seconds = self._seconds * RECENT + seconds
-        self.speed = self._tokens / max(self._seconds, 1e-9)
         self._weight = self._weight * KEPT + 1.0
         self._x = self._x * KEPT + num_drafts
         self._y = self._y * KEPT + seconds
         self._xx = self._xx * KEPT + num_drafts * num_drafts
         self._xy = self._xy * KEPT + num_drafts * seconds
         self._fit()
+        return seconds
 
     def _fit(self) -> None:
         if not self._weight:

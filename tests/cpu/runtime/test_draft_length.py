@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from kvforge.runtime.speculation.draft_length import MAX_PAUSE, DraftLength
+from kvforge.runtime.speculation.draft_length import PLAIN_PERIOD, DraftLength
 
 MOST = 8
 
@@ -17,7 +17,8 @@ def simulate(acceptance, seconds, num_steps=600, seed=0):
     sequences = [f"s{i}" for i in range(len(acceptance))]
     chosen, tokens, time = [], 0, 0.0
     for _ in range(num_steps):
-        picked = lengths.choose(len(sequences), dict.fromkeys(sequences, MOST))
+        was_tried = lengths.is_due(len(sequences))
+        picked = lengths.choose(len(sequences), dict.fromkeys(sequences, MOST)) if was_tried else {}
         results = {}
         for sequence, count in picked.items():
             right = 0
@@ -25,7 +26,7 @@ def simulate(acceptance, seconds, num_steps=600, seed=0):
                 right += 1
             results[sequence] = count, right
         took = seconds(sum(picked.values())) * rng.uniform(0.95, 1.05)
-        lengths.observe(len(sequences), results, not picked, took)
+        lengths.observe(len(sequences), results, was_tried, took)
         chosen.append(picked)
         tokens += len(sequences) + sum(right for _, right in results.values())
         time += took
@@ -37,15 +38,40 @@ def test_right_drafts_that_cost_little_are_long(num_sequences):
     speed, chosen = simulate([0.95] * num_sequences, lambda drafts: 1.0 + 0.02 * drafts)
     assert speed > 3.0
     assert Counter(length for step in chosen[50:] for length in step.values()).most_common(1)[0][0] == MOST
-    assert any(not step for step in chosen[100:]), "plain steps are measured again"
+    assert any(not step for step in chosen[-PLAIN_PERIOD - 5 :]), "plain steps are measured again"
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.1, 0.3, 0.5])
 @pytest.mark.parametrize("jump", [0.3, 0.6])
 def test_drafts_that_do_not_pay_are_probes_only(rate, jump):
     speed, chosen = simulate([rate] * 4, lambda drafts: 1.0 + (jump + 0.1 * drafts if drafts else 0.0), 2000)
-    assert speed > 0.95
-    assert sum(bool(step) for step in chosen[200:]) < 3 * 1800 / MAX_PAUSE
+    assert speed > 0.97
+    assert 0 < sum(bool(step) for step in chosen[200:]) < 1800 / 4
+
+
+@pytest.mark.parametrize("found", [0.0, 0.5])
+def test_looking_for_drafts_counts_even_where_there_are_none(found):
+    """Half of a drafted step's tokens are right, which is as good as none; looking costs a tenth of a step."""
+    rng, lengths, num_tried = random.Random(0), DraftLength(MOST), 0
+    for _ in range(2000):
+        picked, was_tried = {}, lengths.is_due(8)
+        if was_tried:
+            picked = lengths.choose(8, {f"s{i}": MOST for i in range(8) if rng.random() < found})
+        results = {name: (count, min(count, 1) if rng.random() < 0.5 else 0) for name, count in picked.items()}
+        lengths.observe(8, results, was_tried, 1.0 + 0.1 * was_tried + 0.07 * sum(picked.values()))
+        num_tried += was_tried
+    assert 0 < num_tried < 2000 / 4
+
+
+def test_a_loss_at_one_number_of_sequences_is_none_at_another():
+    lengths = DraftLength(MOST)
+    for number, seconds in ((8, 30.0), (1, 1.1)):
+        for _ in range(200):
+            was_tried = lengths.is_due(number)
+            picked = lengths.choose(number, dict.fromkeys(range(number), MOST)) if was_tried else {}
+            results = {name: (count, count) for name, count in picked.items()}
+            lengths.observe(number, results, was_tried, seconds if picked else 1.0)
+        assert bool(picked) == (number == 1)
 
 
 def test_each_sequence_has_its_own_length():
@@ -58,7 +84,7 @@ def test_it_is_deterministic_and_forgets():
     runs = [simulate([0.7, 0.4], lambda drafts: 1.0 + 0.05 * drafts, seed=3) for _ in range(2)]
     assert runs[0] == runs[1]
     lengths = DraftLength(MOST)
-    lengths.observe(1, {"a": (3, 2)}, False, None)
+    lengths.observe(1, {"a": (3, 2)}, True, None)
     for _ in range(2):
         lengths.forget("a")
     assert not lengths._rates

@@ -1,0 +1,33 @@
+"""What drafting may still lose: it lives on what it has gained, and on a small share of the time without it."""
+
+FIRST, ENOUGH = 0.5, 0.25
+"""Balance to begin with, and from which drafting is tried again."""
+LEAST, MOST = -2.0, 2.0
+"""So many steps without drafting always suffice, and so soon it ends where it no longer pays."""
+SHARE = 0.02
+"""Of the time without drafting: what is spent on trying it."""
+
+
+class Balance:
+    """Account of drafting, in plain steps: ``is_open`` while there is something left to lose.
+
+    A step with drafting that took the time of x plain ones and gave the tokens of y adds y - x, a plain step adds
+    ``SHARE``. Once overdrawn, drafting stops until the balance is ``ENOUGH``. So it loses at most ``SHARE`` of the time
+    and ``FIRST``, whatever was expected of it, but for the last step of each attempt, which may overdraw.
+    """
+
+    def __init__(self) -> None:
+        self.is_open = True
+        self._steps = FIRST
+
+    def add_drafting(self, gained: float) -> None:
+        """A step with drafting was worth so many plain steps more than it took."""
+        self._steps = min(max(self._steps + gained, LEAST), MOST)
+        if self._steps <= 0:
+            self.is_open = False
+
+    def add_plain(self, num_steps: int = 1) -> None:
+        """Steps went without drafting."""
+        self._steps = min(self._steps + SHARE * num_steps, MOST)
+        if self._steps >= ENOUGH:
+            self.is_open = True
