@@ -38,7 +38,7 @@ ENGINE_MODEL = "tensorrt_llm"
 TEXT_OUTPUT = "text_output"
 LANE = 1
 MAX_THREADS, SPARE_THREADS = 256, 32
-LINGER_S = 5.0
+LINGER_S = 15.0
 """For so long the responses of an ended call are kept. Taking the last one makes a thread of Triton's, which does not
 hold the interpreter's lock, let go of them all: were it the last holder, it would free Python objects without the lock
 and so corrupt the heap. It lets go within milliseconds, and nothing tells when."""

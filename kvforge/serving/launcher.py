@@ -1,6 +1,7 @@
 """Starts and stops a Triton server for one engine: `with TritonServer(engine_dir) as server: ...`."""
 
 import os
+import re
 import secrets
 import subprocess
 import time
@@ -31,13 +32,19 @@ from kvforge.serving.processes import (
 )
 from kvforge.serving.repository import materialise
 from kvforge.serving.run_dir import HUNG_AFTER_S, EngineState, StateReader, cannot_write_run_dir, make_run_dir
-from kvforge.serving.triton_install import find_triton
+from kvforge.serving.triton_install import TritonInstall, find_triton
 
 START_TIMEOUT_S = 180.0
 END_TIMEOUT_S = 30.0
 """Killed processes end at once, but for a machine that is busy or gives back much memory."""
 LOG_TIMEOUT_S = 10.0
 """What a log gets to be read to its end, which comes when all that write it have ended."""
+PORT_ATTEMPTS = 3
+"""Another process may take a free port before tritonserver listens on it, which it does once its models are loaded."""
+
+
+class PortTakenError(KvforgeError):
+    """One of the ports belongs to somebody else."""
 
 
 class StartCancelled(KvforgeError):
@@ -112,14 +119,25 @@ class TritonServer:
         wanted = {name: getattr(self.options, f"{name}_port") for name in ("http", "grpc", "metrics")}
         triton = find_triton()
         raise_open_files_limit()
-        self.ports = choose_ports(self.options.address, wanted)
+        for left in reversed(range(PORT_ATTEMPTS if 0 in wanted.values() else 1)):
+            self.ports = choose_ports(self.options.address, wanted)
+            try:
+                self._start_once(triton, manifest.max_num_seqs, cancelled)
+                break
+            except PortTakenError:
+                if not left:
+                    raise
+        return self
+
+    def _start_once(self, triton: TritonInstall, max_num_seqs: int, cancelled: Callable[[], bool]) -> None:
+        """On `self.ports`. Raises PortTakenError when one is not free any more."""
         self._sink = LogSink(self.options.log_file, self.options.log_format)
         self._shm_prefix = f"kvforge_{os.getpid()}_{secrets.token_hex(4)}_"
         try:
             run_dir = self._run_dir = make_run_dir()
             self._state = StateReader(run_dir)
             limits = self.options.request_limits
-            max_batch_size = self.options.max_num_seqs or manifest.max_num_seqs
+            max_batch_size = self.options.max_num_seqs or max_num_seqs
             materialise(run_dir / "models", self.engine_dir, self._command, max_batch_size, limits)
             backends = triton.make_backend_dir(run_dir / "backends")
             self._process = subprocess.Popen(
@@ -140,7 +158,6 @@ class TritonServer:
         except BaseException:
             self.stop()
             raise
-        return self
 
     def stop(self, hurry: Callable[[], bool] = lambda: False) -> None:
         """End the server and all it started; remove its files and shared memory. Idempotent.
@@ -222,6 +239,17 @@ class TritonServer:
         ]
         return arguments if backends is None else [*arguments, f"--backend-directory={backends}"]
 
+    def _check_ports(self) -> None:
+        """Raise PortTakenError when the log says so."""
+        for line in [] if self._log is None else self._log.lines():
+            if match := re.search(
+                r"failed to start (\S+) service: .*Socket '(\S+)' already in use", line, re.IGNORECASE
+            ):
+                raise PortTakenError(
+                    f"the server did not start: another process took {match[2]}; choose another with "
+                    f"--{match[1].lower()}-port, or 0 for any free port"
+                )
+
     def _wait_ready(self, process: subprocess.Popen, cancelled: Callable[[], bool]) -> None:
         deadline = time.monotonic() + START_TIMEOUT_S
         while not is_ready(self.http_url):
@@ -230,10 +258,12 @@ class TritonServer:
             if process.poll() is not None:
                 if self._log is not None:
                     self._log.join(LOG_TIMEOUT_S)
+                self._check_ports()
                 raise KvforgeError(f"the server did not start: {self.log_error()}")
             if time.monotonic() > deadline:
                 raise KvforgeError(f"the server was not ready after {START_TIMEOUT_S:.0f} s: {self.log_error()}")
             time.sleep(0.05)
+        self._check_ports()  # it serves without a metrics port
         generate(self.http_url, "ensemble", {"text_input": "a", "max_tokens": 1}, START_TIMEOUT_S)
         make_regions_private(self._shm_prefix)
         # Not the engine process: its stub restarts it.

@@ -9,6 +9,9 @@ from kvforge.serving.processes import process_id, processes_of
 
 PERIOD_S = 0.5
 
+_ending = threading.Lock()
+"""Held by the watch that ends this process, so that the other one does not while it still has work to do."""
+
 
 def exit_with_parent() -> None:
     """End this process, abruptly, soon after the process that started it has ended.
@@ -20,7 +23,9 @@ def exit_with_parent() -> None:
     def watch() -> None:
         while os.getppid() == parent:
             time.sleep(PERIOD_S)
-        os._exit(1)
+        time.sleep(2 * PERIOD_S)  # where the server has ended too, `end_with_server` notices and goes first
+        with _ending:
+            os._exit(1)
 
     threading.Thread(target=watch, name="parent-watch", daemon=True).start()
 
@@ -43,10 +48,11 @@ def end_with_server(server_pid: int) -> None:
     def watch() -> None:
         while server is not None and server.is_alive() and not is_orphan():
             time.sleep(PERIOD_S)
+        _ending.acquire()
         orphan = leftovers if is_orphan() else None
         try:
             if orphan is not None:
-                orphan.remove()  # before the stubs' end, with which this process may end too
+                orphan.remove()  # at once, because one of the others may end this one first
             if server is not None:
                 server.kill()
             for process in processes_of(server_pid):

@@ -55,7 +55,7 @@ def prompt(model: str) -> Any:
 
 def refusal(server: TritonServer, model: str, inputs: dict, request_id: str = "") -> str:
     with StreamingClient(server.grpc_url) as client, pytest.raises(KvforgeError) as caught:
-        list(client.generate(model, inputs, request_id, timeout_s=60.0))
+        list(client.generate(model, inputs, request_id))
     return str(caught.value)
 
 

@@ -37,7 +37,7 @@ NEVER = {"DECODER_INPUT_ID", "REQUEST_DECODER_INPUT_LEN", "OUT_PROMPT_TABLE_EXTR
 
 def call(server: TritonServer, model: str, inputs: dict[str, Any]) -> dict[str, np.ndarray]:
     with StreamingClient(server.grpc_url) as client:
-        (response,) = client.generate(model, inputs, timeout_s=60.0)
+        (response,) = client.generate(model, inputs)
     return response.tensors
 
 

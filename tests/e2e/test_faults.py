@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 from kvforge.errors import KvforgeError
+from kvforge.serving import launcher
 from kvforge.serving.client import StreamingClient
 from kvforge.serving.health import generate
 from kvforge.serving.launcher import ServerOptions, TritonServer
+from kvforge.serving.ports import choose_ports
 from kvforge.serving.processes import ProcessId, children, descendants, model_of_stub, wait_gone
 from kvforge.serving.repository import MODELS
 from tests.support.serve_process import ServeProcess, refused_start
@@ -107,6 +109,30 @@ def test_port_taken(engine_dir: Path, name: str) -> None:
     assert errors.startswith(f"kvforge: error: cannot listen on 127.0.0.1:{port}")
     assert f"--{name}-port" in errors
     assert errors.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", ["grpc", "metrics"])
+def test_a_free_port_that_is_taken_before_the_server_listens(
+    engine_dir: Path, monkeypatch: pytest.MonkeyPatch, full: bool, name: str
+) -> None:
+    """Another one is chosen; tritonserver itself would do without metrics."""
+    if name != "metrics" and not full:
+        pytest.skip("needs --full: one port is tried by default")
+    chosen: list[dict[str, int]] = []
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+
+        def choose(address: str, wanted: dict[str, int]) -> dict[str, int]:
+            ports = choose_ports(address, wanted)
+            chosen.append(ports if chosen else {**ports, name: taken.getsockname()[1]})
+            return chosen[-1]
+
+        monkeypatch.setattr(launcher, "choose_ports", choose)
+        with TritonServer(engine_dir, ServerOptions(kv_cache_gib=0.1)) as running:
+            assert len(chosen) == 2 and running.ports == chosen[1]
+            assert text_of(running, ask("ensemble", TEXT, 2))
+            assert used_pages(running) >= 0
 
 
 def test_not_an_engine(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def gateway(server: TritonServer, tmp_path_factory: pytest.TempPathFactory) -> I
 
 @pytest.fixture(scope="module")
 def client(gateway: str) -> openai.OpenAI:
-    return openai.OpenAI(base_url=gateway, api_key="secret", max_retries=0, timeout=60)
+    return openai.OpenAI(base_url=gateway, api_key="secret", max_retries=0, timeout=180)
 
 
 @pytest.mark.parametrize("stream", [False, True])

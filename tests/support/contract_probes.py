@@ -50,7 +50,7 @@ class Probe:
         if self.is_text:
             wanted = {ENSEMBLE_NAMES.get(name, name): value for name, value in wanted.items()}
         with StreamingClient(self.server.grpc_url) as client:
-            return list(client.generate(self.model, wanted, timeout_s=60.0))
+            return list(client.generate(self.model, wanted))
 
     def answers(self, prompt: str = PROMPT, **inputs: Any) -> list[Any]:
         """Text or token ids of each sequence."""

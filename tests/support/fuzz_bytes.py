@@ -85,7 +85,7 @@ def garbage(rng: random.Random) -> bytes:
 def throw(port: int, data: bytes) -> bytes:
     """Send `data`, say that nothing more comes, and read what comes back until the server closes or is quiet."""
     received = b""
-    with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
+    with socket.create_connection(("127.0.0.1", port), timeout=120) as connection:
         try:
             connection.sendall(data)
             connection.shutdown(socket.SHUT_WR)

@@ -61,7 +61,7 @@ class KnownAnswers:
 
 def mutator(server: TritonServer, model: str) -> Mutator:
     """Reads the model's inputs from the server."""
-    with urllib.request.urlopen(f"{server.http_url}/v2/models/{model}", timeout=30) as response:
+    with urllib.request.urlopen(f"{server.http_url}/v2/models/{model}", timeout=120) as response:
         inputs = json.load(response)["inputs"]
     return Mutator(tuple((entry["name"], entry["datatype"], tuple(entry["shape"][1:])) for entry in inputs))
 

@@ -74,7 +74,7 @@ def vanish(server: TritonServer, seed: object) -> None:
 
 
 def _connection(port: int, reset: bool) -> socket.socket:
-    connection = socket.create_connection(("127.0.0.1", port), timeout=30)
+    connection = socket.create_connection(("127.0.0.1", port), timeout=120)
     if reset:  # some end with a reset, as those of killed machines do
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     return connection

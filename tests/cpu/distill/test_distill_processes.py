@@ -39,7 +39,7 @@ def fail(row):
     if world.rank() == 1 and row["step"] == 3:
         raise RuntimeError("one process fails")
 
-with world.processes("cpu", timeout_seconds=60):
+with world.processes("cpu", timeout_seconds=300):
     run("partial")
     run("full", train="full")
     run("parts", stop_after=3)
@@ -71,7 +71,7 @@ def torchrun(*words: object) -> subprocess.CompletedProcess:
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=540,
     )
 
 
