@@ -12,4 +12,4 @@ KV_DTYPES = {
     "fp8_static": torch.float8_e4m3fn,
     "int8_static": torch.int8,
 }
-"""Elements of the K,V pools; ``kvforge.engine.KV_FORMATS`` says which have scales and where."""
+"""Elements of the K,V pools; ``kvforge.number_formats.KV_FORMATS`` says which have scales and where."""

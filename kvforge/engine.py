@@ -3,14 +3,14 @@
 import dataclasses
 import hashlib
 import json
-import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Any
 
-from kvforge.errors import EngineError, KvforgeError
+from kvforge.errors import EngineError
 from kvforge.kv_policies import Full, KVPolicy, OwnerCache, load
-from kvforge.relative_names import is_inside
+from kvforge.manifest_check import is_possible
+from kvforge.number_formats import KV_FORMATS, SCALE_BYTES, WEIGHT_BYTES, KVFormat
 
 SCHEMA_VERSION = 6
 MANIFEST_FILE = "engine.json"
@@ -21,11 +21,6 @@ TOKENIZER_DIR = "tokenizer"
 RANK_DIR = "rank0"
 WEIGHTS_FILE = f"{RANK_DIR}/weights.safetensors"
 OPERATORS_FILE = f"{RANK_DIR}/operators.so"
-
-ELEMENT_BYTES = {"float32": 4, "bfloat16": 2}
-WEIGHT_BYTES = {**ELEMENT_BYTES, "int8": 1}
-"""Bytes of a linear layer's weight, by ``Manifest.weight_dtype``."""
-SCALE_BYTES = 4
 
 
 def graph_names(max_draft_len: int, early_exit: bool) -> tuple[str, ...]:
@@ -41,31 +36,12 @@ def package_file(graph: str) -> str:
 
 
 @dataclass(frozen=True)
-class KVFormat:
-    """How the cache stores a number: in ``element_bytes`` bytes, times a scale that is ``dynamic`` (float32, one per
-    token and head, in pools of its own), ``static`` (one per owner, in the manifest) or there is ``none``."""
-
-    element_bytes: int
-    scales: Literal["none", "dynamic", "static"] = "none"
-
-
-KV_FORMATS = {
-    "float32": KVFormat(4),
-    "bfloat16": KVFormat(2),
-    "fp8": KVFormat(1, "dynamic"),
-    "int8": KVFormat(1, "dynamic"),
-    "fp8_static": KVFormat(1, "static"),
-    "int8_static": KVFormat(1, "static"),
-}
-
-
-@dataclass(frozen=True)
 class Manifest:
     """Everything the runtime knows about an engine; ``cut == num_layers`` means the model has no cut.
 
     ``dtype`` is the activations' and that of weights which are no matrices; ``weight_dtype``, a key of
-    ``WEIGHT_BYTES``, is that of linear layers. ``owner_of_layer[i]`` is the layer whose K,V cache layer i reads.
-    ``kv_dtype`` is a key of ``KV_FORMATS``;
+    ``WEIGHT_BYTES`` (``kvforge.number_formats``), is that of linear layers. ``owner_of_layer[i]`` is the layer whose
+    K,V cache layer i reads. ``kv_dtype`` is a key of ``KV_FORMATS``;
     ``kv_scales`` holds (k_scale, v_scale) of each owner where it is static, else nothing. Limits: ``max_num_seqs``
     sequences and ``max_num_tokens`` packed tokens a step, ``max_seq_len`` tokens a sequence, ``max_draft_len``
     draft tokens of a sequence in one step; above 0 the engine has the graph ``verify``. With ``early_exit`` it has the
@@ -280,65 +256,6 @@ def _manifest_from(data: dict[str, Any], path: Path) -> Manifest:
         if str(field.type).startswith("tuple") and isinstance(data[name], list)
     }
     manifest = Manifest(**{**data, **tuples})
-    if not all(_has_type(getattr(manifest, name), field.type) for name, field in fields.items()) or not _fits(manifest):
+    if not is_possible(manifest):
         raise EngineError(f"{path} holds impossible values; rebuild the engine with kvforge build.")
     return manifest
-
-
-def _has_type(value: Any, kind: Any) -> bool:
-    """Whether a JSON value is of a Manifest field's type."""
-    origin, arguments = get_origin(kind), get_args(kind)
-    if origin is dict:
-        return isinstance(value, dict) and all(_has_type(item, arguments[1]) for item in value.values())
-    if origin is tuple and arguments[1] is Ellipsis:
-        return isinstance(value, tuple) and all(_has_type(item, arguments[0]) for item in value)
-    if origin is tuple:
-        return (
-            isinstance(value, tuple)
-            and len(value) == len(arguments)
-            and all(_has_type(item, element) for item, element in zip(value, arguments, strict=True))
-        )
-    return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
-
-
-def _fits(manifest: Manifest) -> bool:
-    """Whether the numbers of a manifest can belong to an engine."""
-    sizes = (
-        "num_layers",
-        "hidden_size",
-        "intermediate_size",
-        "num_heads",
-        "num_kv_heads",
-        "head_dim",
-        "vocab_size",
-        "page_size",
-        "max_num_seqs",
-        "max_num_tokens",
-        "max_seq_len",
-    )
-    layers = manifest.num_layers
-    return (
-        all(getattr(manifest, name) >= 1 for name in sizes)
-        and 1 <= manifest.cut <= layers
-        and (manifest.cut < layers or not manifest.early_exit)
-        and len(manifest.layer_windows) == len(manifest.owner_of_layer) == layers
-        and all(0 <= owner < layers for owner in manifest.owner_of_layer)
-        and len(manifest.isa) >= 1
-        and manifest.dtype in ELEMENT_BYTES
-        and manifest.weight_dtype in WEIGHT_BYTES
-        and manifest.max_draft_len >= 0
-        and manifest.kv_dtype in KV_FORMATS
-        and len(manifest.kv_scales) == (manifest.num_owners if manifest.kv_format.scales == "static" else 0)
-        and all(0 < scale < math.inf for scales in manifest.kv_scales for scale in scales)
-        and all(map(is_inside, manifest.files))
-        and _has_policy(manifest)
-    )
-
-
-def _has_policy(manifest: Manifest) -> bool:
-    """Whether the policy is one, with all its parameters in range and for such heads and pages."""
-    try:
-        manifest.policy.check(manifest.num_kv_heads, manifest.head_dim, manifest.page_size)
-        return manifest.policy.parameters == manifest.kv_policy_parameters
-    except KvforgeError:
-        return False

@@ -6,10 +6,11 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from kvforge.dtypes import COMPUTE_DTYPES, KV_DTYPES
-from kvforge.engine import KV_FORMATS, WEIGHT_BYTES, graph_names
+from kvforge.engine import graph_names
 from kvforge.errors import BuildError
 from kvforge.hardware import has_avx512_kernels
 from kvforge.kv_policies import Full, KVPolicy, compatibility, mechanisms, parse
+from kvforge.number_formats import KV_FORMATS, WEIGHT_BYTES
 from model_defs import ModelConfig
 
 ALIASES = {"fp32": "float32", "bf16": "bfloat16"}
@@ -65,7 +66,7 @@ class ResolvedOptions:
 
     @property
     def weight_dtype(self) -> str:
-        """The dtype of linear layers' weights, a key of ``kvforge.engine.WEIGHT_BYTES``."""
+        """The dtype of linear layers' weights, a key of ``kvforge.number_formats.WEIGHT_BYTES``."""
         return "int8" if self.int8_weights else self.dtype
 
     @property

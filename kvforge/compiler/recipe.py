@@ -10,10 +10,10 @@ from kvforge.checkpoint import open_checkpoint
 from kvforge.compiler.options import ALIASES, LIMITS, BuildOptions
 from kvforge.compiler.targets import TARGETS
 from kvforge.dtypes import COMPUTE_DTYPES, KV_DTYPES
-from kvforge.engine import WEIGHT_BYTES
 from kvforge.errors import BuildError, first_line
 from kvforge.kv_policies import parse
 from kvforge.model_checkpoint import read_model_config
+from kvforge.number_formats import WEIGHT_BYTES
 from model_defs import ModelConfig
 
 _CHOICES = {

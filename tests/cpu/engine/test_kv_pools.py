@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from kvforge.engine import KV_FORMATS, Manifest
+from kvforge.engine import Manifest
+from kvforge.number_formats import KV_FORMATS
 from kvforge.runtime.huge_pages import ALIGNMENT
 from kvforge.runtime.pools import allocate_pools
 from model_defs.kv_layout import owner_table

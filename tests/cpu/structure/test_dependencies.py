@@ -23,6 +23,7 @@ FORBIDDEN = {
         "kvforge.evaluation",
         *MODEL_MAKING,
     ),
+    "kvforge/number_formats.py": ("torch", "kvforge"),
     "kvforge/engine.py": ("torch", "kvforge.compiler", "kvforge.runtime", "kvforge.serving", "model_defs", "plugins"),
     "kvforge/kv_policies": (
         "torch",
