@@ -94,12 +94,14 @@ class Supervisor:
 
     def _overslept(self) -> bool:
         """Look at the clock; where the last look was long ago, give the server's processes time to say how they are."""
-        late = time.monotonic() - self._looked_at > OVERSLEPT_S
-        until = time.monotonic() + OVERSLEPT_S
-        while late and time.monotonic() < until and not self._signals.stop():
+        last, self._looked_at = self._looked_at, time.monotonic()
+        if self._looked_at - last <= OVERSLEPT_S:
+            return False
+        until = self._looked_at + OVERSLEPT_S
+        while self._looked_at < until and not self._signals.stop():
             time.sleep(POLL_S)
-        self._looked_at = time.monotonic()
-        return late
+            self._looked_at = time.monotonic()
+        return True
 
     def _serving(self) -> None:
         """The start may have taken longer than LIVE_WITHIN_S: it is now that the main thread looks again."""
