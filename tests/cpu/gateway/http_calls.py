@@ -1,13 +1,19 @@
 """Plain HTTP calls, for what no well-behaved client sends."""
 
+import asyncio
+import contextlib
 import http.client
 import json
+import socket
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
+from tests.cpu.gateway.fake_triton import Row
+
+COMPLETION = {"model": "tiny", "prompt": "x"}
 WAIT_S = 60.0
 """Far more than anything takes, also where the machine has other work."""
 
@@ -46,3 +52,31 @@ def wait_until(condition: Callable[[], bool], timeout_s: float = WAIT_S) -> None
     while not condition():
         assert time.monotonic() - started < timeout_s
         time.sleep(0.01)
+
+
+def endless(size: int = 1, pause_s: float = 0.005) -> Callable:
+    async def script(request):
+        while True:
+            yield Row([100] * size)
+            await asyncio.sleep(pause_s)
+
+    return script
+
+
+def connect(url: str) -> socket.socket:
+    parts = urlsplit(url)
+    return socket.create_connection((parts.hostname, parts.port), timeout=WAIT_S)
+
+
+def send_request(sock: socket.socket, body: dict) -> None:
+    data = json.dumps(body).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n\r\n"
+    sock.sendall(head.encode() + data)
+
+
+def read_to_end(sock: socket.socket) -> bytes:
+    parts = []
+    with contextlib.suppress(ConnectionResetError):
+        while part := sock.recv(65536):
+            parts.append(part)
+    return b"".join(parts)
