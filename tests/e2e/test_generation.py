@@ -10,7 +10,7 @@ from kvforge import LLM, SamplingParams
 from kvforge.serving.client import StreamingClient
 from kvforge.serving.health import generate
 from kvforge.serving.launcher import TritonServer
-from tests.support.serving import ask, infer_input, text_of
+from tests.support.serving import ENDLESS, WAIT_S, ask, infer_input, text_of
 
 PROMPT = "The secret number of the old mill is 4711."
 GREEDY = SamplingParams(temperature=0.0, max_tokens=40)
@@ -28,7 +28,14 @@ def test_tensorrt_llm_streams_new_tokens(server: TritonServer, offline) -> None:
     assert all(r.tensors["sequence_length"].tolist() == [[len(r.token_ids)]] for r in responses)
     assert all(r.tensors["output_ids"].shape == (1, 1, len(r.token_ids)) for r in responses)
     assert [t for r in responses for t in r.token_ids] == list(offline.outputs[0].token_ids)
-    assert len(responses) > 1
+
+
+@pytest.mark.parametrize("model", ["tensorrt_llm", "ensemble", "tensorrt_llm_bls"])
+def test_a_stream_begins_before_its_end(server: TritonServer, model: str) -> None:
+    """Of a short one all tokens may come together."""
+    with StreamingClient(server.grpc_url) as client:
+        prompt = [5, 6, 7] if model == "tensorrt_llm" else PROMPT
+        assert not next(client.generate(model, ask(model, prompt, ENDLESS))).final
 
 
 @pytest.mark.parametrize("exclude", [True, False])
@@ -47,7 +54,6 @@ def test_text_models_stream_text(server: TritonServer, offline, model: str) -> N
         responses = list(client.generate(model, ask(model, PROMPT, 40)))
     assert [r.final for r in responses] == [False] * (len(responses) - 1) + [True]
     assert "".join(r.text for r in responses) == offline.outputs[0].text
-    assert len(responses) > 1
 
 
 def test_generate_over_http(server: TritonServer, offline) -> None:
@@ -66,7 +72,13 @@ def test_generate_stream_over_http(server: TritonServer, offline) -> None:
         lines = response.read().decode().splitlines()
     events = [json.loads(line.removeprefix("data: ")) for line in lines if line]
     assert "".join(event["text_output"] for event in events) == offline.outputs[0].text
-    assert len(events) > 1
+
+
+def test_generate_stream_begins_before_its_end(server: TritonServer) -> None:
+    body = {"text_input": PROMPT, "max_tokens": ENDLESS, "stream": True, "end_id": -1}
+    url = f"{server.http_url}/v2/models/ensemble/generate_stream"
+    with urllib.request.urlopen(url, data=json.dumps(body).encode(), timeout=WAIT_S) as response:
+        assert response.readline().startswith(b"data: ")
 
 
 def test_log_probs(server: TritonServer, llm: LLM) -> None:

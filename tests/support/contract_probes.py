@@ -43,14 +43,22 @@ class Probe:
 
     def responses(self, prompt: str = PROMPT, **inputs: Any) -> list[StreamResponse]:
         """Ask; `inputs` have the names of tensorrt_llm, a value of None leaves one out."""
+        with StreamingClient(self.server.grpc_url) as client:
+            return list(client.generate(self.model, self._inputs(prompt, inputs)))
+
+    def first_response(self, prompt: str = PROMPT, **inputs: Any) -> StreamResponse:
+        """As `responses`, and then the request is given up: of a short one all tokens may come together."""
+        with StreamingClient(self.server.grpc_url) as client:
+            return next(client.generate(self.model, self._inputs(prompt, inputs)))
+
+    def _inputs(self, prompt: str, inputs: dict[str, Any]) -> dict[str, Any]:
         ids = self.llm.tokenizer.encode(prompt)
         plain: dict[str, Any] = {"request_output_len": MAX_TOKENS, "streaming": False}
         plain |= {"text_input": prompt} if self.is_text else {"input_ids": ids, "input_lengths": len(ids)}
         wanted = {name: value for name, value in (plain | inputs).items() if value is not None}
         if self.is_text:
             wanted = {ENSEMBLE_NAMES.get(name, name): value for name, value in wanted.items()}
-        with StreamingClient(self.server.grpc_url) as client:
-            return list(client.generate(self.model, wanted))
+        return wanted
 
     def answers(self, prompt: str = PROMPT, **inputs: Any) -> list[Any]:
         """Text or token ids of each sequence."""
@@ -189,7 +197,7 @@ def _num_return_sequences(probe: Probe) -> None:
 
 
 def _streaming(probe: Probe) -> None:
-    assert len(probe.responses(streaming=True)) > 1
+    assert not probe.first_response(streaming=True, request_output_len=ENDLESS, end_id=-1).final
     assert len(probe.responses(streaming=False)) == 1
     assert probe.answers(streaming=True) == probe.offline()
 
