@@ -15,7 +15,7 @@ from kvforge.serving.output_rows import News
 from kvforge.serving.processes import process_id, wait_gone
 
 FAKE = [sys.executable, str(Path(__file__).with_name("fake_engine.py")), "--vocab-size", "300", "--step-s", "0.001"]
-WAIT_S = 60.0
+WAIT_S = 180.0
 
 
 class Listener:
