@@ -23,13 +23,18 @@ _DRAFTS: tuple[Column, ...] = (
     ("mean_accepted_length", "per draft", 10, ".2f"),
 )
 _EARLY_EXITS: tuple[Column, ...] = (("early_exits", "early exits", 12, ""),)
+_CHUNKS: tuple[Column, ...] = (("selected_chunks", "chunks", 9, ""), ("chunk_hit_rate", "in place", 9, ".1%"))
+_NOTHING = {"early_exits": 0, "selected_chunks": 0, "chunk_hit_rate": 0.0}
+"""What ``measure`` leaves out where there was none."""
 
 
 class BenchTable:
-    """Lines of a table: with ``drafts`` also how many were accepted, with ``early_exits`` how many there were."""
+    """Lines of a table: with ``drafts`` also how many were accepted, with ``early_exits`` how many there were, with
+    ``chunks`` how many ShadowKV selected and the share of them that was in place."""
 
-    def __init__(self, drafts: bool, early_exits: bool) -> None:
-        self._columns = (*_WORKLOAD, *(_DRAFTS if drafts else ()), *(_EARLY_EXITS if early_exits else ()))
+    def __init__(self, drafts: bool, early_exits: bool, chunks: bool) -> None:
+        more = ((drafts, _DRAFTS), (early_exits, _EARLY_EXITS), (chunks, _CHUNKS))
+        self._columns = [*_WORKLOAD, *(column for is_there, columns in more if is_there for column in columns)]
 
     def head(self) -> str:
         """Return the line of titles."""
@@ -37,7 +42,7 @@ class BenchTable:
 
     def row(self, workload: Workload, result: dict[str, Any]) -> str:
         """Return the line of one workload and its ``measure``."""
-        values = {"early_exits": 0} | dataclasses.asdict(workload) | result
+        values = _NOTHING | dataclasses.asdict(workload) | result
         return " ".join(_cell(format(values[key], form), width) for key, _, width, form in self._columns)
 
 

@@ -48,6 +48,7 @@ def run(args: argparse.Namespace) -> int:
     from kvforge.bench.table import BenchTable
     from kvforge.bench.workload import check_fits, load_workloads, measure, warm_up
     from kvforge.errors import KvforgeError
+    from kvforge.kv_policies import ShadowKV
     from kvforge.runtime import LLMEngine
 
     if args.num_runs < 1:
@@ -64,7 +65,11 @@ def run(args: argparse.Namespace) -> int:
     )
     for workload in workloads:
         check_fits(workload, engine)
-    table = BenchTable(options["speculative"] is not None, options["early_exit_threshold"] is not None)
+    table = BenchTable(
+        drafts=options["speculative"] is not None,
+        early_exits=options["early_exit_threshold"] is not None,
+        chunks=isinstance(engine.config.kv_policy, ShadowKV),
+    )
     if not args.json:
         print(table.head())
     warm_up(engine, workloads, args.seed)

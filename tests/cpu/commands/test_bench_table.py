@@ -5,23 +5,33 @@ from pathlib import Path
 
 import pytest
 
+from kvforge.bench.workload import measure
 from kvforge.cli import main
 from kvforge.runtime import LLMEngine
 from tests.support.exit_session import ExitSession
+from tests.support.fake_shadow_session import FakeShadowSession
 
-WORKLOADS = {"few": {"requests": 2, "input_tokens": 9, "output_tokens": 60}}
+WORKLOADS = {"few": {"requests": 2, "input_tokens": 12, "output_tokens": 60}}
 
 
 @pytest.fixture
 def bench(tmp_path: Path, monkeypatch, capsys):
-    """Runs ``kvforge bench`` on a fake engine that repeats itself; returns the lines it prints."""
+    """Runs ``kvforge bench`` on a fake engine that repeats itself; returns the lines it prints. Every run of a test
+    shows what the first has measured, as the number of drafts depends on their time."""
     path = tmp_path / "workloads.json"
     path.write_text(json.dumps(WORKLOADS))
 
     def engine(_, kv_cache_gib, **options):
         return LLMEngine(session=ExitSession(memory=1, vocab_size=8), num_pages=64, **options)
 
+    measured = []
+
+    def measure_once(*arguments):
+        measured.append(measured[0] if measured else measure(*arguments))
+        return measured[-1]
+
     monkeypatch.setattr("kvforge.runtime.LLMEngine", engine)
+    monkeypatch.setattr("kvforge.bench.workload.measure", measure_once)
 
     def run(*arguments: str) -> list[str]:
         assert main(["bench", "ENGINE", "--workloads", str(path), *arguments]) == 0
@@ -44,11 +54,20 @@ def bench(tmp_path: Path, monkeypatch, capsys):
     ],
 )
 def test_columns(bench, arguments, titles, keys) -> None:
-    """Tokens and drafts are the same in every run, so the line of numbers says what the JSON does."""
     head, row = bench(*arguments)
     assert head.endswith(f"combined tok/s{titles}") and len(head) == len(row)
     counts = json.loads(bench(*arguments, "--json")[0])
     expected = [format(counts.get(key, 0), form) for key, form in keys.items()]
-    assert row.split()[:4] == ["few", "2", "9", "60"] and row.split()[7:] == expected
-    if keys and arguments[-1] != "1":
-        assert counts[next(iter(keys))] > 0
+    assert row.split()[:4] == ["few", "2", "12", "60"] and row.split()[7:] == expected
+    assert ("early_exits" in counts) == (arguments[-1:] == ["0.5"])
+
+
+def test_columns_of_shadowkv(bench, monkeypatch) -> None:
+    def engine(_, kv_cache_gib, **options):
+        return LLMEngine(session=FakeShadowSession(), num_pages=64, num_shadow_pages=32, **options)
+
+    monkeypatch.setattr("kvforge.runtime.LLMEngine", engine)
+    head, row = bench()
+    counts = json.loads(bench("--json")[0])
+    assert head.endswith("combined tok/s    chunks  in place") and len(head) == len(row)
+    assert row.split()[7:] == [str(counts.get("selected_chunks", 0)), format(counts.get("chunk_hit_rate", 0.0), ".1%")]
