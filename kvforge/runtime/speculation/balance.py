@@ -2,9 +2,9 @@
 
 FIRST, ENOUGH = 0.5, 0.25
 """Balance to begin with, and from which drafting is tried again."""
-LEAST, MOST = -2.0, 2.0
+LEAST, MOST = -1.0, 2.0
 """So many steps without drafting always suffice, and so soon it ends where it no longer pays."""
-SHARE = 0.02
+SHARE = 0.01
 """Of the time without drafting: what is spent on trying it."""
 
 
