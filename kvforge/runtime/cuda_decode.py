@@ -114,7 +114,8 @@ class DecodeGraphs:
         _fill_table(host[5], step.page_table)
         _fill_shadow(host[6:], step.shadow)
         inputs = self._lower_buffer.device()
-        return self._run("lower", bucket, lambda: self._lower([*inputs[:6], *pools, *inputs[6:]])[0])[:num_seqs]
+        step_inputs, shadow = inputs[:6], inputs[6:]
+        return self._run("lower", bucket, lambda: self._lower([*step_inputs, *pools, *shadow])[0], shadow)[:num_seqs]
 
     def upper(self, bucket: tuple[int, ...], step: UpperStep, pools: Sequence[Tensor]) -> Tensor:
         """Return logits ``[S, vocab_size]`` on the device, valid until the next decode step."""
@@ -132,24 +133,39 @@ class DecodeGraphs:
         static = self._place("lower", hidden)[:batch]
         if hidden.data_ptr() != static.data_ptr():
             static[:num_seqs].copy_(hidden)
-        return self._run("upper", bucket, lambda: self._upper([static, *inputs[:5], *pools, *inputs[5:]])[0])[:num_seqs]
+        step_inputs, shadow = [static, *inputs[:5]], inputs[5:]
+        return self._run("upper", bucket, lambda: self._upper([*step_inputs, *pools, *shadow])[0], shadow)[:num_seqs]
 
     def clear(self) -> None:
         """Forget all captured graphs."""
         self._captured.clear()
 
-    def _run(self, name: str, bucket: tuple[int, ...], function: Callable[[], Tensor]) -> Tensor:
-        """Replay the bucket's graph of ``function``, captured if need be, and return its result, padding included."""
+    def _run(
+        self, name: str, bucket: tuple[int, ...], function: Callable[[], Tensor], shadow: Sequence[Tensor]
+    ) -> Tensor:
+        """Replay the bucket's graph of ``function``, captured if need be, and return its result, padding included.
+        ``shadow`` are those of its inputs that say who is factored."""
         graph = self._captured.get((name, bucket))
         if graph is None:
-
-            def into_place() -> Tensor:
-                result = function()
-                return self._place(name, result)[: result.shape[0]].copy_(result)
-
-            graph = self._captured[name, bucket] = DecodeGraph(*self._capture(into_place))
+            graph = self._captured[name, bucket] = self._record(name, function, shadow)
         graph.work.replay()
         return graph.result
+
+    def _record(self, name: str, function: Callable[[], Tensor], shadow: Sequence[Tensor]) -> DecodeGraph:
+        """Capture ``function``. That runs it once more than it is replayed, which would count the chunks of a step
+        twice: in that run nobody is factored. K,V that it writes are written again."""
+
+        def into_place() -> Tensor:
+            result = function()
+            return self._place(name, result)[: result.shape[0]].copy_(result)
+
+        slots = [slot.clone() for slot in shadow[:1]]
+        for slot in shadow[:1]:
+            slot.fill_(-1)
+        graph = DecodeGraph(*self._capture(into_place))
+        for slot, own in zip(shadow[:1], slots, strict=True):
+            slot.copy_(own)
+        return graph
 
     def _place(self, name: str, like: Tensor) -> Tensor:
         """Where every graph of this name leaves its result: rows as ``like``'s, of the largest batch."""

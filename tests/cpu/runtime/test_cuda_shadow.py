@@ -11,6 +11,7 @@ from kvforge.errors import EngineError
 from kvforge.runtime import mapped_memory
 from kvforge.runtime.cuda_session import CudaSession
 from kvforge.runtime.mapped_memory import mapped_host_memory
+from kvforge.runtime.pools import COUNTS
 from model_defs import load_config
 from tests.support.cuda_recorder import Recorder
 from tests.support.eager_session import EagerSession, random_session
@@ -94,6 +95,23 @@ def test_tables_of_shadow_pages_have_widths_of_their_own(eager: EagerSession, mo
     assert slot.tolist() == [-1] * 4 and table.shape == (4, 2) and not num_chunks.any()
     session.warm_up(steps.pools, 80, max_num_seqs=2)
     assert len(recorder.recordings) == 2 + 2 * 2
+
+
+@torch.inference_mode()
+def test_chunks_of_a_step_whose_graph_is_captured_are_counted_once(eager: EagerSession) -> None:
+    recorder, counts = Recorder(), []
+    for session in (padded(eager, recorder), eager):
+        steps = ShadowSteps(session, 2, 80)
+        steps.run([list(range(60)), list(range(7))])
+        steps.factor(0)
+        for pool in steps.pools:
+            pool[COUNTS].zero_()
+        for token in (5, 6, 7):
+            steps.run([[token], [token]])
+        counts.append([pool[COUNTS].tolist() for pool in steps.pools])
+    assert len(recorder.recordings) == 2 and counts[0] == counts[1]
+    # 3 steps of 4 chunks in each head, by one layer below the cut and by two above it.
+    assert [pool[steps.slots[0]][0][0] for pool in counts[0]] == [12, 24]
 
 
 def test_warm_up_writes_nothing(eager: EagerSession) -> None:
