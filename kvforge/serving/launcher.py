@@ -26,6 +26,7 @@ from kvforge.serving.processes import (
     descendants,
     how_it_ended,
     model_of_stub,
+    process_id,
     processes_of,
     raise_open_files_limit,
     wait_gone,
@@ -65,6 +66,7 @@ class TritonServer:
         self.options = options or ServerOptions()
         self._command = command or engine_command(self.engine_dir, self.options)
         self._process: subprocess.Popen | None = None
+        self._server_id: ProcessId | None = None
         self._run_dir: Path | None = None
         self._state: StateReader | None = None
         self._sink: LogSink | None = None
@@ -149,6 +151,7 @@ class TritonServer:
                 start_new_session=True,
                 umask=PRIVATE_UMASK,
             )
+            self._server_id = process_id(self._process.pid)
             assert self._process.stdout is not None
             self._log = LogPump(self._process.stdout, self._sink)
             self._wait_ready(self._process, cancelled)
@@ -174,7 +177,7 @@ class TritonServer:
             started = descendants(process.pid)
             process.kill()
             process.wait()
-            started = [*self._stubs, *started, *processes_of(process.pid)]
+            started = [*self._stubs, *started, *processes_of(process.pid, self._server_id)]
             for child in started:
                 child.kill()
             wait_gone(started, END_TIMEOUT_S)

@@ -9,6 +9,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+STUB = "triton_python_backend_stub"
+
 
 @dataclass(frozen=True)
 class ProcessId:
@@ -24,7 +26,7 @@ class ProcessId:
 
     def kill(self) -> None:
         if self.is_alive():
-            with contextlib.suppress(ProcessLookupError):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(self.pid, signal.SIGKILL)
 
 
@@ -60,19 +62,32 @@ def how_it_ended(status: int) -> str:
     return f"signal {-status}" if status < 0 else f"exit status {status}"
 
 
-def processes_of(server_pid: int) -> list[ProcessId]:
+def processes_of(server_pid: int, server: ProcessId | None) -> list[ProcessId]:
     """The stubs of one tritonserver, then its engine's process, also when it has ended: by its pid on their command
-    lines, because orphans have another parent."""
-    pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
-    found = [(process_id(pid), _words(pid)) for pid in pids]
-    stubs = [process for process, words in found if _is_stub(words) and words[5] == str(server_pid)]
-    engines = [process for process, words in found if _is_engine_of(words, server_pid)]
-    return [process for process in [*stubs, *engines] if process is not None]
+    lines, because orphans have another parent. `server` is the one that is meant, None when it had ended before it was
+    looked at; those of another that has the pid now, or has it in another container, are not its processes."""
+    holder, namespace = process_id(server_pid), _pid_namespace("self")
+    found: list[tuple[bool, ProcessId]] = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or not ((words := _words(entry.name)) and _is_of(words, server_pid)):
+            continue
+        process = process_id(int(entry.name))
+        if process is None or _pid_namespace(entry.name) != namespace:
+            continue
+        if holder in (None, server) or process.start_time < holder.start_time:
+            found.append((not _is_stub(words), process))
+    return [process for _, process in sorted(found, key=lambda pair: pair[0])]
+
+
+def server_of_stub() -> int:
+    """The pid of the tritonserver that started this stub: not the parent's, which is another's once that has ended."""
+    words = _words("self")
+    return int(words[5]) if _is_stub(words) else os.getppid()
 
 
 def model_of_stub(stub: ProcessId) -> str:
     """The model that a Triton Python backend process runs, by the model.py on its command line."""
-    words = _words(stub.pid)
+    words = _words(str(stub.pid))
     return Path(words[1]).parent.parent.name if _is_stub(words) else "?"
 
 
@@ -85,21 +100,31 @@ def raise_open_files_limit() -> int:
     return hard
 
 
-def _words(pid: int) -> list[str]:
+def _words(pid: str) -> list[str]:
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
     except OSError:
         return []
 
 
+def _pid_namespace(pid: str) -> str | None:
+    """None where the system does not say, which it does not of another user's processes."""
+    try:
+        return os.readlink(f"/proc/{pid}/ns/pid")
+    except OSError:
+        return None
+
+
+def _is_of(words: list[str], server_pid: int) -> bool:
+    """A stub has the pid in its place, the engine by the arguments that the stub gives it (engine_process.py)."""
+    pid = str(server_pid)
+    is_engine = "--socket-fd" in words and ("--server-pid", pid) in itertools.pairwise(words)
+    return is_engine or (_is_stub(words) and words[5] == pid)
+
+
 def _is_stub(words: list[str]) -> bool:
     """Whether the words are program, model.py, a shared memory region, its size, its growth, tritonserver's pid, …"""
-    return len(words) > 5 and words[1].endswith("/model.py")
-
-
-def _is_engine_of(words: list[str], server_pid: int) -> bool:
-    """By the arguments that the stub gives it (engine_process.py)."""
-    return "--socket-fd" in words and ("--server-pid", str(server_pid)) in itertools.pairwise(words)
+    return len(words) > 5 and Path(words[0]).name == STUB and words[1].endswith("/model.py") and words[5].isdecimal()
 
 
 def _by_parent() -> dict[int, list[ProcessId]]:

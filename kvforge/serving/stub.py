@@ -2,7 +2,6 @@
 
 import json
 import logging
-import os
 import secrets
 import time
 from typing import Any
@@ -26,6 +25,7 @@ from kvforge.serving.parameters import (
     timeout_s,
     wants_errors_as_tensors,
 )
+from kvforge.serving.processes import server_of_stub
 from kvforge.serving.request import is_stop, parse_batch
 from kvforge.serving.request_watch import RequestWatch
 from kvforge.serving.responses import chunk_arrays, failure_arrays, heartbeat_arrays
@@ -58,8 +58,9 @@ class Stub:
         self._state = StateWriter(config.run_dir)
         self._senders = SenderPool(self._send)
         self._acks = AckListener(str(config.ack_socket), self.on_ack)
-        self._client = EngineClient([*config.engine_command, "--server-pid", str(os.getppid())], self)
-        end_with_server(os.getppid())
+        server_pid = server_of_stub()
+        self._client = EngineClient([*config.engine_command, "--server-pid", str(server_pid)], self)
+        end_with_server(server_pid)
         self._client.start()
         self._watch = RequestWatch(self, self._requests, config.poll_s, config.run_dir)
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvforge.errors import MissingToolError
+from kvforge.serving.processes import STUB
 
-STUB = "triton_python_backend_stub"
 HOW_TO_GET_ONE = "install it with pip install -e '.[serve]' in the source tree, or put tritonserver on PATH"
 
 

@@ -55,7 +55,7 @@ def end_with_server(server_pid: int) -> None:
                 orphan.remove()  # at once, because one of the others may end this one first
             if server is not None:
                 server.kill()
-            for process in processes_of(server_pid):
+            for process in processes_of(server_pid, server):
                 if process.pid != os.getpid():
                     process.kill()
             if orphan is not None:

@@ -5,15 +5,16 @@ import queue
 import socket
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from kvforge.errors import KvforgeError, MissingToolError
-from kvforge.serving import triton_install
+from kvforge.serving import processes, triton_install
 from kvforge.serving.acks import AckListener, AckSender
 from kvforge.serving.ports import choose_ports
-from kvforge.serving.processes import children, descendants, process_id, processes_of, wait_gone
+from kvforge.serving.processes import STUB, ProcessId, children, descendants, process_id, processes_of, wait_gone
 from kvforge.serving.repository import MODELS, repository_templates
 from kvforge.serving.triton_install import find_triton
 
@@ -69,25 +70,73 @@ def test_process_ids_tell_a_living_process_from_a_gone_one() -> None:
     assert process_id(child.pid) is None
 
 
-def test_a_servers_processes_are_known_by_its_pid_stubs_first(tmp_path: Path) -> None:
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., ProcessId]]:
+    """Starts a process that waits, under the name and with the words given; MODEL stands for a stub's model.py."""
     script = tmp_path / "model.py"
     script.write_text("input()")
-    server, other = str(2**22 + 1), str(2**22 + 2)  # above any pid
-    commands = [
-        ["-c", "input()", "--server-pid", server, "--socket-fd", "3"],
-        [str(script), "region", "1", "1", server, "0"],
-        [str(script), "region", "1", "1", other, "0"],
-        ["-c", "input()", "--server-pid", other, "--socket-fd", server],
-        ["-c", "input()", server],
-    ]
-    started = [subprocess.Popen([sys.executable, *command], stdin=subprocess.PIPE) for command in commands]
-    try:
-        assert [process.pid for process in processes_of(int(server))] == [started[1].pid, started[0].pid]
-        assert {process.pid for process in processes_of(int(other))} == {started[2].pid, started[3].pid}
-    finally:
-        for process in started:
-            process.communicate(b"\n")
-    assert processes_of(int(server)) == []
+    started: list[subprocess.Popen] = []
+
+    def start(name: str, *words: str) -> ProcessId:
+        command = [name, *(str(script) if word == MODEL else word for word in words)]
+        started.append(subprocess.Popen(command, executable=sys.executable, stdin=subprocess.PIPE))
+        found = process_id(started[-1].pid)
+        assert found is not None
+        return found
+
+    yield start
+    for process in started:
+        process.communicate(b"\n")
+
+
+MODEL = "model.py"
+SERVER, OTHER = 2**22 + 1, 2**22 + 2
+"""Above any pid."""
+
+
+def stub_words(server_pid: int) -> tuple[str, ...]:
+    return (STUB, MODEL, "region", "1", "1", str(server_pid), "0")
+
+
+def test_a_servers_processes_are_known_by_its_pid_stubs_first(start: Callable[..., ProcessId]) -> None:
+    server, other = str(SERVER), str(OTHER)
+    engine = start("python", "-c", "input()", "--server-pid", server, "--socket-fd", "3")
+    stub = start(*stub_words(SERVER))
+    others = {
+        start(*stub_words(OTHER)),
+        start("python", "-c", "input()", "--server-pid", other, "--socket-fd", server),
+    }
+    start("python", "-c", "input()", server)
+    start("python", *stub_words(SERVER)[1:])  # somebody's program whose words look like a stub's
+    assert processes_of(SERVER, None) == [stub, engine]
+    assert set(processes_of(OTHER, None)) == others
+
+
+def test_the_processes_of_who_got_a_servers_pid_later_are_not_the_servers(start: Callable[..., ProcessId]) -> None:
+    old = start(*stub_words(os.getpid()))
+    assert processes_of(os.getpid(), None) == []  # whoever has the pid now was there before the stub
+    assert processes_of(os.getpid(), process_id(os.getpid())) == [old]
+    assert processes_of(os.getpid(), ProcessId(os.getpid(), 1)) == []
+
+
+def test_a_pid_of_another_container_is_another(
+    start: Callable[..., ProcessId], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stub = start(*stub_words(SERVER))
+    assert processes_of(SERVER, None) == [stub]
+    spaces = {str(stub.pid): "pid:[2]", "self": "pid:[1]"}
+    monkeypatch.setattr(processes, "_pid_namespace", lambda pid: spaces.get(pid, "pid:[1]"))
+    assert processes_of(SERVER, None) == []
+
+
+def test_a_stub_knows_its_server_though_that_has_ended(tmp_path: Path) -> None:
+    script = tmp_path / "model.py"
+    script.write_text("from kvforge.serving.processes import server_of_stub\nprint(server_of_stub())")
+    stub = [str(script) if word == MODEL else word for word in stub_words(SERVER)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    for words, expected in ((stub, SERVER), (["python", *stub[1:]], os.getpid())):
+        told = subprocess.run(words, executable=sys.executable, env=environment, capture_output=True, check=True)
+        assert int(told.stdout) == expected
 
 
 def test_templates_are_complete() -> None:

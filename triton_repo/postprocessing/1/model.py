@@ -1,13 +1,13 @@
 """Triton's `postprocessing` model: token ids in, text out. The work is in kvforge.serving.postprocess."""
 
 import json
-import os
 
 import triton_python_backend_utils as pb_utils
 
 from kvforge.errors import RequestError, first_line
 from kvforge.serving.acks import AckSender
 from kvforge.serving.postprocess import make_postprocessor
+from kvforge.serving.processes import server_of_stub
 from kvforge.serving.request_log import configure_model
 from kvforge.serving.watchdog import end_with_server
 
@@ -16,7 +16,7 @@ READ = ("TOKENS_BATCH", "SEQUENCE_LENGTH", "STREAM_STATE")
 
 class TritonPythonModel:
     def initialize(self, args):
-        end_with_server(os.getppid())
+        end_with_server(server_of_stub())
         configure_model(args)
         settings = json.loads(args["model_config"])["parameters"]
         parameters = {key: value["string_value"] for key, value in settings.items()}

@@ -1,7 +1,6 @@
 """Triton's `preprocessing` model: text in, token ids out. The work is in kvforge.serving.preprocess."""
 
 import json
-import os
 
 import triton_python_backend_utils as pb_utils
 
@@ -9,13 +8,14 @@ from kvforge.errors import RequestError, first_line
 from kvforge.serving.contract import TEXT_INPUTS
 from kvforge.serving.parameters import check_parameters, client_id, read_parameters
 from kvforge.serving.preprocess import make_preprocessor
+from kvforge.serving.processes import server_of_stub
 from kvforge.serving.request_log import configure_model, log_request
 from kvforge.serving.watchdog import end_with_server
 
 
 class TritonPythonModel:
     def initialize(self, args):
-        end_with_server(os.getppid())
+        end_with_server(server_of_stub())
         configure_model(args)
         config = json.loads(args["model_config"])
         self._inputs = [tensor["name"] for tensor in config["input"]]

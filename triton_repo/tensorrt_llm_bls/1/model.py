@@ -1,17 +1,16 @@
 """Triton's `tensorrt_llm_bls` model: text in, text out, calling tensorrt_llm. The work is in kvforge.serving.bls."""
 
-import os
-
 import triton_python_backend_utils as pb_utils
 
 from kvforge.serving.bls import TextServer
+from kvforge.serving.processes import server_of_stub
 from kvforge.serving.request_log import configure_model
 from kvforge.serving.watchdog import end_with_server
 
 
 class TritonPythonModel:
     def initialize(self, args):
-        end_with_server(os.getppid())
+        end_with_server(server_of_stub())
         configure_model(args)
         self._server = TextServer(pb_utils, args)
 
