@@ -192,7 +192,7 @@ def load_manifest(engine_dir: str | Path) -> Manifest:
         )
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise EngineError(f"{path} is damaged ({error}); rebuild the engine with kvforge build.") from None
     version = data.get("schema_version") if isinstance(data, dict) else None
     if version != SCHEMA_VERSION:

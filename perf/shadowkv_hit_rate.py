@@ -1,4 +1,4 @@
-"""How often a chunk that ShadowKV selects is in place from the step before, on the tiny models' own prompts.
+"""How often a chunk that ShadowKV selects is in place already, on the tiny models' own prompts.
 
     python -m perf.shadowkv_hit_rate [--work DIR] [--budget 256 512] [--model "no cut"]
 

@@ -189,14 +189,14 @@ def activation_bytes(manifest: Manifest) -> int:
 
 
 def _selection_bytes(manifest: Manifest) -> int:
-    """Return what a layer that selects chunks holds of a sequence: the keys of all selected tokens, with their rows,
-    positions and targets, and its own sv."""
+    """Return what a layer that selects chunks holds of a sequence: every head's scores of all chunks and, of each KV
+    head, the chunks that it selects, those that are missed and their places."""
     policy = manifest.policy
     if not isinstance(policy, ShadowKV):
         return 0
-    kv_dim, element_bytes = manifest.num_kv_heads * manifest.head_dim, manifest.kv_format.element_bytes
-    tokens = policy.sparse_budget * (kv_dim * element_bytes + 3 * 4 * manifest.num_kv_heads)
-    return tokens + policy.rank * kv_dim * element_bytes
+    pages = -(-manifest.max_seq_len // manifest.page_size)
+    scores = manifest.num_heads * pages * (manifest.page_size // policy.chunk_size)
+    return 4 * (scores + 3 * manifest.num_kv_heads * policy.max_selected)
 
 
 def load_session(engine_dir: Path, manifest: Manifest) -> CudaSession:

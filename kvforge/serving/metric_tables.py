@@ -98,7 +98,7 @@ COUNTERS: dict[str, tuple[Reader, str]] = {
     ),
     "kvforge_shadowkv_reused_chunks_total": (
         lambda s: s["num_reused_chunks"],
-        "Selected chunks that were in place from the step before",
+        "Selected chunks that were in place already",
     ),
     "kvforge_failed_steps_total": (lambda s: s["num_failed_steps"], "Steps that ended in an error"),
 }

@@ -23,7 +23,7 @@ class CacheShape:
     host_page_bytes: int = 0
     """Of the host, of a page of values."""
     slot_bytes: int = 0
-    """Of the device, of sv and the chunks in their places of one sequence."""
+    """Of the device, of sv, the chunks in their places and their counts of one sequence."""
 
     @property
     def can_factor(self) -> bool:

@@ -71,6 +71,13 @@ def test_the_order_of_keys_and_white_space_mean_nothing(tmp_path: Path) -> None:
     assert load_manifest(tmp_path) == manifest
 
 
+@pytest.mark.parametrize("text", ["[" * 200_000, '{"schema_version": ' + "6" * 5000 + "}", "{", "\udcff"])
+def test_what_no_parser_takes_is_one_sentence(text: str, tmp_path: Path) -> None:
+    (tmp_path / "engine.json").write_bytes(text.encode(errors="surrogateescape"))
+    with pytest.raises(EngineError, match=r"engine\.json is damaged \(.*; rebuild the engine"):
+        load_manifest(tmp_path)
+
+
 @pytest.mark.parametrize("field", ["kv_policy", "kv_policy_parameters"])
 def test_an_engine_without_its_policy_is_refused(field, tmp_path: Path) -> None:
     write(tmp_path)

@@ -1,5 +1,6 @@
 """The cuda session's staging and padding of ShadowKV's inputs, on the CPU with eager graphs inside."""
 
+import dataclasses
 import itertools
 
 import pytest
@@ -9,7 +10,7 @@ from torch import Tensor
 from kvforge.compiler.options import BuildOptions
 from kvforge.errors import EngineError
 from kvforge.runtime import mapped_memory
-from kvforge.runtime.cuda_session import CudaSession
+from kvforge.runtime.cuda_session import CudaSession, activation_bytes
 from kvforge.runtime.mapped_memory import mapped_host_memory
 from kvforge.runtime.pools import COUNTS
 from model_defs import load_config
@@ -122,6 +123,12 @@ def test_warm_up_writes_nothing(eager: EagerSession) -> None:
     assert not any(tensor.any() for pool in pools for tensor in (*pool[:6], *pool[7:]))
     assert [tensor.shape[0] for tensor in itertools.chain.from_iterable(pools)] == [12, 12, 9, 9, 9, 4, 4, 4, 9] * 2
     assert torch.equal(session.rope_tables[0], eager.rope_tables[0])
+
+
+def test_memory_is_kept_free_for_the_scores_of_all_chunks(eager: EagerSession) -> None:
+    """4 heads' fp32 scores of 2 chunks a page, of 6 sequences: 256 tokens more are 32 pages of 8."""
+    longer = dataclasses.replace(eager.manifest, max_seq_len=eager.manifest.max_seq_len + 256)
+    assert activation_bytes(longer) - activation_bytes(eager.manifest) == 6 * 4 * 4 * 2 * 32
 
 
 def test_memory_for_a_gpu_is_locked_as_long_as_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
