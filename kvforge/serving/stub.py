@@ -46,6 +46,8 @@ class Stub:
 
     def __init__(self, pb: Any, args: dict[str, str]) -> None:
         """Start the engine and wait until it is loaded. Raises EngineError with the engine's message."""
+        server_pid = server_of_stub()
+        end_with_server(server_pid)  # first: metrics already wait for the server's answer
         self._pb = pb
         config = self._config = StubConfig.of(json.loads(args["model_config"]))
         request_log.configure(config.log_format, config.log_level)
@@ -58,9 +60,7 @@ class Stub:
         self._state = StateWriter(config.run_dir)
         self._senders = SenderPool(self._send)
         self._acks = AckListener(str(config.ack_socket), self.on_ack)
-        server_pid = server_of_stub()
         self._client = EngineClient([*config.engine_command, "--server-pid", str(server_pid)], self)
-        end_with_server(server_pid)
         self._client.start()
         self._watch = RequestWatch(self, self._requests, config.poll_s, config.run_dir)
 

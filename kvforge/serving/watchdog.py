@@ -1,6 +1,8 @@
 """Ends processes whose server is gone, so that nothing is orphaned when tritonserver is killed."""
 
 import os
+import signal
+import sys
 import threading
 import time
 
@@ -8,6 +10,8 @@ from kvforge.serving.leftovers import Leftovers
 from kvforge.serving.processes import process_id, processes_of
 
 PERIOD_S = 0.5
+END_WITHIN_S = 5
+"""Whole seconds that a process has to end the others; then SIGALRM ends it, whoever holds the interpreter's lock."""
 
 _ending = threading.Lock()
 """Held by the watch that ends this process, so that the other one does not while it still has work to do."""
@@ -36,7 +40,7 @@ def end_with_server(server_pid: int) -> None:
     A stub that waits for an answer of a killed tritonserver holds the interpreter's lock for ever, so its own
     watch never runs: every process kills all the others before it ends itself, so that whichever is the last to
     be alive has killed them. When the launcher ended without ending its server, nobody would: this kills
-    tritonserver too and removes what is left of it.
+    tritonserver too and removes what is left of it. Where that is so at the call, it does not return.
     """
     server = process_id(server_pid)
     leftovers = Leftovers.from_environment()
@@ -45,9 +49,12 @@ def end_with_server(server_pid: int) -> None:
     def is_orphan() -> bool:
         return leftovers is not None and (launcher is None or not launcher.is_alive())
 
-    def watch() -> None:
-        while server is not None and server.is_alive() and not is_orphan():
-            time.sleep(PERIOD_S)
+    def is_over() -> bool:
+        return server is None or not server.is_alive() or is_orphan()
+
+    def end() -> None:
+        signal.alarm(END_WITHIN_S)  # the kernel's: what follows lets others have the lock, and may never get it back
+        sys.setswitchinterval(1e-5)
         _ending.acquire()
         orphan = leftovers if is_orphan() else None
         try:
@@ -63,4 +70,11 @@ def end_with_server(server_pid: int) -> None:
         finally:
             os._exit(1)
 
+    def watch() -> None:
+        while not is_over():
+            time.sleep(PERIOD_S)
+        end()
+
+    if is_over():
+        end()
     threading.Thread(target=watch, name="server-watch", daemon=True).start()
