@@ -5,13 +5,14 @@ import sys
 from kvforge.errors import KvforgeError
 from kvforge.gateway.options import parse_options
 from kvforge.gateway.server import run
+from kvforge.serving.leftovers import remove_gateway_folder
 from kvforge.serving.watchdog import exit_with_parent
 
 
 def main(argv: list[str] | None = None) -> int:
     options = parse_options(argv)
     if options.exit_with_parent:
-        exit_with_parent()
+        exit_with_parent(lambda: remove_gateway_folder(options.state_file))
     try:
         run(options, lambda url: print(f"kvforge: OpenAI API at {url}", flush=True))
     except KvforgeError as error:

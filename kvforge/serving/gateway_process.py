@@ -13,6 +13,7 @@ from pathlib import Path
 from kvforge.errors import KvforgeError
 from kvforge.gateway import GatewayOptions, gateway_command
 from kvforge.serving.launcher import StartCancelled, TritonServer
+from kvforge.serving.leftovers import GATEWAY_FOLDER
 from kvforge.serving.log_pump import LogPump, LogSink
 from kvforge.serving.priority import lower
 from kvforge.serving.processes import how_it_ended
@@ -37,7 +38,7 @@ class GatewayProcess:
     def follow(self, server: TritonServer) -> None:
         """Read the state file of this server from now on: every one has a run directory of its own."""
         if self._folder is None:
-            self._folder = Path(tempfile.mkdtemp(prefix="kvforge-gateway-"))
+            self._folder = Path(tempfile.mkdtemp(prefix=GATEWAY_FOLDER))
         fresh = self._folder / "next"
         fresh.symlink_to(server.run_dir / STATE_FILE)
         fresh.replace(self._folder / STATE_FILE)

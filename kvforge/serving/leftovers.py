@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SHARED_MEMORY = Path("/dev/shm")
+GATEWAY_FOLDER = "kvforge-gateway-"
 LAUNCHER_PID, RUN_DIR, SHM_PREFIX = "KVFORGE_LAUNCHER_PID", "KVFORGE_RUN_DIR", "KVFORGE_SHM_PREFIX"
 
 
@@ -38,3 +39,9 @@ class Leftovers:
                 with contextlib.suppress(FileNotFoundError):
                     region.unlink()
         shutil.rmtree(self.run_dir, ignore_errors=True)
+
+
+def remove_gateway_folder(state_file: Path | None) -> None:
+    """For a gateway whose launcher was killed: remove the folder in which it was told of the server's state file."""
+    if state_file is not None and state_file.parent.name.startswith(GATEWAY_FOLDER):
+        shutil.rmtree(state_file.parent, ignore_errors=True)

@@ -5,6 +5,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 
 from kvforge.serving.leftovers import Leftovers
 from kvforge.serving.processes import process_id, processes_of
@@ -17,8 +18,8 @@ _ending = threading.Lock()
 """Held by the watch that ends this process, so that the other one does not while it still has work to do."""
 
 
-def exit_with_parent() -> None:
-    """End this process, abruptly, soon after the process that started it has ended.
+def exit_with_parent(before_exit: Callable[[], object] = lambda: None) -> None:
+    """End this process, abruptly, soon after the process that started it has ended, and `before_exit`.
 
     Polling the parent's pid, because PR_SET_PDEATHSIG follows the parent's *thread*.
     """
@@ -29,7 +30,10 @@ def exit_with_parent() -> None:
             time.sleep(PERIOD_S)
         time.sleep(2 * PERIOD_S)  # where the server has ended too, `end_with_server` notices and goes first
         with _ending:
-            os._exit(1)
+            try:
+                before_exit()
+            finally:
+                os._exit(1)
 
     threading.Thread(target=watch, name="parent-watch", daemon=True).start()
 

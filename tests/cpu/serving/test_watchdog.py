@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvforge.serving.leftovers import Leftovers
+from kvforge.serving.leftovers import GATEWAY_FOLDER, Leftovers, remove_gateway_folder
 
 HANGS = """
 import ctypes, threading, time
@@ -31,6 +31,20 @@ from kvforge.serving import watchdog
 
 watchdog.end_with_server({server})
 print("serving")
+"""
+
+GATEWAY = """
+import subprocess, sys
+
+subprocess.Popen([sys.executable, "-c", '''
+import pathlib, time
+from kvforge.serving import leftovers, watchdog
+
+watchdog.exit_with_parent(lambda: leftovers.remove_gateway_folder(pathlib.Path("{server}")))
+print("serving", flush=True)
+time.sleep(60)
+'''], stdout=sys.stdout)
+input()
 """
 
 
@@ -58,3 +72,22 @@ def test_who_loses_the_interpreters_lock_while_it_ends_the_others_ends_all_the_s
 def test_a_server_that_has_ended_is_asked_nothing_more(lives: bool) -> None:
     told = run(GOES_ON, os.getpid() if lives else ended().pid)
     assert (told.returncode, told.stdout) == ((0, b"serving\n") if lives else (1, b""))
+
+
+def test_a_gateway_removes_its_folder_after_its_launcher(tmp_path: Path) -> None:
+    mine, folder = tmp_path / "mine", tmp_path / f"{GATEWAY_FOLDER}x"
+    for path in (mine, folder):
+        path.mkdir()
+        (path / "state.json").write_text("")
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", GATEWAY.format(server=folder / "state.json")],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    )  # fmt: skip
+    assert launcher.stdout is not None and launcher.stdout.readline() == b"serving\n"
+    launcher.kill()
+    assert launcher.stdout.read() == b""  # at the gateway's end
+    launcher.communicate()
+    assert not folder.exists()
+    remove_gateway_folder(mine / "state.json")
+    remove_gateway_folder(None)
+    assert mine.exists()
