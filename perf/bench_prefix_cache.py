@@ -22,7 +22,7 @@ from kvforge.engine import load_manifest
 from kvforge.errors import KvforgeError
 from kvforge.runtime import LLMEngine, SamplingParams
 from kvforge.runtime.session import Session, load_session
-from perf.load.command import add_report, run_program
+from perf.load.command import add_report, positive, run_program
 
 VARIANTS = {"with": True, "without": False}
 
@@ -107,11 +107,15 @@ def main() -> int:
     """Parse the command line, measure, print and write the report."""
     parser = argparse.ArgumentParser(description="Measure what the prefix cache saves for requests that begin alike.")
     parser.add_argument("--engine", type=Path, required=True, help="an engine directory")
-    parser.add_argument("--requests", type=int, default=32)
-    parser.add_argument("--prefix", type=int, default=1500, help="tokens that all begin with (default %(default)s)")
-    parser.add_argument("--suffix", type=int, default=50, help="tokens of each one's own (default %(default)s)")
-    parser.add_argument("--output-tokens", type=int, default=16)
-    parser.add_argument("--num-runs", type=int, default=5, help="of each, of which medians are reported (default 5)")
+    parser.add_argument("--requests", type=positive, default=32)
+    parser.add_argument(
+        "--prefix", type=positive, default=1500, help="tokens that all begin with (default 1500)"
+    )
+    parser.add_argument("--suffix", type=positive, default=50, help="tokens of each one's own (default %(default)s)")
+    parser.add_argument("--output-tokens", type=positive, default=16)
+    parser.add_argument(
+        "--num-runs", type=positive, default=5, help="of each; medians are reported (default 5)"
+    )
     parser.add_argument("--seed", type=int, default=0)
     add_report(parser, "OUTPUT.json")
     args = parser.parse_args()

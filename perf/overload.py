@@ -23,7 +23,7 @@ from kvforge.engine import load_manifest
 from kvforge.serving.health import read_metrics
 from kvforge.serving.launcher import ServerOptions, TritonServer
 from perf.load.client import ERROR, Answer, LoadClient, ask_text, infer_request
-from perf.load.command import add_lengths, add_report, add_work, begin_report, run_program
+from perf.load.command import add_lengths, add_report, add_work, begin_report, positive, positive_float, run_program
 from perf.load.engines import tiny_engine, tokenizer_of
 from perf.load.memory import MemoryLog
 from perf.load.processes import CLIENT, CpuWindow, server_processes
@@ -227,20 +227,22 @@ def show(report: dict[str, Any]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Offer a server many times its capacity.")
-    parser.add_argument("--seconds", type=float, default=120.0)
-    parser.add_argument("--factor", type=float, default=10.0, help="offered rate over the peak's (default 10)")
-    parser.add_argument("--peak-seconds", type=float, default=20.0, help="of each closed loop (default 20)")
-    parser.add_argument("--concurrency", type=int, default=32, help="of the closed loops (default 32)")
-    parser.add_argument("--connections", type=int, default=64)
-    parser.add_argument("--max-num-seqs", type=int, default=32)
+    parser.add_argument("--seconds", type=positive_float, default=120.0)
+    parser.add_argument("--factor", type=positive_float, default=10.0, help="offered rate over the peak's (default 10)")
+    parser.add_argument("--peak-seconds", type=positive_float, default=20.0, help="of each closed loop (default 20)")
+    parser.add_argument("--concurrency", type=positive, default=32, help="of the closed loops (default 32)")
+    parser.add_argument("--connections", type=positive, default=64)
+    parser.add_argument("--max-num-seqs", type=positive, default=32)
     parser.add_argument("--max-queue-size", type=int, default=64)
-    parser.add_argument("--max-growth-mib", type=float, default=256.0, help="of any process (default 256)")
+    parser.add_argument("--max-growth-mib", type=positive_float, default=256.0, help="of any process (default 256)")
     add_lengths(parser, 128, 32)
     parser.add_argument("--engine", type=Path, help="default: the demo's tiny SwiftKV student")
     add_work(parser)
     parser.add_argument("--log-file", type=Path, help="keep the server's log here")
     add_report(parser, "OUTPUT.json")
     args = parser.parse_args()
+    if args.seconds <= RAMP_S:
+        parser.error(f"--seconds is {args.seconds:g}: the first {RAMP_S:g} do not count, so give more")
     report = run_program(args, lambda: run(args), show)
     return 1 if report is None or report["problems"] else 0
 

@@ -18,7 +18,7 @@ from kvforge.engine import load_manifest
 from kvforge.figures import check_figure
 from kvforge.serving.launcher import ServerOptions, TritonServer
 from perf.load.client import ask_text, ask_tokens
-from perf.load.command import add_lengths, add_levels, add_report, add_work, begin_report, run_program
+from perf.load.command import add_lengths, add_levels, add_report, add_work, begin_report, positive_float, run_program
 from perf.load.engines import TINY, tiny_engine, tokenizer_of
 from perf.load.files import write_report
 from perf.load.perf_analyzer import run_perf_analyzer
@@ -113,12 +113,12 @@ def make_parser() -> argparse.ArgumentParser:
     add_work(parser)
     parser.add_argument("--model", choices=("ensemble", "tensorrt_llm"), default="ensemble")
     add_levels(parser, [1, 2, 4, 8, 16, 32], min_requests=32, kv_cache_gib=1.0)
-    parser.add_argument("--request-rate", type=float, nargs="*", default=[], help="requests a second")
+    parser.add_argument("--request-rate", type=positive_float, nargs="*", default=[], help="requests a second")
     parser.add_argument("--request-distribution", choices=("constant", "poisson"), default="constant")
     parser.add_argument("--request-intervals", type=Path, help="file of pauses between requests, in microseconds")
     add_lengths(parser, 512, 32)
-    parser.add_argument("--goal-ttft-ms", type=float, default=500.0, help="for goodput (default 500)")
-    parser.add_argument("--goal-tpot-ms", type=float, default=50.0, help="for goodput (default 50)")
+    parser.add_argument("--goal-ttft-ms", type=positive_float, default=500.0, help="for goodput (default 500)")
+    parser.add_argument("--goal-tpot-ms", type=positive_float, default=50.0, help="for goodput (default 50)")
     add_report(parser, "OUTPUT.json, OUTPUT.md and OUTPUT.svg")
     return parser
 

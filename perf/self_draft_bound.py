@@ -22,7 +22,7 @@ from kvforge.engine import load_manifest
 from kvforge.runtime.session import load_session
 from perf.bench_engine import is_loadable
 from perf.early_exit_decode import TimedSession, decode, make_engine
-from perf.load.command import add_report, add_work, begin_report, run_markdown_program
+from perf.load.command import add_report, add_work, begin_report, positive, run_markdown_program
 from perf.random_checkpoint import LLAMA_213M, write_checkpoint
 
 CUT, GROUP, LENGTHS = 8, 4, (0, 1, 2, 4, 6)
@@ -99,8 +99,8 @@ def markdown(report: dict[str, Any]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description="The bound on self-drafts' speed.")
     add_work(parser)
-    parser.add_argument("--batch", type=int, nargs="+", default=[1, 4])
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--batch", type=positive, nargs="+", default=[1, 4])
+    parser.add_argument("--repeats", type=positive, default=5)
     add_report(parser, "OUTPUT.json and OUTPUT.md")
     args = parser.parse_args()
 

@@ -22,7 +22,7 @@ from kvforge.errors import KvforgeError
 from kvforge.serving.health import read_metrics
 from kvforge.serving.launcher import ServerOptions, TritonServer
 from perf.load.client import LoadClient, ask_text, infer_request
-from perf.load.command import add_lengths, add_report, add_work, begin_report, run_program
+from perf.load.command import add_lengths, add_report, add_work, begin_report, positive, run_program
 from perf.load.engines import TINY, VARIANTS_213M, engine_213m, tiny_engine, tokenizer_of
 from perf.load.processes import CpuWindow
 from perf.load.prompts import make_prompts
@@ -159,10 +159,10 @@ def main() -> int:
     parser.add_argument("--model", choices=("213m", "tiny"), default="213m")
     parser.add_argument("--variant", help=f"213m: one of {', '.join(VARIANTS_213M)}; tiny: one of {', '.join(TINY)}")
     add_work(parser)
-    parser.add_argument("--requests", type=int, default=32)
-    parser.add_argument("--concurrency", type=int, default=32)
+    parser.add_argument("--requests", type=positive, default=32)
+    parser.add_argument("--concurrency", type=positive, default=32)
     add_lengths(parser, 1024, 64)
-    parser.add_argument("--num-runs", type=int, default=2, help="of which medians are reported (default 2)")
+    parser.add_argument("--num-runs", type=positive, default=2, help="of which medians are reported (default 2)")
     add_report(parser, "OUTPUT.json")
     args = parser.parse_args()
     variants = VARIANTS_213M if args.model == "213m" else TINY

@@ -26,7 +26,7 @@ from kvforge.serving.health import read_metrics
 from kvforge.serving.launcher import ServerOptions, TritonServer
 from perf.load.cases import BAD_TEXT, BAD_TOKENS, Case, make_cases
 from perf.load.client import ERROR, Answer, LoadClient, ask_text, ask_tokens, infer_request
-from perf.load.command import add_report, add_work, begin_report, run_program
+from perf.load.command import add_report, add_work, begin_report, positive_float, run_program
 from perf.load.engines import tiny_engine
 from perf.load.gateway import Gateway, run_gateway
 from perf.load.http import completion_text, ensemble_text, post
@@ -252,8 +252,8 @@ def show(report: dict[str, Any]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Mixed traffic for a long time, every answer checked.")
-    parser.add_argument("--minutes", type=float, default=30.0)
-    parser.add_argument("--rate", type=float, default=5.0, help="requests a second (default 5)")
+    parser.add_argument("--minutes", type=positive_float, default=30.0)
+    parser.add_argument("--rate", type=positive_float, default=5.0, help="requests a second (default 5)")
     parser.add_argument("--engine", type=Path, help="default: the demo's tiny SwiftKV student, in float32")
     add_work(parser)
     parser.add_argument("--seed", type=int, default=0)

@@ -9,28 +9,44 @@ from typing import Any
 
 from kvforge.errors import KvforgeError
 from perf.load.engines import WORK
-from perf.load.files import write_report
+from perf.load.files import check_place, write_report
 from perf.load.machine import describe_machine
 
 Report = dict[str, Any]
 
 
+def positive(text: str) -> int:
+    """The type of a number that a program needs at least one of."""
+    if (number := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"{number} is less than 1")
+    return number
+
+
+def positive_float(text: str) -> float:
+    """As ``positive``, above zero."""
+    if not (number := float(text)) > 0:  # NaN too
+        raise argparse.ArgumentTypeError(f"{number:g} is not above 0")
+    return number
+
+
 def add_lengths(parser: argparse.ArgumentParser, input_tokens: int, output_tokens: int) -> None:
     """Declare the lengths of requests, with these defaults."""
-    parser.add_argument("--input-tokens", type=int, default=input_tokens)
-    parser.add_argument("--output-tokens", type=int, default=output_tokens)
+    parser.add_argument("--input-tokens", type=positive, default=input_tokens)
+    parser.add_argument("--output-tokens", type=positive, default=output_tokens)
 
 
 def add_levels(
     parser: argparse.ArgumentParser, concurrency: list[int], min_requests: int, kv_cache_gib: float, waves: bool = True
 ) -> None:
     """Declare the levels of load that a server gets one after the other, with these defaults."""
-    parser.add_argument("--concurrency", type=int, nargs="*", default=concurrency)
-    parser.add_argument("--min-requests", type=int, default=min_requests, help="of a level (default %(default)s)")
+    parser.add_argument("--concurrency", type=positive, nargs="*", default=concurrency)
+    parser.add_argument("--min-requests", type=positive, default=min_requests, help="of a level (default %(default)s)")
     if waves:
-        parser.add_argument("--waves", type=float, default=3, help="requests per level and concurrency (default 3)")
-    parser.add_argument("--kv-cache-gib", type=float, default=kv_cache_gib)
-    parser.add_argument("--timeout-s", type=float, default=300.0, help="per level (default 300)")
+        parser.add_argument(
+            "--waves", type=positive_float, default=3, help="requests per concurrency (default 3)"
+        )
+    parser.add_argument("--kv-cache-gib", type=positive_float, default=kv_cache_gib)
+    parser.add_argument("--timeout-s", type=positive_float, default=300.0, help="per level (default 300)")
 
 
 def add_report(parser: argparse.ArgumentParser, files: str) -> None:
@@ -58,6 +74,8 @@ def run_program(
     """Make the report, print it and keep it where ``--output`` says; None, after one sentence, where one of these
     fails."""
     try:
+        if args.output:
+            check_place(args.output)  # it may take hours until there is something to write
         report = make()
         print(json.dumps(report, indent=1) if args.json else show(report))
         if args.output:

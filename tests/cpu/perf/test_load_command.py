@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kvforge.errors import KvforgeError
-from perf.load.command import add_levels, add_report, begin_report, run_markdown_program, run_program
+from perf.load.command import add_lengths, add_levels, add_report, begin_report, run_markdown_program, run_program
 
 
 def arguments(*given: str) -> argparse.Namespace:
@@ -34,6 +34,28 @@ def test_failures_are_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture
     assert run_program(arguments("--output", str(tmp_path / "no" / "found")), lambda: {}, str) is None
     error = capsys.readouterr().err
     assert error.startswith(f"error: {tmp_path}/no/found cannot be written") and error.count("\n") == 1
+
+
+@pytest.mark.parametrize("place", ["no/found", "/", "."])
+def test_that_a_report_cannot_be_kept_is_said_before_it_is_made(
+    tmp_path: Path, capsys: pytest.CaptureFixture, place: str
+) -> None:
+    made: list[int] = []
+    args = arguments("--output", str(tmp_path / place) if place == "no/found" else place)
+    assert run_program(args, lambda: {"rows": made.append(1)}, str) is None
+    error = capsys.readouterr().err
+    assert not made and "cannot be written" in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize("given", ["0", "-1", "x", "nan"])
+def test_numbers_that_nothing_can_be_measured_with(given: str, capsys: pytest.CaptureFixture) -> None:
+    parser = argparse.ArgumentParser()
+    add_lengths(parser, 8, 8)
+    add_levels(parser, [1], min_requests=1, kv_cache_gib=0.5)
+    for option in ("--input-tokens", "--concurrency", "--waves"):
+        with pytest.raises(SystemExit):
+            parser.parse_args([f"{option}={given}"] if option != "--concurrency" else [option, given])
+        assert f"argument {option}: " in capsys.readouterr().err
 
 
 def test_what_programs_begin_with(monkeypatch: pytest.MonkeyPatch) -> None:
