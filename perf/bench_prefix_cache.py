@@ -108,14 +108,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Measure what the prefix cache saves for requests that begin alike.")
     parser.add_argument("--engine", type=Path, required=True, help="an engine directory")
     parser.add_argument("--requests", type=positive, default=32)
-    parser.add_argument(
-        "--prefix", type=positive, default=1500, help="tokens that all begin with (default 1500)"
-    )
+    parser.add_argument("--prefix", type=positive, default=1500, help="tokens that all begin with (default 1500)")
     parser.add_argument("--suffix", type=positive, default=50, help="tokens of each one's own (default %(default)s)")
     parser.add_argument("--output-tokens", type=positive, default=16)
-    parser.add_argument(
-        "--num-runs", type=positive, default=5, help="of each; medians are reported (default 5)"
-    )
+    parser.add_argument("--num-runs", type=positive, default=5, help="of each; medians are reported (default 5)")
     parser.add_argument("--seed", type=int, default=0)
     add_report(parser, "OUTPUT.json")
     args = parser.parse_args()

@@ -11,6 +11,7 @@ from kvforge.errors import KvforgeError
 NO_ANSWER = (OSError, http.client.HTTPException)
 """What a call ends in whose server is not there, or dies while it answers."""
 READY_TIMEOUT_S = 5.0
+METRICS_TIMEOUT_S = 1.0
 
 
 def is_ready(http_url: str) -> bool:
@@ -47,6 +48,15 @@ def read_metrics(metrics_url: str, timeout_s: float = 30.0) -> dict[str, float]:
         raise OSError(f"the metrics page broke off: {error}") from None
     samples = (line.rsplit(" ", 1) for line in lines if line and not line.startswith("#"))
     return {name: float(value) for name, value in samples}
+
+
+def has_metrics(metrics_url: str) -> bool:
+    """True when somebody gives metrics there."""
+    try:
+        read_metrics(metrics_url, METRICS_TIMEOUT_S)
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def _message(error: urllib.error.HTTPError) -> str:

@@ -13,7 +13,7 @@ from kvforge.engine import load_manifest
 from kvforge.errors import KvforgeError
 from kvforge.serving.access import PRIVATE_UMASK, closed_control_apis, make_regions_private
 from kvforge.serving.drain import drain
-from kvforge.serving.health import generate, is_ready
+from kvforge.serving.health import generate, has_metrics, is_ready
 from kvforge.serving.leftovers import Leftovers
 from kvforge.serving.log_lines import error_in_log
 from kvforge.serving.log_pump import LogPump, LogSink
@@ -255,7 +255,8 @@ class TritonServer:
 
     def _wait_ready(self, process: subprocess.Popen, cancelled: Callable[[], bool]) -> None:
         deadline = time.monotonic() + START_TIMEOUT_S
-        while not is_ready(self.http_url):
+        # It begins to listen for questions about metrics last, and serves without if that port is taken.
+        while not (is_ready(self.http_url) and has_metrics(self.metrics_url)):
             if cancelled():
                 raise StartCancelled("the start was cancelled")
             if process.poll() is not None:
@@ -263,11 +264,12 @@ class TritonServer:
                     self._log.join(LOG_TIMEOUT_S)
                 self._check_ports()
                 raise KvforgeError(f"the server did not start: {self.log_error()}")
+            self._check_ports()
             if time.monotonic() > deadline:
                 raise KvforgeError(f"the server was not ready after {START_TIMEOUT_S:.0f} s: {self.log_error()}")
             time.sleep(0.05)
-        self._check_ports()  # it serves without a metrics port
         generate(self.http_url, "ensemble", {"text_input": "a", "max_tokens": 1}, START_TIMEOUT_S)
+        self._check_ports()  # who answered for metrics may be another server
         make_regions_private(self._shm_prefix)
         # Not the engine process: its stub restarts it.
         self._stubs = {stub: model_of_stub(stub) for stub in children(process.pid)}

@@ -42,9 +42,7 @@ def add_levels(
     parser.add_argument("--concurrency", type=positive, nargs="*", default=concurrency)
     parser.add_argument("--min-requests", type=positive, default=min_requests, help="of a level (default %(default)s)")
     if waves:
-        parser.add_argument(
-            "--waves", type=positive_float, default=3, help="requests per concurrency (default 3)"
-        )
+        parser.add_argument("--waves", type=positive_float, default=3, help="requests per concurrency (default 3)")
     parser.add_argument("--kv-cache-gib", type=positive_float, default=kv_cache_gib)
     parser.add_argument("--timeout-s", type=positive_float, default=300.0, help="per level (default 300)")
 

@@ -9,7 +9,7 @@ import pytest
 
 from kvforge.errors import KvforgeError
 from kvforge.serving.canary import Canary
-from kvforge.serving.health import generate, is_ready, read_metrics
+from kvforge.serving.health import generate, has_metrics, is_ready, read_metrics
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n"
 BROKEN = {
@@ -47,6 +47,7 @@ def test_broken_answers(name: str) -> None:
             generate(url, "ensemble", {})
         with pytest.raises(OSError):
             read_metrics(f"{url}/metrics")
+        assert not has_metrics(f"{url}/metrics")
 
 
 @pytest.mark.parametrize("name", ["no HTTP", "nothing"])
