@@ -10,7 +10,8 @@ from torch import Tensor
 
 from plugins.triton_kernel import KernelSpec, Pointer, Size, run_kernel
 
-_STEP = tl.constexpr(16)  # selected chunks that are compared with all places at once
+_STEP = 16  # selected chunks that are compared with all places at once, where that is no more than so many pairs:
+_PAIRS = 1 << 14
 
 
 @triton.jit
@@ -27,6 +28,7 @@ def chunk_cache_update_kernel(
     KV_HEADS: tl.constexpr,
     PLACES: tl.constexpr,
     BLOCK: tl.constexpr,
+    STEP: tl.constexpr,
 ):
     if cached is None:  # a graph of torch gives what is updated in place as the output alone
         cached = cached_out
@@ -41,9 +43,9 @@ def chunk_cache_update_kernel(
     held = tl.load(held_at, inside & (own >= 0), other=-1)
     first_place = (s.to(tl.int64) * KV_HEADS + head) * PLACES
     wanted_at = selected + first_place
-    step = tl.arange(0, _STEP)
+    step = tl.arange(0, STEP)
     hits = tl.zeros([BLOCK], tl.int32)
-    for first in tl.range(0, PLACES, _STEP):
+    for first in tl.range(0, PLACES, STEP):
         chunk = tl.load(wanted_at + first + step, first + step < PLACES, other=-1)
         same = (held[:, None] == chunk[None, :]) & (chunk >= 0)[None, :]
         hits = tl.maximum(hits, tl.max(same.to(tl.int32), axis=1))
@@ -52,7 +54,7 @@ def chunk_cache_update_kernel(
     brought = place * 0 - 1
     num_missed = own * 0
     num_wanted = own * 0
-    for first in tl.range(0, PLACES, _STEP):
+    for first in tl.range(0, PLACES, STEP):
         chunk = tl.load(wanted_at + first + step, (first + step < PLACES) & (own >= 0), other=-1)
         same = (held[:, None] == chunk[None, :]).to(tl.int32)
         missed = ((tl.max(same, axis=0) == 0) & (chunk >= 0)).to(tl.int32)
@@ -76,6 +78,7 @@ def chunk_cache_update_kernel(
 
 def kernel_spec(kv_heads: int, places: int) -> KernelSpec:
     """The kernel for so many places; all tensors are contiguous."""
+    block = triton.next_power_of_2(max(1, places))
     return KernelSpec(
         name="chunk_cache_update",
         function=chunk_cache_update_kernel,
@@ -95,7 +98,8 @@ def kernel_spec(kv_heads: int, places: int) -> KernelSpec:
         constants=(
             ("KV_HEADS", kv_heads),
             ("PLACES", places),
-            ("BLOCK", triton.next_power_of_2(max(1, places))),
+            ("BLOCK", block),
+            ("STEP", min(_STEP, max(1, _PAIRS // block))),
         ),
         grid=lambda sizes: (sizes["num_sequences"], kv_heads, 1),
         num_warps=4,

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 import plugins
+from plugins.chunk_cache_update import cuda as chunk_cache_update
 from plugins.rope_paged_kv_write import cuda as kv_write
 from plugins.triton_cache import CacheLayout
 from plugins.triton_kernel import KernelSpec, Pointer, Size
@@ -42,6 +43,12 @@ def assemble(kernel: CompiledKernel, directory: Path) -> str:
     )
     assert result.returncode == 0, result.stderr
     return result.stderr
+
+
+def test_the_pairs_compared_at_once_do_not_grow_with_the_places():
+    """Else the compiler takes minutes for thousands of places."""
+    constants = [dict(chunk_cache_update.kernel_spec(8, places).constants) for places in (256, 1000, 4096, 20_000)]
+    assert [(c["BLOCK"], c["STEP"]) for c in constants] == [(256, 16), (1024, 16), (4096, 4), (32768, 1)]
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES)
