@@ -1,9 +1,12 @@
 """Starts and stops a Triton server for one engine: `with TritonServer(engine_dir) as server: ...`."""
 
+import contextlib
 import os
+import queue
 import re
 import secrets
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -268,9 +271,29 @@ class TritonServer:
             if time.monotonic() > deadline:
                 raise KvforgeError(f"the server was not ready after {START_TIMEOUT_S:.0f} s: {self.log_error()}")
             time.sleep(0.05)
-        generate(self.http_url, "ensemble", {"text_input": "a", "max_tokens": 1}, START_TIMEOUT_S)
+        self._first_request(cancelled)
         self._check_ports()  # who answered for metrics may be another server
         make_regions_private(self._shm_prefix)
         # Not the engine process: its stub restarts it.
         self._stubs = {stub: model_of_stub(stub) for stub in children(process.pid)}
         yield_to_engine(process.pid)
+
+    def _first_request(self, cancelled: Callable[[], bool]) -> None:
+        """Through all models. From a thread, because one that gets no answer would outlast a signal by minutes."""
+        outcome: queue.SimpleQueue[KvforgeError | None] = queue.SimpleQueue()
+
+        def ask() -> None:
+            try:
+                generate(self.http_url, "ensemble", {"text_input": "a", "max_tokens": 1}, START_TIMEOUT_S)
+                outcome.put(None)
+            except KvforgeError as error:
+                outcome.put(error)
+
+        threading.Thread(target=ask, name="first-request", daemon=True).start()
+        while True:
+            with contextlib.suppress(queue.Empty):
+                if (error := outcome.get(timeout=0.05)) is not None:
+                    raise error
+                return
+            if cancelled():
+                raise StartCancelled("the start was cancelled")

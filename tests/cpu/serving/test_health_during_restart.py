@@ -1,13 +1,18 @@
 """The health endpoint under bursts, and asked while another thread stops or replaces the server."""
 
 import socket
+import threading
 from contextlib import ExitStack
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from kvforge.errors import KvforgeError
+from kvforge.serving import launcher
 from kvforge.serving.health_server import _Server
-from kvforge.serving.launcher import TritonServer
+from kvforge.serving.launcher import StartCancelled, TritonServer
 from kvforge.serving.options import ServerOptions
 from kvforge.serving.run_dir import EngineState, StateReader
 from kvforge.serving.stop_signals import StopSignals
@@ -45,6 +50,24 @@ def test_a_server_that_is_stopped_meanwhile() -> None:
         def _state(self, value: Any) -> None: ...
 
     assert Stopping(Path(".")).state is None
+
+
+def test_a_start_whose_first_request_gets_no_answer_can_be_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    waiting, over = threading.Event(), threading.Event()
+
+    def generate(*request: object) -> None:
+        waiting.set()
+        over.wait()
+        raise KvforgeError("the server did not answer: it ended")
+
+    monkeypatch.setattr(launcher, "generate", generate)
+    server = TritonServer(Path("."))
+    server.ports = {"http": 1}
+    with pytest.raises(StartCancelled):
+        server._first_request(waiting.is_set)
+    over.set()
+    with pytest.raises(KvforgeError, match="it ended"):
+        server._first_request(lambda: False)
 
 
 def test_a_burst_of_probes_is_let_in() -> None:
