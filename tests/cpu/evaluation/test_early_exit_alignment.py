@@ -116,7 +116,7 @@ def test_an_exit_that_is_the_full_models_head_is_always_right(engines: EngineShe
     llm = LLM(engines.engine(EARLY_EXIT), num_pages=8)
     session = llm.engine.runner._session
     upper = session.upper
-    session.upper = lambda hidden, index, *rest: session.early_exit(hidden, index)  # type: ignore[method-assign]
+    session.upper = lambda step, pools: session.early_exit(step.hidden, step.survivor_index)  # type: ignore[method-assign]
     try:
         result = alignment(llm, [([3], list(range(4, 54)))])
     finally:
