@@ -1,15 +1,17 @@
 """A request whose client cancels or goes away gives its pages back at once, through every model."""
 
+import contextlib
 import http.client
 import json
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from kvforge.errors import KvforgeError
 from kvforge.serving.client import StreamingClient, StreamResponse
-from kvforge.serving.launcher import TritonServer
+from kvforge.serving.launcher import ServerOptions, TritonServer
 from tests.support.serving import ENDLESS, ask, client_process, used_pages, wait_until
 
 MODELS = ["tensorrt_llm", "ensemble", "tensorrt_llm_bls"]
@@ -95,10 +97,25 @@ def test_stop_with_the_same_id(server: TritonServer, freed, model: str) -> None:
 
 
 @pytest.mark.parametrize("model", ["ensemble", "tensorrt_llm_bls"])
-def test_cancels_right_after_the_first_response_leave_nothing_behind(server: TritonServer, freed, model: str) -> None:
-    """An error close behind a response is where Triton's ensemble loses the end of a request."""
-    for _ in range(10):
-        client = StreamingClient(server.grpc_url)
-        next(client.generate(model, ask(model, "hello there", ENDLESS)))
-        client.close()
-    freed()
+def test_cancels_right_after_the_first_response_leave_nothing_behind(engine_dir: Path, model: str) -> None:
+    """An error close behind a response is where Triton's ensemble loses the end of a request. Triton may also lock
+    itself up there (docs/load-testing.md): that must be noticed, and only that excuses pages that stay."""
+
+    def cancel_some() -> None:
+        with contextlib.suppress(KvforgeError):  # a server that is locked up ends before its answer
+            for _ in range(10):
+                client = StreamingClient(server.grpc_url)
+                next(client.generate(model, ask(model, "hello there", ENDLESS)))
+                client.close()
+            done.set()
+
+    done = threading.Event()
+    with TritonServer(engine_dir, ServerOptions(kv_cache_gib=0.1)) as server:
+        cancelling = threading.Thread(target=cancel_some)
+        cancelling.start()
+        wait_until(lambda: done.is_set() or server.failure() is not None, "answers, or a server that says it hangs")
+        if done.is_set():
+            wait_until(lambda: used_pages(server) == 0 or server.failure() is not None, "pages free")
+        failure = server.failure()
+    cancelling.join()
+    assert failure is None or "has said nothing for" in failure
