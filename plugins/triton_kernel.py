@@ -22,8 +22,6 @@ POINTER_TYPES = {
 }
 """Triton's name of a pointer to each dtype."""
 
-TRITON_DTYPES = tuple(dtype for dtype in POINTER_TYPES if dtype.is_floating_point or dtype == torch.int8)
-
 Grid = Callable[[Mapping[str, Any]], tuple[Any, Any, Any]]
 
 
