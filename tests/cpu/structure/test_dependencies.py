@@ -89,6 +89,7 @@ FORBIDDEN = {
         "model_defs",
         *MODEL_MAKING,
     ),
+    "kvforge/workers": ("torch", "numpy", "kvforge.runtime", "kvforge.serving", "kvforge.gateway", "kvforge.commands"),
     "kvforge/evaluation": (
         "kvforge.compiler",
         "kvforge.serving",

@@ -1,0 +1,14 @@
+"""Disposable worker processes: work that a stranger's input makes long, large or deadly, outside of the process that
+must go on.
+
+    WorkerPool(command, size, memory_bytes).call(request bytes, timeout_s) -> answer bytes
+
+The program that `command` starts calls `serve(prepare)`. A worker that dies, hangs or takes too much memory costs the
+job that it had, and is replaced.
+"""
+
+from kvforge.workers.child import serve
+from kvforge.workers.errors import WorkerDied, WorkerError, WorkersUnavailable, WorkerTimeout
+from kvforge.workers.pool import WorkerPool
+
+__all__ = ["WorkerDied", "WorkerError", "WorkerPool", "WorkerTimeout", "WorkersUnavailable", "serve"]
