@@ -13,6 +13,7 @@ from kvforge.hardware import available_memory_bytes
 from kvforge.runtime import request_check
 from kvforge.runtime.config import resolve_config
 from kvforge.runtime.deadlines import Deadlines
+from kvforge.runtime.guide import Guide
 from kvforge.runtime.guide_compiler import GuideCompiler
 from kvforge.runtime.invariants import check_invariants
 from kvforge.runtime.outputs import SequenceOutput
@@ -105,8 +106,12 @@ class LLMEngine:
         self.drafting = None if speculative is None else Drafting(speculative, session.manifest, self.config)
         self.verifier = Verifier(session, self.scheduler, self.statistics, self._take)
 
-    def add_request(self, request_id: str, prompt_token_ids: SequenceOf[int], params: SamplingParams) -> None:
+    def add_request(
+        self, request_id: str, prompt_token_ids: SequenceOf[int], params: SamplingParams, guide: Guide | None = None
+    ) -> None:
         """Queue a request; its tokens come from later ``step()`` calls.
+
+        ``guide`` is what ``guides.compile`` made of ``params.guided_decoding``, where that is done already.
 
         Raises:
             RequestError: it can never be served as asked; nothing of it is kept.
@@ -119,7 +124,8 @@ class LLMEngine:
         stop_ids = request_check.stop_ids(params, self.config)
         bad_words = request_check.bad_word_ids(params, self.config, self.tokenizer)
         request_check.check_stop_strings(params, self.tokenizer)
-        guide = None if params.guided_decoding is None else self.guides.compile(params.guided_decoding)
+        if guide is None and params.guided_decoding is not None:
+            guide = self.guides.compile(params.guided_decoding)
 
         metrics = RequestMetrics(time.time_ns(), time.monotonic_ns())
         request, arrival = Request(request_id, params, metrics), next(self._arrivals)

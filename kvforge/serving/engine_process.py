@@ -14,10 +14,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from kvforge.errors import KvforgeError, RequestError
+from kvforge.guides.verdict import Verdict
 from kvforge.runtime.speculation.options import add_speculation_options, speculation_options
+from kvforge.serving.guide_thread import GUIDE, GuideThread
 from kvforge.serving.output_rows import Row, error_row, logits_bytes, to_row
 from kvforge.serving.protocol import Message, ProtocolError, encode, receive
 from kvforge.serving.request_log import configure
@@ -69,7 +72,8 @@ class EngineServer:
 
     def _serve(self) -> None:
         engine = self._make_engine()
-        threading.Thread(target=self._read, name="reader", daemon=True).start()
+        guides = GuideThread(partial(self._compile_guide, engine), self._commands.put, self._refuse)
+        threading.Thread(target=self._read, args=(guides,), name="reader", daemon=True).start()
         self._send({"op": "ready", "pid": os.getpid(), "stats": engine.stats()})
         while True:
             if not self._handle_commands(engine):
@@ -91,15 +95,23 @@ class EngineServer:
                 return False
             if command["op"] == "add":
                 try:
-                    engine.add_request(command["id"], command["prompt"], self._make_params(command["params"]))
+                    params = self._make_params(command["params"])
+                    engine.add_request(command["id"], command["prompt"], params, command.get(GUIDE))
                 except RequestError as error:
-                    self._send({"op": "refused", "id": command["id"], "error": str(error)})
+                    self._refuse(command, str(error))
                 except Exception as error:  # one request must not end the engine for all others
                     logger.exception("a request could not be added")
                     engine.abort(command["id"])
-                    self._send({"op": "refused", "id": command["id"], "error": f"the request failed: {error}"})
+                    self._refuse(command, f"the request failed: {error}")
             elif command["op"] == "abort":
                 engine.abort(command["id"])
+
+    def _compile_guide(self, engine: Any, command: Message) -> Any:
+        guided = self._make_params(command["params"]).guided_decoding
+        return engine.guides.compile(guided, Verdict.from_json(command[GUIDE]))
+
+    def _refuse(self, command: Message, error: str) -> None:
+        self._send({"op": "refused", "id": command["id"], "error": error})
 
     def _publish_stats(self, engine: Any) -> None:
         idle = not engine.has_unfinished()
@@ -137,10 +149,10 @@ class EngineServer:
             while (message := self._outgoing.get()) is not None:
                 self._sock.sendall(message)
 
-    def _read(self) -> None:
+    def _read(self, guides: GuideThread) -> None:
         try:
             while (command := receive(self._sock)) is not None:
-                self._commands.put(command)
+                guides.put(command)
         except (OSError, ProtocolError):
             logger.exception("the connection to the server broke")
         # The stub is gone: whatever runs is for nobody, so the process does not outlive it.

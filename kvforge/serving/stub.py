@@ -4,17 +4,21 @@ import json
 import logging
 import secrets
 import time
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from kvforge.errors import EngineError, RequestError, first_line
+from kvforge.errors import EngineError, KvforgeError, RequestError, first_line
 from kvforge.serving import request_log
 from kvforge.serving.acks import AckListener
 from kvforge.serving.active import ActiveRequest
 from kvforge.serving.admission import Admission, UnavailableError
 from kvforge.serving.engine_client import EngineClient
 from kvforge.serving.failures import CANCELLED, COMPLETED, SHUTTING_DOWN, Failure, past_deadline
+from kvforge.serving.guide_desk import GuideDesk, Verdicts
+from kvforge.serving.guide_thread import GUIDE
 from kvforge.serving.metrics import EngineMetrics
 from kvforge.serving.open_requests import OpenRequests
 from kvforge.serving.output_rows import News
@@ -60,6 +64,7 @@ class Stub:
         self._state = StateWriter(config.run_dir)
         self._senders = SenderPool(self._send)
         self._acks = AckListener(str(config.ack_socket), self.on_ack)
+        self._guides = GuideDesk(config.tokenizer_dir, config.eos_token_ids, config.engine_command[0])
         self._client = EngineClient([*config.engine_command, "--server-pid", str(server_pid)], self)
         self._client.start()
         self._watch = RequestWatch(self, self._requests, config.poll_s, config.run_dir)
@@ -85,6 +90,7 @@ class Stub:
             self._fail(active, SHUTTING_DOWN)
         self._watch.close()
         self._client.close()
+        self._guides.close()
         self._senders.close()
         self._acks.close()
         self._metrics.close()
@@ -103,22 +109,47 @@ class Stub:
             self._responder.acknowledge(sender)
             return
         active = self._read(request, sender, tensors)
-        messages = [
-            EngineClient.encode({"op": "add", "id": engine_id, "prompt": sequence.prompt, "params": sequence.params})
-            for engine_id, sequence in zip(active.engine_ids, active.prompts, strict=True)
-        ]
+        guides = [prompt.params.get("guided_decoding") for prompt in active.prompts]
+        if any(guides):
+            self._enter(active)
+            self._guides.ask(guides, partial(self._on_verdicts, active))
+            return
+        messages = _messages(active, guides)
+        self._enter(active)
+        try:
+            self._send_all(messages)
+        except EngineError:
+            self._forget(active)
+            raise
+
+    def _enter(self, active: ActiveRequest) -> None:
+        """Count it as open. Raises UnavailableError and RequestError."""
         self._admission.enter(len(active.sequences))
         try:
             self._requests.add(active)
         except RequestError:
             self._admission.leave(len(active.sequences))
             raise
+
+    def _send_all(self, messages: list[bytes]) -> None:
+        for message in messages:
+            self._client.send(message)
+
+    def _on_verdicts(self, active: ActiveRequest, verdicts: Verdicts | KvforgeError) -> None:
+        """Its guides have been judged (on a thread of the judge's, or at once)."""
+        if self._requests.by_key(active.key) is not active:
+            return  # it was cancelled meanwhile
         try:
-            for message in messages:
-                self._client.send(message)
-        except EngineError:
-            self._forget(active)
-            raise
+            if isinstance(verdicts, KvforgeError):
+                raise UnavailableError(f"guided decoding is not available: {verdicts}")
+            for verdict in verdicts:
+                if verdict is not None:
+                    verdict.accepted()
+            self._send_all(_messages(active, [None if v is None else v.to_json() for v in verdicts]))
+        except RequestError as error:
+            self.end(active, Failure("refused", in_tensor_names(str(error))))
+        except (EngineError, UnavailableError) as error:
+            self.end(active, Failure("unavailable", str(error)))
 
     def _read(self, request: Any, sender: Any, tensors: dict[str, np.ndarray]) -> ActiveRequest:
         """Raises RequestError for a request that cannot be served as asked."""
@@ -256,6 +287,17 @@ class Stub:
     def _ended(self, active: ActiveRequest, outcome: str, error: str | None = None) -> None:
         self._metrics.count(outcome)
         request_log.log_end(active, outcome, time.monotonic(), error)
+
+
+def _messages(active: ActiveRequest, guides: Sequence[dict[str, Any] | None]) -> list[bytes]:
+    """An `add` for each prompt, with its guide's verdict. Raises RequestError when one is too large."""
+    return [
+        EngineClient.encode(
+            {"op": "add", "id": engine_id, "prompt": prompt.prompt, "params": prompt.params}
+            | ({} if guide is None else {GUIDE: guide})
+        )
+        for engine_id, prompt, guide in zip(active.engine_ids, active.prompts, guides, strict=True)
+    ]
 
 
 def _id_to_log(request: Any) -> str:

@@ -38,7 +38,7 @@ class FakeEngine:
         self.sequences: dict[str, _Sequence] = {}
         self.iteration = 0
 
-    def add_request(self, request_id: str, prompt: list[int], params: SamplingParams) -> None:
+    def add_request(self, request_id: str, prompt: list[int], params: SamplingParams, guide: object = None) -> None:
         if len(prompt) >= MAX_SEQ_LEN:
             raise RequestError(f"the prompt has {len(prompt)} tokens, the engine takes {MAX_SEQ_LEN - 1}")
         if prompt[0] == POISON:
