@@ -1,6 +1,6 @@
 """Small tokenizers of the two usual kinds, made here: byte-level BPE, and pieces with byte fallback."""
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from kvforge.runtime.tokenizer import Tokenizer as RuntimeTokenizer
 
@@ -40,3 +40,59 @@ def byte_fallback():
     )
     tokenizer.add_special_tokens([AddedToken(t, special=True) for t in ("<unk>", "<s>", "</s>")])
     return RuntimeTokenizer(tokenizer)
+
+
+PANICKING_TEXT = "a" * 25 + "b"
+"""What a `panicking` tokenizer's library cannot split: the search for the pattern exceeds its limit."""
+
+
+def panicking():
+    """Byte-level BPE whose pre-tokenizer repeats a repetition; every text but PANICKING_TEXT's kind is fine."""
+    tokenizer = byte_level().backend
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(Regex(r"(a+)+$"), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    return RuntimeTokenizer(tokenizer)
+
+
+def panicking_decoder():
+    """`byte_level` with a token for PANICKING_TEXT, which cannot be decoded."""
+    tokenizer = byte_level().backend
+    tokenizer.add_tokens([PANICKING_TEXT])
+    tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Replace(Regex(r"(a+)+$"), "a")])
+    return RuntimeTokenizer(tokenizer)
+
+
+def odd(tokenizer):
+    """Changes a tokenizer of tests/support/checkpoints.py: it panics on runs of "a" within a text, its time grows
+    with the square of a run of spaces, and it cannot decode the token of PANICKING_TEXT."""
+    content = tokenizer.to_str().replace('"t300"', f'"{PANICKING_TEXT}"')
+    changed = Tokenizer.from_str(content)
+    changed.add_tokens([PANICKING_TEXT])
+    changed.pre_tokenizer = pre_tokenizers.Split(Regex(r"(a+)+$|\s*x|."), "isolated")
+    changed.decoder = decoders.Sequence([decoders.Replace(Regex(r"(a+)+$"), "a"), decoders.ByteFallback()])
+    return changed
+
+
+def composing():
+    """Byte-level BPE whose normalizer makes texts shorter."""
+    tokenizer = byte_level().backend
+    tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
+    return RuntimeTokenizer(tokenizer)
+
+
+def dropping():
+    """Words with one token for any that is unknown; spaces and control characters vanish."""
+    words = models.WordLevel({"<unk>": 0, "fox": 1, "dog": 2}, unk_token="<unk>")
+    tokenizer = Tokenizer(words)
+    tokenizer.normalizer = normalizers.BertNormalizer()
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    return RuntimeTokenizer(tokenizer)
+
+
+def doubling():
+    """Pieces of 1, 2, 4, … 128 of the letter a, as the pieces of spaces in large vocabularies."""
+    lengths = [2**power for power in range(8)]
+    vocab = {"a" * length: index for index, length in enumerate(lengths)} | {"b": 8}
+    merges = [("a" * length, "a" * length) for length in lengths[:-1]]
+    return RuntimeTokenizer(Tokenizer(models.BPE(vocab=vocab, merges=merges, unk_token="b")))

@@ -6,11 +6,13 @@ import random
 import numpy as np
 import pytest
 
-from kvforge.runtime import SamplingParams, SequenceOutput
+from kvforge.errors import RequestError
+from kvforge.runtime import LLMEngine, SamplingParams, SequenceOutput
 from kvforge.runtime.sequence import RequestMetrics, Sequence
 from kvforge.runtime.stop import Stopper, StopStrings
 from kvforge.runtime.text_stream import TextStream
-from tests.support.text_tokenizers import byte_level
+from tests.support.fake_session import FakeSession
+from tests.support.text_tokenizers import PANICKING_TEXT, byte_level, panicking_decoder
 
 TOKENIZER = byte_level()
 
@@ -109,3 +111,23 @@ def test_min_tokens_lets_earlier_stops_pass():
     assert ("".join(pieces), reason) == ("STOP now ", "STOP")
     params = SamplingParams(stop_words_ids=[[70]], min_tokens=3)
     assert run_sequence([70, 71, 72, 70, 73], params)[1] == (70,)
+
+
+def test_a_token_that_cannot_be_decoded_ends_its_own_request_alone():
+    tokenizer = panicking_decoder()
+    bad = tokenizer.backend.token_to_id(PANICKING_TEXT)
+    engine = LLMEngine(session=FakeSession(vocab_size=340), tokenizer=tokenizer, num_pages=40)
+    attacked = SamplingParams(max_tokens=8, stop=["x"], logit_bias={bad: 1000.0}, ignore_eos=True)
+    engine.add_request("attacked", [5, 6, 7], attacked)
+    engine.add_request("neighbour", [8, 9], SamplingParams(max_tokens=8, ignore_eos=True, temperature=0.0))
+    ended = {}
+    while engine.has_unfinished():
+        ended.update({output.request_id: output for output in engine.step() if output.finished})
+    assert ended["attacked"].finish_reason == "error"
+    assert "cannot be shown as text" in ended["attacked"].stop_reason
+    assert ended["attacked"].stop_reason.startswith("the model's tokenizer")
+    assert ended["neighbour"].finish_reason == "length"
+    engine.check_invariants()
+    with pytest.raises(RequestError, match="cannot be shown as text"):
+        engine.add_request("prompt", [bad], SamplingParams(stop=["x"]))
+    assert not engine.has_unfinished()
