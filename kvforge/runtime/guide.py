@@ -9,7 +9,10 @@ import torch
 
 from kvforge.errors import KvforgeError
 from kvforge.guides.messages import message_of
+from kvforge.native_calls import panics_as
 from kvforge.runtime.guide_budget import GuideBudget
+
+_PANICS = panics_as(KvforgeError, "guided decoding gave up: llguidance fails at this place of the text.")
 
 
 class Guide:
@@ -60,7 +63,7 @@ class Guide:
         """
         words = np.empty(-(-self._num_tokens // 32), dtype=np.uint32)
         self._budget.earn()
-        with self._budget.charged():
+        with _PANICS, self._budget.charged():
             self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
             if self._matcher.is_error():
                 self._retry()
@@ -79,7 +82,7 @@ class Guide:
         ``next_tokens`` does."""
         self._tokens.append(token)
         started = time.thread_time()
-        with self._budget.charged():
+        with _PANICS, self._budget.charged():
             self._matcher.consume_token(token)
             self._consuming_s += time.thread_time() - started
             if self._matcher.is_error():
