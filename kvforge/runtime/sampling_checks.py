@@ -60,6 +60,12 @@ def check_count(name: str, count: int, most: int) -> None:
         raise RequestError(f"{name} has {count} entries; give at most {most}.")
 
 
+def check_symbols(name: str, count: int, unit: str) -> None:
+    """Raise RequestError where the words of a list have ``count`` characters or token ids together, too many."""
+    if count > MAX_SYMBOLS:
+        raise RequestError(f"{name} has {count} {unit} together; give at most {MAX_SYMBOLS}.")
+
+
 def check_prompt_length(count: int, max_seq_len: int) -> None:
     """Raise RequestError where a prompt of ``count`` tokens leaves no room to generate one."""
     if count > max_seq_len - 1:
@@ -152,16 +158,13 @@ def _check_words(name: str, values: Any, kind: type) -> None:
     for value in values:
         if not isinstance(value, kind) or len(value) == 0:  # type: ignore[arg-type]
             raise RequestError(f"{name} holds {shown(value)}; give non-empty entries only.")
-    size = sum(map(len, values))
-    if size > MAX_SYMBOLS:
-        unit = "characters" if kind is str else "token ids"
-        raise RequestError(f"{name} has {size} {unit} together; give at most {MAX_SYMBOLS}.")
+    check_symbols(name, sum(map(len, values)), "characters" if kind is str else "token ids")
 
 
 def _bias_ids(name: str, keys: Collection[Any]) -> list[int]:
     if set(map(type, keys)) == {str}:
         digits = "".join(keys)
-        if digits.isascii() and digits.isdigit() and 0 < min(map(len, keys)) and max(map(len, keys)) < 20:
+        if digits.isascii() and digits.isdigit() and min(map(len, keys)) > 0 and max(map(len, keys)) < 20:
             return list(map(int, keys))
     return [_bias_id(name, plain(key)) for key in keys]
 

@@ -22,9 +22,7 @@ PROMPT = [5, 6, 5]
 def make_sequence(params, generated=()):
     sequence = Sequence("r", 0, (0, 0, 0), np.asarray(PROMPT, dtype=np.int32), params, 200, RequestMetrics(0, 0))
     words = [tuple(w) for w in params.bad_words_ids]
-    sequence.sampling = RequestSampling(
-        params, PROMPT, VOCAB, EOS | frozenset(params.stop_token_ids), words
-    ).state(0)
+    sequence.sampling = RequestSampling(params, PROMPT, VOCAB, EOS | frozenset(params.stop_token_ids), words).state(0)
     for token in generated:
         sequence.append(token)
         if sequence.sampling is not None:
