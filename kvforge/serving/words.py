@@ -22,7 +22,7 @@ def decode_words(name: str, table: np.ndarray) -> list[list[int]]:
     or ids than SamplingParams takes."""
     if table.ndim != 2 or table.shape[0] != 2:
         raise RequestError(f"input tensor {display_name(name)} must have shape [2, n]")
-    ids, offsets = table
+    ids, offsets = table[0], table[1]
     padding = np.flatnonzero(offsets == -1)
     ends = offsets[: padding[0]] if len(padding) else offsets
     check_entries(name, len(ends), MAX_ID_WORDS)
