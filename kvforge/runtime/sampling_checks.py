@@ -162,9 +162,12 @@ def _check_words(name: str, values: Any, kind: type) -> None:
 
 
 def _bias_ids(name: str, keys: Collection[Any]) -> list[int]:
-    if set(map(type, keys)) == {str}:
-        digits = "".join(keys)
-        if digits.isascii() and digits.isdigit() and min(map(len, keys)) > 0 and max(map(len, keys)) < 20:
+    types = set(map(type, keys))
+    if types == {int} and min(keys) >= 0:
+        return list(keys)
+    if types == {str}:
+        digits, lengths = "".join(keys), set(map(len, keys))
+        if digits.isascii() and digits.isdigit() and 0 not in lengths and max(lengths) < 20:
             return list(map(int, keys))
     return [_bias_id(name, plain(key)) for key in keys]
 

@@ -78,7 +78,11 @@ class SamplingState:
         self.top_p = params.top_p
         """Of the next token."""
         self.guide = None if request.guide is None else request.guide.start()
-        self.counts = torch.zeros(request.vocab_size) if request.has_penalties else None
+        self.counts: torch.Tensor | None = None
+        """[vocab_size] float32, how often each token was generated; None without penalties."""
+        if request.has_penalties:
+            # Memory that numpy zeroes is taken when it is used: waiting sequences have none.
+            self.counts = torch.from_numpy(np.zeros(request.vocab_size, dtype=np.float32))
         self.bad_node = START
         """In ``request.bad_words``."""
         self.adjusts_logits = request.adjusts_logits
