@@ -23,7 +23,9 @@ class SizeLimits:
     def check_tensors(self, tensors: Tensors) -> None:
         """Raises RequestError when the tensors are too large together, a prompt is too long or a bias does not fit the
         vocabulary."""
-        size = sum(array.nbytes if array.dtype != object else sum(map(len, array.flat)) for array in tensors.values())
+        size = sum(array.nbytes for array in tensors.values())  # of texts, what the array itself takes
+        if size <= self.max_request_bytes:
+            size += sum(sum(map(len, array.flat)) for array in tensors.values() if array.dtype == object)
         if size > self.max_request_bytes:
             raise RequestError(
                 f"the request's tensors have {size} bytes, but at most {self.max_request_bytes} are taken; send less "
