@@ -53,7 +53,7 @@ def test_nodes_say_what_looking_at_all_words_says(rounds):
             seen["stop"] += bool(ending)
             seen["held"] += held > 0
             seen["several"] += len(set(ending)) > 1
-    assert all(count > rounds for count in seen.values()), seen
+    assert all(count > rounds // 2 for count in seen.values()), seen
 
 
 def test_stop_strings_are_those_of_the_plain_search(rounds):
