@@ -20,7 +20,7 @@ from kvforge.runtime.outputs import SequenceOutput
 from kvforge.runtime.runner import Runner
 from kvforge.runtime.sampler import SampledTokens, sample
 from kvforge.runtime.sampling_params import SamplingParams
-from kvforge.runtime.sampling_state import make_state
+from kvforge.runtime.sampling_state import RequestSampling
 from kvforge.runtime.scheduler import Scheduler
 from kvforge.runtime.sequence import FinishReason, Request, RequestMetrics, Sequence, Status
 from kvforge.runtime.session import StepFunctions, load_session
@@ -130,12 +130,13 @@ class LLMEngine:
         metrics = RequestMetrics(time.time_ns(), time.monotonic_ns())
         request, arrival = Request(request_id, params, metrics), next(self._arrivals)
         ids = prompt.tolist()
+        sampling = RequestSampling(params, ids, self.config.vocab_size, stop_ids, bad_words, guide)
         for index in range(params.n):
             order = (params.priority, arrival, index)
             sequence = Sequence(request_id, index, order, prompt, params, length, metrics)
             sequence.siblings = request.sequences
             sequence.stop_ids = stop_ids
-            sequence.sampling = make_state(params, index, ids, self.config.vocab_size, stop_ids, bad_words, guide)
+            sequence.sampling = sampling.state(index)
             if params.stop or params.stop_words_ids:
                 sequence.stopper = Stopper(params, self.tokenizer, ids)
             request.sequences.append(sequence)

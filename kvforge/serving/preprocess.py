@@ -7,6 +7,7 @@ import numpy as np
 
 from kvforge.engine import TOKENIZER_DIR, Manifest, load_manifest
 from kvforge.errors import EngineError, RequestError
+from kvforge.runtime.sampling_checks import MAX_WORDS
 from kvforge.runtime.text_limits import TextLimits
 from kvforge.runtime.tokenizer import Tokenizer
 from kvforge.serving.contract import refuse_unsupported
@@ -26,8 +27,6 @@ ENSEMBLE_NAMES = {
     BIAS_WEIGHTS: "embedding_bias_weights",
 }
 WORD_LISTS = ("STOP_WORDS_DICT", "BAD_WORDS_DICT", "EMBEDDING_BIAS_WORDS")
-MAX_WORDS = 4096
-"""Of one list of a request."""
 MAX_WORD_BYTES = 1 << 17
 """Of the words of one list together, 32 for each of MAX_WORDS."""
 

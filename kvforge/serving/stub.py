@@ -55,7 +55,7 @@ class Stub:
         self._pb = pb
         config = self._config = StubConfig.of(json.loads(args["model_config"]))
         request_log.configure(config.log_format, config.log_level)
-        self._limits = SizeLimits(config.max_request_bytes, config.vocab_size)
+        self._limits = SizeLimits(config.max_request_bytes, config.vocab_size, config.max_seq_len)
         self._keys = StreamKeys(config.run_dir)
         self._requests = OpenRequests()
         self._admission = Admission(config.max_queue_size)

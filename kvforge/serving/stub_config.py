@@ -12,7 +12,7 @@ from kvforge.serving.request_log import TEXT
 
 @dataclass(frozen=True)
 class StubConfig:
-    """Where the engine directory cannot be read, `vocab_size` is 0: the engine process says why."""
+    """`vocab_size` and `max_seq_len` are 0 when the engine directory cannot be read: the engine process says why."""
 
     inputs: tuple[str, ...]
     engine_command: list[str]
@@ -27,17 +27,20 @@ class StubConfig:
     vocab_size: int
     tokenizer_dir: Path
     eos_token_ids: tuple[int, ...]
+    max_seq_len: int
 
     @classmethod
     def of(cls, model_config: dict[str, Any]) -> "StubConfig":
         """From Triton's model configuration as JSON."""
         parameters = {key: value["string_value"] for key, value in model_config.get("parameters", {}).items()}
         ack_socket = Path(parameters["ack_socket"])
+        engine_command = json.loads(parameters["engine_command"])
         engine_dir = Path(parameters["gpt_model_path"])
         manifest = _manifest(engine_dir)
+        max_seq_len = 0 if manifest is None else manifest.max_seq_len
         return cls(
             inputs=tuple(tensor["name"] for tensor in model_config["input"]),
-            engine_command=json.loads(parameters["engine_command"]),
+            engine_command=engine_command,
             ack_socket=ack_socket,
             run_dir=Path(parameters.get("run_dir", ack_socket.parent)),
             exclude_input=parameters.get("exclude_input_in_output", "true").lower() == "true",
@@ -49,6 +52,7 @@ class StubConfig:
             vocab_size=0 if manifest is None else manifest.vocab_size,
             tokenizer_dir=engine_dir / TOKENIZER_DIR,
             eos_token_ids=() if manifest is None else tuple(manifest.eos_token_ids),
+            max_seq_len=int(_option(engine_command, "--max-seq-len", str(max_seq_len))),
         )
 
 
@@ -57,3 +61,7 @@ def _manifest(engine_dir: Path) -> Manifest | None:
         return load_manifest(engine_dir)
     except EngineError:
         return None
+
+
+def _option(command: list[str], name: str, default: str) -> str:
+    return command[command.index(name) + 1] if name in command else default

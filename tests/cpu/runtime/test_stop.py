@@ -38,7 +38,7 @@ def test_stop_strings_equal_the_definition_however_the_text_is_cut():
     for _ in range(2000):
         text = "".join(rng.choice("ab ") for _ in range(rng.randint(0, 14)))
         stop = ["".join(rng.choice("ab ") for _ in range(rng.randint(1, 4))) for _ in range(rng.randint(1, 3))]
-        finder, given, found = StopStrings(stop), "", None
+        finder, given, found = StopStrings(SamplingParams(stop=stop)), "", None
         for piece in cut(text, rng):
             out, found = finder.push(piece)
             given += out
@@ -52,7 +52,7 @@ def test_stop_strings_equal_the_definition_however_the_text_is_cut():
 
 
 def test_held_text_is_only_what_could_become_a_stop_string():
-    finder = StopStrings(["STOP", "end."])
+    finder = StopStrings(SamplingParams(stop=["STOP", "end."]))
     assert finder.push("a ST") == ("a ", None)
     assert finder.push("A") == ("STA", None)
     assert finder.push(" en") == (" ", None)

@@ -100,6 +100,9 @@ def test_size_limits() -> None:
         limits.check_tensors({"input_ids": np.zeros((1, 26), np.int32)})
     with pytest.raises(RequestError, match="at most 100"):
         limits.check_tensors({"stop_strings": np.array([[b"a" * 60, b"b" * 60]], dtype=object)})
+    limits.check_tensors({"stop_strings": np.array([[b"a" * 40, b"b" * 40]], dtype=object)})
+    with pytest.raises(RequestError, match="at most 100"):
+        limits.check_tensors({"stop_strings": np.full((1, 13), b"", dtype=object)})
     with pytest.raises(RequestError, match=r"'embedding_bias' has 7 numbers a prompt, but .* has 8"):
         limits.check_tensors({"embedding_bias": np.zeros((1, 7), np.float32)})
     prompt = GenerationRequest([1], False, True, return_generation_logits=True, params={"max_tokens": 10**9})
