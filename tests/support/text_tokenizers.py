@@ -1,6 +1,6 @@
 """Small tokenizers of the two usual kinds, made here: byte-level BPE, and pieces with byte fallback."""
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from kvforge.runtime.tokenizer import Tokenizer as RuntimeTokenizer
 
@@ -39,4 +39,17 @@ def byte_fallback():
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )
     tokenizer.add_special_tokens([AddedToken(t, special=True) for t in ("<unk>", "<s>", "</s>")])
+    return RuntimeTokenizer(tokenizer)
+
+
+PANICKING_TEXT = "a" * 25 + "b"
+"""What a `panicking` tokenizer's library cannot split: the search for the pattern exceeds its limit."""
+
+
+def panicking():
+    """Byte-level BPE whose pre-tokenizer repeats a repetition; every text but PANICKING_TEXT's kind is fine."""
+    tokenizer = byte_level().backend
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(Regex(r"(a+)+$"), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
     return RuntimeTokenizer(tokenizer)
