@@ -275,6 +275,8 @@ class LLMEngine:
                 continue
             try:
                 reason, detail = self._finish_reason(sequence, token)
+            except RequestError as error:
+                reason, detail = "error", str(error)
             except Exception as error:
                 logger.exception("looking for a stop string failed")
                 reason, detail = "error", f"{type(error).__name__}: {error}"

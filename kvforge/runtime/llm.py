@@ -12,6 +12,7 @@ from kvforge.errors import RequestError
 from kvforge.runtime.engine import LLMEngine
 from kvforge.runtime.outputs import CompletionOutput, RequestOutput, SequenceOutput
 from kvforge.runtime.sampling_params import SamplingParams
+from kvforge.runtime.text_limits import TextLimits
 from kvforge.runtime.text_stream import TextStream
 from kvforge.runtime.tokenizer import Tokenizer
 
@@ -28,6 +29,7 @@ class LLM:
     def __init__(self, engine_dir: str | Path | None = None, **engine_options: Any) -> None:
         self.engine = LLMEngine(engine_dir, **engine_options)
         self._ids = itertools.count()
+        self._limits = self.tokenizer and TextLimits.of(self.tokenizer, self.engine.config.max_seq_len)
 
     @property
     def tokenizer(self) -> Tokenizer | None:
@@ -107,9 +109,9 @@ class LLM:
             return _plain_list(prompt, "a prompt")
         if not prompt:
             raise RequestError("the prompt is empty; give text, or the beginning-of-text token's id.")
-        if self.tokenizer is None:
+        if self._limits is None:
             raise RequestError("this engine has no tokenizer; give the prompt as a list of token ids.")
-        return self.tokenizer.encode(prompt)
+        return self._limits.encode(prompt)
 
     def _step(self, requests: dict[str, "_OpenRequest"]) -> list[SequenceOutput]:
         num_iterations = self.engine.num_iterations

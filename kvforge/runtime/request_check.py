@@ -8,6 +8,7 @@ import numpy as np
 from kvforge.errors import RequestError
 from kvforge.runtime.config import RuntimeConfig
 from kvforge.runtime.sampling_params import SamplingParams
+from kvforge.runtime.text_limits import too_many_tokens
 from kvforge.runtime.tokenizer import Tokenizer
 
 
@@ -28,11 +29,7 @@ def checked_prompt(token_ids: SequenceOf[int], config: RuntimeConfig) -> np.ndar
     if ids.ndim != 1 or ids.dtype.kind not in "iu":
         raise RequestError("the prompt is not a flat list of whole numbers; give token ids.")
     if len(ids) > config.max_seq_len - 1:
-        raise RequestError(
-            f"the prompt has {len(ids)} tokens, but the engine takes at most "
-            f"{config.max_seq_len - 1} (max_seq_len {config.max_seq_len} less one to "
-            "generate); shorten it or rebuild with a larger --max-seq-len."
-        )
+        raise too_many_tokens(str(len(ids)), config.max_seq_len)
     low, high = int(ids.min()), int(ids.max())
     if low < 0 or high >= config.vocab_size:
         raise RequestError(

@@ -1,8 +1,9 @@
 """The `tensorrt_llm_bls` model: text to text by business logic scripting, Triton's calls from one model to another.
 
 Text models run in this process; only `tensorrt_llm` is called, one thread per open request waiting for its next
-response. Each response is acknowledged as postprocessing would (acks.py), so tokens gather while a response is on its
-way, and the empty responses that come now and then show when a client has gone.
+response. Long texts are tokenized in threads of their own (text_lanes.py), before the request takes one of these. Each
+response is acknowledged as postprocessing would (acks.py), so tokens gather while a response is on its way, and the
+empty responses that come now and then show when a client has gone.
 
 An error behind a response never arrives at such a caller: Triton waits for ever, or loses it. So the stub is asked for
 errors as tensors (parameters.ERRORS_AS_TENSORS).
@@ -12,14 +13,19 @@ import json
 import queue
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
-from kvforge.errors import EngineError, RequestError, first_line
+import numpy as np
+
+from kvforge.errors import EngineError
 from kvforge.serving.acks import AckSender
 from kvforge.serving.admission import Admission, UnavailableError
 from kvforge.serving.contract import TEXT_INPUTS, refuse_unsupported
-from kvforge.serving.failures import CANCELLED, CODES, Failure, past_deadline
+from kvforge.serving.failures import CANCELLED, CODES, Failure, failure_of, past_deadline
 from kvforge.serving.parameters import (
     ERRORS_AS_TENSORS,
     TIMEOUT,
@@ -29,10 +35,11 @@ from kvforge.serving.parameters import (
     timeout_s,
 )
 from kvforge.serving.postprocess import make_postprocessor
-from kvforge.serving.preprocess import make_preprocessor
+from kvforge.serving.preprocess import make_preprocessor, num_text_bytes
 from kvforge.serving.responses import ERROR, FINISH_REASON, STOP_REASON, STREAM_STATE
 from kvforge.serving.sending import Responder
 from kvforge.serving.stream_keys import STREAM_KEY
+from kvforge.serving.text_lanes import TextLanes
 
 ENGINE_MODEL = "tensorrt_llm"
 TEXT_OUTPUT = "text_output"
@@ -79,6 +86,18 @@ class FailedError(Exception):
         self.failure = failure
 
 
+@dataclass
+class Call:
+    """One request on its way: when it came, its deadline, and its inputs once they were read."""
+
+    request: Any
+    sender: Any
+    arrived: float
+    limit: float | None = None
+    texts: dict[str, np.ndarray] = field(default_factory=dict)
+    arrays: dict[str, np.ndarray] = field(default_factory=dict)
+
+
 class TextServer:
     """What `triton_repo/tensorrt_llm_bls/1/model.py` calls. `pb` is triton_python_backend_utils."""
 
@@ -102,6 +121,7 @@ class TextServer:
         self._ended: queue.SimpleQueue[tuple[float, Any] | None] = queue.SimpleQueue()
         threading.Thread(target=self._let_go, name="bls-ended", daemon=True).start()
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="bls")
+        self._lanes = TextLanes()
 
     def execute(self, requests: list[Any]) -> None:
         """Accept requests; each gets its responses from a thread of the pool."""
@@ -112,39 +132,58 @@ class TextServer:
             except UnavailableError as error:
                 self._responder.refuse(sender, Failure("unavailable", str(error)))
                 continue
-            self._pool.submit(self._serve, request, sender, time.monotonic())
+            self._pool.submit(self._step, self._begin, Call(request, sender, time.monotonic()))
 
     def close(self) -> None:
         """Cancel what runs and wait for the threads."""
         self._admission.close()
         for key in tuple(self._open):
             self._acks.send(key, True)
+        self._lanes.close()
         closing = threading.Thread(target=self._pool.shutdown, kwargs={"cancel_futures": True}, daemon=True)
         closing.start()
         closing.join(timeout=5.0)
         self._ended.put(None)
         self._acks.close()
 
-    def _serve(self, request: Any, sender: Any, arrived: float) -> None:
-        limit = None
+    def _step(self, step: Callable[[Call], bool], call: Call) -> None:
+        """Do a step of a call, which says whether another thread goes on with it; if it fails, the client is told."""
         try:
-            if sender.is_cancelled():
-                raise FailedError(CANCELLED)
-            limit = timeout_s(request, read_parameters(request))
-            self._answer(request, sender, _engine_parameters(limit, time.monotonic() - arrived))
+            if step(call):
+                return
         except FailedError as error:
             # The engine was given what is left of the limit.
-            late = limit is not None and error.failure.outcome == "deadline"
-            self._responder.refuse(sender, past_deadline(limit or 0.0) if late else error.failure)
-        except RequestError as error:
-            self._responder.refuse(sender, Failure("refused", str(error)))
-        except Exception as error:
-            self._responder.refuse(sender, Failure("failed", f"the request failed: {first_line(error)}"))
-        finally:
-            self._admission.leave(1)
+            late = call.limit is not None and error.failure.outcome == "deadline"
+            self._responder.refuse(call.sender, past_deadline(call.limit or 0.0) if late else error.failure)
+        except UnavailableError as error:
+            self._responder.refuse(call.sender, Failure("unavailable", str(error)))
+        except BaseException as error:
+            self._responder.refuse(call.sender, failure_of(error))
+        self._admission.leave(1)
 
-    def _answer(self, request: Any, sender: Any, parameters: dict[str, Any]) -> None:
-        inputs, key = self._engine_inputs(request)
+    def _begin(self, call: Call) -> bool:
+        if call.sender.is_cancelled():
+            raise FailedError(CANCELLED)
+        call.limit = timeout_s(call.request, read_parameters(call.request))
+        _engine_parameters(call)
+        self._read(call)
+        if self._lanes.take(num_text_bytes(call.texts), partial(self._step, self._encode, call)):
+            return True
+        return self._ask(self._preprocessor.run(call.texts), call)
+
+    def _encode(self, call: Call) -> bool:
+        """In a thread for long texts."""
+        if call.sender.is_cancelled():
+            raise FailedError(CANCELLED)
+        _engine_parameters(call)
+        encoded = self._preprocessor.run(call.texts)
+        self._pool.submit(self._step, partial(self._ask, encoded), call)
+        return True
+
+    def _ask(self, encoded: dict[str, np.ndarray], asked: Call) -> bool:
+        """Have the engine answer; False, because the call is over then."""
+        request, sender, parameters = asked.request, asked.sender, _engine_parameters(asked)
+        inputs, key = self._engine_inputs(encoded, asked.arrays)
         outputs = frozenset(request.requested_output_names())
         call = self._pb.InferenceRequest(
             model_name=ENGINE_MODEL,
@@ -170,6 +209,7 @@ class TextServer:
         finally:
             self._open.discard(key)
             self._ended.put((time.monotonic(), responses))
+        return False
 
     def _let_go(self) -> None:
         """Drop the responses of ended calls, oldest first."""
@@ -191,6 +231,8 @@ class TextServer:
         done = self._postprocessor.run(
             arrays["output_ids"], arrays["sequence_length"], arrays[STREAM_STATE], sender.is_cancelled
         )
+        if done.error is not None:
+            raise FailedError(Failure("failed", done.error))
         if done.text is not None:
             text = done.text
             if self._accumulate:
@@ -202,16 +244,19 @@ class TextServer:
         self._acks.send(key, done.cancelled)
         return done.final
 
-    def _engine_inputs(self, request: Any) -> tuple[list[Any], int]:
-        """Input tensors of `tensorrt_llm` and the stream key. Raises RequestError."""
-        check_parameters(read_parameters(request), TEXT_INPUTS)
-        found = {name: self._pb.get_input_tensor_by_name(request, name) for name in self._inputs}
+    def _read(self, call: Call) -> None:
+        """The request's inputs: those for preprocessing, and those for `tensorrt_llm`. Raises RequestError."""
+        check_parameters(read_parameters(call.request), TEXT_INPUTS)
+        found = {name: self._pb.get_input_tensor_by_name(call.request, name) for name in self._inputs}
         arrays = {name: tensor.as_numpy() for name, tensor in found.items() if tensor is not None}
         for name in ("num_draft_tokens", "use_draft_logits"):
             if name in arrays:
                 refuse_unsupported(name, arrays.pop(name))
-        texts = {TO_PREPROCESSING[name]: arrays.pop(name) for name in tuple(arrays) if name in TO_PREPROCESSING}
-        encoded = self._preprocessor.run(texts)
+        call.texts = {TO_PREPROCESSING[name]: arrays.pop(name) for name in tuple(arrays) if name in TO_PREPROCESSING}
+        call.arrays = arrays
+
+    def _engine_inputs(self, encoded: dict[str, np.ndarray], arrays: dict[str, np.ndarray]) -> tuple[list[Any], int]:
+        """Input tensors of `tensorrt_llm` and the stream key."""
         engine = {FROM_PREPROCESSING[name]: array for name, array in encoded.items()}
         engine |= {TO_ENGINE.get(name, name): array for name, array in arrays.items()}
         return [self._pb.Tensor(name, array) for name, array in engine.items()], int(engine[STREAM_KEY][0, 0])
@@ -222,10 +267,11 @@ class TextServer:
         return Failure(outcomes.get(error.code(), "failed"), error.message())
 
 
-def _engine_parameters(limit: float | None, waited_s: float) -> dict[str, Any]:
+def _engine_parameters(call: Call) -> dict[str, Any]:
     """The deadline is of the whole request, the wait for a thread included. Raises FailedError when it has passed."""
-    if limit is None:
+    if call.limit is None:
         return {ERRORS_AS_TENSORS: True}
-    if waited_s >= limit:
-        raise FailedError(past_deadline(limit))
-    return {ERRORS_AS_TENSORS: True, TIMEOUT: max(1, round((limit - waited_s) * 1e6))}
+    waited_s = time.monotonic() - call.arrived
+    if waited_s >= call.limit:
+        raise FailedError(past_deadline(call.limit))
+    return {ERRORS_AS_TENSORS: True, TIMEOUT: max(1, round((call.limit - waited_s) * 1e6))}

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from kvforge.errors import RequestError, first_line
+
 # Outcome -> error code of Triton (pb_utils.TritonError).
 CODES = {
     "cancelled": "CANCELLED",
@@ -33,3 +35,13 @@ SHUTTING_DOWN = Failure("unavailable", "the server is shutting down; send the re
 
 def past_deadline(timeout_s: float) -> Failure:
     return Failure("deadline", f"the request's deadline has passed: its timeout was {timeout_s:g} s")
+
+
+def failure_of(error: BaseException) -> Failure:
+    """What an error means for the one request that it came of. One that is no Exception, such as a native library's
+    panic, may name anything, so its words are left out."""
+    if isinstance(error, RequestError):
+        return Failure("refused", str(error))
+    if isinstance(error, Exception):
+        return Failure("failed", f"the request failed: {first_line(error)}")
+    return Failure("failed", "the request failed in a library that this server uses; change the request")

@@ -39,7 +39,9 @@ class ServerOptions:
 
     @property
     def request_limits(self) -> RequestLimits:
-        return RequestLimits(self.max_queue_size, self.max_request_bytes, self.log_format, self.log_level)
+        return RequestLimits(
+            self.max_queue_size, self.max_request_bytes, self.log_format, self.log_level, self.max_seq_len
+        )
 
 
 def engine_command(engine_dir: Path, options: ServerOptions) -> list[str]:

@@ -38,7 +38,8 @@ class Processed:
     """What became of a response: its text, [B, beams] of bytes objects, or None to send nothing.
 
     `ack` is the stream key to acknowledge, None for a direct caller's request; `sequence` is the number of the
-    sequence in its stream, `final` says that the stream has ended.
+    sequence in its stream, `final` says that the stream has ended. With an `error` there is no text, and the request
+    is over.
     """
 
     text: np.ndarray | None
@@ -46,6 +47,7 @@ class Processed:
     cancelled: bool = False
     sequence: int = 0
     final: bool = False
+    error: str | None = None
 
 
 class Postprocessor:
@@ -83,12 +85,16 @@ class Postprocessor:
         cancelled = self._is_cancelled(stream, is_cancelled)
         if flags & HEARTBEAT:
             return Processed(None, key, cancelled)
-        if sequence not in stream.detokenizers:
-            stream.detokenizers[sequence] = Detokenizer(self._tokenizer, context)
-        detokenizer = stream.detokenizers[sequence]
-        text = "".join(map(detokenizer.push, tokens.reshape(-1)[: int(lengths.reshape(-1)[0])].tolist()))
-        if flags & SEQUENCE_END:
-            text += detokenizer.flush()
+        try:
+            if sequence not in stream.detokenizers:
+                stream.detokenizers[sequence] = Detokenizer(self._tokenizer, context)
+            detokenizer = stream.detokenizers[sequence]
+            text = "".join(map(detokenizer.push, tokens.reshape(-1)[: int(lengths.reshape(-1)[0])].tolist()))
+            if flags & SEQUENCE_END:
+                text += detokenizer.flush()
+        except RequestError as error:
+            self._streams.pop(key, None)
+            return Processed(None, key, cancelled=True, sequence=sequence, final=True, error=str(error))
         if flags & FINAL:
             self._streams.pop(key, None)
         output = np.array([[text.encode()]], dtype=np.object_)

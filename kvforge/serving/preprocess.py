@@ -5,8 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from kvforge.engine import TOKENIZER_DIR, load_manifest
+from kvforge.engine import TOKENIZER_DIR, Manifest, load_manifest
 from kvforge.errors import EngineError, RequestError
+from kvforge.runtime.text_limits import TextLimits
 from kvforge.runtime.tokenizer import Tokenizer
 from kvforge.serving.contract import refuse_unsupported
 from kvforge.serving.stream_keys import StreamKeys
@@ -26,17 +27,23 @@ ENSEMBLE_NAMES = {
 }
 WORD_LISTS = ("STOP_WORDS_DICT", "BAD_WORDS_DICT", "EMBEDDING_BIAS_WORDS")
 MAX_WORDS = 4096
-"""Of one list of a request: encoding them holds up everybody's requests."""
+"""Of one list of a request."""
+MAX_WORD_BYTES = 1 << 17
+"""Of the words of one list together, 32 for each of MAX_WORDS."""
 
 
 class Preprocessor:
     """Encodes with the engine's own tokenizer, special tokens included, as `kvforge.LLM` does.
 
-    `vocab_size` is that of the model, which may be larger than the tokenizer's; 0 refuses biased words.
+    `vocab_size` is that of the model, which may be larger than the tokenizer's; 0 refuses biased words. Texts are held
+    against `max_seq_len` before they are tokenized; 0 leaves that to the engine. Threads may share it.
     """
 
-    def __init__(self, tokenizer: Tokenizer, keys: StreamKeys, vocab_size: int, max_request_bytes: int) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, keys: StreamKeys, vocab_size: int, max_request_bytes: int, max_seq_len: int = 0
+    ) -> None:
         self._tokenizer = tokenizer
+        self._encode_prompt = TextLimits.of(tokenizer, max_seq_len).encode if max_seq_len else tokenizer.encode
         self._keys = keys
         self._vocab_size = vocab_size
         self._max_request_bytes = max_request_bytes
@@ -54,7 +61,7 @@ class Preprocessor:
             if name in tensors:
                 refuse_unsupported(ensemble_name, tensors[name])
         self._check_size(tensors)
-        _check_number_of_words(tensors)
+        _check_words(tensors)
         rows = [self._encode(query) for query in tensors["QUERY"].reshape(-1)]
         outputs = {
             "INPUT_ID": _padded(rows),
@@ -72,7 +79,7 @@ class Preprocessor:
         return outputs
 
     def _check_size(self, tensors: Tensors) -> None:
-        size = sum(len(value) for name in ENSEMBLE_NAMES if name in tensors for value in _texts(tensors[name]))
+        size = num_text_bytes(tensors)
         if size > self._max_request_bytes:
             raise RequestError(
                 f"the request's texts have {size} bytes, but at most {self._max_request_bytes} are taken; send less or "
@@ -81,7 +88,7 @@ class Preprocessor:
 
     def _encode(self, query: Any) -> list[int]:
         decoded = text("text_input", query)
-        ids = self._tokenizer.encode(decoded)
+        ids = self._encode_prompt(decoded)
         if not decoded or not ids:
             raise RequestError("the prompt is empty: 'text_input' must hold at least one character")
         return ids
@@ -90,17 +97,12 @@ class Preprocessor:
         rows = []
         for row in table.reshape(table.shape[0], -1):
             words = [text(ENSEMBLE_NAMES[name], word) for word in row]
-            rows.append(encode_words([ids for word in words for ids in self._spellings(word)]))
+            spellings = self._tokenizer.encode_all([spelling for word in words for spelling in _spellings(word)])
+            rows.append(encode_words([ids for ids in spellings if ids]))
         width = max((row.shape[1] for row in rows), default=0)
         if not rows:
             return np.zeros((0, 2, 0), dtype=np.int32)
         return np.stack([np.pad(row, ((0, 0), (0, width - row.shape[1])), constant_values=-1) for row in rows])
-
-    def _spellings(self, word: str) -> list[list[int]]:
-        """The word's token ids at the start of a line and after a space: most tokenizers tell them apart."""
-        variants = [word] if not word or word[0].isspace() else [word, f" {word}"]
-        spellings = (self._tokenizer.encode(variant, add_special_tokens=False) for variant in variants)
-        return [ids for ids in spellings if ids]
 
     def _bias(self, tensors: Tensors) -> np.ndarray:
         """Every token of a word gets the word's weight added, as in TensorRT-LLM's preprocessing; the word is taken as
@@ -116,8 +118,8 @@ class Preprocessor:
             raise RequestError("input tensor 'embedding_bias_weights' must hold finite numbers")
         bias = np.zeros((words.shape[0], self._vocab_size), dtype=np.float32)
         for row in range(words.shape[0]):
-            for word, weight in zip(words[row].reshape(-1), weights[row].reshape(-1), strict=True):
-                ids = self._tokenizer.encode(text("embedding_bias_words", word), add_special_tokens=False)
+            texts = [text("embedding_bias_words", word) for word in words[row].reshape(-1)]
+            for ids, weight in zip(self._tokenizer.encode_all(texts), weights[row].reshape(-1), strict=True):
                 np.add.at(bias[row], ids, weight)
         return bias
 
@@ -125,12 +127,20 @@ class Preprocessor:
 def make_preprocessor(parameters: dict[str, str], lane: int = 0) -> Preprocessor:
     """From the parameters of a model's config.pbtxt. Raises EngineError when there is no tokenizer."""
     tokenizer_dir = parameters["tokenizer_dir"]
+    manifest = _manifest(Path(tokenizer_dir))
+    lengths = [int(parameters.get("max_seq_len", "0")), 0 if manifest is None else manifest.max_seq_len]
     return Preprocessor(
         load_tokenizer(tokenizer_dir),
         StreamKeys(Path(parameters["ack_socket"]).parent, lane),
-        _vocab_size(Path(tokenizer_dir)),
+        0 if manifest is None else manifest.vocab_size,
         int(parameters.get("max_request_bytes", str(16 << 20))),
+        min(filter(None, lengths), default=0),
     )
+
+
+def num_text_bytes(tensors: Tensors) -> int:
+    """Bytes of all texts of a request."""
+    return sum(_num_bytes(tensors[name]) for name in ENSEMBLE_NAMES if name in tensors)
 
 
 def load_tokenizer(directory: str) -> Tokenizer:
@@ -141,26 +151,38 @@ def load_tokenizer(directory: str) -> Tokenizer:
     return tokenizer
 
 
-def _vocab_size(tokenizer_dir: Path) -> int:
+def _manifest(tokenizer_dir: Path) -> Manifest | None:
     if tokenizer_dir.name != TOKENIZER_DIR:
-        return 0
+        return None
     try:
-        return load_manifest(tokenizer_dir.parent).vocab_size
+        return load_manifest(tokenizer_dir.parent)
     except EngineError:
-        return 0
+        return None
 
 
-def _check_number_of_words(tensors: Tensors) -> None:
+def _spellings(word: str) -> list[str]:
+    """The word at the start of a line and after a space: most tokenizers tell them apart."""
+    return [word] if not word or word[0].isspace() else [word, f" {word}"]
+
+
+def _check_words(tensors: Tensors) -> None:
     for name in WORD_LISTS:
-        number = tensors[name].size if name in tensors else 0
+        if name not in tensors:
+            continue
+        number, size = tensors[name].size, _num_bytes(tensors[name])
         if number > MAX_WORDS:
             raise RequestError(
                 f"input tensor '{ENSEMBLE_NAMES[name]}' has {number} words, but at most {MAX_WORDS} are taken"
             )
+        if size > MAX_WORD_BYTES:
+            raise RequestError(
+                f"input tensor '{ENSEMBLE_NAMES[name]}' has words of {size} bytes together, but at most "
+                f"{MAX_WORD_BYTES} are taken; send fewer or shorter ones"
+            )
 
 
-def _texts(table: np.ndarray) -> list[Any]:
-    return [value for value in table.reshape(-1) if isinstance(value, (bytes, str))]
+def _num_bytes(table: np.ndarray) -> int:
+    return sum(len(value) for value in table.reshape(-1) if isinstance(value, (bytes, str)))
 
 
 def _padded(rows: list[list[int]]) -> np.ndarray:

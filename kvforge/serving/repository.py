@@ -22,13 +22,14 @@ class RequestLimits:
 
     `max_queue_size` requests wait beyond those that fill the engine's sequences; one more is refused with
     UNAVAILABLE. `max_request_bytes` bounds the sum of a request's input tensors. `log_format` is text or json;
-    requests are logged at `log_level` INFO.
+    requests are logged at `log_level` INFO. `max_seq_len` is that of the engine's manifest where None.
     """
 
     max_queue_size: int = 1024
     max_request_bytes: int = 16 * 2**20
     log_format: str = "text"
     log_level: str = "WARNING"
+    max_seq_len: int | None = None
 
 
 def repository_templates() -> Path:
@@ -68,6 +69,7 @@ def materialise(
         "max_queue_size": str(limits.max_queue_size),
         "max_open_requests": str(max_batch_size + limits.max_queue_size + TEXT_QUEUE_SLACK),
         "max_request_bytes": str(limits.max_request_bytes),
+        "max_seq_len": str(limits.max_seq_len or 0),
         "log_format": limits.log_format,
         "log_level": limits.log_level,
     }

@@ -53,3 +53,34 @@ def panicking():
         [pre_tokenizers.Split(Regex(r"(a+)+$"), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )
     return RuntimeTokenizer(tokenizer)
+
+
+def panicking_decoder():
+    """`byte_level`, but runs of PANICKING_TEXT's kind cannot be decoded."""
+    tokenizer = byte_level().backend
+    tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Replace(Regex(r"(a+)+$"), "a")])
+    return RuntimeTokenizer(tokenizer)
+
+
+def composing():
+    """Byte-level BPE whose normalizer makes texts shorter."""
+    tokenizer = byte_level().backend
+    tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
+    return RuntimeTokenizer(tokenizer)
+
+
+def dropping():
+    """Words with one token for any that is unknown; spaces and control characters vanish."""
+    words = models.WordLevel({"<unk>": 0, "fox": 1, "dog": 2}, unk_token="<unk>")
+    tokenizer = Tokenizer(words)
+    tokenizer.normalizer = normalizers.BertNormalizer()
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    return RuntimeTokenizer(tokenizer)
+
+
+def doubling():
+    """Pieces of 1, 2, 4, … 128 of the letter a, as the pieces of spaces in large vocabularies."""
+    lengths = [2**power for power in range(8)]
+    vocab = {"a" * length: index for index, length in enumerate(lengths)} | {"b": 8}
+    merges = [("a" * length, "a" * length) for length in lengths[:-1]]
+    return RuntimeTokenizer(Tokenizer(models.BPE(vocab=vocab, merges=merges, unk_token="b")))

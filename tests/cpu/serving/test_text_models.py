@@ -14,6 +14,7 @@ from kvforge.serving.postprocess import Postprocessor, Processed
 from kvforge.serving.preprocess import Preprocessor, load_tokenizer
 from kvforge.serving.repository import repository_templates
 from kvforge.serving.responses import FINAL, HEARTBEAT, SEQUENCE_END
+from kvforge.serving.sending import Responder
 from kvforge.serving.stream_keys import StreamKeys
 from kvforge.serving.words import decode_words
 from tests.support.checkpoints import write_byte_tokenizer
@@ -173,6 +174,7 @@ def test_an_answer_that_cannot_be_sent_ends_its_request(monkeypatch: pytest.Monk
     model = module["TritonPythonModel"]()
     acks: list[tuple[int, bool]] = []
     sent: list[tuple] = []
+    model._responder = Responder(pb)
     model._acks = SimpleNamespace(send=lambda *ack: acks.append(ack))
     model._postprocessor = SimpleNamespace(run=lambda *tensors: Processed(texts("a"), 7))
 

@@ -4,11 +4,12 @@ import json
 
 import triton_python_backend_utils as pb_utils
 
-from kvforge.errors import RequestError, first_line
 from kvforge.serving.acks import AckSender
+from kvforge.serving.failures import Failure, failure_of
 from kvforge.serving.postprocess import make_postprocessor
 from kvforge.serving.processes import server_of_stub
 from kvforge.serving.request_log import configure_model
+from kvforge.serving.sending import Responder
 from kvforge.serving.watchdog import end_with_server
 
 READ = ("TOKENS_BATCH", "SEQUENCE_LENGTH", "STREAM_STATE")
@@ -21,6 +22,7 @@ class TritonPythonModel:
         settings = json.loads(args["model_config"])["parameters"]
         parameters = {key: value["string_value"] for key, value in settings.items()}
         self._acks = AckSender(parameters["ack_socket"])
+        self._responder = Responder(pb_utils)
         self._postprocessor = make_postprocessor(parameters)
 
     def execute(self, requests):
@@ -28,10 +30,8 @@ class TritonPythonModel:
             sender = request.get_response_sender()
             try:
                 self._respond(request, sender)
-            except RequestError as error:
-                _fail(sender, str(error), pb_utils.TritonError.INVALID_ARG)
-            except Exception as error:  # one request must not end the others of its batch
-                _fail(sender, f"the request could not be read: {first_line(error)}", pb_utils.TritonError.INTERNAL)
+            except BaseException as error:  # one request must not end the others of its batch
+                self._responder.refuse(sender, failure_of(error))
 
     def _respond(self, request, sender):
         tensors = {tensor.name(): tensor for tensor in request.inputs()}
@@ -39,12 +39,14 @@ class TritonPythonModel:
         done = self._postprocessor.run(*map(read.get, READ), request.is_cancelled)
         final = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
         try:
-            if done.text is None:
+            if done.error is not None:
+                self._responder.refuse(sender, Failure("failed", done.error))
+            elif done.text is None:
                 sender.send(flags=final)
             else:
                 outputs = [pb_utils.Tensor("OUTPUT", done.text), *tensors.values()]
                 sender.send(pb_utils.InferenceResponse(outputs), flags=final)
-        except Exception:  # such as no room in shared memory: an error ends the ensemble, and the engine is to know
+        except BaseException:  # such as no room in shared memory: an error ends the ensemble, and the engine is to know
             if done.ack is not None:
                 self._acks.send(done.ack, True)
             raise
@@ -53,8 +55,3 @@ class TritonPythonModel:
 
     def finalize(self):
         self._acks.close()
-
-
-def _fail(sender, message, code):
-    response = pb_utils.InferenceResponse([], error=pb_utils.TritonError(message, code))
-    sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
