@@ -77,7 +77,7 @@ class ChatTemplate:
 
 
 def _environment() -> Any:
-    from jinja2 import TemplateError, nodes
+    from jinja2 import TemplateError, nodes, pass_context
     from jinja2.ext import Extension
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -96,8 +96,17 @@ def _environment() -> Any:
     def to_json(value: Any, **options: Any) -> str:
         return json.dumps(value, **{"ensure_ascii": False, **options})
 
+    @pass_context
+    def as_it_is(context: Any, value: Any) -> Any:
+        return value
+
     environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, "jinja2.ext.loopcontrols"]
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=[Generation, "jinja2.ext.loopcontrols"],
+        # Nothing is computed before a template is rendered: with these two, also no expression of constants.
+        optimized=False,
+        finalize=as_it_is,
     )
     environment.filters["tojson"] = to_json
     environment.globals["raise_exception"] = refuse

@@ -3,21 +3,25 @@
 import asyncio
 import contextlib
 import json
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import Awaitable, Callable, Sequence
 
 from starlette.responses import JSONResponse, Response
 from starlette.types import Message, Receive, Scope, Send
 
 from kvforge.gateway.errors import ApiError
-from kvforge.gateway.formats import AnswerFormat, Choice
+from kvforge.gateway.formats import AnswerFormat
 from kvforge.gateway.generation import Generation
+from kvforge.gateway.held_answers import HeldAnswer
+from kvforge.native_calls import is_panic
 
 _SSE_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
+EVENT_BYTES = 1 << 18
+"""A response that gathered many tokens becomes several events of about this size."""
+WRITE_BYTES = 1 << 16
 DISCONNECTED = "disconnected"
 STALLED = "stalled"
 
@@ -30,17 +34,17 @@ class Answer(Response):
     event of its own. scope["log"] is told how it ended.
     """
 
-    def __init__(self, generation: Generation, form: AnswerFormat, include_usage: bool, write_timeout_s: float) -> None:
+    def __init__(self, generation: Generation, form: AnswerFormat, held: HeldAnswer, write_timeout_s: float) -> None:
         self._generation = generation
         self._form = form
-        self._include_usage = include_usage
+        self._held = held
         self._write_timeout_s = write_timeout_s
         self.background = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         log = scope.setdefault("log", {})
         writer = _Writer(send, self._write_timeout_s)
-        respond = self._stream(writer) if self._generation.streaming else self._whole(writer)
+        respond = self._respond(writer)
         work = asyncio.ensure_future(respond)
         gone = asyncio.ensure_future(_disconnect(receive))
         writer.on_stall = work.cancel
@@ -74,39 +78,50 @@ class Answer(Response):
         finally:
             ends.discard(end)
             await _cancel(work, gone)
+            self._held.release()
             usage = self._generation.usage
             log.update(prompt_tokens=usage.prompt, completion_tokens=usage.completion)
 
-    async def _whole(self, writer: "_Writer") -> ApiError | None:
-        choices = [Choice() for _ in range(self._generation.num_choices)]
+    async def _respond(self, writer: "_Writer") -> ApiError | None:
         try:
-            async with contextlib.aclosing(self._generation.deltas()) as deltas:
-                async for delta in deltas:
-                    choices[delta.index].add(delta)
-            _check_finished(choice.finish_reason for choice in choices)
+            await (self._stream(writer) if self._generation.asked.stream else self._whole(writer))
         except ApiError as error:
             await writer.fail(error)
             return error
-        await writer.respond(JSONResponse(self._form.whole(choices, self._generation.usage.body)))
+        except BaseException as error:
+            if not is_panic(error):
+                raise
+            failure = ApiError(500, "the tokenizer fails on the generated tokens")
+            await writer.fail(failure)
+            return failure
         return None
 
-    async def _stream(self, writer: "_Writer") -> ApiError | None:
-        reasons: list[str | None] = [None] * self._generation.num_choices
-        try:
-            async with contextlib.aclosing(self._generation.deltas()) as deltas:
-                async for delta in deltas:
-                    if not writer.started:
-                        await writer.start(_SSE_HEADERS)
-                        await writer.write(b"".join(self._form.opening()))
-                    reasons[delta.index] = delta.finish_reason
-                    await writer.write(self._form.event(delta))
-            _check_finished(reasons)
-        except ApiError as error:
-            await writer.fail(error)
-            return error
-        usage = self._form.usage_event(self._generation.usage.body) if self._include_usage else b""
-        await writer.write(usage + b"data: [DONE]\n\n", end=True)
-        return None
+    async def _whole(self, writer: "_Writer") -> None:
+        async with contextlib.aclosing(self._generation.deltas()) as deltas:
+            async for delta in deltas:
+                self._form.add(delta)
+                self._held.set(self._form.num_bytes)
+        self._check_finished()
+        await writer.whole(list(self._form.whole(self._generation.usage.body)))
+
+    async def _stream(self, writer: "_Writer") -> None:
+        async with contextlib.aclosing(self._generation.deltas()) as deltas:
+            async for delta in deltas:
+                if not writer.started:
+                    await writer.start(_SSE_HEADERS)
+                    for event in self._form.opening():
+                        await writer.write(event)
+                self._form.add(delta)
+                if not delta.more or self._form.num_bytes > EVENT_BYTES:
+                    await writer.write(self._form.event(delta.index))
+        self._check_finished()
+        asked, usage = self._generation.asked, self._generation.usage
+        last = self._form.usage_event(usage.body) if asked.include_usage else b""
+        await writer.write(last + b"data: [DONE]\n\n", end=True)
+
+    def _check_finished(self) -> None:
+        if self._form.missing():
+            raise ApiError(503, "the inference server ended the answer before its end; try again")
 
 
 class _Writer:
@@ -125,6 +140,21 @@ class _Writer:
     async def write(self, data: bytes, end: bool = False) -> None:
         if data or end:
             await self._timed({"type": "http.response.body", "body": data, "more_body": not end})
+
+    async def whole(self, parts: Sequence[bytes | bytearray]) -> None:
+        """A body of JSON, a bounded part at a time."""
+        size = sum(map(len, parts))
+        headers = [(b"content-length", str(size).encode()), (b"content-type", b"application/json")]
+        await self.start(headers)
+        small = bytearray()
+        for part in parts:
+            for at in range(0, len(part), WRITE_BYTES):
+                small += part[at : at + WRITE_BYTES]
+                if len(small) >= WRITE_BYTES:
+                    await self.write(bytes(small))
+                    small.clear()
+                    await asyncio.sleep(0)
+        await self.write(bytes(small), end=True)
 
     async def respond(self, response: Response) -> None:
         self.started = True
@@ -157,11 +187,6 @@ async def _cancel(*tasks: asyncio.Future) -> None:
 async def _disconnect(receive: Callable[[], Awaitable[Message]]) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-def _check_finished(reasons: Any) -> None:
-    if any(reason is None for reason in reasons):
-        raise ApiError(503, "the inference server ended the answer before its end; try again")
 
 
 def error_response(error: ApiError) -> Response:

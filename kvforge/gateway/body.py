@@ -1,7 +1,9 @@
 """Reads a request's JSON body, no more of it than is allowed."""
 
 import asyncio
+import contextlib
 import json
+from collections.abc import AsyncIterator
 from typing import Any, NoReturn
 
 from starlette.requests import ClientDisconnect, Request
@@ -20,39 +22,39 @@ class BodyReader:
         self._timeout_s = timeout_s
         self._held = 0
 
-    async def read_json(self, request: Request) -> dict[str, Any]:
-        """The body as a JSON object.
+    @contextlib.asynccontextmanager
+    async def read(self, request: Request) -> AsyncIterator[bytes]:
+        """The body, which counts as held until the context is left.
 
         Raises ApiError: 413 as soon as the length is known to be too large (announced or counted), 429 when too much
-        is on its way already, 408 when it does not arrive in time, 400 when it is no JSON object.
+        is on its way already, 408 when it does not arrive in time.
         """
         announced = request.headers.get("content-length", "")
         if announced.isdigit() and int(announced) > self._max_bytes:
             raise _too_large(self._max_bytes)
-        parts: list[bytes] = []
+        data = bytearray()
         try:
-            await asyncio.wait_for(self._read(request, parts), self._timeout_s)
-            return _parse(b"".join(parts))
+            await asyncio.wait_for(self._read(request, data), self._timeout_s)
+            yield bytes(data)
         except asyncio.TimeoutError:
             raise ApiError(408, f"the request's body did not arrive within {self._timeout_s:g} s") from None
         except ClientDisconnect:
             raise ApiError(499, "the client went away") from None
         finally:
-            self._held -= sum(len(part) for part in parts)
+            self._held -= len(data)
 
-    async def _read(self, request: Request, parts: list[bytes]) -> None:
-        size = 0
+    async def _read(self, request: Request, data: bytearray) -> None:
         async for part in request.stream():
-            size += len(part)
-            if size > self._max_bytes:
+            if len(data) + len(part) > self._max_bytes:
                 raise _too_large(self._max_bytes)
-            parts.append(part)
+            data += part
             self._held += len(part)
             if self._held > MAX_HELD * self._max_bytes:
                 raise ApiError(429, "too many large requests are on their way; try again", code="too_many_requests")
 
 
-def _parse(data: bytes) -> dict[str, Any]:
+def parse(data: bytes) -> dict[str, Any]:
+    """A body as a JSON object. Raises ApiError (400) where it is none."""
     try:
         # Decoded here: of bytes, json reads UTF-16 as well, and the half characters that UTF-8 forbids.
         body = json.loads(data.decode("utf-8-sig"), parse_constant=_refuse_constant)

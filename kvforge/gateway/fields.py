@@ -35,6 +35,10 @@ WITHOUT_EFFECT = frozenset(
 )  # fmt: skip
 
 
+Fields = dict[str, Any]
+"""Those of one request, by name, without those that are null."""
+
+
 @dataclass(frozen=True)
 class Refused:
     """A field that is refused unless its value asks for nothing."""
@@ -76,7 +80,7 @@ REFUSED = {
 }
 
 
-def screen(body: dict[str, Any], known: Set[str]) -> dict[str, Any]:
+def screen(body: dict[str, Any], known: Set[str]) -> Fields:
     """The fields of `body` that are read, without those that are null. Raises ApiError (400), naming a field."""
     fields = {}
     for name, value in body.items():

@@ -2,10 +2,13 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from kvforge.errors import RequestError
+from kvforge.gateway.asked import Asked
+from kvforge.gateway.errors import ApiError
 from kvforge.gateway.model import ServedModel
 from kvforge.gateway.tensors import Piece, infer_request
 from kvforge.gateway.triton import Triton
@@ -13,22 +16,25 @@ from kvforge.runtime.outputs import SequenceOutput, TokenLogprobs
 from kvforge.runtime.sampling_params import SamplingParams
 from kvforge.runtime.text_stream import TextStream
 
-TOKENS_AT_ONCE = 128
+TOKENS_AT_ONCE = 64
 """Tokens turned to text before other requests get their turn."""
+LOGPROBS_AT_ONCE = 512
+"""The same of log-probabilities that are written."""
 MAX_WAITING = 8
 """Pieces per prompt that may wait for the client when several prompts share an answer."""
 
 
 @dataclass(frozen=True)
 class Delta:
-    """News of choice `index`: its new text, certain and whole characters only, and the new tokens."""
+    """News of choice `index`: its new text, certain and whole characters only, and the new tokens'
+    log-probabilities. `more`: the next delta is of the same response."""
 
     index: int
     text: str
-    token_ids: list[int]
     logprobs: list[TokenLogprobs] | None
     finish_reason: str | None
     stop_reason: Any
+    more: bool
 
 
 @dataclass
@@ -53,62 +59,78 @@ class Usage:
 
 @dataclass
 class Generation:
-    """`prompts` with the same parameters; choice `p * n + s` is sequence `s` of prompt `p`.
+    """Prompts with the same parameters; choice `p * n + s` is sequence `s` of prompt `p`.
 
-    `usage` grows while `deltas` is read; its cached tokens are asked for with `cache_stats`.
+    `usage` grows while `deltas` is read.
     """
 
     triton: Triton
     model: ServedModel
     request_id: str
-    prompts: Sequence[Sequence[int]]
-    params: SamplingParams
-    streaming: bool
-    cache_stats: bool = True
-    timeout_s: float | None = None
+    asked: Asked
     usage: Usage = field(init=False)
 
     def __post_init__(self) -> None:
-        self.usage = Usage(sum(len(prompt) for prompt in self.prompts))
+        self.usage = Usage(self.asked.num_prompt_tokens)
 
     @property
     def num_choices(self) -> int:
-        return len(self.prompts) * self.params.n
+        return len(self.asked.prompts) * self.asked.n
 
     async def deltas(self) -> AsyncGenerator[Delta, None]:
-        """All news until every sequence has ended. Raises ApiError. Closing it cancels what runs."""
-        pieces = self._pieces(0) if len(self.prompts) == 1 else self._merged()
-        tokenizer = self.model.tokenizer
-        streams = [TextStream(tokenizer, self.params, prompt) for prompt in self.prompts for _ in range(self.params.n)]
+        """All news until every sequence has ended, a bounded number of tokens at a time; between the deltas of one
+        response others get their turn. Raises ApiError. Closing it cancels what runs."""
+        pieces = self._pieces(0) if len(self.asked.prompts) == 1 else self._merged()
+        streams: dict[int, TextStream] = {}
         async with contextlib.aclosing(pieces):
             async for index, piece in pieces:
-                text = await self._text(streams[index], piece)
-                self.usage.completion += len(piece.token_ids)
-                yield Delta(index, text, piece.token_ids, self._logprobs(piece), piece.finish_reason, piece.stop_reason)
+                if index not in streams:
+                    streams[index] = self._text_stream(index // self.asked.n)
+                for delta in self._slices(index, piece, streams[index]):
+                    yield delta
+                    if delta.more:
+                        await asyncio.sleep(0)
+
+    def _text_stream(self, position: int) -> TextStream:
+        params = SamplingParams(stop=self.asked.stop)
+        prompt = memoryview(self.asked.prompts[position]).cast("i")
+        return TextStream(self.model.tokenizer, params, prompt)
+
+    def _slices(self, index: int, piece: Piece, stream: TextStream) -> Iterator[Delta]:
+        """The news of one response. Raises ApiError."""
+        num_logprobs = self.asked.logprobs
+        size = TOKENS_AT_ONCE if num_logprobs is None else min(TOKENS_AT_ONCE, LOGPROBS_AT_ONCE // (num_logprobs + 1))
+        num_tokens = len(piece.token_ids)
+        for start in range(0, max(num_tokens, 1), size):
+            end = min(start + size, num_tokens)
+            more = end < num_tokens
+            output = SequenceOutput("", 0, list(piece.token_ids[start:end]))
+            if not more and piece.finish_reason is not None:
+                output.finished = True
+                output.finish_reason = piece.finish_reason  # type: ignore[assignment]
+                output.stop_reason = _stop_reason(piece)
+            text = _pushed(stream, output)
+            self.usage.completion += end - start
+            logprobs = None if num_logprobs is None else piece.logprobs(start, end)
+            yield Delta(index, text, logprobs, output.finish_reason, piece.stop_reason, more)
 
     async def _pieces(self, position: int) -> AsyncGenerator[tuple[int, Piece], None]:
         """Pieces of one prompt, each with its choice."""
-        request = infer_request(
-            f"{self.request_id}.{position}",
-            self.prompts[position],
-            self.params,
-            self.model.manifest.vocab_size,
-            self.streaming,
-            self.cache_stats,
-            self.timeout_s,
-        )
+        request = infer_request(self.asked.template, f"{self.request_id}.{position}", self.asked.prompts[position])
         reused = None
         async with contextlib.aclosing(self.triton.generate(request)) as pieces:
             async for piece in pieces:
                 if piece.reused_blocks is not None:
                     reused = max(reused or 0, piece.reused_blocks)
-                yield position * self.params.n + piece.sequence, piece
+                yield position * self.asked.n + piece.sequence, piece
         if reused is not None:
             self.usage.cached = (self.usage.cached or 0) + reused * self.model.manifest.page_size
 
     async def _merged(self) -> AsyncGenerator[tuple[int, Piece], None]:
         """Pieces of all prompts as they come; the first error ends all."""
-        queue: asyncio.Queue[tuple[int, Piece] | BaseException | None] = asyncio.Queue(MAX_WAITING * len(self.prompts))
+        queue: asyncio.Queue[tuple[int, Piece] | BaseException | None] = asyncio.Queue(
+            MAX_WAITING * len(self.asked.prompts)
+        )
 
         async def follow(position: int) -> None:
             try:
@@ -120,7 +142,7 @@ class Generation:
             else:
                 await queue.put(None)
 
-        tasks = [asyncio.ensure_future(follow(position)) for position in range(len(self.prompts))]
+        tasks = [asyncio.ensure_future(follow(position)) for position in range(len(self.asked.prompts))]
         try:
             num_open = len(tasks)
             while num_open:
@@ -136,33 +158,14 @@ class Generation:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _text(self, stream: TextStream, piece: Piece) -> str:
-        """The text that a piece makes certain, made in slices where it is long."""
-        texts = []
-        tokens = piece.token_ids
-        while len(tokens) > TOKENS_AT_ONCE + self._longest_stop_word:
-            texts.append(stream.push(SequenceOutput("", 0, tokens[:TOKENS_AT_ONCE])))
-            tokens = tokens[TOKENS_AT_ONCE:]
-            await asyncio.sleep(0)
-        texts.append(stream.push(_output(tokens, piece)))
-        return "".join(texts)
 
-    @property
-    def _longest_stop_word(self) -> int:
-        return max((len(word) for word in self.params.stop_words_ids), default=0)
-
-    def _logprobs(self, piece: Piece) -> list[TokenLogprobs] | None:
-        if self.params.logprobs is None:
-            return None
-        top = piece.top or [{} for _ in piece.token_ids]
-        return [
-            TokenLogprobs(token, value, 0, most)
-            for token, value, most in zip(piece.token_ids, piece.log_probs, top, strict=True)
-        ]
+def _pushed(stream: TextStream, output: SequenceOutput) -> str:
+    """The text that tokens make certain. Raises ApiError where the tokenizer fails on them."""
+    try:
+        return stream.push(output)
+    except RequestError as error:
+        raise ApiError(500, f"the generated tokens cannot be written: {error}") from None
 
 
-def _output(tokens: list[int], piece: Piece) -> SequenceOutput:
-    reason = tuple(piece.stop_reason) if isinstance(piece.stop_reason, list) else piece.stop_reason
-    output = SequenceOutput("", 0, tokens, finished=piece.finish_reason is not None, stop_reason=reason)
-    output.finish_reason = piece.finish_reason  # type: ignore[assignment]
-    return output
+def _stop_reason(piece: Piece) -> Any:
+    return tuple(piece.stop_reason) if isinstance(piece.stop_reason, list) else piece.stop_reason

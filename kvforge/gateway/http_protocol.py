@@ -1,9 +1,13 @@
-"""uvicorn's HTTP protocol with limits it does not have: on connections and on the time a request's head takes."""
+"""uvicorn's HTTP protocol with limits it does not have: on connections, on the time a request's head takes, on what is
+worked on at once."""
 
 import asyncio
 from typing import Any
 
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from kvforge.gateway.http_pacing import PacedConnection, PacedFlow
 
 
 def limited_protocol(header_timeout_s: float, max_connections: int) -> type[H11Protocol]:
@@ -17,9 +21,11 @@ def limited_protocol(header_timeout_s: float, max_connections: int) -> type[H11P
         def __init__(self, *args: Any, **more: Any) -> None:
             super().__init__(*args, **more)
             self._head_timer: asyncio.TimerHandle | None = None
+            self.conn: PacedConnection = PacedConnection(self._on_pause)
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
+            self.flow = PacedFlow(transport, self.conn)
             self.app_state = {**self.app_state, "abort": transport.abort}
             if len(self.connections) > max_connections:
                 transport.abort()
@@ -32,6 +38,21 @@ def limited_protocol(header_timeout_s: float, max_connections: int) -> type[H11P
                 self._stop_timer()
             elif self._head_timer is None:
                 self._await_head()
+
+        def _on_pause(self) -> None:
+            self.flow.pause_reading()
+            self.loop.call_soon(self._go_on)
+
+        def _go_on(self) -> None:
+            if self.transport.is_closing():
+                return
+            self.conn.go_on()
+            self.handle_events()
+            if self.cycle is None or len(self.cycle.body) <= HIGH_WATER_LIMIT:
+                self.flow.resume_reading()
+
+        def send_400_response(self, msg: str) -> None:
+            super().send_400_response(self.conn.refusal or msg)
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._stop_timer()

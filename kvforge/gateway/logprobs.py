@@ -1,8 +1,9 @@
-"""Log-probabilities in OpenAI's two formats: that of completions and that of chat."""
+"""Log-probabilities in OpenAI's two formats, as JSON that grows token by token: completions' and chat's."""
 
 import codecs
-from collections.abc import Sequence
-from typing import Any
+import json
+from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 from kvforge.gateway.token_bytes import TokenBytes
 from kvforge.runtime.outputs import TokenLogprobs
@@ -11,58 +12,105 @@ LEAST = -9999.0
 """What stands for minus infinity, which JSON has not."""
 
 
-def chat_logprobs(entries: Sequence[TokenLogprobs], token_bytes: TokenBytes) -> dict[str, Any]:
+class Logprobs(Protocol):
+    """One choice's log-probabilities."""
+
+    def add(self, entries: Sequence[TokenLogprobs]) -> None: ...
+
+    @property
+    def num_bytes(self) -> int:
+        """Held."""
+
+    def take(self) -> Iterator[bytes | bytearray]:
+        """The JSON of all entries since the last time, in parts; they are no longer held afterwards."""
+
+
+class ChatLogprobs:
     """{"content": one entry per token}; a token that is no whole character is written as its escaped bytes."""
-    return {
-        "content": [
-            {
-                **_chat_entry(entry.token_id, entry.logprob, token_bytes),
-                "top_logprobs": [_chat_entry(token, value, token_bytes) for token, value in entry.top.items()],
-            }
-            for entry in entries
-        ],
-        "refusal": None,
-    }
 
+    def __init__(self, token_bytes: TokenBytes) -> None:
+        self._names = token_bytes.derived("chat", _chat_name)
+        self._content = bytearray()
 
-def _chat_entry(token_id: int, logprob: float, token_bytes: TokenBytes) -> dict[str, Any]:
-    raw = token_bytes[token_id]
-    return {"token": _text(raw, ""), "logprob": max(logprob, LEAST), "bytes": list(raw)}
+    def add(self, entries: Sequence[TokenLogprobs]) -> None:
+        for entry in entries:
+            top = ",".join([f"{{{self._entry(token, value)}}}" for token, value in entry.top.items()])
+            text = f'{{{self._entry(entry.token_id, entry.logprob)},"top_logprobs":[{top}]}}'
+            _append(self._content, text)
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self._content)
+
+    def take(self) -> Iterator[bytes | bytearray]:
+        content, self._content = self._content, bytearray()
+        yield from (b'{"content":[', content, b'],"refusal":null}')
+
+    def _entry(self, token_id: int, logprob: float) -> str:
+        name, raw = self._names[token_id]
+        return f'"token":{name},"logprob":{max(logprob, LEAST)!r},"bytes":{raw}'
 
 
 class CompletionLogprobs:
-    """One choice's log-probabilities in the format of completions.
+    """One choice's log-probabilities in the format of completions: four lists with an entry per token.
 
-    `text_offset` counts characters, from `offset` on; a token offset inside a character is that of its end.
+    `top_logprobs` always holds the chosen one, too. `text_offset` counts characters, from `offset` on; a token offset
+    inside a character is that of its end.
     """
 
     def __init__(self, token_bytes: TokenBytes, offset: int = 0) -> None:
         self._token_bytes = token_bytes
+        self._names = token_bytes.derived("completions", _completion_name)
         self._offset = offset
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._clear()
 
-    def add(self, entries: Sequence[TokenLogprobs]) -> dict[str, list]:
-        """The four lists for these tokens, an entry per token; `top_logprobs` always holds the chosen one, too."""
-        offsets = []
+    def _clear(self) -> None:
+        self._lists = {name: bytearray() for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset")}
+
+    def add(self, entries: Sequence[TokenLogprobs]) -> None:
+        lists, names = self._lists, self._names
         for entry in entries:
-            offsets.append(self._offset)
+            _append(lists["tokens"], names[entry.token_id])
+            _append(lists["token_logprobs"], f"{max(entry.logprob, LEAST)!r}")
+            _append(lists["text_offset"], f"{self._offset}")
+            # By name, of which the last number counts: different tokens may have the same one.
+            top = {names[token]: value for token, value in {**entry.top, entry.token_id: entry.logprob}.items()}
+            written = ",".join([f"{name}:{max(value, LEAST)!r}" for name, value in top.items()])
+            _append(lists["top_logprobs"], f"{{{written}}}")
             if not self._token_bytes.is_special(entry.token_id):
                 self._offset += len(self._decoder.decode(self._token_bytes[entry.token_id]))
-        return {
-            "tokens": [self._name(entry.token_id) for entry in entries],
-            "token_logprobs": [max(entry.logprob, LEAST) for entry in entries],
-            "top_logprobs": [
-                {
-                    self._name(token): max(value, LEAST)
-                    for token, value in {**entry.top, entry.token_id: entry.logprob}.items()
-                }
-                for entry in entries
-            ],
-            "text_offset": offsets,
-        }
 
-    def _name(self, token_id: int) -> str:
-        return _text(self._token_bytes[token_id], "bytes:")
+    @property
+    def num_bytes(self) -> int:
+        return sum(map(len, self._lists.values()))
+
+    def take(self) -> Iterator[bytes | bytearray]:
+        lists = self._lists
+        self._clear()
+        before = b"{"
+        for name, entries in lists.items():
+            yield from (before, f'"{name}":['.encode(), entries, b"]")
+            before = b","
+        yield b"}"
+
+
+def _append(entries: bytearray, text: str) -> None:
+    if entries:
+        entries += b","
+    entries += text.encode()
+
+
+def _chat_name(raw: bytes) -> tuple[str, str]:
+    return _json_text(_text(raw, "")), "[" + ",".join(map(str, raw)) + "]"
+
+
+def _completion_name(raw: bytes) -> str:
+    return _json_text(_text(raw, "bytes:"))
+
+
+def _json_text(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
 
 
 def _text(raw: bytes, prefix: str) -> str:

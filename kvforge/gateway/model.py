@@ -1,5 +1,6 @@
 """What the gateway knows of the served model: its tokenizer, chat template, limits and names."""
 
+import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,8 +9,10 @@ from typing import Any
 from kvforge.chat_template import ChatTemplate
 from kvforge.engine import MANIFEST_FILE, TOKENIZER_DIR, Manifest, load_manifest
 from kvforge.errors import KvforgeError
+from kvforge.gateway.errors import ApiError
 from kvforge.gateway.options import GatewayOptions
 from kvforge.gateway.token_bytes import TokenBytes
+from kvforge.runtime.text_limits import TextLimits
 from kvforge.runtime.tokenizer import Tokenizer
 from kvforge.tokenizer_files import read_tokenizer_config, special_tokens
 
@@ -22,9 +25,12 @@ class ServedModel:
     created: int
     manifest: Manifest
     tokenizer: Tokenizer
+    text_limits: TextLimits
     token_bytes: TokenBytes
     chat_template: ChatTemplate | None
     max_seq_len: int
+    digest: str
+    """Of all files that it was read from: the same for those who read requests for this process."""
 
     @classmethod
     def load(cls, options: GatewayOptions) -> "ServedModel":
@@ -36,16 +42,29 @@ class ServedModel:
             raise KvforgeError(
                 f"{options.engine} has no tokenizer, so it cannot serve text; build it from a checkpoint that has one."
             )
-        file = json.loads((directory / "tokenizer.json").read_text(encoding="utf-8"))
+        data = (directory / "tokenizer.json").read_bytes()
+        template = _template(options.chat_template, directory)
+        digest = hashlib.sha256((options.engine / MANIFEST_FILE).read_bytes() + data)
+        if template is not None:
+            digest.update(json.dumps([template.source, template.special_tokens], sort_keys=True).encode())
+        max_seq_len = min(manifest.max_seq_len, options.max_seq_len or manifest.max_seq_len)
         return cls(
             name=options.model_name or options.engine.resolve().name,
             created=int((options.engine / MANIFEST_FILE).stat().st_mtime),
             manifest=manifest,
             tokenizer=tokenizer,
-            token_bytes=TokenBytes(tokenizer, file.get("decoder")),
-            chat_template=_template(options.chat_template, directory),
-            max_seq_len=min(manifest.max_seq_len, options.max_seq_len or manifest.max_seq_len),
+            text_limits=TextLimits.of(tokenizer, max_seq_len),
+            token_bytes=TokenBytes(tokenizer, json.loads(data).get("decoder")),
+            chat_template=template,
+            max_seq_len=max_seq_len,
+            digest=digest.hexdigest(),
         )
+
+    def check_name(self, name: str) -> None:
+        """Raise ApiError (404) where a client means another model."""
+        if name != self.name:
+            message = f"the model '{name[:80]}' does not exist; this server has {self.name}"
+            raise ApiError(404, message, "model", "model_not_found")
 
     @property
     def card(self) -> dict[str, Any]:

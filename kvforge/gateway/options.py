@@ -28,7 +28,9 @@ class GatewayOptions:
     max_prompts: int = 128
     max_n: int = 128
     max_stop: int = 16
+    max_answer_bytes: int = 256 * 2**20
     request_timeout: float | None = None
+    read_timeout: float = 20.0
     header_timeout: float = 15.0
     body_timeout: float = 60.0
     write_timeout: float = 60.0
@@ -56,6 +58,8 @@ _TYPES_AND_HELP: dict[str, tuple[Any, str]] = {
     "max_prompts": (int, "prompts of one request at most"),
     "max_n": (int, "'n' at most"),
     "max_stop": (int, "stop strings at most"),
+    "max_answer_bytes": (int, "an answer that is not streamed at most; four times as much of all that are open"),
+    "read_timeout": (float, "processor time that reading one request may take"),
     "request_timeout": (float, "a request that takes longer is given up with 504"),
     "header_timeout": (float, "a connection that sends no whole request head in time is closed"),
     "body_timeout": (float, "a body that takes longer to arrive is refused with 408"),

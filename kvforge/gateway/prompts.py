@@ -1,24 +1,21 @@
 """The prompts of a completion and the conversation of a chat, as token ids."""
 
-import asyncio
-from functools import partial
+import json
 from typing import Any
 
 from kvforge.errors import KvforgeError, RequestError
 from kvforge.gateway.errors import ApiError, bad_field
-from kvforge.gateway.fields import flag
+from kvforge.gateway.fields import Fields, flag
 from kvforge.gateway.model import ServedModel
-from kvforge.runtime.tokenizer import LONG_TEXT
+from kvforge.gateway.sampling import check_length
 
-MANY_MESSAGES = 64
-"""Messages from which a conversation is written beside the event loop."""
 ROLES = ("system", "developer", "user", "assistant", "tool")
 _MESSAGE_FIELDS = {"role", "content", "name", "tool_call_id", "refusal", "tool_calls", "function_call", "audio",
                    "annotations", "reasoning_content", "reasoning"}  # fmt: skip
 _EMPTY_ONLY = ("refusal", "tool_calls", "function_call", "audio", "annotations")
 
 
-async def completion_prompts(model: ServedModel, fields: dict[str, Any], max_prompts: int) -> list[list[int]]:
+def completion_prompts(model: ServedModel, fields: Fields, max_prompts: int) -> list[list[int]]:
     """Token ids of `prompt`: a text, a list of texts, a list of ids, or a list of such lists. Raises ApiError."""
     prompt = fields.get("prompt")
     if isinstance(prompt, str) or (isinstance(prompt, list) and prompt and _is_id(prompt[0])):
@@ -28,26 +25,24 @@ async def completion_prompts(model: ServedModel, fields: dict[str, Any], max_pro
     if len(prompt) > max_prompts:
         raise bad_field("prompt", f"holds {len(prompt)} prompts; {max_prompts} are the most")
     special = flag(fields, "add_special_tokens", True)
-    encoded = []
-    for entry in prompt:
-        encoded.append(await _prompt(model, entry, special))
-        await asyncio.sleep(0)  # other requests get their turn
-    return encoded
+    return [_prompt(model, entry, special) for entry in prompt]
 
 
-def prompt_texts(model: ServedModel, given: Any, prompts: list[list[int]]) -> list[str]:
-    """The prompts as text, for `echo`: as they were `given`, or decoded."""
+def json_texts(model: ServedModel, given: Any, prompts: list[list[int]]) -> list[bytes]:
+    """The prompts' texts for `echo`, as they were `given` or decoded: JSON strings without quotation marks."""
     texts = given if isinstance(given, list) else [given]
-    if isinstance(texts[0], str):
-        return texts
-    return [model.tokenizer.decode(prompt) for prompt in prompts]
+    if not isinstance(texts[0], str):
+        texts = [model.tokenizer.decode(prompt) for prompt in prompts]
+    return [json.dumps(text, ensure_ascii=False)[1:-1].encode() for text in texts]
 
 
-async def _prompt(model: ServedModel, prompt: Any, special: bool) -> list[int]:
+def _prompt(model: ServedModel, prompt: Any, special: bool) -> list[int]:
     if isinstance(prompt, str):
         if not prompt:
             raise bad_field("prompt", "is empty; give at least one character")
-        return await encode(model, prompt, special, "prompt")
+        return encode(model, prompt, special, "prompt")
+    if isinstance(prompt, list):
+        check_length(len(prompt), 1, model.max_seq_len, "prompt")  # before the entries are looked at
     if not isinstance(prompt, list) or not prompt or not all(_is_id(token) for token in prompt):
         raise bad_field("prompt", "must hold texts or non-empty lists of token ids")
     if not 0 <= min(prompt) <= max(prompt) < model.manifest.vocab_size:
@@ -59,7 +54,7 @@ def _is_id(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-async def chat_prompt(model: ServedModel, fields: dict[str, Any]) -> list[int]:
+def chat_prompt(model: ServedModel, fields: Fields) -> list[int]:
     """Token ids of `messages` as the chat template writes them. Raises ApiError."""
     if model.chat_template is None:
         raise ApiError(
@@ -73,15 +68,14 @@ async def chat_prompt(model: ServedModel, fields: dict[str, Any]) -> list[int]:
     open_end = flag(fields, "continue_final_message")
     if open_end and flag(fields, "add_generation_prompt"):
         raise bad_field("continue_final_message", "excludes add_generation_prompt")
-    if open_end:
-        write = partial(model.chat_template.render_open, messages)
-    else:
-        write = partial(model.chat_template.render, messages, flag(fields, "add_generation_prompt", True))
     try:
-        text = await asyncio.to_thread(write) if len(messages) > MANY_MESSAGES else write()
+        if open_end:
+            text = model.chat_template.render_open(messages)
+        else:
+            text = model.chat_template.render(messages, flag(fields, "add_generation_prompt", True))
     except KvforgeError as error:
         raise ApiError(400, str(error), "messages") from None
-    return await encode(model, text, False, "messages")
+    return encode(model, text, False, "messages")
 
 
 def _messages(value: Any) -> list[dict[str, Any]]:
@@ -125,15 +119,13 @@ def _content(name: str, content: Any) -> str:
     return "".join(texts)
 
 
-async def encode(model: ServedModel, text: str, special: bool, param: str) -> list[int]:
+def encode(model: ServedModel, text: str, special: bool, param: str) -> list[int]:
     """Token ids of a text. Raises ApiError where it is no Unicode text or gives no token."""
     try:
-        if len(text) > LONG_TEXT:
-            ids = await asyncio.to_thread(model.tokenizer.encode, text, special)
-        else:
-            ids = model.tokenizer.encode(text, special)
+        ids = model.text_limits.encode(text, special)
     except RequestError as error:
-        raise ApiError(400, str(error), param) from None
+        code = "context_length_exceeded" if str(error).startswith("the prompt has") else None
+        raise ApiError(400, str(error), param, code) from None
     if not ids:
         raise bad_field(param, "gives no token; write more")
     return ids

@@ -3,7 +3,9 @@
 import time
 from pathlib import Path
 
-from kvforge.gateway.tensors import infer_request
+import numpy as np
+
+from kvforge.gateway.tensors import infer_request, request_template
 from kvforge.gateway.triton import Triton, first_piece
 from kvforge.runtime.sampling_params import SamplingParams
 from kvforge.serving.run_dir import StateReader
@@ -22,7 +24,8 @@ class Readiness:
     def __init__(self, triton: Triton, state_file: Path | None, vocab_size: int) -> None:
         self._triton = triton
         self._state = None if state_file is None else StateReader(state_file.parent)
-        self._vocab_size = vocab_size
+        params = SamplingParams(max_tokens=1, temperature=0.0)
+        self._template = request_template(params, vocab_size, False, timeout_s=CANARY_TIMEOUT_S)
         self._canary: tuple[float, str | None] = (-CANARY_S, "the engine has not answered yet")
 
     async def problem(self) -> str | None:
@@ -38,10 +41,7 @@ class Readiness:
         return problem
 
     async def _ask(self) -> str | None:
-        request = infer_request(
-            "kvforge-canary", [0], SamplingParams(max_tokens=1, temperature=0.0), self._vocab_size, False,
-            timeout_s=CANARY_TIMEOUT_S,
-        )  # fmt: skip
+        request = infer_request(self._template, "kvforge-canary", np.zeros(1, dtype=np.int32).tobytes())
         return None if await first_piece(self._triton, request) else "the engine does not answer"
 
 

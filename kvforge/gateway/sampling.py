@@ -12,6 +12,8 @@ from kvforge.runtime.sampling_params import SamplingParams
 
 MAX_TOP_LOGPROBS = 20
 MAX_TOKENS = 2**31 - 1
+MAX_STOP_CHARACTERS = 1 << 14
+"""Of all stop strings together."""
 _NAMES = {name: name for name in SAMPLING | {"max_tokens"}}
 
 
@@ -24,8 +26,13 @@ def sampling_params(
     """
     integer(fields, "n", 1, options.max_n)
     stop = fields.get("stop", ())
+    if not isinstance(stop, str | list | tuple):
+        raise bad_field("stop", "must be text or a list of texts")
     if isinstance(stop, list) and len(stop) > options.max_stop:
         raise bad_field("stop", f"holds {len(stop)} strings; {options.max_stop} are the most")
+    num_characters = sum(len(text) for text in ([stop] if isinstance(stop, str) else stop) if isinstance(text, str))
+    if num_characters > MAX_STOP_CHARACTERS:
+        raise bad_field("stop", f"holds {num_characters} characters; {MAX_STOP_CHARACTERS} are the most")
     values = {name: value for name, value in fields.items() if name in SAMPLING and name != "stop"}
     values.setdefault("seed", secrets.randbits(63))
     try:

@@ -3,14 +3,15 @@
 import json
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 from tritonclient.grpc import service_pb2
 
+from kvforge.runtime.outputs import TokenLogprobs
 from kvforge.runtime.sampling_params import SamplingParams
-from kvforge.serving.parameters import ERRORS_AS_TENSORS
+from kvforge.serving.parameters import ERRORS_AS_TENSORS, STOP_TOKEN_IDS
 
 MODEL = "tensorrt_llm"
 OUTPUTS = ("output_ids", "finish_reason", "stop_reason")
@@ -20,33 +21,42 @@ _NO_END = -1
 
 @dataclass(frozen=True)
 class Piece:
-    """What one response says of a sequence; `log_probs` and `top` have an entry per token, where asked for.
+    """What one response says of a sequence. `log_probs` has a number per token where asked for; `top_ids`, `top` have
+    `k` entries per token, as they came: an id below 0 is none.
 
     Finish reason ERROR: the request failed, `stop_reason` has the outcome and the message.
     """
 
     sequence: int
-    token_ids: list[int]
-    log_probs: list[float] = field(default_factory=list)
-    top: list[dict[int, float]] = field(default_factory=list)
+    token_ids: Sequence[int]
+    log_probs: Sequence[float] = ()
+    top_ids: Sequence[int] = ()
+    top: Sequence[float] = ()
     finish_reason: str | None = None
     stop_reason: Any = None
     reused_blocks: int | None = None
 
+    def logprobs(self, start: int, end: int) -> list[TokenLogprobs]:
+        """Of the tokens from `start` to before `end`."""
+        k = len(self.top_ids) // max(len(self.token_ids), 1)
+        entries = []
+        for at in range(start, end):
+            pairs = zip(self.top_ids[at * k : (at + 1) * k], self.top[at * k : (at + 1) * k], strict=True)
+            top = {token: value for token, value in pairs if token >= 0}
+            entries.append(TokenLogprobs(self.token_ids[at], self.log_probs[at], 0, top))
+        return entries
 
-def infer_request(
-    request_id: str,
-    prompt: Sequence[int],
+
+def request_template(
     params: SamplingParams,
     vocab_size: int,
     streaming: bool,
     cache_stats: bool = False,
     timeout_s: float | None = None,
-) -> service_pb2.ModelInferRequest:
-    """The message for one prompt. Top-p is always sent: without it TensorRT-LLM's choice is greedy."""
-    request = service_pb2.ModelInferRequest(model_name=MODEL, id=request_id)
-    _add(request, "input_ids", "INT32", np.array([prompt], dtype=np.int32))
-    _add(request, "input_lengths", "INT32", _one(len(prompt), np.int32))
+) -> bytes:
+    """All that requests with these parameters have in common, serialized. Top-p is always sent: without it
+    TensorRT-LLM's choice is greedy."""
+    request = service_pb2.ModelInferRequest(model_name=MODEL)
     _add(request, "request_output_len", "INT32", _one(params.max_tokens, np.int32))
     _add(request, "streaming", "BOOL", _one(streaming, np.bool_))
     _add(request, "temperature", "FP32", _one(params.temperature, np.float32))
@@ -81,6 +91,17 @@ def infer_request(
     request.parameters[ERRORS_AS_TENSORS].bool_param = True
     if timeout_s is not None:
         request.parameters["timeout"].int64_param = int(timeout_s * 1e6)
+    return request.SerializeToString()
+
+
+def infer_request(template: bytes, request_id: str, prompt: bytes) -> service_pb2.ModelInferRequest:
+    """The message for one prompt, int32 token ids. Costs a copy of what it holds."""
+    request = service_pb2.ModelInferRequest.FromString(template)
+    request.id = request_id
+    num_tokens = len(prompt) // 4
+    request.inputs.add(name="input_ids", datatype="INT32", shape=(1, num_tokens))
+    request.raw_input_contents.append(prompt)
+    _add(request, "input_lengths", "INT32", _one(num_tokens, np.int32))
     return request
 
 
@@ -98,14 +119,12 @@ _OPTIONAL: tuple[tuple[str, str, str, Any, Any], ...] = (
 
 
 def _add_ends(request: service_pb2.ModelInferRequest, params: SamplingParams) -> None:
-    """Stop tokens: as words of one token; without end-of-text, a single one takes its place."""
-    stops = list(params.stop_token_ids)
+    """What ends a sequence. Stop tokens are no stop words of one token: a guide leaves them, and a minimum length
+    forbids them."""
     if params.ignore_eos:
-        end = stops.pop(0) if len(stops) == 1 else _NO_END
-        _add(request, "end_id", "INT32", _one(end, np.int32))
-    if stops:
-        ends = range(1, len(stops) + 1)
-        _add(request, "stop_words_list", "INT32", np.array([[stops, ends]], dtype=np.int32))
+        _add(request, "end_id", "INT32", _one(_NO_END, np.int32))
+    if params.stop_token_ids:
+        request.parameters[STOP_TOKEN_IDS].string_param = ",".join(map(str, dict.fromkeys(params.stop_token_ids)))
 
 
 def _one(value: Any, dtype: Any) -> np.ndarray:
@@ -128,35 +147,23 @@ def read_response(response: service_pb2.ModelInferResponse) -> Piece | None:
     raw = {output.name: raw for output, raw in zip(response.outputs, response.raw_output_contents, strict=False)}
     if "output_ids" not in raw:
         return None
-    tokens = memoryview(raw["output_ids"]).cast("i").tolist()
-    log_probs: list[float] = []
-    top: list[dict[int, float]] = []
-    if "output_log_probs" in raw:
-        log_probs = memoryview(raw["output_log_probs"]).cast("f").tolist()  # type: ignore[assignment]
-        top = _top(raw, len(tokens))
     reason = _text(raw.get("finish_reason"))
     detail = _text(raw.get("stop_reason"))
     return Piece(
         sequence=_int(raw.get("sequence_index")) or 0,
-        token_ids=tokens,
-        log_probs=log_probs,
-        top=top,
+        token_ids=_numbers(raw, "output_ids", "i"),
+        log_probs=_numbers(raw, "output_log_probs", "f"),
+        top_ids=_numbers(raw, "top_log_probs_ids", "i"),
+        top=_numbers(raw, "top_log_probs", "f"),
         finish_reason=reason or None,
         stop_reason=json.loads(detail) if detail else None,
         reused_blocks=_int(raw.get("kv_cache_reused_blocks")),
     )
 
 
-def _top(raw: dict[str, bytes], num_tokens: int) -> list[dict[int, float]]:
-    if not raw.get("top_log_probs_ids") or not num_tokens:
-        return [{} for _ in range(num_tokens)]
-    ids = memoryview(raw["top_log_probs_ids"]).cast("i").tolist()
-    values = memoryview(raw["top_log_probs"]).cast("f").tolist()
-    k = len(ids) // num_tokens
-    return [
-        {token: value for token, value in zip(ids[at : at + k], values[at : at + k], strict=True) if token >= 0}
-        for at in range(0, num_tokens * k, max(k, 1))
-    ]
+def _numbers(raw: dict[str, bytes], name: str, kind: Literal["i", "f"]) -> Sequence[Any]:
+    """A tensor's numbers without a copy: what they cost as objects, they cost where they are looked at."""
+    return memoryview(raw.get(name, b"")).cast(kind)
 
 
 def _int(raw: bytes | None) -> int | None:

@@ -1,8 +1,11 @@
 """The exact bytes of single tokens, which log-probabilities are reported with."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
 
 from kvforge.runtime.tokenizer import Tokenizer
+
+T = TypeVar("T")
 
 
 class TokenBytes:
@@ -18,12 +21,17 @@ class TokenBytes:
             index for index, token in tokenizer.backend.get_added_tokens_decoder().items() if token.special
         }
         self._known: dict[int, bytes] = {}
+        self._derived: dict[str, Derived[Any]] = {}
 
     def __getitem__(self, token_id: int) -> bytes:
         found = self._known.get(token_id)
         if found is None:
             found = self._known[token_id] = self._compute(token_id)
         return found
+
+    def derived(self, name: str, make: "Callable[[bytes], T]") -> "Derived[T]":
+        """What `make` makes of tokens' bytes, remembered under a name."""
+        return self._derived.setdefault(name, Derived(self, make))
 
     def is_special(self, token_id: int) -> bool:
         """Special tokens are no part of the text."""
@@ -42,6 +50,21 @@ class TokenBytes:
         if self._kinds & {"ByteFallback", "Metaspace"}:
             return piece.replace("▁", " ").encode()
         return self._tokenizer.decode([token_id], skip_special_tokens=False).encode()
+
+
+class Derived(Generic[T]):
+    """Token id to what is made of its bytes; made when first asked for, kept for all answers."""
+
+    def __init__(self, token_bytes: TokenBytes, make: Callable[[bytes], T]) -> None:
+        self._token_bytes = token_bytes
+        self._make = make
+        self._known: dict[int, T] = {}
+
+    def __getitem__(self, token_id: int) -> T:
+        found = self._known.get(token_id)
+        if found is None:
+            found = self._known[token_id] = self._make(self._token_bytes[token_id])
+        return found
 
 
 def _kinds(decoder: dict[str, Any] | None) -> set[str]:

@@ -6,6 +6,7 @@ HTTP's `generate` takes a name that is no input for a request parameter, so a na
 import difflib
 import json
 import math
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -15,10 +16,14 @@ TIMEOUT = "timeout"
 ERRORS_AS_TENSORS = "errors_as_tensors"
 """Asks `tensorrt_llm` to end a request that fails or is refused with a response instead of an error: for callers within
 Triton (bls.py says why) and for the gateway, which wants the outcome and not only its words."""
+STOP_TOKEN_IDS = "stop_token_ids"
+"""Tokens that end a sequence beside end-of-text, as text: ids with commas between them. `stop_words_list` can name them
+too, but as words: a guide does not let them in, and a minimum length does not keep them out."""
 # Triton's own and KServe's, which Triton may leave among the parameters.
 TRITONS = frozenset(
     {TIMEOUT, "id", "priority", "sequence_id", "sequence_start", "sequence_end", "binary_data_output", "headers"}
 )
+MAX_STOP_TEXT = 1 << 16
 PREFIX = "triton_"
 _MICROSECOND = 1e-6
 
@@ -48,11 +53,26 @@ def client_id(request: Any) -> str:
 def check_parameters(parameters: dict[str, Any], inputs: Iterable[str]) -> None:
     """Raise RequestError for a parameter that is neither Triton's nor ours; one of `inputs` may have been meant."""
     for name in parameters:
-        if name in TRITONS or name == ERRORS_AS_TENSORS or name.startswith(PREFIX):
+        if name in TRITONS or name in (ERRORS_AS_TENSORS, STOP_TOKEN_IDS) or name.startswith(PREFIX):
             continue
         close = difflib.get_close_matches(name, [other for other in inputs if other != name], n=1)
         hint = f"; did you mean '{close[0]}'?" if close else ""
         raise RequestError(f"'{name}' is no input of this model and no request parameter{hint}")
+
+
+def stop_token_ids(parameters: dict[str, Any]) -> list[int]:
+    """The tokens of STOP_TOKEN_IDS, none without it. Raises RequestError."""
+    text = parameters.get(STOP_TOKEN_IDS, "")
+    if (
+        not isinstance(text, str)
+        or len(text) > MAX_STOP_TEXT
+        or not re.fullmatch(r"(\d{1,10}(,\d{1,10})*)?", text, re.ASCII)
+    ):
+        raise RequestError(
+            f"the request parameter '{STOP_TOKEN_IDS}' cannot be used; give token ids with commas between them, in at "
+            f"most {MAX_STOP_TEXT} characters"
+        )
+    return [int(token) for token in text.split(",")] if text else []
 
 
 def timeout_s(request: Any, parameters: dict[str, Any]) -> float | None:

@@ -1,5 +1,6 @@
 """Reads one request to `tensorrt_llm` from its input tensors. No Triton, no torch: numpy in, plain data out."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,18 +35,23 @@ def is_stop(tensors: Tensors) -> bool:
     return bool(scalar(tensors, "stop", 0, False))
 
 
-def parse_batch(tensors: Tensors, exclude_input_default: bool) -> list[GenerationRequest]:
-    """All prompts of one Triton request (its batch dimension). Raises RequestError, naming the tensor."""
+def parse_batch(
+    tensors: Tensors, exclude_input_default: bool, stop_token_ids: Sequence[int] = ()
+) -> list[GenerationRequest]:
+    """All prompts of one Triton request (its batch dimension), with the stop tokens of its parameters. Raises
+    RequestError, naming the tensor."""
     for name, values in tensors.items():
         refuse_unsupported(name, values)
     sizes = {name: values.shape[0] for name, values in tensors.items() if values.ndim}
     if len(set(sizes.values())) > 1:
         raise RequestError(f"the input tensors have different batch sizes: {sizes}")
     batch = next(iter(sizes.values()), 0)
-    return [_parse_row(tensors, row, exclude_input_default) for row in range(batch)]
+    return [_parse_row(tensors, row, exclude_input_default, stop_token_ids) for row in range(batch)]
 
 
-def _parse_row(tensors: Tensors, row: int, exclude_input_default: bool) -> GenerationRequest:
+def _parse_row(
+    tensors: Tensors, row: int, exclude_input_default: bool, stop_token_ids: Sequence[int]
+) -> GenerationRequest:
     def flag(name: str, default: bool = False) -> bool:
         return bool(scalar(tensors, name, row, default))
 
@@ -59,7 +65,7 @@ def _parse_row(tensors: Tensors, row: int, exclude_input_default: bool) -> Gener
         return_perf_metrics=flag("return_perf_metrics"),
         return_generation_logits=flag("return_generation_logits"),
         num_top_log_probs=num_top_log_probs(tensors, row),
-        params=sampling_fields(tensors, row),
+        params=sampling_fields(tensors, row, stop_token_ids),
     )
 
 

@@ -1,5 +1,6 @@
 """The sampling tensors of `tensorrt_llm` as fields of kvforge.runtime.SamplingParams."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -39,8 +40,9 @@ SCALARS = (
 RETENTION = tuple(f"retention_token_range_{part}" for part in ("starts", "ends", "priorities"))
 
 
-def sampling_fields(tensors: Tensors, row: int) -> dict[str, Any]:
-    """Fields of SamplingParams for one row of the batch, checked. Raises RequestError, naming the tensor.
+def sampling_fields(tensors: Tensors, row: int, stop_token_ids: Sequence[int] = ()) -> dict[str, Any]:
+    """Fields of SamplingParams for one row of the batch, checked; `stop_token_ids` come from the request's parameters.
+    Raises RequestError, naming the tensor.
 
     Without top-k and top-p the choice is greedy, as in TensorRT-LLM, whatever the temperature.
     """
@@ -61,6 +63,8 @@ def sampling_fields(tensors: Tensors, row: int) -> dict[str, Any]:
     if end_id is not None:
         params["ignore_eos"] = True
         params["stop_token_ids"] = [end_id] if end_id >= 0 else []
+    if stop_token_ids:
+        params["stop_token_ids"] = [*params.get("stop_token_ids", ()), *stop_token_ids]
     for field in ("stop_words_ids", "bad_words_ids"):
         name = TENSORS[field]
         if name in tensors and (words := decode_words(name, tensors[name][row])):

@@ -26,6 +26,7 @@ from kvforge.serving.parameters import (
     check_parameters,
     client_id,
     read_parameters,
+    stop_token_ids,
     timeout_s,
     wants_errors_as_tensors,
 )
@@ -158,7 +159,7 @@ class Stub:
         if key is None:
             check_parameters(parameters, self._config.inputs)
         self._limits.check_tensors(tensors)
-        prompts = parse_batch(tensors, self._config.exclude_input)
+        prompts = parse_batch(tensors, self._config.exclude_input, stop_token_ids(parameters))
         self._limits.check_logits(prompts)
         return ActiveRequest(
             secrets.randbits(62) if key is None else key,

@@ -9,7 +9,7 @@ import openai
 import pytest
 from tokenizers import decoders
 
-from kvforge.gateway.logprobs import CompletionLogprobs, chat_logprobs
+from kvforge.gateway.logprobs import ChatLogprobs, CompletionLogprobs
 from kvforge.gateway.token_bytes import TokenBytes
 from kvforge.runtime.outputs import TokenLogprobs
 from tests.cpu.gateway.fake_triton import FakeTriton, bytes_of
@@ -75,6 +75,9 @@ def test_impossible_tokens_have_a_number() -> None:
     tokenizer = byte_level()
     token_bytes = TokenBytes(tokenizer, decoder_of(tokenizer))
     entry = TokenLogprobs(20, -math.inf, 1, {21: -math.inf})
-    assert chat_logprobs([entry], token_bytes)["content"][0]["logprob"] == -9999.0
-    lists = CompletionLogprobs(token_bytes).add([entry])
-    assert lists["token_logprobs"] == [-9999.0] and set(lists["top_logprobs"][0].values()) == {-9999.0}
+    chat, lists = ChatLogprobs(token_bytes), CompletionLogprobs(token_bytes)
+    for each in (chat, lists):
+        each.add([entry])
+    assert json.loads(b"".join(chat.take()))["content"][0]["logprob"] == -9999.0
+    written = json.loads(b"".join(lists.take()))
+    assert written["token_logprobs"] == [-9999.0] and set(written["top_logprobs"][0].values()) == {-9999.0}

@@ -60,3 +60,28 @@ def test_escapes(template: str) -> None:
 
 def test_what_clients_say_is_no_template() -> None:
     assert ChatTemplate("{{ messages[0].content }}").render(MESSAGES) == "{{ 7 * 7 }}"
+
+
+BOMBS = [
+    "{{ 'a' * 10**11 }}",
+    "{{ 'a'|center(10**11) }}",
+    "{% set x = 'a' * 10**11 %}",
+    "{% if 'a' * 10**11 == 'b' %}{% endif %}",
+    "{{ '%99999999999d' % 1 }}",
+    "{% for x in 'a' * 10**11 %}{% endfor %}",
+    "{% set x = 10**(10**9) %}",
+    "{{ ('a' * 10**11)|length }}",
+]
+
+
+@pytest.mark.parametrize("template", BOMBS)
+def test_nothing_is_computed_before_a_template_is_rendered(template: str, monkeypatch) -> None:
+    """jinja2 computes expressions of constants when it compiles; a server that only reads a template must not."""
+    from jinja2 import nodes
+
+    def refuse(*args: object) -> None:
+        raise AssertionError("computed")
+
+    for kind in (nodes.BinExpr, nodes.Filter, nodes.Call, nodes.Compare):
+        monkeypatch.setattr(kind, "as_const", refuse)
+    ChatTemplate(template)

@@ -1,0 +1,78 @@
+"""Where a request's body is read: on the event loop, in a thread, or in a worker process that it may end."""
+
+import asyncio
+import logging
+import sys
+
+from kvforge.gateway.asked import Asked, unpack
+from kvforge.gateway.errors import ApiError
+from kvforge.gateway.model import ServedModel
+from kvforge.gateway.options import GatewayOptions, gateway_command
+from kvforge.gateway.request_reader import RequestReader
+from kvforge.workers import WorkerDied, WorkerPool, WorkersUnavailable, WorkerTimeout
+
+logger = logging.getLogger("kvforge.gateway")
+
+AT_ONCE = 4096
+"""Bytes of a body that is read on the event loop, which takes a few milliseconds at most."""
+IN_THREAD = 1 << 16
+"""Bytes of a body that is read in a thread: its JSON holds the interpreter's lock for a few milliseconds at most, and
+tokenizing does not."""
+NUM_WORKERS, NUM_LARGE = 3, 2
+"""Worker processes, and how many of them may be busy with bodies above IN_THREAD."""
+MEMORY_LEAST, MEMORY_PER_BYTE = 512 << 20, 64
+"""What a worker may take for a body, and for each byte of the largest."""
+WALL_FACTOR = 10
+"""Wall time that a body may take, in processor time: a busy machine is no fault of the request."""
+
+
+class Reading:
+    """Reads bodies. Create it inside the event loop. Chats are always read by a worker: what a template does with a
+    conversation, nobody can say before."""
+
+    def __init__(self, model: ServedModel, options: GatewayOptions) -> None:
+        self._reader = RequestReader(model, options)
+        self._template = model.chat_template is not None
+        self._cpu_s = options.read_timeout
+        command = [sys.executable, "-m", "kvforge.gateway.request_worker", model.digest, *gateway_command(options)[3:]]
+        memory = MEMORY_LEAST + MEMORY_PER_BYTE * options.max_body_bytes
+        self._pool = WorkerPool(command, NUM_WORKERS, memory, max_waiting=options.max_requests)
+        self._large = asyncio.Semaphore(NUM_LARGE)
+        if self._template:
+            self._pool.warm()
+
+    async def read(self, data: bytes, chat: bool) -> Asked:
+        """What a body asks for. Raises ApiError: 400 for a request that cannot be served as asked, or takes too much
+        time or memory to read, 503 where no worker can be had."""
+        if len(data) > IN_THREAD:
+            async with self._large:
+                return await self._in_worker(data, chat)
+        if chat and self._template:
+            return await self._in_worker(data, chat)
+        if len(data) > AT_ONCE:
+            return await asyncio.to_thread(self._reader.read, data, chat)
+        return self._reader.read(data, chat)
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self._pool.close)
+
+    async def _in_worker(self, data: bytes, chat: bool) -> Asked:
+        job = (b"1" if chat else b"0") + data
+        try:
+            future = self._pool.submit(job, self._cpu_s * WALL_FACTOR, self._cpu_s)
+            return unpack(await asyncio.wrap_future(future))
+        except WorkerTimeout:
+            raise ApiError(
+                400,
+                f"the request takes more than {self._cpu_s:g} s to read; shorten it",
+                code="request_too_costly",
+            ) from None
+        except WorkerDied as error:
+            logger.warning("a request could not be read: %s", error)
+            if error.raised == "MemoryError":
+                message = "the request takes too much memory to read; shorten it"
+                raise ApiError(400, message, code="request_too_costly") from None
+            raise ApiError(500, "the gateway failed to read this request; its log says why") from None
+        except WorkersUnavailable as error:
+            logger.warning("a request could not be read: %s", error)
+            raise ApiError(503, f"the request cannot be read at the moment: {error}", code="gateway_busy") from None

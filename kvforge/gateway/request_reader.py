@@ -1,0 +1,96 @@
+"""From the bytes of a request's body to what it asks for: parsed, checked, its prompts as token ids.
+
+What this costs, the body decides. So it runs on the event loop for small bodies only, see kvforge.gateway.reading.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from kvforge.gateway.asked import Asked
+from kvforge.gateway.body import parse
+from kvforge.gateway.errors import ApiError, bad_field
+from kvforge.gateway.fields import CHAT, COMPLETIONS, Fields, flag, include_usage, integer, screen
+from kvforge.gateway.model import ServedModel
+from kvforge.gateway.options import GatewayOptions
+from kvforge.gateway.prompts import chat_prompt, completion_prompts, json_texts
+from kvforge.gateway.sampling import MAX_TOKENS, MAX_TOP_LOGPROBS, check_best_of, check_length, sampling_params
+from kvforge.gateway.tensors import request_template
+from kvforge.native_calls import is_panic
+
+DEFAULT_MAX_TOKENS = 16
+"""Of a completion, as OpenAI's; a chat's answer may fill the context."""
+
+
+class RequestReader:
+    """Reads bodies for one model. Holds no state of requests, so that threads may share it."""
+
+    def __init__(self, model: ServedModel, options: GatewayOptions) -> None:
+        self._model = model
+        self._options = options
+
+    def read(self, data: bytes, chat: bool) -> Asked:
+        """Raises ApiError for a request that cannot be served as asked."""
+        try:
+            fields = screen(parse(data), CHAT if chat else COMPLETIONS)
+            self._check_name(fields)
+            return self._chat(fields) if chat else self._completion(fields)
+        except BaseException as error:
+            if is_panic(error):
+                raise ApiError(400, "the model's tokenizer fails on this text; change the text") from None
+            raise
+
+    def _completion(self, fields: Fields) -> Asked:
+        check_best_of(fields)
+        max_tokens = integer(fields, "max_tokens", 1, MAX_TOKENS, DEFAULT_MAX_TOKENS)
+        logprobs = integer(fields, "logprobs", 0, MAX_TOP_LOGPROBS)
+        echo = flag(fields, "echo")
+        if echo and logprobs is not None:
+            raise bad_field("echo", "excludes logprobs: those of the prompt are not computed")
+        assert max_tokens is not None
+        prompts = completion_prompts(self._model, fields, self._options.max_prompts)
+        for prompt in prompts:
+            check_length(len(prompt), max_tokens, self._model.max_seq_len, "prompt")
+        echoes = json_texts(self._model, fields["prompt"], prompts) if echo else ()
+        return self._asked(fields, prompts, max_tokens, logprobs, echoes)
+
+    def _chat(self, fields: Fields) -> Asked:
+        prompt = chat_prompt(self._model, fields)
+        if "max_completion_tokens" in fields and "max_tokens" in fields:
+            raise bad_field("max_tokens", "excludes max_completion_tokens: give one of them")
+        name = "max_completion_tokens" if "max_completion_tokens" in fields else "max_tokens"
+        max_tokens = integer(fields, name, 1, MAX_TOKENS)
+        check_length(len(prompt), max_tokens or 1, self._model.max_seq_len, "messages")
+        if max_tokens is None:
+            max_tokens = self._model.max_seq_len - len(prompt)
+        logprobs = integer(fields, "top_logprobs", 0, MAX_TOP_LOGPROBS)
+        if not flag(fields, "logprobs"):
+            if logprobs is not None:
+                raise bad_field("top_logprobs", "needs logprobs to be true")
+        else:
+            logprobs = logprobs or 0
+        return self._asked(fields, [prompt], max_tokens, logprobs)
+
+    def _asked(
+        self, fields: Fields, prompts: list[list[int]], max_tokens: int, logprobs: int | None,
+        echoes: Sequence[bytes] = (),
+    ) -> Asked:  # fmt: skip
+        vocab_size = self._model.manifest.vocab_size
+        params = sampling_params(fields, self._options, vocab_size, max_tokens, logprobs)
+        stream = flag(fields, "stream")
+        usage = include_usage(fields, stream)
+        return Asked(
+            template=request_template(params, vocab_size, stream, not stream or usage, self._options.request_timeout),
+            prompts=tuple(np.array(prompt, dtype=np.int32).tobytes() for prompt in prompts),
+            n=params.n,
+            stop=tuple(params.stop),
+            logprobs=logprobs,
+            stream=stream,
+            include_usage=usage,
+            echoes=tuple(echoes),
+        )
+
+    def _check_name(self, fields: Fields) -> None:
+        if not isinstance(fields.get("model"), str):
+            raise bad_field("model", f"must be the model's name, {self._model.name}")
+        self._model.check_name(fields["model"])

@@ -1,0 +1,32 @@
+"""`python -m kvforge.gateway.request_worker DIGEST OPTIONS…`: reads bodies for a gateway with the same options."""
+
+import sys
+
+from kvforge.workers import serve
+
+
+def _prepare():
+    from kvforge.errors import KvforgeError
+    from kvforge.gateway.asked import pack
+    from kvforge.gateway.errors import ApiError
+    from kvforge.gateway.model import ServedModel
+    from kvforge.gateway.options import parse_options
+    from kvforge.gateway.request_reader import RequestReader
+
+    options = parse_options(sys.argv[2:])
+    model = ServedModel.load(options)
+    if model.digest != sys.argv[1]:
+        raise KvforgeError("the engine's tokenizer is not the one that the gateway was started with; restart it")
+    reader = RequestReader(model, options)
+
+    def handle(job: bytes) -> bytes:
+        try:
+            return pack(reader.read(job[1:], job[:1] == b"1"))
+        except ApiError as error:
+            return pack(error)
+
+    return handle
+
+
+if __name__ == "__main__":
+    serve(_prepare)
