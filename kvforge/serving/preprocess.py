@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from kvforge.engine import TOKENIZER_DIR, load_manifest
+from kvforge.engine import TOKENIZER_DIR, check_not_replaced, load_manifest
 from kvforge.errors import EngineError, RequestError
 from kvforge.runtime.tokenizer import Tokenizer
 from kvforge.serving.contract import refuse_unsupported
@@ -126,15 +126,17 @@ def make_preprocessor(parameters: dict[str, str], lane: int = 0) -> Preprocessor
     """From the parameters of a model's config.pbtxt. Raises EngineError when there is no tokenizer."""
     tokenizer_dir = parameters["tokenizer_dir"]
     return Preprocessor(
-        load_tokenizer(tokenizer_dir),
+        load_tokenizer(tokenizer_dir, parameters.get("manifest_sha256")),
         StreamKeys(Path(parameters["ack_socket"]).parent, lane),
         _vocab_size(Path(tokenizer_dir)),
         int(parameters.get("max_request_bytes", str(16 << 20))),
     )
 
 
-def load_tokenizer(directory: str) -> Tokenizer:
-    """Raises EngineError when there is none."""
+def load_tokenizer(directory: str, manifest_sha256: str | None = None) -> Tokenizer:
+    """That of an engine, whose manifest must have the digest if one is given. Raises EngineError when there is none."""
+    if manifest_sha256:
+        check_not_replaced(Path(directory).parent, manifest_sha256)
     tokenizer = Tokenizer.from_dir(Path(directory))
     if tokenizer is None:
         raise EngineError(f"{directory} has no tokenizer.json: text cannot be served; rebuild with kvforge build")

@@ -22,13 +22,14 @@ class RequestLimits:
 
     `max_queue_size` requests wait beyond those that fill the engine's sequences; one more is refused with
     UNAVAILABLE. `max_request_bytes` bounds the sum of a request's input tensors. `log_format` is text or json;
-    requests are logged at `log_level` INFO.
+    requests are logged at `log_level` INFO. The models load no engine or tokenizer but that of `manifest_sha256`.
     """
 
     max_queue_size: int = 1024
     max_request_bytes: int = 16 * 2**20
     log_format: str = "text"
     log_level: str = "WARNING"
+    manifest_sha256: str | None = None
 
 
 def repository_templates() -> Path:
@@ -70,6 +71,7 @@ def materialise(
         "max_request_bytes": str(limits.max_request_bytes),
         "log_format": limits.log_format,
         "log_level": limits.log_level,
+        "manifest_sha256": limits.manifest_sha256 or "",
     }
     for model in MODELS:
         (target / model).mkdir(parents=True)
