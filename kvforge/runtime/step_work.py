@@ -32,7 +32,7 @@ def token_units(plan: Schedule, manifest: Manifest) -> float:
     num_pairs = sum(sequence.length for sequence in plan.decodes)
     num_pairs += sum(count * (sequence.num_computed + count) for sequence, count in plan.prefills)
     of_pair = 2 * manifest.num_layers * manifest.num_heads * manifest.head_dim
-    return plan.num_tokens + num_pairs * of_pair / manifest.num_parameters
+    return plan.num_tokens + num_pairs * of_pair / max(manifest.num_parameters, 1)
 
 
 def variant_of(plan: Schedule) -> tuple[int, ...]:

@@ -22,7 +22,7 @@ class Patience:
     def is_overdue(self) -> bool:
         """Whether the last beat is longer ago than it allowed."""
         now = self._clock()
-        passed = min(now - self._looked_at, LONGEST_LOOK_S)
+        passed = max(0.0, min(now - self._looked_at, LONGEST_LOOK_S))
         self._looked_at = now
         beats, allowance = self._read()
         if beats != self._beats:
