@@ -1,8 +1,7 @@
 """What a step is about to do, in numbers, for whoever watches how long it takes."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from kvforge.engine import Manifest
 from kvforge.runtime.schedule import Schedule
@@ -10,8 +9,7 @@ from kvforge.runtime.schedule import Schedule
 Kind = Literal["prefill", "decode", "factor", "sample", "draft"]
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
+class Work(NamedTuple):
     """A piece of work; pieces of one ``kind`` take time in proportion to ``units``, or less where most is fixed cost.
 
     ``variant`` says what the session may have to prepare once, such as a CUDA graph to capture: the first piece of a

@@ -18,7 +18,7 @@ WINDOW = 1000
 """Pieces of a kind after which the largest before them is forgotten, so that a moment's disturbance is too."""
 
 
-@dataclass
+@dataclass(slots=True)
 class Largest:
     """The longest time of a number of pieces, and the most units of one of them."""
 
@@ -26,42 +26,46 @@ class Largest:
     units: float = 0.0
 
     def take(self, seconds: float, units: float) -> None:
-        self.seconds, self.units = max(self.seconds, seconds), max(self.units, units)
+        if seconds > self.seconds:
+            self.seconds = seconds
+        if units > self.units:
+            self.units = units
 
     def predict(self, units: float) -> float:
         """An upper bound for a piece of `units`, as time grows no faster than units do; infinite without pieces."""
-        return self.seconds * max(1.0, units / self.units) if self.units else math.inf
+        if units <= self.units:
+            return self.seconds
+        return self.seconds * units / self.units if self.units else math.inf
 
 
-@dataclass
+@dataclass(slots=True)
 class KindOfWork:
-    """What is known of one kind: its largest piece ever, and that of the last WINDOW pieces and those in `current`."""
+    """What is known of a kind: its largest piece ever, of late, and since `num_seen` was last a multiple of WINDOW."""
 
     ever: Largest = field(default_factory=Largest)
-    last: Largest = field(default_factory=Largest)
+    recent: Largest = field(default_factory=Largest)
     current: Largest = field(default_factory=Largest)
     num_seen: int = 0
     variants: set[tuple[int, ...]] = field(default_factory=set)
 
     def is_first(self, variant: tuple[int, ...]) -> bool:
         """Whether no piece of the variant was asked for before."""
-        is_first = variant not in self.variants
+        if variant in self.variants:
+            return False
         self.variants.add(variant)
-        return is_first
+        return True
 
     def take(self, seconds: float, units: float) -> None:
         self.num_seen += 1
         if self.num_seen % WINDOW == 0:
-            self.last, self.current = self.current, Largest()
-        self.ever.take(seconds, units)
-        self.current.take(seconds, units)
+            self.recent, self.current = self.current, Largest()
+        for largest in (self.ever, self.recent, self.current):
+            largest.take(seconds, units)
 
     def allowance(self, units: float) -> float:
-        """For a piece of `units`. Both the largest ever and the largest lately bound it: the smaller bound holds."""
-        recent = Largest(self.current.seconds, self.current.units)
-        recent.take(self.last.seconds, self.last.units)
-        predicted = min(self.ever.predict(units), recent.predict(units))
-        return FIRST_S if math.isinf(predicted) else FLOOR_S + FACTOR * predicted
+        """For a piece of `units`. Both the largest ever and the largest of late bound it: the smaller bound holds."""
+        predicted = min(self.ever.predict(units), self.recent.predict(units))
+        return FIRST_S if predicted == math.inf else FLOOR_S + FACTOR * predicted
 
 
 class Pulse:
@@ -83,7 +87,9 @@ class Pulse:
     def begins(self, work: Work) -> None:
         """This piece of work begins, and the one before it has ended."""
         self._end()
-        kind = self._kinds.setdefault(work.kind, KindOfWork())
+        kind = self._kinds.get(work.kind)
+        if kind is None:
+            kind = self._kinds[work.kind] = KindOfWork()
         if kind.is_first(work.variant):
             self._begin(None, FIRST_S)
         else:
