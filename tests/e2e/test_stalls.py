@@ -93,9 +93,10 @@ def test_a_stub_that_is_stopped_is_replaced_with_its_server(engine_dir: Path) ->
 
 
 @pytest.mark.parametrize("standstill_s", [12.0])
-def test_a_standstill_of_all_processes_is_no_stall(engine_dir: Path, standstill_s: float) -> None:
+def test_a_standstill_of_all_processes_is_no_stall(engine_dir: Path, standstill_s: float, tmp_path: Path) -> None:
     """Longer than every silence that counts but the supervisor's own, and in mid-stream."""
-    with ServeProcess(engine_dir) as running:
+    log = tmp_path / "log"
+    with ServeProcess(engine_dir, "--log-file", str(log)) as running:
         before = answer(running)
         errors: list[str] = []
         threads = open_streams(running, errors)
@@ -109,7 +110,7 @@ def test_a_standstill_of_all_processes_is_no_stall(engine_dir: Path, standstill_
         for _ in range(50):
             assert running.health("live")[0] == 200
             time.sleep(0.1)
-        assert running.health()[1]["reasons"] == []
+        assert running.health()[1]["reasons"] == [], log.read_text()
         assert answer(running) == before
         assert (engine_process(running), tritonserver(running)) == (engine, server)
         assert running.health()[1]["restarts"] == 0 and not errors
