@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kvforge.engine import TOKENIZER_DIR, load_manifest
-from kvforge.errors import EngineError, RequestError
+from kvforge.errors import EngineError, RequestError, let_end
 from kvforge.hardware import available_memory_bytes
 from kvforge.runtime import request_check
 from kvforge.runtime.config import resolve_config
@@ -30,6 +30,7 @@ from kvforge.runtime.speculation.drafting import Drafting
 from kvforge.runtime.speculation.verification import Verifier
 from kvforge.runtime.statistics import EngineStatistics
 from kvforge.runtime.step_threads import step_threads
+from kvforge.runtime.step_work import Work, WorkListener
 from kvforge.runtime.stop import Stopper, StopReason
 from kvforge.runtime.tokenizer import Tokenizer
 
@@ -105,6 +106,14 @@ class LLMEngine:
         self.statistics = EngineStatistics()
         self.drafting = None if speculative is None else Drafting(speculative, session.manifest, self.config)
         self.verifier = Verifier(session, self.scheduler, self.statistics, self._take)
+        self._listener: WorkListener | None = None
+
+    def watch(self, listener: WorkListener) -> None:
+        """Tell ``listener`` of each piece of a step's work before it begins."""
+        self._listener = listener
+        self.runner.watch(listener)
+        if self.drafting is not None:
+            self.drafting.watch(listener)
 
     def add_request(
         self, request_id: str, prompt_token_ids: SequenceOf[int], params: SamplingParams, guide: Guide | None = None
@@ -182,8 +191,11 @@ class LLMEngine:
                 if logits is None:
                     sampled = None
                 else:
+                    if self._listener is not None:
+                        self._listener(Work("sample", len(logits)))
                     sampled = self.verifier.sample(plan, logits) if plan.drafts else sample(logits, survivors)
-        except Exception as error:
+        except BaseException as error:
+            let_end(error)
             logger.exception("a step failed")
             self.statistics.num_failed_steps += 1
             message = f"{type(error).__name__}: {error}"
@@ -284,7 +296,8 @@ class LLMEngine:
                 reason, detail = self._finish_reason(sequence, token)
             except RequestError as error:
                 reason, detail = "error", str(error)
-            except Exception as error:
+            except BaseException as error:
+                let_end(error)
                 logger.exception("looking for a stop string failed")
                 reason, detail = "error", f"{type(error).__name__}: {error}"
             if reason:

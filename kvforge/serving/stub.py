@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from kvforge.errors import EngineError, KvforgeError, RequestError, first_line
+from kvforge.errors import EngineError, KvforgeError, RequestError, first_line, let_end
 from kvforge.serving import request_log
 from kvforge.serving.acks import AckListener
 from kvforge.serving.active import ActiveRequest
@@ -80,7 +80,8 @@ class Stub:
                 self._refuse(request, sender, Failure("refused", str(error)))
             except (EngineError, UnavailableError) as error:
                 self._refuse(request, sender, Failure("unavailable", str(error)))
-            except Exception as error:
+            except BaseException as error:
+                let_end(error)
                 logger.exception("a request could not be read")
                 self._refuse(request, sender, Failure("failed", f"the request could not be read: {first_line(error)}"))
 
@@ -193,16 +194,25 @@ class Stub:
     def on_tokens(self, outputs: list[News]) -> None:
         for news in outputs:
             active = self._requests.by_engine_id(news.engine_id)
-            if active is None:
-                # Nobody waits for it: cancelled a moment ago, or it outlived a restart of the engine.
-                if news.finish_reason is None:
-                    self._client.abort(news.engine_id)
-            elif news.finish_reason == "abort" and active.timeout_s is not None:
-                self.end(active, past_deadline(active.timeout_s))
-            elif news.finish_reason in ("error", "abort"):
-                self.end(active, Failure("failed", f"the engine gave up this request: {news.stop_reason}"))
-            elif active.add(news):
-                self._senders.schedule(active)
+            try:
+                self._take(news, active)
+            except BaseException as error:
+                let_end(error)
+                logger.exception("a step's news could not be taken in")
+                if active is not None:
+                    self.end(active, Failure("failed", f"the engine's answer could not be read: {first_line(error)}"))
+
+    def _take(self, news: News, active: ActiveRequest | None) -> None:
+        if active is None:
+            # Nobody waits for it: cancelled a moment ago, or it outlived a restart of the engine.
+            if news.finish_reason is None:
+                self._client.abort(news.engine_id)
+        elif news.finish_reason == "abort" and active.timeout_s is not None:
+            self.end(active, past_deadline(active.timeout_s))
+        elif news.finish_reason in ("error", "abort"):
+            self.end(active, Failure("failed", f"the engine gave up this request: {news.stop_reason}"))
+        elif active.add(news):
+            self._senders.schedule(active)
 
     def on_refused(self, request_id: str, error: str) -> None:
         active = self._requests.by_engine_id(request_id)
@@ -243,7 +253,7 @@ class Stub:
         closed = self._admission.closed  # before the requests are counted: none comes in after that
         num_open = max(len(self._requests), min(self._admission.num_open, 1))  # one may be on its way in
         self._metrics.set_open(num_open, self._client.state)
-        self._state.write(self._client.state, self._client.pid, num_open, closed)
+        self._state.write(self._client.state, self._client.pid, num_open, closed, self._client.failure)
 
     def end(self, active: ActiveRequest, failure: Failure) -> None:
         """End a request early: an error for its client, an abort for the engine. Idempotent."""
@@ -266,7 +276,8 @@ class Stub:
                     self._ended(active, COMPLETED)
             if heartbeat:
                 self._responder.respond(active, heartbeat_arrays(active), False)
-        except Exception as error:
+        except BaseException as error:
+            let_end(error)
             logger.error("a response could not be sent: %s", error)
             active.finish()
             for engine_id in active.engine_ids:
@@ -279,7 +290,8 @@ class Stub:
         if active.errors_as_tensors:
             try:
                 self._responder.respond(active, failure_arrays(active.outputs, active.key, failure), True)
-            except Exception as error:
+            except BaseException as error:
+                let_end(error)
                 logger.error("an error could not be sent: %s", error)
         else:
             self._responder.fail(active, failure)
