@@ -44,8 +44,9 @@ def export_checkpoint(
         return DTYPES[source.dtype(known)]
 
     def produce(spec: TensorSpec) -> Tensor:
-        tensor = trained[spec.name] if spec.name in trained else source.read(spec.name, spec.shape)
-        return tensor.to(spec.dtype)
+        if spec.name in trained:
+            return trained[spec.name].to(spec.dtype)
+        return source.read(spec.name, spec.shape, spec.dtype)
 
     specs = [
         TensorSpec(name, tuple(shape), stored(name))
