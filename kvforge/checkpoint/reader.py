@@ -136,7 +136,7 @@ def read_json(path: Path) -> dict[str, Any]:
             raise CheckpointError(f"{path} has more than {MAX_JSON_BYTES} bytes; it is not what its name says.")
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} cannot be read as JSON: {error}.") from None
+        raise CheckpointError(f"{path} cannot be read as JSON: {first_line(error)}.") from None
     if not isinstance(content, dict):
         raise CheckpointError(f"{path} does not hold a JSON object.")
     return content
@@ -165,7 +165,7 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
             with safe_open(file, framework="pt") as tensors:
                 names = list(tensors.keys())
         except (SafetensorError, OSError) as error:
-            raise CheckpointError(f"{file} is not a readable safetensors file: {error}.") from None
+            raise CheckpointError(f"{file} is not a readable safetensors file: {first_line(error)}.") from None
         for name in names:
             if name in file_of_tensor:
                 raise CheckpointError(

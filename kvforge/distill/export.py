@@ -60,8 +60,6 @@ def export_checkpoint(
         key = "torch_dtype" if "torch_dtype" in hf_config else "dtype"
         hf_config[key] = str(dtype).removeprefix("torch.")
     with staging_directory(output) as staging:
-        (staging / "config.json").write_text(
-            json.dumps(hf_config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
-        )
+        (staging / "config.json").write_text(json.dumps(hf_config, indent=2) + "\n", encoding="utf-8")
         copy_files(source.path, staging)
         write_sharded(staging, specs, produce, MAX_SHARD_BYTES)
