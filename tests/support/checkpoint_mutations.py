@@ -7,6 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
+from safetensors.torch import load_file, save_file
+
 NAN, INF = float("nan"), float("inf")
 VALUES: tuple[Any, ...] = (
     *(-1, 0, 1, 2, 10**9, 2**31, 2**63, 10**30, -(10**30), 10**400, 0.5, 1e-300, 1e300, NAN, INF, -INF),
@@ -31,15 +34,16 @@ OTHER_FILES = {
 }
 BYTES = (b"", b"{", b"[]", b"\xff\xfe", b"null", b'{"a": ' * 10**5, b"[" * 10**5, b"{}" + b" " * 100)
 
+SCALES: tuple[Any, ...] = (*(NAN, INF, -1.0, 0.0, 1e-40, 1e38, 0.5), [], [1.0, 2.0], [[0.5]])
+SCALE_DTYPES = (torch.float32, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.bool, torch.complex64)
+
 Mutation = tuple[str, Callable[[Path], object]]
 """What is wrong, and the function that makes it so in a checkpoint's directory."""
 
 
 def mutation(rng: random.Random) -> Mutation:
     """Return one mutation; all kinds take their turn."""
-    return rng.choice((_config_field, _config_field, _rope_field, _quantization_field, _other_file, _bytes, _header))(
-        rng
-    )
+    return rng.choice((_config_field, _config_field, _rope_field, _quantization_field, *_OTHER_KINDS))(rng)
 
 
 def edit(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
@@ -131,3 +135,25 @@ def _header(rng: random.Random) -> Mutation:
         file.write_bytes(struct.pack("<Q", len(text)) + text + body)
 
     return f"weights: {kind} ({seed})", apply
+
+
+def _scales(rng: random.Random) -> Mutation:
+    """A cache that was calibrated, with one scale that is none."""
+    value, dtype, drop = rng.choice(SCALES), rng.choice(SCALE_DTYPES), rng.random() < 0.2
+    algorithm, part = rng.choice(("FP8", "INT8")), rng.choice("kv")
+
+    def apply(path: Path) -> None:
+        edit(path / "hf_quant_config.json", lambda c: c.update(quantization={"kv_cache_quant_algo": algorithm}))
+        weights = load_file(path / "model.safetensors")
+        prefixes = [f"model.layers.{layer}.self_attn.{kind}_proj.{kind}_scale" for layer in range(3) for kind in "kv"]
+        weights |= {name: torch.tensor(0.01) for name in prefixes}
+        name = f"model.layers.1.self_attn.{part}_proj.{part}_scale"
+        weights[name] = torch.tensor(value).to(dtype)
+        if drop:
+            del weights[name]
+        save_file(weights, path / "model.safetensors")
+
+    return f"scales: {value} as {dtype}{' dropped' if drop else ''}", apply
+
+
+_OTHER_KINDS = (_other_file, _bytes, _header, _scales)
