@@ -1,13 +1,14 @@
 """Model definitions: one file per Hugging Face ``model_type``, shared layers, the KV layout, the graphs."""
 
 import dataclasses
+import reprlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from model_defs import llama, mistral, qwen2, qwen3
 from model_defs.config import ModelConfig
 from model_defs.errors import ModelError
-from model_defs.fields import shown, token_ids
+from model_defs.fields import token_ids
 from model_defs.rope import RopeConfig
 
 __all__ = ["MODEL_TYPES", "ModelConfig", "ModelError", "RopeConfig", "load_config"]
@@ -30,7 +31,7 @@ def load_config(hf: Mapping[str, Any], generation: Mapping[str, Any] | None = No
     if base not in MODEL_TYPES:
         known = ", ".join(sorted(MODEL_TYPES))
         raise ModelError(
-            f"model_type {shown(model_type)} is not supported; supported are {known}, "
+            f"model_type {reprlib.repr(model_type)} is not supported; supported are {known}, "
             "each plain or with the suffix _swiftkv."
         )
     if str(model_type).endswith("_swiftkv") and "num_key_value_layers" not in hf:

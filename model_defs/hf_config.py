@@ -1,11 +1,12 @@
 """Reading the fields that all supported families share from a Hugging Face ``config.json``."""
 
+import reprlib
 from collections.abc import Mapping
 from typing import Any
 
 from model_defs.config import ModelConfig
 from model_defs.errors import ModelError
-from model_defs.fields import number, optional_flag, optional_int, require_int, shown, token_ids
+from model_defs.fields import number, optional_flag, optional_int, require_int, token_ids
 from model_defs.rope import rope_from_hf
 
 SMALLEST_EPS = 2.0**-126
@@ -21,7 +22,7 @@ def config_from_hf(
         ModelError: a field is missing, of the wrong type, or names something unsupported.
     """
     if hf.get("hidden_act", "silu") != "silu":
-        raise ModelError(f"hidden_act {shown(hf['hidden_act'])} is not supported; only silu is.")
+        raise ModelError(f"hidden_act {reprlib.repr(hf['hidden_act'])} is not supported; only silu is.")
     num_layers = require_int(hf, "num_hidden_layers")
     num_heads = require_int(hf, "num_attention_heads")
     hidden_size = require_int(hf, "hidden_size")
@@ -61,11 +62,11 @@ def windows_from_layer_types(hf: Mapping[str, Any], sliding_from_layer: int) -> 
     if types is None:
         return tuple(window if layer >= sliding_from_layer else 0 for layer in range(num_layers))
     if not isinstance(types, list) or not all(isinstance(kind, str) for kind in types):
-        raise ModelError(f"layer_types is {shown(types)} in config.json; it must be a list of names.")
+        raise ModelError(f"layer_types is {reprlib.repr(types)} in config.json; it must be a list of names.")
     unknown = set(types) - {"full_attention", "sliding_attention"}
     if unknown:
         raise ModelError(
-            f"Layer type {shown(sorted(unknown)[0])} is not supported; supported are full_attention and "
+            f"Layer type {reprlib.repr(sorted(unknown)[0])} is not supported; supported are full_attention and "
             "sliding_attention."
         )
     return tuple(window if kind == "sliding_attention" else 0 for kind in types)

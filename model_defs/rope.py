@@ -1,6 +1,7 @@
 """Rotary position embedding: frequencies and their scaling."""
 
 import math
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from model_defs.errors import ModelError
-from model_defs.fields import number, require_int, shown
+from model_defs.fields import number, require_int
 
 LLAMA3_FIELDS = ("factor", "low_freq_factor", "high_freq_factor")
 LARGEST_THETA, LARGEST_FACTOR = 1e15, 1e6
@@ -61,11 +62,13 @@ def rope_from_hf(hf: Mapping[str, Any]) -> RopeConfig:
     for field in ("rope_scaling", "rope_parameters"):
         given = hf.get(field) or {}
         if not isinstance(given, Mapping) or any(isinstance(value, Mapping) for value in given.values()):
-            raise ModelError(f"{field} must be one object of numbers for all layers, found {shown(given)}.")
+            raise ModelError(f"{field} must be one object of numbers for all layers, found {reprlib.repr(given)}.")
         parameters.update(given)
     kind = parameters.get("rope_type", parameters.get("type", "default"))
     if kind not in ("default", "linear", "llama3"):
-        raise ModelError(f"RoPE scaling {shown(kind)} is not supported; supported are default, linear and llama3.")
+        raise ModelError(
+            f"RoPE scaling {reprlib.repr(kind)} is not supported; supported are default, linear and llama3."
+        )
     for name in {"default": (), "linear": ("factor",), "llama3": LLAMA3_FIELDS}[kind]:
         if name not in parameters:
             raise ModelError(f"RoPE scaling {kind!r} needs {name}, which the configuration lacks.")

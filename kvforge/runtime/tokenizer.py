@@ -5,7 +5,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer as _Tokenizer
 
-from kvforge.errors import EngineError, RequestError
+from kvforge.errors import EngineError, RequestError, first_line
 
 LONG_TEXT = 4096
 """Characters from which a text is better encoded beside an event loop."""
@@ -30,7 +30,7 @@ class Tokenizer:
         try:
             backend = _Tokenizer.from_file(str(path))
         except Exception as error:
-            raise EngineError(f"{path} cannot be read ({error}); rebuild the engine.") from None
+            raise EngineError(f"{path} cannot be read ({first_line(error)}); rebuild the engine.") from None
         backend.no_padding()
         backend.no_truncation()
         return cls(backend)
