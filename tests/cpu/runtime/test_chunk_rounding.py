@@ -39,7 +39,7 @@ def in_chunks(session: EagerSession, tokens: list[int], rng: random.Random | Non
 @pytest.mark.parametrize("kv_dtype", ["float32", "int8", "fp8"])
 def test_chunks_change_the_cache_by_rounding_alone(kv_dtype: str, full: bool) -> None:
     """What a chunk writes is near what the whole prompt writes: floats by rounding, codes by one at most where no code
-    before them differs. The next token's logits are the same bits where the cache is, and near where no code differs."""
+    before them differs. The next token has near logits where no code differs, and the same bits where the cache is."""
     session = small_session({"kv_dtype": kv_dtype})
     flipped = 0
     for seed in range(400 if full else 40):
