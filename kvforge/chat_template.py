@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from kvforge.errors import KvforgeError, first_line
-from kvforge.tokenizer_files import read_tokenizer_config, special_tokens
+from kvforge.tokenizer_files import CONFIG_FILE, read_tokenizer_config, special_tokens
 
 _END_OF_CONTENT = "END_OF_CONTENT_TO_BE_CONTINUED"
 
@@ -41,7 +41,10 @@ class ChatTemplate:
         file = directory / "chat_template.jinja"
         source = config.get("chat_template")
         if isinstance(source, list):
-            source = {entry["name"]: entry["template"] for entry in source}.get("default")
+            named = [entry for entry in source if isinstance(entry, Mapping) and entry.get("name") == "default"]
+            source = named[-1].get("template") if named else None
+        if not isinstance(source, str | None):
+            raise KvforgeError(f"{directory / CONFIG_FILE} has a chat_template that is no text; correct it.")
         if file.is_file():
             try:
                 source = file.read_text(encoding="utf-8")

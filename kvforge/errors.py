@@ -5,10 +5,15 @@ class KvforgeError(Exception):
     """Base of all errors raised at a boundary; the CLI prints the message and exits with 1."""
 
 
+MAX_LINE = 300
+
+
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message, or its type's name where it has none."""
+    """Return the first line of an error's message, or its type's name where it has none. A line that quotes what it is
+    about whole ends after MAX_LINE characters."""
     lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+    line = lines[0] if lines else type(error).__name__
+    return line if len(line) <= MAX_LINE else f"{line[:MAX_LINE]}…"
 
 
 def let_end(error: BaseException) -> None:

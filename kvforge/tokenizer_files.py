@@ -10,6 +10,7 @@ from tokenizers import Tokenizer
 from kvforge.errors import CheckpointError, KvforgeError, first_line
 from kvforge.native_calls import panics_as
 
+CONFIG_FILE = "tokenizer_config.json"
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -28,12 +29,12 @@ def read_tokenizer(path: Path) -> Tokenizer:
 
 def read_tokenizer_config(directory: Path) -> dict[str, Any]:
     """Return ``tokenizer_config.json``, empty where there is none. Raises KvforgeError where it cannot be read."""
-    path = directory / "tokenizer_config.json"
+    path = directory / CONFIG_FILE
     if not path.is_file():
         return {}
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise KvforgeError(f"{path} is not JSON ({first_line(error)}); write it again.") from None
     if not isinstance(config, dict):
         raise KvforgeError(f"{path} is no JSON object; write it again.")

@@ -1,13 +1,14 @@
 """Model definitions: one file per Hugging Face ``model_type``, shared layers, the KV layout, the graphs."""
 
 import dataclasses
+import reprlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from model_defs import llama, mistral, qwen2, qwen3
 from model_defs.config import ModelConfig
 from model_defs.errors import ModelError
-from model_defs.hf_config import token_ids
+from model_defs.fields import token_ids
 from model_defs.rope import RopeConfig
 
 __all__ = ["MODEL_TYPES", "ModelConfig", "ModelError", "RopeConfig", "load_config"]
@@ -26,20 +27,18 @@ def load_config(hf: Mapping[str, Any], generation: Mapping[str, Any] | None = No
         ModelError: unknown ``model_type`` or a bad field.
     """
     model_type = hf.get("model_type")
-    base = str(model_type).removesuffix("_swiftkv")
+    base = model_type.removesuffix("_swiftkv") if isinstance(model_type, str) else ""
     if base not in MODEL_TYPES:
         known = ", ".join(sorted(MODEL_TYPES))
         raise ModelError(
-            f"model_type {model_type!r} is not supported; supported are {known}, "
+            f"model_type {reprlib.repr(model_type)} is not supported; supported are {known}, "
             "each plain or with the suffix _swiftkv."
         )
-    if not isinstance(hf.get("num_hidden_layers"), int):
-        raise ModelError(f"config.json needs an integer num_hidden_layers, found {hf.get('num_hidden_layers')!r}.")
     if str(model_type).endswith("_swiftkv") and "num_key_value_layers" not in hf:
         raise ModelError(
             f"A {model_type} config.json needs num_key_value_layers, the first layer whose KV comes "
             "from the single input."
         )
     config = MODEL_TYPES[base](hf)
-    more = token_ids({**hf, **(generation or {}), "vocab_size": config.vocab_size}, "eos_token_id")
+    more = token_ids(generation or {}, "eos_token_id", config.vocab_size, "generation_config.json")
     return dataclasses.replace(config, eos_token_ids=tuple(dict.fromkeys(config.eos_token_ids + more)))

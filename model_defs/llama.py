@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from model_defs.config import ModelConfig
-from model_defs.hf_config import config_from_hf, optional_flag
+from model_defs.fields import optional_flag
+from model_defs.hf_config import config_from_hf
 
 MODEL_TYPE = "llama"
 DEFAULTS = {"bos_token_id": 1, "eos_token_id": 2}

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from model_defs.config import ModelConfig
-from model_defs.hf_config import config_from_hf, optional_flag, optional_int, windows_from_layer_types
+from model_defs.fields import optional_flag, optional_int
+from model_defs.hf_config import config_from_hf, windows_from_layer_types
 
 MODEL_TYPE = "qwen2"
 DEFAULTS = {"num_key_value_heads": 32, "sliding_window": 4096, "max_window_layers": 28}
@@ -15,7 +16,7 @@ def qwen_windows(hf: Mapping[str, Any]) -> tuple[int, ...] | None:
     """Return each layer's window; None (no window anywhere) unless ``use_sliding_window`` is set."""
     if not optional_flag(hf, "use_sliding_window"):
         return None
-    return windows_from_layer_types(hf, optional_int(hf, "max_window_layers", 0))
+    return windows_from_layer_types(hf, optional_int(hf, "max_window_layers", 0, least=0))
 
 
 def from_hf(hf: Mapping[str, Any]) -> ModelConfig:

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from model_defs.config import ModelConfig
-from model_defs.hf_config import config_from_hf, optional_flag
+from model_defs.fields import optional_flag
+from model_defs.hf_config import config_from_hf
 from model_defs.qwen2 import DEFAULTS, qwen_windows
 
 MODEL_TYPE = "qwen3"

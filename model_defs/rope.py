@@ -1,6 +1,7 @@
 """Rotary position embedding: frequencies and their scaling."""
 
 import math
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -9,8 +10,11 @@ import torch
 from torch import Tensor
 
 from model_defs.errors import ModelError
+from model_defs.fields import number, require_int
 
 LLAMA3_FIELDS = ("factor", "low_freq_factor", "high_freq_factor")
+LARGEST_THETA, LARGEST_FACTOR = 1e15, 1e6
+"""Far above those of any model; angles of the last position are finite float32 within them."""
 
 
 @dataclass(frozen=True)
@@ -58,33 +62,33 @@ def rope_from_hf(hf: Mapping[str, Any]) -> RopeConfig:
     for field in ("rope_scaling", "rope_parameters"):
         given = hf.get(field) or {}
         if not isinstance(given, Mapping) or any(isinstance(value, Mapping) for value in given.values()):
-            raise ModelError(f"{field} must be one object of numbers for all layers, found {given!r}.")
+            raise ModelError(f"{field} must be one object of numbers for all layers, found {reprlib.repr(given)}.")
         parameters.update(given)
     kind = parameters.get("rope_type", parameters.get("type", "default"))
     if kind not in ("default", "linear", "llama3"):
-        raise ModelError(f"RoPE scaling {kind!r} is not supported; supported are default, linear and llama3.")
+        raise ModelError(
+            f"RoPE scaling {reprlib.repr(kind)} is not supported; supported are default, linear and llama3."
+        )
     for name in {"default": (), "linear": ("factor",), "llama3": LLAMA3_FIELDS}[kind]:
         if name not in parameters:
             raise ModelError(f"RoPE scaling {kind!r} needs {name}, which the configuration lacks.")
     partial = parameters.get("partial_rotary_factor", hf.get("partial_rotary_factor"))
+    if partial is not None and number(partial, "partial_rotary_factor", -math.inf, math.inf) != 1.0:
+        raise ModelError("Partial rotary embedding is not supported; partial_rotary_factor must be 1.")
     trained = hf.get("original_max_position_embeddings", hf.get("max_position_embeddings"))
-    try:
-        if partial is not None and float(partial) != 1.0:
-            raise ModelError("Partial rotary embedding is not supported; partial_rotary_factor must be 1.")
-        rope = RopeConfig(
-            theta=float(parameters.get("rope_theta", hf.get("rope_theta", 10000.0))),
-            kind=kind,
-            factor=float(parameters.get("factor", 1.0)),
-            low_freq_factor=float(parameters.get("low_freq_factor", 1.0)),
-            high_freq_factor=float(parameters.get("high_freq_factor", 4.0)),
-            original_max_position=int(parameters.get("original_max_position_embeddings", trained)),
+    scaling = {"factor": 1.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, **parameters}
+    rope = RopeConfig(
+        theta=number(parameters.get("rope_theta", hf.get("rope_theta", 10000.0)), "rope_theta", 1.0, LARGEST_THETA),
+        kind=kind,
+        **{name: number(scaling[name], name, 1 / LARGEST_FACTOR, LARGEST_FACTOR) for name in LLAMA3_FIELDS},
+        original_max_position=require_int(
+            {"original_max_position_embeddings": trained, **parameters}, "original_max_position_embeddings"
+        ),
+    )
+    if rope.high_freq_factor <= rope.low_freq_factor:
+        raise ModelError(
+            f"high_freq_factor is {rope.high_freq_factor} in config.json; it must be above low_freq_factor."
         )
-    except ModelError:
-        raise
-    except (TypeError, ValueError, OverflowError) as error:
-        raise ModelError(f"The RoPE parameters of the configuration cannot be read: {error}.") from None
-    if rope.theta <= 0 or rope.factor <= 0 or rope.high_freq_factor <= rope.low_freq_factor:
-        raise ModelError("RoPE theta and factor must be positive and high_freq_factor above low_freq_factor.")
     return rope
 
 

@@ -84,7 +84,7 @@ def _check_constant(checkpoint: Checkpoint, algorithm: str, kv_dtype: str) -> No
 
 
 def _scale(checkpoint: Checkpoint, name: str, ratio: float) -> float:
-    tensor = checkpoint.read_raw(name)
+    tensor = checkpoint.read_raw(name, finite=False)
     value = float(tensor.float().item()) * ratio if tensor.numel() == 1 else math.nan
     if not _SMALLEST <= value <= _LARGEST:
         raise CheckpointError(

@@ -5,6 +5,7 @@ same into ``config.json`` as ``quantization_config`` with ``quant_method: modelo
 ``kv_cache_quant_algo`` or ``kv_cache_scheme``.
 """
 
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,8 +67,8 @@ def _from_config_json(path: Path, embedded: Any) -> list[tuple[str, Quantization
     method = embedded.get("quant_method") if isinstance(embedded, Mapping) else embedded
     if method != "modelopt":
         raise CheckpointError(
-            f"{where} says quant_method {method!r}; of quantized checkpoints only ModelOpt's FP8 exports are "
-            "supported, use one of those or the unquantized checkpoint."
+            f"{where} says quant_method {reprlib.repr(method)}; of quantized checkpoints only ModelOpt's FP8 exports "
+            "are supported, use one of those or the unquantized checkpoint."
         )
     parts = [embedded]
     if embedded.get("quantization") is not None:
@@ -88,7 +89,9 @@ def _kv_algorithm(where: str, scheme: Any) -> str:
         kind = _KV_SCHEMES.get(str(scheme.get("type")))
         if kind is not None:
             return kind
-    raise CheckpointError(f"{where} has kv_cache_scheme {scheme!r}; only static 8-bit float or int is supported.")
+    raise CheckpointError(
+        f"{where} has kv_cache_scheme {reprlib.repr(scheme)}; only static 8-bit float or int is supported."
+    )
 
 
 def _checked(where: str, values: Any) -> Quantization:
@@ -101,7 +104,7 @@ def _checked(where: str, values: Any) -> Quantization:
     ):
         if algorithm is not None and algorithm not in supported:
             raise CheckpointError(
-                f"{where} quantizes the {what} by {algorithm!r}; supported are {' and '.join(supported)}, so export "
-                "with one of these or use the unquantized checkpoint."
+                f"{where} quantizes the {what} by {reprlib.repr(algorithm)}; supported are "
+                f"{' and '.join(supported)}, so export with one of these or use the unquantized checkpoint."
             )
     return Quantization(weight, kv_cache)

@@ -11,8 +11,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from kvforge.checkpoint.finite import check_finite
 from kvforge.checkpoint.quantization import CONFIG_FILE, Quantization, read_quantization
-from kvforge.errors import CheckpointError
+from kvforge.errors import CheckpointError, first_line
 from kvforge.relative_names import is_inside
 
 TOKENIZER_FILES = (
@@ -22,6 +23,8 @@ TOKENIZER_FILES = (
     "chat_template.jinja",
     "generation_config.json",
 )
+MAX_JSON_BYTES = 1 << 26
+"""Ten times the index of the largest models."""
 
 
 @dataclass(frozen=True)
@@ -66,29 +69,44 @@ class Checkpoint:
                 "this kind are not supported, use a bf16, fp16 or fp32 one."
             )
 
-    def read(self, name: str, shape: Sequence[int]) -> Tensor:
-        """Return tensor ``name``; an FP8 weight is multiplied by its scale, in fp32.
+    def read(self, name: str, shape: Sequence[int], dtype: torch.dtype | None = None) -> Tensor:
+        """Return tensor ``name`` in ``dtype``, by default as it is stored; an FP8 weight is multiplied by its scale,
+        in fp32.
 
-        Raises CheckpointError as :meth:`check` does, and for a scale that is not positive and finite or has not
-        one value for the tensor or for each of its rows.
+        Raises CheckpointError as :meth:`check` does, for an element that is not finite in ``dtype``, and for a scale
+        that is not positive and finite or has not one value for the tensor or for each of its rows.
         """
         self.check(name, shape)
-        tensor = self.read_raw(name)
-        if tensor.dtype != torch.float8_e4m3fn:
-            return tensor
-        scale = self.read_raw(f"{name}_scale").float()
+        tensor = self.read_raw(name, finite=False)
+        if tensor.dtype == torch.float8_e4m3fn:
+            tensor = self._scaled(tensor, name)
+        tensor = tensor.to(dtype or tensor.dtype)
+        check_finite(tensor, name, self.path)
+        return tensor
+
+    def _scaled(self, tensor: Tensor, name: str) -> Tensor:
+        scale = self.read_raw(f"{name}_scale", finite=False).float()
         largest = torch.finfo(torch.float32).max / torch.finfo(torch.float8_e4m3fn).max
-        if scale.numel() not in (1, shape[0]) or not bool(((scale > 0) & (scale <= largest)).all()):
+        if scale.numel() not in (1, len(tensor)) or not bool(((scale > 0) & (scale <= largest)).all()):
             raise CheckpointError(
                 f"{name}_scale in {self.path} must hold one positive number for the tensor or for each of its "
-                f"{shape[0]} rows; export the checkpoint again."
+                f"{len(tensor)} rows; export the checkpoint again."
             )
         return tensor.float() * scale.view(-1, *(1,) * (tensor.dim() - 1))
 
-    def read_raw(self, name: str) -> Tensor:
-        """Return tensor ``name`` as it is stored; raises CheckpointError when it is missing."""
+    def read_raw(self, name: str, finite: bool = True) -> Tensor:
+        """Return tensor ``name`` as it is stored; raises CheckpointError when it is missing, torch has not its dtype,
+        or an element is not ``finite``."""
         with safe_open(self._file(name), framework="pt") as file:
-            return file.get_tensor(name)
+            try:
+                tensor: Tensor = file.get_tensor(name)
+            except (SafetensorError, AttributeError) as error:
+                raise CheckpointError(
+                    f"Tensor {name} in {self.path} cannot be read ({first_line(error)}); export the checkpoint again."
+                ) from None
+        if finite:
+            check_finite(tensor, name, self.path)
+        return tensor
 
     def sha256(self) -> str:
         """Return a hash over configs, tokenizer and weights, independent of the directory's name."""
@@ -112,11 +130,13 @@ class Checkpoint:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file; raises CheckpointError where there is none."""
+    """Return the JSON object in a file; raises CheckpointError where there is none, or more than MAX_JSON_BYTES."""
     try:
+        if path.stat().st_size > MAX_JSON_BYTES:
+            raise CheckpointError(f"{path} has more than {MAX_JSON_BYTES} bytes; it is not what its name says.")
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} cannot be read as JSON: {error}.") from None
+        raise CheckpointError(f"{path} cannot be read as JSON: {first_line(error)}.") from None
     if not isinstance(content, dict):
         raise CheckpointError(f"{path} does not hold a JSON object.")
     return content
@@ -145,7 +165,7 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
             with safe_open(file, framework="pt") as tensors:
                 names = list(tensors.keys())
         except (SafetensorError, OSError) as error:
-            raise CheckpointError(f"{file} is not a readable safetensors file: {error}.") from None
+            raise CheckpointError(f"{file} is not a readable safetensors file: {first_line(error)}.") from None
         for name in names:
             if name in file_of_tensor:
                 raise CheckpointError(

@@ -36,7 +36,7 @@ def convert_weights(
     which graphs that select chunks have. ``progress`` is called with the bytes of each tensor as it is read.
 
     Raises:
-        CheckpointError: a tensor is missing or has the wrong shape.
+        CheckpointError: a tensor is missing, has the wrong shape or an element that is not finite in ``dtype``.
     """
     weights = weight_specs(config)
     frequencies = config.rope.inverse_frequencies(config.head_dim)
@@ -87,5 +87,5 @@ class _Packed:
 
 
 def _fuse(checkpoint: Checkpoint, spec: WeightSpec, dtype: torch.dtype) -> Tensor:
-    parts = [checkpoint.read(source.name, source.shape).to(dtype) for source in spec.sources]
+    parts = [checkpoint.read(source.name, source.shape, dtype) for source in spec.sources]
     return parts[0] if len(parts) == 1 else torch.cat(parts)

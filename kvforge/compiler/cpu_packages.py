@@ -66,7 +66,10 @@ class _Package:
         self._wait()
         self._start(self._link)
         self._wait()
-        package_aoti(str(self._path), [self._own.get(file, file) for file in self._files])
+        try:
+            package_aoti(str(self._path), [self._own.get(file, file) for file in self._files])
+        except RuntimeError as error:  # torch's writer hides what stopped it
+            raise self._error(first_line(error)) from error
 
     def stop(self) -> None:
         """End what runs."""

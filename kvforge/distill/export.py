@@ -44,8 +44,9 @@ def export_checkpoint(
         return DTYPES[source.dtype(known)]
 
     def produce(spec: TensorSpec) -> Tensor:
-        tensor = trained[spec.name] if spec.name in trained else source.read(spec.name, spec.shape)
-        return tensor.to(spec.dtype)
+        if spec.name in trained:
+            return trained[spec.name].to(spec.dtype)
+        return source.read(spec.name, spec.shape, spec.dtype)
 
     specs = [
         TensorSpec(name, tuple(shape), stored(name))
@@ -59,8 +60,6 @@ def export_checkpoint(
         key = "torch_dtype" if "torch_dtype" in hf_config else "dtype"
         hf_config[key] = str(dtype).removeprefix("torch.")
     with staging_directory(output) as staging:
-        (staging / "config.json").write_text(
-            json.dumps(hf_config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
-        )
+        (staging / "config.json").write_text(json.dumps(hf_config, indent=2) + "\n", encoding="utf-8")
         copy_files(source.path, staging)
         write_sharded(staging, specs, produce, MAX_SHARD_BYTES)

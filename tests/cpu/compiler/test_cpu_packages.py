@@ -59,3 +59,21 @@ def test_what_compiles_ends_with_the_build(program, started, tmp_path: Path, mon
         raise KeyboardInterrupt
     assert all(process.returncode is not None for process in started)
     assert os.listdir(tmp_path) == []
+
+
+def test_a_package_that_cannot_be_written_is_one_sentence(
+    program, started, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch's writer of archives says in a RuntimeError that the disk is full."""
+
+    def fail(path: str, files: list[str]) -> None:
+        raise RuntimeError("PytorchStreamWriter failed writing file data/0: file write failed")
+
+    monkeypatch.setattr(cpu_packages, "package_aoti", fail)
+    run_instead(monkeypatch, "exit 0")
+    with (
+        pytest.raises(BuildError, match="could not compile sine: PytorchStreamWriter failed writing"),
+        cpu_packages.package_writer() as write,
+    ):
+        write(program, tmp_path / "sine.pt2")
+    assert os.listdir(tmp_path) == []

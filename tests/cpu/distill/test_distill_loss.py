@@ -18,6 +18,10 @@ from kvforge.distill.samples import Sample
 from model_defs.reference import reference_logits
 from tests.support.checkpoints import load_weights, make_checkpoint
 from tests.support.distillation import load_with_teacher, random_data, rewired_checkpoint
+from tests.support.rounding import rounding_of
+
+HIDDEN, VOCAB = 64, 320
+"""What `make_checkpoint` makes: terms of a logit and of a softmax."""
 
 
 @pytest.fixture(scope="module")
@@ -77,10 +81,12 @@ def test_chunks_of_logits_do_not_change_loss_or_gradients(checkpoint: Path, posi
     whole, expected = gradients(checkpoint, batch, 1 << 25)
     chunked, found = gradients(checkpoint, batch, positions * 320 + 5)
     assert (whole > 0.1).all()  # every term takes part
-    torch.testing.assert_close(chunked, whole, rtol=1e-6, atol=1e-6)
+    rounding = rounding_of(HIDDEN, VOCAB, int((batch.weight > 0).sum()))
+    torch.testing.assert_close(chunked, whole, rtol=rounding, atol=0)
     assert found.keys() == expected.keys()
-    for name in expected:
-        torch.testing.assert_close(found[name], expected[name], rtol=1e-4, atol=1e-5, msg=name)
+    for name, gradient in expected.items():
+        atol = rounding * float(gradient.abs().max())  # terms of either sign: the result may be far smaller than they
+        torch.testing.assert_close(found[name], gradient, rtol=0, atol=atol, msg=name)
 
 
 def test_logits_of_a_large_vocabulary_are_never_whole() -> None:
@@ -116,7 +122,8 @@ def test_packing_equals_padding(checkpoint: Path) -> None:
         for sample in samples:
             data, _ = pack_samples([sample], DataSettings(48))
             padded += distiller(data.batch([0]))
-    torch.testing.assert_close(together, padded, rtol=1e-5, atol=1e-5)
+    positions = sum(len(sample.ids) for sample in samples)
+    torch.testing.assert_close(together, padded, rtol=rounding_of(HIDDEN, VOCAB, positions), atol=0)
 
 
 @pytest.mark.parametrize("family", ["qwen3", "mistral"])

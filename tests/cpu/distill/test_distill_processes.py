@@ -16,6 +16,7 @@ from kvforge.distill import DistillConfig, distill, distill_checkpoint
 from kvforge.distill.packing import DataSettings
 from tests.support.checkpoints import load_weights
 from tests.support.distillation import load_with_teacher, random_data, rewired_checkpoint
+from tests.support.rounding import assert_trained_alike
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -121,10 +122,7 @@ def test_two_processes_train_as_one(checkpoint: Path, trained: Trained, tmp_path
     for one, two in zip(rows(tmp_path), rows(trained.work / train), strict=True):
         for name in ("step", "tokens", "lr", "loss", "kl", "hidden", "early_exit_kl", "grad_norm"):
             assert two[name] == pytest.approx(one[name], rel=1e-4, abs=1e-5), name
-    alone, together = saved(tmp_path), saved(trained.work / train)
-    assert alone.keys() == together.keys()
-    for name, tensor in alone.items():
-        torch.testing.assert_close(together[name], tensor, atol=1e-5, rtol=0, msg=name)
+    assert_trained_alike(saved(trained.work / train), saved(tmp_path), CONFIG)
 
 
 def test_two_processes_resume(trained: Trained) -> None:
@@ -140,20 +138,14 @@ def test_one_process_continues_the_run_of_two(checkpoint: Path, trained: Trained
 
 
 def test_two_processes_continue_the_run_of_one(trained: Trained) -> None:
-    whole, begun = saved(trained.work / "partial"), saved(trained.work / "begun")
-    assert whole.keys() == begun.keys()
-    for name, tensor in whole.items():
-        torch.testing.assert_close(begun[name], tensor, atol=1e-5, rtol=0, msg=name)
+    assert_trained_alike(saved(trained.work / "begun"), saved(trained.work / "partial"), CONFIG)
     assert [row["step"] for row in rows(trained.work / "begun")] == [1, 2, 3, 4, 5]
 
 
 def check_output(checkpoint: Path, data: Path, output: Path, tmp_path: Path) -> None:
     config = DistillConfig(length=48, batch_size=4, micro_batch=2, max_steps=3, dtype="fp32", lr=1e-3, device="cpu")
     distill_checkpoint(checkpoint, tmp_path / "one", data, config, DataSettings(48))
-    one, two = load_weights(tmp_path / "one"), load_weights(output)
-    assert one.keys() == two.keys()
-    for name, tensor in one.items():
-        torch.testing.assert_close(two[name], tensor, atol=1e-5, rtol=0, msg=name)
+    assert_trained_alike(load_weights(output), load_weights(tmp_path / "one"), config)
 
 
 def test_command_of_two_processes(checkpoint: Path, data: Path, trained: Trained, tmp_path: Path) -> None:

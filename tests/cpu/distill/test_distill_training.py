@@ -17,6 +17,7 @@ from kvforge.errors import CheckpointError, KvforgeError
 from kvforge.swiftkv import SwiftKVForCausalLM, make_layout
 from tests.support.checkpoints import FAMILIES, make_checkpoint
 from tests.support.distillation import load_with_teacher, random_data, rewired_checkpoint
+from tests.support.rounding import rounding_of
 
 FAST = DistillConfig(dtype="fp32", device="cpu", max_steps=2, batch_size=4, micro_batch=4, lr=1e-3, warmup=0.0)
 
@@ -103,19 +104,20 @@ def test_accumulation_equals_one_large_batch(tmp_path: Path) -> None:
         work = tmp_path / f"work{micro_batch}"
         distill(config(batch_size=8, micro_batch=micro_batch, max_steps=1), model, data, work, on_step=rows.append)
         found[micro_batch] = rows[0]
+    rounding = rounding_of(64, 320, 8 * 32)  # hidden size, vocabulary, positions
     for micro_batch in (3, 1):
         for name in ("loss", "kl", "hidden", "early_exit_kl", "grad_norm", "agreement"):
-            assert found[micro_batch][name] == pytest.approx(found[8][name], rel=1e-6), name
+            assert found[micro_batch][name] == pytest.approx(found[8][name], rel=rounding), name
     kl = found[8]["kl"]
     distiller = Distiller(load_with_teacher(path), FAST)
     with torch.no_grad():
         parts = [distiller(data.batch([i])) for i in data.epoch_order(0, 0)[:8]]
         mean_of_means = sum(part[0].item() / total for part, total in zip(parts, sums, strict=True)) / 8
-    assert sum(part[0].item() for part in parts) / sum(sums) == pytest.approx(kl, rel=1e-5)
+    assert sum(part[0].item() for part in parts) / sum(sums) == pytest.approx(kl, rel=rounding)
     assert abs(mean_of_means - kl) > 1e-4 * kl
     with torch.no_grad():
         scale = distiller(data.batch(data.epoch_order(0, 0)[:8]), only_scale=True)[1].item()
-    assert sum(part[1].item() for part in parts) / scale == pytest.approx(found[8]["hidden"], rel=1e-5)
+    assert sum(part[1].item() for part in parts) / scale == pytest.approx(found[8]["hidden"], rel=rounding)
     assert found[8]["hidden"] > 1e-3
 
 

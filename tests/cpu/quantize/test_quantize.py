@@ -132,7 +132,8 @@ K = "model.layers.0.self_attn.k_proj.weight"
 DAMAGE: dict[str, tuple[Callable[[dict[str, torch.Tensor]], object], str]] = {
     "a tensor is missing": (lambda w: w.pop(K), f"Tensor {K} is missing"),
     "a bias that nothing asks for": (lambda w: w.update({K.replace("weight", "bias"): torch.ones(32)}), "does not ask"),
-    "a NaN": (lambda w: w[K].fill_(torch.nan), "met numbers that are not finite"),
+    "a NaN": (lambda w: w[K].fill_(torch.nan), f"Tensor {K} in"),
+    "too large to calibrate": (lambda w: w[K].fill_(3e38), "met numbers that are not finite"),
     "keys of zero": (lambda w: w[K].zero_(), "k_proj.*scale of .*source would not be a positive number"),
     "a matrix of zeros": (lambda w: w["model.layers.1.mlp.up_proj.weight"].zero_(), "1.mlp.* would not be a positive"),
 }
