@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from kvforge import __version__
 from kvforge.errors import KvforgeError
+from kvforge.native_calls import panics_as
 
 COMMANDS = (
     "plan",
@@ -48,7 +49,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     error of the operating system."""
     try:
         args = make_parser().parse_args(argv)
-        code = int(args.run(args))
+        with panics_as(KvforgeError, "a library failed on this input; the lines above say where."):
+            code = int(args.run(args))
         sys.stdout.flush()
         return code
     except KvforgeError as error:

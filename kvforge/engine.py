@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kvforge.errors import EngineError
+from kvforge.errors import EngineError, EngineReplacedError
 from kvforge.kv_policies import Full, KVPolicy, OwnerCache, load
 from kvforge.manifest_check import is_possible
 from kvforge.number_formats import KV_FORMATS, SCALE_BYTES, WEIGHT_BYTES, KVFormat
@@ -159,6 +159,11 @@ class Manifest:
         """Tokens of one step that can go past the cut: the last of each sequence, and the drafts before it."""
         return min(self.max_num_tokens, self.max_num_seqs * (1 + self.max_draft_len))
 
+    @property
+    def sha256(self) -> str:
+        """The digest in ``engine.json``, which no other engine has: it covers the digests of the engine's files."""
+        return _digest(self.to_json())
+
     def to_json(self) -> dict[str, Any]:
         """Return the manifest as JSON-ready data."""
         return dataclasses.asdict(self)
@@ -176,14 +181,36 @@ def _digest(data: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
 
 
-def load_manifest(engine_dir: str | Path) -> Manifest:
+def load_manifest(engine_dir: str | Path, sha256: str | None = None) -> Manifest:
     """Read and check ``engine.json`` and the engine's files: their SHA-256 and its own, and of the weights, which take
     long to read, the size alone (a graph would read beyond tensors that are too small).
 
+    Args:
+        sha256: the digest of the manifest that a server was started with, if it must be that one.
+
     Raises:
+        EngineReplacedError: the manifest has another digest than ``sha256``.
         EngineError: no engine directory, a damaged one, or one of another schema version.
     """
     engine_dir = Path(engine_dir)
+    manifest = _read_manifest(engine_dir, sha256)
+    for name in manifest.files:
+        if not (engine_dir / name).is_file():
+            raise EngineError(f"{engine_dir} lacks {name}; rebuild the engine with kvforge build.")
+        if name == WEIGHTS_FILE:
+            _check_weights_size(engine_dir / name, manifest)
+        else:
+            _check_hash(engine_dir, name, manifest)
+    return manifest
+
+
+def check_not_replaced(engine_dir: str | Path, sha256: str) -> None:
+    """Raise EngineReplacedError where the manifest has another digest than ``sha256``, EngineError where there is no
+    sound one. Reads ``engine.json`` alone."""
+    _read_manifest(Path(engine_dir), sha256)
+
+
+def _read_manifest(engine_dir: Path, sha256: str | None) -> Manifest:
     path = engine_dir / MANIFEST_FILE
     if not path.is_file():
         raise EngineError(
@@ -194,6 +221,11 @@ def load_manifest(engine_dir: str | Path) -> Manifest:
         data = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise EngineError(f"{path} is damaged ({error}); rebuild the engine with kvforge build.") from None
+    if sha256 is not None and isinstance(data, dict) and data.get(MANIFEST_DIGEST) != sha256:
+        raise EngineReplacedError(
+            f"the engine {engine_dir.name!r} was replaced by another one while it was served; restart kvforge serve to "
+            "serve the new one, or put the old one back."
+        )
     version = data.get("schema_version") if isinstance(data, dict) else None
     if version != SCHEMA_VERSION:
         raise EngineError(
@@ -204,13 +236,6 @@ def load_manifest(engine_dir: str | Path) -> Manifest:
     manifest = _manifest_from(data, path)
     if digest != _digest(data):
         raise _changed(path)
-    for name in manifest.files:
-        if not (engine_dir / name).is_file():
-            raise EngineError(f"{engine_dir} lacks {name}; rebuild the engine with kvforge build.")
-        if name == WEIGHTS_FILE:
-            _check_weights_size(engine_dir / name, manifest)
-        else:
-            _check_hash(engine_dir, name, manifest)
     return manifest
 
 

@@ -11,12 +11,23 @@ def first_line(error: BaseException) -> str:
     return lines[0] if lines else type(error).__name__
 
 
+def let_end(error: BaseException) -> None:
+    """Raise ``error`` again if it is to end the process: an interrupt or an exit. All else, such as the panic of a
+    native library, which is no Exception, belongs to the request that it came from."""
+    if isinstance(error, (KeyboardInterrupt, SystemExit)):
+        raise error
+
+
 class CheckpointError(KvforgeError):
     """The checkpoint directory cannot be read as a supported model."""
 
 
 class EngineError(KvforgeError):
     """The engine directory is missing, damaged, or was built for something else."""
+
+
+class EngineReplacedError(EngineError):
+    """The engine directory holds another engine than the one that was meant."""
 
 
 class BuildError(KvforgeError):

@@ -8,6 +8,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from kvforge.errors import CheckpointError, KvforgeError, first_line
+from kvforge.native_calls import panics_as
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -17,7 +18,10 @@ def read_tokenizer(path: Path) -> Tokenizer:
     if not path.is_file():
         raise CheckpointError(f"{path.parent} has no tokenizer.json; save the tokenizer in fast (Rust) format there.")
     try:
-        return Tokenizer.from_file(str(path))
+        with panics_as(CheckpointError, f"{path} makes the tokenizers library fail; save the tokenizer again."):
+            return Tokenizer.from_file(str(path))
+    except CheckpointError:
+        raise
     except Exception as error:  # the library raises nothing more precise
         raise CheckpointError(f"{path} is not a readable tokenizer ({first_line(error)}); save it again.") from None
 

@@ -35,7 +35,7 @@ class ServedModel:
     @classmethod
     def load(cls, options: GatewayOptions) -> "ServedModel":
         """Raises KvforgeError when the directory is no engine, has no tokenizer, or the template cannot be read."""
-        manifest = load_manifest(options.engine)
+        manifest = load_manifest(options.engine, options.manifest_sha256)
         directory = options.engine / TOKENIZER_DIR
         tokenizer = Tokenizer.from_dir(directory)
         if tokenizer is None:

@@ -22,6 +22,7 @@ class GatewayOptions:
     cors_origin: str | None = None
     max_seq_len: int | None = None
     state_file: Path | None = None
+    manifest_sha256: str | None = None
     max_body_bytes: int = 8 * 2**20
     max_requests: int = 1024
     max_connections: int = 4096
@@ -52,6 +53,7 @@ _TYPES_AND_HELP: dict[str, tuple[Any, str]] = {
     "cors_origin": (str, "origin whose web pages may call, * for all (default: none)"),
     "max_seq_len": (int, "tokens a sequence at most (default: the engine's)"),
     "state_file": (Path, "the state.json in the server's run directory, read for readiness"),
+    "manifest_sha256": (str, "the digest that the engine's manifest must have (default: any)"),
     "max_body_bytes": (int, "a request's body at most"),
     "max_requests": (int, "open requests at most; more are answered with 429"),
     "max_connections": (int, "open connections at most; more are closed"),

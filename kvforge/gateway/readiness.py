@@ -10,8 +10,6 @@ from kvforge.gateway.triton import Triton, first_piece
 from kvforge.runtime.sampling_params import SamplingParams
 from kvforge.serving.run_dir import StateReader
 
-STALE_S = 5.0
-"""The state file is written each second; after so long without news the stub is gone."""
 CANARY_S = 5.0
 """How long the answer of a canary request holds."""
 CANARY_TIMEOUT_S = 10.0
@@ -33,7 +31,8 @@ class Readiness:
         if not await self._triton.is_ready():
             return "the inference server is not ready"
         if self._state is not None:
-            return _state_problem(self._state)
+            state = self._state.read()
+            return "the engine's state is not known" if state is None else state.problem
         asked, problem = self._canary
         if time.monotonic() - asked >= CANARY_S:
             problem = await self._ask()
@@ -43,12 +42,3 @@ class Readiness:
     async def _ask(self) -> str | None:
         request = infer_request(self._template, "kvforge-canary", np.zeros(1, dtype=np.int32).tobytes())
         return None if await first_piece(self._triton, request) else "the engine does not answer"
-
-
-def _state_problem(reader: StateReader) -> str | None:
-    state = reader.read()
-    if state is None:
-        return "the engine's state is not known"
-    if state.age_s > STALE_S:
-        return f"the engine's state is {state.age_s:.0f} s old"
-    return None if state.engine == "ready" else f"the engine is {state.engine}"

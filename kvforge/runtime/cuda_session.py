@@ -97,6 +97,11 @@ class CudaSession:
         staged = self._upper_buffer.copy((*host, *step.shadow))
         return self._upper([hidden, *staged[: len(host)], *memory, *staged[len(host) :]])[0]
 
+    @property
+    def captures_steps(self) -> bool:
+        """The first decode step of each size takes longer, because it is captured."""
+        return self._decode is not None
+
     def warm_up(self, pools: Pools, seq_len: int, max_num_seqs: int | None = None) -> None:
         """Capture the decode graphs of every batch size up to ``max_num_seqs`` (default: the engine's) for sequences of
         up to ``seq_len`` tokens; otherwise the first step of each size does that. Writes nothing to the pools."""

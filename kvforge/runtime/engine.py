@@ -8,18 +8,19 @@ from pathlib import Path
 from typing import Any
 
 from kvforge.engine import TOKENIZER_DIR, load_manifest
-from kvforge.errors import EngineError, RequestError
+from kvforge.errors import EngineError, RequestError, let_end
 from kvforge.hardware import available_memory_bytes
 from kvforge.runtime import request_check
 from kvforge.runtime.config import resolve_config
 from kvforge.runtime.deadlines import Deadlines
+from kvforge.runtime.guide import Guide
 from kvforge.runtime.guide_compiler import GuideCompiler
 from kvforge.runtime.invariants import check_invariants
 from kvforge.runtime.outputs import SequenceOutput
 from kvforge.runtime.runner import Runner
 from kvforge.runtime.sampler import SampledTokens, sample
 from kvforge.runtime.sampling_params import SamplingParams
-from kvforge.runtime.sampling_state import make_state
+from kvforge.runtime.sampling_state import RequestSampling
 from kvforge.runtime.scheduler import Scheduler
 from kvforge.runtime.sequence import FinishReason, Request, RequestMetrics, Sequence, Status
 from kvforge.runtime.session import StepFunctions, load_session
@@ -29,6 +30,7 @@ from kvforge.runtime.speculation.drafting import Drafting
 from kvforge.runtime.speculation.verification import Verifier
 from kvforge.runtime.statistics import EngineStatistics
 from kvforge.runtime.step_threads import step_threads
+from kvforge.runtime.step_work import Work, WorkListener
 from kvforge.runtime.stop import Stopper, StopReason
 from kvforge.runtime.tokenizer import Tokenizer
 
@@ -104,9 +106,21 @@ class LLMEngine:
         self.statistics = EngineStatistics()
         self.drafting = None if speculative is None else Drafting(speculative, session.manifest, self.config)
         self.verifier = Verifier(session, self.scheduler, self.statistics, self._take)
+        self._listener: WorkListener | None = None
 
-    def add_request(self, request_id: str, prompt_token_ids: SequenceOf[int], params: SamplingParams) -> None:
+    def watch(self, listener: WorkListener) -> None:
+        """Tell ``listener`` of each piece of a step's work before it begins."""
+        self._listener = listener
+        self.runner.watch(listener)
+        if self.drafting is not None:
+            self.drafting.watch(listener)
+
+    def add_request(
+        self, request_id: str, prompt_token_ids: SequenceOf[int], params: SamplingParams, guide: Guide | None = None
+    ) -> None:
         """Queue a request; its tokens come from later ``step()`` calls.
+
+        ``guide`` is what ``guides.compile`` made of ``params.guided_decoding``, where that is done already.
 
         Raises:
             RequestError: it can never be served as asked; nothing of it is kept.
@@ -119,17 +133,19 @@ class LLMEngine:
         stop_ids = request_check.stop_ids(params, self.config)
         bad_words = request_check.bad_word_ids(params, self.config, self.tokenizer)
         request_check.check_stop_strings(params, self.tokenizer)
-        guide = None if params.guided_decoding is None else self.guides.compile(params.guided_decoding)
+        if guide is None and params.guided_decoding is not None:
+            guide = self.guides.compile(params.guided_decoding)
 
         metrics = RequestMetrics(time.time_ns(), time.monotonic_ns())
         request, arrival = Request(request_id, params, metrics), next(self._arrivals)
         ids = prompt.tolist()
+        sampling = RequestSampling(params, ids, self.config.vocab_size, stop_ids, bad_words, guide)
         for index in range(params.n):
             order = (params.priority, arrival, index)
             sequence = Sequence(request_id, index, order, prompt, params, length, metrics)
             sequence.siblings = request.sequences
             sequence.stop_ids = stop_ids
-            sequence.sampling = make_state(params, index, ids, self.config.vocab_size, stop_ids, bad_words, guide)
+            sequence.sampling = sampling.state(index)
             if params.stop or params.stop_words_ids:
                 sequence.stopper = Stopper(params, self.tokenizer, ids)
             request.sequences.append(sequence)
@@ -175,8 +191,11 @@ class LLMEngine:
                 if logits is None:
                     sampled = None
                 else:
+                    if self._listener is not None:
+                        self._listener(Work("sample", len(logits)))
                     sampled = self.verifier.sample(plan, logits) if plan.drafts else sample(logits, survivors)
-        except Exception as error:
+        except BaseException as error:
+            let_end(error)
             logger.exception("a step failed")
             self.statistics.num_failed_steps += 1
             message = f"{type(error).__name__}: {error}"
@@ -277,7 +296,8 @@ class LLMEngine:
                 reason, detail = self._finish_reason(sequence, token)
             except RequestError as error:
                 reason, detail = "error", str(error)
-            except Exception as error:
+            except BaseException as error:
+                let_end(error)
                 logger.exception("looking for a stop string failed")
                 reason, detail = "error", f"{type(error).__name__}: {error}"
             if reason:

@@ -1,5 +1,6 @@
 """The state of one sequence's guided decoding: which tokens keep its text in the asked form."""
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -7,6 +8,11 @@ import numpy as np
 import torch
 
 from kvforge.errors import KvforgeError
+from kvforge.guides.messages import message_of
+from kvforge.native_calls import panics_as
+from kvforge.runtime.guide_budget import GuideBudget
+
+_PANICS = panics_as(KvforgeError, "guided decoding gave up: llguidance fails at this place of the text.")
 
 
 class Guide:
@@ -20,6 +26,7 @@ class Guide:
         num_tokens: tokens the matcher's masks speak of; ids above them are never allowed.
         eos_token_ids: tokens with which the matcher's masks say that the text may end.
         vocab_size: the model's.
+        budget: what all guides of a request may take.
     """
 
     def __init__(
@@ -29,6 +36,7 @@ class Guide:
         eos_token_ids: Sequence[int],
         vocab_size: int,
         matcher: Any = None,
+        budget: GuideBudget | None = None,
     ) -> None:
         self._make_matcher = make_matcher
         self._num_tokens = num_tokens
@@ -36,26 +44,31 @@ class Guide:
         self._vocab_size = vocab_size
         self._shares = matcher is not None
         self._matcher = make_matcher() if matcher is None else matcher
+        self._budget = GuideBudget() if budget is None else budget
         self._tokens: list[int] = []
+        self._consuming_s = 0.0
 
-    def start(self) -> "Guide":
-        """Return a guide of its own at the start; call it on one that has not gone on."""
-        copy = self._matcher.deep_copy()
-        return Guide(self._make_matcher, self._num_tokens, self._eos_token_ids, self._vocab_size, copy)
+    def start(self, budget: GuideBudget | None = None) -> "Guide":
+        """Return a guide of its own at the start, with this one's budget or another; call it on one that has not gone
+        on."""
+        copy, eos = self._matcher.deep_copy(), self._eos_token_ids
+        return Guide(self._make_matcher, self._num_tokens, eos, self._vocab_size, copy, budget or self._budget)
 
     def next_tokens(self) -> tuple[torch.Tensor, bool]:
         """Return what may follow: [vocab_size] bool, True where a token cannot go on with the text, and whether
         the text may end here. Tokens that end texts do not go on with it.
 
         Raises:
-            KvforgeError: the matcher gave up.
+            KvforgeError: the matcher gave up, or the request's guides have taken too much time.
         """
         words = np.empty(-(-self._num_tokens // 32), dtype=np.uint32)
-        self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
-        if self._matcher.is_error():
-            self._retry()
+        self._budget.earn()
+        with _PANICS, self._budget.charged():
             self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
-        accepting = self._matcher.is_accepting()
+            if self._matcher.is_error():
+                self._retry()
+                self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+            accepting = self._matcher.is_accepting()
         self._check()
         np.bitwise_not(words, out=words)
         known = min(self._num_tokens, self._vocab_size)
@@ -65,11 +78,15 @@ class Guide:
         return torch.from_numpy(forbidden.view(np.bool_)), accepting
 
     def accept(self, token: int) -> None:
-        """Go on by one token of the text; raises KvforgeError where the grammar does not allow it."""
+        """Go on by one token of the text; raises KvforgeError where the grammar does not allow it, or as
+        ``next_tokens`` does."""
         self._tokens.append(token)
-        self._matcher.consume_token(token)
-        if self._matcher.is_error():
-            self._retry()
+        started = time.thread_time()
+        with _PANICS, self._budget.charged():
+            self._matcher.consume_token(token)
+            self._consuming_s += time.thread_time() - started
+            if self._matcher.is_error():
+                self._retry()
         self._check()
 
     def is_sound(self) -> bool:
@@ -77,20 +94,13 @@ class Guide:
         self._matcher.compute_bitmask()
         return not self._matcher.is_error()
 
-    def message(self) -> str:
-        """Why it is not sound, in llguidance's words as one line without a full stop."""
-        words = self._matcher.get_error().split("<state>")[0].replace("<non-verbose/>", "")
-        line = " ".join(words.split()).rstrip(".")
-        if line.startswith("NoExtension"):
-            return "it allows no text"
-        return line if len(line) <= 300 else line[:300] + "…"
-
     def _retry(self) -> None:
-        if self._shares:
+        """With a lexer of its own, where going through the text again is within the budget."""
+        if self._shares and self._budget.allows(self._consuming_s):
             self._shares = False
             self._matcher = self._make_matcher()
             self._matcher.consume_tokens(self._tokens)
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            raise KvforgeError(f"guided decoding gave up: {self.message()}.")
+            raise KvforgeError(f"guided decoding gave up: {message_of(self._matcher)}.")

@@ -4,7 +4,6 @@ import torch
 
 from kvforge.runtime.sampling_state import SamplingState
 from kvforge.runtime.sequence import Sequence
-from kvforge.runtime.stop import ends_with
 
 
 def adjust_logits(logits: torch.Tensor, sequence: Sequence, state: SamplingState) -> None:
@@ -18,34 +17,33 @@ def adjust_logits(logits: torch.Tensor, sequence: Sequence, state: SamplingState
     Raises:
         KvforgeError: the guide gave up.
     """
-    params = state.params
+    request = state.request
     forbidden = own_ends = None
     if state.guide is not None:
         forbidden, may_end = state.guide.next_tokens()
         complete = may_end and bool(forbidden.all())
-        own_ends = logits[state.stop_ids] if complete else None
-    if len(state.bias):
-        logits[state.bias_ids] += state.bias
-    if state.counts is not None and state.in_prompt is not None:
-        _penalize(logits, state, state.counts, state.in_prompt)
-    if len(state.bad_tokens):
-        logits[state.bad_tokens] = -torch.inf
-    for word in state.bad_sequences:
-        if len(word) - 1 <= sequence.num_generated and ends_with(sequence, word[:-1]):
-            logits[word[-1]] = -torch.inf
+        own_ends = logits[request.stop_ids] if complete else None
+    if len(request.bias):
+        logits[request.bias_ids] += request.bias
+    if state.counts is not None and request.in_prompt is not None:
+        _penalize(logits, state, state.counts, request.in_prompt)
+    if request.bad_words is not None:
+        logits[request.bad_words.single] = -torch.inf
+        for tokens in request.bad_words.completed_by(state.bad_node):
+            logits[tokens] = -torch.inf
     if forbidden is not None:
-        ends = logits[state.stop_ids]
+        ends = logits[request.stop_ids]
         logits.masked_fill_(forbidden, -torch.inf)
         if may_end:
-            logits[state.stop_ids] = ends
-    late = state.stop_ids if sequence.num_generated < params.min_tokens else state.late_stop_ids
+            logits[request.stop_ids] = ends
+    late = request.stop_ids if sequence.num_generated < state.params.min_tokens else request.late_stop_ids
     if len(late):
         ends = logits[late]
         logits[late] = -torch.inf
         if logits.max() == -torch.inf:
             logits[late] = ends
     if own_ends is not None and logits.max() == -torch.inf:
-        logits[state.stop_ids] = own_ends
+        logits[request.stop_ids] = own_ends
 
 
 def _penalize(logits: torch.Tensor, state: SamplingState, counts: torch.Tensor, in_prompt: torch.Tensor) -> None:

@@ -1,14 +1,16 @@
 """Whether a request can be served at all; every refusal is one sentence that says what to do."""
 
 import math
+from collections.abc import Collection
 from collections.abc import Sequence as SequenceOf
+from itertools import chain
 
 import numpy as np
 
 from kvforge.errors import RequestError
 from kvforge.runtime.config import RuntimeConfig
+from kvforge.runtime.sampling_checks import check_prompt_length, shown
 from kvforge.runtime.sampling_params import SamplingParams
-from kvforge.runtime.text_limits import too_many_tokens
 from kvforge.runtime.tokenizer import Tokenizer
 
 
@@ -20,6 +22,8 @@ def checked_prompt(token_ids: SequenceOf[int], config: RuntimeConfig) -> np.ndar
     """
     if isinstance(token_ids, str):
         raise RequestError("prompt_token_ids is text; encode it with the engine's tokenizer or use LLM.")
+    if hasattr(token_ids, "__len__"):
+        check_prompt_length(len(token_ids), config.max_seq_len)
     try:
         ids = np.asarray(token_ids)
     except (ValueError, TypeError):
@@ -28,8 +32,6 @@ def checked_prompt(token_ids: SequenceOf[int], config: RuntimeConfig) -> np.ndar
         raise RequestError("the prompt is empty; give at least one token.")
     if ids.ndim != 1 or ids.dtype.kind not in "iu":
         raise RequestError("the prompt is not a flat list of whole numbers; give token ids.")
-    if len(ids) > config.max_seq_len - 1:
-        raise too_many_tokens(str(len(ids)), config.max_seq_len)
     low, high = int(ids.min()), int(ids.max())
     if low < 0 or high >= config.vocab_size:
         raise RequestError(
@@ -71,8 +73,7 @@ def stop_ids(params: SamplingParams, config: RuntimeConfig) -> frozenset[int]:
         RequestError: one is not an id of this model.
     """
     _check_ids("stop_token_ids", params.stop_token_ids, config)
-    for word in params.stop_words_ids:
-        _check_ids("stop_words_ids", word, config)
+    _check_words("stop_words_ids", params.stop_words_ids, config)
     if params.guided_decoding is None:
         return frozenset(params.stop_token_ids) | frozenset(() if params.ignore_eos else config.eos_token_ids)
     ends = frozenset(params.stop_token_ids) | frozenset(t for t in config.eos_token_ids if t < config.vocab_size)
@@ -87,21 +88,19 @@ def bad_word_ids(params: SamplingParams, config: RuntimeConfig, tokenizer: Token
     Raises:
         RequestError: an id is not of this model, there is no tokenizer for strings, or no token is left.
     """
-    words = [tuple(word) for word in params.bad_words_ids]
+    words = dict.fromkeys(map(tuple, params.bad_words_ids))
     for text in params.bad_words:
         if tokenizer is None:
             raise RequestError("bad_words needs a tokenizer and this engine has none; give bad_words_ids.")
         for variant in (text, " " + text.lstrip()):
-            ids = tuple(tokenizer.encode(variant, add_special_tokens=False))
-            if ids and ids not in words:
-                words.append(ids)
-    for word in words:
-        _check_ids("bad_words_ids", word, config)
+            words[tuple(tokenizer.encode(variant, add_special_tokens=False))] = None
+    words.pop((), None)
+    _check_words("bad_words_ids", words, config)
     forbidden = {word[0] for word in words if len(word) == 1}
     forbidden.update(token for token, bias in (params.logit_bias or {}).items() if bias == -math.inf)
     if len(forbidden) >= config.vocab_size:
         raise RequestError("bad_words and logit_bias forbid every token of the model; leave at least one.")
-    return words
+    return list(words)
 
 
 def check_token_ids(params: SamplingParams, config: RuntimeConfig) -> None:
@@ -122,10 +121,19 @@ def check_stop_strings(params: SamplingParams, tokenizer: Tokenizer | None) -> N
         raise RequestError("stop needs a tokenizer and this engine has none; give stop_words_ids.")
 
 
+def _check_words(name: str, words: Collection[SequenceOf[int]], config: RuntimeConfig) -> None:
+    _check_ids(name, tuple(chain.from_iterable(words)), config)
+    longest = max(map(len, words), default=0)
+    if longest > config.max_seq_len:
+        raise RequestError(
+            f"{name} holds a word of {longest} tokens, but a sequence has at most {config.max_seq_len}; leave it out."
+        )
+
+
 def _check_ids(name: str, ids: SequenceOf[int], config: RuntimeConfig) -> None:
-    for token in ids:
-        if token >= config.vocab_size:
-            raise RequestError(
-                f"{name} holds token id {token}, but the model's ids are 0 to "
-                f"{config.vocab_size - 1}; use the engine's tokenizer."
-            )
+    largest = max(ids, default=0)
+    if largest >= config.vocab_size:
+        raise RequestError(
+            f"{name} holds token id {shown(largest)}, but the model's ids are 0 to {config.vocab_size - 1}; use the "
+            "engine's tokenizer."
+        )

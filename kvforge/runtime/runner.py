@@ -14,6 +14,7 @@ from kvforge.runtime.slot_table import SlotTable
 from kvforge.runtime.speculation.self_draft import SelfDraft
 from kvforge.runtime.step_batch import StepBatch, StepBatchBuilder
 from kvforge.runtime.step_inputs import UpperStep
+from kvforge.runtime.step_work import Kind, Work, WorkListener, token_units, variant_of
 
 
 class Runner:
@@ -40,6 +41,12 @@ class Runner:
         self.num_lower_calls = 0
         self.num_upper_calls = 0
         self._hidden = torch.empty(0)
+        self._listener: WorkListener | None = None
+        self._kind: Kind | None = None
+
+    def watch(self, listener: WorkListener, kind: Kind | None = None) -> None:
+        """Tell ``listener`` of each piece of work before it begins; ``kind`` replaces what a step's tokens are."""
+        self._listener, self._kind = listener, kind
 
     def warm_up(self, seq_len: int, max_num_seqs: int) -> None:
         """Do now what the session would otherwise do in the first steps of up to ``max_num_seqs`` sequences of up to
@@ -61,6 +68,9 @@ class Runner:
     def factor(self, plan: Schedule) -> None:
         """Factor the prompts of ``plan.factorings``. On as many threads every time, as the last bits depend on them."""
         if self._shadow is not None:
+            if self._listener is not None:
+                num_tokens = sum(factoring.sequence.num_prompt_tokens for factoring in plan.factorings)
+                self._listener(Work("factor", num_tokens))
             self._shadow.factor(plan.factorings)
 
     @torch.inference_mode()
@@ -68,6 +78,10 @@ class Runner:
         """Compute the planned tokens, and drafts of them where ``plan.draft_rooms`` has room, which then are in
         ``plan.drafts``; returns logits [R, vocab] of ``plan.survivors`` and their drafts, None if R is 0. What is to
         be factored must be."""
+        if self._listener is not None:
+            kind: Kind = self._kind or ("prefill" if plan.prefills else "decode")
+            variant = variant_of(plan) if getattr(self._session, "captures_steps", False) else ()
+            self._listener(Work(kind, token_units(plan, self._session.manifest), variant))
         batch = self._builder.build(plan, slots)
         if batch.num_survivors == 0 or not (plan.draft_rooms or self._exits):
             return self.run_batch(batch)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from kvforge.errors import KvforgeError
+from kvforge.errors import KvforgeError, let_end
 from kvforge.runtime.logits_adjustment import adjust_logits
 from kvforge.runtime.outputs import TokenLogprobs
 from kvforge.runtime.sampling_state import SamplingState
@@ -56,7 +56,8 @@ def sample(logits: torch.Tensor, sequences: list[Sequence], uniform: SequenceOf[
                     adjust_logits(adjusted[row], sequences[row], state)
                 except KvforgeError as error:
                     errors.setdefault(row, str(error))
-                except Exception as error:
+                except BaseException as error:
+                    let_end(error)
                     logger.exception("adjusting logits failed")
                     errors.setdefault(row, f"{type(error).__name__}: {error}")
         best, not_finite = most_probable(adjusted)

@@ -2,24 +2,38 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import cached_property
+
+import numpy as np
 
 from kvforge.errors import RequestError
 from kvforge.runtime.guided_decoding import GuidedDecoding
 from kvforge.runtime.sampling_checks import (
+    MAX_DRAFT_TOKENS,
+    MAX_ID_WORDS,
+    MAX_RANGES,
+    MAX_WORDS,
     check_flag,
     check_ids,
     check_integer,
     check_number,
     check_retention,
-    check_words,
     checked_bias,
+    checked_id_words,
+    checked_texts,
     plain,
+    plain_list,
 )
+from kvforge.runtime.word_automaton import WordAutomaton
 
 MAX_LOGPROBS = 100
 MAX_SEQUENCES = 256
 MAX_PENALTY = 1e4
-MAX_BIAS = 1e30
+MAX_BIAS = float(np.float32(1e30))
+"""The same for those who send float32."""
+MIN_TOP_P = 1e-6
+"""The nucleus is one token here already, and float32 holds it."""
+MIN_TEMPERATURE = 1e-6
 
 
 @dataclass(frozen=True)
@@ -32,8 +46,9 @@ class SamplingParams:
 
     Attributes:
         n: sequences to generate; they share the prompt's pages and take the seeds ``seed + i``.
-        temperature: 0 is greedy; at most 1e4.
-        top_p: keep the fewest tokens whose probability reaches this, in (0, 1].
+        temperature: below 1e-6 is greedy; at most 1e4.
+        top_p: keep the fewest tokens whose probability reaches this, in (0, 1]; below 1e-6 it is 1e-6, which keeps
+            the most probable token alone.
         top_k: keep this many tokens; 0 or -1 is off.
         min_p: drop tokens below this fraction of the most probable token's probability, in [0, 1].
         max_tokens: generated tokens at most; the engine's ``max_seq_len`` also ends a sequence, as "length".
@@ -51,7 +66,8 @@ class SamplingParams:
         guided_decoding: the form of every generated text; a mapping of its fields will do.
         top_p_decay, top_p_min, top_p_reset_id: after every token ``top_p`` becomes
             ``max(top_p * top_p_decay, top_p_min)``, and its first value again after the token ``top_p_reset_id``
-            (arXiv 2206.04624, section 3.2); -1 is no token. The first two are in (0, 1].
+            (arXiv 2206.04624, section 3.2); -1 is no token. The first two are in (0, 1], and ``top_p_min`` is at
+            least 1e-6 as ``top_p`` is.
         seed: repeats a sequence's random numbers, one a token, whatever else is in the batch.
         logprobs: log-probabilities of this many most probable tokens beside the chosen one (0: only the
             chosen one) under the model's own distribution: before bias, penalties, temperature and filters.
@@ -66,6 +82,8 @@ class SamplingParams:
         retention: (start, end, priority) of ranges of prompt tokens: pages of a higher priority, 0 to 100, stay
             longer in the prefix cache; others have 35, and an end of -1 is the prompt's.
         prompt_logprobs: not offered, because prompt tokens do not run through the upper layers: must be None.
+
+    Lists are bounded, see ``sampling_checks``; of equal entries of stop and bad words one is kept.
 
     Raises:
         RequestError: a value is out of its range.
@@ -103,10 +121,10 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         for item in fields(self):
-            value = plain(getattr(self, item.name), item.name in _SEQUENCES)
+            value, most = getattr(self, item.name), _LISTS.get(item.name)
             if item.name == "stop" and isinstance(value, str):
                 value = (value,)
-            object.__setattr__(self, item.name, value)
+            object.__setattr__(self, item.name, plain(value) if most is None else plain_list(item.name, value, most))
         for name, (least, most) in _INTEGERS.items():
             if not self._left_out(name):
                 check_integer(name, getattr(self, name), least, most)
@@ -120,17 +138,17 @@ class SamplingParams:
             raise RequestError(
                 "prompt_logprobs is not offered, because prompt tokens skip the upper layers; leave it out."
             )
-        check_words("stop", self.stop, str)
-        check_words("bad_words", self.bad_words, str)
+        for name in ("stop", "bad_words"):
+            object.__setattr__(self, name, checked_texts(name, getattr(self, name)))
+        for name in ("stop_words_ids", "bad_words_ids"):
+            object.__setattr__(self, name, checked_id_words(name, getattr(self, name)))
         check_ids("stop_token_ids", self.stop_token_ids)
         check_ids("draft_token_ids", self.draft_token_ids)
-        for name in ("stop_words_ids", "bad_words_ids"):
-            check_words(name, getattr(self, name), tuple)
-            for word in getattr(self, name):
-                check_ids(name, word)
         check_retention("retention", self.retention)
         object.__setattr__(self, "logit_bias", checked_bias("logit_bias", self.logit_bias, MAX_BIAS))
         object.__setattr__(self, "guided_decoding", GuidedDecoding.of(self.guided_decoding))
+        for name in ("top_p", "top_p_min"):
+            object.__setattr__(self, name, max(getattr(self, name), MIN_TOP_P))
 
     def _left_out(self, name: str) -> bool:
         return name in _OPTIONAL and getattr(self, name) is None
@@ -138,18 +156,28 @@ class SamplingParams:
     @property
     def greedy(self) -> bool:
         """The most probable token is always taken."""
-        return self.temperature == 0 or self.top_k == 1
+        return self.temperature < MIN_TEMPERATURE or self.top_k == 1
+
+    @cached_property
+    def stop_automaton(self) -> WordAutomaton | None:
+        """What finds ``stop``, for all sequences; None without."""
+        return WordAutomaton(self.stop) if self.stop else None
+
+    @cached_property
+    def stop_words_automaton(self) -> WordAutomaton | None:
+        """What finds ``stop_words_ids``, for all sequences; None without."""
+        return WordAutomaton(self.stop_words_ids) if self.stop_words_ids else None
 
 
-_SEQUENCES = (
-    "stop",
-    "stop_token_ids",
-    "stop_words_ids",
-    "bad_words",
-    "bad_words_ids",
-    "draft_token_ids",
-    "retention",
-)
+_LISTS = {
+    "stop": MAX_WORDS,
+    "stop_token_ids": MAX_ID_WORDS,
+    "stop_words_ids": MAX_ID_WORDS,
+    "bad_words": MAX_WORDS,
+    "bad_words_ids": MAX_ID_WORDS,
+    "draft_token_ids": MAX_DRAFT_TOKENS,
+    "retention": MAX_RANGES,
+}
 _OPTIONAL = ("seed", "logprobs", "deadline_s")
 _INTEGERS = {
     "n": (1, MAX_SEQUENCES),

@@ -6,50 +6,49 @@ from kvforge.runtime.detokenizer import Detokenizer
 from kvforge.runtime.sampling_params import SamplingParams
 from kvforge.runtime.sequence import Sequence
 from kvforge.runtime.tokenizer import Tokenizer
+from kvforge.runtime.word_automaton import START
 
 StopReason = int | str | tuple[int, ...] | None
 
 
 class StopStrings:
-    """Finds the first stop string to complete in a text that arrives in pieces.
+    """Finds the first of ``params.stop`` to complete in a text that arrives in pieces.
 
     ``held`` is the longest end of the text that begins a stop string; it is not given out yet.
     """
 
-    def __init__(self, stop: SequenceOf[str]) -> None:
-        self._stop = tuple(stop)
-        self._max_held = max((len(s) for s in self._stop), default=1) - 1
+    def __init__(self, params: SamplingParams) -> None:
+        self._stop = params.stop
+        self._automaton = params.stop_automaton
+        self._node = START
         self.held = ""
 
     def push(self, text: str, search: bool = True) -> tuple[str, str | None]:
         """Add text; returns (text to give out, the stop string that ended it or None).
 
-        The result does not depend on how the text is cut into pieces. With ``search=False`` stop strings that
-        complete in this piece are passed over.
+        Of stop strings that complete at the same character the longest counts. The result does not depend on how the
+        text is cut into pieces. With ``search=False`` stop strings that complete in this piece are passed over.
         """
-        known, text = len(self.held), self.held + text
-        best: tuple[int, int, str] | None = None
-        for stop in self._stop if search else ():
-            at = text.find(stop, max(0, known - len(stop) + 1))
-            if at >= 0 and (best is None or (at + len(stop), at) < best[:2]):
-                best = (at + len(stop), at, stop)
-        if best is not None:
-            self.held = ""
-            return text[: best[1]], best[2]
-        held = next(
-            (
-                k
-                for k in range(min(self._max_held, len(text)), 0, -1)
-                if any(len(s) > k and s.startswith(text[-k:]) for s in self._stop)
-            ),
-            0,
-        )
-        self.held = text[len(text) - held :]
-        return text[: len(text) - held], None
+        automaton, node, known = self._automaton, self._node, len(self.held)
+        if automaton is None:
+            return text, None
+        step, longest = automaton.step, automaton.longest
+        for index, character in enumerate(text):
+            node = step(node, character)
+            if search and longest[node] != -1:
+                stop = self._stop[longest[node]]
+                before = (self.held + text)[: known + index + 1 - len(stop)]
+                self.held, self._node = "", START
+                return before, stop
+        self._node = node
+        text = self.held + text
+        num_certain = len(text) - automaton.num_held[node]
+        self.held = text[num_certain:]
+        return text[:num_certain], None
 
     def flush(self) -> str:
         """Give out what is held back, because no more text comes."""
-        held, self.held = self.held, ""
+        held, self.held, self._node = self.held, "", START
         return held
 
 
@@ -57,28 +56,28 @@ class Stopper:
     """Decides whether a sequence's newest token completes a stop word or stop string."""
 
     def __init__(self, params: SamplingParams, tokenizer: Tokenizer | None, prompt_token_ids: SequenceOf[int]) -> None:
-        self._words = tuple(tuple(word) for word in params.stop_words_ids)
+        self._words = params.stop_words_ids
+        self._automaton = params.stop_words_automaton
+        self._node = START
         self._min_tokens = params.min_tokens
-        self._strings = StopStrings(params.stop) if params.stop else None
+        self._strings = StopStrings(params) if params.stop else None
         self._detokenizer = Detokenizer(tokenizer, prompt_token_ids) if params.stop and tokenizer is not None else None
 
     def check(self, sequence: Sequence) -> StopReason:
-        """Look at the token just appended; None to go on. Every token must be shown once, in order."""
-        num_generated = sequence.num_generated
-        allowed = num_generated >= self._min_tokens
+        """Look at the token just appended; None to go on. Every token must be shown once, in order.
+
+        Of several stop words the first of the list counts, and a stop word before a stop string.
+        """
+        allowed = sequence.num_generated >= self._min_tokens
+        token = int(sequence.tokens[sequence.length - 1])
         found: str | None = None
         if self._strings is not None and self._detokenizer is not None:
-            piece = self._detokenizer.push(int(sequence.tokens[sequence.length - 1]))
+            piece = self._detokenizer.push(token)
             if piece:
                 _, found = self._strings.push(piece, search=allowed)
-        if allowed:
-            for word in self._words:
-                if len(word) <= num_generated and ends_with(sequence, word):
-                    return word
+        if self._automaton is not None:
+            self._node = self._automaton.step(self._node, token)
+            index = self._automaton.first[self._node]
+            if allowed and index != -1:
+                return tuple(self._words[index])
         return found
-
-
-def ends_with(sequence: Sequence, word: tuple[int, ...]) -> bool:
-    """The sequence's last tokens are ``word``."""
-    end = sequence.length
-    return len(word) <= end and tuple(sequence.tokens[end - len(word) : end].tolist()) == word

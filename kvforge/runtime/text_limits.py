@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from kvforge.errors import RequestError
+from kvforge.runtime.sampling_checks import too_many_tokens
 from kvforge.runtime.token_spans import most_bytes
 from kvforge.runtime.tokenizer import Tokenizer, check_unicode
 
@@ -68,11 +69,3 @@ class TextLimits:
             num_tokens += self.tokenizer.count(text[start : start + PIECE])
             if num_tokens > enough:
                 raise too_many_tokens(f"more than {enough}", self.max_seq_len)
-
-
-def too_many_tokens(number: str, max_seq_len: int) -> RequestError:
-    """The refusal of a prompt of so many tokens."""
-    return RequestError(
-        f"the prompt has {number} tokens, but the engine takes at most {max_seq_len - 1} (max_seq_len {max_seq_len} "
-        "less one to generate); shorten it or rebuild with a larger --max-seq-len."
-    )

@@ -7,6 +7,7 @@ from kvforge.runtime.outputs import SequenceOutput
 from kvforge.runtime.sampling_params import SamplingParams
 from kvforge.runtime.stop import StopStrings
 from kvforge.runtime.tokenizer import Tokenizer
+from kvforge.runtime.word_automaton import START
 
 
 class TextStream:
@@ -18,16 +19,16 @@ class TextStream:
 
     def __init__(self, tokenizer: Tokenizer, params: SamplingParams, prompt_token_ids: Sequence[int] = ()) -> None:
         self._detokenizer = Detokenizer(tokenizer, prompt_token_ids)
-        self._strings = StopStrings(params.stop)
-        self._words = tuple(tuple(word) for word in params.stop_words_ids)
-        self._max_held = max((len(word) for word in self._words), default=1) - 1
+        self._strings = StopStrings(params)
+        self._words = params.stop_words_automaton
+        self._node = START
         self._held: list[int] = []
 
     def push(self, output: SequenceOutput) -> str:
         """Add a step's output; returns the text it makes certain."""
         tokens = self._held + output.new_token_ids
         if not output.finished:
-            keep = len(tokens) - self._num_held(tokens)
+            keep = len(tokens) - self._num_held(output.new_token_ids)
             self._held = tokens[keep:]
             return "".join(
                 self._strings.push(self._detokenizer.push(token), search=False)[0] for token in tokens[:keep]
@@ -48,9 +49,9 @@ class TextStream:
         pieces.append(self._strings.flush())
         return "".join(pieces)
 
-    def _num_held(self, tokens: list[int]) -> int:
-        for k in range(min(self._max_held, len(tokens)), 0, -1):
-            tail = tuple(tokens[-k:])
-            if any(len(word) > k and word[:k] == tail for word in self._words):
-                return k
-        return 0
+    def _num_held(self, new_token_ids: Sequence[int]) -> int:
+        if self._words is None:
+            return 0
+        for token in new_token_ids:
+            self._node = self._words.step(self._node, token)
+        return self._words.num_held[self._node]

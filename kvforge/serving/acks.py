@@ -7,12 +7,15 @@ gather and leave together, which is also the backpressure that the ensemble lack
 """
 
 import contextlib
+import logging
 import os
 import socket
 import struct
 import threading
 from collections.abc import Callable
 from pathlib import Path
+
+logger = logging.getLogger("kvforge.serving")
 
 _ACK = struct.Struct("<qB")
 
@@ -42,7 +45,10 @@ class AckListener:
             key, cancelled = _ACK.unpack(self._socket.recv(_ACK.size))
             if key < 0:
                 return
-            self._on_ack(key, bool(cancelled))
+            try:
+                self._on_ack(key, bool(cancelled))
+            except BaseException:  # without this thread no text request would go on
+                logger.exception("word from postprocessing could not be taken in")
 
 
 class AckSender:

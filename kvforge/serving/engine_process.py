@@ -14,10 +14,16 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from kvforge.errors import KvforgeError, RequestError
+from kvforge.engine import check_not_replaced
+from kvforge.errors import EngineReplacedError, KvforgeError, RequestError, first_line, let_end
+from kvforge.guides.verdict import Verdict
 from kvforge.runtime.speculation.options import add_speculation_options, speculation_options
+from kvforge.serving.allowance import Pulse
+from kvforge.serving.guide_thread import GUIDE, GuideThread
+from kvforge.serving.heartbeat import LOAD_S, Heartbeat
 from kvforge.serving.output_rows import Row, error_row, logits_bytes, to_row
 from kvforge.serving.protocol import Message, ProtocolError, encode, receive
 from kvforge.serving.request_log import configure
@@ -27,6 +33,10 @@ logger = logging.getLogger("kvforge.engine")
 
 EngineFactory = Callable[[], Any]
 STATS_PERIOD_S = 0.1
+ADD_S = 20.0
+"""Above what it takes to add any request, guides that must be compiled included."""
+COMMANDS_S = 0.05
+"""What adding requests may take between two steps: one with long lists takes 0.1 s."""
 WARM_UP_TOKENS = 1024
 """Sequences up to this length find the engine warm; longer ones cost their first steps a little."""
 MAX_BLOB_BYTES = 64 << 20
@@ -37,13 +47,21 @@ class EngineServer:
     """Runs one engine for one connected stub.
 
     `make_engine` returns an object with the methods of `kvforge.runtime.LLMEngine`; `make_params` turns the
-    `params` of an `add` message into what `add_request` takes, raising RequestError.
+    `params` of an `add` message into what `add_request` takes, raising RequestError. `pulse` is told what the main
+    thread does, and by it the stub.
     """
 
-    def __init__(self, sock: socket.socket, make_engine: EngineFactory, make_params: Callable[[dict], Any]) -> None:
+    def __init__(
+        self,
+        sock: socket.socket,
+        make_engine: EngineFactory,
+        make_params: Callable[[dict], Any],
+        pulse: Pulse | None = None,
+    ) -> None:
         self._sock = sock
         self._make_engine = make_engine
         self._make_params = make_params
+        self._pulse = pulse or Pulse()
         self._commands: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._stats: dict[str, Any] = {}
@@ -57,9 +75,10 @@ class EngineServer:
             self._serve()
             status = 0
         except KvforgeError as error:
-            self._send({"op": "failed", "error": str(error)})
+            self._send({"op": "failed", "error": str(error), "replaced": isinstance(error, EngineReplacedError)})
             status = 1
-        except Exception as error:
+        except BaseException as error:
+            let_end(error)
             logger.exception("the engine stopped on an error")
             self._send({"op": "failed", "error": f"{type(error).__name__}: {error}"})
             status = 1
@@ -68,20 +87,31 @@ class EngineServer:
         return status
 
     def _serve(self) -> None:
+        self._pulse.may_take(LOAD_S)
         engine = self._make_engine()
-        threading.Thread(target=self._read, name="reader", daemon=True).start()
+        engine.watch(self._pulse.begins)
+        guides = GuideThread(partial(self._compile_guide, engine), self._commands.put, self._refuse)
+        threading.Thread(target=self._read, args=(guides,), name="reader", daemon=True).start()
         self._send({"op": "ready", "pid": os.getpid(), "stats": engine.stats()})
         while True:
             if not self._handle_commands(engine):
                 return
+            self._pulse.idles()
             if engine.has_unfinished():
-                self._send_outputs(engine, engine.step())
+                outputs = engine.step()
+                self._pulse.idles()
+                self._send_outputs(engine, outputs)
             self._publish_stats(engine)
 
     def _handle_commands(self, engine: Any) -> bool:
-        """Apply all waiting commands; with nothing to compute, wait for one. False ends the process."""
+        """Apply waiting commands, with something to compute for at most COMMANDS_S; with nothing, wait for one. False
+        ends the process."""
         block = not engine.has_unfinished()
+        until = time.monotonic() + COMMANDS_S
         while True:
+            if time.monotonic() > until and engine.has_unfinished():
+                return True
+            self._pulse.idles()
             try:
                 command = self._commands.get(timeout=STATS_PERIOD_S) if block else self._commands.get_nowait()
             except queue.Empty:
@@ -90,16 +120,26 @@ class EngineServer:
             if command["op"] == "close":
                 return False
             if command["op"] == "add":
+                self._pulse.may_take(ADD_S)
                 try:
-                    engine.add_request(command["id"], command["prompt"], self._make_params(command["params"]))
+                    params = self._make_params(command["params"])
+                    engine.add_request(command["id"], command["prompt"], params, command.get(GUIDE))
                 except RequestError as error:
-                    self._send({"op": "refused", "id": command["id"], "error": str(error)})
-                except Exception as error:  # one request must not end the engine for all others
+                    self._refuse(command, str(error))
+                except BaseException as error:  # one request must not end the engine for all others
+                    let_end(error)
                     logger.exception("a request could not be added")
                     engine.abort(command["id"])
-                    self._send({"op": "refused", "id": command["id"], "error": f"the request failed: {error}"})
+                    self._refuse(command, f"the request failed: {first_line(error)}")
             elif command["op"] == "abort":
                 engine.abort(command["id"])
+
+    def _compile_guide(self, engine: Any, command: Message) -> Any:
+        guided = self._make_params(command["params"]).guided_decoding
+        return engine.guides.compile(guided, Verdict.from_json(command[GUIDE]))
+
+    def _refuse(self, command: Message, error: str) -> None:
+        self._send({"op": "refused", "id": command["id"], "error": error})
 
     def _publish_stats(self, engine: Any) -> None:
         idle = not engine.has_unfinished()
@@ -137,10 +177,10 @@ class EngineServer:
             while (message := self._outgoing.get()) is not None:
                 self._sock.sendall(message)
 
-    def _read(self) -> None:
+    def _read(self, guides: GuideThread) -> None:
         try:
             while (command := receive(self._sock)) is not None:
-                self._commands.put(command)
+                guides.put(command)
         except (OSError, ProtocolError):
             logger.exception("the connection to the server broke")
         # The stub is gone: whatever runs is for nobody, so the process does not outlive it.
@@ -154,6 +194,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("engine")
     parser.add_argument("--socket-fd", type=int, required=True, help="inherited end of a Unix socket pair")
     parser.add_argument("--server-pid", type=int, required=True, help="tritonserver, whose end is this one's too")
+    parser.add_argument("--heartbeat-fd", type=int, help="inherited memory in which the main thread beats")
+    parser.add_argument("--manifest-sha256", help="the digest that engine.json must have")
     parser.add_argument("--max-num-seqs", type=int)
     parser.add_argument("--max-num-tokens", type=int)
     parser.add_argument("--max-seq-len", type=int)
@@ -167,7 +209,12 @@ def main(argv: list[str] | None = None) -> int:
     exit_with_parent()
     end_with_server(args.server_pid)
 
+    def check_manifest() -> None:
+        if args.manifest_sha256 is not None:
+            check_not_replaced(args.engine, args.manifest_sha256)
+
     def make_engine() -> Any:
+        check_manifest()  # before all that takes time
         from kvforge.runtime import LLMEngine
 
         engine = LLMEngine(
@@ -179,6 +226,7 @@ def main(argv: list[str] | None = None) -> int:
             max_seq_len=args.max_seq_len,
             **speculation_options(args),
         )
+        check_manifest()  # what was read is not half of one engine and half of another
         engine.runner.warm_up(min(WARM_UP_TOKENS, engine.config.max_seq_len), engine.config.max_num_seqs)
         engine.guides.prepare()
         return engine
@@ -189,7 +237,8 @@ def main(argv: list[str] | None = None) -> int:
         return SamplingParams(**fields)
 
     sock = socket.socket(fileno=args.socket_fd)
-    return EngineServer(sock, make_engine, make_params).run()
+    pulse = Pulse() if args.heartbeat_fd is None else Pulse(Heartbeat(args.heartbeat_fd).beat)
+    return EngineServer(sock, make_engine, make_params, pulse).run()
 
 
 if __name__ == "__main__":

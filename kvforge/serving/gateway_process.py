@@ -52,6 +52,7 @@ class GatewayProcess:
             engine=server.engine_dir,
             grpc=server.grpc_url,
             state_file=self._folder / STATE_FILE,
+            manifest_sha256=server.options.manifest_sha256,
         )
         process = self._process = subprocess.Popen(
             gateway_command(options),

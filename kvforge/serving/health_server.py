@@ -4,7 +4,9 @@ Triton's own /v2/health/ready stays 200 while a model's process is dead and whil
 """
 
 import json
+import socket
 import threading
+import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -12,6 +14,7 @@ from typing import Any
 from kvforge.errors import KvforgeError
 
 REQUEST_TIMEOUT_S = 10.0
+ACCEPT_PAUSE_S = 0.1
 
 
 class HealthServer:
@@ -65,6 +68,14 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
     request_queue_size = 128  # with the default of 5 a burst of probes waits a second for TCP to try again
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        """Without a free file descriptor the connection waits, and this thread does not spin meanwhile."""
+        try:
+            return super().get_request()
+        except OSError:
+            time.sleep(ACCEPT_PAUSE_S)
+            raise
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A probe that went away is no event."""

@@ -1,6 +1,7 @@
 """Starts and stops a Triton server for one engine: `with TritonServer(engine_dir) as server: ...`."""
 
 import contextlib
+import dataclasses
 import os
 import queue
 import re
@@ -35,7 +36,14 @@ from kvforge.serving.processes import (
     wait_gone,
 )
 from kvforge.serving.repository import materialise
-from kvforge.serving.run_dir import HUNG_AFTER_S, EngineState, StateReader, cannot_write_run_dir, make_run_dir
+from kvforge.serving.run_dir import (
+    FAILED,
+    HUNG_AFTER_S,
+    EngineState,
+    StateReader,
+    cannot_write_run_dir,
+    make_run_dir,
+)
 from kvforge.serving.triton_install import TritonInstall, find_triton
 
 START_TIMEOUT_S = 180.0
@@ -43,6 +51,8 @@ END_TIMEOUT_S = 30.0
 """Killed processes end at once, but for a machine that is busy or gives back much memory."""
 LOG_TIMEOUT_S = 10.0
 """What a log gets to be read to its end, which comes when all that write it have ended."""
+LONGEST_LOOK_S = 1.0
+"""Between two looks at the stub's state, which are several a second while this process runs."""
 PORT_ATTEMPTS = 3
 """Another process may take a free port before tritonserver listens on it, which it does once its models are loaded."""
 
@@ -58,7 +68,8 @@ class StartCancelled(KvforgeError):
 class TritonServer:
     """One server process with its stubs and its engine process; all of them end with `stop()`.
 
-    `command` replaces the engine process's argument list. Raises KvforgeError from `start()` when the engine
+    `command` replaces the engine process's argument list. Only the engine that `options.manifest_sha256` names is
+    served, or without it the one that is there at the start. Raises KvforgeError from `start()` when the engine
     directory is none, a port is taken, there is no tritonserver, or the models do not load.
     """
 
@@ -67,7 +78,7 @@ class TritonServer:
     ) -> None:
         self.engine_dir = Path(engine_dir).resolve()
         self.options = options or ServerOptions()
-        self._command = command or engine_command(self.engine_dir, self.options)
+        self._command = command
         self._process: subprocess.Popen | None = None
         self._server_id: ProcessId | None = None
         self._run_dir: Path | None = None
@@ -120,7 +131,8 @@ class TritonServer:
 
         Raises StartCancelled soon after `cancelled()` becomes true.
         """
-        manifest = load_manifest(self.engine_dir)
+        manifest = load_manifest(self.engine_dir, self.options.manifest_sha256)
+        self.options = dataclasses.replace(self.options, manifest_sha256=manifest.sha256)
         wanted = {name: getattr(self.options, f"{name}_port") for name in ("http", "grpc", "metrics")}
         triton = find_triton()
         raise_open_files_limit()
@@ -140,10 +152,11 @@ class TritonServer:
         self._shm_prefix = f"kvforge_{os.getpid()}_{secrets.token_hex(4)}_"
         try:
             run_dir = self._run_dir = make_run_dir()
-            self._state = StateReader(run_dir)
+            self._state = StateReader(run_dir, LONGEST_LOOK_S)
             limits = self.options.request_limits
             max_batch_size = self.options.max_num_seqs or max_num_seqs
-            materialise(run_dir / "models", self.engine_dir, self._command, max_batch_size, limits)
+            command = self._command or engine_command(self.engine_dir, self.options)
+            materialise(run_dir / "models", self.engine_dir, command, max_batch_size, limits)
             backends = triton.make_backend_dir(run_dir / "backends")
             self._process = subprocess.Popen(
                 [str(triton.binary), *self._arguments(run_dir, backends)],
@@ -206,8 +219,8 @@ class TritonServer:
             if not stub.is_alive():
                 return f"the process of model '{model}' ended"
         state = self.state
-        if state is not None and state.engine == "failed":
-            return "the engine process does not start any more"
+        if state is not None and state.engine == FAILED:
+            return f"the engine process does not start any more: {state.reason}"
         if state is not None and state.age_s > HUNG_AFTER_S:
             return f"the process of model 'tensorrt_llm' has said nothing for {state.age_s:.0f} s"
         return None

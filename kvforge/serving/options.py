@@ -16,7 +16,8 @@ STDERR = Path("-")
 class ServerOptions:
     """Ports of 0 mean any free one; None leaves a limit to the engine. `drain_timeout_s` is how long `stop` lets
     accepted requests run on; `control_apis` leaves Triton's control endpoints (access.py) open; `log_file` None keeps
-    the log in the run directory, which goes with the server."""
+    the log in the run directory, which goes with the server; `manifest_sha256` is the digest (`Manifest.sha256`) that
+    the engine must have."""
 
     address: str = "127.0.0.1"
     http_port: int = 0
@@ -36,11 +37,17 @@ class ServerOptions:
     log_level: str = "WARNING"
     log_format: str = RequestLimits.log_format
     log_file: Path | None = None
+    manifest_sha256: str | None = None
 
     @property
     def request_limits(self) -> RequestLimits:
         return RequestLimits(
-            self.max_queue_size, self.max_request_bytes, self.log_format, self.log_level, self.max_seq_len
+            self.max_queue_size,
+            self.max_request_bytes,
+            self.log_format,
+            self.log_level,
+            self.max_seq_len,
+            self.manifest_sha256,
         )
 
 
@@ -48,7 +55,7 @@ def engine_command(engine_dir: Path, options: ServerOptions) -> list[str]:
     """The argument list that starts the engine process with these limits."""
     command = [sys.executable, "-m", "kvforge.serving.engine_process", str(engine_dir)]
     command += ["--log-level", options.log_level, "--log-format", options.log_format]
-    for name in ("max_num_seqs", "max_num_tokens", "max_seq_len", "kv_cache_gib"):
+    for name in ("manifest_sha256", "max_num_seqs", "max_num_tokens", "max_seq_len", "kv_cache_gib"):
         value = getattr(options, name)
         if value is not None:
             command += [f"--{name.replace('_', '-')}", str(value)]

@@ -26,6 +26,8 @@ TRITONS = frozenset(
 MAX_STOP_TEXT = 1 << 16
 PREFIX = "triton_"
 _MICROSECOND = 1e-6
+_NEGATIVE = 2**63
+"""Triton reads a negative number over gRPC as one of 64 bits without a sign."""
 
 
 def read_parameters(request: Any) -> dict[str, Any]:
@@ -80,6 +82,8 @@ def timeout_s(request: Any, parameters: dict[str, Any]) -> float | None:
     value = parameters.get(TIMEOUT) or request.timeout()
     if isinstance(value, str) and value.isdigit():
         value = int(value)
+    if isinstance(value, int) and value >= _NEGATIVE:
+        value -= 2 * _NEGATIVE
     if not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
         raise RequestError(f"the request parameter 'timeout' is {value!r}; give whole microseconds of at least 0")
     return value * _MICROSECOND or None

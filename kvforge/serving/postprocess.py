@@ -132,7 +132,8 @@ class Postprocessor:
 def make_postprocessor(parameters: dict[str, str]) -> Postprocessor:
     """From the parameters of a model's config.pbtxt. Raises EngineError when there is no tokenizer."""
     keys = StreamKeys(Path(parameters["ack_socket"]).parent)
-    return Postprocessor(load_tokenizer(parameters["tokenizer_dir"]), keys)
+    tokenizer = load_tokenizer(parameters["tokenizer_dir"], parameters.get("manifest_sha256"))
+    return Postprocessor(tokenizer, keys)
 
 
 def _check(tokens: np.ndarray, lengths: np.ndarray) -> None:

@@ -5,8 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from kvforge.engine import TOKENIZER_DIR, Manifest, load_manifest
+from kvforge.engine import TOKENIZER_DIR, Manifest, check_not_replaced, load_manifest
 from kvforge.errors import EngineError, RequestError
+from kvforge.runtime.sampling_checks import MAX_WORDS
 from kvforge.runtime.text_limits import TextLimits
 from kvforge.runtime.tokenizer import Tokenizer
 from kvforge.serving.contract import refuse_unsupported
@@ -26,8 +27,6 @@ ENSEMBLE_NAMES = {
     BIAS_WEIGHTS: "embedding_bias_weights",
 }
 WORD_LISTS = ("STOP_WORDS_DICT", "BAD_WORDS_DICT", "EMBEDDING_BIAS_WORDS")
-MAX_WORDS = 4096
-"""Of one list of a request."""
 MAX_WORD_BYTES = 1 << 17
 """Of the words of one list together, 32 for each of MAX_WORDS."""
 
@@ -130,7 +129,7 @@ def make_preprocessor(parameters: dict[str, str], lane: int = 0) -> Preprocessor
     manifest = _manifest(Path(tokenizer_dir))
     lengths = [int(parameters.get("max_seq_len", "0")), 0 if manifest is None else manifest.max_seq_len]
     return Preprocessor(
-        load_tokenizer(tokenizer_dir),
+        load_tokenizer(tokenizer_dir, parameters.get("manifest_sha256")),
         StreamKeys(Path(parameters["ack_socket"]).parent, lane),
         0 if manifest is None else manifest.vocab_size,
         int(parameters.get("max_request_bytes", str(16 << 20))),
@@ -143,8 +142,10 @@ def num_text_bytes(tensors: Tensors) -> int:
     return sum(_num_bytes(tensors[name]) for name in ENSEMBLE_NAMES if name in tensors)
 
 
-def load_tokenizer(directory: str) -> Tokenizer:
-    """Raises EngineError when there is none."""
+def load_tokenizer(directory: str, manifest_sha256: str | None = None) -> Tokenizer:
+    """That of an engine, whose manifest must have the digest if one is given. Raises EngineError when there is none."""
+    if manifest_sha256:
+        check_not_replaced(Path(directory).parent, manifest_sha256)
     tokenizer = Tokenizer.from_dir(Path(directory))
     if tokenizer is None:
         raise EngineError(f"{directory} has no tokenizer.json: text cannot be served; rebuild with kvforge build")

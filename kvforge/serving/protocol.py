@@ -10,7 +10,7 @@ pickled object: a message can only ever be data. Every message is an object with
 Engine to stub:
 
     ready   {pid, stats}            once, after loading
-    failed  {error}                 loading failed; the process exits
+    failed  {error, replaced?}      loading failed; the process exits. `replaced`: another engine is in its directory
     refused {id, error}             `add` was refused, nothing is kept
     tokens  {outputs: [row, ...]}   see output_rows.py; logits are in the bytes behind the JSON
     stats   {stats}                 `LLMEngine.stats()`, when it changed

@@ -22,7 +22,8 @@ class RequestLimits:
 
     `max_queue_size` requests wait beyond those that fill the engine's sequences; one more is refused with
     UNAVAILABLE. `max_request_bytes` bounds the sum of a request's input tensors. `log_format` is text or json;
-    requests are logged at `log_level` INFO. `max_seq_len` is that of the engine's manifest where None.
+    requests are logged at `log_level` INFO. `max_seq_len` is that of the engine's manifest where None. The models load
+    no engine or tokenizer but that of `manifest_sha256`.
     """
 
     max_queue_size: int = 1024
@@ -30,6 +31,7 @@ class RequestLimits:
     log_format: str = "text"
     log_level: str = "WARNING"
     max_seq_len: int | None = None
+    manifest_sha256: str | None = None
 
 
 def repository_templates() -> Path:
@@ -72,6 +74,7 @@ def materialise(
         "max_seq_len": str(limits.max_seq_len or 0),
         "log_format": limits.log_format,
         "log_level": limits.log_level,
+        "manifest_sha256": limits.manifest_sha256 or "",
     }
     for model in MODELS:
         (target / model).mkdir(parents=True)

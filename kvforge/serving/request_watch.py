@@ -53,7 +53,7 @@ class RequestWatch:
         while not self._closing.wait(self._period_s):
             try:
                 self._look()
-            except Exception:
+            except BaseException:  # a panic of native code too
                 logger.exception("looking after the open requests failed")
 
     def _look(self) -> None:

@@ -16,7 +16,8 @@ FINAL, HEARTBEAT, SEQUENCE_END = 1, 2, 4
 
 Builder = Callable[[ActiveRequest, Chunk], np.ndarray | None]
 
-# Fields of RequestMetrics under the contract's names; they come with the end of a sequence.
+# Fields of RequestMetrics under the contract's names; they come with the end of a sequence. In place of a number above
+# those of the contract's type there is the largest of these.
 PERF_METRICS = {
     "kv_cache_alloc_new_blocks": ("num_new_pages", np.int32),
     "kv_cache_reused_blocks": ("num_reused_pages", np.int32),
@@ -113,7 +114,7 @@ def _stop_reason(active: ActiveRequest, chunk: Chunk) -> np.ndarray | None:
 def _metric(field: str, dtype: type) -> Builder:
     def build(active: ActiveRequest, chunk: Chunk) -> np.ndarray | None:
         metrics = _metrics(chunk)
-        return None if metrics is None else np.array([[metrics[field]]], dtype=dtype)
+        return None if metrics is None else np.array([[min(metrics[field], np.iinfo(dtype).max)]], dtype=dtype)
 
     return build
 

@@ -2,9 +2,11 @@
 engine (state_files.py is the stub's side)."""
 
 import json
+import math
 import os
 import shutil
 import tempfile
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,18 +16,45 @@ DRAIN_FILE = "drain"
 STATE_FILE = "state.json"
 HUNG_AFTER_S = 30.0
 """A stub writes its state each second; one silent for so long will not come back."""
+STALE_AFTER_S = 5.0
+"""One silent for so long may not be there any more."""
+READY, LOADING, STALLED, FAILED, REPLACED = ENGINE_STATES = ("ready", "loading", "stalled", "failed", "replaced")
+"""`loading` for the first time or again; `stalled`, the process did not step any more and no other is ready yet;
+`failed`, none can be started; `replaced`, none is, because another engine lies in the directory."""
+SILENT = "the process of model 'tensorrt_llm' does not say how the engine is"
+_PROBLEMS = {
+    STALLED: "the engine stopped answering; it was ended and is started again",
+    FAILED: "the engine cannot be started",
+    REPLACED: "the engine is not started",
+}
 
 
 @dataclass(frozen=True)
 class EngineState:
-    """What the stub says of the engine: ready, loading, failed or lost. `age_s`: for how long it said nothing new;
-    `draining`: it lets no more requests in, so that `active` only falls."""
+    """What the stub says of the engine, one of ENGINE_STATES. `age_s`: for how long it said nothing new; `draining`: it
+    lets no more requests in, so that `active` only falls; `reason`: why the engine failed."""
 
     engine: str
     engine_pid: int | None
     active: int
     age_s: float
     draining: bool = False
+    reason: str | None = None
+
+    @property
+    def is_frozen(self) -> bool:
+        """The stub says nothing, or says that the engine said nothing: neither is dead, neither works."""
+        return self.engine == STALLED or self.age_s > STALE_AFTER_S
+
+    @property
+    def problem(self) -> str | None:
+        """Why a request would not be served, in a sentence, or None."""
+        if self.age_s > STALE_AFTER_S:
+            return SILENT
+        if self.engine == READY:
+            return None
+        problem = _PROBLEMS.get(self.engine, f"the engine is {self.engine}")
+        return problem if self.reason is None else f"{problem}: {self.reason}"
 
 
 def make_run_dir() -> Path:
@@ -53,12 +82,19 @@ def ask_to_drain(run_dir: Path, deadline_s: float) -> None:
 
 
 class StateReader:
-    """Reads state.json. Its age is measured by this process's monotonic clock, so clock jumps do not matter."""
+    """Reads state.json. Its age is measured by this process's monotonic clock, so clock jumps do not matter.
 
-    def __init__(self, run_dir: Path) -> None:
+    From one `read` to the next at most `longest_look_s` count: whoever reads often notices by that when it did not run
+    itself, and does not take the machine's standstill for the stub's silence.
+    """
+
+    def __init__(self, run_dir: Path, longest_look_s: float = math.inf) -> None:
         self._path = run_dir / STATE_FILE
+        self._longest_look_s = longest_look_s
         self._last: dict[str, Any] | None = None
-        self._last_change = time.monotonic()
+        self._looked_at = time.monotonic()
+        self._age_s = 0.0
+        self._lock = threading.Lock()
 
     def read(self) -> EngineState | None:
         """None when the stub has not written anything yet, or the run directory is gone."""
@@ -70,8 +106,14 @@ class StateReader:
             value = self._last  # half written, on a full disk
         if value is None:
             return None
-        now = time.monotonic()
-        if self._last is None or value["time"] != self._last["time"]:
-            self._last, self._last_change = value, now
-        age_s = now - self._last_change
-        return EngineState(value["engine"], value["engine_pid"], value["active"], age_s, value.get("draining", False))
+        with self._lock:
+            now = time.monotonic()
+            self._age_s += min(now - self._looked_at, self._longest_look_s)
+            self._looked_at = now
+            if self._last is None or value["time"] != self._last["time"]:
+                self._last, self._age_s = value, 0.0
+            age_s = self._age_s
+        return EngineState(
+            value["engine"], value["engine_pid"], value["active"], age_s, value.get("draining", False),
+            value.get("reason"),
+        )  # fmt: skip

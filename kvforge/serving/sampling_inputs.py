@@ -6,9 +6,10 @@ from typing import Any
 import numpy as np
 
 from kvforge.errors import RequestError
+from kvforge.runtime.sampling_checks import MAX_BIAS_TOKENS, MAX_DRAFT_TOKENS, MAX_RANGES, MAX_WORDS
 from kvforge.runtime.sampling_params import SamplingParams
 from kvforge.serving.contract import display_name
-from kvforge.serving.tensors import Tensors, scalar, text, texts, vector
+from kvforge.serving.tensors import Tensors, check_entries, scalar, text, texts, vector
 from kvforge.serving.words import decode_words
 
 MAX_TOP_LOG_PROBS = 20
@@ -68,9 +69,9 @@ def sampling_fields(tensors: Tensors, row: int, stop_token_ids: Sequence[int] = 
         name = TENSORS[field]
         if name in tensors and (words := decode_words(name, tensors[name][row])):
             params[field] = words
-    if stop := texts(tensors, "stop_strings", row):
+    if stop := texts(tensors, "stop_strings", row, MAX_WORDS):
         params["stop"] = stop
-    if drafts := vector(tensors, "draft_input_ids", row):
+    if drafts := vector(tensors, "draft_input_ids", row, MAX_DRAFT_TOKENS):
         params["draft_token_ids"] = drafts
     if bias := _bias(tensors, row):
         params["logit_bias"] = bias
@@ -123,11 +124,13 @@ def _bias(tensors: Tensors, row: int) -> dict[int, float]:
     if "embedding_bias" not in tensors:
         return {}
     values = tensors["embedding_bias"][row].reshape(-1)
-    return {int(token): float(values[token]) for token in np.flatnonzero(values)}
+    ids = np.flatnonzero(values)
+    check_entries("embedding_bias", ids.size, MAX_BIAS_TOKENS)
+    return dict(zip(ids.tolist(), values[ids].tolist(), strict=True))
 
 
 def _retention(tensors: Tensors, row: int) -> list[tuple[int, int, int]]:
-    parts = [vector(tensors, name, row) for name in RETENTION]
+    parts = [vector(tensors, name, row, MAX_RANGES) for name in RETENTION]
     if len({len(part) for part in parts}) > 1:
         sizes = ", ".join(f"{len(part)} '{name}'" for name, part in zip(RETENTION, parts, strict=True))
         raise RequestError(f"each range needs a start, an end and a priority, but there are {sizes}")

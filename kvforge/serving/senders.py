@@ -50,7 +50,7 @@ class SenderPool:
                 self._again.discard(request.key)
             try:
                 self._send(request)
-            except Exception:
+            except BaseException:  # a panic of native code too
                 logger.exception("sending a response failed")
             with self._lock:
                 request.scheduled = request.key in self._again

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from kvforge.errors import RequestError
+from kvforge.runtime.sampling_checks import check_prompt_length
 from kvforge.serving.request import GenerationRequest
 from kvforge.serving.tensors import Tensors
 
@@ -13,19 +14,26 @@ _FLOAT_BYTES = 4
 
 @dataclass(frozen=True)
 class SizeLimits:
-    """`vocab_size` 0 means unknown; then nothing that depends on it is checked here."""
+    """`vocab_size` and `max_seq_len` 0 mean unknown; then nothing that depends on them is checked here."""
 
     max_request_bytes: int
     vocab_size: int
+    max_seq_len: int = 0
 
     def check_tensors(self, tensors: Tensors) -> None:
-        """Raises RequestError when the tensors are too large together, or a bias does not fit the vocabulary."""
-        size = sum(array.nbytes if array.dtype != object else sum(map(len, array.flat)) for array in tensors.values())
+        """Raises RequestError when the tensors are too large together, a prompt is too long or a bias does not fit the
+        vocabulary."""
+        size = sum(array.nbytes for array in tensors.values())  # of texts, what the array itself takes
+        if size <= self.max_request_bytes:
+            size += sum(sum(map(len, array.flat)) for array in tensors.values() if array.dtype == object)
         if size > self.max_request_bytes:
             raise RequestError(
                 f"the request's tensors have {size} bytes, but at most {self.max_request_bytes} are taken; send less "
                 "or raise --max-request-bytes"
             )
+        ids, lengths = tensors.get("input_ids"), tensors.get("input_lengths")
+        if self.max_seq_len and ids is not None and lengths is not None and lengths.size:
+            check_prompt_length(min(int(lengths.max()), ids.shape[-1]), self.max_seq_len)
         bias = tensors.get("embedding_bias")
         if bias is not None and self.vocab_size and bias.size and bias.shape[-1] != self.vocab_size:
             raise RequestError(

@@ -4,17 +4,21 @@ import json
 import logging
 import secrets
 import time
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from kvforge.errors import EngineError, RequestError, first_line
+from kvforge.errors import EngineError, KvforgeError, RequestError, first_line, let_end
 from kvforge.serving import request_log
 from kvforge.serving.acks import AckListener
 from kvforge.serving.active import ActiveRequest
 from kvforge.serving.admission import Admission, UnavailableError
 from kvforge.serving.engine_client import EngineClient
 from kvforge.serving.failures import CANCELLED, COMPLETED, SHUTTING_DOWN, Failure, past_deadline
+from kvforge.serving.guide_desk import GuideDesk, Verdicts
+from kvforge.serving.guide_thread import GUIDE
 from kvforge.serving.metrics import EngineMetrics
 from kvforge.serving.open_requests import OpenRequests
 from kvforge.serving.output_rows import News
@@ -52,7 +56,7 @@ class Stub:
         self._pb = pb
         config = self._config = StubConfig.of(json.loads(args["model_config"]))
         request_log.configure(config.log_format, config.log_level)
-        self._limits = SizeLimits(config.max_request_bytes, config.vocab_size)
+        self._limits = SizeLimits(config.max_request_bytes, config.vocab_size, config.max_seq_len)
         self._keys = StreamKeys(config.run_dir)
         self._requests = OpenRequests()
         self._admission = Admission(config.max_queue_size)
@@ -61,6 +65,7 @@ class Stub:
         self._state = StateWriter(config.run_dir)
         self._senders = SenderPool(self._send)
         self._acks = AckListener(str(config.ack_socket), self.on_ack)
+        self._guides = GuideDesk(config.tokenizer_dir, config.eos_token_ids, config.engine_command[0])
         self._client = EngineClient([*config.engine_command, "--server-pid", str(server_pid)], self)
         self._client.start()
         self._watch = RequestWatch(self, self._requests, config.poll_s, config.run_dir)
@@ -75,7 +80,8 @@ class Stub:
                 self._refuse(request, sender, Failure("refused", str(error)))
             except (EngineError, UnavailableError) as error:
                 self._refuse(request, sender, Failure("unavailable", str(error)))
-            except Exception as error:
+            except BaseException as error:
+                let_end(error)
                 logger.exception("a request could not be read")
                 self._refuse(request, sender, Failure("failed", f"the request could not be read: {first_line(error)}"))
 
@@ -86,6 +92,7 @@ class Stub:
             self._fail(active, SHUTTING_DOWN)
         self._watch.close()
         self._client.close()
+        self._guides.close()
         self._senders.close()
         self._acks.close()
         self._metrics.close()
@@ -104,22 +111,47 @@ class Stub:
             self._responder.acknowledge(sender)
             return
         active = self._read(request, sender, tensors)
-        messages = [
-            EngineClient.encode({"op": "add", "id": engine_id, "prompt": sequence.prompt, "params": sequence.params})
-            for engine_id, sequence in zip(active.engine_ids, active.prompts, strict=True)
-        ]
+        guides = [prompt.params.get("guided_decoding") for prompt in active.prompts]
+        if any(guides):
+            self._enter(active)
+            self._guides.ask(guides, partial(self._on_verdicts, active))
+            return
+        messages = _messages(active, guides)
+        self._enter(active)
+        try:
+            self._send_all(messages)
+        except EngineError:
+            self._forget(active)
+            raise
+
+    def _enter(self, active: ActiveRequest) -> None:
+        """Count it as open. Raises UnavailableError and RequestError."""
         self._admission.enter(len(active.sequences))
         try:
             self._requests.add(active)
         except RequestError:
             self._admission.leave(len(active.sequences))
             raise
+
+    def _send_all(self, messages: list[bytes]) -> None:
+        for message in messages:
+            self._client.send(message)
+
+    def _on_verdicts(self, active: ActiveRequest, verdicts: Verdicts | KvforgeError) -> None:
+        """Its guides have been judged (on a thread of the judge's, or at once)."""
+        if self._requests.by_key(active.key) is not active:
+            return  # it was cancelled meanwhile
         try:
-            for message in messages:
-                self._client.send(message)
-        except EngineError:
-            self._forget(active)
-            raise
+            if isinstance(verdicts, KvforgeError):
+                raise UnavailableError(f"guided decoding is not available: {verdicts}")
+            for verdict in verdicts:
+                if verdict is not None:
+                    verdict.accepted()
+            self._send_all(_messages(active, [None if v is None else v.to_json() for v in verdicts]))
+        except RequestError as error:
+            self.end(active, Failure("refused", in_tensor_names(str(error))))
+        except (EngineError, UnavailableError) as error:
+            self.end(active, Failure("unavailable", str(error)))
 
     def _read(self, request: Any, sender: Any, tensors: dict[str, np.ndarray]) -> ActiveRequest:
         """Raises RequestError for a request that cannot be served as asked."""
@@ -162,16 +194,25 @@ class Stub:
     def on_tokens(self, outputs: list[News]) -> None:
         for news in outputs:
             active = self._requests.by_engine_id(news.engine_id)
-            if active is None:
-                # Nobody waits for it: cancelled a moment ago, or it outlived a restart of the engine.
-                if news.finish_reason is None:
-                    self._client.abort(news.engine_id)
-            elif news.finish_reason == "abort" and active.timeout_s is not None:
-                self.end(active, past_deadline(active.timeout_s))
-            elif news.finish_reason in ("error", "abort"):
-                self.end(active, Failure("failed", f"the engine gave up this request: {news.stop_reason}"))
-            elif active.add(news):
-                self._senders.schedule(active)
+            try:
+                self._take(news, active)
+            except BaseException as error:
+                let_end(error)
+                logger.exception("a step's news could not be taken in")
+                if active is not None:
+                    self.end(active, Failure("failed", f"the engine's answer could not be read: {first_line(error)}"))
+
+    def _take(self, news: News, active: ActiveRequest | None) -> None:
+        if active is None:
+            # Nobody waits for it: cancelled a moment ago, or it outlived a restart of the engine.
+            if news.finish_reason is None:
+                self._client.abort(news.engine_id)
+        elif news.finish_reason == "abort" and active.timeout_s is not None:
+            self.end(active, past_deadline(active.timeout_s))
+        elif news.finish_reason in ("error", "abort"):
+            self.end(active, Failure("failed", f"the engine gave up this request: {news.stop_reason}"))
+        elif active.add(news):
+            self._senders.schedule(active)
 
     def on_refused(self, request_id: str, error: str) -> None:
         active = self._requests.by_engine_id(request_id)
@@ -212,7 +253,7 @@ class Stub:
         closed = self._admission.closed  # before the requests are counted: none comes in after that
         num_open = max(len(self._requests), min(self._admission.num_open, 1))  # one may be on its way in
         self._metrics.set_open(num_open, self._client.state)
-        self._state.write(self._client.state, self._client.pid, num_open, closed)
+        self._state.write(self._client.state, self._client.pid, num_open, closed, self._client.failure)
 
     def end(self, active: ActiveRequest, failure: Failure) -> None:
         """End a request early: an error for its client, an abort for the engine. Idempotent."""
@@ -235,7 +276,8 @@ class Stub:
                     self._ended(active, COMPLETED)
             if heartbeat:
                 self._responder.respond(active, heartbeat_arrays(active), False)
-        except Exception as error:
+        except BaseException as error:
+            let_end(error)
             logger.error("a response could not be sent: %s", error)
             active.finish()
             for engine_id in active.engine_ids:
@@ -248,7 +290,8 @@ class Stub:
         if active.errors_as_tensors:
             try:
                 self._responder.respond(active, failure_arrays(active.outputs, active.key, failure), True)
-            except Exception as error:
+            except BaseException as error:
+                let_end(error)
                 logger.error("an error could not be sent: %s", error)
         else:
             self._responder.fail(active, failure)
@@ -257,6 +300,17 @@ class Stub:
     def _ended(self, active: ActiveRequest, outcome: str, error: str | None = None) -> None:
         self._metrics.count(outcome)
         request_log.log_end(active, outcome, time.monotonic(), error)
+
+
+def _messages(active: ActiveRequest, guides: Sequence[dict[str, Any] | None]) -> list[bytes]:
+    """An `add` for each prompt, with its guide's verdict. Raises RequestError when one is too large."""
+    return [
+        EngineClient.encode(
+            {"op": "add", "id": engine_id, "prompt": prompt.prompt, "params": prompt.params}
+            | ({} if guide is None else {GUIDE: guide})
+        )
+        for engine_id, prompt, guide in zip(active.engine_ids, active.prompts, guides, strict=True)
+    ]
 
 
 def _id_to_log(request: Any) -> str:

@@ -8,19 +8,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvforge.errors import KvforgeError
+from kvforge.errors import EngineReplacedError, KvforgeError
 from kvforge.serving.canary import Canary
 from kvforge.serving.gateway_process import GatewayProcess
 from kvforge.serving.health import is_ready
 from kvforge.serving.launcher import StartCancelled, TritonServer
 from kvforge.serving.options import ServerOptions
+from kvforge.serving.run_dir import SILENT, EngineState
 from kvforge.serving.stop_signals import StopSignals
 
 logger = logging.getLogger("kvforge.serve")
 
 POLL_S = 0.1
 LIVE_WITHIN_S = 30.0
-STALE_AFTER_S = 5.0
 OVERSLEPT_S = 5.0
 """A look this late finds a machine that stood still: others have not run either, and are judged after as long again."""
 MAX_PAUSE_S = 10.0
@@ -109,9 +109,11 @@ class Supervisor:
         self._phase = "serving"
 
     def _recover(self, failure: str) -> None:
-        """End what is left of the server and start another; a start that fails is a failure like the first."""
+        """End what is left of the server and start another with the same engine; a start that fails is a failure like
+        the first. Raises EngineReplacedError when that engine is not there any more."""
         ports: dict[str, Any] = {f"{name}_port": port for name, port in self._server.ports.items()}
-        options = dataclasses.replace(self._options, **ports)
+        engine = self._server.options.manifest_sha256
+        options = dataclasses.replace(self._options, **ports, manifest_sha256=engine)
         self._phase = "restarting"
         while True:
             started = time.monotonic()
@@ -122,7 +124,7 @@ class Supervisor:
                 self._server.start(self._signals.stop)
                 if self._gateway is not None:
                     self._gateway.follow(self._server)
-            except StartCancelled:
+            except (StartCancelled, EngineReplacedError):  # another engine does not go away by waiting
                 raise
             except KvforgeError as error:
                 failure = str(error)
@@ -175,13 +177,20 @@ class Supervisor:
         state = server.state
         reasons = self._reasons(server)
         return {
-            "live": self._phase != "serving" or time.monotonic() - self._looked_at < LIVE_WITHIN_S,
+            "live": self._is_live(state),
             "ready": not reasons,
             "reasons": reasons,
             "engine": None if state is None else state.engine,
             "active": None if state is None else state.active,
             "restarts": self._num_restarts,
         }
+
+    def _is_live(self, state: EngineState | None) -> bool:
+        """Whether this process looks after the server, and no process that serves is frozen."""
+        if self._phase != "serving":
+            return True
+        is_frozen = state is not None and state.is_frozen
+        return time.monotonic() - self._looked_at < LIVE_WITHIN_S and not is_frozen
 
     def _reasons(self, server: TritonServer) -> list[str]:
         if self._signals.stop() or self._phase != "serving":
@@ -192,10 +201,9 @@ class Supervisor:
         if self._gateway is not None and (failure := self._gateway.failure()) is not None:
             reasons.append(failure)
         state = server.state
-        if state is None or state.age_s > STALE_AFTER_S:
-            reasons.append("the process of model 'tensorrt_llm' does not say how the engine is")
-        elif state.engine != "ready":
-            reasons.append(f"the engine is {state.engine}")
+        problem = SILENT if state is None else state.problem
+        if problem is not None:
+            reasons.append(problem)
         if not is_ready(server.http_url):
             reasons.append("tritonserver is not ready")
         if self._canary is not None and (failure := self._canary.failure()) is not None:

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from kvforge.errors import RequestError
+from kvforge.runtime.sampling_checks import check_count
 from kvforge.serving.contract import display_name
 
 Tensors = Mapping[str, np.ndarray]
@@ -22,9 +23,19 @@ def scalar(tensors: Tensors, name: str, row: int, default: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
-def vector(tensors: Tensors, name: str, row: int) -> list:
-    """The values of a [batch, n] tensor as Python numbers, none when it was not sent."""
-    return tensors[name][row].reshape(-1).tolist() if name in tensors else []
+def check_entries(name: str, count: int, most: int) -> None:
+    """Raise RequestError where `count` entries of a tensor are more than `most`."""
+    check_count(f"input tensor {display_name(name)}", count, most)
+
+
+def vector(tensors: Tensors, name: str, row: int, most: int) -> list:
+    """The values of a [batch, n] tensor as Python numbers, none when it was not sent. Raises RequestError for more than
+    `most`."""
+    if name not in tensors:
+        return []
+    values = tensors[name][row].reshape(-1)
+    check_entries(name, values.size, most)
+    return values.tolist()
 
 
 def text(name: str, value: Any) -> str:
@@ -37,9 +48,12 @@ def text(name: str, value: Any) -> str:
     return decoded
 
 
-def texts(tensors: Tensors, name: str, row: int) -> list[str]:
-    """The non-empty texts of a [batch, n] STRING tensor, none when it was not sent."""
+def texts(tensors: Tensors, name: str, row: int, most: int) -> list[str]:
+    """The non-empty texts of a [batch, n] STRING tensor, none when it was not sent. Raises RequestError for more than
+    `most`."""
     if name not in tensors:
         return []
-    decoded = (text(name, value) for value in tensors[name][row].reshape(-1))
+    values = tensors[name][row].reshape(-1)
+    check_entries(name, values.size, most)
+    decoded = (text(name, value) for value in values)
     return [value for value in decoded if value]

@@ -7,6 +7,7 @@ calls goes on with the short ones meanwhile.
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -30,7 +31,8 @@ class TextLanes:
         self._num_bytes = 0
         self._lock = threading.Lock()
         threads = max(1, min(MAX_THREADS, (os.cpu_count() or 1) // 4))
-        self._pools = [ThreadPoolExecutor(threads, f"texts-{lane}") for lane in range(len(LANE_BYTES) + 1)]
+        # A text of the last lane may take a gigabyte while it is tokenized.
+        self._pools = [ThreadPoolExecutor(n, f"texts-{lane}") for lane, n in enumerate((threads, threads, 1))]
 
     def take(self, num_bytes: int, job: Callable[[], None]) -> bool:
         """Have a thread run `job`, which answers its request whatever happens; False for a short text, whose job the
@@ -54,10 +56,12 @@ class TextLanes:
 
     def close(self) -> None:
         """Finish what waits, for some seconds at most."""
-        for pool in self._pools:
-            closing = threading.Thread(target=pool.shutdown, daemon=True)
-            closing.start()
-            closing.join(timeout=CLOSE_S)
+        closing = [threading.Thread(target=pool.shutdown, daemon=True) for pool in self._pools]
+        for thread in closing:
+            thread.start()
+        end = time.monotonic() + CLOSE_S
+        for thread in closing:
+            thread.join(max(0.0, end - time.monotonic()))
 
     def _run(self, num_bytes: int, job: Callable[[], None]) -> None:
         try:

@@ -16,10 +16,13 @@ from kvforge import LLM, SamplingParams
 from kvforge.serving.client import StreamingClient
 from kvforge.serving.launcher import TritonServer
 from kvforge.serving.options import ServerOptions, engine_command
+from tests.e2e.test_operations_restart import answer, open_streams, openai_answer
+from tests.e2e.test_stalls import OPENAI, engine_process, probes
 from tests.support.fuzz_known import KnownAnswers
 from tests.support.fuzz_run import check_answer, processes, unharmed
 from tests.support.fuzz_wire import Grpc
-from tests.support.serving import ask
+from tests.support.serve_process import ServeProcess
+from tests.support.serving import ask, wait_until
 
 SOURCE = Path(__file__).resolve().parents[1] / "support" / "clock_shim.cpp"
 DAY_S = 86400
@@ -100,6 +103,24 @@ def test_jumps(own_server: TritonServer, llm: LLM, clock: Clock, model: str) -> 
     assert (tokens if model == "tensorrt_llm" else text) == (
         list(whole.outputs[0].token_ids) if model == "tensorrt_llm" else whole.outputs[0].text
     )
+
+
+def test_every_process_but_tritonserver_at_another_time(engine_dir: Path, clock: Clock) -> None:
+    """kvforge serve, the stubs, the engine and the gateway: no probe fails and nothing is replaced."""
+    environment = {**os.environ, **clock.environment, "CLOCK_SHIM_EXCEPT": "tritonserver"}
+    with ServeProcess(engine_dir, *OPENAI, env=environment) as running:
+        wait_until(lambda: probes(running) == [200, 200, 200], "a ready server")
+        before, engine = answer(running), engine_process(running)
+        errors: list[str] = []
+        threads = open_streams(running, errors)
+        for jump_s in (DAY_S, -DAY_S, 0):
+            clock.set(jump_s)
+            for _ in range(60):
+                assert probes(running) == [200, 200, 200]
+                time.sleep(0.1)
+            assert answer(running) == openai_answer(running) == before
+        assert engine_process(running) == engine and running.health()[1]["restarts"] == 0
+        assert not errors and all(thread.is_alive() for thread in threads)
 
 
 @pytest.mark.parametrize("jump_s", [DAY_S, -DAY_S])

@@ -1,5 +1,7 @@
-// Preloaded: the wall clock is off by as many seconds as the file $CLOCK_SHIM_FILE holds (a native int64).
+// Preloaded: the wall clock is off by as many seconds as the file $CLOCK_SHIM_FILE holds (a native int64), but for the
+// program that $CLOCK_SHIM_EXCEPT names.
 #include <dlfcn.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/time.h>
@@ -8,12 +10,15 @@
 
 #include <cstdint>
 #include <cstdlib>
+#include <cstring>
 
 namespace {
 
 volatile const int64_t* Open() {
   static const int64_t none = 0;
   const char* path = std::getenv("CLOCK_SHIM_FILE");
+  const char* except = std::getenv("CLOCK_SHIM_EXCEPT");
+  if (except && std::strcmp(except, program_invocation_short_name) == 0) return &none;
   const int file = path ? open(path, O_RDONLY | O_CLOEXEC) : -1;
   if (file < 0) return &none;
   void* mapped = mmap(nullptr, sizeof(int64_t), PROT_READ, MAP_SHARED, file, 0);

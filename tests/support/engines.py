@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -115,13 +116,21 @@ factored."""
 
 def with_tokens_around(engine: Path, copy: Path, before: str, after: str | None = None) -> Path:
     """Copy an engine to ``copy`` with a tokenizer that puts special tokens around a text."""
+
+    def change(tokenizer: Tokenizer) -> Tokenizer:
+        single = f"{before} $A" if after is None else f"{before} $A {after}"
+        special = [(token, tokenizer.token_to_id(token)) for token in (before, after) if token]
+        tokenizer.post_processor = processors.TemplateProcessing(single=single, special_tokens=special)
+        return tokenizer
+
+    return with_tokenizer(engine, copy, change)
+
+
+def with_tokenizer(engine: Path, copy: Path, change: Callable[[Tokenizer], Tokenizer]) -> Path:
+    """Copy an engine to ``copy`` with what ``change`` makes of its tokenizer."""
     shutil.copytree(engine, copy)
     name = f"{TOKENIZER_DIR}/tokenizer.json"
-    tokenizer = Tokenizer.from_file(str(copy / name))
-    single = f"{before} $A" if after is None else f"{before} $A {after}"
-    special = [(token, tokenizer.token_to_id(token)) for token in (before, after) if token]
-    tokenizer.post_processor = processors.TemplateProcessing(single=single, special_tokens=special)
-    tokenizer.save(str(copy / name))
+    change(Tokenizer.from_file(str(copy / name))).save(str(copy / name))
     manifest = load_manifest(engine)
     files = manifest.files | {name: sha256_of(copy / name)}
     save_manifest(dataclasses.replace(manifest, files=files), copy)

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from tests.support.neighbours.guides import random_guide
+
 NUMPY = {
     "BOOL": np.bool_, "INT8": np.int8, "INT16": np.int16, "INT32": np.int32, "INT64": np.int64, "UINT8": np.uint8,
     "UINT32": np.uint32, "UINT64": np.uint64, "FP16": np.float16, "FP32": np.float32, "FP64": np.float64,
@@ -19,6 +21,8 @@ TEXTS = [
     "\u202e\U0001f600".encode(), b"%s%n{0}", b"json", b"regex", b"(a+)+$", b"\xf0\x9f\x98",
 ]  # fmt: skip
 REQUEST_IDS = ["", "a", "\n", "..", "\U0001f600", '"};', "x" * 2000, "%s", "0.0", "\x7f"]
+GUIDE = "guided_decoding_guide"
+GUIDE_KINDS = {"guided_json": "json_schema", "guided_grammar": "ebnf_grammar", "guided_regex": "regex"}
 MOST_TOKENS = 16
 """A mutated request asks for no more: the time to answer has a bound."""
 
@@ -185,6 +189,30 @@ def _parameters(self: Mutator, rng: random.Random, case: Case) -> Case:
     return replace(case, parameters={name: rng.choice(values) for name in rng.sample(names, rng.choice([1, 2]))})
 
 
+def _guide(self: Mutator, rng: random.Random, case: Case) -> Case:
+    """A guide made to cost much, where the model takes one."""
+    if GUIDE not in {name for name, _, _ in self.inputs}:
+        return case
+    ((field, guide),) = random_guide(rng.randrange(2**32)).items()
+    given = (Tensor(f"{GUIDE}_type", "BYTES", (1, 1), (GUIDE_KINDS[field].encode(),)),
+             Tensor(GUIDE, "BYTES", (1, 1), (guide.encode(),)))  # fmt: skip
+    return replace(case, tensors=(*(t for t in case.tensors if not t.name.startswith(GUIDE)), *given))
+
+
+def _long_list(self: Mutator, rng: random.Random, case: Case) -> Case:
+    """A list with far more entries than anyone sends."""
+    lists = [(name, datatype) for name, datatype, dims in self.inputs if dims and dims[-1] < 0]
+    name, datatype = rng.choice(lists) if lists else ("", "")
+    if not name or datatype == "BOOL":
+        return case
+    count = rng.choice([5000, 50_000])
+    dims = next(dims for known, _, dims in self.inputs if known == name)
+    shape = (1, *(2 if dim == 2 else 1 for dim in dims[:-1]), count)
+    value = b"w" if datatype == "BYTES" else 1
+    values = (value,) * int(np.prod(shape))
+    return replace(case, tensors=(*(t for t in case.tensors if t.name != name), Tensor(name, datatype, shape, values)))
+
+
 MUTATIONS: dict[str, Callable[[Mutator, random.Random, Case], Case]] = {
     "extreme values": _extreme_values,
     "datatype": _datatype,
@@ -198,4 +226,6 @@ MUTATIONS: dict[str, Callable[[Mutator, random.Random, Case], Case]] = {
     "request id": _request_id,
     "outputs": _outputs,
     "parameters": _parameters,
+    "guide": _guide,
+    "long list": _long_list,
 }

@@ -7,6 +7,7 @@ from typing import Any
 from tests.support.fuzz_bytes import break_body
 from tests.support.fuzz_cases import MOST_TOKENS
 from tests.support.gateway_process import MODEL
+from tests.support.neighbours.guides import random_guide
 
 FIELDS = [
     "n", "temperature", "top_p", "top_k", "min_p", "min_tokens", "presence_penalty", "frequency_penalty", "seed",
@@ -41,6 +42,8 @@ def broken_body(rng: random.Random, good: dict[str, Any]) -> tuple[str, bytes]:
         )  # fmt: skip
     for _ in range(rng.choice([0, 1, 1, 2, 4])):
         body[rng.choice(FIELDS)] = rng.choice(VALUES)
+    if rng.random() < 0.1:
+        body.update(random_guide(rng.randrange(2**32)))
     if rng.random() < 0.2 and body:
         del body[rng.choice(list(body))]
     for name in ("max_tokens", "max_completion_tokens", "min_tokens"):

@@ -56,10 +56,22 @@ def panicking():
 
 
 def panicking_decoder():
-    """`byte_level`, but runs of PANICKING_TEXT's kind cannot be decoded."""
+    """`byte_level` with a token for PANICKING_TEXT, which cannot be decoded."""
     tokenizer = byte_level().backend
+    tokenizer.add_tokens([PANICKING_TEXT])
     tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Replace(Regex(r"(a+)+$"), "a")])
     return RuntimeTokenizer(tokenizer)
+
+
+def odd(tokenizer):
+    """Changes a tokenizer of tests/support/checkpoints.py: it panics on runs of "a" within a text, its time grows
+    with the square of a run of spaces, and it cannot decode the token of PANICKING_TEXT."""
+    content = tokenizer.to_str().replace('"t300"', f'"{PANICKING_TEXT}"')
+    changed = Tokenizer.from_str(content)
+    changed.add_tokens([PANICKING_TEXT])
+    changed.pre_tokenizer = pre_tokenizers.Split(Regex(r"(a+)+$|\s*x|."), "isolated")
+    changed.decoder = decoders.Sequence([decoders.Replace(Regex(r"(a+)+$"), "a"), decoders.ByteFallback()])
+    return changed
 
 
 def composing():

@@ -21,6 +21,7 @@ from kvforge.runtime.speculation.config import SpeculativeConfig
 from kvforge.runtime.speculation.draft_cache import DraftCache
 from kvforge.runtime.speculation.drafter import Draft
 from kvforge.runtime.step_threads import step_threads
+from kvforge.runtime.step_work import WorkListener
 from kvforge.runtime.token_draw import filter_logits, invert
 
 logger = logging.getLogger(__name__)
@@ -82,6 +83,10 @@ class DraftModel:
             raise
         drafts = {job.sequence: job.draft() for job in jobs}
         return [drafts.get(sequence, _NOTHING) for sequence in sequences]
+
+    def watch(self, listener: WorkListener) -> None:
+        """Tell ``listener`` of each of the draft engine's steps before it begins."""
+        self._runner.watch(listener, "draft")
 
     def forget(self, sequence: Sequence) -> None:
         """Free the pages of a sequence; idempotent."""

@@ -11,6 +11,7 @@ from kvforge.errors import EngineError
 from kvforge.runtime.config import RuntimeConfig
 from kvforge.runtime.sequence import Sequence
 from kvforge.runtime.speculation.config import SpeculativeConfig
+from kvforge.runtime.step_work import WorkListener
 
 _MODULES: dict[str, str] = {
     "ngram": "kvforge.runtime.speculation.prompt_lookup",
@@ -54,6 +55,14 @@ class Reporting(Protocol):
 
     def stats(self) -> dict[str, Any]:
         """Return gauges by name, for the engine's."""
+
+
+@runtime_checkable
+class Watchable(Protocol):
+    """A drafter whose steps take time."""
+
+    def watch(self, listener: WorkListener) -> None:
+        """Tell ``listener`` of each step before it begins."""
 
 
 def make_drafter(config: SpeculativeConfig, manifest: Manifest, runtime: RuntimeConfig) -> Drafter | None:

@@ -15,7 +15,8 @@ from kvforge.runtime.scheduler import Scheduler
 from kvforge.runtime.sequence import Sequence, Status
 from kvforge.runtime.speculation.config import SpeculativeConfig
 from kvforge.runtime.speculation.draft_length import DraftLength
-from kvforge.runtime.speculation.drafter import FREE, Draft, Drafter, Reporting, make_drafter
+from kvforge.runtime.speculation.drafter import FREE, Draft, Drafter, Reporting, Watchable, make_drafter
+from kvforge.runtime.step_work import WorkListener
 
 logger = logging.getLogger(__name__)
 
@@ -120,6 +121,11 @@ class Drafting:
     def stats(self) -> dict[str, Any]:
         """Return what the drafter has to say of itself, by name."""
         return self.drafter.stats() if isinstance(self.drafter, Reporting) else {}
+
+    def watch(self, listener: WorkListener) -> None:
+        """Tell ``listener`` of the drafter's steps before they begin, where it has any."""
+        if isinstance(self.drafter, Watchable):
+            self.drafter.watch(listener)
 
     def _ask(self, drafter: Drafter, wanted: dict[Sequence, int]) -> dict[Sequence, Draft]:
         """Drafts as far as they can be computed: tokens of the model, no more than were asked for."""

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import torch
 
+from kvforge.errors import let_end
 from kvforge.runtime.outputs import SequenceOutput
 from kvforge.runtime.sampler import NOT_FINITE, SampledTokens, sample
 from kvforge.runtime.schedule import Schedule
@@ -67,7 +68,8 @@ class Verifier:
             if walking:
                 try:
                     sampled = self._tokens(walking, depth, logits)
-                except Exception as error:
+                except BaseException as error:
+                    let_end(error)
                     logger.exception("sampling after a draft failed")
                     message = f"{type(error).__name__}: {error}"
                     sampled = SampledTokens([0] * len(walking), {}, dict.fromkeys(range(len(walking)), message))

@@ -15,9 +15,10 @@ from pathlib import Path
 import pytest
 
 from kvforge.errors import KvforgeError
-from kvforge.gateway import GatewayOptions, gateway_command, readiness
+from kvforge.gateway import GatewayOptions, gateway_command
 from kvforge.gateway.options import parse_options
 from kvforge.gateway.server import listen
+from kvforge.serving import run_dir
 from kvforge.serving.run_dir import STATE_FILE
 from tests.cpu.gateway.fake_triton import FakeTriton, Refusal, Row
 from tests.cpu.gateway.http_calls import (
@@ -33,7 +34,7 @@ from tests.cpu.gateway.http_calls import (
 
 
 def test_ready(url: str, start: Callable[..., str], triton: FakeTriton, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(readiness, "STALE_S", 600.0)
+    monkeypatch.setattr(run_dir, "STALE_AFTER_S", 600.0)
 
     def say(engine: str) -> None:
         state = {"engine": engine, "engine_pid": 1, "active": 0, "time": time.time()}
@@ -45,7 +46,7 @@ def test_ready(url: str, start: Callable[..., str], triton: FakeTriton, tmp_path
         say(engine)
         assert call(watched, "GET", "/ready").status == status
     with monkeypatch.context() as patched:
-        patched.setattr(readiness, "STALE_S", 0.1)
+        patched.setattr(run_dir, "STALE_AFTER_S", 0.1)
         wait_until(lambda: call(watched, "GET", "/ready").status == 503)
     assert call(watched, "GET", "/ready").status == 200
     triton.ready = False

@@ -1,5 +1,6 @@
 """Guided texts are of the asked form, whatever the model, the batch and the other parameters are."""
 
+import functools
 import json
 import random
 import re
@@ -7,8 +8,8 @@ import re
 import pytest
 
 from kvforge.errors import KvforgeError, RequestError
+from kvforge.guides import matchers
 from kvforge.runtime import LLM, LLMEngine, SamplingParams, guide_compiler
-from kvforge.runtime.guide import Guide
 from kvforge.runtime.guide_compiler import GuideCompiler
 from kvforge.runtime.guided_decoding import GuidedDecoding
 from tests.support.engines import SWIFTKV
@@ -238,7 +239,8 @@ def test_what_guided_decoding_needs(monkeypatch):
         endless.engine.add_request("r", [5], guided("json"))
     text = run_one(endless, guided("regex", "(ab){3}", stop_token_ids=[7]))
     assert (text.text, text.stop_reason) == ("ababab", 7)
-    monkeypatch.setitem(__import__("sys").modules, "llguidance", None)
+    for name in ("llguidance", "kvforge.guides.matchers"):
+        monkeypatch.setitem(__import__("sys").modules, name, None)
     with pytest.raises(RequestError, match=r"needs llguidance; install kvforge\[serve\]"):
         make_llm().engine.add_request("r", [5], guided("json"))
 
@@ -254,12 +256,12 @@ def test_a_real_model_and_its_own_tokenizer(engines):
             assert text.finish_reason == "stop" and 3 <= len(values) <= 4 and set(values) <= {"x", "yy", 12, None}
 
 
-def test_a_lexer_that_others_used_up_is_made_anew():
+def test_a_lexer_that_others_used_up_is_made_anew(monkeypatch):
     """Copies share a lexer of at most so many states: a text that needs few is not ended by others' many."""
     tokenizer = TOKENIZERS["byte-level"]
     compiler = GuideCompiler(tokenizer, (2,), VOCAB_SIZE)
     wide = GuidedDecoding("regex", "(.*a.{12}|.*b.{13}|.*c.{14}|.*d.{15}){3}")
-    compiler._limits["max_lexer_states"] = 400
+    monkeypatch.setattr(matchers, "make_matcher", functools.partial(matchers.make_matcher, max_lexer_states=400))
     one = compiler.compile(wide)
     modest, greedy = one.start(), one.start()
     letters = [tokenizer.encode(c, add_special_tokens=False)[0] for c in "abcdefghij"]
@@ -271,10 +273,10 @@ def test_a_lexer_that_others_used_up_is_made_anew():
             greedy.accept(rng.choice(letters))
     assert not one.start().is_sound(), "the copies share the lexer's limit"
     forbidden, may_end = modest.next_tokens()
-    expected = Guide(one._make_matcher, compiler._vocabulary.vocab_size, (2,), VOCAB_SIZE)
+    expected = compiler.compile(wide)
+    assert expected.is_sound()
     expected.accept(letters[4])
     assert forbidden.tolist() == expected.next_tokens()[0].tolist() and not may_end
-    assert compiler.compile(wide) is not one and compiler.compile(wide).start().is_sound()
 
 
 def test_a_prepared_compiler_does_not_read_the_tokenizer_again(monkeypatch):

@@ -1,9 +1,11 @@
 """A native library's panic becomes one sentence; what ends a program or a task passes."""
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 
+from kvforge.cli import main
 from kvforge.errors import EngineError, RequestError
 from kvforge.native_calls import is_panic, panics_as
 from tests.support.text_tokenizers import PANICKING_TEXT, panicking
@@ -35,3 +37,13 @@ def test_no_error_passes():
     with panics_as(RequestError, SENTENCE):
         result = panicking().backend.encode("a fox").ids
     assert result
+
+
+def test_a_command_prints_one_line_for_a_panic(monkeypatch, capsys):
+    def run(args):
+        panicking().backend.encode(PANICKING_TEXT)
+
+    parser = SimpleNamespace(parse_args=lambda argv: SimpleNamespace(run=run))
+    monkeypatch.setattr("kvforge.cli.make_parser", lambda: parser)
+    assert main([]) == 1
+    assert capsys.readouterr().err.splitlines()[-1].startswith("kvforge: error: a library failed on this input")

@@ -97,7 +97,7 @@ def test_a_page_has_the_priority_of_its_first_token(retention, num_tokens, page_
 
 
 def test_more_ranges_than_anyone_needs_are_refused():
-    with pytest.raises(RequestError, match="holds 1001 ranges; give at most 1000"):
+    with pytest.raises(RequestError, match="retention has 1001 entries; give at most 1000"):
         SamplingParams(retention=[(0, 1, 1)] * 1001)
 
 

@@ -14,7 +14,7 @@ import torch
 
 import plugins
 from kvforge.runtime import SamplingParams
-from kvforge.runtime.sampling_state import make_state
+from kvforge.runtime.sampling_state import RequestSampling
 from kvforge.runtime.schedule import Schedule
 from kvforge.runtime.sequence import RequestMetrics, Sequence
 from kvforge.runtime.speculation.draft_runs import drawn_runs
@@ -99,7 +99,7 @@ def sequences_of(params, count):
     result = []
     for i in range(count):
         sequence = Sequence(str(i), 0, (0, i, 0), np.array([START]), params, 16, RequestMetrics(0, 0))
-        sequence.sampling = make_state(params, 0, [START], VOCAB, frozenset(), [])
+        sequence.sampling = RequestSampling(params, [START], VOCAB, frozenset(), []).state(0)
         sequence.sampling.random.seed(i)
         result.append(sequence)
     return result

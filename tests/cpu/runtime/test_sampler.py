@@ -8,7 +8,7 @@ import torch
 
 from kvforge.runtime import SamplingParams
 from kvforge.runtime.sampler import sample
-from kvforge.runtime.sampling_state import make_state
+from kvforge.runtime.sampling_state import RequestSampling
 from kvforge.runtime.sequence import RequestMetrics, Sequence
 
 VOCAB = 40
@@ -21,7 +21,7 @@ def make_sequence(params, prompt=(5, 6, 7), generated=(), index=0, bad_words=())
     )
     words = [tuple(w) for w in params.bad_words_ids] + list(bad_words)
     stop = EOS | frozenset(params.stop_token_ids)
-    sequence.sampling = make_state(params, index, list(prompt), VOCAB, stop, words)
+    sequence.sampling = RequestSampling(params, list(prompt), VOCAB, stop, words).state(index)
     for token in generated:
         sequence.append(token)
         if sequence.sampling is not None:

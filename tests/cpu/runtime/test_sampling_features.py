@@ -10,7 +10,7 @@ import torch
 from kvforge.errors import RequestError
 from kvforge.runtime import LLMEngine, SamplingParams
 from kvforge.runtime.sampler import sample
-from kvforge.runtime.sampling_state import make_state
+from kvforge.runtime.sampling_state import RequestSampling
 from kvforge.runtime.sequence import RequestMetrics, Sequence
 from tests.support.fake_session import FakeSession, context_logits
 
@@ -22,7 +22,7 @@ PROMPT = [5, 6, 5]
 def make_sequence(params, generated=()):
     sequence = Sequence("r", 0, (0, 0, 0), np.asarray(PROMPT, dtype=np.int32), params, 200, RequestMetrics(0, 0))
     words = [tuple(w) for w in params.bad_words_ids]
-    sequence.sampling = make_state(params, 0, PROMPT, VOCAB, EOS | frozenset(params.stop_token_ids), words)
+    sequence.sampling = RequestSampling(params, PROMPT, VOCAB, EOS | frozenset(params.stop_token_ids), words).state(0)
     for token in generated:
         sequence.append(token)
         if sequence.sampling is not None:

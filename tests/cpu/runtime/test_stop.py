@@ -6,11 +6,13 @@ import random
 import numpy as np
 import pytest
 
-from kvforge.runtime import SamplingParams, SequenceOutput
+from kvforge.errors import RequestError
+from kvforge.runtime import LLMEngine, SamplingParams, SequenceOutput
 from kvforge.runtime.sequence import RequestMetrics, Sequence
 from kvforge.runtime.stop import Stopper, StopStrings
 from kvforge.runtime.text_stream import TextStream
-from tests.support.text_tokenizers import byte_level
+from tests.support.fake_session import FakeSession
+from tests.support.text_tokenizers import PANICKING_TEXT, byte_level, panicking_decoder
 
 TOKENIZER = byte_level()
 
@@ -36,7 +38,7 @@ def test_stop_strings_equal_the_definition_however_the_text_is_cut():
     for _ in range(2000):
         text = "".join(rng.choice("ab ") for _ in range(rng.randint(0, 14)))
         stop = ["".join(rng.choice("ab ") for _ in range(rng.randint(1, 4))) for _ in range(rng.randint(1, 3))]
-        finder, given, found = StopStrings(stop), "", None
+        finder, given, found = StopStrings(SamplingParams(stop=stop)), "", None
         for piece in cut(text, rng):
             out, found = finder.push(piece)
             given += out
@@ -50,7 +52,7 @@ def test_stop_strings_equal_the_definition_however_the_text_is_cut():
 
 
 def test_held_text_is_only_what_could_become_a_stop_string():
-    finder = StopStrings(["STOP", "end."])
+    finder = StopStrings(SamplingParams(stop=["STOP", "end."]))
     assert finder.push("a ST") == ("a ", None)
     assert finder.push("A") == ("STA", None)
     assert finder.push(" en") == (" ", None)
@@ -109,3 +111,23 @@ def test_min_tokens_lets_earlier_stops_pass():
     assert ("".join(pieces), reason) == ("STOP now ", "STOP")
     params = SamplingParams(stop_words_ids=[[70]], min_tokens=3)
     assert run_sequence([70, 71, 72, 70, 73], params)[1] == (70,)
+
+
+def test_a_token_that_cannot_be_decoded_ends_its_own_request_alone():
+    tokenizer = panicking_decoder()
+    bad = tokenizer.backend.token_to_id(PANICKING_TEXT)
+    engine = LLMEngine(session=FakeSession(vocab_size=340), tokenizer=tokenizer, num_pages=40)
+    attacked = SamplingParams(max_tokens=8, stop=["x"], logit_bias={bad: 1000.0}, ignore_eos=True)
+    engine.add_request("attacked", [5, 6, 7], attacked)
+    engine.add_request("neighbour", [8, 9], SamplingParams(max_tokens=8, ignore_eos=True, temperature=0.0))
+    ended = {}
+    while engine.has_unfinished():
+        ended.update({output.request_id: output for output in engine.step() if output.finished})
+    assert ended["attacked"].finish_reason == "error"
+    assert "cannot be shown as text" in ended["attacked"].stop_reason
+    assert ended["attacked"].stop_reason.startswith("the model's tokenizer")
+    assert ended["neighbour"].finish_reason == "length"
+    engine.check_invariants()
+    with pytest.raises(RequestError, match="cannot be shown as text"):
+        engine.add_request("prompt", [bad], SamplingParams(stop=["x"]))
+    assert not engine.has_unfinished()

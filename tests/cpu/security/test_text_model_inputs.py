@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from kvforge.errors import RequestError
+from kvforge.runtime.sampling_checks import MAX_WORDS
 from kvforge.serving.postprocess import Postprocessor
-from kvforge.serving.preprocess import MAX_WORDS, Preprocessor, load_tokenizer
+from kvforge.serving.preprocess import Preprocessor, load_tokenizer
 from kvforge.serving.stream_keys import StreamKeys
 from tests.support.checkpoints import write_byte_tokenizer
 

@@ -4,6 +4,7 @@ The next token is a fixed function of the tokens so far; a page is 16 tokens. Ru
 """
 
 import argparse
+import ctypes
 import socket
 import sys
 import time
@@ -12,12 +13,21 @@ from types import SimpleNamespace
 
 from kvforge.errors import RequestError
 from kvforge.runtime.sampling_params import SamplingParams
+from kvforge.runtime.step_work import Work, WorkListener
+from kvforge.serving.allowance import Pulse
 from kvforge.serving.engine_process import EngineServer
+from kvforge.serving.heartbeat import Heartbeat
 from kvforge.serving.watchdog import exit_with_parent
 
 PAGE_SIZE, NUM_PAGES, MAX_SEQ_LEN = 16, 4096, 512
-POISON = -7
-"""A first token that makes `add_request` fail in a way it never should."""
+POISON, PANIC = -7, -8
+"""First tokens that make `add_request` fail in ways it never should: with an Exception, and with what is none."""
+SPIN, HOLD = -9, -10
+"""First tokens whose second step never ends: a loop in Python, and a native call that holds the interpreter's lock."""
+
+
+class PanicException(BaseException):
+    """Like that of a native library."""
 
 
 def next_token(tokens: list[int], vocab_size: int) -> int:
@@ -37,21 +47,29 @@ class FakeEngine:
         self.vocab_size, self.step_s = vocab_size, step_s
         self.sequences: dict[str, _Sequence] = {}
         self.iteration = 0
+        self.listener: WorkListener = lambda work: None
 
-    def add_request(self, request_id: str, prompt: list[int], params: SamplingParams) -> None:
+    def add_request(self, request_id: str, prompt: list[int], params: SamplingParams, guide: object = None) -> None:
         if len(prompt) >= MAX_SEQ_LEN:
             raise RequestError(f"the prompt has {len(prompt)} tokens, the engine takes {MAX_SEQ_LEN - 1}")
         if prompt[0] == POISON:
             raise ValueError("poison")
+        if prompt[0] == PANIC:
+            raise PanicException("a pattern took too long")
         self.sequences[request_id] = _Sequence(list(prompt), params)
 
     def abort(self, request_id: str) -> bool:
         return self.sequences.pop(request_id, None) is not None
 
+    def watch(self, listener: WorkListener) -> None:
+        self.listener = listener
+
     def has_unfinished(self) -> bool:
         return bool(self.sequences)
 
     def step(self) -> list[SimpleNamespace]:
+        self.listener(Work("decode", len(self.sequences)))
+        self._be_odd()
         time.sleep(self.step_s)
         self.iteration += 1
         outputs = []
@@ -78,6 +96,15 @@ class FakeEngine:
                 )
             )
         return outputs
+
+    def _be_odd(self) -> None:
+        """What a request whose first token says so does to its step."""
+        for sequence in self.sequences.values():
+            if sequence.tokens[0] == SPIN and sequence.num_generated:
+                while True:
+                    pass
+            if sequence.tokens[0] == HOLD and sequence.num_generated:
+                ctypes.PyDLL(None).sleep(3600)  # does not let go of the interpreter's lock
 
     def stats(self) -> dict:
         used = sum(-(-len(s.tokens) // PAGE_SIZE) for s in self.sequences.values())
@@ -115,13 +142,16 @@ class FakeEngine:
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--socket-fd", type=int, required=True)
+    parser.add_argument("--heartbeat-fd", type=int, required=True)
     parser.add_argument("--server-pid", type=int)
     parser.add_argument("--vocab-size", type=int, required=True)
     parser.add_argument("--step-s", type=float, default=0.002)
     args = parser.parse_args()
     exit_with_parent()
     sock = socket.socket(fileno=args.socket_fd)
-    return EngineServer(sock, lambda: FakeEngine(args.vocab_size, args.step_s), lambda f: SamplingParams(**f)).run()
+    pulse = Pulse(Heartbeat(args.heartbeat_fd).beat)
+    server = EngineServer(sock, lambda: FakeEngine(args.vocab_size, args.step_s), lambda f: SamplingParams(**f), pulse)
+    return server.run()
 
 
 if __name__ == "__main__":

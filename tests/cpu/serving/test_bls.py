@@ -3,6 +3,7 @@
 import gc
 import itertools
 import json
+import time
 import weakref
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ import pytest
 from kvforge.runtime.tokenizer import Tokenizer
 from kvforge.serving.bls import TextServer
 from kvforge.serving.responses import FINAL, HEARTBEAT, SEQUENCE_END
+from kvforge.serving.text_lanes import SHORT_BYTES
 from tests.support.checkpoints import write_byte_tokenizer
 
 FINAL_FLAG = 1
@@ -100,7 +102,7 @@ def answer(triton: Triton, inputs: dict, tokens: list[int], flags: int, **more: 
 def serve(folder: Path, script: Any, accumulate: bool = False, **inputs: np.ndarray) -> tuple[Triton, Sender]:
     write_byte_tokenizer(folder)
     parameters = {"accumulate_tokens": str(accumulate), "tokenizer_dir": str(folder), "max_queue_size": "2",
-                  "ack_socket": str(folder / "acks.sock"), "max_request_bytes": "1000"}  # fmt: skip
+                  "ack_socket": str(folder / "acks.sock"), "max_request_bytes": "10000"}  # fmt: skip
     names = ("text_input", "max_tokens", "top_k", "stream", "num_draft_tokens")
     config = {
         "max_batch_size": 2,
@@ -115,6 +117,8 @@ def serve(folder: Path, script: Any, accumulate: bool = False, **inputs: np.ndar
         request_id=lambda: "mine", requested_output_names=lambda: ["text_output", "sequence_index"],
     )  # fmt: skip
     server.execute([request])
+    while server._admission.num_open:
+        time.sleep(0.001)
     server._pool.shutdown(wait=True)
     server.close()
     return triton, sender
@@ -225,3 +229,32 @@ def test_a_call_is_taken_to_its_end_and_outlives_its_answer(tmp_path: Path) -> N
     (kept,) = made
     call = kept()
     assert call is not None and call.left == []
+
+
+class EndedError(BaseException):
+    """As a panic: no Exception."""
+
+
+@pytest.mark.parametrize("text", [b"Hi", b"x" * (SHORT_BYTES + 1)])
+@pytest.mark.parametrize("error", [EndedError("/a/path"), SystemExit("/a/path"), KeyError("k")])
+def test_whatever_fails_the_request_is_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: bytes, error: BaseException
+) -> None:
+    def fail(*arguments: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(Tokenizer, "encode", fail)
+    triton, sender = serve(tmp_path, lambda triton, inputs: [], text_input=np.array([[text]], object))
+    assert triton.calls == []
+    assert len(sender.sent) == 1
+    assert sender.error.code() == Triton.TritonError.INTERNAL
+    assert sender.error.message().startswith("the request failed")
+    assert "path" not in sender.error.message()
+
+
+def test_a_long_text_is_answered_as_a_short_one(tmp_path: Path) -> None:
+    text = np.array([[b"x" * (SHORT_BYTES + 1)]], object)
+    triton, sender = serve(tmp_path, three_pieces(tmp_path), text_input=text)
+    assert sender.texts == ["a", "bc"]
+    (call,) = triton.calls
+    assert {t.name(): t.as_numpy() for t in call["inputs"]}["input_lengths"].item() == SHORT_BYTES + 1

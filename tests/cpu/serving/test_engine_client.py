@@ -1,21 +1,28 @@
 """The engine process behind its client, with an engine that computes nothing."""
 
+import json
 import os
 import queue
+import resource
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
 from kvforge.errors import EngineError
+from kvforge.serving import engine_client
 from kvforge.serving.engine_client import EngineClient
 from kvforge.serving.output_rows import News
 from kvforge.serving.processes import process_id, wait_gone
+from tests.cpu.serving.fake_engine import HOLD, PANIC, SPIN
 
 FAKE = [sys.executable, str(Path(__file__).with_name("fake_engine.py")), "--vocab-size", "300", "--step-s", "0.001"]
 WAIT_S = 180.0
+FEW_FILES = 3
+"""Descriptors, fewer than any process has open."""
 
 
 class Listener:
@@ -69,6 +76,10 @@ def read(listener: Listener, request_id: str) -> list[News]:
     return found
 
 
+def no_thread(thread: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
+
+
 def until(condition) -> None:
     deadline = time.monotonic() + WAIT_S
     while not condition():
@@ -101,6 +112,15 @@ def test_a_surprise_in_one_request_leaves_the_engine_running(client: EngineClien
     add(client, "bystander", [1], 20)
     add(client, "poison", [-7], 5)
     assert listener.refused.get(timeout=WAIT_S) == ("poison", "the request failed: poison")
+    assert len(read(listener, "bystander")) == 20
+
+
+def test_a_native_library_s_panic_in_one_request_leaves_the_engine_running(
+    client: EngineClient, listener: Listener
+) -> None:
+    add(client, "bystander", [1], 20)
+    add(client, "panic", [PANIC], 5)
+    assert listener.refused.get(timeout=WAIT_S) == ("panic", "the request failed: a pattern took too long")
     assert len(read(listener, "bystander")) == 20
 
 
@@ -163,6 +183,119 @@ def test_what_is_sent_after_the_last_attempt_to_start_is_refused() -> None:
         client.start()
     client.close()
     assert len(outcomes) == 1 and "exit status 3" in outcomes[0]
+
+
+@pytest.mark.parametrize("how", ["stopped", "spinning", "holding the lock", "stopped while idle"])
+def test_a_process_that_does_not_step_is_reported_and_replaced(
+    client: EngineClient, listener: Listener, how: str
+) -> None:
+    """It is alive, and its other threads may be too."""
+    for name in ("first", "second"):  # from steps of unknown length to known ones
+        add(client, name, [1, 2], 10)
+        read(listener, name)
+    pid = client.pid
+    assert pid is not None
+    if how != "stopped while idle":
+        first = {"spinning": SPIN, "holding the lock": HOLD}.get(how, 1)
+        add(client, "endless", [first, 2], 10**6)
+        if how != "holding the lock":  # which the thread that sends tokens needs too
+            listener.tokens.get(timeout=WAIT_S)
+    if how.startswith("stopped"):
+        os.kill(pid, signal.SIGSTOP)
+    states = set()
+    while listener.lost.empty():
+        states.add(client.state)
+        time.sleep(0.01)
+    assert "stopped answering" in listener.lost.get()
+    while client.state != "ready":
+        states.add(client.state)
+        time.sleep(0.01)
+    assert states == {"ready", "stalled"}
+    add(client, "next", [1, 2], 3)
+    assert len(read(listener, "next")) == 3
+    assert client.pid != pid
+
+
+def test_what_waits_for_a_process_that_does_not_read_is_bounded_and_goes_with_it(
+    client: EngineClient, listener: Listener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client._outgoing, "_max_bytes", 10**6)
+    assert client.pid is not None
+    os.kill(client.pid, signal.SIGSTOP)
+    refused = 0
+    for index in range(10_000):
+        try:
+            add(client, f"waits {index}", [1] * 200, 5)
+        except EngineError as error:
+            assert "is behind" in str(error) and "later" in str(error)
+            refused += 1
+            client.abort(f"waits {index}")
+    assert 0 < refused < 10_000
+    assert client._outgoing.num_bytes < 10**6 + 10_000 * 40
+    listener.lost.get(timeout=WAIT_S)
+    add(client, "next", [1, 2], 3)
+    assert len(read(listener, "next")) == 3  # not behind thousands that nobody waits for
+    assert client._outgoing.num_bytes == 0
+
+
+def test_an_engine_is_started_again_once_there_are_descriptors(
+    listener: Listener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where none can be started, a request has it tried again, but not each."""
+    monkeypatch.setattr(engine_client, "START_ATTEMPTS", 1)
+    client = EngineClient(FAKE, listener)
+    client.start()
+    assert client.pid is not None
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (FEW_FILES, hard))
+    try:
+        client.kill()
+        listener.lost.get(timeout=WAIT_S)
+        assert "Too many open files" in listener.lost.get(timeout=WAIT_S)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert client.state == "failed" and "Too many open files" in str(client.failure)
+    for _ in range(100):
+        with pytest.raises(EngineError, match="Too many open files"):
+            add(client, "early", [1, 2], 3)
+    assert client.state == "failed" and listener.lost.empty()
+    client._retry_at = 0.0
+    with pytest.raises(EngineError, match="Too many open files"):
+        add(client, "the one that has it tried", [1, 2], 3)
+    until(lambda: client.state == "ready")
+    add(client, "next", [1, 2], 3)
+    assert len(read(listener, "next")) == 3
+    client.close()
+
+
+def test_no_room_for_a_thread_refuses_the_request_and_no_more(
+    listener: Listener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = EngineClient([sys.executable, "-c", "raise SystemExit(3)"], listener)
+    with pytest.raises(EngineError, match="exit status 3"):
+        client.start()
+    client._retry_at = 0.0
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", no_thread)
+        with pytest.raises(EngineError, match="can't start new thread; send the request again later"):
+            add(client, "a", [1], 2)
+    with pytest.raises(EngineError, match="exit status 3"):
+        add(client, "a", [1], 2)
+    listener.lost.get(timeout=WAIT_S)
+    listener.lost.get(timeout=WAIT_S)
+    client.close()
+
+
+def test_an_engine_that_was_replaced_is_started_once(listener: Listener, tmp_path: Path) -> None:
+    (tmp_path / "engine.json").write_text(json.dumps({"manifest_sha256": "another"}))
+    command = [sys.executable, "-m", "kvforge.serving.engine_process", str(tmp_path), "--server-pid", str(os.getpid())]
+    client = EngineClient([*command, "--manifest-sha256", "abc"], listener)
+    with pytest.raises(EngineError, match="was replaced by another one while it was served; restart kvforge serve"):
+        client.start()
+    assert client.state == "replaced"
+    assert "was replaced" in listener.lost.get()
+    assert listener.lost.empty()
+    client.close()
 
 
 def test_close_ends_the_process(listener: Listener) -> None:

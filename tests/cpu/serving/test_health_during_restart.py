@@ -1,5 +1,6 @@
 """The health endpoint under bursts, and asked while another thread stops or replaces the server."""
 
+import resource
 import socket
 import threading
 from contextlib import ExitStack
@@ -11,7 +12,7 @@ import pytest
 
 from kvforge.errors import KvforgeError
 from kvforge.serving import launcher
-from kvforge.serving.health_server import _Server
+from kvforge.serving.health_server import ACCEPT_PAUSE_S, HealthServer, _Server
 from kvforge.serving.launcher import StartCancelled, TritonServer
 from kvforge.serving.options import ServerOptions
 from kvforge.serving.run_dir import EngineState, StateReader
@@ -68,6 +69,28 @@ def test_a_start_whose_first_request_gets_no_answer_can_be_cancelled(monkeypatch
     over.set()
     with pytest.raises(KvforgeError, match="it ended"):
         server._first_request(lambda: False)
+
+
+def test_probes_are_let_in_again_once_there_are_descriptors() -> None:
+    health = HealthServer("127.0.0.1", 0, lambda: {"live": True, "ready": True})
+    port = int(health.url.rpartition(":")[2])
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with socket.socket() as early, socket.socket() as late:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+        try:
+            early.connect(("127.0.0.1", port))
+            early.sendall(b"GET /ready HTTP/1.0\r\n\r\n")
+            early.settimeout(3 * ACCEPT_PAUSE_S)
+            with pytest.raises(TimeoutError):
+                early.recv(1)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        late.connect(("127.0.0.1", port))
+        late.sendall(b"GET /ready HTTP/1.0\r\n\r\n")
+        for client in (early, late):
+            client.settimeout(60.0)
+            assert b" 200 " in client.recv(100)
+    health.close()
 
 
 def test_a_burst_of_probes_is_let_in() -> None:

@@ -1,6 +1,7 @@
 """Who is let in, which parameters are known, what the state file says, and how large a request may be."""
 
 import json
+import resource
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -8,14 +9,15 @@ import numpy as np
 import pytest
 
 from kvforge.errors import RequestError
+from kvforge.serving import run_dir
 from kvforge.serving.active import ActiveRequest
 from kvforge.serving.admission import Admission, UnavailableError
 from kvforge.serving.open_requests import OpenRequests
 from kvforge.serving.parameters import check_parameters, read_parameters, timeout_s
 from kvforge.serving.request import GenerationRequest
-from kvforge.serving.run_dir import ask_to_drain
+from kvforge.serving.run_dir import StateReader, ask_to_drain
 from kvforge.serving.size_limits import SizeLimits
-from kvforge.serving.state_files import StateWriter, drain_deadline
+from kvforge.serving.state_files import LENGTH, StateWriter, drain_deadline
 
 
 def request(parameters: dict | None = None, timeout: int = 0) -> SimpleNamespace:
@@ -61,6 +63,13 @@ def test_timeouts_are_microseconds(parameters: dict | None, timeout: int, expect
     assert timeout_s(made, read_parameters(made)) == expected
 
 
+@pytest.mark.parametrize("timeout", [-5, -1, -(2**63)])
+def test_a_negative_timeout_over_grpc_arrives_as_a_huge_one(timeout: int) -> None:
+    with pytest.raises(RequestError, match=f"'timeout' is {timeout}; give whole microseconds of at least 0"):
+        timeout_s(request({}, timeout % 2**64), {})
+    assert timeout_s(request({}, 2**63 - 1), {}) == pytest.approx(2**63 / 1e6)
+
+
 @pytest.mark.parametrize("value", [-1, "soon", "-3", float("inf"), float("nan")])
 def test_impossible_timeouts(value: object) -> None:
     with pytest.raises(RequestError, match="'timeout'"):
@@ -93,6 +102,44 @@ def test_the_drain_file(tmp_path: Path) -> None:
     assert drain_deadline(tmp_path) == 0.0
 
 
+def test_a_moment_without_descriptors_is_no_drain(tmp_path: Path) -> None:
+    ask_to_drain(tmp_path, 2.5)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    try:
+        deadline = drain_deadline(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert deadline is None
+    assert drain_deadline(tmp_path) == 2.5
+
+
+def test_why_the_engine_failed_is_in_the_state_file_which_keeps_its_length(tmp_path: Path) -> None:
+    writer, reader = StateWriter(tmp_path), StateReader(tmp_path)
+    for reason in (None, "no room", "\x00" * 10**6, "\N{PILE OF POO}" * 10**6):
+        writer.write("failed", None, 0, reason=reason)
+        assert (tmp_path / "state.json").stat().st_size == LENGTH
+        state = reader.read()
+        assert state is not None and state.reason == (reason and reason[:300])
+
+
+def test_a_reader_that_did_not_run_itself_does_not_call_the_stub_silent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr(run_dir.time, "monotonic", lambda: now)
+    StateWriter(tmp_path).write("ready", 5, 0)
+    often, seldom = StateReader(tmp_path, longest_look_s=1.0), StateReader(tmp_path)
+    assert not any(state.is_frozen for reader in (often, seldom) if (state := reader.read()))
+    now += 60
+    ages = [state.age_s for reader in (often, seldom) if (state := reader.read())]
+    assert ages == [1.0, 60.0]
+    for _ in range(50):
+        now += 0.1
+        state = often.read()
+    assert state is not None and state.is_frozen and state.problem == run_dir.SILENT
+
+
 def test_size_limits() -> None:
     limits = SizeLimits(max_request_bytes=100, vocab_size=8)
     limits.check_tensors({"input_ids": np.zeros((1, 25), np.int32)})
@@ -100,6 +147,9 @@ def test_size_limits() -> None:
         limits.check_tensors({"input_ids": np.zeros((1, 26), np.int32)})
     with pytest.raises(RequestError, match="at most 100"):
         limits.check_tensors({"stop_strings": np.array([[b"a" * 60, b"b" * 60]], dtype=object)})
+    limits.check_tensors({"stop_strings": np.array([[b"a" * 40, b"b" * 40]], dtype=object)})
+    with pytest.raises(RequestError, match="at most 100"):
+        limits.check_tensors({"stop_strings": np.full((1, 13), b"", dtype=object)})
     with pytest.raises(RequestError, match=r"'embedding_bias' has 7 numbers a prompt, but .* has 8"):
         limits.check_tensors({"embedding_bias": np.zeros((1, 7), np.float32)})
     prompt = GenerationRequest([1], False, True, return_generation_logits=True, params={"max_tokens": 10**9})

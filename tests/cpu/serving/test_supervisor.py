@@ -1,5 +1,6 @@
 """When a server is started again and when not, with servers played by a class; and the health endpoint."""
 
+import dataclasses
 import json
 import socket
 import time
@@ -11,7 +12,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from kvforge.errors import KvforgeError
+from kvforge.errors import EngineReplacedError, KvforgeError
 from kvforge.serving import supervisor as module
 from kvforge.serving.health_server import HealthServer
 from kvforge.serving.options import ServerOptions
@@ -27,7 +28,8 @@ class FakeServer:
     made: ClassVar[list["FakeServer"]] = []
 
     def __init__(self, engine_dir: Path, options: ServerOptions) -> None:
-        self.options, self.stopped = options, 0
+        digest = options.manifest_sha256 or "digest of the first"
+        self.options, self.stopped = dataclasses.replace(options, manifest_sha256=digest), 0
         self.ports = {"http": 1, "grpc": 2, "metrics": 3}
         self.http_url = "http://nowhere"
         self.state: EngineState | None = EngineState("ready", 7, 0, 0.0)
@@ -35,6 +37,8 @@ class FakeServer:
         self.made.append(self)
 
     def start(self, cancelled: Callable[[], bool]) -> None:
+        if self.fate == "replaced":
+            raise EngineReplacedError(self.fate)
         if self.fate not in ("lives", "dies"):
             raise KvforgeError(self.fate)
 
@@ -103,7 +107,9 @@ def test_a_first_start_that_fails_is_not_repeated(supervise: Callable[..., Super
     [
         (EngineState("ready", 7, 3, 0.1), None),
         (EngineState("loading", None, 0, 0.1), "the engine is loading"),
-        (EngineState("lost", None, 0, 0.1), "the engine is lost"),
+        (EngineState("stalled", 7, 3, 0.1), "the engine stopped answering; it was ended and is started again"),
+        (EngineState("failed", None, 0, 0.1, reason="no room"), "the engine cannot be started: no room"),
+        (EngineState("replaced", None, 0, 0.1, reason="another"), "the engine is not started: another"),
         (EngineState("ready", 7, 0, 9.0), "the process of model 'tensorrt_llm' does not say how the engine is"),
         (None, "the process of model 'tensorrt_llm' does not say how the engine is"),
     ],
@@ -116,6 +122,15 @@ def test_readiness_is_the_engines(supervise: Callable[..., Supervisor], state: E
     report = made.report()
     assert report["reasons"] == ([] if reason is None else [reason])
     assert report["ready"] == (reason is None)
+    assert report["live"] == (state is None or (state.engine != "stalled" and state.age_s < 5))
+
+
+def test_an_engine_that_was_replaced_ends_it_at_once(supervise: Callable[..., Supervisor]) -> None:
+    """Another engine in the directory does not go away by starting the server again."""
+    with pytest.raises(EngineReplacedError):
+        supervise(["dies", "replaced", "lives"])
+    assert len(FakeServer.made) == 2
+    assert FakeServer.made[1].options.manifest_sha256 == "digest of the first"
 
 
 def get(url: str) -> tuple[int, dict[str, Any]]:

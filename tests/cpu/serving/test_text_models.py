@@ -11,13 +11,14 @@ import pytest
 from kvforge.errors import EngineError, RequestError
 from kvforge.runtime.tokenizer import Tokenizer
 from kvforge.serving.postprocess import Postprocessor, Processed
-from kvforge.serving.preprocess import Preprocessor, load_tokenizer
+from kvforge.serving.preprocess import MAX_WORD_BYTES, Preprocessor, load_tokenizer
 from kvforge.serving.repository import repository_templates
 from kvforge.serving.responses import FINAL, HEARTBEAT, SEQUENCE_END
 from kvforge.serving.sending import Responder
 from kvforge.serving.stream_keys import StreamKeys
 from kvforge.serving.words import decode_words
 from tests.support.checkpoints import write_byte_tokenizer
+from tests.support.text_tokenizers import PANICKING_TEXT, panicking_decoder
 
 VOCAB_SIZE = 400
 TEXT = "añb 日本 🙂 end"
@@ -165,7 +166,7 @@ def test_an_answer_that_cannot_be_sent_ends_its_request(monkeypatch: pytest.Monk
     pb = SimpleNamespace(
         TRITONSERVER_RESPONSE_COMPLETE_FINAL=1,
         Tensor=lambda *parts: parts,
-        InferenceResponse=lambda outputs, error=None: (outputs, error),
+        InferenceResponse=lambda output_tensors, error=None: (output_tensors, error),
         TritonError=type("TritonError", (), {"INTERNAL": 1, "__init__": lambda self, message, code: None}),
     )
     monkeypatch.setitem(sys.modules, "triton_python_backend_utils", pb)
@@ -186,3 +187,41 @@ def test_an_answer_that_cannot_be_sent_ends_its_request(monkeypatch: pytest.Monk
     sender = SimpleNamespace(send=send)
     model.execute([SimpleNamespace(get_response_sender=lambda: sender, inputs=list, is_cancelled=lambda: False)])
     assert (acks, len(sent)) == ([(7, True)], 1)
+
+
+def test_tokens_that_cannot_be_decoded_end_their_stream_alone(tokenizer_dir: Path) -> None:
+    tokenizer, keys = panicking_decoder(), StreamKeys(tokenizer_dir)
+    post = Postprocessor(tokenizer, keys), [keys.make() for _ in range(3)]
+    (bad,), fine = tokenizer.encode(PANICKING_TEXT), tokenizer.encode("fox")
+    send(post, fine, 0, key=1)
+    failed = send(post, [*fine, bad], 0, key=2)
+    assert (failed.text, failed.ack, failed.cancelled, failed.final) == (None, post[1][2], True, True)
+    assert failed.error is not None and "cannot be shown as text" in failed.error
+    assert piece(send(post, fine, SEQUENCE_END | FINAL, key=1)) == "fox"
+    assert post[0]._streams == {}
+
+
+def test_word_lists_are_bounded_by_their_text(tokenizer_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = preprocessor(tokenizer_dir)
+    weights = np.ones((1, 2), np.float32)
+    for name in ("STOP_WORDS_DICT", "BAD_WORDS_DICT", "EMBEDDING_BIAS_WORDS"):
+        for size, fits in ((MAX_WORD_BYTES, True), (MAX_WORD_BYTES + 1, False)):
+            words = np.array([[b"a" * (size - 1), b"b"]], dtype=object)
+            tensors = {"QUERY": texts("x"), name: words}
+            if name == "EMBEDDING_BIAS_WORDS":
+                tensors["EMBEDDING_BIAS_WEIGHTS"] = weights
+            if fits:
+                assert model.run(tensors)
+                continue
+            with monkeypatch.context() as patch, pytest.raises(RequestError, match=f"at most {MAX_WORD_BYTES} are"):
+                patch.setattr(Tokenizer, "encode_all", None)  # refused before any word is tokenized
+                model.run(tensors)
+
+
+def test_a_text_beyond_the_context_is_refused(tokenizer_dir: Path) -> None:
+    keys = StreamKeys(tokenizer_dir)
+    model = Preprocessor(load_tokenizer(str(tokenizer_dir)), keys, VOCAB_SIZE, 1 << 20, max_seq_len=101)
+    assert model.run({"QUERY": texts("a" * 100)})["REQUEST_INPUT_LEN"].tolist() == [[100]]
+    for length in (101, 1000, 1 << 19):
+        with pytest.raises(RequestError, match="shorten it or rebuild with a larger --max-seq-len"):
+            model.run({"QUERY": texts("a" * length)})

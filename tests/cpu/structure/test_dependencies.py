@@ -90,6 +90,18 @@ FORBIDDEN = {
         *MODEL_MAKING,
     ),
     "kvforge/workers": ("torch", "numpy", "kvforge.runtime", "kvforge.serving", "kvforge.gateway", "kvforge.commands"),
+    "kvforge/guides": (
+        "torch",
+        "kvforge.compiler",
+        "kvforge.runtime.engine",
+        "kvforge.runtime.guide",
+        "kvforge.runtime.guide_compiler",
+        "kvforge.serving",
+        "kvforge.gateway",
+        "kvforge.commands",
+        "model_defs",
+        "plugins",
+    ),
     "kvforge/evaluation": (
         "kvforge.compiler",
         "kvforge.serving",

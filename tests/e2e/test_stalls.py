@@ -1,0 +1,117 @@
+"""Processes that are alive and do nothing: noticed, said by every probe, and replaced; a standstill of all is none."""
+
+import json
+import os
+import signal
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvforge.serving.processes import ProcessId, children, descendants, model_of_stub, wait_gone
+from tests.e2e.test_operations_restart import answer, open_streams, openai_answer, tritonserver
+from tests.support.serve_process import ServeProcess
+from tests.support.serving import wait_until
+
+ODD_ENGINE = Path(__file__).resolve().parents[1] / "support" / "odd_engine"
+NOTICED_WITHIN_S = 60.0
+"""An order of magnitude more than it takes, which the test prints."""
+OPENAI = ("--openai", "--openai-port", "0", "--served-model-name", "served")
+
+
+def engine_process(running: ServeProcess) -> ProcessId:
+    found = descendants(tritonserver(running).pid)
+    (engine,) = [p for p in found if b"engine_process" in Path(f"/proc/{p.pid}/cmdline").read_bytes()]
+    return engine
+
+
+def stub(running: ServeProcess) -> ProcessId:
+    (found,) = [p for p in children(tritonserver(running).pid) if model_of_stub(p) == "tensorrt_llm"]
+    return found
+
+
+def gateway_ready(running: ServeProcess) -> tuple[int, dict[str, Any]]:
+    try:
+        with urllib.request.urlopen(running.openai_url.removesuffix("/v1") + "/ready", timeout=60) as response:
+            return response.status, json.load(response)
+    except urllib.error.HTTPError as error:
+        return error.code, json.load(error)
+
+
+def probes(running: ServeProcess) -> list[int]:
+    return [running.health("ready")[0], running.health("live")[0], gateway_ready(running)[0]]
+
+
+def test_an_engine_process_that_does_not_step_is_replaced(engine_dir: Path) -> None:
+    paths = [str(ODD_ENGINE), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    with ServeProcess(engine_dir, *OPENAI, env=environment) as running:
+        wait_until(lambda: probes(running) == [200, 200, 200], "a ready server")
+        before = answer(running)
+        for signum in (signal.SIGSTOP, signal.SIGUSR1, signal.SIGUSR2):
+            for is_idle in (False, True):
+                answer(running), answer(running)  # steps of known length
+                errors: list[str] = []
+                threads = [] if is_idle else open_streams(running, errors)
+                old = engine_process(running)
+                os.kill(old.pid, signum)
+                seconds = wait_until(lambda: running.health()[0] == 503, "the stall noticed", NOTICED_WITHIN_S)
+                print(f"{signum.name}, {'idle' if is_idle else 'busy'}: noticed within {seconds:.1f} s")
+                assert probes(running) == [503, 503, 503]
+                reason = "the engine stopped answering; it was ended and is started again"
+                assert running.health()[1]["reasons"] == [reason]
+                assert gateway_ready(running)[1]["reason"] == reason
+                for thread in threads:
+                    thread.join(NOTICED_WITHIN_S)
+                assert len(errors) == len(threads)
+                assert all("the engine stopped answering" in error for error in errors)
+                assert wait_gone([old], NOTICED_WITHIN_S) == []
+                while (found := probes(running)) != [200, 200, 200]:
+                    assert found[:2] in ([503, 503], [503, 200], [200, 200])  # never ready and not alive
+                    time.sleep(0.01)
+                assert answer(running) == openai_answer(running) == before
+                assert running.health()[1]["restarts"] == 0
+
+
+def test_a_stub_that_is_stopped_is_replaced_with_its_server(engine_dir: Path) -> None:
+    with ServeProcess(engine_dir, *OPENAI) as running:
+        wait_until(lambda: probes(running) == [200, 200, 200], "a ready server")
+        before = answer(running)
+        old = tritonserver(running)
+        os.kill(stub(running).pid, signal.SIGSTOP)
+        seconds = wait_until(lambda: probes(running) == [503, 503, 503], "the silence noticed", NOTICED_WITHIN_S)
+        print(f"noticed within {seconds:.1f} s")
+        reasons = running.health()[1]["reasons"]
+        assert reasons == ["the process of model 'tensorrt_llm' does not say how the engine is"]
+        wait_until(lambda: probes(running) == [200, 200, 200], "another server")
+        assert answer(running) == openai_answer(running) == before
+        assert running.health()[1]["restarts"] == 1
+        assert not old.is_alive()
+
+
+@pytest.mark.parametrize("standstill_s", [12.0])
+def test_a_standstill_of_all_processes_is_no_stall(engine_dir: Path, standstill_s: float, tmp_path: Path) -> None:
+    """Longer than every silence that counts but the supervisor's own, and in mid-stream."""
+    log = tmp_path / "log"
+    with ServeProcess(engine_dir, "--log-file", str(log)) as running:
+        before = answer(running)
+        errors: list[str] = []
+        threads = open_streams(running, errors)
+        engine, server = engine_process(running), tritonserver(running)
+        everybody = [running.pid, *(process.pid for process in descendants(running.pid))]
+        for pid in everybody:
+            os.kill(pid, signal.SIGSTOP)
+        time.sleep(standstill_s)
+        for pid in reversed(everybody):
+            os.kill(pid, signal.SIGCONT)
+        for _ in range(50):
+            assert running.health("live")[0] == 200
+            time.sleep(0.1)
+        assert running.health()[1]["reasons"] == [], log.read_text()
+        assert answer(running) == before
+        assert (engine_process(running), tritonserver(running)) == (engine, server)
+        assert running.health()[1]["restarts"] == 0 and not errors
+        assert all(thread.is_alive() for thread in threads)
