@@ -7,7 +7,7 @@ from kvforge.errors import KvforgeError, RequestError
 from kvforge.gateway.errors import ApiError, bad_field
 from kvforge.gateway.fields import Fields, flag
 from kvforge.gateway.model import ServedModel
-from kvforge.gateway.sampling import check_length
+from kvforge.gateway.sampling import beyond_context, check_length
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 _MESSAGE_FIELDS = {"role", "content", "name", "tool_call_id", "refusal", "tool_calls", "function_call", "audio",
@@ -124,8 +124,10 @@ def encode(model: ServedModel, text: str, special: bool, param: str) -> list[int
     try:
         ids = model.text_limits.encode(text, special)
     except RequestError as error:
-        code = "context_length_exceeded" if str(error).startswith("the prompt has") else None
-        raise ApiError(400, str(error), param, code) from None
+        amount, _, _ = str(error).partition(", but")
+        if amount.startswith("the prompt has"):
+            raise beyond_context(amount, model.max_seq_len, param) from None
+        raise ApiError(400, str(error), param) from None
     if not ids:
         raise bad_field(param, "gives no token; write more")
     return ids

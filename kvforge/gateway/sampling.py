@@ -62,13 +62,7 @@ def check_best_of(fields: dict[str, Any]) -> None:
 def check_length(num_prompt: int, max_tokens: int, max_seq_len: int, param: str) -> None:
     """Raise ApiError where prompt and generated tokens do not fit a sequence."""
     if num_prompt + 1 > max_seq_len:
-        raise ApiError(
-            400,
-            f"the prompt has {num_prompt} tokens, but the model's context is {max_seq_len} tokens, of which at least "
-            "one is generated; shorten the prompt",
-            param,
-            "context_length_exceeded",
-        )
+        raise beyond_context(f"the prompt has {num_prompt} tokens", max_seq_len, param)
     if num_prompt + max_tokens > max_seq_len:
         raise ApiError(
             400,
@@ -77,3 +71,14 @@ def check_length(num_prompt: int, max_tokens: int, max_seq_len: int, param: str)
             param,
             "context_length_exceeded",
         )
+
+
+def beyond_context(amount: str, max_seq_len: int, param: str) -> ApiError:
+    """The refusal of a prompt that is too long by itself; `amount` says how long."""
+    return ApiError(
+        400,
+        f"{amount}, but the model's context is {max_seq_len} tokens, of which at least one is generated; shorten the "
+        "prompt",
+        param,
+        "context_length_exceeded",
+    )

@@ -211,3 +211,36 @@ def test_many_at_once(client: openai.OpenAI, llm: LLM) -> None:
     for thread in threads:
         thread.join()
     assert [found[index] for index in range(24)] == expected
+
+
+LETTERS = [ord(char) + 3 for char in " eq"]
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"stop_token_ids": LETTERS},
+        {"stop_token_ids": LETTERS, "min_tokens": 6},
+        {"stop_token_ids": LETTERS, "ignore_eos": True, "min_tokens": 3},
+        {"stop_token_ids": LETTERS[:1], "ignore_eos": True},
+        {"ignore_eos": True},
+    ],
+    ids=["stops", "late", "late-without-eos", "one-without-eos", "without-eos"],
+)
+@pytest.mark.parametrize("regex", [None, "[a-z]{2,30}", "(ab|[e-z ]){1,30}"])
+def test_stop_tokens_are_those_of_the_engine_offline(
+    client: openai.OpenAI, llm: LLM, more: dict, regex: str | None
+) -> None:
+    """With a guide, too, which lets them in only where its text may end."""
+    guide = {} if regex is None else {"guided_decoding": {"kind": "regex", "guide": regex}}
+    params = SamplingParams(max_tokens=24, n=8, temperature=1.0, seed=3, **more, **guide)
+    completions = llm.generate(["x"], params, use_tqdm=False)[0].outputs
+    ask = {**more, **({} if regex is None else {"guided_regex": regex})}
+    answer = client.completions.create(
+        model=MODEL, prompt="x", max_tokens=24, n=8, temperature=1.0, seed=3, logprobs=0, extra_body=ask
+    )
+    for choice, completion in zip(answer.choices, completions, strict=True):
+        assert len(choice.logprobs.tokens) == len(completion.token_ids)
+        assert (choice.text, choice.finish_reason, choice.stop_reason) == (
+            completion.text, completion.finish_reason, completion.stop_reason,
+        )  # fmt: skip

@@ -7,6 +7,7 @@ import pytest
 
 from kvforge.errors import RequestError
 from kvforge.runtime.sampling_params import SamplingParams
+from kvforge.serving.parameters import stop_token_ids
 from kvforge.serving.request import is_stop, parse_batch
 from kvforge.serving.words import decode_words, encode_words
 
@@ -131,3 +132,16 @@ def test_missing_tensors_are_named(name: str) -> None:
 def test_stop_request() -> None:
     assert is_stop({"stop": np.array([[True]])})
     assert not is_stop(BASE)
+
+
+def test_stop_tokens_of_the_parameters() -> None:
+    assert stop_token_ids({}) == [] and stop_token_ids({"stop_token_ids": ""}) == []
+    assert stop_token_ids({"stop_token_ids": "5,70000"}) == [5, 70000]
+    for value in ("5,", "-1", "a", "5, 6", "\u0665", 5, True, "5" * 11, "1," * 40000 + "1"):
+        with pytest.raises(RequestError, match="cannot be used"):
+            stop_token_ids({"stop_token_ids": value})
+    end = {"end_id": np.array([[7]], dtype=np.int32)}
+    for tensors, expected in (({}, [5, 6]), (end, [7, 5, 6])):
+        (request,) = parse_batch({**BASE, **tensors}, True, [5, 6])
+        assert request.params["stop_token_ids"] == expected
+        assert request.params.get("ignore_eos", False) == bool(tensors)
