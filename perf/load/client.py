@@ -21,6 +21,7 @@ DATATYPES = {
     "top_p": "FP32", "temperature": "FP32", "seed": "UINT64", "return_num_output_tokens": "BOOL",
     "input_ids": "INT32", "input_lengths": "INT32", "request_output_len": "INT32", "streaming": "BOOL",
     "runtime_top_k": "INT32", "runtime_top_p": "FP32", "num_return_sequences": "INT32", "lora_task_id": "UINT64",
+    "guided_decoding_guide_type": "BYTES", "guided_decoding_guide": "BYTES",
 }  # fmt: skip
 """KServe datatype of each input that a load sends."""
 ERROR = "ERROR"
