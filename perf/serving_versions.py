@@ -3,7 +3,7 @@
     python -m perf.serving_versions --against CHECKOUT [--guided 0.5] [--turns 6] [--output FILE]
 
 `--guided` is the share of requests with a guide, which generate as many tokens as the others. Prints the throughput of
-both and the ratio of each turn.
+both, the ratio of each turn, and the processor time of each turn's processes.
 """
 
 import argparse
@@ -24,6 +24,7 @@ from kvforge.errors import KvforgeError
 from perf.load.client import LoadClient, ask_text, infer_request
 from perf.load.command import add_lengths, add_report, add_work, begin_report, positive, run_program
 from perf.load.engines import tiny_engine, tokenizer_of
+from perf.load.processes import CpuWindow
 from perf.load.prompts import make_prompts
 
 HERE = Path(__file__).resolve().parents[1]
@@ -32,8 +33,8 @@ GUIDES = ("[a-z ]{900,}", "([a-f]{1,9} ?){900,}", "(one|two|three| )+[0-9]{900}"
 
 
 @contextmanager
-def serving(checkout: Path, engine: Path) -> Iterator[str]:
-    """The gRPC address of a server that runs the code of a checkout."""
+def serving(checkout: Path, engine: Path) -> Iterator[tuple[str, int]]:
+    """The gRPC address and process id of a server that runs the code of a checkout."""
     command = [sys.executable, "-m", "kvforge", "serve", str(engine), "--kv-cache-gib", "0.5"]
     command += [word for name in ("http", "grpc", "metrics", "health") for word in (f"--{name}-port", "0")]
     environment = {**os.environ, "PYTHONPATH": str(checkout)}
@@ -43,7 +44,7 @@ def serving(checkout: Path, engine: Path) -> Iterator[str]:
             line = process.stdout.readline()
             if (found := re.search(r"gRPC ([\d.]+:\d+)", line)) is None:
                 raise KvforgeError(f"the server of {checkout} did not start; start it by hand to see why.")
-            yield found[1]
+            yield found[1], process.pid
         finally:
             process.terminate()
 
@@ -83,13 +84,17 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
 
     tokens = args.requests * (args.input_tokens + args.output_tokens)
     rates: dict[str, list[float]] = {"before": [], "now": []}
+    cpu: dict[str, list[dict[str, float]]] = {"before": [], "now": []}
     with serving(args.against, engine) as before, serving(HERE, engine) as now:
         sides = {"before": before, "now": now}
-        for url in sides.values():
+        for url, _ in sides.values():
             asyncio.run(run(url, requests(10**6), args.concurrency))
         for turn in range(args.turns):
             for name in sorted(sides, reverse=bool(turn % 2)):
-                seconds = asyncio.run(run(sides[name], requests(turn), args.concurrency))
+                url, pid = sides[name]
+                asked, window = requests(turn), CpuWindow(pid)
+                seconds = asyncio.run(run(url, asked, args.concurrency))
+                cpu[name].append({role: sum(threads) for role, threads in window.read().items()})
                 rates[name].append(tokens / seconds)
                 print(f"  {name}: {rates[name][-1]:.0f} tokens/s", file=sys.stderr, flush=True)
     ratios = [now / before for before, now in zip(rates["before"], rates["now"], strict=True)]
@@ -97,6 +102,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         **begin_report("perf.serving_versions"),
         **{name: vars(args)[name] for name in ("requests", "concurrency", "input_tokens", "output_tokens", "guided")},
         "tok_s": rates,
+        "cpu_s": cpu,
         "ratios": ratios,
         "median_ratio": statistics.median(ratios),
     }
@@ -112,8 +118,17 @@ def table(report: dict[str, Any]) -> str:
             *(f"{name:<7} median {statistics.median(rates[name]):8.0f} tokens/s" for name in rates),
             f"now / before: median {report['median_ratio']:.3f}, turns "
             + " ".join(f"{ratio:.3f}" for ratio in report["ratios"]),
+            "median processor seconds of a turn:",
+            *(
+                f"  {role:<24} before {_median(report, 'before', role):6.2f}  now {_median(report, 'now', role):6.2f}"
+                for role in report["cpu_s"]["now"][0]
+            ),
         ]
     )
+
+
+def _median(report: dict[str, Any], side: str, role: str) -> float:
+    return statistics.median(turn.get(role, 0.0) for turn in report["cpu_s"][side])
 
 
 def main() -> int:
