@@ -55,7 +55,7 @@ def main() -> int:
         if outcome.kind not in worst or outcome.gap_s > worst[outcome.kind].gap_s:
             worst[outcome.kind] = outcome
     for kind, outcome in worst.items():
-        print(f"{kind:8s} longest gap {outcome.gap_s * 1000:7.0f} ms ({outcome.name})")
+        print(f"{kind:8s} longest gap {outcome.gap_s * 1000:7.0f} ms ({outcome.name}, {outcome.door})")
     print("resident MiB at the end:", {name: round(value) for name, value in memory.items()})
     if args.json:
         args.json.write_text(json.dumps({"memory_mib": memory, "rows": rows}, indent=1) + "\n")

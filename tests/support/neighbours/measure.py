@@ -14,8 +14,8 @@ AFTER_TIMEOUT_S = 120.0
 
 @dataclass(frozen=True)
 class Outcome:
-    """`gap_s`: the longest that a neighbour waited for its next piece; `pieces`: what the one with the fewest got
-    in the `seconds` of the attack."""
+    """`gap_s`: the longest that a neighbour waited for its next piece, at `door`; `pieces`: what the one with the
+    fewest got in the `seconds` of the attack."""
 
     kind: str
     name: str
@@ -23,6 +23,7 @@ class Outcome:
     seconds: float
     pieces: int
     gap_s: float
+    door: str
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self) | {"answer": self.answer[:160]}
@@ -45,5 +46,5 @@ def attacked(neighbours: Neighbours, attack: Attack, doors: Doors) -> Outcome:
 
 def _outcome(neighbours: Neighbours, kind: str, name: str, answer: str, started: float) -> Outcome:
     ended = time.monotonic()
-    pieces, gap_s = neighbours.fewest(started, ended), neighbours.longest_gap(started, ended)
-    return Outcome(kind, name, answer, ended - started, pieces, gap_s)
+    pieces = neighbours.fewest(started, ended)
+    return Outcome(kind, name, answer, ended - started, pieces, *neighbours.longest_gap(started, ended))

@@ -74,8 +74,9 @@ class Neighbours:
     def errors(self) -> list[str]:
         return [f"{one.door}: {error}" for one in self.all for error in one.errors]
 
-    def longest_gap(self, start: float, end: float) -> float:
-        return max(one.longest_gap(start, end) for one in self.all)
+    def longest_gap(self, start: float, end: float) -> tuple[float, str]:
+        """Seconds, and at which door."""
+        return max((one.longest_gap(start, end), one.door) for one in self.all)
 
     def fewest(self, start: float, end: float) -> int:
         """Pieces that the neighbour with the fewest got."""
