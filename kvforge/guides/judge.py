@@ -13,12 +13,13 @@ from pathlib import Path
 from kvforge.guides.limits import JUDGE_CPU_S, JUDGE_MEMORY_BYTES, JUDGE_WALL_S
 from kvforge.guides.verdict import Verdict
 from kvforge.runtime.guided_decoding import GuidedDecoding
-from kvforge.workers import WorkerDied, WorkerPool, WorkerTimeout
+from kvforge.workers import WorkerDied, WorkerPool, WorkersUnavailable, WorkerTimeout
 
 NUM_WORKERS = 2
 MAX_WAITING = 64
 """Guides that wait for a worker; more are refused."""
 MAX_KNOWN = 1024
+CRASHED = "llguidance fails on it, change it (numbers at the ends of 64 bits do that)"
 MAX_KNOWN_BYTES = 32 << 20
 
 
@@ -67,44 +68,51 @@ class Judge:
         started = time.monotonic()
 
         def on_answer(answer: "Future[bytes]") -> None:
+            try:
+                take(answer)
+            except Exception as error:  # an answer that is none: whoever waits must hear of it
+                self._fail(guided, verdict, error)
+
+        def take(answer: "Future[bytes]") -> None:
             error = answer.exception()
             if isinstance(error, WorkerDied) and may_retry:  # somebody else may have killed it
                 self._ask(guided, verdict, may_retry=False)
             elif error is None:
-                self._finish(guided, verdict, Verdict.from_json(json.loads(answer.result())), keep=True)
-            elif isinstance(error, WorkerTimeout):
+                self._finish(guided, verdict, Verdict.from_json(json.loads(answer.result())))
+            elif isinstance(error, WorkerTimeout) and time.monotonic() - started < JUDGE_WALL_S:
                 words = f"to compile it takes more than {JUDGE_CPU_S:g} s of processor time, simplify it"
-                keep = time.monotonic() - started < JUDGE_WALL_S  # not where the machine was at fault
-                self._finish(guided, verdict, _refused(guided, words), keep)
+                self._finish(guided, verdict, _refused(guided, words))
+            elif isinstance(error, WorkerTimeout):  # the machine was at fault, or the worker stood still
+                late = WorkersUnavailable(f"the guide was not judged within {JUDGE_WALL_S:g} s; try again.")
+                self._fail(guided, verdict, late)
             elif isinstance(error, WorkerDied):
                 much = error.raised == "MemoryError"
-                words = "it takes too much memory, shorten it" if much else "llguidance fails on it, change it"
-                self._finish(guided, verdict, _refused(guided, words), keep=True)
+                words = "it takes too much memory, shorten it" if much else CRASHED
+                self._finish(guided, verdict, _refused(guided, words))
             else:
-                self._forget(guided)
-                verdict.set_exception(error)
+                self._fail(guided, verdict, error)
 
         try:
             job = self._pool.submit(json.dumps(asdict(guided)).encode(), JUDGE_WALL_S, JUDGE_CPU_S)
         except Exception as error:
-            self._forget(guided)
-            verdict.set_exception(error)
+            self._fail(guided, verdict, error)
             return
         job.add_done_callback(on_answer)
 
-    def _finish(self, guided: GuidedDecoding, future: "Future[Verdict]", verdict: Verdict, keep: bool) -> None:
+    def _finish(self, guided: GuidedDecoding, future: "Future[Verdict]", verdict: Verdict) -> None:
         with self._lock:
             del self._open[guided]
-            if keep:
-                self._known[guided] = verdict
-                self._known_bytes += _size(guided, verdict)
-                while len(self._known) > MAX_KNOWN or self._known_bytes > MAX_KNOWN_BYTES:
-                    self._known_bytes -= _size(*self._known.popitem(last=False))
+            self._known[guided] = verdict
+            self._known_bytes += _size(guided, verdict)
+            while len(self._known) > MAX_KNOWN or self._known_bytes > MAX_KNOWN_BYTES:
+                self._known_bytes -= _size(*self._known.popitem(last=False))
         future.set_result(verdict)
 
-    def _forget(self, guided: GuidedDecoding) -> None:
+    def _fail(self, guided: GuidedDecoding, future: "Future[Verdict]", error: BaseException) -> None:
         with self._lock:
-            del self._open[guided]
+            self._open.pop(guided, None)
+        if not future.done():
+            future.set_exception(error)
 
 
 def _done(verdict: Verdict) -> "Future[Verdict]":

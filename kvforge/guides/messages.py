@@ -10,3 +10,10 @@ def message_of(matcher: Any) -> str:
     if line.startswith("NoExtension"):
         return "it allows no text"
     return line if len(line) <= 300 else line[:300] + "…"
+
+
+def is_lexers(matcher: Any) -> bool:
+    """Whether a matcher gave up for a limit of its lexer, which copies share."""
+    return (
+        "lexer" in f"{matcher.stop_reason()} {matcher.get_error()}".lower() or "too many states" in matcher.get_error()
+    )

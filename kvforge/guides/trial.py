@@ -12,6 +12,8 @@ from kvforge.guides.limits import TRIAL_CPU_S
 from kvforge.guides.messages import message_of
 
 WALK_TOKENS = 48
+"""Of a walk, where there was a choice."""
+WALK_FORCED_TOKENS = 4096
 _CANDIDATES = 12
 
 Choice = Callable[[random.Random, np.ndarray, int | None], int]
@@ -41,7 +43,8 @@ def try_out(matcher: Any, vocabulary: Any) -> Trial:
     slowest, gave_up = 0.0, False
     for seed, choose in enumerate((_any, _same, _by_length(vocabulary, min), _by_length(vocabulary, max))):
         rng, walker, last = random.Random(seed), matcher.deep_copy(), None
-        for _ in range(WALK_TOKENS):
+        num_chosen = 0
+        for _ in range(WALK_FORCED_TOKENS):
             started = time.thread_time()
             if started > until:
                 return Trial(None, slowest, gave_up)
@@ -51,7 +54,8 @@ def try_out(matcher: Any, vocabulary: Any) -> Trial:
                 walker.consume_token(last)
             slowest = max(slowest, time.thread_time() - started)
             gave_up |= walker.is_error()
-            if walker.is_error() or walker.is_stopped() or not len(allowed):
+            num_chosen += len(allowed) > 1
+            if walker.is_error() or walker.is_stopped() or not len(allowed) or num_chosen == WALK_TOKENS:
                 break
     return Trial(None, slowest, gave_up)
 

@@ -182,6 +182,7 @@ class LLMEngine:
         if not plan:
             return outputs
         self.statistics.planned(plan)
+        self.guides.begin_step()
         survivors = plan.survivors
         try:
             if plan.factorings:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from kvforge.errors import KvforgeError
-from kvforge.guides.messages import message_of
+from kvforge.guides.messages import is_lexers, message_of
 from kvforge.native_calls import panics_as
 from kvforge.runtime.guide_budget import GuideBudget
 
@@ -19,7 +19,7 @@ class Guide:
     """A matcher of llguidance at some place of its grammar.
 
     Copies of a matcher share its lexer and that lexer's limits. A guide whose lexer other copies used up makes a
-    matcher of its own, so it gives up only for what its own text needs.
+    matcher of its own, where that is quick, so that it gives up only for what its own text needs.
 
     Args:
         make_matcher: makes an ``llguidance.LLMatcher`` at the start of the grammar.
@@ -27,6 +27,7 @@ class Guide:
         eos_token_ids: tokens with which the matcher's masks say that the text may end.
         vocab_size: the model's.
         budget: what all guides of a request may take.
+        making_s: processor time that it took to make ``matcher``; measured where there is none.
     """
 
     def __init__(
@@ -37,13 +38,16 @@ class Guide:
         vocab_size: int,
         matcher: Any = None,
         budget: GuideBudget | None = None,
+        making_s: float = 0.0,
     ) -> None:
+        started = time.thread_time()
         self._make_matcher = make_matcher
         self._num_tokens = num_tokens
         self._eos_token_ids = [token for token in eos_token_ids if token < vocab_size]
         self._vocab_size = vocab_size
         self._shares = matcher is not None
         self._matcher = make_matcher() if matcher is None else matcher
+        self._making_s = making_s or time.thread_time() - started
         self._budget = GuideBudget() if budget is None else budget
         self._tokens: list[int] = []
         self._consuming_s = 0.0
@@ -51,8 +55,10 @@ class Guide:
     def start(self, budget: GuideBudget | None = None) -> "Guide":
         """Return a guide of its own at the start, with this one's budget or another; call it on one that has not gone
         on."""
-        copy, eos = self._matcher.deep_copy(), self._eos_token_ids
-        return Guide(self._make_matcher, self._num_tokens, eos, self._vocab_size, copy, budget or self._budget)
+        return Guide(
+            self._make_matcher, self._num_tokens, self._eos_token_ids, self._vocab_size, self._matcher.deep_copy(),
+            budget or self._budget, self._making_s,
+        )  # fmt: skip
 
     def next_tokens(self) -> tuple[torch.Tensor, bool]:
         """Return what may follow: [vocab_size] bool, True where a token cannot go on with the text, and whether
@@ -62,7 +68,6 @@ class Guide:
             KvforgeError: the matcher gave up, or the request's guides have taken too much time.
         """
         words = np.empty(-(-self._num_tokens // 32), dtype=np.uint32)
-        self._budget.earn()
         with _PANICS, self._budget.charged():
             self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
             if self._matcher.is_error():
@@ -95,8 +100,9 @@ class Guide:
         return not self._matcher.is_error()
 
     def _retry(self) -> None:
-        """With a lexer of its own, where going through the text again is within the budget."""
-        if self._shares and self._budget.allows(self._consuming_s):
+        """With a lexer of its own, where it is the lexer that gave up, and to make another matcher and go through the
+        text again is within the budget. The parser's limits are its own already."""
+        if self._shares and is_lexers(self._matcher) and self._budget.allows(self._making_s + self._consuming_s):
             self._shares = False
             self._matcher = self._make_matcher()
             self._matcher.consume_tokens(self._tokens)

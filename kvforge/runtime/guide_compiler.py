@@ -10,13 +10,12 @@ from typing import Any
 from kvforge.errors import RequestError
 from kvforge.guides.verdict import Verdict
 from kvforge.runtime.guide import Guide
-from kvforge.runtime.guide_budget import GuideBudget
+from kvforge.runtime.guide_budget import GuideBudget, StepTime
 from kvforge.runtime.guided_decoding import GuidedDecoding
 from kvforge.runtime.tokenizer import Tokenizer
 from kvforge.workers import WorkersUnavailable
 
 _MAX_CACHED = 16
-_MAX_COSTLY = 1024
 
 
 class GuideCompiler:
@@ -32,15 +31,18 @@ class GuideCompiler:
         self._vocab_size = vocab_size
         self._vocabulary: Any = None
         self._cache: OrderedDict[GuidedDecoding, Guide] = OrderedDict()
-        self._costly: OrderedDict[GuidedDecoding, None] = OrderedDict()
+        self._step = StepTime()
         self._lock = threading.RLock()
-        self._costly_lock = threading.Lock()  # of its own: a step must not wait for a compilation
 
     def prepare(self) -> None:
         """Read the tokenizer now, so that no request waits for it; does nothing where guides cannot be used."""
         if self._tokenizer is not None:
             with contextlib.suppress(RequestError):
                 self._read_tokenizer(self._tokenizer)
+
+    def begin_step(self) -> None:
+        """A step of the engine begins, whose time its guides share."""
+        self._step.begin()
 
     def compile(self, guided: GuidedDecoding, verdict: Verdict | None = None) -> Guide:
         """Return the guide at its start, for one request; every sequence takes its own with ``Guide.start``.
@@ -50,9 +52,6 @@ class GuideCompiler:
         Raises:
             RequestError: llguidance is missing, cannot use the tokenizer, or the guide is refused.
         """
-        with self._costly_lock:
-            if guided in self._costly:
-                raise RequestError(f"the guide of {guided.kind} took too much processor time before; simplify it.")
         with self._lock:
             known = self._cache.get(guided)
             if known is None or not known.start().is_sound():
@@ -61,7 +60,7 @@ class GuideCompiler:
                 if len(self._cache) > _MAX_CACHED:
                     self._cache.popitem(last=False)
             self._cache.move_to_end(guided)
-            return known.start(GuideBudget(functools.partial(self._on_spent, guided)))
+            return known.start(GuideBudget(guided, self._step))
 
     def _compile(self, guided: GuidedDecoding, verdict: Verdict | None) -> Guide:
         if self._tokenizer is None:
@@ -91,12 +90,6 @@ class GuideCompiler:
             return judge.submit(guided).result()
         except WorkersUnavailable as error:
             raise RequestError(f"guided_decoding cannot be used now: {error}") from None
-
-    def _on_spent(self, guided: GuidedDecoding) -> None:
-        with self._costly_lock:
-            self._costly[guided] = None
-            if len(self._costly) > _MAX_COSTLY:
-                self._costly.popitem(last=False)
 
 
 def _vocabulary(tokenizer: Tokenizer, eos_token_ids: Sequence[int]) -> Any:

@@ -246,7 +246,7 @@ class TextServer:
 
     def _read(self, call: Call) -> None:
         """The request's inputs: those for preprocessing, and those for `tensorrt_llm`. Raises RequestError."""
-        check_parameters(read_parameters(call.request), TEXT_INPUTS)
+        check_parameters(read_parameters(call.request), TEXT_INPUTS, own=())
         found = {name: self._pb.get_input_tensor_by_name(call.request, name) for name in self._inputs}
         arrays = {name: tensor.as_numpy() for name, tensor in found.items() if tensor is not None}
         for name in ("num_draft_tokens", "use_draft_logits"):

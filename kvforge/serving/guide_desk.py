@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from kvforge.errors import KvforgeError
+from kvforge.errors import KvforgeError, RequestError
 from kvforge.guides.judge import Judge
 from kvforge.guides.verdict import Verdict
 from kvforge.runtime.guided_decoding import GuidedDecoding
@@ -15,6 +15,8 @@ from kvforge.runtime.guided_decoding import GuidedDecoding
 logger = logging.getLogger("kvforge.serving")
 
 Verdicts = list[Verdict | None]
+MAX_GUIDES = 4
+"""Different guides of one request: they are judged and compiled one after another, and others wait."""
 NO_TOKENIZER = Verdict(refusal="guided_decoding needs a tokenizer and this engine has none; leave it out.")
 
 
@@ -34,8 +36,12 @@ class GuideDesk:
 
     def ask(self, guides: Sequence[dict[str, Any] | None], done: Callable[[Verdicts | KvforgeError], None]) -> None:
         """Call `done` with a verdict for each guide (fields of GuidedDecoding), None for None; or with the error that
-        nobody can judge now. At once where all verdicts are known, else later from another thread."""
-        asked = [None if guide is None else self._submit(GuidedDecoding(**guide)) for guide in guides]
+        nobody can judge now. At once where all verdicts are known, else later from another thread. Raises RequestError
+        for more than MAX_GUIDES different guides."""
+        wanted = [None if guide is None else GuidedDecoding(**guide) for guide in guides]
+        if len(different := {guided for guided in wanted if guided is not None}) > MAX_GUIDES:
+            raise RequestError(f"the request has {len(different)} different guides; give at most {MAX_GUIDES}")
+        asked = [None if guided is None else self._submit(guided) for guided in wanted]
         open_ones = {future for future in asked if future is not None}
         num_open = len(open_ones) + 1
         lock = threading.Lock()

@@ -61,9 +61,9 @@ class GuideThread:
                 command[GUIDE] = self._compile(command)
             except RequestError as error:
                 self._refuse(command, str(error))
-            except BaseException as error:  # of native code, too; one request must not end the guides of all others
+            except BaseException:  # of native code, too; one request must not end the guides of all others
                 logger.exception("a guide could not be compiled")
-                self._refuse(command, f"the guide could not be compiled: {error}")
+                self._refuse(command, "the guide could not be compiled; change it")
             else:
                 with self._lock:
                     if command["id"] in self._waiting:

@@ -7,7 +7,7 @@ import difflib
 import json
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from typing import Any
 
 from kvforge.errors import RequestError
@@ -24,6 +24,10 @@ TRITONS = frozenset(
     {TIMEOUT, "id", "priority", "sequence_id", "sequence_start", "sequence_end", "binary_data_output", "headers"}
 )
 MAX_STOP_TEXT = 1 << 16
+MAX_TEXT = 1 << 17
+"""Characters of all parameters as JSON."""
+MAX_NAME = 80
+"""Of a name that nobody knows, in a message."""
 PREFIX = "triton_"
 _MICROSECOND = 1e-6
 _NEGATIVE = 2**63
@@ -31,8 +35,10 @@ _NEGATIVE = 2**63
 
 
 def read_parameters(request: Any) -> dict[str, Any]:
-    """The parameters of a pb_utils.InferenceRequest."""
+    """The parameters of a pb_utils.InferenceRequest. Raises RequestError where they are too many or too long."""
     text = request.parameters()
+    if text and len(text) > MAX_TEXT:
+        raise RequestError(f"the request's parameters have {len(text)} characters; give at most {MAX_TEXT}")
     return json.loads(text) if text else {}
 
 
@@ -40,7 +46,7 @@ def wants_errors_as_tensors(request: Any) -> bool:
     """Whether a request asks for that; one whose parameters cannot be read does not. Never raises."""
     try:
         return bool(read_parameters(request).get(ERRORS_AS_TENSORS))
-    except ValueError:
+    except (RequestError, ValueError):
         return False
 
 
@@ -52,11 +58,15 @@ def client_id(request: Any) -> str:
         raise RequestError("the request's id is not valid UTF-8") from None
 
 
-def check_parameters(parameters: dict[str, Any], inputs: Iterable[str]) -> None:
-    """Raise RequestError for a parameter that is neither Triton's nor ours; one of `inputs` may have been meant."""
+def check_parameters(
+    parameters: dict[str, Any], inputs: Iterable[str], own: Container[str] = (ERRORS_AS_TENSORS, STOP_TOKEN_IDS)
+) -> None:
+    """Raise RequestError for a parameter that is neither Triton's nor our `own`; one of `inputs` may have been
+    meant."""
     for name in parameters:
-        if name in TRITONS or name in (ERRORS_AS_TENSORS, STOP_TOKEN_IDS) or name.startswith(PREFIX):
+        if name in TRITONS or name in own or name.startswith(PREFIX):
             continue
+        name = name[:MAX_NAME]
         close = difflib.get_close_matches(name, [other for other in inputs if other != name], n=1)
         hint = f"; did you mean '{close[0]}'?" if close else ""
         raise RequestError(f"'{name}' is no input of this model and no request parameter{hint}")
@@ -84,6 +94,7 @@ def timeout_s(request: Any, parameters: dict[str, Any]) -> float | None:
         value = int(value)
     if isinstance(value, int) and value >= _NEGATIVE:
         value -= 2 * _NEGATIVE
-    if not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
+    number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    if not number or value < 0 or value != int(value):
         raise RequestError(f"the request parameter 'timeout' is {value!r}; give whole microseconds of at least 0")
     return value * _MICROSECOND or None

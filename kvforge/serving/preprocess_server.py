@@ -64,7 +64,12 @@ class PreprocessingServer:
             self._fail(sender, request_id, error)
 
     def _answer_later(self, sender: Any, request_id: str, tensors: dict[str, np.ndarray]) -> None:
-        if sender.is_cancelled():
+        try:
+            cancelled = sender.is_cancelled()
+        except BaseException as error:
+            self._fail(sender, request_id, error)
+            return
+        if cancelled:
             self._responder.refuse(sender, CANCELLED)
         else:
             self._answer(sender, request_id, tensors)

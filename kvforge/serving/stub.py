@@ -16,7 +16,7 @@ from kvforge.serving.acks import AckListener
 from kvforge.serving.active import ActiveRequest
 from kvforge.serving.admission import Admission, UnavailableError
 from kvforge.serving.engine_client import EngineClient
-from kvforge.serving.failures import CANCELLED, COMPLETED, SHUTTING_DOWN, Failure, past_deadline
+from kvforge.serving.failures import CANCELLED, COMPLETED, SHUTTING_DOWN, Failure, failure_of, past_deadline
 from kvforge.serving.guide_desk import GuideDesk, Verdicts
 from kvforge.serving.guide_thread import GUIDE
 from kvforge.serving.metrics import EngineMetrics
@@ -152,6 +152,10 @@ class Stub:
             self.end(active, Failure("refused", in_tensor_names(str(error))))
         except (EngineError, UnavailableError) as error:
             self.end(active, Failure("unavailable", str(error)))
+        except BaseException as error:
+            let_end(error)
+            logger.exception("a guided request could not be sent on")
+            self.end(active, failure_of(error))
 
     def _read(self, request: Any, sender: Any, tensors: dict[str, np.ndarray]) -> ActiveRequest:
         """Raises RequestError for a request that cannot be served as asked."""

@@ -1,10 +1,10 @@
-"""The processor time of one request's guides, on a clock that the test moves."""
+"""The processor time of guides, on a clock that the test moves."""
 
 import pytest
 
 from kvforge.errors import KvforgeError
 from kvforge.runtime import guide_budget
-from kvforge.runtime.guide_budget import CREDIT_S, EARNED_S, GuideBudget
+from kvforge.runtime.guide_budget import COSTLY_S, CREDIT_S, EARNED_S, STEP_S, GuideBudget, StepTime
 
 
 class Clock:
@@ -27,27 +27,51 @@ def spend(budget: GuideBudget, clock: Clock, seconds: float) -> None:
 
 
 def test_what_is_cheap_goes_on_for_ever(clock: Clock) -> None:
-    budget = GuideBudget()
+    step = StepTime()
+    budget = GuideBudget("g", step)
     for _ in range(5000):
-        budget.earn()
+        step.begin()
         spend(budget, clock, EARNED_S * 0.99)
     assert budget.allows(CREDIT_S / 2)
 
 
+def test_a_step_is_paid_once_however_many_sequences_there_are(clock: Clock) -> None:
+    step = StepTime()
+    budget = GuideBudget("g", step)
+    with pytest.raises(KvforgeError, match="too much processor time"):
+        for _ in range(5000):
+            step.begin()
+            for _ in range(8):
+                spend(budget, clock, EARNED_S / 4)
+
+
 def test_credit_does_not_gather(clock: Clock) -> None:
-    budget = GuideBudget()
+    step = StepTime()
+    budget = GuideBudget("g", step)
     for _ in range(5000):
-        budget.earn()
+        step.begin()
+        spend(budget, clock, 0.0)
     assert budget.allows(CREDIT_S) and not budget.allows(CREDIT_S * 1.01)
 
 
-def test_spent_is_spent_and_said_once(clock: Clock) -> None:
-    said = []
-    budget = GuideBudget(lambda: said.append(1))
-    with pytest.raises(KvforgeError, match="too much processor time"):
-        spend(budget, clock, CREDIT_S * 1.01)
-    for _ in range(3000):
-        budget.earn()
-    with pytest.raises(KvforgeError, match="too much processor time"):
-        spend(budget, clock, 0.0)
-    assert said == [1] and not budget.allows(0.0)
+def test_spent_is_spent(clock: Clock) -> None:
+    budget = GuideBudget("g", StepTime())
+    for seconds in (CREDIT_S * 1.01, 0.0):
+        with pytest.raises(KvforgeError, match="too much processor time"):
+            spend(budget, clock, seconds)
+
+
+def test_requests_with_one_costly_guide_share_a_step(clock: Clock) -> None:
+    """However many come in step with each other, they take the step's time and one mask more; others go on."""
+    step = StepTime()
+    step.begin()
+    mask_s, ended, before = CREDIT_S / 4, 0, clock.now
+    for _ in range(64):
+        try:
+            spend(GuideBudget("costly", step), clock, mask_s)
+        except KvforgeError:
+            ended += 1
+    assert clock.now - before <= STEP_S + mask_s and ended >= 58
+    spend(GuideBudget("another", step), clock, COSTLY_S)
+    step.begin()
+    spend(GuideBudget("costly", step), clock, mask_s)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kvforge.guides.judge import Judge
+from kvforge.guides.judge import CRASHED, Judge
 from kvforge.guides.limits import NARROW, WIDE, WIDE_JSON
 from kvforge.guides.verdict import Verdict
 from kvforge.runtime.guided_decoding import GuidedDecoding
@@ -51,7 +51,7 @@ def test_what_crashes_the_library_is_refused_and_known(judge: Judge, name: str) 
 
 def test_a_crash_is_met_at_all(judge: Judge) -> None:
     """Where llguidance mends it this fails: then take the next guide that crashes it."""
-    words = "the guide of json_schema cannot be used: llguidance fails on it, change it."
+    words = f"the guide of json_schema cannot be used: {CRASHED}."
     assert verdict(judge, guided(KNOWN["smallest integer"])).refusal == words
 
 
