@@ -114,7 +114,11 @@ class Stub:
         guides = [prompt.params.get("guided_decoding") for prompt in active.prompts]
         if any(guides):
             self._enter(active)
-            self._guides.ask(guides, partial(self._on_verdicts, active))
+            try:
+                self._guides.ask(guides, partial(self._on_verdicts, active))
+            except RequestError:
+                self._forget(active)
+                raise
             return
         messages = _messages(active, guides)
         self._enter(active)

@@ -189,9 +189,9 @@ def test_few_tensors_are_in_memory_at_a_time(init: str, tmp_path: Path, text: Pa
     most = 0
     read_raw = Checkpoint.read_raw
 
-    def counted(checkpoint: Checkpoint, name: str) -> Tensor:
+    def counted(checkpoint: Checkpoint, name: str, **more: bool) -> Tensor:
         nonlocal most
-        tensor = read_raw(checkpoint, name)
+        tensor = read_raw(checkpoint, name, **more)
         alive.add(tensor)
         most = max(most, len(alive))
         return tensor

@@ -279,6 +279,32 @@ def test_a_lexer_that_others_used_up_is_made_anew(monkeypatch):
     assert forbidden.tolist() == expected.next_tokens()[0].tolist() and not may_end
 
 
+def test_a_limit_of_the_parser_makes_no_matcher_anew(monkeypatch):
+    """A step must not wait for a compilation; the parser's limits are each copy's own, and another would meet them."""
+    made, make = [], matchers.make_matcher
+    monkeypatch.setattr(matchers, "make_matcher", lambda *args: made.append(args) or make(*args))
+    tokenizer = TOKENIZERS["byte-level"]
+    compiler = GuideCompiler(tokenizer, (2,), VOCAB_SIZE)
+    one = compiler.compile(GuidedDecoding("ebnf_grammar", "start: e\ne: e e | e e e | /[a-z ]/")).start()
+    letter = tokenizer.encode("a", add_special_tokens=False)[0]
+    with pytest.raises(KvforgeError, match="guided decoding gave up: "):
+        for _ in range(200):
+            compiler.begin_step()
+            one.next_tokens()
+            one.accept(letter)
+    assert len(made) == 1
+
+
+def test_what_a_guide_cost_one_request_no_other_pays():
+    compiler = GuideCompiler(TOKENIZERS["byte-level"], (2,), VOCAB_SIZE)
+    guided_by = GuidedDecoding("regex", "[a-z]+")
+    spent = compiler.compile(guided_by)
+    spent._budget._credit_s = -1.0
+    with pytest.raises(KvforgeError, match="too much processor time"):
+        spent.next_tokens()
+    assert compiler.compile(guided_by).next_tokens()[0].any()
+
+
 def test_a_prepared_compiler_does_not_read_the_tokenizer_again(monkeypatch):
     read = []
     known = guide_compiler._vocabulary

@@ -3,11 +3,13 @@
 from concurrent.futures import Future
 from pathlib import Path
 
-from kvforge.errors import KvforgeError
+import pytest
+
+from kvforge.errors import KvforgeError, RequestError
 from kvforge.guides.limits import NARROW
 from kvforge.guides.verdict import Verdict
 from kvforge.runtime.guided_decoding import GuidedDecoding
-from kvforge.serving.guide_desk import NO_TOKENIZER, GuideDesk
+from kvforge.serving.guide_desk import MAX_GUIDES, NO_TOKENIZER, GuideDesk
 from kvforge.workers import WorkersUnavailable
 
 A, B = {"kind": "regex", "guide": "a"}, {"kind": "regex", "guide": "b"}
@@ -44,6 +46,15 @@ def test_nobody_can_judge(tmp_path: Path) -> None:
     desk_with(judge, tmp_path).ask([A], answers.append)
     judge.futures["a"].set_exception(WorkersUnavailable("later"))
     assert len(answers) == 1 and isinstance(answers[0], KvforgeError)
+
+
+def test_many_different_guides_in_one_request_are_refused(tmp_path: Path) -> None:
+    judge, answers = FakeJudge(), []
+    guides = [{"kind": "regex", "guide": "x" * (1 + i % MAX_GUIDES)} for i in range(64)]
+    desk_with(judge, tmp_path).ask(guides, answers.append)
+    with pytest.raises(RequestError, match="5 different guides; give at most 4"):
+        desk_with(FakeJudge(), tmp_path).ask([*guides, A], answers.append)
+    assert len(judge.futures) == MAX_GUIDES and not answers
 
 
 def test_without_a_tokenizer_every_guide_is_refused(tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ def test_what_fails_is_refused_and_the_next_goes_on() -> None:
         desk.add(name, guide)
     assert desk.next()["id"] == "c"
     assert desk.refused.get(timeout=WAIT_S) == ("a", "no.")
-    assert desk.refused.get(timeout=WAIT_S) == ("b", "the guide could not be compiled: native")
+    assert desk.refused.get(timeout=WAIT_S) == ("b", "the guide could not be compiled; change it")
 
 
 def test_a_request_that_is_aborted_meanwhile_never_comes() -> None:
