@@ -17,14 +17,16 @@ from kvforge.serving.ports import choose_ports
 from kvforge.serving.processes import ProcessId, children, descendants, model_of_stub, wait_gone
 from kvforge.serving.repository import MODELS
 from tests.support.serve_process import ServeProcess, refused_start
-from tests.support.serving import ENDLESS, WAIT_S, ask, text_of, used_pages, wait_until
+from tests.support.serving import ENDLESS, WAIT_S, ask, lasting_processes, text_of, used_pages, wait_until
 
 SHARED_MEMORY = Path("/dev/shm")
 TEXT = "hello there"
 
 
 def engine_process(server: TritonServer) -> ProcessId:
-    (found,) = [p for p in descendants(server.pid) if b"engine_process" in Path(f"/proc/{p.pid}/cmdline").read_bytes()]
+    (found,) = [
+        p for p in lasting_processes(server.pid) if b"engine_process" in Path(f"/proc/{p.pid}/cmdline").read_bytes()
+    ]
     return found
 
 
@@ -53,7 +55,7 @@ def own_server(engine_dir: Path) -> Iterator[TritonServer]:
 def test_tritonserver_killed_leaves_nothing(own_server: TritonServer) -> None:
     processes = descendants(own_server.pid)
     prefix = own_server.shm_prefix
-    assert len(processes) == len(MODELS)
+    assert len(lasting_processes(own_server.pid)) == len(MODELS)
     assert list(SHARED_MEMORY.glob(f"{prefix}*"))
     with StreamingClient(own_server.grpc_url) as client:
         responses = client.generate("ensemble", ask("ensemble", TEXT, ENDLESS))
@@ -81,7 +83,7 @@ def test_who_hangs_is_ended_by_the_others(own_server: TritonServer) -> None:
 def test_serve_until_sigterm(engine_dir: Path) -> None:
     """A request that is open when the time to drain is over gets an error, and nothing stays behind."""
     with ServeProcess(engine_dir, "--drain-timeout", "0.3") as running:
-        processes = descendants(running.pid)
+        processes, lasting = descendants(running.pid), lasting_processes(running.pid)
         assert list(SHARED_MEMORY.glob(f"kvforge_{running.pid}_*"))
         assert generate(running.http_url, "ensemble", {"text_input": TEXT, "max_tokens": 4})["text_output"]
         with StreamingClient(running.grpc_url) as client:
@@ -93,7 +95,7 @@ def test_serve_until_sigterm(engine_dir: Path) -> None:
                     pass
         status, errors = running.wait()
     assert (status, errors) == (0, "")
-    assert len(processes) == len(MODELS) + 1  # tritonserver, a stub per model but the ensemble, the engine
+    assert len(lasting) == len(MODELS) + 1  # tritonserver, a stub per model but the ensemble, the engine
     assert wait_gone(processes, timeout_s=WAIT_S) == []
     assert not list(SHARED_MEMORY.glob(f"kvforge_{running.pid}_*"))
 

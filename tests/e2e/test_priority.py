@@ -6,8 +6,8 @@ from pathlib import Path
 
 from kvforge.serving.launcher import TritonServer
 from kvforge.serving.priority import NICENESS
-from kvforge.serving.processes import children, descendants
-from tests.support.serving import ask, text_of
+from kvforge.serving.processes import children
+from tests.support.serving import ask, lasting_processes, text_of
 
 
 def niceness(pid: int) -> list[int]:
@@ -25,7 +25,7 @@ def test_server_and_stubs_yield_to_the_engine(server: TritonServer) -> None:
     own = min(19, os.getpriority(os.PRIO_PROCESS, 0) + NICENESS)
     stubs = children(server.pid)
     assert len(stubs) == 4
-    (engine,) = {p.pid for p in descendants(server.pid)} - {stub.pid for stub in stubs}
+    (engine,) = {p.pid for p in lasting_processes(server.pid)} - {stub.pid for stub in stubs}
     for stub in stubs:
         assert set(niceness(stub.pid)) == {own}
     assert set(niceness(server.pid)) == {own}

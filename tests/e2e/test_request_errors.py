@@ -8,7 +8,7 @@ import pytest
 
 from kvforge.errors import KvforgeError
 from kvforge.gateway.errors import ApiError
-from kvforge.gateway.tensors import infer_request
+from kvforge.gateway.tensors import infer_request, request_template
 from kvforge.gateway.triton import Triton
 from kvforge.runtime import SamplingParams
 from kvforge.serving.client import StreamingClient
@@ -69,7 +69,8 @@ def test_tensorrt_llm_refuses(server: TritonServer, changes: dict, words: str) -
 def test_refusals_come_as_responses_where_asked_for(server: TritonServer, tokens: list[int], words: str) -> None:
     """Before the request is accepted, and by the engine."""
     params = SamplingParams(max_tokens=1, temperature=0.0)
-    request = infer_request("odd", [*tokens, *[0] * (not tokens)], params, 320, streaming=True)
+    prompt = np.array([*tokens, *[0] * (not tokens)], dtype=np.int32).tobytes()
+    request = infer_request(request_template(params, 320, streaming=True), "odd", prompt)
     if not tokens:
         lengths = [tensor.name for tensor in request.inputs].index("input_lengths")
         request.raw_input_contents[lengths] = bytes(4)

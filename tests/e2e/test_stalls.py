@@ -12,7 +12,7 @@ from typing import Any
 from kvforge.serving.processes import ProcessId, children, descendants, model_of_stub, wait_gone
 from tests.e2e.test_operations_restart import answer, open_streams, openai_answer, tritonserver
 from tests.support.serve_process import ServeProcess
-from tests.support.serving import wait_until
+from tests.support.serving import lasting_processes, wait_until
 
 ODD_ENGINE = Path(__file__).resolve().parents[1] / "support" / "odd_engine"
 NOTICED_WITHIN_S = 60.0
@@ -22,7 +22,7 @@ OPENAI = ("--openai", "--openai-port", "0", "--served-model-name", "served")
 
 
 def engine_process(running: ServeProcess) -> ProcessId:
-    found = descendants(tritonserver(running).pid)
+    found = lasting_processes(tritonserver(running).pid)
     (engine,) = [p for p in found if b"engine_process" in Path(f"/proc/{p.pid}/cmdline").read_bytes()]
     return engine
 

@@ -9,10 +9,9 @@ from typing import Any, Protocol
 
 from kvforge.serving.health import read_metrics
 from kvforge.serving.launcher import TritonServer
-from kvforge.serving.processes import descendants
 from tests.support.fuzz_cases import Case
 from tests.support.fuzz_wire import Answer
-from tests.support.serving import used_pages, wait_until
+from tests.support.serving import lasting_processes, used_pages, wait_until
 
 NUM_THREADS = 6
 ACTIVE = 'nv_trt_llm_request_metrics{model="tensorrt_llm",request_type="active",version="1"}'
@@ -58,7 +57,7 @@ def run_cases(
 
 def processes(server: TritonServer) -> dict[int, str]:
     """tritonserver, its stubs and the engine: pid to name."""
-    pids = [server.pid, *(process.pid for process in descendants(server.pid))]
+    pids = [server.pid, *(process.pid for process in lasting_processes(server.pid))]
     return {pid: Path(f"/proc/{pid}/comm").read_text().strip() for pid in pids}
 
 

@@ -1,9 +1,11 @@
 """What tests of a running server share: metrics, waiting, and a client in a process that can be killed."""
 
+import contextlib
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ import tritonclient.grpc as grpcclient
 from kvforge.serving.client import StreamingClient
 from kvforge.serving.health import read_metrics
 from kvforge.serving.launcher import TritonServer
+from kvforge.serving.processes import ProcessId, descendants
 
 USED_PAGES = 'nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="used",model="tensorrt_llm",version="1"}'
 WAIT_S = 120.0
@@ -62,6 +65,16 @@ def text_of(server: TritonServer, inputs: Mapping[str, Any], model: str = "ensem
     """The joined pieces of a text model's answer on a connection of its own."""
     with StreamingClient(server.grpc_url) as client:
         return "".join(response.text for response in client.generate(model, inputs))
+
+
+def lasting_processes(pid: int) -> list[ProcessId]:
+    """All that `pid` started, directly or not, but the workers that judge guides: those come and go."""
+    found = []
+    for process in descendants(pid):
+        with contextlib.suppress(OSError):
+            if b"kvforge.guides.worker" not in Path(f"/proc/{process.pid}/cmdline").read_bytes():
+                found.append(process)
+    return found
 
 
 _CLIENT = """
