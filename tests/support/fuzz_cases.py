@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.support.neighbours.guides import random_guide
+from tests.support.neighbours.guides import GUIDE_KINDS, random_guide
 
 NUMPY = {
     "BOOL": np.bool_, "INT8": np.int8, "INT16": np.int16, "INT32": np.int32, "INT64": np.int64, "UINT8": np.uint8,
@@ -22,7 +22,6 @@ TEXTS = [
 ]  # fmt: skip
 REQUEST_IDS = ["", "a", "\n", "..", "\U0001f600", '"};', "x" * 2000, "%s", "0.0", "\x7f"]
 GUIDE = "guided_decoding_guide"
-GUIDE_KINDS = {"guided_json": "json_schema", "guided_grammar": "ebnf_grammar", "guided_regex": "regex"}
 MOST_TOKENS = 16
 """A mutated request asks for no more: the time to answer has a bound."""
 

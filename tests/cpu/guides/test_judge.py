@@ -13,18 +13,17 @@ from kvforge.guides.limits import NARROW, WIDE, WIDE_JSON
 from kvforge.guides.verdict import Verdict
 from kvforge.runtime.guided_decoding import GuidedDecoding
 from kvforge.workers import WorkersUnavailable
-from tests.support.neighbours.guides import KNOWN, random_guide
+from tests.support.neighbours.guides import GUIDE_KINDS, KNOWN, random_guide
 from tests.support.text_tokenizers import byte_level
 
 pytest.importorskip("llguidance")
 EOS = 2
-KINDS = {"guided_json": "json_schema", "guided_grammar": "ebnf_grammar", "guided_regex": "regex"}
 DEADLY = ("smallest integer", "one more than the smallest", "from the smallest", "up to the smallest")
 
 
 def guided(fields: dict) -> GuidedDecoding:
     ((name, guide),) = fields.items()
-    return GuidedDecoding(KINDS[name], guide)
+    return GuidedDecoding(GUIDE_KINDS[name], guide)
 
 
 @pytest.fixture(scope="module")

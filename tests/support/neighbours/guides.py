@@ -6,6 +6,8 @@ from typing import Any
 
 _EDGES = [-(2**63), -(2**63) + 1, 2**63 - 1, 2**63, -(2**64), 2**64, 10**40, -(10**300), 1e308, -1e-308, 0, -1]
 _LITERALS = ['"a"', '"b"', "/[a-z ]/", "/[a-z ]+/", '" "', "/a*b?/", "/.{1,3}/", '""']
+GUIDE_KINDS = {"guided_json": "json_schema", "guided_grammar": "ebnf_grammar", "guided_regex": "regex"}
+"""The gateway's fields, and the types that Triton's models and the engine know them by."""
 _NAMES = ["a", "b", "key", "x" * 40, "ü", ""]
 
 
