@@ -6,11 +6,9 @@ exact tokens. Each layer chooses for itself, brings what is missing into the pla
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 import plugins
-from model_defs.rope import RopeConfig, rope_cos_sin
 
 
 @dataclass(frozen=True)
@@ -19,6 +17,14 @@ class ChunkSelection:
 
     chunk_size: int
     max_selected: int
+    num_pools: int = 7
+    needs_positions: bool = True
+
+    def begin(self, inputs: tuple[Tensor, ...], rope_cos: Tensor | None, rope_sin: Tensor | None) -> "StepChunks":
+        """See ``CacheInsertion``."""
+        slot, table, num_chunks, num_selected = inputs
+        assert rope_cos is not None and rope_sin is not None
+        return StepChunks(self, slot, table, num_chunks, num_selected, rope_cos, rope_sin)
 
 
 @dataclass(frozen=True)
@@ -39,46 +45,40 @@ class StepChunks:
     rope_cos: Tensor
     rope_sin: Tensor
 
+    def __call__(
+        self, q: Tensor, pool: tuple[Tensor, ...], query_start: Tensor, page_table: Tensor, scale: float
+    ) -> None:
+        """Choose chunks for the last of each sequence's queries ``q`` ``[T, heads, d]``, rotated, and write those that
+        are not in their places yet into the K and V pool. A sequence without queries keeps what it has.
 
-def rope_tables(rope: RopeConfig, head_dim: int, num_positions: int) -> tuple[Tensor, Tensor]:
-    """Return cos and sin of positions 0, 1, …, each ``[num_positions, head_dim / 2]`` fp32."""
-    return rope_cos_sin(torch.arange(num_positions), rope.inverse_frequencies(head_dim))
-
-
-def bring_in_chunks(
-    q: Tensor, pool: tuple[Tensor, ...], query_start: Tensor, page_table: Tensor, chunks: StepChunks, scale: float
-) -> None:
-    """Choose chunks for the last of each sequence's queries ``q`` ``[T, heads, d]``, rotated, and write those that are
-    not in their places yet into the K and V pool. A sequence without queries chooses nothing and keeps what it has.
-
-    ``pool`` is (k_pool, v_pool, u, landmarks, is_outlier, sv, cached, counts, host_v), of which the first two,
-    ``cached`` and ``counts`` are written.
-    """
-    k_pool, v_pool, u, landmarks, is_outlier, sv, cached, counts, host_v = pool
-    selected = plugins.landmark_select(
-        q,
-        landmarks,
-        is_outlier,
-        query_start,
-        chunks.table,
-        chunks.num_chunks,
-        chunks.num_selected,
-        scale,
-        chunks.selection.max_selected,
-    )
-    missed, places = plugins.chunk_cache_update(selected, cached, counts, chunks.slot)
-    plugins.selected_kv_write(
-        u,
-        sv,
-        host_v,
-        chunks.slot,
-        missed,
-        places,
-        chunks.table,
-        page_table,
-        chunks.rope_cos,
-        chunks.rope_sin,
-        chunks.selection.chunk_size,
-        k_pool,
-        v_pool,
-    )
+        ``pool`` is (k_pool, v_pool, u, landmarks, is_outlier, sv, cached, counts, host_v), of which the first two,
+        ``cached`` and ``counts`` are written.
+        """
+        k_pool, v_pool, u, landmarks, is_outlier, sv, cached, counts, host_v = pool
+        selected = plugins.landmark_select(
+            q,
+            landmarks,
+            is_outlier,
+            query_start,
+            self.table,
+            self.num_chunks,
+            self.num_selected,
+            scale,
+            self.selection.max_selected,
+        )
+        missed, places = plugins.chunk_cache_update(selected, cached, counts, self.slot)
+        plugins.selected_kv_write(
+            u,
+            sv,
+            host_v,
+            self.slot,
+            missed,
+            places,
+            self.table,
+            page_table,
+            self.rope_cos,
+            self.rope_sin,
+            self.selection.chunk_size,
+            k_pool,
+            v_pool,
+        )

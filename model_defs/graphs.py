@@ -3,9 +3,8 @@ ones: the head of an early exit at the cut, and the verification of drafts.
 
 Shapes: T packed tokens, S sequences, R survivors, M page-table columns; all dynamic. Parameter names are those
 of ``model_defs.weights``; a tied LM head is the embedding, under one name in both graphs. ``kv_scales`` are the static
-scales of each of ``config.owners``, or ``()`` where the cache has none or keeps its own. With a ``selection`` the
-graphs take ``shadow``, int32 (shadow_slot ``[S]``, shadow_table ``[S, Ms]``, num_chunks ``[S]``, num_selected ``[S]``)
-as ``StepChunks`` has them, and bring chunks into the pools; without one it is ``()``.
+scales of each of ``config.owners``, or ``()`` where the cache has none or keeps its own. ``insertion`` is the KV
+policy's part, whose inputs the graphs take as ``state``; without one these are ``()``.
 """
 
 from collections.abc import Sequence
@@ -14,10 +13,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import plugins
-from model_defs.chunk_selection import ChunkSelection, StepChunks, rope_tables
+from model_defs.cache_insertion import BeforeAttention, CacheInsertion
 from model_defs.config import ModelConfig
 from model_defs.layers import Block, KVScales, Linear, Pool, RMSNorm, StepInputs
-from model_defs.rope import rope_cos_sin
+from model_defs.rope import rope_cos_sin, rope_tables
 
 
 def scales_by_owner(config: ModelConfig, kv_scales: Sequence[KVScales]) -> dict[int, KVScales]:
@@ -26,29 +25,30 @@ def scales_by_owner(config: ModelConfig, kv_scales: Sequence[KVScales]) -> dict[
 
 
 class PositionedGraph(nn.Module):
-    """A graph of layers: it knows RoPE's frequencies and, with a ``selection``, cos and sin of every position."""
+    """A graph of layers: it knows RoPE's frequencies, and cos and sin of every position for an ``insertion`` that needs
+    them."""
 
-    def __init__(self, config: ModelConfig, kv_scales: Sequence[KVScales], selection: ChunkSelection | None) -> None:
+    def __init__(self, config: ModelConfig, kv_scales: Sequence[KVScales], insertion: CacheInsertion | None) -> None:
         super().__init__()
         self.config = config
         self.kv_scales = scales_by_owner(config, kv_scales)
-        self.selection = selection
+        self.insertion = insertion
 
     def register_positions(self) -> None:
         """Register the buffers; after the parameters, so that graphs list these first."""
         config = self.config
         self.register_buffer("inverse_frequencies", config.rope.inverse_frequencies(config.head_dim))
-        if self.selection is not None:
+        if self.insertion is not None and self.insertion.needs_positions:
             cos, sin = rope_tables(config.rope, config.head_dim, config.max_position)
             self.register_buffer("rope_cos", cos)
             self.register_buffer("rope_sin", sin)
 
-    def chunks(self, shadow: tuple[Tensor, ...]) -> StepChunks | None:
-        """Return what layers need for the selection, None without one."""
-        if self.selection is None:
-            return None
-        slot, table, num_chunks, num_selected = shadow
-        return StepChunks(self.selection, slot, table, num_chunks, num_selected, self.rope_cos, self.rope_sin)
+    def policy_part(self, state: tuple[Tensor, ...]) -> tuple[BeforeAttention | None, int]:
+        """Return what layers call before their attention, and how many tensors of each pool are its own."""
+        if self.insertion is None:
+            return None, 0
+        tables = (self.rope_cos, self.rope_sin) if self.insertion.needs_positions else (None, None)
+        return self.insertion.begin(state, *tables), self.insertion.num_pools
 
 
 class Embedding(nn.Module):
@@ -85,9 +85,9 @@ class LowerGraph(PositionedGraph):
     """Embedding, layers below the cut, and all K,V above it, for every token of the step."""
 
     def __init__(
-        self, config: ModelConfig, kv_scales: Sequence[KVScales] = (), selection: ChunkSelection | None = None
+        self, config: ModelConfig, kv_scales: Sequence[KVScales] = (), insertion: CacheInsertion | None = None
     ) -> None:
-        super().__init__(config, kv_scales, selection)
+        super().__init__(config, kv_scales, insertion)
         self.embed = Embedding(config)
         self.layers = nn.ModuleDict({str(layer): Block(config, layer) for layer in range(config.cut)})
         if config.is_swiftkv:
@@ -107,10 +107,10 @@ class LowerGraph(PositionedGraph):
         kv_length: Tensor,
         page_table: Tensor,
         pools: list[Pool],
-        shadow: tuple[Tensor, ...] = (),
+        state: tuple[Tensor, ...] = (),
     ) -> Tensor:
         """Return the first result of :meth:`step`; the pools are written in place."""
-        return self.step(input_ids, positions, slot_mapping, query_start, kv_length, page_table, pools, shadow)[0]
+        return self.step(input_ids, positions, slot_mapping, query_start, kv_length, page_table, pools, state)[0]
 
     def step(
         self,
@@ -121,16 +121,16 @@ class LowerGraph(PositionedGraph):
         kv_length: Tensor,
         page_table: Tensor,
         pools: list[Pool],
-        shadow: tuple[Tensor, ...] = (),
+        state: tuple[Tensor, ...] = (),
     ) -> tuple[Tensor, list[Pool]]:
         """Return the hidden state ``[T, hidden]`` entering the cut layer, and the pools with this step's K and V.
 
         ``input_ids``, ``positions`` and ``slot_mapping`` are int32 ``[T]``; ``pools`` is in owner order, as are the
-        new ones. Every owner's pool is written once, and with a selection again by the layer that chooses chunks of it.
+        new ones. Every owner's pool is written once, and with an insertion again before a layer reads it.
         """
         config = self.config
         cos, sin = rope_cos_sin(positions, self.inverse_frequencies)
-        step = StepInputs(query_start, kv_length, page_table, cos, sin, self.chunks(shadow))
+        step = StepInputs(query_start, kv_length, page_table, cos, sin, *self.policy_part(state))
         hidden = F.embedding(input_ids, self.embed.weight)
         new_pools: list[Pool] = []
         for layer in range(config.cut):
@@ -149,21 +149,21 @@ class LowerGraph(PositionedGraph):
 
     def _write(self, owner: int, k: Tensor, v: Tensor, pool: Pool, slot_mapping: Tensor, step: StepInputs) -> Pool:
         k_scale, v_scale = self.kv_scales[owner]
-        cache, rest = (pool, ()) if step.chunks is None else (pool[:2], pool[2:])
+        cache = pool[: len(pool) - step.num_state_pools]
         written = plugins.rope_paged_kv_write(
             k, v, step.cos, step.sin, slot_mapping, *cache, k_scale=k_scale, v_scale=v_scale
         )
-        return (*written, *rest)
+        return (*written, *pool[len(cache) :])
 
 
 class UpperGraph(PositionedGraph):
-    """Layers above the cut, final norm and LM head, for the survivors only; writes nothing to the cache but chosen
-    chunks."""
+    """Layers above the cut, final norm and LM head, for the survivors only; writes nothing to the cache but what
+    an insertion does."""
 
     def __init__(
-        self, config: ModelConfig, kv_scales: Sequence[KVScales] = (), selection: ChunkSelection | None = None
+        self, config: ModelConfig, kv_scales: Sequence[KVScales] = (), insertion: CacheInsertion | None = None
     ) -> None:
-        super().__init__(config, kv_scales, selection)
+        super().__init__(config, kv_scales, insertion)
         self.layers = nn.ModuleDict(
             {str(layer): Block(config, layer) for layer in range(config.cut, config.num_layers)}
         )
@@ -184,7 +184,7 @@ class UpperGraph(PositionedGraph):
         kv_length: Tensor,
         page_table: Tensor,
         pools: list[Pool],
-        shadow: tuple[Tensor, ...] = (),
+        state: tuple[Tensor, ...] = (),
     ) -> Tensor:
         """Return fp32 logits ``[R, vocab]`` of the survivors.
 
@@ -195,7 +195,7 @@ class UpperGraph(PositionedGraph):
         hidden = hidden.index_select(0, survivor_index)
         if config.is_swiftkv:
             cos, sin = rope_cos_sin(positions.index_select(0, survivor_index), self.inverse_frequencies)
-            step = StepInputs(survivor_start, kv_length, page_table, cos, sin, self.chunks(shadow))
+            step = StepInputs(survivor_start, kv_length, page_table, cos, sin, *self.policy_part(state))
             pool_of_owner = dict(zip(config.upper_owners, pools, strict=True))
             for layer in range(config.cut, config.num_layers):
                 block = self.layers[str(layer)]

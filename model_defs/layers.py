@@ -7,17 +7,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import plugins
-from model_defs.chunk_selection import StepChunks, bring_in_chunks
+from model_defs.cache_insertion import BeforeAttention
 from model_defs.config import ModelConfig
 from model_defs.rope import apply_rope
 
 Pool = tuple[Tensor, ...]
 """The cache of one owner: K and V pool, each ``[pages, page_size, kv_heads, head_dim]``, and for dynamic 8-bit formats
-their float32 scales, each ``[pages, page_size, kv_heads]``. Where chunks are selected, what ``bring_in_chunks`` takes:
-K and V pool, then u ``[shadow_pages, page_size, rank]``, landmarks ``[shadow_pages, page_size / chunk_size, kv_heads,
-head_dim]``, is_outlier uint8 ``[shadow_pages, page_size / chunk_size, kv_heads]``, sv ``[slots, kv_heads, rank,
-head_dim]``, cached int32 ``[slots, kv_heads, max_selected]``, counts int64 ``[slots, kv_heads, 2]`` and host_v
-``[shadow_pages, page_size, kv_heads, head_dim]``."""
+their float32 scales, each ``[pages, page_size, kv_heads]``; then what the KV policy keeps."""
 
 KVScales = tuple[float, float]
 """Static scales of one owner's K and V; (1.0, 1.0) where the format has none."""
@@ -28,7 +24,8 @@ class StepInputs:
     """What attention needs to know of the packed step, besides q and the pools.
 
     ``query_start`` ``[S+1]``, ``kv_length`` ``[S]`` and ``page_table`` ``[S, M]`` are int32; ``cos`` and
-    ``sin`` ``[T, head_dim/2]`` fp32 belong to the queries' positions. ``chunks`` is there where chunks are selected.
+    ``sin`` ``[T, head_dim/2]`` fp32 belong to the queries' positions. ``before_attention`` is the KV policy's, which
+    has ``num_state_pools`` tensors at the end of each pool.
     """
 
     query_start: Tensor
@@ -36,7 +33,8 @@ class StepInputs:
     page_table: Tensor
     cos: Tensor
     sin: Tensor
-    chunks: StepChunks | None = None
+    before_attention: BeforeAttention | None = None
+    num_state_pools: int = 0
 
 
 class RMSNorm(nn.Module):
@@ -118,10 +116,9 @@ class Block(nn.Module):
     def finish(self, hidden: Tensor, q: Tensor, pool: Pool, step: StepInputs, kv_scales: KVScales) -> Tensor:
         """Attend to ``pool`` and run the MLP; returns the next residual stream ``[T, hidden]``."""
         q = apply_rope(q, step.cos, step.sin)
-        scales = pool[2:]
-        if step.chunks is not None:
-            bring_in_chunks(q, pool, step.query_start, step.page_table, step.chunks, self.scale)
-            scales = ()
+        scales = pool[2 : len(pool) - step.num_state_pools]
+        if step.before_attention is not None:
+            step.before_attention(q, pool, step.query_start, step.page_table, self.scale)
         attended = plugins.paged_attention(
             q,
             pool[0],

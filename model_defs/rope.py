@@ -98,6 +98,11 @@ def rope_cos_sin(positions: Tensor, inverse_frequencies: Tensor) -> tuple[Tensor
     return angles.cos(), angles.sin()
 
 
+def rope_tables(rope: RopeConfig, head_dim: int, num_positions: int) -> tuple[Tensor, Tensor]:
+    """Return cos and sin of positions 0, 1, …, each ``[num_positions, head_dim / 2]`` fp32."""
+    return rope_cos_sin(torch.arange(num_positions), rope.inverse_frequencies(head_dim))
+
+
 def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate ``x`` ``[…, T, heads, head_dim]``, pairing element i with i + head_dim/2; computed in fp32."""
     first, second = x.float().chunk(2, dim=-1)

@@ -53,7 +53,7 @@ MODES = {
 }
 
 
-class InstantSession:
+class InstantSession(Session):
     """Graphs that return what was made before."""
 
     def __init__(self, num_seqs: int) -> None:
@@ -70,7 +70,7 @@ class InstantSession:
         self._hidden = torch.zeros(MAX_NUM_TOKENS, 1)
         self._logits = 4 * torch.randn(num_seqs, VOCAB_SIZE, generator=torch.Generator().manual_seed(0))
 
-    def allocate_pools(self, num_pages: int) -> Pools:
+    def allocate_pools(self, num_pages: int, state_pages: int = 0, num_slots: int | None = None) -> Pools:
         return []
 
     def lower(self, step: LowerStep, _: Pools) -> Tensor:
@@ -118,13 +118,13 @@ def measure(mode: str, num_running: int, seconds: float) -> dict[str, Any]:
     }
 
 
-class TimedSession:
+class TimedSession(Session):
     """A session that adds up the seconds spent in its graphs."""
 
     def __init__(self, session: Session) -> None:
         self._session, self.manifest, self.seconds = session, session.manifest, 0.0
 
-    def allocate_pools(self, num_pages: int) -> Pools:
+    def allocate_pools(self, num_pages: int, state_pages: int = 0, num_slots: int | None = None) -> Pools:
         return self._session.allocate_pools(num_pages)
 
     def lower(self, step: LowerStep, pools: Pools) -> Tensor:

@@ -20,6 +20,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from kvforge.engine import TOKENIZER_DIR, load_manifest
 from kvforge.evaluation.documents import generated_documents
 from kvforge.evaluation.engine import EngineGenerator
@@ -30,6 +32,7 @@ from kvforge.runtime.session import Session, load_session
 from kvforge.runtime.speculation.config import SpeculativeConfig
 from kvforge.runtime.speculation.draft_length import DraftLength
 from kvforge.runtime.speculation.self_draft import MIN_CONFIDENCE
+from kvforge.runtime.step_inputs import VerifyStep
 from kvforge.runtime.tokenizer import Tokenizer
 from perf.early_exit_report import write_report
 
@@ -41,26 +44,33 @@ THRESHOLDS = (0.5, 0.8, 0.9, 0.95, 0.99)
 Row = dict[str, Any]
 
 
-class TimedSession:
+class TimedSession(Session):
     """Adds up the seconds that each graph runs."""
 
     def __init__(self, session: Session) -> None:
         self._session, self.manifest = session, session.manifest
-        self.allocate_pools, self.verify = session.allocate_pools, session.verify
         self.seconds: Counter[str] = Counter()
-        self.lower, self.upper = self._timed("lower"), self._timed("upper")
-        self.early_exit = self._timed("early_exit")
 
-    def _timed(self, name: str) -> Any:
-        function = getattr(self._session, name)
+    def allocate_pools(self, *counts: Any) -> Any:
+        return self._session.allocate_pools(*counts)
 
-        def run(*arguments: Any) -> Any:
-            begin = time.perf_counter()
-            result = function(*arguments)
-            self.seconds[name] += time.perf_counter() - begin
-            return result
+    def verify(self, step: VerifyStep) -> tuple[Tensor, Tensor]:
+        return self._session.verify(step)
 
-        return run
+    def lower(self, *arguments: Any) -> Any:
+        return self._timed("lower", arguments)
+
+    def upper(self, *arguments: Any) -> Any:
+        return self._timed("upper", arguments)
+
+    def early_exit(self, *arguments: Any) -> Any:
+        return self._timed("early_exit", arguments)
+
+    def _timed(self, name: str, arguments: tuple[Any, ...]) -> Any:
+        begin = time.perf_counter()
+        result = getattr(self._session, name)(*arguments)
+        self.seconds[name] += time.perf_counter() - begin
+        return result
 
 
 class FixedLength(DraftLength):
@@ -92,7 +102,7 @@ def make_engine(session: TimedSession, setting: Row) -> LLMEngine:
     config = SpeculativeConfig("early_exit", 6 if length == "adaptive" else length) if length else None
     engine = LLMEngine(session=session, enable_prefix_cache=False, speculative=config, early_exit_threshold=threshold)
     engine.runner.self_draft.min_confidence = setting.get("confidence", MIN_CONFIDENCE)
-    if engine.drafting is not None and length != "adaptive":
+    if engine.drafting.is_on and length != "adaptive":
         engine.drafting._lengths = FixedLength(length)
     return engine
 

@@ -16,11 +16,12 @@ import torch
 from torch import Tensor
 
 from kvforge.engine import Manifest
-from kvforge.kv_policies import ShadowKV
+from kvforge.kv_policies.shadowkv import ShadowKV
+from kvforge.kv_policies.shadowkv.state import CACHED
 from kvforge.runtime.huge_pages import allocate_together, place_together
 from kvforge.runtime.mapped_memory import mapped_host_memory
-from kvforge.runtime.pools import CACHED, Pools, pool_specs, shadow_specs
-from kvforge.runtime.session import StepFunctions
+from kvforge.runtime.pools import Pools, pool_specs, state_specs
+from kvforge.runtime.session import Session
 from kvforge.runtime.step_batch import StepBatch
 from kvforge.runtime.step_inputs import LowerStep
 
@@ -74,15 +75,15 @@ class SyntheticDecode:
     for each one's own; every layer still fetches what it would.
     """
 
-    def __init__(self, session: StepFunctions, load: Load, share_values: bool = False) -> None:
+    def __init__(self, session: Session, load: Load, share_values: bool = False) -> None:
         self._session, self._manifest, self.load = session, session.manifest, load
         self.policy = policy_of(self._manifest, load)
         page_size, batch = self._manifest.page_size, load.batch
         length = self.policy.compact_length(load.context) if self.policy else load.context
         pages = -(-(length + 1) // page_size)
-        shadow_pages = self.policy.num_shadow_pages(load.context, page_size) if self.policy else 0
+        shadow_pages = self.policy.num_state_pages(load.context, page_size) if self.policy else 0
         if share_values and self.policy:
-            self.pools = shared_value_pools(self._manifest, self.policy, batch * pages, batch * shadow_pages, batch)
+            self.pools = shared_value_pools(self._manifest, batch * pages, batch * shadow_pages, batch)
         elif self.policy:
             self.pools = session.allocate_pools(batch * pages, batch * shadow_pages, batch)
         else:
@@ -140,10 +141,10 @@ class SyntheticDecode:
         return times, hits / places if places else 1.0
 
 
-def shared_value_pools(manifest: Manifest, policy: ShadowKV, pages: int, shadow_pages: int, slots: int) -> Pools:
+def shared_value_pools(manifest: Manifest, pages: int, shadow_pages: int, slots: int) -> Pools:
     """Return pools as ``allocate_pools`` does, but with one host_v for all owners."""
     device = "cuda" if manifest.target == "cuda" else "cpu"
-    *more, values = shadow_specs(manifest, policy, shadow_pages, slots)
+    *more, values = state_specs(manifest, shadow_pages, slots)
     specs = pool_specs(manifest, pages) + more
     views = allocate_together(specs * manifest.num_owners, device)
     host = place_together([values], partial(mapped_host_memory, device=device))[0]

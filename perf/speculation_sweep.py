@@ -33,7 +33,7 @@ from kvforge.runtime.sequence import Sequence
 from kvforge.runtime.speculation.config import SpeculativeConfig
 from kvforge.runtime.speculation.draft_model import make_drafter
 from kvforge.runtime.speculation.drafter import Draft, Drafter
-from kvforge.runtime.speculation.drafting import Drafting
+from kvforge.runtime.speculation.drafting import Drafting, NoDrafting
 from kvforge.runtime.tokenizer import Tokenizer
 from kvforge.tasks.prompt import make_examples
 from perf.speculation_sweep_report import write_report
@@ -127,7 +127,7 @@ def run(engine: LLMEngine, prompts: list[list[int]], num_tokens: int, temperatur
         begin = time.perf_counter()
         counts.append(step())
         seconds.append(time.perf_counter() - begin)
-    while engine.has_unfinished() and temperature == 0 and engine.drafting is None:
+    while engine.has_unfinished() and temperature == 0 and not engine.drafting.is_on:
         step()  # the whole text, for the controlled drafter
     for request_id in texts:
         engine.abort(request_id)
@@ -172,7 +172,7 @@ def controlled(engine: LLMEngine, name: str, args: argparse.Namespace) -> list[d
             engine.drafting = FixedDrafting(engine, drafter, length)
             result = run(engine, prompts, args.num_tokens)
             cells.append(cell_of(result, plain, engine=name, batch=args.batch, length=length, acceptance=acceptance))
-        engine.drafting = None
+        engine.drafting = NoDrafting()
     again = run(engine, prompts, args.num_tokens)
     for cell in cells:  # the middle of what came before and after
         cell["plain_step_ms"] = (plain["step_ms"] + again["step_ms"]) / 2
@@ -196,7 +196,7 @@ def draft_model(engine: LLMEngine, name: str, args: argparse.Namespace) -> list[
             engine.drafting = FixedDrafting(engine, make_drafter(config, engine.manifest, engine.config), length)
             run(engine, prompts, 8, temperature)
             result = run(engine, prompts, args.num_tokens, temperature)
-            engine.drafting = None
+            engine.drafting = NoDrafting()
             names = {"engine": name, "draft_engine": args.draft_engine.name, "batch": args.batch, "length": length}
             cells.append(cell_of(result, plain, **names, temperature=temperature))
     return cells

@@ -23,17 +23,16 @@ _DRAFTS: tuple[Column, ...] = (
     ("mean_accepted_length", "per draft", 10, ".2f"),
 )
 _EARLY_EXITS: tuple[Column, ...] = (("early_exits", "early exits", 12, ""),)
-_CHUNKS: tuple[Column, ...] = (("selected_chunks", "chunks", 9, ""), ("chunk_hit_rate", "in place", 9, ".1%"))
-_NOTHING = {"early_exits": 0, "selected_chunks": 0, "chunk_hit_rate": 0.0}
+_NOTHING = {"early_exits": 0}
 """What ``measure`` leaves out where there was none."""
 
 
 class BenchTable:
     """Lines of a table: with ``drafts`` also how many were accepted, with ``early_exits`` how many there were, with
-    ``chunks`` how many ShadowKV selected and the share of them that was in place."""
+    the KV policy's ``report_columns``."""
 
-    def __init__(self, drafts: bool, early_exits: bool, chunks: bool) -> None:
-        more = ((drafts, _DRAFTS), (early_exits, _EARLY_EXITS), (chunks, _CHUNKS))
+    def __init__(self, drafts: bool, early_exits: bool, policy: tuple[Column, ...] = ()) -> None:
+        more = ((drafts, _DRAFTS), (early_exits, _EARLY_EXITS), (True, policy))
         self._columns = [*_WORKLOAD, *(column for is_there, columns in more if is_there for column in columns)]
 
     def head(self) -> str:

@@ -111,13 +111,12 @@ def measure(workload: Workload, engine: LLMEngine, seed: int, num_runs: int = 1)
         "total_s": total,
         "combined_tok_s": tokens / total,
     }
-    if engine.drafting is not None:
+    if engine.drafting.is_on:
         result |= _drafts(before, engine.stats())
     elif engine.stats()["num_early_exits"]:
         result["early_exits"] = engine.stats()["num_early_exits"] - before["num_early_exits"]
-    if selected := engine.stats()["num_selected_chunks"] - before["num_selected_chunks"]:
-        result["selected_chunks"] = selected
-        result["chunk_hit_rate"] = (engine.stats()["num_reused_chunks"] - before["num_reused_chunks"]) / selected
+    policy, after = engine.config.kv_policy, engine.stats()
+    result |= policy.report({name: after[f"num_{name}"] - before[f"num_{name}"] for name in policy.counters})
     if num_runs > 1:
         result["runs_total_s"] = [run[1] for run in runs]
     return result

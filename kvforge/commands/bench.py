@@ -48,7 +48,6 @@ def run(args: argparse.Namespace) -> int:
     from kvforge.bench.table import BenchTable
     from kvforge.bench.workload import check_fits, load_workloads, measure, warm_up
     from kvforge.errors import KvforgeError
-    from kvforge.kv_policies import ShadowKV
     from kvforge.runtime import LLMEngine
 
     if args.num_runs < 1:
@@ -68,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
     table = BenchTable(
         drafts=options["speculative"] is not None,
         early_exits=options["early_exit_threshold"] is not None,
-        chunks=isinstance(engine.config.kv_policy, ShadowKV),
+        policy=engine.config.kv_policy.report_columns,
     )
     if not args.json:
         print(table.head())

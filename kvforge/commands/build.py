@@ -10,6 +10,8 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvforge.kv_policies import POLICIES
+
 if TYPE_CHECKING:
     from kvforge.compiler import BuildOptions
 
@@ -54,8 +56,8 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument(
         "--kv-policy",
         metavar="POLICY",
-        help="full (the default: every token's K,V stays) or shadowkv, also with parameters: "
-        "shadowkv:rank=160,sparse_budget=2048 (docs/kv-policies.md)",
+        help="what becomes of K,V once they are written (docs/kv-policies.md): "
+        f"{', '.join(str(policy()) for policy in POLICIES.values())}; default full",
     )
     parser.add_argument("--force", action="store_true", help="replace an existing engine")
     parser.add_argument("--json", action="store_true", help="print the manifest as JSON")

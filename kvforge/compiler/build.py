@@ -14,7 +14,6 @@ from kvforge.checkpoint.kv_scales import kv_scales
 from kvforge.checkpoint.reader import TOKENIZER_FILES
 from kvforge.compiler.convert import convert_weights
 from kvforge.compiler.engine_dir import check_output
-from kvforge.compiler.export import selection_of
 from kvforge.compiler.options import BuildOptions, ResolvedOptions, resolve
 from kvforge.compiler.targets import Progress, Target, load_target
 from kvforge.engine import (
@@ -71,7 +70,7 @@ def build_engine(
             resolved.torch_dtype,
             staging / WEIGHTS_FILE,
             packed_dtype=resolved.packed_dtype,
-            num_positions=resolved.max_seq_len if selection_of(resolved) else 0,
+            num_positions=num_positions(resolved),
         )
         _copy_tokenizer(checkpoint, staging / TOKENIZER_DIR)
         target.write_graphs(config, resolved, staging, progress)
@@ -79,6 +78,12 @@ def build_engine(
         manifest = _manifest(checkpoint, config, resolved, target, num_parameters, staging)
         save_manifest(manifest, staging)
     return manifest
+
+
+def num_positions(options: ResolvedOptions) -> int:
+    """Return how many positions the engine's table of cos and sin has: 0 where its KV policy needs none."""
+    insertion = options.policy.layer_insertion()
+    return options.max_seq_len if insertion is not None and insertion.needs_positions else 0
 
 
 def stages(options: BuildOptions) -> tuple[str, ...]:

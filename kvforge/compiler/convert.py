@@ -11,8 +11,8 @@ from kvforge.checkpoint import Checkpoint
 from kvforge.checkpoint.safetensors_writer import TensorSpec, write_safetensors
 from kvforge.compiler.cpu_graph import linears, packed_tensors
 from model_defs import ModelConfig
-from model_defs.chunk_selection import rope_tables
 from model_defs.layers import Linear
+from model_defs.rope import rope_tables
 from model_defs.weights import WeightSpec, weight_specs
 
 FREQUENCIES = "inverse_frequencies"

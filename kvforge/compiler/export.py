@@ -10,32 +10,23 @@ from torch.export import Dim, ExportedProgram
 
 from kvforge.compiler.cpu_graph import pack_linears
 from kvforge.compiler.options import ResolvedOptions
-from kvforge.kv_policies import ShadowKV
 from model_defs import ModelConfig
-from model_defs.chunk_selection import ChunkSelection, rope_tables
 from model_defs.graphs import EarlyExitGraph, LowerGraph, UpperGraph, VerifyGraph
+from model_defs.rope import rope_tables
 
 # Example sizes are pairwise different and not 0 or 1, so that no two dimensions are taken for one.
 _TOKENS, _SEQUENCES, _SURVIVORS, _COLUMNS, _PAGES, _DRAFTS = 24, 3, 5, 7, 11, 6
-_SHADOW_COLUMNS, _SHADOW_PAGES, _SLOTS = 9, 13, 4
-SHADOW_INPUTS = ("shadow_slot", "shadow_table", "num_chunks", "num_selected")
-"""The last inputs of ``lower`` and ``upper``, after the pools, where chunks are selected."""
+_STATE_COLUMNS, _STATE_PAGES, _SLOTS = 9, 13, 4
 
 
 @dataclass(frozen=True)
 class ExportedGraph:
-    """An exported graph and the owner layers whose pools are its last inputs, in order; ``SHADOW_INPUTS`` follow where
-    chunks are selected."""
+    """An exported graph and the owner layers whose pools are its last inputs, in order, but for the KV policy's
+    ``state_inputs``."""
 
     name: str
     program: ExportedProgram
     pool_owners: tuple[int, ...]
-
-
-def selection_of(options: ResolvedOptions) -> ChunkSelection | None:
-    """Return which chunks the engine's KV policy selects at each decode step, None where it selects none."""
-    policy = options.policy
-    return ChunkSelection(policy.chunk_size, policy.max_selected) if isinstance(policy, ShadowKV) else None
 
 
 def uninitialised(module: nn.Module, config: ModelConfig, options: ResolvedOptions, device: str = "cpu") -> nn.Module:
@@ -67,32 +58,23 @@ def example_pools(
 
 def pool_specs(config: ModelConfig, options: ResolvedOptions) -> list[tuple[tuple[int, ...], torch.dtype]]:
     """Return shape, with example sizes in the first dimension, and dtype of each tensor of one owner's pool."""
-    heads, dim, dtype, policy = config.num_kv_heads, config.head_dim, options.torch_kv_dtype, options.policy
+    heads, dim, dtype = config.num_kv_heads, config.head_dim, options.torch_kv_dtype
     slots = (_PAGES, options.page_size, heads)
     specs: list[tuple[tuple[int, ...], torch.dtype]] = [((*slots, dim), dtype)] * 2
     if options.has_scale_pools:
-        return specs + [(slots, torch.float32)] * 2
-    if isinstance(policy, ShadowKV):
-        chunks = (_SHADOW_PAGES, options.page_size // policy.chunk_size, heads)
-        specs += [
-            ((_SHADOW_PAGES, options.page_size, policy.rank), dtype),
-            ((*chunks, dim), dtype),
-            (chunks, torch.uint8),
-            ((_SLOTS, heads, policy.rank, dim), dtype),
-            ((_SLOTS, heads, policy.max_selected), torch.int32),
-            ((_SLOTS, heads, 2), torch.int64),
-            ((_SHADOW_PAGES, options.page_size, heads, dim), dtype),
-        ]
+        specs += [(slots, torch.float32)] * 2
+    rows = {"pages": _STATE_PAGES, "sequences": _SLOTS}
+    for pool in options.policy.state_pools(heads, dim, options.page_size):
+        specs.append(((rows[pool.rows], *pool.shape), getattr(torch, pool.dtype) if pool.dtype else dtype))
     return specs
 
 
-def shadow_example(options: ResolvedOptions, device: str = "cpu") -> tuple[tuple[Tensor, ...], ...]:
-    """Return the last argument of ``lower`` and ``upper`` where chunks are selected, of three sequences that are not
-    factored; nothing elsewhere."""
-    if selection_of(options) is None:
-        return ()
-    shapes = ((_SEQUENCES,), (_SEQUENCES, _SHADOW_COLUMNS), (_SEQUENCES,), (_SEQUENCES,))
-    return (tuple(torch.zeros(shape, dtype=torch.int32, device=device) for shape in shapes),)
+def state_example(options: ResolvedOptions, device: str = "cpu") -> tuple[tuple[Tensor, ...], ...]:
+    """Return the last argument of ``lower`` and ``upper`` where the KV policy has inputs, of three sequences; nothing
+    elsewhere."""
+    inputs = options.policy.state_inputs
+    shapes = [(_SEQUENCES, _STATE_COLUMNS) if one.is_table else (_SEQUENCES,) for one in inputs]
+    return (tuple(torch.zeros(shape, dtype=torch.int32, device=device) for shape in shapes),) if inputs else ()
 
 
 def lower_example(config: ModelConfig, options: ResolvedOptions, device: str = "cpu") -> tuple[Any, ...]:
@@ -106,7 +88,7 @@ def lower_example(config: ModelConfig, options: ResolvedOptions, device: str = "
         torch.tensor([5, 4, 15], dtype=torch.int32, device=device),
         torch.zeros(_SEQUENCES, _COLUMNS, dtype=torch.int32, device=device),
         example_pools(config, options, len(config.owners), device),
-        *shadow_example(options, device),
+        *state_example(options, device),
     )
 
 
@@ -120,7 +102,7 @@ def upper_example(config: ModelConfig, options: ResolvedOptions, device: str = "
         torch.tensor([5, 4, 15], dtype=torch.int32, device=device),
         torch.zeros(_SEQUENCES, _COLUMNS, dtype=torch.int32, device=device),
         example_pools(config, options, len(config.upper_owners), device),
-        *shadow_example(options, device),
+        *state_example(options, device),
     )
 
 
@@ -145,29 +127,29 @@ def verify_example(config: ModelConfig, options: ResolvedOptions, device: str = 
 def export_lower(
     config: ModelConfig, options: ResolvedOptions, device: str = "cpu", module_type: type[LowerGraph] = LowerGraph
 ) -> ExportedGraph:
-    """Export ``lower``: T, S, M and the numbers of pages are dynamic; with a selection also Ms and the slots."""
+    """Export ``lower``: T, S, M and the numbers of pages are dynamic; with a policy's state also Ms and the slots."""
     with torch.device("meta"):
-        module = module_type(config, options.kv_scales, selection_of(options))
+        module = module_type(config, options.kv_scales, options.policy.layer_insertion())
     arguments = lower_example(config, options, device)
     auto = Dim.DYNAMIC
     pools = [({0: auto},) * len(pool) for pool in arguments[6]]
-    shadow = [tuple(dict.fromkeys(range(tensor.dim()), auto) for tensor in tensors) for tensors in arguments[7:]]
-    dynamic = ({0: auto}, {0: auto}, {0: auto}, {0: auto}, {0: auto}, {0: auto, 1: auto}, pools, *shadow)
+    state = [tuple(dict.fromkeys(range(tensor.dim()), auto) for tensor in tensors) for tensors in arguments[7:]]
+    dynamic = ({0: auto}, {0: auto}, {0: auto}, {0: auto}, {0: auto}, {0: auto, 1: auto}, pools, *state)
     module = uninitialised(module, config, options, device)
     program = torch.export.export(module, arguments, dynamic_shapes=dynamic, strict=False)
     return ExportedGraph("lower", program, config.owners)
 
 
 def export_upper(config: ModelConfig, options: ResolvedOptions, device: str = "cpu") -> ExportedGraph:
-    """Export ``upper``: T, R, S, M and the numbers of pages are dynamic; with a selection also Ms and the slots."""
+    """Export ``upper``: T, R, S, M and numbers of pages are dynamic; with a policy's state also Ms and the slots."""
     with torch.device("meta"):
-        module = UpperGraph(config, options.kv_scales, selection_of(options))
+        module = UpperGraph(config, options.kv_scales, options.policy.layer_insertion())
     arguments = upper_example(config, options, device)
     auto = Dim.DYNAMIC
     step = auto if config.is_swiftkv else Dim.AUTO  # without a cut these are not read
     pools = [({0: auto},) * len(pool) for pool in arguments[6]]
-    shadow = [tuple(dict.fromkeys(range(tensor.dim()), step) for tensor in tensors) for tensors in arguments[7:]]
-    dynamic = ({0: auto}, {0: auto}, {0: step}, {0: step}, {0: step}, {0: step, 1: step}, pools, *shadow)
+    state = [tuple(dict.fromkeys(range(tensor.dim()), step) for tensor in tensors) for tensors in arguments[7:]]
+    dynamic = ({0: auto}, {0: auto}, {0: step}, {0: step}, {0: step}, {0: step, 1: step}, pools, *state)
     module = uninitialised(module, config, options, device)
     program = torch.export.export(module, arguments, dynamic_shapes=dynamic, strict=False)
     return ExportedGraph("upper", program, config.upper_owners)

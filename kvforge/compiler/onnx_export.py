@@ -84,9 +84,9 @@ class LowerStep(LowerGraph):
         kv_length: Tensor,
         page_table: Tensor,
         pools: list[Pool],
-        shadow: tuple[Tensor, ...] = (),
+        state: tuple[Tensor, ...] = (),
     ) -> Any:
-        """Return hidden, then every owner's new pools, flat; there is no selection."""
+        """Return hidden, then every owner's new pools, flat; there is no KV policy's part."""
         hidden, new = self.step(input_ids, positions, slot_mapping, query_start, kv_length, page_table, pools)
         return (hidden, *(tensor for pool in new for tensor in pool))
 

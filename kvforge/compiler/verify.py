@@ -7,10 +7,10 @@ from typing import Any, NoReturn
 import torch
 from torch.fx import Node
 
-from kvforge.compiler.export import SHADOW_INPUTS, ExportedGraph, pool_specs, selection_of
+from kvforge.compiler.export import ExportedGraph, pool_specs
 from kvforge.compiler.options import ResolvedOptions
-from kvforge.compiler.verify_selection import SELECTION, broken_selection
 from kvforge.errors import BuildError
+from kvforge.kv_policies import POLICIES
 from model_defs import ModelConfig
 from model_defs.graphs import scales_by_owner
 
@@ -19,13 +19,12 @@ _ATTEND = "kvforge::paged_attention"
 _VERIFY = "kvforge::speculative_verify"
 _LINEAR = "kvforge::packed_linear"
 _OPERATORS = {
-    "lower": (_WRITE, _ATTEND, _LINEAR, *SELECTION),
-    "upper": (_ATTEND, _LINEAR, *SELECTION),
+    "lower": (_WRITE, _ATTEND, _LINEAR),
+    "upper": (_ATTEND, _LINEAR),
     "early_exit": (_LINEAR,),
     "verify": (_VERIFY,),
 }
 _POOL_ARGUMENTS = ("k_pool", "v_pool", "k_scales", "v_scales")
-_SHADOW_POOLS = ("k_pool", "v_pool", "u", "landmarks", "is_outlier", "sv", "cached", "counts", "host_v")
 
 
 @dataclass(frozen=True)
@@ -41,9 +40,9 @@ def verify(graph: ExportedGraph, config: ModelConfig, options: ResolvedOptions) 
 
     Every operator is known and belongs to the graph; every owner's pools are written once by ``lower`` and never by
     ``upper``; layer i reads its owner's pools, after the write; elements and scales go together, with the owner's
-    static scale where it has one; where the KV policy selects chunks, and only there, each layer brings those of its
-    choice into its owner's pools right before it reads them (``verify_selection``); ``early_exit`` has nothing to do
-    with the cache; linear layers are packed where the options say so and nowhere else; pools, hidden state, logits and
+    static scale where it has one; what a KV policy puts into layers is there with that policy, and only then, right
+    before a layer reads its owner's pools, and as the policy's own check says; ``early_exit`` has nothing to do with
+    the cache; linear layers are packed where the options say so and nowhere else; pools, hidden state, logits and
     tokens have the declared dtypes.
 
     Raises:
@@ -75,10 +74,13 @@ def _check_cache(
     scales = scales_by_owner(config, options.kv_scales)
     writes: Counter[int] = Counter()
     reads: list[int] = []
-    selecting: list[Node] = []
+    inserted: list[Node] = []
+    check = options.policy.layer_check()
     for node, name in calls:
-        if name in SELECTION:
-            selecting.append(node)
+        if name not in _OPERATORS[graph.name]:
+            if name not in options.policy.operators:
+                _fail(graph, node, f"calls {name}, which is not of the engine's KV policy {options.policy.name}")
+            inserted.append(node)
             continue
         owner = _owner(graph, node, pools, options)
         found = tuple(_argument(node, scale) for scale in ("k_scale", "v_scale"))
@@ -91,16 +93,16 @@ def _check_cache(
             if writes[owner] > 1:
                 _fail(graph, node, f"writes the cache of layer {owner} a second time")
         else:
-            if selecting or selection_of(options) is not None:
+            if check is not None:
                 own = {pool.role: name for name, pool in pools.items() if pool.owner == owner}
-                if broken := broken_selection(selecting, node, own, selection_of(options)):
+                if broken := check(inserted, node, own):
                     _fail(graph, *broken)
-                selecting = []
+            inserted = []
             reads.append(owner)
             if graph.name == "lower" and not writes[owner]:
                 _fail(graph, node, f"reads the cache of layer {owner} before this step's K and V are written")
-    if selecting:
-        _fail(graph, selecting[0], "selects chunks that no layer reads")
+    if inserted:
+        _fail(graph, inserted[0], "changes a cache that no layer reads afterwards")
     is_lower = graph.name == "lower"
     layers = range(config.cut) if is_lower else range(config.cut, config.num_layers)
     expected_reads = [config.owner_of_layer[layer] for layer in layers]
@@ -113,17 +115,18 @@ def _check_cache(
 
 
 def _pool_inputs(graph: ExportedGraph, config: ModelConfig, options: ResolvedOptions) -> dict[str, _PoolInput]:
-    """Map each pool placeholder's name to what it is; the pools are the last inputs of the graph but those of a
-    selection."""
+    """Map each pool placeholder's name to what it is; the pools are the last inputs of the graph but those of the KV
+    policy."""
     specs = pool_specs(config, options)
-    roles = _POOL_ARGUMENTS[: len(specs)] if selection_of(options) is None else _SHADOW_POOLS
+    state = options.policy.state_pools(config.num_kv_heads, config.head_dim, options.page_size)
+    roles = (*_POOL_ARGUMENTS[: len(specs) - len(state)], *(pool.name for pool in state))
     expected = [
         (_PoolInput(owner, role), dtype)
         for owner in graph.pool_owners
         for role, (_, dtype) in zip(roles, specs, strict=True)
     ]
     names = list(graph.program.graph_signature.user_inputs)
-    end = len(names) - (0 if selection_of(options) is None else len(SHADOW_INPUTS))
+    end = len(names) - len(options.policy.state_inputs)
     placeholders = {node.name: node for node in graph.program.graph.nodes if node.op == "placeholder"}
     pools: dict[str, _PoolInput] = {}
     for name, (pool, dtype) in zip(names[end - len(expected) : end], expected, strict=True):
@@ -142,9 +145,11 @@ def _operator_name(graph: ExportedGraph, node: Node) -> str | None:
     if isinstance(target, torch._ops.OpOverload):
         if target.namespace in ("aten", "prims"):
             return None
-        if target._schema.name in _OPERATORS[graph.name]:
-            return target._schema.name
-        if any(target._schema.name in names for names in _OPERATORS.values()):
+        name: str = target._schema.name
+        is_policys = any(name in policy.operators for policy in POLICIES.values())
+        if name in _OPERATORS[graph.name] or (is_policys and graph.name in ("lower", "upper")):
+            return name
+        if is_policys or any(name in names for names in _OPERATORS.values()):
             _fail(graph, node, f"calls {target}, which does not belong into this graph")
     elif getattr(target, "__module__", "") in ("_operator", "torch"):  # arithmetic on symbolic sizes
         return None

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from kvforge.errors import BuildError
-from kvforge.kv_policies.mechanisms import MECHANISMS, Answer, Limit, Mechanism
+from kvforge.kv_policies.mechanisms import Answer, Limit, Mechanism, all_mechanisms
 from kvforge.kv_policies.policy import KVPolicy, Need
 
 _ORDER = tuple(Answer)
@@ -50,8 +50,9 @@ def check(mechanisms: Sequence[Mechanism]) -> None:
             raise BuildError(f"{needy.name} needs {need.value}, but with {giver.name} {limit.reason}; {giver.remedy}.")
 
 
-def table(mechanisms: Sequence[Mechanism] = MECHANISMS) -> str:
+def table() -> str:
     """Return the table of docs/kv-policies.md: each pair once, above the diagonal."""
+    mechanisms = all_mechanisms()
     columns = mechanisms[1:]
     lines = [["", *(column.name for column in columns)], ["---"] * (1 + len(columns))]
     for index, row in enumerate(mechanisms[:-1]):

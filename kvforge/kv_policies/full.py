@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from kvforge.kv_policies.policy import KVPolicy, Need, OwnerCache
+from kvforge.kv_policies.policy import KVPolicy, OwnerCache
 
 
 @dataclass(frozen=True)
@@ -11,22 +11,10 @@ class Full(KVPolicy):
     """Every token's K,V stays where it was written."""
 
     name: ClassVar[str] = "full"
-    needs: ClassVar[frozenset[Need]] = frozenset()
-
-    def check(self, num_kv_heads: int, head_dim: int, page_size: int) -> None:
-        """Any will do."""
+    title: ClassVar[str] = "full attention"
 
     def device_bytes(self, cache: OwnerCache, num_prompt_tokens: int, num_generated_tokens: int = 0) -> int:
         return cache.padded(num_prompt_tokens + num_generated_tokens) * cache.token_bytes
 
-    def prefill_bytes(self, cache: OwnerCache, num_prompt_tokens: int) -> int:
-        return 0
-
-    def host_bytes(self, cache: OwnerCache, num_prompt_tokens: int, num_generated_tokens: int = 0) -> int:
-        return 0
-
     def device_bytes_read(self, cache: OwnerCache, num_prompt_tokens: int, num_generated_tokens: int = 0) -> int:
         return (num_prompt_tokens + num_generated_tokens) * cache.token_bytes
-
-    def host_bytes_read(self, cache: OwnerCache, num_prompt_tokens: int, num_generated_tokens: int = 0) -> int:
-        return 0

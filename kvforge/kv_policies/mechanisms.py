@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from kvforge.kv_policies.policy import KVPolicy, Need
-from kvforge.kv_policies.shadowkv import ShadowKV
+from kvforge.kv_policies.registry import POLICIES
 
 
 class Answer(Enum):
@@ -124,17 +124,18 @@ def mechanism_of(policy: KVPolicy) -> Mechanism:
     return Mechanism(f"--kv-policy {policy.name}", needs=policy.needs)
 
 
-MECHANISMS = (
-    SINGLE_INPUT_KV,
-    ACROSS_KV,
-    Mechanism("ShadowKV", needs=ShadowKV.needs),
-    EVICTION,
-    QUANTIZED_CACHE,
-    GROUPED_CACHE,
-    PAGING,
-    SPECULATION,
-    KV_PREDICTION,
-    SLIDING_WINDOW,
-    TENSORRT,
-)
-"""All of them, in the order of the table."""
+def all_mechanisms() -> tuple[Mechanism, ...]:
+    """Return all of them, in the order of the table."""
+    return (
+        SINGLE_INPUT_KV,
+        ACROSS_KV,
+        *(Mechanism(policy.title, needs=policy.needs) for policy in POLICIES.values() if policy.needs),
+        EVICTION,
+        QUANTIZED_CACHE,
+        GROUPED_CACHE,
+        PAGING,
+        SPECULATION,
+        KV_PREDICTION,
+        SLIDING_WINDOW,
+        TENSORRT,
+    )

@@ -1,10 +1,22 @@
-"""The interface of a KV policy: its parameters, what it needs of everything else, and the bytes it keeps and reads."""
+"""The interface of a KV policy: all that the rest of an engine asks it."""
 
 import dataclasses
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import ClassVar
+from typing import Any, ClassVar
+
+from kvforge.kv_policies.state import (
+    EngineMemory,
+    InputBuilder,
+    LayerCheck,
+    NoInputs,
+    NoState,
+    PolicyState,
+    StateInput,
+    StatePool,
+)
 
 
 class Need(Enum):
@@ -50,12 +62,29 @@ class OwnerCache:
 class KVPolicy(ABC):
     """One policy; its fields are its parameters, all integers.
 
-    Bytes are those of one sequence in one owner, or of one decode step in one layer: callers multiply. They are of a
-    sequence with ``num_prompt_tokens`` of prompt and ``num_generated_tokens`` after it, its prompt computed.
+    Everything else asks it, by these methods, about one sequence with ``num_prompt_tokens`` of prompt. What it does not
+    override is that of a policy which keeps every token's K,V where it was written. Methods that count are pure numbers
+    of their arguments: so what a sequence sees depends on its own tokens alone.
     """
 
     name: ClassVar[str]
-    needs: ClassVar[frozenset[Need]]
+    title: ClassVar[str]
+    """As it is written in text."""
+    needs: ClassVar[frozenset[Need]] = frozenset()
+    slot_columns: ClassVar[tuple[str, ...]] = ()
+    """Numbers of a running sequence that ``InputBuilder`` needs; 0 until a transition sets them."""
+    state_inputs: ClassVar[tuple[StateInput, ...]] = ()
+    operators: ClassVar[tuple[str, ...]] = ()
+    """What ``layer_insertion`` calls before a layer's attention, in this order, and no other graph does."""
+    counters: ClassVar[Mapping[str, str]] = {}
+    """What it counts, and what that is, in a sentence."""
+    report_columns: ClassVar[tuple[tuple[str, str, int, str], ...]] = ()
+    """Columns of ``report`` in a benchmark's table: key, heading, width, format."""
+
+    @property
+    def has_transitions(self) -> bool:
+        """Whether any sequence's cache may be changed."""
+        return type(self).next_transition is not KVPolicy.next_transition
 
     @property
     def parameters(self) -> dict[str, int]:
@@ -67,26 +96,100 @@ class KVPolicy(ABC):
         given = ",".join(f"{name}={value}" for name, value in self.parameters.items())
         return f"{self.name}:{given}" if given else self.name
 
-    @abstractmethod
-    def check(self, num_kv_heads: int, head_dim: int, page_size: int) -> None:
+    def check(self, num_kv_heads: int, head_dim: int, page_size: int) -> None:  # noqa: B027
         """Raise BuildError unless the parameters suit such heads and pages."""
+
+    # -- bytes of one sequence in one owner, or of one decode step in one layer: callers multiply ------------
 
     @abstractmethod
     def device_bytes(self, cache: OwnerCache, num_prompt_tokens: int, num_generated_tokens: int = 0) -> int:
-        """Return the bytes kept where attention runs, pages that are not full counted whole."""
-
-    @abstractmethod
-    def prefill_bytes(self, cache: OwnerCache, num_prompt_tokens: int) -> int:
-        """Return the bytes beside ``device_bytes`` that a prompt takes where attention runs, until it is computed."""
-
-    @abstractmethod
-    def host_bytes(self, cache: OwnerCache, num_prompt_tokens: int, num_generated_tokens: int = 0) -> int:
-        """Return the bytes kept in the host's memory."""
+        """Return the bytes kept where attention runs, the prompt computed, pages that are not full counted whole."""
 
     @abstractmethod
     def device_bytes_read(self, cache: OwnerCache, num_prompt_tokens: int, num_generated_tokens: int = 0) -> int:
         """Return the most bytes that a layer reads of device memory for the next token."""
 
-    @abstractmethod
+    def prefill_bytes(self, cache: OwnerCache, num_prompt_tokens: int) -> int:
+        """Return the bytes beside ``device_bytes`` that a prompt takes where attention runs, until it is computed."""
+        return 0
+
+    def host_bytes(self, cache: OwnerCache, num_prompt_tokens: int, num_generated_tokens: int = 0) -> int:
+        """Return the bytes kept in the host's memory."""
+        return 0
+
     def host_bytes_read(self, cache: OwnerCache, num_prompt_tokens: int, num_generated_tokens: int = 0) -> int:
         """Return the most bytes that a layer fetches from the host's memory for the next token."""
+        return 0
+
+    # -- a sequence's tokens and pages, for the scheduler ----------------------------------------------------
+
+    def next_transition(self, num_prompt_tokens: int, num_computed: int) -> int | None:
+        """Return the first number of computed tokens, ``num_computed`` or more, at which the cache is changed before
+        another token is computed; None for never. No piece of a step's work goes beyond it, no draft is made of a
+        sequence that has one, and pages may be another sequence's only up to the first."""
+        return None
+
+    def max_piece(self, num_prompt_tokens: int, num_computed: int) -> int | None:
+        """Return how many tokens a step may compute after ``num_computed``, besides not going beyond a transition; None
+        for any number. What was generated is computed in the same pieces again after a preemption."""
+        return None
+
+    def num_cached(self, num_prompt_tokens: int, num_computed: int) -> int:
+        """Return the tokens in the pages once so many are computed and the transition there is done. A later token at
+        position p goes to the cache index p + num_cached - num_computed."""
+        return num_computed
+
+    def max_cached(self, num_prompt_tokens: int, num_tokens: int, start: int = 0) -> int:
+        """Return the most tokens that are in the pages while those from ``start`` (its transition done) to
+        ``num_tokens`` are computed, before the transition there unless it is ``start``."""
+        return num_tokens
+
+    def kept_pages(self, num_prompt_tokens: int, num_computed: int, page_size: int) -> Sequence[int]:
+        """Return the indices, ascending, of a sequence's pages that it keeps at a transition; others are given up
+        before those of its changed cache are taken. Kept pages may be shared: their content may not change."""
+        return range(-(-self.num_cached(num_prompt_tokens, num_computed) // page_size))
+
+    def num_state_pages(self, num_prompt_tokens: int, page_size: int) -> int:
+        """Return the pages of the policy's own that a sequence has from its admission until it ends."""
+        return 0
+
+    def slot_values(self, num_prompt_tokens: int, num_computed: int) -> tuple[int, ...]:
+        """Return the values of ``slot_columns`` from a transition on."""
+        return ()
+
+    # -- memory and graphs -----------------------------------------------------------------------------------
+
+    def state_pools(self, num_kv_heads: int, head_dim: int, page_size: int) -> tuple[StatePool, ...]:
+        """Return what each owner has beside its K and V pools, those on the host last."""
+        return ()
+
+    def layer_insertion(self) -> Any:
+        """Return what layers call between a layer's rotated queries and its attention, a
+        ``model_defs.cache_insertion.CacheInsertion``, or None."""
+        return None
+
+    def layer_check(self) -> LayerCheck | None:
+        """Return the check of an exported layer that ``layer_insertion`` is in, None where there is none."""
+        return None
+
+    def activation_bytes(self, num_heads: int, num_kv_heads: int, max_seq_len: int) -> int:
+        """Return the most bytes that ``layer_insertion`` holds of a sequence while a layer runs."""
+        return 0
+
+    # -- at run time -----------------------------------------------------------------------------------------
+
+    def make_input_builder(self, page_size: int, max_num_seqs: int, max_state_pages: int) -> InputBuilder:
+        """Return what makes ``state_inputs`` of up to ``max_num_seqs`` sequences of up to ``max_state_pages`` each."""
+        return NoInputs()
+
+    def make_state(self, memory: EngineMemory) -> PolicyState:
+        """Return what carries out transitions in an engine's pools.
+
+        Raises:
+            EngineError: the engine lacks what the policy needs.
+        """
+        return NoState()
+
+    def report(self, counters: Mapping[str, int]) -> dict[str, float]:
+        """Return what a benchmark shows of what was counted."""
+        return {}

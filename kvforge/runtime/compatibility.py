@@ -19,7 +19,7 @@ NO_EARLY_EXIT = (
 )
 """What ``early_exit`` says of an engine without that graph."""
 
-NO_ROPE_TABLES = "this engine has no table of positions; rebuild it with kvforge build --kv-policy shadowkv."
+NO_ROPE_TABLES = "this engine has no table of positions, which its KV policy needs; rebuild it with kvforge build."
 """What ``rope_tables`` says of an engine of another KV policy."""
 
 

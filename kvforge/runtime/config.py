@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 from kvforge.engine import Manifest
 from kvforge.errors import EngineError
-from kvforge.kv_policies import Full, KVPolicy, ShadowKV
-from kvforge.runtime.shadowkv.capacity import CacheShape, cache_shape
+from kvforge.kv_policies import Full, KVPolicy
+from kvforge.runtime.cache_capacity import CacheShape, cache_shape
 
 DEFAULT_KV_CACHE_BYTES = 4 << 30
 DEFAULT_FRACTION = 0.25
@@ -32,8 +32,8 @@ class RuntimeConfig:
     max_num_survivors: int
     """Tokens of one step that can go past the cut."""
     kv_policy: KVPolicy = field(default_factory=Full)
-    num_shadow_pages: int = 0
-    """With ShadowKV, pages of what factored prompts are besides K,V; else 0."""
+    num_state_pages: int = 0
+    """Pages of what the policy keeps of sequences besides K,V."""
 
     @property
     def max_pages_per_seq(self) -> int:
@@ -41,19 +41,15 @@ class RuntimeConfig:
         return -(-self.max_seq_len // self.page_size)
 
     @property
-    def max_shadow_pages_per_seq(self) -> int:
-        """Shadow pages of a sequence, at least 1."""
-        return self.max_pages_per_seq if self.num_shadow_pages else 1
+    def max_state_pages_per_seq(self) -> int:
+        """State pages of a sequence, at least 1."""
+        return max(self.kv_policy.num_state_pages(self.max_seq_len, self.page_size), 1)
 
     def pages_needed(self, num_prompt_tokens: int, length: int) -> tuple[int, int]:
-        """Return the K,V pages that a sequence of ``length`` cached tokens takes at its largest, and shadow pages."""
-        if not isinstance(self.kv_policy, ShadowKV):
-            return -(-length // self.page_size), 0
-        compact = self.kv_policy.compact_length(num_prompt_tokens) + length - num_prompt_tokens
-        return (
-            -(-max(num_prompt_tokens, compact) // self.page_size),
-            self.kv_policy.num_shadow_pages(num_prompt_tokens, self.page_size),
-        )
+        """Return the K,V pages that a sequence of ``length`` computed tokens takes at its largest, and state pages."""
+        policy = self.kv_policy
+        num_cached = policy.max_cached(num_prompt_tokens, length)
+        return -(-num_cached // self.page_size), policy.num_state_pages(num_prompt_tokens, self.page_size)
 
 
 def resolve_config(
@@ -61,7 +57,7 @@ def resolve_config(
     available_bytes: int,
     *,
     num_pages: int | None = None,
-    num_shadow_pages: int | None = None,
+    num_state_pages: int | None = None,
     kv_cache_gib: float | None = None,
     max_num_seqs: int | None = None,
     max_num_tokens: int | None = None,
@@ -75,9 +71,10 @@ def resolve_config(
     sequence as long as that is at most 0.8 of ``available_bytes`` (0: unknown). ``num_pages`` overrides all
     of this.
 
-    With ShadowKV the same bytes also hold shadow pages and slots, see ``CacheShape.divide``; with ``num_pages`` there
-    are shadow pages for all sequences unless ``num_shadow_pages`` are given. The host's part of them comes on top; it
-    is kept, with the rest where the device is the host, below 0.8 of ``available_bytes`` as long as one sequence fits.
+    Where the KV policy has state, the same bytes also hold state pages and slots, see ``CacheShape.divide``; with
+    ``num_pages`` there are state pages for all sequences unless ``num_state_pages`` are given. The host's part of them
+    comes on top; it is kept, with the rest where the device is the host, below 0.8 of ``available_bytes`` as long as
+    one sequence fits.
 
     Raises:
         EngineError: a limit is above the engine's own or below 1, or one sequence of ``max_seq_len`` tokens
@@ -90,19 +87,19 @@ def resolve_config(
         raise EngineError(f"kv_cache_gib is {kv_cache_gib}; give a finite size above 0.")
     most = MAX_CACHE_TOKENS // manifest.page_size
     shape = cache_shape(manifest, seqs, length)
-    shadow_pages = seqs * shape.pages if shape.can_factor else int(shape.shadow_page_bytes > 0)
+    state_pages = max(seqs * shape.state_pages, int(shape.has_state_pages))
     if num_pages is None:
-        num_pages, shadow_pages = shape.divide(_budget(manifest, shape, available_bytes, kv_cache_gib, length))
+        num_pages, state_pages = shape.divide(_budget(manifest, shape, available_bytes, kv_cache_gib, length))
         num_pages = min(num_pages, most)
     if not 1 <= num_pages <= most:
         raise EngineError(f"num_pages is {num_pages}; give 1 to {most}.")
-    if num_shadow_pages is None:
-        device_bytes = shape.device_bytes(num_pages, shadow_pages) if manifest.target == "cpu" else 0
-        num_shadow_pages = min(_shadow_pages_on_host(shape, shadow_pages, available_bytes, device_bytes), most)
-    elif not shape.shadow_page_bytes:
-        raise EngineError("num_shadow_pages is for engines with ShadowKV; leave it out.")
-    elif not 1 <= num_shadow_pages <= most:
-        raise EngineError(f"num_shadow_pages is {num_shadow_pages}; give 1 to {most}.")
+    if num_state_pages is None:
+        device_bytes = shape.device_bytes(num_pages, state_pages) if manifest.target == "cpu" else 0
+        num_state_pages = min(_state_pages_on_host(shape, state_pages, available_bytes, device_bytes), most)
+    elif not shape.has_state_pages:
+        raise EngineError("num_state_pages is for engines whose KV policy keeps pages of its own; leave it out.")
+    elif not 1 <= num_state_pages <= most:
+        raise EngineError(f"num_state_pages is {num_state_pages}; give 1 to {most}.")
     return RuntimeConfig(
         num_pages=num_pages,
         page_size=manifest.page_size,
@@ -114,7 +111,7 @@ def resolve_config(
         enable_prefix_cache=enable_prefix_cache,
         max_num_survivors=min(tokens, manifest.max_num_survivors),
         kv_policy=manifest.policy,
-        num_shadow_pages=num_shadow_pages,
+        num_state_pages=num_state_pages,
     )
 
 
@@ -131,7 +128,7 @@ def _budget(
     else:
         budget = max(DEFAULT_KV_CACHE_BYTES, needed)
     if budget < needed:
-        per_page = shape.page_bytes + shape.shadow_page_bytes
+        per_page = shape.page_bytes + shape.state_page_bytes
         fits = max(budget - shape.max_num_seqs * shape.slot_bytes, 0) // per_page * manifest.page_size
         source = "" if kv_cache_gib is not None else " (from free memory)"
         raise EngineError(
@@ -141,12 +138,12 @@ def _budget(
     return budget
 
 
-def _shadow_pages_on_host(shape: CacheShape, wanted: int, available_bytes: int, device_bytes: int) -> int:
-    """Return how many of the ``wanted`` shadow pages the host's memory is for, beside ``device_bytes``."""
-    if available_bytes == 0 or not shape.can_factor:
+def _state_pages_on_host(shape: CacheShape, wanted: int, available_bytes: int, device_bytes: int) -> int:
+    """Return how many of the ``wanted`` state pages the host's memory is for, beside ``device_bytes``."""
+    if available_bytes == 0 or not shape.state_pages or not shape.host_page_bytes:
         return wanted
     room = int(available_bytes * LARGEST_DEFAULT_FRACTION) - device_bytes
-    return min(wanted, max(room // shape.host_page_bytes, shape.pages))
+    return min(wanted, max(room // shape.host_page_bytes, shape.state_pages))
 
 
 def _limit(name: str, asked: int | None, built: int) -> int:

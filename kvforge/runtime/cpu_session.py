@@ -12,11 +12,11 @@ from kvforge.hardware import cpu_isa
 from kvforge.runtime.aot_package import Graph, load_package, load_weights, private_tmpdir
 from kvforge.runtime.compatibility import NO_DRAFTS, NO_EARLY_EXIT, check_operators, check_torch, rope_tables
 from kvforge.runtime.pools import Pools, allocate_pools
-from kvforge.runtime.shadow_inputs import ShadowTensors, has_shadow
-from kvforge.runtime.step_inputs import LowerStep, UpperStep, shadow_of
+from kvforge.runtime.session import Session
+from kvforge.runtime.step_inputs import LowerStep, UpperStep, VerifyStep, policy_inputs
 
 
-class CpuSession:
+class CpuSession(Session):
     """The graphs of an engine on this CPU; stateless between calls, all state is in the pools.
 
     See ``kvforge.runtime.session.Session``.
@@ -25,19 +25,19 @@ class CpuSession:
     def __init__(self, manifest: Manifest, weights: dict[str, Tensor], graphs: dict[str, Graph]) -> None:
         self.manifest = manifest
         self._upper_pools = manifest.upper_pools
-        self._has_shadow = has_shadow(manifest)
+        self._policy = manifest.policy
         self._weights = weights  # the graphs use this memory without owning it
         self._lower, self._upper = graphs["lower"], graphs["upper"]
         self._early_exit, self._verify = graphs.get("early_exit"), graphs.get("verify")
 
     def lower(self, step: LowerStep, pools: Pools) -> Tensor:
         """Run all T tokens to the cut, writing every owner's K,V; returns hidden ``[T, hidden_size]``."""
-        return self._lower([*step.inputs, *itertools.chain.from_iterable(pools), *self._shadow(step)])[0]
+        return self._lower([*step.inputs, *itertools.chain.from_iterable(pools), *policy_inputs(step, self._policy)])[0]
 
     def upper(self, step: UpperStep, pools: Pools) -> Tensor:
         """Run the R survivors past the cut; returns fp32 logits ``[R, vocab_size]``."""
         memory = itertools.chain.from_iterable(pools[self._upper_pools])
-        return self._upper([*step.inputs, *memory, *self._shadow(step)])[0]
+        return self._upper([*step.inputs, *memory, *policy_inputs(step, self._policy)])[0]
 
     def early_exit(self, hidden: Tensor, survivor_index: Tensor) -> Tensor:
         """Return the R survivors' fp32 logits ``[R, vocab_size]`` of the head at the cut."""
@@ -45,32 +45,21 @@ class CpuSession:
             raise EngineError(NO_EARLY_EXIT)
         return self._early_exit([hidden, survivor_index])[0]
 
-    def verify(
-        self,
-        logits: Tensor,
-        draft_ids: Tensor,
-        draft_start: Tensor,
-        draft_probs: Tensor,
-        temperature: Tensor,
-        uniform: Tensor,
-    ) -> tuple[Tensor, Tensor]:
+    def verify(self, step: VerifyStep) -> tuple[Tensor, Tensor]:
         """Verify drafts; returns (accepted, next_token), each int32 ``[S]``."""
         if self._verify is None:
             raise EngineError(NO_DRAFTS)
-        accepted, next_token = self._verify([logits, draft_ids, draft_start, draft_probs, temperature, uniform])
+        accepted, next_token = self._verify(list(step))
         return accepted, next_token
 
-    def allocate_pools(self, num_pages: int, shadow_pages: int = 0, num_slots: int | None = None) -> Pools:
+    def allocate_pools(self, num_pages: int, state_pages: int = 0, num_slots: int | None = None) -> Pools:
         """Return zeroed pools of all owners in one allocation; see ``kvforge.runtime.pools``."""
-        return allocate_pools(self.manifest, num_pages, "cpu", shadow_pages, num_slots)
+        return allocate_pools(self.manifest, num_pages, "cpu", state_pages, num_slots)
 
     @property
     def rope_tables(self) -> tuple[Tensor, Tensor]:
         """cos and sin of every position; see ``kvforge.runtime.session.Session``."""
         return rope_tables(self._weights)
-
-    def _shadow(self, step: LowerStep | UpperStep) -> ShadowTensors:
-        return shadow_of(step) if self._has_shadow else ()
 
 
 def load_session(engine_dir: Path, manifest: Manifest) -> CpuSession:

@@ -4,8 +4,8 @@ A step of S sequences with one token each runs in the bucket of B >= S sequences
 Sequences S..B-1 are padding and keep to the operators' contract: one token of id 0 at position 0 whose slot is -1,
 so nothing is written; a K,V length of 1 on page 0, so one key that exists is read; rows S..B-1 of hidden state and
 logits are cut off. Rows never mix, so padding changes no result, except that a GEMM of another size may round
-differently. Columns beyond a sequence's own pages are never read. With ShadowKV, tables of shadow pages have a width of
-their own, and padding is not factored.
+differently. Columns beyond a sequence's own pages are never read. Tables of the KV policy's own pages have a width of
+their own, and padding has neutral inputs of the policy.
 
 All graphs of one kind leave their result in one tensor, so that many graphs take little more memory than one.
 """
@@ -21,7 +21,7 @@ from torch import Tensor
 from kvforge.engine import Manifest
 from kvforge.runtime.aot_package import Graph
 from kvforge.runtime.cuda_staging import StepBuffer
-from kvforge.runtime.shadow_inputs import ShadowTensors
+from kvforge.runtime.policy_inputs import PolicyInputs, input_shapes
 from kvforge.runtime.step_inputs import LowerStep, UpperStep
 
 MAX_GRAPH_SEQS = 512
@@ -81,6 +81,7 @@ class DecodeGraphs:
     def __init__(
         self, manifest: Manifest, lower: Graph, upper: Graph, buffers: tuple[StepBuffer, StepBuffer], capture: Capture
     ) -> None:
+        self._policy = manifest.policy
         self._max_seqs = manifest.max_num_seqs
         self._max_columns = -(-manifest.max_seq_len // manifest.page_size)
         self._lower, self._upper = lower, upper
@@ -89,20 +90,25 @@ class DecodeGraphs:
         self._captured: dict[tuple[str, tuple[int, ...]], DecodeGraph] = {}
         self._results: dict[str, Tensor] = {}
 
-    def bucket(self, num_seqs: int, page_table: Tensor, shadow: ShadowTensors) -> tuple[int, ...] | None:
-        """Return (B, M), with ``shadow`` (B, M, Ms), for a decode step, None if it is to run without a graph."""
+    def bucket(self, num_seqs: int, page_table: Tensor, state: PolicyInputs) -> tuple[int, ...] | None:
+        """Return (B, M), with ``state`` (B, M, Ms), for a decode step, None if it is to run without a graph."""
         batch = batch_bucket(num_seqs, self._max_seqs)
         if batch is None:
             return None
-        tables = (page_table, *shadow[1:2])
-        return (batch, *(width_bucket(table.shape[1], self._max_columns) for table in tables))
+        widths = [page_table.shape[1]]
+        if state:
+            kinds = self._policy.state_inputs
+            widths.append(
+                max((one.shape[1] for one, kind in zip(state, kinds, strict=True) if kind.is_table), default=1)
+            )
+        return (batch, *(width_bucket(width, self._max_columns) for width in widths))
 
     def lower(self, bucket: tuple[int, ...], step: LowerStep, pools: Sequence[Tensor]) -> Tensor:
         """Return hidden ``[S, hidden_size]``, valid until the next decode step."""
         batch, width = bucket[:2]
         num_seqs = step.input_ids.shape[0]
         shapes = [(batch,), (batch,), (batch,), (batch + 1,), (batch,), (batch, width)]
-        host = self._lower_buffer.host([*shapes, *_shadow_shapes(bucket)])
+        host = self._lower_buffer.host([*shapes, *self._state_shapes(bucket)])
         for target, source, padding in zip(
             (host[0], host[1], host[2], host[4]),
             (step.input_ids, step.positions, step.slot_mapping, step.kv_length),
@@ -112,60 +118,71 @@ class DecodeGraphs:
             _fill(target, source, padding)
         torch.arange(batch + 1, out=host[3])
         _fill_table(host[5], step.page_table)
-        _fill_shadow(host[6:], step.shadow)
+        self._fill_state(host[6:], step.state)
         inputs = self._lower_buffer.device()
-        step_inputs, shadow = inputs[:6], inputs[6:]
-        return self._run("lower", bucket, lambda: self._lower([*step_inputs, *pools, *shadow])[0], shadow)[:num_seqs]
+        step_inputs, state = inputs[:6], inputs[6:]
+        return self._run("lower", bucket, lambda: self._lower([*step_inputs, *pools, *state])[0], state)[:num_seqs]
 
     def upper(self, bucket: tuple[int, ...], step: UpperStep, pools: Sequence[Tensor]) -> Tensor:
         """Return logits ``[S, vocab_size]`` on the device, valid until the next decode step."""
         batch, width = bucket[:2]
         hidden, num_seqs = step.hidden, step.hidden.shape[0]
         shapes = [(batch,), (batch + 1,), (batch,), (batch,), (batch, width)]
-        host = self._upper_buffer.host([*shapes, *_shadow_shapes(bucket)])
+        host = self._upper_buffer.host([*shapes, *self._state_shapes(bucket)])
         torch.arange(batch, out=host[0])
         torch.arange(batch + 1, out=host[1])
         _fill(host[2], step.positions, 0)
         _fill(host[3], step.kv_length, 1)
         _fill_table(host[4], step.page_table)
-        _fill_shadow(host[5:], step.shadow)
+        self._fill_state(host[5:], step.state)
         inputs = self._upper_buffer.device()
         static = self._place("lower", hidden)[:batch]
         if hidden.data_ptr() != static.data_ptr():
             static[:num_seqs].copy_(hidden)
-        step_inputs, shadow = [static, *inputs[:5]], inputs[5:]
-        return self._run("upper", bucket, lambda: self._upper([*step_inputs, *pools, *shadow])[0], shadow)[:num_seqs]
+        step_inputs, state = [static, *inputs[:5]], inputs[5:]
+        return self._run("upper", bucket, lambda: self._upper([*step_inputs, *pools, *state])[0], state)[:num_seqs]
 
     def clear(self) -> None:
         """Forget all captured graphs."""
         self._captured.clear()
 
     def _run(
-        self, name: str, bucket: tuple[int, ...], function: Callable[[], Tensor], shadow: Sequence[Tensor]
+        self, name: str, bucket: tuple[int, ...], function: Callable[[], Tensor], state: Sequence[Tensor]
     ) -> Tensor:
         """Replay the bucket's graph of ``function``, captured if need be, and return its result, padding included.
-        ``shadow`` are those of its inputs that say who is factored."""
+        ``state`` are those of its inputs that are the KV policy's."""
         graph = self._captured.get((name, bucket))
         if graph is None:
-            graph = self._captured[name, bucket] = self._record(name, function, shadow)
+            graph = self._captured[name, bucket] = self._record(name, function, state)
         graph.work.replay()
         return graph.result
 
-    def _record(self, name: str, function: Callable[[], Tensor], shadow: Sequence[Tensor]) -> DecodeGraph:
-        """Capture ``function``. That runs it once more than it is replayed, which would count the chunks of a step
-        twice: in that run nobody is factored. K,V that it writes are written again."""
+    def _record(self, name: str, function: Callable[[], Tensor], state: Sequence[Tensor]) -> DecodeGraph:
+        """Capture ``function``. That runs it once more than it is replayed, which would do twice what the KV
+        policy does in a step: in that run its inputs are neutral. K,V that it writes are written again."""
 
         def into_place() -> Tensor:
             result = function()
             return self._place(name, result)[: result.shape[0]].copy_(result)
 
-        slots = [slot.clone() for slot in shadow[:1]]
-        for slot in shadow[:1]:
-            slot.fill_(-1)
+        values = [one.clone() for one in state]
+        for one, kind in zip(state, self._policy.state_inputs, strict=False):  # () where all are neutral
+            one.fill_(kind.neutral)
         graph = DecodeGraph(*self._capture(into_place))
-        for slot, own in zip(shadow[:1], slots, strict=True):
-            slot.copy_(own)
+        for one, own in zip(state, values, strict=True):
+            one.copy_(own)
         return graph
+
+    def _state_shapes(self, bucket: tuple[int, ...]) -> list[tuple[int, ...]]:
+        """Return the shapes of the KV policy's padded inputs in a bucket (B, M, Ms); of (B, M) there are none."""
+        return input_shapes(self._policy, bucket[0], bucket[2]) if len(bucket) == 3 else []
+
+    def _fill_state(self, target: Sequence[Tensor], state: PolicyInputs) -> None:
+        for one, source, kind in zip(target, state, self._policy.state_inputs, strict=False):
+            if kind.is_table:
+                _fill_table(one, source)
+            else:
+                _fill(one, source, kind.neutral)
 
     def _place(self, name: str, like: Tensor) -> Tensor:
         """Where every graph of this name leaves its result: rows as ``like``'s, of the largest batch."""
@@ -185,19 +202,6 @@ def _fill_table(target: Tensor, page_table: Tensor) -> None:
     num_seqs, columns = page_table.shape
     target[:num_seqs, :columns] = page_table
     target[num_seqs:, 0] = 0
-
-
-def _shadow_shapes(bucket: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """Return the shapes of the padded ``ShadowTensors`` of a bucket (B, M, Ms), of (B, M) none."""
-    return [(bucket[0],), (bucket[0], bucket[2]), (bucket[0],), (bucket[0],)] if len(bucket) == 3 else []
-
-
-def _fill_shadow(target: Sequence[Tensor], shadow: ShadowTensors) -> None:
-    if not shadow:
-        return
-    for index, padding in ((0, -1), (2, 0), (3, 0)):
-        _fill(target[index], shadow[index], padding)
-    _fill_table(target[1], shadow[1])
 
 
 class GraphRecorder:

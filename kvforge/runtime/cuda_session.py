@@ -11,20 +11,20 @@ from torch import Tensor
 
 from kvforge.engine import Manifest, package_file
 from kvforge.errors import EngineError
-from kvforge.kv_policies import ShadowKV
 from kvforge.runtime.aot_package import Graph, load_package, load_weights, unpacking_into
 from kvforge.runtime.compatibility import NO_DRAFTS, NO_EARLY_EXIT, check_operators, check_torch, rope_tables
 from kvforge.runtime.cuda_decode import Capture, DecodeGraphs, GraphRecorder, batch_bucket, is_one_each
 from kvforge.runtime.cuda_staging import StepBuffer, num_elements
+from kvforge.runtime.policy_inputs import input_shapes, neutral_inputs
 from kvforge.runtime.pools import Pools, allocate_pools
-from kvforge.runtime.shadow_inputs import ShadowTensors, has_shadow, not_factored
-from kvforge.runtime.step_inputs import LowerStep, UpperStep, shadow_of
+from kvforge.runtime.session import Session
+from kvforge.runtime.step_inputs import LowerStep, UpperStep, VerifyStep, policy_inputs
 
 CACHE_FRACTION = 0.9
 """The share of the memory left beside weights and activations that the K,V cache gets unless told otherwise."""
 
 
-class CudaSession:
+class CudaSession(Session):
     """The graphs of an engine on one GPU. All lasting state is in the pools; not thread-safe.
 
     Step tensors come on the CPU and logits go back there; hidden states and pools stay on the GPU. Steps in which
@@ -49,15 +49,15 @@ class CudaSession:
         self.manifest = manifest
         self.device = device
         self._upper_pools = manifest.upper_pools
-        self._has_shadow = has_shadow(manifest)
+        self._policy = manifest.policy
         self._weights = weights
         self._lower, self._upper = graphs["lower"], graphs["upper"]
         self._early_exit, self._verify = graphs.get("early_exit"), graphs.get("verify")
         tokens, seqs = manifest.max_num_tokens, manifest.max_num_seqs
         tables = (seqs, -(-manifest.max_seq_len // manifest.page_size))
-        shadow = [(seqs,)] * 3 + [tables] if self._has_shadow else []
-        lower = num_elements([(tokens,)] * 3 + [(seqs + 1,), (seqs,), tables, *shadow])
-        upper = num_elements([(tokens,)] * 2 + [(seqs + 1,), (seqs,), tables, *shadow])
+        state = input_shapes(self._policy, *tables)
+        lower = num_elements([(tokens,)] * 3 + [(seqs + 1,), (seqs,), tables, *state])
+        upper = num_elements([(tokens,)] * 2 + [(seqs + 1,), (seqs,), tables, *state])
         self._lower_buffer, self._upper_buffer = StepBuffer(lower, device), StepBuffer(upper, device)
         self._decode: DecodeGraphs | None = None
         if capture is not None:
@@ -69,11 +69,11 @@ class CudaSession:
         """Run all T tokens to the cut, writing every owner's K,V; returns hidden ``[T, hidden_size]`` on the GPU,
         valid until the next ``lower``."""
         memory = list(itertools.chain.from_iterable(pools))
-        step = step._replace(shadow=self._shadow(step))
+        step = step._replace(state=policy_inputs(step, self._policy))
         bucket = self._bucket(step.query_start, step.input_ids.shape[0], step, pools)
         if bucket is not None and self._decode is not None:
             return self._decode.lower(bucket, step, memory)
-        staged = self._lower_buffer.copy((*step.inputs, *step.shadow))
+        staged = self._lower_buffer.copy((*step.inputs, *step.state))
         count = len(step.inputs)
         return self._lower([*staged[:count], *memory, *staged[count:]])[0]
 
@@ -87,14 +87,14 @@ class CudaSession:
         if num_survivors == 0:
             return torch.empty(0, self.manifest.vocab_size, device=self.device)
         memory = list(itertools.chain.from_iterable(pools[self._upper_pools]))
-        step = step._replace(shadow=self._shadow(step))
+        step = step._replace(state=policy_inputs(step, self._policy))
         bucket = None
         if num_survivors == step.hidden.shape[0]:
             bucket = self._bucket(step.survivor_start, num_survivors, step, pools)
         if bucket is not None and self._decode is not None:
             return self._decode.upper(bucket, step, memory)
         hidden, *host = step.inputs
-        staged = self._upper_buffer.copy((*host, *step.shadow))
+        staged = self._upper_buffer.copy((*host, *step.state))
         return self._upper([hidden, *staged[: len(host)], *memory, *staged[len(host) :]])[0]
 
     @property
@@ -110,7 +110,7 @@ class CudaSession:
         for num_seqs in sorted({batch_bucket(n + 1, self.manifest.max_num_seqs) or 1 for n in range(most)}):
             zeros, starts = torch.zeros(num_seqs, dtype=torch.int32), torch.arange(num_seqs + 1, dtype=torch.int32)
             table = torch.zeros(num_seqs, columns, dtype=torch.int32)
-            shared = (zeros + 1, table, not_factored(num_seqs, columns))
+            shared = (zeros + 1, table, neutral_inputs(self._policy, num_seqs, columns))
             hidden = self.lower(LowerStep(zeros, zeros, zeros - 1, starts, *shared), pools)
             self.device_logits(UpperStep(hidden, starts[:-1], starts, zeros, *shared), pools)
 
@@ -123,26 +123,17 @@ class CudaSession:
             return torch.empty(0, self.manifest.vocab_size)
         return self._to_host(self._early_exit([hidden, *self._upper_buffer.copy((survivor_index,))])[0])
 
-    def verify(
-        self,
-        logits: Tensor,
-        draft_ids: Tensor,
-        draft_start: Tensor,
-        draft_probs: Tensor,
-        temperature: Tensor,
-        uniform: Tensor,
-    ) -> tuple[Tensor, Tensor]:
+    def verify(self, step: VerifyStep) -> tuple[Tensor, Tensor]:
         """Verify drafts; arguments and results, (accepted, next_token) each int32 ``[S]``, on the CPU."""
         if self._verify is None:
             raise EngineError(NO_DRAFTS)
-        arguments = (logits, draft_ids, draft_start, draft_probs, temperature, uniform)
-        accepted, next_token = self._verify([tensor.to(self.device) for tensor in arguments])
+        accepted, next_token = self._verify([tensor.to(self.device) for tensor in step])
         return accepted.cpu(), next_token.cpu()
 
-    def allocate_pools(self, num_pages: int, shadow_pages: int = 0, num_slots: int | None = None) -> Pools:
-        """Return zeroed pools of all owners in one allocation, but for ShadowKV's values, which lie in main memory that
-        is mapped for the GPU; see ``kvforge.runtime.pools``."""
-        return allocate_pools(self.manifest, num_pages, self.device, shadow_pages, num_slots)
+    def allocate_pools(self, num_pages: int, state_pages: int = 0, num_slots: int | None = None) -> Pools:
+        """Return pools of all owners in one allocation, but for those of the KV policy that lie in main memory, mapped
+        for the GPU; see ``kvforge.runtime.pools``."""
+        return allocate_pools(self.manifest, num_pages, self.device, state_pages, num_slots)
 
     @property
     def rope_tables(self) -> tuple[Tensor, Tensor]:
@@ -174,34 +165,21 @@ class CudaSession:
         if addresses != self._pool_addresses:
             self._decode.clear()
             self._pool_addresses = addresses
-        return self._decode.bucket(num_tokens, step.page_table, step.shadow)
-
-    def _shadow(self, step: LowerStep | UpperStep) -> ShadowTensors:
-        return shadow_of(step) if self._has_shadow else ()
+        return self._decode.bucket(num_tokens, step.page_table, step.state)
 
 
 def activation_bytes(manifest: Manifest) -> int:
     """Return a generous estimate of what one step allocates: per token the residual stream, q, k, v and the MLP's
-    inner state, each twice over in fp32; per survivor and head the logits in the compute dtype and in fp32; with
-    ShadowKV, per sequence what one layer chooses of it."""
+    inner state, each twice over in fp32; per survivor and head the logits in the compute dtype and in fp32; per
+    sequence what the KV policy puts into one layer."""
     q_dim, kv_dim = manifest.num_heads * manifest.head_dim, manifest.num_kv_heads * manifest.head_dim
     per_token = 8 * (4 * manifest.hidden_size + 2 * q_dim + 4 * kv_dim * manifest.num_owners) + 8 * (
         3 * manifest.intermediate_size
     )
     per_survivor = 2 * manifest.vocab_size * 8 * (2 if manifest.early_exit else 1)
     step = manifest.max_num_tokens * per_token + manifest.max_num_survivors * per_survivor
-    return step + manifest.max_num_seqs * _selection_bytes(manifest)
-
-
-def _selection_bytes(manifest: Manifest) -> int:
-    """Return what a layer that selects chunks holds of a sequence: every head's scores of all chunks and, of each KV
-    head, the chunks that it selects, those that are missed and their places."""
-    policy = manifest.policy
-    if not isinstance(policy, ShadowKV):
-        return 0
-    pages = -(-manifest.max_seq_len // manifest.page_size)
-    scores = manifest.num_heads * pages * (manifest.page_size // policy.chunk_size)
-    return 4 * (scores + 3 * manifest.num_kv_heads * policy.max_selected)
+    inserted = manifest.policy.activation_bytes(manifest.num_heads, manifest.num_kv_heads, manifest.max_seq_len)
+    return step + manifest.max_num_seqs * inserted
 
 
 def load_session(engine_dir: Path, manifest: Manifest) -> CudaSession:

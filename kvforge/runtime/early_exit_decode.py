@@ -92,5 +92,5 @@ def without(exits: np.ndarray, hidden: torch.Tensor, batch: StepBatch) -> tuple[
         torch.from_numpy(step.positions.numpy()[index]),
         step.kv_length[kept] - torch.from_numpy((survivor_start[sequences + 1] - end).astype(np.int32)),
         step.page_table[kept],
-        tuple(tensor[kept] for tensor in step.shadow),
+        tuple(tensor[kept] for tensor in step.state),
     )

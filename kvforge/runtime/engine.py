@@ -7,10 +7,13 @@ from collections.abc import Sequence as SequenceOf
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from kvforge.engine import TOKENIZER_DIR, load_manifest
 from kvforge.errors import EngineError, RequestError, let_end
 from kvforge.hardware import available_memory_bytes
 from kvforge.runtime import request_check
+from kvforge.runtime.cache_stats import cache_stats
 from kvforge.runtime.config import resolve_config
 from kvforge.runtime.deadlines import Deadlines
 from kvforge.runtime.guide import Guide
@@ -21,12 +24,12 @@ from kvforge.runtime.runner import Runner
 from kvforge.runtime.sampler import SampledTokens, sample
 from kvforge.runtime.sampling_params import SamplingParams
 from kvforge.runtime.sampling_state import RequestSampling
+from kvforge.runtime.schedule import Schedule
 from kvforge.runtime.scheduler import Scheduler
 from kvforge.runtime.sequence import FinishReason, Request, RequestMetrics, Sequence, Status
-from kvforge.runtime.session import StepFunctions, load_session
-from kvforge.runtime.shadowkv.cache_bytes import cache_stats
+from kvforge.runtime.session import Session, load_session
 from kvforge.runtime.speculation.config import SpeculativeConfig, check_speculation
-from kvforge.runtime.speculation.drafting import Drafting
+from kvforge.runtime.speculation.drafting import Drafting, NoDrafting
 from kvforge.runtime.speculation.verification import Verifier
 from kvforge.runtime.statistics import EngineStatistics
 from kvforge.runtime.step_threads import step_threads
@@ -43,7 +46,7 @@ class LLMEngine:
     Args:
         engine_dir: what ``kvforge build`` wrote; or pass ``session`` (and ``tokenizer``) instead.
         num_pages: K,V pages to allocate; default from ``kv_cache_gib``, see ``config.resolve_config``.
-        num_shadow_pages: with ShadowKV, pages of factored prompts to allocate beside them; default likewise.
+        num_state_pages: pages of the KV policy's own to allocate beside them; default likewise.
         enable_prefix_cache: keep the pages of finished sequences for prompts that begin alike.
         max_num_tokens, max_num_seqs, max_seq_len: lower the engine's own limits.
         speculative: where drafts of the next tokens come from; tokens stay those of plain decoding.
@@ -57,10 +60,10 @@ class LLMEngine:
         self,
         engine_dir: str | Path | None = None,
         *,
-        session: StepFunctions | None = None,
+        session: Session | None = None,
         tokenizer: Tokenizer | None = None,
         num_pages: int | None = None,
-        num_shadow_pages: int | None = None,
+        num_state_pages: int | None = None,
         kv_cache_gib: float | None = None,
         enable_prefix_cache: bool = True,
         max_num_tokens: int | None = None,
@@ -78,14 +81,13 @@ class LLMEngine:
         check_speculation(speculative, early_exit_threshold, session.manifest)
         self.manifest = session.manifest
         self.tokenizer = tokenizer
-        own_default = getattr(session, "default_kv_cache_gib", None)  # a session whose cache is not in main memory
-        if num_pages is None and kv_cache_gib is None and own_default is not None:
-            kv_cache_gib = own_default()
+        if num_pages is None and kv_cache_gib is None:
+            kv_cache_gib = session.default_kv_cache_gib()
         self.config = resolve_config(
             session.manifest,
             available_memory_bytes(),
             num_pages=num_pages,
-            num_shadow_pages=num_shadow_pages,
+            num_state_pages=num_state_pages,
             kv_cache_gib=kv_cache_gib,
             max_num_seqs=max_num_seqs,
             max_num_tokens=max_num_tokens,
@@ -104,7 +106,9 @@ class LLMEngine:
         self._arrivals = itertools.count()
         self._deadlines = Deadlines()
         self.statistics = EngineStatistics()
-        self.drafting = None if speculative is None else Drafting(speculative, session.manifest, self.config)
+        self.drafting: NoDrafting = NoDrafting()
+        if speculative is not None:
+            self.drafting = Drafting(speculative, session.manifest, self.config)
         self.verifier = Verifier(session, self.scheduler, self.statistics, self._take)
         self._listener: WorkListener | None = None
 
@@ -112,8 +116,7 @@ class LLMEngine:
         """Tell ``listener`` of each piece of a step's work before it begins."""
         self._listener = listener
         self.runner.watch(listener)
-        if self.drafting is not None:
-            self.drafting.watch(listener)
+        self.drafting.watch(listener)
 
     def add_request(
         self, request_id: str, prompt_token_ids: SequenceOf[int], params: SamplingParams, guide: Guide | None = None
@@ -168,57 +171,63 @@ class LLMEngine:
         return True
 
     def step(self) -> list[SequenceOutput]:
-        """Run one step: plan it, compute it, sample from it, and report each sequence that has news.
+        """Run one step: plan it, compute it, sample from it, and report each sequence that has something new.
 
         An error in the computation finishes the sequences of that step with reason "error" and leaves the
         engine able to serve the others; so does, for a single sequence, a token that cannot be chosen.
         """
         outputs = self._expire()
-        if self.drafting is not None:
-            self.drafting.propose(self.scheduler)
+        self.drafting.propose(self.scheduler)
         plan = self.scheduler.schedule()
-        if self.drafting is not None:
-            self.drafting.planned(plan, self.scheduler)
+        self.drafting.planned(plan, self.scheduler)
         if not plan:
             return outputs
         self.statistics.planned(plan)
         self.guides.begin_step()
-        survivors = plan.survivors
         try:
-            if plan.factorings:
-                self.runner.factor(plan)
+            self.runner.change(plan)
             with step_threads(self.manifest.num_parameters, plan.num_tokens):
                 logits = self.runner.run(plan, self.scheduler.slots)
-                if logits is None:
-                    sampled = None
-                else:
-                    if self._listener is not None:
-                        self._listener(Work("sample", len(logits)))
-                    sampled = self.verifier.sample(plan, logits) if plan.drafts else sample(logits, survivors)
+                sampled = None if logits is None else self._sample(plan, logits)
         except BaseException as error:
-            let_end(error)
-            logger.exception("a step failed")
-            self.statistics.num_failed_steps += 1
-            message = f"{type(error).__name__}: {error}"
-            return outputs + [self._finish(sequence, "error", message) for sequence in plan.at_stake]
+            return outputs + self._failed(plan, error)
         if logits is None or sampled is None:
             self.scheduler.commit(plan)
             return outputs
+        return outputs + self._report(plan, logits, sampled)
+
+    def _sample(self, plan: Schedule, logits: torch.Tensor) -> SampledTokens:
+        """Choose the first new token of each survivor."""
+        self.guides.begin_sampling()
+        if self._listener is not None:
+            self._listener(Work("sample", len(logits)))
+        if plan.drafts:
+            return self.verifier.sample(plan, logits, self.drafting.probs)
+        return sample(logits, plan.survivors)
+
+    def _failed(self, plan: Schedule, error: BaseException) -> list[SequenceOutput]:
+        let_end(error)
+        logger.error("a step failed", exc_info=error)
+        self.statistics.num_failed_steps += 1
+        message = f"{type(error).__name__}: {error}"
+        return [self._finish(sequence, "error", message) for sequence in plan.at_stake]
+
+    def _report(self, plan: Schedule, logits: torch.Tensor, sampled: SampledTokens) -> list[SequenceOutput]:
+        """Give the survivors their tokens and those that follow right drafts."""
+        survivors, outputs = plan.survivors, dict[Sequence, SequenceOutput]()
         for row in sampled.errors:
             # Out of the plan first, so that its pages are not offered to other prompts.
             plan.drop(survivors[row])
         self.scheduler.commit(plan)
-        news: dict[Sequence, SequenceOutput] = {}
-        self._take(survivors, sampled, news)
+        self._take(survivors, sampled, outputs)
         if plan.drafts:
-            self.verifier.verify(plan, logits, news)
+            self.verifier.verify(plan, logits, outputs)
         for sequence in (*plan.drafts, *plan.draft_rooms):
             if sequence.status is Status.RUNNING:
                 self.scheduler.roll_back(sequence)
-        self.statistics.generated(news)
-        if self.drafting is not None:
-            self.drafting.observe(plan, news)
-        return outputs + list(news.values())
+        self.statistics.generated(outputs)
+        self.drafting.observe(plan, outputs)
+        return list(outputs.values())
 
     def has_unfinished(self) -> bool:
         """Requests are waiting or running."""
@@ -234,11 +243,11 @@ class LLMEngine:
 
         ``num_prefilling`` of the running sequences still compute their prompt (again, after a preemption), the
         others are ``num_decoding``; the last step had ``num_context_tokens`` tokens of prompts. With a draft model
-        there are its gauges too, ``draft_model_…`` (see ``DraftModel.stats``).
+        there are its gauges too, ``draft_model_…`` (see ``DraftModel.stats``), and with a KV policy that counts
+        something ``num_…`` of its ``counters``.
         """
         scheduler, pool = self.scheduler, self.scheduler.pool
         num_prefilling = sum(s.num_computed < s.num_prompt_tokens for s in scheduler.running)
-        num_selected, num_reused = self.runner.chunk_counts
         return {
             "num_waiting": len(scheduler.waiting),
             "num_running": len(scheduler.running),
@@ -253,12 +262,11 @@ class LLMEngine:
             "page_bytes": self.manifest.page_bytes,
             "num_upper_calls": self.runner.num_upper_calls,
             "num_early_exits": self.runner.num_early_exits,
-            "num_selected_chunks": num_selected,
-            "num_reused_chunks": num_reused,
             "num_preemptions": scheduler.num_preemptions,
             "num_reused_tokens": scheduler.num_reused_tokens,
             **cache_stats(self.manifest, scheduler),
-            **({} if self.drafting is None else self.drafting.stats()),
+            **{f"num_{name}": count for name, count in self.runner.policy_counters.items()},
+            **self.drafting.stats(),
             **self.statistics.counters(),
             "histograms": self.statistics.histograms(),
         }
@@ -329,8 +337,7 @@ class LLMEngine:
     def _end(self, sequence: Sequence, reason: FinishReason) -> None:
         self.scheduler.finish(sequence)
         self.statistics.sequence_ended(sequence, reason)
-        if self.drafting is not None:
-            self.drafting.forget(sequence)
+        self.drafting.forget(sequence)
 
     def _forget(self, request: Request) -> None:
         self.statistics.request_ended(request, time.monotonic_ns())

@@ -9,10 +9,8 @@ import torch
 
 from kvforge.errors import KvforgeError
 from kvforge.guides.messages import is_lexers, message_of
-from kvforge.native_calls import panics_as
+from kvforge.native_calls import is_panic
 from kvforge.runtime.guide_budget import GuideBudget
-
-_PANICS = panics_as(KvforgeError, "guided decoding gave up: llguidance fails at this place of the text.")
 
 
 class Guide:
@@ -50,7 +48,7 @@ class Guide:
         self._making_s = making_s or time.thread_time() - started
         self._budget = GuideBudget() if budget is None else budget
         self._tokens: list[int] = []
-        self._consuming_s = 0.0
+        self._consuming_s = self.checking_s = 0.0
 
     def start(self, budget: GuideBudget | None = None) -> "Guide":
         """Return a guide of its own at the start, with this one's budget or another; call it on one that has not gone
@@ -68,12 +66,16 @@ class Guide:
             KvforgeError: the matcher gave up, or the request's guides have taken too much time.
         """
         words = np.empty(-(-self._num_tokens // 32), dtype=np.uint32)
-        with _PANICS, self._budget.charged():
+        self._budget.begin()
+        try:
             self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
             if self._matcher.is_error():
                 self._retry()
                 self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
             accepting = self._matcher.is_accepting()
+        except BaseException as error:
+            raise _gave_up(error) from None
+        self._budget.end()
         self._check()
         np.bitwise_not(words, out=words)
         known = min(self._num_tokens, self._vocab_size)
@@ -86,17 +88,22 @@ class Guide:
         """Go on by one token of the text; raises KvforgeError where the grammar does not allow it, or as
         ``next_tokens`` does."""
         self._tokens.append(token)
-        started = time.thread_time()
-        with _PANICS, self._budget.charged():
+        self._budget.begin()
+        try:
             self._matcher.consume_token(token)
-            self._consuming_s += time.thread_time() - started
             if self._matcher.is_error():
                 self._retry()
+        except BaseException as error:
+            raise _gave_up(error) from None
+        self._budget.end()
+        self._consuming_s += self._budget.last_s
         self._check()
 
     def is_sound(self) -> bool:
-        """The matcher can say what may follow."""
+        """The matcher can say what may follow. How long it took to say so is in ``checking_s``."""
+        started = time.thread_time()
         self._matcher.compute_bitmask()
+        self.checking_s = time.thread_time() - started
         return not self._matcher.is_error()
 
     def _retry(self) -> None:
@@ -110,3 +117,10 @@ class Guide:
     def _check(self) -> None:
         if self._matcher.is_error():
             raise KvforgeError(f"guided decoding gave up: {message_of(self._matcher)}.")
+
+
+def _gave_up(error: BaseException) -> BaseException:
+    """The error for a panic of the matcher; every other one as it is."""
+    if is_panic(error):
+        return KvforgeError("guided decoding gave up: llguidance fails at this place of the text.")
+    return error

@@ -16,6 +16,8 @@ from kvforge.runtime.tokenizer import Tokenizer
 from kvforge.workers import WorkersUnavailable
 
 _MAX_CACHED = 16
+_QUICK_S = 0.001
+"""What it may take to look whether a remembered guide is still good, where the engine's steps wait for it."""
 
 
 class GuideCompiler:
@@ -44,6 +46,10 @@ class GuideCompiler:
         """A step of the engine begins, whose time its guides share."""
         self._step.begin()
 
+    def begin_sampling(self) -> None:
+        """What the step has computed so far was no guide's work."""
+        self._step.mark()
+
     def compile(self, guided: GuidedDecoding, verdict: Verdict | None = None) -> Guide:
         """Return the guide at its start, for one request; every sequence takes its own with ``Guide.start``.
 
@@ -53,14 +59,30 @@ class GuideCompiler:
             RequestError: llguidance is missing, cannot use the tokenizer, or the guide is refused.
         """
         with self._lock:
-            known = self._cache.get(guided)
-            if known is None or not known.start().is_sound():
-                known = self._compile(guided, verdict)
-                self._cache[guided] = known
+            if not self._is_known(guided):
+                self._cache[guided] = self._compile(guided, verdict)
                 if len(self._cache) > _MAX_CACHED:
                     self._cache.popitem(last=False)
-            self._cache.move_to_end(guided)
-            return known.start(GuideBudget(guided, self._step))
+            return self._start(guided)
+
+    def known(self, guided: GuidedDecoding) -> Guide | None:
+        """As ``compile`` where that is quick: the guide is remembered and nothing is being compiled. Else None."""
+        if not self._lock.acquire(blocking=False):
+            return None
+        try:
+            remembered = self._cache.get(guided)
+            is_quick = remembered is not None and remembered.checking_s <= _QUICK_S and self._is_known(guided)
+            return self._start(guided) if is_quick else None
+        finally:
+            self._lock.release()
+
+    def _start(self, guided: GuidedDecoding) -> Guide:
+        self._cache.move_to_end(guided)
+        return self._cache[guided].start(GuideBudget(hash(guided), self._step))
+
+    def _is_known(self, guided: GuidedDecoding) -> bool:
+        known = self._cache.get(guided)
+        return known is not None and known.start().is_sound()
 
     def _compile(self, guided: GuidedDecoding, verdict: Verdict | None) -> Guide:
         if self._tokenizer is None:

@@ -14,10 +14,11 @@ def check_invariants(scheduler: Scheduler) -> None:
     - A cached page is published and queued by its priority; a free page is not.
     - Waiting sequences hold nothing; running ones hold exactly the pages of what is computed, each in its own
       slot, and the slot table agrees with them.
-    - Shadow pages are conserved: each is free or held by one running sequence whose prompt will be or is factored,
-      and the slot table has them.
-    - Pages of a compact cache have one holder and are not published; of the slots, only those of factored sequences
-      have chunks and a shift.
+    - State pages are conserved: each is free or held by one running sequence, which has as many as its policy says, and
+      the slot table has them.
+    - A sequence's cache is as its policy says where it is, or is about to be changed; what the policy keeps of it in
+      the slots is there from then on, and not before. Where a transition keeps no page, those that it took have one
+      holder and are not published.
     - Drafts are proposed for unfinished sequences only.
     """
     pool, slots, config = scheduler.pool, scheduler.slots, scheduler.config
@@ -48,33 +49,36 @@ def check_invariants(scheduler: Scheduler) -> None:
         assert slots.page_table[sequence.slot, : len(sequence.pages)].tolist() == sequence.pages, sequence
     for sequence in scheduler.waiting:
         assert sequence.status is Status.WAITING and not sequence.pages and sequence.slot == -1, sequence
-        assert sequence.num_computed == 0 and not sequence.shadow_pages and sequence.cache_shift == 0, sequence
-    _check_factored(scheduler)
+        assert sequence.num_computed == 0 and not sequence.state_pages and sequence.cache_shift == 0, sequence
+    _check_policy(scheduler)
     assert all(sequence.status is not Status.FINISHED for sequence in scheduler.proposals), "drafts of a finished one"
     for ordered in (scheduler.waiting, scheduler.running):
         orders = [sequence.order for sequence in ordered]
         assert orders == sorted(set(orders)), "a queue is out of order"
 
 
-def _check_factored(scheduler: Scheduler) -> None:
-    shadow, slots = scheduler.shadow_pages, scheduler.slots
-    held = [page for sequence in scheduler.running for page in sequence.shadow_pages]
-    assert sorted(held + shadow.free_pages) == list(range(shadow.num_pages)), "shadow pages are lost or held twice"
+def _check_policy(scheduler: Scheduler) -> None:
+    policy, state, slots = scheduler.policy, scheduler.state_pages, scheduler.slots
+    held = [page for sequence in scheduler.running for page in sequence.state_pages]
+    assert sorted(held + state.free_pages) == list(range(state.num_pages)), "state pages are lost or held twice"
     for sequence in scheduler.running:
-        assert len(sequence.shadow_pages) == shadow.needed(sequence), sequence
-        columns = slice(len(sequence.shadow_pages))
-        assert slots.shadow_table[sequence.slot, columns].tolist() == sequence.shadow_pages, sequence
-        assert sequence.cache_shift in (0, sequence.compact_shift), sequence
+        assert len(sequence.state_pages) == state.needed(sequence), sequence
+        columns = slice(len(sequence.state_pages))
+        assert slots.state_table[sequence.slot, columns].tolist() == sequence.state_pages, sequence
         assert slots.cache_shift[sequence.slot] == sequence.cache_shift, sequence
-        assert (slots.num_chunks[sequence.slot] > 0) == (sequence.cache_shift < 0), sequence
-        if sequence.cache_shift < 0:
-            assert sequence.num_computed >= sequence.num_prompt_tokens, sequence
-            for page in sequence.pages:
-                assert scheduler.pool.ref_counts[page] == 1, f"page {page} of a compact cache is shared"
-                assert not scheduler.prefix_cache.holds(page), f"page {page} of a compact cache is published"
-        elif sequence.compact_shift < 0:
-            assert sequence.num_computed <= sequence.num_prompt_tokens, sequence
+        num_prompt, num_computed = sequence.num_prompt_tokens, sequence.num_computed
+        assert num_computed <= sequence.next_transition, f"{sequence} is beyond a transition"
+        if not sequence.is_due:
+            assert num_computed + sequence.cache_shift == policy.num_cached(num_prompt, num_computed), sequence
+        values = tuple(int(slots.columns[name][sequence.slot]) for name in policy.slot_columns)
+        if num_computed >= sequence.first_transition and sequence.next_transition != sequence.first_transition:
+            assert values == policy.slot_values(num_prompt, num_computed), sequence
+            kept = policy.kept_pages(num_prompt, num_computed, scheduler.config.page_size)
+            for page in () if kept else sequence.pages:
+                assert scheduler.pool.ref_counts[page] == 1, f"page {page} of a changed cache is shared"
+                assert not scheduler.prefix_cache.holds(page), f"page {page} of a changed cache is published"
+        else:
+            assert not any(values) and sequence.cache_shift == 0, sequence
     for row in slots.free_slots:
-        assert slots.cache_shift[row] == slots.num_chunks[row] == slots.num_selected[row] == 0, (
-            f"slot {row} is not reset"
-        )
+        columns_of_row = (slots.cache_shift, *slots.columns.values())
+        assert not any(column[row] for column in columns_of_row), f"slot {row} is not reset"

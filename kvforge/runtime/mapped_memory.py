@@ -43,7 +43,7 @@ def mapped_host_memory(num_bytes: int, device: str | torch.device = "cpu") -> Te
     if error:
         raise EngineError(
             f"{num_bytes / 2**30:.3g} GiB of main memory cannot be locked for the GPU (CUDA error {error}); give the "
-            "cache fewer shadow pages, or raise the limit of locked memory (ulimit -l)."
+            "cache fewer state pages, or raise the limit of locked memory (ulimit -l)."
         )
     owner = _MappedBytes(memory)  # the tensor holds it
     weakref.finalize(owner, runtime.cudaHostUnregister, memory.data_ptr()).atexit = False

@@ -1,5 +1,6 @@
 """Prefixes in flight: pages that the step being planned will write, and who waits a step to take them over."""
 
+from kvforge.kv_policies import KVPolicy
 from kvforge.runtime.prefix_cache import PrefixCache
 from kvforge.runtime.sequence import Sequence
 
@@ -11,8 +12,8 @@ class PlannedPrefixes:
     in this plan, and waiting for it takes one step.
     """
 
-    def __init__(self, cache: PrefixCache) -> None:
-        self._cache = cache
+    def __init__(self, cache: PrefixCache, policy: KVPolicy) -> None:
+        self._cache, self._policy = cache, policy
         self._digests: set[bytes] = set()
         self.held_back: dict[Sequence, int] = {}
         """Sequences that are not admitted in this step, and the pages to keep for each of them: those of all its
@@ -28,7 +29,7 @@ class PlannedPrefixes:
         """The step computes the next ``num_tokens`` tokens of a running sequence."""
         page_size, start = self._cache.page_size, sequence.num_computed
         if sequence.cache_shift < 0:
-            return  # what follows a factored prompt is never published
+            return  # what follows a transition is never published
         for index in range(start // page_size, (start + num_tokens) // page_size):
             self._digests.add(self._cache.digest(sequence, index))
 
@@ -52,5 +53,6 @@ class PlannedPrefixes:
         if reach <= sequence.num_awaited_pages or saved < min(budget, left):
             return False
         sequence.num_awaited_pages = reach
-        self.held_back[sequence] = 1 + -(-sequence.most_cached // page_size)
+        num_cached = self._policy.max_cached(sequence.num_prompt_tokens, sequence.length)
+        self.held_back[sequence] = 1 + -(-num_cached // page_size)
         return True

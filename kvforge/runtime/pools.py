@@ -1,5 +1,6 @@
 """Memory of the K,V cache."""
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -7,18 +8,15 @@ from torch import Tensor
 
 from kvforge.dtypes import KV_DTYPES
 from kvforge.engine import Manifest
-from kvforge.kv_policies import ShadowKV
+from kvforge.kv_policies.state import StatePool
 from kvforge.runtime.huge_pages import allocate_together, place_together
 from kvforge.runtime.mapped_memory import mapped_host_memory
 
 Pool = tuple[Tensor, ...]
-"""The cache of one owner: K and V elements, then, for dynamic 8-bit formats, K's and V's scales, or, with ShadowKV, u,
-landmarks, is_outlier, sv, cached, counts and host_v (see ``shadow_specs``)."""
+"""The cache of one owner: K and V elements, then, for dynamic 8-bit formats, K's and V's scales, then the KV policy's
+``state_pools``."""
 
 Pools = list[Pool]
-
-CACHED, COUNTS = 6, 7
-"""The places in an owner's pool, with ShadowKV, of the chunks that are there and of the counts of selected ones."""
 
 Spec = tuple[tuple[int, ...], torch.dtype]
 
@@ -32,23 +30,17 @@ def pool_specs(manifest: Manifest, num_pages: int) -> list[Spec]:
     return [elements] * 2 + [scales] * (2 if manifest.kv_format.scales == "dynamic" else 0)
 
 
-def shadow_specs(manifest: Manifest, policy: ShadowKV, shadow_pages: int, num_slots: int) -> list[Spec]:
-    """Return shape and dtype of what one owner keeps of factored prompts beside K and V: u ``[shadow_pages, page_size,
-    rank]``, landmarks ``[shadow_pages, page_size / chunk_size, kv_heads, head_dim]``, is_outlier uint8
-    ``[shadow_pages, page_size / chunk_size, kv_heads]``, sv ``[num_slots, kv_heads, rank, head_dim]``, cached int32
-    ``[num_slots, kv_heads, max_selected]``, counts int64 ``[num_slots, kv_heads, 2]`` (chunks selected so far, and
-    those that were in place) and, in the host's memory, host_v ``[shadow_pages, page_size, kv_heads, head_dim]``;
-    elements in K's dtype."""
-    dtype, heads, dim = KV_DTYPES[manifest.kv_dtype], manifest.num_kv_heads, manifest.head_dim
-    chunks = (shadow_pages, manifest.page_size // policy.chunk_size, heads)
+def state_pools(manifest: Manifest) -> tuple[StatePool, ...]:
+    """Return what an owner's pool has of the engine's KV policy."""
+    return manifest.policy.state_pools(manifest.num_kv_heads, manifest.head_dim, manifest.page_size)
+
+
+def state_specs(manifest: Manifest, num_pages: int, num_slots: int) -> list[Spec]:
+    """Return shape and dtype of each of ``state_pools``, for so many state pages and sequences."""
+    rows, own = {"pages": num_pages, "sequences": num_slots}, KV_DTYPES[manifest.kv_dtype]
     return [
-        ((shadow_pages, manifest.page_size, policy.rank), dtype),
-        ((*chunks, dim), dtype),
-        (chunks, torch.uint8),
-        ((num_slots, heads, policy.rank, dim), dtype),
-        ((num_slots, heads, policy.max_selected), torch.int32),
-        ((num_slots, heads, 2), torch.int64),
-        ((shadow_pages, manifest.page_size, heads, dim), dtype),
+        ((rows[pool.rows], *pool.shape), getattr(torch, pool.dtype) if pool.dtype else own)
+        for pool in state_pools(manifest)
     ]
 
 
@@ -56,37 +48,50 @@ def allocate_pools(
     manifest: Manifest,
     num_pages: int,
     device: str | torch.device = "cpu",
-    shadow_pages: int = 0,
+    num_state_pages: int = 0,
     num_slots: int | None = None,
 ) -> Pools:
-    """Return the pools of every owner, zeroed, as views of one allocation: ``num_pages * manifest.page_bytes`` bytes,
-    and what ``allocate_together`` adds for alignment.
+    """Return the pools of every owner as views of one allocation: ``num_pages * manifest.page_bytes`` bytes, zeroed,
+    those of the KV policy for ``num_state_pages`` and ``num_slots`` sequences (default: the engine's), and what
+    ``allocate_together`` adds for alignment.
 
-    With ShadowKV also ``shadow_specs`` for ``num_slots`` sequences (default: the engine's), cached empty (-1), in the
-    same allocation but for every owner's host_v, which share one in the host's memory; where ``device`` is a GPU, this
-    is mapped for it.
+    Pools of the policy that are on the host, all owners' in an allocation of their own, are mapped for ``device``.
     """
-    policy, specs, host_specs = manifest.policy, pool_specs(manifest, num_pages), []
-    if isinstance(policy, ShadowKV):
-        num_slots = manifest.max_num_seqs if num_slots is None else num_slots
-        *more, host_spec = shadow_specs(manifest, policy, shadow_pages, num_slots)
-        specs, host_specs = specs + more, [host_spec]
-    views = allocate_together(specs * manifest.num_owners, device)
-    width = len(specs)
-    pools = [tuple(views[start : start + width]) for start in range(0, len(views), width)]
-    if host_specs:
-        for pool in pools:
-            pool[CACHED].fill_(-1)
-        host = place_together(host_specs * manifest.num_owners, partial(mapped_host_memory, device=device))
-        pools = [(*pool, host_v) for pool, host_v in zip(pools, host, strict=True)]
-    return pools
+    num_slots = manifest.max_num_seqs if num_slots is None else num_slots
+    more = state_pools(manifest)
+    state = state_specs(manifest, num_state_pages, num_slots)
+    num_on_device = len(more) - num_host_pools(manifest)
+    memory = _by_owner(
+        manifest, pool_specs(manifest, num_pages) + state[:num_on_device], partial(allocate_together, device=device)
+    )
+    if num_on_device < len(more):
+        mapped = partial(place_together, allocate=partial(mapped_host_memory, device=device))
+        host = _by_owner(manifest, state[num_on_device:], mapped)
+        memory = [(*own, *on_host) for own, on_host in zip(memory, host, strict=True)]
+    for pool in memory:
+        for tensor, one in zip(pool[len(pool) - len(more) :], more, strict=True):
+            if one.initial:
+                tensor.fill_(one.initial)
+    return memory
 
 
-def device_bytes(pools: Pools) -> int:
+def num_host_pools(manifest: Manifest) -> int:
+    """Return how many of an owner's tensors, the last ones, are in the host's memory."""
+    return sum(pool.on_host for pool in state_pools(manifest))
+
+
+def device_bytes(manifest: Manifest, pools: Pools) -> int:
     """Return the bytes of the pools' tensors where attention runs."""
-    return sum(tensor.nbytes for pool in pools for tensor in pool) - host_bytes(pools)
+    return sum(tensor.nbytes for pool in pools for tensor in pool) - host_bytes(manifest, pools)
 
 
-def host_bytes(pools: Pools) -> int:
+def host_bytes(manifest: Manifest, pools: Pools) -> int:
     """Return the bytes of the pools' tensors in the host's memory."""
-    return sum(pool[-1].nbytes for pool in pools if len(pool) == 9)
+    count = num_host_pools(manifest)
+    return sum(tensor.nbytes for pool in pools for tensor in pool[len(pool) - count :])
+
+
+def _by_owner(manifest: Manifest, specs: list[Spec], allocate: Callable[[list[Spec]], list[Tensor]]) -> Pools:
+    """Return tensors of these specs for every owner, in one allocation."""
+    views, width = allocate(specs * manifest.num_owners), len(specs)
+    return [tuple(views[start : start + width]) for start in range(0, len(views), width)]

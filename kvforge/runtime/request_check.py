@@ -49,11 +49,11 @@ def max_length(num_prompt_tokens: int, params: SamplingParams, config: RuntimeCo
     """
     length = min(num_prompt_tokens + params.max_tokens, config.max_seq_len)
     # The last token's K,V are never written.
-    num_pages, num_shadow_pages = config.pages_needed(num_prompt_tokens, length - 1)
-    if num_shadow_pages > config.num_shadow_pages:
+    num_pages, num_state_pages = config.pages_needed(num_prompt_tokens, length - 1)
+    if num_state_pages > config.num_state_pages:
         raise RequestError(
-            f"the prompt of {num_prompt_tokens} tokens needs {num_shadow_pages} shadow pages, but the engine has "
-            f"{config.num_shadow_pages}; shorten it or raise the KV cache size."
+            f"the prompt of {num_prompt_tokens} tokens needs {num_state_pages} pages of the KV policy's own, but the "
+            f"engine has {config.num_state_pages}; shorten it or raise the KV cache size."
         )
     if num_pages > config.num_pages:
         fits = config.num_pages * config.page_size + 1

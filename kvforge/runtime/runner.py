@@ -1,15 +1,12 @@
 """Runs one planned step: ``lower`` on every token, ``upper`` on the survivors only."""
 
-from typing import cast
-
 import torch
 
-from kvforge.kv_policies import ShadowKV
+from kvforge.kv_policies.state import EngineMemory
 from kvforge.runtime.config import RuntimeConfig
 from kvforge.runtime.early_exit_decode import EarlyExitDecode
 from kvforge.runtime.schedule import Schedule
-from kvforge.runtime.session import Session, StepFunctions
-from kvforge.runtime.shadowkv.state import ShadowState
+from kvforge.runtime.session import Session
 from kvforge.runtime.slot_table import SlotTable
 from kvforge.runtime.speculation.self_draft import SelfDraft
 from kvforge.runtime.step_batch import StepBatch, StepBatchBuilder
@@ -24,20 +21,14 @@ class Runner:
         early_exit_threshold: generated tokens whose early exit is more probable than this skip ``upper``; None: none.
     """
 
-    def __init__(
-        self, session: StepFunctions, config: RuntimeConfig, early_exit_threshold: float | None = None
-    ) -> None:
+    def __init__(self, session: Session, config: RuntimeConfig, early_exit_threshold: float | None = None) -> None:
         self._session = session
-        whole = cast(Session, session)  # what follows is for engines with an early exit
-        self.self_draft = SelfDraft(whole, config)
-        self._exits = None if early_exit_threshold is None else EarlyExitDecode(whole, early_exit_threshold)
+        self.self_draft = SelfDraft(session, config)
+        self._exits = None if early_exit_threshold is None else EarlyExitDecode(session, early_exit_threshold)
         self._builder = StepBatchBuilder(config)
-        self._shadow: ShadowState | None = None
-        if isinstance(config.kv_policy, ShadowKV):
-            self.pools = session.allocate_pools(config.num_pages, config.num_shadow_pages, config.max_num_seqs)
-            self._shadow = ShadowState(whole, config.kv_policy, config, self.pools)
-        else:
-            self.pools = session.allocate_pools(config.num_pages)
+        self.pools = session.allocate_pools(config.num_pages, config.num_state_pages, config.max_num_seqs)
+        memory = EngineMemory(self.pools, lambda: session.rope_tables, config.max_seq_len)
+        self._state = config.kv_policy.make_state(memory)
         self.num_lower_calls = 0
         self.num_upper_calls = 0
         self._hidden = torch.empty(0)
@@ -51,9 +42,7 @@ class Runner:
     def warm_up(self, seq_len: int, max_num_seqs: int) -> None:
         """Do now what the session would otherwise do in the first steps of up to ``max_num_seqs`` sequences of up to
         ``seq_len`` tokens; nothing for sessions without such work."""
-        warm_up = getattr(self._session, "warm_up", None)
-        if warm_up is not None:
-            warm_up(self.pools, seq_len, max_num_seqs)
+        self._session.warm_up(self.pools, seq_len, max_num_seqs)
 
     @property
     def num_early_exits(self) -> int:
@@ -61,26 +50,26 @@ class Runner:
         return 0 if self._exits is None else self._exits.num_exits
 
     @property
-    def chunk_counts(self) -> tuple[int, int]:
-        """Chunks that ShadowKV selected so far, and those that were in place: see ``ShadowState.chunk_counts``."""
-        return (0, 0) if self._shadow is None else self._shadow.chunk_counts()
+    def policy_counters(self) -> dict[str, int]:
+        """What the KV policy has counted: see ``KVPolicy.counters``."""
+        return self._state.counters()
 
-    def factor(self, plan: Schedule) -> None:
-        """Factor the prompts of ``plan.factorings``. On as many threads every time, as the last bits depend on them."""
-        if self._shadow is not None:
-            if self._listener is not None:
-                num_tokens = sum(factoring.sequence.num_prompt_tokens for factoring in plan.factorings)
-                self._listener(Work("factor", num_tokens))
-            self._shadow.factor(plan.factorings)
+    def change(self, plan: Schedule) -> None:
+        """Do ``plan.transitions``. On as many threads every time, as the last bits depend on them."""
+        if not plan.transitions:
+            return
+        if self._listener is not None:
+            self._listener(Work("transition", sum(sequence.num_prompt_tokens for sequence in plan.transitions)))
+        self._state.apply(list(plan.transitions.values()))
 
     @torch.inference_mode()
     def run(self, plan: Schedule, slots: SlotTable) -> torch.Tensor | None:
         """Compute the planned tokens, and drafts of them where ``plan.draft_rooms`` has room, which then are in
-        ``plan.drafts``; returns logits [R, vocab] of ``plan.survivors`` and their drafts, None if R is 0. What is to
-        be factored must be."""
+        ``plan.drafts``; returns logits [R, vocab] of ``plan.survivors`` and their drafts, None if R is 0.
+        ``plan.transitions`` must be done."""
         if self._listener is not None:
             kind: Kind = self._kind or ("prefill" if plan.prefills else "decode")
-            variant = variant_of(plan) if getattr(self._session, "captures_steps", False) else ()
+            variant = variant_of(plan) if self._session.captures_steps else ()
             self._listener(Work(kind, token_units(plan, self._session.manifest), variant))
         batch = self._builder.build(plan, slots)
         if batch.num_survivors == 0 or not (plan.draft_rooms or self._exits):
@@ -111,4 +100,4 @@ class Runner:
         Raises:
             EngineError: the engine has no early exit.
         """
-        return cast(Session, self._session).early_exit(self._hidden, batch.survivor_index)
+        return self._session.early_exit(self._hidden, batch.survivor_index)

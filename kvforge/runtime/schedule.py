@@ -2,13 +2,9 @@
 
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import TYPE_CHECKING
 
+from kvforge.kv_policies.transition import Transition
 from kvforge.runtime.sequence import Sequence
-from kvforge.runtime.shadowkv.factoring import Factoring
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @dataclass
@@ -16,19 +12,18 @@ class Schedule:
     """One step's work: sequences with one token to compute, then chunks of sequences with several.
 
     ``budget`` is what is left of the step's tokens. A chunk that does not reach its sequence's end has no
-    survivor; one that does may go on with ``drafts``, which are survivors too, each drawn from its row of
-    ``draft_probs`` if it was drawn. ``draft_rooms`` are drafts that the step may make itself: what they need is
-    reserved, and the runner moves those that it makes to ``drafts``. ``factorings`` are done before anything else,
-    in their order. While sequences are admitted, ``num_reserved`` pages are kept for those that run.
+    survivor; one that does may go on with ``drafts``, which are survivors too. ``draft_rooms`` are drafts that the step
+    may make itself: what they need is reserved, and the runner moves those that it makes to ``drafts``.
+    ``transitions`` are done before anything else, in their order. While sequences are admitted, ``num_reserved`` pages
+    are kept for those that run.
     """
 
     budget: int
     decodes: list[Sequence] = field(default_factory=list)
     prefills: list[tuple[Sequence, int]] = field(default_factory=list)
     drafts: dict[Sequence, tuple[int, ...]] = field(default_factory=dict)
-    draft_probs: dict[Sequence, "Tensor"] = field(default_factory=dict)
     draft_rooms: dict[Sequence, int] = field(default_factory=dict)
-    factorings: list[Factoring] = field(default_factory=list)
+    transitions: dict[Sequence, Transition] = field(default_factory=dict)
     num_preempted: int = 0
     num_reserved: int = 0
 
@@ -52,8 +47,8 @@ class Schedule:
 
     @property
     def at_stake(self) -> list[Sequence]:
-        """All sequences of the step, and those that it only factors: if it fails, their K,V are nobody's."""
-        return list(dict.fromkeys([*self.sequences, *(factoring.sequence for factoring in self.factorings)]))
+        """All sequences of the step, and those whose cache it only changes: if it fails, their K,V are nobody's."""
+        return list(dict.fromkeys([*self.sequences, *self.transitions]))
 
     @property
     def survivors(self) -> list[Sequence]:
@@ -69,8 +64,7 @@ class Schedule:
     def drop(self, sequence: Sequence) -> None:
         """Take a sequence out and give its tokens back to the budget."""
         self.budget += self.draft_rooms.pop(sequence, len(self.drafts.pop(sequence, ())))
-        self.draft_probs.pop(sequence, None)
-        self.factorings = [factoring for factoring in self.factorings if factoring.sequence is not sequence]
+        self.transitions.pop(sequence, None)
         if sequence in self.decodes:
             self.decodes.remove(sequence)
             self.budget += 1

@@ -5,16 +5,16 @@ from operator import attrgetter
 
 import numpy as np
 
+from kvforge.kv_policies.transition import Transition
 from kvforge.runtime.config import RuntimeConfig
 from kvforge.runtime.page_pool import PagePool
 from kvforge.runtime.planned_prefixes import PlannedPrefixes
 from kvforge.runtime.prefix_cache import PrefixCache
 from kvforge.runtime.retention import set_priorities
 from kvforge.runtime.schedule import Schedule
-from kvforge.runtime.sequence import Sequence, Status
-from kvforge.runtime.shadowkv.factoring import Factoring
-from kvforge.runtime.shadowkv.pages import ShadowPages
+from kvforge.runtime.sequence import NEVER, Sequence, Status
 from kvforge.runtime.slot_table import SlotTable
+from kvforge.runtime.state_pages import StatePages
 
 _by_order = attrgetter("order")
 
@@ -31,9 +31,9 @@ class Scheduler:
     A prompt whose beginning another one computes in the step being planned waits for those pages where that saves it
     work (see ``PlannedPrefixes``). Others may pass it, but not take the slot and the pages that it needs.
 
-    With ShadowKV, a long prompt is factored in the step after the one that computes its end: it gives up its pages for
-    those of its compact cache, of which there are fewer. What such a sequence loses when it is preempted is computed
-    again as it was: the prompt, to its end, then one token a step.
+    A KV policy may change a sequence's cache between two steps, at positions of its own (``next_transition``): the
+    sequence gives up pages for those of its changed cache, of which there are fewer. What such a sequence loses
+    when it is preempted is computed again in the same pieces.
 
     ``proposals`` are drafts of the next tokens of sequences. When a sequence's last token is computed, the first of
     them are computed with it as far as tokens, survivors and pages of the step are left by everything else; they
@@ -45,29 +45,35 @@ class Scheduler:
         self.config = config
         self.prefix_cache = PrefixCache(config.page_size, root=str(config.kv_policy))
         self.pool = PagePool(config.num_pages, evict=self.prefix_cache.forget)
-        self.slots = SlotTable(config.max_num_seqs, config.max_pages_per_seq, config.max_shadow_pages_per_seq)
-        self.shadow_pages = ShadowPages(config, self.slots)
+        self.policy = config.kv_policy
+        columns = self.policy.slot_columns
+        self.slots = SlotTable(config.max_num_seqs, config.max_pages_per_seq, config.max_state_pages_per_seq, columns)
+        self.state_pages = StatePages(config, self.slots)
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.proposals: dict[Sequence, tuple[int, ...]] = {}
         self.rooms: dict[Sequence, int] = {}
         self.num_preemptions = 0
         self.num_reused_tokens = 0
+        self.num_transitions = 0
+        """Changes of a sequence's cache so far; again after a preemption counted again."""
         self.num_waits = 0
         """Times an admission was put off for pages that a step was about to write."""
 
     def add(self, sequence: Sequence) -> None:
         """Queue a new sequence."""
         sequence.status = Status.WAITING
-        self.shadow_pages.add(sequence)
+        if self.policy.has_transitions:
+            first = self.policy.next_transition(sequence.num_prompt_tokens, 0)
+            sequence.first_transition = sequence.next_transition = NEVER if first is None else first
         insort(self.waiting, sequence, key=_by_order)
 
     def propose(self, sequence: Sequence, drafts: tuple[int, ...]) -> None:
         """Have ``drafts`` verified as the sequence's next tokens in the step that computes its last one.
 
-        Each token after a factored prompt selects its own chunks: such a sequence has no drafts.
+        A sequence whose cache changes at some position has none.
         """
-        if drafts and sequence.compact_shift == 0:
+        if drafts and sequence.first_transition == NEVER:
             self.proposals[sequence] = drafts
 
     def finish(self, sequence: Sequence) -> None:
@@ -85,10 +91,10 @@ class Scheduler:
         plan = Schedule(self.config.max_num_tokens)
         page_size = self.config.page_size
         prompts: list[Sequence] = []
-        if self.shadow_pages.num_pages:
-            for sequence in [sequence for sequence in self.running if sequence.is_to_be_factored]:
+        if self.policy.has_transitions:
+            for sequence in [sequence for sequence in self.running if sequence.is_due]:
                 if sequence.status is Status.RUNNING:
-                    self._factor(plan, sequence)
+                    self._change(plan, sequence)
         for sequence in list(self.running):
             if sequence.length - sequence.num_computed != 1:
                 prompts.append(sequence)
@@ -105,7 +111,7 @@ class Scheduler:
             if plan.budget == 0:
                 break
             if sequence.status is Status.RUNNING:
-                self._plan(plan, sequence, min(sequence.longest_chunk, plan.budget))
+                self._plan(plan, sequence, min(self._max_chunk(sequence), plan.budget))
         if plan.num_preempted == 0 and plan.budget > 0 and self.waiting:
             self._plan_admissions(plan)
         if self.proposals or self.rooms:
@@ -171,7 +177,7 @@ class Scheduler:
         Nothing overtakes the first one, except that sequences waiting for their leader's prompt or for pages of this
         step are passed over.
         """
-        prefixes, use_cache, index = PlannedPrefixes(self.prefix_cache), self.config.enable_prefix_cache, 0
+        prefixes, use_cache, index = PlannedPrefixes(self.prefix_cache, self.policy), self.config.enable_prefix_cache, 0
         if use_cache:
             prefixes.replace(plan.prefills)
         plan.num_reserved = sum(map(self._missing_pages, self.running))
@@ -182,7 +188,7 @@ class Scheduler:
             ):
                 index += 1
             elif self._admit(plan, sequence, prefixes):
-                count = min(sequence.longest_chunk, plan.budget)
+                count = min(self._max_chunk(sequence), plan.budget)
                 self._plan(plan, sequence, count)
                 plan.num_reserved += self._missing_pages(sequence)
                 if use_cache:
@@ -215,15 +221,33 @@ class Scheduler:
             plan.prefills += [(sequence, 1) for sequence in plan.decodes if sequence in moved]
             plan.decodes = [sequence for sequence in plan.decodes if sequence not in moved]
 
-    def _factor(self, plan: Schedule, sequence: Sequence) -> None:
-        """Exchange a computed prompt's pages for those of its compact cache, and have it factored."""
-        self._set_priorities(sequence)
-        prompt_pages = sequence.pages
-        self._let_go(prompt_pages)
-        sequence.pages = []
-        self.shadow_pages.factor(sequence)
-        if self._grow(plan, sequence, sequence.num_computed + sequence.cache_shift):
-            plan.factorings.append(Factoring(sequence, tuple(prompt_pages)))
+    def _max_chunk(self, sequence: Sequence) -> int:
+        """Tokens that one step may compute: all that are left, unless the policy wants smaller pieces."""
+        count = min(sequence.length, sequence.next_transition) - sequence.num_computed
+        piece = self.policy.max_piece(sequence.num_prompt_tokens, sequence.num_computed)
+        return count if piece is None else min(count, piece)
+
+    def _change(self, plan: Schedule, sequence: Sequence) -> None:
+        """Exchange a sequence's pages for those of its cache after a transition, and have this done."""
+        policy, slots, num_prompt, num_computed = (
+            self.policy, self.slots, sequence.num_prompt_tokens, sequence.num_computed
+        )  # fmt: skip
+        if sequence.cache_shift == 0:
+            self._set_priorities(sequence)
+        old_pages = sequence.pages
+        kept = set(policy.kept_pages(num_prompt, num_computed, self.config.page_size))
+        self._let_go([page for index, page in enumerate(old_pages) if index not in kept])
+        sequence.pages = [page for index, page in enumerate(old_pages) if index in kept]
+        slots.page_table[sequence.slot, : len(sequence.pages)] = sequence.pages
+        sequence.cache_shift = policy.num_cached(num_prompt, num_computed) - num_computed
+        slots.cache_shift[sequence.slot] = sequence.cache_shift
+        for name, value in zip(policy.slot_columns, policy.slot_values(num_prompt, num_computed), strict=True):
+            slots.columns[name][sequence.slot] = value
+        following = policy.next_transition(num_prompt, num_computed + 1)
+        sequence.next_transition = NEVER if following is None else following
+        self.num_transitions += 1
+        if self._grow(plan, sequence, num_computed + sequence.cache_shift):
+            plan.transitions[sequence] = Transition(sequence, tuple(old_pages))
 
     def _grow(self, plan: Schedule, sequence: Sequence, num_tokens: int) -> bool:
         """Give a running sequence pages for ``num_tokens`` cached tokens; False if it was preempted itself."""
@@ -282,20 +306,21 @@ class Scheduler:
 
     def _needed_pages(self, sequence: Sequence, pages: list[int]) -> int:
         """Pages that a sequence with ``pages`` takes for all its tokens, less those that it gives up before."""
-        if sequence.compact_shift == sequence.cache_shift:
-            return self.pages_for(sequence.length + sequence.cache_shift) - len(pages)
+        length, change = sequence.length, sequence.next_transition
+        if change > length:
+            return self.pages_for(length + sequence.cache_shift) - len(pages)
         kept_by_others = sum(self.pool.ref_counts[page] > 1 for page in pages)
-        prompt = self.pages_for(sequence.num_prompt_tokens) - len(pages)
-        compact = self.pages_for(sequence.length + sequence.compact_shift) - (len(pages) - kept_by_others)
-        return max(prompt, compact)
+        before = self.pages_for(change + sequence.cache_shift) - len(pages)
+        most = self.policy.max_cached(sequence.num_prompt_tokens, length, change)
+        return max(before, self.pages_for(most) - (len(pages) - kept_by_others))
 
     def _place(self, sequence: Sequence, reserved: int, held_back: dict[Sequence, int]) -> bool:
         """Give a waiting sequence a slot and its reusable pages, if the rest of its pages are available and those
         ``reserved`` for running sequences and those of sequences held back remain."""
         if len(self.slots.free_slots) <= len(held_back):
             return False
-        shadow = sum(map(self.shadow_pages.needed, held_back))
-        if self.shadow_pages.needed(sequence) + shadow > len(self.shadow_pages.free_pages):
+        state_pages = self.state_pages.needed(sequence) + sum(map(self.state_pages.needed, held_back))
+        if state_pages > len(self.state_pages.free_pages):
             return False
         reused = self._reusable_pages(sequence)
         for page in reused:
@@ -310,7 +335,7 @@ class Scheduler:
         sequence.slot = self.slots.free_slots.pop()
         sequence.pages = reused
         sequence.num_computed = len(reused) * self.config.page_size
-        self.shadow_pages.take(sequence)
+        self.state_pages.take(sequence)
         self.slots.page_table[sequence.slot, : len(reused)] = reused
         self.slots.num_computed[sequence.slot] = sequence.num_computed
         self.slots.next_token[sequence.slot] = sequence.tokens[sequence.length - 1]
@@ -335,7 +360,12 @@ class Scheduler:
             self._set_priorities(sequence)
         self._let_go(sequence.pages)
         sequence.pages = []
-        self.shadow_pages.give_back(sequence)
+        self.state_pages.give_back(sequence)
+        if sequence.cache_shift:
+            sequence.cache_shift = 0
+            for column in (self.slots.cache_shift, *self.slots.columns.values()):
+                column[sequence.slot] = 0
+        sequence.next_transition = sequence.first_transition
         sequence.num_computed = sequence.num_published = 0
         self.slots.free_slots.append(sequence.slot)
         sequence.slot = -1

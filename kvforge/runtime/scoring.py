@@ -48,7 +48,7 @@ def score(llm: LLM, requests: Sequence[ScoreRequest], *, use_tqdm: bool = False)
     """Return log-probabilities of every continuation, in order: temperature 1, no penalties, no filters.
 
     They are those of generation: in a SwiftKV engine all tokens before a scored one have K,V from the cut, which is
-    what decoding it would see. With ShadowKV they are those of a prompt: nothing is factored, attention sees all
+    what decoding it would see. No transition of a KV policy takes place: attention sees all
     tokens. Context tokens but the last stop at the cut. Results do not depend on what is scored
     together beyond the rounding of the engine's dtype. Contexts that begin alike are computed once where the engine
     keeps prefixes. An empty continuation has no tokens and costs nothing.

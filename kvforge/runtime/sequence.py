@@ -8,6 +8,9 @@ import numpy as np
 
 from kvforge.runtime.sampling_params import SamplingParams
 
+NEVER = 2**62
+"""More tokens than there are."""
+
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 
@@ -55,13 +58,14 @@ class Sequence:
 
     __slots__ = (
         "cache_shift",
-        "compact_shift",
         "digests",
+        "first_transition",
         "index",
         "last_token_ns",
         "length",
         "max_length",
         "metrics",
+        "next_transition",
         "num_awaited_pages",
         "num_computed",
         "num_prompt_tokens",
@@ -72,9 +76,9 @@ class Sequence:
         "prompt_done",
         "request_id",
         "sampling",
-        "shadow_pages",
         "siblings",
         "slot",
+        "state_pages",
         "status",
         "stop_ids",
         "stopper",
@@ -114,11 +118,11 @@ class Sequence:
         """All sequences of the request, itself included; the first one computes the prompt."""
         self.pages: list[int] = []
         self.cache_shift = 0
-        """Where the token at position p is in the pages, less p: below 0 once the prompt is factored."""
-        self.compact_shift = 0
-        """What ``cache_shift`` becomes when the prompt is computed and factored; 0 if it never is."""
-        self.shadow_pages: list[int] = []
-        """Pages of what a factored prompt is besides K,V; held from admission on."""
+        """Where the token at position p is in the pages, less p: below 0 once a transition has shortened the cache."""
+        self.first_transition = self.next_transition = NEVER
+        """Numbers of computed tokens: see ``KVPolicy.next_transition``."""
+        self.state_pages: list[int] = []
+        """Pages of the KV policy's own; held from admission on."""
         self.digests: list[bytes] = []
         self.slot = -1
         self.was_admitted = False
@@ -137,27 +141,14 @@ class Sequence:
         return leader is not self and not leader.prompt_done and leader.status is not Status.FINISHED
 
     @property
-    def longest_chunk(self) -> int:
-        """Tokens that one step may compute: all that are left; but a prompt to be factored is computed to its end
-        first, and what was generated after one is computed again as it was, one token a step."""
-        if self.cache_shift < 0:
-            return 1
-        return (self.num_prompt_tokens if self.compact_shift < 0 else self.length) - self.num_computed
-
-    @property
     def num_reusable(self) -> int:
-        """Tokens whose K,V may be another sequence's: all but the last, and only those of a prompt to be factored."""
-        return (self.num_prompt_tokens if self.compact_shift < 0 else self.length) - 1
+        """Tokens whose K,V may be another sequence's: all but the last, and none after a transition."""
+        return min(self.length, self.first_transition) - 1
 
     @property
-    def is_to_be_factored(self) -> bool:
-        """The prompt is computed, and to be factored before any other token is."""
-        return self.compact_shift < self.cache_shift and self.num_computed == self.num_prompt_tokens
-
-    @property
-    def most_cached(self) -> int:
-        """Tokens that its pages must hold at once to compute all that it has now."""
-        return max(self.num_prompt_tokens, self.length + self.compact_shift)
+    def is_due(self) -> bool:
+        """Its cache is to be changed before any other token is computed."""
+        return self.num_computed == self.next_transition
 
     @property
     def num_generated(self) -> int:

@@ -7,7 +7,6 @@ import torch
 
 from kvforge.runtime.config import RuntimeConfig
 from kvforge.runtime.schedule import Schedule
-from kvforge.runtime.shadowkv.inputs import ShadowInputBuilder
 from kvforge.runtime.slot_table import SlotTable
 from kvforge.runtime.step_inputs import LowerStep, UpperStep
 
@@ -35,7 +34,7 @@ class StepBatch:
             step.positions,
             step.kv_length,
             step.page_table,
-            step.shadow,
+            step.state,
         )
 
     @property
@@ -64,7 +63,7 @@ class StepBatchBuilder:
         self._query_start, self._survivor_start = _Buffer(seqs + 1), _Buffer(seqs + 1)
         self._kv_length = _Buffer(seqs)
         self._page_table = _Buffer(seqs * config.max_pages_per_seq)
-        self._shadow = ShadowInputBuilder(config)
+        self._state = config.kv_policy.make_input_builder(config.page_size, seqs, config.max_state_pages_per_seq)
         self._arange = np.arange(max(tokens, seqs + 1, config.max_seq_len) + 1, dtype=np.int32)
 
     def build(self, plan: Schedule, slots: SlotTable) -> StepBatch:
@@ -122,7 +121,7 @@ class StepBatchBuilder:
             query_start=self._query_start.tensor[: num_seqs + 1],
             kv_length=self._kv_length.tensor[:num_seqs],
             page_table=self._page_table.tensor[: num_seqs * num_pages].view(num_seqs, num_pages),
-            shadow=self._shadow.build(rows, slots),
+            state=self._state.build(rows, slots),
         )
         return StepBatch(step, self._survivor_index.tensor[:num_survivors], self._survivor_start.tensor[: num_seqs + 1])
 

@@ -1,4 +1,4 @@
-"""What the graphs ``lower`` and ``upper`` take of a step, in their order.
+"""What the graphs take of a step, in their order.
 
 T packed tokens of S sequences, R of them survivors, M pages a sequence; int32 on the CPU, but for ``hidden``.
 """
@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from kvforge.runtime.shadow_inputs import ShadowTensors, not_factored
+from kvforge.kv_policies import KVPolicy
+from kvforge.runtime.policy_inputs import PolicyInputs, neutral_inputs
 
 
 class LowerStep(NamedTuple):
@@ -18,15 +19,15 @@ class LowerStep(NamedTuple):
     positions: Tensor
     """[T]"""
     slot_mapping: Tensor
-    """[T] page * page_size + offset; of a factored sequence, in its compact cache"""
+    """[T] page * page_size + offset"""
     query_start: Tensor
     """[S+1]"""
     kv_length: Tensor
-    """[S] K,V length after this step: that of the compact cache where the prompt is factored"""
+    """[S] tokens in each sequence's pages after this step"""
     page_table: Tensor
     """[S, M]"""
-    shadow: ShadowTensors = ()
-    """Of the factored sequences, behind the pools; () if there are none."""
+    state: PolicyInputs = ()
+    """The KV policy's, behind the pools."""
 
     @property
     def inputs(self) -> tuple[Tensor, ...]:
@@ -49,7 +50,7 @@ class UpperStep(NamedTuple):
     """[S] as ``LowerStep``'s"""
     page_table: Tensor
     """[S, M]"""
-    shadow: ShadowTensors = ()
+    state: PolicyInputs = ()
     """As ``LowerStep``'s."""
 
     @property
@@ -58,6 +59,23 @@ class UpperStep(NamedTuple):
         return self[:-1]
 
 
-def shadow_of(step: LowerStep | UpperStep) -> ShadowTensors:
-    """Return what a graph that selects chunks takes behind the pools."""
-    return step.shadow or not_factored(step.kv_length.shape[0])
+class VerifyStep(NamedTuple):
+    """D drafts of S sequences, and the logits of each sequence's last token and its drafts; all on the CPU."""
+
+    logits: Tensor
+    """[S + D, vocab_size] float32, ``upper``'s"""
+    draft_ids: Tensor
+    """[D]"""
+    draft_start: Tensor
+    """[S+1] where each sequence's drafts begin"""
+    draft_probs: Tensor
+    """[D, vocab_size] float32 that each draft was drawn from; [0, vocab_size] where none was"""
+    temperature: Tensor
+    """[S] float32; 0 is greedy"""
+    uniform: Tensor
+    """[S + D, 2] float32 random numbers in [0, 1)"""
+
+
+def policy_inputs(step: LowerStep | UpperStep, policy: KVPolicy) -> PolicyInputs:
+    """Return what a graph takes behind the pools."""
+    return step.state or neutral_inputs(policy, step.kv_length.shape[0])

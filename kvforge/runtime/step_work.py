@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 from kvforge.engine import Manifest
 from kvforge.runtime.schedule import Schedule
 
-Kind = Literal["prefill", "decode", "factor", "sample", "draft"]
+Kind = Literal["prefill", "decode", "transition", "sample", "draft"]
 
 
 class Work(NamedTuple):

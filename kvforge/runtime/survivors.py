@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from kvforge.runtime.shadow_inputs import ShadowTensors
+from kvforge.runtime.policy_inputs import PolicyInputs
 from kvforge.runtime.step_inputs import UpperStep
 
 
@@ -13,11 +13,11 @@ def all_rows(
     positions: torch.Tensor,
     kv_length: torch.Tensor,
     page_table: torch.Tensor,
-    shadow: ShadowTensors = (),
+    state: PolicyInputs = (),
 ) -> UpperStep:
     """Return the step in which every row of ``hidden`` goes past the cut."""
     everyone = torch.arange(len(positions), dtype=torch.int32)
-    return UpperStep(hidden, everyone, start, positions, kv_length, page_table, shadow)
+    return UpperStep(hidden, everyone, start, positions, kv_length, page_table, state)
 
 
 def gather(hidden: torch.Tensor, rows: np.ndarray) -> torch.Tensor:

@@ -11,9 +11,10 @@ from torch import Tensor
 from kvforge.dtypes import COMPUTE_DTYPES
 from kvforge.engine import RANK_DIR, Manifest
 from kvforge.errors import EngineError
-from kvforge.runtime.compatibility import NO_DRAFTS, NO_EARLY_EXIT, NO_ROPE_TABLES, check_operators
+from kvforge.runtime.compatibility import NO_DRAFTS, NO_EARLY_EXIT, check_operators
 from kvforge.runtime.pools import Pools, allocate_pools
-from kvforge.runtime.step_inputs import LowerStep, UpperStep
+from kvforge.runtime.session import Session
+from kvforge.runtime.step_inputs import LowerStep, UpperStep, VerifyStep
 from kvforge.runtime.tensorrt_plan import Plan, PlanLogger
 from kvforge.tensorrt_api import trt
 
@@ -42,7 +43,7 @@ CACHE_FRACTION = 0.9
 _DEVICE = torch.device("cuda")
 
 
-class TensorRTSession:
+class TensorRTSession(Session):
     """The graphs of an engine on the current GPU; see ``kvforge.runtime.session.Session``.
 
     Step tensors come from the CPU; ``hidden`` and the pools stay on the GPU. All runs are on one stream.
@@ -81,29 +82,15 @@ class TensorRTSession:
         self._run("early_exit", (hidden, survivor_index), [], [logits])
         return self._to_cpu(logits)
 
-    def verify(
-        self,
-        logits: Tensor,
-        draft_ids: Tensor,
-        draft_start: Tensor,
-        draft_probs: Tensor,
-        temperature: Tensor,
-        uniform: Tensor,
-    ) -> tuple[Tensor, Tensor]:
+    def verify(self, step: VerifyStep) -> tuple[Tensor, Tensor]:
         """Verify drafts; returns (accepted, next_token), each int32 ``[S]`` on the CPU."""
         if "verify" not in self._plans:
             raise EngineError(NO_DRAFTS)
-        accepted, next_token = (self._empty(temperature.shape, torch.int32) for _ in range(2))
-        step = (logits, draft_ids, draft_start, draft_probs, temperature, uniform)
+        accepted, next_token = (self._empty(step.temperature.shape, torch.int32) for _ in range(2))
         self._run("verify", step, [], [accepted, next_token])
         return self._to_cpu(accepted), self._to_cpu(next_token)
 
-    @property
-    def rope_tables(self) -> tuple[Tensor, Tensor]:
-        """Engines of this target have no KV policy that uses them."""
-        raise EngineError(NO_ROPE_TABLES)
-
-    def allocate_pools(self, num_pages: int, shadow_pages: int = 0, num_slots: int | None = None) -> Pools:
+    def allocate_pools(self, num_pages: int, state_pages: int = 0, num_slots: int | None = None) -> Pools:
         """Return zeroed pools of all owners in one allocation of the GPU; see ``kvforge.runtime.pools``.
 
         Raises:

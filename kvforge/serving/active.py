@@ -2,6 +2,7 @@
 
 import threading
 import time
+from array import array
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,17 +20,26 @@ on earlier would risk what acks.py is there for. Not by the clock, because a mac
 
 @dataclass
 class Pending:
-    """Output of a sequence that waits to be sent; `top` is a (token ids, log-probabilities) pair per token."""
+    """Output of a sequence that waits to be sent: log-probabilities as float32, `top_ids` as int32 and `top` as float32
+    with `num_top` entries per token, fewer with a smaller vocabulary.
 
+    Numbers are kept as bytes: millions of Python objects, when they are given back at once, hold up all threads.
+    """
+
+    num_top: int = 0
     tokens: list[int] = field(default_factory=list)
-    log_probs: list[float] = field(default_factory=list)
-    top: list[tuple[list[int], list[float]]] = field(default_factory=list)
+    log_probs: "array[float]" = field(default_factory=lambda: array("f"))
+    top_ids: "array[int]" = field(default_factory=lambda: array("i"))
+    top: "array[float]" = field(default_factory=lambda: array("f"))
     logits: list[np.ndarray] = field(default_factory=list)
 
     def add(self, news: News) -> None:
         self.tokens.extend(news.tokens)
         self.log_probs.extend(news.log_probs or ())
-        self.top.extend(news.top or ())
+        if self.num_top:
+            for ids, log_probs in news.top or ():
+                self.top_ids.extend(ids[: self.num_top])
+                self.top.extend(log_probs[: self.num_top])
         if news.logits is not None:
             self.logits.append(news.logits)
 
@@ -41,7 +51,7 @@ class Sequence:
     batch_index: int
     sequence_index: int
     request: GenerationRequest
-    pending: Pending = field(default_factory=Pending)
+    pending: Pending = field(init=False)
     cum_log_prob: float = 0.0
     num_generated: int = 0
     num_sent: int = 0
@@ -49,6 +59,9 @@ class Sequence:
     stop_reason: Any = None
     metrics: dict[str, int] | None = None
     reported: bool = False
+
+    def __post_init__(self) -> None:
+        self.pending = Pending(self.request.num_top_log_probs)
 
     @property
     def finished(self) -> bool:
@@ -194,7 +207,7 @@ class ActiveRequest:
 
 def _chunk(sequence: Sequence, final: bool) -> Chunk:
     request = sequence.request
-    new, sequence.pending = sequence.pending, Pending()
+    new, sequence.pending = sequence.pending, Pending(request.num_top_log_probs)
     with_prompt = not request.streaming and not request.exclude_input
     context = [] if with_prompt or sequence.num_sent else request.prompt[-CONTEXT_TOKENS:]
     sequence.num_sent += len(new.tokens)

@@ -20,9 +20,10 @@ from typing import Any
 from kvforge.engine import check_not_replaced
 from kvforge.errors import EngineReplacedError, KvforgeError, RequestError, first_line, let_end
 from kvforge.guides.verdict import Verdict
+from kvforge.runtime.guided_decoding import GuidedDecoding
 from kvforge.runtime.speculation.options import add_speculation_options, speculation_options
 from kvforge.serving.allowance import Pulse
-from kvforge.serving.guide_thread import GUIDE, GuideThread
+from kvforge.serving.guide_thread import COMPILED, GUIDE, GuideThread
 from kvforge.serving.heartbeat import LOAD_S, Heartbeat
 from kvforge.serving.output_rows import Row, error_row, logits_bytes, to_row
 from kvforge.serving.protocol import Message, ProtocolError, encode, receive
@@ -90,11 +91,13 @@ class EngineServer:
         self._pulse.may_take(LOAD_S)
         engine = self._make_engine()
         engine.watch(self._pulse.begins)
-        guides = GuideThread(partial(self._compile_guide, engine), self._commands.put, self._refuse)
-        threading.Thread(target=self._read, args=(guides,), name="reader", daemon=True).start()
+        guides = GuideThread(
+            partial(self._known_guide, engine), partial(self._compile_guide, engine), self._commands.put, self._refuse
+        )
+        threading.Thread(target=self._read, name="reader", daemon=True).start()
         self._send({"op": "ready", "pid": os.getpid(), "stats": engine.stats()})
         while True:
-            if not self._handle_commands(engine):
+            if not self._handle_commands(engine, guides):
                 return
             self._pulse.idles()
             if engine.has_unfinished():
@@ -103,7 +106,7 @@ class EngineServer:
                 self._send_outputs(engine, outputs)
             self._publish_stats(engine)
 
-    def _handle_commands(self, engine: Any) -> bool:
+    def _handle_commands(self, engine: Any, guides: GuideThread) -> bool:
         """Apply waiting commands, with something to compute for at most COMMANDS_S; with nothing, wait for one. False
         ends the process."""
         block = not engine.has_unfinished()
@@ -120,19 +123,28 @@ class EngineServer:
             if command["op"] == "close":
                 return False
             if command["op"] == "add":
-                self._pulse.may_take(ADD_S)
-                try:
-                    params = self._make_params(command["params"])
-                    engine.add_request(command["id"], command["prompt"], params, command.get(GUIDE))
-                except RequestError as error:
-                    self._refuse(command, str(error))
-                except BaseException as error:  # one request must not end the engine for all others
-                    let_end(error)
-                    logger.exception("a request could not be added")
-                    engine.abort(command["id"])
-                    self._refuse(command, f"the request failed: {first_line(error)}")
+                if guides.is_ready(command):
+                    self._add(engine, command)
             elif command["op"] == "abort":
+                guides.abort(command["id"])
                 engine.abort(command["id"])
+
+    def _add(self, engine: Any, command: Message) -> None:
+        self._pulse.may_take(ADD_S)
+        try:
+            params = self._make_params(command["params"])
+            engine.add_request(command["id"], command["prompt"], params, command.get(COMPILED))
+        except RequestError as error:
+            self._refuse(command, str(error))
+        except BaseException as error:  # one request must not end the engine for all others
+            let_end(error)
+            logger.exception("a request could not be added")
+            engine.abort(command["id"])
+            self._refuse(command, f"the request failed: {first_line(error)}")
+
+    def _known_guide(self, engine: Any, command: Message) -> Any:
+        guided = GuidedDecoding.of(command["params"].get("guided_decoding"))
+        return None if guided is None else engine.guides.known(guided)
 
     def _compile_guide(self, engine: Any, command: Message) -> Any:
         guided = self._make_params(command["params"]).guided_decoding
@@ -177,10 +189,10 @@ class EngineServer:
             while (message := self._outgoing.get()) is not None:
                 self._sock.sendall(message)
 
-    def _read(self, guides: GuideThread) -> None:
+    def _read(self) -> None:
         try:
             while (command := receive(self._sock)) is not None:
-                guides.put(command)
+                self._commands.put(command)
         except (OSError, ProtocolError):
             logger.exception("the connection to the server broke")
         # The stub is gone: whatever runs is for nobody, so the process does not outlive it.

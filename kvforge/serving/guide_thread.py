@@ -8,47 +8,64 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from kvforge.errors import RequestError
+from kvforge.errors import RequestError, let_end
 from kvforge.serving.protocol import Message
 
 logger = logging.getLogger("kvforge.engine")
 
 NICENESS = 5
 GUIDE = "guide"
-"""Of an `add` command: the verdict on its guide as data; this thread puts the compiled guide in its place."""
+"""Of an `add` command: the verdict on its guide as data."""
+COMPILED = "compiled_guide"
+"""Of an `add` command that comes back: the guide."""
 
 
 class GuideThread:
-    """Compiles the guides of `add` commands one after another and passes the commands on.
+    """Compiles the guides of `add` commands one after another; all methods belong to the thread of the step loop.
 
-    `compile_guide` returns a guide for a command or raises RequestError; `forward` takes the commands in their
-    order, `refuse` those that failed, with why. llguidance lets other threads run while it compiles.
+    `known_guide` returns the guide of a command where that is quick, else None; `compile_guide`, which runs beside the
+    loop, returns it or raises RequestError. `come_back` takes commands with their guides, in their order, and `refuse`
+    those that failed, with why. llguidance lets other threads run while it compiles.
     """
 
     def __init__(
         self,
+        known_guide: Callable[[Message], Any],
         compile_guide: Callable[[Message], Any],
-        forward: Callable[[Message], None],
+        come_back: Callable[[Message], None],
         refuse: Callable[[Message, str], None],
     ) -> None:
-        self._compile, self._forward, self._refuse = compile_guide, forward, refuse
+        self._known, self._compile, self._come_back, self._refuse = known_guide, compile_guide, come_back, refuse
         self._commands: queue.SimpleQueue[Message] = queue.SimpleQueue()
-        self._lock = threading.Lock()
         self._waiting: set[str] = set()
         threading.Thread(target=self._run, name="guides", daemon=True).start()
 
-    def put(self, command: Message) -> None:
-        """Any command of the stub's: those with a guide wait here, others pass at once. An `abort` of a request that
-        waits ends it."""
-        if command["op"] == "add" and command.get(GUIDE) is not None:
-            with self._lock:
-                self._waiting.add(command["id"])
-            self._commands.put(command)
-            return
-        if command["op"] == "abort":
-            with self._lock:
-                self._waiting.discard(command["id"])
-        self._forward(command)
+    def is_ready(self, command: Message) -> bool:
+        """Whether an `add` command can be carried out, its guide in `COMPILED` where it has one. Else it comes back
+        later; but one that has been aborted never does."""
+        if command.get(GUIDE) is None:
+            return True
+        if COMPILED in command:
+            wanted = command["id"] in self._waiting
+            self._waiting.discard(command["id"])
+            return wanted
+        if (guide := self._quickly(command)) is not None:
+            command[COMPILED] = guide
+            return True
+        self._waiting.add(command["id"])
+        self._commands.put(command)
+        return False
+
+    def abort(self, request_id: str) -> None:
+        """The request is not to come back."""
+        self._waiting.discard(request_id)
+
+    def _quickly(self, command: Message) -> Any:
+        try:
+            return self._known(command)
+        except BaseException as error:
+            let_end(error)
+            return None  # to compile it says what is wrong
 
     def _run(self) -> None:
         with contextlib.suppress(OSError):
@@ -58,15 +75,15 @@ class GuideThread:
             if command["id"] not in self._waiting:
                 continue
             try:
-                command[GUIDE] = self._compile(command)
+                command[COMPILED] = self._compile(command)
             except RequestError as error:
-                self._refuse(command, str(error))
+                self._give_up(command, str(error))
             except BaseException:  # of native code, too; one request must not end the guides of all others
                 logger.exception("a guide could not be compiled")
-                self._refuse(command, "the guide could not be compiled; change it")
+                self._give_up(command, "the guide could not be compiled; change it")
             else:
-                with self._lock:
-                    if command["id"] in self._waiting:
-                        self._forward(command)
-            with self._lock:
-                self._waiting.discard(command["id"])
+                self._come_back(command)
+
+    def _give_up(self, command: Message, why: str) -> None:
+        self._waiting.discard(command["id"])
+        self._refuse(command, why)

@@ -4,8 +4,16 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from kvforge.kv_policies import POLICIES
+
 Stats = dict[str, Any]
 Reader = Callable[[Stats], float]
+
+
+def _or_zero(key: str) -> Reader:
+    """The number of engines that have it."""
+    return lambda s: s.get(key, 0)
+
 
 # TensorRT-LLM's gauges, then kvforge's with a label: family -> (label, {label value: number from LLMEngine.stats()})
 FAMILIES: dict[str, tuple[str, dict[str, Reader]]] = {
@@ -92,14 +100,11 @@ COUNTERS: dict[str, tuple[Reader, str]] = {
     ),
     "kvforge_draft_model_steps_total": (lambda s: s.get("draft_model_num_steps", 0), "Steps of the draft model"),
     "kvforge_early_exits_total": (lambda s: s["num_early_exits"], "Tokens that skipped the upper layers"),
-    "kvforge_shadowkv_selected_chunks_total": (
-        lambda s: s["num_selected_chunks"],
-        "Chunks that ShadowKV selected, of all KV heads and layers",
-    ),
-    "kvforge_shadowkv_reused_chunks_total": (
-        lambda s: s["num_reused_chunks"],
-        "Selected chunks that were in place already",
-    ),
+    **{
+        f"kvforge_{policy.name}_{name}_total": (_or_zero(f"num_{name}"), text)
+        for policy in POLICIES.values()
+        for name, text in policy.counters.items()
+    },
     "kvforge_failed_steps_total": (lambda s: s["num_failed_steps"], "Steps that ended in an error"),
 }
 

@@ -2,10 +2,11 @@
 
 import json
 from collections.abc import Callable, Set
+from typing import Any
 
 import numpy as np
 
-from kvforge.serving.active import ActiveRequest, Chunk
+from kvforge.serving.active import ActiveRequest, Chunk, Pending
 from kvforge.serving.failures import Failure
 
 STREAM_STATE = "stream_state"
@@ -91,13 +92,14 @@ def _generation_logits(active: ActiveRequest, chunk: Chunk) -> np.ndarray | None
     return np.concatenate(chunk.new.logits)[None, None]
 
 
-def _top(part: int, dtype: type) -> Builder:
+def _top(numbers: Callable[[Pending], Any], dtype: type) -> Builder:
     def build(active: ActiveRequest, chunk: Chunk) -> np.ndarray | None:
-        count = chunk.sequence.request.num_top_log_probs
+        count, new = chunk.sequence.request.num_top_log_probs, chunk.new
         if not count:
             return None
-        rows = [entry[part][:count] for entry in chunk.new.top]
-        return np.array(rows, dtype=dtype).reshape(1, len(rows), -1 if rows else count)
+        values = np.array(numbers(new), dtype=dtype)
+        width = len(values) // len(new.tokens) if len(values) else count  # a small vocabulary has fewer
+        return values.reshape(1, -1, width)
 
     return build
 
@@ -162,8 +164,8 @@ BUILDERS: dict[str, Builder] = {
     "num_output_tokens": _count("return_num_output_tokens", lambda chunk: chunk.num_generated),
     FINISH_REASON: _finish_reason,
     STOP_REASON: _stop_reason,
-    "top_log_probs_ids": _top(0, np.int32),
-    "top_log_probs": _top(1, np.float32),
+    "top_log_probs_ids": _top(lambda new: new.top_ids, np.int32),
+    "top_log_probs": _top(lambda new: new.top, np.float32),
     **{name: _metric(field, dtype) for name, (field, dtype) in PERF_METRICS.items()},
     "acceptance_rate": _acceptance_rate,
 }

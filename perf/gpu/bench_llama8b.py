@@ -37,7 +37,8 @@ from kvforge.runtime.pools import Pools
 from kvforge.runtime.runner import Runner
 from kvforge.runtime.scheduler import Scheduler
 from kvforge.runtime.sequence import RequestMetrics, Sequence
-from kvforge.runtime.step_inputs import UpperStep
+from kvforge.runtime.session import Session
+from kvforge.runtime.step_inputs import LowerStep, UpperStep
 from perf.gpu import costs, models
 from perf.gpu.models import LLAMA_8B, TINY, VARIANTS, Limits
 
@@ -63,18 +64,22 @@ CASES = (Case(2048, 256, 512, 192), Case(8192, 256, 192, 64), Case(32768, 256, 4
 TINY_CASES = (Case(48, 8, 6, 3), Case(96, 8, 4, 2))
 
 
-class GreedySession:
+class GreedySession(Session):
     """A session whose ``upper`` returns the most likely tokens ``[R]`` instead of logits, drawn on the device."""
 
     def __init__(self, session: CudaSession | CpuSession, pools: Pools) -> None:
-        self.manifest, self.lower, self._session, self._pools = session.manifest, session.lower, session, pools
+        self.manifest, self._session, self._pools = session.manifest, session, pools
+
+    def lower(self, step: LowerStep, pools: Pools) -> Tensor:
+        """As ``Session.lower``."""
+        return self._session.lower(step, pools)
 
     def upper(self, step: UpperStep, pools: Pools) -> Tensor:
-        """As ``StepFunctions.upper``."""
+        """As ``Session.upper``."""
         logits = self._session.device_logits if isinstance(self._session, CudaSession) else self._session.upper
         return logits(step, pools).argmax(-1).cpu()
 
-    def allocate_pools(self, num_pages: int) -> Pools:
+    def allocate_pools(self, num_pages: int, state_pages: int = 0, num_slots: int | None = None) -> Pools:
         """Return the pools that all runs share."""
         return self._pools
 
@@ -91,7 +96,7 @@ class Timing:
 def run_requests(session: GreedySession, config: RuntimeConfig, case: Case, seed: int = 0) -> Timing:
     """Run all requests of a case, which are there from the start, through the project's scheduler."""
     rng = np.random.default_rng(seed)
-    scheduler, runner = Scheduler(config), Runner(session, config)  # type: ignore[arg-type]
+    scheduler, runner = Scheduler(config), Runner(session, config)
     params = SamplingParams(temperature=0.0, max_tokens=case.output_tokens, ignore_eos=True)
     first: dict[str, float] = {}
     last: dict[str, float] = {}

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from kvforge.engine import Manifest
-from kvforge.kv_policies import ShadowKV
+from kvforge.kv_policies.shadowkv import ShadowKV
 from kvforge.runtime.cuda_session import CudaSession
 from kvforge.runtime.pools import device_bytes, host_bytes
 from perf.gpu import models
@@ -126,8 +126,8 @@ def bench_engine(
                     "step_s": step,
                     "tok_s": load.batch / step,
                     "floor_s": floor_s(manifest, load, wanted, rates),
-                    "device_cache_bytes": device_bytes(decode.pools),
-                    "host_cache_bytes": host_bytes(decode.pools[:1]),
+                    "device_cache_bytes": device_bytes(manifest, decode.pools),
+                    "host_cache_bytes": host_bytes(manifest, decode.pools[:1]),
                     "formula_device_bytes": formula[0],
                     "formula_host_bytes": formula[1],
                 }

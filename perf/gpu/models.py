@@ -16,12 +16,12 @@ from kvforge.compiler.cpu_graph import linears, packed_tensors
 from kvforge.compiler.options import BuildOptions, ResolvedOptions, resolve
 from kvforge.compiler.targets import load_target
 from kvforge.engine import RANK_DIR, SCHEMA_VERSION, Manifest, package_file
-from kvforge.kv_policies import ShadowKV
+from kvforge.kv_policies.shadowkv import ShadowKV
 from kvforge.runtime.aot_package import load_package, private_tmpdir
 from kvforge.runtime.cpu_session import CpuSession
 from kvforge.runtime.cuda_session import CudaSession, make_session
 from model_defs import ModelConfig, load_config
-from model_defs.chunk_selection import rope_tables
+from model_defs.rope import rope_tables
 from model_defs.weights import weight_specs
 from plugins import load_library
 

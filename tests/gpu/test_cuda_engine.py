@@ -14,7 +14,7 @@ from kvforge.errors import EngineError
 from kvforge.runtime import LLMEngine
 from kvforge.runtime.cuda_session import CudaSession, check_gpu
 from kvforge.runtime.session import Session, load_session
-from kvforge.runtime.step_inputs import LowerStep, UpperStep
+from kvforge.runtime.step_inputs import LowerStep, UpperStep, VerifyStep
 from tests.support.engine_schedules import random_plan, run_plan
 from tests.support.engines import EngineShelf, EngineSpec
 from tests.support.step_driver import StepDriver
@@ -100,7 +100,7 @@ def test_drafts_are_verified_as_on_the_cpu(engines: EngineShelf, gpu: torch.devi
             torch.tensor([0.0, 1.0, 0.7]),
             torch.rand(6, 2, generator=generator),
         )
-        cuda, cpu = (session(engines, FP32, target).verify(*arguments) for target in ("cuda", "cpu"))
+        cuda, cpu = (session(engines, FP32, target).verify(VerifyStep(*arguments)) for target in ("cuda", "cpu"))
         assert [tensor.tolist() for tensor in cuda] == [tensor.tolist() for tensor in cpu]
         assert cuda[0][0] == 1
 

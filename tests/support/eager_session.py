@@ -15,22 +15,22 @@ from torch import Tensor, nn
 
 import plugins
 from kvforge.checkpoint import open_checkpoint
-from kvforge.compiler.build import manifest_fields
+from kvforge.compiler.build import manifest_fields, num_positions
 from kvforge.compiler.convert import convert_weights
 from kvforge.compiler.cpu_graph import linears, packed_tensors
-from kvforge.compiler.export import selection_of, uninitialised
+from kvforge.compiler.export import uninitialised
 from kvforge.compiler.options import BuildOptions, ResolvedOptions, resolve
 from kvforge.model_checkpoint import read_model_config
 from kvforge.runtime.compatibility import rope_tables
 from kvforge.runtime.pools import Pools, allocate_pools
-from kvforge.runtime.shadow_inputs import ShadowTensors, has_shadow
-from kvforge.runtime.step_inputs import LowerStep, UpperStep, shadow_of
+from kvforge.runtime.session import Session
+from kvforge.runtime.step_inputs import LowerStep, UpperStep, VerifyStep, policy_inputs
 from model_defs import ModelConfig
 from model_defs.graphs import EarlyExitGraph, LowerGraph, UpperGraph, VerifyGraph
 from tests.support.fake_session import fake_manifest
 
 
-class EagerSession:
+class EagerSession(Session):
     """See ``kvforge.runtime.session.Session``; ``weights`` are engine tensors by name."""
 
     def __init__(self, config: ModelConfig, options: ResolvedOptions, weights: Mapping[str, Tensor]) -> None:
@@ -38,10 +38,9 @@ class EagerSession:
         self.config, self.options = config, options
         self.manifest = manifest_of(config, options)
         self._weights = weights
-        self._has_shadow = has_shadow(self.manifest)
         with torch.device("meta"):
-            lower = LowerGraph(config, options.kv_scales, selection_of(options))
-            upper = UpperGraph(config, options.kv_scales, selection_of(options))
+            lower = LowerGraph(config, options.kv_scales, options.policy.layer_insertion())
+            upper = UpperGraph(config, options.kv_scales, options.policy.layer_insertion())
             early_exit = EarlyExitGraph(config) if config.early_exit else None
         self._lower, self._upper = self._with_weights(lower), self._with_weights(upper)
         self._early_exit = None if early_exit is None else self._with_weights(early_exit)
@@ -55,27 +54,24 @@ class EagerSession:
     def rope_tables(self) -> tuple[Tensor, Tensor]:
         return rope_tables(self._weights)
 
-    def allocate_pools(self, num_pages: int, shadow_pages: int = 0, num_slots: int | None = None) -> Pools:
-        return allocate_pools(self.manifest, num_pages, "cpu", shadow_pages, num_slots)
+    def allocate_pools(self, num_pages: int, state_pages: int = 0, num_slots: int | None = None) -> Pools:
+        return allocate_pools(self.manifest, num_pages, "cpu", state_pages, num_slots)
 
     @torch.inference_mode()
     def lower(self, step: LowerStep, pools: Pools) -> Tensor:
-        return self._lower(*step.inputs, pools, self._shadow(step))
+        return self._lower(*step.inputs, pools, policy_inputs(step, self.manifest.policy))
 
     @torch.inference_mode()
     def upper(self, step: UpperStep, pools: Pools) -> Tensor:
-        return self._upper(*step.inputs, pools[self.manifest.upper_pools], self._shadow(step))
-
-    def _shadow(self, step: LowerStep | UpperStep) -> ShadowTensors:
-        return shadow_of(step) if self._has_shadow else ()
+        return self._upper(*step.inputs, pools[self.manifest.upper_pools], policy_inputs(step, self.manifest.policy))
 
     @torch.inference_mode()
     def early_exit(self, hidden: Tensor, survivor_index: Tensor) -> Tensor:
         return self._early_exit(hidden, survivor_index)
 
     @torch.inference_mode()
-    def verify(self, *arguments: Tensor) -> tuple[Tensor, Tensor]:
-        return VerifyGraph()(*arguments)
+    def verify(self, step: VerifyStep) -> tuple[Tensor, Tensor]:
+        return VerifyGraph()(*step)
 
 
 def eager_session(checkpoint: Path, options: BuildOptions) -> EagerSession:
@@ -85,9 +81,8 @@ def eager_session(checkpoint: Path, options: BuildOptions) -> EagerSession:
     resolved = resolve(options, config, source.dtype("model.embed_tokens.weight"))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "weights.safetensors"
-        num_positions = resolved.max_seq_len if selection_of(resolved) else 0
         dtype, packed = resolved.torch_dtype, resolved.packed_dtype
-        convert_weights(source, config, dtype, path, packed_dtype=packed, num_positions=num_positions)
+        convert_weights(source, config, dtype, path, packed_dtype=packed, num_positions=num_positions(resolved))
         weights = {name: tensor.clone() for name, tensor in load_file(path).items()}
     return EagerSession(config, resolved, weights)
 
@@ -105,7 +100,7 @@ def random_session(config: ModelConfig, options: BuildOptions, seed: int = 0) ->
     for name, layer in linears(config).items() if resolved.packed_dtype is not None else ():
         packed = packed_tensors(weights[f"{name}.weight"], layer, resolved.packed_dtype)
         weights |= {f"{name}.{part}": tensor for part, tensor in packed.items()}
-    selecting = LowerGraph(config, (), selection_of(resolved))
+    selecting = LowerGraph(config, (), resolved.policy.layer_insertion())
     buffers = dict(uninitialised(selecting, config, resolved).named_buffers())
     positions = {name: buffers[name] for name in ("inverse_frequencies", "rope_cos", "rope_sin") if name in buffers}
     return EagerSession(config, resolved, weights | positions)

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from kvforge.engine import SCHEMA_VERSION, Manifest
+from kvforge.runtime.session import Session
 from plugins.speculative_verify.reference import reference
 
 POISON = -7.0
@@ -55,7 +56,7 @@ def fake_manifest(**changes):
     return Manifest(**{**values, **changes})
 
 
-class FakeSession:
+class FakeSession(Session):
     """``lower`` stores (token, position) of owner 0 and (position, token) of owner 1 where the step says.
 
     ``upper`` reads each survivor's whole context back through the page table and returns pseudo-random logits
@@ -71,7 +72,7 @@ class FakeSession:
         self.max_tokens_seen = 0
         self.fail_on = lambda session: False
 
-    def allocate_pools(self, num_pages):
+    def allocate_pools(self, num_pages, state_pages=0, num_slots=None):
         shape = (num_pages, self.manifest.page_size, 1, 2)
         self.pools = [(torch.full(shape, POISON), torch.full(shape, POISON)) for _ in range(2)]
         return self.pools
@@ -135,7 +136,8 @@ class FakeSession:
                 logits.append(context_logits(context[-self.memory :, 0], self.seed, self.manifest.vocab_size))
         return torch.from_numpy(np.stack(logits))
 
-    def verify(self, logits, draft_ids, draft_start, draft_probs, temperature, uniform):
+    def verify(self, step):
+        logits, draft_ids, draft_start, draft_probs, temperature, uniform = step
         assert self.manifest.max_draft_len > 0
         assert len(logits) == len(draft_ids) + len(temperature) == len(uniform)
         assert len(draft_probs) in (0, len(draft_ids)) and draft_start[-1] == len(draft_ids)

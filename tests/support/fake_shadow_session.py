@@ -4,8 +4,9 @@ import random
 
 import torch
 
-from kvforge.kv_policies import ShadowKV
-from kvforge.runtime.pools import COUNTS, shadow_specs
+from kvforge.kv_policies.shadowkv import ShadowKV
+from kvforge.kv_policies.shadowkv.state import COUNTS
+from kvforge.runtime.pools import state_specs
 from tests.support.fake_session import POISON, FakeSession
 
 POLICY = ShadowKV(rank=2, chunk_size=2, sparse_budget=4, num_outlier_chunks=1, num_local_tokens=2)
@@ -20,13 +21,16 @@ class FakeShadowSession(FakeSession):
 
     def __init__(self, seed=0, **changes):
         super().__init__(seed, kv_policy=POLICY.name, kv_policy_parameters=POLICY.parameters, **changes)
-        self.rope_tables = torch.ones(self.manifest.max_seq_len, 1), torch.zeros(self.manifest.max_seq_len, 1)
         self.num_factored_rows = 0
         self._random = random.Random(seed)
         self._poisoned = None
 
-    def allocate_pools(self, num_pages, shadow_pages=0, num_slots=None):
-        specs = shadow_specs(self.manifest, POLICY, shadow_pages, num_slots)
+    @property
+    def rope_tables(self):
+        return torch.ones(self.manifest.max_seq_len, 1), torch.zeros(self.manifest.max_seq_len, 1)
+
+    def allocate_pools(self, num_pages, state_pages=0, num_slots=None):
+        specs = state_specs(self.manifest, state_pages, num_slots)
         super().allocate_pools(num_pages)
         self.pools = [(*kv, *(torch.full(shape, 99, dtype=dtype) for shape, dtype in specs)) for kv in self.pools]
         for pool in self.pools:
@@ -56,7 +60,7 @@ class FakeShadowSession(FakeSession):
 
     def lower(self, step, pools):
         hidden = super().lower(step, pools)
-        shadow, query_start = step.shadow, step.query_start
+        shadow, query_start = step.state, step.query_start
         for s in range(len(step.kv_length)) if shadow else ():
             if shadow[0][s] >= 0 and query_start[s] < query_start[s + 1]:
                 assert query_start[s + 1] - query_start[s] == 1, "several tokens of a factored sequence in a step"

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from kvforge.kv_policies import ShadowKV
-from kvforge.runtime.session import StepFunctions
-from kvforge.runtime.shadowkv.factor import factor_prompt
+from kvforge.kv_policies.shadowkv import ShadowKV
+from kvforge.kv_policies.shadowkv.factor import factor_prompt
+from kvforge.runtime.session import Session
 from kvforge.runtime.step_batch import StepBatch
 from kvforge.runtime.step_inputs import LowerStep
 
@@ -30,7 +30,7 @@ class Driven:
 class ShadowSteps:
     """Pools that are NaN wherever nothing was written, and sequences on permuted pages, slots and shadow pages."""
 
-    def __init__(self, session: StepFunctions, num_seqs: int, tokens_each: int, seed: int = 0) -> None:
+    def __init__(self, session: Session, num_seqs: int, tokens_each: int, seed: int = 0) -> None:
         rng = random.Random(seed)
         self.session, self.page_size = session, session.manifest.page_size
         columns = -(-tokens_each // self.page_size)
@@ -111,7 +111,7 @@ STEPS = ((40, 11, 9), (43, 0, 1), (1, 17, 1), (1, 33, 1), (1, 1, 1), (0, 1, 3), 
 """Tokens of each sequence in each step: prefill in chunks, mixed steps, decode steps, steps without queries of some."""
 
 
-def mixed_steps(session: StepFunctions) -> list[Tensor]:
+def mixed_steps(session: Session) -> list[Tensor]:
     """Return the logits of every one of ``STEPS``; the first two sequences are factored when their prompts are done,
     where the policy is ShadowKV."""
     generator = torch.Generator().manual_seed(5)

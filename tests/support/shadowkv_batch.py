@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 import plugins
-from kvforge.kv_policies import ShadowKV
-from kvforge.runtime.shadowkv.factor import factor_prompt
-from model_defs.chunk_selection import ChunkSelection, StepChunks, bring_in_chunks
+from kvforge.kv_policies.shadowkv import ShadowKV
+from kvforge.kv_policies.shadowkv.factor import factor_prompt
+from model_defs.chunk_selection import ChunkSelection, StepChunks
 from model_defs.rope import RopeConfig, apply_rope, rope_cos_sin
 
 NAN = float("nan")
@@ -123,7 +123,7 @@ class Batch:
             *self.rope,
         )
         q, scale = apply_rope(torch.cat(queries), *(t[positions] for t in self.rope)), self.dim**-0.5
-        bring_in_chunks(q, self.pool, _int32(start), table, step, scale)
+        step(q, self.pool, _int32(start), table, scale)
         out = plugins.paged_attention(q, *self.pool[:2], _int32(start), _int32(lengths), table, scale)
         return list(out.split([len(part) for part in queries]))
 

@@ -6,7 +6,7 @@ import torch
 from kvforge.engine import Manifest
 from kvforge.errors import EngineError
 from kvforge.runtime.step_batch import StepBatch
-from kvforge.runtime.step_inputs import LowerStep
+from kvforge.runtime.step_inputs import LowerStep, VerifyStep
 from tests.support.fake_stream import FakeStream, fake_current_stream
 
 HIDDEN, VOCAB, PAGES = 6, 11, 40
@@ -108,14 +108,14 @@ def test_pools_are_found_by_name_in_any_order(session):
 
 def test_verify(session):
     arguments = (torch.zeros(5, VOCAB), int32(3), int32(3), torch.zeros(0, VOCAB), torch.zeros(2), torch.zeros(5, 2))
-    accepted, following = session.verify(*arguments)
+    accepted, following = session.verify(VerifyStep(*arguments))
     assert accepted.shape == following.shape == (2,) and accepted.dtype == torch.int32
 
 
 def test_no_graph_verify(session):
     del session._plans["verify"]
     with pytest.raises(EngineError, match="--max-draft-len"):
-        session.verify(*[torch.zeros(1)] * 6)
+        session.verify(VerifyStep(*[torch.zeros(1)] * 6))
 
 
 def test_pages_end_where_the_plan_does(session, manifest, monkeypatch):

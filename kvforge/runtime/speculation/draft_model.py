@@ -16,7 +16,7 @@ from kvforge.runtime.runner import Runner
 from kvforge.runtime.sampler import draw_filters, most_probable
 from kvforge.runtime.schedule import Schedule
 from kvforge.runtime.sequence import Sequence
-from kvforge.runtime.session import StepFunctions, load_session
+from kvforge.runtime.session import Session, load_session
 from kvforge.runtime.speculation.config import SpeculativeConfig
 from kvforge.runtime.speculation.draft_cache import DraftCache
 from kvforge.runtime.speculation.drafter import Draft
@@ -65,7 +65,7 @@ class DraftModel:
         seed: of the draws; anything by default.
     """
 
-    def __init__(self, session: StepFunctions, config: RuntimeConfig, seed: int | None = None) -> None:
+    def __init__(self, session: Session, config: RuntimeConfig, seed: int | None = None) -> None:
         self.cache = DraftCache(config)
         self._num_parameters = session.manifest.num_parameters
         self._runner = Runner(session, config)

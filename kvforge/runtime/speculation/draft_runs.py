@@ -4,8 +4,8 @@ A *run* holds the tokens that a sequence gets: its drafts as far as they are rig
 with None where that token cannot be had because the logits there are not finite.
 """
 
+from collections.abc import Callable, Mapping
 from itertools import accumulate, chain
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -13,23 +13,17 @@ import torch
 from kvforge.runtime.sampler import draw_filters
 from kvforge.runtime.schedule import Schedule
 from kvforge.runtime.sequence import Sequence
+from kvforge.runtime.step_inputs import VerifyStep
 from kvforge.runtime.token_draw import filter_logits
 
 Run = list[int | None]
 
 
-class Verify(Protocol):
-    """``Session.verify``."""
+Verify = Callable[[VerifyStep], tuple[torch.Tensor, torch.Tensor]]
+"""``Session.verify``."""
 
-    def __call__(
-        self,
-        logits: torch.Tensor,
-        draft_ids: torch.Tensor,
-        draft_start: torch.Tensor,
-        draft_probs: torch.Tensor,
-        temperature: torch.Tensor,
-        uniform: torch.Tensor,
-    ) -> tuple[torch.Tensor, torch.Tensor]: ...
+DraftProbs = Mapping[Sequence, torch.Tensor]
+"""What drafts were drawn from, [number of drafts, vocab_size] float32, of the sequences whose drafts were drawn."""
 
 
 @torch.inference_mode()
@@ -55,8 +49,10 @@ def greedy_runs(verify: Verify, plan: Schedule, logits: torch.Tensor) -> dict[Se
 
 
 @torch.inference_mode()
-def drawn_runs(verify: Verify, plan: Schedule, logits: torch.Tensor, sequences: list[Sequence]) -> dict[Sequence, Run]:
-    """Return the runs of ``sequences``, whose drafts were drawn from ``plan.draft_probs``: tokens distributed as those
+def drawn_runs(
+    verify: Verify, plan: Schedule, logits: torch.Tensor, probs: DraftProbs, sequences: list[Sequence]
+) -> dict[Sequence, Run]:
+    """Return the runs of ``sequences``, whose drafts were drawn from ``probs``: tokens distributed as those
     drawn from ``logits`` [R, vocab_size] one at a time (Leviathan et al., arXiv 2211.17192, appendix A.1).
 
     Args:
@@ -74,7 +70,7 @@ def drawn_runs(verify: Verify, plan: Schedule, logits: torch.Tensor, sequences: 
         verify,
         filter_logits(target, temperature, *filters),
         drafts,
-        torch.cat([plan.draft_probs[sequence] for sequence in sequences]),
+        torch.cat([probs[sequence] for sequence in sequences]),
         temperature[[start + index for index, start in enumerate(starts[:-1])]],
         torch.tensor([[state.random.getrandbits(24) / 2**24 for _ in range(2)] for state in states]),
     )
@@ -100,7 +96,7 @@ def _verify(
 ) -> tuple[list[int], list[int]]:
     ids = torch.tensor(list(chain.from_iterable(drafts)), dtype=torch.int32)
     starts = torch.tensor(_starts(drafts), dtype=torch.int32)
-    accepted, following = verify(logits, ids, starts, probs, temperature, uniform)
+    accepted, following = verify(VerifyStep(logits, ids, starts, probs, temperature, uniform))
     return accepted.tolist(), following.tolist()
 
 

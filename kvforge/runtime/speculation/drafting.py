@@ -2,8 +2,10 @@
 
 import logging
 import time
+from collections.abc import Mapping
 from itertools import takewhile
-from typing import Any
+from types import MappingProxyType
+from typing import Any, ClassVar
 
 import torch
 
@@ -24,18 +26,48 @@ IDLE, MAX_REST = 4, 7
 """After every ``IDLE`` steps in a row without drafts nothing is tried for a step more, up to these."""
 
 
-class Drafting:
+class NoDrafting:
+    """Nothing is drafted; requests may bring drafts all the same."""
+
+    is_on: ClassVar[bool] = False
+    drafter: Drafter | None = None
+    probs: Mapping[Sequence, torch.Tensor] = MappingProxyType({})
+
+    def propose(self, scheduler: Scheduler) -> None:
+        """Nothing."""
+
+    def planned(self, plan: Schedule, scheduler: Scheduler) -> None:
+        """Nothing."""
+
+    def observe(self, plan: Schedule, news: dict[Sequence, SequenceOutput]) -> None:
+        """Nothing."""
+
+    def forget(self, sequence: Sequence) -> None:
+        """Nothing."""
+
+    def stats(self) -> dict[str, Any]:
+        return {}
+
+    def watch(self, listener: WorkListener) -> None:
+        """Nothing."""
+
+
+class Drafting(NoDrafting):
     """Has drafts proposed to the scheduler before every step. Drafts that a request brought itself come first.
 
     A drafter that fails is logged once and its sequences are decoded plainly in that step.
     """
 
+    is_on: ClassVar[bool] = True
+
     def __init__(self, config: SpeculativeConfig, manifest: Manifest, runtime: RuntimeConfig) -> None:
-        self.drafter: Drafter | None = make_drafter(config, manifest, runtime)
+        self.drafter = make_drafter(config, manifest, runtime)
         self._is_free = config.method in FREE
         self._vocab_size = runtime.vocab_size
         self._lengths = DraftLength(config.num_speculative_tokens)
         self._drafts: dict[Sequence, Draft] = {}
+        self.probs: dict[Sequence, torch.Tensor] = {}
+        """What the drafts of the step's plan were drawn from, [number of drafts, vocab_size] float32."""
         self._ran: list[Sequence] = []
         self._was_tried = self._is_plain = self._follows_plain = False
         self._began = 0.0
@@ -78,11 +110,12 @@ class Drafting:
 
     def planned(self, plan: Schedule, scheduler: Scheduler) -> None:
         """Note which drafts are in the step's plan; the others are dropped, and so is what is kept of victims."""
+        self.probs.clear()
         if self._drafts:
             for sequence, draft in self._drafts.items():
                 scheduler.proposals.pop(sequence, None)
                 if draft.probs is not None and sequence in plan.drafts:
-                    plan.draft_probs[sequence] = draft.probs[: len(plan.drafts[sequence])]
+                    self.probs[sequence] = draft.probs[: len(plan.drafts[sequence])]
             self._drafts = {}
         if scheduler.num_preemptions != self._num_preemptions:
             for sequence in self._ran:

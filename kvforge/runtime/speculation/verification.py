@@ -11,8 +11,8 @@ from kvforge.runtime.sampler import NOT_FINITE, SampledTokens, sample
 from kvforge.runtime.schedule import Schedule
 from kvforge.runtime.scheduler import Scheduler
 from kvforge.runtime.sequence import Sequence, Status
-from kvforge.runtime.session import StepFunctions
-from kvforge.runtime.speculation.draft_runs import Run, drawn_runs, greedy_runs
+from kvforge.runtime.session import Session
+from kvforge.runtime.speculation.draft_runs import DraftProbs, Run, drawn_runs, greedy_runs
 from kvforge.runtime.statistics import EngineStatistics
 
 logger = logging.getLogger(__name__)
@@ -30,27 +30,28 @@ class Verifier:
     chooses the tokens after all drafts at once, otherwise it goes along the drafts one token at a time.
     """
 
-    def __init__(self, session: StepFunctions, scheduler: Scheduler, statistics: EngineStatistics, take: Take) -> None:
+    def __init__(self, session: Session, scheduler: Scheduler, statistics: EngineStatistics, take: Take) -> None:
         self._scheduler, self._statistics, self._take = scheduler, statistics, take
         manifest = session.manifest
-        self._verify = getattr(session, "verify", None) if manifest.max_draft_len > 0 else None
+        self._verify = session.verify if manifest.max_draft_len > 0 else None
         self._most_drafts = manifest.max_num_seqs * manifest.max_draft_len
         self._rows: dict[Sequence, int] = {}
         self._runs: dict[Sequence, Run] = {}
 
-    def sample(self, plan: Schedule, logits: torch.Tensor) -> SampledTokens:
+    def sample(self, plan: Schedule, logits: torch.Tensor, probs: DraftProbs) -> SampledTokens:
         """Choose the first new token of each of ``plan.survivors``, before the plan is committed.
 
         Args:
             logits: [R, vocab_size] float32, the rows of each survivor followed by those of its drafts.
+            probs: what drafts of ``plan`` were drawn from, where they were.
         """
         survivors = plan.survivors
         self._rows = dict(zip(survivors, plan.survivor_rows, strict=True))
         self._runs = {}
         if self._verify is not None and plan.num_drafts <= self._most_drafts:
-            drawn = [s for s in plan.draft_probs if s.sampling is not None and s.sampling.may_reject]
+            drawn = [s for s in probs if s in plan.drafts and s.sampling is not None and s.sampling.may_reject]
             if drawn:
-                self._runs |= drawn_runs(self._verify, plan, logits, drawn)
+                self._runs |= drawn_runs(self._verify, plan, logits, probs, drawn)
             if any(sequence.sampling is None for sequence in plan.drafts):
                 self._runs |= greedy_runs(self._verify, plan, logits)
         return self._ahead(plan, logits)

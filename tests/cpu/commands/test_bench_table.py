@@ -64,7 +64,7 @@ def test_columns(bench, arguments, titles, keys) -> None:
 
 def test_columns_of_shadowkv(bench, monkeypatch) -> None:
     def engine(_, kv_cache_gib, **options):
-        return LLMEngine(session=FakeShadowSession(), num_pages=64, num_shadow_pages=32, **options)
+        return LLMEngine(session=FakeShadowSession(), num_pages=64, num_state_pages=32, **options)
 
     monkeypatch.setattr("kvforge.runtime.LLMEngine", engine)
     head, row = bench()

@@ -12,7 +12,7 @@ from kvforge.engine import WEIGHTS_FILE, load_manifest
 from kvforge.errors import EngineError
 from kvforge.runtime.session import Session, load_session
 from model_defs import load_config
-from model_defs.chunk_selection import rope_tables
+from model_defs.rope import rope_tables
 from tests.support.eager_session import eager_session
 from tests.support.engines import SHADOWKV, SWIFTKV, EngineShelf, EngineSpec
 from tests.support.shadow_steps import STEPS, mixed_steps
@@ -45,5 +45,5 @@ def test_positions_are_among_the_weights(engines: EngineShelf) -> None:
     expected = rope_tables(config.rope, config.head_dim, session.manifest.max_seq_len)
     for stored, given, table in zip(tables, session.rope_tables, expected, strict=True):
         assert torch.equal(stored, table) and torch.equal(given, table)
-    with pytest.raises(EngineError, match="has no table of positions; rebuild it"):
+    with pytest.raises(EngineError, match="has no table of positions, which its KV policy needs; rebuild it"):
         _ = load(engines, SWIFTKV).rope_tables

@@ -10,9 +10,9 @@ from torch.fx import Node
 from kvforge.compiler.export import ExportedGraph, export_lower, export_upper
 from kvforge.compiler.options import BuildOptions, ResolvedOptions, resolve
 from kvforge.compiler.verify import verify
-from kvforge.compiler.verify_selection import SELECTION
 from kvforge.errors import BuildError
 from kvforge.kv_policies import Full, parse
+from kvforge.kv_policies.shadowkv import ShadowKV
 from model_defs import ModelConfig, load_config
 
 HF = {
@@ -61,7 +61,7 @@ def test_each_layer_selects_for_itself(
 ) -> None:
     for graph, num_layers in ((lower, 1), (upper, 3)):
         verify(graph, config, options)
-        assert [len(nodes(graph, name.split("::")[1])) for name in SELECTION] == [num_layers] * 3
+        assert [len(nodes(graph, name.split("::")[1])) for name in ShadowKV.operators] == [num_layers] * 3
     assert {name for name in lower.program.state_dict if "rope" in name} == {"rope_cos", "rope_sin"}
     assert lower.program.state_dict["rope_cos"].shape == (64, 4)
 
@@ -153,7 +153,7 @@ def test_a_selection_after_the_last_layer_is_refused(
     last, select = nodes(graph, "paged_attention")[-1], nodes(graph, "landmark_select")[0]
     with graph.program.graph.inserting_after(last):
         graph.program.graph.call_function(select.target, select.args)
-    with pytest.raises(BuildError, match="selects chunks that no layer reads"):
+    with pytest.raises(BuildError, match="changes a cache that no layer reads afterwards"):
         verify(graph, config, options)
 
 

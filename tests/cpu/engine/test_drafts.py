@@ -12,6 +12,7 @@ import plugins
 from kvforge.engine import load_manifest
 from kvforge.errors import EngineError
 from kvforge.runtime.session import Session, load_session
+from kvforge.runtime.step_inputs import VerifyStep
 from plugins.random_cases import speculative_verify_case
 from tests.support.engines import SWIFTKV, SWIFTKV_FP8, EngineShelf
 from tests.support.step_driver import StepDriver
@@ -33,7 +34,7 @@ def test_the_compiled_graph_is_the_definition(engines: EngineShelf) -> None:
     num_sequences = num_equal = 0
     for seed in range(80):
         arguments = speculative_verify_case(seed, small=True)
-        got, expected = session.verify(*arguments), reference(*arguments)
+        got, expected = session.verify(VerifyStep(*arguments)), reference(*arguments)
         assert [(t.dtype, t.shape) for t in got] == [(t.dtype, t.shape) for t in expected]
         num_sequences += len(expected[0])
         num_equal += int(((got[0] == expected[0]) & (got[1] == expected[1])).sum())
@@ -52,9 +53,9 @@ def generate(session: Session, prompt: list[int], count: int, rng: random.Random
         for token in plain[len(tokens) : len(tokens) + rng.randint(0, 4)] if rng else []:
             drafts.append(token if rng and rng.random() < 0.7 else 5)
         logits = driver.run([tokens[-1], *drafts])
-        accepted, following = session.verify(
-            logits, int32(drafts), int32([0, len(drafts)]), empty, torch.zeros(1), torch.rand(len(drafts) + 1, 2)
-        )
+        starts, uniform = int32([0, len(drafts)]), torch.rand(len(drafts) + 1, 2)
+        step = VerifyStep(logits, int32(drafts), starts, empty, torch.zeros(1), uniform)
+        accepted, following = session.verify(step)
         driver.length -= len(drafts) - int(accepted)  # rejected drafts' K and V are overwritten
         tokens += [*drafts[: int(accepted)], int(following)]
         steps += 1
@@ -79,4 +80,4 @@ def test_an_engine_without_drafts_has_no_such_graph(engines: EngineShelf) -> Non
     assert (manifest.max_draft_len, manifest.max_num_survivors) == (4, 256)
     assert load_manifest(without).max_num_survivors == manifest.max_num_seqs == 64
     with pytest.raises(EngineError, match="--max-draft-len"):
-        session_of(without).verify(*speculative_verify_case(3, small=True))
+        session_of(without).verify(VerifyStep(*speculative_verify_case(3, small=True)))

@@ -9,9 +9,13 @@ from kvforge.runtime.guide_budget import COSTLY_S, CREDIT_S, EARNED_S, STEP_S, G
 
 class Clock:
     now = 0.0
+    stood_still = 0.0
 
     def thread_time(self) -> float:
         return self.now
+
+    def perf_counter(self) -> float:
+        return self.now + self.stood_still
 
 
 @pytest.fixture
@@ -22,13 +26,14 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def spend(budget: GuideBudget, clock: Clock, seconds: float) -> None:
-    with budget.charged():
-        clock.now += seconds
+    budget.begin()
+    clock.now += seconds
+    budget.end()
 
 
 def test_what_is_cheap_goes_on_for_ever(clock: Clock) -> None:
     step = StepTime()
-    budget = GuideBudget("g", step)
+    budget = GuideBudget(1, step)
     for _ in range(5000):
         step.begin()
         spend(budget, clock, EARNED_S * 0.99)
@@ -37,7 +42,7 @@ def test_what_is_cheap_goes_on_for_ever(clock: Clock) -> None:
 
 def test_a_step_is_paid_once_however_many_sequences_there_are(clock: Clock) -> None:
     step = StepTime()
-    budget = GuideBudget("g", step)
+    budget = GuideBudget(1, step)
     with pytest.raises(KvforgeError, match="too much processor time"):
         for _ in range(5000):
             step.begin()
@@ -47,7 +52,7 @@ def test_a_step_is_paid_once_however_many_sequences_there_are(clock: Clock) -> N
 
 def test_credit_does_not_gather(clock: Clock) -> None:
     step = StepTime()
-    budget = GuideBudget("g", step)
+    budget = GuideBudget(1, step)
     for _ in range(5000):
         step.begin()
         spend(budget, clock, 0.0)
@@ -55,10 +60,25 @@ def test_credit_does_not_gather(clock: Clock) -> None:
 
 
 def test_spent_is_spent(clock: Clock) -> None:
-    budget = GuideBudget("g", StepTime())
+    budget = GuideBudget(1, StepTime())
     for seconds in (CREDIT_S * 1.01, 0.0):
         with pytest.raises(KvforgeError, match="too much processor time"):
             spend(budget, clock, seconds)
+
+
+def test_a_machine_that_stands_still_costs_nothing(clock: Clock) -> None:
+    step = StepTime()
+    step.begin()
+    clock.now += 3.0  # the model
+    step.mark()
+    budget = GuideBudget(1, step)
+    budget.begin()
+    clock.now += 0.01
+    clock.stood_still += 3600.0
+    budget.end()
+    assert budget.last_s == pytest.approx(0.01)
+    spend(budget, clock, 0.0001)
+    assert budget.allows(CREDIT_S - 0.011) and not budget.allows(CREDIT_S - 0.01)
 
 
 def test_requests_with_one_costly_guide_share_a_step(clock: Clock) -> None:
@@ -68,10 +88,10 @@ def test_requests_with_one_costly_guide_share_a_step(clock: Clock) -> None:
     mask_s, ended, before = CREDIT_S / 4, 0, clock.now
     for _ in range(64):
         try:
-            spend(GuideBudget("costly", step), clock, mask_s)
+            spend(GuideBudget(1, step), clock, mask_s)
         except KvforgeError:
             ended += 1
     assert clock.now - before <= STEP_S + mask_s and ended >= 58
-    spend(GuideBudget("another", step), clock, COSTLY_S)
+    spend(GuideBudget(2, step), clock, COSTLY_S)
     step.begin()
-    spend(GuideBudget("costly", step), clock, mask_s)
+    spend(GuideBudget(1, step), clock, mask_s)

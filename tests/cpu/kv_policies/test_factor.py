@@ -5,9 +5,8 @@ import random
 import pytest
 import torch
 
-from kvforge.kv_policies import ShadowKV
-from kvforge.runtime.shadowkv import factor
-from kvforge.runtime.shadowkv.factor import factor_prompt
+from kvforge.kv_policies.shadowkv import ShadowKV, factor
+from kvforge.kv_policies.shadowkv.factor import factor_prompt
 from model_defs.rope import RopeConfig, rope_cos_sin
 from tests.support.shadowkv_reference import Parameters, ShadowCache, low_rank, rotate
 

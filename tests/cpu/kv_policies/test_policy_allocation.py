@@ -4,10 +4,11 @@ import random
 
 import pytest
 
-from kvforge.kv_policies import Full, ShadowKV
+from kvforge.kv_policies import Full
+from kvforge.kv_policies.shadowkv import ShadowKV
 from kvforge.planning.sequence_memory import sequences_that_fit
+from kvforge.runtime.cache_capacity import cache_shape
 from kvforge.runtime.pools import allocate_pools, device_bytes, host_bytes
-from kvforge.runtime.shadowkv.capacity import cache_shape
 from tests.support.fake_session import fake_manifest
 
 
@@ -23,10 +24,10 @@ def allocated(manifest, lengths, num_generated=0):
     """Pools for exactly these prompts, with slots for those that are factored."""
     policy, size = manifest.policy, manifest.page_size
     kept = [policy.compact_length(length) + num_generated for length in lengths]
-    shadow_pages = sum(policy.num_shadow_pages(length, size) for length in lengths)
+    shadow_pages = sum(policy.num_state_pages(length, size) for length in lengths)
     num_slots = sum(map(policy.is_factored, lengths))
     pools = allocate_pools(manifest, sum(-(-length // size) for length in kept), "cpu", shadow_pages, num_slots)
-    return device_bytes(pools), host_bytes(pools)
+    return device_bytes(manifest, pools), host_bytes(manifest, pools)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -59,9 +60,9 @@ def test_what_the_plan_says_fits_does_in_the_runtime(num_seqs: int) -> None:
     each, prefill = 2 * policy.device_bytes(cache, tokens), 2 * policy.prefill_bytes(cache, tokens)
     memory = num_seqs * each + prefill
     assert sequences_that_fit(memory, each, prefill) == num_seqs == sequences_that_fit(memory - 1, each, prefill) + 1
-    num_pages, num_shadow_pages = cache_shape(manifest, num_seqs, tokens).divide(memory)
+    num_pages, num_state_pages = cache_shape(manifest, num_seqs, tokens).divide(memory)
     compact = cache.padded(policy.compact_length(tokens)) // 32
-    assert num_shadow_pages == num_seqs * tokens // 32
+    assert num_state_pages == num_seqs * tokens // 32
     assert num_pages == (num_seqs - 1) * compact + tokens // 32
 
 
@@ -71,6 +72,6 @@ def test_six_times_less_as_allocated() -> None:
     manifest = shape(policy, heads=8, dim=16, page_size=32)
     device, host = allocated(manifest, [124928 // 8])
     plain = shape(Full(), heads=8, dim=16, page_size=32)
-    full = device_bytes(allocate_pools(plain, 124928 // 8 // 32))
+    full = device_bytes(plain, allocate_pools(plain, 124928 // 8 // 32))
     assert full == 2 * Full().device_bytes(plain.owner_cache, 124928 // 8) == 2 * host
     assert full / device > 6

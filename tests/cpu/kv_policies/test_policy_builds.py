@@ -8,7 +8,8 @@ import pytest
 from kvforge.cli import main
 from kvforge.compiler.options import BuildOptions, resolve
 from kvforge.errors import BuildError
-from kvforge.kv_policies import Full, ShadowKV
+from kvforge.kv_policies import Full
+from kvforge.kv_policies.shadowkv import ShadowKV
 from model_defs import load_config
 from tests.support.checkpoints import make_checkpoint
 

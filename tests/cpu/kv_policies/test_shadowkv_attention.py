@@ -5,8 +5,8 @@ import random
 import pytest
 import torch
 
-from kvforge.kv_policies import ShadowKV
-from kvforge.runtime.pools import CACHED, COUNTS
+from kvforge.kv_policies.shadowkv import ShadowKV
+from kvforge.kv_policies.shadowkv.state import CACHED, COUNTS
 from model_defs.rope import RopeConfig
 from plugins import load_library
 from tests.support.shadowkv_batch import Batch, Stream

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kvforge.compiler import BuildOptions
-from kvforge.kv_policies import ShadowKV
+from kvforge.kv_policies.shadowkv import ShadowKV
 from kvforge.runtime import LLMEngine, SamplingParams
 from model_defs import load_config
 from model_defs.reference import reference_logits

@@ -5,7 +5,8 @@ import dataclasses
 import pytest
 
 from kvforge.errors import BuildError
-from kvforge.kv_policies import POLICIES, Full, OwnerCache, ShadowKV, load, parse
+from kvforge.kv_policies import POLICIES, Full, OwnerCache, load, parse
+from kvforge.kv_policies.shadowkv import ShadowKV
 
 LLAMA_8B = OwnerCache(num_kv_heads=8, head_dim=128, page_size=32, element_bytes=2)
 TOKENS = 124928  # 122 * 1024
@@ -45,7 +46,7 @@ def test_lengths_around_what_is_factored() -> None:
         assert policy.num_chunks(tokens) * 4 + policy.tail_length(tokens) == tokens
         assert policy.is_factored(tokens) == (tokens >= 19)
         assert policy.compact_length(tokens) == (tokens if tokens < 19 else (2 + 1) * 4 + policy.tail_length(tokens))
-        assert policy.num_shadow_pages(tokens, 8) == (0 if tokens < 19 else 3)
+        assert policy.num_state_pages(tokens, 8) == (0 if tokens < 19 else 3)
     assert rows == [
         (1, 0, 0, 1), (3, 0, 0, 3), (6, 0, 0, 6), (7, 1, 0, 3), (11, 2, 1, 3), (15, 3, 2, 3), (18, 3, 2, 6),
         (19, 4, 2, 3), (20, 4, 2, 4), (22, 4, 2, 6), (23, 5, 2, 3),

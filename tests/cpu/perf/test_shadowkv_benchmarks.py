@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from kvforge.compiler import BuildOptions
-from kvforge.kv_policies import ShadowKV
+from kvforge.kv_policies.shadowkv import ShadowKV
 from model_defs import load_config
 from perf import shadowkv_quality_report, shadowkv_speed
-from perf.shadowkv_decode import Load, SyntheticDecode, kept, policy_of, shared_value_pools, traffic
+from perf.shadowkv_decode import Load, SyntheticDecode, kept, shared_value_pools, traffic
 from perf.shadowkv_quality import CROSS, Cell, cell_of
 from tests.support.eager_session import random_session
 
@@ -43,9 +43,8 @@ def test_owners_can_share_their_values(session):
     decode = SyntheticDecode(session, Load(400, 2), share_values=True)
     assert len({pool[-1].data_ptr() for pool in decode.pools}) == 1
     assert decode.step().shape == (2,)
-    policy = policy_of(session.manifest, Load(400, 2))
     own = session.allocate_pools(5, 6, 2)
-    for shared, pool in zip(shared_value_pools(session.manifest, policy, 5, 6, 2), own, strict=True):
+    for shared, pool in zip(shared_value_pools(session.manifest, 5, 6, 2), own, strict=True):
         assert [(tensor.shape, tensor.dtype) for tensor in shared] == [(tensor.shape, tensor.dtype) for tensor in pool]
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from kvforge.cli import main
 from kvforge.engine import save_manifest
-from kvforge.kv_policies import ShadowKV
+from kvforge.kv_policies.shadowkv import ShadowKV
 from kvforge.planning.sequence_memory import sequences_that_fit
 from tests.support.fake_session import fake_manifest
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvforge.kv_policies import ShadowKV
-from kvforge.runtime.shadowkv.factor import factor_prompt
+from kvforge.kv_policies.shadowkv import ShadowKV
+from kvforge.kv_policies.shadowkv.factor import factor_prompt
 from model_defs.rope import RopeConfig, rope_cos_sin
 from tests.support.eager_session import EagerSession
 from tests.support.small_models import small_session

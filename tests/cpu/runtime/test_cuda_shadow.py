@@ -9,10 +9,10 @@ from torch import Tensor
 
 from kvforge.compiler.options import BuildOptions
 from kvforge.errors import EngineError
+from kvforge.kv_policies.shadowkv.state import COUNTS
 from kvforge.runtime import mapped_memory
 from kvforge.runtime.cuda_session import CudaSession, activation_bytes
 from kvforge.runtime.mapped_memory import mapped_host_memory
-from kvforge.runtime.pools import COUNTS
 from model_defs import load_config
 from tests.support.cuda_recorder import Recorder
 from tests.support.eager_session import EagerSession, random_session
@@ -91,7 +91,7 @@ def test_tables_of_shadow_pages_have_widths_of_their_own(eager: EagerSession, mo
     assert slot.tolist() == [steps.slots[0], -1, -1, -1] and table.shape == (4, 16)
     assert table[0, :10].tolist() == steps.sequences[0].shadow_pages and not table[3].any()
     assert num_chunks.tolist() == [13, 0, 0, 0] and num_selected.tolist() == [4, 0, 0, 0]
-    session.lower(step._replace(shadow=()), steps.pools)
+    session.lower(step._replace(state=()), steps.pools)
     slot, table, num_chunks, _ = seen[-1]
     assert slot.tolist() == [-1] * 4 and table.shape == (4, 2) and not num_chunks.any()
     session.warm_up(steps.pools, 80, max_num_seqs=2)

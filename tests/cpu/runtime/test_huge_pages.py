@@ -46,7 +46,7 @@ def test_memory_that_is_not_there_is_said_so(num_bytes, tmp_path, monkeypatch):
     with pytest.raises(MemoryError):
         huge_page_memory(num_bytes)
     manifest = fake_manifest(head_dim=1 << 30)
-    session = types.SimpleNamespace(manifest=manifest, allocate_pools=lambda count: allocate_pools(manifest, count))
+    session = types.SimpleNamespace(manifest=manifest, allocate_pools=lambda count, *_: allocate_pools(manifest, count))
     with pytest.raises(EngineError, match=r"^the KV cache of .* GiB cannot be allocated; lower --kv-cache-gib\.$"):
         LLMEngine(session=session, num_pages=1 << 20)
     (tmp_path / WEIGHTS_FILE).parent.mkdir()

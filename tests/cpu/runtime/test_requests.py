@@ -243,7 +243,7 @@ def test_sequences_are_no_more_than_a_step_can_hold():
 def test_memory_that_cannot_be_had_is_one_sentence():
     session = FakeSession()
 
-    def no_memory(num_pages):
+    def no_memory(*counts):
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
 
     session.allocate_pools = no_memory

@@ -123,9 +123,11 @@ def texts_of_rejection(sampling, proposal, num_texts, num_sequences=5000):
             drafts, probs = torch.stack(path[1:], 1).tolist(), torch.stack(probs, 1)
             plan = Schedule(0, prefills=[(sequence, 1) for sequence in going])
             plan.drafts = {sequence: tuple(draft) for sequence, draft in zip(going, drafts, strict=True)}
-            plan.draft_probs = dict(zip(going, probs, strict=True))
+            drawn_from = dict(zip(going, probs, strict=True))
             logits = torch.stack(rows, 1).reshape(-1, VOCAB)
-            for sequence, run in drawn_runs(plugins.speculative_verify, plan, logits, going).items():
+            for sequence, run in drawn_runs(
+                lambda step: plugins.speculative_verify(*step), plan, logits, drawn_from, going
+            ).items():
                 texts[sequence] += run
                 num_accepted += len(run) - 1
             going = [sequence for sequence in going if len(texts[sequence]) < NUM_POSITIONS]
@@ -174,8 +176,8 @@ class MarkovSession(FakeSession):
     def upper(self, step, pools):
         return step.hidden[step.survivor_index.long()]
 
-    def verify(self, *arguments):
-        return plugins.speculative_verify(*arguments)
+    def verify(self, step):
+        return plugins.speculative_verify(*step)
 
 
 class MarkovDrafter:

@@ -12,7 +12,7 @@ from kvforge.runtime import LLMEngine, SamplingParams
 from kvforge.runtime.cuda_session import CudaSession
 from kvforge.runtime.speculation.config import SpeculativeConfig
 from kvforge.runtime.speculation.draft_length import DraftLength
-from kvforge.runtime.step_inputs import LowerStep
+from kvforge.runtime.step_inputs import LowerStep, VerifyStep
 from tests.support.eager_session import EagerSession
 from tests.support.engine_schedules import random_plan, run_plan
 from tests.support.small_models import small_session
@@ -179,7 +179,7 @@ def test_sessions_that_keep_hidden_states_in_one_place(session, capture):
         "lower": lambda flat: [session._lower(*flat[:6], paired(flat[6:]), ())],
         "upper": lambda flat: [session._upper(*flat[:6], paired(flat[6:]), ())],
         "early_exit": lambda flat: [session.early_exit(*flat)],
-        "verify": lambda flat: list(session.verify(*flat)),
+        "verify": lambda flat: list(session.verify(VerifyStep(*flat))),
     }
     expected = plain(session)
     for options in ({"early_exit_threshold": 1.0}, {"speculative": SpeculativeConfig("early_exit", 5)}):

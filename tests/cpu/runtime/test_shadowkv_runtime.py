@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from kvforge.errors import EngineError, RequestError
-from kvforge.kv_policies import ShadowKV
+from kvforge.kv_policies.shadowkv import ShadowKV
 from kvforge.runtime import LLMEngine, SamplingParams
 from kvforge.runtime.config import resolve_config
 from kvforge.runtime.pools import device_bytes, host_bytes
@@ -53,7 +53,7 @@ def test_greedy_texts_over_schedules_equal_those_alone(shape):
         engine = LLMEngine(
             session=session,
             num_pages=10 + rng.choice([0, 2, 5]),
-            num_shadow_pages=40,
+            num_state_pages=40,
             max_num_tokens=plan.max_num_tokens,
             max_num_seqs=plan.max_num_seqs,
             enable_prefix_cache=plan.enable_prefix_cache,
@@ -64,9 +64,9 @@ def test_greedy_texts_over_schedules_equal_those_alone(shape):
         tokens, reasons, aborted = run_plan(engine, plan)
         check_tokens(tokens, reasons, aborted, expected, seed)
         stats = engine.stats()
-        assert stats["num_used_pages"] == stats["num_used_shadow_pages"] == 0 == stats["num_failed_steps"]
+        assert stats["num_used_pages"] == stats["num_used_state_pages"] == 0 == stats["num_failed_steps"]
         counts.update(
-            factored=stats["num_factored_prompts"],
+            factored=stats["num_transitions"],
             preempted=stats["num_preemptions"],
             reused=stats["num_reused_tokens"],
             short=sum(not POLICY.is_factored(len(request.prompt)) for request in plan.requests),
@@ -82,22 +82,25 @@ def test_bytes_of_the_pools_are_the_policys():
     manifest, cache = session.manifest, session.manifest.owner_cache
     needed = resolve_config(manifest, 0, max_num_seqs=1)
     pages = 128 // 4
-    assert (needed.num_pages, needed.num_shadow_pages) == (pages, pages)
-    engine = LLMEngine(session=session, num_pages=pages, num_shadow_pages=pages, max_num_seqs=1)
+    assert (needed.num_pages, needed.num_state_pages) == (pages, pages)
+    engine = LLMEngine(session=session, num_pages=pages, num_state_pages=pages, max_num_seqs=1)
     pools = engine.runner.pools
     compact = cache.padded(policy.compact_length(128)) * cache.token_bytes
     exact = manifest.num_owners * pages * cache.page_size * cache.token_bytes
-    assert device_bytes(pools) == exact + manifest.num_owners * (policy.device_bytes(cache, 128) - compact)
-    assert host_bytes(pools) == manifest.num_owners * policy.host_bytes(cache, 128)
+    assert device_bytes(manifest, pools) == exact + manifest.num_owners * (policy.device_bytes(cache, 128) - compact)
+    assert host_bytes(manifest, pools) == manifest.num_owners * policy.host_bytes(cache, 128)
     stats = engine.stats()
-    assert (stats["kv_device_bytes"], stats["kv_host_bytes"]) == (device_bytes(pools), host_bytes(pools))
+    assert (stats["kv_device_bytes"], stats["kv_host_bytes"]) == (
+        device_bytes(manifest, pools),
+        host_bytes(manifest, pools),
+    )
     assert stats["kv_device_used_bytes"] == stats["kv_host_used_bytes"] == 0
     prompt = [index % 90 for index in range(101)]
     engine.add_request("r", prompt, dataclasses.replace(GREEDY, max_tokens=14))
     for _ in range(12):
         engine.step()
     stats = engine.stats()
-    assert stats["num_factored"] == 1
+    assert stats["num_compacted"] == 1
     num_cached = engine.scheduler.running[0].num_computed - len(prompt)
     assert stats["kv_device_used_bytes"] == manifest.num_owners * policy.device_bytes(cache, len(prompt), num_cached)
     assert stats["kv_host_used_bytes"] == manifest.num_owners * policy.host_bytes(cache, len(prompt))
@@ -117,7 +120,7 @@ def test_memory_is_divided_in_the_proportion_that_factored_prompts_need():
     )
     pages, cache = 122 * 16, manifest.owner_cache
     config = resolve_config(manifest, 0, kv_cache_gib=4.0)
-    num_seqs = config.num_shadow_pages / pages
+    num_seqs = config.num_state_pages / pages
     # One prompt exactly, and all others factored.
     kept = 2 * policy.device_bytes(cache, 122 * 1024)
     exact = pages * manifest.page_bytes
@@ -125,24 +128,24 @@ def test_memory_is_divided_in_the_proportion_that_factored_prompts_need():
     assert config.num_pages >= pages + (num_seqs - 1) * policy.compact_length(122 * 1024) / 64
     small = resolve_config(manifest, 0, kv_cache_gib=0.1, max_seq_len=2048)  # nothing of that length is factored
     slots = 48 * 2 * (160 * 8 * 128 * 2 + 4 * 8 * 256)
-    assert (small.num_shadow_pages, small.num_pages) == (1, (int(0.1 * 2**30) - slots) // manifest.page_bytes)
+    assert (small.num_state_pages, small.num_pages) == (1, (int(0.1 * 2**30) - slots) // manifest.page_bytes)
     with pytest.raises(EngineError, match="raise --kv-cache-gib or lower --max-seq-len"):
         resolve_config(manifest, 0, kv_cache_gib=0.5)
     room = 2**30
     bounded = resolve_config(manifest, 8 * room, kv_cache_gib=4.0)
-    assert pages <= bounded.num_shadow_pages < config.num_shadow_pages  # the host has less for values
+    assert pages <= bounded.num_state_pages < config.num_state_pages  # the host has less for values
     with pytest.raises(EngineError, match="give 1 to"):
-        resolve_config(manifest, 0, num_pages=9, num_shadow_pages=0)
+        resolve_config(manifest, 0, num_pages=9, num_state_pages=0)
     with pytest.raises(EngineError, match="leave it out"):
-        resolve_config(FakeSession().manifest, 0, num_pages=9, num_shadow_pages=1)
+        resolve_config(FakeSession().manifest, 0, num_pages=9, num_state_pages=1)
 
 
 def test_a_prompt_beyond_the_pools_is_refused():
-    engine = LLMEngine(session=make_session(), num_pages=32, num_shadow_pages=10)
+    engine = LLMEngine(session=make_session(), num_pages=32, num_state_pages=10)
     engine.add_request("fits", [5] * 40, GREEDY)
-    with pytest.raises(RequestError, match="shadow pages"):
+    with pytest.raises(RequestError, match="11 pages of the KV policy's own, but the engine has 10"):
         engine.add_request("r", [5] * 41, GREEDY)
-    engine = LLMEngine(session=make_session(), num_pages=15, num_shadow_pages=32)
+    engine = LLMEngine(session=make_session(), num_pages=15, num_state_pages=32)
     engine.add_request("long after its prompt", [5] * 60, dataclasses.replace(GREEDY, max_tokens=40))
     while engine.has_unfinished():
         assert not any(output.finish_reason == "error" for output in engine.step())
@@ -153,10 +156,10 @@ def test_a_prompt_beyond_the_pools_is_refused():
 def test_a_failed_factoring_ends_a_sequence_that_the_step_only_factors(monkeypatch):
     """A preempted sequence's prompt is computed again; in the step that factors it another prompt takes all tokens."""
     engine = LLMEngine(
-        session=FakeShadowSession(), num_pages=64, num_shadow_pages=64, max_num_tokens=4, enable_prefix_cache=False
+        session=FakeShadowSession(), num_pages=64, num_state_pages=64, max_num_tokens=4, enable_prefix_cache=False
     )
     engine.add_request("again", [7] * 15, GREEDY)
-    while engine.stats()["num_factored_prompts"] == 0:
+    while engine.stats()["num_transitions"] == 0:
         engine.step()
     engine.step()
     scheduler, (sequence,) = engine.scheduler, engine.scheduler.running
@@ -165,17 +168,17 @@ def test_a_failed_factoring_ends_a_sequence_that_the_step_only_factors(monkeypat
         engine.step()
     engine.add_request("first", [6] * 30, dataclasses.replace(GREEDY, priority=-1))
     engine.step()
-    assert sequence.is_to_be_factored and sequence.length - sequence.num_computed > 1
+    assert sequence.is_due and sequence.length - sequence.num_computed > 1
     engine.check_invariants()
 
-    def fail(factorings):
+    def fail(transitions):
         raise RuntimeError("no memory for it")
 
-    monkeypatch.setattr(engine.runner._shadow, "factor", fail)
+    monkeypatch.setattr(engine.runner._state, "apply", fail)
     outputs = engine.step()
     assert {(output.request_id, output.finish_reason) for output in outputs} == {("again", "error"), ("first", "error")}
     engine.check_invariants()
-    assert engine.stats()["num_used_pages"] == engine.stats()["num_used_shadow_pages"] == 0
+    assert engine.stats()["num_used_pages"] == engine.stats()["num_used_state_pages"] == 0
 
 
 @pytest.mark.parametrize("key", [float("nan"), float("-inf"), 3e38])

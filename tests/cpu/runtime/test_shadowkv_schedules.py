@@ -30,7 +30,7 @@ def test_tokens_equal_those_of_exact_pages_one_at_a_time(full):
         engine = LLMEngine(
             session=session,
             num_pages=longest + rng.choice([0, 0, 1, 3, 2 * longest]),
-            num_shadow_pages=longest * rng.choice([1, 2, 8]) + rng.randint(0, 3),
+            num_state_pages=longest * rng.choice([1, 2, 8]) + rng.randint(0, 3),
             max_num_tokens=plan.max_num_tokens,
             max_num_seqs=plan.max_num_seqs,
             enable_prefix_cache=plan.enable_prefix_cache,
@@ -40,17 +40,17 @@ def test_tokens_equal_those_of_exact_pages_one_at_a_time(full):
         def after_step(session=session, scheduler=scheduler, factored=factored):
             factored.update((s.request_id, s.index) for s in scheduler.running if s.cache_shift < 0)
             session.poison_pages(scheduler.pool.free_pages)
-            session.poison_shadow_pages(scheduler.shadow_pages.free_pages, scheduler.slots.free_slots)
+            session.poison_shadow_pages(scheduler.state_pages.free_pages, scheduler.slots.free_slots)
 
         tokens, reasons, aborted = run_plan(engine, plan, after_step)
         check_tokens(tokens, reasons, aborted, alone(seed), seed)
         stats = engine.stats()
-        assert stats["num_used_pages"] == stats["num_used_shadow_pages"] == stats["num_factored"] == 0
+        assert stats["num_used_pages"] == stats["num_used_state_pages"] == stats["num_compacted"] == 0
         assert stats["num_failed_steps"] == 0
         counts.update(
-            factored=stats["num_factored_prompts"],
+            factored=stats["num_transitions"],
             rows=session.num_factored_rows,
-            again=stats["num_factored_prompts"] - len(factored),
+            again=stats["num_transitions"] - len(factored),
             short=sum(not POLICY.is_factored(len(request.prompt)) for request in plan.requests),
             preempted=stats["num_preemptions"],
             reused=stats["num_reused_tokens"],

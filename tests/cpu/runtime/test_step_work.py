@@ -60,8 +60,10 @@ def test_units_are_tokens_and_what_they_attend_to() -> None:
 
 
 def test_steps_that_are_captured_have_the_variant_of_their_size() -> None:
-    session = FakeSession(num_parameters=NUM_PARAMETERS)
-    session.captures_steps = True
+    class CapturingSession(FakeSession):
+        captures_steps = True
+
+    session = CapturingSession(num_parameters=NUM_PARAMETERS)
     engine = LLMEngine(session=session, num_pages=60)
     told = watched(engine)
     for name in "abc":

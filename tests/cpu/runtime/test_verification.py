@@ -29,9 +29,9 @@ class CountingSession(FakeSession):
         super().__init__(**{"max_draft_len": 6, **changes})
         self.verified = []
 
-    def verify(self, logits, draft_ids, draft_start, draft_probs, temperature, uniform):
-        self.verified.append((len(temperature), len(draft_ids), len(draft_probs)))
-        return super().verify(logits, draft_ids, draft_start, draft_probs, temperature, uniform)
+    def verify(self, step):
+        self.verified.append((len(step.temperature), len(step.draft_ids), len(step.draft_probs)))
+        return super().verify(step)
 
 
 class Guesser:

@@ -6,6 +6,7 @@ import pytest
 
 from kvforge.serving import engine_process
 from kvforge.serving.engine_process import COMMANDS_S, EngineServer
+from kvforge.serving.guide_thread import GuideThread
 
 NUM_ADDS = 10
 
@@ -39,10 +40,11 @@ def test_adds_leave_time_for_steps(monkeypatch: pytest.MonkeyPatch, add_s: float
     ours, theirs = socket.socketpair()
     with ours, theirs:
         server = EngineServer(theirs, lambda: engine, lambda fields: fields)
+        guides = GuideThread(lambda _: None, lambda _: None, server._commands.put, server._refuse)
         for number in range(NUM_ADDS):
             server._commands.put({"op": "add", "id": str(number), "prompt": [1], "params": {}})
         taken = 0
         while not server._commands.empty():
-            assert server._handle_commands(engine)
+            assert server._handle_commands(engine, guides)
             taken += 1
     assert (taken, engine.added) == (rounds, NUM_ADDS)

@@ -1,9 +1,12 @@
 """What a step gave, through the protocol and into response tensors."""
 
 import socket
+import tracemalloc
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 
 from kvforge.runtime.outputs import SequenceOutput, TokenLogprobs
 from kvforge.runtime.sequence import RequestMetrics
@@ -84,6 +87,31 @@ def test_every_output_has_its_shape_and_type() -> None:
     assert {name: arrays[name].tolist() for name in expected} == expected
     assert arrays["generation_logits"].shape == (1, 1, 2, 6)
     assert arrays["arrival_time_ns"].dtype == np.int64
+
+
+@pytest.mark.parametrize("vocab_size", [2, 1])
+def test_a_vocabulary_smaller_than_the_number_of_top_log_probs(vocab_size: int) -> None:
+    active = ActiveRequest(9, "id", None, [EVERYTHING], frozenset({"top_log_probs", "top_log_probs_ids"}))
+    top = [(list(range(vocab_size)), [-0.5] * vocab_size)] * 3
+    active.add(News("9.0", 0, [0, 0, 0], "stop", [-0.5] * 3, top))
+    (chunk,), _, _ = active.take()
+    assert {array.shape for array in chunk_arrays(active, chunk).values()} == {(1, 3, vocab_size)}
+
+
+def test_waiting_log_probs_take_no_object_per_number() -> None:
+    """Giving back millions of objects at once held up all threads of the stub for 0.8 s."""
+    request = replace(EVERYTHING, streaming=False, num_top_log_probs=20)
+    active = ActiveRequest(9, "id", None, [request], frozenset(BUILDERS))
+    num_tokens = 500
+    tracemalloc.start()
+    try:
+        for step in range(num_tokens):
+            top = (list(range(1000, 1020)), [-float(step * 20 + i) for i in range(20)])
+            active.add(News("9.0", 0, [4], None, [-0.5], [top]))
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept < num_tokens * 41 * 8  # 4 bytes a number, with what arrays keep for growing
 
 
 def test_a_failure_as_tensors() -> None:

@@ -1,10 +1,12 @@
 """ShadowKV (arXiv 2410.21465): low-rank keys on the device, values on the host, attention over a few chunks."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from kvforge.errors import BuildError
 from kvforge.kv_policies.policy import KVPolicy, Need, OwnerCache
+from kvforge.kv_policies.state import EngineMemory, InputBuilder, LayerCheck, PolicyState, StateInput, StatePool
 
 LARGEST = 2**20
 """No parameter may exceed this."""
@@ -33,6 +35,7 @@ class ShadowKV(KVPolicy):
     num_local_tokens: int = 32
 
     name: ClassVar[str] = "shadowkv"
+    title: ClassVar[str] = "ShadowKV"
     needs: ClassVar[frozenset[Need]] = frozenset(
         {
             Need.WHOLE_PROMPT,
@@ -43,6 +46,28 @@ class ShadowKV(KVPolicy):
             Need.GLOBAL_ATTENTION,
             Need.SEQUENCE_STATE,
         }
+    )
+    slot_columns: ClassVar[tuple[str, ...]] = ("num_chunks", "num_selected")
+    state_inputs: ClassVar[tuple[StateInput, ...]] = (
+        StateInput("shadow_slot", neutral=-1),
+        StateInput("shadow_table", is_table=True),
+        StateInput("num_chunks"),
+        StateInput("num_selected"),
+    )
+    """Each sequence's row of sv, cached and counts; its pages of u, landmarks, is_outlier and host_v; its chunks, and
+    how many of them are to be chosen."""
+    operators: ClassVar[tuple[str, ...]] = (
+        "kvforge::landmark_select",
+        "kvforge::chunk_cache_update",
+        "kvforge::selected_kv_write",
+    )
+    counters: ClassVar[Mapping[str, str]] = {
+        "selected_chunks": "Chunks that ShadowKV selected, of all KV heads and layers",
+        "reused_chunks": "Selected chunks that were in place already",
+    }
+    report_columns: ClassVar[tuple[tuple[str, str, int, str], ...]] = (
+        ("selected_chunks", "chunks", 9, ""),
+        ("chunk_hit_rate", "in place", 9, ".1%"),
     )
 
     def __post_init__(self) -> None:
@@ -101,10 +126,87 @@ class ShadowKV(KVPolicy):
                 "is."
             )
 
-    def num_shadow_pages(self, num_prompt_tokens: int, page_size: int) -> int:
-        """Return the pages of U, landmarks and host values that a prompt takes: one for ``page_size`` tokens; 0 where
-        it is not factored."""
+    def next_transition(self, num_prompt_tokens: int, num_computed: int) -> int | None:
+        """The end of a prompt that is factored."""
+        due = num_computed <= num_prompt_tokens and self.is_factored(num_prompt_tokens)
+        return num_prompt_tokens if due else None
+
+    def max_piece(self, num_prompt_tokens: int, num_computed: int) -> int | None:
+        """One token at a time after a factored prompt: each selects its own chunks."""
+        return 1 if num_computed >= num_prompt_tokens and self.is_factored(num_prompt_tokens) else None
+
+    def num_cached(self, num_prompt_tokens: int, num_computed: int) -> int:
+        """The compact cache, once the prompt is computed."""
+        if num_computed < num_prompt_tokens:
+            return num_computed
+        return self.compact_length(num_prompt_tokens) + num_computed - num_prompt_tokens
+
+    def max_cached(self, num_prompt_tokens: int, num_tokens: int, start: int = 0) -> int:
+        """The whole prompt, or the compact cache with what is generated."""
+        if num_tokens < num_prompt_tokens:
+            return num_tokens
+        compact = self.num_cached(num_prompt_tokens, num_tokens)
+        return compact if start >= num_prompt_tokens else max(num_prompt_tokens, compact)
+
+    def kept_pages(self, num_prompt_tokens: int, num_computed: int, page_size: int) -> Sequence[int]:
+        """None: other sequences may read the prompt's, and the compact cache is written anew."""
+        return ()
+
+    def num_state_pages(self, num_prompt_tokens: int, page_size: int) -> int:
+        """Pages of U, landmarks and host values: one for ``page_size`` tokens; 0 where a prompt is not factored."""
         return -(-num_prompt_tokens // page_size) if self.is_factored(num_prompt_tokens) else 0
+
+    def slot_values(self, num_prompt_tokens: int, num_computed: int) -> tuple[int, ...]:
+        return self.num_chunks(num_prompt_tokens), self.num_selected(num_prompt_tokens)
+
+    def state_pools(self, num_kv_heads: int, head_dim: int, page_size: int) -> tuple[StatePool, ...]:
+        """u, landmarks, is_outlier, sv, cached (the chunk in each place), counts (chunks selected so far, and those
+        that were in place) and host_v."""
+        chunks = page_size // self.chunk_size
+        return (
+            StatePool("u", "pages", (page_size, self.rank)),
+            StatePool("landmarks", "pages", (chunks, num_kv_heads, head_dim)),
+            StatePool("is_outlier", "pages", (chunks, num_kv_heads), "uint8"),
+            StatePool("sv", "sequences", (num_kv_heads, self.rank, head_dim)),
+            StatePool("cached", "sequences", (num_kv_heads, self.max_selected), "int32", initial=-1),
+            StatePool("counts", "sequences", (num_kv_heads, 2), "int64"),
+            StatePool("host_v", "pages", (page_size, num_kv_heads, head_dim), on_host=True),
+        )
+
+    def layer_insertion(self) -> Any:
+        """See ``model_defs.chunk_selection``."""
+        from model_defs.chunk_selection import ChunkSelection
+
+        return ChunkSelection(self.chunk_size, self.max_selected)
+
+    def layer_check(self) -> LayerCheck:
+        from kvforge.kv_policies.shadowkv.verify import SelectionCheck
+
+        return SelectionCheck(self.operators, self.chunk_size, self.max_selected)
+
+    def activation_bytes(self, num_heads: int, num_kv_heads: int, max_seq_len: int) -> int:
+        """Every head's scores of all chunks and, of each KV head, the chunks that it selects, those that are missed and
+        their places."""
+        chunks = -(-max_seq_len // self.chunk_size)
+        return 4 * (num_heads * chunks + 3 * num_kv_heads * self.max_selected)
+
+    def make_input_builder(self, page_size: int, max_num_seqs: int, max_state_pages: int) -> InputBuilder:
+        from kvforge.kv_policies.shadowkv.inputs import ShadowInputBuilder
+
+        return ShadowInputBuilder(self.chunk_size, page_size, max_num_seqs, max_state_pages)
+
+    def make_state(self, memory: EngineMemory) -> PolicyState:
+        from kvforge.kv_policies.shadowkv.state import ShadowState
+
+        return ShadowState(self, memory)
+
+    def report(self, counters: Mapping[str, int]) -> dict[str, float]:
+        """How many chunks were selected, and the share of them that was in place."""
+        selected = counters["selected_chunks"]
+        return {
+            "selected_chunks": selected,
+            "chunk_hit_rate": counters["reused_chunks"] / selected if selected else 0.0,
+        }
 
     def device_bytes(self, cache: OwnerCache, num_prompt_tokens: int, num_generated_tokens: int = 0) -> int:
         """U of whole pages, SV, landmarks and outlier marks of whole pages, the chunk in each place and two counts of
@@ -114,7 +216,7 @@ class ShadowKV(KVPolicy):
         if not self.is_factored(num_prompt_tokens):
             return compact
         heads, element_bytes = cache.num_kv_heads, cache.element_bytes
-        tokens = self.num_shadow_pages(num_prompt_tokens, cache.page_size) * cache.page_size
+        tokens = self.num_state_pages(num_prompt_tokens, cache.page_size) * cache.page_size
         u = tokens * self.rank * element_bytes
         sv = self.rank * heads * cache.head_dim * element_bytes
         landmarks = tokens // self.chunk_size * heads * (cache.head_dim * element_bytes + 1)
@@ -127,7 +229,7 @@ class ShadowKV(KVPolicy):
 
     def host_bytes(self, cache: OwnerCache, num_prompt_tokens: int, num_generated_tokens: int = 0) -> int:
         """V of whole pages."""
-        tokens = self.num_shadow_pages(num_prompt_tokens, cache.page_size) * cache.page_size
+        tokens = self.num_state_pages(num_prompt_tokens, cache.page_size) * cache.page_size
         return tokens * cache.num_kv_heads * cache.head_dim * cache.element_bytes
 
     def device_bytes_read(self, cache: OwnerCache, num_prompt_tokens: int, num_generated_tokens: int = 0) -> int:

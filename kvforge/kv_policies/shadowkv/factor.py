@@ -5,8 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from kvforge.kv_policies import ShadowKV
-from kvforge.runtime.pools import Pool
+from kvforge.kv_policies.shadowkv.policy import ShadowKV
 
 BLOCK_TOKENS = 2048
 """Tokens whose keys are unrotated at a time: what bounds the memory that factoring takes."""
@@ -14,7 +13,7 @@ BLOCK_TOKENS = 2048
 
 def factor_prompt(
     policy: ShadowKV,
-    pool: Pool,
+    pool: tuple[Tensor, ...],
     num_tokens: int,
     prompt_pages: Tensor,
     compact_pages: Tensor,

@@ -1,0 +1,32 @@
+"""The step inputs of factored sequences, written into buffers that are allocated once."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kvforge.kv_policies.state import SlotTables
+
+
+class ShadowInputBuilder:
+    """Builds ``ShadowKV.state_inputs`` from rows of the slot table, without per-row Python work."""
+
+    def __init__(self, chunk_size: int, page_size: int, max_num_seqs: int, max_state_pages: int) -> None:
+        self._chunk_size, self._page_size = chunk_size, page_size
+        self._columns = torch.zeros(3, max_num_seqs, dtype=torch.int32)
+        self._table = torch.zeros(max_num_seqs * max_state_pages, dtype=torch.int32)
+
+    def build(self, rows: np.ndarray, slots: SlotTables) -> tuple[Tensor, ...]:
+        """Return the inputs of the sequences in ``rows`` [S]; () if none of them is factored. Views of the buffers."""
+        num_chunks = slots.columns["num_chunks"][rows]
+        longest = int(num_chunks.max(initial=0))
+        if longest == 0:
+            return ()
+        num_seqs, num_pages = len(rows), -(-longest * self._chunk_size // self._page_size)
+        is_factored = num_chunks > 0
+        slot, chunks, selected = (column[:num_seqs] for column in self._columns)
+        table = self._table[: num_seqs * num_pages].view(num_seqs, num_pages)
+        slot.numpy()[:] = np.where(is_factored, rows, -1)
+        chunks.numpy()[:] = num_chunks
+        selected.numpy()[:] = slots.columns["num_selected"][rows]
+        table.numpy()[:] = slots.state_table[rows, :num_pages] * is_factored[:, None]
+        return slot, table, chunks, selected

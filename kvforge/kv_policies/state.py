@@ -1,0 +1,100 @@
+"""What a policy keeps of sequences besides K and V: pools, inputs of the graphs, and the code that changes them."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from kvforge.kv_policies.transition import Transition
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class StatePool:
+    """A tensor of one owner beside its K and V pools: ``shape`` for each state page, or for each running sequence.
+
+    ``dtype`` is torch's and numpy's, "" that of K and V. One ``on_host`` is in main memory, mapped for the device.
+    All elements are ``initial`` before the first step.
+    """
+
+    name: str
+    rows: Literal["pages", "sequences"]
+    shape: tuple[int, ...]
+    dtype: str = ""
+    on_host: bool = False
+    initial: int = 0
+
+
+@dataclass(frozen=True)
+class StateInput:
+    """An int32 input of the graphs behind the pools: ``[S]``, or ``[S, Ms]`` for a table of state pages.
+
+    Rows of sequences that have no state are ``neutral``: with them the graphs do nothing that is the policy's.
+    """
+
+    name: str
+    is_table: bool = False
+    neutral: int = 0
+
+
+class SlotTables(Protocol):
+    """What is known of running sequences, a row for each slot (int32)."""
+
+    state_table: "np.ndarray"
+    """[num_slots, max_state_pages] entries past a sequence's pages are stale."""
+
+    @property
+    def columns(self) -> "Mapping[str, np.ndarray]":
+        """By each of the policy's ``slot_columns``, [num_slots]: 0 before a transition."""
+
+
+class InputBuilder(Protocol):
+    """Makes a step's values of the policy's inputs."""
+
+    def build(self, rows: "np.ndarray", slots: SlotTables) -> "tuple[Tensor, ...]":
+        """Return the inputs of the sequences in ``rows`` [S], in their order; () where all would be neutral. They are
+        valid until the next call."""
+
+
+class NoInputs:
+    """Of policies whose graphs take nothing more."""
+
+    def build(self, rows: "np.ndarray", slots: SlotTables) -> "tuple[Tensor, ...]":
+        return ()
+
+
+class PolicyState(Protocol):
+    """A policy's hand on the pools."""
+
+    def apply(self, transitions: Sequence[Transition]) -> None:
+        """Change the cache of sequences, in this order: see ``Transition`` for why it matters."""
+
+    def counters(self) -> dict[str, int]:
+        """Return the policy's ``counters`` since the engine was loaded. May wait for the device: not for every step."""
+
+
+class NoState:
+    """Of policies that move pages and nothing in them."""
+
+    def apply(self, transitions: Sequence[Transition]) -> None:
+        """Nothing."""
+
+    def counters(self) -> dict[str, int]:
+        return {}
+
+
+@dataclass(frozen=True)
+class EngineMemory:
+    """What an engine gives a policy's ``PolicyState``: every owner's pool in ascending order, each (k_pool, v_pool,
+    then the policy's), and cos and sin of every position, which only engines have whose graphs need them."""
+
+    pools: "Sequence[tuple[Tensor, ...]]"
+    rope_tables: "Callable[[], tuple[Tensor, Tensor]]"
+    max_seq_len: int
+
+
+LayerCheck = Callable[[list[Any], Any, dict[str, str]], "tuple[Any, str] | None"]
+"""Called with the nodes of the policy's operators before a layer's attention, the node of that attention and its
+owner's placeholders by role: returns the node that breaks a rule and the rule, None where all is well."""

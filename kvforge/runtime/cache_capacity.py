@@ -1,0 +1,89 @@
+"""How the memory of the cache is divided into K,V pages and the state pages of the KV policy."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvforge.engine import Manifest
+from kvforge.kv_policies.state import StatePool
+
+
+@dataclass(frozen=True)
+class CacheShape:
+    """What sequences of the greatest length take of the cache, in pages and bytes over all owners.
+
+    ``pages`` hold such a sequence's K,V at their most, ``steady_pages`` once all transitions of a sequence that is
+    prompt all through are done; ``state_pages`` are the policy's.
+    """
+
+    max_num_seqs: int
+    pages: int
+    steady_pages: int
+    page_bytes: int
+    state_pages: int = 0
+    state_page_bytes: int = 0
+    """Of the device."""
+    host_page_bytes: int = 0
+    """Of a state page on the host."""
+    slot_bytes: int = 0
+    """Of the device, what the policy keeps of a sequence whatever its length."""
+    has_state_pages: bool = False
+    """The policy's pools have pages, if only sequences longer than these would use any: there is at least one."""
+
+    @property
+    def least_bytes(self) -> int:
+        """Of the device: one sequence of the greatest length, and all slots."""
+        pages = self.pages * self.page_bytes + self.state_pages * self.state_page_bytes
+        return pages + self.max_num_seqs * self.slot_bytes
+
+    def divide(self, num_bytes: int) -> tuple[int, int]:
+        """Return the K,V pages and the state pages that fit, where one sequence does, but no more than useful.
+
+        The longest prompt fits exactly while it is computed. What is beyond that grows in the proportion in which
+        such sequences need pages of both kinds once they are steady.
+        """
+        num_bytes -= self.max_num_seqs * self.slot_bytes
+        state_pages = int(self.has_state_pages)
+        if self.state_pages:
+            steady_bytes = self.state_pages * self.state_page_bytes + self.steady_pages * self.page_bytes
+            spare = num_bytes - (self.pages - self.steady_pages) * self.page_bytes
+            state_pages = min(spare * self.state_pages // steady_bytes, self.max_num_seqs * self.state_pages)
+        num_pages = (num_bytes - state_pages * self.state_page_bytes) // self.page_bytes
+        return min(num_pages, self.max_num_seqs * self.pages), state_pages
+
+    def device_bytes(self, num_pages: int, num_state_pages: int) -> int:
+        """Return the bytes of so many pages and all slots."""
+        pages = num_pages * self.page_bytes + num_state_pages * self.state_page_bytes
+        return pages + self.max_num_seqs * self.slot_bytes
+
+
+def cache_shape(manifest: Manifest, max_num_seqs: int, max_seq_len: int) -> CacheShape:
+    """Return what ``max_num_seqs`` sequences of up to ``max_seq_len`` tokens take of an engine's cache."""
+    policy, page_size = manifest.policy, manifest.page_size
+    pools = policy.state_pools(manifest.num_kv_heads, manifest.head_dim, page_size)
+    in_pages = [pool for pool in pools if pool.rows == "pages"]
+    element = manifest.owner_cache.element_bytes
+    # All prompt, or all generated: whichever needs more.
+    longest = max(policy.max_cached(max_seq_len, max_seq_len), policy.max_cached(1, max_seq_len))
+
+    def num_bytes(some: Iterable[StatePool], on_host: bool) -> int:
+        return manifest.num_owners * sum(_row_bytes(pool, element) for pool in some if pool.on_host == on_host)
+
+    return CacheShape(
+        max_num_seqs,
+        -(-longest // page_size),
+        -(-policy.num_cached(max_seq_len, max_seq_len) // page_size),
+        manifest.page_bytes,
+        policy.num_state_pages(max_seq_len, page_size),
+        num_bytes(in_pages, False),
+        num_bytes(in_pages, True),
+        num_bytes((pool for pool in pools if pool.rows == "sequences"), False),
+        bool(in_pages),
+    )
+
+
+def _row_bytes(pool: StatePool, element_bytes: int) -> int:
+    size = np.dtype(pool.dtype).itemsize if pool.dtype else element_bytes
+    return math.prod(pool.shape) * size

@@ -1,1 +1,0 @@
-"""ShadowKV at run time: which pages a factored sequence has, and what is computed into them."""

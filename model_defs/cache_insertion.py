@@ -1,0 +1,31 @@
+"""What a KV policy puts between a layer's rotated queries and its attention."""
+
+from typing import Protocol
+
+from torch import Tensor
+
+
+class BeforeAttention(Protocol):
+    """Changes the cache of one owner in place before a layer reads it."""
+
+    def __call__(
+        self, q: Tensor, pool: tuple[Tensor, ...], query_start: Tensor, page_table: Tensor, scale: float
+    ) -> None:
+        """``q`` ``[T, heads, d]`` is rotated, ``pool`` the owner's: K and V, their scales where there are any, then the
+        policy's ``CacheInsertion.num_pools``."""
+
+
+class CacheInsertion(Protocol):
+    """A policy's part of the graphs ``lower`` and ``upper``."""
+
+    @property
+    def num_pools(self) -> int:
+        """Tensors of the policy at the end of an owner's pool."""
+
+    @property
+    def needs_positions(self) -> bool:
+        """Graphs have buffers with cos and sin of every position."""
+
+    def begin(self, inputs: tuple[Tensor, ...], rope_cos: Tensor | None, rope_sin: Tensor | None) -> BeforeAttention:
+        """Return what each layer of a step calls; ``inputs`` are the policy's, int32 ``[S]`` or ``[S, Ms]``, cos and
+        sin ``[positions, head_dim/2]`` float32, None unless ``needs_positions``."""
