@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from kvforge.errors import KvforgeError
+from kvforge.common.errors import KvforgeError
 from model_defs import ModelError
 from perf.random_checkpoint import LLAMA_213M, write_checkpoint
 

@@ -24,9 +24,9 @@ import torch
 from tqdm import tqdm
 
 from kvforge.bench.workload import FIRST_TOKEN_ID, Workload, load_workloads, warm_up
+from kvforge.common.errors import EngineError
 from kvforge.compiler import BuildOptions, build_engine
-from kvforge.engine import load_manifest
-from kvforge.errors import EngineError
+from kvforge.manifest import load_manifest
 from kvforge.runtime import LLMEngine
 from perf.engine_phases import run_phases
 from perf.floors import best_rates, decode_work, measure_rates, prefill_work

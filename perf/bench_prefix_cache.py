@@ -18,10 +18,10 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from kvforge.engine import load_manifest
-from kvforge.errors import KvforgeError
+from kvforge.common.errors import KvforgeError
+from kvforge.manifest import load_manifest
 from kvforge.runtime import LLMEngine, SamplingParams
-from kvforge.runtime.session import Session, load_session
+from kvforge.runtime.sessions.session import Session, load_session
 from perf.load.command import add_report, positive, run_program
 
 VARIANTS = {"with": True, "without": False}

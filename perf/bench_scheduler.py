@@ -32,13 +32,13 @@ from torch import Tensor
 from tqdm import tqdm
 
 from kvforge.bench.workload import Workload, run_once, warm_up
-from kvforge.engine import SCHEMA_VERSION, Manifest, load_manifest
-from kvforge.errors import KvforgeError
-from kvforge.figures import check_figure, new_figure, save_figure
+from kvforge.common.errors import KvforgeError
+from kvforge.common.figures import check_figure, new_figure, save_figure
+from kvforge.manifest import SCHEMA_VERSION, Manifest, load_manifest
 from kvforge.runtime import LLMEngine, SamplingParams
-from kvforge.runtime.pools import Pools
-from kvforge.runtime.session import Session, load_session
-from kvforge.runtime.step_inputs import LowerStep, UpperStep
+from kvforge.runtime.sessions.inputs import LowerStep, UpperStep
+from kvforge.runtime.sessions.pools import Pools
+from kvforge.runtime.sessions.session import Session, load_session
 
 RUNNING = (1, 8, 32, 64, 128, 256, 512)
 VOCAB_SIZE = 32_000

@@ -9,8 +9,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from kvforge.errors import KvforgeError
-from kvforge.figures import check_figure
+from kvforge.common.errors import KvforgeError
+from kvforge.common.figures import check_figure
 from perf import run_aiperf, run_perf_analyzer
 from perf.load.files import write_report
 from perf.load.sweep import plot

@@ -23,9 +23,9 @@ from typing import Any
 from tqdm import tqdm
 
 from kvforge.bench.workload import Workload, load_workloads
-from kvforge.engine import Manifest, load_manifest
-from kvforge.errors import KvforgeError
-from kvforge.figures import check_figure, save_figure
+from kvforge.common.errors import KvforgeError
+from kvforge.common.figures import check_figure, save_figure
+from kvforge.manifest import Manifest, load_manifest
 from perf.floors import decode_work, measure_rates, prefill_work
 from perf.load.machine import describe_machine
 from perf.peers.client import Worker

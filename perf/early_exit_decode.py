@@ -22,18 +22,18 @@ from typing import Any
 
 from torch import Tensor
 
-from kvforge.engine import TOKENIZER_DIR, load_manifest
 from kvforge.evaluation.documents import generated_documents
 from kvforge.evaluation.engine import EngineGenerator
 from kvforge.evaluation.exit_quality import exit_quality
 from kvforge.evaluation.run import EvalOptions, make_prompts
+from kvforge.manifest import TOKENIZER_DIR, load_manifest
 from kvforge.runtime import LLMEngine, SamplingParams
-from kvforge.runtime.session import Session, load_session
+from kvforge.runtime.sessions.inputs import VerifyStep
+from kvforge.runtime.sessions.session import Session, load_session
 from kvforge.runtime.speculation.config import SpeculativeConfig
 from kvforge.runtime.speculation.draft_length import DraftLength
-from kvforge.runtime.speculation.self_draft import MIN_CONFIDENCE
-from kvforge.runtime.step_inputs import VerifyStep
-from kvforge.runtime.tokenizer import Tokenizer
+from kvforge.runtime.step.self_draft import MIN_CONFIDENCE
+from kvforge.runtime.text.tokenizer import Tokenizer
 from perf.early_exit_report import write_report
 
 TASKS = ("needle_single", "list_recall", "amounts")

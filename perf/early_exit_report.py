@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from kvforge.figures import new_figure, save_figure
-from kvforge.runtime.speculation.self_draft import MIN_CONFIDENCE
+from kvforge.common.figures import new_figure, save_figure
+from kvforge.runtime.step.self_draft import MIN_CONFIDENCE
 
 Row = dict[str, Any]
 

@@ -4,7 +4,7 @@ import time
 
 import numpy as np
 
-from kvforge.errors import KvforgeError
+from kvforge.common.errors import KvforgeError
 from kvforge.runtime import LLMEngine, SamplingParams
 from perf.peers.phases import PhaseTimes
 

@@ -18,8 +18,8 @@ from tokenizers import Tokenizer
 from tqdm import tqdm
 
 from kvforge.compiler import BuildOptions, build_engine
-from kvforge.engine import MANIFEST_FILE, load_manifest
 from kvforge.evaluation.score import MAX_ANSWER_TOKENS, is_correct
+from kvforge.manifest import MANIFEST_FILE, load_manifest
 from kvforge.quantize import quantize_checkpoint
 from kvforge.tasks.prompt import Example
 from kvforge.training.config import TINY_STUDENT

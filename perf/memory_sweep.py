@@ -25,8 +25,8 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from kvforge.engine import load_manifest
-from kvforge.errors import KvforgeError
+from kvforge.common.errors import KvforgeError
+from kvforge.manifest import load_manifest
 from kvforge.runtime import LLMEngine
 from perf.compare_peers import append, read_lines
 from perf.engine_phases import run_phases

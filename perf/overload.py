@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from kvforge.demo.run import STUDENT
-from kvforge.engine import load_manifest
-from kvforge.serving.health import read_metrics
-from kvforge.serving.launcher import ServerOptions, TritonServer
+from kvforge.manifest import load_manifest
+from kvforge.serving.health.probe import read_metrics
+from kvforge.serving.server.launcher import ServerOptions, TritonServer
 from perf.load.client import ERROR, Answer, LoadClient, ask_text, infer_request
 from perf.load.command import add_lengths, add_report, add_work, begin_report, positive, positive_float, run_program
 from perf.load.engines import tiny_engine, tokenizer_of

@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from kvforge.calibration import calibration_samples
 from kvforge.checkpoint import open_checkpoint
 from kvforge.rewire import INITS, RewireOptions, rewire_checkpoint
 from kvforge.swiftkv import SwiftKVForCausalLM, load_model
+from kvforge.tokenization.calibration import calibration_samples
 from model_defs import load_config
 
 TEST_SAMPLES, TEST_TOKENS = 24, 512

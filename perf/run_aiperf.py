@@ -13,8 +13,8 @@ from typing import Any
 from tqdm import tqdm
 
 from kvforge.demo.run import STUDENT
-from kvforge.engine import TOKENIZER_DIR
-from kvforge.serving.launcher import ServerOptions, TritonServer
+from kvforge.manifest import TOKENIZER_DIR
+from kvforge.serving.server.launcher import ServerOptions, TritonServer
 from perf.load.aiperf import Target, find_aiperf, generate_stream, openai, run_aiperf
 from perf.load.command import add_lengths, add_levels, add_report, add_work, begin_report, run_markdown_program
 from perf.load.engines import tiny_engine

@@ -14,9 +14,9 @@ from typing import Any
 
 from tqdm import tqdm
 
-from kvforge.engine import load_manifest
-from kvforge.figures import check_figure
-from kvforge.serving.launcher import ServerOptions, TritonServer
+from kvforge.common.figures import check_figure
+from kvforge.manifest import load_manifest
+from kvforge.serving.server.launcher import ServerOptions, TritonServer
 from perf.load.client import ask_text, ask_tokens
 from perf.load.command import add_lengths, add_levels, add_report, add_work, begin_report, positive_float, run_program
 from perf.load.engines import TINY, tiny_engine, tokenizer_of

@@ -18,8 +18,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from kvforge.compiler import BuildOptions, build_engine
-from kvforge.engine import load_manifest
-from kvforge.runtime.session import load_session
+from kvforge.manifest import load_manifest
+from kvforge.runtime.sessions.session import load_session
 from perf.bench_engine import is_loadable
 from perf.early_exit_decode import TimedSession, decode, make_engine
 from perf.load.command import add_report, add_work, begin_report, positive, run_markdown_program

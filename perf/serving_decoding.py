@@ -21,8 +21,8 @@ from tqdm import tqdm
 from kvforge.compiler import BuildOptions, build_engine
 from kvforge.demo.run import STUDENT
 from kvforge.runtime.speculation.config import SpeculativeConfig
-from kvforge.serving.health import read_metrics
-from kvforge.serving.launcher import ServerOptions, TritonServer
+from kvforge.serving.health.probe import read_metrics
+from kvforge.serving.server.launcher import ServerOptions, TritonServer
 from kvforge.tasks.prompt import make_examples
 from perf.bench_engine import is_loadable
 from perf.load.client import ask_text

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from kvforge import LLM, SamplingParams
-from kvforge.engine import load_manifest
-from kvforge.errors import KvforgeError
-from kvforge.serving.health import read_metrics
-from kvforge.serving.launcher import ServerOptions, TritonServer
+from kvforge.common.errors import KvforgeError
+from kvforge.manifest import load_manifest
+from kvforge.serving.health.probe import read_metrics
+from kvforge.serving.server.launcher import ServerOptions, TritonServer
 from perf.load.client import LoadClient, ask_text, infer_request
 from perf.load.command import add_lengths, add_report, add_work, begin_report, positive, run_program
 from perf.load.engines import TINY, VARIANTS_213M, engine_213m, tiny_engine, tokenizer_of

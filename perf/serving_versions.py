@@ -19,8 +19,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from kvforge.engine import load_manifest
-from kvforge.errors import KvforgeError
+from kvforge.common.errors import KvforgeError
+from kvforge.manifest import load_manifest
 from perf.load.client import LoadClient, ask_text, infer_request
 from perf.load.command import add_lengths, add_report, add_work, begin_report, positive, run_program
 from perf.load.engines import tiny_engine, tokenizer_of

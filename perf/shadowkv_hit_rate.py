@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 from tqdm import tqdm
 
 from kvforge.runtime.engine import LLMEngine
-from kvforge.runtime.sampling_params import SamplingParams
+from kvforge.runtime.requests.params import SamplingParams
 from perf.answers import examples_of
 from perf.shadowkv_quality import MODELS, TASKS, Cell, engine_of
 

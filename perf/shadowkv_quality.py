@@ -17,8 +17,8 @@ from typing import Any
 from tqdm import tqdm
 
 from kvforge.compiler import BuildOptions, build_engine
-from kvforge.engine import MANIFEST_FILE
 from kvforge.evaluation.score import MAX_ANSWER_TOKENS, is_correct
+from kvforge.manifest import MANIFEST_FILE
 from kvforge.tasks.prompt import Example
 from perf.answers import answer, examples_of
 from perf.shadowkv_quality_report import write_report

@@ -6,9 +6,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from kvforge.common.figures import new_figure, save_figure
 from kvforge.evaluation.paired import paired_difference
 from kvforge.evaluation.score import wilson
-from kvforge.figures import new_figure, save_figure
 
 ENOUGH = 0.99
 """The share of full attention's right answers that a budget and rank are to keep."""

@@ -20,10 +20,10 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
+from kvforge.common.figures import new_figure, save_figure
 from kvforge.compiler import BuildOptions, build_engine
-from kvforge.engine import MANIFEST_FILE, Manifest, load_manifest
-from kvforge.figures import new_figure, save_figure
-from kvforge.runtime.session import load_session
+from kvforge.manifest import MANIFEST_FILE, Manifest, load_manifest
+from kvforge.runtime.sessions.session import load_session
 from perf.floors import measure_rates
 from perf.random_checkpoint import write_checkpoint
 from perf.shadowkv_decode import Load, SyntheticDecode, kept, traffic

@@ -16,8 +16,8 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from kvforge.errors import KvforgeError
-from kvforge.figures import check_figure
+from kvforge.common.errors import KvforgeError
+from kvforge.common.figures import check_figure
 from perf.load.files import write_report
 from perf.load.machine import describe_machine
 from perf.simulation.cost_model import load_costs, save_costs

@@ -20,10 +20,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kvforge.common.figures import check_figure
 from kvforge.demo.run import STUDENT
-from kvforge.figures import check_figure
-from kvforge.serving.health import read_metrics
-from kvforge.serving.launcher import ServerOptions, TritonServer
+from kvforge.serving.health.probe import read_metrics
+from kvforge.serving.server.launcher import ServerOptions, TritonServer
 from perf.load.cases import BAD_TEXT, BAD_TOKENS, Case, make_cases
 from perf.load.client import ERROR, Answer, LoadClient, ask_text, ask_tokens, infer_request
 from perf.load.command import add_report, add_work, begin_report, positive_float, run_program

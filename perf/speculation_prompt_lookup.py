@@ -28,11 +28,11 @@ import numpy as np
 from tqdm import tqdm
 
 from kvforge.compiler import BuildOptions, build_engine
-from kvforge.engine import MANIFEST_FILE, TOKENIZER_DIR, load_manifest
+from kvforge.manifest import MANIFEST_FILE, TOKENIZER_DIR, load_manifest
 from kvforge.runtime import LLMEngine, SamplingParams
-from kvforge.runtime.session import load_session
+from kvforge.runtime.sessions.session import load_session
 from kvforge.runtime.speculation.config import SpeculativeConfig
-from kvforge.runtime.tokenizer import Tokenizer
+from kvforge.runtime.text.tokenizer import Tokenizer
 from kvforge.tasks.prompt import Example, make_examples
 
 ASSETS = Path("model_defs/assets")

@@ -27,14 +27,14 @@ import torch
 from tqdm import tqdm
 
 from kvforge.bench.workload import FIRST_TOKEN_ID
-from kvforge.engine import TOKENIZER_DIR, Manifest
+from kvforge.manifest import TOKENIZER_DIR, Manifest
 from kvforge.runtime import LLMEngine, SamplingParams
-from kvforge.runtime.sequence import Sequence
+from kvforge.runtime.requests.sequence import Sequence
 from kvforge.runtime.speculation.config import SpeculativeConfig
 from kvforge.runtime.speculation.draft_model import make_drafter
 from kvforge.runtime.speculation.drafter import Draft, Drafter
 from kvforge.runtime.speculation.drafting import Drafting, NoDrafting
-from kvforge.runtime.tokenizer import Tokenizer
+from kvforge.runtime.text.tokenizer import Tokenizer
 from kvforge.tasks.prompt import make_examples
 from perf.speculation_sweep_report import write_report
 

@@ -5,7 +5,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from kvforge.figures import new_figure, save_figure
+from kvforge.common.figures import new_figure, save_figure
 
 Cells = list[dict[str, Any]]
 

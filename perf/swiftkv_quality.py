@@ -18,9 +18,9 @@ from typing import Any
 from tqdm import tqdm
 
 from kvforge.compiler import BuildOptions, build_engine
-from kvforge.engine import MANIFEST_FILE
 from kvforge.evaluation.compare import compare_with_teacher, fidelity
 from kvforge.evaluation.score import MAX_ANSWER_TOKENS, is_correct
+from kvforge.manifest import MANIFEST_FILE
 from kvforge.runtime import LLM
 from kvforge.training.config import TINY_STUDENT
 from perf.answers import answer, examples_of

@@ -19,10 +19,10 @@ import torch
 from tqdm import tqdm
 
 from kvforge.compiler import BuildOptions, build_engine
-from kvforge.engine import MANIFEST_FILE, load_manifest
 from kvforge.evaluation.compare import compare_with_teacher, fidelity
 from kvforge.evaluation.paired import paired_difference
 from kvforge.evaluation.score import MAX_ANSWER_TOKENS, is_correct, wilson
+from kvforge.manifest import MANIFEST_FILE, load_manifest
 from kvforge.runtime import LLM
 from kvforge.tasks.prompt import Example
 from perf.answers import answer, examples_of

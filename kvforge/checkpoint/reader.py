@@ -13,8 +13,8 @@ from torch import Tensor
 
 from kvforge.checkpoint.finite import check_finite
 from kvforge.checkpoint.quantization import CONFIG_FILE, Quantization, read_quantization
-from kvforge.errors import CheckpointError, first_line
-from kvforge.relative_names import is_inside
+from kvforge.common.errors import CheckpointError, first_line
+from kvforge.common.relative_names import is_inside
 
 TOKENIZER_FILES = (
     "tokenizer.json",

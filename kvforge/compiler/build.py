@@ -11,12 +11,14 @@ import plugins
 from kvforge import __version__
 from kvforge.checkpoint import Checkpoint, open_checkpoint
 from kvforge.checkpoint.kv_scales import kv_scales
+from kvforge.checkpoint.model import check_weights, read_model_config
 from kvforge.checkpoint.reader import TOKENIZER_FILES
+from kvforge.common.staging import staging_directory
 from kvforge.compiler.convert import convert_weights
 from kvforge.compiler.engine_dir import check_output
 from kvforge.compiler.options import BuildOptions, ResolvedOptions, resolve
 from kvforge.compiler.targets import Progress, Target, load_target
-from kvforge.engine import (
+from kvforge.manifest import (
     RANK_DIR,
     SCHEMA_VERSION,
     TOKENIZER_DIR,
@@ -26,8 +28,6 @@ from kvforge.engine import (
     save_manifest,
     sha256_of,
 )
-from kvforge.model_checkpoint import check_weights, read_model_config
-from kvforge.staging import staging_directory
 from model_defs import ModelConfig
 
 
@@ -56,7 +56,7 @@ def build_engine(
     if not options.early_exit:
         config = dataclasses.replace(config, early_exit=False)
     check_weights(checkpoint, config)
-    from kvforge.tokenizer_files import read_tokenizer  # here: compiling graphs alone (perf/gpu) needs no tokenizers
+    from kvforge.tokenization.files import read_tokenizer  # here: compiling graphs alone (perf/gpu) needs no tokenizers
 
     read_tokenizer(checkpoint.path / "tokenizer.json")
     resolved = _resolve(options, config, checkpoint)

@@ -5,12 +5,12 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from kvforge.dtypes import COMPUTE_DTYPES, KV_DTYPES
-from kvforge.engine import graph_names
-from kvforge.errors import BuildError
-from kvforge.hardware import has_avx512_kernels
+from kvforge.common.dtypes import COMPUTE_DTYPES, KV_DTYPES
+from kvforge.common.errors import BuildError
+from kvforge.common.hardware import has_avx512_kernels
+from kvforge.common.number_formats import KV_FORMATS, WEIGHT_BYTES
 from kvforge.kv_policies import Full, KVPolicy, compatibility, mechanisms, parse
-from kvforge.number_formats import KV_FORMATS, WEIGHT_BYTES
+from kvforge.manifest import graph_names
 from model_defs import ModelConfig
 
 ALIASES = {"fp32": "float32", "bf16": "bfloat16"}
@@ -46,7 +46,7 @@ class BuildOptions:
 class ResolvedOptions:
     """Options with every choice made; sizes in tokens.
 
-    ``dtype`` is a key of ``kvforge.dtypes.COMPUTE_DTYPES``, ``kv_dtype`` of ``KV_DTYPES``; ``kv_scales`` holds
+    ``dtype`` is a key of ``kvforge.common.dtypes.COMPUTE_DTYPES``, ``kv_dtype`` of ``KV_DTYPES``; ``kv_scales`` holds
     (k_scale, v_scale) of each owner of the model where ``kv_dtype`` is static, else nothing; ``early_exit`` is the
     model's. ``int8_weights``: linear layers have int8 weights with a scale for each output.
     """
@@ -66,7 +66,7 @@ class ResolvedOptions:
 
     @property
     def weight_dtype(self) -> str:
-        """The dtype of linear layers' weights, a key of ``kvforge.number_formats.WEIGHT_BYTES``."""
+        """The dtype of linear layers' weights, a key of ``kvforge.common.number_formats.WEIGHT_BYTES``."""
         return "int8" if self.int8_weights else self.dtype
 
     @property

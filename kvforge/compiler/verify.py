@@ -7,9 +7,9 @@ from typing import Any, NoReturn
 import torch
 from torch.fx import Node
 
+from kvforge.common.errors import BuildError
 from kvforge.compiler.export import ExportedGraph, pool_specs
 from kvforge.compiler.options import ResolvedOptions
-from kvforge.errors import BuildError
 from kvforge.kv_policies import POLICIES
 from model_defs import ModelConfig
 from model_defs.graphs import scales_by_owner

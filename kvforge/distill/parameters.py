@@ -7,7 +7,7 @@ import re
 import torch
 from torch import nn
 
-from kvforge.errors import CheckpointError
+from kvforge.common.errors import CheckpointError
 from kvforge.swiftkv import SwiftKVForCausalLM
 from model_defs.layers import RMSNorm
 

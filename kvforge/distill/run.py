@@ -9,6 +9,9 @@ from pathlib import Path
 import torch
 
 from kvforge.checkpoint import Checkpoint, open_checkpoint
+from kvforge.checkpoint.model import check_weights, read_model_config
+from kvforge.common.errors import CheckpointError, KvforgeError, MissingToolError
+from kvforge.common.staging import check_free
 from kvforge.distill import world
 from kvforge.distill.config import DistillConfig
 from kvforge.distill.data import DataReport, load_data
@@ -18,9 +21,6 @@ from kvforge.distill.packing import DataSettings
 from kvforge.distill.parameters import fingerprint, is_teacher_only, is_trained
 from kvforge.distill.plot import plot_metrics
 from kvforge.distill.train import Progress, distill
-from kvforge.errors import CheckpointError, KvforgeError, MissingToolError
-from kvforge.model_checkpoint import check_weights, read_model_config
-from kvforge.staging import check_free
 from kvforge.swiftkv import SwiftKVForCausalLM, load_model
 from model_defs import ModelConfig
 

@@ -8,11 +8,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from starlette.responses import JSONResponse, Response
 from starlette.types import Message, Receive, Scope, Send
 
+from kvforge.common.native_calls import is_panic
 from kvforge.gateway.errors import ApiError
 from kvforge.gateway.formats import AnswerFormat
 from kvforge.gateway.generation import Generation
 from kvforge.gateway.held_answers import HeldAnswer
-from kvforge.native_calls import is_panic
 
 _SSE_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),

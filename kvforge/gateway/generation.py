@@ -6,15 +6,15 @@ from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvforge.errors import RequestError
+from kvforge.common.errors import RequestError
 from kvforge.gateway.asked import Asked
 from kvforge.gateway.errors import ApiError
 from kvforge.gateway.model import ServedModel
 from kvforge.gateway.tensors import Piece, infer_request
 from kvforge.gateway.triton import Triton
-from kvforge.runtime.outputs import SequenceOutput, TokenLogprobs
-from kvforge.runtime.sampling_params import SamplingParams
-from kvforge.runtime.text_stream import TextStream
+from kvforge.runtime.requests.outputs import SequenceOutput, TokenLogprobs
+from kvforge.runtime.requests.params import SamplingParams
+from kvforge.runtime.text.stream import TextStream
 
 TOKENS_AT_ONCE = 64
 """Tokens turned to text before other requests get their turn."""

@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from kvforge.errors import KvforgeError, RequestError
+from kvforge.common.errors import KvforgeError, RequestError
 from kvforge.gateway.errors import ApiError, bad_field
 from kvforge.gateway.fields import Fields, flag
 from kvforge.gateway.model import ServedModel

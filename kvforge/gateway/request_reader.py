@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from kvforge.common.native_calls import is_panic
 from kvforge.gateway.asked import Asked
 from kvforge.gateway.body import parse
 from kvforge.gateway.errors import ApiError, bad_field
@@ -16,7 +17,6 @@ from kvforge.gateway.options import GatewayOptions
 from kvforge.gateway.prompts import chat_prompt, completion_prompts, json_texts
 from kvforge.gateway.sampling import MAX_TOKENS, MAX_TOP_LOGPROBS, check_best_of, check_length, sampling_params
 from kvforge.gateway.tensors import request_template
-from kvforge.native_calls import is_panic
 
 DEFAULT_MAX_TOKENS = 16
 """Of a completion, as OpenAI's; a chat's answer may fill the context."""

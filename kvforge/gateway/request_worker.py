@@ -6,7 +6,7 @@ from kvforge.workers import serve
 
 
 def _prepare():
-    from kvforge.errors import KvforgeError
+    from kvforge.common.errors import KvforgeError
     from kvforge.gateway.asked import pack
     from kvforge.gateway.errors import ApiError
     from kvforge.gateway.model import ServedModel

@@ -9,9 +9,9 @@ from typing import Any, Literal
 import numpy as np
 from tritonclient.grpc import service_pb2
 
-from kvforge.runtime.outputs import TokenLogprobs
-from kvforge.runtime.sampling_params import SamplingParams
-from kvforge.serving.parameters import ERRORS_AS_TENSORS, STOP_TOKEN_IDS
+from kvforge.runtime.requests.outputs import TokenLogprobs
+from kvforge.runtime.requests.params import SamplingParams
+from kvforge.serving.contract.parameters import ERRORS_AS_TENSORS, STOP_TOKEN_IDS
 
 MODEL = "tensorrt_llm"
 OUTPUTS = ("output_ids", "finish_reason", "stop_reason")

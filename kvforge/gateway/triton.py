@@ -7,7 +7,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from kvforge.gateway.errors import ApiError, from_outcome, from_rpc_error, from_triton_error
 from kvforge.gateway.tensors import MODEL, Piece, read_response
-from kvforge.serving.responses import ERROR
+from kvforge.serving.contract.response_fields import ERROR
 
 _OPTIONS = (
     ("grpc.max_receive_message_length", -1),

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from kvforge.errors import BuildError
+from kvforge.common.errors import BuildError
 from kvforge.kv_policies.mechanisms import Answer, Limit, Mechanism, all_mechanisms
 from kvforge.kv_policies.policy import KVPolicy, Need
 

@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from typing import Any
 
-from kvforge.engine import Manifest
-from kvforge.errors import BuildError
+from kvforge.common.errors import BuildError
+from kvforge.common.number_formats import KV_FORMATS, SCALE_BYTES
 from kvforge.kv_policies import Full, KVPolicy, OwnerCache
 from kvforge.kv_policies.compatibility import check
 from kvforge.kv_policies.mechanisms import PAGING, QUANTIZED_CACHE, SLIDING_WINDOW, mechanism_of
-from kvforge.number_formats import KV_FORMATS, SCALE_BYTES
+from kvforge.manifest import Manifest
 from kvforge.planning.capacity import GIB, Machine, weight_bytes
 from kvforge.planning.plan import Fleet, Variant, Workload
 from kvforge.planning.shape import Shape

@@ -4,8 +4,8 @@ import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kvforge.engine import Manifest
-from kvforge.errors import KvforgeError
+from kvforge.common.errors import KvforgeError
+from kvforge.manifest import Manifest
 
 if TYPE_CHECKING:
     from model_defs import ModelConfig

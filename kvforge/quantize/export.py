@@ -14,13 +14,13 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
-from kvforge.calibration import calibration_samples
 from kvforge.checkpoint import Checkpoint, kv_scales, open_checkpoint
 from kvforge.checkpoint.finite import check_finite
+from kvforge.checkpoint.model import check_weights, read_model_config
 from kvforge.checkpoint.reader import TOKENIZER_FILES
-from kvforge.errors import CheckpointError, KvforgeError, MissingToolError, first_line
-from kvforge.model_checkpoint import check_weights, read_model_config
-from kvforge.staging import check_free, staging_directory
+from kvforge.common.errors import CheckpointError, KvforgeError, MissingToolError, first_line
+from kvforge.common.staging import check_free, staging_directory
+from kvforge.tokenization.calibration import calibration_samples
 from model_defs import ModelConfig
 
 RECIPES = {

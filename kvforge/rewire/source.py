@@ -6,9 +6,9 @@ from pathlib import Path
 from safetensors import safe_open
 
 from kvforge.checkpoint import Checkpoint, open_checkpoint
+from kvforge.checkpoint.model import check_weights, read_model_config
 from kvforge.checkpoint.safetensors_writer import DTYPES, TensorSpec
-from kvforge.errors import CheckpointError
-from kvforge.model_checkpoint import check_weights, read_model_config
+from kvforge.common.errors import CheckpointError
 from model_defs import ModelConfig
 
 

@@ -9,33 +9,33 @@ from typing import Any
 
 import torch
 
-from kvforge.engine import TOKENIZER_DIR, load_manifest
-from kvforge.errors import EngineError, RequestError, let_end
-from kvforge.hardware import available_memory_bytes
+from kvforge.common.errors import EngineError, RequestError, let_end
+from kvforge.common.hardware import available_memory_bytes
+from kvforge.manifest import TOKENIZER_DIR, load_manifest
 from kvforge.runtime import request_check
-from kvforge.runtime.cache_stats import cache_stats
 from kvforge.runtime.config import resolve_config
-from kvforge.runtime.deadlines import Deadlines
-from kvforge.runtime.guide import Guide
-from kvforge.runtime.guide_compiler import GuideCompiler
-from kvforge.runtime.invariants import check_invariants
-from kvforge.runtime.outputs import SequenceOutput
-from kvforge.runtime.runner import Runner
-from kvforge.runtime.sampler import SampledTokens, sample
-from kvforge.runtime.sampling_params import SamplingParams
-from kvforge.runtime.sampling_state import RequestSampling
-from kvforge.runtime.schedule import Schedule
-from kvforge.runtime.scheduler import Scheduler
-from kvforge.runtime.sequence import FinishReason, Request, RequestMetrics, Sequence, Status
-from kvforge.runtime.session import Session, load_session
+from kvforge.runtime.guides.compiler import GuideCompiler
+from kvforge.runtime.guides.guide import Guide
+from kvforge.runtime.requests.outputs import SequenceOutput
+from kvforge.runtime.requests.params import SamplingParams
+from kvforge.runtime.requests.sequence import FinishReason, Request, RequestMetrics, Sequence, Status
+from kvforge.runtime.sampling.sampler import SampledTokens, sample
+from kvforge.runtime.sampling.state import RequestSampling
+from kvforge.runtime.scheduling.deadlines import Deadlines
+from kvforge.runtime.scheduling.invariants import check_invariants
+from kvforge.runtime.scheduling.schedule import Schedule
+from kvforge.runtime.scheduling.scheduler import Scheduler
+from kvforge.runtime.sessions.session import Session, load_session
 from kvforge.runtime.speculation.config import SpeculativeConfig, check_speculation
 from kvforge.runtime.speculation.drafting import Drafting, NoDrafting
 from kvforge.runtime.speculation.verification import Verifier
-from kvforge.runtime.statistics import EngineStatistics
-from kvforge.runtime.step_threads import step_threads
-from kvforge.runtime.step_work import Work, WorkListener
-from kvforge.runtime.stop import Stopper, StopReason
-from kvforge.runtime.tokenizer import Tokenizer
+from kvforge.runtime.statistics.cache import cache_stats
+from kvforge.runtime.statistics.counters import EngineStatistics
+from kvforge.runtime.step.runner import Runner
+from kvforge.runtime.step.threads import step_threads
+from kvforge.runtime.step.work import Work, WorkListener
+from kvforge.runtime.text.stop import Stopper, StopReason
+from kvforge.runtime.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 

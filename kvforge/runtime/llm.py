@@ -8,13 +8,13 @@ from typing import Any
 
 from tqdm import tqdm
 
-from kvforge.errors import RequestError
+from kvforge.common.errors import RequestError
 from kvforge.runtime.engine import LLMEngine
-from kvforge.runtime.outputs import CompletionOutput, RequestOutput, SequenceOutput
-from kvforge.runtime.sampling_params import SamplingParams
-from kvforge.runtime.text_limits import TextLimits
-from kvforge.runtime.text_stream import TextStream
-from kvforge.runtime.tokenizer import Tokenizer
+from kvforge.runtime.requests.outputs import CompletionOutput, RequestOutput, SequenceOutput
+from kvforge.runtime.requests.params import SamplingParams
+from kvforge.runtime.text.limits import TextLimits
+from kvforge.runtime.text.stream import TextStream
+from kvforge.runtime.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int]
 Params = SamplingParams | Sequence[SamplingParams] | None

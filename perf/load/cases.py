@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from kvforge import LLM, SamplingParams
-from kvforge.engine import load_manifest
+from kvforge.manifest import load_manifest
 from perf.load.engines import tokenizer_of
 from perf.load.prompts import make_prompts
 

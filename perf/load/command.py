@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from kvforge.errors import KvforgeError
+from kvforge.common.errors import KvforgeError
 from perf.load.engines import WORK
 from perf.load.files import check_place, write_report
 from perf.load.machine import describe_machine

@@ -8,11 +8,11 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
+from kvforge.common.errors import KvforgeError
 from kvforge.compiler import BuildOptions, build_engine
 from kvforge.demo.run import STUDENT, TEACHER, DemoModel
-from kvforge.engine import TOKENIZER_DIR
-from kvforge.errors import KvforgeError
-from kvforge.runtime.tokenizer import Tokenizer
+from kvforge.manifest import TOKENIZER_DIR
+from kvforge.runtime.text.tokenizer import Tokenizer
 from perf.bench_engine import is_loadable, prepare
 
 WORK = Path(tempfile.gettempdir()) / "kvforge-bench"

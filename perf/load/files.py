@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from kvforge.errors import KvforgeError
+from kvforge.common.errors import KvforgeError
 
 
 def check_place(stem: Path) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from kvforge.figures import new_figure, save_figure
+from kvforge.common.figures import new_figure, save_figure
 
 Row = dict[str, Any]
 

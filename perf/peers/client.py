@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from kvforge.bench.workload import Workload
-from kvforge.errors import KvforgeError
+from kvforge.common.errors import KvforgeError
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kvforge.common.errors import EngineError
 from kvforge.compiler import BuildOptions, build_engine
-from kvforge.engine import load_manifest
-from kvforge.errors import EngineError
+from kvforge.manifest import load_manifest
 from perf.peers.prepare import prepare_peers
 from perf.random_checkpoint import LLAMA_213M, write_checkpoint
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from kvforge.bench.workload import FIRST_TOKEN_ID
-from kvforge.errors import KvforgeError
+from kvforge.common.errors import KvforgeError
 from kvforge.runtime import LLMEngine, SamplingParams
 from perf.simulation.arrivals import Traffic, arrival_times
 from perf.simulation.cost_model import CostModel

@@ -8,8 +8,8 @@ import pytest
 
 from kvforge import LLM, SamplingParams
 from kvforge.serving.client import StreamingClient
-from kvforge.serving.health import generate
-from kvforge.serving.launcher import TritonServer
+from kvforge.serving.health.probe import generate
+from kvforge.serving.server.launcher import TritonServer
 from tests.support.serving import ENDLESS, WAIT_S, ask, infer_input, text_of
 
 PROMPT = "The secret number of the old mill is 4711."

@@ -9,7 +9,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from kvforge.serving.processes import ProcessId, children, descendants, model_of_stub, wait_gone
+from kvforge.serving.processes.facts import ProcessId, children, descendants, model_of_stub, wait_gone
 from tests.e2e.test_operations_restart import answer, open_streams, openai_answer, tritonserver
 from tests.support.serve_process import ServeProcess
 from tests.support.serving import lasting_processes, wait_until

@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from kvforge.common.errors import EngineError
 from kvforge.compiler import BuildOptions
-from kvforge.engine import load_manifest
-from kvforge.errors import EngineError
+from kvforge.manifest import load_manifest
 from kvforge.runtime import LLMEngine
-from kvforge.runtime.cuda_session import CudaSession, check_gpu
-from kvforge.runtime.session import Session, load_session
-from kvforge.runtime.step_inputs import LowerStep, UpperStep, VerifyStep
+from kvforge.runtime.sessions.cuda import CudaSession, check_gpu
+from kvforge.runtime.sessions.inputs import LowerStep, UpperStep, VerifyStep
+from kvforge.runtime.sessions.session import Session, load_session
 from tests.support.engine_schedules import random_plan, run_plan
 from tests.support.engines import EngineShelf, EngineSpec
 from tests.support.step_driver import StepDriver

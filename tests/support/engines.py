@@ -15,7 +15,7 @@ import torch
 from tokenizers import Tokenizer, processors
 
 from kvforge.compiler import BuildOptions, build_engine
-from kvforge.engine import TOKENIZER_DIR, load_manifest, save_manifest, sha256_of
+from kvforge.manifest import TOKENIZER_DIR, load_manifest, save_manifest, sha256_of
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from kvforge.kv_policies.shadowkv import ShadowKV
 from kvforge.kv_policies.shadowkv.factor import factor_prompt
-from kvforge.runtime.session import Session
-from kvforge.runtime.step_batch import StepBatch
-from kvforge.runtime.step_inputs import LowerStep
+from kvforge.runtime.sessions.inputs import LowerStep
+from kvforge.runtime.sessions.session import Session
+from kvforge.runtime.step.batch import StepBatch
 
 
 @dataclass

@@ -9,16 +9,16 @@ from typing import Any, ClassVar
 
 import torch
 
-from kvforge.engine import Manifest
+from kvforge.manifest import Manifest
 from kvforge.runtime.config import RuntimeConfig
-from kvforge.runtime.outputs import SequenceOutput
-from kvforge.runtime.schedule import Schedule
-from kvforge.runtime.scheduler import Scheduler
-from kvforge.runtime.sequence import Sequence, Status
+from kvforge.runtime.requests.outputs import SequenceOutput
+from kvforge.runtime.requests.sequence import Sequence, Status
+from kvforge.runtime.scheduling.schedule import Schedule
+from kvforge.runtime.scheduling.scheduler import Scheduler
 from kvforge.runtime.speculation.config import SpeculativeConfig
 from kvforge.runtime.speculation.draft_length import DraftLength
 from kvforge.runtime.speculation.drafter import FREE, Draft, Drafter, Reporting, Watchable, make_drafter
-from kvforge.runtime.step_work import WorkListener
+from kvforge.runtime.step.work import WorkListener
 
 logger = logging.getLogger(__name__)
 

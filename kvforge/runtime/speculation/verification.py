@@ -5,15 +5,15 @@ from collections.abc import Callable
 
 import torch
 
-from kvforge.errors import let_end
-from kvforge.runtime.outputs import SequenceOutput
-from kvforge.runtime.sampler import NOT_FINITE, SampledTokens, sample
-from kvforge.runtime.schedule import Schedule
-from kvforge.runtime.scheduler import Scheduler
-from kvforge.runtime.sequence import Sequence, Status
-from kvforge.runtime.session import Session
+from kvforge.common.errors import let_end
+from kvforge.runtime.requests.outputs import SequenceOutput
+from kvforge.runtime.requests.sequence import Sequence, Status
+from kvforge.runtime.sampling.sampler import NOT_FINITE, SampledTokens, sample
+from kvforge.runtime.scheduling.schedule import Schedule
+from kvforge.runtime.scheduling.scheduler import Scheduler
+from kvforge.runtime.sessions.session import Session
 from kvforge.runtime.speculation.draft_runs import DraftProbs, Run, drawn_runs, greedy_runs
-from kvforge.runtime.statistics import EngineStatistics
+from kvforge.runtime.statistics.counters import EngineStatistics
 
 logger = logging.getLogger(__name__)
 

@@ -17,9 +17,9 @@ from torch import Tensor
 from torch._functorch.aot_autograd import aot_function, make_boxed_func
 
 import plugins
+from kvforge.common.errors import BuildError, EngineError
 from kvforge.compiler.targets import load_target
-from kvforge.errors import BuildError, EngineError
-from kvforge.runtime import cuda_session
+from kvforge.runtime.sessions import cuda as cuda_session
 from plugins import cuda_ops
 from tests.support.fake_session import fake_manifest
 

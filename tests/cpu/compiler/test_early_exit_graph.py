@@ -12,6 +12,7 @@ from torch import Tensor
 
 import plugins
 from kvforge.checkpoint import open_checkpoint
+from kvforge.common.errors import BuildError
 from kvforge.compiler.convert import convert_weights
 from kvforge.compiler.export import export_early_exit, export_upper
 from kvforge.compiler.onnx_check import check_graph
@@ -19,7 +20,6 @@ from kvforge.compiler.onnx_export import INPUTS, RESULTS, write_onnx
 from kvforge.compiler.options import BuildOptions, ResolvedOptions, resolve
 from kvforge.compiler.tensorrt_split_decode import split_decode
 from kvforge.compiler.verify import verify
-from kvforge.errors import BuildError
 from model_defs import ModelConfig, load_config
 from model_defs.reference import reference_early_exit, reference_hidden
 from tests.support.checkpoints import load_weights, make_checkpoint

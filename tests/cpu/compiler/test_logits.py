@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from kvforge.compiler import build_engine
-from kvforge.engine import load_manifest
-from kvforge.runtime.session import Session, load_session
+from kvforge.manifest import load_manifest
+from kvforge.runtime.sessions.session import Session, load_session
 from model_defs import load_config
 from model_defs.reference import reference_logits
 from tests.support.checkpoints import load_weights, make_checkpoint

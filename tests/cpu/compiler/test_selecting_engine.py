@@ -8,9 +8,9 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from kvforge.engine import WEIGHTS_FILE, load_manifest
-from kvforge.errors import EngineError
-from kvforge.runtime.session import Session, load_session
+from kvforge.common.errors import EngineError
+from kvforge.manifest import WEIGHTS_FILE, load_manifest
+from kvforge.runtime.sessions.session import Session, load_session
 from model_defs import load_config
 from model_defs.rope import rope_tables
 from tests.support.eager_session import eager_session

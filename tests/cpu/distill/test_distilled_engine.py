@@ -9,9 +9,9 @@ import torch
 from kvforge.checkpoint import open_checkpoint
 from kvforge.compiler import BuildOptions, build_engine
 from kvforge.distill import DistillConfig, distill_checkpoint
-from kvforge.engine import load_manifest
+from kvforge.manifest import load_manifest
 from kvforge.rewire import RewireOptions, rewire_checkpoint
-from kvforge.runtime.session import load_session
+from kvforge.runtime.sessions.session import load_session
 from kvforge.swiftkv import load_model, make_layout
 from model_defs import load_config
 from tests.support.checkpoints import make_checkpoint

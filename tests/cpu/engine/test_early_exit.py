@@ -12,16 +12,16 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from kvforge.cli import main
+from kvforge.common.errors import CheckpointError, EngineError
 from kvforge.compiler import BuildOptions, build_engine
 from kvforge.compiler.export import export_lower, export_upper
 from kvforge.compiler.options import resolve
-from kvforge.engine import WEIGHTS_FILE, load_manifest
-from kvforge.errors import CheckpointError, EngineError
+from kvforge.manifest import WEIGHTS_FILE, load_manifest
 from kvforge.planning.load import load_subject
 from kvforge.planning.shape import shape_of_config, shape_of_manifest
-from kvforge.runtime.cpu_session import CpuSession
-from kvforge.runtime.cuda_session import CudaSession, activation_bytes
-from kvforge.runtime.session import Session, load_session
+from kvforge.runtime.sessions.cpu import CpuSession
+from kvforge.runtime.sessions.cuda import CudaSession, activation_bytes
+from kvforge.runtime.sessions.session import Session, load_session
 from model_defs import load_config
 from model_defs.reference import reference_early_exit, reference_logits
 from tests.support.checkpoints import load_weights, make_checkpoint

@@ -14,12 +14,12 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from kvforge.cli import main
-from kvforge.engine import Manifest, load_manifest, save_manifest, sha256_of, verify_files
-from kvforge.errors import EngineError
+from kvforge.common.errors import EngineError
+from kvforge.manifest import Manifest, load_manifest, save_manifest, sha256_of, verify_files
 from kvforge.planning.costs import prefill_flops_per_token
-from kvforge.runtime.cpu_session import CpuSession
-from kvforge.runtime.session import load_session
-from kvforge.runtime.step_inputs import LowerStep, UpperStep
+from kvforge.runtime.sessions.cpu import CpuSession
+from kvforge.runtime.sessions.inputs import LowerStep, UpperStep
+from kvforge.runtime.sessions.session import load_session
 from tests.support.engines import SWIFTKV, SWIFTKV_FP8, EngineShelf
 
 

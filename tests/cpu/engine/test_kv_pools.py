@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from kvforge.engine import Manifest
-from kvforge.number_formats import KV_FORMATS
-from kvforge.runtime.huge_pages import ALIGNMENT
-from kvforge.runtime.pools import allocate_pools
+from kvforge.common.number_formats import KV_FORMATS
+from kvforge.manifest import Manifest
+from kvforge.runtime.sessions.huge_pages import ALIGNMENT
+from kvforge.runtime.sessions.pools import allocate_pools
 from model_defs.kv_layout import owner_table
 from plugins.kv_quantization import LARGEST, dynamic_scale, quantize
 from tests.support.fake_session import fake_manifest

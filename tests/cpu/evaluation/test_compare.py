@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from kvforge.errors import KvforgeError
+from kvforge.common.errors import KvforgeError
 from kvforge.evaluation.bootstrap import bootstrap_interval
 from kvforge.evaluation.compare import compare_with_teacher, fidelity, kl_divergence, perplexity
 from kvforge.evaluation.report import describe

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kvforge.errors import EngineError, KvforgeError
+from kvforge.common.errors import EngineError, KvforgeError
 from kvforge.evaluation.early_exit import (
     alignment,
     alignment_table,
@@ -17,7 +17,7 @@ from kvforge.evaluation.early_exit import (
 )
 from kvforge.evaluation.score import wilson
 from kvforge.runtime import LLM, SamplingParams
-from kvforge.runtime.scoring import stream_logits
+from kvforge.runtime.scoring.score import stream_logits
 from model_defs import load_config
 from model_defs.reference import reference_early_exit, reference_logits
 from tests.support.checkpoints import load_weights

@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 
 from kvforge.cli import main
-from kvforge.errors import KvforgeError
+from kvforge.common.errors import KvforgeError
 from kvforge.evaluation.documents import generated_documents, text_documents
 from kvforge.evaluation.early_exit import alignment
 from kvforge.evaluation.engine import EngineGenerator
 from kvforge.evaluation.paired import paired_difference
 from kvforge.evaluation.run import EvalOptions, make_prompts
 from kvforge.runtime import LLM
-from kvforge.runtime.scoring import score
-from kvforge.runtime.tokenizer import Tokenizer
+from kvforge.runtime.scoring.score import score
+from kvforge.runtime.text.tokenizer import Tokenizer
 from tests.support.engines import EARLY_EXIT, PLAIN, SWIFTKV, EngineShelf
 
 ASSETS = Path(__file__).parents[3] / "model_defs" / "assets"

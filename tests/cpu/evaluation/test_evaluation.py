@@ -6,7 +6,7 @@ import re
 import pytest
 
 from kvforge.cli import main
-from kvforge.errors import KvforgeError
+from kvforge.common.errors import KvforgeError
 from kvforge.evaluation.engine import Answer, EngineGenerator
 from kvforge.evaluation.score import answer_of, is_correct, make_score, score_table, share_found, wilson
 from kvforge.tasks import TASKS

@@ -16,8 +16,8 @@ from kvforge.gateway.generation import LOGPROBS_AT_ONCE, TOKENS_AT_ONCE, Generat
 from kvforge.gateway.held_answers import HeldAnswer, HeldAnswers
 from kvforge.gateway.logprobs import ChatLogprobs, CompletionLogprobs
 from kvforge.gateway.token_bytes import TokenBytes
-from kvforge.runtime.outputs import TokenLogprobs
-from kvforge.runtime.text_stream import TextStream
+from kvforge.runtime.requests.outputs import TokenLogprobs
+from kvforge.runtime.text.stream import TextStream
 from tests.cpu.gateway.fake_triton import FakeTriton, Row
 from tests.cpu.gateway.http_calls import COMPLETION, connect, post, send_request, wait_until
 from tests.cpu.gateway.test_openai_logprobs import decoder_of

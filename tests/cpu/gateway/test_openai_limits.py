@@ -7,7 +7,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from kvforge.errors import KvforgeError
+from kvforge.common.errors import KvforgeError
 from kvforge.gateway import body
 from kvforge.gateway.auth import ApiKeys
 from tests.cpu.gateway.fake_triton import FakeTriton

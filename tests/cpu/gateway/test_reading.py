@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from kvforge.engine import TOKENIZER_DIR
 from kvforge.gateway import reading
 from kvforge.gateway.asked import Asked, pack, unpack
 from kvforge.gateway.errors import ApiError
@@ -19,6 +18,7 @@ from kvforge.gateway.model import ServedModel
 from kvforge.gateway.options import GatewayOptions, gateway_command
 from kvforge.gateway.reading import AT_ONCE, IN_THREAD, Reading
 from kvforge.gateway.request_reader import RequestReader
+from kvforge.manifest import TOKENIZER_DIR
 from kvforge.workers import WorkersUnavailable
 from tests.cpu.gateway.engine_files import write_engine_files
 from tests.cpu.gateway.fake_triton import FakeTriton

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import pytest
 
-from kvforge.errors import BuildError
+from kvforge.common.errors import BuildError
 from kvforge.kv_policies import POLICIES, Full, Need
 from kvforge.kv_policies import mechanisms as m
 from kvforge.kv_policies.compatibility import check, compare, needs_table, table

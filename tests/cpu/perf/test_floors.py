@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from kvforge.errors import KvforgeError
+from kvforge.common.errors import KvforgeError
 from kvforge.runtime import LLMEngine
 from perf.engine_phases import run_phases
 from perf.floors import Rates, Work, best_rates, decode_work, measure_rates, prefill_work

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kvforge.errors import KvforgeError
+from kvforge.common.errors import KvforgeError
 from perf.load.command import add_lengths, add_levels, add_report, begin_report, run_markdown_program, run_program
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from kvforge.bench.workload import Workload
-from kvforge.errors import KvforgeError
+from kvforge.common.errors import KvforgeError
 from perf import compare_peers
 from perf.compare_peers import append, plan_runs, read_lines, write_report
 from perf.peers.client import Worker

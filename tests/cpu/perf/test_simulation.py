@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from kvforge.errors import KvforgeError
+from kvforge.common.errors import KvforgeError
 from perf.simulation.arrivals import Traffic, arrival_times
 from perf.simulation.cost_model import CostModel
 from perf.simulation.simulator import Limits, Outcome, simulate

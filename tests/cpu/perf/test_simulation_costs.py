@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvforge.errors import KvforgeError
+from kvforge.common.errors import KvforgeError
 from perf.simulation.cost_model import CostModel, fit_prices, load_costs, nonnegative_least_squares, save_costs
 from perf.simulation.work import StepWork
 

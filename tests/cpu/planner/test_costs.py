@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from kvforge.errors import KvforgeError
+from kvforge.common.errors import KvforgeError
 from kvforge.planning.costs import (
     full_token,
     output_flops,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kvforge.cli import main
-from kvforge.engine import save_manifest
+from kvforge.manifest import save_manifest
 from kvforge.planning.costs import prefill_flops_per_token
 from kvforge.planning.load import load_subject
 from kvforge.planning.presets import PRESETS

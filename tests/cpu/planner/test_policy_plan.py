@@ -7,8 +7,8 @@ import re
 import pytest
 
 from kvforge.cli import main
-from kvforge.engine import save_manifest
 from kvforge.kv_policies.shadowkv import ShadowKV
+from kvforge.manifest import save_manifest
 from kvforge.planning.sequence_memory import sequences_that_fit
 from tests.support.fake_session import fake_manifest
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from kvforge.checkpoint import Quantization, kv_scales, open_checkpoint
 from kvforge.cli import main
-from kvforge.errors import CheckpointError, KvforgeError
+from kvforge.common.errors import CheckpointError, KvforgeError
 from kvforge.quantize import quantize_checkpoint
 from kvforge.quantize.swiftkv_model import load_swiftkv
 from model_defs import load_config

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 from kvforge.cli import main
-from kvforge.errors import KvforgeError
+from kvforge.common.errors import KvforgeError
 from kvforge.rewire.cut_search import Candidate, choose_cut
 from kvforge.rewire.inputs import LayerInputs
 from kvforge.rewire.similarity import input_similarity, similarity_to_remaining

@@ -11,8 +11,8 @@ import transformers
 from torch import Tensor
 
 from kvforge.checkpoint import Checkpoint, open_checkpoint
+from kvforge.checkpoint.model import check_weights
 from kvforge.compiler import BuildOptions, build_engine
-from kvforge.model_checkpoint import check_weights
 from kvforge.rewire import INITS, RewireOptions, rewire_checkpoint
 from kvforge.swiftkv import load_model, make_layout
 from model_defs import load_config

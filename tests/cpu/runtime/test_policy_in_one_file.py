@@ -9,8 +9,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from kvforge.common.errors import BuildError
 from kvforge.compiler import BuildOptions, build_engine
-from kvforge.errors import BuildError
 from kvforge.kv_policies import POLICIES, parse, register
 from kvforge.runtime import LLMEngine, SamplingParams
 from kvforge.runtime.config import resolve_config

@@ -7,12 +7,12 @@ from collections import Counter
 
 import pytest
 
-from kvforge.errors import EngineError, RequestError
+from kvforge.common.errors import EngineError, RequestError
 from kvforge.kv_policies.shadowkv import ShadowKV
 from kvforge.runtime import LLMEngine, SamplingParams
 from kvforge.runtime.config import resolve_config
-from kvforge.runtime.pools import device_bytes, host_bytes
-from kvforge.runtime.schedule import Schedule
+from kvforge.runtime.scheduling.schedule import Schedule
+from kvforge.runtime.sessions.pools import device_bytes, host_bytes
 from tests.support.engine_schedules import PlannedRequest, check_tokens, random_plan, run_plan
 from tests.support.fake_session import FakeSession, fake_manifest
 from tests.support.fake_shadow_session import FakeShadowSession

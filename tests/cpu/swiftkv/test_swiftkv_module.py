@@ -10,7 +10,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from kvforge.checkpoint import open_checkpoint
-from kvforge.errors import CheckpointError
+from kvforge.common.errors import CheckpointError
 from kvforge.swiftkv import SwiftKVForCausalLM, load_model, make_layout
 from model_defs import load_config
 from model_defs.reference import reference_logits

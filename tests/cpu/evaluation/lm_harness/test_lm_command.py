@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kvforge.cli import main
-from kvforge.errors import KvforgeError
+from kvforge.common.errors import KvforgeError
 from tests.support.engines import PLAIN, EngineShelf
 
 pytest.importorskip("lm_eval", reason="lm-evaluation-harness is an extra")

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from kvforge.common.errors import KvforgeError
 from kvforge.compiler import BuildOptions, build_engine
-from kvforge.errors import KvforgeError
 from kvforge.tasks.prompt import make_example
 from tests.support.engines import PLAIN, EngineShelf
 
