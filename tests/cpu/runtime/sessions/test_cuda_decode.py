@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from kvforge.manifest import load_manifest
-from kvforge.runtime import LLMEngine, cuda_session
+from kvforge.runtime import LLMEngine
+from kvforge.runtime.sessions import cuda as cuda_session
 from kvforge.runtime.sessions.cpu import CpuSession
 from kvforge.runtime.sessions.cuda import CudaSession
 from kvforge.runtime.sessions.cuda_decode import GraphRecorder, batch_bucket, is_one_each, width_bucket

@@ -9,7 +9,8 @@ from safetensors.torch import save_file
 
 from kvforge.common.errors import EngineError
 from kvforge.manifest import WEIGHTS_FILE
-from kvforge.runtime import LLMEngine, huge_pages
+from kvforge.runtime import LLMEngine
+from kvforge.runtime.sessions import huge_pages
 from kvforge.runtime.sessions.aot_package import load_weights
 from kvforge.runtime.sessions.huge_pages import ALIGNMENT, huge_page_memory
 from kvforge.runtime.sessions.pools import allocate_pools
