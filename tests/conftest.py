@@ -20,8 +20,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Say which tests belong in one process (``--dist loadgroup``): those of a file, which share its fixtures, and all of
-    e2e, which share a server. They wait much, so they go first, beside what computes."""
+    """Say which tests belong in one process (``--dist loadgroup``): those of a file, which share fixtures, and all of
+    e2e, which share a server. These wait much, so they go first, beside what computes."""
     served = TESTS / "e2e"
     for item in items:
         group = "e2e" if served in item.path.parents else str(item.path.relative_to(TESTS))

@@ -39,8 +39,8 @@ class EngineSpec:
 
 
 class EngineShelf:
-    """Builds engines on demand under one folder, which the processes of a run share. With $KVFORGE_TEST_ENGINES set they
-    are kept there between runs, which is for quick local loops only: nothing notices when the sources change."""
+    """Builds engines on demand under one folder, which the processes of a run share. With $KVFORGE_TEST_ENGINES set
+    they are kept there between runs, for quick local loops only: nothing notices when the sources change."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = Path(os.environ.get("KVFORGE_TEST_ENGINES", folder))
