@@ -1,13 +1,22 @@
 """Checkpoints of the models in ``model_defs``: configuration and weights that belong together."""
 
 import re
+from pathlib import Path
 
-from kvforge.checkpoint import Checkpoint
+from kvforge.checkpoint import Checkpoint, open_checkpoint
 from kvforge.common.errors import CheckpointError
-from model_defs import ModelConfig, ModelError, load_config
+from model_defs import ModelConfig, ModelError, family_of, load_config
 from model_defs.weights import weight_specs
 
 _IS_NUMBER = re.compile("[0-9]{1,9}")
+
+
+def open_model(path: str | Path) -> Checkpoint:
+    """Open a checkpoint whose tensors go by the names of ``model_defs.weights``, whatever its family calls them; raises
+    CheckpointError as ``open_checkpoint`` does, and where two tensors would go by one name."""
+    checkpoint = open_checkpoint(path)
+    family = family_of(checkpoint.hf_config)
+    return checkpoint if family is None else checkpoint.renamed(family.weight_name)
 
 
 def read_model_config(checkpoint: Checkpoint) -> ModelConfig:

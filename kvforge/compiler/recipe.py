@@ -6,8 +6,7 @@ from typing import Any
 
 import yaml
 
-from kvforge.checkpoint import open_checkpoint
-from kvforge.checkpoint.model import read_model_config
+from kvforge.checkpoint.model import open_model, read_model_config
 from kvforge.common.dtypes import COMPUTE_DTYPES, KV_DTYPES
 from kvforge.common.errors import BuildError, first_line
 from kvforge.common.number_formats import WEIGHT_BYTES
@@ -49,7 +48,7 @@ class Recipe:
     def check_checkpoint(self, path: Path) -> None:
         """Raise BuildError unless the checkpoint at ``path`` has the recipe's cut and group size, CheckpointError
         where it cannot be read."""
-        self.check_model(read_model_config(open_checkpoint(path)))
+        self.check_model(read_model_config(open_model(path)))
 
     def check_model(self, config: ModelConfig) -> None:
         """Raise BuildError unless the model has the recipe's cut and group size."""

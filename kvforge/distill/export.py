@@ -12,7 +12,7 @@ from kvforge.checkpoint.copy_files import copy_files
 from kvforge.checkpoint.safetensors_writer import DTYPES, TensorSpec
 from kvforge.checkpoint.sharded_writer import write_sharded
 from kvforge.common.staging import staging_directory
-from kvforge.distill.parameters import is_teacher_only
+from model_defs.weights import is_teacher_only
 
 MAX_SHARD_BYTES = 5_000_000_000
 

@@ -29,7 +29,7 @@ def _has_type(value: Any, kind: Any) -> bool:
             and len(value) == len(arguments)
             and all(_has_type(item, element) for item, element in zip(value, arguments, strict=True))
         )
-    return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
+    return isinstance(value, kind) and (bool in (kind, *arguments) or not isinstance(value, bool))
 
 
 def _fits(manifest: Manifest) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 from kvforge.common.errors import EngineError, EngineReplacedError
 from kvforge.manifest.check import is_possible
-from kvforge.manifest.manifest import SCHEMA_VERSION, WEIGHTS_FILE, Manifest, digest_of
+from kvforge.manifest.manifest import LATER_FIELDS, SCHEMA_VERSION, WEIGHTS_FILE, Manifest, digest_of
 
 MANIFEST_FILE = "engine.json"
 MANIFEST_DIGEST = "manifest_sha256"
@@ -112,7 +112,7 @@ def verify_files(engine_dir: Path, manifest: Manifest) -> None:
 
 def _manifest_from(data: dict[str, Any], path: Path) -> Manifest:
     fields = {field.name: field for field in dataclasses.fields(Manifest)}
-    missing, unknown = fields.keys() - data.keys(), data.keys() - fields.keys()
+    missing, unknown = fields.keys() - data.keys() - LATER_FIELDS, data.keys() - fields.keys()
     if missing or unknown:
         what = f"lacks {sorted(missing)[0]}" if missing else f"has the unknown field {sorted(unknown)[0]}"
         raise EngineError(f"{path} {what}; rebuild the engine with kvforge build.")

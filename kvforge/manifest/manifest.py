@@ -10,6 +10,9 @@ from kvforge.common.number_formats import KV_FORMATS, SCALE_BYTES, WEIGHT_BYTES,
 from kvforge.kv_policies import Full, KVPolicy, OwnerCache, load
 
 SCHEMA_VERSION = 6
+LATER_FIELDS = frozenset({"kv_bias", "k_norm"})
+"""Fields that came after the schema version did: engines without them load, and keep their digest."""
+
 TOKENIZER_DIR = "tokenizer"
 RANK_DIR = "rank0"
 WEIGHTS_FILE = f"{RANK_DIR}/weights.safetensors"
@@ -40,7 +43,8 @@ class Manifest:
     draft tokens of a sequence in one step; above 0 the engine has the graph ``verify``. With ``early_exit`` it has the
     graph ``early_exit``, whose head is counted in ``num_parameters``. ``kv_policy`` and all of its parameters say what
     becomes of K,V once a prompt is computed (``kvforge.kv_policies``). ``isa`` names the machine code: the architecture
-    followed by the extensions it needs.
+    followed by the extensions it needs. ``kv_bias`` and ``k_norm`` say whether the K and V projections have biases and
+    K a norm, None where an earlier kvforge, which did not record it, built the engine.
     """
 
     schema_version: int
@@ -80,6 +84,8 @@ class Manifest:
     """SHA-256 of every file the engine was written with, by relative path; ``inspect --verify`` checks all."""
     kv_policy: str = Full.name
     kv_policy_parameters: dict[str, int] = field(default_factory=dict)
+    kv_bias: bool | None = None
+    k_norm: bool | None = None
 
     @property
     def policy(self) -> KVPolicy:
@@ -159,7 +165,8 @@ class Manifest:
 
     def to_json(self) -> dict[str, Any]:
         """Return the manifest as JSON-ready data."""
-        return dataclasses.asdict(self)
+        data = dataclasses.asdict(self)
+        return {name: value for name, value in data.items() if value is not None or name not in LATER_FIELDS}
 
 
 def digest_of(data: dict[str, Any]) -> str:

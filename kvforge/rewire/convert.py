@@ -72,7 +72,7 @@ def rewire_checkpoint(
     plot: str | Path | None = None,
     progress: Progress = lambda stage, done, total: None,
 ) -> RewireSummary:
-    """Write the SwiftKV checkpoint of a Llama, Mistral or Qwen one to ``output``, whole or not at all.
+    """Write the SwiftKV checkpoint of a plain one to ``output``, whole or not at all.
 
     One tensor is in memory at a time; calibration takes what :func:`record_inputs` and :func:`fit_owners` say. It runs,
     on the text file ``calibration`` or on generated text, where the cut is to be chosen, ``init`` is ridge, or ``plot``

@@ -14,8 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import plugins
-from kvforge.checkpoint import open_checkpoint
-from kvforge.checkpoint.model import read_model_config
+from kvforge.checkpoint.model import open_model, read_model_config
 from kvforge.compiler.build import manifest_fields, num_positions
 from kvforge.compiler.convert import convert_weights
 from kvforge.compiler.cpu_graph import linears, packed_tensors
@@ -76,7 +75,7 @@ class EagerSession(Session):
 
 def eager_session(checkpoint: Path, options: BuildOptions) -> EagerSession:
     """Return a session of the engine that ``build_engine`` would make with these arguments."""
-    source = open_checkpoint(checkpoint)
+    source = open_model(checkpoint)
     config = read_model_config(source)
     resolved = resolve(options, config, source.dtype("model.embed_tokens.weight"))
     with tempfile.TemporaryDirectory() as folder:

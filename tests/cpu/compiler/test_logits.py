@@ -16,7 +16,7 @@ from kvforge.manifest import load_manifest
 from kvforge.runtime.sessions.session import Session, load_session
 from model_defs import load_config
 from model_defs.reference import reference_logits
-from tests.support.checkpoints import load_weights, make_checkpoint
+from tests.support.checkpoints import FAMILIES, load_weights, make_checkpoint
 from tests.support.engines import SWIFTKV, SWIFTKV_FP8, EngineShelf, EngineSpec
 from tests.support.step_driver import StepDriver
 
@@ -37,16 +37,15 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
-PLAIN = {
+PLAIN = {family: spec(family, num_hidden_layers=3) for family in FAMILIES} | {
     "llama": spec("llama", num_hidden_layers=3, rope_parameters=LLAMA3_ROPE),
     "mistral": spec("mistral", num_hidden_layers=3, sliding_window=24),
     "qwen2": spec("qwen2", num_hidden_layers=3, tie_word_embeddings=True),
     "qwen3": spec("qwen3", num_hidden_layers=3, head_dim=32),
 }
-REWIRED = {
+REWIRED = {family: spec(family, 2, 2, num_hidden_layers=4) for family in FAMILIES} | {
     "llama": SWIFTKV,
     "mistral": spec("mistral", 1, 1, num_hidden_layers=3, sliding_window=24),
-    "qwen2": spec("qwen2", 2, 2, num_hidden_layers=4),
     "qwen3": spec("qwen3", 2, 2, num_hidden_layers=4, tie_word_embeddings=True),
     "one KV head, head dim 80, 5 layers cut at 3, ragged group, tied": spec(
         "llama", 3, 4, num_hidden_layers=5, num_key_value_heads=1, head_dim=80, tie_word_embeddings=True

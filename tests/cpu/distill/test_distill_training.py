@@ -37,13 +37,13 @@ def test_only_swiftkv_and_the_early_exit_head_change(tmp_path: Path, family: str
     before = weights(model)
     distill(FAST, model, random_data(), tmp_path / "work")
     changed = {name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])}
-    parts = ["q_proj", "k_proj", "v_proj"] + (["q_norm", "k_norm"] if family == "qwen3" else [])
+    parts = ["q_proj", "k_proj", "v_proj"] + (["q_norm", "k_norm"] if model.sizes.qk_norm else [])
     expected = {"model.norm_swiftkv.weight", "model.norm_early_exit.weight", "lm_head_early_exit.weight"}
     for layer in (2, 3):
         for part in parts:
             if part[0] == "q" or layer == 2:
                 expected.add(f"model.layers.{layer}.self_attn.{part}_swiftkv.weight")
-                if family == "qwen2" and part.endswith("proj"):
+                if model.sizes.qkv_bias and part.endswith("proj"):
                     expected.add(f"model.layers.{layer}.self_attn.{part}_swiftkv.bias")
     assert changed == expected
 

@@ -17,7 +17,7 @@ from kvforge.planning.costs import (
 )
 from kvforge.planning.presets import PRESETS
 from kvforge.planning.shape import shape_of_config, shape_of_manifest
-from model_defs import load_config
+from model_defs import families, load_config
 from model_defs.weights import weight_specs
 from perf.gpu.models import Limits, Variant, manifest_of, resolved_options
 
@@ -92,7 +92,7 @@ def test_presets_have_the_parameters_of_the_published_checkpoints(name, paramete
     assert all(1 <= cut < shape.num_layers for cut in PRESETS[name].cuts)
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize("family", families())
 @pytest.mark.parametrize(("cut", "group_size"), [(5, 1), (2, 1), (2, 2), (1, 4)])
 def test_parameters_are_those_of_the_graphs(family, cut, group_size):
     swiftkv = {"swiftkv": True, "num_key_value_layers": cut, "key_value_group_size": group_size}
@@ -160,16 +160,20 @@ def test_impossible_cuts_are_refused(cut, group_size):
 
 
 @pytest.mark.parametrize("swiftkv", [{}, {"swiftkv": True, "num_key_value_layers": 2, "key_value_group_size": 2}])
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
-def test_engine_and_checkpoint_have_the_same_shape(family, swiftkv):
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("family", families())
+def test_engine_and_checkpoint_have_the_same_shape(family, bias, swiftkv):
     """``prefill_flops_per_token`` of an engine's manifest, its parameters with and without the cut."""
     suffix = "_swiftkv" if swiftkv else ""
-    config = load_config({**TINY, **swiftkv, "model_type": f"{family}{suffix}", "tie_word_embeddings": True})
+    hf = {**TINY, **swiftkv, "tie_word_embeddings": True, "attention_bias": bias}
+    config = load_config({**hf, "model_type": f"{family}{suffix}"})
     limits = Limits(max_num_seqs=4, max_num_tokens=64, max_seq_len=128, page_size=16)
     manifest = manifest_of(config, resolved_options(config, Variant(), limits, "cpu"))
     expected = shape_of_config(config)
     shape = shape_of_manifest(manifest)
     assert dataclasses.replace(shape, model=expected.model) == expected
+    earlier = shape_of_manifest(dataclasses.replace(manifest, kv_bias=None, k_norm=None))
+    assert (earlier == shape) == (config.qkv_bias == families()[family].traits.get("qkv_bias", False))
     assert prefill_flops_per_token(manifest, 100) == skipped_token(expected, 100).total
     hidden, q_dim, kv_dim, inner = 64, 64, 32, 80
     of_layer = 2 * (2 * hidden * q_dim + 3 * hidden * inner) + 4 * q_dim * 50.5

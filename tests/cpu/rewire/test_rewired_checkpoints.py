@@ -10,8 +10,8 @@ import torch
 import transformers
 from torch import Tensor
 
-from kvforge.checkpoint import Checkpoint, open_checkpoint
-from kvforge.checkpoint.model import check_weights
+from kvforge.checkpoint import Checkpoint
+from kvforge.checkpoint.model import check_weights, open_model
 from kvforge.compiler import BuildOptions, build_engine
 from kvforge.rewire import INITS, RewireOptions, rewire_checkpoint
 from kvforge.swiftkv import load_model, make_layout
@@ -34,7 +34,7 @@ def text(tmp_path: Path) -> Path:
 
 def opened(path: Path):
     """Return checkpoint and configuration; every tensor that an engine needs is there."""
-    checkpoint = open_checkpoint(path)
+    checkpoint = open_model(path)
     config = load_config(checkpoint.hf_config, checkpoint.generation_config)
     check_weights(checkpoint, config)
     return checkpoint, config

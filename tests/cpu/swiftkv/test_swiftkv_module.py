@@ -45,18 +45,18 @@ def test_equals_the_reference(tmp_path: Path, family: str, cut: int | None, grou
         torch.testing.assert_close(row, reference_logits(model.sizes, weights, ids), atol=1e-4, rtol=1e-4)
 
 
+LAST = {"sliding_window": 9, "use_sliding_window": True, "max_window_layers": 3}
+WINDOWS = {"llama": {"sliding_window": 9}, "mistral": {"sliding_window": 9}, "qwen2": LAST, "qwen3": LAST}
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("windows", [False, True])
 def test_teacher_path_is_the_model_before_the_cut(tmp_path: Path, family: str, windows: bool) -> None:
-    """Without sliding windows, and with one in all layers (Mistral) or in the last (Qwen)."""
-    extra = {}
-    if windows:
-        extra = {"sliding_window": 9} | (
-            {"use_sliding_window": True, "max_window_layers": 3} if "qwen" in family else {}
-        )
+    """Without sliding windows, and with one in all layers (Mistral) or in the last (Qwen); Llama knows none."""
+    extra = WINDOWS.get(family, {}) if windows else {}
     path = with_teacher(tmp_path, family, cut=2, group_size=2, **extra)
     model = load(path, with_teacher=True)
-    assert any(0 < window < 10 for window in model.sizes.layer_windows) == (windows and family != "llama")
+    assert any(0 < window < 10 for window in model.sizes.layer_windows) == (bool(extra) and family != "llama")
     with torch.no_grad():
         layout = make_layout(model.sizes, IDS.shape[1])
         hidden = model.model.lower(IDS, layout)
