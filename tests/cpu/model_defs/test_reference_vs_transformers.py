@@ -9,6 +9,7 @@ import transformers
 from model_defs import load_config
 from model_defs.reference import reference_logits
 from tests.support.checkpoints import FAMILIES, load_weights, make_checkpoint
+from tests.support.rounding import assert_near, model_error
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -39,7 +40,7 @@ def test_reference_equals_transformers(case: str, tmp_path) -> None:
         expected = model(input_ids).logits[0]
     config = load_config(json.loads((path / "config.json").read_text()))
     actual = reference_logits(config, load_weights(path), input_ids[0])
-    assert (actual - expected).abs().max() / expected.abs().max() < 1e-5
+    assert_near(actual, expected, model_error(config, input_ids.shape[1]))
 
 
 def test_old_and_new_rope_spelling_agree() -> None:

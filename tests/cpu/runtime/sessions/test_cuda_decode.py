@@ -2,6 +2,7 @@
 
 import dataclasses
 import gc
+import itertools
 import os
 import random
 from collections.abc import Callable
@@ -26,6 +27,7 @@ from kvforge.runtime.step.batch import StepBatch
 from tests.support.cuda_recorder import Recorder, Recording
 from tests.support.engine_schedules import random_plan, run_plan
 from tests.support.engines import SWIFTKV, EngineShelf
+from tests.support.rounding import assert_near, config_of, model_error
 
 CPU = torch.device("cpu")
 
@@ -36,6 +38,12 @@ def cpu_session(engines: EngineShelf) -> CpuSession:
     session = load_session(Path(path), load_manifest(path))
     assert isinstance(session, CpuSession)
     return session
+
+
+@pytest.fixture(scope="module")
+def rounding(engines: EngineShelf) -> float:
+    """Of the largest logit or element of the cache, of sequences of at most 5 pages of 8 tokens."""
+    return model_error(config_of(engines.checkpoint(SWIFTKV)), 5 * 8)
 
 
 def padded(session: CpuSession, capture: Recorder | None) -> CudaSession:
@@ -61,7 +69,7 @@ def run_step(session: CpuSession | CudaSession, step: LowerStep, pools: list) ->
     return session.upper(batch.upper(hidden), pools)
 
 
-def test_padding_changes_neither_logits_nor_cache(cpu_session: CpuSession) -> None:
+def test_padding_changes_neither_logits_nor_cache(cpu_session: CpuSession, rounding: float) -> None:
     torch.manual_seed(0)
     recorder = Recorder()
     session = padded(cpu_session, recorder)
@@ -73,10 +81,10 @@ def test_padding_changes_neither_logits_nor_cache(cpu_session: CpuSession) -> No
     for seed, num_seqs in enumerate((1, 3, 5, 8, 9, 3, 1)):
         step = decode_step(num_seqs, page_size, seed)
         logits = run_step(session, step, mine)
-        torch.testing.assert_close(logits, run_step(cpu_session, step, other), rtol=0, atol=1e-5)
+        assert_near(logits, run_step(cpu_session, step, other), rounding)
         for pool, copy in zip(mine, other, strict=True):
             for tensor, expected in zip(pool, copy, strict=True):
-                torch.testing.assert_close(tensor, expected, rtol=0, atol=1e-5)
+                assert_near(tensor, expected, rounding)
     # Buckets of 1, 4, 8 and 16 sequences, one width.
     assert len(recorder.recordings) == 2 * 4 and all(r.num_replays for r in recorder.recordings)
 
@@ -100,7 +108,8 @@ def test_other_pools_are_captured_anew(cpu_session: CpuSession) -> None:
     run_step(session, step, first)
     run_step(session, step, second)
     assert len(recorder.recordings) == 4
-    torch.testing.assert_close(first, second)
+    # The same kernels on the same shapes.
+    assert all(map(torch.equal, itertools.chain(*first), itertools.chain(*second)))
 
 
 def test_other_pools_that_begin_at_the_same_address_are_captured_anew(cpu_session: CpuSession) -> None:
@@ -113,10 +122,11 @@ def test_other_pools_that_begin_at_the_same_address_are_captured_anew(cpu_sessio
     run_step(session, step, first)
     run_step(session, step, second)
     assert len(recorder.recordings) == 4
-    torch.testing.assert_close(first, second)
+    # The same kernels on the same shapes.
+    assert all(map(torch.equal, itertools.chain(*first), itertools.chain(*second)))
 
 
-def test_graphs_of_all_sizes_share_the_memory_of_their_results(cpu_session: CpuSession) -> None:
+def test_graphs_of_all_sizes_share_the_memory_of_their_results(cpu_session: CpuSession, rounding: float) -> None:
     places: list[tuple[int, ...]] = []
 
     def capture(function: Callable[[], Tensor]) -> tuple[Recording, Tensor]:
@@ -132,7 +142,7 @@ def test_graphs_of_all_sizes_share_the_memory_of_their_results(cpu_session: CpuS
         with torch.inference_mode(inference):
             step = decode_step(num_seqs, session.manifest.page_size, index)
             expected = run_step(cpu_session, step, pools)
-            torch.testing.assert_close(run_step(session, step, pools), expected, rtol=0, atol=1e-5)
+            assert_near(run_step(session, step, pools), expected, rounding)
     assert [rows for _, rows, _ in places] == [8, 8, 1, 1, 4, 4]
     assert len({address for address, _, _ in places}) == 2
 

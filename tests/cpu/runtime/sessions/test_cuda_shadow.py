@@ -16,7 +16,8 @@ from kvforge.runtime.sessions.mapped_memory import mapped_host_memory
 from model_defs import load_config
 from tests.support.cuda_recorder import Recorder
 from tests.support.eager_session import EagerSession, random_session
-from tests.support.shadow_steps import ShadowSteps, mixed_steps
+from tests.support.rounding import assert_near, model_error
+from tests.support.shadow_steps import TOKENS, ShadowSteps, mixed_steps
 
 HF = {
     "model_type": "llama_swiftkv",
@@ -62,7 +63,7 @@ def test_logits_are_the_eager_sessions(captures: bool, eager: EagerSession) -> N
     recorder = Recorder()
     session = padded(eager, recorder if captures else None)
     for one, other in zip(mixed_steps(session), mixed_steps(eager), strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=1e-4)
+        assert_near(one, other, model_error(eager.config, TOKENS))
     assert len(recorder.recordings) == (2 if captures else 0)
     assert all(recording.num_replays for recording in recorder.recordings)
 

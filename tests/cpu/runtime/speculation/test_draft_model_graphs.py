@@ -8,6 +8,7 @@ from kvforge.runtime.config import resolve_config
 from kvforge.runtime.speculation.draft_model import DraftModel
 from tests.support.eager_session import EagerSession
 from tests.support.fixed_drafting import speculative_engine
+from tests.support.rounding import assert_near, model_error
 from tests.support.small_models import small_session
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -92,7 +93,7 @@ def test_after_drafts_both_caches_hold_what_a_fresh_prefill_writes(target, simil
             tokens = sequence.tokens[: sequence.num_computed].tolist()
             got = stored(engine.runner.pools, sequence.pages, len(tokens))
             for tensor, wanted in zip(got, fresh(target, tokens), strict=True):
-                torch.testing.assert_close(tensor, wanted, atol=5e-6, rtol=1e-5)
+                assert_near(tensor, wanted, model_error(target.config, len(tokens)))
             twin = drafter.cache.twins.get(sequence)
             if twin is None:
                 continue
@@ -100,7 +101,7 @@ def test_after_drafts_both_caches_hold_what_a_fresh_prefill_writes(target, simil
             tokens = sequence.tokens[: right.num_computed].tolist()
             got = stored(drafter._runner.pools, right.pages, len(tokens))
             for tensor, wanted in zip(got, fresh(similar, tokens), strict=True):
-                torch.testing.assert_close(tensor, wanted, atol=5e-6, rtol=1e-5)
+                assert_near(tensor, wanted, model_error(similar.config, len(tokens)))
             num_checked += 1
 
     texts = texts_of(engine, GREEDY, compare)
