@@ -22,6 +22,7 @@ REGISTRIES = re.compile(
     r"\b(?:[\w-]+\.)*(?:pypi\.org|pythonhosted\.org|nvcr\.io|ngc\.nvidia\.com|docker\.io|ghcr\.io|quay\.io|gcr\.io"
     r"|conda\.anaconda\.org)\b|\bindex-url\b"
 )
+PATH = re.compile(r"`((?:kvforge|tests|docs|plugins|model_defs|build|triton_repo|perf)/[\w./-]+)`")
 LINK = re.compile(r"\]\(([^()\s]+)\)")
 FENCED = re.compile(r"^```.*?^```[^\n]*$", re.MULTILINE | re.DOTALL)
 
@@ -94,6 +95,12 @@ def test_links_lead_somewhere(page: Path) -> None:
 def test_a_broken_link_is_found() -> None:
     text = "[a](docs/no-such-page.md) [b](docs/serving.md#no-such-heading) [c](docs/serving.md#metrics) `[d](code)`"
     assert list(broken(ROOT / "README.md", text)) == ["docs/no-such-page.md", "docs/serving.md#no-such-heading"]
+
+
+@pytest.mark.parametrize("page", [*DOCS, *TOP[:2]], ids=name)
+def test_files_that_are_named_exist(page: Path) -> None:
+    named = PATH.findall(page.read_text(encoding="utf-8"))
+    assert [path for path in named if not (ROOT / path).exists()] == []
 
 
 @pytest.mark.parametrize("page", WITH_COMMANDS, ids=name)
