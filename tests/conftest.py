@@ -19,6 +19,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true", help="every random case and specialisation, slow ones too")
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Say which tests belong in one process (``--dist loadgroup``): those of a file, which share fixtures, and all of
     e2e, which share a server. These wait much, so they go first, beside what computes."""

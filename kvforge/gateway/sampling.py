@@ -5,9 +5,9 @@ from typing import Any
 
 from kvforge.common.errors import RequestError
 from kvforge.gateway.errors import ApiError, bad_field, from_request_error
-from kvforge.gateway.fields import SAMPLING, flag, integer
 from kvforge.gateway.guides import guided_decoding
 from kvforge.gateway.options import GatewayOptions
+from kvforge.gateway.request_fields import SAMPLING, flag, integer
 from kvforge.runtime.requests.params import SamplingParams
 
 MAX_TOP_LOGPROBS = 20

@@ -210,7 +210,7 @@ class LLMEngine:
         logger.error("a step failed", exc_info=error)
         self.statistics.num_failed_steps += 1
         message = f"{type(error).__name__}: {error}"
-        return [self._finish(sequence, "error", message) for sequence in plan.at_stake]
+        return [self._finish(sequence, "error", message) for sequence in plan.affected]
 
     def _report(self, plan: Schedule, logits: torch.Tensor, sampled: SampledTokens) -> list[SequenceOutput]:
         """Give the survivors their tokens and those that follow right drafts."""
@@ -222,7 +222,7 @@ class LLMEngine:
         self._take(survivors, sampled, outputs)
         if plan.drafts:
             self.verifier.verify(plan, logits, outputs)
-        for sequence in (*plan.drafts, *plan.draft_rooms):
+        for sequence in (*plan.drafts, *plan.draft_limits):
             if sequence.status is Status.RUNNING:
                 self.scheduler.roll_back(sequence)
         self.statistics.generated(outputs)
@@ -275,8 +275,8 @@ class LLMEngine:
         """Raise AssertionError unless pages, holders, slots and queues agree (see ``invariants``)."""
         check_invariants(self.scheduler)
 
-    def _take(self, sequences: list[Sequence], sampled: SampledTokens, news: dict[Sequence, SequenceOutput]) -> None:
-        """Give each sequence its token, or end it for having none, and say so in ``news``."""
+    def _take(self, sequences: list[Sequence], sampled: SampledTokens, outputs: dict[Sequence, SequenceOutput]) -> None:
+        """Give each sequence its token, or end it for having none, and say so in ``outputs``."""
         tokens, logprobs, logits, errors = sampled.tokens, sampled.logprobs, sampled.logits, sampled.errors
         rows: SequenceOf[int] = range(len(sequences))
         if errors:
@@ -286,13 +286,13 @@ class LLMEngine:
             self.scheduler.append(sequences, tokens)
         for row, message in errors.items():
             logger.error("request %s: %s", sequences[row].request_id, message)
-            news[sequences[row]] = self._finish(sequences[row], "error", message, news.get(sequences[row]))
+            outputs[sequences[row]] = self._finish(sequences[row], "error", message, outputs.get(sequences[row]))
         for row in rows:
             sequence, token = sequences[row], tokens[row]
-            output = news.get(sequence)
+            output = outputs.get(sequence)
             if output is None:
                 output = SequenceOutput(sequence.request_id, sequence.index, [token], metrics=sequence.metrics)
-                news[sequence] = output
+                outputs[sequence] = output
             else:
                 output.new_token_ids.append(token)
             if row in logprobs:

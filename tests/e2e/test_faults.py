@@ -25,7 +25,9 @@ TEXT = "hello there"
 
 def engine_process(server: TritonServer) -> ProcessId:
     (found,) = [
-        p for p in lasting_processes(server.pid) if b"engine_process" in Path(f"/proc/{p.pid}/cmdline").read_bytes()
+        p
+        for p in lasting_processes(server.pid)
+        if b"serving.engine.process" in Path(f"/proc/{p.pid}/cmdline").read_bytes()
     ]
     return found
 

@@ -23,7 +23,7 @@ OPENAI = ("--openai", "--openai-port", "0", "--served-model-name", "served")
 
 def engine_process(running: ServeProcess) -> ProcessId:
     found = lasting_processes(tritonserver(running).pid)
-    (engine,) = [p for p in found if b"engine_process" in Path(f"/proc/{p.pid}/cmdline").read_bytes()]
+    (engine,) = [p for p in found if b"serving.engine.process" in Path(f"/proc/{p.pid}/cmdline").read_bytes()]
     return engine
 
 

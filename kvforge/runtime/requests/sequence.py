@@ -52,12 +52,12 @@ class Sequence:
     """One sequence: prompt and generated token ids, and the pages that hold the K,V of the first of them.
 
     Invariants: ``num_computed < length`` (at least one token is still to be computed) while not finished;
-    ``pages`` cover at least ``num_computed + cache_shift`` tokens while running and are empty otherwise; ``slot`` is
+    ``pages`` cover at least ``num_computed + cache_offset`` tokens while running and are empty otherwise; ``slot`` is
     the row of the slot table while running and -1 otherwise.
     """
 
     __slots__ = (
-        "cache_shift",
+        "cache_offset",
         "digests",
         "first_transition",
         "index",
@@ -117,7 +117,7 @@ class Sequence:
         self.siblings: list[Sequence] = [self]
         """All sequences of the request, itself included; the first one computes the prompt."""
         self.pages: list[int] = []
-        self.cache_shift = 0
+        self.cache_offset = 0
         """Where the token at position p is in the pages, less p: below 0 once a transition has shortened the cache."""
         self.first_transition = self.next_transition = NEVER
         """Numbers of computed tokens: see ``KVPolicy.next_transition``."""

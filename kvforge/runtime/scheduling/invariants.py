@@ -43,13 +43,13 @@ def check_invariants(scheduler: Scheduler) -> None:
     assert sorted(used_slots + slots.free_slots) == list(range(config.max_num_seqs)), "slots are lost"
     for sequence in scheduler.running:
         assert sequence.status is Status.RUNNING and sequence.num_computed < sequence.length, sequence
-        assert len(sequence.pages) == scheduler.pages_for(sequence.num_computed + sequence.cache_shift), sequence
+        assert len(sequence.pages) == scheduler.pages_for(sequence.num_computed + sequence.cache_offset), sequence
         assert len(set(sequence.pages)) == len(sequence.pages), sequence
         assert slots.num_computed[sequence.slot] == sequence.num_computed, sequence
         assert slots.page_table[sequence.slot, : len(sequence.pages)].tolist() == sequence.pages, sequence
     for sequence in scheduler.waiting:
         assert sequence.status is Status.WAITING and not sequence.pages and sequence.slot == -1, sequence
-        assert sequence.num_computed == 0 and not sequence.state_pages and sequence.cache_shift == 0, sequence
+        assert sequence.num_computed == 0 and not sequence.state_pages and sequence.cache_offset == 0, sequence
     _check_policy(scheduler)
     assert all(sequence.status is not Status.FINISHED for sequence in scheduler.proposals), "drafts of a finished one"
     for ordered in (scheduler.waiting, scheduler.running):
@@ -65,11 +65,11 @@ def _check_policy(scheduler: Scheduler) -> None:
         assert len(sequence.state_pages) == state.needed(sequence), sequence
         columns = slice(len(sequence.state_pages))
         assert slots.state_table[sequence.slot, columns].tolist() == sequence.state_pages, sequence
-        assert slots.cache_shift[sequence.slot] == sequence.cache_shift, sequence
+        assert slots.cache_offset[sequence.slot] == sequence.cache_offset, sequence
         num_prompt, num_computed = sequence.num_prompt_tokens, sequence.num_computed
         assert num_computed <= sequence.next_transition, f"{sequence} is beyond a transition"
         if not sequence.is_due:
-            assert num_computed + sequence.cache_shift == policy.num_cached(num_prompt, num_computed), sequence
+            assert num_computed + sequence.cache_offset == policy.num_cached(num_prompt, num_computed), sequence
         values = tuple(int(slots.columns[name][sequence.slot]) for name in policy.slot_columns)
         if num_computed >= sequence.first_transition and sequence.next_transition != sequence.first_transition:
             assert values == policy.slot_values(num_prompt, num_computed), sequence
@@ -78,7 +78,7 @@ def _check_policy(scheduler: Scheduler) -> None:
                 assert scheduler.pool.ref_counts[page] == 1, f"page {page} of a changed cache is shared"
                 assert not scheduler.prefix_cache.holds(page), f"page {page} of a changed cache is published"
         else:
-            assert not any(values) and sequence.cache_shift == 0, sequence
+            assert not any(values) and sequence.cache_offset == 0, sequence
     for row in slots.free_slots:
-        columns_of_row = (slots.cache_shift, *slots.columns.values())
+        columns_of_row = (slots.cache_offset, *slots.columns.values())
         assert not any(column[row] for column in columns_of_row), f"slot {row} is not reset"

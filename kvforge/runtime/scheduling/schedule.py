@@ -12,8 +12,8 @@ class Schedule:
     """One step's work: sequences with one token to compute, then chunks of sequences with several.
 
     ``budget`` is what is left of the step's tokens. A chunk that does not reach its sequence's end has no
-    survivor; one that does may go on with ``drafts``, which are survivors too. ``draft_rooms`` are drafts that the step
-    may make itself: what they need is reserved, and the runner moves those that it makes to ``drafts``.
+    survivor; one that does may go on with ``drafts``, which are survivors too. ``draft_limits`` are drafts that the
+    step may make itself: what they need is reserved, and the runner moves those that it makes to ``drafts``.
     ``transitions`` are done before anything else, in their order. While sequences are admitted, ``num_reserved`` pages
     are kept for those that run.
     """
@@ -22,7 +22,7 @@ class Schedule:
     decodes: list[Sequence] = field(default_factory=list)
     prefills: list[tuple[Sequence, int]] = field(default_factory=list)
     drafts: dict[Sequence, tuple[int, ...]] = field(default_factory=dict)
-    draft_rooms: dict[Sequence, int] = field(default_factory=dict)
+    draft_limits: dict[Sequence, int] = field(default_factory=dict)
     transitions: dict[Sequence, Transition] = field(default_factory=dict)
     num_preempted: int = 0
     num_reserved: int = 0
@@ -46,7 +46,7 @@ class Schedule:
         return self.decodes + [sequence for sequence, _ in self.prefills]
 
     @property
-    def at_stake(self) -> list[Sequence]:
+    def affected(self) -> list[Sequence]:
         """All sequences of the step, and those whose cache it only changes: if it fails, their K,V are nobody's."""
         return list(dict.fromkeys([*self.sequences, *self.transitions]))
 
@@ -63,7 +63,7 @@ class Schedule:
 
     def drop(self, sequence: Sequence) -> None:
         """Take a sequence out and give its tokens back to the budget."""
-        self.budget += self.draft_rooms.pop(sequence, len(self.drafts.pop(sequence, ())))
+        self.budget += self.draft_limits.pop(sequence, len(self.drafts.pop(sequence, ())))
         self.transitions.pop(sequence, None)
         if sequence in self.decodes:
             self.decodes.remove(sequence)

@@ -37,8 +37,8 @@ class Scheduler:
 
     ``proposals`` are drafts of the next tokens of sequences. When a sequence's last token is computed, the first of
     them are computed with it as far as tokens, survivors and pages of the step are left by everything else; they
-    cost no other sequence anything. Proposals are for one step: what does not fit is dropped. ``rooms`` are numbers of
-    drafts that the next step may make of sequences without proposals; they are planned alike.
+    cost no other sequence anything. Proposals are for one step: what does not fit is dropped. ``draft_limits`` are
+    numbers of drafts that the next step may make of sequences without proposals; they are planned alike.
     """
 
     def __init__(self, config: RuntimeConfig) -> None:
@@ -52,7 +52,7 @@ class Scheduler:
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.proposals: dict[Sequence, tuple[int, ...]] = {}
-        self.rooms: dict[Sequence, int] = {}
+        self.draft_limits: dict[Sequence, int] = {}
         self.num_preemptions = 0
         self.num_reused_tokens = 0
         self.num_transitions = 0
@@ -102,7 +102,7 @@ class Scheduler:
                 break
             elif sequence.status is not Status.RUNNING:
                 continue  # preempted just now
-            elif len(sequence.pages) * page_size >= sequence.length + sequence.cache_shift:
+            elif len(sequence.pages) * page_size >= sequence.length + sequence.cache_offset:
                 plan.decodes.append(sequence)
                 plan.budget -= 1
             else:
@@ -114,7 +114,7 @@ class Scheduler:
                 self._plan(plan, sequence, min(self._max_chunk(sequence), plan.budget))
         if plan.num_preempted == 0 and plan.budget > 0 and self.waiting:
             self._plan_admissions(plan)
-        if self.proposals or self.rooms:
+        if self.proposals or self.draft_limits:
             self._plan_drafts(plan)
         return plan
 
@@ -127,13 +127,13 @@ class Scheduler:
         for sequence in plan.decodes:
             num_computed = sequence.num_computed = sequence.num_computed + 1
             sequence.prompt_done = True
-            if publish and num_computed % page_size == 0 and sequence.cache_shift == 0:
+            if publish and num_computed % page_size == 0 and sequence.cache_offset == 0:
                 self.prefix_cache.publish(sequence)
         for sequence, num_tokens in plan.prefills:
             sequence.num_computed += num_tokens
             sequence.prompt_done = sequence.prompt_done or sequence.num_computed >= sequence.num_prompt_tokens
             slots.num_computed[sequence.slot] = sequence.num_computed
-            if publish and sequence.cache_shift == 0:
+            if publish and sequence.cache_offset == 0:
                 self.prefix_cache.publish(sequence)
 
     def accept(self, sequences: list[Sequence]) -> None:
@@ -146,7 +146,7 @@ class Scheduler:
 
     def roll_back(self, sequence: Sequence) -> None:
         """Let go of a running sequence's pages beyond its computed tokens: drafts that were not accepted."""
-        keep = self.pages_for(sequence.num_computed + sequence.cache_shift)
+        keep = self.pages_for(sequence.num_computed + sequence.cache_offset)
         self._let_go(sequence.pages[keep:])
         del sequence.pages[keep:]
 
@@ -162,7 +162,7 @@ class Scheduler:
 
     def _plan(self, plan: Schedule, sequence: Sequence, num_tokens: int) -> None:
         end = sequence.num_computed + num_tokens
-        cached = end + sequence.cache_shift
+        cached = end + sequence.cache_offset
         if len(sequence.pages) * self.config.page_size < cached and not self._grow(plan, sequence, cached):
             return
         plan.budget -= num_tokens
@@ -204,7 +204,7 @@ class Scheduler:
         decodes = set(plan.decodes)
         for sequence in survivors:
             drafts = self.proposals.pop(sequence, ())
-            wanted = len(drafts) or self.rooms.get(sequence, 0)
+            wanted = len(drafts) or self.draft_limits.get(sequence, 0)
             # One token more than drafts comes out of the step.
             count = min(wanted, plan.budget, room, sequence.max_length - sequence.length - 1)
             while count > 0 and not self._extend(sequence, sequence.length + count):
@@ -213,10 +213,10 @@ class Scheduler:
                 if drafts:
                     plan.drafts[sequence] = drafts[:count]
                 else:
-                    plan.draft_rooms[sequence] = count
+                    plan.draft_limits[sequence] = count
                 plan.budget -= count
                 room -= count
-        self.rooms = {}
+        self.draft_limits = {}
         if moved := decodes & plan.drafts.keys():
             plan.prefills += [(sequence, 1) for sequence in plan.decodes if sequence in moved]
             plan.decodes = [sequence for sequence in plan.decodes if sequence not in moved]
@@ -232,21 +232,21 @@ class Scheduler:
         policy, slots, num_prompt, num_computed = (
             self.policy, self.slots, sequence.num_prompt_tokens, sequence.num_computed
         )  # fmt: skip
-        if sequence.cache_shift == 0:
+        if sequence.cache_offset == 0:
             self._set_priorities(sequence)
         old_pages = sequence.pages
         kept = set(policy.kept_pages(num_prompt, num_computed, self.config.page_size))
         self._let_go([page for index, page in enumerate(old_pages) if index not in kept])
         sequence.pages = [page for index, page in enumerate(old_pages) if index in kept]
         slots.page_table[sequence.slot, : len(sequence.pages)] = sequence.pages
-        sequence.cache_shift = policy.num_cached(num_prompt, num_computed) - num_computed
-        slots.cache_shift[sequence.slot] = sequence.cache_shift
+        sequence.cache_offset = policy.num_cached(num_prompt, num_computed) - num_computed
+        slots.cache_offset[sequence.slot] = sequence.cache_offset
         for name, value in zip(policy.slot_columns, policy.slot_values(num_prompt, num_computed), strict=True):
             slots.columns[name][sequence.slot] = value
         following = policy.next_transition(num_prompt, num_computed + 1)
         sequence.next_transition = NEVER if following is None else following
         self.num_transitions += 1
-        if self._grow(plan, sequence, num_computed + sequence.cache_shift):
+        if self._grow(plan, sequence, num_computed + sequence.cache_offset):
             plan.transitions[sequence] = Transition(sequence, tuple(old_pages))
 
     def _grow(self, plan: Schedule, sequence: Sequence, num_tokens: int) -> bool:
@@ -308,9 +308,9 @@ class Scheduler:
         """Pages that a sequence with ``pages`` takes for all its tokens, less those that it gives up before."""
         length, change = sequence.length, sequence.next_transition
         if change > length:
-            return self.pages_for(length + sequence.cache_shift) - len(pages)
+            return self.pages_for(length + sequence.cache_offset) - len(pages)
         kept_by_others = sum(self.pool.ref_counts[page] > 1 for page in pages)
-        before = self.pages_for(change + sequence.cache_shift) - len(pages)
+        before = self.pages_for(change + sequence.cache_offset) - len(pages)
         most = self.policy.max_cached(sequence.num_prompt_tokens, length, change)
         return max(before, self.pages_for(most) - (len(pages) - kept_by_others))
 
@@ -349,21 +349,21 @@ class Scheduler:
         """Written pages that hold the K,V of this sequence's first tokens, from the cache or a sibling."""
         best = self.prefix_cache.lookup(sequence) if self.config.enable_prefix_cache else []
         for other in sequence.siblings:
-            if other is not sequence and other.status is Status.RUNNING and other.cache_shift == 0:
+            if other is not sequence and other.status is Status.RUNNING and other.cache_offset == 0:
                 shared = min(other.num_computed, sequence.num_prompt_tokens, sequence.num_reusable)
                 if shared // self.config.page_size > len(best):
                     best = other.pages[: shared // self.config.page_size]
         return best
 
     def _release(self, sequence: Sequence) -> None:
-        if sequence.cache_shift == 0:
+        if sequence.cache_offset == 0:
             self._set_priorities(sequence)
         self._let_go(sequence.pages)
         sequence.pages = []
         self.state_pages.give_back(sequence)
-        if sequence.cache_shift:
-            sequence.cache_shift = 0
-            for column in (self.slots.cache_shift, *self.slots.columns.values()):
+        if sequence.cache_offset:
+            sequence.cache_offset = 0
+            for column in (self.slots.cache_offset, *self.slots.columns.values()):
                 column[sequence.slot] = 0
         sequence.next_transition = sequence.first_transition
         sequence.num_computed = sequence.num_published = 0

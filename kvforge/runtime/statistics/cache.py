@@ -12,7 +12,7 @@ def cache_stats(manifest: Manifest, scheduler: Scheduler) -> dict[str, int]:
     """
     config, pool, state = scheduler.config, scheduler.pool, scheduler.state_pages
     shape = cache_shape(manifest, config.max_num_seqs, config.max_seq_len)
-    num_changed = sum(sequence.cache_shift < 0 for sequence in scheduler.running)
+    num_changed = sum(sequence.cache_offset < 0 for sequence in scheduler.running)
     used = pool.num_used * shape.page_bytes + state.num_used * shape.state_page_bytes
     return {
         "kv_device_bytes": shape.device_bytes(config.num_pages, state.num_pages),

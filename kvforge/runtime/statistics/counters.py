@@ -59,13 +59,13 @@ class EngineStatistics:
             sequence.metrics.num_accepted_draft_tokens += 1
         self.num_accepted_draft_tokens += len(sequences)
 
-    def generated(self, news: dict[Sequence, SequenceOutput]) -> None:
+    def generated(self, outputs: dict[Sequence, SequenceOutput]) -> None:
         """Sequences have new tokens: note the time in their metrics."""
         wall, now = time.time_ns(), time.monotonic_ns()
         single: list[int] = []
         several: list[tuple[int, int]] = []
         total = 0
-        for sequence, output in news.items():
+        for sequence, output in outputs.items():
             count, metrics, last = len(output.new_token_ids), sequence.metrics, sequence.last_token_ns
             if count == 0:
                 continue

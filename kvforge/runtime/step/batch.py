@@ -75,7 +75,7 @@ class StepBatchBuilder:
 
         decode_rows = rows[:num_decodes]
         positions = slots.num_computed[decode_rows]
-        cached = positions + slots.cache_shift[decode_rows]
+        cached = positions + slots.cache_offset[decode_rows]
         self._write_tokens(
             0,
             positions,
@@ -94,7 +94,7 @@ class StepBatchBuilder:
             start, end = sequence.num_computed, sequence.num_computed + count
             positions = arange[start : end + len(drafts)]
             ids = sequence.tokens[start:end]
-            cached = positions + sequence.cache_shift if sequence.cache_shift else positions
+            cached = positions + sequence.cache_offset if sequence.cache_offset else positions
             self._write_tokens(
                 num_tokens,
                 positions,
@@ -107,7 +107,7 @@ class StepBatchBuilder:
                 kept = 1 + len(drafts)
                 survivor_index[num_survivors : num_survivors + kept] = arange[num_tokens - kept : num_tokens]
                 num_survivors += kept
-            kv_length[row] = end + len(drafts) + sequence.cache_shift
+            kv_length[row] = end + len(drafts) + sequence.cache_offset
             query_start[row + 1] = num_tokens
             survivor_start[row + 1] = num_survivors
 

@@ -64,7 +64,7 @@ class Runner:
 
     @torch.inference_mode()
     def run(self, plan: Schedule, slots: SlotTable) -> torch.Tensor | None:
-        """Compute the planned tokens, and drafts of them where ``plan.draft_rooms`` has room, which then are in
+        """Compute the planned tokens, and drafts of them where ``plan.draft_limits`` has room, which then are in
         ``plan.drafts``; returns logits [R, vocab] of ``plan.survivors`` and their drafts, None if R is 0.
         ``plan.transitions`` must be done."""
         if self._listener is not None:
@@ -72,7 +72,7 @@ class Runner:
             variant = variant_of(plan) if self._session.captures_steps else ()
             self._listener(Work(kind, token_units(plan, self._session.manifest), variant))
         batch = self._builder.build(plan, slots)
-        if batch.num_survivors == 0 or not (plan.draft_rooms or self._exits):
+        if batch.num_survivors == 0 or not (plan.draft_limits or self._exits):
             return self.run_batch(batch)
         hidden = self._lower(batch)
         if self._exits is not None:

@@ -44,7 +44,7 @@ class _Draft:
 
 
 class SelfDraft:
-    """Fills ``plan.drafts`` as far as ``plan.draft_rooms`` go, and gathers the survivors of the step with them.
+    """Fills ``plan.drafts`` as far as ``plan.draft_limits`` go, and gathers the survivors of the step with them.
 
     A greedy sequence's draft is the exit's most probable token; that of a sampled one is drawn from the exit's
     distribution with the random number that its token will be drawn with, which stays the sequence's next. Biases,
@@ -59,7 +59,7 @@ class SelfDraft:
         """Draft and return the survivors; ``hidden`` is ``lower``'s of ``batch``, the step without these drafts."""
         survivors = plan.survivors
         ends = [end for start, end in itertools.pairwise(batch.survivor_start.tolist()) if end > start]
-        drafts = {s: _Draft(s, room, _next_uniform(s, room)) for s, room in plan.draft_rooms.items()}
+        drafts = {s: _Draft(s, room, _next_uniform(s, room)) for s, room in plan.draft_limits.items()}
         last = [end - 1 for sequence, end in zip(survivors, ends, strict=True) if sequence in drafts]
         # Copied first: sessions may leave every hidden state in the same place.
         step = gather(hidden, batch.survivor_index.numpy())

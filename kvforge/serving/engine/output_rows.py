@@ -19,7 +19,7 @@ _FLOAT_BYTES = 4
 
 
 @dataclass(frozen=True)
-class News:
+class StepOutput:
     """What a step gave one sequence; `top` is a (token ids, log-probabilities) pair per token."""
 
     engine_id: str
@@ -58,16 +58,16 @@ def error_row(output: Any, message: str) -> Row:
     return [output.request_id, output.index, [], "error", {"stop_reason": message}]
 
 
-def from_row(row: Row, blob: bytes) -> News:
+def from_row(row: Row, blob: bytes) -> StepOutput:
     """The inverse of `to_row`; `logits` [rows, vocab] looks into `blob`."""
     engine_id, index, tokens, reason, extras = row
     if not extras:
-        return News(engine_id, index, tokens, reason)
+        return StepOutput(engine_id, index, tokens, reason)
     logits = None
     if "logits" in extras:
         offset, rows, vocab = extras["logits"]
         logits = np.frombuffer(blob, np.float32, rows * vocab, offset).reshape(rows, vocab)
-    return News(
+    return StepOutput(
         engine_id,
         index,
         tokens,

@@ -13,7 +13,7 @@ LAUNCHER_PID, RUN_DIR, SHM_PREFIX = "KVFORGE_LAUNCHER_PID", "KVFORGE_RUN_DIR", "
 
 
 @dataclass(frozen=True)
-class Leftovers:
+class ServerResources:
     """Of one server: its run directory and its regions in /dev/shm, all whose names begin with `shm_prefix`."""
 
     launcher_pid: int
@@ -25,7 +25,7 @@ class Leftovers:
         return {LAUNCHER_PID: str(self.launcher_pid), RUN_DIR: str(self.run_dir), SHM_PREFIX: self.shm_prefix}
 
     @classmethod
-    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> "Leftovers | None":
+    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> "ServerResources | None":
         """None in a server that was started by hand."""
         try:
             return cls(int(environment[LAUNCHER_PID]), Path(environment[RUN_DIR]), environment[SHM_PREFIX])

@@ -116,7 +116,7 @@ def _pid_namespace(pid: str) -> str | None:
 
 
 def _is_of(words: list[str], server_pid: int) -> bool:
-    """A stub has the pid in its place, the engine by the arguments that the stub gives it (engine_process.py)."""
+    """A stub has the pid in its place, the engine by the arguments that the stub gives it (engine/process.py)."""
     pid = str(server_pid)
     is_engine = "--socket-fd" in words and ("--server-pid", pid) in itertools.pairwise(words)
     return is_engine or (_is_stub(words) and words[5] == pid)

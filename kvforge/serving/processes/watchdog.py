@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from kvforge.serving.processes.cleanup import Leftovers
+from kvforge.serving.processes.cleanup import ServerResources
 from kvforge.serving.processes.facts import process_id, processes_of
 
 PERIOD_S = 0.5
@@ -47,7 +47,7 @@ def end_with_server(server_pid: int) -> None:
     tritonserver too and removes what is left of it. Where that is so at the call, it does not return.
     """
     server = process_id(server_pid)
-    leftovers = Leftovers.from_environment()
+    leftovers = ServerResources.from_environment()
     launcher = None if leftovers is None else process_id(leftovers.launcher_pid)
 
     def is_orphan() -> bool:

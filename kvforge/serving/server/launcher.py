@@ -18,7 +18,7 @@ from kvforge.manifest import load_manifest
 from kvforge.serving.health.probe import generate, has_metrics, is_ready
 from kvforge.serving.logs.lines import error_in_log
 from kvforge.serving.logs.pump import LogPump, LogSink
-from kvforge.serving.processes.cleanup import Leftovers
+from kvforge.serving.processes.cleanup import ServerResources
 from kvforge.serving.processes.facts import (
     ProcessId,
     children,
@@ -160,7 +160,7 @@ class TritonServer:
             backends = triton.make_backend_dir(run_dir / "backends")
             self._process = subprocess.Popen(
                 [str(triton.binary), *self._arguments(run_dir, backends)],
-                env=triton.environment() | Leftovers(os.getpid(), run_dir, self._shm_prefix).environment(),
+                env=triton.environment() | ServerResources(os.getpid(), run_dir, self._shm_prefix).environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -203,7 +203,7 @@ class TritonServer:
         if self._sink is not None:
             self._sink.close()
         if self._run_dir is not None:
-            Leftovers(os.getpid(), self._run_dir, self._shm_prefix).remove()
+            ServerResources(os.getpid(), self._run_dir, self._shm_prefix).remove()
             self._run_dir = None
         self._state = None
 

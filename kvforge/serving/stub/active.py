@@ -10,7 +10,7 @@ import numpy as np
 
 from kvforge.serving.contract.failures import Failure
 from kvforge.serving.contract.request import GenerationRequest
-from kvforge.serving.engine.output_rows import News
+from kvforge.serving.engine.output_rows import StepOutput
 
 CONTEXT_TOKENS = 6
 MAX_UNHEARD_BEATS = 300
@@ -33,19 +33,19 @@ class Pending:
     top: "array[float]" = field(default_factory=lambda: array("f"))
     logits: list[np.ndarray] = field(default_factory=list)
 
-    def add(self, news: News) -> None:
-        self.tokens.extend(news.tokens)
-        self.log_probs.extend(news.log_probs or ())
+    def add(self, output: StepOutput) -> None:
+        self.tokens.extend(output.tokens)
+        self.log_probs.extend(output.log_probs or ())
         if self.num_top:
-            for ids, log_probs in news.top or ():
+            for ids, log_probs in output.top or ():
                 self.top_ids.extend(ids[: self.num_top])
                 self.top.extend(log_probs[: self.num_top])
-        if news.logits is not None:
-            self.logits.append(news.logits)
+        if output.logits is not None:
+            self.logits.append(output.logits)
 
 
 @dataclass
-class Sequence:
+class ActiveSequence:
     """One generated sequence: `batch_index` is the prompt's row, `sequence_index` counts its samples."""
 
     batch_index: int
@@ -68,7 +68,7 @@ class Sequence:
         return self.finish_reason is not None
 
     @property
-    def has_news(self) -> bool:
+    def has_output(self) -> bool:
         return self.request.streaming and bool(self.pending.tokens)
 
 
@@ -80,7 +80,7 @@ class Chunk:
     text is decoded after; the totals are of the moment the chunk was taken.
     """
 
-    sequence: Sequence
+    sequence: ActiveSequence
     new: Pending
     tokens: list[int]
     cum_log_prob: float
@@ -114,7 +114,7 @@ class ActiveRequest:
         self.timeout_s = timeout_s
         self.engine_ids = [f"{key}.{row}" for row in range(len(prompts))]
         self.sequences = [
-            Sequence(row, index, prompt) for row, prompt in enumerate(prompts)
+            ActiveSequence(row, index, prompt) for row, prompt in enumerate(prompts)
             for index in range(prompt.num_sequences)
         ]  # fmt: skip
         self._by_index = {(f"{key}.{s.batch_index}", s.sequence_index): s for s in self.sequences}
@@ -132,20 +132,20 @@ class ActiveRequest:
         self.scheduled = False
         """True while a sender thread has or will get this request; guarded by the sender pool."""
 
-    def add(self, news: News) -> bool:
+    def add(self, output: StepOutput) -> bool:
         """Take in engine output; True when there is something to send now."""
         with self._lock:
-            sequence = self._by_index.get((news.engine_id, news.index))
+            sequence = self._by_index.get((output.engine_id, output.index))
             if sequence is None or sequence.finished:
                 return False
-            sequence.pending.add(news)
-            sequence.num_generated += len(news.tokens)
-            if news.log_probs is not None:
-                sequence.cum_log_prob += sum(news.log_probs)
-            if news.finish_reason is not None:
-                sequence.finish_reason = news.finish_reason
-                sequence.stop_reason, sequence.metrics = news.stop_reason, news.metrics
-            return sequence.finished or sequence.has_news
+            sequence.pending.add(output)
+            sequence.num_generated += len(output.tokens)
+            if output.log_probs is not None:
+                sequence.cum_log_prob += sum(output.log_probs)
+            if output.finish_reason is not None:
+                sequence.finish_reason = output.finish_reason
+                sequence.stop_reason, sequence.metrics = output.stop_reason, output.metrics
+            return sequence.finished or sequence.has_output
 
     def fail(self, failure: Failure) -> None:
         """End the request with an error, unless it has ended."""
@@ -181,7 +181,7 @@ class ActiveRequest:
             if self._failure is not None:
                 self._ended = True
                 return [], self._failure, False
-            ready = [s for s in self.sequences if not s.reported and (s.finished or s.has_news)]
+            ready = [s for s in self.sequences if not s.reported and (s.finished or s.has_output)]
             if self.in_ensemble:
                 ready = ready[:1]
             chunks = []
@@ -205,7 +205,7 @@ class ActiveRequest:
         return True
 
 
-def _chunk(sequence: Sequence, final: bool) -> Chunk:
+def _chunk(sequence: ActiveSequence, final: bool) -> Chunk:
     request = sequence.request
     new, sequence.pending = sequence.pending, Pending(request.num_top_log_probs)
     with_prompt = not request.streaming and not request.exclude_input

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from kvforge.common.errors import EngineError, RequestError, first_line
 from kvforge.serving.engine.heartbeat import Heartbeat
-from kvforge.serving.engine.output_rows import News, from_row
+from kvforge.serving.engine.output_rows import StepOutput, from_row
 from kvforge.serving.engine.protocol import BLOB, Message, ProtocolError, encode, receive
 from kvforge.serving.processes.run_dir import FAILED, LOADING, READY, REPLACED, STALLED
 from kvforge.serving.stub.engine_queue import EngineQueue
@@ -37,7 +37,7 @@ of them waits for a core, a step of 2 ms was seen to take 500 ms (2 cores, load 
 class EngineListener(Protocol):
     """What the engine reports. Every method is called on the client's one reader thread."""
 
-    def on_tokens(self, outputs: list[News]) -> None: ...
+    def on_tokens(self, outputs: list[StepOutput]) -> None: ...
     def on_refused(self, request_id: str, error: str) -> None: ...
     def on_stats(self, stats: dict) -> None: ...
     def on_lost(self, error: str) -> None:

@@ -25,7 +25,7 @@ from kvforge.serving.contract.sampling import in_tensor_names
 from kvforge.serving.contract.size_limits import SizeLimits
 from kvforge.serving.contract.stream_keys import STREAM_KEY, StreamKeys
 from kvforge.serving.engine.guide_thread import GUIDE
-from kvforge.serving.engine.output_rows import News
+from kvforge.serving.engine.output_rows import StepOutput
 from kvforge.serving.logs.request_log import configure, log_request
 from kvforge.serving.processes.facts import server_of_stub
 from kvforge.serving.processes.state_files import StateWriter
@@ -200,27 +200,27 @@ class Stub:
 
     # -- what the engine reports (on the client's reader thread) --------------------------------------------
 
-    def on_tokens(self, outputs: list[News]) -> None:
-        for news in outputs:
-            active = self._requests.by_engine_id(news.engine_id)
+    def on_tokens(self, outputs: list[StepOutput]) -> None:
+        for output in outputs:
+            active = self._requests.by_engine_id(output.engine_id)
             try:
-                self._take(news, active)
+                self._take(output, active)
             except BaseException as error:
                 let_end(error)
-                logger.exception("a step's news could not be taken in")
+                logger.exception("a step's outputs could not be taken in")
                 if active is not None:
                     self.end(active, Failure("failed", f"the engine's answer could not be read: {first_line(error)}"))
 
-    def _take(self, news: News, active: ActiveRequest | None) -> None:
+    def _take(self, output: StepOutput, active: ActiveRequest | None) -> None:
         if active is None:
             # Nobody waits for it: cancelled a moment ago, or it outlived a restart of the engine.
-            if news.finish_reason is None:
-                self._client.abort(news.engine_id)
-        elif news.finish_reason == "abort" and active.timeout_s is not None:
+            if output.finish_reason is None:
+                self._client.abort(output.engine_id)
+        elif output.finish_reason == "abort" and active.timeout_s is not None:
             self.end(active, past_deadline(active.timeout_s))
-        elif news.finish_reason in ("error", "abort"):
-            self.end(active, Failure("failed", f"the engine gave up this request: {news.stop_reason}"))
-        elif active.add(news):
+        elif output.finish_reason in ("error", "abort"):
+            self.end(active, Failure("failed", f"the engine gave up this request: {output.stop_reason}"))
+        elif active.add(output):
             self._senders.schedule(active)
 
     def on_refused(self, request_id: str, error: str) -> None:

@@ -15,11 +15,11 @@ from kvforge.checkpoint import open_checkpoint
 from kvforge.common.errors import BuildError
 from kvforge.compiler.convert import convert_weights
 from kvforge.compiler.export import export_early_exit, export_upper
+from kvforge.compiler.graph_checks import verify
 from kvforge.compiler.onnx_check import check_graph
 from kvforge.compiler.onnx_export import INPUTS, RESULTS, write_onnx
 from kvforge.compiler.options import BuildOptions, ResolvedOptions, resolve
 from kvforge.compiler.tensorrt_split_decode import split_decode
-from kvforge.compiler.verify import verify
 from model_defs import ModelConfig, load_config
 from model_defs.reference import reference_early_exit, reference_hidden
 from tests.support.checkpoints import load_weights, make_checkpoint

@@ -9,8 +9,8 @@ from torch.fx import GraphModule, Node
 
 from kvforge.common.errors import BuildError
 from kvforge.compiler.export import ExportedGraph, export_lower, export_upper, export_verify
+from kvforge.compiler.graph_checks import verify
 from kvforge.compiler.options import BuildOptions, ResolvedOptions, resolve
-from kvforge.compiler.verify import verify
 from model_defs import ModelConfig, load_config
 
 HF = {

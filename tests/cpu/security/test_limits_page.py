@@ -9,7 +9,7 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
-from kvforge.gateway.fields import CHAT, COMPLETIONS
+from kvforge.gateway.request_fields import CHAT, COMPLETIONS
 from kvforge.serving.contract.parameters import ERRORS_AS_TENSORS, STOP_TOKEN_IDS, TIMEOUT
 from kvforge.serving.server.repository import materialise
 

@@ -38,7 +38,7 @@ def test_tokens_equal_those_of_exact_pages_one_at_a_time(full):
         scheduler, factored = engine.scheduler, set()
 
         def after_step(session=session, scheduler=scheduler, factored=factored):
-            factored.update((s.request_id, s.index) for s in scheduler.running if s.cache_shift < 0)
+            factored.update((s.request_id, s.index) for s in scheduler.running if s.cache_offset < 0)
             session.poison_pages(scheduler.pool.free_pages)
             session.poison_shadow_pages(scheduler.state_pages.free_pages, scheduler.slots.free_slots)
 

@@ -7,7 +7,7 @@ from tests.support.fake_session import FakeSession
 from tests.support.fixed_drafting import speculative_engine
 
 
-class Asked:
+class ParsedRequest:
     """Drafts one token for sequences longer than ``since``; notes the steps in which it was asked."""
 
     def __init__(self, since):
@@ -22,7 +22,7 @@ class Asked:
 
 
 def start(since):
-    drafter = Asked(since)
+    drafter = ParsedRequest(since)
     engine = speculative_engine(FakeSession(max_draft_len=3), drafter, 1, enable_prefix_cache=False)
     drafter.engine = engine
     engine.add_request("a", [5, 6, 7], SamplingParams(max_tokens=100, ignore_eos=True))

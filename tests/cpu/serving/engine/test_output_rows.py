@@ -13,7 +13,7 @@ from kvforge.runtime.requests.sequence import RequestMetrics
 from kvforge.serving.contract.failures import Failure
 from kvforge.serving.contract.request import GenerationRequest
 from kvforge.serving.engine import process as engine_process
-from kvforge.serving.engine.output_rows import News, from_row
+from kvforge.serving.engine.output_rows import StepOutput, from_row
 from kvforge.serving.engine.process import EngineServer
 from kvforge.serving.engine.protocol import BLOB, receive
 from kvforge.serving.stub.active import ActiveRequest
@@ -32,7 +32,7 @@ def outputs() -> list[SequenceOutput]:
     return [SequenceOutput("8.0", 1, [6]), last]
 
 
-def through_the_protocol(made: list[SequenceOutput]) -> list[list[News]]:
+def through_the_protocol(made: list[SequenceOutput]) -> list[list[StepOutput]]:
     """The news of each message."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
@@ -47,7 +47,7 @@ def through_the_protocol(made: list[SequenceOutput]) -> list[list[News]]:
 
 def test_rows_come_back_as_they_were() -> None:
     ((plain, rich),) = through_the_protocol(outputs())
-    assert plain == News("8.0", 1, [6])
+    assert plain == StepOutput("8.0", 1, [6])
     assert (rich.engine_id, rich.tokens, rich.finish_reason, rich.stop_reason) == ("9.0", [4, 5], "stop", [7, 8])
     assert rich.log_probs == [-0.5, -0.5]
     assert rich.top == [[[4, 9], [-0.5, -1.5]]] * 2
@@ -93,7 +93,7 @@ def test_every_output_has_its_shape_and_type() -> None:
 def test_a_vocabulary_smaller_than_the_number_of_top_log_probs(vocab_size: int) -> None:
     active = ActiveRequest(9, "id", None, [EVERYTHING], frozenset({"top_log_probs", "top_log_probs_ids"}))
     top = [(list(range(vocab_size)), [-0.5] * vocab_size)] * 3
-    active.add(News("9.0", 0, [0, 0, 0], "stop", [-0.5] * 3, top))
+    active.add(StepOutput("9.0", 0, [0, 0, 0], "stop", [-0.5] * 3, top))
     (chunk,), _, _ = active.take()
     assert {array.shape for array in chunk_arrays(active, chunk).values()} == {(1, 3, vocab_size)}
 
@@ -107,7 +107,7 @@ def test_waiting_log_probs_take_no_object_per_number() -> None:
     try:
         for step in range(num_tokens):
             top = (list(range(1000, 1020)), [-float(step * 20 + i) for i in range(20)])
-            active.add(News("9.0", 0, [4], None, [-0.5], [top]))
+            active.add(StepOutput("9.0", 0, [4], None, [-0.5], [top]))
         kept, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvforge.serving.processes.cleanup import GATEWAY_FOLDER, Leftovers, remove_gateway_folder
+from kvforge.serving.processes.cleanup import GATEWAY_FOLDER, ServerResources, remove_gateway_folder
 
 HANGS = """
 import ctypes, threading, time
@@ -20,7 +20,7 @@ def remove(leftovers):
     removing.set()
     time.sleep(0.1)  # the other thread gets the interpreter's lock
 
-watchdog.Leftovers.remove = remove
+watchdog.ServerResources.remove = remove
 threading.Thread(target=watchdog.end_with_server, args=({server},)).start()
 removing.wait()
 ctypes.PyDLL(None).pause()  # keeps the lock for ever
@@ -64,7 +64,7 @@ def run(script: str, server: int, **environment: str) -> subprocess.CompletedPro
 
 
 def test_who_loses_the_interpreters_lock_while_it_ends_the_others_ends_all_the_same(tmp_path: Path) -> None:
-    orphan = Leftovers(ended().pid, tmp_path / "run", "")
+    orphan = ServerResources(ended().pid, tmp_path / "run", "")
     assert run(HANGS, ended().pid, **orphan.environment()).returncode < 0
 
 

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.cpu.serving.test_metrics import FakeTriton
 
 from kvforge.runtime import LLMEngine, SamplingParams, SequenceOutput
 from kvforge.runtime.requests.sequence import RequestMetrics
@@ -16,6 +15,7 @@ from kvforge.serving.engine.output_rows import from_row, to_row
 from kvforge.serving.stub.active import ActiveRequest
 from kvforge.serving.stub.metrics import EngineMetrics
 from kvforge.serving.stub.responses import PERF_METRICS, chunk_arrays
+from tests.cpu.serving.stub.test_metrics import FakeTriton
 from tests.support.fake_session import FakeSession
 
 EDGES = [2**31 - 1, 2**32 - 1, 2**53, 2**63 - 1, 2**64 - 1]

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from kvforge.common.errors import EngineError
-from kvforge.serving.engine.output_rows import News
+from kvforge.serving.engine.output_rows import StepOutput
 from kvforge.serving.processes.facts import process_id, wait_gone
 from kvforge.serving.stub import engine_client
 from kvforge.serving.stub.engine_client import EngineClient
@@ -29,14 +29,14 @@ class Listener:
     """Queues what the engine reports."""
 
     def __init__(self) -> None:
-        self.tokens: queue.SimpleQueue[News] = queue.SimpleQueue()
+        self.tokens: queue.SimpleQueue[StepOutput] = queue.SimpleQueue()
         self.refused: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
         self.lost: queue.SimpleQueue[str] = queue.SimpleQueue()
         self.stats: dict = {}
 
-    def on_tokens(self, outputs: list[News]) -> None:
-        for news in outputs:
-            self.tokens.put(news)
+    def on_tokens(self, outputs: list[StepOutput]) -> None:
+        for output in outputs:
+            self.tokens.put(output)
 
     def on_refused(self, request_id: str, error: str) -> None:
         self.refused.put((request_id, error))
@@ -66,13 +66,13 @@ def add(client: EngineClient, request_id: str, prompt: list[int], max_tokens: in
     client.send(client.encode(message))
 
 
-def read(listener: Listener, request_id: str) -> list[News]:
-    """All news of one request up to its end."""
-    found: list[News] = []
+def read(listener: Listener, request_id: str) -> list[StepOutput]:
+    """All outputs of one request up to its end."""
+    found: list[StepOutput] = []
     while not found or found[-1].finish_reason is None:
-        news = listener.tokens.get(timeout=WAIT_S)
-        if news.engine_id == request_id:
-            found.append(news)
+        output = listener.tokens.get(timeout=WAIT_S)
+        if output.engine_id == request_id:
+            found.append(output)
     return found
 
 
@@ -92,7 +92,7 @@ def test_tokens_come_back_and_repeat(client: EngineClient, listener: Listener) -
     first = read(listener, "a")
     add(client, "b", [1, 2, 3], 5)
     second = read(listener, "b")
-    assert [news.tokens for news in first] == [news.tokens for news in second]
+    assert [output.tokens for output in first] == [output.tokens for output in second]
     assert (len(first), first[-1].finish_reason) == (5, "length")
     assert (first[0].log_probs, second[0].log_probs) == ([-1.0], None)
 
@@ -151,7 +151,7 @@ def test_a_process_that_cannot_be_started_is_a_failure(listener: Listener, tmp_p
 
 def test_a_message_that_surprises_the_listener_ends_the_process_not_the_reading() -> None:
     class Surprised(Listener):
-        def on_tokens(self, outputs: list[News]) -> None:
+        def on_tokens(self, outputs: list[StepOutput]) -> None:
             if outputs[0].engine_id == "odd":
                 raise KeyError("odd")
             super().on_tokens(outputs)

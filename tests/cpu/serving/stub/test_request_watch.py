@@ -8,7 +8,7 @@ import pytest
 
 from kvforge.serving.contract.failures import SHUTTING_DOWN, Failure
 from kvforge.serving.contract.request import GenerationRequest
-from kvforge.serving.engine.output_rows import News
+from kvforge.serving.engine.output_rows import StepOutput
 from kvforge.serving.processes.run_dir import ask_to_drain
 from kvforge.serving.stub import active as active_module
 from kvforge.serving.stub import request_watch as module
@@ -80,7 +80,7 @@ def test_who_has_sent_lately_gets_no_beat(pass_time, watch: RequestWatch) -> Non
     watch._requests.add(silent)
     watch._requests.add(busy)
     pass_time(SILENCE_S + 0.1)
-    busy.add(News("1.0", 0, [4], None, None))
+    busy.add(StepOutput("1.0", 0, [4], None, None))
     assert busy.take()[0]
     watch._look()
     pass_time(HEARTBEAT_PERIOD_S)

@@ -7,7 +7,7 @@ from kvforge.gateway.errors import ApiError
 
 
 @dataclass(frozen=True)
-class Asked:
+class ParsedRequest:
     """One request to generate.
 
     Attributes:
@@ -31,7 +31,7 @@ class Asked:
         return sum(map(len, self.prompts)) // 4
 
 
-def pack(asked: Asked | ApiError) -> bytes:
+def pack(asked: ParsedRequest | ApiError) -> bytes:
     """As bytes: a line of JSON, then what it gives the lengths of."""
     if isinstance(asked, ApiError):
         return json.dumps({"error": [asked.status, asked.message, asked.param, asked.code]}).encode() + b"\n"
@@ -43,7 +43,7 @@ def pack(asked: Asked | ApiError) -> bytes:
     return b"".join((json.dumps(head).encode(), b"\n", asked.template, *asked.prompts, *asked.echoes))
 
 
-def unpack(data: bytes) -> Asked:
+def unpack(data: bytes) -> ParsedRequest:
     """The inverse of `pack`. Raises the ApiError where it was one."""
     line = data.index(b"\n")
     head = json.loads(data[:line])
@@ -56,7 +56,7 @@ def unpack(data: bytes) -> Asked:
         at += size
         return data[at - size : at]
 
-    return Asked(
+    return ParsedRequest(
         template=take(head["template"]),
         prompts=tuple(map(take, head["prompts"])),
         n=head["n"],

@@ -10,9 +10,9 @@ from starlette.types import Message, Receive, Scope, Send
 
 from kvforge.common.native_calls import is_panic
 from kvforge.gateway.errors import ApiError
-from kvforge.gateway.formats import AnswerFormat
 from kvforge.gateway.generation import Generation
 from kvforge.gateway.held_answers import HeldAnswer
+from kvforge.gateway.response_formats import ResponseFormat
 
 _SSE_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -26,7 +26,7 @@ DISCONNECTED = "disconnected"
 STALLED = "stalled"
 
 
-class Answer(Response):
+class StreamedResponse(Response):
     """Runs a generation and writes it, streamed or whole. The generation is cancelled when the client disconnects
     or takes longer than `write_timeout_s` to read what was sent.
 
@@ -34,7 +34,7 @@ class Answer(Response):
     event of its own. scope["log"] is told how it ended.
     """
 
-    def __init__(self, generation: Generation, form: AnswerFormat, held: HeldAnswer, write_timeout_s: float) -> None:
+    def __init__(self, generation: Generation, form: ResponseFormat, held: HeldAnswer, write_timeout_s: float) -> None:
         self._generation = generation
         self._form = form
         self._held = held

@@ -11,7 +11,7 @@ from kvforge.gateway.logprobs import ChatLogprobs, CompletionLogprobs, Logprobs
 Parts = Iterator[bytes | bytearray]
 
 
-class AnswerFormat(Protocol):
+class ResponseFormat(Protocol):
     """How an endpoint writes its answer; one object per answer."""
 
     def add(self, delta: Delta) -> None:
@@ -127,7 +127,7 @@ class _Format:
     def usage_event(self, usage: dict[str, Any]) -> bytes:
         return f"data: {_dumps({**self._chunk_head, 'choices': [], 'usage': usage})}\n\n".encode()
 
-    def _of(self, index: int, choice: _Choice, news: bool) -> bytes:
+    def _of(self, index: int, choice: _Choice, grew: bool) -> bytes:
         raise NotImplementedError
 
     def _content(self, index: int, text: bytes) -> Parts:
@@ -152,9 +152,9 @@ class CompletionFormat(_Format):
             for index in range(self._num_choices):
                 yield self._event(index, b'"text":"%b"' % self._echo(index), iter((b"null",)), None)
 
-    def _of(self, index: int, choice: _Choice, news: bool) -> bytes:
+    def _of(self, index: int, choice: _Choice, grew: bool) -> bytes:
         end = choice.end() if choice.finish_reason is not None else None
-        if not news and end is None:
+        if not grew and end is None:
             return b""
         logprobs = choice.take_logprobs() if choice.logprobs is not None and choice.logprobs.num_bytes else (b"null",)
         return self._event(index, b'"text":"%b"' % choice.take_text(), iter(logprobs), end)
@@ -178,9 +178,9 @@ class ChatFormat(_Format):
         for index in range(self._num_choices):
             yield self._event(index, b'"delta":{"role":"assistant","content":""}', iter((b"null",)), None)
 
-    def _of(self, index: int, choice: _Choice, news: bool) -> bytes:
+    def _of(self, index: int, choice: _Choice, grew: bool) -> bytes:
         events = b""
-        if news:
+        if grew:
             logprobs = (
                 choice.take_logprobs() if choice.logprobs is not None and choice.logprobs.num_bytes else (b"null",)
             )

@@ -10,9 +10,9 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from kvforge.gateway.answer import error_response
 from kvforge.gateway.auth import ApiKeys
 from kvforge.gateway.errors import ApiError
+from kvforge.gateway.response_stream import error_response
 
 logger = logging.getLogger("kvforge.gateway")
 

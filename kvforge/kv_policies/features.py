@@ -1,4 +1,4 @@
-"""What acts on the K,V cache besides attention: what each mechanism needs, and what it does not give the others."""
+"""What acts on the K,V cache besides attention: what each feature needs, and what it does not give the others."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,8 +8,8 @@ from kvforge.kv_policies.policy import KVPolicy, Need
 from kvforge.kv_policies.registry import POLICIES
 
 
-class Answer(Enum):
-    """Whether two mechanisms go together, from best to worst."""
+class Support(Enum):
+    """Whether two features go together, from best to worst."""
 
     YES = "yes"
     CONDITION = "with a condition"
@@ -17,34 +17,34 @@ class Answer(Enum):
 
 
 @dataclass(frozen=True)
-class Limit:
-    """Why a mechanism does not give what another needs, or on what condition it does; ``reason`` is a clause."""
+class Limitation:
+    """Why a feature does not give what another needs, or on what condition it does; ``reason`` is a clause."""
 
-    answer: Answer
+    support: Support
     reason: str
 
 
-def _no(reason: str) -> Limit:
-    return Limit(Answer.NO, reason)
+def _no(reason: str) -> Limitation:
+    return Limitation(Support.NO, reason)
 
 
-def _if(reason: str) -> Limit:
-    return Limit(Answer.CONDITION, reason)
+def _if(reason: str) -> Limitation:
+    return Limitation(Support.CONDITION, reason)
 
 
 @dataclass(frozen=True)
-class Mechanism:
+class Feature:
     """``limits`` has an entry for each need that it does not meet as it stands. ``remedy`` says, in the imperative, how
     to build without it. Those not ``is_built`` are what a policy to come will meet."""
 
     name: str
     needs: frozenset[Need] = frozenset()
-    limits: Mapping[Need, Limit] = field(default_factory=dict)
+    limits: Mapping[Need, Limitation] = field(default_factory=dict)
     remedy: str = "choose another --kv-policy"
     is_built: bool = True
 
 
-SINGLE_INPUT_KV = Mechanism(
+SINGLE_INPUT_KV = Feature(
     "SingleInputKV",
     limits={
         Need.ATTENTION_SCORES: _if("above the cut no prompt token attends: only rules that look at keys there"),
@@ -52,11 +52,11 @@ SINGLE_INPUT_KV = Mechanism(
     },
     remedy="take a checkpoint without a cut",
 )
-ACROSS_KV = Mechanism(
+ACROSS_KV = Feature(
     "AcrossKV",
     limits={Need.CACHE_PER_LAYER: _if("once per owner, for all layers that share it")},
 )
-EVICTION = Mechanism(
+EVICTION = Feature(
     "eviction",
     needs=frozenset({Need.ATTENTION_SCORES, Need.HISTORY_MUTATION, Need.CACHE_PER_LAYER}),
     limits={
@@ -65,12 +65,12 @@ EVICTION = Mechanism(
     },
     is_built=False,
 )
-QUANTIZED_CACHE = Mechanism(
+QUANTIZED_CACHE = Feature(
     "8-bit cache",
     limits={Need.PLAIN_ELEMENTS: _no("the numbers in it have another")},
     remedy="give a --kv-dtype that is the --dtype",
 )
-GROUPED_CACHE = Mechanism(
+GROUPED_CACHE = Feature(
     "groups in 2 to 4 bits",
     needs=frozenset({Need.TOKEN_GROUPS, Need.PLAIN_ELEMENTS}),
     limits={
@@ -79,7 +79,7 @@ GROUPED_CACHE = Mechanism(
     },
     is_built=False,
 )
-PAGING = Mechanism(
+PAGING = Feature(
     "pages, shared prefixes",
     limits={
         Need.WHOLE_PROMPT: _if("the exact prefix is shared, what is made of it is each sequence's own"),
@@ -89,7 +89,7 @@ PAGING = Mechanism(
         Need.CACHE_POSITIONS: _no("shared keys are rotated at their true positions"),
     },
 )
-SPECULATION = Mechanism(
+SPECULATION = Feature(
     "speculation",
     limits={
         Need.ONE_QUERY: _no("drafts are queries as well"),
@@ -98,7 +98,7 @@ SPECULATION = Mechanism(
     },
     remedy="build with --max-draft-len 0",
 )
-KV_PREDICTION = Mechanism(
+KV_PREDICTION = Feature(
     "KV prediction",
     needs=frozenset({Need.WHOLE_PREFILL, Need.CACHE_PER_LAYER}),
     limits={
@@ -107,29 +107,29 @@ KV_PREDICTION = Mechanism(
     },
     is_built=False,
 )
-SLIDING_WINDOW = Mechanism(
+SLIDING_WINDOW = Feature(
     "sliding windows",
     limits={Need.GLOBAL_ATTENTION: _no("some layers see only the last tokens")},
     remedy="leave --kv-policy out for this model",
 )
-TENSORRT = Mechanism(
+TENSORRT = Feature(
     "target tensorrt",
     limits={Need.SEQUENCE_STATE: _no("the graphs take pages alone")},
     remedy="build with --target cpu or cuda",
 )
 
 
-def mechanism_of(policy: KVPolicy) -> Mechanism:
-    """Return a policy as a mechanism."""
-    return Mechanism(f"--kv-policy {policy.name}", needs=policy.needs)
+def feature_of(policy: KVPolicy) -> Feature:
+    """Return a policy as a feature."""
+    return Feature(f"--kv-policy {policy.name}", needs=policy.needs)
 
 
-def all_mechanisms() -> tuple[Mechanism, ...]:
+def all_features() -> tuple[Feature, ...]:
     """Return all of them, in the order of the table."""
     return (
         SINGLE_INPUT_KV,
         ACROSS_KV,
-        *(Mechanism(policy.title, needs=policy.needs) for policy in POLICIES.values() if policy.needs),
+        *(Feature(policy.title, needs=policy.needs) for policy in POLICIES.values() if policy.needs),
         EVICTION,
         QUANTIZED_CACHE,
         GROUPED_CACHE,
