@@ -6,7 +6,7 @@ from typing import Any
 
 from model_defs.errors import ModelError
 
-LARGEST = {
+MAX_FIELD = {
     "vocab_size": 2**24,
     "hidden_size": 2**18,
     "intermediate_size": 2**20,
@@ -20,20 +20,20 @@ LARGEST = {
 """The most that a field may say; one that is not here ends where int32 does, which positions are."""
 
 
-def require_int(fields: Mapping[str, Any], name: str, least: int = 1) -> int:
+def require_int(fields: Mapping[str, Any], name: str, minimum: int = 1) -> int:
     """Return the integer field ``name``; raises ModelError when it is missing, no integer or out of range."""
     value = fields.get(name)
     if not isinstance(value, int) or isinstance(value, bool):
         raise ModelError(f"config.json needs an integer {name}, found {reprlib.repr(value)}.")
-    most = LARGEST.get(name, 2**31 - 1)
-    if not least <= value <= most:
-        raise ModelError(f"{name} is {reprlib.repr(value)} in config.json; it must be from {least} to {most}.")
+    maximum = MAX_FIELD.get(name, 2**31 - 1)
+    if not minimum <= value <= maximum:
+        raise ModelError(f"{name} is {reprlib.repr(value)} in config.json; it must be from {minimum} to {maximum}.")
     return value
 
 
-def optional_int(fields: Mapping[str, Any], name: str, otherwise: int, least: int = 1) -> int:
+def optional_int(fields: Mapping[str, Any], name: str, otherwise: int, minimum: int = 1) -> int:
     """Return the integer field ``name``, or ``otherwise`` where it is absent or null; raises ModelError."""
-    return otherwise if fields.get(name) is None else require_int(fields, name, least)
+    return otherwise if fields.get(name) is None else require_int(fields, name, minimum)
 
 
 def optional_flag(fields: Mapping[str, Any], name: str, otherwise: bool = False) -> bool:
@@ -44,13 +44,13 @@ def optional_flag(fields: Mapping[str, Any], name: str, otherwise: bool = False)
     return otherwise if value is None else value
 
 
-def number(value: object, name: str, least: float, most: float) -> float:
+def number(value: object, name: str, minimum: float, maximum: float) -> float:
     """Return ``value`` as a float; raises ModelError unless it is a number from ``least`` to ``most``, NaN excluded."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise ModelError(f"{name} is {reprlib.repr(value)} in config.json; it must be a number.")
-    if not least <= value <= most:  # NaN is neither
+    if not minimum <= value <= maximum:  # NaN is neither
         raise ModelError(
-            f"{name} is {reprlib.repr(value)} in config.json; it must be a number from {least:g} to {most:g}."
+            f"{name} is {reprlib.repr(value)} in config.json; it must be a number from {minimum:g} to {maximum:g}."
         )
     return float(value)
 

@@ -56,7 +56,7 @@ def windows_from_layer_types(hf: Mapping[str, Any], sliding_from_layer: int) -> 
 
     Where the config has no ``layer_types``, layers from ``sliding_from_layer`` on slide.
     """
-    window = optional_int(hf, "sliding_window", 0, least=0)
+    window = optional_int(hf, "sliding_window", 0, minimum=0)
     num_layers = require_int(hf, "num_hidden_layers")
     types = hf.get("layer_types")
     if types is None:

@@ -18,7 +18,7 @@ def qwen_windows(hf: Mapping[str, Any]) -> tuple[int, ...] | None:
     """Return each layer's window; None (no window anywhere) unless ``use_sliding_window`` is set."""
     if not optional_flag(hf, "use_sliding_window"):
         return None
-    return windows_from_layer_types(hf, optional_int(hf, "max_window_layers", 0, least=0))
+    return windows_from_layer_types(hf, optional_int(hf, "max_window_layers", 0, minimum=0))
 
 
 def from_hf(hf: Mapping[str, Any]) -> ModelConfig:

@@ -16,8 +16,8 @@ def check_finite(tensor: Tensor, name: str, path: Path) -> None:
     """
     if not tensor.is_floating_point() or not tensor.numel():
         return
-    least, largest = (tensor.float() if tensor.itemsize == 1 else tensor).aminmax()
-    for value in (float(least), float(largest)):
+    minimum, largest = (tensor.float() if tensor.itemsize == 1 else tensor).aminmax()
+    for value in (float(minimum), float(largest)):
         if not math.isfinite(value):
             raise CheckpointError(
                 f"Tensor {name} in {path} holds {value} as {str(tensor.dtype).removeprefix('torch.')}; the weights are "

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from kvforge.gateway import GatewayOptions
 
 PORTS = {"http": 8000, "grpc": 8001, "metrics": 8002, "health": 8003}
-LEAST = {
+MINIMUM = {
     "max_queue_size": 0,
     "max_request_bytes": 1024,
     "drain_timeout": 0,
@@ -97,9 +97,9 @@ def run(args: argparse.Namespace) -> int:
         log_level=args.log_level.upper(),
         log_file=args.log_file,
     )
-    for name, least in LEAST.items():
-        if not getattr(args, name) >= least:  # NaN too
-            raise KvforgeError(f"--{name.replace('_', '-')} is {getattr(args, name)}: give {least} or more")
+    for name, minimum in MINIMUM.items():
+        if not getattr(args, name) >= minimum:  # NaN too
+            raise KvforgeError(f"--{name.replace('_', '-')} is {getattr(args, name)}: give {minimum} or more")
     if not args.openai:
         for name in ("api_key_file", "served_model_name", "chat_template"):
             if getattr(args, name) is not None:

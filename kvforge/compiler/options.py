@@ -122,10 +122,10 @@ def resolve(
             KV policy that does not go with the model or with another option.
     """
     policy = parse(options.kv_policy)
-    for name, (least, most) in LIMITS.items():
+    for name, (minimum, maximum) in LIMITS.items():
         value = getattr(options, name)
-        if value is not None and not least <= value <= most:
-            bound = f"at least {least}" if value < least else f"at most {most}"
+        if value is not None and not minimum <= value <= maximum:
+            bound = f"at least {minimum}" if value < minimum else f"at most {maximum}"
             raise BuildError(f"--{name.replace('_', '-')} is {value}; it must be {bound}.")
     if options.max_draft_len >= options.max_num_tokens:
         raise BuildError(

@@ -127,11 +127,11 @@ def _value(where: str, name: str, node: yaml.Node) -> str | int | bool:
         number = yaml.SafeLoader("").construct_yaml_int(node)
     except (ValueError, IndexError):  # an explicit !!int of something else, or thousands of digits
         raise BuildError(f"{where}: {name} must be a whole number, not {node.value[:20]!r}.") from None
-    least, most = _LIMITS[name]
-    if number > most:
-        raise BuildError(f"{where}: {name} must be at most {most}.")
-    if number < least:
-        raise BuildError(f"{where}: {name} is {number}; it must be at least {least}.")
+    minimum, maximum = _LIMITS[name]
+    if number > maximum:
+        raise BuildError(f"{where}: {name} must be at most {maximum}.")
+    if number < minimum:
+        raise BuildError(f"{where}: {name} is {number}; it must be at least {minimum}.")
     return int(number)
 
 

@@ -75,6 +75,6 @@ def input_ranges(
     sizes = size_ranges(options, profile)
     fixed = shape[len(symbols) :]
     if symbols == ("pages",):
-        most = max_pages(options, fixed)
-        sizes["pages"] = Range(1, min(OPTIMAL_PAGES, most), most)
+        maximum = max_pages(options, fixed)
+        sizes["pages"] = Range(1, min(OPTIMAL_PAGES, maximum), maximum)
     return (*(sizes[symbol] for symbol in symbols), *(Range(size, size, size) for size in fixed))

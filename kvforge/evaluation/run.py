@@ -50,14 +50,14 @@ class EvalOptions:
         unknown = [name for name in self.tasks if name not in TASKS]
         if unknown:
             raise KvforgeError(f"unknown task {unknown[0]!r}; choose from {', '.join(TASKS)}")
-        for name, value, least in (
+        for name, value, minimum in (
             ("--num-prompts", self.num_prompts, 1),
             ("--length", self.length, 2),
             ("--num-documents", self.num_documents, 2),
             ("--seed", self.seed, 0),
         ):
-            if value < least:
-                raise KvforgeError(f"{name} must be at least {least}")
+            if value < minimum:
+                raise KvforgeError(f"{name} must be at least {minimum}")
         if self.early_exit_threshold is not None and not 0 < self.early_exit_threshold <= 1:
             raise KvforgeError("--early-exit-threshold must be a probability above 0, at most 1")
         if not self.tasks and self.early_exit_threshold is not None:

@@ -8,7 +8,7 @@ from typing import Protocol
 from kvforge.gateway.token_bytes import TokenBytes
 from kvforge.runtime.requests.outputs import TokenLogprobs
 
-LEAST = -9999.0
+MIN_LOGPROB = -9999.0
 """What stands for minus infinity, which JSON has not."""
 
 
@@ -48,7 +48,7 @@ class ChatLogprobs:
 
     def _entry(self, token_id: int, logprob: float) -> str:
         name, raw = self._names[token_id]
-        return f'"token":{name},"logprob":{max(logprob, LEAST)!r},"bytes":{raw}'
+        return f'"token":{name},"logprob":{max(logprob, MIN_LOGPROB)!r},"bytes":{raw}'
 
 
 class CompletionLogprobs:
@@ -72,11 +72,11 @@ class CompletionLogprobs:
         lists, names = self._lists, self._names
         for entry in entries:
             _append(lists["tokens"], names[entry.token_id])
-            _append(lists["token_logprobs"], f"{max(entry.logprob, LEAST)!r}")
+            _append(lists["token_logprobs"], f"{max(entry.logprob, MIN_LOGPROB)!r}")
             _append(lists["text_offset"], f"{self._offset}")
             # By name, of which the last number counts: different tokens may have the same one.
             top = {names[token]: value for token, value in {**entry.top, entry.token_id: entry.logprob}.items()}
-            written = ",".join([f"{name}:{max(value, LEAST)!r}" for name, value in top.items()])
+            written = ",".join([f"{name}:{max(value, MIN_LOGPROB)!r}" for name, value in top.items()])
             _append(lists["top_logprobs"], f"{{{written}}}")
             if not self._token_bytes.is_special(entry.token_id):
                 self._offset += len(self._decoder.decode(self._token_bytes[entry.token_id]))

@@ -107,11 +107,11 @@ def check_token_ids(params: SamplingParams, config: RuntimeConfig) -> None:
     """Raise RequestError if a biased or drafted token is not an id of this model, or no step takes all drafts."""
     _check_ids("logit_bias", tuple(params.logit_bias or ()), config)
     _check_ids("draft_token_ids", params.draft_token_ids, config)
-    most = config.max_num_survivors - 1
-    if len(params.draft_token_ids) > most:
+    maximum = config.max_num_survivors - 1
+    if len(params.draft_token_ids) > maximum:
         raise RequestError(
             f"draft_token_ids has {len(params.draft_token_ids)} tokens, but a step of this engine verifies at most "
-            f"{most}; give fewer or rebuild with a larger --max-draft-len."
+            f"{maximum}; give fewer or rebuild with a larger --max-draft-len."
         )
 
 

@@ -9,7 +9,7 @@ from kvforge.kv_policies.policy import KVPolicy, Need, OwnerCache
 from kvforge.kv_policies.shadowkv.chunks import PromptChunks
 from kvforge.kv_policies.state import EngineMemory, InputBuilder, LayerCheck, PolicyState, StateInput, StatePool
 
-LARGEST = 2**20
+MAX_PARAMETER = 2**20
 """No parameter may exceed this."""
 
 
@@ -26,7 +26,7 @@ class ShadowKV(PromptChunks, KVPolicy):
 
     Raises:
         BuildError: a parameter that is not positive (``num_outlier_chunks`` and ``num_local_tokens`` may be 0), above
-            ``LARGEST``, or a budget that is no multiple of the chunk.
+            ``MAX_PARAMETER``, or a budget that is no multiple of the chunk.
     """
 
     name: ClassVar[str] = "shadowkv"
@@ -67,9 +67,9 @@ class ShadowKV(PromptChunks, KVPolicy):
 
     def __post_init__(self) -> None:
         for name, value in self.parameters.items():
-            least = 0 if name in ("num_outlier_chunks", "num_local_tokens") else 1
-            if not least <= value <= LARGEST:
-                bound = f"at least {least}" if value < least else f"at most {LARGEST}"
+            minimum = 0 if name in ("num_outlier_chunks", "num_local_tokens") else 1
+            if not minimum <= value <= MAX_PARAMETER:
+                bound = f"at least {minimum}" if value < minimum else f"at most {MAX_PARAMETER}"
                 raise BuildError(f"{self.name}: {name} is {value}; give {bound}.")
         if self.sparse_budget % self.chunk_size:
             raise BuildError(

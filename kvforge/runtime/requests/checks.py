@@ -37,7 +37,7 @@ def plain(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def plain_list(name: str, value: Any, most: int) -> Any:
+def plain_list(name: str, value: Any, maximum: int) -> Any:
     """A list of at most ``most`` entries as a tuple of plain ones; None as no entries.
 
     What is no list stays as it is, for a check with the right words.
@@ -48,16 +48,16 @@ def plain_list(name: str, value: Any, most: int) -> Any:
     if value is None:
         return ()
     if getattr(value, "shape", ()) or isinstance(value, (list, tuple)):
-        check_count(name, len(value), most)
+        check_count(name, len(value), maximum)
     if hasattr(value, "tolist"):
         value = value.tolist()
     return tuple(map(plain, value)) if isinstance(value, (list, tuple)) else value
 
 
-def check_count(name: str, count: int, most: int) -> None:
+def check_count(name: str, count: int, maximum: int) -> None:
     """Raise RequestError where ``count`` entries are more than ``most``."""
-    if count > most:
-        raise RequestError(f"{name} has {count} entries; give at most {most}.")
+    if count > maximum:
+        raise RequestError(f"{name} has {count} entries; give at most {maximum}.")
 
 
 def check_symbols(name: str, count: int, unit: str) -> None:

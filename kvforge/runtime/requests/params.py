@@ -121,13 +121,15 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         for item in fields(self):
-            value, most = getattr(self, item.name), _LISTS.get(item.name)
+            value, maximum = getattr(self, item.name), _LISTS.get(item.name)
             if item.name == "stop" and isinstance(value, str):
                 value = (value,)
-            object.__setattr__(self, item.name, plain(value) if most is None else plain_list(item.name, value, most))
-        for name, (least, most) in _INTEGERS.items():
+            object.__setattr__(
+                self, item.name, plain(value) if maximum is None else plain_list(item.name, value, maximum)
+            )
+        for name, (minimum, maximum) in _INTEGERS.items():
             if not self._left_out(name):
-                check_integer(name, getattr(self, name), least, most)
+                check_integer(name, getattr(self, name), minimum, maximum)
         for name, (low, high, open_low) in _NUMBERS.items():
             if not self._left_out(name):
                 check_number(name, getattr(self, name), low, high, open_low)

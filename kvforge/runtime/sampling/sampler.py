@@ -129,8 +129,8 @@ def _logprobs(
     values = logits[rows].log_softmax(-1)
     picked = values.gather(1, chosen[rows, None])
     ranks = (values > picked).sum(-1).add_(1).tolist()
-    most = min(max(count for _, count in wanted), logits.shape[1])
-    top_values, top_ids = (t.tolist() for t in values.topk(most, dim=-1)) if most else ([], [])
+    maximum = min(max(count for _, count in wanted), logits.shape[1])
+    top_values, top_ids = (t.tolist() for t in values.topk(maximum, dim=-1)) if maximum else ([], [])
     result = {}
     for i, ((row, count), logprob) in enumerate(zip(wanted, picked.flatten().tolist(), strict=True)):
         top = dict(zip(top_ids[i][:count], top_values[i][:count], strict=True)) if count else {}

@@ -311,8 +311,8 @@ class Scheduler:
             return self.pages_for(length + sequence.cache_offset) - len(pages)
         kept_by_others = sum(self.pool.ref_counts[page] > 1 for page in pages)
         before = self.pages_for(change + sequence.cache_offset) - len(pages)
-        most = self.policy.max_cached(sequence.num_prompt_tokens, length, change)
-        return max(before, self.pages_for(most) - (len(pages) - kept_by_others))
+        maximum = self.policy.max_cached(sequence.num_prompt_tokens, length, change)
+        return max(before, self.pages_for(maximum) - (len(pages) - kept_by_others))
 
     def _place(self, sequence: Sequence, reserved: int, held_back: dict[Sequence, int]) -> bool:
         """Give a waiting sequence a slot and its reusable pages, if the rest of its pages are available and those

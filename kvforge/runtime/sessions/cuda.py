@@ -106,8 +106,8 @@ class CudaSession(Session):
         """Capture the decode graphs of every batch size up to ``max_num_seqs`` (default: the engine's) for sequences of
         up to ``seq_len`` tokens; otherwise the first step of each size does that. Writes nothing to the pools."""
         columns = -(-seq_len // self.manifest.page_size)
-        most = min(max_num_seqs or self.manifest.max_num_seqs, self.manifest.max_num_seqs)
-        for num_seqs in sorted({batch_bucket(n + 1, self.manifest.max_num_seqs) or 1 for n in range(most)}):
+        maximum = min(max_num_seqs or self.manifest.max_num_seqs, self.manifest.max_num_seqs)
+        for num_seqs in sorted({batch_bucket(n + 1, self.manifest.max_num_seqs) or 1 for n in range(maximum)}):
             zeros, starts = torch.zeros(num_seqs, dtype=torch.int32), torch.arange(num_seqs + 1, dtype=torch.int32)
             table = torch.zeros(num_seqs, columns, dtype=torch.int32)
             shared = (zeros + 1, table, neutral_inputs(self._policy, num_seqs, columns))

@@ -96,9 +96,11 @@ class TensorRTSession(Session):
         Raises:
             EngineError: more pages than the engine was built for.
         """
-        most = self._max_pages()
-        if num_pages > most:
-            raise EngineError(f"the engine was built for at most {most} pages, not {num_pages}; lower --kv-cache-gib.")
+        maximum = self._max_pages()
+        if num_pages > maximum:
+            raise EngineError(
+                f"the engine was built for at most {maximum} pages, not {num_pages}; lower --kv-cache-gib."
+            )
         with torch.cuda.stream(self._stream):
             return allocate_pools(self.manifest, num_pages, _DEVICE)
 
@@ -108,8 +110,8 @@ class TensorRTSession(Session):
         manifest, (free, _) = self.manifest, torch.cuda.mem_get_info()
         logits = manifest.max_num_survivors * manifest.vocab_size * (2 if manifest.early_exit else 1)
         results = 4 * (manifest.max_num_tokens * manifest.hidden_size + logits)
-        most = self._max_pages() * manifest.page_bytes
-        return max(0.0, min((free - results) * CACHE_FRACTION, most)) / 2**30
+        maximum = self._max_pages() * manifest.page_bytes
+        return max(0.0, min((free - results) * CACHE_FRACTION, maximum)) / 2**30
 
     def _max_pages(self) -> int:
         plan = self._plans["lower"]

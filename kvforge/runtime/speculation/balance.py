@@ -2,7 +2,7 @@
 
 FIRST, ENOUGH = 0.5, 0.25
 """Balance to begin with, and from which drafting is tried again."""
-LEAST, MOST = -1.0, 2.0
+MIN_STEPS, MAX_STEPS = -1.0, 2.0
 """So many steps without drafting always suffice, and so soon it ends where it no longer pays."""
 SHARE = 0.01
 """Of the time without drafting: what is spent on trying it."""
@@ -22,12 +22,12 @@ class Balance:
 
     def add_drafting(self, gained: float) -> None:
         """A step with drafting was worth so many plain steps more than it took."""
-        self._steps = min(max(self._steps + gained, LEAST), MOST)
+        self._steps = min(max(self._steps + gained, MIN_STEPS), MAX_STEPS)
         if self._steps <= 0:
             self.is_open = False
 
     def add_plain(self, num_steps: int = 1) -> None:
         """Steps went without drafting."""
-        self._steps = min(self._steps + SHARE * num_steps, MOST)
+        self._steps = min(self._steps + SHARE * num_steps, MAX_STEPS)
         if self._steps >= ENOUGH:
             self.is_open = True

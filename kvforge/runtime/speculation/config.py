@@ -72,12 +72,12 @@ def check_speculation(config: SpeculativeConfig | None, early_exit_threshold: fl
             "drafts; leave speculation out or build an engine with --kv-policy full."
         )
     if config is not None and config.num_speculative_tokens > manifest.max_draft_len:
-        count, most = config.num_speculative_tokens, manifest.max_draft_len
-        if most == 0:
+        count, maximum = config.num_speculative_tokens, manifest.max_draft_len
+        if maximum == 0:
             raise EngineError(
                 f"the engine was built for no drafts; rebuild with kvforge build --max-draft-len {count}."
             )
         raise EngineError(
-            f"num_speculative_tokens is {count}, but the engine was built for {most} drafts of a sequence in a step; "
+            f"num_speculative_tokens is {count}, but the engine was built for {maximum} drafts of a sequence a step; "
             f"lower it or rebuild with kvforge build --max-draft-len {count}."
         )

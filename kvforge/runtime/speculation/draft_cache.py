@@ -34,9 +34,9 @@ class DraftCache:
         if twin is None:
             return None
         self.twins[sequence] = twin
-        most = min(twin.num_computed, sequence.length - 1)
-        differs = twin.tokens[:most] != sequence.tokens[:most]
-        twin.num_computed = int(differs.argmax()) if differs.any() else most
+        maximum = min(twin.num_computed, sequence.length - 1)
+        differs = twin.tokens[:maximum] != sequence.tokens[:maximum]
+        twin.num_computed = int(differs.argmax()) if differs.any() else maximum
         twin.tokens[twin.num_computed : sequence.length] = sequence.tokens[twin.num_computed : sequence.length]
         twin.length = sequence.length
         self.slots.num_computed[twin.slot] = twin.num_computed

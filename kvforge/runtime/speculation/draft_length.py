@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from kvforge.runtime.requests.sequence import Sequence
 from kvforge.runtime.speculation.balance import Balance
-from kvforge.runtime.speculation.step_cost import LARGEST, StepCost
+from kvforge.runtime.speculation.step_cost import MAX_RATIO, StepCost
 
 DECAY = 0.8
 """What a sequence's verified drafts still count after each later one."""
@@ -46,8 +46,8 @@ class DraftLength:
         most: drafts of a sequence at most.
     """
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, maximum: int) -> None:
+        self._maximum = maximum
         self._rates: dict[Sequence, _Rate] = {}
         self._all = _Rate(FIRST_RATE)
         self._costs: dict[int, tuple[StepCost, Balance]] = {}
@@ -55,7 +55,7 @@ class DraftLength:
 
     def room(self, sequence: Sequence) -> int:
         """Return the longest useful draft of a sequence: the step gives a token more than drafts that are right."""
-        return min(self._most, sequence.max_length - sequence.length - 1)
+        return min(self._maximum, sequence.max_length - sequence.length - 1)
 
     def is_due(self, num_sequences: int) -> bool:
         """Return whether to look for drafts in the next step, in which so many sequences decode; asked once a step."""
@@ -105,7 +105,7 @@ class DraftLength:
         if results:
             seconds = cost.add_drafted(num_drafts, seconds)
         if was_tried and cost.is_known:
-            took = seconds / cost.plain if results else min(seconds / cost.plain, LARGEST)
+            took = seconds / cost.plain if results else min(seconds / cost.plain, MAX_RATIO)
             balance.add_drafting(num_tokens / num_sequences - GAIN * took)
         elif not results:
             cost.add_plain(seconds)
@@ -131,11 +131,11 @@ class DraftLength:
         plain = num_sequences / cost.plain
         speed, lengths = plain, dict[Sequence, int]()
         for _ in range(4):
-            least, tokens, total = cost.per_draft * speed, float(num_sequences), 0
+            minimum, tokens, total = cost.per_draft * speed, float(num_sequences), 0
             lengths = {}
-            for sequence, rate, most in rates:
+            for sequence, rate, maximum in rates:
                 length, chance = 0, rate
-                while length < most and chance > least:
+                while length < maximum and chance > minimum:
                     tokens += chance
                     length += 1
                     chance *= rate

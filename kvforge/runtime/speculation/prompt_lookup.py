@@ -30,23 +30,23 @@ class NgramIndex:
         least, most: shortest and longest n-gram.
     """
 
-    def __init__(self, tokens: np.ndarray, least: int, most: int) -> None:
-        self._tokens, self._least, self._most = tokens, least, most
+    def __init__(self, tokens: np.ndarray, minimum: int, maximum: int) -> None:
+        self._tokens, self._minimum, self._maximum = tokens, minimum, maximum
         self._bits = len(tokens).bit_length() + 1
         self._newest = np.full(1 << self._bits, -1, dtype=np.int32)
         self._older = np.full(len(tokens), -1, dtype=np.int32)
         # Single numbers are read from and written to memoryviews in half the time.
         self._token_view, self._newest_view, self._older_view = tokens.data, self._newest.data, self._older.data
         self.num_misses = self.num_resting = 0
-        self._end = least
+        self._end = minimum
         """Places below this are in the chains."""
 
     def extend(self, length: int) -> None:
         """Index all places of the first ``length`` tokens that have a token there, once; ``length`` may also shrink,
         after which the tokens may be others."""
-        if self._least < self._end and length < self._end:
+        if self._minimum < self._end and length < self._end:
             self._newest.fill(-1)
-            self._end = self._least
+            self._end = self._minimum
         if length - self._end > 32:
             self._extend_by_many(length)
         newest, older = self._newest_view, self._older_view
@@ -59,14 +59,14 @@ class NgramIndex:
     def longest(self, length: int) -> int:
         """Return the place whose tokens before it agree longest with the last of ``length`` tokens, the newest such; -1
         where no ``least`` agree. Looks at the newest ``MAX_CANDIDATES`` places; ``extend(length)`` comes before."""
-        if length <= self._least:
+        if length <= self._minimum:
             return -1
         place = self._newest_view[self._bucket(length)]
         if place < 0:
             return -1
-        tokens, older, most = self._token_view, self._older_view, self._most
-        wanted = tokens[max(length - most, 0) : length].tolist()[::-1]
-        best, best_size = -1, self._least - 1
+        tokens, older, maximum = self._token_view, self._older_view, self._maximum
+        wanted = tokens[max(length - maximum, 0) : length].tolist()[::-1]
+        best, best_size = -1, self._minimum - 1
         for _ in range(MAX_CANDIDATES):
             size = 0
             for token in wanted[:place]:
@@ -84,14 +84,14 @@ class NgramIndex:
 
     def _bucket(self, place: int) -> int:
         value = 0
-        for token in self._token_view[place - self._least : place]:
+        for token in self._token_view[place - self._minimum : place]:
             value = ((value ^ token) * _MULTIPLIER) & _MASK
         return value >> (32 - self._bits)
 
     def _extend_by_many(self, length: int) -> None:
         places = np.arange(self._end, length, dtype=np.int32)
         values = np.zeros(len(places), dtype=np.uint64)
-        for offset in range(self._least, 0, -1):
+        for offset in range(self._minimum, 0, -1):
             tokens = self._tokens[places - offset].astype(np.uint64)
             values = ((values ^ tokens) * np.uint64(_MULTIPLIER)) & np.uint64(_MASK)
         buckets = (values >> np.uint64(32 - self._bits)).astype(np.int64)
@@ -113,7 +113,7 @@ class PromptLookup:
     """
 
     def __init__(self, config: SpeculativeConfig) -> None:
-        self._least, self._most = config.prompt_lookup_min, config.prompt_lookup_max
+        self._minimum, self._maximum = config.prompt_lookup_min, config.prompt_lookup_max
         self._indices: dict[Sequence, NgramIndex] = {}
 
     def draft(self, sequences: list[Sequence], counts: list[int]) -> list[Draft]:
@@ -127,7 +127,7 @@ class PromptLookup:
     def _look_up(self, sequence: Sequence, count: int) -> Draft:
         index = self._indices.get(sequence)
         if index is None:
-            index = self._indices[sequence] = NgramIndex(sequence.tokens, self._least, self._most)
+            index = self._indices[sequence] = NgramIndex(sequence.tokens, self._minimum, self._maximum)
         if index.num_resting:
             index.num_resting -= 1
             return _NOTHING

@@ -2,7 +2,7 @@
 
 KEPT = 0.95
 """Weight of a step after each later one."""
-LARGEST = 1.25
+MAX_RATIO = 1.25
 """A step counts at most this many times what was expected of it, and a plain one at least its inverse."""
 FIRST_STEPS = 4
 """Of so many plain steps the fastest counts."""
@@ -34,14 +34,14 @@ class StepCost:
         if self._num_plain <= FIRST_STEPS:
             self.plain = min(seconds, self.plain or seconds)
         else:
-            seconds = min(max(seconds, self.plain / LARGEST), self.plain * LARGEST)
+            seconds = min(max(seconds, self.plain / MAX_RATIO), self.plain * MAX_RATIO)
             self.plain = KEPT * self.plain + (1.0 - KEPT) * seconds
         self._fit()
 
     def add_drafted(self, num_drafts: int, seconds: float) -> float:
         """A step with this many drafts took this long, drafting included; returns the time that it counts as."""
         if self._weight > 2.0:
-            seconds = min(seconds, LARGEST * (self.drafted + self.per_draft * num_drafts))
+            seconds = min(seconds, MAX_RATIO * (self.drafted + self.per_draft * num_drafts))
         self._weight = self._weight * KEPT + 1.0
         self._x = self._x * KEPT + num_drafts
         self._y = self._y * KEPT + seconds

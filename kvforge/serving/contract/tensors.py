@@ -23,18 +23,18 @@ def scalar(tensors: Tensors, name: str, row: int, default: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
-def check_entries(name: str, count: int, most: int) -> None:
+def check_entries(name: str, count: int, maximum: int) -> None:
     """Raise RequestError where `count` entries of a tensor are more than `most`."""
-    check_count(f"input tensor {display_name(name)}", count, most)
+    check_count(f"input tensor {display_name(name)}", count, maximum)
 
 
-def vector(tensors: Tensors, name: str, row: int, most: int) -> list:
+def vector(tensors: Tensors, name: str, row: int, maximum: int) -> list:
     """The values of a [batch, n] tensor as Python numbers, none when it was not sent. Raises RequestError for more than
     `most`."""
     if name not in tensors:
         return []
     values = tensors[name][row].reshape(-1)
-    check_entries(name, values.size, most)
+    check_entries(name, values.size, maximum)
     return values.tolist()
 
 
@@ -48,12 +48,12 @@ def text(name: str, value: Any) -> str:
     return decoded
 
 
-def texts(tensors: Tensors, name: str, row: int, most: int) -> list[str]:
+def texts(tensors: Tensors, name: str, row: int, maximum: int) -> list[str]:
     """The non-empty texts of a [batch, n] STRING tensor, none when it was not sent. Raises RequestError for more than
     `most`."""
     if name not in tensors:
         return []
     values = tensors[name][row].reshape(-1)
-    check_entries(name, values.size, most)
+    check_entries(name, values.size, maximum)
     decoded = (text(name, value) for value in values)
     return [value for value in decoded if value]

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from kvforge.runtime.speculation.balance import ENOUGH, FIRST, LEAST, MOST, SHARE, Balance
+from kvforge.runtime.speculation.balance import ENOUGH, FIRST, MAX_STEPS, MIN_STEPS, SHARE, Balance
 
 
 def run(balance, gain, num_steps):
@@ -35,7 +35,7 @@ def test_what_gains_is_never_stopped():
 def test_old_gains_do_not_pay_for_long_and_the_longest_stop_is_short():
     balance = Balance()
     run(balance, lambda: 3.0, 100)
-    for _ in range(int(MOST / 0.5)):
+    for _ in range(int(MAX_STEPS / 0.5)):
         assert balance.is_open
         balance.add_drafting(-0.5)
     assert not balance.is_open
@@ -45,4 +45,4 @@ def test_old_gains_do_not_pay_for_long_and_the_longest_stop_is_short():
     while not balance.is_open:
         balance.add_plain()
         num_plain += 1
-    assert num_plain <= (ENOUGH - LEAST) / SHARE + 2
+    assert num_plain <= (ENOUGH - MIN_STEPS) / SHARE + 2
