@@ -10,8 +10,8 @@ from typing import Any
 from kvforge.compiler import BuildOptions, build_engine
 from kvforge.engine import load_manifest
 from kvforge.errors import EngineError
+from perf.harness.random_checkpoint import LLAMA_213M, write_checkpoint
 from perf.peers.prepare import prepare_peers
-from perf.random_checkpoint import LLAMA_213M, write_checkpoint
 
 
 @dataclass(frozen=True)

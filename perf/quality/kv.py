@@ -1,0 +1,125 @@
+"""Answers of the tiny models under every KV compression: the grid of SwiftKV's Table 7 (arXiv 2410.03960).
+
+    python -m perf.quality.kv [--work DIR] [--num-prompts 500] [--length 500] [--only "cut, 4-way"] [--kv-dtype fp8]
+
+Rows: no cut; cut 4 of 8; the same with AcrossKV groups of 2 and of 4. Columns: bf16, fp8 and int8 cache (a scale per
+token and head); with --kv-dtype fp8_static also ModelOpt's one scale per owner, calibrated here. The students of group
+sizes 1 and 4 are distilled here, by the recipe and seed of the committed one. Everything under --work is kept: an
+interrupted run continues, and a larger --num-prompts asks only the new prompts. Writes OUTPUT.json, .md and .png.
+"""
+
+import argparse
+import dataclasses
+import warnings
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+from tqdm import tqdm
+
+from kvforge.compiler import BuildOptions, build_engine
+from kvforge.engine import MANIFEST_FILE, load_manifest
+from kvforge.evaluation.score import MAX_ANSWER_TOKENS, is_correct
+from kvforge.quantize import quantize_checkpoint
+from kvforge.tasks.prompt import Example
+from kvforge.training.config import TINY_STUDENT
+from kvforge.training.student import make_student
+from kvforge.training.tokenizer import FastEncoder
+from perf.quality.answers import answer, examples_of
+from perf.quality.kv_report import write_report
+
+ASSETS = Path(__file__).resolve().parents[2] / "model_defs" / "assets"
+TEACHER = ASSETS / "tiny-teacher"
+MODELS: dict[str, int | None] = {"no cut": None, "cut": 1, "cut, 2-way": 2, "cut, 4-way": 4}
+"""Row names and AcrossKV group sizes; None is the teacher."""
+KV_DTYPES = ("bfloat16", "fp8", "int8", "fp8_static")
+TASKS = ("needle_single", "needle_multi", "variables", "list_recall", "amounts")
+
+
+def checkpoint_of(group_size: int | None, work: Path) -> Path:
+    """Return the checkpoint of a row; a student that is not committed is distilled, or its distillation continued."""
+    if group_size is None:
+        return TEACHER
+    if group_size == TINY_STUDENT.rewire.group_size:
+        return ASSETS / "tiny-swiftkv"
+    recipe = dataclasses.replace(TINY_STUDENT, rewire=dataclasses.replace(TINY_STUDENT.rewire, group_size=group_size))
+    encode = FastEncoder(Tokenizer.from_file(str(TEACHER / "tokenizer.json")))
+    return make_student(recipe, TEACHER, work / "students" / f"group-{group_size}", encode)
+
+
+def calibrated(checkpoint: Path, output: Path) -> Path:
+    """Return the checkpoint with static scales for its cache at ``output``, calibrated if it is not there yet."""
+    if not output.exists():
+        quantize_checkpoint(checkpoint, output, "fp8-kv")
+    return output
+
+
+def engine_of(name: str, kv_dtype: str, length: int, work: Path) -> Path:
+    """Return the engine of a cell, built if it is not there yet."""
+    slug = name.replace(", ", "-").replace(" ", "-")
+    engine = work / "engines" / f"{slug}-{kv_dtype}-{length}"
+    if not (engine / MANIFEST_FILE).is_file():
+        options = BuildOptions(
+            dtype="bfloat16", kv_dtype=kv_dtype, max_num_seqs=32, max_seq_len=length + MAX_ANSWER_TOKENS
+        )
+        checkpoint = checkpoint_of(MODELS[name], work)
+        if kv_dtype == "fp8_static":
+            checkpoint = calibrated(checkpoint, work / "calibrated" / slug)
+        build_engine(checkpoint, engine, options)
+    return engine
+
+
+def cell(name: str, kv_dtype: str, engine: Path, examples: dict[str, list[Example]], texts: dict[str, Any]) -> dict:
+    """Return what the report needs of one cell: sizes of its cache, texts, and whether each is right."""
+    manifest = load_manifest(engine)
+    return {
+        "model": name,
+        "kv_dtype": kv_dtype,
+        "kv_bytes_per_token": manifest.kv_bytes_per_token,
+        "kv_element_bytes_per_token": manifest.kv_element_bytes_per_token,
+        "texts": texts,
+        "correct": {
+            task: [is_correct(example, text) for example, text in zip(wanted, texts[task], strict=True)]
+            for task, wanted in examples.items()
+        },
+    }
+
+
+def main() -> None:
+    """Answer and report."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--work", type=Path, default=Path("runs/kv-quality"), help="students, engines and answers")
+    parser.add_argument("--num-prompts", type=int, default=500, help="of each of the five tasks (default 500)")
+    parser.add_argument("--length", type=int, default=500, help="prompt length in tokens (default 500)")
+    parser.add_argument("--seed", type=int, default=1, help="of the prompts (default 1)")
+    rows = ", ".join(f'"{name}"' for name in MODELS)
+    parser.add_argument(
+        "--only",
+        action="append",
+        choices=list(MODELS),
+        metavar="ROW",
+        help=f"rows to answer, of {rows} (default: all); may be given several times",
+    )
+    parser.add_argument(
+        "--kv-dtype", action="append", choices=KV_DTYPES, help="columns to answer (default: all but fp8_static)"
+    )
+    parser.add_argument(
+        "--output", type=Path, default=Path("perf/results/kv-quality"), help="without suffix (default %(default)s)"
+    )
+    args = parser.parse_args()
+    warnings.filterwarnings("ignore", category=FutureWarning)  # torch.export's own
+    examples = examples_of(TASKS, TEACHER / "tokenizer.json", args.length, args.num_prompts, args.seed)
+    grid = [(name, kv_dtype) for name in args.only or MODELS for kv_dtype in args.kv_dtype or KV_DTYPES[:3]]
+    cells = []
+    with tqdm(grid, unit="engine") as bar:
+        for name, kv_dtype in bar:
+            bar.set_description(f"{name}, {kv_dtype}")
+            engine = engine_of(name, kv_dtype, args.length, args.work)
+            texts = answer(engine, examples, args.length, args.seed, args.work)
+            cells.append(cell(name, kv_dtype, engine, examples, texts))
+    write_report(cells, {"prompt_tokens": args.length, "seed": args.seed}, args.output)
+    print(args.output.with_suffix(".md").read_text())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,126 @@
+"""Answers of the tiny models at 2048 tokens of context under ShadowKV, over the sparse budget and the rank.
+
+    python -m perf.quality.shadowkv [--work DIR] [--num-prompts 40] [--cell 256:64] [--model "no cut"]
+
+A cell is a budget in tokens and a rank, BUDGET:RANK; each has an engine, as both are constants of its graphs. Prompts
+of 2000 tokens leave 48 for the answer; they have 246 chunks of 8, of which 8 are outliers here (the paper's 48 are
+made for 16384 chunks). Everything under --work is kept: an interrupted run continues, a larger --num-prompts asks only
+the new prompts, and the report is of all cells asked for. Writes OUTPUT.json, .md and .png.
+"""
+
+import argparse
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from kvforge.compiler import BuildOptions, build_engine
+from kvforge.engine import MANIFEST_FILE
+from kvforge.evaluation.score import MAX_ANSWER_TOKENS, is_correct
+from kvforge.tasks.prompt import Example
+from perf.quality.answers import answer, examples_of
+from perf.quality.shadowkv_report import write_report
+
+ASSETS = Path(__file__).resolve().parents[2] / "model_defs" / "assets"
+MODELS = {"no cut": ASSETS / "tiny-teacher", "cut 4 of 8, 2-way": ASSETS / "tiny-swiftkv"}
+TASKS = ("needle_single", "needle_multi", "variables", "list_recall", "amounts")
+BUDGETS, RANKS = (64, 256, 512, 1024), (8, 32, 64, 128)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A budget in tokens and a rank."""
+
+    budget: int
+    rank: int
+
+
+CROSS = tuple(dict.fromkeys([*(Cell(n, 128) for n in BUDGETS), *(Cell(256, r) for r in RANKS)]))
+"""The cells of a run that names none: all budgets at full rank, all ranks at one budget."""
+
+
+def cell_of(text: str) -> Cell:
+    """Parse BUDGET:RANK."""
+    budget, rank = text.split(":")
+    return Cell(int(budget), int(rank))
+
+
+def engine_of(model: str, cell: Cell | None, length: int, outliers: int, chunk: int, work: Path) -> Path:
+    """Return the engine of a cell, or with None that with full attention, built if it is not there yet."""
+    slug = model.replace(", ", "-").replace(" ", "-")
+    policy, name = "full", f"{slug}-full-{length}"
+    if cell is not None:
+        policy = f"shadowkv:rank={cell.rank},sparse_budget={cell.budget},num_outlier_chunks={outliers}"
+        policy += f",chunk_size={chunk}"
+        name = f"{slug}-{cell.budget}-{cell.rank}-{outliers}-{length}" + (f"-chunk{chunk}" if chunk != 8 else "")
+    engine = work / "engines" / name
+    if not (engine / MANIFEST_FILE).is_file():
+        options = BuildOptions(
+            dtype="bfloat16", max_num_seqs=16, max_seq_len=length + MAX_ANSWER_TOKENS, kv_policy=policy
+        )
+        build_engine(MODELS[model], engine, options)
+    return engine
+
+
+def result(model: str, cell: Cell | None, examples: dict[str, list[Example]], texts: dict[str, list[str]]) -> dict:
+    """Return what the report needs of one engine: whether each text is right."""
+    return {
+        "model": model,
+        "sparse_budget": None if cell is None else cell.budget,
+        "rank": None if cell is None else cell.rank,
+        "texts": texts,
+        "correct": {
+            task: [is_correct(example, text) for example, text in zip(wanted, texts[task], strict=True)]
+            for task, wanted in examples.items()
+        },
+    }
+
+
+def main() -> None:
+    """Answer and report."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--work", type=Path, default=Path("runs/shadowkv-quality"), help="engines and answers")
+    parser.add_argument("--num-prompts", type=int, default=40, help="of each of the five tasks (default 40)")
+    parser.add_argument("--length", type=int, default=2048 - MAX_ANSWER_TOKENS, help="of a prompt (default 2000)")
+    parser.add_argument("--seed", type=int, default=1, help="of the prompts (default 1)")
+    parser.add_argument("--outliers", type=int, default=8, help="chunks a KV head keeps exact (default 8)")
+    parser.add_argument("--chunk", type=int, default=8, help="tokens of a chunk (default 8)")
+    parser.add_argument(
+        "--cell", action="append", type=cell_of, metavar="BUDGET:RANK", help="default: a cross of seven"
+    )
+    parser.add_argument("--model", action="append", choices=list(MODELS), help="default: both")
+    parser.add_argument(
+        "--output",
+        type=Path,
+        default=Path("perf/results/shadowkv-quality"),
+        help="without suffix (default %(default)s)",
+    )
+    args = parser.parse_args()
+    warnings.filterwarnings("ignore", category=FutureWarning)  # torch.export's own
+    tokenizer = MODELS["no cut"] / "tokenizer.json"
+    examples = examples_of(TASKS, tokenizer, args.length, args.num_prompts, args.seed)
+    cells = [None, *(args.cell or CROSS)]
+    results: list[dict[str, Any]] = []
+    with tqdm([(model, cell) for model in args.model or MODELS for cell in cells], unit="engine", disable=None) as bar:
+        for model, cell in bar:
+            bar.set_description(f"{model}, {cell or 'full'}")
+            engine = engine_of(model, cell, args.length, args.outliers, args.chunk, args.work)
+            texts = answer(engine, examples, args.length, args.seed, args.work)
+            results.append(result(model, cell, examples, texts))
+    chosen = "".join(f" --cell {cell.budget}:{cell.rank}" for cell in args.cell or ())
+    settings = {
+        "command": f"python -m perf.quality.shadowkv --num-prompts {args.num_prompts}{chosen}"
+        + (f" --chunk {args.chunk} --outliers {args.outliers}" if args.chunk != 8 else ""),
+        "prompt_tokens": args.length,
+        "seed": args.seed,
+        "num_outlier_chunks": args.outliers,
+        "chunk_size": args.chunk,
+    }
+    write_report(results, settings, args.output)
+    print(args.output.with_suffix(".md").read_text())
+
+
+if __name__ == "__main__":
+    main()

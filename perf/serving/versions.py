@@ -1,0 +1,149 @@
+"""Two checkouts of kvforge serve the same engine and get the same requests, by turns.
+
+    python -m perf.serving.versions --against CHECKOUT [--guided 0.5] [--turns 6] [--output FILE]
+
+`--guided` is the share of requests with a guide, which generate as many tokens as the others. Prints the throughput of
+both, the ratio of each turn, and the processor time of each turn's processes.
+"""
+
+import argparse
+import asyncio
+import os
+import re
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from kvforge.engine import load_manifest
+from kvforge.errors import KvforgeError
+from perf.harness.command import add_lengths, add_report, add_work, begin_report, positive, run_program
+from perf.serving.load.client import LoadClient, ask_text, infer_request
+from perf.serving.load.engines import tiny_engine, tokenizer_of
+from perf.serving.load.processes import CpuWindow
+from perf.serving.load.prompts import make_prompts
+
+HERE = Path(__file__).resolve().parents[2]
+GUIDES = ("[a-z ]{900,}", "([a-f]{1,9} ?){900,}", "(one|two|three| )+[0-9]{900}", "[^x]{900,}")
+"""None of them lets a text end before any length that is asked for."""
+
+
+@contextmanager
+def serving(checkout: Path, engine: Path) -> Iterator[tuple[str, int]]:
+    """The gRPC address and process id of a server that runs the code of a checkout."""
+    command = [sys.executable, "-m", "kvforge", "serve", str(engine), "--kv-cache-gib", "0.5"]
+    command += [word for name in ("http", "grpc", "metrics", "health") for word in (f"--{name}-port", "0")]
+    environment = {**os.environ, "PYTHONPATH": str(checkout)}
+    with subprocess.Popen(command, cwd=checkout, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            if (found := re.search(r"gRPC ([\d.]+:\d+)", line)) is None:
+                raise KvforgeError(f"the server of {checkout} did not start; start it by hand to see why.")
+            yield found[1], process.pid
+        finally:
+            process.terminate()
+
+
+async def run(grpc_url: str, requests: list[Any], concurrency: int) -> float:
+    """Seconds until all are answered, ``concurrency`` at a time."""
+    client, waiting, answers = LoadClient(grpc_url), iter(requests), []
+
+    async def worker() -> None:
+        for request in waiting:
+            answers.append(await client.ask(request))
+
+    started = time.perf_counter()
+    await asyncio.gather(*(worker() for _ in range(concurrency)))
+    seconds = time.perf_counter() - started
+    await client.close()
+    failed = [answer for answer in answers if answer.code != "OK"]
+    if failed:
+        raise KvforgeError(f"{len(failed)} of {len(answers)} requests failed, the first one: {failed[0].message}")
+    return seconds
+
+
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+    """Alternate both sides ``turns`` times, after a warm-up of each; returns the report."""
+    engine = tiny_engine(args.work)
+    tokenizer, vocab = tokenizer_of(engine), load_manifest(engine).vocab_size
+
+    def requests(seed: int) -> list[Any]:
+        asked = []
+        for index, prompt in enumerate(make_prompts(tokenizer, vocab, args.requests, args.input_tokens, seed)):
+            inputs = ask_text(prompt, args.output_tokens, end_id=-1)
+            if index < args.guided * args.requests:
+                guide = GUIDES[index % len(GUIDES)]
+                inputs |= {"guided_decoding_guide_type": "regex", "guided_decoding_guide": guide}
+            asked.append(infer_request("ensemble", inputs, "text_output"))
+        return asked[::2] + asked[1::2]
+
+    tokens = args.requests * (args.input_tokens + args.output_tokens)
+    rates: dict[str, list[float]] = {"before": [], "now": []}
+    cpu: dict[str, list[dict[str, float]]] = {"before": [], "now": []}
+    with serving(args.against, engine) as before, serving(HERE, engine) as now:
+        sides = {"before": before, "now": now}
+        for url, _ in sides.values():
+            asyncio.run(run(url, requests(10**6), args.concurrency))
+        for turn in range(args.turns):
+            for name in sorted(sides, reverse=bool(turn % 2)):
+                url, pid = sides[name]
+                asked, window = requests(turn), CpuWindow(pid)
+                seconds = asyncio.run(run(url, asked, args.concurrency))
+                cpu[name].append({role: sum(threads) for role, threads in window.read().items()})
+                rates[name].append(tokens / seconds)
+                print(f"  {name}: {rates[name][-1]:.0f} tokens/s", file=sys.stderr, flush=True)
+    ratios = [now / before for before, now in zip(rates["before"], rates["now"], strict=True)]
+    return {
+        **begin_report("perf.serving.versions"),
+        **{name: vars(args)[name] for name in ("requests", "concurrency", "input_tokens", "output_tokens", "guided")},
+        "tok_s": rates,
+        "cpu_s": cpu,
+        "ratios": ratios,
+        "median_ratio": statistics.median(ratios),
+    }
+
+
+def table(report: dict[str, Any]) -> str:
+    """The report for a reader."""
+    rates = report["tok_s"]
+    return "\n".join(
+        [
+            f"{report['requests']} requests of {report['input_tokens']} -> {report['output_tokens']} tokens, "
+            f"{report['concurrency']} at a time, {report['guided']:.0%} with a guide",
+            *(f"{name:<7} median {statistics.median(rates[name]):8.0f} tokens/s" for name in rates),
+            f"now / before: median {report['median_ratio']:.3f}, turns "
+            + " ".join(f"{ratio:.3f}" for ratio in report["ratios"]),
+            "median processor seconds of a turn:",
+            *(
+                f"  {role:<24} before {_median(report, 'before', role):6.2f}  now {_median(report, 'now', role):6.2f}"
+                for role in report["cpu_s"]["now"][0]
+            ),
+        ]
+    )
+
+
+def _median(report: dict[str, Any], side: str, role: str) -> float:
+    return statistics.median(turn.get(role, 0.0) for turn in report["cpu_s"][side])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Compare two checkouts as servers.")
+    parser.add_argument("--against", type=Path, required=True, help="the other checkout, whose code is 'before'")
+    parser.add_argument("--guided", type=float, default=0.0, help="share of requests with a guide (default 0)")
+    parser.add_argument("--requests", type=positive, default=256)
+    parser.add_argument("--concurrency", type=positive, default=64)
+    parser.add_argument("--turns", type=positive, default=6)
+    add_lengths(parser, 64, 64)
+    add_work(parser)
+    add_report(parser, "OUTPUT.json")
+    args = parser.parse_args()
+    return 1 if run_program(args, lambda: measure(args), table) is None else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

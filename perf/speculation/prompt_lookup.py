@@ -1,0 +1,289 @@
+"""Prompt lookup against plain decoding on the tiny models, both at the same time, by turns.
+
+    python -m perf.speculation.prompt_lookup [--work DIR] [--model NAME] [--task NAME] [--batch N] [--seconds 9]
+
+Tasks: "lists" copies (list_recall of kvforge/tasks: answers stand in the prompt; only right ones are timed),
+"continued" is what the model greedily writes after an answer, which repeats itself, "prose" is drawn at temperature 1,
+where lookups often find something and are mostly wrong, "no repetition" at a temperature at which nearly all tokens are
+equally likely.
+
+A pair is two engines on one session that serve the same prompts, one without drafts. Prompts are computed first; then
+both decode by turns of ``TURN`` tokens a sequence, in the order plain, drafts, drafts, plain, so that what slows the
+machine slows both. Speed is tokens over the time of an engine's own turns; CPU time is that of all threads. The ratio
+is the median of the pairs', its interval a bootstrap's (95%, resampling pairs). Cases are measured for ``--seconds``
+each and replace the same ones in OUTPUT.json; OUTPUT.md is its table.
+"""
+
+import argparse
+import json
+import platform
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from kvforge.compiler import BuildOptions, build_engine
+from kvforge.engine import MANIFEST_FILE, TOKENIZER_DIR, load_manifest
+from kvforge.runtime import LLMEngine, SamplingParams
+from kvforge.runtime.session import load_session
+from kvforge.runtime.speculation.config import SpeculativeConfig
+from kvforge.runtime.tokenizer import Tokenizer
+from kvforge.tasks.prompt import Example, make_examples
+
+ASSETS = Path("model_defs/assets")
+MODELS = ("tiny-teacher", "tiny-swiftkv")
+BATCHES = (1, 4, 8)
+KINDS = ("plain", "ngram")
+MAX_DRAFT_LEN = 16
+LENGTH = 300
+"""Tokens of a prompt."""
+NUM_PROMPTS = 16
+TURN = 8
+MIN_PAIRS = 5
+
+
+@dataclass(frozen=True)
+class Task:
+    """How the examples are continued; ``num_tokens`` None: to the end of the answer."""
+
+    num_tokens: int | None
+    temperature: float
+
+    def params(self, example: Example, tokenizer: Tokenizer, seed: int) -> SamplingParams:
+        num_tokens = self.num_tokens
+        if num_tokens is None:
+            num_tokens = len(tokenizer.encode(f" {example.answer}", add_special_tokens=False))
+        return SamplingParams(temperature=self.temperature, max_tokens=num_tokens, ignore_eos=True, seed=seed)
+
+
+TASKS = {
+    "lists": Task(None, 0.0),
+    "continued": Task(192, 0.0),
+    "prose": Task(96, 1.0),
+    "no repetition": Task(96, 20.0),
+}
+
+
+def engine_of(name: str, work: Path) -> Path:
+    """Return the engine of a model, built if it is not there yet."""
+    engine = work / name
+    if not (engine / MANIFEST_FILE).is_file():
+        build_engine(ASSETS / name, engine, BuildOptions(max_num_seqs=max(BATCHES), max_draft_len=MAX_DRAFT_LEN))
+    return engine
+
+
+@dataclass
+class Run:
+    """Prompts that an engine serves together, and the time that decoding has taken so far."""
+
+    engine: LLMEngine
+    tokens: list[list[int]] = field(default_factory=list)
+    num_tokens: int = 0
+    seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    full_speed: float = 0.0
+    """Tokens a second up to the last turn after which all of the prompts were still decoded."""
+    num_finished: int = 0
+
+    def start(self, prompts: Sequence[list[int]], params: Sequence[SamplingParams]) -> None:
+        """Compute the prompts; their first tokens do not count."""
+        for index, pair in enumerate(zip(prompts, params, strict=True)):
+            self.engine.add_request(str(index), *pair)
+        self.tokens = [[] for _ in prompts]
+        while not all(self.tokens):
+            self._step()
+        self.num_tokens = 0
+
+    @property
+    def speed(self) -> float:
+        """Tokens a second, to the end."""
+        return self.num_tokens / self.seconds
+
+    def decode(self, num_tokens: int) -> None:
+        """Go on until there are this many tokens in all, or no more."""
+        cpu, begin = time.process_time(), time.perf_counter()
+        while self.num_tokens < num_tokens and self.engine.has_unfinished():
+            self._step()
+        self.seconds += time.perf_counter() - begin
+        self.cpu_seconds += time.process_time() - cpu
+        if not self.num_finished or not self.full_speed:
+            self.full_speed = self.speed
+
+    def _step(self) -> None:
+        for output in self.engine.step():
+            self.tokens[int(output.request_id)] += output.new_token_ids
+            self.num_tokens += len(output.new_token_ids)
+            self.num_finished += output.finish_reason is not None
+
+
+def run_pair(
+    engines: dict[str, LLMEngine], prompts: Sequence[list[int]], params: Sequence[SamplingParams]
+) -> list[Run]:
+    """Serve prompts on both engines, turn by turn."""
+    runs = [Run(engines[kind]) for kind in KINDS]
+    for run in runs:
+        run.start(prompts, params)
+    wanted = 0
+    while any(run.engine.has_unfinished() for run in runs):
+        wanted += TURN * len(prompts)
+        for run in runs:
+            run.decode(wanted)
+        runs.reverse()
+    return runs if runs[0].engine is engines[KINDS[0]] else runs[::-1]
+
+
+def solved(engine: LLMEngine, examples: list[Example], tokenizer: Tokenizer) -> list[Example]:
+    """The examples that the model answers right, so that what it writes is copied."""
+    right = []
+    for example in examples:
+        run = Run(engine)
+        run.start([tokenizer.encode(example.prompt)], [TASKS["lists"].params(example, tokenizer, 0)])
+        run.decode(LENGTH)
+        if tokenizer.decode(run.tokens[0]).strip() == example.answer:
+            right.append(example)
+    return right
+
+
+def interval(ratios: list[float]) -> list[float]:
+    """Bounds of the 95% bootstrap interval of the median."""
+    values = np.array(ratios)
+    picked = np.random.default_rng(0).integers(len(values), size=(2000, len(values)))
+    return [float(bound) for bound in np.quantile(np.median(values[picked], axis=1), (0.025, 0.975))]
+
+
+def measure(engines: dict[str, LLMEngine], tokenizer: Tokenizer, name: str, batch: int, args: Any) -> dict[str, Any]:
+    """Return speeds of a task with and without drafts, their ratios, and what became of the drafts."""
+    examples = make_examples("list_recall", LENGTH, lambda text: len(tokenizer.encode(text)), NUM_PROMPTS, args.seed)
+    if name == "lists":
+        examples = solved(engines["plain"], examples, tokenizer)
+    prompts = [tokenizer.encode(example.prompt) for example in examples]
+    params = [TASKS[name].params(example, tokenizer, seed) for seed, example in enumerate(examples)]
+    pairs: list[list[Run]] = []
+    num_differing, next_row = 0, 0
+    before, end = engines["ngram"].stats(), time.perf_counter() + args.seconds
+    while len(pairs) <= MIN_PAIRS or time.perf_counter() < end:
+        rows = [(next_row + i) % len(prompts) for i in range(batch)]
+        next_row += batch
+        runs = run_pair(engines, [prompts[row] for row in rows], [params[row] for row in rows])
+        # bfloat16: a row's rounding may depend on the number of rows
+        num_differing += runs[0].tokens != runs[1].tokens
+        pairs.append(runs)
+    del pairs[0]  # it warmed up
+    after = engines["ngram"].stats()
+    drafted, accepted, drafts = (
+        after[key] - before[key] for key in ("num_draft_tokens", "num_accepted_draft_tokens", "num_drafts")
+    )
+    cpu = [[1e3 * run.cpu_seconds / run.num_tokens for run in pair] for pair in pairs]
+    ratios = [ngram.speed / plain.speed for plain, ngram in pairs]
+    full_ratios = [ngram.full_speed / plain.full_speed for plain, ngram in pairs]
+    return {
+        "task": name,
+        "batch": batch,
+        "prompts": len(prompts),
+        "pairs": len(pairs),
+        "pairs_with_other_tokens": num_differing,
+        "plain_tok_s": statistics.median(plain.speed for plain, _ in pairs),
+        "ngram_tok_s": statistics.median(ngram.speed for _, ngram in pairs),
+        "ratio": statistics.median(ratios),
+        "interval": interval(ratios),
+        "full_batch_ratio": statistics.median(full_ratios),
+        "full_batch_interval": interval(full_ratios),
+        "ratios": [round(ratio, 3) for ratio in ratios],
+        "plain_cpu_ms_per_token": statistics.median(plain for plain, _ in cpu),
+        "ngram_cpu_ms_per_token": statistics.median(ngram for _, ngram in cpu),
+        "cpu_ratio": statistics.median(ngram / plain for plain, ngram in cpu),
+        "acceptance": accepted / max(drafted, 1),
+        "mean_accepted_length": accepted / max(drafts, 1),
+        "draft_tokens": drafted,
+    }
+
+
+def table(models: dict[str, list[dict[str, Any]]]) -> str:
+    """The results as Markdown."""
+    lines = [
+        "| model | task | batch | plain tok/s | prompt lookup tok/s | ratio | 95% interval | all running | pairs | "
+        "CPU ms a token, plain | with lookup | acceptance | accepted a draft |",
+        "|---|---|---:|---:|---:|---:|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    for model, rows in models.items():
+        for row in rows:
+            low, high = row["interval"]
+            acceptance = (
+                f"{row['acceptance']:.0%} | {row['mean_accepted_length']:.1f}" if row["draft_tokens"] else "- | -"
+            )
+            lines.append(
+                f"| {model} | {row['task']} | {row['batch']} | {row['plain_tok_s']:.0f} | {row['ngram_tok_s']:.0f} | "
+                f"{row['ratio']:.2f} | {low:.2f} to {high:.2f} | "
+                f"{row['full_batch_ratio']:.2f} | {row['pairs']} | "
+                f"{row['plain_cpu_ms_per_token']:.2f} | {row['ngram_cpu_ms_per_token']:.2f} | {acceptance} |"
+            )
+    return "\n".join(lines)
+
+
+def merged(old: list[dict[str, Any]], new: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows of all cases in order, new ones in place of old ones."""
+    rows = {(row["task"], row["batch"]): row for row in old + new}
+    return [rows[case] for task in TASKS for batch in BATCHES if (case := (task, batch)) in rows]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--work", type=Path, default=Path("build/speculation"), help="where engines are built")
+    parser.add_argument("--output", type=Path, default=Path("perf/results/speculation-prompt-lookup"))
+    parser.add_argument("--model", action="append", choices=MODELS, help="only this one; others stay in OUTPUT.json")
+    parser.add_argument("--task", action="append", choices=tuple(TASKS), help="only this one; likewise")
+    parser.add_argument("--batch", type=int, action="append", choices=BATCHES, help="only this one; likewise")
+    parser.add_argument("--seconds", type=float, default=9.0, help="to measure each case for (default 9)")
+    parser.add_argument("--num-speculative-tokens", type=int, default=8)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", action="store_true", help="print the new rows as JSON in place of the table")
+    args = parser.parse_args()
+    path = args.output.with_suffix(".json")
+    is_part = bool(args.model or args.task or args.batch)
+    models: dict[str, list[dict[str, Any]]] = (
+        json.loads(path.read_text())["models"] if is_part and path.is_file() else {}
+    )
+    found: dict[str, list[dict[str, Any]]] = {}
+    for model in args.model or MODELS:
+        directory = engine_of(model, args.work)
+        tokenizer = Tokenizer.from_dir(directory / TOKENIZER_DIR)
+        session = load_session(directory, load_manifest(directory))
+        configs = {"plain": None, "ngram": SpeculativeConfig("ngram", args.num_speculative_tokens)}
+        engines = {
+            kind: LLMEngine(
+                session=session,
+                tokenizer=tokenizer,
+                kv_cache_gib=0.1,
+                enable_prefix_cache=False,
+                speculative=configs[kind],
+            )
+            for kind in KINDS
+        }
+        cases = [(task, batch) for task in args.task or TASKS for batch in args.batch or BATCHES]
+        bar = tqdm(cases, desc=model, disable=True if args.json else None)
+        found[model] = [measure(engines, tokenizer, *case, args) for case in bar]
+        models[model] = merged(models.get(model, []), found[model])
+    models = {model: models[model] for model in MODELS if model in models}
+    result = {
+        "machine": platform.processor() or platform.machine(),
+        "num_speculative_tokens": args.num_speculative_tokens,
+        "models": models,
+    }
+    path.write_text(json.dumps(result, indent=1) + "\n")
+    args.output.with_suffix(".md").write_text(
+        "# Prompt lookup against plain decoding\n\n`python -m perf.speculation.prompt_lookup` on two cores, bfloat16, "
+        f"at most {args.num_speculative_tokens} drafts a sequence and step, prompts of {LENGTH} tokens. Both decode "
+        f"the same prompts by turns of {TURN} tokens; speed is that of decoding, ratios are medians of pairs, CPU time "
+        "is that of both cores; 'all running' is the ratio before a first sequence was done."
+        f"\n\n{table(models)}\n"
+    )
+    print(json.dumps(found, indent=1) if args.json else table(found))
+
+
+if __name__ == "__main__":
+    main()
