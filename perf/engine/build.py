@@ -1,16 +1,14 @@
 """Build and load the 213M-parameter engines with empty caches and print the seconds of every stage.
 
-    python -m perf.engine.build [--cut 8] [--json] [--output FILE]
+    python -m perf.engine.build [--cut 8] [--json] [--output OUTPUT]
 
 A build and a load are each a process of their own, as a first build on a machine is: compiled operators, Inductor's
 cache and precompiled headers lie in a folder that is new. Seconds count from after the imports.
 """
 
-import argparse
 import itertools
 import json
 import os
-import platform
 import subprocess
 import sys
 import tempfile
@@ -19,10 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from kvforge.errors import KvforgeError
-from model_defs import ModelError
+from perf.harness.command import add_report, begin_dated_report, make_parser, run_program
+from perf.harness.files import read_json, write_json
 from perf.harness.random_checkpoint import LLAMA_213M, write_checkpoint
 
 
@@ -89,34 +85,33 @@ def measure(cut: int | None, group_size: int) -> dict[str, Any]:
         }
 
 
-def main() -> None:
-    """Parse the command line, measure, print the seconds and write the report."""
-    parser = argparse.ArgumentParser(description="Measure builds with empty caches, and loads.")
+def table(report: dict[str, Any]) -> str:
+    """The seconds of every stage."""
+    lines = []
+    for what in ("cold_build_s", "warm_build_s", "load_s"):
+        lines += [what, *(f"  {stage:<16} {seconds:7.2f}" for stage, seconds in report[what].items())]
+    return "\n".join(lines)
+
+
+def add(stem: Path, report: dict[str, Any]) -> None:
+    """Add a report to the ones that are there."""
+    file = stem.with_suffix(".json")
+    write_json(file, [*read_json(file, []), report])
+
+
+def main() -> int:
+    """Measure and add the report."""
+    parser = make_parser(__doc__)
     parser.add_argument("--cut", type=int, help="layers below the cut (default: no cut)")
     parser.add_argument("--group-size", type=int, default=1, help="layers that share a cache above it (default 1)")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--output", type=Path, help="write the report here, or add it to the ones that are there")
+    add_report(parser, "OUTPUT.json, or add to the reports that are there")
     args = parser.parse_args()
-    report = {
-        "command": "python -m perf.engine.build " + " ".join(sys.argv[1:]),
-        "date": time.strftime("%Y-%m-%d"),
-        "machine": f"{platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}",
-        **measure(args.cut, args.group_size),
-    }
-    if args.json:
-        print(json.dumps(report, indent=1))
-    else:
-        for what in ("cold_build_s", "warm_build_s", "load_s"):
-            print(what)
-            for stage, seconds in report[what].items():
-                print(f"  {stage:<16} {seconds:7.2f}")
-    if args.output:
-        reports = json.loads(args.output.read_text()) if args.output.exists() else []
-        args.output.write_text(json.dumps([*reports, report], indent=1) + "\n")
+
+    def make() -> dict[str, Any]:
+        return begin_dated_report("perf.engine.build") | measure(args.cut, args.group_size)
+
+    return run_program(args, make, table, keep=add)
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except (KvforgeError, ModelError) as error:
-        sys.exit(f"{error}")
+    sys.exit(main())

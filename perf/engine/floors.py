@@ -7,7 +7,6 @@ it reads: all weights once, and the cache of its sequences once, however many la
 supposes that nothing stays in the processor's caches from one step to the next.
 """
 
-import argparse
 import time
 from collections.abc import Callable
 from dataclasses import asdict, astuple, dataclass
@@ -20,6 +19,7 @@ from kvforge.errors import KvforgeError
 from kvforge.planning.costs import full_token, full_token_below, skipped_token
 from kvforge.planning.shape import Shape, shape_of_manifest
 from kvforge.runtime.huge_pages import huge_page_memory
+from perf.harness.command import make_parser
 from perf.peers.phases import PhaseTimes
 
 
@@ -112,7 +112,7 @@ def _best_seconds(work: Callable[[], Any], runs: int) -> float:
 
 def main() -> None:
     """Print this machine's rates."""
-    argparse.ArgumentParser(description="Print this machine's rates.").parse_args()
+    make_parser(__doc__).parse_args()
     for name, rate in asdict(measure_rates()).items():
         print(f"{name:<10} {rate / 1e9:8.1f} {'GFLOP/s' if name.endswith('gemm') else 'GB/s'}")
 

@@ -14,24 +14,20 @@ shows what saving memory alone can gain.
 
 import argparse
 import hashlib
-import json
 import sys
-import tempfile
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from kvforge.engine import load_manifest
-from kvforge.errors import KvforgeError
 from kvforge.runtime import LLMEngine
 from perf.engine.phases import run_phases
-from perf.harness.machine import describe_machine
-from perf.peers.compare import append, read_lines
-from perf.peers.systems import CUT, CUT_4WAY, EVERY_VARIANT, NO_CUT, Variant, prepare_engine
+from perf.harness.command import add_report, add_resume, add_work, begin_report, make_parser, run_main
+from perf.harness.files import append, read_lines, run_cells, write_report
+from perf.harness.tables import markdown_table
+from perf.peers.systems import CUT, CUT_4WAY, EVERY_VARIANT, NO_CUT, WORK, Variant, prepare_engine
 
 REQUESTS, INPUT_TOKENS, OUTPUT_TOKENS = 24, 512, 64
 POOLS_MIB = (192, 48, 20, 10)
@@ -109,11 +105,10 @@ def markdown(lines: list[dict[str, Any]], told: dict[str, Any], load: Load) -> s
     pools = sorted({line["pool_mib"] for line in lines}, reverse=True)
     cells = {(line["row"], line["pool_mib"]): line for line in lines}
     rows = [row for row in ROWS if any(line["row"] == row for line in lines)]
-    table = [
-        "| combined tok/s (sequences that fit; preemptions) | " + " | ".join(f"{pool} MiB" for pool in pools) + " |",
-        "|---|" + "---|" * len(pools),
-        *(f"| {row} | " + " | ".join(_cell(cells.get((row, pool))) for pool in pools) + " |" for row in rows),
-    ]
+    table = markdown_table(
+        ["combined tok/s (sequences that fit; preemptions)", *(f"{pool} MiB" for pool in pools)],
+        [[row, *(_cell(cells.get((row, pool))) for pool in pools)] for row in rows],
+    )
     changed = {engine: count for engine, count in changed_requests(lines).items() if count}
     sameness = "Every engine gave the same tokens in all its columns."
     if changed:
@@ -124,7 +119,7 @@ def markdown(lines: list[dict[str, Any]], told: dict[str, Any], load: Load) -> s
         f"`{told['command']}`, {told['machine']}.",
         f"{load.requests} requests of {load.input_tokens} → {load.output_tokens} tokens, all there from the start; the "
         f"columns are sizes of the page pool. {sameness}",
-        "\n".join(table),
+        table,
         f'"{MERGED}" is the engine without a cut with as many pages as if all its layers shared one cache, while '
         "nothing is skipped and every layer still makes and reads K,V of its own: what saving memory alone can gain. "
         f'"{ABOVE}" has one cache for all layers above the cut.',
@@ -142,9 +137,8 @@ def _cell(line: dict[str, Any] | None) -> str:
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     """Parse the command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    work = Path(tempfile.gettempdir()) / "kvforge-peers"
-    parser.add_argument("--work", type=Path, default=work, help="engines, kept (default: %(default)s)")
+    parser = make_parser(__doc__)
+    add_work(parser, WORK)
     parser.add_argument("--max-seq-len", type=int, default=8224, help="of the engines (8224, as perf.peers.compare)")
     parser.add_argument(
         "--rows", nargs="+", choices=list(ROWS), default=list(ROWS), metavar="NAME", help="default: all"
@@ -153,15 +147,14 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         "--pools", nargs="+", type=int, default=list(POOLS_MIB), metavar="MIB", help="sizes of the pool"
     )
     parser.add_argument("--requests", type=int, default=REQUESTS)
-    parser.add_argument("--append", action="store_true", help="go on with OUTPUT.jsonl")
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="start no row after this time")
-    parser.add_argument("--output", type=Path, default=Path("memory-sweep-cpu"), help="name without a suffix")
+    add_resume(parser)
+    add_report(parser, "OUTPUT.jsonl, .json and .md", "memory-sweep-cpu", as_json=False)
     parser.add_argument("--reuse", action="store_true", help="take engines of older sources, too")
     parser.add_argument("--build-only", action="store_true", help="make the engines, run nothing")
     return parser.parse_args(arguments)
 
 
-def main(arguments: list[str] | None = None) -> None:
+def main(arguments: list[str] | None = None) -> int:
     """Prepare, measure what is missing, report."""
     options = parse_arguments(arguments)
     load = Load(options.requests)
@@ -169,34 +162,22 @@ def main(arguments: list[str] | None = None) -> None:
     for name in dict.fromkeys(ROWS[row] for row in options.rows):
         engines[name] = prepare_engine(options.work, name, ENGINES[name], options.max_seq_len, options.reuse)
     if options.build_only:
-        return
-    file = options.output.with_name(f"{options.output.name}.jsonl")
+        return 0
+    file = options.output.with_suffix(".jsonl")
     if not options.append:
         file.unlink(missing_ok=True)
     lines = read_lines(file)
     if not lines:
-        command = " ".join(["python -m perf.engine.memory_sweep", *(sys.argv[1:] if arguments is None else arguments)])
-        append(file, {"command": command, "machine": describe_machine()})
+        append(file, begin_report("perf.engine.memory_sweep", arguments))
     done = {(line["row"], line["pool_mib"]) for line in lines if "row" in line}
-    deadline = time.monotonic() + options.minutes * 60
     plan = [(row, pool) for row in options.rows for pool in options.pools if (row, pool) not in done]
-    for row, pool in tqdm(plan, unit="row", disable=None):
-        if time.monotonic() > deadline:
-            break
-        append(file, measure_row(engines[ROWS[row]], row, pool, load))
+    run_cells(plan, lambda cell: [measure_row(engines[ROWS[cell[0]]], *cell, load)], file, options.minutes, "row")
     told, *lines = read_lines(file)
     text = markdown(lines, told, load)
-    options.output.with_name(f"{options.output.name}.json").write_text(
-        json.dumps({**told, "rows": lines}, indent=1) + "\n"
-    )
-    options.output.with_name(f"{options.output.name}.md").write_text(text)
+    write_report(options.output, {**told, "rows": lines}, text)
     print(text)
-    if any(changed_requests(lines).values()):
-        sys.exit(1)
+    return int(any(changed_requests(lines).values()))
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except KvforgeError as error:
-        sys.exit(f"{error}")
+    sys.exit(run_main(main))

@@ -1,13 +1,12 @@
 """Measure what the prefix cache saves for requests that begin alike, with it and without it on one engine.
 
-    python -m perf.engine.prefix_cache --engine DIR [--num-runs 5] [--output FILE]
+    python -m perf.engine.prefix_cache --engine DIR [--num-runs 5] [--output OUTPUT]
 
 All requests arrive together: the first one computes the shared beginning and the others take it over from there. Runs
 with and without the cache alternate, each with a new cache and prompts of its own; outputs must be the same.
 """
 
 import argparse
-import platform
 import statistics
 import sys
 import time
@@ -15,14 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from tqdm import tqdm
 
 from kvforge.engine import load_manifest
-from kvforge.errors import KvforgeError
 from kvforge.runtime import LLMEngine, SamplingParams
 from kvforge.runtime.session import Session, load_session
-from perf.harness.command import add_report, positive, run_program
+from perf.harness.batch import Batch
+from perf.harness.command import add_report, begin_dated_report, make_parser, positive, run_program
 
 VARIANTS = {"with": True, "without": False}
 
@@ -37,21 +35,15 @@ def run_once(session: Session, prompts: list[list[int]], output_tokens: int, use
     """Serve the prompts together; returns seconds, tokens taken from the cache, and the outputs."""
     engine = LLMEngine(session=session, enable_prefix_cache=use_cache, kv_cache_gib=2.0)
     params = SamplingParams(temperature=0.0, max_tokens=output_tokens, ignore_eos=True)
-    outputs: list[list[int]] = [[] for _ in prompts]
-    firsts = [0.0] * len(prompts)
     start = time.perf_counter()
-    for index, prompt in enumerate(prompts):
-        engine.add_request(str(index), prompt, params)
+    batch, firsts = Batch(engine, prompts, params), [0.0] * len(prompts)
     while engine.has_unfinished():
-        for output in engine.step():
-            if output.finish_reason == "error":
-                raise KvforgeError(f"request {output.request_id} failed: {output.stop_reason}.")
-            index = int(output.request_id)
-            firsts[index] = firsts[index] or time.perf_counter() - start
-            outputs[index] += output.new_token_ids
+        batch.step()
+        now = time.perf_counter() - start
+        firsts = [first or (now if tokens else 0.0) for first, tokens in zip(firsts, batch.tokens, strict=True)]
     total = time.perf_counter() - start
     reused = engine.stats()["num_reused_tokens"]
-    return {"total_s": total, "mean_ttft_s": statistics.fmean(firsts), "reused": reused, "outputs": outputs}
+    return {"total_s": total, "mean_ttft_s": statistics.fmean(firsts), "reused": reused, "outputs": batch.tokens}
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
@@ -79,9 +71,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     }
     ratios = [b / a for a, b in zip(rows["with"]["runs_total_s"], rows["without"]["runs_total_s"], strict=True)]
     return {
-        "command": "python -m perf.engine.prefix_cache " + " ".join(sys.argv[1:]),
-        "date": time.strftime("%Y-%m-%d"),
-        "machine": f"{platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}",
+        **begin_dated_report("perf.engine.prefix_cache"),
         "model": f"{manifest.num_parameters / 1e6:.0f}M parameters, cut {manifest.cut} of {manifest.num_layers}",
         "workload": {name: getattr(args, name) for name in ("requests", "prefix", "suffix", "output_tokens")},
         "rows": rows,
@@ -105,7 +95,7 @@ def table(report: dict[str, Any]) -> str:
 
 def main() -> int:
     """Parse the command line, measure, print and write the report."""
-    parser = argparse.ArgumentParser(description="Measure what the prefix cache saves for requests that begin alike.")
+    parser = make_parser(__doc__)
     parser.add_argument("--engine", type=Path, required=True, help="an engine directory")
     parser.add_argument("--requests", type=positive, default=32)
     parser.add_argument("--prefix", type=positive, default=1500, help="tokens that all begin with (default 1500)")
@@ -115,7 +105,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     add_report(parser, "OUTPUT.json")
     args = parser.parse_args()
-    return 1 if run_program(args, lambda: measure(args), table) is None else 0
+    return run_program(args, lambda: measure(args), table)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Measure what a step costs beside its graphs, over the number of running sequences.
 
-    python -m perf.engine.scheduler [--running 1 --running 256] [--seconds 1.0] [--engine DIR] [--output FILE]
+    python -m perf.engine.scheduler [--running 1 --running 256] [--seconds 1.0] [--engine DIR] [--output OUTPUT]
                                    [--figure FILE]
 
 Everything of ``LLMEngine.step`` runs, on a session whose graphs return at once: expiring, planning, building the
@@ -15,13 +15,9 @@ With ``--engine`` that engine also serves 8 prompts of 2048 tokens, 64 tokens of
 part of its steps' time is spent outside its graphs.
 """
 
-import argparse
-import json
-import platform
 import statistics
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -33,12 +29,14 @@ from tqdm import tqdm
 
 from kvforge.bench.workload import Workload, run_once, warm_up
 from kvforge.engine import SCHEMA_VERSION, Manifest, load_manifest
-from kvforge.errors import KvforgeError
 from kvforge.figures import check_figure, new_figure, save_figure
 from kvforge.runtime import LLMEngine, SamplingParams
 from kvforge.runtime.pools import Pools
 from kvforge.runtime.session import Session, load_session
 from kvforge.runtime.step_inputs import LowerStep, UpperStep
+from perf.harness.command import add_report, begin_dated_report, make_parser, positive, run_program
+from perf.harness.tables import Column, text_table
+from perf.harness.timed_session import TimedSession
 
 RUNNING = (1, 8, 32, 64, 128, 256, 512)
 VOCAB_SIZE = 32_000
@@ -118,44 +116,23 @@ def measure(mode: str, num_running: int, seconds: float) -> dict[str, Any]:
     }
 
 
-class TimedSession(Session):
-    """A session that adds up the seconds spent in its graphs."""
-
-    def __init__(self, session: Session) -> None:
-        self._session, self.manifest, self.seconds = session, session.manifest, 0.0
-
-    def allocate_pools(self, num_pages: int, state_pages: int = 0, num_slots: int | None = None) -> Pools:
-        return self._session.allocate_pools(num_pages)
-
-    def lower(self, step: LowerStep, pools: Pools) -> Tensor:
-        return self._timed(self._session.lower, step, pools)
-
-    def upper(self, step: UpperStep, pools: Pools) -> Tensor:
-        return self._timed(self._session.upper, step, pools)
-
-    def _timed(self, graph: Callable[..., Tensor], *arguments: Any) -> Tensor:
-        start = time.perf_counter()
-        result = graph(*arguments)
-        self.seconds += time.perf_counter() - start
-        return result
-
-
 def measure_overhead(directory: Path) -> dict[str, Any]:
     """Serve a workload of long prompts; returns seconds of all steps, in and outside the graphs."""
     session = TimedSession(load_session(directory, load_manifest(directory)))
     engine = LLMEngine(session=session, enable_prefix_cache=False, kv_cache_gib=1.0)
     workload = Workload("prompt_heavy", 8, 2048, 64)
     warm_up(engine, [workload], seed=0)
-    session.seconds, first = 0.0, engine.num_iterations
+    first = engine.num_iterations
+    session.seconds.clear()
     _, total = run_once(engine, workload, np.random.default_rng(0))
-    outside = total - session.seconds
+    graphs = session.seconds.total()
     return {
         "workload": asdict(workload),
         "steps": engine.num_iterations - first,
         "total_s": total,
-        "graphs_s": session.seconds,
-        "outside_s": outside,
-        "outside_fraction": outside / total,
+        "graphs_s": graphs,
+        "outside_s": total - graphs,
+        "outside_fraction": 1 - graphs / total,
     }
 
 
@@ -172,55 +149,52 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
     save_figure(figure, path)
 
 
-def main() -> None:
-    """Parse the command line, measure, print a table and write the report."""
-    parser = argparse.ArgumentParser(description="Measure the cost of a step beside its graphs.")
-    parser.add_argument("--running", type=int, action="append", help=f"sequences (default: {RUNNING})")
+COLUMNS = (
+    Column("mode", "mode", "<8"),
+    Column("running", "running", ">8"),
+    Column("step ms", "step_ms", ">9.3f"),
+    Column("p95 ms", "step_p95_ms", ">9.3f"),
+    Column("mean ms", "step_mean_ms", ">9.3f"),
+    Column("µs/seq", lambda row: 1e3 * row["step_ms"] / row["running"], ">8.2f"),
+    Column("add µs", "add_request_us", ">8.0f"),
+)
+
+
+def table(report: dict[str, Any]) -> str:
+    """The report for a reader."""
+    lines, overhead = [text_table(COLUMNS, report["rows"])], report["engine"]
+    if overhead:
+        lines.append(
+            f"8 x 2048 -> 64: {overhead['total_s']:.2f} s in {overhead['steps']} steps, outside the graphs "
+            f"{overhead['outside_s']:.3f} s, {overhead['outside_fraction']:.2%}"
+        )
+    return "\n".join(lines)
+
+
+def main() -> int:
+    """Measure and report."""
+    parser = make_parser(__doc__)
+    parser.add_argument("--running", type=positive, action="append", help=f"sequences (default: {RUNNING})")
     parser.add_argument("--mode", action="append", choices=list(MODES), help="default: all")
     parser.add_argument("--seconds", type=float, default=1.0, help="of each measurement (default %(default)s)")
     parser.add_argument("--engine", type=Path, help="an engine whose steps are measured too")
-    parser.add_argument("--output", type=Path, help="write the report here as JSON")
     parser.add_argument("--figure", type=Path, help="draw the medians here")
-    parser.add_argument("--json", action="store_true", help="print the report as JSON")
+    add_report(parser, "OUTPUT.json")
     args = parser.parse_args()
-    if any(count < 1 for count in args.running or ()):
-        parser.error("--running is at least 1")
-    if args.figure:
-        check_figure(args.figure)
-    todo = [(mode, n) for mode in args.mode or MODES for n in args.running or RUNNING]
-    rows = [measure(*item, args.seconds) for item in tqdm(todo, unit="point", disable=True if args.json else None)]
-    overhead = measure_overhead(args.engine) if args.engine else None
-    report = {
-        "command": "python -m perf.engine.scheduler " + " ".join(sys.argv[1:]),
-        "date": time.strftime("%Y-%m-%d"),
-        "machine": f"{platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}",
-        "vocab_size": VOCAB_SIZE,
-        "rows": rows,
-        "engine": overhead,
-    }
-    if args.json:
-        print(json.dumps(report, indent=1))
-    else:
-        print(f"{'mode':<8} {'running':>8} {'step ms':>9} {'p95 ms':>9} {'mean ms':>9} {'µs/seq':>8} {'add µs':>8}")
-        for row in rows:
-            print(
-                f"{row['mode']:<8} {row['running']:>8} {row['step_ms']:>9.3f} {row['step_p95_ms']:>9.3f} "
-                f"{row['step_mean_ms']:>9.3f} {1e3 * row['step_ms'] / row['running']:>8.2f} "
-                f"{row['add_request_us']:>8.0f}"
-            )
-        if overhead:
-            print(
-                f"8 x 2048 -> 64: {overhead['total_s']:.2f} s in {overhead['steps']} steps, outside the graphs "
-                f"{overhead['outside_s']:.3f} s, {overhead['outside_fraction']:.2%}"
-            )
-    if args.output:
-        args.output.write_text(json.dumps(report, indent=1) + "\n")
-    if args.figure:
-        plot(rows, args.figure)
+
+    def make() -> dict[str, Any]:
+        if args.figure:
+            check_figure(args.figure)
+        todo = [(mode, n) for mode in args.mode or MODES for n in args.running or RUNNING]
+        bar = tqdm(todo, unit="point", disable=True if args.json else None)
+        rows = [measure(*item, args.seconds) for item in bar]
+        if args.figure:
+            plot(rows, args.figure)
+        engine = measure_overhead(args.engine) if args.engine else None
+        return begin_dated_report("perf.engine.scheduler") | {"vocab_size": VOCAB_SIZE, "rows": rows, "engine": engine}
+
+    return run_program(args, make, table)
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except KvforgeError as error:
-        sys.exit(f"{error}")
+    sys.exit(main())

@@ -11,16 +11,10 @@ rate of a large bf16 matrix product, bytes over the bandwidth of a large copy, b
 """
 
 import argparse
-import itertools
-import json
-import os
 import subprocess
 import sys
-import tempfile
 import time
-import warnings
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +34,11 @@ from kvforge.runtime.sequence import RequestMetrics, Sequence
 from kvforge.runtime.session import Session
 from kvforge.runtime.step_inputs import LowerStep, UpperStep
 from perf.gpu import costs, models
+from perf.gpu.machine import begin_gpu_report, device_name, gpu_parser, machine_rates, parse_checked
 from perf.gpu.models import LLAMA_8B, TINY, VARIANTS, Limits
+from perf.harness.command import run_main
+from perf.harness.files import write_json
+from perf.harness.tables import Column, text_table
 
 FIRST_TOKEN_ID = 3
 
@@ -123,35 +121,6 @@ def run_requests(session: GreedySession, config: RuntimeConfig, case: Case, seed
     return Timing(time.perf_counter() - start, float(np.mean(list(first.values()))), float(np.mean(gaps)))
 
 
-def machine_rates(device: str) -> dict[str, float]:
-    """Return bf16 GEMM FLOP/s and copy bytes/s (read + written), each the best of several."""
-    size, num_bytes = (8192, 4 << 30) if device == "cuda" else (512, 64 << 20)
-    a, b = (torch.randn(size, size, device=device).bfloat16() for _ in range(2))
-    source = torch.ones(num_bytes, dtype=torch.uint8, device=device)
-    target = torch.empty_like(source)
-    gemm = _best_seconds(lambda: torch.mm(a, b), device)
-    return {
-        "bf16_gemm_flops_per_s": 2 * size**3 / gemm,
-        "copy_bytes_per_s": 2 * num_bytes / _best_seconds(lambda: target.copy_(source), device),
-    }
-
-
-def _best_seconds(work: Callable[[], Any], device: str, runs: int = 8) -> float:
-    best = float("inf")
-    for _ in range(runs):
-        _synchronize(device)
-        start = time.perf_counter()
-        work()
-        _synchronize(device)
-        best = min(best, time.perf_counter() - start)
-    return best
-
-
-def _synchronize(device: str) -> None:
-    if device == "cuda":
-        torch.cuda.synchronize()
-
-
 def floors(manifest: Manifest, case: Case, rates: dict[str, float]) -> dict[str, float]:
     """Return the least seconds of a run: all FLOPs at the GEMM's rate, and all cache reads at the copy's bandwidth;
     and of one request alone: its prompt's FLOPs, and the bytes of weights and cache of one decode token."""
@@ -195,10 +164,7 @@ def bench_variant(
         rows.append(
             {
                 "variant": name,
-                "input_tokens": case.input_tokens,
-                "output_tokens": case.output_tokens,
-                "requests": case.requests,
-                "concurrency": case.concurrency,
+                **asdict(case),
                 "total_s": many.total,
                 "combined_tok_s": rate,
                 "normalized_tflops": costs.normalized_tflops(base, rate),
@@ -252,37 +218,29 @@ def _wait(running: list[tuple[str, subprocess.Popen]]) -> None:
         sys.exit(f"Compiling {', '.join(failed)} failed; see above.")
 
 
-COLUMNS: tuple[tuple[str, str, float, str], ...] = (
-    ("input", "input_tokens", 1, ">8.0f"),
-    ("tok/s", "combined_tok_s", 1, ">9.0f"),
-    ("norm TFLOPS", "normalized_tflops", 1, ">12.1f"),
-    ("total s", "total_s", 1, ">8.2f"),
-    ("FLOP floor s", "flops_floor_s", 1, ">13.2f"),
-    ("KV floor s", "kv_bytes_floor_s", 1, ">11.2f"),
-    ("TTFT ms", "ttft_s", 1e3, ">9.1f"),
-    ("floor", "ttft_floor_s", 1e3, ">9.1f"),
-    ("TPOT ms", "tpot_s", 1e3, ">9.2f"),
-    ("floor", "tpot_floor_s", 1e3, ">7.2f"),
+COLUMNS = (
+    Column("variant", "variant", "<16"),
+    Column("input", "input_tokens", ">8.0f"),
+    Column("tok/s", "combined_tok_s", ">9.0f"),
+    Column("norm TFLOPS", "normalized_tflops", ">12.1f"),
+    Column("total s", "total_s", ">8.2f"),
+    Column("FLOP floor s", "flops_floor_s", ">13.2f"),
+    Column("KV floor s", "kv_bytes_floor_s", ">11.2f"),
+    Column("TTFT ms", "ttft_s", ">9.1f", 1e3),
+    Column("floor", "ttft_floor_s", ">9.1f", 1e3),
+    Column("TPOT ms", "tpot_s", ">9.2f", 1e3),
+    Column("floor", "tpot_floor_s", ">7.2f", 1e3),
 )
 
 
 def table(rows: list[dict[str, Any]], header: bool = True) -> str:
     """Return the rows as text."""
-    lines = []
-    if header:
-        lines.append(
-            f"{'variant':<16}" + "".join(f"{title:>{form[1:].split('.')[0]}}" for title, _, _, form in COLUMNS)
-        )
-    for row in rows:
-        lines.append(f"{row['variant']:<16}" + "".join(f"{row[key] * unit:{form}}" for _, key, unit, form in COLUMNS))
-    return "\n".join(lines)
+    return text_table(COLUMNS, rows, header, gap="")
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     """Parse the command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--tiny", action="store_true", help="a tiny model and short inputs")
+    parser = gpu_parser(__doc__, "llama8b", "inputs")
     parser.add_argument("--subset", action="store_true", help="8K inputs only")
     parser.add_argument(
         "--variants",
@@ -293,19 +251,9 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         help=f"of {', '.join(VARIANTS)} (default: all)",
     )
     parser.add_argument("--inputs", nargs="+", type=int, help="input lengths (default: all)")
-    work = Path(tempfile.gettempdir()) / "kvforge-llama8b"
-    parser.add_argument("--work", type=Path, default=work, help="compiled graphs, kept (default: %(default)s)")
     parser.add_argument("--jobs", type=int, default=4, help="variants that are compiled at once")
-    parser.add_argument("--json", type=Path, help="write the results here (default: $OUT/llama8b.json if OUT is set)")
     parser.add_argument("--compile-only", choices=tuple(VARIANTS), help=argparse.SUPPRESS)
-    options = parser.parse_args(arguments)
-    if options.device == "cpu" and not options.tiny:
-        parser.error("--device cpu needs --tiny; the 8B model is for a GPU")
-    if options.device == "cuda" and not torch.cuda.is_available():
-        parser.error("torch sees no GPU here; try --device cpu --tiny")
-    if options.json is None and "OUT" in os.environ:
-        options.json = Path(os.environ["OUT"]) / "llama8b.json"
-    return options
+    return parse_checked(parser, arguments)
 
 
 def selected_cases(options: argparse.Namespace) -> tuple[Case, ...]:
@@ -321,7 +269,6 @@ def selected_cases(options: argparse.Namespace) -> tuple[Case, ...]:
 def main(arguments: list[str] | None = None) -> None:
     """Compile, measure, print a table and write the report."""
     options = parse_arguments(arguments)
-    warnings.filterwarnings("ignore", category=FutureWarning)  # torch.export's own
     shape = TINY if options.tiny else LLAMA_8B
     work = options.work / options.device
     if options.compile_only:
@@ -334,24 +281,19 @@ def main(arguments: list[str] | None = None) -> None:
     compiled = time.perf_counter() - started
     rates = machine_rates(options.device)
     print(table([]))
-    rows = list(
-        itertools.chain.from_iterable(
-            bench_variant(name, shape, cases, options.device, work, rates) for name in options.variants
-        )
-    )
-    gpu = torch.cuda.get_device_name() if options.device == "cuda" else "cpu"
+    measured = [bench_variant(name, shape, cases, options.device, work, rates) for name in options.variants]
+    rows = [row for found in measured for row in found]
     report = {
-        "command": "python -m perf.gpu.llama8b " + " ".join(sys.argv[1:] if arguments is None else arguments),
-        "date": time.strftime("%Y-%m-%d"),
-        "machine": f"{gpu}, torch {torch.__version__}",
+        **begin_gpu_report("perf.gpu.llama8b", arguments),
+        "machine": f"{device_name(options.device)}, torch {torch.__version__}",
         "compile_s": compiled,
         **rates,
         "rows": rows,
     }
     print("\n" + table(rows))
     if options.json:
-        options.json.write_text(json.dumps(report, indent=1) + "\n")
+        write_json(options.json, report)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_main(main))

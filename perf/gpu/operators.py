@@ -8,7 +8,6 @@ half against a large bf16 matrix product, decode and the cache write by GB/s aga
 `--device cpu` times the C++ kernels the same way, on small shapes.
 """
 
-import argparse
 import json
 import os
 import sys
@@ -22,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import plugins
+from perf.harness.command import make_parser
 from plugins import cuda_ops
 from plugins.kv_quantization import LARGEST, dynamic_scale, quantize
 
@@ -198,7 +198,7 @@ def run(device: str) -> dict[str, Any]:
 
 def main(arguments: list[str] | None = None) -> None:
     """Parse the command line, measure, print a table and write the report."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = make_parser(__doc__)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--json", type=Path, help="write the results here (default: $OUT/operators.json if OUT is set)")
     options = parser.parse_args(arguments)

@@ -12,13 +12,8 @@ measured in the same run. Not measured yet. `--device cpu --tiny` goes the same 
 """
 
 import argparse
-import json
-import os
 import statistics
 import sys
-import tempfile
-import time
-import warnings
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -30,8 +25,19 @@ from kvforge.kv_policies.shadowkv import ShadowKV
 from kvforge.runtime.cuda_session import CudaSession
 from kvforge.runtime.pools import device_bytes, host_bytes
 from perf.gpu import models
-from perf.gpu.llama8b import machine_rates
+from perf.gpu.machine import (
+    begin_gpu_report,
+    device_name,
+    gpu_parser,
+    host_copy_rate,
+    machine_rates,
+    parse_checked,
+    synchronize,
+)
 from perf.gpu.models import LLAMA_8B, TINY, Limits, Variant
+from perf.harness.command import run_main
+from perf.harness.files import write_json
+from perf.harness.tables import Column, text_table
 from perf.shadowkv.decode import Load, SyntheticDecode, kept, traffic
 
 HIT_RATES = (0.0, 0.6)
@@ -64,25 +70,6 @@ def limits_of(cases: tuple[Case, ...], device: str) -> Limits:
         max_seq_len=max(case.context for case in cases) + 64,
         page_size=64 if device == "cuda" else 16,
     )
-
-
-def host_copy_rate(device: str) -> float:
-    """Return bytes/s of a copy from locked main memory, the best of several; on a CPU, of a copy within memory."""
-    source = torch.ones(1 << 30 if device == "cuda" else 1 << 24, dtype=torch.uint8, pin_memory=device == "cuda")
-    target, best = torch.empty_like(source, device=device), float("inf")
-    for _ in range(5):
-        synchronize(device)
-        start = time.perf_counter()
-        target.copy_(source, non_blocking=True)
-        synchronize(device)
-        best = min(best, time.perf_counter() - start)
-    return source.numel() / best
-
-
-def synchronize(device: str) -> None:
-    """Wait for the GPU."""
-    if device == "cuda":
-        torch.cuda.synchronize()
 
 
 def floor_s(manifest: Manifest, load: Load, hit_rate: float, rates: dict[str, float]) -> float:
@@ -150,39 +137,31 @@ def add_ratios(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
+COLUMNS = (
+    Column("engine", "engine", "<16"),
+    Column("context", "context", ">11"),
+    Column("batch", "batch", ">11"),
+    Column("hits", "measured_hit_rate", ">11.2f"),
+    Column("tok/s", "tok_s", ">11.1f"),
+    Column("step ms", "step_s", ">11.2f", 1e3),
+    Column("floor ms", "floor_s", ">11.2f", 1e3),
+    Column("device GiB", "device_cache_bytes", ">11.2f", 2**-30),
+    Column("host GiB", "formula_host_bytes", ">11.2f", 2**-30),
+    Column("ratio", "ratio", ">11.2f"),
+)
+
+
 def table(rows: list[dict[str, Any]], header: bool = True) -> str:
     """Return the rows as text."""
-    lines = []
-    if header:
-        titles = ("context", "batch", "hits", "tok/s", "step ms", "floor ms", "device GiB", "host GiB", "ratio")
-        lines.append(f"{'engine':<16}" + "".join(f"{title:>11}" for title in titles))
-    for row in rows:
-        lines.append(
-            f"{row['engine']:<16}{row['context']:>11}{row['batch']:>11}{row['measured_hit_rate']:>11.2f}"
-            f"{row['tok_s']:>11.1f}{1e3 * row['step_s']:>11.2f}{1e3 * row['floor_s']:>11.2f}"
-            f"{row['device_cache_bytes'] / 2**30:>11.2f}{row['formula_host_bytes'] / 2**30:>11.2f}"
-            + (f"{row['ratio']:>11.2f}" if "ratio" in row else f"{'':>11}")
-        )
-    return "\n".join(lines)
+    return text_table(COLUMNS, rows, header, gap="")
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     """Parse the command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--tiny", action="store_true", help="a tiny model and short contexts")
+    parser = gpu_parser(__doc__, "shadowkv", "contexts")
     parser.add_argument("--contexts", nargs="+", type=int, metavar="N", help="context lengths (default: all)")
     parser.add_argument("--steps", type=int, default=32, help="timed steps of each row (default 32)")
-    work = Path(tempfile.gettempdir()) / "kvforge-shadowkv"
-    parser.add_argument("--work", type=Path, default=work, help="compiled graphs, kept (default: %(default)s)")
-    parser.add_argument("--json", type=Path, help="write the results here (default: $OUT/shadowkv.json if OUT is set)")
-    options = parser.parse_args(arguments)
-    if options.device == "cpu" and not options.tiny:
-        parser.error("--device cpu needs --tiny; the 8B model is for a GPU")
-    if options.device == "cuda" and not torch.cuda.is_available():
-        parser.error("torch sees no GPU here; try --device cpu --tiny")
-    if options.json is None and "OUT" in os.environ:
-        options.json = Path(os.environ["OUT"]) / "shadowkv.json"
+    options = parse_checked(parser, arguments)
     cases = TINY_CASES if options.tiny else CASES
     known = [case.context for case in cases]
     if options.contexts and not set(options.contexts) <= set(known):
@@ -194,7 +173,6 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 def main(arguments: list[str] | None = None) -> None:
     """Compile, measure, print a table and write the report."""
     options = parse_arguments(arguments)
-    warnings.filterwarnings("ignore", category=FutureWarning)  # torch.export's own
     shape, cases, device = TINY if options.tiny else LLAMA_8B, options.cases, options.device
     rates = machine_rates(device) | {"host_copy_bytes_per_s": host_copy_rate(device)}
     print(table([]))
@@ -208,16 +186,15 @@ def main(arguments: list[str] | None = None) -> None:
     rows = add_ratios(rows)
     print(table(rows))
     report = {
-        "command": "python -m perf.gpu.shadowkv " + " ".join(sys.argv[1:] if arguments is None else arguments),
-        "date": time.strftime("%Y-%m-%d"),
-        "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
+        **begin_gpu_report("perf.gpu.shadowkv", arguments),
+        "device": device_name(device),
         "torch": torch.__version__,
         "rates": rates,
         "rows": rows,
     }
     if options.json:
-        options.json.write_text(json.dumps(report, indent=1) + "\n")
+        write_json(options.json, report)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_main(main))

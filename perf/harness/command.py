@@ -3,16 +3,25 @@
 import argparse
 import json
 import sys
+import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from kvforge.errors import KvforgeError
+from kvforge.figures import check_figure
+from model_defs import ModelError
+from perf.harness.engines import WORK
 from perf.harness.files import check_place, write_report
-from perf.harness.machine import describe_machine
-from perf.serving.load.engines import WORK
+from perf.harness.machine import describe_machine, describe_threads
 
 Report = dict[str, Any]
+
+
+def make_parser(doc: str | None) -> argparse.ArgumentParser:
+    """Return the parser of a program, whose own text is shown by ``--help``."""
+    return argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
 
 
 def positive(text: str) -> int:
@@ -47,45 +56,88 @@ def add_levels(
     parser.add_argument("--timeout-s", type=positive_float, default=300.0, help="per level (default 300)")
 
 
-def add_report(parser: argparse.ArgumentParser, files: str) -> None:
-    """Declare where a report goes, of which ``files`` says what is written."""
-    parser.add_argument("--output", type=Path, help=f"write {files}")
-    parser.add_argument("--json", action="store_true", help="print the report as JSON")
+def add_report(
+    parser: argparse.ArgumentParser, files: str, default: str | Path | None = None, as_json: bool = True
+) -> None:
+    """Declare where a report goes, of which ``files`` says what is written, and with ``as_json`` how it is printed."""
+    place = None if default is None else Path(default)
+    told = f"write {files}" + (" (default OUTPUT: %(default)s)" if default else "")
+    parser.add_argument("--output", type=Path, default=place, help=told)
+    if as_json:
+        parser.add_argument("--json", action="store_true", help="print the report as JSON")
 
 
-def add_work(parser: argparse.ArgumentParser) -> None:
-    """Declare where engines are kept."""
-    parser.add_argument("--work", type=Path, default=WORK, help="engines, built once and kept (default: %(default)s)")
+def add_resume(parser: argparse.ArgumentParser) -> None:
+    """Declare how a run that was ended goes on, and when this one ends."""
+    parser.add_argument("--append", action="store_true", help="go on with OUTPUT.jsonl")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="start nothing after this time")
 
 
-def begin_report(program: str) -> Report:
-    """Return the command line, as it was given to the module ``program``, and the machine."""
-    return {"command": " ".join([f"python -m {program}", *sys.argv[1:]]), "machine": describe_machine()}
+def add_work(
+    parser: argparse.ArgumentParser, default: str | Path = WORK, what: str = "engines, built once and kept"
+) -> None:
+    """Declare where engines, and whatever else takes long to make, are kept."""
+    parser.add_argument("--work", type=Path, default=Path(default), help=f"{what} (default: %(default)s)")
+
+
+def command_line(program: str, arguments: list[str] | None = None) -> str:
+    """Return the command line of the module ``program``, as it was given or with ``arguments``."""
+    return " ".join([f"python -m {program}", *(sys.argv[1:] if arguments is None else arguments)])
+
+
+def begin_report(program: str, arguments: list[str] | None = None) -> Report:
+    """Return the command line of the module ``program``, and the machine."""
+    return {"command": command_line(program, arguments), "machine": describe_machine()}
+
+
+def begin_dated_report(program: str) -> Report:
+    """As ``begin_report``, with the date apart and torch's threads."""
+    return {"command": command_line(program), "date": time.strftime("%Y-%m-%d"), "machine": describe_threads()}
 
 
 def run_program(
     args: argparse.Namespace,
     make: Callable[[], Report],
     show: Callable[[Report], str],
-    keep: Callable[[Path, Report], None] = write_report,
-) -> Report | None:
-    """Make the report, print it and keep it where ``--output`` says; None, after one sentence, where one of these
-    fails."""
+    *,
+    markdown: bool = False,
+    plot: Callable[[Report, Path], None] | None = None,
+    figure: str = ".svg",
+    keep: Callable[[Path, Report], None] | None = None,
+    failed: Callable[[Report], Any] | None = None,
+) -> int:
+    """Make the report, print it, and keep it where ``--output`` says: as JSON, with ``markdown`` also as it is shown,
+    and drawn by ``plot`` with the ending ``figure``; or as ``keep`` does it.
+
+    Returns the exit status: 1, after one sentence, where one of these fails, and where the report has ``failed``.
+    """
+    output: Path | None = args.output
     try:
-        if args.output:
-            check_place(args.output)  # it may take hours until there is something to write
-        report = make()
-        print(json.dumps(report, indent=1) if args.json else show(report))
-        if args.output:
-            keep(args.output, report)
-    except KvforgeError as error:
+        if output:
+            check_place(output)  # it may take hours until there is something to write
+            if plot is not None:
+                check_figure(output.with_suffix(figure))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # torch.export's own
+            report = make()
+        print(json.dumps(report, indent=1) if getattr(args, "json", False) else show(report))
+        if output and keep is not None:
+            keep(output, report)
+        elif output:
+            write_report(output, report, show(report) if markdown else None)
+        if output and plot is not None:
+            plot(report, output.with_suffix(figure))
+    except (KvforgeError, ModelError) as error:
         print(f"error: {error}", file=sys.stderr)
-        return None
-    return report
+        return 1
+    return int(bool(failed is not None and failed(report)))
 
 
-def run_markdown_program(
-    args: argparse.Namespace, make: Callable[[], Report], markdown: Callable[[Report], str]
-) -> Report | None:
-    """As ``run_program``, for a report that is shown and kept as markdown."""
-    return run_program(args, make, markdown, lambda stem, report: write_report(stem, report, markdown(report)))
+def run_main(main: Callable[[], Any]) -> int:
+    """Call a program that keeps its reports itself; returns its exit status: 1, after one sentence, where it fails."""
+    warnings.filterwarnings("ignore", category=FutureWarning)  # torch.export's own
+    try:
+        return int(main() or 0)
+    except (KvforgeError, ModelError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1

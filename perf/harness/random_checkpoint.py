@@ -5,7 +5,6 @@
 The default is the Llama shape that the project's peers are measured on: 16 layers of 1024, 213M parameters.
 """
 
-import argparse
 import json
 import math
 from collections.abc import Mapping
@@ -18,6 +17,7 @@ from torch import Tensor
 from kvforge.checkpoint.safetensors_writer import TensorSpec, write_safetensors
 from model_defs import load_config
 from model_defs.weights import weight_specs
+from perf.harness.command import make_parser
 
 LLAMA_213M: dict[str, Any] = {
     "model_type": "llama",
@@ -64,6 +64,13 @@ def write_checkpoint(
     return path
 
 
+def cached_checkpoint(path: Path, hf_config: Mapping[str, Any], cut: int | None = None, group_size: int = 1) -> Path:
+    """As ``write_checkpoint``, unless it is there already: the tokenizer is written last."""
+    if not (path / "tokenizer.json").is_file():
+        write_checkpoint(path, hf_config, cut, group_size)
+    return path
+
+
 def _write_tokenizer(path: Path, vocab_size: int) -> None:
     from tokenizers import Tokenizer, models, pre_tokenizers
 
@@ -75,7 +82,7 @@ def _write_tokenizer(path: Path, vocab_size: int) -> None:
 
 def main() -> None:
     """Parse the command line and write the checkpoint."""
-    parser = argparse.ArgumentParser(description="Write a random-weight checkpoint.")
+    parser = make_parser(__doc__)
     parser.add_argument("path", type=Path)
     parser.add_argument("--cut", type=int)
     parser.add_argument("--group-size", type=int, default=1)

@@ -10,7 +10,6 @@ and cache writes on 8-bit pools (torch's attention stays on the unquantized valu
 cases whose name contains one of the words.
 """
 
-import argparse
 import itertools
 import json
 import math
@@ -27,6 +26,7 @@ import torch
 import torch.nn.functional as F
 
 import plugins
+from perf.harness.command import make_parser
 from plugins.kv_quantization import dynamic_scale, quantize
 from plugins.packed_linear import pack
 
@@ -312,7 +312,7 @@ def bench_linear(
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = make_parser(__doc__)
     parser.add_argument("--json", type=Path, help="also write the results to this file")
     parser.add_argument("--seconds", type=float, default=1.0, help="time for each measurement")
     parser.add_argument(

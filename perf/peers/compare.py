@@ -11,11 +11,9 @@ lines. The peers' environment: pip install torch transformers openvino openvino-
 """
 
 import argparse
-import json
 import shutil
 import sys
-import tempfile
-import time
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -27,7 +25,10 @@ from kvforge.engine import Manifest, load_manifest
 from kvforge.errors import KvforgeError
 from kvforge.figures import check_figure, save_figure
 from perf.engine.floors import decode_work, measure_rates, prefill_work
-from perf.harness.machine import describe_machine
+from perf.harness import files
+from perf.harness.command import add_report, add_resume, add_work, begin_report, make_parser, positive, run_main
+from perf.harness.engines import WORKLOADS
+from perf.harness.files import append, read_lines, run_cells
 from perf.peers.client import Worker
 from perf.peers.phases import PhaseTimes
 from perf.peers.report import make_report
@@ -40,6 +41,7 @@ from perf.peers.systems import (
     OPENVINO_INT8,
     PEERS,
     VARIANTS,
+    WORK,
     prepare_commands,
 )
 from perf.peers.tables import check_table, markdown, plot, workload_table
@@ -79,23 +81,23 @@ def manifests_of(commands: dict[str, list[str]]) -> dict[str, Manifest]:
 
 
 def measure(
-    commands: dict[str, list[str]], workloads: dict[str, Workload], plan: list[Key], file: Path, seconds: float
+    commands: dict[str, list[str]], workloads: dict[str, Workload], plan: list[Key], file: Path, minutes: float
 ) -> None:
     """Run ``plan``, appending a line to ``file`` after each run, and lines of rates before and after each."""
-    deadline = time.monotonic() + seconds
     manifests = manifests_of(commands)
     workers: dict[str, Worker] = {}
     try:
         for name in tqdm(dict.fromkeys(system for _, _, system in plan), desc="Loading", unit="system", disable=None):
             workers[name] = Worker(name, commands[name])
         append(file, {"rates": asdict(measure_rates())})
-        for key in tqdm(plan, desc="Runs", unit="run", disable=None):
-            if time.monotonic() > deadline:
-                break
+
+        def run(key: Key) -> Iterator[dict[str, Any]]:
             index, workload, system = key
             times = workers[system].run(workloads[workload], seed=index)
-            append(file, run_line(key, workloads[workload], times, manifests.get(system)))
-            append(file, {"rates": asdict(measure_rates())})
+            yield run_line(key, workloads[workload], times, manifests.get(system))
+            yield {"rates": asdict(measure_rates())}
+
+        run_cells(plan, run, file, minutes, "run")
     finally:
         for worker in workers.values():
             worker.close()
@@ -112,51 +114,35 @@ def run_line(key: Key, workload: Workload, answer: dict[str, Any], manifest: Man
     return line | answer
 
 
-def append(file: Path, line: dict[str, Any]) -> None:
-    """Add a line."""
-    with file.open("a") as lines:
-        lines.write(json.dumps(line) + "\n")
-
-
-def read_lines(file: Path) -> list[dict[str, Any]]:
-    """Return the lines so far; none where there is no file."""
-    return [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
-
-
 def write_report(lines: list[dict[str, Any]], workloads: list[Workload], output: Path) -> dict[str, Any]:
     """Write OUTPUT.json, .md and .svg; returns the report."""
     told = next((line for line in lines if "machine" in line), {"command": "?", "machine": "?"})
     report = {name: told[name] for name in ("command", "machine")} | make_report(lines)
     described = {w.name: f"{w.requests} × {w.input_tokens} → {w.output_tokens} tokens" for w in workloads}
-    output.with_name(f"{output.name}.json").write_text(json.dumps(report, indent=1) + "\n")
-    output.with_name(f"{output.name}.md").write_text(markdown(report, described))
-    save_figure(plot(report), output.with_name(f"{output.name}.svg"))
+    files.write_report(output, report, markdown(report, described))
+    save_figure(plot(report), output.with_suffix(".svg"))
     return report
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     """Parse the command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    work = Path(tempfile.gettempdir()) / "kvforge-peers"
-    parser.add_argument("--work", type=Path, default=work, help="engines and models, kept (default: %(default)s)")
+    parser = make_parser(__doc__)
+    add_work(parser, WORK, "engines and models, kept")
     parser.add_argument("--peers-python", type=Path, help="python of the peers' environment (default: no peers)")
-    parser.add_argument("--rounds", type=int, default=5, help="rounds that this call makes (default 5)")
-    parser.add_argument("--append", action="store_true", help="go on with OUTPUT.jsonl")
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="start no run after this time")
+    parser.add_argument("--rounds", type=positive, default=5, help="rounds that this call makes (default 5)")
+    add_resume(parser)
     parser.add_argument("--only", action="append", metavar="NAME", help="run this workload; may be given several times")
-    parser.add_argument("--workloads", type=Path, default=Path(__file__).parents[1] / "workloads.json")
+    parser.add_argument("--workloads", type=Path, default=WORKLOADS)
     names = [*VARIANTS, *KV_VARIANTS, *PEERS]
     parser.add_argument("--systems", nargs="+", choices=names, metavar="NAME", help=f"of {'; '.join(names)}")
     parser.add_argument(
         "--most", nargs="+", default=["transformers=2"], metavar="SYSTEM=ROUNDS", help="fewer rounds for slow systems"
     )
-    parser.add_argument("--output", type=Path, default=Path("peers-cpu"), help="name of the results, without a suffix")
+    add_report(parser, "OUTPUT.jsonl, .json, .md and .svg", "peers-cpu", as_json=False)
     parser.add_argument("--build-only", action="store_true", help="make engines and peers' models, run nothing")
     parser.add_argument("--reuse", action="store_true", help="take engines of older sources, too")
     parser.add_argument("--report", action="store_true", help="make the report from the lines there are")
     options = parser.parse_args(arguments)
-    if options.rounds < 1:
-        parser.error(f"--rounds is {options.rounds}; give at least 1")
     try:
         options.most = {name: int(count) for name, count in (entry.rsplit("=", 1) for entry in options.most)}
     except ValueError:
@@ -178,9 +164,9 @@ def chosen_systems(options: argparse.Namespace) -> list[str]:
 def main(arguments: list[str] | None = None) -> None:
     """Prepare, measure, report."""
     options = parse_arguments(arguments)
-    file = options.output.with_name(f"{options.output.name}.jsonl")
+    file = options.output.with_suffix(".jsonl")
     everything = load_workloads(options.workloads)
-    check_figure(options.output.with_name(f"{options.output.name}.svg"))
+    check_figure(options.output.with_suffix(".svg"))
     if not options.report:
         names = chosen_systems(options)
         chosen = [workload.name for workload in load_workloads(options.workloads, options.only)]
@@ -192,10 +178,9 @@ def main(arguments: list[str] | None = None) -> None:
         if options.build_only:
             return
         plan = plan_runs(lines, chosen, names, options.rounds, options.most)
-        told = ["python -m perf.peers.compare", *(sys.argv[1:] if arguments is None else arguments)]
-        append(file, {"command": " ".join(told), "machine": describe_machine()})
+        append(file, begin_report("perf.peers.compare", arguments))
         workloads = {workload.name: workload for workload in everything}
-        measure(commands, workloads, plan, file, options.minutes * 60)
+        measure(commands, workloads, plan, file, options.minutes)
     lines = read_lines(file)
     if not any("system" in line for line in lines):
         raise KvforgeError(f"{file} has no runs; run without --report first.")
@@ -206,7 +191,4 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except KvforgeError as error:
-        sys.exit(f"{error}")
+    sys.exit(run_main(main))

@@ -8,43 +8,42 @@ sizes 1 and 4 are distilled here, by the recipe and seed of the committed one. E
 interrupted run continues, and a larger --num-prompts asks only the new prompts. Writes OUTPUT.json, .md and .png.
 """
 
-import argparse
 import dataclasses
-import warnings
+import sys
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
 from tqdm import tqdm
 
-from kvforge.compiler import BuildOptions, build_engine
-from kvforge.engine import MANIFEST_FILE, load_manifest
-from kvforge.evaluation.score import MAX_ANSWER_TOKENS, is_correct
+from kvforge.compiler import BuildOptions
+from kvforge.engine import load_manifest
+from kvforge.evaluation.score import MAX_ANSWER_TOKENS
 from kvforge.quantize import quantize_checkpoint
 from kvforge.tasks.prompt import Example
 from kvforge.training.config import TINY_STUDENT
 from kvforge.training.student import make_student
 from kvforge.training.tokenizer import FastEncoder
+from perf.harness.command import run_main
+from perf.harness.engines import STUDENT_DIR, TEACHER_DIR, cached_engine
 from perf.quality.answers import answer, examples_of
 from perf.quality.kv_report import write_report
+from perf.quality.scores import TASKS, correct_of, quality_parser
 
-ASSETS = Path(__file__).resolve().parents[2] / "model_defs" / "assets"
-TEACHER = ASSETS / "tiny-teacher"
 MODELS: dict[str, int | None] = {"no cut": None, "cut": 1, "cut, 2-way": 2, "cut, 4-way": 4}
 """Row names and AcrossKV group sizes; None is the teacher."""
 KV_DTYPES = ("bfloat16", "fp8", "int8", "fp8_static")
-TASKS = ("needle_single", "needle_multi", "variables", "list_recall", "amounts")
 
 
 def checkpoint_of(group_size: int | None, work: Path) -> Path:
     """Return the checkpoint of a row; a student that is not committed is distilled, or its distillation continued."""
     if group_size is None:
-        return TEACHER
+        return TEACHER_DIR
     if group_size == TINY_STUDENT.rewire.group_size:
-        return ASSETS / "tiny-swiftkv"
+        return STUDENT_DIR
     recipe = dataclasses.replace(TINY_STUDENT, rewire=dataclasses.replace(TINY_STUDENT.rewire, group_size=group_size))
-    encode = FastEncoder(Tokenizer.from_file(str(TEACHER / "tokenizer.json")))
-    return make_student(recipe, TEACHER, work / "students" / f"group-{group_size}", encode)
+    encode = FastEncoder(Tokenizer.from_file(str(TEACHER_DIR / "tokenizer.json")))
+    return make_student(recipe, TEACHER_DIR, work / "students" / f"group-{group_size}", encode)
 
 
 def calibrated(checkpoint: Path, output: Path) -> Path:
@@ -58,15 +57,13 @@ def engine_of(name: str, kv_dtype: str, length: int, work: Path) -> Path:
     """Return the engine of a cell, built if it is not there yet."""
     slug = name.replace(", ", "-").replace(" ", "-")
     engine = work / "engines" / f"{slug}-{kv_dtype}-{length}"
-    if not (engine / MANIFEST_FILE).is_file():
-        options = BuildOptions(
-            dtype="bfloat16", kv_dtype=kv_dtype, max_num_seqs=32, max_seq_len=length + MAX_ANSWER_TOKENS
-        )
-        checkpoint = checkpoint_of(MODELS[name], work)
-        if kv_dtype == "fp8_static":
-            checkpoint = calibrated(checkpoint, work / "calibrated" / slug)
-        build_engine(checkpoint, engine, options)
-    return engine
+    options = BuildOptions(dtype="bfloat16", kv_dtype=kv_dtype, max_num_seqs=32, max_seq_len=length + MAX_ANSWER_TOKENS)
+
+    def checkpoint() -> Path:
+        plain = checkpoint_of(MODELS[name], work)
+        return calibrated(plain, work / "calibrated" / slug) if kv_dtype == "fp8_static" else plain
+
+    return cached_engine(engine, checkpoint, options)
 
 
 def cell(name: str, kv_dtype: str, engine: Path, examples: dict[str, list[Example]], texts: dict[str, Any]) -> dict:
@@ -78,20 +75,15 @@ def cell(name: str, kv_dtype: str, engine: Path, examples: dict[str, list[Exampl
         "kv_bytes_per_token": manifest.kv_bytes_per_token,
         "kv_element_bytes_per_token": manifest.kv_element_bytes_per_token,
         "texts": texts,
-        "correct": {
-            task: [is_correct(example, text) for example, text in zip(wanted, texts[task], strict=True)]
-            for task, wanted in examples.items()
-        },
+        "correct": correct_of(examples, texts),
     }
 
 
 def main() -> None:
     """Answer and report."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--work", type=Path, default=Path("runs/kv-quality"), help="students, engines and answers")
-    parser.add_argument("--num-prompts", type=int, default=500, help="of each of the five tasks (default 500)")
-    parser.add_argument("--length", type=int, default=500, help="prompt length in tokens (default 500)")
-    parser.add_argument("--seed", type=int, default=1, help="of the prompts (default 1)")
+    parser = quality_parser(
+        __doc__, "kv-quality", 500, 500, "students, engines and answers", "OUTPUT.json, .md and .png"
+    )
     rows = ", ".join(f'"{name}"' for name in MODELS)
     parser.add_argument(
         "--only",
@@ -103,12 +95,8 @@ def main() -> None:
     parser.add_argument(
         "--kv-dtype", action="append", choices=KV_DTYPES, help="columns to answer (default: all but fp8_static)"
     )
-    parser.add_argument(
-        "--output", type=Path, default=Path("perf/results/kv-quality"), help="without suffix (default %(default)s)"
-    )
     args = parser.parse_args()
-    warnings.filterwarnings("ignore", category=FutureWarning)  # torch.export's own
-    examples = examples_of(TASKS, TEACHER / "tokenizer.json", args.length, args.num_prompts, args.seed)
+    examples = examples_of(TASKS, TEACHER_DIR / "tokenizer.json", args.length, args.num_prompts, args.seed)
     grid = [(name, kv_dtype) for name in args.only or MODELS for kv_dtype in args.kv_dtype or KV_DTYPES[:3]]
     cells = []
     with tqdm(grid, unit="engine") as bar:
@@ -122,4 +110,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_main(main))

@@ -1,16 +1,13 @@
 """The table and the plot of ``perf.quality.kv``."""
 
-import json
-import platform
-from dataclasses import asdict
-from itertools import chain
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from kvforge.evaluation.paired import paired_difference
-from kvforge.evaluation.score import wilson
+from kvforge.figures import new_figure, save_figure
+from perf.harness.machine import machine_fields
+from perf.harness.tables import markdown_table
+from perf.quality.scores import accuracy, difference, interval, keep_report, points, spread, texts_changed
 
 BASELINE = "bfloat16"
 COLOURS = {"bfloat16": "tab:blue", "fp8": "tab:orange", "int8": "tab:green", "fp8_static": "tab:red"}
@@ -23,42 +20,20 @@ def summarise(cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
     full = max(cell["kv_element_bytes_per_token"] for cell in cells)
     rows = []
     for cell in cells:
-        right = list(chain.from_iterable(cell["correct"].values()))
-        low, high = wilson(sum(right), len(right))
         row: dict[str, Any] = {
-            "model": cell["model"],
-            "kv_dtype": cell["kv_dtype"],
-            "kv_bytes_per_token": cell["kv_bytes_per_token"],
-            "kv_element_bytes_per_token": cell["kv_element_bytes_per_token"],
+            **{name: cell[name] for name in ("model", "kv_dtype", "kv_bytes_per_token", "kv_element_bytes_per_token")},
             "kv_reduction": 1 - cell["kv_element_bytes_per_token"] / full,
-            "num_prompts": len(right),
-            "accuracy": sum(right) / len(right),
-            "low": low,
-            "high": high,
-            "tasks": {task: sum(values) / len(values) for task, values in cell["correct"].items()},
+            **accuracy(cell),
         }
         for name, other in (("versus_bfloat16", baseline.get(cell["model"])), ("versus_first", cells[0])):
             if other is not None and other is not cell:
-                row[name] = _difference(other, cell)
+                row[name] = difference(other, cell) | {"texts_changed": texts_changed(other, cell)}
         rows.append(row)
     return rows
 
 
-def _difference(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
-    """Return the paired difference of two cells' answers, and how many texts are not the same."""
-    right = [list(chain.from_iterable(cell["correct"].values())) for cell in (first, second)]
-    texts = [list(chain.from_iterable(cell["texts"].values())) for cell in (first, second)]
-    changed = sum(a != b for a, b in zip(*texts, strict=True))
-    return asdict(paired_difference(*right)) | {"texts_changed": changed}
-
-
 def _points(paired: dict[str, Any] | None) -> str:
-    if paired is None:
-        return ""
-    return (
-        f"{100 * paired['difference']:+.2f} ({100 * paired['low']:+.2f} to {100 * paired['high']:+.2f}), "
-        f"+{paired['gained']} −{paired['lost']}, p {paired['p_value']:.2g}, {paired['texts_changed']} texts"
-    )
+    return "" if paired is None else f"{points(paired, 2)}, {paired['texts_changed']} texts"
 
 
 def markdown(rows: list[dict[str, Any]], settings: dict[str, Any]) -> str:
@@ -77,33 +52,22 @@ def markdown(rows: list[dict[str, Any]], settings: dict[str, Any]) -> str:
         "are not the same. Reduction counts K and V elements against the model without a cut in bf16, as the paper "
         "does; bytes per token include the scales (a float per token, head and tensor, which weighs more here, at 64 "
         "elements a head, than at 128).",
-        "",
-        "| " + " | ".join(head) + " |",
-        "|" + "---|" * len(head),
     ]
-    for row in rows:
-        values = [
-            row["model"],
-            row["kv_dtype"],
-            str(row["kv_bytes_per_token"]),
-            f"{100 * row['kv_reduction']:.2f}%",
-            f"{100 * row['accuracy']:.1f} ({100 * row['low']:.1f} to {100 * row['high']:.1f})",
-            _points(row.get("versus_bfloat16")),
-            _points(row.get("versus_first")),
+    table = [
+        [
+            *(row["model"], row["kv_dtype"], row["kv_bytes_per_token"], f"{100 * row['kv_reduction']:.2f}%"),
+            *(interval(row), _points(row.get("versus_bfloat16")), _points(row.get("versus_first"))),
             *(f"{100 * row['tasks'][task]:.1f}" for task in tasks),
         ]
-        lines.append("| " + " | ".join(values) + " |")
-    return "\n".join(lines) + "\n"
+        for row in rows
+    ]
+    return "\n".join([*lines, "", markdown_table(head, table)]) + "\n"
 
 
 def plot(rows: list[dict[str, Any]], path: Path) -> None:
     """Left: accuracy over cache size. Right: paired difference from the same model's bf16 cache. 95% intervals."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
+    figure = new_figure(11, 4.2)
+    left, right = figure.subplots(1, 2)
     names = list(dict.fromkeys(row["model"] for row in rows))
     kinds = list(dict.fromkeys(row["kv_dtype"] for row in rows))
     for order, kv_dtype in enumerate(kinds):
@@ -129,30 +93,21 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
     for axes in (left, right):
         axes.grid(alpha=0.3)
     figure.suptitle(f"Tiny models, {rows[0]['num_prompts']} prompts, 95% intervals")
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)
+    save_figure(figure, path)
 
 
 def _bars(axes: Any, places: list[float], entries: list[dict], values: list[float], up: bool, colour: Any, label: str):
     """Points with their intervals, in per cent; ``up``: the value goes up, else to the right."""
-    percent = [100 * value for value in values]
-    spread = [
-        [100 * (value - entry["low"]) for value, entry in zip(values, entries, strict=True)],
-        [100 * (entry["high"] - value) for value, entry in zip(values, entries, strict=True)],
-    ]
+    percent, lengths = [100 * value for value in values], spread(values, entries)
     style = {"fmt": "o", "capsize": 3, "color": colour, "label": label}
     if up:
-        axes.errorbar(places, percent, yerr=spread, **style)
+        axes.errorbar(places, percent, yerr=lengths, **style)
     elif entries:
-        axes.errorbar(percent, places, xerr=spread, **style)
+        axes.errorbar(percent, places, xerr=lengths, **style)
 
 
 def write_report(cells: list[dict[str, Any]], settings: dict[str, Any], output: Path) -> None:
     """Write ``output`` with the suffixes .json, .md and .png."""
     rows = summarise(cells)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    machine = {"machine": platform.machine(), "torch": torch.__version__}
-    content = {"command": "python -m perf.quality.kv", **settings, **machine, "rows": rows}
-    output.with_suffix(".json").write_text(json.dumps(content, indent=1) + "\n")
-    output.with_suffix(".md").write_text(markdown(rows, settings), encoding="utf-8")
-    plot(rows, output.with_suffix(".png"))
+    content = {"command": "python -m perf.quality.kv", **settings, **machine_fields(), "rows": rows}
+    keep_report(output, content, markdown(rows, settings), partial(plot, rows))

@@ -6,9 +6,8 @@ Mean KL(source, rewired) in nats per token and the share of tokens with the same
 calibration has not seen, in float32. Reproducible; nothing is random but the weights it is given.
 """
 
-import argparse
 import dataclasses
-import json
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,8 @@ from kvforge.checkpoint import open_checkpoint
 from kvforge.rewire import INITS, RewireOptions, rewire_checkpoint
 from kvforge.swiftkv import SwiftKVForCausalLM, load_model
 from model_defs import load_config
+from perf.harness.command import make_parser, run_main
+from perf.harness.files import write_json
 
 TEST_SAMPLES, TEST_TOKENS = 24, 512
 
@@ -69,7 +70,7 @@ def measure(source: Path, options: RewireOptions, samples: list[list[int]]) -> d
 
 def main() -> None:
     """Parse the command line, measure every row, write JSON."""
-    parser = argparse.ArgumentParser(description="KL of rewired models to their source.")
+    parser = make_parser(__doc__)
     parser.add_argument("source", type=Path)
     parser.add_argument("-o", "--output", type=Path, required=True)
     args = parser.parse_args()
@@ -77,8 +78,8 @@ def main() -> None:
     seen = RewireOptions(cut=1).num_samples
     samples = calibration_samples(args.source, config.vocab_size, None, seen + TEST_SAMPLES, TEST_TOKENS)[seen:]
     results = [measure(args.source, options, samples) for options in tqdm(rows(config.num_layers))]
-    args.output.write_text(json.dumps({"source": args.source.name, "rows": results}, indent=1) + "\n")
+    write_json(args.output, {"source": args.source.name, "rows": results})
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_main(main))

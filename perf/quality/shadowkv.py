@@ -8,24 +8,23 @@ made for 16384 chunks). Everything under --work is kept: an interrupted run cont
 the new prompts, and the report is of all cells asked for. Writes OUTPUT.json, .md and .png.
 """
 
-import argparse
-import warnings
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
-from kvforge.compiler import BuildOptions, build_engine
-from kvforge.engine import MANIFEST_FILE
-from kvforge.evaluation.score import MAX_ANSWER_TOKENS, is_correct
+from kvforge.compiler import BuildOptions
+from kvforge.evaluation.score import MAX_ANSWER_TOKENS
 from kvforge.tasks.prompt import Example
+from perf.harness.command import run_main
+from perf.harness.engines import STUDENT_DIR, TEACHER_DIR, cached_engine
 from perf.quality.answers import answer, examples_of
+from perf.quality.scores import TASKS, correct_of, quality_parser
 from perf.quality.shadowkv_report import write_report
 
-ASSETS = Path(__file__).resolve().parents[2] / "model_defs" / "assets"
-MODELS = {"no cut": ASSETS / "tiny-teacher", "cut 4 of 8, 2-way": ASSETS / "tiny-swiftkv"}
-TASKS = ("needle_single", "needle_multi", "variables", "list_recall", "amounts")
+MODELS = {"no cut": TEACHER_DIR, "cut 4 of 8, 2-way": STUDENT_DIR}
 BUDGETS, RANKS = (64, 256, 512, 1024), (8, 32, 64, 128)
 
 
@@ -55,13 +54,8 @@ def engine_of(model: str, cell: Cell | None, length: int, outliers: int, chunk: 
         policy = f"shadowkv:rank={cell.rank},sparse_budget={cell.budget},num_outlier_chunks={outliers}"
         policy += f",chunk_size={chunk}"
         name = f"{slug}-{cell.budget}-{cell.rank}-{outliers}-{length}" + (f"-chunk{chunk}" if chunk != 8 else "")
-    engine = work / "engines" / name
-    if not (engine / MANIFEST_FILE).is_file():
-        options = BuildOptions(
-            dtype="bfloat16", max_num_seqs=16, max_seq_len=length + MAX_ANSWER_TOKENS, kv_policy=policy
-        )
-        build_engine(MODELS[model], engine, options)
-    return engine
+    options = BuildOptions(dtype="bfloat16", max_num_seqs=16, max_seq_len=length + MAX_ANSWER_TOKENS, kv_policy=policy)
+    return cached_engine(work / "engines" / name, MODELS[model], options)
 
 
 def result(model: str, cell: Cell | None, examples: dict[str, list[Example]], texts: dict[str, list[str]]) -> dict:
@@ -71,35 +65,22 @@ def result(model: str, cell: Cell | None, examples: dict[str, list[Example]], te
         "sparse_budget": None if cell is None else cell.budget,
         "rank": None if cell is None else cell.rank,
         "texts": texts,
-        "correct": {
-            task: [is_correct(example, text) for example, text in zip(wanted, texts[task], strict=True)]
-            for task, wanted in examples.items()
-        },
+        "correct": correct_of(examples, texts),
     }
 
 
 def main() -> None:
     """Answer and report."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--work", type=Path, default=Path("runs/shadowkv-quality"), help="engines and answers")
-    parser.add_argument("--num-prompts", type=int, default=40, help="of each of the five tasks (default 40)")
-    parser.add_argument("--length", type=int, default=2048 - MAX_ANSWER_TOKENS, help="of a prompt (default 2000)")
-    parser.add_argument("--seed", type=int, default=1, help="of the prompts (default 1)")
+    length = 2048 - MAX_ANSWER_TOKENS
+    parser = quality_parser(__doc__, "shadowkv-quality", 40, length, "engines and answers", "OUTPUT.json, .md and .png")
     parser.add_argument("--outliers", type=int, default=8, help="chunks a KV head keeps exact (default 8)")
     parser.add_argument("--chunk", type=int, default=8, help="tokens of a chunk (default 8)")
     parser.add_argument(
         "--cell", action="append", type=cell_of, metavar="BUDGET:RANK", help="default: a cross of seven"
     )
     parser.add_argument("--model", action="append", choices=list(MODELS), help="default: both")
-    parser.add_argument(
-        "--output",
-        type=Path,
-        default=Path("perf/results/shadowkv-quality"),
-        help="without suffix (default %(default)s)",
-    )
     args = parser.parse_args()
-    warnings.filterwarnings("ignore", category=FutureWarning)  # torch.export's own
-    tokenizer = MODELS["no cut"] / "tokenizer.json"
+    tokenizer = TEACHER_DIR / "tokenizer.json"
     examples = examples_of(TASKS, tokenizer, args.length, args.num_prompts, args.seed)
     cells = [None, *(args.cell or CROSS)]
     results: list[dict[str, Any]] = []
@@ -123,4 +104,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_main(main))

@@ -1,14 +1,12 @@
 """The table and the plot of ``perf.quality.shadowkv``."""
 
-import json
-from dataclasses import asdict
-from itertools import chain
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from kvforge.evaluation.paired import paired_difference
-from kvforge.evaluation.score import wilson
 from kvforge.figures import new_figure, save_figure
+from perf.harness.tables import markdown_table
+from perf.quality.scores import accuracy, difference, flat, interval, keep_report, points, spread, texts_changed
 
 ENOUGH = 0.99
 """The share of full attention's right answers that a budget and rank are to keep."""
@@ -20,18 +18,12 @@ def summarise(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
     full = {result["model"]: result for result in results if result["sparse_budget"] is None}
     rows = []
     for result in results:
-        right = list(chain.from_iterable(result["correct"].values()))
-        low, high = wilson(sum(right), len(right))
-        row: dict[str, Any] = {key: result[key] for key in ("model", "sparse_budget", "rank")}
-        row |= {"num_prompts": len(right), "accuracy": sum(right) / len(right), "low": low, "high": high}
-        row["tasks"] = {task: sum(values) / len(values) for task, values in result["correct"].items()}
+        row: dict[str, Any] = {key: result[key] for key in ("model", "sparse_budget", "rank")} | accuracy(result)
         other = full[result["model"]]
         if other is not result:
-            before = list(chain.from_iterable(other["correct"].values()))
-            texts = [list(chain.from_iterable(one["texts"].values())) for one in (other, result)]
-            row["share_of_full"] = sum(right) / max(1, sum(before))
-            row["versus_full"] = asdict(paired_difference(before, right))
-            row["texts_changed"] = sum(a != b for a, b in zip(*texts, strict=True))
+            row["share_of_full"] = sum(flat(result["correct"])) / max(1, sum(flat(other["correct"])))
+            row["versus_full"] = difference(other, result)
+            row["texts_changed"] = texts_changed(other, result)
         rows.append(row)
     return rows
 
@@ -70,30 +62,15 @@ def markdown(rows: list[dict[str, Any]], settings: dict[str, Any]) -> str:
         "",
         verdict,
         "",
-        "| " + " | ".join(head) + " |",
-        "|" + "---|" * len(head),
     ]
+    table = []
     for row in rows:
-        sparse = row["sparse_budget"] is not None
-        values = [
-            row["model"],
-            str(row["sparse_budget"]) if sparse else "full attention",
-            str(row["rank"]) if sparse else "",
-            f"{100 * row['accuracy']:.1f} ({100 * row['low']:.1f} to {100 * row['high']:.1f})",
-            f"{100 * row['share_of_full']:.1f}%" if sparse else "",
-            _points(row["versus_full"]) if sparse else "",
-            str(row["texts_changed"]) if sparse else "",
-            *(f"{100 * row['tasks'][task]:.1f}" for task in tasks),
-        ]
-        lines.append("| " + " | ".join(values) + " |")
-    return "\n".join(lines) + "\n"
-
-
-def _points(paired: dict[str, Any]) -> str:
-    return (
-        f"{100 * paired['difference']:+.1f} ({100 * paired['low']:+.1f} to {100 * paired['high']:+.1f}), "
-        f"+{paired['gained']} −{paired['lost']}, p {paired['p_value']:.2g}"
-    )
+        values = [row["model"], "full attention", "", interval(row), "", "", ""]
+        if row["sparse_budget"] is not None:
+            values[1:3] = row["sparse_budget"], row["rank"]
+            values[4:] = f"{100 * row['share_of_full']:.1f}%", points(row["versus_full"]), row["texts_changed"]
+        table.append([*values, *(f"{100 * row['tasks'][task]:.1f}" for task in tasks)])
+    return "\n".join([*lines, markdown_table(head, table)]) + "\n"
 
 
 def plot(rows: list[dict[str, Any]], path: Path) -> None:
@@ -124,19 +101,13 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
 
 
 def _line(axes: Any, x: list[int], rows: list[dict[str, Any]], colour: str, label: str) -> None:
-    percent = [100 * row["accuracy"] for row in rows]
-    spread = [
-        [100 * (row["accuracy"] - row["low"]) for row in rows],
-        [100 * (row["high"] - row["accuracy"]) for row in rows],
-    ]
-    axes.errorbar(x, percent, yerr=spread, fmt="o-", capsize=3, color=colour, label=label)
+    values = [row["accuracy"] for row in rows]
+    percent, lengths = [100 * value for value in values], spread(values, rows)
+    axes.errorbar(x, percent, yerr=lengths, fmt="o-", capsize=3, color=colour, label=label)
 
 
 def write_report(results: list[dict[str, Any]], settings: dict[str, Any], output: Path) -> None:
     """Write ``output`` with the suffixes .json, .md and .png."""
     rows = summarise(results)
-    output.parent.mkdir(parents=True, exist_ok=True)
     content = {**settings, "enough": enough(rows), "rows": rows}
-    output.with_suffix(".json").write_text(json.dumps(content, indent=1) + "\n")
-    output.with_suffix(".md").write_text(markdown(rows, settings), encoding="utf-8")
-    plot(rows, output.with_suffix(".png"))
+    keep_report(output, content, markdown(rows, settings), partial(plot, rows))

@@ -7,38 +7,36 @@ distilled on the same generated documents, built in bf16 and asked the same prom
 interrupted run continues. Writes OUTPUT.json, .md and .png.
 """
 
-import argparse
 import json
 import multiprocessing
-import warnings
+import sys
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
-from kvforge.compiler import BuildOptions, build_engine
-from kvforge.engine import MANIFEST_FILE
+from kvforge.compiler import BuildOptions
 from kvforge.evaluation.compare import compare_with_teacher, fidelity
-from kvforge.evaluation.score import MAX_ANSWER_TOKENS, is_correct
+from kvforge.evaluation.score import MAX_ANSWER_TOKENS
 from kvforge.runtime import LLM
 from kvforge.training.config import TINY_STUDENT
+from perf.harness.command import run_main
+from perf.harness.engines import TEACHER_DIR, cached_engine
 from perf.quality.answers import answer, examples_of
+from perf.quality.scores import TASKS, correct_of, quality_parser
 from perf.quality.swiftkv_report import write_report
-from perf.quality.swiftkv_students import TEACHER_DIR, curve_of, held_out_documents, rewired_of, student_of
+from perf.quality.swiftkv_students import curve_of, held_out_documents, rewired_of, student_of
 from perf.quality.swiftkv_variants import TEACHER, Variant, all_variants
 
-TASKS = ("needle_single", "needle_multi", "variables", "list_recall", "amounts")
 NUM_DOCUMENTS = 48
 MAX_SEQ_LEN = 640
 
 
 def engine_of(variant: Variant, checkpoint: Path, work: Path) -> Path:
     """Return the engine of a row, built if it is not there yet."""
-    engine = work / "engines" / variant.slug
-    if not (engine / MANIFEST_FILE).is_file():
-        build_engine(checkpoint, engine, BuildOptions(dtype="bfloat16", max_num_seqs=32, max_seq_len=MAX_SEQ_LEN))
-    return engine
+    options = BuildOptions(dtype="bfloat16", max_num_seqs=32, max_seq_len=MAX_SEQ_LEN)
+    return cached_engine(work / "engines" / variant.slug, checkpoint, options)
 
 
 def fidelity_of(engine: Path, teacher: Path, work: Path) -> dict[str, Any]:
@@ -67,22 +65,16 @@ def make_students(variants: list[Variant], work: Path, steps: int, jobs: int) ->
 
 def main() -> None:
     """Make, ask, measure and report."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--work", type=Path, default=Path("runs/swiftkv-quality"), help="students, engines and answers")
-    parser.add_argument("--num-prompts", type=int, default=200, help="of each of the five tasks (default 200)")
-    parser.add_argument("--length", type=int, default=300, help="prompt length in tokens (default 300)")
-    parser.add_argument("--seed", type=int, default=1, help="of the prompts (default 1)")
+    parser = quality_parser(
+        __doc__, "swiftkv-quality", 200, 300, "students, engines and answers", "OUTPUT.json, .md and .png"
+    )
     parser.add_argument(
         "--steps", type=int, default=TINY_STUDENT.distill.max_steps, help="of a distillation (default %(default)s)"
     )
     parser.add_argument("--jobs", type=int, default=2, help="students made at a time (default 2)")
-    parser.add_argument(
-        "--output", type=Path, default=Path("perf/results/swiftkv-quality"), help="without suffix (default %(default)s)"
-    )
     args = parser.parse_args()
     if args.length + MAX_ANSWER_TOKENS > MAX_SEQ_LEN:
         parser.error(f"--length can be at most {MAX_SEQ_LEN - MAX_ANSWER_TOKENS}")
-    warnings.filterwarnings("ignore", category=FutureWarning)  # torch.export's own
     variants = all_variants()
     make_students(variants, args.work, args.steps, args.jobs)
     examples = examples_of(TASKS, TEACHER_DIR / "tokenizer.json", args.length, args.num_prompts, args.seed)
@@ -99,10 +91,7 @@ def main() -> None:
                 "kv_reduction": variant.kv_reduction,
                 "steps": args.steps if variant.is_trained else 0,
                 "fidelity": fidelity_of(engine, teacher, args.work),
-                "correct": {
-                    task: [is_correct(example, text) for example, text in zip(wanted, texts[task], strict=True)]
-                    for task, wanted in examples.items()
-                },
+                "correct": correct_of(examples, texts),
             }
             if variant.is_trained:
                 curves[variant.slug] = curve_of(variant, args.work)
@@ -118,4 +107,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_main(main))

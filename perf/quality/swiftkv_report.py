@@ -1,16 +1,13 @@
 """The tables and the plots of ``perf.quality.swiftkv``."""
 
-import json
-import platform
-from dataclasses import asdict
-from itertools import chain
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from kvforge.evaluation.paired import paired_difference
-from kvforge.evaluation.score import wilson
+from kvforge.figures import new_figure, save_figure
+from perf.harness.machine import machine_fields
+from perf.harness.tables import markdown_table
+from perf.quality.scores import accuracy, difference, interval, keep_report, spread
 from perf.quality.swiftkv_variants import TABLES, TEACHER, Variant
 
 TITLES = {
@@ -24,40 +21,32 @@ TITLES = {
 def summarise(cell: dict[str, Any], teacher: dict[str, Any]) -> dict[str, Any]:
     """Return a row: exact match with its 95% Wilson interval, the difference from the teacher paired by prompt, and
     what was measured token by token."""
-    right, reference = (list(chain.from_iterable(c["correct"].values())) for c in (cell, teacher))
-    low, high = wilson(sum(right), len(right))
     return {
         **{name: cell[name] for name in ("variant", "prefill_reduction", "kv_reduction", "fidelity", "steps")},
-        "num_prompts": len(right),
-        "accuracy": sum(right) / len(right),
-        "low": low,
-        "high": high,
-        "tasks": {task: sum(values) / len(values) for task, values in cell["correct"].items()},
-        "versus_teacher": asdict(paired_difference(reference, right)),
+        **accuracy(cell),
+        "versus_teacher": difference(teacher, cell),
     }
 
 
-def _line(name: str, row: dict[str, Any]) -> str:
-    paired, kl, agreement = row["versus_teacher"], row["fidelity"]["kl"], row["fidelity"]["agreement"]
-    values = [
+def _line(name: str, row: dict[str, Any]) -> list[Any]:
+    kl = row["fidelity"]["kl"]
+    return [
         name,
         f"{100 * row['prefill_reduction']:.1f}",
         f"{100 * row['kv_reduction']:.1f}",
-        str(row["steps"]),
+        row["steps"],
         f"{kl['value']:.4f} ({kl['low']:.4f} to {kl['high']:.4f})",
-        f"{100 * agreement['value']:.2f} ({100 * agreement['low']:.2f} to {100 * agreement['high']:.2f})",
-        f"{100 * row['accuracy']:.1f} ({100 * row['low']:.1f} to {100 * row['high']:.1f})",
-        f"{100 * paired['difference']:+.1f} ({100 * paired['low']:+.1f} to {100 * paired['high']:+.1f})",
+        interval(row["fidelity"]["agreement"], "value", 2),
+        interval(row),
+        interval(row["versus_teacher"], "difference", sign="+"),
         *(f"{100 * value:.1f}" for value in row["tasks"].values()),
     ]
-    return "| " + " | ".join(values) + " |"
 
 
-def _table(variants: tuple[Variant, ...], rows: dict[str, dict[str, Any]]) -> list[str]:
+def _table(variants: tuple[Variant, ...], rows: dict[str, dict[str, Any]]) -> str:
     tasks = list(rows[TEACHER.slug]["tasks"])
     head = ["variant", "prefill −%", "cache −%", "steps", "KL per token", "agreement %", "exact match %", "vs no cut"]
-    lines = ["| " + " | ".join(head + tasks) + " |", "|" + "---|" * (len(head) + len(tasks))]
-    return lines + [_line(variant.name, rows[variant.slug]) for variant in variants if variant.slug in rows]
+    return markdown_table(head + tasks, [_line(v.name, rows[v.slug]) for v in variants if v.slug in rows])
 
 
 def reached(curve: list[tuple[int, float]], target: float) -> int | None:
@@ -65,12 +54,9 @@ def reached(curve: list[tuple[int, float]], target: float) -> int | None:
     return next((step for step, value in curve if value <= target), None)
 
 
-def _steps_table(curves: dict[str, list[tuple[int, float]]]) -> list[str]:
+def _steps_table(curves: dict[str, list[tuple[int, float]]]) -> str:
     """Return, per model and init, the held-out KL before and after, and the step that reached ``mean``'s last KL."""
-    lines = [
-        "| model | init | KL at step 0 | KL at the end | first step at or below the last KL of mean |",
-        "|" + "---|" * 5,
-    ]
+    lines = []
     for variant in TABLES["inits"]:
         if variant.slug not in curves or not variant.distilled:
             continue
@@ -80,8 +66,9 @@ def _steps_table(curves: dict[str, list[tuple[int, float]]]) -> list[str]:
         curve, step = curves[variant.slug], reached(curves[variant.slug], curves[mean.slug][-1][1])
         shown = "not reached" if step is None else str(step)
         base = f"cut {variant.cut}, {variant.group_size}-way"
-        lines.append(f"| {base} | {variant.init} | {curve[0][1]:.4f} | {curve[-1][1]:.4f} | {shown} |")
-    return lines
+        lines.append([base, variant.init, f"{curve[0][1]:.4f}", f"{curve[-1][1]:.4f}", shown])
+    head = ["model", "init", "KL at step 0", "KL at the end", "first step at or below the last KL of mean"]
+    return markdown_table(head, lines)
 
 
 def markdown(
@@ -100,26 +87,21 @@ def markdown(
         f"{settings['steps']} steps of {settings['tokens_per_step']} tokens; 0 steps is none.",
     ]
     for name, variants in TABLES.items():
-        lines += ["", f"## {TITLES[name]}", "", *_table(variants, rows)]
+        lines += ["", f"## {TITLES[name]}", "", _table(variants, rows)]
     if curves:
-        lines += ["", "## Steps to the same KL", "", *_steps_table(curves)]
+        lines += ["", "## Steps to the same KL", "", _steps_table(curves)]
     return "\n".join(lines) + "\n"
 
 
 def plot(rows: dict[str, dict[str, Any]], curves: dict[str, list[tuple[int, float]]], path: Path) -> None:
     """Left: exact match of the reduction table. Middle: KL of every table's rows. Right: held-out KL over steps."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(1, 3, figsize=(16, 5.2), layout="constrained")
+    figure = new_figure(16, 5.2)
+    axes = figure.subplots(1, 3)
     shown = [variant for variant in TABLES["reduction"] + TABLES["recovery"] if variant.slug in rows]
     names = [variant.name for variant in shown]
     chosen = [rows[variant.slug] for variant in shown]
-    _bars(axes[0], names, [(row["accuracy"], row["low"], row["high"]) for row in chosen], 100)
-    kl = [row["fidelity"]["kl"] for row in chosen]
-    _bars(axes[1], names, [(entry["value"], entry["low"], entry["high"]) for entry in kl], 1)
+    _bars(axes[0], names, chosen, "accuracy", 100)
+    _bars(axes[1], names, [row["fidelity"]["kl"] for row in chosen], "value", 1)
     axes[0].set(xlabel="exact match, %")
     axes[1].set_xscale("symlog", linthresh=1e-3)
     axes[1].set(xlabel="KL(teacher ‖ student) per token, nats", xlim=(0, None))
@@ -135,15 +117,12 @@ def plot(rows: dict[str, dict[str, Any]], curves: dict[str, list[tuple[int, floa
     axes[2].legend(fontsize=8)
     for axis in axes:
         axis.grid(alpha=0.3)
-    figure.savefig(path, dpi=100)
-    pyplot.close(figure)
+    save_figure(figure, path)
 
 
-def _bars(axes: Any, names: list[str], entries: list[tuple[float, float, float]], factor: float) -> None:
-    places = range(len(names))
-    values = [factor * value for value, _, _ in entries]
-    spread = [[factor * (v - low) for v, low, _ in entries], [factor * (high - v) for v, _, high in entries]]
-    axes.errorbar(values, places, xerr=spread, fmt="o", capsize=3)
+def _bars(axes: Any, names: list[str], rows: list[dict[str, Any]], name: str, factor: float) -> None:
+    values, places = [row[name] for row in rows], range(len(names))
+    axes.errorbar([factor * v for v in values], places, xerr=spread(values, rows, factor), fmt="o", capsize=3)
     axes.set_yticks(places, names)
     axes.invert_yaxis()
 
@@ -154,9 +133,11 @@ def write_report(
     """Write ``output`` with the suffixes .json, .md and .png; ``cells`` by the variants' slugs, the teacher's among
     them."""
     rows = {slug: summarise(cell, cells[TEACHER.slug]) for slug, cell in cells.items()}
-    output.parent.mkdir(parents=True, exist_ok=True)
-    machine = {"machine": platform.machine(), "torch": torch.__version__}
-    content = {"command": "python -m perf.quality.swiftkv", **settings, **machine, "rows": rows, "curves": curves}
-    output.with_suffix(".json").write_text(json.dumps(content, indent=1) + "\n")
-    output.with_suffix(".md").write_text(markdown(rows, curves, settings), encoding="utf-8")
-    plot(rows, curves, output.with_suffix(".png"))
+    content = {
+        "command": "python -m perf.quality.swiftkv",
+        **settings,
+        **machine_fields(),
+        "rows": rows,
+        "curves": curves,
+    }
+    keep_report(output, content, markdown(rows, curves, settings), partial(plot, rows, curves))

@@ -20,10 +20,9 @@ from kvforge.training.config import TINY_STUDENT
 from kvforge.training.student_data import documents, write_samples
 from kvforge.training.tokenizer import FastEncoder
 from model_defs import load_config
+from perf.harness.engines import TEACHER_DIR
 from perf.quality.swiftkv_variants import Variant
 
-ASSETS = Path(__file__).resolve().parents[2] / "model_defs" / "assets"
-TEACHER_DIR = ASSETS / "tiny-teacher"
 CURVE_EVERY, CURVE_DOCUMENTS = 10, 8
 
 

@@ -18,18 +18,17 @@ from typing import Any
 
 from tqdm import tqdm
 
-from kvforge.compiler import BuildOptions, build_engine
+from kvforge.compiler import BuildOptions
 from kvforge.demo.run import STUDENT
 from kvforge.runtime.speculation.config import SpeculativeConfig
 from kvforge.serving.health import read_metrics
 from kvforge.serving.launcher import ServerOptions, TritonServer
 from kvforge.tasks.prompt import make_examples
-from perf.engine.variants import is_loadable
-from perf.harness.command import add_lengths, add_levels, add_report, add_work, begin_report, run_markdown_program
-from perf.serving.load.client import ask_text
-from perf.serving.load.engines import ASSETS, tokenizer_of
-from perf.serving.load.perf_analyzer import run_perf_analyzer
-from perf.serving.load.profile_export import Goals, read_traces, summarise
+from perf.harness.command import add_lengths, add_levels, add_report, add_work, begin_report, make_parser, run_program
+from perf.harness.engines import ASSETS, cached_engine, tokenizer_of
+from perf.harness.tables import markdown_table
+from perf.serving.load.client import FORCED, ask_text
+from perf.serving.load.level import LevelMeter
 
 MAX_DRAFT_LEN = 6
 SHADOWKV = "shadowkv:rank=64,sparse_budget=256,num_outlier_chunks=8"
@@ -68,20 +67,14 @@ VARIANTS = {
 
 def engine_of(name: str, work: Path) -> Path:
     """Return one of ``ENGINES`` under ``work``, built if it cannot be loaded."""
-    engine = work / f"decoding-{name}"
-    if not is_loadable(engine):
-        work.mkdir(parents=True, exist_ok=True)
-        print(f"building {engine} ...", file=sys.stderr, flush=True)
-        build_engine(ASSETS / STUDENT.folder, engine, ENGINES[name], overwrite=True)
-    return engine
+    return cached_engine(work / f"decoding-{name}", ASSETS / STUDENT.folder, ENGINES[name])
 
 
 def inputs_of(engine: Path, num: int, input_tokens: int, output_tokens: int, seed: int) -> list[dict[str, Any]]:
     """Return the inputs of ``num`` requests."""
     tokenizer = tokenizer_of(engine)
     examples = make_examples("quoting", input_tokens - 1, lambda text: len(tokenizer.encode(text, False)), num, seed)
-    more = {"end_id": -1, "return_num_output_tokens": True}
-    return [ask_text(example.prompt, output_tokens, **more) for example in examples]
+    return [ask_text(example.prompt, output_tokens, **FORCED) for example in examples]
 
 
 def metric(samples: dict[str, float], family: str, label: str = "") -> float:
@@ -115,18 +108,18 @@ def measure(name: str, args: argparse.Namespace) -> list[dict[str, Any]]:
     variant, rows = VARIANTS[name], []
     engine = engine_of(variant.engine, args.work)
     with TritonServer(engine, ServerOptions(kv_cache_gib=args.kv_cache_gib, **variant.options)) as server:
-        warm = inputs_of(engine, 2, args.input_tokens, args.output_tokens, seed=10**6)
-        run_perf_analyzer(server.grpc_url, "ensemble", warm, ["--concurrency-range", "1"], 2, args.timeout_s)
+
+        def inputs(num: int, seed: int) -> list[dict[str, Any]]:
+            return inputs_of(engine, num, args.input_tokens, args.output_tokens, seed)
+
+        meter = LevelMeter(server, "ensemble", inputs, args)
         for seed, level in enumerate(tqdm(args.concurrency, desc=name, unit="level", disable=None)):
             num = max(args.min_requests, 3 * level)
-            data = inputs_of(engine, num, args.input_tokens, args.output_tokens, seed)
             before = settled(server.metrics_url)
             with most_seen(server.metrics_url) as most:
-                options = ["--concurrency-range", str(level)]
-                experiment = run_perf_analyzer(server.grpc_url, "ensemble", data, options, num, args.timeout_s)
+                numbers = meter.measure(["--concurrency-range", str(level)], num, seed)
             after = settled(server.metrics_url)
             counts = {key: metric(after, family) - metric(before, family) for key, family in COUNTERS.items()}
-            numbers = summarise(read_traces(experiment), num, args.input_tokens, args.output_tokens, Goals())
             rows.append({"variant": name, "concurrency": level, **counts, "most_bytes": most, **numbers})
     return rows
 
@@ -139,46 +132,49 @@ def settled(metrics_url: str) -> dict[str, float]:
 
 def markdown(report: dict[str, Any]) -> str:
     """Return the table under what it was measured with."""
-    lines = [
+    head = ("way to decode", "concurrency", "TTFT p50, ms", "TPOT p50, ms", "output tok/s", "drafts accepted")
+    more = (
+        "tokens that left early",
+        "selected chunks in place",
+        "cache on the device, MB",
+        "on the host, MB",
+        "failed",
+    )
+    return (
         f"`{report['command']}`\n\n{report['machine']}. Tiny SwiftKV student, bf16, {report['input_tokens']} tokens "
-        f"in, {report['output_tokens']} out; shadowkv is `{SHADOWKV}`. Bytes: the most in use at a time.\n",
-        "| way to decode | concurrency | TTFT p50, ms | TPOT p50, ms | output tok/s | drafts accepted | tokens that "
-        "left early | selected chunks in place | cache on the device, MB | on the host, MB | failed |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
-    ]
-    for row in report["rows"]:
-        accepted = f"{row['accepted'] / row['drafted']:.0%} of {row['drafted']:.0f}" if row["drafted"] else "-"
-        left = f"{row['early_exits'] / row['generated']:.0%}" if row["early_exits"] else "-"
+        f"in, {report['output_tokens']} out; shadowkv is `{SHADOWKV}`. Bytes: the most in use at a time.\n\n"
+        f"{markdown_table([*head, *more], map(_cells, report['rows']))}\n"
+    )
+
+
+def _cells(row: dict[str, Any]) -> list[Any]:
+    in_use = [f"{row['most_bytes'][memory] / 1e6:.2f}" for memory in ("device", "host")]
+    return [
+        *(row["variant"], row["concurrency"], f"{1e3 * row['ttft_s']['p50']:.1f}", f"{1e3 * row['tpot_s']['p50']:.2f}"),
+        f"{row['output_tok_s']:.0f}",
+        f"{row['accepted'] / row['drafted']:.0%} of {row['drafted']:.0f}" if row["drafted"] else "-",
+        f"{row['early_exits'] / row['generated']:.0%}" if row["early_exits"] else "-",
         # Runs that were kept from before chunks were counted have no such numbers.
-        in_place = f"{row['reused'] / row['selected']:.0%}" if row.get("selected") else "-"
-        lines.append(
-            f"| {row['variant']} | {row['concurrency']} | {1e3 * row['ttft_s']['p50']:.1f} | "
-            f"{1e3 * row['tpot_s']['p50']:.2f} | {row['output_tok_s']:.0f} | {accepted} | {left} | {in_place} | "
-            f"{row['most_bytes']['device'] / 1e6:.2f} | {row['most_bytes']['host'] / 1e6:.2f} | "
-            f"{row['num_incomplete']} |"
-        )
-    return "\n".join(lines) + "\n"
+        f"{row['reused'] / row['selected']:.0%}" if row.get("selected") else "-",
+        *(*in_use, row["num_incomplete"]),
+    ]
 
 
-def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description="Ways to decode behind Triton under perf_analyzer.")
+def main() -> int:
+    parser = make_parser(__doc__)
     parser.add_argument("--variant", nargs="+", choices=VARIANTS, default=list(VARIANTS))
     add_work(parser)
     add_levels(parser, [1, 4], min_requests=12, kv_cache_gib=0.5, waves=False)
     add_lengths(parser, 1500, 64)
     add_report(parser, "OUTPUT.json and OUTPUT.md")
-    return parser
-
-
-def main() -> int:
-    args = make_parser().parse_args()
+    args = parser.parse_args()
 
     def make() -> dict[str, Any]:
         lengths = {"input_tokens": args.input_tokens, "output_tokens": args.output_tokens}
         rows = [row for name in args.variant for row in measure(name, args)]
         return {**begin_report("perf.serving.decoding"), **lengths, "rows": rows}
 
-    return 1 if run_markdown_program(args, make, markdown) is None else 0
+    return run_program(args, make, markdown, markdown=True)
 
 
 if __name__ == "__main__":

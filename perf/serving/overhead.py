@@ -21,9 +21,10 @@ from kvforge.engine import load_manifest
 from kvforge.errors import KvforgeError
 from kvforge.serving.health import read_metrics
 from kvforge.serving.launcher import ServerOptions, TritonServer
-from perf.harness.command import add_lengths, add_report, add_work, begin_report, positive, run_program
-from perf.serving.load.client import LoadClient, ask_text, infer_request
-from perf.serving.load.engines import TINY, VARIANTS_213M, engine_213m, tiny_engine, tokenizer_of
+from perf.harness.command import add_lengths, add_report, add_work, begin_report, make_parser, positive, run_program
+from perf.harness.engines import tokenizer_of
+from perf.serving.load.client import ask_all, ask_text, infer_request
+from perf.serving.load.engines import TINY, VARIANTS_213M, engine_213m, tiny_engine
 from perf.serving.load.processes import CpuWindow
 from perf.serving.load.prompts import make_prompts
 
@@ -53,27 +54,13 @@ def run_offline(llm: LLM, prompts: list[str], max_tokens: int) -> Run:
     return Run(total, 0.0, llm.engine.num_iterations - steps)
 
 
-async def run_served(server: TritonServer, prompts: list[str], max_tokens: int, concurrency: int) -> Run:
+def run_served(server: TritonServer, prompts: list[str], max_tokens: int, concurrency: int) -> Run:
     """``concurrency`` requests at a time over one connection."""
-    client = LoadClient(server.grpc_url)
     requests = [infer_request("ensemble", ask_text(prompt, max_tokens, end_id=-1), "text_output") for prompt in prompts]
-    waiting = iter(requests)
-    answers = []
-
-    async def worker() -> None:
-        for request in waiting:
-            answers.append(await client.ask(request))
-
     window, steps = CpuWindow(server.pid), read_metrics(server.metrics_url)[ITERATIONS]
-    started = time.perf_counter()
-    await asyncio.gather(*(worker() for _ in range(concurrency)))
-    total = time.perf_counter() - started
+    answers, total = asyncio.run(ask_all(server.grpc_url, requests, concurrency))
     cpu = window.read()
-    await client.close()
-    failed = [answer for answer in answers if answer.code != "OK"]
-    if failed:
-        raise KvforgeError(f"{len(failed)} of {len(answers)} requests failed, the first one: {failed[0].message}")
-    await asyncio.sleep(1.5)  # until the metrics have caught up
+    time.sleep(1.5)  # until the metrics have caught up
     steps = read_metrics(server.metrics_url)[ITERATIONS] - steps
     ttft = statistics.median(answer.arrivals[0] - answer.sent for answer in answers)
     return Run(total, ttft, int(steps), sum(len(answer.arrivals) for answer in answers), cpu)
@@ -98,10 +85,10 @@ def measure(engine: Path, args: argparse.Namespace) -> dict[str, Any]:
         llm = LLM(engine, kv_cache_gib=KV_CACHE_GIB, enable_prefix_cache=False)
         warm = prompts(10**6)[:2]
         run_offline(llm, warm, 8)
-        asyncio.run(run_served(server, warm, 8, 2))
+        run_served(server, warm, 8, 2)
         for seed in range(args.num_runs):
             gc.collect()
-            served.append(asyncio.run(run_served(server, prompts(seed), args.output_tokens, args.concurrency)))
+            served.append(run_served(server, prompts(seed), args.output_tokens, args.concurrency))
             _progress("served", served[-1])
             offline.append(run_offline(llm, prompts(seed), args.output_tokens))
             _progress("offline", offline[-1])
@@ -139,23 +126,21 @@ def table(report: dict[str, Any]) -> str:
         f"{report['requests']} requests of {report['input_tokens']} -> {report['output_tokens']} tokens, "
         f"{report['concurrency']} at a time",
         f"{'':<10} {'seconds':>9} {'tok/s':>9} {'ms/step':>9}",
-    ]
-    for side in ("offline", "served"):
-        lines.append(
+        *(
             f"{side:<10} {report[f'{side}_s']:>9.2f} {report[f'{side}_tok_s']:>9.0f} {report[f'{side}_step_ms']:>9.2f}"
-        )
-    lines.append(
+            for side in ("offline", "served")
+        ),
         f"served / offline: {report['served_to_offline']:.3f} of the throughput; {report['served_output_tok_s']:.0f} "
-        f"output tokens/s in {report['served_responses_s']:.0f} responses/s"
-    )
-    lines.append("processor seconds of a served run, by process and its busiest threads:")
+        f"output tokens/s in {report['served_responses_s']:.0f} responses/s",
+        "processor seconds of a served run, by process and its busiest threads:",
+    ]
     for role, threads in sorted(report["cpu_s"].items(), key=lambda item: -sum(item[1])):
         lines.append(f"  {role:<24} {sum(threads):>8.2f}   {' '.join(f'{seconds:.2f}' for seconds in threads[:5])}")
     return "\n".join(lines)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Compare serving with offline use on the same requests.")
+    parser = make_parser(__doc__)
     parser.add_argument("--model", choices=("213m", "tiny"), default="213m")
     parser.add_argument("--variant", help=f"213m: one of {', '.join(VARIANTS_213M)}; tiny: one of {', '.join(TINY)}")
     add_work(parser)
@@ -174,7 +159,7 @@ def main() -> int:
         engine = engine_213m(args.work, variant) if args.model == "213m" else tiny_engine(args.work, TINY[variant])
         return {"model": args.model, "variant": variant, **measure(engine, args)}
 
-    return 1 if run_program(args, make, table) is None else 0
+    return run_program(args, make, table)
 
 
 if __name__ == "__main__":

@@ -22,9 +22,19 @@ from kvforge.demo.run import STUDENT
 from kvforge.engine import load_manifest
 from kvforge.serving.health import read_metrics
 from kvforge.serving.launcher import ServerOptions, TritonServer
-from perf.harness.command import add_lengths, add_report, add_work, begin_report, positive, positive_float, run_program
+from perf.harness.command import (
+    add_lengths,
+    add_report,
+    add_work,
+    begin_report,
+    make_parser,
+    positive,
+    positive_float,
+    run_program,
+)
+from perf.harness.engines import tokenizer_of
 from perf.serving.load.client import ERROR, Answer, LoadClient, ask_text, infer_request
-from perf.serving.load.engines import tiny_engine, tokenizer_of
+from perf.serving.load.engines import tiny_engine
 from perf.serving.load.memory import MemoryLog
 from perf.serving.load.processes import CLIENT, CpuWindow, server_processes
 from perf.serving.load.prompts import make_prompts
@@ -226,7 +236,7 @@ def show(report: dict[str, Any]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Offer a server many times its capacity.")
+    parser = make_parser(__doc__)
     parser.add_argument("--seconds", type=positive_float, default=120.0)
     parser.add_argument("--factor", type=positive_float, default=10.0, help="offered rate over the peak's (default 10)")
     parser.add_argument("--peak-seconds", type=positive_float, default=20.0, help="of each closed loop (default 20)")
@@ -243,8 +253,7 @@ def main() -> int:
     args = parser.parse_args()
     if args.seconds <= RAMP_S:
         parser.error(f"--seconds is {args.seconds:g}: the first {RAMP_S:g} do not count, so give more")
-    report = run_program(args, lambda: run(args), show)
-    return 1 if report is None or report["problems"] else 0
+    return run_program(args, lambda: run(args), show, failed=lambda report: report["problems"])
 
 
 if __name__ == "__main__":

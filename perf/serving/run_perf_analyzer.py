@@ -15,7 +15,6 @@ from typing import Any
 from tqdm import tqdm
 
 from kvforge.engine import load_manifest
-from kvforge.figures import check_figure
 from kvforge.serving.launcher import ServerOptions, TritonServer
 from perf.harness.command import (
     add_lengths,
@@ -23,14 +22,15 @@ from perf.harness.command import (
     add_report,
     add_work,
     begin_report,
+    make_parser,
     positive_float,
     run_program,
 )
-from perf.harness.files import write_report
-from perf.serving.load.client import ask_text, ask_tokens
-from perf.serving.load.engines import TINY, tiny_engine, tokenizer_of
-from perf.serving.load.perf_analyzer import run_perf_analyzer
-from perf.serving.load.profile_export import Goals, read_traces, summarise
+from perf.harness.engines import tokenizer_of
+from perf.serving.load.client import FORCED, ask_text, ask_tokens
+from perf.serving.load.engines import TINY, tiny_engine
+from perf.serving.load.level import LevelMeter
+from perf.serving.load.profile_export import Goals
 from perf.serving.load.prompts import make_prompts
 from perf.serving.load.sweep import markdown, plot
 
@@ -53,10 +53,9 @@ def inputs_of(engine: Path, model: str, num: int, input_tokens: int, output_toke
     """The inputs of ``num`` requests; no prompt comes twice, so that no prefix is found in the cache."""
     tokenizer = tokenizer_of(engine)
     prompts = make_prompts(tokenizer, load_manifest(engine).vocab_size, num, input_tokens, seed)
-    more = {"end_id": -1, "return_num_output_tokens": True}
     if model == "tensorrt_llm":
-        return [ask_tokens(tokenizer.encode(prompt), output_tokens, **more) for prompt in prompts]
-    return [ask_text(prompt, output_tokens, **more) for prompt in prompts]
+        return [ask_tokens(tokenizer.encode(prompt), output_tokens, **FORCED) for prompt in prompts]
+    return [ask_text(prompt, output_tokens, **FORCED) for prompt in prompts]
 
 
 def num_requests_of(mode: str, value: float, args: argparse.Namespace) -> int:
@@ -69,14 +68,13 @@ def sweep(name: str, engine: Path, args: argparse.Namespace, goals: Goals) -> li
     rows = []
     with TritonServer(engine, ServerOptions(kv_cache_gib=args.kv_cache_gib)) as server:
         levels = levels_of(args)
-        warm = inputs_of(engine, args.model, 2, args.input_tokens, args.output_tokens, seed=10**6)
-        run_perf_analyzer(server.grpc_url, args.model, warm, ["--concurrency-range", "1"], 2, args.timeout_s)
+
+        def inputs(num: int, seed: int) -> list[dict[str, Any]]:
+            return inputs_of(engine, args.model, num, args.input_tokens, args.output_tokens, seed)
+
+        meter = LevelMeter(server, args.model, inputs, args, goals)
         for seed, (mode, value, options) in enumerate(tqdm(levels, desc=name, unit="level", disable=None)):
-            num = num_requests_of(mode, value, args)
-            data = inputs_of(engine, args.model, num, args.input_tokens, args.output_tokens, seed)
-            experiment = run_perf_analyzer(server.grpc_url, args.model, data, options, num, args.timeout_s)
-            sent = len(experiment["requests"])
-            numbers = summarise(read_traces(experiment), sent, args.input_tokens, args.output_tokens, goals)
+            numbers = meter.measure(options, num_requests_of(mode, value, args), seed)
             rows.append({"engine": name, "mode": mode, "level": value, **numbers})
     return rows
 
@@ -89,14 +87,13 @@ def engines_of(args: argparse.Namespace) -> dict[str, Path]:
     return {name if directory else Path(name).name: Path(directory or name) for name, _, directory in pairs}
 
 
-def run(args: argparse.Namespace) -> dict[str, Any]:
-    """All engines, one after the other; returns the report."""
-    if args.output:
-        check_figure(args.output.with_suffix(".svg"))
+def run(args: argparse.Namespace, arguments: list[str] | None = None) -> dict[str, Any]:
+    """All engines, one after the other; returns the report, which says ``arguments`` were given (default: the command
+    line's)."""
     goals = Goals(args.goal_ttft_ms / 1e3, args.goal_tpot_ms / 1e3)
     rows = [row for name, engine in engines_of(args).items() for row in sweep(name, engine, args, goals)]
     return {
-        **begin_report("perf.serving.run_perf_analyzer"),
+        **begin_report("perf.serving.run_perf_analyzer", arguments),
         "model": args.model,
         "input_tokens": args.input_tokens,
         "output_tokens": args.output_tokens,
@@ -115,30 +112,30 @@ def report_markdown(report: dict[str, Any]) -> str:
     )
 
 
-def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description="Sweep served engines with perf_analyzer.")
-    parser.add_argument("--engine", action="append", metavar="[NAME=]DIR", help="default: the tiny pair of the demo")
-    add_work(parser)
-    parser.add_argument("--model", choices=("ensemble", "tensorrt_llm"), default="ensemble")
-    add_levels(parser, [1, 2, 4, 8, 16, 32], min_requests=32, kv_cache_gib=1.0)
-    parser.add_argument("--request-rate", type=positive_float, nargs="*", default=[], help="requests a second")
-    parser.add_argument("--request-distribution", choices=("constant", "poisson"), default="constant")
-    parser.add_argument("--request-intervals", type=Path, help="file of pauses between requests, in microseconds")
-    add_lengths(parser, 512, 32)
-    parser.add_argument("--goal-ttft-ms", type=positive_float, default=500.0, help="for goodput (default 500)")
-    parser.add_argument("--goal-tpot-ms", type=positive_float, default=50.0, help="for goodput (default 50)")
-    add_report(parser, "OUTPUT.json, OUTPUT.md and OUTPUT.svg")
-    return parser
+def draw(report: dict[str, Any], path: Path) -> None:
+    """Draw the report's rows."""
+    plot(report["rows"], path)
+
+
+def parser() -> argparse.ArgumentParser:
+    made = make_parser(__doc__)
+    made.add_argument("--engine", action="append", metavar="[NAME=]DIR", help="default: the tiny pair of the demo")
+    add_work(made)
+    made.add_argument("--model", choices=("ensemble", "tensorrt_llm"), default="ensemble")
+    add_levels(made, [1, 2, 4, 8, 16, 32], min_requests=32, kv_cache_gib=1.0)
+    made.add_argument("--request-rate", type=positive_float, nargs="*", default=[], help="requests a second")
+    made.add_argument("--request-distribution", choices=("constant", "poisson"), default="constant")
+    made.add_argument("--request-intervals", type=Path, help="file of pauses between requests, in microseconds")
+    add_lengths(made, 512, 32)
+    made.add_argument("--goal-ttft-ms", type=positive_float, default=500.0, help="for goodput (default 500)")
+    made.add_argument("--goal-tpot-ms", type=positive_float, default=50.0, help="for goodput (default 50)")
+    add_report(made, "OUTPUT.json, OUTPUT.md and OUTPUT.svg")
+    return made
 
 
 def main() -> int:
-    args = make_parser().parse_args()
-
-    def keep(stem: Path, report: dict[str, Any]) -> None:
-        write_report(stem, report, report_markdown(report))
-        plot(report["rows"], stem.with_suffix(".svg"))
-
-    return 1 if run_program(args, lambda: run(args), report_markdown, keep) is None else 0
+    args = parser().parse_args()
+    return run_program(args, lambda: run(args), report_markdown, markdown=True, plot=draw)
 
 
 if __name__ == "__main__":

@@ -21,16 +21,15 @@ from pathlib import Path
 from typing import Any
 
 from kvforge.demo.run import STUDENT
-from kvforge.figures import check_figure
 from kvforge.serving.health import read_metrics
 from kvforge.serving.launcher import ServerOptions, TritonServer
-from perf.harness.command import add_report, add_work, begin_report, positive_float, run_program
+from perf.harness.command import add_report, add_work, begin_report, make_parser, positive_float, run_program
 from perf.serving.load.cases import BAD_TEXT, BAD_TOKENS, Case, make_cases
 from perf.serving.load.client import ERROR, Answer, LoadClient, ask_text, ask_tokens, infer_request
 from perf.serving.load.engines import tiny_engine
 from perf.serving.load.gateway import Gateway, run_gateway
 from perf.serving.load.http import completion_text, ensemble_text, post
-from perf.serving.load.memory import MemoryLog
+from perf.serving.load.memory import MemoryLog, plot_memory
 from perf.serving.load.processes import GATEWAY, server_processes
 
 KV_CACHE_GIB = 0.125
@@ -213,8 +212,6 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         if failure:
             failure = f"{failure}; its last words: {server.log_error()}"
         pages = None if failure else _pages_at_rest(server)
-    if args.output:
-        memory.plot(args.output.with_suffix(".svg"), warm_up)
     return {
         **begin_report("perf.serving.soak"),
         "minutes": args.minutes,
@@ -230,6 +227,16 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         "warm_up_s": warm_up,
         "samples": {role: [[round(x, 1) for x in sample] for sample in rows] for role, rows in memory.samples.items()},
     }
+
+
+def is_bad(report: dict[str, Any]) -> bool:
+    """Something was not as it must be."""
+    return bool(report["wrong"] or report["pages_at_rest"] or report["failure"])
+
+
+def draw(report: dict[str, Any], path: Path) -> None:
+    """Draw the memory of every process."""
+    plot_memory(report["samples"], path, report["warm_up_s"])
 
 
 def show(report: dict[str, Any]) -> str:
@@ -251,7 +258,7 @@ def show(report: dict[str, Any]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Mixed traffic for a long time, every answer checked.")
+    parser = make_parser(__doc__)
     parser.add_argument("--minutes", type=positive_float, default=30.0)
     parser.add_argument("--rate", type=positive_float, default=5.0, help="requests a second (default 5)")
     parser.add_argument("--engine", type=Path, help="default: the demo's tiny SwiftKV student, in float32")
@@ -261,14 +268,7 @@ def main() -> int:
     parser.add_argument("--log-file", type=Path, help="keep the server's log here")
     add_report(parser, "OUTPUT.json and OUTPUT.svg")
     args = parser.parse_args()
-
-    def make() -> dict[str, Any]:
-        if args.output:
-            check_figure(args.output.with_suffix(".svg"))
-        return run(args)
-
-    report = run_program(args, make, show)
-    return 1 if report is None or report["wrong"] or report["pages_at_rest"] or report["failure"] else 0
+    return run_program(args, lambda: run(args), show, plot=draw, failed=is_bad)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ import re
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,13 +20,13 @@ from typing import Any
 
 from kvforge.engine import load_manifest
 from kvforge.errors import KvforgeError
-from perf.harness.command import add_lengths, add_report, add_work, begin_report, positive, run_program
-from perf.serving.load.client import LoadClient, ask_text, infer_request
-from perf.serving.load.engines import tiny_engine, tokenizer_of
+from perf.harness.command import add_lengths, add_report, add_work, begin_report, make_parser, positive, run_program
+from perf.harness.engines import ROOT, tokenizer_of
+from perf.serving.load.client import ask_all, ask_text, infer_request
+from perf.serving.load.engines import tiny_engine
 from perf.serving.load.processes import CpuWindow
 from perf.serving.load.prompts import make_prompts
 
-HERE = Path(__file__).resolve().parents[2]
 GUIDES = ("[a-z ]{900,}", "([a-f]{1,9} ?){900,}", "(one|two|three| )+[0-9]{900}", "[^x]{900,}")
 """None of them lets a text end before any length that is asked for."""
 
@@ -49,24 +48,6 @@ def serving(checkout: Path, engine: Path) -> Iterator[tuple[str, int]]:
             process.terminate()
 
 
-async def run(grpc_url: str, requests: list[Any], concurrency: int) -> float:
-    """Seconds until all are answered, ``concurrency`` at a time."""
-    client, waiting, answers = LoadClient(grpc_url), iter(requests), []
-
-    async def worker() -> None:
-        for request in waiting:
-            answers.append(await client.ask(request))
-
-    started = time.perf_counter()
-    await asyncio.gather(*(worker() for _ in range(concurrency)))
-    seconds = time.perf_counter() - started
-    await client.close()
-    failed = [answer for answer in answers if answer.code != "OK"]
-    if failed:
-        raise KvforgeError(f"{len(failed)} of {len(answers)} requests failed, the first one: {failed[0].message}")
-    return seconds
-
-
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Alternate both sides ``turns`` times, after a warm-up of each; returns the report."""
     engine = tiny_engine(args.work)
@@ -85,15 +66,15 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     tokens = args.requests * (args.input_tokens + args.output_tokens)
     rates: dict[str, list[float]] = {"before": [], "now": []}
     cpu: dict[str, list[dict[str, float]]] = {"before": [], "now": []}
-    with serving(args.against, engine) as before, serving(HERE, engine) as now:
+    with serving(args.against, engine) as before, serving(ROOT, engine) as now:
         sides = {"before": before, "now": now}
         for url, _ in sides.values():
-            asyncio.run(run(url, requests(10**6), args.concurrency))
+            asyncio.run(ask_all(url, requests(10**6), args.concurrency))
         for turn in range(args.turns):
             for name in sorted(sides, reverse=bool(turn % 2)):
                 url, pid = sides[name]
                 asked, window = requests(turn), CpuWindow(pid)
-                seconds = asyncio.run(run(url, asked, args.concurrency))
+                _, seconds = asyncio.run(ask_all(url, asked, args.concurrency))
                 cpu[name].append({role: sum(threads) for role, threads in window.read().items()})
                 rates[name].append(tokens / seconds)
                 print(f"  {name}: {rates[name][-1]:.0f} tokens/s", file=sys.stderr, flush=True)
@@ -132,7 +113,7 @@ def _median(report: dict[str, Any], side: str, role: str) -> float:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Compare two checkouts as servers.")
+    parser = make_parser(__doc__)
     parser.add_argument("--against", type=Path, required=True, help="the other checkout, whose code is 'before'")
     parser.add_argument("--guided", type=float, default=0.0, help="share of requests with a guide (default 0)")
     parser.add_argument("--requests", type=positive, default=256)
@@ -142,7 +123,7 @@ def main() -> int:
     add_work(parser)
     add_report(parser, "OUTPUT.json")
     args = parser.parse_args()
-    return 1 if run_program(args, lambda: measure(args), table) is None else 0
+    return run_program(args, lambda: measure(args), table)
 
 
 if __name__ == "__main__":

@@ -7,9 +7,8 @@ prompt (where nothing is in place) included. Prompts are those of ``perf.quality
 ``--tokens`` greedy tokens, whatever they are.
 """
 
-import argparse
 import json
-import warnings
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,11 @@ from tqdm import tqdm
 
 from kvforge.runtime.engine import LLMEngine
 from kvforge.runtime.sampling_params import SamplingParams
+from perf.harness.batch import Batch
+from perf.harness.command import add_work, make_parser, run_main
 from perf.quality.answers import examples_of
-from perf.quality.shadowkv import MODELS, TASKS, Cell, engine_of
+from perf.quality.scores import TASKS
+from perf.quality.shadowkv import MODELS, Cell, engine_of
 
 RANK, OUTLIERS, CHUNK = 128, 8, 8
 
@@ -28,10 +30,7 @@ def hit_rate(engine_dir: Path, prompts: list[list[int]], num_tokens: int) -> dic
     """Return chunks selected, those of them in place, and their ratio."""
     engine = LLMEngine(engine_dir)
     params = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
-    for index, prompt in enumerate(prompts):
-        engine.add_request(str(index), prompt, params)
-    while engine.has_unfinished():
-        engine.step()
+    Batch(engine, prompts, params).finish()
     stats = engine.stats()
     selected, reused = stats["num_selected_chunks"], stats["num_reused_chunks"]
     return {"selected_chunks": selected, "reused_chunks": reused, "hit_rate": reused / max(selected, 1)}
@@ -39,8 +38,8 @@ def hit_rate(engine_dir: Path, prompts: list[list[int]], num_tokens: int) -> dic
 
 def main() -> None:
     """Count and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--work", type=Path, default=Path("runs/shadowkv-quality"), help="engines, kept")
+    parser = make_parser(__doc__)
+    add_work(parser, "runs/shadowkv-quality", "engines, kept")
     parser.add_argument("--budget", type=int, nargs="+", default=[256], metavar="N", help="tokens (default 256)")
     parser.add_argument("--model", action="append", choices=list(MODELS), help="default: both")
     parser.add_argument("--num-prompts", type=int, default=3, help="of each of the five tasks (default 3)")
@@ -49,7 +48,6 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1, help="of the prompts (default 1)")
     parser.add_argument("--json", action="store_true", help="print one JSON list")
     args = parser.parse_args()
-    warnings.filterwarnings("ignore", category=FutureWarning)  # torch.export's own
     tokenizer_file = MODELS["no cut"] / "tokenizer.json"
     tokenizer = Tokenizer.from_file(str(tokenizer_file))
     examples = examples_of(TASKS, tokenizer_file, args.length, args.num_prompts, args.seed)
@@ -70,4 +68,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_main(main))

@@ -8,11 +8,8 @@ and rebuilt, and 0.6. Floors are the bytes that a step reads, over the best rate
 run. Rows are kept: a run adds its own to those in OUTPUT.json and draws OUTPUT.svg of all.
 """
 
-import argparse
-import json
-import platform
 import statistics
-import warnings
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,17 +17,21 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from kvforge.compiler import BuildOptions, build_engine
-from kvforge.engine import MANIFEST_FILE, Manifest, load_manifest
+from kvforge.compiler import BuildOptions
+from kvforge.engine import Manifest, load_manifest
 from kvforge.figures import new_figure, save_figure
 from kvforge.runtime.session import load_session
 from perf.engine.floors import measure_rates
-from perf.harness.random_checkpoint import write_checkpoint
+from perf.harness.command import add_report, add_work, make_parser, run_main
+from perf.harness.engines import cached_engine
+from perf.harness.files import merge_rows, read_json, write_report
+from perf.harness.machine import machine_fields
+from perf.harness.random_checkpoint import LLAMA_213M, cached_checkpoint
+from perf.harness.tables import markdown_table
 from perf.shadowkv.decode import Load, SyntheticDecode, kept, traffic
 
 CONTEXTS = (2048, 4096, 8192, 16384, 32768)
-MODEL: dict[str, Any] = {
-    "model_type": "llama",
+MODEL: dict[str, Any] = LLAMA_213M | {
     "vocab_size": 1024,
     "hidden_size": 512,
     "intermediate_size": 512,
@@ -39,10 +40,6 @@ MODEL: dict[str, Any] = {
     "num_key_value_heads": 8,
     "head_dim": 128,
     "max_position_embeddings": 40960,
-    "rope_theta": 500000.0,
-    "tie_word_embeddings": True,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
 }
 POLICIES = {"full": "full", "shadowkv": "shadowkv:rank=160,sparse_budget=1024"}
 HIT_RATES = {"full": (1.0,), "shadowkv": (0.0, 0.6)}
@@ -50,19 +47,9 @@ HIT_RATES = {"full": (1.0,), "shadowkv": (0.0, 0.6)}
 
 def engine_of(policy: str, work: Path) -> Path:
     """Return the engine of a policy, built if it is not there yet."""
-    engine, checkpoint = work / policy, work / "checkpoint"
-    if not (engine / MANIFEST_FILE).is_file():
-        if not (checkpoint / "tokenizer.json").is_file():
-            write_checkpoint(checkpoint, MODEL)
-        options = BuildOptions(
-            dtype="bfloat16",
-            max_num_seqs=4,
-            max_num_tokens=256,
-            max_seq_len=CONTEXTS[-1] + 64,
-            kv_policy=POLICIES[policy],
-        )
-        build_engine(checkpoint, engine, options)
-    return engine
+    limits = {"max_num_seqs": 4, "max_num_tokens": 256, "max_seq_len": CONTEXTS[-1] + 64}
+    options = BuildOptions(dtype="bfloat16", kv_policy=POLICIES[policy], **limits)
+    return cached_engine(work / policy, lambda: cached_checkpoint(work / "checkpoint", MODEL), options)
 
 
 def floor_bytes(manifest: Manifest, load: Load, hit_rate: float) -> float:
@@ -124,37 +111,32 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
 
 def table(rows: list[dict[str, Any]]) -> str:
     """Return the rows as a Markdown table."""
-    lines = ["| batch | context | cache | step, ms | floor, ms | cache, MiB |", "|---|---|---|---|---|---|"]
+    lines = []
     for row in sorted(rows, key=lambda row: (row["batch"], row["context"], name_of(row))):
         size = f"{row['cache_bytes'] / 2**20:.0f}"
         if row["host_cache_bytes"]:
             size += f" + {row['host_cache_bytes'] / 2**20:.0f} host"
-        lines.append(
-            f"| {row['batch']} | {row['context']} | {name_of(row)} | {1e3 * row['step_s']:.2f} "
-            f"| {1e3 * row['floor_s']:.2f} | {size} |"
-        )
-    return "\n".join(lines) + "\n"
+        times = f"{1e3 * row['step_s']:.2f}", f"{1e3 * row['floor_s']:.2f}"
+        lines.append([row["batch"], row["context"], name_of(row), *times, size])
+    return markdown_table(("batch", "context", "cache", "step, ms", "floor, ms", "cache, MiB"), lines) + "\n"
 
 
 def merge(old: list[dict[str, Any]], new: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return all rows, the new one of each cell."""
-    cells = {tuple(row[key] for key in ("policy", "context", "batch", "hit_rate")): row for row in [*old, *new]}
-    return list(cells.values())
+    return merge_rows(old, new, ("policy", "context", "batch", "hit_rate"))
 
 
 def main() -> None:
     """Measure and report."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--work", type=Path, default=Path("runs/shadowkv-speed"), help="checkpoint and engines")
+    parser = make_parser(__doc__)
+    add_work(parser, "runs/shadowkv-speed", "checkpoint and engines")
     parser.add_argument("--context", type=int, nargs="+", default=list(CONTEXTS), metavar="N", help="default: all")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 4], metavar="N", help="at most 4 (default 1 4)")
     parser.add_argument("--policy", nargs="+", choices=list(POLICIES), default=list(POLICIES), help="default: both")
     parser.add_argument("--steps", type=int, default=15, help="timed steps of each cell (default 15)")
     parser.add_argument("--build-only", action="store_true", help="build the engines and measure nothing")
-    output = Path("perf/results/shadowkv-speed-cpu")
-    parser.add_argument("--output", type=Path, default=output, help="without suffix (default %(default)s)")
+    add_report(parser, "OUTPUT.json and .svg", "perf/results/shadowkv-speed-cpu", as_json=False)
     args = parser.parse_args()
-    warnings.filterwarnings("ignore", category=FutureWarning)  # torch.export's own
     engines = {policy: engine_of(policy, args.work) for policy in args.policy}
     if args.build_only:
         return
@@ -163,15 +145,14 @@ def main() -> None:
     cells = [(policy, Load(context, batch)) for batch in args.batch for context in args.context for policy in engines]
     for policy, load in tqdm(cells, unit="cell", disable=None):
         rows += measure(policy, engines[policy], load, args.steps, rates.read)
-    file = args.output.with_suffix(".json")
-    rows = merge(json.loads(file.read_text())["rows"] if file.is_file() else [], rows)
-    machine = {"machine": platform.machine(), "torch": torch.__version__, "threads": torch.get_num_threads()}
+    rows = merge(read_json(args.output.with_suffix(".json"), {"rows": []})["rows"], rows)
+    machine = machine_fields() | {"threads": torch.get_num_threads()}
     content = {"command": "python -m perf.shadowkv.speed", "policies": POLICIES, **machine, "rows": rows}
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(content, indent=1) + "\n")
+    args.output.parent.mkdir(parents=True, exist_ok=True)
+    write_report(args.output, content)
     plot(rows, args.output.with_suffix(".svg"))
     print(table(rows))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_main(main))

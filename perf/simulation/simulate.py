@@ -18,6 +18,7 @@ from typing import Any
 
 from kvforge.errors import KvforgeError
 from kvforge.figures import check_figure
+from perf.harness.command import make_parser as harness_parser
 from perf.harness.files import write_report
 from perf.harness.machine import describe_machine
 from perf.simulation.cost_model import load_costs, save_costs
@@ -112,7 +113,7 @@ def experiment(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description="Simulate the scheduler under traffic, with measured step costs.")
+    parser = harness_parser(__doc__)
     mode = parser.add_mutually_exclusive_group()
     mode.add_argument("--fit", metavar="[NAME=]ENGINE", help="measure an engine's steps and fit their prices")
     mode.add_argument("--validate", metavar="[NAME=]ENGINE", help="serve small workloads and simulate them too")

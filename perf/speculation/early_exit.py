@@ -11,16 +11,12 @@ Each adds its rows to FILE and replaces those of the same setting. Speeds are of
 setting runs once to warm up, then several times in turn with the others, and its median counts.
 """
 
-import argparse
-import json
 import statistics
+import sys
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-
-from torch import Tensor
 
 from kvforge.engine import TOKENIZER_DIR, load_manifest
 from kvforge.evaluation.documents import generated_documents
@@ -28,61 +24,23 @@ from kvforge.evaluation.engine import EngineGenerator
 from kvforge.evaluation.exit_quality import exit_quality
 from kvforge.evaluation.run import EvalOptions, make_prompts
 from kvforge.runtime import LLMEngine, SamplingParams
-from kvforge.runtime.session import Session, load_session
+from kvforge.runtime.session import load_session
 from kvforge.runtime.speculation.config import SpeculativeConfig
-from kvforge.runtime.speculation.draft_length import DraftLength
 from kvforge.runtime.speculation.self_draft import MIN_CONFIDENCE
-from kvforge.runtime.step_inputs import VerifyStep
 from kvforge.runtime.tokenizer import Tokenizer
+from perf.harness.batch import Batch
+from perf.harness.command import make_parser, run_main
+from perf.harness.files import read_json, write_json
+from perf.harness.tables import Row
+from perf.harness.timed_session import TimedSession
 from perf.speculation.early_exit_report import write_report
+from perf.speculation.fixed_length import FixedLength
 
 TASKS = ("needle_single", "list_recall", "amounts")
 NUM_PROMPTS, LENGTH, MAX_TOKENS = 16, 300, 64
 WORKLOADS = {"answers": 0.0, "text": 0.0, "sampled text": 1.0}
 """Temperature of each: the model's answers to tasks and what it goes on with, and documents that it continues."""
 THRESHOLDS = (0.5, 0.8, 0.9, 0.95, 0.99)
-Row = dict[str, Any]
-
-
-class TimedSession(Session):
-    """Adds up the seconds that each graph runs."""
-
-    def __init__(self, session: Session) -> None:
-        self._session, self.manifest = session, session.manifest
-        self.seconds: Counter[str] = Counter()
-
-    def allocate_pools(self, *counts: Any) -> Any:
-        return self._session.allocate_pools(*counts)
-
-    def verify(self, step: VerifyStep) -> tuple[Tensor, Tensor]:
-        return self._session.verify(step)
-
-    def lower(self, *arguments: Any) -> Any:
-        return self._timed("lower", arguments)
-
-    def upper(self, *arguments: Any) -> Any:
-        return self._timed("upper", arguments)
-
-    def early_exit(self, *arguments: Any) -> Any:
-        return self._timed("early_exit", arguments)
-
-    def _timed(self, name: str, arguments: tuple[Any, ...]) -> Any:
-        begin = time.perf_counter()
-        result = getattr(self._session, name)(*arguments)
-        self.seconds[name] += time.perf_counter() - begin
-        return result
-
-
-class FixedLength(DraftLength):
-    """As many drafts as there is room for, whether they pay or not."""
-
-    def is_due(self, num_sequences: int) -> bool:
-        """Return True."""
-        return True
-
-    def choose(self, num_sequences: int, available: Mapping[Any, int]) -> dict[Any, int]:
-        """Return ``available``."""
-        return dict(available)
 
 
 def prompts_of(engine: Path, workload: str) -> list[list[int]]:
@@ -110,23 +68,17 @@ def make_engine(session: TimedSession, setting: Row) -> LLMEngine:
 def decode(engine: LLMEngine, session: TimedSession, prompts: Sequence[list[int]], temperature: float) -> Row:
     """Serve prompts together; returns seconds, steps and tokens after the prompts, and all texts."""
     params = SamplingParams(temperature=temperature, seed=0, max_tokens=MAX_TOKENS, ignore_eos=True)
-    texts: dict[str, list[int]] = {}
-    for index, prompt in enumerate(prompts):
-        engine.add_request(str(index), prompt, params)
-    while len(texts) < len(prompts):
-        for output in engine.step():
-            texts.setdefault(output.request_id, []).extend(output.new_token_ids)
+    batch = Batch(engine, prompts, params)
+    batch.start()
     session.seconds.clear()
-    begin, steps, tokens = time.perf_counter(), engine.num_iterations, sum(map(len, texts.values()))
-    while engine.has_unfinished():
-        for output in engine.step():
-            texts[output.request_id] += output.new_token_ids
+    begin, steps = time.perf_counter(), engine.num_iterations
+    tokens = batch.finish()
     seconds = time.perf_counter() - begin
     return {
         "seconds": seconds,
         "steps": engine.num_iterations - steps,
-        "tokens": sum(map(len, texts.values())) - tokens,
-        "texts": [texts[str(index)] for index in range(len(prompts))],
+        "tokens": tokens,
+        "texts": batch.tokens,
         "phases": dict(session.seconds),
     }
 
@@ -200,7 +152,7 @@ def answers_by_threshold(directory: Path, num_prompts: int) -> list[Row]:
 
 def main() -> None:
     """Measure or report; see the module's text."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("what", choices=("draft", "adaptive", "sure", "exit", "quality", "report"))
     parser.add_argument("engine", type=Path, nargs="?")
     parser.add_argument("--json", type=Path, required=True)
@@ -209,7 +161,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--num-prompts", type=int, default=100, help="prompts of each task for quality (default 100)")
     args = parser.parse_args()
-    data: dict[str, list[Row]] = json.loads(args.json.read_text()) if args.json.exists() else {}
+    data: dict[str, list[Row]] = read_json(args.json, {})
     if args.what == "report":
         write_report(data, args.json)
         return
@@ -226,8 +178,8 @@ def main() -> None:
             rows = measure(args.engine, args.workload, batch, settings[args.what], args.repeats)
             kept = [r for r in data.get(args.what, []) if (r["workload"], r["batch"]) != (args.workload, batch)]
             data[args.what] = kept + rows
-    args.json.write_text(json.dumps(data, indent=1) + "\n")
+    write_json(args.json, data)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_main(main))

@@ -1,12 +1,10 @@
 """Tables and the figure of ``perf.speculation.early_exit``."""
 
 from pathlib import Path
-from typing import Any
 
 from kvforge.figures import new_figure, save_figure
 from kvforge.runtime.speculation.self_draft import MIN_CONFIDENCE
-
-Row = dict[str, Any]
+from perf.harness.tables import Row, markdown_table
 
 
 def write_report(data: dict[str, list[Row]], source: Path) -> None:
@@ -17,7 +15,7 @@ def write_report(data: dict[str, list[Row]], source: Path) -> None:
         "made; tokens per step are of one sequence; *same* are the texts equal to those of plain decoding (in bf16 "
         "near-ties of the two most probable tokens may fall the other way where more rows are computed together).",
         f"## Drafts by the early exit: up to so many, ending where its probability is below {MIN_CONFIDENCE:g}",
-        _table(
+        markdown_table(
             (
                 *("workload", "batch", "drafts", "acceptance", "tokens a step", "tokens/s", "speed-up", "same"),
                 *("ms a step", "lower", "exit", "upper", "the rest"),
@@ -28,7 +26,7 @@ def write_report(data: dict[str, list[Row]], source: Path) -> None:
             ],
         ),
         "## Drafts of up to 6 tokens, ending where the exit's probability is below a confidence",
-        _table(
+        markdown_table(
             ("workload", "batch", "confidence", "acceptance", "tokens a step", "tokens/s", "speed-up", "same"),
             [
                 (row["workload"], row["batch"], row.get("confidence", "no drafts"), *_speed(row))
@@ -36,7 +34,7 @@ def write_report(data: dict[str, list[Row]], source: Path) -> None:
             ],
         ),
         "## Exits above a threshold: speed",
-        _table(
+        markdown_table(
             ("workload", "batch", "threshold", "share of exits", "tokens/s", "speed-up", "same texts"),
             [
                 (
@@ -52,7 +50,7 @@ def write_report(data: dict[str, list[Row]], source: Path) -> None:
             ],
         ),
         "## Exits above a threshold: answers",
-        _table(
+        markdown_table(
             ("threshold", "share of exits", "exact match", "full model's", "gained", "lost", "same answers"),
             [
                 (
@@ -114,8 +112,3 @@ def _speed(row: Row) -> tuple[str, ...]:
 def _phases(row: Row) -> tuple[str, ...]:
     phases = [row["ms_per_step_in"].get(name, 0.0) for name in ("lower", "early_exit", "upper")]
     return tuple(f"{value:.2f}" for value in (*phases, row["ms_per_step"] - sum(phases)))
-
-
-def _table(head: tuple[str, ...], rows: list[tuple[Any, ...]]) -> str:
-    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
-    return "\n".join(lines + [f"| {' | '.join(map(str, row))} |" for row in rows])

@@ -14,28 +14,32 @@ is the median of the pairs', its interval a bootstrap's (95%, resampling pairs).
 each and replace the same ones in OUTPUT.json; OUTPUT.md is its table.
 """
 
-import argparse
 import json
 import platform
 import statistics
+import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from tqdm import tqdm
 
-from kvforge.compiler import BuildOptions, build_engine
-from kvforge.engine import MANIFEST_FILE, TOKENIZER_DIR, load_manifest
+from kvforge.compiler import BuildOptions
+from kvforge.engine import TOKENIZER_DIR, load_manifest
 from kvforge.runtime import LLMEngine, SamplingParams
 from kvforge.runtime.session import load_session
 from kvforge.runtime.speculation.config import SpeculativeConfig
 from kvforge.runtime.tokenizer import Tokenizer
 from kvforge.tasks.prompt import Example, make_examples
+from perf.harness.batch import Batch
+from perf.harness.command import add_report, add_work, make_parser, run_main
+from perf.harness.engines import ASSETS, cached_engine
+from perf.harness.files import merge_rows, read_json, write_report
+from perf.harness.tables import markdown_table
 
-ASSETS = Path("model_defs/assets")
 MODELS = ("tiny-teacher", "tiny-swiftkv")
 BATCHES = (1, 4, 8)
 KINDS = ("plain", "ngram")
@@ -71,33 +75,23 @@ TASKS = {
 
 def engine_of(name: str, work: Path) -> Path:
     """Return the engine of a model, built if it is not there yet."""
-    engine = work / name
-    if not (engine / MANIFEST_FILE).is_file():
-        build_engine(ASSETS / name, engine, BuildOptions(max_num_seqs=max(BATCHES), max_draft_len=MAX_DRAFT_LEN))
-    return engine
+    return cached_engine(
+        work / name, ASSETS / name, BuildOptions(max_num_seqs=max(BATCHES), max_draft_len=MAX_DRAFT_LEN)
+    )
 
 
-@dataclass
-class Run:
-    """Prompts that an engine serves together, and the time that decoding has taken so far."""
+class Run(Batch):
+    """Prompts that an engine serves together, and the time that decoding has taken so far. The first tokens, which the
+    prompts give, do not count."""
 
-    engine: LLMEngine
-    tokens: list[list[int]] = field(default_factory=list)
-    num_tokens: int = 0
-    seconds: float = 0.0
-    cpu_seconds: float = 0.0
-    full_speed: float = 0.0
-    """Tokens a second up to the last turn after which all of the prompts were still decoded."""
-    num_finished: int = 0
-
-    def start(self, prompts: Sequence[list[int]], params: Sequence[SamplingParams]) -> None:
-        """Compute the prompts; their first tokens do not count."""
-        for index, pair in enumerate(zip(prompts, params, strict=True)):
-            self.engine.add_request(str(index), *pair)
-        self.tokens = [[] for _ in prompts]
-        while not all(self.tokens):
-            self._step()
-        self.num_tokens = 0
+    def __init__(
+        self, engine: LLMEngine, prompts: Sequence[list[int]], params: SamplingParams | Sequence[SamplingParams]
+    ) -> None:
+        super().__init__(engine, prompts, params)
+        self.start()
+        self.num_tokens, self.seconds, self.cpu_seconds = 0, 0.0, 0.0
+        self.full_speed = 0.0
+        """Tokens a second up to the last turn after which all of the prompts were still decoded."""
 
     @property
     def speed(self) -> float:
@@ -108,26 +102,18 @@ class Run:
         """Go on until there are this many tokens in all, or no more."""
         cpu, begin = time.process_time(), time.perf_counter()
         while self.num_tokens < num_tokens and self.engine.has_unfinished():
-            self._step()
+            self.num_tokens += self.step()
         self.seconds += time.perf_counter() - begin
         self.cpu_seconds += time.process_time() - cpu
         if not self.num_finished or not self.full_speed:
             self.full_speed = self.speed
-
-    def _step(self) -> None:
-        for output in self.engine.step():
-            self.tokens[int(output.request_id)] += output.new_token_ids
-            self.num_tokens += len(output.new_token_ids)
-            self.num_finished += output.finish_reason is not None
 
 
 def run_pair(
     engines: dict[str, LLMEngine], prompts: Sequence[list[int]], params: Sequence[SamplingParams]
 ) -> list[Run]:
     """Serve prompts on both engines, turn by turn."""
-    runs = [Run(engines[kind]) for kind in KINDS]
-    for run in runs:
-        run.start(prompts, params)
+    runs = [Run(engines[kind], prompts, params) for kind in KINDS]
     wanted = 0
     while any(run.engine.has_unfinished() for run in runs):
         wanted += TURN * len(prompts)
@@ -141,8 +127,7 @@ def solved(engine: LLMEngine, examples: list[Example], tokenizer: Tokenizer) -> 
     """The examples that the model answers right, so that what it writes is copied."""
     right = []
     for example in examples:
-        run = Run(engine)
-        run.start([tokenizer.encode(example.prompt)], [TASKS["lists"].params(example, tokenizer, 0)])
+        run = Run(engine, [tokenizer.encode(example.prompt)], TASKS["lists"].params(example, tokenizer, 0))
         run.decode(LENGTH)
         if tokenizer.decode(run.tokens[0]).strip() == example.answer:
             right.append(example)
@@ -205,49 +190,42 @@ def measure(engines: dict[str, LLMEngine], tokenizer: Tokenizer, name: str, batc
 
 def table(models: dict[str, list[dict[str, Any]]]) -> str:
     """The results as Markdown."""
-    lines = [
-        "| model | task | batch | plain tok/s | prompt lookup tok/s | ratio | 95% interval | all running | pairs | "
-        "CPU ms a token, plain | with lookup | acceptance | accepted a draft |",
-        "|---|---|---:|---:|---:|---:|---|---:|---:|---:|---:|---:|---:|",
+    head = ("model", "task", "batch", "plain tok/s", "prompt lookup tok/s", "ratio", "95% interval", "all running")
+    more = ("pairs", "CPU ms a token, plain", "with lookup", "acceptance", "accepted a draft")
+    return markdown_table(
+        [*head, *more], [_cells(m, row) for m, rows in models.items() for row in rows], "llrrrrlrrrrrr"
+    )
+
+
+def _cells(model: str, row: dict[str, Any]) -> list[Any]:
+    low, high = row["interval"]
+    drafts = [f"{row['acceptance']:.0%}", f"{row['mean_accepted_length']:.1f}"] if row["draft_tokens"] else ["-", "-"]
+    return [
+        *(model, row["task"], row["batch"], f"{row['plain_tok_s']:.0f}", f"{row['ngram_tok_s']:.0f}"),
+        *(f"{row['ratio']:.2f}", f"{low:.2f} to {high:.2f}", f"{row['full_batch_ratio']:.2f}", row["pairs"]),
+        *(f"{row['plain_cpu_ms_per_token']:.2f}", f"{row['ngram_cpu_ms_per_token']:.2f}", *drafts),
     ]
-    for model, rows in models.items():
-        for row in rows:
-            low, high = row["interval"]
-            acceptance = (
-                f"{row['acceptance']:.0%} | {row['mean_accepted_length']:.1f}" if row["draft_tokens"] else "- | -"
-            )
-            lines.append(
-                f"| {model} | {row['task']} | {row['batch']} | {row['plain_tok_s']:.0f} | {row['ngram_tok_s']:.0f} | "
-                f"{row['ratio']:.2f} | {low:.2f} to {high:.2f} | "
-                f"{row['full_batch_ratio']:.2f} | {row['pairs']} | "
-                f"{row['plain_cpu_ms_per_token']:.2f} | {row['ngram_cpu_ms_per_token']:.2f} | {acceptance} |"
-            )
-    return "\n".join(lines)
 
 
 def merged(old: list[dict[str, Any]], new: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Rows of all cases in order, new ones in place of old ones."""
-    rows = {(row["task"], row["batch"]): row for row in old + new}
+    rows = {(row["task"], row["batch"]): row for row in merge_rows(old, new, ("task", "batch"))}
     return [rows[case] for task in TASKS for batch in BATCHES if (case := (task, batch)) in rows]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--work", type=Path, default=Path("build/speculation"), help="where engines are built")
-    parser.add_argument("--output", type=Path, default=Path("perf/results/speculation-prompt-lookup"))
+    parser = make_parser(__doc__)
+    add_work(parser, "build/speculation", "where engines are built")
+    add_report(parser, "OUTPUT.json and .md", "perf/results/speculation-prompt-lookup")
     parser.add_argument("--model", action="append", choices=MODELS, help="only this one; others stay in OUTPUT.json")
     parser.add_argument("--task", action="append", choices=tuple(TASKS), help="only this one; likewise")
     parser.add_argument("--batch", type=int, action="append", choices=BATCHES, help="only this one; likewise")
     parser.add_argument("--seconds", type=float, default=9.0, help="to measure each case for (default 9)")
     parser.add_argument("--num-speculative-tokens", type=int, default=8)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", action="store_true", help="print the new rows as JSON in place of the table")
     args = parser.parse_args()
-    path = args.output.with_suffix(".json")
-    is_part = bool(args.model or args.task or args.batch)
-    models: dict[str, list[dict[str, Any]]] = (
-        json.loads(path.read_text())["models"] if is_part and path.is_file() else {}
-    )
+    known = read_json(args.output.with_suffix(".json"), {}) if args.model or args.task or args.batch else {}
+    models: dict[str, list[dict[str, Any]]] = known.get("models", {})
     found: dict[str, list[dict[str, Any]]] = {}
     for model in args.model or MODELS:
         directory = engine_of(model, args.work)
@@ -274,16 +252,16 @@ def main() -> None:
         "num_speculative_tokens": args.num_speculative_tokens,
         "models": models,
     }
-    path.write_text(json.dumps(result, indent=1) + "\n")
-    args.output.with_suffix(".md").write_text(
+    text = (
         "# Prompt lookup against plain decoding\n\n`python -m perf.speculation.prompt_lookup` on two cores, bfloat16, "
         f"at most {args.num_speculative_tokens} drafts a sequence and step, prompts of {LENGTH} tokens. Both decode "
         f"the same prompts by turns of {TURN} tokens; speed is that of decoding, ratios are medians of pairs, CPU time "
         "is that of both cores; 'all running' is the ratio before a first sequence was done."
         f"\n\n{table(models)}\n"
     )
+    write_report(args.output, result, text)
     print(json.dumps(found, indent=1) if args.json else table(found))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_main(main))

@@ -7,7 +7,6 @@ exit's head is the LM head: both heads say the same, so all drafts are accepted,
 L drafts should take (L + 1) times ``lower`` and the exit, and ``upper`` once. Writes OUTPUT.json and .md.
 """
 
-import argparse
 import statistics
 import sys
 from pathlib import Path
@@ -17,13 +16,15 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
-from kvforge.compiler import BuildOptions, build_engine
+from kvforge.compiler import BuildOptions
 from kvforge.engine import load_manifest
 from kvforge.runtime.session import load_session
-from perf.engine.variants import is_loadable
-from perf.harness.command import add_report, add_work, begin_report, positive, run_markdown_program
+from perf.harness.command import add_report, add_work, begin_report, make_parser, positive, run_program
+from perf.harness.engines import cached_engine
 from perf.harness.random_checkpoint import LLAMA_213M, write_checkpoint
-from perf.speculation.early_exit import TimedSession, decode, make_engine
+from perf.harness.tables import markdown_table
+from perf.harness.timed_session import TimedSession
+from perf.speculation.early_exit import decode, make_engine
 
 CUT, GROUP, LENGTHS = 8, 4, (0, 1, 2, 4, 6)
 NOTHING_ADDED = ("self_attn.o_proj.weight", "mlp.down_proj.weight")
@@ -32,19 +33,19 @@ NOTHING_ADDED = ("self_attn.o_proj.weight", "mlp.down_proj.weight")
 def engine_of(work: Path) -> Path:
     """Return the engine under ``work``, built if it cannot be loaded (about two minutes)."""
     checkpoint, engine = work / "checkpoint-agreeing-exit", work / "engine-agreeing-exit"
-    if is_loadable(engine):
-        return engine
-    work.mkdir(parents=True, exist_ok=True)
-    write_checkpoint(checkpoint, LLAMA_213M | {"early_exit": True}, CUT, GROUP)
-    weights = load_file(checkpoint / "model.safetensors")
-    for layer in range(CUT, LLAMA_213M["num_hidden_layers"]):
-        for name in NOTHING_ADDED:
-            weights[f"model.layers.{layer}.{name}"].zero_()
-    weights["lm_head_early_exit.weight"] = weights["model.embed_tokens.weight"].clone()
-    save_file(weights, checkpoint / "model.safetensors")
+
+    def make_checkpoint() -> Path:
+        write_checkpoint(checkpoint, LLAMA_213M | {"early_exit": True}, CUT, GROUP)
+        weights = load_file(checkpoint / "model.safetensors")
+        for layer in range(CUT, LLAMA_213M["num_hidden_layers"]):
+            for name in NOTHING_ADDED:
+                weights[f"model.layers.{layer}.{name}"].zero_()
+        weights["lm_head_early_exit.weight"] = weights["model.embed_tokens.weight"].clone()
+        save_file(weights, checkpoint / "model.safetensors")
+        return checkpoint
+
     options = BuildOptions(dtype="bfloat16", max_num_seqs=8, max_seq_len=1024, max_draft_len=max(LENGTHS))
-    build_engine(checkpoint, engine, options, overwrite=True)
-    return engine
+    return cached_engine(engine, make_checkpoint, options)
 
 
 def measure(engine_dir: Path, batch: int, repeats: int) -> list[dict[str, Any]]:
@@ -78,26 +79,26 @@ def measure(engine_dir: Path, batch: int, repeats: int) -> list[dict[str, Any]]:
 
 def markdown(report: dict[str, Any]) -> str:
     """Return the table under what it was measured with."""
+    plain = {row["batch"]: row["tokens_per_s"] for row in report["rows"] if row["drafts"] == 0}
+    head = ("batch", "drafts", "acceptance", "tokens a step", "ms a step", "lower", "exit", "upper", "tokens/s")
     lines = [
-        f"`{report['command']}`\n\n{report['machine']}. 213M parameters, cut {CUT} of 16, bf16, an exit that agrees "
-        "with the model.\n",
-        "| batch | drafts | acceptance | tokens a step | ms a step | lower | exit | upper | tokens/s | over plain "
-        "| same texts |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
+        [
+            *(row["batch"], row["drafts"], f"{row['acceptance']:.0%}", f"{row['tokens_per_step']:.2f}"),
+            f"{row['ms_per_step']:.2f}",
+            *(f"{row['ms_per_step_in'].get(name, 0.0):.2f}" for name in ("lower", "early_exit", "upper")),
+            *(f"{row['tokens_per_s']:.0f}", f"{row['tokens_per_s'] / plain[row['batch']]:.2f}"),
+            "yes" if row["same_texts"] else "no",
+        ]
+        for row in report["rows"]
     ]
-    for row in report["rows"]:
-        plain = next(r for r in report["rows"] if r["batch"] == row["batch"] and r["drafts"] == 0)
-        parts = " | ".join(f"{row['ms_per_step_in'].get(name, 0.0):.2f}" for name in ("lower", "early_exit", "upper"))
-        lines.append(
-            f"| {row['batch']} | {row['drafts']} | {row['acceptance']:.0%} | {row['tokens_per_step']:.2f} | "
-            f"{row['ms_per_step']:.2f} | {parts} | {row['tokens_per_s']:.0f} | "
-            f"{row['tokens_per_s'] / plain['tokens_per_s']:.2f} | {'yes' if row['same_texts'] else 'no'} |"
-        )
-    return "\n".join(lines) + "\n"
+    return (
+        f"`{report['command']}`\n\n{report['machine']}. 213M parameters, cut {CUT} of 16, bf16, an exit that agrees "
+        f"with the model.\n\n{markdown_table((*head, 'over plain', 'same texts'), lines)}\n"
+    )
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="The bound on self-drafts' speed.")
+    parser = make_parser(__doc__)
     add_work(parser)
     parser.add_argument("--batch", type=positive, nargs="+", default=[1, 4])
     parser.add_argument("--repeats", type=positive, default=5)
@@ -110,7 +111,7 @@ def main() -> int:
             rows = [row for batch in args.batch for row in measure(engine, batch, args.repeats)]
         return {**begin_report("perf.speculation.self_draft_bound"), "rows": rows}
 
-    return 1 if run_markdown_program(args, make, markdown) is None else 0
+    return run_program(args, make, markdown, markdown=True)
 
 
 if __name__ == "__main__":

@@ -12,18 +12,16 @@ Cells are added to OUTPUT.json, so that a sweep can be run in parts; the table a
 """
 
 import argparse
-import json
-import platform
 import random
 import statistics
 import sys
 import time
 from collections.abc import Mapping
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from tqdm import tqdm
 
 from kvforge.bench.workload import FIRST_TOKEN_ID
@@ -36,6 +34,11 @@ from kvforge.runtime.speculation.drafter import Draft, Drafter
 from kvforge.runtime.speculation.drafting import Drafting, NoDrafting
 from kvforge.runtime.tokenizer import Tokenizer
 from kvforge.tasks.prompt import make_examples
+from perf.harness.batch import Batch
+from perf.harness.command import add_report, make_parser, run_main
+from perf.harness.files import merge_rows, read_json
+from perf.harness.machine import describe_threads
+from perf.speculation.fixed_length import FixedLength
 from perf.speculation.sweep_report import write_report
 
 PROMPT_TOKENS = 128
@@ -66,38 +69,13 @@ class ControlledDrafter:
         return token if self._random.random() < self._acceptance else (token + 1) % self._vocab_size
 
 
-class FixedLength:
-    """In place of ``DraftLength``: the same for all, whatever pays."""
-
-    def __init__(self, length: int) -> None:
-        self._length = length
-
-    def room(self, sequence: Sequence) -> int:
-        """Return the length, or what the sequence has left."""
-        return min(self._length, sequence.max_length - sequence.length - 1)
-
-    def is_due(self, num_sequences: int) -> bool:
-        """Return True: in every step."""
-        return True
-
-    def choose(self, num_sequences: int, available: Mapping[Sequence, int]) -> dict[Sequence, int]:
-        """Return all of what is available."""
-        return dict(available)
-
-    def observe(self, *args: Any) -> None:
-        """Learn nothing."""
-
-    def forget(self, sequence: Sequence) -> None:
-        """Nothing is kept."""
-
-
 class FixedDrafting(Drafting):
     """Drafts of one length in every step."""
 
     def __init__(self, engine: LLMEngine, drafter: Drafter, length: int) -> None:
         super().__init__(SpeculativeConfig("early_exit", length), engine.manifest, engine.config)
         self.drafter = drafter
-        self._lengths = FixedLength(length)  # type: ignore[assignment]
+        self._lengths = FixedLength(length)
 
 
 def run(engine: LLMEngine, prompts: list[list[int]], num_tokens: int, temperature: float = 0.0) -> dict[str, Any]:
@@ -106,29 +84,19 @@ def run(engine: LLMEngine, prompts: list[list[int]], num_tokens: int, temperatur
     before = engine.stats()
     length = num_tokens + (WARM_UP + 2) * 10
     params = SamplingParams(temperature=temperature, max_tokens=length, ignore_eos=True)
-    for i, prompt in enumerate(prompts):
-        engine.add_request(str(i), prompt, params)
-    texts: dict[str, list[int]] = {str(i): [] for i in range(len(prompts))}
-
-    def step() -> int:
-        count = 0
-        for output in engine.step():
-            texts[output.request_id] += output.new_token_ids
-            count += len(output.new_token_ids)
-        return count
-
-    while not all(texts.values()):
-        step()
+    batch = Batch(engine, prompts, params)
+    batch.start()
     for _ in range(WARM_UP):
-        step()
-    starts = {request_id: len(text) for request_id, text in texts.items()}
+        batch.step()
+    starts = [len(text) for text in batch.tokens]
     seconds, counts = [], []
-    while all(len(text) - starts[request_id] < num_tokens for request_id, text in texts.items()):
+    while all(len(text) - start < num_tokens for text, start in zip(batch.tokens, starts, strict=True)):
         begin = time.perf_counter()
-        counts.append(step())
+        counts.append(batch.step())
         seconds.append(time.perf_counter() - begin)
-    while engine.has_unfinished() and temperature == 0 and not engine.drafting.is_on:
-        step()  # the whole text, for the controlled drafter
+    if temperature == 0 and not engine.drafting.is_on:
+        batch.finish()  # the whole text, for the controlled drafter
+    texts = {str(index): text for index, text in enumerate(batch.tokens)}
     for request_id in texts:
         engine.abort(request_id)
     after = engine.stats()
@@ -211,13 +179,12 @@ def describe(manifest: Manifest) -> str:
 
 def merge(cells: list[dict[str, Any]], new: list[dict[str, Any]], keys: tuple[str, ...]) -> list[dict[str, Any]]:
     """Return the cells, of two with the same keys the new one, in order of these."""
-    by_key = {tuple(cell[key] for key in keys): cell for cell in [*cells, *new]}
-    return [by_key[key] for key in sorted(by_key)]
+    return sorted(merge_rows(cells, new, keys), key=itemgetter(*keys))
 
 
 def main() -> None:
     """Parse the command line, measure, and write the results."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("engine", type=Path, help="engine directory, built with --max-draft-len of the longest length")
     parser.add_argument("--draft-engine", type=Path, help="draft with this one instead of the controlled drafter")
     parser.add_argument("--batch", type=int, default=1, help="sequences at once (default 1)")
@@ -225,11 +192,10 @@ def main() -> None:
     parser.add_argument("--acceptance", type=float, nargs="+", default=[0.5, 0.8, 0.95, 1.0])
     parser.add_argument("--num-tokens", type=int, default=96, help="tokens of a sequence that are timed (default 96)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--output", type=Path, default=Path("perf/results/speculation-sweep"))
+    add_report(parser, "OUTPUT.json, .md and .svg", "perf/results/speculation-sweep", as_json=False)
     args = parser.parse_args()
     engine = LLMEngine(args.engine, kv_cache_gib=0.5, enable_prefix_cache=False)
-    path = args.output.with_suffix(".json")
-    report = json.loads(path.read_text()) if path.is_file() else {"cells": [], "draft_models": [], "commands": []}
+    report = read_json(args.output.with_suffix(".json"), {"cells": [], "draft_models": [], "commands": []})
     name = args.engine.name
     if args.draft_engine is None:
         report["cells"] = merge(
@@ -239,11 +205,11 @@ def main() -> None:
         keys = ("engine", "draft_engine", "batch", "temperature", "length")
         report["draft_models"] = merge(report["draft_models"], draft_model(engine, name, args), keys)
     report.setdefault("engines", {})[name] = describe(engine.manifest)
-    report["machine"] = f"{platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}"
+    report["machine"] = describe_threads()
     words = [Path(word).name if "/" in word else word for word in sys.argv[1:]]
     report["commands"] = sorted({*report["commands"], "python -m perf.speculation.sweep " + " ".join(words)})
     write_report(report, args.output)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_main(main))

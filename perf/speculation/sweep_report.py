@@ -1,11 +1,12 @@
 """The table and the plot of ``perf.speculation.sweep``."""
 
-import json
 import statistics
 from pathlib import Path
 from typing import Any
 
 from kvforge.figures import new_figure, save_figure
+from perf.harness import files
+from perf.harness.tables import markdown_table
 
 Cells = list[dict[str, Any]]
 
@@ -32,6 +33,27 @@ def groups(cells: Cells) -> dict[tuple[str, int], Cells]:
     return found
 
 
+HEAD = ("γ", "step cost", "α", "tokens/step expected", "measured", "speed-up predicted", "measured")
+MODELS_HEAD = (
+    *("engine", "drafted by", "batch", "temperature", "γ", "acceptance", "tokens/step", "step ms (plain)"),
+    "speed-up",
+)
+
+
+def _cells(cell: dict[str, Any], costs: dict[int, float]) -> list[str]:
+    tokens = f"{cell['expected_tokens_per_step']:.2f}", f"{cell['tokens_per_step']:.2f}"
+    speeds = f"{predicted(cell, costs):.2f}", f"{cell['speedup']:.2f}"
+    return [cell["length"], f"{costs[cell['length']]:.2f}", f"{cell['acceptance']:g}", *tokens, *speeds]
+
+
+def _model_cells(cell: dict[str, Any]) -> list[str]:
+    return [
+        *(cell["engine"], cell["draft_engine"], cell["batch"], f"{cell['temperature']:g}", cell["length"]),
+        *(f"{cell['accepted'] / max(cell['drafted'], 1):.0%}", f"{cell['tokens_per_step']:.2f}"),
+        *(f"{cell['step_ms']:.2f} ({cell['plain_step_ms']:.2f})", f"{cell['speedup']:.2f}"),
+    ]
+
+
 def markdown(report: dict[str, Any]) -> str:
     """Return the tables with their explanation."""
     lines = [
@@ -50,31 +72,16 @@ def markdown(report: dict[str, Any]) -> str:
             "",
             f"{report['engines'][engine]}. A step without drafts takes {plain:.1f} ms.",
             "",
-            "| γ | step cost | α | tokens/step expected | measured | speed-up predicted | measured |",
-            "|---:|---:|---:|---:|---:|---:|---:|",
+            markdown_table(HEAD, [_cells(cell, costs) for cell in cells], "r" * len(HEAD)),
+            "",
         ]
-        for cell in cells:
-            lines.append(
-                f"| {cell['length']} | {costs[cell['length']]:.2f} | {cell['acceptance']:g} | "
-                f"{cell['expected_tokens_per_step']:.2f} | {cell['tokens_per_step']:.2f} | "
-                f"{predicted(cell, costs):.2f} | {cell['speedup']:.2f} |"
-            )
-        lines.append("")
     if report["draft_models"]:
         lines += [
             "## Draft models",
             "",
-            "| engine | drafted by | batch | temperature | γ | acceptance | tokens/step | step ms (plain) | speed-up |",
-            "|---|---|---:|---:|---:|---:|---:|---:|---:|",
+            markdown_table(MODELS_HEAD, map(_model_cells, report["draft_models"]), "ll" + "r" * (len(MODELS_HEAD) - 2)),
+            "",
         ]
-        for cell in report["draft_models"]:
-            lines.append(
-                f"| {cell['engine']} | {cell['draft_engine']} | {cell['batch']} | {cell['temperature']:g} | "
-                f"{cell['length']} | {cell['accepted'] / max(cell['drafted'], 1):.0%} | "
-                f"{cell['tokens_per_step']:.2f} | {cell['step_ms']:.2f} ({cell['plain_step_ms']:.2f}) | "
-                f"{cell['speedup']:.2f} |"
-            )
-        lines.append("")
     lines += ["Commands:", "", *(f"    {command}" for command in report["commands"]), ""]
     return "\n".join(lines)
 
@@ -110,7 +117,6 @@ def plot(report: dict[str, Any], path: Path) -> None:
 
 def write_report(report: dict[str, Any], output: Path) -> None:
     """Write ``output``.json, .md and, where there is something to plot, .svg."""
-    output.with_suffix(".json").write_text(json.dumps(report, indent=1) + "\n")
-    output.with_suffix(".md").write_text(markdown(report))
+    files.write_report(output, report, markdown(report))
     if report["cells"]:
         plot(report, output.with_suffix(".svg"))

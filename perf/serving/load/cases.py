@@ -9,7 +9,7 @@ import numpy as np
 
 from kvforge import LLM, SamplingParams
 from kvforge.engine import load_manifest
-from perf.serving.load.engines import tokenizer_of
+from perf.harness.engines import tokenizer_of
 from perf.serving.load.prompts import make_prompts
 
 PROMPT_TOKENS = (4, 20, 60, 150, 400)

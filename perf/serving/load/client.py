@@ -7,13 +7,15 @@ after a few streams that ended so (signal 11, "HandleCancellation called even wh
 import asyncio
 import struct
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
 import numpy as np
 from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from kvforge.errors import KvforgeError
 
 OPTIONS = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 DATATYPES = {
@@ -119,12 +121,38 @@ class LoadClient:
             await channel.close()
 
 
+async def ask_all(grpc_url: str, requests: Iterable[Any], concurrency: int) -> tuple[list[Answer], float]:
+    """Send all requests over one connection, ``concurrency`` at a time; returns the answers and the seconds it took.
+
+    Raises:
+        KvforgeError: a request failed.
+    """
+    client, waiting, answers = LoadClient(grpc_url), iter(requests), list[Answer]()
+
+    async def worker() -> None:
+        for request in waiting:
+            answers.append(await client.ask(request))
+
+    started = time.perf_counter()
+    await asyncio.gather(*(worker() for _ in range(concurrency)))
+    seconds = time.perf_counter() - started
+    await client.close()
+    failed = [answer for answer in answers if answer.code != "OK"]
+    if failed:
+        raise KvforgeError(f"{len(failed)} of {len(answers)} requests failed, the first one: {failed[0].message}")
+    return answers, seconds
+
+
 def _value(response: Any) -> Any:
     """The first output: bytes of a text, or a list of numbers."""
     raw = response.raw_output_contents[0]
     if response.outputs[0].datatype == "BYTES":
         return raw[4 : 4 + struct.unpack("<I", raw[:4])[0]]
     return np.frombuffer(raw, dtype=_NUMPY[response.outputs[0].datatype]).tolist()
+
+
+FORCED = {"end_id": -1, "return_num_output_tokens": True}
+"""Inputs with which an answer has all its tokens, and says how many."""
 
 
 def ask_text(prompt: str, max_tokens: int, **more: Any) -> dict[str, Any]:

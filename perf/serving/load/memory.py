@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -46,20 +46,6 @@ class MemoryLog:
         arrays = {role: np.array(samples) for role, samples in self.samples.items()}
         return {role: slope_mib_per_hour(a[:, 0], a[:, 2], warm_up_s) for role, a in arrays.items()}
 
-    def plot(self, path: Path, warm_up_s: float) -> None:
-        """RSS of every role over minutes, above its value at the end of the warm-up."""
-        figure = new_figure(9, 4)
-        panel = figure.subplots()
-        for role, samples in self.samples.items():
-            seconds, _, rss = np.array(samples).T
-            base = rss[min(int(np.searchsorted(seconds, warm_up_s)), len(rss) - 1)]
-            panel.plot(seconds / 60, rss - base, label=f"{role} ({base:.0f} MiB)")
-        panel.axvline(warm_up_s / 60, color="grey", lw=0.8, ls=":")
-        panel.set(xlabel="minutes", ylabel="RSS above its value after warm-up, MiB")
-        panel.grid(alpha=0.3)
-        panel.legend(fontsize=7)
-        save_figure(figure, path)
-
 
 def slope_mib_per_hour(seconds: np.ndarray, mib: np.ndarray, warm_up_s: float) -> float | None:
     """Least-squares slope of ``mib`` over ``seconds`` from ``warm_up_s`` on; None with fewer than two samples."""
@@ -67,3 +53,18 @@ def slope_mib_per_hour(seconds: np.ndarray, mib: np.ndarray, warm_up_s: float) -
     if kept.sum() < 2:
         return None
     return float(np.polyfit(seconds[kept], mib[kept], 1)[0] * 3600)
+
+
+def plot_memory(samples_of: Mapping[str, Sequence[Sequence[float]]], path: Path, warm_up_s: float) -> None:
+    """RSS of every role of ``MemoryLog.samples`` over minutes, above its value at the end of the warm-up."""
+    figure = new_figure(9, 4)
+    panel = figure.subplots()
+    for role, samples in samples_of.items():
+        seconds, _, rss = np.array(samples).T
+        base = rss[min(int(np.searchsorted(seconds, warm_up_s)), len(rss) - 1)]
+        panel.plot(seconds / 60, rss - base, label=f"{role} ({base:.0f} MiB)")
+    panel.axvline(warm_up_s / 60, color="grey", lw=0.8, ls=":")
+    panel.set(xlabel="minutes", ylabel="RSS above its value after warm-up, MiB")
+    panel.grid(alpha=0.3)
+    panel.legend(fontsize=7)
+    save_figure(figure, path)

@@ -2,11 +2,9 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from kvforge.figures import new_figure, save_figure
-
-Row = dict[str, Any]
+from perf.harness.tables import Row, markdown_table
 
 
 def describe_level(row: Row) -> str:
@@ -16,23 +14,20 @@ def describe_level(row: Row) -> str:
 
 def markdown(rows: Sequence[Row]) -> str:
     """One line per row; times in ms."""
-    header = (
-        "| engine | load | TTFT p50 | p90 | p99 | ITL p50 | p99 | TPOT p50 | p99 | end to end p50 | p99 | output tok/s "
-        "| combined tok/s | good requests/s | failed |"
-    )
-    lines = [header, "|" + "---|" * (header.count("|") - 1)]
+    head = ("engine", "load", "TTFT p50", "p90", "p99", "ITL p50", "p99", "TPOT p50", "p99", "end to end p50", "p99")
+    lines = []
     for row in rows:
-        name = f"| {row['engine']} | {describe_level(row)} |"
+        name = [row["engine"], describe_level(row)]
         if "ttft_s" not in row:
-            lines.append(name + " - |" * 12 + f" {row['num_incomplete']} of {row['num_requests']} |")
+            lines.append([*name, *"-" * 12, f"{row['num_incomplete']} of {row['num_requests']}"])
             continue
         times = [row["ttft_s"].get(key) for key in ("p50", "p90", "p99")]
         for kind in ("inter_token_s", "tpot_s", "end_to_end_s"):
             times += [row[kind].get("p50"), row[kind].get("p99")]
         cells = ["-" if value is None else f"{1e3 * value:.1f}" for value in times]
         cells += [f"{row['output_tok_s']:.0f}", f"{row['combined_tok_s']:.0f}", f"{row['goodput_requests_per_s']:.2f}"]
-        lines.append(f"{name} {' | '.join(cells)} | {row['num_incomplete']} |")
-    return "\n".join(lines)
+        lines.append([*name, *cells, row["num_incomplete"]])
+    return markdown_table([*head, "output tok/s", "combined tok/s", "good requests/s", "failed"], lines)
 
 
 def plot(rows: Sequence[Row], path: Path) -> None:

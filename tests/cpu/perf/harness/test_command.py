@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kvforge.errors import KvforgeError
-from perf.harness.command import add_lengths, add_levels, add_report, begin_report, run_markdown_program, run_program
+from perf.harness.command import add_lengths, add_levels, add_report, begin_report, run_program
 
 
 def arguments(*given: str) -> argparse.Namespace:
@@ -18,10 +18,10 @@ def arguments(*given: str) -> argparse.Namespace:
 
 def test_a_report_is_shown_and_kept(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     args = arguments("--output", str(tmp_path / "found"))
-    assert run_markdown_program(args, lambda: {"rows": 3}, lambda report: f"{report['rows']} rows") == {"rows": 3}
+    assert run_program(args, lambda: {"rows": 3}, lambda report: f"{report['rows']} rows", markdown=True) == 0
     assert capsys.readouterr().out == "3 rows\n" and (tmp_path / "found.md").read_text() == "3 rows"
     assert json.loads((tmp_path / "found.json").read_text()) == {"rows": 3}
-    assert run_program(arguments("--json"), lambda: {"rows": 3}, str) == {"rows": 3}
+    assert run_program(arguments("--json"), lambda: {"rows": 3}, str) == 0
     assert json.loads(capsys.readouterr().out) == {"rows": 3} and len(list(tmp_path.iterdir())) == 2
 
 
@@ -29,9 +29,9 @@ def test_failures_are_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture
     def fail() -> dict:
         raise KvforgeError("the server is gone; start it again.")
 
-    assert run_program(arguments(), fail, str) is None
+    assert run_program(arguments(), fail, str) == 1
     assert capsys.readouterr().err == "error: the server is gone; start it again.\n"
-    assert run_program(arguments("--output", str(tmp_path / "no" / "found")), lambda: {}, str) is None
+    assert run_program(arguments("--output", str(tmp_path / "no" / "found")), lambda: {}, str) == 1
     error = capsys.readouterr().err
     assert error.startswith(f"error: {tmp_path}/no/found cannot be written") and error.count("\n") == 1
 
@@ -42,7 +42,7 @@ def test_that_a_report_cannot_be_kept_is_said_before_it_is_made(
 ) -> None:
     made: list[int] = []
     args = arguments("--output", str(tmp_path / place) if place == "no/found" else place)
-    assert run_program(args, lambda: {"rows": made.append(1)}, str) is None
+    assert run_program(args, lambda: {"rows": made.append(1)}, str) == 1
     error = capsys.readouterr().err
     assert not made and "cannot be written" in error and error.count("\n") == 1
 
