@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kvforge.bench.workload import FIRST_TOKEN_ID
 from kvforge.engine import Manifest
 from kvforge.runtime import SamplingParams
 from kvforge.runtime.config import RuntimeConfig, resolve_config
@@ -39,8 +40,6 @@ from perf.gpu.models import LLAMA_8B, TINY, VARIANTS, Limits
 from perf.harness.command import run_main
 from perf.harness.files import write_json
 from perf.harness.tables import Column, text_table
-
-FIRST_TOKEN_ID = 3
 
 
 @dataclass(frozen=True)

@@ -35,20 +35,21 @@ LLAMA_213M: dict[str, Any] = {
 }
 
 
+def with_cut(hf_config: Mapping[str, Any], cut: int | None, group_size: int = 1) -> dict[str, Any]:
+    """Return the config of the model with a SwiftKV cut; a cut of None leaves it as it is."""
+    if cut is None:
+        return dict(hf_config)
+    swiftkv = {"swiftkv": True, "num_key_value_layers": cut, "key_value_group_size": group_size}
+    return {**hf_config, "model_type": f"{hf_config['model_type']}_swiftkv", **swiftkv}
+
+
 def write_checkpoint(
     path: Path, hf_config: Mapping[str, Any], cut: int | None = None, group_size: int = 1, seed: int = 0
 ) -> Path:
     """Write config.json, bf16 weights (normal, standard deviation 1/sqrt(fan-in), norm gains 1) and a tokenizer
     with one token per id; ``cut`` and ``group_size`` make it a SwiftKV checkpoint. Returns ``path``."""
     path.mkdir(parents=True, exist_ok=True)
-    hf = dict(hf_config)
-    if cut is not None:
-        hf |= {
-            "model_type": f"{hf['model_type']}_swiftkv",
-            "swiftkv": True,
-            "num_key_value_layers": cut,
-            "key_value_group_size": group_size,
-        }
+    hf = with_cut(hf_config, cut, group_size)
     (path / "config.json").write_text(json.dumps(hf, indent=1) + "\n")
     sources = [source for spec in weight_specs(load_config(hf)) for source in spec.sources]
     generator = torch.Generator().manual_seed(seed)

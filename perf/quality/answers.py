@@ -1,12 +1,16 @@
 """Answers of an engine to the tasks' prompts, kept on disk so that an interrupted run continues."""
 
+import argparse
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
 from tokenizers import Tokenizer
 
 from kvforge.evaluation.engine import EngineGenerator
 from kvforge.tasks.prompt import Example, make_examples
+from perf.harness.engines import TEACHER_DIR
+from perf.quality.scores import TASKS, Cell, correct_of
 
 CHUNK = 100
 
@@ -38,3 +42,24 @@ def answer(
             file.with_suffix(".tmp").replace(file)
         texts[task] = known[: len(wanted)]
     return texts
+
+
+@dataclass(frozen=True)
+class Questions:
+    """Prompts of every task, each ``length`` tokens, and where answers to them are kept."""
+
+    examples: dict[str, list[Example]]
+    length: int
+    seed: int
+    work: Path
+
+    @classmethod
+    def of(cls, args: argparse.Namespace) -> "Questions":
+        """Return those that the options of ``quality_parser`` ask for."""
+        examples = examples_of(TASKS, TEACHER_DIR / "tokenizer.json", args.length, args.num_prompts, args.seed)
+        return cls(examples, args.length, args.seed, args.work)
+
+    def ask(self, engine: Path) -> Cell:
+        """Return the texts of an engine, and whether each is right."""
+        texts = answer(engine, self.examples, self.length, self.seed, self.work)
+        return {"texts": texts, "correct": correct_of(self.examples, texts)}

@@ -11,7 +11,6 @@ interrupted run continues, and a larger --num-prompts asks only the new prompts.
 import dataclasses
 import sys
 from pathlib import Path
-from typing import Any
 
 from tokenizers import Tokenizer
 from tqdm import tqdm
@@ -20,15 +19,14 @@ from kvforge.compiler import BuildOptions
 from kvforge.engine import load_manifest
 from kvforge.evaluation.score import MAX_ANSWER_TOKENS
 from kvforge.quantize import quantize_checkpoint
-from kvforge.tasks.prompt import Example
 from kvforge.training.config import TINY_STUDENT
 from kvforge.training.student import make_student
 from kvforge.training.tokenizer import FastEncoder
 from perf.harness.command import run_main
 from perf.harness.engines import STUDENT_DIR, TEACHER_DIR, cached_engine
-from perf.quality.answers import answer, examples_of
+from perf.quality.answers import Questions
 from perf.quality.kv_report import write_report
-from perf.quality.scores import TASKS, correct_of, quality_parser
+from perf.quality.scores import Cell, quality_parser
 
 MODELS: dict[str, int | None] = {"no cut": None, "cut": 1, "cut, 2-way": 2, "cut, 4-way": 4}
 """Row names and AcrossKV group sizes; None is the teacher."""
@@ -66,17 +64,11 @@ def engine_of(name: str, kv_dtype: str, length: int, work: Path) -> Path:
     return cached_engine(engine, checkpoint, options)
 
 
-def cell(name: str, kv_dtype: str, engine: Path, examples: dict[str, list[Example]], texts: dict[str, Any]) -> dict:
-    """Return what the report needs of one cell: sizes of its cache, texts, and whether each is right."""
+def cell(name: str, kv_dtype: str, engine: Path, found: Cell) -> Cell:
+    """Return what the report needs of one cell: sizes of its cache, and what was ``found`` of the answers."""
     manifest = load_manifest(engine)
-    return {
-        "model": name,
-        "kv_dtype": kv_dtype,
-        "kv_bytes_per_token": manifest.kv_bytes_per_token,
-        "kv_element_bytes_per_token": manifest.kv_element_bytes_per_token,
-        "texts": texts,
-        "correct": correct_of(examples, texts),
-    }
+    sizes = ("kv_bytes_per_token", "kv_element_bytes_per_token")
+    return {"model": name, "kv_dtype": kv_dtype, **{size: getattr(manifest, size) for size in sizes}, **found}
 
 
 def main() -> None:
@@ -96,15 +88,14 @@ def main() -> None:
         "--kv-dtype", action="append", choices=KV_DTYPES, help="columns to answer (default: all but fp8_static)"
     )
     args = parser.parse_args()
-    examples = examples_of(TASKS, TEACHER_DIR / "tokenizer.json", args.length, args.num_prompts, args.seed)
+    questions = Questions.of(args)
     grid = [(name, kv_dtype) for name in args.only or MODELS for kv_dtype in args.kv_dtype or KV_DTYPES[:3]]
     cells = []
     with tqdm(grid, unit="engine") as bar:
         for name, kv_dtype in bar:
             bar.set_description(f"{name}, {kv_dtype}")
             engine = engine_of(name, kv_dtype, args.length, args.work)
-            texts = answer(engine, examples, args.length, args.seed, args.work)
-            cells.append(cell(name, kv_dtype, engine, examples, texts))
+            cells.append(cell(name, kv_dtype, engine, questions.ask(engine)))
     write_report(cells, {"prompt_tokens": args.length, "seed": args.seed}, args.output)
     print(args.output.with_suffix(".md").read_text())
 

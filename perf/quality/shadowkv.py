@@ -17,11 +17,10 @@ from tqdm import tqdm
 
 from kvforge.compiler import BuildOptions
 from kvforge.evaluation.score import MAX_ANSWER_TOKENS
-from kvforge.tasks.prompt import Example
 from perf.harness.command import run_main
 from perf.harness.engines import STUDENT_DIR, TEACHER_DIR, cached_engine
-from perf.quality.answers import answer, examples_of
-from perf.quality.scores import TASKS, correct_of, quality_parser
+from perf.quality.answers import Questions
+from perf.quality.scores import quality_parser
 from perf.quality.shadowkv_report import write_report
 
 MODELS = {"no cut": TEACHER_DIR, "cut 4 of 8, 2-way": STUDENT_DIR}
@@ -58,17 +57,6 @@ def engine_of(model: str, cell: Cell | None, length: int, outliers: int, chunk: 
     return cached_engine(work / "engines" / name, MODELS[model], options)
 
 
-def result(model: str, cell: Cell | None, examples: dict[str, list[Example]], texts: dict[str, list[str]]) -> dict:
-    """Return what the report needs of one engine: whether each text is right."""
-    return {
-        "model": model,
-        "sparse_budget": None if cell is None else cell.budget,
-        "rank": None if cell is None else cell.rank,
-        "texts": texts,
-        "correct": correct_of(examples, texts),
-    }
-
-
 def main() -> None:
     """Answer and report."""
     length = 2048 - MAX_ANSWER_TOKENS
@@ -80,16 +68,15 @@ def main() -> None:
     )
     parser.add_argument("--model", action="append", choices=list(MODELS), help="default: both")
     args = parser.parse_args()
-    tokenizer = TEACHER_DIR / "tokenizer.json"
-    examples = examples_of(TASKS, tokenizer, args.length, args.num_prompts, args.seed)
+    questions = Questions.of(args)
     cells = [None, *(args.cell or CROSS)]
     results: list[dict[str, Any]] = []
     with tqdm([(model, cell) for model in args.model or MODELS for cell in cells], unit="engine", disable=None) as bar:
         for model, cell in bar:
             bar.set_description(f"{model}, {cell or 'full'}")
             engine = engine_of(model, cell, args.length, args.outliers, args.chunk, args.work)
-            texts = answer(engine, examples, args.length, args.seed, args.work)
-            results.append(result(model, cell, examples, texts))
+            shape = {"sparse_budget": cell and cell.budget, "rank": cell and cell.rank}
+            results.append({"model": model, **shape, **questions.ask(engine)})
     chosen = "".join(f" --cell {cell.budget}:{cell.rank}" for cell in args.cell or ())
     settings = {
         "command": f"python -m perf.quality.shadowkv --num-prompts {args.num_prompts}{chosen}"

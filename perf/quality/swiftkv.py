@@ -23,8 +23,8 @@ from kvforge.runtime import LLM
 from kvforge.training.config import TINY_STUDENT
 from perf.harness.command import run_main
 from perf.harness.engines import TEACHER_DIR, cached_engine
-from perf.quality.answers import answer, examples_of
-from perf.quality.scores import TASKS, correct_of, quality_parser
+from perf.quality.answers import Questions
+from perf.quality.scores import quality_parser
 from perf.quality.swiftkv_report import write_report
 from perf.quality.swiftkv_students import curve_of, held_out_documents, rewired_of, student_of
 from perf.quality.swiftkv_variants import TEACHER, Variant, all_variants
@@ -77,21 +77,20 @@ def main() -> None:
         parser.error(f"--length can be at most {MAX_SEQ_LEN - MAX_ANSWER_TOKENS}")
     variants = all_variants()
     make_students(variants, args.work, args.steps, args.jobs)
-    examples = examples_of(TASKS, TEACHER_DIR / "tokenizer.json", args.length, args.num_prompts, args.seed)
+    questions = Questions.of(args)
     teacher = engine_of(TEACHER, TEACHER_DIR, args.work)
     cells, curves = {}, {}
     with tqdm(variants, desc="engines", unit="engine") as bar:
         for variant in bar:
             bar.set_postfix_str(variant.slug)
             engine = engine_of(variant, student_of(variant, args.work, args.steps), args.work)
-            texts = answer(engine, examples, args.length, args.seed, args.work)
             cells[variant.slug] = {
                 "variant": variant.name,
                 "prefill_reduction": variant.prefill_reduction,
                 "kv_reduction": variant.kv_reduction,
                 "steps": args.steps if variant.is_trained else 0,
                 "fidelity": fidelity_of(engine, teacher, args.work),
-                "correct": correct_of(examples, texts),
+                "correct": questions.ask(engine)["correct"],
             }
             if variant.is_trained:
                 curves[variant.slug] = curve_of(variant, args.work)
