@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 SERVE := $(VENV)/.installed-serve
 DEV := $(VENV)/.installed-dev
+PARALLEL := --numprocesses 2 --dist loadgroup
 
 .PHONY: demo test test-full lint bench bench-serve clean
 
@@ -21,10 +22,10 @@ demo: $(SERVE)
 	$(BIN)/kvforge demo
 
 test: $(DEV)
-	$(BIN)/python -m pytest tests
+	$(BIN)/python -m pytest tests $(PARALLEL)
 
 test-full: $(DEV)
-	$(BIN)/python -m pytest tests --full
+	$(BIN)/python -m pytest tests --full $(PARALLEL)
 
 lint: $(DEV)
 	$(BIN)/ruff check .

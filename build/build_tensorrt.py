@@ -13,8 +13,8 @@ import sys
 from collections.abc import Sequence
 
 from kvforge import cli
+from kvforge.common.errors import KvforgeError
 from kvforge.compiler.targets import tensorrt
-from kvforge.errors import KvforgeError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def check_machine() -> None:
     """Raise KvforgeError unless TensorRT, the packages that write ONNX, and a GPU that the plugins support are here."""
-    importlib.import_module("kvforge.tensorrt_api")
+    importlib.import_module("kvforge.common.tensorrt_api")
     tensorrt.check_onnx()
     from kvforge.compiler.tensorrt_build import check_gpu
 

@@ -7,8 +7,8 @@ import sys
 from collections.abc import Sequence
 
 from kvforge import __version__
-from kvforge.errors import KvforgeError
-from kvforge.native_calls import panics_as
+from kvforge.common.errors import KvforgeError
+from kvforge.common.native_calls import panics_as
 
 COMMANDS = (
     "plan",

@@ -2,34 +2,30 @@
 
 import dataclasses
 import reprlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from model_defs import llama, mistral, qwen2, qwen3
 from model_defs.config import ModelConfig
 from model_defs.errors import ModelError
+from model_defs.families import families, family_of
+from model_defs.family import Family
 from model_defs.fields import token_ids
 from model_defs.rope import RopeConfig
 
-__all__ = ["MODEL_TYPES", "ModelConfig", "ModelError", "RopeConfig", "load_config"]
-
-MODEL_TYPES: dict[str, Callable[[Mapping[str, Any]], ModelConfig]] = {
-    family.MODEL_TYPE: family.from_hf for family in (llama, mistral, qwen2, qwen3)
-}
+__all__ = ["Family", "ModelConfig", "ModelError", "RopeConfig", "families", "family_of", "load_config"]
 
 
 def load_config(hf: Mapping[str, Any], generation: Mapping[str, Any] | None = None) -> ModelConfig:
-    """Return the ModelConfig for the contents of a ``config.json``; SwiftKV variants (``llama_swiftkv`` …)
-    are read by their base family. The ``eos_token_id`` of a ``generation_config.json`` end a text as well:
-    chat models name their end-of-turn token there.
+    """Return the ModelConfig for the contents of a ``config.json``; those with a SwiftKV cut (``<family>_swiftkv``)
+    are read by their base family. The ``eos_token_id`` of a ``generation_config.json`` end a text as well: chat models
+    name their end-of-turn token there.
 
     Raises:
         ModelError: unknown ``model_type`` or a bad field.
     """
-    model_type = hf.get("model_type")
-    base = model_type.removesuffix("_swiftkv") if isinstance(model_type, str) else ""
-    if base not in MODEL_TYPES:
-        known = ", ".join(sorted(MODEL_TYPES))
+    model_type, family = hf.get("model_type"), family_of(hf)
+    if family is None:
+        known = ", ".join(sorted(families()))
         raise ModelError(
             f"model_type {reprlib.repr(model_type)} is not supported; supported are {known}, "
             "each plain or with the suffix _swiftkv."
@@ -39,6 +35,6 @@ def load_config(hf: Mapping[str, Any], generation: Mapping[str, Any] | None = No
             f"A {model_type} config.json needs num_key_value_layers, the first layer whose KV comes "
             "from the single input."
         )
-    config = MODEL_TYPES[base](hf)
+    config = family.from_hf(hf)
     more = token_ids(generation or {}, "eos_token_id", config.vocab_size, "generation_config.json")
     return dataclasses.replace(config, eos_token_ids=tuple(dict.fromkeys(config.eos_token_ids + more)))

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from model_defs.config import ModelConfig
+from model_defs.family import Family
 from model_defs.fields import optional_flag
 from model_defs.hf_config import config_from_hf
 
@@ -22,3 +23,6 @@ def from_hf(hf: Mapping[str, Any]) -> ModelConfig:
         output_bias=attention_bias,
         mlp_bias=optional_flag(hf, "mlp_bias"),
     )
+
+
+FAMILY = Family(MODEL_TYPE, "LlamaForCausalLM", from_hf)

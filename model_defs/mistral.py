@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from model_defs.config import ModelConfig
+from model_defs.family import Family
 from model_defs.hf_config import config_from_hf, windows_from_layer_types
 
 MODEL_TYPE = "mistral"
@@ -15,3 +16,6 @@ def from_hf(hf: Mapping[str, Any]) -> ModelConfig:
     """Return the ModelConfig of a Hugging Face ``MistralConfig`` dictionary; raises ModelError."""
     hf = {**DEFAULTS, **hf}
     return config_from_hf(hf, model_type=MODEL_TYPE, layer_windows=windows_from_layer_types(hf, 0))
+
+
+FAMILY = Family(MODEL_TYPE, "MistralForCausalLM", from_hf)

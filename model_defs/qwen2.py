@@ -4,10 +4,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from model_defs.config import ModelConfig
+from model_defs.family import Family
 from model_defs.fields import optional_flag, optional_int
 from model_defs.hf_config import config_from_hf, windows_from_layer_types
 
 MODEL_TYPE = "qwen2"
+TRAITS = {"qkv_bias": True}
 DEFAULTS = {"num_key_value_heads": 32, "sliding_window": 4096, "max_window_layers": 28}
 """What ``Qwen2Config`` and ``Qwen3Config`` take where config.json lacks the field."""
 
@@ -22,4 +24,7 @@ def qwen_windows(hf: Mapping[str, Any]) -> tuple[int, ...] | None:
 def from_hf(hf: Mapping[str, Any]) -> ModelConfig:
     """Return the ModelConfig of a Hugging Face ``Qwen2Config`` dictionary; raises ModelError."""
     hf = {**DEFAULTS, **hf}
-    return config_from_hf(hf, model_type=MODEL_TYPE, layer_windows=qwen_windows(hf), qkv_bias=True)
+    return config_from_hf(hf, model_type=MODEL_TYPE, layer_windows=qwen_windows(hf), **TRAITS)
+
+
+FAMILY = Family(MODEL_TYPE, "Qwen2ForCausalLM", from_hf, TRAITS)

@@ -4,11 +4,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from model_defs.config import ModelConfig
+from model_defs.family import Family
 from model_defs.fields import optional_flag
 from model_defs.hf_config import config_from_hf
 from model_defs.qwen2 import DEFAULTS, qwen_windows
 
 MODEL_TYPE = "qwen3"
+TRAITS = {"qk_norm": True}
 
 
 def from_hf(hf: Mapping[str, Any]) -> ModelConfig:
@@ -21,5 +23,8 @@ def from_hf(hf: Mapping[str, Any]) -> ModelConfig:
         layer_windows=qwen_windows(hf),
         qkv_bias=attention_bias,
         output_bias=attention_bias,
-        qk_norm=True,
+        **TRAITS,
     )
+
+
+FAMILY = Family(MODEL_TYPE, "Qwen3ForCausalLM", from_hf, TRAITS)

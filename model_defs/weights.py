@@ -5,10 +5,13 @@ concatenation along dim 0. The teacher's q, k and v of layers above a SwiftKV cu
 are never read.
 """
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from model_defs.config import ModelConfig
+
+_PROJECTION = re.compile(r"model\.layers\.(\d+)\.self_attn\.[qkv]_(proj|norm)\.")
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,12 @@ def _linear(name: str, sources: list[tuple[str, int]], columns: int, bias: bool)
 
 def _norm(name: str, source: str, size: int) -> WeightSpec:
     return WeightSpec(f"{name}.weight", (Source(f"{source}.weight", (size,)),))
+
+
+def is_teacher_only(name: str, cut: int) -> bool:
+    """Whether a checkpoint's tensor is of the q, k and v that a layer above a SwiftKV cut had before it."""
+    layer = _PROJECTION.match(name)
+    return layer is not None and int(layer[1]) >= cut
 
 
 def weight_specs(config: ModelConfig) -> list[WeightSpec]:

@@ -4,6 +4,7 @@ import os
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: spinning threads starve other processes
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,9 +12,22 @@ import pytest
 if TYPE_CHECKING:
     from tests.support.engines import EngineShelf
 
+TESTS = Path(__file__).resolve().parent
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true", help="every random case and specialisation, slow ones too")
+
+
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Say which tests belong in one process (``--dist loadgroup``): those of a file, which share fixtures, and all of
+    e2e, which share a server. These wait much, so they go first, beside what computes."""
+    served = TESTS / "e2e"
+    for item in items:
+        group = "e2e" if served in item.path.parents else str(item.path.relative_to(TESTS))
+        item.add_marker(pytest.mark.xdist_group(group))
+    items.sort(key=lambda item: served not in item.path.parents)
 
 
 @pytest.fixture(scope="session")
@@ -24,7 +38,10 @@ def full(request: pytest.FixtureRequest) -> bool:
 
 @pytest.fixture(scope="session")
 def engines(tmp_path_factory: pytest.TempPathFactory) -> "EngineShelf":
-    """Engines built once per run: ``engines.engine(SWIFTKV)`` is a directory."""
+    """Engines built once per run, whatever number of processes it has: ``engines.engine(SWIFTKV)`` is a directory."""
     from tests.support.engines import EngineShelf  # makes checkpoints with transformers; the operators' tests need none
 
-    return EngineShelf(tmp_path_factory.mktemp("engines"))
+    own = tmp_path_factory.getbasetemp()  # with several processes, each has a folder in the one that they share
+    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "engines"
+    folder.mkdir(exist_ok=True)
+    return EngineShelf(folder)

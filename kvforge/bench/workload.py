@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from kvforge.errors import KvforgeError
+from kvforge.common.errors import KvforgeError
 from kvforge.runtime import LLMEngine, SamplingParams
 
 FIRST_TOKEN_ID = 3

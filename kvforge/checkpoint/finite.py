@@ -5,7 +5,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from kvforge.errors import CheckpointError
+from kvforge.common.errors import CheckpointError
 
 
 def check_finite(tensor: Tensor, name: str, path: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Protocol
 import torch
 
 from kvforge.checkpoint.reader import Checkpoint
-from kvforge.errors import CheckpointError
+from kvforge.common.errors import CheckpointError
 
 QMAX = {"FP8": 448.0, "INT8": 127.0, "fp8_static": 448.0, "int8_static": 127.0}
 """Largest stored value by ModelOpt's algorithm and by kvforge's KV dtype."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvforge.errors import CheckpointError
+from kvforge.common.errors import CheckpointError
 
 CONFIG_FILE = "hf_quant_config.json"
 WEIGHT_ALGORITHMS = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN")

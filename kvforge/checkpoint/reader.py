@@ -2,8 +2,8 @@
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,8 @@ from torch import Tensor
 
 from kvforge.checkpoint.finite import check_finite
 from kvforge.checkpoint.quantization import CONFIG_FILE, Quantization, read_quantization
-from kvforge.errors import CheckpointError, first_line
-from kvforge.relative_names import is_inside
+from kvforge.common.errors import CheckpointError, first_line
+from kvforge.common.relative_names import is_inside
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -30,18 +30,41 @@ MAX_JSON_BYTES = 1 << 26
 @dataclass(frozen=True)
 class Checkpoint:
     """An opened checkpoint: ``hf_config`` is config.json, ``generation_config`` generation_config.json (empty
-    where there is none), ``file_of_tensor`` says where each tensor lies, ``quantization`` what ModelOpt did."""
+    where there is none), ``file_of_tensor`` says where each tensor lies, ``quantization`` what ModelOpt did,
+    ``stored_names`` what a renamed tensor is called there."""
 
     path: Path
     hf_config: Mapping[str, Any]
     generation_config: Mapping[str, Any]
     file_of_tensor: Mapping[str, Path]
     quantization: Quantization | None = None
+    stored_names: Mapping[str, str] = field(default_factory=dict)
+
+    def renamed(self, rename: Callable[[str], str]) -> "Checkpoint":
+        """Return the checkpoint with each tensor under the name that ``rename`` makes of its own.
+
+        Raises:
+            CheckpointError: two tensors would have the same name.
+        """
+        stored_names: dict[str, str] = {}
+        for name in self.file_of_tensor:
+            if (other := stored_names.setdefault(rename(name), name)) != name:
+                raise CheckpointError(
+                    f"Tensors {other} and {name} in {self.path} are the same part of the model; "
+                    "remove the one that does not belong to it."
+                )
+        files = {name: self.file_of_tensor[stored] for name, stored in stored_names.items()}
+        return replace(self, file_of_tensor=files, stored_names=stored_names)
+
+    def layout(self, name: str) -> tuple[tuple[int, ...], str]:
+        """Return shape and stored dtype, in safetensors' spelling, of tensor ``name``."""
+        with safe_open(self._file(name), framework="pt") as file:
+            piece = file.get_slice(self.stored_names.get(name, name))
+            return tuple(piece.get_shape()), str(piece.get_dtype())
 
     def dtype(self, name: str) -> str:
         """Return the stored dtype of tensor ``name`` in safetensors' spelling, e.g. ``BF16``."""
-        with safe_open(self._file(name), framework="pt") as file:
-            return str(file.get_slice(name).get_dtype())
+        return self.layout(name)[1]
 
     def check(self, name: str, shape: Sequence[int]) -> None:
         """Check that tensor ``name`` is there with ``shape``, without reading its data.
@@ -50,10 +73,8 @@ class Checkpoint:
             CheckpointError: the tensor is missing, has another shape, or is neither floating point nor one of
                 ModelOpt's FP8 weights with its scale.
         """
-        with safe_open(self._file(name), framework="pt") as file:
-            piece = file.get_slice(name)
-            found, dtype = piece.get_shape(), piece.get_dtype()
-        if tuple(found) != tuple(shape):
+        found, dtype = self.layout(name)
+        if found != tuple(shape):
             raise CheckpointError(
                 f"Tensor {name} in {self.path} has shape {list(found)}, but config.json "
                 f"asks for {list(shape)}; config and weights do not belong together."
@@ -99,7 +120,7 @@ class Checkpoint:
         or an element is not ``finite``."""
         with safe_open(self._file(name), framework="pt") as file:
             try:
-                tensor: Tensor = file.get_tensor(name)
+                tensor: Tensor = file.get_tensor(self.stored_names.get(name, name))
             except (SafetensorError, AttributeError) as error:
                 raise CheckpointError(
                     f"Tensor {name} in {self.path} cannot be read ({first_line(error)}); export the checkpoint again."

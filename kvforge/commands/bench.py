@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     """Measure; raises EngineError, or KvforgeError for a workload that cannot be read or does not fit."""
     from kvforge.bench.table import BenchTable
     from kvforge.bench.workload import check_fits, load_workloads, measure, warm_up
-    from kvforge.errors import KvforgeError
+    from kvforge.common.errors import KvforgeError
     from kvforge.runtime import LLMEngine
 
     if args.num_runs < 1:

@@ -100,9 +100,9 @@ def _what_to_build(args: argparse.Namespace) -> "tuple[Path, Path, BuildOptions]
 
     Raises BuildError for a bad recipe, a checkpoint that is not what it expects, or a missing path.
     """
+    from kvforge.common.errors import BuildError
     from kvforge.compiler import BuildOptions
     from kvforge.compiler.recipe import load_recipe
-    from kvforge.errors import BuildError
 
     recipe = load_recipe(args.recipe) if args.recipe is not None else None
     flags = {field.name: getattr(args, field.name) for field in dataclasses.fields(BuildOptions)}

@@ -19,8 +19,8 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """0 when both models reached their accuracy and streamed what they answer offline."""
+    from kvforge.common.errors import KvforgeError
     from kvforge.demo.run import run_demo
-    from kvforge.errors import KvforgeError
 
     if args.num_questions < 1 or args.concurrency < 1:
         raise KvforgeError("--num-questions and --concurrency must be at least 1")

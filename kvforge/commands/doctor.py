@@ -3,7 +3,7 @@
 import argparse
 import json
 
-from kvforge.doctor import diagnose
+from kvforge.doctor.checks import diagnose
 
 _MARKS = {"ok": "ok     ", "optional": "absent ", "missing": "MISSING"}
 

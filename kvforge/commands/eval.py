@@ -49,11 +49,11 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the report. Raises KvforgeError for an unknown task, an impossible length or a teacher that is none."""
-    from kvforge.errors import KvforgeError
+    from kvforge.common.errors import KvforgeError
+    from kvforge.common.figures import check_figure
     from kvforge.evaluation.early_exit import plot_alignment
     from kvforge.evaluation.report import describe, plot_report
     from kvforge.evaluation.run import GENERATED, EvalOptions, run_evaluation
-    from kvforge.figures import check_figure
     from kvforge.tasks import TASKS
 
     teacher = None if args.teacher == "none" else Path(args.teacher)

@@ -7,12 +7,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvforge.errors import KvforgeError, RequestError, first_line
+from kvforge.common.errors import KvforgeError, RequestError, first_line
 from kvforge.runtime.speculation.options import add_speculation_options, speculation_options
 
 if TYPE_CHECKING:
     from kvforge.runtime import LLM, RequestOutput, SamplingParams
-    from kvforge.runtime.guided_decoding import GuidedDecoding
+    from kvforge.runtime.requests.guided_decoding import GuidedDecoding
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
@@ -115,7 +115,7 @@ def _plain(output: "RequestOutput") -> dict:
 
 
 def _guide(args: argparse.Namespace) -> "GuidedDecoding | None":
-    from kvforge.runtime.guided_decoding import GuidedDecoding
+    from kvforge.runtime.requests.guided_decoding import GuidedDecoding
 
     if args.regex is not None:
         return GuidedDecoding("regex", args.regex)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from kvforge.engine import Manifest
+    from kvforge.manifest import Manifest
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
@@ -20,7 +20,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the manifest with derived sizes; raises EngineError for a damaged engine."""
-    from kvforge.engine import load_manifest, verify_files
+    from kvforge.manifest import load_manifest, verify_files
     from kvforge.planning.costs import prefill_flops_per_token
     from kvforge.planning.sequence_memory import sequence_bytes
 
@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _sequence(manifest: "Manifest", memory: dict[str, int]) -> str:
     """Say what a prompt of the longest length keeps, and beside another policy what it would keep in full."""
-    from kvforge.byte_sizes import format_bytes
+    from kvforge.common.byte_sizes import format_bytes
 
     device, host, full = (memory[f"sequence_{name}_bytes"] for name in ("device", "host", "full"))
     size = f"{format_bytes(device)} on the device"

@@ -29,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json or not sys.stderr.isatty():
         os.environ.setdefault("TQDM_DISABLE", "1")  # the harness's own bars; tqdm reads it when it is imported
 
-    from kvforge.errors import KvforgeError
+    from kvforge.common.errors import KvforgeError
     from kvforge.evaluation.lm_run import LmScore, run_paper_tasks, score_table
 
     if args.limit is not None and args.limit < 1:

@@ -4,8 +4,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvforge.engine import load_manifest
-from kvforge.errors import KvforgeError
+from kvforge.common.errors import KvforgeError
+from kvforge.manifest import load_manifest
 from kvforge.runtime.speculation.config import check_speculation
 from kvforge.runtime.speculation.options import add_speculation_options, speculation_options
 
@@ -68,15 +68,15 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal to stop. Raises KvforgeError when it cannot start or its processes die too often."""
-    from kvforge.serving.canary import Canary
-    from kvforge.serving.gateway_process import GatewayProcess
-    from kvforge.serving.health_server import HealthServer
-    from kvforge.serving.launcher import TritonServer
-    from kvforge.serving.log_pump import LogSink, log_to
-    from kvforge.serving.options import STDERR, ServerOptions
-    from kvforge.serving.ports import choose_ports
-    from kvforge.serving.stop_signals import StopSignals
-    from kvforge.serving.supervisor import RestartPolicy, Supervisor
+    from kvforge.gateway.process import GatewayProcess
+    from kvforge.serving.health.canary import Canary
+    from kvforge.serving.health.server import HealthServer
+    from kvforge.serving.logs.pump import STDERR, LogSink, log_to
+    from kvforge.serving.server.launcher import TritonServer
+    from kvforge.serving.server.options import ServerOptions
+    from kvforge.serving.server.ports import choose_ports
+    from kvforge.serving.server.stop_signals import StopSignals
+    from kvforge.serving.server.supervisor import RestartPolicy, Supervisor
 
     options = ServerOptions(
         address=args.address,

@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 from torch.export import ExportedProgram
 
-from kvforge.errors import BuildError, first_line
+from kvforge.common.errors import BuildError, first_line
 
 INDUCTOR_CONFIG = {
     "aot_inductor.package_constants_in_so": False,

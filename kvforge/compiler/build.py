@@ -9,14 +9,16 @@ import torch
 
 import plugins
 from kvforge import __version__
-from kvforge.checkpoint import Checkpoint, open_checkpoint
+from kvforge.checkpoint import Checkpoint
 from kvforge.checkpoint.kv_scales import kv_scales
+from kvforge.checkpoint.model import check_weights, open_model, read_model_config
 from kvforge.checkpoint.reader import TOKENIZER_FILES
+from kvforge.common.staging import staging_directory
 from kvforge.compiler.convert import convert_weights
 from kvforge.compiler.engine_dir import check_output
 from kvforge.compiler.options import BuildOptions, ResolvedOptions, resolve
 from kvforge.compiler.targets import Progress, Target, load_target
-from kvforge.engine import (
+from kvforge.manifest import (
     RANK_DIR,
     SCHEMA_VERSION,
     TOKENIZER_DIR,
@@ -26,8 +28,6 @@ from kvforge.engine import (
     save_manifest,
     sha256_of,
 )
-from kvforge.model_checkpoint import check_weights, read_model_config
-from kvforge.staging import staging_directory
 from model_defs import ModelConfig
 
 
@@ -51,12 +51,12 @@ def build_engine(
     output, options = Path(output), options or BuildOptions()
     check_output(output, overwrite)
     target = load_target(options.target)
-    checkpoint = open_checkpoint(checkpoint_path)
+    checkpoint = open_model(checkpoint_path)
     config = read_model_config(checkpoint)
     if not options.early_exit:
         config = dataclasses.replace(config, early_exit=False)
     check_weights(checkpoint, config)
-    from kvforge.tokenizer_files import read_tokenizer  # here: compiling graphs alone (perf/gpu) needs no tokenizers
+    from kvforge.tokenization.files import read_tokenizer  # here: compiling graphs alone (perf/gpu) needs no tokenizers
 
     read_tokenizer(checkpoint.path / "tokenizer.json")
     resolved = _resolve(options, config, checkpoint)
@@ -126,6 +126,8 @@ def manifest_fields(config: ModelConfig, options: ResolvedOptions) -> dict[str, 
         "num_heads": config.num_heads,
         "num_kv_heads": config.num_kv_heads,
         "head_dim": config.head_dim,
+        "kv_bias": config.qkv_bias,
+        "k_norm": config.qk_norm,
         "vocab_size": config.vocab_size,
         "max_position": config.max_position,
         "layer_windows": config.layer_windows,

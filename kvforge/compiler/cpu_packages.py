@@ -13,8 +13,8 @@ from torch._inductor.cpp_builder import CppBuilder
 from torch._inductor.package import package_aoti
 from torch.export import ExportedProgram
 
+from kvforge.common.errors import BuildError, first_line
 from kvforge.compiler.aot_inductor import INDUCTOR_CONFIG
-from kvforge.errors import BuildError, first_line
 
 # Probes of vector extensions compile and load a program for each; every g++ that builds the operators has them.
 _CONFIG = {**INDUCTOR_CONFIG, "aot_inductor.package": True, "cpp.vec_isa_ok": True}

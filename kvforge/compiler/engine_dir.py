@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from kvforge.engine import MANIFEST_FILE
-from kvforge.errors import BuildError
+from kvforge.common.errors import BuildError
+from kvforge.manifest import MANIFEST_FILE
 
 
 def check_output(output: Path, overwrite: bool) -> None:

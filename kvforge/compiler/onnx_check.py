@@ -4,8 +4,8 @@ from typing import NoReturn
 
 from onnx import ModelProto, NodeProto, helper
 
+from kvforge.common.errors import BuildError
 from kvforge.compiler.options import ResolvedOptions
-from kvforge.errors import BuildError
 from model_defs import ModelConfig
 from model_defs.graphs import scales_by_owner
 from plugins.onnx_body import DOMAIN

@@ -18,12 +18,12 @@ import torch
 from onnx_ir.passes.common import ClearMetadataAndDocStringPass, RemoveUnusedNodesPass
 from torch import Tensor
 
+from kvforge.common.errors import BuildError, first_line
 from kvforge.compiler.export import EXPORTS, ExportedGraph, export_lower
 from kvforge.compiler.onnx_check import check_graph
 from kvforge.compiler.onnx_nodes import translations
 from kvforge.compiler.onnx_weights import use_external_weights
 from kvforge.compiler.options import ResolvedOptions
-from kvforge.errors import BuildError, first_line
 from model_defs import ModelConfig
 from model_defs.graphs import LowerGraph
 from model_defs.layers import Pool

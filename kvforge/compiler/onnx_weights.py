@@ -7,8 +7,8 @@ import numpy as np
 import onnx_ir as ir
 from torch import Tensor
 
+from kvforge.common.errors import BuildError
 from kvforge.compiler.convert import FREQUENCIES
-from kvforge.errors import BuildError
 
 _DTYPES = {"F32": ir.DataType.FLOAT, "BF16": ir.DataType.BFLOAT16, "F16": ir.DataType.FLOAT16}
 

@@ -5,12 +5,12 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from kvforge.dtypes import COMPUTE_DTYPES, KV_DTYPES
-from kvforge.engine import graph_names
-from kvforge.errors import BuildError
-from kvforge.hardware import has_avx512_kernels
-from kvforge.kv_policies import Full, KVPolicy, compatibility, mechanisms, parse
-from kvforge.number_formats import KV_FORMATS, WEIGHT_BYTES
+from kvforge.common.dtypes import COMPUTE_DTYPES, KV_DTYPES
+from kvforge.common.errors import BuildError
+from kvforge.common.hardware import has_avx512_kernels
+from kvforge.common.number_formats import KV_FORMATS, WEIGHT_BYTES
+from kvforge.kv_policies import Full, KVPolicy, compatibility, features, parse
+from kvforge.manifest import graph_names
 from model_defs import ModelConfig
 
 ALIASES = {"fp32": "float32", "bf16": "bfloat16"}
@@ -46,7 +46,7 @@ class BuildOptions:
 class ResolvedOptions:
     """Options with every choice made; sizes in tokens.
 
-    ``dtype`` is a key of ``kvforge.dtypes.COMPUTE_DTYPES``, ``kv_dtype`` of ``KV_DTYPES``; ``kv_scales`` holds
+    ``dtype`` is a key of ``kvforge.common.dtypes.COMPUTE_DTYPES``, ``kv_dtype`` of ``KV_DTYPES``; ``kv_scales`` holds
     (k_scale, v_scale) of each owner of the model where ``kv_dtype`` is static, else nothing; ``early_exit`` is the
     model's. ``int8_weights``: linear layers have int8 weights with a scale for each output.
     """
@@ -66,7 +66,7 @@ class ResolvedOptions:
 
     @property
     def weight_dtype(self) -> str:
-        """The dtype of linear layers' weights, a key of ``kvforge.number_formats.WEIGHT_BYTES``."""
+        """The dtype of linear layers' weights, a key of ``kvforge.common.number_formats.WEIGHT_BYTES``."""
         return "int8" if self.int8_weights else self.dtype
 
     @property
@@ -151,7 +151,7 @@ def resolve(
             f"kvforge quantize, or choose {kv_dtype.removesuffix('_static')}, which needs no calibration."
         )
     policy.check(config.num_kv_heads, config.head_dim, options.page_size)
-    compatibility.check(_mechanisms(policy, options, config, dtype, kv_dtype))
+    compatibility.check(_features(policy, options, config, dtype, kv_dtype))
     return ResolvedOptions(
         target=options.target,
         dtype=dtype,
@@ -167,21 +167,21 @@ def resolve(
     )
 
 
-def _mechanisms(
+def _features(
     policy: KVPolicy, options: BuildOptions, config: ModelConfig, dtype: str, kv_dtype: str
-) -> list[mechanisms.Mechanism]:
+) -> list[features.Feature]:
     """Return what acts on the cache of an engine with these options."""
-    cache = replace(mechanisms.QUANTIZED_CACHE, name=f"--kv-dtype {kv_dtype}", remedy=f"give --kv-dtype {dtype}")
+    cache = replace(features.QUANTIZED_CACHE, name=f"--kv-dtype {kv_dtype}", remedy=f"give --kv-dtype {dtype}")
     is_there = [
-        (mechanisms.PAGING, True),
-        (mechanisms.SINGLE_INPUT_KV, config.cut < config.num_layers),
-        (mechanisms.ACROSS_KV, len(set(config.owner_of_layer)) < config.num_layers),
+        (features.PAGING, True),
+        (features.SINGLE_INPUT_KV, config.cut < config.num_layers),
+        (features.ACROSS_KV, len(set(config.owner_of_layer)) < config.num_layers),
         (cache, kv_dtype != dtype),
-        (mechanisms.SPECULATION, options.max_draft_len > 0),
-        (mechanisms.SLIDING_WINDOW, any(config.layer_windows)),
-        (mechanisms.TENSORRT, options.target == "tensorrt"),
+        (features.SPECULATION, options.max_draft_len > 0),
+        (features.SLIDING_WINDOW, any(config.layer_windows)),
+        (features.TENSORRT, options.target == "tensorrt"),
     ]
-    return [mechanisms.mechanism_of(policy), *(mechanism for mechanism, has in is_there if has)]
+    return [features.feature_of(policy), *(feature for feature, has in is_there if has)]
 
 
 def _check_weight_dtype(options: BuildOptions, dtype: str) -> None:

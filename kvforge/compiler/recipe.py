@@ -6,14 +6,13 @@ from typing import Any
 
 import yaml
 
-from kvforge.checkpoint import open_checkpoint
+from kvforge.checkpoint.model import open_model, read_model_config
+from kvforge.common.dtypes import COMPUTE_DTYPES, KV_DTYPES
+from kvforge.common.errors import BuildError, first_line
+from kvforge.common.number_formats import WEIGHT_BYTES
 from kvforge.compiler.options import ALIASES, LIMITS, BuildOptions
 from kvforge.compiler.targets import TARGETS
-from kvforge.dtypes import COMPUTE_DTYPES, KV_DTYPES
-from kvforge.errors import BuildError, first_line
 from kvforge.kv_policies import parse
-from kvforge.model_checkpoint import read_model_config
-from kvforge.number_formats import WEIGHT_BYTES
 from model_defs import ModelConfig
 
 _CHOICES = {
@@ -49,7 +48,7 @@ class Recipe:
     def check_checkpoint(self, path: Path) -> None:
         """Raise BuildError unless the checkpoint at ``path`` has the recipe's cut and group size, CheckpointError
         where it cannot be read."""
-        self.check_model(read_model_config(open_checkpoint(path)))
+        self.check_model(read_model_config(open_model(path)))
 
     def check_model(self, config: ModelConfig) -> None:
         """Raise BuildError unless the model has the recipe's cut and group size."""

@@ -10,11 +10,11 @@ import onnx
 from tqdm import tqdm
 
 import plugins
+from kvforge.common.errors import BuildError
+from kvforge.common.tensorrt_api import trt
 from kvforge.compiler.options import ResolvedOptions
 from kvforge.compiler.tensorrt_profiles import PROFILES, input_ranges
 from kvforge.compiler.tensorrt_split_decode import split_decode
-from kvforge.errors import BuildError
-from kvforge.tensorrt_api import trt
 from plugins.build import cache_dir
 from plugins.paged_attention.trt import num_splits
 from plugins.triton_cache import check_capability

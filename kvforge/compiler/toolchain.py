@@ -3,7 +3,7 @@
 import os
 import shutil
 
-from kvforge.errors import BuildError
+from kvforge.common.errors import BuildError
 
 
 def find_compiler() -> str | None:

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from statistics import median
 
 from kvforge.demo.streaming import StreamedRun
-from kvforge.engine import Manifest
 from kvforge.evaluation.score import is_correct
+from kvforge.manifest import Manifest
 from kvforge.planning.costs import prefill_flops_per_token
 from kvforge.tasks.prompt import Example
 

@@ -8,16 +8,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from kvforge.common.errors import KvforgeError
 from kvforge.compiler import BuildOptions, build_engine
 from kvforge.demo.questions import MAX_ANSWER_TOKENS, make_questions
 from kvforge.demo.report import ModelReport, comparison_table, make_report
 from kvforge.demo.streaming import StreamedAnswer, ask_all
-from kvforge.engine import TOKENIZER_DIR, load_manifest
-from kvforge.errors import KvforgeError
 from kvforge.evaluation.score import answer_of, is_correct
+from kvforge.manifest import TOKENIZER_DIR, load_manifest
 from kvforge.runtime import LLM, SamplingParams
-from kvforge.runtime.tokenizer import Tokenizer
-from kvforge.serving.launcher import ServerOptions, TritonServer
+from kvforge.runtime.text.tokenizer import Tokenizer
+from kvforge.serving.server.launcher import ServerOptions, TritonServer
 from kvforge.tasks.prompt import Example
 
 ENGINE_OPTIONS = BuildOptions(dtype="float32", kv_dtype="float32", max_num_seqs=8, max_num_tokens=512)

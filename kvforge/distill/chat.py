@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kvforge.chat_template import ChatTemplate
-from kvforge.errors import KvforgeError
+from kvforge.common.errors import KvforgeError
+from kvforge.tokenization.chat_template import ChatTemplate
 
 _SHAREGPT_ROLES = {"system": "system", "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant"}
 

@@ -4,7 +4,7 @@ import dataclasses
 import math
 from dataclasses import dataclass
 
-from kvforge.errors import KvforgeError
+from kvforge.common.errors import KvforgeError
 
 TRAIN = ("partial", "upper", "full")
 SCHEDULES = ("cosine", "linear", "constant")

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
+from kvforge.common.errors import KvforgeError
 from kvforge.distill.packing import DataSettings, Overlong, PackedData
 from kvforge.distill.samples import Sample, SampleReader
-from kvforge.errors import KvforgeError
 
 
 @dataclass(frozen=True)

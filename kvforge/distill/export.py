@@ -11,8 +11,8 @@ from kvforge.checkpoint import Checkpoint
 from kvforge.checkpoint.copy_files import copy_files
 from kvforge.checkpoint.safetensors_writer import DTYPES, TensorSpec
 from kvforge.checkpoint.sharded_writer import write_sharded
-from kvforge.distill.parameters import is_teacher_only
-from kvforge.staging import staging_directory
+from kvforge.common.staging import staging_directory
+from model_defs.weights import is_teacher_only
 
 MAX_SHARD_BYTES = 5_000_000_000
 

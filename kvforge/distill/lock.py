@@ -6,8 +6,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from kvforge.common.errors import KvforgeError
 from kvforge.distill import world
-from kvforge.errors import KvforgeError
 
 
 @contextlib.contextmanager

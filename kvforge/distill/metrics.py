@@ -4,7 +4,7 @@ import csv
 import re
 from pathlib import Path
 
-from kvforge.errors import KvforgeError
+from kvforge.common.errors import KvforgeError
 
 METRICS_FILE = "metrics.csv"
 COLUMNS = ("step", "tokens", "seconds", "lr", "loss", "kl", "hidden", "early_exit_kl", "grad_norm", "agreement")

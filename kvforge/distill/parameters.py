@@ -7,20 +7,14 @@ import re
 import torch
 from torch import nn
 
-from kvforge.errors import CheckpointError
+from kvforge.common.errors import CheckpointError
 from kvforge.swiftkv import SwiftKVForCausalLM
 from model_defs.layers import RMSNorm
+from model_defs.weights import is_teacher_only
 
 _LAYER = re.compile(r"\.layers\.(\d+)\.")
-_TEACHER = re.compile(r"\.self_attn\.(q|k|v)_(proj|norm)\.")
 _SAMPLE = 64
 """Elements of each tensor that tell models apart; reading all of a large model would take minutes."""
-
-
-def is_teacher_only(name: str, cut: int) -> bool:
-    """Whether a parameter is one of the projections that a layer above the cut had before it."""
-    layer = _LAYER.search(name)
-    return layer is not None and int(layer[1]) >= cut and _TEACHER.search(name) is not None
 
 
 def is_trained(name: str, cut: int, train: str) -> bool:

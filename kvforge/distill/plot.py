@@ -4,8 +4,8 @@ import csv
 import math
 from pathlib import Path
 
-from kvforge.errors import KvforgeError
-from kvforge.figures import new_figure, save_figure
+from kvforge.common.errors import KvforgeError
+from kvforge.common.figures import new_figure, save_figure
 
 PANELS = (
     ("loss", "log", {"loss": "loss", "kl": "KL", "early_exit_kl": "KL of the early-exit head"}),

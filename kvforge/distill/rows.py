@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
-from kvforge.errors import KvforgeError, MissingToolError, first_line
+from kvforge.common.errors import KvforgeError, MissingToolError, first_line
 
 
 class Row(NamedTuple):

@@ -8,21 +8,22 @@ from pathlib import Path
 
 import torch
 
-from kvforge.checkpoint import Checkpoint, open_checkpoint
+from kvforge.checkpoint import Checkpoint
+from kvforge.checkpoint.model import check_weights, open_model, read_model_config
+from kvforge.common.errors import CheckpointError, KvforgeError, MissingToolError
+from kvforge.common.staging import check_free
 from kvforge.distill import world
 from kvforge.distill.config import DistillConfig
 from kvforge.distill.data import DataReport, load_data
 from kvforge.distill.export import export_checkpoint
 from kvforge.distill.metrics import METRICS_FILE
 from kvforge.distill.packing import DataSettings
-from kvforge.distill.parameters import fingerprint, is_teacher_only, is_trained
+from kvforge.distill.parameters import fingerprint, is_trained
 from kvforge.distill.plot import plot_metrics
 from kvforge.distill.train import Progress, distill
-from kvforge.errors import CheckpointError, KvforgeError, MissingToolError
-from kvforge.model_checkpoint import check_weights, read_model_config
-from kvforge.staging import check_free
 from kvforge.swiftkv import SwiftKVForCausalLM, load_model
 from model_defs import ModelConfig
+from model_defs.weights import is_teacher_only
 
 PLOT_FILE = "metrics.svg"
 
@@ -91,7 +92,7 @@ def _open(src: Path, dst: Path, work: Path) -> tuple[Checkpoint, ModelConfig]:
     check_free(dst)
     if dst.resolve() in (work.resolve(), *work.resolve().parents) or work.resolve() == src.resolve():
         raise KvforgeError(f"--work {work} is in {dst} or is {src}; choose another directory for the run's state.")
-    checkpoint = open_checkpoint(src)
+    checkpoint = open_model(src)
     if checkpoint.quantization is not None:
         raise CheckpointError(f"{src} is quantized ({checkpoint.quantization}); distil the original and quantize that.")
     sizes = read_model_config(checkpoint)

@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from tokenizers import Encoding, Tokenizer
 
-from kvforge.chat_template import ChatTemplate
+from kvforge.common.errors import KvforgeError
 from kvforge.distill.chat import conversation, conversation_text
 from kvforge.distill.packing import Mask
 from kvforge.distill.rows import Row, read_dataset, read_jsonl, read_lines
-from kvforge.errors import KvforgeError
-from kvforge.tokenizer_files import read_tokenizer, read_tokenizer_config, special_tokens, tokens_before_text
+from kvforge.tokenization.chat_template import ChatTemplate
+from kvforge.tokenization.files import read_tokenizer, read_tokenizer_config, special_tokens, tokens_before_text
 
 BATCH_CHARACTERS = 1 << 20
 """Texts are encoded together, which the tokenizer does on all cores, once they have this many characters."""

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from kvforge.common.errors import KvforgeError, first_line
 from kvforge.distill import world
-from kvforge.errors import KvforgeError, first_line
 
 STATE_FILE = "state.pt"
 _HASHED = {

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from tqdm import tqdm
 
+from kvforge.common.errors import KvforgeError
 from kvforge.distill import metrics, world
 from kvforge.distill.config import DistillConfig
 from kvforge.distill.distiller import SUMS, Distiller
@@ -24,7 +25,6 @@ from kvforge.distill.packing import Batch, PackedData
 from kvforge.distill.parameters import add_early_exit_head, check_model, fingerprint, has_early_exit, prepare
 from kvforge.distill.schedule import learning_rate, share, step_indices
 from kvforge.distill.state import STATE_FILE, collect, load_state, restore, save_state
-from kvforge.errors import KvforgeError
 from kvforge.swiftkv import SwiftKVForCausalLM
 
 

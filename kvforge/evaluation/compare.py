@@ -8,10 +8,10 @@ from math import exp, inf
 from torch import Tensor
 from tqdm import tqdm
 
-from kvforge.errors import KvforgeError
+from kvforge.common.errors import KvforgeError
 from kvforge.evaluation.bootstrap import Estimate, bootstrap_interval
 from kvforge.runtime import LLM
-from kvforge.runtime.scoring import lowest_argmax, score_chunk, stream_logits
+from kvforge.runtime.scoring.score import lowest_argmax, score_chunk, stream_logits
 
 
 @dataclass(frozen=True)

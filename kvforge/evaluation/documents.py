@@ -4,12 +4,12 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
-from kvforge.errors import KvforgeError
-from kvforge.runtime.tokenizer import Tokenizer
+from kvforge.common.errors import KvforgeError
+from kvforge.runtime.text.tokenizer import Tokenizer
 from kvforge.tasks import TASKS, filler
 from kvforge.tasks.item import Item
 from kvforge.tasks.prompt import count_following, question_block, scatter
-from kvforge.tokenizer_files import spread_pieces, tokens_before_text
+from kvforge.tokenization.files import spread_pieces, tokens_before_text
 
 GENERATED_TASKS = ("needle_single", "list_recall", "variables", "amounts", "quoting", "arithmetic")
 MAX_ITEMS = 20

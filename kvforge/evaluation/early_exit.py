@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from kvforge.errors import EngineError, KvforgeError
+from kvforge.common.errors import EngineError, KvforgeError
+from kvforge.common.figures import new_figure, save_figure
 from kvforge.evaluation.engine import check_finished
 from kvforge.evaluation.score import wilson
-from kvforge.figures import new_figure, save_figure
 from kvforge.runtime import LLM, SamplingParams
-from kvforge.runtime.compatibility import NO_EARLY_EXIT
-from kvforge.runtime.early_exit_decode import confidence
-from kvforge.runtime.scoring import lowest_argmax, stream_logits
+from kvforge.runtime.scoring.score import lowest_argmax, stream_logits
+from kvforge.runtime.sessions.compatibility import NO_EARLY_EXIT
+from kvforge.runtime.step.early_exit import confidence
 
 THRESHOLDS = (0.5, 0.8, 0.9, 0.95, 0.99)
 """Confidences above which a token would exit; the paper's is 0.95."""

@@ -4,13 +4,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvforge.engine import TOKENIZER_DIR, Manifest, load_manifest
-from kvforge.errors import EngineError, KvforgeError
+from kvforge.common.errors import EngineError, KvforgeError
 from kvforge.evaluation.score import MAX_ANSWER_TOKENS, STOP
+from kvforge.manifest import TOKENIZER_DIR, Manifest, load_manifest
 from kvforge.runtime import LLM, SamplingParams
-from kvforge.runtime.outputs import CompletionOutput
-from kvforge.runtime.tokenizer import Tokenizer
-from kvforge.tokenizer_files import tokens_before_text
+from kvforge.runtime.requests.outputs import CompletionOutput
+from kvforge.runtime.text.tokenizer import Tokenizer
+from kvforge.tokenization.files import tokens_before_text
 
 
 @dataclass(frozen=True)

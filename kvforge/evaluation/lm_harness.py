@@ -17,13 +17,13 @@ from lm_eval.models.utils import normalize_gen_kwargs
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from tqdm import tqdm
 
-from kvforge.chat_template import ChatTemplate
-from kvforge.engine import TOKENIZER_DIR
-from kvforge.errors import EngineError, KvforgeError
+from kvforge.common.errors import EngineError, KvforgeError
 from kvforge.evaluation.engine import check_finished
+from kvforge.manifest import TOKENIZER_DIR
 from kvforge.runtime import LLM, SamplingParams
-from kvforge.runtime.scoring import score
-from kvforge.tokenizer_files import read_tokenizer_config, special_tokens, tokens_before_text
+from kvforge.runtime.scoring.score import score
+from kvforge.tokenization.chat_template import ChatTemplate
+from kvforge.tokenization.files import read_tokenizer_config, special_tokens, tokens_before_text
 
 if TYPE_CHECKING:
     from lm_eval.api.instance import Instance

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvforge.errors import KvforgeError, MissingToolError, first_line
+from kvforge.common.errors import KvforgeError, MissingToolError, first_line
 from kvforge.evaluation.lm_tasks import MAX_ANSWER_TOKENS, PAPER_TASKS, PaperTask
 
 if TYPE_CHECKING:

@@ -3,11 +3,11 @@
 from pathlib import Path
 from typing import Any
 
+from kvforge.common.figures import new_figure, save_figure
 from kvforge.evaluation.early_exit import alignment_table
 from kvforge.evaluation.exit_quality import exit_table
 from kvforge.evaluation.run import Report
 from kvforge.evaluation.score import TaskScore, score_table
-from kvforge.figures import new_figure, save_figure
 
 
 def describe(report: Report) -> str:

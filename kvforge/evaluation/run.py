@@ -9,8 +9,7 @@ from typing import Any, Literal
 
 from tqdm import tqdm
 
-from kvforge.engine import load_manifest
-from kvforge.errors import EngineError, KvforgeError
+from kvforge.common.errors import EngineError, KvforgeError
 from kvforge.evaluation import engine as engines
 from kvforge.evaluation.compare import check_documents, check_vocabularies, compare_with_teacher, fidelity, perplexity
 from kvforge.evaluation.documents import generated_documents, text_documents
@@ -18,9 +17,10 @@ from kvforge.evaluation.early_exit import Alignment, alignment
 from kvforge.evaluation.exit_quality import ExitQuality, exit_quality
 from kvforge.evaluation.paired import paired_difference
 from kvforge.evaluation.score import MAX_ANSWER_TOKENS, TaskScore, is_correct, make_score, share_found
+from kvforge.manifest import load_manifest
 from kvforge.runtime import LLM
-from kvforge.runtime.compatibility import NO_EARLY_EXIT
-from kvforge.runtime.scoring import score
+from kvforge.runtime.scoring.score import score
+from kvforge.runtime.sessions.compatibility import NO_EARLY_EXIT
 from kvforge.tasks import TASKS
 from kvforge.tasks.prompt import Example, make_examples
 

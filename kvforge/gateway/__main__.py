@@ -2,11 +2,11 @@
 
 import sys
 
-from kvforge.errors import KvforgeError
+from kvforge.common.errors import KvforgeError
 from kvforge.gateway.options import parse_options
 from kvforge.gateway.server import run
-from kvforge.serving.leftovers import remove_gateway_folder
-from kvforge.serving.watchdog import exit_with_parent
+from kvforge.serving.processes.cleanup import remove_gateway_folder
+from kvforge.serving.processes.watchdog import exit_with_parent
 
 
 def main(argv: list[str] | None = None) -> int:

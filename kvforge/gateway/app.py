@@ -10,18 +10,18 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
 from kvforge import __version__
-from kvforge.gateway.answer import Answer, error_response
 from kvforge.gateway.auth import ApiKeys
-from kvforge.gateway.body import BodyReader
 from kvforge.gateway.errors import ApiError
-from kvforge.gateway.formats import AnswerFormat, ChatFormat, CompletionFormat
-from kvforge.gateway.front import Front
 from kvforge.gateway.generation import Generation
 from kvforge.gateway.held_answers import HeldAnswers
+from kvforge.gateway.middleware import Front
 from kvforge.gateway.model import ServedModel
 from kvforge.gateway.options import GatewayOptions
 from kvforge.gateway.readiness import Readiness
 from kvforge.gateway.reading import Reading
+from kvforge.gateway.request_body import BodyReader
+from kvforge.gateway.response_formats import ChatFormat, CompletionFormat, ResponseFormat
+from kvforge.gateway.response_stream import StreamedResponse, error_response
 from kvforge.gateway.triton import Triton
 
 
@@ -70,8 +70,8 @@ class Gateway:
             asked = await self._reading.read(data, chat)
         return Generation(self.triton, self.model, f"{kind}-{_suffix(request)}", asked)
 
-    def _answer(self, generation: Generation, form: AnswerFormat) -> Answer:
-        return Answer(generation, form, self._held.one(), self.options.write_timeout)
+    def _answer(self, generation: Generation, form: ResponseFormat) -> StreamedResponse:
+        return StreamedResponse(generation, form, self._held.one(), self.options.write_timeout)
 
 
 def create_app(model: ServedModel, options: GatewayOptions, keys: ApiKeys) -> Front:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from kvforge.errors import KvforgeError
+from kvforge.common.errors import KvforgeError
 
 ENVIRONMENT = "KVFORGE_API_KEY"
 

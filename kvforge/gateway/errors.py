@@ -5,7 +5,7 @@ from typing import Any
 
 import grpc
 
-from kvforge.errors import RequestError
+from kvforge.common.errors import RequestError
 
 MAX_MESSAGE = 600
 RETRY_AFTER_S = 1
@@ -59,7 +59,7 @@ def from_request_error(error: RequestError, names: Mapping[str, str]) -> ApiErro
 
 
 def from_outcome(outcome: str, message: str) -> ApiError:
-    """How `tensorrt_llm` says that a request ended (kvforge.serving.failures), as an HTTP status."""
+    """How `tensorrt_llm` says that a request ended (kvforge.serving.contract.failures), as an HTTP status."""
     if outcome == "unavailable" and "queue is full" in message:
         return ApiError(429, message, code="queue_full")
     status, code = _OUTCOMES.get(outcome, (500, None))

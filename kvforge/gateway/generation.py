@@ -6,15 +6,15 @@ from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvforge.errors import RequestError
-from kvforge.gateway.asked import Asked
+from kvforge.common.errors import RequestError
 from kvforge.gateway.errors import ApiError
 from kvforge.gateway.model import ServedModel
-from kvforge.gateway.tensors import Piece, infer_request
+from kvforge.gateway.parsed_request import ParsedRequest
+from kvforge.gateway.tensors import ResponseTokens, infer_request
 from kvforge.gateway.triton import Triton
-from kvforge.runtime.outputs import SequenceOutput, TokenLogprobs
-from kvforge.runtime.sampling_params import SamplingParams
-from kvforge.runtime.text_stream import TextStream
+from kvforge.runtime.requests.outputs import SequenceOutput, TokenLogprobs
+from kvforge.runtime.requests.params import SamplingParams
+from kvforge.runtime.text.stream import TextStream
 
 TOKENS_AT_ONCE = 64
 """Tokens turned to text before other requests get their turn."""
@@ -67,7 +67,7 @@ class Generation:
     triton: Triton
     model: ServedModel
     request_id: str
-    asked: Asked
+    asked: ParsedRequest
     usage: Usage = field(init=False)
 
     def __post_init__(self) -> None:
@@ -78,7 +78,7 @@ class Generation:
         return len(self.asked.prompts) * self.asked.n
 
     async def deltas(self) -> AsyncGenerator[Delta, None]:
-        """All news until every sequence has ended, a bounded number of tokens at a time; between the deltas of one
+        """All deltas until every sequence has ended, a bounded number of tokens at a time; between the deltas of one
         response others get their turn. Raises ApiError. Closing it cancels what runs."""
         pieces = self._pieces(0) if len(self.asked.prompts) == 1 else self._merged()
         streams: dict[int, TextStream] = {}
@@ -96,8 +96,8 @@ class Generation:
         prompt = memoryview(self.asked.prompts[position]).cast("i")
         return TextStream(self.model.tokenizer, params, prompt)
 
-    def _slices(self, index: int, piece: Piece, stream: TextStream) -> Iterator[Delta]:
-        """The news of one response. Raises ApiError."""
+    def _slices(self, index: int, piece: ResponseTokens, stream: TextStream) -> Iterator[Delta]:
+        """The deltas of one response. Raises ApiError."""
         num_logprobs = self.asked.logprobs
         size = TOKENS_AT_ONCE if num_logprobs is None else min(TOKENS_AT_ONCE, LOGPROBS_AT_ONCE // (num_logprobs + 1))
         num_tokens = len(piece.token_ids)
@@ -114,7 +114,7 @@ class Generation:
             logprobs = None if num_logprobs is None else piece.logprobs(start, end)
             yield Delta(index, text, logprobs, output.finish_reason, piece.stop_reason, more)
 
-    async def _pieces(self, position: int) -> AsyncGenerator[tuple[int, Piece], None]:
+    async def _pieces(self, position: int) -> AsyncGenerator[tuple[int, ResponseTokens], None]:
         """Pieces of one prompt, each with its choice."""
         request = infer_request(self.asked.template, f"{self.request_id}.{position}", self.asked.prompts[position])
         reused = None
@@ -126,9 +126,9 @@ class Generation:
         if reused is not None:
             self.usage.cached = (self.usage.cached or 0) + reused * self.model.manifest.page_size
 
-    async def _merged(self) -> AsyncGenerator[tuple[int, Piece], None]:
+    async def _merged(self) -> AsyncGenerator[tuple[int, ResponseTokens], None]:
         """Pieces of all prompts as they come; the first error ends all."""
-        queue: asyncio.Queue[tuple[int, Piece] | BaseException | None] = asyncio.Queue(
+        queue: asyncio.Queue[tuple[int, ResponseTokens] | BaseException | None] = asyncio.Queue(
             MAX_WAITING * len(self.asked.prompts)
         )
 
@@ -167,5 +167,5 @@ def _pushed(stream: TextStream, output: SequenceOutput) -> str:
         raise ApiError(500, f"the generated tokens cannot be written: {error}") from None
 
 
-def _stop_reason(piece: Piece) -> Any:
+def _stop_reason(piece: ResponseTokens) -> Any:
     return tuple(piece.stop_reason) if isinstance(piece.stop_reason, list) else piece.stop_reason

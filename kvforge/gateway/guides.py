@@ -3,9 +3,9 @@
 import re
 from typing import Any
 
-from kvforge.errors import RequestError
+from kvforge.common.errors import RequestError
 from kvforge.gateway.errors import ApiError, bad_field
-from kvforge.runtime.guided_decoding import GuidedDecoding
+from kvforge.runtime.requests.guided_decoding import GuidedDecoding
 
 _OLDER = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "choice", "guided_grammar": "grammar"}
 _STRUCTURED = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from kvforge.gateway.token_bytes import TokenBytes
-from kvforge.runtime.outputs import TokenLogprobs
+from kvforge.runtime.requests.outputs import TokenLogprobs
 
 LEAST = -9999.0
 """What stands for minus infinity, which JSON has not."""

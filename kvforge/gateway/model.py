@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvforge.chat_template import ChatTemplate
-from kvforge.engine import MANIFEST_FILE, TOKENIZER_DIR, Manifest, load_manifest
-from kvforge.errors import KvforgeError
+from kvforge.common.errors import KvforgeError
 from kvforge.gateway.errors import ApiError
 from kvforge.gateway.options import GatewayOptions
 from kvforge.gateway.token_bytes import TokenBytes
-from kvforge.runtime.text_limits import TextLimits
-from kvforge.runtime.tokenizer import Tokenizer
-from kvforge.tokenizer_files import read_tokenizer_config, special_tokens
+from kvforge.manifest import MANIFEST_FILE, TOKENIZER_DIR, Manifest, load_manifest
+from kvforge.runtime.text.limits import TextLimits
+from kvforge.runtime.text.tokenizer import Tokenizer
+from kvforge.tokenization.chat_template import ChatTemplate
+from kvforge.tokenization.files import read_tokenizer_config, special_tokens
 
 
 @dataclass(frozen=True)

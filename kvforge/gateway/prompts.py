@@ -3,10 +3,10 @@
 import json
 from typing import Any
 
-from kvforge.errors import KvforgeError, RequestError
+from kvforge.common.errors import KvforgeError, RequestError
 from kvforge.gateway.errors import ApiError, bad_field
-from kvforge.gateway.fields import Fields, flag
 from kvforge.gateway.model import ServedModel
+from kvforge.gateway.request_fields import Fields, flag
 from kvforge.gateway.sampling import beyond_context, check_length
 
 ROLES = ("system", "developer", "user", "assistant", "tool")

@@ -7,8 +7,8 @@ import numpy as np
 
 from kvforge.gateway.tensors import infer_request, request_template
 from kvforge.gateway.triton import Triton, first_piece
-from kvforge.runtime.sampling_params import SamplingParams
-from kvforge.serving.run_dir import StateReader
+from kvforge.runtime.requests.params import SamplingParams
+from kvforge.serving.processes.run_dir import StateReader
 
 CANARY_S = 5.0
 """How long the answer of a canary request holds."""

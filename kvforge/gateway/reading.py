@@ -4,10 +4,10 @@ import asyncio
 import logging
 import sys
 
-from kvforge.gateway.asked import Asked, unpack
 from kvforge.gateway.errors import ApiError
 from kvforge.gateway.model import ServedModel
 from kvforge.gateway.options import GatewayOptions, gateway_command
+from kvforge.gateway.parsed_request import ParsedRequest, unpack
 from kvforge.gateway.request_reader import RequestReader
 from kvforge.workers import WorkerDied, WorkerPool, WorkersUnavailable, WorkerTimeout
 
@@ -41,7 +41,7 @@ class Reading:
         if self._template:
             self._pool.warm()
 
-    async def read(self, data: bytes, chat: bool) -> Asked:
+    async def read(self, data: bytes, chat: bool) -> ParsedRequest:
         """What a body asks for. Raises ApiError: 400 for a request that cannot be served as asked, or takes too much
         time or memory to read, 503 where no worker can be had."""
         if len(data) > IN_THREAD:
@@ -56,7 +56,7 @@ class Reading:
     async def close(self) -> None:
         await asyncio.to_thread(self._pool.close)
 
-    async def _in_worker(self, data: bytes, chat: bool) -> Asked:
+    async def _in_worker(self, data: bytes, chat: bool) -> ParsedRequest:
         job = (b"1" if chat else b"0") + data
         try:
             future = self._pool.submit(job, self._cpu_s * WALL_FACTOR, self._cpu_s)

@@ -7,16 +7,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from kvforge.gateway.asked import Asked
-from kvforge.gateway.body import parse
+from kvforge.common.native_calls import is_panic
 from kvforge.gateway.errors import ApiError, bad_field
-from kvforge.gateway.fields import CHAT, COMPLETIONS, Fields, flag, include_usage, integer, screen
 from kvforge.gateway.model import ServedModel
 from kvforge.gateway.options import GatewayOptions
+from kvforge.gateway.parsed_request import ParsedRequest
 from kvforge.gateway.prompts import chat_prompt, completion_prompts, json_texts
+from kvforge.gateway.request_body import parse
+from kvforge.gateway.request_fields import CHAT, COMPLETIONS, Fields, flag, include_usage, integer, screen
 from kvforge.gateway.sampling import MAX_TOKENS, MAX_TOP_LOGPROBS, check_best_of, check_length, sampling_params
 from kvforge.gateway.tensors import request_template
-from kvforge.native_calls import is_panic
 
 DEFAULT_MAX_TOKENS = 16
 """Of a completion, as OpenAI's; a chat's answer may fill the context."""
@@ -29,7 +29,7 @@ class RequestReader:
         self._model = model
         self._options = options
 
-    def read(self, data: bytes, chat: bool) -> Asked:
+    def read(self, data: bytes, chat: bool) -> ParsedRequest:
         """Raises ApiError for a request that cannot be served as asked."""
         try:
             fields = screen(parse(data), CHAT if chat else COMPLETIONS)
@@ -40,7 +40,7 @@ class RequestReader:
                 raise ApiError(400, "the model's tokenizer fails on this text; change the text") from None
             raise
 
-    def _completion(self, fields: Fields) -> Asked:
+    def _completion(self, fields: Fields) -> ParsedRequest:
         check_best_of(fields)
         max_tokens = integer(fields, "max_tokens", 1, MAX_TOKENS, DEFAULT_MAX_TOKENS)
         logprobs = integer(fields, "logprobs", 0, MAX_TOP_LOGPROBS)
@@ -54,7 +54,7 @@ class RequestReader:
         echoes = json_texts(self._model, fields["prompt"], prompts) if echo else ()
         return self._asked(fields, prompts, max_tokens, logprobs, echoes)
 
-    def _chat(self, fields: Fields) -> Asked:
+    def _chat(self, fields: Fields) -> ParsedRequest:
         prompt = chat_prompt(self._model, fields)
         if "max_completion_tokens" in fields and "max_tokens" in fields:
             raise bad_field("max_tokens", "excludes max_completion_tokens: give one of them")
@@ -74,12 +74,12 @@ class RequestReader:
     def _asked(
         self, fields: Fields, prompts: list[list[int]], max_tokens: int, logprobs: int | None,
         echoes: Sequence[bytes] = (),
-    ) -> Asked:  # fmt: skip
+    ) -> ParsedRequest:  # fmt: skip
         vocab_size = self._model.manifest.vocab_size
         params = sampling_params(fields, self._options, vocab_size, max_tokens, logprobs)
         stream = flag(fields, "stream")
         usage = include_usage(fields, stream)
-        return Asked(
+        return ParsedRequest(
             template=request_template(params, vocab_size, stream, not stream or usage, self._options.request_timeout),
             prompts=tuple(np.array(prompt, dtype=np.int32).tobytes() for prompt in prompts),
             n=params.n,

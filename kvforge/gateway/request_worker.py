@@ -6,11 +6,11 @@ from kvforge.workers import serve
 
 
 def _prepare():
-    from kvforge.errors import KvforgeError
-    from kvforge.gateway.asked import pack
+    from kvforge.common.errors import KvforgeError
     from kvforge.gateway.errors import ApiError
     from kvforge.gateway.model import ServedModel
     from kvforge.gateway.options import parse_options
+    from kvforge.gateway.parsed_request import pack
     from kvforge.gateway.request_reader import RequestReader
 
     options = parse_options(sys.argv[2:])

@@ -3,12 +3,12 @@
 import secrets
 from typing import Any
 
-from kvforge.errors import RequestError
+from kvforge.common.errors import RequestError
 from kvforge.gateway.errors import ApiError, bad_field, from_request_error
-from kvforge.gateway.fields import SAMPLING, flag, integer
 from kvforge.gateway.guides import guided_decoding
 from kvforge.gateway.options import GatewayOptions
-from kvforge.runtime.sampling_params import SamplingParams
+from kvforge.gateway.request_fields import SAMPLING, flag, integer
+from kvforge.runtime.requests.params import SamplingParams
 
 MAX_TOP_LOGPROBS = 20
 MAX_TOKENS = 2**31 - 1

@@ -7,14 +7,14 @@ from collections.abc import Callable
 
 import uvicorn
 
-from kvforge.errors import KvforgeError
+from kvforge.common.errors import KvforgeError
 from kvforge.gateway.app import create_app
 from kvforge.gateway.auth import ApiKeys
-from kvforge.gateway.front import Front
 from kvforge.gateway.http_protocol import limited_protocol
+from kvforge.gateway.middleware import Front
 from kvforge.gateway.model import ServedModel
 from kvforge.gateway.options import GatewayOptions
-from kvforge.serving.request_log import configure
+from kvforge.serving.logs.request_log import configure
 
 BACKLOG = 1024
 

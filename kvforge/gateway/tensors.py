@@ -9,9 +9,9 @@ from typing import Any, Literal
 import numpy as np
 from tritonclient.grpc import service_pb2
 
-from kvforge.runtime.outputs import TokenLogprobs
-from kvforge.runtime.sampling_params import SamplingParams
-from kvforge.serving.parameters import ERRORS_AS_TENSORS, STOP_TOKEN_IDS
+from kvforge.runtime.requests.outputs import TokenLogprobs
+from kvforge.runtime.requests.params import SamplingParams
+from kvforge.serving.contract.parameters import ERRORS_AS_TENSORS, STOP_TOKEN_IDS
 
 MODEL = "tensorrt_llm"
 OUTPUTS = ("output_ids", "finish_reason", "stop_reason")
@@ -20,7 +20,7 @@ _NO_END = -1
 
 
 @dataclass(frozen=True)
-class Piece:
+class ResponseTokens:
     """What one response says of a sequence. `log_probs` has a number per token where asked for; `top_ids`, `top` have
     `k` entries per token, as they came: an id below 0 is none.
 
@@ -142,14 +142,14 @@ def _add_texts(request: service_pb2.ModelInferRequest, name: str, texts: Sequenc
     request.raw_input_contents.append(b"".join(struct.pack("<I", len(text)) + text for text in encoded))
 
 
-def read_response(response: service_pb2.ModelInferResponse) -> Piece | None:
-    """The news in a response; None where it has no tensors, as a bare end of a request."""
+def read_response(response: service_pb2.ModelInferResponse) -> ResponseTokens | None:
+    """The tokens in a response; None where it has no tensors, as a bare end of a request."""
     raw = {output.name: raw for output, raw in zip(response.outputs, response.raw_output_contents, strict=False)}
     if "output_ids" not in raw:
         return None
     reason = _text(raw.get("finish_reason"))
     detail = _text(raw.get("stop_reason"))
-    return Piece(
+    return ResponseTokens(
         sequence=_int(raw.get("sequence_index")) or 0,
         token_ids=_numbers(raw, "output_ids", "i"),
         log_probs=_numbers(raw, "output_log_probs", "f"),

@@ -6,8 +6,8 @@ import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from kvforge.gateway.errors import ApiError, from_outcome, from_rpc_error, from_triton_error
-from kvforge.gateway.tensors import MODEL, Piece, read_response
-from kvforge.serving.responses import ERROR
+from kvforge.gateway.tensors import MODEL, ResponseTokens, read_response
+from kvforge.serving.contract.response_fields import ERROR
 
 _OPTIONS = (
     ("grpc.max_receive_message_length", -1),
@@ -25,7 +25,7 @@ class Triton:
         self._channel = grpc.aio.insecure_channel(target, options=_OPTIONS)
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
 
-    async def generate(self, request: service_pb2.ModelInferRequest) -> AsyncGenerator[Piece, None]:
+    async def generate(self, request: service_pb2.ModelInferRequest) -> AsyncGenerator[ResponseTokens, None]:
         """Send a request and yield its pieces as they are read; a slow reader slows the stream, not the memory.
 
         Raises ApiError. Closing the iterator early cancels the request.

@@ -1,33 +1,33 @@
-"""Which mechanisms go together: derived, pair by pair, from what one needs and the other limits."""
+"""Which features go together: derived, pair by pair, from what one needs and the other limits."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from kvforge.errors import BuildError
-from kvforge.kv_policies.mechanisms import Answer, Limit, Mechanism, all_mechanisms
+from kvforge.common.errors import BuildError
+from kvforge.kv_policies.features import Feature, Limitation, Support, all_features
 from kvforge.kv_policies.policy import KVPolicy, Need
 
-_ORDER = tuple(Answer)
+_ORDER = tuple(Support)
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The worst of the limits that two mechanisms meet, and all of that kind with the need and who has it."""
+    """The worst of the limits that two features meet, and all of that kind with the need and who has it."""
 
-    answer: Answer
-    limits: tuple[tuple[Mechanism, Need, Limit], ...] = ()
+    support: Support
+    limits: tuple[tuple[Feature, Need, Limitation], ...] = ()
 
     @property
     def text(self) -> str:
         """The answer with its reasons, as the table shows it."""
         reasons = "; ".join(dict.fromkeys(limit.reason for _, _, limit in self.limits))
-        prefix = {Answer.YES: "yes", Answer.NO: "no: ", Answer.CONDITION: "if: "}[self.answer]
+        prefix = {Support.YES: "yes", Support.NO: "no: ", Support.CONDITION: "if: "}[self.support]
         return prefix + reasons
 
 
-def compare(one: Mechanism, other: Mechanism) -> Verdict:
-    """Return whether two mechanisms go together; the order does not matter."""
+def compare(one: Feature, other: Feature) -> Verdict:
+    """Return whether two features go together; the order does not matter."""
     met = [
         (needy, need, giver.limits[need])
         for needy, giver in ((one, other), (other, one))
@@ -35,16 +35,16 @@ def compare(one: Mechanism, other: Mechanism) -> Verdict:
         if need in needy.needs and need in giver.limits
     ]
     if not met:
-        return Verdict(Answer.YES)
-    worst = max((limit.answer for _, _, limit in met), key=_ORDER.index)
-    return Verdict(worst, tuple(item for item in met if item[2].answer is worst))
+        return Verdict(Support.YES)
+    worst = max((limit.support for _, _, limit in met), key=_ORDER.index)
+    return Verdict(worst, tuple(item for item in met if item[2].support is worst))
 
 
-def check(mechanisms: Sequence[Mechanism]) -> None:
+def check(features: Sequence[Feature]) -> None:
     """Raise BuildError for the first pair of what an engine is to have that does not go together."""
-    for one, other in combinations(mechanisms, 2):
+    for one, other in combinations(features, 2):
         verdict = compare(one, other)
-        if verdict.answer is Answer.NO:
+        if verdict.support is Support.NO:
             needy, need, limit = verdict.limits[0]
             giver = other if needy is one else one
             raise BuildError(f"{needy.name} needs {need.value}, but with {giver.name} {limit.reason}; {giver.remedy}.")
@@ -52,10 +52,10 @@ def check(mechanisms: Sequence[Mechanism]) -> None:
 
 def table() -> str:
     """Return the table of docs/kv-policies.md: each pair once, above the diagonal."""
-    mechanisms = all_mechanisms()
-    columns = mechanisms[1:]
+    features = all_features()
+    columns = features[1:]
     lines = [["", *(column.name for column in columns)], ["---"] * (1 + len(columns))]
-    for index, row in enumerate(mechanisms[:-1]):
+    for index, row in enumerate(features[:-1]):
         cells = [compare(row, column).text if index < position else "" for position, column in enumerate(columns, 1)]
         lines.append([row.name, *cells])
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)

@@ -20,7 +20,7 @@ from kvforge.kv_policies.state import (
 
 
 class Need(Enum):
-    """What a policy asks of the rest of an engine; ``compatibility`` derives from it which mechanisms go together."""
+    """What a policy asks of the rest of an engine; ``compatibility`` derives from it which features go together."""
 
     ATTENTION_SCORES = "the attention that every key receives"
     WHOLE_PROMPT = "all K,V of the prompt at its end"

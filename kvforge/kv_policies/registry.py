@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from importlib.metadata import entry_points
 from types import ModuleType
 
-from kvforge.errors import BuildError
+from kvforge.common.errors import BuildError
 from kvforge.kv_policies.policy import KVPolicy
 
 ENTRY_POINTS = "kvforge.kv_policies"

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from kvforge.number_formats import KV_FORMATS, SCALE_BYTES
-from kvforge.number_formats import WEIGHT_BYTES as ENGINE_WEIGHT_BYTES
+from kvforge.common.number_formats import KV_FORMATS, SCALE_BYTES
+from kvforge.common.number_formats import WEIGHT_BYTES as ENGINE_WEIGHT_BYTES
 from kvforge.planning.costs import (
     full_token,
     full_token_below,

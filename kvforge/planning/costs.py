@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kvforge.engine import Manifest
+from kvforge.manifest import Manifest
 from kvforge.planning.shape import Shape, shape_of_manifest
 
 

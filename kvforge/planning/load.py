@@ -3,9 +3,9 @@
 import dataclasses
 from pathlib import Path
 
-from kvforge.engine import MANIFEST_FILE, load_manifest
-from kvforge.errors import CheckpointError, KvforgeError
+from kvforge.common.errors import CheckpointError, KvforgeError
 from kvforge.kv_policies import Full, KVPolicy
+from kvforge.manifest import MANIFEST_FILE, load_manifest
 from kvforge.planning.presets import PRESETS
 from kvforge.planning.shape import Shape, shape_of_config, shape_of_manifest
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvforge.figures import new_figure, save_figure
+from kvforge.common.figures import new_figure, save_figure
 from kvforge.planning.capacity import GIB
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from kvforge.byte_sizes import format_bytes
+from kvforge.common.byte_sizes import format_bytes
 from kvforge.planning.capacity import GIB
 from kvforge.planning.text_table import align
 

@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from typing import Any
 
-from kvforge.engine import Manifest
-from kvforge.errors import BuildError
+from kvforge.common.errors import BuildError
+from kvforge.common.number_formats import KV_FORMATS, SCALE_BYTES
 from kvforge.kv_policies import Full, KVPolicy, OwnerCache
 from kvforge.kv_policies.compatibility import check
-from kvforge.kv_policies.mechanisms import PAGING, QUANTIZED_CACHE, SLIDING_WINDOW, mechanism_of
-from kvforge.number_formats import KV_FORMATS, SCALE_BYTES
+from kvforge.kv_policies.features import PAGING, QUANTIZED_CACHE, SLIDING_WINDOW, feature_of
+from kvforge.manifest import Manifest
 from kvforge.planning.capacity import GIB, Machine, weight_bytes
 from kvforge.planning.plan import Fleet, Variant, Workload
 from kvforge.planning.shape import Shape
@@ -75,7 +75,7 @@ def _check(policy: KVPolicy, shape: Shape, kv_dtype: str, page_size: int) -> Non
             f"--kv-policy is for caches of keys and values; {shape.model} has latent ones, leave it out there."
         )
     policy.check(shape.num_kv_heads, shape.head_dim, page_size)
-    found = [mechanism_of(policy), PAGING]
+    found = [feature_of(policy), PAGING]
     if KV_FORMATS[kv_dtype].element_bytes < 2:
         found.append(QUANTIZED_CACHE)
     if any(shape.layer_windows):

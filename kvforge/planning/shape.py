@@ -4,8 +4,8 @@ import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kvforge.engine import Manifest
-from kvforge.errors import KvforgeError
+from kvforge.common.errors import KvforgeError
+from kvforge.manifest import Manifest
 
 if TYPE_CHECKING:
     from model_defs import ModelConfig
@@ -171,12 +171,18 @@ def shape_of_manifest(manifest: Manifest, model: str | None = None) -> Shape:
     """Return the shape of an engine; its parameter count, less an early exit's head, says what the model without a cut
     would have."""
     sizes = {name: getattr(manifest, name) for name in _SHARED}
-    family = manifest.model_type.removesuffix("_swiftkv")
+    kv_bias, k_norm = manifest.kv_bias, manifest.k_norm
+    if kv_bias is None or k_norm is None:
+        from model_defs import family_of
+
+        family = family_of({"model_type": manifest.model_type})
+        traits = {} if family is None else family.traits
+        kv_bias, k_norm = traits.get("qkv_bias", False), traits.get("qk_norm", False)
     bare = Shape(
         model=model or manifest.model_type,
         base_parameters=0,
-        kv_bias=family == "qwen2",
-        k_norm=family == "qwen3",
+        kv_bias=kv_bias,
+        k_norm=k_norm,
         **sizes,
     )
     exit_head = (manifest.vocab_size + 1) * manifest.hidden_size if manifest.early_exit else 0

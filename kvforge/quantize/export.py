@@ -14,13 +14,13 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
-from kvforge.calibration import calibration_samples
-from kvforge.checkpoint import Checkpoint, kv_scales, open_checkpoint
+from kvforge.checkpoint import Checkpoint, kv_scales
 from kvforge.checkpoint.finite import check_finite
+from kvforge.checkpoint.model import check_weights, open_model, read_model_config
 from kvforge.checkpoint.reader import TOKENIZER_FILES
-from kvforge.errors import CheckpointError, KvforgeError, MissingToolError, first_line
-from kvforge.model_checkpoint import check_weights, read_model_config
-from kvforge.staging import check_free, staging_directory
+from kvforge.common.errors import CheckpointError, KvforgeError, MissingToolError, first_line
+from kvforge.common.staging import check_free, staging_directory
+from kvforge.tokenization.calibration import calibration_samples
 from model_defs import ModelConfig
 
 RECIPES = {
@@ -55,7 +55,7 @@ def quantize_checkpoint(
     num_tokens: int = 512,
     progress: Progress = lambda done, total: None,
 ) -> QuantizeSummary:
-    """Quantize a Llama, Mistral or Qwen checkpoint, plain or SwiftKV, and write the result to ``output``.
+    """Quantize a checkpoint, plain or SwiftKV, and write the result to ``output``.
 
     Scales are the largest absolute values seen over ``num_samples`` sequences of at most ``num_tokens`` tokens (the
     text file ``calibration``, or generated text), divided by 448. ``output`` appears whole or not at all.
@@ -110,7 +110,7 @@ def _check_arguments(output: Path, recipe: str, num_samples: int, num_tokens: in
 
 
 def _open(path: Path) -> tuple[Checkpoint, ModelConfig]:
-    checkpoint = open_checkpoint(path)
+    checkpoint = open_model(path)
     if checkpoint.quantization is not None:
         raise CheckpointError(f"{path} is quantized already ({checkpoint.quantization}); give the original.")
     config = read_model_config(checkpoint)
@@ -178,7 +178,7 @@ def _quantize(mtq: Any, model: nn.Module, recipe: str, samples: list[list[int]],
 
 def _check_export(staging: Path, original: Checkpoint, config: ModelConfig) -> tuple[tuple[float, float], ...]:
     """Return the cache's scales. Raises CheckpointError where a scale is unusable: a matrix of zeros has none."""
-    written = open_checkpoint(staging)
+    written = open_model(staging)
     for name in written.file_of_tensor:
         if not name.endswith("_scale"):
             continue

@@ -8,10 +8,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from kvforge.calibration import calibration_samples
 from kvforge.checkpoint.copy_files import copy_files
-from kvforge.errors import KvforgeError
-from kvforge.figures import check_figure
+from kvforge.common.errors import KvforgeError
+from kvforge.common.figures import check_figure
+from kvforge.common.staging import check_free, staging_directory
 from kvforge.rewire.cut_search import Candidate, choose_cut, measure_cuts
 from kvforge.rewire.initialise import new_tensors
 from kvforge.rewire.inputs import record_inputs
@@ -21,7 +21,7 @@ from kvforge.rewire.ridge import OwnerFit, fit_owners
 from kvforge.rewire.similarity import input_similarity
 from kvforge.rewire.source import Source, open_source
 from kvforge.rewire.write import write_config, write_weights
-from kvforge.staging import check_free, staging_directory
+from kvforge.tokenization.calibration import calibration_samples
 from model_defs import ModelConfig
 
 Progress = Callable[[str, int, int], object]
@@ -72,7 +72,7 @@ def rewire_checkpoint(
     plot: str | Path | None = None,
     progress: Progress = lambda stage, done, total: None,
 ) -> RewireSummary:
-    """Write the SwiftKV checkpoint of a Llama, Mistral or Qwen one to ``output``, whole or not at all.
+    """Write the SwiftKV checkpoint of a plain one to ``output``, whole or not at all.
 
     One tensor is in memory at a time; calibration takes what :func:`record_inputs` and :func:`fit_owners` say. It runs,
     on the text file ``calibration`` or on generated text, where the cut is to be chosen, ``init`` is ridge, or ``plot``

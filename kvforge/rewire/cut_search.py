@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kvforge.errors import KvforgeError
+from kvforge.common.errors import KvforgeError
 from kvforge.rewire.inputs import LayerInputs
 from kvforge.rewire.projections import read_projection
 from kvforge.rewire.ridge import CutFit

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kvforge.checkpoint.safetensors_writer import TensorSpec
-from kvforge.errors import CheckpointError
+from kvforge.common.errors import CheckpointError
 from kvforge.rewire.source import Source
 from model_defs import ModelConfig
 

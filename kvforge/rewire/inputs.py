@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kvforge.errors import CheckpointError
+from kvforge.common.errors import CheckpointError
 from kvforge.rewire.source import Source
 from kvforge.swiftkv import DecoderLayer, load_weights, make_layout
 

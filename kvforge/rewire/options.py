@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from kvforge.errors import KvforgeError
+from kvforge.common.errors import KvforgeError
 
 INITS = ("copy", "mean", "fold", "ridge")
 

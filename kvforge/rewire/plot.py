@@ -4,7 +4,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from kvforge.figures import new_figure, save_figure
+from kvforge.common.figures import new_figure, save_figure
 from kvforge.rewire.similarity import similarity_to_remaining
 
 

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from kvforge.checkpoint.safetensors_writer import TensorSpec, write_safetensors
-from kvforge.errors import KvforgeError
+from kvforge.common.errors import KvforgeError
 from kvforge.rewire.initialise import group_of, student_name
 from kvforge.rewire.inputs import LayerInputs
 from kvforge.rewire.least_squares import InputSums, ResidualSums, Unexplained, solve

@@ -3,12 +3,10 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from safetensors import safe_open
-
-from kvforge.checkpoint import Checkpoint, open_checkpoint
+from kvforge.checkpoint import Checkpoint
+from kvforge.checkpoint.model import check_weights, open_model, read_model_config
 from kvforge.checkpoint.safetensors_writer import DTYPES, TensorSpec
-from kvforge.errors import CheckpointError
-from kvforge.model_checkpoint import check_weights, read_model_config
+from kvforge.common.errors import CheckpointError
 from model_defs import ModelConfig
 
 
@@ -22,12 +20,12 @@ class Source:
 
 
 def open_source(path: str | Path) -> Source:
-    """Open a Llama, Mistral or Qwen checkpoint.
+    """Open a checkpoint of any family.
 
     Raises:
         CheckpointError: it cannot be read, is not supported, is quantized, has a cut already, or lacks a tensor.
     """
-    checkpoint = open_checkpoint(path)
+    checkpoint = open_model(path)
     if checkpoint.quantization is not None:
         raise CheckpointError(f"{path} is quantized ({checkpoint.quantization}); rewire the original.")
     config = read_model_config(checkpoint)
@@ -39,12 +37,9 @@ def open_source(path: str | Path) -> Source:
 
 def _read_specs(checkpoint: Checkpoint) -> dict[str, TensorSpec]:
     specs = {}
-    for path in dict.fromkeys(checkpoint.file_of_tensor.values()):
-        with safe_open(path, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118
-                piece = file.get_slice(name)
-                dtype = str(piece.get_dtype())
-                if dtype not in DTYPES:
-                    raise CheckpointError(f"Tensor {name} in {path} has dtype {dtype}, which cannot be copied.")
-                specs[name] = TensorSpec(name, tuple(piece.get_shape()), DTYPES[dtype])
+    for name, file in checkpoint.file_of_tensor.items():
+        shape, dtype = checkpoint.layout(name)
+        if dtype not in DTYPES:
+            raise CheckpointError(f"Tensor {name} in {file} has dtype {dtype}, which cannot be copied.")
+        specs[name] = TensorSpec(name, shape, DTYPES[dtype])
     return specs

@@ -12,14 +12,8 @@ from kvforge.checkpoint.sharded_writer import write_sharded
 from kvforge.rewire.initialise import New
 from kvforge.rewire.options import RewireOptions
 from kvforge.rewire.source import Source
-from model_defs import ModelConfig
-
-ARCHITECTURES = {
-    "llama": "LlamaSwiftKVForCausalLM",
-    "mistral": "MistralSwiftKVForCausalLM",
-    "qwen2": "Qwen2SwiftKVForCausalLM",
-    "qwen3": "Qwen3SwiftKVForCausalLM",
-}
+from model_defs import ModelConfig, families
+from model_defs.weights import is_teacher_only
 
 
 def write_weights(
@@ -31,8 +25,9 @@ def write_weights(
     progress: Callable[[str, int, int], object],
 ) -> int:
     """Write the source's tensors, less the teacher's where it is dropped, and the new ones; returns their bytes."""
-    dropped = _teacher_only(source, config) if options.drop_teacher else set()
-    specs = [spec for name, spec in source.specs.items() if name not in dropped] + [spec for spec, _ in new.values()]
+    specs = [
+        spec for name, spec in source.specs.items() if not (options.drop_teacher and is_teacher_only(name, config.cut))
+    ] + [spec for spec, _ in new.values()]
     done = 0
 
     def produce(spec: TensorSpec) -> Tensor:
@@ -46,20 +41,11 @@ def write_weights(
     return size
 
 
-def _teacher_only(source: Source, config: ModelConfig) -> set[str]:
-    """Return the names that the student has no use for: q, k and v as the layers above the cut had them."""
-    parts = ("q_proj.", "k_proj.", "v_proj.", "q_norm.", "k_norm.")
-    prefixes = tuple(
-        f"model.layers.{layer}.self_attn.{part}" for layer in range(config.cut, config.num_layers) for part in parts
-    )
-    return {name for name in source.specs if name.startswith(prefixes)}
-
-
 def write_config(source: Source, config: ModelConfig, directory: Path) -> None:
     """Write the source's config.json with the cut, the groups and the early exit."""
     hf: dict[str, Any] = dict(source.checkpoint.hf_config)
     hf |= {
-        "architectures": [ARCHITECTURES[config.model_type]],
+        "architectures": [families()[config.model_type].swiftkv_architecture],
         "model_type": f"{config.model_type}_swiftkv",
         "swiftkv": True,
         "num_key_value_layers": config.cut,

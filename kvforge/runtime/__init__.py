@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from kvforge.runtime.engine import LLMEngine
     from kvforge.runtime.llm import LLM
-    from kvforge.runtime.outputs import CompletionOutput, RequestOutput, SequenceOutput, TokenLogprobs
-    from kvforge.runtime.sampling_params import SamplingParams
+    from kvforge.runtime.requests.outputs import CompletionOutput, RequestOutput, SequenceOutput, TokenLogprobs
+    from kvforge.runtime.requests.params import SamplingParams
     from kvforge.runtime.speculation.config import SpeculativeConfig
 
 _MODULES = {
     "LLM": "llm",
     "LLMEngine": "engine",
-    "CompletionOutput": "outputs",
-    "RequestOutput": "outputs",
-    "SequenceOutput": "outputs",
-    "TokenLogprobs": "outputs",
-    "SamplingParams": "sampling_params",
+    "CompletionOutput": "requests.outputs",
+    "RequestOutput": "requests.outputs",
+    "SequenceOutput": "requests.outputs",
+    "TokenLogprobs": "requests.outputs",
+    "SamplingParams": "requests.params",
     "SpeculativeConfig": "speculation.config",
 }
 __all__ = [

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvforge.engine import Manifest
 from kvforge.kv_policies.state import StatePool
+from kvforge.manifest import Manifest
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,9 @@
 import math
 from dataclasses import dataclass, field
 
-from kvforge.engine import Manifest
-from kvforge.errors import EngineError
+from kvforge.common.errors import EngineError
 from kvforge.kv_policies import Full, KVPolicy
+from kvforge.manifest import Manifest
 from kvforge.runtime.cache_capacity import CacheShape, cache_shape
 
 DEFAULT_KV_CACHE_BYTES = 4 << 30

@@ -9,33 +9,33 @@ from typing import Any
 
 import torch
 
-from kvforge.engine import TOKENIZER_DIR, load_manifest
-from kvforge.errors import EngineError, RequestError, let_end
-from kvforge.hardware import available_memory_bytes
+from kvforge.common.errors import EngineError, RequestError, let_end
+from kvforge.common.hardware import available_memory_bytes
+from kvforge.manifest import TOKENIZER_DIR, load_manifest
 from kvforge.runtime import request_check
-from kvforge.runtime.cache_stats import cache_stats
 from kvforge.runtime.config import resolve_config
-from kvforge.runtime.deadlines import Deadlines
-from kvforge.runtime.guide import Guide
-from kvforge.runtime.guide_compiler import GuideCompiler
-from kvforge.runtime.invariants import check_invariants
-from kvforge.runtime.outputs import SequenceOutput
-from kvforge.runtime.runner import Runner
-from kvforge.runtime.sampler import SampledTokens, sample
-from kvforge.runtime.sampling_params import SamplingParams
-from kvforge.runtime.sampling_state import RequestSampling
-from kvforge.runtime.schedule import Schedule
-from kvforge.runtime.scheduler import Scheduler
-from kvforge.runtime.sequence import FinishReason, Request, RequestMetrics, Sequence, Status
-from kvforge.runtime.session import Session, load_session
+from kvforge.runtime.guides.compiler import GuideCompiler
+from kvforge.runtime.guides.guide import Guide
+from kvforge.runtime.requests.outputs import SequenceOutput
+from kvforge.runtime.requests.params import SamplingParams
+from kvforge.runtime.requests.sequence import FinishReason, Request, RequestMetrics, Sequence, Status
+from kvforge.runtime.sampling.sampler import SampledTokens, sample
+from kvforge.runtime.sampling.state import RequestSampling
+from kvforge.runtime.scheduling.deadlines import Deadlines
+from kvforge.runtime.scheduling.invariants import check_invariants
+from kvforge.runtime.scheduling.schedule import Schedule
+from kvforge.runtime.scheduling.scheduler import Scheduler
+from kvforge.runtime.sessions.session import Session, load_session
 from kvforge.runtime.speculation.config import SpeculativeConfig, check_speculation
 from kvforge.runtime.speculation.drafting import Drafting, NoDrafting
 from kvforge.runtime.speculation.verification import Verifier
-from kvforge.runtime.statistics import EngineStatistics
-from kvforge.runtime.step_threads import step_threads
-from kvforge.runtime.step_work import Work, WorkListener
-from kvforge.runtime.stop import Stopper, StopReason
-from kvforge.runtime.tokenizer import Tokenizer
+from kvforge.runtime.statistics.cache import cache_stats
+from kvforge.runtime.statistics.counters import EngineStatistics
+from kvforge.runtime.step.runner import Runner
+from kvforge.runtime.step.threads import step_threads
+from kvforge.runtime.step.work import Work, WorkListener
+from kvforge.runtime.text.stop import Stopper, StopReason
+from kvforge.runtime.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -210,7 +210,7 @@ class LLMEngine:
         logger.error("a step failed", exc_info=error)
         self.statistics.num_failed_steps += 1
         message = f"{type(error).__name__}: {error}"
-        return [self._finish(sequence, "error", message) for sequence in plan.at_stake]
+        return [self._finish(sequence, "error", message) for sequence in plan.affected]
 
     def _report(self, plan: Schedule, logits: torch.Tensor, sampled: SampledTokens) -> list[SequenceOutput]:
         """Give the survivors their tokens and those that follow right drafts."""
@@ -222,7 +222,7 @@ class LLMEngine:
         self._take(survivors, sampled, outputs)
         if plan.drafts:
             self.verifier.verify(plan, logits, outputs)
-        for sequence in (*plan.drafts, *plan.draft_rooms):
+        for sequence in (*plan.drafts, *plan.draft_limits):
             if sequence.status is Status.RUNNING:
                 self.scheduler.roll_back(sequence)
         self.statistics.generated(outputs)
@@ -275,8 +275,8 @@ class LLMEngine:
         """Raise AssertionError unless pages, holders, slots and queues agree (see ``invariants``)."""
         check_invariants(self.scheduler)
 
-    def _take(self, sequences: list[Sequence], sampled: SampledTokens, news: dict[Sequence, SequenceOutput]) -> None:
-        """Give each sequence its token, or end it for having none, and say so in ``news``."""
+    def _take(self, sequences: list[Sequence], sampled: SampledTokens, outputs: dict[Sequence, SequenceOutput]) -> None:
+        """Give each sequence its token, or end it for having none, and say so in ``outputs``."""
         tokens, logprobs, logits, errors = sampled.tokens, sampled.logprobs, sampled.logits, sampled.errors
         rows: SequenceOf[int] = range(len(sequences))
         if errors:
@@ -286,13 +286,13 @@ class LLMEngine:
             self.scheduler.append(sequences, tokens)
         for row, message in errors.items():
             logger.error("request %s: %s", sequences[row].request_id, message)
-            news[sequences[row]] = self._finish(sequences[row], "error", message, news.get(sequences[row]))
+            outputs[sequences[row]] = self._finish(sequences[row], "error", message, outputs.get(sequences[row]))
         for row in rows:
             sequence, token = sequences[row], tokens[row]
-            output = news.get(sequence)
+            output = outputs.get(sequence)
             if output is None:
                 output = SequenceOutput(sequence.request_id, sequence.index, [token], metrics=sequence.metrics)
-                news[sequence] = output
+                outputs[sequence] = output
             else:
                 output.new_token_ids.append(token)
             if row in logprobs:

@@ -8,13 +8,13 @@ from typing import Any
 
 from tqdm import tqdm
 
-from kvforge.errors import RequestError
+from kvforge.common.errors import RequestError
 from kvforge.runtime.engine import LLMEngine
-from kvforge.runtime.outputs import CompletionOutput, RequestOutput, SequenceOutput
-from kvforge.runtime.sampling_params import SamplingParams
-from kvforge.runtime.text_limits import TextLimits
-from kvforge.runtime.text_stream import TextStream
-from kvforge.runtime.tokenizer import Tokenizer
+from kvforge.runtime.requests.outputs import CompletionOutput, RequestOutput, SequenceOutput
+from kvforge.runtime.requests.params import SamplingParams
+from kvforge.runtime.text.limits import TextLimits
+from kvforge.runtime.text.stream import TextStream
+from kvforge.runtime.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int]
 Params = SamplingParams | Sequence[SamplingParams] | None
@@ -150,22 +150,22 @@ class _OpenRequest:
     def finished(self) -> bool:
         return self.output.finished
 
-    def add(self, news: SequenceOutput) -> None:
-        completion = self.output.outputs[news.index]
-        completion.token_ids.extend(news.new_token_ids)
-        if news.logprobs is not None:
+    def add(self, output: SequenceOutput) -> None:
+        completion = self.output.outputs[output.index]
+        completion.token_ids.extend(output.new_token_ids)
+        if output.logprobs is not None:
             if completion.logprobs is None:
                 completion.logprobs = []
-            completion.logprobs.extend(news.logprobs)
-            total = sum(entry.logprob for entry in news.logprobs)
+            completion.logprobs.extend(output.logprobs)
+            total = sum(entry.logprob for entry in output.logprobs)
             completion.cumulative_logprob = (completion.cumulative_logprob or 0.0) + total
-        if news.logits is not None:
-            completion.logits = [*(completion.logits or ()), *news.logits]
+        if output.logits is not None:
+            completion.logits = [*(completion.logits or ()), *output.logits]
         if self._streams is not None:
-            completion.text += self._streams[news.index].push(news)
-        self.output.metrics = news.metrics
-        if news.finished:
-            completion.finish_reason, completion.stop_reason = news.finish_reason, news.stop_reason
+            completion.text += self._streams[output.index].push(output)
+        self.output.metrics = output.metrics
+        if output.finished:
+            completion.finish_reason, completion.stop_reason = output.finish_reason, output.stop_reason
             self._num_open -= 1
             self.output.finished = self._num_open == 0
 

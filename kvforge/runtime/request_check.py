@@ -7,11 +7,11 @@ from itertools import chain
 
 import numpy as np
 
-from kvforge.errors import RequestError
+from kvforge.common.errors import RequestError
 from kvforge.runtime.config import RuntimeConfig
-from kvforge.runtime.sampling_checks import check_prompt_length, shown
-from kvforge.runtime.sampling_params import SamplingParams
-from kvforge.runtime.tokenizer import Tokenizer
+from kvforge.runtime.requests.checks import check_prompt_length, shown
+from kvforge.runtime.requests.params import SamplingParams
+from kvforge.runtime.text.tokenizer import Tokenizer
 
 
 def checked_prompt(token_ids: SequenceOf[int], config: RuntimeConfig) -> np.ndarray:

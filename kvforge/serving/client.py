@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import tritonclient.grpc as grpcclient
 
-from kvforge.errors import KvforgeError
-from kvforge.serving.repository import repository_templates
+from kvforge.common.errors import KvforgeError
+from kvforge.serving.server.repository import repository_templates
 
 _NUMPY = {
     "BYTES": np.object_, "INT32": np.int32, "INT64": np.int64, "UINT64": np.uint64, "FP32": np.float32,

@@ -1,6 +1,6 @@
 """Why a job has no answer."""
 
-from kvforge.errors import KvforgeError
+from kvforge.common.errors import KvforgeError
 
 
 class WorkerError(KvforgeError):

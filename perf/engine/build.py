@@ -35,8 +35,9 @@ def build_stages(checkpoint: Path, engine: Path) -> dict[str, float]:
 
 def load_stages(engine: Path) -> dict[str, float]:
     """Load an engine with 1 GiB of K,V cache; return the seconds of the parts of it, and ``total`` with the rest."""
-    from kvforge.runtime import LLMEngine, cpu_session
     from kvforge.runtime import engine as runtime_engine
+    from kvforge.runtime.engine import LLMEngine
+    from kvforge.runtime.sessions import cpu as cpu_session
 
     seconds: dict[str, float] = {}
 

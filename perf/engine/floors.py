@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 
-from kvforge.engine import Manifest
-from kvforge.errors import KvforgeError
+from kvforge.common.errors import KvforgeError
+from kvforge.manifest import Manifest
 from kvforge.planning.costs import full_token, full_token_below, skipped_token
 from kvforge.planning.shape import Shape, shape_of_manifest
-from kvforge.runtime.huge_pages import huge_page_memory
+from kvforge.runtime.sessions.huge_pages import huge_page_memory
 from perf.harness.command import make_parser
 from perf.peers.phases import PhaseTimes
 

@@ -4,7 +4,8 @@ import time
 
 import numpy as np
 
-from kvforge.runtime import LLMEngine, SamplingParams
+from kvforge.runtime.engine import LLMEngine
+from kvforge.runtime.requests.params import SamplingParams
 from perf.harness.batch import Batch
 from perf.peers.phases import PhaseTimes
 

@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from kvforge.engine import load_manifest
-from kvforge.runtime import LLMEngine, SamplingParams
-from kvforge.runtime.session import Session, load_session
+from kvforge.manifest.files import load_manifest
+from kvforge.runtime.engine import LLMEngine
+from kvforge.runtime.requests.params import SamplingParams
+from kvforge.runtime.sessions.session import Session, load_session
 from perf.harness.batch import Batch
 from perf.harness.command import add_report, begin_dated_report, make_parser, positive, run_program
 

@@ -28,12 +28,14 @@ from torch import Tensor
 from tqdm import tqdm
 
 from kvforge.bench.workload import Workload, run_once, warm_up
-from kvforge.engine import SCHEMA_VERSION, Manifest, load_manifest
-from kvforge.figures import check_figure, new_figure, save_figure
-from kvforge.runtime import LLMEngine, SamplingParams
-from kvforge.runtime.pools import Pools
-from kvforge.runtime.session import Session, load_session
-from kvforge.runtime.step_inputs import LowerStep, UpperStep
+from kvforge.common.figures import check_figure, new_figure, save_figure
+from kvforge.manifest.files import load_manifest
+from kvforge.manifest.manifest import SCHEMA_VERSION, Manifest
+from kvforge.runtime.engine import LLMEngine
+from kvforge.runtime.requests.params import SamplingParams
+from kvforge.runtime.sessions.inputs import LowerStep, UpperStep
+from kvforge.runtime.sessions.pools import Pools
+from kvforge.runtime.sessions.session import Session, load_session
 from perf.harness.command import add_report, begin_dated_report, make_parser, positive, run_program
 from perf.harness.tables import Column, text_table
 from perf.harness.timed_session import TimedSession

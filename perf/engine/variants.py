@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from kvforge.bench.workload import FIRST_TOKEN_ID, load_workloads, warm_up
 from kvforge.compiler import BuildOptions
-from kvforge.runtime import LLMEngine
+from kvforge.runtime.engine import LLMEngine
 from perf.engine.floors import best_rates, decode_work, measure_rates, prefill_work
 from perf.engine.phases import run_phases
 from perf.harness.command import add_report, add_work, begin_dated_report, make_parser, run_program

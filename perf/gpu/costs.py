@@ -1,6 +1,6 @@
 """What a step must at least compute and read, from an engine's manifest: the floors beside measured times."""
 
-from kvforge.engine import Manifest
+from kvforge.manifest import Manifest
 from kvforge.planning import costs
 from kvforge.planning.capacity import normalized_tflops
 from kvforge.planning.shape import shape_of_manifest

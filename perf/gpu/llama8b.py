@@ -23,17 +23,17 @@ import torch
 from torch import Tensor
 
 from kvforge.bench.workload import FIRST_TOKEN_ID
-from kvforge.engine import Manifest
-from kvforge.runtime import SamplingParams
+from kvforge.manifest.manifest import Manifest
 from kvforge.runtime.config import RuntimeConfig, resolve_config
-from kvforge.runtime.cpu_session import CpuSession
-from kvforge.runtime.cuda_session import CudaSession
-from kvforge.runtime.pools import Pools
-from kvforge.runtime.runner import Runner
-from kvforge.runtime.scheduler import Scheduler
-from kvforge.runtime.sequence import RequestMetrics, Sequence
-from kvforge.runtime.session import Session
-from kvforge.runtime.step_inputs import LowerStep, UpperStep
+from kvforge.runtime.requests.params import SamplingParams
+from kvforge.runtime.requests.sequence import RequestMetrics, Sequence
+from kvforge.runtime.scheduling.scheduler import Scheduler
+from kvforge.runtime.sessions.cpu import CpuSession
+from kvforge.runtime.sessions.cuda import CudaSession
+from kvforge.runtime.sessions.inputs import LowerStep, UpperStep
+from kvforge.runtime.sessions.pools import Pools
+from kvforge.runtime.sessions.session import Session
+from kvforge.runtime.step.runner import Runner
 from perf.gpu import costs, models
 from perf.gpu.machine import begin_gpu_report, device_name, gpu_parser, machine_rates, parse_checked
 from perf.gpu.models import LLAMA_8B, TINY, VARIANTS, Limits

@@ -15,11 +15,11 @@ from kvforge.compiler.convert import FREQUENCIES, ROPE_TABLES
 from kvforge.compiler.cpu_graph import linears, packed_tensors
 from kvforge.compiler.options import BuildOptions, ResolvedOptions, resolve
 from kvforge.compiler.targets import load_target
-from kvforge.engine import RANK_DIR, SCHEMA_VERSION, Manifest, package_file
 from kvforge.kv_policies.shadowkv import ShadowKV
-from kvforge.runtime.aot_package import load_package, private_tmpdir
-from kvforge.runtime.cpu_session import CpuSession
-from kvforge.runtime.cuda_session import CudaSession, make_session
+from kvforge.manifest import RANK_DIR, SCHEMA_VERSION, Manifest, package_file
+from kvforge.runtime.sessions.aot_package import load_package, private_tmpdir
+from kvforge.runtime.sessions.cpu import CpuSession
+from kvforge.runtime.sessions.cuda import CudaSession, make_session
 from model_defs import ModelConfig, load_config
 from model_defs.rope import rope_tables
 from model_defs.weights import weight_specs

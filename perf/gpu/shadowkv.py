@@ -20,10 +20,10 @@ from typing import Any
 
 import torch
 
-from kvforge.engine import Manifest
 from kvforge.kv_policies.shadowkv import ShadowKV
-from kvforge.runtime.cuda_session import CudaSession
-from kvforge.runtime.pools import device_bytes, host_bytes
+from kvforge.manifest import Manifest
+from kvforge.runtime.sessions.cuda import CudaSession
+from kvforge.runtime.sessions.pools import device_bytes, host_bytes
 from perf.gpu import models
 from perf.gpu.machine import (
     begin_gpu_report,

@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 
-from kvforge.errors import KvforgeError
-from kvforge.runtime import LLMEngine, SamplingParams
+from kvforge.common.errors import KvforgeError
+from kvforge.runtime.engine import LLMEngine
+from kvforge.runtime.requests.params import SamplingParams
 
 
 class Batch:

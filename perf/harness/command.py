@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from kvforge.errors import KvforgeError
-from kvforge.figures import check_figure
+from kvforge.common.errors import KvforgeError
+from kvforge.common.figures import check_figure
 from model_defs import ModelError
 from perf.harness.engines import WORK
 from perf.harness.files import check_place, write_report

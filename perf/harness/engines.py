@@ -8,10 +8,11 @@ import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from kvforge.common.errors import EngineError, KvforgeError
 from kvforge.compiler import BuildOptions, build_engine
-from kvforge.engine import TOKENIZER_DIR, load_manifest
-from kvforge.errors import EngineError, KvforgeError
-from kvforge.runtime.tokenizer import Tokenizer
+from kvforge.manifest.files import load_manifest
+from kvforge.manifest.manifest import TOKENIZER_DIR
+from kvforge.runtime.text.tokenizer import Tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
 ASSETS = ROOT / "model_defs" / "assets"

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from tqdm import tqdm
 
-from kvforge.errors import KvforgeError
+from kvforge.common.errors import KvforgeError
 
 Row = dict[str, Any]
 Item = TypeVar("Item")

@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
-from kvforge.runtime.session import Session
-from kvforge.runtime.step_inputs import VerifyStep
+from kvforge.runtime.sessions.inputs import VerifyStep
+from kvforge.runtime.sessions.session import Session
 
 
 class TimedSession(Session):

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from kvforge.bench.workload import Workload
-from kvforge.errors import KvforgeError
+from kvforge.common.errors import KvforgeError
 from perf.harness.engines import ROOT
 
 

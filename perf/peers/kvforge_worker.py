@@ -4,7 +4,7 @@ import sys
 
 import numpy as np
 
-from kvforge.runtime import LLMEngine
+from kvforge.runtime.engine import LLMEngine
 from perf.engine.phases import run_phases
 from perf.peers.phases import PhaseTimes
 from perf.peers.protocol import Run, serve

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from kvforge.errors import KvforgeError, MissingToolError
+from kvforge.common.errors import KvforgeError, MissingToolError
 
 OPENVINO_WEIGHTS = {"openvino": "fp16", "openvino-int8": "int8"}
 """Folder to optimum-cli's --weight-format; its fp16 keeps bf16 weights as they are."""

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from kvforge.figures import new_figure
+from kvforge.common.figures import new_figure
 from perf.harness.tables import Row, markdown_table
 from perf.peers.systems import EVERY_VARIANT, KV_VARIANTS, OPENVINO, PEERS
 

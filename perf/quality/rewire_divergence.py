@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from kvforge.calibration import calibration_samples
-from kvforge.checkpoint import open_checkpoint
+from kvforge.checkpoint.model import open_model
 from kvforge.rewire import INITS, RewireOptions, rewire_checkpoint
 from kvforge.swiftkv import SwiftKVForCausalLM, load_model
+from kvforge.tokenization.calibration import calibration_samples
 from model_defs import load_config
 from perf.harness.command import make_parser, run_main
 from perf.harness.files import write_json
@@ -41,7 +41,7 @@ def rows(num_layers: int) -> list[RewireOptions]:
 
 def load(path: Path) -> SwiftKVForCausalLM:
     """Return the model of a checkpoint in float32."""
-    checkpoint = open_checkpoint(path)
+    checkpoint = open_model(path)
     return load_model(checkpoint, load_config(checkpoint.hf_config), torch.float32)
 
 
@@ -74,7 +74,7 @@ def main() -> None:
     parser.add_argument("source", type=Path)
     parser.add_argument("-o", "--output", type=Path, required=True)
     args = parser.parse_args()
-    config = load_config(open_checkpoint(args.source).hf_config)
+    config = load_config(open_model(args.source).hf_config)
     seen = RewireOptions(cut=1).num_samples
     samples = calibration_samples(args.source, config.vocab_size, None, seen + TEST_SAMPLES, TEST_TOKENS)[seen:]
     results = [measure(args.source, options, samples) for options in tqdm(rows(config.num_layers))]

@@ -19,7 +19,7 @@ from tqdm import tqdm
 from kvforge.compiler import BuildOptions
 from kvforge.evaluation.compare import compare_with_teacher, fidelity
 from kvforge.evaluation.score import MAX_ANSWER_TOKENS
-from kvforge.runtime import LLM
+from kvforge.runtime.llm import LLM
 from kvforge.training.config import TINY_STUDENT
 from perf.harness.command import run_main
 from perf.harness.engines import TEACHER_DIR, cached_engine

@@ -4,7 +4,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from kvforge.figures import new_figure, save_figure
+from kvforge.common.figures import new_figure, save_figure
 from perf.harness.machine import machine_fields
 from perf.harness.tables import markdown_table
 from perf.quality.scores import accuracy, difference, interval, keep_report, spread

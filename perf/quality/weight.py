@@ -15,10 +15,10 @@ from typing import Any
 from tqdm import tqdm
 
 from kvforge.compiler import BuildOptions
-from kvforge.engine import load_manifest
 from kvforge.evaluation.compare import compare_with_teacher, fidelity
 from kvforge.evaluation.score import MAX_ANSWER_TOKENS
-from kvforge.runtime import LLM
+from kvforge.manifest.files import load_manifest
+from kvforge.runtime.llm import LLM
 from kvforge.tasks.prompt import Example
 from perf.harness.command import run_program
 from perf.harness.engines import STUDENT_DIR, TEACHER_DIR, cached_engine

@@ -21,8 +21,8 @@ from tqdm import tqdm
 from kvforge.compiler import BuildOptions
 from kvforge.demo.run import STUDENT
 from kvforge.runtime.speculation.config import SpeculativeConfig
-from kvforge.serving.health import read_metrics
-from kvforge.serving.launcher import ServerOptions, TritonServer
+from kvforge.serving.health.probe import read_metrics
+from kvforge.serving.server.launcher import ServerOptions, TritonServer
 from kvforge.tasks.prompt import make_examples
 from perf.harness.command import add_lengths, add_levels, add_report, add_work, begin_report, make_parser, run_program
 from perf.harness.engines import ASSETS, cached_engine, tokenizer_of

@@ -16,11 +16,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from kvforge import LLM, SamplingParams
-from kvforge.engine import load_manifest
-from kvforge.errors import KvforgeError
-from kvforge.serving.health import read_metrics
-from kvforge.serving.launcher import ServerOptions, TritonServer
+from kvforge.common.errors import KvforgeError
+from kvforge.manifest.files import load_manifest
+from kvforge.runtime.llm import LLM
+from kvforge.runtime.requests.params import SamplingParams
+from kvforge.serving.health.probe import read_metrics
+from kvforge.serving.server.launcher import ServerOptions, TritonServer
 from perf.harness.command import add_lengths, add_report, add_work, begin_report, make_parser, positive, run_program
 from perf.harness.engines import tokenizer_of
 from perf.serving.load.client import ask_all, ask_text, infer_request

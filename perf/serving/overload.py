@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from kvforge.demo.run import STUDENT
-from kvforge.engine import load_manifest
-from kvforge.serving.health import read_metrics
-from kvforge.serving.launcher import ServerOptions, TritonServer
+from kvforge.manifest.files import load_manifest
+from kvforge.serving.health.probe import read_metrics
+from kvforge.serving.server.launcher import ServerOptions, TritonServer
 from perf.harness.command import (
     add_lengths,
     add_report,

@@ -14,8 +14,8 @@ from typing import Any
 
 from tqdm import tqdm
 
-from kvforge.engine import load_manifest
-from kvforge.serving.launcher import ServerOptions, TritonServer
+from kvforge.manifest.files import load_manifest
+from kvforge.serving.server.launcher import ServerOptions, TritonServer
 from perf.harness.command import (
     add_lengths,
     add_levels,

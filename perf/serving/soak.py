@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from kvforge.demo.run import STUDENT
-from kvforge.serving.health import read_metrics
-from kvforge.serving.launcher import ServerOptions, TritonServer
+from kvforge.serving.health.probe import read_metrics
+from kvforge.serving.server.launcher import ServerOptions, TritonServer
 from perf.harness.command import add_report, add_work, begin_report, make_parser, positive_float, run_program
 from perf.serving.load.cases import BAD_TEXT, BAD_TOKENS, Case, make_cases
 from perf.serving.load.client import ERROR, Answer, LoadClient, ask_text, ask_tokens, infer_request

@@ -15,15 +15,15 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from kvforge.engine import Manifest
 from kvforge.kv_policies.shadowkv import ShadowKV
 from kvforge.kv_policies.shadowkv.state import CACHED
-from kvforge.runtime.huge_pages import allocate_together, place_together
-from kvforge.runtime.mapped_memory import mapped_host_memory
-from kvforge.runtime.pools import Pools, pool_specs, state_specs
-from kvforge.runtime.session import Session
-from kvforge.runtime.step_batch import StepBatch
-from kvforge.runtime.step_inputs import LowerStep
+from kvforge.manifest import Manifest
+from kvforge.runtime.sessions.huge_pages import allocate_together, place_together
+from kvforge.runtime.sessions.inputs import LowerStep
+from kvforge.runtime.sessions.mapped_memory import mapped_host_memory
+from kvforge.runtime.sessions.pools import Pools, pool_specs, state_specs
+from kvforge.runtime.sessions.session import Session
+from kvforge.runtime.step.batch import StepBatch
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from tqdm import tqdm
 
 from kvforge.runtime.engine import LLMEngine
-from kvforge.runtime.sampling_params import SamplingParams
+from kvforge.runtime.requests.params import SamplingParams
 from perf.harness.batch import Batch
 from perf.harness.command import add_work, make_parser, run_main
 from perf.quality.answers import examples_of

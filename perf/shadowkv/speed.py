@@ -17,10 +17,11 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
+from kvforge.common.figures import new_figure, save_figure
 from kvforge.compiler import BuildOptions
-from kvforge.engine import Manifest, load_manifest
-from kvforge.figures import new_figure, save_figure
-from kvforge.runtime.session import load_session
+from kvforge.manifest.files import load_manifest
+from kvforge.manifest.manifest import Manifest
+from kvforge.runtime.sessions.session import load_session
 from perf.engine.floors import measure_rates
 from perf.harness.command import add_report, add_work, make_parser, run_main
 from perf.harness.engines import cached_engine

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvforge.errors import KvforgeError
+from kvforge.common.errors import KvforgeError
 
 
 @dataclass(frozen=True)

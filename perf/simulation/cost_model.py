@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from kvforge.errors import KvforgeError
+from kvforge.common.errors import KvforgeError
 from perf.simulation.work import WORK_NAMES, StepWork
 
 

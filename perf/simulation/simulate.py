@@ -16,8 +16,8 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from kvforge.errors import KvforgeError
-from kvforge.figures import check_figure
+from kvforge.common.errors import KvforgeError
+from kvforge.common.figures import check_figure
 from perf.harness.command import make_parser as harness_parser
 from perf.harness.files import write_report
 from perf.harness.machine import describe_machine
@@ -38,7 +38,7 @@ def named_engine(entry: str) -> tuple[str, Path]:
 
 def load_engine(directory: Path, args: argparse.Namespace) -> Any:
     """Return the engine to measure."""
-    from kvforge.runtime import LLMEngine
+    from kvforge.runtime.engine import LLMEngine
 
     return LLMEngine(directory, enable_prefix_cache=False, kv_cache_gib=min(args.kv_cache_gib, 1.0))
 

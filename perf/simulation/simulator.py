@@ -6,12 +6,12 @@ from dataclasses import dataclass
 import numpy as np
 from tqdm import tqdm
 
-from kvforge.errors import KvforgeError
+from kvforge.common.errors import KvforgeError
 from kvforge.runtime.config import MAX_CACHE_TOKENS, RuntimeConfig
-from kvforge.runtime.invariants import check_invariants
-from kvforge.runtime.sampling_params import SamplingParams
-from kvforge.runtime.scheduler import Scheduler
-from kvforge.runtime.sequence import RequestMetrics, Sequence
+from kvforge.runtime.requests.params import SamplingParams
+from kvforge.runtime.requests.sequence import RequestMetrics, Sequence
+from kvforge.runtime.scheduling.invariants import check_invariants
+from kvforge.runtime.scheduling.scheduler import Scheduler
 from perf.simulation.arrivals import Traffic, arrival_times
 from perf.simulation.cost_model import CostModel
 from perf.simulation.work import step_work

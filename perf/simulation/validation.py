@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 
 from kvforge.bench.workload import FIRST_TOKEN_ID
-from kvforge.errors import KvforgeError
-from kvforge.runtime import LLMEngine, SamplingParams
+from kvforge.common.errors import KvforgeError
+from kvforge.runtime.engine import LLMEngine
+from kvforge.runtime.requests.params import SamplingParams
 from perf.simulation.arrivals import Traffic, arrival_times
 from perf.simulation.cost_model import CostModel
 from perf.simulation.simulator import Limits, simulate

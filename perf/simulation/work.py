@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, fields
 
-from kvforge.runtime.schedule import Schedule
+from kvforge.runtime.scheduling.schedule import Schedule
 
 
 @dataclass(frozen=True)

@@ -18,16 +18,17 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from kvforge.engine import TOKENIZER_DIR, load_manifest
 from kvforge.evaluation.documents import generated_documents
 from kvforge.evaluation.engine import EngineGenerator
 from kvforge.evaluation.exit_quality import exit_quality
 from kvforge.evaluation.run import EvalOptions, make_prompts
-from kvforge.runtime import LLMEngine, SamplingParams
-from kvforge.runtime.session import load_session
+from kvforge.manifest import TOKENIZER_DIR, load_manifest
+from kvforge.runtime.engine import LLMEngine
+from kvforge.runtime.requests.params import SamplingParams
+from kvforge.runtime.sessions.session import load_session
 from kvforge.runtime.speculation.config import SpeculativeConfig
-from kvforge.runtime.speculation.self_draft import MIN_CONFIDENCE
-from kvforge.runtime.tokenizer import Tokenizer
+from kvforge.runtime.step.self_draft import MIN_CONFIDENCE
+from kvforge.runtime.text.tokenizer import Tokenizer
 from perf.harness.batch import Batch
 from perf.harness.command import make_parser, run_main
 from perf.harness.files import read_json, write_json

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from kvforge.figures import new_figure, save_figure
-from kvforge.runtime.speculation.self_draft import MIN_CONFIDENCE
+from kvforge.common.figures import new_figure, save_figure
+from kvforge.runtime.step.self_draft import MIN_CONFIDENCE
 from perf.harness.tables import Row, markdown_table
 
 

@@ -28,11 +28,13 @@ import numpy as np
 from tqdm import tqdm
 
 from kvforge.compiler import BuildOptions
-from kvforge.engine import TOKENIZER_DIR, load_manifest
-from kvforge.runtime import LLMEngine, SamplingParams
-from kvforge.runtime.session import load_session
+from kvforge.manifest.files import load_manifest
+from kvforge.manifest.manifest import TOKENIZER_DIR
+from kvforge.runtime.engine import LLMEngine
+from kvforge.runtime.requests.params import SamplingParams
+from kvforge.runtime.sessions.session import load_session
 from kvforge.runtime.speculation.config import SpeculativeConfig
-from kvforge.runtime.tokenizer import Tokenizer
+from kvforge.runtime.text.tokenizer import Tokenizer
 from kvforge.tasks.prompt import Example, make_examples
 from perf.harness.batch import Batch
 from perf.harness.command import add_report, add_work, make_parser, run_main

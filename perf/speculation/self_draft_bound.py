@@ -17,8 +17,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from kvforge.compiler import BuildOptions
-from kvforge.engine import load_manifest
-from kvforge.runtime.session import load_session
+from kvforge.manifest.files import load_manifest
+from kvforge.runtime.sessions.session import load_session
 from perf.harness.command import add_report, add_work, begin_report, make_parser, positive, run_program
 from perf.harness.engines import cached_engine
 from perf.harness.random_checkpoint import LLAMA_213M, write_checkpoint

@@ -25,14 +25,15 @@ import numpy as np
 from tqdm import tqdm
 
 from kvforge.bench.workload import FIRST_TOKEN_ID
-from kvforge.engine import TOKENIZER_DIR, Manifest
-from kvforge.runtime import LLMEngine, SamplingParams
-from kvforge.runtime.sequence import Sequence
+from kvforge.manifest import TOKENIZER_DIR, Manifest
+from kvforge.runtime.engine import LLMEngine
+from kvforge.runtime.requests.params import SamplingParams
+from kvforge.runtime.requests.sequence import Sequence
 from kvforge.runtime.speculation.config import SpeculativeConfig
 from kvforge.runtime.speculation.draft_model import make_drafter
 from kvforge.runtime.speculation.drafter import Draft, Drafter
 from kvforge.runtime.speculation.drafting import Drafting, NoDrafting
-from kvforge.runtime.tokenizer import Tokenizer
+from kvforge.runtime.text.tokenizer import Tokenizer
 from kvforge.tasks.prompt import make_examples
 from perf.harness.batch import Batch
 from perf.harness.command import add_report, make_parser, run_main

@@ -4,7 +4,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from kvforge.figures import new_figure, save_figure
+from kvforge.common.figures import new_figure, save_figure
 from perf.harness import files
 from perf.harness.tables import markdown_table
 

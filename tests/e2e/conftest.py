@@ -7,7 +7,7 @@ import pytest
 
 from kvforge import LLM
 from kvforge.compiler import BuildOptions
-from kvforge.serving.launcher import ServerOptions, TritonServer
+from kvforge.serving.server.launcher import ServerOptions, TritonServer
 from tests.support.engines import EngineShelf, EngineSpec
 
 LONG = EngineSpec(

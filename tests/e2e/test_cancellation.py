@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from kvforge.errors import KvforgeError
+from kvforge.common.errors import KvforgeError
 from kvforge.serving.client import StreamingClient, StreamResponse
-from kvforge.serving.launcher import ServerOptions, TritonServer
+from kvforge.serving.server.launcher import ServerOptions, TritonServer
 from tests.support.serving import ENDLESS, ask, client_process, used_pages, wait_until
 
 MODELS = ["tensorrt_llm", "ensemble", "tensorrt_llm_bls"]

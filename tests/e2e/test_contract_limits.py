@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvforge.errors import KvforgeError
+from kvforge.common.errors import KvforgeError
 from kvforge.serving.client import StreamingClient
-from kvforge.serving.launcher import TritonServer
-from kvforge.serving.options import ServerOptions
+from kvforge.serving.server.launcher import TritonServer
+from kvforge.serving.server.options import ServerOptions
 from tests.support.serving import ENDLESS, ask, infer_input, used_pages, wait_until
 
 MODELS = ["tensorrt_llm", "ensemble", "tensorrt_llm_bls"]

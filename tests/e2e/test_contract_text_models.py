@@ -9,12 +9,12 @@ import pytest
 import tritonclient.grpc as grpcclient
 
 from kvforge import LLM
-from kvforge.errors import KvforgeError
+from kvforge.common.errors import KvforgeError
 from kvforge.serving.client import StreamingClient
-from kvforge.serving.launcher import TritonServer
-from kvforge.serving.words import decode_words
+from kvforge.serving.contract.word_lists import decode_words
+from kvforge.serving.server.launcher import TritonServer
 
-CONTRACT = json.loads((Path(__file__).parents[1] / "cpu/serving/triton_contract.json").read_text())["models"]
+CONTRACT = json.loads((Path(__file__).parents[1] / "cpu/serving/contract/triton_contract.json").read_text())["models"]
 PLAIN = {"QUERY": "Once", "REQUEST_OUTPUT_LEN": 7}
 BIASED = {"EMBEDDING_BIAS_WORDS": ["q", "r"], "EMBEDDING_BIAS_WEIGHTS": [2.5, -1.0]}
 # Input -> (what to send, the output it fills); None: refused under the ensemble's name.

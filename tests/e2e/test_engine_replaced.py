@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kvforge.errors import KvforgeError
+from kvforge.common.errors import KvforgeError
 from tests.e2e.conftest import LONG
 from tests.e2e.test_operations_restart import answer, child, openai_answer, tritonserver
 from tests.e2e.test_stalls import OPENAI, engine_process, gateway_ready, probes

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from kvforge.errors import KvforgeError
-from kvforge.serving import launcher
+from kvforge.common.errors import KvforgeError
 from kvforge.serving.client import StreamingClient
-from kvforge.serving.health import generate
-from kvforge.serving.launcher import ServerOptions, TritonServer
-from kvforge.serving.ports import choose_ports
-from kvforge.serving.processes import ProcessId, children, descendants, model_of_stub, wait_gone
-from kvforge.serving.repository import MODELS
+from kvforge.serving.health.probe import generate
+from kvforge.serving.processes.facts import ProcessId, children, descendants, model_of_stub, wait_gone
+from kvforge.serving.server import launcher
+from kvforge.serving.server.launcher import ServerOptions, TritonServer
+from kvforge.serving.server.ports import choose_ports
+from kvforge.serving.server.repository import MODELS
 from tests.support.serve_process import ServeProcess, refused_start
 from tests.support.serving import ENDLESS, WAIT_S, ask, lasting_processes, text_of, used_pages, wait_until
 
@@ -25,7 +25,9 @@ TEXT = "hello there"
 
 def engine_process(server: TritonServer) -> ProcessId:
     (found,) = [
-        p for p in lasting_processes(server.pid) if b"engine_process" in Path(f"/proc/{p.pid}/cmdline").read_bytes()
+        p
+        for p in lasting_processes(server.pid)
+        if b"serving.engine.process" in Path(f"/proc/{p.pid}/cmdline").read_bytes()
     ]
     return found
 

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from kvforge import LLM
-from kvforge.serving.launcher import TritonServer
+from kvforge.serving.server.launcher import TritonServer
 from tests.support.fuzz_cases import Case
 from tests.support.fuzz_known import KnownAnswers, fuzz_cases
 from tests.support.fuzz_run import check_answer, check_errors, run_cases, unharmed

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from kvforge import LLM
-from kvforge.serving.launcher import TritonServer
+from kvforge.serving.server.launcher import TritonServer
 from tests.support.fuzz_bytes import break_body, garbage, throw
 from tests.support.fuzz_cases import Case, Tensor
 from tests.support.fuzz_known import KnownAnswers, fuzz_cases

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from kvforge import LLM, SamplingParams
-from kvforge.serving.launcher import TritonServer
+from kvforge.serving.server.launcher import TritonServer
 from tests.support.fuzz_bytes import garbage, throw
 from tests.support.fuzz_openai import broken_body, good_body
 from tests.support.fuzz_run import active_requests, check_errors, run_cases, unharmed

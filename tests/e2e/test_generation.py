@@ -8,8 +8,9 @@ import pytest
 
 from kvforge import LLM, SamplingParams
 from kvforge.serving.client import StreamingClient
-from kvforge.serving.health import generate
-from kvforge.serving.launcher import TritonServer
+from kvforge.serving.health.probe import generate
+from kvforge.serving.server.launcher import TritonServer
+from tests.support.contract_outputs import LOG_PROBS
 from tests.support.serving import ENDLESS, WAIT_S, ask, infer_input, text_of
 
 PROMPT = "The secret number of the old mill is 4711."
@@ -89,8 +90,10 @@ def test_log_probs(server: TritonServer, llm: LLM) -> None:
     with StreamingClient(server.grpc_url) as client:
         responses = list(client.generate("ensemble", inputs))
     got = np.concatenate([r.tensors["output_log_probs"].reshape(-1) for r in responses])
-    np.testing.assert_allclose(got, expected, rtol=1e-4)
-    np.testing.assert_allclose(responses[-1].tensors["cum_log_probs"], [[sum(expected)]], rtol=1e-4)
+    rounding = LOG_PROBS * max(map(abs, expected))
+    np.testing.assert_allclose(got, expected, rtol=0, atol=rounding)
+    total = responses[-1].tensors["cum_log_probs"]
+    np.testing.assert_allclose(total, [[sum(expected)]], rtol=0, atol=len(expected) * rounding)
 
 
 def test_seeded_sampling_and_penalties(server: TritonServer, llm: LLM) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from kvforge import LLM
 from kvforge.serving.client import StreamingClient
-from kvforge.serving.launcher import TritonServer
+from kvforge.serving.server.launcher import TritonServer
 from tests.support.fuzz_cases import Case, Tensor
 from tests.support.fuzz_known import KnownAnswers, tensor
 from tests.support.fuzz_run import check_answer, check_errors, unharmed

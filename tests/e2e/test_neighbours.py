@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvforge.serving.launcher import TritonServer
+from kvforge.serving.server.launcher import TritonServer
 from tests.support.gateway_process import run_gateway
 from tests.support.neighbours.attacks import Attack, Doors, known_attacks, random_attack
 from tests.support.neighbours.measure import attacked, idle

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from kvforge import LLM
-from kvforge.errors import KvforgeError
+from kvforge.common.errors import KvforgeError
 from kvforge.runtime import SamplingParams
 from kvforge.serving.client import StreamingClient
-from kvforge.serving.launcher import ServerOptions, TritonServer
+from kvforge.serving.server.launcher import ServerOptions, TritonServer
 from tests.support.engines import with_tokenizer
 from tests.support.serving import ask, infer_input, text_of, used_pages, wait_until
 from tests.support.text_tokenizers import PANICKING_TEXT, odd

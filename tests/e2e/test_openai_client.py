@@ -11,7 +11,7 @@ import pytest
 
 from kvforge import LLM
 from kvforge.runtime import SamplingParams
-from kvforge.serving.launcher import TritonServer
+from kvforge.serving.server.launcher import TritonServer
 from tests.support.gateway_process import MODEL, run_gateway
 from tests.support.serving import ENDLESS, used_pages, wait_until
 

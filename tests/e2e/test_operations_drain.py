@@ -6,10 +6,10 @@ import time
 from pathlib import Path
 
 from kvforge import LLM, SamplingParams
-from kvforge.errors import KvforgeError
+from kvforge.common.errors import KvforgeError
 from kvforge.serving.client import StreamingClient
-from kvforge.serving.health import is_ready
-from kvforge.serving.processes import descendants, wait_gone
+from kvforge.serving.health.probe import is_ready
+from kvforge.serving.processes.facts import descendants, wait_gone
 from tests.support.serve_process import ServeProcess
 from tests.support.serving import ENDLESS, WAIT_S, ask, wait_until
 

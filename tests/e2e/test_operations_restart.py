@@ -6,10 +6,10 @@ import threading
 import urllib.request
 from pathlib import Path
 
-from kvforge.errors import KvforgeError
+from kvforge.common.errors import KvforgeError
 from kvforge.serving.client import StreamingClient
-from kvforge.serving.processes import ProcessId, children, descendants, model_of_stub, wait_gone
-from kvforge.serving.repository import MODELS
+from kvforge.serving.processes.facts import ProcessId, children, descendants, model_of_stub, wait_gone
+from kvforge.serving.server.repository import MODELS
 from tests.support.serve_process import ServeProcess
 from tests.support.serving import ENDLESS, ask, wait_until
 

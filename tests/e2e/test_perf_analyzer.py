@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from kvforge.serving.launcher import TritonServer
+from kvforge.serving.server.launcher import TritonServer
 from perf.serving.load.client import ask_text, ask_tokens
 from perf.serving.load.perf_analyzer import SHA256, cached_program, run_perf_analyzer
 from perf.serving.load.profile_export import Goals, read_traces, summarise

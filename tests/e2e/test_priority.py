@@ -4,10 +4,10 @@ import contextlib
 import os
 from pathlib import Path
 
-from kvforge.serving import guide_thread
-from kvforge.serving.launcher import TritonServer
-from kvforge.serving.priority import NICENESS
-from kvforge.serving.processes import children
+from kvforge.serving.engine import guide_thread
+from kvforge.serving.processes.facts import children
+from kvforge.serving.processes.priority import NICENESS
+from kvforge.serving.server.launcher import TritonServer
 from tests.support.serving import ask, lasting_processes, text_of
 
 

@@ -6,13 +6,13 @@ import re
 import numpy as np
 import pytest
 
-from kvforge.errors import KvforgeError
+from kvforge.common.errors import KvforgeError
 from kvforge.gateway.errors import ApiError
 from kvforge.gateway.tensors import infer_request, request_template
 from kvforge.gateway.triton import Triton
 from kvforge.runtime import SamplingParams
 from kvforge.serving.client import StreamingClient
-from kvforge.serving.launcher import TritonServer
+from kvforge.serving.server.launcher import TritonServer
 from tests.support.serving import ask, infer_input, text_of, used_pages, wait_until
 
 TEXT = "hello there"

@@ -12,8 +12,8 @@ import pytest
 import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 
-from kvforge.serving.launcher import TritonServer
-from kvforge.serving.processes import descendants
+from kvforge.serving.processes.facts import descendants
+from kvforge.serving.server.launcher import TritonServer
 from tests.support.serving import ask, text_of
 
 LISTEN = "0A"

@@ -11,7 +11,7 @@ import pytest
 from tritonclient.grpc import service_pb2_grpc
 
 from kvforge import LLM, SamplingParams
-from kvforge.serving.launcher import TritonServer
+from kvforge.serving.server.launcher import TritonServer
 from tests.support.fuzz_cases import Case
 from tests.support.fuzz_known import KnownAnswers, tensor
 from tests.support.fuzz_run import active_requests, check_answer, processes, unharmed

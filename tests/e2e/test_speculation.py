@@ -8,8 +8,8 @@ import pytest
 from kvforge import LLM
 from kvforge.runtime import SamplingParams
 from kvforge.runtime.speculation.config import SpeculativeConfig
-from kvforge.serving.health import read_metrics
-from kvforge.serving.launcher import ServerOptions, TritonServer
+from kvforge.serving.health.probe import read_metrics
+from kvforge.serving.server.launcher import ServerOptions, TritonServer
 from tests.support.engines import SWIFTKV_FP8, EngineShelf
 from tests.support.serving import ask, text_of, wait_until
 

@@ -9,7 +9,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from kvforge.serving.processes import ProcessId, children, descendants, model_of_stub, wait_gone
+from kvforge.serving.processes.facts import ProcessId, children, descendants, model_of_stub, wait_gone
 from tests.e2e.test_operations_restart import answer, open_streams, openai_answer, tritonserver
 from tests.support.serve_process import ServeProcess
 from tests.support.serving import lasting_processes, wait_until
@@ -23,7 +23,7 @@ OPENAI = ("--openai", "--openai-port", "0", "--served-model-name", "served")
 
 def engine_process(running: ServeProcess) -> ProcessId:
     found = lasting_processes(tritonserver(running).pid)
-    (engine,) = [p for p in found if b"engine_process" in Path(f"/proc/{p.pid}/cmdline").read_bytes()]
+    (engine,) = [p for p in found if b"serving.engine.process" in Path(f"/proc/{p.pid}/cmdline").read_bytes()]
     return engine
 
 

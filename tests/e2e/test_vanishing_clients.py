@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from kvforge import LLM
-from kvforge.serving.launcher import TritonServer
+from kvforge.serving.server.launcher import TritonServer
 from tests.support.fuzz_known import KnownAnswers
 from tests.support.fuzz_run import check_answer, processes, unharmed
 from tests.support.fuzz_wire import Grpc

@@ -14,8 +14,8 @@ import pytest
 
 from kvforge import LLM, SamplingParams
 from kvforge.serving.client import StreamingClient
-from kvforge.serving.launcher import TritonServer
-from kvforge.serving.options import ServerOptions, engine_command
+from kvforge.serving.server.launcher import TritonServer
+from kvforge.serving.server.options import ServerOptions, engine_command
 from tests.e2e.test_operations_restart import answer, open_streams, openai_answer
 from tests.e2e.test_stalls import OPENAI, engine_process, probes
 from tests.support.fuzz_known import KnownAnswers

@@ -17,17 +17,17 @@ from pathlib import Path
 
 import torch
 
-from kvforge.chat_template import ChatTemplate
 from kvforge.checkpoint.copy_files import copy_files
+from kvforge.common.errors import KvforgeError
 from kvforge.compiler import BuildOptions, build_engine
 from kvforge.compiler.targets import cpu
 from kvforge.distill.run import _open as open_to_distill
-from kvforge.errors import KvforgeError
 from kvforge.planning.load import load_subject
 from kvforge.quantize.export import _open as open_to_quantize
 from kvforge.rewire import RewireOptions, rewire_checkpoint
 from kvforge.runtime import LLMEngine, SamplingParams
-from kvforge.runtime.tokenizer import Tokenizer
+from kvforge.runtime.text.tokenizer import Tokenizer
+from kvforge.tokenization.chat_template import ChatTemplate
 from tests.support.checkpoint_mutations import mutation
 from tests.support.eager_session import eager_session
 

@@ -10,12 +10,14 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models
 from torch import Tensor
 
+from model_defs import families
+
 FAMILIES = {
-    "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
-    "mistral": (transformers.MistralConfig, transformers.MistralForCausalLM),
-    "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
-    "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
+    name: (model_class.config_class, model_class)
+    for name, family in families().items()
+    if (model_class := getattr(transformers, family.architecture, None)) is not None
 }
+"""transformers' configuration and model of every family that it has."""
 
 SMALL: dict[str, Any] = {
     "vocab_size": 320,

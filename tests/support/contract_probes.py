@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 
 from kvforge import LLM, SamplingParams
-from kvforge.errors import KvforgeError
+from kvforge.common.errors import KvforgeError
 from kvforge.runtime import CompletionOutput, RequestOutput
-from kvforge.runtime.detokenizer import Detokenizer
+from kvforge.runtime.text.detokenizer import Detokenizer
 from kvforge.serving.client import StreamingClient, StreamResponse
-from kvforge.serving.contract import ENSEMBLE_NAMES
-from kvforge.serving.launcher import TritonServer
-from kvforge.serving.words import encode_words
+from kvforge.serving.contract.inputs import ENSEMBLE_NAMES
+from kvforge.serving.contract.word_lists import encode_words
+from kvforge.serving.server.launcher import TritonServer
 from tests.support.serving import ENDLESS
 
 PROMPT = "What is the capital of France?"

@@ -24,11 +24,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, Node
 from triton.backends.compiler import GPUTarget
 
+from kvforge.common.errors import BuildError
 from kvforge.compiler.aot_inductor import compile_package
 from kvforge.compiler.export import EXPORTS, ExportedGraph
+from kvforge.compiler.graph_checks import verify
 from kvforge.compiler.options import BuildOptions, ResolvedOptions, resolve
-from kvforge.compiler.verify import verify
-from kvforge.errors import BuildError
 from model_defs import ModelConfig, load_config
 from plugins import cuda_ops
 

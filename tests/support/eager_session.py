@@ -14,24 +14,23 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import plugins
-from kvforge.checkpoint import open_checkpoint
+from kvforge.checkpoint.model import open_model, read_model_config
 from kvforge.compiler.build import manifest_fields, num_positions
 from kvforge.compiler.convert import convert_weights
 from kvforge.compiler.cpu_graph import linears, packed_tensors
 from kvforge.compiler.export import uninitialised
 from kvforge.compiler.options import BuildOptions, ResolvedOptions, resolve
-from kvforge.model_checkpoint import read_model_config
-from kvforge.runtime.compatibility import rope_tables
-from kvforge.runtime.pools import Pools, allocate_pools
-from kvforge.runtime.session import Session
-from kvforge.runtime.step_inputs import LowerStep, UpperStep, VerifyStep, policy_inputs
+from kvforge.runtime.sessions.compatibility import rope_tables
+from kvforge.runtime.sessions.inputs import LowerStep, UpperStep, VerifyStep, policy_inputs
+from kvforge.runtime.sessions.pools import Pools, allocate_pools
+from kvforge.runtime.sessions.session import Session
 from model_defs import ModelConfig
 from model_defs.graphs import EarlyExitGraph, LowerGraph, UpperGraph, VerifyGraph
 from tests.support.fake_session import fake_manifest
 
 
 class EagerSession(Session):
-    """See ``kvforge.runtime.session.Session``; ``weights`` are engine tensors by name."""
+    """See ``kvforge.runtime.sessions.session.Session``; ``weights`` are engine tensors by name."""
 
     def __init__(self, config: ModelConfig, options: ResolvedOptions, weights: Mapping[str, Tensor]) -> None:
         plugins.load_library()
@@ -76,7 +75,7 @@ class EagerSession(Session):
 
 def eager_session(checkpoint: Path, options: BuildOptions) -> EagerSession:
     """Return a session of the engine that ``build_engine`` would make with these arguments."""
-    source = open_checkpoint(checkpoint)
+    source = open_model(checkpoint)
     config = read_model_config(source)
     resolved = resolve(options, config, source.dtype("model.embed_tokens.weight"))
     with tempfile.TemporaryDirectory() as folder:

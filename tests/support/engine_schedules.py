@@ -141,8 +141,8 @@ def run_plan(engine, plan, after_step=lambda: None, rng_pages=True):
                 engine.check_invariants()
         for output in engine.step():
             key = (output.request_id, output.index)
-            assert key not in reasons, "news of a finished sequence"
-            assert output.request_id not in aborted, "news of an aborted request"
+            assert key not in reasons, "output of a finished sequence"
+            assert output.request_id not in aborted, "output of an aborted request"
             tokens.setdefault(key, []).extend(output.new_token_ids)
             if output.finished:
                 reasons[key] = output.finish_reason

@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 import torch
+from filelock import FileLock
 from tokenizers import Tokenizer, processors
 
 from kvforge.compiler import BuildOptions, build_engine
-from kvforge.engine import TOKENIZER_DIR, load_manifest, save_manifest, sha256_of
+from kvforge.manifest import TOKENIZER_DIR, load_manifest, save_manifest, sha256_of
 
 
 @dataclass(frozen=True)
@@ -38,8 +39,8 @@ class EngineSpec:
 
 
 class EngineShelf:
-    """Builds engines on demand under one folder. With $KVFORGE_TEST_ENGINES set they are kept there between
-    runs, which is for quick local loops only: nothing notices when the sources change."""
+    """Builds engines on demand under one folder, which the processes of a run share. With $KVFORGE_TEST_ENGINES set
+    they are kept there between runs, for quick local loops only: nothing notices when the sources change."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = Path(os.environ.get("KVFORGE_TEST_ENGINES", folder))
@@ -50,7 +51,9 @@ class EngineShelf:
         from tests.support.checkpoints import make_checkpoint
 
         path = self.folder / f"{spec.key}-checkpoint"
-        if not path.exists():
+        with FileLock(f"{path}.lock"):
+            if path.exists():
+                return path
             dtype = torch.bfloat16 if spec.bfloat16 else torch.float32
             make_checkpoint(
                 path,
@@ -67,8 +70,9 @@ class EngineShelf:
     def engine(self, spec: EngineSpec) -> Path:
         """Return the engine directory of ``spec``."""
         path = self.folder / spec.key
-        if not path.exists():
-            build_engine(self.checkpoint(spec), path, spec.options)
+        with FileLock(f"{path}.lock"):
+            if not path.exists():
+                build_engine(self.checkpoint(spec), path, spec.options)
         return path
 
 

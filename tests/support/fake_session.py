@@ -6,8 +6,8 @@ import zlib
 import numpy as np
 import torch
 
-from kvforge.engine import SCHEMA_VERSION, Manifest
-from kvforge.runtime.session import Session
+from kvforge.manifest import SCHEMA_VERSION, Manifest
+from kvforge.runtime.sessions.session import Session
 from plugins.speculative_verify.reference import reference
 
 POISON = -7.0

@@ -6,7 +6,7 @@ import torch
 
 from kvforge.kv_policies.shadowkv import ShadowKV
 from kvforge.kv_policies.shadowkv.state import COUNTS
-from kvforge.runtime.pools import state_specs
+from kvforge.runtime.sessions.pools import state_specs
 from tests.support.fake_session import POISON, FakeSession
 
 POLICY = ShadowKV(rank=2, chunk_size=2, sparse_budget=4, num_outlier_chunks=1, num_local_tokens=2)

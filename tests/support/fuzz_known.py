@@ -5,7 +5,7 @@ import random
 import urllib.request
 
 from kvforge import LLM, SamplingParams
-from kvforge.serving.launcher import TritonServer
+from kvforge.serving.server.launcher import TritonServer
 from tests.support.fuzz_cases import Case, Mutator, Tensor
 
 NUM_PROMPTS = 12

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-from kvforge.serving.health import read_metrics
-from kvforge.serving.launcher import TritonServer
+from kvforge.serving.health.probe import read_metrics
+from kvforge.serving.server.launcher import TritonServer
 from tests.support.fuzz_cases import Case
 from tests.support.fuzz_wire import Answer
 from tests.support.serving import lasting_processes, used_pages, wait_until

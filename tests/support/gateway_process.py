@@ -11,8 +11,8 @@ from typing import Any
 
 from kvforge.gateway import gateway_command
 from kvforge.gateway.options import GatewayOptions
-from kvforge.serving.launcher import TritonServer
-from kvforge.serving.ports import choose_ports
+from kvforge.serving.server.launcher import TritonServer
+from kvforge.serving.server.ports import choose_ports
 
 MODEL = "tiny"
 

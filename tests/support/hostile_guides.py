@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 
-from kvforge.runtime.guided_decoding import MAX_GUIDE_BYTES, GuidedDecoding
+from kvforge.runtime.requests.guided_decoding import MAX_GUIDE_BYTES, GuidedDecoding
 
 
 def _nested(opening: str, inner: str, closing: str, length: int = MAX_GUIDE_BYTES) -> str:
@@ -71,7 +71,7 @@ def hostile_guides() -> Iterator[tuple[str, str, str]]:
 
 def main() -> int:
     """Offer every guide to one engine, as a request of a few tokens."""
-    from kvforge.errors import RequestError
+    from kvforge.common.errors import RequestError
     from kvforge.runtime import LLMEngine, SamplingParams
     from tests.support.fake_session import FakeSession
     from tests.support.text_tokenizers import byte_level

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
-from kvforge.runtime.step_batch import StepBatch
-from kvforge.runtime.step_inputs import LowerStep
+from kvforge.runtime.sessions.inputs import LowerStep
+from kvforge.runtime.step.batch import StepBatch
 
 
 @dataclass(frozen=True)

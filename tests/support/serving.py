@@ -12,9 +12,9 @@ import numpy as np
 import tritonclient.grpc as grpcclient
 
 from kvforge.serving.client import StreamingClient
-from kvforge.serving.health import read_metrics
-from kvforge.serving.launcher import TritonServer
-from kvforge.serving.processes import ProcessId, descendants
+from kvforge.serving.health.probe import read_metrics
+from kvforge.serving.processes.facts import ProcessId, descendants
+from kvforge.serving.server.launcher import TritonServer
 
 USED_PAGES = 'nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="used",model="tensorrt_llm",version="1"}'
 WAIT_S = 120.0
@@ -72,7 +72,7 @@ def lasting_processes(pid: int) -> list[ProcessId]:
     found = []
     for process in descendants(pid):
         with contextlib.suppress(OSError):
-            if b"kvforge.guides.worker" not in Path(f"/proc/{process.pid}/cmdline").read_bytes():
+            if b"kvforge.runtime.guides.worker" not in Path(f"/proc/{process.pid}/cmdline").read_bytes():
                 found.append(process)
     return found
 

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from kvforge.kv_policies.shadowkv import ShadowKV
 from kvforge.kv_policies.shadowkv.factor import factor_prompt
-from kvforge.runtime.session import Session
-from kvforge.runtime.step_batch import StepBatch
-from kvforge.runtime.step_inputs import LowerStep
+from kvforge.runtime.sessions.inputs import LowerStep
+from kvforge.runtime.sessions.session import Session
+from kvforge.runtime.step.batch import StepBatch
 
 
 @dataclass
@@ -107,6 +107,8 @@ class ShadowSteps:
 PROMPTS = (83, 61, 9)
 """Of a sequence that is factored, one that is while the first decodes, and one that never is."""
 
+TOKENS = 112
+"""The most that a sequence of ``mixed_steps`` may come to have."""
 STEPS = ((40, 11, 9), (43, 0, 1), (1, 17, 1), (1, 33, 1), (1, 1, 1), (0, 1, 3), (1, 0, 1), (1, 1, 0), (1, 1, 1))
 """Tokens of each sequence in each step: prefill in chunks, mixed steps, decode steps, steps without queries of some."""
 
@@ -116,7 +118,7 @@ def mixed_steps(session: Session) -> list[Tensor]:
     where the policy is ShadowKV."""
     generator = torch.Generator().manual_seed(5)
     tokens = torch.randint(3, session.manifest.vocab_size, (len(PROMPTS), 110), generator=generator).tolist()
-    steps, logits = ShadowSteps(session, len(PROMPTS), 112), []
+    steps, logits = ShadowSteps(session, len(PROMPTS), TOKENS), []
     for counts in STEPS:
         begins = [sequence.length for sequence in steps.sequences]
         chunks = [row[begin : begin + count] for row, begin, count in zip(tokens, begins, counts, strict=True)]

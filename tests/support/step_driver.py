@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kvforge.runtime.session import Session
-from kvforge.runtime.step_batch import StepBatch
-from kvforge.runtime.step_inputs import LowerStep
+from kvforge.runtime.sessions.inputs import LowerStep
+from kvforge.runtime.sessions.session import Session
+from kvforge.runtime.step.batch import StepBatch
 
 
 class StepDriver:

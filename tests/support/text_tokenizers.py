@@ -2,7 +2,7 @@
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from kvforge.runtime.tokenizer import Tokenizer as RuntimeTokenizer
+from kvforge.runtime.text.tokenizer import Tokenizer as RuntimeTokenizer
 
 TEXT = [
     "The quick brown fox jumps over the lazy dog. " * 3,

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import grpc
 from tritonclient.grpc import service_pb2_grpc
 
-from kvforge.serving.launcher import TritonServer
+from kvforge.serving.server.launcher import TritonServer
 from tests.support.fuzz_cases import Case
 from tests.support.fuzz_known import tensor
 from tests.support.fuzz_wire import generate_json, grpc_request

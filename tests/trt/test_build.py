@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from kvforge.common.errors import BuildError
 from kvforge.compiler.options import ResolvedOptions
-from kvforge.errors import BuildError
 from plugins.trt_target import compile_for
 
 OPTIONS = ResolvedOptions("tensorrt", "bfloat16", "bfloat16", 8, 100, 1000, 32)
@@ -157,7 +157,7 @@ def test_progress_bars(trt):
     assert bars._bars == {} and bars.step_complete("Building", 3)
 
 
-@pytest.mark.parametrize("module", ("kvforge.compiler.tensorrt_build", "kvforge.runtime.tensorrt_session"))
+@pytest.mark.parametrize("module", ("kvforge.compiler.tensorrt_build", "kvforge.runtime.sessions.tensorrt"))
 def test_without_tensorrt(module):
     code = f"import sys; sys.modules['tensorrt'] = None\nimport importlib\nimportlib.import_module('{module}')"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

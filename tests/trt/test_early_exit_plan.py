@@ -5,11 +5,11 @@ import dataclasses
 import pytest
 import torch
 
+from kvforge.common.errors import EngineError
 from kvforge.compiler.onnx_export import INPUTS
 from kvforge.compiler.onnx_export import RESULTS as EXPORTED_RESULTS
 from kvforge.compiler.options import ResolvedOptions
 from kvforge.compiler.tensorrt_profiles import input_ranges
-from kvforge.errors import EngineError
 from tests.support.fake_session import fake_manifest
 from tests.support.fake_stream import FakeStream, fake_current_stream
 
@@ -47,7 +47,7 @@ class RecordingPlan:
 
 
 def test_a_session_runs_the_plan(trt, monkeypatch: pytest.MonkeyPatch) -> None:
-    from kvforge.runtime import tensorrt_session
+    from kvforge.runtime.sessions import tensorrt as tensorrt_session
 
     monkeypatch.setattr(tensorrt_session, "_DEVICE", torch.device("cpu"))
     assert {name: tuple(names) for name, names in INPUTS.items()} == tensorrt_session.STEP_INPUTS

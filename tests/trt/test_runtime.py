@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from kvforge.errors import EngineError
+from kvforge.common.errors import EngineError
 
 
 class Context:
@@ -73,7 +73,7 @@ def engine(trt):
 
 @pytest.fixture
 def plan(engine, tmp_path):
-    from kvforge.runtime.tensorrt_plan import Plan, PlanLogger
+    from kvforge.runtime.sessions.tensorrt_plan import Plan, PlanLogger
 
     path = tmp_path / "lower.plan"
     path.write_bytes(b"plan")
@@ -87,7 +87,7 @@ def tensors(tokens: int, pages: int = 8):
 
 
 def run(plan, tokens, pages=8):
-    from kvforge.runtime.tensorrt_session import bind
+    from kvforge.runtime.sessions.tensorrt import bind
 
     input_ids, pool, hidden = tensors(tokens, pages)
     bound = bind(plan, "lower", {"input_ids": input_ids}, [pool], [hidden], writes_pools=True)
@@ -140,7 +140,7 @@ def test_a_failed_run_is_said(plan, engine):
 
 
 def test_another_engines_pools(plan):
-    from kvforge.runtime.tensorrt_session import bind
+    from kvforge.runtime.sessions.tensorrt import bind
 
     input_ids, pool, hidden = tensors(3)
     with pytest.raises(EngineError, match="has 1 pools and 2 outputs, not 2 and 3"):
@@ -150,7 +150,7 @@ def test_another_engines_pools(plan):
 
 
 def test_inputs_that_a_graph_does_not_use(plan):
-    from kvforge.runtime.tensorrt_session import bind
+    from kvforge.runtime.sessions.tensorrt import bind
 
     input_ids, pool, hidden = tensors(3)
     inputs, _ = bind(plan, "lower", {"input_ids": input_ids, "positions": input_ids}, [pool], [hidden, pool], False)
@@ -158,7 +158,7 @@ def test_inputs_that_a_graph_does_not_use(plan):
 
 
 def test_a_plan_of_another_gpu(trt, tmp_path):
-    from kvforge.runtime.tensorrt_plan import Plan, PlanLogger
+    from kvforge.runtime.sessions.tensorrt_plan import Plan, PlanLogger
 
     path, logger = tmp_path / "upper.plan", PlanLogger()
     path.write_bytes(b"plan")
@@ -168,7 +168,7 @@ def test_a_plan_of_another_gpu(trt, tmp_path):
 
 
 def test_no_gpu(trt, monkeypatch, tmp_path):
-    from kvforge.runtime.tensorrt_session import load_session
+    from kvforge.runtime.sessions.tensorrt import load_session
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(EngineError, match="runs on an NVIDIA GPU and there is none"):
@@ -177,7 +177,7 @@ def test_no_gpu(trt, monkeypatch, tmp_path):
 
 def test_an_engine_without_plans(trt, monkeypatch, tmp_path):
     import plugins
-    from kvforge.runtime.tensorrt_session import load_session
+    from kvforge.runtime.sessions.tensorrt import load_session
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     operators = {operator.name: operator.version for operator in plugins.OPERATORS.values()}

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from kvforge.engine import Manifest
-from kvforge.errors import EngineError
-from kvforge.runtime.step_batch import StepBatch
-from kvforge.runtime.step_inputs import LowerStep, VerifyStep
+from kvforge.common.errors import EngineError
+from kvforge.manifest import Manifest
+from kvforge.runtime.sessions.inputs import LowerStep, VerifyStep
+from kvforge.runtime.step.batch import StepBatch
 from tests.support.fake_stream import FakeStream, fake_current_stream
 
 HIDDEN, VOCAB, PAGES = 6, 11, 40
@@ -33,7 +33,7 @@ class RecordingPlan:
 
 
 def make_plan(graph: str, owners: tuple[int, ...], results: dict[str, torch.dtype], step_types=None) -> RecordingPlan:
-    from kvforge.runtime.tensorrt_session import STEP_INPUTS
+    from kvforge.runtime.sessions.tensorrt import STEP_INPUTS
 
     pools = [f"{kind}_pool_{owner}" for owner in owners for kind in "kv"]
     written = [f"{name}_out" for name in pools] if graph == "lower" else []
@@ -52,7 +52,7 @@ def manifest() -> Manifest:
 
 @pytest.fixture
 def session(trt, manifest, monkeypatch):
-    from kvforge.runtime import tensorrt_session
+    from kvforge.runtime.sessions import tensorrt as tensorrt_session
 
     monkeypatch.setattr(tensorrt_session, "_DEVICE", torch.device("cpu"))
     f32, bf16, i32 = torch.float32, torch.bfloat16, torch.int32

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol, cast
 
+from kvforge.common.errors import BuildError
 from kvforge.compiler.options import ResolvedOptions
-from kvforge.errors import BuildError
 from model_defs import ModelConfig
 
 TARGETS = {

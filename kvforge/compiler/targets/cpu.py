@@ -4,14 +4,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import plugins
+from kvforge.common.errors import BuildError
+from kvforge.common.hardware import cpu_isa
 from kvforge.compiler.cpu_packages import package_writer
 from kvforge.compiler.export import EXPORTS
+from kvforge.compiler.graph_checks import verify
 from kvforge.compiler.options import ResolvedOptions
 from kvforge.compiler.toolchain import check_compiler
-from kvforge.compiler.verify import verify
-from kvforge.engine import OPERATORS_FILE, package_file
-from kvforge.errors import BuildError
-from kvforge.hardware import cpu_isa
+from kvforge.manifest import OPERATORS_FILE, package_file
 from model_defs import ModelConfig
 from plugins.build import build_library
 

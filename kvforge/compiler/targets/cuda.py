@@ -7,13 +7,13 @@ from pathlib import Path
 import torch
 from torch.utils.cpp_extension import CUDA_HOME
 
+from kvforge.common.errors import BuildError
 from kvforge.compiler.aot_inductor import compile_package
 from kvforge.compiler.export import EXPORTS
+from kvforge.compiler.graph_checks import verify
 from kvforge.compiler.options import ResolvedOptions
 from kvforge.compiler.toolchain import check_compiler
-from kvforge.compiler.verify import verify
-from kvforge.engine import package_file
-from kvforge.errors import BuildError
+from kvforge.manifest import package_file
 from model_defs import ModelConfig
 from plugins import PluginError, cuda_ops
 from plugins.triton_cache import check_capability

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import torch
 
+from kvforge.common.errors import BuildError
 from kvforge.compiler.options import ResolvedOptions
-from kvforge.engine import RANK_DIR, WEIGHTS_FILE
-from kvforge.errors import BuildError
+from kvforge.manifest import RANK_DIR, WEIGHTS_FILE
 from model_defs import ModelConfig
 
 

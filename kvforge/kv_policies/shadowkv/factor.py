@@ -5,14 +5,14 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from kvforge.kv_policies.shadowkv.policy import ShadowKV
+from kvforge.kv_policies.shadowkv.chunks import PromptChunks
 
 BLOCK_TOKENS = 2048
 """Tokens whose keys are unrotated at a time: what bounds the memory that factoring takes."""
 
 
 def factor_prompt(
-    policy: ShadowKV,
+    policy: PromptChunks,
     pool: tuple[Tensor, ...],
     num_tokens: int,
     prompt_pages: Tensor,

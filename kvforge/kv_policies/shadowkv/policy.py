@@ -4,8 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from kvforge.errors import BuildError
+from kvforge.common.errors import BuildError
 from kvforge.kv_policies.policy import KVPolicy, Need, OwnerCache
+from kvforge.kv_policies.shadowkv.chunks import PromptChunks
 from kvforge.kv_policies.state import EngineMemory, InputBuilder, LayerCheck, PolicyState, StateInput, StatePool
 
 LARGEST = 2**20
@@ -13,7 +14,7 @@ LARGEST = 2**20
 
 
 @dataclass(frozen=True)
-class ShadowKV(KVPolicy):
+class ShadowKV(PromptChunks, KVPolicy):
     """Once a prompt of S tokens is computed exactly, its keys become rank-``rank`` factors of the keys before RoPE, its
     values move to the host, and each decode step attends to
 
@@ -27,12 +28,6 @@ class ShadowKV(KVPolicy):
         BuildError: a parameter that is not positive (``num_outlier_chunks`` and ``num_local_tokens`` may be 0), above
             ``LARGEST``, or a budget that is no multiple of the chunk.
     """
-
-    rank: int = 160
-    chunk_size: int = 8
-    sparse_budget: int = 2048
-    num_outlier_chunks: int = 48
-    num_local_tokens: int = 32
 
     name: ClassVar[str] = "shadowkv"
     title: ClassVar[str] = "ShadowKV"
@@ -81,37 +76,6 @@ class ShadowKV(KVPolicy):
                 f"{self.name}: sparse_budget {self.sparse_budget} is no multiple of chunk_size {self.chunk_size}; "
                 "give whole chunks."
             )
-
-    @property
-    def max_selected(self) -> int:
-        """Chunks that a KV head selects in one step, at most: the places for them in the compact cache."""
-        return self.sparse_budget // self.chunk_size
-
-    def num_chunks(self, num_prompt_tokens: int) -> int:
-        """Return the chunks of a prompt."""
-        return max(num_prompt_tokens - self.num_local_tokens, 0) // self.chunk_size
-
-    def num_selected(self, num_prompt_tokens: int) -> int:
-        """Return the chunks that a KV head selects of a prompt: ``max_selected``, or all that are no outliers."""
-        return min(self.max_selected, max(self.num_chunks(num_prompt_tokens) - self.num_outlier_chunks, 0))
-
-    def is_factored(self, num_prompt_tokens: int) -> bool:
-        """Whether a prompt has more chunks than stay exact or are selected; else it stays as it is."""
-        return self.num_chunks(num_prompt_tokens) > self.num_outlier_chunks + self.max_selected
-
-    def tail_length(self, num_prompt_tokens: int) -> int:
-        """Return the tokens at a prompt's end that belong to no chunk."""
-        return num_prompt_tokens - self.num_chunks(num_prompt_tokens) * self.chunk_size
-
-    def compact_length(self, num_prompt_tokens: int) -> int:
-        """Return the tokens of a prompt that stay in pages: selected, outliers and tail; all where none is factored.
-
-        A generated token at position p has the cache index p + compact length - prompt length.
-        """
-        if not self.is_factored(num_prompt_tokens):
-            return num_prompt_tokens
-        chunks = self.num_selected(num_prompt_tokens) + self.num_outlier_chunks
-        return chunks * self.chunk_size + self.tail_length(num_prompt_tokens)
 
     def check(self, num_kv_heads: int, head_dim: int, page_size: int) -> None:
         """Raise BuildError unless the keys of all heads have that many dimensions, and a page holds whole chunks."""

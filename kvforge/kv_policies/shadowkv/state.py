@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import torch
 
-from kvforge.errors import EngineError
+from kvforge.common.errors import EngineError
+from kvforge.kv_policies.shadowkv.chunks import PromptChunks
 from kvforge.kv_policies.shadowkv.factor import factor_prompt
-from kvforge.kv_policies.shadowkv.policy import ShadowKV
 from kvforge.kv_policies.state import EngineMemory
 from kvforge.kv_policies.transition import Transition
 
@@ -21,7 +21,7 @@ class ShadowState:
         EngineError: the engine's table of positions is shorter than its sequences may be.
     """
 
-    def __init__(self, policy: ShadowKV, memory: EngineMemory) -> None:
+    def __init__(self, policy: PromptChunks, memory: EngineMemory) -> None:
         self._policy, self._pools = policy, memory.pools
         self._rope = memory.rope_tables()
         if len(self._rope[0]) < memory.max_seq_len:

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from kvforge.engine import Manifest
-from kvforge.errors import EngineError
+from kvforge.common.errors import EngineError
 from kvforge.kv_policies import Need
-from kvforge.runtime.compatibility import NO_EARLY_EXIT
+from kvforge.manifest import Manifest
+from kvforge.runtime.sessions.compatibility import NO_EARLY_EXIT
 
 Method = Literal["ngram", "draft_model", "early_exit"]
 LONGEST_LOOKUP = 64

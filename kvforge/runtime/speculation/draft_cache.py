@@ -5,9 +5,9 @@ from collections.abc import Container
 import numpy as np
 
 from kvforge.runtime.config import RuntimeConfig
-from kvforge.runtime.page_pool import PagePool
-from kvforge.runtime.sequence import RequestMetrics, Sequence, Status
-from kvforge.runtime.slot_table import SlotTable
+from kvforge.runtime.requests.sequence import RequestMetrics, Sequence, Status
+from kvforge.runtime.scheduling.page_pool import PagePool
+from kvforge.runtime.scheduling.slot_table import SlotTable
 
 
 class DraftCache:

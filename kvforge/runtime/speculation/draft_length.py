@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from kvforge.runtime.sequence import Sequence
+from kvforge.runtime.requests.sequence import Sequence
 from kvforge.runtime.speculation.balance import Balance
 from kvforge.runtime.speculation.step_cost import LARGEST, StepCost
 

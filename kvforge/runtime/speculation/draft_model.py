@@ -7,22 +7,22 @@ from typing import Any
 
 import torch
 
-from kvforge.engine import TOKENIZER_DIR, Manifest, load_manifest
-from kvforge.errors import EngineError
-from kvforge.hardware import available_memory_bytes
+from kvforge.common.errors import EngineError
+from kvforge.common.hardware import available_memory_bytes
 from kvforge.kv_policies import Full
+from kvforge.manifest import TOKENIZER_DIR, Manifest, load_manifest
 from kvforge.runtime.config import RuntimeConfig, resolve_config
-from kvforge.runtime.runner import Runner
-from kvforge.runtime.sampler import draw_filters, most_probable
-from kvforge.runtime.schedule import Schedule
-from kvforge.runtime.sequence import Sequence
-from kvforge.runtime.session import Session, load_session
+from kvforge.runtime.requests.sequence import Sequence
+from kvforge.runtime.sampling.draw import filter_logits, invert
+from kvforge.runtime.sampling.sampler import draw_filters, most_probable
+from kvforge.runtime.scheduling.schedule import Schedule
+from kvforge.runtime.sessions.session import Session, load_session
 from kvforge.runtime.speculation.config import SpeculativeConfig
 from kvforge.runtime.speculation.draft_cache import DraftCache
 from kvforge.runtime.speculation.drafter import Draft
-from kvforge.runtime.step_threads import step_threads
-from kvforge.runtime.step_work import WorkListener
-from kvforge.runtime.token_draw import filter_logits, invert
+from kvforge.runtime.step.runner import Runner
+from kvforge.runtime.step.threads import step_threads
+from kvforge.runtime.step.work import WorkListener
 
 logger = logging.getLogger(__name__)
 

@@ -10,11 +10,11 @@ from itertools import accumulate, chain
 import numpy as np
 import torch
 
-from kvforge.runtime.sampler import draw_filters
-from kvforge.runtime.schedule import Schedule
-from kvforge.runtime.sequence import Sequence
-from kvforge.runtime.step_inputs import VerifyStep
-from kvforge.runtime.token_draw import filter_logits
+from kvforge.runtime.requests.sequence import Sequence
+from kvforge.runtime.sampling.draw import filter_logits
+from kvforge.runtime.sampling.sampler import draw_filters
+from kvforge.runtime.scheduling.schedule import Schedule
+from kvforge.runtime.sessions.inputs import VerifyStep
 
 Run = list[int | None]
 

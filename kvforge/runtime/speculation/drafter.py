@@ -6,12 +6,12 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
-from kvforge.engine import Manifest
-from kvforge.errors import EngineError
+from kvforge.common.errors import EngineError
+from kvforge.manifest import Manifest
 from kvforge.runtime.config import RuntimeConfig
-from kvforge.runtime.sequence import Sequence
+from kvforge.runtime.requests.sequence import Sequence
 from kvforge.runtime.speculation.config import SpeculativeConfig
-from kvforge.runtime.step_work import WorkListener
+from kvforge.runtime.step.work import WorkListener
 
 _MODULES: dict[str, str] = {
     "ngram": "kvforge.runtime.speculation.prompt_lookup",

@@ -9,16 +9,16 @@ from typing import Any, ClassVar
 
 import torch
 
-from kvforge.engine import Manifest
+from kvforge.manifest import Manifest
 from kvforge.runtime.config import RuntimeConfig
-from kvforge.runtime.outputs import SequenceOutput
-from kvforge.runtime.schedule import Schedule
-from kvforge.runtime.scheduler import Scheduler
-from kvforge.runtime.sequence import Sequence, Status
+from kvforge.runtime.requests.outputs import SequenceOutput
+from kvforge.runtime.requests.sequence import Sequence, Status
+from kvforge.runtime.scheduling.schedule import Schedule
+from kvforge.runtime.scheduling.scheduler import Scheduler
 from kvforge.runtime.speculation.config import SpeculativeConfig
 from kvforge.runtime.speculation.draft_length import DraftLength
 from kvforge.runtime.speculation.drafter import FREE, Draft, Drafter, Reporting, Watchable, make_drafter
-from kvforge.runtime.step_work import WorkListener
+from kvforge.runtime.step.work import WorkListener
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ class NoDrafting:
     def planned(self, plan: Schedule, scheduler: Scheduler) -> None:
         """Nothing."""
 
-    def observe(self, plan: Schedule, news: dict[Sequence, SequenceOutput]) -> None:
+    def observe(self, plan: Schedule, outputs: dict[Sequence, SequenceOutput]) -> None:
         """Nothing."""
 
     def forget(self, sequence: Sequence) -> None:
@@ -97,12 +97,12 @@ class Drafting(NoDrafting):
         else:
             wanted = self._lengths.choose(len(decoding), wanted)
             if drafter is None:
-                scheduler.rooms = wanted
+                scheduler.draft_limits = wanted
             else:
                 self._drafts = self._ask(drafter, wanted)
         for sequence, draft in self._drafts.items():
             scheduler.propose(sequence, draft.token_ids)
-        if self._drafts or scheduler.rooms:
+        if self._drafts or scheduler.draft_limits:
             self._num_idle = self._rest = 0
         else:
             self._num_idle += 1
@@ -122,14 +122,14 @@ class Drafting(NoDrafting):
                 if sequence.status is not Status.RUNNING:
                     self.forget(sequence)
 
-    def observe(self, plan: Schedule, news: dict[Sequence, SequenceOutput]) -> None:
+    def observe(self, plan: Schedule, outputs: dict[Sequence, SequenceOutput]) -> None:
         """Learn from a step that has given tokens how long drafts should be."""
         seconds = time.perf_counter() - self._began
         results: dict[Sequence, tuple[int, int]] = {}
         for sequence, drafts in plan.drafts.items():
-            pairs = zip(drafts, news[sequence].new_token_ids, strict=False)
+            pairs = zip(drafts, outputs[sequence].new_token_ids, strict=False)
             results[sequence] = len(drafts), len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
-        for sequence, room in plan.draft_rooms.items():
+        for sequence, room in plan.draft_limits.items():
             count, num_right = results.get(sequence, (0, 0))
             if count < room:  # what it was not sure enough of to draft counts as wrong
                 results[sequence] = count + 1, num_right

@@ -5,7 +5,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_args
 
-from kvforge.errors import EngineError
+from kvforge.common.errors import EngineError
 from kvforge.runtime.speculation.config import Method, SpeculativeConfig
 
 _DEFAULTS = {field.name: field.default for field in fields(SpeculativeConfig)}

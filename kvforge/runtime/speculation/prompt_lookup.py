@@ -5,9 +5,9 @@ After prompt lookup decoding (Saxena 2023) and vLLM's "ngram"; the index is that
 
 import numpy as np
 
-from kvforge.engine import Manifest
+from kvforge.manifest import Manifest
 from kvforge.runtime.config import RuntimeConfig
-from kvforge.runtime.sequence import Sequence
+from kvforge.runtime.requests.sequence import Sequence
 from kvforge.runtime.speculation.config import SpeculativeConfig
 from kvforge.runtime.speculation.drafter import Draft, Drafter
 

@@ -5,15 +5,15 @@ from collections.abc import Callable
 
 import torch
 
-from kvforge.errors import let_end
-from kvforge.runtime.outputs import SequenceOutput
-from kvforge.runtime.sampler import NOT_FINITE, SampledTokens, sample
-from kvforge.runtime.schedule import Schedule
-from kvforge.runtime.scheduler import Scheduler
-from kvforge.runtime.sequence import Sequence, Status
-from kvforge.runtime.session import Session
+from kvforge.common.errors import let_end
+from kvforge.runtime.requests.outputs import SequenceOutput
+from kvforge.runtime.requests.sequence import Sequence, Status
+from kvforge.runtime.sampling.sampler import NOT_FINITE, SampledTokens, sample
+from kvforge.runtime.scheduling.schedule import Schedule
+from kvforge.runtime.scheduling.scheduler import Scheduler
+from kvforge.runtime.sessions.session import Session
 from kvforge.runtime.speculation.draft_runs import DraftProbs, Run, drawn_runs, greedy_runs
-from kvforge.runtime.statistics import EngineStatistics
+from kvforge.runtime.statistics.counters import EngineStatistics
 
 logger = logging.getLogger(__name__)
 
@@ -56,13 +56,13 @@ class Verifier:
                 self._runs |= greedy_runs(self._verify, plan, logits)
         return self._ahead(plan, logits)
 
-    def verify(self, plan: Schedule, logits: torch.Tensor, news: dict[Sequence, SequenceOutput]) -> None:
+    def verify(self, plan: Schedule, logits: torch.Tensor, outputs: dict[Sequence, SequenceOutput]) -> None:
         """Go along each sequence's drafts as far as they are right, and give it the token after every one of them."""
         drafts = plan.drafts
         self._statistics.drafted(drafts)
         walking, depth = list(drafts), 0
         while walking:
-            right = [sequence for sequence in walking if self._is_right(sequence, drafts[sequence], depth, news)]
+            right = [sequence for sequence in walking if self._is_right(sequence, drafts[sequence], depth, outputs)]
             self._statistics.accepted(right)
             depth += 1
             walking = [sequence for sequence in right if sequence.status is Status.RUNNING]
@@ -75,7 +75,7 @@ class Verifier:
                     message = f"{type(error).__name__}: {error}"
                     sampled = SampledTokens([0] * len(walking), {}, dict.fromkeys(range(len(walking)), message))
                 self._scheduler.accept([s for row, s in enumerate(walking) if row not in sampled.errors])
-                self._take(walking, sampled, news)
+                self._take(walking, sampled, outputs)
                 walking = [sequence for row, sequence in enumerate(walking) if row not in sampled.errors]
 
     def _ahead(self, plan: Schedule, logits: torch.Tensor) -> SampledTokens:
@@ -118,11 +118,11 @@ class Verifier:
         )
 
     def _is_right(
-        self, sequence: Sequence, draft: tuple[int, ...], depth: int, news: dict[Sequence, SequenceOutput]
+        self, sequence: Sequence, draft: tuple[int, ...], depth: int, outputs: dict[Sequence, SequenceOutput]
     ) -> bool:
         if sequence in self._runs:
             return depth < len(self._runs[sequence]) - 1
-        return draft[depth : depth + 1] == tuple(news[sequence].new_token_ids[-1:])
+        return draft[depth : depth + 1] == tuple(outputs[sequence].new_token_ids[-1:])
 
     def _tokens(self, sequences: list[Sequence], depth: int, logits: torch.Tensor) -> SampledTokens:
         """Choose the token after ``depth`` drafts of each sequence."""

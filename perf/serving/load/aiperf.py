@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvforge.errors import KvforgeError, MissingToolError
+from kvforge.common.errors import KvforgeError, MissingToolError
 from plugins.build import cache_dir
 
 VERSION = "0.13.0"

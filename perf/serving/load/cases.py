@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from kvforge import LLM, SamplingParams
-from kvforge.engine import load_manifest
+from kvforge.manifest.files import load_manifest
+from kvforge.runtime.llm import LLM
+from kvforge.runtime.requests.params import SamplingParams
 from perf.harness.engines import tokenizer_of
 from perf.serving.load.prompts import make_prompts
 

@@ -15,7 +15,7 @@ import grpc
 import numpy as np
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from kvforge.errors import KvforgeError
+from kvforge.common.errors import KvforgeError
 
 OPTIONS = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 DATATYPES = {

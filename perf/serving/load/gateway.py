@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvforge.gateway import GatewayOptions
-from kvforge.serving.gateway_process import GatewayProcess
-from kvforge.serving.launcher import TritonServer
-from kvforge.serving.log_pump import LogSink
+from kvforge.gateway.process import GatewayProcess
+from kvforge.serving.logs.pump import LogSink
+from kvforge.serving.server.launcher import TritonServer
 
 CHAT_TEMPLATE = Path(__file__).resolve().parents[1] / "aiperf" / "plain_chat.jinja"
 """For models without a template of their own, as the tiny ones are: the messages, one a line."""

@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
-from kvforge.serving.launcher import TritonServer
+from kvforge.serving.server.launcher import TritonServer
 from perf.serving.load.perf_analyzer import run_perf_analyzer
 from perf.serving.load.profile_export import Goals, read_traces, summarise
 

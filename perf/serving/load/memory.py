@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from kvforge.figures import new_figure, save_figure
+from kvforge.common.figures import new_figure, save_figure
 from perf.serving.load.processes import memory_of
 
 

@@ -12,8 +12,8 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-from kvforge.errors import KvforgeError, MissingToolError
-from kvforge.serving.triton_install import find_triton
+from kvforge.common.errors import KvforgeError, MissingToolError
+from kvforge.serving.server.triton_install import find_triton
 from plugins.build import cache_dir
 
 PACKAGE = "tritonclient==2.50.0"

@@ -5,7 +5,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvforge.serving.processes import descendants
+from kvforge.serving.processes.facts import descendants
 
 TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
 ENGINE, GATEWAY, TRITON, CLIENT = "engine", "gateway", "tritonserver", "client"
@@ -14,7 +14,7 @@ ENGINE, GATEWAY, TRITON, CLIENT = "engine", "gateway", "tritonserver", "client"
 def role_of(command: list[str]) -> str:
     """A short name from a process's argument list: the engine, the gateway, "stub of MODEL", tritonserver, else the
     program's name."""
-    if "kvforge.serving.engine_process" in command:
+    if "kvforge.serving.engine.process" in command:
         return ENGINE
     if "kvforge.gateway" in command:
         return GATEWAY

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from kvforge.errors import KvforgeError
+from kvforge.common.errors import KvforgeError
 
 PERCENTILES = (50, 90, 99)
 

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from kvforge.errors import KvforgeError
-from kvforge.runtime.tokenizer import Tokenizer
+from kvforge.common.errors import KvforgeError
+from kvforge.runtime.text.tokenizer import Tokenizer
 
 MAX_WORDS = 512
 

@@ -6,7 +6,8 @@ import socket
 
 import pytest
 
-from kvforge import doctor, doctor_serving
+from kvforge.doctor import checks as doctor
+from kvforge.doctor import serving as doctor_serving
 
 
 def test_absent_packages_come_with_advice(monkeypatch: pytest.MonkeyPatch) -> None:

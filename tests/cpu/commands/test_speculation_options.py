@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from kvforge.cli import main
-from kvforge.errors import EngineError
+from kvforge.common.errors import EngineError
 from kvforge.runtime import LLMEngine
 from kvforge.runtime.speculation.config import SpeculativeConfig
 from kvforge.runtime.speculation.options import add_speculation_options, speculation_options

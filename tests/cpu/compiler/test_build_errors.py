@@ -14,8 +14,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from kvforge.cli import main
+from kvforge.common.errors import BuildError
 from kvforge.compiler import build_engine
-from kvforge.errors import BuildError
 
 
 def edit_config(path: Path, **changes: object) -> None:

@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from kvforge.checkpoint import open_checkpoint
+from kvforge.common.errors import CheckpointError
 from kvforge.compiler import build_engine
 from kvforge.compiler.targets import cpu
-from kvforge.errors import CheckpointError
 
 
 def test_model_safetensors_wins_over_a_left_behind_index(checkpoint: Path) -> None:

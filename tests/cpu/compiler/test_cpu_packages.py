@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.export import ExportedProgram
 
+from kvforge.common.errors import BuildError
 from kvforge.compiler import cpu_packages
-from kvforge.errors import BuildError
 
 
 @pytest.fixture(scope="module")

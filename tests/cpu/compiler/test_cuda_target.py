@@ -17,9 +17,9 @@ from torch import Tensor
 from torch._functorch.aot_autograd import aot_function, make_boxed_func
 
 import plugins
+from kvforge.common.errors import BuildError, EngineError
 from kvforge.compiler.targets import load_target
-from kvforge.errors import BuildError, EngineError
-from kvforge.runtime import cuda_session
+from kvforge.runtime.sessions import cuda as cuda_session
 from plugins import cuda_ops
 from tests.support.fake_session import fake_manifest
 
@@ -101,8 +101,8 @@ def test_interpreted_kernels_compute_the_model() -> None:
     report = run_module("tests.support.cuda_interpreted", TRITON_INTERPRET="1")
     assert set(report) == {"float32", "int8", "fp8"}
     for steps in report.values():
-        for logits_error, cache_error in steps.values():
-            assert logits_error < 1e-5 and cache_error < 1e-5, steps
+        for rounding, logits_error, cache_error in steps.values():
+            assert logits_error <= rounding and cache_error <= rounding, steps
 
 
 def test_an_input_updated_in_place_is_passed_once() -> None:

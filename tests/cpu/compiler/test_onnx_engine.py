@@ -15,12 +15,12 @@ from onnx import helper
 
 from kvforge import cli
 from kvforge.checkpoint.safetensors_writer import TensorSpec, write_safetensors
+from kvforge.common.errors import BuildError
 from kvforge.compiler import BuildOptions, build_engine
 from kvforge.compiler.onnx_check import check_graph
 from kvforge.compiler.onnx_weights import external_tensors, use_external_weights
 from kvforge.compiler.targets import tensorrt
-from kvforge.engine import WEIGHTS_FILE, load_manifest, verify_files
-from kvforge.errors import BuildError
+from kvforge.manifest import WEIGHTS_FILE, load_manifest, verify_files
 from tests.support.onnx_engine import ExportedEngine, OnnxCase, export_case
 
 ROOT = Path(__file__).parents[3]

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from kvforge.common.errors import KvforgeError
+from kvforge.common.staging import check_free, staging_directory
 from kvforge.compiler.engine_dir import check_output
-from kvforge.errors import KvforgeError
-from kvforge.staging import check_free, staging_directory
 
 
 def write_engine(output: Path, content: str, replace: bool = False) -> None:
@@ -117,7 +117,7 @@ def test_what_filled_an_empty_directory_meanwhile_is_kept(tmp_path: Path) -> Non
 WRITER = """
 import sys, time
 from pathlib import Path
-from kvforge.staging import staging_directory
+from kvforge.common.staging import staging_directory
 output, content = Path(sys.argv[1]), sys.argv[2]
 with staging_directory(output, replace=True) as staging:
     print("began", flush=True)

@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch.fx import GraphModule, Node
 
+from kvforge.common.errors import BuildError
 from kvforge.compiler.export import ExportedGraph, export_lower, export_upper, export_verify
+from kvforge.compiler.graph_checks import verify
 from kvforge.compiler.options import BuildOptions, ResolvedOptions, resolve
-from kvforge.compiler.verify import verify
-from kvforge.errors import BuildError
 from model_defs import ModelConfig, load_config
 
 HF = {

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import pytest
 from torch.fx import Node
 
+from kvforge.common.errors import BuildError
 from kvforge.compiler.export import ExportedGraph, export_lower, export_upper
+from kvforge.compiler.graph_checks import verify
 from kvforge.compiler.options import BuildOptions, ResolvedOptions, resolve
-from kvforge.compiler.verify import verify
-from kvforge.errors import BuildError
 from kvforge.kv_policies import Full, parse
 from kvforge.kv_policies.shadowkv import ShadowKV
 from model_defs import ModelConfig, load_config

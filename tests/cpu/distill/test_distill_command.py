@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 
 from kvforge.checkpoint import open_checkpoint
 from kvforge.cli import main, make_parser
+from kvforge.common.errors import CheckpointError, KvforgeError
 from kvforge.distill import DistillConfig, distill_checkpoint
-from kvforge.errors import CheckpointError, KvforgeError
 from kvforge.swiftkv import load_model
 from model_defs import load_config
 from tests.support.checkpoints import load_weights, make_checkpoint

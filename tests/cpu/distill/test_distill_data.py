@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
+from kvforge.common.errors import KvforgeError
 from kvforge.distill import rows
 from kvforge.distill.data import load_data
 from kvforge.distill.packing import DataSettings
 from kvforge.distill.samples import Sample, SampleReader
-from kvforge.errors import KvforgeError
 
 VOCAB = 300
 TEMPLATE = (
@@ -297,7 +297,7 @@ def test_hugging_face_datasets(checkpoint: Path, tmp_path: Path, monkeypatch) ->
 
 def test_templates_render_as_transformers_renders_them(checkpoint: Path) -> None:
     transformers = pytest.importorskip("transformers")
-    from kvforge.chat_template import ChatTemplate
+    from kvforge.tokenization.chat_template import ChatTemplate
 
     source = (
         "{%- for m in messages %}\n    {%- if loop.index > 3 %}{% break %}{% endif %}\n"

@@ -61,6 +61,10 @@ CONFIG = DistillConfig(
     dtype="fp32", device="cpu", max_steps=5, batch_size=8, micro_batch=3, lr=1e-3, checkpoint_every=2
 )
 """What WORKER trains with."""
+TRAINED = 1e-4
+"""What rounding may change of a loss, relative and, of one near zero, absolutely. Weights whose gradient nearly
+vanished, one in a hundred at most, may be off by 2 * 5 updates of 1e-3 (see ``assert_trained_alike``), and move the
+loss by the product of these offsets with gradients that are a thousandth of the others'; all else is fp32's 1e-5."""
 
 COMMAND = "--length 48 --batch-size 4 --micro-batch 2 --max-steps 3 --dtype fp32 --lr 1e-3 --device cpu".split()
 
@@ -121,7 +125,7 @@ def test_two_processes_train_as_one(checkpoint: Path, trained: Trained, tmp_path
     distill(dataclasses.replace(CONFIG, train=train), load_with_teacher(checkpoint), random_data(), tmp_path)
     for one, two in zip(rows(tmp_path), rows(trained.work / train), strict=True):
         for name in ("step", "tokens", "lr", "loss", "kl", "hidden", "early_exit_kl", "grad_norm"):
-            assert two[name] == pytest.approx(one[name], rel=1e-4, abs=1e-5), name
+            assert two[name] == pytest.approx(one[name], rel=TRAINED, abs=TRAINED), name
     assert_trained_alike(saved(trained.work / train), saved(tmp_path), CONFIG)
 
 

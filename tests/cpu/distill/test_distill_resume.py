@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from kvforge.common.errors import KvforgeError
 from kvforge.distill import DistillConfig, distill
 from kvforge.distill.packing import Batch, PackedData
 from kvforge.distill.state import save_state
-from kvforge.errors import KvforgeError
 from tests.support.distillation import load_with_teacher, random_data, rewired_checkpoint
 
 CONFIG = DistillConfig(

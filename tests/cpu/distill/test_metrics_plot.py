@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from kvforge.common.errors import KvforgeError
 from kvforge.distill.plot import plot_metrics
-from kvforge.errors import KvforgeError
 
 pytest.importorskip("matplotlib")
 

@@ -9,11 +9,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvforge.common.errors import KvforgeError
 from kvforge.distill.bins import pack
 from kvforge.distill.data import pack_samples
 from kvforge.distill.packing import DataSettings
 from kvforge.distill.samples import Sample
-from kvforge.errors import KvforgeError
 
 LENGTH = 12
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 import plugins
-from kvforge.engine import load_manifest
-from kvforge.errors import EngineError
-from kvforge.runtime.session import Session, load_session
-from kvforge.runtime.step_inputs import VerifyStep
+from kvforge.common.errors import EngineError
+from kvforge.manifest import load_manifest
+from kvforge.runtime.sessions.inputs import VerifyStep
+from kvforge.runtime.sessions.session import Session, load_session
 from plugins.random_cases import speculative_verify_case
 from tests.support.engines import SWIFTKV, SWIFTKV_FP8, EngineShelf
 from tests.support.step_driver import StepDriver

@@ -9,24 +9,24 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import Tensor
 
 from kvforge.cli import main
+from kvforge.common.errors import CheckpointError, EngineError
 from kvforge.compiler import BuildOptions, build_engine
 from kvforge.compiler.export import export_lower, export_upper
 from kvforge.compiler.options import resolve
-from kvforge.engine import WEIGHTS_FILE, load_manifest
-from kvforge.errors import CheckpointError, EngineError
+from kvforge.manifest import WEIGHTS_FILE, load_manifest
 from kvforge.planning.load import load_subject
 from kvforge.planning.shape import shape_of_config, shape_of_manifest
-from kvforge.runtime.cpu_session import CpuSession
-from kvforge.runtime.cuda_session import CudaSession, activation_bytes
-from kvforge.runtime.session import Session, load_session
+from kvforge.runtime.sessions.cpu import CpuSession
+from kvforge.runtime.sessions.cuda import CudaSession, activation_bytes
+from kvforge.runtime.sessions.session import Session, load_session
 from model_defs import load_config
 from model_defs.reference import reference_early_exit, reference_logits
 from tests.support.checkpoints import load_weights, make_checkpoint
 from tests.support.engines import EARLY_EXIT, SWIFTKV, EngineShelf, EngineSpec
 from tests.support.packed_steps import packed_steps
+from tests.support.rounding import assert_near, config_of, model_error, relative_error
 
 CASES = {
     "llama, groups of 2": EARLY_EXIT,
@@ -36,16 +36,12 @@ CASES = {
     "mistral": EngineSpec("mistral", 2, early_exit=True, model=(("num_hidden_layers", 3), ("sliding_window", 24))),
     "qwen2": EngineSpec("qwen2", 1, early_exit=True, model=(("num_hidden_layers", 2),)),
 }
-NUM_PAGES = 40
+NUM_PAGES, TOKENS = 40, 57
 
 
 @lru_cache
 def session_of(engine: Path) -> Session:
     return load_session(engine, load_manifest(engine))
-
-
-def relative_error(actual: Tensor, expected: Tensor) -> float:
-    return float((actual - expected).abs().max() / expected.abs().max())
 
 
 def prompts(vocab_size: int) -> list[list[int]]:
@@ -59,11 +55,11 @@ def test_both_heads_equal_the_reference(case: str, engines: EngineShelf, full: b
     if not full and CASES[case] != EARLY_EXIT:
         pytest.skip("another engine to compile; run with --full")
     engine, checkpoint = engines.engine(CASES[case]), engines.checkpoint(CASES[case])
-    config, weights = load_config(json.loads((checkpoint / "config.json").read_text())), load_weights(checkpoint)
+    config, weights = config_of(checkpoint), load_weights(checkpoint)
     sequences = prompts(config.vocab_size)
     exits = [reference_early_exit(config, weights, torch.tensor(tokens)) for tokens in sequences]
     full_model = [reference_logits(config, weights, torch.tensor(tokens)) for tokens in sequences]
-    session = session_of(engine)
+    session, rounding = session_of(engine), model_error(config, TOKENS)
     counts = set()
     for seed in range(3):
         pools = session.allocate_pools(NUM_PAGES)
@@ -74,8 +70,8 @@ def test_both_heads_equal_the_reference(case: str, engines: EngineShelf, full: b
             counts.add(min(len(step.survivors), 4))
             if step.survivors:
                 rows = [torch.stack([x[s][p] for s, p in step.survivors]) for x in (exits, full_model)]
-                assert relative_error(logits, rows[0]) <= 1e-4
-                assert relative_error(session.upper(step.upper(hidden), pools), rows[1]) <= 1e-4
+                assert_near(logits, rows[0], rounding)
+                assert_near(session.upper(step.upper(hidden), pools), rows[1], rounding)
     assert counts >= {0, 1, 4}
     assert relative_error(torch.cat(exits), torch.cat(full_model)) > 0.1
 
@@ -193,16 +189,17 @@ def test_the_cuda_session_stages_it_as_the_cpu_session_runs_it(engines: EngineSh
     graphs = {"lower": cpu._lower, "upper": cpu._upper, "early_exit": cpu._early_exit}
     assert graphs["early_exit"] is not None
     session = CudaSession(cpu.manifest, {}, graphs, torch.device("cpu"))
+    rounding = model_error(config_of(engines.checkpoint(EARLY_EXIT)), TOKENS)
     pools, others = session.allocate_pools(NUM_PAGES), cpu.allocate_pools(NUM_PAGES)
     for step in packed_steps(prompts(320), cpu.manifest.page_size, NUM_PAGES, seed=2):
         hidden, expected = session.lower(step.lower, pools), cpu.lower(step.lower, others)
         first = session.early_exit(hidden, step.survivor_index)
         if step.survivors:
             logits = session.upper(step.upper(hidden), pools)
-            assert torch.allclose(logits, cpu.upper(step.upper(expected), others), atol=1e-5)
+            assert_near(logits, cpu.upper(step.upper(expected), others), rounding)
         again = session.early_exit(hidden, step.survivor_index)
         assert torch.equal(first, again)
-        assert torch.allclose(first, cpu.early_exit(expected, step.survivor_index), atol=1e-5)
+        assert_near(first, cpu.early_exit(expected, step.survivor_index), rounding)
     del graphs["early_exit"]
     with pytest.raises(EngineError, match="no early exit"):
         CudaSession(cpu.manifest, {}, graphs, torch.device("cpu")).early_exit(hidden, step.survivor_index)

@@ -14,12 +14,12 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from kvforge.cli import main
-from kvforge.engine import Manifest, load_manifest, save_manifest, sha256_of, verify_files
-from kvforge.errors import EngineError
+from kvforge.common.errors import EngineError
+from kvforge.manifest import MANIFEST_DIGEST, Manifest, load_manifest, save_manifest, sha256_of, verify_files
 from kvforge.planning.costs import prefill_flops_per_token
-from kvforge.runtime.cpu_session import CpuSession
-from kvforge.runtime.session import load_session
-from kvforge.runtime.step_inputs import LowerStep, UpperStep
+from kvforge.runtime.sessions.cpu import CpuSession
+from kvforge.runtime.sessions.inputs import LowerStep, UpperStep
+from kvforge.runtime.sessions.session import load_session
 from tests.support.engines import SWIFTKV, SWIFTKV_FP8, EngineShelf
 
 
@@ -70,6 +70,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "impossible cut": (edit_json(lambda d: d.update(cut=9)), "impossible values"),
     "field of wrong type": (edit_json(lambda d: d.update(isa=None)), "impossible values"),
     "list of wrong type": (edit_json(lambda d: d.update(eos_token_ids=["a"])), "impossible values"),
+    "flag of wrong type": (edit_json(lambda d: d.update(kv_bias=1)), "impossible values"),
     "scales of wrong type": (edit_json(lambda d: d.update(kv_scales=[[1.0, "a"]])), "impossible values"),
     "scales without a format": (edit_json(lambda d: d.update(kv_scales=[[1.0, 1.0]] * 4)), "impossible values"),
     "a scale too few": (
@@ -105,6 +106,18 @@ def test_a_damaged_or_foreign_engine_is_refused(damage: str, engine: Path) -> No
     message = str(error.value)
     assert sentence in message and message.endswith(".") and "\n" not in message
     assert "build" in message or "not run" in message
+
+
+def test_an_engine_of_an_earlier_kvforge_loads(engine: Path) -> None:
+    """Its manifest lacks the fields that came since, and its digest stays what it was."""
+    new = load_manifest(engine)
+    save_manifest(dataclasses.replace(new, kv_bias=None, k_norm=None), engine)
+    data = json.loads((engine / "engine.json").read_text())
+    assert new.to_json().keys() - data.keys() == {"kv_bias", "k_norm"}
+    earlier = load_manifest(engine)
+    assert (new.kv_bias, new.k_norm) == (False, False) and (earlier.kv_bias, earlier.k_norm) == (None, None)
+    assert data[MANIFEST_DIGEST] == earlier.sha256 != new.sha256
+    load_session(engine, earlier)
 
 
 def test_inspect_prints_and_verifies(engine: Path, capsys: pytest.CaptureFixture) -> None:

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from kvforge.chat_template import ChatTemplate
-from kvforge.errors import KvforgeError
+from kvforge.common.errors import KvforgeError
+from kvforge.tokenization.chat_template import ChatTemplate
 
 TEMPLATE = "{% for m in messages %}[{{ m.role }}]{{ m.content | trim }}</s>{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"  # noqa: E501
 

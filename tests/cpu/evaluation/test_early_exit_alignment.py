@@ -1,12 +1,11 @@
 """Early-exit alignment: counted by hand, and through an engine against the plain-torch reference."""
 
-import json
 from pathlib import Path
 
 import pytest
 import torch
 
-from kvforge.errors import EngineError, KvforgeError
+from kvforge.common.errors import EngineError, KvforgeError
 from kvforge.evaluation.early_exit import (
     alignment,
     alignment_table,
@@ -17,12 +16,14 @@ from kvforge.evaluation.early_exit import (
 )
 from kvforge.evaluation.score import wilson
 from kvforge.runtime import LLM, SamplingParams
-from kvforge.runtime.scoring import stream_logits
-from model_defs import load_config
+from kvforge.runtime.scoring.score import stream_logits
 from model_defs.reference import reference_early_exit, reference_logits
 from tests.support.checkpoints import load_weights
 from tests.support.engines import EARLY_EXIT, SWIFTKV, EngineShelf
+from tests.support.rounding import assert_near, config_of, model_error
 
+TOKENS = 130
+"""Of the longest document."""
 CONFIDENCE = torch.tensor([0.1, 0.2, 0.5, 0.6, 0.95, 0.96, 0.99, 1.0])
 AGREES = torch.tensor([False, True, False, True, True, False, True, True])
 
@@ -52,7 +53,8 @@ def test_confidence_is_the_exits_and_ties_go_to_the_lowest_token() -> None:
     exits = torch.tensor([[0.0, 0.0, -100.0], [0.0, 100.0, 0.0]])
     logits = torch.tensor([[5.0, 5.0, 0.0], [1.0, 0.0, 0.5]])
     confidence, agrees = confidence_and_agreement(exits, logits)
-    assert torch.allclose(confidence, torch.tensor([0.5, 1.0])) and agrees.tolist() == [True, False]
+    # Half is exp(0) / (exp(0) + exp(0) + 0), and one is 1 / (1 + 0): nothing is rounded.
+    assert confidence.tolist() == [0.5, 1.0] and agrees.tolist() == [True, False]
     for rows in ((exits * float("nan"), logits), (exits, logits * float("nan"))):
         with pytest.raises(EngineError, match="not finite"):
             confidence_and_agreement(*rows)
@@ -70,9 +72,9 @@ def test_what_cannot_be_counted_is_refused(engines: EngineShelf) -> None:
 def test_an_engine_counts_what_the_reference_counts(engines: EngineShelf, tmp_path: Path) -> None:
     """Documents of several lengths in steps of a few tokens; only the continuations count."""
     llm, checkpoint = LLM(engines.engine(EARLY_EXIT), num_pages=64, max_num_tokens=50), engines.checkpoint(EARLY_EXIT)
-    config, weights = load_config(json.loads((checkpoint / "config.json").read_text())), load_weights(checkpoint)
+    config, weights = config_of(checkpoint), load_weights(checkpoint)
     generator = torch.Generator().manual_seed(3)
-    texts = [torch.randint(3, 320, (n,), generator=generator).tolist() for n in (130, 2, 41)]
+    texts = [torch.randint(3, 320, (n,), generator=generator).tolist() for n in (TOKENS, 2, 41)]
     documents = [(texts[0][:60], texts[0][60:]), (texts[1][:1], texts[1][1:]), (texts[2][:1], texts[2][1:])]
     exits, full = (
         [reference(config, weights, torch.tensor([*given, *rest]))[len(given) - 1 : -1] for given, rest in documents]
@@ -82,8 +84,7 @@ def test_an_engine_counts_what_the_reference_counts(engines: EngineShelf, tmp_pa
         rows = slice(chunk.start, chunk.start + len(chunk.logits))
         assert chunk.exit_logits is not None
         for got, expected in ((chunk.exit_logits, exits), (chunk.logits, full)):
-            error = (got - expected[chunk.request][rows]).abs().max() / expected[chunk.request].abs().max()
-            assert float(error) <= 1e-4
+            assert_near(got, expected[chunk.request][rows], model_error(config, TOKENS))
     expected = count_alignment(*confidence_and_agreement(torch.cat(exits), torch.cat(full)), bins=10)
     result = alignment(llm, documents, bins=10)
     assert result.all.num_tokens == 70 + 1 + 40 and result.all == expected.all

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from kvforge.engine import SCHEMA_VERSION, TOKENIZER_DIR, Manifest, save_manifest
+from kvforge.manifest import SCHEMA_VERSION, TOKENIZER_DIR, Manifest, save_manifest
 from tests.support.checkpoints import write_byte_tokenizer
 
 TEMPLATE = (

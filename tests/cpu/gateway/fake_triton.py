@@ -13,7 +13,7 @@ import grpc
 import numpy as np
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from kvforge.serving.failures import CODES
+from kvforge.serving.contract.failures import CODES
 
 DTYPES = {"INT32": "<i4", "FP32": "<f4", "BOOL": "?", "UINT64": "<u8"}
 

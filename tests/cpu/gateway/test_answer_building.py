@@ -16,8 +16,8 @@ from kvforge.gateway.generation import LOGPROBS_AT_ONCE, TOKENS_AT_ONCE, Generat
 from kvforge.gateway.held_answers import HeldAnswer, HeldAnswers
 from kvforge.gateway.logprobs import ChatLogprobs, CompletionLogprobs
 from kvforge.gateway.token_bytes import TokenBytes
-from kvforge.runtime.outputs import TokenLogprobs
-from kvforge.runtime.text_stream import TextStream
+from kvforge.runtime.requests.outputs import TokenLogprobs
+from kvforge.runtime.text.stream import TextStream
 from tests.cpu.gateway.fake_triton import FakeTriton, Row
 from tests.cpu.gateway.http_calls import COMPLETION, connect, post, send_request, wait_until
 from tests.cpu.gateway.test_openai_logprobs import decoder_of
@@ -174,6 +174,12 @@ def test_all_answers_have_a_largest_size_and_give_it_back() -> None:
     assert whole.num_bytes == 50
 
 
+async def endless(request):
+    while True:
+        yield Row([100], 0, [-0.5], [{}])
+        await asyncio.sleep(0.01)
+
+
 def test_what_answers_hold_is_given_back(start: Callable[..., str], triton: FakeTriton, monkeypatch) -> None:
     """Whether they end well, with an error, or their client goes away."""
     made: list[HeldAnswers] = []
@@ -192,11 +198,6 @@ def test_what_answers_hold_is_given_back(start: Callable[..., str], triton: Fake
     assert len({id(each) for each in made}) == 1
     wait_until(lambda: made[0].num_bytes == 0)  # given back once the client has its answer
 
-    async def endless(request):
-        while True:
-            yield Row([100], 0, [-0.5], [{}])
-            await asyncio.sleep(0.01)
-
     triton.script = endless
     with connect(url) as sock:
         send_request(sock, {**COMPLETION, "logprobs": 0, "n": 2, "prompt": ["a", "b"]})
@@ -214,9 +215,13 @@ def test_a_panic_while_an_answer_is_written_ends_that_answer(
     def fail(self: Generation, *args: object) -> None:
         raise panic("index out of bounds at /root/.cargo/registry")
 
+    usual = triton.script
     with monkeypatch.context() as patched:
         patched.setattr(Generation, "_slices", fail)
+        if stream:
+            triton.script = endless
         answer = post(f"{url}/v1/completions", {**COMPLETION, "stream": stream})
         assert answer.status == 500 and "tokenizer fails" in answer.body and "cargo" not in answer.body
     wait_until(lambda: triton.requests[0].cancelled or not stream)
+    triton.script = usual
     assert post(f"{url}/v1/completions", COMPLETION).status == 200

@@ -7,8 +7,8 @@ from pathlib import Path
 import openai
 import pytest
 
-from kvforge.errors import KvforgeError
-from kvforge.gateway import body
+from kvforge.common.errors import KvforgeError
+from kvforge.gateway import request_body as body
 from kvforge.gateway.auth import ApiKeys
 from tests.cpu.gateway.fake_triton import FakeTriton
 from tests.cpu.gateway.http_calls import COMPLETION, call, connect, endless, post, read_to_end, wait_until

@@ -11,7 +11,7 @@ from tokenizers import decoders
 
 from kvforge.gateway.logprobs import ChatLogprobs, CompletionLogprobs
 from kvforge.gateway.token_bytes import TokenBytes
-from kvforge.runtime.outputs import TokenLogprobs
+from kvforge.runtime.requests.outputs import TokenLogprobs
 from tests.cpu.gateway.fake_triton import FakeTriton, bytes_of
 from tests.support.text_tokenizers import TEXT, byte_fallback, byte_level
 

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from kvforge.errors import KvforgeError
+from kvforge.common.errors import KvforgeError
 from kvforge.gateway import GatewayOptions, gateway_command
 from kvforge.gateway.options import parse_options
 from kvforge.gateway.server import listen
-from kvforge.serving import run_dir
-from kvforge.serving.run_dir import STATE_FILE
+from kvforge.serving.processes import run_dir
+from kvforge.serving.processes.run_dir import STATE_FILE
 from tests.cpu.gateway.fake_triton import FakeTriton, Refusal, Row
 from tests.cpu.gateway.http_calls import (
     COMPLETION,

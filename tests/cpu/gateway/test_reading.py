@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from kvforge.engine import TOKENIZER_DIR
 from kvforge.gateway import reading
-from kvforge.gateway.asked import Asked, pack, unpack
 from kvforge.gateway.errors import ApiError
 from kvforge.gateway.model import ServedModel
 from kvforge.gateway.options import GatewayOptions, gateway_command
+from kvforge.gateway.parsed_request import ParsedRequest, pack, unpack
 from kvforge.gateway.reading import AT_ONCE, IN_THREAD, Reading
 from kvforge.gateway.request_reader import RequestReader
+from kvforge.manifest import TOKENIZER_DIR
 from kvforge.workers import WorkersUnavailable
 from tests.cpu.gateway.engine_files import write_engine_files
 from tests.cpu.gateway.fake_triton import FakeTriton
@@ -52,7 +52,7 @@ def test_no_large_body_is_read_on_the_loop(options: GatewayOptions, monkeypatch)
     on_loop: list[int] = []
     read = RequestReader.read
 
-    def watch(self: RequestReader, data: bytes, chat: bool) -> Asked:
+    def watch(self: RequestReader, data: bytes, chat: bool) -> ParsedRequest:
         if threading.current_thread() is threading.main_thread():
             on_loop.append(len(data))
         return read(self, data, chat)
@@ -68,7 +68,7 @@ def test_no_large_body_is_read_on_the_loop(options: GatewayOptions, monkeypatch)
                     for name, make in bodies.items():
                         data = make(size)
                         found, ticks = await ticks_while(reader.read(data, chat))
-                        assert isinstance(found, Asked | ApiError), name
+                        assert isinstance(found, ParsedRequest | ApiError), name
                         if isinstance(found, ApiError):
                             assert found.status in (400, 404), (name, found.message)
                             assert "\n" not in found.message
@@ -83,7 +83,7 @@ def test_no_large_body_is_read_on_the_loop(options: GatewayOptions, monkeypatch)
 
 
 def test_asked_survives_the_way() -> None:
-    asked = Asked(b"\n\0t", (b"abcd", b"efghijkl"), 2, ("é", "\n"), 3, True, False, (b"\\n", b""))
+    asked = ParsedRequest(b"\n\0t", (b"abcd", b"efghijkl"), 2, ("é", "\n"), 3, True, False, (b"\\n", b""))
     assert unpack(pack(asked)) == asked and asked.num_prompt_tokens == 3
     with pytest.raises(ApiError) as found:
         unpack(pack(ApiError(404, "ä", "p", "c")))

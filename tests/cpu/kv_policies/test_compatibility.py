@@ -1,4 +1,4 @@
-"""Which mechanisms go together: the whole table, the documentation made from it, and policies made up."""
+"""Which features go together: the whole table, the documentation made from it, and policies made up."""
 
 from dataclasses import dataclass
 from itertools import combinations
@@ -7,11 +7,11 @@ from typing import ClassVar
 
 import pytest
 
-from kvforge.errors import BuildError
+from kvforge.common.errors import BuildError
 from kvforge.kv_policies import POLICIES, Full, Need
-from kvforge.kv_policies import mechanisms as m
+from kvforge.kv_policies import features as m
 from kvforge.kv_policies.compatibility import check, compare, needs_table, table
-from kvforge.kv_policies.mechanisms import Answer, all_mechanisms, mechanism_of
+from kvforge.kv_policies.features import Support, all_features, feature_of
 from kvforge.kv_policies.shadowkv import ShadowKV
 
 DOCS = Path(__file__).resolve().parents[3] / "docs" / "kv-policies.md"
@@ -31,19 +31,19 @@ ANSWERS = {
 
 
 def test_the_whole_table() -> None:
-    names = [mechanism.name for mechanism in all_mechanisms()]
+    names = [feature.name for feature in all_features()]
     assert names == [*ANSWERS, "target tensorrt"]
-    words = {"yes": Answer.YES, "no": Answer.NO, "if": Answer.CONDITION}
+    words = {"yes": Support.YES, "no": Support.NO, "if": Support.CONDITION}
     expected = {
         (row, column): text[4 * position : 4 * position + 4].strip()
         for row, text in ANSWERS.items()
         for position, column in enumerate(names)
     } | {("SingleInputKV", "AcrossKV"): "yes"}
-    for one, other in combinations(all_mechanisms(), 2):
+    for one, other in combinations(all_features(), 2):
         found = compare(one, other)
-        assert found.answer is words[expected[one.name, other.name]], (one.name, other.name)
-        assert compare(other, one).answer is found.answer
-        assert bool(found.limits) == (found.answer is not Answer.YES)
+        assert found.support is words[expected[one.name, other.name]], (one.name, other.name)
+        assert compare(other, one).support is found.support
+        assert bool(found.limits) == (found.support is not Support.YES)
 
 
 def test_the_documentation_has_the_tables() -> None:
@@ -54,16 +54,16 @@ def test_the_documentation_has_the_tables() -> None:
 
 def test_the_worst_limit_counts_and_every_reason_of_it_is_named() -> None:
     verdict = compare(m.EVICTION, m.GROUPED_CACHE)
-    assert verdict.answer is Answer.CONDITION and len(verdict.limits) == 2
+    assert verdict.support is Support.CONDITION and len(verdict.limits) == 2
     assert verdict.text == "if: only tokens of groups that are not sealed; evict first, quantize after"
-    both = m.Mechanism("both", limits={Need.ONE_QUERY: m.SPECULATION.limits[Need.ONE_QUERY]} | dict(m.PAGING.limits))
-    assert compare(both, mechanism_of(ShadowKV())).text == "no: drafts are queries as well"
+    both = m.Feature("both", limits={Need.ONE_QUERY: m.SPECULATION.limits[Need.ONE_QUERY]} | dict(m.PAGING.limits))
+    assert compare(both, feature_of(ShadowKV())).text == "no: drafts are queries as well"
 
 
 def test_what_is_built_goes_together_without_a_policy() -> None:
-    built = [mechanism for mechanism in all_mechanisms() if mechanism.is_built and mechanism.name != "ShadowKV"]
+    built = [feature for feature in all_features() if feature.is_built and feature.name != "ShadowKV"]
     assert len(built) == 7
-    check([mechanism_of(Full()), *built])
+    check([feature_of(Full()), *built])
 
 
 @pytest.mark.parametrize(
@@ -92,14 +92,14 @@ def test_what_is_built_goes_together_without_a_policy() -> None:
     ],
 )
 def test_refusals_say_what_to_do(other, sentence) -> None:
-    for pair in ([mechanism_of(ShadowKV()), other], [other, mechanism_of(ShadowKV())]):
+    for pair in ([feature_of(ShadowKV()), other], [other, feature_of(ShadowKV())]):
         with pytest.raises(BuildError) as error:
             check(pair)
         assert str(error.value) == sentence
 
 
 def test_shadowkv_goes_with_the_rest() -> None:
-    check([mechanism_of(ShadowKV()), m.PAGING, m.SINGLE_INPUT_KV, m.ACROSS_KV])
+    check([feature_of(ShadowKV()), m.PAGING, m.SINGLE_INPUT_KV, m.ACROSS_KV])
 
 
 def test_a_new_policy_is_a_class_with_its_needs() -> None:
@@ -109,7 +109,7 @@ def test_a_new_policy_is_a_class_with_its_needs() -> None:
         needs: ClassVar[frozenset[Need]] = frozenset({Need.CACHE_POSITIONS})
 
     with pytest.raises(BuildError) as error:
-        check([mechanism_of(Sinks()), m.PAGING])
+        check([feature_of(Sinks()), m.PAGING])
     assert str(error.value) == (
         "--kv-policy sinks needs keys rotated at their index in the cache, but with pages, shared prefixes shared keys "
         "are rotated at their true positions; choose another --kv-policy."
@@ -118,5 +118,5 @@ def test_a_new_policy_is_a_class_with_its_needs() -> None:
 
 def test_every_need_is_limited_by_something() -> None:
     """A need that all meet would say nothing."""
-    limited = {need for mechanism in all_mechanisms() for need in mechanism.limits}
+    limited = {need for feature in all_features() for need in feature.limits}
     assert limited == set(Need)

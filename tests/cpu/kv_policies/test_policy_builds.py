@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from kvforge.cli import main
+from kvforge.common.errors import BuildError
 from kvforge.compiler.options import BuildOptions, resolve
-from kvforge.errors import BuildError
 from kvforge.kv_policies import Full
 from kvforge.kv_policies.shadowkv import ShadowKV
 from model_defs import load_config

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from kvforge.cli import main
-from kvforge.engine import load_manifest, save_manifest
-from kvforge.errors import EngineError
+from kvforge.common.errors import EngineError
 from kvforge.kv_policies import Full
 from kvforge.kv_policies.shadowkv import ShadowKV
-from kvforge.runtime.prefix_cache import PrefixCache
+from kvforge.manifest import load_manifest, save_manifest
+from kvforge.runtime.scheduling.prefix_cache import PrefixCache
 from kvforge.runtime.speculation.config import SpeculativeConfig, check_speculation
 from tests.support.fake_session import fake_manifest
 

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from kvforge.errors import BuildError
+from kvforge.common.errors import BuildError
 from kvforge.kv_policies import POLICIES, Full, OwnerCache, load, parse
 from kvforge.kv_policies.shadowkv import ShadowKV
 

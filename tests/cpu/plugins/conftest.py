@@ -4,7 +4,7 @@ import platform
 import pytest
 
 import plugins
-from kvforge.hardware import AVX512_KERNELS, cpu_isa
+from kvforge.common.hardware import AVX512_KERNELS, cpu_isa
 
 
 @pytest.fixture(scope="session", autouse=True)

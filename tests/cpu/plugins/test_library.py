@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import plugins
-from kvforge.hardware import AVX512_KERNELS
+from kvforge.common.hardware import AVX512_KERNELS
 from plugins import build
 from plugins.errors import PluginBuildError, PluginLoadError
 

@@ -7,6 +7,7 @@ import torch
 
 import plugins
 from plugins.packed_linear import pack
+from tests.support.rounding import assert_near, gamma
 
 REFERENCE = plugins.OPERATORS["packed_linear"].reference
 
@@ -49,7 +50,8 @@ def test_nothing_saturates_at_the_ends_of_the_range(isa):
         assert set(weight.unique().tolist()) == {127 * weight_sign}
         x = torch.full((7, depth), row_sign * 3.0).bfloat16()
         got = run(x, weight, scales, 64)
-        torch.testing.assert_close(got, torch.full_like(got, row_sign * weight_sign * 6.0 * depth), rtol=1e-6, atol=0)
+        # The sum is one of integers: two scales, their product and the sum's conversion and product round.
+        assert_near(got, torch.full_like(got, row_sign * weight_sign * 6.0 * depth), gamma(5))
 
 
 def test_values_between_two_integers_are_rounded_to_even(isa):
@@ -74,7 +76,7 @@ def test_rows_at_the_ends_of_the_float_range(isa):
     x[4, 5], x[5, 69], x[6] = float("nan"), float("inf"), -float("inf")
     got = run(x, weight, scales, outputs, bias)
     assert torch.equal(got[0], bias.float())
-    assert got[2].isfinite().all() and (got[2] - bias.float()).abs().max() < 1e-30
+    assert torch.equal(got[2], bias.float())  # 2^-133 is lost beside a bias
     assert not (got[3].abs() < 1e30).any()
     assert got[4:7].isnan().all()
     assert torch.equal(got[[1, 7, 8]], want[[1, 7, 8]])
@@ -90,4 +92,4 @@ def test_normed_and_gated_rows_are_near_the_reference(isa):
         x, norm = normal(rows, depth, seed=1), normal(depth, seed=2)
         arguments = (x, weight, scales, None, norm, None, inner, 1e-5, True, True)
         got, want = torch.ops.kvforge.packed_linear(*arguments), REFERENCE(*arguments)
-        assert (got - want).abs().max() <= 0.01 * want.abs().max()
+        assert_near(got, want, 1 / 127)  # a code of a row that is quantized elsewhere

@@ -7,6 +7,7 @@ from torch.testing._internal.optests.generate_tests import ALL_TEST_UTILS
 import plugins
 from plugins.kv_quantization import LARGEST, dynamic_scale, quantize
 from plugins.random_cases import FORMATS, CacheFormat, paged_attention_case
+from tests.support.rounding import sum_error
 
 REFERENCE = plugins.OPERATORS["paged_attention"].reference
 DTYPES = (torch.float32, torch.bfloat16)
@@ -216,7 +217,7 @@ def test_in_float32_chunks_change_only_rounding(window, isas, monkeypatch):
         monkeypatch.setenv("KVFORGE_CPU_ISA", isa)
         whole = run(length)
         for chunk in (1, 7, 64):
-            assert relative_error(run(chunk), whole) < 2e-6, (isa, chunk)
+            assert relative_error(run(chunk), whole) < sum_error(head_dim, length, length), (isa, chunk)
         # Above 16 rows per KV head (here 6 queries), chunking changes no bit.
         assert torch.equal(run(125), run(250)) and torch.equal(run(250), whole), isa
 

@@ -9,12 +9,17 @@ from plugins.random_cases import speculative_verify_case
 REFERENCE = plugins.OPERATORS["speculative_verify"].reference
 
 
+NEAR = 1e-4
+"""Shares that fp32 cannot tell apart: exponentials round by 8 epsilons of their exponents, below 20 here, and sums of
+up to 50,000 of them in blocks and lanes by as much again; in any order they would by sqrt(50,000) epsilons."""
+
+
 def ints(*values) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.int32)
 
 
 def may_be_drawn(args: tuple, s: int, accepted: int, token: int) -> bool:
-    """Whether the sequence, having accepted so many, draws this token with its number moved by at most 1e-4."""
+    """Whether the sequence, having accepted so many, draws this token with its number moved by at most NEAR."""
     logits, draft_ids, draft_start, draft_probs, temperature, uniform = args
     begin, end = draft_start[s : s + 2].tolist()
     weight = torch.softmax(logits[begin + s + accepted].double() / temperature[s], dim=-1)
@@ -28,7 +33,7 @@ def may_be_drawn(args: tuple, s: int, accepted: int, token: int) -> bool:
         weight = residual if residual.any() else weight
     cumulative = weight.cumsum(0) / weight.sum()
     below = float(cumulative[token - 1]) if token else 0.0
-    return below - 1e-4 <= float(uniform[begin + s + accepted, 1]) < float(cumulative[token]) + 1e-4
+    return below - NEAR <= float(uniform[begin + s + accepted, 1]) < float(cumulative[token]) + NEAR
 
 
 def large_vocabulary(temperature: float) -> tuple[torch.Tensor, ...]:

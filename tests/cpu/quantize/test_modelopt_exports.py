@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from kvforge.checkpoint import Quantization, kv_scales, open_checkpoint
-from kvforge.errors import CheckpointError
+from kvforge.common.errors import CheckpointError
 from model_defs import load_config
 from tests.support.checkpoints import make_checkpoint
 

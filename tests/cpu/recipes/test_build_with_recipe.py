@@ -7,8 +7,8 @@ import pytest
 
 from kvforge import compiler
 from kvforge.cli import main
+from kvforge.common.errors import BuildError
 from kvforge.compiler import BuildOptions
-from kvforge.errors import BuildError
 
 ASSETS = Path(__file__).resolve().parents[3] / "model_defs" / "assets"
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from kvforge.checkpoint import open_checkpoint
+from kvforge.common.errors import BuildError
 from kvforge.compiler import BuildOptions
 from kvforge.compiler.options import resolve
 from kvforge.compiler.recipe import KEYS, Recipe, load_recipe
-from kvforge.errors import BuildError
 from model_defs import load_config
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -7,7 +7,16 @@ import pytest
 
 
 @pytest.mark.parametrize(
-    "module", ["scheduler", "page_pool", "prefix_cache", "sampling_params", "tokenizer", "detokenizer", "text_stream"]
+    "module",
+    [
+        "scheduling.scheduler",
+        "scheduling.page_pool",
+        "scheduling.prefix_cache",
+        "requests.params",
+        "text.tokenizer",
+        "text.detokenizer",
+        "text.stream",
+    ],
 )
 def test_module_does_not_import_torch(module: str) -> None:
     code = f"import sys, kvforge.runtime.{module}; sys.exit('torch' in sys.modules)"

@@ -9,8 +9,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from kvforge.common.errors import BuildError
 from kvforge.compiler import BuildOptions, build_engine
-from kvforge.errors import BuildError
 from kvforge.kv_policies import POLICIES, parse, register
 from kvforge.runtime import LLMEngine, SamplingParams
 from kvforge.runtime.config import resolve_config
@@ -19,6 +19,7 @@ from tests.support.eager_session import eager_session
 from tests.support.engine_schedules import random_plan, run_plan
 from tests.support.fake_session import FakeSession, context_logits
 from tests.support.recent_policy import Recent
+from tests.support.rounding import assert_near, model_error
 
 SMALL = Recent(num_sinks=4, window=8, block=4)
 GREEDY = {"temperature": 0.0, "ignore_eos": True}
@@ -159,7 +160,7 @@ def test_logits_equal_those_of_transformers_with_a_mask(tmp_path, seed):
         with torch.inference_mode():
             want = model(ids, attention_mask=mask).logits[0, len(prompt) - 1 :]
         got = torch.from_numpy(np.stack(rows))
-        assert torch.allclose(got, want, atol=1e-4 * float(want.abs().max()))
+        assert_near(got, want, model_error(session.config, ids.shape[1]))
 
 
 def test_an_engine_is_built_with_it(tmp_path):

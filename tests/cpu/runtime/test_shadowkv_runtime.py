@@ -7,12 +7,12 @@ from collections import Counter
 
 import pytest
 
-from kvforge.errors import EngineError, RequestError
+from kvforge.common.errors import EngineError, RequestError
 from kvforge.kv_policies.shadowkv import ShadowKV
 from kvforge.runtime import LLMEngine, SamplingParams
 from kvforge.runtime.config import resolve_config
-from kvforge.runtime.pools import device_bytes, host_bytes
-from kvforge.runtime.schedule import Schedule
+from kvforge.runtime.scheduling.schedule import Schedule
+from kvforge.runtime.sessions.pools import device_bytes, host_bytes
 from tests.support.engine_schedules import PlannedRequest, check_tokens, random_plan, run_plan
 from tests.support.fake_session import FakeSession, fake_manifest
 from tests.support.fake_shadow_session import FakeShadowSession
@@ -106,6 +106,10 @@ def test_bytes_of_the_pools_are_the_policys():
     assert stats["kv_host_used_bytes"] == manifest.num_owners * policy.host_bytes(cache, len(prompt))
 
 
+WHOLE = 0.1
+"""Ten sequences or so fit: what remains of one is left over."""
+
+
 def test_memory_is_divided_in_the_proportion_that_factored_prompts_need():
     policy = ShadowKV(rank=160, chunk_size=8, sparse_budget=2048)
     shape = dict(num_layers=2, owner_of_layer=(0, 1), num_kv_heads=8, num_heads=32, head_dim=128, max_position=2**17)
@@ -124,7 +128,7 @@ def test_memory_is_divided_in_the_proportion_that_factored_prompts_need():
     # One prompt exactly, and all others factored.
     kept = 2 * policy.device_bytes(cache, 122 * 1024)
     exact = pages * manifest.page_bytes
-    assert num_seqs == pytest.approx((4 * 2**30 - exact) / kept, rel=0.1)
+    assert num_seqs == pytest.approx((4 * 2**30 - exact) / kept, rel=WHOLE)
     assert config.num_pages >= pages + (num_seqs - 1) * policy.compact_length(122 * 1024) / 64
     small = resolve_config(manifest, 0, kv_cache_gib=0.1, max_seq_len=2048)  # nothing of that length is factored
     slots = 48 * 2 * (160 * 8 * 128 * 2 + 4 * 8 * 256)

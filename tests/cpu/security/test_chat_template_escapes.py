@@ -2,8 +2,8 @@
 
 import pytest
 
-from kvforge.chat_template import ChatTemplate
-from kvforge.errors import KvforgeError
+from kvforge.common.errors import KvforgeError
+from kvforge.tokenization.chat_template import ChatTemplate
 
 MESSAGES = [{"role": "user", "content": "{{ 7 * 7 }}"}]
 

@@ -10,9 +10,9 @@ pytest.importorskip("tritonclient.grpc", reason="reads Triton's configuration fo
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
-from kvforge.errors import KvforgeError
-from kvforge.serving.options import ServerOptions, engine_command
-from kvforge.serving.repository import MODELS, materialise
+from kvforge.common.errors import KvforgeError
+from kvforge.serving.server.options import ServerOptions, engine_command
+from kvforge.serving.server.repository import MODELS, materialise
 
 NAMES = [
     "plain", "with space", 'quo"te', "apo'strophe", "new\nline", "tab\there", "back\\slash", "${engine_dir}", "$(id)",

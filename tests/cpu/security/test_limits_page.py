@@ -9,12 +9,12 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
-from kvforge.gateway.fields import CHAT, COMPLETIONS
-from kvforge.serving.parameters import ERRORS_AS_TENSORS, STOP_TOKEN_IDS, TIMEOUT
-from kvforge.serving.repository import materialise
+from kvforge.gateway.request_fields import CHAT, COMPLETIONS
+from kvforge.serving.contract.parameters import ERRORS_AS_TENSORS, STOP_TOKEN_IDS, TIMEOUT
+from kvforge.serving.server.repository import materialise
 
 ROOT = Path(__file__).resolve().parents[3]
-CONTRACT = json.loads((ROOT / "tests/cpu/serving/triton_contract.json").read_text())
+CONTRACT = json.loads((ROOT / "tests/cpu/serving/contract/triton_contract.json").read_text())
 
 
 def first_cells(page: str) -> list[str]:

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from kvforge.chat_template import ChatTemplate
 from kvforge.checkpoint import open_checkpoint
+from kvforge.checkpoint.model import read_model_config
+from kvforge.common.errors import KvforgeError
 from kvforge.compiler.recipe import load_recipe
 from kvforge.distill.state import load_state
-from kvforge.errors import KvforgeError
-from kvforge.model_checkpoint import read_model_config
-from kvforge.tokenizer_files import read_tokenizer
+from kvforge.tokenization.chat_template import ChatTemplate
+from kvforge.tokenization.files import read_tokenizer
 from tests.support.engines import PLAIN, EngineShelf
 
 

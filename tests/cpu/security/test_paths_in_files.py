@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from kvforge.checkpoint import open_checkpoint
-from kvforge.engine import MANIFEST_FILE, load_manifest
-from kvforge.errors import KvforgeError
-from kvforge.relative_names import is_inside
+from kvforge.common.errors import KvforgeError
+from kvforge.common.relative_names import is_inside
+from kvforge.manifest import MANIFEST_FILE, load_manifest
 from tests.support.engines import PLAIN, EngineShelf
 
 OUTSIDE = ["../secret.safetensors", "/etc/passwd", "a/../../secret", "..", "", ".", "a\0b"]

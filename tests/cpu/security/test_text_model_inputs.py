@@ -5,11 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvforge.errors import RequestError
-from kvforge.runtime.sampling_checks import MAX_WORDS
-from kvforge.serving.postprocess import Postprocessor
-from kvforge.serving.preprocess import Preprocessor, load_tokenizer
-from kvforge.serving.stream_keys import StreamKeys
+from kvforge.common.errors import RequestError
+from kvforge.runtime.requests.checks import MAX_WORDS
+from kvforge.serving.contract.stream_keys import StreamKeys
+from kvforge.serving.text_models.postprocess import Postprocessor
+from kvforge.serving.text_models.preprocess import Preprocessor, load_tokenizer
 from tests.support.checkpoints import write_byte_tokenizer
 
 TOKENS = np.array([[[1, 2, 3]]], np.int32)

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from kvforge.common.errors import KvforgeError
 from kvforge.demo.questions import LENGTHS, make_questions
 from kvforge.demo.report import ModelReport, comparison_table, make_report
 from kvforge.demo.run import STUDENT, TEACHER, find_problems, run_demo
 from kvforge.demo.streaming import StreamedAnswer, StreamedRun
-from kvforge.errors import KvforgeError
 from kvforge.tasks.prompt import Example
 from tests.support.fake_session import fake_manifest
 

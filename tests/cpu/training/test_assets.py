@@ -16,6 +16,7 @@ from kvforge.training.config import TINY_HF_CONFIG, TINY_MODEL, TINY_STUDENT, TI
 from kvforge.training.documents import TASK_NAMES
 from kvforge.training.tokenizer import train_tokenizer
 from model_defs import load_config
+from tests.support.rounding import assert_near, config_of, model_error
 
 ASSETS = Path(__file__).parents[3] / "model_defs" / "assets"
 TEACHER, STUDENT = ASSETS / "tiny-teacher", ASSETS / "tiny-swiftkv"
@@ -105,7 +106,7 @@ def test_transformers_computes_the_same_logits():
     with torch.no_grad():
         for length in (1, 300, ids.shape[1]):
             expected, found = reference(ids[:, :length]).logits, ours(ids[:, :length])
-            assert (found - expected).abs().max() <= 1e-4 * expected.abs().max()
+            assert_near(found, expected, model_error(config_of(TEACHER), length))
 
 
 @pytest.mark.parametrize("directory", [TEACHER, STUDENT], ids=["teacher", "student"])

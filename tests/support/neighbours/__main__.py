@@ -10,7 +10,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from kvforge.serving.launcher import ServerOptions, TritonServer
+from kvforge.serving.server.launcher import ServerOptions, TritonServer
 from tests.support.gateway_process import run_gateway
 from tests.support.neighbours.attacks import Doors, known_attacks, random_attack
 from tests.support.neighbours.measure import Outcome, attacked, idle

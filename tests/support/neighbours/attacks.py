@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from kvforge.errors import KvforgeError
+from kvforge.common.errors import KvforgeError
 from kvforge.serving.client import StreamingClient
 from tests.support.gateway_process import MODEL
 from tests.support.neighbours.guides import KNOWN, random_guide

@@ -17,6 +17,6 @@ def _hold(signum: int, frame: object) -> None:
     ctypes.PyDLL(None).sleep(3600)  # a native call that does not let go of the interpreter's lock
 
 
-if "kvforge.serving.engine_process" in sys.orig_argv:
+if "kvforge.serving.engine.process" in sys.orig_argv:
     signal.signal(signal.SIGUSR1, _spin)
     signal.signal(signal.SIGUSR2, _hold)

@@ -1,16 +1,16 @@
-"""Triton's `postprocessing` model: token ids in, text out. The work is in kvforge.serving.postprocess."""
+"""Triton's `postprocessing` model: token ids in, text out. The work is in kvforge.serving.text_models.postprocess."""
 
 import json
 
 import triton_python_backend_utils as pb_utils
 
-from kvforge.serving.acks import AckSender
-from kvforge.serving.failures import Failure, failure_of
-from kvforge.serving.postprocess import make_postprocessor
-from kvforge.serving.processes import server_of_stub
-from kvforge.serving.request_log import configure_model
-from kvforge.serving.sending import Responder
-from kvforge.serving.watchdog import end_with_server
+from kvforge.serving.contract.failures import Failure, failure_of
+from kvforge.serving.logs.request_log import configure_model
+from kvforge.serving.processes.facts import server_of_stub
+from kvforge.serving.processes.watchdog import end_with_server
+from kvforge.serving.stub.acks import AckSender
+from kvforge.serving.stub.responder import Responder
+from kvforge.serving.text_models.postprocess import make_postprocessor
 
 READ = ("TOKENS_BATCH", "SEQUENCE_LENGTH", "STREAM_STATE")
 

@@ -1,11 +1,11 @@
-"""Triton's `preprocessing` model: text in, token ids out. The work is in kvforge.serving.preprocess_server."""
+"""Triton's `preprocessing` model: text in, token ids out. The work is in kvforge.serving.text_models."""
 
 import triton_python_backend_utils as pb_utils
 
-from kvforge.serving.preprocess_server import PreprocessingServer
-from kvforge.serving.processes import server_of_stub
-from kvforge.serving.request_log import configure_model
-from kvforge.serving.watchdog import end_with_server
+from kvforge.serving.logs.request_log import configure_model
+from kvforge.serving.processes.facts import server_of_stub
+from kvforge.serving.processes.watchdog import end_with_server
+from kvforge.serving.text_models.preprocess_server import PreprocessingServer
 
 
 class TritonPythonModel:

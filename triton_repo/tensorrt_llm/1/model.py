@@ -1,9 +1,9 @@
-"""Triton's `tensorrt_llm` model: a stub in front of the engine process. The work is in kvforge.serving.stub."""
+"""Triton's `tensorrt_llm` model: a stub in front of the engine process. The work is in kvforge.serving.stub.stub."""
 
 import triton_python_backend_utils as pb_utils
 
-from kvforge.errors import EngineError
-from kvforge.serving.stub import Stub
+from kvforge.common.errors import EngineError
+from kvforge.serving.stub.stub import Stub
 
 
 class TritonPythonModel:

@@ -1,11 +1,11 @@
-"""Triton's `tensorrt_llm_bls` model: text in, text out, calling tensorrt_llm. The work is in kvforge.serving.bls."""
+"""Triton's `tensorrt_llm_bls` model: text in and out, calling tensorrt_llm. Its work: kvforge.serving.text_models."""
 
 import triton_python_backend_utils as pb_utils
 
-from kvforge.serving.bls import TextServer
-from kvforge.serving.processes import server_of_stub
-from kvforge.serving.request_log import configure_model
-from kvforge.serving.watchdog import end_with_server
+from kvforge.serving.logs.request_log import configure_model
+from kvforge.serving.processes.facts import server_of_stub
+from kvforge.serving.processes.watchdog import end_with_server
+from kvforge.serving.text_models.bls import TextServer
 
 
 class TritonPythonModel:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kvforge.engine import TOKENIZER_DIR
+from kvforge.manifest import TOKENIZER_DIR
 from tests.support.engines import PLAIN, SWIFTKV, EngineShelf, with_tokens_around
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvforge.errors import KvforgeError
+from kvforge.common.errors import KvforgeError
 from kvforge.runtime import SamplingParams
 
 pytest.importorskip("lm_eval", reason="lm-evaluation-harness is an extra")

@@ -6,8 +6,8 @@ import pytest
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as BackendTokenizer
 
-from kvforge.errors import KvforgeError
-from kvforge.runtime.tokenizer import Tokenizer
+from kvforge.common.errors import KvforgeError
+from kvforge.runtime.text.tokenizer import Tokenizer
 from tests.support.engines import PLAIN, EngineShelf
 
 pytest.importorskip("lm_eval", reason="lm-evaluation-harness is an extra")

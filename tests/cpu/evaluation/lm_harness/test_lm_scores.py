@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from kvforge.common.errors import KvforgeError
 from kvforge.compiler import BuildOptions, build_engine
-from kvforge.errors import KvforgeError
 from kvforge.tasks.prompt import make_example
 from tests.support.engines import PLAIN, EngineShelf
 
@@ -15,6 +15,8 @@ from kvforge.evaluation.lm_harness import EngineLM
 from tests.support.lm_harness import TEXTS, Reference, byte_ids, instance, loglikelihoods
 
 ROOT = Path(__file__).resolve().parents[4]
+LONGEST = 16
+"""Bytes of the longest continuation of TEXTS or an answer."""
 
 
 def test_loglikelihoods_are_those_of_transformers(model: EngineLM, reference: Reference) -> None:
@@ -26,7 +28,8 @@ def test_loglikelihoods_are_those_of_transformers(model: EngineLM, reference: Re
     expected.append(reference.score([1], byte_ids("no context")))
     expected.append(reference.score([1], byte_ids("  x")))
     found = loglikelihoods(model, pairs)
-    assert [total for total, _ in found] == pytest.approx([total for total, _ in expected], abs=1e-3)
+    rounding = reference.rounding(LONGEST)
+    assert [total for total, _ in found] == pytest.approx([total for total, _ in expected], abs=rounding)
     assert [top for _, top in found] == [top for _, top in expected]
     assert greedy >= 128 or found[-4][1], "a greedy continuation is found greedy"
 
@@ -38,7 +41,7 @@ def test_contexts_are_cut_from_the_left_and_continuations_are_not(
     context, continuation = "a" * 8 + "0123456789" * 3, "xyz"
     ((total, _),) = loglikelihoods(model, [(context, continuation)])
     expected, _ = reference.score(byte_ids(context)[-17:], byte_ids(continuation))
-    assert total == pytest.approx(expected, abs=1e-3)
+    assert total == pytest.approx(expected, abs=reference.rounding(20))
     assert "1 of 1 contexts exceed 20 tokens" in caplog.text
     with pytest.raises(KvforgeError, match="a continuation of 20 tokens leaves no context within the engine's 20"):
         loglikelihoods(model, [("a", "b" * 20)])
@@ -65,7 +68,7 @@ def test_rolling_windows_score_every_token_once(engines: EngineShelf, reference:
         end = min(end, length)
         done = (end - 1) // 19 * 19
         expected += reference.score(ids[max(end - 20, 0) : done], ids[done:end])[0] if end > done else 0
-    assert found == pytest.approx([expected] * 2, abs=2e-3)
+    assert found == pytest.approx([expected] * 2, abs=reference.rounding(length))
     assert model.loglikelihood_rolling([instance("loglikelihood_rolling", "")], disable_tqdm=True) == [0]
 
 
@@ -84,5 +87,6 @@ def test_the_tiny_teacher_answers_as_in_transformers(request: pytest.FixtureRequ
     pairs = [(e.prompt, answer) for e in examples for answer in (f" {e.answer}.", " 123.")]
     expected = [reference.score(*model._encode_pair(*pair)) for pair in pairs]
     found = loglikelihoods(model, pairs)
-    assert [total for total, _ in found] == pytest.approx([total for total, _ in expected], abs=1e-3)
+    rounding = reference.rounding(LONGEST)
+    assert [total for total, _ in found] == pytest.approx([total for total, _ in expected], abs=rounding)
     assert [top for _, top in found] == [top for _, top in expected] and 0 < sum(top for _, top in found) < len(found)

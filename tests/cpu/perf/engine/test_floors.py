@@ -5,8 +5,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from kvforge.errors import KvforgeError
-from kvforge.runtime import LLMEngine
+from kvforge.common.errors import KvforgeError
+from kvforge.runtime.engine import LLMEngine
 from perf.engine.floors import Rates, Work, best_rates, decode_work, measure_rates, prefill_work
 from perf.engine.phases import run_phases
 from perf.peers.phases import PhaseTimes
@@ -83,6 +83,10 @@ def test_rates_are_measured():
     assert all(value > 0 for value in dataclasses.asdict(rates).values())
 
 
+HALF = 0.5
+"""Of the whole: what the loop takes between steps of a session that computes nothing, on a busy machine."""
+
+
 def test_steps_with_prompt_tokens_are_prefill():
     """5 prompts of 12 in steps of 8: every token is counted once, at its own context."""
     engine = LLMEngine(session=FakeSession(), num_pages=64, max_num_tokens=8, enable_prefix_cache=False)
@@ -93,4 +97,4 @@ def test_steps_with_prompt_tokens_are_prefill():
     assert times.mixed_context + times.decode_context == 5 * (13 + 14 + 15)
     assert times.prefill_steps >= 8 and times.mixed_rows > 0 and times.decode_steps > 0
     assert 0 < times.ttft_s <= times.total_s
-    assert times.prefill_s + times.decode_s == pytest.approx(times.total_s, rel=0.5)
+    assert times.prefill_s + times.decode_s == pytest.approx(times.total_s, rel=HALF)

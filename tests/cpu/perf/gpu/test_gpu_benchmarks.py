@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from kvforge.planning.costs import prefill_flops_per_token
-from kvforge.runtime import LLMEngine, SamplingParams
 from kvforge.runtime.config import resolve_config
+from kvforge.runtime.engine import LLMEngine
+from kvforge.runtime.requests.params import SamplingParams
 from perf.gpu import costs, llama8b, models, operators, shadowkv
 from perf.gpu.llama8b import LLAMA_8B, TINY, Case, GreedySession, parse_arguments, run_requests
 from perf.gpu.models import VARIANTS, Limits
@@ -64,6 +65,10 @@ def test_bytes_of_a_decode_token():
     assert plain.weight_bytes == 2 * (8_030_261_248 - 128256 * 4096 - norms)
 
 
+TABLES = 0.01
+"""What a cache has beside its elements: pages that are not full, and tables of places and counts."""
+
+
 def test_floors_are_below_what_the_paper_measured():
     """On an H100's 989 TFLOP/s the baseline cannot reach the paper's rate of the cut model at 8K inputs."""
     rates = {"bf16_gemm_flops_per_s": 989e12, "copy_bytes_per_s": 3.35e12}
@@ -72,7 +77,7 @@ def test_floors_are_below_what_the_paper_measured():
     for name in ("baseline", "cut16-4way"):
         floor = llama8b.floors(manifest(LLAMA_8B, name), case, rates)
         rate[name] = 100 * case.length / (floor["flops_floor_s"] + floor["kv_bytes_floor_s"])
-        assert 0 < floor["ttft_floor_s"] < 0.2 and 0.003 < floor["tpot_floor_s"] < 0.006
+        assert 0 < floor["ttft_floor_s"] < 0.2 and 3 < 1000 * floor["tpot_floor_s"] < 6
     assert 30_000 < rate["baseline"] < 45_000 < rate["cut16-4way"]
 
 
@@ -168,7 +173,7 @@ def test_tiny_shadowkv_run_on_the_cpu(tmp_path, capsys, monkeypatch, full):
     assert (exact["batch"], missing["batch"], missing["measured_hit_rate"]) == (2, 3, 0.0)
     assert 0.4 < hitting["measured_hit_rate"] < 0.8 and hitting["floor_s"] < missing["floor_s"]
     assert missing["ratio"] == pytest.approx(missing["tok_s"] / exact["tok_s"])
-    assert missing["device_cache_bytes"] == pytest.approx(missing["formula_device_bytes"], rel=0.01)
+    assert missing["device_cache_bytes"] == pytest.approx(missing["formula_device_bytes"], rel=TABLES)
     assert missing["host_cache_bytes"] * 4 == missing["formula_host_bytes"]  # four layers share it
     lines = capsys.readouterr().out.splitlines()
     assert len({len(line) for line in lines if line.startswith(("engine", "full", "shadowkv-64 "))}) == 1
@@ -185,7 +190,7 @@ def test_shadowkv_shapes_are_the_papers():
         made[policy] = models.manifest_of(config, options)
     load = Load(case.context, 1)
     full, sparse = (kept(one, load)[0] / 2**30 for one in made.values())
-    assert full == pytest.approx(15.25, abs=0.02) and sparse < full / 6
+    assert full == pytest.approx(15.25, rel=TABLES) and sparse < full / 6
     rates = {"copy_bytes_per_s": 4e12, "host_copy_bytes_per_s": 5e10}
     steps = [
         shadowkv.floor_s(one, Load(case.context, batch), 0.6, rates) / batch

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kvforge.errors import KvforgeError
+from kvforge.common.errors import KvforgeError
 from perf.harness.command import add_lengths, add_levels, add_report, begin_report, run_program
 
 

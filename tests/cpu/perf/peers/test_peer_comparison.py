@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from kvforge.bench.workload import Workload
-from kvforge.errors import KvforgeError
+from kvforge.common.errors import KvforgeError
 from perf.peers import compare
 from perf.peers.client import Worker
 from perf.peers.compare import append, plan_runs, read_lines, write_report

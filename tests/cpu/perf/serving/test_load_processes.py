@@ -17,7 +17,7 @@ from perf.serving.load.processes import CpuWindow, cpu_seconds, memory_of, role_
     [
         (["/opt/bin/tritonserver", "--http-port=1"], "tritonserver"),
         (["/b/python/triton_python_backend_stub", "/m/postprocessing/1/model.py", "x"], "stub of postprocessing"),
-        (["python", "-m", "kvforge.serving.engine_process", "/e"], "engine"),
+        (["python", "-m", "kvforge.serving.engine.process", "/e"], "engine"),
         (["python", "-m", "kvforge.gateway", "--engine", "/e"], "gateway"),
         ([""], "?"),
     ],

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvforge.errors import KvforgeError, MissingToolError
-from kvforge.runtime.tokenizer import Tokenizer
+from kvforge.common.errors import KvforgeError, MissingToolError
+from kvforge.runtime.text.tokenizer import Tokenizer
 from perf.serving.load import aiperf, perf_analyzer
 from perf.serving.load.client import ask_tokens, infer_request
 from perf.serving.load.prompts import make_prompts

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvforge.errors import KvforgeError
+from kvforge.common.errors import KvforgeError
 from perf.serving.load.profile_export import Goals, RequestTrace, percentiles, read_traces, summarise
 from perf.serving.load.sweep import markdown, plot
 

@@ -29,11 +29,16 @@ def session():
     return random_session(load_config(SMALL), BuildOptions(dtype="float32", kv_policy=POLICY, **limits))
 
 
+HIT_RATE = 0.08
+"""A head keeps a whole number of its 8 places, and rounds a share of them by half a place at most: 1 / 16, and a sixth
+of a place more where three sequences share a step."""
+
+
 def test_a_synthetic_step_runs_at_the_hit_rate_asked_for(session):
     decode = SyntheticDecode(session, Load(400, 3))
     for wanted in (0.0, 0.5, 1.0):
         times, measured = decode.seconds(2, wanted, lambda: None)
-        assert len(times) == 2 and measured == pytest.approx(wanted, abs=0.08)
+        assert len(times) == 2 and measured == pytest.approx(wanted, abs=HIT_RATE)
     places = decode.places()
     assert places.shape == (4, 3, 2, 8) and (places >= 4).all()  # the first four chunks are the outliers
     tokens = decode.step()

@@ -4,10 +4,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
-from kvforge.errors import KvforgeError
+from kvforge.common.errors import KvforgeError
 from perf.simulation.cost_model import CostModel, fit_prices, load_costs, nonnegative_least_squares, save_costs
 from perf.simulation.work import StepWork
+from tests.support.rounding import sum_error
 
 PRICES = {"steps": 0.01, "upper_calls": 0.005, "tokens": 5e-4, "survivors": 1e-3, "query_keys": 1e-9, "keys_read": 2e-8}
 MODEL = CostModel(16, 8, 32, 16384, PRICES)
@@ -25,7 +27,12 @@ def random_works(rng: np.random.Generator, num: int) -> list[StepWork]:
 def test_exact_measurements_give_the_prices_back() -> None:
     works = random_works(np.random.default_rng(0), 60)
     fitted = fit_prices(works, [MODEL.seconds(work) for work in works])
-    assert fitted == pytest.approx(PRICES, rel=1e-6)
+    assert fitted == pytest.approx(PRICES)
+
+
+NOISE = 0.5
+"""40 steps whose times are off by 20% tell a price to about 0.2 / sqrt(40) = 3% where it is alone; it shares them with
+five prices that are correlated with it, some ten times less certain."""
 
 
 def test_noise_does_not_make_a_price_negative() -> None:
@@ -34,7 +41,7 @@ def test_noise_does_not_make_a_price_negative() -> None:
     seconds = [MODEL.seconds(work) * rng.lognormal(0, 0.2) for work in works]
     fitted = fit_prices(works, seconds)
     assert min(fitted.values()) >= 0
-    assert fitted["tokens"] == pytest.approx(PRICES["tokens"], rel=0.5)
+    assert fitted["tokens"] == pytest.approx(PRICES["tokens"], rel=NOISE)
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -45,8 +52,10 @@ def test_nonnegative_least_squares_is_optimal(seed: int) -> None:
     x = nonnegative_least_squares(matrix, target)
     gradient = matrix.T @ (matrix @ x - target)
     assert (x >= 0).all() and (x > 0).any()
-    np.testing.assert_allclose(gradient[x > 0], 0, atol=1e-9)
-    assert (gradient[x == 0] >= -1e-9).all()
+    sizes = np.abs(matrix).T @ (np.abs(matrix) @ x + np.abs(target))
+    # The solution rounds by its condition number, below 10 here, and then the gradient does.
+    rounding = 10 * sum_error(6, 30, dtype=torch.float64) * sizes.max()
+    assert np.abs(gradient[x > 0]).max() <= rounding and (gradient >= -rounding).all()
 
 
 def test_costs_are_read_as_written_and_others_stay(tmp_path: Path) -> None:

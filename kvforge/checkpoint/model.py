@@ -1,0 +1,54 @@
+"""Checkpoints of the models in ``model_defs``: configuration and weights that belong together."""
+
+import re
+from pathlib import Path
+
+from kvforge.checkpoint import Checkpoint, open_checkpoint
+from kvforge.common.errors import CheckpointError
+from model_defs import ModelConfig, ModelError, family_of, load_config
+from model_defs.weights import weight_specs
+
+_IS_NUMBER = re.compile("[0-9]{1,9}")
+
+
+def open_model(path: str | Path) -> Checkpoint:
+    """Open a checkpoint whose tensors go by the names of ``model_defs.weights``, whatever its family calls them; raises
+    CheckpointError as ``open_checkpoint`` does, and where two tensors would go by one name."""
+    checkpoint = open_checkpoint(path)
+    family = family_of(checkpoint.hf_config)
+    return checkpoint if family is None else checkpoint.renamed(family.weight_name)
+
+
+def read_model_config(checkpoint: Checkpoint) -> ModelConfig:
+    """Return the model that config.json describes; raises CheckpointError where it is not supported."""
+    try:
+        return load_config(checkpoint.hf_config, checkpoint.generation_config)
+    except ModelError as error:
+        raise CheckpointError(f"{checkpoint.path}: {error}") from None
+
+
+def check_weights(checkpoint: Checkpoint, config: ModelConfig) -> None:
+    """Raise CheckpointError now, not after minutes of work, if a tensor is missing or misshapen, or if there is a bias
+    or a layer that the configuration does not ask for (without it the model would be another)."""
+    _check_layers(checkpoint, config)
+    sources = {source.name: source for spec in weight_specs(config) for source in spec.sources}
+    for source in sources.values():
+        checkpoint.check(source.name, source.shape)
+    for name in sources:
+        bias = name.removesuffix("weight") + "bias"
+        if bias not in sources and bias in checkpoint.file_of_tensor:
+            raise CheckpointError(
+                f"{checkpoint.path} has {bias}, which config.json does not ask for; correct config.json "
+                "(attention_bias, mlp_bias) or remove the tensor."
+            )
+
+
+def _check_layers(checkpoint: Checkpoint, config: ModelConfig) -> None:
+    """Raise CheckpointError unless the tensors are those of as many layers as the configuration says."""
+    numbers = (name.split(".", 3)[2] for name in checkpoint.file_of_tensor if name.startswith("model.layers."))
+    last = max((int(number) for number in numbers if _IS_NUMBER.fullmatch(number)), default=-1)
+    if last + 1 != config.num_layers:
+        raise CheckpointError(
+            f"{checkpoint.path} has {'more' if last >= config.num_layers else 'fewer'} layers than the "
+            f"{config.num_layers} of its config.json (num_hidden_layers); config and weights do not belong together."
+        )

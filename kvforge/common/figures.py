@@ -1,0 +1,61 @@
+"""Figures through matplotlib, written whole or not at all."""
+
+import contextlib
+import io
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kvforge.common.errors import KvforgeError, MissingToolError, first_line
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+_FORMATS = (".png", ".svg", ".pdf")
+
+
+def check_figure(path: Path) -> None:
+    """Raise KvforgeError, before any work is done, where a figure cannot be made, MissingToolError without
+    matplotlib."""
+    if path.suffix.lower() not in _FORMATS:
+        raise KvforgeError(f"{path} cannot be plotted to; name a .png, .svg or .pdf.")
+    if not path.parent.is_dir():
+        raise KvforgeError(f"{path} cannot be plotted to: there is no directory {path.parent}.")
+    new_figure(1, 1)
+
+
+def new_figure(width: float, height: float) -> "Figure":
+    """Return an empty figure, in inches, that needs no display. Raises MissingToolError without matplotlib."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise MissingToolError("Plots need matplotlib: pip install -e '.[perf]'.") from None
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def save_figure(figure: "Figure", path: Path) -> None:
+    """Write ``figure`` in the format that the name of ``path`` says; what is there before stays until it is done. The
+    same figure gives the same SVG.
+
+    Raises:
+        KvforgeError: matplotlib does not write this kind of file, or it cannot be written there.
+    """
+    import matplotlib
+
+    image, kind = io.BytesIO(), path.suffix.lower().lstrip(".") or "png"
+    try:
+        with matplotlib.rc_context({"svg.hashsalt": "kvforge"}):
+            figure.savefig(image, format=kind, dpi=110, metadata={"Date": None} if kind == "svg" else None)
+    except ValueError as error:
+        raise KvforgeError(f"{path} cannot be plotted to ({first_line(error)}); name a .png, .svg or .pdf.") from None
+    unfinished = path.with_name(f".{path.name}.unfinished")
+    try:
+        unfinished.write_bytes(image.getvalue())
+        unfinished.replace(path)
+    except OSError as error:
+        raise KvforgeError(
+            f"{path} cannot be written ({error.strerror}); choose another place or free space."
+        ) from None
+    finally:
+        with contextlib.suppress(OSError):
+            unfinished.unlink()

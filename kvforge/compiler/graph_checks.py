@@ -1,0 +1,190 @@
+"""Checks on an exported graph, run after export and before code generation."""
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import torch
+from torch.fx import Node
+
+from kvforge.common.errors import BuildError
+from kvforge.compiler.export import ExportedGraph, pool_specs
+from kvforge.compiler.options import ResolvedOptions
+from kvforge.kv_policies import POLICIES
+from model_defs import ModelConfig
+from model_defs.graphs import scales_by_owner
+
+_WRITE = "kvforge::rope_paged_kv_write"
+_ATTEND = "kvforge::paged_attention"
+_VERIFY = "kvforge::speculative_verify"
+_LINEAR = "kvforge::packed_linear"
+_OPERATORS = {
+    "lower": (_WRITE, _ATTEND, _LINEAR),
+    "upper": (_ATTEND, _LINEAR),
+    "early_exit": (_LINEAR,),
+    "verify": (_VERIFY,),
+}
+_POOL_ARGUMENTS = ("k_pool", "v_pool", "k_scales", "v_scales")
+
+
+@dataclass(frozen=True)
+class _PoolInput:
+    """A placeholder of the graph: the owner it belongs to and which argument of operators it is."""
+
+    owner: int
+    role: str
+
+
+def verify(graph: ExportedGraph, config: ModelConfig, options: ResolvedOptions) -> None:
+    """Check that ``graph`` does to the cache exactly what the model says.
+
+    Every operator is known and belongs to the graph; every owner's pools are written once by ``lower`` and never by
+    ``upper``; layer i reads its owner's pools, after the write; elements and scales go together, with the owner's
+    static scale where it has one; what a KV policy puts into layers is there with that policy, and only then, right
+    before a layer reads its owner's pools, and as the policy's own check says; ``early_exit`` has nothing to do with
+    the cache; linear layers are packed where the options say so and nowhere else; pools, hidden state, logits and
+    tokens have the declared dtypes.
+
+    Raises:
+        BuildError: naming the node that breaks a rule.
+    """
+    calls = [(node, name) for node in graph.program.graph.nodes if (name := _operator_name(graph, node))]
+    if graph.name == "verify":
+        if [name for _, name in calls] != [_VERIFY]:
+            raise BuildError(f"Graph verify calls {[name for _, name in calls]}; it must be one {_VERIFY}.")
+        _check_results(graph, [torch.int32, torch.int32])
+        return
+    _check_linears(graph, options)
+    if graph.name != "early_exit":
+        _check_cache(graph, config, options, [(node, name) for node, name in calls if name != _LINEAR])
+    _check_results(graph, [options.torch_dtype if graph.name == "lower" else torch.float32])
+
+
+def _check_linears(graph: ExportedGraph, options: ResolvedOptions) -> None:
+    foreign = _LINEAR if options.packed_dtype is None else "aten::linear"
+    for node in graph.program.graph.nodes:
+        if isinstance(node.target, torch._ops.OpOverload) and node.target._schema.name == foreign:
+            _fail(graph, node, f"calls {node.target}, but weights are packed as {options.packed_dtype}")
+
+
+def _check_cache(
+    graph: ExportedGraph, config: ModelConfig, options: ResolvedOptions, calls: list[tuple[Node, str]]
+) -> None:
+    pools = _pool_inputs(graph, config, options)
+    scales = scales_by_owner(config, options.kv_scales)
+    writes: Counter[int] = Counter()
+    reads: list[int] = []
+    inserted: list[Node] = []
+    check = options.policy.layer_check()
+    for node, name in calls:
+        if name not in _OPERATORS[graph.name]:
+            if name not in options.policy.operators:
+                _fail(graph, node, f"calls {name}, which is not of the engine's KV policy {options.policy.name}")
+            inserted.append(node)
+            continue
+        owner = _owner(graph, node, pools, options)
+        found = tuple(_argument(node, scale) for scale in ("k_scale", "v_scale"))
+        if found != scales[owner]:
+            _fail(graph, node, f"takes {found} as the scales of layer {owner}, which are {scales[owner]}")
+        if name == _WRITE:
+            if owner in reads:
+                _fail(graph, node, f"writes the cache of layer {owner} after it was read")
+            writes[owner] += 1
+            if writes[owner] > 1:
+                _fail(graph, node, f"writes the cache of layer {owner} a second time")
+        else:
+            if check is not None:
+                own = {pool.role: name for name, pool in pools.items() if pool.owner == owner}
+                if broken := check(inserted, node, own):
+                    _fail(graph, *broken)
+            inserted = []
+            reads.append(owner)
+            if graph.name == "lower" and not writes[owner]:
+                _fail(graph, node, f"reads the cache of layer {owner} before this step's K and V are written")
+    if inserted:
+        _fail(graph, inserted[0], "changes a cache that no layer reads afterwards")
+    is_lower = graph.name == "lower"
+    layers = range(config.cut) if is_lower else range(config.cut, config.num_layers)
+    expected_reads = [config.owner_of_layer[layer] for layer in layers]
+    expected_writes = config.owners if is_lower else ()
+    if reads != expected_reads or tuple(sorted(writes)) != expected_writes:
+        raise BuildError(
+            f"Graph {graph.name} reads the caches of layers {reads} and writes {sorted(writes)}; "
+            f"the model asks for {expected_reads} and {list(expected_writes)}."
+        )
+
+
+def _pool_inputs(graph: ExportedGraph, config: ModelConfig, options: ResolvedOptions) -> dict[str, _PoolInput]:
+    """Map each pool placeholder's name to what it is; the pools are the last inputs of the graph but those of the KV
+    policy."""
+    specs = pool_specs(config, options)
+    state = options.policy.state_pools(config.num_kv_heads, config.head_dim, options.page_size)
+    roles = (*_POOL_ARGUMENTS[: len(specs) - len(state)], *(pool.name for pool in state))
+    expected = [
+        (_PoolInput(owner, role), dtype)
+        for owner in graph.pool_owners
+        for role, (_, dtype) in zip(roles, specs, strict=True)
+    ]
+    names = list(graph.program.graph_signature.user_inputs)
+    end = len(names) - len(options.policy.state_inputs)
+    placeholders = {node.name: node for node in graph.program.graph.nodes if node.op == "placeholder"}
+    pools: dict[str, _PoolInput] = {}
+    for name, (pool, dtype) in zip(names[end - len(expected) : end], expected, strict=True):
+        node = placeholders[str(name)]
+        if node.meta["val"].dtype != dtype:
+            _fail(graph, node, f"is a cache pool of dtype {node.meta['val'].dtype}, not {dtype}")
+        pools[node.name] = pool
+    return pools
+
+
+def _operator_name(graph: ExportedGraph, node: Node) -> str | None:
+    """Return the name of the kvforge operator that ``node`` calls, None if it calls one of torch's or nothing."""
+    if node.op != "call_function":
+        return None
+    target = node.target
+    if isinstance(target, torch._ops.OpOverload):
+        if target.namespace in ("aten", "prims"):
+            return None
+        name: str = target._schema.name
+        is_policys = any(name in policy.operators for policy in POLICIES.values())
+        if name in _OPERATORS[graph.name] or (is_policys and graph.name in ("lower", "upper")):
+            return name
+        if is_policys or any(name in names for names in _OPERATORS.values()):
+            _fail(graph, node, f"calls {target}, which does not belong into this graph")
+    elif getattr(target, "__module__", "") in ("_operator", "torch"):  # arithmetic on symbolic sizes
+        return None
+    _fail(graph, node, f"calls {target}, which no target implements")
+
+
+def _argument(node: Node, name: str) -> Any:
+    """Return the argument ``name`` of an operator call, its default where it is left out."""
+    assert isinstance(node.target, torch._ops.OpOverload)
+    for position, argument in enumerate(node.target._schema.arguments):
+        if argument.name == name:
+            if position < len(node.args):
+                return node.args[position]
+            return node.kwargs.get(name, argument.default_value)
+    raise AssertionError(f"{node.target} has no argument {name}")
+
+
+def _owner(graph: ExportedGraph, node: Node, pools: dict[str, _PoolInput], options: ResolvedOptions) -> int:
+    """Return the owner whose pools ``node`` takes, all of them and each in its place."""
+    values = {role: _argument(node, role) for role in _POOL_ARGUMENTS}
+    found = {role: pools.get(value.name) for role, value in values.items() if isinstance(value, Node)}
+    owner = next((pool.owner for pool in found.values() if pool is not None), -1)
+    roles = _POOL_ARGUMENTS if options.has_scale_pools else _POOL_ARGUMENTS[:2]
+    if found != {role: _PoolInput(owner, role) for role in roles}:
+        what = "the K and the V pool" + (" with their scales" if options.has_scale_pools else "")
+        _fail(graph, node, f"does not take {what} of one owner")
+    return owner
+
+
+def _check_results(graph: ExportedGraph, dtypes: list[torch.dtype]) -> None:
+    output = next(node for node in graph.program.graph.nodes if node.op == "output")
+    results = [node.meta["val"].dtype for node in output.args[0] if isinstance(node, Node)]
+    if results != dtypes:
+        _fail(graph, output, f"returns tensors of dtypes {results}, not {dtypes}")
+
+
+def _fail(graph: ExportedGraph, node: Node, what: str) -> NoReturn:
+    raise BuildError(f"Graph {graph.name}: node {node.name} {what}.")

@@ -1,0 +1,1 @@
+"""What ``kvforge doctor`` checks; nothing of it changes anything."""

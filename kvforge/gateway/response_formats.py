@@ -1,0 +1,205 @@
+"""The JSON of answers, whole and in pieces, for both endpoints: written as tokens come, held as bytes."""
+
+import json
+import time
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+from kvforge.gateway.generation import Delta, Generation
+from kvforge.gateway.logprobs import ChatLogprobs, CompletionLogprobs, Logprobs
+
+Parts = Iterator[bytes | bytearray]
+
+
+class ResponseFormat(Protocol):
+    """How an endpoint writes its answer; one object per answer."""
+
+    def add(self, delta: Delta) -> None:
+        """Take in what is new."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Held at the moment, of all choices."""
+
+    def missing(self) -> bool:
+        """Whether a choice has not ended."""
+
+    def whole(self, usage: dict[str, Any]) -> Parts:
+        """The body of an answer that is not streamed."""
+
+    def opening(self) -> Iterator[bytes]:
+        """Events sent before the first token."""
+
+    def event(self, index: int) -> bytes:
+        """What a choice has to say since its last event; empty when that is nothing yet."""
+
+    def usage_event(self, usage: dict[str, Any]) -> bytes:
+        """The event without choices that ends a stream with `include_usage`."""
+
+
+class _Choice:
+    """What is known of a choice and not sent: its text as the inside of a JSON string, its log-probabilities."""
+
+    def __init__(self, logprobs: Logprobs | None) -> None:
+        self.text = bytearray()
+        self.logprobs = logprobs
+        self.finish_reason: str | None = None
+        self.stop_reason: Any = None
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self.text) + (0 if self.logprobs is None else self.logprobs.num_bytes)
+
+    def take_text(self) -> bytes:
+        text, self.text = self.text, bytearray()
+        return bytes(text)
+
+    def take_logprobs(self) -> Parts:
+        return iter((b"null",)) if self.logprobs is None else self.logprobs.take()
+
+    def end(self) -> bytes:
+        """The fields that say why it ended."""
+        reasons = f'"finish_reason":{_dumps(self.finish_reason)},"stop_reason":{_dumps(plain_stop(self.stop_reason))}'
+        return reasons.encode()
+
+
+class _Format:
+    kind = ""
+    chunk_kind = ""
+
+    def __init__(self, generation: Generation) -> None:
+        model = generation.model
+        self._asked = generation.asked
+        self._bytes = model.token_bytes
+        self._num_choices = generation.num_choices
+        self._choices: dict[int, _Choice] = {}
+        self.num_bytes = 0
+        head = {
+            "id": generation.request_id,
+            "object": self.kind,
+            "created": int(time.time()),
+            "model": model.name,
+            "system_fingerprint": f"kvforge-{model.manifest.checkpoint_sha256[:12]}",
+        }
+        self._head = head
+        self._chunk_head = {**head, "object": self.chunk_kind}
+        # Every event is `_before`, the choice's own part, `_after`: the rest is the same all the time.
+        self._before = f'data: {_dumps(self._chunk_head)[:-1]},"choices":[{{'
+        self._after = '}],"usage":null}\n\n' if self._asked.include_usage else "}]}\n\n"
+
+    def add(self, delta: Delta) -> None:
+        choice = self._choices.get(delta.index)
+        if choice is None:
+            logprobs = None if self._asked.logprobs is None else self._new_logprobs()
+            choice = self._choices[delta.index] = _Choice(logprobs)
+        before = choice.num_bytes
+        choice.text += _dumps(delta.text)[1:-1].encode()
+        if choice.logprobs is not None and delta.logprobs is not None:
+            choice.logprobs.add(delta.logprobs)
+        choice.finish_reason, choice.stop_reason = delta.finish_reason, delta.stop_reason
+        self.num_bytes += choice.num_bytes - before
+
+    def missing(self) -> bool:
+        ended = sum(choice.finish_reason is not None for choice in self._choices.values())
+        return ended < self._num_choices
+
+    def whole(self, usage: dict[str, Any]) -> Parts:
+        yield f'{_dumps(self._head)[:-1]},"choices":['.encode()
+        for index in range(self._num_choices):
+            choice = self._choices[index]
+            yield f'{"," if index else ""}{{"index":{index},'.encode()
+            yield from self._content(index, choice.take_text())
+            yield b',"logprobs":'
+            yield from choice.take_logprobs()
+            yield b"," + choice.end() + b"}"
+        yield f'],"usage":{_dumps(usage)}}}'.encode()
+
+    def opening(self) -> Iterator[bytes]:
+        return iter(())
+
+    def event(self, index: int) -> bytes:
+        choice = self._choices[index]
+        before = choice.num_bytes
+        event = self._of(index, choice, before > 0)
+        self.num_bytes -= before - choice.num_bytes
+        return event
+
+    def usage_event(self, usage: dict[str, Any]) -> bytes:
+        return f"data: {_dumps({**self._chunk_head, 'choices': [], 'usage': usage})}\n\n".encode()
+
+    def _of(self, index: int, choice: _Choice, grew: bool) -> bytes:
+        raise NotImplementedError
+
+    def _content(self, index: int, text: bytes) -> Parts:
+        raise NotImplementedError
+
+    def _new_logprobs(self) -> Logprobs:
+        raise NotImplementedError
+
+    def _event(self, index: int, content: bytes, logprobs: Parts, end: bytes | None) -> bytes:
+        before = f'{self._before}"index":{index},'.encode()
+        reason = b'"finish_reason":null' if end is None else end
+        return b"".join((before, content, b',"logprobs":', *logprobs, b",", reason, self._after.encode()))
+
+
+class CompletionFormat(_Format):
+    """/v1/completions."""
+
+    kind = chunk_kind = "text_completion"
+
+    def opening(self) -> Iterator[bytes]:
+        if self._asked.echoes:
+            for index in range(self._num_choices):
+                yield self._event(index, b'"text":"%b"' % self._echo(index), iter((b"null",)), None)
+
+    def _of(self, index: int, choice: _Choice, grew: bool) -> bytes:
+        end = choice.end() if choice.finish_reason is not None else None
+        if not grew and end is None:
+            return b""
+        logprobs = choice.take_logprobs() if choice.logprobs is not None and choice.logprobs.num_bytes else (b"null",)
+        return self._event(index, b'"text":"%b"' % choice.take_text(), iter(logprobs), end)
+
+    def _content(self, index: int, text: bytes) -> Parts:
+        yield from (b'"text":"', self._echo(index), text, b'"')
+
+    def _new_logprobs(self) -> Logprobs:
+        return CompletionLogprobs(self._bytes)
+
+    def _echo(self, index: int) -> bytes:
+        return self._asked.echoes[index // self._asked.n] if self._asked.echoes else b""
+
+
+class ChatFormat(_Format):
+    """/v1/chat/completions."""
+
+    kind, chunk_kind = "chat.completion", "chat.completion.chunk"
+
+    def opening(self) -> Iterator[bytes]:
+        for index in range(self._num_choices):
+            yield self._event(index, b'"delta":{"role":"assistant","content":""}', iter((b"null",)), None)
+
+    def _of(self, index: int, choice: _Choice, grew: bool) -> bytes:
+        events = b""
+        if grew:
+            logprobs = (
+                choice.take_logprobs() if choice.logprobs is not None and choice.logprobs.num_bytes else (b"null",)
+            )
+            events = self._event(index, b'"delta":{"content":"%b"}' % choice.take_text(), iter(logprobs), None)
+        if choice.finish_reason is not None:
+            events += self._event(index, b'"delta":{}', iter((b"null",)), choice.end())
+        return events
+
+    def _content(self, index: int, text: bytes) -> Parts:
+        yield from (b'"message":{"role":"assistant","content":"', text, b'","refusal":null}')
+
+    def _new_logprobs(self) -> Logprobs:
+        return ChatLogprobs(self._bytes)
+
+
+def plain_stop(reason: Any) -> Any:
+    """A stop reason as clients know it: the stop string or the stop token's id."""
+    return reason[0] if isinstance(reason, list) and len(reason) == 1 else reason
+
+
+def _dumps(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))

@@ -1,0 +1,141 @@
+"""What acts on the K,V cache besides attention: what each feature needs, and what it does not give the others."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+from kvforge.kv_policies.policy import KVPolicy, Need
+from kvforge.kv_policies.registry import POLICIES
+
+
+class Support(Enum):
+    """Whether two features go together, from best to worst."""
+
+    YES = "yes"
+    CONDITION = "with a condition"
+    NO = "no"
+
+
+@dataclass(frozen=True)
+class Limitation:
+    """Why a feature does not give what another needs, or on what condition it does; ``reason`` is a clause."""
+
+    support: Support
+    reason: str
+
+
+def _no(reason: str) -> Limitation:
+    return Limitation(Support.NO, reason)
+
+
+def _if(reason: str) -> Limitation:
+    return Limitation(Support.CONDITION, reason)
+
+
+@dataclass(frozen=True)
+class Feature:
+    """``limits`` has an entry for each need that it does not meet as it stands. ``remedy`` says, in the imperative, how
+    to build without it. Those not ``is_built`` are what a policy to come will meet."""
+
+    name: str
+    needs: frozenset[Need] = frozenset()
+    limits: Mapping[Need, Limitation] = field(default_factory=dict)
+    remedy: str = "choose another --kv-policy"
+    is_built: bool = True
+
+
+SINGLE_INPUT_KV = Feature(
+    "SingleInputKV",
+    limits={
+        Need.ATTENTION_SCORES: _if("above the cut no prompt token attends: only rules that look at keys there"),
+        Need.WHOLE_PREFILL: _no("there is a substitute for the upper layers' prefill already"),
+    },
+    remedy="take a checkpoint without a cut",
+)
+ACROSS_KV = Feature(
+    "AcrossKV",
+    limits={Need.CACHE_PER_LAYER: _if("once per owner, for all layers that share it")},
+)
+EVICTION = Feature(
+    "eviction",
+    needs=frozenset({Need.ATTENTION_SCORES, Need.HISTORY_MUTATION, Need.CACHE_PER_LAYER}),
+    limits={
+        Need.WHOLE_PROMPT: _no("what was dropped is not there"),
+        Need.TOKEN_GROUPS: _if("evict first, quantize after"),
+    },
+    is_built=False,
+)
+QUANTIZED_CACHE = Feature(
+    "8-bit cache",
+    limits={Need.PLAIN_ELEMENTS: _no("the numbers in it have another")},
+    remedy="give a --kv-dtype that is the --dtype",
+)
+GROUPED_CACHE = Feature(
+    "groups in 2 to 4 bits",
+    needs=frozenset({Need.TOKEN_GROUPS, Need.PLAIN_ELEMENTS}),
+    limits={
+        Need.PLAIN_ELEMENTS: _no("the numbers in it have another"),
+        Need.HISTORY_MUTATION: _if("only tokens of groups that are not sealed"),
+    },
+    is_built=False,
+)
+PAGING = Feature(
+    "pages, shared prefixes",
+    limits={
+        Need.WHOLE_PROMPT: _if("the exact prefix is shared, what is made of it is each sequence's own"),
+        Need.HISTORY_MUTATION: _if("copy a shared page before the change, unpublish it where it is changed"),
+        Need.PER_HEAD_LENGTHS: _no("a page holds the same tokens of all heads"),
+        Need.TOKEN_GROUPS: _if("a page holds whole groups"),
+        Need.CACHE_POSITIONS: _no("shared keys are rotated at their true positions"),
+    },
+)
+SPECULATION = Feature(
+    "speculation",
+    limits={
+        Need.ONE_QUERY: _no("drafts are queries as well"),
+        Need.ATTENTION_SCORES: _if("count what accepted tokens attend to, with a slot for every draft"),
+        Need.TOKEN_GROUPS: _if("seal a group only when none of its tokens can be rolled back"),
+    },
+    remedy="build with --max-draft-len 0",
+)
+KV_PREDICTION = Feature(
+    "KV prediction",
+    needs=frozenset({Need.WHOLE_PREFILL, Need.CACHE_PER_LAYER}),
+    limits={
+        Need.ATTENTION_SCORES: _if("the auxiliary model's scores stand for them"),
+        Need.EXACT_PROMPT: _if("predicted keys are factored as if they were exact: an experiment"),
+    },
+    is_built=False,
+)
+SLIDING_WINDOW = Feature(
+    "sliding windows",
+    limits={Need.GLOBAL_ATTENTION: _no("some layers see only the last tokens")},
+    remedy="leave --kv-policy out for this model",
+)
+TENSORRT = Feature(
+    "target tensorrt",
+    limits={Need.SEQUENCE_STATE: _no("the graphs take pages alone")},
+    remedy="build with --target cpu or cuda",
+)
+
+
+def feature_of(policy: KVPolicy) -> Feature:
+    """Return a policy as a feature."""
+    return Feature(f"--kv-policy {policy.name}", needs=policy.needs)
+
+
+def all_features() -> tuple[Feature, ...]:
+    """Return all of them, in the order of the table."""
+    return (
+        SINGLE_INPUT_KV,
+        ACROSS_KV,
+        *(Feature(policy.title, needs=policy.needs) for policy in POLICIES.values() if policy.needs),
+        EVICTION,
+        QUANTIZED_CACHE,
+        GROUPED_CACHE,
+        PAGING,
+        SPECULATION,
+        KV_PREDICTION,
+        SLIDING_WINDOW,
+        TENSORRT,
+    )

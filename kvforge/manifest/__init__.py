@@ -1,0 +1,39 @@
+"""The engine directory: the manifest that compiler and runtime share, and the names of the files in it."""
+
+from kvforge.manifest.files import (
+    MANIFEST_DIGEST,
+    MANIFEST_FILE,
+    check_not_replaced,
+    load_manifest,
+    save_manifest,
+    sha256_of,
+    verify_files,
+)
+from kvforge.manifest.manifest import (
+    OPERATORS_FILE,
+    RANK_DIR,
+    SCHEMA_VERSION,
+    TOKENIZER_DIR,
+    WEIGHTS_FILE,
+    Manifest,
+    graph_names,
+    package_file,
+)
+
+__all__ = [
+    "MANIFEST_DIGEST",
+    "MANIFEST_FILE",
+    "OPERATORS_FILE",
+    "RANK_DIR",
+    "SCHEMA_VERSION",
+    "TOKENIZER_DIR",
+    "WEIGHTS_FILE",
+    "Manifest",
+    "check_not_replaced",
+    "graph_names",
+    "load_manifest",
+    "package_file",
+    "save_manifest",
+    "sha256_of",
+    "verify_files",
+]

@@ -1,0 +1,75 @@
+"""Whether what an engine's manifest says can be true of an engine."""
+
+import dataclasses
+import math
+from typing import Any, get_args, get_origin
+
+from kvforge.common.errors import KvforgeError
+from kvforge.common.number_formats import ELEMENT_BYTES, KV_FORMATS, WEIGHT_BYTES
+from kvforge.common.relative_names import is_inside
+from kvforge.manifest.manifest import Manifest
+
+
+def is_possible(manifest: Manifest) -> bool:
+    """Whether every field has its type, and the values can belong to one engine."""
+    fields = dataclasses.fields(manifest)
+    return all(_has_type(getattr(manifest, field.name), field.type) for field in fields) and _fits(manifest)
+
+
+def _has_type(value: Any, kind: Any) -> bool:
+    """Whether a JSON value is of a Manifest field's type."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin is dict:
+        return isinstance(value, dict) and all(_has_type(item, arguments[1]) for item in value.values())
+    if origin is tuple and arguments[1] is Ellipsis:
+        return isinstance(value, tuple) and all(_has_type(item, arguments[0]) for item in value)
+    if origin is tuple:
+        return (
+            isinstance(value, tuple)
+            and len(value) == len(arguments)
+            and all(_has_type(item, element) for item, element in zip(value, arguments, strict=True))
+        )
+    return isinstance(value, kind) and (bool in (kind, *arguments) or not isinstance(value, bool))
+
+
+def _fits(manifest: Manifest) -> bool:
+    """Whether the numbers of a manifest can belong to an engine."""
+    sizes = (
+        "num_layers",
+        "hidden_size",
+        "intermediate_size",
+        "num_heads",
+        "num_kv_heads",
+        "head_dim",
+        "vocab_size",
+        "page_size",
+        "max_num_seqs",
+        "max_num_tokens",
+        "max_seq_len",
+    )
+    layers = manifest.num_layers
+    return (
+        all(getattr(manifest, name) >= 1 for name in sizes)
+        and 1 <= manifest.cut <= layers
+        and (manifest.cut < layers or not manifest.early_exit)
+        and len(manifest.layer_windows) == len(manifest.owner_of_layer) == layers
+        and all(0 <= owner < layers for owner in manifest.owner_of_layer)
+        and len(manifest.isa) >= 1
+        and manifest.dtype in ELEMENT_BYTES
+        and manifest.weight_dtype in WEIGHT_BYTES
+        and manifest.max_draft_len >= 0
+        and manifest.kv_dtype in KV_FORMATS
+        and len(manifest.kv_scales) == (manifest.num_owners if manifest.kv_format.scales == "static" else 0)
+        and all(0 < scale < math.inf for scales in manifest.kv_scales for scale in scales)
+        and all(map(is_inside, manifest.files))
+        and _has_policy(manifest)
+    )
+
+
+def _has_policy(manifest: Manifest) -> bool:
+    """Whether the policy is one, with all its parameters in range and for such heads and pages."""
+    try:
+        manifest.policy.check(manifest.num_kv_heads, manifest.head_dim, manifest.page_size)
+        return manifest.policy.parameters == manifest.kv_policy_parameters
+    except KvforgeError:
+        return False

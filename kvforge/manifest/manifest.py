@@ -1,0 +1,174 @@
+"""The manifest: everything that compiler and runtime share of an engine, and the names of its files."""
+
+import dataclasses
+import hashlib
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvforge.common.number_formats import KV_FORMATS, SCALE_BYTES, WEIGHT_BYTES, KVFormat
+from kvforge.kv_policies import Full, KVPolicy, OwnerCache, load
+
+SCHEMA_VERSION = 6
+LATER_FIELDS = frozenset({"kv_bias", "k_norm"})
+"""Fields that came after the schema version did: engines without them load, and keep their digest."""
+
+TOKENIZER_DIR = "tokenizer"
+RANK_DIR = "rank0"
+WEIGHTS_FILE = f"{RANK_DIR}/weights.safetensors"
+OPERATORS_FILE = f"{RANK_DIR}/operators.so"
+
+
+def graph_names(max_draft_len: int, early_exit: bool) -> tuple[str, ...]:
+    """Return the names of an engine's graphs, in the order they are built: ``early_exit`` only where the model has that
+    head, ``verify`` only where there are drafts."""
+    optional = {"early_exit": early_exit, "verify": max_draft_len > 0}
+    return ("lower", "upper", *(name for name, is_there in optional.items() if is_there))
+
+
+def package_file(graph: str) -> str:
+    """Return where the AOTInductor package of a graph lies in an engine."""
+    return f"{RANK_DIR}/{graph}.pt2"
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Everything the runtime knows about an engine; ``cut == num_layers`` means the model has no cut.
+
+    ``dtype`` is the activations' and that of weights which are no matrices; ``weight_dtype``, a key of
+    ``WEIGHT_BYTES`` (``kvforge.common.number_formats``), is that of linear layers. ``owner_of_layer[i]`` is the layer
+    whose K,V cache layer i reads. ``kv_dtype`` is a key of ``KV_FORMATS``;
+    ``kv_scales`` holds (k_scale, v_scale) of each owner where it is static, else nothing. Limits: ``max_num_seqs``
+    sequences and ``max_num_tokens`` packed tokens a step, ``max_seq_len`` tokens a sequence, ``max_draft_len``
+    draft tokens of a sequence in one step; above 0 the engine has the graph ``verify``. With ``early_exit`` it has the
+    graph ``early_exit``, whose head is counted in ``num_parameters``. ``kv_policy`` and all of its parameters say what
+    becomes of K,V once a prompt is computed (``kvforge.kv_policies``). ``isa`` names the machine code: the architecture
+    followed by the extensions it needs. ``kv_bias`` and ``k_norm`` say whether the K and V projections have biases and
+    K a norm, None where an earlier kvforge, which did not record it, built the engine.
+    """
+
+    schema_version: int
+    kvforge_version: str
+    target: str
+    isa: tuple[str, ...]
+    torch_version: str
+    dtype: str
+    weight_dtype: str
+    kv_dtype: str
+    kv_scales: tuple[tuple[float, float], ...]
+    model_type: str
+    num_layers: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    max_position: int
+    layer_windows: tuple[int, ...]
+    cut: int
+    owner_of_layer: tuple[int, ...]
+    early_exit: bool
+    page_size: int
+    max_num_seqs: int
+    max_num_tokens: int
+    max_seq_len: int
+    max_draft_len: int
+    bos_token_id: int | None
+    eos_token_ids: tuple[int, ...]
+    num_parameters: int
+    weights_file_bytes: int
+    checkpoint_sha256: str
+    operators: dict[str, int]
+    files: dict[str, str]
+    """SHA-256 of every file the engine was written with, by relative path; ``inspect --verify`` checks all."""
+    kv_policy: str = Full.name
+    kv_policy_parameters: dict[str, int] = field(default_factory=dict)
+    kv_bias: bool | None = None
+    k_norm: bool | None = None
+
+    @property
+    def policy(self) -> KVPolicy:
+        """The KV policy; raises BuildError for one that is none."""
+        return load(self.kv_policy, self.kv_policy_parameters)
+
+    @property
+    def graphs(self) -> tuple[str, ...]:
+        """The names of the engine's graphs."""
+        return graph_names(self.max_draft_len, self.early_exit)
+
+    @property
+    def upper_pools(self) -> slice:
+        """Which of the owners' pools, in order, the upper graph reads."""
+        return slice(sum(owner < self.cut for owner in self.owners), None)
+
+    @property
+    def owners(self) -> tuple[int, ...]:
+        """Layers that have a K,V cache, ascending."""
+        return tuple(sorted(set(self.owner_of_layer)))
+
+    @property
+    def num_owners(self) -> int:
+        """Number of layers that have a K,V cache."""
+        return len(self.owners)
+
+    @property
+    def kv_format(self) -> KVFormat:
+        """What ``kv_dtype`` says of the cache."""
+        return KV_FORMATS[self.kv_dtype]
+
+    @property
+    def owner_cache(self) -> OwnerCache:
+        """The cache of one owner."""
+        scale_bytes = SCALE_BYTES if self.kv_format.scales == "dynamic" else 0
+        return OwnerCache(self.num_kv_heads, self.head_dim, self.page_size, self.kv_format.element_bytes, scale_bytes)
+
+    @property
+    def kv_element_bytes_per_token(self) -> int:
+        """Bytes of K and V one token keeps over all owners, without scales."""
+        return 2 * self.num_owners * self.num_kv_heads * self.head_dim * self.kv_format.element_bytes
+
+    @property
+    def kv_scale_bytes_per_token(self) -> int:
+        """Bytes of the dynamic scales of one token over all owners."""
+        return 2 * self.num_owners * self.num_kv_heads * SCALE_BYTES if self.kv_format.scales == "dynamic" else 0
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes one token keeps in the cache over all owners: K, V and their scales."""
+        return self.kv_element_bytes_per_token + self.kv_scale_bytes_per_token
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of one logical page over all owners."""
+        return self.page_size * self.kv_bytes_per_token
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of weights that a decode step reads: every linear layer and the head, without biases and scales, the
+        lookup of embeddings and an early exit's head."""
+        q_dim, kv_dim = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        of_layer = 2 * self.hidden_size * q_dim + 3 * self.hidden_size * self.intermediate_size
+        of_owner = 2 * self.hidden_size * kv_dim
+        head = self.vocab_size * self.hidden_size
+        return (self.num_layers * of_layer + self.num_owners * of_owner + head) * WEIGHT_BYTES[self.weight_dtype]
+
+    @property
+    def max_num_survivors(self) -> int:
+        """Tokens of one step that can go past the cut: the last of each sequence, and the drafts before it."""
+        return min(self.max_num_tokens, self.max_num_seqs * (1 + self.max_draft_len))
+
+    @property
+    def sha256(self) -> str:
+        """The digest in ``engine.json``, which no other engine has: it covers the digests of the engine's files."""
+        return digest_of(self.to_json())
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the manifest as JSON-ready data."""
+        data = dataclasses.asdict(self)
+        return {name: value for name, value in data.items() if value is not None or name not in LATER_FIELDS}
+
+
+def digest_of(data: dict[str, Any]) -> str:
+    """Return the SHA-256 of JSON data, whatever the order of its keys."""
+    return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,131 @@
+"""Guides in the words of llguidance: what each kind takes, and what is too costly to take.
+
+llguidance bounds most of what a guide can cost (``LLParserLimits``). Two things it does not bound are refused
+here: rules and references that can form chains deeper than its stack, and large ``multipleOf``, whose automaton
+has a state for every remainder.
+"""
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from fractions import Fraction
+from typing import Any
+
+from llguidance import LLMatcher, StructTag
+from llguidance.gbnf_to_lark import any_to_lark
+
+from kvforge.common.errors import RequestError
+from kvforge.runtime.requests.guided_decoding import GuidedDecoding
+
+MAX_RULES = 1000
+MAX_REFERENCES = 500
+MAX_REMAINDERS = 10_000
+_WHITESPACE = r" |\r?\n[ \t]{0,32}"
+"""Between JSON's tokens: a space, or a line's end and an indentation. A model in doubt would fill pages with more."""
+
+
+def grammar_of(guided: GuidedDecoding, is_special: Callable[[str], bool]) -> str:
+    """Return the guide as llguidance's grammar; ``is_special`` tells whether a text is one special token.
+
+    Raises:
+        RequestError: the guide is not JSON where it must be, or too costly. What else is wrong with a grammar
+            shows when a matcher is made of it.
+    """
+    guide = guided.guide or ""
+    if guided.kind == "json":
+        return _json_grammar({"type": "object"})
+    if guided.kind == "json_schema":
+        schema = _parsed(guided.kind, guide)
+        _check_schema(schema)
+        return _json_grammar(schema)
+    if guided.kind == "regex":
+        return LLMatcher.grammar_from_regex(guide)
+    if guided.kind == "ebnf_grammar":
+        _check_rules(guide)
+        try:
+            return LLMatcher.grammar_from_lark(any_to_lark(guide))
+        except RecursionError:
+            raise RequestError("the ebnf_grammar is nested too deeply; flatten it.") from None
+    return _tag_grammar(_parsed(guided.kind, guide), is_special)
+
+
+def _json_grammar(schema: Any) -> str:
+    if schema is False:
+        raise RequestError("the schema false allows no text; give another.")
+    schema = {} if schema is True else schema
+    return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides={"whitespace_pattern": _WHITESPACE})
+
+
+def _parsed(kind: str, guide: str) -> Any:
+    try:
+        return json.loads(guide)
+    except RecursionError:
+        raise RequestError(f"the guide of {kind} is nested too deeply; flatten it.") from None
+    except ValueError as error:
+        raise RequestError(f"the guide of {kind} is not JSON ({error}); correct it.") from None
+
+
+def _tag_grammar(tag: Any, is_special: Callable[[str], bool]) -> str:
+    """The grammar of {"triggers": [text], "structures": [{"begin": text, "schema": ..., "end": text}]}."""
+    triggers = tag.get("triggers") if isinstance(tag, dict) else None
+    structures = tag.get("structures") if isinstance(tag, dict) else None
+    if not isinstance(triggers, list) or not isinstance(structures, list) or not structures:
+        raise RequestError('a structural_tag is {"triggers": [...], "structures": [...]}; give both.')
+    if not all(isinstance(trigger, str) and trigger for trigger in triggers):
+        raise RequestError("the triggers of a structural_tag are texts; give no others.")
+    tags = []
+    for item in structures:
+        if not isinstance(item, dict) or not isinstance(item.get("begin"), str) or not isinstance(item.get("end"), str):
+            raise RequestError("a structure of a structural_tag has a begin, a schema and an end; give all three.")
+        schema = item.get("schema", {})
+        if not isinstance(schema, dict):
+            raise RequestError("the schema in a structural_tag is no JSON object; give a JSON schema.")
+        trigger = next((trigger for trigger in triggers if item["begin"].startswith(trigger)), None)
+        if trigger is None:
+            raise RequestError(f"no trigger begins {item['begin']!r}; give one in triggers.")
+        tags.append(StructTag(trigger=trigger, begin=item["begin"], grammar=schema, end=item["end"]))
+    _check_schema([tag.grammar for tag in tags])
+    bracketed = {tag.trigger for tag in tags if tag.trigger.startswith("<") and tag.trigger.endswith(">")}
+    special = {trigger for trigger in bracketed if is_special(trigger)}
+    if special and special != bracketed:
+        raise RequestError(f"{min(bracketed - special)!r} is no special token as other triggers are; change it.")
+    return StructTag.to_grammar(tags, assume_special=bool(special))
+
+
+def _check_schema(schema: Any) -> None:
+    references, factors = 0, []
+    for key, value in _entries(schema):
+        references += key.endswith(("$ref", "Ref"))
+        if key == "multipleOf" and isinstance(value, (int, float)) and not isinstance(value, bool):
+            factors.append(_fraction(value))
+    if references > MAX_REFERENCES:
+        raise RequestError(f"the schema holds {references} references; give at most {MAX_REFERENCES}.")
+    scale = math.lcm(*(factor.denominator for factor in factors))
+    numbers = [abs(int(factor * scale)) for factor in factors]
+    if sum(numbers) > MAX_REMAINDERS or math.lcm(*numbers) > MAX_REMAINDERS:
+        raise RequestError(f"multipleOf in the schema is too fine or too large; keep it below {MAX_REMAINDERS}.")
+
+
+def _fraction(value: float) -> Fraction:
+    if not math.isfinite(value) or abs(value) > MAX_REMAINDERS:
+        raise RequestError(f"multipleOf in the schema is {value}; keep it below {MAX_REMAINDERS}.")
+    return Fraction(str(value))
+
+
+def _entries(value: Any) -> Iterator[tuple[str, Any]]:
+    """Every key and value of nested JSON data."""
+    pending = [value]
+    while pending:
+        value = pending.pop()
+        if isinstance(value, dict):
+            yield from value.items()
+            pending.extend(value.values())
+        elif isinstance(value, list):
+            pending.extend(value)
+
+
+def _check_rules(text: str) -> None:
+    if text.count(":") > MAX_RULES:
+        raise RequestError(f"the ebnf_grammar holds more than {MAX_RULES} rules (or colons); shorten it.")
+    if "%json" in text and any(word in text for word in ("multipleOf", "Ref", "$ref", "\\u")):
+        raise RequestError("%json in a grammar takes no $ref, multipleOf or \\u; give such a schema as json_schema.")

@@ -1,0 +1,46 @@
+"""Judges one guide in the process that calls it, which a crash or a hang then ends; ``Judge`` asks a worker for it."""
+
+from collections.abc import Callable
+from typing import Any
+
+from kvforge.common.errors import RequestError
+from kvforge.runtime.guides.grammar import grammar_of
+from kvforge.runtime.guides.limits import MAX_TRIAL_STEP_S, tiers
+from kvforge.runtime.guides.matchers import make_matcher
+from kvforge.runtime.guides.trial import try_out
+from kvforge.runtime.guides.verdict import Verdict
+from kvforge.runtime.requests.guided_decoding import GuidedDecoding
+
+
+def judged(guided: GuidedDecoding, vocabulary: Any, is_special: Callable[[str], bool]) -> Verdict:
+    """The verdict on a guide for an ``LLTokenizer``; ``is_special`` tells whether a text is one special token.
+
+    The narrow limits do where no walk runs into them, and where wider ones let nothing more pass quickly: such a guide
+    may give up in the midst of a text.
+    """
+    try:
+        grammar = _grammar(guided, is_special)
+    except RequestError as error:
+        return Verdict(refusal=str(error))
+    narrow, wide = tiers(guided.kind)
+    trial = try_out(make_matcher(vocabulary, grammar, narrow), vocabulary)
+    if trial.problem is not None or trial.gave_up:
+        wider = try_out(make_matcher(vocabulary, grammar, wide), vocabulary)
+        if wider.problem is None and not wider.gave_up and wider.slowest_s < MAX_TRIAL_STEP_S / 2:
+            return Verdict(grammar, wide)
+    problem = trial.problem
+    if problem is None and trial.slowest_s > MAX_TRIAL_STEP_S:
+        problem = f"a token takes {trial.slowest_s * 1000:.0f} ms of processor time, make it less ambiguous"
+    if problem is not None:
+        return Verdict(refusal=f"the guide of {guided.kind} cannot be used: {problem}.")
+    return Verdict(grammar, narrow)
+
+
+def _grammar(guided: GuidedDecoding, is_special: Callable[[str], bool]) -> str:
+    try:
+        return grammar_of(guided, is_special)
+    except RequestError:
+        raise
+    except Exception as error:  # llguidance's converters raise nothing more precise
+        words = " ".join(str(error).split()).rstrip(".")[:300]
+        raise RequestError(f"the guide of {guided.kind} cannot be used: {words}.") from None

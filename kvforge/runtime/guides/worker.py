@@ -1,0 +1,43 @@
+"""The worker process: `python -m kvforge.runtime.guides.worker TOKENIZER_DIR [EOS_ID ...]`."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from kvforge.common.errors import RequestError
+from kvforge.runtime.guides.verdict import Verdict
+from kvforge.runtime.requests.guided_decoding import GuidedDecoding
+from kvforge.runtime.text.tokenizer import Tokenizer
+from kvforge.workers import serve
+
+
+def _prepare() -> Any:
+    tokenizer = Tokenizer.from_dir(Path(sys.argv[1]))
+    assert tokenizer is not None
+    added = tokenizer.backend.get_added_tokens_decoder().values()
+    special = {token.content for token in added if token.special}
+    try:
+        from kvforge.runtime.guides.judgement import judged
+        from kvforge.runtime.guides.matchers import make_vocabulary
+
+        vocabulary = make_vocabulary(tokenizer, [int(token) for token in sys.argv[2:]])
+    except ImportError:
+        return _refuse("guided_decoding needs llguidance; install kvforge[serve].")
+    except RequestError as error:
+        return _refuse(str(error))
+
+    def handle(request: bytes) -> bytes:
+        guided = GuidedDecoding(**json.loads(request))
+        return json.dumps(judged(guided, vocabulary, special.__contains__).to_json()).encode()
+
+    return handle
+
+
+def _refuse(sentence: str) -> Any:
+    answer = json.dumps(Verdict(refusal=sentence).to_json()).encode()
+    return lambda request: answer
+
+
+if __name__ == "__main__":
+    serve(_prepare)

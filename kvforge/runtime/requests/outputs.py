@@ -1,0 +1,69 @@
+"""What a step and a request give back."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from kvforge.runtime.requests.sequence import FinishReason, RequestMetrics
+
+
+@dataclass(frozen=True)
+class TokenLogprobs:
+    """Log-probabilities (natural log, the model's own distribution) at one generated token.
+
+    ``rank`` is 1 for the most probable token. ``top`` maps the ``SamplingParams.logprobs`` most probable
+    token ids to their log-probability, most probable first.
+    """
+
+    token_id: int
+    logprob: float
+    rank: int
+    top: dict[int, float]
+
+
+@dataclass(slots=True)
+class SequenceOutput:
+    """News of one sequence after a step.
+
+    ``stop_reason`` is the stop string, stop token id or stop word that ended it, "deadline" for a passed
+    deadline, the error's message for "error", and None for end of text. The token that ends a sequence is in
+    ``new_token_ids`` also where it is not part of the text. ``metrics`` is the request's, shared and live.
+    ``logits`` are the model's own behind each new token, [vocab_size] float32, if asked for.
+    """
+
+    request_id: str
+    index: int
+    new_token_ids: list[int]
+    logprobs: list[TokenLogprobs] | None = None
+    finished: bool = False
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | tuple[int, ...] | None = None
+    metrics: RequestMetrics | None = None
+    logits: list[np.ndarray] | None = None
+
+
+@dataclass
+class CompletionOutput:
+    """One generated sequence of a request; ``cumulative_logprob`` sums the chosen tokens' if asked for, ``logits``
+    are those of ``SequenceOutput``."""
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] | None = None
+    cumulative_logprob: float | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | tuple[int, ...] | None = None
+    logits: list[np.ndarray] | None = None
+
+
+@dataclass
+class RequestOutput:
+    """A request with all its sequences, finished or (when streamed) still growing."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    finished: bool
+    metrics: RequestMetrics | None = None

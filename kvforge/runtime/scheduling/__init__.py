@@ -1,0 +1,1 @@
+"""Which tokens of which sequences a step computes, and in which pages: numbers, never tensors."""

@@ -1,0 +1,84 @@
+"""What must hold between any two steps; tests check it after every one."""
+
+from collections import Counter
+
+from kvforge.runtime.requests.sequence import Status
+from kvforge.runtime.scheduling.scheduler import Scheduler
+
+
+def check_invariants(scheduler: Scheduler) -> None:
+    """Raise AssertionError on the first broken invariant.
+
+    - Pages are conserved: free, cached and referenced pages are disjoint and are all pages.
+    - A page's reference count is the number of sequences that hold it.
+    - A cached page is published and queued by its priority; a free page is not.
+    - Waiting sequences hold nothing; running ones hold exactly the pages of what is computed, each in its own
+      slot, and the slot table agrees with them.
+    - State pages are conserved: each is free or held by one running sequence, which has as many as its policy says, and
+      the slot table has them.
+    - A sequence's cache is as its policy says where it is, or is about to be changed; what the policy keeps of it in
+      the slots is there from then on, and not before. Where a transition keeps no page, those that it took have one
+      holder and are not published.
+    - Drafts are proposed for unfinished sequences only.
+    """
+    pool, slots, config = scheduler.pool, scheduler.slots, scheduler.config
+    holders: Counter[int] = Counter()
+    for sequence in scheduler.running:
+        holders.update(sequence.pages)
+    for page, count in enumerate(pool.ref_counts):
+        assert count == holders[page], f"page {page} has {count} references and {holders[page]} holders"
+    queued = [page for page in pool.cached_pages]
+    assert len(queued) == len(set(queued)) == len(pool.cached_pages), "a page is cached twice"
+    assert [pool.priorities[page] for page in queued] == sorted(pool.priorities[page] for page in queued), "priorities"
+    free, cached = set(pool.free_pages), set(queued)
+    assert len(free) == len(pool.free_pages), "a page is free twice"
+    assert not free & cached, f"pages {free & cached} are free and cached"
+    both = (free | cached) & holders.keys()
+    assert not both, f"pages {both} are held and available"
+    assert len(free) + len(cached) + len(holders) == pool.num_pages, "pages are lost"
+    assert all(scheduler.prefix_cache.holds(page) for page in cached), "a cached page is not published"
+    assert not any(scheduler.prefix_cache.holds(page) for page in free), "a free page is published"
+
+    used_slots = [sequence.slot for sequence in scheduler.running]
+    assert sorted(used_slots + slots.free_slots) == list(range(config.max_num_seqs)), "slots are lost"
+    for sequence in scheduler.running:
+        assert sequence.status is Status.RUNNING and sequence.num_computed < sequence.length, sequence
+        assert len(sequence.pages) == scheduler.pages_for(sequence.num_computed + sequence.cache_offset), sequence
+        assert len(set(sequence.pages)) == len(sequence.pages), sequence
+        assert slots.num_computed[sequence.slot] == sequence.num_computed, sequence
+        assert slots.page_table[sequence.slot, : len(sequence.pages)].tolist() == sequence.pages, sequence
+    for sequence in scheduler.waiting:
+        assert sequence.status is Status.WAITING and not sequence.pages and sequence.slot == -1, sequence
+        assert sequence.num_computed == 0 and not sequence.state_pages and sequence.cache_offset == 0, sequence
+    _check_policy(scheduler)
+    assert all(sequence.status is not Status.FINISHED for sequence in scheduler.proposals), "drafts of a finished one"
+    for ordered in (scheduler.waiting, scheduler.running):
+        orders = [sequence.order for sequence in ordered]
+        assert orders == sorted(set(orders)), "a queue is out of order"
+
+
+def _check_policy(scheduler: Scheduler) -> None:
+    policy, state, slots = scheduler.policy, scheduler.state_pages, scheduler.slots
+    held = [page for sequence in scheduler.running for page in sequence.state_pages]
+    assert sorted(held + state.free_pages) == list(range(state.num_pages)), "state pages are lost or held twice"
+    for sequence in scheduler.running:
+        assert len(sequence.state_pages) == state.needed(sequence), sequence
+        columns = slice(len(sequence.state_pages))
+        assert slots.state_table[sequence.slot, columns].tolist() == sequence.state_pages, sequence
+        assert slots.cache_offset[sequence.slot] == sequence.cache_offset, sequence
+        num_prompt, num_computed = sequence.num_prompt_tokens, sequence.num_computed
+        assert num_computed <= sequence.next_transition, f"{sequence} is beyond a transition"
+        if not sequence.is_due:
+            assert num_computed + sequence.cache_offset == policy.num_cached(num_prompt, num_computed), sequence
+        values = tuple(int(slots.columns[name][sequence.slot]) for name in policy.slot_columns)
+        if num_computed >= sequence.first_transition and sequence.next_transition != sequence.first_transition:
+            assert values == policy.slot_values(num_prompt, num_computed), sequence
+            kept = policy.kept_pages(num_prompt, num_computed, scheduler.config.page_size)
+            for page in () if kept else sequence.pages:
+                assert scheduler.pool.ref_counts[page] == 1, f"page {page} of a changed cache is shared"
+                assert not scheduler.prefix_cache.holds(page), f"page {page} of a changed cache is published"
+        else:
+            assert not any(values) and sequence.cache_offset == 0, sequence
+    for row in slots.free_slots:
+        columns_of_row = (slots.cache_offset, *slots.columns.values())
+        assert not any(column[row] for column in columns_of_row), f"slot {row} is not reset"

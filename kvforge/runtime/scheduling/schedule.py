@@ -1,0 +1,73 @@
+"""One step's work, as the scheduler plans it."""
+
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+from kvforge.kv_policies.transition import Transition
+from kvforge.runtime.requests.sequence import Sequence
+
+
+@dataclass
+class Schedule:
+    """One step's work: sequences with one token to compute, then chunks of sequences with several.
+
+    ``budget`` is what is left of the step's tokens. A chunk that does not reach its sequence's end has no
+    survivor; one that does may go on with ``drafts``, which are survivors too. ``draft_limits`` are drafts that the
+    step may make itself: what they need is reserved, and the runner moves those that it makes to ``drafts``.
+    ``transitions`` are done before anything else, in their order. While sequences are admitted, ``num_reserved`` pages
+    are kept for those that run.
+    """
+
+    budget: int
+    decodes: list[Sequence] = field(default_factory=list)
+    prefills: list[tuple[Sequence, int]] = field(default_factory=list)
+    drafts: dict[Sequence, tuple[int, ...]] = field(default_factory=dict)
+    draft_limits: dict[Sequence, int] = field(default_factory=dict)
+    transitions: dict[Sequence, Transition] = field(default_factory=dict)
+    num_preempted: int = 0
+    num_reserved: int = 0
+
+    def __bool__(self) -> bool:
+        return bool(self.decodes or self.prefills)
+
+    @property
+    def num_tokens(self) -> int:
+        """Packed tokens of the step."""
+        return len(self.decodes) + sum(count for _, count in self.prefills) + self.num_drafts
+
+    @property
+    def num_drafts(self) -> int:
+        """Drafts of all sequences."""
+        return sum(map(len, self.drafts.values()))
+
+    @property
+    def sequences(self) -> list[Sequence]:
+        """All sequences of the step, in the step's order."""
+        return self.decodes + [sequence for sequence, _ in self.prefills]
+
+    @property
+    def affected(self) -> list[Sequence]:
+        """All sequences of the step, and those whose cache it only changes: if it fails, their K,V are nobody's."""
+        return list(dict.fromkeys([*self.sequences, *self.transitions]))
+
+    @property
+    def survivors(self) -> list[Sequence]:
+        """Sequences whose last token is computed, in the step's order; they get a new token."""
+        return self.decodes + [s for s, n in self.prefills if s.num_computed + n == s.length]
+
+    @property
+    def survivor_rows(self) -> list[int]:
+        """The row of the step's logits that each of ``survivors`` begins at; its drafts have the rows after it."""
+        counts = [1 + len(self.drafts.get(sequence, ())) for sequence in self.survivors]
+        return [0, *accumulate(counts)][:-1]
+
+    def drop(self, sequence: Sequence) -> None:
+        """Take a sequence out and give its tokens back to the budget."""
+        self.budget += self.draft_limits.pop(sequence, len(self.drafts.pop(sequence, ())))
+        self.transitions.pop(sequence, None)
+        if sequence in self.decodes:
+            self.decodes.remove(sequence)
+            self.budget += 1
+        for entry in [entry for entry in self.prefills if entry[0] is sequence]:
+            self.prefills.remove(entry)
+            self.budget += entry[1]

@@ -1,0 +1,28 @@
+"""One preallocated row per running sequence: what a decode step needs, readable for all rows at once."""
+
+from collections.abc import Iterable
+
+import numpy as np
+
+
+class SlotTable:
+    """Rows of running sequences (numpy, on the host).
+
+    Attributes:
+        page_table: [num_slots, max_pages] int32, physical page per logical page; entries past a
+            sequence's pages are stale and never read.
+        num_computed: [num_slots] int32, tokens whose K,V are written.
+        next_token: [num_slots] int32, the token at position ``num_computed`` of a decoding sequence.
+        cache_offset: [num_slots] int32, the sequence's; 0 unless a transition has changed its cache.
+        state_table: [num_slots, max_state_pages] int32, as ``page_table``, of the KV policy's own pages.
+        columns: by name, [num_slots] int32, the policy's ``slot_columns``; 0 before a transition.
+    """
+
+    def __init__(self, num_slots: int, max_pages: int, max_state_pages: int = 1, columns: Iterable[str] = ()) -> None:
+        self.page_table = np.zeros((num_slots, max_pages), dtype=np.int32)
+        self.num_computed = np.zeros(num_slots, dtype=np.int32)
+        self.next_token = np.zeros(num_slots, dtype=np.int32)
+        self.cache_offset = np.zeros(num_slots, dtype=np.int32)
+        self.state_table = np.zeros((num_slots, max_state_pages), dtype=np.int32)
+        self.columns: dict[str, np.ndarray] = {name: np.zeros(num_slots, dtype=np.int32) for name in columns}
+        self.free_slots = list(range(num_slots - 1, -1, -1))

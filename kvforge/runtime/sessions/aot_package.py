@@ -1,0 +1,93 @@
+"""Loading AOTInductor packages and the one weights file that they share."""
+
+import contextlib
+import os
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from kvforge.common.errors import EngineError, first_line
+from kvforge.manifest import WEIGHTS_FILE
+from kvforge.runtime.sessions.huge_pages import allocate_together
+
+Graph = Callable[[list[Tensor]], list[Tensor]]
+"""A compiled graph: flat inputs to flat outputs."""
+
+_TMPDIR_LOCK = threading.Lock()
+
+
+def load_weights(engine_dir: Path, device: str = "cpu") -> dict[str, Tensor]:
+    """Return all weights by name; on the CPU in one piece of memory of large pages, aligned.
+
+    Raises:
+        EngineError: the file is damaged, or there is no memory for it.
+    """
+    try:
+        with safe_open(engine_dir / WEIGHTS_FILE, framework="pt", device=device) as file:
+            weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        return weights if torch.device(device).type != "cpu" else _in_large_pages(weights)
+    except (SafetensorError, OSError) as error:
+        raise EngineError(f"{engine_dir / WEIGHTS_FILE} is damaged ({error}); rebuild the engine.") from error
+    except MemoryError as error:
+        raise EngineError(f"there is no memory for {engine_dir / WEIGHTS_FILE} ({error}); free some.") from error
+
+
+def _in_large_pages(mapped: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Copy tensors that are a mapped file's, which has pages of 4 KiB."""
+    copies = allocate_together([(tensor.shape, tensor.dtype) for tensor in mapped.values()])
+    return {name: copy.copy_(tensor) for copy, (name, tensor) in zip(copies, mapped.items(), strict=True)}
+
+
+@contextlib.contextmanager
+def private_tmpdir() -> Iterator[None]:
+    """For packages of CPU code, which is mapped: their unpacked files go as soon as they are loaded, so that a killed
+    process leaves none behind."""
+    with (
+        tempfile.TemporaryDirectory(prefix="kvforge-", ignore_cleanup_errors=True) as folder,
+        unpacking_into(folder),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def unpacking_into(folder: str) -> Iterator[None]:
+    """Packages that are loaded within the block are unpacked below ``folder``. GPU kernels lie there as files that are
+    read when a kernel first runs, so they have to stay. $TMPDIR is the process's, so loads take turns."""
+    with _TMPDIR_LOCK:
+        before = os.environ.get("TMPDIR")
+        os.environ["TMPDIR"] = folder
+        try:
+            yield
+        finally:
+            os.environ.pop("TMPDIR")
+            if before is not None:
+                os.environ["TMPDIR"] = before
+
+
+def load_package(path: Path, weights: dict[str, Tensor], single_threaded: bool = False) -> Graph:
+    """Load an AOTInductor package, within ``private_tmpdir`` or ``unpacking_into``, and bind ``weights`` without
+    copying them: the caller keeps them alive. ``single_threaded`` drops what lets several threads call the graph, as
+    CUDA graphs demand.
+
+    Raises:
+        EngineError: the package cannot be loaded or needs a weight that is not there.
+    """
+    try:
+        # What torch._inductor.aoti_load_package wraps; that module takes a second to import.
+        graph = torch._C._aoti.AOTIModelPackageLoader(str(path), "model", single_threaded, 1, -1)
+        constants = {name: weights[name] for name in graph.get_constant_fqns()}
+        inactive, whole, user_managed, copy_to_device = False, True, True, False
+        graph.load_constants(constants, inactive, whole, user_managed, copy_to_device)
+    except KeyError as error:
+        raise EngineError(f"{path} needs the weight {error}, which the engine lacks; rebuild the engine.") from error
+    except Exception as error:
+        why = first_line(error)
+        no_room = "write callback failed" in why  # of the package's unpacking
+        advice = "make room in the folder for temporary files ($TMPDIR)" if no_room else "rebuild the engine"
+        raise EngineError(f"{path} cannot be loaded ({why}); {advice}.") from error
+    return graph.boxed_run

@@ -1,0 +1,49 @@
+"""Whether an engine was built for this torch and these operators."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+import plugins
+from kvforge.common.errors import EngineError
+from kvforge.manifest import Manifest
+
+NO_DRAFTS = "this engine verifies no drafts; rebuild it with kvforge build --max-draft-len N."
+"""What ``verify`` says of an engine without that graph."""
+
+NO_EARLY_EXIT = (
+    "this engine has no early exit; build it from a checkpoint with that head (early_exit in config.json), "
+    "without --no-early-exit."
+)
+"""What ``early_exit`` says of an engine without that graph."""
+
+NO_ROPE_TABLES = "this engine has no table of positions, which its KV policy needs; rebuild it with kvforge build."
+"""What ``rope_tables`` says of an engine of another KV policy."""
+
+
+def rope_tables(weights: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Return an engine's cos and sin of every position; raises EngineError where it has none."""
+    if "rope_cos" not in weights:
+        raise EngineError(NO_ROPE_TABLES)
+    return weights["rope_cos"], weights["rope_sin"]
+
+
+def check_torch(manifest: Manifest, engine_dir: Path) -> None:
+    """Raise EngineError unless the engine was built with this version of torch."""
+    if manifest.torch_version != torch.__version__:
+        raise EngineError(
+            f"{engine_dir} was built with torch {manifest.torch_version}, this is torch "
+            f"{torch.__version__}; rebuild the engine with kvforge build."
+        )
+
+
+def check_operators(manifest: Manifest, engine_dir: Path) -> None:
+    """Raise EngineError unless the engine's operators mean what this kvforge's do."""
+    versions = {operator.name: operator.version for operator in plugins.OPERATORS.values()}
+    if any(versions.get(name) != version for name, version in manifest.operators.items()):
+        raise EngineError(
+            f"{engine_dir} uses other operator versions ({manifest.operators}) than this kvforge "
+            f"({versions}); rebuild the engine with kvforge build."
+        )

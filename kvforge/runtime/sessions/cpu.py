@@ -1,0 +1,87 @@
+"""An engine of target ``cpu``: its compiled graphs, its weights and the allocation of its cache."""
+
+import itertools
+from pathlib import Path
+
+from torch import Tensor
+
+import plugins
+from kvforge.common.errors import EngineError
+from kvforge.common.hardware import cpu_isa
+from kvforge.manifest import OPERATORS_FILE, Manifest, package_file
+from kvforge.runtime.sessions.aot_package import Graph, load_package, load_weights, private_tmpdir
+from kvforge.runtime.sessions.compatibility import NO_DRAFTS, NO_EARLY_EXIT, check_operators, check_torch, rope_tables
+from kvforge.runtime.sessions.inputs import LowerStep, UpperStep, VerifyStep, policy_inputs
+from kvforge.runtime.sessions.pools import Pools, allocate_pools
+from kvforge.runtime.sessions.session import Session
+
+
+class CpuSession(Session):
+    """The graphs of an engine on this CPU; stateless between calls, all state is in the pools.
+
+    See ``kvforge.runtime.sessions.session.Session``.
+    """
+
+    def __init__(self, manifest: Manifest, weights: dict[str, Tensor], graphs: dict[str, Graph]) -> None:
+        self.manifest = manifest
+        self._upper_pools = manifest.upper_pools
+        self._policy = manifest.policy
+        self._weights = weights  # the graphs use this memory without owning it
+        self._lower, self._upper = graphs["lower"], graphs["upper"]
+        self._early_exit, self._verify = graphs.get("early_exit"), graphs.get("verify")
+
+    def lower(self, step: LowerStep, pools: Pools) -> Tensor:
+        """Run all T tokens to the cut, writing every owner's K,V; returns hidden ``[T, hidden_size]``."""
+        return self._lower([*step.inputs, *itertools.chain.from_iterable(pools), *policy_inputs(step, self._policy)])[0]
+
+    def upper(self, step: UpperStep, pools: Pools) -> Tensor:
+        """Run the R survivors past the cut; returns fp32 logits ``[R, vocab_size]``."""
+        memory = itertools.chain.from_iterable(pools[self._upper_pools])
+        return self._upper([*step.inputs, *memory, *policy_inputs(step, self._policy)])[0]
+
+    def early_exit(self, hidden: Tensor, survivor_index: Tensor) -> Tensor:
+        """Return the R survivors' fp32 logits ``[R, vocab_size]`` of the head at the cut."""
+        if self._early_exit is None:
+            raise EngineError(NO_EARLY_EXIT)
+        return self._early_exit([hidden, survivor_index])[0]
+
+    def verify(self, step: VerifyStep) -> tuple[Tensor, Tensor]:
+        """Verify drafts; returns (accepted, next_token), each int32 ``[S]``."""
+        if self._verify is None:
+            raise EngineError(NO_DRAFTS)
+        accepted, next_token = self._verify(list(step))
+        return accepted, next_token
+
+    def allocate_pools(self, num_pages: int, state_pages: int = 0, num_slots: int | None = None) -> Pools:
+        """Return zeroed pools of all owners in one allocation; see ``kvforge.runtime.sessions.pools``."""
+        return allocate_pools(self.manifest, num_pages, "cpu", state_pages, num_slots)
+
+    @property
+    def rope_tables(self) -> tuple[Tensor, Tensor]:
+        """cos and sin of every position; see ``kvforge.runtime.sessions.session.Session``."""
+        return rope_tables(self._weights)
+
+
+def load_session(engine_dir: Path, manifest: Manifest) -> CpuSession:
+    """Load the graphs of an engine and bind them to the weights of its one file.
+
+    Raises:
+        EngineError: the engine was built for another torch, another CPU or another operator version, or one of
+            its files is damaged.
+    """
+    check_torch(manifest, engine_dir)
+    missing = set(manifest.isa) - set(cpu_isa())
+    if missing:
+        raise EngineError(
+            f"{engine_dir} was built for a CPU with {', '.join(sorted(missing))}, which this one lacks; "
+            "rebuild the engine on this machine with kvforge build."
+        )
+    check_operators(manifest, engine_dir)
+    try:
+        plugins.load_library(engine_dir / OPERATORS_FILE)
+    except plugins.PluginError as error:
+        raise EngineError(str(error)) from error
+    weights = load_weights(engine_dir)
+    with private_tmpdir():
+        graphs = {name: load_package(engine_dir / package_file(name), weights) for name in manifest.graphs}
+    return CpuSession(manifest, weights, graphs)

@@ -1,0 +1,81 @@
+"""What the graphs take of a step, in their order.
+
+T packed tokens of S sequences, R of them survivors, M pages a sequence; int32 on the CPU, but for ``hidden``.
+"""
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from kvforge.kv_policies import KVPolicy
+from kvforge.runtime.sessions.policy_inputs import PolicyInputs, neutral_inputs
+
+
+class LowerStep(NamedTuple):
+    """A step's tokens; all are computed up to the cut."""
+
+    input_ids: Tensor
+    """[T]"""
+    positions: Tensor
+    """[T]"""
+    slot_mapping: Tensor
+    """[T] page * page_size + offset"""
+    query_start: Tensor
+    """[S+1]"""
+    kv_length: Tensor
+    """[S] tokens in each sequence's pages after this step"""
+    page_table: Tensor
+    """[S, M]"""
+    state: PolicyInputs = ()
+    """The KV policy's, behind the pools."""
+
+    @property
+    def inputs(self) -> tuple[Tensor, ...]:
+        """What the graph takes before the pools."""
+        return self[:-1]
+
+
+class UpperStep(NamedTuple):
+    """The rows that go past the cut: of each sequence its last tokens, in order."""
+
+    hidden: Tensor
+    """[T, hidden_size] ``lower``'s, on the session's device"""
+    survivor_index: Tensor
+    """[R] rows of ``hidden``"""
+    survivor_start: Tensor
+    """[S+1]"""
+    positions: Tensor
+    """[T]"""
+    kv_length: Tensor
+    """[S] as ``LowerStep``'s"""
+    page_table: Tensor
+    """[S, M]"""
+    state: PolicyInputs = ()
+    """As ``LowerStep``'s."""
+
+    @property
+    def inputs(self) -> tuple[Tensor, ...]:
+        """What the graph takes before the pools."""
+        return self[:-1]
+
+
+class VerifyStep(NamedTuple):
+    """D drafts of S sequences, and the logits of each sequence's last token and its drafts; all on the CPU."""
+
+    logits: Tensor
+    """[S + D, vocab_size] float32, ``upper``'s"""
+    draft_ids: Tensor
+    """[D]"""
+    draft_start: Tensor
+    """[S+1] where each sequence's drafts begin"""
+    draft_probs: Tensor
+    """[D, vocab_size] float32 that each draft was drawn from; [0, vocab_size] where none was"""
+    temperature: Tensor
+    """[S] float32; 0 is greedy"""
+    uniform: Tensor
+    """[S + D, 2] float32 random numbers in [0, 1)"""
+
+
+def policy_inputs(step: LowerStep | UpperStep, policy: KVPolicy) -> PolicyInputs:
+    """Return what a graph takes behind the pools."""
+    return step.state or neutral_inputs(policy, step.kv_length.shape[0])

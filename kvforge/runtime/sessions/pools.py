@@ -1,0 +1,97 @@
+"""Memory of the K,V cache."""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from kvforge.common.dtypes import KV_DTYPES
+from kvforge.kv_policies.state import StatePool
+from kvforge.manifest import Manifest
+from kvforge.runtime.sessions.huge_pages import allocate_together, place_together
+from kvforge.runtime.sessions.mapped_memory import mapped_host_memory
+
+Pool = tuple[Tensor, ...]
+"""The cache of one owner: K and V elements, then, for dynamic 8-bit formats, K's and V's scales, then the KV policy's
+``state_pools``."""
+
+Pools = list[Pool]
+
+Spec = tuple[tuple[int, ...], torch.dtype]
+
+
+def pool_specs(manifest: Manifest, num_pages: int) -> list[Spec]:
+    """Return shape and dtype of each tensor of one owner's pool: K and V elements ``[num_pages, page_size, kv_heads,
+    head_dim]``, then, for dynamic formats, their float32 scales ``[num_pages, page_size, kv_heads]``."""
+    slots = (num_pages, manifest.page_size, manifest.num_kv_heads)
+    elements = ((*slots, manifest.head_dim), KV_DTYPES[manifest.kv_dtype])
+    scales = (slots, torch.float32)
+    return [elements] * 2 + [scales] * (2 if manifest.kv_format.scales == "dynamic" else 0)
+
+
+def state_pools(manifest: Manifest) -> tuple[StatePool, ...]:
+    """Return what an owner's pool has of the engine's KV policy."""
+    return manifest.policy.state_pools(manifest.num_kv_heads, manifest.head_dim, manifest.page_size)
+
+
+def state_specs(manifest: Manifest, num_pages: int, num_slots: int) -> list[Spec]:
+    """Return shape and dtype of each of ``state_pools``, for so many state pages and sequences."""
+    rows, own = {"pages": num_pages, "sequences": num_slots}, KV_DTYPES[manifest.kv_dtype]
+    return [
+        ((rows[pool.rows], *pool.shape), getattr(torch, pool.dtype) if pool.dtype else own)
+        for pool in state_pools(manifest)
+    ]
+
+
+def allocate_pools(
+    manifest: Manifest,
+    num_pages: int,
+    device: str | torch.device = "cpu",
+    num_state_pages: int = 0,
+    num_slots: int | None = None,
+) -> Pools:
+    """Return the pools of every owner as views of one allocation: ``num_pages * manifest.page_bytes`` bytes, zeroed,
+    those of the KV policy for ``num_state_pages`` and ``num_slots`` sequences (default: the engine's), and what
+    ``allocate_together`` adds for alignment.
+
+    Pools of the policy that are on the host, all owners' in an allocation of their own, are mapped for ``device``.
+    """
+    num_slots = manifest.max_num_seqs if num_slots is None else num_slots
+    more = state_pools(manifest)
+    state = state_specs(manifest, num_state_pages, num_slots)
+    num_on_device = len(more) - num_host_pools(manifest)
+    memory = _by_owner(
+        manifest, pool_specs(manifest, num_pages) + state[:num_on_device], partial(allocate_together, device=device)
+    )
+    if num_on_device < len(more):
+        mapped = partial(place_together, allocate=partial(mapped_host_memory, device=device))
+        host = _by_owner(manifest, state[num_on_device:], mapped)
+        memory = [(*own, *on_host) for own, on_host in zip(memory, host, strict=True)]
+    for pool in memory:
+        for tensor, one in zip(pool[len(pool) - len(more) :], more, strict=True):
+            if one.initial:
+                tensor.fill_(one.initial)
+    return memory
+
+
+def num_host_pools(manifest: Manifest) -> int:
+    """Return how many of an owner's tensors, the last ones, are in the host's memory."""
+    return sum(pool.on_host for pool in state_pools(manifest))
+
+
+def device_bytes(manifest: Manifest, pools: Pools) -> int:
+    """Return the bytes of the pools' tensors where attention runs."""
+    return sum(tensor.nbytes for pool in pools for tensor in pool) - host_bytes(manifest, pools)
+
+
+def host_bytes(manifest: Manifest, pools: Pools) -> int:
+    """Return the bytes of the pools' tensors in the host's memory."""
+    count = num_host_pools(manifest)
+    return sum(tensor.nbytes for pool in pools for tensor in pool[len(pool) - count :])
+
+
+def _by_owner(manifest: Manifest, specs: list[Spec], allocate: Callable[[list[Spec]], list[Tensor]]) -> Pools:
+    """Return tensors of these specs for every owner, in one allocation."""
+    views, width = allocate(specs * manifest.num_owners), len(specs)
+    return [tuple(views[start : start + width]) for start in range(0, len(views), width)]

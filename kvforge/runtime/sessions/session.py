@@ -1,0 +1,98 @@
+"""What a loaded engine offers, and the one place that chooses the code for its target."""
+
+import importlib
+from abc import ABC, abstractmethod
+from pathlib import Path
+
+from torch import Tensor
+
+from kvforge.common.errors import EngineError
+from kvforge.manifest import Manifest
+from kvforge.runtime.sessions.compatibility import NO_DRAFTS, NO_EARLY_EXIT, NO_ROPE_TABLES
+from kvforge.runtime.sessions.inputs import LowerStep, UpperStep, VerifyStep
+from kvforge.runtime.sessions.pools import Pools
+
+_MODULES = {
+    "cpu": "kvforge.runtime.sessions.cpu",
+    "cuda": "kvforge.runtime.sessions.cuda",
+    "tensorrt": "kvforge.runtime.sessions.tensorrt",
+}
+
+
+class Session(ABC):
+    """The graphs of one engine, and memory for its cache.
+
+    Pools are those of all owners in ascending order, on the session's device, each
+    (k_pool, v_pool) ``[num_pages, page_size, num_kv_heads, head_dim]`` in the manifest's ``kv_dtype`` or, where it
+    has dynamic scales, (k_pool, v_pool, k_scales, v_scales), then the KV policy's ``state_pools``.
+    """
+
+    manifest: Manifest
+
+    @abstractmethod
+    def allocate_pools(self, num_pages: int, state_pages: int = 0, num_slots: int | None = None) -> Pools:
+        """Return pools; the content of K and V is arbitrary. ``state_pages`` and ``num_slots`` (default:
+        ``max_num_seqs``) are pages and sequences of the KV policy's."""
+
+    @abstractmethod
+    def lower(self, step: LowerStep, pools: Pools) -> Tensor:
+        """Layers below the cut and all K,V writes for T tokens; returns hidden ``[T, hidden_size]`` on its device."""
+
+    @abstractmethod
+    def upper(self, step: UpperStep, pools: Pools) -> Tensor:
+        """Layers above the cut for R survivors; returns logits ``[R, vocab_size]`` float32 on the CPU."""
+
+    def early_exit(self, hidden: Tensor, survivor_index: Tensor) -> Tensor:
+        """The head on the hidden state entering the cut layer, for R survivors; returns logits ``[R, vocab_size]``
+        float32 on the CPU. Arguments as ``UpperStep``'s.
+
+        Raises:
+            EngineError: the engine was built without that head.
+        """
+        raise EngineError(NO_EARLY_EXIT)
+
+    def verify(self, step: VerifyStep) -> tuple[Tensor, Tensor]:
+        """Which of D drafts of S sequences are accepted and the token after them: (accepted, next_token), int32
+        ``[S]`` on the CPU.
+
+        Raises:
+            EngineError: the engine was built with ``max_draft_len`` 0.
+        """
+        raise EngineError(NO_DRAFTS)
+
+    @property
+    def rope_tables(self) -> tuple[Tensor, Tensor]:
+        """cos and sin of every position, each ``[max_seq_len, head_dim / 2]`` float32 on the session's device.
+
+        Raises:
+            EngineError: the engine's KV policy has no use for them, so that it was built without.
+        """
+        raise EngineError(NO_ROPE_TABLES)
+
+    def default_kv_cache_gib(self) -> float | None:
+        """Return the cache size to use unless told otherwise, None where the cache is in main memory."""
+        return None
+
+    @property
+    def captures_steps(self) -> bool:
+        """The first decode step of each size takes longer, because it is captured."""
+        return False
+
+    def warm_up(self, pools: Pools, seq_len: int, max_num_seqs: int | None = None) -> None:  # noqa: B027
+        """Do now what would otherwise be done in the first steps of up to ``max_num_seqs`` sequences (default: the
+        engine's) of up to ``seq_len`` tokens. Writes nothing to the pools."""
+
+
+def load_session(engine_dir: str | Path, manifest: Manifest) -> Session:
+    """Load an engine for the target it was built for.
+
+    Raises:
+        EngineError: this machine, torch or kvforge is not what it was built for, or one of its files is damaged.
+    """
+    if manifest.target not in _MODULES:
+        raise EngineError(
+            f"{engine_dir} was built for target {manifest.target}, which this runtime does not run; rebuild it for "
+            f"{', '.join(_MODULES)}."
+        )
+    session: Session = importlib.import_module(_MODULES[manifest.target]).load_session(Path(engine_dir), manifest)
+    return session

@@ -1,0 +1,134 @@
+"""The packed int32 tensors of one step, written into buffers that are allocated once."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from kvforge.runtime.config import RuntimeConfig
+from kvforge.runtime.scheduling.schedule import Schedule
+from kvforge.runtime.scheduling.slot_table import SlotTable
+from kvforge.runtime.sessions.inputs import LowerStep, UpperStep
+
+
+@dataclass(frozen=True)
+class StepBatch:
+    """A step, and which of its T tokens go past the cut.
+
+    Tensors of a builder are views of its buffers: valid until the next batch is built.
+    """
+
+    lower: LowerStep
+    survivor_index: torch.Tensor
+    """[R] as ``UpperStep``'s"""
+    survivor_start: torch.Tensor
+    """[S+1]"""
+
+    def upper(self, hidden: torch.Tensor) -> UpperStep:
+        """Return what follows; ``hidden`` is ``lower``'s result."""
+        step = self.lower
+        return UpperStep(
+            hidden,
+            self.survivor_index,
+            self.survivor_start,
+            step.positions,
+            step.kv_length,
+            step.page_table,
+            step.state,
+        )
+
+    @property
+    def num_survivors(self) -> int:
+        """R"""
+        return self.survivor_index.shape[0]
+
+
+class _Buffer:
+    """A flat int32 tensor and its numpy view."""
+
+    def __init__(self, size: int) -> None:
+        self.tensor = torch.zeros(size, dtype=torch.int32)
+        self.array = self.tensor.numpy()
+
+
+class StepBatchBuilder:
+    """Builds a ``StepBatch`` from a schedule; decode rows are filled without per-row Python work."""
+
+    def __init__(self, config: RuntimeConfig) -> None:
+        self._page_size = config.page_size
+        tokens, seqs = config.max_num_tokens, config.max_num_seqs
+        self._input_ids, self._positions = _Buffer(tokens), _Buffer(tokens)
+        self._slot_mapping = _Buffer(tokens)
+        self._survivor_index = _Buffer(config.max_num_survivors)
+        self._query_start, self._survivor_start = _Buffer(seqs + 1), _Buffer(seqs + 1)
+        self._kv_length = _Buffer(seqs)
+        self._page_table = _Buffer(seqs * config.max_pages_per_seq)
+        self._state = config.kv_policy.make_input_builder(config.page_size, seqs, config.max_state_pages_per_seq)
+        self._arange = np.arange(max(tokens, seqs + 1, config.max_seq_len) + 1, dtype=np.int32)
+
+    def build(self, plan: Schedule, slots: SlotTable) -> StepBatch:
+        """Fill the buffers for ``plan``; sequences are the plan's decodes, then its chunks."""
+        num_decodes, num_seqs = len(plan.decodes), len(plan.decodes) + len(plan.prefills)
+        rows = np.fromiter((s.slot for s in plan.sequences), dtype=np.intp, count=num_seqs)
+        arange, query_start, kv_length = self._arange, self._query_start.array, self._kv_length.array
+        survivor_index, survivor_start = self._survivor_index.array, self._survivor_start.array
+
+        decode_rows = rows[:num_decodes]
+        positions = slots.num_computed[decode_rows]
+        cached = positions + slots.cache_offset[decode_rows]
+        self._write_tokens(
+            0,
+            positions,
+            slots.next_token[decode_rows],
+            cached,
+            slots.page_table[decode_rows, cached // self._page_size],
+        )
+        query_start[: num_decodes + 1] = arange[: num_decodes + 1]
+        survivor_start[: num_decodes + 1] = arange[: num_decodes + 1]
+        survivor_index[:num_decodes] = arange[:num_decodes]
+        kv_length[:num_decodes] = cached + 1
+
+        num_tokens, num_survivors = num_decodes, num_decodes
+        for row, (sequence, count) in enumerate(plan.prefills, start=num_decodes):
+            drafts = plan.drafts.get(sequence, ())
+            start, end = sequence.num_computed, sequence.num_computed + count
+            positions = arange[start : end + len(drafts)]
+            ids = sequence.tokens[start:end]
+            cached = positions + sequence.cache_offset if sequence.cache_offset else positions
+            self._write_tokens(
+                num_tokens,
+                positions,
+                np.append(ids, np.asarray(drafts, dtype=np.int32)) if drafts else ids,
+                cached,
+                slots.page_table[sequence.slot, cached // self._page_size],
+            )
+            num_tokens += len(positions)
+            if end == sequence.length:
+                kept = 1 + len(drafts)
+                survivor_index[num_survivors : num_survivors + kept] = arange[num_tokens - kept : num_tokens]
+                num_survivors += kept
+            kv_length[row] = end + len(drafts) + sequence.cache_offset
+            query_start[row + 1] = num_tokens
+            survivor_start[row + 1] = num_survivors
+
+        num_pages = -(-int(kv_length[:num_seqs].max()) // self._page_size)
+        table = self._page_table.array[: num_seqs * num_pages].reshape(num_seqs, num_pages)
+        table[:] = slots.page_table[rows, :num_pages]
+        step = LowerStep(
+            input_ids=self._input_ids.tensor[:num_tokens],
+            positions=self._positions.tensor[:num_tokens],
+            slot_mapping=self._slot_mapping.tensor[:num_tokens],
+            query_start=self._query_start.tensor[: num_seqs + 1],
+            kv_length=self._kv_length.tensor[:num_seqs],
+            page_table=self._page_table.tensor[: num_seqs * num_pages].view(num_seqs, num_pages),
+            state=self._state.build(rows, slots),
+        )
+        return StepBatch(step, self._survivor_index.tensor[:num_survivors], self._survivor_start.tensor[: num_seqs + 1])
+
+    def _write_tokens(
+        self, start: int, positions: np.ndarray, ids: np.ndarray, cached: np.ndarray, pages: np.ndarray
+    ) -> None:
+        end = start + len(positions)
+        self._input_ids.array[start:end] = ids
+        self._positions.array[start:end] = positions
+        self._slot_mapping.array[start:end] = pages * self._page_size + cached % self._page_size

@@ -1,0 +1,103 @@
+"""Runs one planned step: ``lower`` on every token, ``upper`` on the survivors only."""
+
+import torch
+
+from kvforge.kv_policies.state import EngineMemory
+from kvforge.runtime.config import RuntimeConfig
+from kvforge.runtime.scheduling.schedule import Schedule
+from kvforge.runtime.scheduling.slot_table import SlotTable
+from kvforge.runtime.sessions.inputs import UpperStep
+from kvforge.runtime.sessions.session import Session
+from kvforge.runtime.step.batch import StepBatch, StepBatchBuilder
+from kvforge.runtime.step.early_exit import EarlyExitDecode
+from kvforge.runtime.step.self_draft import SelfDraft
+from kvforge.runtime.step.work import Kind, Work, WorkListener, token_units, variant_of
+
+
+class Runner:
+    """Owns the K,V pools and the step buffers.
+
+    Args:
+        early_exit_threshold: generated tokens whose early exit is more probable than this skip ``upper``; None: none.
+    """
+
+    def __init__(self, session: Session, config: RuntimeConfig, early_exit_threshold: float | None = None) -> None:
+        self._session = session
+        self.self_draft = SelfDraft(session, config)
+        self._exits = None if early_exit_threshold is None else EarlyExitDecode(session, early_exit_threshold)
+        self._builder = StepBatchBuilder(config)
+        self.pools = session.allocate_pools(config.num_pages, config.num_state_pages, config.max_num_seqs)
+        memory = EngineMemory(self.pools, lambda: session.rope_tables, config.max_seq_len)
+        self._state = config.kv_policy.make_state(memory)
+        self.num_lower_calls = 0
+        self.num_upper_calls = 0
+        self._hidden = torch.empty(0)
+        self._listener: WorkListener | None = None
+        self._kind: Kind | None = None
+
+    def watch(self, listener: WorkListener, kind: Kind | None = None) -> None:
+        """Tell ``listener`` of each piece of work before it begins; ``kind`` replaces what a step's tokens are."""
+        self._listener, self._kind = listener, kind
+
+    def warm_up(self, seq_len: int, max_num_seqs: int) -> None:
+        """Do now what the session would otherwise do in the first steps of up to ``max_num_seqs`` sequences of up to
+        ``seq_len`` tokens; nothing for sessions without such work."""
+        self._session.warm_up(self.pools, seq_len, max_num_seqs)
+
+    @property
+    def num_early_exits(self) -> int:
+        """Rows whose logits were the early exit's."""
+        return 0 if self._exits is None else self._exits.num_exits
+
+    @property
+    def policy_counters(self) -> dict[str, int]:
+        """What the KV policy has counted: see ``KVPolicy.counters``."""
+        return self._state.counters()
+
+    def change(self, plan: Schedule) -> None:
+        """Do ``plan.transitions``. On as many threads every time, as the last bits depend on them."""
+        if not plan.transitions:
+            return
+        if self._listener is not None:
+            self._listener(Work("transition", sum(sequence.num_prompt_tokens for sequence in plan.transitions)))
+        self._state.apply(list(plan.transitions.values()))
+
+    @torch.inference_mode()
+    def run(self, plan: Schedule, slots: SlotTable) -> torch.Tensor | None:
+        """Compute the planned tokens, and drafts of them where ``plan.draft_limits`` has room, which then are in
+        ``plan.drafts``; returns logits [R, vocab] of ``plan.survivors`` and their drafts, None if R is 0.
+        ``plan.transitions`` must be done."""
+        if self._listener is not None:
+            kind: Kind = self._kind or ("prefill" if plan.prefills else "decode")
+            variant = variant_of(plan) if self._session.captures_steps else ()
+            self._listener(Work(kind, token_units(plan, self._session.manifest), variant))
+        batch = self._builder.build(plan, slots)
+        if batch.num_survivors == 0 or not (plan.draft_limits or self._exits):
+            return self.run_batch(batch)
+        hidden = self._lower(batch)
+        if self._exits is not None:
+            return self._exits.logits(hidden, plan, batch, self._upper)
+        return self._upper(self.self_draft.run(hidden, plan, batch, slots, self.pools))
+
+    @torch.inference_mode()
+    def run_batch(self, batch: StepBatch) -> torch.Tensor | None:
+        """Compute a step; returns logits [R, vocab] of its survivors, None if R is 0."""
+        self._hidden = self._lower(batch)
+        return self._upper(batch.upper(self._hidden)) if batch.num_survivors else None
+
+    def _lower(self, batch: StepBatch) -> torch.Tensor:
+        self.num_lower_calls += 1
+        return self._session.lower(batch.lower, self.pools)
+
+    def _upper(self, step: UpperStep) -> torch.Tensor:
+        self.num_upper_calls += 1
+        return self._session.upper(step, self.pools)
+
+    @torch.inference_mode()
+    def early_exit(self, batch: StepBatch) -> torch.Tensor:
+        """Return the logits [R, vocab] of the head at the cut for the survivors of ``batch``, the last step run.
+
+        Raises:
+            EngineError: the engine has no early exit.
+        """
+        return self._session.early_exit(self._hidden, batch.survivor_index)

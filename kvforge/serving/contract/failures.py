@@ -1,0 +1,47 @@
+"""How a request ends that does not end well: the error its client gets, and what it is counted as."""
+
+from dataclasses import dataclass
+
+from kvforge.common.errors import RequestError, first_line
+
+# Outcome -> error code of Triton (pb_utils.TritonError).
+CODES = {
+    "cancelled": "CANCELLED",
+    "refused": "INVALID_ARG",
+    "unavailable": "UNAVAILABLE",
+    "deadline": "UNAVAILABLE",
+    "lost": "UNAVAILABLE",
+    "failed": "INTERNAL",
+}
+COMPLETED = "completed"
+OUTCOMES = (COMPLETED, *CODES)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """`outcome` is a key of CODES; "lost" means that the engine went away, "unavailable" that it takes no more."""
+
+    outcome: str
+    message: str
+
+    @property
+    def code(self) -> str:
+        return CODES[self.outcome]
+
+
+CANCELLED = Failure("cancelled", "the request was cancelled")
+SHUTTING_DOWN = Failure("unavailable", "the server is shutting down; send the request to another server or later")
+
+
+def past_deadline(timeout_s: float) -> Failure:
+    return Failure("deadline", f"the request's deadline has passed: its timeout was {timeout_s:g} s")
+
+
+def failure_of(error: BaseException) -> Failure:
+    """What an error means for the one request that it came of. One that is no Exception, such as a native library's
+    panic, may name anything, so its words are left out."""
+    if isinstance(error, RequestError):
+        return Failure("refused", str(error))
+    if isinstance(error, Exception):
+        return Failure("failed", f"the request failed: {first_line(error)}")
+    return Failure("failed", "the request failed in a library that this server uses; change the request")

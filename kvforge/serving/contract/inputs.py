@@ -1,0 +1,108 @@
+"""What each input tensor of the Triton contract does here: one table for the stub, preprocessing and tests.
+
+Names, datatypes and shapes are those of TensorRT-LLM's Triton models. A tensor this engine cannot honour is
+refused by name as soon as its value asks for something; a value that asks for nothing (`beam_width` 1,
+`return_context_logits` false) is accepted, because clients send those by default.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from kvforge.common.errors import RequestError
+
+
+@dataclass(frozen=True)
+class Unsupported:
+    """An input that is refused unless it is empty or every element is one of `neutral`."""
+
+    reason: str
+    neutral: tuple[Any, ...] = ()
+
+
+NO_BEAM_SEARCH = "beam search is not supported"
+NO_LORA = "LoRA weights are not supported"
+NO_PROMPT_TABLE = "prompt embedding tables are not supported"
+NO_LOOKAHEAD = "lookahead decoding is not supported"
+NO_DRAFT_LOGITS = "drafts are verified by their token ids alone ('draft_input_ids')"
+NO_DRAFT_CHOICE = (
+    "how to draft is the server's choice (kvforge serve --speculative-method); send drafts of your own as "
+    "'draft_input_ids' to tensorrt_llm"
+)
+NO_DECODER_INPUT = "encoder-decoder models are not supported"
+
+# Inputs of `tensorrt_llm` that are read by kvforge.serving.contract.request.
+SUPPORTED = frozenset(
+    {
+        "input_ids", "input_lengths", "request_output_len", "num_return_sequences", "end_id",
+        "stop_words_list", "bad_words_list", "embedding_bias", "temperature", "runtime_top_k", "runtime_top_p",
+        "runtime_top_p_min", "runtime_top_p_decay", "runtime_top_p_reset_ids",
+        "repetition_penalty", "min_tokens", "presence_penalty", "frequency_penalty", "seed", "draft_input_ids",
+        "return_log_probs", "return_generation_logits", "return_perf_metrics",
+        "return_num_input_tokens", "return_num_output_tokens", "exclude_input_in_output", "stop", "streaming",
+        "retention_token_range_starts", "retention_token_range_ends", "retention_token_range_priorities",
+        "guided_decoding_guide_type", "guided_decoding_guide",
+    }
+)  # fmt: skip
+
+# Inputs that change nothing where there is one beam and no padding, whatever their value.
+WITHOUT_EFFECT = frozenset({"pad_id", "len_penalty", "early_stopping", "beam_search_diversity_rate"})
+
+UNSUPPORTED: dict[str, Unsupported] = {
+    "beam_width": Unsupported(NO_BEAM_SEARCH, (0, 1)),
+    "draft_logits": Unsupported(NO_DRAFT_LOGITS),
+    "draft_acceptance_threshold": Unsupported(NO_DRAFT_LOGITS),
+    "decoder_input_ids": Unsupported(NO_DECODER_INPUT),
+    "decoder_input_lengths": Unsupported(NO_DECODER_INPUT, (0,)),
+    "return_context_logits": Unsupported("context logits are not kept when prefill is skipped", (False,)),
+    "prompt_embedding_table": Unsupported(NO_PROMPT_TABLE),
+    "prompt_table_extra_ids": Unsupported(NO_PROMPT_TABLE, (0,)),
+    "prompt_vocab_size": Unsupported(NO_PROMPT_TABLE, (0,)),
+    "lora_task_id": Unsupported(NO_LORA),
+    "lora_weights": Unsupported(NO_LORA),
+    "lora_config": Unsupported(NO_LORA),
+    "lookahead_window_size": Unsupported(NO_LOOKAHEAD),
+    "lookahead_ngram_size": Unsupported(NO_LOOKAHEAD),
+    "lookahead_verification_set_size": Unsupported(NO_LOOKAHEAD),
+    # Inputs of `preprocessing` and `tensorrt_llm_bls`, under the names that clients know.
+    "decoder_text_input": Unsupported(NO_DECODER_INPUT, (b"",)),
+    "prompt_table_extra_id": Unsupported(NO_PROMPT_TABLE, (0,)),
+    "num_draft_tokens": Unsupported(NO_DRAFT_CHOICE, (0,)),
+    "use_draft_logits": Unsupported(NO_DRAFT_CHOICE, (False,)),
+}
+
+# The ensemble's name of a `tensorrt_llm` input, where it differs.
+ENSEMBLE_NAMES = {
+    "runtime_top_k": "top_k",
+    "runtime_top_p": "top_p",
+    "len_penalty": "length_penalty",
+    "streaming": "stream",
+    "request_output_len": "max_tokens",
+    "stop_words_list": "stop_words",
+    "bad_words_list": "bad_words",
+    "prompt_table_extra_ids": "prompt_table_extra_id",
+    "decoder_input_ids": "decoder_text_input",
+    "embedding_bias": "embedding_bias_words",
+    "input_ids": "text_input",
+}
+
+
+def display_name(name: str) -> str:
+    """`name` as an error should call it: with the ensemble's name beside it where that differs."""
+    other = ENSEMBLE_NAMES.get(name)
+    return f"'{name}' ('{other}' of ensemble)" if other else f"'{name}'"
+
+
+def refuse_unsupported(name: str, values: np.ndarray) -> None:
+    """Raise RequestError, naming the tensor, when `values` asks for something this engine does not do."""
+    entry = UNSUPPORTED.get(name)
+    if entry is None or values.size == 0:
+        return
+    if entry.neutral and np.isin(values, entry.neutral).all():
+        return
+    raise RequestError(f"input tensor {display_name(name)} cannot be used: {entry.reason}")
+
+
+# What clients of `ensemble` and `tensorrt_llm_bls` may send, for a hint about a misspelt name.
+TEXT_INPUTS = tuple(sorted({ENSEMBLE_NAMES.get(name, name) for name in SUPPORTED | WITHOUT_EFFECT | set(UNSUPPORTED)}))

@@ -1,0 +1,100 @@
+"""Request parameters, which are no tensors: the deadline, this server's own, and misspelt inputs.
+
+HTTP's `generate` takes a name that is no input for a request parameter, so a name that nobody knows is refused.
+"""
+
+import difflib
+import json
+import math
+import re
+from collections.abc import Container, Iterable
+from typing import Any
+
+from kvforge.common.errors import RequestError
+
+TIMEOUT = "timeout"
+ERRORS_AS_TENSORS = "errors_as_tensors"
+"""Asks `tensorrt_llm` to end a request that fails or is refused with a response instead of an error: for callers within
+Triton (bls.py says why) and for the gateway, which wants the outcome and not only its words."""
+STOP_TOKEN_IDS = "stop_token_ids"
+"""Tokens that end a sequence beside end-of-text, as text: ids with commas between them. `stop_words_list` can name them
+too, but as words: a guide does not let them in, and a minimum length does not keep them out."""
+# Triton's own and KServe's, which Triton may leave among the parameters.
+TRITONS = frozenset(
+    {TIMEOUT, "id", "priority", "sequence_id", "sequence_start", "sequence_end", "binary_data_output", "headers"}
+)
+MAX_STOP_TEXT = 1 << 16
+MAX_TEXT = 1 << 17
+"""Characters of all parameters as JSON."""
+MAX_NAME = 80
+"""Of a name that nobody knows, in a message."""
+PREFIX = "triton_"
+_MICROSECOND = 1e-6
+_NEGATIVE = 2**63
+"""Triton reads a negative number over gRPC as one of 64 bits without a sign."""
+
+
+def read_parameters(request: Any) -> dict[str, Any]:
+    """The parameters of a pb_utils.InferenceRequest. Raises RequestError where they are too many or too long."""
+    text = request.parameters()
+    if text and len(text) > MAX_TEXT:
+        raise RequestError(f"the request's parameters have {len(text)} characters; give at most {MAX_TEXT}")
+    return json.loads(text) if text else {}
+
+
+def wants_errors_as_tensors(request: Any) -> bool:
+    """Whether a request asks for that; one whose parameters cannot be read does not. Never raises."""
+    try:
+        return bool(read_parameters(request).get(ERRORS_AS_TENSORS))
+    except (RequestError, ValueError):
+        return False
+
+
+def client_id(request: Any) -> str:
+    """The id that the client gave the request, empty without one. Raises RequestError where it is not UTF-8."""
+    try:
+        return str(request.request_id())
+    except UnicodeDecodeError:
+        raise RequestError("the request's id is not valid UTF-8") from None
+
+
+def check_parameters(
+    parameters: dict[str, Any], inputs: Iterable[str], own: Container[str] = (ERRORS_AS_TENSORS, STOP_TOKEN_IDS)
+) -> None:
+    """Raise RequestError for a parameter that is neither Triton's nor our `own`; one of `inputs` may have been
+    meant."""
+    for name in parameters:
+        if name in TRITONS or name in own or name.startswith(PREFIX):
+            continue
+        name = name[:MAX_NAME]
+        close = difflib.get_close_matches(name, [other for other in inputs if other != name], n=1)
+        hint = f"; did you mean '{close[0]}'?" if close else ""
+        raise RequestError(f"'{name}' is no input of this model and no request parameter{hint}")
+
+
+def stop_token_ids(parameters: dict[str, Any]) -> list[int]:
+    """The tokens of STOP_TOKEN_IDS, none without it. Raises RequestError."""
+    text = parameters.get(STOP_TOKEN_IDS, "")
+    if (
+        not isinstance(text, str)
+        or len(text) > MAX_STOP_TEXT
+        or not re.fullmatch(r"(\d{1,10}(,\d{1,10})*)?", text, re.ASCII)
+    ):
+        raise RequestError(
+            f"the request parameter '{STOP_TOKEN_IDS}' cannot be used; give token ids with commas between them, in at "
+            f"most {MAX_STOP_TEXT} characters"
+        )
+    return [int(token) for token in text.split(",")] if text else []
+
+
+def timeout_s(request: Any, parameters: dict[str, Any]) -> float | None:
+    """The request's deadline in seconds after its arrival: Triton's `timeout`, in microseconds; 0 is none."""
+    value = parameters.get(TIMEOUT) or request.timeout()
+    if isinstance(value, str) and value.isdigit():
+        value = int(value)
+    if isinstance(value, int) and value >= _NEGATIVE:
+        value -= 2 * _NEGATIVE
+    number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    if not number or value < 0 or value != int(value):
+        raise RequestError(f"the request parameter 'timeout' is {value!r}; give whole microseconds of at least 0")
+    return value * _MICROSECOND or None

@@ -1,0 +1,83 @@
+"""Reads one request to `tensorrt_llm` from its input tensors. No Triton, no torch: numpy in, plain data out."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvforge.common.errors import RequestError
+from kvforge.serving.contract.inputs import refuse_unsupported
+from kvforge.serving.contract.sampling import num_top_log_probs, sampling_fields
+from kvforge.serving.contract.tensors import Tensors, scalar
+
+
+@dataclass(frozen=True)
+class GenerationRequest:
+    """One prompt of a Triton request; `params` are fields of kvforge.runtime.SamplingParams."""
+
+    prompt: list[int]
+    streaming: bool
+    exclude_input: bool
+    return_log_probs: bool = False
+    return_num_input_tokens: bool = False
+    return_num_output_tokens: bool = False
+    return_perf_metrics: bool = False
+    return_generation_logits: bool = False
+    num_top_log_probs: int = 0
+    params: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def num_sequences(self) -> int:
+        return self.params.get("n", 1)
+
+
+def is_stop(tensors: Tensors) -> bool:
+    """True for a request that cancels the running one of the same id."""
+    return bool(scalar(tensors, "stop", 0, False))
+
+
+def parse_batch(
+    tensors: Tensors, exclude_input_default: bool, stop_token_ids: Sequence[int] = ()
+) -> list[GenerationRequest]:
+    """All prompts of one Triton request (its batch dimension), with the stop tokens of its parameters. Raises
+    RequestError, naming the tensor."""
+    for name, values in tensors.items():
+        refuse_unsupported(name, values)
+    sizes = {name: values.shape[0] for name, values in tensors.items() if values.ndim}
+    if len(set(sizes.values())) > 1:
+        raise RequestError(f"the input tensors have different batch sizes: {sizes}")
+    batch = next(iter(sizes.values()), 0)
+    return [_parse_row(tensors, row, exclude_input_default, stop_token_ids) for row in range(batch)]
+
+
+def _parse_row(
+    tensors: Tensors, row: int, exclude_input_default: bool, stop_token_ids: Sequence[int]
+) -> GenerationRequest:
+    def flag(name: str, default: bool = False) -> bool:
+        return bool(scalar(tensors, name, row, default))
+
+    return GenerationRequest(
+        prompt=_prompt(tensors, row),
+        streaming=flag("streaming"),
+        exclude_input=flag("exclude_input_in_output", exclude_input_default),
+        return_log_probs=flag("return_log_probs"),
+        return_num_input_tokens=flag("return_num_input_tokens"),
+        return_num_output_tokens=flag("return_num_output_tokens"),
+        return_perf_metrics=flag("return_perf_metrics"),
+        return_generation_logits=flag("return_generation_logits"),
+        num_top_log_probs=num_top_log_probs(tensors, row),
+        params=sampling_fields(tensors, row, stop_token_ids),
+    )
+
+
+def _prompt(tensors: Tensors, row: int) -> list[int]:
+    if "input_ids" not in tensors:
+        raise RequestError("input tensor 'input_ids' is missing")
+    ids = tensors["input_ids"][row].reshape(-1)
+    length = scalar(tensors, "input_lengths", row, None)
+    if length is None:
+        raise RequestError("input tensor 'input_lengths' is missing")
+    if not 0 <= length <= ids.size:
+        raise RequestError(f"input tensor 'input_lengths' is {length}, but 'input_ids' has {ids.size} tokens")
+    if length == 0:
+        raise RequestError("the prompt is empty: send at least one token")
+    return ids[:length].tolist()

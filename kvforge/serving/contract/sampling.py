@@ -1,0 +1,145 @@
+"""The sampling tensors of `tensorrt_llm` as fields of kvforge.runtime.SamplingParams."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from kvforge.common.errors import RequestError
+from kvforge.runtime.requests.checks import MAX_BIAS_TOKENS, MAX_DRAFT_TOKENS, MAX_RANGES, MAX_WORDS
+from kvforge.runtime.requests.params import SamplingParams
+from kvforge.serving.contract.inputs import display_name
+from kvforge.serving.contract.tensors import Tensors, check_entries, scalar, text, texts, vector
+from kvforge.serving.contract.word_lists import decode_words
+
+MAX_TOP_LOG_PROBS = 20
+
+# The tensor that each field comes from, where their names differ.
+TENSORS = {
+    "max_tokens": "request_output_len",
+    "n": "num_return_sequences",
+    "top_k": "runtime_top_k",
+    "top_p": "runtime_top_p",
+    "top_p_min": "runtime_top_p_min",
+    "top_p_decay": "runtime_top_p_decay",
+    "top_p_reset_id": "runtime_top_p_reset_ids",
+    "stop": "stop_strings",
+    "stop_token_ids": "end_id",
+    "stop_words_ids": "stop_words_list",
+    "bad_words_ids": "bad_words_list",
+    "logit_bias": "embedding_bias",
+    "draft_token_ids": "draft_input_ids",
+    "guided_decoding": "guided_decoding_guide",
+    "retention": "retention_token_range_starts",
+    "return_logits": "return_generation_logits",
+}
+SCALARS = (
+    "temperature", "top_k", "top_p", "top_p_min", "top_p_decay", "top_p_reset_id", "repetition_penalty",
+    "presence_penalty", "frequency_penalty", "min_tokens", "min_p",
+)  # fmt: skip
+RETENTION = tuple(f"retention_token_range_{part}" for part in ("starts", "ends", "priorities"))
+
+
+def sampling_fields(tensors: Tensors, row: int, stop_token_ids: Sequence[int] = ()) -> dict[str, Any]:
+    """Fields of SamplingParams for one row of the batch, checked; `stop_token_ids` come from the request's parameters.
+    Raises RequestError, naming the tensor.
+
+    Without top-k and top-p the choice is greedy, as in TensorRT-LLM, whatever the temperature.
+    """
+    params: dict[str, Any] = {
+        "max_tokens": scalar(tensors, "request_output_len", row, None),
+        "n": scalar(tensors, "num_return_sequences", row, 1),
+    }
+    if params["max_tokens"] is None:
+        raise RequestError(f"input tensor {display_name('request_output_len')} is missing")
+    for field in SCALARS:
+        if (value := scalar(tensors, TENSORS.get(field, field), row, None)) is not None:
+            params[field] = value
+    if params.get("top_p") == 0.0:
+        del params["top_p"]
+    if params.get("top_p_min") == 0.0:
+        del params["top_p_min"]
+    end_id = scalar(tensors, "end_id", row, None)
+    if end_id is not None:
+        params["ignore_eos"] = True
+        params["stop_token_ids"] = [end_id] if end_id >= 0 else []
+    if stop_token_ids:
+        params["stop_token_ids"] = [*params.get("stop_token_ids", ()), *stop_token_ids]
+    for field in ("stop_words_ids", "bad_words_ids"):
+        name = TENSORS[field]
+        if name in tensors and (words := decode_words(name, tensors[name][row])):
+            params[field] = words
+    if stop := texts(tensors, "stop_strings", row, MAX_WORDS):
+        params["stop"] = stop
+    if drafts := vector(tensors, "draft_input_ids", row, MAX_DRAFT_TOKENS):
+        params["draft_token_ids"] = drafts
+    if bias := _bias(tensors, row):
+        params["logit_bias"] = bias
+    if retention := _retention(tensors, row):
+        params["retention"] = retention
+    if guide := _guide(tensors, row):
+        params["guided_decoding"] = guide
+    if scalar(tensors, "return_generation_logits", row, False):
+        params["return_logits"] = True
+    num_top = num_top_log_probs(tensors, row)
+    if num_top or scalar(tensors, "return_log_probs", row, False):
+        params["logprobs"] = num_top
+    check(params)
+    if params.get("top_k", 0) == 0 and "top_p" not in params:
+        params["temperature"] = 0.0
+        params.pop("top_k", None)
+    else:
+        params["seed"] = scalar(tensors, "seed", row, 0)
+    return params
+
+
+def num_top_log_probs(tensors: Tensors, row: int) -> int:
+    """How many of the most probable tokens are asked for beside each generated one."""
+    value = scalar(tensors, "num_top_log_probs", row, 0)
+    if not 0 <= value <= MAX_TOP_LOG_PROBS:
+        raise RequestError(f"input tensor 'num_top_log_probs' must be 0 to {MAX_TOP_LOG_PROBS}, not {value}")
+    return value
+
+
+def check(params: dict[str, Any]) -> None:
+    """Raise RequestError, in the tensors' names, where SamplingParams would not take these fields."""
+    try:
+        SamplingParams(**params)
+    except RequestError as error:
+        raise RequestError(in_tensor_names(str(error))) from None
+
+
+def in_tensor_names(message: str) -> str:
+    """A sentence of the runtime about a parameter as one about the input tensor it came from."""
+    first, _, rest = message.partition(" ")
+    if first in SamplingParams.__dataclass_fields__:
+        return f"input tensor {display_name(TENSORS.get(first, first))} {rest.removeprefix(first)}"
+    if message.startswith(("the guide ", "the schema ")):
+        return f"input tensor {display_name('guided_decoding_guide')} cannot be used: {message}"
+    return message
+
+
+def _bias(tensors: Tensors, row: int) -> dict[int, float]:
+    """The tokens of a dense [vocab] bias whose number is not 0."""
+    if "embedding_bias" not in tensors:
+        return {}
+    values = tensors["embedding_bias"][row].reshape(-1)
+    ids = np.flatnonzero(values)
+    check_entries("embedding_bias", ids.size, MAX_BIAS_TOKENS)
+    return dict(zip(ids.tolist(), values[ids].tolist(), strict=True))
+
+
+def _retention(tensors: Tensors, row: int) -> list[tuple[int, int, int]]:
+    parts = [vector(tensors, name, row, MAX_RANGES) for name in RETENTION]
+    if len({len(part) for part in parts}) > 1:
+        sizes = ", ".join(f"{len(part)} '{name}'" for name, part in zip(RETENTION, parts, strict=True))
+        raise RequestError(f"each range needs a start, an end and a priority, but there are {sizes}")
+    return list(zip(*parts, strict=True))
+
+
+def _guide(tensors: Tensors, row: int) -> dict[str, str | None] | None:
+    kind = text("guided_decoding_guide_type", scalar(tensors, "guided_decoding_guide_type", row, b""))
+    guide = text("guided_decoding_guide", scalar(tensors, "guided_decoding_guide", row, b""))
+    if guide and not kind:
+        raise RequestError("input tensor 'guided_decoding_guide' needs 'guided_decoding_guide_type' beside it")
+    return {"kind": kind, "guide": guide or None} if kind else None

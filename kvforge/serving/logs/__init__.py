@@ -1,0 +1,1 @@
+"""Log lines of all of a server's processes, for people or machines."""

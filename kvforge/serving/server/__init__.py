@@ -1,0 +1,1 @@
+"""Starting, supervising and ending a Triton server for one engine."""

@@ -1,0 +1,312 @@
+"""Starts and stops a Triton server for one engine: `with TritonServer(engine_dir) as server: ...`."""
+
+import contextlib
+import dataclasses
+import os
+import queue
+import re
+import secrets
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+
+from kvforge.common.errors import KvforgeError
+from kvforge.manifest import load_manifest
+from kvforge.serving.health.probe import generate, has_metrics, is_ready
+from kvforge.serving.logs.lines import error_in_log
+from kvforge.serving.logs.pump import LogPump, LogSink
+from kvforge.serving.processes.cleanup import ServerResources
+from kvforge.serving.processes.facts import (
+    ProcessId,
+    children,
+    descendants,
+    how_it_ended,
+    model_of_stub,
+    process_id,
+    processes_of,
+    raise_open_files_limit,
+    wait_gone,
+)
+from kvforge.serving.processes.priority import yield_to_engine
+from kvforge.serving.processes.run_dir import (
+    FAILED,
+    HUNG_AFTER_S,
+    EngineState,
+    StateReader,
+    cannot_write_run_dir,
+    make_run_dir,
+)
+from kvforge.serving.server.access import PRIVATE_UMASK, closed_control_apis, make_regions_private
+from kvforge.serving.server.drain import drain
+from kvforge.serving.server.options import ServerOptions, engine_command
+from kvforge.serving.server.ports import choose_ports
+from kvforge.serving.server.repository import materialise
+from kvforge.serving.server.triton_install import TritonInstall, find_triton
+
+START_TIMEOUT_S = 180.0
+END_TIMEOUT_S = 30.0
+"""Killed processes end at once, but for a machine that is busy or gives back much memory."""
+LOG_TIMEOUT_S = 10.0
+"""What a log gets to be read to its end, which comes when all that write it have ended."""
+LONGEST_LOOK_S = 1.0
+"""Between two looks at the stub's state, which are several a second while this process runs."""
+PORT_ATTEMPTS = 3
+"""Another process may take a free port before tritonserver listens on it, which it does once its models are loaded."""
+
+
+class PortTakenError(KvforgeError):
+    """One of the ports belongs to somebody else."""
+
+
+class StartCancelled(KvforgeError):
+    """`start` ended because it was told to."""
+
+
+class TritonServer:
+    """One server process with its stubs and its engine process; all of them end with `stop()`.
+
+    `command` replaces the engine process's argument list. Only the engine that `options.manifest_sha256` names is
+    served, or without it the one that is there at the start. Raises KvforgeError from `start()` when the engine
+    directory is none, a port is taken, there is no tritonserver, or the models do not load.
+    """
+
+    def __init__(
+        self, engine_dir: str | Path, options: ServerOptions | None = None, command: Sequence[str] | None = None
+    ) -> None:
+        self.engine_dir = Path(engine_dir).resolve()
+        self.options = options or ServerOptions()
+        self._command = command
+        self._process: subprocess.Popen | None = None
+        self._server_id: ProcessId | None = None
+        self._run_dir: Path | None = None
+        self._state: StateReader | None = None
+        self._sink: LogSink | None = None
+        self._log: LogPump | None = None
+        self._shm_prefix = ""
+        self._stubs: dict[ProcessId, str] = {}
+        self.ports: dict[str, int] = {}
+
+    @property
+    def http_url(self) -> str:
+        return f"http://{self.options.address}:{self.ports['http']}"
+
+    @property
+    def grpc_url(self) -> str:
+        return f"{self.options.address}:{self.ports['grpc']}"
+
+    @property
+    def metrics_url(self) -> str:
+        return f"http://{self.options.address}:{self.ports['metrics']}/metrics"
+
+    @property
+    def pid(self) -> int:
+        """The tritonserver process. Raises RuntimeError when none runs."""
+        if self._process is None:
+            raise RuntimeError("the server is not running")
+        return self._process.pid
+
+    @property
+    def shm_prefix(self) -> str:
+        """What the names of this server's regions in /dev/shm begin with."""
+        return self._shm_prefix
+
+    @property
+    def run_dir(self) -> Path:
+        """Where its files are. Raises RuntimeError when none runs."""
+        if self._run_dir is None:
+            raise RuntimeError("the server is not running")
+        return self._run_dir
+
+    @property
+    def state(self) -> EngineState | None:
+        """What the `tensorrt_llm` stub says of the engine, or None when it says nothing."""
+        reader = self._state  # once: `stop` on another thread drops it
+        return None if reader is None else reader.read()
+
+    def start(self, cancelled: Callable[[], bool] = lambda: False) -> "TritonServer":
+        """Start, wait until a request went through all models. On an error nothing is left running.
+
+        Raises StartCancelled soon after `cancelled()` becomes true.
+        """
+        manifest = load_manifest(self.engine_dir, self.options.manifest_sha256)
+        self.options = dataclasses.replace(self.options, manifest_sha256=manifest.sha256)
+        wanted = {name: getattr(self.options, f"{name}_port") for name in ("http", "grpc", "metrics")}
+        triton = find_triton()
+        raise_open_files_limit()
+        for left in reversed(range(PORT_ATTEMPTS if 0 in wanted.values() else 1)):
+            self.ports = choose_ports(self.options.address, wanted)
+            try:
+                self._start_once(triton, manifest.max_num_seqs, cancelled)
+                break
+            except PortTakenError:
+                if not left:
+                    raise
+        return self
+
+    def _start_once(self, triton: TritonInstall, max_num_seqs: int, cancelled: Callable[[], bool]) -> None:
+        """On `self.ports`. Raises PortTakenError when one is not free any more."""
+        self._sink = LogSink(self.options.log_file, self.options.log_format)
+        self._shm_prefix = f"kvforge_{os.getpid()}_{secrets.token_hex(4)}_"
+        try:
+            run_dir = self._run_dir = make_run_dir()
+            self._state = StateReader(run_dir, LONGEST_LOOK_S)
+            limits = self.options.request_limits
+            max_batch_size = self.options.max_num_seqs or max_num_seqs
+            command = self._command or engine_command(self.engine_dir, self.options)
+            materialise(run_dir / "models", self.engine_dir, command, max_batch_size, limits)
+            backends = triton.make_backend_dir(run_dir / "backends")
+            self._process = subprocess.Popen(
+                [str(triton.binary), *self._arguments(run_dir, backends)],
+                env=triton.environment() | ServerResources(os.getpid(), run_dir, self._shm_prefix).environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                umask=PRIVATE_UMASK,
+            )
+            self._server_id = process_id(self._process.pid)
+            assert self._process.stdout is not None
+            self._log = LogPump(self._process.stdout, self._sink)
+            self._wait_ready(self._process, cancelled)
+        except OSError as error:
+            self.stop()
+            raise KvforgeError(cannot_write_run_dir(error)) from None
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self, hurry: Callable[[], bool] = lambda: False) -> None:
+        """End the server and all it started; remove its files and shared memory. Idempotent.
+
+        New requests are refused at once. Accepted ones run on for the options' drain_timeout_s or until `hurry()`;
+        what is open then gets an error.
+        """
+        process, self._process = self._process, None
+        if process is not None:
+            if self._run_dir is not None and self._state is not None and self._is_whole(process):
+                drain(self._run_dir, self._state, self.metrics_url, self.options.drain_timeout_s, hurry)
+            # Nothing is open any more, and what a clean exit would release is released here: tritonserver takes
+            # three seconds for one, and the whole --exit-timeout-secs after an ensemble that ended in an error.
+            started = descendants(process.pid)
+            process.kill()
+            process.wait()
+            started = [*self._stubs, *started, *processes_of(process.pid, self._server_id)]
+            for child in started:
+                child.kill()
+            wait_gone(started, END_TIMEOUT_S)
+            self._stubs = {}
+        if self._log is not None:
+            self._log.join(LOG_TIMEOUT_S)
+        if self._sink is not None:
+            self._sink.close()
+        if self._run_dir is not None:
+            ServerResources(os.getpid(), self._run_dir, self._shm_prefix).remove()
+            self._run_dir = None
+        self._state = None
+
+    def failure(self) -> str | None:
+        """Why the server no longer serves, or None: tritonserver or a stub, which it never restarts, ended, or
+        the engine cannot be started any more."""
+        process = self._process
+        if process is None:
+            return "tritonserver was not started"
+        if (status := process.poll()) is not None:
+            return f"tritonserver ended ({how_it_ended(status)})"
+        for stub, model in self._stubs.items():
+            if not stub.is_alive():
+                return f"the process of model '{model}' ended"
+        state = self.state
+        if state is not None and state.engine == FAILED:
+            return f"the engine process does not start any more: {state.reason}"
+        if state is not None and state.age_s > HUNG_AFTER_S:
+            return f"the process of model 'tensorrt_llm' has said nothing for {state.age_s:.0f} s"
+        return None
+
+    def log_error(self) -> str:
+        """The log's own words for what went wrong, as one line."""
+        return error_in_log([] if self._log is None else self._log.lines())
+
+    def __enter__(self) -> "TritonServer":
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _is_whole(self, process: subprocess.Popen) -> bool:
+        """True while requests can still end by themselves."""
+        return process.poll() is None and bool(self._stubs) and all(stub.is_alive() for stub in self._stubs)
+
+    def _arguments(self, run_dir: Path, backends: Path | None) -> list[str]:
+        address = self.options.address
+        arguments = [
+            f"--model-repository={run_dir}/models",
+            f"--http-address={address}",
+            f"--grpc-address={address}",
+            f"--metrics-address={address}",
+            *(f"--{name}-port={port}" for name, port in self.ports.items()),
+            f"--backend-config=python,shm-region-prefix-name={self._shm_prefix}",
+            *([] if self.options.control_apis else closed_control_apis()),
+            "--disable-auto-complete-config",
+            "--allow-gpu-metrics=false",
+            "--pinned-memory-pool-byte-size=0",
+            "--log-info=false",
+        ]
+        return arguments if backends is None else [*arguments, f"--backend-directory={backends}"]
+
+    def _check_ports(self) -> None:
+        """Raise PortTakenError when the log says so."""
+        for line in [] if self._log is None else self._log.lines():
+            if match := re.search(
+                r"failed to start (\S+) service: .*Socket '(\S+)' already in use", line, re.IGNORECASE
+            ):
+                raise PortTakenError(
+                    f"the server did not start: another process took {match[2]}; choose another with "
+                    f"--{match[1].lower()}-port, or 0 for any free port"
+                )
+
+    def _wait_ready(self, process: subprocess.Popen, cancelled: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + START_TIMEOUT_S
+        # It begins to listen for questions about metrics last, and serves without if that port is taken.
+        while not (is_ready(self.http_url) and has_metrics(self.metrics_url)):
+            if cancelled():
+                raise StartCancelled("the start was cancelled")
+            if process.poll() is not None:
+                if self._log is not None:
+                    self._log.join(LOG_TIMEOUT_S)
+                self._check_ports()
+                raise KvforgeError(f"the server did not start: {self.log_error()}")
+            self._check_ports()
+            if time.monotonic() > deadline:
+                raise KvforgeError(f"the server was not ready after {START_TIMEOUT_S:.0f} s: {self.log_error()}")
+            time.sleep(0.05)
+        self._first_request(cancelled)
+        self._check_ports()  # who answered for metrics may be another server
+        make_regions_private(self._shm_prefix)
+        # Not the engine process: its stub restarts it.
+        self._stubs = {stub: model_of_stub(stub) for stub in children(process.pid)}
+        yield_to_engine(process.pid)
+
+    def _first_request(self, cancelled: Callable[[], bool]) -> None:
+        """Through all models. From a thread, because one that gets no answer would outlast a signal by minutes."""
+        outcome: queue.SimpleQueue[KvforgeError | None] = queue.SimpleQueue()
+
+        def ask() -> None:
+            try:
+                generate(self.http_url, "ensemble", {"text_input": "a", "max_tokens": 1}, START_TIMEOUT_S)
+                outcome.put(None)
+            except KvforgeError as error:
+                outcome.put(error)
+
+        threading.Thread(target=ask, name="first-request", daemon=True).start()
+        while True:
+            with contextlib.suppress(queue.Empty):
+                if (error := outcome.get(timeout=0.05)) is not None:
+                    raise error
+                return
+            if cancelled():
+                raise StartCancelled("the start was cancelled")

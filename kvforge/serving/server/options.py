@@ -1,0 +1,60 @@
+"""What a server is started with, and the engine process's command line that follows from it."""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvforge.runtime.speculation.config import SpeculativeConfig
+from kvforge.runtime.speculation.options import speculation_arguments
+from kvforge.serving.server.repository import RequestLimits
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """Ports of 0 mean any free one; None leaves a limit to the engine. `drain_timeout_s` is how long `stop` lets
+    accepted requests run on; `control_apis` leaves Triton's control endpoints (access.py) open; `log_file` None keeps
+    the log in the run directory, which goes with the server; `manifest_sha256` is the digest (`Manifest.sha256`) that
+    the engine must have."""
+
+    address: str = "127.0.0.1"
+    http_port: int = 0
+    grpc_port: int = 0
+    metrics_port: int = 0
+    max_num_seqs: int | None = None
+    max_num_tokens: int | None = None
+    max_seq_len: int | None = None
+    kv_cache_gib: float | None = None
+    enable_prefix_cache: bool = True
+    speculative: SpeculativeConfig | None = None
+    early_exit_threshold: float | None = None
+    max_queue_size: int = RequestLimits.max_queue_size
+    max_request_bytes: int = RequestLimits.max_request_bytes
+    drain_timeout_s: float = 0.0
+    control_apis: bool = False
+    log_level: str = "WARNING"
+    log_format: str = RequestLimits.log_format
+    log_file: Path | None = None
+    manifest_sha256: str | None = None
+
+    @property
+    def request_limits(self) -> RequestLimits:
+        return RequestLimits(
+            self.max_queue_size,
+            self.max_request_bytes,
+            self.log_format,
+            self.log_level,
+            self.max_seq_len,
+            self.manifest_sha256,
+        )
+
+
+def engine_command(engine_dir: Path, options: ServerOptions) -> list[str]:
+    """The argument list that starts the engine process with these limits."""
+    command = [sys.executable, "-m", "kvforge.serving.engine.process", str(engine_dir)]
+    command += ["--log-level", options.log_level, "--log-format", options.log_format]
+    for name in ("manifest_sha256", "max_num_seqs", "max_num_tokens", "max_seq_len", "kv_cache_gib"):
+        value = getattr(options, name)
+        if value is not None:
+            command += [f"--{name.replace('_', '-')}", str(value)]
+    command += speculation_arguments(options.speculative, options.early_exit_threshold)
+    return command if options.enable_prefix_cache else [*command, "--no-prefix-cache"]

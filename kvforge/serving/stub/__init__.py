@@ -1,0 +1,1 @@
+"""The `tensorrt_llm` model: between Triton and the engine process."""

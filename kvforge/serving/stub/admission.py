@@ -1,0 +1,48 @@
+"""How much is let in: sequences beyond those that run and wait are refused, and everything while shutting down."""
+
+import threading
+
+from kvforge.common.errors import KvforgeError
+from kvforge.serving.contract.failures import SHUTTING_DOWN
+
+
+class UnavailableError(KvforgeError):
+    """The server takes no more requests now; the same request may be served later."""
+
+
+class Admission:
+    """Counts the sequences that are open. `max_queue_size` may wait beyond the `max_num_seqs` that run.
+
+    A request of several prompts or sequences is let in or refused as a whole; a single one is always let in, so
+    that what the engine can serve at all is served.
+    """
+
+    def __init__(self, max_queue_size: int) -> None:
+        self.max_queue_size = max_queue_size
+        self.max_num_seqs = 1
+        """What the engine runs at once; set when it has said so."""
+        self.num_open = 0
+        self.closed = False
+        """The server is shutting down."""
+        self._lock = threading.Lock()
+
+    def enter(self, num_sequences: int) -> None:
+        """Count these sequences in. Raises UnavailableError."""
+        with self._lock:
+            if self.closed:
+                raise UnavailableError(SHUTTING_DOWN.message)
+            if self.num_open and self.num_open + num_sequences > self.max_num_seqs + self.max_queue_size:
+                raise UnavailableError(
+                    f"the queue is full: {self.num_open} sequences are running or waiting, and {self.max_num_seqs} may "
+                    f"run and {self.max_queue_size} wait; send the request again later"
+                )
+            self.num_open += num_sequences
+
+    def close(self) -> None:
+        """Let nobody in any more. Who was let in before is in `num_open` when this returns."""
+        with self._lock:
+            self.closed = True
+
+    def leave(self, num_sequences: int) -> None:
+        with self._lock:
+            self.num_open -= num_sequences

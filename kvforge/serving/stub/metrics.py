@@ -1,0 +1,146 @@
+"""The engine's numbers on Triton's metrics port (metric_tables.py says which)."""
+
+import threading
+import time
+from collections import Counter
+from typing import Any
+
+from kvforge.serving.contract.failures import OUTCOMES
+from kvforge.serving.stub.metric_tables import COUNTERS, FAMILIES, GAUGES, HISTOGRAMS, Reader, Stats
+
+COUNTERS_PERIOD_S = 1.0
+"""Counters and histograms are many and read seldom; gauges follow the engine at once."""
+READY_FAMILY, OPEN_FAMILY = "kvforge_engine_ready", "kvforge_open_requests"
+OUTCOME_FAMILY = "kvforge_requests_total"
+
+
+class Metric:
+    """A gauge or counter of Triton that is told only of changes: telling it is an exchange with tritonserver.
+
+    A counter follows a total; a total that shrank began anew, because the engine was started again.
+    """
+
+    def __init__(self, metric: Any, is_counter: bool) -> None:
+        self._metric, self._is_counter = metric, is_counter
+        self._shown = 0.0 if is_counter else None
+
+    def show(self, value: float) -> None:
+        value = float(value)
+        if value == self._shown:
+            return
+        if self._is_counter:
+            shown = self._shown or 0.0
+            self._metric.increment(value - shown if value > shown else value)
+        else:
+            self._metric.set(value)
+        self._shown = value
+
+
+class EngineMetrics:
+    """Fed by `update`, `count` and `set_open`, which never block; a thread of its own talks to tritonserver."""
+
+    def __init__(self, pb: Any, model: str, version: str) -> None:
+        self._pb = pb
+        self._labels = {"model": model, "version": version}
+        self._families: dict[str, Any] = {}
+        self._gauges: list[tuple[Metric, Reader]] = []
+        for name, (label, values) in FAMILIES.items():
+            for value, read in values.items():
+                self._gauges.append((self._metric(name, name.replace("_", " "), False, **{label: value}), read))
+        self._gauges += [(self._metric(name, text, False), read) for name, (read, text) in GAUGES.items()]
+        self._counters = [(self._metric(name, text, True), read) for name, (read, text) in COUNTERS.items()]
+        self._outcomes = {
+            outcome: self._metric(OUTCOME_FAMILY, "Requests to tensorrt_llm that have ended", True, outcome=outcome)
+            for outcome in OUTCOMES
+        }
+        self._ready = self._metric(READY_FAMILY, "1 while the engine process serves", False)
+        self._open = self._metric(OPEN_FAMILY, "Requests that were accepted and have not ended", False)
+        self._buckets: dict[str, dict[str, Metric]] = {}
+        self._counts: Counter[str] = Counter()
+        self._lock = threading.Lock()
+        self._num_open, self._is_ready = 0, False
+        self._latest: Stats | None = None
+        self._changed = threading.Event()
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
+        self._thread.start()
+
+    def update(self, stats: Stats) -> None:
+        """Show `stats` soon."""
+        self._latest = stats
+        self._changed.set()
+
+    def count(self, outcome: str) -> None:
+        """A request has ended so."""
+        with self._lock:
+            self._counts[outcome] += 1
+
+    def set_open(self, num_open: int, engine_state: str) -> None:
+        """How many requests are open, and the state of the engine process."""
+        is_ready = engine_state == "ready"
+        if (num_open, is_ready) != (self._num_open, self._is_ready):
+            self._num_open, self._is_ready = num_open, is_ready
+            self._changed.set()
+
+    def close(self) -> None:
+        """Join the thread and drop the metrics; a stub that keeps them crashes at exit."""
+        self._closed = True
+        self._changed.set()
+        self._thread.join(timeout=5.0)
+        self._gauges.clear()
+        self._counters.clear()
+        self._outcomes.clear()
+        self._buckets.clear()
+        self._families.clear()
+        del self._ready, self._open
+
+    def _metric(self, family: str, help_text: str, is_counter: bool, **labels: str) -> Metric:
+        kinds = self._pb.MetricFamily
+        if family not in self._families:
+            kind = kinds.COUNTER if is_counter else kinds.GAUGE
+            self._families[family] = kinds(name=family, description=help_text, kind=kind)
+        return Metric(self._families[family].Metric(labels={**labels, **self._labels}), is_counter)
+
+    def _run(self) -> None:
+        counted = 0.0
+        while True:
+            self._changed.wait(timeout=COUNTERS_PERIOD_S)
+            self._changed.clear()
+            if self._closed:
+                return
+            self._ready.show(self._is_ready)
+            self._open.show(self._num_open)
+            stats = self._latest
+            if stats is not None:
+                for gauge, read in self._gauges:
+                    gauge.show(read(stats))
+            if time.monotonic() - counted >= COUNTERS_PERIOD_S:
+                counted = time.monotonic()
+                self._show_counters(stats)
+
+    def _show_counters(self, stats: Stats | None) -> None:
+        for outcome, counter in self._outcomes.items():
+            counter.show(self._counts[outcome])
+        if stats is None:
+            return
+        for counter, read in self._counters:
+            counter.show(read(stats))
+        for key, histogram in stats["histograms"].items():
+            if key in HISTOGRAMS:
+                self._show_histogram(*HISTOGRAMS[key], histogram)
+
+    def _show_histogram(self, family: str, help_text: str, histogram: dict[str, Any]) -> None:
+        """As Prometheus' own histograms: `_bucket` counts what is at most `le`, `_sum` and `_count` all."""
+        bounds = [*(f"{bound:g}" for bound in histogram["bounds"]), "+Inf"]
+        if family not in self._buckets:
+            buckets = {le: self._metric(f"{family}_bucket", f"{help_text}, at most le", True, le=le) for le in bounds}
+            buckets["sum"] = self._metric(f"{family}_sum", f"{help_text}, sum", True)
+            buckets["count"] = self._metric(f"{family}_count", f"{help_text}, number", True)
+            self._buckets[family] = buckets
+        metrics = self._buckets[family]
+        metrics["sum"].show(histogram["sum"])
+        metrics["count"].show(histogram["count"])
+        total = 0
+        for le, count in zip(bounds, histogram["counts"], strict=True):
+            total += count
+            metrics[le].show(total)

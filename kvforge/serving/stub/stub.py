@@ -1,0 +1,329 @@
+"""The `tensorrt_llm` model: a thin, decoupled stub between Triton and the engine process."""
+
+import json
+import logging
+import secrets
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from kvforge.common.errors import EngineError, KvforgeError, RequestError, first_line, let_end
+from kvforge.serving.contract.failures import CANCELLED, COMPLETED, SHUTTING_DOWN, Failure, failure_of, past_deadline
+from kvforge.serving.contract.parameters import (
+    check_parameters,
+    client_id,
+    read_parameters,
+    stop_token_ids,
+    timeout_s,
+    wants_errors_as_tensors,
+)
+from kvforge.serving.contract.request import is_stop, parse_batch
+from kvforge.serving.contract.sampling import in_tensor_names
+from kvforge.serving.contract.size_limits import SizeLimits
+from kvforge.serving.contract.stream_keys import STREAM_KEY, StreamKeys
+from kvforge.serving.engine.guide_thread import GUIDE
+from kvforge.serving.engine.output_rows import StepOutput
+from kvforge.serving.logs.request_log import configure, log_request
+from kvforge.serving.processes.facts import server_of_stub
+from kvforge.serving.processes.state_files import StateWriter
+from kvforge.serving.processes.watchdog import end_with_server
+from kvforge.serving.stub.acks import AckListener
+from kvforge.serving.stub.active import ActiveRequest
+from kvforge.serving.stub.admission import Admission, UnavailableError
+from kvforge.serving.stub.config import StubConfig
+from kvforge.serving.stub.end_log import log_end
+from kvforge.serving.stub.engine_client import EngineClient
+from kvforge.serving.stub.guide_desk import GuideDesk, Verdicts
+from kvforge.serving.stub.metrics import EngineMetrics
+from kvforge.serving.stub.open_requests import OpenRequests
+from kvforge.serving.stub.request_watch import RequestWatch
+from kvforge.serving.stub.responder import Responder
+from kvforge.serving.stub.responses import chunk_arrays, failure_arrays, heartbeat_arrays
+from kvforge.serving.stub.sender_pool import SenderPool
+
+logger = logging.getLogger("kvforge.serving")
+
+
+class Stub:
+    """What `triton_repo/tensorrt_llm/1/model.py` calls. `pb` is triton_python_backend_utils."""
+
+    def __init__(self, pb: Any, args: dict[str, str]) -> None:
+        """Start the engine and wait until it is loaded. Raises EngineError with the engine's message."""
+        server_pid = server_of_stub()
+        end_with_server(server_pid)  # first: metrics already wait for the server's answer
+        self._pb = pb
+        config = self._config = StubConfig.of(json.loads(args["model_config"]))
+        configure(config.log_format, config.log_level)
+        self._limits = SizeLimits(config.max_request_bytes, config.vocab_size, config.max_seq_len)
+        self._keys = StreamKeys(config.run_dir)
+        self._requests = OpenRequests()
+        self._admission = Admission(config.max_queue_size)
+        self._responder = Responder(pb)
+        self._metrics = EngineMetrics(pb, args["model_name"], args["model_version"])
+        self._state = StateWriter(config.run_dir)
+        self._senders = SenderPool(self._send)
+        self._acks = AckListener(str(config.ack_socket), self.on_ack)
+        self._guides = GuideDesk(config.tokenizer_dir, config.eos_token_ids, config.engine_command[0])
+        self._client = EngineClient([*config.engine_command, "--server-pid", str(server_pid)], self)
+        self._client.start()
+        self._watch = RequestWatch(self, self._requests, config.poll_s, config.run_dir)
+
+    def execute(self, requests: list[Any]) -> None:
+        """Accept requests; every one gets its responses, FINAL or an error included, from the sender threads."""
+        for request in requests:
+            sender = request.get_response_sender()
+            try:
+                self._accept(request, sender)
+            except RequestError as error:
+                self._refuse(request, sender, Failure("refused", str(error)))
+            except (EngineError, UnavailableError) as error:
+                self._refuse(request, sender, Failure("unavailable", str(error)))
+            except BaseException as error:
+                let_end(error)
+                logger.exception("a request could not be read")
+                self._refuse(request, sender, Failure("failed", f"the request could not be read: {first_line(error)}"))
+
+    def finalize(self) -> None:
+        """Answer what is open with an error, stop the engine, join the threads."""
+        self.on_drain()
+        for active in self._requests.all():
+            self._fail(active, SHUTTING_DOWN)
+        self._watch.close()
+        self._client.close()
+        self._guides.close()
+        self._senders.close()
+        self._acks.close()
+        self._metrics.close()
+
+    # -- requests -----------------------------------------------------------------------------------------
+
+    def _accept(self, request: Any, sender: Any) -> None:
+        tensors = {}
+        for name in self._config.inputs:
+            tensor = self._pb.get_input_tensor_by_name(request, name)
+            if tensor is not None:
+                tensors[name] = tensor.as_numpy()
+        if is_stop(tensors):
+            for active in self._requests.with_client_id(client_id(request)):
+                self.end(active, CANCELLED)
+            self._responder.acknowledge(sender)
+            return
+        active = self._read(request, sender, tensors)
+        guides = [prompt.params.get("guided_decoding") for prompt in active.prompts]
+        if any(guides):
+            self._enter(active)
+            try:
+                self._guides.ask(guides, partial(self._on_verdicts, active))
+            except RequestError:
+                self._forget(active)
+                raise
+            return
+        messages = _messages(active, guides)
+        self._enter(active)
+        try:
+            self._send_all(messages)
+        except EngineError:
+            self._forget(active)
+            raise
+
+    def _enter(self, active: ActiveRequest) -> None:
+        """Count it as open. Raises UnavailableError and RequestError."""
+        self._admission.enter(len(active.sequences))
+        try:
+            self._requests.add(active)
+        except RequestError:
+            self._admission.leave(len(active.sequences))
+            raise
+
+    def _send_all(self, messages: list[bytes]) -> None:
+        for message in messages:
+            self._client.send(message)
+
+    def _on_verdicts(self, active: ActiveRequest, verdicts: Verdicts | KvforgeError) -> None:
+        """Its guides have been judged (on a thread of the judge's, or at once)."""
+        if self._requests.by_key(active.key) is not active:
+            return  # it was cancelled meanwhile
+        try:
+            if isinstance(verdicts, KvforgeError):
+                raise UnavailableError(f"guided decoding is not available: {verdicts}")
+            for verdict in verdicts:
+                if verdict is not None:
+                    verdict.accepted()
+            self._send_all(_messages(active, [None if v is None else v.to_json() for v in verdicts]))
+        except RequestError as error:
+            self.end(active, Failure("refused", in_tensor_names(str(error))))
+        except (EngineError, UnavailableError) as error:
+            self.end(active, Failure("unavailable", str(error)))
+        except BaseException as error:
+            let_end(error)
+            logger.exception("a guided request could not be sent on")
+            self.end(active, failure_of(error))
+
+    def _read(self, request: Any, sender: Any, tensors: dict[str, np.ndarray]) -> ActiveRequest:
+        """Raises RequestError for a request that cannot be served as asked."""
+        parameters = read_parameters(request)
+        key = self._keys.read(tensors.pop(STREAM_KEY, None))
+        if key is None:
+            check_parameters(parameters, self._config.inputs)
+        self._limits.check_tensors(tensors)
+        prompts = parse_batch(tensors, self._config.exclude_input, stop_token_ids(parameters))
+        self._limits.check_logits(prompts)
+        return ActiveRequest(
+            secrets.randbits(62) if key is None else key,
+            client_id(request),
+            sender,
+            prompts,
+            frozenset(request.requested_output_names()),
+            in_ensemble=key is not None,
+            errors_as_tensors=wants_errors_as_tensors(request),
+            timeout_s=timeout_s(request, parameters),
+        )
+
+    def _refuse(self, request: Any, sender: Any, failure: Failure) -> None:
+        self._metrics.count(failure.outcome)
+        log_request("tensorrt_llm", _id_to_log(request), failure.outcome, error=failure.message)
+        if wants_errors_as_tensors(request):
+            self._responder.end(sender, failure_arrays(frozenset(request.requested_output_names()), 0, failure))
+        else:
+            self._responder.refuse(sender, failure)
+
+    def _forget(self, active: ActiveRequest) -> None:
+        if self._requests.remove(active):
+            self._admission.leave(len(active.sequences))
+
+    def _fail(self, active: ActiveRequest, failure: Failure) -> None:
+        active.fail(failure)
+        self._senders.schedule(active)
+
+    # -- what the engine reports (on the client's reader thread) --------------------------------------------
+
+    def on_tokens(self, outputs: list[StepOutput]) -> None:
+        for output in outputs:
+            active = self._requests.by_engine_id(output.engine_id)
+            try:
+                self._take(output, active)
+            except BaseException as error:
+                let_end(error)
+                logger.exception("a step's outputs could not be taken in")
+                if active is not None:
+                    self.end(active, Failure("failed", f"the engine's answer could not be read: {first_line(error)}"))
+
+    def _take(self, output: StepOutput, active: ActiveRequest | None) -> None:
+        if active is None:
+            # Nobody waits for it: cancelled a moment ago, or it outlived a restart of the engine.
+            if output.finish_reason is None:
+                self._client.abort(output.engine_id)
+        elif output.finish_reason == "abort" and active.timeout_s is not None:
+            self.end(active, past_deadline(active.timeout_s))
+        elif output.finish_reason in ("error", "abort"):
+            self.end(active, Failure("failed", f"the engine gave up this request: {output.stop_reason}"))
+        elif active.add(output):
+            self._senders.schedule(active)
+
+    def on_refused(self, request_id: str, error: str) -> None:
+        active = self._requests.by_engine_id(request_id)
+        if active is not None:
+            self.end(active, Failure("refused", in_tensor_names(error)))
+
+    def on_stats(self, stats: dict) -> None:
+        self._admission.max_num_seqs = stats["max_num_seqs"]
+        self._metrics.update(stats)
+
+    def on_lost(self, error: str) -> None:
+        for active in self._requests.all():
+            self._fail(active, Failure("lost", error))
+
+    # -- what postprocessing and the watch report ------------------------------------------------------------
+
+    def on_ack(self, stream_key: int, cancelled: bool) -> None:
+        """The last response of this request has been passed on (on the listener's thread)."""
+        active = self._requests.by_key(stream_key)
+        if active is None:
+            return
+        active.acknowledge()
+        if cancelled:
+            self.end(active, CANCELLED)
+        else:
+            self._senders.schedule(active)
+
+    def on_silence(self, active: ActiveRequest) -> None:
+        """A request in an ensemble has had no response for a while: an empty one lets its client be looked for."""
+        active.beat()
+        self._senders.schedule(active)
+
+    def on_drain(self) -> None:
+        """Take no new requests."""
+        self._admission.close()
+
+    def on_tick(self) -> None:
+        closed = self._admission.closed  # before the requests are counted: none comes in after that
+        num_open = max(len(self._requests), min(self._admission.num_open, 1))  # one may be on its way in
+        self._metrics.set_open(num_open, self._client.state)
+        self._state.write(self._client.state, self._client.pid, num_open, closed, self._client.failure)
+
+    def end(self, active: ActiveRequest, failure: Failure) -> None:
+        """End a request early: an error for its client, an abort for the engine. Idempotent."""
+        for engine_id in active.engine_ids:
+            self._client.abort(engine_id)
+        self._fail(active, failure)
+
+    # -- responses (on the sender threads) ------------------------------------------------------------------
+
+    def _send(self, active: ActiveRequest) -> None:
+        chunks, failure, heartbeat = active.take()
+        if failure is not None:
+            self._send_failure(active, failure)
+            return
+        try:
+            for chunk in chunks:
+                self._responder.respond(active, chunk_arrays(active, chunk), chunk.final)
+                if chunk.final:
+                    self._forget(active)
+                    self._ended(active, COMPLETED)
+            if heartbeat:
+                self._responder.respond(active, heartbeat_arrays(active), False)
+        except BaseException as error:
+            let_end(error)
+            logger.error("a response could not be sent: %s", error)
+            active.finish()
+            for engine_id in active.engine_ids:
+                self._client.abort(engine_id)
+            self._send_failure(active, Failure("failed", f"a response could not be sent: {error}"))
+
+    def _send_failure(self, active: ActiveRequest, failure: Failure) -> None:
+        """The end of a request that failed. A response that is no error follows where the caller asked for that."""
+        self._forget(active)
+        if active.errors_as_tensors:
+            try:
+                self._responder.respond(active, failure_arrays(active.outputs, active.key, failure), True)
+            except BaseException as error:
+                let_end(error)
+                logger.error("an error could not be sent: %s", error)
+        else:
+            self._responder.fail(active, failure)
+        self._ended(active, failure.outcome, failure.message)
+
+    def _ended(self, active: ActiveRequest, outcome: str, error: str | None = None) -> None:
+        self._metrics.count(outcome)
+        log_end(active, outcome, time.monotonic(), error)
+
+
+def _messages(active: ActiveRequest, guides: Sequence[dict[str, Any] | None]) -> list[bytes]:
+    """An `add` for each prompt, with its guide's verdict. Raises RequestError when one is too large."""
+    return [
+        EngineClient.encode(
+            {"op": "add", "id": engine_id, "prompt": prompt.prompt, "params": prompt.params}
+            | ({} if guide is None else {GUIDE: guide})
+        )
+        for engine_id, prompt, guide in zip(active.engine_ids, active.prompts, guides, strict=True)
+    ]
+
+
+def _id_to_log(request: Any) -> str:
+    try:
+        return client_id(request)
+    except RequestError:
+        return ""

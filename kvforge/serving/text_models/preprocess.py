@@ -1,0 +1,194 @@
+"""The `preprocessing` model: text to token ids, word lists to id lists, biased words to a bias, and a stream key."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kvforge.common.errors import EngineError, RequestError
+from kvforge.manifest import TOKENIZER_DIR, Manifest, check_not_replaced, load_manifest
+from kvforge.runtime.requests.checks import MAX_WORDS
+from kvforge.runtime.text.limits import TextLimits
+from kvforge.runtime.text.tokenizer import Tokenizer
+from kvforge.serving.contract.inputs import refuse_unsupported
+from kvforge.serving.contract.stream_keys import StreamKeys
+from kvforge.serving.contract.tensors import Tensors, text
+from kvforge.serving.contract.word_lists import encode_words
+
+REFUSED = {"DECODER_QUERY": "decoder_text_input", "PROMPT_TABLE_EXTRA_ID": "prompt_table_extra_id"}
+PASSED_ON = {"REQUEST_OUTPUT_LEN": "REQUEST_OUTPUT_LEN", "END_ID": "OUT_END_ID", "PAD_ID": "OUT_PAD_ID"}
+BIAS_WORDS, BIAS_WEIGHTS = "EMBEDDING_BIAS_WORDS", "EMBEDDING_BIAS_WEIGHTS"
+# What clients of the ensemble call the inputs that hold text.
+ENSEMBLE_NAMES = {
+    "QUERY": "text_input",
+    "STOP_WORDS_DICT": "stop_words",
+    "BAD_WORDS_DICT": "bad_words",
+    BIAS_WORDS: "embedding_bias_words",
+    BIAS_WEIGHTS: "embedding_bias_weights",
+}
+WORD_LISTS = ("STOP_WORDS_DICT", "BAD_WORDS_DICT", "EMBEDDING_BIAS_WORDS")
+MAX_WORD_BYTES = 1 << 17
+"""Of the words of one list together, 32 for each of MAX_WORDS."""
+
+
+class Preprocessor:
+    """Encodes with the engine's own tokenizer, special tokens included, as `kvforge.LLM` does.
+
+    `vocab_size` is that of the model, which may be larger than the tokenizer's; 0 refuses biased words. Texts are held
+    against `max_seq_len` before they are tokenized; 0 leaves that to the engine. Threads may share it.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, keys: StreamKeys, vocab_size: int, max_request_bytes: int, max_seq_len: int = 0
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._encode_prompt = TextLimits.of(tokenizer, max_seq_len).encode if max_seq_len else tokenizer.encode
+        self._keys = keys
+        self._vocab_size = vocab_size
+        self._max_request_bytes = max_request_bytes
+
+    def run(self, tensors: Tensors) -> dict[str, np.ndarray]:
+        """Output tensors by name, each with the batch dimension. Raises RequestError, naming the tensor.
+
+        QUERY [B, 1] bytes gives INPUT_ID [B, n] int32 (rows padded with 0) and REQUEST_INPUT_LEN [B, 1];
+        STOP_WORDS_DICT and BAD_WORDS_DICT [B, w] bytes give [B, 2, m] int32 tables of ids and end offsets;
+        EMBEDDING_BIAS_WORDS [B, w] and _WEIGHTS [B, w] give EMBEDDING_BIAS [B, vocab] float32.
+        """
+        if "QUERY" not in tensors or tensors["QUERY"].size == 0:
+            raise RequestError("input tensor 'QUERY' ('text_input' of ensemble) is missing or empty")
+        for name, ensemble_name in REFUSED.items():
+            if name in tensors:
+                refuse_unsupported(ensemble_name, tensors[name])
+        self._check_size(tensors)
+        _check_words(tensors)
+        rows = [self._encode(query) for query in tensors["QUERY"].reshape(-1)]
+        outputs = {
+            "INPUT_ID": _padded(rows),
+            "REQUEST_INPUT_LEN": np.array([[len(row)] for row in rows], dtype=np.int32),
+            "STREAM_KEY": np.full((len(rows), 1), self._keys.make(), dtype=np.int64),
+        }
+        for source, target in PASSED_ON.items():
+            if source in tensors:
+                outputs[target] = tensors[source]
+        for source, target in (("STOP_WORDS_DICT", "STOP_WORDS_IDS"), ("BAD_WORDS_DICT", "BAD_WORDS_IDS")):
+            if source in tensors:
+                outputs[target] = self._words(source, tensors[source])
+        if BIAS_WORDS in tensors or BIAS_WEIGHTS in tensors:
+            outputs["EMBEDDING_BIAS"] = self._bias(tensors)
+        return outputs
+
+    def _check_size(self, tensors: Tensors) -> None:
+        size = num_text_bytes(tensors)
+        if size > self._max_request_bytes:
+            raise RequestError(
+                f"the request's texts have {size} bytes, but at most {self._max_request_bytes} are taken; send less or "
+                "raise --max-request-bytes"
+            )
+
+    def _encode(self, query: Any) -> list[int]:
+        decoded = text("text_input", query)
+        ids = self._encode_prompt(decoded)
+        if not decoded or not ids:
+            raise RequestError("the prompt is empty: 'text_input' must hold at least one character")
+        return ids
+
+    def _words(self, name: str, table: np.ndarray) -> np.ndarray:
+        rows = []
+        for row in table.reshape(table.shape[0], -1):
+            words = [text(ENSEMBLE_NAMES[name], word) for word in row]
+            spellings = self._tokenizer.encode_all([spelling for word in words for spelling in _spellings(word)])
+            rows.append(encode_words([ids for ids in spellings if ids]))
+        width = max((row.shape[1] for row in rows), default=0)
+        if not rows:
+            return np.zeros((0, 2, 0), dtype=np.int32)
+        return np.stack([np.pad(row, ((0, 0), (0, width - row.shape[1])), constant_values=-1) for row in rows])
+
+    def _bias(self, tensors: Tensors) -> np.ndarray:
+        """Every token of a word gets the word's weight added, as in TensorRT-LLM's preprocessing; the word is taken as
+        written, so that a space before it makes a difference."""
+        words, weights = tensors.get(BIAS_WORDS), tensors.get(BIAS_WEIGHTS)
+        if words is None or weights is None or words.shape != weights.shape:
+            raise RequestError(
+                "input tensors 'embedding_bias_words' and 'embedding_bias_weights' must have one weight for every word"
+            )
+        if not self._vocab_size:
+            raise RequestError("input tensor 'embedding_bias_words' cannot be used: the vocabulary's size is unknown")
+        if not np.isfinite(weights).all():
+            raise RequestError("input tensor 'embedding_bias_weights' must hold finite numbers")
+        bias = np.zeros((words.shape[0], self._vocab_size), dtype=np.float32)
+        for row in range(words.shape[0]):
+            texts = [text("embedding_bias_words", word) for word in words[row].reshape(-1)]
+            for ids, weight in zip(self._tokenizer.encode_all(texts), weights[row].reshape(-1), strict=True):
+                np.add.at(bias[row], ids, weight)
+        return bias
+
+
+def make_preprocessor(parameters: dict[str, str], lane: int = 0) -> Preprocessor:
+    """From the parameters of a model's config.pbtxt. Raises EngineError when there is no tokenizer."""
+    tokenizer_dir = parameters["tokenizer_dir"]
+    manifest = _manifest(Path(tokenizer_dir))
+    lengths = [int(parameters.get("max_seq_len", "0")), 0 if manifest is None else manifest.max_seq_len]
+    return Preprocessor(
+        load_tokenizer(tokenizer_dir, parameters.get("manifest_sha256")),
+        StreamKeys(Path(parameters["ack_socket"]).parent, lane),
+        0 if manifest is None else manifest.vocab_size,
+        int(parameters.get("max_request_bytes", str(16 << 20))),
+        min(filter(None, lengths), default=0),
+    )
+
+
+def num_text_bytes(tensors: Tensors) -> int:
+    """Bytes of all texts of a request."""
+    return sum(_num_bytes(tensors[name]) for name in ENSEMBLE_NAMES if name in tensors)
+
+
+def load_tokenizer(directory: str, manifest_sha256: str | None = None) -> Tokenizer:
+    """That of an engine, whose manifest must have the digest if one is given. Raises EngineError when there is none."""
+    if manifest_sha256:
+        check_not_replaced(Path(directory).parent, manifest_sha256)
+    tokenizer = Tokenizer.from_dir(Path(directory))
+    if tokenizer is None:
+        raise EngineError(f"{directory} has no tokenizer.json: text cannot be served; rebuild with kvforge build")
+    return tokenizer
+
+
+def _manifest(tokenizer_dir: Path) -> Manifest | None:
+    if tokenizer_dir.name != TOKENIZER_DIR:
+        return None
+    try:
+        return load_manifest(tokenizer_dir.parent)
+    except EngineError:
+        return None
+
+
+def _spellings(word: str) -> list[str]:
+    """The word at the start of a line and after a space: most tokenizers tell them apart."""
+    return [word] if not word or word[0].isspace() else [word, f" {word}"]
+
+
+def _check_words(tensors: Tensors) -> None:
+    for name in WORD_LISTS:
+        if name not in tensors:
+            continue
+        number, size = tensors[name].size, _num_bytes(tensors[name])
+        if number > MAX_WORDS:
+            raise RequestError(
+                f"input tensor '{ENSEMBLE_NAMES[name]}' has {number} words, but at most {MAX_WORDS} are taken"
+            )
+        if size > MAX_WORD_BYTES:
+            raise RequestError(
+                f"input tensor '{ENSEMBLE_NAMES[name]}' has words of {size} bytes together, but at most "
+                f"{MAX_WORD_BYTES} are taken; send fewer or shorter ones"
+            )
+
+
+def _num_bytes(table: np.ndarray) -> int:
+    return sum(len(value) for value in table.reshape(-1) if isinstance(value, (bytes, str)))
+
+
+def _padded(rows: list[list[int]]) -> np.ndarray:
+    """[B, longest] int32, short rows filled with 0; their lengths travel beside."""
+    padded = np.zeros((len(rows), max(map(len, rows))), dtype=np.int32)
+    for index, row in enumerate(rows):
+        padded[index, : len(row)] = row
+    return padded

@@ -1,0 +1,37 @@
+"""What a model family says of itself."""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from model_defs.config import ModelConfig
+
+
+@dataclass(frozen=True)
+class Family:
+    """The models of one Hugging Face ``model_type``.
+
+    ``architecture`` is the family's class in transformers, as ``config.json`` names it. ``from_hf`` makes a ModelConfig
+    of the contents of a ``config.json`` and raises ModelError. ``traits`` are the fields of ModelConfig that have one
+    value in all models of the family. ``weight_names`` are regular expressions and what takes the place of their
+    matches: applied in order, they turn the names of the family's tensors into those of ``model_defs.weights``, and
+    leave the latter as they are.
+    """
+
+    model_type: str
+    architecture: str
+    from_hf: Callable[[Mapping[str, Any]], ModelConfig]
+    traits: Mapping[str, bool] = field(default_factory=dict)
+    weight_names: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def swiftkv_architecture(self) -> str:
+        """What ``architecture`` becomes with a SwiftKV cut."""
+        return f"{self.architecture.removesuffix('ForCausalLM')}SwiftKVForCausalLM"
+
+    def weight_name(self, stored: str) -> str:
+        """Return the name in ``model_defs.weights`` of the tensor that a checkpoint calls ``stored``."""
+        for pattern, replacement in self.weight_names:
+            stored = re.sub(pattern, replacement, stored)
+        return stored

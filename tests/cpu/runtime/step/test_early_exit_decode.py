@@ -1,0 +1,138 @@
+"""Early exit at decode: tokens whose exit is sure take its logits, wherever, whenever and beside whomever."""
+
+import dataclasses
+import random
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from kvforge.common.errors import EngineError
+from kvforge.runtime import LLMEngine, SamplingParams
+from tests.support.engine_schedules import check_tokens, random_plan, run_plan
+from tests.support.exit_session import ExitSession
+from tests.support.fake_session import FakeSession, context_logits
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+PROMPTS = [[5, 6, 7], [9] * 11, [5, 6, 7, 8], [3]]
+
+
+def probability(logits):
+    """Of the most probable token."""
+    weights = np.exp(logits.astype(np.float64) - logits.max())
+    return 1 / weights.sum()
+
+
+def expected_text(session, prompt, threshold, length=24):
+    """(tokens, number of exits) of greedy decoding alone, from the rule as it is documented."""
+    tokens, num_exits = list(prompt), 0
+    for index in range(length):
+        logits = context_logits(tokens, session.seed, session.manifest.vocab_size)
+        exit_logits = session.exit_logits(tokens)
+        if index > 0 and probability(exit_logits) > threshold:
+            logits, num_exits = exit_logits, num_exits + 1
+        tokens.append(int(logits.argmax()))
+    return tokens[len(prompt) :], num_exits
+
+
+def serve(session, prompts, params, **options):
+    """Tokens of each prompt's sequences, and the engine."""
+    engine = LLMEngine(session=session, num_pages=100, **options)
+    for index, prompt in enumerate(prompts):
+        engine.add_request(str(index), prompt, params)
+    texts = {}
+    while engine.has_unfinished():
+        for output in engine.step():
+            texts.setdefault((int(output.request_id), output.index), []).extend(output.new_token_ids)
+        engine.check_invariants()
+    return texts, engine
+
+
+@pytest.mark.parametrize("threshold", [1e-9, 0.2, 0.5, 0.9, 0.999, 1.0])
+def test_tokens_are_those_of_the_rule(threshold):
+    session = ExitSession(agreement=0.5)
+    texts, engine = serve(session, PROMPTS, GREEDY, early_exit_threshold=threshold)
+    expected = [expected_text(session, prompt, threshold) for prompt in PROMPTS]
+    assert [texts[index, 0] for index in range(len(PROMPTS))] == [tokens for tokens, _ in expected]
+    stats, num_exits = engine.stats(), sum(count for _, count in expected)
+    assert stats["num_early_exits"] == num_exits
+    assert session.num_upper_rows == 24 * len(PROMPTS) - num_exits, "no row runs for nothing"
+    if threshold < 1 / 64:
+        assert num_exits == 23 * len(PROMPTS) and stats["num_upper_calls"] < stats["num_iterations"]
+    elif threshold < 0.95:
+        assert 10 < num_exits < 23 * len(PROMPTS)
+    if threshold == 1.0:
+        assert num_exits == 0 and texts == serve(FakeSession(), PROMPTS, GREEDY)[0]
+
+
+def test_rows_that_ask_for_logits_do_not_exit():
+    plain, _ = serve(FakeSession(), PROMPTS, GREEDY)
+    for changes in ({"logprobs": 0}, {"return_logits": True}):
+        params = dataclasses.replace(GREEDY, **changes)
+        texts, engine = serve(ExitSession(), PROMPTS, params, early_exit_threshold=0.1)
+        assert texts == plain and engine.stats()["num_early_exits"] == 0
+    engine = LLMEngine(session=ExitSession(), num_pages=100, early_exit_threshold=0.1)
+    engine.add_request("asks", PROMPTS[0], dataclasses.replace(GREEDY, logprobs=2))
+    engine.add_request("exits", PROMPTS[1], GREEDY)
+    tokens = [t for _ in range(24) for o in engine.step() if o.request_id == "asks" for t in o.new_token_ids]
+    assert tokens == plain[0, 0] and engine.stats()["num_early_exits"] > 5
+
+
+def test_texts_do_not_depend_on_the_schedule(full):
+    """Greedy and sampled, with drafts of the request's own, preemption, chunks, prefix hits, neighbours and aborts."""
+    counts = Counter()
+    for seed in range(200 if full else 12):
+        rng, plan, threshold = random.Random(seed), random_plan(seed), random.Random(seed).choice([0.1, 0.3, 0.8])
+        expected = {}
+        for request in plan.requests:
+            for index in range(request.params.n):
+                params = dataclasses.replace(request.params, n=1, seed=request.params.seed + index)
+                options = {"enable_prefix_cache": False, "early_exit_threshold": threshold}
+                lonely = LLMEngine(session=ExitSession(page_size=16), num_pages=64, **options)
+                lonely.add_request("alone", request.prompt, params)
+                outputs = [output for _ in range(params.max_tokens) for output in lonely.step()]
+                text = [token for output in outputs for token in output.new_token_ids]
+                expected[request.request_id, index] = text, outputs[-1].finish_reason
+            if rng.random() < 0.5:
+                right = expected[request.request_id, 0][0][: rng.randint(0, 5)]
+                drafts = tuple([*right, 5, 6][: min(plan.max_num_tokens, 8) - 1])
+                request.params = dataclasses.replace(request.params, draft_token_ids=drafts)
+        session = ExitSession(page_size=plan.page_size)
+        engine = LLMEngine(
+            session=session,
+            num_pages=plan.num_pages,
+            max_num_tokens=plan.max_num_tokens,
+            max_num_seqs=plan.max_num_seqs,
+            enable_prefix_cache=plan.enable_prefix_cache,
+            early_exit_threshold=threshold,
+        )
+        pool = engine.scheduler.pool
+        after_step = lambda session=session, pool=pool: session.poison_pages(pool.free_pages)  # noqa: E731
+        check_tokens(*run_plan(engine, plan, after_step), expected, seed)
+        stats = engine.stats()
+        assert stats["num_failed_steps"] == 0
+        counts.update(
+            exits=stats["num_early_exits"],
+            upper=stats["num_upper_calls"],
+            preempted=stats["num_preemptions"],
+            accepted=stats["num_accepted_draft_tokens"],
+        )
+    assert min(counts[name] for name in ("exits", "upper")) > 150 and min(counts.values()) > 2, counts
+
+
+def test_an_exit_without_finite_logits_is_no_exit():
+    class Broken(ExitSession):
+        def exit_logits(self, tokens):
+            return np.full(self.manifest.vocab_size, np.nan, dtype=np.float32)
+
+    texts, engine = serve(Broken(), PROMPTS, GREEDY, early_exit_threshold=1e-6)
+    assert texts == serve(FakeSession(), PROMPTS, GREEDY)[0] and engine.stats()["num_early_exits"] == 0
+
+
+@pytest.mark.parametrize("threshold", [0.0, -0.1, 1.1, float("nan")])
+def test_a_threshold_that_is_no_probability_is_refused(threshold):
+    with pytest.raises(EngineError, match=r"early_exit_threshold is .*; give a probability"):
+        LLMEngine(session=ExitSession(), num_pages=20, early_exit_threshold=threshold)
+    with pytest.raises(EngineError, match=r"this engine has no early exit"):
+        LLMEngine(session=FakeSession(), num_pages=20, early_exit_threshold=0.9)

@@ -1,0 +1,92 @@
+"""The model repository's configs against the contract: names, datatypes, dims, what is optional, the renames."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2
+
+from kvforge.common.errors import RequestError
+from kvforge.serving.contract.inputs import SUPPORTED, UNSUPPORTED, WITHOUT_EFFECT, refuse_unsupported
+from kvforge.serving.server.repository import materialise
+
+CONTRACT = json.loads(Path(__file__).with_name("triton_contract.json").read_text())
+OWN = {
+    "stream_key", "stream_state", "STREAM_KEY", "STREAM_STATE", "stop_strings", "num_top_log_probs", "min_p",
+    "finish_reason", "stop_reason", "top_log_probs_ids", "top_log_probs",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def configs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, model_config_pb2.ModelConfig]:
+    target = tmp_path_factory.mktemp("run") / "models"
+    materialise(target, Path('/engines/with "quotes"'), ["python", "-m", "x", 'a "b"'], max_batch_size=32)
+    return {
+        path.name: text_format.Parse((path / "config.pbtxt").read_text(), model_config_pb2.ModelConfig())
+        for path in target.iterdir()
+    }
+
+
+def described(tensors) -> dict:
+    names = model_config_pb2.DataType.Name
+    return {t.name: (names(t.data_type).removeprefix("TYPE_"), list(t.dims)) for t in tensors}
+
+
+@pytest.mark.parametrize("model", ["tensorrt_llm", "ensemble", "tensorrt_llm_bls"])
+@pytest.mark.parametrize("kind", ["input", "output"])
+def test_tensors_are_those_of_the_contract(configs, model: str, kind: str) -> None:
+    expected = {t["name"]: (t["datatype"], t["dims"]) for t in CONTRACT["models"][model][f"{kind}s"]}
+    found = described(getattr(configs[model], kind))
+    assert {name: found[name] for name in found if name not in OWN} == expected
+    if kind == "input":
+        optional = {t["name"] for t in CONTRACT["models"][model]["inputs"] if t["optional"]}
+        assert {t.name for t in configs[model].input if t.optional} - OWN == optional
+
+
+@pytest.mark.parametrize("model", ["preprocessing", "postprocessing"])
+def test_names_of_the_text_models(configs, model: str) -> None:
+    contract = CONTRACT["models"][model]
+    assert set(contract["inputs"]) <= set(described(configs[model].input))
+    assert set(contract["outputs"]) <= set(described(configs[model].output))
+
+
+def test_every_ensemble_input_reaches_a_step(configs) -> None:
+    config = configs["ensemble"]
+    used = {value for step in config.ensemble_scheduling.step for value in step.input_map.values()}
+    assert {t.name for t in config.input} <= used
+    llm = next(step for step in config.ensemble_scheduling.step if step.model_name == "tensorrt_llm")
+    for ensemble_name, name in CONTRACT["ensemble_renames"].items():
+        assert llm.input_map[name] in (ensemble_name, "_REQUEST_OUTPUT_LEN")
+    made = {value for step in config.ensemble_scheduling.step for value in step.output_map.values()}
+    assert {t.name for t in config.output} <= made
+
+
+def test_batching_decoupling_and_parameters(configs) -> None:
+    assert {config.max_batch_size for config in configs.values()} == {32}
+    assert configs["tensorrt_llm"].model_transaction_policy.decoupled
+    parameters = configs["tensorrt_llm"].parameters
+    assert parameters["gpt_model_path"].string_value == '/engines/with "quotes"'
+    assert json.loads(parameters["engine_command"].string_value) == ["python", "-m", "x", 'a "b"']
+    assert {"gpt_model_type", "gpt_model_path", "exclude_input_in_output"} <= set(CONTRACT["parameters"])
+    assert configs["postprocessing"].instance_group[0].count == 1
+
+
+def test_every_input_has_one_fate() -> None:
+    names = {t["name"] for t in CONTRACT["models"]["tensorrt_llm"]["inputs"]}
+    fates = [SUPPORTED, WITHOUT_EFFECT, set(UNSUPPORTED)]
+    assert names <= set.union(*map(set, fates))
+    assert sum(len(fate & names) for fate in fates) == len(names)
+
+
+@pytest.mark.parametrize("name", UNSUPPORTED)
+def test_unsupported_inputs_are_refused_by_name_unless_neutral(name: str) -> None:
+    asking = (
+        np.array([[b"x"]], dtype=object) if "guid" in name or "words" in name or "text" in name else np.array([[7]])
+    )
+    with pytest.raises(RequestError, match=name):
+        refuse_unsupported(name, asking)
+    refuse_unsupported(name, np.zeros((1, 0)))
+    for value in UNSUPPORTED[name].neutral:
+        refuse_unsupported(name, np.array([[value]]))

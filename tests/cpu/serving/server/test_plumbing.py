@@ -1,0 +1,162 @@
+"""Ports, acks, process facts, and the templates' place."""
+
+import os
+import queue
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from kvforge.common.errors import KvforgeError, MissingToolError
+from kvforge.serving.processes import facts
+from kvforge.serving.processes.facts import STUB, ProcessId, children, descendants, process_id, processes_of, wait_gone
+from kvforge.serving.server import triton_install
+from kvforge.serving.server.ports import choose_ports
+from kvforge.serving.server.repository import MODELS, repository_templates
+from kvforge.serving.server.triton_install import find_triton
+from kvforge.serving.stub.acks import AckListener, AckSender
+
+
+def test_free_ports_are_different_and_given_ones_are_kept() -> None:
+    chosen = choose_ports("127.0.0.1", {"http": 0, "grpc": 0, "metrics": 0})
+    assert len(set(chosen.values())) == 3
+    port = chosen["http"]
+    assert choose_ports("127.0.0.1", {"http": port, "grpc": 0})["http"] == port
+
+
+def test_the_same_port_twice_and_impossible_ports_are_refused() -> None:
+    port = choose_ports("127.0.0.1", {"http": 0})["http"]
+    with pytest.raises(KvforgeError, match="--grpc-port"):
+        choose_ports("127.0.0.1", {"http": port, "grpc": port})
+    with pytest.raises(KvforgeError, match="--http-port"):
+        choose_ports("127.0.0.1", {"http": 70000})
+
+
+def test_a_taken_port_is_named() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(KvforgeError, match=rf"127\.0\.0\.1:{port} .*--metrics-port"):
+            choose_ports("127.0.0.1", {"http": 0, "metrics": port})
+
+
+def test_acks_arrive_and_the_socket_goes(tmp_path: Path) -> None:
+    path = tmp_path / "acks.sock"
+    acks: queue.SimpleQueue[tuple[int, bool]] = queue.SimpleQueue()
+    listener = AckListener(str(path), lambda key, cancelled: acks.put((key, cancelled)))
+    sender = AckSender(str(path))
+    sender.send(2**62 - 1, False)
+    sender.send(3, True)
+    assert [acks.get(timeout=30), acks.get(timeout=30)] == [(2**62 - 1, False), (3, True)]
+    listener.close()
+    assert not path.exists()
+    sender.send(4, False)
+    sender.close()
+    assert acks.empty()
+
+
+def test_process_ids_tell_a_living_process_from_a_gone_one() -> None:
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    (found,) = [p for p in children(os.getpid()) if p.pid == child.pid]
+    assert found in descendants(os.getpid())
+    assert found == process_id(child.pid)
+    assert found.is_alive()
+    found.kill()
+    assert wait_gone([found], timeout_s=30) == []
+    child.communicate()
+    assert process_id(child.pid) is None
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., ProcessId]]:
+    """Starts a process that waits, under the name and with the words given; MODEL stands for a stub's model.py."""
+    script = tmp_path / "model.py"
+    script.write_text("input()")
+    started: list[subprocess.Popen] = []
+
+    def start(name: str, *words: str) -> ProcessId:
+        command = [name, *(str(script) if word == MODEL else word for word in words)]
+        started.append(subprocess.Popen(command, executable=sys.executable, stdin=subprocess.PIPE))
+        found = process_id(started[-1].pid)
+        assert found is not None
+        return found
+
+    yield start
+    for process in started:
+        process.communicate(b"\n")
+
+
+MODEL = "model.py"
+SERVER, OTHER = 2**22 + 1, 2**22 + 2
+"""Above any pid."""
+
+
+def stub_words(server_pid: int) -> tuple[str, ...]:
+    return (STUB, MODEL, "region", "1", "1", str(server_pid), "0")
+
+
+def test_a_servers_processes_are_known_by_its_pid_stubs_first(start: Callable[..., ProcessId]) -> None:
+    server, other = str(SERVER), str(OTHER)
+    engine = start("python", "-c", "input()", "--server-pid", server, "--socket-fd", "3")
+    stub = start(*stub_words(SERVER))
+    others = {
+        start(*stub_words(OTHER)),
+        start("python", "-c", "input()", "--server-pid", other, "--socket-fd", server),
+    }
+    start("python", "-c", "input()", server)
+    start("python", *stub_words(SERVER)[1:])  # somebody's program whose words look like a stub's
+    assert processes_of(SERVER, None) == [stub, engine]
+    assert set(processes_of(OTHER, None)) == others
+
+
+def test_the_processes_of_who_got_a_servers_pid_later_are_not_the_servers(start: Callable[..., ProcessId]) -> None:
+    old = start(*stub_words(os.getpid()))
+    assert processes_of(os.getpid(), None) == []  # whoever has the pid now was there before the stub
+    assert processes_of(os.getpid(), process_id(os.getpid())) == [old]
+    assert processes_of(os.getpid(), ProcessId(os.getpid(), 1)) == []
+
+
+def test_a_pid_of_another_container_is_another(
+    start: Callable[..., ProcessId], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stub = start(*stub_words(SERVER))
+    assert processes_of(SERVER, None) == [stub]
+    spaces = {str(stub.pid): "pid:[2]", "self": "pid:[1]"}
+    monkeypatch.setattr(facts, "_pid_namespace", lambda pid: spaces.get(pid, "pid:[1]"))
+    assert processes_of(SERVER, None) == []
+
+
+def test_a_stub_knows_its_server_though_that_has_ended(tmp_path: Path) -> None:
+    script = tmp_path / "model.py"
+    script.write_text("from kvforge.serving.processes.facts import server_of_stub\nprint(server_of_stub())")
+    stub = [str(script) if word == MODEL else word for word in stub_words(SERVER)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    for words, expected in ((stub, SERVER), (["python", *stub[1:]], os.getpid())):
+        told = subprocess.run(words, executable=sys.executable, env=environment, capture_output=True, check=True)
+        assert int(told.stdout) == expected
+
+
+def test_templates_are_complete() -> None:
+    root = repository_templates()
+    assert all((root / model / "config.pbtxt").is_file() for model in MODELS)
+
+
+def test_no_tritonserver_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setattr(triton_install.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(MissingToolError, match="no Triton Inference Server found: install"):
+        find_triton()
+
+
+def test_tritonserver_on_path_is_preferred(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    binary = tmp_path / "tritonserver"
+    binary.write_text("")
+    binary.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    found = find_triton()
+    assert found.binary == binary
+    assert found.make_backend_dir(tmp_path / "backends") is None

@@ -1,0 +1,65 @@
+"""Verdicts for the prompts of one request, together, at once or later."""
+
+from concurrent.futures import Future
+from pathlib import Path
+
+import pytest
+
+from kvforge.common.errors import KvforgeError, RequestError
+from kvforge.runtime.guides.limits import NARROW
+from kvforge.runtime.guides.verdict import Verdict
+from kvforge.runtime.requests.guided_decoding import GuidedDecoding
+from kvforge.serving.stub.guide_desk import MAX_GUIDES, NO_TOKENIZER, GuideDesk
+from kvforge.workers import WorkersUnavailable
+
+A, B = {"kind": "regex", "guide": "a"}, {"kind": "regex", "guide": "b"}
+GOOD = Verdict("grammar", NARROW)
+
+
+class FakeJudge:
+    def __init__(self) -> None:
+        self.futures: dict[str | None, Future[Verdict]] = {}
+
+    def submit(self, guided: GuidedDecoding) -> "Future[Verdict]":
+        return self.futures.setdefault(guided.guide, Future())
+
+
+def desk_with(judge: FakeJudge, tmp_path: Path) -> GuideDesk:
+    desk = GuideDesk(tmp_path, [], "python")
+    desk._judge = judge  # type: ignore[assignment]
+    return desk
+
+
+def test_all_come_together(tmp_path: Path) -> None:
+    judge, answers = FakeJudge(), []
+    desk_with(judge, tmp_path).ask([A, None, B, A], answers.append)
+    judge.futures["a"].set_result(GOOD)
+    assert not answers
+    judge.futures["b"].set_result(Verdict(refusal="no."))
+    assert answers == [[GOOD, None, Verdict(refusal="no."), GOOD]]
+    desk_with(judge, tmp_path).ask([A], answers.append)
+    assert answers[1:] == [[GOOD]]
+
+
+def test_nobody_can_judge(tmp_path: Path) -> None:
+    judge, answers = FakeJudge(), []
+    desk_with(judge, tmp_path).ask([A], answers.append)
+    judge.futures["a"].set_exception(WorkersUnavailable("later"))
+    assert len(answers) == 1 and isinstance(answers[0], KvforgeError)
+
+
+def test_many_different_guides_in_one_request_are_refused(tmp_path: Path) -> None:
+    judge, answers = FakeJudge(), []
+    guides = [{"kind": "regex", "guide": "x" * (1 + i % MAX_GUIDES)} for i in range(64)]
+    desk_with(judge, tmp_path).ask(guides, answers.append)
+    with pytest.raises(RequestError, match="5 different guides; give at most 4"):
+        desk_with(FakeJudge(), tmp_path).ask([*guides, A], answers.append)
+    assert len(judge.futures) == MAX_GUIDES and not answers
+
+
+def test_without_a_tokenizer_every_guide_is_refused(tmp_path: Path) -> None:
+    answers: list = []
+    desk = GuideDesk(tmp_path, [], "python")
+    desk.ask([A, None], answers.append)
+    desk.close()
+    assert answers == [[NO_TOKENIZER, None]]

@@ -1,0 +1,139 @@
+"""The pages hold together: links lead somewhere, commands and options exist, and each page says whom it is for."""
+
+import argparse
+import re
+import shlex
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+
+from kvforge.cli import make_parser
+
+ROOT = Path(__file__).resolve().parents[3]
+TOP = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
+DOCS = sorted((ROOT / "docs").glob("*.md"))
+PAGES = [*TOP, *DOCS]
+WITH_COMMANDS = [ROOT / "README.md", *DOCS]
+
+REGISTRIES = re.compile(
+    r"\b(?:[\w-]+\.)*(?:pypi\.org|pythonhosted\.org|nvcr\.io|ngc\.nvidia\.com|docker\.io|ghcr\.io|quay\.io|gcr\.io"
+    r"|conda\.anaconda\.org)\b|\bindex-url\b"
+)
+PATH = re.compile(r"`((?:kvforge|tests|docs|plugins|model_defs|build|triton_repo|perf)/[\w./-]+)`")
+LINK = re.compile(r"\]\(([^()\s]+)\)")
+FENCED = re.compile(r"^```.*?^```[^\n]*$", re.MULTILINE | re.DOTALL)
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def prose(text: str) -> str:
+    """``text`` without code: neither blocks nor spans."""
+    return re.sub(r"`[^`\n]*`", "``", FENCED.sub("", text))
+
+
+@cache
+def anchors(path: Path) -> frozenset[str]:
+    """The anchors that GitHub gives to the headings of a page."""
+    headings = re.findall(r"^#+ +(.+?) *$", FENCED.sub("", path.read_text(encoding="utf-8")), re.MULTILINE)
+    plain = (re.sub(r"[^\w\- ]", "", re.sub(r"\[(.*?)\]\(.*?\)", r"\1", heading).lower()) for heading in headings)
+    return frozenset(heading.replace(" ", "-") for heading in plain)
+
+
+def broken(page: Path, text: str) -> Iterator[str]:
+    """Links of a page within the repository that lead nowhere."""
+    for link in LINK.findall(prose(text)):
+        if re.match(r"[a-z]+:", link):
+            continue
+        path, _, anchor = unquote(link).partition("#")
+        target = (page.parent / path).resolve() if path else page
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            yield link
+
+
+@cache
+def options() -> dict[str, frozenset[str]]:
+    """The options of each command; "" has those of ``kvforge`` itself."""
+    parser = make_parser()
+    commands = next(action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    own = {"": parser, **commands.choices}
+    return {command: frozenset(each._option_string_actions) for command, each in own.items()}
+
+
+def command_lines(text: str) -> Iterator[str]:
+    """What follows ``kvforge`` in the code of a page: blocks, with continued lines joined, and spans."""
+    text = text.replace("\\\n", " ")
+    blocks = "\n".join(FENCED.findall(text)) + "\n" + "\n".join(re.findall(r"^    .*$", text, re.MULTILINE))
+    for line in blocks.splitlines():
+        if found := re.match(r"\s*(?:\S*python\S* -m )?kvforge (?!=)(.*)", line):
+            yield found[1]
+    for span in re.findall(r"`kvforge ([^`]+)`", FENCED.sub("", text)):
+        yield " ".join(span.split())
+
+
+def unknown(line: str) -> list[str]:
+    """The parts of a command line that the parser does not have."""
+    words = shlex.split(line.replace("…", "X").replace("[", " ").replace("]", " "), comments=True)
+    if not words:
+        return []
+    command = "" if words[0].startswith("-") else words[0]
+    if command not in options():
+        return [command]
+    used = (word.partition("=")[0] for word in words if re.match(r"--?[a-z]", word))
+    return [option for option in used if option not in options()[command]]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_links_lead_somewhere(page: Path) -> None:
+    assert list(broken(page, page.read_text(encoding="utf-8"))) == []
+
+
+def test_a_broken_link_is_found() -> None:
+    text = "[a](docs/no-such-page.md) [b](docs/serving.md#no-such-heading) [c](docs/serving.md#metrics) `[d](code)`"
+    assert list(broken(ROOT / "README.md", text)) == ["docs/no-such-page.md", "docs/serving.md#no-such-heading"]
+
+
+@pytest.mark.parametrize("page", [*DOCS, *TOP[:2]], ids=name)
+def test_files_that_are_named_exist(page: Path) -> None:
+    named = PATH.findall(page.read_text(encoding="utf-8"))
+    assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+@pytest.mark.parametrize("page", WITH_COMMANDS, ids=name)
+def test_commands_and_options_exist(page: Path) -> None:
+    lines = list(command_lines(page.read_text(encoding="utf-8")))
+    assert {line: found for line in lines if (found := unknown(line))} == {}
+
+
+def test_an_unknown_command_or_option_is_found() -> None:
+    text = "    kvforge bild X --force\n\n`kvforge build X --no-such` and\n```\nkvforge serve X \\\n  --opneai\n```\n"
+    assert [unknown(line) for line in command_lines(text)] == [["--opneai"], ["bild"], ["--no-such"]]
+
+
+def test_the_readme_is_short_and_names_the_two_commands() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(text.split()) <= 900
+    assert "make demo" in text and "make test" in text
+    assert len(list(command_lines(text))) >= 9
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_no_registry_is_named(page: Path) -> None:
+    assert REGISTRIES.findall(page.read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize("page", DOCS, ids=name)
+def test_a_page_says_whom_it_is_for_and_what_it_answers(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    top = " ".join(text.split("\n\n", 2)[1].split())
+    assert re.match(r"For \w.+\. This page answers: .+\.$", top), f"{name(page)} begins with {top!r}"
+
+
+def test_the_index_has_every_page() -> None:
+    index = (ROOT / "docs/README.md").read_text(encoding="utf-8")
+    linked = {link for link in LINK.findall(index) if "/" not in link}
+    assert linked == {page.name for page in DOCS} - {"README.md"}
