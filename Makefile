@@ -33,10 +33,10 @@ lint: $(DEV)
 	$(BIN)/mypy
 
 bench: $(SERVE)
-	$(BIN)/python -m perf.bench_engine
+	$(BIN)/python -m perf.engine.variants
 
 bench-serve: $(DEV)
-	$(BIN)/python -m perf.bench_serve
+	$(BIN)/python -m perf.serving.small
 
 clean:
 	rm -rf .demo .pytest_cache .ruff_cache .mypy_cache

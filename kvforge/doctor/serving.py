@@ -69,7 +69,9 @@ def _perf_analyzer() -> Check:
     path = shutil.which("perf_analyzer")
     if path:
         return Check("perf_analyzer", "ok", path)
-    return Check("perf_analyzer", "optional", "not on PATH", "only for load tests: perf/run_perf_analyzer.py gets one")
+    return Check(
+        "perf_analyzer", "optional", "not on PATH", "only for load tests: perf/serving/run_perf_analyzer.py gets one"
+    )
 
 
 def _ports() -> list[Check]:

@@ -23,6 +23,7 @@ from kvforge.runtime.sessions.cuda import CudaSession, make_session
 from model_defs import ModelConfig, load_config
 from model_defs.rope import rope_tables
 from model_defs.weights import weight_specs
+from perf.harness.random_checkpoint import with_cut
 from plugins import load_library
 
 LLAMA_8B: dict[str, Any] = {
@@ -78,15 +79,8 @@ class Limits:
 
 def model_config(shape: dict[str, Any], variant: Variant) -> ModelConfig:
     """Return the model of a variant."""
-    if variant.cut is None:
-        return load_config(shape)
-    swiftkv = {
-        "model_type": f"{shape['model_type']}_swiftkv",
-        "swiftkv": True,
-        "num_key_value_layers": int(shape["num_hidden_layers"] * variant.cut),
-        "key_value_group_size": variant.group_size,
-    }
-    return load_config({**shape, **swiftkv})
+    cut = None if variant.cut is None else int(shape["num_hidden_layers"] * variant.cut)
+    return load_config(with_cut(shape, cut, variant.group_size))
 
 
 def num_parameters(config: ModelConfig) -> int:

@@ -3,13 +3,12 @@
 import json
 import os
 import subprocess
-from pathlib import Path
+from dataclasses import asdict
 from typing import Any
 
 from kvforge.bench.workload import Workload
 from kvforge.common.errors import KvforgeError
-
-ROOT = Path(__file__).resolve().parents[2]
+from perf.harness.engines import ROOT
 
 
 class Worker:
@@ -36,12 +35,7 @@ class Worker:
 
     def run(self, workload: Workload, seed: int) -> dict[str, Any]:
         """Return the fields of ``PhaseTimes`` of one run."""
-        asked = {
-            "requests": workload.requests,
-            "input_tokens": workload.input_tokens,
-            "output_tokens": workload.output_tokens,
-            "seed": seed,
-        }
+        asked = {**asdict(workload), "seed": seed}
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps(asked) + "\n")

@@ -4,8 +4,8 @@ import sys
 
 import numpy as np
 
-from kvforge.runtime import LLMEngine
-from perf.engine_phases import run_phases
+from kvforge.runtime.engine import LLMEngine
+from perf.engine.phases import run_phases
 from perf.peers.phases import PhaseTimes
 from perf.peers.protocol import Run, serve
 

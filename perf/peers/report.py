@@ -5,7 +5,7 @@ import statistics
 from dataclasses import dataclass
 from typing import Any
 
-from perf.floors import Rates, Work, best_rates
+from perf.engine.floors import Rates, Work, best_rates
 from perf.peers.systems import (
     CUT_4WAY,
     CUT_4WAY_INT8,

@@ -2,16 +2,15 @@
 
 import hashlib
 import sys
-import warnings
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from kvforge.common.errors import EngineError
-from kvforge.compiler import BuildOptions, build_engine
-from kvforge.manifest import load_manifest
+from kvforge.compiler import BuildOptions
+from kvforge.manifest.files import load_manifest
+from perf.harness.engines import ROOT, cached_engine, is_loadable
+from perf.harness.random_checkpoint import LLAMA_213M, cached_checkpoint
 from perf.peers.prepare import prepare_peers
-from perf.random_checkpoint import LLAMA_213M, write_checkpoint
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,8 @@ KV_WORKLOADS = ("prompt_heavy", "chat")
 """Where the dtypes of the cache are compared."""
 
 
-ROOT = Path(__file__).resolve().parents[2]
+WORK = Path(tempfile.gettempdir()) / "kvforge-peers"
+
 SOURCES = ("model_defs", "plugins", "kvforge/compiler")
 """What engines are made of."""
 
@@ -67,9 +67,7 @@ def sources_digest() -> str:
 def checkpoint_of(work: Path, variant: Variant) -> Path:
     """The random checkpoint of a variant, written where it is not there yet: one for all dtypes."""
     path = work / ("checkpoint-no-cut" if variant.cut is None else f"checkpoint-{variant.cut}-{variant.group_size}")
-    if not (path / "tokenizer.json").is_file():
-        write_checkpoint(path, LLAMA_213M, variant.cut, variant.group_size)
-    return path
+    return cached_checkpoint(path, LLAMA_213M, variant.cut, variant.group_size)
 
 
 def prepare_engine(work: Path, name: str, variant: Variant, max_seq_len: int, reuse: bool = False) -> Path:
@@ -78,23 +76,19 @@ def prepare_engine(work: Path, name: str, variant: Variant, max_seq_len: int, re
     engine = work / "engine-{}".format(name.replace(",", "").replace(" ", "-"))
     built_from, sources = engine.with_name(f"{engine.name}.sources"), sources_digest()
     is_current = reuse or (built_from.is_file() and built_from.read_text() == sources)
-    if not is_current or not fits(engine, variant, max_seq_len):
-        print(f"building {engine} ...", file=sys.stderr, flush=True)
-        options: dict[str, Any] = {"kv_dtype": variant.kv_dtype, "weight_dtype": variant.weight_dtype}
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)
-            checkpoint = checkpoint_of(work, variant)
-            build_engine(checkpoint, engine, BuildOptions(max_seq_len=max_seq_len, **options), overwrite=True)
+    options = BuildOptions(max_seq_len=max_seq_len, kv_dtype=variant.kv_dtype, weight_dtype=variant.weight_dtype)
+    is_current = is_current and fits(engine, variant, max_seq_len)
+    cached_engine(engine, lambda: checkpoint_of(work, variant), options, is_current)
+    if not is_current:
         built_from.write_text(sources)
     return engine
 
 
 def fits(engine: Path, variant: Variant, max_seq_len: int) -> bool:
     """Whether an engine is there that this version reads and that was built so."""
-    try:
-        manifest = load_manifest(engine)
-    except EngineError:
+    if not is_loadable(engine):
         return False
+    manifest = load_manifest(engine)
     return (
         manifest.max_seq_len == max_seq_len
         and manifest.weight_dtype == variant.weight_dtype

@@ -3,12 +3,11 @@
 from typing import TYPE_CHECKING, Any
 
 from kvforge.common.figures import new_figure
+from perf.harness.tables import Row, markdown_table
 from perf.peers.systems import EVERY_VARIANT, KV_VARIANTS, OPENVINO, PEERS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-Row = dict[str, Any]
 
 
 def markdown(report: dict[str, Any], workloads: dict[str, str]) -> str:
@@ -39,16 +38,14 @@ def markdown(report: dict[str, Any], workloads: dict[str, str]) -> str:
 def workload_table(rows: list[Row]) -> str:
     """One line per system; a floor stands in brackets behind the time it belongs to, then the share achieved."""
     reference = next((row["combined_tok_s"] for row in rows if row["system"] == OPENVINO), None)
-    lines = [
-        "| system | rounds | tok/s | × OpenVINO bf16 | TTFT s | prefill s (floor) | | decode ms/step (floor) | |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
+    lines = []
     for row in rows:
         ratio = f"{row['combined_tok_s'] / reference:.2f}" if reference else ""
         cells = [row["system"], row["rounds"], f"{row['combined_tok_s']:.0f}", ratio, f"{row['ttft_s']:.2f}"]
         cells += _phase(row, "prefill", 1.0, 2) + _phase(row, "decode", 1e3 / max(row["decode_steps"], 1), 1)
-        lines.append("| " + " | ".join(map(str, cells)) + " |")
-    return "\n".join(lines)
+        lines.append(cells)
+    head = ["system", "rounds", "tok/s", "× OpenVINO bf16", "TTFT s", "prefill s (floor)", ""]
+    return markdown_table([*head, "decode ms/step (floor)", ""], lines)
 
 
 def _phase(row: Row, phase: str, unit: float, digits: int) -> list[str]:
@@ -60,12 +57,12 @@ def _phase(row: Row, phase: str, unit: float, digits: int) -> list[str]:
 
 def check_table(checks: list[Row]) -> str:
     """One line per check and workload."""
-    lines = ["| | workload | target | reached (rounds) | |", "|---|---|---|---|---|"]
+    lines = []
     for check in checks:
         sign = "≤" if check["at_most"] else "≥"
         shown, verdict = f"{check['value']:.2f} ({check['rounds']})", "pass" if check["passed"] else "**falls short**"
-        lines.append(f"| {check['what']} | {check['workload']} | {sign} {check['limit']} | {shown} | {verdict} |")
-    return "\n".join(lines)
+        lines.append([check["what"], check["workload"], f"{sign} {check['limit']}", shown, verdict])
+    return markdown_table(["", "workload", "target", "reached (rounds)", ""], lines)
 
 
 def plot(report: dict[str, Any]) -> "Figure":

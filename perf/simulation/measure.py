@@ -9,7 +9,8 @@ import torch
 from tqdm import tqdm
 
 from kvforge.common.errors import KvforgeError
-from kvforge.runtime import LLMEngine, SamplingParams
+from kvforge.runtime.engine import LLMEngine
+from kvforge.runtime.requests.params import SamplingParams
 from kvforge.runtime.scheduling.schedule import Schedule
 from kvforge.runtime.scheduling.slot_table import SlotTable
 from perf.simulation.cost_model import CostModel, fit_prices

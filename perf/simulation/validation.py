@@ -8,7 +8,8 @@ import numpy as np
 
 from kvforge.bench.workload import FIRST_TOKEN_ID
 from kvforge.common.errors import KvforgeError
-from kvforge.runtime import LLMEngine, SamplingParams
+from kvforge.runtime.engine import LLMEngine
+from kvforge.runtime.requests.params import SamplingParams
 from perf.simulation.arrivals import Traffic, arrival_times
 from perf.simulation.cost_model import CostModel
 from perf.simulation.simulator import Limits, simulate

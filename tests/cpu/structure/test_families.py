@@ -15,11 +15,10 @@ PRODUCT = ("kvforge", "model_defs", "plugins", "perf")
 OWN = {ROOT / f"model_defs/{name}.py" for name in families()}
 WRITTEN_OUT = {
     "kvforge/training/config.py",
-    "perf/bench_scheduler.py",
+    "perf/engine/scheduler.py",
     "perf/gpu/models.py",
     "perf/peers/prepare.py",
-    "perf/random_checkpoint.py",
-    "perf/shadowkv_speed.py",
+    "perf/harness/random_checkpoint.py",
 }
 """Files that hold the configuration of a model of their own."""
 

@@ -1,0 +1,121 @@
+"""The least time that a phase can take on this machine: its FLOPs and bytes over measured rates.
+
+    python -m perf.engine.floors
+
+Prefill is bound by FLOPs (matrix products of the weights and causal attention), a decode step by FLOPs or by the bytes
+it reads: all weights once, and the cache of its sequences once, however many layers share an owner's. A floor of bytes
+supposes that nothing stays in the processor's caches from one step to the next.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, astuple, dataclass
+from typing import Any
+
+import torch
+
+from kvforge.common.errors import KvforgeError
+from kvforge.manifest import Manifest
+from kvforge.planning.costs import full_token, full_token_below, skipped_token
+from kvforge.planning.shape import Shape, shape_of_manifest
+from kvforge.runtime.sessions.huge_pages import huge_page_memory
+from perf.harness.command import make_parser
+from perf.peers.phases import PhaseTimes
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Best of several: FLOP/s of large square matrix products, bytes/s read (from
+    large pages), and read plus written by a copy."""
+
+    bf16_gemm: float
+    int8_gemm: float
+    read: float
+    copy: float
+
+
+def best_rates(*measured: Rates) -> Rates:
+    """Return the best of each: a floor is not to be above what the machine can do, which varies."""
+    return Rates(*(max(values) for values in zip(*map(astuple, measured), strict=True)))
+
+
+@dataclass(frozen=True)
+class Work:
+    """FLOPs of products with weights and of attention, and bytes read from memory; ``weight_dtype`` says at which rate
+    the former go."""
+
+    linear_flops: float
+    attention_flops: float
+    num_bytes: float
+    weight_dtype: str
+
+    def floor_s(self, rates: Rates) -> float:
+        """Return the seconds below which this cannot be done."""
+        linear_rate = rates.int8_gemm if self.weight_dtype == "int8" else rates.bf16_gemm
+        flops_s = self.linear_flops / linear_rate + self.attention_flops / rates.bf16_gemm
+        return max(flops_s, self.num_bytes / rates.read)
+
+
+def prefill_work(manifest: Manifest, requests: int, input_tokens: int, times: PhaseTimes) -> Work:
+    """Return the work of the prompts, their first output tokens, and the decode tokens that rode along in
+    ``times``; bytes are not counted."""
+    shape = _shape(manifest)
+    skipped = skipped_token(shape, input_tokens)
+    full, below = full_token(shape, input_tokens), full_token_below(shape, input_tokens)
+    linear = (skipped.total - skipped.attention) * input_tokens
+    linear += (full.total - full.attention) - (below.total - below.attention)
+    attention = skipped.attention * input_tokens + full.attention - below.attention
+    mixed = _decode_flops(shape, times.mixed_rows, times.mixed_context)
+    return Work(requests * linear + mixed[0], requests * attention + mixed[1], 0.0, manifest.weight_dtype)
+
+
+def decode_work(manifest: Manifest, times: PhaseTimes) -> Work:
+    """Return the work of the steps of ``times`` without prompt tokens."""
+    num_bytes = times.decode_steps * manifest.weight_bytes + times.decode_context * manifest.kv_bytes_per_token
+    flops = _decode_flops(_shape(manifest), times.decode_rows, times.decode_context)
+    return Work(*flops, num_bytes, manifest.weight_dtype)
+
+
+def _shape(manifest: Manifest) -> Shape:
+    if any(manifest.layer_windows):
+        raise KvforgeError("floors are for models without sliding windows; measure another model.")
+    return shape_of_manifest(manifest)
+
+
+def _decode_flops(shape: Shape, rows: int, context: int) -> tuple[float, float]:
+    """FLOPs (linear, attention) of ``rows`` tokens through all layers that attend ``context`` keys in sum."""
+    return rows * full_token(shape, 0).total, context * full_token(shape, 1).attention
+
+
+def measure_rates(size: int = 2048, num_bytes: int = 1 << 28, runs: int = 7) -> Rates:
+    """Measure this machine with all of torch's threads; under a second."""
+    a, b = torch.randn(2, size, size).bfloat16()
+    c, d = torch.randint(-127, 128, (2, size, size), dtype=torch.int8)
+    source = huge_page_memory(num_bytes).view(torch.int32).fill_(1)  # read up to twice as fast as ordinary memory
+    target = torch.empty_like(source)
+    return Rates(
+        bf16_gemm=2 * size**3 / _best_seconds(lambda: torch.mm(a, b), runs),
+        int8_gemm=2 * size**3 / _best_seconds(lambda: torch._int_mm(c, d), runs),
+        read=num_bytes / _best_seconds(lambda: torch.amax(source), runs),
+        copy=2 * num_bytes / _best_seconds(lambda: target.copy_(source), runs),
+    )
+
+
+def _best_seconds(work: Callable[[], Any], runs: int) -> float:
+    best = float("inf")
+    for _ in range(runs):
+        start = time.perf_counter()
+        work()
+        best = min(best, time.perf_counter() - start)
+    return best
+
+
+def main() -> None:
+    """Print this machine's rates."""
+    make_parser(__doc__).parse_args()
+    for name, rate in asdict(measure_rates()).items():
+        print(f"{name:<10} {rate / 1e9:8.1f} {'GFLOP/s' if name.endswith('gemm') else 'GB/s'}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,36 @@
+"""One run of a workload on an engine, timed step by step."""
+
+import time
+
+import numpy as np
+
+from kvforge.runtime.engine import LLMEngine
+from kvforge.runtime.requests.params import SamplingParams
+from perf.harness.batch import Batch
+from perf.peers.phases import PhaseTimes
+
+
+def run_phases(engine: LLMEngine, prompts: np.ndarray, output_tokens: int) -> tuple[PhaseTimes, list[list[int]]]:
+    """Serve ``prompts [requests, input_tokens]`` greedily, all there from the start; returns times and output tokens.
+
+    Raises:
+        KvforgeError: a request fails.
+    """
+    times = PhaseTimes()
+    params = SamplingParams(temperature=0.0, max_tokens=output_tokens, ignore_eos=True)
+    start = time.perf_counter()
+    batch = Batch(engine, prompts.tolist(), params)
+    before = time.perf_counter()
+    while engine.has_unfinished():
+        lengths = [len(tokens) for tokens in batch.tokens]
+        batch.step()
+        grown = zip(lengths, batch.tokens, strict=True)
+        contexts = [prompts.shape[1] + length for length, tokens in grown if 0 < length < len(tokens)]
+        now = time.perf_counter()
+        times.add_step(now - before, engine.statistics.num_context_tokens > 0, contexts)
+        if batch.tokens[0] and not times.ttft_s:
+            times.ttft_s = now - start
+        before = now
+    times.total_s = before - start
+    times.first_tokens = [tokens[0] for tokens in batch.tokens]
+    return times, batch.tokens

@@ -1,0 +1,96 @@
+"""Write a random-weight checkpoint of any supported shape, plain or with a SwiftKV cut, without transformers.
+
+    python -m perf.harness.random_checkpoint DIR --cut 8 --group-size 4
+
+The default is the Llama shape that the project's peers are measured on: 16 layers of 1024, 213M parameters.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kvforge.checkpoint.safetensors_writer import TensorSpec, write_safetensors
+from model_defs import load_config
+from model_defs.weights import weight_specs
+from perf.harness.command import make_parser
+
+LLAMA_213M: dict[str, Any] = {
+    "model_type": "llama",
+    "vocab_size": 32000,
+    "hidden_size": 1024,
+    "intermediate_size": 2816,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 16384,
+    "rope_theta": 500000.0,
+    "tie_word_embeddings": True,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+
+def with_cut(hf_config: Mapping[str, Any], cut: int | None, group_size: int = 1) -> dict[str, Any]:
+    """Return the config of the model with a SwiftKV cut; a cut of None leaves it as it is."""
+    if cut is None:
+        return dict(hf_config)
+    swiftkv = {"swiftkv": True, "num_key_value_layers": cut, "key_value_group_size": group_size}
+    return {**hf_config, "model_type": f"{hf_config['model_type']}_swiftkv", **swiftkv}
+
+
+def write_checkpoint(
+    path: Path, hf_config: Mapping[str, Any], cut: int | None = None, group_size: int = 1, seed: int = 0
+) -> Path:
+    """Write config.json, bf16 weights (normal, standard deviation 1/sqrt(fan-in), norm gains 1) and a tokenizer
+    with one token per id; ``cut`` and ``group_size`` make it a SwiftKV checkpoint. Returns ``path``."""
+    path.mkdir(parents=True, exist_ok=True)
+    hf = with_cut(hf_config, cut, group_size)
+    (path / "config.json").write_text(json.dumps(hf, indent=1) + "\n")
+    sources = [source for spec in weight_specs(load_config(hf)) for source in spec.sources]
+    generator = torch.Generator().manual_seed(seed)
+
+    def produce(spec: TensorSpec) -> Tensor:
+        if len(spec.shape) == 1:
+            return torch.ones(spec.shape, dtype=spec.dtype)
+        return (torch.randn(spec.shape, generator=generator) / math.sqrt(spec.shape[1])).to(spec.dtype)
+
+    specs = [TensorSpec(source.name, source.shape, torch.bfloat16) for source in sources]
+    write_safetensors(path / "model.safetensors", specs, produce)
+    _write_tokenizer(path, hf["vocab_size"])
+    return path
+
+
+def cached_checkpoint(path: Path, hf_config: Mapping[str, Any], cut: int | None = None, group_size: int = 1) -> Path:
+    """As ``write_checkpoint``, unless it is there already: the tokenizer is written last."""
+    if not (path / "tokenizer.json").is_file():
+        write_checkpoint(path, hf_config, cut, group_size)
+    return path
+
+
+def _write_tokenizer(path: Path, vocab_size: int) -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    vocab = {f"t{index}": index for index in range(vocab_size)}
+    tokenizer = Tokenizer(models.WordLevel(vocab=vocab, unk_token="t0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.save(str(path / "tokenizer.json"))
+
+
+def main() -> None:
+    """Parse the command line and write the checkpoint."""
+    parser = make_parser(__doc__)
+    parser.add_argument("path", type=Path)
+    parser.add_argument("--cut", type=int)
+    parser.add_argument("--group-size", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    print(write_checkpoint(args.path, LLAMA_213M, args.cut, args.group_size, args.seed))
+
+
+if __name__ == "__main__":
+    main()

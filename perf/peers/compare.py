@@ -1,0 +1,195 @@
+"""One sitting: this project's engines, transformers and OpenVINO GenAI on the same weights, prompts and machine.
+
+    python -m perf.peers.compare --build-only --peers-python PEERS/bin/python
+    python -m perf.peers.compare --rounds 5 --peers-python PEERS/bin/python --output perf/results/peers-cpu
+    python -m perf.peers.compare --report --output perf/results/peers-cpu
+
+Every system stays loaded in a process of its own; in a round each runs every workload once, in turns. Each run becomes
+a line of OUTPUT.jsonl at once, so that a sitting can be made in pieces: with --append a call first completes the last
+round, then adds --rounds more, and ends after --minutes between two runs. OUTPUT.json, .md and .svg are made from all
+lines. The peers' environment: pip install torch transformers openvino openvino-genai optimum-intel nncf.
+"""
+
+import argparse
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from kvforge.bench.workload import Workload, load_workloads
+from kvforge.common.errors import KvforgeError
+from kvforge.common.figures import check_figure, save_figure
+from kvforge.manifest.files import load_manifest
+from kvforge.manifest.manifest import Manifest
+from perf.engine.floors import decode_work, measure_rates, prefill_work
+from perf.harness import files
+from perf.harness.command import add_report, add_resume, add_work, begin_report, make_parser, positive, run_main
+from perf.harness.engines import WORKLOADS
+from perf.harness.files import append, read_lines, run_cells
+from perf.peers.client import Worker
+from perf.peers.phases import PhaseTimes
+from perf.peers.report import make_report
+from perf.peers.systems import (
+    EVERY_VARIANT,
+    KV_VARIANTS,
+    KV_WORKLOADS,
+    NO_CUT,
+    NO_CUT_INT8,
+    OPENVINO_INT8,
+    PEERS,
+    VARIANTS,
+    WORK,
+    prepare_commands,
+)
+from perf.peers.tables import check_table, markdown, plot, workload_table
+
+Key = tuple[int, str, str]
+"""Round, workload, system."""
+
+
+def plan_runs(
+    lines: list[dict[str, Any]], workloads: list[str], systems: list[str], rounds: int, most: dict[str, int]
+) -> list[Key]:
+    """Return what is to be run: what the last round of ``lines`` lacks, then ``rounds`` more rounds, or one less where
+    there was something to complete; a system in ``most`` has no more rounds than that. The first system changes with
+    the round."""
+    done = {(line["round"], line["workload"], line["system"]) for line in lines if "system" in line}
+    last = max((index for index, _, _ in done), default=-1)
+    completed = [key for key in _round(last, workloads, systems, most) if key not in done] if last >= 0 else []
+    more = range(last + 1, last + 1 + rounds - bool(completed))
+    return completed + [key for index in more for key in _round(index, workloads, systems, most)]
+
+
+def _round(index: int, workloads: list[str], systems: list[str], most: dict[str, int]) -> list[Key]:
+    turned = systems[index % len(systems) :] + systems[: index % len(systems)]
+    return [
+        (index, workload, system)
+        for workload in workloads
+        for system in turned
+        if index < most.get(system, index + 1) and (system not in KV_VARIANTS or workload in KV_WORKLOADS)
+    ]
+
+
+def manifests_of(commands: dict[str, list[str]]) -> dict[str, Manifest]:
+    """Return the manifest whose work a system does: its own, for a peer that of the engine without a cut."""
+    own = {name: load_manifest(command[-1]) for name, command in commands.items() if name in EVERY_VARIANT}
+    peers = {name: NO_CUT_INT8 if name == OPENVINO_INT8 else NO_CUT for name in commands if name in PEERS}
+    return own | {name: own[plain] for name, plain in peers.items() if plain in own}
+
+
+def measure(
+    commands: dict[str, list[str]], workloads: dict[str, Workload], plan: list[Key], file: Path, minutes: float
+) -> None:
+    """Run ``plan``, appending a line to ``file`` after each run, and lines of rates before and after each."""
+    manifests = manifests_of(commands)
+    workers: dict[str, Worker] = {}
+    try:
+        for name in tqdm(dict.fromkeys(system for _, _, system in plan), desc="Loading", unit="system", disable=None):
+            workers[name] = Worker(name, commands[name])
+        append(file, {"rates": asdict(measure_rates())})
+
+        def run(key: Key) -> Iterator[dict[str, Any]]:
+            index, workload, system = key
+            times = workers[system].run(workloads[workload], seed=index)
+            yield run_line(key, workloads[workload], times, manifests.get(system))
+            yield {"rates": asdict(measure_rates())}
+
+        run_cells(plan, run, file, minutes, "run")
+    finally:
+        for worker in workers.values():
+            worker.close()
+
+
+def run_line(key: Key, workload: Workload, answer: dict[str, Any], manifest: Manifest | None) -> dict[str, Any]:
+    """Return the line of a run; with a manifest it holds the work of both phases."""
+    tokens = workload.requests * (workload.input_tokens + workload.output_tokens)
+    line = {"round": key[0], "workload": key[1], "system": key[2], "combined_tok_s": tokens / answer["total_s"]}
+    if manifest is not None:
+        times = PhaseTimes(**answer)
+        line["prefill_work"] = asdict(prefill_work(manifest, workload.requests, workload.input_tokens, times))
+        line["decode_work"] = asdict(decode_work(manifest, times))
+    return line | answer
+
+
+def write_report(lines: list[dict[str, Any]], workloads: list[Workload], output: Path) -> dict[str, Any]:
+    """Write OUTPUT.json, .md and .svg; returns the report."""
+    told = next((line for line in lines if "machine" in line), {"command": "?", "machine": "?"})
+    report = {name: told[name] for name in ("command", "machine")} | make_report(lines)
+    described = {w.name: f"{w.requests} × {w.input_tokens} → {w.output_tokens} tokens" for w in workloads}
+    files.write_report(output, report, markdown(report, described))
+    save_figure(plot(report), output.with_suffix(".svg"))
+    return report
+
+
+def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
+    """Parse the command line."""
+    parser = make_parser(__doc__)
+    add_work(parser, WORK, "engines and models, kept")
+    parser.add_argument("--peers-python", type=Path, help="python of the peers' environment (default: no peers)")
+    parser.add_argument("--rounds", type=positive, default=5, help="rounds that this call makes (default 5)")
+    add_resume(parser)
+    parser.add_argument("--only", action="append", metavar="NAME", help="run this workload; may be given several times")
+    parser.add_argument("--workloads", type=Path, default=WORKLOADS)
+    names = [*VARIANTS, *KV_VARIANTS, *PEERS]
+    parser.add_argument("--systems", nargs="+", choices=names, metavar="NAME", help=f"of {'; '.join(names)}")
+    parser.add_argument(
+        "--most", nargs="+", default=["transformers=2"], metavar="SYSTEM=ROUNDS", help="fewer rounds for slow systems"
+    )
+    add_report(parser, "OUTPUT.jsonl, .json, .md and .svg", "peers-cpu", as_json=False)
+    parser.add_argument("--build-only", action="store_true", help="make engines and peers' models, run nothing")
+    parser.add_argument("--reuse", action="store_true", help="take engines of older sources, too")
+    parser.add_argument("--report", action="store_true", help="make the report from the lines there are")
+    options = parser.parse_args(arguments)
+    try:
+        options.most = {name: int(count) for name, count in (entry.rsplit("=", 1) for entry in options.most)}
+    except ValueError:
+        parser.error("--most takes SYSTEM=ROUNDS, as transformers=2")
+    return options
+
+
+def chosen_systems(options: argparse.Namespace) -> list[str]:
+    """Return the systems to run; raises KvforgeError where there are none or the peers' python is not one."""
+    python = options.peers_python
+    if python and shutil.which(python) is None:
+        raise KvforgeError(f"--peers-python {python} is not a program; give the python of the peers' environment.")
+    names = [name for name in options.systems or [*VARIANTS, *KV_VARIANTS, *PEERS] if python or name not in PEERS]
+    if not names:
+        raise KvforgeError("these systems need --peers-python; give the python of the peers' environment.")
+    return names
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Prepare, measure, report."""
+    options = parse_arguments(arguments)
+    file = options.output.with_suffix(".jsonl")
+    everything = load_workloads(options.workloads)
+    check_figure(options.output.with_suffix(".svg"))
+    if not options.report:
+        names = chosen_systems(options)
+        chosen = [workload.name for workload in load_workloads(options.workloads, options.only)]
+        lines = read_lines(file)
+        if lines and not (options.append or options.build_only):
+            raise KvforgeError(f"{file} holds runs; go on with them by --append, or remove it.")
+        longest = max(workload.input_tokens + workload.output_tokens for workload in everything)
+        commands = prepare_commands(options.work, names, longest, options.peers_python, options.reuse)
+        if options.build_only:
+            return
+        plan = plan_runs(lines, chosen, names, options.rounds, options.most)
+        append(file, begin_report("perf.peers.compare", arguments))
+        workloads = {workload.name: workload for workload in everything}
+        measure(commands, workloads, plan, file, options.minutes)
+    lines = read_lines(file)
+    if not any("system" in line for line in lines):
+        raise KvforgeError(f"{file} has no runs; run without --report first.")
+    report = write_report(lines, everything, options.output)
+    for workload in dict.fromkeys(row["workload"] for row in report["rows"]):
+        print(f"{workload}\n" + workload_table([row for row in report["rows"] if row["workload"] == workload]))
+    print(check_table(report["checks"]))
+
+
+if __name__ == "__main__":
+    sys.exit(run_main(main))

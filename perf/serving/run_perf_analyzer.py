@@ -1,0 +1,142 @@
+"""Sweep served engines with Triton's perf_analyzer over gRPC streaming: latencies, throughput, goodput, a figure.
+
+    python -m perf.serving.run_perf_analyzer [--engine NAME=DIR ...] [--concurrency 1 2 4 8 16] [--request-rate 2 4 8]
+
+Without --engine the demo's tiny teacher and its SwiftKV student are built and served one after the other. Every
+request forces --output-tokens tokens (end_id -1) on a prompt of its own of --input-tokens random words. How latencies
+are computed is in perf/serving/load/profile_export.py. Writes OUTPUT.json, OUTPUT.md and OUTPUT.svg.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from kvforge.manifest.files import load_manifest
+from kvforge.serving.server.launcher import ServerOptions, TritonServer
+from perf.harness.command import (
+    add_lengths,
+    add_levels,
+    add_report,
+    add_work,
+    begin_report,
+    make_parser,
+    positive_float,
+    run_program,
+)
+from perf.harness.engines import tokenizer_of
+from perf.serving.load.client import FORCED, ask_text, ask_tokens
+from perf.serving.load.engines import TINY, tiny_engine
+from perf.serving.load.level import LevelMeter
+from perf.serving.load.profile_export import Goals
+from perf.serving.load.prompts import make_prompts
+from perf.serving.load.sweep import markdown, plot
+
+Level = tuple[str, float, list[str]]
+
+
+def levels_of(args: argparse.Namespace) -> list[Level]:
+    """(mode, value, perf_analyzer's options) of every load level asked for."""
+    levels: list[Level] = [("concurrency", n, ["--concurrency-range", str(n)]) for n in args.concurrency]
+    distribution = ["--request-distribution", args.request_distribution]
+    levels += [("request rate", r, ["--request-rate-range", f"{r:g}", *distribution]) for r in args.request_rate]
+    if args.request_intervals:
+        intervals = [int(line) for line in args.request_intervals.read_text().split()]
+        mean_rate = 1e6 * len(intervals) / sum(intervals)
+        levels.append(("request intervals", mean_rate, ["--request-intervals", str(args.request_intervals)]))
+    return levels
+
+
+def inputs_of(engine: Path, model: str, num: int, input_tokens: int, output_tokens: int, seed: int) -> list[dict]:
+    """The inputs of ``num`` requests; no prompt comes twice, so that no prefix is found in the cache."""
+    tokenizer = tokenizer_of(engine)
+    prompts = make_prompts(tokenizer, load_manifest(engine).vocab_size, num, input_tokens, seed)
+    if model == "tensorrt_llm":
+        return [ask_tokens(tokenizer.encode(prompt), output_tokens, **FORCED) for prompt in prompts]
+    return [ask_text(prompt, output_tokens, **FORCED) for prompt in prompts]
+
+
+def num_requests_of(mode: str, value: float, args: argparse.Namespace) -> int:
+    """Enough for every level to be busy for a while: waves of the concurrency, or seconds of the rate."""
+    return max(args.min_requests, int(args.waves * value)) if mode == "concurrency" else args.min_requests
+
+
+def sweep(name: str, engine: Path, args: argparse.Namespace, goals: Goals) -> list[dict[str, Any]]:
+    """Serve one engine and run every level; one row each."""
+    rows = []
+    with TritonServer(engine, ServerOptions(kv_cache_gib=args.kv_cache_gib)) as server:
+        levels = levels_of(args)
+
+        def inputs(num: int, seed: int) -> list[dict[str, Any]]:
+            return inputs_of(engine, args.model, num, args.input_tokens, args.output_tokens, seed)
+
+        meter = LevelMeter(server, args.model, inputs, args, goals)
+        for seed, (mode, value, options) in enumerate(tqdm(levels, desc=name, unit="level", disable=None)):
+            numbers = meter.measure(options, num_requests_of(mode, value, args), seed)
+            rows.append({"engine": name, "mode": mode, "level": value, **numbers})
+    return rows
+
+
+def engines_of(args: argparse.Namespace) -> dict[str, Path]:
+    """Name to engine directory, in the order given."""
+    if not args.engine:
+        return {name: tiny_engine(args.work, model) for name, model in TINY.items()}
+    pairs = [entry.partition("=") for entry in args.engine]
+    return {name if directory else Path(name).name: Path(directory or name) for name, _, directory in pairs}
+
+
+def run(args: argparse.Namespace, arguments: list[str] | None = None) -> dict[str, Any]:
+    """All engines, one after the other; returns the report, which says ``arguments`` were given (default: the command
+    line's)."""
+    goals = Goals(args.goal_ttft_ms / 1e3, args.goal_tpot_ms / 1e3)
+    rows = [row for name, engine in engines_of(args).items() for row in sweep(name, engine, args, goals)]
+    return {
+        **begin_report("perf.serving.run_perf_analyzer", arguments),
+        "model": args.model,
+        "input_tokens": args.input_tokens,
+        "output_tokens": args.output_tokens,
+        "goals_ms": {"ttft": args.goal_ttft_ms, "tpot": args.goal_tpot_ms},
+        "rows": rows,
+    }
+
+
+def report_markdown(report: dict[str, Any]) -> str:
+    """The table under what it was measured with."""
+    goals = report["goals_ms"]
+    return (
+        f"`{report['command']}`\n\n{report['machine']}. perf_analyzer, gRPC streaming on `{report['model']}`, "
+        f"prompts of {report['input_tokens']} tokens, {report['output_tokens']} tokens out. Times in ms; good: TTFT "
+        f"within {goals['ttft']:g} ms and TPOT within {goals['tpot']:g} ms.\n\n{markdown(report['rows'])}\n"
+    )
+
+
+def draw(report: dict[str, Any], path: Path) -> None:
+    """Draw the report's rows."""
+    plot(report["rows"], path)
+
+
+def parser() -> argparse.ArgumentParser:
+    made = make_parser(__doc__)
+    made.add_argument("--engine", action="append", metavar="[NAME=]DIR", help="default: the tiny pair of the demo")
+    add_work(made)
+    made.add_argument("--model", choices=("ensemble", "tensorrt_llm"), default="ensemble")
+    add_levels(made, [1, 2, 4, 8, 16, 32], min_requests=32, kv_cache_gib=1.0)
+    made.add_argument("--request-rate", type=positive_float, nargs="*", default=[], help="requests a second")
+    made.add_argument("--request-distribution", choices=("constant", "poisson"), default="constant")
+    made.add_argument("--request-intervals", type=Path, help="file of pauses between requests, in microseconds")
+    add_lengths(made, 512, 32)
+    made.add_argument("--goal-ttft-ms", type=positive_float, default=500.0, help="for goodput (default 500)")
+    made.add_argument("--goal-tpot-ms", type=positive_float, default=50.0, help="for goodput (default 50)")
+    add_report(made, "OUTPUT.json, OUTPUT.md and OUTPUT.svg")
+    return made
+
+
+def main() -> int:
+    args = parser().parse_args()
+    return run_program(args, lambda: run(args), report_markdown, markdown=True, plot=draw)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,130 @@
+"""Two checkouts of kvforge serve the same engine and get the same requests, by turns.
+
+    python -m perf.serving.versions --against CHECKOUT [--guided 0.5] [--turns 6] [--output FILE]
+
+`--guided` is the share of requests with a guide, which generate as many tokens as the others. Prints the throughput of
+both, the ratio of each turn, and the processor time of each turn's processes.
+"""
+
+import argparse
+import asyncio
+import os
+import re
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from kvforge.common.errors import KvforgeError
+from kvforge.manifest.files import load_manifest
+from perf.harness.command import add_lengths, add_report, add_work, begin_report, make_parser, positive, run_program
+from perf.harness.engines import ROOT, tokenizer_of
+from perf.serving.load.client import ask_all, ask_text, infer_request
+from perf.serving.load.engines import tiny_engine
+from perf.serving.load.processes import CpuWindow
+from perf.serving.load.prompts import make_prompts
+
+GUIDES = ("[a-z ]{900,}", "([a-f]{1,9} ?){900,}", "(one|two|three| )+[0-9]{900}", "[^x]{900,}")
+"""None of them lets a text end before any length that is asked for."""
+
+
+@contextmanager
+def serving(checkout: Path, engine: Path) -> Iterator[tuple[str, int]]:
+    """The gRPC address and process id of a server that runs the code of a checkout."""
+    command = [sys.executable, "-m", "kvforge", "serve", str(engine), "--kv-cache-gib", "0.5"]
+    command += [word for name in ("http", "grpc", "metrics", "health") for word in (f"--{name}-port", "0")]
+    environment = {**os.environ, "PYTHONPATH": str(checkout)}
+    with subprocess.Popen(command, cwd=checkout, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            if (found := re.search(r"gRPC ([\d.]+:\d+)", line)) is None:
+                raise KvforgeError(f"the server of {checkout} did not start; start it by hand to see why.")
+            yield found[1], process.pid
+        finally:
+            process.terminate()
+
+
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+    """Alternate both sides ``turns`` times, after a warm-up of each; returns the report."""
+    engine = tiny_engine(args.work)
+    tokenizer, vocab = tokenizer_of(engine), load_manifest(engine).vocab_size
+
+    def requests(seed: int) -> list[Any]:
+        asked = []
+        for index, prompt in enumerate(make_prompts(tokenizer, vocab, args.requests, args.input_tokens, seed)):
+            inputs = ask_text(prompt, args.output_tokens, end_id=-1)
+            if index < args.guided * args.requests:
+                guide = GUIDES[index % len(GUIDES)]
+                inputs |= {"guided_decoding_guide_type": "regex", "guided_decoding_guide": guide}
+            asked.append(infer_request("ensemble", inputs, "text_output"))
+        return asked[::2] + asked[1::2]
+
+    tokens = args.requests * (args.input_tokens + args.output_tokens)
+    rates: dict[str, list[float]] = {"before": [], "now": []}
+    cpu: dict[str, list[dict[str, float]]] = {"before": [], "now": []}
+    with serving(args.against, engine) as before, serving(ROOT, engine) as now:
+        sides = {"before": before, "now": now}
+        for url, _ in sides.values():
+            asyncio.run(ask_all(url, requests(10**6), args.concurrency))
+        for turn in range(args.turns):
+            for name in sorted(sides, reverse=bool(turn % 2)):
+                url, pid = sides[name]
+                asked, window = requests(turn), CpuWindow(pid)
+                _, seconds = asyncio.run(ask_all(url, asked, args.concurrency))
+                cpu[name].append({role: sum(threads) for role, threads in window.read().items()})
+                rates[name].append(tokens / seconds)
+                print(f"  {name}: {rates[name][-1]:.0f} tokens/s", file=sys.stderr, flush=True)
+    ratios = [now / before for before, now in zip(rates["before"], rates["now"], strict=True)]
+    return {
+        **begin_report("perf.serving.versions"),
+        **{name: vars(args)[name] for name in ("requests", "concurrency", "input_tokens", "output_tokens", "guided")},
+        "tok_s": rates,
+        "cpu_s": cpu,
+        "ratios": ratios,
+        "median_ratio": statistics.median(ratios),
+    }
+
+
+def table(report: dict[str, Any]) -> str:
+    """The report for a reader."""
+    rates = report["tok_s"]
+    return "\n".join(
+        [
+            f"{report['requests']} requests of {report['input_tokens']} -> {report['output_tokens']} tokens, "
+            f"{report['concurrency']} at a time, {report['guided']:.0%} with a guide",
+            *(f"{name:<7} median {statistics.median(rates[name]):8.0f} tokens/s" for name in rates),
+            f"now / before: median {report['median_ratio']:.3f}, turns "
+            + " ".join(f"{ratio:.3f}" for ratio in report["ratios"]),
+            "median processor seconds of a turn:",
+            *(
+                f"  {role:<24} before {_median(report, 'before', role):6.2f}  now {_median(report, 'now', role):6.2f}"
+                for role in report["cpu_s"]["now"][0]
+            ),
+        ]
+    )
+
+
+def _median(report: dict[str, Any], side: str, role: str) -> float:
+    return statistics.median(turn.get(role, 0.0) for turn in report["cpu_s"][side])
+
+
+def main() -> int:
+    parser = make_parser(__doc__)
+    parser.add_argument("--against", type=Path, required=True, help="the other checkout, whose code is 'before'")
+    parser.add_argument("--guided", type=float, default=0.0, help="share of requests with a guide (default 0)")
+    parser.add_argument("--requests", type=positive, default=256)
+    parser.add_argument("--concurrency", type=positive, default=64)
+    parser.add_argument("--turns", type=positive, default=6)
+    add_lengths(parser, 64, 64)
+    add_work(parser)
+    add_report(parser, "OUTPUT.json")
+    args = parser.parse_args()
+    return run_program(args, lambda: measure(args), table)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

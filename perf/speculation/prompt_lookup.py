@@ -1,0 +1,269 @@
+"""Prompt lookup against plain decoding on the tiny models, both at the same time, by turns.
+
+    python -m perf.speculation.prompt_lookup [--work DIR] [--model NAME] [--task NAME] [--batch N] [--seconds 9]
+
+Tasks: "lists" copies (list_recall of kvforge/tasks: answers stand in the prompt; only right ones are timed),
+"continued" is what the model greedily writes after an answer, which repeats itself, "prose" is drawn at temperature 1,
+where lookups often find something and are mostly wrong, "no repetition" at a temperature at which nearly all tokens are
+equally likely.
+
+A pair is two engines on one session that serve the same prompts, one without drafts. Prompts are computed first; then
+both decode by turns of ``TURN`` tokens a sequence, in the order plain, drafts, drafts, plain, so that what slows the
+machine slows both. Speed is tokens over the time of an engine's own turns; CPU time is that of all threads. The ratio
+is the median of the pairs', its interval a bootstrap's (95%, resampling pairs). Cases are measured for ``--seconds``
+each and replace the same ones in OUTPUT.json; OUTPUT.md is its table.
+"""
+
+import json
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from kvforge.compiler import BuildOptions
+from kvforge.manifest.files import load_manifest
+from kvforge.manifest.manifest import TOKENIZER_DIR
+from kvforge.runtime.engine import LLMEngine
+from kvforge.runtime.requests.params import SamplingParams
+from kvforge.runtime.sessions.session import load_session
+from kvforge.runtime.speculation.config import SpeculativeConfig
+from kvforge.runtime.text.tokenizer import Tokenizer
+from kvforge.tasks.prompt import Example, make_examples
+from perf.harness.batch import Batch
+from perf.harness.command import add_report, add_work, make_parser, run_main
+from perf.harness.engines import ASSETS, cached_engine
+from perf.harness.files import merge_rows, read_json, write_report
+from perf.harness.tables import markdown_table
+
+MODELS = ("tiny-teacher", "tiny-swiftkv")
+BATCHES = (1, 4, 8)
+KINDS = ("plain", "ngram")
+MAX_DRAFT_LEN = 16
+LENGTH = 300
+"""Tokens of a prompt."""
+NUM_PROMPTS = 16
+TURN = 8
+MIN_PAIRS = 5
+
+
+@dataclass(frozen=True)
+class Task:
+    """How the examples are continued; ``num_tokens`` None: to the end of the answer."""
+
+    num_tokens: int | None
+    temperature: float
+
+    def params(self, example: Example, tokenizer: Tokenizer, seed: int) -> SamplingParams:
+        num_tokens = self.num_tokens
+        if num_tokens is None:
+            num_tokens = len(tokenizer.encode(f" {example.answer}", add_special_tokens=False))
+        return SamplingParams(temperature=self.temperature, max_tokens=num_tokens, ignore_eos=True, seed=seed)
+
+
+TASKS = {
+    "lists": Task(None, 0.0),
+    "continued": Task(192, 0.0),
+    "prose": Task(96, 1.0),
+    "no repetition": Task(96, 20.0),
+}
+
+
+def engine_of(name: str, work: Path) -> Path:
+    """Return the engine of a model, built if it is not there yet."""
+    return cached_engine(
+        work / name, ASSETS / name, BuildOptions(max_num_seqs=max(BATCHES), max_draft_len=MAX_DRAFT_LEN)
+    )
+
+
+class Run(Batch):
+    """Prompts that an engine serves together, and the time that decoding has taken so far. The first tokens, which the
+    prompts give, do not count."""
+
+    def __init__(
+        self, engine: LLMEngine, prompts: Sequence[list[int]], params: SamplingParams | Sequence[SamplingParams]
+    ) -> None:
+        super().__init__(engine, prompts, params)
+        self.start()
+        self.num_tokens, self.seconds, self.cpu_seconds = 0, 0.0, 0.0
+        self.full_speed = 0.0
+        """Tokens a second up to the last turn after which all of the prompts were still decoded."""
+
+    @property
+    def speed(self) -> float:
+        """Tokens a second, to the end."""
+        return self.num_tokens / self.seconds
+
+    def decode(self, num_tokens: int) -> None:
+        """Go on until there are this many tokens in all, or no more."""
+        cpu, begin = time.process_time(), time.perf_counter()
+        while self.num_tokens < num_tokens and self.engine.has_unfinished():
+            self.num_tokens += self.step()
+        self.seconds += time.perf_counter() - begin
+        self.cpu_seconds += time.process_time() - cpu
+        if not self.num_finished or not self.full_speed:
+            self.full_speed = self.speed
+
+
+def run_pair(
+    engines: dict[str, LLMEngine], prompts: Sequence[list[int]], params: Sequence[SamplingParams]
+) -> list[Run]:
+    """Serve prompts on both engines, turn by turn."""
+    runs = [Run(engines[kind], prompts, params) for kind in KINDS]
+    wanted = 0
+    while any(run.engine.has_unfinished() for run in runs):
+        wanted += TURN * len(prompts)
+        for run in runs:
+            run.decode(wanted)
+        runs.reverse()
+    return runs if runs[0].engine is engines[KINDS[0]] else runs[::-1]
+
+
+def solved(engine: LLMEngine, examples: list[Example], tokenizer: Tokenizer) -> list[Example]:
+    """The examples that the model answers right, so that what it writes is copied."""
+    right = []
+    for example in examples:
+        run = Run(engine, [tokenizer.encode(example.prompt)], TASKS["lists"].params(example, tokenizer, 0))
+        run.decode(LENGTH)
+        if tokenizer.decode(run.tokens[0]).strip() == example.answer:
+            right.append(example)
+    return right
+
+
+def interval(ratios: list[float]) -> list[float]:
+    """Bounds of the 95% bootstrap interval of the median."""
+    values = np.array(ratios)
+    picked = np.random.default_rng(0).integers(len(values), size=(2000, len(values)))
+    return [float(bound) for bound in np.quantile(np.median(values[picked], axis=1), (0.025, 0.975))]
+
+
+def measure(engines: dict[str, LLMEngine], tokenizer: Tokenizer, name: str, batch: int, args: Any) -> dict[str, Any]:
+    """Return speeds of a task with and without drafts, their ratios, and what became of the drafts."""
+    examples = make_examples("list_recall", LENGTH, lambda text: len(tokenizer.encode(text)), NUM_PROMPTS, args.seed)
+    if name == "lists":
+        examples = solved(engines["plain"], examples, tokenizer)
+    prompts = [tokenizer.encode(example.prompt) for example in examples]
+    params = [TASKS[name].params(example, tokenizer, seed) for seed, example in enumerate(examples)]
+    pairs: list[list[Run]] = []
+    num_differing, next_row = 0, 0
+    before, end = engines["ngram"].stats(), time.perf_counter() + args.seconds
+    while len(pairs) <= MIN_PAIRS or time.perf_counter() < end:
+        rows = [(next_row + i) % len(prompts) for i in range(batch)]
+        next_row += batch
+        runs = run_pair(engines, [prompts[row] for row in rows], [params[row] for row in rows])
+        # bfloat16: a row's rounding may depend on the number of rows
+        num_differing += runs[0].tokens != runs[1].tokens
+        pairs.append(runs)
+    del pairs[0]  # it warmed up
+    after = engines["ngram"].stats()
+    drafted, accepted, drafts = (
+        after[key] - before[key] for key in ("num_draft_tokens", "num_accepted_draft_tokens", "num_drafts")
+    )
+    cpu = [[1e3 * run.cpu_seconds / run.num_tokens for run in pair] for pair in pairs]
+    ratios = [ngram.speed / plain.speed for plain, ngram in pairs]
+    full_ratios = [ngram.full_speed / plain.full_speed for plain, ngram in pairs]
+    return {
+        "task": name,
+        "batch": batch,
+        "prompts": len(prompts),
+        "pairs": len(pairs),
+        "pairs_with_other_tokens": num_differing,
+        "plain_tok_s": statistics.median(plain.speed for plain, _ in pairs),
+        "ngram_tok_s": statistics.median(ngram.speed for _, ngram in pairs),
+        "ratio": statistics.median(ratios),
+        "interval": interval(ratios),
+        "full_batch_ratio": statistics.median(full_ratios),
+        "full_batch_interval": interval(full_ratios),
+        "ratios": [round(ratio, 3) for ratio in ratios],
+        "plain_cpu_ms_per_token": statistics.median(plain for plain, _ in cpu),
+        "ngram_cpu_ms_per_token": statistics.median(ngram for _, ngram in cpu),
+        "cpu_ratio": statistics.median(ngram / plain for plain, ngram in cpu),
+        "acceptance": accepted / max(drafted, 1),
+        "mean_accepted_length": accepted / max(drafts, 1),
+        "draft_tokens": drafted,
+    }
+
+
+def table(models: dict[str, list[dict[str, Any]]]) -> str:
+    """The results as Markdown."""
+    head = ("model", "task", "batch", "plain tok/s", "prompt lookup tok/s", "ratio", "95% interval", "all running")
+    more = ("pairs", "CPU ms a token, plain", "with lookup", "acceptance", "accepted a draft")
+    return markdown_table(
+        [*head, *more], [_cells(m, row) for m, rows in models.items() for row in rows], "llrrrrlrrrrrr"
+    )
+
+
+def _cells(model: str, row: dict[str, Any]) -> list[Any]:
+    low, high = row["interval"]
+    drafts = [f"{row['acceptance']:.0%}", f"{row['mean_accepted_length']:.1f}"] if row["draft_tokens"] else ["-", "-"]
+    return [
+        *(model, row["task"], row["batch"], f"{row['plain_tok_s']:.0f}", f"{row['ngram_tok_s']:.0f}"),
+        *(f"{row['ratio']:.2f}", f"{low:.2f} to {high:.2f}", f"{row['full_batch_ratio']:.2f}", row["pairs"]),
+        *(f"{row['plain_cpu_ms_per_token']:.2f}", f"{row['ngram_cpu_ms_per_token']:.2f}", *drafts),
+    ]
+
+
+def merged(old: list[dict[str, Any]], new: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows of all cases in order, new ones in place of old ones."""
+    rows = {(row["task"], row["batch"]): row for row in merge_rows(old, new, ("task", "batch"))}
+    return [rows[case] for task in TASKS for batch in BATCHES if (case := (task, batch)) in rows]
+
+
+def main() -> None:
+    parser = make_parser(__doc__)
+    add_work(parser, "build/speculation", "where engines are built")
+    add_report(parser, "OUTPUT.json and .md", "perf/results/speculation-prompt-lookup")
+    parser.add_argument("--model", action="append", choices=MODELS, help="only this one; others stay in OUTPUT.json")
+    parser.add_argument("--task", action="append", choices=tuple(TASKS), help="only this one; likewise")
+    parser.add_argument("--batch", type=int, action="append", choices=BATCHES, help="only this one; likewise")
+    parser.add_argument("--seconds", type=float, default=9.0, help="to measure each case for (default 9)")
+    parser.add_argument("--num-speculative-tokens", type=int, default=8)
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    known = read_json(args.output.with_suffix(".json"), {}) if args.model or args.task or args.batch else {}
+    models: dict[str, list[dict[str, Any]]] = known.get("models", {})
+    found: dict[str, list[dict[str, Any]]] = {}
+    for model in args.model or MODELS:
+        directory = engine_of(model, args.work)
+        tokenizer = Tokenizer.from_dir(directory / TOKENIZER_DIR)
+        session = load_session(directory, load_manifest(directory))
+        configs = {"plain": None, "ngram": SpeculativeConfig("ngram", args.num_speculative_tokens)}
+        engines = {
+            kind: LLMEngine(
+                session=session,
+                tokenizer=tokenizer,
+                kv_cache_gib=0.1,
+                enable_prefix_cache=False,
+                speculative=configs[kind],
+            )
+            for kind in KINDS
+        }
+        cases = [(task, batch) for task in args.task or TASKS for batch in args.batch or BATCHES]
+        bar = tqdm(cases, desc=model, disable=True if args.json else None)
+        found[model] = [measure(engines, tokenizer, *case, args) for case in bar]
+        models[model] = merged(models.get(model, []), found[model])
+    models = {model: models[model] for model in MODELS if model in models}
+    result = {
+        "machine": platform.processor() or platform.machine(),
+        "num_speculative_tokens": args.num_speculative_tokens,
+        "models": models,
+    }
+    text = (
+        "# Prompt lookup against plain decoding\n\n`python -m perf.speculation.prompt_lookup` on two cores, bfloat16, "
+        f"at most {args.num_speculative_tokens} drafts a sequence and step, prompts of {LENGTH} tokens. Both decode "
+        f"the same prompts by turns of {TURN} tokens; speed is that of decoding, ratios are medians of pairs, CPU time "
+        "is that of both cores; 'all running' is the ratio before a first sequence was done."
+        f"\n\n{table(models)}\n"
+    )
+    write_report(args.output, result, text)
+    print(json.dumps(found, indent=1) if args.json else table(found))
+
+
+if __name__ == "__main__":
+    sys.exit(run_main(main))

@@ -1,0 +1,47 @@
+"""Every benchmark is a program of one kind: it stands in a folder of its subject and has the harness' parser."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+PERF = Path(__file__).resolve().parents[3] / "perf"
+WORKERS = {
+    "peers/kvforge_worker.py",
+    "peers/openvino_worker.py",
+    "peers/transformers_worker.py",
+}
+"""Started by ``perf.peers.compare`` with one argument, two of them by a python without kvforge: they parse nothing."""
+
+
+def is_program(tree: ast.Module) -> bool:
+    return any(isinstance(node, ast.If) and "__name__" in ast.unparse(node.test) for node in tree.body)
+
+
+def programs() -> list[str]:
+    files = {str(path.relative_to(PERF)): ast.parse(path.read_text()) for path in sorted(PERF.rglob("*.py"))}
+    return [name for name, tree in files.items() if is_program(tree) and name not in WORKERS]
+
+
+def test_the_programs_are_found() -> None:
+    found = programs()
+    assert len(found) > 30 and "engine/variants.py" in found and all((PERF / name).is_file() for name in WORKERS)
+
+
+def test_nothing_lies_outside_of_a_subject() -> None:
+    assert not list(PERF.glob("*.py"))
+
+
+@pytest.mark.parametrize("name", programs())
+def test_a_program_has_the_harness_parser_and_names_its_own_command(name: str) -> None:
+    text = (PERF / name).read_text()
+    names = [node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)]
+    assert {"make_parser", "quality_parser", "harness_parser", "gpu_parser"} & {*names}
+    module = f"perf.{name.removesuffix('.py').replace('/', '.')}"
+    assert f"python -m {module}" in (ast.get_docstring(ast.parse(text)) or "")
+    assert f"`python -m {module}`" in (PERF / "README.md").read_text()
+
+
+def test_parsers_are_made_in_the_harness_alone() -> None:
+    makers = {str(path.relative_to(PERF)) for path in PERF.rglob("*.py") if "ArgumentParser(" in path.read_text()}
+    assert makers == {"harness/command.py"}
