@@ -8,7 +8,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-import plugins
+from plugins.chunk_cache_update import chunk_cache_update
+from plugins.landmark_select import landmark_select
+from plugins.selected_kv_write import selected_kv_write
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ class StepChunks:
         ``cached`` and ``counts`` are written.
         """
         k_pool, v_pool, u, landmarks, is_outlier, sv, cached, counts, host_v = pool
-        selected = plugins.landmark_select(
+        selected = landmark_select(
             q,
             landmarks,
             is_outlier,
@@ -66,8 +68,8 @@ class StepChunks:
             scale,
             self.selection.max_selected,
         )
-        missed, places = plugins.chunk_cache_update(selected, cached, counts, self.slot)
-        plugins.selected_kv_write(
+        missed, places = chunk_cache_update(selected, cached, counts, self.slot)
+        selected_kv_write(
             u,
             sv,
             host_v,

@@ -12,11 +12,12 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-import plugins
 from model_defs.cache_insertion import BeforeAttention, CacheInsertion
 from model_defs.config import ModelConfig
 from model_defs.layers import Block, KVScales, Linear, Pool, RMSNorm, StepInputs
 from model_defs.rope import rope_cos_sin, rope_tables
+from plugins.rope_paged_kv_write import rope_paged_kv_write
+from plugins.speculative_verify import speculative_verify
 
 
 def scales_by_owner(config: ModelConfig, kv_scales: Sequence[KVScales]) -> dict[int, KVScales]:
@@ -150,9 +151,7 @@ class LowerGraph(PositionedGraph):
     def _write(self, owner: int, k: Tensor, v: Tensor, pool: Pool, slot_mapping: Tensor, step: StepInputs) -> Pool:
         k_scale, v_scale = self.kv_scales[owner]
         cache = pool[: len(pool) - step.num_state_pools]
-        written = plugins.rope_paged_kv_write(
-            k, v, step.cos, step.sin, slot_mapping, *cache, k_scale=k_scale, v_scale=v_scale
-        )
+        written = rope_paged_kv_write(k, v, step.cos, step.sin, slot_mapping, *cache, k_scale=k_scale, v_scale=v_scale)
         return (*written, *pool[len(cache) :])
 
 
@@ -235,4 +234,4 @@ class VerifyGraph(nn.Module):
         uniform: Tensor,
     ) -> tuple[Tensor, Tensor]:
         """Return (accepted, next_token), each int32 ``[S]``; arguments as ``plugins.speculative_verify``'s."""
-        return plugins.speculative_verify(logits, draft_ids, draft_start, draft_probs, temperature, uniform)
+        return speculative_verify(logits, draft_ids, draft_start, draft_probs, temperature, uniform)

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-import plugins
 from model_defs.cache_insertion import BeforeAttention
 from model_defs.config import ModelConfig
 from model_defs.rope import apply_rope
+from plugins.paged_attention import paged_attention
 
 Pool = tuple[Tensor, ...]
 """The cache of one owner: K and V pool, each ``[pages, page_size, kv_heads, head_dim]``, and for dynamic 8-bit formats
@@ -116,10 +116,10 @@ class Block(nn.Module):
     def finish(self, hidden: Tensor, q: Tensor, pool: Pool, step: StepInputs, kv_scales: KVScales) -> Tensor:
         """Attend to ``pool`` and run the MLP; returns the next residual stream ``[T, hidden]``."""
         q = apply_rope(q, step.cos, step.sin)
-        scales = pool[2 : len(pool) - step.num_state_pools]
+        k_scales, v_scales = pool[2 : len(pool) - step.num_state_pools] or (None, None)
         if step.before_attention is not None:
             step.before_attention(q, pool, step.query_start, step.page_table, self.scale)
-        attended = plugins.paged_attention(
+        attended = paged_attention(
             q,
             pool[0],
             pool[1],
@@ -128,7 +128,8 @@ class Block(nn.Module):
             step.page_table,
             self.scale,
             self.window,
-            *scales,
+            k_scales,
+            v_scales,
             k_scale=kv_scales[0],
             v_scale=kv_scales[1],
         )

@@ -18,8 +18,9 @@ from pathlib import Path
 import torch
 
 from plugins.errors import PluginBuildError
+from plugins.operator import ISAS
+from plugins.registry import OPERATORS, roots
 
-ROOT = Path(__file__).parent
 _FLAGS = (
     "-std=c++20",
     "-O3",
@@ -46,13 +47,14 @@ _ISA_FLAGS = {
         "-mprefer-vector-width=512",
     ),
 }
-_BF16 = ("cpu_bf16_tile", "cpu_bf16_direct", "cpu_bf16")
-_LINEAR = ("cpu_bf16", "cpu_int8_vnni")
+REGISTER = "register.cpp"
+"""The file of an operator that hands its kernel to the dispatcher. These files are compiled as one, because
+`torch/library.h` takes longer to compile than the rest of them."""
 
 
 @dataclass(frozen=True)
 class Unit:
-    """One object file: a source below plugins/ and the flags only it gets."""
+    """One object file: a source below one of the operators' roots and the flags only it gets."""
 
     source: str
     flags: tuple[str, ...] = ()
@@ -65,34 +67,28 @@ class Unit:
 def units(machine: str | None = None) -> tuple[Unit, ...]:
     """The object files of the library for a machine type (default: this one)."""
     machine = platform.machine() if machine is None else machine
-    x86 = machine in ("x86_64", "AMD64")
-    isas = tuple(_ISA_FLAGS) if x86 else ("portable",)
-    bf16 = tuple(Unit(f"paged_attention/{name}.cpp", _ISA_FLAGS["avx512"]) for name in _BF16 if x86)
-    return (  # longest first
-        Unit("native/register.cpp"),
-        Unit("paged_attention/cpu.cpp"),
-        Unit("packed_linear/cpu.cpp"),
-        Unit("rope_paged_kv_write/cpu.cpp"),
-        Unit("low_rank_key_reconstruct/cpu.cpp"),
-        Unit("speculative_verify/cpu.cpp"),
-        Unit("landmark_select/cpu.cpp"),
-        Unit("chunk_cache_update/cpu.cpp"),
-        Unit("selected_kv_write/cpu.cpp"),
-        Unit("native/isa.cpp"),
-        Unit("native/marker.cpp", (f'-DKVFORGE_MARKER="{marker()}"',)),
-        Unit("paged_attention/cpu_plan.cpp"),
-        *bf16,
-        *(_variant("paged_attention/cpu_generic.cpp", isa) for isa in isas),
-        *(_variant("low_rank_key_reconstruct/cpu_kernel.cpp", isa) for isa in isas),
-        *(_variant("speculative_verify/cpu_kernel.cpp", isa) for isa in isas),
-        *(_variant("landmark_select/cpu_kernel.cpp", isa) for isa in isas),
-        *(Unit(f"packed_linear/{name}.cpp", _ISA_FLAGS["avx512"]) for name in _LINEAR if x86),
-        *(_variant("packed_linear/cpu_finish.cpp", isa) for isa in isas),
-        *(_variant("packed_linear/cpu_bf16_generic.cpp", isa) for isa in isas if isa != "avx512"),
-        *(_variant("packed_linear/cpu_int8_generic.cpp", isa) for isa in isas if isa != "avx512"),
-        # No contraction: the rotation is then bit for bit the reference's.
-        *(_variant("rope_paged_kv_write/cpu_kernel.cpp", isa, "-ffp-contract=off") for isa in isas),
-    )
+    isas = ISAS if machine in ("x86_64", "AMD64") else ISAS[:1]
+    plain = [Unit("native/isa.cpp"), Unit("native/marker.cpp", (f'-DKVFORGE_MARKER="{marker()}"',))]
+    variants = []
+    for name, operator in OPERATORS.items():
+        for file in sorted(operator.folder.glob("*.cpp")):
+            source, several = f"{name}/{file.name}", operator.variants.get(file.name)
+            if several is not None:
+                variants += [_variant(source, isa, *several.flags) for isa in several.isas if isa in isas]
+            elif file.name != REGISTER:
+                plain.append(Unit(source))
+    return (Unit(REGISTER), *plain, *variants)  # longest first
+
+
+def _registrations() -> str:
+    """The text of the one file that registers all kernels."""
+    names = [name for name, operator in OPERATORS.items() if (operator.folder / REGISTER).is_file()]
+    return "".join(f'#include "{name}/{REGISTER}"\n' for name in names)
+
+
+def path_of(source: str) -> Path:
+    """The file of a unit's source."""
+    return next((path for root in roots() if (path := root / source).is_file()), roots()[0] / source)
 
 
 def _variant(source: str, isa: str, *flags: str) -> Unit:
@@ -102,8 +98,9 @@ def _variant(source: str, isa: str, *flags: str) -> Unit:
 def sources_version() -> str:
     """Hash of the C++ sources, as 16 hex digits: what `load_library` compares."""
     digest = hashlib.sha256()
-    for path in sorted([*ROOT.rglob("*.cpp"), *ROOT.rglob("*.h")]):
-        digest.update(path.relative_to(ROOT).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    for root in roots():
+        for path in sorted([*root.rglob("*.cpp"), *root.rglob("*.h")]):
+            digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()[:16]
 
 
@@ -172,18 +169,21 @@ def _compile(compiler: str, target: Path, extra_flags: tuple[str, ...]) -> None:
     flags = [
         *_FLAGS,
         *extra_flags,
-        f"-I{ROOT}",
+        *(f"-I{root}" for root in roots()),
         f"-isystem{include}",
         f"-isystem{include / 'torch' / 'csrc' / 'api' / 'include'}",
         f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}",
     ]
     with tempfile.TemporaryDirectory(dir=target.parent, prefix="build-") as scratch:
         all_units = units()
+        registrations = Path(scratch) / REGISTER
+        registrations.write_text(_registrations())
         objects = [str(Path(scratch) / unit.object_name) for unit in all_units]
 
         def compile_unit(index: int) -> None:
             unit = all_units[index]
-            _run([compiler, *flags, *unit.flags, "-c", str(ROOT / unit.source), "-o", objects[index]])
+            source = registrations if unit.source == REGISTER else path_of(unit.source)
+            _run([compiler, *flags, *unit.flags, "-c", str(source), "-o", objects[index]])
 
         with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
             list(pool.map(compile_unit, range(len(all_units))))

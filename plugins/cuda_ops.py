@@ -1,4 +1,4 @@
-"""The CUDA face of the operators in torch: eager calls, and their place inside compiled packages.
+"""The CUDA backend of the operators in torch: eager calls, and their place inside compiled packages.
 
 Eagerly an operator on CUDA tensors starts its Triton kernels. Inside a compiled graph it is replaced by the kernels
 themselves (`torch.library.wrap_triton`, the mechanics of `torch.library.triton_op`), so that AOTInductor puts their
@@ -6,20 +6,16 @@ machine code into the package and serving runs no Python. `torch.export` keeps t
 """
 
 import functools
-import importlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
 from plugins.errors import PluginError
-from plugins.registration import NAMESPACE
-
-OPERATORS = tuple(sorted(path.parent.name for path in Path(__file__).parent.glob("*/cuda.py")))
-"""The operators with Triton kernels, each in `plugins/<name>/cuda.py` as `launch`."""
+from plugins.operator import NAMESPACE
+from plugins.registry import backend_modules
 
 _LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")
 _lock = threading.Lock()
@@ -36,7 +32,7 @@ def register() -> None:
         if _registered:
             return
         try:
-            launches = {name: importlib.import_module(f"plugins.{name}.cuda").launch for name in OPERATORS}
+            launches = {name: module.launch for name, module in backend_modules("triton").items()}
         except ImportError as error:
             raise PluginError(
                 f"The operators need Triton to run on a GPU, and it cannot be imported ({error}); install a CUDA build "

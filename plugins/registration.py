@@ -11,20 +11,33 @@ from typing import Any
 
 import torch
 
-NAMESPACE = "kvforge"
+from plugins.operator import NAMESPACE, Operator, P, R
+
 _LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")
 
 
-def define(name: str, schema: str, fake: Callable[..., Any]) -> None:
-    """Declares `kvforge::<name><schema>` and its fake (shape-only) implementation."""
+def define(operator: Operator[P, R], fake: Callable[..., Any] | None = None) -> Operator[P, R]:
+    """Declares an operator and returns it.
+
+    `fake` gives empty results of the right shapes and dtypes. It gets all arguments by name, and is not needed where
+    there are no results.
+    """
+
+    def by_name(*args: Any, **kwargs: Any) -> Any:
+        return None if fake is None else fake(**operator.bind(*args, **kwargs))
+
+    define_schema(operator.name, operator.schema, by_name)
+    return operator
+
+
+def define_schema(
+    name: str, schema: str, fake: Callable[..., Any], implementation: Callable[..., Any] | None = None
+) -> None:
+    """Declares `kvforge::<name><schema>` and its fake implementation; with `implementation`, one that runs anywhere."""
     _LIBRARY.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
     torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=_LIBRARY)
-
-
-def define_functional(name: str, schema: str, fake: Callable[..., Any], implementation: Callable[..., Any]) -> None:
-    """Declares an operator that returns new tensors where another writes in place; runs anywhere, by copies."""
-    define(name, schema, fake)
-    _LIBRARY.impl(name, implementation, "CompositeExplicitAutograd")
+    if implementation is not None:
+        _LIBRARY.impl(name, implementation, "CompositeExplicitAutograd")
 
 
 _functional: ContextVar[bool] = ContextVar("functional", default=False)

@@ -1,22 +1,23 @@
 """The TensorRT plugins of all operators."""
 
-from plugins.landmark_select.trt import PLUGINS as _LANDMARK_SELECT
-from plugins.low_rank_key_reconstruct.trt import PLUGINS as _LOW_RANK_KEY_RECONSTRUCT
-from plugins.paged_attention.trt import PLUGINS as _PAGED_ATTENTION
-from plugins.rope_paged_kv_write.trt import PLUGINS as _ROPE_PAGED_KV_WRITE
-from plugins.speculative_verify.trt import PLUGINS as _SPECULATIVE_VERIFY
+from typing import TYPE_CHECKING
+
+from plugins.registry import backend_modules
 from plugins.trt_plugin import PluginDefinition, register
 
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
 PLUGINS: dict[str, PluginDefinition] = {
-    plugin.name: plugin
-    for plugin in (
-        *_ROPE_PAGED_KV_WRITE,
-        *_PAGED_ATTENTION,
-        *_LOW_RANK_KEY_RECONSTRUCT,
-        *_SPECULATIVE_VERIFY,
-        *_LANDMARK_SELECT,
-    )
+    plugin.name: plugin for module in backend_modules("tensorrt").values() for plugin in module.PLUGINS
 }
+
+
+def rewrite_for_plugins(model: "ModelProto") -> None:
+    """Let each operator whose `trt.py` has `rewrite` put plugins of its own in place of its nodes."""
+    for module in backend_modules("tensorrt").values():
+        if hasattr(module, "rewrite"):
+            module.rewrite(model)
 
 
 def register_plugins() -> None:

@@ -1,35 +1,37 @@
-"""``kvforge plugins``: the operators, their versions, where each face runs, and the tests that verify it."""
+"""``kvforge plugins``: the operators, their versions, where each backend runs, and the tests that verify it."""
 
 import argparse
 import json
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from plugins import Operator
 
 
 @dataclass(frozen=True)
-class Face:
-    """A kind of implementation: its file in ``plugins/<operator>/``, what executes it, and the tests that hold it
-    against the reference, ``{operator}`` standing for the operator's name."""
+class Backend:
+    """A kind of implementation: what executes it, and the tests that hold it against the reference, ``{operator}``
+    standing for the name of an operator of this project."""
 
-    file: str
     runs: str
     tests: tuple[str, ...]
 
 
-_ALL = "tests/cpu/plugins/test_every_face.py"
+_ROOT = Path(__file__).resolve().parents[2]
+_ALL = "tests/cpu/plugins/test_every_backend.py"
 _OWN = "tests/cpu/plugins/test_{operator}.py"
 
-FACES = {
-    "reference": Face("reference.py", "plain torch: the definition", (_OWN,)),
-    "cpu": Face("cpu.cpp", "target cpu: compiled C++", (_ALL, _OWN, "tests/cpu/plugins/test_sanitizer.py")),
-    "triton": Face(
-        "cuda.py",
+BACKENDS = {
+    "reference": Backend("plain torch: the definition", (_OWN,)),
+    "cpu": Backend("target cpu: compiled C++", (_ALL, _OWN, "tests/cpu/plugins/test_sanitizer.py")),
+    "triton": Backend(
         "targets cuda and tensorrt: Triton kernels",
         (_ALL, "tests/cpu/plugins/test_triton_kernels.py", "tests/gpu/test_operators_cuda.py"),
     ),
-    "onnx": Face("onnx.py", "any ONNX runtime: a function body", (_ALL, "tests/cpu/plugins/test_onnx_operators.py")),
-    "tensorrt": Face(
-        "trt.py",
+    "onnx": Backend("any ONNX runtime: a function body", (_ALL, "tests/cpu/plugins/test_onnx_operators.py")),
+    "tensorrt": Backend(
         "target tensorrt: a plugin with PTX",
         (
             "tests/trt/test_plugin_contract.py",
@@ -42,44 +44,56 @@ FACES = {
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
     """Declare the command."""
-    parser = subparsers.add_parser("plugins", help="list the operators, their faces and what verifies them")
+    parser = subparsers.add_parser("plugins", help="list the operators, their backends and what verifies them")
     parser.add_argument("--json", action="store_true", help="print as JSON")
     parser.set_defaults(run=run)
 
 
 def describe() -> list[dict[str, Any]]:
-    """Return name, version, schema and faces of every operator in ``plugins.OPERATORS``."""
+    """Return name, version, schema and backends of every operator in ``plugins.OPERATORS``."""
     import plugins
+    from plugins.operator import BACKEND_FILES
 
     return [
         {
             "name": operator.name,
             "version": operator.version,
             "schema": operator.schema,
-            "faces": [
+            "backends": [
                 {
-                    "name": face,
-                    "file": f"plugins/{operator.name}/{FACES[face].file}",
-                    "runs": FACES[face].runs,
-                    "verified_by": [test.format(operator=operator.name) for test in FACES[face].tests],
+                    "name": backend,
+                    "file": _display(operator.folder / BACKEND_FILES[backend]),
+                    "runs": BACKENDS[backend].runs,
+                    "verified_by": _tests(backend, operator),
                 }
-                for face in operator.faces
+                for backend in operator.backends
             ],
         }
         for operator in plugins.OPERATORS.values()
     ]
 
 
+def _display(file: Path) -> str:
+    """The path below the product's root, or the whole path of a file elsewhere."""
+    return str(file.relative_to(_ROOT)) if file.is_relative_to(_ROOT) else str(file)
+
+
+def _tests(backend: str, operator: "Operator") -> list[str]:
+    """The tests of this project; one of an operator's own is here if the operator is."""
+    is_own = operator.folder.is_relative_to(_ROOT / "plugins")
+    return [test.format(operator=operator.name) for test in BACKENDS[backend].tests if is_own or test != _OWN]
+
+
 def run(args: argparse.Namespace) -> int:
-    """Print every operator with its faces."""
+    """Print every operator with its backends."""
     operators = describe()
     if args.json:
         print(json.dumps(operators, indent=1))
         return 0
     for operator in operators:
         print(f"kvforge::{operator['name']}, version {operator['version']}")
-        for face in operator["faces"]:
-            print(f"  {face['name']:<10} {face['runs']}")
-            for test in face["verified_by"]:
+        for backend in operator["backends"]:
+            print(f"  {backend['name']:<10} {backend['runs']}")
+            for test in backend["verified_by"]:
                 print(f"{'':<13}{test}{' (needs a GPU)' if test.startswith('tests/gpu') else ''}")
     return 0

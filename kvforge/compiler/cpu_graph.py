@@ -5,11 +5,10 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-import plugins
 from model_defs import ModelConfig
 from model_defs.graphs import EarlyExitGraph, LowerGraph, UpperGraph
 from model_defs.layers import Linear, RMSNorm
-from plugins.packed_linear import pack
+from plugins.packed_linear import pack, packed_linear
 
 
 class PackedLinear(nn.Module):
@@ -28,7 +27,7 @@ class PackedLinear(nn.Module):
 
     def forward(self, x: Tensor, norm: RMSNorm | None = None, residual: Tensor | None = None) -> Tensor:
         """Return ``[T, out_features]``; arguments as ``Linear``'s."""
-        return plugins.packed_linear(
+        return packed_linear(
             x,
             self.packed,
             self.out_features,

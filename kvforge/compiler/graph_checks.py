@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 import torch
 from torch.fx import Node
 
+import plugins
 from kvforge.common.errors import BuildError
 from kvforge.compiler.export import ExportedGraph, pool_specs
 from kvforge.compiler.options import ResolvedOptions
@@ -14,16 +15,12 @@ from kvforge.kv_policies import POLICIES
 from model_defs import ModelConfig
 from model_defs.graphs import scales_by_owner
 
-_WRITE = "kvforge::rope_paged_kv_write"
-_ATTEND = "kvforge::paged_attention"
-_VERIFY = "kvforge::speculative_verify"
 _LINEAR = "kvforge::packed_linear"
-_OPERATORS = {
-    "lower": (_WRITE, _ATTEND, _LINEAR),
-    "upper": (_ATTEND, _LINEAR),
-    "early_exit": (_LINEAR,),
-    "verify": (_VERIFY,),
+_ALLOWED = {
+    graph: {operator.qualified_name for operator in plugins.OPERATORS.values() if graph in operator.graphs}
+    for graph in ("lower", "upper", "early_exit", "verify")
 }
+_CACHE_WRITERS = {operator.qualified_name for operator in plugins.OPERATORS.values() if "k_pool" in operator.writes}
 _POOL_ARGUMENTS = ("k_pool", "v_pool", "k_scales", "v_scales")
 
 
@@ -50,8 +47,9 @@ def verify(graph: ExportedGraph, config: ModelConfig, options: ResolvedOptions) 
     """
     calls = [(node, name) for node in graph.program.graph.nodes if (name := _operator_name(graph, node))]
     if graph.name == "verify":
-        if [name for _, name in calls] != [_VERIFY]:
-            raise BuildError(f"Graph verify calls {[name for _, name in calls]}; it must be one {_VERIFY}.")
+        (only,) = _ALLOWED["verify"]
+        if [name for _, name in calls] != [only]:
+            raise BuildError(f"Graph verify calls {[name for _, name in calls]}; it must be one {only}.")
         _check_results(graph, [torch.int32, torch.int32])
         return
     _check_linears(graph, options)
@@ -77,7 +75,7 @@ def _check_cache(
     inserted: list[Node] = []
     check = options.policy.layer_check()
     for node, name in calls:
-        if name not in _OPERATORS[graph.name]:
+        if name not in _ALLOWED[graph.name]:
             if name not in options.policy.operators:
                 _fail(graph, node, f"calls {name}, which is not of the engine's KV policy {options.policy.name}")
             inserted.append(node)
@@ -86,7 +84,7 @@ def _check_cache(
         found = tuple(_argument(node, scale) for scale in ("k_scale", "v_scale"))
         if found != scales[owner]:
             _fail(graph, node, f"takes {found} as the scales of layer {owner}, which are {scales[owner]}")
-        if name == _WRITE:
+        if name in _CACHE_WRITERS:
             if owner in reads:
                 _fail(graph, node, f"writes the cache of layer {owner} after it was read")
             writes[owner] += 1
@@ -147,9 +145,9 @@ def _operator_name(graph: ExportedGraph, node: Node) -> str | None:
             return None
         name: str = target._schema.name
         is_policys = any(name in policy.operators for policy in POLICIES.values())
-        if name in _OPERATORS[graph.name] or (is_policys and graph.name in ("lower", "upper")):
+        if name in _ALLOWED[graph.name] or (is_policys and graph.name in ("lower", "upper")):
             return name
-        if is_policys or any(name in names for names in _OPERATORS.values()):
+        if is_policys or any(name in names for names in _ALLOWED.values()):
             _fail(graph, node, f"calls {target}, which does not belong into this graph")
     elif getattr(target, "__module__", "") in ("_operator", "torch"):  # arithmetic on symbolic sizes
         return None

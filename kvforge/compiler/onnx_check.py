@@ -10,7 +10,7 @@ from model_defs import ModelConfig
 from model_defs.graphs import scales_by_owner
 from plugins.onnx_body import DOMAIN
 from plugins.onnx_node import PLUGIN_ATTRIBUTES
-from plugins.onnx_operators import ONNX_OPERATORS
+from plugins.onnx_nodes import ONNX_NODES
 
 _POOLS = ("k_pool", "v_pool", "k_scales", "v_scales")
 
@@ -38,7 +38,7 @@ def check_graph(model: ModelProto, name: str, config: ModelConfig, options: Reso
 def _check_node(name: str, node: NodeProto, bodies: set[tuple[str, str]]) -> None:
     if (node.domain, node.op_type) not in bodies:
         _fail(name, node, "has no function body, without which only TensorRT can run it")
-    operator = ONNX_OPERATORS[node.op_type]
+    operator = ONNX_NODES[node.op_type]
     if len(node.input) != len(operator.inputs) or not all(node.input):
         _fail(name, node, f"does not have the inputs {operator.inputs}")
     if set(_attributes(node)) != {label for label, _ in operator.attributes} | set(PLUGIN_ATTRIBUTES):
@@ -57,7 +57,7 @@ def _check_cache(model: ModelProto, name: str, config: ModelConfig, options: Res
     for node in model.graph.node:
         if node.domain != DOMAIN:
             continue
-        operator = ONNX_OPERATORS[node.op_type]
+        operator = ONNX_NODES[node.op_type]
         pools = [node.input[operator.inputs.index(role)] for role in roles if role in operator.inputs]
         owner = next((owner for owner, names in current.items() if names == pools), None)
         if owner is None or not node.op_type.endswith(ending):
@@ -65,7 +65,7 @@ def _check_cache(model: ModelProto, name: str, config: ModelConfig, options: Res
         given = tuple(_attributes(node).get(label, 1.0) for label in ("k_scale", "v_scale"))
         if any(abs(one - other) > 1e-6 * other for one, other in zip(given, scales[owner], strict=True)):
             _fail(name, node, f"takes {given} as the scales of layer {owner}, which are {scales[owner]}")
-        if node.op_type.startswith("RopePagedKvWrite"):
+        if "k_pool_out" in operator.outputs:
             writes.append(owner)
             current[owner] = list(node.output)
         else:

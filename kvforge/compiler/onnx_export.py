@@ -29,7 +29,7 @@ from model_defs.graphs import LowerGraph
 from model_defs.layers import Pool
 from plugins.onnx_body import DOMAIN, OPSET
 from plugins.onnx_node import Cache
-from plugins.onnx_operators import ONNX_OPERATORS
+from plugins.onnx_nodes import ONNX_NODES
 from plugins.registration import functional_writes
 
 INPUTS: dict[str, dict[str, tuple[str, ...]]] = {
@@ -176,7 +176,7 @@ def _axes(graph: ir.Graph, name: str) -> dict[str, str]:
 def _attach_functions(model: ir.Model, options: ResolvedOptions) -> None:
     cache = {torch.float8_e4m3fn: Cache.E4M3, torch.int8: Cache.INT8}.get(options.torch_kv_dtype, Cache.FLOAT)
     used = {node.op_type for node in model.graph if node.domain == DOMAIN}
-    for operator in ONNX_OPERATORS.values():
+    for operator in ONNX_NODES.values():
         if operator.name in used:
             function = ir.serde.deserialize_function(operator.body(cache))
             model.functions[function.identifier()] = function

@@ -14,11 +14,9 @@ from kvforge.common.errors import BuildError
 from kvforge.common.tensorrt_api import trt
 from kvforge.compiler.options import ResolvedOptions
 from kvforge.compiler.tensorrt_profiles import PROFILES, input_ranges
-from kvforge.compiler.tensorrt_split_decode import split_decode
 from plugins.build import cache_dir
-from plugins.paged_attention.trt import num_splits
 from plugins.triton_cache import check_capability
-from plugins.trt_plugins import register_plugins
+from plugins.trt_plugins import register_plugins, rewrite_for_plugins
 from plugins.trt_target import target_capability
 
 
@@ -96,7 +94,7 @@ def _for_tensorrt(file: Path, split: bool) -> Iterator[Path]:
         yield file
         return
     model = onnx.load(file, load_external_data=False)
-    split_decode(model, num_splits)
+    rewrite_for_plugins(model)
     rewritten = file.with_suffix(".split.onnx")
     try:
         rewritten.write_bytes(model.SerializeToString())

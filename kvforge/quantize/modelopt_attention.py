@@ -1,4 +1,4 @@
-"""ModelOpt's face of the SwiftKV attention: quantizers on K and V as they enter the cache."""
+"""ModelOpt's form of the SwiftKV attention: quantizers on K and V as they enter the cache."""
 
 import modelopt.torch.quantization as mtq
 from modelopt.torch.quantization.nn import QuantModule, QuantModuleRegistry, TensorQuantizer

@@ -41,7 +41,7 @@ class SwiftKVAttention(nn.Module):
         return self.get_submodule(f"{part}_norm{suffix}")(heads) if self.qk_norm and part != "v" else heads
 
     def cached(self, k: Tensor, v: Tensor) -> KV:
-        """Return what the cache gives back for K and V; ModelOpt's face of this class overrides it."""
+        """Return what the cache gives back for K and V; ModelOpt's subclass overrides it."""
         return k, v
 
     def key_value(self, x: Tensor, layout: Layout, teacher: bool = False) -> KV:

@@ -2,11 +2,11 @@
 #include <ATen/core/Tensor.h>
 
 #include <algorithm>
+#include <tuple>
 #include <vector>
 
 #include "native/checks.h"
 #include "native/dynamic_for.h"
-#include "native/operators.h"
 
 namespace kvforge {
 namespace {

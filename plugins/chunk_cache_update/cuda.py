@@ -76,8 +76,8 @@ def chunk_cache_update_kernel(
         tl.store(total + 1, tl.load(total + 1) + num_wanted - num_missed)
 
 
-def kernel_spec(kv_heads: int, places: int) -> KernelSpec:
-    """The kernel for so many places; all tensors are contiguous."""
+def kernel_spec(kv_heads: int, places: int, pairs: int = _PAIRS) -> KernelSpec:
+    """The kernel for so many places, which compares at most `pairs` at once; all tensors are contiguous."""
     block = triton.next_power_of_2(max(1, places))
     return KernelSpec(
         name="chunk_cache_update",
@@ -99,7 +99,7 @@ def kernel_spec(kv_heads: int, places: int) -> KernelSpec:
             ("KV_HEADS", kv_heads),
             ("PLACES", places),
             ("BLOCK", block),
-            ("STEP", min(_STEP, max(1, _PAIRS // block))),
+            ("STEP", min(_STEP, max(1, pairs // block))),
         ),
         grid=lambda sizes: (sizes["num_sequences"], kv_heads, 1),
         num_warps=4,
@@ -107,7 +107,13 @@ def kernel_spec(kv_heads: int, places: int) -> KernelSpec:
 
 
 def launch(
-    selected: Tensor, cached: Tensor, counts: Tensor, slot: Tensor, *, wrap: Callable[[Any], Any] | None = None
+    selected: Tensor,
+    cached: Tensor,
+    counts: Tensor,
+    slot: Tensor,
+    *,
+    wrap: Callable[[Any], Any] | None = None,
+    pairs: int = _PAIRS,
 ) -> tuple[Tensor, Tensor]:
     """Same arguments and results as `plugins.chunk_cache_update`, on the GPU; `cached` and `counts` are contiguous.
 
@@ -125,5 +131,5 @@ def launch(
         "chunks": chunks,
         "places": places,
     }
-    run_kernel(kernel_spec(kv_heads, num_places), tensors, wrap)
+    run_kernel(kernel_spec(kv_heads, num_places, pairs), tensors, wrap)
     return chunks, places

@@ -8,7 +8,6 @@
 #include "native/checks.h"
 #include "native/dynamic_for.h"
 #include "native/isa.h"
-#include "native/operators.h"
 #include "native/workspace.h"
 
 namespace kvforge {

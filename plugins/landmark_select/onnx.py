@@ -3,12 +3,13 @@
 import numpy as np
 from onnx import FunctionProto, TensorProto
 
+from plugins.landmark_select import OPERATOR
 from plugins.onnx_body import Body, Value
 from plugins.onnx_cache import FLOAT
-from plugins.onnx_node import Cache, OnnxOperator
+from plugins.onnx_node import Cache, OnnxNode
 
-_SCORES = ("q", "landmarks", "is_outlier", "query_start", "table", "num_chunks")
-_CHOOSE = ("scores", "num_chunks", "num_selected")
+_SCORES = OPERATOR.tensors[:-1]
+_CHOOSE = ("scores", *OPERATOR.tensors[-2:])
 _LOWEST = float(np.finfo(np.float32).min)
 
 
@@ -77,15 +78,20 @@ def _choose(cache: Cache) -> FunctionProto:
     return body.function("LandmarkSelectChoose", _CHOOSE, [("selected", selected)], ("kv_heads", "max_selected"))
 
 
-OPERATORS = (
-    OnnxOperator(
-        name="LandmarkSelectScores", inputs=_SCORES, outputs=("scores",), attributes=(("scale", float),), body=_scores
+NODES = (
+    OnnxNode(
+        name="LandmarkSelectScores",
+        inputs=_SCORES,
+        outputs=("scores",),
+        attributes=OPERATOR.attributes[:1],
+        body=_scores,
     ),
-    OnnxOperator(
+    OnnxNode(
         name="LandmarkSelectChoose",
         inputs=_CHOOSE,
         outputs=("selected",),
-        attributes=(("kv_heads", int), ("max_selected", int)),
+        attributes=(("kv_heads", int), *OPERATOR.attributes[1:]),
+        sizes={"kv_heads": ("landmarks", 2)},
         body=_choose,
     ),
 )

@@ -15,7 +15,20 @@ def reference(
     scale: float,
     max_selected: int,
 ) -> Tensor:
-    """Same arguments and result as `plugins.landmark_select`."""
+    """The chunks that each of S sequences attends to (ShadowKV, arXiv 2410.21465, section 4.1 and algorithm 2).
+
+    q: [T, heads, head_dim] float32 or bfloat16, rotated; a sequence's query is its last row. landmarks:
+    [pages, chunks_per_page, kv_heads, head_dim] in q's dtype. is_outlier: [pages, chunks_per_page, kv_heads]
+    uint8, not 0 = never selected. query_start: [S+1] int32 from 0 to T. table: [S, Ms] int32, the pages of each
+    sequence's chunks; chunk m is chunk m % chunks_per_page of page table[s, m // chunks_per_page]. num_chunks,
+    num_selected: [S] int32. Result: [S, kv_heads, max_selected] int32: chunks in ascending order, then -1.
+
+    A chunk's score is the largest over the query heads of its KV head of softmax(scale * q . landmark), taken
+    over the chunks that are not outliers, in float32 (compared as logarithms, which do not underflow; one that is
+    not a number counts as the lowest). The num_selected chunks of the highest scores are selected, the lower of
+    equals first; all where there are fewer; none for a sequence that has no chunks or no query.
+    Raises RuntimeError on a wrong shape or dtype, and on a count or a page outside its range.
+    """
     sequences, kv_heads = len(num_chunks), landmarks.shape[2]
     selected = torch.full((sequences, kv_heads, max_selected), -1, dtype=torch.int32)
     for s in range(sequences):

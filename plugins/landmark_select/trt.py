@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from plugins.landmark_select import OPERATOR
 from plugins.triton_kernel import KernelSpec
 from plugins.trt_cache import FLOATS
 from plugins.trt_plugin import Attributes, PluginDefinition, Tensors
@@ -45,20 +46,20 @@ _F32, _I32 = torch.float32, torch.int32
 PLUGINS = (
     PluginDefinition(
         name="LandmarkSelectScores",
-        inputs=("q", "landmarks", "is_outlier", "query_start", "table", "num_chunks"),
+        inputs=OPERATOR.tensors[:-1],
         outputs=_scores,
         num_outputs=1,
         types=tuple((x, x, torch.int8, _I32, _I32, _I32, _F32) for x in FLOATS),
         spec=_scores_spec,
-        attributes=(("scale", float),),
+        attributes=OPERATOR.attributes[:1],
     ),
     PluginDefinition(
         name="LandmarkSelectChoose",
-        inputs=("scores", "num_chunks", "num_selected"),
+        inputs=("scores", *OPERATOR.tensors[-2:]),
         outputs=_selected,
         num_outputs=1,
         types=((_F32, _I32, _I32, _I32),),
         spec=_choose_spec,
-        attributes=(("kv_heads", int), ("max_selected", int)),
+        attributes=(("kv_heads", int), *OPERATOR.attributes[1:]),
     ),
 )

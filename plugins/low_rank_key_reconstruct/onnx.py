@@ -3,12 +3,11 @@
 import numpy as np
 from onnx import FunctionProto
 
+from plugins.low_rank_key_reconstruct import OPERATOR
 from plugins.onnx_body import Body, Value
 from plugins.onnx_cache import FLOAT
-from plugins.onnx_node import Cache, OnnxOperator
+from plugins.onnx_node import Cache, OnnxNode
 from plugins.onnx_rotation import rotate
-
-_INPUTS = ("u", "sv", "selected_start", "rows", "positions", "cos", "sin")
 
 
 def _body(cache: Cache) -> FunctionProto:
@@ -32,7 +31,7 @@ def _body(cache: Cache) -> FunctionProto:
     keys = body.loop(body.size(active, 0), nothing, 3, sequence)
     rotated = rotate(body, keys, body.Gather("cos", position), body.Gather("sin", position))
     kept = body.Where(body.Unsqueeze(present, body.constant([2])), rotated, body.constant(0.0, np.float32))
-    return body.function("LowRankKeyReconstruct", _INPUTS, [("keys", body.CastLike(kept, "u"))])
+    return body.function("LowRankKeyReconstruct", OPERATOR.tensors, [("keys", body.CastLike(kept, "u"))])
 
 
-OPERATORS = (OnnxOperator(name="LowRankKeyReconstruct", inputs=_INPUTS, outputs=("keys",), attributes=(), body=_body),)
+NODES = (OnnxNode(name="LowRankKeyReconstruct", inputs=OPERATOR.tensors, outputs=("keys",), body=_body),)

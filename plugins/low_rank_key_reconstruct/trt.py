@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from plugins.low_rank_key_reconstruct import OPERATOR
 from plugins.triton_kernel import KernelSpec
 from plugins.trt_cache import FLOATS
 from plugins.trt_plugin import Attributes, PluginDefinition, Tensors
@@ -27,7 +28,7 @@ def _spec(tensors: Tensors, attributes: Attributes, capability: int) -> KernelSp
 PLUGINS = (
     PluginDefinition(
         name="LowRankKeyReconstruct",
-        inputs=("u", "sv", "selected_start", "rows", "positions", "cos", "sin"),
+        inputs=OPERATOR.tensors,
         outputs=_keys,
         num_outputs=1,
         types=tuple((x, x, *(torch.int32,) * 3, *(torch.float32,) * 2, x) for x in FLOATS),

@@ -1,37 +1,39 @@
 """PackedLinear: a linear layer on weights packed for the CPU, with what stands around it in a transformer fused."""
 
-from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from plugins.operator import Operator
+from plugins.operator import Operator, Variants
 from plugins.packed_linear.packing import PANEL, pack
 from plugins.packed_linear.reference import reference
 from plugins.registration import define
 
 __all__ = ["OPERATOR", "PANEL", "pack", "packed_linear", "reference"]
 
-SCHEMA = (
-    "(Tensor x, Tensor weight, Tensor? scales, Tensor? bias, Tensor? norm, Tensor? residual, "
-    "int out_features, float eps, bool gated, bool float32_out) -> Tensor"
-)
-
-OPERATOR = Operator(
-    name="packed_linear",
-    schema=SCHEMA,
-    reference=reference,
-    version=1,
-    faces=("reference", "cpu"),
-    sources=tuple(sorted(Path(__file__).parent.glob("*.cpp"))),
-)
+_AVX512, _OTHERS = Variants(("avx512",)), Variants(("portable", "avx2"))
 
 
-def _fake(x, weight, scales, bias, norm, residual, out_features, eps, gated, float32_out) -> Tensor:
+def _fake(x: Tensor, out_features: int, float32_out: bool, **_: Any) -> Tensor:
     return x.new_empty((x.shape[0], out_features), dtype=torch.float32 if float32_out else x.dtype)
 
 
-define(OPERATOR.name, SCHEMA, _fake)
+OPERATOR = define(
+    Operator(
+        reference,
+        version=1,
+        graphs=("lower", "upper", "early_exit"),
+        variants={
+            "cpu_bf16.cpp": _AVX512,
+            "cpu_int8_vnni.cpp": _AVX512,
+            "cpu_finish.cpp": Variants(),
+            "cpu_bf16_generic.cpp": _OTHERS,
+            "cpu_int8_generic.cpp": _OTHERS,
+        },
+    ),
+    _fake,
+)
 
 
 def packed_linear(
@@ -60,6 +62,4 @@ def packed_linear(
     or not at all with float32_out. A row of the result depends, in all its bits, on its own row of x alone.
     Raises RuntimeError on a wrong shape, dtype or stride.
     """
-    return torch.ops.kvforge.packed_linear(
-        x, weight, scales, bias, norm, residual, out_features, eps, gated, float32_out
-    )
+    return OPERATOR.call(x, weight, scales, bias, norm, residual, out_features, eps, gated, float32_out)

@@ -8,7 +8,6 @@
 #include "native/checks.h"
 #include "native/dynamic_for.h"
 #include "native/isa.h"
-#include "native/operators.h"
 #include "native/ranged_for.h"
 #include "native/workspace.h"
 #include "packed_linear/cpu_kernel.h"

@@ -6,11 +6,11 @@
 #include <atomic>
 #include <cmath>
 #include <memory>
+#include <optional>
 
 #include "native/checks.h"
 #include "native/dynamic_for.h"
 #include "native/isa.h"
-#include "native/operators.h"
 #include "native/workspace.h"
 #include "paged_attention/cpu_kernel.h"
 #include "paged_attention/cpu_plan.h"

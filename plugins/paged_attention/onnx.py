@@ -5,10 +5,10 @@ from onnx import FunctionProto
 
 from plugins.onnx_body import Body, Value
 from plugins.onnx_cache import FLOAT, readable
-from plugins.onnx_node import Cache, OnnxOperator
+from plugins.onnx_node import Cache, OnnxNode
+from plugins.paged_attention import OPERATOR
 
-_INPUTS = ("q", "k_pool", "v_pool", "query_start", "kv_length", "page_table")
-_SCALES = ("k_scales", "v_scales")
+_INPUTS, _SCALES, _ATTRIBUTES = OPERATOR.tensors, OPERATOR.optional_tensors, OPERATOR.attributes
 
 
 def _body(cache: Cache, dynamic: bool) -> FunctionProto:
@@ -74,20 +74,20 @@ def _body(cache: Cache, dynamic: bool) -> FunctionProto:
     return body.function("PagedAttention", _INPUTS, result, ("scale", "window", "k_scale", "v_scale"))
 
 
-OPERATORS = (
-    OnnxOperator(
+NODES = (
+    OnnxNode(
         name="PagedAttention",
         inputs=_INPUTS,
         outputs=("attended",),
-        attributes=(("scale", float), ("window", int), ("k_scale", float), ("v_scale", float)),
+        attributes=_ATTRIBUTES,
         body=lambda cache: _body(cache, dynamic=False),
         caches=tuple(Cache),
     ),
-    OnnxOperator(
+    OnnxNode(
         name="PagedAttentionDynamic",
         inputs=(*_INPUTS, *_SCALES),
         outputs=("attended",),
-        attributes=(("scale", float), ("window", int)),
+        attributes=_ATTRIBUTES[:2],
         body=lambda cache: _body(cache, dynamic=True),
         caches=(Cache.E4M3, Cache.INT8),
     ),

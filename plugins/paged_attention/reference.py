@@ -18,7 +18,19 @@ def reference(
     k_scale: float = 1.0,
     v_scale: float = 1.0,
 ) -> Tensor:
-    """Same arguments and result as `plugins.paged_attention`."""
+    """Attention of T packed queries, causal from the right, over the pages of their sequences.
+
+    q: [T, heads, head_dim] already rotated, heads a multiple of kv_heads; k_pool, v_pool: [pages, page_size,
+    kv_heads, head_dim] bfloat16, float32, float8_e4m3fn or int8. query_start: [S+1] int32 from 0 to T;
+    kv_length: [S] int32; page_table: [S, M] int32 physical pages, entries that no query needs are arbitrary.
+    Sequence s has n = query_start[s+1] - query_start[s] queries (0 allowed), the last n of its kv_length[s]
+    positions; the query at position p attends keys 0..p, with window > 0 keys max(0, p-window+1)..p. `scale`
+    multiplies the scores. Result: [T, heads, head_dim] in q.dtype, contiguous, softmax and sums in float32.
+    The value of an 8-bit element is the stored number times k_scales[page, offset, head] (float32, [pages,
+    page_size, kv_heads]), or times the float k_scale where there are none; likewise V.
+    A sequence's result does not depend, in any bit, on the other sequences or on which pages it has.
+    Raises RuntimeError on a wrong shape or dtype, and on a needed page outside the pools.
+    """
     page_size, num_kv_heads = k_pool.shape[1:3]
     group = q.shape[1] // num_kv_heads
     out = torch.empty(q.shape, dtype=q.dtype)

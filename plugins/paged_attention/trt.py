@@ -10,16 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from plugins.paged_attention import OPERATOR
 from plugins.triton_kernel import KernelSpec
-from plugins.trt_cache import EIGHT_BIT, FLOATS, POOLS, SCALES, STATIC_SCALES, cache_layout
+from plugins.trt_cache import EIGHT_BIT, FLOATS, SCALES, cache_layout
 from plugins.trt_plugin import Attributes, PluginDefinition, Tensors
 
 if TYPE_CHECKING:
+    from onnx import ModelProto
+
     from plugins.paged_attention.cuda import AttentionShape
     from plugins.paged_attention.cuda_tuning import Tuning
 
-_INPUTS = ("q", *POOLS, "query_start", "kv_length", "page_table")
-_ATTRIBUTES = (("scale", float), ("window", int))
 _NUM_SPLITS = (("num_splits", int),)
 
 
@@ -28,6 +29,13 @@ def num_splits(kv_heads: int) -> int:
     from plugins.paged_attention.cuda_tuning import default_tuning
 
     return default_tuning(128, 1, kv_heads, torch.bfloat16, torch.bfloat16, 90).num_splits
+
+
+def rewrite(model: "ModelProto") -> None:
+    """Split-KV decode's two plugins in place of each PagedAttention node of a network."""
+    from plugins.paged_attention.split_decode import split_decode
+
+    split_decode(model, num_splits)
 
 
 def _tuned(tensors: Tensors, attributes: Attributes, capability: int) -> "tuple[AttentionShape, Tuning]":
@@ -79,8 +87,8 @@ def _types(dynamic: bool, partial_in: bool = False, partial_out: bool = False) -
 
 def _plugins(dynamic: bool) -> tuple[PluginDefinition, ...]:
     suffix = "Dynamic" if dynamic else ""
-    inputs = (*_INPUTS, *SCALES) if dynamic else _INPUTS
-    attributes = _ATTRIBUTES if dynamic else (*_ATTRIBUTES, *STATIC_SCALES)
+    inputs = (*OPERATOR.tensors, *SCALES) if dynamic else OPERATOR.tensors
+    attributes = OPERATOR.attributes[:2] if dynamic else OPERATOR.attributes
     return (
         PluginDefinition(
             name=f"PagedAttention{suffix}",

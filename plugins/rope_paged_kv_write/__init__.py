@@ -1,35 +1,23 @@
 """RopePagedKvWrite: rotate K by its position and write K and V to their slots in the paged pools."""
 
-from pathlib import Path
-
-import torch
 from torch import Tensor
 
-from plugins.operator import Operator
+from plugins.operator import Operator, Variants
 from plugins.registration import define, writes_are_functional
-from plugins.rope_paged_kv_write.functional import functional
+from plugins.rope_paged_kv_write.functional import define_twin
 from plugins.rope_paged_kv_write.reference import reference
 
-SCHEMA = (
-    "(Tensor k, Tensor v, Tensor cos, Tensor sin, Tensor slot_mapping, Tensor(a!) k_pool, Tensor(b!) v_pool, "
-    "Tensor(c!)? k_scales=None, Tensor(d!)? v_scales=None, float k_scale=1.0, float v_scale=1.0) -> ()"
+OPERATOR = define(
+    Operator(
+        reference,
+        version=2,
+        writes=("k_pool", "v_pool", "k_scales", "v_scales"),
+        graphs=("lower",),
+        # No contraction: the rotation is then bit for bit the reference's.
+        variants={"cpu_kernel.cpp": Variants(flags=("-ffp-contract=off",))},
+    )
 )
-
-OPERATOR = Operator(
-    name="rope_paged_kv_write",
-    schema=SCHEMA,
-    reference=reference,
-    version=2,
-    faces=("reference", "cpu", "triton", "onnx", "tensorrt"),
-    sources=tuple(sorted(Path(__file__).parent.glob("*.cpp"))),
-)
-
-
-def _fake(k, v, cos, sin, slot_mapping, k_pool, v_pool, k_scales=None, v_scales=None, k_scale=1.0, v_scale=1.0) -> None:
-    return None
-
-
-define(OPERATOR.name, SCHEMA, _fake)
+_FUNCTIONAL, _FUNCTIONAL_DYNAMIC = define_twin(OPERATOR, dynamic=False), define_twin(OPERATOR, dynamic=True)
 
 
 def rope_paged_kv_write(
@@ -59,12 +47,9 @@ def rope_paged_kv_write(
     it; without them every element is divided by the floats k_scale and v_scale. Float pools take neither.
     Raises RuntimeError on a wrong shape or dtype and on a slot outside the pools, before any write.
     """
-    if writes_are_functional():
-        scales = () if k_scales is None or v_scales is None else (k_scales, v_scales)
-        return functional(k, v, cos, sin, slot_mapping, k_pool, v_pool, *scales, k_scale=k_scale, v_scale=v_scale)
-    torch.ops.kvforge.rope_paged_kv_write(
-        k, v, cos, sin, slot_mapping, k_pool, v_pool, k_scales, v_scales, k_scale, v_scale
-    )
-    if k_scales is None or v_scales is None:
-        return k_pool, v_pool
-    return k_pool, v_pool, k_scales, v_scales
+    scales = () if k_scales is None or v_scales is None else (k_scales, v_scales)
+    if not writes_are_functional():
+        return OPERATOR.write(k, v, cos, sin, slot_mapping, k_pool, v_pool, k_scales, v_scales, k_scale, v_scale)
+    if scales:
+        return _FUNCTIONAL_DYNAMIC(k, v, cos, sin, slot_mapping, k_pool, v_pool, *scales)
+    return _FUNCTIONAL(k, v, cos, sin, slot_mapping, k_pool, v_pool, k_scale, v_scale)

@@ -5,10 +5,10 @@
 #include <ATen/core/Tensor.h>
 
 #include <algorithm>
+#include <optional>
 
 #include "native/checks.h"
 #include "native/isa.h"
-#include "native/operators.h"
 #include "native/workspace.h"
 
 namespace kvforge {

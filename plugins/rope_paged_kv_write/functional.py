@@ -1,68 +1,32 @@
 """RopePagedKvWrite without effects: pools come in, new pools go out. Two operators, for their numbers of results."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from plugins.registration import define_functional
-
-FUNCTIONAL = "rope_paged_kv_write_functional"
-DYNAMIC_FUNCTIONAL = "rope_paged_kv_write_dynamic_functional"
-
-_TOKENS = "Tensor k, Tensor v, Tensor cos, Tensor sin, Tensor slot_mapping, Tensor k_pool, Tensor v_pool"
+from plugins.operator import NAMESPACE, Operator
+from plugins.registration import define_schema
 
 
-def _write(
-    k: Tensor,
-    v: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    slot_mapping: Tensor,
-    k_pool: Tensor,
-    v_pool: Tensor,
-    k_scale: float,
-    v_scale: float,
-) -> tuple[Tensor, Tensor]:
-    pools = k_pool.clone(), v_pool.clone()
-    write = torch.ops.kvforge.rope_paged_kv_write
-    write(k, v, cos, sin, slot_mapping, *pools, None, None, k_scale, v_scale)
-    return pools
+def define_twin(operator: Operator[..., Any], dynamic: bool) -> Any:
+    """Declare and return the operator that gives new pools; `dynamic`: with a scale per token and head in place of the
+    two numbers. Its arguments are the operator's, without those that it lacks."""
+    lacking = ("k_scale", "v_scale") if dynamic else operator.optional_tensors
+    names = [a.name for a in operator.arguments if a.name not in lacking]
+    written = [name for name in operator.writes if name in names]
+    numbers = {name: "float" for name, _ in operator.attributes}
+    parameters = ", ".join(f"{numbers.get(name, 'Tensor')} {name}" for name in names)
+    schema = f"({parameters}) -> ({', '.join('Tensor' for _ in written)})"
+    twin = f"{operator.name}{'_dynamic' if dynamic else ''}_functional"
 
+    def write(*values: Any) -> tuple[Tensor, ...]:
+        given = dict(zip(names, values, strict=True))
+        return operator.write(**given | {name: given[name].clone() for name in written})
 
-def _write_dynamic(
-    k: Tensor,
-    v: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    slot_mapping: Tensor,
-    k_pool: Tensor,
-    v_pool: Tensor,
-    k_scales: Tensor,
-    v_scales: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    pools = k_pool.clone(), v_pool.clone(), k_scales.clone(), v_scales.clone()
-    torch.ops.kvforge.rope_paged_kv_write(k, v, cos, sin, slot_mapping, *pools)
-    return pools
+    def fake(*values: Any) -> tuple[Tensor, ...]:
+        given = dict(zip(names, values, strict=True))
+        return tuple(torch.empty_like(given[name]) for name in written)
 
-
-def _fake(k, v, cos, sin, slot_mapping, k_pool, v_pool, k_scale, v_scale) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(k_pool), torch.empty_like(v_pool)
-
-
-def _fake_dynamic(k, v, cos, sin, slot_mapping, *pools) -> tuple[Tensor, ...]:
-    return tuple(torch.empty_like(pool) for pool in pools)
-
-
-define_functional(FUNCTIONAL, f"({_TOKENS}, float k_scale, float v_scale) -> (Tensor, Tensor)", _fake, _write)
-define_functional(
-    DYNAMIC_FUNCTIONAL,
-    f"({_TOKENS}, Tensor k_scales, Tensor v_scales) -> (Tensor, Tensor, Tensor, Tensor)",
-    _fake_dynamic,
-    _write_dynamic,
-)
-
-
-def functional(*tokens_and_pools: Tensor, k_scale: float, v_scale: float) -> tuple[Tensor, ...]:
-    """The tensors of `rope_paged_kv_write`, with or without scales; returns new pools and leaves the given ones."""
-    if len(tokens_and_pools) == 9:
-        return torch.ops.kvforge.rope_paged_kv_write_dynamic_functional(*tokens_and_pools)
-    return torch.ops.kvforge.rope_paged_kv_write_functional(*tokens_and_pools, k_scale, v_scale)
+    define_schema(twin, schema, fake, write)
+    return getattr(getattr(torch.ops, NAMESPACE), twin)

@@ -4,12 +4,11 @@ from onnx import FunctionProto
 
 from plugins.onnx_body import Body
 from plugins.onnx_cache import FLOAT, quantize, row_scale, writable
-from plugins.onnx_node import Cache, OnnxOperator
+from plugins.onnx_node import Cache, OnnxNode
 from plugins.onnx_rotation import rotate
+from plugins.rope_paged_kv_write import OPERATOR
 
-_TOKENS = ("k", "v", "cos", "sin", "slot_mapping")
-_POOLS = ("k_pool", "v_pool")
-_SCALES = ("k_scales", "v_scales")
+_INPUTS, _SCALES = OPERATOR.tensors, OPERATOR.optional_tensors
 
 
 def _body(cache: Cache, dynamic: bool) -> FunctionProto:
@@ -23,7 +22,7 @@ def _body(cache: Cache, dynamic: bool) -> FunctionProto:
     places = body.Concat(
         body.Unsqueeze(body.Div(slots, page_size), heads), body.Unsqueeze(body.Mod(slots, page_size), heads), axis=1
     )
-    k, v, cos, sin = (body.Compress(body.to(x, FLOAT), written, axis=0) for x in _TOKENS[:4])
+    k, v, cos, sin = (body.Compress(body.to(x, FLOAT), written, axis=0) for x in _INPUTS[:4])
     rotated = rotate(body, k, body.Unsqueeze(cos, heads), body.Unsqueeze(sin, heads))
     pools, scales = [], []
     for name, x in (("k", rotated), ("v", v)):
@@ -39,24 +38,25 @@ def _body(cache: Cache, dynamic: bool) -> FunctionProto:
         before, close = opened[name]
         pools.append((f"{name}_pool_out", close(body.ScatterND(before, places, stored))))
     if dynamic:
-        return body.function("RopePagedKvWriteDynamic", (*_TOKENS, *_POOLS, *_SCALES), [*pools, *scales])
-    return body.function("RopePagedKvWrite", (*_TOKENS, *_POOLS), pools, ("k_scale", "v_scale"))
+        return body.function("RopePagedKvWriteDynamic", (*_INPUTS, *_SCALES), [*pools, *scales])
+    return body.function("RopePagedKvWrite", _INPUTS, pools, ("k_scale", "v_scale"))
 
 
-OPERATORS = (
-    OnnxOperator(
+NODES = (
+    OnnxNode(
         name="RopePagedKvWrite",
-        inputs=(*_TOKENS, *_POOLS),
+        inputs=_INPUTS,
         outputs=("k_pool_out", "v_pool_out"),
-        attributes=(("k_scale", float), ("v_scale", float)),
+        attributes=OPERATOR.attributes,
+        calls="rope_paged_kv_write_functional",
         body=lambda cache: _body(cache, dynamic=False),
         caches=tuple(Cache),
     ),
-    OnnxOperator(
+    OnnxNode(
         name="RopePagedKvWriteDynamic",
-        inputs=(*_TOKENS, *_POOLS, *_SCALES),
+        inputs=(*_INPUTS, *_SCALES),
         outputs=("k_pool_out", "v_pool_out", "k_scales_out", "v_scales_out"),
-        attributes=(),
+        calls="rope_paged_kv_write_dynamic_functional",
         body=lambda cache: _body(cache, dynamic=True),
         caches=(Cache.E4M3, Cache.INT8),
     ),

@@ -5,11 +5,10 @@ from typing import Any
 
 import torch
 
+from plugins.rope_paged_kv_write import OPERATOR
 from plugins.triton_kernel import KernelSpec
 from plugins.trt_cache import EIGHT_BIT, FLOATS, POOLS, SCALES, STATIC_SCALES, cache_layout
 from plugins.trt_plugin import Attributes, PluginDefinition, Tensors
-
-_TOKENS = ("k", "v", "cos", "sin", "slot_mapping")
 
 
 def _in_place(*names: str) -> Callable[[Mapping[str, Any], Attributes], tuple[Any, ...]]:
@@ -35,7 +34,7 @@ def _spec(tensors: Tensors, attributes: Attributes, capability: int) -> KernelSp
 PLUGINS = (
     PluginDefinition(
         name="RopePagedKvWrite",
-        inputs=(*_TOKENS, *POOLS),
+        inputs=OPERATOR.tensors,
         outputs=_in_place(*POOLS),
         num_outputs=2,
         types=_types((*FLOATS, *EIGHT_BIT)),
@@ -44,7 +43,7 @@ PLUGINS = (
     ),
     PluginDefinition(
         name="RopePagedKvWriteDynamic",
-        inputs=(*_TOKENS, *POOLS, *SCALES),
+        inputs=(*OPERATOR.tensors, *SCALES),
         outputs=_in_place(*POOLS, *SCALES),
         num_outputs=4,
         types=_types(EIGHT_BIT, (torch.float32, torch.float32)),

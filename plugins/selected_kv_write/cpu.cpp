@@ -9,7 +9,6 @@
 #include "low_rank_key_reconstruct/cpu_kernel.h"
 #include "native/checks.h"
 #include "native/dynamic_for.h"
-#include "native/operators.h"
 #include "native/workspace.h"
 
 namespace kvforge {

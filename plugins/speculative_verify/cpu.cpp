@@ -2,11 +2,11 @@
 #include <ATen/core/Tensor.h>
 
 #include <cmath>
+#include <tuple>
 
 #include "native/checks.h"
 #include "native/dynamic_for.h"
 #include "native/isa.h"
-#include "native/operators.h"
 #include "speculative_verify/cpu_kernel.h"
 
 namespace kvforge {

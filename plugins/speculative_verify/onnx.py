@@ -7,9 +7,8 @@ import numpy as np
 from onnx import FunctionProto, TensorProto
 
 from plugins.onnx_body import Body, Value
-from plugins.onnx_node import Cache, OnnxOperator
-
-_INPUTS = ("logits", "draft_ids", "draft_start", "draft_probs", "temperature", "uniform")
+from plugins.onnx_node import Cache, OnnxNode
+from plugins.speculative_verify import OPERATOR
 
 
 def _count_at_most(body: Body, begins: Value, index: Value) -> Value:
@@ -99,11 +98,7 @@ def _body(cache: Cache) -> FunctionProto:
     drawn = _draw(body, weight, body.Gather(body.Gather("uniform", one, axis=1), row))
     token = body.Where(is_greedy, body.Gather(best, row), drawn)
     results = [("accepted", body.to(accepted, TensorProto.INT32)), ("next_token", body.to(token, TensorProto.INT32))]
-    return body.function("SpeculativeVerify", _INPUTS, results)
+    return body.function("SpeculativeVerify", OPERATOR.tensors, results)
 
 
-OPERATORS = (
-    OnnxOperator(
-        name="SpeculativeVerify", inputs=_INPUTS, outputs=("accepted", "next_token"), attributes=(), body=_body
-    ),
-)
+NODES = (OnnxNode(name="SpeculativeVerify", inputs=OPERATOR.tensors, outputs=("accepted", "next_token"), body=_body),)

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from plugins.speculative_verify import OPERATOR
 from plugins.triton_kernel import KernelSpec
 from plugins.trt_plugin import Attributes, PluginDefinition, Tensors
 
@@ -28,7 +29,7 @@ _F32, _I32 = torch.float32, torch.int32
 PLUGINS = (
     PluginDefinition(
         name="SpeculativeVerify",
-        inputs=("logits", "draft_ids", "draft_start", "draft_probs", "temperature", "uniform"),
+        inputs=OPERATOR.tensors,
         outputs=_tokens,
         num_outputs=2,
         types=((_F32, _I32, _I32, _F32, _F32, _F32, _I32, _I32),),

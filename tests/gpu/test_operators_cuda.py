@@ -4,16 +4,17 @@ import pytest
 import torch
 
 import plugins
-from tests.support.gpu_cases import check
+from plugins.registry import backend_modules
+from tests.support.operator_cases import check_on
 
 NUM_CASES, NUM_FULL_CASES = 24, 400  # nearly every case is a specialisation of its own to compile
 
 
-@pytest.mark.parametrize("name", plugins.OPERATORS)
+@pytest.mark.parametrize("name", backend_modules("triton"))
 def test_equals_the_reference(name: str, gpu: torch.device, full: bool) -> None:
     """fp32, fp16 and bf16; float, e4m3 and int8 caches, static and dynamic scales."""
     operator = getattr(torch.ops.kvforge, name)
-    errors = {seed: check(name, seed, gpu, operator) for seed in range(NUM_FULL_CASES if full else NUM_CASES)}
+    errors = {seed: check_on(gpu, name, seed, operator) for seed in range(NUM_FULL_CASES if full else NUM_CASES)}
     assert {seed: error for seed, error in errors.items() if error} == {}
 
 

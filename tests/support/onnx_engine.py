@@ -15,7 +15,7 @@ from kvforge.compiler.options import ResolvedOptions
 from model_defs import ModelConfig, load_config
 from model_defs.layers import Pool
 from tests.support.checkpoints import make_checkpoint
-from tests.support.onnx_operators import OnnxSession
+from tests.support.onnx_nodes import OnnxSession
 
 
 @dataclass(frozen=True)

@@ -1,97 +1,47 @@
-"""The Triton face of one operator against its reference under the interpreter, in a process of its own.
+"""The Triton backend of one operator against its reference under the interpreter, in a process of its own.
 
 `python -m tests.support.triton_cases OPERATOR FIRST LAST` runs the random cases of these seeds and prints one JSON line
 for each: {"seed": 3, "error": null} or what is wrong. Instead of an operator, `invariances` and `llama` are more checks
 of attention, and `large` writes and reads the far end of a cache.
 """
 
+import functools
 import json
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import pairwise
 
 import torch
 import triton.language as tl
 
 import tests.support.triton_interpreter  # noqa: F401 (first: it sets the interpreter right)
-from plugins import random_cases, triton_search
-from plugins.chunk_cache_update import cuda as update
+from plugins import triton_search
 from plugins.kv_quantization import LARGEST, dynamic_scale, quantize
-from plugins.landmark_select import cuda as select
 from plugins.paged_attention import cuda as attention
-from plugins.paged_attention.cuda_tuning import Blocks, Tuning
+from plugins.paged_attention.cases import random_case as paged_attention_case
+from plugins.paged_attention.cuda_cases import SMALL
+from plugins.registry import backend_modules, modules
 from plugins.rope_paged_kv_write import cuda as kv_write
-from plugins.speculative_verify import cuda as verify
-from tests.support.operator_cases import difference, reference
-from tests.support.operator_faces import run_triton
+from tests.support.operator_cases import FLOATS, case, difference, reference, run
 
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-SMALL = Tuning(Blocks(16, 16, 4, 2), Blocks(16, 16, 4, 2), num_splits=4, min_split=16)
+CUDA_CASES = dict(modules("cuda_cases"))
 
 
-def kv_write_case(seed: int) -> str | None:
-    """With numbers that are not finite in some cases."""
-    args = random_cases.rope_paged_kv_write_case(seed, small=True, dtypes=DTYPES)
-    if seed % 4 == 3 and args[0].shape[0]:
-        args[0][-1, 0, 0], args[1][0, -1, -1] = float("nan"), float("inf")
-    name = "rope_paged_kv_write"
-    return difference(name, args, run_triton(name, args), reference(name, args))
-
-
-def attention_case(seed: int) -> str | None:
-    """With and without split-KV decode, in blocks that cut tiles, pages and windows differently."""
-    args = random_cases.paged_attention_case(seed, small=True, dtypes=DTYPES)
-    want = reference("paged_attention", args)
-    tunings = (
-        replace(SMALL, decode=Blocks(16, 16 if seed % 3 else 32, 4, 2)),
-        replace(SMALL, prefill=Blocks(32 if seed % 2 else 64, 32, 4, 2), num_splits=0),
-    )
-    if seed % 8 == 0:
-        shape = attention.AttentionShape(attention.layout_of(*args[1:3], *args[8:]), args[0].dtype, args[0].shape[1], 1)
-        tunings = (*tunings, shape.tuning())
-    for tuning in tunings:
-        wrong = difference("paged_attention", args, [attention.launch(*args, tuning=tuning)], want)
-        if wrong:
-            return f"{wrong}, {tuning}"
+def operator_case(name: str, seed: int) -> str | None:
+    """A random case, launched in each of the ways that the operator's `cuda_cases` names, else in its own; with numbers
+    that are not finite in some cases of operators that take them."""
+    args = case(name, seed, small=True, dtypes=FLOATS, not_finite=seed % 4 == 3)
+    want = reference(name, args)
+    default = [backend_modules("triton")[name].launch]
+    for launch in getattr(CUDA_CASES.get(name), "launches", lambda *_: default)(seed, args):
+        if wrong := difference(name, args, run(name, args, launch), want):
+            return f"{wrong}, {launch}"
     return None
-
-
-def low_rank_case(seed: int) -> str | None:
-    args = random_cases.low_rank_key_reconstruct_case(seed, small=True, dtypes=DTYPES)
-    name = "low_rank_key_reconstruct"
-    return difference(name, args, run_triton(name, args), reference(name, args))
-
-
-def select_case(seed: int) -> str | None:
-    """In blocks that are smaller than the chunks."""
-    args = random_cases.landmark_select_case(seed, small=True, dtypes=DTYPES)
-    name = "landmark_select"
-    return difference(name, args, [select.launch(*args, block=16)], reference(name, args))
-
-
-def update_case(seed: int) -> str | None:
-    """In steps of fewer chunks in some cases, as where there are many places."""
-    update._PAIRS = (1 << 14, 32, 8)[seed % 3]
-    args, name = random_cases.chunk_cache_update_case(seed, small=True), "chunk_cache_update"
-    return difference(name, args, run_triton(name, args), reference(name, args))
-
-
-def selected_write_case(seed: int) -> str | None:
-    args, name = random_cases.selected_kv_write_case(seed, small=True, dtypes=DTYPES), "selected_kv_write"
-    return difference(name, args, run_triton(name, args), reference(name, args))
-
-
-def verify_case(seed: int) -> str | None:
-    """In blocks that are smaller than the vocabulary."""
-    args = random_cases.speculative_verify_case(seed, small=True)
-    name = "speculative_verify"
-    return difference(name, args, list(verify.launch(*args, block=16)), reference(name, args))
 
 
 def invariance_case(seed: int) -> str | None:
     """A sequence's attention has the same bits alone as in its batch; a NaN query spoils its own row only."""
-    args = list(random_cases.paged_attention_case(seed, small=True, dtypes=DTYPES))
+    args = list(paged_attention_case(seed, small=True, dtypes=FLOATS))
     whole = attention.launch(*args, tuning=SMALL)
     q, starts = args[0], args[3].tolist()
     for s, (begin, end) in enumerate(pairwise(starts)):
@@ -157,13 +107,7 @@ def large_case(seed: int) -> str | None:
 
 
 CASES: dict[str, Callable[[int], str | None]] = {
-    "rope_paged_kv_write": kv_write_case,
-    "paged_attention": attention_case,
-    "low_rank_key_reconstruct": low_rank_case,
-    "speculative_verify": verify_case,
-    "landmark_select": select_case,
-    "chunk_cache_update": update_case,
-    "selected_kv_write": selected_write_case,
+    **{name: functools.partial(operator_case, name) for name in backend_modules("triton")},
     "invariances": invariance_case,
     "llama": llama_case,
     "large": large_case,

@@ -12,19 +12,9 @@ import numpy as np
 import pytest
 import torch
 
+from plugins.trt_case import Dynamic, NetworkTensor
+
 NAMESPACE = "kvforge"
-
-
-class Dynamic(int):
-    """A dimension that differs from step to step; this is its size in the step of the test."""
-
-
-@dataclass(frozen=True)
-class Tensor:
-    """One input of the plugin in the network."""
-
-    dtype: torch.dtype
-    shape: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -113,7 +103,7 @@ def ask(
     trt: ModuleType,
     monkeypatch: pytest.MonkeyPatch,
     name: str,
-    inputs: Sequence[Tensor],
+    inputs: Sequence[NetworkTensor],
     attributes: Mapping[str, float | int],
 ) -> Answers:
     """Create the plugin and ask in the builder's order; raises what the plugin raises."""

@@ -11,12 +11,13 @@ import torch
 from onnx import helper
 
 from kvforge.compiler.tensorrt_profiles import PROFILES, input_ranges
-from kvforge.compiler.tensorrt_split_decode import split_decode
+from plugins.paged_attention.split_decode import split_decode
 from plugins.paged_attention.trt import num_splits
+from plugins.trt_case import Dynamic, NetworkTensor
 from plugins.trt_plugins import PLUGINS, register_plugins
 from plugins.trt_target import compile_for
 from tests.support.onnx_engine import ExportedEngine, OnnxCase, export_case
-from tests.trt.aot_driver import Dynamic, Tensor, ask
+from tests.trt.aot_driver import ask
 
 MODELS = {
     "static fp8": OnnxCase("llama", 1, 1, "fp8_static", "bfloat16", (("num_hidden_layers", 3),)),
@@ -54,32 +55,32 @@ def test_every_input_has_its_range(engine, graph, profile):
         assert all(r.minimum <= r.optimum <= r.maximum for r in ranges)
 
 
-def pool_tensor(model: onnx.ModelProto, name: str) -> Tensor:
+def pool_tensor(model: onnx.ModelProto, name: str) -> NetworkTensor:
     """The graph's pool input of this kind; all owners' are alike."""
     value = next(value for value in model.graph.input if value.name.startswith(name))
     shape = tuple(Dynamic(9) if size < 0 else size for size in shape_of(value))
-    return Tensor(TYPES[value.type.tensor_type.elem_type], shape)
+    return NetworkTensor(TYPES[value.type.tensor_type.elem_type], shape)
 
 
-def tensors(engine: ExportedEngine, model: onnx.ModelProto, operator: str) -> list[Tensor]:
+def tensors(engine: ExportedEngine, model: onnx.ModelProto, operator: str) -> list[NetworkTensor]:
     """The plugin's inputs in a network of this model: seven tokens of three sequences."""
     config, dtype = engine.config, engine.options.torch_dtype
     tokens, sequences = Dynamic(7), Dynamic(3)
     drafts, rows, vocab = Dynamic(4), Dynamic(7), config.vocab_size
     known = {
-        "q": Tensor(dtype, (tokens, config.num_heads, config.head_dim)),
-        **dict.fromkeys(("k", "v"), Tensor(dtype, (tokens, config.num_kv_heads, config.head_dim))),
-        **dict.fromkeys(("cos", "sin"), Tensor(torch.float32, (tokens, config.head_dim // 2))),
-        "slot_mapping": Tensor(torch.int32, (tokens,)),
-        **dict.fromkeys(("query_start", "draft_start"), Tensor(torch.int32, (Dynamic(4),))),
-        "kv_length": Tensor(torch.int32, (sequences,)),
-        "page_table": Tensor(torch.int32, (sequences, Dynamic(5))),
-        "partial": Tensor(torch.float32, (sequences, config.num_heads, 64, config.head_dim + 2)),
-        "logits": Tensor(torch.float32, (rows, vocab)),
-        "draft_ids": Tensor(torch.int32, (drafts,)),
-        "draft_probs": Tensor(torch.float32, (drafts, vocab)),
-        "temperature": Tensor(torch.float32, (sequences,)),
-        "uniform": Tensor(torch.float32, (rows, 2)),
+        "q": NetworkTensor(dtype, (tokens, config.num_heads, config.head_dim)),
+        **dict.fromkeys(("k", "v"), NetworkTensor(dtype, (tokens, config.num_kv_heads, config.head_dim))),
+        **dict.fromkeys(("cos", "sin"), NetworkTensor(torch.float32, (tokens, config.head_dim // 2))),
+        "slot_mapping": NetworkTensor(torch.int32, (tokens,)),
+        **dict.fromkeys(("query_start", "draft_start"), NetworkTensor(torch.int32, (Dynamic(4),))),
+        "kv_length": NetworkTensor(torch.int32, (sequences,)),
+        "page_table": NetworkTensor(torch.int32, (sequences, Dynamic(5))),
+        "partial": NetworkTensor(torch.float32, (sequences, config.num_heads, 64, config.head_dim + 2)),
+        "logits": NetworkTensor(torch.float32, (rows, vocab)),
+        "draft_ids": NetworkTensor(torch.int32, (drafts,)),
+        "draft_probs": NetworkTensor(torch.float32, (drafts, vocab)),
+        "temperature": NetworkTensor(torch.float32, (sequences,)),
+        "uniform": NetworkTensor(torch.float32, (rows, 2)),
     }
     names = PLUGINS[operator].inputs
     return [known[name] if name in known else pool_tensor(model, name) for name in names]

@@ -8,17 +8,24 @@ import pytest
 import torch
 from onnx import helper
 
+from plugins.cases import CacheFormat
 from plugins.errors import PluginError
-from plugins.onnx_operators import ONNX_OPERATORS
-from plugins.random_cases import CacheFormat
+from plugins.onnx_nodes import ONNX_NODES
+from plugins.paged_attention.trt_cases import attention_case
+from plugins.registry import modules
 from plugins.triton_ptx import CAPABILITIES
+from plugins.trt_case import Dynamic, NetworkTensor, PluginCase
 from plugins.trt_plugin import InputTensor
 from plugins.trt_plugins import PLUGINS, register_plugins
 from plugins.trt_target import compile_for, nearest_capability
-from tests.trt.aot_driver import Dynamic, Tensor, ask, create_plugin
-from tests.trt.plugin_cases import PluginCase, all_cases, case_id, paged_attention
+from tests.trt.aot_driver import ask, create_plugin
 
-CASES = all_cases()
+CASES = [case for _, module in modules("trt_cases") for case in module.plugin_cases()]
+
+
+def case_id(case: PluginCase) -> str:
+    kinds = dict.fromkeys(str(tensor.dtype).removeprefix("torch.") for tensor in case.inputs)
+    return f"{case.plugin}-{'-'.join(kinds)}"
 
 
 @pytest.fixture(autouse=True)
@@ -92,7 +99,7 @@ def test_other_gpus(trt, monkeypatch, tmp_path, full, capability):
         assert re.findall(r"\.target (\w+)", answers.ptx) == [target]
         assert answers.shared_bytes <= CAPABILITIES[capability] * 1024
         assemble(answers.ptx, capability, tmp_path)
-    assert len(seen) == 8
+    assert seen == {name.removesuffix("Dynamic") for name in PLUGINS}
 
 
 @pytest.mark.parametrize("case", CASES, ids=case_id)
@@ -117,20 +124,20 @@ def test_kernel_is_the_one_that_pytorch_launches(trt, monkeypatch, case):
 
 
 def test_fp8_cache_needs_a_gpu_with_fp8(trt, monkeypatch):
-    case = paged_attention(0, CacheFormat(torch.float8_e4m3fn), torch.float16)
+    case = attention_case(0, CacheFormat(torch.float8_e4m3fn), torch.float16)
     with compile_for(80), pytest.raises(PluginError, match=r"FP8 KV cache needs compute capability 8\.9.*int8"):
         ask(trt, monkeypatch, case.plugin, case.inputs, case.attributes)
 
 
 def test_fixed_dimensions_must_be_fixed(trt, monkeypatch):
-    case = paged_attention(0, CacheFormat(), torch.float16)
-    pools = [Tensor(tensor.dtype, tuple(map(Dynamic, tensor.shape))) for tensor in case.inputs[1:3]]
+    case = attention_case(0, CacheFormat(), torch.float16)
+    pools = [NetworkTensor(tensor.dtype, tuple(map(Dynamic, tensor.shape))) for tensor in case.inputs[1:3]]
     with compile_for(90), pytest.raises(PluginError, match="must be a constant of the network"):
         ask(trt, monkeypatch, case.plugin, (case.inputs[0], *pools, *case.inputs[3:]), case.attributes)
 
 
 def test_scales_of_a_float_cache_are_refused(trt, monkeypatch):
-    case = paged_attention(0, CacheFormat(), torch.float16)
+    case = attention_case(0, CacheFormat(), torch.float16)
     with compile_for(90), pytest.raises(PluginError, match="take no scales"):
         ask(trt, monkeypatch, case.plugin, case.inputs, {**case.attributes, "k_scale": 0.5})
 
@@ -145,7 +152,7 @@ def test_creator_declares_the_attributes(trt, name):
     assert [field.name for field in fields] == [attribute for attribute, _ in PLUGINS[name].attributes]
 
 
-@pytest.mark.parametrize("operator", ONNX_OPERATORS.values(), ids=lambda operator: operator.name)
+@pytest.mark.parametrize("operator", ONNX_NODES.values(), ids=lambda operator: operator.name)
 def test_onnx_nodes_fit_the_plugins(trt, operator):
     plugin = PLUGINS[operator.name]
     assert plugin.inputs == operator.inputs and plugin.num_outputs == len(operator.outputs)

@@ -4,7 +4,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from kvforge.compiler.tensorrt_split_decode import split_decode
+from plugins.paged_attention.split_decode import split_decode
 from plugins.trt_plugins import PLUGINS
 
 STEP = ("query_start", "kv_length", "page_table")

@@ -15,7 +15,7 @@ LONG_TEXT = 4096
 
 
 class Tokenizer:
-    """A thin face of ``tokenizers.Tokenizer``; special tokens are added on encode and left out on decode."""
+    """A thin wrapper of ``tokenizers.Tokenizer``; special tokens are added on encode and left out on decode."""
 
     def __init__(self, backend: _Tokenizer) -> None:
         self.backend = backend

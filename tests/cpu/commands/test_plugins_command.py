@@ -1,4 +1,4 @@
-"""`kvforge plugins` tells the truth: every face it lists has its file and its tests, and no face is left out."""
+"""`kvforge plugins` tells the truth: every backend it lists has its file and its tests, and no backend is left out."""
 
 import json
 from pathlib import Path
@@ -7,24 +7,25 @@ import pytest
 
 import plugins
 from kvforge.cli import main
-from kvforge.commands.plugins import FACES, describe
+from kvforge.commands.plugins import BACKENDS, describe
+from plugins.operator import BACKEND_FILES
 
 ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.mark.parametrize("operator", describe(), ids=lambda operator: operator["name"])
-def test_faces_are_those_that_exist(operator: dict) -> None:
+def test_backends_are_those_that_exist(operator: dict) -> None:
     folder = ROOT / "plugins" / operator["name"]
-    assert [face["name"] for face in operator["faces"]] == [
-        name for name, face in FACES.items() if (folder / face.file).is_file()
+    assert [backend["name"] for backend in operator["backends"]] == [
+        name for name in BACKENDS if (folder / BACKEND_FILES[name]).is_file()
     ]
 
 
 @pytest.mark.parametrize("operator", describe(), ids=lambda operator: operator["name"])
-def test_every_face_names_tests_that_exist(operator: dict) -> None:
-    for face in operator["faces"]:
-        assert face["verified_by"], f"nothing verifies {face['name']} of {operator['name']}"
-        for test in face["verified_by"]:
+def test_every_backend_names_tests_that_exist(operator: dict) -> None:
+    for backend in operator["backends"]:
+        assert backend["verified_by"], f"nothing verifies {backend['name']} of {operator['name']}"
+        for test in backend["verified_by"]:
             assert (ROOT / test).is_file(), test
 
 

@@ -19,11 +19,11 @@ from kvforge.compiler.graph_checks import verify
 from kvforge.compiler.onnx_check import check_graph
 from kvforge.compiler.onnx_export import INPUTS, RESULTS, write_onnx
 from kvforge.compiler.options import BuildOptions, ResolvedOptions, resolve
-from kvforge.compiler.tensorrt_split_decode import split_decode
 from model_defs import ModelConfig, load_config
 from model_defs.reference import reference_early_exit, reference_hidden
+from plugins.paged_attention.split_decode import split_decode
 from tests.support.checkpoints import load_weights, make_checkpoint
-from tests.support.onnx_operators import OnnxSession
+from tests.support.onnx_nodes import OnnxSession
 from tests.support.rounding import assert_near, sum_error
 from tests.support.tensorrt_onnx_support import unsupported
 

@@ -79,8 +79,8 @@ def torch_graphs(engine: ExportedEngine, monkeypatch: pytest.MonkeyPatch) -> tup
         write(*tensors, *([] if len(tensors) == 9 else [None, None]), k_scale, v_scale)
         return tensors[5:]
 
-    monkeypatch.setattr(plugins, "rope_paged_kv_write", in_place)
-    monkeypatch.setattr(plugins, "paged_attention", attend)
+    monkeypatch.setattr("model_defs.graphs.rope_paged_kv_write", in_place)
+    monkeypatch.setattr("model_defs.layers.paged_attention", attend)
     weights = load_file(engine.weights)
     lower, upper = (graph(engine.config, engine.options.kv_scales) for graph in (LowerGraph, UpperGraph))
     for graph in (lower, upper):
@@ -123,8 +123,8 @@ def test_8_bit_caches_equal_the_torch_graphs(name: str, exported, monkeypatch: p
 
 
 def test_the_verify_graph_runs(exported) -> None:
-    from plugins.random_cases import speculative_verify_case
-    from tests.support.onnx_operators import OnnxSession
+    from plugins.speculative_verify.cases import random_case as speculative_verify_case
+    from tests.support.onnx_nodes import OnnxSession
 
     session = OnnxSession(str(exported("swiftkv").file("verify")))
     assert session.outputs == ["accepted", "next_token"]

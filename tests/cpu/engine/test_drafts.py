@@ -13,7 +13,7 @@ from kvforge.common.errors import EngineError
 from kvforge.manifest import load_manifest
 from kvforge.runtime.sessions.inputs import VerifyStep
 from kvforge.runtime.sessions.session import Session, load_session
-from plugins.random_cases import speculative_verify_case
+from plugins.speculative_verify.cases import random_case as speculative_verify_case
 from tests.support.engines import SWIFTKV, SWIFTKV_FP8, EngineShelf
 from tests.support.step_driver import StepDriver
 

@@ -57,8 +57,8 @@ def definitions(monkeypatch: pytest.MonkeyPatch) -> None:
         write(k, v, cos, sin, slot_mapping, *pool, **scales)
         return pool
 
-    monkeypatch.setattr(plugins, "rope_paged_kv_write", write_and_return)
-    monkeypatch.setattr(plugins, "paged_attention", attend)
+    monkeypatch.setattr("model_defs.graphs.rope_paged_kv_write", write_and_return)
+    monkeypatch.setattr("model_defs.layers.paged_attention", attend)
 
 
 def int32(*values: int) -> Tensor:

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 import plugins
-from plugins.random_cases import chunk_cache_update_case
+from plugins.chunk_cache_update.cases import random_case as chunk_cache_update_case
+from tests.support.operator_backends import run_cpu
 from tests.support.operator_cases import difference, fresh, reference
-from tests.support.operator_faces import run_cpu
 
 NAME = "chunk_cache_update"
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import plugins
-from plugins.random_cases import landmark_select_case
+from plugins.landmark_select.cases import random_case as landmark_select_case
 from tests.support.operator_cases import difference
 
 REFERENCE = plugins.OPERATORS["landmark_select"].reference

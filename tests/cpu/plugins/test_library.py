@@ -22,7 +22,7 @@ X86 = any("avx512" in " ".join(unit.flags) for unit in build.units())
 def test_kernels_are_compiled_for_and_chosen_by_the_same_extensions():
     """Compilers write the names that the kernel of Linux gives them without underscores."""
     needed = {name.replace("_", "") for name in AVX512_KERNELS}
-    source = (ROOT / "plugins/native/isa.cpp").read_text()
+    source = build.path_of("native/isa.cpp").read_text()
     assert set(re.findall(r'__builtin_cpu_supports\("(avx512\w+)"\)', source)) == needed
     flags = {flag for unit in build.units("x86_64") for flag in unit.flags if flag.startswith("-mavx512")}
     assert flags == {f"-m{name}" for name in needed}
@@ -157,7 +157,7 @@ def test_files_for_one_instruction_set_export_nothing_that_others_could_link(tmp
         if not any(flag.startswith("-m") or flag.startswith("-DKVFORGE_ISA") for flag in unit.flags):
             continue
         target = tmp_path / unit.object_name
-        command = ["g++", *build._FLAGS, f"-I{build.ROOT}", *unit.flags, "-c", str(build.ROOT / unit.source)]
+        command = ["g++", *build._FLAGS, f"-I{build.roots()[0]}", *unit.flags, "-c", str(build.path_of(unit.source))]
         subprocess.run([*command, "-o", str(target)], check=True)
         symbols = subprocess.run(["nm", "-C", str(target)], capture_output=True, text=True, check=True).stdout
         defined = [line.split(maxsplit=2)[1:] for line in symbols.splitlines() if line[:1] != " "]
@@ -169,9 +169,10 @@ def test_files_for_one_instruction_set_export_nothing_that_others_could_link(tmp
 
 def test_the_table_names_what_exists():
     for name, operator in plugins.OPERATORS.items():
-        assert name == operator.name and operator.faces[0] == "reference"
+        assert name == operator.name and operator.backends[0] == "reference"
         schema = getattr(torch.ops.kvforge, name).default._schema
         assert str(schema) == str(torch._C.parse_schema(operator.qualified_name + operator.schema))
-        assert operator.sources and all(path.is_file() for path in operator.sources)
-        compiled = {build.ROOT / unit.source for unit in build.units("x86_64")}
-        assert compiled >= set(operator.sources)
+        sources = {f"{name}/{path.name}" for path in operator.folder.glob("*.cpp")} - {f"{name}/{build.REGISTER}"}
+        assert sources and {unit.source for unit in build.units("x86_64")} >= sources
+        assert operator.variants.keys() <= {path.name for path in operator.folder.iterdir()}
+        assert f'#include "{name}/register.cpp"' in build._registrations()

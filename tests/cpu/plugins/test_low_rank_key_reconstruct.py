@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import plugins
-from plugins.random_cases import low_rank_key_reconstruct_case
+from plugins.low_rank_key_reconstruct.cases import random_case as low_rank_key_reconstruct_case
 from tests.support.rounding import assert_near, sum_error, unit_roundoff
 
 REFERENCE = plugins.OPERATORS["low_rank_key_reconstruct"].reference

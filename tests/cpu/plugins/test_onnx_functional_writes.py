@@ -3,8 +3,9 @@
 import torch
 
 import plugins
-from plugins.random_cases import FLOAT, CacheFormat, rope_paged_kv_write_case
+from plugins.cases import FLOAT, CacheFormat
 from plugins.registration import functional_writes, writes_are_functional
+from plugins.rope_paged_kv_write.cases import random_case as rope_paged_kv_write_case
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,6 +1,6 @@
 """The ONNX function bodies in onnxruntime: float16, bad numbers, and what nodes, functions and plugins agree on.
 
-``test_every_face.py`` has them among the other faces on the cases of float32 and bfloat16.
+``test_every_backend.py`` has them among the other backends on the cases of float32 and bfloat16.
 """
 
 import onnx
@@ -9,13 +9,13 @@ import torch
 
 import plugins
 from plugins.onnx_body import DOMAIN, OPSET
-from plugins.onnx_operators import ONNX_OPERATORS
-from tests.support.onnx_operators import run_operator
-from tests.support.operator_cases import CASES, difference, reference
-from tests.support.operator_faces import run_onnx
+from plugins.onnx_nodes import ONNX_NODES
+from tests.support.onnx_nodes import run_node_chain
+from tests.support.operator_backends import run_onnx
+from tests.support.operator_cases import CASES, choices, difference, reference
 
 NUM_CASES, NUM_SHORT = 320, 60
-WITH_FLOAT16 = [n for n, op in plugins.OPERATORS.items() if "onnx" in op.faces and n != "speculative_verify"]
+WITH_FLOAT16 = [n for n, op in plugins.OPERATORS.items() if "onnx" in op.backends and "dtypes" in choices(n)]
 
 
 @pytest.mark.parametrize("name", WITH_FLOAT16)
@@ -34,7 +34,8 @@ def test_a_bad_number_shows_in_the_dynamic_scale(dtype: torch.dtype, bad: float)
     pools = [torch.zeros(1, 4, 1, 16).to(dtype) for _ in range(2)] + [torch.zeros(1, 4, 1) for _ in range(2)]
     slots = torch.tensor([0, 1, 2], dtype=torch.int32)
     tensors = (k, v, torch.ones(3, 8), torch.zeros(3, 8), slots, *pools)
-    got = run_operator("RopePagedKvWriteDynamic", tensors, {}, tuple(pool.dtype for pool in pools))
+    given = plugins.OPERATORS["rope_paged_kv_write"].bind(*tensors)
+    got = run_node_chain(("RopePagedKvWriteDynamic",), given, {}, pools)
     assert got[2].isfinite().flatten().tolist() == [True, False, True, True]
     assert got[3].isfinite().all()
 
@@ -51,10 +52,10 @@ def test_static_scales_saturate_and_keep_nan_where_there_is_one(dtype: torch.dty
     assert difference(name, args, run_onnx(name, args), reference(name, args)) is None
 
 
-@pytest.mark.parametrize("name", ONNX_OPERATORS)
+@pytest.mark.parametrize("name", ONNX_NODES)
 def test_nodes_and_functions_agree(name: str) -> None:
     """Names that no standard operator has, one interface, and bodies of standard operators only."""
-    operator = ONNX_OPERATORS[name]
+    operator = ONNX_NODES[name]
     assert name not in {schema.name for schema in onnx.defs.get_all_schemas()}
     attributes = {attribute: kind(2) for attribute, kind in operator.attributes}
     node = operator.node(list(operator.inputs), list(operator.outputs), **attributes)
@@ -76,8 +77,8 @@ def test_the_tensorrt_plugins_have_the_interface_of_the_nodes() -> None:
     """TensorRT makes a plugin of a node by its name; inputs go by position, attributes by name."""
     from plugins.trt_plugins import PLUGINS
 
-    assert PLUGINS.keys() & ONNX_OPERATORS.keys()
-    for name in PLUGINS.keys() & ONNX_OPERATORS.keys():
-        plugin, operator = PLUGINS[name], ONNX_OPERATORS[name]
+    assert PLUGINS.keys() & ONNX_NODES.keys()
+    for name in PLUGINS.keys() & ONNX_NODES.keys():
+        plugin, operator = PLUGINS[name], ONNX_NODES[name]
         assert plugin.inputs == operator.inputs and plugin.num_outputs == len(operator.outputs), name
         assert dict(plugin.attributes) == dict(operator.attributes), name

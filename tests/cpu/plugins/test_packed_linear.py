@@ -5,8 +5,8 @@ import torch
 
 import plugins
 from plugins.packed_linear import pack
+from plugins.packed_linear.cases import random_case as packed_linear_case
 from plugins.packed_linear.packing import unpack
-from plugins.random_cases import packed_linear_case
 
 REFERENCE = plugins.OPERATORS["packed_linear"].reference
 DTYPES = (torch.bfloat16, torch.int8)

@@ -5,8 +5,9 @@ import torch
 from torch.testing._internal.optests.generate_tests import ALL_TEST_UTILS
 
 import plugins
+from plugins.cases import FORMATS, CacheFormat
 from plugins.kv_quantization import LARGEST, dynamic_scale, quantize
-from plugins.random_cases import FORMATS, CacheFormat, paged_attention_case
+from plugins.paged_attention.cases import random_case as paged_attention_case
 from tests.support.rounding import sum_error
 
 REFERENCE = plugins.OPERATORS["paged_attention"].reference

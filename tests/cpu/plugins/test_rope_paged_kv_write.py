@@ -5,8 +5,9 @@ import torch
 from torch.testing._internal.optests.generate_tests import ALL_TEST_UTILS
 
 import plugins
+from plugins.cases import FORMATS
 from plugins.kv_quantization import LARGEST, quantize
-from plugins.random_cases import FORMATS, rope_paged_kv_write_case
+from plugins.rope_paged_kv_write.cases import random_case as rope_paged_kv_write_case
 
 REFERENCE = plugins.OPERATORS["rope_paged_kv_write"].reference
 EIGHT_BIT = tuple(LARGEST)

@@ -12,20 +12,11 @@ from pathlib import Path
 
 import pytest
 
+import plugins
 from plugins import build
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
-OPERATOR_TESTS = (
-    "rope_paged_kv_write",
-    "paged_attention",
-    "low_rank_key_reconstruct",
-    "speculative_verify",
-    "packed_linear",
-    "landmark_select",
-    "chunk_cache_update",
-    "selected_kv_write",
-)
 # One block of the random cases, the tables of wrong arguments, and what reads or writes unusual places.
 SELECTED = (
     "(block0 and not onnx) or refuses or nothing_to_do or not_finite or strided or every_value or views "
@@ -64,7 +55,7 @@ def sanitized() -> dict[str, str]:
 
 def test_the_kernels_touch_no_memory_that_is_not_theirs(sanitized):
     library = build.build_library(extra_flags=build.SANITIZE)
-    files = [str(HERE / f"test_{name}.py") for name in ("every_face", *OPERATOR_TESTS)]
+    files = [str(HERE / f"test_{name}.py") for name in ("every_backend", *plugins.OPERATORS)]
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:faulthandler", "-s"]
     result = subprocess.run(
         [*command, "-k", SELECTED, *files],

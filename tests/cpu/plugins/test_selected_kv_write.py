@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import plugins
-from plugins.random_cases import selected_kv_write_case
+from plugins.selected_kv_write.cases import random_case as selected_kv_write_case
 from tests.support.operator_cases import difference, fresh
 
 NAME = "selected_kv_write"

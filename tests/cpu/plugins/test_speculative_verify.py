@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import plugins
-from plugins.random_cases import speculative_verify_case
+from plugins.speculative_verify.cases import random_case as speculative_verify_case
 
 REFERENCE = plugins.OPERATORS["speculative_verify"].reference
 

@@ -10,7 +10,7 @@ import pytest
 import plugins
 
 NUM_CASES, NUM_FULL_CASES = 40, 320
-WITH_TRITON = [name for name, operator in plugins.OPERATORS.items() if "triton" in operator.faces]
+WITH_TRITON = [name for name, operator in plugins.OPERATORS.items() if "triton" in operator.backends]
 
 
 def run(name: str, first: int, last: int) -> list[dict]:

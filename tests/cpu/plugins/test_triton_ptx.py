@@ -2,6 +2,7 @@
 
 import re
 import subprocess
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,14 +13,26 @@ import triton.language as tl
 
 import plugins
 from plugins.chunk_cache_update import cuda as chunk_cache_update
+from plugins.registry import modules
 from plugins.rope_paged_kv_write import cuda as kv_write
 from plugins.triton_cache import CacheLayout
 from plugins.triton_kernel import KernelSpec, Pointer, Size
 from plugins.triton_ptx import CAPABILITIES, CompiledKernel, compile_ptx
-from tests.support.triton_specs import kernel_specs
 
 BF16 = CacheLayout(torch.bfloat16, 16, 2, 64)
 SCALAR = {"i32": "u32"}
+
+
+def kernel_specs(capability: int, full: bool) -> Iterator[tuple[str, KernelSpec]]:
+    """Every operator's name with each of its specialisations."""
+    for name, module in modules("cuda_cases"):
+        yield from ((name, spec) for spec in module.kernel_specs(capability, full))
+
+
+def kernels(name: str) -> set[str]:
+    """The kernels in the modules of an operator's folder."""
+    files = (Path(plugins.__path__[0]) / name).glob("cuda*.py")
+    return set(re.findall(r"^def (\w+)_kernel\(", "".join(file.read_text() for file in files), re.MULTILINE))
 
 
 def entry(ptx: str) -> tuple[str, list[str]]:
@@ -54,7 +67,7 @@ def test_the_pairs_compared_at_once_do_not_grow_with_the_places():
 @pytest.mark.parametrize("capability", CAPABILITIES)
 def test_every_kernel_compiles_to_what_it_declares(capability, full, tmp_path):
     compiled = set()
-    for spec in kernel_specs(capability, full):
+    for _, spec in kernel_specs(capability, full):
         kernel = compile_ptx(spec, capability)
         name, types = entry(kernel.ptx)
         assert name == kernel.entry == spec.function.__name__
@@ -69,29 +82,29 @@ def test_every_kernel_compiles_to_what_it_declares(capability, full, tmp_path):
             if capability == 90 and spec.inputs[0].dtype == torch.bfloat16:  # tensor cores, sums in registers
                 assert "0 bytes spill stores" in report, (spec, report)
         compiled.add(spec.name)
-    with_triton = {name for name, operator in plugins.OPERATORS.items() if "triton" in operator.faces}
-    in_parts = {"paged_attention": ("partial", "combine"), "landmark_select": ("scores", "choose")}
-    parts = {f"{name}_{part}" for name, ends in in_parts.items() for part in ends}
-    assert compiled == (with_triton | parts) - in_parts.keys()
+    with_triton = [name for name, operator in plugins.OPERATORS.items() if "triton" in operator.backends]
+    assert all(kernels(name) for name in with_triton)
+    assert compiled == {kernel for name in with_triton for kernel in kernels(name)}
 
 
 @pytest.mark.parametrize("capability", [80, 90])
 def test_kernels_take_the_operators_tensors_in_its_order_then_sizes_then_outputs(capability):
-    for spec in kernel_specs(capability, full=True):
-        operator = re.sub("_(partial|combine|scores|choose)$", "", spec.name)
+    taken: dict[str, set[str]] = {}
+    for operator, spec in kernel_specs(capability, full=True):
         schema = getattr(torch.ops.kvforge, operator).default._schema
         tensors = [a.name for a in schema.arguments if "Tensor" in str(a.type)]
-        inputs = [p.name for p in spec.inputs if p.name not in ("partial", "scores")]
+        inputs = [p.name for p in spec.inputs if p.name in tensors]
+        taken.setdefault(operator, set()).update(p.name for p in (*spec.inputs, *spec.outputs))
         assert inputs == [name for name in tensors if name in inputs]
         if "k_scales" not in inputs:
             assert dict(spec.constants).get("k_scales", 0) is None or "k_scales" not in tensors
-        if operator != "landmark_select":  # whose kernels take what they need
-            assert {name for name in tensors if not name.endswith("scales")} <= set(inputs)
         mutated = [a.name + "_out" for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
         if mutated:
             assert [p.name for p in spec.outputs][: len(mutated)] == mutated[: len(spec.outputs)]
         assert {size.tensor for size in spec.sizes} <= {p.name for p in spec.inputs}
         assert list(spec.arguments) == [*spec.inputs, *spec.sizes, *spec.outputs]
+    for operator, names in taken.items():  # nothing is ignored
+        assert set(plugins.OPERATORS[operator].tensors) <= names
 
 
 def test_a_kernel_whose_parameters_changed_is_refused():
@@ -133,7 +146,7 @@ def test_a_compiled_kernel_that_differs_from_its_declaration_is_refused():
 
 
 def test_a_kernel_that_needs_more_shared_memory_than_the_gpu_has_is_refused(monkeypatch):
-    spec = next(spec for spec in kernel_specs(80, full=False) if spec.name == "paged_attention_combine")
+    spec = next(spec for _, spec in kernel_specs(80, full=False) if spec.name == "paged_attention_combine")
     monkeypatch.setitem(CAPABILITIES, 80, 16)
     with pytest.raises(plugins.PluginError, match=r"paged_attention_combine needs .* bytes of shared memory .* 16 KiB"):
         compile_ptx(spec, 80)

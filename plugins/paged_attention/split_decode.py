@@ -1,16 +1,17 @@
 """Split-KV decode in a TensorRT network: each PagedAttention node becomes two, because a plugin is one kernel.
 
 The first computes partial results of sequences with one query, over parts of their keys in parallel; the second merges
-these and does all other sequences (Flash-Decoding; the kernels are in ``plugins.paged_attention``).
+these and does all other sequences (Flash-Decoding; the kernels are beside this file).
 """
 
 from collections.abc import Callable
 
 from onnx import ModelProto, NodeProto, helper
 
-_OPERATORS = ("PagedAttention", "PagedAttentionDynamic")
+from plugins.onnx_body import DOMAIN
+
+_NODES = ("PagedAttention", "PagedAttentionDynamic")
 _WRITERS = ("RopePagedKvWrite", "RopePagedKvWriteDynamic")
-_DOMAIN = "kvforge"
 _K_POOL_OF_ATTENTION = 1
 _FIRST_POOL_OF_WRITER = 5
 
@@ -29,7 +30,7 @@ def split_decode(model: ModelProto, num_splits: Callable[[int], int]) -> int:
     replaced: list[NodeProto] = []
     count = 0
     for node in nodes:
-        if node.domain != _DOMAIN or node.op_type not in _OPERATORS:
+        if node.domain != DOMAIN or node.op_type not in _NODES:
             replaced.append(node)
             continue
         pool = _graph_input(node.input[_K_POOL_OF_ATTENTION], producers)
@@ -39,7 +40,7 @@ def split_decode(model: ModelProto, num_splits: Callable[[int], int]) -> int:
         count += 1
     del graph.node[:]
     graph.node.extend(replaced)
-    kept = [f for f in model.functions if f.domain != _DOMAIN or f.name not in _OPERATORS]
+    kept = [f for f in model.functions if f.domain != DOMAIN or f.name not in _NODES]
     del model.functions[:]
     model.functions.extend(kept)
     return count
@@ -62,7 +63,7 @@ def _chain(node: NodeProto, num_splits: int) -> list[NodeProto]:
         ("Combine", [*node.input, partial_name], node.output[0]),
     ):
         made = helper.make_node(
-            f"PagedAttention{part}{suffix}", inputs, [output], name=f"{node.name}_{part.lower()}", domain=_DOMAIN
+            f"PagedAttention{part}{suffix}", inputs, [output], name=f"{node.name}_{part.lower()}", domain=DOMAIN
         )
         made.attribute.extend(node.attribute)
         made.attribute.append(helper.make_attribute("num_splits", num_splits))

@@ -1,0 +1,58 @@
+"""What the operators' random cases share; `plugins/<operator>/cases.py` makes them, awkward shapes included.
+
+What an operator must not read or use is poison: NaN in unused slots of the pools and scales, arbitrary numbers
+in unused entries of tables. `small=True` keeps shapes small, for backends that run slowly; `dtypes` are the float
+dtypes to choose from, `formats` the formats of the cache.
+"""
+
+import random
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from plugins.kv_quantization import LARGEST
+
+HEAD_DIMS = (64, 80, 96, 128, 256, 32, 48, 20)
+SMALL_HEAD_DIMS = (16, 20, 32, 64)
+PAGE_SIZES = (1, 16, 32, 100)
+DTYPES = (torch.float32, torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class CacheFormat:
+    """What a pool holds: `dtype` None is the float dtype of the case; `dynamic` means a scale per token and head."""
+
+    dtype: torch.dtype | None = None
+    dynamic: bool = False
+
+
+FLOAT = CacheFormat()
+FORMATS = (
+    FLOAT,
+    CacheFormat(torch.float8_e4m3fn, dynamic=True),
+    CacheFormat(torch.float8_e4m3fn),
+    CacheFormat(torch.int8, dynamic=True),
+    CacheFormat(torch.int8),
+)
+
+
+def poison(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """NaN where the dtype has one, else the largest value."""
+    return torch.full(shape, 127 if dtype == torch.int8 else float("nan"), dtype=torch.float32).to(dtype)
+
+
+def paged_pools(
+    shape: tuple[int, ...], dtype: torch.dtype, dynamic: bool
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    pools = [poison(shape, dtype) for _ in range(2)]
+    scales = [poison(shape[:3], torch.float32) if dynamic else None for _ in range(2)]
+    return pools[0], pools[1], scales[0], scales[1]
+
+
+def static_scales(rng: random.Random, cache: CacheFormat) -> tuple[float, float]:
+    """Powers of two times odd factors, some small enough to saturate."""
+    if cache.dtype is None or cache.dynamic:
+        return 1.0, 1.0
+    largest = LARGEST[cache.dtype]
+    return rng.uniform(1.5, 6.0) / largest, rng.uniform(1.5, 6.0) / largest

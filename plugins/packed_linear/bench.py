@@ -1,0 +1,39 @@
+"""Benchmarks of packed_linear."""
+
+import functools
+import itertools
+
+import torch
+import torch.nn.functional as F
+
+from plugins.benchmark import Benchmark, Benchmarks
+from plugins.packed_linear import pack, packed_linear
+
+
+def linear(tokens: int, outputs: int, depth: int, dtype: torch.dtype) -> Benchmark:
+    """Beside torch's linear layer in bfloat16; enough weights that they come from memory. The floor is the greater of
+    their bytes and, with bfloat16 weights, the matrix product."""
+    count = max(1, (96 << 20) // (outputs * depth * 2))
+    weights = [torch.randn(outputs, depth).bfloat16() for _ in range(count)]
+    packed = [pack(weight, dtype) for weight in weights]
+    x = torch.randn(tokens, depth).bfloat16()
+    used = itertools.cycle(range(count))
+
+    def ours() -> torch.Tensor:
+        weight, scales = packed[next(used)]
+        return packed_linear(x, weight, outputs, scales=scales)
+
+    runs = {
+        "kvforge_ms": ours,
+        "linear_ms": lambda: F.linear(x, weights[next(used)]),
+    }
+    flops = 2 * tokens * outputs * depth if dtype == torch.bfloat16 else 0
+    return Benchmark(f"{tokens} tokens {outputs}x{depth} {str(dtype)[6:]} weights", runs, packed[0][0].nbytes, flops)
+
+
+def benchmarks(kv_dtypes: list[str]) -> Benchmarks:
+    """The cases, caches in these formats among them."""
+    for dtype in (torch.bfloat16, torch.int8):
+        for tokens in (1, 8, 2048):
+            for outputs, depth in ((1536, 1024), (5632, 1024), (1024, 2816)):
+                yield "linear", functools.partial(linear, tokens, outputs, depth, dtype)

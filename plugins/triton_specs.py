@@ -1,0 +1,34 @@
+"""The KV caches that the Triton kernels are compiled for without a GPU: a representative few, or many."""
+
+from collections.abc import Iterator
+
+import torch
+
+from plugins.triton_cache import CacheLayout
+
+FP8, BF16, FP16, FP32, INT8 = torch.float8_e4m3fn, torch.bfloat16, torch.float16, torch.float32, torch.int8
+
+
+def caches(capability: int, full: bool) -> Iterator[CacheLayout]:
+    """Layouts that a GPU of this compute capability (90: 9.0) can have."""
+    eight_bit = INT8 if capability < 89 else FP8
+    yield CacheLayout(BF16, 64, 8, 128)  # Llama-3.1-8B
+    yield CacheLayout(eight_bit, 16, 2, 64, dynamic=True)
+    if not full:
+        return
+    yield from (CacheLayout(BF16, 32, 8, head_dim) for head_dim in (64, 80, 96, 256))
+    yield from (CacheLayout(dtype, 16, 8, 128, False, 0.01, 0.02) for dtype in {eight_bit, INT8})
+    yield from (CacheLayout(dtype, 16, 8, 128) for dtype in (FP16, FP32))
+    yield from (CacheLayout(BF16, page, 8, 128) for page in (1, 100))
+    yield CacheLayout(INT8, 16, 32, 128, dynamic=True)
+    yield CacheLayout(eight_bit, 32, 8, 256, dynamic=True)
+
+
+def query_dtype(cache: CacheLayout) -> torch.dtype:
+    """The dtype of the queries and keys that go with a cache."""
+    return BF16 if cache.largest else cache.dtype
+
+
+def floats(full: bool) -> tuple[torch.dtype, ...]:
+    """The dtypes of operators without a cache."""
+    return (FP32, FP16, BF16) if full else (BF16,)

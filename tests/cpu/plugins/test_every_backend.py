@@ -1,0 +1,56 @@
+"""Every backend of every operator against the operator's definition, on the same random cases.
+
+TensorRT's backend is these Triton kernels as PTX: tests/trt checks the contract around them, tests/gpu runs them.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+import plugins
+from plugins.operator import BACKEND_FILES
+from tests.support.operator_backends import BACKENDS, check
+
+ROOT = Path(plugins.__file__).parent.parent
+NUM_CASES, NUM_SMALL_CASES, NUM_BLOCKS = 320, 40, 4
+"""Cases of full size for the backends that are fast, and small ones for all."""
+
+
+def with_backend(backends: Iterable[str]) -> list[tuple[str, str]]:
+    return [(one, name) for one in backends for name, operator in plugins.OPERATORS.items() if one in operator.backends]
+
+
+def test_every_backend_is_run_here_but_the_definition_and_tensorrt():
+    assert set(BACKEND_FILES) == {*BACKENDS, "reference", "tensorrt"}
+
+
+@pytest.mark.parametrize("block", range(NUM_BLOCKS), ids="block{}".format)
+@pytest.mark.parametrize(("backend", "name"), with_backend(["cpu", "onnx"]))
+def test_full_size(backend, name, block, isas, monkeypatch):
+    for isa in isas if backend == "cpu" else isas[:1]:
+        monkeypatch.setenv("KVFORGE_CPU_ISA", isa)
+        seeds = range(block, NUM_CASES, NUM_BLOCKS)
+        assert {seed: what for seed in seeds if (what := check(backend, name, seed, small=False))} == {}, isa
+
+
+@pytest.mark.parametrize(("backend", "name"), with_backend(BACKENDS))
+def test_small(backend, name, full):
+    """In a process of its own: Triton's interpreter replaces the language for the whole process."""
+    last = NUM_CASES if full else NUM_SMALL_CASES
+    module = "tests.support.operator_backends"
+    result = subprocess.run(
+        [sys.executable, "-W", "ignore::RuntimeWarning", "-m", module, backend, name, "0", str(last)],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"TRITON_INTERPRET": "1", "OMP_WAIT_POLICY": "PASSIVE"},
+        cwd=ROOT,
+    )
+    assert result.returncode == 0, result.stderr[-3000:]
+    cases = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [case["seed"] for case in cases] == list(range(last))
+    assert [case for case in cases if case["wrong"]] == []
