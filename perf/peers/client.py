@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from kvforge.bench.workload import Workload
@@ -12,18 +13,19 @@ from perf.harness.engines import ROOT
 
 
 class Worker:
-    """A system in a process of its own: loaded once, it runs workloads when asked and sleeps in between.
+    """A system in a process of its own, which runs the code of ``checkout``: loaded once, it runs workloads when asked
+    and sleeps in between.
 
     Raises:
         KvforgeError: it cannot be started, ends, or answers with an error.
     """
 
-    def __init__(self, name: str, command: list[str]) -> None:
+    def __init__(self, name: str, command: list[str], checkout: Path = ROOT) -> None:
         self.name = name
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "TOKENIZERS_PARALLELISM": "false"}
+        environment = {**os.environ, "PYTHONPATH": str(checkout), "TOKENIZERS_PARALLELISM": "false"}
         try:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT, env=environment, text=True
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=checkout, env=environment, text=True
             )
         except OSError as error:
             raise KvforgeError(f"{name} cannot be started: {command[0]}: {error.strerror}.") from None
