@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from tests.support.engines import EngineShelf
+    from tests.support.models.engines import EngineShelf
 
 TESTS = Path(__file__).resolve().parent
 
@@ -39,7 +39,9 @@ def full(request: pytest.FixtureRequest) -> bool:
 @pytest.fixture(scope="session")
 def engines(tmp_path_factory: pytest.TempPathFactory) -> "EngineShelf":
     """Engines built once per run, whatever number of processes it has: ``engines.engine(SWIFTKV)`` is a directory."""
-    from tests.support.engines import EngineShelf  # makes checkpoints with transformers; the operators' tests need none
+    from tests.support.models.engines import (
+        EngineShelf,  # makes checkpoints with transformers; the operators' tests need none
+    )
 
     own = tmp_path_factory.getbasetemp()  # with several processes, each has a folder in the one that they share
     folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "engines"

@@ -8,7 +8,7 @@ import pytest
 from kvforge import LLM
 from kvforge.compiler import BuildOptions
 from kvforge.serving.server.launcher import ServerOptions, TritonServer
-from tests.support.engines import EngineShelf, EngineSpec
+from tests.support.models.engines import EngineShelf, EngineSpec
 
 LONG = EngineSpec(
     "llama", cut=2, group_size=2, model=(("num_hidden_layers", 5), ("max_position_embeddings", 65536)),

@@ -12,7 +12,7 @@ import pytest
 from kvforge.common.errors import KvforgeError
 from kvforge.serving.client import StreamingClient, StreamResponse
 from kvforge.serving.server.launcher import ServerOptions, TritonServer
-from tests.support.serving import ENDLESS, ask, client_process, used_pages, wait_until
+from tests.support.serving.server import ENDLESS, ask, client_process, used_pages, wait_until
 
 MODELS = ["tensorrt_llm", "ensemble", "tensorrt_llm_bls"]
 PROMPTS = {"tensorrt_llm": [5, 6, 7, 8], "ensemble": "hello there", "tensorrt_llm_bls": "hello there"}

@@ -8,7 +8,7 @@ import pytest
 from kvforge import LLM, SamplingParams
 from kvforge.serving.client import StreamingClient
 from kvforge.serving.server.launcher import TritonServer
-from tests.support.serving import ask, used_pages, wait_until
+from tests.support.serving.server import ask, used_pages, wait_until
 
 NUM_CLIENTS, REQUESTS_PER_CLIENT, MAX_TOKENS = 64, 2, 16
 

@@ -16,7 +16,7 @@ from kvforge.common.errors import KvforgeError
 from kvforge.serving.client import StreamingClient
 from kvforge.serving.server.launcher import TritonServer
 from kvforge.serving.server.options import ServerOptions
-from tests.support.serving import ENDLESS, ask, infer_input, used_pages, wait_until
+from tests.support.serving.server import ENDLESS, ask, infer_input, used_pages, wait_until
 
 MODELS = ["tensorrt_llm", "ensemble", "tensorrt_llm_bls"]
 RUNNING, QUEUED = 2, 3

@@ -11,8 +11,8 @@ from tritonclient.grpc import model_config_pb2
 from kvforge import LLM
 from kvforge.serving.health.probe import read_metrics
 from kvforge.serving.server.launcher import TritonServer
-from tests.support.contract_outputs import OUTPUTS, REFUSED_OUTPUTS, VOCAB
-from tests.support.contract_probes import INPUTS, Probe
+from tests.support.serving.contract_outputs import OUTPUTS, REFUSED_OUTPUTS, VOCAB
+from tests.support.serving.contract_probes import INPUTS, Probe
 
 CONTRACT = json.loads((Path(__file__).parents[1] / "cpu/serving/contract/triton_contract.json").read_text())
 MODELS = CONTRACT["models"]

@@ -12,9 +12,9 @@ from kvforge.common.errors import KvforgeError
 from tests.e2e.conftest import LONG
 from tests.e2e.test_operations_restart import answer, child, openai_answer, tritonserver
 from tests.e2e.test_stalls import OPENAI, engine_process, gateway_ready, probes
-from tests.support.engines import EngineShelf, EngineSpec
-from tests.support.serve_process import ServeProcess
-from tests.support.serving import wait_until
+from tests.support.models.engines import EngineShelf, EngineSpec
+from tests.support.serving.serve_process import ServeProcess
+from tests.support.serving.server import wait_until
 
 OTHER = EngineSpec("llama", seed=5, cut=2, group_size=2, model=LONG.model, options=LONG.options)
 """An engine of the same sizes whose weights are others: nothing but the digest tells them apart."""

@@ -16,8 +16,8 @@ from kvforge.serving.server import launcher
 from kvforge.serving.server.launcher import ServerOptions, TritonServer
 from kvforge.serving.server.ports import choose_ports
 from kvforge.serving.server.repository import MODELS
-from tests.support.serve_process import ServeProcess, refused_start
-from tests.support.serving import ENDLESS, WAIT_S, ask, lasting_processes, text_of, used_pages, wait_until
+from tests.support.serving.serve_process import ServeProcess, refused_start
+from tests.support.serving.server import ENDLESS, WAIT_S, ask, lasting_processes, text_of, used_pages, wait_until
 
 SHARED_MEMORY = Path("/dev/shm")
 TEXT = "hello there"

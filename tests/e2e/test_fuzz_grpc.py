@@ -6,10 +6,10 @@ import pytest
 
 from kvforge import LLM
 from kvforge.serving.server.launcher import TritonServer
-from tests.support.fuzz_cases import Case
-from tests.support.fuzz_known import KnownAnswers, fuzz_cases
-from tests.support.fuzz_run import check_answer, check_errors, run_cases, unharmed
-from tests.support.fuzz_wire import Grpc
+from tests.support.fuzz.cases import Case
+from tests.support.fuzz.known import KnownAnswers, fuzz_cases
+from tests.support.fuzz.run import check_answer, check_errors, run_cases, unharmed
+from tests.support.fuzz.wire import Grpc
 
 SEED = 20
 

@@ -8,11 +8,11 @@ import pytest
 
 from kvforge import LLM
 from kvforge.serving.server.launcher import TritonServer
-from tests.support.fuzz_bytes import break_body, garbage, throw
-from tests.support.fuzz_cases import Case, Tensor
-from tests.support.fuzz_known import KnownAnswers, fuzz_cases
-from tests.support.fuzz_run import check_answer, check_errors, run_cases, unharmed
-from tests.support.fuzz_wire import Grpc, Http, generate_json, infer_json
+from tests.support.fuzz.bytes import break_body, garbage, throw
+from tests.support.fuzz.cases import Case, Tensor
+from tests.support.fuzz.known import KnownAnswers, fuzz_cases
+from tests.support.fuzz.run import check_answer, check_errors, run_cases, unharmed
+from tests.support.fuzz.wire import Grpc, Http, generate_json, infer_json
 
 SEED = 21
 BROKEN_BODIES = 0.4

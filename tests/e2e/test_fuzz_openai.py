@@ -13,12 +13,12 @@ import pytest
 
 from kvforge import LLM, SamplingParams
 from kvforge.serving.server.launcher import TritonServer
-from tests.support.fuzz_bytes import garbage, throw
-from tests.support.fuzz_openai import broken_body, good_body
-from tests.support.fuzz_run import active_requests, check_errors, run_cases, unharmed
-from tests.support.fuzz_wire import ANSWER_WITHIN_S, Http
-from tests.support.gateway_process import Gateway, run_gateway
-from tests.support.serving import wait_until
+from tests.support.fuzz.bytes import garbage, throw
+from tests.support.fuzz.openai import broken_body, good_body
+from tests.support.fuzz.run import active_requests, check_errors, run_cases, unharmed
+from tests.support.fuzz.wire import ANSWER_WITHIN_S, Http
+from tests.support.serving.gateway_process import Gateway, run_gateway
+from tests.support.serving.server import wait_until
 
 SEED = 23
 PROMPTS = ["once", "a slow reader", "é and ü", "The secret number"]

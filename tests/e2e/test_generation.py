@@ -10,8 +10,8 @@ from kvforge import LLM, SamplingParams
 from kvforge.serving.client import StreamingClient
 from kvforge.serving.health.probe import generate
 from kvforge.serving.server.launcher import TritonServer
-from tests.support.contract_outputs import LOG_PROBS
-from tests.support.serving import ENDLESS, WAIT_S, ask, infer_input, text_of
+from tests.support.serving.contract_outputs import LOG_PROBS
+from tests.support.serving.server import ENDLESS, WAIT_S, ask, infer_input, text_of
 
 PROMPT = "The secret number of the old mill is 4711."
 GREEDY = SamplingParams(temperature=0.0, max_tokens=40)

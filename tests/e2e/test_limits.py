@@ -11,11 +11,11 @@ import pytest
 from kvforge import LLM
 from kvforge.serving.client import StreamingClient
 from kvforge.serving.server.launcher import TritonServer
-from tests.support.fuzz_cases import Case, Tensor
-from tests.support.fuzz_known import KnownAnswers, tensor
-from tests.support.fuzz_run import check_answer, check_errors, unharmed
-from tests.support.fuzz_wire import Answer, Grpc, Http
-from tests.support.serving import ENDLESS, ask
+from tests.support.fuzz.cases import Case, Tensor
+from tests.support.fuzz.known import KnownAnswers, tensor
+from tests.support.fuzz.run import check_answer, check_errors, unharmed
+from tests.support.fuzz.wire import Answer, Grpc, Http
+from tests.support.serving.server import ENDLESS, ask
 
 MIB = 2**20
 IDS = (tensor("input_ids", "INT32", 5, 6, 7), tensor("input_lengths", "INT32", 3))

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 import pytest
 
 from kvforge.serving.server.launcher import TritonServer
-from tests.support.gateway_process import run_gateway
-from tests.support.neighbours.attacks import Attack, Doors, known_attacks, random_attack
-from tests.support.neighbours.measure import attacked, idle
-from tests.support.neighbours.streams import Neighbours
+from tests.support.hostile.neighbours.attacks import Attack, Doors, known_attacks, random_attack
+from tests.support.hostile.neighbours.measure import attacked, idle
+from tests.support.hostile.neighbours.streams import Neighbours
+from tests.support.serving.gateway_process import run_gateway
 
 QUICK, FULL = 12, 220
 SHARE = 0.02

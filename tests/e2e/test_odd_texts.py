@@ -13,9 +13,9 @@ from kvforge.common.errors import KvforgeError
 from kvforge.runtime import SamplingParams
 from kvforge.serving.client import StreamingClient
 from kvforge.serving.server.launcher import ServerOptions, TritonServer
-from tests.support.engines import with_tokenizer
-from tests.support.serving import ask, infer_input, text_of, used_pages, wait_until
-from tests.support.text_tokenizers import PANICKING_TEXT, odd
+from tests.support.models.engines import with_tokenizer
+from tests.support.models.text_tokenizers import PANICKING_TEXT, odd
+from tests.support.serving.server import ask, infer_input, text_of, used_pages, wait_until
 
 MODELS = ("ensemble", "tensorrt_llm_bls")
 MAX_SEQ_LEN = 4096

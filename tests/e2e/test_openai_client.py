@@ -12,8 +12,8 @@ import pytest
 from kvforge import LLM
 from kvforge.runtime import SamplingParams
 from kvforge.serving.server.launcher import TritonServer
-from tests.support.gateway_process import MODEL, run_gateway
-from tests.support.serving import ENDLESS, used_pages, wait_until
+from tests.support.serving.gateway_process import MODEL, run_gateway
+from tests.support.serving.server import ENDLESS, used_pages, wait_until
 
 TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<a>{% endif %}"

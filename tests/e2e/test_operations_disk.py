@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.serve_process import refused_start
+from tests.support.serving.serve_process import refused_start
 
 
 @pytest.fixture

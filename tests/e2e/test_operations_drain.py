@@ -10,8 +10,8 @@ from kvforge.common.errors import KvforgeError
 from kvforge.serving.client import StreamingClient
 from kvforge.serving.health.probe import is_ready
 from kvforge.serving.processes.facts import descendants, wait_gone
-from tests.support.serve_process import ServeProcess
-from tests.support.serving import ENDLESS, WAIT_S, ask, wait_until
+from tests.support.serving.serve_process import ServeProcess
+from tests.support.serving.server import ENDLESS, WAIT_S, ask, wait_until
 
 NUM_STREAMS = 16
 TOKENS = 150

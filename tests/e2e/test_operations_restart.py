@@ -10,8 +10,8 @@ from kvforge.common.errors import KvforgeError
 from kvforge.serving.client import StreamingClient
 from kvforge.serving.processes.facts import ProcessId, children, descendants, model_of_stub, wait_gone
 from kvforge.serving.server.repository import MODELS
-from tests.support.serve_process import ServeProcess
-from tests.support.serving import ENDLESS, ask, wait_until
+from tests.support.serving.serve_process import ServeProcess
+from tests.support.serving.server import ENDLESS, ask, wait_until
 
 SHARED_MEMORY = Path("/dev/shm")
 RESTART_TIMEOUT_S = 120.0

@@ -8,7 +8,7 @@ from kvforge.serving.engine import guide_thread
 from kvforge.serving.processes.facts import children
 from kvforge.serving.processes.priority import NICENESS
 from kvforge.serving.server.launcher import TritonServer
-from tests.support.serving import ask, lasting_processes, text_of
+from tests.support.serving.server import ask, lasting_processes, text_of
 
 
 def niceness(pid: int) -> list[int]:

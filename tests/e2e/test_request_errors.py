@@ -13,7 +13,7 @@ from kvforge.gateway.triton import Triton
 from kvforge.runtime import SamplingParams
 from kvforge.serving.client import StreamingClient
 from kvforge.serving.server.launcher import TritonServer
-from tests.support.serving import ask, infer_input, text_of, used_pages, wait_until
+from tests.support.serving.server import ask, infer_input, text_of, used_pages, wait_until
 
 TEXT = "hello there"
 LLM_INPUT = ask("tensorrt_llm", [5, 6, 7], 4)

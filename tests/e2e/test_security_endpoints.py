@@ -14,7 +14,7 @@ from tritonclient.utils import InferenceServerException
 
 from kvforge.serving.processes.facts import descendants
 from kvforge.serving.server.launcher import TritonServer
-from tests.support.serving import ask, text_of
+from tests.support.serving.server import ask, text_of
 
 LISTEN = "0A"
 LOOPBACK = {"0100007F", "00000000000000000000000001000000", "0000000000000000FFFF00000100007F"}

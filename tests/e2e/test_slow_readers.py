@@ -12,11 +12,11 @@ from tritonclient.grpc import service_pb2_grpc
 
 from kvforge import LLM, SamplingParams
 from kvforge.serving.server.launcher import TritonServer
-from tests.support.fuzz_cases import Case
-from tests.support.fuzz_known import KnownAnswers, tensor
-from tests.support.fuzz_run import active_requests, check_answer, processes, unharmed
-from tests.support.fuzz_wire import ANSWER_WITHIN_S, Answer, Grpc, generate_json, grpc_request, read_response
-from tests.support.serving import wait_until
+from tests.support.fuzz.cases import Case
+from tests.support.fuzz.known import KnownAnswers, tensor
+from tests.support.fuzz.run import active_requests, check_answer, processes, unharmed
+from tests.support.fuzz.wire import ANSWER_WITHIN_S, Answer, Grpc, generate_json, grpc_request, read_response
+from tests.support.serving.server import wait_until
 
 PROMPT = "a slow reader"
 NUM_TOKENS = 1500

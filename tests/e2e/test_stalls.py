@@ -11,10 +11,10 @@ from typing import Any
 
 from kvforge.serving.processes.facts import ProcessId, children, descendants, model_of_stub, wait_gone
 from tests.e2e.test_operations_restart import answer, open_streams, openai_answer, tritonserver
-from tests.support.serve_process import ServeProcess
-from tests.support.serving import lasting_processes, wait_until
+from tests.support.serving.serve_process import ServeProcess
+from tests.support.serving.server import lasting_processes, wait_until
 
-ODD_ENGINE = Path(__file__).resolve().parents[1] / "support" / "odd_engine"
+ODD_ENGINE = Path(__file__).resolve().parents[1] / "support" / "serving" / "odd_engine"
 NOTICED_WITHIN_S = 60.0
 """An order of magnitude more than it takes, which the test prints."""
 STANDSTILL_S = 12.0

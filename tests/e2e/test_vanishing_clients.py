@@ -7,11 +7,11 @@ from pathlib import Path
 
 from kvforge import LLM
 from kvforge.serving.server.launcher import TritonServer
-from tests.support.fuzz_known import KnownAnswers
-from tests.support.fuzz_run import check_answer, processes, unharmed
-from tests.support.fuzz_wire import Grpc
-from tests.support.serving import wait_until
-from tests.support.vanishing import vanish
+from tests.support.fuzz.known import KnownAnswers
+from tests.support.fuzz.run import check_answer, processes, unharmed
+from tests.support.fuzz.wire import Grpc
+from tests.support.hostile.vanishing import vanish
+from tests.support.serving.server import wait_until
 
 SEED = 22
 NUM_STREAMS, NUM_VANISHING_AT_ONCE = 8, 16

@@ -18,13 +18,13 @@ from kvforge.serving.server.launcher import TritonServer
 from kvforge.serving.server.options import ServerOptions, engine_command
 from tests.e2e.test_operations_restart import answer, open_streams, openai_answer
 from tests.e2e.test_stalls import OPENAI, engine_process, probes
-from tests.support.fuzz_known import KnownAnswers
-from tests.support.fuzz_run import check_answer, processes, unharmed
-from tests.support.fuzz_wire import Grpc
-from tests.support.serve_process import ServeProcess
-from tests.support.serving import ask, wait_until
+from tests.support.fuzz.known import KnownAnswers
+from tests.support.fuzz.run import check_answer, processes, unharmed
+from tests.support.fuzz.wire import Grpc
+from tests.support.serving.serve_process import ServeProcess
+from tests.support.serving.server import ask, wait_until
 
-SOURCE = Path(__file__).resolve().parents[1] / "support" / "clock_shim.cpp"
+SOURCE = Path(__file__).resolve().parents[1] / "support" / "serving" / "clock_shim.cpp"
 DAY_S = 86400
 PROMPT, NUM_TOKENS = "what time is it", 600
 

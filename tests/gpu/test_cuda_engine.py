@@ -15,10 +15,10 @@ from kvforge.runtime import LLMEngine
 from kvforge.runtime.sessions.cuda import CudaSession, check_gpu
 from kvforge.runtime.sessions.inputs import LowerStep, UpperStep, VerifyStep
 from kvforge.runtime.sessions.session import Session, load_session
-from tests.support.engine_schedules import random_plan, run_plan
-from tests.support.engines import EngineShelf, EngineSpec
+from tests.support.models.engines import EngineShelf, EngineSpec
 from tests.support.rounding import assert_near
-from tests.support.step_driver import StepDriver
+from tests.support.schedules.engine_schedules import random_plan, run_plan
+from tests.support.schedules.step_driver import StepDriver
 
 OPTIONS = BuildOptions(page_size=8, max_num_tokens=256, max_draft_len=2)
 FP32 = EngineSpec("llama", cut=2, group_size=2, model=(("num_hidden_layers", 5),), options=OPTIONS)

@@ -5,7 +5,7 @@ import torch
 
 import plugins
 from plugins.registry import backend_modules
-from tests.support.operator_cases import check_on
+from tests.support.operators.cases import check_on
 
 NUM_CASES, NUM_FULL_CASES = 24, 400  # nearly every case is a specialisation of its own to compile
 

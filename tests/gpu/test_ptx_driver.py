@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from plugins.registry import backend_modules, modules
-from tests.support.cuda_driver import DriverRunner
-from tests.support.operator_cases import check_on
+from tests.support.cuda.driver import DriverRunner
+from tests.support.operators.cases import check_on
 
 NUM_CASES, NUM_FULL_CASES = 8, 60
 MODULES, CUDA_CASES = backend_modules("triton"), dict(modules("cuda_cases"))

@@ -10,8 +10,8 @@ from kvforge.compiler.onnx_export import INPUTS
 from kvforge.compiler.onnx_export import RESULTS as EXPORTED_RESULTS
 from kvforge.compiler.options import ResolvedOptions
 from kvforge.compiler.tensorrt_profiles import input_ranges
-from tests.support.fake_session import fake_manifest
-from tests.support.fake_stream import FakeStream, fake_current_stream
+from tests.support.cuda.fake_stream import FakeStream, fake_current_stream
+from tests.support.sessions.fake import fake_manifest
 
 OPTIONS = ResolvedOptions("tensorrt", "bfloat16", "bfloat16", 8, 100, 1000, 32, 3, early_exit=True)
 

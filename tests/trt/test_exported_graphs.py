@@ -16,7 +16,7 @@ from plugins.paged_attention.trt import num_splits
 from plugins.trt_case import Dynamic, NetworkTensor
 from plugins.trt_plugins import PLUGINS, register_plugins
 from plugins.trt_target import compile_for
-from tests.support.onnx_engine import ExportedEngine, OnnxCase, export_case
+from tests.support.onnx.engine import ExportedEngine, OnnxCase, export_case
 from tests.trt.aot_driver import ask
 
 MODELS = {

@@ -7,7 +7,7 @@ from kvforge.common.errors import EngineError
 from kvforge.manifest import Manifest
 from kvforge.runtime.sessions.inputs import LowerStep, VerifyStep
 from kvforge.runtime.step.batch import StepBatch
-from tests.support.fake_stream import FakeStream, fake_current_stream
+from tests.support.cuda.fake_stream import FakeStream, fake_current_stream
 
 HIDDEN, VOCAB, PAGES = 6, 11, 40
 

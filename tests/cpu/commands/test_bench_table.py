@@ -8,8 +8,8 @@ import pytest
 from kvforge.bench.workload import measure
 from kvforge.cli import main
 from kvforge.runtime import LLMEngine
-from tests.support.exit_session import ExitSession
-from tests.support.fake_shadow_session import FakeShadowSession
+from tests.support.sessions.exit import ExitSession
+from tests.support.sessions.fake_shadow import FakeShadowSession
 
 WORKLOADS = {"few": {"requests": 2, "input_tokens": 12, "output_tokens": 60}}
 

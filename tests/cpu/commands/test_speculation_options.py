@@ -10,7 +10,7 @@ from kvforge.common.errors import EngineError
 from kvforge.runtime import LLMEngine
 from kvforge.runtime.speculation.config import SpeculativeConfig
 from kvforge.runtime.speculation.options import add_speculation_options, speculation_options
-from tests.support.fake_session import FakeSession
+from tests.support.sessions.fake import FakeSession
 
 
 def read(*arguments: str) -> dict:

@@ -8,7 +8,7 @@ import pytest
 from kvforge.cli import main
 from kvforge.common.errors import EngineError, RequestError
 from kvforge.common.native_calls import is_panic, panics_as
-from tests.support.text_tokenizers import PANICKING_TEXT, panicking
+from tests.support.models.text_tokenizers import PANICKING_TEXT, panicking
 
 SENTENCE = "the text cannot be read; send another one."
 

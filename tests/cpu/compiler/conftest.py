@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.checkpoints import make_checkpoint
+from tests.support.models.checkpoints import make_checkpoint
 
 
 @pytest.fixture

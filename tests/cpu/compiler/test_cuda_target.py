@@ -21,7 +21,7 @@ from kvforge.common.errors import BuildError, EngineError
 from kvforge.compiler.targets import load_target
 from kvforge.runtime.sessions import cuda as cuda_session
 from plugins import cuda_ops
-from tests.support.fake_session import fake_manifest
+from tests.support.sessions.fake import fake_manifest
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -42,7 +42,7 @@ def run_module(*arguments: str, **environment: str) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def graphs() -> dict[str, Any]:
     graphs = ("lower:bfloat16", "upper:fp8", "early_exit:bfloat16", "upper:shadowkv")
-    return run_module("tests.support.cuda_offline", *graphs, TRITON_INTERPRET="0")
+    return run_module("tests.support.cuda.offline", *graphs, TRITON_INTERPRET="0")
 
 
 def names(graph: dict[str, Any]) -> list[str]:
@@ -98,7 +98,7 @@ def test_pools_are_updated_in_place(graphs: dict[str, Any]) -> None:
 
 def test_interpreted_kernels_compute_the_model() -> None:
     """Prefill, mixed and decode steps through both graphs, three cache formats, against the definitions."""
-    report = run_module("tests.support.cuda_interpreted", TRITON_INTERPRET="1")
+    report = run_module("tests.support.cuda.interpreted", TRITON_INTERPRET="1")
     assert set(report) == {"float32", "int8", "fp8"}
     for steps in report.values():
         for rounding, logits_error, cache_error in steps.values():

@@ -22,10 +22,10 @@ from kvforge.compiler.options import BuildOptions, ResolvedOptions, resolve
 from model_defs import ModelConfig, load_config
 from model_defs.reference import reference_early_exit, reference_hidden
 from plugins.paged_attention.split_decode import split_decode
-from tests.support.checkpoints import load_weights, make_checkpoint
-from tests.support.onnx_nodes import OnnxSession
+from tests.support.models.checkpoints import load_weights, make_checkpoint
+from tests.support.onnx.nodes import OnnxSession
+from tests.support.onnx.tensorrt_support import unsupported
 from tests.support.rounding import assert_near, sum_error
-from tests.support.tensorrt_onnx_support import unsupported
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.checkpoints import FAMILIES, make_checkpoint
+from tests.support.models.checkpoints import FAMILIES, make_checkpoint
 
 ROOT = Path(__file__).resolve().parents[3]
 TINY = {"num_hidden_layers": 3, "hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "head_dim": 8}
@@ -19,7 +19,7 @@ def test_every_mutation_is_refused_or_generates(family: str, tmp_path: Path, ful
     checkpoint = make_checkpoint(tmp_path / family, family, num_key_value_heads=1, **TINY)
     count, seed = 1000 if full else 40, list(FAMILIES).index(family)
     done = subprocess.run(
-        [sys.executable, "-m", "tests.support.checkpoint_attack", str(checkpoint), str(seed), str(count)],
+        [sys.executable, "-m", "tests.support.hostile.checkpoint_attack", str(checkpoint), str(seed), str(count)],
         cwd=ROOT,
         capture_output=True,
         text=True,

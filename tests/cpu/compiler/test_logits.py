@@ -15,10 +15,10 @@ from kvforge.compiler import build_engine
 from kvforge.manifest import load_manifest
 from kvforge.runtime.sessions.session import Session, load_session
 from model_defs.reference import reference_logits
-from tests.support.checkpoints import FAMILIES, load_weights, make_checkpoint
-from tests.support.engines import SWIFTKV, SWIFTKV_FP8, EngineShelf, EngineSpec
+from tests.support.models.checkpoints import FAMILIES, load_weights, make_checkpoint
+from tests.support.models.engines import SWIFTKV, SWIFTKV_FP8, EngineShelf, EngineSpec
 from tests.support.rounding import assert_near, config_of, model_error, relative_error, roundings_error, sum_error
-from tests.support.step_driver import StepDriver
+from tests.support.schedules.step_driver import StepDriver
 
 PROMPT, DECODED = 100, 32
 CHUNKS = (1, 7, 64, PROMPT)

@@ -21,7 +21,7 @@ from kvforge.compiler.onnx_check import check_graph
 from kvforge.compiler.onnx_weights import external_tensors, use_external_weights
 from kvforge.compiler.targets import tensorrt
 from kvforge.manifest import WEIGHTS_FILE, load_manifest, verify_files
-from tests.support.onnx_engine import ExportedEngine, OnnxCase, export_case
+from tests.support.onnx.engine import ExportedEngine, OnnxCase, export_case
 
 ROOT = Path(__file__).parents[3]
 

@@ -12,11 +12,11 @@ import plugins
 from kvforge.compiler.onnx_export import write_onnx
 from model_defs.graphs import LowerGraph, UpperGraph
 from model_defs.reference import reference_logits
-from tests.support.checkpoints import load_weights
-from tests.support.onnx_engine import CASES, ExportedEngine, OnnxCase, OnnxGraphs, empty_pools, export_case
-from tests.support.packed_steps import packed_steps
+from tests.support.models.checkpoints import load_weights
+from tests.support.onnx.engine import CASES, ExportedEngine, OnnxCase, OnnxGraphs, empty_pools, export_case
+from tests.support.onnx.tensorrt_support import unsupported
 from tests.support.rounding import FEW_CODES, assert_near, codes_apart, model_error, turned_code_error
-from tests.support.tensorrt_onnx_support import unsupported
+from tests.support.schedules.packed_steps import packed_steps
 
 NUM_PAGES, TOKENS = 40, 61
 EXACT = [name for name, case in CASES.items() if case.kv_dtype == "float32"]
@@ -124,7 +124,7 @@ def test_8_bit_caches_equal_the_torch_graphs(name: str, exported, monkeypatch: p
 
 def test_the_verify_graph_runs(exported) -> None:
     from plugins.speculative_verify.cases import random_case as speculative_verify_case
-    from tests.support.onnx_nodes import OnnxSession
+    from tests.support.onnx.nodes import OnnxSession
 
     session = OnnxSession(str(exported("swiftkv").file("verify")))
     assert session.outputs == ["accepted", "next_token"]

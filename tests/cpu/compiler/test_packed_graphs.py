@@ -19,7 +19,7 @@ from model_defs.graphs import EarlyExitGraph, LowerGraph, UpperGraph
 from model_defs.layers import Linear, RMSNorm
 from model_defs.reference import reference_early_exit, reference_logits
 from plugins.kv_quantization import dynamic_scale, quantize
-from tests.support.checkpoints import load_weights, make_checkpoint
+from tests.support.models.checkpoints import load_weights, make_checkpoint
 from tests.support.rounding import rounded_model_error
 
 PAGE_SIZE, TOKENS = 8, 40

@@ -16,8 +16,8 @@ from kvforge.common.errors import CheckpointError, KvforgeError
 from kvforge.distill import DistillConfig, distill_checkpoint
 from kvforge.swiftkv import load_model
 from model_defs import load_config
-from tests.support.checkpoints import load_weights, make_checkpoint
-from tests.support.distillation import rewired_checkpoint
+from tests.support.models.checkpoints import load_weights, make_checkpoint
+from tests.support.models.distillation import rewired_checkpoint
 
 OPTIONS = "--mask answers --length 64 --batch-size 4 --micro-batch 4 --max-steps 3 --lr 1e-2 --device cpu".split()
 SMALL = DistillConfig(length=64, batch_size=4, max_steps=2, lr=1e-2, device="cpu")

@@ -16,8 +16,8 @@ from kvforge.distill.loss import divergence, hidden_error, logit_sums
 from kvforge.distill.packing import Batch, DataSettings
 from kvforge.distill.samples import Sample
 from model_defs.reference import reference_logits
-from tests.support.checkpoints import load_weights, make_checkpoint
-from tests.support.distillation import load_with_teacher, random_data, rewired_checkpoint
+from tests.support.models.checkpoints import load_weights, make_checkpoint
+from tests.support.models.distillation import load_with_teacher, random_data, rewired_checkpoint
 from tests.support.rounding import logprob_error, model_error, sum_error
 
 HIDDEN, VOCAB = 64, 320

@@ -14,8 +14,8 @@ import torch
 
 from kvforge.distill import DistillConfig, distill, distill_checkpoint
 from kvforge.distill.packing import DataSettings
-from tests.support.checkpoints import load_weights
-from tests.support.distillation import load_with_teacher, random_data, rewired_checkpoint
+from tests.support.models.checkpoints import load_weights
+from tests.support.models.distillation import load_with_teacher, random_data, rewired_checkpoint
 from tests.support.rounding import assert_trained_alike
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -26,7 +26,7 @@ from pathlib import Path
 sys.path.insert(0, {str(ROOT)!r})
 from kvforge.cli import main
 from kvforge.distill import DistillConfig, distill, world
-from tests.support.distillation import load_with_teacher, random_data
+from tests.support.models.distillation import load_with_teacher, random_data
 
 work, command = Path(sys.argv[1]), sys.argv[2:]
 checkpoint = Path(command[1])

@@ -15,7 +15,7 @@ from kvforge.common.errors import KvforgeError
 from kvforge.distill import DistillConfig, distill
 from kvforge.distill.packing import Batch, PackedData
 from kvforge.distill.state import save_state
-from tests.support.distillation import load_with_teacher, random_data, rewired_checkpoint
+from tests.support.models.distillation import load_with_teacher, random_data, rewired_checkpoint
 
 CONFIG = DistillConfig(
     dtype="fp32", device="cpu", max_steps=6, batch_size=4, micro_batch=3, lr=1e-3, checkpoint_every=2

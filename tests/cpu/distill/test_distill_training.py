@@ -15,8 +15,8 @@ from kvforge.distill.distiller import Distiller
 from kvforge.distill.parameters import add_early_exit_head
 from kvforge.distill.schedule import learning_rate, share, step_indices
 from kvforge.swiftkv import SwiftKVForCausalLM, make_layout
-from tests.support.checkpoints import FAMILIES, make_checkpoint
-from tests.support.distillation import load_with_teacher, random_data, rewired_checkpoint
+from tests.support.models.checkpoints import FAMILIES, make_checkpoint
+from tests.support.models.distillation import load_with_teacher, random_data, rewired_checkpoint
 from tests.support.rounding import assert_near, assert_within, gamma, model_error, rounded_model_error, sum_error
 
 FAST = DistillConfig(dtype="fp32", device="cpu", max_steps=2, batch_size=4, micro_batch=4, lr=1e-3, warmup=0.0)

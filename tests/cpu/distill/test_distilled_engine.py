@@ -14,9 +14,9 @@ from kvforge.rewire import RewireOptions, rewire_checkpoint
 from kvforge.runtime.sessions.session import load_session
 from kvforge.swiftkv import load_model, make_layout
 from model_defs import load_config
-from tests.support.checkpoints import make_checkpoint
-from tests.support.packed_steps import packed_steps
+from tests.support.models.checkpoints import make_checkpoint
 from tests.support.rounding import assert_near, model_error
+from tests.support.schedules.packed_steps import packed_steps
 
 CONFIG = DistillConfig(train="full", length=48, batch_size=4, max_steps=3, lr=1e-2, dtype="fp32", device="cpu")
 

@@ -20,7 +20,7 @@ from kvforge.planning.costs import prefill_flops_per_token
 from kvforge.runtime.sessions.cpu import CpuSession
 from kvforge.runtime.sessions.inputs import LowerStep, UpperStep
 from kvforge.runtime.sessions.session import load_session
-from tests.support.engines import SWIFTKV, SWIFTKV_FP8, EngineShelf
+from tests.support.models.engines import SWIFTKV, SWIFTKV_FP8, EngineShelf
 
 
 @pytest.fixture

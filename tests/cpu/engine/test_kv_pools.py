@@ -9,8 +9,8 @@ from kvforge.runtime.sessions.huge_pages import ALIGNMENT
 from kvforge.runtime.sessions.pools import allocate_pools
 from model_defs.kv_layout import owner_table
 from plugins.kv_quantization import LARGEST, dynamic_scale, quantize
-from tests.support.fake_session import fake_manifest
 from tests.support.rounding import gamma
+from tests.support.sessions.fake import fake_manifest
 
 
 def llama_8b(kv_dtype: str, cut: int = 32, group_size: int = 1) -> Manifest:

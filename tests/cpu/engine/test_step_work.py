@@ -6,7 +6,7 @@ from pathlib import Path
 from torch.profiler import ProfilerActivity, profile
 
 from kvforge.runtime import LLMEngine, SamplingParams
-from tests.support.engines import SWIFTKV, EngineShelf
+from tests.support.models.engines import SWIFTKV, EngineShelf
 
 
 def operator_calls(engine: LLMEngine) -> Counter[str]:

@@ -8,7 +8,7 @@ from kvforge.cli import main
 from kvforge.evaluation.engine import EngineGenerator
 from kvforge.evaluation.exit_quality import exit_quality, exit_table
 from kvforge.evaluation.run import EvalOptions, make_prompts
-from tests.support.engines import EARLY_EXIT, SWIFTKV, EngineShelf
+from tests.support.models.engines import EARLY_EXIT, SWIFTKV, EngineShelf
 
 TASKS = ("--task", "arithmetic", "--task", "amounts", "--num-prompts", "3", "--length", "400")
 

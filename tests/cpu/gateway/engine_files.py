@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from kvforge.manifest import SCHEMA_VERSION, TOKENIZER_DIR, Manifest, save_manifest
-from tests.support.checkpoints import write_byte_tokenizer
+from tests.support.models.checkpoints import write_byte_tokenizer
 
 TEMPLATE = (
     "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools here') }}{% endif %}"

@@ -21,7 +21,7 @@ from kvforge.runtime.text.stream import TextStream
 from tests.cpu.gateway.fake_triton import FakeTriton, Row
 from tests.cpu.gateway.http_calls import COMPLETION, connect, post, send_request, wait_until
 from tests.cpu.gateway.test_openai_logprobs import decoder_of
-from tests.support.text_tokenizers import byte_level
+from tests.support.models.text_tokenizers import byte_level
 
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "x"}]}
 

@@ -13,7 +13,7 @@ from kvforge.gateway.logprobs import ChatLogprobs, CompletionLogprobs
 from kvforge.gateway.token_bytes import TokenBytes
 from kvforge.runtime.requests.outputs import TokenLogprobs
 from tests.cpu.gateway.fake_triton import FakeTriton, bytes_of
-from tests.support.text_tokenizers import TEXT, byte_fallback, byte_level
+from tests.support.models.text_tokenizers import TEXT, byte_fallback, byte_level
 
 
 def decoder_of(tokenizer) -> dict:

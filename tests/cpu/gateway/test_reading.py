@@ -23,7 +23,7 @@ from kvforge.workers import WorkersUnavailable
 from tests.cpu.gateway.engine_files import write_engine_files
 from tests.cpu.gateway.fake_triton import FakeTriton
 from tests.cpu.gateway.http_calls import COMPLETION, call, post
-from tests.support.hostile_bodies import CHATS, COMPLETIONS
+from tests.support.hostile.bodies import CHATS, COMPLETIONS
 
 HELLO = [{"role": "user", "content": "hi"}]
 LARGE = 1 << 20

@@ -8,8 +8,8 @@ import torch
 from kvforge.kv_policies.shadowkv import ShadowKV, factor
 from kvforge.kv_policies.shadowkv.factor import factor_prompt
 from model_defs.rope import RopeConfig, rope_cos_sin
+from tests.support.operators.shadowkv_reference import Parameters, ShadowCache, low_rank, rotate
 from tests.support.rounding import assert_near, assert_within, low_rank_error, roundings_error, sum_error, unit_roundoff
-from tests.support.shadowkv_reference import Parameters, ShadowCache, low_rank, rotate
 
 
 def random_pool(policy, num_tokens, heads, dim, page_size, dtype, rng):

@@ -9,7 +9,7 @@ from kvforge.kv_policies.shadowkv import ShadowKV
 from kvforge.planning.sequence_memory import sequences_that_fit
 from kvforge.runtime.cache_capacity import cache_shape
 from kvforge.runtime.sessions.pools import allocate_pools, device_bytes, host_bytes
-from tests.support.fake_session import fake_manifest
+from tests.support.sessions.fake import fake_manifest
 
 
 def shape(policy, heads, dim, page_size, dtype="bfloat16"):

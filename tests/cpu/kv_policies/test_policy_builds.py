@@ -11,7 +11,7 @@ from kvforge.compiler.options import BuildOptions, resolve
 from kvforge.kv_policies import Full
 from kvforge.kv_policies.shadowkv import ShadowKV
 from model_defs import load_config
-from tests.support.checkpoints import make_checkpoint
+from tests.support.models.checkpoints import make_checkpoint
 
 SMALL = "shadowkv:rank=8,sparse_budget=64,num_outlier_chunks=2"
 

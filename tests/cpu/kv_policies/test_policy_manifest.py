@@ -13,7 +13,7 @@ from kvforge.kv_policies.shadowkv import ShadowKV
 from kvforge.manifest import load_manifest, save_manifest
 from kvforge.runtime.scheduling.prefix_cache import PrefixCache
 from kvforge.runtime.speculation.config import SpeculativeConfig, check_speculation
-from tests.support.fake_session import fake_manifest
+from tests.support.sessions.fake import fake_manifest
 
 POLICY = ShadowKV(rank=2, chunk_size=4, sparse_budget=8, num_outlier_chunks=1, num_local_tokens=4)
 

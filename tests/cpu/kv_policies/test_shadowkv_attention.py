@@ -9,9 +9,9 @@ from kvforge.kv_policies.shadowkv import ShadowKV
 from kvforge.kv_policies.shadowkv.state import CACHED, COUNTS
 from model_defs.rope import RopeConfig
 from plugins import load_library
+from tests.support.operators.shadowkv_batch import Batch, Stream
+from tests.support.operators.shadowkv_reference import Parameters, ShadowCache, exact_attention, rotate
 from tests.support.rounding import assert_near, sum_error, truncation_condition
-from tests.support.shadowkv_batch import Batch, Stream
-from tests.support.shadowkv_reference import Parameters, ShadowCache, exact_attention, rotate
 
 
 def rounding(width, dim, length):

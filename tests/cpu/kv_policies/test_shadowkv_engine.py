@@ -12,10 +12,10 @@ from kvforge.kv_policies.shadowkv import ShadowKV
 from kvforge.runtime import LLMEngine, SamplingParams
 from model_defs import load_config
 from model_defs.reference import reference_logits
-from tests.support.checkpoints import load_weights, make_checkpoint
-from tests.support.eager_session import eager_session
+from tests.support.models.checkpoints import load_weights, make_checkpoint
+from tests.support.operators.shadowkv_reference import Parameters, ShadowModel
 from tests.support.rounding import assert_near, model_error, relative_error
-from tests.support.shadowkv_reference import Parameters, ShadowModel
+from tests.support.sessions.eager import eager_session
 
 MODELS = (
     ("llama", 2, 2, {"num_hidden_layers": 5}),

@@ -8,9 +8,16 @@ import torch
 from model_defs import load_config
 from model_defs.reference import reference_logits
 from model_defs.rope import RopeConfig
-from tests.support.checkpoints import load_weights, make_checkpoint
+from tests.support.models.checkpoints import load_weights, make_checkpoint
+from tests.support.operators.shadowkv_reference import (
+    Parameters,
+    ShadowCache,
+    ShadowModel,
+    exact_attention,
+    low_rank,
+    rotate,
+)
 from tests.support.rounding import assert_near, model_error, relative_error, sum_error
-from tests.support.shadowkv_reference import Parameters, ShadowCache, ShadowModel, exact_attention, low_rank, rotate
 
 
 def test_full_rank_and_budget_are_exact_attention():

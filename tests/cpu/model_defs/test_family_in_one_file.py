@@ -24,8 +24,8 @@ from kvforge.runtime import LLM, SamplingParams
 from kvforge.swiftkv import load_model, make_layout
 from model_defs import ModelConfig, families
 from model_defs.reference import reference_logits
-from tests.support.checkpoints import write_byte_tokenizer
-from tests.support.novel_family import FAMILY
+from tests.support.extensions.novel_family import FAMILY
+from tests.support.models.checkpoints import write_byte_tokenizer
 from tests.support.rounding import assert_near, model_error
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -195,10 +195,10 @@ def test_a_tensor_under_both_names_is_refused(tmp_path):
         open_model(tmp_path / "model")
 
 
-@pytest.mark.parametrize("first", ["model_defs", "tests.support.novel_family"])
+@pytest.mark.parametrize("first", ["model_defs", "tests.support.extensions.novel_family"])
 def test_an_installed_package_brings_one(first, tmp_path):
     """By an entry point, into a process that knows nothing of it or has imported the family's file before."""
-    install(tmp_path, "novel = tests.support.novel_family:FAMILY")
+    install(tmp_path, "novel = tests.support.extensions.novel_family:FAMILY")
     code = (
         f"import json, {first}; from model_defs import load_config; "
         f"assert load_config(json.loads({json.dumps(CONFIG)!r})).model_type == 'novel'"
@@ -207,9 +207,10 @@ def test_an_installed_package_brings_one(first, tmp_path):
 
 
 def test_a_second_family_of_a_name_is_refused(tmp_path):
-    install(tmp_path, "novel = tests.support.novel_family:FAMILY\nother = tests.support.novel_family:OTHER")
+    file = "tests.support.extensions.novel_family"
+    install(tmp_path, f"novel = {file}:FAMILY\nother = {file}:OTHER")
     code = (
-        "import dataclasses; from tests.support import novel_family as file; from model_defs import families; "
+        f"import dataclasses; import {file} as file; from model_defs import families; "
         "file.OTHER = dataclasses.replace(file.FAMILY, architecture='OtherForCausalLM'); families()"
     )
     assert "there is a model family 'novel' already" in python(code, tmp_path).stderr

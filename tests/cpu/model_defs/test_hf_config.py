@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from model_defs import ModelError, load_config
-from tests.support.checkpoints import FAMILIES
+from tests.support.models.checkpoints import FAMILIES
 
 BASE: dict[str, Any] = {
     "vocab_size": 320,

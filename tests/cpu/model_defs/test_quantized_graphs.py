@@ -15,7 +15,7 @@ from kvforge.compiler.convert import convert_weights
 from model_defs import ModelConfig, load_config
 from model_defs.graphs import LowerGraph, UpperGraph
 from model_defs.reference import reference_logits
-from tests.support.checkpoints import load_weights, make_checkpoint
+from tests.support.models.checkpoints import load_weights, make_checkpoint
 
 PAGE_SIZE, TOKENS, CHUNKS = 8, 40, (7, 23, 1, 1, 8)
 STATIC = ((0.011, 0.02), (0.012, 0.015), (0.013, 0.01), (0.02, 0.012))

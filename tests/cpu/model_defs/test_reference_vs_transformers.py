@@ -8,7 +8,7 @@ import transformers
 
 from model_defs import load_config
 from model_defs.reference import reference_logits
-from tests.support.checkpoints import FAMILIES, load_weights, make_checkpoint
+from tests.support.models.checkpoints import FAMILIES, load_weights, make_checkpoint
 from tests.support.rounding import assert_near, model_error
 
 LLAMA3 = {

@@ -6,9 +6,9 @@ import torch
 from kvforge.compiler.options import BuildOptions
 from model_defs import ModelConfig, load_config
 from model_defs.rope import rope_cos_sin
-from tests.support.eager_session import EagerSession, random_session
 from tests.support.rounding import assert_near, model_error, relative_error, rounded_model_error
-from tests.support.shadow_steps import TOKENS, mixed_steps
+from tests.support.schedules.shadow_steps import TOKENS, mixed_steps
+from tests.support.sessions.eager import EagerSession, random_session
 
 HF = {
     "vocab_size": 96,

@@ -10,7 +10,7 @@ from kvforge.cli import main
 from kvforge.kv_policies.shadowkv import ShadowKV
 from kvforge.manifest import save_manifest
 from kvforge.planning.sequence_memory import sequences_that_fit
-from tests.support.fake_session import fake_manifest
+from tests.support.sessions.fake import fake_manifest
 
 PRINTED = 0.0005
 """Half a unit of the three digits of the documented size."""

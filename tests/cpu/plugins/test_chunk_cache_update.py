@@ -5,8 +5,8 @@ import torch
 
 import plugins
 from plugins.chunk_cache_update.cases import random_case as chunk_cache_update_case
-from tests.support.operator_backends import run_cpu
-from tests.support.operator_cases import difference, fresh, reference
+from tests.support.operators.backends import run_cpu
+from tests.support.operators.cases import difference, fresh, reference
 
 NAME = "chunk_cache_update"
 

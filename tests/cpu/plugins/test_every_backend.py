@@ -14,7 +14,7 @@ import pytest
 
 import plugins
 from plugins.operator import BACKEND_FILES
-from tests.support.operator_backends import BACKENDS, check
+from tests.support.operators.backends import BACKENDS, check
 
 ROOT = Path(plugins.__file__).parent.parent
 NUM_CASES, NUM_SMALL_CASES, NUM_BLOCKS = 320, 40, 4
@@ -42,7 +42,7 @@ def test_full_size(backend, name, block, isas, monkeypatch):
 def test_small(backend, name, full):
     """In a process of its own: Triton's interpreter replaces the language for the whole process."""
     last = NUM_CASES if full else NUM_SMALL_CASES
-    module = "tests.support.operator_backends"
+    module = "tests.support.operators.backends"
     result = subprocess.run(
         [sys.executable, "-W", "ignore::RuntimeWarning", "-m", module, backend, name, "0", str(last)],
         capture_output=True,

@@ -5,7 +5,7 @@ import torch
 
 import plugins
 from plugins.landmark_select.cases import random_case as landmark_select_case
-from tests.support.operator_cases import difference
+from tests.support.operators.cases import difference
 
 REFERENCE = plugins.OPERATORS["landmark_select"].reference
 

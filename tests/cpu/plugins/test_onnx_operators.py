@@ -10,9 +10,9 @@ import torch
 import plugins
 from plugins.onnx_body import DOMAIN, OPSET
 from plugins.onnx_nodes import ONNX_NODES
-from tests.support.onnx_nodes import run_node_chain
-from tests.support.operator_backends import run_onnx
-from tests.support.operator_cases import CASES, choices, difference, reference
+from tests.support.onnx.nodes import run_node_chain
+from tests.support.operators.backends import run_onnx
+from tests.support.operators.cases import CASES, choices, difference, reference
 
 NUM_CASES, NUM_SHORT = 320, 60
 WITH_FLOAT16 = [n for n, op in plugins.OPERATORS.items() if "onnx" in op.backends and "dtypes" in choices(n)]

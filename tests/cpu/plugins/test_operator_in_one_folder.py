@@ -1,4 +1,4 @@
-"""An operator is one folder: `tests/support/operators/scaled_add/` gets all that the product's have."""
+"""An operator is one folder: `tests/support/extensions/operators/scaled_add/` gets all that the product's have."""
 
 import json
 import os
@@ -12,7 +12,7 @@ import pytest
 import plugins
 
 ROOT = Path(__file__).resolve().parents[3]
-FOLDER = ROOT / "tests" / "support" / "operators"
+FOLDER = ROOT / "tests" / "support" / "extensions" / "operators"
 NAME = "scaled_add"
 
 
@@ -44,12 +44,12 @@ def test_the_product_does_not_name_it():
 
 @pytest.mark.parametrize("backend", ["cpu", "onnx", "triton"])
 def test_backends_equal_the_definition(backend):
-    found = checked("operator_backends", backend, NAME)
+    found = checked("operators.backends", backend, NAME)
     assert [case["seed"] for case in found] == list(range(20)) and not any(case["wrong"] for case in found)
 
 
 def test_its_kernels_are_run_and_compiled_with_the_others():
-    found = checked("triton_cases", NAME)
+    found = checked("cuda.triton_cases", NAME)
     assert len(found) == 20 and not any(case["error"] for case in found)
     compiled = """
 from plugins.registry import modules
@@ -68,7 +68,7 @@ def test_a_backend_that_is_wrong_is_found(backend, tmp_path):
     source = (tmp_path / NAME / file).read_text()
     assert right in source
     (tmp_path / NAME / file).write_text(source.replace(right, wrong))
-    found = checked("operator_backends", backend, NAME, folder=tmp_path)
+    found = checked("operators.backends", backend, NAME, folder=tmp_path)
     assert any("relative error" in (case["wrong"] or "") for case in found)
 
 

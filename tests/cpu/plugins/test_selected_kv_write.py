@@ -5,7 +5,7 @@ import torch
 
 import plugins
 from plugins.selected_kv_write.cases import random_case as selected_kv_write_case
-from tests.support.operator_cases import difference, fresh
+from tests.support.operators.cases import difference, fresh
 
 NAME = "selected_kv_write"
 

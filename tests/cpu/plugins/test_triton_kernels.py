@@ -21,7 +21,7 @@ def run(name: str, first: int, last: int) -> list[dict]:
             "-W",
             "ignore::RuntimeWarning",
             "-m",
-            "tests.support.triton_cases",
+            "tests.support.cuda.triton_cases",
             name,
             str(first),
             str(last),

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from kvforge.checkpoint import Quantization, kv_scales, open_checkpoint
 from kvforge.common.errors import CheckpointError
 from model_defs import load_config
-from tests.support.checkpoints import make_checkpoint
+from tests.support.models.checkpoints import make_checkpoint
 
 DOWN = "model.layers.1.mlp.down_proj.weight"
 OLD = {"producer": {"name": "modelopt", "version": "0.29"}, "quantization": {"quant_algo": "FP8"}}

@@ -18,7 +18,7 @@ from kvforge.quantize import quantize_checkpoint
 from kvforge.quantize.swiftkv_model import load_swiftkv
 from model_defs import load_config
 from model_defs.reference import reference_logits
-from tests.support.checkpoints import FAMILIES, load_weights, make_checkpoint
+from tests.support.models.checkpoints import FAMILIES, load_weights, make_checkpoint
 from tests.support.rounding import assert_near, model_error, roundings_error
 
 ASSETS = Path(__file__).resolve().parents[3] / "model_defs" / "assets"

@@ -12,7 +12,7 @@ from kvforge.common.errors import KvforgeError
 from kvforge.rewire.cut_search import Candidate, choose_cut
 from kvforge.rewire.inputs import LayerInputs
 from kvforge.rewire.similarity import input_similarity, similarity_to_remaining
-from tests.support.checkpoints import load_weights, make_checkpoint
+from tests.support.models.checkpoints import load_weights, make_checkpoint
 from tests.support.rounding import assert_within, sum_error
 
 

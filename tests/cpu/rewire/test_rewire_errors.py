@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from kvforge.cli import main, make_parser
 from kvforge.rewire import RewireOptions, convert
-from tests.support.checkpoints import load_weights, make_checkpoint
+from tests.support.models.checkpoints import load_weights, make_checkpoint
 
 
 @pytest.fixture(scope="module")

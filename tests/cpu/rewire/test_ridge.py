@@ -16,7 +16,7 @@ from kvforge.rewire.projections import read_projection
 from kvforge.rewire.ridge import CutFit, prior
 from kvforge.rewire.source import Source, open_source
 from model_defs.reference import reference_hidden
-from tests.support.checkpoints import FAMILIES, load_weights, make_checkpoint
+from tests.support.models.checkpoints import FAMILIES, load_weights, make_checkpoint
 from tests.support.rounding import assert_near, assert_within, model_error, sum_error
 
 HIDDEN, OUTPUTS = 12, 5

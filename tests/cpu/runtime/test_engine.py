@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from kvforge.runtime import LLMEngine, SamplingParams
-from tests.support.fake_session import FakeSession, context_logits
 from tests.support.rounding import logprob_error
+from tests.support.sessions.fake import FakeSession, context_logits
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)

@@ -9,8 +9,8 @@ from kvforge.common.hardware import has_avx512_kernels
 from kvforge.manifest import load_manifest
 from kvforge.runtime import LLMEngine, SamplingParams
 from kvforge.runtime.sessions.session import Session, load_session
-from tests.support.engine_schedules import Plan, PlannedRequest, random_plan, run_plan
-from tests.support.engines import INT8_WEIGHTS, SWIFTKV, SWIFTKV_BF16, SWIFTKV_FP8, EngineShelf, EngineSpec
+from tests.support.models.engines import INT8_WEIGHTS, SWIFTKV, SWIFTKV_BF16, SWIFTKV_FP8, EngineShelf, EngineSpec
+from tests.support.schedules.engine_schedules import Plan, PlannedRequest, random_plan, run_plan
 
 NUM_SCHEDULES = 200
 AWKWARD = EngineSpec(

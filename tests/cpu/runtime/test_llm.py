@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from kvforge.runtime import LLM, SamplingParams
-from tests.support.fake_session import FakeSession
-from tests.support.text_tokenizers import byte_level
+from tests.support.models.text_tokenizers import byte_level
+from tests.support.sessions.fake import FakeSession
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 TOKENIZER = byte_level()

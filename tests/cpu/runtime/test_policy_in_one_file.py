@@ -14,12 +14,12 @@ from kvforge.compiler import BuildOptions, build_engine
 from kvforge.kv_policies import POLICIES, parse, register
 from kvforge.runtime import LLMEngine, SamplingParams
 from kvforge.runtime.config import resolve_config
-from tests.support.checkpoints import make_checkpoint
-from tests.support.eager_session import eager_session
-from tests.support.engine_schedules import random_plan, run_plan
-from tests.support.fake_session import FakeSession, context_logits
-from tests.support.recent_policy import Recent
+from tests.support.extensions.recent_policy import Recent
+from tests.support.models.checkpoints import make_checkpoint
 from tests.support.rounding import assert_near, model_error
+from tests.support.schedules.engine_schedules import random_plan, run_plan
+from tests.support.sessions.eager import eager_session
+from tests.support.sessions.fake import FakeSession, context_logits
 
 SMALL = Recent(num_sinks=4, window=8, block=4)
 GREEDY = {"temperature": 0.0, "ignore_eos": True}

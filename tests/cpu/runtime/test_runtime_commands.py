@@ -8,9 +8,9 @@ import pytest
 
 from kvforge import LLM, SamplingParams
 from kvforge.cli import main
-from tests.support.engines import SWIFTKV, EngineShelf
-from tests.support.fake_session import FakeSession
-from tests.support.text_tokenizers import byte_level
+from tests.support.models.engines import SWIFTKV, EngineShelf
+from tests.support.models.text_tokenizers import byte_level
+from tests.support.sessions.fake import FakeSession
 
 PROMPTS = ["The old mill", "Grüße, 😀"]
 

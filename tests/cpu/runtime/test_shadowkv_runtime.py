@@ -13,10 +13,10 @@ from kvforge.runtime import LLMEngine, SamplingParams
 from kvforge.runtime.config import resolve_config
 from kvforge.runtime.scheduling.schedule import Schedule
 from kvforge.runtime.sessions.pools import device_bytes, host_bytes
-from tests.support.engine_schedules import PlannedRequest, check_tokens, random_plan, run_plan
-from tests.support.fake_session import FakeSession, fake_manifest
-from tests.support.fake_shadow_session import FakeShadowSession
-from tests.support.small_models import small_session
+from tests.support.models.small_models import small_session
+from tests.support.schedules.engine_schedules import PlannedRequest, check_tokens, random_plan, run_plan
+from tests.support.sessions.fake import FakeSession, fake_manifest
+from tests.support.sessions.fake_shadow import FakeShadowSession
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 POLICY = ShadowKV(rank=8, chunk_size=2, sparse_budget=8, num_outlier_chunks=2, num_local_tokens=4)

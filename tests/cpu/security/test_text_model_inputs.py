@@ -10,7 +10,7 @@ from kvforge.runtime.requests.checks import MAX_WORDS
 from kvforge.serving.contract.stream_keys import StreamKeys
 from kvforge.serving.text_models.postprocess import Postprocessor
 from kvforge.serving.text_models.preprocess import Preprocessor, load_tokenizer
-from tests.support.checkpoints import write_byte_tokenizer
+from tests.support.models.checkpoints import write_byte_tokenizer
 
 TOKENS = np.array([[[1, 2, 3]]], np.int32)
 LENGTHS = np.array([[3]], np.int32)

@@ -10,7 +10,7 @@ from kvforge.demo.report import ModelReport, comparison_table, make_report
 from kvforge.demo.run import STUDENT, TEACHER, find_problems, run_demo
 from kvforge.demo.streaming import StreamedAnswer, StreamedRun
 from kvforge.tasks.prompt import Example
-from tests.support.fake_session import fake_manifest
+from tests.support.sessions.fake import fake_manifest
 
 
 def report(name: str, accuracy: float = 1.0, different: int = 0) -> ModelReport:

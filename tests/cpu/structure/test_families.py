@@ -8,7 +8,7 @@ import pytest
 
 from model_defs import ModelConfig, families, load_config
 from model_defs.weights import weight_specs
-from tests.support.checkpoints import SMALL
+from tests.support.models.checkpoints import SMALL
 
 ROOT = Path(__file__).resolve().parents[3]
 PRODUCT = ("kvforge", "model_defs", "plugins", "perf")

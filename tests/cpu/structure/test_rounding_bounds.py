@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kvforge.kv_policies.shadowkv.factor import _leading_eigenvectors
 from model_defs.reference import reference_logits
-from tests.support.checkpoints import load_weights, make_checkpoint
+from tests.support.models.checkpoints import load_weights, make_checkpoint
 from tests.support.rounding import (
     assert_near,
     assert_within,

@@ -14,7 +14,7 @@ from kvforge.common.errors import CheckpointError
 from kvforge.swiftkv import SwiftKVForCausalLM, load_model, make_layout
 from model_defs import load_config
 from model_defs.reference import reference_logits
-from tests.support.checkpoints import FAMILIES, load_weights, make_checkpoint
+from tests.support.models.checkpoints import FAMILIES, load_weights, make_checkpoint
 from tests.support.rounding import assert_near, assert_within, linear_bound, model_error
 
 IDS = torch.randint(3, 300, (2, 37), generator=torch.Generator().manual_seed(0))

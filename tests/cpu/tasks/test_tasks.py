@@ -8,7 +8,7 @@ import pytest
 
 from kvforge.tasks import TASKS, filler, words
 from kvforge.tasks.prompt import Example, make_example, make_examples
-from tests.support.text_tokenizers import byte_fallback
+from tests.support.models.text_tokenizers import byte_fallback
 
 LENGTHS = (300, 1000)
 

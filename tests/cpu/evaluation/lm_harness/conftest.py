@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from kvforge.manifest import TOKENIZER_DIR
-from tests.support.engines import PLAIN, SWIFTKV, EngineShelf, with_tokens_around
+from tests.support.models.engines import PLAIN, SWIFTKV, EngineShelf, with_tokens_around
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ import torch
 
 from kvforge.cli import main
 from kvforge.common.errors import KvforgeError
-from tests.support.engines import PLAIN, EngineShelf
+from tests.support.models.engines import PLAIN, EngineShelf
 
 pytest.importorskip("lm_eval", reason="lm-evaluation-harness is an extra")
 from kvforge.evaluation.lm_harness import EngineLM

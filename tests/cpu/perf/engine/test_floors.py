@@ -10,7 +10,7 @@ from kvforge.runtime.engine import LLMEngine
 from perf.engine.floors import Rates, Work, best_rates, decode_work, measure_rates, prefill_work
 from perf.engine.phases import run_phases
 from perf.peers.phases import PhaseTimes
-from tests.support.fake_session import FakeSession, fake_manifest
+from tests.support.sessions.fake import FakeSession, fake_manifest
 
 RATES = Rates(bf16_gemm=100.0, int8_gemm=400.0, read=10.0, copy=20.0)
 SIZES = {

@@ -14,7 +14,7 @@ from perf.gpu import costs, llama8b, models, operators, shadowkv
 from perf.gpu.llama8b import LLAMA_8B, TINY, Case, GreedySession, parse_arguments, run_requests
 from perf.gpu.models import VARIANTS, Limits
 from perf.shadowkv.decode import Load, kept
-from tests.support.eager_session import EagerSession
+from tests.support.sessions.eager import EagerSession
 
 LIMITS = Limits(max_num_seqs=4, max_num_tokens=64, max_seq_len=128, page_size=16)
 

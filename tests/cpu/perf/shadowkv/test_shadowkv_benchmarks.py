@@ -10,7 +10,7 @@ from perf.quality import shadowkv_report
 from perf.quality.shadowkv import CROSS, Cell, cell_of
 from perf.shadowkv import speed
 from perf.shadowkv.decode import Load, SyntheticDecode, kept, shared_value_pools, traffic
-from tests.support.eager_session import random_session
+from tests.support.sessions.eager import random_session
 
 POLICY = "shadowkv:rank=24,sparse_budget=64,num_outlier_chunks=4"
 SMALL = {

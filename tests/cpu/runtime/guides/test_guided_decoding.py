@@ -13,10 +13,10 @@ from kvforge.runtime.guides import compiler as guide_compiler
 from kvforge.runtime.guides import matchers
 from kvforge.runtime.guides.compiler import GuideCompiler
 from kvforge.runtime.requests.guided_decoding import GuidedDecoding
-from tests.support.engines import SWIFTKV
-from tests.support.fake_session import FakeSession
-from tests.support.json_schemas import is_valid, random_schema
-from tests.support.text_tokenizers import byte_fallback, byte_level
+from tests.support.hostile.json_schemas import is_valid, random_schema
+from tests.support.models.engines import SWIFTKV
+from tests.support.models.text_tokenizers import byte_fallback, byte_level
+from tests.support.sessions.fake import FakeSession
 
 pytest.importorskip("llguidance")
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -6,13 +6,13 @@ import sys
 
 import pytest
 
-from tests.support.hostile_guides import hostile_guides
+from tests.support.hostile.guides import hostile_guides
 
 pytest.importorskip("llguidance")
 
 
 def test_hostile_guides_are_judged_or_refused():
-    command = [sys.executable, "-m", "tests.support.hostile_guides"]
+    command = [sys.executable, "-m", "tests.support.hostile.guides"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=540)
     assert done.returncode == 0, done.stderr[-2000:]
     results = {name: result for name, _, result, _ in map(json.loads, done.stdout.splitlines())}

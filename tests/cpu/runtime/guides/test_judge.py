@@ -13,8 +13,8 @@ from kvforge.runtime.guides.limits import NARROW, WIDE, WIDE_JSON
 from kvforge.runtime.guides.verdict import Verdict
 from kvforge.runtime.requests.guided_decoding import GuidedDecoding
 from kvforge.workers import WorkersUnavailable
-from tests.support.neighbours.guides import GUIDE_KINDS, KNOWN, random_guide
-from tests.support.text_tokenizers import byte_level
+from tests.support.hostile.neighbours.guides import GUIDE_KINDS, KNOWN, random_guide
+from tests.support.models.text_tokenizers import byte_level
 
 pytest.importorskip("llguidance")
 EOS = 2

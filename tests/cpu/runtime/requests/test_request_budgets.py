@@ -16,7 +16,7 @@ from kvforge.runtime.requests.checks import (
     MAX_SYMBOLS,
     MAX_WORDS,
 )
-from tests.support.fake_session import FakeSession
+from tests.support.sessions.fake import FakeSession
 
 
 class Unread(list):

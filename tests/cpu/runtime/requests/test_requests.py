@@ -8,8 +8,8 @@ import pytest
 from kvforge.common.errors import EngineError, KvforgeError, RequestError
 from kvforge.runtime import LLM, LLMEngine, SamplingParams
 from kvforge.runtime.config import resolve_config
-from tests.support.fake_session import FakeSession, fake_manifest
-from tests.support.text_tokenizers import byte_level
+from tests.support.models.text_tokenizers import byte_level
+from tests.support.sessions.fake import FakeSession, fake_manifest
 
 
 def make_engine(**options):

@@ -10,7 +10,7 @@ import pytest
 from kvforge.common.errors import RequestError
 from kvforge.runtime import LLMEngine, SamplingParams
 from kvforge.runtime.requests.guided_decoding import MAX_GUIDE_BYTES, GuidedDecoding
-from tests.support.fake_session import FakeSession
+from tests.support.sessions.fake import FakeSession
 
 
 @pytest.mark.parametrize(

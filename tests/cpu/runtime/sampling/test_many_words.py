@@ -7,9 +7,9 @@ import numpy as np
 
 from kvforge.runtime import LLM, SamplingParams
 from kvforge.runtime.text.detokenizer import Detokenizer
-from tests.support.fake_session import FakeSession, context_logits
+from tests.support.models.text_tokenizers import byte_level
 from tests.support.plain_words import PlainStopStrings, bad_tokens, stop_word
-from tests.support.text_tokenizers import byte_level
+from tests.support.sessions.fake import FakeSession, context_logits
 
 TOKENIZER = byte_level()
 VOCAB, EOS, MEMORY = 330, 2, 2

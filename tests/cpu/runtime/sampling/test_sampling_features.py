@@ -12,7 +12,7 @@ from kvforge.runtime import LLMEngine, SamplingParams
 from kvforge.runtime.requests.sequence import RequestMetrics, Sequence
 from kvforge.runtime.sampling.sampler import sample
 from kvforge.runtime.sampling.state import RequestSampling
-from tests.support.fake_session import FakeSession, context_logits
+from tests.support.sessions.fake import FakeSession, context_logits
 
 VOCAB = 40
 EOS = frozenset({2})

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from kvforge.runtime import LLMEngine, SamplingParams
-from tests.support.fake_session import FakeSession
+from tests.support.sessions.fake import FakeSession
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 DAY_S = 86400

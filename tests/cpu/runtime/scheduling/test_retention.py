@@ -9,7 +9,7 @@ from kvforge.common.errors import RequestError
 from kvforge.runtime import LLMEngine, SamplingParams
 from kvforge.runtime.scheduling.page_pool import DEFAULT_PRIORITY, PagePool
 from kvforge.runtime.scheduling.retention import asked_priorities
-from tests.support.fake_session import FakeSession
+from tests.support.sessions.fake import FakeSession
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.support.engine_schedules import alone, check_tokens, random_plan, run_on_fake_session
+from tests.support.schedules.engine_schedules import alone, check_tokens, random_plan, run_on_fake_session
 
 NUM_SCHEDULES = 240
 

@@ -8,8 +8,8 @@ from collections import Counter
 import pytest
 
 from kvforge.runtime import LLMEngine
-from tests.support.engine_schedules import alone, check_tokens, random_plan, run_plan
-from tests.support.fake_shadow_session import POLICY, FakeShadowSession
+from tests.support.schedules.engine_schedules import alone, check_tokens, random_plan, run_plan
+from tests.support.sessions.fake_shadow import POLICY, FakeShadowSession
 
 RETENTIONS = ((), (), ((0, -1, 80),), ((0, 7, 90), (5, 20, 10)))
 pytestmark = pytest.mark.usefixtures("one_thread")

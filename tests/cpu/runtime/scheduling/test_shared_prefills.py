@@ -10,9 +10,9 @@ from kvforge.runtime import LLMEngine, SamplingParams
 from kvforge.runtime.requests.sequence import Sequence
 from kvforge.runtime.scheduling.scheduler import Scheduler
 from kvforge.runtime.sessions.session import load_session
-from tests.support.engine_schedules import PlannedRequest, check_tokens, random_plan, run_on_fake_session
-from tests.support.engines import SWIFTKV, EngineShelf
-from tests.support.fake_session import FakeSession
+from tests.support.models.engines import SWIFTKV, EngineShelf
+from tests.support.schedules.engine_schedules import PlannedRequest, check_tokens, random_plan, run_on_fake_session
+from tests.support.sessions.fake import FakeSession
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 GREEDY = SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True)

@@ -10,8 +10,8 @@ from kvforge.common.errors import EngineError, RequestError
 from kvforge.runtime import LLM, SamplingParams
 from kvforge.runtime.scoring.score import LogitsChunk, lowest_argmax, score, score_chunk, stream_logits
 from model_defs.reference import reference_logits
-from tests.support.checkpoints import load_weights
-from tests.support.engines import PLAIN, SWIFTKV, SWIFTKV_FP8, EngineShelf, EngineSpec
+from tests.support.models.checkpoints import load_weights
+from tests.support.models.engines import PLAIN, SWIFTKV, SWIFTKV_FP8, EngineShelf, EngineSpec
 from tests.support.rounding import assert_within, config_of, logprob_error, model_error, sum_error, turned_code_error
 
 AWKWARD = EngineSpec(

@@ -24,10 +24,10 @@ from kvforge.runtime.sessions.cuda_staging import ALIGNMENT, StepBuffer
 from kvforge.runtime.sessions.inputs import LowerStep
 from kvforge.runtime.sessions.session import load_session
 from kvforge.runtime.step.batch import StepBatch
-from tests.support.cuda_recorder import Recorder, Recording
-from tests.support.engine_schedules import random_plan, run_plan
-from tests.support.engines import SWIFTKV, EngineShelf
+from tests.support.cuda.recorder import Recorder, Recording
+from tests.support.models.engines import SWIFTKV, EngineShelf
 from tests.support.rounding import assert_near, config_of, model_error
+from tests.support.schedules.engine_schedules import random_plan, run_plan
 
 CPU = torch.device("cpu")
 

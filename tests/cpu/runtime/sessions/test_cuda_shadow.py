@@ -14,10 +14,10 @@ from kvforge.runtime.sessions import mapped_memory
 from kvforge.runtime.sessions.cuda import CudaSession, activation_bytes
 from kvforge.runtime.sessions.mapped_memory import mapped_host_memory
 from model_defs import load_config
-from tests.support.cuda_recorder import Recorder
-from tests.support.eager_session import EagerSession, random_session
+from tests.support.cuda.recorder import Recorder
 from tests.support.rounding import assert_near, model_error
-from tests.support.shadow_steps import TOKENS, ShadowSteps, mixed_steps
+from tests.support.schedules.shadow_steps import TOKENS, ShadowSteps, mixed_steps
+from tests.support.sessions.eager import EagerSession, random_session
 
 HF = {
     "model_type": "llama_swiftkv",

@@ -14,7 +14,7 @@ from kvforge.runtime.sessions import huge_pages
 from kvforge.runtime.sessions.aot_package import load_weights
 from kvforge.runtime.sessions.huge_pages import ALIGNMENT, huge_page_memory
 from kvforge.runtime.sessions.pools import allocate_pools
-from tests.support.fake_session import fake_manifest
+from tests.support.sessions.fake import fake_manifest
 
 
 def test_memory_is_zeroed_writable_and_lives_as_long_as_its_views():

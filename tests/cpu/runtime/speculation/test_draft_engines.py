@@ -8,8 +8,8 @@ import pytest
 from kvforge.manifest import load_manifest
 from kvforge.runtime import LLMEngine, SamplingParams
 from kvforge.runtime.sessions.session import load_session
-from tests.support.engine_schedules import random_plan, run_plan
-from tests.support.engines import PLAIN, SWIFTKV, SWIFTKV_FP8, EngineShelf, EngineSpec
+from tests.support.models.engines import PLAIN, SWIFTKV, SWIFTKV_FP8, EngineShelf, EngineSpec
+from tests.support.schedules.engine_schedules import random_plan, run_plan
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

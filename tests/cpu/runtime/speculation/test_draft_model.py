@@ -14,9 +14,9 @@ from kvforge.runtime.config import resolve_config
 from kvforge.runtime.speculation import draft_model
 from kvforge.runtime.speculation.config import SpeculativeConfig
 from kvforge.runtime.speculation.draft_model import DraftModel, make_drafter
-from tests.support.fake_session import FakeSession, context_logits, fake_manifest
-from tests.support.fixed_drafting import speculative_engine
 from tests.support.rounding import assert_within, sum_error
+from tests.support.schedules.fixed_drafting import speculative_engine
+from tests.support.sessions.fake import FakeSession, context_logits, fake_manifest
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 PROMPT = [5, 6, 7, 8, 9, 10]

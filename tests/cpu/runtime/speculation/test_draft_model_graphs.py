@@ -6,10 +6,10 @@ import torch
 from kvforge.runtime import LLMEngine, SamplingParams
 from kvforge.runtime.config import resolve_config
 from kvforge.runtime.speculation.draft_model import DraftModel
-from tests.support.eager_session import EagerSession
-from tests.support.fixed_drafting import speculative_engine
+from tests.support.models.small_models import small_session
 from tests.support.rounding import assert_near, model_error
-from tests.support.small_models import small_session
+from tests.support.schedules.fixed_drafting import speculative_engine
+from tests.support.sessions.eager import EagerSession
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 PROMPTS = [[5, 6, 7], [9] * 11, [5, 6, 7, 8], [3, 60, 40, 20, 10] * 4]

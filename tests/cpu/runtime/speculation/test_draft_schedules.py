@@ -8,8 +8,8 @@ from collections import Counter
 import pytest
 
 from kvforge.runtime import LLMEngine
-from tests.support.engine_schedules import alone, check_tokens, random_plan, run_plan
-from tests.support.fake_session import FakeSession
+from tests.support.schedules.engine_schedules import alone, check_tokens, random_plan, run_plan
+from tests.support.sessions.fake import FakeSession
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 NUM_SCHEDULES = 200

@@ -9,8 +9,8 @@ import pytest
 from kvforge.common.errors import RequestError
 from kvforge.runtime import LLM, LLMEngine, SamplingParams
 from kvforge.runtime.sampling.sampler import sample
-from tests.support.fake_session import FakeSession
-from tests.support.text_tokenizers import byte_level
+from tests.support.models.text_tokenizers import byte_level
+from tests.support.sessions.fake import FakeSession
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 PROMPT = [5, 6, 7, 8, 9, 10]

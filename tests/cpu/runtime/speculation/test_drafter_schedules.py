@@ -9,9 +9,9 @@ from kvforge.runtime import LLMEngine
 from kvforge.runtime.config import resolve_config
 from kvforge.runtime.speculation.config import SpeculativeConfig
 from kvforge.runtime.speculation.draft_model import DraftModel
-from tests.support.drafters import KINDS, AdversarialDrafter, RandomLengths
-from tests.support.engine_schedules import alone, check_tokens, random_plan, run_plan
-from tests.support.fake_session import FakeSession
+from tests.support.schedules.drafters import KINDS, AdversarialDrafter, RandomLengths
+from tests.support.schedules.engine_schedules import alone, check_tokens, random_plan, run_plan
+from tests.support.sessions.fake import FakeSession
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 MEMORY = 1

@@ -3,8 +3,8 @@
 from kvforge.runtime import SamplingParams
 from kvforge.runtime.speculation.drafter import Draft
 from kvforge.runtime.speculation.drafting import IDLE, MAX_REST
-from tests.support.fake_session import FakeSession
-from tests.support.fixed_drafting import speculative_engine
+from tests.support.schedules.fixed_drafting import speculative_engine
+from tests.support.sessions.fake import FakeSession
 
 
 class ParsedRequest:

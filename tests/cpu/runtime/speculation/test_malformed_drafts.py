@@ -5,8 +5,8 @@ import torch
 
 from kvforge.runtime import SamplingParams
 from kvforge.runtime.speculation.drafter import Draft
-from tests.support.fake_session import FakeSession
-from tests.support.fixed_drafting import speculative_engine
+from tests.support.schedules.fixed_drafting import speculative_engine
+from tests.support.sessions.fake import FakeSession
 
 PROBS = {
     "double": torch.Tensor.double,

@@ -19,8 +19,8 @@ from kvforge.runtime.sampling.state import RequestSampling
 from kvforge.runtime.scheduling.schedule import Schedule
 from kvforge.runtime.speculation.draft_runs import drawn_runs
 from kvforge.runtime.speculation.drafter import Draft
-from tests.support.fake_session import FakeSession
-from tests.support.fixed_drafting import speculative_engine
+from tests.support.schedules.fixed_drafting import speculative_engine
+from tests.support.sessions.fake import FakeSession
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 VOCAB, NUM_POSITIONS, NUM_DRAFTS, NUM_TEXTS, LEAST = 6, 3, 2, 100_000, 8

@@ -14,8 +14,8 @@ from kvforge.runtime.sampling.sampler import NOT_FINITE, sample
 from kvforge.runtime.speculation import verification
 from kvforge.runtime.speculation.draft_model import DraftModel
 from kvforge.runtime.speculation.drafter import Draft
-from tests.support.fake_session import FakeSession, context_logits
-from tests.support.fixed_drafting import speculative_engine
+from tests.support.schedules.fixed_drafting import speculative_engine
+from tests.support.sessions.fake import FakeSession, context_logits
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 PROMPT = [5, 6, 7, 8, 9, 10]

@@ -8,7 +8,7 @@ import pytest
 
 from kvforge.runtime import LLMEngine, SamplingParams
 from kvforge.runtime.statistics.histogram import Histogram, decades
-from tests.support.fake_session import FakeSession
+from tests.support.sessions.fake import FakeSession
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

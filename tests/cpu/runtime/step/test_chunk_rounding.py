@@ -10,10 +10,10 @@ from torch import Tensor
 from kvforge.kv_policies.shadowkv import ShadowKV
 from kvforge.kv_policies.shadowkv.factor import factor_prompt
 from model_defs.rope import RopeConfig, rope_cos_sin
-from tests.support.eager_session import EagerSession
+from tests.support.models.small_models import small_session
 from tests.support.rounding import assert_near, codes_apart, model_error, relative_error, sum_error
-from tests.support.small_models import small_session
-from tests.support.step_driver import StepDriver
+from tests.support.schedules.step_driver import StepDriver
+from tests.support.sessions.eager import EagerSession
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -9,9 +9,9 @@ import pytest
 
 from kvforge.common.errors import EngineError
 from kvforge.runtime import LLMEngine, SamplingParams
-from tests.support.engine_schedules import check_tokens, random_plan, run_plan
-from tests.support.exit_session import ExitSession
-from tests.support.fake_session import FakeSession, context_logits
+from tests.support.schedules.engine_schedules import check_tokens, random_plan, run_plan
+from tests.support.sessions.exit import ExitSession
+from tests.support.sessions.fake import FakeSession, context_logits
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)

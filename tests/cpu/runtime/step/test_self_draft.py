@@ -11,9 +11,9 @@ from kvforge.runtime import LLMEngine, SamplingParams
 from kvforge.runtime.speculation.config import SpeculativeConfig
 from kvforge.runtime.speculation.draft_length import DraftLength
 from kvforge.runtime.step.self_draft import MIN_CONFIDENCE
-from tests.support.engine_schedules import alone, check_tokens, random_plan, run_plan
-from tests.support.exit_session import ExitSession
-from tests.support.fake_session import FakeSession
+from tests.support.schedules.engine_schedules import alone, check_tokens, random_plan, run_plan
+from tests.support.sessions.exit import ExitSession
+from tests.support.sessions.fake import FakeSession
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)

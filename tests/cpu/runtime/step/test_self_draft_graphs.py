@@ -13,10 +13,10 @@ from kvforge.runtime.sessions.cuda import CudaSession
 from kvforge.runtime.sessions.inputs import LowerStep, VerifyStep
 from kvforge.runtime.speculation.config import SpeculativeConfig
 from kvforge.runtime.speculation.draft_length import DraftLength
-from tests.support.eager_session import EagerSession
-from tests.support.engine_schedules import random_plan, run_plan
+from tests.support.models.small_models import small_session
 from tests.support.rounding import assert_near, assert_within, model_error, turned_code_error
-from tests.support.small_models import small_session
+from tests.support.schedules.engine_schedules import random_plan, run_plan
+from tests.support.sessions.eager import EagerSession
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 PAGE_SIZE = 4

@@ -5,7 +5,7 @@ import torch
 
 from kvforge.runtime import LLMEngine, SamplingParams
 from kvforge.runtime.step.threads import SMALL_STEP
-from tests.support.fake_session import FakeSession
+from tests.support.sessions.fake import FakeSession
 
 
 @pytest.fixture

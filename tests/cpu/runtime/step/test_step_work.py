@@ -1,14 +1,14 @@
 """Who watches an engine learns of each piece of its work beforehand; a native library's panic ends one request."""
 
 import pytest
-from tests.cpu.runtime.test_draft_model import drafter_of
 
 from kvforge.runtime import LLMEngine, SamplingParams
 from kvforge.runtime import engine as engine_module
 from kvforge.runtime.step.work import Work
 from kvforge.runtime.text.stop import Stopper
-from tests.support.fake_session import FakeSession
-from tests.support.fixed_drafting import speculative_engine
+from tests.cpu.runtime.speculation.test_draft_model import drafter_of
+from tests.support.schedules.fixed_drafting import speculative_engine
+from tests.support.sessions.fake import FakeSession
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 NUM_PARAMETERS = 10_000

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from kvforge.runtime.text.detokenizer import Detokenizer
-from tests.support.text_tokenizers import TEXT, byte_fallback, byte_level
+from tests.support.models.text_tokenizers import TEXT, byte_fallback, byte_level
 
 TOKENIZERS = {"byte_level": byte_level(), "byte_fallback": byte_fallback()}
 SAMPLES = [*TEXT, "😀", "a😀b", "👩‍👩‍👧‍👦 family", "é" * 40, "漢" * 70, "\n\t  spaces   ", "mixed ñ 😀 漢 end."]

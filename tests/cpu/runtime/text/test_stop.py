@@ -11,8 +11,8 @@ from kvforge.runtime import LLMEngine, SamplingParams, SequenceOutput
 from kvforge.runtime.requests.sequence import RequestMetrics, Sequence
 from kvforge.runtime.text.stop import Stopper, StopStrings
 from kvforge.runtime.text.stream import TextStream
-from tests.support.fake_session import FakeSession
-from tests.support.text_tokenizers import PANICKING_TEXT, byte_level, panicking_decoder
+from tests.support.models.text_tokenizers import PANICKING_TEXT, byte_level, panicking_decoder
+from tests.support.sessions.fake import FakeSession
 
 TOKENIZER = byte_level()
 

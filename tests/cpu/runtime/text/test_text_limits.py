@@ -8,7 +8,7 @@ from tokenizers import normalizers, pre_tokenizers
 from kvforge.common.errors import RequestError
 from kvforge.runtime.text.limits import MARGIN, ORDINARY_BYTES, PIECE, TextLimits
 from kvforge.runtime.text.token_spans import most_bytes
-from tests.support.text_tokenizers import TEXT, byte_fallback, byte_level, composing, doubling, dropping
+from tests.support.models.text_tokenizers import TEXT, byte_fallback, byte_level, composing, doubling, dropping
 
 KINDS = {f.__name__: functools.cache(f) for f in (byte_level, byte_fallback, composing, doubling, dropping)}
 BOUNDED = ("byte_level", "byte_fallback", "composing", "doubling")

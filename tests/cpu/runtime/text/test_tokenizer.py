@@ -9,7 +9,7 @@ from kvforge.common.errors import EngineError, RequestError
 from kvforge.runtime.text import tokenizer as module
 from kvforge.runtime.text.detokenizer import Detokenizer
 from kvforge.runtime.text.tokenizer import LONG_TEXT, Tokenizer
-from tests.support.text_tokenizers import (
+from tests.support.models.text_tokenizers import (
     PANICKING_TEXT,
     byte_fallback,
     byte_level,

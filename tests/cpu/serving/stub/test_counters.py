@@ -16,7 +16,7 @@ from kvforge.serving.stub.active import ActiveRequest
 from kvforge.serving.stub.metrics import EngineMetrics
 from kvforge.serving.stub.responses import PERF_METRICS, chunk_arrays
 from tests.cpu.serving.stub.test_metrics import FakeTriton
-from tests.support.fake_session import FakeSession
+from tests.support.sessions.fake import FakeSession
 
 EDGES = [2**31 - 1, 2**32 - 1, 2**53, 2**63 - 1, 2**64 - 1]
 

@@ -16,7 +16,7 @@ from kvforge.runtime.text.tokenizer import Tokenizer
 from kvforge.serving.stub.responses import FINAL, HEARTBEAT, SEQUENCE_END
 from kvforge.serving.text_models.bls import TextServer
 from kvforge.serving.text_models.lanes import SHORT_BYTES
-from tests.support.checkpoints import write_byte_tokenizer
+from tests.support.models.checkpoints import write_byte_tokenizer
 
 FINAL_FLAG = 1
 LIMIT_US = 60_000_000

@@ -17,8 +17,8 @@ from kvforge.serving.stub.responder import Responder
 from kvforge.serving.stub.responses import FINAL, HEARTBEAT, SEQUENCE_END
 from kvforge.serving.text_models.postprocess import Postprocessor, Processed
 from kvforge.serving.text_models.preprocess import MAX_WORD_BYTES, Preprocessor, load_tokenizer
-from tests.support.checkpoints import write_byte_tokenizer
-from tests.support.text_tokenizers import PANICKING_TEXT, panicking_decoder
+from tests.support.models.checkpoints import write_byte_tokenizer
+from tests.support.models.text_tokenizers import PANICKING_TEXT, panicking_decoder
 
 VOCAB_SIZE = 400
 TEXT = "añb 日本 🙂 end"

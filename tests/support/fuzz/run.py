@@ -1,0 +1,76 @@
+"""Runs fuzz cases from several threads beside each other, and holds the server to what it owes everybody."""
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+from kvforge.serving.health.probe import read_metrics
+from kvforge.serving.server.launcher import TritonServer
+from tests.support.fuzz.cases import Case
+from tests.support.fuzz.wire import Answer
+from tests.support.serving.server import lasting_processes, used_pages, wait_until
+
+NUM_THREADS = 6
+ACTIVE = 'nv_trt_llm_request_metrics{model="tensorrt_llm",request_type="active",version="1"}'
+
+
+class Connection(Protocol):
+    def close(self) -> None: ...
+
+
+def check_errors(errors: Sequence[str], about: Any) -> None:
+    """One sentence for people, not a traceback, not silence."""
+    for error in errors:
+        assert error.strip(), about
+        for word in ("Traceback", "At:\n", 'File "', ".py(", "Fatal Python"):
+            assert word not in error, (about, error)
+
+
+def check_answer(case: Case, answer: Answer) -> None:
+    """A good request got its answer; a broken one got one or an error."""
+    assert answer.ended, case
+    check_errors(answer.errors, case)
+    if case.expected is not None:
+        assert answer.errors == [], case
+        assert answer.result(case.model) == case.expected, case
+
+
+def run_cases(
+    connect: Callable[[], Connection], send: Callable[[Any, random.Random], Any], cases: Sequence[Any], seed: object
+) -> list[Any]:
+    """`send(connection, case, rng)` for all cases, each thread on a connection of its own; the first failure counts."""
+
+    def worker(index: int) -> list[Any]:
+        connection = connect()
+        try:
+            mine = range(index, len(cases), NUM_THREADS)
+            return [send(connection, cases[i], random.Random(f"{seed}/{i}")) for i in mine]  # type: ignore[call-arg, arg-type]
+        finally:
+            connection.close()
+
+    with ThreadPoolExecutor(NUM_THREADS) as pool:
+        return [item for part in pool.map(worker, range(NUM_THREADS)) for item in part]
+
+
+def processes(server: TritonServer) -> dict[int, str]:
+    """tritonserver, its stubs and the engine: pid to name."""
+    pids = [server.pid, *(process.pid for process in lasting_processes(server.pid))]
+    return {pid: Path(f"/proc/{pid}/comm").read_text().strip() for pid in pids}
+
+
+def active_requests(server: TritonServer) -> float:
+    return read_metrics(server.metrics_url)[ACTIVE]
+
+
+@contextmanager
+def unharmed(server: TritonServer) -> Iterator[None]:
+    """After the block the same processes run, no request is active and all pages are free."""
+    before = processes(server)
+    yield
+    assert processes(server) == before
+    assert server.failure() is None
+    wait_until(lambda: active_requests(server) == 0, "no active request")
+    wait_until(lambda: used_pages(server) == 0, "all pages free")

@@ -1,0 +1,105 @@
+"""A process with little memory that takes damaged checkpoints as every command does.
+
+    python -m tests.support.hostile.checkpoint_attack CHECKPOINT SEED COUNT [FIRST]
+
+Prints a line of JSON for each mutation: what was wrong, and what each reader made of it, a sentence or "".
+"""
+
+import contextlib
+import json
+import random
+import resource
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from kvforge.checkpoint.copy_files import copy_files
+from kvforge.common.errors import KvforgeError
+from kvforge.compiler import BuildOptions, build_engine
+from kvforge.compiler.targets import cpu
+from kvforge.distill.run import _open as open_to_distill
+from kvforge.planning.load import load_subject
+from kvforge.quantize.export import _open as open_to_quantize
+from kvforge.rewire import RewireOptions, rewire_checkpoint
+from kvforge.runtime import LLMEngine, SamplingParams
+from kvforge.runtime.text.tokenizer import Tokenizer
+from kvforge.tokenization.chat_template import ChatTemplate
+from tests.support.hostile.checkpoint_mutations import mutation
+from tests.support.sessions.eager import eager_session
+
+MEMORY = 3 << 30
+"""Bytes that a command may have beyond what Python and torch map."""
+
+
+OPTIONS = BuildOptions(max_num_tokens=16, max_num_seqs=2)
+
+
+def generate(path: Path, output: Path) -> None:
+    """Generate with the graphs as torch runs them."""
+    engine = LLMEngine(session=eager_session(path, OPTIONS), max_seq_len=16)
+    engine.add_request("a", [3, 4, 5, 6, 7], SamplingParams(temperature=0.0, max_tokens=4))
+    while engine.has_unfinished():
+        for result in engine.step():
+            if result.finish_reason == "error":
+                raise KvforgeError(str(result.stop_reason) + ".")
+
+
+def rewire(path: Path, output: Path) -> None:
+    rewire_checkpoint(path, output / "rewired", RewireOptions(cut=2, group_size=1, init="fold"))
+
+
+READERS: dict[str, Callable[[Path, Path], object]] = {
+    "build": lambda path, output: build_engine(path, output / "engine", OPTIONS),
+    "generate": generate,
+    "tokenizer": lambda path, output: Tokenizer.from_dir(path),
+    "template": lambda path, output: ChatTemplate.from_dir(path),
+    "plan": lambda path, output: load_subject(str(path)),
+    "rewire": rewire,
+    "distill": lambda path, output: open_to_distill(path, output / "distilled", output / "work"),
+    "quantize": lambda path, output: open_to_quantize(path),
+}
+
+
+def attempt(reader: Callable[[Path, Path], object], path: Path) -> str:
+    """Return the sentence that ``reader`` refuses with, ``""`` where it takes the checkpoint; what is no refusal begins
+    with ``FAILED``."""
+    with tempfile.TemporaryDirectory() as folder:
+        output = Path(folder)
+        try:
+            reader(path, output)
+        except KvforgeError as error:
+            left = [file.name for file in output.iterdir()]
+            return f"{error}" if not left else f"FAILED: left {left}"
+        except BaseException as error:  # what no boundary may let through
+            return f"FAILED: {type(error).__name__}: {error}"
+    return ""
+
+
+def main() -> None:
+    """Run the mutations of a seed."""
+    checkpoint, seed, count = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    torch.set_num_threads(1)
+    cpu.package_writer = lambda: contextlib.nullcontext(lambda program, path: path.write_bytes(b""))
+    cpu.build_library = lambda path: path.write_bytes(b"")
+    assert not any(attempt(READERS[name], checkpoint) for name in ("build", "generate", "rewire", "quantize"))
+    mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (mapped + MEMORY, mapped + MEMORY))
+    for number in range(int(sys.argv[4]) if len(sys.argv) > 4 else 0, count):
+        what, apply = mutation(random.Random(seed * 10**6 + number))
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "checkpoint"
+            path.mkdir()
+            copy_files(checkpoint, path)
+            for file in ("config.json", "model.safetensors"):
+                shutil.copyfile(checkpoint / file, path / file)
+            apply(path)
+            found = {name: attempt(reader, path) for name, reader in READERS.items()}
+        print(json.dumps({"number": number, "what": what, "found": found}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

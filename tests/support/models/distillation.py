@@ -1,0 +1,60 @@
+"""Small rewired models with their teacher, and data to distil them on."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+
+from kvforge.checkpoint import open_checkpoint
+from kvforge.distill.data import pack_samples
+from kvforge.distill.packing import DataSettings, PackedData
+from kvforge.distill.samples import Sample
+from kvforge.swiftkv import SwiftKVForCausalLM, load_model
+from model_defs import load_config
+from tests.support.models.checkpoints import make_checkpoint
+
+
+def rewired_checkpoint(
+    path: Path, family: str = "llama", cut: int = 2, group_size: int = 2, early_exit: bool = False, **options
+) -> Path:
+    """A checkpoint in ``path`` with the teacher's projections and students near them, as after rewiring."""
+    make_checkpoint(path, family, **options)
+    hf = json.loads((path / "config.json").read_text())
+    hf |= {
+        "swiftkv": True,
+        "num_key_value_layers": cut,
+        "key_value_group_size": group_size,
+        "model_type": hf["model_type"] + "_swiftkv",
+        "early_exit": early_exit,
+    }
+    (path / "config.json").write_text(json.dumps(hf))
+    weights = load_file(path / "model.safetensors")
+    new = {"model.norm_swiftkv.weight": weights[f"model.layers.{cut}.input_layernorm.weight"].clone()}
+    for name, tensor in weights.items():
+        parts = name.split(".")
+        if parts[1] != "layers" or int(parts[2]) < cut or parts[3] != "self_attn" or parts[4][0] not in "qkv":
+            continue
+        if parts[4][0] == "q" or (int(parts[2]) - cut) % group_size == 0:
+            new[".".join([*parts[:4], f"{parts[4]}_swiftkv", *parts[5:]])] = tensor.clone()
+    if early_exit:
+        new["model.norm_early_exit.weight"] = weights["model.norm.weight"].clone()
+        new["lm_head_early_exit.weight"] = weights["model.embed_tokens.weight"].clone()
+    save_file(weights | new, path / "model.safetensors", metadata={"format": "pt"})
+    return path
+
+
+def load_with_teacher(path: Path, dtype: torch.dtype = torch.float32) -> SwiftKVForCausalLM:
+    checkpoint = open_checkpoint(path)
+    return load_model(checkpoint, load_config(checkpoint.hf_config), dtype, with_teacher=True)
+
+
+def random_data(length: int = 32, num_samples: int = 40, seed: int = 0, vocab_size: int = 320) -> PackedData:
+    """Samples of 4 to ``length`` tokens whose second half are targets of uneven weight."""
+    generator = np.random.default_rng(seed)
+    samples = []
+    for size in generator.integers(4, length + 1, num_samples):
+        weights = np.where(np.arange(size) >= size // 2, generator.uniform(0.5, 2.0, size), 0)
+        samples.append(Sample(generator.integers(3, vocab_size, size).astype(np.int32), weights.astype(np.float32)))
+    return pack_samples(samples, DataSettings(length))[0]

@@ -1,0 +1,141 @@
+"""Small engines for tests, each built once per test run."""
+
+import dataclasses
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from filelock import FileLock
+from tokenizers import Tokenizer, processors
+
+from kvforge.compiler import BuildOptions, build_engine
+from kvforge.manifest import TOKENIZER_DIR, load_manifest, save_manifest, sha256_of
+
+
+@dataclass(frozen=True)
+class EngineSpec:
+    """A random-weight model and the options to build it with; equal specs share one engine."""
+
+    family: str = "llama"
+    cut: int | None = None
+    group_size: int = 1
+    early_exit: bool = False
+    bfloat16: bool = False
+    seed: int = 0
+    model: tuple[tuple[str, Any], ...] = ()
+    options: BuildOptions = field(default_factory=lambda: BuildOptions(page_size=8, max_num_tokens=256))
+
+    @property
+    def key(self) -> str:
+        """A name that is equal for equal specs."""
+        return hashlib.sha256(json.dumps(dataclasses.asdict(self), sort_keys=True).encode()).hexdigest()[:16]
+
+
+class EngineShelf:
+    """Builds engines on demand under one folder, which the processes of a run share. With $KVFORGE_TEST_ENGINES set
+    they are kept there between runs, for quick local loops only: nothing notices when the sources change."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = Path(os.environ.get("KVFORGE_TEST_ENGINES", folder))
+
+    def checkpoint(self, spec: EngineSpec) -> Path:
+        """Return the checkpoint directory of ``spec``; where transformers, which makes it, is missing, skip."""
+        pytest.importorskip("transformers", reason="checkpoints for tests are made with transformers")
+        from tests.support.models.checkpoints import make_checkpoint
+
+        path = self.folder / f"{spec.key}-checkpoint"
+        with FileLock(f"{path}.lock"):
+            if path.exists():
+                return path
+            dtype = torch.bfloat16 if spec.bfloat16 else torch.float32
+            make_checkpoint(
+                path,
+                spec.family,
+                cut=spec.cut,
+                group_size=spec.group_size,
+                early_exit=spec.early_exit,
+                dtype=dtype,
+                seed=spec.seed,
+                **dict(spec.model),
+            )
+        return path
+
+    def engine(self, spec: EngineSpec) -> Path:
+        """Return the engine directory of ``spec``."""
+        path = self.folder / spec.key
+        with FileLock(f"{path}.lock"):
+            if not path.exists():
+                build_engine(self.checkpoint(spec), path, spec.options)
+        return path
+
+
+SWIFTKV = EngineSpec("llama", cut=2, group_size=2, model=(("num_hidden_layers", 5),))
+"""The engine most tests share: fp32, 5 layers cut at 2, AcrossKV groups of 2 with a ragged last one."""
+
+PLAIN = EngineSpec("llama", model=(("num_hidden_layers", 2),))
+"""A small fp32 engine without a cut."""
+
+EARLY_EXIT = dataclasses.replace(SWIFTKV, early_exit=True)
+"""SWIFTKV with a head at the cut."""
+
+SWIFTKV_BF16 = dataclasses.replace(SWIFTKV, bfloat16=True)
+"""SWIFTKV in bf16."""
+
+INT8_WEIGHTS = EngineSpec(
+    "qwen2",
+    cut=1,
+    group_size=2,
+    options=dataclasses.replace(SWIFTKV.options, weight_dtype="int8"),
+    model=(("num_hidden_layers", 3), ("tie_word_embeddings", True)),
+)
+"""A smaller bf16 engine with biases, a tied head and int8 weights."""
+
+SWIFTKV_FP8 = dataclasses.replace(
+    SWIFTKV, options=dataclasses.replace(SWIFTKV.options, kv_dtype="fp8", max_draft_len=4)
+)
+"""SWIFTKV with an e4m3 cache of dynamic scales, and the graph that verifies up to 4 drafts a sequence."""
+
+SHADOWKV = EngineSpec(
+    "qwen2",
+    cut=1,
+    group_size=2,
+    model=(("num_hidden_layers", 3),),
+    options=BuildOptions(
+        page_size=8,
+        max_num_tokens=256,
+        max_num_seqs=8,
+        kv_policy="shadowkv:rank=12,chunk_size=4,sparse_budget=16,num_outlier_chunks=2,num_local_tokens=8",
+    ),
+)
+"""A small fp32 engine with ShadowKV, cut at 1, whose layers 1 and 2 share an owner: prompts from 36 tokens on are
+factored."""
+
+
+def with_tokens_around(engine: Path, copy: Path, before: str, after: str | None = None) -> Path:
+    """Copy an engine to ``copy`` with a tokenizer that puts special tokens around a text."""
+
+    def change(tokenizer: Tokenizer) -> Tokenizer:
+        single = f"{before} $A" if after is None else f"{before} $A {after}"
+        special = [(token, tokenizer.token_to_id(token)) for token in (before, after) if token]
+        tokenizer.post_processor = processors.TemplateProcessing(single=single, special_tokens=special)
+        return tokenizer
+
+    return with_tokenizer(engine, copy, change)
+
+
+def with_tokenizer(engine: Path, copy: Path, change: Callable[[Tokenizer], Tokenizer]) -> Path:
+    """Copy an engine to ``copy`` with what ``change`` makes of its tokenizer."""
+    shutil.copytree(engine, copy)
+    name = f"{TOKENIZER_DIR}/tokenizer.json"
+    change(Tokenizer.from_file(str(copy / name))).save(str(copy / name))
+    manifest = load_manifest(engine)
+    files = manifest.files | {name: sha256_of(copy / name)}
+    save_manifest(dataclasses.replace(manifest, files=files), copy)
+    return copy

@@ -1,0 +1,128 @@
+"""The ONNX graphs of small models: exported once per run, executed by onnxruntime."""
+
+import itertools
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from kvforge.checkpoint import open_checkpoint
+from kvforge.compiler.convert import convert_weights
+from kvforge.compiler.onnx_export import RESULTS, pool_names, write_onnx
+from kvforge.compiler.options import ResolvedOptions
+from model_defs import ModelConfig, load_config
+from model_defs.layers import Pool
+from tests.support.models.checkpoints import make_checkpoint
+from tests.support.onnx.nodes import OnnxSession
+
+
+@dataclass(frozen=True)
+class OnnxCase:
+    """A model to export; ``kv_dtype`` as in ``ResolvedOptions``."""
+
+    family: str
+    cut: int | None = None
+    group_size: int = 1
+    kv_dtype: str = "float32"
+    dtype: str = "float32"
+    model: tuple[tuple[str, object], ...] = ()
+
+
+CASES = {
+    "swiftkv": OnnxCase("llama", 2, 2, model=(("num_hidden_layers", 5),)),
+    "plain, sliding window": OnnxCase("mistral", model=(("num_hidden_layers", 2), ("sliding_window", 24))),
+    "qk norm, tied, int8": OnnxCase(
+        "qwen3", 1, 2, "int8", model=(("num_hidden_layers", 3), ("tie_word_embeddings", True))
+    ),
+    "fp8": OnnxCase("qwen2", 1, 1, "fp8", model=(("num_hidden_layers", 2),)),
+    "static fp8": OnnxCase("llama", 1, 1, "fp8_static", model=(("num_hidden_layers", 2),)),
+    "static int8": OnnxCase("llama", 1, 1, "int8_static", model=(("num_hidden_layers", 2),)),
+}
+
+
+def static_scales(config: ModelConfig, kv_dtype: str) -> tuple[tuple[float, float], ...]:
+    """Scales of each owner for a static format, small enough for a few numbers to saturate."""
+    largest = {"fp8_static": 448.0, "int8_static": 127.0}.get(kv_dtype)
+    if largest is None:
+        return ()
+    return tuple(((2.0 + owner) / largest, (1.5 + owner) / largest) for owner in config.owners)
+
+
+@dataclass(frozen=True)
+class ExportedEngine:
+    """Where the ONNX files and the checkpoint of a case are, and what they were made with."""
+
+    folder: Path
+    checkpoint: Path
+    config: ModelConfig
+    options: ResolvedOptions
+
+    def file(self, graph: str) -> Path:
+        """The ONNX file of a graph."""
+        return self.folder / f"{graph}.onnx"
+
+    @property
+    def weights(self) -> Path:
+        """The file that all graphs refer to."""
+        return self.folder / "weights.safetensors"
+
+
+def export_case(case: OnnxCase, folder: Path, graphs: tuple[str, ...] = ("lower", "upper")) -> ExportedEngine:
+    """Make the checkpoint of a case, its weights file and its ONNX graphs below ``folder``."""
+    checkpoint = make_checkpoint(
+        folder / "checkpoint", case.family, cut=case.cut, group_size=case.group_size, **dict(case.model)
+    )
+    config = load_config(json.loads((checkpoint / "config.json").read_text()))
+    options = ResolvedOptions(
+        "tensorrt", case.dtype, case.kv_dtype, 4, 64, 512, 8, kv_scales=static_scales(config, case.kv_dtype)
+    )
+    engine = ExportedEngine(folder, checkpoint, config, options)
+    convert_weights(open_checkpoint(checkpoint), config, options.torch_dtype, engine.weights)
+    for graph in graphs:
+        write_onnx(graph, config, options, engine.file(graph), engine.weights)
+    return engine
+
+
+class OnnxGraphs:
+    """Lower and upper graph in onnxruntime; the files as they were written. Pools come in and new ones go out."""
+
+    def __init__(self, engine: ExportedEngine) -> None:
+        self.engine = engine
+        self.sessions = {graph: OnnxSession(str(engine.file(graph))) for graph in ("lower", "upper")}
+
+    def lower(self, step: tuple[Tensor, ...], pools: list[Pool]) -> tuple[Tensor, list[Pool]]:
+        """Return hidden and the new pools of every owner."""
+        names = pool_names(self.engine.config.owners, self.engine.options)
+        results = self._run("lower", step, names, pools)
+        flat = iter([results[f"{name}_out"] for name in names])
+        return results["hidden"], [tuple(itertools.islice(flat, len(pool))) for pool in pools]
+
+    def upper(self, step: tuple[Tensor, ...], pools: list[Pool]) -> Tensor:
+        """Return the logits; ``pools`` are those of all owners."""
+        config = self.engine.config
+        upper_pools = [pool for owner, pool in zip(config.owners, pools, strict=True) if owner in config.upper_owners]
+        names = pool_names(config.upper_owners, self.engine.options)
+        return self._run("upper", step, names, upper_pools)[RESULTS["upper"][0]]
+
+    def _run(self, graph: str, step: tuple[Tensor, ...], names: list[str], pools: list[Pool]) -> dict[str, Tensor]:
+        session = self.sessions[graph]
+        tensors = [*step, *itertools.chain.from_iterable(pools)]
+        assert len(session.inputs) == len(tensors) and session.inputs[len(step) :] == names
+        return session.run(dict(zip(session.inputs, tensors, strict=True)))
+
+
+def empty_pools(engine: ExportedEngine, num_pages: int) -> list[Pool]:
+    """Pools of every owner, poisoned: NaN, or 127 where the dtype has none."""
+    config, options = engine.config, engine.options
+    shape = (num_pages, options.page_size, config.num_kv_heads, config.head_dim)
+
+    def poison(size: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        return torch.full(size, 127.0 if dtype == torch.int8 else float("nan")).to(dtype)
+
+    def pool() -> Pool:
+        scales = [poison(shape[:3], torch.float32) for _ in range(2 if options.has_scale_pools else 0)]
+        return (*(poison(shape, options.torch_kv_dtype) for _ in range(2)), *scales)
+
+    return [pool() for _ in config.owners]

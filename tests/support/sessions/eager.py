@@ -1,0 +1,110 @@
+"""An engine's session without an engine: the graphs as torch runs them, on the compiled CPU operators.
+
+It takes what any session takes, ShadowKV's pools and inputs included, and is there in a second, where building an
+engine takes many. What AOTInductor makes of a graph is not tested by it.
+"""
+
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+import plugins
+from kvforge.checkpoint.model import open_model, read_model_config
+from kvforge.compiler.build import manifest_fields, num_positions
+from kvforge.compiler.convert import convert_weights
+from kvforge.compiler.cpu_graph import linears, packed_tensors
+from kvforge.compiler.export import uninitialised
+from kvforge.compiler.options import BuildOptions, ResolvedOptions, resolve
+from kvforge.runtime.sessions.compatibility import rope_tables
+from kvforge.runtime.sessions.inputs import LowerStep, UpperStep, VerifyStep, policy_inputs
+from kvforge.runtime.sessions.pools import Pools, allocate_pools
+from kvforge.runtime.sessions.session import Session
+from model_defs import ModelConfig
+from model_defs.graphs import EarlyExitGraph, LowerGraph, UpperGraph, VerifyGraph
+from tests.support.sessions.fake import fake_manifest
+
+
+class EagerSession(Session):
+    """See ``kvforge.runtime.sessions.session.Session``; ``weights`` are engine tensors by name."""
+
+    def __init__(self, config: ModelConfig, options: ResolvedOptions, weights: Mapping[str, Tensor]) -> None:
+        plugins.load_library()
+        self.config, self.options = config, options
+        self.manifest = manifest_of(config, options)
+        self._weights = weights
+        with torch.device("meta"):
+            lower = LowerGraph(config, options.kv_scales, options.policy.layer_insertion())
+            upper = UpperGraph(config, options.kv_scales, options.policy.layer_insertion())
+            early_exit = EarlyExitGraph(config) if config.early_exit else None
+        self._lower, self._upper = self._with_weights(lower), self._with_weights(upper)
+        self._early_exit = None if early_exit is None else self._with_weights(early_exit)
+
+    def _with_weights(self, graph: nn.Module) -> nn.Module:
+        graph = uninitialised(graph, self.config, self.options)
+        graph.load_state_dict({name: self._weights[name] for name in graph.state_dict()}, assign=True)
+        return graph.requires_grad_(False)
+
+    @property
+    def rope_tables(self) -> tuple[Tensor, Tensor]:
+        return rope_tables(self._weights)
+
+    def allocate_pools(self, num_pages: int, state_pages: int = 0, num_slots: int | None = None) -> Pools:
+        return allocate_pools(self.manifest, num_pages, "cpu", state_pages, num_slots)
+
+    @torch.inference_mode()
+    def lower(self, step: LowerStep, pools: Pools) -> Tensor:
+        return self._lower(*step.inputs, pools, policy_inputs(step, self.manifest.policy))
+
+    @torch.inference_mode()
+    def upper(self, step: UpperStep, pools: Pools) -> Tensor:
+        return self._upper(*step.inputs, pools[self.manifest.upper_pools], policy_inputs(step, self.manifest.policy))
+
+    @torch.inference_mode()
+    def early_exit(self, hidden: Tensor, survivor_index: Tensor) -> Tensor:
+        return self._early_exit(hidden, survivor_index)
+
+    @torch.inference_mode()
+    def verify(self, step: VerifyStep) -> tuple[Tensor, Tensor]:
+        return VerifyGraph()(*step)
+
+
+def eager_session(checkpoint: Path, options: BuildOptions) -> EagerSession:
+    """Return a session of the engine that ``build_engine`` would make with these arguments."""
+    source = open_model(checkpoint)
+    config = read_model_config(source)
+    resolved = resolve(options, config, source.dtype("model.embed_tokens.weight"))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "weights.safetensors"
+        dtype, packed = resolved.torch_dtype, resolved.packed_dtype
+        convert_weights(source, config, dtype, path, packed_dtype=packed, num_positions=num_positions(resolved))
+        weights = {name: tensor.clone() for name, tensor in load_file(path).items()}
+    return EagerSession(config, resolved, weights)
+
+
+def random_session(config: ModelConfig, options: BuildOptions, seed: int = 0) -> EagerSession:
+    """Return a session of a model with random weights, drawn as those of ``make_checkpoint``, without one."""
+    resolved = resolve(options, config, "F32")
+    graphs = [LowerGraph(config), UpperGraph(config), *([EarlyExitGraph(config)] if config.early_exit else [])]
+    generator = torch.Generator().manual_seed(seed)
+    weights: dict[str, Tensor] = {}
+    for graph in graphs:
+        for name, parameter in graph.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator) * (0.1 if parameter.dim() == 2 else 0.2)
+            weights.setdefault(name, (1 + noise if "norm" in name else noise).to(resolved.torch_dtype))
+    for name, layer in linears(config).items() if resolved.packed_dtype is not None else ():
+        packed = packed_tensors(weights[f"{name}.weight"], layer, resolved.packed_dtype)
+        weights |= {f"{name}.{part}": tensor for part, tensor in packed.items()}
+    selecting = LowerGraph(config, (), resolved.policy.layer_insertion())
+    buffers = dict(uninitialised(selecting, config, resolved).named_buffers())
+    positions = {name: buffers[name] for name in ("inverse_frequencies", "rope_cos", "rope_sin") if name in buffers}
+    return EagerSession(config, resolved, weights | positions)
+
+
+def manifest_of(config: ModelConfig, options: ResolvedOptions) -> Any:
+    """Return the manifest of an engine, without what only its files can say."""
+    return fake_manifest(**manifest_fields(config, options))
