@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FILES = sorted(
     [
         *ROOT.glob("kvforge/compiler/tensorrt_*.py"),
-        *ROOT.glob("kvforge/runtime/tensorrt_*.py"),
+        *ROOT.glob("kvforge/runtime/sessions/tensorrt*.py"),
         *ROOT.glob("plugins/trt_*.py"),
         *ROOT.glob("plugins/*/trt.py"),
     ]
