@@ -21,8 +21,8 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the manifest with derived sizes; raises EngineError for a damaged engine."""
     from kvforge.manifest import load_manifest, verify_files
-    from kvforge.planning.costs import prefill_flops_per_token
     from kvforge.planning.sequence_memory import sequence_bytes
+    from kvforge.planning.shape import prefill_flops_per_token
 
     manifest = load_manifest(args.engine)
     if args.verify:

@@ -30,7 +30,7 @@ def _count(text: str) -> int:
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
     """Declare the command."""
     from kvforge.common.number_formats import KV_FORMATS
-    from kvforge.planning.capacity import WEIGHT_BYTES
+    from kvforge.costs.weights import WEIGHT_BYTES
 
     parser = subparsers.add_parser("plan", help="FLOPs, cache bytes and capacity of a model's cuts, from its sizes")
     parser.add_argument("--model", required=True, help="a preset (llama-3.1-8b, …), config.json, checkpoint or engine")

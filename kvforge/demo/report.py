@@ -7,7 +7,7 @@ from statistics import median
 from kvforge.demo.streaming import StreamedRun
 from kvforge.evaluation.score import is_correct
 from kvforge.manifest import Manifest
-from kvforge.planning.costs import prefill_flops_per_token
+from kvforge.planning.shape import prefill_flops_per_token
 from kvforge.tasks.prompt import Example
 
 CONTEXT_LENGTH = 1000

@@ -6,7 +6,9 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvforge.common.number_formats import KV_FORMATS, SCALE_BYTES, WEIGHT_BYTES, KVFormat
+from kvforge.common.number_formats import KV_FORMATS, KVFormat
+from kvforge.costs.cache import kv_bytes, kv_element_bytes, kv_scale_bytes, scale_bytes
+from kvforge.costs.weights import step_weight_bytes
 from kvforge.kv_policies import Full, KVPolicy, OwnerCache, load
 
 SCHEMA_VERSION = 6
@@ -120,23 +122,49 @@ class Manifest:
     @property
     def owner_cache(self) -> OwnerCache:
         """The cache of one owner."""
-        scale_bytes = SCALE_BYTES if self.kv_format.scales == "dynamic" else 0
-        return OwnerCache(self.num_kv_heads, self.head_dim, self.page_size, self.kv_format.element_bytes, scale_bytes)
+        element_bytes, of_scale = self.kv_format.element_bytes, scale_bytes(self.kv_dtype)
+        return OwnerCache(self.num_kv_heads, self.head_dim, self.page_size, element_bytes, of_scale)
+
+    @property
+    def query_dim(self) -> int:
+        """Outputs of a layer's query projection, and inputs of its output projection."""
+        return self.num_heads * self.head_dim
+
+    output_dim = query_dim
+
+    @property
+    def cached_numbers(self) -> int:
+        """Numbers one token keeps in the cache of one owner."""
+        return 2 * self.num_kv_heads * self.head_dim
+
+    @property
+    def cached_rows(self) -> int:
+        """Rows of the cache that one token adds to one owner: a head's K, or its V."""
+        return 2 * self.num_kv_heads
+
+    @property
+    def expansion_weights(self) -> int:
+        """No engine has latent attention."""
+        return 0
+
+    @property
+    def experts(self) -> None:
+        """No engine has a mixture of experts."""
 
     @property
     def kv_element_bytes_per_token(self) -> int:
         """Bytes of K and V one token keeps over all owners, without scales."""
-        return 2 * self.num_owners * self.num_kv_heads * self.head_dim * self.kv_format.element_bytes
+        return kv_element_bytes(self, self.kv_dtype)
 
     @property
     def kv_scale_bytes_per_token(self) -> int:
         """Bytes of the dynamic scales of one token over all owners."""
-        return 2 * self.num_owners * self.num_kv_heads * SCALE_BYTES if self.kv_format.scales == "dynamic" else 0
+        return kv_scale_bytes(self, self.kv_dtype)
 
     @property
     def kv_bytes_per_token(self) -> int:
         """Bytes one token keeps in the cache over all owners: K, V and their scales."""
-        return self.kv_element_bytes_per_token + self.kv_scale_bytes_per_token
+        return kv_bytes(self, self.kv_dtype)
 
     @property
     def page_bytes(self) -> int:
@@ -147,11 +175,7 @@ class Manifest:
     def weight_bytes(self) -> int:
         """Bytes of weights that a decode step reads: every linear layer and the head, without biases and scales, the
         lookup of embeddings and an early exit's head."""
-        q_dim, kv_dim = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
-        of_layer = 2 * self.hidden_size * q_dim + 3 * self.hidden_size * self.intermediate_size
-        of_owner = 2 * self.hidden_size * kv_dim
-        head = self.vocab_size * self.hidden_size
-        return (self.num_layers * of_layer + self.num_owners * of_owner + head) * WEIGHT_BYTES[self.weight_dtype]
+        return step_weight_bytes(self, self.weight_dtype)
 
     @property
     def max_num_survivors(self) -> int:

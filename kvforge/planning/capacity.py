@@ -2,9 +2,8 @@
 
 from dataclasses import dataclass
 
-from kvforge.common.number_formats import KV_FORMATS, SCALE_BYTES
-from kvforge.common.number_formats import WEIGHT_BYTES as ENGINE_WEIGHT_BYTES
-from kvforge.planning.costs import (
+from kvforge.costs.cache import kv_bytes, kv_read_bytes
+from kvforge.costs.flops import (
     full_token,
     full_token_below,
     output_flops,
@@ -12,11 +11,10 @@ from kvforge.planning.costs import (
     request_flops,
     skipped_token,
 )
-from kvforge.planning.shape import Shape
+from kvforge.costs.shape import ModelShape
+from kvforge.costs.weights import step_weight_bytes, weight_bytes
 
 GIB = 2**30
-WEIGHT_BYTES = {**ENGINE_WEIGHT_BYTES, "fp8": 1}
-"""Bytes of a weight; of engines that store linear layers alone in 8 bits a little less than there is."""
 
 
 @dataclass(frozen=True)
@@ -29,33 +27,13 @@ class Machine:
     bytes_per_s: float = 0.0
 
 
-def weight_bytes(shape: Shape, dtype: str) -> int:
-    """Return the bytes of the engine's weights; ``dtype`` is a key of ``WEIGHT_BYTES``."""
-    return shape.num_parameters * WEIGHT_BYTES[dtype]
-
-
-def kv_element_bytes(shape: Shape, kv_dtype: str) -> int:
-    """Return the bytes of K and V that one token keeps over all owners, without scales."""
-    return shape.num_owners * shape.cached_numbers * KV_FORMATS[kv_dtype].element_bytes
-
-
-def kv_scale_bytes(shape: Shape, kv_dtype: str) -> int:
-    """Return the bytes of the dynamic scales of one token over all owners."""
-    return shape.num_owners * shape.cached_rows * SCALE_BYTES if KV_FORMATS[kv_dtype].scales == "dynamic" else 0
-
-
-def kv_bytes(shape: Shape, kv_dtype: str) -> int:
-    """Return the bytes one token keeps in the cache: K, V and their scales."""
-    return kv_element_bytes(shape, kv_dtype) + kv_scale_bytes(shape, kv_dtype)
-
-
-def cache_tokens(shape: Shape, machine: Machine, weight_dtype: str, kv_dtype: str) -> int:
+def cache_tokens(shape: ModelShape, machine: Machine, weight_dtype: str, kv_dtype: str) -> int:
     """Return the tokens whose cache fits beside the weights; 0 where the weights alone do not fit."""
     free = machine.memory_bytes - machine.reserve_bytes - weight_bytes(shape, weight_dtype)
     return max(int(free // kv_bytes(shape, kv_dtype)), 0)
 
 
-def memory_for(shape: Shape, tokens: int, reserve_bytes: float, weight_dtype: str, kv_dtype: str) -> float:
+def memory_for(shape: ModelShape, tokens: int, reserve_bytes: float, weight_dtype: str, kv_dtype: str) -> float:
     """Return the memory in which ``tokens`` tokens fit."""
     return reserve_bytes + weight_bytes(shape, weight_dtype) + tokens * kv_bytes(shape, kv_dtype)
 
@@ -66,7 +44,7 @@ def normalized_tflops(num_parameters: int, tokens_per_second: float) -> float:
     return 2 * num_parameters * tokens_per_second / 1e12
 
 
-def max_speedup(shape: Shape, input_tokens: int, output_tokens: int) -> float:
+def max_speedup(shape: ModelShape, input_tokens: int, output_tokens: int) -> float:
     """Return how many times the requests per FLOP of the model without a cut: what no hardware bound by computing
     exceeds, given that output tokens still run all layers (arXiv 2410.03960, Figure 2 right)."""
     plain = request_flops(shape.without_cut(), input_tokens, output_tokens)
@@ -74,10 +52,16 @@ def max_speedup(shape: Shape, input_tokens: int, output_tokens: int) -> float:
 
 
 def requests_per_second(
-    shape: Shape, machine: Machine, batch: int, input_tokens: int, output_tokens: int, weight_dtype: str, kv_dtype: str
+    shape: ModelShape,
+    machine: Machine,
+    batch: int,
+    input_tokens: int,
+    output_tokens: int,
+    weight_dtype: str,
+    kv_dtype: str,
 ) -> float:
     """Return the bound on requests/s with ``batch`` requests at a time: prompts at the FLOP rate, then each decode
-    step at the slower of the FLOP rate and of reading all weights and every layer's cache.
+    step at the slower of the FLOP rate and of reading its weights and every layer's cache.
 
     0 where the batch is empty. Without a memory bandwidth only FLOPs bound the steps.
     """
@@ -87,14 +71,12 @@ def requests_per_second(
     steps = batch * output_flops(shape, input_tokens, output_tokens) / machine.flops_per_s
     if machine.bytes_per_s:
         middle = input_tokens + output_tokens / 2
-        of_layer = kv_bytes(shape, kv_dtype) / shape.num_owners
-        keys = sum(min(middle, window) if window else middle for window in shape.layer_windows)
-        step = weight_bytes(shape, weight_dtype) + batch * of_layer * keys
+        step = step_weight_bytes(shape, weight_dtype) + batch * kv_read_bytes(shape, kv_dtype, middle)
         steps = max(steps, (output_tokens - 1) * step / machine.bytes_per_s)
     return batch / (prompts + steps)
 
 
-def distillation_flops_per_token(shape: Shape, context_length: int) -> float:
+def distillation_flops_per_token(shape: ModelShape, context_length: int) -> float:
     """Return the FLOPs of distilling one token (arXiv 2410.03960, section 3.4): the layers below the cut once, those
     above and the head for teacher and student, the student's backward through its activations (attention twice), and
     through the weights of its trained Q, K and V."""
@@ -108,7 +90,7 @@ def distillation_flops_per_token(shape: Shape, context_length: int) -> float:
     return teacher.total + 2 * student + attention + queries + key_value
 
 
-def break_even_tokens(shape: Shape, context_length: int, distillation_tokens: float) -> float:
+def break_even_tokens(shape: ModelShape, context_length: int, distillation_tokens: float) -> float:
     """Return after how many prompt tokens, in prompts of ``context_length``, the FLOPs saved are those spent on
     distilling with ``distillation_tokens``; infinite without a cut."""
     plain = skipped_token(shape.without_cut(), context_length).total

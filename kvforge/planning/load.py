@@ -4,10 +4,11 @@ import dataclasses
 from pathlib import Path
 
 from kvforge.common.errors import CheckpointError, KvforgeError
+from kvforge.costs.shape import ModelShape
 from kvforge.kv_policies import Full, KVPolicy
 from kvforge.manifest import MANIFEST_FILE, load_manifest
 from kvforge.planning.presets import PRESETS
-from kvforge.planning.shape import Shape, shape_of_config, shape_of_manifest
+from kvforge.planning.shape import shape_of_config, shape_of_manifest
 
 
 @dataclasses.dataclass(frozen=True)
@@ -15,7 +16,7 @@ class Subject:
     """A model to plan for: its shape as it is, the cuts and group sizes to show unless told otherwise, its dtypes, KV
     policy and page size."""
 
-    shape: Shape
+    shape: ModelShape
     cuts: tuple[int, ...]
     group_sizes: tuple[int, ...] = (1, 2, 4)
     weight_dtype: str = "bfloat16"
@@ -65,7 +66,7 @@ def _from_config(path: Path) -> Subject:
     return _own(shape_of_config(config, path.resolve().parent.name if path.name == "config.json" else path.stem))
 
 
-def _own(shape: Shape) -> Subject:
+def _own(shape: ModelShape) -> Subject:
     """A model with a cut is shown as it is, one without at half its layers."""
     if shape.cut < shape.num_layers:
         above = [owner for owner in sorted(set(shape.owner_of_layer)) if owner >= shape.cut]

@@ -4,23 +4,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from kvforge.costs.cache import kv_bytes, kv_element_bytes, kv_scale_bytes
+from kvforge.costs.flops import full_token, skipped_token, table_1
+from kvforge.costs.shape import ModelShape
+from kvforge.costs.weights import weight_bytes
 from kvforge.planning.capacity import (
     GIB,
     Machine,
     break_even_tokens,
     cache_tokens,
     distillation_flops_per_token,
-    kv_bytes,
-    kv_element_bytes,
-    kv_scale_bytes,
     max_speedup,
     memory_for,
     normalized_tflops,
     requests_per_second,
-    weight_bytes,
 )
-from kvforge.planning.costs import full_token, skipped_token, table_1
-from kvforge.planning.shape import Shape
 
 RATIOS = (1, 2, 5, 10, 20, 50, 100)
 """Input tokens per output token, for the maximum speed-up (arXiv 2410.03960, Figure 2 right)."""
@@ -62,13 +60,13 @@ class Variant:
     """One row of a plan."""
 
     name: str
-    shape: Shape
+    shape: ModelShape
     group_size: int
     kv_dtype: str
 
 
 def list_variants(
-    shape: Shape, cuts: Sequence[int], group_sizes: Sequence[int], kv_dtypes: Sequence[str], all_pairs: bool
+    shape: ModelShape, cuts: Sequence[int], group_sizes: Sequence[int], kv_dtypes: Sequence[str], all_pairs: bool
 ) -> list[Variant]:
     """Return the plain model, each cut with each group size, and all layers merged, for each cache format.
 
@@ -91,7 +89,7 @@ def list_variants(
 
 
 def make_plan(
-    shape: Shape, variants: Sequence[Variant], work: Workload, fleet: Fleet, tokens_per_second: float = 0.0
+    shape: ModelShape, variants: Sequence[Variant], work: Workload, fleet: Fleet, tokens_per_second: float = 0.0
 ) -> dict[str, Any]:
     """Return the plan; see docs/planning.md for its fields. The first variant is what capacity is compared with.
 
@@ -119,7 +117,7 @@ def make_plan(
     return plan
 
 
-def _row(shape: Shape, variant: Variant, work: Workload, fleet: Fleet) -> dict[str, Any]:
+def _row(shape: ModelShape, variant: Variant, work: Workload, fleet: Fleet) -> dict[str, Any]:
     made, plain = variant.shape, shape.without_cut()
     prompt = skipped_token(made, work.input_tokens)
     paper = table_1(made, shape.max_position)

@@ -3,14 +3,14 @@
 import dataclasses
 from dataclasses import dataclass
 
-from kvforge.planning.shape import Experts, LatentAttention, Shape, dense_parameters
+from kvforge.costs.shape import Experts, LatentAttention, ModelShape, dense_parameters
 
 
 @dataclass(frozen=True)
 class Preset:
     """A model without a cut, and the cuts to show for it; groups are shown at the first."""
 
-    shape: Shape
+    shape: ModelShape
     cuts: tuple[int, ...]
 
 
@@ -25,11 +25,11 @@ def _shape(
     qkv_bias: bool = False,
     latent: LatentAttention | None = None,
     experts: Experts | None = None,
-) -> Shape:
+) -> ModelShape:
     """``sizes``: layers, hidden, intermediate; ``heads``: heads, KV heads, head_dim."""
     num_layers, hidden_size, intermediate_size = sizes
     num_heads, num_kv_heads, head_dim = heads
-    bare = Shape(
+    bare = ModelShape(
         model=model,
         vocab_size=vocab_size,
         hidden_size=hidden_size,

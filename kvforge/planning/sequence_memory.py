@@ -4,14 +4,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvforge.common.errors import BuildError
-from kvforge.common.number_formats import KV_FORMATS, SCALE_BYTES
+from kvforge.common.number_formats import KV_FORMATS
+from kvforge.costs.cache import scale_bytes
+from kvforge.costs.shape import ModelShape
+from kvforge.costs.weights import weight_bytes
 from kvforge.kv_policies import Full, KVPolicy, OwnerCache
 from kvforge.kv_policies.compatibility import check
 from kvforge.kv_policies.features import PAGING, QUANTIZED_CACHE, SLIDING_WINDOW, feature_of
 from kvforge.manifest import Manifest
-from kvforge.planning.capacity import GIB, Machine, weight_bytes
+from kvforge.planning.capacity import GIB, Machine
 from kvforge.planning.plan import Fleet, Variant, Workload
-from kvforge.planning.shape import Shape
 
 CONTEXTS = tuple(2**power for power in range(10, 18))
 """Prompt tokens of the curves."""
@@ -56,11 +58,10 @@ def sequence_bytes(manifest: Manifest) -> dict[str, int]:
     }
 
 
-def owner_cache(shape: Shape, kv_dtype: str, page_size: int) -> OwnerCache:
+def owner_cache(shape: ModelShape, kv_dtype: str, page_size: int) -> OwnerCache:
     """Return the cache of one owner; ``kv_dtype`` is a key of ``KV_FORMATS``."""
-    stored = KV_FORMATS[kv_dtype]
-    scale_bytes = SCALE_BYTES if stored.scales == "dynamic" else 0
-    return OwnerCache(shape.num_kv_heads, shape.head_dim, page_size, stored.element_bytes, scale_bytes)
+    element_bytes = KV_FORMATS[kv_dtype].element_bytes
+    return OwnerCache(shape.num_kv_heads, shape.head_dim, page_size, element_bytes, scale_bytes(kv_dtype))
 
 
 def sequences_that_fit(free_bytes: float, bytes_each: int, prefill_bytes: int) -> int:
@@ -69,7 +70,7 @@ def sequences_that_fit(free_bytes: float, bytes_each: int, prefill_bytes: int) -
     return max(int((free_bytes - prefill_bytes) // bytes_each), 0)
 
 
-def _check(policy: KVPolicy, shape: Shape, kv_dtype: str, page_size: int) -> None:
+def _check(policy: KVPolicy, shape: ModelShape, kv_dtype: str, page_size: int) -> None:
     if shape.latent:
         raise BuildError(
             f"--kv-policy is for caches of keys and values; {shape.model} has latent ones, leave it out there."

@@ -1,152 +1,14 @@
-"""The sizes of a model that its costs follow from."""
+"""The shape of a model from its configuration or its engine."""
 
 import dataclasses
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kvforge.common.errors import KvforgeError
+from kvforge.costs.flops import skipped_token
+from kvforge.costs.shape import ModelShape, dense_parameters
 from kvforge.manifest import Manifest
 
 if TYPE_CHECKING:
     from model_defs import ModelConfig
-
-
-@dataclass(frozen=True)
-class LatentAttention:
-    """DeepSeek-V2's attention: the cache holds ``rank`` latent numbers and a shared rotated key of ``rope_dim``;
-    a head's query and key have ``nope_dim + rope_dim`` numbers, its value ``value_dim``."""
-
-    rank: int
-    rope_dim: int
-    nope_dim: int
-    value_dim: int
-
-
-@dataclass(frozen=True)
-class Experts:
-    """A mixture of experts after ``num_dense_layers`` plain layers: of ``num_routed`` experts ``num_active`` run, and
-    always ``num_shared``; each is an MLP of ``intermediate_size``."""
-
-    num_routed: int
-    num_active: int
-    num_shared: int
-    intermediate_size: int
-    num_dense_layers: int
-
-
-@dataclass(frozen=True)
-class Shape:
-    """A model with a cut and K,V owners as in ``Manifest``; ``base_parameters`` are those of the model without a cut.
-
-    ``kv_bias`` and ``k_norm`` say whether the K and V projections have biases and K a norm, which a layer without a
-    cache of its own lacks.
-    """
-
-    model: str
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    max_position: int
-    layer_windows: tuple[int, ...]
-    cut: int
-    owner_of_layer: tuple[int, ...]
-    base_parameters: int
-    kv_bias: bool = False
-    k_norm: bool = False
-    latent: LatentAttention | None = None
-    experts: Experts | None = None
-
-    @property
-    def num_owners(self) -> int:
-        """Number of layers that have a K,V cache."""
-        return len(set(self.owner_of_layer))
-
-    @property
-    def query_dim(self) -> int:
-        """Outputs of a layer's query projection."""
-        dim = self.latent.nope_dim + self.latent.rope_dim if self.latent else self.head_dim
-        return self.num_heads * dim
-
-    @property
-    def output_dim(self) -> int:
-        """Inputs of a layer's output projection."""
-        return self.num_heads * (self.latent.value_dim if self.latent else self.head_dim)
-
-    @property
-    def cached_numbers(self) -> int:
-        """Numbers one token keeps in the cache of one owner."""
-        return self.latent.rank + self.latent.rope_dim if self.latent else 2 * self.num_kv_heads * self.head_dim
-
-    @property
-    def cached_rows(self) -> int:
-        """Rows of the cache that one token adds to one owner; a dynamic 8-bit cache has one scale for each."""
-        return 1 if self.latent else 2 * self.num_kv_heads
-
-    @property
-    def expansion_weights(self) -> int:
-        """Weights of one layer that expand a latent row to keys and values; 0 where the cache holds these."""
-        return self.latent.rank * self.num_heads * (self.latent.nope_dim + self.latent.value_dim) if self.latent else 0
-
-    @property
-    def num_parameters(self) -> int:
-        """Parameters of the engine: K and V projections of the owners only, and the cut's norm."""
-        of_owner = self.hidden_size * self.cached_numbers + (self.cached_numbers if self.kv_bias else 0)
-        of_owner += self.head_dim if self.k_norm else 0
-        of_owner += self.latent.rank if self.latent else 0
-        cut_norm = self.hidden_size if self.cut < self.num_layers else 0
-        return self.base_parameters - (self.num_layers - self.num_owners) * of_owner + cut_norm
-
-    def with_cut(self, cut: int, group_size: int = 1) -> "Shape":
-        """Return the model with another cut and other AcrossKV groups; ``cut = num_layers`` is the plain model.
-
-        Raises:
-            KvforgeError: the cut or the group size is not one of this model.
-        """
-        if not 1 <= cut <= self.num_layers:
-            raise KvforgeError(
-                f"--cut {cut} is outside {self.model}; give 1 to {self.num_layers}, where {self.num_layers} is no cut."
-            )
-        if group_size < 1:
-            raise KvforgeError(
-                f"--group-size is {group_size}; give the number of layers that share a cache, at least 1."
-            )
-        from model_defs.kv_layout import owner_table
-
-        return dataclasses.replace(self, cut=cut, owner_of_layer=owner_table(self.num_layers, cut, group_size))
-
-    def without_cut(self) -> "Shape":
-        """Return the plain model."""
-        return self.with_cut(self.num_layers)
-
-    def merged(self) -> "Shape":
-        """Return the plain model with one cache for all layers: the bound of merging caches without skipping work."""
-        return dataclasses.replace(self, cut=self.num_layers, owner_of_layer=(0,) * self.num_layers)
-
-
-def dense_parameters(shape: Shape, *, tied: bool, q_bias: bool = False, extra_per_layer: int = 0) -> int:
-    """Return the parameters of the plain model: matrices, two norms a layer, the last norm, K and V biases.
-
-    ``tied`` says that the head is the embedding; ``q_bias`` adds the query's bias and ``extra_per_layer`` what else a
-    layer has.
-    """
-    hidden = shape.hidden_size
-    attention = hidden * (shape.query_dim + shape.output_dim + shape.cached_numbers) + shape.expansion_weights
-    attention += (shape.cached_numbers if shape.kv_bias else 0) + (shape.query_dim if q_bias else 0)
-    attention += (shape.head_dim if shape.k_norm else 0) + (shape.latent.rank if shape.latent else 0)
-    dense = 3 * hidden * shape.intermediate_size
-    mlp = shape.num_layers * dense
-    if shape.experts:
-        kinds = shape.experts
-        expert = 3 * hidden * kinds.intermediate_size
-        mixed = (kinds.num_routed + kinds.num_shared) * expert + hidden * kinds.num_routed
-        mlp = kinds.num_dense_layers * dense + (shape.num_layers - kinds.num_dense_layers) * mixed
-    vocabulary = shape.vocab_size * hidden * (1 if tied else 2)
-    return shape.num_layers * (attention + 2 * hidden + extra_per_layer) + mlp + vocabulary + hidden
-
 
 _SHARED = (
     *("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads", "head_dim"),
@@ -154,10 +16,10 @@ _SHARED = (
 )
 
 
-def shape_of_config(config: "ModelConfig", model: str | None = None) -> Shape:
+def shape_of_config(config: "ModelConfig", model: str | None = None) -> ModelShape:
     """Return the shape of a model configuration."""
     sizes = {name: getattr(config, name) for name in _SHARED}
-    bare = Shape(
+    bare = ModelShape(
         model=model or config.model_type, base_parameters=0, kv_bias=config.qkv_bias, k_norm=config.qk_norm, **sizes
     )
     extra = config.head_dim if config.qk_norm else 0  # the query's norm
@@ -167,7 +29,7 @@ def shape_of_config(config: "ModelConfig", model: str | None = None) -> Shape:
     return dataclasses.replace(bare, base_parameters=parameters)
 
 
-def shape_of_manifest(manifest: Manifest, model: str | None = None) -> Shape:
+def shape_of_manifest(manifest: Manifest, model: str | None = None) -> ModelShape:
     """Return the shape of an engine; its parameter count, less an early exit's head, says what the model without a cut
     would have."""
     sizes = {name: getattr(manifest, name) for name in _SHARED}
@@ -178,7 +40,7 @@ def shape_of_manifest(manifest: Manifest, model: str | None = None) -> Shape:
         family = family_of({"model_type": manifest.model_type})
         traits = {} if family is None else family.traits
         kv_bias, k_norm = traits.get("qkv_bias", False), traits.get("qk_norm", False)
-    bare = Shape(
+    bare = ModelShape(
         model=model or manifest.model_type,
         base_parameters=0,
         kv_bias=kv_bias,
@@ -187,3 +49,8 @@ def shape_of_manifest(manifest: Manifest, model: str | None = None) -> Shape:
     )
     exit_head = (manifest.vocab_size + 1) * manifest.hidden_size if manifest.early_exit else 0
     return dataclasses.replace(bare, base_parameters=manifest.num_parameters - exit_head - bare.num_parameters)
+
+
+def prefill_flops_per_token(manifest: Manifest, context_length: int) -> float:
+    """Return the mean FLOPs of one prompt token of an engine that is not sampled from (``skipped_token``)."""
+    return skipped_token(shape_of_manifest(manifest), context_length).total

@@ -15,9 +15,10 @@ from typing import Any
 import torch
 
 from kvforge.common.errors import KvforgeError
+from kvforge.costs.flops import full_token, full_token_below, skipped_token
+from kvforge.costs.shape import ModelShape
 from kvforge.manifest import Manifest
-from kvforge.planning.costs import full_token, full_token_below, skipped_token
-from kvforge.planning.shape import Shape, shape_of_manifest
+from kvforge.planning.shape import shape_of_manifest
 from kvforge.runtime.sessions.huge_pages import huge_page_memory
 from perf.harness.command import make_parser
 from perf.peers.phases import PhaseTimes
@@ -76,13 +77,13 @@ def decode_work(manifest: Manifest, times: PhaseTimes) -> Work:
     return Work(*flops, num_bytes, manifest.weight_dtype)
 
 
-def _shape(manifest: Manifest) -> Shape:
+def _shape(manifest: Manifest) -> ModelShape:
     if any(manifest.layer_windows):
         raise KvforgeError("floors are for models without sliding windows; measure another model.")
     return shape_of_manifest(manifest)
 
 
-def _decode_flops(shape: Shape, rows: int, context: int) -> tuple[float, float]:
+def _decode_flops(shape: ModelShape, rows: int, context: int) -> tuple[float, float]:
     """FLOPs (linear, attention) of ``rows`` tokens through all layers that attend ``context`` keys in sum."""
     return rows * full_token(shape, 0).total, context * full_token(shape, 1).attention
 

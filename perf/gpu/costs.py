@@ -1,7 +1,8 @@
 """What a step must at least compute and read, from an engine's manifest: the floors beside measured times."""
 
+from kvforge.costs import cache
+from kvforge.costs import flops as costs
 from kvforge.manifest import Manifest
-from kvforge.planning import costs
 from kvforge.planning.capacity import normalized_tflops
 from kvforge.planning.shape import shape_of_manifest
 
@@ -18,7 +19,6 @@ def decode_flops(manifest: Manifest, context: int) -> float:
     return costs.full_token(shape_of_manifest(manifest), context).total
 
 
-def kv_read_bytes(manifest: Manifest, context: int) -> int:
+def kv_read_bytes(manifest: Manifest, context: int) -> float:
     """Return the bytes of cache that one decode token reads: every layer reads its owner's, scales included."""
-    keys = sum(min(context, window) if window else context for window in manifest.layer_windows)
-    return manifest.owner_cache.token_bytes * keys
+    return cache.kv_read_bytes(manifest, manifest.kv_dtype, context)

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from kvforge.cli import main
 from kvforge.common.errors import EngineError
 from kvforge.manifest import MANIFEST_DIGEST, Manifest, load_manifest, save_manifest, sha256_of, verify_files
-from kvforge.planning.costs import prefill_flops_per_token
+from kvforge.planning.shape import prefill_flops_per_token
 from kvforge.runtime.sessions.cpu import CpuSession
 from kvforge.runtime.sessions.inputs import LowerStep, UpperStep
 from kvforge.runtime.sessions.session import load_session

@@ -4,22 +4,20 @@ from pathlib import Path
 
 import pytest
 
+from kvforge.costs.cache import kv_bytes, kv_element_bytes, kv_scale_bytes
+from kvforge.costs.flops import full_token, request_flops, skipped_token
+from kvforge.costs.weights import weight_bytes
 from kvforge.planning.capacity import (
     GIB,
     Machine,
     break_even_tokens,
     cache_tokens,
     distillation_flops_per_token,
-    kv_bytes,
-    kv_element_bytes,
-    kv_scale_bytes,
     max_speedup,
     memory_for,
     normalized_tflops,
     requests_per_second,
-    weight_bytes,
 )
-from kvforge.planning.costs import full_token, request_flops, skipped_token
 from kvforge.planning.presets import PRESETS
 
 PAPER = 0.01
@@ -198,7 +196,8 @@ def test_bounds_on_requests_by_hand():
         batch / (flops / 1e15)
     )
     slow = Machine(80 * GIB, flops_per_s=1e30, bytes_per_s=1e12)
-    step = weight_bytes(made, "bfloat16") + batch * (INPUT + OUTPUT / 2) * kv_bytes(made, "bfloat16")
+    not_read = made.vocab_size * made.hidden_size + (2 * 32 + 2) * made.hidden_size  # the lookup, and norms
+    step = 2 * (made.num_parameters - not_read) + batch * (INPUT + OUTPUT / 2) * kv_bytes(made, "bfloat16")
     assert requests_per_second(made, slow, batch, INPUT, OUTPUT, "bfloat16", "bfloat16") == pytest.approx(
         batch / (255 * step / 1e12)
     )

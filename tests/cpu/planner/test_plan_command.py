@@ -8,9 +8,9 @@ import pytest
 
 from kvforge.cli import main
 from kvforge.manifest import save_manifest
-from kvforge.planning.costs import prefill_flops_per_token
 from kvforge.planning.load import load_subject
 from kvforge.planning.presets import PRESETS
+from kvforge.planning.shape import prefill_flops_per_token
 from model_defs import load_config
 from perf.gpu.models import Limits, Variant, manifest_of, resolved_options
 

@@ -18,6 +18,7 @@ FORBIDDEN = {
     "model_defs": ("kvforge",),
     "kvforge/common": ("model_defs", "plugins", "kvforge.manifest", "kvforge.checkpoint", *ENGINES),
     "kvforge/checkpoint": (*ENGINES, *MODEL_MAKING, *ABOVE),
+    "kvforge/costs": ("plugins", "kvforge.manifest", "kvforge.checkpoint", *ENGINES, *ABOVE),
     "kvforge/kv_policies": ("kvforge.manifest", "plugins", *ENGINES, *ABOVE),
     "kvforge/manifest": ("model_defs", "plugins", *ENGINES, *ABOVE),
     "kvforge/tokenization": ("kvforge.checkpoint", "model_defs", "plugins", *ENGINES, *ABOVE),
@@ -46,8 +47,8 @@ FORBIDDEN = {
 """What each part must not import, at any depth of nesting inside its files."""
 
 WITHOUT_TORCH = (
-    "kvforge/common/number_formats.py", "kvforge/common/staging.py", "kvforge/common/figures.py", "kvforge/manifest",
-    "kvforge/checkpoint/model.py", "kvforge/tokenization", "kvforge/tasks", "kvforge/workers", "kvforge/planning",
+    "kvforge/common/number_formats.py", "kvforge/common/staging.py", "kvforge/common/figures.py", "kvforge/costs",
+    "kvforge/manifest", "kvforge/checkpoint/model.py", "kvforge/tokenization", "kvforge/tasks", "kvforge/workers", "kvforge/planning",
     "kvforge/runtime/requests", "kvforge/runtime/text", "kvforge/runtime/scheduling", "kvforge/runtime/guides/judge.py",
     "kvforge/runtime/guides/worker.py", "kvforge/runtime/guides/matchers.py", "kvforge/gateway",
     "kvforge/serving/contract", "kvforge/serving/stub", "kvforge/serving/text_models", "triton_repo",

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kvforge.planning.costs import prefill_flops_per_token
+from kvforge.planning.shape import prefill_flops_per_token
 from kvforge.runtime.config import resolve_config
 from kvforge.runtime.engine import LLMEngine
 from kvforge.runtime.requests.params import SamplingParams

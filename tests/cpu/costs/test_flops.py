@@ -7,16 +7,15 @@ import math
 import pytest
 
 from kvforge.common.errors import KvforgeError
-from kvforge.planning.costs import (
+from kvforge.costs.flops import (
     full_token,
     output_flops,
-    prefill_flops_per_token,
     prompt_flops,
     skipped_token,
     table_1,
 )
 from kvforge.planning.presets import PRESETS
-from kvforge.planning.shape import shape_of_config, shape_of_manifest
+from kvforge.planning.shape import prefill_flops_per_token, shape_of_config, shape_of_manifest
 from model_defs import families, load_config
 from model_defs.weights import weight_specs
 from perf.gpu.models import Limits, Variant, manifest_of, resolved_options

@@ -3,12 +3,11 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kvforge.manifest import Manifest
-from kvforge.planning.shape import Shape, shape_of_manifest
+from kvforge.costs.shape import ModelShape
 
 
 @dataclass(frozen=True)
-class Parts:
+class TokenFlops:
     """FLOPs of one token: vocabulary (the head), K,V and Q,O projections, MLP, attention."""
 
     vocabulary: float
@@ -27,7 +26,7 @@ class Parts:
         return {**self.__dict__, "total": self.total}
 
 
-def skipped_token(shape: Shape, context_length: int) -> Parts:
+def skipped_token(shape: ModelShape, context_length: int) -> TokenFlops:
     """Return the mean cost of a prompt token without logits, over a prompt of ``context_length`` tokens.
 
     Layers below the cut cost everything; above it only each owner's K and V projection is left. The embedding is a
@@ -36,7 +35,7 @@ def skipped_token(shape: Shape, context_length: int) -> Parts:
     return _token(shape, shape.cut, [mean_keys(context_length, window) for window in shape.layer_windows], True)
 
 
-def full_token(shape: Shape, context: float, is_expanded: bool = False) -> Parts:
+def full_token(shape: ModelShape, context: float, is_expanded: bool = False) -> TokenFlops:
     """Return the cost of an output token that attends ``context`` keys: all layers and the head.
 
     Latent attention (DeepSeek-V2) works on the cached rows themselves, or ``is_expanded`` as in prompts.
@@ -45,25 +44,25 @@ def full_token(shape: Shape, context: float, is_expanded: bool = False) -> Parts
     return replace(cost, vocabulary=2.0 * shape.vocab_size * shape.hidden_size)
 
 
-def full_token_below(shape: Shape, context: float, is_expanded: bool = False) -> Parts:
+def full_token_below(shape: ModelShape, context: float, is_expanded: bool = False) -> TokenFlops:
     """Return what of ``full_token`` a skipped token at the same place costs as well."""
     return _token(shape, shape.cut, _keys_at(shape, context), is_expanded)
 
 
-def table_1(shape: Shape, context_length: int) -> Parts:
+def table_1(shape: ModelShape, context_length: int) -> TokenFlops:
     """Return the cost of a prompt token as Table 1 counts it: with the head and the embedding as if it were a GEMM."""
     cost = skipped_token(shape, context_length)
     return replace(cost, vocabulary=4.0 * shape.vocab_size * shape.hidden_size)
 
 
-def prompt_flops(shape: Shape, input_tokens: int) -> float:
+def prompt_flops(shape: ModelShape, input_tokens: int) -> float:
     """Return the FLOPs of one prompt and its first output token: of the prompt's tokens only the last runs the layers
     above the cut and the head."""
     above = full_token(shape, input_tokens).total - full_token_below(shape, input_tokens).total
     return skipped_token(shape, input_tokens).total * input_tokens + above
 
 
-def output_flops(shape: Shape, input_tokens: int, output_tokens: int) -> float:
+def output_flops(shape: ModelShape, input_tokens: int, output_tokens: int) -> float:
     """Return the FLOPs of the output tokens after the first, each of which attends all before it and itself."""
     steps = output_tokens - 1
     if steps < 1:
@@ -77,14 +76,9 @@ def output_flops(shape: Shape, input_tokens: int, output_tokens: int) -> float:
     return (cost.total + 2.0 * shape.vocab_size * shape.hidden_size) * steps
 
 
-def request_flops(shape: Shape, input_tokens: int, output_tokens: int) -> float:
+def request_flops(shape: ModelShape, input_tokens: int, output_tokens: int) -> float:
     """Return the FLOPs of a request of ``input_tokens`` that produces ``output_tokens`` >= 1."""
     return prompt_flops(shape, input_tokens) + output_flops(shape, input_tokens, output_tokens)
-
-
-def prefill_flops_per_token(manifest: Manifest, context_length: int) -> float:
-    """Return the mean FLOPs of one prompt token of an engine that is not sampled from (``skipped_token``)."""
-    return skipped_token(shape_of_manifest(manifest), context_length).total
 
 
 def mean_keys(context_length: int, window: int) -> float:
@@ -94,12 +88,12 @@ def mean_keys(context_length: int, window: int) -> float:
     return (window * (window + 1) / 2 + (context_length - window) * window) / context_length
 
 
-def _keys_at(shape: Shape, context: float) -> list[float]:
+def _keys_at(shape: ModelShape, context: float) -> list[float]:
     """Keys that a token sees in each layer where ``context`` are there."""
     return [min(context, window) if window else context for window in shape.layer_windows]
 
 
-def _token(shape: Shape, num_full_layers: int, keys: list[float], is_expanded: bool) -> Parts:
+def _token(shape: ModelShape, num_full_layers: int, keys: list[float], is_expanded: bool) -> TokenFlops:
     """Cost without the vocabulary of a token that runs ``num_full_layers`` layers, ``keys[i]`` keys in layer i."""
     hidden, heads = shape.hidden_size, shape.num_heads
     per_key = 2 * (shape.query_dim + shape.output_dim)
@@ -114,7 +108,7 @@ def _token(shape: Shape, num_full_layers: int, keys: list[float], is_expanded: b
         mixed = 6 * hidden * kinds.intermediate_size * (kinds.num_active + kinds.num_shared)
         num_dense = min(num_full_layers, kinds.num_dense_layers)
         mlp = num_dense * dense + (num_full_layers - num_dense) * (mixed + 2 * hidden * kinds.num_routed)
-    return Parts(
+    return TokenFlops(
         vocabulary=0.0,
         key_value=2.0 * hidden * shape.cached_numbers * shape.num_owners
         + 2.0 * shape.expansion_weights * num_full_layers,

@@ -1,0 +1,48 @@
+"""Bytes of K and V: what a token keeps, and what a decode step reads."""
+
+from typing import Protocol
+
+from kvforge.common.number_formats import KV_FORMATS, SCALE_BYTES
+
+
+class CachedModel(Protocol):
+    """Sizes of a model's cache: ``cached_numbers`` of one token and owner, in ``cached_rows`` rows, each with a scale
+    of its own where scales are dynamic."""
+
+    @property
+    def num_owners(self) -> int: ...
+    @property
+    def cached_numbers(self) -> int: ...
+    @property
+    def cached_rows(self) -> int: ...
+    @property
+    def layer_windows(self) -> tuple[int, ...]: ...
+
+
+def scale_bytes(kv_dtype: str) -> int:
+    """Return the bytes of the scale of one row; 0 where scales are not dynamic. ``kv_dtype`` is a key of
+    ``KV_FORMATS``, here and below."""
+    return SCALE_BYTES if KV_FORMATS[kv_dtype].scales == "dynamic" else 0
+
+
+def kv_element_bytes(model: CachedModel, kv_dtype: str) -> int:
+    """Return the bytes of K and V that one token keeps over all owners, without scales."""
+    return model.num_owners * model.cached_numbers * KV_FORMATS[kv_dtype].element_bytes
+
+
+def kv_scale_bytes(model: CachedModel, kv_dtype: str) -> int:
+    """Return the bytes of the dynamic scales of one token over all owners."""
+    return model.num_owners * model.cached_rows * scale_bytes(kv_dtype)
+
+
+def kv_bytes(model: CachedModel, kv_dtype: str) -> int:
+    """Return the bytes one token keeps in the cache over all owners: K, V and their scales."""
+    return kv_element_bytes(model, kv_dtype) + kv_scale_bytes(model, kv_dtype)
+
+
+def kv_read_bytes(model: CachedModel, kv_dtype: str, context: float) -> float:
+    """Return the bytes of cache that one decode token reads which attends ``context`` keys: every layer reads its
+    owner's, no more of it than its window. The floor of a step counts each owner once instead: ``context * kv_bytes``.
+    """
+    keys = sum(min(context, window) if window else context for window in model.layer_windows)
+    return kv_bytes(model, kv_dtype) / model.num_owners * keys

@@ -1,0 +1,76 @@
+"""Bytes as the package of costs counts them, against the tensors of real engines."""
+
+from dataclasses import replace
+
+import pytest
+from safetensors import safe_open
+
+from kvforge.costs.cache import kv_bytes, kv_read_bytes
+from kvforge.costs.weights import step_weight_bytes, step_weights, weight_bytes
+from kvforge.manifest import WEIGHTS_FILE, load_manifest
+from kvforge.planning.presets import PRESETS
+from kvforge.planning.shape import shape_of_manifest
+from kvforge.runtime import LLMEngine
+from tests.support.models.engines import (
+    EARLY_EXIT,
+    INT8_WEIGHTS,
+    PLAIN,
+    SWIFTKV,
+    SWIFTKV_BF16,
+    SWIFTKV_FP8,
+    EngineShelf,
+    EngineSpec,
+)
+
+SPECS = {
+    "plain": PLAIN, "cut": SWIFTKV, "bf16": SWIFTKV_BF16, "fp8 cache": SWIFTKV_FP8, "int8, tied, biases": INT8_WEIGHTS,
+    "early exit": EARLY_EXIT,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
+def test_a_step_reads_the_matrices_of_the_file(engines: EngineShelf, spec: EngineSpec) -> None:
+    """All of them but the table of embeddings, which is looked up in, and the early exit's head; without scales. Packing
+    pads no size here."""
+    engine = engines.engine(spec)
+    manifest, read = load_manifest(engine), 0
+    with safe_open(engine / WEIGHTS_FILE, "pt") as file:
+        for name in file.keys():  # noqa: SIM118 (the file is no dictionary)
+            tensor = file.get_tensor(name)
+            is_matrix = name.endswith(".packed") or (name.endswith(".weight") and tensor.ndim == 2)
+            if is_matrix and name != "embed.weight" and "exit" not in name:
+                read += tensor.nbytes
+    assert manifest.weight_bytes == step_weight_bytes(manifest, manifest.weight_dtype) == read
+    assert step_weights(shape_of_manifest(manifest)) == step_weights(manifest)
+
+
+@pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
+def test_a_token_keeps_what_the_pools_hold(engines: EngineShelf, spec: EngineSpec) -> None:
+    engine = LLMEngine(engines.engine(spec), num_pages=5)
+    manifest = engine.manifest
+    held = sum(tensor.nbytes for pool in engine.runner.pools for tensor in pool)
+    assert held == 5 * manifest.page_size * manifest.kv_bytes_per_token == 5 * manifest.page_bytes
+    shape = shape_of_manifest(manifest)
+    assert kv_bytes(shape, manifest.kv_dtype) == manifest.kv_bytes_per_token
+    assert manifest.owner_cache.token_bytes * manifest.num_owners == manifest.kv_bytes_per_token
+
+
+def test_every_layer_reads_its_owners_cache_within_its_window() -> None:
+    shape = PRESETS["llama-3.1-8b"].shape.with_cut(16, 4)
+    of_owner = 2 * 8 * 128 * 2
+    assert (shape.num_owners, kv_bytes(shape, "bfloat16")) == (20, 20 * of_owner)
+    assert kv_read_bytes(shape, "bfloat16", 1000) == 32 * 1000 * of_owner
+    windows = replace(shape, layer_windows=(0,) * 31 + (100,))
+    assert kv_read_bytes(windows, "bfloat16", 1000) == (31 * 1000 + 100) * of_owner
+
+
+def test_a_step_leaves_the_table_of_embeddings_alone() -> None:
+    """Llama 3.1 8B has 8.03e9 parameters, of which a step reads 7.5e9; a mixture of experts is read as a whole."""
+    llama = PRESETS["llama-3.1-8b"].shape
+    norms = (2 * llama.num_layers + 1) * llama.hidden_size
+    lookup = llama.vocab_size * llama.hidden_size
+    assert weight_bytes(llama, "bfloat16") == 2 * (step_weights(llama) + lookup + norms)
+    mixture = PRESETS["deepseek-v2-lite"].shape
+    norms = (2 * mixture.num_layers + 1) * mixture.hidden_size + mixture.num_layers * mixture.latent.rank
+    lookup = mixture.vocab_size * mixture.hidden_size
+    assert mixture.num_parameters == step_weights(mixture) + lookup + norms
