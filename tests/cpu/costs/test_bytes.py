@@ -30,8 +30,8 @@ SPECS = {
 
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
 def test_a_step_reads_the_matrices_of_the_file(engines: EngineShelf, spec: EngineSpec) -> None:
-    """All of them but the table of embeddings, which is looked up in, and the early exit's head; without scales. Packing
-    pads no size here."""
+    """All of them but the table of embeddings, which is looked up in, and the early exit's head; without scales.
+    Packing pads no size here."""
     engine = engines.engine(spec)
     manifest, read = load_manifest(engine), 0
     with safe_open(engine / WEIGHTS_FILE, "pt") as file:

@@ -48,7 +48,8 @@ FORBIDDEN = {
 
 WITHOUT_TORCH = (
     "kvforge/common/number_formats.py", "kvforge/common/staging.py", "kvforge/common/figures.py", "kvforge/costs",
-    "kvforge/manifest", "kvforge/checkpoint/model.py", "kvforge/tokenization", "kvforge/tasks", "kvforge/workers", "kvforge/planning",
+    "kvforge/manifest", "kvforge/checkpoint/model.py", "kvforge/tokenization", "kvforge/tasks", "kvforge/workers",
+    "kvforge/planning",
     "kvforge/runtime/requests", "kvforge/runtime/text", "kvforge/runtime/scheduling", "kvforge/runtime/guides/judge.py",
     "kvforge/runtime/guides/worker.py", "kvforge/runtime/guides/matchers.py", "kvforge/gateway",
     "kvforge/serving/contract", "kvforge/serving/stub", "kvforge/serving/text_models", "triton_repo",
