@@ -19,15 +19,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true", help="every random case and specialisation, slow ones too")
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_itemcollected(item: pytest.Item) -> None:
     """Say which tests belong in one process (``--dist loadgroup``): those of a file, which share fixtures, and all of
-    e2e, which share a server. These wait much, so they go first, beside what computes."""
-    served = TESTS / "e2e"
-    for item in items:
-        group = "e2e" if served in item.path.parents else str(item.path.relative_to(TESTS))
-        item.add_marker(pytest.mark.xdist_group(group))
-    items.sort(key=lambda item: served not in item.path.parents)
+    e2e, which share a server."""
+    group = "e2e" if _is_served(item) else str(item.path.relative_to(TESTS))
+    item.add_marker(pytest.mark.xdist_group(group))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Those of e2e wait much, so they go first, beside what computes."""
+    items.sort(key=lambda item: not _is_served(item))
+
+
+def _is_served(item: pytest.Item) -> bool:
+    return TESTS / "e2e" in item.path.parents
 
 
 @pytest.fixture(scope="session")
