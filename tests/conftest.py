@@ -4,7 +4,6 @@ import os
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: spinning threads starve other processes
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,27 +11,9 @@ import pytest
 if TYPE_CHECKING:
     from tests.support.models.engines import EngineShelf
 
-TESTS = Path(__file__).resolve().parent
-
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true", help="every random case and specialisation, slow ones too")
-
-
-def pytest_itemcollected(item: pytest.Item) -> None:
-    """Say which tests belong in one process (``--dist loadgroup``): those of a file, which share fixtures, and all of
-    e2e, which share a server."""
-    group = "e2e" if _is_served(item) else str(item.path.relative_to(TESTS))
-    item.add_marker(pytest.mark.xdist_group(group))
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Those of e2e wait much, so they go first, beside what computes."""
-    items.sort(key=lambda item: not _is_served(item))
-
-
-def _is_served(item: pytest.Item) -> bool:
-    return TESTS / "e2e" in item.path.parents
 
 
 @pytest.fixture(scope="session")
