@@ -3,6 +3,7 @@
 from typing import Protocol
 
 from kvforge.common.number_formats import KV_FORMATS, SCALE_BYTES
+from kvforge.kv_policies import OwnerCache
 
 
 class CachedModel(Protocol):
@@ -11,6 +12,10 @@ class CachedModel(Protocol):
 
     @property
     def num_owners(self) -> int: ...
+    @property
+    def num_kv_heads(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
     @property
     def cached_numbers(self) -> int: ...
     @property
@@ -23,6 +28,12 @@ def scale_bytes(kv_dtype: str) -> int:
     """Return the bytes of the scale of one row; 0 where scales are not dynamic. ``kv_dtype`` is a key of
     ``KV_FORMATS``, here and below."""
     return SCALE_BYTES if KV_FORMATS[kv_dtype].scales == "dynamic" else 0
+
+
+def owner_cache(model: CachedModel, kv_dtype: str, page_size: int) -> OwnerCache:
+    """Return the cache of one owner of a model without latent attention."""
+    element_bytes = KV_FORMATS[kv_dtype].element_bytes
+    return OwnerCache(model.num_kv_heads, model.head_dim, page_size, element_bytes, scale_bytes(kv_dtype))
 
 
 def kv_element_bytes(model: CachedModel, kv_dtype: str) -> int:

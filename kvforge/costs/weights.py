@@ -6,7 +6,7 @@ from kvforge.common.number_formats import WEIGHT_BYTES as ENGINE_WEIGHT_BYTES
 from kvforge.costs.shape import Experts, ModelShape
 
 WEIGHT_BYTES = {**ENGINE_WEIGHT_BYTES, "fp8": 1}
-"""Bytes of a weight; of engines that store linear layers alone in 8 bits a little less than there is."""
+"""Bytes of a weight. Engines that store linear layers alone in 8 bits have more: embeddings stay as they were."""
 
 
 class LinearModel(Protocol):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvforge.common.number_formats import KV_FORMATS, KVFormat
-from kvforge.costs.cache import kv_bytes, kv_element_bytes, kv_scale_bytes, scale_bytes
+from kvforge.costs.cache import kv_bytes, kv_element_bytes, kv_scale_bytes, owner_cache
 from kvforge.costs.weights import step_weight_bytes
 from kvforge.kv_policies import Full, KVPolicy, OwnerCache, load
 
@@ -122,8 +122,7 @@ class Manifest:
     @property
     def owner_cache(self) -> OwnerCache:
         """The cache of one owner."""
-        element_bytes, of_scale = self.kv_format.element_bytes, scale_bytes(self.kv_dtype)
-        return OwnerCache(self.num_kv_heads, self.head_dim, self.page_size, element_bytes, of_scale)
+        return owner_cache(self, self.kv_dtype, self.page_size)
 
     @property
     def query_dim(self) -> int:

@@ -5,10 +5,10 @@ from typing import Any
 
 from kvforge.common.errors import BuildError
 from kvforge.common.number_formats import KV_FORMATS
-from kvforge.costs.cache import scale_bytes
+from kvforge.costs.cache import owner_cache
 from kvforge.costs.shape import ModelShape
 from kvforge.costs.weights import weight_bytes
-from kvforge.kv_policies import Full, KVPolicy, OwnerCache
+from kvforge.kv_policies import Full, KVPolicy
 from kvforge.kv_policies.compatibility import check
 from kvforge.kv_policies.features import PAGING, QUANTIZED_CACHE, SLIDING_WINDOW, feature_of
 from kvforge.manifest import Manifest
@@ -56,12 +56,6 @@ def sequence_bytes(manifest: Manifest) -> dict[str, int]:
         "sequence_host_bytes": owners * policy.host_bytes(cache, manifest.max_seq_len),
         "sequence_full_bytes": owners * Full().device_bytes(cache, manifest.max_seq_len),
     }
-
-
-def owner_cache(shape: ModelShape, kv_dtype: str, page_size: int) -> OwnerCache:
-    """Return the cache of one owner; ``kv_dtype`` is a key of ``KV_FORMATS``."""
-    element_bytes = KV_FORMATS[kv_dtype].element_bytes
-    return OwnerCache(shape.num_kv_heads, shape.head_dim, page_size, element_bytes, scale_bytes(kv_dtype))
 
 
 def sequences_that_fit(free_bytes: float, bytes_each: int, prefill_bytes: int) -> int:

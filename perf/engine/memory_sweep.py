@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from kvforge.manifest.files import load_manifest
+from kvforge.manifest import load_manifest
 from kvforge.runtime.engine import LLMEngine
 from perf.engine.phases import run_phases
 from perf.harness.command import add_report, add_resume, add_work, begin_report, make_parser, run_main

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from kvforge.manifest.files import load_manifest
+from kvforge.manifest import load_manifest
 from kvforge.runtime.engine import LLMEngine
 from kvforge.runtime.requests.params import SamplingParams
 from kvforge.runtime.sessions.session import Session, load_session

@@ -29,8 +29,7 @@ from tqdm import tqdm
 
 from kvforge.bench.workload import Workload, run_once, warm_up
 from kvforge.common.figures import check_figure, new_figure, save_figure
-from kvforge.manifest.files import load_manifest
-from kvforge.manifest.manifest import SCHEMA_VERSION, Manifest
+from kvforge.manifest import SCHEMA_VERSION, Manifest, load_manifest
 from kvforge.runtime.engine import LLMEngine
 from kvforge.runtime.requests.params import SamplingParams
 from kvforge.runtime.sessions.inputs import LowerStep, UpperStep

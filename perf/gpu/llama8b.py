@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from kvforge.bench.workload import FIRST_TOKEN_ID
-from kvforge.manifest.manifest import Manifest
+from kvforge.manifest import Manifest
 from kvforge.runtime.config import RuntimeConfig, resolve_config
 from kvforge.runtime.requests.params import SamplingParams
 from kvforge.runtime.requests.sequence import RequestMetrics, Sequence

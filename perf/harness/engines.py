@@ -10,8 +10,7 @@ from pathlib import Path
 
 from kvforge.common.errors import EngineError, KvforgeError
 from kvforge.compiler import BuildOptions, build_engine
-from kvforge.manifest.files import load_manifest
-from kvforge.manifest.manifest import TOKENIZER_DIR
+from kvforge.manifest import TOKENIZER_DIR, load_manifest
 from kvforge.runtime.text.tokenizer import Tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]

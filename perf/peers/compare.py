@@ -23,8 +23,7 @@ from tqdm import tqdm
 from kvforge.bench.workload import Workload, load_workloads
 from kvforge.common.errors import KvforgeError
 from kvforge.common.figures import check_figure, save_figure
-from kvforge.manifest.files import load_manifest
-from kvforge.manifest.manifest import Manifest
+from kvforge.manifest import Manifest, load_manifest
 from perf.engine.floors import decode_work, measure_rates, prefill_work
 from perf.harness import files
 from perf.harness.command import add_report, add_resume, add_work, begin_report, make_parser, positive, run_main

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvforge.compiler import BuildOptions
-from kvforge.manifest.files import load_manifest
+from kvforge.manifest import load_manifest
 from perf.harness.engines import ROOT, cached_engine, is_loadable
 from perf.harness.random_checkpoint import LLAMA_213M, cached_checkpoint
 from perf.peers.prepare import prepare_peers

@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from kvforge.compiler import BuildOptions
 from kvforge.evaluation.score import MAX_ANSWER_TOKENS
-from kvforge.manifest.files import load_manifest
+from kvforge.manifest import load_manifest
 from kvforge.quantize import quantize_checkpoint
 from kvforge.training.config import TINY_STUDENT
 from kvforge.training.student import make_student

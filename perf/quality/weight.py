@@ -17,7 +17,7 @@ from tqdm import tqdm
 from kvforge.compiler import BuildOptions
 from kvforge.evaluation.compare import compare_with_teacher, fidelity
 from kvforge.evaluation.score import MAX_ANSWER_TOKENS
-from kvforge.manifest.files import load_manifest
+from kvforge.manifest import load_manifest
 from kvforge.runtime.llm import LLM
 from kvforge.tasks.prompt import Example
 from perf.harness.command import run_program

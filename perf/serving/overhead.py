@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from kvforge.common.errors import KvforgeError
-from kvforge.manifest.files import load_manifest
+from kvforge.manifest import load_manifest
 from kvforge.runtime.llm import LLM
 from kvforge.runtime.requests.params import SamplingParams
 from kvforge.serving.health.probe import read_metrics

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from kvforge.demo.run import STUDENT
-from kvforge.manifest.files import load_manifest
+from kvforge.manifest import load_manifest
 from kvforge.serving.health.probe import read_metrics
 from kvforge.serving.server.launcher import ServerOptions, TritonServer
 from perf.harness.command import (

@@ -13,7 +13,7 @@ from typing import Any
 from tqdm import tqdm
 
 from kvforge.demo.run import STUDENT
-from kvforge.manifest.manifest import TOKENIZER_DIR
+from kvforge.manifest import TOKENIZER_DIR
 from kvforge.serving.server.launcher import ServerOptions, TritonServer
 from perf.harness.command import add_lengths, add_levels, add_report, add_work, begin_report, make_parser, run_program
 from perf.harness.tables import markdown_table

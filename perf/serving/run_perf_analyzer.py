@@ -14,7 +14,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from kvforge.manifest.files import load_manifest
+from kvforge.manifest import load_manifest
 from kvforge.serving.server.launcher import ServerOptions, TritonServer
 from perf.harness.command import (
     add_lengths,

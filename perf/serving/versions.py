@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from kvforge.common.errors import KvforgeError
-from kvforge.manifest.files import load_manifest
+from kvforge.manifest import load_manifest
 from perf.harness.command import add_lengths, add_report, add_work, begin_report, make_parser, positive, run_program
 from perf.harness.engines import ROOT, tokenizer_of
 from perf.serving.load.client import ask_all, ask_text, infer_request

@@ -19,8 +19,7 @@ from tqdm import tqdm
 
 from kvforge.common.figures import new_figure, save_figure
 from kvforge.compiler import BuildOptions
-from kvforge.manifest.files import load_manifest
-from kvforge.manifest.manifest import Manifest
+from kvforge.manifest import Manifest, load_manifest
 from kvforge.runtime.sessions.session import load_session
 from perf.engine.floors import measure_rates
 from perf.harness.command import add_report, add_work, make_parser, run_main

@@ -28,8 +28,7 @@ import numpy as np
 from tqdm import tqdm
 
 from kvforge.compiler import BuildOptions
-from kvforge.manifest.files import load_manifest
-from kvforge.manifest.manifest import TOKENIZER_DIR
+from kvforge.manifest import TOKENIZER_DIR, load_manifest
 from kvforge.runtime.engine import LLMEngine
 from kvforge.runtime.requests.params import SamplingParams
 from kvforge.runtime.sessions.session import load_session

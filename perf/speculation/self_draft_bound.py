@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from kvforge.compiler import BuildOptions
-from kvforge.manifest.files import load_manifest
+from kvforge.manifest import load_manifest
 from kvforge.runtime.sessions.session import load_session
 from perf.harness.command import add_report, add_work, begin_report, make_parser, positive, run_program
 from perf.harness.engines import cached_engine

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from kvforge.manifest.files import load_manifest
+from kvforge.manifest import load_manifest
 from kvforge.runtime.llm import LLM
 from kvforge.runtime.requests.params import SamplingParams
 from perf.harness.engines import tokenizer_of
