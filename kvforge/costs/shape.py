@@ -2,6 +2,7 @@
 
 import dataclasses
 from dataclasses import dataclass
+from typing import Protocol
 
 from kvforge.common.errors import KvforgeError
 
@@ -34,12 +35,37 @@ class Experts:
         return (self.num_routed + self.num_shared) * one + hidden_size * self.num_routed
 
 
+class LinearModel(Protocol):
+    """Sizes of a model's linear layers."""
+
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def hidden_size(self) -> int: ...
+    @property
+    def intermediate_size(self) -> int: ...
+    @property
+    def num_layers(self) -> int: ...
+    @property
+    def num_owners(self) -> int: ...
+    @property
+    def query_dim(self) -> int: ...
+    @property
+    def output_dim(self) -> int: ...
+    @property
+    def cached_numbers(self) -> int: ...
+    @property
+    def expansion_weights(self) -> int: ...
+    @property
+    def experts(self) -> Experts | None: ...
+
+
 @dataclass(frozen=True)
 class ModelShape:
     """A model with a cut and K,V owners as in ``Manifest``; ``base_parameters`` are those of the model without a cut.
 
     ``kv_bias`` and ``k_norm`` say whether the K and V projections have biases and K a norm, which a layer without a
-    cache of its own lacks.
+    cache of its own lacks; ``early_exit`` that there is a second head at the cut.
     """
 
     model: str
@@ -57,6 +83,7 @@ class ModelShape:
     base_parameters: int
     kv_bias: bool = False
     k_norm: bool = False
+    early_exit: bool = False
     latent: LatentAttention | None = None
     experts: Experts | None = None
 
@@ -93,12 +120,18 @@ class ModelShape:
 
     @property
     def num_parameters(self) -> int:
-        """Parameters of the engine: K and V projections of the owners only, and the cut's norm."""
+        """Parameters of the engine: K and V projections of the owners only, the cut's norm and an exit's head."""
         of_owner = self.hidden_size * self.cached_numbers + (self.cached_numbers if self.kv_bias else 0)
         of_owner += self.head_dim if self.k_norm else 0
         of_owner += self.latent.rank if self.latent else 0
-        cut_norm = self.hidden_size if self.cut < self.num_layers else 0
-        return self.base_parameters - (self.num_layers - self.num_owners) * of_owner + cut_norm
+        at_cut = (self.hidden_size if self.cut < self.num_layers else 0) + self.exit_head
+        return self.base_parameters - (self.num_layers - self.num_owners) * of_owner + at_cut
+
+    @property
+    def exit_head(self) -> int:
+        """Parameters of an early exit: a head and its norm; 0 without one or without a cut to leave at."""
+        has_exit = self.early_exit and self.cut < self.num_layers
+        return (self.vocab_size + 1) * self.hidden_size if has_exit else 0
 
     def with_cut(self, cut: int, group_size: int = 1) -> "ModelShape":
         """Return the model with another cut and other AcrossKV groups; ``cut = num_layers`` is the plain model.
@@ -137,10 +170,14 @@ def dense_parameters(shape: ModelShape, *, tied: bool, q_bias: bool = False, ext
     attention = hidden * (shape.query_dim + shape.output_dim + shape.cached_numbers) + shape.expansion_weights
     attention += (shape.cached_numbers if shape.kv_bias else 0) + (shape.query_dim if q_bias else 0)
     attention += (shape.head_dim if shape.k_norm else 0) + (shape.latent.rank if shape.latent else 0)
-    dense = 3 * hidden * shape.intermediate_size
-    mlp = shape.num_layers * dense
-    if shape.experts:
-        kinds = shape.experts
-        mlp = kinds.num_dense_layers * dense + (shape.num_layers - kinds.num_dense_layers) * kinds.weights(hidden)
     vocabulary = shape.vocab_size * hidden * (1 if tied else 2)
-    return shape.num_layers * (attention + 2 * hidden + extra_per_layer) + mlp + vocabulary + hidden
+    return shape.num_layers * (attention + 2 * hidden + extra_per_layer) + mlp_weights(shape) + vocabulary + hidden
+
+
+def mlp_weights(model: LinearModel) -> int:
+    """Return the weights of all layers' MLPs: every expert, and what chooses among them, where there are any."""
+    dense = 3 * model.hidden_size * model.intermediate_size
+    if not model.experts:
+        return model.num_layers * dense
+    num_dense = model.experts.num_dense_layers
+    return num_dense * dense + (model.num_layers - num_dense) * model.experts.weights(model.hidden_size)

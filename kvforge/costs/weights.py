@@ -1,58 +1,44 @@
 """Weights: how many there are, and how many of them a decode step reads."""
 
-from typing import Protocol
-
+from kvforge.common.number_formats import SCALE_BYTES
 from kvforge.common.number_formats import WEIGHT_BYTES as ENGINE_WEIGHT_BYTES
-from kvforge.costs.shape import Experts, ModelShape
+from kvforge.costs.shape import LinearModel, ModelShape, mlp_weights
 
 WEIGHT_BYTES = {**ENGINE_WEIGHT_BYTES, "fp8": 1}
 """Bytes of a weight. Engines that store linear layers alone in 8 bits have more: embeddings stay as they were."""
 
 
-class LinearModel(Protocol):
-    """Sizes of a model's linear layers."""
-
-    @property
-    def vocab_size(self) -> int: ...
-    @property
-    def hidden_size(self) -> int: ...
-    @property
-    def intermediate_size(self) -> int: ...
-    @property
-    def num_layers(self) -> int: ...
-    @property
-    def num_owners(self) -> int: ...
-    @property
-    def query_dim(self) -> int: ...
-    @property
-    def output_dim(self) -> int: ...
-    @property
-    def cached_numbers(self) -> int: ...
-    @property
-    def expansion_weights(self) -> int: ...
-    @property
-    def experts(self) -> Experts | None: ...
-
-
 def weight_bytes(shape: ModelShape, dtype: str) -> int:
-    """Return the bytes of all weights, which lie in memory; ``dtype`` is a key of ``WEIGHT_BYTES``."""
-    return shape.num_parameters * WEIGHT_BYTES[dtype]
+    """Return the bytes of all weights, which lie in memory; ``dtype`` is a key of ``WEIGHT_BYTES``.
+
+    An int8 engine has linear layers of one byte a weight and two float32 numbers a row, its scale and its sum;
+    everything else stays in bf16, the table of embeddings too where it is the head's.
+    """
+    if dtype != "int8":
+        return shape.num_parameters * WEIGHT_BYTES[dtype]
+    lookup = shape.vocab_size * shape.hidden_size
+    linear = step_weights(shape) + (lookup if shape.exit_head else 0)
+    others = shape.num_parameters - linear
+    if others < lookup:  # the embeddings are the head's
+        others += lookup
+    return linear + 2 * _linear_rows(shape) * SCALE_BYTES + others * WEIGHT_BYTES["bfloat16"]
 
 
 def step_weights(model: LinearModel) -> int:
     """Return the weights that a decode step of many sequences reads: every linear layer, all experts and the head;
     not biases, scales and norms, the lookup of embeddings, nor an early exit's head."""
     of_layer = model.hidden_size * (model.query_dim + model.output_dim) + model.expansion_weights
-    dense = 3 * model.hidden_size * model.intermediate_size
-    mlp = model.num_layers * dense
-    if model.experts:
-        kinds = model.experts
-        num_mixed = model.num_layers - kinds.num_dense_layers
-        mlp = kinds.num_dense_layers * dense + num_mixed * kinds.weights(model.hidden_size)
     of_owners = model.num_owners * model.hidden_size * model.cached_numbers
-    return model.num_layers * of_layer + of_owners + mlp + model.vocab_size * model.hidden_size
+    return model.num_layers * of_layer + of_owners + mlp_weights(model) + model.vocab_size * model.hidden_size
 
 
 def step_weight_bytes(model: LinearModel, dtype: str) -> int:
     """Return the bytes of ``step_weights``; ``dtype`` is a key of ``WEIGHT_BYTES``."""
     return step_weights(model) * WEIGHT_BYTES[dtype]
+
+
+def _linear_rows(shape: ModelShape) -> int:
+    """Rows, which are outputs, of all linear layers of a model without latent attention and experts."""
+    of_layer = shape.query_dim + 2 * shape.intermediate_size + 2 * shape.hidden_size
+    heads = shape.vocab_size * (2 if shape.exit_head else 1)
+    return shape.num_layers * of_layer + shape.num_owners * shape.cached_numbers + heads

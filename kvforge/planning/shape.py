@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 _SHARED = (
     *("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads", "head_dim"),
-    *("max_position", "layer_windows", "cut", "owner_of_layer"),
+    *("max_position", "layer_windows", "cut", "owner_of_layer", "early_exit"),
 )
 
 
@@ -30,8 +30,7 @@ def shape_of_config(config: "ModelConfig", model: str | None = None) -> ModelSha
 
 
 def shape_of_manifest(manifest: Manifest, model: str | None = None) -> ModelShape:
-    """Return the shape of an engine; its parameter count, less an early exit's head, says what the model without a cut
-    would have."""
+    """Return the shape of an engine; its parameter count says what the model without a cut would have."""
     sizes = {name: getattr(manifest, name) for name in _SHARED}
     kv_bias, k_norm = manifest.kv_bias, manifest.k_norm
     if kv_bias is None or k_norm is None:
@@ -47,8 +46,7 @@ def shape_of_manifest(manifest: Manifest, model: str | None = None) -> ModelShap
         k_norm=k_norm,
         **sizes,
     )
-    exit_head = (manifest.vocab_size + 1) * manifest.hidden_size if manifest.early_exit else 0
-    return dataclasses.replace(bare, base_parameters=manifest.num_parameters - exit_head - bare.num_parameters)
+    return dataclasses.replace(bare, base_parameters=manifest.num_parameters - bare.num_parameters)
 
 
 def prefill_flops_per_token(manifest: Manifest, context_length: int) -> float:

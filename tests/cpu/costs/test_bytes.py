@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from safetensors import safe_open
 
+from kvforge.compiler.convert import FREQUENCIES
 from kvforge.costs.cache import kv_bytes, kv_read_bytes
 from kvforge.costs.weights import step_weight_bytes, step_weights, weight_bytes
 from kvforge.manifest import WEIGHTS_FILE, load_manifest
@@ -42,6 +43,16 @@ def test_a_step_reads_the_matrices_of_the_file(engines: EngineShelf, spec: Engin
                 read += tensor.nbytes
     assert manifest.weight_bytes == step_weight_bytes(manifest, manifest.weight_dtype) == read
     assert step_weights(shape_of_manifest(manifest)) == step_weights(manifest)
+
+
+@pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
+def test_the_weights_in_memory_are_those_of_the_file(engines: EngineShelf, spec: EngineSpec) -> None:
+    """But for the frequencies of RoPE."""
+    engine = engines.engine(spec)
+    manifest, held = load_manifest(engine), 0
+    with safe_open(engine / WEIGHTS_FILE, "pt") as file:
+        held = sum(file.get_tensor(name).nbytes for name in file.keys() if name != FREQUENCIES)  # noqa: SIM118
+    assert weight_bytes(shape_of_manifest(manifest), manifest.weight_dtype) == held
 
 
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)

@@ -5,6 +5,9 @@ import itertools
 import math
 
 import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
 from kvforge.common.errors import KvforgeError
 from kvforge.costs.flops import (
@@ -16,6 +19,7 @@ from kvforge.costs.flops import (
 )
 from kvforge.planning.presets import PRESETS
 from kvforge.planning.shape import prefill_flops_per_token, shape_of_config, shape_of_manifest
+from kvforge.swiftkv.model import SwiftKVForCausalLM
 from model_defs import families, load_config
 from model_defs.weights import weight_specs
 from perf.gpu.models import Limits, Variant, manifest_of, resolved_options
@@ -186,3 +190,16 @@ def test_engine_and_checkpoint_have_the_same_shape(family, bias, swiftkv):
     hidden, q_dim, kv_dim, inner = 64, 64, 32, 80
     of_layer = 2 * (2 * hidden * q_dim + 3 * hidden * inner) + 4 * q_dim * 50.5
     assert prefill_flops_per_token(manifest, 100) == manifest.num_owners * 4 * hidden * kv_dim + config.cut * of_layer
+
+
+@pytest.mark.parametrize("swiftkv", [{}, {"swiftkv": True, "num_key_value_layers": 2, "key_value_group_size": 2}])
+@pytest.mark.parametrize("tokens", [7, 24])
+@pytest.mark.parametrize("family", families())
+def test_a_run_of_every_layer_costs_what_torch_counts(family, tokens, swiftkv):
+    """The model that distillation trains runs all layers and the head for each token. Its attention multiplies whole
+    squares of scores, masked afterwards: every token counts as the last one."""
+    config = load_config({**TINY, **swiftkv, "model_type": family + ("_swiftkv" if swiftkv else "")})
+    model = SwiftKVForCausalLM(config).eval()
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        model(torch.zeros(1, tokens, dtype=torch.long))
+    assert counter.get_total_flops() == tokens * full_token(shape_of_config(config), tokens).total
