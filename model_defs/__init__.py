@@ -7,12 +7,21 @@ from typing import Any
 
 from model_defs.config import ModelConfig
 from model_defs.errors import ModelError
-from model_defs.families import families, family_of
+from model_defs.families import broken_families, families, family_of
 from model_defs.family import Family
 from model_defs.fields import token_ids
 from model_defs.rope import RopeConfig
 
-__all__ = ["Family", "ModelConfig", "ModelError", "RopeConfig", "families", "family_of", "load_config"]
+__all__ = [
+    "Family",
+    "ModelConfig",
+    "ModelError",
+    "RopeConfig",
+    "broken_families",
+    "families",
+    "family_of",
+    "load_config",
+]
 
 
 def load_config(hf: Mapping[str, Any], generation: Mapping[str, Any] | None = None) -> ModelConfig:
@@ -25,6 +34,9 @@ def load_config(hf: Mapping[str, Any], generation: Mapping[str, Any] | None = No
     """
     model_type, family = hf.get("model_type"), family_of(hf)
     if family is None:
+        broken = broken_families().get(str(model_type).removesuffix("_swiftkv"))
+        if broken:
+            raise ModelError(f"The model family {model_type} cannot be loaded: {broken}.")
         known = ", ".join(sorted(families()))
         raise ModelError(
             f"model_type {reprlib.repr(model_type)} is not supported; supported are {known}, "

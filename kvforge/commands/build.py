@@ -10,7 +10,7 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvforge.kv_policies import POLICIES
+from kvforge.kv_policies import policies
 
 if TYPE_CHECKING:
     from kvforge.compiler import BuildOptions
@@ -57,7 +57,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         "--kv-policy",
         metavar="POLICY",
         help="what becomes of K,V once they are written (docs/kv-policies.md): "
-        f"{', '.join(str(policy()) for policy in POLICIES.values())}; default full",
+        f"{', '.join(str(policy()) for policy in policies().values())}; default full",
     )
     parser.add_argument("--force", action="store_true", help="replace an existing engine")
     parser.add_argument("--json", action="store_true", help="print the manifest as JSON")

@@ -11,7 +11,7 @@ import plugins
 from kvforge.common.errors import BuildError
 from kvforge.compiler.export import ExportedGraph, pool_specs
 from kvforge.compiler.options import ResolvedOptions
-from kvforge.kv_policies import POLICIES
+from kvforge.kv_policies import policies
 from model_defs import ModelConfig
 from model_defs.graphs import scales_by_owner
 
@@ -144,7 +144,7 @@ def _operator_name(graph: ExportedGraph, node: Node) -> str | None:
         if target.namespace in ("aten", "prims"):
             return None
         name: str = target._schema.name
-        is_policys = any(name in policy.operators for policy in POLICIES.values())
+        is_policys = any(name in policy.operators for policy in policies().values())
         if name in _ALLOWED[graph.name] or (is_policys and graph.name in ("lower", "upper")):
             return name
         if is_policys or any(name in names for names in _ALLOWED.values()):

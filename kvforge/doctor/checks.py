@@ -13,7 +13,17 @@ from kvforge.doctor.serving import serving_checks
 
 def diagnose() -> list[Check]:
     """Run every check, most fundamental first."""
-    return [_python(), _torch(), _compiler(), _cpu(), _memory(), *_packages(), *serving_checks(), _gpu()]
+    return [
+        _python(),
+        _torch(),
+        _compiler(),
+        _cpu(),
+        _memory(),
+        *_packages(),
+        *_extensions(),
+        *serving_checks(),
+        _gpu(),
+    ]
 
 
 def _python() -> Check:
@@ -102,6 +112,22 @@ def _packages() -> list[Check]:
             Check(package, "ok" if version else absent, version or "not installed", "" if version else advice)
         )
     return checks
+
+
+def _extensions() -> list[Check]:
+    """What other packages bring that cannot be loaded."""
+    if installed_version("torch") is None:
+        return []
+    from kvforge.kv_policies import broken_policies
+    from model_defs import broken_families
+
+    kinds = {"KV policy": broken_policies(), "model family": broken_families()}
+    remedy = "mend or uninstall the package that brings it"
+    return [
+        Check(f"{kind} {name}", "missing", why, remedy)
+        for kind, broken in kinds.items()
+        for name, why in broken.items()
+    ]
 
 
 def _gpu() -> Check:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from kvforge.kv_policies.policy import KVPolicy, Need
-from kvforge.kv_policies.registry import POLICIES
+from kvforge.kv_policies.registry import policies
 
 
 class Support(Enum):
@@ -129,7 +129,7 @@ def all_features() -> tuple[Feature, ...]:
     return (
         SINGLE_INPUT_KV,
         ACROSS_KV,
-        *(Feature(policy.title, needs=policy.needs) for policy in POLICIES.values() if policy.needs),
+        *(Feature(policy.title, needs=policy.needs) for policy in policies().values() if policy.needs),
         EVICTION,
         QUANTIZED_CACHE,
         GROUPED_CACHE,

@@ -1,26 +1,34 @@
 """Policies by name, and the text that names one with its parameters."""
 
+import functools
 import importlib
 import pkgutil
+import re
 from collections.abc import Iterator, Mapping
 from importlib.metadata import entry_points
 from types import ModuleType
+from typing import cast
 
-from kvforge.common.errors import BuildError
+from kvforge.common.errors import BuildError, first_line
 from kvforge.kv_policies.policy import KVPolicy
 
 ENTRY_POINTS = "kvforge.kv_policies"
 """The group of entry points by which other packages add policies."""
 
-POLICIES: dict[str, type[KVPolicy]] = {}
-"""Every policy by name: those of this package in alphabetical order, then those of entry points."""
+_NAME = re.compile("[a-z][a-z0-9_]*")
 
 
-def register(policy: type[KVPolicy]) -> type[KVPolicy]:
-    """Add a policy, whose name must be new; returns it, so that this decorates a class too."""
-    if POLICIES.setdefault(policy.name, policy) is not policy:
-        raise ValueError(f"there is a KV policy {policy.name!r} already")
-    return policy
+def policies() -> dict[str, type[KVPolicy]]:
+    """Return every policy by name: those of this package in alphabetical order, then those of entry points.
+
+    They are looked for at the first call, not at import: a policy's file imports this package.
+    """
+    return _found()[0]
+
+
+def broken_policies() -> dict[str, str]:
+    """Return, by the names of their entry points, why policies of other packages could not be loaded."""
+    return _found()[1]
 
 
 def load(name: str, parameters: Mapping[str, int] | None = None) -> KVPolicy:
@@ -29,14 +37,16 @@ def load(name: str, parameters: Mapping[str, int] | None = None) -> KVPolicy:
     Raises:
         BuildError: no such policy or parameter, or a value out of range.
     """
-    if name not in POLICIES:
-        raise BuildError(f"the KV policy {name!r} is unknown; choose from {', '.join(POLICIES)}.")
+    if name not in policies():
+        if name in broken_policies():
+            raise BuildError(f"the KV policy {name} cannot be loaded: {broken_policies()[name]}.")
+        raise BuildError(f"the KV policy {name!r} is unknown; choose from {', '.join(policies())}.")
     given = dict(parameters or {})
-    known = list(POLICIES[name]().parameters)
+    known = list(policies()[name]().parameters)
     if unknown := [parameter for parameter in given if parameter not in known]:
         has = f"has {', '.join(known)}" if known else "has none"
         raise BuildError(f"the KV policy {name} has no parameter {unknown[0]!r}; it {has}.")
-    return POLICIES[name](**given)
+    return policies()[name](**given)
 
 
 def parse(text: str) -> KVPolicy:
@@ -52,7 +62,7 @@ def parse(text: str) -> KVPolicy:
         if not equals or not (value.isascii() and value.isdigit() and len(value) <= 9):
             raise BuildError(
                 f"the KV policy {text!r} is not a name and whole numbers; write NAME:PARAMETER=N,PARAMETER=N, such as "
-                f"{next(str(policy()) for policy in POLICIES.values() if policy().parameters)}."
+                f"{next(str(policy()) for policy in policies().values() if policy().parameters)}."
             )
         if parameter in parameters:
             raise BuildError(f"the KV policy {text!r} gives {parameter!r} twice; keep one of them.")
@@ -60,13 +70,37 @@ def parse(text: str) -> KVPolicy:
     return load(name, parameters)
 
 
-def _discover() -> Iterator[type[KVPolicy]]:
+@functools.cache
+def _found() -> tuple[dict[str, type[KVPolicy]], dict[str, str]]:
+    """What other packages bring may be broken: that concerns those alone who ask for it."""
+    found: dict[str, type[KVPolicy]] = {}
+    broken: dict[str, str] = {}
+    for policy in _own():
+        _add(found, policy)
+    for entry in sorted(entry_points(group=ENTRY_POINTS), key=lambda entry: entry.name):
+        try:
+            _add(found, entry.load())
+        except Exception as error:
+            broken[entry.name] = f"{entry.value}: {first_line(error)}"
+    return found, broken
+
+
+def _add(found: dict[str, type[KVPolicy]], policy: object) -> None:
+    if not (isinstance(policy, type) and issubclass(policy, KVPolicy)):
+        raise TypeError("this is no subclass of KVPolicy")
+    if missing := sorted(cast(frozenset[str], policy.__abstractmethods__)):
+        raise TypeError(f"{policy.__name__} does not define {', '.join(missing)}")
+    name = getattr(policy, "name", None)
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise ValueError(f"{policy.__name__}.name is {name!r}; give lower-case letters, digits and underscores")
+    if found.setdefault(name, policy) is not policy:
+        raise ValueError(f"there is a KV policy {name!r} already")
+
+
+def _own() -> Iterator[type[KVPolicy]]:
     package = __package__ or ""
     for module in pkgutil.iter_modules(importlib.import_module(package).__path__, f"{package}."):
-        if module.name != __name__:
-            yield from _defined_in(importlib.import_module(module.name))
-    for entry in sorted(entry_points(group=ENTRY_POINTS), key=lambda entry: entry.name):
-        yield entry.load()
+        yield from _defined_in(importlib.import_module(module.name))
 
 
 def _defined_in(module: ModuleType) -> Iterator[type[KVPolicy]]:
@@ -75,7 +109,3 @@ def _defined_in(module: ModuleType) -> Iterator[type[KVPolicy]]:
         is_policy = isinstance(value, type) and issubclass(value, KVPolicy) and value is not KVPolicy
         if is_policy and value.__module__.startswith(module.__name__):
             yield value
-
-
-for _policy in _discover():
-    register(_policy)

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from kvforge.kv_policies import POLICIES
+from kvforge.kv_policies import policies
 
 Stats = dict[str, Any]
 Reader = Callable[[Stats], float]
@@ -102,7 +102,7 @@ COUNTERS: dict[str, tuple[Reader, str]] = {
     "kvforge_early_exits_total": (lambda s: s["num_early_exits"], "Tokens that skipped the upper layers"),
     **{
         f"kvforge_{policy.name}_{name}_total": (_or_zero(f"num_{name}"), text)
-        for policy in POLICIES.values()
+        for policy in policies().values()
         for name, text in policy.counters.items()
     },
     "kvforge_failed_steps_total": (lambda s: s["num_failed_steps"], "Steps that ended in an error"),

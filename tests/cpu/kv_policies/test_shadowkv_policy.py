@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from kvforge.common.errors import BuildError
-from kvforge.kv_policies import POLICIES, Full, OwnerCache, load, parse
+from kvforge.kv_policies import Full, OwnerCache, load, parse, policies
 from kvforge.kv_policies.shadowkv import ShadowKV
 
 LLAMA_8B = OwnerCache(num_kv_heads=8, head_dim=128, page_size=32, element_bytes=2)
@@ -78,7 +78,7 @@ def test_scales_are_counted() -> None:
 @pytest.mark.parametrize("policy", [Full(), ShadowKV(), ShadowKV(rank=7, num_outlier_chunks=0)])
 def test_a_policy_survives_its_names(policy) -> None:
     assert load(policy.name, policy.parameters) == parse(str(policy)) == policy
-    assert POLICIES[policy.name] is type(policy)
+    assert policies()[policy.name] is type(policy)
 
 
 def test_text_leaves_defaults() -> None:

@@ -3,9 +3,6 @@ other. What it should compute is said by the plain reference, on tensors named h
 
 import dataclasses
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +25,6 @@ from tests.support.extensions.novel_family import FAMILY
 from tests.support.models.checkpoints import write_byte_tokenizer
 from tests.support.rounding import assert_near, model_error
 
-ROOT = Path(__file__).resolve().parents[3]
 LAYERS, HIDDEN, INNER, HEADS, KV_HEADS, HEAD_DIM, VOCAB, WINDOW = 5, 64, 96, 4, 2, 16, 320, 9
 CONFIG: dict[str, Any] = {
     "architectures": ["NovelForCausalLM"], "model_type": "novel", "vocab_size": VOCAB, "n_layer": LAYERS,
@@ -193,37 +189,3 @@ def test_a_tensor_under_both_names_is_refused(tmp_path):
     save_file(load_file(file) | {"lm_head.weight": common["lm_head.weight"]}, file)
     with pytest.raises(CheckpointError, match=r"lm_head\.weight and output\.weight .* same part"):
         open_model(tmp_path / "model")
-
-
-@pytest.mark.parametrize("first", ["model_defs", "tests.support.extensions.novel_family"])
-def test_an_installed_package_brings_one(first, tmp_path):
-    """By an entry point, into a process that knows nothing of it or has imported the family's file before."""
-    install(tmp_path, "novel = tests.support.extensions.novel_family:FAMILY")
-    code = (
-        f"import json, {first}; from model_defs import load_config; "
-        f"assert load_config(json.loads({json.dumps(CONFIG)!r})).model_type == 'novel'"
-    )
-    assert python(code, tmp_path).returncode == 0
-
-
-def test_a_second_family_of_a_name_is_refused(tmp_path):
-    file = "tests.support.extensions.novel_family"
-    install(tmp_path, f"novel = {file}:FAMILY\nother = {file}:OTHER")
-    code = (
-        f"import dataclasses; import {file} as file; from model_defs import families; "
-        "file.OTHER = dataclasses.replace(file.FAMILY, architecture='OtherForCausalLM'); families()"
-    )
-    assert "there is a model family 'novel' already" in python(code, tmp_path).stderr
-
-
-def install(folder: Path, entry_points: str) -> None:
-    """Make ``folder`` look like the site-packages of a package that has these entry points."""
-    info = folder / "novel-1.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: novel\nVersion: 1\n")
-    (info / "entry_points.txt").write_text(f"[kvforge.model_defs]\n{entry_points}\n")
-
-
-def python(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(folder)])}
-    return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from kvforge.common.errors import BuildError
 from kvforge.compiler import BuildOptions, build_engine
-from kvforge.kv_policies import POLICIES, parse, register
+from kvforge.kv_policies import parse, policies
 from kvforge.runtime import LLMEngine, SamplingParams
 from kvforge.runtime.config import resolve_config
 from tests.support.extensions.recent_policy import Recent
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 @pytest.fixture(autouse=True)
 def registered(monkeypatch):
-    monkeypatch.setitem(POLICIES, Recent.name, Recent)
+    monkeypatch.setitem(policies(), Recent.name, Recent)
 
 
 class RecentSession(FakeSession):
@@ -186,5 +186,3 @@ def test_what_is_wrong_with_it_is_said():
         Recent(window=12).check(1, 1, 8)
     with pytest.raises(BuildError, match="recent: block is 0; give at least 1"):
         parse("recent:block=0")
-    with pytest.raises(ValueError, match="a KV policy 'full' already"):
-        register(type("Other", (Recent,), {"name": "full"}))

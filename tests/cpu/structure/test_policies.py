@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from kvforge.kv_policies import POLICIES
+from kvforge.kv_policies import policies
 
 ROOT = Path(__file__).resolve().parents[3]
 OWN = ROOT / "kvforge/kv_policies"
@@ -13,13 +13,13 @@ OWN = ROOT / "kvforge/kv_policies"
 
 def others(folder: Path) -> list[Path]:
     """The product's files that are no policy's own."""
-    owned = {OWN / f"{name}.py" for name in POLICIES} | {OWN / name for name in POLICIES}
+    owned = {OWN / f"{name}.py" for name in policies()} | {OWN / name for name in policies()}
     return [file for file in folder.rglob("*.py") if not owned & {file, *file.parents}]
 
 
 def questions(source: str) -> list[str]:
     """The classes of policies that `isinstance`, `issubclass` or a comparison of types asks for."""
-    names = {policy.__name__ for policy in POLICIES.values()}
+    names = {policy.__name__ for policy in policies().values()}
     return [
         name.id
         for node in ast.walk(ast.parse(source))
