@@ -53,7 +53,7 @@ def comparison_table(teacher: ModelReport, student: ModelReport) -> str:
     for label, get, form in (
         ("accuracy (exact match)", lambda r: 100 * r.accuracy, "{:.1f}%"),
         (f"prefill MFLOPs per token at {CONTEXT_LENGTH}", lambda r: r.flops_per_token / 1e6, "{:.2f}"),
-        ("KV bytes per token, allocated", lambda r: r.kv_bytes_per_token, "{:.0f}"),
+        ("KV bytes per token, allocated (fp32)", lambda r: r.kv_bytes_per_token, "{:.0f}"),
         ("time to first token, median ms", lambda r: 1e3 * r.median_ttft_s, "{:.0f}"),
         ("prompt + output tokens per s", lambda r: r.tokens_per_second, "{:.0f}"),
     ):
