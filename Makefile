@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 SERVE := $(VENV)/.installed-serve
 DEV := $(VENV)/.installed-dev
-PARALLEL := --numprocesses 2 --dist loadfile
+PARALLEL := --numprocesses 3 --dist loadfile
 
 .PHONY: demo test test-full lint bench bench-serve clean
 

@@ -92,16 +92,45 @@ print(path, path.stat().st_mtime_ns)
 """
 
 
-def test_two_processes_compile_once(tmp_path):
-    env = os.environ | {"KVFORGE_CACHE": str(tmp_path), "PYTHONPATH": str(ROOT)}
+COMPILER = """#!/bin/sh
+# g++ that keeps its objects.
+g++ "$@" || exit
+for word do
+    case $previous$word in
+    -o*.o) cp "$word" "$KEPT" ;;
+    -o*.so) echo "$word" >> "$KEPT/linked" ;;
+    esac
+    previous=$word
+done
+"""
+
+
+@pytest.fixture(scope="module")
+def compiled_by_two(tmp_path_factory) -> tuple[Path, list[subprocess.CompletedProcess[str]]]:
+    """Two processes that load the library at once, with an empty cache: the folder with what was compiled, what they
+    printed."""
+    folder = tmp_path_factory.mktemp("compiled")
+    compiler, kept, cache = folder / "compiler", folder / "kept", folder / "cache"
+    compiler.write_text(COMPILER)
+    compiler.chmod(0o755)
+    kept.mkdir()
+    own = {"KVFORGE_CACHE": str(cache), "CXX": str(compiler), "KEPT": str(kept), "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", BUILD_AND_RUN]
     processes = [
-        subprocess.Popen([sys.executable, "-c", BUILD_AND_RUN], env=env, stdout=subprocess.PIPE, text=True)
+        subprocess.Popen(command, env=os.environ | own, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         for _ in range(2)
     ]
-    outputs = [process.communicate()[0] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0]
-    assert outputs[0] == outputs[1] and outputs[0].startswith(str(tmp_path))
-    assert len(list(tmp_path.glob("*.so"))) == 1
+    told = [process.communicate() for process in processes]
+    codes = [process.returncode for process in processes]
+    return folder, [subprocess.CompletedProcess(command, code, *each) for code, each in zip(codes, told, strict=True)]
+
+
+def test_two_processes_compile_once(compiled_by_two):
+    folder, (first, second) = compiled_by_two
+    assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
+    assert first.stdout == second.stdout and first.stdout.startswith(str(folder / "cache"))
+    assert len(list((folder / "cache").glob("*.so"))) == 1
+    assert len((folder / "kept" / "linked").read_text().splitlines()) == 1
 
 
 def test_loading_is_idempotent(library, tmp_path):
@@ -150,15 +179,13 @@ def test_other_machines_get_the_portable_kernels_only():
 
 
 @pytest.mark.skipif(not X86, reason="one instruction set only")
-def test_files_for_one_instruction_set_export_nothing_that_others_could_link(tmp_path):
+def test_files_for_one_instruction_set_export_nothing_that_others_could_link(compiled_by_two):
     """A weak symbol compiled with AVX-512 could replace the same function of a portable file."""
     checked = 0
     for unit in build.units():
         if not any(flag.startswith("-m") or flag.startswith("-DKVFORGE_ISA") for flag in unit.flags):
             continue
-        target = tmp_path / unit.object_name
-        command = ["g++", *build._FLAGS, f"-I{build.roots()[0]}", *unit.flags, "-c", str(build.path_of(unit.source))]
-        subprocess.run([*command, "-o", str(target)], check=True)
+        target = compiled_by_two[0] / "kept" / unit.object_name
         symbols = subprocess.run(["nm", "-C", str(target)], capture_output=True, text=True, check=True).stdout
         defined = [line.split(maxsplit=2)[1:] for line in symbols.splitlines() if line[:1] != " "]
         external = [name for kind, name in defined if kind.isupper()]
