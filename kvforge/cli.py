@@ -56,6 +56,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KvforgeError as error:
         print(f"kvforge: error: {error}", file=sys.stderr)
         return 1
+    except RuntimeError as error:
+        if type(error).__module__ != "plugins.errors":  # whose import is what failed
+            raise
+        print(f"kvforge: error: {error}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print("kvforge: interrupted", file=sys.stderr)
         return 130

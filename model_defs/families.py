@@ -44,7 +44,9 @@ def _found() -> tuple[dict[str, Family], dict[str, str]]:
     for entry in sorted(entry_points(group=ENTRY_POINTS), key=lambda entry: entry.name):
         try:
             _add(found, entry.load())
-        except Exception as error:
+        except BaseException as error:  # a module may even try to end the process
+            if isinstance(error, KeyboardInterrupt):
+                raise
             broken[entry.name] = f"{entry.value}: {(str(error).splitlines() or [type(error).__name__])[0]}"
     return found, broken
 

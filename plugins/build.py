@@ -128,12 +128,15 @@ def build_library(out: Path | None = None, extra_flags: tuple[str, ...] = ()) ->
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not _is_whole(target):
                 _compile(compiler, target, extra_flags)
-        return target if out is None else _copy(target, out)
     except OSError as error:
         raise PluginBuildError(
-            f"The operator library cannot be written to {out or target.parent} ({error.strerror}); set "
-            "KVFORGE_CACHE to a writable directory."
+            f"The operator library cannot be written to {target.parent} ({error.strerror}); set KVFORGE_CACHE to a "
+            "writable directory."
         ) from error
+    try:
+        return target if out is None else _copy(target, out)
+    except OSError as error:
+        raise PluginBuildError(f"The operator library cannot be copied to {out} ({error.strerror}).") from error
 
 
 def _compiler() -> tuple[str, str]:

@@ -40,8 +40,9 @@ def load_library(path: Path | str | None = None) -> Path:
             if _loaded.sources == sources:
                 return _loaded.path
             raise PluginLoadError(
-                f"Another version of the operator library is loaded in this process ({_loaded.path}); "
-                f"use a new process for {'the installed sources' if path is None else path}."
+                f"Another version of the operator library is loaded in this process ({_loaded.path}) than "
+                f"{'the installed one' if path is None else path}; build both engines with one version of kvforge, or "
+                "use a process for each."
             )
         file = build.build_library() if path is None else Path(path)
         try:

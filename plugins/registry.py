@@ -2,7 +2,9 @@
 
 import importlib
 import itertools
+import keyword
 import os
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,17 +21,35 @@ _PATH += [
 ]
 
 
+_NAME = re.compile("[a-z][a-z0-9_]*")
+
+
 def roots() -> list[Path]:
     """The folders that hold operators' folders: this package, then those of $KVFORGE_PLUGIN_PATH."""
     return [Path(path) for path in _PATH]
 
 
 def _discover() -> dict[str, Operator[..., Any]]:
-    names = sorted(file.parent.name for root in roots() for file in root.glob("*/reference.py"))
-    for name, following in itertools.pairwise(names):
-        if name == following:
-            raise PluginError(f"Two folders are the operator {name}; rename one of those in $KVFORGE_PLUGIN_PATH.")
-    return {name: importlib.import_module(f"plugins.{name}").OPERATOR for name in names}
+    for root in roots():
+        if not root.is_dir():
+            raise PluginError(f"$KVFORGE_PLUGIN_PATH names {root}, which is no folder; correct it.")
+    folders = sorted((file.parent for root in roots() for file in root.glob("*/reference.py")), key=lambda f: f.name)
+    for folder, following in itertools.pairwise(folders):
+        if folder.name == following.name:
+            raise PluginError(f"Two folders are the operator {folder.name}; rename one in $KVFORGE_PLUGIN_PATH.")
+    return {folder.name: _load(folder) for folder in folders}
+
+
+def _load(folder: Path) -> Operator[..., Any]:
+    if not _NAME.fullmatch(folder.name) or keyword.iskeyword(folder.name):
+        raise PluginError(f"The operator's folder {folder} has a name that no operator can have; use a-z, 0-9 and _.")
+    try:
+        operator = importlib.import_module(f"plugins.{folder.name}").OPERATOR
+    except Exception as error:
+        raise PluginError(f"The operator in {folder} cannot be loaded ({type(error).__name__}: {error}).") from error
+    if not isinstance(operator, Operator):
+        raise PluginError(f"The operator in {folder} has an OPERATOR that is no plugins.operator.Operator.")
+    return operator
 
 
 OPERATORS = _discover()

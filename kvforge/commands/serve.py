@@ -43,6 +43,10 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         "--drain-timeout", type=float, default=30.0, metavar="S",
         help="seconds that accepted requests get to finish when the server is told to stop (default: %(default)g)",
     )  # fmt: skip
+    parser.add_argument(
+        "--no-decoupled", dest="decoupled", action="store_false",
+        help="one response a request and no streaming: for clients that call infer() (docs/serving.md)",
+    )  # fmt: skip
     gateway = parser.add_argument_group("OpenAI API", "a gateway in front of the server")
     gateway.add_argument("--openai", action="store_true", help="serve OpenAI's HTTP API too")
     gateway.add_argument("--openai-port", type=int, default=8080, help="0: any free one (default: 8080)")
@@ -88,6 +92,7 @@ def run(args: argparse.Namespace) -> int:
         max_seq_len=args.max_seq_len,
         kv_cache_gib=args.kv_cache_gib,
         enable_prefix_cache=not args.no_prefix_cache,
+        decoupled=args.decoupled,
         **speculation_options(args),
         max_queue_size=args.max_queue_size,
         max_request_bytes=args.max_request_bytes,
@@ -106,6 +111,8 @@ def run(args: argparse.Namespace) -> int:
                 raise KvforgeError(
                     f"--{name.replace('_', '-')} is for the OpenAI gateway: add --openai, or leave it out"
                 )
+    if args.openai and not args.decoupled:
+        raise KvforgeError("--openai streams every answer from the engine: leave out --no-decoupled, or --openai")
     check_speculation(options.speculative, options.early_exit_threshold, load_manifest(args.engine))
     if options.speculative is not None and options.speculative.draft_engine is not None:
         load_manifest(options.speculative.draft_engine)

@@ -4,13 +4,13 @@ import functools
 import importlib
 import pkgutil
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import entry_points
 from types import ModuleType
-from typing import cast
+from typing import Any, cast
 
 from kvforge.common.errors import BuildError, first_line
-from kvforge.kv_policies.policy import KVPolicy
+from kvforge.kv_policies.policy import KVPolicy, Need
 
 ENTRY_POINTS = "kvforge.kv_policies"
 """The group of entry points by which other packages add policies."""
@@ -80,7 +80,9 @@ def _found() -> tuple[dict[str, type[KVPolicy]], dict[str, str]]:
     for entry in sorted(entry_points(group=ENTRY_POINTS), key=lambda entry: entry.name):
         try:
             _add(found, entry.load())
-        except Exception as error:
+        except BaseException as error:  # a module may even try to end the process
+            if isinstance(error, KeyboardInterrupt):
+                raise
             broken[entry.name] = f"{entry.value}: {first_line(error)}"
     return found, broken
 
@@ -93,8 +95,33 @@ def _add(found: dict[str, type[KVPolicy]], policy: object) -> None:
     name = getattr(policy, "name", None)
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise ValueError(f"{policy.__name__}.name is {name!r}; give lower-case letters, digits and underscores")
-    if found.setdefault(name, policy) is not policy:
+    for attribute, (is_one, kind) in _ATTRIBUTES.items():
+        if not is_one(value := getattr(policy, attribute, None)):
+            raise TypeError(f"{policy.__name__}.{attribute} is {value!r}; give {kind}")
+    if found.get(name, policy) is not policy:
         raise ValueError(f"there is a KV policy {name!r} already")
+    policy()  # every parameter has a default
+    found[name] = policy
+
+
+def _are_texts(values: object) -> bool:
+    return isinstance(values, tuple) and all(isinstance(value, str) for value in values)
+
+
+_ATTRIBUTES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "title": (lambda value: isinstance(value, str), "a text"),
+    "needs": (
+        lambda value: isinstance(value, frozenset) and all(isinstance(need, Need) for need in value),
+        "a frozenset of Need",
+    ),
+    "operators": (_are_texts, "a tuple of names"),
+    "slot_columns": (_are_texts, "a tuple of names"),
+    "counters": (
+        lambda value: isinstance(value, Mapping) and _are_texts((*value, *value.values())),
+        "names with texts",
+    ),
+}
+"""What others read of every policy, whichever an engine has."""
 
 
 def _own() -> Iterator[type[KVPolicy]]:

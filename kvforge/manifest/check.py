@@ -9,6 +9,9 @@ from kvforge.common.number_formats import ELEMENT_BYTES, KV_FORMATS, WEIGHT_BYTE
 from kvforge.common.relative_names import is_inside
 from kvforge.manifest.manifest import Manifest
 
+MAX_SIZE = 2**31 - 1
+"""Of any of an engine's sizes: graphs and tables count in 32 bits."""
+
 
 def is_possible(manifest: Manifest) -> bool:
     """Whether every field has its type, and the values can belong to one engine."""
@@ -29,6 +32,8 @@ def _has_type(value: Any, kind: Any) -> bool:
             and len(value) == len(arguments)
             and all(_has_type(item, element) for item, element in zip(value, arguments, strict=True))
         )
+    if isinstance(value, str) and any("\ud800" <= letter <= "\udfff" for letter in value):  # no text: half a character
+        return False
     return isinstance(value, kind) and (bool in (kind, *arguments) or not isinstance(value, bool))
 
 
@@ -49,7 +54,7 @@ def _fits(manifest: Manifest) -> bool:
     )
     layers = manifest.num_layers
     return (
-        all(getattr(manifest, name) >= 1 for name in sizes)
+        all(1 <= getattr(manifest, name) <= MAX_SIZE for name in sizes)
         and 1 <= manifest.cut <= layers
         and (manifest.cut < layers or not manifest.early_exit)
         and len(manifest.layer_windows) == len(manifest.owner_of_layer) == layers
@@ -57,7 +62,7 @@ def _fits(manifest: Manifest) -> bool:
         and len(manifest.isa) >= 1
         and manifest.dtype in ELEMENT_BYTES
         and manifest.weight_dtype in WEIGHT_BYTES
-        and manifest.max_draft_len >= 0
+        and 0 <= manifest.max_draft_len <= MAX_SIZE
         and manifest.kv_dtype in KV_FORMATS
         and len(manifest.kv_scales) == (manifest.num_owners if manifest.kv_format.scales == "static" else 0)
         and all(0 < scale < math.inf for scales in manifest.kv_scales for scale in scales)

@@ -40,6 +40,14 @@ def drain(responses: Iterator[StreamResponse]) -> None:
             pass
 
 
+def check_stopped(responses: list[StreamResponse], model: str, streaming: bool) -> None:
+    assert [response.final for response in responses] == [False] * (len(responses) - 1) + [True]
+    assert streaming or len(responses) == 1
+    if model == "tensorrt_llm":
+        assert responses[-1].tensors["finish_reason"].item() == b"cancelled"
+        assert 0 < sum(len(response.token_ids) for response in responses) < ENDLESS
+
+
 @pytest.mark.parametrize("streaming", [True, False])
 @pytest.mark.parametrize("model", MODELS)
 def test_client_cancels(server: TritonServer, freed, model: str, streaming: bool) -> None:
@@ -79,20 +87,22 @@ def test_generate_stream_disconnects(server: TritonServer, freed, model: str) ->
     freed()
 
 
+@pytest.mark.parametrize("streaming", [True, False])
 @pytest.mark.parametrize("model", MODELS)
-def test_stop_with_the_same_id(server: TritonServer, freed, model: str) -> None:
+def test_stop_with_the_same_id(server: TritonServer, freed, model: str, streaming: bool) -> None:
+    """The stopped request ends as any other, with the tokens that it has; another's goes on."""
     with StreamingClient(server.grpc_url) as client, StreamingClient(server.grpc_url) as other:
-        responses = client.generate(model, ask(model, PROMPTS[model], ENDLESS), request_id="mine")
-        next(responses)
+        responses = client.generate(model, ask(model, PROMPTS[model], ENDLESS, streaming), request_id="mine")
+        wait_until(lambda: used_pages(server) > 0, "the request runs")
         kept = other.generate(model, ask(model, PROMPTS[model], ENDLESS), request_id="not mine")
         next(kept)
         with StreamingClient(server.grpc_url) as stopper:
             stop = ask("tensorrt_llm", [], 0, stop=True)
             assert list(stopper.generate("tensorrt_llm", stop, request_id="mine")) == []
-            drain(responses)
+            check_stopped(list(responses), model, streaming)
             assert next(kept).final is False
             assert list(stopper.generate("tensorrt_llm", stop, request_id="not mine")) == []
-            drain(kept)
+            check_stopped(list(kept), model, True)
     freed()
 
 

@@ -42,8 +42,13 @@ def check_torch(manifest: Manifest, engine_dir: Path) -> None:
 def check_operators(manifest: Manifest, engine_dir: Path) -> None:
     """Raise EngineError unless the engine's operators mean what this kvforge's do."""
     versions = {operator.name: operator.version for operator in plugins.OPERATORS.values()}
-    if any(versions.get(name) != version for name, version in manifest.operators.items()):
+    if missing := sorted(manifest.operators.keys() - versions.keys()):
         raise EngineError(
-            f"{engine_dir} uses other operator versions ({manifest.operators}) than this kvforge "
-            f"({versions}); rebuild the engine with kvforge build."
+            f"{engine_dir} uses operators that are not there ({', '.join(missing)}); put their folder on "
+            "$KVFORGE_PLUGIN_PATH, or rebuild the engine with kvforge build."
+        )
+    if other := sorted(name for name, version in manifest.operators.items() if versions[name] != version):
+        raise EngineError(
+            f"{engine_dir} uses other versions of operators than this kvforge ({', '.join(other)}); rebuild the engine "
+            "with kvforge build."
         )

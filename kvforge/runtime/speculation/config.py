@@ -78,6 +78,6 @@ def check_speculation(config: SpeculativeConfig | None, early_exit_threshold: fl
                 f"the engine was built for no drafts; rebuild with kvforge build --max-draft-len {count}."
             )
         raise EngineError(
-            f"num_speculative_tokens is {count}, but the engine was built for {maximum} drafts of a sequence a step; "
-            f"lower it or rebuild with kvforge build --max-draft-len {count}."
+            f"num_speculative_tokens is {count}, but the engine was built for {maximum} drafts of a sequence in a "
+            f"step; lower it or rebuild with kvforge build --max-draft-len {count}."
         )

@@ -15,10 +15,12 @@ from kvforge.common.errors import RequestError
 
 @dataclass(frozen=True)
 class Unsupported:
-    """An input that is refused unless it is empty or every element is one of `neutral`."""
+    """An input that is refused unless it is empty, every element is one of `neutral`, or a prompt has `ignored` of them
+    at most."""
 
     reason: str
     neutral: tuple[Any, ...] = ()
+    ignored: int = 0
 
 
 NO_BEAM_SEARCH = "beam search is not supported"
@@ -53,8 +55,9 @@ UNSUPPORTED: dict[str, Unsupported] = {
     "beam_width": Unsupported(NO_BEAM_SEARCH, (0, 1)),
     "draft_logits": Unsupported(NO_DRAFT_LOGITS),
     "draft_acceptance_threshold": Unsupported(NO_DRAFT_LOGITS),
-    "decoder_input_ids": Unsupported(NO_DECODER_INPUT),
-    "decoder_input_lengths": Unsupported(NO_DECODER_INPUT, (0,)),
+    # One pad id is what TensorRT-LLM's preprocessing sends with every prompt.
+    "decoder_input_ids": Unsupported(NO_DECODER_INPUT, ignored=1),
+    "decoder_input_lengths": Unsupported(NO_DECODER_INPUT, (0, 1)),
     "return_context_logits": Unsupported("context logits are not kept when prefill is skipped", (False,)),
     "prompt_embedding_table": Unsupported(NO_PROMPT_TABLE),
     "prompt_table_extra_ids": Unsupported(NO_PROMPT_TABLE, (0,)),
@@ -99,7 +102,7 @@ def refuse_unsupported(name: str, values: np.ndarray) -> None:
     entry = UNSUPPORTED.get(name)
     if entry is None or values.size == 0:
         return
-    if entry.neutral and np.isin(values, entry.neutral).all():
+    if (entry.neutral and np.isin(values, entry.neutral).all()) or values[0].size <= entry.ignored:
         return
     raise RequestError(f"input tensor {display_name(name)} cannot be used: {entry.reason}")
 

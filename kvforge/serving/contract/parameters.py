@@ -19,6 +19,8 @@ Triton (bls.py says why) and for the gateway, which wants the outcome and not on
 STOP_TOKEN_IDS = "stop_token_ids"
 """Tokens that end a sequence beside end-of-text, as text: ids with commas between them. `stop_words_list` can name them
 too, but as words: a guide does not let them in, and a minimum length does not keep them out."""
+STREAMING = "Streaming"
+"""TensorRT-LLM's token client says so too what its input `streaming` says, which is the one that counts."""
 # Triton's own and KServe's, which Triton may leave among the parameters.
 TRITONS = frozenset(
     {TIMEOUT, "id", "priority", "sequence_id", "sequence_start", "sequence_end", "binary_data_output", "headers"}
@@ -59,7 +61,9 @@ def client_id(request: Any) -> str:
 
 
 def check_parameters(
-    parameters: dict[str, Any], inputs: Iterable[str], own: Container[str] = (ERRORS_AS_TENSORS, STOP_TOKEN_IDS)
+    parameters: dict[str, Any],
+    inputs: Iterable[str],
+    own: Container[str] = (ERRORS_AS_TENSORS, STOP_TOKEN_IDS, STREAMING),
 ) -> None:
     """Raise RequestError for a parameter that is neither Triton's nor our `own`; one of `inputs` may have been
     meant."""

@@ -36,21 +36,35 @@ def is_stop(tensors: Tensors) -> bool:
 
 
 def parse_batch(
-    tensors: Tensors, exclude_input_default: bool, stop_token_ids: Sequence[int] = ()
+    tensors: Tensors, exclude_input_default: bool, stop_token_ids: Sequence[int] = (), end_id: int | None = None
 ) -> list[GenerationRequest]:
-    """All prompts of one Triton request (its batch dimension), with the stop tokens of its parameters. Raises
-    RequestError, naming the tensor."""
+    """All prompts of one Triton request (its batch dimension), with the stop tokens of its parameters and the model's
+    `end_id`. Raises RequestError, naming the tensor."""
     for name, values in tensors.items():
         refuse_unsupported(name, values)
     sizes = {name: values.shape[0] for name, values in tensors.items() if values.ndim}
     if len(set(sizes.values())) > 1:
         raise RequestError(f"the input tensors have different batch sizes: {sizes}")
     batch = next(iter(sizes.values()), 0)
-    return [_parse_row(tensors, row, exclude_input_default, stop_token_ids) for row in range(batch)]
+    return [_parse_row(tensors, row, exclude_input_default, stop_token_ids, end_id) for row in range(batch)]
+
+
+def check_one_response(prompts: Sequence[GenerationRequest]) -> None:
+    """Raise RequestError where a request has more than the one response of a server without the decoupled mode."""
+    if any(prompt.streaming for prompt in prompts):
+        raise RequestError(
+            "Streaming is only supported if model is deployed using decoupled mode: leave out 'streaming' ('stream' of "
+            "ensemble), or start the server without --no-decoupled"
+        )
+    if len(prompts) > 1 or any(prompt.num_sequences > 1 for prompt in prompts):
+        raise RequestError(
+            "several prompts in a request, and several sequences of one, have a response each: send one prompt and "
+            "'num_return_sequences' 1, or start the server without --no-decoupled"
+        )
 
 
 def _parse_row(
-    tensors: Tensors, row: int, exclude_input_default: bool, stop_token_ids: Sequence[int]
+    tensors: Tensors, row: int, exclude_input_default: bool, stop_token_ids: Sequence[int], end_id: int | None
 ) -> GenerationRequest:
     def flag(name: str, default: bool = False) -> bool:
         return bool(scalar(tensors, name, row, default))
@@ -65,7 +79,7 @@ def _parse_row(
         return_perf_metrics=flag("return_perf_metrics"),
         return_generation_logits=flag("return_generation_logits"),
         num_top_log_probs=num_top_log_probs(tensors, row),
-        params=sampling_fields(tensors, row, stop_token_ids),
+        params=sampling_fields(tensors, row, stop_token_ids, end_id),
     )
 
 

@@ -40,9 +40,12 @@ SCALARS = (
 RETENTION = tuple(f"retention_token_range_{part}" for part in ("starts", "ends", "priorities"))
 
 
-def sampling_fields(tensors: Tensors, row: int, stop_token_ids: Sequence[int] = ()) -> dict[str, Any]:
+def sampling_fields(
+    tensors: Tensors, row: int, stop_token_ids: Sequence[int] = (), end_id: int | None = None
+) -> dict[str, Any]:
     """Fields of SamplingParams for one row of the batch, checked; `stop_token_ids` come from the request's parameters.
-    Raises RequestError, naming the tensor.
+    `end_id` is what preprocessing says for the model's end tokens: it stands for all of them. Raises RequestError,
+    naming the tensor.
 
     Without top-k and top-p the choice is greedy, as in TensorRT-LLM, whatever the temperature.
     """
@@ -59,10 +62,10 @@ def sampling_fields(tensors: Tensors, row: int, stop_token_ids: Sequence[int] = 
         del params["top_p"]
     if params.get("top_p_min") == 0.0:
         del params["top_p_min"]
-    end_id = scalar(tensors, "end_id", row, None)
-    if end_id is not None:
+    own_end_id = scalar(tensors, "end_id", row, None)
+    if own_end_id is not None and own_end_id != end_id:
         params["ignore_eos"] = True
-        params["stop_token_ids"] = [end_id] if end_id >= 0 else []
+        params["stop_token_ids"] = [own_end_id] if own_end_id >= 0 else []
     if stop_token_ids:
         params["stop_token_ids"] = [*params.get("stop_token_ids", ()), *stop_token_ids]
     for field in ("stop_words_ids", "bad_words_ids"):

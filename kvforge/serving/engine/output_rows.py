@@ -5,7 +5,7 @@ A row is [id, index, token_ids, finish_reason | null, extras | null]. The extras
     log_probs    one number per token
     top          [[token ids], [log-probabilities]] of the most probable tokens, one pair per token
     stop_reason  with a finish reason: SequenceOutput.stop_reason, why for "error" and "abort"
-    metrics      with a finish reason: fields of RequestMetrics
+    metrics      with a finish reason, or always where that was asked for: fields of RequestMetrics
     logits       [offset, rows, vocab] of float32 numbers in the message's blob
 """
 
@@ -33,8 +33,9 @@ class StepOutput:
     logits: np.ndarray | None = None
 
 
-def to_row(output: Any, blobs: list[bytes], offset: int) -> Row:
-    """The row of a kvforge.runtime.SequenceOutput; its logits go to `blobs`, which begin at `offset`."""
+def to_row(output: Any, blobs: list[bytes], offset: int, with_metrics: bool = False) -> Row:
+    """The row of a kvforge.runtime.SequenceOutput; its logits go to `blobs`, which begin at `offset`. Metrics come with
+    the end of a sequence, and `with_metrics` with every row."""
     extras: dict[str, Any] = {}
     if output.logprobs is not None:
         extras["log_probs"] = [entry.logprob for entry in output.logprobs]
@@ -44,11 +45,10 @@ def to_row(output: Any, blobs: list[bytes], offset: int) -> Row:
         logits = np.stack([np.asarray(row, dtype=np.float32) for row in output.logits])
         extras["logits"] = [offset, *logits.shape]
         blobs.append(logits.tobytes())
-    if output.finished:
-        if output.stop_reason is not None:
-            extras["stop_reason"] = output.stop_reason
-        if output.metrics is not None:
-            extras["metrics"] = asdict(output.metrics)
+    if output.finished and output.stop_reason is not None:
+        extras["stop_reason"] = output.stop_reason
+    if (output.finished or with_metrics) and output.metrics is not None:
+        extras["metrics"] = asdict(output.metrics)
     reason = output.finish_reason if output.finished else None
     return [output.request_id, output.index, output.new_token_ids, reason, extras or None]
 

@@ -26,7 +26,7 @@ from kvforge.serving.engine.allowance import Pulse
 from kvforge.serving.engine.guide_thread import COMPILED, GUIDE, GuideThread
 from kvforge.serving.engine.heartbeat import LOAD_S, Heartbeat
 from kvforge.serving.engine.output_rows import Row, error_row, logits_bytes, to_row
-from kvforge.serving.engine.protocol import Message, ProtocolError, encode, receive
+from kvforge.serving.engine.protocol import METERED, Message, ProtocolError, encode, receive
 from kvforge.serving.logs.request_log import configure
 from kvforge.serving.processes.watchdog import end_with_server, exit_with_parent
 
@@ -65,6 +65,7 @@ class EngineServer:
         self._pulse = pulse or Pulse()
         self._commands: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._metered: dict[str, int] = {}  # sequences that still run of requests whose every row has metrics
         self._stats: dict[str, Any] = {}
         self._stats_sent_at = 0.0
 
@@ -128,12 +129,15 @@ class EngineServer:
             elif command["op"] == "abort":
                 guides.abort(command["id"])
                 engine.abort(command["id"])
+                self._metered.pop(command["id"], None)
 
     def _add(self, engine: Any, command: Message) -> None:
         self._pulse.may_take(ADD_S)
         try:
             params = self._make_params(command["params"])
             engine.add_request(command["id"], command["prompt"], params, command.get(COMPILED))
+            if command.get(METERED):
+                self._metered[command["id"]] = params.n
         except RequestError as error:
             self._refuse(command, str(error))
         except BaseException as error:  # one request must not end the engine for all others
@@ -176,8 +180,12 @@ class EngineServer:
             if size and size + logits > MAX_BLOB_BYTES:
                 self._send({"op": "tokens", "outputs": rows}, b"".join(blobs))
                 rows, blobs, size = [], [], 0
-            rows.append(to_row(output, blobs, size))
+            rows.append(to_row(output, blobs, size, output.request_id in self._metered))
             size += logits
+            if output.finished and output.request_id in self._metered:
+                self._metered[output.request_id] -= 1
+                if not self._metered[output.request_id]:
+                    del self._metered[output.request_id]
         if rows:
             self._send({"op": "tokens", "outputs": rows}, b"".join(blobs))
 

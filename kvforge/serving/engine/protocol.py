@@ -3,7 +3,8 @@
 Two little-endian 4-byte lengths, then UTF-8 JSON of the first and plain bytes of the second. JSON rather than a
 pickled object: a message can only ever be data. Every message is an object with an `op`. Stub to engine:
 
-    add    {id, prompt: [int], params: {field of SamplingParams: value}}
+    add    {id, prompt: [int], params: {field of SamplingParams: value}, metered?}
+                                    `metered`: metrics with every row, not with the last alone
     abort  {id}                     idempotent
     close  {}                       finish the process
 
@@ -25,6 +26,7 @@ _LENGTHS = struct.Struct("<II")
 MAX_MESSAGE_BYTES = 256 << 20
 
 Message = dict[str, Any]
+METERED = "metered"
 BLOB = "blob"
 """Where `receive` puts the bytes behind the JSON, if there are any."""
 

@@ -10,7 +10,8 @@ from string import Template
 from kvforge.common.errors import EngineError, MissingToolError
 from kvforge.manifest import TOKENIZER_DIR
 
-MODELS = ("preprocessing", "tensorrt_llm", "postprocessing", "ensemble", "tensorrt_llm_bls")
+BLS = "tensorrt_llm_bls"
+MODELS = ("preprocessing", "tensorrt_llm", "postprocessing", "ensemble", BLS)
 TEXT_QUEUE_SLACK = 64
 """Requests that may wait for `preprocessing` beyond those that the engine takes, so that all but a flood are refused by
 the stub, which counts them and says what is the matter."""
@@ -20,10 +21,10 @@ the stub, which counts them and says what is the matter."""
 class RequestLimits:
     """What the models check about requests before the engine sees them, and how they log.
 
-    `max_queue_size` requests wait beyond those that fill the engine's sequences; one more is refused with
-    UNAVAILABLE. `max_request_bytes` bounds the sum of a request's input tensors. `log_format` is text or json;
-    requests are logged at `log_level` INFO. `max_seq_len` is that of the engine's manifest where None. The models load
-    no engine or tokenizer but that of `manifest_sha256`.
+    `max_queue_size` requests wait beyond those that fill the engine's sequences; one more is refused with UNAVAILABLE.
+    `max_request_bytes` bounds the sum of a request's input tensors. `log_format` is text or json; requests are logged
+    at `log_level` INFO. Unless `decoupled`, a request has one response and may not stream. `max_seq_len` is that of the
+    engine's manifest where None. The models load no engine or tokenizer but that of `manifest_sha256`.
     """
 
     max_queue_size: int = 1024
@@ -32,6 +33,7 @@ class RequestLimits:
     log_level: str = "WARNING"
     max_seq_len: int | None = None
     manifest_sha256: str | None = None
+    decoupled: bool = True
 
 
 def repository_templates() -> Path:
@@ -75,13 +77,18 @@ def materialise(
         "log_format": limits.log_format,
         "log_level": limits.log_level,
         "manifest_sha256": limits.manifest_sha256 or "",
+        "decoupled": str(limits.decoupled).lower(),
     }
     for model in MODELS:
         (target / model).mkdir(parents=True)
-        config = Template((templates / model / "config.pbtxt").read_text()).substitute(values)
+        # Triton does not tell the steps of an ensemble that a client has gone, and without empty responses no later
+        # step can see it.
+        template = templates / (BLS if model == "ensemble" and not limits.decoupled else model)
+        config = Template((template / "config.pbtxt").read_text()).substitute(values)
+        config = config.replace(f'name: "{template.name}"', f'name: "{model}"', 1)
         (target / model / "config.pbtxt").write_text(config, encoding="utf-8")
         (target / model / "1").mkdir()
-        source = templates / model / "1" / "model.py"
+        source = template / "1" / "model.py"
         if source.is_file():
             shutil.copy2(source, target / model / "1" / "model.py")
 

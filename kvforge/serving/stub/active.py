@@ -13,6 +13,8 @@ from kvforge.serving.contract.request import GenerationRequest
 from kvforge.serving.engine.output_rows import StepOutput
 
 CONTEXT_TOKENS = 6
+STOPPED = "cancelled"
+"""The finish reason of what a `stop` request ended."""
 MAX_UNHEARD_BEATS = 300
 """Half a minute and more in which this process ran and no ack came: only a broken postprocessing takes this long. Going
 on earlier would risk what acks.py is there for. Not by the clock, because a machine that stood still is no silence."""
@@ -96,6 +98,7 @@ class ActiveRequest:
     `key` is unique among all requests; `engine_ids` are the engine's ids of the prompts in the batch.
     `in_ensemble` says that a text model comes after, which acknowledges every response and watches for a
     cancel; the next response then waits for the ack. When MAX_UNHEARD_BEATS go without one there is no such model.
+    Unless `decoupled`, there is exactly one response, so there are no empty ones by which to watch for a cancel.
     `errors_as_tensors`: the request ends with a response where it fails (parameters.ERRORS_AS_TENSORS).
     Exactly one of a final chunk or a failure ends the request.
     """
@@ -103,6 +106,7 @@ class ActiveRequest:
     def __init__(
         self, key: int, client_id: str, sender: Any, prompts: list[GenerationRequest], outputs: frozenset[str],
         in_ensemble: bool = False, errors_as_tensors: bool = False, timeout_s: float | None = None,
+        decoupled: bool = True,
     ) -> None:  # fmt: skip
         self.key = key
         self.client_id = client_id
@@ -110,6 +114,7 @@ class ActiveRequest:
         self.sender = sender
         self.outputs = outputs
         self.in_ensemble = in_ensemble
+        self.has_heartbeats = in_ensemble and decoupled
         self.errors_as_tensors = errors_as_tensors
         self.timeout_s = timeout_s
         self.engine_ids = [f"{key}.{row}" for row in range(len(prompts))]
@@ -142,9 +147,10 @@ class ActiveRequest:
             sequence.num_generated += len(output.tokens)
             if output.log_probs is not None:
                 sequence.cum_log_prob += sum(output.log_probs)
+            if output.metrics is not None:
+                sequence.metrics = output.metrics
             if output.finish_reason is not None:
-                sequence.finish_reason = output.finish_reason
-                sequence.stop_reason, sequence.metrics = output.stop_reason, output.metrics
+                sequence.finish_reason, sequence.stop_reason = output.finish_reason, output.stop_reason
             return sequence.finished or sequence.has_output
 
     def fail(self, failure: Failure) -> None:
@@ -152,6 +158,17 @@ class ActiveRequest:
         with self._lock:
             if self._failure is None:
                 self._failure = failure
+
+    def stop(self) -> None:
+        """Its client has enough: what runs ends with the tokens it has. Where something else ended it, nothing."""
+        with self._lock:
+            for sequence in self.sequences:
+                if not sequence.finished:
+                    sequence.finish_reason = STOPPED
+
+    @property
+    def was_stopped(self) -> bool:
+        return any(sequence.finish_reason == STOPPED for sequence in self.sequences)
 
     def finish(self) -> None:
         """Nothing is taken any more: the end was sent in another way."""

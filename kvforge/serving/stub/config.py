@@ -15,6 +15,7 @@ class StubConfig:
     """`vocab_size` and `max_seq_len` are 0 when the engine directory cannot be read: the engine process says why."""
 
     inputs: tuple[str, ...]
+    decoupled: bool
     engine_command: list[str]
     ack_socket: Path
     run_dir: Path
@@ -40,6 +41,7 @@ class StubConfig:
         max_seq_len = 0 if manifest is None else manifest.max_seq_len
         return cls(
             inputs=tuple(tensor["name"] for tensor in model_config["input"]),
+            decoupled=model_config.get("model_transaction_policy", {}).get("decoupled", False),
             engine_command=engine_command,
             ack_socket=ack_socket,
             run_dir=Path(parameters.get("run_dir", ack_socket.parent)),

@@ -71,8 +71,8 @@ class RequestWatch:
                 self._watched.end(request, SHUTTING_DOWN)
             elif request.is_past_deadline(now):
                 self._watched.end(request, past_deadline(request.timeout_s or 0.0))
-        self._beat([a for a in requests if a.in_ensemble and now - a.last_sent > SILENCE_S], now)
-        self._ask([a for a in requests if not a.in_ensemble], now)
+        self._beat([a for a in requests if a.has_heartbeats and now - a.last_sent > SILENCE_S], now)
+        self._ask([a for a in requests if not a.has_heartbeats], now)
 
     def _beat(self, silent: list[ActiveRequest], now: float) -> None:
         if silent and now - self._last_beat >= HEARTBEAT_PERIOD_S:

@@ -53,9 +53,12 @@ class Responder:
         except Exception as problem:
             logger.error("an error could not be sent: %s", problem)
 
-    def acknowledge(self, sender: Any) -> None:
-        """End a request that has no output."""
-        sender.send(flags=self._pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+    def acknowledge(self, sender: Any, decoupled: bool) -> None:
+        """End a request that has no output: without a response, or with an empty one where each request has one."""
+        if decoupled:
+            sender.send(flags=self._pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+        else:
+            self._end(sender, self._pb.InferenceResponse(output_tensors=[]))
 
 
 def check_room(num_bytes: int) -> None:

@@ -20,7 +20,7 @@ from kvforge.serving.stub.active import ActiveRequest, Chunk, Pending
 
 Builder = Callable[[ActiveRequest, Chunk], np.ndarray | None]
 
-# Fields of RequestMetrics under the contract's names; they come with the end of a sequence. In place of a number above
+# Fields of RequestMetrics under the contract's names, as they are with each response. In place of a number above
 # those of the contract's type there is the largest of these.
 PERF_METRICS = {
     "kv_cache_alloc_new_blocks": ("num_new_pages", np.int32),
@@ -30,6 +30,8 @@ PERF_METRICS = {
     "first_scheduled_time_ns": ("first_scheduled_time_ns", np.int64),
     "first_token_time_ns": ("first_token_time_ns", np.int64),
     "last_token_time_ns": ("last_token_time_ns", np.int64),
+}
+DRAFT_METRICS = {
     "total_accepted_draft_tokens": ("num_accepted_draft_tokens", np.int32),
     "total_draft_tokens": ("num_draft_tokens", np.int32),
 }
@@ -38,12 +40,12 @@ PERF_METRICS = {
 def chunk_arrays(active: ActiveRequest, chunk: Chunk) -> dict[str, np.ndarray]:
     """Tensors of TensorRT-LLM's contract, each with the batch dimension: for n new tokens of one sequence,
     output_ids [1, 1, n], sequence_length [1, 1], output_log_probs [1, 1, n], cum_log_probs [1, 1],
-    generation_logits [1, 1, n, vocab], top_log_probs and their ids [1, n, k], all others [1, 1].
+    generation_logits [1, 1, n, vocab], top_log_probs and their ids [1, n, k], all others [1, 1]. They come in the order
+    of config.pbtxt, by which some clients read them.
     """
     arrays = {}
-    for name in active.outputs:
-        builder = BUILDERS.get(name)
-        if builder is not None and (array := builder(active, chunk)) is not None:
+    for name, builder in BUILDERS.items():
+        if name in active.outputs and (array := builder(active, chunk)) is not None:
             arrays[name] = array
     return arrays
 
@@ -134,8 +136,7 @@ def _acceptance_rate(active: ActiveRequest, chunk: Chunk) -> np.ndarray | None:
 
 
 def _metrics(chunk: Chunk) -> dict[str, int] | None:
-    wanted = chunk.end and chunk.sequence.request.return_perf_metrics
-    return chunk.sequence.metrics if wanted else None
+    return chunk.sequence.metrics if chunk.sequence.request.return_perf_metrics else None
 
 
 def _state(key: int, sequence: int, flags: int, context: list[int]) -> np.ndarray:
@@ -157,18 +158,20 @@ def _count(wanted: str, value: Callable[[Chunk], int]) -> Builder:
 BUILDERS: dict[str, Builder] = {
     "output_ids": lambda active, chunk: np.array(chunk.tokens, dtype=np.int32).reshape(1, 1, -1),
     "sequence_length": lambda active, chunk: _int32(len(chunk.tokens)),
-    "batch_index": lambda active, chunk: _int32(chunk.sequence.batch_index),
-    "sequence_index": lambda active, chunk: _int32(chunk.sequence.sequence_index),
-    STREAM_STATE: _stream_state,
     "cum_log_probs": _cum_log_probs,
     "output_log_probs": _output_log_probs,
     "generation_logits": _generation_logits,
+    "batch_index": lambda active, chunk: _int32(chunk.sequence.batch_index),
+    "sequence_index": lambda active, chunk: _int32(chunk.sequence.sequence_index),
+    **{name: _metric(field, dtype) for name, (field, dtype) in PERF_METRICS.items()},
+    "acceptance_rate": _acceptance_rate,
+    **{name: _metric(field, dtype) for name, (field, dtype) in DRAFT_METRICS.items()},
     "num_input_tokens": _count("return_num_input_tokens", lambda chunk: len(chunk.sequence.request.prompt)),
     "num_output_tokens": _count("return_num_output_tokens", lambda chunk: chunk.num_generated),
     FINISH_REASON: _finish_reason,
     STOP_REASON: _stop_reason,
     "top_log_probs_ids": _top(lambda new: new.top_ids, np.int32),
     "top_log_probs": _top(lambda new: new.top, np.float32),
-    **{name: _metric(field, dtype) for name, (field, dtype) in PERF_METRICS.items()},
-    "acceptance_rate": _acceptance_rate,
+    STREAM_STATE: _stream_state,
 }
+"""In the order of config.pbtxt."""

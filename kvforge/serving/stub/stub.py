@@ -20,12 +20,13 @@ from kvforge.serving.contract.parameters import (
     timeout_s,
     wants_errors_as_tensors,
 )
-from kvforge.serving.contract.request import is_stop, parse_batch
+from kvforge.serving.contract.request import check_one_response, is_stop, parse_batch
 from kvforge.serving.contract.sampling import in_tensor_names
 from kvforge.serving.contract.size_limits import SizeLimits
 from kvforge.serving.contract.stream_keys import STREAM_KEY, StreamKeys
 from kvforge.serving.engine.guide_thread import GUIDE
 from kvforge.serving.engine.output_rows import StepOutput
+from kvforge.serving.engine.protocol import METERED
 from kvforge.serving.logs.request_log import configure, log_request
 from kvforge.serving.processes.facts import server_of_stub
 from kvforge.serving.processes.state_files import StateWriter
@@ -108,8 +109,8 @@ class Stub:
                 tensors[name] = tensor.as_numpy()
         if is_stop(tensors):
             for active in self._requests.with_client_id(client_id(request)):
-                self.end(active, CANCELLED)
-            self._responder.acknowledge(sender)
+                self._stop(active)
+            self._responder.acknowledge(sender, self._config.decoupled)
             return
         active = self._read(request, sender, tensors)
         guides = [prompt.params.get("guided_decoding") for prompt in active.prompts]
@@ -169,8 +170,11 @@ class Stub:
         if key is None:
             check_parameters(parameters, self._config.inputs)
         self._limits.check_tensors(tensors)
-        prompts = parse_batch(tensors, self._config.exclude_input, stop_token_ids(parameters))
+        end_id = next(iter(self._config.eos_token_ids), None)
+        prompts = parse_batch(tensors, self._config.exclude_input, stop_token_ids(parameters), end_id)
         self._limits.check_logits(prompts)
+        if not self._config.decoupled:
+            check_one_response(prompts)
         return ActiveRequest(
             secrets.randbits(62) if key is None else key,
             client_id(request),
@@ -180,6 +184,7 @@ class Stub:
             in_ensemble=key is not None,
             errors_as_tensors=wants_errors_as_tensors(request),
             timeout_s=timeout_s(request, parameters),
+            decoupled=self._config.decoupled,
         )
 
     def _refuse(self, request: Any, sender: Any, failure: Failure) -> None:
@@ -266,9 +271,18 @@ class Stub:
 
     def end(self, active: ActiveRequest, failure: Failure) -> None:
         """End a request early: an error for its client, an abort for the engine. Idempotent."""
+        self._abort(active)
+        self._fail(active, failure)
+
+    def _stop(self, active: ActiveRequest) -> None:
+        """End a request early: for its client with what there is, for the engine with an abort. Idempotent."""
+        self._abort(active)
+        active.stop()
+        self._senders.schedule(active)
+
+    def _abort(self, active: ActiveRequest) -> None:
         for engine_id in active.engine_ids:
             self._client.abort(engine_id)
-        self._fail(active, failure)
 
     # -- responses (on the sender threads) ------------------------------------------------------------------
 
@@ -282,15 +296,14 @@ class Stub:
                 self._responder.respond(active, chunk_arrays(active, chunk), chunk.final)
                 if chunk.final:
                     self._forget(active)
-                    self._ended(active, COMPLETED)
+                    self._ended(active, CANCELLED.outcome if active.was_stopped else COMPLETED)
             if heartbeat:
                 self._responder.respond(active, heartbeat_arrays(active), False)
         except BaseException as error:
             let_end(error)
             logger.error("a response could not be sent: %s", error)
             active.finish()
-            for engine_id in active.engine_ids:
-                self._client.abort(engine_id)
+            self._abort(active)
             self._send_failure(active, Failure("failed", f"a response could not be sent: {error}"))
 
     def _send_failure(self, active: ActiveRequest, failure: Failure) -> None:
@@ -313,13 +326,15 @@ class Stub:
 
 def _messages(active: ActiveRequest, guides: Sequence[dict[str, Any] | None]) -> list[bytes]:
     """An `add` for each prompt, with its guide's verdict. Raises RequestError when one is too large."""
-    return [
-        EngineClient.encode(
-            {"op": "add", "id": engine_id, "prompt": prompt.prompt, "params": prompt.params}
-            | ({} if guide is None else {GUIDE: guide})
-        )
-        for engine_id, prompt, guide in zip(active.engine_ids, active.prompts, guides, strict=True)
-    ]
+    messages = []
+    for engine_id, prompt, guide in zip(active.engine_ids, active.prompts, guides, strict=True):
+        message: dict[str, Any] = {"op": "add", "id": engine_id, "prompt": prompt.prompt, "params": prompt.params}
+        if guide is not None:
+            message[GUIDE] = guide
+        if prompt.streaming and prompt.return_perf_metrics:
+            message[METERED] = True
+        messages.append(EngineClient.encode(message))
+    return messages
 
 
 def _id_to_log(request: Any) -> str:

@@ -45,6 +45,7 @@ ENGINE_MODEL = "tensorrt_llm"
 TEXT_OUTPUT = "text_output"
 LANE = 1
 MAX_THREADS, SPARE_THREADS = 256, 32
+WATCH_PERIOD_S, MAX_LOOKS = 0.05, 10
 LINGER_S = 15.0
 """For so long the responses of an ended call are kept. Taking the last one makes a thread of Triton's, which does not
 hold the interpreter's lock, let go of them all: were it the last holder, it would free Python objects without the lock
@@ -98,6 +99,17 @@ class Call:
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
 
 
+@dataclass
+class Asked:
+    """A request that the engine works on. `lock` is held in calls on `sender`: Triton crashes on a question about a
+    request that is over."""
+
+    sender: Any
+    looked: float = 0.0
+    is_over: bool = False
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
 class TextServer:
     """What `triton_repo/tensorrt_llm_bls/1/model.py` calls. `pb` is triton_python_backend_utils."""
 
@@ -117,11 +129,14 @@ class TextServer:
         self._admission.max_num_seqs = config["max_batch_size"]
         # More than run at once, so that the engine's own queue is never empty while requests wait here.
         num_threads = min(config["max_batch_size"] + min(max_queue_size, SPARE_THREADS), MAX_THREADS)
-        self._open: set[int] = set()
+        self._open: dict[int, Asked] = {}
         self._ended: queue.SimpleQueue[tuple[float, Any] | None] = queue.SimpleQueue()
         threading.Thread(target=self._let_go, name="bls-ended", daemon=True).start()
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="bls")
         self._lanes = TextLanes()
+        self._closing = threading.Event()
+        if not config["model_transaction_policy"]["decoupled"]:  # then no empty responses come by which to look
+            threading.Thread(target=self._watch, name="bls-watch", daemon=True).start()
 
     def execute(self, requests: list[Any]) -> None:
         """Accept requests; each gets its responses from a thread of the pool."""
@@ -137,6 +152,7 @@ class TextServer:
     def close(self) -> None:
         """Cancel what runs and wait for the threads."""
         self._admission.close()
+        self._closing.set()
         for key in tuple(self._open):
             self._acks.send(key, True)
         self._lanes.close()
@@ -192,13 +208,13 @@ class TextServer:
             requested_output_names=[*NEEDED, *sorted(outputs - {TEXT_OUTPUT})],
             parameters=parameters,
         )
-        self._open.add(key)
+        watched = self._open[key] = Asked(sender)
         final = False
         responses = call.exec(decoupled=True)
         try:
             texts: dict[int, bytes] = {}
             for response in responses:
-                final = self._pass_on(response, sender, outputs, texts, key) or final
+                final = self._pass_on(response, watched, outputs, texts, key) or final
             if not final:
                 raise EngineError("the engine ended the request without an answer; send it again")
         except BaseException:
@@ -207,7 +223,9 @@ class TextServer:
                 pass
             raise
         finally:
-            self._open.discard(key)
+            with watched.lock:
+                self._open.pop(key, None)
+                watched.is_over = True
             self._ended.put((time.monotonic(), responses))
         return False
 
@@ -217,7 +235,17 @@ class TextServer:
             time.sleep(max(0.0, ended[0] + LINGER_S - time.monotonic()))
             del ended
 
-    def _pass_on(self, response: Any, sender: Any, outputs: frozenset[str], texts: dict[int, bytes], key: int) -> bool:
+    def _watch(self) -> None:
+        """Tell the engine of clients that have gone: few looks at a time, in turn."""
+        while not self._closing.wait(WATCH_PERIOD_S):
+            for key, asked in sorted(self._open.copy().items(), key=lambda entry: entry[1].looked)[:MAX_LOOKS]:
+                asked.looked = time.monotonic()
+                with asked.lock:
+                    cancelled = not asked.is_over and asked.sender.is_cancelled()
+                if cancelled:
+                    self._acks.send(key, True)
+
+    def _pass_on(self, response: Any, asked: Asked, outputs: frozenset[str], texts: dict[int, bytes], key: int) -> bool:
         """Send one response of the engine to the client; True for the last one."""
         if response.has_error():
             raise FailedError(self._failure(response.error()))
@@ -229,7 +257,7 @@ class TextServer:
             reason = json.loads(arrays[STOP_REASON].item())
             raise FailedError(Failure(reason["outcome"], reason["message"]))
         done = self._postprocessor.run(
-            arrays["output_ids"], arrays["sequence_length"], arrays[STREAM_STATE], sender.is_cancelled
+            arrays["output_ids"], arrays["sequence_length"], arrays[STREAM_STATE], asked.sender.is_cancelled
         )
         if done.error is not None:
             raise FailedError(Failure("failed", done.error))
@@ -237,10 +265,13 @@ class TextServer:
             text = done.text
             if self._accumulate:
                 texts[done.sequence] = texts.get(done.sequence, b"") + text.item()
-                text[0, 0] = texts[done.sequence]
+                text[0] = texts[done.sequence]
             passed = [tensor for name, tensor in tensors.items() if name in outputs]
             flags = self._pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL if done.final else 0
-            sender.send(self._pb.InferenceResponse([self._pb.Tensor(TEXT_OUTPUT, text), *passed]), flags=flags)
+            answer = self._pb.InferenceResponse([self._pb.Tensor(TEXT_OUTPUT, text), *passed])
+            with asked.lock:
+                asked.is_over = done.final
+                asked.sender.send(answer, flags=flags)
         self._acks.send(key, done.cancelled)
         return done.final
 
@@ -257,7 +288,11 @@ class TextServer:
 
     def _engine_inputs(self, encoded: dict[str, np.ndarray], arrays: dict[str, np.ndarray]) -> tuple[list[Any], int]:
         """Input tensors of `tensorrt_llm` and the stream key."""
-        engine = {FROM_PREPROCESSING[name]: array for name, array in encoded.items()}
+        engine = {
+            FROM_PREPROCESSING[name]: array
+            for name, array in encoded.items()
+            if name in FROM_PREPROCESSING and array.size
+        }
         engine |= {TO_ENGINE.get(name, name): array for name, array in arrays.items()}
         return [self._pb.Tensor(name, array) for name, array in engine.items()], int(engine[STREAM_KEY][0, 0])
 

@@ -35,7 +35,7 @@ class Stream:
 
 @dataclass(frozen=True)
 class Processed:
-    """What became of a response: its text, [B, beams] of bytes objects, or None to send nothing.
+    """What became of a response: its texts, [B * beams] of bytes objects, or None to send nothing.
 
     `ack` is the stream key to acknowledge, None for a direct caller's request; `sequence` is the number of the
     sequence in its stream, `final` says that the stream has ended. With an `error` there is no text, and the request
@@ -97,7 +97,7 @@ class Postprocessor:
             return Processed(None, key, cancelled=True, sequence=sequence, final=True, error=str(error))
         if flags & FINAL:
             self._streams.pop(key, None)
-        output = np.array([[text.encode()]], dtype=np.object_)
+        output = np.array([text.encode()], dtype=np.object_)
         return Processed(output, key, cancelled, sequence, bool(flags & FINAL))
 
     def _stream(self, key: int) -> Stream:
@@ -123,10 +123,9 @@ class Postprocessor:
         return look()
 
     def _whole_texts(self, tokens: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-        texts = np.empty(lengths.shape, dtype=np.object_)
-        for index in np.ndindex(lengths.shape):
-            texts[index] = self._tokenizer.decode(tokens[index][: lengths[index]].tolist()).encode()
-        return texts
+        rows = zip(tokens.reshape(-1, tokens.shape[2]), lengths.reshape(-1).tolist(), strict=True)
+        texts = [self._tokenizer.decode(row[:length].tolist()).encode() for row, length in rows]
+        return np.array(texts, dtype=np.object_)
 
 
 def make_postprocessor(parameters: dict[str, str]) -> Postprocessor:

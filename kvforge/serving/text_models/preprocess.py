@@ -14,9 +14,9 @@ from kvforge.serving.contract.inputs import refuse_unsupported
 from kvforge.serving.contract.stream_keys import StreamKeys
 from kvforge.serving.contract.tensors import Tensors, text
 from kvforge.serving.contract.word_lists import encode_words
+from kvforge.tokenization.files import read_tokenizer_config, special_tokens
 
 REFUSED = {"DECODER_QUERY": "decoder_text_input", "PROMPT_TABLE_EXTRA_ID": "prompt_table_extra_id"}
-PASSED_ON = {"REQUEST_OUTPUT_LEN": "REQUEST_OUTPUT_LEN", "END_ID": "OUT_END_ID", "PAD_ID": "OUT_PAD_ID"}
 BIAS_WORDS, BIAS_WEIGHTS = "EMBEDDING_BIAS_WORDS", "EMBEDDING_BIAS_WEIGHTS"
 # What clients of the ensemble call the inputs that hold text.
 ENSEMBLE_NAMES = {
@@ -35,24 +35,28 @@ class Preprocessor:
     """Encodes with the engine's own tokenizer, special tokens included, as `kvforge.LLM` does.
 
     `vocab_size` is that of the model, which may be larger than the tokenizer's; 0 refuses biased words. Texts are held
-    against `max_seq_len` before they are tokenized; 0 leaves that to the engine. Threads may share it.
+    against `max_seq_len` before they are tokenized; 0 leaves that to the engine. `end_id` and `pad_id` are told to whom
+    sends none; -1 is no token. Threads may share it.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, keys: StreamKeys, vocab_size: int, max_request_bytes: int, max_seq_len: int = 0
-    ) -> None:
+        self, tokenizer: Tokenizer, keys: StreamKeys, vocab_size: int, max_request_bytes: int, max_seq_len: int = 0,
+        end_id: int = -1, pad_id: int = -1,
+    ) -> None:  # fmt: skip
         self._tokenizer = tokenizer
         self._encode_prompt = TextLimits.of(tokenizer, max_seq_len).encode if max_seq_len else tokenizer.encode
         self._keys = keys
         self._vocab_size = vocab_size
         self._max_request_bytes = max_request_bytes
+        self._end_id, self._pad_id = end_id, pad_id
 
     def run(self, tensors: Tensors) -> dict[str, np.ndarray]:
         """Output tensors by name, each with the batch dimension. Raises RequestError, naming the tensor.
 
         QUERY [B, 1] bytes gives INPUT_ID [B, n] int32 (rows padded with 0) and REQUEST_INPUT_LEN [B, 1];
         STOP_WORDS_DICT and BAD_WORDS_DICT [B, w] bytes give [B, 2, m] int32 tables of ids and end offsets;
-        EMBEDDING_BIAS_WORDS [B, w] and _WEIGHTS [B, w] give EMBEDDING_BIAS [B, vocab] float32.
+        EMBEDDING_BIAS_WORDS [B, w] and _WEIGHTS [B, w] give EMBEDDING_BIAS [B, vocab] float32. What was not sent gives
+        an empty table or bias, the engine's end and pad ids, and one pad id as the decoder's input, as in TensorRT-LLM.
         """
         if "QUERY" not in tensors or tensors["QUERY"].size == 0:
             raise RequestError("input tensor 'QUERY' ('text_input' of ensemble) is missing or empty")
@@ -67,14 +71,17 @@ class Preprocessor:
             "REQUEST_INPUT_LEN": np.array([[len(row)] for row in rows], dtype=np.int32),
             "STREAM_KEY": np.full((len(rows), 1), self._keys.make(), dtype=np.int64),
         }
-        for source, target in PASSED_ON.items():
-            if source in tensors:
-                outputs[target] = tensors[source]
+        one = (len(rows), 1)
+        if "REQUEST_OUTPUT_LEN" in tensors:
+            outputs["REQUEST_OUTPUT_LEN"] = tensors["REQUEST_OUTPUT_LEN"]
         for source, target in (("STOP_WORDS_DICT", "STOP_WORDS_IDS"), ("BAD_WORDS_DICT", "BAD_WORDS_IDS")):
-            if source in tensors:
-                outputs[target] = self._words(source, tensors[source])
-        if BIAS_WORDS in tensors or BIAS_WEIGHTS in tensors:
-            outputs["EMBEDDING_BIAS"] = self._bias(tensors)
+            outputs[target] = self._words(source, tensors.get(source, np.zeros((len(rows), 0), dtype=np.object_)))
+        has_bias = BIAS_WORDS in tensors or BIAS_WEIGHTS in tensors
+        outputs["EMBEDDING_BIAS"] = self._bias(tensors) if has_bias else np.zeros((len(rows), 0), np.float32)
+        outputs["OUT_END_ID"] = tensors.get("END_ID", np.full(one, self._end_id, np.int32))
+        outputs["OUT_PAD_ID"] = tensors.get("PAD_ID", np.full(one, self._pad_id, np.int32))
+        outputs["DECODER_INPUT_ID"] = np.broadcast_to(outputs["OUT_PAD_ID"], one).copy()
+        outputs["REQUEST_DECODER_INPUT_LEN"] = np.ones(one, dtype=np.int32)
         return outputs
 
     def _check_size(self, tensors: Tensors) -> None:
@@ -128,12 +135,16 @@ def make_preprocessor(parameters: dict[str, str], lane: int = 0) -> Preprocessor
     tokenizer_dir = parameters["tokenizer_dir"]
     manifest = _manifest(Path(tokenizer_dir))
     lengths = [int(parameters.get("max_seq_len", "0")), 0 if manifest is None else manifest.max_seq_len]
+    tokenizer = load_tokenizer(tokenizer_dir, parameters.get("manifest_sha256"))
+    end_id = -1 if manifest is None else next(iter(manifest.eos_token_ids), -1)
     return Preprocessor(
-        load_tokenizer(tokenizer_dir, parameters.get("manifest_sha256")),
+        tokenizer,
         StreamKeys(Path(parameters["ack_socket"]).parent, lane),
         0 if manifest is None else manifest.vocab_size,
         int(parameters.get("max_request_bytes", str(16 << 20))),
         min(filter(None, lengths), default=0),
+        end_id,
+        _pad_id(tokenizer, Path(tokenizer_dir), end_id),
     )
 
 
@@ -159,6 +170,13 @@ def _manifest(tokenizer_dir: Path) -> Manifest | None:
         return load_manifest(tokenizer_dir.parent)
     except EngineError:
         return None
+
+
+def _pad_id(tokenizer: Tokenizer, directory: Path, end_id: int) -> int:
+    """The token that the tokenizer's configuration pads with, or the end token."""
+    name = special_tokens(read_tokenizer_config(directory)).get("pad_token")
+    found = None if name is None else tokenizer.backend.token_to_id(name)
+    return end_id if found is None else found
 
 
 def _spellings(word: str) -> list[str]:

@@ -88,9 +88,10 @@ def test_what_the_engine_says_of_its_exit(engines: EngineShelf, capsys: pytest.C
     assert "prompt tokens stop at layer 2, early exit there\n" in capsys.readouterr().out
     without = dataclasses.replace(manifest, early_exit=False)
     assert activation_bytes(manifest) > activation_bytes(without)
-    # The plan is of the model that is compared with others: without this head.
+    # The head lies in memory, and is none of the model that is compared with others.
     assert shape_of_manifest(manifest).base_parameters == shape_of_config(config).base_parameters
-    assert shape_of_manifest(manifest).num_parameters == manifest.num_parameters - 321 * 64
+    assert shape_of_manifest(manifest).num_parameters == manifest.num_parameters
+    assert shape_of_manifest(manifest).exit_head == 321 * 64
     assert (
         load_subject(str(engine)).shape.base_parameters == load_subject(str(checkpoint(engines))).shape.base_parameters
     )

@@ -145,7 +145,7 @@ def test_loading_is_idempotent(library, tmp_path):
     [
         (None, "cannot be read"),
         ("not a library", "is not an operator library of kvforge; rebuild the engine"),
-        (f"kvforge-operators sources=00ff torch={torch.__version__};", "Another version .* use a new process"),
+        (f"kvforge-operators sources=00ff torch={torch.__version__};", "Another version .* use a process for each"),
         ("kvforge-operators sources=00ff torch=1.0;", "was built for torch 1.0 and this is torch"),
     ],
 )

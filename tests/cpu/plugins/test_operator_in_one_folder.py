@@ -124,3 +124,34 @@ def test_two_folders_of_one_name_are_refused(tmp_path):
     shutil.copytree(FOLDER / NAME, tmp_path / "paged_attention")
     result = python("-c", "import plugins", folder=tmp_path)
     assert result.returncode != 0 and "Two folders are the operator paged_attention" in result.stderr
+
+
+FAULTS = {
+    "no folder": ({}, "missing", "$KVFORGE_PLUGIN_PATH names {folder}, which is no folder; correct it."),
+    "a name of ours": (
+        {"paged_attention": ""}, "", "Two folders are the operator paged_attention; rename one in $KVFORGE_PLUGIN_PATH."
+    ),
+    "no name for Python": ({"my-op": ""}, "", "has a name that no operator can have; use a-z, 0-9 and _."),
+    "a keyword": ({"class": ""}, "", "has a name that no operator can have; use a-z, 0-9 and _."),
+    "no OPERATOR": (
+        {"empty": ""}, "", "cannot be loaded (AttributeError: module 'plugins.empty' has no attribute 'OPERATOR')."
+    ),
+    "another OPERATOR": ({"other": "OPERATOR = 7"}, "", "has an OPERATOR that is no plugins.operator.Operator."),
+    "one that raises": ({"raising": "raise OSError('boom')"}, "", "cannot be loaded (OSError: boom)."),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_folder_with_a_fault_is_refused_in_a_sentence(fault, tmp_path):
+    """By every command, because the user asked for the folder."""
+    files, below, sentence = FAULTS[fault]
+    for name, text in files.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text(text)
+        (tmp_path / name / "reference.py").write_text("")
+    folder = tmp_path / below
+    refused = python("-m", "kvforge", "plugins", folder=folder)
+    assert refused.returncode == 1 and refused.stdout == "" and refused.stderr.count("\n") == 1
+    assert refused.stderr.startswith("kvforge: error: ") and refused.stderr.strip().endswith(
+        sentence.format(folder=folder)
+    )

@@ -1,8 +1,6 @@
 """`kvforge quantize` with NVIDIA's ModelOpt itself: what it writes, and that kvforge reads it."""
 
 import json
-import resource
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +16,7 @@ from kvforge.quantize import quantize_checkpoint
 from kvforge.quantize.swiftkv_model import load_swiftkv
 from model_defs import load_config
 from model_defs.reference import reference_logits
+from tests.support.full_disk import run_with_file_limit
 from tests.support.models.checkpoints import FAMILIES, load_weights, make_checkpoint
 from tests.support.rounding import assert_near, model_error, roundings_error
 
@@ -172,13 +171,8 @@ def test_a_full_disk_leaves_one_sentence_and_nothing_else(tmp_path: Path) -> Non
     """A limit on the size of files stands for the full disk: too small for the weights, in a process of its own."""
     pytest.importorskip("modelopt", reason="nvidia-modelopt is not installed")
     source = make_checkpoint(tmp_path / "source", "llama", num_hidden_layers=2, vocab_size=2000)
-    command = [sys.executable, "-m", "kvforge", "quantize", str(source), "-o", str(tmp_path / "out")]
-    result = subprocess.run(
-        [*command, "--recipe", "fp8-kv", "--num-samples", "1", "--num-tokens", "256"],
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000)),
-        capture_output=True,
-        text=True,
-    )
+    command = ["quantize", str(source), "-o", str(tmp_path / "out"), "--recipe", "fp8-kv"]
+    result = run_with_file_limit(200_000, *command, "--num-samples", "1", "--num-tokens", "256")
     assert result.returncode == 1, result.stderr
     assert f"kvforge: error: {tmp_path / 'out'} was not written" in result.stderr and "Traceback" not in result.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["source"]

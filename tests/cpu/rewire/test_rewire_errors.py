@@ -2,9 +2,6 @@
 
 import dataclasses
 import json
-import resource
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +10,7 @@ from safetensors.torch import save_file
 
 from kvforge.cli import main, make_parser
 from kvforge.rewire import RewireOptions, convert
+from tests.support.full_disk import run_with_file_limit
 from tests.support.models.checkpoints import load_weights, make_checkpoint
 
 
@@ -158,13 +156,8 @@ def test_a_full_disk(source: Path, tmp_path: Path, limit: int, init: str) -> Non
     """A limit on the size of files stands for it: too small for the weights, or for the calibration's inputs."""
     text = tmp_path / "text.txt"
     text.write_text("words " * 400)
-    command = [sys.executable, "-m", "kvforge", "rewire", str(source), str(tmp_path / "out"), "--cut-layer", "2"]
-    result = subprocess.run(
-        [*command, "--init", init, "--calibration", str(text)],
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
-        capture_output=True,
-        text=True,
-    )
+    command = ["rewire", str(source), str(tmp_path / "out"), "--cut-layer", "2"]
+    result = run_with_file_limit(limit, *command, "--init", init, "--calibration", str(text))
     assert result.returncode == 1, result.stderr
     assert result.stderr.startswith(f"kvforge: error: {tmp_path / 'out'} was not written")
     assert "free space" in result.stderr

@@ -1,5 +1,6 @@
 """Dependencies point one way, read from the import statements of every source file."""
 
+import re
 import subprocess
 from pathlib import Path
 
@@ -120,3 +121,10 @@ def test_triton_models_are_thin() -> None:
     assert len(models) >= 3
     for model in models:
         assert len(model.read_text().splitlines()) <= 60, model
+
+
+def test_no_process_forks() -> None:
+    """Threads of gRPC may stand still for ever in a process that forked; ``subprocess`` forks with ``preexec_fn``."""
+    forks = re.compile(r"preexec_fn=|os\.fork\(|get_context\(.fork")
+    files = [file for folder in ("kvforge", "perf", "tests", "plugins") for file in (ROOT / folder).rglob("*.py")]
+    assert files and [file for file in files if forks.search(file.read_text()) and file != Path(__file__)] == []

@@ -19,15 +19,21 @@ BROKEN = {
     "raising": ("brought.raising:Policy", "1 is not 2"),
     "spelled": ("brought.spelled:Policy", "invalid syntax (spelled.py, line 1)"),
     "number": ("brought:NUMBER", "this is no {kind}"),
+    "ending": ("brought.ending:Policy", "no licence"),
 }
 BROKEN_POLICIES = BROKEN | {
     "half": ("brought:Half", "Half does not define device_bytes, device_bytes_read"),
     "nameless": ("brought:Nameless", "Nameless.name is None; give lower-case letters, digits and underscores"),
     "shout": ("brought:Shout", "Shout.name is 'Re-Cent'; give lower-case letters, digits and underscores"),
+    "bare": ("brought:Bare", "Bare.__init__() missing 1 required positional argument: 'rank'"),
+    "refusing": ("brought:Refusing", "not today"),
+    "counting": ("brought:Counting", "Counting.counters is 7; give names with texts"),
+    "needy": ("brought:Needy", "Needy.needs is ['much']; give a frozenset of Need"),
     "again": ("brought:Again", "there is a KV policy 'full' already"),
 }
 BROUGHT = f"""
-from kvforge.kv_policies import KVPolicy
+from dataclasses import dataclass
+from kvforge.kv_policies import Full, KVPolicy
 from {POLICY} import Recent
 
 NUMBER = 7
@@ -39,6 +45,18 @@ class Shout(Recent):
     name = "Re-Cent"
 class Again(Recent):
     name = "full"
+class Counting(Recent):
+    name, counters = "counting", 7
+class Needy(Recent):
+    name, needs = "needy", ["much"]
+class Refusing(Recent):
+    name = "refusing"
+    def __post_init__(self):
+        raise ValueError("not today")
+@dataclass(frozen=True)
+class Bare(Full):
+    rank: int
+    name = "bare"
 """
 
 
@@ -52,6 +70,7 @@ def install(folder: Path, group: str, entry_points: dict[str, str]) -> None:
     (folder / "brought").mkdir(exist_ok=True)
     (folder / "brought" / "__init__.py").write_text(BROUGHT)
     (folder / "brought" / "raising.py").write_text("raise RuntimeError('1 is not 2')\n")
+    (folder / "brought" / "ending.py").write_text("raise SystemExit('no licence')\n")
     (folder / "brought" / "spelled.py").write_text("clas Policy:\n")
 
 

@@ -75,7 +75,7 @@ _COMMON_OUTPUTS = {
 }  # fmt: skip
 _TEXT_OUTPUTS = {
     **_COMMON_OUTPUTS,
-    "text_output": Output({}, (1, 1), np.object_, lambda p, a: a.item().decode() == p.offline()[0]),
+    "text_output": Output({}, (1,), np.object_, lambda p, a: a.item().decode() == p.offline()[0]),
 }
 OUTPUTS: dict[str, dict[str, Output]] = {
     "tensorrt_llm": {

@@ -82,11 +82,10 @@ def test_every_input_has_one_fate() -> None:
 
 @pytest.mark.parametrize("name", UNSUPPORTED)
 def test_unsupported_inputs_are_refused_by_name_unless_neutral(name: str) -> None:
-    asking = (
-        np.array([[b"x"]], dtype=object) if "guid" in name or "words" in name or "text" in name else np.array([[7]])
-    )
+    asking = np.array([[b"x"]], dtype=object) if "text" in name else np.array([[7] * (1 + UNSUPPORTED[name].ignored)])
     with pytest.raises(RequestError, match=name):
         refuse_unsupported(name, asking)
     refuse_unsupported(name, np.zeros((1, 0)))
+    refuse_unsupported(name, asking[:, : UNSUPPORTED[name].ignored])
     for value in UNSUPPORTED[name].neutral:
         refuse_unsupported(name, np.array([[value]]))

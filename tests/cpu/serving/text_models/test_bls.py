@@ -106,6 +106,7 @@ def serve(folder: Path, script: Any, accumulate: bool = False, **inputs: np.ndar
     names = ("text_input", "max_tokens", "top_k", "stream", "num_draft_tokens")
     config = {
         "max_batch_size": 2,
+        "model_transaction_policy": {"decoupled": True},
         "input": [{"name": name} for name in names],
         "parameters": {name: {"string_value": value} for name, value in parameters.items()},
     }

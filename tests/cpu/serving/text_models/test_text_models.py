@@ -1,5 +1,6 @@
 """preprocessing and postprocessing without Triton: ids and texts, pieces that join, cancels that are seen."""
 
+import json
 import runpy
 import sys
 from pathlib import Path
@@ -10,17 +11,20 @@ import pytest
 
 from kvforge.common.errors import EngineError, RequestError
 from kvforge.runtime.text.tokenizer import Tokenizer
+from kvforge.serving.contract.request import parse_batch
 from kvforge.serving.contract.stream_keys import StreamKeys
 from kvforge.serving.contract.word_lists import decode_words
 from kvforge.serving.server.repository import repository_templates
 from kvforge.serving.stub.responder import Responder
 from kvforge.serving.stub.responses import FINAL, HEARTBEAT, SEQUENCE_END
+from kvforge.serving.text_models.bls import FROM_PREPROCESSING
 from kvforge.serving.text_models.postprocess import Postprocessor, Processed
 from kvforge.serving.text_models.preprocess import MAX_WORD_BYTES, Preprocessor, load_tokenizer
 from tests.support.models.checkpoints import write_byte_tokenizer
 from tests.support.models.text_tokenizers import PANICKING_TEXT, panicking_decoder
 
-VOCAB_SIZE = 400
+VOCAB_SIZE, END_ID, PAD_ID = 400, 2, 0
+CONTRACT = json.loads((Path(__file__).parents[1] / "contract" / "triton_contract.json").read_text())
 TEXT = "añb 日本 🙂 end"
 
 
@@ -40,7 +44,9 @@ def tokenizer(tokenizer_dir: Path) -> Tokenizer:
 
 def preprocessor(tokenizer_dir: Path, max_request_bytes: int = 1 << 20) -> Preprocessor:
     keys = StreamKeys(tokenizer_dir)
-    return Preprocessor(load_tokenizer(str(tokenizer_dir)), keys, VOCAB_SIZE, max_request_bytes)
+    return Preprocessor(
+        load_tokenizer(str(tokenizer_dir)), keys, VOCAB_SIZE, max_request_bytes, end_id=END_ID, pad_id=PAD_ID
+    )
 
 
 def postprocessor(tokenizer_dir: Path) -> tuple[Postprocessor, list[int]]:
@@ -58,7 +64,27 @@ def test_prompts_of_a_batch_are_padded(tokenizer_dir: Path, tokenizer: Tokenizer
     assert outputs["REQUEST_INPUT_LEN"].tolist() == [[3], [1]]
     assert outputs["INPUT_ID"].tolist() == [tokenizer.encode("abc"), [*tokenizer.encode("a"), 0, 0]]
     assert outputs["STREAM_KEY"].shape == (2, 1)
-    assert set(outputs) == {"INPUT_ID", "REQUEST_INPUT_LEN", "STREAM_KEY"}
+
+
+def test_what_was_not_sent_comes_out_as_tensorrt_llms_preprocessing_has_it(tokenizer_dir: Path) -> None:
+    """Every output of the contract but the one of prompt tables, for each of two prompts; the engine takes them as if
+    they had not been sent."""
+    tensors = {"QUERY": texts("abc", "a"), "REQUEST_OUTPUT_LEN": np.array([[3], [4]], np.int32)}
+    outputs = preprocessor(tokenizer_dir).run(tensors)
+    names = set(CONTRACT["models"]["preprocessing"]["outputs"])
+    assert set(outputs) - {"STREAM_KEY"} == names - {"OUT_PROMPT_TABLE_EXTRA_IDS"}
+    assert outputs["STOP_WORDS_IDS"].shape == outputs["BAD_WORDS_IDS"].shape == (2, 2, 0)
+    assert outputs["EMBEDDING_BIAS"].shape == (2, 0)
+    assert outputs["OUT_END_ID"].tolist() == [[END_ID]] * 2
+    assert outputs["OUT_PAD_ID"].tolist() == outputs["DECODER_INPUT_ID"].tolist() == [[PAD_ID]] * 2
+    assert outputs["REQUEST_DECODER_INPUT_LEN"].tolist() == [[1], [1]]
+    ids = {name: np.array([[8], [9]], np.int32) for name in ("END_ID", "PAD_ID")}
+    own = preprocessor(tokenizer_dir).run(tensors | ids)
+    assert own["OUT_END_ID"].tolist() == own["OUT_PAD_ID"].tolist() == own["DECODER_INPUT_ID"].tolist() == [[8], [9]]
+    others = {"DECODER_INPUT_ID": "decoder_input_ids", "REQUEST_DECODER_INPUT_LEN": "decoder_input_lengths"}
+    engine = {(FROM_PREPROCESSING | others)[name]: array for name, array in outputs.items()}
+    for row, request in enumerate(parse_batch(engine, True, end_id=END_ID)):
+        assert request.params == {"max_tokens": 3 + row, "n": 1, "temperature": 0.0}
 
 
 def test_words_are_looked_for_with_and_without_a_space(tokenizer_dir: Path, tokenizer: Tokenizer) -> None:
@@ -158,7 +184,7 @@ def test_a_direct_caller_gets_whole_texts(tokenizer_dir: Path, tokenizer: Tokeni
     done = postprocessor(tokenizer_dir)[0].run(tokens, np.array([[2, 1]]), None, lambda: False)
     assert done.ack is None
     assert done.text is not None
-    assert done.text.tolist() == [[b"ab", b"a"]]
+    assert done.text.tolist() == [b"ab", b"a"]
 
 
 def test_an_answer_that_cannot_be_sent_ends_its_request(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,180 @@
+"""A server without the decoupled mode: each request has one response, so `infer` of Triton's own clients works."""
+
+import functools
+import json
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc as grpcclient
+import tritonclient.http as httpclient
+
+from kvforge import LLM, SamplingParams
+from kvforge.serving.client import StreamingClient, input_datatypes
+from kvforge.serving.health.probe import generate
+from kvforge.serving.server.launcher import ServerOptions, TritonServer
+from tests.support.serving.server import ENDLESS, ask, client_process, used_pages, wait_until
+
+MODELS = ["tensorrt_llm", "ensemble", "tensorrt_llm_bls"]
+PROMPT, MAX_TOKENS = "hello there", 12
+Infer = Callable[[str, dict[str, np.ndarray], str], Any]
+
+
+@pytest.fixture(scope="module")
+def one_response(engine_dir: Path) -> Iterator[TritonServer]:
+    with TritonServer(engine_dir, ServerOptions(kv_cache_gib=0.25, decoupled=False)) as running:
+        yield running
+
+
+def arrays(llm: LLM, model: str, **more: Any) -> dict[str, np.ndarray]:
+    """The inputs of a request for MAX_TOKENS tokens after PROMPT."""
+    inputs = ask(model, llm.tokenizer.encode(PROMPT) if model == "tensorrt_llm" else PROMPT, MAX_TOKENS, False, **more)
+    kinds = {"BYTES": object, "INT32": np.int32, "BOOL": bool, "FP32": np.float32}
+    found = {}
+    for name, value in inputs.items():
+        values = value if isinstance(value, list) else [value.encode() if isinstance(value, str) else value]
+        found[name] = np.array([values], dtype=kinds[input_datatypes()[name]])
+    return found
+
+
+def _tensors(kind: Any, inputs: dict[str, np.ndarray]) -> list[Any]:
+    tensors = []
+    for name, array in inputs.items():
+        tensor = kind.InferInput(name, list(array.shape), input_datatypes()[name])
+        tensor.set_data_from_numpy(array)
+        tensors.append(tensor)
+    return tensors
+
+
+def infer_grpc(server: TritonServer, model: str, inputs: dict[str, np.ndarray], request_id: str = "") -> Any:
+    with grpcclient.InferenceServerClient(server.grpc_url) as client:
+        return client.infer(model, _tensors(grpcclient, inputs), request_id=request_id)
+
+
+def infer_grpc_async(server: TritonServer, model: str, inputs: dict[str, np.ndarray], request_id: str = "") -> Any:
+    done, found = threading.Event(), []
+
+    def callback(result: Any, error: Any) -> None:
+        found.extend([result, error])
+        done.set()
+
+    with grpcclient.InferenceServerClient(server.grpc_url) as client:
+        client.async_infer(model, _tensors(grpcclient, inputs), callback, request_id=request_id)
+        assert done.wait(120)
+    if found[1] is not None:
+        raise found[1]
+    return found[0]
+
+
+def infer_http(server: TritonServer, model: str, inputs: dict[str, np.ndarray], request_id: str = "") -> Any:
+    with httpclient.InferenceServerClient(server.http_url.removeprefix("http://")) as client:
+        return client.infer(model, _tensors(httpclient, inputs), request_id=request_id)
+
+
+def infer_http_async(server: TritonServer, model: str, inputs: dict[str, np.ndarray], request_id: str = "") -> Any:
+    with httpclient.InferenceServerClient(server.http_url.removeprefix("http://")) as client:
+        return client.async_infer(model, _tensors(httpclient, inputs), request_id=request_id).get_result()
+
+
+DOORS = {"grpc": infer_grpc, "grpc async": infer_grpc_async, "http": infer_http, "http async": infer_http_async}
+
+
+def answer(result: Any, model: str) -> Any:
+    """The text, read as TensorRT-LLM's clients read it, or the tokens."""
+    if model != "tensorrt_llm":
+        return result.as_numpy("text_output")[0].decode()
+    length = result.as_numpy("sequence_length")[0][0]
+    return result.as_numpy("output_ids")[0][0][:length].tolist()
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("door", DOORS)
+def test_infer(one_response: TritonServer, llm: LLM, door: str, model: str) -> None:
+    (offline,) = llm.generate([PROMPT], SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS), use_tqdm=False)
+    prompt = offline.prompt_token_ids if model == "tensorrt_llm" else PROMPT
+    expected = list(offline.outputs[0].token_ids) if model == "tensorrt_llm" else offline.outputs[0].text
+    infer = functools.partial(DOORS[door], one_response, model)
+    assert answer(infer(arrays(llm, model)), model) == expected
+    assert answer(infer(arrays(llm, model, exclude_input_in_output=True)), model) == expected
+    assert answer(infer(arrays(llm, model, exclude_input_in_output=False)), model) == prompt + expected
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_stream_and_generate_work_too(one_response: TritonServer, llm: LLM, model: str) -> None:
+    inputs = ask(model, llm.tokenizer.encode(PROMPT) if model == "tensorrt_llm" else PROMPT, MAX_TOKENS, False)
+    with StreamingClient(one_response.grpc_url) as client:
+        (response,) = client.generate(model, inputs)
+    assert response.final
+    if model != "tensorrt_llm":
+        assert generate(one_response.http_url, model, inputs)["text_output"] == response.text
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("door", ["grpc", "http"])
+def test_what_needs_more_than_one_response_is_refused(
+    one_response: TritonServer, llm: LLM, door: str, model: str
+) -> None:
+    streaming = "streaming" if model == "tensorrt_llm" else "stream"
+    for more, message in (
+        ({streaming: True}, "Streaming is only supported if model is deployed using decoupled mode"),
+        ({"num_return_sequences": 2}, "start the server without --no-decoupled"),
+    ):
+        inputs = arrays(llm, model) | {
+            name: np.array([[value]], bool if value is True else np.int32) for name, value in more.items()
+        }
+        with pytest.raises(Exception, match=message):
+            DOORS[door](one_response, model, inputs)
+    pair = {name: np.concatenate([array, array]) for name, array in arrays(llm, model).items()}
+    with pytest.raises(Exception, match="start the server without --no-decoupled"):
+        DOORS[door](one_response, model, pair)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_stop_ends_it_with_what_there_is(one_response: TritonServer, llm: LLM, model: str) -> None:
+    inputs = arrays(llm, model, end_id=-1)
+    inputs["request_output_len" if model == "tensorrt_llm" else "max_tokens"][:] = ENDLESS
+    stop = {"input_ids": np.zeros((1, 1), np.int32), "input_lengths": np.zeros((1, 1), np.int32)}
+    stop |= {"request_output_len": np.zeros((1, 1), np.int32), "stop": np.ones((1, 1), bool)}
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(infer_grpc, one_response, model, inputs, "mine")
+        wait_until(lambda: used_pages(one_response) > 0, "the request runs")
+        assert infer_grpc(one_response, "tensorrt_llm", stop, "mine").as_numpy("output_ids") is None
+        assert len(answer(running.result(), model)) > 0
+    wait_until(lambda: used_pages(one_response) == 0, "pages free")
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_200_at_once(one_response: TritonServer, llm: LLM, model: str) -> None:
+    prompts = [f"{index} {PROMPT}" for index in range(200)]
+    offline = llm.generate(prompts, SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS), use_tqdm=False)
+
+    def one(index: int) -> Any:
+        inputs = arrays(llm, model)
+        if model == "tensorrt_llm":
+            ids = offline[index].prompt_token_ids
+            inputs |= {"input_ids": np.array([ids], np.int32), "input_lengths": np.array([[len(ids)]], np.int32)}
+        else:
+            inputs["text_input"] = np.array([[prompts[index].encode()]], object)
+        return answer(DOORS[list(DOORS)[index % 4]](one_response, model, inputs), model)
+
+    with ThreadPoolExecutor(200) as pool:
+        answers = list(pool.map(one, range(200)))
+    outputs = [output.outputs[0] for output in offline]
+    assert answers == [list(o.token_ids) if model == "tensorrt_llm" else o.text for o in outputs]
+    wait_until(lambda: used_pages(one_response) == 0, "all pages free")
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_client_that_is_killed_gives_its_pages_back(one_response: TritonServer, model: str) -> None:
+    prompt = [5, 6, 7, 8] if model == "tensorrt_llm" else PROMPT
+    process = client_process(one_response, model, json.dumps(ask(model, prompt, ENDLESS, False)))
+    try:
+        wait_until(lambda: used_pages(one_response) > 0, "the request runs")
+    finally:
+        process.kill()
+    process.wait()
+    wait_until(lambda: used_pages(one_response) == 0, "pages free", 30)
