@@ -1,7 +1,7 @@
 """The Triton model repository: where its templates are, and writing it out for one engine."""
 
 import json
-import shutil
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,7 +56,8 @@ def materialise(
 
     The folder of `target` is the server's run_dir: the socket between postprocessing and tensorrt_llm goes
     there, and the drain and state files (state_files.py). `engine_command` is the argument list of the engine process
-    (kvforge.serving.engine.process). Raises EngineError for a path that Triton's configuration cannot hold.
+    (kvforge.serving.engine.process). The models' Python finds modules where this process does: stubs of Triton's Python
+    backend may not read PYTHONPATH. Raises EngineError for a path that Triton's configuration cannot hold.
     """
     try:
         str(engine_dir).encode()
@@ -90,7 +91,8 @@ def materialise(
         (target / model / "1").mkdir()
         source = template / "1" / "model.py"
         if source.is_file():
-            shutil.copy2(source, target / model / "1" / "model.py")
+            found = f"import sys\n\nsys.path[:0] = {[path for path in sys.path if path]!r}\n"
+            (target / model / "1" / "model.py").write_text(found + source.read_text(), encoding="utf-8")
 
 
 def _quoted(text: str) -> str:

@@ -1,6 +1,8 @@
 """The model repository's configs against the contract: names, datatypes, dims, what is optional, the renames."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -8,9 +10,10 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
+import kvforge
 from kvforge.common.errors import RequestError
 from kvforge.serving.contract.inputs import SUPPORTED, UNSUPPORTED, WITHOUT_EFFECT, refuse_unsupported
-from kvforge.serving.server.repository import materialise
+from kvforge.serving.server.repository import RequestLimits, materialise
 
 CONTRACT = json.loads(Path(__file__).with_name("triton_contract.json").read_text())
 OWN = {
@@ -19,14 +22,17 @@ OWN = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def configs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, model_config_pb2.ModelConfig]:
-    target = tmp_path_factory.mktemp("run") / "models"
-    materialise(target, Path('/engines/with "quotes"'), ["python", "-m", "x", 'a "b"'], max_batch_size=32)
+def configs_of(target: Path, limits: RequestLimits) -> dict[str, model_config_pb2.ModelConfig]:
+    materialise(target, Path('/engines/with "quotes"'), ["python", "-m", "x", 'a "b"'], 32, limits)
     return {
         path.name: text_format.Parse((path / "config.pbtxt").read_text(), model_config_pb2.ModelConfig())
         for path in target.iterdir()
     }
+
+
+@pytest.fixture(scope="module")
+def configs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, model_config_pb2.ModelConfig]:
+    return configs_of(tmp_path_factory.mktemp("run") / "models", RequestLimits())
 
 
 def described(tensors) -> dict:
@@ -71,6 +77,30 @@ def test_batching_decoupling_and_parameters(configs) -> None:
     assert json.loads(parameters["engine_command"].string_value) == ["python", "-m", "x", 'a "b"']
     assert {"gpt_model_type", "gpt_model_path", "exclude_input_in_output"} <= set(CONTRACT["parameters"])
     assert configs["postprocessing"].instance_group[0].count == 1
+
+
+def test_one_response_a_request(configs, tmp_path: Path) -> None:
+    """No model is decoupled, which Triton's infer() asks for; names and tensors are the same. The ensemble is served by
+    the code of tensorrt_llm_bls."""
+    single = configs_of(tmp_path / "models", RequestLimits(decoupled=False))
+    assert not any(config.model_transaction_policy.decoupled for config in single.values())
+    for name, config in configs.items():
+        assert config.model_transaction_policy.decoupled == (name not in ("preprocessing", "ensemble"))
+        assert single[name].name == config.name
+        assert described(single[name].output) == described(config.output)
+        assert described(single[name].input).items() >= described(config.input).items()
+    assert single["ensemble"].backend == "python"
+    code = [(tmp_path / "models" / name / "1" / "model.py").read_text() for name in ("ensemble", "tensorrt_llm_bls")]
+    assert code[0] == code[1]
+
+
+def test_models_find_modules_where_the_server_did(tmp_path: Path) -> None:
+    """Python in the stubs may leave out PYTHONPATH, as `-I` does."""
+    configs_of(tmp_path / "models", RequestLimits())
+    for file in (tmp_path / "models").glob("*/1/model.py"):
+        first = file.read_text().partition('"""')[0] + "import kvforge; print(kvforge.__file__)"
+        told = subprocess.run([sys.executable, "-I", "-S", "-c", first], cwd=tmp_path, capture_output=True, text=True)
+        assert told.stdout.strip() == kvforge.__file__, told.stderr
 
 
 def test_every_input_has_one_fate() -> None:
