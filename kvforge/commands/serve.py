@@ -47,6 +47,10 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         "--no-decoupled", dest="decoupled", action="store_false",
         help="one response a request and no streaming: for clients that call infer() (docs/serving.md)",
     )  # fmt: skip
+    parser.add_argument(
+        "--wrap-token-ids", action="store_true",
+        help="count token ids beyond the vocabulary from its start: for load generators that draw any number",
+    )  # fmt: skip
     gateway = parser.add_argument_group("OpenAI API", "a gateway in front of the server")
     gateway.add_argument("--openai", action="store_true", help="serve OpenAI's HTTP API too")
     gateway.add_argument("--openai-port", type=int, default=8080, help="0: any free one (default: 8080)")
@@ -93,6 +97,7 @@ def run(args: argparse.Namespace) -> int:
         kv_cache_gib=args.kv_cache_gib,
         enable_prefix_cache=not args.no_prefix_cache,
         decoupled=args.decoupled,
+        wrap_token_ids=args.wrap_token_ids,
         **speculation_options(args),
         max_queue_size=args.max_queue_size,
         max_request_bytes=args.max_request_bytes,

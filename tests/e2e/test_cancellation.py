@@ -106,6 +106,11 @@ def test_stop_with_the_same_id(server: TritonServer, freed, model: str, streamin
     freed()
 
 
+def test_stop_without_an_id_is_refused(server: TritonServer) -> None:
+    with StreamingClient(server.grpc_url) as client, pytest.raises(KvforgeError, match="give both requests an id"):
+        list(client.generate("tensorrt_llm", ask("tensorrt_llm", [], 0, stop=True)))
+
+
 @pytest.mark.parametrize("model", ["ensemble", "tensorrt_llm_bls"])
 def test_cancels_right_after_the_first_response_leave_nothing_behind(engine_dir: Path, model: str) -> None:
     """An error close behind a response is where Triton's ensemble loses the end of a request. Triton may also lock

@@ -13,6 +13,7 @@ import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 
 from kvforge.serving.processes.facts import descendants
+from kvforge.serving.server.access import OPENED_BY
 from kvforge.serving.server.launcher import TritonServer
 from tests.support.serving.server import ask, text_of
 
@@ -51,7 +52,7 @@ def test_only_loopback_listens(server: TritonServer) -> None:
 )
 def test_control_endpoints_are_closed_over_http(server: TritonServer, method: str, path: str) -> None:
     body = json.dumps({"key": "/a", "byte_size": 1, "log_file": "/dev/null", "trace_file": "/dev/null"}).encode()
-    headers = {"kvforge-control": control_key(server).split("\n")[0]}
+    headers = {OPENED_BY: control_key(server).split("\n")[0]}
     request = urllib.request.Request(
         f"{server.http_url}/v2/{path}", data=body if method == "POST" else None, method=method, headers=headers
     )
@@ -59,7 +60,8 @@ def test_control_endpoints_are_closed_over_http(server: TritonServer, method: st
         urllib.request.urlopen(request, timeout=30)
     with caught.value as answer:
         assert answer.code == 403
-        assert "restricted" in answer.read().decode()
+        told = answer.read().decode()
+        assert "restricted" in told and "kvforge serve --control-apis" in told
 
 
 def test_control_endpoints_are_closed_over_grpc(server: TritonServer) -> None:
@@ -76,7 +78,7 @@ def test_control_endpoints_are_closed_over_grpc(server: TritonServer) -> None:
             lambda: client.update_trace_settings(settings={"trace_file": "/dev/null"}),
         ]
         for call in calls:
-            with pytest.raises(InferenceServerException, match="restricted"):
+            with pytest.raises(InferenceServerException, match=r"restricted.*kvforge serve --control-apis"):
                 call()
         assert client.get_inference_statistics("ensemble").model_stats  # load generators read these
 
@@ -91,7 +93,7 @@ def control_key(server: TritonServer) -> str:
 @pytest.mark.parametrize("separator", ["\n", "\r\n", "\n ", "\r\n\t", "", "\\n", "%0a"])
 def test_the_control_key_fits_no_header(server: TritonServer, separator: str) -> None:
     head, tail = control_key(server).split("\n")
-    request = f"GET /v2/logging HTTP/1.1\r\nHost: a\r\nkvforge-control: {head}{separator}{tail}\r\n\r\n"
+    request = f"GET /v2/logging HTTP/1.1\r\nHost: a\r\n{OPENED_BY}: {head}{separator}{tail}\r\n\r\n"
     with socket.create_connection(("127.0.0.1", server.ports["http"]), timeout=30) as connection:
         connection.sendall(request.encode())
         assert not connection.recv(100).startswith(b"HTTP/1.1 200")

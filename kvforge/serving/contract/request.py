@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from kvforge.common.errors import RequestError
 from kvforge.serving.contract.inputs import refuse_unsupported
 from kvforge.serving.contract.sampling import num_top_log_probs, sampling_fields
@@ -33,6 +35,12 @@ class GenerationRequest:
 def is_stop(tensors: Tensors) -> bool:
     """True for a request that cancels the running one of the same id."""
     return bool(scalar(tensors, "stop", 0, False))
+
+
+def wrap_token_ids(tensors: Tensors, vocab_size: int) -> dict[str, np.ndarray]:
+    """The tensors with every token id of a prompt inside the vocabulary, for load generators that draw any number."""
+    ids = tensors.get("input_ids")
+    return dict(tensors) if ids is None else {**tensors, "input_ids": ids % vocab_size}
 
 
 def parse_batch(

@@ -117,6 +117,8 @@ def in_tensor_names(message: str) -> str:
     first, _, rest = message.partition(" ")
     if first in SamplingParams.__dataclass_fields__:
         return f"input tensor {display_name(TENSORS.get(first, first))} {rest.removeprefix(first)}"
+    if message.startswith("the prompt holds token id "):
+        return f"{message.removesuffix('.')}, or start the server with --wrap-token-ids for a load test"
     if message.startswith(("the guide ", "the schema ")):
         return f"input tensor {display_name('guided_decoding_guide')} cannot be used: {message}"
     return message

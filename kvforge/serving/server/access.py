@@ -8,6 +8,7 @@ SHARED_MEMORY = Path("/dev/shm")
 CONTROL_APIS = ("shared-memory", "model-repository", "logging", "trace")
 """Whoever may register a region of /dev/shm reads and writes it, the stubs' own included; the trace and logging
 endpoints write to any file that tritonserver may write to; the repository's load and unload models."""
+OPENED_BY = "kvforge serve --control-apis"
 PRIVATE_UMASK = 0o077
 """For tritonserver and its stubs: their sockets and files are not for other users."""
 
@@ -16,9 +17,10 @@ def closed_control_apis() -> list[str]:
     """Arguments of tritonserver that close CONTROL_APIS, over HTTP and gRPC, to everybody.
 
     Triton cannot switch them off, it asks for a header with a value. This value is random and holds a line break,
-    which no header can carry, so that reading it in the list of processes opens nothing.
+    which no header can carry, so that reading it in the list of processes opens nothing. The header's name, which
+    Triton's refusal quotes, says to who runs the server how to open them.
     """
-    key = f"kvforge-control={secrets.token_hex(16)}\n{secrets.token_hex(16)}"
+    key = f"{OPENED_BY}={secrets.token_hex(16)}\n{secrets.token_hex(16)}"
     return [
         f"--{option}={','.join(CONTROL_APIS)}:{key}" for option in ("http-restricted-api", "grpc-restricted-protocol")
     ]

@@ -12,9 +12,10 @@ from kvforge.serving.server.repository import RequestLimits
 @dataclass(frozen=True)
 class ServerOptions:
     """Ports of 0 mean any free one; None leaves a limit to the engine. `drain_timeout_s` is how long `stop` lets
-    accepted requests run on; without `decoupled` each request has one response; `control_apis` leaves Triton's control
-    endpoints (access.py) open; `log_file` None keeps the log in the run directory, which goes with the server;
-    `manifest_sha256` is the digest (`Manifest.sha256`) that the engine must have."""
+    accepted requests run on; without `decoupled` each request has one response; with `wrap_token_ids` any number is a
+    token; `control_apis` leaves Triton's control endpoints (access.py) open; `log_file` None keeps the log in the run
+    directory, which goes with the server; `manifest_sha256` is the digest (`Manifest.sha256`) that the engine must
+    have."""
 
     address: str = "127.0.0.1"
     http_port: int = 0
@@ -31,6 +32,7 @@ class ServerOptions:
     max_request_bytes: int = RequestLimits.max_request_bytes
     drain_timeout_s: float = 0.0
     decoupled: bool = True
+    wrap_token_ids: bool = False
     control_apis: bool = False
     log_level: str = "WARNING"
     log_format: str = RequestLimits.log_format
@@ -47,6 +49,7 @@ class ServerOptions:
             self.max_seq_len,
             self.manifest_sha256,
             self.decoupled,
+            self.wrap_token_ids,
         )
 
 

@@ -33,8 +33,8 @@ class Admission:
                 raise UnavailableError(SHUTTING_DOWN.message)
             if self.num_open and self.num_open + num_sequences > self.max_num_seqs + self.max_queue_size:
                 raise UnavailableError(
-                    f"the queue is full: {self.num_open} sequences are running or waiting, and {self.max_num_seqs} may "
-                    f"run and {self.max_queue_size} wait; send the request again later"
+                    f"Exceeds maximum queue size, the queue is full: {self.num_open} sequences are running or waiting, "
+                    f"and {self.max_num_seqs} may run and {self.max_queue_size} wait; send the request again later"
                 )
             self.num_open += num_sequences
 

@@ -29,6 +29,7 @@ class StubConfig:
     tokenizer_dir: Path
     eos_token_ids: tuple[int, ...]
     max_seq_len: int
+    wraps_token_ids: bool
 
     @classmethod
     def of(cls, model_config: dict[str, Any]) -> "StubConfig":
@@ -55,6 +56,7 @@ class StubConfig:
             tokenizer_dir=engine_dir / TOKENIZER_DIR,
             eos_token_ids=() if manifest is None else tuple(manifest.eos_token_ids),
             max_seq_len=int(_option(engine_command, "--max-seq-len", str(max_seq_len))),
+            wraps_token_ids=parameters.get("wrap_token_ids", "false") == "true",
         )
 
 

@@ -20,7 +20,7 @@ from kvforge.serving.contract.parameters import (
     timeout_s,
     wants_errors_as_tensors,
 )
-from kvforge.serving.contract.request import check_one_response, is_stop, parse_batch
+from kvforge.serving.contract.request import check_one_response, is_stop, parse_batch, wrap_token_ids
 from kvforge.serving.contract.sampling import in_tensor_names
 from kvforge.serving.contract.size_limits import SizeLimits
 from kvforge.serving.contract.stream_keys import STREAM_KEY, StreamKeys
@@ -108,6 +108,8 @@ class Stub:
             if tensor is not None:
                 tensors[name] = tensor.as_numpy()
         if is_stop(tensors):
+            if not client_id(request):
+                raise RequestError("'stop' ends the request of the same id: give both requests an id")
             for active in self._requests.with_client_id(client_id(request)):
                 self._stop(active)
             self._responder.acknowledge(sender, self._config.decoupled)
@@ -170,6 +172,8 @@ class Stub:
         if key is None:
             check_parameters(parameters, self._config.inputs)
         self._limits.check_tensors(tensors)
+        if self._config.wraps_token_ids and self._config.vocab_size:
+            tensors = wrap_token_ids(tensors, self._config.vocab_size)
         end_id = next(iter(self._config.eos_token_ids), None)
         prompts = parse_batch(tensors, self._config.exclude_input, stop_token_ids(parameters), end_id)
         self._limits.check_logits(prompts)

@@ -219,6 +219,16 @@ def _stop(probe: Probe) -> None:
         assert last.final and last.tensors["finish_reason"].item() == b"cancelled"
 
 
+def _perf_metrics(probe: Probe) -> None:
+    """With every response of a stream too, in numbers that only grow."""
+    _returns("return_perf_metrics", *PERF_METRICS)(probe)
+    streamed = probe.responses(return_perf_metrics=True, streaming=True)
+    assert all(set(PERF_METRICS) <= set(response.tensors) for response in streamed)
+    for name in ("kv_cache_alloc_total_blocks", "last_token_time_ns"):
+        values = [response.tensors[name].item() for response in streamed]
+        assert values == sorted(values) and values[0] > 0
+
+
 def _returns(flag: str, *outputs: str) -> Check:
     """The outputs come with the flag and not without it."""
 
@@ -311,7 +321,7 @@ COMMON: dict[str, Check] = {
     "return_log_probs": _returns("return_log_probs", "cum_log_probs", "output_log_probs"),
     "return_context_logits": refused("return_context_logits", True),
     "return_generation_logits": _returns("return_generation_logits", "generation_logits"),
-    "return_perf_metrics": _returns("return_perf_metrics", *PERF_METRICS),
+    "return_perf_metrics": _perf_metrics,
     "return_num_input_tokens": _returns("return_num_input_tokens", "num_input_tokens"),
     "return_num_output_tokens": _returns("return_num_output_tokens", "num_output_tokens"),
     "exclude_input_in_output": _exclude_input,

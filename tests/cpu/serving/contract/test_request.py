@@ -8,7 +8,8 @@ import pytest
 from kvforge.common.errors import RequestError
 from kvforge.runtime.requests.params import SamplingParams
 from kvforge.serving.contract.parameters import stop_token_ids
-from kvforge.serving.contract.request import is_stop, parse_batch
+from kvforge.serving.contract.request import check_one_response, is_stop, parse_batch, wrap_token_ids
+from kvforge.serving.contract.sampling import in_tensor_names
 from kvforge.serving.contract.word_lists import decode_words, encode_words
 
 BASE = {
@@ -30,6 +31,23 @@ def test_defaults_are_greedy_and_whole_answer() -> None:
     assert request.prompt == [5, 6, 7]
     assert (request.streaming, request.exclude_input, request.num_sequences) == (False, True, 1)
     assert request.params == {"max_tokens": 9, "n": 1, "temperature": 0.0}
+
+
+def test_the_models_own_end_token_stands_for_all_of_them() -> None:
+    """As preprocessing sends it with every text; another one, or none, is the client's choice."""
+    own = {"ignore_eos": True, "stop_token_ids": [7]}
+    for end_id, more in ((2, {}), (7, own), (-1, own | {"stop_token_ids": []})):
+        (request,) = parse_batch({**BASE, "end_id": np.array([[end_id]], np.int32)}, True, end_id=2)
+        assert request.params == {"max_tokens": 9, "n": 1, "temperature": 0.0, **more}
+
+
+def test_any_number_is_a_token_for_load_tests() -> None:
+    ids = np.array([[5, 2**31 - 1, -3, 100]], np.int32)
+    wrapped = wrap_token_ids({**BASE, "input_ids": ids}, 100)
+    assert wrapped["input_ids"].tolist() == [[5, 47, 97, 0]] and wrapped["input_ids"].dtype == np.int32
+    assert wrap_token_ids({"a": ids}, 100)["a"] is ids
+    said = in_tensor_names("the prompt holds token id 9, but the model's ids are 0 to 8; use the engine's tokenizer.")
+    assert said.endswith("use the engine's tokenizer, or start the server with --wrap-token-ids for a load test")
 
 
 def test_temperature_alone_stays_greedy_as_in_tensorrt_llm() -> None:
@@ -145,3 +163,18 @@ def test_stop_tokens_of_the_parameters() -> None:
         (request,) = parse_batch({**BASE, **tensors}, True, [5, 6])
         assert request.params["stop_token_ids"] == expected
         assert request.params.get("ignore_eos", False) == bool(tensors)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"streaming": np.array([[True]])}, "Streaming is only supported if model is deployed using decoupled mode"),
+        ({"num_return_sequences": np.array([[2]])}, "several sequences"),
+    ],
+)
+def test_what_one_response_cannot_hold(more: dict, message: str) -> None:
+    check_one_response(parse_batch(BASE, True))
+    with pytest.raises(RequestError, match=message):
+        check_one_response(parse_batch({**BASE, **more}, True))
+    with pytest.raises(RequestError, match="several prompts"):
+        check_one_response(parse_batch({name: np.repeat(array, 2, 0) for name, array in BASE.items()}, True))

@@ -15,7 +15,7 @@ from kvforge.serving.contract.request import GenerationRequest
 from kvforge.serving.engine import process as engine_process
 from kvforge.serving.engine.output_rows import StepOutput, from_row
 from kvforge.serving.engine.process import EngineServer
-from kvforge.serving.engine.protocol import BLOB, receive
+from kvforge.serving.engine.protocol import BLOB, METERED, receive
 from kvforge.serving.stub.active import ActiveRequest
 from kvforge.serving.stub.responses import BUILDERS, chunk_arrays, failure_arrays
 
@@ -55,6 +55,29 @@ def test_rows_come_back_as_they_were() -> None:
     assert rich.metrics["num_accepted_draft_tokens"] == 3
     assert rich.logits is not None
     np.testing.assert_array_equal(rich.logits, np.stack(outputs()[1].logits or []))
+
+
+def test_metrics_come_with_every_row_where_that_was_asked_for() -> None:
+    """Until the last sequence of the request has ended, or it was aborted."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        server = EngineServer(ours, lambda: None, lambda fields: SimpleNamespace(n=2))
+        engine = SimpleNamespace(
+            add_request=lambda *_: None, abort=lambda request_id: None, has_unfinished=lambda: True
+        )
+        for request_id in ("9.0", "9.1"):
+            server._add(engine, {"op": "add", "id": request_id, "prompt": [1], "params": {}, METERED: True})
+        going = SequenceOutput("9.0", 0, [4], metrics=METRICS)
+        server._send_outputs(engine, [going, replace(going, request_id="8.0"), replace(going, finished=True)])
+        server._send_outputs(engine, [replace(going, index=1), replace(going, index=1, finished=True)])
+        guides = SimpleNamespace(abort=lambda request_id: None)
+        server._commands.put({"op": "abort", "id": "9.1"})
+        assert server._handle_commands(engine, guides) and not server._metered
+        server._outgoing.put(None)
+        server._write()
+        ours.close()
+        rows = [from_row(row, b"") for message in iter(lambda: receive(theirs), None) for row in message["outputs"]]
+    assert [row.metrics is not None for row in rows] == [True, False, True, True, True]
 
 
 def test_logits_are_split_over_messages_and_too_many_end_their_request(monkeypatch) -> None:

@@ -30,7 +30,7 @@ def test_the_queue_is_bounded_but_one_request_always_fits() -> None:
     admission = Admission(max_queue_size=3)
     admission.max_num_seqs = 2
     admission.enter(12)
-    with pytest.raises(UnavailableError, match="the queue is full: 12 sequences"):
+    with pytest.raises(UnavailableError, match="Exceeds maximum queue size, the queue is full: 12 sequences"):
         admission.enter(1)
     admission.leave(12)
     for _ in range(5):
