@@ -17,7 +17,7 @@ from kvforge.serving.server.repository import repository_templates
 
 _NUMPY = {
     "BYTES": np.object_, "INT32": np.int32, "INT64": np.int64, "UINT64": np.uint64, "FP32": np.float32,
-    "FP16": np.float16, "BOOL": np.bool_,
+    "FP16": np.float16, "UINT8": np.uint8, "BOOL": np.bool_,
 }  # fmt: skip
 _INPUT = re.compile(r'name: "(\w+)" data_type: TYPE_(\w+)')
 

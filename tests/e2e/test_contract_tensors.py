@@ -16,11 +16,13 @@ from tests.support.serving.contract_probes import INPUTS, Probe
 
 CONTRACT = json.loads((Path(__file__).parents[1] / "cpu/serving/contract/triton_contract.json").read_text())
 MODELS = CONTRACT["models"]
+EARLIER = json.loads((Path(__file__).parents[1] / "cpu/serving/contract/earlier_contract.json").read_text())["inputs"]
 DESCRIBED = [model for model in MODELS if isinstance(MODELS[model]["inputs"][0], dict)]
 
 
 def cases(kind: str) -> list[tuple[str, str]]:
-    return [(model, tensor["name"]) for model in DESCRIBED for tensor in MODELS[model][kind]]
+    of_both = {model: MODELS[model][kind] + (EARLIER[model] if kind == "inputs" else []) for model in DESCRIBED}
+    return [(model, tensor["name"]) for model in DESCRIBED for tensor in of_both[model]]
 
 
 @pytest.mark.parametrize("model", DESCRIBED)

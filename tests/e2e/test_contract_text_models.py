@@ -17,6 +17,7 @@ from kvforge.serving.server.launcher import TritonServer
 CONTRACT = json.loads((Path(__file__).parents[1] / "cpu/serving/contract/triton_contract.json").read_text())["models"]
 PLAIN = {"QUERY": "Once", "REQUEST_OUTPUT_LEN": 7}
 BIASED = {"EMBEDDING_BIAS_WORDS": ["q", "r"], "EMBEDDING_BIAS_WEIGHTS": [2.5, -1.0]}
+IMAGE = np.ones((1, 3, 2, 2))
 # Input -> (what to send, the output it fills); None: refused under the ensemble's name.
 INPUTS: dict[str, tuple[dict[str, Any], str | None]] = {
     "QUERY": ({}, "INPUT_ID"),
@@ -28,9 +29,18 @@ INPUTS: dict[str, tuple[dict[str, Any], str | None]] = {
     "END_ID": ({"END_ID": 17}, "OUT_END_ID"),
     "PAD_ID": ({"PAD_ID": 18}, "OUT_PAD_ID"),
     "DECODER_QUERY": ({"DECODER_QUERY": "a"}, None),
+    "IMAGE_URL": ({"IMAGE_URL": "a"}, None),
+    "IMAGE_BYTES": ({"IMAGE_BYTES": IMAGE}, None),
+    "VIDEO_BYTES": ({"VIDEO_BYTES": IMAGE}, None),
     "PROMPT_TABLE_EXTRA_ID": ({"PROMPT_TABLE_EXTRA_ID": 3}, None),
 }
-REFUSED = {"DECODER_QUERY": "decoder_text_input", "PROMPT_TABLE_EXTRA_ID": "prompt_table_extra_id"}
+REFUSED = {
+    "DECODER_QUERY": "decoder_text_input",
+    "PROMPT_TABLE_EXTRA_ID": "prompt_table_extra_id",
+    "IMAGE_URL": "image_url_input",
+    "IMAGE_BYTES": "image_bytes_input",
+    "VIDEO_BYTES": "video_bytes_input",
+}
 # Outputs that nothing fills, because what they are made of is refused.
 NEVER = {"OUT_PROMPT_TABLE_EXTRA_IDS"}
 
@@ -68,8 +78,9 @@ def test_names(server: TritonServer, model: str) -> None:
     assert set(CONTRACT[model]["outputs"]) <= {tensor.name for tensor in config.output}
 
 
-@pytest.mark.parametrize("name", CONTRACT["preprocessing"]["inputs"])
+@pytest.mark.parametrize("name", INPUTS)
 def test_preprocessing_input(server: TritonServer, llm: LLM, name: str) -> None:
+    assert set(CONTRACT["preprocessing"]["inputs"]) <= set(INPUTS)
     inputs, output = INPUTS[name]
     if output is None:
         with pytest.raises(KvforgeError, match=f"'{REFUSED[name]}' cannot be used"):

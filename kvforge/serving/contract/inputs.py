@@ -33,6 +33,8 @@ NO_DRAFT_CHOICE = (
     "'draft_input_ids' to tensorrt_llm"
 )
 NO_DECODER_INPUT = "encoder-decoder models are not supported"
+NO_IMAGES = "models of images and videos are not supported"
+NO_DURATIONS = "pages keep their priority until they are needed, or have none ('retention_token_range_priorities')"
 
 # Inputs of `tensorrt_llm` that are read by kvforge.serving.contract.request.
 SUPPORTED = frozenset(
@@ -68,12 +70,29 @@ UNSUPPORTED: dict[str, Unsupported] = {
     "lookahead_window_size": Unsupported(NO_LOOKAHEAD),
     "lookahead_ngram_size": Unsupported(NO_LOOKAHEAD),
     "lookahead_verification_set_size": Unsupported(NO_LOOKAHEAD),
+    "retention_token_range_durations_ms": Unsupported(NO_DURATIONS),
+    "retention_decode_priority": Unsupported(NO_DURATIONS),
+    "retention_decode_duration_ms": Unsupported(NO_DURATIONS),
+    "encoder_input_features": Unsupported(NO_DECODER_INPUT),
+    "encoder_output_lengths": Unsupported(NO_DECODER_INPUT, (0,)),
+    "cross_attention_mask": Unsupported(NO_DECODER_INPUT),
+    "skip_cross_attn_blocks": Unsupported(NO_DECODER_INPUT, (False,)),
+    "mrope_rotary_cos_sin": Unsupported(NO_IMAGES),
+    "mrope_position_deltas": Unsupported(NO_IMAGES),
+    "context_phase_params": Unsupported("prefill and decoding in different servers is not supported"),
     # Inputs of `preprocessing` and `tensorrt_llm_bls`, under the names that clients know.
     "decoder_text_input": Unsupported(NO_DECODER_INPUT, (b"",)),
     "prompt_table_extra_id": Unsupported(NO_PROMPT_TABLE, (0,)),
+    "image_input": Unsupported(NO_IMAGES),
+    "image_bytes_input": Unsupported(NO_IMAGES),
+    "image_url_input": Unsupported(NO_IMAGES, (b"",)),
+    "video_bytes_input": Unsupported(NO_IMAGES),
     "num_draft_tokens": Unsupported(NO_DRAFT_CHOICE, (0,)),
     "use_draft_logits": Unsupported(NO_DRAFT_CHOICE, (False,)),
 }
+
+ALIASES = {"random_seed": "seed", "min_length": "min_tokens"}
+"""Names of earlier releases of TensorRT-LLM, and today's."""
 
 # The ensemble's name of a `tensorrt_llm` input, where it differs.
 ENSEMBLE_NAMES = {
@@ -97,6 +116,17 @@ def display_name(name: str) -> str:
     return f"'{name}' ('{other}' of ensemble)" if other else f"'{name}'"
 
 
+def with_todays_names(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The tensors with today's names for the ALIASES. Raises RequestError where one comes under both."""
+    for alias, name in ALIASES.items():
+        if alias in tensors:
+            if name in tensors:
+                raise RequestError(f"input tensors '{alias}' and '{name}' are the same: send '{name}' alone")
+            tensors = {**tensors, name: tensors[alias]}
+            del tensors[alias]
+    return tensors
+
+
 def refuse_unsupported(name: str, values: np.ndarray) -> None:
     """Raise RequestError, naming the tensor, when `values` asks for something this engine does not do."""
     entry = UNSUPPORTED.get(name)
@@ -108,4 +138,6 @@ def refuse_unsupported(name: str, values: np.ndarray) -> None:
 
 
 # What clients of `ensemble` and `tensorrt_llm_bls` may send, for a hint about a misspelt name.
-TEXT_INPUTS = tuple(sorted({ENSEMBLE_NAMES.get(name, name) for name in SUPPORTED | WITHOUT_EFFECT | set(UNSUPPORTED)}))
+TEXT_INPUTS = tuple(
+    sorted({ENSEMBLE_NAMES.get(name, name) for name in SUPPORTED | WITHOUT_EFFECT | {*UNSUPPORTED, *ALIASES}})
+)

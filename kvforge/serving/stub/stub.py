@@ -12,6 +12,7 @@ import numpy as np
 
 from kvforge.common.errors import EngineError, KvforgeError, RequestError, first_line, let_end
 from kvforge.serving.contract.failures import CANCELLED, COMPLETED, SHUTTING_DOWN, Failure, failure_of, past_deadline
+from kvforge.serving.contract.inputs import with_todays_names
 from kvforge.serving.contract.parameters import (
     check_parameters,
     client_id,
@@ -114,7 +115,7 @@ class Stub:
                 self._stop(active)
             self._responder.acknowledge(sender, self._config.decoupled)
             return
-        active = self._read(request, sender, tensors)
+        active = self._read(request, sender, with_todays_names(tensors))
         guides = [prompt.params.get("guided_decoding") for prompt in active.prompts]
         if any(guides):
             self._enter(active)

@@ -75,6 +75,9 @@ FROM_PREPROCESSING = {
     "OUT_PAD_ID": "pad_id",
     "STREAM_KEY": STREAM_KEY,
 }
+NOT_OFFERED = (
+    "num_draft_tokens", "use_draft_logits", "image_input", "image_bytes_input", "image_url_input", "video_bytes_input"
+)  # fmt: skip
 TO_ENGINE = {"top_k": "runtime_top_k", "top_p": "runtime_top_p", "length_penalty": "len_penalty", "stream": "streaming"}
 NEEDED = ("output_ids", "sequence_length", STREAM_STATE, FINISH_REASON, STOP_REASON)
 
@@ -280,7 +283,7 @@ class TextServer:
         check_parameters(read_parameters(call.request), TEXT_INPUTS, own=())
         found = {name: self._pb.get_input_tensor_by_name(call.request, name) for name in self._inputs}
         arrays = {name: tensor.as_numpy() for name, tensor in found.items() if tensor is not None}
-        for name in ("num_draft_tokens", "use_draft_logits"):
+        for name in NOT_OFFERED:
             if name in arrays:
                 refuse_unsupported(name, arrays.pop(name))
         call.texts = {TO_PREPROCESSING[name]: arrays.pop(name) for name in tuple(arrays) if name in TO_PREPROCESSING}

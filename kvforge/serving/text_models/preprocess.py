@@ -16,7 +16,13 @@ from kvforge.serving.contract.tensors import Tensors, text
 from kvforge.serving.contract.word_lists import encode_words
 from kvforge.tokenization.files import read_tokenizer_config, special_tokens
 
-REFUSED = {"DECODER_QUERY": "decoder_text_input", "PROMPT_TABLE_EXTRA_ID": "prompt_table_extra_id"}
+REFUSED = {
+    "DECODER_QUERY": "decoder_text_input",
+    "PROMPT_TABLE_EXTRA_ID": "prompt_table_extra_id",
+    "IMAGE_BYTES": "image_bytes_input",
+    "IMAGE_URL": "image_url_input",
+    "VIDEO_BYTES": "video_bytes_input",
+}
 BIAS_WORDS, BIAS_WEIGHTS = "EMBEDDING_BIAS_WORDS", "EMBEDDING_BIAS_WEIGHTS"
 # What clients of the ensemble call the inputs that hold text.
 ENSEMBLE_NAMES = {

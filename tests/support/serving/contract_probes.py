@@ -8,6 +8,7 @@ reads the contract. Outputs are in contract_outputs.py.
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -135,10 +136,10 @@ def _end_id(probe: Probe) -> None:
     assert expected != probe.offline()
 
 
-def _min_tokens(probe: Probe) -> None:
+def _min_tokens(probe: Probe, name: str = "min_tokens") -> None:
     end = probe.tokens()[5]
     expected = probe.offline(ignore_eos=True, stop_token_ids=[end], min_tokens=9)
-    assert probe.answers(end_id=end, min_tokens=9) == expected
+    assert probe.answers(end_id=end, **{name: 9}) == expected
     assert expected != probe.answers(end_id=end)
 
 
@@ -281,6 +282,13 @@ def _sampled(name: str, value: Any, field: str) -> Check:
     return honoured(inputs, params, SAMPLED)
 
 
+def _random_seed(probe: Probe) -> None:
+    """An earlier release's name: not beside today's."""
+    unseeded = {name: value for name, value in SAMPLED.items() if name != "seed"}
+    honoured({**unseeded, "random_seed": 2**63 + 5}, {**SAMPLED_OFFLINE, "seed": 2**63 + 5}, unseeded)(probe)
+    assert "'random_seed' and 'seed' are the same" in probe.refusal(seed=3, random_seed=3)
+
+
 TOP_P = {"runtime_top_p": 0.9, "seed": 3}
 TOP_P_OFFLINE = {"temperature": 1.0, "top_p": 0.9, "seed": 3}
 DECAY, DECAY_OFFLINE = {**TOP_P, "runtime_top_p_decay": 0.2}, {**TOP_P_OFFLINE, "top_p_decay": 0.2}
@@ -318,6 +326,8 @@ COMMON: dict[str, Check] = {
     "presence_penalty": honoured({"presence_penalty": 3.5}, {"presence_penalty": 3.5}),
     "frequency_penalty": honoured({"frequency_penalty": 3.5}, {"frequency_penalty": 3.5}),
     "seed": _sampled("seed", 2**63 + 5, "seed"),
+    "random_seed": _random_seed,
+    "min_length": partial(_min_tokens, name="min_length"),
     "return_log_probs": _returns("return_log_probs", "cum_log_probs", "output_log_probs"),
     "return_context_logits": refused("return_context_logits", True),
     "return_generation_logits": _returns("return_generation_logits", "generation_logits"),
@@ -342,6 +352,7 @@ TEXT: dict[str, Check] = {
     "embedding_bias_words": _embedding_bias_words,
     "embedding_bias_weights": _embedding_bias_words,
 }
+IMAGE = np.ones((1, 3, 2, 2))
 INPUTS: dict[str, dict[str, Check]] = {
     "tensorrt_llm": {
         **COMMON,
@@ -365,6 +376,16 @@ INPUTS: dict[str, dict[str, Check]] = {
         "retention_token_range_starts": _retention("retention_token_range_starts", -3, "-3"),
         "retention_token_range_ends": _retention("retention_token_range_ends", -7, "-7"),
         "retention_token_range_priorities": _retention("retention_token_range_priorities", 101, "101"),
+        "retention_token_range_durations_ms": refused("retention_token_range_durations_ms", [3, 4]),
+        "retention_decode_priority": refused("retention_decode_priority", 3),
+        "retention_decode_duration_ms": refused("retention_decode_duration_ms", 3),
+        "encoder_input_features": refused("encoder_input_features", MATRIX),
+        "encoder_output_lengths": refused("encoder_output_lengths", 2),
+        "cross_attention_mask": refused("cross_attention_mask", np.ones((2, 2), bool)),
+        "skip_cross_attn_blocks": refused("skip_cross_attn_blocks", True),
+        "mrope_rotary_cos_sin": refused("mrope_rotary_cos_sin", [0.5]),
+        "mrope_position_deltas": refused("mrope_position_deltas", 1),
+        "context_phase_params": refused("context_phase_params", [1, 2]),
         "lookahead_window_size": refused("lookahead_window_size", 4),
         "lookahead_ngram_size": refused("lookahead_ngram_size", 4),
         "lookahead_verification_set_size": refused("lookahead_verification_set_size", 4),
@@ -374,5 +395,9 @@ INPUTS: dict[str, dict[str, Check]] = {
         **TEXT,
         "num_draft_tokens": refused("num_draft_tokens", 4),
         "use_draft_logits": refused("use_draft_logits", True),
+        "image_input": refused("image_input", IMAGE),
+        "image_bytes_input": refused("image_bytes_input", IMAGE),
+        "image_url_input": refused("image_url_input", "a"),
+        "video_bytes_input": refused("video_bytes_input", IMAGE),
     },
 }

@@ -12,10 +12,18 @@ from tritonclient.grpc import model_config_pb2
 
 import kvforge
 from kvforge.common.errors import RequestError
-from kvforge.serving.contract.inputs import SUPPORTED, UNSUPPORTED, WITHOUT_EFFECT, refuse_unsupported
+from kvforge.serving.contract.inputs import (
+    ALIASES,
+    SUPPORTED,
+    UNSUPPORTED,
+    WITHOUT_EFFECT,
+    refuse_unsupported,
+    with_todays_names,
+)
 from kvforge.serving.server.repository import RequestLimits, materialise
 
 CONTRACT = json.loads(Path(__file__).with_name("triton_contract.json").read_text())
+EARLIER = json.loads(Path(__file__).with_name("earlier_contract.json").read_text())["inputs"]
 OWN = {
     "stream_key", "stream_state", "STREAM_KEY", "STREAM_STATE", "stop_strings", "num_top_log_probs", "min_p",
     "finish_reason", "stop_reason", "top_log_probs_ids", "top_log_probs",
@@ -43,18 +51,20 @@ def described(tensors) -> dict:
 @pytest.mark.parametrize("model", ["tensorrt_llm", "ensemble", "tensorrt_llm_bls"])
 @pytest.mark.parametrize("kind", ["input", "output"])
 def test_tensors_are_those_of_the_contract(configs, model: str, kind: str) -> None:
-    expected = {t["name"]: (t["datatype"], t["dims"]) for t in CONTRACT["models"][model][f"{kind}s"]}
+    both = CONTRACT["models"][model][f"{kind}s"] + (EARLIER[model] if kind == "input" else [])
+    expected = {t["name"]: (t["datatype"], t["dims"]) for t in both}
     found = described(getattr(configs[model], kind))
     assert {name: found[name] for name in found if name not in OWN} == expected
     if kind == "input":
-        optional = {t["name"] for t in CONTRACT["models"][model]["inputs"] if t["optional"]}
+        optional = {t["name"] for t in both if t.get("optional", True)}
         assert {t.name for t in configs[model].input if t.optional} - OWN == optional
 
 
 @pytest.mark.parametrize("model", ["preprocessing", "postprocessing"])
 def test_names_of_the_text_models(configs, model: str) -> None:
     contract = CONTRACT["models"][model]
-    assert set(contract["inputs"]) <= set(described(configs[model].input))
+    earlier = {t["name"] for t in EARLIER.get(model, ())}
+    assert {*contract["inputs"], *earlier} <= set(described(configs[model].input))
     assert set(contract["outputs"]) <= set(described(configs[model].output))
 
 
@@ -105,9 +115,19 @@ def test_models_find_modules_where_the_server_did(tmp_path: Path) -> None:
 
 def test_every_input_has_one_fate() -> None:
     names = {t["name"] for t in CONTRACT["models"]["tensorrt_llm"]["inputs"]}
-    fates = [SUPPORTED, WITHOUT_EFFECT, set(UNSUPPORTED)]
+    names |= {tensor["name"] for tensor in EARLIER["tensorrt_llm"]}
+    fates = [SUPPORTED, WITHOUT_EFFECT, set(UNSUPPORTED), set(ALIASES)]
     assert names <= set.union(*map(set, fates))
     assert sum(len(fate & names) for fate in fates) == len(names)
+
+
+def test_names_of_earlier_releases() -> None:
+    seed, tokens = np.array([[7]], np.uint64), np.array([[3]], np.int32)
+    given = {"random_seed": seed, "min_length": tokens, "temperature": tokens}
+    found = with_todays_names(given)
+    assert found == {"seed": seed, "min_tokens": tokens, "temperature": tokens} and "random_seed" in given
+    with pytest.raises(RequestError, match="'random_seed' and 'seed' are the same"):
+        with_todays_names({"random_seed": seed, "seed": seed})
 
 
 @pytest.mark.parametrize("name", UNSUPPORTED)
