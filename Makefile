@@ -5,9 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 SERVE := $(VENV)/.installed-serve
 DEV := $(VENV)/.installed-dev
-# Those that wait for servers come first, so that others fill their time, and short ones last.
-TESTS := tests/e2e tests/cpu tests/trt tests/gpu
-PARALLEL := --numprocesses 3 --dist loadfile --no-loadscope-reorder
+PARALLEL := --numprocesses 2 --dist loadfile
 
 .PHONY: demo test test-full lint bench bench-serve clean
 
@@ -24,10 +22,10 @@ demo: $(SERVE)
 	$(BIN)/kvforge demo
 
 test: $(DEV)
-	$(BIN)/python -m pytest $(TESTS) $(PARALLEL)
+	$(BIN)/python -m pytest tests $(PARALLEL)
 
 test-full: $(DEV)
-	$(BIN)/python -m pytest $(TESTS) --full $(PARALLEL)
+	$(BIN)/python -m pytest tests --full $(PARALLEL)
 
 lint: $(DEV)
 	$(BIN)/ruff check .
