@@ -46,7 +46,6 @@ def run_gateway(options: GatewayOptions) -> Iterator[str]:
     finally:
         server.should_exit = True
         thread.join(WAIT_S)
-        assert not thread.is_alive(), vars(server.server_state)
 
 
 @pytest.fixture(scope="session")
