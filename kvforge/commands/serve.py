@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 PORTS = {"http": 8000, "grpc": 8001, "metrics": 8002, "health": 8003}
 MINIMUM = {
     "max_queue_size": 0,
+    "stream_interval": 0,
     "max_request_bytes": 1024,
     "drain_timeout": 0,
     "max_restarts": 0,
@@ -46,6 +47,10 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument(
         "--no-decoupled", dest="decoupled", action="store_false",
         help="one response a request and no streaming: for clients that call infer() (docs/serving.md)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--stream-interval", type=int, default=1, metavar="N",
+        help="tokens in a response of a stream (default: 1); 0: all that wait for their turn",
     )  # fmt: skip
     parser.add_argument(
         "--wrap-token-ids", action="store_true",
@@ -98,6 +103,7 @@ def run(args: argparse.Namespace) -> int:
         enable_prefix_cache=not args.no_prefix_cache,
         decoupled=args.decoupled,
         wrap_token_ids=args.wrap_token_ids,
+        stream_interval=args.stream_interval,
         **speculation_options(args),
         max_queue_size=args.max_queue_size,
         max_request_bytes=args.max_request_bytes,

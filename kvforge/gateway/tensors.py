@@ -11,7 +11,7 @@ from tritonclient.grpc import service_pb2
 
 from kvforge.runtime.requests.outputs import TokenLogprobs
 from kvforge.runtime.requests.params import SamplingParams
-from kvforge.serving.contract.parameters import ERRORS_AS_TENSORS, STOP_TOKEN_IDS
+from kvforge.serving.contract.parameters import ERRORS_AS_TENSORS, KEEP_END_TOKEN, STOP_TOKEN_IDS, STREAM_INTERVAL
 
 MODEL = "tensorrt_llm"
 OUTPUTS = ("output_ids", "finish_reason", "stop_reason")
@@ -88,7 +88,9 @@ def request_template(
         _add(request, "return_perf_metrics", "BOOL", _one(True, np.bool_))
     for name in outputs:
         request.outputs.add().name = name
-    request.parameters[ERRORS_AS_TENSORS].bool_param = True
+    for name in (ERRORS_AS_TENSORS, KEEP_END_TOKEN):
+        request.parameters[name].bool_param = True
+    request.parameters[STREAM_INTERVAL].int64_param = 0
     if timeout_s is not None:
         request.parameters["timeout"].int64_param = int(timeout_s * 1e6)
     return request.SerializeToString()

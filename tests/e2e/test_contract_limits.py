@@ -9,14 +9,13 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from kvforge.common.errors import KvforgeError
 from kvforge.serving.client import StreamingClient
 from kvforge.serving.server.launcher import TritonServer
 from kvforge.serving.server.options import ServerOptions
-from tests.support.serving.server import ENDLESS, ask, infer_input, used_pages, wait_until
+from tests.support.serving.server import ENDLESS, ask, used_pages, wait_until
 
 MODELS = ["tensorrt_llm", "ensemble", "tensorrt_llm_bls"]
 RUNNING, QUEUED = 2, 3
@@ -114,15 +113,8 @@ def test_a_deadline_ends_a_request(small: TritonServer, model: str) -> None:
 
 
 @pytest.mark.parametrize("key", [7, 2**62 - 1, -1])
-def test_keys_of_the_ensemble_cannot_be_made_up(small: TritonServer, key: int) -> None:
+def test_keys_of_the_text_models_cannot_be_made_up(small: TritonServer, key: int) -> None:
     assert "leave it out" in refusal(small, "tensorrt_llm", ask("tensorrt_llm", [5, 6], 4, stream_key=key))
-    tensors = {
-        "TOKENS_BATCH": np.array([[[5]]], np.int32),
-        "SEQUENCE_LENGTH": np.array([[1]], np.int32),
-        "STREAM_STATE": np.array([[key, 0, 0]], np.int64),
-    }
-    with StreamingClient(small.grpc_url) as client, pytest.raises(KvforgeError, match="'STREAM_STATE'"):
-        list(client.send("postprocessing", [infer_input(name, array) for name, array in tensors.items()]))
 
 
 def test_every_request_is_a_line_of_the_log(small: TritonServer, log: Path) -> None:
@@ -139,4 +131,4 @@ def test_every_request_is_a_line_of_the_log(small: TritonServer, log: Path) -> N
     fine = lines()["fine"]
     assert (fine["status"], fine["path"], fine["tokens_in"], fine["tokens_out"]) == ("completed", "text", 11, 6)
     assert 0 <= fine["queue_ms"] <= fine["ttft_ms"] <= fine["total_ms"]
-    assert (lines()["wrong"]["status"], lines()["empty"]["model"]) == ("refused", "preprocessing")
+    assert (lines()["wrong"]["status"], lines()["empty"]["model"]) == ("refused", "ensemble")

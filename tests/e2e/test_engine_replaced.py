@@ -64,7 +64,7 @@ def test_after_the_engine_process_died_nobody_answers_in_its_name(place: Place) 
         # What was there before may be put back.
         place.put("old")
         wait_until(lambda: _is_answer(running, before), "the old engine")
-        assert probes(running) == [200, 200, 200]
+        wait_until(lambda: probes(running) == [200, 200, 200], "a ready server")
 
 
 def _is_answer(running: ServeProcess, text: str) -> bool:

@@ -57,7 +57,7 @@ def own_server(engine_dir: Path) -> Iterator[TritonServer]:
 def test_tritonserver_killed_leaves_nothing(own_server: TritonServer) -> None:
     processes = descendants(own_server.pid)
     prefix = own_server.shm_prefix
-    assert len(lasting_processes(own_server.pid)) == len(MODELS)
+    assert len(lasting_processes(own_server.pid)) == len(MODELS) + 1
     assert list(SHARED_MEMORY.glob(f"{prefix}*"))
     with StreamingClient(own_server.grpc_url) as client:
         responses = client.generate("ensemble", ask("ensemble", TEXT, ENDLESS))
@@ -97,7 +97,7 @@ def test_serve_until_sigterm(engine_dir: Path) -> None:
                     pass
         status, errors = running.wait()
     assert (status, errors) == (0, "")
-    assert len(lasting) == len(MODELS) + 1  # tritonserver, a stub per model but the ensemble, the engine
+    assert len(lasting) == len(MODELS) + 2  # tritonserver, a stub per model, the engine
     assert wait_gone(processes, timeout_s=WAIT_S) == []
     assert not list(SHARED_MEMORY.glob(f"kvforge_{running.pid}_*"))
 

@@ -32,7 +32,7 @@ def test_streams(server: TritonServer, known: KnownAnswers, full: bool, model: s
 
 @pytest.mark.parametrize("model", ["tensorrt_llm", "ensemble", "tensorrt_llm_bls", "preprocessing", "postprocessing"])
 def test_unary(server: TritonServer, known: KnownAnswers, full: bool, model: str) -> None:
-    """Decoupled models refuse it in a sentence; preprocessing answers."""
+    """Decoupled models refuse it in a sentence; preprocessing and postprocessing answer."""
     cases = fuzz_cases(server, known, model, f"{SEED}/unary", 2000 if full else 120)
 
     def send(connection: Grpc, case: Case, rng: random.Random) -> int:
@@ -43,4 +43,4 @@ def test_unary(server: TritonServer, known: KnownAnswers, full: bool, model: str
 
     with unharmed(server):
         answered = run_cases(lambda: Grpc(server.grpc_url), send, cases, SEED)
-    assert any(answered) == (model == "preprocessing")
+    assert any(answered) == (model in ("preprocessing", "postprocessing"))

@@ -112,7 +112,7 @@ def test_end_id_stop_and_bad_words(server: TritonServer, llm: LLM, offline) -> N
     inputs = ask("tensorrt_llm", offline.prompt_token_ids, 40, streaming=False, end_id=end)
     with StreamingClient(server.grpc_url) as client:
         (response,) = client.generate("tensorrt_llm", inputs)
-    assert response.token_ids == tokens[: first + 1]
+    assert response.token_ids == tokens[:first]
 
     bad = llm.tokenizer.decode([tokens[0]]) or "t300"
     params = SamplingParams(temperature=0.0, max_tokens=20, bad_words=[bad])

@@ -8,6 +8,7 @@ from kvforge.serving.engine import guide_thread
 from kvforge.serving.processes.facts import children
 from kvforge.serving.processes.priority import NICENESS
 from kvforge.serving.server.launcher import TritonServer
+from kvforge.serving.server.repository import MODELS
 from tests.support.serving.server import ask, lasting_processes, text_of
 
 
@@ -25,7 +26,7 @@ def test_server_and_stubs_yield_to_the_engine(server: TritonServer) -> None:
     text_of(server, ask("ensemble", "hello", 2))  # threads that begin later are as patient
     own = min(19, os.getpriority(os.PRIO_PROCESS, 0) + NICENESS)
     stubs = children(server.pid)
-    assert len(stubs) == 4
+    assert len(stubs) == len(MODELS)
     (engine,) = {p.pid for p in lasting_processes(server.pid)} - {stub.pid for stub in stubs}
     for stub in stubs:
         assert set(niceness(stub.pid)) == {own}

@@ -52,6 +52,8 @@ def test_vanishing_clients(server: TritonServer, llm: LLM, full: bool) -> None:
         return answered
 
     with unharmed(server), ThreadPoolExecutor(NUM_STREAMS) as streams:
+        with ThreadPoolExecutor(NUM_VANISHING_AT_ONCE) as clients:  # threads that are kept have begun before we count
+            list(clients.map(lambda index: vanish(server, f"{SEED}/warm/{index}"), range(4 * NUM_VANISHING_AT_ONCE)))
         before = usage(server)
         running = [streams.submit(stream, index) for index in range(NUM_STREAMS)]
         try:

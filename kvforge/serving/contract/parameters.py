@@ -21,6 +21,12 @@ STOP_TOKEN_IDS = "stop_token_ids"
 too, but as words: a guide does not let them in, and a minimum length does not keep them out."""
 STREAMING = "Streaming"
 """TensorRT-LLM's token client says so too what its input `streaming` says, which is the one that counts."""
+STREAM_INTERVAL = "stream_interval"
+"""How many tokens of a sequence leave in a response of a stream. 1: one. More: so many, or all that wait; the first one
+alone, and the last ones however few. 0: all that wait. The server's setting where a request does not say."""
+MAX_STREAM_INTERVAL = 1 << 20
+KEEP_END_TOKEN = "keep_end_token"
+"""The token that ends a sequence is to be part of `output_ids`, as in OpenAI's API, which counts it."""
 # Triton's own and KServe's, which Triton may leave among the parameters.
 TRITONS = frozenset(
     {TIMEOUT, "id", "priority", "sequence_id", "sequence_start", "sequence_end", "binary_data_output", "headers"}
@@ -63,7 +69,7 @@ def client_id(request: Any) -> str:
 def check_parameters(
     parameters: dict[str, Any],
     inputs: Iterable[str],
-    own: Container[str] = (ERRORS_AS_TENSORS, STOP_TOKEN_IDS, STREAMING),
+    own: Container[str] = (ERRORS_AS_TENSORS, STOP_TOKEN_IDS, STREAMING, STREAM_INTERVAL, KEEP_END_TOKEN),
 ) -> None:
     """Raise RequestError for a parameter that is neither Triton's nor our `own`; one of `inputs` may have been
     meant."""
@@ -74,6 +80,25 @@ def check_parameters(
         close = difflib.get_close_matches(name, [other for other in inputs if other != name], n=1)
         hint = f"; did you mean '{close[0]}'?" if close else ""
         raise RequestError(f"'{name}' is no input of this model and no request parameter{hint}")
+
+
+def flag(parameters: dict[str, Any], name: str, default: bool) -> bool:
+    """A parameter that is true or false. Raises RequestError."""
+    value = parameters.get(name, default)
+    if not isinstance(value, bool):
+        raise RequestError(f"the request parameter '{name}' must be true or false")
+    return value
+
+
+def stream_interval(parameters: dict[str, Any], default: int) -> int:
+    """That of a request. Raises RequestError."""
+    value = parameters.get(STREAM_INTERVAL, default)
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_STREAM_INTERVAL:
+        raise RequestError(
+            f"the request parameter '{STREAM_INTERVAL}' is {value!r}; give 1 for a response a token, a number of "
+            f"tokens up to {MAX_STREAM_INTERVAL}, or 0 for all that wait"
+        )
+    return value
 
 
 def stop_token_ids(parameters: dict[str, Any]) -> list[int]:

@@ -1,8 +1,8 @@
-"""Keys of requests that pass through a text model on their way back, which nobody else can make.
+"""Keys of requests that come from a text model, which nobody else can make.
 
-A key is 62 bits: a counter and a code over it by a secret that this server's models share through a file. So a
-client that calls `tensorrt_llm` or `postprocessing` directly cannot pass for a step of the ensemble, whose
-responses wait for acks (stub/acks.py), and cannot name another client's request.
+A key is 62 bits: a lane, which is the text model's, a counter, and a code over both by a secret that this server's
+models share through a file. So a client that calls `tensorrt_llm` directly cannot pass for a text model, which gets its
+tokens in another way (text_rows.py), and cannot name another client's request.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ STREAM_KEY = "stream_key"
 
 
 class StreamKeys:
-    """Makes and checks keys. `lane` (0 or 1) keeps the counters of two makers apart."""
+    """Makes and checks keys. `lane` (0 or 1) is its maker's."""
 
     def __init__(self, folder: Path, lane: int = 0) -> None:
         self._secret = _shared_secret(folder / SECRET_FILE)
@@ -42,7 +42,7 @@ class StreamKeys:
             return None
         keys = set(tensor.reshape(-1).tolist())
         if len(keys) != 1 or not self.is_valid(key := keys.pop()):
-            raise RequestError("input tensor 'stream_key' is for the ensemble's own use; leave it out")
+            raise RequestError("input tensor 'stream_key' is for the text models' own use; leave it out")
         return key
 
     def is_valid(self, key: int) -> bool:
@@ -55,6 +55,11 @@ class StreamKeys:
     def _code(self, number: int) -> int:
         digest = hmac.digest(self._secret, number.to_bytes(8, "big"), hashlib.sha256)
         return int.from_bytes(digest[: _CODE_BITS // 8], "big")
+
+
+def lane_of(key: int) -> int:
+    """The lane of who made a key."""
+    return key >> (_CODE_BITS + _COUNTER_BITS)
 
 
 def _shared_secret(path: Path) -> bytes:

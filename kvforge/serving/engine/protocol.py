@@ -37,18 +37,25 @@ class ProtocolError(Exception):
 
 def encode(message: Message, blob: bytes = b"") -> bytes:
     """Raises ProtocolError when the message is too large."""
+    head = encode_head(message, len(blob))
+    return head + blob if blob else head
+
+
+def encode_head(message: Message, blob_size: int, limit: int = MAX_MESSAGE_BYTES) -> bytes:
+    """A message without the `blob_size` bytes that are to follow it. Raises ProtocolError when it is too large."""
     body = json.dumps(message, separators=(",", ":")).encode()
-    _check_size(len(body) + len(blob))
-    return b"".join((_LENGTHS.pack(len(body), len(blob)), body, blob))
+    _check_size(len(body) + blob_size, limit)
+    return _LENGTHS.pack(len(body), blob_size) + body
 
 
-def receive(sock: socket.socket) -> Message | None:
-    """The next message, or None when the peer has closed. Raises ProtocolError on a malformed one."""
+def receive(sock: socket.socket, limit: int = MAX_MESSAGE_BYTES) -> Message | None:
+    """The next message, or None when the peer has closed. Raises ProtocolError on a malformed one, and on one of more
+    than `limit` bytes."""
     header = _read_exactly(sock, _LENGTHS.size)
     if header is None:
         return None
     size, blob_size = _LENGTHS.unpack(header)
-    _check_size(size + blob_size)
+    _check_size(size + blob_size, limit)
     body = _read_exactly(sock, size)
     blob = _read_exactly(sock, blob_size)
     if body is None or blob is None:
@@ -64,9 +71,9 @@ def receive(sock: socket.socket) -> Message | None:
     return message
 
 
-def _check_size(size: int) -> None:
-    if size > MAX_MESSAGE_BYTES:
-        raise ProtocolError(f"a message of {size} bytes is over the limit of {MAX_MESSAGE_BYTES}")
+def _check_size(size: int, limit: int) -> None:
+    if size > limit:
+        raise ProtocolError(f"a message of {size} bytes is over the limit of {limit}")
 
 
 def _read_exactly(sock: socket.socket, size: int) -> bytes | None:

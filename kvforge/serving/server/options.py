@@ -13,9 +13,9 @@ from kvforge.serving.server.repository import RequestLimits
 class ServerOptions:
     """Ports of 0 mean any free one; None leaves a limit to the engine. `drain_timeout_s` is how long `stop` lets
     accepted requests run on; without `decoupled` each request has one response; with `wrap_token_ids` any number is a
-    token; `control_apis` leaves Triton's control endpoints (access.py) open; `log_file` None keeps the log in the run
-    directory, which goes with the server; `manifest_sha256` is the digest (`Manifest.sha256`) that the engine must
-    have."""
+    token; responses of a stream have `stream_interval` tokens (parameters.py); `control_apis`
+    leaves Triton's control endpoints (access.py) open; `log_file` None keeps the log in the run directory, which goes
+    with the server; `manifest_sha256` is the digest (`Manifest.sha256`) that the engine must have."""
 
     address: str = "127.0.0.1"
     http_port: int = 0
@@ -33,6 +33,7 @@ class ServerOptions:
     drain_timeout_s: float = 0.0
     decoupled: bool = True
     wrap_token_ids: bool = False
+    stream_interval: int = RequestLimits.stream_interval
     control_apis: bool = False
     log_level: str = "WARNING"
     log_format: str = RequestLimits.log_format
@@ -50,6 +51,7 @@ class ServerOptions:
             self.manifest_sha256,
             self.decoupled,
             self.wrap_token_ids,
+            self.stream_interval,
         )
 
 

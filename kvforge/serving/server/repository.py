@@ -10,8 +10,7 @@ from string import Template
 from kvforge.common.errors import EngineError, MissingToolError
 from kvforge.manifest import TOKENIZER_DIR
 
-BLS = "tensorrt_llm_bls"
-MODELS = ("preprocessing", "tensorrt_llm", "postprocessing", "ensemble", BLS)
+MODELS = ("preprocessing", "tensorrt_llm", "postprocessing", "ensemble", "tensorrt_llm_bls")
 TEXT_QUEUE_SLACK = 64
 """Requests that may wait for `preprocessing` beyond those that the engine takes, so that all but a flood are refused by
 the stub, which counts them and says what is the matter."""
@@ -24,8 +23,8 @@ class RequestLimits:
     `max_queue_size` requests wait beyond those that fill the engine's sequences; one more is refused with UNAVAILABLE.
     `max_request_bytes` bounds the sum of a request's input tensors. `log_format` is text or json; requests are logged
     at `log_level` INFO. Unless `decoupled`, a request has one response and may not stream. `wrap_token_ids` takes any
-    number for a token. `max_seq_len` is that of the engine's manifest where None. The models load no engine or
-    tokenizer but that of `manifest_sha256`.
+    number for a token. Responses of a stream have `stream_interval` tokens (parameters.py). `max_seq_len` is
+    that of the engine's manifest where None. The models load no engine or tokenizer but that of `manifest_sha256`.
     """
 
     max_queue_size: int = 1024
@@ -36,6 +35,7 @@ class RequestLimits:
     manifest_sha256: str | None = None
     decoupled: bool = True
     wrap_token_ids: bool = False
+    stream_interval: int = 1
 
 
 def repository_templates() -> Path:
@@ -56,7 +56,7 @@ def materialise(
 ) -> None:
     """Write the model repository for `engine_dir` into `target`, which must not exist.
 
-    The folder of `target` is the server's run_dir: the socket between postprocessing and tensorrt_llm goes
+    The folder of `target` is the server's run_dir: the socket between the text models and tensorrt_llm goes
     there, and the drain and state files (state_files.py). `engine_command` is the argument list of the engine process
     (kvforge.serving.engine.process). The models' Python finds modules where this process does: stubs of Triton's Python
     backend may not read PYTHONPATH. Raises EngineError for a path that Triton's configuration cannot hold.
@@ -70,7 +70,6 @@ def materialise(
         "max_batch_size": str(max_batch_size),
         "engine_dir": _quoted(str(engine_dir)),
         "tokenizer_dir": _quoted(str(engine_dir / TOKENIZER_DIR)),
-        "ack_socket": _quoted(str(target.parent / "acks.sock")),
         "engine_command": _quoted(json.dumps(list(engine_command))),
         "run_dir": _quoted(str(target.parent)),
         "max_queue_size": str(limits.max_queue_size),
@@ -82,20 +81,16 @@ def materialise(
         "manifest_sha256": limits.manifest_sha256 or "",
         "decoupled": str(limits.decoupled).lower(),
         "wrap_token_ids": str(limits.wrap_token_ids).lower(),
+        "stream_interval": str(limits.stream_interval),
     }
     for model in MODELS:
         (target / model).mkdir(parents=True)
-        # Triton does not tell the steps of an ensemble that a client has gone, and without empty responses no later
-        # step can see it.
-        template = templates / (BLS if model == "ensemble" and not limits.decoupled else model)
-        config = Template((template / "config.pbtxt").read_text()).substitute(values)
-        config = config.replace(f'name: "{template.name}"', f'name: "{model}"', 1)
+        config = Template((templates / model / "config.pbtxt").read_text()).substitute(values)
         (target / model / "config.pbtxt").write_text(config, encoding="utf-8")
         (target / model / "1").mkdir()
-        source = template / "1" / "model.py"
-        if source.is_file():
-            found = f"import sys\n\nsys.path[:0] = {[path for path in sys.path if path]!r}\n"
-            (target / model / "1" / "model.py").write_text(found + source.read_text(), encoding="utf-8")
+        source = (templates / model / "1" / "model.py").read_text()
+        found = f"import sys\n\nsys.path[:0] = {[path for path in sys.path if path]!r}\n"
+        (target / model / "1" / "model.py").write_text(found + source, encoding="utf-8")
 
 
 def _quoted(text: str) -> str:

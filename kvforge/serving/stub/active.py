@@ -3,6 +3,7 @@
 import threading
 import time
 from array import array
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,9 +16,6 @@ from kvforge.serving.engine.output_rows import StepOutput
 CONTEXT_TOKENS = 6
 STOPPED = "cancelled"
 """The finish reason of what a `stop` request ended."""
-MAX_UNHEARD_BEATS = 300
-"""Half a minute and more in which this process ran and no ack came: only a broken postprocessing takes this long. Going
-on earlier would risk what acks.py is there for. Not by the clock, because a machine that stood still is no silence."""
 
 
 @dataclass
@@ -45,10 +43,27 @@ class Pending:
         if output.logits is not None:
             self.logits.append(output.logits)
 
+    def range(self, start: int, end: int) -> "Pending":
+        """What belongs to the tokens from `start` to before `end`."""
+        if (start, end) == (0, len(self.tokens)):
+            return self
+        width = len(self.top_ids) // len(self.tokens)
+        return Pending(
+            self.num_top,
+            self.tokens[start:end],
+            self.log_probs[start:end],
+            self.top_ids[start * width : end * width],
+            self.top[start * width : end * width],
+            list(_rows(self.logits, start, end)),
+        )
 
-@dataclass
+
+@dataclass(eq=False)
 class ActiveSequence:
-    """One generated sequence: `batch_index` is the prompt's row, `sequence_index` counts its samples."""
+    """One generated sequence: `batch_index` is the prompt's row, `sequence_index` counts its samples.
+
+    `num_generated` and `cum_log_prob` have the token that ended it, `num_sent` where the client wants it.
+    """
 
     batch_index: int
     sequence_index: int
@@ -69,9 +84,15 @@ class ActiveSequence:
     def finished(self) -> bool:
         return self.finish_reason is not None
 
+    def has_output(self, stream_interval: int) -> bool:
+        """Whether enough tokens wait for a response; the first one does not wait for others."""
+        num_tokens = len(self.pending.tokens) if self.request.streaming else 0
+        return num_tokens >= max(stream_interval if self.num_sent else 1, 1)
+
     @property
-    def has_output(self) -> bool:
-        return self.request.streaming and bool(self.pending.tokens)
+    def ended_by_token(self) -> bool:
+        """Its last token is an end token or a stop token; stop strings and stop words are part of the output."""
+        return self.finish_reason == "stop" and not isinstance(self.stop_reason, str | list | tuple)
 
 
 @dataclass(frozen=True)
@@ -79,44 +100,44 @@ class Chunk:
     """What one response carries: the sequence's new output, or all of it when not streaming.
 
     `tokens` are those of `new`, with the prompt before them where the answer repeats it; `context` is what the
-    text is decoded after; the totals are of the moment the chunk was taken.
+    text is decoded after; `num_output_tokens` and `cum_log_prob` are of the sequence up to here.
     """
 
     sequence: ActiveSequence
     new: Pending
     tokens: list[int]
     cum_log_prob: float
-    num_generated: int
+    num_output_tokens: int
     context: list[int]
     end: bool
     final: bool
 
 
 class ActiveRequest:
-    """Collects engine output for one Triton request; the engine's reader adds, one sender thread takes.
+    """Collects engine output for one Triton request; the engine's reader adds, one thread at a time takes.
 
-    `key` is unique among all requests; `engine_ids` are the engine's ids of the prompts in the batch.
-    `in_ensemble` says that a text model comes after, which acknowledges every response and watches for a
-    cancel; the next response then waits for the ack. When MAX_UNHEARD_BEATS go without one there is no such model.
-    Unless `decoupled`, there is exactly one response, so there are no empty ones by which to watch for a cancel.
-    `errors_as_tensors`: the request ends with a response where it fails (parameters.ERRORS_AS_TENSORS).
-    Exactly one of a final chunk or a failure ends the request.
+    `key` is unique among all requests; `engine_ids` are the engine's ids of the prompts in the batch. `lane` is that of
+    the text model that the tokens go to, None where they are Triton's responses. Streamed responses have
+    `stream_interval` tokens (parameters.STREAM_INTERVAL). `errors_as_tensors`: the request ends with a response where
+    it fails (parameters.ERRORS_AS_TENSORS). `keeps_end`: the token that ends a sequence is part of the output. Exactly
+    one of a final chunk or a failure ends the request.
     """
 
     def __init__(
         self, key: int, client_id: str, sender: Any, prompts: list[GenerationRequest], outputs: frozenset[str],
-        in_ensemble: bool = False, errors_as_tensors: bool = False, timeout_s: float | None = None,
-        decoupled: bool = True,
+        lane: int | None = None, errors_as_tensors: bool = False, timeout_s: float | None = None,
+        stream_interval: int = 1, keeps_end: bool = False,
     ) -> None:  # fmt: skip
         self.key = key
         self.client_id = client_id
         self.prompts = prompts
         self.sender = sender
         self.outputs = outputs
-        self.in_ensemble = in_ensemble
-        self.has_heartbeats = in_ensemble and decoupled
+        self.lane = lane
         self.errors_as_tensors = errors_as_tensors
         self.timeout_s = timeout_s
+        self.stream_interval = stream_interval
+        self.keeps_end = keeps_end
         self.engine_ids = [f"{key}.{row}" for row in range(len(prompts))]
         self.sequences = [
             ActiveSequence(row, index, prompt) for row, prompt in enumerate(prompts)
@@ -126,14 +147,16 @@ class ActiveRequest:
         self._lock = threading.Lock()
         self._failure: Failure | None = None
         self._ended = False
-        self._heartbeat = False
-        self._acked = True
-        self._unheard_beats = 0
-        self.arrived = self.last_sent = self.last_asked = self.last_beat = time.monotonic()
+        self.arrived = self.last_asked = time.monotonic()
         self.sender_lock = threading.Lock()
         """Held in every call on `sender`: Triton crashes on a question about a request that has had its end."""
         self.closed = False
         """The end was sent, `sender` is not to be used any more; guarded by `sender_lock`."""
+        self.was_greeted = False
+        """A text model's call has had a first, empty response. Until then it holds one of the few threads with which
+        Triton sends that model's own responses."""
+        self.has_left = False
+        """A text model has been given the last of it."""
         self.scheduled = False
         """True while a sender thread has or will get this request; guarded by the sender pool."""
 
@@ -145,13 +168,11 @@ class ActiveRequest:
                 return False
             sequence.pending.add(output)
             sequence.num_generated += len(output.tokens)
-            if output.log_probs is not None:
-                sequence.cum_log_prob += sum(output.log_probs)
             if output.metrics is not None:
                 sequence.metrics = output.metrics
             if output.finish_reason is not None:
                 sequence.finish_reason, sequence.stop_reason = output.finish_reason, output.stop_reason
-            return sequence.finished or sequence.has_output
+            return sequence.finished or sequence.has_output(self.stream_interval)
 
     def fail(self, failure: Failure) -> None:
         """End the request with an error, unless it has ended."""
@@ -170,65 +191,61 @@ class ActiveRequest:
     def was_stopped(self) -> bool:
         return any(sequence.finish_reason == STOPPED for sequence in self.sequences)
 
-    def finish(self) -> None:
-        """Nothing is taken any more: the end was sent in another way."""
+    def break_off(self, failure: Failure) -> None:
+        """End with an error, though everything may have been taken: it could not be sent."""
         with self._lock:
-            self._ended = True
-
-    def beat(self) -> None:
-        """Ask for an empty response, which lets postprocessing see whether the client is still there."""
-        with self._lock:
-            self._heartbeat = True
-            self._unheard_beats += not self._acked
-
-    def acknowledge(self) -> None:
-        """The last response went through the ensemble."""
-        with self._lock:
-            self._acked = True
-            self._unheard_beats = 0
+            self._failure, self._ended = failure, False
 
     def is_past_deadline(self, now: float) -> bool:
         return self.timeout_s is not None and now - self.arrived >= self.timeout_s
 
-    def take(self) -> tuple[list[Chunk], Failure | None, bool]:
-        """(chunks to send, failure to end with, send a heartbeat). After the end there is never anything more."""
+    def take_failure(self) -> Failure | None:
+        """What the request is to end with, once; None where it has ended, or nothing failed."""
         with self._lock:
-            if self._ended or not self._may_send():
-                return [], None, False
-            if self._failure is not None:
-                self._ended = True
-                return [], self._failure, False
-            ready = [s for s in self.sequences if not s.reported and (s.finished or s.has_output)]
-            if self.in_ensemble:
-                ready = ready[:1]
-            chunks = []
-            for sequence in ready:
-                sequence.reported = sequence.finished
-                last = sequence is ready[-1] and all(s.reported for s in self.sequences)
-                chunks.append(_chunk(sequence, last))
-                self._ended = self._ended or last
-            heartbeat, self._heartbeat = self._heartbeat and not chunks, False
-            if chunks or heartbeat:
-                self._acked = not self.in_ensemble
-                self.last_sent = time.monotonic()
-            return chunks, None, heartbeat
+            if self._ended or self._failure is None:
+                return None
+            self._ended = True
+            return self._failure
 
-    def _may_send(self) -> bool:
-        if self._acked:
-            return True
-        if self._unheard_beats < MAX_UNHEARD_BEATS:
-            return False
-        self.in_ensemble, self._acked = False, True
-        return True
+    def take(self) -> list[Chunk]:
+        """What is to be sent now; nothing after the end, and once something has failed."""
+        with self._lock:
+            if self._ended or self._failure is not None:
+                return []
+            chunks: list[Chunk] = []
+            for sequence in self.sequences:
+                if not sequence.reported and (sequence.finished or sequence.has_output(self.stream_interval)):
+                    sequence.reported = sequence.finished
+                    self._ended = all(s.reported for s in self.sequences)
+                    chunks += self._chunks(sequence, self._ended)
+            return chunks
+
+    def _chunks(self, sequence: ActiveSequence, final: bool) -> Iterator[Chunk]:
+        """Of what waits of one sequence, which then waits no more."""
+        request = sequence.request
+        pending, sequence.pending = sequence.pending, Pending(request.num_top_log_probs)
+        num_tokens = len(pending.tokens)
+        if num_tokens and sequence.reported and sequence.ended_by_token and not self.keeps_end:
+            num_tokens -= 1
+        size = 1 if request.streaming and self.stream_interval == 1 else max(num_tokens, 1)
+        for start in range(0, max(num_tokens, 1), size):
+            end = min(start + size, num_tokens)
+            is_last = end == num_tokens
+            new = pending.range(start, end) if pending.tokens else pending
+            sequence.cum_log_prob += sum(pending.log_probs[start:] if is_last else new.log_probs)
+            with_prompt = not request.streaming and not request.exclude_input
+            context = [] if with_prompt or sequence.num_sent else request.prompt[-CONTEXT_TOKENS:]
+            sequence.num_sent += end - start
+            tokens = request.prompt + new.tokens if with_prompt else new.tokens
+            yield Chunk(
+                sequence, new, tokens, sequence.cum_log_prob, sequence.num_sent, context,
+                sequence.reported and is_last, final and is_last,
+            )  # fmt: skip
 
 
-def _chunk(sequence: ActiveSequence, final: bool) -> Chunk:
-    request = sequence.request
-    new, sequence.pending = sequence.pending, Pending(request.num_top_log_probs)
-    with_prompt = not request.streaming and not request.exclude_input
-    context = [] if with_prompt or sequence.num_sent else request.prompt[-CONTEXT_TOKENS:]
-    sequence.num_sent += len(new.tokens)
-    tokens = request.prompt + new.tokens if with_prompt else new.tokens
-    return Chunk(
-        sequence, new, tokens, sequence.cum_log_prob, sequence.num_generated, context, sequence.reported, final
-    )
+def _rows(arrays: list[np.ndarray], start: int, end: int) -> Iterator[np.ndarray]:
+    """The rows from `start` to before `end` of arrays that follow each other, without a copy."""
+    for rows in arrays:
+        if (part := rows[max(start, 0) : max(end, 0)]).size:
+            yield part
+        start, end = start - len(rows), end - len(rows)

@@ -17,7 +17,6 @@ class StubConfig:
     inputs: tuple[str, ...]
     decoupled: bool
     engine_command: list[str]
-    ack_socket: Path
     run_dir: Path
     exclude_input: bool
     poll_s: float
@@ -30,12 +29,12 @@ class StubConfig:
     eos_token_ids: tuple[int, ...]
     max_seq_len: int
     wraps_token_ids: bool
+    stream_interval: int
 
     @classmethod
     def of(cls, model_config: dict[str, Any]) -> "StubConfig":
         """From Triton's model configuration as JSON."""
         parameters = {key: value["string_value"] for key, value in model_config.get("parameters", {}).items()}
-        ack_socket = Path(parameters["ack_socket"])
         engine_command = json.loads(parameters["engine_command"])
         engine_dir = Path(parameters["gpt_model_path"])
         manifest = _manifest(engine_dir)
@@ -44,8 +43,7 @@ class StubConfig:
             inputs=tuple(tensor["name"] for tensor in model_config["input"]),
             decoupled=model_config.get("model_transaction_policy", {}).get("decoupled", False),
             engine_command=engine_command,
-            ack_socket=ack_socket,
-            run_dir=Path(parameters.get("run_dir", ack_socket.parent)),
+            run_dir=Path(parameters["run_dir"]),
             exclude_input=parameters.get("exclude_input_in_output", "true").lower() == "true",
             poll_s=float(parameters.get("cancellation_check_period_ms", "50")) / 1000.0,
             max_queue_size=int(parameters.get("max_queue_size", "1024")),
@@ -57,6 +55,7 @@ class StubConfig:
             eos_token_ids=() if manifest is None else tuple(manifest.eos_token_ids),
             max_seq_len=int(_option(engine_command, "--max-seq-len", str(max_seq_len))),
             wraps_token_ids=parameters.get("wrap_token_ids", "false") == "true",
+            stream_interval=int(parameters.get("stream_interval", "1")),
         )
 
 

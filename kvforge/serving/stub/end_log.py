@@ -13,7 +13,7 @@ def log_end(active: ActiveRequest, status: str, ended: float, error: str | None 
         "tensorrt_llm",
         active.client_id,
         status,
-        path="text" if active.in_ensemble else "direct",
+        path="text" if active.lane is not None else "direct",
         tokens_in=sum(len(s.request.prompt) for s in active.sequences if s.sequence_index == 0),
         tokens_out=sum(s.num_generated for s in active.sequences),
         queue_ms=_between(metrics, "arrival", "first_scheduled"),

@@ -13,11 +13,6 @@ from kvforge.serving.stub.open_requests import OpenRequests
 
 logger = logging.getLogger("kvforge.serving")
 
-SILENCE_S = 0.25
-HEARTBEAT_PERIOD_S = 0.1
-"""One beat through the ensemble costs about 1.2 ms of processor time that the engine lacks: 40 a second took 2.5% of
-two cores. So one at a time, in turn, also where one waits for its ack and sends nothing: of n silent requests a
-cancelled one is noticed within n of these periods."""
 MAX_LOOKS_PER_TICK = 10
 """A question to Triton whether a direct request is cancelled costs 60 µs; those not asked longest come first."""
 
@@ -29,7 +24,6 @@ class Watched(Protocol):
     def on_drain(self) -> None:
         """The drain file is there: called once."""
 
-    def on_silence(self, active: ActiveRequest) -> None: ...
     def end(self, active: ActiveRequest, failure: Failure) -> None: ...
 
 
@@ -40,7 +34,6 @@ class RequestWatch:
         self._watched, self._requests, self._period_s, self._run_dir = watched, requests, period_s, run_dir
         self._drain_for: float | None = None
         self._drain_until: float | None = None
-        self._last_beat = 0.0
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="request-watch", daemon=True)
         self._thread.start()
@@ -71,15 +64,7 @@ class RequestWatch:
                 self._watched.end(request, SHUTTING_DOWN)
             elif request.is_past_deadline(now):
                 self._watched.end(request, past_deadline(request.timeout_s or 0.0))
-        self._beat([a for a in requests if a.has_heartbeats and now - a.last_sent > SILENCE_S], now)
-        self._ask([a for a in requests if not a.has_heartbeats], now)
-
-    def _beat(self, silent: list[ActiveRequest], now: float) -> None:
-        if silent and now - self._last_beat >= HEARTBEAT_PERIOD_S:
-            self._last_beat = now
-            next_one = min(silent, key=lambda a: max(a.last_sent, a.last_beat))
-            next_one.last_beat = now
-            self._watched.on_silence(next_one)
+        self._ask([a for a in requests if a.lane is None], now)  # text models look after their own clients
 
     def _ask(self, direct: list[ActiveRequest], now: float) -> None:
         for request in sorted(direct, key=lambda a: a.last_asked)[:MAX_LOOKS_PER_TICK]:

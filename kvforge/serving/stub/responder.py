@@ -53,6 +53,15 @@ class Responder:
         except Exception as problem:
             logger.error("an error could not be sent: %s", problem)
 
+    def close(self, active: ActiveRequest, decoupled: bool) -> bool:
+        """End a request whose output left in another way; False where it has had its end."""
+        with active.sender_lock:
+            if active.closed:
+                return False
+            active.closed = True
+            self.acknowledge(active.sender, decoupled)
+            return True
+
     def acknowledge(self, sender: Any, decoupled: bool) -> None:
         """End a request that has no output: without a response, or with an empty one where each request has one."""
         if decoupled:

@@ -7,16 +7,12 @@ from typing import Any
 import numpy as np
 
 from kvforge.serving.contract.failures import Failure
-from kvforge.serving.contract.response_fields import (
-    ERROR,
-    FINAL,
-    FINISH_REASON,
-    HEARTBEAT,
-    SEQUENCE_END,
-    STOP_REASON,
-    STREAM_STATE,
-)
+from kvforge.serving.contract.response_fields import ERROR, FINISH_REASON, STOP_REASON
+from kvforge.serving.contract.text_rows import REQUEST_END, SEQUENCE_END, RowMessage
 from kvforge.serving.stub.active import ActiveRequest, Chunk, Pending
+
+IN_ROWS = frozenset({"output_ids", "sequence_length", FINISH_REASON, STOP_REASON})
+"""What a text model's row says without arrays."""
 
 Builder = Callable[[ActiveRequest, Chunk], np.ndarray | None]
 
@@ -50,33 +46,25 @@ def chunk_arrays(active: ActiveRequest, chunk: Chunk) -> dict[str, np.ndarray]:
     return arrays
 
 
-def heartbeat_arrays(active: ActiveRequest) -> dict[str, np.ndarray]:
-    """A response without tokens; postprocessing swallows it."""
-    return _empty(active.key, HEARTBEAT)
+def add_row(message: RowMessage, active: ActiveRequest, chunk: Chunk) -> None:
+    """The same for a text model: tokens, and what else was asked for."""
+    flags = (REQUEST_END if chunk.final else 0) | (SEQUENCE_END if chunk.end else 0)
+    number = active.sequences.index(chunk.sequence)
+    arrays = {} if active.outputs <= IN_ROWS else chunk_arrays(active, chunk)
+    more = {name: array for name, array in arrays.items() if name not in IN_ROWS}
+    message.add(active.key, number, flags, chunk.tokens, chunk.context, more)
 
 
-def failure_arrays(outputs: Set[str], key: int, failure: Failure) -> dict[str, np.ndarray]:
-    """A last response that says what went wrong, in place of an error; `key` is the request's, 0 where it got none."""
+def failure_arrays(outputs: Set[str], failure: Failure) -> dict[str, np.ndarray]:
+    """A last response that says what went wrong, in place of an error."""
     reason = json.dumps({"outcome": failure.outcome, "code": failure.code, "message": failure.message})
-    arrays = _empty(key, FINAL) | {FINISH_REASON: _text(ERROR), STOP_REASON: _text(reason)}
-    return {name: array for name, array in arrays.items() if name in outputs}
-
-
-def _empty(key: int, flags: int) -> dict[str, np.ndarray]:
-    return {
+    arrays = {
         "output_ids": np.zeros((1, 1, 0), dtype=np.int32),
         "sequence_length": _int32(0),
-        STREAM_STATE: _state(key, 0, flags, []),
+        FINISH_REASON: _text(ERROR),
+        STOP_REASON: _text(reason),
     }
-
-
-def _stream_state(active: ActiveRequest, chunk: Chunk) -> np.ndarray | None:
-    """[1, 3 + c] int64 for the text model behind: stream key, sequence number, flags, and with the first response
-    of a sequence the c last prompt tokens, which a text without its prompt is decoded after."""
-    if not active.in_ensemble:
-        return None
-    flags = (FINAL if chunk.final else 0) | (SEQUENCE_END if chunk.end else 0)
-    return _state(active.key, active.sequences.index(chunk.sequence), flags, chunk.context)
+    return {name: array for name, array in arrays.items() if name in outputs}
 
 
 def _output_log_probs(active: ActiveRequest, chunk: Chunk) -> np.ndarray | None:
@@ -139,10 +127,6 @@ def _metrics(chunk: Chunk) -> dict[str, int] | None:
     return chunk.sequence.metrics if chunk.sequence.request.return_perf_metrics else None
 
 
-def _state(key: int, sequence: int, flags: int, context: list[int]) -> np.ndarray:
-    return np.array([[key, sequence, flags, *context]], dtype=np.int64)
-
-
 def _int32(value: int) -> np.ndarray:
     return np.array([[value]], dtype=np.int32)
 
@@ -167,11 +151,10 @@ BUILDERS: dict[str, Builder] = {
     "acceptance_rate": _acceptance_rate,
     **{name: _metric(field, dtype) for name, (field, dtype) in DRAFT_METRICS.items()},
     "num_input_tokens": _count("return_num_input_tokens", lambda chunk: len(chunk.sequence.request.prompt)),
-    "num_output_tokens": _count("return_num_output_tokens", lambda chunk: chunk.num_generated),
+    "num_output_tokens": _count("return_num_output_tokens", lambda chunk: chunk.num_output_tokens),
     FINISH_REASON: _finish_reason,
     STOP_REASON: _stop_reason,
     "top_log_probs_ids": _top(lambda new: new.top_ids, np.int32),
     "top_log_probs": _top(lambda new: new.top, np.float32),
-    STREAM_STATE: _stream_state,
 }
 """In the order of config.pbtxt."""

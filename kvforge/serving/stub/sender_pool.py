@@ -1,25 +1,34 @@
-"""Sender threads: responses leave from here, so that a slow send never holds up the engine's reader.
+"""Sender threads: responses leave from here, so that a slow send never holds up who brings the tokens.
 
 A response costs one synchronous exchange with tritonserver (about 140 µs). While a request waits for its
-turn, further tokens of it gather and leave in one response.
+turn, further tokens of it gather.
 """
 
 import logging
 import queue
 import threading
 from collections.abc import Callable
-
-from kvforge.serving.stub.active import ActiveRequest
+from typing import Generic, Protocol, TypeVar
 
 logger = logging.getLogger("kvforge.serving")
 
 
-class SenderPool:
+class Scheduled(Protocol):
+    """What is sent: `scheduled` is the pool's own."""
+
+    key: int
+    scheduled: bool
+
+
+T = TypeVar("T", bound=Scheduled)
+
+
+class SenderPool(Generic[T]):
     """`num_threads` threads calling `send(request)`; one request is never in two threads at once."""
 
-    def __init__(self, send: Callable[[ActiveRequest], None], num_threads: int = 3) -> None:
+    def __init__(self, send: Callable[[T], None], num_threads: int = 3) -> None:
         self._send = send
-        self._queue: queue.SimpleQueue[ActiveRequest | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[T | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._again: set[int] = set()
         self._threads = [
@@ -28,7 +37,7 @@ class SenderPool:
         for thread in self._threads:
             thread.start()
 
-    def schedule(self, request: ActiveRequest) -> None:
+    def schedule(self, request: T) -> None:
         """Have `request` sent what it has, soon. Cheap and idempotent."""
         with self._lock:
             if request.scheduled:

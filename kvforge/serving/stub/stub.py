@@ -1,10 +1,11 @@
-"""The `tensorrt_llm` model: a thin, decoupled stub between Triton and the engine process."""
+"""The `tensorrt_llm` model: a thin stub between Triton and the engine process."""
 
 import json
 import logging
 import secrets
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,17 +15,21 @@ from kvforge.common.errors import EngineError, KvforgeError, RequestError, first
 from kvforge.serving.contract.failures import CANCELLED, COMPLETED, SHUTTING_DOWN, Failure, failure_of, past_deadline
 from kvforge.serving.contract.inputs import with_todays_names
 from kvforge.serving.contract.parameters import (
+    KEEP_END_TOKEN,
     check_parameters,
     client_id,
+    flag,
     read_parameters,
     stop_token_ids,
+    stream_interval,
     timeout_s,
     wants_errors_as_tensors,
 )
 from kvforge.serving.contract.request import check_one_response, is_stop, parse_batch, wrap_token_ids
 from kvforge.serving.contract.sampling import in_tensor_names
 from kvforge.serving.contract.size_limits import SizeLimits
-from kvforge.serving.contract.stream_keys import STREAM_KEY, StreamKeys
+from kvforge.serving.contract.stream_keys import STREAM_KEY, StreamKeys, lane_of
+from kvforge.serving.contract.text_rows import RowMessage, socket_path
 from kvforge.serving.engine.guide_thread import GUIDE
 from kvforge.serving.engine.output_rows import StepOutput
 from kvforge.serving.engine.protocol import METERED
@@ -32,7 +37,6 @@ from kvforge.serving.logs.request_log import configure, log_request
 from kvforge.serving.processes.facts import server_of_stub
 from kvforge.serving.processes.state_files import StateWriter
 from kvforge.serving.processes.watchdog import end_with_server
-from kvforge.serving.stub.acks import AckListener
 from kvforge.serving.stub.active import ActiveRequest
 from kvforge.serving.stub.admission import Admission, UnavailableError
 from kvforge.serving.stub.config import StubConfig
@@ -43,8 +47,9 @@ from kvforge.serving.stub.metrics import EngineMetrics
 from kvforge.serving.stub.open_requests import OpenRequests
 from kvforge.serving.stub.request_watch import RequestWatch
 from kvforge.serving.stub.responder import Responder
-from kvforge.serving.stub.responses import chunk_arrays, failure_arrays, heartbeat_arrays
+from kvforge.serving.stub.responses import add_row, chunk_arrays, failure_arrays
 from kvforge.serving.stub.sender_pool import SenderPool
+from kvforge.serving.stub.text_links import TextLinks
 
 logger = logging.getLogger("kvforge.serving")
 
@@ -66,8 +71,9 @@ class Stub:
         self._responder = Responder(pb)
         self._metrics = EngineMetrics(pb, args["model_name"], args["model_version"])
         self._state = StateWriter(config.run_dir)
-        self._senders = SenderPool(self._send)
-        self._acks = AckListener(str(config.ack_socket), self.on_ack)
+        self._senders: SenderPool[ActiveRequest] = SenderPool(self._send)
+        self._link_lock = threading.Lock()
+        self._links = TextLinks(socket_path(config.run_dir), self.on_client_gone, self.on_text_model_gone)
         self._guides = GuideDesk(config.tokenizer_dir, config.eos_token_ids, config.engine_command[0])
         self._client = EngineClient([*config.engine_command, "--server-pid", str(server_pid)], self)
         self._client.start()
@@ -97,7 +103,7 @@ class Stub:
         self._client.close()
         self._guides.close()
         self._senders.close()
-        self._acks.close()
+        self._links.close()
         self._metrics.close()
 
     # -- requests -----------------------------------------------------------------------------------------
@@ -124,14 +130,16 @@ class Stub:
             except RequestError:
                 self._forget(active)
                 raise
-            return
-        messages = _messages(active, guides)
-        self._enter(active)
-        try:
-            self._send_all(messages)
-        except EngineError:
-            self._forget(active)
-            raise
+        else:
+            messages = _messages(active, guides)
+            self._enter(active)
+            try:
+                self._send_all(messages)
+            except EngineError:
+                self._forget(active)
+                raise
+        if active.lane is not None:
+            self._senders.schedule(active)
 
     def _enter(self, active: ActiveRequest) -> None:
         """Count it as open. Raises UnavailableError and RequestError."""
@@ -170,8 +178,11 @@ class Stub:
         """Raises RequestError for a request that cannot be served as asked."""
         parameters = read_parameters(request)
         key = self._keys.read(tensors.pop(STREAM_KEY, None))
-        if key is None:
+        lane = None if key is None else lane_of(key)
+        if lane is None:
             check_parameters(parameters, self._config.inputs)
+        elif not self._links.has(lane):
+            raise UnavailableError("the text model has no connection to tensorrt_llm; send the request again")
         self._limits.check_tensors(tensors)
         if self._config.wraps_token_ids and self._config.vocab_size:
             tensors = wrap_token_ids(tensors, self._config.vocab_size)
@@ -186,17 +197,18 @@ class Stub:
             sender,
             prompts,
             frozenset(request.requested_output_names()),
-            in_ensemble=key is not None,
+            lane=lane,
             errors_as_tensors=wants_errors_as_tensors(request),
             timeout_s=timeout_s(request, parameters),
-            decoupled=self._config.decoupled,
+            stream_interval=stream_interval(parameters, self._config.stream_interval),
+            keeps_end=flag(parameters, KEEP_END_TOKEN, False),
         )
 
     def _refuse(self, request: Any, sender: Any, failure: Failure) -> None:
         self._metrics.count(failure.outcome)
         log_request("tensorrt_llm", _id_to_log(request), failure.outcome, error=failure.message)
         if wants_errors_as_tensors(request):
-            self._responder.end(sender, failure_arrays(frozenset(request.requested_output_names()), 0, failure))
+            self._responder.end(sender, failure_arrays(frozenset(request.requested_output_names()), failure))
         else:
             self._responder.refuse(sender, failure)
 
@@ -211,17 +223,26 @@ class Stub:
     # -- what the engine reports (on the client's reader thread) --------------------------------------------
 
     def on_tokens(self, outputs: list[StepOutput]) -> None:
+        linked: dict[int, ActiveRequest] = {}
         for output in outputs:
             active = self._requests.by_engine_id(output.engine_id)
             try:
-                self._take(output, active)
+                if not self._take(output, active) or active is None:
+                    continue
+                if active.lane is None:
+                    self._senders.schedule(active)
+                else:
+                    linked[active.key] = active
             except BaseException as error:
                 let_end(error)
                 logger.exception("a step's outputs could not be taken in")
                 if active is not None:
                     self.end(active, Failure("failed", f"the engine's answer could not be read: {first_line(error)}"))
+        if linked:
+            self._send_rows(linked.values())
 
-    def _take(self, output: StepOutput, active: ActiveRequest | None) -> None:
+    def _take(self, output: StepOutput, active: ActiveRequest | None) -> bool:
+        """True where there is something to send now."""
         if active is None:
             # Nobody waits for it: cancelled a moment ago, or it outlived a restart of the engine.
             if output.finish_reason is None:
@@ -230,8 +251,9 @@ class Stub:
             self.end(active, past_deadline(active.timeout_s))
         elif output.finish_reason in ("error", "abort"):
             self.end(active, Failure("failed", f"the engine gave up this request: {output.stop_reason}"))
-        elif active.add(output):
-            self._senders.schedule(active)
+        else:
+            return active.add(output)
+        return False
 
     def on_refused(self, request_id: str, error: str) -> None:
         active = self._requests.by_engine_id(request_id)
@@ -246,23 +268,18 @@ class Stub:
         for active in self._requests.all():
             self._fail(active, Failure("lost", error))
 
-    # -- what postprocessing and the watch report ------------------------------------------------------------
+    # -- what text models and the watch report ---------------------------------------------------------------
 
-    def on_ack(self, stream_key: int, cancelled: bool) -> None:
-        """The last response of this request has been passed on (on the listener's thread)."""
-        active = self._requests.by_key(stream_key)
-        if active is None:
-            return
-        active.acknowledge()
-        if cancelled:
+    def on_client_gone(self, key: int) -> None:
+        """The client of a text model's request has gone."""
+        active = self._requests.by_key(key)
+        if active is not None and active.lane is not None:
             self.end(active, CANCELLED)
-        else:
-            self._senders.schedule(active)
 
-    def on_silence(self, active: ActiveRequest) -> None:
-        """A request in an ensemble has had no response for a while: an empty one lets its client be looked for."""
-        active.beat()
-        self._senders.schedule(active)
+    def on_text_model_gone(self, lane: int) -> None:
+        for active in self._requests.all():
+            if active.lane == lane:
+                self.end(active, CANCELLED)
 
     def on_drain(self) -> None:
         """Take no new requests."""
@@ -289,34 +306,67 @@ class Stub:
         for engine_id in active.engine_ids:
             self._client.abort(engine_id)
 
-    # -- responses (on the sender threads) ------------------------------------------------------------------
+    # -- responses (on the sender threads, rows on the client's reader thread too) ------------------------------
 
     def _send(self, active: ActiveRequest) -> None:
-        chunks, failure, heartbeat = active.take()
-        if failure is not None:
-            self._send_failure(active, failure)
-            return
+        """What a request's client is to get now: tokens, or its end."""
         try:
-            for chunk in chunks:
-                self._responder.respond(active, chunk_arrays(active, chunk), chunk.final)
-                if chunk.final:
-                    self._forget(active)
-                    self._ended(active, CANCELLED.outcome if active.was_stopped else COMPLETED)
-            if heartbeat:
-                self._responder.respond(active, heartbeat_arrays(active), False)
+            if active.lane is not None:
+                if self._config.decoupled and not active.was_greeted:
+                    active.was_greeted = True
+                    self._responder.respond(active, {}, False)
+                self._send_rows([active])
+            else:
+                for chunk in active.take():
+                    self._responder.respond(active, chunk_arrays(active, chunk), chunk.final)
+                    if chunk.final:
+                        self._complete(active)
         except BaseException as error:
-            let_end(error)
-            logger.error("a response could not be sent: %s", error)
-            active.finish()
-            self._abort(active)
-            self._send_failure(active, Failure("failed", f"a response could not be sent: {error}"))
+            self._break_off(active, error)
+        if (failure := active.take_failure()) is not None:
+            self._send_failure(active, failure)
+        elif active.has_left and self._responder.close(active, self._config.decoupled):
+            self._complete(active)
+
+    def _send_rows(self, requests: Iterable[ActiveRequest]) -> None:
+        """Hand the tokens of requests to their text models, in one message for each model."""
+        ended = []
+        with self._link_lock:  # two threads may have rows of one request
+            messages: dict[int, RowMessage] = {}
+            for active in requests:
+                assert active.lane is not None
+                message = messages.setdefault(active.lane, RowMessage())
+                try:
+                    for chunk in active.take():
+                        add_row(message, active, chunk)
+                        if chunk.final:
+                            ended.append(active)
+                except BaseException as error:
+                    self._break_off(active, error)
+                    ended.append(active)
+            for lane, message in messages.items():
+                if message.rows:
+                    self._links.send(lane, message)
+        for active in ended:  # behind its rows
+            active.has_left = True
+            self._senders.schedule(active)
+
+    def _break_off(self, active: ActiveRequest, error: BaseException) -> None:
+        let_end(error)
+        logger.error("a response could not be sent: %s", error)
+        self._abort(active)
+        active.break_off(Failure("failed", f"a response could not be sent: {first_line(error)}"))
+
+    def _complete(self, active: ActiveRequest) -> None:
+        self._forget(active)
+        self._ended(active, CANCELLED.outcome if active.was_stopped else COMPLETED)
 
     def _send_failure(self, active: ActiveRequest, failure: Failure) -> None:
         """The end of a request that failed. A response that is no error follows where the caller asked for that."""
         self._forget(active)
         if active.errors_as_tensors:
             try:
-                self._responder.respond(active, failure_arrays(active.outputs, active.key, failure), True)
+                self._responder.respond(active, failure_arrays(active.outputs, failure), True)
             except BaseException as error:
                 let_end(error)
                 logger.error("an error could not be sent: %s", error)

@@ -1,14 +1,19 @@
-"""The `tensorrt_llm_bls` model: text to text by business logic scripting, Triton's calls from one model to another.
+"""The models `ensemble` and `tensorrt_llm_bls`: text to text by business logic scripting, Triton's calls from one model
+to another.
 
-Text models run in this process; only `tensorrt_llm` is called, one thread per open request waiting for its next
-response. Long texts are tokenized in threads of their own (lanes.py), before the request takes one of these. Each
-response is acknowledged as postprocessing would (stub/acks.py), so tokens gather while a response is on its way, and
-the empty responses that come now and then show when a client has gone.
+Text is tokenized and written in this process; `tensorrt_llm` is called, one thread per open request waiting for the
+call's end. The tokens come on a connection of their own (contract/text_rows.py), and sender threads make responses of
+them. Long texts are tokenized in threads of their own (lanes.py), before the request takes one of these. A thread looks
+for clients that have gone.
+
+Triton's own ensembles are not used: they do not tell their steps that a client has gone, send responses that come
+close together in any order, and cost a response three hops.
 
 An error behind a response never arrives at such a caller: Triton waits for ever, or loses it. So the stub is asked for
 errors as tensors (parameters.ERRORS_AS_TENSORS).
 """
 
+import contextlib
 import json
 import queue
 import threading
@@ -17,35 +22,45 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from kvforge.common.errors import EngineError
+from kvforge.common.errors import RequestError
 from kvforge.serving.contract.failures import CANCELLED, CODES, Failure, failure_of, past_deadline
 from kvforge.serving.contract.inputs import TEXT_INPUTS, refuse_unsupported
 from kvforge.serving.contract.parameters import (
     ERRORS_AS_TENSORS,
+    STREAM_INTERVAL,
     TIMEOUT,
     check_parameters,
     client_id,
     read_parameters,
+    stream_interval,
     timeout_s,
 )
-from kvforge.serving.contract.response_fields import ERROR, FINISH_REASON, STOP_REASON, STREAM_STATE
-from kvforge.serving.contract.stream_keys import STREAM_KEY
-from kvforge.serving.stub.acks import AckSender
+from kvforge.serving.contract.response_fields import ERROR, FINISH_REASON, STOP_REASON
+from kvforge.serving.contract.stream_keys import STREAM_KEY, StreamKeys
+from kvforge.serving.contract.text_rows import TextRow, socket_path
+from kvforge.serving.logs.request_log import log_request
 from kvforge.serving.stub.admission import Admission, UnavailableError
-from kvforge.serving.stub.responder import Responder
+from kvforge.serving.stub.responder import Responder, check_room
+from kvforge.serving.stub.sender_pool import SenderPool
+from kvforge.serving.text_models.answer import Answer
+from kvforge.serving.text_models.engine_link import EngineLink
 from kvforge.serving.text_models.lanes import TextLanes
-from kvforge.serving.text_models.postprocess import make_postprocessor
-from kvforge.serving.text_models.preprocess import make_preprocessor, num_text_bytes
+from kvforge.serving.text_models.preprocess import load_tokenizer, make_preprocessor, num_text_bytes
 
 ENGINE_MODEL = "tensorrt_llm"
 TEXT_OUTPUT = "text_output"
-LANE = 1
+LANES = {"ensemble": 0, "tensorrt_llm_bls": 1}
+"""Of the models' stream keys."""
 MAX_THREADS, SPARE_THREADS = 256, 32
 WATCH_PERIOD_S, MAX_LOOKS = 0.05, 10
+"""A question to Triton whether a client has gone costs 60 µs; those not asked longest come first."""
+LATE_S = 10.0
+"""Behind the end of a call its last tokens are not waited for longer."""
 LINGER_S = 15.0
 """For so long the responses of an ended call are kept. Taking the last one makes a thread of Triton's, which does not
 hold the interpreter's lock, let go of them all: were it the last holder, it would free Python objects without the lock
@@ -73,13 +88,13 @@ FROM_PREPROCESSING = {
     "EMBEDDING_BIAS": "embedding_bias",
     "OUT_END_ID": "end_id",
     "OUT_PAD_ID": "pad_id",
-    "STREAM_KEY": STREAM_KEY,
 }
 NOT_OFFERED = (
     "num_draft_tokens", "use_draft_logits", "image_input", "image_bytes_input", "image_url_input", "video_bytes_input"
 )  # fmt: skip
 TO_ENGINE = {"top_k": "runtime_top_k", "top_p": "runtime_top_p", "length_penalty": "len_penalty", "stream": "streaming"}
-NEEDED = ("output_ids", "sequence_length", STREAM_STATE, FINISH_REASON, STOP_REASON)
+NEEDED = ("output_ids", FINISH_REASON, STOP_REASON)
+"""Outputs of `tensorrt_llm` that say how a request failed."""
 
 
 class FailedError(Exception):
@@ -102,19 +117,8 @@ class Call:
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
 
 
-@dataclass
-class Asked:
-    """A request that the engine works on. `lock` is held in calls on `sender`: Triton crashes on a question about a
-    request that is over."""
-
-    sender: Any
-    looked: float = 0.0
-    is_over: bool = False
-    lock: threading.Lock = field(default_factory=threading.Lock)
-
-
 class TextServer:
-    """What `triton_repo/tensorrt_llm_bls/1/model.py` calls. `pb` is triton_python_backend_utils."""
+    """What the `model.py` of both models calls. `pb` is triton_python_backend_utils."""
 
     def __init__(self, pb: Any, args: dict[str, str]) -> None:
         """Raises EngineError when the engine has no tokenizer."""
@@ -123,23 +127,27 @@ class TextServer:
         parameters = {key: value["string_value"] for key, value in config["parameters"].items()}
         self._inputs = [tensor["name"] for tensor in config["input"]]
         self._accumulate = parameters["accumulate_tokens"].lower() == "true"
-        self._preprocessor = make_preprocessor(parameters, LANE)
-        self._postprocessor = make_postprocessor(parameters)
-        self._acks = AckSender(parameters["ack_socket"])
+        self._stream_interval = int(parameters.get(STREAM_INTERVAL, "1"))
+        self._preprocessor = make_preprocessor(parameters)
+        self._tokenizer = load_tokenizer(parameters["tokenizer_dir"], parameters.get("manifest_sha256"))
+        self._name = args["model_name"]
+        run_dir, lane = Path(parameters["run_dir"]), LANES[self._name]
+        self._keys = StreamKeys(run_dir, lane)
+        self._open: dict[int, Answer] = {}
+        self._senders: SenderPool[Answer] = SenderPool(self._send)
+        self._link = EngineLink(socket_path(run_dir), lane, self._on_rows, self._on_lost)
         self._responder = Responder(pb)
         max_queue_size = int(parameters["max_queue_size"])
         self._admission = Admission(max_queue_size)
         self._admission.max_num_seqs = config["max_batch_size"]
         # More than run at once, so that the engine's own queue is never empty while requests wait here.
         num_threads = min(config["max_batch_size"] + min(max_queue_size, SPARE_THREADS), MAX_THREADS)
-        self._open: dict[int, Asked] = {}
         self._ended: queue.SimpleQueue[tuple[float, Any] | None] = queue.SimpleQueue()
         threading.Thread(target=self._let_go, name="bls-ended", daemon=True).start()
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="bls")
         self._lanes = TextLanes()
         self._closing = threading.Event()
-        if not config["model_transaction_policy"]["decoupled"]:  # then no empty responses come by which to look
-            threading.Thread(target=self._watch, name="bls-watch", daemon=True).start()
+        threading.Thread(target=self._watch, name="bls-watch", daemon=True).start()
 
     def execute(self, requests: list[Any]) -> None:
         """Accept requests; each gets its responses from a thread of the pool."""
@@ -157,13 +165,14 @@ class TextServer:
         self._admission.close()
         self._closing.set()
         for key in tuple(self._open):
-            self._acks.send(key, True)
+            self._link.cancel(key)
         self._lanes.close()
         closing = threading.Thread(target=self._pool.shutdown, kwargs={"cancel_futures": True}, daemon=True)
         closing.start()
         closing.join(timeout=5.0)
         self._ended.put(None)
-        self._acks.close()
+        self._link.close()
+        self._senders.close()
 
     def _step(self, step: Callable[[Call], bool], call: Call) -> None:
         """Do a step of a call, which says whether another thread goes on with it; if it fails, the client is told."""
@@ -171,14 +180,19 @@ class TextServer:
             if step(call):
                 return
         except FailedError as error:
-            # The engine was given what is left of the limit.
-            late = call.limit is not None and error.failure.outcome == "deadline"
-            self._responder.refuse(call.sender, past_deadline(call.limit or 0.0) if late else error.failure)
+            self._refuse(call, error.failure)
         except UnavailableError as error:
-            self._responder.refuse(call.sender, Failure("unavailable", str(error)))
+            self._refuse(call, Failure("unavailable", str(error)))
         except BaseException as error:
-            self._responder.refuse(call.sender, failure_of(error))
+            self._refuse(call, failure_of(error))
         self._admission.leave(1)
+
+    def _refuse(self, call: Call, failure: Failure) -> None:
+        """End a request that the engine was not given."""
+        if failure.outcome == "refused":
+            with contextlib.suppress(RequestError):
+                log_request(self._name, client_id(call.request), "refused", error=failure.message)
+        self._responder.refuse(call.sender, failure)
 
     def _begin(self, call: Call) -> bool:
         if call.sender.is_cancelled():
@@ -201,36 +215,49 @@ class TextServer:
 
     def _ask(self, encoded: dict[str, np.ndarray], asked: Call) -> bool:
         """Have the engine answer; False, because the call is over then."""
-        request, sender, parameters = asked.request, asked.sender, _engine_parameters(asked)
-        inputs, key = self._engine_inputs(encoded, asked.arrays)
-        outputs = frozenset(request.requested_output_names())
+        request, parameters = asked.request, _engine_parameters(asked)
+        interval = stream_interval(read_parameters(request), self._stream_interval)
+        parameters[STREAM_INTERVAL] = interval
+        answer = Answer(self._keys.make(), asked.sender, self._tokenizer, interval, self._accumulate)
+        outputs = frozenset(request.requested_output_names()) - {TEXT_OUTPUT}
         call = self._pb.InferenceRequest(
             model_name=ENGINE_MODEL,
             request_id=client_id(request),
-            inputs=inputs,
-            requested_output_names=[*NEEDED, *sorted(outputs - {TEXT_OUTPUT})],
+            inputs=self._engine_inputs(encoded, asked.arrays, answer.key),
+            requested_output_names=[*NEEDED, *sorted(outputs)],
             parameters=parameters,
         )
-        watched = self._open[key] = Asked(sender)
-        final = False
-        responses = call.exec(decoupled=True)
+        self._link.connect()
+        self._open[answer.key] = answer
+        responses: Any = ()
         try:
-            texts: dict[int, bytes] = {}
+            responses = call.exec(decoupled=True)
             for response in responses:
-                final = self._pass_on(response, watched, outputs, texts, key) or final
-            if not final:
-                raise EngineError("the engine ended the request without an answer; send it again")
-        except BaseException:
-            self._acks.send(key, True)
+                failure = self._failure_in(response)
+                if failure is not None:
+                    # The engine was given what is left of the limit.
+                    late = asked.limit is not None and failure.outcome == "deadline"
+                    self._fail(answer, past_deadline(asked.limit or 0.0) if late else failure)
+            if not answer.complete.wait(LATE_S):
+                self._fail(answer, Failure("failed", "the engine ended the request without an answer; send it again"))
+        except BaseException as error:
+            self._link.cancel(answer.key)
+            self._fail(answer, failure_of(error))
             for _ in responses:  # Triton forgets the call only when its last response was taken
                 pass
-            raise
-        finally:
-            with watched.lock:
-                self._open.pop(key, None)
-                watched.is_over = True
-            self._ended.put((time.monotonic(), responses))
+        self._ended.put((time.monotonic(), responses))
+        answer.ended.wait()
         return False
+
+    def _failure_in(self, response: Any) -> Failure | None:
+        """What a response of `tensorrt_llm` says went wrong."""
+        if response.has_error():
+            return self._failure(response.error())
+        tensors = {tensor.name(): tensor for tensor in response.output_tensors()}
+        if FINISH_REASON not in tensors or tensors[FINISH_REASON].as_numpy().item() != ERROR.encode():
+            return None
+        reason = json.loads(tensors[STOP_REASON].as_numpy().item())
+        return Failure(reason["outcome"], reason["message"])
 
     def _let_go(self) -> None:
         """Drop the responses of ended calls, oldest first."""
@@ -241,46 +268,64 @@ class TextServer:
     def _watch(self) -> None:
         """Tell the engine of clients that have gone: few looks at a time, in turn."""
         while not self._closing.wait(WATCH_PERIOD_S):
-            for key, asked in sorted(self._open.copy().items(), key=lambda entry: entry[1].looked)[:MAX_LOOKS]:
-                asked.looked = time.monotonic()
-                with asked.lock:
-                    cancelled = not asked.is_over and asked.sender.is_cancelled()
+            for answer in sorted(self._open.copy().values(), key=lambda answer: answer.last_asked)[:MAX_LOOKS]:
+                answer.last_asked = time.monotonic()
+                with answer.lock:
+                    cancelled = not answer.ended.is_set() and answer.sender.is_cancelled()
                 if cancelled:
-                    self._acks.send(key, True)
+                    self._link.cancel(answer.key)
 
-    def _pass_on(self, response: Any, asked: Asked, outputs: frozenset[str], texts: dict[int, bytes], key: int) -> bool:
-        """Send one response of the engine to the client; True for the last one."""
-        if response.has_error():
-            raise FailedError(self._failure(response.error()))
-        tensors = {tensor.name(): tensor for tensor in response.output_tensors()}
-        if not tensors:
-            return False
-        arrays = {name: tensors[name].as_numpy() for name in NEEDED if name in tensors}
-        if FINISH_REASON in arrays and arrays[FINISH_REASON].item() == ERROR.encode():
-            reason = json.loads(arrays[STOP_REASON].item())
-            raise FailedError(Failure(reason["outcome"], reason["message"]))
-        done = self._postprocessor.run(
-            arrays["output_ids"], arrays["sequence_length"], arrays[STREAM_STATE], asked.sender.is_cancelled
-        )
-        if done.error is not None:
-            raise FailedError(Failure("failed", done.error))
-        if done.text is not None:
-            text = done.text
-            if self._accumulate:
-                texts[done.sequence] = texts.get(done.sequence, b"") + text.item()
-                text[0] = texts[done.sequence]
-            passed = [tensor for name, tensor in tensors.items() if name in outputs]
-            flags = self._pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL if done.final else 0
-            answer = self._pb.InferenceResponse([self._pb.Tensor(TEXT_OUTPUT, text), *passed])
-            with asked.lock:
-                asked.is_over = done.final
-                asked.sender.send(answer, flags=flags)
-        self._acks.send(key, done.cancelled)
-        return done.final
+    # -- what the stub says (on the link's thread) --------------------------------------------------------------
+
+    def _on_rows(self, rows: list[TextRow]) -> None:
+        answers = {}
+        for row in rows:
+            answer = self._open.get(row.key)
+            if answer is not None:
+                answer.add(row)
+                answers[row.key] = answer
+        for answer in answers.values():
+            self._senders.schedule(answer)
+
+    def _on_lost(self) -> None:
+        for answer in tuple(self._open.values()):
+            self._fail(answer, Failure("lost", "tensorrt_llm has ended; send the request again"))
+
+    def _fail(self, answer: Answer, failure: Failure) -> None:
+        answer.fail(failure)
+        self._senders.schedule(answer)
+
+    # -- responses (on the sender threads) ----------------------------------------------------------------------
+
+    def _send(self, answer: Answer) -> None:
+        try:
+            for piece in answer.pieces():
+                tensors = [self._pb.Tensor(TEXT_OUTPUT, np.array([piece.text], dtype=np.object_))]
+                tensors += [self._pb.Tensor(name, array) for name, array in piece.arrays.items()]
+                check_room(sum(array.nbytes for array in piece.arrays.values()))
+                flags = self._pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL if piece.final else 0
+                with answer.lock:
+                    if answer.ended.is_set():
+                        return
+                    answer.sender.send(self._pb.InferenceResponse(tensors), flags=flags)
+                    if piece.final:
+                        self._is_over(answer)
+            failure = answer.take_failure()
+        except BaseException as error:
+            self._link.cancel(answer.key)
+            failure = failure_of(error)
+        with answer.lock:
+            if failure is not None and not answer.ended.is_set():
+                self._is_over(answer)
+                self._responder.refuse(answer.sender, failure)
+
+    def _is_over(self, answer: Answer) -> None:
+        self._open.pop(answer.key, None)
+        answer.ended.set()
 
     def _read(self, call: Call) -> None:
         """The request's inputs: those for preprocessing, and those for `tensorrt_llm`. Raises RequestError."""
-        check_parameters(read_parameters(call.request), TEXT_INPUTS, own=())
+        check_parameters(read_parameters(call.request), TEXT_INPUTS, own=(STREAM_INTERVAL,))
         found = {name: self._pb.get_input_tensor_by_name(call.request, name) for name in self._inputs}
         arrays = {name: tensor.as_numpy() for name, tensor in found.items() if tensor is not None}
         for name in NOT_OFFERED:
@@ -289,15 +334,16 @@ class TextServer:
         call.texts = {TO_PREPROCESSING[name]: arrays.pop(name) for name in tuple(arrays) if name in TO_PREPROCESSING}
         call.arrays = arrays
 
-    def _engine_inputs(self, encoded: dict[str, np.ndarray], arrays: dict[str, np.ndarray]) -> tuple[list[Any], int]:
-        """Input tensors of `tensorrt_llm` and the stream key."""
+    def _engine_inputs(self, encoded: dict[str, np.ndarray], arrays: dict[str, np.ndarray], key: int) -> list[Any]:
+        """Input tensors of `tensorrt_llm`, one row for each prompt."""
         engine = {
             FROM_PREPROCESSING[name]: array
             for name, array in encoded.items()
             if name in FROM_PREPROCESSING and array.size
         }
         engine |= {TO_ENGINE.get(name, name): array for name, array in arrays.items()}
-        return [self._pb.Tensor(name, array) for name, array in engine.items()], int(engine[STREAM_KEY][0, 0])
+        engine[STREAM_KEY] = np.full((len(engine["input_ids"]), 1), key, dtype=np.int64)
+        return [self._pb.Tensor(name, array) for name, array in engine.items()]
 
     def _failure(self, error: Any) -> Failure:
         """Of an error of Triton's own: the stub's come as tensors."""

@@ -1,4 +1,4 @@
-"""The `preprocessing` model: text to token ids, word lists to id lists, biased words to a bias, and a stream key."""
+"""The `preprocessing` model: text to token ids, word lists to id lists, biased words to a bias."""
 
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,6 @@ from kvforge.runtime.requests.checks import MAX_WORDS
 from kvforge.runtime.text.limits import TextLimits
 from kvforge.runtime.text.tokenizer import Tokenizer
 from kvforge.serving.contract.inputs import refuse_unsupported
-from kvforge.serving.contract.stream_keys import StreamKeys
 from kvforge.serving.contract.tensors import Tensors, text
 from kvforge.serving.contract.word_lists import encode_words
 from kvforge.tokenization.files import read_tokenizer_config, special_tokens
@@ -46,12 +45,11 @@ class Preprocessor:
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, keys: StreamKeys, vocab_size: int, max_request_bytes: int, max_seq_len: int = 0,
-        end_id: int = -1, pad_id: int = -1,
+        self, tokenizer: Tokenizer, vocab_size: int, max_request_bytes: int, max_seq_len: int = 0, end_id: int = -1,
+        pad_id: int = -1,
     ) -> None:  # fmt: skip
         self._tokenizer = tokenizer
         self._encode_prompt = TextLimits.of(tokenizer, max_seq_len).encode if max_seq_len else tokenizer.encode
-        self._keys = keys
         self._vocab_size = vocab_size
         self._max_request_bytes = max_request_bytes
         self._end_id, self._pad_id = end_id, pad_id
@@ -75,7 +73,6 @@ class Preprocessor:
         outputs = {
             "INPUT_ID": _padded(rows),
             "REQUEST_INPUT_LEN": np.array([[len(row)] for row in rows], dtype=np.int32),
-            "STREAM_KEY": np.full((len(rows), 1), self._keys.make(), dtype=np.int64),
         }
         one = (len(rows), 1)
         if "REQUEST_OUTPUT_LEN" in tensors:
@@ -136,7 +133,7 @@ class Preprocessor:
         return bias
 
 
-def make_preprocessor(parameters: dict[str, str], lane: int = 0) -> Preprocessor:
+def make_preprocessor(parameters: dict[str, str]) -> Preprocessor:
     """From the parameters of a model's config.pbtxt. Raises EngineError when there is no tokenizer."""
     tokenizer_dir = parameters["tokenizer_dir"]
     manifest = _manifest(Path(tokenizer_dir))
@@ -145,7 +142,6 @@ def make_preprocessor(parameters: dict[str, str], lane: int = 0) -> Preprocessor
     end_id = -1 if manifest is None else next(iter(manifest.eos_token_ids), -1)
     return Preprocessor(
         tokenizer,
-        StreamKeys(Path(parameters["ack_socket"]).parent, lane),
         0 if manifest is None else manifest.vocab_size,
         int(parameters.get("max_request_bytes", str(16 << 20))),
         min(filter(None, lengths), default=0),

@@ -27,12 +27,11 @@ def test_names(tmp_path: Path, name: str) -> None:
     command = engine_command(engine, options)
     assert command[3] == str(engine)
     materialise(tmp_path / "run" / "models", engine, command, 4, options.request_limits)
-    backends = {"ensemble": ""}
     for model in MODELS:
         text = (tmp_path / "run" / "models" / model / "config.pbtxt").read_text(encoding="utf-8")
         config = text_format.Parse(text, model_config_pb2.ModelConfig())
         assert config.name == model
-        assert config.backend == backends.get(model, "python")
+        assert config.backend == "python"
         values = {key: value.string_value for key, value in config.parameters.items()}
         if model == "tensorrt_llm":
             assert values["gpt_model_path"] == str(engine)

@@ -7,7 +7,6 @@ import pytest
 
 from kvforge.common.errors import RequestError
 from kvforge.runtime.requests.checks import MAX_WORDS
-from kvforge.serving.contract.stream_keys import StreamKeys
 from kvforge.serving.text_models.postprocess import Postprocessor
 from kvforge.serving.text_models.preprocess import Preprocessor, load_tokenizer
 from tests.support.models.checkpoints import write_byte_tokenizer
@@ -23,29 +22,25 @@ def tokenizer_dir(tmp_path: Path) -> Path:
 
 
 def preprocessor(tokenizer_dir: Path) -> Preprocessor:
-    return Preprocessor(load_tokenizer(str(tokenizer_dir)), StreamKeys(tokenizer_dir), 300, 1 << 20)
+    return Preprocessor(load_tokenizer(str(tokenizer_dir)), 300, 1 << 20)
 
 
 @pytest.mark.parametrize(
-    ("tokens", "lengths", "state", "words"),
+    ("tokens", "lengths", "words"),
     [
-        (None, LENGTHS, None, "'TOKENS_BATCH' and 'SEQUENCE_LENGTH' are needed"),
-        (TOKENS, None, None, "'TOKENS_BATCH' and 'SEQUENCE_LENGTH' are needed"),
-        (TOKENS, [[4]], None, "'SEQUENCE_LENGTH' must be 0 to 3"),
-        (TOKENS, [[-1]], None, "'SEQUENCE_LENGTH' must be 0 to 3"),
-        (TOKENS, [[3], [3]], None, "does not fit 'TOKENS_BATCH'"),
-        (TOKENS[0], LENGTHS, None, "does not fit 'TOKENS_BATCH'"),
-        ([[[-1, 2, 3]]], LENGTHS, None, "a token id below 0"),
-        (TOKENS, LENGTHS, [[1, 0]], "'STREAM_STATE' is not what"),
-        (TOKENS, LENGTHS, [[1, 0, 0, -2]], "'STREAM_STATE' is not what"),
-        # The key that ends the stub's listener, and with it the pace of everybody's streams.
-        (TOKENS, LENGTHS, [[-1, 0, 0]], "'STREAM_STATE' is not what"),
+        (None, LENGTHS, "'TOKENS_BATCH' and 'SEQUENCE_LENGTH' are needed"),
+        (TOKENS, None, "'TOKENS_BATCH' and 'SEQUENCE_LENGTH' are needed"),
+        (TOKENS, [[4]], "'SEQUENCE_LENGTH' must be 0 to 3"),
+        (TOKENS, [[-1]], "'SEQUENCE_LENGTH' must be 0 to 3"),
+        (TOKENS, [[3], [3]], "does not fit 'TOKENS_BATCH'"),
+        (TOKENS[0], LENGTHS, "does not fit 'TOKENS_BATCH'"),
+        ([[[-1, 2, 3]]], LENGTHS, "a token id below 0"),
     ],
 )
-def test_postprocessing_refuses(tokenizer_dir: Path, tokens, lengths, state, words: str) -> None:
-    arrays = [None if value is None else np.array(value) for value in (tokens, lengths, state)]
+def test_postprocessing_refuses(tokenizer_dir: Path, tokens, lengths, words: str) -> None:
+    arrays = [None if value is None else np.array(value) for value in (tokens, lengths)]
     with pytest.raises(RequestError, match=words):
-        Postprocessor(load_tokenizer(str(tokenizer_dir)), StreamKeys(tokenizer_dir)).run(*arrays, lambda: False)
+        Postprocessor(load_tokenizer(str(tokenizer_dir))).run(*arrays)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from kvforge.serving.client import StreamingClient, StreamResponse
 from kvforge.serving.contract.inputs import ENSEMBLE_NAMES
 from kvforge.serving.contract.word_lists import encode_words
 from kvforge.serving.server.launcher import TritonServer
-from tests.support.serving.server import ENDLESS
+from tests.support.serving.server import ENDLESS, without_end
 
 PROMPT = "What is the capital of France?"
 MAX_TOKENS = 12
@@ -74,12 +74,12 @@ class Probe:
         """What `answers` must be."""
         fields = {"temperature": 0.0, "max_tokens": MAX_TOKENS, **params}
         (output,) = self.llm.generate([prompt], SamplingParams(**fields), use_tqdm=False)
-        return [self._text(output, o) if self.is_text else list(o.token_ids) for o in output.outputs]
+        return [self._text(output, o) if self.is_text else without_end(o) for o in output.outputs]
 
     def _text(self, output: RequestOutput, completion: CompletionOutput) -> str:
-        """Of all tokens: the server keeps the one that ends a text, as TensorRT-LLM does."""
+        """Of all tokens but an end token: the server keeps a stop word, as TensorRT-LLM does."""
         detokenizer = Detokenizer(self.llm.tokenizer, output.prompt_token_ids)
-        return "".join(map(detokenizer.push, completion.token_ids)) + detokenizer.flush()
+        return "".join(map(detokenizer.push, without_end(completion))) + detokenizer.flush()
 
     def tokens(self) -> list[int]:
         """Token ids of the plain greedy answer."""

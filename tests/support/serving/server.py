@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import tritonclient.grpc as grpcclient
 
+from kvforge.runtime import CompletionOutput
 from kvforge.serving.client import StreamingClient
 from kvforge.serving.health.probe import read_metrics
 from kvforge.serving.processes.facts import ProcessId, descendants
@@ -21,6 +22,12 @@ WAIT_S = 120.0
 """Far more than anything takes, also where the machine has other work."""
 ENDLESS = 60000
 """Tokens of a request that runs for much longer than any wait of a test."""
+
+
+def without_end(output: CompletionOutput) -> list[int]:
+    """The tokens that `tensorrt_llm` gives: all but an end token or stop token."""
+    ended = output.finish_reason == "stop" and not isinstance(output.stop_reason, str | tuple)
+    return list(output.token_ids[:-1] if ended else output.token_ids)
 
 
 def used_pages(server: TritonServer) -> float:

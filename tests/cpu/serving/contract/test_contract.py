@@ -21,11 +21,12 @@ from kvforge.serving.contract.inputs import (
     with_todays_names,
 )
 from kvforge.serving.server.repository import RequestLimits, materialise
+from kvforge.serving.text_models.bls import FROM_PREPROCESSING, NOT_OFFERED, TO_ENGINE, TO_PREPROCESSING
 
 CONTRACT = json.loads(Path(__file__).with_name("triton_contract.json").read_text())
 EARLIER = json.loads(Path(__file__).with_name("earlier_contract.json").read_text())["inputs"]
 OWN = {
-    "stream_key", "stream_state", "STREAM_KEY", "STREAM_STATE", "stop_strings", "num_top_log_probs", "min_p",
+    "stream_key", "stop_strings", "num_top_log_probs", "min_p",
     "finish_reason", "stop_reason", "top_log_probs_ids", "top_log_probs",
 }  # fmt: skip
 
@@ -68,15 +69,17 @@ def test_names_of_the_text_models(configs, model: str) -> None:
     assert set(contract["outputs"]) <= set(described(configs[model].output))
 
 
-def test_every_ensemble_input_reaches_a_step(configs) -> None:
-    config = configs["ensemble"]
-    used = {value for step in config.ensemble_scheduling.step for value in step.input_map.values()}
-    assert {t.name for t in config.input} <= used
-    llm = next(step for step in config.ensemble_scheduling.step if step.model_name == "tensorrt_llm")
+def test_every_text_input_has_a_way_to_the_engine(configs) -> None:
+    """Under its own name or the one that TensorRT-LLM's ensemble maps it to; what is not offered is refused by name."""
+    engine = set(described(configs["tensorrt_llm"].input))
+    for model in ("ensemble", "tensorrt_llm_bls"):
+        for name in {t.name for t in configs[model].input} - set(TO_PREPROCESSING) - set(NOT_OFFERED):
+            assert TO_ENGINE.get(name, name) in engine
+    assert set(FROM_PREPROCESSING) <= set(described(configs["preprocessing"].output))
+    assert set(FROM_PREPROCESSING.values()) <= engine
     for ensemble_name, name in CONTRACT["ensemble_renames"].items():
-        assert llm.input_map[name] in (ensemble_name, "_REQUEST_OUTPUT_LEN")
-    made = {value for step in config.ensemble_scheduling.step for value in step.output_map.values()}
-    assert {t.name for t in config.output} <= made
+        step = FROM_PREPROCESSING.get(TO_PREPROCESSING.get(ensemble_name, ""))
+        assert name in (step, TO_ENGINE.get(ensemble_name))
 
 
 def test_batching_decoupling_and_parameters(configs) -> None:
@@ -90,18 +93,13 @@ def test_batching_decoupling_and_parameters(configs) -> None:
 
 
 def test_one_response_a_request(configs, tmp_path: Path) -> None:
-    """No model is decoupled, which Triton's infer() asks for; names and tensors are the same. The ensemble is served by
-    the code of tensorrt_llm_bls."""
+    """No model is decoupled, which Triton's infer() asks for; names and tensors are the same."""
     single = configs_of(tmp_path / "models", RequestLimits(decoupled=False))
     assert not any(config.model_transaction_policy.decoupled for config in single.values())
     for name, config in configs.items():
-        assert config.model_transaction_policy.decoupled == (name not in ("preprocessing", "ensemble"))
-        assert single[name].name == config.name
-        assert described(single[name].output) == described(config.output)
-        assert described(single[name].input).items() >= described(config.input).items()
-    assert single["ensemble"].backend == "python"
-    code = [(tmp_path / "models" / name / "1" / "model.py").read_text() for name in ("ensemble", "tensorrt_llm_bls")]
-    assert code[0] == code[1]
+        assert config.model_transaction_policy.decoupled == (name not in ("preprocessing", "postprocessing"))
+        for field in ("name", "input", "output"):
+            assert getattr(single[name], field) == getattr(config, field)
 
 
 def test_models_find_modules_where_the_server_did(tmp_path: Path) -> None:

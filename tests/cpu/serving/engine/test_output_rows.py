@@ -92,10 +92,10 @@ def test_logits_are_split_over_messages_and_too_many_end_their_request(monkeypat
 
 
 def test_every_output_has_its_shape_and_type() -> None:
-    active = ActiveRequest(9, "id", None, [EVERYTHING], frozenset(BUILDERS), in_ensemble=True)
+    active = ActiveRequest(9, "id", None, [EVERYTHING], frozenset(BUILDERS), stream_interval=0)
     ((_, news),) = through_the_protocol(outputs())
     active.add(news)
-    (chunk,), _, _ = active.take()
+    (chunk,) = active.take()
     arrays = chunk_arrays(active, chunk)
     assert set(arrays) == set(BUILDERS)
     expected = {
@@ -114,10 +114,12 @@ def test_every_output_has_its_shape_and_type() -> None:
 
 @pytest.mark.parametrize("vocab_size", [2, 1])
 def test_a_vocabulary_smaller_than_the_number_of_top_log_probs(vocab_size: int) -> None:
-    active = ActiveRequest(9, "id", None, [EVERYTHING], frozenset({"top_log_probs", "top_log_probs_ids"}))
+    active = ActiveRequest(
+        9, "id", None, [EVERYTHING], frozenset({"top_log_probs", "top_log_probs_ids"}), stream_interval=0
+    )
     top = [(list(range(vocab_size)), [-0.5] * vocab_size)] * 3
-    active.add(StepOutput("9.0", 0, [0, 0, 0], "stop", [-0.5] * 3, top))
-    (chunk,), _, _ = active.take()
+    active.add(StepOutput("9.0", 0, [0, 0, 0], "length", [-0.5] * 3, top))
+    (chunk,) = active.take()
     assert {array.shape for array in chunk_arrays(active, chunk).values()} == {(1, 3, vocab_size)}
 
 
@@ -138,8 +140,8 @@ def test_waiting_log_probs_take_no_object_per_number() -> None:
 
 
 def test_a_failure_as_tensors() -> None:
-    active = ActiveRequest(9, "id", None, [EVERYTHING], frozenset(BUILDERS), in_ensemble=True)
-    arrays = failure_arrays(active.outputs, active.key, Failure("cancelled", "gone"))
+    active = ActiveRequest(9, "id", None, [EVERYTHING], frozenset(BUILDERS), stream_interval=0)
+    arrays = failure_arrays(active.outputs, Failure("cancelled", "gone"))
     assert arrays["finish_reason"].item() == b"error"
     assert b'"CANCELLED"' in arrays["stop_reason"].item()
     assert arrays["output_ids"].shape == (1, 1, 0)

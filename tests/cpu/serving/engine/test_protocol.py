@@ -6,8 +6,7 @@ import threading
 
 import pytest
 
-from kvforge.serving.engine import protocol
-from kvforge.serving.engine.protocol import BLOB, MAX_MESSAGE_BYTES, ProtocolError, encode, receive
+from kvforge.serving.engine.protocol import BLOB, MAX_MESSAGE_BYTES, ProtocolError, encode, encode_head, receive
 
 
 @pytest.fixture
@@ -33,10 +32,11 @@ def test_bytes_travel_behind_the_message(pair) -> None:
     assert receive(theirs) == {"op": "close"}
 
 
-def test_a_message_over_the_limit_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protocol, "MAX_MESSAGE_BYTES", 100)
+def test_a_message_over_the_limit_is_not_sent() -> None:
+    with pytest.raises(ProtocolError, match=f"over the limit of {MAX_MESSAGE_BYTES}"):
+        encode({"op": "add", "prompt": "1" * MAX_MESSAGE_BYTES})
     with pytest.raises(ProtocolError, match="over the limit of 100"):
-        encode({"op": "add", "prompt": [1] * 100})
+        encode_head({"op": "add"}, 90, limit=100)
 
 
 def test_a_closed_peer_is_none_even_within_a_message(pair) -> None:

@@ -1,7 +1,6 @@
-"""Ports, acks, process facts, and the templates' place."""
+"""Ports, process facts, and the templates' place."""
 
 import os
-import queue
 import socket
 import subprocess
 import sys
@@ -17,7 +16,6 @@ from kvforge.serving.server import triton_install
 from kvforge.serving.server.ports import choose_ports
 from kvforge.serving.server.repository import MODELS, repository_templates
 from kvforge.serving.server.triton_install import find_triton
-from kvforge.serving.stub.acks import AckListener, AckSender
 
 
 def test_free_ports_are_different_and_given_ones_are_kept() -> None:
@@ -42,21 +40,6 @@ def test_a_taken_port_is_named() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(KvforgeError, match=rf"127\.0\.0\.1:{port} .*--metrics-port"):
             choose_ports("127.0.0.1", {"http": 0, "metrics": port})
-
-
-def test_acks_arrive_and_the_socket_goes(tmp_path: Path) -> None:
-    path = tmp_path / "acks.sock"
-    acks: queue.SimpleQueue[tuple[int, bool]] = queue.SimpleQueue()
-    listener = AckListener(str(path), lambda key, cancelled: acks.put((key, cancelled)))
-    sender = AckSender(str(path))
-    sender.send(2**62 - 1, False)
-    sender.send(3, True)
-    assert [acks.get(timeout=30), acks.get(timeout=30)] == [(2**62 - 1, False), (3, True)]
-    listener.close()
-    assert not path.exists()
-    sender.send(4, False)
-    sender.close()
-    assert acks.empty()
 
 
 def test_process_ids_tell_a_living_process_from_a_gone_one() -> None:

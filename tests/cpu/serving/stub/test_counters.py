@@ -95,7 +95,7 @@ def test_a_request_whose_counts_are_past_the_edge_is_answered(edge: int) -> None
     prompt = GenerationRequest([1], False, True, return_perf_metrics=True, params={"max_tokens": 1})
     active = ActiveRequest(9, "id", None, [prompt], frozenset(PERF_METRICS))
     active.add(from_row(row, b""))
-    (chunk,), _, _ = active.take()
+    (chunk,) = active.take()
     arrays = chunk_arrays(active, chunk)
     assert set(arrays) == set(PERF_METRICS)
     for name, (field, dtype) in PERF_METRICS.items():

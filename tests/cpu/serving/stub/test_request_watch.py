@@ -1,4 +1,4 @@
-"""The stub's clock: who gets the next beat, what a drain does, and deadlines."""
+"""The stub's clock: whose client is looked after, what a drain does, and deadlines."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -8,13 +8,12 @@ import pytest
 
 from kvforge.serving.contract.failures import SHUTTING_DOWN, Failure
 from kvforge.serving.contract.request import GenerationRequest
-from kvforge.serving.engine.output_rows import StepOutput
 from kvforge.serving.processes.run_dir import ask_to_drain
 from kvforge.serving.stub import active as active_module
 from kvforge.serving.stub import request_watch as module
 from kvforge.serving.stub.active import ActiveRequest
 from kvforge.serving.stub.open_requests import OpenRequests
-from kvforge.serving.stub.request_watch import HEARTBEAT_PERIOD_S, SILENCE_S, RequestWatch
+from kvforge.serving.stub.request_watch import RequestWatch
 
 
 class Watched:
@@ -22,7 +21,6 @@ class Watched:
 
     def __init__(self) -> None:
         self.calls: list[str] = []
-        self.beaten: list[int] = []
         self.ended: list[tuple[int, Failure]] = []
 
     def on_tick(self) -> None:
@@ -30,9 +28,6 @@ class Watched:
 
     def on_drain(self) -> None:
         self.calls.append("drain")
-
-    def on_silence(self, active: ActiveRequest) -> None:
-        self.beaten.append(active.key)
 
     def end(self, active: ActiveRequest, failure: Failure) -> None:
         self.ended.append((active.key, failure))
@@ -59,37 +54,29 @@ def watch(tmp_path: Path) -> Iterator[RequestWatch]:
     made.close()
 
 
-def ensemble_request(key: int, timeout_s: float | None = None) -> ActiveRequest:
+def text_request(
+    key: int, timeout_s: float | None = None, lane: int | None = None, sender: object = None
+) -> ActiveRequest:
     prompt = GenerationRequest([1], streaming=True, exclude_input=True, params={"n": 1})
-    return ActiveRequest(key, "id", None, [prompt], frozenset(), in_ensemble=True, timeout_s=timeout_s)
+    return ActiveRequest(key, "id", sender, [prompt], frozenset(), lane, timeout_s=timeout_s)
 
 
-def test_a_request_that_sends_nothing_keeps_no_beat_from_the_others(pass_time, watch: RequestWatch) -> None:
-    """One that waits for its ack stays the one silent for longest."""
-    for key in range(3):
-        watch._requests.add(ensemble_request(key))
-    pass_time(SILENCE_S)
-    for _ in range(6):
-        pass_time(HEARTBEAT_PERIOD_S)
+def test_clients_are_looked_after_in_turn(pass_time, watch: RequestWatch) -> None:
+    """Those of text models are not: the models do."""
+    looked: list[int] = []
+    for key in range(15):
+        sender = SimpleNamespace(is_cancelled=lambda key=key: looked.append(key) or key == 12)
+        watch._requests.add(text_request(key, sender=sender))
+    watch._requests.add(text_request(15, lane=0))
+    for _ in range(3):
+        pass_time(1.0)
         watch._look()
-    assert watch._watched.beaten == [0, 1, 2, 0, 1, 2]
-
-
-def test_who_has_sent_lately_gets_no_beat(pass_time, watch: RequestWatch) -> None:
-    silent, busy = ensemble_request(0), ensemble_request(1)
-    watch._requests.add(silent)
-    watch._requests.add(busy)
-    pass_time(SILENCE_S + 0.1)
-    busy.add(StepOutput("1.0", 0, [4], None, None))
-    assert busy.take()[0]
-    watch._look()
-    pass_time(HEARTBEAT_PERIOD_S)
-    watch._look()
-    assert watch._watched.beaten == [0, 0]
+    assert looked[:15] == list(range(15)) and len(looked) == 30
+    assert [key for key, _ in watch._watched.ended] == [12]
 
 
 def test_the_state_is_told_after_the_drain_is_seen(pass_time, watch: RequestWatch, tmp_path: Path) -> None:
-    watch._requests.add(ensemble_request(5))
+    watch._requests.add(text_request(5, lane=0))
     ask_to_drain(tmp_path, 10.0)
     watch._look()
     assert watch._watched.calls == ["drain", "tick"] and watch._watched.ended == []
@@ -100,8 +87,8 @@ def test_the_state_is_told_after_the_drain_is_seen(pass_time, watch: RequestWatc
 
 
 def test_a_deadline_ends_its_own_request(pass_time, watch: RequestWatch) -> None:
-    watch._requests.add(ensemble_request(1, timeout_s=2.0))
-    watch._requests.add(ensemble_request(2, timeout_s=3.0))
+    watch._requests.add(text_request(1, 2.0, 0))
+    watch._requests.add(text_request(2, 3.0, 0))
     pass_time(2.5)
     watch._look()
     assert [key for key, _ in watch._watched.ended] == [1]

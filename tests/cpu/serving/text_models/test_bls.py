@@ -1,4 +1,4 @@
-"""The text server behind `tensorrt_llm_bls`, with a Triton and an engine that answer from a list."""
+"""The text server behind `ensemble` and `tensorrt_llm_bls`, with a Triton and a stub that answer from a list."""
 
 import gc
 import itertools
@@ -13,10 +13,12 @@ import numpy as np
 import pytest
 
 from kvforge.runtime.text.tokenizer import Tokenizer
-from kvforge.serving.stub.responses import FINAL, HEARTBEAT, SEQUENCE_END
+from kvforge.serving.contract.text_rows import REQUEST_END, SEQUENCE_END, RowMessage, read_rows
+from kvforge.serving.engine.protocol import BLOB
 from kvforge.serving.text_models.bls import TextServer
 from kvforge.serving.text_models.lanes import SHORT_BYTES
 from tests.support.models.checkpoints import write_byte_tokenizer
+from tests.support.models.text_tokenizers import PANICKING_TEXT, panicking_decoder
 
 FINAL_FLAG = 1
 LIMIT_US = 60_000_000
@@ -34,7 +36,7 @@ class Tensor:
 
 
 class Triton:
-    """triton_python_backend_utils; `script` makes the engine's responses from the stream key."""
+    """triton_python_backend_utils; `script(triton, inputs, say)` makes the engine's responses, and says rows."""
 
     Tensor = Tensor
     TRITONSERVER_RESPONSE_COMPLETE_FINAL = FINAL_FLAG
@@ -53,6 +55,8 @@ class Triton:
 
     def __init__(self, script: Any) -> None:
         self.script, self.calls = script, []
+        self.say: Any = None
+        self.cancelled: list[int] = []
 
     def InferenceResponse(self, output_tensors: list[Tensor], error: Any = None) -> SimpleNamespace:
         return SimpleNamespace(
@@ -62,7 +66,7 @@ class Triton:
     def InferenceRequest(self, **fields: Any) -> SimpleNamespace:
         self.calls.append(fields)
         inputs = {tensor.name(): tensor.as_numpy() for tensor in fields["inputs"]}
-        return SimpleNamespace(exec=lambda decoupled: self.script(self, inputs))
+        return SimpleNamespace(exec=lambda decoupled: self.script(self, inputs, self.say))
 
     @staticmethod
     def get_input_tensor_by_name(request: Any, name: str) -> Tensor | None:
@@ -88,21 +92,31 @@ class Sender:
         return self.sent[-1][0].error()
 
 
-def answer(triton: Triton, inputs: dict, tokens: list[int], flags: int, **more: np.ndarray) -> SimpleNamespace:
-    key = int(inputs["stream_key"][0, 0])
-    arrays = {
-        "output_ids": np.array([[tokens]], np.int32).reshape(1, 1, -1),
-        "sequence_length": np.array([[len(tokens)]], np.int32),
-        "stream_state": np.array([[key, 0, flags]], np.int64),
-        **more,
-    }
+class Say:
+    """Rows of the one request, as the stub sends them."""
+
+    def __init__(self, server: TextServer) -> None:
+        self._server = server
+
+    def __call__(self, inputs: dict, tokens: list[int], flags: int, **arrays: np.ndarray) -> None:
+        message = RowMessage()
+        message.add(int(inputs["stream_key"][0, 0]), 0, flags, tokens, [], arrays)
+        self._server._on_rows(read_rows({**message.message, BLOB: b"".join(message.blobs)}))
+
+
+def failed(triton: Triton, outcome: str, message: str) -> SimpleNamespace:
+    reason = json.dumps({"outcome": outcome, "message": message}).encode()
+    arrays = {"finish_reason": np.array([[b"error"]], object), "stop_reason": np.array([[reason]], object)}
     return triton.InferenceResponse([Tensor(name, array) for name, array in arrays.items()])
 
 
-def serve(folder: Path, script: Any, accumulate: bool = False, **inputs: np.ndarray) -> tuple[Triton, Sender]:
+def serve(
+    folder: Path, script: Any, accumulate: bool = False, interval: int = 1, sender: Any = None, **inputs: np.ndarray
+) -> tuple[Triton, Sender]:
+    """One request, to its end. The connection to the stub is one that takes everything."""
     write_byte_tokenizer(folder)
     parameters = {"accumulate_tokens": str(accumulate), "tokenizer_dir": str(folder), "max_queue_size": "2",
-                  "ack_socket": str(folder / "acks.sock"), "max_request_bytes": "10000"}  # fmt: skip
+                  "run_dir": str(folder), "max_request_bytes": "10000", "stream_interval": str(interval)}  # fmt: skip
     names = ("text_input", "max_tokens", "top_k", "stream", "num_draft_tokens")
     config = {
         "max_batch_size": 2,
@@ -110,8 +124,10 @@ def serve(folder: Path, script: Any, accumulate: bool = False, **inputs: np.ndar
         "input": [{"name": name} for name in names],
         "parameters": {name: {"string_value": value} for name, value in parameters.items()},
     }
-    triton, sender = Triton(script), Sender()
-    server = TextServer(triton, {"model_config": json.dumps(config)})
+    triton, sender = Triton(script), sender or Sender()
+    server = TextServer(triton, {"model_config": json.dumps(config), "model_name": "ensemble"})
+    triton.say = Say(server)
+    server._link = SimpleNamespace(connect=lambda: None, cancel=triton.cancelled.append, close=lambda: None)
     tensors = {"text_input": np.array([[b"Hi"]], object), "max_tokens": np.array([[4]], np.int32), **inputs}
     request = SimpleNamespace(
         inputs=tensors, get_response_sender=lambda: sender, parameters=lambda: "", timeout=lambda: LIMIT_US,
@@ -121,30 +137,30 @@ def serve(folder: Path, script: Any, accumulate: bool = False, **inputs: np.ndar
     while server._admission.num_open:
         time.sleep(0.001)
     server._pool.shutdown(wait=True)
+    assert server._open == {}
     server.close()
     return triton, sender
 
 
 def three_pieces(tokenizer_folder: Path) -> Any:
-    def script(triton: Triton, inputs: dict) -> list[SimpleNamespace]:
+    def script(triton: Triton, inputs: dict, say: Say) -> list[SimpleNamespace]:
         tokenizer = Tokenizer.from_dir(tokenizer_folder)
         assert tokenizer is not None
         a, b, c = tokenizer.encode("abc", add_special_tokens=False)
-        return [
-            answer(triton, inputs, [a], 0, sequence_index=np.array([[0]], np.int32)),
-            answer(triton, inputs, [], HEARTBEAT),
-            answer(triton, inputs, [b, c], SEQUENCE_END | FINAL),
-        ]
+        say(inputs, [a], 0, sequence_index=np.array([[0]], np.int32))
+        say(inputs, [b], 0)
+        say(inputs, [c], SEQUENCE_END | REQUEST_END)
+        return [triton.InferenceResponse([])]
 
     return script
 
 
-@pytest.mark.parametrize(("accumulate", "texts"), [(False, ["a", "bc"]), (True, ["a", "abc"])])
+@pytest.mark.parametrize(("accumulate", "texts"), [(False, ["a", "b", "c"]), (True, ["a", "ab", "abc"])])
 def test_pieces_or_the_whole_text_so_far(tmp_path: Path, accumulate: bool, texts: list[str]) -> None:
     top_k = np.array([[7]], np.int32)
     triton, sender = serve(tmp_path, three_pieces(tmp_path), accumulate, top_k=top_k)
     assert sender.texts == texts
-    assert [flags for _, flags in sender.sent] == [0, FINAL_FLAG]
+    assert [flags for _, flags in sender.sent] == [0, 0, FINAL_FLAG]
     assert [tensor.name() for tensor in sender.sent[0][0].output_tensors()] == ["text_output", "sequence_index"]
     (call,) = triton.calls
     inputs = {tensor.name(): tensor.as_numpy() for tensor in call["inputs"]}
@@ -154,11 +170,10 @@ def test_pieces_or_the_whole_text_so_far(tmp_path: Path, accumulate: bool, texts
     assert 0 < call["parameters"]["timeout"] < LIMIT_US  # what is left of it
 
 
-def test_an_error_behind_a_response_arrives(tmp_path: Path) -> None:
-    def script(triton: Triton, inputs: dict) -> list[SimpleNamespace]:
-        reason = json.dumps({"outcome": "lost", "message": "the engine died"}).encode()
-        error = {"finish_reason": np.array([[b"error"]], object), "stop_reason": np.array([[reason]], object)}
-        return [answer(triton, inputs, [65], 0), answer(triton, inputs, [], FINAL, **error)]
+def test_an_error_behind_a_response_arrives_behind_it(tmp_path: Path) -> None:
+    def script(triton: Triton, inputs: dict, say: Say) -> list[SimpleNamespace]:
+        say(inputs, [65], 0)
+        return [triton.InferenceResponse([]), failed(triton, "lost", "the engine died")]
 
     _, sender = serve(tmp_path, script)
     assert len(sender.sent) == 2
@@ -166,16 +181,68 @@ def test_an_error_behind_a_response_arrives(tmp_path: Path) -> None:
     assert sender.sent[-1][1] == FINAL_FLAG
 
 
+def test_an_error_after_the_last_token_is_none(tmp_path: Path) -> None:
+    def script(triton: Triton, inputs: dict, say: Say) -> list[SimpleNamespace]:
+        say(inputs, [65], SEQUENCE_END | REQUEST_END)
+        return [failed(triton, "lost", "the engine died")]
+
+    _, sender = serve(tmp_path, script)
+    assert [flags for _, flags in sender.sent] == [FINAL_FLAG] and sender.error is None
+
+
+def test_an_answer_that_cannot_be_sent_ends_in_an_error(tmp_path: Path) -> None:
+    class Full(Sender):
+        def send(self, response: Any = None, flags: int = 0) -> None:
+            if response.error() is None:
+                raise RuntimeError("no room")
+            super().send(response, flags)
+
+    for flags in (0, SEQUENCE_END | REQUEST_END):
+
+        def script(triton: Triton, inputs: dict, say: Say, flags: int = flags) -> list[SimpleNamespace]:
+            say(inputs, [65], flags)
+            return []
+
+        triton, sender = serve(tmp_path, script, sender=Full())
+        assert len(sender.sent) == 1 and "no room" in sender.error.message()
+        assert len(triton.cancelled) == 1
+
+
+def test_a_lost_connection_ends_what_runs(tmp_path: Path) -> None:
+    def script(triton: Triton, inputs: dict, say: Say) -> list[SimpleNamespace]:
+        say._server._on_lost()
+        return []
+
+    _, sender = serve(tmp_path, script)
+    assert sender.error.code() == Triton.TritonError.UNAVAILABLE
+
+
+def test_tokens_that_cannot_be_shown_end_their_request_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = panicking_decoder()
+    (bad,), fine = tokenizer.encode(PANICKING_TEXT), tokenizer.encode("fox")
+    monkeypatch.setattr("kvforge.serving.text_models.bls.load_tokenizer", lambda *arguments: tokenizer)
+
+    def script(triton: Triton, inputs: dict, say: Say) -> list[SimpleNamespace]:
+        say(inputs, fine, 0)
+        say(inputs, [bad], SEQUENCE_END | REQUEST_END)
+        return []
+
+    triton, sender = serve(tmp_path, script)
+    assert "cannot be shown as text" in sender.error.message()
+    assert len(sender.sent) == 2 and len(triton.cancelled) == 1
+
+
 def test_a_refusal_keeps_its_code(tmp_path: Path) -> None:
-    def script(triton: Triton, inputs: dict) -> list[SimpleNamespace]:
+    def script(triton: Triton, inputs: dict, say: Say) -> list[SimpleNamespace]:
         return [triton.InferenceResponse([], Triton.TritonError("full", Triton.TritonError.UNAVAILABLE))]
 
     _, sender = serve(tmp_path, script)
     assert (sender.error.message(), sender.error.code()) == ("full", Triton.TritonError.UNAVAILABLE)
 
 
-def test_an_engine_that_says_nothing_is_an_error(tmp_path: Path) -> None:
-    _, sender = serve(tmp_path, lambda triton, inputs: [])
+def test_an_engine_that_says_nothing_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvforge.serving.text_models.bls.LATE_S", 0.0)
+    _, sender = serve(tmp_path, lambda triton, inputs, say: [])
     assert "without an answer" in sender.error.message()
 
 
@@ -185,7 +252,7 @@ def test_an_engine_that_says_nothing_is_an_error(tmp_path: Path) -> None:
      ({"num_draft_tokens": np.array([[3]], np.int32)}, "'num_draft_tokens' cannot be used")],
 )  # fmt: skip
 def test_refusals_never_reach_the_engine(tmp_path: Path, inputs: dict, words: str) -> None:
-    triton, sender = serve(tmp_path, lambda triton, inputs: [], **inputs)
+    triton, sender = serve(tmp_path, lambda triton, inputs, say: [], **inputs)
     assert triton.calls == []
     assert words in sender.error.message()
     assert sender.error.code() == Triton.TritonError.INVALID_ARG
@@ -211,7 +278,7 @@ def test_the_wait_for_a_thread_counts_towards_the_deadline(tmp_path: Path, monke
     monkeypatch.setattr(
         "kvforge.serving.text_models.bls.time", SimpleNamespace(monotonic=lambda: next(now), sleep=lambda s: None)
     )
-    triton, sender = serve(tmp_path, lambda triton, inputs: [])
+    triton, sender = serve(tmp_path, lambda triton, inputs, say: [])
     assert triton.calls == []
     assert sender.error.message() == "the request's deadline has passed: its timeout was 60 s"
 
@@ -220,14 +287,14 @@ def test_a_call_is_taken_to_its_end_and_outlives_its_answer(tmp_path: Path) -> N
     """What Triton does with a call that is dropped too early, or never taken to its end: bls.LINGER_S."""
     made: list[weakref.ref[Responses]] = []
 
-    def script(triton: Triton, inputs: dict) -> Responses:
-        failing = answer(triton, inputs, [-1], 0)  # no token id: the answer fails here
-        responses = Responses([failing, answer(triton, inputs, [65], SEQUENCE_END | FINAL)])
+    def script(triton: Triton, inputs: dict, say: Say) -> Responses:
+        broken = SimpleNamespace()  # the answer fails here
+        responses = Responses([broken, triton.InferenceResponse([])])
         made.append(weakref.ref(responses))
         return responses
 
     _, sender = serve(tmp_path, script)
-    assert "below 0" in sender.error.message()
+    assert "has_error" in sender.error.message()
     gc.collect()
     (kept,) = made
     call = kept()
@@ -247,7 +314,7 @@ def test_whatever_fails_the_request_is_answered(
         raise error
 
     monkeypatch.setattr(Tokenizer, "encode", fail)
-    triton, sender = serve(tmp_path, lambda triton, inputs: [], text_input=np.array([[text]], object))
+    triton, sender = serve(tmp_path, lambda triton, inputs, say: [], text_input=np.array([[text]], object))
     assert triton.calls == []
     assert len(sender.sent) == 1
     assert sender.error.code() == Triton.TritonError.INTERNAL
@@ -258,6 +325,6 @@ def test_whatever_fails_the_request_is_answered(
 def test_a_long_text_is_answered_as_a_short_one(tmp_path: Path) -> None:
     text = np.array([[b"x" * (SHORT_BYTES + 1)]], object)
     triton, sender = serve(tmp_path, three_pieces(tmp_path), text_input=text)
-    assert sender.texts == ["a", "bc"]
+    assert sender.texts == ["a", "b", "c"]
     (call,) = triton.calls
     assert {t.name(): t.as_numpy() for t in call["inputs"]}["input_lengths"].item() == SHORT_BYTES + 1
