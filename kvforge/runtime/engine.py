@@ -242,14 +242,15 @@ class LLMEngine:
         """Return gauges of sequences and pages, and what ``EngineStatistics`` counts since the engine was loaded.
 
         ``num_prefilling`` of the running sequences still compute their prompt (again, after a preemption), the
-        others are ``num_decoding``; the last step had ``num_context_tokens`` tokens of prompts. With a draft model
-        there are its gauges too, ``draft_model_…`` (see ``DraftModel.stats``), and with a KV policy that counts
-        something ``num_…`` of its ``counters``.
+        others are ``num_decoding``. ``num_paused`` of the waiting ones were preempted. The last step had
+        ``num_context_tokens`` tokens of prompts. With a draft model there are its gauges too, ``draft_model_…`` (see
+        ``DraftModel.stats``), and with a KV policy that counts something ``num_…`` of its ``counters``.
         """
         scheduler, pool = self.scheduler, self.scheduler.pool
         num_prefilling = sum(s.num_computed < s.num_prompt_tokens for s in scheduler.running)
         return {
             "num_waiting": len(scheduler.waiting),
+            "num_paused": sum(s.metrics.num_preemptions > 0 for s in scheduler.waiting),
             "num_running": len(scheduler.running),
             "num_prefilling": num_prefilling,
             "num_decoding": len(scheduler.running) - num_prefilling,

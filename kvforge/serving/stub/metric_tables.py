@@ -1,4 +1,7 @@
-"""Which numbers go to Triton's metrics port, under which names: TensorRT-LLM's families, and kvforge's own."""
+"""Which numbers go to Triton's metrics port, under which names: TensorRT-LLM's families, and kvforge's own.
+
+Times are in seconds, but TensorRT-LLM's `timestamp` in microseconds since 1970, as there.
+"""
 
 import time
 from collections.abc import Callable
@@ -48,11 +51,12 @@ FAMILIES: dict[str, tuple[str, dict[str, Reader]]] = {
             "micro_batch_id": lambda s: 0,
             "generation_requests": lambda s: s["num_decoding"],
             "total_context_tokens": lambda s: s["num_context_tokens"],
+            "paused_requests": lambda s: s["num_paused"],
         },
     ),
     "nv_trt_llm_general_metrics": (
         "general_type",
-        {"iteration_counter": lambda s: s["num_iterations"], "timestamp": lambda s: int(time.time())},
+        {"iteration_counter": lambda s: s["num_iterations"], "timestamp": lambda s: int(time.time() * 1e6)},
     ),
     "kvforge_kv_cache_bytes": (
         "memory",
@@ -70,6 +74,23 @@ FAMILIES: dict[str, tuple[str, dict[str, Reader]]] = {
         },
     ),
 }
+
+# TensorRT-LLM's counters that stay 0, because prefill and decode run in one engine: family -> (label, label values)
+ABSENT = {
+    "nv_trt_llm_disaggregated_serving_metrics": (
+        "disaggregated_serving_type",
+        ("kv_cache_transfer_ms", "request_count"),
+    )
+}
+
+# TensorRT-LLM's histograms of answered requests: family -> (label value, help)
+INPUT_LENGTHS, OUTPUT_LENGTHS = "nv_llm_input_token_len", "nv_llm_output_token_len"
+LENGTHS = {
+    INPUT_LENGTHS: ("total_input_tokens", "Tokens of a prompt"),
+    OUTPUT_LENGTHS: ("total_output_tokens", "Tokens of an answer, without the one that ended it"),
+}
+LENGTH_LABEL = "response_metric_type"
+LENGTH_BUCKETS = [10.0, 50.0, 100.0, 500.0, 1000.0]
 
 # kvforge's gauges: family -> (number from LLMEngine.stats(), help)
 GAUGES: dict[str, tuple[Reader, str]] = {

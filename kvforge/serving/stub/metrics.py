@@ -1,12 +1,27 @@
 """The engine's numbers on Triton's metrics port (metric_tables.py says which)."""
 
+import queue
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 from kvforge.serving.contract.failures import OUTCOMES
-from kvforge.serving.stub.metric_tables import COUNTERS, FAMILIES, GAUGES, HISTOGRAMS, Reader, Stats
+from kvforge.serving.stub.metric_tables import (
+    ABSENT,
+    COUNTERS,
+    FAMILIES,
+    GAUGES,
+    HISTOGRAMS,
+    INPUT_LENGTHS,
+    LENGTH_BUCKETS,
+    LENGTH_LABEL,
+    LENGTHS,
+    OUTPUT_LENGTHS,
+    Reader,
+    Stats,
+)
 
 COUNTERS_PERIOD_S = 1.0
 """Counters and histograms are many and read seldom; gauges follow the engine at once."""
@@ -53,6 +68,18 @@ class EngineMetrics:
             outcome: self._metric(OUTCOME_FAMILY, "Requests to tensorrt_llm that have ended", True, outcome=outcome)
             for outcome in OUTCOMES
         }
+        self._absent = [
+            self._metric(name, name.replace("_", " "), True, **{label: value})
+            for name, (label, values) in ABSENT.items()
+            for value in values
+        ]
+        self._lengths = {
+            name: self._family(name, text, pb.MetricFamily.HISTOGRAM).Metric(
+                labels={**self._labels, LENGTH_LABEL: value}, buckets=LENGTH_BUCKETS
+            )
+            for name, (value, text) in LENGTHS.items()
+        }
+        self._observed: queue.SimpleQueue[tuple[str, int]] = queue.SimpleQueue()
         self._ready = self._metric(READY_FAMILY, "1 while the engine process serves", False)
         self._open = self._metric(OPEN_FAMILY, "Requests that were accepted and have not ended", False)
         self._buckets: dict[str, dict[str, Metric]] = {}
@@ -75,6 +102,12 @@ class EngineMetrics:
         with self._lock:
             self._counts[outcome] += 1
 
+    def answered(self, input_lengths: Iterable[int], output_lengths: Iterable[int]) -> None:
+        """A request has had its answer: tokens of its prompts, of its sequences."""
+        for name, lengths in ((INPUT_LENGTHS, input_lengths), (OUTPUT_LENGTHS, output_lengths)):
+            for length in lengths:
+                self._observed.put((name, length))
+
     def set_open(self, num_open: int, engine_state: str) -> None:
         """How many requests are open, and the state of the engine process."""
         is_ready = engine_state == "ready"
@@ -90,16 +123,21 @@ class EngineMetrics:
         self._gauges.clear()
         self._counters.clear()
         self._outcomes.clear()
+        self._absent.clear()
+        self._lengths.clear()
         self._buckets.clear()
         self._families.clear()
         del self._ready, self._open
 
     def _metric(self, family: str, help_text: str, is_counter: bool, **labels: str) -> Metric:
         kinds = self._pb.MetricFamily
-        if family not in self._families:
-            kind = kinds.COUNTER if is_counter else kinds.GAUGE
-            self._families[family] = kinds(name=family, description=help_text, kind=kind)
-        return Metric(self._families[family].Metric(labels={**labels, **self._labels}), is_counter)
+        made = self._family(family, help_text, kinds.COUNTER if is_counter else kinds.GAUGE)
+        return Metric(made.Metric(labels={**labels, **self._labels}), is_counter)
+
+    def _family(self, name: str, help_text: str, kind: Any) -> Any:
+        if name not in self._families:
+            self._families[name] = self._pb.MetricFamily(name=name, description=help_text, kind=kind)
+        return self._families[name]
 
     def _run(self) -> None:
         counted = 0.0
@@ -121,6 +159,9 @@ class EngineMetrics:
     def _show_counters(self, stats: Stats | None) -> None:
         for outcome, counter in self._outcomes.items():
             counter.show(self._counts[outcome])
+        for _ in range(self._observed.qsize()):
+            name, length = self._observed.get()
+            self._lengths[name].observe(float(length))
         if stats is None:
             return
         for counter, read in self._counters:

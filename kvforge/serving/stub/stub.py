@@ -359,6 +359,7 @@ class Stub:
 
     def _complete(self, active: ActiveRequest) -> None:
         self._forget(active)
+        self._metrics.answered([len(p.prompt) for p in active.prompts], [s.num_sent for s in active.sequences])
         self._ended(active, CANCELLED.outcome if active.was_stopped else COMPLETED)
 
     def _send_failure(self, active: ActiveRequest, failure: Failure) -> None:

@@ -110,6 +110,7 @@ class FakeEngine:
         used = sum(-(-len(s.tokens) // PAGE_SIZE) for s in self.sequences.values())
         return {
             "num_waiting": 0,
+            "num_paused": 0,
             "num_running": len(self.sequences),
             "max_num_seqs": 64,
             "num_pages": NUM_PAGES,

@@ -11,10 +11,13 @@ from kvforge.serving.stub.metric_tables import HISTOGRAMS
 from kvforge.serving.stub.metrics import EngineMetrics, Metric
 from tests.cpu.serving.stub.fake_engine import FakeEngine
 
+KINDS = ("input", "output")
+
 
 class FakeMetric:
     def __init__(self, name: str, labels: dict[str, str], calls: list) -> None:
         self.key, self.value, self._calls = (name, *(labels[k] for k in sorted(labels))), 0.0, calls
+        self.observed: list[float] = []
 
     def set(self, value: float) -> None:
         self.value = value
@@ -24,6 +27,9 @@ class FakeMetric:
         assert value > 0
         self.value += value
         self._calls.append(self.key)
+
+    def observe(self, value: float) -> None:
+        self.observed.append(value)
 
 
 class FakeTriton:
@@ -35,12 +41,13 @@ class FakeTriton:
         triton = self
 
         class MetricFamily:
-            COUNTER, GAUGE = "counter", "gauge"
+            COUNTER, GAUGE, HISTOGRAM = "counter", "gauge", "histogram"
 
             def __init__(self, name: str, description: str, kind: str) -> None:
-                self._name = name
+                self._name, self._kind = name, kind
 
-            def Metric(self, labels: dict[str, str]) -> FakeMetric:
+            def Metric(self, labels: dict[str, str], buckets: list[float] | None = None) -> FakeMetric:
+                assert (self._kind == self.HISTOGRAM) == (buckets is not None)
                 made = FakeMetric(self._name, labels, triton.calls)
                 triton.metrics[made.key] = made
                 return made
@@ -85,11 +92,14 @@ def test_families_histograms_and_outcomes(triton: FakeTriton) -> None:
     metrics.count("completed")
     metrics.count("completed")
     metrics.count("refused")
+    metrics.answered([7], [3, 4])
     metrics.set_open(4, "ready")
     m = ("tensorrt_llm", "1")
     requests = "kvforge_requests_total"
     wait(lambda: triton.value(requests, m[0], "completed", m[1]) == 2)
     assert triton.value(requests, m[0], "refused", m[1]) == 1
+    lengths = [triton.metrics[f"nv_llm_{kind}_token_len", m[0], f"total_{kind}_tokens", m[1]] for kind in KINDS]
+    wait(lambda: [length.observed for length in lengths] == [[7.0], [3.0, 4.0]])
     assert triton.value("nv_trt_llm_request_metrics", m[0], "waiting", m[1]) == 3
     assert triton.value("nv_trt_llm_request_metrics", m[0], "context", m[1]) == 2
     assert triton.value("kvforge_engine_ready", *m) == 1
