@@ -54,6 +54,13 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         help="leave the checkpoint's early-exit head out (default: build it where there is one)",
     )
     parser.add_argument(
+        "--no-decoupled-mode",
+        dest="decoupled_mode",
+        action="store_const",
+        const=False,
+        help="have `kvforge serve` give one response a request and no streaming, unless it is told --decoupled",
+    )
+    parser.add_argument(
         "--kv-policy",
         metavar="POLICY",
         help="what becomes of K,V once they are written (docs/kv-policies.md): "

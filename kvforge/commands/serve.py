@@ -45,8 +45,9 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         help="seconds that accepted requests get to finish when the server is told to stop (default: %(default)g)",
     )  # fmt: skip
     parser.add_argument(
-        "--no-decoupled", dest="decoupled", action="store_false",
-        help="one response a request and no streaming: for clients that call infer() (docs/serving.md)",
+        "--decoupled", action=argparse.BooleanOptionalAction,
+        help="--no-decoupled: one response a request and no streaming, for clients that call infer() "
+        "(docs/serving.md); default: as the engine was built, with streaming unless its recipe says otherwise",
     )  # fmt: skip
     parser.add_argument(
         "--stream-interval", type=int, default=1, metavar="N",
@@ -91,6 +92,18 @@ def run(args: argparse.Namespace) -> int:
     from kvforge.serving.server.stop_signals import StopSignals
     from kvforge.serving.server.supervisor import RestartPolicy, Supervisor
 
+    speculation = speculation_options(args)
+    for name, minimum in MINIMUM.items():
+        if not getattr(args, name) >= minimum:  # NaN too
+            raise KvforgeError(f"--{name.replace('_', '-')} is {getattr(args, name)}: give {minimum} or more")
+    if not args.openai:
+        for name in ("api_key_file", "served_model_name", "chat_template"):
+            if getattr(args, name) is not None:
+                raise KvforgeError(
+                    f"--{name.replace('_', '-')} is for the OpenAI gateway: add --openai, or leave it out"
+                )
+    manifest = load_manifest(args.engine)
+    decoupled = manifest.decoupled_mode is not False if args.decoupled is None else args.decoupled
     options = ServerOptions(
         address=args.address,
         http_port=args.http_port,
@@ -101,10 +114,10 @@ def run(args: argparse.Namespace) -> int:
         max_seq_len=args.max_seq_len,
         kv_cache_gib=args.kv_cache_gib,
         enable_prefix_cache=not args.no_prefix_cache,
-        decoupled=args.decoupled,
+        decoupled=decoupled,
         wrap_token_ids=args.wrap_token_ids,
         stream_interval=args.stream_interval,
-        **speculation_options(args),
+        **speculation,
         max_queue_size=args.max_queue_size,
         max_request_bytes=args.max_request_bytes,
         drain_timeout_s=args.drain_timeout,
@@ -113,18 +126,9 @@ def run(args: argparse.Namespace) -> int:
         log_level=args.log_level.upper(),
         log_file=args.log_file,
     )
-    for name, minimum in MINIMUM.items():
-        if not getattr(args, name) >= minimum:  # NaN too
-            raise KvforgeError(f"--{name.replace('_', '-')} is {getattr(args, name)}: give {minimum} or more")
-    if not args.openai:
-        for name in ("api_key_file", "served_model_name", "chat_template"):
-            if getattr(args, name) is not None:
-                raise KvforgeError(
-                    f"--{name.replace('_', '-')} is for the OpenAI gateway: add --openai, or leave it out"
-                )
-    if args.openai and not args.decoupled:
-        raise KvforgeError("--openai streams every answer from the engine: leave out --no-decoupled, or --openai")
-    check_speculation(options.speculative, options.early_exit_threshold, load_manifest(args.engine))
+    if args.openai and not decoupled:
+        raise KvforgeError("--openai streams every answer from the engine: give --decoupled, or leave out --openai")
+    check_speculation(options.speculative, options.early_exit_threshold, manifest)
     if options.speculative is not None and options.speculative.draft_engine is not None:
         load_manifest(options.speculative.draft_engine)
     if args.openai:

@@ -141,6 +141,7 @@ def manifest_fields(config: ModelConfig, options: ResolvedOptions) -> dict[str, 
         "max_draft_len": options.max_draft_len,
         "bos_token_id": config.bos_token_id,
         "eos_token_ids": config.eos_token_ids,
+        "decoupled_mode": options.decoupled_mode,
     }
 
 

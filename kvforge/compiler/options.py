@@ -27,7 +27,8 @@ LIMITS = {
 @dataclass(frozen=True)
 class BuildOptions:
     """Options as given; ``None`` and ``"auto"`` leave the choice to :func:`resolve`. Without ``early_exit`` the head of
-    that name is left out where the checkpoint has one. ``kv_policy`` is what ``kvforge.kv_policies.parse`` takes."""
+    that name is left out where the checkpoint has one. ``kv_policy`` is what ``kvforge.kv_policies.parse`` takes.
+    ``decoupled_mode`` is how ``kvforge serve`` serves the engine where it is not told."""
 
     target: str = "cpu"
     dtype: str = "auto"
@@ -40,6 +41,7 @@ class BuildOptions:
     early_exit: bool = True
     weight_dtype: str = "auto"
     kv_policy: str = "full"
+    decoupled_mode: bool = True
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,7 @@ class ResolvedOptions:
     early_exit: bool = False
     int8_weights: bool = False
     policy: KVPolicy = field(default_factory=Full)
+    decoupled_mode: bool = True
 
     @property
     def weight_dtype(self) -> str:
@@ -164,6 +167,7 @@ def resolve(
         early_exit=config.early_exit,
         int8_weights=int8_weights,
         policy=policy,
+        decoupled_mode=options.decoupled_mode,
     )
 
 

@@ -23,7 +23,7 @@ _CHOICES = {
 }
 _LIMITS = {**LIMITS, "cut": (1, 2**31 - 1), "group_size": (1, 2**31 - 1)}
 _PATHS = ("checkpoint", "output")
-_FLAGS = ("early_exit",)
+_FLAGS = ("early_exit", "decoupled_mode")
 KEYS = (*_PATHS, "cut", "group_size", *(field.name for field in fields(BuildOptions)))
 """Every key of a recipe; all but ``checkpoint``, ``output``, ``cut`` and ``group_size`` are build options."""
 

@@ -12,7 +12,7 @@ from kvforge.costs.weights import step_weight_bytes
 from kvforge.kv_policies import Full, KVPolicy, OwnerCache, load
 
 SCHEMA_VERSION = 6
-LATER_FIELDS = frozenset({"kv_bias", "k_norm"})
+LATER_FIELDS = frozenset({"kv_bias", "k_norm", "decoupled_mode"})
 """Fields that came after the schema version did: engines without them load, and keep their digest."""
 
 TOKENIZER_DIR = "tokenizer"
@@ -88,6 +88,8 @@ class Manifest:
     kv_policy_parameters: dict[str, int] = field(default_factory=dict)
     kv_bias: bool | None = None
     k_norm: bool | None = None
+    decoupled_mode: bool | None = None
+    """Whether `kvforge serve` streams where it is not told; None is as true."""
 
     @property
     def policy(self) -> KVPolicy:

@@ -1,9 +1,11 @@
-"""What serving costs: the same requests through `ensemble` (gRPC, streamed) and offline, alternating in one sitting.
+"""What serving costs: the same requests served (gRPC, streamed) and offline, alternating in one sitting.
 
-    python -m perf.serving.overhead [--model 213m|tiny] [--variant "no cut"] [--num-runs 2] [--output FILE]
+    python -m perf.serving.overhead [--model 213m|tiny] [--variant "no cut"] [--entrance ensemble tensorrt_llm]
+        [--stream-interval 1 0 8] [--num-runs 2] [--output FILE]
 
-Prints the throughput of both, their ratio, and where the processor time of a served run went. Offline is
-kvforge.LLM.generate on the same texts with the same limits; neither side reuses prompt starts.
+Prints the throughput of offline use and of each entrance with each number of tokens in a response, the ratios, and
+where the processor time of served runs went. Offline is kvforge.LLM.generate on the same texts with the same limits;
+neither side reuses prompt starts. Both sides have all requests at once, unless --concurrency says otherwise.
 """
 
 import argparse
@@ -30,6 +32,7 @@ from perf.serving.load.processes import CpuWindow
 from perf.serving.load.prompts import make_prompts
 
 KV_CACHE_GIB = 1.0
+ENTRANCES = ("ensemble", "tensorrt_llm_bls", "tensorrt_llm")
 ITERATIONS = 'nv_trt_llm_general_metrics{general_type="iteration_counter",model="tensorrt_llm",version="1"}'
 
 
@@ -55,9 +58,24 @@ def run_offline(llm: LLM, prompts: list[str], max_tokens: int) -> Run:
     return Run(total, 0.0, llm.engine.num_iterations - steps)
 
 
-def run_served(server: TritonServer, prompts: list[str], max_tokens: int, concurrency: int) -> Run:
+@dataclass(frozen=True)
+class Way:
+    """A way to be served: a model of the server, and tokens in a response of a stream."""
+
+    entrance: str
+    stream_interval: int
+
+    def request(self, prompt: str, token_ids: list[int], max_tokens: int) -> Any:
+        if self.entrance != "tensorrt_llm":
+            text = ask_text(prompt, max_tokens, end_id=-1)
+            return infer_request(self.entrance, text, "text_output", stream_interval=self.stream_interval)
+        inputs = {"input_ids": token_ids, "input_lengths": len(token_ids), "request_output_len": max_tokens,
+                  "streaming": True, "end_id": -1}  # fmt: skip
+        return infer_request(self.entrance, inputs, "output_ids", stream_interval=self.stream_interval)
+
+
+def run_served(server: TritonServer, requests: list[Any], concurrency: int) -> Run:
     """``concurrency`` requests at a time over one connection."""
-    requests = [infer_request("ensemble", ask_text(prompt, max_tokens, end_id=-1), "text_output") for prompt in prompts]
     window, steps = CpuWindow(server.pid), read_metrics(server.metrics_url)[ITERATIONS]
     answers, total = asyncio.run(ask_all(server.grpc_url, requests, concurrency))
     cpu = window.read()
@@ -73,47 +91,65 @@ def _check_lengths(lengths: list[int], wanted: int) -> None:
 
 
 def measure(engine: Path, args: argparse.Namespace) -> dict[str, Any]:
-    """Alternate both sides ``num_runs`` times, after one short warm-up of each; returns the report."""
+    """Alternate all ways and offline use ``num_runs`` times, after one short warm-up of each; returns the report."""
     tokenizer, vocab = tokenizer_of(engine), load_manifest(engine).vocab_size
-    num = args.requests
+    ways = [Way(entrance, interval) for entrance in args.entrance for interval in args.stream_interval]
+    num, concurrency = args.requests, args.concurrency or args.requests
 
     def prompts(seed: int) -> list[str]:
         return make_prompts(tokenizer, vocab, num, args.input_tokens, seed)
 
-    offline, served = [], []
+    def requests(way: Way, texts: list[str], max_tokens: int) -> list[Any]:
+        return [way.request(text, tokenizer.encode(text), max_tokens) for text in texts]
+
+    offline: list[Run] = []
+    served: dict[Way, list[Run]] = {way: [] for way in ways}
     options = ServerOptions(kv_cache_gib=KV_CACHE_GIB, enable_prefix_cache=False)
     with TritonServer(engine, options) as server:
         llm = LLM(engine, kv_cache_gib=KV_CACHE_GIB, enable_prefix_cache=False)
         warm = prompts(10**6)[:2]
         run_offline(llm, warm, 8)
-        run_served(server, warm, 8, 2)
+        for way in ways:
+            run_served(server, requests(way, warm, 8), 2)
         for seed in range(args.num_runs):
+            texts = prompts(seed)
             gc.collect()
-            served.append(run_served(server, prompts(seed), args.output_tokens, args.concurrency))
-            _progress("served", served[-1])
-            offline.append(run_offline(llm, prompts(seed), args.output_tokens))
+            offline.append(run_offline(llm, texts, args.output_tokens))
             _progress("offline", offline[-1])
-    tokens = num * (args.input_tokens + args.output_tokens)
-    medians = {name: statistics.median(run.total_s for run in runs) for name, runs in
-               (("offline", offline), ("served", served))}  # fmt: skip
-    middle = min(served, key=lambda run: abs(run.total_s - medians["served"]))
+            for way in ways:
+                served[way].append(run_served(server, requests(way, texts, args.output_tokens), concurrency))
+                _progress(f"{way.entrance}, {way.stream_interval}", served[way][-1])
+    seconds = statistics.median(run.total_s for run in offline)
     return {
         **begin_report("perf.serving.overhead"),
         "requests": num,
-        "concurrency": args.concurrency,
+        "concurrency": concurrency,
         "input_tokens": args.input_tokens,
         "output_tokens": args.output_tokens,
-        "offline_s": medians["offline"],
-        "served_s": medians["served"],
-        "offline_tok_s": tokens / medians["offline"],
-        "served_tok_s": tokens / medians["served"],
-        "served_output_tok_s": num * args.output_tokens / medians["served"],
-        "served_responses_s": middle.num_responses / middle.total_s,
-        "served_to_offline": medians["offline"] / medians["served"],
-        "offline_step_ms": 1e3 * statistics.median(run.total_s / run.num_steps for run in offline),
-        "served_step_ms": 1e3 * statistics.median(run.total_s / max(1, run.num_steps) for run in served),
-        "cpu_s": middle.cpu_s,
-        "runs": {"offline": [asdict(run) for run in offline], "served": [asdict(run) for run in served]},
+        "offline": {
+            "seconds": seconds,
+            "output_tok_s": num * args.output_tokens / seconds,
+            "step_ms": 1e3 * statistics.median(run.total_s / run.num_steps for run in offline),
+            "runs": [asdict(run) for run in offline],
+        },
+        "served": [_summary(way, served[way], seconds, num * args.output_tokens) for way in ways],
+    }
+
+
+def _summary(way: Way, runs: list[Run], offline_s: float, num_tokens: int) -> dict[str, Any]:
+    seconds = statistics.median(run.total_s for run in runs)
+    middle = min(runs, key=lambda run: abs(run.total_s - seconds))
+    return {
+        **asdict(way),
+        "seconds": seconds,
+        "to_offline": offline_s / seconds,
+        "output_tok_s": num_tokens / seconds,
+        "responses_s": middle.num_responses / middle.total_s,
+        "tokens_per_response": num_tokens / middle.num_responses,
+        "ttft_s": statistics.median(run.ttft_s for run in runs),
+        "step_ms": 1e3 * statistics.median(run.total_s / max(1, run.num_steps) for run in runs),
+        "cpu_s": {role: round(sum(threads), 2) for role, threads in (middle.cpu_s or {}).items() if sum(threads)},
+        "runs": [{name: value for name, value in asdict(run).items() if name != "cpu_s"} for run in runs],
     }
 
 
@@ -123,20 +159,26 @@ def _progress(name: str, run: Run) -> None:
 
 def table(report: dict[str, Any]) -> str:
     """The report for a reader."""
+    offline = report["offline"]
     lines = [
         f"{report['requests']} requests of {report['input_tokens']} -> {report['output_tokens']} tokens, "
         f"{report['concurrency']} at a time",
-        f"{'':<10} {'seconds':>9} {'tok/s':>9} {'ms/step':>9}",
-        *(
-            f"{side:<10} {report[f'{side}_s']:>9.2f} {report[f'{side}_tok_s']:>9.0f} {report[f'{side}_step_ms']:>9.2f}"
-            for side in ("offline", "served")
-        ),
-        f"served / offline: {report['served_to_offline']:.3f} of the throughput; {report['served_output_tok_s']:.0f} "
-        f"output tokens/s in {report['served_responses_s']:.0f} responses/s",
-        "processor seconds of a served run, by process and its busiest threads:",
+        f"{'entrance':<18} {'interval':>8} {'seconds':>8} {'tok/s out':>9} {'of offline':>10} {'responses/s':>11} "
+        f"{'tokens each':>11} {'TTFT s':>7} {'ms/step':>8}",
+        f"{'offline':<18} {'':>8} {offline['seconds']:>8.2f} {offline['output_tok_s']:>9.0f} {'':>10} {'':>11} "
+        f"{'':>11} {'':>7} {offline['step_ms']:>8.2f}",
     ]
-    for role, threads in sorted(report["cpu_s"].items(), key=lambda item: -sum(item[1])):
-        lines.append(f"  {role:<24} {sum(threads):>8.2f}   {' '.join(f'{seconds:.2f}' for seconds in threads[:5])}")
+    lines += [
+        f"{run['entrance']:<18} {run['stream_interval']:>8} {run['seconds']:>8.2f} {run['output_tok_s']:>9.0f} "
+        f"{run['to_offline']:>10.3f} {run['responses_s']:>11.0f} {run['tokens_per_response']:>11.1f} "
+        f"{run['ttft_s']:>7.2f} {run['step_ms']:>8.2f}"
+        for run in report["served"]
+    ]
+    lines.append("processor seconds of a served run, by process:")
+    for run in report["served"]:
+        used = sorted(run["cpu_s"].items(), key=lambda item: -item[1])
+        shares = ", ".join(f"{role} {seconds:.1f}" for role, seconds in used)
+        lines.append(f"  {run['entrance']}, {run['stream_interval']}: {shares}")
     return "\n".join(lines)
 
 
@@ -146,7 +188,9 @@ def main() -> int:
     parser.add_argument("--variant", help=f"213m: one of {', '.join(VARIANTS_213M)}; tiny: one of {', '.join(TINY)}")
     add_work(parser)
     parser.add_argument("--requests", type=positive, default=32)
-    parser.add_argument("--concurrency", type=positive, default=32)
+    parser.add_argument("--concurrency", type=positive, help="requests at a time (default: all)")
+    parser.add_argument("--entrance", nargs="+", choices=ENTRANCES, default=["ensemble"])
+    parser.add_argument("--stream-interval", nargs="+", type=int, default=[1, 0], metavar="N")
     add_lengths(parser, 1024, 64)
     parser.add_argument("--num-runs", type=positive, default=2, help="of which medians are reported (default 2)")
     add_report(parser, "OUTPUT.json")

@@ -1,7 +1,9 @@
 """A server without the decoupled mode: each request has one response, so `infer` of Triton's own clients works."""
 
+import dataclasses
 import functools
 import json
+import shutil
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -15,6 +17,7 @@ import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 
 from kvforge import LLM, SamplingParams
+from kvforge.manifest import load_manifest, save_manifest
 from kvforge.serving.client import StreamingClient, input_datatypes
 from kvforge.serving.health.probe import generate, read_metrics
 from kvforge.serving.server.launcher import ServerOptions, TritonServer
@@ -209,3 +212,16 @@ def test_what_was_accepted_is_answered_after_sigterm(engine_dir: Path, llm: LLM)
         expected = {model: list(offline.token_ids) if model == "tensorrt_llm" else offline.text for model in MODELS}
         assert [answered.result() for answered in accepted] == [expected[model] for model in models]
         assert running.wait() == (0, "")
+
+
+def test_the_mode_that_an_engine_was_built_for(engine_dir: Path, llm: LLM, tmp_path: Path) -> None:
+    own = tmp_path / "engine"
+    shutil.copytree(engine_dir, own)
+    save_manifest(dataclasses.replace(load_manifest(own), decoupled_mode=False), own)
+    params = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS)
+    expected = llm.generate([PROMPT], params, use_tqdm=False)[0].outputs[0].text
+    with ServeProcess(own, "--kv-cache-gib", "0.1") as running:
+        assert answer(infer_grpc(running, "ensemble", arrays(llm, "ensemble")), "ensemble") == expected
+    decoupled = ServeProcess(own, "--kv-cache-gib", "0.1", "--decoupled")
+    with decoupled as running, pytest.raises(Exception, match="decoupled transaction policy"):
+        infer_grpc(running, "ensemble", arrays(llm, "ensemble"))

@@ -34,7 +34,8 @@ class Admission:
             if self.num_open and self.num_open + num_sequences > self.max_num_seqs + self.max_queue_size:
                 raise UnavailableError(
                     f"Exceeds maximum queue size, the queue is full: {self.num_open} sequences are running or waiting, "
-                    f"and {self.max_num_seqs} may run and {self.max_queue_size} wait; send the request again later"
+                    f"and {self.max_num_seqs} may run and {self.max_queue_size} wait. Maximum queue size of "
+                    f"{self.max_queue_size} has been reached; send the request again later"
                 )
             self.num_open += num_sequences
 

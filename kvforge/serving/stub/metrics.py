@@ -22,6 +22,7 @@ from kvforge.serving.stub.metric_tables import (
     Reader,
     Stats,
 )
+from kvforge.serving.stub.stats_log import stats_line
 
 COUNTERS_PERIOD_S = 1.0
 """Counters and histograms are many and read seldom; gauges follow the engine at once."""
@@ -52,7 +53,10 @@ class Metric:
 
 
 class EngineMetrics:
-    """Fed by `update`, `count` and `set_open`, which never block; a thread of its own talks to tritonserver."""
+    """Fed by `update`, `count` and `set_open`, which never block; a thread of its own talks to tritonserver.
+
+    Numbers that have changed also go to tritonserver's log, which drops them unless it is verbose.
+    """
 
     def __init__(self, pb: Any, model: str, version: str) -> None:
         self._pb = pb
@@ -87,6 +91,7 @@ class EngineMetrics:
         self._lock = threading.Lock()
         self._num_open, self._is_ready = 0, False
         self._latest: Stats | None = None
+        self._logged: Stats | None = None
         self._changed = threading.Event()
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
@@ -164,6 +169,9 @@ class EngineMetrics:
             self._lengths[name].observe(float(length))
         if stats is None:
             return
+        if stats != self._logged:
+            self._logged = stats
+            self._pb.Logger.log_verbose(stats_line(stats))
         for counter, read in self._counters:
             counter.show(read(stats))
         for key, histogram in stats["histograms"].items():

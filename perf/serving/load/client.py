@@ -53,10 +53,14 @@ class Answer:
         return [token for piece in self.pieces for token in piece]
 
 
-def infer_request(model: str, inputs: Mapping[str, Any], output: str, request_id: str = "") -> Any:
+def infer_request(
+    model: str, inputs: Mapping[str, Any], output: str, request_id: str = "", stream_interval: int | None = None
+) -> Any:
     """A ModelInferRequest of [1, n] tensors that asks for the one ``output``."""
     request = service_pb2.ModelInferRequest(model_name=model, id=request_id)
     request.parameters["triton_enable_empty_final_response"].bool_param = True  # responses say which is the last
+    if stream_interval is not None:
+        request.parameters["stream_interval"].int64_param = stream_interval
     for name, value in inputs.items():
         values = list(value) if isinstance(value, (list, tuple)) else [value]
         datatype = DATATYPES[name]

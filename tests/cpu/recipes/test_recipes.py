@@ -46,6 +46,7 @@ def test_every_build_option_is_a_key_and_reaches_the_options(tmp_path: Path) -> 
         "kv_dtype": "int8",
         "max_seq_len": 77,
         "early_exit": False,
+        "decoupled_mode": False,
         "kv_policy": "shadowkv:rank=64,sparse_budget=1024",
     }
     for index, field in enumerate(dataclasses.fields(BuildOptions)):

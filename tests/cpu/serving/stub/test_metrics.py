@@ -1,14 +1,17 @@
 """What Triton's metrics port is told: only changes, counters that survive a restart of the engine, histograms."""
 
+import json
 import time
+from datetime import datetime, timezone
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from kvforge.runtime.statistics.counters import EngineStatistics
-from kvforge.serving.stub.metric_tables import HISTOGRAMS
+from kvforge.serving.stub.metric_tables import ABSENT, FAMILIES, HISTOGRAMS
 from kvforge.serving.stub.metrics import EngineMetrics, Metric
+from kvforge.serving.stub.stats_log import NAMES, stats_line
 from tests.cpu.serving.stub.fake_engine import FakeEngine
 
 KINDS = ("input", "output")
@@ -53,6 +56,8 @@ class FakeTriton:
                 return made
 
         self.MetricFamily = MetricFamily
+        self.logged: list[str] = []
+        self.Logger = SimpleNamespace(log_verbose=self.logged.append)
 
     def value(self, name: str, *labels: str) -> float:
         return self.metrics[(name, *labels)].value
@@ -132,6 +137,23 @@ def test_what_has_not_changed_is_not_told_again(triton: FakeTriton) -> None:
         wait(lambda number=number: triton.metrics[waiting].value == number)
     metrics.close()
     assert triton.calls.count(waiting) == 2
+
+
+def test_the_log_has_what_the_metrics_of_tensorrt_llm_have(triton: FakeTriton) -> None:
+    families = {name: set(values) for name, (_, values) in {**FAMILIES, **ABSENT}.items() if name.startswith("nv_trt")}
+    assert {name: set(values) for name, values in NAMES.items()} == families
+    line = json.loads(stats_line(stats(num_waiting=3, num_running=2)))
+    assert len(line) == sum(map(len, families.values()))
+    assert line["Active Request Count"] == 5 and line["Request count"] == 0
+    told = datetime.strptime(line["Timestamp"], "%m-%d-%Y %H:%M:%S.%f").replace(tzinfo=timezone.utc)
+    assert abs(told.timestamp() - time.time()) < 3600
+
+    metrics = EngineMetrics(triton, "tensorrt_llm", "1")
+    for number in (3, 3, 4):
+        metrics.update(stats(num_waiting=number))
+        wait(lambda number=number: triton.logged and json.loads(triton.logged[-1])["Waiting Requests"] == number)
+    metrics.close()
+    assert len(triton.logged) == 2
 
 
 def test_every_histogram_of_the_engine_has_a_family() -> None:
