@@ -20,8 +20,9 @@ from kvforge.gateway.options import GatewayOptions
 from kvforge.gateway.readiness import Readiness
 from kvforge.gateway.reading import Reading
 from kvforge.gateway.request_body import BodyReader
-from kvforge.gateway.response_formats import ChatFormat, CompletionFormat, ResponseFormat
+from kvforge.gateway.response_formats import CompletionFormat, ResponseFormat
 from kvforge.gateway.response_stream import StreamedResponse, error_response
+from kvforge.gateway.tool_answers import chat_format
 from kvforge.gateway.triton import Triton
 
 
@@ -52,7 +53,7 @@ class Gateway:
 
     async def chat(self, request: Request) -> Response:
         generation = await self._generation(request, "chatcmpl", chat=True)
-        return self._answer(generation, ChatFormat(generation))
+        return self._answer(generation, chat_format(generation))
 
     async def models(self) -> Response:
         return JSONResponse({"object": "list", "data": [self.model.card]})
@@ -80,6 +81,7 @@ def create_app(model: ServedModel, options: GatewayOptions, keys: ApiKeys) -> Fr
     app = FastAPI(title="kvforge", version=__version__, docs_url=None, redoc_url=None, lifespan=gateway.lifespan)
     app.post("/v1/completions")(gateway.completions)
     app.post("/v1/chat/completions")(gateway.chat)
+    app.post("/v1/embeddings")(embeddings)
     app.get("/v1/models")(gateway.models)
     app.get("/v1/models/{name:path}")(gateway.one_model)
     app.get("/ready")(gateway.ready)
@@ -108,6 +110,11 @@ def create_app(model: ServedModel, options: GatewayOptions, keys: ApiKeys) -> Fr
     return front
 
 
+async def embeddings() -> Response:
+    """Refused in words of its own: clients ask every server of this kind."""
+    raise ApiError(404, "this server generates text and computes no embeddings; ask a server of an embedding model")
+
+
 def _suffix(request: Request) -> str:
     """Part of the answer's id and of Triton's request id: the client's own id, and something it cannot know, so that
     nobody's `stop` with a known id ends another's request."""
@@ -116,7 +123,7 @@ def _suffix(request: Request) -> str:
 
 async def _on_api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
-    request.scope.setdefault("log", {})["error"] = error.message
+    request.scope.setdefault("log", {})["error"] = error.logged
     response = error_response(error)
     if error.status in (408, 413):
         response.headers["Connection"] = "close"

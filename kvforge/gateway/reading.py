@@ -75,4 +75,5 @@ class Reading:
             raise ApiError(500, "the gateway failed to read this request; its log says why") from None
         except WorkersUnavailable as error:
             logger.warning("a request could not be read: %s", error)
-            raise ApiError(503, f"the request cannot be read at the moment: {error}", code="gateway_busy") from None
+            message = "the request cannot be read at the moment; send it again later"
+            raise ApiError(503, message, code="gateway_busy", detail=str(error)) from None

@@ -24,12 +24,13 @@ GUIDES = frozenset(
 COMMON = SAMPLING | GUIDES | {"model", "max_tokens", "logprobs", "stream", "stream_options", "ignore_eos"}
 COMPLETIONS = COMMON | {"prompt", "echo", "best_of", "add_special_tokens"}
 CHAT = COMMON | {
-    "messages", "max_completion_tokens", "top_logprobs", "add_generation_prompt", "continue_final_message",
+    "messages", "max_completion_tokens", "top_logprobs", "add_generation_prompt", "continue_final_message", "tools",
+    "tool_choice", "parallel_tool_calls", "reasoning_effort", "chat_template_kwargs",
 }  # fmt: skip
 
 WITHOUT_EFFECT = frozenset(
     {
-        "user", "metadata", "service_tier", "parallel_tool_calls", "prompt_cache_key", "safety_identifier",
+        "user", "metadata", "service_tier", "prompt_cache_key", "safety_identifier",
         "prompt_cache_retention", "prediction", "spaces_between_special_tokens", "request_id",
     }
 )  # fmt: skip
@@ -47,20 +48,22 @@ class Refused:
     neutral: tuple[Any, ...] = ()
 
 
-_NO_TOOLS = "tools are not supported; describe them in a message and use response_format for the form of the answer"
+_NO_FUNCTIONS = "it is OpenAI's older form; give tools and tool_choice to /v1/chat/completions"
+_CHAT_ONLY = "it is for /v1/chat/completions"
 _NO_BEAMS = "beam search is not supported"
 _NO_PROMPT_LOGPROBS = "log-probabilities of the prompt are not computed, because its prefill skips layers"
 REFUSED = {
     "suffix": Refused("insertion is not supported", ("",)),
-    "tools": Refused(_NO_TOOLS, ([],)),
-    "tool_choice": Refused(_NO_TOOLS, ("none", "auto")),
-    "functions": Refused(_NO_TOOLS, ([],)),
-    "function_call": Refused(_NO_TOOLS, ("none", "auto")),
+    "tools": Refused(_CHAT_ONLY, ([],)),
+    "tool_choice": Refused(_CHAT_ONLY, ("none", "auto")),
+    "functions": Refused(_NO_FUNCTIONS, ([],)),
+    "function_call": Refused(_NO_FUNCTIONS, ("none", "auto")),
     "store": Refused("answers are not stored", (False,)),
     "modalities": Refused("only text is generated", (["text"],)),
     "audio": Refused("only text is generated"),
     "web_search_options": Refused("the server does not search the web"),
-    "reasoning_effort": Refused("the model has no reasoning levels", ("none",)),
+    "reasoning_effort": Refused(_CHAT_ONLY, ("none",)),
+    "parallel_tool_calls": Refused(_CHAT_ONLY, (True, False)),
     "verbosity": Refused("the model has no levels of verbosity", ("medium",)),
     "use_beam_search": Refused(_NO_BEAMS, (False,)),
     "length_penalty": Refused(_NO_BEAMS, (1,)),
@@ -69,7 +72,7 @@ REFUSED = {
     "include_stop_str_in_output": Refused("the stop string is never part of the text", (False,)),
     "skip_special_tokens": Refused("special tokens are never part of the text", (True,)),
     "chat_template": Refused("the server's chat template cannot be replaced by a request"),
-    "chat_template_kwargs": Refused("the chat template takes no arguments from requests", ({},)),
+    "chat_template_kwargs": Refused(_CHAT_ONLY, ({},)),
     "documents": Refused("documents are not passed to the chat template; put them into a message", ([],)),
     "truncate_prompt_tokens": Refused("prompts are not cut; shorten the prompt"),
     "priority": Refused("priorities are not taken from clients", (0,)),

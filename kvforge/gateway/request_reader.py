@@ -8,15 +8,20 @@ from collections.abc import Sequence
 import numpy as np
 
 from kvforge.common.native_calls import is_panic
+from kvforge.gateway.engine_words import GUIDE, LENGTH, PROMPT
 from kvforge.gateway.errors import ApiError, bad_field
+from kvforge.gateway.functions import read_tools
+from kvforge.gateway.guides import guide_field, guided_decoding
 from kvforge.gateway.model import ServedModel
 from kvforge.gateway.options import GatewayOptions
-from kvforge.gateway.parsed_request import ParsedRequest
+from kvforge.gateway.parsed_request import Calls, ParsedRequest
 from kvforge.gateway.prompts import chat_prompt, completion_prompts, json_texts
 from kvforge.gateway.request_body import parse
 from kvforge.gateway.request_fields import CHAT, COMPLETIONS, Fields, flag, include_usage, integer, screen
 from kvforge.gateway.sampling import MAX_TOKENS, MAX_TOP_LOGPROBS, check_best_of, check_length, sampling_params
 from kvforge.gateway.tensors import request_template
+from kvforge.gateway.tool_use import tool_calls
+from kvforge.runtime.requests.guided_decoding import GuidedDecoding
 
 DEFAULT_MAX_TOKENS = 16
 """Of a completion, as OpenAI's; a chat's answer may fill the context."""
@@ -52,15 +57,22 @@ class RequestReader:
         for prompt in prompts:
             check_length(len(prompt), max_tokens, self._model.max_seq_len, "prompt")
         echoes = json_texts(self._model, fields["prompt"], prompts) if echo else ()
-        return self._asked(fields, prompts, max_tokens, logprobs, echoes)
+        guide = guided_decoding(fields)
+        names = {PROMPT: "prompt", LENGTH: "max_tokens", GUIDE: guide_field(fields)}
+        return self._asked(fields, prompts, max_tokens, logprobs, names, echoes, guide)
 
     def _chat(self, fields: Fields) -> ParsedRequest:
-        prompt = chat_prompt(self._model, fields)
+        tools = read_tools(fields)
+        calls, guide, asks = tool_calls(self._model, fields, tools)
+        prompt = chat_prompt(
+            self._model, fields, None if tools is None else tools.shown, "" if calls is None else calls.prefix
+        )
         if "max_completion_tokens" in fields and "max_tokens" in fields:
             raise bad_field("max_tokens", "excludes max_completion_tokens: give one of them")
         name = "max_completion_tokens" if "max_completion_tokens" in fields else "max_tokens"
         max_tokens = integer(fields, name, 1, MAX_TOKENS)
-        check_length(len(prompt), max_tokens or 1, self._model.max_seq_len, "messages")
+        check_length(len(prompt), max_tokens or 1, self._model.max_seq_len, "messages", name)
+        names = {PROMPT: "messages", LENGTH: name, GUIDE: asks}
         if max_tokens is None:
             max_tokens = self._model.max_seq_len - len(prompt)
         logprobs = integer(fields, "top_logprobs", 0, MAX_TOP_LOGPROBS)
@@ -69,14 +81,21 @@ class RequestReader:
                 raise bad_field("top_logprobs", "needs logprobs to be true")
         else:
             logprobs = logprobs or 0
-        return self._asked(fields, [prompt], max_tokens, logprobs)
+        return self._asked(fields, [prompt], max_tokens, logprobs, names, guide=guide, calls=calls)
 
     def _asked(
-        self, fields: Fields, prompts: list[list[int]], max_tokens: int, logprobs: int | None,
+        self,
+        fields: Fields,
+        prompts: list[list[int]],
+        max_tokens: int,
+        logprobs: int | None,
+        names: dict[str, str],
         echoes: Sequence[bytes] = (),
-    ) -> ParsedRequest:  # fmt: skip
+        guide: GuidedDecoding | None = None,
+        calls: Calls | None = None,
+    ) -> ParsedRequest:
         vocab_size = self._model.manifest.vocab_size
-        params = sampling_params(fields, self._options, vocab_size, max_tokens, logprobs)
+        params = sampling_params(fields, self._options, vocab_size, max_tokens, logprobs, guide, names[LENGTH])
         stream = flag(fields, "stream")
         usage = include_usage(fields, stream)
         return ParsedRequest(
@@ -88,6 +107,8 @@ class RequestReader:
             stream=stream,
             include_usage=usage,
             echoes=tuple(echoes),
+            calls=calls,
+            names=names,
         )
 
     def _check_name(self, fields: Fields) -> None:

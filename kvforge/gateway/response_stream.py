@@ -59,7 +59,7 @@ class StreamedResponse(Response):
         try:
             await asyncio.wait((work, gone, ended), return_when=asyncio.FIRST_COMPLETED)
             if not work.done() and ended.done() and not gone.done():
-                log["error"] = ended.result().message
+                log["error"] = ended.result().logged
                 await _cancel(work)
                 await writer.fail(ended.result())
                 return
@@ -74,7 +74,7 @@ class StreamedResponse(Response):
                 return
             error = work.result()
             if error is not None:
-                log["error"] = error.message
+                log["error"] = error.logged
         finally:
             ends.discard(end)
             await _cancel(work, gone)
