@@ -81,6 +81,10 @@ class Generation:
     async def deltas(self) -> AsyncGenerator[Delta, None]:
         """All deltas until every sequence has ended, a bounded number of tokens at a time; between the deltas of one
         response others get their turn. Raises ApiError. Closing it cancels what runs."""
+        if self.asked.empty:
+            for index in range(self.num_choices):
+                yield Delta(index, "", None, "length", None, False)
+            return
         pieces = self._pieces(0) if len(self.asked.prompts) == 1 else self._merged()
         streams: dict[int, TextStream | MarkedText] = {}
         async with contextlib.aclosing(pieces):

@@ -28,6 +28,9 @@ class ParsedRequest:
         prompts: token ids of each, int32.
         n, stop, logprobs: as in SamplingParams: what the way from tokens to an answer depends on.
         calls: how tool calls are read from the answer, None where there can be none.
+        kept: so many of a prompt's sequences are returned, the most probable ones; 0 for all.
+        silent: log-probabilities are for that choice only and not returned.
+        empty: nothing is generated.
         names: what the request calls the fields of kvforge.gateway.engine_words.
         echoes: the prompts' texts where they are to be repeated, as JSON writes them, without quotation marks.
     """
@@ -42,6 +45,9 @@ class ParsedRequest:
     echoes: tuple[bytes, ...] = ()
     calls: Calls | None = None
     names: dict[str, str] = dataclasses.field(default_factory=dict)
+    kept: int = 0
+    silent: bool = False
+    empty: bool = False
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -57,7 +63,7 @@ def pack(asked: ParsedRequest | ApiError) -> bytes:
         "include_usage": asked.include_usage, "template": len(asked.template),
         "prompts": list(map(len, asked.prompts)), "echoes": list(map(len, asked.echoes)),
         "calls": None if asked.calls is None else dataclasses.astuple(asked.calls),
-        "names": asked.names,
+        "names": asked.names, "kept": asked.kept, "silent": asked.silent, "empty": asked.empty,
     }  # fmt: skip
     return b"".join((json.dumps(head).encode(), b"\n", asked.template, *asked.prompts, *asked.echoes))
 
@@ -86,6 +92,9 @@ def unpack(data: bytes) -> ParsedRequest:
         echoes=tuple(map(take, head["echoes"])),
         calls=None if head["calls"] is None else _calls(*head["calls"]),
         names=head["names"],
+        kept=head["kept"],
+        silent=head["silent"],
+        empty=head["empty"],
     )
 
 

@@ -3,6 +3,7 @@
 What this costs, the body decides. So it runs on the event loop for small bodies only, see kvforge.gateway.reading.
 """
 
+import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
@@ -18,7 +19,7 @@ from kvforge.gateway.parsed_request import Calls, ParsedRequest
 from kvforge.gateway.prompts import chat_prompt, completion_prompts, json_texts
 from kvforge.gateway.request_body import parse
 from kvforge.gateway.request_fields import CHAT, COMPLETIONS, Fields, flag, include_usage, integer, screen
-from kvforge.gateway.sampling import MAX_TOKENS, MAX_TOP_LOGPROBS, check_best_of, check_length, sampling_params
+from kvforge.gateway.sampling import MAX_TOKENS, MAX_TOP_LOGPROBS, candidates, check_length, sampling_params
 from kvforge.gateway.tensors import request_template
 from kvforge.gateway.tool_use import tool_calls
 from kvforge.runtime.requests.guided_decoding import GuidedDecoding
@@ -46,20 +47,29 @@ class RequestReader:
             raise
 
     def _completion(self, fields: Fields) -> ParsedRequest:
-        check_best_of(fields)
-        max_tokens = integer(fields, "max_tokens", 1, MAX_TOKENS, DEFAULT_MAX_TOKENS)
+        best_of, n = candidates(fields, self._options.max_n)
+        max_tokens = integer(fields, "max_tokens", 0, MAX_TOKENS, DEFAULT_MAX_TOKENS)
         logprobs = integer(fields, "logprobs", 0, MAX_TOP_LOGPROBS)
         echo = flag(fields, "echo")
         if echo and logprobs is not None:
             raise bad_field("echo", "excludes logprobs: those of the prompt are not computed")
         assert max_tokens is not None
+        if max_tokens == 0 and not echo:
+            raise bad_field(
+                "max_tokens", "is 0, which generates nothing: give 1 or more, or echo to get the prompt back"
+            )
         prompts = completion_prompts(self._model, fields, self._options.max_prompts)
         for prompt in prompts:
             check_length(len(prompt), max_tokens, self._model.max_seq_len, "prompt")
         echoes = json_texts(self._model, fields["prompt"], prompts) if echo else ()
         guide = guided_decoding(fields)
         names = {PROMPT: "prompt", LENGTH: "max_tokens", GUIDE: guide_field(fields)}
-        return self._asked(fields, prompts, max_tokens, logprobs, names, echoes, guide)
+        ranked = best_of > n
+        wanted = 0 if ranked and logprobs is None else logprobs
+        asked = self._asked({**fields, "n": best_of}, prompts, max(max_tokens, 1), wanted, names, echoes, guide)
+        return dataclasses.replace(
+            asked, kept=n if ranked else 0, silent=ranked and logprobs is None, empty=max_tokens == 0
+        )
 
     def _chat(self, fields: Fields) -> ParsedRequest:
         tools = read_tools(fields)

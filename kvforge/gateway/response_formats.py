@@ -44,7 +44,13 @@ class Choice:
         self.text = bytearray()
         self.logprobs = logprobs
         self.finish_reason: str | None = None
+        self.num_tokens = 0
+        self.logprob = 0.0
         self.stop_reason: Any = None
+
+    @property
+    def mean_logprob(self) -> float:
+        return self.logprob / max(self.num_tokens, 1)
 
     @property
     def num_bytes(self) -> int:
@@ -90,10 +96,14 @@ class _Format:
     def add(self, delta: Delta) -> None:
         choice = self._choices.get(delta.index)
         if choice is None:
-            logprobs = None if self._asked.logprobs is None else self._new_logprobs()
+            shown = self._asked.logprobs is not None and not self._asked.silent
+            logprobs = self._new_logprobs() if shown else None
             choice = self._choices[delta.index] = Choice(logprobs)
         before = choice.num_bytes
         choice.text += dumps(delta.text)[1:-1].encode()
+        if self._asked.kept and delta.logprobs is not None:
+            choice.num_tokens += len(delta.logprobs)
+            choice.logprob += sum(entry.logprob for entry in delta.logprobs)
         if choice.logprobs is not None and delta.logprobs is not None:
             choice.logprobs.add(delta.logprobs)
         choice.finish_reason, choice.stop_reason = delta.finish_reason, delta.stop_reason
@@ -105,14 +115,26 @@ class _Format:
 
     def whole(self, usage: dict[str, Any]) -> Parts:
         yield f'{dumps(self._head)[:-1]},"choices":['.encode()
-        for index in range(self._num_choices):
+        for position, index in enumerate(self._returned()):
             choice = self._choices[index]
-            yield f'{"," if index else ""}{{"index":{index},'.encode()
+            yield f'{"," if position else ""}{{"index":{position},'.encode()
             yield from self._content(index, choice.take_text())
             yield b',"logprobs":'
             yield from choice.take_logprobs()
             yield b"," + choice.end() + b"}"
         yield f'],"usage":{dumps(usage)}}}'.encode()
+
+    def _returned(self) -> list[int]:
+        """The choices to return: all, or of each prompt those with the highest mean log-probability."""
+        indices = list(range(self._num_choices))
+        if not self._asked.kept:
+            return indices
+        groups = (indices[at : at + self._asked.n] for at in range(0, self._num_choices, self._asked.n))
+        return [
+            index
+            for group in groups
+            for index in sorted(group, key=lambda index: -self._choices[index].mean_logprob)[: self._asked.kept]
+        ]
 
     def opening(self) -> Iterator[bytes]:
         return iter(())

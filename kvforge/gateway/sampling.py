@@ -58,11 +58,17 @@ def sampling_params(
     return params
 
 
-def check_best_of(fields: dict[str, Any]) -> None:
-    """`best_of` sequences of which `n` are returned: only as many as are returned. Raises ApiError."""
-    best_of = fields.get("best_of", fields.get("n", 1))
-    if best_of != fields.get("n", 1):
-        raise bad_field("best_of", "cannot differ from 'n': every generated sequence is returned")
+def candidates(fields: dict[str, Any], max_n: int) -> tuple[int, int]:
+    """How many sequences of a prompt are generated (`best_of`), and how many of them are returned (`n`). Raises
+    ApiError."""
+    n = integer(fields, "n", 1, max_n, 1)
+    best_of = integer(fields, "best_of", 1, max_n, n)
+    assert n is not None and best_of is not None
+    if best_of < n:
+        raise bad_field("best_of", f"is {best_of}, below 'n': of best_of sequences, n are returned")
+    if best_of > n and fields.get("stream"):
+        raise bad_field("best_of", "above 'n' excludes stream: the best are known only at the end")
+    return best_of, n
 
 
 def check_length(num_prompt: int, max_tokens: int, max_seq_len: int, param: str, max_field: str = "max_tokens") -> None:

@@ -52,7 +52,8 @@ def check(answer: Answer, status: int, param: str | None, words: str = "") -> No
         ("n", 0, "n"),
         ("n", 129, "n"),
         ("n", True, "n"),
-        ("best_of", 3, "best_of"),
+        ("best_of", 0, "best_of"),
+        ("best_of", 129, "best_of"),
         ("temperature", -1, "temperature"),
         ("temperature", "hot", "temperature"),
         ("temperature", 1e300, "temperature"),
@@ -295,3 +296,8 @@ def test_embeddings(url: str, client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError, match="generates text"):
         client.embeddings.create(model="tiny", input="x")
     check(call(url, "POST", "/v1/embeddings", b"{"), 404, None)
+
+
+def test_best_of_and_its_limits(url: str) -> None:
+    for more in ({"n": 3, "best_of": 2}, {"best_of": 2, "stream": True}):
+        check(post(f"{url}/v1/completions", {**COMPLETION, **more}), 400, "best_of")
