@@ -11,6 +11,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 from kvforge import __version__
 from kvforge.gateway.auth import ApiKeys
+from kvforge.gateway.endpoints import Endpoint
 from kvforge.gateway.errors import ApiError
 from kvforge.gateway.generation import Generation
 from kvforge.gateway.held_answers import HeldAnswers
@@ -22,6 +23,7 @@ from kvforge.gateway.reading import Reading
 from kvforge.gateway.request_body import BodyReader
 from kvforge.gateway.response_formats import CompletionFormat, ResponseFormat
 from kvforge.gateway.response_stream import StreamedResponse, error_response
+from kvforge.gateway.responses_format import ResponsesFormat
 from kvforge.gateway.tool_answers import chat_format
 from kvforge.gateway.triton import Triton
 
@@ -48,12 +50,16 @@ class Gateway:
         await self.triton.close()
 
     async def completions(self, request: Request) -> Response:
-        generation = await self._generation(request, "cmpl", chat=False)
+        generation = await self._generation(request, "cmpl-", Endpoint.COMPLETIONS)
         return self._answer(generation, CompletionFormat(generation))
 
     async def chat(self, request: Request) -> Response:
-        generation = await self._generation(request, "chatcmpl", chat=True)
+        generation = await self._generation(request, "chatcmpl-", Endpoint.CHAT)
         return self._answer(generation, chat_format(generation))
+
+    async def responses(self, request: Request) -> Response:
+        generation = await self._generation(request, "resp_", Endpoint.RESPONSES)
+        return self._answer(generation, ResponsesFormat(generation))
 
     async def models(self) -> Response:
         return JSONResponse({"object": "list", "data": [self.model.card]})
@@ -66,10 +72,10 @@ class Gateway:
         problem = await self._readiness.problem()
         return JSONResponse({"ready": problem is None, "reason": problem}, 200 if problem is None else 503)
 
-    async def _generation(self, request: Request, kind: str, chat: bool) -> Generation:
+    async def _generation(self, request: Request, prefix: str, endpoint: Endpoint) -> Generation:
         async with self._bodies.read(request) as data:
-            asked = await self._reading.read(data, chat)
-        return Generation(self.triton, self.model, f"{kind}-{_suffix(request)}", asked)
+            asked = await self._reading.read(data, endpoint)
+        return Generation(self.triton, self.model, f"{prefix}{_suffix(request)}", asked)
 
     def _answer(self, generation: Generation, form: ResponseFormat) -> StreamedResponse:
         return StreamedResponse(generation, form, self._held.one(), self.options.write_timeout)
@@ -81,6 +87,7 @@ def create_app(model: ServedModel, options: GatewayOptions, keys: ApiKeys) -> Fr
     app = FastAPI(title="kvforge", version=__version__, docs_url=None, redoc_url=None, lifespan=gateway.lifespan)
     app.post("/v1/completions")(gateway.completions)
     app.post("/v1/chat/completions")(gateway.chat)
+    app.post("/v1/responses")(gateway.responses)
     app.post("/v1/embeddings")(embeddings)
     app.get("/v1/models")(gateway.models)
     app.get("/v1/models/{name:path}")(gateway.one_model)

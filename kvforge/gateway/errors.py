@@ -33,7 +33,12 @@ class ApiError(Exception):
         self.message = message if len(message) <= MAX_MESSAGE else f"{message[:MAX_MESSAGE]} …"
         self.param = param
         self.code = code
-        self.logged = message if detail is None else f"{message} ({detail[:MAX_MESSAGE]})"
+        self.detail = detail
+
+    @property
+    def logged(self) -> str:
+        """The message and the detail."""
+        return self.message if self.detail is None else f"{self.message} ({self.detail[:MAX_MESSAGE]})"
 
     @property
     def body(self) -> dict[str, Any]:

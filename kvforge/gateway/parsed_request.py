@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from dataclasses import dataclass
+from typing import Any
 
 from kvforge.gateway.errors import ApiError
 
@@ -31,6 +32,7 @@ class ParsedRequest:
         kept: so many of a prompt's sequences are returned, the most probable ones; 0 for all.
         silent: log-probabilities are for that choice only and not returned.
         empty: nothing is generated.
+        shown: what the answer repeats of the request.
         names: what the request calls the fields of kvforge.gateway.engine_words.
         echoes: the prompts' texts where they are to be repeated, as JSON writes them, without quotation marks.
     """
@@ -48,6 +50,7 @@ class ParsedRequest:
     kept: int = 0
     silent: bool = False
     empty: bool = False
+    shown: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -57,13 +60,16 @@ class ParsedRequest:
 def pack(asked: ParsedRequest | ApiError) -> bytes:
     """As bytes: a line of JSON, then what it gives the lengths of."""
     if isinstance(asked, ApiError):
-        return json.dumps({"error": [asked.status, asked.message, asked.param, asked.code]}).encode() + b"\n"
+        return (
+            json.dumps({"error": [asked.status, asked.message, asked.param, asked.code, asked.detail]}).encode() + b"\n"
+        )
     head = {
         "n": asked.n, "stop": asked.stop, "logprobs": asked.logprobs, "stream": asked.stream,
         "include_usage": asked.include_usage, "template": len(asked.template),
         "prompts": list(map(len, asked.prompts)), "echoes": list(map(len, asked.echoes)),
         "calls": None if asked.calls is None else dataclasses.astuple(asked.calls),
         "names": asked.names, "kept": asked.kept, "silent": asked.silent, "empty": asked.empty,
+        "shown": asked.shown,
     }  # fmt: skip
     return b"".join((json.dumps(head).encode(), b"\n", asked.template, *asked.prompts, *asked.echoes))
 
@@ -95,6 +101,7 @@ def unpack(data: bytes) -> ParsedRequest:
         kept=head["kept"],
         silent=head["silent"],
         empty=head["empty"],
+        shown=head["shown"],
     )
 
 

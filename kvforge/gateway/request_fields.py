@@ -5,7 +5,7 @@ A client that asks for something it would not get is told so; a value that asks 
 with OpenAI: a misspelt `max_token` must not go unnoticed.
 """
 
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,16 +83,33 @@ REFUSED = {
 }
 
 
-def screen(body: dict[str, Any], known: Set[str]) -> Fields:
+RESPONSES_REFUSED = {
+    "store": REFUSED["store"],
+    "previous_response_id": Refused("answers are not stored; send the whole conversation as input"),
+    "conversation": Refused("conversations are not stored; send the whole conversation as input"),
+    "background": Refused("answers are not stored, so that none can be fetched later", (False,)),
+    "include": Refused("nothing beside the text and the calls is returned", ([],)),
+    "max_tool_calls": Refused("the server runs no tools"),
+    "prompt": Refused("prompts are not stored; give instructions and input"),
+    "top_logprobs": Refused("log-probabilities are returned by the other endpoints", (0,)),
+    "truncation": Refused("inputs are not cut; shorten the input", ("disabled",)),
+    "stream_options": Refused("the last event has the usage in any case", ({}, {"include_obfuscation": False})),
+}
+"""Of /v1/responses."""
+
+
+def screen(body: dict[str, Any], known: Set[str], refused: Mapping[str, Refused] = REFUSED) -> Fields:
     """The fields of `body` that are read, without those that are null. Raises ApiError (400), naming a field."""
     fields = {}
     for name, value in body.items():
-        if value is None or name in WITHOUT_EFFECT:
+        if value is None:
             continue
         if name in known:
             fields[name] = value
-        elif name in REFUSED:
-            entry = REFUSED[name]
+        elif name in WITHOUT_EFFECT:
+            continue
+        elif name in refused:
+            entry = refused[name]
             if not any(value == neutral for neutral in entry.neutral):
                 raise bad_field(name, f"cannot be used: {entry.reason}")
         else:

@@ -5,10 +5,12 @@ What this costs, the body decides. So it runs on the event loop for small bodies
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from kvforge.common.native_calls import is_panic
+from kvforge.gateway.endpoints import Endpoint
 from kvforge.gateway.engine_words import GUIDE, LENGTH, PROMPT
 from kvforge.gateway.errors import ApiError, bad_field
 from kvforge.gateway.functions import read_tools
@@ -19,6 +21,7 @@ from kvforge.gateway.parsed_request import Calls, ParsedRequest
 from kvforge.gateway.prompts import chat_prompt, completion_prompts, json_texts
 from kvforge.gateway.request_body import parse
 from kvforge.gateway.request_fields import CHAT, COMPLETIONS, Fields, flag, include_usage, integer, screen
+from kvforge.gateway.responses_request import in_response_words, read_response_request
 from kvforge.gateway.sampling import MAX_TOKENS, MAX_TOP_LOGPROBS, candidates, check_length, sampling_params
 from kvforge.gateway.tensors import request_template
 from kvforge.gateway.tool_use import tool_calls
@@ -35,16 +38,31 @@ class RequestReader:
         self._model = model
         self._options = options
 
-    def read(self, data: bytes, chat: bool) -> ParsedRequest:
+    def read(self, data: bytes, endpoint: Endpoint) -> ParsedRequest:
         """Raises ApiError for a request that cannot be served as asked."""
         try:
-            fields = screen(parse(data), CHAT if chat else COMPLETIONS)
+            body = parse(data)
+            if endpoint == Endpoint.RESPONSES:
+                return self._response(body)
+            chat = endpoint == Endpoint.CHAT
+            fields = screen(body, CHAT if chat else COMPLETIONS)
             self._check_name(fields)
             return self._chat(fields) if chat else self._completion(fields)
         except BaseException as error:
             if is_panic(error):
                 raise ApiError(400, "the model's tokenizer fails on this text; change the text") from None
             raise
+
+    def _response(self, body: dict[str, Any]) -> ParsedRequest:
+        fields, shown = read_response_request(body)
+        self._check_name(fields)
+        try:
+            asked = self._chat(fields)
+        except ApiError as error:
+            raise in_response_words(error) from None
+        asks = "text.format" if "response_format" in fields else "tools"
+        names = {PROMPT: "input", LENGTH: "max_output_tokens", GUIDE: asks}
+        return dataclasses.replace(asked, names=names, shown=shown)
 
     def _completion(self, fields: Fields) -> ParsedRequest:
         best_of, n = candidates(fields, self._options.max_n)

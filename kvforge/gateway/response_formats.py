@@ -33,8 +33,8 @@ class ResponseFormat(Protocol):
     def event(self, index: int) -> bytes:
         """What a choice has to say since its last event; empty when that is nothing yet."""
 
-    def usage_event(self, usage: dict[str, Any]) -> bytes:
-        """The event without choices that ends a stream with `include_usage`."""
+    def closing(self, usage: dict[str, Any]) -> bytes:
+        """The events that end a stream."""
 
 
 class Choice:
@@ -146,8 +146,9 @@ class _Format:
         self.num_bytes -= before - choice.num_bytes
         return event
 
-    def usage_event(self, usage: dict[str, Any]) -> bytes:
-        return f"data: {dumps({**self._chunk_head, 'choices': [], 'usage': usage})}\n\n".encode()
+    def closing(self, usage: dict[str, Any]) -> bytes:
+        last = f"data: {dumps({**self._chunk_head, 'choices': [], 'usage': usage})}\n\n"
+        return (last if self._asked.include_usage else "").encode() + b"data: [DONE]\n\n"
 
     def _of(self, index: int, choice: Choice, grew: bool) -> bytes:
         raise NotImplementedError

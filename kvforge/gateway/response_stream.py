@@ -115,9 +115,7 @@ class StreamedResponse(Response):
                 if not delta.more or self._form.num_bytes > EVENT_BYTES:
                     await writer.write(self._form.event(delta.index))
         self._check_finished()
-        asked, usage = self._generation.asked, self._generation.usage
-        last = self._form.usage_event(usage.body) if asked.include_usage else b""
-        await writer.write(last + b"data: [DONE]\n\n", end=True)
+        await writer.write(self._form.closing(self._generation.usage.body), end=True)
 
     def _check_finished(self) -> None:
         if self._form.missing():

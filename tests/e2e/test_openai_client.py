@@ -353,3 +353,27 @@ def test_schemas_that_no_guide_takes(tool_client: openai.OpenAI) -> None:
     for choice in ("auto", "required"):
         with pytest.raises(openai.BadRequestError, match="tools"):
             tool_client.chat.completions.create(model=MODEL, messages=ASK, tools=tools, tool_choice=choice)
+
+
+def test_responses(client: openai.OpenAI, llm: LLM) -> None:
+    ids = llm.tokenizer.encode("<system>be<user>hello<a>", add_special_tokens=False)
+    (expected,) = llm.generate([ids], SamplingParams(max_tokens=20, **SAMPLED), use_tqdm=False)[0].outputs
+    ask = {"model": MODEL, "instructions": "be", "input": "hello", "max_output_tokens": 20, "temperature": 0.75,
+           "top_p": 0.875, "extra_body": {"seed": 11}}  # fmt: skip
+    whole = client.responses.create(**ask)
+    assert (whole.output_text, whole.usage.input_tokens) == (expected.text, len(ids))
+    assert whole.status == ("incomplete" if expected.finish_reason == "length" else "completed")
+    events = list(client.responses.create(**ask, stream=True))
+    assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == expected.text
+    assert events[-1].response.output_text == expected.text
+
+
+def test_responses_with_calls(tool_client: openai.OpenAI) -> None:
+    tools = [{"type": "function", **tool["function"]} for tool in TOOLS]
+    ask = {"model": MODEL, "input": "?", "tools": tools, "tool_choice": "required", "parallel_tool_calls": False,
+           "extra_body": {"seed": 2, "logit_bias": NO_BLANKS}}  # fmt: skip
+    (item,) = tool_client.responses.create(**ask).output
+    check_call(item.name, item.arguments)
+    with tool_client.responses.stream(**ask) as stream:
+        (streamed,) = stream.get_final_response().output
+    assert (streamed.name, streamed.arguments) == (item.name, item.arguments)
