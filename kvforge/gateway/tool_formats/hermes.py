@@ -1,4 +1,4 @@
-"""Qwen2.5, Qwen3 and Hermes: <tool_call>, the object and </tool_call> on lines of their own."""
+"""Qwen 2.5, Qwen 3 and Hermes: <tool_call>, the object and </tool_call> on lines of their own."""
 
 from kvforge.gateway.call_reader import Notation
 from kvforge.gateway.tool_format import ToolFormat

@@ -217,7 +217,7 @@ def test_errors_of_the_engine(client: openai.OpenAI, triton: FakeTriton, stream:
 
     triton.script = refuse
     form = {"format": {"type": "json_schema", "name": "a", "schema": {"type": "object"}}}
-    with pytest.raises(openai.BadRequestError, match="'text.format' cannot be kept to: it allows no text"):
+    with pytest.raises(openai.BadRequestError, match=r"'text\.format' cannot be kept to: it allows no text"):
         client.responses.create(model="tiny", input="hi", text=form, stream=stream)
     triton.script = break_off
     with pytest.raises(openai.APIError, match="has ended"):

@@ -8,6 +8,7 @@ import pytest
 from llguidance import LLMatcher
 from tokenizers import AddedToken
 
+from kvforge.common.errors import RequestError
 from kvforge.gateway.call_events import Arguments, CallBegins, Event, Text
 from kvforge.gateway.call_reader import CallReader
 from kvforge.gateway.functions import Function
@@ -295,3 +296,23 @@ def test_references() -> None:
     schema = {"$defs": definitions, "properties": {"$ref": {"$ref": "#/$defs/A"}}}
     assert inlined(schema) == {"properties": {"$ref": {"items": {"type": "integer"}}}}
     assert moved(schema, "#/x")["properties"] == {"$ref": {"$ref": "#/x/$defs/A"}}
+
+
+TWICE = {f"d{index}": {"anyOf": [{"$ref": f"#/$defs/d{index + 1}"}] * 2} for index in range(60)}
+
+
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        ({"$defs": {**TWICE, "d60": {}}, "$ref": "#/$defs/d0"}, "too much"),
+        ({"$defs": {"a": {"items": {"$ref": "#/$defs/a"}}}, "$ref": "#/$defs/a"}, "circle"),
+        ({"$ref": "#/nowhere"}, "nowhere"),
+        ({"$ref": "http://example.org/a"}, "example"),
+        ({"properties": {"a": {"multipleOf": 5}}}, "multipleOf"),
+        ({"properties": {"bookingRef": {}}}, "Ref"),
+        ({"properties": {f"p{index}": {"type": "string"} for index in range(500)}}, "too many parameters"),
+    ],
+)
+def test_schemas_that_a_grammar_does_not_take(schema: dict, words: str) -> None:
+    with pytest.raises(RequestError, match=words):
+        HERMES.free([Function("f", {"type": "object", **schema})], True, lambda text: 5)
