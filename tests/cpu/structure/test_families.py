@@ -21,8 +21,8 @@ WRITTEN_OUT = {
     "perf/harness/random_checkpoint.py",
     "kvforge/gateway/tool_formats/mistral.py",
 }
-"""Files that hold the configuration of a model of their own; and a format of tool calls, recognised by the chat template
-whatever the family, that is known by its maker's name."""
+"""Files that hold the configuration of a model of their own; and a format of tool calls, recognised by the chat
+template whatever the family, that is known by its maker's name."""
 
 
 def spoken(text: str) -> set[str]:
