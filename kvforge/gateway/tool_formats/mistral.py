@@ -1,5 +1,5 @@
-"""Models of Mistral before version 11 of its tokenizer: [TOOL_CALLS] and a list of objects. Its chat templates take ids of
-calls with nine letters and digits only."""
+"""Models of Mistral before version 11 of its tokenizer: [TOOL_CALLS] and a list of objects. Their templates take
+ids of calls with nine letters and digits only."""
 
 import hashlib
 

@@ -6,8 +6,14 @@ from pathlib import Path
 
 import openai
 import pytest
+from tokenizers import AddedToken, Tokenizer
 
-from tests.cpu.gateway.fake_triton import FakeTriton, bytes_of
+from kvforge.common.errors import KvforgeError
+from kvforge.gateway.options import GatewayOptions
+from kvforge.gateway.server import make_server
+from kvforge.manifest import TOKENIZER_DIR
+from tests.cpu.gateway.engine_files import write_engine_files
+from tests.cpu.gateway.fake_triton import FakeTriton, Row, bytes_of
 from tests.cpu.gateway.http_calls import WAIT_S, post
 from tests.cpu.gateway.test_openai_refusals import check
 
@@ -226,3 +232,37 @@ def test_an_unknown_format(start: Callable[..., str], triton: FakeTriton) -> Non
     say(triton, OTHER)
     given = post(f"{start(tool_call_format='hermes')}/v1/chat/completions", body)
     assert json.loads(given.body)["choices"][0]["finish_reason"] == "tool_calls"
+
+
+def test_a_format_that_is_not_known(engine_files: Path) -> None:
+    with pytest.raises(KvforgeError, match="--tool-call-format xml is not known; give one of hermes, llama3_json"):
+        make_server(GatewayOptions(engine=engine_files, tool_call_format="xml"))
+
+
+@pytest.mark.parametrize("special", [False, True])
+def test_markers_that_are_tokens(start: Callable[..., str], triton: FakeTriton, tmp_path: Path, special: bool) -> None:
+    """Seen also where a decoder leaves them out of the text; the guide lets the model write them."""
+    engine = write_engine_files(tmp_path / "tiny")
+    file = str(engine / TOKENIZER_DIR / "tokenizer.json")
+    tokenizer = Tokenizer.from_file(file)
+    marks = ("<tool_call>", "</tool_call>")
+    tokenizer.add_tokens([AddedToken(mark, special=special, normalized=False) for mark in marks])
+    tokenizer.save(file)
+    begin, end = (tokenizer.token_to_id(mark) for mark in marks)
+    inside = [byte + 3 for byte in '\n{"name": "f", "arguments": {"city": "ü"}}\n'.encode()]
+
+    async def script(request):
+        for token in (ord("a") + 3, begin, *inside, end):
+            yield Row([token])
+        yield Row([2], finish_reason="stop")
+
+    triton.script = script
+    url = start(engine=engine, tool_call_format="hermes")
+    client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=WAIT_S)
+    for found in answers(client):
+        assert (found.message.content, calls_of(found)) == ("a", [("f", '{"city": "ü"}')])
+    request = triton.requests[0]
+    assert request.texts("guided_decoding_guide_type") == ["ebnf_grammar"]
+    assert f"<[{begin}]>" in request.texts("guided_decoding_guide")[0]
+    plain = client.chat.completions.create(model="tiny", messages=HELLO).choices[0].message.content
+    assert ("<tool_call>" in plain) == (not special)
