@@ -44,6 +44,11 @@ class CallReader:
         self._call = CallObject(names)
         self._step = self._object if forced and notation.is_object else self._content
 
+    @property
+    def in_call(self) -> bool:
+        """A call has begun, and not all of its arguments are there."""
+        return self._step == self._object and self._call.began
+
     def push(self, text: str) -> list[Event]:
         """What a piece makes certain."""
         events: list[Event] = []

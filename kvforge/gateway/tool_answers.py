@@ -41,6 +41,11 @@ class CallCollector:
         self._num_calls = 0
         self._reader.push(asked.prefix)
 
+    @property
+    def in_call(self) -> bool:
+        """A call is not whole."""
+        return self._reader.in_call
+
     def push(self, text: str, ended: bool) -> list[Event]:
         """The events of a piece; only the first call's where several are not wanted."""
         events = self._reader.push(text) + (self._reader.end() if ended else [])
@@ -82,7 +87,8 @@ class ToolChatFormat(ChatFormat):
                 own.calls[-1].arguments += written
                 own.num_bytes += len(written)
         self.num_bytes += own.num_bytes - before
-        reason = "tool_calls" if delta.finish_reason == "stop" and own.calls else delta.finish_reason
+        whole = bool(own.calls) and not own.collector.in_call
+        reason = "tool_calls" if delta.finish_reason == "stop" and whole else delta.finish_reason
         super().add(Delta(delta.index, text, delta.logprobs, reason, delta.stop_reason, delta.more))
 
     def _opening_content(self) -> bytes:

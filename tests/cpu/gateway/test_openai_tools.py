@@ -266,3 +266,13 @@ def test_markers_that_are_tokens(start: Callable[..., str], triton: FakeTriton, 
     assert f"<[{begin}]>" in request.texts("guided_decoding_guide")[0]
     plain = client.chat.completions.create(model="tiny", messages=HELLO).choices[0].message.content
     assert ("<tool_call>" in plain) == (not special)
+
+
+def test_stop_strings_and_calls(client: openai.OpenAI, triton: FakeTriton) -> None:
+    """One behind a call leaves it whole; one inside cuts it, which the reason says."""
+    for stop, reason in (("</tool_call>", "tool_calls"), ("Zür", "stop")):
+        cut = CALL[: CALL.index(stop) + len(stop)]
+        triton.script = lambda request, cut=cut, stop=stop: bytes_of(cut, request, "stop", stop)
+        found = client.chat.completions.create(model="tiny", messages=HELLO, tools=TOOLS, stop=stop).choices[0]
+        assert found.finish_reason == reason and found.message.content is None
+        assert calls_of(found)[0][1] == ('{"city": "Zürich"}' if reason == "tool_calls" else '{"city": "')
