@@ -63,6 +63,9 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     gateway.add_argument("--api-key-file", type=Path, help="keys that clients must have, one per line")
     gateway.add_argument("--served-model-name", help="what clients call the model (default: the engine's folder)")
     gateway.add_argument("--chat-template", type=Path, help="Jinja file in place of the tokenizer's template")
+    gateway.add_argument(
+        "--tool-call-format", help="how the model writes calls of tools (default: what its chat template speaks)"
+    )
     parser.add_argument("--no-restart", action="store_true", help="end when a process dies, instead of restarting")
     parser.add_argument("--max-restarts", type=int, default=5, help="within the window, then give up (default: 5)")
     parser.add_argument("--restart-window", type=float, default=300.0, metavar="S", help="seconds (default: 300)")
@@ -97,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
         if not getattr(args, name) >= minimum:  # NaN too
             raise KvforgeError(f"--{name.replace('_', '-')} is {getattr(args, name)}: give {minimum} or more")
     if not args.openai:
-        for name in ("api_key_file", "served_model_name", "chat_template"):
+        for name in ("api_key_file", "served_model_name", "chat_template", "tool_call_format"):
             if getattr(args, name) is not None:
                 raise KvforgeError(
                     f"--{name.replace('_', '-')} is for the OpenAI gateway: add --openai, or leave it out"
@@ -169,6 +172,7 @@ def _gateway_options(args: argparse.Namespace) -> "GatewayOptions":
         port=args.openai_port,
         model_name=args.served_model_name,
         chat_template=args.chat_template,
+        tool_call_format=args.tool_call_format,
         api_key_file=args.api_key_file,
         max_seq_len=args.max_seq_len,
         drain_timeout=args.drain_timeout,

@@ -11,6 +11,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 from kvforge import __version__
 from kvforge.gateway.auth import ApiKeys
+from kvforge.gateway.endpoints import Endpoint
 from kvforge.gateway.errors import ApiError
 from kvforge.gateway.generation import Generation
 from kvforge.gateway.held_answers import HeldAnswers
@@ -20,8 +21,10 @@ from kvforge.gateway.options import GatewayOptions
 from kvforge.gateway.readiness import Readiness
 from kvforge.gateway.reading import Reading
 from kvforge.gateway.request_body import BodyReader
-from kvforge.gateway.response_formats import ChatFormat, CompletionFormat, ResponseFormat
+from kvforge.gateway.response_formats import CompletionFormat, ResponseFormat
 from kvforge.gateway.response_stream import StreamedResponse, error_response
+from kvforge.gateway.responses_format import ResponsesFormat
+from kvforge.gateway.tool_answers import chat_format
 from kvforge.gateway.triton import Triton
 
 
@@ -47,12 +50,16 @@ class Gateway:
         await self.triton.close()
 
     async def completions(self, request: Request) -> Response:
-        generation = await self._generation(request, "cmpl", chat=False)
+        generation = await self._generation(request, "cmpl-", Endpoint.COMPLETIONS)
         return self._answer(generation, CompletionFormat(generation))
 
     async def chat(self, request: Request) -> Response:
-        generation = await self._generation(request, "chatcmpl", chat=True)
-        return self._answer(generation, ChatFormat(generation))
+        generation = await self._generation(request, "chatcmpl-", Endpoint.CHAT)
+        return self._answer(generation, chat_format(generation))
+
+    async def responses(self, request: Request) -> Response:
+        generation = await self._generation(request, "resp_", Endpoint.RESPONSES)
+        return self._answer(generation, ResponsesFormat(generation))
 
     async def models(self) -> Response:
         return JSONResponse({"object": "list", "data": [self.model.card]})
@@ -65,10 +72,10 @@ class Gateway:
         problem = await self._readiness.problem()
         return JSONResponse({"ready": problem is None, "reason": problem}, 200 if problem is None else 503)
 
-    async def _generation(self, request: Request, kind: str, chat: bool) -> Generation:
+    async def _generation(self, request: Request, prefix: str, endpoint: Endpoint) -> Generation:
         async with self._bodies.read(request) as data:
-            asked = await self._reading.read(data, chat)
-        return Generation(self.triton, self.model, f"{kind}-{_suffix(request)}", asked)
+            asked = await self._reading.read(data, endpoint)
+        return Generation(self.triton, self.model, f"{prefix}{_suffix(request)}", asked)
 
     def _answer(self, generation: Generation, form: ResponseFormat) -> StreamedResponse:
         return StreamedResponse(generation, form, self._held.one(), self.options.write_timeout)
@@ -80,6 +87,8 @@ def create_app(model: ServedModel, options: GatewayOptions, keys: ApiKeys) -> Fr
     app = FastAPI(title="kvforge", version=__version__, docs_url=None, redoc_url=None, lifespan=gateway.lifespan)
     app.post("/v1/completions")(gateway.completions)
     app.post("/v1/chat/completions")(gateway.chat)
+    app.post("/v1/responses")(gateway.responses)
+    app.post("/v1/embeddings")(embeddings)
     app.get("/v1/models")(gateway.models)
     app.get("/v1/models/{name:path}")(gateway.one_model)
     app.get("/ready")(gateway.ready)
@@ -108,6 +117,11 @@ def create_app(model: ServedModel, options: GatewayOptions, keys: ApiKeys) -> Fr
     return front
 
 
+async def embeddings() -> Response:
+    """Refused in words of its own: clients ask every server of this kind."""
+    raise ApiError(404, "this server generates text and computes no embeddings; ask a server of an embedding model")
+
+
 def _suffix(request: Request) -> str:
     """Part of the answer's id and of Triton's request id: the client's own id, and something it cannot know, so that
     nobody's `stop` with a known id ends another's request."""
@@ -116,7 +130,7 @@ def _suffix(request: Request) -> str:
 
 async def _on_api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
-    request.scope.setdefault("log", {})["error"] = error.message
+    request.scope.setdefault("log", {})["error"] = error.logged
     response = error_response(error)
     if error.status in (408, 413):
         response.headers["Connection"] = "close"

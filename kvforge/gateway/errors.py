@@ -3,8 +3,6 @@
 from collections.abc import Mapping
 from typing import Any
 
-import grpc
-
 from kvforge.common.errors import RequestError
 
 MAX_MESSAGE = 600
@@ -24,14 +22,23 @@ _TYPES = {
 
 
 class ApiError(Exception):
-    """An answer that is an error. `param` names the field of the request, `code` is for programs."""
+    """An answer that is an error. `param` names the field of the request, `code` is for programs, `detail` is for the
+    log only."""
 
-    def __init__(self, status: int, message: str, param: str | None = None, code: str | None = None) -> None:
+    def __init__(
+        self, status: int, message: str, param: str | None = None, code: str | None = None, detail: str | None = None
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.message = message if len(message) <= MAX_MESSAGE else f"{message[:MAX_MESSAGE]} …"
         self.param = param
         self.code = code
+        self.detail = detail
+
+    @property
+    def logged(self) -> str:
+        """The message and the detail."""
+        return self.message if self.detail is None else f"{self.message} ({self.detail[:MAX_MESSAGE]})"
 
     @property
     def body(self) -> dict[str, Any]:
@@ -53,45 +60,9 @@ def bad_field(param: str, what: str) -> ApiError:
 def from_request_error(error: RequestError, names: Mapping[str, str]) -> ApiError:
     """A refusal of kvforge.runtime as a 400; its first word is the parameter, called as in `names` by clients."""
     message = str(error)
+    for own, other in names.items():
+        if own != other:
+            message = message.replace(own, other)
     word = message.split(" ", 1)[0]
-    name = names.get(word)
+    name = word if word in names.values() else None
     return ApiError(400, message if name is None else f"'{name}'{message[len(word) :]}", name)
-
-
-def from_outcome(outcome: str, message: str) -> ApiError:
-    """How `tensorrt_llm` says that a request ended (kvforge.serving.contract.failures), as an HTTP status."""
-    if outcome == "unavailable" and "queue is full" in message:
-        return ApiError(429, message, code="queue_full")
-    status, code = _OUTCOMES.get(outcome, (500, None))
-    return ApiError(status, f"the inference server failed: {message}" if status == 500 else message, code=code)
-
-
-_OUTCOMES: dict[str, tuple[int, str | None]] = {
-    "refused": (400, None),
-    "unavailable": (503, "engine_unavailable"),
-    "lost": (503, "engine_unavailable"),
-    "deadline": (504, "deadline_exceeded"),
-    "cancelled": (499, "cancelled"),
-}
-
-
-def from_triton_error(message: str) -> ApiError:
-    """What Triton itself says where the model is not there to answer; of its errors a stream carries only the words."""
-    if any(words in message for words in _NOT_LOADED):
-        return ApiError(503, f"the engine is not loaded: {message}", code="engine_unavailable")
-    return ApiError(500, f"the inference server failed: {message}")
-
-
-_NOT_LOADED = ("unknown model", "not ready", "is not healthy", "no available versions", "Server exiting", "stopping")
-"""The model is missing or unloaded, its process ended, the server goes down."""
-
-
-def from_rpc_error(code: grpc.StatusCode, details: str) -> ApiError:
-    """The stream itself broke, or nothing answers."""
-    if code is grpc.StatusCode.UNAVAILABLE:
-        unreachable = "failed to connect" in details or "Socket closed" in details or "recvmsg" in details
-        message = "the inference server cannot be reached; try again" if unreachable else details
-        return ApiError(503, message, code="engine_unavailable")
-    if code is grpc.StatusCode.CANCELLED:
-        return ApiError(499, "the request was cancelled", code="cancelled")
-    return ApiError(500, f"the inference server failed: {details}")

@@ -8,6 +8,7 @@ from typing import Any
 
 from kvforge.common.errors import RequestError
 from kvforge.gateway.errors import ApiError
+from kvforge.gateway.marked_text import MarkedText
 from kvforge.gateway.model import ServedModel
 from kvforge.gateway.parsed_request import ParsedRequest
 from kvforge.gateway.tensors import ResponseTokens, infer_request
@@ -80,8 +81,12 @@ class Generation:
     async def deltas(self) -> AsyncGenerator[Delta, None]:
         """All deltas until every sequence has ended, a bounded number of tokens at a time; between the deltas of one
         response others get their turn. Raises ApiError. Closing it cancels what runs."""
+        if self.asked.empty:
+            for index in range(self.num_choices):
+                yield Delta(index, "", None, "length", None, False)
+            return
         pieces = self._pieces(0) if len(self.asked.prompts) == 1 else self._merged()
-        streams: dict[int, TextStream] = {}
+        streams: dict[int, TextStream | MarkedText] = {}
         async with contextlib.aclosing(pieces):
             async for index, piece in pieces:
                 if index not in streams:
@@ -91,12 +96,15 @@ class Generation:
                     if delta.more:
                         await asyncio.sleep(0)
 
-    def _text_stream(self, position: int) -> TextStream:
+    def _text_stream(self, position: int) -> TextStream | MarkedText:
         params = SamplingParams(stop=self.asked.stop)
         prompt = memoryview(self.asked.prompts[position]).cast("i")
+        marks = {} if self.asked.calls is None else self.model.special_marks
+        if marks:
+            return MarkedText(lambda: TextStream(self.model.tokenizer, params, prompt), marks)
         return TextStream(self.model.tokenizer, params, prompt)
 
-    def _slices(self, index: int, piece: ResponseTokens, stream: TextStream) -> Iterator[Delta]:
+    def _slices(self, index: int, piece: ResponseTokens, stream: TextStream | MarkedText) -> Iterator[Delta]:
         """The deltas of one response. Raises ApiError."""
         num_logprobs = self.asked.logprobs
         size = TOKENS_AT_ONCE if num_logprobs is None else min(TOKENS_AT_ONCE, LOGPROBS_AT_ONCE // (num_logprobs + 1))
@@ -118,7 +126,7 @@ class Generation:
         """Pieces of one prompt, each with its choice."""
         request = infer_request(self.asked.template, f"{self.request_id}.{position}", self.asked.prompts[position])
         reused = None
-        async with contextlib.aclosing(self.triton.generate(request)) as pieces:
+        async with contextlib.aclosing(self.triton.generate(request, self.asked.names)) as pieces:
             async for piece in pieces:
                 if piece.reused_blocks is not None:
                     reused = max(reused or 0, piece.reused_blocks)
@@ -159,7 +167,7 @@ class Generation:
             await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _pushed(stream: TextStream, output: SequenceOutput) -> str:
+def _pushed(stream: TextStream | MarkedText, output: SequenceOutput) -> str:
     """The text that tokens make certain. Raises ApiError where the tokenizer fails on them."""
     try:
         return stream.push(output)

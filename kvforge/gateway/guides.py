@@ -4,6 +4,7 @@ import re
 from typing import Any
 
 from kvforge.common.errors import RequestError
+from kvforge.gateway.engine_words import guide_refusal
 from kvforge.gateway.errors import ApiError, bad_field
 from kvforge.runtime.requests.guided_decoding import GuidedDecoding
 
@@ -19,11 +20,16 @@ def guided_decoding(fields: dict[str, Any]) -> GuidedDecoding | None:
             try:
                 guides += _guides_of(name, fields[name])
             except RequestError as error:
-                raise ApiError(400, str(error), name) from None
+                raise guide_refusal(str(error), name) from None
     found = [guide for guide in guides if guide is not None]
     if len(found) > 1:
         raise ApiError(400, "the request asks for several forms of text; choose one", "structured_outputs")
     return found[0] if found else None
+
+
+def guide_field(fields: dict[str, Any]) -> str:
+    """The field that asks for a form, where one does."""
+    return next((name for name in ("response_format", "structured_outputs", *_OLDER) if name in fields), "")
 
 
 def _guides_of(name: str, value: Any) -> list[GuidedDecoding | None]:

@@ -10,6 +10,8 @@ from kvforge.common.errors import KvforgeError
 from kvforge.gateway.errors import ApiError
 from kvforge.gateway.options import GatewayOptions
 from kvforge.gateway.token_bytes import TokenBytes
+from kvforge.gateway.tool_format import ToolFormat
+from kvforge.gateway.tool_formats import formats, recognised
 from kvforge.manifest import MANIFEST_FILE, TOKENIZER_DIR, Manifest, load_manifest
 from kvforge.runtime.text.limits import TextLimits
 from kvforge.runtime.text.tokenizer import Tokenizer
@@ -28,13 +30,17 @@ class ServedModel:
     text_limits: TextLimits
     token_bytes: TokenBytes
     chat_template: ChatTemplate | None
+    tool_format: ToolFormat | None
+    special_marks: dict[int, str]
+    """The format's markers that a decoder leaves out of the text, by token id."""
     max_seq_len: int
     digest: str
     """Of all files that it was read from: the same for those who read requests for this process."""
 
     @classmethod
     def load(cls, options: GatewayOptions) -> "ServedModel":
-        """Raises KvforgeError when the directory is no engine, has no tokenizer, or the template cannot be read."""
+        """Raises KvforgeError when the directory is no engine, has no tokenizer, the template cannot be read, or there
+        is no such format of tool calls."""
         manifest = load_manifest(options.engine, options.manifest_sha256)
         directory = options.engine / TOKENIZER_DIR
         tokenizer = Tokenizer.from_dir(directory)
@@ -44,6 +50,7 @@ class ServedModel:
             )
         data = (directory / "tokenizer.json").read_bytes()
         template = _template(options.chat_template, directory)
+        tool_format = _tool_format(options.tool_call_format, template)
         digest = hashlib.sha256((options.engine / MANIFEST_FILE).read_bytes() + data)
         if template is not None:
             digest.update(json.dumps([template.source, template.special_tokens], sort_keys=True).encode())
@@ -56,6 +63,8 @@ class ServedModel:
             text_limits=TextLimits.of(tokenizer, max_seq_len),
             token_bytes=TokenBytes(tokenizer, json.loads(data).get("decoder")),
             chat_template=template,
+            tool_format=tool_format,
+            special_marks=_special_marks(tokenizer, tool_format),
             max_seq_len=max_seq_len,
             digest=digest.hexdigest(),
         )
@@ -66,11 +75,34 @@ class ServedModel:
             message = f"the model '{name[:80]}' does not exist; this server has {self.name}"
             raise ApiError(404, message, "model", "model_not_found")
 
+    def marker_token(self, text: str) -> int | None:
+        """The one token that a marker is, which a guide does not let other tokens write; None for plain text."""
+        token = self.tokenizer.backend.token_to_id(text)
+        added = self.tokenizer.backend.get_added_tokens_decoder()
+        if token not in added:
+            return None
+        return token if added[token].special or (text.startswith("<") and text.endswith(">")) else None
+
     @property
     def card(self) -> dict[str, Any]:
         """The entry of /v1/models; max_model_len as vLLM gives it."""
         return {"id": self.name, "object": "model", "created": self.created, "owned_by": "kvforge",
                 "root": self.name, "parent": None, "max_model_len": self.max_seq_len}  # fmt: skip
+
+
+def _tool_format(name: str | None, template: ChatTemplate | None) -> ToolFormat | None:
+    if name is None:
+        return None if template is None else recognised(template.source)
+    known = formats()
+    if name not in known:
+        raise KvforgeError(f"--tool-call-format {name} is not known; give one of {', '.join(sorted(known))}.")
+    return known[name]
+
+
+def _special_marks(tokenizer: Tokenizer, form: ToolFormat | None) -> dict[int, str]:
+    markers = () if form is None else form.markers
+    added = tokenizer.backend.get_added_tokens_decoder()
+    return {index: token.content for index, token in added.items() if token.special and token.content in markers}
 
 
 def _template(file: Path | None, directory: Path) -> ChatTemplate | None:

@@ -18,6 +18,7 @@ class GatewayOptions:
     port: int = 8080
     model_name: str | None = None
     chat_template: Path | None = None
+    tool_call_format: str | None = None
     api_key_file: Path | None = None
     cors_origin: str | None = None
     max_seq_len: int | None = None
@@ -49,6 +50,7 @@ _TYPES_AND_HELP: dict[str, tuple[Any, str]] = {
     "port": (int, "0: any free one"),
     "model_name": (str, "what clients call the model (default: the engine directory's name)"),
     "chat_template": (Path, "Jinja file to use instead of the tokenizer's own template"),
+    "tool_call_format": (str, "how the model writes calls of tools (default: what its chat template speaks)"),
     "api_key_file": (Path, "one key per line; $KVFORGE_API_KEY adds one"),
     "cors_origin": (str, "origin whose web pages may call, * for all (default: none)"),
     "max_seq_len": (int, "tokens a sequence at most (default: the engine's)"),

@@ -1,9 +1,23 @@
 """What a request asks for, read and checked: small, and ready to be sent. Workers hand it over as bytes."""
 
+import dataclasses
 import json
 from dataclasses import dataclass
+from typing import Any
 
 from kvforge.gateway.errors import ApiError
+
+
+@dataclass(frozen=True)
+class Calls:
+    """Tool calls that an answer may hold: its format's name, the functions that may be called, what the prompt already
+    says of the answer, whether the answer is one, and whether there may be several."""
+
+    format: str
+    names: tuple[str, ...]
+    prefix: str
+    forced: bool
+    parallel: bool
 
 
 @dataclass(frozen=True)
@@ -14,6 +28,12 @@ class ParsedRequest:
         template: a serialized ModelInferRequest without id and prompt, see kvforge.gateway.tensors.
         prompts: token ids of each, int32.
         n, stop, logprobs: as in SamplingParams: what the way from tokens to an answer depends on.
+        calls: how tool calls are read from the answer, None where there can be none.
+        kept: so many of a prompt's sequences are returned, the most probable ones; 0 for all.
+        silent: log-probabilities are for that choice only and not returned.
+        empty: nothing is generated.
+        shown: what the answer repeats of the request.
+        names: what the request calls the fields of kvforge.gateway.engine_words.
         echoes: the prompts' texts where they are to be repeated, as JSON writes them, without quotation marks.
     """
 
@@ -25,6 +45,12 @@ class ParsedRequest:
     stream: bool
     include_usage: bool
     echoes: tuple[bytes, ...] = ()
+    calls: Calls | None = None
+    names: dict[str, str] = dataclasses.field(default_factory=dict)
+    kept: int = 0
+    silent: bool = False
+    empty: bool = False
+    shown: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -34,11 +60,16 @@ class ParsedRequest:
 def pack(asked: ParsedRequest | ApiError) -> bytes:
     """As bytes: a line of JSON, then what it gives the lengths of."""
     if isinstance(asked, ApiError):
-        return json.dumps({"error": [asked.status, asked.message, asked.param, asked.code]}).encode() + b"\n"
+        return (
+            json.dumps({"error": [asked.status, asked.message, asked.param, asked.code, asked.detail]}).encode() + b"\n"
+        )
     head = {
         "n": asked.n, "stop": asked.stop, "logprobs": asked.logprobs, "stream": asked.stream,
         "include_usage": asked.include_usage, "template": len(asked.template),
         "prompts": list(map(len, asked.prompts)), "echoes": list(map(len, asked.echoes)),
+        "calls": None if asked.calls is None else dataclasses.astuple(asked.calls),
+        "names": asked.names, "kept": asked.kept, "silent": asked.silent, "empty": asked.empty,
+        "shown": asked.shown,
     }  # fmt: skip
     return b"".join((json.dumps(head).encode(), b"\n", asked.template, *asked.prompts, *asked.echoes))
 
@@ -65,4 +96,14 @@ def unpack(data: bytes) -> ParsedRequest:
         stream=head["stream"],
         include_usage=head["include_usage"],
         echoes=tuple(map(take, head["echoes"])),
+        calls=None if head["calls"] is None else _calls(*head["calls"]),
+        names=head["names"],
+        kept=head["kept"],
+        silent=head["silent"],
+        empty=head["empty"],
+        shown=head["shown"],
     )
+
+
+def _calls(form: str, names: list[str], prefix: str, forced: bool, parallel: bool) -> Calls:
+    return Calls(form, tuple(names), prefix, forced, parallel)

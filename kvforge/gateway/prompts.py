@@ -1,6 +1,7 @@
 """The prompts of a completion and the conversation of a chat, as token ids."""
 
 import json
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from kvforge.common.errors import KvforgeError, RequestError
@@ -8,11 +9,17 @@ from kvforge.gateway.errors import ApiError, bad_field
 from kvforge.gateway.model import ServedModel
 from kvforge.gateway.request_fields import Fields, flag
 from kvforge.gateway.sampling import beyond_context, check_length
+from kvforge.tokenization.chat_template import OWN_NAMES, ChatTemplate
+
+MAX_ARGUMENTS_BYTES = 16 << 10
+"""Of `chat_template_kwargs` as JSON."""
+MAX_EFFORT = 64
+_OWN_NAMES = OWN_NAMES | {"chat_template", "continue_final_message"}
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 _MESSAGE_FIELDS = {"role", "content", "name", "tool_call_id", "refusal", "tool_calls", "function_call", "audio",
                    "annotations", "reasoning_content", "reasoning"}  # fmt: skip
-_EMPTY_ONLY = ("refusal", "tool_calls", "function_call", "audio", "annotations")
+_EMPTY_ONLY = ("refusal", "function_call", "audio", "annotations")
 
 
 def completion_prompts(model: ServedModel, fields: Fields, max_prompts: int) -> list[list[int]]:
@@ -54,8 +61,10 @@ def _is_id(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def chat_prompt(model: ServedModel, fields: Fields) -> list[int]:
-    """Token ids of `messages` as the chat template writes them. Raises ApiError."""
+def chat_prompt(
+    model: ServedModel, fields: Fields, tools: Sequence[dict[str, Any]] | None = None, prefix: str = ""
+) -> list[int]:
+    """Token ids of `messages` as the chat template writes them, and then of `prefix`. Raises ApiError."""
     if model.chat_template is None:
         raise ApiError(
             400,
@@ -64,27 +73,48 @@ def chat_prompt(model: ServedModel, fields: Fields) -> list[int]:
             "messages",
             "no_chat_template",
         )
-    messages = _messages(fields.get("messages"))
+    messages = _messages(fields.get("messages"), _same if model.tool_format is None else model.tool_format.template_id)
+    arguments = template_arguments(fields, model.chat_template)
     open_end = flag(fields, "continue_final_message")
     if open_end and flag(fields, "add_generation_prompt"):
         raise bad_field("continue_final_message", "excludes add_generation_prompt")
+    if open_end and prefix:
+        raise bad_field("continue_final_message", "excludes a tool_choice that forces a call")
     try:
         if open_end:
-            text = model.chat_template.render_open(messages)
+            text = model.chat_template.render_open(messages, tools, arguments)
         else:
-            text = model.chat_template.render(messages, flag(fields, "add_generation_prompt", True))
+            generation = flag(fields, "add_generation_prompt", True)
+            text = model.chat_template.render(messages, generation, tools, arguments)
     except KvforgeError as error:
         raise ApiError(400, str(error), "messages") from None
-    return encode(model, text, False, "messages")
+    return encode(model, text + prefix, False, "messages")
 
 
-def _messages(value: Any) -> list[dict[str, Any]]:
+def template_arguments(fields: Fields, template: ChatTemplate) -> dict[str, Any]:
+    """What a request says to the chat template beside its messages. Raises ApiError."""
+    arguments = fields.get("chat_template_kwargs", {})
+    if not isinstance(arguments, dict):
+        raise bad_field("chat_template_kwargs", "must be an object")
+    size = len(json.dumps(arguments, ensure_ascii=False).encode())
+    if size > MAX_ARGUMENTS_BYTES:
+        raise bad_field("chat_template_kwargs", f"has {size} bytes as JSON; {MAX_ARGUMENTS_BYTES} are the most")
+    effort = fields.get("reasoning_effort")
+    if effort is not None and (not isinstance(effort, str) or len(effort) > MAX_EFFORT):
+        raise bad_field("reasoning_effort", f"must be a word of at most {MAX_EFFORT} characters")
+    for name in arguments:
+        if name in _OWN_NAMES or name in template.special_tokens or (name == "reasoning_effort" and effort):
+            raise bad_field(f"chat_template_kwargs.{name[:80]}", "is given to the chat template already; leave it out")
+    return arguments if effort is None else {**arguments, "reasoning_effort": effort}
+
+
+def _messages(value: Any, template_id: Callable[[str], str]) -> list[dict[str, Any]]:
     if not isinstance(value, list) or not value:
         raise bad_field("messages", "must be a list of at least one message")
-    return [_message(f"messages[{index}]", entry) for index, entry in enumerate(value)]
+    return [_message(f"messages[{index}]", entry, template_id) for index, entry in enumerate(value)]
 
 
-def _message(name: str, entry: Any) -> dict[str, Any]:
+def _message(name: str, entry: Any, template_id: Callable[[str], str]) -> dict[str, Any]:
     if not isinstance(entry, dict):
         raise bad_field(name, "must be an object with role and content")
     for field in entry:
@@ -95,13 +125,47 @@ def _message(name: str, entry: Any) -> dict[str, Any]:
             raise bad_field(f"{name}.{field}", "is not supported; leave it out")
     if entry.get("role") not in ROLES:
         raise bad_field(f"{name}.role", f"must be one of {', '.join(ROLES)}")
-    message = {"role": entry["role"], "content": _content(f"{name}.content", entry.get("content"))}
+    calls = _calls(f"{name}.tool_calls", entry, template_id)
+    content = entry.get("content")
+    text = "" if calls and content in (None, []) else _content(f"{name}.content", content)
+    message: dict[str, Any] = {"role": entry["role"], "content": text}
+    if calls:
+        message["tool_calls"] = calls
     for field in ("name", "tool_call_id", "reasoning_content"):
         if entry.get(field) is not None:
             if not isinstance(entry[field], str):
                 raise bad_field(f"{name}.{field}", "must be text")
-            message[field] = entry[field]
+            message[field] = template_id(entry[field]) if field == "tool_call_id" else entry[field]
     return message
+
+
+def _calls(name: str, entry: dict[str, Any], template_id: Callable[[str], str]) -> list[dict[str, Any]]:
+    """A message's calls as templates read them: their arguments are objects."""
+    given = entry.get("tool_calls") or []
+    if not isinstance(given, list) or (given and entry["role"] != "assistant"):
+        raise bad_field(name, "must be a list of the assistant's calls")
+    calls = []
+    for index, call in enumerate(given):
+        function = (
+            call.get("function") if isinstance(call, dict) and call.get("type", "function") == "function" else None
+        )
+        if not isinstance(function, dict) or not all(isinstance(function.get(k), str) for k in ("name", "arguments")):
+            raise bad_field(f"{name}[{index}]", 'must be {"id", "type": "function", "function": {"name", "arguments"}}')
+        if not isinstance(call.get("id", ""), str):
+            raise bad_field(f"{name}[{index}].id", "must be text")
+        try:
+            arguments = json.loads(function["arguments"] or "{}")
+        except (ValueError, RecursionError):
+            arguments = None
+        if not isinstance(arguments, dict):
+            raise bad_field(f"{name}[{index}].function.arguments", "must be a JSON object as text")
+        written = {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
+        calls.append({"id": template_id(call["id"]), **written} if "id" in call else written)
+    return calls
+
+
+def _same(call_id: str) -> str:
+    return call_id
 
 
 def _content(name: str, content: Any) -> str:

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import sys
 
+from kvforge.gateway.endpoints import Endpoint
 from kvforge.gateway.errors import ApiError
 from kvforge.gateway.model import ServedModel
 from kvforge.gateway.options import GatewayOptions, gateway_command
@@ -41,23 +42,23 @@ class Reading:
         if self._template:
             self._pool.warm()
 
-    async def read(self, data: bytes, chat: bool) -> ParsedRequest:
+    async def read(self, data: bytes, endpoint: Endpoint) -> ParsedRequest:
         """What a body asks for. Raises ApiError: 400 for a request that cannot be served as asked, or takes too much
         time or memory to read, 503 where no worker can be had."""
         if len(data) > IN_THREAD:
             async with self._large:
-                return await self._in_worker(data, chat)
-        if chat and self._template:
-            return await self._in_worker(data, chat)
+                return await self._in_worker(data, endpoint)
+        if endpoint != Endpoint.COMPLETIONS and self._template:
+            return await self._in_worker(data, endpoint)
         if len(data) > AT_ONCE:
-            return await asyncio.to_thread(self._reader.read, data, chat)
-        return self._reader.read(data, chat)
+            return await asyncio.to_thread(self._reader.read, data, endpoint)
+        return self._reader.read(data, endpoint)
 
     async def close(self) -> None:
         await asyncio.to_thread(self._pool.close)
 
-    async def _in_worker(self, data: bytes, chat: bool) -> ParsedRequest:
-        job = (b"1" if chat else b"0") + data
+    async def _in_worker(self, data: bytes, endpoint: Endpoint) -> ParsedRequest:
+        job = b"%d" % endpoint + data
         try:
             future = self._pool.submit(job, self._cpu_s * WALL_FACTOR, self._cpu_s)
             return unpack(await asyncio.wrap_future(future))
@@ -75,4 +76,5 @@ class Reading:
             raise ApiError(500, "the gateway failed to read this request; its log says why") from None
         except WorkersUnavailable as error:
             logger.warning("a request could not be read: %s", error)
-            raise ApiError(503, f"the request cannot be read at the moment: {error}", code="gateway_busy") from None
+            message = "the request cannot be read at the moment; send it again later"
+            raise ApiError(503, message, code="gateway_busy", detail=str(error)) from None

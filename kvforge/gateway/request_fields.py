@@ -5,7 +5,7 @@ A client that asks for something it would not get is told so; a value that asks 
 with OpenAI: a misspelt `max_token` must not go unnoticed.
 """
 
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,12 +24,13 @@ GUIDES = frozenset(
 COMMON = SAMPLING | GUIDES | {"model", "max_tokens", "logprobs", "stream", "stream_options", "ignore_eos"}
 COMPLETIONS = COMMON | {"prompt", "echo", "best_of", "add_special_tokens"}
 CHAT = COMMON | {
-    "messages", "max_completion_tokens", "top_logprobs", "add_generation_prompt", "continue_final_message",
+    "messages", "max_completion_tokens", "top_logprobs", "add_generation_prompt", "continue_final_message", "tools",
+    "tool_choice", "parallel_tool_calls", "reasoning_effort", "chat_template_kwargs",
 }  # fmt: skip
 
 WITHOUT_EFFECT = frozenset(
     {
-        "user", "metadata", "service_tier", "parallel_tool_calls", "prompt_cache_key", "safety_identifier",
+        "user", "metadata", "service_tier", "prompt_cache_key", "safety_identifier",
         "prompt_cache_retention", "prediction", "spaces_between_special_tokens", "request_id",
     }
 )  # fmt: skip
@@ -47,20 +48,22 @@ class Refused:
     neutral: tuple[Any, ...] = ()
 
 
-_NO_TOOLS = "tools are not supported; describe them in a message and use response_format for the form of the answer"
+_NO_FUNCTIONS = "it is OpenAI's older form; give tools and tool_choice to /v1/chat/completions"
+_CHAT_ONLY = "it is for /v1/chat/completions"
 _NO_BEAMS = "beam search is not supported"
 _NO_PROMPT_LOGPROBS = "log-probabilities of the prompt are not computed, because its prefill skips layers"
 REFUSED = {
     "suffix": Refused("insertion is not supported", ("",)),
-    "tools": Refused(_NO_TOOLS, ([],)),
-    "tool_choice": Refused(_NO_TOOLS, ("none", "auto")),
-    "functions": Refused(_NO_TOOLS, ([],)),
-    "function_call": Refused(_NO_TOOLS, ("none", "auto")),
+    "tools": Refused(_CHAT_ONLY, ([],)),
+    "tool_choice": Refused(_CHAT_ONLY, ("none", "auto")),
+    "functions": Refused(_NO_FUNCTIONS, ([],)),
+    "function_call": Refused(_NO_FUNCTIONS, ("none", "auto")),
     "store": Refused("answers are not stored", (False,)),
     "modalities": Refused("only text is generated", (["text"],)),
     "audio": Refused("only text is generated"),
     "web_search_options": Refused("the server does not search the web"),
-    "reasoning_effort": Refused("the model has no reasoning levels", ("none",)),
+    "reasoning_effort": Refused(_CHAT_ONLY, ("none",)),
+    "parallel_tool_calls": Refused(_CHAT_ONLY, (True, False)),
     "verbosity": Refused("the model has no levels of verbosity", ("medium",)),
     "use_beam_search": Refused(_NO_BEAMS, (False,)),
     "length_penalty": Refused(_NO_BEAMS, (1,)),
@@ -69,7 +72,7 @@ REFUSED = {
     "include_stop_str_in_output": Refused("the stop string is never part of the text", (False,)),
     "skip_special_tokens": Refused("special tokens are never part of the text", (True,)),
     "chat_template": Refused("the server's chat template cannot be replaced by a request"),
-    "chat_template_kwargs": Refused("the chat template takes no arguments from requests", ({},)),
+    "chat_template_kwargs": Refused(_CHAT_ONLY, ({},)),
     "documents": Refused("documents are not passed to the chat template; put them into a message", ([],)),
     "truncate_prompt_tokens": Refused("prompts are not cut; shorten the prompt"),
     "priority": Refused("priorities are not taken from clients", (0,)),
@@ -80,16 +83,33 @@ REFUSED = {
 }
 
 
-def screen(body: dict[str, Any], known: Set[str]) -> Fields:
+RESPONSES_REFUSED = {
+    "store": REFUSED["store"],
+    "previous_response_id": Refused("answers are not stored; send the whole conversation as input"),
+    "conversation": Refused("conversations are not stored; send the whole conversation as input"),
+    "background": Refused("answers are not stored, so that none can be fetched later", (False,)),
+    "include": Refused("nothing beside the text and the calls is returned", ([],)),
+    "max_tool_calls": Refused("the server runs no tools"),
+    "prompt": Refused("prompts are not stored; give instructions and input"),
+    "top_logprobs": Refused("log-probabilities are returned by the other endpoints", (0,)),
+    "truncation": Refused("inputs are not cut; shorten the input", ("disabled",)),
+    "stream_options": Refused("the last event has the usage in any case", ({}, {"include_obfuscation": False})),
+}
+"""Of /v1/responses."""
+
+
+def screen(body: dict[str, Any], known: Set[str], refused: Mapping[str, Refused] = REFUSED) -> Fields:
     """The fields of `body` that are read, without those that are null. Raises ApiError (400), naming a field."""
     fields = {}
     for name, value in body.items():
-        if value is None or name in WITHOUT_EFFECT:
+        if value is None:
             continue
         if name in known:
             fields[name] = value
-        elif name in REFUSED:
-            entry = REFUSED[name]
+        elif name in WITHOUT_EFFECT:
+            continue
+        elif name in refused:
+            entry = refused[name]
             if not any(value == neutral for neutral in entry.neutral):
                 raise bad_field(name, f"cannot be used: {entry.reason}")
         else:

@@ -3,20 +3,29 @@
 What this costs, the body decides. So it runs on the event loop for small bodies only, see kvforge.gateway.reading.
 """
 
+import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from kvforge.common.native_calls import is_panic
+from kvforge.gateway.endpoints import Endpoint
+from kvforge.gateway.engine_words import GUIDE, LENGTH, PROMPT
 from kvforge.gateway.errors import ApiError, bad_field
+from kvforge.gateway.functions import read_tools
+from kvforge.gateway.guides import guide_field, guided_decoding
 from kvforge.gateway.model import ServedModel
 from kvforge.gateway.options import GatewayOptions
-from kvforge.gateway.parsed_request import ParsedRequest
+from kvforge.gateway.parsed_request import Calls, ParsedRequest
 from kvforge.gateway.prompts import chat_prompt, completion_prompts, json_texts
 from kvforge.gateway.request_body import parse
 from kvforge.gateway.request_fields import CHAT, COMPLETIONS, Fields, flag, include_usage, integer, screen
-from kvforge.gateway.sampling import MAX_TOKENS, MAX_TOP_LOGPROBS, check_best_of, check_length, sampling_params
+from kvforge.gateway.responses_request import in_response_words, read_response_request
+from kvforge.gateway.sampling import MAX_TOKENS, MAX_TOP_LOGPROBS, candidates, check_length, sampling_params
 from kvforge.gateway.tensors import request_template
+from kvforge.gateway.tool_use import tool_calls
+from kvforge.runtime.requests.guided_decoding import GuidedDecoding
 
 DEFAULT_MAX_TOKENS = 16
 """Of a completion, as OpenAI's; a chat's answer may fill the context."""
@@ -29,10 +38,14 @@ class RequestReader:
         self._model = model
         self._options = options
 
-    def read(self, data: bytes, chat: bool) -> ParsedRequest:
+    def read(self, data: bytes, endpoint: Endpoint) -> ParsedRequest:
         """Raises ApiError for a request that cannot be served as asked."""
         try:
-            fields = screen(parse(data), CHAT if chat else COMPLETIONS)
+            body = parse(data)
+            if endpoint == Endpoint.RESPONSES:
+                return self._response(body)
+            chat = endpoint == Endpoint.CHAT
+            fields = screen(body, CHAT if chat else COMPLETIONS)
             self._check_name(fields)
             return self._chat(fields) if chat else self._completion(fields)
         except BaseException as error:
@@ -40,27 +53,54 @@ class RequestReader:
                 raise ApiError(400, "the model's tokenizer fails on this text; change the text") from None
             raise
 
+    def _response(self, body: dict[str, Any]) -> ParsedRequest:
+        fields, shown = read_response_request(body)
+        self._check_name(fields)
+        try:
+            asked = self._chat(fields)
+        except ApiError as error:
+            raise in_response_words(error) from None
+        asks = "text.format" if "response_format" in fields else "tools"
+        names = {PROMPT: "input", LENGTH: "max_output_tokens", GUIDE: asks}
+        return dataclasses.replace(asked, names=names, shown=shown)
+
     def _completion(self, fields: Fields) -> ParsedRequest:
-        check_best_of(fields)
-        max_tokens = integer(fields, "max_tokens", 1, MAX_TOKENS, DEFAULT_MAX_TOKENS)
+        best_of, n = candidates(fields, self._options.max_n)
+        max_tokens = integer(fields, "max_tokens", 0, MAX_TOKENS, DEFAULT_MAX_TOKENS)
         logprobs = integer(fields, "logprobs", 0, MAX_TOP_LOGPROBS)
         echo = flag(fields, "echo")
         if echo and logprobs is not None:
             raise bad_field("echo", "excludes logprobs: those of the prompt are not computed")
         assert max_tokens is not None
+        if max_tokens == 0 and not echo:
+            raise bad_field(
+                "max_tokens", "is 0, which generates nothing: give 1 or more, or echo to get the prompt back"
+            )
         prompts = completion_prompts(self._model, fields, self._options.max_prompts)
         for prompt in prompts:
             check_length(len(prompt), max_tokens, self._model.max_seq_len, "prompt")
         echoes = json_texts(self._model, fields["prompt"], prompts) if echo else ()
-        return self._asked(fields, prompts, max_tokens, logprobs, echoes)
+        guide = guided_decoding(fields)
+        names = {PROMPT: "prompt", LENGTH: "max_tokens", GUIDE: guide_field(fields)}
+        ranked = best_of > n
+        wanted = 0 if ranked and logprobs is None else logprobs
+        asked = self._asked({**fields, "n": best_of}, prompts, max(max_tokens, 1), wanted, names, echoes, guide)
+        return dataclasses.replace(
+            asked, kept=n if ranked else 0, silent=ranked and logprobs is None, empty=max_tokens == 0
+        )
 
     def _chat(self, fields: Fields) -> ParsedRequest:
-        prompt = chat_prompt(self._model, fields)
+        tools = read_tools(fields)
+        calls, guide, asks = tool_calls(self._model, fields, tools)
+        prompt = chat_prompt(
+            self._model, fields, None if tools is None else tools.shown, "" if calls is None else calls.prefix
+        )
         if "max_completion_tokens" in fields and "max_tokens" in fields:
             raise bad_field("max_tokens", "excludes max_completion_tokens: give one of them")
         name = "max_completion_tokens" if "max_completion_tokens" in fields else "max_tokens"
         max_tokens = integer(fields, name, 1, MAX_TOKENS)
-        check_length(len(prompt), max_tokens or 1, self._model.max_seq_len, "messages")
+        check_length(len(prompt), max_tokens or 1, self._model.max_seq_len, "messages", name)
+        names = {PROMPT: "messages", LENGTH: name, GUIDE: asks}
         if max_tokens is None:
             max_tokens = self._model.max_seq_len - len(prompt)
         logprobs = integer(fields, "top_logprobs", 0, MAX_TOP_LOGPROBS)
@@ -69,14 +109,21 @@ class RequestReader:
                 raise bad_field("top_logprobs", "needs logprobs to be true")
         else:
             logprobs = logprobs or 0
-        return self._asked(fields, [prompt], max_tokens, logprobs)
+        return self._asked(fields, [prompt], max_tokens, logprobs, names, guide=guide, calls=calls)
 
     def _asked(
-        self, fields: Fields, prompts: list[list[int]], max_tokens: int, logprobs: int | None,
+        self,
+        fields: Fields,
+        prompts: list[list[int]],
+        max_tokens: int,
+        logprobs: int | None,
+        names: dict[str, str],
         echoes: Sequence[bytes] = (),
-    ) -> ParsedRequest:  # fmt: skip
+        guide: GuidedDecoding | None = None,
+        calls: Calls | None = None,
+    ) -> ParsedRequest:
         vocab_size = self._model.manifest.vocab_size
-        params = sampling_params(fields, self._options, vocab_size, max_tokens, logprobs)
+        params = sampling_params(fields, self._options, vocab_size, max_tokens, logprobs, guide, names[LENGTH])
         stream = flag(fields, "stream")
         usage = include_usage(fields, stream)
         return ParsedRequest(
@@ -88,6 +135,8 @@ class RequestReader:
             stream=stream,
             include_usage=usage,
             echoes=tuple(echoes),
+            calls=calls,
+            names=names,
         )
 
     def _check_name(self, fields: Fields) -> None:

@@ -7,6 +7,7 @@ from kvforge.workers import serve
 
 def _prepare():
     from kvforge.common.errors import KvforgeError
+    from kvforge.gateway.endpoints import Endpoint
     from kvforge.gateway.errors import ApiError
     from kvforge.gateway.model import ServedModel
     from kvforge.gateway.options import parse_options
@@ -21,7 +22,7 @@ def _prepare():
 
     def handle(job: bytes) -> bytes:
         try:
-            return pack(reader.read(job[1:], job[:1] == b"1"))
+            return pack(reader.read(job[1:], Endpoint(int(job[:1]))))
         except ApiError as error:
             return pack(error)
 

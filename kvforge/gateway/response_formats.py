@@ -33,18 +33,24 @@ class ResponseFormat(Protocol):
     def event(self, index: int) -> bytes:
         """What a choice has to say since its last event; empty when that is nothing yet."""
 
-    def usage_event(self, usage: dict[str, Any]) -> bytes:
-        """The event without choices that ends a stream with `include_usage`."""
+    def closing(self, usage: dict[str, Any]) -> bytes:
+        """The events that end a stream."""
 
 
-class _Choice:
+class Choice:
     """What is known of a choice and not sent: its text as the inside of a JSON string, its log-probabilities."""
 
     def __init__(self, logprobs: Logprobs | None) -> None:
         self.text = bytearray()
         self.logprobs = logprobs
         self.finish_reason: str | None = None
+        self.num_tokens = 0
+        self.logprob = 0.0
         self.stop_reason: Any = None
+
+    @property
+    def mean_logprob(self) -> float:
+        return self.logprob / max(self.num_tokens, 1)
 
     @property
     def num_bytes(self) -> int:
@@ -59,7 +65,7 @@ class _Choice:
 
     def end(self) -> bytes:
         """The fields that say why it ended."""
-        reasons = f'"finish_reason":{_dumps(self.finish_reason)},"stop_reason":{_dumps(plain_stop(self.stop_reason))}'
+        reasons = f'"finish_reason":{dumps(self.finish_reason)},"stop_reason":{dumps(plain_stop(self.stop_reason))}'
         return reasons.encode()
 
 
@@ -72,7 +78,7 @@ class _Format:
         self._asked = generation.asked
         self._bytes = model.token_bytes
         self._num_choices = generation.num_choices
-        self._choices: dict[int, _Choice] = {}
+        self._choices: dict[int, Choice] = {}
         self.num_bytes = 0
         head = {
             "id": generation.request_id,
@@ -84,16 +90,20 @@ class _Format:
         self._head = head
         self._chunk_head = {**head, "object": self.chunk_kind}
         # Every event is `_before`, the choice's own part, `_after`: the rest is the same all the time.
-        self._before = f'data: {_dumps(self._chunk_head)[:-1]},"choices":[{{'
+        self._before = f'data: {dumps(self._chunk_head)[:-1]},"choices":[{{'
         self._after = '}],"usage":null}\n\n' if self._asked.include_usage else "}]}\n\n"
 
     def add(self, delta: Delta) -> None:
         choice = self._choices.get(delta.index)
         if choice is None:
-            logprobs = None if self._asked.logprobs is None else self._new_logprobs()
-            choice = self._choices[delta.index] = _Choice(logprobs)
+            shown = self._asked.logprobs is not None and not self._asked.silent
+            logprobs = self._new_logprobs() if shown else None
+            choice = self._choices[delta.index] = Choice(logprobs)
         before = choice.num_bytes
-        choice.text += _dumps(delta.text)[1:-1].encode()
+        choice.text += dumps(delta.text)[1:-1].encode()
+        if self._asked.kept and delta.logprobs is not None:
+            choice.num_tokens += len(delta.logprobs)
+            choice.logprob += sum(entry.logprob for entry in delta.logprobs)
         if choice.logprobs is not None and delta.logprobs is not None:
             choice.logprobs.add(delta.logprobs)
         choice.finish_reason, choice.stop_reason = delta.finish_reason, delta.stop_reason
@@ -104,15 +114,27 @@ class _Format:
         return ended < self._num_choices
 
     def whole(self, usage: dict[str, Any]) -> Parts:
-        yield f'{_dumps(self._head)[:-1]},"choices":['.encode()
-        for index in range(self._num_choices):
+        yield f'{dumps(self._head)[:-1]},"choices":['.encode()
+        for position, index in enumerate(self._returned()):
             choice = self._choices[index]
-            yield f'{"," if index else ""}{{"index":{index},'.encode()
+            yield f'{"," if position else ""}{{"index":{position},'.encode()
             yield from self._content(index, choice.take_text())
             yield b',"logprobs":'
             yield from choice.take_logprobs()
             yield b"," + choice.end() + b"}"
-        yield f'],"usage":{_dumps(usage)}}}'.encode()
+        yield f'],"usage":{dumps(usage)}}}'.encode()
+
+    def _returned(self) -> list[int]:
+        """The choices to return: all, or of each prompt those with the highest mean log-probability."""
+        indices = list(range(self._num_choices))
+        if not self._asked.kept:
+            return indices
+        groups = (indices[at : at + self._asked.n] for at in range(0, self._num_choices, self._asked.n))
+        return [
+            index
+            for group in groups
+            for index in sorted(group, key=lambda index: -self._choices[index].mean_logprob)[: self._asked.kept]
+        ]
 
     def opening(self) -> Iterator[bytes]:
         return iter(())
@@ -124,10 +146,11 @@ class _Format:
         self.num_bytes -= before - choice.num_bytes
         return event
 
-    def usage_event(self, usage: dict[str, Any]) -> bytes:
-        return f"data: {_dumps({**self._chunk_head, 'choices': [], 'usage': usage})}\n\n".encode()
+    def closing(self, usage: dict[str, Any]) -> bytes:
+        last = f"data: {dumps({**self._chunk_head, 'choices': [], 'usage': usage})}\n\n"
+        return (last if self._asked.include_usage else "").encode() + b"data: [DONE]\n\n"
 
-    def _of(self, index: int, choice: _Choice, grew: bool) -> bytes:
+    def _of(self, index: int, choice: Choice, grew: bool) -> bytes:
         raise NotImplementedError
 
     def _content(self, index: int, text: bytes) -> Parts:
@@ -152,7 +175,7 @@ class CompletionFormat(_Format):
             for index in range(self._num_choices):
                 yield self._event(index, b'"text":"%b"' % self._echo(index), iter((b"null",)), None)
 
-    def _of(self, index: int, choice: _Choice, grew: bool) -> bytes:
+    def _of(self, index: int, choice: Choice, grew: bool) -> bytes:
         end = choice.end() if choice.finish_reason is not None else None
         if not grew and end is None:
             return b""
@@ -176,18 +199,27 @@ class ChatFormat(_Format):
 
     def opening(self) -> Iterator[bytes]:
         for index in range(self._num_choices):
-            yield self._event(index, b'"delta":{"role":"assistant","content":""}', iter((b"null",)), None)
+            content = b'"delta":{"role":"assistant","content":%b}' % self._opening_content()
+            yield self._event(index, content, iter((b"null",)), None)
 
-    def _of(self, index: int, choice: _Choice, grew: bool) -> bytes:
+    def _of(self, index: int, choice: Choice, grew: bool) -> bytes:
         events = b""
-        if grew:
-            logprobs = (
-                choice.take_logprobs() if choice.logprobs is not None and choice.logprobs.num_bytes else (b"null",)
+        changes = self._changes(index, choice)
+        for change in changes or ([b'"content":""'] if choice.num_bytes else []):
+            held = choice.logprobs is not None and choice.logprobs.num_bytes
+            events += self._event(
+                index, b'"delta":{%b}' % change, choice.take_logprobs() if held else iter((b"null",)), None
             )
-            events = self._event(index, b'"delta":{"content":"%b"}' % choice.take_text(), iter(logprobs), None)
         if choice.finish_reason is not None:
             events += self._event(index, b'"delta":{}', iter((b"null",)), choice.end())
         return events
+
+    def _opening_content(self) -> bytes:
+        return b'""'
+
+    def _changes(self, index: int, choice: Choice) -> list[bytes]:
+        """What deltas say that is new, one event each."""
+        return [b'"content":"%b"' % choice.take_text()] if choice.text else []
 
     def _content(self, index: int, text: bytes) -> Parts:
         yield from (b'"message":{"role":"assistant","content":"', text, b'","refusal":null}')
@@ -201,5 +233,5 @@ def plain_stop(reason: Any) -> Any:
     return reason[0] if isinstance(reason, list) and len(reason) == 1 else reason
 
 
-def _dumps(value: Any) -> str:
+def dumps(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))

@@ -59,7 +59,7 @@ class StreamedResponse(Response):
         try:
             await asyncio.wait((work, gone, ended), return_when=asyncio.FIRST_COMPLETED)
             if not work.done() and ended.done() and not gone.done():
-                log["error"] = ended.result().message
+                log["error"] = ended.result().logged
                 await _cancel(work)
                 await writer.fail(ended.result())
                 return
@@ -74,7 +74,7 @@ class StreamedResponse(Response):
                 return
             error = work.result()
             if error is not None:
-                log["error"] = error.message
+                log["error"] = error.logged
         finally:
             ends.discard(end)
             await _cancel(work, gone)
@@ -115,9 +115,7 @@ class StreamedResponse(Response):
                 if not delta.more or self._form.num_bytes > EVENT_BYTES:
                     await writer.write(self._form.event(delta.index))
         self._check_finished()
-        asked, usage = self._generation.asked, self._generation.usage
-        last = self._form.usage_event(usage.body) if asked.include_usage else b""
-        await writer.write(last + b"data: [DONE]\n\n", end=True)
+        await writer.write(self._form.closing(self._generation.usage.body), end=True)
 
     def _check_finished(self) -> None:
         if self._form.missing():

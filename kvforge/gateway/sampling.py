@@ -5,9 +5,9 @@ from typing import Any
 
 from kvforge.common.errors import RequestError
 from kvforge.gateway.errors import ApiError, bad_field, from_request_error
-from kvforge.gateway.guides import guided_decoding
 from kvforge.gateway.options import GatewayOptions
 from kvforge.gateway.request_fields import SAMPLING, flag, integer
+from kvforge.runtime.requests.guided_decoding import GuidedDecoding
 from kvforge.runtime.requests.params import SamplingParams
 
 MAX_TOP_LOGPROBS = 20
@@ -18,7 +18,13 @@ _NAMES = {name: name for name in SAMPLING | {"max_tokens"}}
 
 
 def sampling_params(
-    fields: dict[str, Any], options: GatewayOptions, vocab_size: int, max_tokens: int, logprobs: int | None
+    fields: dict[str, Any],
+    options: GatewayOptions,
+    vocab_size: int,
+    max_tokens: int,
+    logprobs: int | None,
+    guide: GuidedDecoding | None,
+    max_field: str = "max_tokens",
 ) -> SamplingParams:
     """What the engine is asked for; without a seed of the client's own, one is drawn here.
 
@@ -42,24 +48,30 @@ def sampling_params(
             max_tokens=max_tokens,
             logprobs=logprobs,
             ignore_eos=flag(fields, "ignore_eos"),
-            guided_decoding=guided_decoding(fields),
+            guided_decoding=guide,
         )
     except RequestError as error:
-        raise from_request_error(error, _NAMES) from None
+        raise from_request_error(error, {**_NAMES, "max_tokens": max_field}) from None
     for name, ids in (("stop_token_ids", params.stop_token_ids), ("logit_bias", params.logit_bias or ())):
         if any(token >= vocab_size for token in ids):
             raise bad_field(name, f"names ids that are none of the model's, 0 to {vocab_size - 1}")
     return params
 
 
-def check_best_of(fields: dict[str, Any]) -> None:
-    """`best_of` sequences of which `n` are returned: only as many as are returned. Raises ApiError."""
-    best_of = fields.get("best_of", fields.get("n", 1))
-    if best_of != fields.get("n", 1):
-        raise bad_field("best_of", "cannot differ from 'n': every generated sequence is returned")
+def candidates(fields: dict[str, Any], max_n: int) -> tuple[int, int]:
+    """How many sequences of a prompt are generated (`best_of`), and how many of them are returned (`n`). Raises
+    ApiError."""
+    n = integer(fields, "n", 1, max_n, 1)
+    best_of = integer(fields, "best_of", 1, max_n, n)
+    assert n is not None and best_of is not None
+    if best_of < n:
+        raise bad_field("best_of", f"is {best_of}, below 'n': of best_of sequences, n are returned")
+    if best_of > n and fields.get("stream"):
+        raise bad_field("best_of", "above 'n' excludes stream: the best are known only at the end")
+    return best_of, n
 
 
-def check_length(num_prompt: int, max_tokens: int, max_seq_len: int, param: str) -> None:
+def check_length(num_prompt: int, max_tokens: int, max_seq_len: int, param: str, max_field: str = "max_tokens") -> None:
     """Raise ApiError where prompt and generated tokens do not fit a sequence."""
     if num_prompt + 1 > max_seq_len:
         raise beyond_context(f"the prompt has {num_prompt} tokens", max_seq_len, param)
@@ -67,7 +79,7 @@ def check_length(num_prompt: int, max_tokens: int, max_seq_len: int, param: str)
         raise ApiError(
             400,
             f"the prompt has {num_prompt} tokens and {max_tokens} are asked for, but the model's context is "
-            f"{max_seq_len} tokens; lower max_tokens or shorten the prompt",
+            f"{max_seq_len} tokens; lower {max_field} or shorten the prompt",
             param,
             "context_length_exceeded",
         )

@@ -1,11 +1,12 @@
 """Calls to Triton: one gRPC stream per prompt, cancelled by closing its iterator."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 
 import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from kvforge.gateway.errors import ApiError, from_outcome, from_rpc_error, from_triton_error
+from kvforge.gateway.engine_errors import from_outcome, from_rpc_error, from_triton_error
+from kvforge.gateway.errors import ApiError
 from kvforge.gateway.tensors import MODEL, ResponseTokens, read_response
 from kvforge.serving.contract.response_fields import ERROR
 
@@ -25,10 +26,13 @@ class Triton:
         self._channel = grpc.aio.insecure_channel(target, options=_OPTIONS)
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
 
-    async def generate(self, request: service_pb2.ModelInferRequest) -> AsyncGenerator[ResponseTokens, None]:
+    async def generate(
+        self, request: service_pb2.ModelInferRequest, names: Mapping[str, str] | None = None
+    ) -> AsyncGenerator[ResponseTokens, None]:
         """Send a request and yield its pieces as they are read; a slow reader slows the stream, not the memory.
 
-        Raises ApiError. Closing the iterator early cancels the request.
+        `names` are those of the request's fields in an error. Raises ApiError. Closing the iterator early cancels the
+        request.
         """
         call = self._stub.ModelStreamInfer()
         try:
@@ -39,7 +43,7 @@ class Triton:
                     raise from_triton_error(response.error_message)
                 piece = read_response(response.infer_response)
                 if piece is not None and piece.finish_reason == ERROR:
-                    raise from_outcome(piece.stop_reason["outcome"], piece.stop_reason["message"])
+                    raise from_outcome(piece.stop_reason["outcome"], piece.stop_reason["message"], names or {})
                 if piece is not None:
                     yield piece
             if await call.code() is not grpc.StatusCode.OK:

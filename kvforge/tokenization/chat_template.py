@@ -14,6 +14,8 @@ from kvforge.common.errors import KvforgeError, first_line
 from kvforge.tokenization.files import CONFIG_FILE, read_tokenizer_config, special_tokens
 
 _END_OF_CONTENT = "END_OF_CONTENT_TO_BE_CONTINUED"
+OWN_NAMES = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
+"""What every template is given."""
 
 
 class ChatTemplate:
@@ -52,26 +54,41 @@ class ChatTemplate:
                 raise KvforgeError(f"{file} is not UTF-8 text; write it again.") from None
         return cls(source, special_tokens(config)) if source else None
 
-    def render(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = False) -> str:
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        arguments: Mapping[str, Any] | None = None,
+    ) -> str:
         """Return the text of ``messages`` ({"role", "content"} each); with ``add_generation_prompt``, up to where the
-        assistant's next turn begins. Raises KvforgeError where the template refuses the conversation."""
+        assistant's next turn begins. ``tools`` are the functions that may be called, as OpenAI describes them,
+        ``arguments`` further names that the template may use; none of OWN_NAMES and no special token's.
+        Raises KvforgeError where the template refuses the conversation."""
         try:
             return self._template.render(
                 messages=list(messages),
-                tools=None,
+                tools=None if tools is None else list(tools),
                 documents=None,
                 add_generation_prompt=add_generation_prompt,
                 **self.special_tokens,
+                **(arguments or {}),
             )
         except Exception as error:  # what a template computes may raise anything
             raise KvforgeError(f"the chat template refuses this conversation ({first_line(error)})") from None
 
-    def render_open(self, messages: Sequence[Mapping[str, str]]) -> str:
+    def render_open(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        arguments: Mapping[str, Any] | None = None,
+    ) -> str:
         """Return the text of one or more messages up to the end of the last one's content, so that it can be
-        continued. Raises KvforgeError where the template refuses the conversation or changes that content."""
+        continued; the other arguments are as for ``render``. Raises KvforgeError where the template refuses the
+        conversation or changes that content."""
         content = messages[-1]["content"]
         marked = {**messages[-1], "content": f"{content}{_END_OF_CONTENT} "}
-        text, found, rest = self.render([*messages[:-1], marked]).rpartition(_END_OF_CONTENT)
+        text, found, rest = self.render([*messages[:-1], marked], False, tools, arguments).rpartition(_END_OF_CONTENT)
         if not found or content.strip() not in text:
             raise KvforgeError(
                 "the chat template changes the last message, so it cannot be continued; use another one."

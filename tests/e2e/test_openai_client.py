@@ -179,11 +179,13 @@ def test_errors(gateway: str, client: openai.OpenAI) -> None:
         client.completions.create(model="other", prompt="x")
     with pytest.raises(openai.BadRequestError, match="context"):
         client.completions.create(model=MODEL, prompt="x" * 70000)
-    with pytest.raises(openai.BadRequestError, match="tools"):
+    with pytest.raises(openai.BadRequestError, match="--tool-call-format"):
         client.chat.completions.create(
             model=MODEL, messages=[{"role": "user", "content": "x"}],
             tools=[{"type": "function", "function": {"name": "f"}}],
         )  # fmt: skip
+    with pytest.raises(openai.NotFoundError, match="generates text"):
+        client.embeddings.create(model=MODEL, input="x")
 
 
 def test_cached_tokens(client: openai.OpenAI) -> None:
@@ -244,3 +246,134 @@ def test_stop_tokens_are_those_of_the_engine_offline(
         assert (choice.text, choice.finish_reason, choice.stop_reason) == (
             completion.text, completion.finish_reason, completion.stop_reason,
         )  # fmt: skip
+
+
+TOOL_TEMPLATE = (
+    "{% if tools %}{{ tools | tojson }}<tool_call> with arguments{% endif %}"
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}{{ c.function.name }}({{ c.function.arguments | tojson }}){% endfor %}"
+    "{% endfor %}{% if add_generation_prompt %}<a>{% endif %}"
+)
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "get_weather",
+            "description": "The weather of a city.",
+            "parameters": {
+                "type": "object",
+                "properties": {"hot": {"type": "boolean"}, "unit": {"enum": ["C", "F"]}},
+                "required": ["hot", "unit"],
+                "additionalProperties": False,
+            },
+        },
+    },
+    {
+        "type": "function",
+        "function": {
+            "name": "set_size",
+            "parameters": {
+                "type": "object",
+                "properties": {"size": {"$ref": "#/$defs/Size"}},
+                "required": ["size"],
+                "additionalProperties": False,
+                "$defs": {"Size": {"enum": [1, 2, 3]}},
+            },
+            "strict": True,
+        },
+    },
+]
+NO_BLANKS = {str(ord(blank) + 3): -100 for blank in "\t\r"}
+ASK = [{"role": "user", "content": "?"}]
+
+
+@pytest.fixture(scope="module", params=["hermes", "llama3_json", "mistral"])
+def tool_client(server: TritonServer, tmp_path_factory: pytest.TempPathFactory, request) -> Iterator[openai.OpenAI]:
+    folder: Path = tmp_path_factory.mktemp("tools")
+    (folder / "template.jinja").write_text(TOOL_TEMPLATE)
+    with run_gateway(
+        server, folder, chat_template=folder / "template.jinja", tool_call_format=request.param, exit_with_parent=True
+    ) as running:
+        yield openai.OpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0, timeout=180)
+
+
+def check_call(name: str, arguments: str) -> None:
+    value = json.loads(arguments)
+    if name == "get_weather":
+        assert set(value) == {"hot", "unit"} and isinstance(value["hot"], bool) and value["unit"] in ("C", "F")
+    else:
+        assert name == "set_size" and value["size"] in (1, 2, 3) and len(value) == 1
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "set_size"}}])
+def test_forced_calls(tool_client: openai.OpenAI, choice) -> None:
+    ask = {"model": MODEL, "messages": ASK, "tools": TOOLS, "tool_choice": choice, "max_completion_tokens": 2000}
+    answer = tool_client.chat.completions.create(
+        **ask, n=3, seed=5, logit_bias=NO_BLANKS, parallel_tool_calls=False, logprobs=True
+    )
+    for entry in answer.choices:
+        assert entry.message.content is None and entry.finish_reason == "tool_calls"
+        (call,) = entry.message.tool_calls
+        assert call.id.startswith("call_") and call.type == "function"
+        assert choice == "required" or call.function.name == "set_size"
+        check_call(call.function.name, call.function.arguments)
+        assert entry.logprobs.content
+    with tool_client.chat.completions.stream(**ask, seed=5, logit_bias=NO_BLANKS, parallel_tool_calls=False) as stream:
+        final = stream.get_final_completion().choices[0]
+    assert (final.message.content, final.finish_reason) == (None, "tool_calls")
+    known = answer.choices[0].message.tool_calls[0].function
+    (call,) = final.message.tool_calls
+    assert (call.function.name, call.function.arguments) == (known.name, known.arguments)
+
+
+def test_free_answers_with_tools(tool_client: openai.OpenAI) -> None:
+    """The model may say anything; what it says as a call would keep to the schema."""
+    ask = {"model": MODEL, "messages": ASK, "tools": TOOLS, "max_completion_tokens": 40, "seed": 3}
+    for found in tool_client.chat.completions.create(**ask, n=2).choices:
+        assert found.message.content and not found.message.tool_calls and found.finish_reason in ("length", "stop")
+    chunks = list(tool_client.chat.completions.create(**ask, stream=True))
+    whole = tool_client.chat.completions.create(**ask).choices[0].message.content
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == whole
+
+
+def test_several_calls_and_a_conversation_with_them(tool_client: openai.OpenAI) -> None:
+    ask = {"model": MODEL, "tools": TOOLS, "tool_choice": "required", "logit_bias": NO_BLANKS}
+    message = tool_client.chat.completions.create(**ask, messages=ASK, seed=1).choices[0].message
+    assert message.tool_calls
+    for call in message.tool_calls:
+        check_call(call.function.name, call.function.arguments)
+    results = [{"role": "tool", "tool_call_id": call.id, "content": "ok"} for call in message.tool_calls]
+    again = tool_client.chat.completions.create(**ask, messages=[*ASK, message, *results], seed=2).choices[0]
+    assert again.finish_reason == "tool_calls"
+
+
+def test_schemas_that_no_guide_takes(tool_client: openai.OpenAI) -> None:
+    parameters = {"type": "object", "properties": {"a": {"type": "string", "pattern": "(("}}}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+    for choice in ("auto", "required"):
+        with pytest.raises(openai.BadRequestError, match="tools"):
+            tool_client.chat.completions.create(model=MODEL, messages=ASK, tools=tools, tool_choice=choice)
+
+
+def test_responses(client: openai.OpenAI, llm: LLM) -> None:
+    ids = llm.tokenizer.encode("<system>be<user>hello<a>", add_special_tokens=False)
+    (expected,) = llm.generate([ids], SamplingParams(max_tokens=20, **SAMPLED), use_tqdm=False)[0].outputs
+    ask = {"model": MODEL, "instructions": "be", "input": "hello", "max_output_tokens": 20, "temperature": 0.75,
+           "top_p": 0.875, "extra_body": {"seed": 11}}  # fmt: skip
+    whole = client.responses.create(**ask)
+    assert (whole.output_text, whole.usage.input_tokens) == (expected.text, len(ids))
+    assert whole.status == ("incomplete" if expected.finish_reason == "length" else "completed")
+    events = list(client.responses.create(**ask, stream=True))
+    assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == expected.text
+    assert events[-1].response.output_text == expected.text
+
+
+def test_responses_with_calls(tool_client: openai.OpenAI) -> None:
+    tools = [{"type": "function", **tool["function"]} for tool in TOOLS]
+    ask = {"model": MODEL, "input": "?", "tools": tools, "tool_choice": "required", "parallel_tool_calls": False,
+           "extra_body": {"seed": 2, "logit_bias": NO_BLANKS}}  # fmt: skip
+    (item,) = tool_client.responses.create(**ask).output
+    check_call(item.name, item.arguments)
+    with tool_client.responses.stream(**ask) as stream:
+        (streamed,) = stream.get_final_response().output
+    assert (streamed.name, streamed.arguments) == (item.name, item.arguments)

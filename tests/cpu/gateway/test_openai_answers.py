@@ -183,3 +183,36 @@ def test_guides(client: openai.OpenAI, triton: FakeTriton, body: dict, kind: str
 def test_no_guide(client: openai.OpenAI, triton: FakeTriton) -> None:
     client.completions.create(model="tiny", prompt="x", extra_body={"response_format": {"type": "text"}})
     assert "guided_decoding_guide_type" not in triton.requests[0].tensors
+
+
+def test_nothing_but_the_prompt(client: openai.OpenAI, triton: FakeTriton) -> None:
+    ask = {"model": "tiny", "prompt": ["ab", "c"], "max_tokens": 0, "echo": True, "n": 2}
+    answer = client.completions.create(**ask)
+    assert [choice.text for choice in answer.choices] == ["ab", "ab", "c", "c"]
+    assert {choice.finish_reason for choice in answer.choices} == {"length"}
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (3, 0)
+    texts = ["", "", "", ""]
+    for chunk in client.completions.create(**ask, stream=True):
+        texts[chunk.choices[0].index] += chunk.choices[0].text
+    assert texts == ["ab", "ab", "c", "c"] and triton.requests == []
+
+
+@pytest.mark.parametrize("logprobs", [None, 1])
+def test_the_best_of_several(client: openai.OpenAI, triton: FakeTriton, logprobs: int | None) -> None:
+    """Of each prompt's four sequences the two with the highest mean, however long they are."""
+    texts = {0: ("a", [-1.0]), 1: ("bb", [-0.5, -0.5]), 2: ("cccc", [-0.25] * 4), 3: ("d", [-3.0])}
+
+    async def script(request):
+        for sequence, (text, values) in texts.items():
+            tokens = [ord(char) + 3 for char in text]
+            yield Row(tokens, sequence, values, [{token: -0.25} for token in tokens], "length")
+
+    triton.script = script
+    ask = {"model": "tiny", "prompt": ["x", "y"], "n": 2, "best_of": 4, "logprobs": logprobs}
+    answer = client.completions.create(**ask)
+    found = [(choice.index, choice.text) for choice in answer.choices]
+    assert found == [(0, "cccc"), (1, "bb"), (2, "cccc"), (3, "bb")]
+    assert answer.usage.completion_tokens == 2 * 8
+    assert [choice.logprobs is not None for choice in answer.choices] == [logprobs is not None] * 4
+    request = triton.requests[0]
+    assert request.value("num_return_sequences") == 4 and request.value("return_log_probs")

@@ -52,7 +52,8 @@ def check(answer: Answer, status: int, param: str | None, words: str = "") -> No
         ("n", 0, "n"),
         ("n", 129, "n"),
         ("n", True, "n"),
-        ("best_of", 3, "best_of"),
+        ("best_of", 0, "best_of"),
+        ("best_of", 129, "best_of"),
         ("temperature", -1, "temperature"),
         ("temperature", "hot", "temperature"),
         ("temperature", 1e300, "temperature"),
@@ -109,19 +110,30 @@ def test_completion_fields(url: str, triton: FakeTriton, field: str, value: Any,
         ("messages", [{"role": "user"}], "messages[0].content"),
         ("messages", [{"role": "king", "content": "x"}], "messages[0].role"),
         ("messages", [*HELLO, {"role": "user", "content": [{"type": "image_url"}]}], "messages[1].content[0]"),
-        ("messages", [{"role": "assistant", "content": "", "tool_calls": [{}]}], "messages[0].tool_calls"),
+        ("messages", [{"role": "assistant", "content": "", "tool_calls": [{}]}], "messages[0].tool_calls[0]"),
         ("messages", [{"role": "user", "content": "x", "mood": "good"}], "messages[0].mood"),
         ("messages", [{"role": "user", "content": "\udfff"}], "messages"),
         ("messages", [{"role": "tool", "content": "5"}], "messages"),
         ("messages", [{"role": "user", "content": "x" * 4096}], "messages"),
-        ("tools", [{"type": "function"}], "tools"),
+        ("tools", [{"type": "function"}], "tools[0]"),
+        ("tools", {"a": 1}, "tools"),
+        ("functions", [{"name": "f"}], "functions"),
+        ("function_call", {"name": "f"}, "function_call"),
+        ("parallel_tool_calls", "no", "parallel_tool_calls"),
         ("tool_choice", "required", "tool_choice"),
         ("max_completion_tokens", 5000, "messages"),
         ("max_tokens", -1, "max_tokens"),
         ("logprobs", 1, "logprobs"),
         ("top_logprobs", 2, "top_logprobs"),
         ("chat_template", "{{ 1 }}", "chat_template"),
-        ("reasoning_effort", "high", "reasoning_effort"),
+        ("reasoning_effort", 5, "reasoning_effort"),
+        ("reasoning_effort", "x" * 65, "reasoning_effort"),
+        ("chat_template_kwargs", [], "chat_template_kwargs"),
+        ("chat_template_kwargs", {"a": "x" * 20_000}, "chat_template_kwargs"),
+        ("chat_template_kwargs", {"messages": []}, "chat_template_kwargs.messages"),
+        ("chat_template_kwargs", {"tools": []}, "chat_template_kwargs.tools"),
+        ("chat_template_kwargs", {"bos_token": "x"}, "chat_template_kwargs.bos_token"),
+        ("chat_template_kwargs", {"add_generation_prompt": False}, "chat_template_kwargs.add_generation_prompt"),
         ("store", True, "store"),
         ("prompt", "x", "prompt"),
     ],
@@ -159,27 +171,30 @@ def test_other_paths(client: openai.OpenAI, url: str) -> None:
 
 
 ENGINE_ERRORS = [
-    ("refused", "the deadline of the prompt is odd", 400, openai.BadRequestError),
-    ("unavailable", "the queue is full: 8 sequences are running", 429, openai.RateLimitError),
-    ("unavailable", "the server is shutting down", 503, openai.InternalServerError),
-    ("lost", "the engine process ended", 503, openai.InternalServerError),
-    ("deadline", "the request's deadline has passed", 504, openai.InternalServerError),
-    ("cancelled", "the request was cancelled", 499, openai.APIStatusError),
-    ("failed", "the engine gave up", 500, openai.InternalServerError),
-    ("triton", "Request for unknown model: 'tensorrt_llm' is not found", 503, openai.InternalServerError),
-    ("triton", "Stub process 'tensorrt_llm_0_0' is not healthy.", 503, openai.InternalServerError),
-    ("triton", "unexpected shape for input 'seed'", 500, openai.InternalServerError),
-]
+    ("refused", "the deadline of the prompt is odd", 400, openai.BadRequestError, "is odd"),
+    ("unavailable", "the queue is full: 8 sequences", 429, openai.RateLimitError, "too many"),
+    ("unavailable", "the server is shutting down; send the request to another server or later", 503,
+     openai.InternalServerError, "another server or later"),
+    ("unavailable", "engine 0x5 is behind", 503, openai.InternalServerError, "try again later"),
+    ("lost", "the engine process ended by signal 9", 503, openai.InternalServerError, "has ended; try again"),
+    ("deadline", "its timeout was 3 s", 504, openai.InternalServerError, "deadline has passed"),
+    ("cancelled", "the request was cancelled", 499, openai.APIStatusError, "was cancelled"),
+    ("failed", "the request failed: KeyError 'x'", 500, openai.InternalServerError, "its log says why"),
+    ("failed", "the engine gave up: guided decoding gave up: at 7", 400, openai.BadRequestError, "simplify"),
+    ("triton", "Request for unknown model: 'tensorrt_llm' is not found", 503, openai.InternalServerError, "not loaded"),
+    ("triton", "Stub process 'tensorrt_llm_0_0' is not healthy.", 503, openai.InternalServerError, "not loaded"),
+    ("triton", "unexpected shape for input 'seed'", 500, openai.InternalServerError, "its log says why"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize(("outcome", "message", "status", "kind"), ENGINE_ERRORS)
-def test_engine_errors(client, triton: FakeTriton, outcome, message, status, kind, stream: bool) -> None:
+@pytest.mark.parametrize(("outcome", "message", "status", "kind", "words"), ENGINE_ERRORS)
+def test_engine_errors(client, triton: FakeTriton, outcome, message, status, kind, words, stream: bool) -> None:
     async def script(request):
         yield Refusal(outcome, message)
 
     triton.script = script
-    with pytest.raises(kind, match=message.split()[-1][:4]) as found:
+    with pytest.raises(kind, match=words) as found:
         client.completions.create(**COMPLETION, stream=stream)
     assert found.value.status_code == status
     assert ("retry-after" in found.value.response.headers) == (status in (429, 503))
@@ -192,11 +207,11 @@ def test_error_in_the_middle_of_a_stream(client: openai.OpenAI, triton: FakeTrit
 
     triton.script = script
     texts = []
-    with pytest.raises(openai.APIError, match="the engine process ended"):
+    with pytest.raises(openai.APIError, match="the engine that worked on this request has ended"):
         for chunk in client.completions.create(**COMPLETION, stream=True):
             texts.append(chunk.choices[0].text)
     assert texts == ["a"]
-    with pytest.raises(openai.InternalServerError, match="the engine process ended"):
+    with pytest.raises(openai.InternalServerError, match="the engine that worked on this request has ended"):
         client.completions.create(**COMPLETION)
 
 
@@ -219,6 +234,70 @@ def test_one_failing_prompt_ends_all(client: openai.OpenAI, triton: FakeTriton) 
             yield Row([101])
 
     triton.script = script
-    with pytest.raises(openai.APIError, match="broken"):
+    with pytest.raises(openai.APIError, match="its log says why"):
         client.completions.create(model="tiny", prompt=["b", "a", "b"])
     wait_until(lambda: all(request.cancelled for request in triton.requests if request.prompt != [100]))
+
+
+REFUSALS = [
+    ("input tensor 'runtime_top_k' ('top_k' of ensemble) is -5; give a whole number of at least 0.", "top_k", "is -5"),
+    ("input tensor 'request_output_len' ('max_tokens' of ensemble) is missing", "max_completion_tokens", "is missing"),
+    ("input tensor 'embedding_bias' has 5 numbers a prompt, but the model's vocabulary has 320", "logit_bias", "has 5"),
+    ("input tensor 'stop_strings' has 9 characters together; give at most 4.", "stop", "give at most 4"),
+    ("input tensor 'min_tokens' is 9, above max_tokens; lower it.", "min_tokens", "is 9"),
+    ("the request parameter 'stop_token_ids' cannot be used; give token ids", "stop_token_ids", "give token ids"),
+    ("input tensor 'guided_decoding_guide' cannot be used: the guide of json_schema cannot be used: at 7(8): failed "
+     "to compile JSON schema: regex parse error: (( ^ error: unclosed group 5 | 6 | tag_0_trig[lazy]: TAG_TEXT",
+     "response_format", "unclosed group"),
+    ("input tensor 'guided_decoding_guide' cannot be used: the schema holds 900 references; give at most 500.",
+     "response_format", "900 references"),
+    ("the guide of json_schema has 70000 bytes; give at most 65536.", "response_format", "65536"),
+    ("guided_decoding needs llguidance; install kvforge[serve].", "response_format", "too complex"),
+    ("the prompt has 9 tokens, but the engine takes at most 5 (max_seq_len 6 less one to generate); shorten it or "
+     "rebuild with a larger --max-seq-len.", "messages", "the prompt has 9 tokens"),
+    ("the prompt holds token id 999, but the model's ids are 0 to 319; use the engine's tokenizer, or start the "
+     "server with --wrap-token-ids for a load test", "messages", "token id 999"),
+    ("the request's tensors have 9 bytes, but at most 5 are taken; send less or raise --max-request-bytes", None,
+     "too large"),
+    ("input tensor 'prompt_table' is not offered", None, "is not offered"),
+    ("'x' is no input of this model and no request parameter; input tensor 'y'", None, "no request parameter"),
+]  # fmt: skip
+INNER = ("tensor", "ensemble", "--", "request_output_len", "runtime_", "guided_decoding", "TAG_TEXT", "llguidance",
+         "max_seq_len", "stop_strings", "embedding_bias")  # fmt: skip
+
+
+@pytest.mark.parametrize(("message", "param", "words"), REFUSALS)
+def test_refusals_of_the_engine_speak_of_the_clients_fields(url, triton: FakeTriton, message, param, words) -> None:
+    async def script(request):
+        yield Refusal("refused", message)
+
+    triton.script = script
+    body = {**CHAT, "response_format": {"type": "json_object"}, "max_completion_tokens": 9}
+    answer = post(f"{url}/v1/chat/completions", body)
+    check(answer, 413 if "tensors have" in message else 400, param, words)
+    said = json.loads(answer.body)["error"]["message"]
+    assert not any(word in said for word in INNER), said
+
+
+def test_limits_name_the_field_that_was_given(url: str) -> None:
+    for body, words in (
+        ({"max_completion_tokens": 4095}, "lower max_completion_tokens or"),
+        ({"max_tokens": 4095}, "lower max_tokens or"),
+        ({"max_completion_tokens": 5, "min_tokens": 9}, "above max_completion_tokens"),
+    ):
+        answer = post(f"{url}/v1/chat/completions", {**CHAT, **body})
+        assert words in answer.body, answer.body
+    schema = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"description": "x" * 70_000}}}
+    answer = post(f"{url}/v1/chat/completions", {**CHAT, "response_format": schema})
+    check(answer, 400, "response_format", "bytes")
+
+
+def test_embeddings(url: str, client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError, match="generates text"):
+        client.embeddings.create(model="tiny", input="x")
+    check(call(url, "POST", "/v1/embeddings", b"{"), 404, None)
+
+
+def test_best_of_and_its_limits(url: str) -> None:
+    for more in ({"n": 3, "best_of": 2}, {"best_of": 2, "stream": True}):
+        check(post(f"{url}/v1/completions", {**COMPLETION, **more}), 400, "best_of")

@@ -1,6 +1,8 @@
 """Reading bodies holds the event loop for small ones alone; a large or deadly one costs its own request."""
 
 import asyncio
+import dataclasses
+import itertools
 import json
 import logging
 import resource
@@ -12,10 +14,11 @@ from pathlib import Path
 import pytest
 
 from kvforge.gateway import reading
+from kvforge.gateway.endpoints import Endpoint
 from kvforge.gateway.errors import ApiError
 from kvforge.gateway.model import ServedModel
 from kvforge.gateway.options import GatewayOptions, gateway_command
-from kvforge.gateway.parsed_request import ParsedRequest, pack, unpack
+from kvforge.gateway.parsed_request import Calls, ParsedRequest, pack, unpack
 from kvforge.gateway.reading import AT_ONCE, IN_THREAD, Reading
 from kvforge.gateway.request_reader import RequestReader
 from kvforge.manifest import TOKENIZER_DIR
@@ -82,12 +85,53 @@ def test_no_large_body_is_read_on_the_loop(options: GatewayOptions, monkeypatch)
     assert on_loop and max(on_loop) <= AT_ONCE
 
 
+@pytest.mark.parametrize("endpoint", [Endpoint.CHAT, Endpoint.RESPONSES])
+def test_tools_are_read_by_a_worker(options: GatewayOptions, monkeypatch, endpoint: Endpoint) -> None:
+    """Whatever they hold: many functions, wide and deep schemas, references in circles or to each other."""
+
+    def refuse(self: RequestReader, data: bytes, endpoint: Endpoint) -> ParsedRequest:
+        raise AssertionError("read in this process")
+
+    monkeypatch.setattr(RequestReader, "read", refuse)
+    deep: dict = {}
+    for _ in range(400):
+        deep = {"type": "array", "items": deep}
+    wide = {f"p{index}": {"type": "string", "pattern": "(a|b)*" * 20} for index in range(500)}
+    twice = {f"d{index}": {"anyOf": [{"$ref": f"#/$defs/d{index + 1}"}] * 2} for index in range(60)}
+    schemas = [
+        {"properties": {"a": deep}}, {"properties": wide}, {"$defs": {**twice, "d60": {}}, "$ref": "#/$defs/d0"},
+        {"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}, {"$ref": "#/nowhere"}, {"$ref": "x" * 5000},
+    ]  # fmt: skip
+
+    async def run() -> None:
+        reader = Reading(ServedModel.load(options), dataclasses.replace(options, tool_call_format="hermes"))
+        try:
+            for schema, choice in itertools.product(schemas, ("auto", "required")):
+                function = {"name": "f", "parameters": {"type": "object", **schema}}
+                body: dict = {"model": "tiny", "tool_choice": choice}
+                if endpoint == Endpoint.CHAT:
+                    body |= {"messages": HELLO, "tools": [{"type": "function", "function": function}]}
+                else:
+                    body |= {"input": "hi", "tools": [{"type": "function", **function}]}
+                found, ticks = await ticks_while(reader.read(json.dumps(body).encode(), endpoint))
+                assert isinstance(found, ParsedRequest | ApiError) and ticks > 1
+                assert isinstance(found, ParsedRequest) or found.status == 400, found.message
+        finally:
+            await reader.close()
+
+    asyncio.run(run())
+
+
 def test_asked_survives_the_way() -> None:
-    asked = ParsedRequest(b"\n\0t", (b"abcd", b"efghijkl"), 2, ("é", "\n"), 3, True, False, (b"\\n", b""))
+    asked = ParsedRequest(
+        b"\n\0t", (b"abcd", b"efghijkl"), 2, ("é", "\n"), 3, True, False, (b"\\n", b""),
+        Calls("hermes", ("f", "é"), "<t>\n", True, False), {"guide": "tools"}, 1, True, False, {"metadata": {"a": "é"}},
+    )  # fmt: skip
     assert unpack(pack(asked)) == asked and asked.num_prompt_tokens == 3
     with pytest.raises(ApiError) as found:
-        unpack(pack(ApiError(404, "ä", "p", "c")))
+        unpack(pack(ApiError(404, "ä", "p", "c", "d")))
     assert (found.value.status, found.value.message, found.value.param, found.value.code) == (404, "ä", "p", "c")
+    assert found.value.logged == "ä (d)"
 
 
 def test_large_requests_are_served(url: str, triton: FakeTriton) -> None:
@@ -149,7 +193,8 @@ def test_an_engine_that_was_replaced_is_not_read_for(options: GatewayOptions, ca
 
     with caplog.at_level(logging.WARNING), pytest.raises(ApiError) as found:
         asyncio.run(run())
-    assert found.value.status == 503 and "not the one that the gateway was started with" in found.value.message
+    assert found.value.status == 503 and "not the one that the gateway was started with" in found.value.logged
+    assert "started" not in found.value.message
 
 
 def test_workers_that_cannot_start(start: Callable[..., str], triton: FakeTriton, monkeypatch) -> None:
@@ -182,9 +227,9 @@ def test_too_many_waiting_requests_are_told_so(options: GatewayOptions, monkeypa
         finally:
             await reader.close()
 
-    with pytest.raises(ApiError, match="5 jobs wait") as found:
+    with pytest.raises(ApiError, match="send it again later") as found:
         asyncio.run(run())
-    assert found.value.status == 503
+    assert found.value.status == 503 and "5 jobs wait" in found.value.logged
 
 
 def test_descriptors_that_run_out(engine_files: Path, _fake, triton: FakeTriton) -> None:

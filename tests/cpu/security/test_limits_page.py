@@ -10,7 +10,13 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
 from kvforge.gateway.request_fields import CHAT, COMPLETIONS
-from kvforge.serving.contract.parameters import ERRORS_AS_TENSORS, STOP_TOKEN_IDS, TIMEOUT
+from kvforge.serving.contract.parameters import (
+    ERRORS_AS_TENSORS,
+    KEEP_END_TOKEN,
+    STOP_TOKEN_IDS,
+    STREAM_INTERVAL,
+    TIMEOUT,
+)
 from kvforge.serving.server.repository import materialise
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -51,7 +57,7 @@ def test_every_field_of_the_gateway_has_a_row(name: str) -> None:
     assert name in AT_GATEWAY
 
 
-@pytest.mark.parametrize("name", [TIMEOUT, ERRORS_AS_TENSORS, STOP_TOKEN_IDS])
+@pytest.mark.parametrize("name", [TIMEOUT, ERRORS_AS_TENSORS, STOP_TOKEN_IDS, STREAM_INTERVAL, KEEP_END_TOKEN])
 def test_every_request_parameter_has_a_row(name: str) -> None:
     assert name in AT_TRITON
 

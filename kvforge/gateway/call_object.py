@@ -1,0 +1,133 @@
+"""One tool call as a JSON object, read while it is being written: {"name": ..., "arguments": {...}}."""
+
+import json
+import re
+from collections.abc import Set
+
+from kvforge.gateway.call_events import Arguments, CallBegins, Event
+from kvforge.gateway.json_end import JsonEnd
+
+MAX_HEAD = 1024
+"""Characters before the arguments within which a call is recognised before its end."""
+_HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
+_ARGUMENTS = ("arguments", "parameters")
+
+
+class CallObject:
+    """Reads one object. A call is certain once it has a known name and its arguments begin; these are then given out
+    as they come. An object in another order, or with its arguments as a string, is read at its end.
+
+    `push` until `ended`; `text` is then what proved to be no call, None for a call. Where the object ends does not
+    depend on how the text is cut.
+    """
+
+    def __init__(self, names: Set[str]) -> None:
+        self._names = names
+        self._held = ""
+        self._scanned = 0
+        self._end = JsonEnd()
+        self._step = self._head
+        self.ended = False
+        self.began = False
+        self.text: str | None = None
+
+    def push(self, text: str) -> tuple[list[Event], str]:
+        """The events of a piece, and what of it comes after the object."""
+        events: list[Event] = []
+        self._held += text
+        while not self.ended and self._step(events):
+            pass
+        if not self.ended:
+            return events, ""
+        rest, self._held = self._held, ""
+        return events, rest
+
+    def give_up(self) -> str | None:
+        """The text so far where it is no call yet; None where a call has begun."""
+        return None if self.began else self._held
+
+    def _head(self, events: list[Event]) -> bool:
+        found = _HEAD.match(self._held[:MAX_HEAD])
+        if found:
+            name = _string(found[1])
+            if name not in self._names:
+                return self._is_text(found.end())
+            self._held = self._held[found.end() :]
+            self.began = True
+            self._end = JsonEnd()
+            self._step = self._arguments
+            events.append(CallBegins(name))
+            return True
+        start = len(self._held) - len(self._held.lstrip())
+        if start == len(self._held):
+            return False
+        if self._held[start] != "{":
+            return self._is_text(start)
+        end = self._end.find(self._held, self._scanned)
+        self._scanned = len(self._held)
+        if end < 0:
+            return False
+        call = _whole(self._held[:end], self._names)
+        if call is None:
+            return self._is_text(end)
+        events.extend(call)
+        self._held = self._held[end:]
+        self.began = self.ended = True
+        return False
+
+    def _arguments(self, events: list[Event]) -> bool:
+        end = self._end.find(self._held)
+        piece = self._held if end < 0 else self._held[:end]
+        self._held = self._held[len(piece) :]
+        if piece:
+            events.append(Arguments(piece))
+        if end >= 0:
+            self._step = self._after
+        return end >= 0
+
+    def _after(self, events: list[Event]) -> bool:
+        """Between the arguments and the end of the object; one that is not closed ends where something else begins."""
+        rest = self._held.lstrip()
+        if not rest:
+            return False
+        if rest[0] == ",":
+            self._end = JsonEnd(depth=1)
+            self._step = self._others
+            return True
+        if rest[0] == "}":
+            self._held = rest[1:]
+        self.ended = True
+        return False
+
+    def _others(self, events: list[Event]) -> bool:
+        """Members after the arguments, which say nothing here."""
+        end = self._end.find(self._held)
+        self._held = "" if end < 0 else self._held[end:]
+        self.ended = end >= 0
+        return False
+
+    def _is_text(self, end: int) -> bool:
+        self.text, self._held = self._held[:end], self._held[end:]
+        self.ended = True
+        return False
+
+
+def _string(text: str) -> str:
+    try:
+        return str(json.loads(text))
+    except ValueError:
+        return ""
+
+
+def _whole(text: str, names: Set[str]) -> list[Event] | None:
+    """The call that a whole object is, if it is one."""
+    try:
+        call = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    arguments = next((call[key] for key in _ARGUMENTS if key in call), None)
+    if not isinstance(call.get("name"), str) or call["name"] not in names:
+        return None
+    if isinstance(arguments, dict):
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    return [CallBegins(call["name"]), Arguments(arguments)] if isinstance(arguments, str) else None

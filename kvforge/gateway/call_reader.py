@@ -1,0 +1,154 @@
+"""From an answer's text to its content and its tool calls, while it grows."""
+
+from collections.abc import Set
+from dataclasses import dataclass
+
+from kvforge.gateway.call_events import Event, Text
+from kvforge.gateway.call_object import CallObject
+
+
+@dataclass(frozen=True)
+class Notation:
+    """How a text marks its calls, each of which is a JSON object.
+
+    Attributes:
+        begins: the text with which a call, or a list of calls, begins.
+        is_object: that text is the beginning of the object itself.
+        opens: what opens the list after it, if there is one.
+        separates: what stands between calls of a list.
+        closes: what follows the call or ends the list.
+        ignored: markers that may stand before a call and say nothing more.
+    """
+
+    begins: str
+    is_object: bool = False
+    opens: str = ""
+    separates: str = ""
+    closes: str = ""
+    ignored: tuple[str, ...] = ()
+
+
+class CallReader:
+    """`push` pieces of text, then `end`. White space before a call, and behind the last one, is no content;
+    what only looked like the beginning of a call is content. How the text is cut into pieces changes nothing but how
+    events are cut."""
+
+    def __init__(self, notation: Notation, names: Set[str], forced: bool = False) -> None:
+        """With `forced`, the text begins with a call: what its notation begins with is pushed first."""
+        self._notation = notation
+        self._names = names
+        self._held = ""
+        self._raw = ""
+        """The text since the end of the content, in case that it is content, too."""
+        self._after_call = False
+        self._call = CallObject(names)
+        self._step = self._object if forced and notation.is_object else self._content
+
+    @property
+    def in_call(self) -> bool:
+        """A call has begun, and not all of its arguments are there."""
+        return self._step == self._object and self._call.began
+
+    def push(self, text: str) -> list[Event]:
+        """What a piece makes certain."""
+        events: list[Event] = []
+        self._held += text
+        while self._held and self._step(events):
+            pass
+        return events
+
+    def end(self) -> list[Event]:
+        """What the end of the text makes certain: a call that has not begun is content."""
+        text = ""
+        if self._step == self._content:
+            text = "" if self._after_call and not self._held.strip() else self._held
+        elif self._step == self._list:
+            text = self._raw + self._held
+        elif self._step == self._object:
+            rest = self._call.give_up()
+            text = "" if rest is None else self._raw + rest
+        self._held = self._raw = ""
+        return [Text(text)] if text else []
+
+    def _content(self, events: list[Event]) -> bool:
+        marks = (self._notation.begins, *self._notation.ignored)
+        found = [(at, mark) for mark in marks if (at := self._held.find(mark)) >= 0]
+        if not found:
+            keep = _uncertain(self._held, marks)
+            self._say(events, self._held[: len(self._held) - keep])
+            self._held = self._held[len(self._held) - keep :]
+            return False
+        at, mark = min(found)
+        content = self._held[:at].rstrip()
+        self._say(events, content)
+        if mark != self._notation.begins:
+            self._held = self._held[len(content) : at] + self._held[at + len(mark) :]
+            return True
+        begin = at if self._notation.is_object else at + len(mark)
+        self._raw, self._held = self._held[len(content) : begin], self._held[begin:]
+        self._begin_call()
+        self._step = self._list if self._notation.opens else self._object
+        return True
+
+    def _list(self, events: list[Event]) -> bool:
+        rest = self._held.lstrip()
+        if not rest:
+            return False
+        if not rest.startswith(self._notation.opens):
+            self._no_call(events, "")
+            return True
+        size = len(self._held) - len(rest) + len(self._notation.opens)
+        self._raw, self._held = self._raw + self._held[:size], self._held[size:]
+        self._step = self._object
+        return True
+
+    def _object(self, events: list[Event]) -> bool:
+        found, self._held = self._call.push(self._held)
+        events += found
+        if not self._call.ended:
+            return False
+        if self._call.text is not None:
+            self._no_call(events, self._call.text)
+        else:
+            self._raw, self._after_call = "", True
+            self._step = self._after if self._notation.closes else self._content
+        return True
+
+    def _after(self, events: list[Event]) -> bool:
+        rest = self._held.lstrip()
+        notation = self._notation
+        if not rest:
+            return False
+        if notation.separates and rest.startswith(notation.separates):
+            self._raw, self._held = notation.separates, rest[len(notation.separates) :]
+            self._begin_call()
+            self._step = self._object
+            return True
+        if len(rest) < len(notation.closes) and notation.closes.startswith(rest):
+            return False
+        if rest.startswith(notation.closes):
+            self._held = rest[len(notation.closes) :]
+        self._step = self._content
+        return True
+
+    def _begin_call(self) -> None:
+        self._call = CallObject(self._names)
+
+    def _no_call(self, events: list[Event], text: str) -> None:
+        self._say(events, self._raw + text)
+        self._raw = ""
+        self._step = self._content
+
+    def _say(self, events: list[Event], text: str) -> None:
+        if text:
+            self._after_call = False
+            events.append(Text(text))
+
+
+def _uncertain(text: str, marks: tuple[str, ...]) -> int:
+    """Characters at the end of `text` that may be the beginning of a mark, and the white space before them."""
+    size = max(
+        next((n for n in range(min(len(mark) - 1, len(text)), 0, -1) if text.endswith(mark[:n])), 0) for mark in marks
+    )
+    before = text[: len(text) - size]
+    return size + len(before) - len(before.rstrip())

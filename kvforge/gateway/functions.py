@@ -1,0 +1,115 @@
+"""The functions that a request offers the model, and which of them it must or may call."""
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from kvforge.gateway.errors import ApiError, bad_field
+from kvforge.gateway.request_fields import Fields, flag
+from kvforge.gateway.schemas import bare
+
+MAX_TOOLS = 128
+MAX_TOOLS_BYTES = 128 << 10
+"""Of all tools as JSON."""
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_FUNCTION_FIELDS = {"name", "description", "parameters", "strict"}
+
+
+@dataclass(frozen=True)
+class Function:
+    """A function whose calls keep to `parameters`, a JSON schema without descriptions."""
+
+    name: str
+    parameters: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Tools:
+    """What a request says of tools.
+
+    Attributes:
+        shown: the tools as the chat template gets them.
+        functions: those that may be called.
+        forced: one of them must be called.
+        parallel: more than one call may be made.
+        field: the field to name where they cannot be used.
+    """
+
+    shown: list[dict[str, Any]]
+    functions: tuple[Function, ...]
+    forced: bool
+    parallel: bool
+    field: str = "tools"
+
+
+def read_tools(fields: Fields) -> Tools | None:
+    """`tools`, `tool_choice` and `parallel_tool_calls`; None without tools. Raises ApiError."""
+    parallel = flag(fields, "parallel_tool_calls", True)
+    given = fields.get("tools", [])
+    if not isinstance(given, list):
+        raise bad_field("tools", "must be a list of functions")
+    choice = fields.get("tool_choice", "auto")
+    if not given:
+        if choice not in ("none", "auto"):
+            raise bad_field("tool_choice", "needs tools: give the functions that may be called")
+        return None
+    if len(given) > MAX_TOOLS:
+        raise bad_field("tools", f"holds {len(given)} functions; {MAX_TOOLS} are the most")
+    size = len(json.dumps(given, ensure_ascii=False).encode())
+    if size > MAX_TOOLS_BYTES:
+        raise bad_field("tools", f"has {size} bytes as JSON; {MAX_TOOLS_BYTES} are the most")
+    shown: list[dict[str, Any]] = []
+    functions: list[Function] = []
+    for index, tool in enumerate(given):
+        function, entry = _function(f"tools[{index}]", tool)
+        if any(function.name == other.name for other in functions):
+            raise bad_field(f"tools[{index}].function.name", f"is '{function.name}' a second time; rename one")
+        functions.append(function)
+        shown.append(entry)
+    allowed, forced = _chosen(choice, functions)
+    return Tools(shown, tuple(allowed), forced, parallel)
+
+
+def _function(name: str, tool: Any) -> tuple[Function, dict[str, Any]]:
+    """A tool as it may be called and as the chat template gets it."""
+    if not isinstance(tool, dict) or tool.get("type") != "function" or not isinstance(tool.get("function"), dict):
+        raise bad_field(name, 'must be {"type": "function", "function": {"name": ..., "parameters": ...}}')
+    for field in tool:
+        if field not in ("type", "function"):
+            raise bad_field(f"{name}.{field[:80]}", "is not known; remove it")
+    given = {key: value for key, value in tool["function"].items() if value is not None}
+    for field in given:
+        if field not in _FUNCTION_FIELDS:
+            raise bad_field(f"{name}.function.{field[:80]}", "is not known; remove it")
+    if not isinstance(given.get("name"), str) or not _NAME.fullmatch(given["name"]):
+        raise bad_field(f"{name}.function.name", "must be 1 to 64 letters, digits, dots, dashes and underscores")
+    if not isinstance(given.get("description", ""), str):
+        raise bad_field(f"{name}.function.description", "must be text")
+    flag({f"{name}.function.strict": given.pop("strict", False)}, f"{name}.function.strict")
+    parameters = given.get("parameters", {"type": "object", "properties": {}})
+    if not isinstance(parameters, dict) or parameters.get("type", "object") != "object":
+        raise bad_field(f"{name}.function.parameters", "must be a JSON schema of type object")
+    try:
+        schema = bare({**parameters, "type": "object"})
+    except RecursionError:
+        raise bad_field(f"{name}.function.parameters", "is nested too deeply; flatten it") from None
+    return Function(given["name"], schema), {"type": "function", "function": given}
+
+
+def _chosen(choice: Any, functions: list[Function]) -> tuple[list[Function], bool]:
+    """The functions that may be called, and whether one must."""
+    if choice == "none":
+        return [], False
+    if choice in ("auto", "required"):
+        return functions, choice == "required"
+    function = choice.get("function") if isinstance(choice, dict) and choice.get("type") == "function" else None
+    name = function.get("name") if isinstance(function, dict) else None
+    if not isinstance(name, str):
+        raise bad_field(
+            "tool_choice", 'must be none, auto, required or {"type": "function", "function": {"name": ...}}'
+        )
+    found = [entry for entry in functions if entry.name == name]
+    if not found:
+        raise ApiError(400, f"'tool_choice' names '{name[:80]}', which is none of the tools", "tool_choice")
+    return found, True

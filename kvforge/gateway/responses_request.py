@@ -1,0 +1,177 @@
+"""Requests to /v1/responses as the chats that they are."""
+
+from typing import Any
+
+from kvforge.gateway.errors import ApiError, bad_field
+from kvforge.gateway.request_fields import RESPONSES_REFUSED, Fields, screen
+
+_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "min_tokens", "presence_penalty", "frequency_penalty",
+             "repetition_penalty", "seed", "stop", "logit_bias")  # fmt: skip
+_SAME = (*_SAMPLING, "model", "stream", "parallel_tool_calls", "chat_template_kwargs")
+KNOWN = frozenset({*_SAME, "input", "instructions", "max_output_tokens", "text", "tools", "tool_choice", "metadata",
+                   "user", "reasoning"})  # fmt: skip
+MAX_METADATA, MAX_KEY, MAX_VALUE = 16, 64, 512
+"""Entries of `metadata`, and characters of a key and of a value."""
+_TEXT_PARTS = ("input_text", "output_text", "text")
+_FORMATS = ("text", "json_object", "json_schema")
+_NAMES = (("messages", "input"), ("max_completion_tokens", "max_output_tokens"), ("response_format", "text.format"),
+          ("reasoning_effort", "reasoning.effort"))  # fmt: skip
+
+
+def read_response_request(body: dict[str, Any]) -> tuple[Fields, dict[str, Any]]:
+    """The fields of the same request to /v1/chat/completions, and what the answer repeats of this one. Raises
+    ApiError."""
+    fields = screen(body, KNOWN, RESPONSES_REFUSED)
+    chat: Fields = {name: fields[name] for name in _SAME if name in fields}
+    instructions = fields.get("instructions")
+    if not isinstance(instructions, str | None):
+        raise bad_field("instructions", "must be text")
+    chat["messages"] = ([{"role": "system", "content": instructions}] if instructions else []) + _messages(fields)
+    if "max_output_tokens" in fields:
+        chat["max_completion_tokens"] = fields["max_output_tokens"]
+    form = _text_format(fields.get("text", {}))
+    if form["type"] != "text":
+        chat["response_format"] = _response_format(form)
+    reasoning = _reasoning(fields.get("reasoning", {}))
+    if reasoning["effort"] is not None:
+        chat["reasoning_effort"] = reasoning["effort"]
+    tools = fields.get("tools", [])
+    if not isinstance(tools, list):
+        raise bad_field("tools", "must be a list of functions")
+    chat["tools"] = [_tool(f"tools[{index}]", tool) for index, tool in enumerate(tools)]
+    choice = fields.get("tool_choice", "auto")
+    chat["tool_choice"] = _choice(choice)
+    shown = {
+        "instructions": instructions,
+        "max_output_tokens": fields.get("max_output_tokens"),
+        "metadata": _metadata(fields.get("metadata", {})),
+        "parallel_tool_calls": fields.get("parallel_tool_calls", True),
+        "reasoning": reasoning,
+        "temperature": fields.get("temperature", 1.0),
+        "text": {"format": form},
+        "tool_choice": choice,
+        "tools": tools,
+        "top_p": fields.get("top_p", 1.0),
+        "user": _user(fields.get("user")),
+    }
+    return chat, shown
+
+
+def in_response_words(error: ApiError) -> ApiError:
+    """A refusal of the chat in the names of this endpoint's fields."""
+    message, param = error.message, error.param
+    for own, other in _NAMES:
+        message = message.replace(own, other)
+        param = None if param is None else param.replace(own, other)
+    if param is not None and param.startswith("input["):
+        message = message.replace(f"'{param}'", "an entry of 'input'")
+        param = "input"
+    if param is not None and ".function." in param:
+        message, param = (text.replace(".function.", ".") for text in (message, param))
+    return ApiError(error.status, message, param, error.code, error.detail)
+
+
+def _messages(fields: Fields) -> list[dict[str, Any]]:
+    given = fields.get("input")
+    if isinstance(given, str):
+        return [{"role": "user", "content": given}]
+    if not isinstance(given, list) or not given:
+        raise bad_field("input", "must be text or a list of at least one item")
+    messages: list[dict[str, Any]] = []
+    for index, item in enumerate(given):
+        message = _message(f"input[{index}]", item)
+        if "tool_calls" in message and messages and messages[-1]["role"] == "assistant":
+            messages[-1].setdefault("tool_calls", []).extend(message["tool_calls"])
+        else:
+            messages.append(message)
+    return messages
+
+
+def _message(name: str, item: Any) -> dict[str, Any]:
+    kind = item.get("type", "message") if isinstance(item, dict) else None
+    if kind == "message":
+        return {"role": item.get("role"), "content": _content(f"{name}.content", item.get("content"))}
+    if kind == "function_call":
+        for field in ("call_id", "name", "arguments"):
+            if not isinstance(item.get(field), str):
+                raise bad_field(f"{name}.{field}", "must be text")
+        function = {"name": item["name"], "arguments": item["arguments"]}
+        call = {"id": item["call_id"], "type": "function", "function": function}
+        return {"role": "assistant", "content": "", "tool_calls": [call]}
+    if kind == "function_call_output":
+        if not isinstance(item.get("call_id"), str):
+            raise bad_field(f"{name}.call_id", "must be text")
+        content = _content(f"{name}.output", item.get("output"))
+        return {"role": "tool", "tool_call_id": item["call_id"], "content": content}
+    raise bad_field(name, "must be a message, a function_call or a function_call_output; other items are not supported")
+
+
+def _content(name: str, content: Any) -> str:
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise bad_field(name, "must be text or a list of text parts")
+    for index, part in enumerate(content):
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind not in _TEXT_PARTS or not isinstance(part.get("text"), str):
+            raise bad_field(f"{name}[{index}]", "is no input_text or output_text; the model reads only text")
+    return "".join(part["text"] for part in content)
+
+
+def _text_format(text: Any) -> dict[str, Any]:
+    if not isinstance(text, dict):
+        raise bad_field("text", "must be an object with a format")
+    for name, value in text.items():
+        if name != "format" and (name != "verbosity" or value not in (None, "medium")):
+            raise bad_field(f"text.{name[:80]}", "cannot be used; leave it out")
+    form = text.get("format") or {"type": "text"}
+    if not isinstance(form, dict) or form.get("type") not in _FORMATS:
+        raise bad_field("text.format.type", f"must be {', '.join(_FORMATS[:-1])} or {_FORMATS[-1]}")
+    if form["type"] == "json_schema" and not isinstance(form.get("schema"), dict):
+        raise bad_field("text.format.schema", "must be a JSON schema, an object")
+    return form
+
+
+def _response_format(form: dict[str, Any]) -> dict[str, Any]:
+    if form["type"] == "json_object":
+        return {"type": "json_object"}
+    return {"type": "json_schema", "json_schema": {"name": form.get("name"), "schema": form["schema"]}}
+
+
+def _reasoning(reasoning: Any) -> dict[str, Any]:
+    if not isinstance(reasoning, dict):
+        raise bad_field("reasoning", "must be an object with an effort")
+    for name, value in reasoning.items():
+        if name != "effort" and value is not None:
+            raise bad_field(f"reasoning.{name[:80]}", "cannot be used: no summary is written; leave it out")
+    return {"effort": reasoning.get("effort"), "summary": None}
+
+
+def _tool(name: str, tool: Any) -> dict[str, Any]:
+    if not isinstance(tool, dict) or tool.get("type") != "function":
+        raise bad_field(name, "is no function: tools that the server would have to run are not supported")
+    return {"type": "function", "function": {key: value for key, value in tool.items() if key != "type"}}
+
+
+def _choice(choice: Any) -> Any:
+    if isinstance(choice, str):
+        return choice
+    if not isinstance(choice, dict) or choice.get("type") != "function" or not isinstance(choice.get("name"), str):
+        raise bad_field("tool_choice", 'must be none, auto, required or {"type": "function", "name": ...}')
+    return {"type": "function", "function": {"name": choice["name"]}}
+
+
+def _metadata(metadata: Any) -> dict[str, str]:
+    if not isinstance(metadata, dict) or len(metadata) > MAX_METADATA:
+        raise bad_field("metadata", f"must be an object of at most {MAX_METADATA} texts")
+    for key, value in metadata.items():
+        if not isinstance(value, str) or len(key) > MAX_KEY or len(value) > MAX_VALUE:
+            what = f"must hold texts of at most {MAX_VALUE} characters under keys of at most {MAX_KEY}"
+            raise bad_field("metadata", what)
+    return metadata
+
+
+def _user(user: Any) -> str | None:
+    if user is not None and (not isinstance(user, str) or len(user) > MAX_VALUE):
+        raise bad_field("user", f"must be text of at most {MAX_VALUE} characters")
+    return user

@@ -1,0 +1,132 @@
+"""What a written format of tool calls consists of; kvforge.gateway.tool_formats has one file for each."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kvforge.common.errors import RequestError
+from kvforge.gateway.call_reader import Notation
+from kvforge.gateway.functions import Function
+from kvforge.gateway.schemas import inlined, moved
+from kvforge.runtime.requests.guided_decoding import GuidedDecoding
+
+MAX_COLONS = 900
+"""In the schemas of a grammar; the engine counts them as rules, of which it takes 1000."""
+_WHITESPACE = {"x-guidance": {"whitespace_pattern": r" |\r?\n[ \t]{0,32}"}}
+_UNFIT = {"multipleOf": "multipleOf", "Ref": "a name with Ref in it", "$ref": "$ref", "\\u": "control characters"}
+"""What the engine takes in a schema, but not in one that is part of a grammar."""
+
+TokenOf = Callable[[str], int | None]
+"""The id of a marker that is one token, which no other tokens may write; None where it is plain text."""
+
+
+def _same(call_id: str) -> str:
+    return call_id
+
+
+@dataclass(frozen=True)
+class ToolFormat:
+    """How a family of models writes calls.
+
+    Attributes:
+        signs, foreign: a chat template that has all of the first and none of the second speaks it.
+        notation: how calls are marked, which is how they are read.
+        key: the member of a call that holds its arguments.
+        gap: what stands between the notation's marks and the object.
+        template_id: a call's id as the chat template takes it.
+    """
+
+    name: str
+    signs: tuple[str, ...]
+    foreign: tuple[str, ...]
+    notation: Notation
+    key: str = "arguments"
+    gap: str = ""
+    template_id: Callable[[str], str] = _same
+
+    def recognises(self, template: str) -> bool:
+        return all(sign in template for sign in self.signs) and not any(sign in template for sign in self.foreign)
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """Texts that may be special tokens and must be seen all the same."""
+        notation = self.notation
+        own = () if notation.is_object or notation.opens else (notation.closes,)
+        return (*(() if notation.is_object else (notation.begins,)), *own, *notation.ignored)
+
+    @property
+    def prefix(self) -> str:
+        """What an answer that must be a call begins with: it is put at the end of the prompt."""
+        if self.notation.is_object:
+            return ""
+        return self.notation.begins + (self.gap if not self.notation.opens else "")
+
+    def forced(self, functions: Sequence[Function], parallel: bool) -> GuidedDecoding:
+        """After the prefix, calls of these functions and nothing else. Raises RequestError."""
+        definitions = {f.name: moved(f.parameters, f"#/$defs/{f.name}") for f in functions}
+        calls = [self._call(f, {"$ref": f"#/$defs/{f.name}"}) for f in functions]
+        one = calls[0] if len(calls) == 1 else {"anyOf": calls}
+        schema: dict[str, Any] = one
+        if self.notation.opens:
+            schema = {"type": "array", "items": one, "minItems": 1, **({} if parallel else {"maxItems": 1})}
+        return GuidedDecoding("json_schema", {"$defs": definitions, **schema})  # type: ignore[arg-type]
+
+    def free(self, functions: Sequence[Function], parallel: bool, token_of: TokenOf) -> GuidedDecoding:
+        """Any text, and in it calls of these functions. Raises RequestError."""
+        token = None if self.notation.is_object else token_of(self.notation.begins)
+        if token is None:
+            return self._tags(functions)
+        end = token_of(self.notation.closes)
+        rules = ["TEXT: /(.|\\n)*/"]
+        if self.notation.opens:
+            one = [self._call(f, inlined(f.parameters)) for f in functions]
+            array = {"type": "array", "items": {"anyOf": one}, "minItems": 1, **({} if parallel else {"maxItems": 1})}
+            rules += ["start: TEXT | calls", f'calls: TEXT <[{token}]> " "? %json {_json(array)}']
+        else:
+            rules += [f"start: (call){'*' if parallel else '?'} TEXT"]
+            rules += ["call: " + " | ".join(f"call_{index}" for index in range(len(functions)))]
+            closes = _quoted(self.notation.closes) if end is None else f"<[{end}]>"
+            for index, function in enumerate(functions):
+                begin, rest = _quoted(self.gap + self._head(function)), _quoted("}" + self.gap)
+                schema = _json(inlined(function.parameters))
+                rules += [f"call_{index}: TEXT <[{token}]> {begin} %json {schema} {rest} {closes}"]
+        if sum(rule.count(":") for rule in rules) > MAX_COLONS:
+            raise RequestError("they have too many parameters together; give fewer functions, or smaller ones")
+        return GuidedDecoding("ebnf_grammar", "\n".join(rules) + "\n")
+
+    def _tags(self, functions: Sequence[Function]) -> GuidedDecoding:
+        notation = self.notation
+        structures = []
+        for function in functions:
+            before = "" if notation.is_object else notation.begins + self.gap + notation.opens
+            after = "" if notation.is_object else self.gap * (not notation.opens) + notation.closes
+            schema = {**function.parameters, **_WHITESPACE}
+            structures.append({"begin": before + self._head(function), "schema": schema, "end": "}" + after})
+        triggers = [item["begin"] for item in structures] if notation.is_object else [notation.begins]
+        tag = {"triggers": triggers, "structures": structures}
+        return GuidedDecoding("structural_tag", tag)  # type: ignore[arg-type]
+
+    def _head(self, function: Function) -> str:
+        return f'{{"name": "{function.name}", "{self.key}": '
+
+    def _call(self, function: Function, parameters: Any) -> dict[str, Any]:
+        return {
+            "type": "object",
+            "properties": {"name": {"const": function.name}, self.key: parameters},
+            "required": ["name", self.key],
+            "additionalProperties": False,
+        }
+
+
+def _json(schema: dict[str, Any]) -> str:
+    """A schema inside a grammar. Raises RequestError where the engine does not take it there."""
+    text = json.dumps({**schema, **_WHITESPACE}, ensure_ascii=False)
+    for part, what in _UNFIT.items():
+        if part in text:
+            raise RequestError(f"they use {what}, which needs a call that is forced; give tool_choice required")
+    return text
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)

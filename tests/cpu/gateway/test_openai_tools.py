@@ -1,0 +1,278 @@
+"""Tools through the official client, over a Triton that is told what to say."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import openai
+import pytest
+from tokenizers import AddedToken, Tokenizer
+
+from kvforge.common.errors import KvforgeError
+from kvforge.gateway.options import GatewayOptions
+from kvforge.gateway.server import make_server
+from kvforge.manifest import TOKENIZER_DIR
+from tests.cpu.gateway.engine_files import write_engine_files
+from tests.cpu.gateway.fake_triton import FakeTriton, Row, bytes_of
+from tests.cpu.gateway.http_calls import WAIT_S, post
+from tests.cpu.gateway.test_openai_refusals import check
+
+HELLO = [{"role": "user", "content": "hi"}]
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string", "description": "where"}}, "required": ["city"]}
+TOOLS = [
+    {"type": "function", "function": {"name": "f", "description": "d", "parameters": SCHEMA, "strict": True}},
+    {"type": "function", "function": {"name": "g"}},
+]
+TEMPLATE = (
+    "{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}{{ reasoning_effort }}{{ colour }}"
+    "{% for m in messages %}[{{ m.role }}]{{ m.content }}{{ m.tool_call_id }}"
+    "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function.name }}:"
+    "{% for name, value in c.function.arguments.items() %}"
+    "{{ name }}={{ value }}{% endfor %}{% endfor %}{% endfor %}{% if add_generation_prompt %}[a]{% endif %}"
+)
+CALL = '<tool_call>\n{"name": "f", "arguments": {"city": "Zürich"}}\n</tool_call>'
+OTHER = '<tool_call>\n{"name": "g", "arguments": {}}\n</tool_call>'
+
+
+@pytest.fixture
+def url(start: Callable[..., str], tmp_path: Path) -> str:
+    (tmp_path / "template.jinja").write_text(TEMPLATE)
+    return start(chat_template=tmp_path / "template.jinja")
+
+
+@pytest.fixture
+def client(url: str) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=WAIT_S)
+
+
+def say(triton: FakeTriton, text: str, finish: str = "stop") -> None:
+    triton.script = lambda request: bytes_of(text + (" " if finish == "stop" else ""), request, finish)
+
+
+def prompt_of(triton: FakeTriton) -> str:
+    return bytes(token - 3 for token in triton.requests[-1].prompt).decode()
+
+
+def answers(client: openai.OpenAI, **ask) -> list:
+    """The choice, whole and as the client puts it together from a stream."""
+    ask = {"model": "tiny", "messages": HELLO, "tools": TOOLS, **ask}
+    whole = client.chat.completions.create(**ask).choices[0]
+    with client.chat.completions.stream(**ask) as stream:
+        return [whole, stream.get_final_completion().choices[0]]
+
+
+def calls_of(choice) -> list[tuple[str, str]]:
+    return [(call.function.name, call.function.arguments) for call in choice.message.tool_calls or []]
+
+
+@pytest.mark.parametrize(
+    ("text", "finish", "content", "calls", "reason"),
+    [
+        (CALL, "stop", None, [("f", '{"city": "Zürich"}')], "tool_calls"),
+        (f"So:\n{CALL}\n{OTHER}", "stop", "So:", [("f", '{"city": "Zürich"}'), ("g", "{}")], "tool_calls"),
+        ("just <tool text", "stop", "just <tool text", [], "stop"),
+        ("<tool_call>\n{\"na", "length", "<tool_call>\n{\"na", [], "length"),
+        (CALL[:42], "length", None, [("f", '{"c')], "length"),
+        ('<tool_call>{"name": "h"}', "length", '<tool_call>{"name": "h"}', [], "length"),
+    ],
+)  # fmt: skip
+def test_auto(client: openai.OpenAI, triton: FakeTriton, text, finish, content, calls, reason) -> None:
+    say(triton, text, finish)
+    ids = set()
+    ask = {"model": "tiny", "messages": HELLO, "tools": TOOLS}
+    whole = client.chat.completions.create(**ask).choices[0]
+    streamed = {"content": "", "calls": [], "reason": None}
+    for chunk in client.chat.completions.create(**ask, stream=True):
+        (choice,) = chunk.choices
+        streamed["content"] += choice.delta.content or ""
+        streamed["reason"] = choice.finish_reason or streamed["reason"]
+        for call in choice.delta.tool_calls or []:
+            if call.id is not None:
+                assert call.index == len(streamed["calls"]) and call.type == "function"
+                ids.add(call.id)
+                streamed["calls"].append((call.function.name, ""))
+            name, arguments = streamed["calls"][call.index]
+            streamed["calls"][call.index] = (name, arguments + call.function.arguments)
+    assert (whole.message.content, calls_of(whole), whole.finish_reason) == (content, calls, reason)
+    assert streamed == {"content": content or "", "calls": calls, "reason": reason}
+    ids |= {call.id for call in whole.message.tool_calls or []}
+    assert len(ids) == 2 * len(calls) and all(entry.startswith("call_") for entry in ids)
+    request = triton.requests[0]
+    assert request.texts("guided_decoding_guide_type") == ["structural_tag"]
+    tag = json.loads(request.texts("guided_decoding_guide")[0])
+    assert [entry["begin"] for entry in tag["structures"]] == [
+        f'<tool_call>\n{{"name": "{name}", "arguments": ' for name in "fg"
+    ]
+    assert tag["structures"][0]["schema"]["properties"] == {"city": {"type": "string"}}
+
+
+def test_arguments_stream_as_they_come(client: openai.OpenAI, triton: FakeTriton) -> None:
+    say(triton, CALL)
+    pieces = [
+        call.function.arguments
+        for chunk in client.chat.completions.create(model="tiny", messages=HELLO, tools=TOOLS, stream=True)
+        for call in chunk.choices[0].delta.tool_calls or []
+    ]
+    assert len(pieces) > 10 and json.loads("".join(pieces)) == {"city": "Zürich"}
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "f"}}])
+def test_forced(client: openai.OpenAI, triton: FakeTriton, choice) -> None:
+    say(triton, '{"name": "f", "arguments": {"city": "x"}}')
+    for found in answers(client, tool_choice=choice):
+        assert (found.message.content, calls_of(found)) == (None, [("f", '{"city": "x"}')])
+        assert found.finish_reason == "tool_calls"
+    assert prompt_of(triton).endswith("[user]hi[a]<tool_call>\n")
+    schema = json.loads(triton.requests[0].texts("guided_decoding_guide")[0])
+    assert set(schema["$defs"]) == ({"f", "g"} if choice == "required" else {"f"})
+
+
+def test_none_and_no_tools(client: openai.OpenAI, triton: FakeTriton) -> None:
+    say(triton, CALL)
+    found = client.chat.completions.create(model="tiny", messages=HELLO, tools=TOOLS, tool_choice="none").choices[0]
+    assert (found.message.content, found.message.tool_calls) == (f"{CALL}", None)
+    assert "guided_decoding_guide_type" not in triton.requests[0].tensors
+    shown = prompt_of(triton)
+    assert '"description": "where"' in shown and "strict" not in shown
+
+
+def test_one_call_only(client: openai.OpenAI, triton: FakeTriton) -> None:
+    say(triton, f"{CALL}\n{OTHER}\nbye")
+    for found in answers(client, parallel_tool_calls=False):
+        assert calls_of(found) == [("f", '{"city": "Zürich"}')] and found.message.content == "\nbye"
+
+
+def test_several_choices_and_logprobs(client: openai.OpenAI, triton: FakeTriton) -> None:
+    say(triton, CALL)
+    ask = {"model": "tiny", "messages": HELLO, "tools": TOOLS, "n": 2, "logprobs": True}
+    whole = client.chat.completions.create(**ask)
+    assert [calls_of(choice) for choice in whole.choices] == [[("f", '{"city": "Zürich"}')]] * 2
+    num_tokens = len(f"{CALL} ".encode())
+    assert all(len(choice.logprobs.content) == num_tokens for choice in whole.choices)
+    counts = [0, 0]
+    for chunk in client.chat.completions.create(**ask, stream=True):
+        for choice in chunk.choices:
+            counts[choice.index] += len(choice.logprobs.content) if choice.logprobs else 0
+    assert counts == [num_tokens, num_tokens]
+
+
+def test_a_conversation_with_calls(client: openai.OpenAI, triton: FakeTriton) -> None:
+    messages = [
+        *HELLO,
+        {"role": "assistant", "content": None, "tool_calls": [
+            {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": '{"city": "Bern"}'}}]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "rain"},
+    ]  # fmt: skip
+    client.chat.completions.create(model="tiny", messages=messages)
+    assert prompt_of(triton) == "[user]hi[assistant]<tool_call>f:city=Bern[tool]raincall_1[a]"
+
+
+def test_words_for_the_template(client: openai.OpenAI, triton: FakeTriton) -> None:
+    client.chat.completions.create(
+        model="tiny", messages=HELLO, reasoning_effort="low", extra_body={"chat_template_kwargs": {"colour": "blue"}}
+    )
+    assert prompt_of(triton) == "lowblue[user]hi[a]"
+    body = {"model": "tiny", "messages": HELLO, "reasoning_effort": "low",
+            "chat_template_kwargs": {"reasoning_effort": "high"}}  # fmt: skip
+    with pytest.raises(openai.BadRequestError, match="reasoning_effort"):
+        client.chat.completions.create(model="tiny", messages=HELLO, extra_body=body)
+
+
+def function(**more) -> list:
+    return [{"type": "function", "function": {"name": "f", **more}}]
+
+
+MANY = [{"type": "function", "function": {"name": f"f{index}"}} for index in range(129)]
+WIDE = {"type": "object", "properties": {f"p{index}": {"type": "string"} for index in range(4000)}}
+DEEP = json.loads('{"type": "object", "properties": ' + '{"a": {"items": ' * 150 + "{}" + "}}" * 150 + "}")
+
+
+@pytest.mark.parametrize(
+    ("more", "param"),
+    [
+        ({"tools": MANY}, "tools"),
+        ({"tools": function(description="x" * 200_000)}, "tools"),
+        ({"tools": function(parameters=WIDE)}, "tools"),
+        ({"tools": function(parameters=WIDE), "tool_choice": "required"}, "tools"),
+        ({"tools": function() * 2}, "tools[1].function.name"),
+        ({"tools": function(name="a b")}, "tools[0].function.name"),
+        ({"tools": function(parameters=[])}, "tools[0].function.parameters"),
+        ({"tools": function(parameters={"type": "array"})}, "tools[0].function.parameters"),
+        ({"tools": function(colour="red")}, "tools[0].function.colour"),
+        ({"tools": function(strict="yes")}, "tools[0].function.strict"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0]"),
+        ({"tool_choice": "sometimes"}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "h"}}}, "tool_choice"),
+        ({"tool_choice": "required", "response_format": {"type": "json_object"}}, "tool_choice"),
+        ({"tool_choice": "required", "tools": []}, "tool_choice"),
+        ({"tool_choice": "required", "continue_final_message": True, "add_generation_prompt": False},
+         "continue_final_message"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}]},
+         "messages[0].tool_calls[0].function.arguments"),
+        ({"messages": [{"role": "user", "content": "x", "tool_calls": [{}]}]}, "messages[0].tool_calls"),
+    ],
+)  # fmt: skip
+def test_refusals(url: str, triton: FakeTriton, more: dict, param: str) -> None:
+    check(post(f"{url}/v1/chat/completions", {"model": "tiny", "messages": HELLO, "tools": TOOLS, **more}), 400, param)
+    assert triton.requests == []
+
+
+def test_nested_schemas_are_served_or_refused(url: str, triton: FakeTriton) -> None:
+    for choice in ("auto", "required"):
+        body = {"model": "tiny", "messages": HELLO, "tools": function(parameters=DEEP), "tool_choice": choice}
+        assert post(f"{url}/v1/chat/completions", body).status in (200, 400)
+
+
+def test_an_unknown_format(start: Callable[..., str], triton: FakeTriton) -> None:
+    """Tools are refused with the option that helps; a choice of none needs no format."""
+    url = start()
+    body = {"model": "tiny", "messages": HELLO, "tools": TOOLS}
+    check(post(f"{url}/v1/chat/completions", body), 400, "tools", "--tool-call-format NAME, one of hermes, llama3_json")
+    assert post(f"{url}/v1/chat/completions", {**body, "tool_choice": "none"}).status == 200
+    say(triton, OTHER)
+    given = post(f"{start(tool_call_format='hermes')}/v1/chat/completions", body)
+    assert json.loads(given.body)["choices"][0]["finish_reason"] == "tool_calls"
+
+
+def test_a_format_that_is_not_known(engine_files: Path) -> None:
+    with pytest.raises(KvforgeError, match="--tool-call-format xml is not known; give one of hermes, llama3_json"):
+        make_server(GatewayOptions(engine=engine_files, tool_call_format="xml"))
+
+
+@pytest.mark.parametrize("special", [False, True])
+def test_markers_that_are_tokens(start: Callable[..., str], triton: FakeTriton, tmp_path: Path, special: bool) -> None:
+    """Seen also where a decoder leaves them out of the text; the guide lets the model write them."""
+    engine = write_engine_files(tmp_path / "tiny")
+    file = str(engine / TOKENIZER_DIR / "tokenizer.json")
+    tokenizer = Tokenizer.from_file(file)
+    marks = ("<tool_call>", "</tool_call>")
+    tokenizer.add_tokens([AddedToken(mark, special=special, normalized=False) for mark in marks])
+    tokenizer.save(file)
+    begin, end = (tokenizer.token_to_id(mark) for mark in marks)
+    inside = [byte + 3 for byte in '\n{"name": "f", "arguments": {"city": "ü"}}\n'.encode()]
+
+    async def script(request):
+        for token in (ord("a") + 3, begin, *inside, end):
+            yield Row([token])
+        yield Row([2], finish_reason="stop")
+
+    triton.script = script
+    url = start(engine=engine, tool_call_format="hermes")
+    client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=WAIT_S)
+    for found in answers(client):
+        assert (found.message.content, calls_of(found)) == ("a", [("f", '{"city": "ü"}')])
+    request = triton.requests[0]
+    assert request.texts("guided_decoding_guide_type") == ["ebnf_grammar"]
+    assert f"<[{begin}]>" in request.texts("guided_decoding_guide")[0]
+    plain = client.chat.completions.create(model="tiny", messages=HELLO).choices[0].message.content
+    assert ("<tool_call>" in plain) == (not special)
+
+
+def test_stop_strings_and_calls(client: openai.OpenAI, triton: FakeTriton) -> None:
+    """One behind a call leaves it whole; one inside cuts it, which the reason says."""
+    for stop, reason in (("</tool_call>", "tool_calls"), ("Zür", "stop")):
+        cut = CALL[: CALL.index(stop) + len(stop)]
+        triton.script = lambda request, cut=cut, stop=stop: bytes_of(cut, request, "stop", stop)
+        found = client.chat.completions.create(model="tiny", messages=HELLO, tools=TOOLS, stop=stop).choices[0]
+        assert found.finish_reason == reason and found.message.content is None
+        assert calls_of(found)[0][1] == ('{"city": "Zürich"}' if reason == "tool_calls" else '{"city": "')

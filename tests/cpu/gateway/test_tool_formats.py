@@ -1,0 +1,318 @@
+"""Calls in every written format, read however the text is cut: the same as from the whole text by plain means."""
+
+import itertools
+import json
+import random
+
+import pytest
+from llguidance import LLMatcher
+from tokenizers import AddedToken
+
+from kvforge.common.errors import RequestError
+from kvforge.gateway.call_events import Arguments, CallBegins, Event, Text
+from kvforge.gateway.call_reader import CallReader
+from kvforge.gateway.functions import Function
+from kvforge.gateway.marked_text import MarkedText
+from kvforge.gateway.schemas import inlined, moved
+from kvforge.gateway.tool_format import ToolFormat
+from kvforge.gateway.tool_formats import formats, recognised
+from kvforge.runtime.guides.judgement import judged
+from kvforge.runtime.guides.matchers import make_matcher, make_vocabulary
+from kvforge.runtime.requests.outputs import SequenceOutput
+from kvforge.runtime.requests.params import SamplingParams
+from kvforge.runtime.text.stream import TextStream
+from kvforge.runtime.text.tokenizer import Tokenizer
+from tests.support.models.checkpoints import write_byte_tokenizer
+
+NAMES = ("f", "get_weather", "a.b-c")
+Calls = list[tuple[str, str]]
+
+
+def read(form: ToolFormat, pieces: list[str], forced: bool = False) -> tuple[str, Calls]:
+    """Content and calls."""
+    reader = CallReader(form.notation, frozenset(NAMES), forced)
+    events: list[Event] = [event for piece in pieces for event in reader.push(piece)] + reader.end()
+    content, calls = "", []
+    for event in events:
+        if isinstance(event, Text):
+            content += event.text
+        elif isinstance(event, CallBegins):
+            calls.append((event.name, ""))
+        elif isinstance(event, Arguments):
+            calls[-1] = (calls[-1][0], calls[-1][1] + event.text)
+    return content, calls
+
+
+def any_text(rng: random.Random) -> str:
+    parts = [
+        "{",
+        "}",
+        "[",
+        "]",
+        '"',
+        "\\",
+        "\n",
+        "é",
+        "😀",
+        "</tool_call>",
+        "<tool_call>",
+        "[TOOL_CALLS]",
+        ",",
+        " ",
+        "a",
+        ":",
+    ]
+    return "".join(rng.choices(parts, k=rng.randrange(8)))
+
+
+def any_value(rng: random.Random, depth: int = 0) -> object:
+    kind = rng.randrange(7 if depth < 3 else 4)
+    if kind == 4:
+        return [any_value(rng, depth + 1) for _ in range(rng.randrange(3))]
+    if kind > 4:
+        return any_object(rng, depth + 1)
+    return (any_text(rng), rng.uniform(-9, 9), rng.choice((True, False, None)), rng.randrange(10**6))[kind]
+
+
+def any_object(rng: random.Random, depth: int = 0) -> dict:
+    return {any_text(rng): any_value(rng, depth) for _ in range(rng.randrange(3))}
+
+
+def written(form: ToolFormat, calls: Calls, rng: random.Random) -> str:
+    """An answer's text with these calls and nothing else."""
+    notation = form.notation
+    objects = [f'{{"name": "{name}", "{form.key}": {arguments}}}' for name, arguments in calls]
+    if notation.opens:
+        blank = rng.choice(["", " ", "\n"])
+        return f"{notation.begins}{blank}[{f',{blank}'.join(objects)}{blank}]"
+    if notation.is_object:
+        return rng.choice(["", *notation.ignored]) + "\n".join(objects)
+    return "\n".join(f"{notation.begins}\n{text}\n{notation.closes}" for text in objects)
+
+
+@pytest.mark.parametrize("form", formats().values(), ids=list(formats()))
+@pytest.mark.parametrize("seed", range(40))
+def test_random_calls_cut_anywhere(form: ToolFormat, seed: int) -> None:
+    rng = random.Random(seed)
+    calls = [
+        (rng.choice(NAMES), json.dumps(any_object(rng), ensure_ascii=rng.random() < 0.5, indent=rng.choice((None, 1))))
+        for _ in range(rng.randrange(1, 4))
+    ]
+    before = rng.choice(["", "so be it: <b> [x] {", "é\n\n"])
+    text = before + written(form, calls, rng)
+    expected = (before.rstrip(), calls)
+    assert read(form, [text]) == expected
+    assert read(form, list(text)) == expected
+    for at in range(len(text)):
+        assert read(form, [text[:at], text[at:]]) == expected
+    pieces = []
+    rest = text
+    while rest:
+        size = rng.randrange(1, 9)
+        pieces.append(rest[:size])
+        rest = rest[size:]
+    assert read(form, pieces) == expected
+
+
+NO_CALLS = [
+    "", " ", "\n\n", "plain {text}", "<tool_call", "<tool_call>", "<tool_call>\n", "<tool_call>\n{", "<tool_call> x",
+    '<tool_call>\n{"name": "unknown", "arguments": {}}\n</tool_call>', '<tool_call>{"name": "f"}</tool_call> ',
+    '<tool_call>{"name": 5, "arguments": {}}</tool_call>', '<tool_call>\n{"name": "f", "arguments": ',
+    '{"name": ', '{"name": "f', '{"name": "unknown", "parameters": {}} and', '{"name": "f", "parameters": 5} ',
+    "[TOOL_CALLS", "[TOOL_CALLS] ", "[TOOL_CALLS] [", '[TOOL_CALLS] [{"name": "zzz", "arguments": {}}]',
+    "[TOOL_CALLS][]", '<tool_call>{"name": "f", "arguments": [1]}', '<tool_call>[{"a"}]', "<|python_tag",
+    "[TOOL_CALLS]x", '{"name": "\\',
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("form", formats().values(), ids=list(formats()))
+@pytest.mark.parametrize("text", NO_CALLS)
+def test_what_only_looked_like_a_call_is_content(form: ToolFormat, text: str) -> None:
+    for pieces in ([text], list(text), *([text[:at], text[at:]] for at in range(len(text)))):
+        assert read(form, pieces) == (text, [])
+
+
+@pytest.mark.parametrize("form", formats().values(), ids=list(formats()))
+def test_calls_that_are_cut_off_keep_what_they_have(form: ToolFormat) -> None:
+    rng = random.Random(1)
+    text = written(form, [("f", '{"a": [1, {"b": "}"}]}')], rng)
+    start = text.index('": {') + 3
+    for end in range(start + 1, len(text)):
+        content, calls = read(form, list(text[:end]))
+        assert content == "" and calls[0][0] == "f" and '{"a": [1, {"b": "}"}]}'.startswith(calls[0][1])
+        assert calls[0][1] == text[start:end][: len('{"a": [1, {"b": "}"}]}')]
+
+
+HERMES = formats()["hermes"]
+
+
+@pytest.mark.parametrize(
+    ("text", "content", "calls"),
+    [
+        ('<tool_call>{"arguments": {"a": 1}, "name": "f"}</tool_call>', "", [("f", '{"a": 1}')]),
+        ('<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>', "", [("f", '{"a": 1}')]),
+        ('<tool_call>{"name": "f", "arguments": {}, "id": {"x": "}"}}</tool_call>!', "!", [("f", "{}")]),
+        ('<tool_call>{"name": "f", "arguments": {}</tool_call>ok', "ok", [("f", "{}")]),
+        ('a <tool_call>{"name": "f", "arguments": {}} b', "a b", [("f", "{}")]),
+        ('<tool_call><tool_call>{"name": "\\u0066", "arguments": {}}', "<tool_call>", [("f", "{}")]),
+        ("x <tool_call>{}</tool_call>", "x <tool_call>{}</tool_call>", []),
+    ],
+)  # fmt: skip
+def test_calls_as_models_also_write_them(text: str, content: str, calls: Calls) -> None:
+    for pieces in ([text], list(text), *([text[:at], text[at:]] for at in range(len(text)))):
+        assert read(HERMES, pieces) == (content, calls)
+
+
+def test_a_long_name_is_held_for_a_bounded_time_only() -> None:
+    reader = CallReader(HERMES.notation, frozenset(NAMES))
+    text = "<tool_call>" + json.dumps({"name": "f" * 5000, "arguments": {"a": "x" * 20_000}})
+    events = [event for char in text for event in reader.push(char)] + reader.end()
+    assert "".join(event.text for event in events if isinstance(event, Text)) == text
+
+
+# What the models' own templates say, in a few words of theirs.
+TEMPLATES = {
+    "hermes": ['<tool_call>\\n{"name": <function-name>, "arguments": <args-json-object>}\\n</tool_call>'],
+    "llama3_json": ['<|start_header_id|>{"name": "\' + tool_call.name + \'", \' + \'"parameters": \''],
+    "mistral": ['{{ "[TOOL_CALLS] [" }}{{ tool_call.function|tojson }}'],
+    None: ["{{ messages }}", "<tool_call>\n<function=f><parameter=x> arguments", "[TOOL_CALLS]f[ARGS]{}",
+           "<tool_call>f<arg_key>x</arg_key> arguments"],
+}  # fmt: skip
+
+
+def test_formats_are_recognised_by_the_template() -> None:
+    for name, sources in TEMPLATES.items():
+        for source in sources:
+            found = recognised(source)
+            assert (found and found.name) == name, source
+
+
+def test_ids_for_templates_of_mistral() -> None:
+    short = formats()["mistral"].template_id
+    assert short("abcDEF123") == "abcDEF123"
+    ids = {short(f"call_{index}") for index in range(100)}
+    assert len(ids) == 100 and all(len(entry) == 9 and entry.isalnum() for entry in ids)
+
+
+PERSON = {
+    "type": "object",
+    "properties": {"age": {"type": "integer"}, "home": {"$ref": "#/$defs/Place"}},
+    "required": ["age"],
+    "additionalProperties": False,
+    "$defs": {"Place": {"enum": ["here", "there"]}},
+}
+FUNCTIONS = (Function("f", PERSON), Function("get_weather", {"type": "object", "additionalProperties": False}))
+GOOD: Calls = [("f", '{"age": 5, "home": "here"}'), ("get_weather", "{}")]
+BAD: Calls = [("f", '{"age": "x"}'), ("f", '{"home": "here"}'), ("f", '{"age": 5, "home": "x"}'), ("zzz", "{}")]
+
+
+@pytest.fixture(scope="module", params=["text", "special", "added"])
+def tokenizer(request, tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    """With all markers as text, as special tokens, or as tokens that a decoder shows (Qwen's)."""
+    path = tmp_path_factory.mktemp("tokenizer")
+    write_byte_tokenizer(path)
+    found = Tokenizer.from_dir(path)
+    assert found is not None
+    if request.param != "text":
+        marks = sorted({mark for form in formats().values() for mark in form.markers})
+        special = request.param == "special"
+        marks = [mark for mark in marks if special or mark.startswith("<")]
+        found.backend.add_tokens([AddedToken(mark, special=special, normalized=False) for mark in marks])
+    return found
+
+
+def token_of(tokenizer: Tokenizer):
+    added = tokenizer.backend.get_added_tokens_decoder()
+    return lambda text: found if (found := tokenizer.backend.token_to_id(text)) in added else None
+
+
+def matches(tokenizer: Tokenizer, guide, text: str) -> tuple[bool, bool]:
+    """Whether a guide lets a text be written, and whether it may end there."""
+    vocabulary = make_vocabulary(tokenizer, [2])
+    special = {token.content for token in tokenizer.backend.get_added_tokens_decoder().values() if token.special}
+    grammar, limits = judged(guide, vocabulary, special.__contains__).accepted()
+    matcher: LLMatcher = make_matcher(vocabulary, grammar, limits)
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    return matcher.try_consume_tokens(ids) == len(ids), matcher.is_accepting()
+
+
+@pytest.mark.parametrize("form", formats().values(), ids=list(formats()))
+def test_guides_of_free_answers(form: ToolFormat, tokenizer: Tokenizer) -> None:
+    guide = form.free(FUNCTIONS, True, token_of(tokenizer))
+    rng = random.Random(0)
+    for text in ("", "hello {x} < [", "so:\n"):
+        assert matches(tokenizer, guide, text) == (True, True)
+        for call in GOOD:
+            assert matches(tokenizer, guide, text + spelled(form, [call])) == (True, True), call
+    for call in BAD[: 3 if form.notation.is_object else 4]:
+        assert not all(matches(tokenizer, guide, spelled(form, [call]))), call
+    if form.notation.begins == "<tool_call>":
+        assert matches(tokenizer, guide, written(form, GOOD, rng)) == (True, True)
+
+
+def spelled(form: ToolFormat, calls: Calls) -> str:
+    notation = form.notation
+    objects = ", ".join(f'{{"name": "{name}", "{form.key}": {arguments}}}' for name, arguments in calls)
+    if notation.is_object:
+        return objects
+    return notation.begins + form.gap + notation.opens + objects + form.gap * (not notation.opens) + notation.closes
+
+
+@pytest.mark.parametrize("form", formats().values(), ids=list(formats()))
+def test_guides_of_forced_answers(form: ToolFormat, tokenizer: Tokenizer) -> None:
+    for parallel, functions in itertools.product((True, False), (FUNCTIONS, FUNCTIONS[:1])):
+        guide = form.forced(functions, parallel)
+        several = bool(form.notation.opens)
+        for name, arguments in [*GOOD, *BAD]:
+            text = f'{{"name": "{name}", "{form.key}": {arguments}}}'
+            allowed = (name, arguments) in GOOD and name in [function.name for function in functions]
+            assert all(matches(tokenizer, guide, f"[{text}]" if several else text)) == allowed
+            if several and allowed:
+                assert all(matches(tokenizer, guide, f"[{text}, {text}]")) == parallel
+        assert not all(matches(tokenizer, guide, "hello")) and not all(matches(tokenizer, guide, ""))
+
+
+def test_special_markers_are_seen_and_calls_read_at_token_boundaries(tokenizer: Tokenizer) -> None:
+    params = SamplingParams()
+    text = '  é<tool_call>\n{"name": "f", "arguments": {"a": "😀 <tool_call>"}}\n</tool_call>'.replace(
+        " <tool_call>", ""
+    )
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    added = tokenizer.backend.get_added_tokens_decoder()
+    marks = {
+        index: token.content for index, token in added.items() if token.special and token.content in HERMES.markers
+    }
+    for size in (1, 2, 3, 7, len(ids)):
+        stream = MarkedText(lambda: TextStream(tokenizer, params), marks)
+        pieces = [
+            stream.push(SequenceOutput("", 0, ids[at : at + size])) for at in range(0, len(ids), size)
+        ] + [stream.push(SequenceOutput("", 0, [2], finished=True, finish_reason="stop"))]  # fmt: skip
+        assert "".join(pieces) == text
+        assert read(HERMES, pieces) == ("  é", [("f", '{"a": "😀"}')])
+
+
+def test_references() -> None:
+    definitions = {"A": {"items": {"$ref": "#/$defs/B"}}, "B": {"type": "integer"}}
+    schema = {"$defs": definitions, "properties": {"$ref": {"$ref": "#/$defs/A"}}}
+    assert inlined(schema) == {"properties": {"$ref": {"items": {"type": "integer"}}}}
+    assert moved(schema, "#/x")["properties"] == {"$ref": {"$ref": "#/x/$defs/A"}}
+
+
+TWICE = {f"d{index}": {"anyOf": [{"$ref": f"#/$defs/d{index + 1}"}] * 2} for index in range(60)}
+
+
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        ({"$defs": {**TWICE, "d60": {}}, "$ref": "#/$defs/d0"}, "too much"),
+        ({"$defs": {"a": {"items": {"$ref": "#/$defs/a"}}}, "$ref": "#/$defs/a"}, "circle"),
+        ({"$ref": "#/nowhere"}, "nowhere"),
+        ({"$ref": "http://example.org/a"}, "example"),
+        ({"properties": {"a": {"multipleOf": 5}}}, "multipleOf"),
+        ({"properties": {"bookingRef": {}}}, "Ref"),
+        ({"properties": {f"p{index}": {"type": "string"} for index in range(500)}}, "too many parameters"),
+    ],
+)
+def test_schemas_that_a_grammar_does_not_take(schema: dict, words: str) -> None:
+    with pytest.raises(RequestError, match=words):
+        HERMES.free([Function("f", {"type": "object", **schema})], True, lambda text: 5)
