@@ -54,6 +54,11 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         help="tokens in a response of a stream (default: 1); 0: all that wait for their turn",
     )  # fmt: skip
     parser.add_argument(
+        "--exclude-input-in-output", action=argparse.BooleanOptionalAction, default=None,
+        help="leave the prompt out of answers that are not streamed, where a request does not say (default: "
+        "with --no-decoupled the prompt is there, as with TensorRT-LLM, otherwise not)",
+    )  # fmt: skip
+    parser.add_argument(
         "--wrap-token-ids", action="store_true",
         help="count token ids beyond the vocabulary from its start: for load generators that draw any number",
     )  # fmt: skip
@@ -118,6 +123,7 @@ def run(args: argparse.Namespace) -> int:
         kv_cache_gib=args.kv_cache_gib,
         enable_prefix_cache=not args.no_prefix_cache,
         decoupled=decoupled,
+        exclude_input=args.exclude_input_in_output,
         wrap_token_ids=args.wrap_token_ids,
         stream_interval=args.stream_interval,
         **speculation,

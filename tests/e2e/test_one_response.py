@@ -103,7 +103,7 @@ def test_infer(one_response: TritonServer, llm: LLM, door: str, model: str) -> N
     prompt = offline.prompt_token_ids if model == "tensorrt_llm" else PROMPT
     expected = list(offline.outputs[0].token_ids) if model == "tensorrt_llm" else offline.outputs[0].text
     infer = functools.partial(DOORS[door], one_response, model)
-    assert answer(infer(arrays(llm, model)), model) == expected
+    assert answer(infer(arrays(llm, model)), model) == prompt + expected  # the default of this mode
     assert answer(infer(arrays(llm, model, exclude_input_in_output=True)), model) == expected
     assert answer(infer(arrays(llm, model, exclude_input_in_output=False)), model) == prompt + expected
 

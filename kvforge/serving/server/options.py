@@ -12,7 +12,8 @@ from kvforge.serving.server.repository import RequestLimits
 @dataclass(frozen=True)
 class ServerOptions:
     """Ports of 0 mean any free one; None leaves a limit to the engine. `drain_timeout_s` is how long `stop` lets
-    accepted requests run on; without `decoupled` each request has one response; with `wrap_token_ids` any number is a
+    accepted requests run on; without `decoupled` each request has one response; with `exclude_input` (None: as
+    `decoupled`) an answer leaves the prompt out where a request does not say; with `wrap_token_ids` any number is a
     token; responses of a stream have `stream_interval` tokens (parameters.py); `control_apis`
     leaves Triton's control endpoints (access.py) open; `log_file` None keeps the log in the run directory, which goes
     with the server; `manifest_sha256` is the digest (`Manifest.sha256`) that the engine must have."""
@@ -32,6 +33,7 @@ class ServerOptions:
     max_request_bytes: int = RequestLimits.max_request_bytes
     drain_timeout_s: float = 0.0
     decoupled: bool = True
+    exclude_input: bool | None = None
     wrap_token_ids: bool = False
     stream_interval: int = RequestLimits.stream_interval
     control_apis: bool = False
@@ -50,6 +52,7 @@ class ServerOptions:
             self.max_seq_len,
             self.manifest_sha256,
             self.decoupled,
+            self.decoupled if self.exclude_input is None else self.exclude_input,
             self.wrap_token_ids,
             self.stream_interval,
         )

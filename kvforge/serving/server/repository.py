@@ -22,9 +22,10 @@ class RequestLimits:
 
     `max_queue_size` requests wait beyond those that fill the engine's sequences; one more is refused with UNAVAILABLE.
     `max_request_bytes` bounds the sum of a request's input tensors. `log_format` is text or json; requests are logged
-    at `log_level` INFO. Unless `decoupled`, a request has one response and may not stream. `wrap_token_ids` takes any
-    number for a token. Responses of a stream have `stream_interval` tokens (parameters.py). `max_seq_len` is
-    that of the engine's manifest where None. The models load no engine or tokenizer but that of `manifest_sha256`.
+    at `log_level` INFO. Unless `decoupled`, a request has one response and may not stream. With `exclude_input` an
+    answer leaves the prompt out where a request does not say. `wrap_token_ids` takes any number for a token. Responses
+    of a stream have `stream_interval` tokens (parameters.py). `max_seq_len` is that of the engine's manifest where
+    None. The models load no engine or tokenizer but that of `manifest_sha256`.
     """
 
     max_queue_size: int = 1024
@@ -34,6 +35,7 @@ class RequestLimits:
     max_seq_len: int | None = None
     manifest_sha256: str | None = None
     decoupled: bool = True
+    exclude_input: bool = True
     wrap_token_ids: bool = False
     stream_interval: int = 1
 
@@ -80,6 +82,7 @@ def materialise(
         "log_level": limits.log_level,
         "manifest_sha256": limits.manifest_sha256 or "",
         "decoupled": str(limits.decoupled).lower(),
+        "exclude_input_in_output": str(limits.exclude_input).lower(),
         "wrap_token_ids": str(limits.wrap_token_ids).lower(),
         "stream_interval": str(limits.stream_interval),
     }

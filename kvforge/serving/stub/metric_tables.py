@@ -1,9 +1,8 @@
 """Which numbers go to Triton's metrics port, under which names: TensorRT-LLM's families, and kvforge's own.
 
-Times are in seconds, but TensorRT-LLM's `timestamp` in microseconds since 1970, as there.
+Times are in seconds, but TensorRT-LLM's `timestamp` in microseconds since 1970, as there: when the numbers changed.
 """
 
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -56,7 +55,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Reader]]] = {
     ),
     "nv_trt_llm_general_metrics": (
         "general_type",
-        {"iteration_counter": lambda s: s["num_iterations"], "timestamp": lambda s: int(time.time() * 1e6)},
+        {"iteration_counter": lambda s: s["num_iterations"], "timestamp": lambda s: s["timestamp_us"]},
     ),
     "kvforge_kv_cache_bytes": (
         "memory",

@@ -98,8 +98,8 @@ class EngineMetrics:
         self._thread.start()
 
     def update(self, stats: Stats) -> None:
-        """Show `stats` soon."""
-        self._latest = stats
+        """Show `stats`, which are new, soon."""
+        self._latest = {**stats, "timestamp_us": int(time.time() * 1e6)}
         self._changed.set()
 
     def count(self, outcome: str) -> None:
@@ -169,7 +169,7 @@ class EngineMetrics:
             self._lengths[name].observe(float(length))
         if stats is None:
             return
-        if stats != self._logged:
+        if stats is not self._logged:
             self._logged = stats
             self._pb.Logger.log_verbose(stats_line(stats))
         for counter, read in self._counters:
