@@ -56,6 +56,17 @@ def add_levels(
     parser.add_argument("--timeout-s", type=positive_float, default=300.0, help="per level (default 300)")
 
 
+def add_stream_intervals(parser: argparse.ArgumentParser) -> None:
+    """Declare how many tokens a response of a stream has: a server for each number."""
+    told = "tokens in a response of a stream, 0 for all that wait (default 1)"
+    parser.add_argument("--stream-interval", type=int, nargs="+", default=[1], metavar="N", help=told)
+
+
+def label_interval(name: str, interval: int) -> str:
+    """``name`` in a table, with the number of tokens in a response unless that is one."""
+    return name if interval == 1 else f"{name}, {f'{interval} tokens' if interval else 'all that wait'} in a response"
+
+
 def add_report(
     parser: argparse.ArgumentParser, files: str, default: str | Path | None = None, as_json: bool = True
 ) -> None:

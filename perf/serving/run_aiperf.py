@@ -15,7 +15,17 @@ from tqdm import tqdm
 from kvforge.demo.run import STUDENT
 from kvforge.manifest import TOKENIZER_DIR
 from kvforge.serving.server.launcher import ServerOptions, TritonServer
-from perf.harness.command import add_lengths, add_levels, add_report, add_work, begin_report, make_parser, run_program
+from perf.harness.command import (
+    add_lengths,
+    add_levels,
+    add_report,
+    add_stream_intervals,
+    add_work,
+    begin_report,
+    label_interval,
+    make_parser,
+    run_program,
+)
 from perf.harness.tables import markdown_table
 from perf.serving.load.aiperf import Target, find_aiperf, generate_stream, openai, run_aiperf
 from perf.serving.load.engines import tiny_engine
@@ -28,21 +38,13 @@ def run(args: argparse.Namespace, arguments: list[str] | None = None) -> dict[st
     find_aiperf()
     engine = args.engine or tiny_engine(args.work, STUDENT)
     rows = []
-    with (
-        TritonServer(engine, ServerOptions(kv_cache_gib=args.kv_cache_gib)) as server,
-        run_gateway(server) as gateway,
-    ):
-        targets: list[Target] = [
-            generate_stream(server.http_url),
-            *(openai(gateway.url, gateway.model, endpoint) for endpoint in ("completions", "chat")),
-        ]
-        plan = [(target, concurrency) for target in targets for concurrency in args.concurrency]
-        for target, concurrency in tqdm(plan, desc="aiperf", unit="run", disable=None):
-            num = max(args.min_requests, int(args.waves * concurrency))
-            numbers = run_aiperf(
-                target, engine / TOKENIZER_DIR, concurrency, num, args.input_tokens, args.output_tokens, args.timeout_s
-            )
-            rows.append({"endpoint": target.name, "concurrency": concurrency, **numbers})
+    for interval in args.stream_interval:
+        with TritonServer(engine, ServerOptions(kv_cache_gib=args.kv_cache_gib, stream_interval=interval)) as server:
+            rows += _measure([generate_stream(server.http_url)], interval, engine, args)
+            if interval == args.stream_interval[-1]:  # the gateway asks for its own
+                with run_gateway(server) as gateway:
+                    targets = [openai(gateway.url, gateway.model, endpoint) for endpoint in ("completions", "chat")]
+                    rows += _measure(targets, 1, engine, args)
     return {
         **begin_report("perf.serving.run_aiperf", arguments),
         "engine": engine.name,
@@ -50,6 +52,18 @@ def run(args: argparse.Namespace, arguments: list[str] | None = None) -> dict[st
         "output_tokens": args.output_tokens,
         "rows": rows,
     }
+
+
+def _measure(targets: list[Target], interval: int, engine: Path, args: argparse.Namespace) -> list[dict[str, Any]]:
+    rows = []
+    plan = [(target, concurrency) for target in targets for concurrency in args.concurrency]
+    for target, concurrency in tqdm(plan, desc="aiperf", unit="run", disable=None):
+        num = max(args.min_requests, int(args.waves * concurrency))
+        numbers = run_aiperf(
+            target, engine / TOKENIZER_DIR, concurrency, num, args.input_tokens, args.output_tokens, args.timeout_s
+        )
+        rows.append({"endpoint": label_interval(target.name, interval), "concurrency": concurrency, **numbers})
+    return rows
 
 
 def markdown(report: dict[str, Any]) -> str:
@@ -74,6 +88,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--engine", type=Path, help="default: the demo's tiny SwiftKV student")
     add_work(made)
     add_levels(made, [1, 4, 16], min_requests=32, kv_cache_gib=1.0)
+    add_stream_intervals(made)
     add_lengths(made, 256, 32)
     add_report(made, "OUTPUT.json and OUTPUT.md")
     return made

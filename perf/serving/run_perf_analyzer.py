@@ -20,8 +20,10 @@ from perf.harness.command import (
     add_lengths,
     add_levels,
     add_report,
+    add_stream_intervals,
     add_work,
     begin_report,
+    label_interval,
     make_parser,
     positive_float,
     run_program,
@@ -63,10 +65,10 @@ def num_requests_of(mode: str, value: float, args: argparse.Namespace) -> int:
     return max(args.min_requests, int(args.waves * value)) if mode == "concurrency" else args.min_requests
 
 
-def sweep(name: str, engine: Path, args: argparse.Namespace, goals: Goals) -> list[dict[str, Any]]:
-    """Serve one engine and run every level; one row each."""
+def sweep(name: str, engine: Path, interval: int, args: argparse.Namespace, goals: Goals) -> list[dict[str, Any]]:
+    """Serve one engine with ``interval`` tokens in a response and run every level; one row each."""
     rows = []
-    with TritonServer(engine, ServerOptions(kv_cache_gib=args.kv_cache_gib)) as server:
+    with TritonServer(engine, ServerOptions(kv_cache_gib=args.kv_cache_gib, stream_interval=interval)) as server:
         levels = levels_of(args)
 
         def inputs(num: int, seed: int) -> list[dict[str, Any]]:
@@ -91,7 +93,12 @@ def run(args: argparse.Namespace, arguments: list[str] | None = None) -> dict[st
     """All engines, one after the other; returns the report, which says ``arguments`` were given (default: the command
     line's)."""
     goals = Goals(args.goal_ttft_ms / 1e3, args.goal_tpot_ms / 1e3)
-    rows = [row for name, engine in engines_of(args).items() for row in sweep(name, engine, args, goals)]
+    rows = [
+        row
+        for name, engine in engines_of(args).items()
+        for interval in args.stream_interval
+        for row in sweep(label_interval(name, interval), engine, interval, args, goals)
+    ]
     return {
         **begin_report("perf.serving.run_perf_analyzer", arguments),
         "model": args.model,
@@ -126,6 +133,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--request-rate", type=positive_float, nargs="*", default=[], help="requests a second")
     made.add_argument("--request-distribution", choices=("constant", "poisson"), default="constant")
     made.add_argument("--request-intervals", type=Path, help="file of pauses between requests, in microseconds")
+    add_stream_intervals(made)
     add_lengths(made, 512, 32)
     made.add_argument("--goal-ttft-ms", type=positive_float, default=500.0, help="for goodput (default 500)")
     made.add_argument("--goal-tpot-ms", type=positive_float, default=50.0, help="for goodput (default 50)")

@@ -2,7 +2,7 @@
 
     python -m perf.serving.small [--output-dir DIR]
 
-Takes 3 to 5 minutes on two cores, and once some more to fetch the tools and build the engines.
+Takes 5 to 8 minutes on two cores, and once some more to fetch the tools and build the engines.
 """
 
 import sys
@@ -14,8 +14,9 @@ from typing import Any
 from perf.harness.command import Report, make_parser, run_program
 from perf.serving import run_aiperf, run_perf_analyzer
 
-PERF_ANALYZER = "--concurrency 1 4 16 32 --request-rate 4 --min-requests 24 --waves 2 --input-tokens 512".split()
-AIPERF = "--concurrency 4 16 --min-requests 24 --waves 2 --input-tokens 256".split()
+COMMON = "--min-requests 24 --waves 2 --stream-interval 1 8".split()
+PERF_ANALYZER = [*"--concurrency 1 4 16 32 --request-rate 4 --input-tokens 512".split(), *COMMON]
+AIPERF = [*"--concurrency 4 16 --input-tokens 256".split(), *COMMON]
 
 
 def is_incomplete(report: Report) -> bool:
