@@ -68,7 +68,9 @@ def num_requests_of(mode: str, value: float, args: argparse.Namespace) -> int:
 def sweep(name: str, engine: Path, interval: int, args: argparse.Namespace, goals: Goals) -> list[dict[str, Any]]:
     """Serve one engine with ``interval`` tokens in a response and run every level; one row each."""
     rows = []
-    with TritonServer(engine, ServerOptions(kv_cache_gib=args.kv_cache_gib, stream_interval=interval)) as server:
+    # A run that perf_analyzer broke off is repeated with the same prompts, which must not be found in the prefix cache.
+    options = ServerOptions(kv_cache_gib=args.kv_cache_gib, stream_interval=interval, enable_prefix_cache=False)
+    with TritonServer(engine, options) as server:
         levels = levels_of(args)
 
         def inputs(num: int, seed: int) -> list[dict[str, Any]]:

@@ -67,6 +67,7 @@ def test_a_full_queue_is_an_error_at_once(small: TritonServer, model: str) -> No
         wait_until(lambda: num_open(small) == RUNNING + QUEUED, "all requests are accepted")
         message = refusal(small, model, ask(model, prompt(model), 4))
         assert "the queue is full: 5 sequences are running or waiting, and 2 may run and 3 wait" in message
+        assert "Exceeds maximum queue size" in message and "Maximum queue size of 3 has been reached" in message
     wait_until(lambda: num_open(small) == 0, "all have ended")
     with StreamingClient(small.grpc_url) as client:
         assert list(client.generate(model, ask(model, prompt(model), 4)))[-1].final

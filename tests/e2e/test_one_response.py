@@ -108,6 +108,29 @@ def test_infer(one_response: TritonServer, llm: LLM, door: str, model: str) -> N
     assert answer(infer(arrays(llm, model, exclude_input_in_output=False)), model) == prompt + expected
 
 
+def test_drafts_that_the_client_brings(one_response: TritonServer, llm: LLM) -> None:
+    """As TensorRT-LLM's client of a draft and a target model: answers begin with the prompt, which becomes longer."""
+    total, num_drafts = 24, 5
+    params = SamplingParams(temperature=0.0, max_tokens=total, ignore_eos=True)
+    (offline,) = llm.generate([PROMPT], params, use_tqdm=False)
+    prompt = offline.prompt_token_ids
+
+    def extend(ids: list[int], length: int, drafts: list[int]) -> list[int]:
+        inputs = arrays(llm, "tensorrt_llm", end_id=-1)
+        inputs |= {"input_ids": np.array([ids], np.int32), "input_lengths": np.array([[len(ids)]], np.int32)}
+        inputs["request_output_len"] = np.array([[length]], np.int32)
+        if drafts:
+            inputs["draft_input_ids"] = np.array([drafts], np.int32)
+        return answer(infer_grpc(one_response, "tensorrt_llm", inputs), "tensorrt_llm")
+
+    ids = prompt
+    while len(ids) < len(prompt) + total:
+        wanted = min(num_drafts, len(prompt) + total - len(ids) - 1)
+        drafts = extend(ids, wanted, [])[len(ids) :] if wanted else []
+        ids = extend(ids, len(drafts) + 1, drafts)
+    assert ids == prompt + list(offline.outputs[0].token_ids)
+
+
 @pytest.mark.parametrize("model", MODELS)
 def test_a_stream_and_generate_work_too(one_response: TritonServer, llm: LLM, model: str) -> None:
     inputs = ask(model, llm.tokenizer.encode(PROMPT) if model == "tensorrt_llm" else PROMPT, MAX_TOKENS, False)
@@ -140,7 +163,7 @@ def test_what_needs_more_than_one_response_is_refused(
 
 @pytest.mark.parametrize("model", MODELS)
 def test_stop_ends_it_with_what_there_is(one_response: TritonServer, llm: LLM, model: str) -> None:
-    inputs = arrays(llm, model, end_id=-1)
+    inputs = arrays(llm, model, end_id=-1, exclude_input_in_output=True)
     inputs["request_output_len" if model == "tensorrt_llm" else "max_tokens"][:] = ENDLESS
     stop = {"input_ids": np.zeros((1, 1), np.int32), "input_lengths": np.zeros((1, 1), np.int32)}
     stop |= {"request_output_len": np.zeros((1, 1), np.int32), "stop": np.ones((1, 1), bool)}
@@ -158,7 +181,7 @@ def test_200_at_once(one_response: TritonServer, llm: LLM, model: str) -> None:
     offline = llm.generate(prompts, SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS), use_tqdm=False)
 
     def one(index: int) -> Any:
-        inputs = arrays(llm, model)
+        inputs = arrays(llm, model, exclude_input_in_output=True)
         if model == "tensorrt_llm":
             ids = offline[index].prompt_token_ids
             inputs |= {"input_ids": np.array([ids], np.int32), "input_lengths": np.array([[len(ids)]], np.int32)}
@@ -197,7 +220,7 @@ def test_what_was_accepted_is_answered_after_sigterm(engine_dir: Path, llm: LLM)
     with ServeProcess(engine_dir, "--no-decoupled", "--drain-timeout", "600") as running, ThreadPoolExecutor(9) as pool:
 
         def one(model: str) -> Any:
-            inputs = arrays(llm, model, end_id=-1)
+            inputs = arrays(llm, model, end_id=-1, exclude_input_in_output=True)
             inputs["request_output_len" if model == "tensorrt_llm" else "max_tokens"][:] = long
             return answer(infer_grpc(running, model, inputs), model)
 
@@ -220,8 +243,9 @@ def test_the_mode_that_an_engine_was_built_for(engine_dir: Path, llm: LLM, tmp_p
     save_manifest(dataclasses.replace(load_manifest(own), decoupled_mode=False), own)
     params = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS)
     expected = llm.generate([PROMPT], params, use_tqdm=False)[0].outputs[0].text
-    with ServeProcess(own, "--kv-cache-gib", "0.1") as running:
-        assert answer(infer_grpc(running, "ensemble", arrays(llm, "ensemble")), "ensemble") == expected
+    for option, start in (("--no-exclude-input-in-output", PROMPT), ("--exclude-input-in-output", "")):
+        with ServeProcess(own, "--kv-cache-gib", "0.1", option) as running:
+            assert answer(infer_grpc(running, "ensemble", arrays(llm, "ensemble")), "ensemble") == start + expected
     decoupled = ServeProcess(own, "--kv-cache-gib", "0.1", "--decoupled")
     with decoupled as running, pytest.raises(Exception, match="decoupled transaction policy"):
         infer_grpc(running, "ensemble", arrays(llm, "ensemble"))

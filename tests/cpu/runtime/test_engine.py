@@ -168,12 +168,14 @@ def test_lower_priority_number_goes_first_and_takes_a_slot():
     engine.step()
     engine.add_request("later", [6], SamplingParams(temperature=0.0, max_tokens=2, priority=1))
     engine.add_request("urgent", [7], SamplingParams(temperature=0.0, max_tokens=2, priority=-1, ignore_eos=True))
-    finished = []
+    finished, paused = [], []
     while engine.has_unfinished():
         finished += [o.request_id for o in engine.step() if o.finished]
+        paused.append(engine.stats()["num_paused"])
         engine.check_invariants()
     assert finished == ["urgent", "usual", "later"]
     assert engine.stats()["num_preemptions"] == 1
+    assert paused[0] == 1 and paused[-1] == 0, "the preempted one waits, the one that never ran is not paused"
 
 
 def test_deadline_aborts_waiting_and_running_requests(monkeypatch):
