@@ -12,6 +12,7 @@ import contextlib
 import csv
 import json
 import os
+import shutil
 import subprocess
 import tempfile
 import time
@@ -25,6 +26,7 @@ from kvforge import LLM, SamplingParams
 from kvforge.serving.server.launcher import TritonServer
 from kvforge.serving.server.options import ServerOptions
 from tests.support.tensorrt_llm_clients.cases import (
+    BASE_METRICS,
     CI,
     FULL_MANY,
     FULL_ONE,
@@ -95,11 +97,24 @@ def run_metrics(python: Path, checkout: Path, known: Known, engine: Path) -> Ite
             urllib.request.urlopen(level).read()
             asked = ("-u", known.grpc_url, "-p", PROMPTS[1], *(("--streaming",) if server == MANY else ()))
             run_script(python, checkout, Case(TEXT_CLIENT, server, asked), known.work)
-            time.sleep(3)  # as the CI does
+            time.sleep(3)  # as the CI does; the last numbers are then on the port and in the log
             metrics = urllib.request.urlopen("http://localhost:8002/metrics").read()
             (known.work / f"1gpu_IFB_{flags}_metrics.out").write_bytes(metrics)
         case = Case(METRICS, server, (f"CustomMetricsTest.test_1_gpu_IFB_{flags}",), "OK")
         yield case, *run_script(python, checkout, case, known.work)
+
+
+def run_base_metrics(python: Path, checkout: Path, known: Known, engine: Path) -> Iterator[tuple[Case, str, float]]:
+    """The CI's test of Triton's own metrics: the first check that fails is the one that is known to."""
+    shutil.copy(known.dataset, known.work)
+    with TritonServer(engine, SERVERS[ONE]):
+        told = "differs: preprocessing and postprocessing count only what clients ask of them"
+        case = Case(BASE_METRICS, ONE, ("TRTLLMBaseMetricsTest.test_end_to_end",), "_verify_base_metrics", differs=told)
+        yield case, *run_script(python, checkout, case, known.work)
+        beams = Case(
+            BASE_METRICS, ONE, ("TRTLLMBaseMetricsTest.test_end_to_end_beam_width",), "beam_width", refused=True
+        )
+        yield beams, *run_script(python, checkout, beams, known.work)
 
 
 def main() -> int:
@@ -119,7 +134,8 @@ def main() -> int:
             flags = " ".join(json.dumps(flag) if " " in flag else flag for flag in case.flags)
             flags = flags.replace(str(known.work), "FILES").replace(str(known.tokenizer), "TOKENIZER")
             flags = flags.replace(str(known.dataset), "simple_data.json")
-            result = problem or (f"refused: {case.shows}" if case.refused else "as expected")
+            expected = f"refused: {case.shows}" if case.refused else case.differs or "as expected"
+            result = problem or expected
             rows.append((case.script, case.server, flags, result, bool(problem)))
             print(f"{case.script} [{case.server}] {flags}: {result} ({seconds:.1f} s)", flush=True)
 
@@ -129,8 +145,8 @@ def main() -> int:
             with TritonServer(engine, options) if cases else contextlib.nullcontext():
                 for case in cases:
                     show(case, *run_script(python, checkout, case, known.work))
-        if args.only in METRICS:
-            for case, problem, seconds in run_metrics(python, checkout, known, engine):
+        for script, runs in ((METRICS, run_metrics), (BASE_METRICS, run_base_metrics)):
+            for case, problem, seconds in runs(python, checkout, known, engine) if args.only in script else ():
                 show(case, problem, seconds)
     wrong = sum(row[-1] for row in rows)
     print(f"{len(rows)} runs, {wrong} wrong")

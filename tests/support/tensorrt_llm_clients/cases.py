@@ -15,6 +15,7 @@ CORE, TEXTS, QUEUE = (
     f"{TOOLS}/{name}.py" for name in ("benchmark_core_model", "end_to_end_test", "test_max_queue_size")
 )
 METRICS = f"{CI}/custom_metrics_verification_tests.py"
+BASE_METRICS = f"{CI}/base_metrics_verification_tests.py"
 ONE, MANY, FULL_ONE, FULL_MANY = "one response", "decoupled", "one response, full queue", "decoupled, full queue"
 """Servers: --no-decoupled; the default; both where one sequence runs and one waits."""
 FAILURES = re.compile(r"Received an error|Encountered error|Traceback|FAIL|Failed receiving|failed:")
@@ -24,13 +25,15 @@ AT_EXIT = re.compile(r"Exception ignored in: <function InferenceServerClient.__d
 
 @dataclass(frozen=True)
 class Case:
-    """One run. `shows` is in the output of a run that is right; with `refused` it is the name of what is refused."""
+    """One run. `shows` is in the output of a run that is right; with `refused` it is the name of what is refused.
+    `differs` says why a check of the script fails here."""
 
     script: str
     server: str
     flags: tuple[str, ...]
     shows: str = ""
     refused: bool = False
+    differs: str = ""
 
     def problem(self, status: int, output: str) -> str:
         """What is wrong with a run, or nothing."""
@@ -38,6 +41,8 @@ class Case:
             return f"does not say {self.shows!r}"
         if self.refused:
             return ""
+        if self.differs:
+            return "" if status else "the check that differs passes"
         output = AT_EXIT.sub("", output)
         found = FAILURES.search(output)
         if found:
