@@ -29,10 +29,11 @@ LOOK_PERIOD_S = 0.1
 STOP_GRACE_S = 5.0
 END_TIMEOUT_S = 10.0
 """A killed process ends at once, unless a driver holds it; then it is left behind."""
-ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "2000"}
-"""Defaults for the process. Its threads share the cores with Triton's: where they spin for each other without a bound
-while one of them waits for a core, a step of 2 ms was seen to take 500 ms (2 cores, load 8). Without any spinning,
-steps of 25 ms are a third longer (tiny model, 2 cores of a Zen 4). 2000 turns are some tens of microseconds."""
+ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE"}
+"""Defaults for the process. Its threads share the cores with Triton's and the clients': where they spin for each other
+while one of them waits for a core, a step of 2 ms was seen to take 500 ms (2 cores, load 8), and 20 microseconds of
+spinning (GOMP_SPINCOUNT 2000) made tokens take twice as long beside AIPerf on the same two cores. Alone on the machine,
+spinning makes steps of 25 ms a third shorter (tiny model, 2 cores of a Zen 4)."""
 
 
 class EngineListener(Protocol):
