@@ -5,6 +5,7 @@ the tokens that a step gave all requests of a text model leave in one message of
 stub:
 
     hello   {lane}                  once, at first: the lane of the model's stream keys
+    open    {num}                   requests that the text model has let in and not ended
     cancel  {key}                   its client has gone, or cannot be answered; idempotent
 
 Stub to text model:

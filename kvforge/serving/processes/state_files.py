@@ -1,6 +1,7 @@
 """Two files in the server's run directory: `state.json` says how the engine is, `drain` asks it to finish."""
 
 import json
+import math
 import os
 import time
 from pathlib import Path
@@ -54,6 +55,26 @@ class StateWriter:
         except OSError:
             return
         self._written = state
+
+
+class DrainClock:
+    """Looks for the `drain` file. `asked`: it was there."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._run_dir = run_dir
+        self._allowed_s: float | None = None
+        self._until = math.inf
+
+    @property
+    def asked(self) -> bool:
+        return self._allowed_s is not None
+
+    def look(self, now: float) -> bool:
+        """Whether the time that open requests had is over at `now`, of time.monotonic."""
+        allowed_s = drain_deadline(self._run_dir)
+        if allowed_s is not None and allowed_s != self._allowed_s:
+            self._allowed_s, self._until = allowed_s, now + allowed_s
+        return now >= self._until
 
 
 def drain_deadline(run_dir: Path) -> float | None:

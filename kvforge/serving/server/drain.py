@@ -11,6 +11,8 @@ from kvforge.serving.processes.run_dir import HUNG_AFTER_S, StateReader, ask_to_
 POLL_S = 0.05
 NOTICE_TIMEOUT_S = 5.0
 """What the stub gets to say that it drains; it looks every few ten milliseconds."""
+TEXT_NOTICE_S = 0.2
+"""The text models look every 50 ms; by then they have told the stub of the requests that wait with them."""
 STUB_GRACE_S = 5.0
 """What the stub gets beyond the deadline to send its errors."""
 SETTLED_S = 0.25
@@ -34,6 +36,7 @@ def drain(
     except OSError:  # a full disk: nobody can be told
         return False
     _wait_noticed(state)
+    time.sleep(TEXT_NOTICE_S)
     idle = first.active == 0 and _open_requests(state) == 0
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline and not hurry() and _open_requests(state):

@@ -23,13 +23,13 @@ class Admission:
         """What the engine runs at once; set when it has said so."""
         self.num_open = 0
         self.closed = False
-        """The server is shutting down."""
+        """The server is shutting down: only those get in whom a text model let in before."""
         self._lock = threading.Lock()
 
-    def enter(self, num_sequences: int) -> None:
+    def enter(self, num_sequences: int, was_let_in: bool = False) -> None:
         """Count these sequences in. Raises UnavailableError."""
         with self._lock:
-            if self.closed:
+            if self.closed and not was_let_in:
                 raise UnavailableError(SHUTTING_DOWN.message)
             if self.num_open and self.num_open + num_sequences > self.max_num_seqs + self.max_queue_size:
                 raise UnavailableError(
@@ -40,7 +40,7 @@ class Admission:
             self.num_open += num_sequences
 
     def close(self) -> None:
-        """Let nobody in any more. Who was let in before is in `num_open` when this returns."""
+        """Let nobody new in any more. Who was let in before is in `num_open` when this returns."""
         with self._lock:
             self.closed = True
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 from kvforge.serving.contract.failures import CANCELLED, SHUTTING_DOWN, Failure, past_deadline
-from kvforge.serving.processes.state_files import drain_deadline
+from kvforge.serving.processes.state_files import DrainClock
 from kvforge.serving.stub.active import ActiveRequest
 from kvforge.serving.stub.open_requests import OpenRequests
 
@@ -31,9 +31,8 @@ class RequestWatch:
     """Looks every `period_s`, from a thread of its own."""
 
     def __init__(self, watched: Watched, requests: OpenRequests, period_s: float, run_dir: Path) -> None:
-        self._watched, self._requests, self._period_s, self._run_dir = watched, requests, period_s, run_dir
-        self._drain_for: float | None = None
-        self._drain_until: float | None = None
+        self._watched, self._requests, self._period_s = watched, requests, period_s
+        self._drain = DrainClock(run_dir)
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="request-watch", daemon=True)
         self._thread.start()
@@ -51,13 +50,10 @@ class RequestWatch:
 
     def _look(self) -> None:
         now = time.monotonic()
-        if (deadline_s := drain_deadline(self._run_dir)) is not None:
-            if self._drain_until is None:
-                self._watched.on_drain()
-            if deadline_s != self._drain_for:
-                self._drain_for, self._drain_until = deadline_s, now + deadline_s
+        was_asked, drained = self._drain.asked, self._drain.look(now)
+        if self._drain.asked and not was_asked:
+            self._watched.on_drain()
         self._watched.on_tick()
-        drained = self._drain_until is not None and now >= self._drain_until
         requests = self._requests.all()
         for request in requests:
             if drained:

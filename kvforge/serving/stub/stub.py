@@ -5,6 +5,7 @@ import logging
 import secrets
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
@@ -143,7 +144,7 @@ class Stub:
 
     def _enter(self, active: ActiveRequest) -> None:
         """Count it as open. Raises UnavailableError and RequestError."""
-        self._admission.enter(len(active.sequences))
+        self._admission.enter(len(active.sequences), was_let_in=active.lane is not None)
         try:
             self._requests.add(active)
         except RequestError:
@@ -287,7 +288,10 @@ class Stub:
 
     def on_tick(self) -> None:
         closed = self._admission.closed  # before the requests are counted: none comes in after that
-        num_open = max(len(self._requests), min(self._admission.num_open, 1))  # one may be on its way in
+        requests = self._requests.all()
+        linked = Counter(active.lane for active in requests if active.lane is not None)
+        num_open = len(requests) - linked.total() + self._links.num_open(linked)
+        num_open = max(num_open, min(self._admission.num_open, 1))  # one may be on its way in
         self._metrics.set_open(num_open, self._client.state)
         self._state.write(self._client.state, self._client.pid, num_open, closed, self._client.failure)
 

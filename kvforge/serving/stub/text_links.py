@@ -5,7 +5,7 @@ import logging
 import queue
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from kvforge.serving.contract.text_rows import MAX_ROWS_BYTES, RowMessage
@@ -31,6 +31,11 @@ class TextLinks:
     def has(self, lane: int) -> bool:
         """Whether the text model with this lane of keys is connected."""
         return lane in self._links
+
+    def num_open(self, known: Mapping[int, int]) -> int:
+        """How many requests the text models have let in. ``known`` of each lane came here, others wait there."""
+        said = {lane: link.num_open for lane, link in tuple(self._links.items())}
+        return sum(max(said.get(lane, 0), known.get(lane, 0)) for lane in said.keys() | known.keys())
 
     def send(self, lane: int, rows: RowMessage) -> None:
         """Queue the rows; for a connection that has ended they are dropped."""
@@ -61,9 +66,12 @@ class TextLinks:
         try:
             while (message := receive(sock)) is not None:
                 if message["op"] == "hello":
+                    if lane is not None or self._links.setdefault(int(message["lane"]), link) is not link:
+                        raise ProtocolError("this lane has a connection")
                     lane = int(message["lane"])
-                    self._links[lane] = link
                     sock.sendall(encode({"op": "welcome"}))  # before any row: none is sent for requests yet to come
+                elif message["op"] == "open":
+                    link.num_open = int(message["num"])
                 elif message["op"] == "cancel":
                     self._on_cancel(int(message["key"]))
         except (OSError, ProtocolError):
@@ -81,6 +89,7 @@ class _Link:
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
+        self.num_open = 0
         self._outgoing: queue.SimpleQueue[RowMessage | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._write, name="text-link-writer", daemon=True)
         self._thread.start()

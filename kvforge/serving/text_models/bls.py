@@ -2,9 +2,10 @@
 to another.
 
 Text is tokenized and written in this process; `tensorrt_llm` is called, one thread per open request waiting for the
-call's end. The tokens come on a connection of their own (contract/text_rows.py), and sender threads make responses of
-them. Long texts are tokenized in threads of their own (lanes.py), before the request takes one of these. A thread looks
-for clients that have gone.
+call's end. Requests beyond these threads wait in a room (waiting_room.py). The tokens come on a connection of their own
+(contract/text_rows.py), and sender threads make responses of them. Long texts are tokenized in threads of their own
+(lanes.py), before the request takes one of these. A thread looks for clients that have gone, for deadlines of requests
+that wait, and for the drain file.
 
 Triton's own ensembles are not used: they do not tell their steps that a client has gone, send responses that come
 close together in any order, and cost a response three hops.
@@ -15,11 +16,11 @@ errors as tensors (parameters.ERRORS_AS_TENSORS).
 
 import contextlib
 import json
+import logging
 import queue
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -27,8 +28,8 @@ from typing import Any
 
 import numpy as np
 
-from kvforge.common.errors import RequestError
-from kvforge.serving.contract.failures import CANCELLED, CODES, Failure, failure_of, past_deadline
+from kvforge.common.errors import EngineError, RequestError
+from kvforge.serving.contract.failures import CANCELLED, CODES, SHUTTING_DOWN, Failure, failure_of, past_deadline
 from kvforge.serving.contract.inputs import TEXT_INPUTS, refuse_unsupported
 from kvforge.serving.contract.parameters import (
     ERRORS_AS_TENSORS,
@@ -44,6 +45,7 @@ from kvforge.serving.contract.response_fields import ERROR, FINISH_REASON, STOP_
 from kvforge.serving.contract.stream_keys import STREAM_KEY, StreamKeys
 from kvforge.serving.contract.text_rows import TextRow, socket_path
 from kvforge.serving.logs.request_log import log_request
+from kvforge.serving.processes.state_files import DrainClock
 from kvforge.serving.stub.admission import Admission, UnavailableError
 from kvforge.serving.stub.responder import Responder, check_room
 from kvforge.serving.stub.sender_pool import SenderPool
@@ -51,6 +53,9 @@ from kvforge.serving.text_models.answer import Answer
 from kvforge.serving.text_models.engine_link import EngineLink
 from kvforge.serving.text_models.lanes import TextLanes
 from kvforge.serving.text_models.preprocess import load_tokenizer, make_preprocessor, num_text_bytes
+from kvforge.serving.text_models.waiting_room import WaitingRoom
+
+logger = logging.getLogger("kvforge.serving")
 
 ENGINE_MODEL = "tensorrt_llm"
 TEXT_OUTPUT = "text_output"
@@ -113,6 +118,7 @@ class Call:
     sender: Any
     arrived: float
     limit: float | None = None
+    last_asked: float = 0.0
     texts: dict[str, np.ndarray] = field(default_factory=dict)
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
 
@@ -144,7 +150,9 @@ class TextServer:
         num_threads = min(config["max_batch_size"] + min(max_queue_size, SPARE_THREADS), MAX_THREADS)
         self._ended: queue.SimpleQueue[tuple[float, Any] | None] = queue.SimpleQueue()
         threading.Thread(target=self._let_go, name="bls-ended", daemon=True).start()
-        self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="bls")
+        self._room: WaitingRoom[Call] = WaitingRoom(num_threads, "bls")
+        self._drain = DrainClock(run_dir)
+        self._told_open = 0
         self._lanes = TextLanes()
         self._closing = threading.Event()
         threading.Thread(target=self._watch, name="bls-watch", daemon=True).start()
@@ -158,7 +166,8 @@ class TextServer:
             except UnavailableError as error:
                 self._responder.refuse(sender, Failure("unavailable", str(error)))
                 continue
-            self._pool.submit(self._step, self._begin, Call(request, sender, time.monotonic()))
+            call = Call(request, sender, time.monotonic())
+            self._step(self._accept, call)
 
     def close(self) -> None:
         """Cancel what runs and wait for the threads."""
@@ -167,9 +176,9 @@ class TextServer:
         for key in tuple(self._open):
             self._link.cancel(key)
         self._lanes.close()
-        closing = threading.Thread(target=self._pool.shutdown, kwargs={"cancel_futures": True}, daemon=True)
-        closing.start()
-        closing.join(timeout=5.0)
+        for call in self._room.guests():
+            self._give_up(call, SHUTTING_DOWN)
+        self._room.close(5.0)
         self._ended.put(None)
         self._link.close()
         self._senders.close()
@@ -194,10 +203,20 @@ class TextServer:
                 log_request(self._name, client_id(call.request), "refused", error=failure.message)
         self._responder.refuse(call.sender, failure)
 
+    def _give_up(self, call: Call, failure: Failure) -> None:
+        """End a call that waits for a thread, unless one has begun with it."""
+        if self._room.take_out(call):
+            self._refuse(call, failure)
+            self._admission.leave(1)
+
+    def _accept(self, call: Call) -> bool:
+        call.limit = timeout_s(call.request, read_parameters(call.request))
+        self._room.put(call, partial(self._step, self._begin, call))
+        return True
+
     def _begin(self, call: Call) -> bool:
         if call.sender.is_cancelled():
             raise FailedError(CANCELLED)
-        call.limit = timeout_s(call.request, read_parameters(call.request))
         _engine_parameters(call)
         self._read(call)
         if self._lanes.take(num_text_bytes(call.texts), partial(self._step, self._encode, call)):
@@ -210,7 +229,7 @@ class TextServer:
             raise FailedError(CANCELLED)
         _engine_parameters(call)
         encoded = self._preprocessor.run(call.texts)
-        self._pool.submit(self._step, partial(self._ask, encoded), call)
+        self._room.put(call, partial(self._step, partial(self._ask, encoded), call))
         return True
 
     def _ask(self, encoded: dict[str, np.ndarray], asked: Call) -> bool:
@@ -266,14 +285,47 @@ class TextServer:
             del ended
 
     def _watch(self) -> None:
-        """Tell the engine of clients that have gone: few looks at a time, in turn."""
         while not self._closing.wait(WATCH_PERIOD_S):
-            for answer in sorted(self._open.copy().values(), key=lambda answer: answer.last_asked)[:MAX_LOOKS]:
-                answer.last_asked = time.monotonic()
-                with answer.lock:
-                    cancelled = not answer.ended.is_set() and answer.sender.is_cancelled()
-                if cancelled:
-                    self._link.cancel(answer.key)
+            try:
+                self._look()
+            except BaseException:
+                logger.exception("looking after the open requests failed")
+
+    def _look(self) -> None:
+        now = time.monotonic()
+        over = self._drain.look(now)
+        if self._drain.asked:
+            self._admission.close()
+        self._tell_open()
+        waiting = self._room.guests()
+        for call in waiting:
+            if over:
+                self._give_up(call, SHUTTING_DOWN)
+            elif call.limit is not None and now - call.arrived >= call.limit:
+                self._give_up(call, past_deadline(call.limit))
+        self._look_for_clients(waiting, now)
+
+    def _look_for_clients(self, waiting: list[Call], now: float) -> None:
+        """End the requests of those that have gone: few looks at a time, in turn."""
+        asked: list[Call | Answer] = [*waiting, *self._open.copy().values()]
+        for one in sorted(asked, key=lambda one: one.last_asked)[:MAX_LOOKS]:
+            one.last_asked = now
+            if isinstance(one, Call):
+                if one.sender.is_cancelled():
+                    self._give_up(one, CANCELLED)
+                continue
+            with one.lock:
+                cancelled = not one.ended.is_set() and one.sender.is_cancelled()
+            if cancelled:
+                self._link.cancel(one.key)
+
+    def _tell_open(self) -> None:
+        """The stub counts what waits here too: a drain ends when nothing is open any more."""
+        num_open = self._admission.num_open
+        if num_open != self._told_open:
+            with contextlib.suppress(EngineError):
+                self._link.tell_open(num_open)
+                self._told_open = num_open
 
     # -- what the stub says (on the link's thread) --------------------------------------------------------------
 
@@ -288,6 +340,7 @@ class TextServer:
             self._senders.schedule(answer)
 
     def _on_lost(self) -> None:
+        self._told_open = 0
         for answer in tuple(self._open.values()):
             self._fail(answer, Failure("lost", "tensorrt_llm has ended; send the request again"))
 

@@ -51,6 +51,11 @@ class EngineLink:
         """Nobody wants the answer to this request any more. Never raises."""
         self._send({"op": "cancel", "key": key})
 
+    def tell_open(self, num: int) -> None:
+        """So many requests are open. Raises EngineError as `connect`."""
+        self.connect()
+        self._send({"op": "open", "num": num})
+
     def close(self) -> None:
         with self._lock:
             sock, self._sock = self._sock, None

@@ -64,6 +64,9 @@ def start(tmp_path: Path) -> Iterator[Callable[..., ProcessId]]:
     def start(name: str, *words: str) -> ProcessId:
         command = [name, *(str(script) if word == MODEL else word for word in words)]
         started.append(subprocess.Popen(command, executable=sys.executable, stdin=subprocess.PIPE))
+        words_file = Path(f"/proc/{started[-1].pid}/cmdline")
+        while not words_file.read_bytes().startswith(name.encode() + b"\0"):  # a moment into exec it has none yet
+            assert started[-1].poll() is None
         found = process_id(started[-1].pid)
         assert found is not None
         return found

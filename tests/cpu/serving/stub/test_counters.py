@@ -74,7 +74,7 @@ def test_an_engine_goes_on_past_the_edge(edge: int) -> None:
     assert after["histograms"]["e2e_s"]["count"] == edge + 8
     triton = FakeTriton()
     metrics = EngineMetrics(triton, "tensorrt_llm", "1")
-    for stats in (before, after):
+    for stats in ({**said, "timestamp_us": edge} for said in (before, after)):
         metrics._show_counters(stats)
         for gauge, read in metrics._gauges:
             gauge.show(read(stats))

@@ -3,6 +3,7 @@
 import contextlib
 import queue
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -84,6 +85,29 @@ def test_a_cancel_arrives_and_an_end_is_told_to_both_sides(ends: Ends) -> None:
     ends.link.connect()
     ends.links.close()
     assert ends.lost.wait(WAIT_S)
+
+
+def test_a_lane_in_use_is_not_taken_over(ends: Ends, tmp_path: Path) -> None:
+    ends.link.connect()
+    with pytest.raises(EngineError, match="cannot be reached"):
+        EngineLink(socket_path(tmp_path), LANE, ends._take, ends.lost.set).connect()
+    ends.links.send(LANE, message(5, [1]))
+    assert ends.rows.get(timeout=WAIT_S).tokens == [1] and ends.links.has(LANE)
+    ends.link.close()
+    assert ends.gone.get(timeout=WAIT_S) == LANE
+    ends.link.connect()
+    assert ends.links.has(LANE)
+
+
+def test_open_requests_are_those_that_came_and_those_that_wait(ends: Ends) -> None:
+    assert ends.links.num_open({LANE: 2}) == 2
+    ends.link.tell_open(5)
+    deadline = time.monotonic() + WAIT_S
+    while ends.links.num_open({}) != 5:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    assert ends.links.num_open({LANE: 2, LANE + 1: 3}) == 8
+    assert ends.links.num_open({LANE: 7}) == 7
 
 
 def test_nobody_listens(tmp_path: Path) -> None:

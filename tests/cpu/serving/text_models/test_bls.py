@@ -3,6 +3,7 @@
 import gc
 import itertools
 import json
+import threading
 import time
 import weakref
 from pathlib import Path
@@ -57,6 +58,7 @@ class Triton:
         self.script, self.calls = script, []
         self.say: Any = None
         self.cancelled: list[int] = []
+        self.told_open: list[int] = []
 
     def InferenceResponse(self, output_tensors: list[Tensor], error: Any = None) -> SimpleNamespace:
         return SimpleNamespace(
@@ -76,12 +78,13 @@ class Triton:
 class Sender:
     def __init__(self) -> None:
         self.sent: list[tuple[Any, int]] = []
+        self.gone = False
 
     def send(self, response: Any = None, flags: int = 0) -> None:
         self.sent.append((response, flags))
 
     def is_cancelled(self) -> bool:
-        return False
+        return self.gone
 
     @property
     def texts(self) -> list[str]:
@@ -110,10 +113,8 @@ def failed(triton: Triton, outcome: str, message: str) -> SimpleNamespace:
     return triton.InferenceResponse([Tensor(name, array) for name, array in arrays.items()])
 
 
-def serve(
-    folder: Path, script: Any, accumulate: bool = False, interval: int = 1, sender: Any = None, **inputs: np.ndarray
-) -> tuple[Triton, Sender]:
-    """One request, to its end. The connection to the stub is one that takes everything."""
+def make_server(folder: Path, script: Any, accumulate: bool = False, interval: int = 1) -> tuple[Triton, TextServer]:
+    """The connection to the stub is one that takes everything."""
     write_byte_tokenizer(folder)
     parameters = {"accumulate_tokens": str(accumulate), "tokenizer_dir": str(folder), "max_queue_size": "2",
                   "run_dir": str(folder), "max_request_bytes": "10000", "stream_interval": str(interval)}  # fmt: skip
@@ -124,19 +125,33 @@ def serve(
         "input": [{"name": name} for name in names],
         "parameters": {name: {"string_value": value} for name, value in parameters.items()},
     }
-    triton, sender = Triton(script), sender or Sender()
+    triton = Triton(script)
     server = TextServer(triton, {"model_config": json.dumps(config), "model_name": "ensemble"})
     triton.say = Say(server)
-    server._link = SimpleNamespace(connect=lambda: None, cancel=triton.cancelled.append, close=lambda: None)
+    server._link = SimpleNamespace(
+        connect=lambda: None, tell_open=triton.told_open.append, cancel=triton.cancelled.append, close=lambda: None
+    )
+    return triton, server
+
+
+def make_request(sender: Sender, limit_us: int = LIMIT_US, **inputs: np.ndarray) -> SimpleNamespace:
     tensors = {"text_input": np.array([[b"Hi"]], object), "max_tokens": np.array([[4]], np.int32), **inputs}
-    request = SimpleNamespace(
-        inputs=tensors, get_response_sender=lambda: sender, parameters=lambda: "", timeout=lambda: LIMIT_US,
+    return SimpleNamespace(
+        inputs=tensors, get_response_sender=lambda: sender, parameters=lambda: "", timeout=lambda: limit_us,
         request_id=lambda: "mine", requested_output_names=lambda: ["text_output", "sequence_index"],
     )  # fmt: skip
-    server.execute([request])
+
+
+def serve(
+    folder: Path, script: Any, accumulate: bool = False, interval: int = 1, sender: Any = None, **inputs: np.ndarray
+) -> tuple[Triton, Sender]:
+    """One request, to its end."""
+    triton, server = make_server(folder, script, accumulate, interval)
+    sender = sender or Sender()
+    server.execute([make_request(sender, **inputs)])
     while server._admission.num_open:
         time.sleep(0.001)
-    server._pool.shutdown(wait=True)
+    server._room.close(5.0)
     assert server._open == {}
     server.close()
     return triton, sender
@@ -256,6 +271,66 @@ def test_refusals_never_reach_the_engine(tmp_path: Path, inputs: dict, words: st
     assert triton.calls == []
     assert words in sender.error.message()
     assert sender.error.code() == Triton.TritonError.INVALID_ARG
+
+
+def wait(condition: Any) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_who_waits_for_a_thread_is_looked_after(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A deadline, a client that goes, and a drain, while the only thread is with another request."""
+    monkeypatch.setattr("kvforge.serving.text_models.bls.MAX_THREADS", 1)
+    go_on = threading.Event()
+
+    def script(triton: Triton, inputs: dict, say: Say) -> list[SimpleNamespace]:
+        go_on.wait(60)
+        say(inputs, [65], SEQUENCE_END | REQUEST_END)
+        return [triton.InferenceResponse([])]
+
+    triton, server = make_server(tmp_path, script)
+    first, late, left, patient, refused = (Sender() for _ in range(5))
+    server.execute([make_request(first)])
+    wait(lambda: triton.calls)
+    server.execute([make_request(late, limit_us=1000), make_request(left), make_request(patient)])
+    wait(lambda: late.sent)
+    assert "deadline has passed" in late.error.message()
+    left.gone = True
+    wait(lambda: left.sent)
+    assert left.error.code() == Triton.TritonError.CANCELLED
+    wait(lambda: triton.told_open[-1:] == [2])
+    (tmp_path / "drain").write_text(json.dumps({"deadline_s": 60}))
+    wait(lambda: server._admission.closed)
+    server.execute([make_request(refused)])
+    assert "shutting down" in refused.error.message()
+    go_on.set()
+    wait(lambda: server._admission.num_open == 0)
+    assert first.texts == patient.texts == [Tokenizer.from_dir(tmp_path).decode([65])]
+    assert len(triton.calls) == 2
+    server.close()
+
+
+def test_a_drain_ends_who_waits_when_its_time_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvforge.serving.text_models.bls.MAX_THREADS", 1)
+    go_on = threading.Event()
+
+    def script(triton: Triton, inputs: dict, say: Say) -> list[SimpleNamespace]:
+        go_on.wait(60)
+        return [failed(triton, "unavailable", "the server is shutting down")]
+
+    triton, server = make_server(tmp_path, script)
+    senders = [Sender() for _ in range(4)]
+    server.execute([make_request(sender) for sender in senders[:3]])
+    wait(lambda: triton.calls)
+    (tmp_path / "drain").write_text(json.dumps({"deadline_s": 0}))
+    wait(lambda: senders[1].sent and senders[2].sent)
+    assert all("shutting down" in sender.error.message() for sender in senders[1:3])
+    go_on.set()
+    wait(lambda: server._admission.num_open == 0)
+    assert len(triton.calls) == 1
+    server.close()
 
 
 class Responses:
