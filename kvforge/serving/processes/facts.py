@@ -79,6 +79,15 @@ def processes_of(server_pid: int, server: ProcessId | None) -> list[ProcessId]:
     return [process for _, process in sorted(found, key=lambda pair: pair[0])]
 
 
+def cpu_s(pid: int) -> float:
+    """Seconds of processor time that the process's threads have had; 0 where the kernel does not say."""
+    total = 0
+    for file in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+        with contextlib.suppress(OSError, ValueError, IndexError):  # a thread that has ended
+            total += int(file.read_text().split()[0])
+    return total * 1e-9
+
+
 def server_of_stub() -> int:
     """The pid of the tritonserver that started this stub: not the parent's, which is another's once that has ended."""
     words = _words("self")

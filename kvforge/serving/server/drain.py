@@ -16,15 +16,25 @@ TEXT_NOTICE_S = 0.2
 STUB_GRACE_S = 5.0
 """What the stub gets beyond the deadline to send its errors."""
 SETTLED_S = 0.25
+IDLE_FRACTION = 0.02
+"""Of a core: what tritonserver needs at most with nothing to send. Responses that a client has not read yet wait in
+tritonserver, which counts their requests as ended."""
 SETTLE_TIMEOUT_S = 5.0
+"""At least, or the rest of the drain's time."""
 ANSWERED = ("nv_inference_request_success", "nv_inference_request_failure", "nv_inference_exec_count")
 
 
 def drain(
-    run_dir: Path, state: StateReader, metrics_url: str, timeout_s: float, hurry: Callable[[], bool] = lambda: False
+    run_dir: Path,
+    state: StateReader,
+    metrics_url: str,
+    timeout_s: float,
+    hurry: Callable[[], bool] = lambda: False,
+    server_cpu_s: Callable[[], float] = lambda: 0.0,
 ) -> bool:
     """Refuse new requests and wait until no request is open; after `timeout_s`, or once `hurry()`, the stub ends
-    those left with an error. True when none was left without an answer.
+    those left with an error. True when none was left without an answer. `server_cpu_s` says how long tritonserver has
+    computed so far.
 
     tritonserver's own SIGTERM does not do: it closes all HTTP connections at once, and unloads models that work.
     """
@@ -48,7 +58,7 @@ def drain(
     while (left := _open_requests(state)) and time.monotonic() < give_up:
         time.sleep(POLL_S)
     if not idle and not hurry():
-        _wait_settled(metrics_url)
+        _wait_settled(metrics_url, server_cpu_s, max(deadline, time.monotonic() + SETTLE_TIMEOUT_S), hurry)
     return left == 0
 
 
@@ -65,18 +75,21 @@ def _open_requests(state: StateReader) -> int | None:
     return None if found is None or found.age_s > HUNG_AFTER_S else found.active
 
 
-def _wait_settled(metrics_url: str) -> None:
-    """Wait until the last responses are through postprocessing and out: no count of answers changes any more."""
-    deadline = time.monotonic() + SETTLE_TIMEOUT_S
+def _wait_settled(
+    metrics_url: str, server_cpu_s: Callable[[], float], deadline: float, hurry: Callable[[], bool]
+) -> None:
+    """Wait until the last responses are out: no count of answers changes any more, and tritonserver is idle."""
     previous: dict[str, float] | None = None
     with contextlib.suppress(OSError, ValueError):
-        while time.monotonic() < deadline:
+        while time.monotonic() < deadline and not hurry():
+            used_s = server_cpu_s()
+            time.sleep(SETTLED_S)
+            is_idle = server_cpu_s() - used_s <= IDLE_FRACTION * SETTLED_S
             counts = {
                 name: value
                 for name, value in read_metrics(metrics_url, SETTLE_TIMEOUT_S).items()
                 if name.startswith(ANSWERED)
             }
-            if counts == previous:
+            if counts == previous and is_idle:
                 return
             previous = counts
-            time.sleep(SETTLED_S)

@@ -10,6 +10,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 
@@ -22,6 +23,7 @@ from kvforge.serving.processes.cleanup import ServerResources
 from kvforge.serving.processes.facts import (
     ProcessId,
     children,
+    cpu_s,
     descendants,
     how_it_ended,
     model_of_stub,
@@ -187,7 +189,8 @@ class TritonServer:
         process, self._process = self._process, None
         if process is not None:
             if self._run_dir is not None and self._state is not None and self._is_whole(process):
-                drain(self._run_dir, self._state, self.metrics_url, self.options.drain_timeout_s, hurry)
+                busy = partial(cpu_s, process.pid)
+                drain(self._run_dir, self._state, self.metrics_url, self.options.drain_timeout_s, hurry, busy)
             # Nothing is open any more, and what a clean exit would release is released here: tritonserver takes
             # three seconds for one, and the whole --exit-timeout-secs after an ensemble that ended in an error.
             started = descendants(process.pid)

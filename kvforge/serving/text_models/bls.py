@@ -203,9 +203,9 @@ class TextServer:
                 log_request(self._name, client_id(call.request), "refused", error=failure.message)
         self._responder.refuse(call.sender, failure)
 
-    def _give_up(self, call: Call, failure: Failure) -> None:
-        """End a call that waits for a thread, unless one has begun with it."""
-        if self._room.take_out(call):
+    def _give_up(self, call: Call, failure: Failure, where: Callable[[Call], bool] = lambda call: True) -> None:
+        """End a call that waits for a thread, unless one has begun with it or ``where`` does not hold."""
+        if self._room.take_out(call, where):
             self._refuse(call, failure)
             self._admission.leave(1)
 
@@ -306,13 +306,13 @@ class TextServer:
         self._look_for_clients(waiting, now)
 
     def _look_for_clients(self, waiting: list[Call], now: float) -> None:
-        """End the requests of those that have gone: few looks at a time, in turn."""
+        """End the requests of those that have gone: few looks at a time, in turn. Triton is asked only while the
+        request cannot end: a question behind the last response crashes tritonserver."""
         asked: list[Call | Answer] = [*waiting, *self._open.copy().values()]
         for one in sorted(asked, key=lambda one: one.last_asked)[:MAX_LOOKS]:
             one.last_asked = now
             if isinstance(one, Call):
-                if one.sender.is_cancelled():
-                    self._give_up(one, CANCELLED)
+                self._give_up(one, CANCELLED, where=lambda call: call.sender.is_cancelled())
                 continue
             with one.lock:
                 cancelled = not one.ended.is_set() and one.sender.is_cancelled()

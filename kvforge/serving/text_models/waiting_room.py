@@ -35,10 +35,14 @@ class WaitingRoom(Generic[T]):
                 self._threads.append(thread)
                 thread.start()
 
-    def take_out(self, guest: T) -> bool:
-        """Whether the guest was here; no thread begins with its job then."""
+    def take_out(self, guest: T, where: Callable[[T], bool] = lambda guest: True) -> bool:
+        """Whether the guest was here and ``where`` holds, which is asked while no thread can begin with its job; none
+        does then."""
         with self._changed:
-            return self._jobs.pop(id(guest), None) is not None
+            leaves = id(guest) in self._jobs and where(guest)
+            if leaves:
+                del self._jobs[id(guest)]
+            return leaves
 
     def guests(self) -> list[T]:
         """Who waits, the one that came first at the front."""

@@ -1,7 +1,10 @@
 """Draining, with a stub played by a thread: who is waited for, for how long, and what ends the wait."""
 
 import errno
+import functools
+import itertools
 import json
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -9,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from kvforge.serving.processes.facts import cpu_s
 from kvforge.serving.processes.run_dir import DRAIN_FILE, StateReader, ask_to_drain
 from kvforge.serving.processes.state_files import StateWriter, drain_deadline
 from kvforge.serving.server import drain as drain_module
-from kvforge.serving.server.drain import drain
+from kvforge.serving.server.drain import ANSWERED, drain
 
 NO_METRICS = "http://127.0.0.1:9/metrics"
 
@@ -71,6 +75,29 @@ def test_who_is_let_in_before_the_stub_notices_is_waited_for(tmp_path: Path, stu
     stubs.append(FakeStub(tmp_path, seconds=1.5, late_s=0.7))
     assert drain(tmp_path, StateReader(tmp_path), NO_METRICS, timeout_s=600)
     assert stubs[0].ended
+
+
+def test_what_the_server_still_sends_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All have ended and no count changes, but tritonserver works: a client reads slowly."""
+    monkeypatch.setattr(drain_module, "SETTLED_S", 0.01)
+    monkeypatch.setattr(drain_module, "read_metrics", lambda url, timeout_s: {ANSWERED[0]: 1.0, "other": next(used)})
+    used = itertools.count(0.0)
+    busy = iter([0.0, 1.0, 1.0, 2.0, 2.0, 2.0, 2.0, 2.0])
+    wait_settled = functools.partial(drain_module._wait_settled, "", lambda: next(busy))
+    wait_settled(time.monotonic() + 60, lambda: False)
+    assert list(busy) == [2.0, 2.0], "it looked until it was idle"
+    endless = itertools.count(0.0)
+    asked = time.monotonic()
+    drain_module._wait_settled("", lambda: next(endless), asked + 0.2, lambda: False)
+    assert time.monotonic() >= asked + 0.2
+    drain_module._wait_settled("", lambda: next(endless), asked + 600, lambda: True)  # nobody waits any more
+
+
+def test_the_processor_time_of_a_process_grows() -> None:
+    before = cpu_s(os.getpid())
+    while cpu_s(os.getpid()) < before + 0.02:
+        sum(range(10_000))
+    assert cpu_s(2**22 + 1) == 0.0
 
 
 def test_a_full_disk_is_no_error(tmp_path: Path, stubs: list[FakeStub], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,6 +49,7 @@ def test_who_was_taken_out_is_never_begun_with() -> None:
     room.put(guests[1], partial(served.append, 1))
     room.put(guests[2], ended.set)
     assert room.guests() == guests[1:]
+    assert not room.take_out(guests[1], where=lambda guest: False)
     assert room.take_out(guests[1]) and not room.take_out(guests[1])
     assert not room.take_out(guests[0]), "it has begun"
     go_on.set()
