@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Set
+from collections.abc import Mapping, Set
 
 from kvforge.gateway.call_events import Arguments, CallBegins, Event
 from kvforge.gateway.json_end import JsonEnd
@@ -10,23 +10,24 @@ from kvforge.gateway.json_end import JsonEnd
 MAX_HEAD = 1024
 """Characters before the arguments within which a call is recognised before its end."""
 _HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
-_ARGUMENTS = ("arguments", "parameters")
 
 
 class CallObject:
     """Reads one object. A call is certain once it has a known name and its arguments begin; these are then given out
-    as they come. An object in another order, or with its arguments as a string, is read at its end.
+    as they come. An object in another order is text: no guide kept to its arguments.
 
     `push` until `ended`; `text` is then what proved to be no call, None for a call. Where the object ends does not
     depend on how the text is cut.
     """
 
-    def __init__(self, names: Set[str]) -> None:
+    def __init__(self, names: Set[str], heads: Mapping[str, str] | None = None) -> None:
+        """With `heads` a call is what begins with exactly one of these, which stand for names."""
         self._names = names
+        self._heads = heads
         self._held = ""
         self._scanned = 0
         self._end = JsonEnd()
-        self._step = self._head
+        self._step = self._head if heads is None else self._exact_head
         self.ended = False
         self.began = False
         self.text: str | None = None
@@ -52,11 +53,7 @@ class CallObject:
             name = _string(found[1])
             if name not in self._names:
                 return self._is_text(found.end())
-            self._held = self._held[found.end() :]
-            self.began = True
-            self._end = JsonEnd()
-            self._step = self._arguments
-            events.append(CallBegins(name))
+            self._begin(name, self._held[found.end() :], events)
             return True
         start = len(self._held) - len(self._held.lstrip())
         if start == len(self._held):
@@ -65,15 +62,26 @@ class CallObject:
             return self._is_text(start)
         end = self._end.find(self._held, self._scanned)
         self._scanned = len(self._held)
-        if end < 0:
+        return False if end < 0 else self._is_text(end)
+
+    def _exact_head(self, events: list[Event]) -> bool:
+        assert self._heads is not None
+        text = self._held.lstrip()
+        for head, name in self._heads.items():
+            if text.startswith(head):
+                self._begin(name, text[len(head) :], events)
+                return True
+        if any(head.startswith(text) for head in self._heads):
             return False
-        call = _whole(self._held[:end], self._names)
-        if call is None:
-            return self._is_text(end)
-        events.extend(call)
-        self._held = self._held[end:]
-        self.began = self.ended = True
-        return False
+        like = max(next(n for n in range(len(head), -1, -1) if text.startswith(head[:n])) for head in self._heads)
+        return self._is_text(len(self._held) - len(text) + max(1, like))
+
+    def _begin(self, name: str, rest: str, events: list[Event]) -> None:
+        self._held = rest
+        self.began = True
+        self._end = JsonEnd()
+        self._step = self._arguments
+        events.append(CallBegins(name))
 
     def _arguments(self, events: list[Event]) -> bool:
         end = self._end.find(self._held)
@@ -117,17 +125,3 @@ def _string(text: str) -> str:
         return str(json.loads(text))
     except ValueError:
         return ""
-
-
-def _whole(text: str, names: Set[str]) -> list[Event] | None:
-    """The call that a whole object is, if it is one."""
-    try:
-        call = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    arguments = next((call[key] for key in _ARGUMENTS if key in call), None)
-    if not isinstance(call.get("name"), str) or call["name"] not in names:
-        return None
-    if isinstance(arguments, dict):
-        arguments = json.dumps(arguments, ensure_ascii=False)
-    return [CallBegins(call["name"]), Arguments(arguments)] if isinstance(arguments, str) else None

@@ -1,10 +1,15 @@
 """From an answer's text to its content and its tool calls, while it grows."""
 
-from collections.abc import Set
+import dataclasses
+from collections.abc import Collection, Mapping, Set
 from dataclasses import dataclass
 
-from kvforge.gateway.call_events import Event, Text
+from kvforge.gateway.call_events import Arguments, Event, Text
 from kvforge.gateway.call_object import CallObject
+
+TOKEN = "\ud800"
+"""Stands before a marker that was a token of its own, and so tells it from the same letters in other tokens: no decoded
+text has half characters."""
 
 
 @dataclass(frozen=True)
@@ -27,21 +32,34 @@ class Notation:
     closes: str = ""
     ignored: tuple[str, ...] = ()
 
+    def with_tokens(self, tokens: Collection[str]) -> "Notation":
+        """For texts in which these markers count only as tokens."""
+
+        def mark(text: str) -> str:
+            return TOKEN + text if text in tokens else text
+
+        ignored = tuple(map(mark, self.ignored))
+        return dataclasses.replace(self, begins=mark(self.begins), closes=mark(self.closes), ignored=ignored)
+
 
 class CallReader:
     """`push` pieces of text, then `end`. White space before a call, and behind the last one, is no content;
     what only looked like the beginning of a call is content. How the text is cut into pieces changes nothing but how
     events are cut."""
 
-    def __init__(self, notation: Notation, names: Set[str], forced: bool = False) -> None:
-        """With `forced`, the text begins with a call: what its notation begins with is pushed first."""
+    def __init__(
+        self, notation: Notation, names: Set[str], forced: bool = False, heads: Mapping[str, str] | None = None
+    ) -> None:
+        """With `forced`, the text begins with a call: what its notation begins with is pushed first. For `heads` see
+        CallObject."""
         self._notation = notation
         self._names = names
+        self._heads = heads
         self._held = ""
         self._raw = ""
         """The text since the end of the content, in case that it is content, too."""
         self._after_call = False
-        self._call = CallObject(names)
+        self._call = CallObject(names, heads)
         self._step = self._object if forced and notation.is_object else self._content
 
     @property
@@ -55,7 +73,7 @@ class CallReader:
         self._held += text
         while self._held and self._step(events):
             pass
-        return events
+        return _shown(events)
 
     def end(self) -> list[Event]:
         """What the end of the text makes certain: a call that has not begun is content."""
@@ -68,7 +86,7 @@ class CallReader:
             rest = self._call.give_up()
             text = "" if rest is None else self._raw + rest
         self._held = self._raw = ""
-        return [Text(text)] if text else []
+        return _shown([Text(text)])
 
     def _content(self, events: list[Event]) -> bool:
         marks = (self._notation.begins, *self._notation.ignored)
@@ -132,7 +150,7 @@ class CallReader:
         return True
 
     def _begin_call(self) -> None:
-        self._call = CallObject(self._names)
+        self._call = CallObject(self._names, self._heads)
 
     def _no_call(self, events: list[Event], text: str) -> None:
         self._say(events, self._raw + text)
@@ -143,6 +161,15 @@ class CallReader:
         if text:
             self._after_call = False
             events.append(Text(text))
+
+
+def _shown(events: list[Event]) -> list[Event]:
+    """Without what tells tokens apart."""
+    shown = [
+        dataclasses.replace(event, text=event.text.replace(TOKEN, "")) if isinstance(event, Text | Arguments) else event
+        for event in events
+    ]
+    return [event for event in shown if not isinstance(event, Text) or event.text]
 
 
 def _uncertain(text: str, marks: tuple[str, ...]) -> int:

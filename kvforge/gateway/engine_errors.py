@@ -22,6 +22,11 @@ def from_outcome(outcome: str, message: str, names: Mapping[str, str]) -> ApiErr
         return ApiError(
             429, "too many requests wait for the model; send the request again later", code="queue_full", detail=message
         )
+    if outcome == "unavailable" and "jobs wait for a worker" in message:
+        return ApiError(
+            429, "too many new forms wait to be checked; send the request again later", code="queue_full",
+            detail=message,
+        )  # fmt: skip
     if "guided decoding gave up" in message:
         field = names.get(GUIDE)
         what = "the form that the request" if field is None else f"the form that '{field}'"

@@ -52,6 +52,11 @@ class ApiError(Exception):
         return {"Retry-After": str(RETRY_AFTER_S)} if self.status in (429, 503) else {}
 
 
+def too_deep() -> ApiError:
+    """Of a request whose values stand in each other beyond what Python follows."""
+    return ApiError(400, "the request is nested too deeply; flatten it")
+
+
 def bad_field(param: str, what: str) -> ApiError:
     """A field that cannot be used; `what` follows its name."""
     return ApiError(400, f"'{param}' {what}", param)

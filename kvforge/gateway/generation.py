@@ -99,7 +99,7 @@ class Generation:
     def _text_stream(self, position: int) -> TextStream | MarkedText:
         params = SamplingParams(stop=self.asked.stop)
         prompt = memoryview(self.asked.prompts[position]).cast("i")
-        marks = {} if self.asked.calls is None else self.model.special_marks
+        marks = {} if self.asked.calls is None else self.model.marks
         if marks:
             return MarkedText(lambda: TextStream(self.model.tokenizer, params, prompt), marks)
         return TextStream(self.model.tokenizer, params, prompt)

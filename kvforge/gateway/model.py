@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from kvforge.common.errors import KvforgeError
+from kvforge.gateway.call_reader import TOKEN
 from kvforge.gateway.errors import ApiError
 from kvforge.gateway.options import GatewayOptions
 from kvforge.gateway.token_bytes import TokenBytes
@@ -31,8 +32,8 @@ class ServedModel:
     token_bytes: TokenBytes
     chat_template: ChatTemplate | None
     tool_format: ToolFormat | None
-    special_marks: dict[int, str]
-    """The format's markers that a decoder leaves out of the text, by token id."""
+    marks: dict[int, str]
+    """The format's markers that are tokens, which no other tokens may write: by id, as call_reader sees them."""
     max_seq_len: int
     digest: str
     """Of all files that it was read from: the same for those who read requests for this process."""
@@ -64,7 +65,7 @@ class ServedModel:
             token_bytes=TokenBytes(tokenizer, json.loads(data).get("decoder")),
             chat_template=template,
             tool_format=tool_format,
-            special_marks=_special_marks(tokenizer, tool_format),
+            marks=_marks(tokenizer, tool_format),
             max_seq_len=max_seq_len,
             digest=digest.hexdigest(),
         )
@@ -77,11 +78,7 @@ class ServedModel:
 
     def marker_token(self, text: str) -> int | None:
         """The one token that a marker is, which a guide does not let other tokens write; None for plain text."""
-        token = self.tokenizer.backend.token_to_id(text)
-        added = self.tokenizer.backend.get_added_tokens_decoder()
-        if token not in added:
-            return None
-        return token if added[token].special or (text.startswith("<") and text.endswith(">")) else None
+        return next((token for token, mark in self.marks.items() if mark == TOKEN + text), None)
 
     @property
     def card(self) -> dict[str, Any]:
@@ -99,10 +96,14 @@ def _tool_format(name: str | None, template: ChatTemplate | None) -> ToolFormat 
     return known[name]
 
 
-def _special_marks(tokenizer: Tokenizer, form: ToolFormat | None) -> dict[int, str]:
+def _marks(tokenizer: Tokenizer, form: ToolFormat | None) -> dict[int, str]:
     markers = () if form is None else form.markers
     added = tokenizer.backend.get_added_tokens_decoder()
-    return {index: token.content for index, token in added.items() if token.special and token.content in markers}
+    return {
+        index: TOKEN + token.content
+        for index, token in added.items()
+        if token.content in markers and (token.special or (token.content[0] == "<" and token.content[-1] == ">"))
+    }
 
 
 def _template(file: Path | None, directory: Path) -> ChatTemplate | None:

@@ -5,19 +5,21 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from kvforge.gateway.errors import ApiError
+from kvforge.gateway.errors import ApiError, too_deep
 
 
 @dataclass(frozen=True)
 class Calls:
     """Tool calls that an answer may hold: its format's name, the functions that may be called, what the prompt already
-    says of the answer, whether the answer is one, and whether there may be several."""
+    says of the answer, whether the answer is one, whether there may be several, and the format's markers that are
+    tokens."""
 
     format: str
     names: tuple[str, ...]
     prefix: str
     forced: bool
     parallel: bool
+    tokens: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,10 @@ def pack(asked: ParsedRequest | ApiError) -> bytes:
 def unpack(data: bytes) -> ParsedRequest:
     """The inverse of `pack`. Raises the ApiError where it was one."""
     line = data.index(b"\n")
-    head = json.loads(data[:line])
+    try:
+        head = json.loads(data[:line])
+    except RecursionError:
+        raise too_deep() from None
     if "error" in head:
         raise ApiError(*head["error"])
     at = line + 1
@@ -105,5 +110,5 @@ def unpack(data: bytes) -> ParsedRequest:
     )
 
 
-def _calls(form: str, names: list[str], prefix: str, forced: bool, parallel: bool) -> Calls:
-    return Calls(form, tuple(names), prefix, forced, parallel)
+def _calls(form: str, names: list[str], prefix: str, forced: bool, parallel: bool, tokens: list[str]) -> Calls:
+    return Calls(form, tuple(names), prefix, forced, parallel, tuple(tokens))

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import math
 from collections.abc import AsyncIterator
 from typing import Any, NoReturn
 
@@ -57,7 +58,7 @@ def parse(data: bytes) -> dict[str, Any]:
     """A body as a JSON object. Raises ApiError (400) where it is none."""
     try:
         # Decoded here: of bytes, json reads UTF-16 as well, and the half characters that UTF-8 forbids.
-        body = json.loads(data.decode("utf-8-sig"), parse_constant=_refuse_constant)
+        body = json.loads(data.decode("utf-8-sig"), parse_constant=_refuse_constant, parse_float=_finite)
     except UnicodeDecodeError:
         raise ApiError(400, "the request's body is not UTF-8 text") from None
     except (ValueError, RecursionError) as error:
@@ -81,6 +82,13 @@ def _refuse_half_characters(body: dict[str, Any]) -> None:
 
 def _too_large(max_bytes: int) -> ApiError:
     return ApiError(413, f"the request's body is larger than {max_bytes} bytes", code="request_too_large")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if math.isinf(number):
+        raise ValueError(f"{text[:40]} is too large a number")
+    return number
 
 
 def _refuse_constant(name: str) -> NoReturn:

@@ -12,7 +12,7 @@ import numpy as np
 from kvforge.common.native_calls import is_panic
 from kvforge.gateway.endpoints import Endpoint
 from kvforge.gateway.engine_words import GUIDE, LENGTH, PROMPT
-from kvforge.gateway.errors import ApiError, bad_field
+from kvforge.gateway.errors import ApiError, bad_field, too_deep
 from kvforge.gateway.functions import read_tools
 from kvforge.gateway.guides import guide_field, guided_decoding
 from kvforge.gateway.model import ServedModel
@@ -48,6 +48,8 @@ class RequestReader:
             fields = screen(body, CHAT if chat else COMPLETIONS)
             self._check_name(fields)
             return self._chat(fields) if chat else self._completion(fields)
+        except RecursionError:
+            raise too_deep() from None
         except BaseException as error:
             if is_panic(error):
                 raise ApiError(400, "the model's tokenizer fails on this text; change the text") from None

@@ -75,7 +75,7 @@ class ResponsesFormat:
             self._finish_reason = delta.finish_reason
             if not self._items:
                 self._open(None)
-            self._close(self._status)
+            self._close(self._item_status(len(self._items) - 1))
 
     @property
     def num_bytes(self) -> int:
@@ -101,6 +101,14 @@ class ResponsesFormat:
     @property
     def _status(self) -> str:
         return "incomplete" if self._finish_reason == "length" else "completed"
+
+    def _item_status(self, index: int) -> str:
+        """Only the last item can be incomplete: a message that the limit ended, a call without all its arguments."""
+        if index < len(self._items) - 1:
+            return "completed"
+        if self._items[index].name is None:
+            return self._status
+        return "incomplete" if self._collector is not None and self._collector.in_call else "completed"
 
     def _take(self, event: Event) -> None:
         if isinstance(event, CallBegins):
@@ -156,8 +164,7 @@ class ResponsesFormat:
         details = {"reason": "max_output_tokens"} if status == "incomplete" else None
         head = {**self._head, "status": status, "incomplete_details": details, "usage": usage and _usage(usage)}
         items = [] if usage is None else self._items
-        last = len(items) - 1
-        output = [item.written(self._status if index == last else "completed") for index, item in enumerate(items)]
+        output = [item.written(self._item_status(index)) for index, item in enumerate(items)]
         return b'%b,"output":[%b]}' % (dumps(head)[:-1].encode(), b",".join(output))
 
 

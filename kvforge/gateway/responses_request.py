@@ -13,6 +13,7 @@ KNOWN = frozenset({*_SAME, "input", "instructions", "max_output_tokens", "text",
 MAX_METADATA, MAX_KEY, MAX_VALUE = 16, 64, 512
 """Entries of `metadata`, and characters of a key and of a value."""
 _TEXT_PARTS = ("input_text", "output_text", "text")
+_SCHEMA_FIELDS = ("type", "name", "description", "schema", "strict")
 _FORMATS = ("text", "json_object", "json_schema")
 _NAMES = (("messages", "input"), ("max_completion_tokens", "max_output_tokens"), ("response_format", "text.format"),
           ("reasoning_effort", "reasoning.effort"))  # fmt: skip
@@ -129,6 +130,7 @@ def _text_format(text: Any) -> dict[str, Any]:
         raise bad_field("text.format.type", f"must be {', '.join(_FORMATS[:-1])} or {_FORMATS[-1]}")
     if form["type"] == "json_schema" and not isinstance(form.get("schema"), dict):
         raise bad_field("text.format.schema", "must be a JSON schema, an object")
+    _refuse_others("text.format", form, ("type",) if form["type"] != "json_schema" else _SCHEMA_FIELDS)
     return form
 
 
@@ -158,7 +160,19 @@ def _choice(choice: Any) -> Any:
         return choice
     if not isinstance(choice, dict) or choice.get("type") != "function" or not isinstance(choice.get("name"), str):
         raise bad_field("tool_choice", 'must be none, auto, required or {"type": "function", "name": ...}')
+    _refuse_others("tool_choice", choice, ("type", "name"))
     return {"type": "function", "function": {"name": choice["name"]}}
+
+
+def _refuse_others(name: str, given: dict[str, Any], known: tuple[str, ...]) -> None:
+    """What the answer repeats is bounded by what is known."""
+    for field, value in given.items():
+        if field not in known:
+            raise bad_field(f"{name}.{field[:80]}", "is not known; remove it")
+        if field in ("name", "description") and value is not None and not isinstance(value, str):
+            raise bad_field(f"{name}.{field}", "must be text")
+        if field == "strict" and not isinstance(value, bool | None):
+            raise bad_field(f"{name}.{field}", "must be true or false")
 
 
 def _metadata(metadata: Any) -> dict[str, str]:

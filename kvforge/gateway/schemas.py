@@ -1,13 +1,13 @@
 """JSON schemas of functions' parameters, made ready to stand inside another schema or a grammar."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from kvforge.common.errors import RequestError
 
 MAX_INLINED = 10_000
-"""Schemas that a schema may consist of once its references are written out."""
+"""Schemas that a request's schemas may consist of together, once their references are written out."""
 _ANNOTATIONS = frozenset({"title", "description", "examples", "default", "$comment", "$schema"})
 _MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
@@ -33,15 +33,13 @@ def moved(schema: Any, pointer: str) -> Any:
     return result
 
 
-def inlined(schema: Mapping[str, Any]) -> Any:
-    """A schema with what its references name in their place. Raises RequestError where they name nothing, or name
-    each other in a circle."""
-    count = 0
+def inlined(schema: Mapping[str, Any], budget: Iterator[int]) -> Any:
+    """A schema with what its references name in their place; each schema in it takes one of `budget`, which is
+    `iter(range(MAX_INLINED))` for all of a request's. Raises RequestError where they name nothing, or name each other
+    in a circle."""
 
     def write_out(part: Any, open_ones: tuple[str, ...]) -> Any:
-        nonlocal count
-        count += 1
-        if count > MAX_INLINED:
+        if next(budget, None) is None:
             raise RequestError("their references stand for too much; use fewer")
         if not isinstance(part, dict):
             return part

@@ -36,10 +36,16 @@ class CallCollector:
     """Tells a growing answer's text and calls apart."""
 
     def __init__(self, asked: Calls) -> None:
-        self._reader = CallReader(formats()[asked.format].notation, frozenset(asked.names), asked.forced)
+        form = formats()[asked.format]
+        notation = form.notation.with_tokens(asked.tokens)
+        all_guided = asked.forced or form.notation.begins in asked.tokens
+        heads = None if all_guided else {form.head(name): name for name in asked.names}
+        self._reader = CallReader(notation, frozenset(asked.names), asked.forced, heads)
         self._parallel = asked.parallel
         self._num_calls = 0
-        self._reader.push(asked.prefix)
+        self._unsaid = asked.prefix
+        """What the prompt says of the answer already, which is no content where no call follows."""
+        self._reader.push(asked.prefix.replace(form.notation.begins, notation.begins))
 
     @property
     def in_call(self) -> bool:
@@ -52,6 +58,8 @@ class CallCollector:
         kept = []
         for event in events:
             self._num_calls += isinstance(event, CallBegins)
+            if isinstance(event, Text) and self._unsaid:
+                event, self._unsaid = Text(event.text.removeprefix(self._unsaid)), ""
             if isinstance(event, Text) or self._parallel or self._num_calls == 1:
                 kept.append(event)
         return kept

@@ -8,7 +8,7 @@ from typing import Any
 from kvforge.common.errors import RequestError
 from kvforge.gateway.call_reader import Notation
 from kvforge.gateway.functions import Function
-from kvforge.gateway.schemas import inlined, moved
+from kvforge.gateway.schemas import MAX_INLINED, inlined, moved
 from kvforge.runtime.requests.guided_decoding import GuidedDecoding
 
 MAX_COLONS = 900
@@ -78,9 +78,10 @@ class ToolFormat:
         if token is None:
             return self._tags(functions)
         end = token_of(self.notation.closes)
+        budget = iter(range(MAX_INLINED))
         rules = ["TEXT: /(.|\\n)*/"]
         if self.notation.opens:
-            one = [self._call(f, inlined(f.parameters)) for f in functions]
+            one = [self._call(f, inlined(f.parameters, budget)) for f in functions]
             array = {"type": "array", "items": {"anyOf": one}, "minItems": 1, **({} if parallel else {"maxItems": 1})}
             rules += ["start: TEXT | calls", f'calls: TEXT <[{token}]> " "? %json {_json(array)}']
         else:
@@ -88,8 +89,8 @@ class ToolFormat:
             rules += ["call: " + " | ".join(f"call_{index}" for index in range(len(functions)))]
             closes = _quoted(self.notation.closes) if end is None else f"<[{end}]>"
             for index, function in enumerate(functions):
-                begin, rest = _quoted(self.gap + self._head(function)), _quoted("}" + self.gap)
-                schema = _json(inlined(function.parameters))
+                begin, rest = _quoted(self.gap + self.head(function.name)), _quoted("}" + self.gap)
+                schema = _json(inlined(function.parameters, budget))
                 rules += [f"call_{index}: TEXT <[{token}]> {begin} %json {schema} {rest} {closes}"]
         if sum(rule.count(":") for rule in rules) > MAX_COLONS:
             raise RequestError("they have too many parameters together; give fewer functions, or smaller ones")
@@ -102,13 +103,14 @@ class ToolFormat:
             before = "" if notation.is_object else notation.begins + self.gap + notation.opens
             after = "" if notation.is_object else self.gap * (not notation.opens) + notation.closes
             schema = {**function.parameters, **_WHITESPACE}
-            structures.append({"begin": before + self._head(function), "schema": schema, "end": "}" + after})
+            structures.append({"begin": before + self.head(function.name), "schema": schema, "end": "}" + after})
         triggers = [item["begin"] for item in structures] if notation.is_object else [notation.begins]
         tag = {"triggers": triggers, "structures": structures}
         return GuidedDecoding("structural_tag", tag)  # type: ignore[arg-type]
 
-    def _head(self, function: Function) -> str:
-        return f'{{"name": "{function.name}", "{self.key}": '
+    def head(self, name: str) -> str:
+        """How a call of the function begins where the guide knows calls by their beginning."""
+        return f'{{"name": "{name}", "{self.key}": '
 
     def _call(self, function: Function, parameters: Any) -> dict[str, Any]:
         return {

@@ -1,6 +1,7 @@
 """What tools mean for one request: the guide of its answer, and how calls are read from it."""
 
 from kvforge.common.errors import RequestError
+from kvforge.gateway.call_reader import TOKEN
 from kvforge.gateway.engine_words import guide_refusal
 from kvforge.gateway.errors import ApiError, bad_field
 from kvforge.gateway.functions import Tools
@@ -21,6 +22,8 @@ def tool_calls(
         return None, form, guide_field(fields)
     if form is not None and tools.forced:
         raise bad_field("tool_choice", "forces a call, which excludes another form of the text; leave out one of them")
+    if form is not None:
+        return None, form, guide_field(fields)
     if model.tool_format is None:
         known = ", ".join(sorted(formats()))
         raise ApiError(
@@ -32,12 +35,11 @@ def tool_calls(
         )
     names = tuple(function.name for function in tools.functions)
     prefix = model.tool_format.prefix if tools.forced else ""
-    calls = Calls(model.tool_format.name, names, prefix, tools.forced, tools.parallel)
+    tokens = tuple(sorted({mark.removeprefix(TOKEN) for mark in model.marks.values()}))
+    calls = Calls(model.tool_format.name, names, prefix, tools.forced, tools.parallel, tokens)
     try:
         if tools.forced:
             return calls, model.tool_format.forced(tools.functions, tools.parallel), "tools"
-        if form is not None:
-            return calls, form, guide_field(fields)
         return calls, model.tool_format.free(tools.functions, tools.parallel, model.marker_token), "tools"
     except RecursionError:
         raise bad_field("tools", "have parameters that are nested too deeply; flatten them") from None

@@ -173,6 +173,8 @@ def test_other_paths(client: openai.OpenAI, url: str) -> None:
 ENGINE_ERRORS = [
     ("refused", "the deadline of the prompt is odd", 400, openai.BadRequestError, "is odd"),
     ("unavailable", "the queue is full: 8 sequences", 429, openai.RateLimitError, "too many"),
+    ("unavailable", "guided decoding is not available: 66 jobs wait for a worker; try again.", 429,
+     openai.RateLimitError, "too many"),
     ("unavailable", "the server is shutting down; send the request to another server or later", 503,
      openai.InternalServerError, "another server or later"),
     ("unavailable", "engine 0x5 is behind", 503, openai.InternalServerError, "try again later"),

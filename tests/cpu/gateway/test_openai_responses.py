@@ -9,7 +9,7 @@ import pytest
 from pydantic import BaseModel
 
 from tests.cpu.gateway.fake_triton import FakeTriton, Refusal, Row, bytes_of
-from tests.cpu.gateway.http_calls import WAIT_S, post
+from tests.cpu.gateway.http_calls import WAIT_S, call, post
 from tests.cpu.gateway.test_openai_refusals import check
 from tests.cpu.gateway.test_openai_tools import CALL, OTHER, TEMPLATE, prompt_of, say
 
@@ -51,6 +51,49 @@ def test_text(client: openai.OpenAI, triton: FakeTriton) -> None:
     assert prompt_of(triton) == prompt
     request = triton.requests[0]
     assert (request.value("request_output_len"), request.value("temperature")) == (50, 0.5)
+
+
+def test_half_a_call_is_not_completed(client: openai.OpenAI, triton: FakeTriton) -> None:
+    """A stop string ends it inside its arguments; the limit ends another behind all of them."""
+    say(triton, CALL[:42])
+    for stream in (False, True):
+        answer = client.responses.create(model="tiny", input="hi", tools=TOOLS, stream=stream)
+        if stream:
+            done = [event for event in answer if event.type in ("response.output_item.done", "response.completed")]
+            assert done[0].item.status == "incomplete"
+            answer = done[1].response
+        assert [(item.status, item.arguments) for item in answer.output] == [("incomplete", '{"c')]
+    say(triton, CALL, "length")
+    answer = client.responses.create(model="tiny", input="hi", tools=TOOLS)
+    assert (answer.status, answer.output[0].status) == ("incomplete", "completed")
+
+
+def nested(depth: int) -> str:
+    return "[" * depth + "]" * depth
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (f'"text": {{"format": {{"type": "text", "x": {nested(3)}}}}}', "text.format.x"),
+        (f'"text": {{"format": {{"type": "json_schema", "name": {nested(3)}, "schema": {{}}}}}}', "text.format.name"),
+        (f'"tools": [], "tool_choice": {{"type": "function", "name": "f", "x": {nested(3)}}}', "tool_choice.x"),
+        ('"text": {"format": {"type": "json_schema", "name": "a", "schema": {"x": 1e999}}}', "too large a number"),
+    ],
+)  # fmt: skip
+def test_what_the_answer_would_repeat_is_bounded(url: str, more: str, words: str) -> None:
+    body = f'{{"model": "tiny", "input": "hi", {more}}}'.encode()
+    answer = call(url, "POST", "/v1/responses", body, {"Content-Type": "application/json"})
+    assert answer.status == 400 and words in json.loads(answer.body)["error"]["message"], answer.body
+
+
+@pytest.mark.parametrize("depth", [900, 940, 960, 980, 2000])
+def test_what_is_nested_too_deeply_is_no_failure(url: str, depth: int) -> None:
+    form = f'{{"type": "json_schema", "name": "a", "schema": {{"x": {nested(depth)}}}}}'
+    body = f'{{"model": "tiny", "input": "hi", "text": {{"format": {form}}}}}'.encode()
+    assert call(url, "POST", "/v1/responses", body, {"Content-Type": "application/json"}).status in (200, 400)
+    body = f'{{"model": "tiny", "messages": [], "chat_template_kwargs": {{"x": {nested(depth)}}}}}'.encode()
+    assert call(url, "POST", "/v1/chat/completions", body, {"Content-Type": "application/json"}).status == 400
 
 
 def test_items(client: openai.OpenAI, triton: FakeTriton) -> None:

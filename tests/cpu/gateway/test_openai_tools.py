@@ -106,6 +106,28 @@ def test_auto(client: openai.OpenAI, triton: FakeTriton, text, finish, content, 
     assert tag["structures"][0]["schema"]["properties"] == {"city": {"type": "string"}}
 
 
+def test_a_form_of_the_text_leaves_no_calls(client: openai.OpenAI, triton: FakeTriton) -> None:
+    say(triton, CALL)
+    for choice in answers(client, response_format={"type": "json_object"}):
+        assert (choice.message.content, calls_of(choice), choice.finish_reason) == (CALL, [], "stop")
+
+
+@pytest.mark.parametrize("text", ["{", '{"na'])
+def test_the_marker_in_the_prompt_is_no_content(client: openai.OpenAI, triton: FakeTriton, text: str) -> None:
+    say(triton, text, "length")
+    ask = {"model": "tiny", "messages": HELLO, "tools": TOOLS, "tool_choice": "required"}
+    assert prompt_of_forced(client, triton, ask).endswith("<tool_call>\n")
+    whole = client.chat.completions.create(**ask).choices[0]
+    chunks = client.chat.completions.create(**ask, stream=True)
+    streamed = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+    assert whole.message.content == streamed == text and calls_of(whole) == []
+
+
+def prompt_of_forced(client: openai.OpenAI, triton: FakeTriton, ask: dict) -> str:
+    client.chat.completions.create(**ask)
+    return prompt_of(triton)
+
+
 def test_arguments_stream_as_they_come(client: openai.OpenAI, triton: FakeTriton) -> None:
     say(triton, CALL)
     pieces = [

@@ -3,6 +3,7 @@
 import itertools
 import json
 import random
+from typing import Any
 
 import pytest
 from llguidance import LLMatcher
@@ -10,7 +11,7 @@ from tokenizers import AddedToken
 
 from kvforge.common.errors import RequestError
 from kvforge.gateway.call_events import Arguments, CallBegins, Event, Text
-from kvforge.gateway.call_reader import CallReader
+from kvforge.gateway.call_reader import TOKEN, CallReader
 from kvforge.gateway.functions import Function
 from kvforge.gateway.marked_text import MarkedText
 from kvforge.gateway.schemas import inlined, moved
@@ -28,9 +29,9 @@ NAMES = ("f", "get_weather", "a.b-c")
 Calls = list[tuple[str, str]]
 
 
-def read(form: ToolFormat, pieces: list[str], forced: bool = False) -> tuple[str, Calls]:
+def read(form: ToolFormat, pieces: list[str], forced: bool = False, **how: Any) -> tuple[str, Calls]:
     """Content and calls."""
-    reader = CallReader(form.notation, frozenset(NAMES), forced)
+    reader = CallReader(how.pop("notation", form.notation), frozenset(NAMES), forced, **how)
     events: list[Event] = [event for piece in pieces for event in reader.push(piece)] + reader.end()
     content, calls = "", []
     for event in events:
@@ -149,8 +150,6 @@ HERMES = formats()["hermes"]
 @pytest.mark.parametrize(
     ("text", "content", "calls"),
     [
-        ('<tool_call>{"arguments": {"a": 1}, "name": "f"}</tool_call>', "", [("f", '{"a": 1}')]),
-        ('<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>', "", [("f", '{"a": 1}')]),
         ('<tool_call>{"name": "f", "arguments": {}, "id": {"x": "}"}}</tool_call>!', "!", [("f", "{}")]),
         ('<tool_call>{"name": "f", "arguments": {}</tool_call>ok', "ok", [("f", "{}")]),
         ('a <tool_call>{"name": "f", "arguments": {}} b', "a b", [("f", "{}")]),
@@ -291,10 +290,44 @@ def test_special_markers_are_seen_and_calls_read_at_token_boundaries(tokenizer: 
         assert read(HERMES, pieces) == ("  é", [("f", '{"a": "😀"}')])
 
 
+@pytest.mark.parametrize(
+    ("text", "content", "calls"),
+    [
+        ('so {"name": "f", "parameters": {"a": 1}}', "so", [("f", '{"a": 1}')]),
+        ('{"name": "f","parameters": {"a": 5}}', None, []),
+        ('{"name": "f", "arguments": {"zzz": 5}}', None, []),
+        ('{"name": "f", "id": 1, "parameters": {}}', None, []),
+        ('{"name": "fg"} {"name": "f", "parameters": {}}', '{"name": "fg"}', [("f", "{}")]),
+        ('{"name": "f", "para', None, []),
+    ],
+)  # fmt: skip
+def test_only_what_a_guide_knows_by_its_beginning_is_a_call(text: str, content: str | None, calls: Calls) -> None:
+    form = formats()["llama3_json"]
+    heads = {form.head(name): name for name in NAMES}
+    for pieces in ([text], list(text), *([text[:at], text[at:]] for at in range(len(text)))):
+        assert read(form, pieces, heads=heads) == (text if content is None else content, calls)
+
+
+def test_a_marker_that_is_a_token_cannot_be_spelt() -> None:
+    notation = HERMES.notation.with_tokens(["<tool_call>", "</tool_call>"])
+    spelt = '<tool_call>\n{"name": "f", "arguments": {"a": 5}}\n</tool_call>'
+    text = f'{spelt} {TOKEN}<tool_call>\n{{"name": "f", "arguments": {{}}}}\n{TOKEN}</tool_call> end{TOKEN}</tool_call>'
+    for pieces in ([text], list(text)):
+        assert read(HERMES, pieces, notation=notation) == (f"{spelt} end</tool_call>", [("f", "{}")])
+
+
+def test_schemas_share_what_references_may_stand_for() -> None:
+    budget = iter(range(5))
+    one = {"properties": {"a": {}}}
+    assert inlined(one, budget) == one == inlined(one, budget)
+    with pytest.raises(RequestError, match="too much"):
+        inlined(one, budget)
+
+
 def test_references() -> None:
     definitions = {"A": {"items": {"$ref": "#/$defs/B"}}, "B": {"type": "integer"}}
     schema = {"$defs": definitions, "properties": {"$ref": {"$ref": "#/$defs/A"}}}
-    assert inlined(schema) == {"properties": {"$ref": {"items": {"type": "integer"}}}}
+    assert inlined(schema, iter(range(9))) == {"properties": {"$ref": {"items": {"type": "integer"}}}}
     assert moved(schema, "#/x")["properties"] == {"$ref": {"$ref": "#/x/$defs/A"}}
 
 

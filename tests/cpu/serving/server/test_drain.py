@@ -95,7 +95,7 @@ def test_what_the_server_still_sends_is_waited_for(tmp_path: Path, monkeypatch: 
 
 def test_the_processor_time_of_a_process_grows() -> None:
     before = cpu_s(os.getpid())
-    while cpu_s(os.getpid()) < before + 0.02:
+    while cpu_s(os.getpid()) <= before:
         sum(range(10_000))
     assert cpu_s(2**22 + 1) == 0.0
 
