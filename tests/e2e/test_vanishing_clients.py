@@ -15,8 +15,9 @@ from tests.support.serving.server import wait_until
 
 SEED = 22
 NUM_STREAMS, NUM_VANISHING_AT_ONCE = 8, 16
-SPARE_FDS, SPARE_THREADS = 40, 24
-"""What thread pools and kept connections may grow by; a leak of one per client would be hundreds."""
+SPARE_FDS, SPARE_THREADS = 40, 110
+"""What thread pools and kept connections may grow by: a text model has a thread for each request that runs and for 32
+more, which are made when first needed. A leak of one per client would be a thousand."""
 
 
 def usage(server: TritonServer) -> dict[int, tuple[int, int]]:
