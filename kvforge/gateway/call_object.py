@@ -2,6 +2,7 @@
 
 import json
 import re
+from bisect import bisect_right
 from collections.abc import Mapping, Set
 
 from kvforge.gateway.call_events import Arguments, CallBegins, Event
@@ -24,12 +25,15 @@ class CallObject:
         """With `heads` a call is what begins with exactly one of these, which stand for names."""
         self._names = names
         self._heads = heads
+        self._sorted = sorted(heads or ())
         self._held = ""
         self._scanned = 0
         self._end = JsonEnd()
         self._step = self._head if heads is None else self._exact_head
         self.ended = False
         self.began = False
+        self.has_arguments = False
+        """All of the arguments are there, if not the object's end."""
         self.text: str | None = None
 
     def push(self, text: str) -> tuple[list[Event], str]:
@@ -67,13 +71,16 @@ class CallObject:
     def _exact_head(self, events: list[Event]) -> bool:
         assert self._heads is not None
         text = self._held.lstrip()
-        for head, name in self._heads.items():
-            if text.startswith(head):
-                self._begin(name, text[len(head) :], events)
-                return True
-        if any(head.startswith(text) for head in self._heads):
+        # The head that has most in common with a text is beside its place in their order.
+        place = bisect_right(self._sorted, text)
+        near = self._sorted[max(place - 1, 0) : place + 1]
+        like = max(_num_common(head, text) for head in near)
+        head = next((head for head in near if text.startswith(head)), None)
+        if head is not None:
+            self._begin(self._heads[head], text[like:], events)
+            return True
+        if like == len(text):
             return False
-        like = max(next(n for n in range(len(head), -1, -1) if text.startswith(head[:n])) for head in self._heads)
         return self._is_text(len(self._held) - len(text) + max(1, like))
 
     def _begin(self, name: str, rest: str, events: list[Event]) -> None:
@@ -90,6 +97,7 @@ class CallObject:
         if piece:
             events.append(Arguments(piece))
         if end >= 0:
+            self.has_arguments = True
             self._step = self._after
         return end >= 0
 
@@ -118,6 +126,12 @@ class CallObject:
         self.text, self._held = self._held[:end], self._held[end:]
         self.ended = True
         return False
+
+
+def _num_common(one: str, other: str) -> int:
+    """How many first characters are the same."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((index for index, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 def _string(text: str) -> str:

@@ -6,10 +6,7 @@ from dataclasses import dataclass
 
 from kvforge.gateway.call_events import Arguments, Event, Text
 from kvforge.gateway.call_object import CallObject
-
-TOKEN = "\ud800"
-"""Stands before a marker that was a token of its own, and so tells it from the same letters in other tokens: no decoded
-text has half characters."""
+from kvforge.gateway.marked_text import TOKEN
 
 
 @dataclass(frozen=True)
@@ -65,7 +62,7 @@ class CallReader:
     @property
     def in_call(self) -> bool:
         """A call has begun, and not all of its arguments are there."""
-        return self._step == self._object and self._call.began
+        return self._step == self._object and self._call.began and not self._call.has_arguments
 
     def push(self, text: str) -> list[Event]:
         """What a piece makes certain."""

@@ -101,7 +101,8 @@ class Generation:
         prompt = memoryview(self.asked.prompts[position]).cast("i")
         marks = {} if self.asked.calls is None else self.model.marks
         if marks:
-            return MarkedText(lambda: TextStream(self.model.tokenizer, params, prompt), marks)
+            shown = self.model.shown_marks if params.stop else frozenset()
+            return MarkedText(lambda: TextStream(self.model.tokenizer, params, prompt), marks, shown)
         return TextStream(self.model.tokenizer, params, prompt)
 
     def _slices(self, index: int, piece: ResponseTokens, stream: TextStream | MarkedText) -> Iterator[Delta]:

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from kvforge.common.errors import KvforgeError
-from kvforge.gateway.call_reader import TOKEN
 from kvforge.gateway.errors import ApiError
+from kvforge.gateway.marked_text import TOKEN
 from kvforge.gateway.options import GatewayOptions
 from kvforge.gateway.token_bytes import TokenBytes
 from kvforge.gateway.tool_format import ToolFormat
@@ -34,6 +34,8 @@ class ServedModel:
     tool_format: ToolFormat | None
     marks: dict[int, str]
     """The format's markers that are tokens, which no other tokens may write: by id, as call_reader sees them."""
+    shown_marks: frozenset[int]
+    """Those of them that are in a client's text, too: they are no special tokens."""
     max_seq_len: int
     digest: str
     """Of all files that it was read from: the same for those who read requests for this process."""
@@ -52,6 +54,7 @@ class ServedModel:
         data = (directory / "tokenizer.json").read_bytes()
         template = _template(options.chat_template, directory)
         tool_format = _tool_format(options.tool_call_format, template)
+        added, marks = tokenizer.backend.get_added_tokens_decoder(), _marks(tokenizer, tool_format)
         digest = hashlib.sha256((options.engine / MANIFEST_FILE).read_bytes() + data)
         if template is not None:
             digest.update(json.dumps([template.source, template.special_tokens], sort_keys=True).encode())
@@ -65,7 +68,8 @@ class ServedModel:
             token_bytes=TokenBytes(tokenizer, json.loads(data).get("decoder")),
             chat_template=template,
             tool_format=tool_format,
-            marks=_marks(tokenizer, tool_format),
+            marks=marks,
+            shown_marks=frozenset(index for index in marks if not added[index].special),
             max_seq_len=max_seq_len,
             digest=digest.hexdigest(),
         )

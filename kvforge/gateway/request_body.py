@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from starlette.requests import ClientDisconnect, Request
 
-from kvforge.gateway.errors import ApiError, bad_field
+from kvforge.gateway.errors import ApiError, bad_field, too_deep
 
 MAX_HELD = 32
 """Bodies of the largest size that may be on their way at once."""
@@ -61,8 +61,14 @@ def parse(data: bytes) -> dict[str, Any]:
         body = json.loads(data.decode("utf-8-sig"), parse_constant=_refuse_constant, parse_float=_finite)
     except UnicodeDecodeError:
         raise ApiError(400, "the request's body is not UTF-8 text") from None
-    except (ValueError, RecursionError) as error:
+    except RecursionError:
+        raise too_deep() from None
+    except json.JSONDecodeError as error:
         raise ApiError(400, f"the request's body is not JSON: {error}") from None
+    except ValueError as error:
+        # int() of too many digits speaks of Python's settings.
+        what = str(error) if isinstance(error, _NumberError) else "a number in it has too many digits"
+        raise ApiError(400, f"the request's body is not JSON: {what}") from None
     if not isinstance(body, dict):
         raise ApiError(400, "the request's body is not a JSON object")
     if b"\\ud" in data.lower():
@@ -75,7 +81,9 @@ def _refuse_half_characters(body: dict[str, Any]) -> None:
     for name, value in body.items():
         try:
             json.dumps({name: value}, ensure_ascii=False).encode()
-        except (UnicodeEncodeError, RecursionError):
+        except RecursionError:
+            raise too_deep() from None
+        except UnicodeEncodeError:
             shown = name.encode("utf-8", "replace").decode()[:80]
             raise bad_field(shown, "holds half a character (a lone surrogate); give Unicode text") from None
 
@@ -84,12 +92,16 @@ def _too_large(max_bytes: int) -> ApiError:
     return ApiError(413, f"the request's body is larger than {max_bytes} bytes", code="request_too_large")
 
 
+class _NumberError(ValueError):
+    """What JSON does not have, or no float is as large as."""
+
+
 def _finite(text: str) -> float:
     number = float(text)
     if math.isinf(number):
-        raise ValueError(f"{text[:40]} is too large a number")
+        raise _NumberError(f"{text[:40]} is too large a number")
     return number
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a JSON number")
+    raise _NumberError(f"{name} is not a JSON number")

@@ -29,6 +29,8 @@ from kvforge.runtime.requests.guided_decoding import GuidedDecoding
 
 DEFAULT_MAX_TOKENS = 16
 """Of a completion, as OpenAI's; a chat's answer may fill the context."""
+MAX_LETTERS = 64
+"""Of a token, generously: text that is longer than the context is not repeated, though a template may leave it out."""
 
 
 class RequestReader:
@@ -56,7 +58,8 @@ class RequestReader:
             raise
 
     def _response(self, body: dict[str, Any]) -> ParsedRequest:
-        fields, shown = read_response_request(body)
+        fields, shown = read_response_request(body, MAX_LETTERS * self._model.max_seq_len)
+        fields["stream_options"] = {"include_usage": True} if flag(fields, "stream") else None
         self._check_name(fields)
         try:
             asked = self._chat(fields)

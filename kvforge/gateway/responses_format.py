@@ -108,7 +108,7 @@ class ResponsesFormat:
             return "completed"
         if self._items[index].name is None:
             return self._status
-        return "incomplete" if self._collector is not None and self._collector.in_call else "completed"
+        return "incomplete" if self._collector is not None and self._collector.is_cut else "completed"
 
     def _take(self, event: Event) -> None:
         if isinstance(event, CallBegins):

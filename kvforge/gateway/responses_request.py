@@ -10,6 +10,8 @@ _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "min_tokens", "presence_p
 _SAME = (*_SAMPLING, "model", "stream", "parallel_tool_calls", "chat_template_kwargs")
 KNOWN = frozenset({*_SAME, "input", "instructions", "max_output_tokens", "text", "tools", "tool_choice", "metadata",
                    "user", "reasoning"})  # fmt: skip
+MAX_NAME, MAX_DESCRIPTION = 64, 4096
+"""Characters of what is said of a format."""
 MAX_METADATA, MAX_KEY, MAX_VALUE = 16, 64, 512
 """Entries of `metadata`, and characters of a key and of a value."""
 _TEXT_PARTS = ("input_text", "output_text", "text")
@@ -19,14 +21,16 @@ _NAMES = (("messages", "input"), ("max_completion_tokens", "max_output_tokens"),
           ("reasoning_effort", "reasoning.effort"))  # fmt: skip
 
 
-def read_response_request(body: dict[str, Any]) -> tuple[Fields, dict[str, Any]]:
-    """The fields of the same request to /v1/chat/completions, and what the answer repeats of this one. Raises
-    ApiError."""
+def read_response_request(body: dict[str, Any], max_text: int) -> tuple[Fields, dict[str, Any]]:
+    """The fields of the same request to /v1/chat/completions, and what the answer repeats of this one; no text of that
+    may be longer than `max_text` characters. Raises ApiError."""
     fields = screen(body, KNOWN, RESPONSES_REFUSED)
     chat: Fields = {name: fields[name] for name in _SAME if name in fields}
     instructions = fields.get("instructions")
     if not isinstance(instructions, str | None):
         raise bad_field("instructions", "must be text")
+    if len(instructions or "") > max_text:
+        raise bad_field("instructions", f"must be text of at most {max_text} characters, as the context is no longer")
     chat["messages"] = ([{"role": "system", "content": instructions}] if instructions else []) + _messages(fields)
     if "max_output_tokens" in fields:
         chat["max_completion_tokens"] = fields["max_output_tokens"]
@@ -125,7 +129,7 @@ def _text_format(text: Any) -> dict[str, Any]:
     for name, value in text.items():
         if name != "format" and (name != "verbosity" or value not in (None, "medium")):
             raise bad_field(f"text.{name[:80]}", "cannot be used; leave it out")
-    form = text.get("format") or {"type": "text"}
+    form = {"type": "text"} if text.get("format") is None else text["format"]
     if not isinstance(form, dict) or form.get("type") not in _FORMATS:
         raise bad_field("text.format.type", f"must be {', '.join(_FORMATS[:-1])} or {_FORMATS[-1]}")
     if form["type"] == "json_schema" and not isinstance(form.get("schema"), dict):
@@ -169,8 +173,10 @@ def _refuse_others(name: str, given: dict[str, Any], known: tuple[str, ...]) -> 
     for field, value in given.items():
         if field not in known:
             raise bad_field(f"{name}.{field[:80]}", "is not known; remove it")
-        if field in ("name", "description") and value is not None and not isinstance(value, str):
-            raise bad_field(f"{name}.{field}", "must be text")
+        if field in ("name", "description") and value is not None:
+            most = MAX_NAME if field == "name" else MAX_DESCRIPTION
+            if not isinstance(value, str) or len(value) > most:
+                raise bad_field(f"{name}.{field}", f"must be text of at most {most} characters")
         if field == "strict" and not isinstance(value, bool | None):
             raise bad_field(f"{name}.{field}", "must be true or false")
 

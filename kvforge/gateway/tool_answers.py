@@ -48,9 +48,9 @@ class CallCollector:
         self._reader.push(asked.prefix.replace(form.notation.begins, notation.begins))
 
     @property
-    def in_call(self) -> bool:
-        """A call is not whole."""
-        return self._reader.in_call
+    def is_cut(self) -> bool:
+        """The last call that counts lacks some of its arguments."""
+        return self._reader.in_call and (self._parallel or self._num_calls == 1)
 
     def push(self, text: str, ended: bool) -> list[Event]:
         """The events of a piece; only the first call's where several are not wanted."""
@@ -95,7 +95,7 @@ class ToolChatFormat(ChatFormat):
                 own.calls[-1].arguments += written
                 own.num_bytes += len(written)
         self.num_bytes += own.num_bytes - before
-        whole = bool(own.calls) and not own.collector.in_call
+        whole = bool(own.calls) and not own.collector.is_cut
         reason = "tool_calls" if delta.finish_reason == "stop" and whole else delta.finish_reason
         super().add(Delta(delta.index, text, delta.logprobs, reason, delta.stop_reason, delta.more))
 

@@ -1,11 +1,11 @@
 """What tools mean for one request: the guide of its answer, and how calls are read from it."""
 
 from kvforge.common.errors import RequestError
-from kvforge.gateway.call_reader import TOKEN
 from kvforge.gateway.engine_words import guide_refusal
 from kvforge.gateway.errors import ApiError, bad_field
 from kvforge.gateway.functions import Tools
 from kvforge.gateway.guides import guide_field, guided_decoding
+from kvforge.gateway.marked_text import TOKEN
 from kvforge.gateway.model import ServedModel
 from kvforge.gateway.parsed_request import Calls
 from kvforge.gateway.request_fields import Fields

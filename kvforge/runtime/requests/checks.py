@@ -83,7 +83,8 @@ def too_many_tokens(number: str, max_seq_len: int) -> RequestError:
 def check_integer(name: str, value: Any, low: int, high: int) -> None:
     """Raise RequestError unless ``value`` is a whole number from ``low`` to ``high``."""
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        bound = f"of at least {low}" if high >= 2**31 - 1 else f"from {low} to {high}"
+        is_below = isinstance(value, int) and value < low
+        bound = f"of at least {low}" if high >= 2**31 - 1 and is_below else f"from {low} to {high}"
         raise RequestError(f"{name} is {shown(value)}; give a whole number {bound}.")
 
 

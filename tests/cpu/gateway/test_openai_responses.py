@@ -66,6 +66,20 @@ def test_half_a_call_is_not_completed(client: openai.OpenAI, triton: FakeTriton)
     say(triton, CALL, "length")
     answer = client.responses.create(model="tiny", input="hi", tools=TOOLS)
     assert (answer.status, answer.output[0].status) == ("incomplete", "completed")
+    whole_arguments = CALL[: CALL.index('"}') + 2]
+    for text in (whole_arguments, f"{CALL}{OTHER[:42]}"):
+        say(triton, text)
+        answer = client.responses.create(model="tiny", input="hi", tools=TOOLS, parallel_tool_calls=False)
+        assert [(item.status, item.arguments) for item in answer.output] == [("completed", '{"city": "Zürich"}')]
+
+
+def test_usage_of_a_stream_has_the_cached_tokens(client: openai.OpenAI, triton: FakeTriton) -> None:
+    say(triton, "hello")
+    events = list(client.responses.create(model="tiny", input="hi", stream=True))
+    plain = client.responses.create(model="tiny", input="hi")
+    assert events[-1].response.usage == plain.usage
+    assert plain.usage.input_tokens_details.cached_tokens > 0
+    assert all("kv_cache_reused_blocks" in request.outputs for request in triton.requests)
 
 
 def nested(depth: int) -> str:
@@ -79,6 +93,13 @@ def nested(depth: int) -> str:
         (f'"text": {{"format": {{"type": "json_schema", "name": {nested(3)}, "schema": {{}}}}}}', "text.format.name"),
         (f'"tools": [], "tool_choice": {{"type": "function", "name": "f", "x": {nested(3)}}}', "tool_choice.x"),
         ('"text": {"format": {"type": "json_schema", "name": "a", "schema": {"x": 1e999}}}', "too large a number"),
+        (f'"text": {{"format": {{"type": "json_schema", "name": "{"a" * 65}", "schema": {{}}}}}}', "at most 64"),
+        (f'"text": {{"format": {{"type": "json_schema", "description": "{"a" * 4097}", "schema": {{}}}}}}', "4096"),
+        (f'"instructions": "{"a" * 270000}"', "'instructions' must be text of at most"),
+        (f'"seed": {"9" * 5000}', "a number in it has too many digits"),
+        (f'"seed": {10**30}', "from -9223372036854775808 to 18446744073709551615"),
+        ('"text": {"format": 0}', "text.format.type"),
+        (f'"x": {nested(2000)}', "nested too deeply"),
     ],
 )  # fmt: skip
 def test_what_the_answer_would_repeat_is_bounded(url: str, more: str, words: str) -> None:

@@ -3,6 +3,7 @@
 import itertools
 import json
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,9 +12,10 @@ from tokenizers import AddedToken
 
 from kvforge.common.errors import RequestError
 from kvforge.gateway.call_events import Arguments, CallBegins, Event, Text
-from kvforge.gateway.call_reader import TOKEN, CallReader
+from kvforge.gateway.call_object import CallObject
+from kvforge.gateway.call_reader import CallReader
 from kvforge.gateway.functions import Function
-from kvforge.gateway.marked_text import MarkedText
+from kvforge.gateway.marked_text import TOKEN, MarkedText
 from kvforge.gateway.schemas import inlined, moved
 from kvforge.gateway.tool_format import ToolFormat
 from kvforge.gateway.tool_formats import formats, recognised
@@ -21,6 +23,8 @@ from kvforge.runtime.guides.judgement import judged
 from kvforge.runtime.guides.matchers import make_matcher, make_vocabulary
 from kvforge.runtime.requests.outputs import SequenceOutput
 from kvforge.runtime.requests.params import SamplingParams
+from kvforge.runtime.text.detokenizer import Detokenizer
+from kvforge.runtime.text.stop import StopStrings
 from kvforge.runtime.text.stream import TextStream
 from kvforge.runtime.text.tokenizer import Tokenizer
 from tests.support.models.checkpoints import write_byte_tokenizer
@@ -288,6 +292,69 @@ def test_special_markers_are_seen_and_calls_read_at_token_boundaries(tokenizer: 
         ] + [stream.push(SequenceOutput("", 0, [2], finished=True, finish_reason="stop"))]  # fmt: skip
         assert "".join(pieces) == text
         assert read(HERMES, pieces) == ("  é", [("f", '{"a": "😀"}')])
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_stop_strings_end_marked_text_where_they_end_a_clients(tmp_path: Path, seed: int) -> None:
+    """Markers that are tokens and in the text all the same, as Qwen's; stop strings beside, in and over them."""
+    rng = random.Random(seed)
+    write_byte_tokenizer(tmp_path)
+    tokenizer = Tokenizer.from_dir(tmp_path)
+    assert tokenizer is not None
+    markers = ("<tool_call>", "</tool_call>")
+    tokenizer.backend.add_tokens([AddedToken(mark, special=False, normalized=False) for mark in markers])
+    marks = {tokenizer.backend.token_to_id(mark): TOKEN + mark for mark in markers}
+    num_stopped = 0
+    for _ in range(40):
+        text = "".join(rng.choice([*markers, "a", "é", "tool_", "call>", "\n", "😀"]) for _ in range(rng.randint(1, 9)))
+        start = rng.randrange(len(text))
+        stops = [text[start : start + rng.randint(1, 14)], "never"][: rng.randint(1, 2)]
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        params = SamplingParams(stop=stops)
+        detokenizer, strings, outputs = Detokenizer(tokenizer, []), StopStrings(params), []
+        while ids:
+            piece, ids = ids[: (size := rng.randint(1, 3))], ids[size:]
+            output = SequenceOutput("", 0, [])
+            for token in piece:
+                output.new_token_ids.append(token)
+                if (reason := strings.push(detokenizer.push(token), search=True)[1]) is not None:
+                    output.finished, output.finish_reason, output.stop_reason, ids = True, "stop", reason, []
+                    num_stopped += 1
+                    break
+            outputs.append(output)
+        if not outputs[-1].finished:
+            outputs.append(SequenceOutput("", 0, [], finished=True, finish_reason="length"))
+        plain, marked = (
+            TextStream(tokenizer, params),
+            MarkedText(lambda params=params: TextStream(tokenizer, params), marks, frozenset(marks)),
+        )
+        wanted = found = ""
+        for output in outputs:
+            wanted += plain.push(output)
+            found += marked.push(output).replace(TOKEN, "")
+            assert len(found) <= len(wanted), (text, stops)
+        assert found == wanted, (text, stops)
+    assert num_stopped > 20
+
+
+def test_heads_with_most_in_common() -> None:
+    """However many names there are, text that begins like a head is content up to where it differs from all."""
+    rng = random.Random(0)
+    names = sorted({"".join(rng.choice("ab") for _ in range(rng.randint(1, 9))) for _ in range(60)})
+    heads = {HERMES.head(name): name for name in names}
+    for _ in range(400):
+        name = "".join(rng.choice("abc") for _ in range(rng.randint(1, 10)))
+        text = HERMES.head(name) + "{}}"
+        reader = CallObject(frozenset(names), heads)
+        events: list = []
+        for letter in text:
+            if not reader.ended:
+                events += reader.push(letter)[0]
+        if name in names:
+            assert reader.text is None and events[0].name == name
+        else:
+            like = max(next(n for n in range(len(head), -1, -1) if text.startswith(head[:n])) for head in heads)
+            assert reader.text == text[:like] and not events
 
 
 @pytest.mark.parametrize(
