@@ -6,13 +6,20 @@ from torch import Tensor
 
 
 class BeforeAttention(Protocol):
-    """Changes the cache of one owner in place before a layer reads it."""
+    """Changes the cache of one owner, or what the policy keeps beside it, in place before a layer reads it."""
 
     def __call__(
-        self, q: Tensor, pool: tuple[Tensor, ...], query_start: Tensor, page_table: Tensor, scale: float
+        self,
+        q: Tensor,
+        pool: tuple[Tensor, ...],
+        query_start: Tensor,
+        kv_length: Tensor,
+        page_table: Tensor,
+        scale: float,
+        k_scale: float,
     ) -> None:
         """``q`` ``[T, heads, d]`` is rotated, ``pool`` the owner's: K and V, their scales where there are any, then the
-        policy's ``CacheInsertion.num_pools``."""
+        policy's ``CacheInsertion.num_pools``. The other arguments are those of the attention that follows."""
 
 
 class CacheInsertion(Protocol):
@@ -26,6 +33,8 @@ class CacheInsertion(Protocol):
     def needs_positions(self) -> bool:
         """Graphs have buffers with cos and sin of every position."""
 
-    def begin(self, inputs: tuple[Tensor, ...], rope_cos: Tensor | None, rope_sin: Tensor | None) -> BeforeAttention:
-        """Return what each layer of a step calls; ``inputs`` are the policy's, int32 ``[S]`` or ``[S, Ms]``, cos and
-        sin ``[positions, head_dim/2]`` float32, None unless ``needs_positions``."""
+    def begin(
+        self, inputs: tuple[Tensor, ...], rope_cos: Tensor | None, rope_sin: Tensor | None
+    ) -> BeforeAttention | None:
+        """Return what each layer of a step calls, None for nothing; ``inputs`` are the policy's, int32 ``[S]`` or
+        ``[S, Ms]``, cos and sin ``[positions, head_dim/2]`` float32, None unless ``needs_positions``."""

@@ -48,7 +48,14 @@ class StepChunks:
     rope_sin: Tensor
 
     def __call__(
-        self, q: Tensor, pool: tuple[Tensor, ...], query_start: Tensor, page_table: Tensor, scale: float
+        self,
+        q: Tensor,
+        pool: tuple[Tensor, ...],
+        query_start: Tensor,
+        kv_length: Tensor,
+        page_table: Tensor,
+        scale: float,
+        k_scale: float,
     ) -> None:
         """Choose chunks for the last of each sequence's queries ``q`` ``[T, heads, d]``, rotated, and write those that
         are not in their places yet into the K and V pool. A sequence without queries keeps what it has.

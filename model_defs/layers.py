@@ -118,7 +118,7 @@ class Block(nn.Module):
         q = apply_rope(q, step.cos, step.sin)
         k_scales, v_scales = pool[2 : len(pool) - step.num_state_pools] or (None, None)
         if step.before_attention is not None:
-            step.before_attention(q, pool, step.query_start, step.page_table, self.scale)
+            step.before_attention(q, pool, step.query_start, step.kv_length, step.page_table, self.scale, kv_scales[0])
         attended = paged_attention(
             q,
             pool[0],

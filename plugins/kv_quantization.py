@@ -26,3 +26,11 @@ def quantize(x: Tensor, scale: Tensor | float, dtype: torch.dtype) -> Tensor:
 def dynamic_scale(x: Tensor, dtype: torch.dtype) -> Tensor:
     """Return the float32 scale of each row of `x` `[..., head_dim]`: `[...]`, not finite if the row is not."""
     return (x.float().abs().amax(-1) / LARGEST[dtype]).clamp(min=SMALLEST_SCALE)
+
+
+def dequantize(x: Tensor, scales: Tensor | None, scale: float = 1.0) -> Tensor:
+    """Return the float32 numbers that `x` `[..., head_dim]` of a cache stands for: those of float dtypes as they are,
+    8-bit ones times the `scales` `[...]` of their rows, or times `scale` without."""
+    if x.dtype not in LARGEST:
+        return x.float()
+    return x.float() * (scale if scales is None else scales[..., None])

@@ -2,13 +2,14 @@
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 from torch.fx import Node
 
 import plugins
 from kvforge.common.errors import BuildError
+from kvforge.common.graph_nodes import argument
 from kvforge.compiler.export import ExportedGraph, pool_specs
 from kvforge.compiler.options import ResolvedOptions
 from kvforge.kv_policies import policies
@@ -81,7 +82,7 @@ def _check_cache(
             inserted.append(node)
             continue
         owner = _owner(graph, node, pools, options)
-        found = tuple(_argument(node, scale) for scale in ("k_scale", "v_scale"))
+        found = tuple(argument(node, scale) for scale in ("k_scale", "v_scale"))
         if found != scales[owner]:
             _fail(graph, node, f"takes {found} as the scales of layer {owner}, which are {scales[owner]}")
         if name in _CACHE_WRITERS:
@@ -154,20 +155,9 @@ def _operator_name(graph: ExportedGraph, node: Node) -> str | None:
     _fail(graph, node, f"calls {target}, which no target implements")
 
 
-def _argument(node: Node, name: str) -> Any:
-    """Return the argument ``name`` of an operator call, its default where it is left out."""
-    assert isinstance(node.target, torch._ops.OpOverload)
-    for position, argument in enumerate(node.target._schema.arguments):
-        if argument.name == name:
-            if position < len(node.args):
-                return node.args[position]
-            return node.kwargs.get(name, argument.default_value)
-    raise AssertionError(f"{node.target} has no argument {name}")
-
-
 def _owner(graph: ExportedGraph, node: Node, pools: dict[str, _PoolInput], options: ResolvedOptions) -> int:
     """Return the owner whose pools ``node`` takes, all of them and each in its place."""
-    values = {role: _argument(node, role) for role in _POOL_ARGUMENTS}
+    values = {role: argument(node, role) for role in _POOL_ARGUMENTS}
     found = {role: pools.get(value.name) for role, value in values.items() if isinstance(value, Node)}
     owner = next((pool.owner for pool in found.values() if pool is not None), -1)
     roles = _POOL_ARGUMENTS if options.has_scale_pools else _POOL_ARGUMENTS[:2]

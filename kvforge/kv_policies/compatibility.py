@@ -51,12 +51,15 @@ def check(features: Sequence[Feature]) -> None:
 
 
 def table() -> str:
-    """Return the table of docs/kv-policies.md: each pair once, above the diagonal."""
+    """Return the table of docs/kv-policies.md: each pair once, above the diagonal, but for those of two policies."""
     features = all_features()
     columns = features[1:]
     lines = [["", *(column.name for column in columns)], ["---"] * (1 + len(columns))]
     for index, row in enumerate(features[:-1]):
-        cells = [compare(row, column).text if index < position else "" for position, column in enumerate(columns, 1)]
+        cells = [
+            compare(row, column).text if index < position and not (row.is_policy and column.is_policy) else ""
+            for position, column in enumerate(columns, 1)
+        ]
         lines.append([row.name, *cells])
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 

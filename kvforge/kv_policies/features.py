@@ -42,12 +42,15 @@ class Feature:
     limits: Mapping[Need, Limitation] = field(default_factory=dict)
     remedy: str = "choose another --kv-policy"
     is_built: bool = True
+    is_policy: bool = False
+    """An engine has one of these."""
 
 
 SINGLE_INPUT_KV = Feature(
     "SingleInputKV",
     limits={
-        Need.ATTENTION_SCORES: _if("above the cut no prompt token attends: only rules that look at keys there"),
+        Need.ALL_QUERIES: _no("prompt tokens attend to nothing above the cut"),
+        Need.ATTENTION_SCORES: _if("observed tokens of a prompt go past the cut too"),
         Need.WHOLE_PREFILL: _no("there is a substitute for the upper layers' prefill already"),
     },
     remedy="take a checkpoint without a cut",
@@ -55,15 +58,6 @@ SINGLE_INPUT_KV = Feature(
 ACROSS_KV = Feature(
     "AcrossKV",
     limits={Need.CACHE_PER_LAYER: _if("once per owner, for all layers that share it")},
-)
-EVICTION = Feature(
-    "eviction",
-    needs=frozenset({Need.ATTENTION_SCORES, Need.HISTORY_MUTATION, Need.CACHE_PER_LAYER}),
-    limits={
-        Need.WHOLE_PROMPT: _no("what was dropped is not there"),
-        Need.TOKEN_GROUPS: _if("evict first, quantize after"),
-    },
-    is_built=False,
 )
 QUANTIZED_CACHE = Feature(
     "8-bit cache",
@@ -83,6 +77,7 @@ PAGING = Feature(
     "pages, shared prefixes",
     limits={
         Need.WHOLE_PROMPT: _if("the exact prefix is shared, what is made of it is each sequence's own"),
+        Need.ALL_QUERIES: _if("no prefix is taken over, as none of its queries would be observed"),
         Need.HISTORY_MUTATION: _if("copy a shared page before the change, unpublish it where it is changed"),
         Need.PER_HEAD_LENGTHS: _no("a page holds the same tokens of all heads"),
         Need.TOKEN_GROUPS: _if("a page holds whole groups"),
@@ -93,7 +88,6 @@ SPECULATION = Feature(
     "speculation",
     limits={
         Need.ONE_QUERY: _no("drafts are queries as well"),
-        Need.ATTENTION_SCORES: _if("count what accepted tokens attend to, with a slot for every draft"),
         Need.TOKEN_GROUPS: _if("seal a group only when none of its tokens can be rolled back"),
     },
     remedy="build with --max-draft-len 0",
@@ -121,16 +115,18 @@ TENSORRT = Feature(
 
 def feature_of(policy: KVPolicy) -> Feature:
     """Return a policy as a feature."""
-    return Feature(f"--kv-policy {policy.name}", needs=policy.needs)
+    return Feature(f"--kv-policy {policy.name}", needs=policy.needs, is_policy=True)
 
 
 def all_features() -> tuple[Feature, ...]:
-    """Return all of them, in the order of the table."""
+    """Return all of them, in the order of the table; policies with the same needs are one."""
+    titles: dict[frozenset[Need], list[str]] = {}
+    for policy in policies().values():
+        titles.setdefault(policy.needs, []).append(policy.title)
     return (
         SINGLE_INPUT_KV,
         ACROSS_KV,
-        *(Feature(policy.title, needs=policy.needs) for policy in policies().values() if policy.needs),
-        EVICTION,
+        *(Feature(", ".join(names), needs=needs, is_policy=True) for needs, names in titles.items() if needs),
         QUANTIZED_CACHE,
         GROUPED_CACHE,
         PAGING,

@@ -23,6 +23,7 @@ class Need(Enum):
     """What a policy asks of the rest of an engine; ``compatibility`` derives from it which features go together."""
 
     ATTENTION_SCORES = "the attention that every key receives"
+    ALL_QUERIES = "the attention of every token, those of the prompt among them"
     WHOLE_PROMPT = "all K,V of the prompt at its end"
     EXACT_PROMPT = "the model's own K,V of the prompt"
     WHOLE_PREFILL = "a prefill that runs all layers, to take its place"
@@ -72,12 +73,15 @@ class KVPolicy(ABC):
     """As it is written in text."""
     needs: ClassVar[frozenset[Need]] = frozenset()
     slot_columns: ClassVar[tuple[str, ...]] = ()
-    """Numbers of a running sequence that ``InputBuilder`` needs; 0 until a transition sets them."""
+    """Numbers of a running sequence that ``InputBuilder`` needs."""
     state_inputs: ClassVar[tuple[StateInput, ...]] = ()
     operators: ClassVar[tuple[str, ...]] = ()
     """What ``layer_insertion`` calls before a layer's attention, in this order, and no other graph does."""
     counters: ClassVar[Mapping[str, str]] = {}
     """What it counts, and what that is, in a sentence."""
+    rewrites_pages: ClassVar[bool] = False
+    """A transition changes the content of the pages that are kept: of those that others hold or may take over, a
+    sequence gets copies."""
     report_columns: ClassVar[tuple[tuple[str, str, int, str], ...]] = ()
     """Columns of ``report`` in a benchmark's table: key, heading, width, format."""
 
@@ -129,6 +133,16 @@ class KVPolicy(ABC):
         sequence that has one, and pages may be another sequence's only up to the first."""
         return None
 
+    def max_reusable(self, num_prompt_tokens: int) -> int | None:
+        """Return of how many of a prompt's first tokens K,V may be another sequence's; None where only the first
+        transition says so."""
+        return None
+
+    def num_observers(self, num_prompt_tokens: int, start: int, end: int) -> int:
+        """Return how many of the last of the tokens from ``start`` to ``end``, no transition between them, go past the
+        cut for their attention's sake, though no token follows them."""
+        return 0
+
     def max_piece(self, num_prompt_tokens: int, num_computed: int) -> int | None:
         """Return how many tokens a step may compute after ``num_computed``, besides not going beyond a transition; None
         for any number. What was generated is computed in the same pieces again after a preemption."""
@@ -146,7 +160,8 @@ class KVPolicy(ABC):
 
     def kept_pages(self, num_prompt_tokens: int, num_computed: int, page_size: int) -> Sequence[int]:
         """Return the indices, ascending, of a sequence's pages that it keeps at a transition; others are given up
-        before those of its changed cache are taken. Kept pages may be shared: their content may not change."""
+        before those of its changed cache are taken. Kept pages may be shared: their content may not change, unless
+        ``rewrites_pages``."""
         return range(-(-self.num_cached(num_prompt_tokens, num_computed) // page_size))
 
     def num_state_pages(self, num_prompt_tokens: int, page_size: int) -> int:
@@ -154,7 +169,8 @@ class KVPolicy(ABC):
         return 0
 
     def slot_values(self, num_prompt_tokens: int, num_computed: int) -> tuple[int, ...]:
-        """Return the values of ``slot_columns`` from a transition on."""
+        """Return the values of ``slot_columns`` while tokens are computed after ``num_computed``, up to the next
+        transition."""
         return ()
 
     # -- memory and graphs -----------------------------------------------------------------------------------

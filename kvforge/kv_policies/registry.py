@@ -6,6 +6,7 @@ import pkgutil
 import re
 from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import entry_points
+from operator import attrgetter
 from types import ModuleType
 from typing import Any, cast
 
@@ -75,7 +76,7 @@ def _found() -> tuple[dict[str, type[KVPolicy]], dict[str, str]]:
     """What other packages bring may be broken: that concerns those alone who ask for it."""
     found: dict[str, type[KVPolicy]] = {}
     broken: dict[str, str] = {}
-    for policy in _own():
+    for policy in sorted(_own(), key=attrgetter("name")):
         _add(found, policy)
     for entry in sorted(entry_points(group=ENTRY_POINTS), key=lambda entry: entry.name):
         try:
@@ -131,8 +132,10 @@ def _own() -> Iterator[type[KVPolicy]]:
 
 
 def _defined_in(module: ModuleType) -> Iterator[type[KVPolicy]]:
-    """A policy's class is in the file or the folder that is named after it."""
-    for value in vars(module).values():
+    """A policy's class is in the file or the folder that is named after it, or in a folder of its kin."""
+    for name, value in vars(module).items():
+        if name.startswith("_"):
+            continue
         is_policy = isinstance(value, type) and issubclass(value, KVPolicy) and value is not KVPolicy
         if is_policy and value.__module__.startswith(module.__name__):
             yield value

@@ -45,23 +45,28 @@ class SlotTables(Protocol):
     state_table: "np.ndarray"
     """[num_slots, max_state_pages] entries past a sequence's pages are stale."""
 
+    num_computed: "np.ndarray"
+    """[num_slots] tokens whose K,V are written."""
+    cache_offset: "np.ndarray"
+    """[num_slots] where a token is in the cache, less its position."""
+
     @property
     def columns(self) -> "Mapping[str, np.ndarray]":
-        """By each of the policy's ``slot_columns``, [num_slots]: 0 before a transition."""
+        """By each of the policy's ``slot_columns``, [num_slots]."""
 
 
 class InputBuilder(Protocol):
     """Makes a step's values of the policy's inputs."""
 
-    def build(self, rows: "np.ndarray", slots: SlotTables) -> "tuple[Tensor, ...]":
-        """Return the inputs of the sequences in ``rows`` [S], in their order; () where all would be neutral. They are
-        valid until the next call."""
+    def build(self, rows: "np.ndarray", slots: SlotTables, num_queries: "np.ndarray") -> "tuple[Tensor, ...]":
+        """Return the inputs of the sequences in ``rows`` [S], in their order, of which a step computes ``num_queries``
+        [S] tokens; () where all would be neutral. They are valid until the next call."""
 
 
 class NoInputs:
     """Of policies whose graphs take nothing more."""
 
-    def build(self, rows: "np.ndarray", slots: SlotTables) -> "tuple[Tensor, ...]":
+    def build(self, rows: "np.ndarray", slots: SlotTables, num_queries: "np.ndarray") -> "tuple[Tensor, ...]":
         return ()
 
 
@@ -88,9 +93,11 @@ class NoState:
 @dataclass(frozen=True)
 class EngineMemory:
     """What an engine gives a policy's ``PolicyState``: every owner's pool in ascending order, each (k_pool, v_pool,
-    then the policy's), and cos and sin of every position, which only engines have whose graphs need them."""
+    then the policy's), the static scales of its K and V, and cos and sin of every position, which only engines have
+    whose graphs need them."""
 
     pools: "Sequence[tuple[Tensor, ...]]"
+    kv_scales: Sequence[tuple[float, float]]
     rope_tables: "Callable[[], tuple[Tensor, Tensor]]"
     max_seq_len: int
 

@@ -9,7 +9,7 @@ from typing import Any
 from kvforge.common.number_formats import KV_FORMATS, KVFormat
 from kvforge.costs.cache import kv_bytes, kv_element_bytes, kv_scale_bytes, owner_cache
 from kvforge.costs.weights import step_weight_bytes
-from kvforge.kv_policies import Full, KVPolicy, OwnerCache, load
+from kvforge.kv_policies import Full, KVPolicy, Need, OwnerCache, load
 
 SCHEMA_VERSION = 6
 LATER_FIELDS = frozenset({"kv_bias", "k_norm", "decoupled_mode"})
@@ -179,8 +179,16 @@ class Manifest:
         return step_weight_bytes(self, self.weight_dtype)
 
     @property
+    def has_observers(self) -> bool:
+        """Tokens go past the cut for what the KV policy makes of their attention."""
+        return self.cut < self.num_layers and Need.ATTENTION_SCORES in self.policy.needs
+
+    @property
     def max_num_survivors(self) -> int:
-        """Tokens of one step that can go past the cut: the last of each sequence, and the drafts before it."""
+        """Tokens of one step that can go past the cut: the last of each sequence, and the drafts before it; any where
+        the KV policy observes them there."""
+        if self.has_observers:
+            return self.max_num_tokens
         return min(self.max_num_tokens, self.max_num_seqs * (1 + self.max_draft_len))
 
     @property

@@ -32,6 +32,8 @@ class RuntimeConfig:
     max_num_survivors: int
     """Tokens of one step that can go past the cut."""
     kv_policy: KVPolicy = field(default_factory=Full)
+    has_observers: bool = False
+    """See ``KVPolicy.num_observers``; False without a cut, where all tokens go through all layers."""
     num_state_pages: int = 0
     """Pages of what the policy keeps of sequences besides K,V."""
 
@@ -108,9 +110,10 @@ def resolve_config(
         max_seq_len=length,
         vocab_size=manifest.vocab_size,
         eos_token_ids=tuple(manifest.eos_token_ids),
-        enable_prefix_cache=enable_prefix_cache,
+        enable_prefix_cache=enable_prefix_cache and manifest.policy.max_reusable(length) != 0,
         max_num_survivors=min(tokens, manifest.max_num_survivors),
         kv_policy=manifest.policy,
+        has_observers=manifest.has_observers,
         num_state_pages=num_state_pages,
     )
 

@@ -29,7 +29,17 @@ from perf.harness.command import make_parser
 from plugins.benchmark import KV_DTYPES, Benchmark
 from plugins.registry import modules
 
-COLUMNS = ("operator", "case", "kvforge_ms", "sdpa_ms", "linear_ms", "reference_ms", "floor_ms", "floor_share")
+COLUMNS = (
+    "operator",
+    "case",
+    "kvforge_ms",
+    "sdpa_ms",
+    "attention_ms",
+    "linear_ms",
+    "reference_ms",
+    "floor_ms",
+    "floor_share",
+)
 
 
 _clock: Callable[[], float] = time.perf_counter

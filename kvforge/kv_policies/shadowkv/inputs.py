@@ -15,7 +15,7 @@ class ShadowInputBuilder:
         self._columns = torch.zeros(3, max_num_seqs, dtype=torch.int32)
         self._table = torch.zeros(max_num_seqs * max_state_pages, dtype=torch.int32)
 
-    def build(self, rows: np.ndarray, slots: SlotTables) -> tuple[Tensor, ...]:
+    def build(self, rows: np.ndarray, slots: SlotTables, num_queries: np.ndarray) -> tuple[Tensor, ...]:
         """Return the inputs of the sequences in ``rows`` [S]; () if none of them is factored. Views of the buffers."""
         num_chunks = slots.columns["num_chunks"][rows]
         longest = int(num_chunks.max(initial=0))

@@ -121,6 +121,8 @@ class ShadowKV(PromptChunks, KVPolicy):
         return -(-num_prompt_tokens // page_size) if self.is_factored(num_prompt_tokens) else 0
 
     def slot_values(self, num_prompt_tokens: int, num_computed: int) -> tuple[int, ...]:
+        if num_computed < num_prompt_tokens or not self.is_factored(num_prompt_tokens):
+            return 0, 0
         return self.num_chunks(num_prompt_tokens), self.num_selected(num_prompt_tokens)
 
     def state_pools(self, num_kv_heads: int, head_dim: int, page_size: int) -> tuple[StatePool, ...]:

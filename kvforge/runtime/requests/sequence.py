@@ -64,6 +64,7 @@ class Sequence:
         "last_token_ns",
         "length",
         "max_length",
+        "max_reusable",
         "metrics",
         "next_transition",
         "num_awaited_pages",
@@ -121,6 +122,8 @@ class Sequence:
         """Where the token at position p is in the pages, less p: below 0 once a transition has shortened the cache."""
         self.first_transition = self.next_transition = NEVER
         """Numbers of computed tokens: see ``KVPolicy.next_transition``."""
+        self.max_reusable = NEVER
+        """See ``KVPolicy.max_reusable``."""
         self.state_pages: list[int] = []
         """Pages of the KV policy's own; held from admission on."""
         self.digests: list[bytes] = []
@@ -142,8 +145,9 @@ class Sequence:
 
     @property
     def num_reusable(self) -> int:
-        """Tokens whose K,V may be another sequence's: all but the last, and none after a transition."""
-        return min(self.length, self.first_transition) - 1
+        """Tokens whose K,V may be another sequence's: all but the last, none after a transition, and no more than the
+        policy says."""
+        return min(self.length - 1, self.first_transition - 1, self.max_reusable)
 
     @property
     def is_due(self) -> bool:

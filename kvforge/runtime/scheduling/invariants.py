@@ -16,9 +16,9 @@ def check_invariants(scheduler: Scheduler) -> None:
       slot, and the slot table agrees with them.
     - State pages are conserved: each is free or held by one running sequence, which has as many as its policy says, and
       the slot table has them.
-    - A sequence's cache is as its policy says where it is, or is about to be changed; what the policy keeps of it in
-      the slots is there from then on, and not before. Where a transition keeps no page, those that it took have one
-      holder and are not published.
+    - A sequence's cache is as its policy says where it is, or is about to be changed, and so is what the policy keeps
+      of it in the slots. Where a transition keeps no page or rewrites those that it keeps, they have one holder and are
+      not published.
     - Drafts are proposed for unfinished sequences only.
     """
     pool, slots, config = scheduler.pool, scheduler.slots, scheduler.config
@@ -72,13 +72,16 @@ def _check_policy(scheduler: Scheduler) -> None:
             assert num_computed + sequence.cache_offset == policy.num_cached(num_prompt, num_computed), sequence
         values = tuple(int(slots.columns[name][sequence.slot]) for name in policy.slot_columns)
         if num_computed >= sequence.first_transition and sequence.next_transition != sequence.first_transition:
-            assert values == policy.slot_values(num_prompt, num_computed), sequence
+            if not sequence.is_due:
+                assert values == policy.slot_values(num_prompt, num_computed), sequence
             kept = policy.kept_pages(num_prompt, num_computed, scheduler.config.page_size)
-            for page in () if kept else sequence.pages:
+            for page in sequence.pages if policy.rewrites_pages or not kept else ():
                 assert scheduler.pool.ref_counts[page] == 1, f"page {page} of a changed cache is shared"
                 assert not scheduler.prefix_cache.holds(page), f"page {page} of a changed cache is published"
         else:
-            assert not any(values) and sequence.cache_offset == 0, sequence
+            assert sequence.cache_offset == 0, sequence
+            if not sequence.is_due:
+                assert values == policy.slot_values(num_prompt, num_computed), sequence
     for row in slots.free_slots:
         columns_of_row = (slots.cache_offset, *slots.columns.values())
         assert not any(column[row] for column in columns_of_row), f"slot {row} is not reset"

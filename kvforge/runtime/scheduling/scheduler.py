@@ -1,6 +1,7 @@
 """Which tokens of which sequences the next step computes, and in which pages: numbers, never tensors."""
 
 from bisect import bisect_left, insort
+from collections.abc import Sequence as SequenceOf
 from operator import attrgetter
 
 import numpy as np
@@ -66,6 +67,8 @@ class Scheduler:
         if self.policy.has_transitions:
             first = self.policy.next_transition(sequence.num_prompt_tokens, 0)
             sequence.first_transition = sequence.next_transition = NEVER if first is None else first
+            reusable = self.policy.max_reusable(sequence.num_prompt_tokens)
+            sequence.max_reusable = NEVER if reusable is None else reusable
         insort(self.waiting, sequence, key=_by_order)
 
     def propose(self, sequence: Sequence, drafts: tuple[int, ...]) -> None:
@@ -92,9 +95,7 @@ class Scheduler:
         page_size = self.config.page_size
         prompts: list[Sequence] = []
         if self.policy.has_transitions:
-            for sequence in [sequence for sequence in self.running if sequence.is_due]:
-                if sequence.status is Status.RUNNING:
-                    self._change(plan, sequence)
+            self._plan_transitions(plan)
         for sequence in list(self.running):
             if sequence.length - sequence.num_computed != 1:
                 prompts.append(sequence)
@@ -227,27 +228,75 @@ class Scheduler:
         piece = self.policy.max_piece(sequence.num_prompt_tokens, sequence.num_computed)
         return count if piece is None else min(count, piece)
 
-    def _change(self, plan: Schedule, sequence: Sequence) -> None:
-        """Exchange a sequence's pages for those of its cache after a transition, and have this done."""
-        policy, slots, num_prompt, num_computed = (
-            self.policy, self.slots, sequence.num_prompt_tokens, sequence.num_computed
-        )  # fmt: skip
+    def _plan_transitions(self, plan: Schedule) -> None:
+        """Change the cache of every sequence that is due. Where kept pages are rewritten, all copies are allocated
+        before any page is given up: no transition of the step writes what another one reads."""
+        due = [sequence for sequence in self.running if sequence.is_due]
+        copies: dict[Sequence, dict[int, int]] = {}
+        for sequence in due if self.policy.rewrites_pages else ():
+            if sequence.status is Status.RUNNING:
+                copies[sequence] = self._take_copies(plan, sequence)
+        for sequence in due:
+            if sequence.status is Status.RUNNING:
+                self._change(plan, sequence, copies.get(sequence, {}))
+
+    def _take_copies(self, plan: Schedule, sequence: Sequence) -> dict[int, int]:
+        """Return new pages by the indices of those pages that a transition would rewrite though others hold them or may
+        take them over; the sequence holds them behind its own until then. Published pages for whose copies there is no
+        room are unpublished instead. Empty if the sequence was preempted itself."""
+        kept = self._kept_pages(sequence)
+        copies: dict[int, int] = {}
+        for index in kept:
+            page = sequence.pages[index]
+            is_shared = self.pool.ref_counts[page] > 1
+            if not (is_shared or self.prefix_cache.holds(page)):
+                continue
+            copy = self.pool.allocate()
+            while copy is None and is_shared:
+                victim = self.running[-1]
+                self._preempt(plan, victim)
+                plan.num_preempted += 1
+                if victim is sequence:
+                    return {}
+                is_shared = self.pool.ref_counts[page] > 1
+                copy = self.pool.allocate()
+            if copy is None:
+                self.prefix_cache.forget(page)
+            else:
+                copies[index] = copy
+                sequence.pages.append(copy)
+        return copies
+
+    def _kept_pages(self, sequence: Sequence) -> SequenceOf[int]:
+        return self.policy.kept_pages(sequence.num_prompt_tokens, sequence.num_computed, self.config.page_size)
+
+    def _change(self, plan: Schedule, sequence: Sequence, copies: dict[int, int]) -> None:
+        """Exchange a sequence's pages for those of its cache after a transition, and have this done. ``copies`` are at
+        the end of its pages, to take the places of those that they are copies of."""
+        policy, num_prompt, num_computed = self.policy, sequence.num_prompt_tokens, sequence.num_computed
         if sequence.cache_offset == 0:
             self._set_priorities(sequence)
-        old_pages = sequence.pages
-        kept = set(policy.kept_pages(num_prompt, num_computed, self.config.page_size))
-        self._let_go([page for index, page in enumerate(old_pages) if index not in kept])
-        sequence.pages = [page for index, page in enumerate(old_pages) if index in kept]
-        slots.page_table[sequence.slot, : len(sequence.pages)] = sequence.pages
+        old_pages = sequence.pages[: len(sequence.pages) - len(copies)]
+        kept = [index for index in self._kept_pages(sequence) if index < len(old_pages)]
+        given_up = set(range(len(old_pages))).difference(kept).union(copies)
+        self._let_go([old_pages[index] for index in sorted(given_up)])
+        sequence.pages = [copies.get(index, old_pages[index]) for index in kept]
+        self.slots.page_table[sequence.slot, : len(sequence.pages)] = sequence.pages
         sequence.cache_offset = policy.num_cached(num_prompt, num_computed) - num_computed
-        slots.cache_offset[sequence.slot] = sequence.cache_offset
-        for name, value in zip(policy.slot_columns, policy.slot_values(num_prompt, num_computed), strict=True):
-            slots.columns[name][sequence.slot] = value
+        self.slots.cache_offset[sequence.slot] = sequence.cache_offset
+        self._set_columns(sequence)
         following = policy.next_transition(num_prompt, num_computed + 1)
         sequence.next_transition = NEVER if following is None else following
         self.num_transitions += 1
         if self._grow(plan, sequence, num_computed + sequence.cache_offset):
             plan.transitions[sequence] = Transition(sequence, tuple(old_pages))
+
+    def _set_columns(self, sequence: Sequence) -> None:
+        """Note the policy's numbers of a sequence that has just got its slot, or a changed cache."""
+        policy = self.policy
+        values = policy.slot_values(sequence.num_prompt_tokens, sequence.num_computed)
+        for name, value in zip(policy.slot_columns, values, strict=True):
+            self.slots.columns[name][sequence.slot] = value
 
     def _grow(self, plan: Schedule, sequence: Sequence, num_tokens: int) -> bool:
         """Give a running sequence pages for ``num_tokens`` cached tokens; False if it was preempted itself."""
@@ -339,6 +388,8 @@ class Scheduler:
         self.slots.page_table[sequence.slot, : len(reused)] = reused
         self.slots.num_computed[sequence.slot] = sequence.num_computed
         self.slots.next_token[sequence.slot] = sequence.tokens[sequence.length - 1]
+        if self.policy.slot_columns:
+            self._set_columns(sequence)
         if not sequence.was_admitted:
             sequence.was_admitted = True
             sequence.metrics.num_reused_pages += len(reused)
@@ -361,10 +412,9 @@ class Scheduler:
         self._let_go(sequence.pages)
         sequence.pages = []
         self.state_pages.give_back(sequence)
-        if sequence.cache_offset:
-            sequence.cache_offset = 0
-            for column in (self.slots.cache_offset, *self.slots.columns.values()):
-                column[sequence.slot] = 0
+        sequence.cache_offset = 0
+        for column in (self.slots.cache_offset, *self.slots.columns.values()):
+            column[sequence.slot] = 0
         sequence.next_transition = sequence.first_transition
         sequence.num_computed = sequence.num_published = 0
         self.slots.free_slots.append(sequence.slot)

@@ -15,7 +15,7 @@ class SlotTable:
         next_token: [num_slots] int32, the token at position ``num_computed`` of a decoding sequence.
         cache_offset: [num_slots] int32, the sequence's; 0 unless a transition has changed its cache.
         state_table: [num_slots, max_state_pages] int32, as ``page_table``, of the KV policy's own pages.
-        columns: by name, [num_slots] int32, the policy's ``slot_columns``; 0 before a transition.
+        columns: by name, [num_slots] int32, the policy's ``slot_columns``; 0 in free rows.
     """
 
     def __init__(self, num_slots: int, max_pages: int, max_state_pages: int = 1, columns: Iterable[str] = ()) -> None:

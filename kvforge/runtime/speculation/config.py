@@ -60,6 +60,11 @@ def check_speculation(config: SpeculativeConfig | None, early_exit_threshold: fl
     if early_exit_threshold is not None:
         if not 0.0 < early_exit_threshold <= 1.0:
             raise EngineError(f"early_exit_threshold is {early_exit_threshold}; give a probability above 0, at most 1.")
+        if manifest.has_observers:
+            raise EngineError(
+                f"the engine's KV policy {manifest.kv_policy} observes the queries of all layers, which tokens that "
+                "exit early do not reach; leave early_exit_threshold out or build an engine with another --kv-policy."
+            )
         if config is not None:
             raise EngineError("early_exit_threshold does not go with speculative decoding; leave one of them out.")
     if (early_exit_threshold is not None or (config is not None and config.method == "early_exit")) and (

@@ -23,6 +23,8 @@ class StepBatch:
     """[R] as ``UpperStep``'s"""
     survivor_start: torch.Tensor
     """[S+1]"""
+    logit_rows: torch.Tensor | None = None
+    """Which of the survivors' logits are asked for, as the others only go past the cut to be observed; None: all."""
 
     def upper(self, hidden: torch.Tensor) -> UpperStep:
         """Return what follows; ``hidden`` is ``lower``'s result."""
@@ -55,7 +57,7 @@ class StepBatchBuilder:
     """Builds a ``StepBatch`` from a schedule; decode rows are filled without per-row Python work."""
 
     def __init__(self, config: RuntimeConfig) -> None:
-        self._page_size = config.page_size
+        self._page_size, self._policy, self._has_observers = config.page_size, config.kv_policy, config.has_observers
         tokens, seqs = config.max_num_tokens, config.max_num_seqs
         self._input_ids, self._positions = _Buffer(tokens), _Buffer(tokens)
         self._slot_mapping = _Buffer(tokens)
@@ -89,6 +91,7 @@ class StepBatchBuilder:
         kv_length[:num_decodes] = cached + 1
 
         num_tokens, num_survivors = num_decodes, num_decodes
+        logit_rows = list(range(num_decodes))
         for row, (sequence, count) in enumerate(plan.prefills, start=num_decodes):
             drafts = plan.drafts.get(sequence, ())
             start, end = sequence.num_computed, sequence.num_computed + count
@@ -103,8 +106,11 @@ class StepBatchBuilder:
                 slots.page_table[sequence.slot, cached // self._page_size],
             )
             num_tokens += len(positions)
-            if end == sequence.length:
-                kept = 1 + len(drafts)
+            kept = asked = 1 + len(drafts) if end == sequence.length else 0
+            if self._has_observers:
+                kept = max(kept, self._policy.num_observers(sequence.num_prompt_tokens, start, end))
+                logit_rows += range(num_survivors + kept - asked, num_survivors + kept)
+            if kept:
                 survivor_index[num_survivors : num_survivors + kept] = arange[num_tokens - kept : num_tokens]
                 num_survivors += kept
             kv_length[row] = end + len(drafts) + sequence.cache_offset
@@ -121,9 +127,11 @@ class StepBatchBuilder:
             query_start=self._query_start.tensor[: num_seqs + 1],
             kv_length=self._kv_length.tensor[:num_seqs],
             page_table=self._page_table.tensor[: num_seqs * num_pages].view(num_seqs, num_pages),
-            state=self._state.build(rows, slots),
+            state=self._state.build(rows, slots, np.diff(query_start[: num_seqs + 1])),
         )
-        return StepBatch(step, self._survivor_index.tensor[:num_survivors], self._survivor_start.tensor[: num_seqs + 1])
+        survivors, starts = self._survivor_index.tensor[:num_survivors], self._survivor_start.tensor[: num_seqs + 1]
+        is_observed = self._has_observers and len(logit_rows) < num_survivors
+        return StepBatch(step, survivors, starts, torch.tensor(logit_rows) if is_observed else None)
 
     def _write_tokens(
         self, start: int, positions: np.ndarray, ids: np.ndarray, cached: np.ndarray, pages: np.ndarray

@@ -27,7 +27,13 @@ class Runner:
         self._exits = None if early_exit_threshold is None else EarlyExitDecode(session, early_exit_threshold)
         self._builder = StepBatchBuilder(config)
         self.pools = session.allocate_pools(config.num_pages, config.num_state_pages, config.max_num_seqs)
-        memory = EngineMemory(self.pools, lambda: session.rope_tables, config.max_seq_len)
+        manifest = session.manifest
+        memory = EngineMemory(
+            self.pools,
+            manifest.kv_scales or ((1.0, 1.0),) * manifest.num_owners,
+            lambda: session.rope_tables,
+            config.max_seq_len,
+        )
         self._state = config.kv_policy.make_state(memory)
         self.num_lower_calls = 0
         self.num_upper_calls = 0
@@ -81,9 +87,14 @@ class Runner:
 
     @torch.inference_mode()
     def run_batch(self, batch: StepBatch) -> torch.Tensor | None:
-        """Compute a step; returns logits [R, vocab] of its survivors, None if R is 0."""
+        """Compute a step; returns logits [R, vocab] of its survivors that logits are asked for, None if R is 0."""
         self._hidden = self._lower(batch)
-        return self._upper(batch.upper(self._hidden)) if batch.num_survivors else None
+        if not batch.num_survivors:
+            return None
+        logits = self._upper(batch.upper(self._hidden))
+        if batch.logit_rows is None:
+            return logits
+        return logits[batch.logit_rows] if len(batch.logit_rows) else None
 
     def _lower(self, batch: StepBatch) -> torch.Tensor:
         self.num_lower_calls += 1

@@ -11,23 +11,27 @@ from kvforge.common.errors import BuildError
 from kvforge.kv_policies import Full, Need, policies
 from kvforge.kv_policies import features as m
 from kvforge.kv_policies.compatibility import check, compare, needs_table, table
+from kvforge.kv_policies.eviction.rules.h2o import H2O
+from kvforge.kv_policies.eviction.rules.snapkv import SnapKV
 from kvforge.kv_policies.features import Support, all_features, feature_of
 from kvforge.kv_policies.shadowkv import ShadowKV
 
 DOCS = Path(__file__).resolve().parents[3] / "docs" / "kv-policies.md"
 ANSWERS = {
-    "SingleInputKV":          "yes if- yes if  yes yes yes yes no  yes yes",
-    "AcrossKV":               "    yes if  if  yes yes yes yes if  yes yes",
-    "ShadowKV":               "        yes no  no  no  if  no  if  no  no ",
-    "eviction":               "            yes yes if  if  if  if  yes yes",
-    "8-bit cache":            "                yes no  yes yes yes yes yes",
-    "groups in 2 to 4 bits":  "                    yes if  if  yes yes yes",
-    "pages, shared prefixes": "                        yes yes yes yes yes",
-    "speculation":            "                            yes yes yes yes",
-    "KV prediction":          "                                yes yes yes",
-    "sliding windows":        "                                    yes yes",
+    "SingleInputKV":                        "yes no  yes if  yes yes yes yes yes no  yes yes",
+    "AcrossKV":                             "    if  if  if  if  yes yes yes yes if  yes yes",
+    "Batch-Max, H2O, RoCo":                 "                    yes if  if  no  if  no  no ",
+    "KeyDiff, recent tokens, StreamingLLM": "                    yes if  if  no  yes no  no ",
+    "Scissorhands, SnapKV, TOVA":           "                    yes if  if  no  if  no  no ",
+    "ShadowKV":                             "                    no  no  if  no  if  no  no ",
+    "8-bit cache":                          "                        no  yes yes yes yes yes",
+    "groups in 2 to 4 bits":                "                            if  if  yes yes yes",
+    "pages, shared prefixes":               "                                yes yes yes yes",
+    "speculation":                          "                                    yes yes yes",
+    "KV prediction":                        "                                        yes yes",
+    "sliding windows":                      "                                            yes",
 }  # fmt: skip
-"""Rows begin at the diagonal, which says nothing."""
+"""Of rows and columns, the first row's name aside; an engine has one policy, so that pairs of these say nothing."""
 
 
 def test_the_whole_table() -> None:
@@ -37,9 +41,11 @@ def test_the_whole_table() -> None:
     expected = {
         (row, column): text[4 * position : 4 * position + 4].strip()
         for row, text in ANSWERS.items()
-        for position, column in enumerate(names)
-    } | {("SingleInputKV", "AcrossKV"): "yes"}
+        for position, column in enumerate(names[1:])
+    }
     for one, other in combinations(all_features(), 2):
+        if one.is_policy and other.is_policy:
+            continue
         found = compare(one, other)
         assert found.support is words[expected[one.name, other.name]], (one.name, other.name)
         assert compare(other, one).support is found.support
@@ -53,15 +59,18 @@ def test_the_documentation_has_the_tables() -> None:
 
 
 def test_the_worst_limit_counts_and_every_reason_of_it_is_named() -> None:
-    verdict = compare(m.EVICTION, m.GROUPED_CACHE)
+    verdict = compare(feature_of(H2O()), m.PAGING)
     assert verdict.support is Support.CONDITION and len(verdict.limits) == 2
-    assert verdict.text == "if: only tokens of groups that are not sealed; evict first, quantize after"
+    assert verdict.text == (
+        "if: no prefix is taken over, as none of its queries would be observed; copy a shared page before the change, "
+        "unpublish it where it is changed"
+    )
     both = m.Feature("both", limits={Need.ONE_QUERY: m.SPECULATION.limits[Need.ONE_QUERY]} | dict(m.PAGING.limits))
     assert compare(both, feature_of(ShadowKV())).text == "no: drafts are queries as well"
 
 
 def test_what_is_built_goes_together_without_a_policy() -> None:
-    built = [feature for feature in all_features() if feature.is_built and feature.name != "ShadowKV"]
+    built = [feature for feature in all_features() if feature.is_built and not feature.is_policy]
     assert len(built) == 7
     check([feature_of(Full()), *built])
 
@@ -96,6 +105,16 @@ def test_refusals_say_what_to_do(other, sentence) -> None:
         with pytest.raises(BuildError) as error:
             check(pair)
         assert str(error.value) == sentence
+
+
+def test_eviction_says_what_it_does_not_go_with() -> None:
+    with pytest.raises(BuildError) as error:
+        check([feature_of(H2O()), m.SINGLE_INPUT_KV])
+    assert str(error.value) == (
+        "--kv-policy h2o needs the attention of every token, those of the prompt among them, but with SingleInputKV "
+        "prompt tokens attend to nothing above the cut; take a checkpoint without a cut."
+    )
+    check([feature_of(SnapKV()), m.PAGING, m.SINGLE_INPUT_KV, m.ACROSS_KV, m.QUANTIZED_CACHE])
 
 
 def test_shadowkv_goes_with_the_rest() -> None:

@@ -36,7 +36,7 @@ def run(name: str, first: int, last: int) -> list[dict]:
     return [json.loads(line) for line in result.stdout.splitlines()]
 
 
-@pytest.mark.parametrize("name", [*WITH_TRITON, "invariances", "llama", "large"])
+@pytest.mark.parametrize("name", [*WITH_TRITON, "invariances", "llama", "steps", "large"])
 def test_equals_the_reference(name, full):
     last = NUM_FULL_CASES if full else NUM_CASES
     last = {"invariances": last // 5, "llama": 6 if full else 3, "large": 1}.get(name, last)

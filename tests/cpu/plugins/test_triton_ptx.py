@@ -90,6 +90,7 @@ def test_every_kernel_compiles_to_what_it_declares(capability, full, tmp_path):
 @pytest.mark.parametrize("capability", [80, 90])
 def test_kernels_take_the_operators_tensors_in_its_order_then_sizes_then_outputs(capability):
     taken: dict[str, set[str]] = {}
+    outputs: dict[str, set[str]] = {}
     for operator, spec in kernel_specs(capability, full=True):
         schema = getattr(torch.ops.kvforge, operator).default._schema
         tensors = [a.name for a in schema.arguments if "Tensor" in str(a.type)]
@@ -98,13 +99,16 @@ def test_kernels_take_the_operators_tensors_in_its_order_then_sizes_then_outputs
         assert inputs == [name for name in tensors if name in inputs]
         if "k_scales" not in inputs:
             assert dict(spec.constants).get("k_scales", 0) is None or "k_scales" not in tensors
-        mutated = [a.name + "_out" for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
-        if mutated:
+        written = [a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+        if not {*written}.isdisjoint(inputs):  # else it prepares what another kernel writes
+            mutated = [name + "_out" for name in written]
             assert [p.name for p in spec.outputs][: len(mutated)] == mutated[: len(spec.outputs)]
+        outputs.setdefault(operator, set()).update(p.name for p in spec.outputs)
         assert {size.tensor for size in spec.sizes} <= {p.name for p in spec.inputs}
         assert list(spec.arguments) == [*spec.inputs, *spec.sizes, *spec.outputs]
     for operator, names in taken.items():  # nothing is ignored
         assert set(plugins.OPERATORS[operator].tensors) <= names
+        assert {name + "_out" for name in plugins.OPERATORS[operator].writes} <= outputs[operator]
 
 
 def test_a_kernel_whose_parameters_changed_is_refused():

@@ -14,24 +14,24 @@ from kvforge.compiler import BuildOptions, build_engine
 from kvforge.kv_policies import parse, policies
 from kvforge.runtime import LLMEngine, SamplingParams
 from kvforge.runtime.config import resolve_config
-from tests.support.extensions.recent_policy import Recent
+from tests.support.extensions.forgetting_policy import Forgetting
 from tests.support.models.checkpoints import make_checkpoint
 from tests.support.rounding import assert_near, model_error
 from tests.support.schedules.engine_schedules import random_plan, run_plan
 from tests.support.sessions.eager import eager_session
 from tests.support.sessions.fake import FakeSession, context_logits
 
-SMALL = Recent(num_sinks=4, window=8, block=4)
+SMALL = Forgetting(num_sinks=4, window=8, block=4)
 GREEDY = {"temperature": 0.0, "ignore_eos": True}
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(autouse=True)
 def registered(monkeypatch):
-    monkeypatch.setitem(policies(), Recent.name, Recent)
+    monkeypatch.setitem(policies(), Forgetting.name, Forgetting)
 
 
-class RecentSession(FakeSession):
+class ForgettingSession(FakeSession):
     """Tokens depend on all that the policy lets them see, and nothing else."""
 
     def __init__(self, policy, **changes):
@@ -75,7 +75,7 @@ def test_tokens_equal_brute_force_on_random_schedules(full):
     for seed in range(400 if full else 80):
         plan = random_plan(seed, page_sizes=(1, 2, 4), max_prompt=60, max_new=40, sampled=False)
         rng, most = random.Random(seed), -(-SMALL.limit // plan.page_size)
-        session = RecentSession(SMALL, page_size=plan.page_size)
+        session = ForgettingSession(SMALL, page_size=plan.page_size)
         engine = LLMEngine(
             session=session,
             num_pages=most + rng.choice([0, 1, 3, 2 * most, 6 * most]),
@@ -105,7 +105,7 @@ def test_tokens_equal_brute_force_on_random_schedules(full):
 
 def test_sequences_longer_than_the_pool():
     """What is forgotten frees its pages: a pool of one full window serves prompts of any length."""
-    session = RecentSession(SMALL, page_size=4)
+    session = ForgettingSession(SMALL, page_size=4)
     engine = LLMEngine(session=session, num_pages=SMALL.limit // 4, max_num_tokens=8)
     prompt = [3 + index % 40 for index in range(100)]
     params = SamplingParams(max_tokens=20, **GREEDY)
@@ -121,7 +121,7 @@ def test_sequences_longer_than_the_pool():
 
 
 def test_memory_is_accounted():
-    manifest = RecentSession(SMALL, page_size=4).manifest
+    manifest = ForgettingSession(SMALL, page_size=4).manifest
     config = resolve_config(manifest, 0)
     assert config.num_pages == manifest.max_num_seqs * SMALL.limit // 4  # not those of max_seq_len
     assert config.pages_needed(100, 120) == (SMALL.limit // 4, 0)
@@ -137,7 +137,7 @@ def test_logits_equal_those_of_transformers_with_a_mask(tmp_path, seed):
     """Of every generated token, whatever the chunks, with several sequences in fewer pages than they ask for."""
     rng = random.Random(seed)
     checkpoint = make_checkpoint(tmp_path, "llama", seed=seed, num_hidden_layers=3)
-    policy = Recent(num_sinks=8, window=rng.choice([8, 24]), block=8)
+    policy = Forgetting(num_sinks=8, window=rng.choice([8, 24]), block=8)
     limits = {"max_num_seqs": 4, "max_num_tokens": rng.choice([16, 64]), "max_seq_len": 256}
     session = eager_session(checkpoint, BuildOptions(dtype="float32", page_size=8, kv_policy=str(policy), **limits))
     engine = LLMEngine(session=session, num_pages=policy.limit // 8 + 2)
@@ -167,11 +167,16 @@ def test_an_engine_is_built_with_it(tmp_path):
     """By its text, into a manifest that names it; loaded, it generates what the graphs without compilation do."""
     checkpoint = make_checkpoint(tmp_path / "checkpoint", "llama", seed=5, num_hidden_layers=2)
     options = BuildOptions(
-        dtype="float32", page_size=8, kv_policy="recent:num_sinks=8", max_num_seqs=4, max_num_tokens=64, max_seq_len=256
+        dtype="float32",
+        page_size=8,
+        kv_policy="forgetting:num_sinks=8",
+        max_num_seqs=4,
+        max_num_tokens=64,
+        max_seq_len=256,
     )
     build_engine(checkpoint, tmp_path / "engine", options)
     manifest = json.loads((tmp_path / "engine" / "engine.json").read_text())
-    assert (manifest["kv_policy"], manifest["kv_policy_parameters"]) == ("recent", Recent().parameters)
+    assert (manifest["kv_policy"], manifest["kv_policy_parameters"]) == ("forgetting", Forgetting().parameters)
     prompt, params = [7 + index % 90 for index in range(100)], SamplingParams(max_tokens=16, **GREEDY)
     results = []
     for engine in (LLMEngine(tmp_path / "engine"), LLMEngine(session=eager_session(checkpoint, options))):
@@ -182,7 +187,7 @@ def test_an_engine_is_built_with_it(tmp_path):
 
 
 def test_what_is_wrong_with_it_is_said():
-    with pytest.raises(BuildError, match="recent: window 12 is no multiple of --page-size 8"):
-        Recent(window=12).check(1, 1, 8)
-    with pytest.raises(BuildError, match="recent: block is 0; give at least 1"):
-        parse("recent:block=0")
+    with pytest.raises(BuildError, match="forgetting: window 12 is no multiple of --page-size 8"):
+        Forgetting(window=12).check(1, 1, 8)
+    with pytest.raises(BuildError, match="forgetting: block is 0; give at least 1"):
+        parse("forgetting:block=0")

@@ -2,7 +2,7 @@
 
 `python -m tests.support.cuda.triton_cases OPERATOR FIRST LAST` runs the random cases of these seeds and prints one JSON
 line for each: {"seed": 3, "error": null} or what is wrong. Instead of an operator, `invariances` and `llama` are more
-checks of attention, and `large` writes and reads the far end of a cache.
+checks of attention, `steps` one of attention_mass, and `large` writes and reads the far end of a cache.
 """
 
 import functools
@@ -16,6 +16,7 @@ import triton.language as tl
 
 import tests.support.cuda.triton_interpreter  # noqa: F401 (first: it sets the interpreter right)
 from plugins import triton_search
+from plugins.attention_mass import cuda as attention_mass
 from plugins.kv_quantization import LARGEST, dynamic_scale, quantize
 from plugins.paged_attention import cuda as attention
 from plugins.paged_attention.cases import random_case as paged_attention_case
@@ -23,6 +24,7 @@ from plugins.paged_attention.cuda_cases import SMALL
 from plugins.registry import backend_modules, modules
 from plugins.rope_paged_kv_write import cuda as kv_write
 from tests.support.operators.cases import FLOATS, case, difference, reference, run
+from tests.support.operators.mass_steps import by_name, in_steps, same, splittable
 
 CUDA_CASES = dict(modules("cuda_cases"))
 
@@ -106,10 +108,21 @@ def large_case(seed: int) -> str | None:
     return None if all(map(torch.equal, results[:2], results[2:])) else "the far end is not addressed"
 
 
+def steps_case(seed: int) -> str | None:
+    """Statistics have the same bits in whatever steps a sequence's queries come."""
+    launch = functools.partial(attention_mass.launch, blocks=attention_mass.Blocks(16, 16))
+    for one in splittable(by_name(seed, small=True, dtypes=FLOATS)):
+        count = len(one["q"])
+        if not same(in_steps(one, [1, count - 2, 1], launch), in_steps(one, [count], launch)):
+            return "statistics depend on the steps"
+    return None
+
+
 CASES: dict[str, Callable[[int], str | None]] = {
     **{name: functools.partial(operator_case, name) for name in backend_modules("triton")},
     "invariances": invariance_case,
     "llama": llama_case,
+    "steps": steps_case,
     "large": large_case,
 }
 

@@ -123,7 +123,7 @@ class Batch:
             *self.rope,
         )
         q, scale = apply_rope(torch.cat(queries), *(t[positions] for t in self.rope)), self.dim**-0.5
-        step(q, self.pool, _int32(start), table, scale)
+        step(q, self.pool, _int32(start), _int32(lengths), table, scale, 1.0)
         out = plugins.paged_attention(q, *self.pool[:2], _int32(start), _int32(lengths), table, scale)
         return list(out.split([len(part) for part in queries]))
 

@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -14,7 +14,7 @@ from kvforge.runtime.step.batch import StepBatch
 class PackedStep(StepBatch):
     """One step; ``survivors`` are (sequence, position) in the order of the logits."""
 
-    survivors: list[tuple[int, int]]
+    survivors: list[tuple[int, int]] = field(kw_only=True)
 
 
 def packed_steps(sequences: list[list[int]], page_size: int, num_pages: int, seed: int) -> Iterator[PackedStep]:
@@ -65,4 +65,4 @@ def _step(
     lengths = [begin + count for begin, count in zip(done, chunks, strict=True)]
     lower = (ids, positions, slots, query_start, lengths, tables)
     index, start = (torch.tensor(x, dtype=torch.int32) for x in (kept_index, survivor_start))
-    return PackedStep(LowerStep(*(torch.tensor(x, dtype=torch.int32) for x in lower)), index, start, kept)
+    return PackedStep(LowerStep(*(torch.tensor(x, dtype=torch.int32) for x in lower)), index, start, survivors=kept)

@@ -1,4 +1,4 @@
-"""Fixtures of the runtime's tests."""
+"""Fixtures."""
 
 from collections.abc import Iterator
 

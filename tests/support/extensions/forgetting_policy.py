@@ -9,7 +9,7 @@ from kvforge.kv_policies import KVPolicy, Need, OwnerCache
 
 
 @dataclass(frozen=True)
-class Recent(KVPolicy):
+class Forgetting(KVPolicy):
     """When ``num_sinks + window + block`` tokens are cached, the oldest ``block`` after the sinks are forgotten.
 
     Raises:
@@ -20,8 +20,8 @@ class Recent(KVPolicy):
     window: int = 16
     block: int = 8
 
-    name: ClassVar[str] = "recent"
-    title: ClassVar[str] = "recent tokens"
+    name: ClassVar[str] = "forgetting"
+    title: ClassVar[str] = "forgotten pages"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.GLOBAL_ATTENTION, Need.ONE_QUERY})
 
     def __post_init__(self) -> None:

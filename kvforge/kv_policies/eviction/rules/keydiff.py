@@ -1,0 +1,29 @@
+"""KeyDiff (arXiv 2504.15364): keys that resemble the others go."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from kvforge.kv_policies.eviction.calendar import When
+from kvforge.kv_policies.eviction.policy import Eviction
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from kvforge.kv_policies.eviction.slots import Slots
+
+
+@dataclass(frozen=True)
+class KeyDiff(Eviction):
+    """Keeps the tokens whose keys are least similar to the mean of all normed keys in the cache (section 3.2)."""
+
+    name: ClassVar[str] = "keydiff"
+    title: ClassVar[str] = "KeyDiff"
+    when: ClassVar[When] = When.ALWAYS
+    is_by_sequence: ClassVar[bool] = True
+
+    @property
+    def default_block(self) -> int:
+        return min(64, max(self.budget // 2, 1))
+
+    def score(self, slots: "Slots") -> "Tensor":
+        return -slots.key_similarity()

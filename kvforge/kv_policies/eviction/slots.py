@@ -1,0 +1,82 @@
+"""What a rule's score may look at: the vocabulary of scores."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+@dataclass(frozen=True)
+class Slots:
+    """The cached tokens of S sequences in one owner, before an eviction; all ``[S, kv_heads, L]`` float32.
+
+    The sequences have as many tokens L in the cache. ``num_computed`` and ``num_prompt`` are ``[S, 1, 1]``: the tokens
+    that were computed, and of the prompt. Before a sequence's first eviction the order of L is that of the text.
+    """
+
+    position: Tensor
+    """Of each token in its sequence."""
+    num_computed: Tensor
+    num_prompt: Tensor
+    statistics: dict[str, Tensor]
+    read_keys: Callable[[], Tensor]
+
+    @property
+    def mass(self) -> Tensor:
+        """Of the weights that observed queries gave, the mean over a group's heads: their sum, or what the rule's
+        ``Statistic`` says."""
+        return self.statistics["mass"]
+
+    @property
+    def squares(self) -> Tensor:
+        """Sum of the squares of those weights."""
+        return self.statistics["squares"]
+
+    @property
+    def age(self) -> Tensor:
+        """How many queries have seen the token, its own among them."""
+        return self.num_computed - self.position
+
+    @cached_property
+    def keys(self) -> Tensor:
+        """``[S, kv_heads, L, d]`` rotated, as attention sees them."""
+        return self.read_keys()
+
+    def newest(self, count: int) -> Tensor:
+        """Whether a token is among the ``count`` newest of its sequence."""
+        return self.age <= count
+
+    def largest(self, x: Tensor, count: int) -> Tensor:
+        """Whether a token is among the ``count`` with the largest ``x``, the newer of equals first."""
+        by_age = self.position.argsort(dim=-1, descending=True)
+        order = by_age.gather(-1, x.gather(-1, by_age).argsort(dim=-1, descending=True, stable=True))
+        return torch.zeros_like(x, dtype=torch.bool).scatter_(-1, order[..., :count], True)
+
+    def over_heads(self, x: Tensor) -> Tensor:
+        """The mean over an owner's KV heads, for each of them."""
+        total = x[:, :1]
+        for head in range(1, x.shape[1]):  # one after the other: the bits must not depend on S or L
+            total = total + x[:, head : head + 1]
+        return (total / x.shape[1]).expand_as(x)
+
+    def pooled(self, x: Tensor, kernel: int) -> Tensor:
+        """The mean of each token and its neighbours, ``kernel`` in all, those beyond the ends being 0."""
+        before = (kernel - 1) // 2
+        padded, length = F.pad(x, (before, kernel - 1 - before)), x.shape[-1]
+        total = padded[..., :length]
+        for offset in range(1, kernel):
+            total = total + padded[..., offset : offset + length]
+        return total / kernel
+
+    def key_similarity(self) -> Tensor:
+        """The cosine of each key with the mean of its head's normed keys."""
+        normed = F.normalize(self.keys, dim=-1)
+        return F.cosine_similarity(self.keys, normed.mean(-2, keepdim=True), dim=-1)
+
+    @staticmethod
+    def protect(score: Tensor, protected: Tensor) -> Tensor:
+        """``score`` with infinity where ``protected``."""
+        return torch.where(protected, torch.inf, score)

@@ -1,0 +1,34 @@
+"""Checks on how an exported layer observes the attention that its owner's tokens get."""
+
+from dataclasses import dataclass
+
+from torch.fx import Node
+
+from kvforge.common.graph_nodes import argument, name_of, source_of
+from kvforge.kv_policies.eviction.observation import Statistic
+
+_OF_ATTENTION = ("q", "query_start", "kv_length", "page_table", "scale", "k_scale")
+
+
+@dataclass(frozen=True)
+class ObservationCheck:
+    """One call before each attention, of the same queries and keys, into the owner's pools."""
+
+    operators: tuple[str, ...]
+    statistic: Statistic
+
+    def __call__(self, calls: list[Node], attention: Node, pools: dict[str, str]) -> tuple[Node, str] | None:
+        """See ``kvforge.kv_policies.state.LayerCheck``."""
+        if tuple(name_of(node) for node in calls) != self.operators:
+            found = [name_of(node) for node in calls]
+            return attention, f"follows {found}; a layer that observes calls {self.operators[0]} once before it"
+        (observe,) = calls
+        for name in _OF_ATTENTION:
+            if argument(observe, name) != argument(attention, name):
+                return observe, f"takes another {name} than the attention behind it"
+        for role in ("k_pool", *(("k_scales",) if "k_scales" in pools else ()), *self.statistic.pool_names):
+            if source_of(argument(observe, role)) != pools[role]:
+                return observe, f"does not take {role} of the owner whose cache is read next"
+        if argument(observe, "kind") != self.statistic.value:
+            return observe, f"is of kind {argument(observe, 'kind')}, not what the KV policy says"
+        return None
