@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from plugins.errors import PluginBuildError
-from plugins.operator import ISAS
+from plugins.operator import ISAS, TILE_ISAS
 from plugins.registry import OPERATORS, roots
 
 _FLAGS = (
@@ -36,16 +36,19 @@ SANITIZE = (  # the memory checkers of g++; their library has to be loaded befor
     "-fno-sanitize-recover=undefined",
     "-fno-omit-frame-pointer",
 )
+_AVX2 = ("-mavx2", "-mfma")
+_AVX512 = (
+    *_AVX2,
+    *("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512bf16", "-mavx512vnni", "-mavx512vbmi"),
+    "-mprefer-vector-width=512",
+)
 # Kernels are compiled once for each of these, and native/isa.cpp picks one at run time.
 _ISA_FLAGS = {
     "portable": (),
-    "avx2": ("-mavx2", "-mfma"),
-    "avx512": (
-        "-mavx2",
-        "-mfma",
-        *("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512bf16", "-mavx512vnni", "-mavx512vbmi"),
-        "-mprefer-vector-width=512",
-    ),
+    "avx2": _AVX2,
+    "avx512": _AVX512,
+    "amx_software": (*_AVX512, "-DKVFORGE_SOFTWARE_TILES"),
+    "amx": _AVX512,  # tiles are written in assembler
 }
 REGISTER = "register.cpp"
 """The file of an operator that hands its kernel to the dispatcher. These files are compiled as one, because
@@ -67,7 +70,7 @@ class Unit:
 def units(machine: str | None = None) -> tuple[Unit, ...]:
     """The object files of the library for a machine type (default: this one)."""
     machine = platform.machine() if machine is None else machine
-    isas = ISAS if machine in ("x86_64", "AMD64") else ISAS[:1]
+    isas = (*ISAS, *TILE_ISAS) if machine in ("x86_64", "AMD64") else ISAS[:1]
     plain = [Unit("native/isa.cpp"), Unit("native/marker.cpp", (f'-DKVFORGE_MARKER="{marker()}"',))]
     variants = []
     for name, operator in OPERATORS.items():

@@ -16,6 +16,8 @@ R = TypeVar("R")
 NAMESPACE = "kvforge"
 ISAS = ("portable", "avx2", "avx512")
 """The instruction sets that kernels are compiled for; on other machines than x86 the first alone."""
+TILE_ISAS = ("amx_software", "amx")
+"""AVX-512 with products by tiles: AMX's, and arrays in their place on which the same source is tested elsewhere."""
 
 BACKEND_FILES = {
     "reference": "reference.py",

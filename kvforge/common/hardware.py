@@ -27,6 +27,9 @@ AVX512_KERNELS = frozenset(
 )  # as plugins/native/isa.cpp
 """What the fastest kernels need; on a CPU that lacks one of them AVX2's or the portable ones run."""
 
+AMX_KERNELS = AVX512_KERNELS | {"amx_tile", "amx_bf16", "amx_int8"}
+"""What products by tiles need besides."""
+
 
 def cpu_isa() -> tuple[str, ...]:
     """Return the architecture and the sorted vector extensions, e.g. ``("x86_64", "avx", "avx2", …)``.

@@ -5,8 +5,26 @@
 #include <cstdlib>
 #include <string>
 
+#if defined(__x86_64__) && defined(__linux__)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 namespace kvforge {
 namespace {
+
+struct Variant {
+  const char* name;
+  Isa isa;
+  Tiles tiles;
+};
+
+constexpr Variant kVariants[] = {
+    {"portable", Isa::portable, Tiles::none}, {"avx2", Isa::avx2, Tiles::none},
+    {"avx512", Isa::avx512, Tiles::none},     {"amx_software", Isa::avx512, Tiles::software},
+    {"amx", Isa::avx512, Tiles::amx},
+};
 
 Isa detect() {
 #if defined(__x86_64__)
@@ -21,19 +39,40 @@ Isa detect() {
 #endif
 }
 
+// Whether the CPU has AMX for bfloat16 and int8 and the kernel lets this process use it, which it has to be asked once.
+bool detect_amx() {
+#if defined(__x86_64__) && defined(__linux__)
+  constexpr unsigned kBf16 = 1u << 22, kTile = 1u << 24, kInt8 = 1u << 25;  // of CPUID leaf 7, EDX
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
+  if ((~d & (kBf16 | kTile | kInt8)) != 0) return false;
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+#else
+  return false;
+#endif
+}
+
+const Variant& current() {
+  static const Isa best = detect();
+  static const bool amx = best == Isa::avx512 && detect_amx();
+  const char* forced = std::getenv("KVFORGE_CPU_ISA");
+  if (forced == nullptr || *forced == '\0') return kVariants[amx ? 4 : static_cast<int>(best)];
+  const std::string name(forced);
+  for (const Variant& variant : kVariants) {
+    if (name != variant.name) continue;
+    TORCH_CHECK(
+        variant.isa <= best && (variant.tiles != Tiles::amx || amx), "KVFORGE_CPU_ISA=", name,
+        " asks for instructions that this CPU does not have");
+    return variant;
+  }
+  TORCH_CHECK(false, "KVFORGE_CPU_ISA must be portable, avx2, avx512, amx_software or amx, not '", name, "'");
+}
+
 }  // namespace
 
-Isa current_isa() {
-  static const Isa best = detect();
-  const char* forced = std::getenv("KVFORGE_CPU_ISA");
-  if (forced == nullptr || *forced == '\0') return best;
-  const std::string name(forced);
-  TORCH_CHECK(
-      name == "portable" || name == "avx2" || name == "avx512",
-      "KVFORGE_CPU_ISA must be portable, avx2 or avx512, not '", name, "'");
-  const Isa isa = name == "portable" ? Isa::portable : name == "avx2" ? Isa::avx2 : Isa::avx512;
-  TORCH_CHECK(isa <= best, "KVFORGE_CPU_ISA=", name, " asks for instructions that this CPU does not have");
-  return isa;
-}
+Isa current_isa() { return current().isa; }
+
+Tiles current_tiles() { return current().tiles; }
 
 }  // namespace kvforge

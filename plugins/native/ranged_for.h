@@ -25,7 +25,7 @@ void ranged_for(int64_t count, int64_t max_threads, const Start& start) {
     ranges[t].end = count * (t + 1) / threads;
   }
   at::parallel_for(0, threads, 1, [&](int64_t first, int64_t) {
-    const auto body = start();
+    auto body = start();
     for (int64_t t = first; t < first + threads; ++t) {
       Range& range = ranges[t % threads];
       for (int64_t i = range.next++; i < range.end; i = range.next++) body(i, i + 1 < range.end ? i + 1 : -1);

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from plugins.operator import Operator, Variants
+from plugins.operator import TILE_ISAS, Operator, Variants
 from plugins.packed_linear.packing import PANEL, pack
 from plugins.packed_linear.reference import reference
 from plugins.registration import define
@@ -27,7 +27,9 @@ OPERATOR = define(
         variants={
             "cpu_bf16.cpp": _AVX512,
             "cpu_int8_vnni.cpp": _AVX512,
-            "cpu_finish.cpp": Variants(),
+            "cpu_tiles.cpp": Variants(TILE_ISAS),
+            "cpu_finish.cpp": _OTHERS,
+            "cpu_finish_avx512.cpp": _AVX512,
             "cpu_bf16_generic.cpp": _OTHERS,
             "cpu_int8_generic.cpp": _OTHERS,
         },

@@ -16,15 +16,18 @@ namespace kvforge {
 namespace {
 
 constexpr const char* kOp = "packed_linear";
-constexpr int64_t kRowBlock = 192;      // rows of a piece: with a depth block of them and of a panel, half of the L2
-constexpr int64_t kDepthBlock = 512;    // groups that are multiplied before the next rows have their turn
 constexpr int64_t kFewRows = 16;        // up to here every thread prepares all rows for itself
-constexpr int64_t kPreparedRows = 8;    // rows of a piece of preparation
+constexpr int64_t kPreparedRows = 16;   // rows of a piece of preparation, whole bands
 constexpr int64_t kProductsPerThread = 1 << 18;  // multiplications that pay for waking a thread
 constexpr int64_t kLargestInt8Depth = 1 << 16;   // int32 sums of products up to 255 * 127 do not overflow
 
 const LinearKernel& kernel(bool int8) {
 #if defined(__x86_64__)
+  switch (current_tiles()) {
+    case Tiles::amx: return int8 ? isa_amx::linear_int8_kernel : isa_amx::linear_bf16_kernel;
+    case Tiles::software: return int8 ? isa_amx_software::linear_int8_kernel : isa_amx_software::linear_bf16_kernel;
+    case Tiles::none: break;
+  }
   switch (current_isa()) {
     case Isa::avx512: return int8 ? isa_avx512::linear_int8_kernel : isa_avx512::linear_bf16_kernel;
     case Isa::avx2: return int8 ? isa_avx2::linear_int8_kernel : isa_avx2::linear_bf16_kernel;
@@ -73,19 +76,20 @@ void check_weight(const at::Tensor& weight, bool int8, int64_t depth, int64_t pa
 class Product {
  public:
   Product(const LinearArgs& args, const LinearKernel& kernel, int64_t groups)
-      : args_(args), kernel_(kernel), groups_(groups), blocks_((groups + kDepthBlock - 1) / kDepthBlock) {}
+      : args_(args), kernel_(kernel), groups_(groups),
+        blocks_((groups + kernel.depth_block - 1) / kernel.depth_block) {}
 
-  // rows: where the prepared row 0 would be; next: the piece after this one or -1.
-  void run(int64_t piece, int64_t next, const char* rows, int64_t row_stride, float* sums) const {
-    const int64_t begin = piece / args_.panels * kRowBlock, panel = piece % args_.panels;
-    const int64_t count = std::min(kRowBlock, args_.rows - begin);
-    rows += begin * row_stride;
+  // rows: where the first prepared band would be; next: the piece after this one or -1.
+  void run(int64_t piece, int64_t next, const char* rows, int64_t band_stride, float* sums) const {
+    const int64_t begin = piece / args_.panels * kernel_.row_block, panel = piece % args_.panels;
+    const int64_t count = std::min(kernel_.row_block, args_.rows - begin);
+    rows += begin / kernel_.band_rows * band_stride;
     for (int64_t b = 0; b < blocks_; ++b) {
       const int64_t first = start(b);
       const bool last = b + 1 == blocks_;
       kernel_.multiply({
-          .rows = rows + first * kGroupBytes,
-          .row_stride = row_stride,
+          .rows = rows + first * kGroupBytes * kernel_.band_rows,
+          .band_stride = band_stride,
           .num_rows = count,
           .weight = weight(panel, b),
           .groups = start(b + 1) - first,
@@ -94,14 +98,15 @@ class Product {
           .add = b > 0,
       });
     }
-    if (kernel_.dequantize != nullptr) kernel_.dequantize(args_, rows, row_stride, count, panel, sums);
+    if (kernel_.dequantize != nullptr) kernel_.dequantize(args_, rows, band_stride, count, panel, sums);
     kernel_.finish(args_, begin, count, panel, sums);
   }
 
-  int64_t pieces() const { return (args_.rows + kRowBlock - 1) / kRowBlock * args_.panels; }
+  int64_t pieces() const { return (args_.rows + kernel_.row_block - 1) / kernel_.row_block * args_.panels; }
 
  private:
-  int64_t start(int64_t block) const { return groups_ * block / blocks_; }
+  // Blocks begin at a multiple of 16 groups.
+  int64_t start(int64_t block) const { return block == blocks_ ? groups_ : groups_ / 16 * block / blocks_ * 16; }
 
   const char* weight(int64_t panel, int64_t block) const {
     return args_.weight + (panel * groups_ + start(block)) * kPanelGroupBytes;
@@ -112,32 +117,84 @@ class Product {
   const int64_t groups_, blocks_;
 };
 
+// How rows come to be prepared: not at all, by all threads before the first product, or by each thread what it needs:
+// all rows where they are few, a block of rows at a time where every thread has several.
+enum class Preparing { none, together, all, blocks };
+
+Preparing preparing(const LinearArgs& args, const LinearKernel& kernel, int64_t threads) {
+  if (kernel.takes_x(args)) return Preparing::none;
+  if (args.rows <= kFewRows) return Preparing::all;
+  return args.rows >= 2 * kernel.row_block * threads ? Preparing::blocks : Preparing::together;
+}
+
+// What one thread multiplies with: its sums and the rows that it prepares for itself.
+class Worker {
+ public:
+  Worker(const Product& product, const LinearArgs& args, const LinearKernel& kernel, Preparing preparing,
+         const char* rows, int64_t band_stride, int64_t sums_bytes)
+      : product_(product), args_(args), kernel_(kernel), own_blocks_(preparing == Preparing::blocks), rows_(rows),
+        band_stride_(band_stride) {
+    thread_local Workspace workspace;
+    const int64_t own_rows = own_blocks_ ? kernel.row_block : preparing == Preparing::all ? args.rows : 0;
+    const int64_t own_bytes = (own_rows + kernel.band_rows - 1) / kernel.band_rows * band_stride;
+    own_ = workspace.get(own_bytes + std::max(sums_bytes, scratch_bytes(args)));
+    rest_ = own_ + own_bytes;  // band_stride is a multiple of 64
+    if (preparing == Preparing::all) {
+      kernel.prepare(args, 0, args.rows, own_, rest_);
+      rows_ = own_;
+    }
+    if (kernel.enter != nullptr) kernel.enter();
+  }
+  Worker(const Worker&) = delete;
+  Worker& operator=(const Worker&) = delete;
+  ~Worker() {
+    if (kernel_.leave != nullptr) kernel_.leave();
+  }
+
+  void operator()(int64_t piece, int64_t next) {
+    const int64_t block = piece / args_.panels, begin = block * kernel_.row_block;
+    if (own_blocks_ && block != prepared_) {
+      kernel_.prepare(args_, begin, std::min(begin + kernel_.row_block, args_.rows), own_, rest_);
+      rows_ = own_ - begin / kernel_.band_rows * band_stride_;
+      prepared_ = block;
+    }
+    product_.run(piece, next, rows_, band_stride_, reinterpret_cast<float*>(rest_));
+  }
+
+  static int64_t scratch_bytes(const LinearArgs& args) { return args.depth * 4; }
+
+ private:
+  const Product& product_;
+  const LinearArgs& args_;
+  const LinearKernel& kernel_;
+  const bool own_blocks_;
+  const char* rows_;
+  const int64_t band_stride_;
+  char *own_, *rest_;
+  int64_t prepared_ = -1;
+};
+
 void multiply(const LinearArgs& args, const LinearKernel& kernel, int64_t groups) {
   const Product product(args, kernel, groups);
   const int64_t threads = 1 + args.rows * args.depth * args.panels * kPanel / kProductsPerThread;
-  const int64_t sums_bytes = std::min(args.rows, kRowBlock) * kPanel * sizeof(float), scratch_bytes = args.depth * 2;
-  const bool direct = kernel.takes_x(args), alone = !direct && args.rows <= kFewRows;
-  const int64_t row_stride = direct ? args.x_stride * 2 : kernel.row_bytes(args);
+  const int64_t bands = (args.rows + kernel.band_rows - 1) / kernel.band_rows;
+  const int64_t sums_bytes = std::min(bands * kernel.band_rows, kernel.row_block) * kPanel * sizeof(float);
+  const Preparing how = preparing(args, kernel, at::get_num_threads());
+  const int64_t band_stride = how == Preparing::none ? args.x_stride * 2 : kernel.band_bytes(args);
   thread_local Workspace shared;  // the calling thread's
   const char* rows = reinterpret_cast<const char*>(args.x);
-  if (!direct && !alone) {
-    char* const prepared = shared.get(args.rows * row_stride);
+  if (how == Preparing::together) {
+    char* const prepared = shared.get(bands * band_stride);
     rows = prepared;
     dynamic_for((args.rows + kPreparedRows - 1) / kPreparedRows, threads, [&](int64_t i) {
       thread_local Workspace workspace;
       const int64_t begin = i * kPreparedRows, end = std::min(begin + kPreparedRows, args.rows);
-      kernel.prepare(args, begin, end, prepared + begin * row_stride, workspace.get(scratch_bytes));
+      kernel.prepare(args, begin, end, prepared + begin / kernel.band_rows * band_stride,
+                     workspace.get(Worker::scratch_bytes(args)));
     });
   }
-  ranged_for(product.pieces(), threads, [&] {
-    thread_local Workspace workspace;
-    const int64_t own_bytes = alone ? args.rows * row_stride : 0;
-    char* const own = workspace.get(own_bytes + std::max(sums_bytes, scratch_bytes));
-    char* const rest = own + own_bytes;  // row_stride is a multiple of 64
-    if (alone) kernel.prepare(args, 0, args.rows, own, rest);
-    return [&product, prepared = alone ? own : rows, row_stride, sums = reinterpret_cast<float*>(rest)](
-               int64_t piece, int64_t next) { product.run(piece, next, prepared, row_stride, sums); };
-  });
+  ranged_for(product.pieces(), threads,
+             [&] { return Worker(product, args, kernel, how, rows, band_stride, sums_bytes); });
 }
 
 }  // namespace

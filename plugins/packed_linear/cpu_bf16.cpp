@@ -49,12 +49,12 @@ void multiply_rows(const char* rows, int64_t row_stride, const char* weight, int
 template <int Lines>
 void multiply_tile(int64_t num_rows, const char* rows, const LinearTile& t, const char* next, float* sums) {
   switch (num_rows) {
-    case 1: return multiply_rows<1, Lines>(rows, t.row_stride, t.weight, t.groups, next, sums, t.add);
-    case 2: return multiply_rows<2, Lines>(rows, t.row_stride, t.weight, t.groups, next, sums, t.add);
-    case 3: return multiply_rows<3, Lines>(rows, t.row_stride, t.weight, t.groups, next, sums, t.add);
-    case 4: return multiply_rows<4, Lines>(rows, t.row_stride, t.weight, t.groups, next, sums, t.add);
-    case 5: return multiply_rows<5, Lines>(rows, t.row_stride, t.weight, t.groups, next, sums, t.add);
-    default: return multiply_rows<6, Lines>(rows, t.row_stride, t.weight, t.groups, next, sums, t.add);
+    case 1: return multiply_rows<1, Lines>(rows, t.band_stride, t.weight, t.groups, next, sums, t.add);
+    case 2: return multiply_rows<2, Lines>(rows, t.band_stride, t.weight, t.groups, next, sums, t.add);
+    case 3: return multiply_rows<3, Lines>(rows, t.band_stride, t.weight, t.groups, next, sums, t.add);
+    case 4: return multiply_rows<4, Lines>(rows, t.band_stride, t.weight, t.groups, next, sums, t.add);
+    case 5: return multiply_rows<5, Lines>(rows, t.band_stride, t.weight, t.groups, next, sums, t.add);
+    default: return multiply_rows<6, Lines>(rows, t.band_stride, t.weight, t.groups, next, sums, t.add);
   }
 }
 
@@ -64,7 +64,7 @@ void multiply(const LinearTile& t) {
   const int64_t lines = tiles == 1 ? 4 : t.next == nullptr ? 0 : tiles < 4 ? 2 : 1, fetching = lines ? 4 / lines : 0;
   for (int64_t i = 0; i < tiles; ++i) {
     const int64_t begin = t.num_rows * i / tiles, count = t.num_rows * (i + 1) / tiles - begin;
-    const char* rows = t.rows + begin * t.row_stride;
+    const char* rows = t.rows + begin * t.band_stride;
     const char* next = tiles == 1 ? t.weight + kAhead : t.next + i * t.groups * lines * kLine;
     float* sums = static_cast<float*>(t.sums) + begin * kPanel;
     switch (i < fetching ? lines : 0) {
@@ -79,7 +79,13 @@ void multiply(const LinearTile& t) {
 }  // namespace
 
 namespace isa_avx512 {
-extern const LinearKernel linear_bf16_kernel = {takes_x, row_bytes, prepare_rows, multiply, nullptr, finish_linear};
+extern const LinearKernel linear_bf16_kernel = {
+    .takes_x = takes_x,
+    .band_bytes = row_bytes,
+    .prepare = prepare_rows,
+    .multiply = multiply,
+    .finish = finish_linear,
+};
 }
 
 }  // namespace kvforge

@@ -30,13 +30,19 @@ void multiply_row(const char* row, const LinearTile& t, float* sums) {
 
 void multiply(const LinearTile& t) {
   for (int64_t r = 0; r < t.num_rows; ++r)
-    multiply_row(t.rows + r * t.row_stride, t, static_cast<float*>(t.sums) + r * kPanel);
+    multiply_row(t.rows + r * t.band_stride, t, static_cast<float*>(t.sums) + r * kPanel);
 }
 
 }  // namespace
 
 namespace KVFORGE_ISA {
-const LinearKernel linear_bf16_kernel = {takes_x, row_bytes, prepare_rows, multiply, nullptr, finish_linear};
+const LinearKernel linear_bf16_kernel = {
+    .takes_x = takes_x,
+    .band_bytes = row_bytes,
+    .prepare = prepare_rows,
+    .multiply = multiply,
+    .finish = finish_linear,
+};
 }
 
 }  // namespace kvforge

@@ -1,5 +1,5 @@
-// What follows the matrix product: bias, gate, residual and one rounding. Compiled once per instruction set into
-// namespace KVFORGE_ISA, so no inline function with external linkage may be used here.
+// What follows the matrix product: bias, gate, residual and one rounding. Compiled once for instruction sets without
+// AVX-512 into namespace KVFORGE_ISA, so no inline function with external linkage may be used here.
 #include "native/simd.h"
 #include "packed_linear/cpu_kernel.h"
 

@@ -35,7 +35,7 @@ void multiply_rows(const LinearTile& t, const char* rows, const char* weight, in
 #pragma GCC unroll 4
     for (int i = 0; i < Rows; ++i) {
       const __m256i left =
-          _mm256_broadcastq_epi64(_mm_cvtepu8_epi16(_mm_loadu_si32(rows + i * t.row_stride)));
+          _mm256_broadcastq_epi64(_mm_cvtepu8_epi16(_mm_loadu_si32(rows + i * t.band_stride)));
 #pragma GCC unroll 8
       for (int j = 0; j < Vectors; ++j)
         acc[i][j] = _mm256_add_epi32(acc[i][j], _mm256_madd_epi16(left, right[j]));
@@ -56,10 +56,10 @@ void multiply(const LinearTile& t) {
   int64_t r = 0;
   for (; r + 4 <= t.num_rows; r += 4)
     for (int64_t j = 0; j < kPanel; j += 8)
-      multiply_rows<4, 2>(t, t.rows + r * t.row_stride, t.weight + j * kGroupBytes, sums + r * kPanel + j);
+      multiply_rows<4, 2>(t, t.rows + r * t.band_stride, t.weight + j * kGroupBytes, sums + r * kPanel + j);
   for (; r < t.num_rows; ++r)
     for (int64_t j = 0; j < kPanel; j += 32)
-      multiply_rows<1, 8>(t, t.rows + r * t.row_stride, t.weight + j * kGroupBytes, sums + r * kPanel + j);
+      multiply_rows<1, 8>(t, t.rows + r * t.band_stride, t.weight + j * kGroupBytes, sums + r * kPanel + j);
 }
 
 #else
@@ -68,7 +68,7 @@ void multiply(const LinearTile& t) {
   for (int64_t r = 0; r < t.num_rows; ++r) {
     int32_t* sums = static_cast<int32_t*>(t.sums) + r * kPanel;
     if (!t.add) std::memset(sums, 0, kPanel * sizeof(int32_t));
-    const uint8_t* row = reinterpret_cast<const uint8_t*>(t.rows + r * t.row_stride);
+    const uint8_t* row = reinterpret_cast<const uint8_t*>(t.rows + r * t.band_stride);
     const int8_t* weight = reinterpret_cast<const int8_t*>(t.weight);
     for (int64_t g = 0; g < t.groups; ++g, row += kGroupBytes, weight += kPanelGroupBytes)
       for (int64_t j = 0; j < kPanel; ++j)
@@ -82,7 +82,14 @@ void multiply(const LinearTile& t) {
 }  // namespace
 
 namespace KVFORGE_ISA {
-const LinearKernel linear_int8_kernel = {takes_x, row_bytes, prepare, multiply, dequantize, finish_linear};
+const LinearKernel linear_int8_kernel = {
+    .takes_x = takes_x,
+    .band_bytes = row_bytes,
+    .prepare = prepare,
+    .multiply = multiply,
+    .dequantize = dequantize,
+    .finish = finish_linear,
+};
 }
 
 }  // namespace kvforge

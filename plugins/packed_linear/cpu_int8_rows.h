@@ -1,9 +1,8 @@
-// What the int8 kernels share: a prepared row is the quantized values plus 128, padded to whole groups, then at the
-// next multiple of 64 bytes the row's scale. Used by files that are compiled once per instruction set.
+// The rows of int8 kernels that work row by row: the quantized values plus 128, padded to whole groups, then at the next
+// multiple of 64 bytes the row's scale. Used by files that are compiled once per instruction set.
 #pragma once
 
-#include "packed_linear/cpu_kernel.h"
-#include "packed_linear/cpu_norm.h"
+#include "packed_linear/cpu_int8.h"
 
 namespace kvforge {
 namespace {
@@ -14,12 +13,6 @@ bool takes_x(const LinearArgs&) { return false; }
 
 // An odd number of cache lines, so that the same place of many rows is not in the same set of the cache.
 int64_t row_bytes(const LinearArgs& a) { return (scale_offset(a) / 64 + 1 | 1) * 64; }
-
-// max|x| / 127, at least the smallest normal number; not finite if the row is not. largest: bits of max|x| in bf16.
-inline float row_scale(uint32_t largest) {
-  const float scale = from_bits(largest << 16) / 127.0f;
-  return scale < 0x1p-126f ? 0x1p-126f : scale;
-}
 
 // quantize(x, depth, out) writes the quantized values plus 128 and returns the scale.
 template <typename Quantize>
@@ -35,22 +28,13 @@ void prepare_rows(const LinearArgs& a, int64_t begin, int64_t end, char* rows, c
   }
 }
 
-// float(sum - 128 * sum of weights) * scale of the row * scale of the output: exact up to the conversion.
 void dequantize(const LinearArgs& a, const char* rows, int64_t row_stride, int64_t num_rows, int64_t panel,
                 void* sums) {
-  const float* scales = a.weight_scales + panel * kPanel;
-  vint shift[kPanel / kLanes];
-  for (int64_t j = 0; j < kPanel / kLanes; ++j)
-    shift[j] = 128 * __builtin_convertvector(load(a.weight_sums + panel * kPanel + j * kLanes), vint);
-  for (int64_t r = 0; r < num_rows; ++r) {
+  dequantize_rows(a, num_rows, panel, sums, [&](int64_t r) {
     float scale;
     std::memcpy(&scale, rows + r * row_stride + scale_offset(a), sizeof scale);
-    float* row = static_cast<float*>(sums) + r * kPanel;
-    for (int64_t j = 0; j < kPanel / kLanes; ++j) {
-      const vint sum = reinterpret_cast<vint>(load(row + j * kLanes)) - shift[j];
-      store(row + j * kLanes, __builtin_convertvector(sum, vfloat) * scale * load(scales + j * kLanes));
-    }
-  }
+    return scale;
+  });
 }
 
 }  // namespace

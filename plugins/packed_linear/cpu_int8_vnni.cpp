@@ -5,6 +5,7 @@
 
 #include <utility>
 
+#include "packed_linear/cpu_int8_avx512.h"
 #include "packed_linear/cpu_int8_rows.h"
 
 namespace kvforge {
@@ -33,7 +34,7 @@ inline __attribute__((always_inline)) __m512i broadcast_word(const char* p) {
 template <int Lines, int... I, int... J>
 inline __attribute__((always_inline)) void multiply_rows(Indices<I...>, Indices<J...>, const char* rows,
                                                          const LinearTile& t, const char* next, int32_t* sums) {
-  const int64_t row_stride = t.row_stride;
+  const int64_t row_stride = t.band_stride;
   const char* weight = t.weight;
   __m512i sum[] = {(t.add ? _mm512_loadu_si512(sums + I * 16) : _mm512_setzero_si512())...};
   for (int64_t g = 0; g < t.groups; ++g, rows += kGroupBytes, weight += kPanelGroupBytes, next += Lines * kLine) {
@@ -71,7 +72,7 @@ void multiply(const LinearTile& t) {
   const int64_t lines = t.next == nullptr ? 0 : tiles == 1 ? 4 : tiles < 4 ? 2 : 1, fetching = lines ? 4 / lines : 0;
   for (int64_t i = 0; i < tiles; ++i) {
     const int64_t begin = t.num_rows * i / tiles, count = t.num_rows * (i + 1) / tiles - begin;
-    const char* rows = t.rows + begin * t.row_stride;
+    const char* rows = t.rows + begin * t.band_stride;
     const char* next = t.next + i * t.groups * lines * kLine;
     int32_t* sums = static_cast<int32_t*>(t.sums) + begin * kPanel;
     switch (i < fetching ? lines : 0) {
@@ -83,32 +84,6 @@ void multiply(const LinearTile& t) {
   }
 }
 
-inline __mmask32 first_lanes(int64_t count) { return count < 32 ? (1u << count) - 1 : 0xffffffffu; }
-
-inline __m512 widen(__m256i x) {
-  return reinterpret_cast<__m512>(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16));
-}
-
-// As quantize_row in cpu_int8_generic.cpp; a row that is not finite becomes zeros and keeps its scale.
-float quantize_row(const bf16* x, int64_t depth, uint8_t* out) {
-  __m512i largest = _mm512_setzero_si512();  // bits of |x| are ordered as |x| is, NaN last
-  for (int64_t i = 0; i < depth; i += 32) {
-    const __m512i bits = _mm512_maskz_loadu_epi16(first_lanes(depth - i), x + i);
-    largest = _mm512_max_epu16(largest, _mm512_and_si512(bits, _mm512_set1_epi16(0x7fff)));
-  }
-  const int32_t low = _mm512_reduce_max_epi32(_mm512_and_si512(largest, _mm512_set1_epi32(0xffff)));
-  const int32_t high = _mm512_reduce_max_epi32(_mm512_srli_epi32(largest, 16));
-  const float scale = row_scale(static_cast<uint32_t>(low > high ? low : high));
-  const __m512 divisor = _mm512_set1_ps(scale);
-  for (int64_t i = 0; i < depth; i += 16) {
-    const __mmask16 mask = static_cast<__mmask16>(first_lanes(depth - i));
-    const __m512 value = _mm512_div_ps(widen(_mm256_maskz_loadu_epi16(mask, x + i)), divisor);
-    const __m128i bytes = _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(value));
-    _mm_mask_storeu_epi8(out + i, mask, _mm_xor_si128(bytes, _mm_set1_epi8(-128)));
-  }
-  return scale;
-}
-
 void prepare(const LinearArgs& a, int64_t begin, int64_t end, char* rows, char* scratch) {
   prepare_rows(a, begin, end, rows, scratch, quantize_row);
 }
@@ -116,7 +91,14 @@ void prepare(const LinearArgs& a, int64_t begin, int64_t end, char* rows, char* 
 }  // namespace
 
 namespace isa_avx512 {
-extern const LinearKernel linear_int8_kernel = {takes_x, row_bytes, prepare, multiply, dequantize, finish_linear};
+extern const LinearKernel linear_int8_kernel = {
+    .takes_x = takes_x,
+    .band_bytes = row_bytes,
+    .prepare = prepare,
+    .multiply = multiply,
+    .dequantize = dequantize,
+    .finish = finish_linear,
+};
 }
 
 }  // namespace kvforge

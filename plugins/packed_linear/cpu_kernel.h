@@ -1,5 +1,6 @@
 // What the operator's driver hands to its kernels. A *group* is 4 bytes of the depth, two bfloat16 or four int8: a
-// prepared row has a word for each group, a panel of the weight kPanel words.
+// prepared row has a word for each group, a panel of the weight kPanel words. A kernel's rows lie in *bands*, of one row
+// or as many as its tiles have: group g of a band is at g * kGroupBytes * band_rows.
 #pragma once
 
 #include <cstdint>
@@ -28,28 +29,36 @@ struct LinearArgs {
 
 // Some prepared rows times a block of a panel's depth.
 struct LinearTile {
-  const char* rows;    // the first row's first word of the block
-  int64_t row_stride;  // bytes
+  const char* rows;     // the first band's first group of the block
+  int64_t band_stride;  // bytes
   int64_t num_rows;
   const char* weight;  // [groups, kPanel, 4 bytes]
   int64_t groups;
   const char* next;    // the weights that are multiplied next, for prefetching, or null
-  void* sums;          // [num_rows, kPanel] float, or int32 for int8
+  void* sums;          // [num_rows in whole bands, kPanel] float, or int32 for int8
   bool add;            // to what sums holds; else it is written
 };
 
 // One weight dtype on one instruction set. Each sum runs over the depth in order, whatever the shape of the tile.
 struct LinearKernel {
+  int64_t band_rows = 1;
+  int64_t depth_block = 512;  // groups that are multiplied before the next rows have their turn, a multiple of 16
+  // Rows of a piece, whole bands: with a depth block of them and of a panel, 192 fill half of the L2.
+  int64_t row_block = 192;
+  // Called by each thread before its first multiply() and after its last, or null.
+  void (*enter)() = nullptr;
+  void (*leave)() = nullptr;
   // Whether x can be multiplied where it is, without being prepared.
   bool (*takes_x)(const LinearArgs& args);
-  // Bytes from one prepared row to the next.
-  int64_t (*row_bytes)(const LinearArgs& args);
-  // Writes rows [begin, end), normed, padded to whole groups and, for int8, quantized; scratch: depth * 2 bytes.
+  // Bytes from one prepared band to the next.
+  int64_t (*band_bytes)(const LinearArgs& args);
+  // Writes rows [begin, end), normed, padded to whole groups and, for int8, quantized; begin is a band's first row, the
+  // rows that the last band lacks become zeros. scratch: depth * 4 bytes.
   void (*prepare)(const LinearArgs& args, int64_t begin, int64_t end, char* rows, char* scratch);
   void (*multiply)(const LinearTile& tile);
-  // Turns the int32 sums of a panel into float, in place; rows are the whole prepared rows. Null: they are float.
-  void (*dequantize)(const LinearArgs& args, const char* rows, int64_t row_stride, int64_t num_rows, int64_t panel,
-                     void* sums);
+  // Turns the int32 sums of a panel into float, in place; rows are the whole prepared bands. Null: they are float.
+  void (*dequantize)(const LinearArgs& args, const char* rows, int64_t band_stride, int64_t num_rows, int64_t panel,
+                     void* sums) = nullptr;
   // Bias, gate, residual: writes the outputs of a panel for rows [begin, begin + num_rows) from their sums.
   void (*finish)(const LinearArgs& args, int64_t begin, int64_t num_rows, int64_t panel, const float* sums);
 };
@@ -65,6 +74,8 @@ KVFORGE_LINEAR_KERNELS(isa_portable)
 #if defined(__x86_64__)
 KVFORGE_LINEAR_KERNELS(isa_avx2)
 KVFORGE_LINEAR_KERNELS(isa_avx512)
+KVFORGE_LINEAR_KERNELS(isa_amx_software)
+KVFORGE_LINEAR_KERNELS(isa_amx)
 #endif
 
 }  // namespace kvforge

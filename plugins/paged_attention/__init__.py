@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import Tensor
 
-from plugins.operator import Operator, Variants
+from plugins.operator import TILE_ISAS, Operator, Variants
 from plugins.paged_attention.reference import reference
 from plugins.registration import define
 
@@ -24,6 +24,7 @@ OPERATOR = define(
             "cpu_bf16_tile.cpp": _AVX512,
             "cpu_bf16_direct.cpp": _AVX512,
             "cpu_bf16.cpp": _AVX512,
+            "cpu_tiles.cpp": Variants(TILE_ISAS),
             "cpu_generic.cpp": Variants(),
         },
     ),

@@ -24,11 +24,15 @@ constexpr int64_t kCostPerThread = 20000;  // nanoseconds of work that pay for w
 
 const AttentionKernel& pick_kernel(const AttentionArgs& args) {
 #if defined(__x86_64__)
+  const bool bf16 = args.q_bf16 && args.pool != Dtype::float32 && args.head_dim % 16 == 0 && args.head_dim <= 256;
   switch (current_isa()) {
     case Isa::avx512:
-      return args.q_bf16 && args.pool != Dtype::float32 && args.head_dim % 16 == 0 && args.head_dim <= 256
-          ? isa_avx512::bf16_kernel
-          : isa_avx512::generic_kernel;
+      if (!bf16) return isa_avx512::generic_kernel;
+      switch (current_tiles()) {
+        case Tiles::amx: return isa_amx::bf16_kernel;
+        case Tiles::software: return isa_amx_software::bf16_kernel;
+        case Tiles::none: return isa_avx512::bf16_kernel;
+      }
     case Isa::avx2: return isa_avx2::generic_kernel;
     case Isa::portable: break;
   }

@@ -9,20 +9,7 @@ static int64_t scratch_bytes(const AttentionArgs& args, int64_t rows) {
   return larger(bf16_tile_scratch_bytes(args), bf16_direct_scratch_bytes(args, rows));
 }
 
-static void merge(const AttentionArgs& args, const Rows& rows, int64_t splits) {
-  const int64_t count = num_rows(rows), dim = args.head_dim, stride = dim + 2;
-  for (int64_t r = 0; r < count; ++r) {
-    float sums[kMaxHeadDim] = {};
-    RowSums row{sums};
-    for (int64_t s = 0; s < splits; ++s) {
-      const float* part = rows.partial + (s * count + r) * stride;
-      add_block(row, part, part[dim], part[dim + 1], dim);
-    }
-    finish_row(args, rows, rows.row_begin + r, sums, row.top, row.total, nullptr);
-  }
-}
-
 extern const AttentionKernel bf16_kernel = {
-    bf16_packed_bytes, scratch_bytes, bf16_pack, bf16_tile, bf16_direct, merge, true};
+    bf16_packed_bytes, scratch_bytes, bf16_pack, bf16_tile, bf16_direct, merge_blocks, true};
 
 }  // namespace kvforge::isa_avx512

@@ -164,6 +164,20 @@ float softmax_row(const AttentionArgs& a, const float* scores, bf16* weights, in
                : softmax_row<true, true>(scores, weights, width, first, last, factor, scales, top);
 }
 
+// Puts rows together whose keys were split into blocks.
+inline void merge_blocks(const AttentionArgs& args, const Rows& rows, int64_t splits) {
+  const int64_t count = num_rows(rows), dim = args.head_dim, stride = dim + 2;
+  for (int64_t r = 0; r < count; ++r) {
+    float sums[kMaxHeadDim] = {};
+    RowSums row{sums};
+    for (int64_t s = 0; s < splits; ++s) {
+      const float* part = rows.partial + (s * count + r) * stride;
+      add_block(row, part, part[dim], part[dim + 1], dim);
+    }
+    finish_row(args, rows, rows.row_begin + r, sums, row.top, row.total, nullptr);
+  }
+}
+
 // Indices that interleave two vectors of 32: their first halves, their second halves.
 inline __m512i pairs_low() {
   return _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6, 37, 5, 36, 4,

@@ -62,6 +62,8 @@ struct AttentionKernel {
   // Whether a row has the same bits by tile() and by direct(), with its keys split at any blocks; a split is then a
   // block.
   bool same_bits;
+  // Most rows of a KV head that direct() gets.
+  int64_t max_direct_rows = INT64_MAX;
 };
 
 namespace isa_portable { extern const AttentionKernel generic_kernel; }
@@ -71,6 +73,8 @@ namespace isa_avx512 {
 extern const AttentionKernel generic_kernel;
 extern const AttentionKernel bf16_kernel;  // q bfloat16, pools not float32, head_dim a multiple of 16, at most 256
 }
+namespace isa_amx_software { extern const AttentionKernel bf16_kernel; }
+namespace isa_amx { extern const AttentionKernel bf16_kernel; }
 #endif
 
 }  // namespace kvforge

@@ -125,7 +125,8 @@ Plan make_plan(const AttentionArgs& args, const Step& step, int64_t kv_heads, co
     const int64_t length = step.kv_length[s], first_key = planner.first_key(length - queries);
     const Rows rows{step.page_table + s * step.max_pages, 0, step.query_start[s], length - queries, first_key,
                     length, 0, queries * args.group, nullptr};
-    if (queries == 1 || queries * args.group <= kDirectRows) {
+    const int64_t rows_per_head = queries * args.group;
+    if ((queries == 1 || rows_per_head <= kDirectRows) && rows_per_head <= kernel.max_direct_rows) {
       direct.push_back({rows, queries});
       direct_splits += (length - 1) / kKeyBlock + 1 - first_key / kKeyBlock;
     } else {

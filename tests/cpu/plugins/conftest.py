@@ -4,7 +4,7 @@ import platform
 import pytest
 
 import plugins
-from kvforge.common.hardware import AVX512_KERNELS, cpu_isa
+from kvforge.common.hardware import AMX_KERNELS, AVX512_KERNELS, cpu_isa
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -22,7 +22,9 @@ def isas() -> list[str]:
     if flags >= {"avx2", "fma"}:
         found.append("avx2")
         if flags >= AVX512_KERNELS:
-            found.append("avx512")
+            found += ["avx512", "amx_software"]
+            if flags >= AMX_KERNELS:
+                found.append("amx")
     return found
 
 

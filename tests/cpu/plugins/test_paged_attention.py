@@ -192,7 +192,7 @@ def test_a_scale_that_is_not_finite_shows_only_where_its_key_is_seen(isas, monke
                     out = attend(q, pool, pool, *table, 0.1, 0, *scales)
                     assert not out[-1].isfinite().all()
                     # In float32 the values of V are multiplied by their scales, and infinity by a weight 0 is NaN.
-                    if bad == 0 or (isa == "avx512" and dtype == torch.bfloat16):
+                    if bad == 0 or (isa in ("avx512", "amx_software", "amx") and dtype == torch.bfloat16):
                         assert out[:-1].isfinite().all(), (pool_dtype, bad, dtype, isa)
 
 
@@ -225,11 +225,12 @@ def test_in_float32_chunks_change_only_rounding(window, isas, monkeypatch):
 
 @pytest.mark.parametrize("cache", [cache for dtype, cache in KINDS.values() if dtype == torch.bfloat16])
 @pytest.mark.parametrize(("head_dim", "window"), [(64, 0), (80, 0), (64, 301)])
-def test_in_bfloat16_chunks_change_no_bit_on_avx512(cache, head_dim, window, isas, monkeypatch):
+@pytest.mark.parametrize("isa", ["avx512", "amx_software", "amx"])
+def test_in_bfloat16_chunks_change_no_bit_on_avx512(cache, head_dim, window, isa, isas, monkeypatch):
     """A few queries at once are not packed, and short chunks split their keys: a row is summed in one order."""
-    if "avx512" not in isas:
-        pytest.skip("needs AVX512-BF16")
-    monkeypatch.setenv("KVFORGE_CPU_ISA", "avx512")
+    if isa not in isas:
+        pytest.skip(f"needs {isa}")
+    monkeypatch.setenv("KVFORGE_CPU_ISA", isa)
     torch.manual_seed(6)
     length, page_size, kv_heads, group = 700, 16, 2, 4
     pool, scales, scale = cached(torch.randn(2, 44, page_size, kv_heads, head_dim), cache)
@@ -357,7 +358,9 @@ def test_a_nan_query_is_not_hidden(isas, monkeypatch):
 
 def test_unknown_instruction_set(monkeypatch):
     monkeypatch.setenv("KVFORGE_CPU_ISA", "sse9")
-    with pytest.raises(RuntimeError, match="KVFORGE_CPU_ISA must be portable, avx2 or avx512, not 'sse9'"):
+    with pytest.raises(
+        RuntimeError, match="KVFORGE_CPU_ISA must be portable, avx2, avx512, amx_software or amx, not 'sse9'"
+    ):
         plugins.paged_attention(**arguments())
 
 

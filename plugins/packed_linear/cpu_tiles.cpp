@@ -1,0 +1,270 @@
+// Both weight dtypes by tiles (native/tiles.h) of 16 rows by 64 bytes of the depth. A band is 16 rows: for each step of 16
+// groups its tile, then, with int8 weights, the rows' scales. The 64 outputs of a panel are four tiles wide as they are
+// packed. A sum is made step by step of the depth, so it has the same bits in any band and beside any rows.
+// Compiled into namespace KVFORGE_ISA, so no inline function with external linkage may be used here.
+#include "native/tiles.h"
+#include "packed_linear/cpu_int8_avx512.h"
+
+namespace kvforge {
+namespace {
+
+constexpr int64_t kStepGroups = 16;
+constexpr int64_t kStepBytes = kStepGroups * kPanelGroupBytes;  // of a panel
+constexpr int64_t kPanelRow = kPanelGroupBytes;                 // from a group of a panel to the next, and of sums too
+constexpr int64_t kLine = 64;
+constexpr int64_t kAhead = 16384;    // bytes that a single band fetches ahead of itself
+
+static_assert(kPanel * sizeof(float) == kPanelRow);
+
+int64_t num_steps(const LinearArgs& a, int64_t group_depth) {
+  return (a.depth + kStepGroups * group_depth - 1) / (kStepGroups * group_depth);
+}
+
+bool takes_x(const LinearArgs&) { return false; }
+
+// Copies `bytes` bytes of a row to its places in the tiles of a band, zeros after them.
+void spread(const char* row, int64_t bytes, int64_t steps, char* out) {
+  for (int64_t s = 0; s < steps; ++s, out += kTileBytes, row += kTileRowBytes, bytes -= kTileRowBytes) {
+    if (bytes >= kTileRowBytes) {
+      std::memcpy(out, row, kTileRowBytes);
+      continue;
+    }
+    std::memset(out, 0, kTileRowBytes);
+    std::memcpy(out, row, bytes);
+  }
+}
+
+// Zeros in place of the rows that the last band lacks.
+void clear_missing(int64_t rows, int64_t steps, char* band) {
+  for (int64_t s = 0; s < steps; ++s)
+    std::memset(band + s * kTileBytes + rows * kTileRowBytes, 0, (kRowsOfTile - rows) * kTileRowBytes);
+}
+
+// Calls prepare(row of x, place of the row in its band) for rows [begin, end).
+template <typename Prepare>
+inline void in_bands(const LinearArgs& a, int64_t begin, int64_t end, int64_t steps, int64_t band_bytes, char* bands,
+                     const Prepare& prepare) {
+  for (int64_t r = begin; r < end; ++r) {
+    const int64_t i = r - begin;
+    prepare(a.x + r * a.x_stride, bands + i / kRowsOfTile * band_bytes + i % kRowsOfTile * kTileRowBytes);
+  }
+  if (const int64_t rows = (end - begin) % kRowsOfTile; rows != 0)
+    clear_missing(rows, steps, bands + (end - begin) / kRowsOfTile * band_bytes);
+}
+
+int64_t bf16_band_bytes(const LinearArgs& a) { return num_steps(a, 2) * kTileBytes; }
+
+// A row normed as rms_norm() does, straight into its places: depth is a multiple of 32.
+void norm_into_tiles(const LinearArgs& a, const bf16* x, int64_t steps, char* place) {
+  __m512 squares[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
+  const auto low = [](__m512i pair) { return reinterpret_cast<__m512>(_mm512_slli_epi32(pair, 16)); };
+  const auto high = [](__m512i pair) {
+    return reinterpret_cast<__m512>(_mm512_and_si512(pair, _mm512_set1_epi32(static_cast<int>(0xffff0000))));
+  };
+  for (int64_t s = 0; s < steps; ++s) {
+    const __m512i bits = _mm512_loadu_si512(x + s * 32);
+    squares[0] = _mm512_fmadd_ps(low(bits), low(bits), squares[0]);
+    squares[1] = _mm512_fmadd_ps(high(bits), high(bits), squares[1]);
+  }
+  const float mean = _mm512_reduce_add_ps(_mm512_add_ps(squares[0], squares[1])) / static_cast<float>(a.depth);
+  const __m512 scale = _mm512_set1_ps(1.0f / __builtin_sqrtf(mean + a.eps));
+  // Rounds the low and the high halves of pairs to bfloat16 and puts them together again.
+  const auto round = [](__m512 low, __m512 high) {
+    const auto bits = [](__m512 v) {
+      return _mm512_cvtepu16_epi32(reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(v)));
+    };
+    return _mm512_or_si512(bits(low), _mm512_slli_epi32(bits(high), 16));
+  };
+  for (int64_t s = 0; s < steps; ++s, place += kTileBytes) {
+    const __m512i bits = _mm512_loadu_si512(x + s * 32), weight = _mm512_loadu_si512(a.norm + s * 32);
+    const __m512i unit = round(_mm512_mul_ps(low(bits), scale), _mm512_mul_ps(high(bits), scale));
+    _mm512_storeu_si512(place, round(_mm512_mul_ps(low(unit), low(weight)), _mm512_mul_ps(high(unit), high(weight))));
+  }
+}
+
+void prepare_bf16(const LinearArgs& a, int64_t begin, int64_t end, char* bands, char* scratch) {
+  const int64_t steps = num_steps(a, 2);
+  bf16* normed = reinterpret_cast<bf16*>(scratch);
+  in_bands(a, begin, end, steps, bf16_band_bytes(a), bands, [&](const bf16* x, char* place) {
+    if (a.norm != nullptr && a.depth % 32 == 0) return norm_into_tiles(a, x, steps, place);
+    if (a.norm != nullptr) rms_norm(x, a.norm, a.depth, a.eps, normed);
+    spread(reinterpret_cast<const char*>(a.norm != nullptr ? normed : x), a.depth * 2, steps, place);
+  });
+}
+
+int64_t scales_offset(const LinearArgs& a) { return num_steps(a, 4) * kTileBytes; }
+
+int64_t int8_band_bytes(const LinearArgs& a) { return scales_offset(a) + kLine; }
+
+void prepare_int8(const LinearArgs& a, int64_t begin, int64_t end, char* bands, char* scratch) {
+  const int64_t steps = num_steps(a, 4), offset = scales_offset(a);
+  bf16* normed = reinterpret_cast<bf16*>(scratch);
+  uint8_t* quantized = reinterpret_cast<uint8_t*>(scratch + a.depth * 2);
+  in_bands(a, begin, end, steps, int8_band_bytes(a), bands, [&](const bf16* x, char* place) {
+    if (a.norm != nullptr) rms_norm(x, a.norm, a.depth, a.eps, normed);
+    const float scale = quantize_row(a.norm != nullptr ? normed : x, a.depth, quantized);
+    spread(reinterpret_cast<const char*>(quantized), a.depth, steps, place);
+    const int64_t row = (place - bands) % int8_band_bytes(a) / kTileRowBytes;
+    std::memcpy(place - row * kTileRowBytes + offset + row * 4, &scale, sizeof scale);
+  });
+}
+
+void dequantize(const LinearArgs& a, const char* bands, int64_t band_stride, int64_t num_rows, int64_t panel,
+                void* sums) {
+  const int64_t offset = scales_offset(a);
+  dequantize_rows(a, num_rows, panel, sums, [&](int64_t r) {
+    float scale;
+    std::memcpy(&scale, bands + r / kRowsOfTile * band_stride + offset + r % kRowsOfTile * 4, sizeof scale);
+    return scale;
+  });
+}
+
+struct Bf16 {
+  template <int C, int A, int B>
+  static void dot() { tile_dot_bf16<C, A, B>(); }
+};
+
+struct Int8 {
+  template <int C, int A, int B>
+  static void dot() { tile_dot_u8s8<C, A, B>(); }
+};
+
+// Lines of the weights that are needed next, fetched a few a step.
+class Fetch {
+ public:
+  // `bytes` a multiple of kStepBytes, all to be fetched in `steps` steps.
+  Fetch(const char* from, int64_t bytes, int64_t steps)
+      : at_(from), end_(from + bytes), pace_(bytes <= 4 * kLine * steps ? 4 * kLine : bytes <= 16 * kLine * steps ? 16 * kLine : 64 * kLine) {}
+
+  void step() {
+    if (at_ == end_) return;
+    for (const char* stop = at_ + pace_; at_ < stop; at_ += 4 * kLine) {
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; ++i) __builtin_prefetch(at_ + i * kLine, 0, 2);
+    }
+  }
+
+ private:
+  const char *at_, *end_;
+  int64_t pace_;
+};
+
+template <int T>
+inline void start_sums(const char* place, bool add) {
+  if (add) tile_load<T>(place, kPanelRow);
+  else tile_zero<T>();
+}
+
+// Two bands by two tiles of outputs.
+template <typename Dot>
+inline void multiply_two(const char* band, int64_t band_stride, const char* weight, int64_t steps, char* sums, bool add,
+                         Fetch& fetch) {
+  constexpr int64_t kBelow = kRowsOfTile * kPanelRow;
+  start_sums<0>(sums, add);
+  start_sums<1>(sums + kTileRowBytes, add);
+  start_sums<2>(sums + kBelow, add);
+  start_sums<3>(sums + kBelow + kTileRowBytes, add);
+  for (int64_t s = 0; s < steps; ++s, band += kTileBytes, weight += kStepBytes) {
+    tile_load<4>(band, kTileRowBytes);
+    tile_load<6>(weight, kPanelRow);
+    tile_load<7>(weight + kTileRowBytes, kPanelRow);
+    tile_load<5>(band + band_stride, kTileRowBytes);
+    fetch.step();
+    Dot::template dot<0, 4, 6>();
+    Dot::template dot<1, 4, 7>();
+    Dot::template dot<2, 5, 6>();
+    Dot::template dot<3, 5, 7>();
+  }
+  tile_store<0>(sums, kPanelRow);
+  tile_store<1>(sums + kTileRowBytes, kPanelRow);
+  tile_store<2>(sums + kBelow, kPanelRow);
+  tile_store<3>(sums + kBelow + kTileRowBytes, kPanelRow);
+}
+
+// One band by all four tiles of outputs.
+template <typename Dot>
+inline void multiply_one(const char* band, const char* weight, int64_t steps, char* sums, bool add, Fetch& fetch) {
+  start_sums<0>(sums, add);
+  start_sums<1>(sums + kTileRowBytes, add);
+  start_sums<2>(sums + 2 * kTileRowBytes, add);
+  start_sums<3>(sums + 3 * kTileRowBytes, add);
+  for (int64_t s = 0; s < steps; ++s, band += kTileBytes, weight += kStepBytes) {
+    tile_load<4>(band, kTileRowBytes);
+    tile_load<5>(weight, kPanelRow);
+    tile_load<6>(weight + kTileRowBytes, kPanelRow);
+    tile_load<7>(weight + 2 * kTileRowBytes, kPanelRow);
+    fetch.step();
+    Dot::template dot<0, 4, 5>();
+    Dot::template dot<1, 4, 6>();
+    Dot::template dot<2, 4, 7>();
+    tile_load<5>(weight + 3 * kTileRowBytes, kPanelRow);
+    Dot::template dot<3, 4, 5>();
+  }
+  tile_store<0>(sums, kPanelRow);
+  tile_store<1>(sums + kTileRowBytes, kPanelRow);
+  tile_store<2>(sums + 2 * kTileRowBytes, kPanelRow);
+  tile_store<3>(sums + 3 * kTileRowBytes, kPanelRow);
+}
+
+template <typename Dot>
+void multiply_steps(const LinearTile& t, const char* rows, const char* weight, int64_t steps, bool add, Fetch fetch) {
+  const int64_t bands = (t.num_rows + kRowsOfTile - 1) / kRowsOfTile;
+  char* sums = static_cast<char*>(t.sums);
+  int64_t b = 0;
+  for (; b + 2 <= bands; b += 2, rows += 2 * t.band_stride, sums += 2 * kRowsOfTile * kPanelRow)
+    for (int64_t half = 0; half < 2; ++half)
+      multiply_two<Dot>(rows, t.band_stride, weight + half * 2 * kTileRowBytes, steps, sums + half * 2 * kTileRowBytes,
+                        add, fetch);
+  if (b < bands) multiply_one<Dot>(rows, weight, steps, sums, add, fetch);
+}
+
+template <typename Dot>
+void multiply(const LinearTile& t) {
+  const int64_t steps = t.groups / kStepGroups, rest = t.groups % kStepGroups;
+  const int64_t block = steps * kStepBytes;
+  const bool single = t.num_rows <= kRowsOfTile;
+  if (steps > 0) {
+    const int64_t bands = (t.num_rows + kRowsOfTile - 1) / kRowsOfTile, loops = bands / 2 * 2 + bands % 2;
+    const Fetch fetch = single ? Fetch(t.weight + kAhead, block, steps)
+                               : Fetch(t.next, t.next == nullptr ? 0 : block, loops * steps);
+    multiply_steps<Dot>(t, t.rows, t.weight, steps, t.add, fetch);
+  }
+  if (rest > 0) {  // the last step of the depth, with zeros in place of the groups it lacks
+    alignas(64) char last[kStepBytes] = {};
+    std::memcpy(last, t.weight + block, rest * kPanelGroupBytes);
+    multiply_steps<Dot>(t, t.rows + steps * kTileBytes, last, 1, t.add || steps > 0, Fetch(nullptr, 0, 1));
+  }
+}
+
+}  // namespace
+
+namespace KVFORGE_ISA {
+
+extern const LinearKernel linear_bf16_kernel = {
+    .band_rows = kRowsOfTile,
+    .depth_block = 128,
+    .row_block = 256,
+    .enter = configure_tiles,
+    .leave = release_tiles,
+    .takes_x = takes_x,
+    .band_bytes = bf16_band_bytes,
+    .prepare = prepare_bf16,
+    .multiply = multiply<Bf16>,
+    .finish = isa_avx512::finish_linear,
+};
+extern const LinearKernel linear_int8_kernel = {
+    .band_rows = kRowsOfTile,
+    .depth_block = 128,
+    .row_block = 256,
+    .enter = configure_tiles,
+    .leave = release_tiles,
+    .takes_x = takes_x,
+    .band_bytes = int8_band_bytes,
+    .prepare = prepare_int8,
+    .multiply = multiply<Int8>,
+    .dequantize = dequantize,
+    .finish = isa_avx512::finish_linear,
+};
+
+}  // namespace KVFORGE_ISA
+}  // namespace kvforge
