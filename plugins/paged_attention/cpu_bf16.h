@@ -24,8 +24,7 @@ void bf16_tile(const AttentionArgs& args, const Rows& rows, int64_t begin, int64
 
 // Few rows per key, in cpu_bf16_direct.cpp.
 int64_t bf16_direct_scratch_bytes(const AttentionArgs& args, int64_t rows);
-void bf16_direct(const AttentionArgs& args, const Rows* heads, int64_t count, int64_t begin, int64_t end,
-                 int64_t split, char* scratch);
+void bf16_direct(const AttentionArgs& args, const DirectWork& work, const DirectWork* next, char* scratch);
 
 }  // namespace isa_avx512
 
@@ -51,6 +50,11 @@ inline __m512 exp2_nonpositive(__m512 x) {
   p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(6.93121815e-1f));
   p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(9.99999261e-1f));
   return _mm512_scalef_ps(p, n);
+}
+
+// x y, rounded as for the largest, so that the difference to it is never positive: not to be fused into one operation.
+inline __m512 round_product(__m512 x, __m512 y) {
+  return _mm512_mul_round_ps(x, y, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
 
 inline void store_bf16(bf16* p, __m512 x) {
@@ -130,17 +134,14 @@ inline float softmax_row(const float* scores, bf16* weights, int64_t width, int6
   const int64_t begin = Masked ? first / 16 * 16 : 0, end = Masked ? round_up(last, 16) : width;
   for (int64_t j = begin; j < end; j += 16) {
     const __mmask16 seen = Masked ? lanes_between(j, first, last) : 0xffff;
-    const __m512 x = _mm512_mul_ps(score(j), scale);
-    highest = _mm512_mask_max_ps(highest, seen, highest, x);
+    highest = _mm512_mask_max_ps(highest, seen, highest, _mm512_mul_ps(score(j), scale));
   }
   *top = _mm512_reduce_max_ps(highest);
   const __m512 peak = _mm512_set1_ps(*top);
   __m512 total = _mm512_setzero_ps();
   for (int64_t j = begin; j < end; j += 16) {
     const __mmask16 seen = Masked ? lanes_between(j, first, last) : 0xffff;
-    // Rounded as for the peak, so that the difference is never positive: not to be fused into one operation.
-    const __m512 x = _mm512_mul_round_ps(score(j), scale, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    __m512 p = exp2_nonpositive(_mm512_sub_ps(x, peak));
+    __m512 p = exp2_nonpositive(_mm512_sub_ps(round_product(score(j), scale), peak));
     p = _mm512_maskz_mov_ps(seen, p);
     total = _mm512_add_ps(total, p);
     if (Scaled) p = _mm512_maskz_mul_ps(seen, p, _mm512_loadu_ps(scales.v + j));

@@ -109,8 +109,8 @@ int64_t spread_size(int64_t dim) {
 }
 
 template <typename Pool, bool Whole>
-void direct_block(const AttentionArgs& a, const Rows* heads, int64_t count, int64_t begin, int64_t end,
-                  int64_t split, char* scratch) {
+void direct_block(const AttentionArgs& a, const DirectWork& work, char* scratch) {
+  const auto [heads, count, begin, end, split] = work;
   const int64_t rows = num_rows(heads[0]), all = rows * count, dim = a.head_dim;
   const int64_t base = begin / 16 * 16, keys = end - base;  // those before `begin` are not seen
   const int64_t columns = (dim + 63) / 64, q_size = spread_size<Pool>(dim);
@@ -197,10 +197,9 @@ void direct_block(const AttentionArgs& a, const Rows* heads, int64_t count, int6
 }
 
 template <typename Pool>
-void direct_block(const AttentionArgs& a, const Rows* heads, int64_t count, int64_t begin, int64_t end,
-                  int64_t split, char* scratch) {
-  if (a.head_dim % 64 == 0) direct_block<Pool, true>(a, heads, count, begin, end, split, scratch);
-  else direct_block<Pool, false>(a, heads, count, begin, end, split, scratch);
+void direct_block(const AttentionArgs& a, const DirectWork& work, char* scratch) {
+  if (a.head_dim % 64 == 0) direct_block<Pool, true>(a, work, scratch);
+  else direct_block<Pool, false>(a, work, scratch);
 }
 
 }  // namespace
@@ -212,11 +211,10 @@ int64_t bf16_direct_scratch_bytes(const AttentionArgs& a, int64_t rows) {
   return rows * (kKeyBlock * (4 + 2) + q_size * 2 + round_up(a.head_dim, 64) * 4 + 2 * 4);
 }
 
-void bf16_direct(const AttentionArgs& a, const Rows* heads, int64_t count, int64_t begin, int64_t end,
-                 int64_t split, char* scratch) {
-  if (a.pool == Dtype::bfloat16) direct_block<bf16>(a, heads, count, begin, end, split, scratch);
-  else if (a.pool == Dtype::fp8) direct_block<fp8>(a, heads, count, begin, end, split, scratch);
-  else direct_block<int8_t>(a, heads, count, begin, end, split, scratch);
+void bf16_direct(const AttentionArgs& a, const DirectWork& work, const DirectWork*, char* scratch) {
+  if (a.pool == Dtype::bfloat16) direct_block<bf16>(a, work, scratch);
+  else if (a.pool == Dtype::fp8) direct_block<fp8>(a, work, scratch);
+  else direct_block<int8_t>(a, work, scratch);
 }
 
 }  // namespace isa_avx512

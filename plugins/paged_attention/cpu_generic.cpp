@@ -257,8 +257,8 @@ void add_weighted(const float* weights, const Pool* const* v, float* acc, int64_
 }
 
 template <typename Pool>
-void direct_block(const AttentionArgs& a, const Rows* heads, int64_t count, int64_t begin, int64_t end,
-                  int64_t split, char* scratch) {
+void direct_block(const AttentionArgs& a, const DirectWork& work, char* scratch) {
+  const auto [heads, count, begin, end, split] = work;
   const int64_t rows = num_rows(heads[0]), all = rows * count, keys = end - begin, dim = a.head_dim;
   float* q = reinterpret_cast<float*>(scratch);
   float* scores = q + all * dim;
@@ -332,13 +332,12 @@ void direct_block(const AttentionArgs& a, const Rows* heads, int64_t count, int6
   }
 }
 
-void direct(const AttentionArgs& a, const Rows* heads, int64_t count, int64_t begin, int64_t end, int64_t split,
-            char* scratch) {
+void direct(const AttentionArgs& a, const DirectWork& work, const DirectWork*, char* scratch) {
   switch (a.pool) {
-    case Dtype::float32: return direct_block<float>(a, heads, count, begin, end, split, scratch);
-    case Dtype::bfloat16: return direct_block<bf16>(a, heads, count, begin, end, split, scratch);
-    case Dtype::fp8: return direct_block<fp8>(a, heads, count, begin, end, split, scratch);
-    case Dtype::int8: return direct_block<int8_t>(a, heads, count, begin, end, split, scratch);
+    case Dtype::float32: return direct_block<float>(a, work, scratch);
+    case Dtype::bfloat16: return direct_block<bf16>(a, work, scratch);
+    case Dtype::fp8: return direct_block<fp8>(a, work, scratch);
+    case Dtype::int8: return direct_block<int8_t>(a, work, scratch);
   }
 }
 

@@ -42,6 +42,12 @@ struct Rows {
   float* partial;             // [splits, rows, head_dim + 2], or null: the result goes to `out`
 };
 
+// Rows of `count` KV heads of one sequence over keys [begin, end) of one block.
+struct DirectWork {
+  const Rows* heads;
+  int64_t count, begin, end, split;
+};
+
 // A partial result of a row over some keys: head_dim sums of exp(score - top) * v, then top, then the sum of
 // exp(score - top); top = -inf when the row sees none of the keys. The units of top are the kernel's.
 struct AttentionKernel {
@@ -54,9 +60,9 @@ struct AttentionKernel {
   // when it is null they are packed on the way.
   void (*tile)(const AttentionArgs& args, const Rows& rows, int64_t begin, int64_t end, const char* packed,
                char* scratch, float* partial);
-  // Attends the rows of `count` KV heads of one sequence over keys [begin, end) of one block, unpacked.
-  void (*direct)(const AttentionArgs& args, const Rows* heads, int64_t count, int64_t begin, int64_t end,
-                 int64_t split, char* scratch);
+  // Attends rows straight from the pools. `next` is what the thread expects to attend after them, or null: it may be
+  // fetched meanwhile.
+  void (*direct)(const AttentionArgs& args, const DirectWork& work, const DirectWork* next, char* scratch);
   // Writes the result of rows whose keys were split, from their partial results in the order of the keys.
   void (*merge)(const AttentionArgs& args, const Rows& rows, int64_t splits);
   // Whether a row has the same bits by tile() and by direct(), with its keys split at any blocks; a split is then a

@@ -37,6 +37,7 @@ struct Planner {
 
   void add_piece(Batch& batch, Piece piece) {
     batch.cost += piece.cost;
+    batch.has_tiles |= !piece.direct;
     batch.pieces.push_back(piece);
   }
 
@@ -142,7 +143,7 @@ Plan make_plan(const AttentionArgs& args, const Step& step, int64_t kv_heads, co
     for (int64_t head = 0; head < kv_heads; ++head) planner.add_tiles(s, head);
   for (const Sequence& s : direct) planner.add_direct(s, heads_per_piece);
   for (Batch& batch : planner.plan.batches)
-    std::stable_sort(batch.pieces.begin(), batch.pieces.end(),
+    if (batch.has_tiles) std::stable_sort(batch.pieces.begin(), batch.pieces.end(),
                      [](const Piece& a, const Piece& b) { return a.cost > b.cost; });
   return planner.plan;
 }

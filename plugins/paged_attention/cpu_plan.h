@@ -35,6 +35,7 @@ struct Batch {  // packs first, then pieces, longest first
   std::vector<Piece> pieces;
   int64_t packed_bytes = 0;
   int64_t cost = 0;
+  bool has_tiles = false;
 };
 
 struct Plan {

@@ -1,0 +1,65 @@
+"""vLLM's CPU backend, bf16, no prefix cache: VLLM_PYTHON -m perf.peers.vllm_worker MODEL."""
+
+import itertools
+import os
+import sys
+import time
+
+import numpy as np
+
+os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_LOGGING_LEVEL": "ERROR"}
+
+from vllm import LLM, SamplingParams
+
+from perf.peers.phases import PhaseTimes
+from perf.peers.protocol import Run, serve
+
+
+def load() -> Run:
+    llm = LLM(
+        sys.argv[1],
+        dtype="bfloat16",
+        max_model_len=16384,
+        max_num_batched_tokens=2048,
+        max_num_seqs=64,
+        enable_prefix_caching=False,
+        disable_log_stats=True,
+    )
+    engine, ids = llm.llm_engine, itertools.count()
+
+    def run(prompts: np.ndarray, output_tokens: int) -> PhaseTimes:
+        times = PhaseTimes()
+        params = SamplingParams(
+            temperature=0.0, max_tokens=output_tokens, min_tokens=output_tokens, ignore_eos=True, detokenize=False
+        )
+        names = [str(next(ids)) for _ in prompts]
+        start = before = time.perf_counter()
+        for name, prompt in zip(names, prompts, strict=True):
+            engine.add_request(name, {"prompt_token_ids": prompt.tolist()}, params)
+        outputs: dict[str, list[int]] = {name: [] for name in names}
+        while engine.has_unfinished_requests():
+            has_prompt = not all(outputs.values())
+            contexts = []
+            for output in engine.step():
+                tokens = list(output.outputs[0].token_ids)
+                if outputs[output.request_id]:
+                    contexts.append(prompts.shape[1] + len(tokens) - 1)
+                outputs[output.request_id] = tokens
+            now = time.perf_counter()
+            times.add_step(now - before, has_prompt, contexts)
+            if outputs[names[0]] and not times.ttft_s:
+                times.ttft_s = now - start
+            before = now
+        times.total_s = before - start
+        for tokens in outputs.values():
+            if len(tokens) != output_tokens:
+                raise RuntimeError(f"{len(tokens)} of {output_tokens} tokens were generated")
+            times.first_tokens.append(tokens[0])
+        return times
+
+    run(np.full((1, 2048), 3, dtype=np.int64), 4)
+    return run
+
+
+if __name__ == "__main__":
+    serve(load)
