@@ -124,7 +124,7 @@ def build_library(out: Path | None = None, extra_flags: tuple[str, ...] = ()) ->
     Raises PluginBuildError without a compiler, when the compiler fails, or when the cache cannot be written.
     """
     compiler, version = _compiler()
-    target = cache_dir() / f"operators-{_key(version, extra_flags)}.so"
+    target = _path_of(version, extra_flags)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with open(target.with_suffix(".lock"), "w") as lock:
@@ -140,6 +140,19 @@ def build_library(out: Path | None = None, extra_flags: tuple[str, ...] = ()) ->
         return target if out is None else _copy(target, out)
     except OSError as error:
         raise PluginBuildError(f"The operator library cannot be copied to {out} ({error.strerror}).") from error
+
+
+def find_library() -> Path | None:
+    """The compiled library in the cache, if it is there and there is a compiler to name it by."""
+    try:
+        target = _path_of(_compiler()[1], ())
+    except PluginBuildError:
+        return None
+    return target if _is_whole(target) else None
+
+
+def _path_of(compiler_version: str, extra_flags: tuple[str, ...]) -> Path:
+    return cache_dir() / f"operators-{_key(compiler_version, extra_flags)}.so"
 
 
 def _compiler() -> tuple[str, str]:

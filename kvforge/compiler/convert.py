@@ -81,11 +81,14 @@ class _Packed:
     def take(self, name: str) -> Tensor:
         """Return a tensor, once."""
         if not self._left:
-            exact = torch.float32 if self.dtype == torch.int8 else self.dtype
-            self._left = packed_tensors(_fuse(self.checkpoint, self.spec, exact), self.layer, self.dtype)
+            fused = _fuse(self.checkpoint, self.spec, None if self.dtype == torch.int8 else self.dtype)
+            self._left = packed_tensors(fused, self.layer, self.dtype)
         return self._left.pop(name)
 
 
-def _fuse(checkpoint: Checkpoint, spec: WeightSpec, dtype: torch.dtype) -> Tensor:
+def _fuse(checkpoint: Checkpoint, spec: WeightSpec, dtype: torch.dtype | None) -> Tensor:
+    """The parts of a tensor in ``dtype``; with None exactly, as they are stored, and in fp32 where that is wider."""
     parts = [checkpoint.read(source.name, source.shape, dtype) for source in spec.sources]
+    if dtype is None and any(part.dtype == torch.float64 for part in parts):
+        return _fuse(checkpoint, spec, torch.float32)
     return parts[0] if len(parts) == 1 else torch.cat(parts)

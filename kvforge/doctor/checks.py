@@ -6,8 +6,9 @@ import shutil
 import subprocess
 import sys
 
-from kvforge.common.hardware import available_memory_bytes, has_avx512_kernels
+from kvforge.common.hardware import available_memory_bytes
 from kvforge.doctor.finding import Check, installed_version
+from kvforge.doctor.kernels import cpu_check
 from kvforge.doctor.serving import serving_checks
 
 
@@ -17,7 +18,7 @@ def diagnose() -> list[Check]:
         _python(),
         _torch(),
         _compiler(),
-        _cpu(),
+        cpu_check(),
         _memory(),
         *_packages(),
         *_extensions(),
@@ -52,15 +53,6 @@ def _compiler() -> Check:
         return Check("C++ compiler", "missing", f"no {compiler}", "apt-get install g++ (needed by kvforge build)")
     line = subprocess.run([path, "--version"], capture_output=True, text=True).stdout.splitlines()
     return Check("C++ compiler", "ok", line[0] if line else path)
-
-
-def _cpu() -> Check:
-    return Check(
-        "CPU",
-        "ok",
-        f"{platform.machine()}, {os.cpu_count()} cores, "
-        + ("AVX512-BF16 kernels" if has_avx512_kernels() else "no AVX512-BF16 kernels (slower ones run)"),
-    )
 
 
 def _memory() -> Check:

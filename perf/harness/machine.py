@@ -3,19 +3,42 @@
 import os
 import platform
 import time
+from pathlib import Path
 
 import torch
 
+from kvforge.common.hardware import AMX_KERNELS, AVX512_KERNELS, cpu_isa
+
+
+def describe_cpu() -> str:
+    """Architecture, the processor's name, and the best of what its kernels use."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+    flags = set(cpu_isa())
+    best = (
+        "AMX"
+        if flags >= AMX_KERNELS
+        else "AVX512-BF16"
+        if flags >= AVX512_KERNELS
+        else "AVX2"
+        if "avx2" in flags
+        else ""
+    )
+    return ", ".join(part for part in (platform.machine(), name, best) if part)
+
 
 def describe_machine() -> str:
-    """Architecture, cores and torch's version, with the date."""
+    """Processor, cores and torch's version, with the date."""
     cores = len(os.sched_getaffinity(0))
-    return f"{time.strftime('%Y-%m-%d')}, {platform.machine()}, {cores} cores, torch {torch.__version__}"
+    return f"{time.strftime('%Y-%m-%d')}, {describe_cpu()}, {cores} cores, torch {torch.__version__}"
 
 
 def describe_threads() -> str:
-    """Architecture, torch's threads and its version."""
-    return f"{platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}"
+    """Processor, torch's threads and its version."""
+    return f"{describe_cpu()}, {torch.get_num_threads()} threads, torch {torch.__version__}"
 
 
 def machine_fields() -> dict[str, str]:

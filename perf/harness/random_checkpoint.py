@@ -34,6 +34,22 @@ LLAMA_213M: dict[str, Any] = {
     "eos_token_id": 2,
 }
 
+LLAMA_8B: dict[str, Any] = {
+    "model_type": "llama",
+    "vocab_size": 128256,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 8192,
+    "rope_theta": 500000.0,
+    "tie_word_embeddings": False,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+"""Llama-3.1-8B's, without its scaled rotations."""
+
 
 def with_cut(hf_config: Mapping[str, Any], cut: int | None, group_size: int = 1) -> dict[str, Any]:
     """Return the config of the model with a SwiftKV cut; a cut of None leaves it as it is."""

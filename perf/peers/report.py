@@ -14,6 +14,7 @@ from perf.peers.systems import (
     OPENVINO,
     OPENVINO_INT8,
     TRANSFORMERS,
+    VLLM,
 )
 
 Line = dict[str, Any]
@@ -23,7 +24,8 @@ Line = dict[str, Any]
 EVERYWHERE = ("prompt_heavy", "long_prompt", "chat", "single")
 LONG = ("prompt_heavy", "long_prompt")
 BATCHES = ("prompt_heavy", "chat")
-PLAIN = (NO_CUT, NO_CUT_INT8, OPENVINO, OPENVINO_INT8)
+SHORT = ("chat", "single")
+PLAIN = (NO_CUT, NO_CUT_INT8, OPENVINO, OPENVINO_INT8, VLLM)
 """The systems that compute what transformers computes."""
 
 
@@ -51,6 +53,9 @@ CHECKS = (
     Check("int8 against bf16 weights, no cut: decode", "decode_rate", NO_CUT_INT8, NO_CUT, 1.6, ("single",)),
     Check("int8 against bf16 weights, cut: decode", "decode_rate", CUT_4WAY_INT8, CUT_4WAY, 1.6, ("single",)),
     Check("int8 with cut against OpenVINO int8: tok/s", "combined_tok_s", CUT_4WAY_INT8, OPENVINO_INT8, 1.4, LONG),
+    Check("bf16 without a cut against vLLM: combined tok/s", "combined_tok_s", NO_CUT, VLLM, 1.6, LONG),
+    Check("bf16 without a cut against vLLM: combined tok/s", "combined_tok_s", NO_CUT, VLLM, 1.2, SHORT),
+    Check("bf16 with cut and 4-way against vLLM: combined tok/s", "combined_tok_s", CUT_4WAY, VLLM, 2.5, LONG),
     *(
         Check(f"{name}: share of the floor, {phase}", f"{phase}_share", name, None, limit, workloads)
         for name in (NO_CUT, CUT_4WAY)

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvforge.common.figures import new_figure
 from perf.harness.tables import Row, markdown_table
-from perf.peers.systems import EVERY_VARIANT, KV_VARIANTS, OPENVINO, PEERS
+from perf.peers.systems import EVERY_VARIANT, KV_VARIANTS, OPENVINO, PEERS, VLLM
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -14,7 +14,7 @@ def markdown(report: dict[str, Any], workloads: dict[str, str]) -> str:
     """Return the whole report; ``workloads`` maps names to descriptions."""
     rates = report["rates"]
     parts = [
-        "# One sitting: kvforge, transformers, OpenVINO GenAI",
+        "# One sitting: kvforge and what else runs the model",
         f"`{report['command']}`, {report['machine']}.",
         "Medians over the rounds, of shares of the floor too, which are each run's own; targets are medians of ratios "
         "within a round. Within a round the systems alternate on the same prompts. Measured between the runs "
@@ -37,14 +37,14 @@ def markdown(report: dict[str, Any], workloads: dict[str, str]) -> str:
 
 def workload_table(rows: list[Row]) -> str:
     """One line per system; a floor stands in brackets behind the time it belongs to, then the share achieved."""
-    reference = next((row["combined_tok_s"] for row in rows if row["system"] == OPENVINO), None)
+    peers = {row["system"]: row["combined_tok_s"] for row in rows if row["system"] in (OPENVINO, VLLM)}
     lines = []
     for row in rows:
-        ratio = f"{row['combined_tok_s'] / reference:.2f}" if reference else ""
-        cells = [row["system"], row["rounds"], f"{row['combined_tok_s']:.0f}", ratio, f"{row['ttft_s']:.2f}"]
+        ratios = [f"{row['combined_tok_s'] / rate:.2f}" for rate in peers.values()]
+        cells = [row["system"], row["rounds"], f"{row['combined_tok_s']:.0f}", *ratios, f"{row['ttft_s']:.2f}"]
         cells += _phase(row, "prefill", 1.0, 2) + _phase(row, "decode", 1e3 / max(row["decode_steps"], 1), 1)
         lines.append(cells)
-    head = ["system", "rounds", "tok/s", "× OpenVINO bf16", "TTFT s", "prefill s (floor)", ""]
+    head = ["system", "rounds", "tok/s", *(f"× {name}" for name in peers), "TTFT s", "prefill s (floor)", ""]
     return markdown_table([*head, "decode ms/step (floor)", ""], lines)
 
 

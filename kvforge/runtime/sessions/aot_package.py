@@ -28,19 +28,28 @@ def load_weights(engine_dir: Path, device: str = "cpu") -> dict[str, Tensor]:
         EngineError: the file is damaged, or there is no memory for it.
     """
     try:
+        if torch.device(device).type == "cpu":
+            return _in_large_pages(engine_dir / WEIGHTS_FILE)
         with safe_open(engine_dir / WEIGHTS_FILE, framework="pt", device=device) as file:
-            weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        return weights if torch.device(device).type != "cpu" else _in_large_pages(weights)
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
         raise EngineError(f"{engine_dir / WEIGHTS_FILE} is damaged ({error}); rebuild the engine.") from error
     except MemoryError as error:
         raise EngineError(f"there is no memory for {engine_dir / WEIGHTS_FILE} ({error}); free some.") from error
 
 
-def _in_large_pages(mapped: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Copy tensors that are a mapped file's, which has pages of 4 KiB."""
-    copies = allocate_together([(tensor.shape, tensor.dtype) for tensor in mapped.values()])
-    return {name: copy.copy_(tensor) for copy, (name, tensor) in zip(copies, mapped.items(), strict=True)}
+def _in_large_pages(path: Path) -> dict[str, Tensor]:
+    """Copies of a file's tensors, which is mapped in pages of 4 KiB: anew for each tensor, so that one at a time is in
+    memory twice."""
+    with safe_open(path, framework="pt") as file:
+        mapped = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        layout = {name: (tensor.shape, tensor.dtype) for name, tensor in mapped.items()}
+        del mapped
+    copies = dict(zip(layout, allocate_together(list(layout.values())), strict=True))
+    for name, copy in copies.items():
+        with safe_open(path, framework="pt") as file:
+            copy.copy_(file.get_tensor(name))
+    return copies
 
 
 @contextlib.contextmanager

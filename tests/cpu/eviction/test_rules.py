@@ -63,4 +63,4 @@ def test_kept_tokens_and_logits_equal_the_oracles(checkpoints: dict[str, tuple],
             assert_near(torch.from_numpy(logits), trace.logits.float(), model_error(config, length))
             counts["logits"] += 1
     print(counts)
-    assert counts["evictions"] > 8 and counts["logits"] > 6, counts
+    assert counts["evictions"] > 5 and counts["logits"] > 4, counts

@@ -17,7 +17,7 @@ def normal(*shape: int, seed: int = 0) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("gated", [False, True])
-@pytest.mark.parametrize(("outputs", "depth"), [(2, 1), (64, 2), (66, 7), (320, 32)])
+@pytest.mark.parametrize(("outputs", "depth"), [(2, 1), (64, 2), (66, 7), (320, 32), (1200, 9)])
 def test_packing_keeps_every_weight(outputs, depth, gated):
     weight = normal(outputs, depth)
     packed, scales = pack(weight, torch.bfloat16, gated)

@@ -10,8 +10,9 @@ WORKERS = {
     "peers/kvforge_worker.py",
     "peers/openvino_worker.py",
     "peers/transformers_worker.py",
+    "peers/vllm_worker.py",
 }
-"""Started by ``perf.peers.compare`` with one argument, two of them by a python without kvforge: they parse nothing."""
+"""Started by ``perf.peers.compare`` with one argument, most by a python without kvforge: they parse nothing."""
 
 
 def is_program(tree: ast.Module) -> bool:

@@ -1,0 +1,73 @@
+"""Which of the compiled kernels this CPU runs, and at what rate."""
+
+import os
+import platform
+import time
+from collections.abc import Callable
+
+from kvforge.common.hardware import AMX_KERNELS, AVX512_KERNELS, cpu_isa
+from kvforge.doctor.finding import Check, installed_version
+
+SIZE = 1024
+"""Rows, depth and outputs of the products that are timed."""
+
+_NAMES = {
+    "amx": "AMX",
+    "amx_software": "AMX's on software tiles, for tests",
+    "avx512": "AVX512-BF16",
+    "avx2": "AVX2",
+    "portable": "portable",
+}
+
+
+def best_isa() -> str:
+    """The name of the best variant for this CPU, as ``KVFORGE_CPU_ISA`` takes it."""
+    flags = set(cpu_isa())
+    needed = {"amx": AMX_KERNELS, "avx512": AVX512_KERNELS, "avx2": {"avx2", "fma"}}
+    return next((name for name, extensions in needed.items() if flags >= extensions), "portable")
+
+
+def cpu_check() -> Check:
+    """The machine, the kernels that it runs, and, once they are compiled, their rate beside torch's."""
+    forced = os.environ.get("KVFORGE_CPU_ISA", "")
+    isa = forced or best_isa()
+    machine = f"{platform.machine()}, {os.cpu_count()} cores"
+    if isa not in _NAMES:
+        return Check("CPU", "missing", f"{machine}, KVFORGE_CPU_ISA={forced}", f"choose from {', '.join(_NAMES)}")
+    kernels = f"{_NAMES[isa]} kernels" + (f" (KVFORGE_CPU_ISA; best: {best_isa()})" if forced else "")
+    try:
+        rates = _rates()
+    except RuntimeError as error:
+        return Check("CPU", "missing", f"{machine}, {kernels}: {str(error).splitlines()[0]}", "unset KVFORGE_CPU_ISA")
+    told = f"bf16 products at {rates[0]:.0f} GFLOP/s, torch's at {rates[1]:.0f}" if rates else "not compiled yet"
+    return Check("CPU", "ok", f"{machine}, {kernels}: {told}")
+
+
+def _rates() -> tuple[float, float] | None:
+    """GFLOP/s of bfloat16 products by our kernels and by torch; None without torch or a compiled library."""
+    if installed_version("torch") is None:
+        return None
+    import torch
+
+    from plugins.build import find_library
+    from plugins.library import load_library
+    from plugins.packed_linear import pack, packed_linear
+
+    library = find_library()
+    if library is None:
+        return None
+    load_library(library)
+    x, weight = (torch.ones(SIZE, SIZE, dtype=torch.bfloat16) for _ in range(2))
+    packed, _ = pack(weight, torch.bfloat16)
+    return _rate(lambda: packed_linear(x, packed, SIZE)), _rate(lambda: x @ weight)
+
+
+def _rate(product: Callable[[], object]) -> float:
+    """The best of several, some milliseconds each."""
+    product()
+    times = []
+    for _ in range(5):
+        start = time.perf_counter()
+        product()
+        times.append(time.perf_counter() - start)
+    return 2 * SIZE**3 / min(times) / 1e9
