@@ -18,15 +18,8 @@ def describe_cpu() -> str:
         lines = []
     name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
     flags = set(cpu_isa())
-    best = (
-        "AMX"
-        if flags >= AMX_KERNELS
-        else "AVX512-BF16"
-        if flags >= AVX512_KERNELS
-        else "AVX2"
-        if "avx2" in flags
-        else ""
-    )
+    known = {"AMX": AMX_KERNELS, "AVX512-BF16": AVX512_KERNELS, "AVX2": {"avx2", "fma"}}
+    best = next((name for name, extensions in known.items() if flags >= extensions), "")
     return ", ".join(part for part in (platform.machine(), name, best) if part)
 
 

