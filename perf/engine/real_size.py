@@ -2,9 +2,9 @@
 
     python -m perf.engine.real_size [--work DIR] [--output perf/results/real-size]
 
-The checkpoint (16 GB) and the engine (8 GB) are written to --work and kept. Building is a process, and so are loading
-and generating; their peaks of resident memory are measured. Then the engine is served and asked over gRPC. A decode step's
-floor is its weights' and cache's bytes at the rate of a plain read.
+The checkpoint (15 GB) and the engine (8 GB) are written to --work and kept. Building is a process, and so are loading
+and generating; their peaks of resident memory are measured. Then the engine is served and asked over gRPC. A decode
+step's floor is its weights' and cache's bytes at the rate of a plain read.
 """
 
 import argparse
