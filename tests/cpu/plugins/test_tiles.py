@@ -76,3 +76,17 @@ def test_more_queries_of_a_kv_head_than_a_tile_has_rows(group, isas, monkeypatch
         alone, whole = (by(isa, monkeypatch, ATTENTION, attend(begin)) for begin in (length - 1, 0))
         assert torch.equal(alone[0], whole[-1]), isa
         assert (alone.float() - want.float()).abs().max() < want.abs().max() * 2**-6, isa
+
+
+@pytest.mark.skipif(not HAS_AMX, reason="needs AMX")
+def test_torch_uses_tiles_on_the_same_threads():
+    """Both configure the tiles of a thread, and neither may count on finding them as it left them."""
+    gen = torch.Generator().manual_seed(1)
+    x, weight = (torch.randn(256, 256, generator=gen).bfloat16() for _ in range(2))
+    packed, _ = pack(weight, torch.bfloat16)
+    args = (x, packed, None, None, None, None, 256, 0.0, False, True)
+    ours, theirs = LINEAR.call(*args), x @ weight.T
+    for size in (256, 17, 1, 64, 256):
+        for _ in range(5):
+            assert torch.equal(x[:size] @ weight.T, theirs[:size]) or size < 256
+            assert torch.equal(LINEAR.call(x[:size], *args[1:]), ours[:size])
