@@ -84,8 +84,9 @@ void finish_rows(const LinearArgs& a, int64_t begin, int64_t num_rows, int64_t p
 namespace isa_avx512 {
 
 void finish_linear(const LinearArgs& a, int64_t begin, int64_t num_rows, int64_t panel, const float* sums) {
-  if (a.gated) return (a.float32_out ? finish_rows<true, true> : finish_rows<true, false>)(a, begin, num_rows, panel, sums);
-  (a.float32_out ? finish_rows<false, true> : finish_rows<false, false>)(a, begin, num_rows, panel, sums);
+  const auto finish = a.gated ? (a.float32_out ? finish_rows<true, true> : finish_rows<true, false>)
+                              : (a.float32_out ? finish_rows<false, true> : finish_rows<false, false>);
+  finish(a, begin, num_rows, panel, sums);
 }
 
 }  // namespace isa_avx512

@@ -133,8 +133,9 @@ struct Int8 {
 class Fetch {
  public:
   // `bytes` a multiple of kStepBytes, all to be fetched in `steps` steps.
-  Fetch(const char* from, int64_t bytes, int64_t steps)
-      : at_(from), end_(from + bytes), pace_(bytes <= 4 * kLine * steps ? 4 * kLine : bytes <= 16 * kLine * steps ? 16 * kLine : 64 * kLine) {}
+  Fetch(const char* from, int64_t bytes, int64_t steps) : at_(from), end_(from + bytes), pace_(4 * kLine) {
+    while (pace_ * steps < bytes) pace_ *= 2;
+  }
 
   void step() {
     if (at_ == end_) return;

@@ -85,22 +85,22 @@ void run(const AttentionArgs& args, const Step& step, int64_t kv_heads) {
       return DirectWork{&plan.rows[piece.rows], piece.count, piece.begin, piece.end, piece.split};
     };
     const auto attend = [&](int64_t i, int64_t next) {
-          thread_local Workspace workspace;
-          char* scratch = workspace.get(scratch_bytes);
-          const Piece& piece = batch.pieces[i];
-          const Rows& rows = plan.rows[piece.rows];
-          if (piece.direct) {
-            DirectWork after;
-            if (next >= 0) after = work_of(batch.pieces[next]);
-            kernel.direct(args, work_of(piece), next >= 0 && batch.pieces[next].direct ? &after : nullptr, scratch);
-          } else {
-            float* target =
-                rows.partial == nullptr ? nullptr : rows.partial + piece.split * num_rows(rows) * (args.head_dim + 2);
-            kernel.tile(args, rows, piece.begin, piece.end, piece.packed < 0 ? nullptr : packed + piece.packed,
-                        scratch, target);
-          }
-          for (int64_t r = piece.rows; r < piece.rows + piece.count; ++r)
-            if (plan.splits[r] > 1 && --remaining[r] == 0) kernel.merge(args, plan.rows[r], plan.splits[r]);
+      thread_local Workspace workspace;
+      char* scratch = workspace.get(scratch_bytes);
+      const Piece& piece = batch.pieces[i];
+      const Rows& rows = plan.rows[piece.rows];
+      if (piece.direct) {
+        DirectWork after;
+        if (next >= 0) after = work_of(batch.pieces[next]);
+        kernel.direct(args, work_of(piece), next >= 0 && batch.pieces[next].direct ? &after : nullptr, scratch);
+      } else {
+        float* target =
+            rows.partial == nullptr ? nullptr : rows.partial + piece.split * num_rows(rows) * (args.head_dim + 2);
+        kernel.tile(args, rows, piece.begin, piece.end, piece.packed < 0 ? nullptr : packed + piece.packed,
+                    scratch, target);
+      }
+      for (int64_t r = piece.rows; r < piece.rows + piece.count; ++r)
+        if (plan.splits[r] > 1 && --remaining[r] == 0) kernel.merge(args, plan.rows[r], plan.splits[r]);
     };
     // Pieces of tiles differ in length, the longest come first; those of one step's tokens are neighbours in memory.
     if (batch.has_tiles) dynamic_for(batch.pieces.size(), threads, [&](int64_t i) { attend(i, -1); });

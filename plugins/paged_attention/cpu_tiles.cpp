@@ -13,7 +13,7 @@ namespace {
 
 constexpr int64_t kStep = 32;   // dimensions or keys of a product of tiles
 constexpr int64_t kStrip = 32;  // rows of a tile() that are worked on at once, two tiles of them
-constexpr int64_t kSlab = 64;   // keys of which all heads are worked on in turn
+constexpr int64_t kSlab = 64;   // keys of direct() that are multiplied at once
 constexpr int64_t kTilesOfBlock = kKeyBlock / kRowsOfTile;
 // Bytes from row to row: an odd number of cache lines, so that the rows of a tile lie in different sets of the cache.
 constexpr int64_t kScoreRow = (kKeyBlock + 16) * 4;
