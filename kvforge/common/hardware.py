@@ -25,10 +25,13 @@ _VECTOR_EXTENSIONS = (
 AVX512_KERNELS = frozenset(
     ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "avx512_vnni", "avx512vbmi")
 )  # as plugins/native/isa.cpp
-"""What the fastest kernels need; on a CPU that lacks one of them AVX2's or the portable ones run."""
+"""What the AVX512-BF16 kernels need; on a CPU that lacks one of them AVX2's or the portable ones run."""
 
 AMX_KERNELS = AVX512_KERNELS | {"amx_tile", "amx_bf16", "amx_int8"}
-"""What products by tiles need besides."""
+"""What AMX's kernels need."""
+
+ISA_NAMES = {"amx": "AMX", "avx512": "AVX512-BF16", "avx2": "AVX2", "portable": "portable"}
+"""The variants of the kernels as ``KVFORGE_CPU_ISA`` names them, and in words."""
 
 
 def cpu_isa() -> tuple[str, ...]:
@@ -45,6 +48,13 @@ def cpu_isa() -> tuple[str, ...]:
     except OSError:
         pass
     return (platform.machine(), *sorted(flag for flag in flags if flag.startswith(_VECTOR_EXTENSIONS)))
+
+
+def best_isa() -> str:
+    """Return the best variant of the kernels for this CPU, a key of ``ISA_NAMES``."""
+    flags = set(cpu_isa())
+    needed = {"amx": AMX_KERNELS, "avx512": AVX512_KERNELS, "avx2": {"avx2", "fma"}}
+    return next((name for name, extensions in needed.items() if flags >= extensions), "portable")
 
 
 def has_avx512_kernels() -> bool:

@@ -5,26 +5,13 @@ import platform
 import time
 from collections.abc import Callable
 
-from kvforge.common.hardware import AMX_KERNELS, AVX512_KERNELS, cpu_isa
+from kvforge.common.hardware import ISA_NAMES, best_isa
 from kvforge.doctor.finding import Check, installed_version
 
 SIZE = 1024
 """Rows, depth and outputs of the products that are timed."""
 
-_NAMES = {
-    "amx": "AMX",
-    "amx_software": "AMX's on software tiles, for tests",
-    "avx512": "AVX512-BF16",
-    "avx2": "AVX2",
-    "portable": "portable",
-}
-
-
-def best_isa() -> str:
-    """The name of the best variant for this CPU, as ``KVFORGE_CPU_ISA`` takes it."""
-    flags = set(cpu_isa())
-    needed = {"amx": AMX_KERNELS, "avx512": AVX512_KERNELS, "avx2": {"avx2", "fma"}}
-    return next((name for name, extensions in needed.items() if flags >= extensions), "portable")
+_NAMES = {**ISA_NAMES, "amx_software": "AMX's on software tiles, for tests"}
 
 
 def cpu_check() -> Check:

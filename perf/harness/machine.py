@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from kvforge.common.hardware import AMX_KERNELS, AVX512_KERNELS, cpu_isa
+from kvforge.common.hardware import ISA_NAMES, best_isa
 
 
 def describe_cpu() -> str:
@@ -17,10 +17,7 @@ def describe_cpu() -> str:
     except OSError:
         lines = []
     name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
-    flags = set(cpu_isa())
-    known = {"AMX": AMX_KERNELS, "AVX512-BF16": AVX512_KERNELS, "AVX2": {"avx2", "fma"}}
-    best = next((name for name, extensions in known.items() if flags >= extensions), "")
-    return ", ".join(part for part in (platform.machine(), name, best) if part)
+    return ", ".join(part for part in (platform.machine(), name, ISA_NAMES[best_isa()]) if part)
 
 
 def describe_machine() -> str:

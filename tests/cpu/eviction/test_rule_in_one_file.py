@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 import pytest
 from torch import Tensor
 
+from kvforge.common.errors import BuildError
 from kvforge.compiler import BuildOptions
 from kvforge.kv_policies import parse, policies
 from kvforge.kv_policies.eviction.calendar import When
@@ -69,5 +70,5 @@ def test_a_rule_defined_elsewhere_keeps_what_it_says(monkeypatch: pytest.MonkeyP
 
 def test_its_own_parameters_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(policies(), Multiples.name, Multiples)
-    with pytest.raises(Exception, match="multiples: step is 0; give at least 1"):
+    with pytest.raises(BuildError, match="multiples: step is 0; give at least 1"):
         parse("multiples:budget=8,step=0")

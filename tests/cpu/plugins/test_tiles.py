@@ -88,5 +88,5 @@ def test_torch_uses_tiles_on_the_same_threads():
     ours, theirs = LINEAR.call(*args), x @ weight.T
     for size in (256, 17, 1, 64, 256):
         for _ in range(5):
-            assert torch.equal(x[:size] @ weight.T, theirs[:size]) or size < 256
+            assert torch.equal(x @ weight.T, theirs)
             assert torch.equal(LINEAR.call(x[:size], *args[1:]), ours[:size])
