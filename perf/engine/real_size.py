@@ -27,6 +27,7 @@ from perf.harness.engines import ROOT
 from perf.harness.random_checkpoint import LLAMA_8B, cached_checkpoint
 from perf.harness.tables import markdown_table
 
+SPECIAL = {"max_position_embeddings": 8192, "bos_token_id": 1, "eos_token_id": 2}
 CUT, GROUP_SIZE = 16, 4
 KV_CACHE_GIB = 1.0
 PROMPT, OUTPUT, BATCHES = 512, 24, (1, 8)
@@ -97,7 +98,7 @@ def serve(engine_dir: Path) -> dict[str, float]:
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Everything, one after the other."""
-    checkpoint = cached_checkpoint(args.work / "llama-8b", LLAMA_8B, CUT, GROUP_SIZE)
+    checkpoint = cached_checkpoint(args.work / "llama-8b", {**LLAMA_8B, **SPECIAL}, CUT, GROUP_SIZE)
     engine = args.work / "engine-llama-8b"
     build = [sys.executable, "-m", "kvforge", "build", str(checkpoint), "-o", str(engine), "--force"]
     build += ["--weight-dtype", "int8", "--kv-dtype", "fp8", "--max-seq-len", "4096"]

@@ -23,21 +23,9 @@ from kvforge.runtime.sessions.cuda import CudaSession, make_session
 from model_defs import ModelConfig, load_config
 from model_defs.rope import rope_tables
 from model_defs.weights import weight_specs
-from perf.harness.random_checkpoint import with_cut
+from perf.harness.random_checkpoint import LLAMA_8B, with_cut
 from plugins import load_library
 
-LLAMA_8B: dict[str, Any] = {
-    "model_type": "llama",
-    "vocab_size": 128256,
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "max_position_embeddings": 131072 + 1024,
-    "rope_theta": 500000.0,
-    "tie_word_embeddings": False,
-}
 TINY: dict[str, Any] = {
     **LLAMA_8B,
     "vocab_size": 512,

@@ -42,13 +42,11 @@ LLAMA_8B: dict[str, Any] = {
     "num_hidden_layers": 32,
     "num_attention_heads": 32,
     "num_key_value_heads": 8,
-    "max_position_embeddings": 8192,
+    "max_position_embeddings": 131072 + 1024,
     "rope_theta": 500000.0,
     "tie_word_embeddings": False,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
 }
-"""Llama-3.1-8B's, without its scaled rotations."""
+"""Llama-3.1-8B's, without its scaled rotations and special tokens."""
 
 
 def with_cut(hf_config: Mapping[str, Any], cut: int | None, group_size: int = 1) -> dict[str, Any]:

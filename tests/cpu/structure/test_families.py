@@ -16,7 +16,6 @@ OWN = {ROOT / f"model_defs/{name}.py" for name in families()}
 WRITTEN_OUT = {
     "kvforge/training/config.py",
     "perf/engine/scheduler.py",
-    "perf/gpu/models.py",
     "perf/peers/prepare.py",
     "perf/harness/random_checkpoint.py",
     "kvforge/gateway/tool_formats/mistral.py",
