@@ -3,9 +3,11 @@
 import dataclasses
 import functools
 import json
+import re
 import shutil
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,7 +21,7 @@ import tritonclient.http as httpclient
 from kvforge import LLM, SamplingParams
 from kvforge.manifest import load_manifest, save_manifest
 from kvforge.serving.client import StreamingClient, input_datatypes
-from kvforge.serving.health.probe import generate, read_metrics
+from kvforge.serving.health.probe import generate
 from kvforge.serving.server.launcher import ServerOptions, TritonServer
 from tests.support.serving.serve_process import ServeProcess
 from tests.support.serving.server import ENDLESS, ask, client_process, used_pages, wait_until, without_end
@@ -208,32 +210,33 @@ def test_a_client_that_is_killed_gives_its_pages_back(one_response: TritonServer
     wait_until(lambda: used_pages(one_response) == 0, "pages free", 30)
 
 
-def num_open(metrics_url: str) -> float:
-    samples = read_metrics(metrics_url)
-    return next((value for name, value in samples.items() if name.startswith("kvforge_open_requests{")), 0.0)
-
-
 def test_what_was_accepted_is_answered_after_sigterm(engine_dir: Path, llm: LLM) -> None:
     long = 600
     params = SamplingParams(temperature=0.0, max_tokens=long, ignore_eos=True)
     offline = llm.generate([PROMPT], params, use_tqdm=False)[0].outputs[0]
+    expected = {model: list(offline.token_ids) if model == "tensorrt_llm" else offline.text for model in MODELS}
     with ServeProcess(engine_dir, "--no-decoupled", "--drain-timeout", "600") as running, ThreadPoolExecutor(9) as pool:
 
-        def one(model: str) -> Any:
+        def answer_times(model: str) -> list[float]:
+            """When each answer was there, one request after the other until one is refused."""
             inputs = arrays(llm, model, end_id=-1, exclude_input_in_output=True)
             inputs["request_output_len" if model == "tensorrt_llm" else "max_tokens"][:] = long
-            return answer(infer_grpc(running, model, inputs), model)
+            times = []
+            while True:
+                try:
+                    answered = infer_grpc(running, model, inputs)
+                except Exception as error:
+                    assert re.search("shutting down|UNAVAILABLE|failed to connect", str(error)), error
+                    return times
+                assert answer(answered, model) == expected[model]
+                times.append(time.monotonic())
 
-        models = MODELS * 3
-        accepted = [pool.submit(one, model) for model in models]
-        wait_until(lambda: num_open(running.metrics_url) == len(models), "all are accepted")
+        asking = [pool.submit(answer_times, model) for model in MODELS * 3]
+        wait_until(lambda: used_pages(running) > 0, "requests run")
+        signalled = time.monotonic()
         running.signal(signal.SIGTERM)
-        wait_until(lambda: running.health()[0] == 503, "readiness withdrawn")
-        with pytest.raises(Exception, match=r"shutting down|UNAVAILABLE|failed to connect"):
-            while True:  # until the stub has heard of it
-                infer_grpc(running, "ensemble", arrays(llm, "ensemble"))
-        expected = {model: list(offline.token_ids) if model == "tensorrt_llm" else offline.text for model in MODELS}
-        assert [answered.result() for answered in accepted] == [expected[model] for model in models]
+        times = [when for future in asking for when in future.result()]
+        assert any(when > signalled for when in times)
         assert running.wait() == (0, "")
 
 

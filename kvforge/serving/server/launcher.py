@@ -55,6 +55,8 @@ LOG_TIMEOUT_S = 10.0
 """What a log gets to be read to its end, which comes when all that write it have ended."""
 LONGEST_LOOK_S = 1.0
 """Between two looks at the stub's state, which are several a second while this process runs."""
+SERVER_FOLLOWS_S = 0.5
+"""From the end of a stub to that of the server that it ended with."""
 PORT_ATTEMPTS = 3
 """Another process may take a free port before tritonserver listens on it, which it does once its models are loaded."""
 
@@ -220,6 +222,9 @@ class TritonServer:
             return f"tritonserver ended ({how_it_ended(status)})"
         for stub, model in self._stubs.items():
             if not stub.is_alive():
+                # A tritonserver that was killed takes its stubs along, and can be the last of them to be gone.
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    return f"tritonserver ended ({how_it_ended(process.wait(SERVER_FOLLOWS_S))})"
                 return f"the process of model '{model}' ended"
         state = self.state
         if state is not None and state.engine == FAILED:
