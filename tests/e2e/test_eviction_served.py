@@ -1,0 +1,88 @@
+"""A server with eviction: prompts longer than its pool, the answers of the engine offline, evictions as metrics."""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvforge import LLM
+from kvforge.compiler import BuildOptions
+from kvforge.runtime import SamplingParams
+from kvforge.serving.client import StreamingClient
+from kvforge.serving.health.probe import read_metrics
+from kvforge.serving.server.launcher import ServerOptions, TritonServer
+from tests.support.models.engines import EngineShelf, EngineSpec
+from tests.support.serving.server import ENDLESS, ask, used_pages, wait_until
+
+EVICTING = EngineSpec(
+    "qwen2",
+    model=(("num_hidden_layers", 2),),
+    options=BuildOptions(page_size=8, max_num_tokens=64, max_num_seqs=8, kv_policy="batchmax:budget=48,block=8"),
+)
+KV_CACHE_GIB = 0.0002
+LENGTHS = (400, 20, 350, 130, 384, 90)
+PROMPTS = [[3 + (7 * seed + place * place) % 90 for place in range(length)] for seed, length in enumerate(LENGTHS)]
+NUM_TOKENS = 60
+
+
+@pytest.fixture(scope="module")
+def engine(engines: EngineShelf) -> Path:
+    return engines.engine(EVICTING)
+
+
+@pytest.fixture(scope="module")
+def evicting_server(engine: Path) -> Iterator[TritonServer]:
+    with TritonServer(engine, ServerOptions(kv_cache_gib=KV_CACHE_GIB)) as running:
+        yield running
+
+
+def counted(server: TritonServer) -> dict[str, float]:
+    samples = read_metrics(server.metrics_url)
+    return {
+        name: sum(value for sample, value in samples.items() if sample.startswith(f"kvforge_batchmax_{name}_total"))
+        for name in ("evictions", "evicted_tokens")
+    }
+
+
+def test_prompts_longer_than_the_pool_are_answered_as_offline(engine: Path, evicting_server: TritonServer) -> None:
+    offline = LLM(engine, kv_cache_gib=KV_CACHE_GIB)
+    assert offline.engine.scheduler.pool.num_pages * EVICTING.options.page_size < max(LENGTHS)
+    params = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
+    expected = [output.outputs[0].token_ids for output in offline.generate(PROMPTS, params, use_tqdm=False)]
+    answers: dict[int, list[int]] = {}
+
+    def one(index: int) -> None:
+        with StreamingClient(evicting_server.grpc_url) as client:
+            inputs = ask("tensorrt_llm", PROMPTS[index], NUM_TOKENS, end_id=-1)
+            answers[index] = [
+                token for response in client.generate("tensorrt_llm", inputs) for token in response.token_ids
+            ]
+
+    before = counted(evicting_server)
+    threads = [threading.Thread(target=one, args=(index,)) for index in range(len(PROMPTS))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [answers[index] for index in range(len(PROMPTS))] == [list(tokens) for tokens in expected]
+
+    stats = offline.engine.stats()
+    wait_until(
+        lambda: counted(evicting_server)["evicted_tokens"] - before["evicted_tokens"] >= stats["num_evicted_tokens"],
+        "evictions counted",
+    )
+    after = counted(evicting_server)
+    # Of each sequence the same, unless it was preempted and computed again.
+    assert after["evictions"] - before["evictions"] >= stats["num_evictions"] > len(PROMPTS)
+    wait_until(lambda: used_pages(evicting_server) == 0, "pages given back")
+
+
+def test_cancelled_sequences_give_back_what_evictions_left_them(evicting_server: TritonServer) -> None:
+    with StreamingClient(evicting_server.grpc_url) as client:
+        responses = client.generate("tensorrt_llm", ask("tensorrt_llm", PROMPTS[0][:100], ENDLESS))
+        for _ in range(30):
+            next(responses)
+        assert used_pages(evicting_server) > 0
+        responses.close()
+    wait_until(lambda: used_pages(evicting_server) == 0, "pages given back")
