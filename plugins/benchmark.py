@@ -27,9 +27,11 @@ class Benchmark:
     dtype: torch.dtype = torch.bfloat16
 
     def floor_ms(self, rates: Mapping[str, float]) -> float:
-        """`rates`: GFLOP/s of products by dtype, and GB/s of a copy."""
+        """`rates`: GFLOP/s of products by dtype, and GB/s of a copy. Where bfloat16's are slower than float32's, these
+        count."""
         by_bytes = self.num_bytes / rates["copy_gb_per_s"] / 1e6
-        return max(self.flops / rates[f"gemm_{str(self.dtype)[6:]}_gflops"] / 1e6, by_bytes)
+        gflops = max(rates["gemm_float32_gflops"], rates[f"gemm_{str(self.dtype)[6:]}_gflops"])
+        return max(self.flops / gflops / 1e6, by_bytes)
 
 
 Benchmarks = Iterator[tuple[str, Callable[[], Benchmark]]]

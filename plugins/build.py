@@ -37,18 +37,18 @@ SANITIZE = (  # the memory checkers of g++; their library has to be loaded befor
     "-fno-omit-frame-pointer",
 )
 _AVX2 = ("-mavx2", "-mfma")
-_AVX512 = (
-    *_AVX2,
-    *("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512bf16", "-mavx512vnni", "-mavx512vbmi"),
-    "-mprefer-vector-width=512",
-)
+_AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mprefer-vector-width=512")
+_AVX512_VNNI = (*_AVX512, "-mavx512vnni")
+_AVX512_BF16 = (*_AVX512_VNNI, "-mavx512bf16", "-mavx512vbmi")
 # Kernels are compiled once for each of these, and native/isa.cpp picks one at run time.
 _ISA_FLAGS = {
     "portable": (),
     "avx2": _AVX2,
     "avx512": _AVX512,
-    "amx_software": (*_AVX512, "-DKVFORGE_SOFTWARE_TILES"),
-    "amx": _AVX512,  # tiles are written in assembler
+    "avx512_vnni": _AVX512_VNNI,
+    "avx512_bf16": _AVX512_BF16,
+    "amx_software": (*_AVX512_BF16, "-DKVFORGE_SOFTWARE_TILES"),
+    "amx": _AVX512_BF16,  # tiles are written in assembler
 }
 REGISTER = "register.cpp"
 """The file of an operator that hands its kernel to the dispatcher. These files are compiled as one, because

@@ -14,8 +14,9 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 NAMESPACE = "kvforge"
-ISAS = ("portable", "avx2", "avx512")
-"""The instruction sets that kernels are compiled for; on other machines than x86 the first alone."""
+ISAS = ("portable", "avx2", "avx512", "avx512_vnni", "avx512_bf16")
+"""The instruction sets that kernels are compiled for, each with those before it; on other machines than x86 the first
+alone."""
 TILE_ISAS = ("amx_software", "amx")
 """AVX-512 with products by tiles: AMX's, and arrays in their place on which the same source is tested elsewhere."""
 
@@ -33,7 +34,7 @@ BACKEND_FILES = {
 class Variants:
     """How a C++ file is compiled more than once: for each of `isas`, into the namespace KVFORGE_ISA, with `flags`."""
 
-    isas: tuple[str, ...] = ISAS
+    isas: tuple[str, ...] = ("portable", "avx2", "avx512")
     flags: tuple[str, ...] = ()
 
 

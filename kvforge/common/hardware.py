@@ -22,16 +22,32 @@ _VECTOR_EXTENSIONS = (
     "sha_ni",
 )
 
-AVX512_KERNELS = frozenset(
-    ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "avx512_vnni", "avx512vbmi")
-)  # as plugins/native/isa.cpp
-"""What the AVX512-BF16 kernels need; on a CPU that lacks one of them AVX2's or the portable ones run."""
+_AVX2 = frozenset(("avx2", "fma"))
+_AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512vl", "avx512dq"}
+_AVX512_VNNI = _AVX512 | {"avx512_vnni"}
+_AVX512_BF16 = _AVX512_VNNI | {"avx512_bf16", "avx512vbmi"}
+_AMX = _AVX512_BF16 | {"amx_tile", "amx_bf16", "amx_int8"}
 
-AMX_KERNELS = AVX512_KERNELS | {"amx_tile", "amx_bf16", "amx_int8"}
-"""What AMX's kernels need."""
+ISA_EXTENSIONS: dict[str, frozenset[str]] = {
+    "portable": frozenset(),
+    "avx2": _AVX2,
+    "avx512": _AVX512,
+    "avx512_vnni": _AVX512_VNNI,
+    "avx512_bf16": _AVX512_BF16,
+    "amx": _AMX,
+}  # as plugins/native/isa.cpp
+"""What each variant of the kernels, as ``KVFORGE_CPU_ISA`` names it, needs; each has the instructions of those before
+it."""
 
-ISA_NAMES = {"amx": "AMX", "avx512": "AVX512-BF16", "avx2": "AVX2", "portable": "portable"}
-"""The variants of the kernels as ``KVFORGE_CPU_ISA`` names them, and in words."""
+ISA_NAMES = {
+    "portable": "portable",
+    "avx2": "AVX2",
+    "avx512": "AVX-512",
+    "avx512_vnni": "AVX512-VNNI",
+    "avx512_bf16": "AVX512-BF16",
+    "amx": "AMX",
+}
+"""The same in words."""
 
 
 def cpu_isa() -> tuple[str, ...]:
@@ -51,15 +67,14 @@ def cpu_isa() -> tuple[str, ...]:
 
 
 def best_isa() -> str:
-    """Return the best variant of the kernels for this CPU, a key of ``ISA_NAMES``."""
+    """Return the best variant of the kernels for this CPU, a key of ``ISA_EXTENSIONS``."""
+    return available_isas()[-1]
+
+
+def available_isas() -> tuple[str, ...]:
+    """Return the variants of the kernels that this CPU runs, the best last."""
     flags = set(cpu_isa())
-    needed = {"amx": AMX_KERNELS, "avx512": AVX512_KERNELS, "avx2": {"avx2", "fma"}}
-    return next((name for name, extensions in needed.items() if flags >= extensions), "portable")
-
-
-def has_avx512_kernels() -> bool:
-    """Whether this CPU runs the kernels for AVX512-BF16."""
-    return set(cpu_isa()) >= AVX512_KERNELS
+    return tuple(name for name, extensions in ISA_EXTENSIONS.items() if flags >= extensions)
 
 
 def available_memory_bytes() -> int:

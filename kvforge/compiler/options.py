@@ -7,7 +7,7 @@ import torch
 
 from kvforge.common.dtypes import COMPUTE_DTYPES, KV_DTYPES
 from kvforge.common.errors import BuildError
-from kvforge.common.hardware import has_avx512_kernels
+from kvforge.common.hardware import best_isa
 from kvforge.common.number_formats import KV_FORMATS, WEIGHT_BYTES
 from kvforge.kv_policies import Full, KVPolicy, compatibility, features, parse
 from kvforge.manifest import graph_names
@@ -75,10 +75,10 @@ class ResolvedOptions:
     @property
     def packed_dtype(self) -> torch.dtype | None:
         """What linear layers' weights are packed as for ``plugins.packed_linear``; None where they are torch's:
-        elsewhere than on CPUs, in float32, and in bfloat16 on a CPU without kernels that multiply it."""
+        elsewhere than on CPUs, in float32, and in bfloat16 on a CPU without vector kernels."""
         if self.int8_weights:
             return torch.int8
-        packs = self.target == "cpu" and self.dtype == "bfloat16" and has_avx512_kernels()
+        packs = self.target == "cpu" and self.dtype == "bfloat16" and best_isa() != "portable"
         return torch.bfloat16 if packs else None
 
     @property

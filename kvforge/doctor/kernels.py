@@ -26,12 +26,16 @@ def cpu_check() -> Check:
         rates = _rates()
     except RuntimeError as error:
         return Check("CPU", "missing", f"{machine}, {kernels}: {str(error).splitlines()[0]}", "unset KVFORGE_CPU_ISA")
-    told = f"bf16 products at {rates[0]:.0f} GFLOP/s, torch's at {rates[1]:.0f}" if rates else "not compiled yet"
+    told = "not compiled yet"
+    if rates is not None:
+        ours, bf16, float32 = rates
+        told = f"bf16 products at {ours:.0f} GFLOP/s; torch's at {bf16:.0f}, in float32 {float32:.0f}"
     return Check("CPU", "ok", f"{machine}, {kernels}: {told}")
 
 
-def _rates() -> tuple[float, float] | None:
-    """GFLOP/s of bfloat16 products by our kernels and by torch; None without torch or a compiled library."""
+def _rates() -> tuple[float, float, float] | None:
+    """GFLOP/s of bfloat16 products by our kernels and by torch, and of torch's in float32, which is what a CPU without
+    instructions for bfloat16 could do; None without torch or a compiled library."""
     if installed_version("torch") is None:
         return None
     import torch
@@ -46,7 +50,10 @@ def _rates() -> tuple[float, float] | None:
     load_library(library)
     x, weight = (torch.ones(SIZE, SIZE, dtype=torch.bfloat16) for _ in range(2))
     packed, _ = pack(weight, torch.bfloat16)
-    return _rate(lambda: packed_linear(x, packed, SIZE)), _rate(lambda: x @ weight)
+    wide_x, wide_weight = x.float(), weight.float()
+    products = (lambda: packed_linear(x, packed, SIZE), lambda: x @ weight, lambda: wide_x @ wide_weight)
+    ours, bf16, float32 = map(_rate, products)
+    return ours, bf16, float32
 
 
 def _rate(product: Callable[[], object]) -> float:

@@ -1,4 +1,7 @@
-"""OpenVINO GenAI's continuous batching, bf16 compute and KV cache: PEERS_PYTHON -m perf.peers.openvino_worker MODEL."""
+"""OpenVINO GenAI's continuous batching: PEERS_PYTHON -m perf.peers.openvino_worker MODEL.
+
+Compute and KV cache in bf16 where the CPU has it for OpenVINO, else in f32, its choice for such a CPU.
+"""
 
 import itertools
 import sys
@@ -16,7 +19,9 @@ def load() -> Run:
     scheduler = genai.SchedulerConfig()
     scheduler.cache_size, scheduler.max_num_batched_tokens, scheduler.max_num_seqs = 1, 2048, 64
     scheduler.dynamic_split_fuse, scheduler.enable_prefix_caching = True, False
-    properties = {"INFERENCE_PRECISION_HINT": "bf16", "KV_CACHE_PRECISION": "bf16"}
+    capabilities = ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    precision = "bf16" if "BF16" in capabilities else "f32"
+    properties = {"INFERENCE_PRECISION_HINT": precision, "KV_CACHE_PRECISION": precision}
     pipe = genai.ContinuousBatchingPipeline(sys.argv[1], scheduler, "CPU", properties)
     ids = itertools.count()
 

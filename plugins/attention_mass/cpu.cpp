@@ -37,6 +37,8 @@ struct Kernels {
 Kernels kernels() {
 #if defined(__x86_64__)
   switch (current_isa()) {
+    case Isa::avx512_bf16: return KVFORGE_KERNELS(isa_avx512_bf16);
+    case Isa::avx512_vnni:
     case Isa::avx512: return KVFORGE_KERNELS(isa_avx512);
     case Isa::avx2: return KVFORGE_KERNELS(isa_avx2);
     case Isa::portable: break;

@@ -5,6 +5,7 @@
 #include "attention_mass/cpu_kernel.h"
 
 #include "native/simd.h"
+#include "native/transpose.h"
 
 namespace kvforge {
 namespace {
@@ -55,28 +56,6 @@ class Slots {
   const int32_t* pages_;
   int64_t page_size_, row_;
 };
-
-template <int Width>
-inline void exchange(vint* x) {
-  const vint lane = iota();
-  const vint is_high = (lane & Width) != 0;
-  const vint low = is_high ? lane + (kLanes - Width) : lane, high = is_high ? lane + kLanes : lane + Width;
-#pragma GCC unroll 16
-  for (int i = 0; i < kLanes; ++i)
-    if ((i & Width) == 0) {
-      const vint a = x[i], b = x[i + Width];
-      x[i] = __builtin_shuffle(a, b, low);
-      x[i + Width] = __builtin_shuffle(a, b, high);
-    }
-}
-
-// Word j of vector i becomes word i of vector j.
-inline void transpose(vint* x) {
-  if constexpr (kLanes > 8) exchange<8>(x);
-  if constexpr (kLanes > 4) exchange<4>(x);
-  exchange<2>(x);
-  exchange<1>(x);
-}
 
 // The kLanes float32, or as many pairs, from here on.
 template <bool Pairs, typename T>

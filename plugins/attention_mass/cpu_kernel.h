@@ -57,6 +57,7 @@ KVFORGE_DECLARE(isa_portable)
 #if defined(__x86_64__)
 KVFORGE_DECLARE(isa_avx2)
 KVFORGE_DECLARE(isa_avx512)
+KVFORGE_DECLARE(isa_avx512_bf16)
 #endif
 #undef KVFORGE_DECLARE
 

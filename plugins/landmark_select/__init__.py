@@ -13,5 +13,9 @@ def _fake(landmarks: Tensor, table: Tensor, num_chunks: Tensor, max_selected: in
     return table.new_empty((num_chunks.shape[0], landmarks.shape[2], max_selected))
 
 
-OPERATOR = define(Operator(reference, version=1, variants={"cpu_kernel.cpp": Variants()}), _fake)
+_VARIANTS = Variants(("portable", "avx2", "avx512", "avx512_bf16"))
+OPERATOR = define(
+    Operator(reference, version=1, variants={"cpu_kernel.cpp": _VARIANTS}),
+    _fake,
+)
 landmark_select = OPERATOR.call

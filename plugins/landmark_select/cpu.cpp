@@ -25,6 +25,8 @@ struct Kernels {
 Kernels kernels() {
 #if defined(__x86_64__)
   switch (current_isa()) {
+    case Isa::avx512_bf16: return {&isa_avx512_bf16::score_chunks, &isa_avx512_bf16::select_chunks};
+    case Isa::avx512_vnni:
     case Isa::avx512: return {&isa_avx512::score_chunks, &isa_avx512::select_chunks};
     case Isa::avx2: return {&isa_avx2::score_chunks, &isa_avx2::select_chunks};
     case Isa::portable: break;

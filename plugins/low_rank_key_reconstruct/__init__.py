@@ -13,5 +13,9 @@ def _fake(u: Tensor, sv: Tensor, rows: Tensor, **_: Any) -> Tensor:
     return u.new_empty((rows.shape[0], sv.shape[1], sv.shape[3]))
 
 
-OPERATOR = define(Operator(reference, version=2, variants={"cpu_kernel.cpp": Variants()}), _fake)
+_VARIANTS = Variants(("portable", "avx2", "avx512", "avx512_bf16"))
+OPERATOR = define(
+    Operator(reference, version=2, variants={"cpu_kernel.cpp": _VARIANTS}),
+    _fake,
+)
 low_rank_key_reconstruct = OPERATOR.call

@@ -48,6 +48,8 @@ int64_t reconstruct_scratch(int64_t rank, int64_t head_dim) {
 decltype(&isa_portable::rebuild_keys) key_kernel() {
 #if defined(__x86_64__)
   switch (current_isa()) {
+    case Isa::avx512_bf16: return &isa_avx512_bf16::rebuild_keys;
+    case Isa::avx512_vnni:
     case Isa::avx512: return &isa_avx512::rebuild_keys;
     case Isa::avx2: return &isa_avx2::rebuild_keys;
     case Isa::portable: break;

@@ -11,6 +11,11 @@ namespace {
 constexpr int kRows = 6;                        // multiplied together
 constexpr int kVectors = kLanes == 16 ? 4 : 2;  // of columns, so that the sums stay in registers
 constexpr int64_t kBlock = kReconstructBlock;
+#if defined(__AVX512BF16__)
+constexpr bool kPairs = true;  // bfloat16 is multiplied in pairs of the rank
+#else
+constexpr bool kPairs = false;
+#endif
 static_assert(kBlock % kRows == 0);
 
 // Columns [first, first + width) of SV as the products take them: [rank, width] floats, or pairs of the rank as
@@ -104,7 +109,7 @@ void rebuild(const KeyFactors& a, const RebuiltKey* keys, int64_t count, float* 
   if (count == 0) return;
   const int64_t dim = a.head_dim, half = dim / 2, rank = a.rank;
   const int64_t padded = (dim + kReconstructColumns - 1) / kReconstructColumns * kReconstructColumns;
-  const int64_t depth = sizeof(T) == 2 && kLanes == 16 ? (rank + 1) / 2 : rank;
+  const int64_t depth = sizeof(T) == 2 && kPairs ? (rank + 1) / 2 : rank;
   const T *u = static_cast<const T*>(a.u), *sv = static_cast<const T*>(a.sv);
   float* packed = products + kBlock * padded;
   const auto by_columns = [&](const auto& whole, const auto& single) {

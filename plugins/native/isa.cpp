@@ -21,19 +21,24 @@ struct Variant {
 };
 
 constexpr Variant kVariants[] = {
-    {"portable", Isa::portable, Tiles::none}, {"avx2", Isa::avx2, Tiles::none},
-    {"avx512", Isa::avx512, Tiles::none},     {"amx_software", Isa::avx512, Tiles::software},
-    {"amx", Isa::avx512, Tiles::amx},
+    {"portable", Isa::portable, Tiles::none},
+    {"avx2", Isa::avx2, Tiles::none},
+    {"avx512", Isa::avx512, Tiles::none},
+    {"avx512_vnni", Isa::avx512_vnni, Tiles::none},
+    {"avx512_bf16", Isa::avx512_bf16, Tiles::none},
+    {"amx_software", Isa::avx512_bf16, Tiles::software},
+    {"amx", Isa::avx512_bf16, Tiles::amx},
 };
 
 Isa detect() {
 #if defined(__x86_64__)
   if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return Isa::portable;
   const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-      __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni") &&
-      __builtin_cpu_supports("avx512vbmi");
-  return avx512 ? Isa::avx512 : Isa::avx2;
+      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+  if (!avx512) return Isa::avx2;
+  if (!__builtin_cpu_supports("avx512vnni")) return Isa::avx512;
+  const bool bf16 = __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vbmi");
+  return bf16 ? Isa::avx512_bf16 : Isa::avx512_vnni;
 #else
   return Isa::portable;
 #endif
@@ -53,20 +58,32 @@ bool detect_amx() {
 #endif
 }
 
+// The last of the variants that this CPU has, software tiles apart.
+const Variant& best(Isa isa, bool amx) {
+  const Variant* result = kVariants;
+  for (const Variant& variant : kVariants)
+    if (variant.isa <= isa && variant.tiles != Tiles::software && (variant.tiles != Tiles::amx || amx))
+      result = &variant;
+  return *result;
+}
+
 const Variant& current() {
-  static const Isa best = detect();
-  static const bool amx = best == Isa::avx512 && detect_amx();
+  static const Isa isa = detect();
+  static const bool amx = isa == Isa::avx512_bf16 && detect_amx();
+  static const Variant& chosen = best(isa, amx);
   const char* forced = std::getenv("KVFORGE_CPU_ISA");
-  if (forced == nullptr || *forced == '\0') return kVariants[amx ? 4 : static_cast<int>(best)];
+  if (forced == nullptr || *forced == '\0') return chosen;
   const std::string name(forced);
+  std::string names;
   for (const Variant& variant : kVariants) {
+    names += std::string(names.empty() ? "" : ", ") + variant.name;
     if (name != variant.name) continue;
     TORCH_CHECK(
-        variant.isa <= best && (variant.tiles != Tiles::amx || amx), "KVFORGE_CPU_ISA=", name,
+        variant.isa <= isa && (variant.tiles != Tiles::amx || amx), "KVFORGE_CPU_ISA=", name,
         " asks for instructions that this CPU does not have");
     return variant;
   }
-  TORCH_CHECK(false, "KVFORGE_CPU_ISA must be portable, avx2, avx512, amx_software or amx, not '", name, "'");
+  TORCH_CHECK(false, "KVFORGE_CPU_ISA must be one of ", names, ", not '", name, "'");
 }
 
 }  // namespace

@@ -50,17 +50,20 @@ inline vint load_bytes(const int8_t* p) {
 
 inline vfloat load(const int8_t* p) { return __builtin_convertvector(load_bytes(p), vfloat); }
 
-inline vfloat load(const fp8* p) {
-  const vint bits = load_bytes(reinterpret_cast<const int8_t*>(p)), magnitude = bits & 0x7f;
+// The numbers whose e4m3 bits are the lowest of the lanes; the others do not matter.
+inline vfloat from_e4m3(vint bits) {
+  const vint magnitude = bits & 0x7f;
   const vfloat subnormal = __builtin_convertvector(magnitude, vfloat) * 0x1p-9f;
   vint value = magnitude < 8 ? reinterpret_cast<vint>(subnormal) : (magnitude << 20) + (120 << 23);
   value = magnitude == 0x7f ? vint{} + 0x7fc00000 : value;
   return reinterpret_cast<vfloat>(value | (bits & 0x80) << 24);
 }
 
+inline vfloat load(const fp8* p) { return from_e4m3(load_bytes(reinterpret_cast<const int8_t*>(p))); }
+
 inline void store(float* p, vfloat x) { std::memcpy(p, &x, sizeof x); }
 
-inline vfloat broadcast(float x) { return vfloat{} + x; }
+inline vfloat broadcast(float x) { return x - vfloat{}; }  // plus 0 would be an addition: it changes -0
 
 // The lanes' numbers, 0, 1, 2, ...
 inline vint iota() {

@@ -12,7 +12,7 @@ from plugins.registration import define
 
 __all__ = ["OPERATOR", "PANEL", "pack", "packed_linear", "reference"]
 
-_AVX512, _OTHERS = Variants(("avx512",)), Variants(("portable", "avx2"))
+_VNNI = ("avx512_vnni", "avx512_bf16")
 
 
 def _fake(x: Tensor, out_features: int, float32_out: bool, **_: Any) -> Tensor:
@@ -25,13 +25,13 @@ OPERATOR = define(
         version=1,
         graphs=("lower", "upper", "early_exit"),
         variants={
-            "cpu_bf16.cpp": _AVX512,
-            "cpu_int8_vnni.cpp": _AVX512,
+            "cpu_bf16.cpp": Variants(("avx512_bf16",)),
+            "cpu_bf16_fma.cpp": Variants(),
+            "cpu_int8_vnni.cpp": Variants(_VNNI),
+            "cpu_int8_madd.cpp": Variants(),
             "cpu_tiles.cpp": Variants(TILE_ISAS),
-            "cpu_finish.cpp": _OTHERS,
-            "cpu_finish_avx512.cpp": _AVX512,
-            "cpu_bf16_generic.cpp": _OTHERS,
-            "cpu_int8_generic.cpp": _OTHERS,
+            "cpu_finish.cpp": Variants(("portable", "avx2")),
+            "cpu_finish_avx512.cpp": Variants(("avx512", *_VNNI)),
         },
     ),
     _fake,

@@ -29,6 +29,8 @@ const LinearKernel& kernel(bool int8) {
     case Tiles::none: break;
   }
   switch (current_isa()) {
+    case Isa::avx512_bf16: return int8 ? isa_avx512_bf16::linear_int8_kernel : isa_avx512_bf16::linear_bf16_kernel;
+    case Isa::avx512_vnni: return int8 ? isa_avx512_vnni::linear_int8_kernel : isa_avx512::linear_bf16_kernel;
     case Isa::avx512: return int8 ? isa_avx512::linear_int8_kernel : isa_avx512::linear_bf16_kernel;
     case Isa::avx2: return int8 ? isa_avx2::linear_int8_kernel : isa_avx2::linear_bf16_kernel;
     case Isa::portable: break;
@@ -88,7 +90,7 @@ class Product {
       const int64_t first = start(b);
       const bool last = b + 1 == blocks_;
       kernel_.multiply({
-          .rows = rows + first * kGroupBytes * kernel_.band_rows,
+          .rows = rows + first * kernel_.row_group_bytes * kernel_.band_rows,
           .band_stride = band_stride,
           .num_rows = count,
           .weight = weight(panel, b),

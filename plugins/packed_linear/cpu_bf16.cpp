@@ -78,7 +78,7 @@ void multiply(const LinearTile& t) {
 
 }  // namespace
 
-namespace isa_avx512 {
+namespace isa_avx512_bf16 {
 extern const LinearKernel linear_bf16_kernel = {
     .takes_x = takes_x,
     .band_bytes = row_bytes,

@@ -1,5 +1,6 @@
 // What follows the matrix product, on AVX-512: bias, gate, residual and one rounding of each row of a panel, in
-// registers. No inline function with external linkage may be used here.
+// registers. Compiled once per instruction set into namespace KVFORGE_ISA, so no inline function with external linkage may
+// be used here.
 #include <immintrin.h>
 
 #include "packed_linear/cpu_kernel.h"
@@ -35,6 +36,22 @@ inline __m512 silu(__m512 x) {
   p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(6.93121815e-1f));
   p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(9.99999261e-1f));
   return _mm512_mul_ps(x, reciprocal(_mm512_add_ps(_mm512_scalef_ps(p, n), _mm512_set1_ps(1.0f))));
+}
+
+// Two vectors rounded to nearest even, low's first; a NaN stays a NaN.
+inline __m512i to_bf16(__m512 high, __m512 low) {
+#if defined(__AVX512BF16__)
+  return reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high, low));
+#else
+  const auto round = [](__m512 x) {
+    const __m512i bits = _mm512_castps_si512(x), odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    const __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
+    const __m512i result = _mm512_mask_mov_epi32(rounded, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q),
+                                                 _mm512_set1_epi32(0x7fc00000));
+    return _mm512_cvtepi32_epi16(_mm512_srli_epi32(result, 16));
+  };
+  return _mm512_inserti64x4(_mm512_castsi256_si512(round(low)), round(high), 1);
+#endif
 }
 
 template <bool Gated, bool Float32>
@@ -74,14 +91,14 @@ void finish_rows(const LinearArgs& a, int64_t begin, int64_t num_rows, int64_t p
 #pragma GCC unroll 4
       for (int j = 0; j < kOut; j += 2)
         _mm512_mask_storeu_epi16(out + j * 16, _mm512_kunpackw(mask[j + 1], mask[j]),
-                                 reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(x[j + 1], x[j])));
+                                 to_bf16(x[j + 1], x[j]));
     }
   }
 }
 
 }  // namespace
 
-namespace isa_avx512 {
+namespace KVFORGE_ISA {
 
 void finish_linear(const LinearArgs& a, int64_t begin, int64_t num_rows, int64_t panel, const float* sums) {
   const auto finish = a.gated ? (a.float32_out ? finish_rows<true, true> : finish_rows<true, false>)
@@ -89,5 +106,5 @@ void finish_linear(const LinearArgs& a, int64_t begin, int64_t num_rows, int64_t
   finish(a, begin, num_rows, panel, sums);
 }
 
-}  // namespace isa_avx512
+}  // namespace KVFORGE_ISA
 }  // namespace kvforge

@@ -1,6 +1,7 @@
 // int8 weights on AVX512-VNNI: tiles of up to 6 rows by the 64 outputs of a panel, whose sums stay in registers.
 // vpdpbusd multiplies unsigned with signed bytes, hence the 128 added to the rows, and adds four products to an
-// int32 without saturating. No inline function with external linkage may be used here.
+// int32 without saturating. Compiled once per instruction set into namespace KVFORGE_ISA, so no inline function with
+// external linkage may be used here.
 #include <immintrin.h>
 
 #include <utility>
@@ -85,18 +86,18 @@ void multiply(const LinearTile& t) {
 }
 
 void prepare(const LinearArgs& a, int64_t begin, int64_t end, char* rows, char* scratch) {
-  prepare_rows(a, begin, end, rows, scratch, quantize_row);
+  prepare_rows<uint8_t>(a, begin, end, rows, scratch, quantize_row);
 }
 
 }  // namespace
 
-namespace isa_avx512 {
+namespace KVFORGE_ISA {
 extern const LinearKernel linear_int8_kernel = {
     .takes_x = takes_x,
-    .band_bytes = row_bytes,
+    .band_bytes = row_bytes<uint8_t>,
     .prepare = prepare,
     .multiply = multiply,
-    .dequantize = dequantize,
+    .dequantize = dequantize<uint8_t>,
     .finish = finish_linear,
 };
 }

@@ -1,6 +1,6 @@
 // What the operator's driver hands to its kernels. A *group* is 4 bytes of the depth, two bfloat16 or four int8: a
-// prepared row has a word for each group, a panel of the weight kPanel words. A kernel's rows lie in *bands*, of one row
-// or as many as its tiles have: group g of a band is at g * kGroupBytes * band_rows.
+// panel of the weight has kPanel words for each group, a prepared row one word or what its kernel makes of it. A kernel's
+// rows lie in *bands*, of one row or as many as its tiles have: group g of a band is at g * row_group_bytes * band_rows.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 namespace kvforge {
 
 constexpr int64_t kPanel = 64;             // outputs of a panel
-constexpr int64_t kGroupBytes = 4;         // of a row
+constexpr int64_t kGroupBytes = 4;         // of an output
 constexpr int64_t kPanelGroupBytes = kPanel * kGroupBytes;
 
 struct LinearArgs {
@@ -42,6 +42,7 @@ struct LinearTile {
 // One weight dtype on one instruction set. Each sum runs over the depth in order, whatever the shape of the tile.
 struct LinearKernel {
   int64_t band_rows = 1;
+  int64_t row_group_bytes = kGroupBytes;  // of a prepared row
   int64_t depth_block = 512;  // groups that are multiplied before the next rows have their turn, a multiple of 16
   // Rows of a piece, whole bands: with a depth block of them and of a panel, 192 fill half of the L2.
   int64_t row_block = 192;
@@ -74,6 +75,8 @@ KVFORGE_LINEAR_KERNELS(isa_portable)
 #if defined(__x86_64__)
 KVFORGE_LINEAR_KERNELS(isa_avx2)
 KVFORGE_LINEAR_KERNELS(isa_avx512)
+KVFORGE_LINEAR_KERNELS(isa_avx512_vnni)
+KVFORGE_LINEAR_KERNELS(isa_avx512_bf16)
 KVFORGE_LINEAR_KERNELS(isa_amx_software)
 KVFORGE_LINEAR_KERNELS(isa_amx)
 #endif

@@ -261,7 +261,7 @@ extern const LinearKernel linear_bf16_kernel = {
     .band_bytes = bf16_band_bytes,
     .prepare = prepare_bf16,
     .multiply = multiply<Bf16>,
-    .finish = isa_avx512::finish_linear,
+    .finish = isa_avx512_bf16::finish_linear,
 };
 extern const LinearKernel linear_int8_kernel = {
     .band_rows = kRowsOfTile,
@@ -274,7 +274,7 @@ extern const LinearKernel linear_int8_kernel = {
     .prepare = prepare_int8,
     .multiply = multiply<Int8>,
     .dequantize = dequantize,
-    .finish = isa_avx512::finish_linear,
+    .finish = isa_avx512_bf16::finish_linear,
 };
 
 }  // namespace KVFORGE_ISA

@@ -8,7 +8,7 @@ from plugins.operator import TILE_ISAS, Operator, Variants
 from plugins.paged_attention.reference import reference
 from plugins.registration import define
 
-_AVX512 = Variants(("avx512",))
+_AVX512_BF16 = Variants(("avx512_bf16",))
 
 
 def _fake(q: Tensor, **_: Any) -> Tensor:
@@ -21,11 +21,11 @@ OPERATOR = define(
         version=2,
         graphs=("lower", "upper"),
         variants={
-            "cpu_bf16_tile.cpp": _AVX512,
-            "cpu_bf16_direct.cpp": _AVX512,
-            "cpu_bf16.cpp": _AVX512,
+            "cpu_bf16_tile.cpp": _AVX512_BF16,
+            "cpu_bf16_direct.cpp": _AVX512_BF16,
+            "cpu_bf16.cpp": _AVX512_BF16,
             "cpu_tiles.cpp": Variants(TILE_ISAS),
-            "cpu_generic.cpp": Variants(),
+            **dict.fromkeys(("cpu_fp32.cpp", "cpu_fp32_direct.cpp", "cpu_fp32_tile.cpp"), Variants()),
         },
     ),
     _fake,

@@ -27,18 +27,20 @@ const AttentionKernel& pick_kernel(const AttentionArgs& args) {
 #if defined(__x86_64__)
   const bool bf16 = args.q_bf16 && args.pool != Dtype::float32 && args.head_dim % 16 == 0 && args.head_dim <= 256;
   switch (current_isa()) {
-    case Isa::avx512:
-      if (!bf16) return isa_avx512::generic_kernel;
+    case Isa::avx512_bf16:
+      if (!bf16) return isa_avx512::fp32_kernel;
       switch (current_tiles()) {
         case Tiles::amx: return isa_amx::bf16_kernel;
         case Tiles::software: return isa_amx_software::bf16_kernel;
-        case Tiles::none: return isa_avx512::bf16_kernel;
+        case Tiles::none: return isa_avx512_bf16::bf16_kernel;
       }
-    case Isa::avx2: return isa_avx2::generic_kernel;
+    case Isa::avx512_vnni:
+    case Isa::avx512: return isa_avx512::fp32_kernel;
+    case Isa::avx2: return isa_avx2::fp32_kernel;
     case Isa::portable: break;
   }
 #endif
-  return isa_portable::generic_kernel;
+  return isa_portable::fp32_kernel;
 }
 
 void check_step(const AttentionArgs& args, const Step& step, int64_t num_pages) {

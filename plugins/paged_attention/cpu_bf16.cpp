@@ -3,7 +3,7 @@
 // largest score of a key block, and blocks are added one after the other (add_block).
 #include "paged_attention/cpu_bf16.h"
 
-namespace kvforge::isa_avx512 {
+namespace kvforge::isa_avx512_bf16 {
 
 static int64_t scratch_bytes(const AttentionArgs& args, int64_t rows) {
   return larger(bf16_tile_scratch_bytes(args), bf16_direct_scratch_bytes(args, rows));
@@ -12,4 +12,4 @@ static int64_t scratch_bytes(const AttentionArgs& args, int64_t rows) {
 extern const AttentionKernel bf16_kernel = {
     bf16_packed_bytes, scratch_bytes, bf16_pack, bf16_tile, bf16_direct, merge_blocks, true};
 
-}  // namespace kvforge::isa_avx512
+}  // namespace kvforge::isa_avx512_bf16

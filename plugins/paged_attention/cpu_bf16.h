@@ -10,10 +10,11 @@
 #include "native/cast.h"
 #include "paged_attention/cpu_kernel.h"
 #include "paged_attention/cpu_rows.h"
+#include "paged_attention/cpu_scales.h"
 
 namespace kvforge {
 
-namespace isa_avx512 {
+namespace isa_avx512_bf16 {
 
 // Tiles, in cpu_bf16_tile.cpp.
 int64_t bf16_packed_bytes(const AttentionArgs& args);
@@ -26,7 +27,7 @@ void bf16_tile(const AttentionArgs& args, const Rows& rows, int64_t begin, int64
 int64_t bf16_direct_scratch_bytes(const AttentionArgs& args, int64_t rows);
 void bf16_direct(const AttentionArgs& args, const DirectWork& work, const DirectWork* next, char* scratch);
 
-}  // namespace isa_avx512
+}  // namespace isa_avx512_bf16
 
 namespace {
 
@@ -96,27 +97,6 @@ inline void finish_row(const AttentionArgs& a, const Rows& rows, int64_t row, co
   const __m512 inverse = _mm512_set1_ps(a.v_scale / total);
   for (int64_t d = 0; d < a.head_dim; d += 16)
     store_bf16(out + d, _mm512_mul_ps(_mm512_loadu_ps(acc + d), inverse));
-}
-
-// Scales of the keys of a block, or nulls where all keys have the same: K's multiply scores, V's weights.
-struct BlockScales {
-  const float* k = nullptr;
-  const float* v = nullptr;
-};
-
-// Scales of keys [first, last) of the block that starts at `begin`, zeros for its others: out is [2, kKeyBlock],
-// K's and V's.
-BlockScales gather_scales(const AttentionArgs& a, const Rows& rows, int64_t begin, int64_t first, int64_t last,
-                          float* out) {
-  if (a.k_scales.data == nullptr) return {};
-  const KeyScales k(a, a.k_scales, a.k_scale, rows.pages, first, last);
-  const KeyScales v(a, a.v_scales, a.v_scale, rows.pages, first, last);
-  std::memset(out, 0, 2 * kKeyBlock * sizeof(float));
-  for (int64_t key = first; key < last; ++key) {
-    out[key - begin] = k(key - first, rows.kv_head);
-    out[kKeyBlock + key - begin] = v(key - first, rows.kv_head);
-  }
-  return {out, out + kKeyBlock};
 }
 
 // weights[0 .. width) = 2^(x - top) for [first, last) and 0 elsewhere, where x is factor * score * K's scale and

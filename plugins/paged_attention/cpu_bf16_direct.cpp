@@ -204,7 +204,7 @@ void direct_block(const AttentionArgs& a, const DirectWork& work, char* scratch)
 
 }  // namespace
 
-namespace isa_avx512 {
+namespace isa_avx512_bf16 {
 
 int64_t bf16_direct_scratch_bytes(const AttentionArgs& a, int64_t rows) {
   const int64_t q_size = a.pool == Dtype::bfloat16 ? spread_size<bf16>(a.head_dim) : spread_size<int8_t>(a.head_dim);
@@ -217,5 +217,5 @@ void bf16_direct(const AttentionArgs& a, const DirectWork& work, const DirectWor
   else direct_block<int8_t>(a, work, scratch);
 }
 
-}  // namespace isa_avx512
+}  // namespace isa_avx512_bf16
 }  // namespace kvforge

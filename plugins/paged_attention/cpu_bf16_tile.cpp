@@ -165,7 +165,7 @@ void pack_block(const AttentionArgs& a, const Rows& rows, int64_t begin, bf16* k
 
 }  // namespace
 
-namespace isa_avx512 {
+namespace isa_avx512_bf16 {
 
 // Packed block: K as [padded_dim / 2, kKeyBlock, 2], then V as [kKeyBlock / 2, head_dim, 2].
 int64_t bf16_packed_bytes(const AttentionArgs& a) {
@@ -243,5 +243,5 @@ void bf16_tile(const AttentionArgs& a, const Rows& rows, int64_t begin, int64_t 
     finish_row(a, rows, rows.row_begin + r, sums[r].sums, sums[r].top, sums[r].total, partial);
 }
 
-}  // namespace isa_avx512
+}  // namespace isa_avx512_bf16
 }  // namespace kvforge

@@ -72,13 +72,12 @@ struct AttentionKernel {
   int64_t max_direct_rows = INT64_MAX;
 };
 
-namespace isa_portable { extern const AttentionKernel generic_kernel; }
+namespace isa_portable { extern const AttentionKernel fp32_kernel; }
 #if defined(__x86_64__)
-namespace isa_avx2 { extern const AttentionKernel generic_kernel; }
-namespace isa_avx512 {
-extern const AttentionKernel generic_kernel;
-extern const AttentionKernel bf16_kernel;  // q bfloat16, pools not float32, head_dim a multiple of 16, at most 256
-}
+namespace isa_avx2 { extern const AttentionKernel fp32_kernel; }
+namespace isa_avx512 { extern const AttentionKernel fp32_kernel; }
+// For q in bfloat16, pools not in float32, head_dim a multiple of 16, at most 256.
+namespace isa_avx512_bf16 { extern const AttentionKernel bf16_kernel; }
 namespace isa_amx_software { extern const AttentionKernel bf16_kernel; }
 namespace isa_amx { extern const AttentionKernel bf16_kernel; }
 #endif

@@ -1,4 +1,4 @@
-// Address arithmetic shared by the kernels: everything here has internal linkage (see cpu_generic.cpp).
+// Address arithmetic shared by the kernels: everything here has internal linkage (see cpu_fp32.h).
 #pragma once
 
 #include "paged_attention/cpu_kernel.h"

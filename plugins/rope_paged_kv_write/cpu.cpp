@@ -20,6 +20,8 @@ constexpr int64_t kElementsPerTask = 32768;
 auto kernel() -> decltype(&isa_portable::write_tokens) {
 #if defined(__x86_64__)
   switch (current_isa()) {
+    case Isa::avx512_bf16:
+    case Isa::avx512_vnni:
     case Isa::avx512: return &isa_avx512::write_tokens;
     case Isa::avx2: return &isa_avx2::write_tokens;
     case Isa::portable: break;

@@ -18,6 +18,8 @@ constexpr int64_t kLogitsPerThread = 1 << 15;  // that pay for waking a thread
 auto kernel() -> decltype(&isa_portable::verify_sequence) {
 #if defined(__x86_64__)
   switch (current_isa()) {
+    case Isa::avx512_bf16:
+    case Isa::avx512_vnni:
     case Isa::avx512: return &isa_avx512::verify_sequence;
     case Isa::avx2: return &isa_avx2::verify_sequence;
     case Isa::portable: break;

@@ -1,10 +1,9 @@
 import os
-import platform
 
 import pytest
 
 import plugins
-from kvforge.common.hardware import AMX_KERNELS, AVX512_KERNELS, cpu_isa
+from kvforge.common.hardware import available_isas
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -16,14 +15,8 @@ def library():
 @pytest.fixture(scope="session")
 def isas() -> list[str]:
     """The kernel variants that this machine can run; software tiles in place of AMX's (test_tiles.py compares both)."""
-    if platform.machine() not in ("x86_64", "AMD64"):
-        return ["portable"]
-    flags, found = set(cpu_isa()), ["portable"]
-    if flags >= {"avx2", "fma"}:
-        found.append("avx2")
-        if flags >= AVX512_KERNELS:
-            found += ["avx512", "amx" if flags >= AMX_KERNELS else "amx_software"]
-    return found
+    found = list(available_isas())
+    return [*found, "amx_software"] if found[-1] == "avx512_bf16" else found
 
 
 @pytest.fixture(autouse=True)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import plugins
+from plugins.operator import ISAS
 from plugins.packed_linear import pack
 from tests.support.rounding import assert_near, gamma
 
@@ -16,7 +17,7 @@ def normal(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
 
 
-@pytest.fixture(params=["portable", "avx2", "avx512"])
+@pytest.fixture(params=ISAS)
 def isa(request, isas, monkeypatch) -> str:
     if request.param not in isas:
         pytest.skip(f"this machine has no {request.param}")

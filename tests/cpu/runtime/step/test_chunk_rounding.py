@@ -40,7 +40,7 @@ def test_chunks_change_the_cache_by_rounding_alone(kv_dtype: str, full: bool) ->
     """What a chunk writes is near what the whole prompt writes: floats by rounding, codes by one at most where no code
     before them differs. The next token has near logits where no code differs, and the same bits where the cache is."""
     session = small_session({"kv_dtype": kv_dtype})
-    flipped = 0
+    flipped = num_near = 0
     for seed in range(400 if full else 40):
         rng = random.Random(seed)
         tokens = [rng.randrange(3, 96) for _ in range(rng.randint(20, 60))]
@@ -55,13 +55,16 @@ def test_chunks_change_the_cache_by_rounding_alone(kv_dtype: str, full: bool) ->
             equal = equal and bool((off == 0).all())
         flipped += not equal
         expected, found = whole.run([5]), chunked.run([5])
-        if equal:
+        own = zip(cached(whole), cached(chunked), strict=True)  # the new token's codes may differ as others' do
+        if equal and all(torch.equal(one, other) for one, other in own if one.dtype != torch.float32):
+            num_near += 1
             assert_near(found, expected, model_error(session.config, len(tokens)))
         for pool, source in zip(chunked.pools, whole.pools, strict=True):
             for tensor, content in zip(pool, source, strict=True):
                 tensor.copy_(content)
         assert torch.equal(chunked.run([7]), whole.run([7]))  # the cache is all that a sequence carries along
     assert flipped == 0 if kv_dtype == "float32" else flipped * 4 < seed
+    assert num_near * 2 > seed
     print(f"{kv_dtype}: a code differs in {flipped} of {seed + 1} sequences")
 
 

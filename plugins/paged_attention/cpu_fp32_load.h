@@ -1,0 +1,105 @@
+// Keys and values of the pools as float32. Used by files that are compiled once per instruction set: everything here has
+// internal linkage.
+#pragma once
+
+#include <type_traits>
+
+#include "native/simd.h"
+#include "native/transpose.h"
+#include "paged_attention/cpu_rows.h"
+
+namespace kvforge {
+namespace {
+
+template <typename Pool>
+constexpr int kPerWord = 4 / static_cast<int>(sizeof(Pool));  // elements in 32 bits
+
+// Element i of each word.
+template <typename Pool>
+inline vfloat element(vint words, int i) {
+  if constexpr (std::is_same_v<Pool, float>) return reinterpret_cast<vfloat>(words);
+  else if constexpr (std::is_same_v<Pool, bf16>)
+    return reinterpret_cast<vfloat>(i == 0 ? words << 16 : words & static_cast<int32_t>(0xffff0000));
+  else if constexpr (std::is_same_v<Pool, fp8>) return from_e4m3(words >> 8 * i);
+  else return __builtin_convertvector((words << (24 - 8 * i)) >> 24, vfloat);
+}
+
+// out[e * stride + lane] = element e of row `lane`, for kLanes rows of `count` elements; Whole: as many as fit into a
+// vector.
+template <bool Whole, typename Pool>
+inline void transpose_elements(const Pool* const* rows, int64_t first, int64_t count, float* out, int64_t stride) {
+  vint x[kLanes];
+#pragma GCC unroll 16
+  for (int i = 0; i < kLanes; ++i) {
+    x[i] = vint{};
+    std::memcpy(&x[i], rows[i] + first, Whole ? sizeof x[i] : count * sizeof(Pool));
+  }
+  transpose(x);
+#pragma GCC unroll 16
+  for (int i = 0; i < kLanes; ++i)
+#pragma GCC unroll 4
+    for (int j = 0; j < kPerWord<Pool>; ++j) {
+      const int64_t e = i * kPerWord<Pool> + j;
+      if (Whole || e < count) store(out + e * stride, element<Pool>(x[i], j));
+    }
+}
+
+// out[d * stride + lane] = element d of key `lane`, for kLanes keys.
+template <typename Pool>
+inline void transpose_keys(const Pool* const* keys, int64_t dim, float* out, int64_t stride) {
+  constexpr int64_t kWhole = kLanes * kPerWord<Pool>;
+  int64_t d = 0;
+  for (; d + kWhole <= dim; d += kWhole) transpose_elements<true>(keys, d, kWhole, out + d * stride, stride);
+  if (d < dim) transpose_elements<false>(keys, d, dim - d, out + d * stride, stride);
+}
+
+// A row of values, padded with zeros to `padded` elements.
+template <typename Pool>
+inline void load_values(const Pool* v, int64_t dim, int64_t padded, float* out) {
+  int64_t d = 0;
+  for (; d + kLanes <= dim; d += kLanes) store(out + d, load(v + d));
+  for (; d < dim; ++d) out[d] = to_float(v[d]);
+  for (; d < padded; ++d) out[d] = 0;
+}
+
+// Offsets of the keys' K or V in a pool.
+class KeyRows {
+ public:
+  KeyRows(const AttentionArgs& a, const PagedTensor& pool, const Rows& rows, int64_t begin, int64_t end)
+      : pool_(pool), begin_(begin), end_(end) {
+    key_offsets(a, pool, rows.pages, begin, end, offsets_);
+  }
+
+  // Of the keys [begin, end), or of the nearest one of these.
+  template <typename Pool>
+  const Pool* row(int64_t key, int64_t kv_head) const {
+    const int64_t nearest = larger(begin_, smaller(key, end_ - 1));
+    return static_cast<const Pool*>(pool_.data) + offsets_[nearest - begin_] + kv_head * pool_.head_stride;
+  }
+
+  template <typename Pool>
+  void transpose(int64_t first, int64_t kv_head, int64_t dim, float* out, int64_t stride) const {
+    const Pool* keys[kLanes];
+    for (int64_t i = 0; i < kLanes; ++i) keys[i] = row<Pool>(first + i, kv_head);
+    transpose_keys(keys, dim, out, stride);
+  }
+
+ private:
+  const PagedTensor& pool_;
+  int64_t begin_, end_;
+  int64_t offsets_[kKeyBlock];
+};
+
+// Calls body(Pool{}) with a value of the pools' type.
+template <typename Body>
+inline void with_pool(const AttentionArgs& a, const Body& body) {
+  switch (a.pool) {
+    case Dtype::float32: return body(float{});
+    case Dtype::bfloat16: return body(bf16{});
+    case Dtype::fp8: return body(fp8{});
+    case Dtype::int8: return body(int8_t{});
+  }
+}
+
+}  // namespace
+}  // namespace kvforge
