@@ -79,7 +79,8 @@ class Product {
  public:
   Product(const LinearArgs& args, const LinearKernel& kernel, int64_t groups)
       : args_(args), kernel_(kernel), groups_(groups),
-        blocks_((groups + kernel.depth_block - 1) / kernel.depth_block) {}
+        // The rows of a single band have no turns to take.
+        blocks_(args.rows <= kernel.band_rows ? 1 : (groups + kernel.depth_block - 1) / kernel.depth_block) {}
 
   // rows: where the first prepared band would be; next: the piece after this one or -1.
   void run(int64_t piece, int64_t next, const char* rows, int64_t band_stride, float* sums) const {

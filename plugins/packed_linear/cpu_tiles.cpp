@@ -198,17 +198,17 @@ inline void multiply_one(const char* band, const char* weight, int64_t steps, ch
   start_sums<3>(sums + 3 * kTileRowBytes, add);
   for (int64_t s = 0; s < steps; ++s, band += kTileBytes, weight += kStepBytes) {
     tile_load<4>(band, kTileRowBytes);
-    tile_load<5>(weight, kPanelRow);
     fetch_quarter(0);
-    Dot::template dot<0, 4, 5>();
-    tile_load<6>(weight + kTileRowBytes, kPanelRow);
+    tile_load<5>(weight, kPanelRow);
     fetch_quarter(1);
-    Dot::template dot<1, 4, 6>();
-    tile_load<7>(weight + 2 * kTileRowBytes, kPanelRow);
+    tile_load<6>(weight + kTileRowBytes, kPanelRow);
     fetch_quarter(2);
+    tile_load<7>(weight + 2 * kTileRowBytes, kPanelRow);
+    fetch_quarter(3);
+    Dot::template dot<0, 4, 5>();
+    Dot::template dot<1, 4, 6>();
     Dot::template dot<2, 4, 7>();
     tile_load<5>(weight + 3 * kTileRowBytes, kPanelRow);
-    fetch_quarter(3);
     Dot::template dot<3, 4, 5>();
     if constexpr (!Only) fetch.step();
   }
@@ -222,11 +222,12 @@ template <typename Dot>
 void multiply_steps(const LinearTile& t, const char* rows, const char* weight, int64_t steps, bool add, Fetch fetch) {
   const int64_t bands = (t.num_rows + kRowsOfTile - 1) / kRowsOfTile;
   char* sums = static_cast<char*>(t.sums);
-  int64_t b = 0;
-  for (; b + 2 <= bands; b += 2, rows += 2 * t.band_stride, sums += 2 * kRowsOfTile * kPanelRow)
-    for (int64_t half = 0; half < 2; ++half)
-      multiply_two<Dot>(rows, t.band_stride, weight + half * 2 * kTileRowBytes, steps, sums + half * 2 * kTileRowBytes,
-                        add, fetch);
+  const int64_t b = bands / 2 * 2;
+  for (int64_t half = 0; half < 2; ++half)
+    for (int64_t p = 0; p + 2 <= bands; p += 2)
+      multiply_two<Dot>(rows + p * t.band_stride, t.band_stride, weight + half * 2 * kTileRowBytes, steps,
+                        sums + p * kRowsOfTile * kPanelRow + half * 2 * kTileRowBytes, add, fetch);
+  rows += b * t.band_stride, sums += b * kRowsOfTile * kPanelRow;
   if (bands == 1) multiply_one<Dot, true>(rows, weight, steps, sums, add, fetch);
   else if (b < bands) multiply_one<Dot, false>(rows, weight, steps, sums, add, fetch);
 }
