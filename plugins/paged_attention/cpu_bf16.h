@@ -41,21 +41,18 @@ inline __mmask16 lanes_between(int64_t j, int64_t first, int64_t last) {  // lan
   return static_cast<__mmask16>((0xffffu << low) & ((1u << high) - 1));
 }
 
-// 2^x for x <= 0, relative error below 3e-6 by a minimax polynomial (a bfloat16 weight keeps 4e-3).
-inline __m512 exp2_nonpositive(__m512 x) {
-  const __m512 n = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-  const __m512 f = _mm512_sub_ps(x, n);
-  __m512 p = _mm512_set1_ps(9.57010169e-3f);
-  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(5.59178603e-2f));
-  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(2.40247448e-1f));
-  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(6.93121815e-1f));
-  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(9.99999261e-1f));
-  return _mm512_scalef_ps(p, n);
-}
-
-// x y, rounded as for the largest, so that the difference to it is never positive: not to be fused into one operation.
-inline __m512 round_product(__m512 x, __m512 y) {
-  return _mm512_mul_round_ps(x, y, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+// 2^(x scale - peak), relative error below 3e-6 by a minimax polynomial of the fraction (a bfloat16 weight keeps 4e-3).
+// The product is rounded as the peak was, so that the exponent is never positive: not to be fused into one operation.
+inline __m512 weight_of(__m512 x, __m512 scale, __m512 peak) {
+  const __m512 product = _mm512_mul_round_ps(x, scale, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  const __m512 exponent = _mm512_sub_ps(product, peak);
+  const __m512 f = _mm512_reduce_ps(exponent, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);  // in [0, 1)
+  __m512 p = _mm512_set1_ps(1.35341706e-02f);
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(5.20114638e-02f));
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(2.41442755e-01f));
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(6.93003833e-01f));
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.00000262e+00f));
+  return _mm512_scalef_ps(p, exponent);  // by 2^floor(exponent)
 }
 
 inline void store_bf16(bf16* p, __m512 x) {
@@ -121,7 +118,7 @@ inline float softmax_row(const float* scores, bf16* weights, int64_t width, int6
   __m512 total = _mm512_setzero_ps();
   for (int64_t j = begin; j < end; j += 16) {
     const __mmask16 seen = Masked ? lanes_between(j, first, last) : 0xffff;
-    __m512 p = exp2_nonpositive(_mm512_sub_ps(round_product(score(j), scale), peak));
+    __m512 p = weight_of(score(j), scale, peak);
     p = _mm512_maskz_mov_ps(seen, p);
     total = _mm512_add_ps(total, p);
     if (Scaled) p = _mm512_maskz_mul_ps(seen, p, _mm512_loadu_ps(scales.v + j));

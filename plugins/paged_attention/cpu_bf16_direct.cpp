@@ -212,9 +212,7 @@ int64_t bf16_direct_scratch_bytes(const AttentionArgs& a, int64_t rows) {
 }
 
 void bf16_direct(const AttentionArgs& a, const DirectWork& work, const DirectWork*, char* scratch) {
-  if (a.pool == Dtype::bfloat16) direct_block<bf16>(a, work, scratch);
-  else if (a.pool == Dtype::fp8) direct_block<fp8>(a, work, scratch);
-  else direct_block<int8_t>(a, work, scratch);
+  with_pool(a, [&](auto pool) { direct_block<decltype(pool)>(a, work, scratch); });
 }
 
 }  // namespace isa_avx512_bf16

@@ -44,5 +44,13 @@ inline __m512i load_masked(__mmask32 mask, const int8_t* p) {
   return reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high, low));
 }
 
+// Calls body(Pool{}) with a value of the pools' type, which is not float32.
+template <typename Body>
+inline void with_pool(const AttentionArgs& a, const Body& body) {
+  if (a.pool == Dtype::bfloat16) body(bf16{});
+  else if (a.pool == Dtype::fp8) body(fp8{});
+  else body(int8_t{});
+}
+
 }  // namespace
 }  // namespace kvforge

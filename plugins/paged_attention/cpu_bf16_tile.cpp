@@ -180,9 +180,7 @@ int64_t bf16_tile_scratch_bytes(const AttentionArgs& a) {
 void bf16_pack(const AttentionArgs& a, const Rows& rows, int64_t begin, char* packed) {
   bf16* k = reinterpret_cast<bf16*>(packed);
   bf16* v = k + kKeyBlock * padded_dim(a);
-  if (a.pool == Dtype::bfloat16) pack_block<bf16>(a, rows, begin, k, v);
-  else if (a.pool == Dtype::fp8) pack_block<fp8>(a, rows, begin, k, v);
-  else pack_block<int8_t>(a, rows, begin, k, v);
+  with_pool(a, [&](auto pool) { pack_block<decltype(pool)>(a, rows, begin, k, v); });
 }
 
 void bf16_tile(const AttentionArgs& a, const Rows& rows, int64_t begin, int64_t end, const char* packed,
