@@ -1,0 +1,182 @@
+"""Everything in one engine beside each part alone: SwiftKV with AcrossKV, an fp8 cache, a rule of eviction.
+
+    python -m perf.eviction.composition [--rule snapkv:budget=512] --output perf/results/composition
+
+Memory and speed: the 213M-parameter model, 24 requests of 2048 → 128 tokens, all there from the start and forced to
+their full length, in a pool of 96 MiB. Bytes are those of a sequence at its end over all owners, its state included.
+Answers: the tiny models at 2048 tokens, greedy, paired by prompt with those of the plain engine; the cut's is the
+student's, with 2-way AcrossKV. Everything under --work is kept. Writes OUTPUT.json and .md.
+"""
+
+import argparse
+import statistics
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from kvforge.compiler import BuildOptions
+from kvforge.evaluation.score import MAX_ANSWER_TOKENS
+from kvforge.manifest import load_manifest
+from kvforge.runtime.engine import LLMEngine
+from perf.eviction.batch_max import num_sequences, serve, serve_group
+from perf.eviction.engines import PolicyEngine, prepare
+from perf.harness.command import (
+    Report,
+    add_lengths,
+    add_report,
+    add_work,
+    begin_report,
+    make_parser,
+    positive,
+    run_program,
+)
+from perf.harness.engines import STUDENT_DIR, TEACHER_DIR, cached_engine
+from perf.harness.tables import markdown_table
+from perf.peers.systems import WORK, Variant
+from perf.quality.answers import Questions, examples_of
+from perf.quality.scores import TASKS, Cell, accuracy, difference, interval, points
+
+TOKENS = 2048 - MAX_ANSWER_TOKENS
+"""Of the tiny models' prompts."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What of the three an engine has."""
+
+    has_cut: bool = False
+    is_fp8: bool = False
+    evicts: bool = False
+
+    @property
+    def label(self) -> str:
+        names = {"SwiftKV, 2-way AcrossKV": self.has_cut, "fp8 cache": self.is_fp8, "eviction": self.evicts}
+        return " + ".join(name for name, has in names.items() if has) or "none"
+
+    @property
+    def kv_dtype(self) -> str:
+        return "fp8" if self.is_fp8 else "bfloat16"
+
+
+ROWS = (Parts(), Parts(has_cut=True), Parts(is_fp8=True), Parts(evicts=True), Parts(True, True, True))
+
+
+def measure_speed(parts: Parts, args: argparse.Namespace) -> dict[str, Any]:
+    """Return bytes, sequences and tokens per second of the 213M-parameter model."""
+    policy = args.rule if parts.evicts else "full"
+    variant = Variant(8, 2, kv_dtype=parts.kv_dtype) if parts.has_cut else Variant(kv_dtype=parts.kv_dtype)
+    path = prepare(args.work, PolicyEngine(policy, variant), args.input_tokens + args.output_tokens)
+    manifest = load_manifest(path)
+    lengths = args.input_tokens, args.output_tokens
+    fits, pages, state_pages = num_sequences(manifest, args.pool_mib << 20, *lengths)
+    engine = LLMEngine(
+        path,
+        num_pages=pages,
+        num_state_pages=state_pages or None,
+        enable_prefix_cache=False,
+        max_num_seqs=min(args.requests, manifest.max_num_seqs),
+    )
+    prompts = np.random.default_rng(0).integers(3, manifest.vocab_size, (args.requests, args.input_tokens))
+    serve_group(engine, prompts[:1, :64], 2)
+    return {
+        "bytes_per_token": manifest.kv_bytes_per_token,
+        "sequence_bytes": manifest.num_owners * manifest.policy.device_bytes(manifest.owner_cache, *lengths),
+        "planned": fits,
+        **serve(engine, prompts, args.output_tokens, args.requests),
+    }
+
+
+def ask(parts: Parts, questions: Questions, args: argparse.Namespace) -> Cell:
+    """Return the answers of a tiny model."""
+    slug = parts.label.replace(", ", "-").replace(" + ", "-").replace(" ", "-")
+    options = BuildOptions(
+        dtype="bfloat16",
+        max_num_seqs=16,
+        max_seq_len=TOKENS + MAX_ANSWER_TOKENS,
+        kv_dtype=parts.kv_dtype,
+        kv_policy=args.rule if parts.evicts else "full",
+    )
+    rule = args.rule.replace(":", "-").replace(",", "-").replace("=", "") if parts.evicts else "full"
+    engine = args.work / f"composition-{slug}-{rule}"
+    return questions.ask(cached_engine(engine, STUDENT_DIR if parts.has_cut else TEACHER_DIR, options))
+
+
+def measure(args: argparse.Namespace) -> Report:
+    """Take turns over the rows for speed, then ask each."""
+    runs: dict[str, list[dict[str, Any]]] = {parts.label: [] for parts in ROWS}
+    for _ in range(args.turns):
+        for parts in tqdm(ROWS, desc="speed", unit="engine", disable=None):
+            runs[parts.label].append(measure_speed(parts, args))
+    examples = examples_of(TASKS, TEACHER_DIR / "tokenizer.json", TOKENS, args.num_prompts, 1)
+    questions = Questions(examples, TOKENS, 1, args.work)
+    cells = {parts.label: ask(parts, questions, args) for parts in tqdm(ROWS, desc="answers", unit="engine")}
+    plain = cells[ROWS[0].label]
+    rows = {
+        label: {name: statistics.median(run[name] for run in found) for name in found[0]}
+        | {"accuracy": accuracy(cells[label]), "versus_none": difference(plain, cells[label]), "runs": found}
+        for label, found in runs.items()
+    }
+    load = {name: getattr(args, name) for name in ("requests", "input_tokens", "output_tokens", "pool_mib")}
+    return begin_report("perf.eviction.composition") | {"load": load, "rule": args.rule, "rows": rows}
+
+
+def table(report: Report) -> str:
+    """Return the table with its explanation."""
+    load, rows = report["load"], report["rows"]
+    head = [
+        "parts",
+        "bytes of a cached token",
+        "MiB of a sequence",
+        "at once",
+        "prefill s",
+        "decode tok/s",
+        "output tok/s",
+        "exact match, %",
+        "versus none, points",
+    ]
+    lines = [
+        [
+            label,
+            row["bytes_per_token"],
+            f"{row['sequence_bytes'] / 2**20:.2f}",
+            f"{row['sequences']:.0f} (planned {row['planned']:.0f})",
+            f"{row['prefill_s']:.1f}",
+            f"{row['decode_tok_s']:.0f}",
+            f"{row['output_tok_s']:.0f}",
+            interval(row["accuracy"]),
+            "" if label == ROWS[0].label else points(row["versus_none"]),
+        ]
+        for label, row in rows.items()
+    ]
+    parts = [
+        "# Parts alone and together",
+        f"`{report['command']}`, {report['machine']}.",
+        f"{load['requests']} requests of {load['input_tokens']} → {load['output_tokens']} tokens on the 213M model in "
+        f"{load['pool_mib']} MiB; eviction is `{report['rule']}`. `at once`: the most sequences that ran, and how many "
+        f"fit while all are at their largest. Answers: tiny models, "
+        f"{next(iter(rows.values()))['accuracy']['num_prompts']} prompts of {TOKENS} tokens, exact match with its 95% "
+        "Wilson interval, difference paired by prompt.",
+        markdown_table(head, lines),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def main() -> int:
+    parser = make_parser(__doc__)
+    add_lengths(parser, 2048, 128)
+    parser.add_argument("--rule", default="snapkv:budget=512", help="as --kv-policy takes it (default %(default)s)")
+    parser.add_argument("--requests", type=positive, default=24)
+    parser.add_argument("--pool-mib", type=positive, default=96)
+    parser.add_argument("--num-prompts", type=positive, default=40, help="of each task (default %(default)s)")
+    parser.add_argument("--turns", type=positive, default=1)
+    add_work(parser, WORK)
+    add_report(parser, "OUTPUT.json and OUTPUT.md")
+    args = parser.parse_args()
+    return run_program(args, lambda: measure(args), table, markdown=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
