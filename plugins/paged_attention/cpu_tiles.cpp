@@ -107,7 +107,7 @@ inline __m512 reduce_rows(const __m512* vectors, const Op& op) {
 }
 
 // Raises the highest of each row's scores, lane by lane, by those of 32 keys.
-inline void raise(const char* scores, __m512* highest) {
+inline void update_highest(const char* scores, __m512* highest) {
 #pragma GCC unroll 4
   for (int64_t r = 0; r < kStrip; ++r, scores += kScoreRow)
     highest[r] = _mm512_max_ps(highest[r], _mm512_max_ps(_mm512_loadu_ps(scores), _mm512_loadu_ps(scores + 64)));
@@ -220,11 +220,11 @@ void tile(const AttentionArgs& a, const Rows& rows, int64_t begin, int64_t end, 
         multiply(q + strip / kRowsOfTile * steps * kTileBytes, kTileRowBytes, steps * kTileBytes, kTileBytes,
                  k + j / kRowsOfTile * steps * kTileBytes, steps * kTileBytes, steps, scores + j * 4, kScoreRow);
         // Of the product before, which is in memory while tiles compute this one.
-        if (all_seen && j > 0) raise(scores + (j - 32) * 4, highest);
+        if (all_seen && j > 0) update_highest(scores + (j - 32) * 4, highest);
       }
       float top[kStrip], total[kStrip] = {};
       if (all_seen) {
-        raise(scores + (kKeyBlock - 32) * 4, highest);
+        update_highest(scores + (kKeyBlock - 32) * 4, highest);
         for (int64_t r = 0; r < kStrip; r += kRowsOfTile)
           softmax_rows(scores + r * kScoreRow, highest + r, weights + r * kWeightRow, a.scale * a.k_scale * kLog2E, top + r,
                        total + r);
