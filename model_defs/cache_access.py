@@ -21,6 +21,14 @@ def copy_pages(cache: Cache, old: Tensor, new: Tensor) -> None:
         rows[new] = rows[old]
 
 
+def move_tokens(cache: Cache, old: tuple[Tensor, ...], new: tuple[Tensor, ...]) -> None:
+    """Move single heads' tokens bit for bit: from ``old`` to ``new``, each (pages, places, KV heads) int64 ``[N]``. All
+    are read before any is written."""
+    for pool in cache:
+        rows = _indexable(pool)
+        rows[new] = rows[old]
+
+
 def read_keys(cache: Cache, pages: Tensor, places: Tensor, k_scale: float) -> Tensor:
     """Return the rotated keys ``[..., kv_heads, d]`` float32 of the tokens at ``places`` of ``pages``, int64 ``[...]``
     each; ``k_scale`` is the cache's where it has one for all."""

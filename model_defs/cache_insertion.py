@@ -22,6 +22,22 @@ class BeforeAttention(Protocol):
         policy's ``CacheInsertion.num_pools``. The other arguments are those of the attention that follows."""
 
 
+class Attention(Protocol):
+    """Attends in a layer, in the place of ``paged_attention`` over the step's pages."""
+
+    def __call__(
+        self,
+        q: Tensor,
+        pool: tuple[Tensor, ...],
+        query_start: Tensor,
+        kv_length: Tensor,
+        page_table: Tensor,
+        scale: float,
+        kv_scales: tuple[float, float],
+    ) -> Tensor:
+        """Return ``[T, heads, d]``; arguments as ``BeforeAttention``'s, ``kv_scales`` are those of K and of V."""
+
+
 class CacheInsertion(Protocol):
     """A policy's part of the graphs ``lower`` and ``upper``."""
 
@@ -36,5 +52,9 @@ class CacheInsertion(Protocol):
     def begin(
         self, inputs: tuple[Tensor, ...], rope_cos: Tensor | None, rope_sin: Tensor | None
     ) -> BeforeAttention | None:
-        """Return what each layer of a step calls, None for nothing; ``inputs`` are the policy's, int32 ``[S]`` or
-        ``[S, Ms]``, cos and sin ``[positions, head_dim/2]`` float32, None unless ``needs_positions``."""
+        """Return what each layer of a step calls before its attention, None for nothing; ``inputs`` are the policy's,
+        int32 ``[S]`` or ``[S, Ms]``, cos and sin ``[positions, head_dim/2]`` float32, None without
+        ``needs_positions``."""
+
+    def attention(self, inputs: tuple[Tensor, ...]) -> Attention | None:
+        """Return what each layer of a step attends with, None for all tokens in its sequences' pages."""

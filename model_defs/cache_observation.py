@@ -25,6 +25,9 @@ class CacheObservation:
         """See ``CacheInsertion``."""
         return None if self.kind is None else StepObservation(self, *inputs)
 
+    def attention(self, inputs: tuple[Tensor, ...]) -> None:
+        """See ``CacheInsertion``."""
+
 
 @dataclass(frozen=True)
 class StepObservation:

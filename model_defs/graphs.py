@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from model_defs.cache_insertion import BeforeAttention, CacheInsertion
+from model_defs.cache_insertion import Attention, BeforeAttention, CacheInsertion
 from model_defs.config import ModelConfig
 from model_defs.layers import Block, KVScales, Linear, Pool, RMSNorm, StepInputs
 from model_defs.rope import rope_cos_sin, rope_tables
@@ -44,12 +44,13 @@ class PositionedGraph(nn.Module):
             self.register_buffer("rope_cos", cos)
             self.register_buffer("rope_sin", sin)
 
-    def policy_part(self, state: tuple[Tensor, ...]) -> tuple[BeforeAttention | None, int]:
-        """Return what layers call before their attention, and how many tensors of each pool are its own."""
+    def policy_part(self, state: tuple[Tensor, ...]) -> tuple[BeforeAttention | None, int, Attention | None]:
+        """Return what layers call before their attention, how many tensors of each pool are the policy's, and what they
+        attend with."""
         if self.insertion is None:
-            return None, 0
+            return None, 0, None
         tables = (self.rope_cos, self.rope_sin) if self.insertion.needs_positions else (None, None)
-        return self.insertion.begin(state, *tables), self.insertion.num_pools
+        return self.insertion.begin(state, *tables), self.insertion.num_pools, self.insertion.attention(state)
 
 
 class Embedding(nn.Module):

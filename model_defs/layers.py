@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from model_defs.cache_insertion import BeforeAttention
+from model_defs.cache_insertion import Attention, BeforeAttention
 from model_defs.config import ModelConfig
 from model_defs.rope import apply_rope
 from plugins.paged_attention import paged_attention
@@ -24,8 +24,8 @@ class StepInputs:
     """What attention needs to know of the packed step, besides q and the pools.
 
     ``query_start`` ``[S+1]``, ``kv_length`` ``[S]`` and ``page_table`` ``[S, M]`` are int32; ``cos`` and
-    ``sin`` ``[T, head_dim/2]`` fp32 belong to the queries' positions. ``before_attention`` is the KV policy's, which
-    has ``num_state_pools`` tensors at the end of each pool.
+    ``sin`` ``[T, head_dim/2]`` fp32 belong to the queries' positions. ``before_attention`` and ``attention`` are the KV
+    policy's, which has ``num_state_pools`` tensors at the end of each pool.
     """
 
     query_start: Tensor
@@ -35,6 +35,7 @@ class StepInputs:
     sin: Tensor
     before_attention: BeforeAttention | None = None
     num_state_pools: int = 0
+    attention: Attention | None = None
 
 
 class RMSNorm(nn.Module):
@@ -119,19 +120,21 @@ class Block(nn.Module):
         k_scales, v_scales = pool[2 : len(pool) - step.num_state_pools] or (None, None)
         if step.before_attention is not None:
             step.before_attention(q, pool, step.query_start, step.kv_length, step.page_table, self.scale, kv_scales[0])
-        attended = paged_attention(
-            q,
-            pool[0],
-            pool[1],
-            step.query_start,
-            step.kv_length,
-            step.page_table,
-            self.scale,
-            self.window,
-            k_scales,
-            v_scales,
-            k_scale=kv_scales[0],
-            v_scale=kv_scales[1],
-        )
+        pages = step.query_start, step.kv_length, step.page_table
+        if step.attention is not None:
+            attended = step.attention(q, pool, *pages, self.scale, kv_scales)
+        else:
+            attended = paged_attention(
+                q,
+                pool[0],
+                pool[1],
+                *pages,
+                self.scale,
+                self.window,
+                k_scales,
+                v_scales,
+                k_scale=kv_scales[0],
+                v_scale=kv_scales[1],
+            )
         hidden = self.o(attended.flatten(1), residual=hidden)
         return self.down(self.gate_up(hidden, self.post_norm), residual=hidden)

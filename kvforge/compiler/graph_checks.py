@@ -9,7 +9,7 @@ from torch.fx import Node
 
 import plugins
 from kvforge.common.errors import BuildError
-from kvforge.common.graph_nodes import argument
+from kvforge.common.graph_nodes import argument, source_of
 from kvforge.compiler.export import ExportedGraph, pool_specs
 from kvforge.compiler.options import ResolvedOptions
 from kvforge.kv_policies import policies
@@ -158,7 +158,9 @@ def _operator_name(graph: ExportedGraph, node: Node) -> str | None:
 def _owner(graph: ExportedGraph, node: Node, pools: dict[str, _PoolInput], options: ResolvedOptions) -> int:
     """Return the owner whose pools ``node`` takes, all of them and each in its place."""
     values = {role: argument(node, role) for role in _POOL_ARGUMENTS}
-    found = {role: pools.get(value.name) for role, value in values.items() if isinstance(value, Node)}
+    is_view = options.policy.views_pools and _operator_name(graph, node) not in _CACHE_WRITERS
+    nodes = {role: value for role, value in values.items() if isinstance(value, Node)}
+    found = {role: pools.get((source_of(node) if is_view else node.name) or "") for role, node in nodes.items()}
     owner = next((pool.owner for pool in found.values() if pool is not None), -1)
     roles = _POOL_ARGUMENTS if options.has_scale_pools else _POOL_ARGUMENTS[:2]
     if found != {role: _PoolInput(owner, role) for role in roles}:

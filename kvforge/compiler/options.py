@@ -183,6 +183,7 @@ def _features(
         (cache, kv_dtype != dtype),
         (features.SPECULATION, options.max_draft_len > 0),
         (features.SLIDING_WINDOW, any(config.layer_windows)),
+        (features.CUDA, options.target == "cuda"),
         (features.TENSORRT, options.target == "tensorrt"),
     ]
     return [features.feature_of(policy), *(feature for feature, has in is_there if has)]

@@ -79,7 +79,7 @@ PAGING = Feature(
         Need.WHOLE_PROMPT: _if("the exact prefix is shared, what is made of it is each sequence's own"),
         Need.ALL_QUERIES: _if("no prefix is taken over, as none of its queries would be observed"),
         Need.HISTORY_MUTATION: _if("copy a shared page before the change, unpublish it where it is changed"),
-        Need.PER_HEAD_LENGTHS: _no("a page holds the same tokens of all heads"),
+        Need.PER_HEAD_LENGTHS: _if("a head's tokens fill whole pages, of which it takes other heads' parts too"),
         Need.TOKEN_GROUPS: _if("a page holds whole groups"),
         Need.CACHE_POSITIONS: _no("shared keys are rotated at their true positions"),
     },
@@ -105,6 +105,11 @@ SLIDING_WINDOW = Feature(
     "sliding windows",
     limits={Need.GLOBAL_ATTENTION: _no("some layers see only the last tokens")},
     remedy="leave --kv-policy out for this model",
+)
+CUDA = Feature(
+    "target cuda",
+    limits={Need.PER_HEAD_LENGTHS: _no("attention takes whole pages of all heads")},
+    remedy="build with --target cpu",
 )
 TENSORRT = Feature(
     "target tensorrt",
@@ -133,5 +138,6 @@ def all_features() -> tuple[Feature, ...]:
         SPECULATION,
         KV_PREDICTION,
         SLIDING_WINDOW,
+        CUDA,
         TENSORRT,
     )

@@ -82,6 +82,8 @@ class KVPolicy(ABC):
     rewrites_pages: ClassVar[bool] = False
     """A transition changes the content of the pages that are kept: of those that others hold or may take over, a
     sequence gets copies."""
+    views_pools: ClassVar[bool] = False
+    """``layer_insertion`` attends to views of an owner's pools."""
     report_columns: ClassVar[tuple[tuple[str, str, int, str], ...]] = ()
     """Columns of ``report`` in a benchmark's table: key, heading, width, format."""
 

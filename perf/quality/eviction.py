@@ -2,7 +2,8 @@
 
     python -m perf.quality.eviction [--work DIR] [--num-prompts 40] [--rule h2o] [--budget 256] [--model "no cut"]
 
-A rule's graphs do not know its budget: each model has an engine for a rule, and its copies differ in their manifests.
+Most rules' graphs do not know the budget: each model has an engine for such a rule, and its copies differ in their
+manifests.
 Questions come last in these prompts; docs/kv-policies.md says which rules may look at them. Rules that observe every
 query have no row under the cut. Everything under --work is kept: an interrupted run continues, a larger --num-prompts
 asks only the new prompts. Writes OUTPUT.json, .md and .png.
@@ -44,10 +45,12 @@ def engine_of(model: str, rule: str, budget: int | None, length: int, work: Path
     """Return the engine of a cell, built or copied if it is not there yet."""
     slug = model.replace(", ", "-").replace(" ", "-")
     policy = rule if budget is None else policy_of(rule, budget)
-    largest = policy if budget is None else policy_of(rule, max(BUDGETS))
+    knows_budget = budget is not None and policies()[rule].views_pools
+    largest = policy if budget is None or knows_budget else policy_of(rule, max(BUDGETS))
     options = BuildOptions(dtype="bfloat16", max_num_seqs=16, max_seq_len=length + MAX_ANSWER_TOKENS, kv_policy=largest)
-    built = cached_engine(work / "engines" / f"{slug}-{rule}-{length}", MODELS[model], options)
-    if budget is None:
+    name = f"{slug}-{rule}-{length}" + (f"-own-{budget}" if knows_budget else "")
+    built = cached_engine(work / "engines" / name, MODELS[model], options)
+    if budget is None or knows_budget:
         return built
     copy = built.with_name(f"{built.name}-{budget}")
     if not copy.exists():

@@ -1,6 +1,7 @@
 """Evicts tokens in the pools of all owners."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Protocol
 
@@ -30,6 +31,17 @@ class Rule(Protocol):
     def score(self, slots: Slots) -> Tensor: ...
 
     def state_pools(self, num_kv_heads: int, head_dim: int, page_size: int) -> tuple[StatePool, ...]: ...
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where the L tokens of S sequences are: rows of ``pages`` and of ``state_pages``, int64 ``[S, L]``, at ``places``
+    ``[L]`` in them."""
+
+    transitions: Sequence[Transition]
+    pages: Tensor
+    state_pages: Tensor
+    places: Tensor
 
 
 class EvictionState:
@@ -99,7 +111,7 @@ class EvictionState:
         fixed = (torch.full((len(transitions),), n, dtype=torch.int32, device=device) for n in (keep, length, sealed))
         numbers = (*fixed, shift.int(), page_table, state_table)
         names = () if self._rule.statistic is None else self._rule.statistic.pool_names
-        for owner, (cache, (position, *more)) in enumerate(zip(self._caches, self._states, strict=True)):
+        for owner, (position, *more) in enumerate(self._states):
             statistics = more[: len(names)]
             stored = position[rows, places].transpose(1, 2)
             slots = Slots(
@@ -111,9 +123,17 @@ class EvictionState:
                 },
                 read_keys=lambda owner=owner: self._keys(owner, pages, places),  # type: ignore[misc]
             )
-            evict(cache, self._rule.score(slots).contiguous(), numbers, position, statistics)
+            score = self._rule.score(slots).contiguous()
+            self._keep(owner, score, numbers, Places(transitions, pages, rows, places))
         self._num_evictions += len(transitions)
         self._num_evicted += len(transitions) * (length - keep)
+
+    def _keep(self, owner: int, score: Tensor, numbers: Sequence[Tensor], places: "Places") -> None:
+        """Keep the tokens of the largest ``score`` ``[S, kv_heads, L]`` in an owner; ``numbers`` as ``evict`` takes
+        them."""
+        names = () if self._rule.statistic is None else self._rule.statistic.pool_names
+        position, *more = self._states[owner]
+        evict(self._caches[owner], score, numbers, position, more[: len(names)])
 
     def _keys(self, owner: int, pages: Tensor, places: Tensor) -> Tensor:
         """Rotated keys ``[S, kv_heads, L, d]`` float32."""

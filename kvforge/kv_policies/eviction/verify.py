@@ -16,6 +16,8 @@ class ObservationCheck:
 
     operators: tuple[str, ...]
     statistic: Statistic
+    of_attention: tuple[str, ...] = _OF_ATTENTION
+    """Arguments that both have the same."""
 
     def __call__(self, calls: list[Node], attention: Node, pools: dict[str, str]) -> tuple[Node, str] | None:
         """See ``kvforge.kv_policies.state.LayerCheck``."""
@@ -23,7 +25,7 @@ class ObservationCheck:
             found = [name_of(node) for node in calls]
             return attention, f"follows {found}; a layer that observes calls {self.operators[0]} once before it"
         (observe,) = calls
-        for name in _OF_ATTENTION:
+        for name in self.of_attention:
             if argument(observe, name) != argument(attention, name):
                 return observe, f"takes another {name} than the attention behind it"
         for role in ("k_pool", *(("k_scales",) if "k_scales" in pools else ()), *self.statistic.pool_names):
@@ -31,4 +33,21 @@ class ObservationCheck:
                 return observe, f"does not take {role} of the owner whose cache is read next"
         if argument(observe, "kind") != self.statistic.value:
             return observe, f"is of kind {argument(observe, 'kind')}, not what the KV policy says"
+        return None
+
+
+@dataclass(frozen=True)
+class ColumnCheck:
+    """A layer attends to its owner's pools by column; ``observation`` is what comes before."""
+
+    observation: ObservationCheck | None
+
+    def __call__(self, calls: list[Node], attention: Node, pools: dict[str, str]) -> tuple[Node, str] | None:
+        """See ``kvforge.kv_policies.state.LayerCheck``."""
+        if self.observation is not None and (broken := self.observation(calls, attention, pools)):
+            return broken
+        for role in ("k_pool", "v_pool", *(name for name in ("k_scales", "v_scales") if name in pools)):
+            view = argument(attention, role)
+            if not isinstance(view, Node) or view.op == "placeholder" or view.meta["val"].shape[2] != 1:
+                return attention, f"does not take {role} by columns"
         return None

@@ -28,6 +28,7 @@ RULES = {
     "scissorhands": "scissorhands:recent=2",
     "tova": "tova",
     "snapkv": "snapkv:window=5",
+    "adakv": "adakv:window=4",
     "batchmax": "batchmax",
     "keydiff": "keydiff",
     "roco": "roco:sinks=2,spread=3",
@@ -132,7 +133,7 @@ def test_8_bit_caches_keep_what_their_keys_say(rule: str, kv_dtype: str) -> None
     assert (results[0][1] == results[1][1]).all()
 
 
-@pytest.mark.parametrize("rule", ["streaming", "roco"])
+@pytest.mark.parametrize("rule", ["streaming", "roco", "adakv"])
 def test_a_compiled_engine_does_what_its_graphs_do(rule: str, tmp_path) -> None:
     checkpoint = make_checkpoint(tmp_path / "checkpoint", "llama", seed=5, num_hidden_layers=2)
     options = BuildOptions(

@@ -46,7 +46,7 @@ def test_kept_tokens_and_logits_equal_the_oracles(checkpoints: dict[str, tuple],
         rng = random.Random(seed)
         path, config, weights = checkpoints[case.model]
         trace = case.trace(config, weights)
-        session = session_of(path, policy_of(case), rng.choice((1, 4, 16)))
+        session = session_of(path, policy_of(case), case.page_size)
         engine = LLMEngine(session=session, num_pages=400, max_num_tokens=rng.choice((1, 5, 16, 48)))
         kept, logits = run_forced(engine, case.prompt_ids, case.forced_ids)
         certain = trace.certain(NEAR_TIE)

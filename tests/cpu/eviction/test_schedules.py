@@ -24,6 +24,7 @@ RULES = {
     "scissorhands": "scissorhands:budget=12,history=9,recent=2",
     "tova": "tova:budget=12",
     "snapkv": "snapkv:budget=12,window=5",
+    "adakv": "adakv:budget=12,window=3,floor_percent=25",
     "batchmax": "batchmax:budget=14,block=5",
     "batchmax in decode": "batchmax:budget=14,block=5,decode_only=1",
     "keydiff": "keydiff:budget=13,block=3",

@@ -7,6 +7,7 @@ WHEN = {
     "scissorhands": "end_decode",
     "tova": "end_decode",
     "snapkv": "end",
+    "adakv": "end",
     "batchmax": "always",
     "keydiff": "always",
     "roco": "always",

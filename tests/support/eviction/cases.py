@@ -9,6 +9,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from model_defs import ModelConfig
+from tests.support.eviction.budgets import BUDGETS
 from tests.support.eviction.calendar import WHEN, calendar
 from tests.support.eviction.entries import Trace
 from tests.support.eviction.oracle import run
@@ -53,6 +54,7 @@ class Case:
     parameters: dict[str, int]
     prompt_ids: tuple[int, ...]
     forced_ids: tuple[int, ...]
+    page_size: int = 4
 
     @property
     def calendar(self) -> list[tuple[int, int]]:
@@ -64,7 +66,8 @@ class Case:
     def trace(self, config: ModelConfig, weights: dict[str, Tensor], **cache: Any) -> Trace:
         """Return the oracle's, of this model; ``cache`` is ``kv_dtype`` and ``kv_scales``."""
         ids = self.prompt_ids, self.forced_ids
-        return run(config, weights, *ids, self.rule, self.budget, self.block, **cache, **self.parameters)
+        more = {"page_size": self.page_size, **cache, **self.parameters}
+        return run(config, weights, *ids, self.rule, self.budget, self.block, **more)
 
 
 def random_case(seed: int, rule: str | None = None, with_cut: bool | None = None) -> Case:
@@ -82,7 +85,8 @@ def random_case(seed: int, rule: str | None = None, with_cut: bool | None = None
     prompt_ids, forced_ids = (
         tuple(pick.randrange(3, 320) for _ in range(pick.randint(*lengths))) for lengths in ((5, 120), (0, 32))
     )
-    return Case(model, rule, budget, block, parameters, prompt_ids, forced_ids)
+    page_size = pick.choice([size for size in (1, 4, 16) if rule not in BUDGETS or budget % size == 0])
+    return Case(model, rule, budget, block, parameters, prompt_ids, forced_ids, page_size)
 
 
 def _parameters(pick: random.Random, rule: str, budget: int, keep: int) -> dict[str, int]:
@@ -92,6 +96,11 @@ def _parameters(pick: random.Random, rule: str, budget: int, keep: int) -> dict[
         "streaming": {"sinks": sinks},
         "scissorhands": {"history": pick.choice((1, 7, 24, 400)), "recent": pick.randint(1, keep)},
         "snapkv": {"window": pick.randint(1, budget - 1), "kernel": pick.choice((1, 3, 5, 7))},
+        "adakv": {
+            "window": pick.randint(1, budget - 1),
+            "kernel": pick.choice((1, 3, 5, 7)),
+            "floor_percent": pick.choice((0, 20, 50, 100)),
+        },
         "batchmax": {"decode_only": pick.randint(0, 1)},
         "roco": {"sinks": sinks, "spread": pick.randint(1, keep - sinks)},
     }.get(rule, {})

@@ -41,6 +41,8 @@ class Moment:
     num_prompt: int
     budget: int
     parameters: Mapping[str, int]
+    page_size: int = 1
+    """Matters to rules whose heads take whole pages."""
 
 
 @dataclass(frozen=True)

@@ -29,14 +29,25 @@ class KeptSets:
         self._state.apply = listen
 
     def _note(self, sequence: Any) -> None:
-        keep = self._policy.num_cached(sequence.num_prompt_tokens, sequence.num_computed)
-        places = [(sequence.state_pages[i // self._page_size], i % self._page_size) for i in range(keep)]
         kept = [
-            [sorted(int(pool[page, row, head]) for page, row in places) for head in range(pool.shape[2])]
-            for pool in self._pools
+            [self._positions(sequence, owner, head) for head in range(pool.shape[2])]
+            for owner, pool in enumerate(self._pools)
         ]
         sets = self._sets.setdefault((sequence.request_id, sequence.index), {})
         assert sets.setdefault(sequence.num_computed, kept) == kept, "another set after a preemption"
+
+    def _positions(self, sequence: Any, owner: int, head: int) -> list[int]:
+        """The positions that a head keeps, ascending."""
+        size, num_heads = self._page_size, self._pools[owner].shape[2]
+        keep = self._policy.num_cached(sequence.num_prompt_tokens, sequence.num_computed)
+        columns = [(page, head) for page in range(-(-keep // size))]
+        if self._policy.views_pools:
+            lane_pages, lane_table = self._state._states[owner][-2:]
+            mine = lane_table[sequence.slot, head, : lane_pages[sequence.slot, head]].tolist()
+            columns = [(sequence.pages.index(one // (size * num_heads)), one % (size * num_heads)) for one in mine]
+            keep = len(columns) * size
+        places = [(sequence.state_pages[page], row, column) for page, column in columns for row in range(size)]
+        return sorted(int(self._pools[owner][place]) for place in places[:keep])
 
     def of(self, request_id: str, index: int) -> Kept:
         """The sets of one sequence."""

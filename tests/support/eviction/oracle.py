@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from model_defs import ModelConfig
 from plugins.kv_quantization import LARGEST, dynamic_scale, quantize
+from tests.support.eviction.budgets import BUDGETS, Budgets
 from tests.support.eviction.calendar import calendar
 from tests.support.eviction.entries import Entry, Eviction, Lane, Look, Moment, Trace
 from tests.support.eviction.rules import ALL, RULES, observed
@@ -60,12 +61,13 @@ class _Sequence:
         return self._linear(self._norm(hidden, "model.norm"), head)
 
     def evict(self, rule: str, keep: int, now: Moment) -> Eviction:
-        """Keep ``keep`` entries of every lane."""
-        choices = {
-            (owner, head): choose(lane, RULES[rule](lanes, head, now), keep)
-            for owner, lanes in self.lanes.items()
-            for head, lane in enumerate(lanes)
-        }
+        """Keep ``keep`` entries of every lane, of those of an owner together where they share a budget."""
+        choices = {}
+        for owner, lanes in self.lanes.items():
+            rankings = [RULES[rule](lanes, head, now) for head in range(len(lanes))]
+            budgets = BUDGETS[rule](lanes, rankings, keep, now) if rule in BUDGETS else Budgets([keep] * len(lanes))
+            for head, (lane, ranking) in enumerate(zip(lanes, rankings, strict=True)):
+                choices[owner, head] = choose(lane, ranking, budgets.tokens[head], budgets.slack)
         for (owner, head), choice in choices.items():
             lane = self.lanes[owner][head]
             lane[:] = [entry for entry in lane if entry.position in choice.kept]
@@ -138,13 +140,15 @@ def run(
     *,
     kv_dtype: torch.dtype | None = None,
     kv_scales: Sequence[tuple[float, float]] = (),
+    page_size: int = 1,
     **parameters: int,
 ) -> Trace:
     """Return what ``rule`` keeps of a prompt and of the tokens generated after it, and the logits.
 
     ``weights`` are a checkpoint's tensors by their Hugging Face names. ``forced_ids`` are the generated tokens. A cache
     of ``kv_dtype`` gives K and V back as it does in ``model_defs.reference``, with ``kv_scales`` of each owner or one
-    per token and head; None keeps them exact. ``block`` does not matter to a rule that evicts once.
+    per token and head; None keeps them exact. ``block`` does not matter to a rule that evicts once, ``page_size`` only
+    to one whose heads share a budget.
 
     Raises:
         ValueError: an unknown rule, a block that is not below the budget, no prompt, a sliding window, or a cut with a
@@ -166,7 +170,7 @@ def run(
     for position, token in enumerate(ids):
         if position in due:
             previous = evictions[-1].computed if evictions else 0
-            now = Moment(position, previous, num_prompt, budget, parameters)
+            now = Moment(position, previous, num_prompt, budget, parameters, page_size)
             evictions.append(sequence.evict(rule, due[position], now))
             if rule == "streaming":
                 sequence.turn_sinks(parameters.get("sinks", 4), position - due[position])

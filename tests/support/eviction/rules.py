@@ -97,6 +97,11 @@ def snapkv(lanes: list[Lane], head: int, now: Moment) -> Ranking:
     return Ranking([False] * start + [True] * in_window, pooled + [0.0] * in_window)
 
 
+def adakv(lanes: list[Lane], head: int, now: Moment) -> Ranking:
+    """AdaKV (arXiv 2407.11550) over SnapKV: how many each head keeps stands in ``budgets.py``."""
+    return snapkv(lanes, head, now)
+
+
 def batchmax(lanes: list[Lane], head: int, now: Moment) -> Ranking:
     """Batch-Max (arXiv 2412.05693): the mean of all weights that an entry was given, its own query's included."""
     return Ranking([False] * len(lanes[head]), [_sum_of_weights(e) / (now.computed - e.position) for e in lanes[head]])
@@ -134,7 +139,7 @@ def roco(lanes: list[Lane], head: int, now: Moment) -> Ranking:
 
 
 RULES: dict[str, Callable[[list[Lane], int, Moment], Ranking]] = {
-    rule.__name__: rule for rule in (streaming, recent, h2o, scissorhands, tova, snapkv, batchmax, keydiff, roco)
+    rule.__name__: rule for rule in (streaming, recent, h2o, scissorhands, tova, snapkv, adakv, batchmax, keydiff, roco)
 }
 
 
@@ -144,6 +149,7 @@ def observed(rule: str, parameters: dict[str, int]) -> int:
         "scissorhands": parameters.get("history", 400),
         "tova": 1,
         "snapkv": parameters.get("window", 32),
+        "adakv": parameters.get("window", 32),
         **dict.fromkeys(("streaming", "recent", "keydiff"), 0),
     }
     return last.get(rule, ALL)

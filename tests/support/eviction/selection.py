@@ -7,12 +7,14 @@ from tests.support.eviction.entries import Lane, LaneChoice
 from tests.support.eviction.rules import Ranking
 
 
-def choose(lane: Lane, ranking: Ranking, keep: int) -> LaneChoice:
-    """Return the ``keep`` entries of more than that which stay: the protected, larger scores, newer positions."""
+def choose(lane: Lane, ranking: Ranking, keep: int, slack: float = math.inf) -> LaneChoice:
+    """Return the ``keep`` entries which stay: the protected, larger scores, newer positions. ``slack`` is the smallest
+    difference that decided ``keep``."""
     protected, scores = ranking.protected, ranking.scores
     order = sorted(range(len(lane)), key=lambda i: (protected[i], scores[i], lane[i].position), reverse=True)
-    worst, best = order[keep - 1], order[keep]
-    if protected[worst] != protected[best]:
+    worst = order[keep - 1]
+    best = order[min(keep, len(order) - 1)]
+    if keep == len(order) or protected[worst] != protected[best]:
         margin = math.inf
     elif ranking.leanings is None:
         margin = scores[worst] - scores[best]
@@ -20,7 +22,7 @@ def choose(lane: Lane, ranking: Ranking, keep: int) -> LaneChoice:
         compared = [i for i in order[:keep] if protected[i] == protected[worst]]
         margin = _margin_of_counts(lane, ranking, compared, order[keep:])
     kept = tuple(sorted(lane[i].position for i in order[:keep]))
-    return LaneChoice(kept, min(margin, ranking.slack), scores[worst], ranking.unit)
+    return LaneChoice(kept, min(margin, ranking.slack, slack), scores[worst], ranking.unit)
 
 
 def _margin_of_counts(lane: Lane, ranking: Ranking, kept: list[int], evicted: list[int]) -> float:

@@ -35,5 +35,4 @@ class SnapKV(Eviction):
         return self.window
 
     def score(self, slots: "Slots") -> "Tensor":
-        window = slots.newest(self.window)
-        return slots.protect(slots.pooled(slots.mass * ~window, self.kernel), window)
+        return slots.attended_by_window(self.window, self.kernel)
