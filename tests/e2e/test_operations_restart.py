@@ -1,9 +1,12 @@
 """`kvforge serve` after its processes are killed: errors for open requests, and the same server again."""
 
+import contextlib
 import json
 import signal
+import sys
 import threading
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 
 from kvforge.common.errors import KvforgeError
@@ -86,12 +89,23 @@ def regions() -> set[str]:
     return {region.name for region in SHARED_MEMORY.iterdir() if region.name.startswith("kvforge_")}
 
 
-def test_killed_processes_are_replaced(engine_dir: Path, full: bool) -> None:
+@contextlib.contextmanager
+def shown_on_failure(log: Path) -> Iterator[None]:
+    """Print a server's log if what is done meanwhile fails."""
+    try:
+        yield
+    except BaseException:
+        print(log.read_text(errors="replace") if log.exists() else f"no {log}", file=sys.stderr)
+        raise
+
+
+def test_killed_processes_are_replaced(engine_dir: Path, tmp_path: Path, full: bool) -> None:
     models = [model for model in MODELS if model != "ensemble"]
     victims = [*models, "tritonserver", "gateway"] if full else QUICK
     options = ["--openai", "--openai-port", "0", "--served-model-name", "served", "--max-restarts", str(len(victims))]
-    with ServeProcess(engine_dir, *options) as running:
-        wait_until(lambda: running.health()[0] == 200, "a ready server")
+    log = tmp_path / "log"
+    with shown_on_failure(log), ServeProcess(engine_dir, *options, "--log-file", str(log)) as running:
+        running.wait_ready("a ready server")
         prefix = f"kvforge_{running.pid}_"
         before = answer(running)
         assert openai_answer(running) == before
@@ -106,7 +120,7 @@ def test_killed_processes_are_replaced(engine_dir: Path, full: bool) -> None:
             for thread in threads:
                 thread.join(RESTART_TIMEOUT_S)
             assert len(errors) == 2, (name, errors)
-            wait_until(lambda: running.health()[0] == 200, f"a server after {name} died", RESTART_TIMEOUT_S)
+            running.wait_ready(f"a server after {name} died")
             assert answer(running) == openai_answer(running) == before
             assert running.health()[1]["restarts"] == count
             assert wait_gone(old, timeout_s=RESTART_TIMEOUT_S) == []
@@ -114,7 +128,7 @@ def test_killed_processes_are_replaced(engine_dir: Path, full: bool) -> None:
             assert run_dir(running).is_dir() and not old_dir.exists()
         victim(running, "gateway").kill()
         wait_until(lambda: is_missed(running, len(victims)), "the gateway missed", RESTART_TIMEOUT_S)
-        wait_until(lambda: running.health()[0] == 200, "a new gateway", RESTART_TIMEOUT_S)
+        running.wait_ready("a new gateway")
         assert openai_answer(running) == before
         # One death more than the policy allows ends the command, with the reason.
         last = [tritonserver(running), *descendants(tritonserver(running).pid)]

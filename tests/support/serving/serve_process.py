@@ -5,12 +5,15 @@ import re
 import signal
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+READY_S = 270.0
+"""Longer than the supervisor gives a start before it tries another one."""
 PORTS = ("http", "grpc", "metrics", "health")
 
 
@@ -44,6 +47,13 @@ class ServeProcess:
         except urllib.error.HTTPError as error:
             return error.code, json.load(error)
 
+    def wait_ready(self, what: str, timeout_s: float = READY_S) -> None:
+        """Wait for readiness; AssertionError with the last report when it never came within the time."""
+        deadline = time.monotonic() + timeout_s
+        while (answer := self.health())[0] != 200:
+            assert time.monotonic() < deadline, f"{what}: not within {timeout_s} s; the server says {answer[1]}"
+            time.sleep(0.05)
+
     def signal(self, signum: signal.Signals) -> None:
         self._process.send_signal(signum)
 
@@ -62,10 +72,12 @@ class ServeProcess:
             for _ in range(2):
                 self._process.terminate()
             try:
-                self._process.communicate(timeout=60)
+                _, errors = self._process.communicate(timeout=60)
             except subprocess.TimeoutExpired:
                 self._process.kill()
-                self._process.communicate()
+                _, errors = self._process.communicate()
+            if error is not None:
+                print(errors, file=sys.stderr)  # what a failed test shows
 
 
 def refused_start(engine_dir: Path, *options: str, env: dict[str, str] | None = None) -> tuple[int, str]:
