@@ -17,7 +17,7 @@ from tests.support.sessions.eager import eager_session
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 CASES = {name: load_case(name) for name in case_names()}
-PRESSES = ("snapkv", "streaming", "tova", "keydiff", "keydiff-blocks")
+PRESSES = ("snapkv", "adakv-snapkv", "streaming", "tova", "keydiff", "keydiff-blocks")
 
 
 def policy_of(run: Run) -> str | None:
@@ -29,6 +29,10 @@ def policy_of(run: Run) -> str | None:
             if kept < given["window_size"]:
                 return None
             return f"snapkv:budget={kept},window={given['window_size']},kernel={given['kernel_size']}"
+        case "adakv-snapkv":
+            mean, floor = int(run.num_kept[0].sum()) // run.kept.shape[1], round(100 * given["alpha_safeguard"])
+            more = f"window={given['window_size']},kernel={given['kernel_size']},floor_percent={floor}"
+            return f"adakv:budget={mean},{more}"
         case "streaming":
             return f"streaming:budget={kept + 1},sinks={given['n_sink']}"
         case "tova":
@@ -61,7 +65,8 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 def evictions(checkpoint: Path, policy: str, prompt: list[int]) -> Kept:
     """What an engine keeps of the prompt, after every eviction up to its end."""
-    limits = {"max_num_seqs": 2, "max_num_tokens": 32, "max_seq_len": 256, "page_size": 4}
+    page_size = 1 if policy.startswith("adakv") else 4  # kvpress divides a budget by tokens
+    limits = {"max_num_seqs": 2, "max_num_tokens": 32, "max_seq_len": 256, "page_size": page_size}
     session = eager_session(checkpoint, BuildOptions(dtype="float32", kv_policy=policy, **limits))
     engine = LLMEngine(session=session, num_pages=200)
     sets = KeptSets(engine)

@@ -11,6 +11,7 @@ from kvforge.common.errors import BuildError
 from kvforge.kv_policies import Full, Need, policies
 from kvforge.kv_policies import features as m
 from kvforge.kv_policies.compatibility import check, compare, needs_table, table
+from kvforge.kv_policies.eviction.rules.adakv import AdaKV
 from kvforge.kv_policies.eviction.rules.h2o import H2O
 from kvforge.kv_policies.eviction.rules.snapkv import SnapKV
 from kvforge.kv_policies.features import Support, all_features, feature_of
@@ -117,6 +118,16 @@ def test_eviction_says_what_it_does_not_go_with() -> None:
         "prompt tokens attend to nothing above the cut; take a checkpoint without a cut."
     )
     check([feature_of(SnapKV()), m.PAGING, m.SINGLE_INPUT_KV, m.ACROSS_KV, m.QUANTIZED_CACHE])
+
+
+def test_heads_that_share_a_budget_are_for_the_cpu() -> None:
+    with pytest.raises(BuildError) as error:
+        check([feature_of(AdaKV()), m.CUDA])
+    assert str(error.value) == (
+        "--kv-policy adakv needs another length for each KV head, but with target cuda attention takes whole pages of "
+        "all heads; build with --target cpu."
+    )
+    check([feature_of(AdaKV()), m.PAGING, m.SINGLE_INPUT_KV, m.ACROSS_KV, m.QUANTIZED_CACHE])
 
 
 def test_shadowkv_goes_with_the_rest() -> None:
