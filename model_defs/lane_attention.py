@@ -1,19 +1,17 @@
 """Attention over caches whose KV heads keep different numbers of tokens, for KV policies with budgets of heads (AdaKV,
 arXiv 2407.11550).
 
-A *column* is one KV head's part of a page. A sequence whose cache was cut down has the columns of its first pages
-divided among its heads, each any number of them; later tokens are in pages as ever. For attention every head of every
-sequence is a sequence of its own with one KV head, and a column a page: of the same pool, seen with other strides.
+A sequence whose cache was cut down has the columns of its first pages divided among its heads, each any number of them;
+later tokens are in pages as ever.
 """
 
-import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from model_defs.cache_observation import CacheObservation, StepObservation
-from plugins.paged_attention import paged_attention
+from model_defs.columns import attend_columns, column_number
 
 
 @dataclass(frozen=True)
@@ -54,29 +52,9 @@ class LaneAttention:
         kv_scales: tuple[float, float],
     ) -> Tensor:
         """See ``Attention``."""
-        k_pool, v_pool, *scales = pool[: len(pool) - self.observation.num_pools]
-        page_size, kv_heads = k_pool.shape[1:3]
-        num_tokens, num_heads = q.shape[:2]
-        table, length = self._lanes(page_table, kv_length, pool[-2], pool[-1], page_size)
-        k_scales, v_scales = [columns_of(one) for one in scales] or (None, None)
-        offsets = torch.arange(kv_heads, dtype=torch.int32, device=q.device)[:, None] * num_tokens
-        starts = (query_start[:-1] + offsets).flatten()
-        by_head = q.unflatten(1, (kv_heads, num_heads // kv_heads)).transpose(0, 1).flatten(0, 1)
-        attended = paged_attention(
-            by_head.contiguous(),
-            columns_of(k_pool),
-            columns_of(v_pool),
-            torch.cat((starts, query_start[-1:] * kv_heads)),
-            length.T.flatten(),
-            table.transpose(0, 1).flatten(0, 1),
-            scale,
-            0,
-            k_scales,
-            v_scales,
-            k_scale=kv_scales[0],
-            v_scale=kv_scales[1],
-        )
-        return attended.unflatten(0, (kv_heads, num_tokens)).transpose(0, 1).flatten(1, 2)
+        cache, page_size = pool[: len(pool) - self.observation.num_pools], pool[0].shape[1]
+        columns, lengths = self._lanes(page_table, kv_length, pool[-2], pool[-1], page_size)
+        return attend_columns(q, cache, query_start, columns, lengths, page_size, scale, kv_scales)
 
     def _lanes(
         self, page_table: Tensor, kv_length: Tensor, lane_pages: Tensor, lane_table: Tensor, page_size: int
@@ -88,21 +66,9 @@ class LaneAttention:
         own = torch.where(is_cut, lane_pages.index_select(0, row), 0)
         shared = is_cut.int() * (self.observation.budget // page_size)
         index = torch.arange(width + num_pages, dtype=torch.int32, device=page_table.device)
-        page = (index - own[..., None] + shared[..., None]).clamp(0, num_pages - 1)
-        column = torch.arange(kv_heads, dtype=torch.int32, device=page_table.device)[:, None]
-        of_page = page_table[:, None].expand(-1, kv_heads, -1).gather(2, page.long()) * (page_size * kv_heads) + column
+        later = (index - own[..., None] + shared[..., None]).clamp(0, num_pages - 1)
+        page = page_table[:, None].expand(-1, kv_heads, -1).gather(2, later.long())
         place = index.clamp(max=width - 1).long().expand(own.shape[0], kv_heads, -1)
         of_lane = lane_table.index_select(0, row).gather(2, place)
-        table = torch.where(index < own[..., None], of_lane, of_page)
-        return table, kv_length[:, None] + (own - shared) * page_size
-
-
-def columns_of(pool: Tensor) -> Tensor:
-    """Return a view ``[columns, page_size, 1, ...]`` of ``pool`` ``[pages, page_size, kv_heads, ...]``, contiguous: the
-    column of head h in page p is number p * page_size * kv_heads + h. Other numbers stand for nothing."""
-    num_pages, page_size, kv_heads = pool.shape[:3]
-    rest = tuple(pool.shape[3:])
-    size = math.prod(rest)
-    count = (num_pages - 1) * page_size * kv_heads + kv_heads
-    inner = (1,) * len(rest)
-    return pool.as_strided((count, page_size, 1, *rest), (size, kv_heads * size, size, *inner))
+        of_page = column_number(page, 0, page_size, kv_heads)
+        return torch.where(index < own[..., None], of_lane, of_page), kv_length[:, None] + (own - shared) * page_size

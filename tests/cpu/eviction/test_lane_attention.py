@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 import plugins
-from model_defs.lane_attention import LaneAttention, LaneObservation, columns_of
+from model_defs.columns import columns_of
+from model_defs.lane_attention import LaneAttention, LaneObservation
 from plugins.kv_quantization import dequantize, dynamic_scale, quantize
 
 BUDGET, PAGE, DIM = 8, 4, 16
@@ -92,9 +93,12 @@ def test_every_head_sees_its_own_columns_and_the_later_pages(dtype: torch.dtype)
 
 def test_columns_are_the_parts_of_pages() -> None:
     pool = torch.arange(5 * 4 * 3 * 2).view(5, 4, 3, 2)
-    columns = columns_of(pool)
-    for page in range(5):
-        for head in range(3):
-            assert (columns[page * 12 + head, :, 0] == pool[page, :, head]).all()
+    for size in (1, 2, 4):
+        columns = columns_of(pool, size)
+        for page in range(5):
+            for begin in range(0, 4, size):
+                for head in range(3):
+                    column = columns[(page * 4 + begin) * 3 + head, :, 0]
+                    assert (column == pool[page, begin : begin + size, head]).all()
     scales = torch.arange(5 * 4 * 3).view(5, 4, 3)
-    assert (columns_of(scales)[2 * 12 + 1, :, 0] == scales[2, :, 1]).all()
+    assert (columns_of(scales, 4)[2 * 12 + 1, :, 0] == scales[2, :, 1]).all()
