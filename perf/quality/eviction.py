@@ -94,8 +94,10 @@ def main() -> None:
             bar.set_description(f"{model}, {rule} {budget or ''}")
             engine = engine_of(model, rule, budget, args.length, args.work)
             results.append({"model": model, "rule": rule, "budget": budget, **questions.ask(engine)})
+    chosen = {"rule": args.rule, "budget": args.budget, "model": args.model}
+    options = [f' --{name} "{value}"' for name, values in chosen.items() for value in values or ()]
     settings = {
-        "command": f"python -m perf.quality.eviction --num-prompts {args.num_prompts}",
+        "command": f"python -m perf.quality.eviction --num-prompts {args.num_prompts}{''.join(options)}",
         "prompt_tokens": args.length,
         "seed": args.seed,
     }
