@@ -114,7 +114,7 @@ CUDA = Feature(
 TENSORRT = Feature(
     "target tensorrt",
     limits={Need.SEQUENCE_STATE: _no("the graphs take pages alone")},
-    remedy="build with --target cpu or cuda",
+    remedy="build with --target cpu, or with cuda where the policy goes with it",
 )
 
 

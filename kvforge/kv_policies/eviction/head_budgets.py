@@ -55,8 +55,10 @@ class HeadBudgets(Eviction):
 
     def check(self, num_kv_heads: int, head_dim: int, page_size: int) -> None:
         if self.budget % page_size:
+            pages = self.budget // page_size
+            near = " or ".join(str(n * page_size) for n in (pages, pages + 1) if n * page_size >= self.num_protected)
             raise BuildError(
-                f"{self.name}: budget {self.budget} is no multiple of the {page_size} tokens of a page; give one."
+                f"{self.name}: budget {self.budget} is no multiple of the {page_size} tokens of a page; give {near}."
             )
 
     @property

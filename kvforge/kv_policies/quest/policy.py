@@ -53,7 +53,8 @@ class Quest(KVPolicy):
                 raise BuildError(f"{self.name}: {name} is {value}; give {bound}.")
         if self.budget % self.chunk_size:
             raise BuildError(
-                f"{self.name}: budget {self.budget} is no multiple of chunk_size {self.chunk_size}; give whole chunks."
+                f"{self.name}: budget {self.budget} is no multiple of chunk_size {self.chunk_size}; change one of the two "
+                "(chunk_size must divide --page-size too)."
             )
 
     def check(self, num_kv_heads: int, head_dim: int, page_size: int) -> None:

@@ -23,7 +23,7 @@ def test_bad_parameters_are_refused(text: str, words: str) -> None:
 
 
 def test_parts_of_pages_are_refused() -> None:
-    with pytest.raises(BuildError, match="budget 72 is no multiple of the 16 tokens of a page"):
+    with pytest.raises(BuildError, match="budget 72 is no multiple of the 16 tokens of a page; give 64 or 80"):
         AdaKV(budget=72).check(num_kv_heads=4, head_dim=64, page_size=16)
     AdaKV(budget=64).check(num_kv_heads=4, head_dim=64, page_size=16)
 

@@ -100,7 +100,7 @@ def test_what_is_built_goes_together_without_a_policy() -> None:
         (
             m.TENSORRT,
             "--kv-policy shadowkv needs state of each sequence beside its pages, but with target tensorrt the graphs "
-            "take pages alone; build with --target cpu or cuda.",
+            "take pages alone; build with --target cpu, or with cuda where the policy goes with it.",
         ),
     ],
 )
