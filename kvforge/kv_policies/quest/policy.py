@@ -53,7 +53,7 @@ class Quest(KVPolicy):
                 raise BuildError(f"{self.name}: {name} is {value}; give {bound}.")
         if self.budget % self.chunk_size:
             raise BuildError(
-                f"{self.name}: budget {self.budget} is no multiple of chunk_size {self.chunk_size}; change one of the two "
+                f"{self.name}: budget {self.budget} is no multiple of chunk_size {self.chunk_size}; change one of them "
                 "(chunk_size must divide --page-size too)."
             )
 
