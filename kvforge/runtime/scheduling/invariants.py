@@ -18,7 +18,7 @@ def check_invariants(scheduler: Scheduler) -> None:
       the slot table has them.
     - A sequence's cache is as its policy says where it is, or is about to be changed, and so is what the policy keeps
       of it in the slots. Where a transition keeps no page or rewrites those that it keeps, they have one holder and are
-      not published.
+      not published; elsewhere those that were filled after it.
     - Drafts are proposed for unfinished sequences only.
     """
     pool, slots, config = scheduler.pool, scheduler.slots, scheduler.config
@@ -75,7 +75,8 @@ def _check_policy(scheduler: Scheduler) -> None:
             if not sequence.is_due:
                 assert values == policy.slot_values(num_prompt, num_computed), sequence
             kept = policy.kept_pages(num_prompt, num_computed, scheduler.config.page_size)
-            for page in sequence.pages if policy.rewrites_pages or not kept else ():
+            own = 0 if policy.rewrites_pages or not kept else sequence.first_transition // scheduler.config.page_size
+            for page in sequence.pages[own:]:
                 assert scheduler.pool.ref_counts[page] == 1, f"page {page} of a changed cache is shared"
                 assert not scheduler.prefix_cache.holds(page), f"page {page} of a changed cache is published"
         else:

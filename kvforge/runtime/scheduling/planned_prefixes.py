@@ -28,9 +28,8 @@ class PlannedPrefixes:
     def add(self, sequence: Sequence, num_tokens: int) -> None:
         """The step computes the next ``num_tokens`` tokens of a running sequence."""
         page_size, start = self._cache.page_size, sequence.num_computed
-        if sequence.cache_offset < 0:
-            return  # what follows a transition is never published
-        for index in range(start // page_size, (start + num_tokens) // page_size):
+        end = min(start + num_tokens, sequence.first_transition)  # what follows a transition is never published
+        for index in range(start // page_size, end // page_size):
             self._digests.add(self._cache.digest(sequence, index))
 
     def hold_back(self, sequence: Sequence, budget: int) -> bool:

@@ -45,8 +45,9 @@ class PrefixCache:
         return self._page_of.get(self.digest(sequence, index))
 
     def publish(self, sequence: Sequence) -> None:
-        """Publish the pages that ``sequence.num_computed`` tokens fill and that were not published before."""
-        num_full = sequence.num_computed // self.page_size
+        """Publish the pages that ``sequence.num_computed`` tokens fill and that were not published before. What follows
+        the first transition was computed of a changed cache: it is nobody else's, whether pages changed or not."""
+        num_full = min(sequence.num_computed, sequence.first_transition) // self.page_size
         for index in range(sequence.num_published, num_full):
             digest = self.digest(sequence, index)
             page = sequence.pages[index]

@@ -175,6 +175,21 @@ def test_texts_over_schedules_equal_those_alone(shape: dict, full: bool) -> None
     assert counts["transitions"] > 10 and counts["preempted"] > 2, counts
 
 
+@pytest.mark.parametrize("shape", [{"cut": 3, "num_layers": 3}, {"cut": 1}])
+def test_what_was_generated_is_not_another_prompts_prefix(shape: dict) -> None:
+    """A second turn, its prompt made of the first one's and its answer: computed from chunks, the answer's K and V are
+    not those of a prompt."""
+    session = small_session({"kv_policy": "quest:budget=8,chunk_size=4"}, **shape)
+    for seed in range(10):
+        first = prompt_of(24, seed)
+        engine = LLMEngine(session=session, num_pages=64)
+        second = [*first, *answers(engine, [first])[0]["0"], 5]
+        before = engine.stats()["num_reused_tokens"]
+        found = answers(engine, [second])
+        assert engine.stats()["num_reused_tokens"] - before == 24
+        assert found[0] == answers(LLMEngine(session=session, num_pages=64, enable_prefix_cache=False), [second])[0]
+
+
 def test_bytes_that_are_used_are_the_policys() -> None:
     policy = parse("quest:budget=8,chunk_size=4")
     session = small_session({"kv_policy": str(policy)}, head_dim=10, cut=3, num_layers=3)
