@@ -29,13 +29,13 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["--kv-dtype", "fp8"], "but with --kv-dtype fp8 the numbers in it have another; give --kv-dtype float32."),
         (["--kv-dtype", "int8"], "but with --kv-dtype int8 the numbers in it have another; give --kv-dtype float32."),
         (["--kv-dtype", "bf16"], "but with --kv-dtype bfloat16 the numbers in it have another; give --kv-dtype"),
-        (["--target", "tensorrt"], "but with target tensorrt the graphs take pages alone; build with --target cpu or"),
+        (["--target", "tensorrt"], "but with target tensorrt the graphs take pages alone; build with --target cpu, or"),
         (["--page-size", "12"], "--page-size 12 is no multiple of shadowkv's chunk_size 8; give one that is."),
         (["--kv-policy", "shadowkv"], "rank 160 exceeds the 32 dimensions of a token's keys; give at most 32."),
         (["--kv-policy", "shadowkv:rank=33"], "shadowkv: rank 33 exceeds the 32 dimensions"),
         (["--kv-policy", "shadowkv:rank=8,sparse_budget=65"], "sparse_budget 65 is no multiple of chunk_size 8"),
         (["--kv-policy", "shadowkv:budget=8"], "the KV policy shadowkv has no parameter 'budget'; it has rank, chunk_"),
-        (["--kv-policy", "h3o"], "the KV policy 'h3o' is unknown; choose from batchmax, full, h2o, "),
+        (["--kv-policy", "h3o"], "the KV policy 'h3o' is unknown; choose from adakv, batchmax, full, h2o, "),
     ],
 )  # fmt: skip
 def test_refused_before_any_work(flags, sentence, checkpoint: Path, tmp_path: Path, capsys) -> None:
