@@ -21,3 +21,9 @@ def source_of(value: object) -> str | None:
     while isinstance(value, Node) and value.op != "placeholder":
         value = value.args[0] if value.args else None
     return value.name if isinstance(value, Node) else None
+
+
+def takes_columns(attention: Node, role: str) -> bool:
+    """Whether the argument ``role`` of an attention is a view of a pool with a single KV head."""
+    view = argument(attention, role)
+    return isinstance(view, Node) and view.op != "placeholder" and view.meta["val"].shape[2] == 1

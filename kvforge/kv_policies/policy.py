@@ -2,11 +2,12 @@
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, ClassVar
 
+from kvforge.common.errors import BuildError
 from kvforge.kv_policies.state import (
     EngineMemory,
     InputBuilder,
@@ -17,6 +18,9 @@ from kvforge.kv_policies.state import (
     StateInput,
     StatePool,
 )
+
+MAX_PARAMETER = 2**20
+"""No parameter may exceed this."""
 
 
 class Need(Enum):
@@ -101,6 +105,14 @@ class KVPolicy(ABC):
         """The policy as ``--kv-policy`` takes it, every parameter named; equal text means an equal policy."""
         given = ",".join(f"{name}={value}" for name, value in self.parameters.items())
         return f"{self.name}:{given}" if given else self.name
+
+    def check_parameters(self, optional: Collection[str] = ()) -> None:
+        """Raise BuildError for a parameter below 1, or below 0 where it is ``optional``, or above ``MAX_PARAMETER``."""
+        for name, value in self.parameters.items():
+            minimum = 0 if name in optional else 1
+            if not minimum <= value <= MAX_PARAMETER:
+                bound = f"at least {minimum}" if value < minimum else f"at most {MAX_PARAMETER}"
+                raise BuildError(f"{self.name}: {name} is {value}; give {bound}.")
 
     def check(self, num_kv_heads: int, head_dim: int, page_size: int) -> None:  # noqa: B027
         """Raise BuildError unless the parameters suit such heads and pages."""

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from kvforge.kv_policies.eviction.slots import Slots
 
-MAX_PARAMETER = 2**20
-"""No parameter may exceed this."""
 NOT_OBSERVED = 2**31 - 1
 """A position beyond all."""
 _INPUTS = (StateInput("state_table", is_table=True, neutral=-1), StateInput("observed"), StateInput("scored"))
@@ -77,11 +75,7 @@ class Eviction(KVPolicy):
     def __post_init__(self) -> None:
         if self.block == 0:
             object.__setattr__(self, "block", self.default_block)
-        for name, value in self.parameters.items():
-            minimum = 0 if name in self.optional else 1
-            if not minimum <= value <= MAX_PARAMETER:
-                bound = f"at least {minimum}" if value < minimum else f"at most {MAX_PARAMETER}"
-                raise BuildError(f"{self.name}: {name} is {value}; give {bound}.")
+        self.check_parameters(self.optional)
         if self.block >= self.budget:
             raise BuildError(f"{self.name}: block {self.block} must be below budget {self.budget}.")
         if self.num_protected > self.calendar.kept:

@@ -71,12 +71,6 @@ class Slots:
             total = total + padded[..., offset : offset + length]
         return total / kernel
 
-    def attended_by_window(self, window: int, kernel: int) -> Tensor:
-        """SnapKV's score (arXiv 2404.14469, section 4.1), the last ``window`` queries having been observed: the sums of
-        their weights, as means over ``kernel`` neighbours; infinite for the window."""
-        newest = self.newest(window)
-        return self.protect(self.pooled(self.mass * ~newest, kernel), newest)
-
     def key_similarity(self) -> Tensor:
         """The cosine of each key with the mean of its head's normed keys."""
         normed = F.normalize(self.keys, dim=-1)

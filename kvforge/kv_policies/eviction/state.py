@@ -49,6 +49,7 @@ class EvictionState:
 
     def __init__(self, rule: Rule, memory: EngineMemory) -> None:
         self._rule = rule
+        self._statistics = () if rule.statistic is None else rule.statistic.pool_names
         num_state_pools = len(rule.state_pools(1, 1, 1))
         self._caches = [pool[: len(pool) - num_state_pools] for pool in memory.pools]
         self._states = [pool[len(pool) - num_state_pools :] for pool in memory.pools]
@@ -110,7 +111,7 @@ class EvictionState:
         rows, pages = state_table.long()[:, columns], page_table.long()[:, columns]
         fixed = (torch.full((len(transitions),), n, dtype=torch.int32, device=device) for n in (keep, length, sealed))
         numbers = (*fixed, shift.int(), page_table, state_table)
-        names = () if self._rule.statistic is None else self._rule.statistic.pool_names
+        names = self._statistics
         for owner, (position, *more) in enumerate(self._states):
             statistics = more[: len(names)]
             stored = position[rows, places].transpose(1, 2)
@@ -128,12 +129,11 @@ class EvictionState:
         self._num_evictions += len(transitions)
         self._num_evicted += len(transitions) * (length - keep)
 
-    def _keep(self, owner: int, score: Tensor, numbers: Sequence[Tensor], places: "Places") -> None:
+    def _keep(self, owner: int, score: Tensor, numbers: Sequence[Tensor], places: Places) -> None:
         """Keep the tokens of the largest ``score`` ``[S, kv_heads, L]`` in an owner; ``numbers`` as ``evict`` takes
         them."""
-        names = () if self._rule.statistic is None else self._rule.statistic.pool_names
         position, *more = self._states[owner]
-        evict(self._caches[owner], score, numbers, position, more[: len(names)])
+        evict(self._caches[owner], score, numbers, position, more[: len(self._statistics)])
 
     def _keys(self, owner: int, pages: Tensor, places: Tensor) -> Tensor:
         """Rotated keys ``[S, kv_heads, L, d]`` float32."""

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch.fx import Node
 
-from kvforge.common.graph_nodes import argument, name_of, source_of
+from kvforge.common.graph_nodes import argument, name_of, source_of, takes_columns
 from kvforge.kv_policies.eviction.observation import Statistic
 
 _OF_ATTENTION = ("q", "query_start", "kv_length", "page_table", "scale", "k_scale")
@@ -47,7 +47,6 @@ class ColumnCheck:
         if self.observation is not None and (broken := self.observation(calls, attention, pools)):
             return broken
         for role in ("k_pool", "v_pool", *(name for name in ("k_scales", "v_scales") if name in pools)):
-            view = argument(attention, role)
-            if not isinstance(view, Node) or view.op == "placeholder" or view.meta["val"].shape[2] != 1:
+            if not takes_columns(attention, role):
                 return attention, f"does not take {role} by columns"
         return None

@@ -7,9 +7,6 @@ from kvforge.common.errors import BuildError
 from kvforge.kv_policies.policy import KVPolicy, Need, OwnerCache
 from kvforge.kv_policies.state import EngineMemory, InputBuilder, LayerCheck, PolicyState, StateInput, StatePool
 
-MAX_PARAMETER = 2**20
-"""No parameter may exceed this."""
-
 
 @dataclass(frozen=True)
 class Quest(KVPolicy):
@@ -47,10 +44,7 @@ class Quest(KVPolicy):
     views_pools: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        for name, value in self.parameters.items():
-            if not 1 <= value <= MAX_PARAMETER:
-                bound = "at least 1" if value < 1 else f"at most {MAX_PARAMETER}"
-                raise BuildError(f"{self.name}: {name} is {value}; give {bound}.")
+        self.check_parameters()
         if self.budget % self.chunk_size:
             raise BuildError(
                 f"{self.name}: budget {self.budget} is no multiple of chunk_size {self.chunk_size}; change one of them "

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch.fx import Node
 
-from kvforge.common.graph_nodes import argument, name_of, source_of
+from kvforge.common.graph_nodes import argument, name_of, source_of, takes_columns
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,6 @@ class BoundsCheck:
         if argument(select, "scale") != argument(attention, "scale"):
             return select, "takes another scale than the attention behind it"
         for role in ("k_pool", "v_pool"):
-            view = argument(attention, role)
-            if not isinstance(view, Node) or view.op == "placeholder" or view.meta["val"].shape[2] != 1:
+            if not takes_columns(attention, role):
                 return attention, f"does not take {role} by columns"
         return None

@@ -9,9 +9,6 @@ from kvforge.kv_policies.policy import KVPolicy, Need, OwnerCache
 from kvforge.kv_policies.shadowkv.chunks import PromptChunks
 from kvforge.kv_policies.state import EngineMemory, InputBuilder, LayerCheck, PolicyState, StateInput, StatePool
 
-MAX_PARAMETER = 2**20
-"""No parameter may exceed this."""
-
 
 @dataclass(frozen=True)
 class ShadowKV(PromptChunks, KVPolicy):
@@ -66,11 +63,7 @@ class ShadowKV(PromptChunks, KVPolicy):
     )
 
     def __post_init__(self) -> None:
-        for name, value in self.parameters.items():
-            minimum = 0 if name in ("num_outlier_chunks", "num_local_tokens") else 1
-            if not minimum <= value <= MAX_PARAMETER:
-                bound = f"at least {minimum}" if value < minimum else f"at most {MAX_PARAMETER}"
-                raise BuildError(f"{self.name}: {name} is {value}; give {bound}.")
+        self.check_parameters(optional=("num_outlier_chunks", "num_local_tokens"))
         if self.sparse_budget % self.chunk_size:
             raise BuildError(
                 f"{self.name}: sparse_budget {self.sparse_budget} is no multiple of chunk_size {self.chunk_size}; "

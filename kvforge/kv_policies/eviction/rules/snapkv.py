@@ -35,4 +35,5 @@ class SnapKV(Eviction):
         return self.window
 
     def score(self, slots: "Slots") -> "Tensor":
-        return slots.attended_by_window(self.window, self.kernel)
+        window = slots.newest(self.window)
+        return slots.protect(slots.pooled(slots.mass * ~window, self.kernel), window)
