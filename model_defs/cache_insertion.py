@@ -49,6 +49,10 @@ class CacheInsertion(Protocol):
     def needs_positions(self) -> bool:
         """Graphs have buffers with cos and sin of every position."""
 
+    @property
+    def owners_share(self) -> bool:
+        """All owners have one pool, in which the pages of each follow those of the owner before."""
+
     def begin(
         self, inputs: tuple[Tensor, ...], rope_cos: Tensor | None, rope_sin: Tensor | None
     ) -> BeforeAttention | None:

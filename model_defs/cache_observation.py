@@ -18,6 +18,7 @@ class CacheObservation:
     kind: int | None
     num_pools: int
     needs_positions: bool = False
+    owners_share: bool = False
 
     def begin(
         self, inputs: tuple[Tensor, ...], rope_cos: Tensor | None, rope_sin: Tensor | None

@@ -21,6 +21,7 @@ class ChunkSelection:
     max_selected: int
     num_pools: int = 7
     needs_positions: bool = True
+    owners_share: bool = False
 
     def begin(self, inputs: tuple[Tensor, ...], rope_cos: Tensor | None, rope_sin: Tensor | None) -> "StepChunks":
         """See ``CacheInsertion``."""

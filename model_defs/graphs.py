@@ -8,7 +8,9 @@ policy's part, whose inputs the graphs take as ``state``; without one these are 
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -51,6 +53,19 @@ class PositionedGraph(nn.Module):
             return None, 0, None
         tables = (self.rope_cos, self.rope_sin) if self.insertion.needs_positions else (None, None)
         return self.insertion.begin(state, *tables), self.insertion.num_pools, self.insertion.attention(state)
+
+    @property
+    def owners_share(self) -> bool:
+        """See ``CacheInsertion``."""
+        return self.insertion is not None and self.insertion.owners_share
+
+    def first_page(self, owner: int, pool: Pool) -> int:
+        """Return where an owner's pages begin in the pool of all."""
+        return self.config.owners.index(owner) * (pool[0].shape[0] // len(self.config.owners))
+
+    def own_pages(self, step: StepInputs, owner: int, pool: Pool) -> StepInputs:
+        """Return the step with an owner's pages as they are numbered in its pool."""
+        return replace(step, page_table=step.page_table + self.first_page(owner, pool)) if self.owners_share else step
 
 
 class Embedding(nn.Module):
@@ -139,7 +154,8 @@ class LowerGraph(PositionedGraph):
             block = self.layers[str(layer)]
             q, k, v = block.project_qkv(hidden)
             written = self._write(layer, k, v, pools[layer], slot_mapping, step)
-            hidden = block.finish(hidden, q, written, step, self.kv_scales[layer])
+            own = self.own_pages(step, layer, written)
+            hidden = block.finish(hidden, q, written, own, self.kv_scales[layer])
             new_pools.append(written)
         if config.is_swiftkv:
             owned = self.single_input(hidden)
@@ -152,6 +168,9 @@ class LowerGraph(PositionedGraph):
     def _write(self, owner: int, k: Tensor, v: Tensor, pool: Pool, slot_mapping: Tensor, step: StepInputs) -> Pool:
         k_scale, v_scale = self.kv_scales[owner]
         cache = pool[: len(pool) - step.num_state_pools]
+        if self.owners_share:
+            first_slot = self.first_page(owner, pool) * pool[0].shape[1]
+            slot_mapping = torch.where(slot_mapping < 0, slot_mapping, slot_mapping + first_slot)
         written = rope_paged_kv_write(k, v, step.cos, step.sin, slot_mapping, *cache, k_scale=k_scale, v_scale=v_scale)
         return (*written, *pool[len(cache) :])
 
@@ -201,7 +220,9 @@ class UpperGraph(PositionedGraph):
                 block = self.layers[str(layer)]
                 owner = config.owner_of_layer[layer]
                 q = block.project_q(hidden)
-                hidden = block.finish(hidden, q, pool_of_owner[owner], step, self.kv_scales[owner])
+                pool = pool_of_owner[owner]
+                own = self.own_pages(step, owner, pool)
+                hidden = block.finish(hidden, q, pool, own, self.kv_scales[owner])
         head = self.embed if config.tie_embeddings else self.lm_head
         logits: Tensor = head(hidden, self.norm)
         return logits

@@ -23,6 +23,7 @@ class PageSelection:
     max_selected: int
     num_pools: int = 2
     needs_positions: bool = False
+    owners_share: bool = False
 
     def begin(self, inputs: tuple[Tensor, ...], rope_cos: Tensor | None, rope_sin: Tensor | None) -> None:
         """See ``CacheInsertion``."""

@@ -88,8 +88,21 @@ class KVPolicy(ABC):
     sequence gets copies."""
     views_pools: ClassVar[bool] = False
     """``layer_insertion`` attends to views of an owner's pools."""
+    owners_share: ClassVar[bool] = False
+    """What one owner gives up, another may use: K and V of all are in one pool, in which the pages of each owner follow
+    those of the owner before."""
     report_columns: ClassVar[tuple[tuple[str, str, int, str], ...]] = ()
     """Columns of ``report`` in a benchmark's table: key, heading, width, format."""
+
+    @classmethod
+    def variants(cls) -> tuple[str, ...]:
+        """Return what may follow the name behind a ``+``."""
+        return ()
+
+    @classmethod
+    def variant(cls, name: str) -> "type[KVPolicy]":
+        """Return the policy that is this one with what ``variants`` names."""
+        raise NotImplementedError
 
     @property
     def has_transitions(self) -> bool:

@@ -38,20 +38,18 @@ def load(name: str, parameters: Mapping[str, int] | None = None) -> KVPolicy:
     Raises:
         BuildError: no such policy or parameter, or a value out of range.
     """
-    if name not in policies():
-        if name in broken_policies():
-            raise BuildError(f"the KV policy {name} cannot be loaded: {broken_policies()[name]}.")
-        raise BuildError(f"the KV policy {name!r} is unknown; choose from {', '.join(policies())}.")
+    policy = _named(name)
     given = dict(parameters or {})
-    known = list(policies()[name]().parameters)
+    known = list(policy().parameters)
     if unknown := [parameter for parameter in given if parameter not in known]:
         has = f"has {', '.join(known)}" if known else "has none"
         raise BuildError(f"the KV policy {name} has no parameter {unknown[0]!r}; it {has}.")
-    return policies()[name](**given)
+    return policy(**given)
 
 
 def parse(text: str) -> KVPolicy:
-    """Return the policy that ``text`` names: ``NAME`` or ``NAME:PARAMETER=N,PARAMETER=N``.
+    """Return the policy that ``text`` names: ``NAME`` or ``NAME:PARAMETER=N,PARAMETER=N``, where ``NAME`` may be
+    ``NAME+VARIANT``.
 
     Raises:
         BuildError: not of this form, a parameter given twice, or as in :func:`load`.
@@ -69,6 +67,21 @@ def parse(text: str) -> KVPolicy:
             raise BuildError(f"the KV policy {text!r} gives {parameter!r} twice; keep one of them.")
         parameters[parameter] = int(value)
     return load(name, parameters)
+
+
+def _named(name: str) -> type[KVPolicy]:
+    base, plus, variant = name.partition("+")
+    if base not in policies():
+        if base in broken_policies():
+            raise BuildError(f"the KV policy {base} cannot be loaded: {broken_policies()[base]}.")
+        raise BuildError(f"the KV policy {base!r} is unknown; choose from {', '.join(policies())}.")
+    policy = policies()[base]
+    if not plus:
+        return policy
+    if variant not in policy.variants():
+        choice = f"choose from {', '.join(policy.variants())}" if policy.variants() else "leave the rest out"
+        raise BuildError(f"the KV policy {base} cannot be combined with {variant!r}; {choice}.")
+    return policy.variant(variant)
 
 
 @functools.cache

@@ -1,86 +1,107 @@
-"""Cuts caches down to a budget that the KV heads of an owner share."""
+"""Cuts caches down to a budget that KV heads share: those of an owner, or of all."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from kvforge.kv_policies.eviction.division import divide_pages
+from kvforge.kv_policies.eviction.slots import Slots
 from kvforge.kv_policies.eviction.state import EvictionState, Places, Rule
 from kvforge.kv_policies.state import EngineMemory
+from kvforge.kv_policies.transition import Transition
 from model_defs.cache_access import move_tokens
+from model_defs.columns import column_number
+
+
+@dataclass(frozen=True)
+class ScoredLanes:
+    """An owner's tokens of one sequence, those of each KV head from the best on: their scores ``best`` and their
+    indices ``order``, each ``[kv_heads, L]``."""
+
+    slots: Slots
+    best: Tensor
+    order: Tensor
+
+    @classmethod
+    def of(cls, slots: Slots, score: Tensor) -> "ScoredLanes":
+        """Sort by ``score`` ``[1, kv_heads, L]``, of equals the newer token first; one that is not a number is the
+        worst."""
+        newest_first = score[0].nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf).flip(-1)
+        best, order = newest_first.sort(dim=-1, descending=True, stable=True)
+        return cls(slots, best, score.shape[-1] - 1 - order)
 
 
 class SharedBudgets(Rule, Protocol):
-    """What is asked of a ``HeadBudgets``; see there."""
+    """What is asked of a ``SharedBudget``; see there."""
 
-    @property
-    def budget(self) -> int: ...
-
-    def min_pages(self, page_size: int) -> int: ...
-
-    def max_pages(self, num_kv_heads: int, page_size: int) -> int: ...
-
-    def wanted(self, score: Tensor) -> list[int]: ...
+    def divide(self, owners: Sequence[ScoredLanes], page_size: int) -> list[list[int]]: ...
 
 
 class LaneState(EvictionState):
-    """Divides the columns of the pages that a sequence keeps among an owner's heads, and moves into them what stays.
+    """Divides the columns of the pages that a sequence keeps among KV heads, and moves into them what stays.
 
     A head keeps its own columns, as many as it gets pages; those that others do not need go to the heads that get more,
-    in the order of pages and heads. Positions lie as the tokens do.
+    in the order of pages, owners and heads. Positions lie as the tokens do.
     """
 
     def __init__(self, rule: SharedBudgets, memory: EngineMemory) -> None:
         super().__init__(rule, memory)
         self._budgets = rule
 
-    def _keep(self, owner: int, score: Tensor, numbers: Sequence[Tensor], places: Places) -> None:
-        (transition,), page_size = places.transitions, self._page_size
-        best, order = _best_first(score[0])
-        num_heads, length = best.shape
-        num_kept = self._budgets.budget // page_size
-        pages_of_head = divide_pages(
-            self._budgets.wanted(best),
-            num_heads * num_kept,
-            page_size,
-            self._budgets.min_pages(page_size),
-            min(self._budgets.max_pages(num_heads, page_size), length // page_size),
+    def _evict(self, transitions: Sequence[Transition]) -> None:
+        places = self._places(transitions)
+        scored = [self._scored(owner, places) for owner in range(len(self._caches))]
+        every = range(len(scored))
+        for group in [list(every)] if self._rule.owners_share else [[owner] for owner in every]:
+            self._divide(group, [scored[owner] for owner in group], places)
+        self._count(places)
+
+    def _scored(self, owner: int, places: Places) -> ScoredLanes:
+        slots = self._slots(owner, places)
+        return ScoredLanes.of(slots, self._rule.score(slots))
+
+    def _divide(self, owners: Sequence[int], scored: Sequence[ScoredLanes], places: Places) -> None:
+        """Give the columns of the pages of ``owners`` to their heads, and move into them what stays.
+
+        A *lane* is an owner and one of its heads, numbered in this order.
+        """
+        size, num_heads, device = self._page_size, len(scored[0].best), self._device
+        pages_of_lane = [n for of_owner in self._budgets.divide(scored, size) for n in of_owner]
+        page, room = torch.tensor(_columns(pages_of_lane, places.keep // size), device=device).T
+        first = torch.tensor([self._first_page(owner) for owner in owners], device=device)
+        target, head = places.page_table[0].long()[page] + first[room // num_heads], room % num_heads
+        columns = column_number(target, 0, size, num_heads)[head, torch.arange(len(head), device=device)]
+
+        order = [order for one in scored for order in one.order]
+        tokens = torch.cat([best[: n * size].sort().values for best, n in zip(order, pages_of_lane, strict=True)])
+        lane = torch.repeat_interleave(torch.tensor(pages_of_lane, device=device) * size)
+        source = places.pages[0][tokens] + first[lane // num_heads], places.place[tokens], lane % num_heads
+        place, target, head, owner_of = (
+            torch.arange(size, device=device).repeat(len(page)),
+            *(x.repeat_interleave(size) for x in (target, head, room // num_heads)),
         )
-        columns = _columns(pages_of_head, num_kept)
-        tokens = torch.cat([order[head, : n * page_size].sort().values for head, n in enumerate(pages_of_head)])
-        heads = torch.repeat_interleave(torch.tensor(pages_of_head, device=tokens.device) * page_size)
-        page, column = torch.tensor([one for of_head in columns for one in of_head], device=tokens.device).T
-        target = page.repeat_interleave(page_size), column.repeat_interleave(page_size)
-        place = places.places[: num_kept * page_size].repeat(num_heads)
-        move_tokens(
-            self._caches[owner],
-            (places.pages[0][tokens], places.places[tokens], heads),
-            (places.pages[0, ::page_size][target[0]], place, target[1]),
-        )
-        position, *_, lane_pages, lane_table = self._states[owner]
-        position[places.state_pages[0, ::page_size][target[0]], place, target[1]] = tokens.int()
-        slot = transition.sequence.slot
-        lane_pages[slot] = torch.tensor(pages_of_head, dtype=torch.int32, device=tokens.device)
-        kept = places.pages[0, ::page_size].tolist()
-        for head, of_head in enumerate(columns):
-            numbers_of_head = [kept[p] * page_size * num_heads + c for p, c in of_head]
-            lane_table[slot, head, : len(of_head)] = torch.tensor(numbers_of_head, dtype=torch.int32)
+        move_tokens(self._caches[owners[0]], source, (target, place, head))
+
+        state_page = places.state_table[0].long()[page].repeat_interleave(size)
+        slot = places.transitions[0].sequence.slot
+        columns_of_lane = iter(columns.int().split(pages_of_lane))
+        for index, owner in enumerate(owners):
+            position, *_, lane_pages, lane_table = self._states[owner]
+            here = owner_of == index
+            position[state_page[here], place[here], head[here]] = tokens[here].int()
+            for one in range(num_heads):
+                of_lane = next(columns_of_lane)
+                lane_pages[slot, one] = len(of_lane)
+                lane_table[slot, one, : len(of_lane)] = of_lane
 
 
-def _best_first(score: Tensor) -> tuple[Tensor, Tensor]:
-    """Return each head's scores ``[kv_heads, L]`` from the best on, of equals the newer token first, and the tokens; a
-    score that is not a number is the worst."""
-    newest_first = score.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf).flip(-1)
-    best, order = newest_first.sort(dim=-1, descending=True, stable=True)
-    return best, score.shape[-1] - 1 - order
-
-
-def _columns(pages_of_head: Sequence[int], num_pages: int) -> list[list[tuple[int, int]]]:
-    """Return for each head the (page, column) that it gets, of ``num_pages`` pages."""
-    columns = [[(page, head) for page in range(min(n, num_pages))] for head, n in enumerate(pages_of_head)]
-    free = iter([(page, head) for page in range(num_pages) for head, n in enumerate(pages_of_head) if page >= n])
-    for head, n in enumerate(pages_of_head):
-        columns[head] += [next(free) for _ in range(n - num_pages)]
-    return columns
+def _columns(pages_of_lane: Sequence[int], num_pages: int) -> list[tuple[int, int]]:
+    """Return for each lane, one after the other, the columns that it gets: which of ``num_pages`` pages, and the lane
+    whose own it is."""
+    columns = [[(page, lane) for page in range(min(n, num_pages))] for lane, n in enumerate(pages_of_lane)]
+    free = iter([(page, lane) for page in range(num_pages) for lane, n in enumerate(pages_of_lane) if page >= n])
+    for lane, n in enumerate(pages_of_lane):
+        columns[lane] += [next(free) for _ in range(n - num_pages)]
+    return [column for of_lane in columns for column in of_lane]

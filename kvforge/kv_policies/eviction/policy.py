@@ -1,5 +1,6 @@
 """A KV policy that evicts: it keeps a budget of tokens in each KV head, chosen by a rule's score."""
 
+import functools
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ NOT_OBSERVED = 2**31 - 1
 """A position beyond all."""
 _INPUTS = (StateInput("state_table", is_table=True, neutral=-1), StateInput("observed"), StateInput("scored"))
 """Each sequence's state pages, how many of the step's last queries are observed, and the slots that have statistics."""
+_BUDGETS: "dict[str, type[Eviction]]" = {}
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,8 @@ class Eviction(KVPolicy):
     when: ClassVar[When]
     statistic: ClassVar[Statistic | None] = None
     """What is observed; None for rules that look at positions or keys."""
+    budget_name: ClassVar[str]
+    """Of a class that says how KV heads share a budget: what follows a rule's name behind a ``+``."""
     optional: ClassVar[frozenset[str]] = frozenset()
     """Parameters that may be 0."""
     is_by_sequence: ClassVar[bool] = False
@@ -65,6 +69,8 @@ class Eviction(KVPolicy):
     }
 
     def __init_subclass__(cls) -> None:
+        if "budget_name" in vars(cls):
+            _BUDGETS[cls.budget_name] = cls
         if cls.statistic is not None:
             cls.operators = ("kvforge::attention_mass",)
             cls.slot_columns = ("observe_from",)
@@ -83,6 +89,24 @@ class Eviction(KVPolicy):
                 f"{self.name}: an eviction leaves {self.calendar.kept} tokens, but {self.num_protected} are protected; "
                 "raise budget or lower what is protected."
             )
+
+    @classmethod
+    def variants(cls) -> tuple[str, ...]:
+        """Budgets, for rules that have none of their own and evict as ``EvictionState`` does."""
+        return tuple(sorted(_BUDGETS)) if cls.make_state is Eviction.make_state else ()
+
+    @classmethod
+    @functools.cache
+    def variant(cls, name: str) -> "type[Eviction]":
+        """Return the policy that scores as this one does, once at the prompt's end, and divides as a budget says."""
+        budget = _BUDGETS[name]
+        attributes = {
+            "__doc__": f"{cls.title} with the budgets of {name}.",
+            "name": f"{cls.name}+{name}",
+            "title": f"{cls.title} with the budgets of {name}",
+            "optional": cls.optional | budget.optional,
+        }
+        return dataclass(frozen=True)(type(f"{cls.__name__}{budget.__name__}", (budget, cls), attributes))
 
     # -- a rule ------------------------------------------------------------------------------------------------
 

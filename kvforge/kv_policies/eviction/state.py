@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby
 from typing import Protocol
 
@@ -28,6 +29,9 @@ class Rule(Protocol):
     @property
     def is_by_sequence(self) -> bool: ...
 
+    @property
+    def owners_share(self) -> bool: ...
+
     def score(self, slots: Slots) -> Tensor: ...
 
     def state_pools(self, num_kv_heads: int, head_dim: int, page_size: int) -> tuple[StatePool, ...]: ...
@@ -35,13 +39,52 @@ class Rule(Protocol):
 
 @dataclass(frozen=True)
 class Places:
-    """Where the L tokens of S sequences are: rows of ``pages`` and of ``state_pages``, int64 ``[S, L]``, at ``places``
-    ``[L]`` in them."""
+    """Where the ``length`` tokens of S sequences are before an eviction that leaves ``keep`` of them. The first
+    ``sealed`` lie as one before left them; the others are consecutive.
+
+    ``page_table`` and ``state_table`` are int32 ``[S, M]``, ``computed`` and ``prompt`` tokens int64 ``[S]``.
+    """
 
     transitions: Sequence[Transition]
-    pages: Tensor
-    state_pages: Tensor
-    places: Tensor
+    page_size: int
+    keep: int
+    sealed: int
+    length: int
+    page_table: Tensor
+    state_table: Tensor
+    computed: Tensor
+    prompt: Tensor
+
+    @cached_property
+    def index(self) -> Tensor:
+        """``[L]`` int64"""
+        return torch.arange(self.length, device=self.computed.device)
+
+    @property
+    def shift(self) -> Tensor:
+        """``[S]``: of a token that is not sealed, its position less its index."""
+        return self.computed - self.length
+
+    @property
+    def place(self) -> Tensor:
+        """``[L]``: of a token in its page."""
+        return self.index % self.page_size
+
+    @cached_property
+    def pages(self) -> Tensor:
+        """``[S, L]`` int64: the page of a token."""
+        return self.page_table.long()[:, self.index // self.page_size]
+
+    @cached_property
+    def state_rows(self) -> Tensor:
+        """``[S, L]`` int64: the state page of a token."""
+        return self.state_table.long()[:, self.index // self.page_size]
+
+    @cached_property
+    def numbers(self) -> tuple[Tensor, ...]:
+        """As ``model_defs.cache_access.evict`` takes them."""
+        fixed = [torch.full_like(self.computed, n, dtype=torch.int32) for n in (self.keep, self.length, self.sealed)]
+        return (*fixed, self.shift.int(), self.page_table, self.state_table)
 
 
 class EvictionState:
@@ -87,17 +130,30 @@ class EvictionState:
         ]
         if pairs:
             old, new = torch.tensor(pairs, device=self._device).T
-            for cache in self._caches:
-                copy_pages(cache, old, new)
+            for owner, cache in enumerate(self._caches):
+                first = self._first_page(owner)
+                copy_pages(cache, old + first, new + first)
 
     def _kept_pages(self, transition: Transition) -> list[int]:
         return transition.sequence.pages[: -(-self._rule.calendar.kept // self._page_size)]
 
     def _evict(self, transitions: Sequence[Transition]) -> None:
         """Evict from sequences of the same shape."""
+        places = self._places(transitions)
+        for owner in range(len(self._caches)):
+            score = self._rule.score(self._slots(owner, places)).contiguous()
+            position, *more = self._states[owner]
+            evict(self._caches[owner], score, places.numbers, position, more[: len(self._statistics)])
+        self._count(places)
+
+    def _count(self, places: "Places") -> None:
+        self._num_evictions += len(places.transitions)
+        self._num_evicted += len(places.transitions) * (places.length - self._rule.calendar.kept)
+
+    def _places(self, transitions: Sequence[Transition]) -> "Places":
+        """Return where the tokens of sequences of the same shape are."""
         sealed, length = self._shape(transitions[0])
-        keep, device, page_size = self._rule.calendar.kept, self._device, self._page_size
-        num_pages = -(-length // page_size)
+        num_pages, device = -(-length // self._page_size), self._device
         tables = [
             [*kept, *one.old_pages[len(kept) : num_pages]] for one in transitions for kept in [self._kept_pages(one)]
         ]
@@ -105,36 +161,38 @@ class EvictionState:
         page_table, state_table = (torch.tensor(x, dtype=torch.int32, device=device) for x in (tables, states))
         computed = torch.tensor([one.sequence.num_computed for one in transitions], device=device)
         prompt = torch.tensor([one.sequence.num_prompt_tokens for one in transitions], device=device)
-        shift = computed - length
-        index = torch.arange(length, device=device)
-        places, columns = index % page_size, index // page_size
-        rows, pages = state_table.long()[:, columns], page_table.long()[:, columns]
-        fixed = (torch.full((len(transitions),), n, dtype=torch.int32, device=device) for n in (keep, length, sealed))
-        numbers = (*fixed, shift.int(), page_table, state_table)
-        names = self._statistics
-        for owner, (position, *more) in enumerate(self._states):
-            statistics = more[: len(names)]
-            stored = position[rows, places].transpose(1, 2)
-            slots = Slots(
-                position=torch.where(index < sealed, stored, index + shift[:, None, None]).float(),
-                num_computed=computed[:, None, None].float(),
-                num_prompt=prompt[:, None, None].float(),
-                statistics={
-                    name: pool[rows, places].transpose(1, 2) for name, pool in zip(names, statistics, strict=True)
-                },
-                read_keys=lambda owner=owner: self._keys(owner, pages, places),  # type: ignore[misc]
-            )
-            score = self._rule.score(slots).contiguous()
-            self._keep(owner, score, numbers, Places(transitions, pages, rows, places))
-        self._num_evictions += len(transitions)
-        self._num_evicted += len(transitions) * (length - keep)
+        return Places(
+            transitions,
+            self._page_size,
+            self._rule.calendar.kept,
+            sealed,
+            length,
+            page_table,
+            state_table,
+            computed,
+            prompt,
+        )
 
-    def _keep(self, owner: int, score: Tensor, numbers: Sequence[Tensor], places: Places) -> None:
-        """Keep the tokens of the largest ``score`` ``[S, kv_heads, L]`` in an owner; ``numbers`` as ``evict`` takes
-        them."""
+    def _slots(self, owner: int, places: "Places") -> Slots:
+        """Return what a score may look at in an owner."""
         position, *more = self._states[owner]
-        evict(self._caches[owner], score, numbers, position, more[: len(self._statistics)])
+        rows, index = places.state_rows, places.index
+        stored = position[rows, places.place].transpose(1, 2)
+        text = index + places.shift[:, None, None]
+        statistics = zip(self._statistics, more, strict=False)
+        return Slots(
+            position=torch.where(index < places.sealed, stored, text).float(),
+            num_computed=places.computed[:, None, None].float(),
+            num_prompt=places.prompt[:, None, None].float(),
+            statistics={name: pool[rows, places.place].transpose(1, 2) for name, pool in statistics},
+            read_keys=lambda: self._keys(owner, places),
+        )
 
-    def _keys(self, owner: int, pages: Tensor, places: Tensor) -> Tensor:
+    def _keys(self, owner: int, places: "Places") -> Tensor:
         """Rotated keys ``[S, kv_heads, L, d]`` float32."""
-        return read_keys(self._caches[owner], pages, places, self._scales[owner][0]).transpose(1, 2)
+        pages = places.pages + self._first_page(owner)
+        return read_keys(self._caches[owner], pages, places.place, self._scales[owner][0]).transpose(1, 2)
+
+    def _first_page(self, owner: int) -> int:
+        """Where an owner's pages begin in its pool."""
+        return owner * (len(self._caches[owner][0]) // len(self._caches)) if self._rule.owners_share else 0

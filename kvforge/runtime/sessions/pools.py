@@ -1,6 +1,6 @@
 """Memory of the K,V cache."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -61,9 +61,11 @@ def allocate_pools(
     more = state_pools(manifest)
     state = state_specs(manifest, num_state_pages, num_slots)
     num_on_device = len(more) - num_host_pools(manifest)
-    memory = _by_owner(
-        manifest, pool_specs(manifest, num_pages) + state[:num_on_device], partial(allocate_together, device=device)
-    )
+    own, shared = pool_specs(manifest, num_pages), []
+    if manifest.policy.owners_share:
+        own, shared = [], pool_specs(manifest, num_pages * manifest.num_owners)
+    together = partial(allocate_together, device=device)
+    memory = _by_owner(manifest, own + state[:num_on_device], together, shared)
     if num_on_device < len(more):
         mapped = partial(place_together, allocate=partial(mapped_host_memory, device=device))
         host = _by_owner(manifest, state[num_on_device:], mapped)
@@ -81,8 +83,9 @@ def num_host_pools(manifest: Manifest) -> int:
 
 
 def device_bytes(manifest: Manifest, pools: Pools) -> int:
-    """Return the bytes of the pools' tensors where attention runs."""
-    return sum(tensor.nbytes for pool in pools for tensor in pool) - host_bytes(manifest, pools)
+    """Return the bytes of the pools' tensors where attention runs, of one that owners share once."""
+    tensors = {(tensor.data_ptr(), tensor.nbytes) for pool in pools for tensor in pool}
+    return sum(num_bytes for _, num_bytes in tensors) - host_bytes(manifest, pools)
 
 
 def host_bytes(manifest: Manifest, pools: Pools) -> int:
@@ -91,7 +94,11 @@ def host_bytes(manifest: Manifest, pools: Pools) -> int:
     return sum(tensor.nbytes for pool in pools for tensor in pool[len(pool) - count :])
 
 
-def _by_owner(manifest: Manifest, specs: list[Spec], allocate: Callable[[list[Spec]], list[Tensor]]) -> Pools:
-    """Return tensors of these specs for every owner, in one allocation."""
-    views, width = allocate(specs * manifest.num_owners), len(specs)
-    return [tuple(views[start : start + width]) for start in range(0, len(views), width)]
+def _by_owner(
+    manifest: Manifest, own: list[Spec], allocate: Callable[[list[Spec]], list[Tensor]], shared: Sequence[Spec] = ()
+) -> Pools:
+    """Return tensors for every owner, in one allocation: those that all ``shared``, then its ``own``."""
+    views, width = allocate([*shared, *own * manifest.num_owners]), len(own)
+    of_all, rest = views[: len(shared)], views[len(shared) :]
+    starts = range(0, manifest.num_owners * width, width)
+    return [(*(one.view(one.shape) for one in of_all), *rest[start : start + width]) for start in starts]

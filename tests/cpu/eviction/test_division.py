@@ -2,7 +2,7 @@
 
 import random
 
-from kvforge.kv_policies.eviction.division import divide_pages
+from kvforge.kv_policies.eviction.budgets.division import divide_pages
 
 
 def test_pages_are_all_given_away_within_the_bounds() -> None:

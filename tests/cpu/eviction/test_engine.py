@@ -29,6 +29,9 @@ RULES = {
     "tova": "tova",
     "snapkv": "snapkv:window=5",
     "adakv": "adakv:window=4",
+    "pyramid": "pyramid:window=4,beta=4",
+    "simlayer": "simlayer:sinks=2,recent=2",
+    "keydiff+adakv": "keydiff+adakv",
     "batchmax": "batchmax",
     "keydiff": "keydiff",
     "roco": "roco:sinks=2,spread=3",
@@ -133,7 +136,7 @@ def test_8_bit_caches_keep_what_their_keys_say(rule: str, kv_dtype: str) -> None
     assert (results[0][1] == results[1][1]).all()
 
 
-@pytest.mark.parametrize("rule", ["streaming", "roco", "adakv"])
+@pytest.mark.parametrize("rule", ["streaming", "roco", "adakv", "pyramid", "simlayer"])
 def test_a_compiled_engine_does_what_its_graphs_do(rule: str, tmp_path) -> None:
     checkpoint = make_checkpoint(tmp_path / "checkpoint", "llama", seed=5, num_hidden_layers=2)
     options = BuildOptions(

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from kvforge.compiler import BuildOptions
+from kvforge.kv_policies import parse
 from kvforge.runtime import LLMEngine, SamplingParams
 from tests.support.eviction.kept import Kept, KeptSets
 from tests.support.eviction.kvpress import Case, Run, case_names, load_case
@@ -17,13 +18,15 @@ from tests.support.sessions.eager import eager_session
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 CASES = {name: load_case(name) for name in case_names()}
-PRESSES = ("snapkv", "adakv-snapkv", "streaming", "tova", "keydiff", "keydiff-blocks")
+PRESSES = ("snapkv", "adakv-snapkv", "pyramid", "simlayer", "streaming", "tova", "keydiff", "keydiff-blocks")
 
 
 def policy_of(run: Run) -> str | None:
     """The policy that leaves as many tokens at the prompt's end as kvpress did. None for SnapKV with fewer places than
-    its window has, which is another rule."""
+    its window has, which is another rule, and where kvpress gives all layers the same or ends its line at the prompt
+    less the window."""
     given, kept = run.parameters, int(run.num_kept[0, 0])
+    mean, lazy = -(-int(run.num_kept[:, 0].sum()) // len(run.num_kept)), int(run.num_kept.min())
     match run.press:
         case "snapkv":
             if kept < given["window_size"]:
@@ -33,6 +36,14 @@ def policy_of(run: Run) -> str | None:
             mean, floor = int(run.num_kept[0].sum()) // run.kept.shape[1], round(100 * given["alpha_safeguard"])
             more = f"window={given['window_size']},kernel={given['kernel_size']},floor_percent={floor}"
             return f"adakv:budget={mean},{more}"
+        case "pyramid":
+            if kept in (int(run.num_kept[-1, 0]), run.kept.shape[-1] - given["window_size"]):
+                return None
+            more = f"window={given['window_size']},kernel={given['kernel_size']},beta={given['beta']}"
+            return f"pyramid:budget={mean},{more}"
+        case "simlayer":
+            more = f"sinks={given['n_initial']},recent={lazy - given['n_initial']}"
+            return f"simlayer:budget={int(run.num_kept[:, 0].sum()) // len(run.num_kept)},{more}"
         case "streaming":
             return f"streaming:budget={kept + 1},sinks={given['n_sink']}"
         case "tova":
@@ -65,7 +76,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 def evictions(checkpoint: Path, policy: str, prompt: list[int]) -> Kept:
     """What an engine keeps of the prompt, after every eviction up to its end."""
-    page_size = 1 if policy.startswith("adakv") else 4  # kvpress divides a budget by tokens
+    page_size = 1 if parse(policy).views_pools else 4  # kvpress divides a budget by tokens
     limits = {"max_num_seqs": 2, "max_num_tokens": 32, "max_seq_len": 256, "page_size": page_size}
     session = eager_session(checkpoint, BuildOptions(dtype="float32", kv_policy=policy, **limits))
     engine = LLMEngine(session=session, num_pages=200)
@@ -101,6 +112,17 @@ def test_the_engine_keeps_what_kvpress_keeps(name: str, run: Run, checkpoints: d
             assert torch.equal(as_mask(found[case.num_tokens], case.num_tokens)[0], run.kept[0])
         return
     mask = as_mask(found[case.num_tokens], case.num_tokens)
+    if run.press == "pyramid":  # its budgets are rounded one by one
+        assert ((mask.sum(-1) - run.num_kept).abs() <= 1).all()
+        same = (mask.sum(-1) == run.num_kept).all(-1)
+        assert same.sum() > 1 and torch.equal(mask[same], run.kept[same])
+        return
+    if run.press == "simlayer":  # a mean of whole tokens has no room for the last ones of one layer that is not lazy
+        lazy = (run.num_kept == run.num_kept.min()).all(-1)
+        assert torch.equal(mask[lazy], run.kept[lazy])
+        assert (mask[~lazy].sum(-1) == case.num_tokens).all(-1).sum() >= (~lazy).sum() - 1
+        assert (mask[~lazy].sum(-1) > case.num_tokens - len(mask)).all()
+        return
     if run.press != "tova":
         assert torch.equal(mask, run.kept)
         return

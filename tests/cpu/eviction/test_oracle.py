@@ -74,9 +74,12 @@ def test_what_is_kept(rule: str, seed: int, tiny_models: Models) -> None:
             there[lane] |= set(range(computed, p))
             assert there[lane] >= set(choice.kept)
             there[lane] = frozenset(choice.kept)
-        for owner in config.owners:
-            lengths = [len(eviction.lanes[owner, head].kept) for head in range(config.num_kv_heads)]
-            assert sum(lengths) == keep * config.num_kv_heads
+        lengths = {lane: len(choice.kept) for lane, choice in eviction.lanes.items()}
+        assert sum(lengths.values()) == keep * len(lengths)
+        if "pyramid" not in rule and rule != "simlayer":  # whose owners share
+            for owner in config.owners:
+                of_owner = [lengths[owner, head] for head in range(config.num_kv_heads)]
+                assert sum(of_owner) == keep * config.num_kv_heads
         computed = p
     assert trace.logits.shape == (len(case.forced_ids) + 1, config.vocab_size) and trace.logits.isfinite().all()
 
@@ -150,7 +153,7 @@ def test_random_cases_are_of_every_kind() -> None:
     cases = [random_case(seed) for seed in range(400)]
     assert {case.rule for case in cases} == set(WHEN) == set(RULES)
     assert {case.model for case in cases} == set(PLAIN_MODELS | CUT_MODELS)
-    assert sum(len(case.calendar) > 1 for case in cases) > len(cases) / 2
+    assert sum(len(case.calendar) > 1 for case in cases) > len(cases) / 3
     for case in cases:
         assert 5 <= len(case.prompt_ids) <= 120 and 4 <= case.budget <= 64 and 1 <= case.block <= 16
 
@@ -159,7 +162,9 @@ def test_random_cases_are_of_every_kind() -> None:
 def test_evicting_matters(rule: str, tiny_models: Models) -> None:
     config, weights = tiny_models["llama"]
     case = dataclasses.replace(random_case(0, rule), prompt_ids=tuple(range(10, 50)), forced_ids=tuple(range(90, 96)))
-    small = dataclasses.replace(case, budget=12, block=2, parameters={"spread": 2, "window": 4, "recent": 2})
+    small = dataclasses.replace(
+        case, budget=12, block=2, page_size=4, parameters={"spread": 2, "window": 4, "recent": 2}
+    )
     full = dataclasses.replace(small, budget=64)
     trace, exact = (each.trace(config, weights) for each in (small, full))
     off = (trace.logits - exact.logits).abs().amax(-1) / exact.logits.abs().max()

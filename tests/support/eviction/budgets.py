@@ -1,7 +1,12 @@
-"""How many tokens each head of an owner keeps, for the rules whose heads share a budget."""
+"""How many tokens each head keeps, for the rules whose heads share a budget.
 
+A function gets the lanes of every owner, their rankings, the mean budget and the moment, and returns ``Budgets`` of
+each owner.
+"""
+
+import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tests.support.eviction.entries import Lane, Moment
@@ -10,19 +15,27 @@ from tests.support.eviction.rules import Ranking
 
 @dataclass(frozen=True)
 class Budgets:
-    """Tokens of each head, and the smallest difference of scores that decided it."""
+    """Tokens of each head of an owner, and the smallest difference of scores that decided it."""
 
     tokens: list[int]
     slack: float = math.inf
 
 
-def adakv(lanes: list[Lane], rankings: list[Ranking], keep: int, now: Moment) -> Budgets:
+def adakv(owners: list[list[Lane]], rankings: list[list[Ranking]], keep: int, now: Moment) -> list[Budgets]:
     """AdaKV (arXiv 2407.11550, algorithm 1): the best of all heads' tokens together, a floor of each head's own first.
 
     Then whole pages: those that a head fills, within the bounds, and one more or less where most is missing or over.
     """
-    num_heads, page, window = len(lanes), now.page_size, now.parameters.get("window", 32)
-    floor = max(keep * now.parameters.get("floor_percent", 20) // 100, window)
+    return [_adakv(lanes, ranked, keep, now) for lanes, ranked in zip(owners, rankings, strict=True)]
+
+
+def _adakv(lanes: list[Lane], rankings: list[Ranking], keep: int, now: Moment) -> Budgets:
+    """AdaKV (arXiv 2407.11550, algorithm 1): the best of all heads' tokens together, a floor of each head's own first.
+
+    Then whole pages: those that a head fills, within the bounds, and one more or less where most is missing or over.
+    """
+    num_heads, page = len(lanes), now.page_size
+    floor = max(keep * now.parameters.get("floor_percent", 20) // 100, sum(rankings[0].protected), 1)
     pooled = []
     for head, (lane, ranking) in enumerate(zip(lanes, rankings, strict=True)):
         best = sorted(
@@ -37,13 +50,57 @@ def adakv(lanes: list[Lane], rankings: list[Ranking], keep: int, now: Moment) ->
     slack = math.inf
     if 0 < count < len(pooled) and pooled[count - 1][0] == pooled[count][0]:
         slack = pooled[count][1] - pooled[count - 1][1]
-    return Budgets(_in_pages(wanted, keep, page, floor, min(len(lane) for lane in lanes)), slack)
+    lowest, total = math.ceil(floor / page), num_heads * keep // page
+    highest = min(total - (num_heads - 1) * lowest, len(lanes[0]) // page)
+    return Budgets(_in_pages(wanted, total, page, lowest, highest), slack)
 
 
-def _in_pages(wanted: list[int], keep: int, page: int, floor: int, length: int) -> list[int]:
-    lowest, total = math.ceil(floor / page), len(wanted) * keep // page
-    highest = min(total - (len(wanted) - 1) * lowest, length // page)
-    given = [sorted((lowest, tokens // page, highest))[1] for tokens in wanted]
+def pyramid(owners: list[list[Lane]], rankings: list[list[Ranking]], keep: int, now: Moment) -> list[Budgets]:
+    """PyramidKV (arXiv 2406.02069, section 4.2): an arithmetic sequence over the owners with the mean ``keep``, whose
+    last term is ``keep / beta`` unless that is less than what is protected, or the first then more than there are.
+
+    In whole pages, as adakv's.
+    """
+    page, count, length = now.page_size, len(owners), len(owners[0][0])
+    fewest = max(sum(rankings[0][0].protected), 1)
+    last = max(keep / now.parameters.get("beta", 20), fewest)
+    first = 2 * keep - last
+    if first > length:
+        first, last = length, 2 * keep - length
+    line = [first + (last - first) * i / (count - 1) for i in range(count)] if count > 1 else [keep]
+    pages = _in_pages(line, count * keep // page, page, math.ceil(fewest / page), length // page)
+    return [Budgets([tokens] * len(lanes)) for tokens, lanes in zip(pages, owners, strict=True)]
+
+
+def simlayer(owners: list[list[Lane]], rankings: list[list[Ranking]], keep: int, now: Moment) -> list[Budgets]:
+    """SimLayerKV (arXiv 2410.13846, section 3.2): by the share of the last token's attention that goes to the first
+    tokens and the newest. The least lazy keep all they may, the laziest those tokens; in whole pages."""
+    sinks, page = now.parameters.get("sinks", 4), now.page_size
+    recent = now.parameters.get("recent", max(keep // 4 - sinks, 1))
+    most = min(len(owners[0][0]), max(keep * now.parameters.get("ceiling_percent", 400) // 100, keep)) // page * page
+    least = min(math.ceil((sinks + recent) / page) * page, most)
+
+    def share(lanes: list[Lane]) -> float:
+        given = [
+            (e, sum(look.weight for look in e.looks if look.query == now.computed - 1)) for la in lanes for e in la
+        ]
+        own = [weight for e, weight in given if e.position < sinks or e.position >= now.computed - recent]
+        return sum(own) / sum(weight for _, weight in given)
+
+    order = sorted(range(len(owners)), key=lambda i: share(owners[i]))
+    tokens, left = [least] * len(owners), len(owners) * (keep - least)
+    for i in order:
+        tokens[i] += min(most - least, left)
+        left -= tokens[i] - least
+    differences = [share(owners[b]) - share(owners[a]) for a, b in itertools.pairwise(order) if tokens[a] != tokens[b]]
+    return [
+        Budgets([n] * len(lanes), min(differences, default=math.inf)) for n, lanes in zip(tokens, owners, strict=True)
+    ]
+
+
+def _in_pages(wanted: Sequence[float], total: int, page: int, lowest: int, highest: int) -> list[int]:
+    """Return tokens in whole pages, ``total`` pages together."""
+    given = [sorted((lowest, int(tokens // page), highest))[1] for tokens in wanted]
     while sum(given) < total:
         missing = {h: wanted[h] - given[h] * page for h in range(len(wanted)) if given[h] < highest}
         given[max(missing, key=lambda h: (missing[h], -h))] += 1
@@ -53,4 +110,11 @@ def _in_pages(wanted: list[int], keep: int, page: int, floor: int, length: int) 
     return [pages * page for pages in given]
 
 
-BUDGETS: dict[str, Callable[[list[Lane], list[Ranking], int, Moment], Budgets]] = {"adakv": adakv}
+Owners = list[list[Lane]]
+BUDGETS: dict[str, Callable[[Owners, list[list[Ranking]], int, Moment], list[Budgets]]] = {
+    "adakv": adakv,
+    "pyramid": pyramid,
+    "simlayer": simlayer,
+    "keydiff+adakv": adakv,
+    "h2o+pyramid": pyramid,
+}

@@ -8,9 +8,13 @@ WHEN = {
     "tova": "end_decode",
     "snapkv": "end",
     "adakv": "end",
+    "pyramid": "end",
+    "simlayer": "end",
     "batchmax": "always",
     "keydiff": "always",
     "roco": "always",
+    "keydiff+adakv": "end",
+    "h2o+pyramid": "end",
 }
 """Of every rule; batchmax with ``decode_only`` is ``end_decode``."""
 

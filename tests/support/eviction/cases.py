@@ -101,6 +101,18 @@ def _parameters(pick: random.Random, rule: str, budget: int, keep: int) -> dict[
             "kernel": pick.choice((1, 3, 5, 7)),
             "floor_percent": pick.choice((0, 20, 50, 100)),
         },
+        "pyramid": {
+            "window": pick.randint(1, budget - 1),
+            "kernel": pick.choice((1, 3, 5, 7)),
+            "beta": pick.choice((1, 2, 20)),
+        },
+        "simlayer": {
+            "sinks": sinks,
+            "recent": pick.randint(1, budget - sinks),
+            "ceiling_percent": pick.choice((100, 150, 400)),
+        },
+        "keydiff+adakv": {"floor_percent": pick.choice((0, 20, 50, 100))},
+        "h2o+pyramid": {"beta": pick.choice((1, 2, 20))},
         "batchmax": {"decode_only": pick.randint(0, 1)},
         "roco": {"sinks": sinks, "spread": pick.randint(1, keep - sinks)},
     }.get(rule, {})

@@ -40,14 +40,22 @@ class KeptSets:
         """The positions that a head keeps, ascending."""
         size, num_heads = self._page_size, self._pools[owner].shape[2]
         keep = self._policy.num_cached(sequence.num_prompt_tokens, sequence.num_computed)
-        columns = [(page, head) for page in range(-(-keep // size))]
+        columns = [(owner, page, head) for page in range(-(-keep // size))]
         if self._policy.views_pools:
             lane_pages, lane_table = self._state._states[owner][-2:]
             mine = lane_table[sequence.slot, head, : lane_pages[sequence.slot, head]].tolist()
-            columns = [(sequence.pages.index(one // (size * num_heads)), one % (size * num_heads)) for one in mine]
+            numbers = [(self._state._first_page(one), one) for one in range(len(self._pools))]
+            columns = []
+            for number in mine:
+                page, column = divmod(number, size * num_heads)
+                first, whose = max(one for one in numbers if one[0] <= page)
+                whose = whose if self._policy.owners_share else owner
+                columns.append((whose, sequence.pages.index(page - first), column))
             keep = len(columns) * size
-        places = [(sequence.state_pages[page], row, column) for page, column in columns for row in range(size)]
-        return sorted(int(self._pools[owner][place]) for place in places[:keep])
+        places = [
+            (whose, sequence.state_pages[page], row, column) for whose, page, column in columns for row in range(size)
+        ]
+        return sorted(int(self._pools[whose][page, row, column]) for whose, page, row, column in places[:keep])
 
     def of(self, request_id: str, index: int) -> Kept:
         """The sets of one sequence."""

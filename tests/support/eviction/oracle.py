@@ -61,13 +61,14 @@ class _Sequence:
         return self._linear(self._norm(hidden, "model.norm"), head)
 
     def evict(self, rule: str, keep: int, now: Moment) -> Eviction:
-        """Keep ``keep`` entries of every lane, of those of an owner together where they share a budget."""
+        """Keep ``keep`` entries of every lane, or as many on average where lanes share a budget."""
         choices = {}
-        for owner, lanes in self.lanes.items():
-            rankings = [RULES[rule](lanes, head, now) for head in range(len(lanes))]
-            budgets = BUDGETS[rule](lanes, rankings, keep, now) if rule in BUDGETS else Budgets([keep] * len(lanes))
-            for head, (lane, ranking) in enumerate(zip(lanes, rankings, strict=True)):
-                choices[owner, head] = choose(lane, ranking, budgets.tokens[head], budgets.slack)
+        rankings = [[RULES[rule](lanes, head, now) for head in range(len(lanes))] for lanes in self.lanes.values()]
+        equal = [Budgets([keep] * len(lanes)) for lanes in self.lanes.values()]
+        budgets = BUDGETS[rule](list(self.lanes.values()), rankings, keep, now) if rule in BUDGETS else equal
+        for (owner, lanes), ranked, budget in zip(self.lanes.items(), rankings, budgets, strict=True):
+            for head, (lane, ranking) in enumerate(zip(lanes, ranked, strict=True)):
+                choices[owner, head] = choose(lane, ranking, budget.tokens[head], budget.slack)
         for (owner, head), choice in choices.items():
             lane = self.lanes[owner][head]
             lane[:] = [entry for entry in lane if entry.position in choice.kept]

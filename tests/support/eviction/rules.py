@@ -102,6 +102,16 @@ def adakv(lanes: list[Lane], head: int, now: Moment) -> Ranking:
     return snapkv(lanes, head, now)
 
 
+def pyramid(lanes: list[Lane], head: int, now: Moment) -> Ranking:
+    """PyramidKV (arXiv 2406.02069) over SnapKV: how many each owner keeps stands in ``budgets.py``."""
+    return snapkv(lanes, head, now)
+
+
+def simlayer(lanes: list[Lane], head: int, now: Moment) -> Ranking:
+    """SimLayerKV (arXiv 2410.13846): the first ``sinks`` positions and the newest; how many in ``budgets.py``."""
+    return streaming(lanes, head, now)
+
+
 def batchmax(lanes: list[Lane], head: int, now: Moment) -> Ranking:
     """Batch-Max (arXiv 2412.05693): the mean of all weights that an entry was given, its own query's included."""
     return Ranking([False] * len(lanes[head]), [_sum_of_weights(e) / (now.computed - e.position) for e in lanes[head]])
@@ -139,8 +149,9 @@ def roco(lanes: list[Lane], head: int, now: Moment) -> Ranking:
 
 
 RULES: dict[str, Callable[[list[Lane], int, Moment], Ranking]] = {
-    rule.__name__: rule for rule in (streaming, recent, h2o, scissorhands, tova, snapkv, adakv, batchmax, keydiff, roco)
-}
+    rule.__name__: rule
+    for rule in (streaming, recent, h2o, scissorhands, tova, snapkv, adakv, pyramid, simlayer, batchmax, keydiff, roco)
+} | {"keydiff+adakv": keydiff, "h2o+pyramid": h2o}
 
 
 def observed(rule: str, parameters: dict[str, int]) -> int:
@@ -150,6 +161,8 @@ def observed(rule: str, parameters: dict[str, int]) -> int:
         "tova": 1,
         "snapkv": parameters.get("window", 32),
         "adakv": parameters.get("window", 32),
-        **dict.fromkeys(("streaming", "recent", "keydiff"), 0),
+        "pyramid": parameters.get("window", 32),
+        "simlayer": 1,
+        **dict.fromkeys(("streaming", "recent", "keydiff", "keydiff+adakv"), 0),
     }
     return last.get(rule, ALL)

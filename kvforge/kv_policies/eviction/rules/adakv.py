@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from kvforge.kv_policies.eviction.head_budgets import HeadBudgets
+from kvforge.kv_policies.eviction.budgets.heads import HeadBudgets
 from kvforge.kv_policies.eviction.rules.snapkv import SnapKV
 
 

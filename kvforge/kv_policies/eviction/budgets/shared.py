@@ -1,10 +1,12 @@
-"""Rules whose KV heads share an owner's budget: a head that needs more tokens takes them from one that needs fewer."""
+"""Rules whose KV heads share a budget: a head that needs more tokens takes them from one that needs fewer."""
 
+from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from kvforge.common.errors import BuildError
-from kvforge.kv_policies.eviction.calendar import When
+from kvforge.kv_policies.eviction.calendar import Calendar, When
 from kvforge.kv_policies.eviction.policy import Eviction
 from kvforge.kv_policies.policy import Need, OwnerCache
 from kvforge.kv_policies.state import (
@@ -18,40 +20,36 @@ from kvforge.kv_policies.state import (
 )
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from kvforge.kv_policies.eviction.lanes import ScoredLanes
 
 _LANE_SLOT = StateInput("lane_slot", neutral=-1)
 """A sequence's row of the pools behind, -1 before its cache is cut down."""
 
 
 @dataclass(frozen=True)
-class HeadBudgets(Eviction):
-    """At the prompt's end the heads of an owner keep ``budget`` tokens on average, and at least ``floor_percent`` of
-    that each. Heads take whole pages: how many says ``wanted``, which they are the score.
+class SharedBudget(Eviction):
+    """At the prompt's end KV heads keep ``budget`` tokens on average, in whole pages; how many each, says ``divide``.
 
     A sequence keeps as many pages as with equal budgets. A head's part of a page, a *column*, may be any other head's
-    (``model_defs.lane_attention``). So nothing that counts pages knows of it.
+    (``model_defs.lane_attention``). So nothing that counts pages knows of it. Heads share with those of their owner, or
+    with those of all owners where ``owners_share``.
 
     Raises:
-        BuildError: also for a floor above 100%, and from ``check`` for a budget of parts of pages.
+        BuildError: also from ``check`` for a budget of parts of pages.
     """
-
-    floor_percent: int = 20
 
     when: ClassVar[When] = When.END
     is_by_sequence: ClassVar[bool] = True
-    optional: ClassVar[frozenset[str]] = frozenset({"floor_percent"})
     views_pools: ClassVar[bool] = True
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        cls.state_inputs = (*cls.state_inputs, _LANE_SLOT)
+        cls.state_inputs = (*(one for one in cls.state_inputs if one != _LANE_SLOT), _LANE_SLOT)
         cls.needs = cls.needs | {Need.PER_HEAD_LENGTHS}
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.floor_percent > 100:
-            raise BuildError(f"{self.name}: floor_percent is {self.floor_percent}; give at most 100.")
+    @property
+    def calendar(self) -> Calendar:
+        return Calendar(self.budget, self.block, When.END)
 
     def check(self, num_kv_heads: int, head_dim: int, page_size: int) -> None:
         if self.budget % page_size:
@@ -61,32 +59,14 @@ class HeadBudgets(Eviction):
                 f"{self.name}: budget {self.budget} is no multiple of the {page_size} tokens of a page; give {near}."
             )
 
-    @property
-    def floor(self) -> int:
-        """The fewest tokens of a head, before they are rounded up to whole pages."""
-        return max(self.budget * self.floor_percent // 100, self.num_protected, 1)
+    @abstractmethod
+    def divide(self, owners: Sequence["ScoredLanes"], page_size: int) -> list[list[int]]:
+        """Return the pages of each owner's heads: on average ``budget // page_size``, none more than ``max_pages`` or
+        than its tokens fill. ``owners`` are those that share: all, or a single one."""
 
-    def min_pages(self, page_size: int) -> int:
-        """Return the fewest pages of a head."""
-        return -(-self.floor // page_size)
-
+    @abstractmethod
     def max_pages(self, num_kv_heads: int, page_size: int) -> int:
-        """Return the most pages that a head gets: all but the others' fewest."""
-        return num_kv_heads * (self.budget // page_size) - (num_kv_heads - 1) * self.min_pages(page_size)
-
-    def wanted(self, score: "Tensor") -> list[int]:
-        """Return how many tokens each head should keep, by ``score`` ``[kv_heads, L]`` float32, the heads' best tokens
-        first in it: ``floor`` and those among the best of all heads' other tokens, ``kv_heads * budget`` in all (AdaKV,
-        arXiv 2407.11550, algorithm 1). Of equal scores one of more of its head's best before it comes later, then
-        that of a higher head."""
-        num_heads, length = score.shape
-        floor = min(self.floor, length)
-        # Ranks first, so that a stable sort takes equal scores in their order.
-        others = score[:, floor:].T.flatten()
-        count = num_heads * (self.budget - floor)
-        best = others.argsort(descending=True, stable=True)[:count]
-        counts = (best % num_heads).bincount(minlength=num_heads)
-        return [floor + int(more) for more in counts.tolist()]
+        """Return the most pages that a head gets."""
 
     def _slot_bytes(self, cache: OwnerCache) -> int:
         return 4 * cache.num_kv_heads * (1 + self.max_pages(cache.num_kv_heads, cache.page_size))
@@ -104,8 +84,12 @@ class HeadBudgets(Eviction):
         """See ``model_defs.lane_attention``."""
         from model_defs.lane_attention import LaneObservation
 
-        kind = None if self.statistic is None else self.statistic.value
-        return LaneObservation(kind, num_pools=len(self.state_pools(1, 1, 1)), budget=self.budget)
+        return LaneObservation(
+            None if self.statistic is None else self.statistic.value,
+            num_pools=len(self.state_pools(1, 1, 1)),
+            owners_share=self.owners_share,
+            budget=self.budget,
+        )
 
     def layer_check(self) -> LayerCheck | None:
         from kvforge.kv_policies.eviction.verify import ColumnCheck, ObservationCheck

@@ -1,16 +1,19 @@
 """How many pages each KV head of a cache gets: numbers alone."""
 
 from collections.abc import Sequence
+from fractions import Fraction
 
 
-def divide_pages(wanted: Sequence[int], num_pages: int, page_size: int, min_pages: int, max_pages: int) -> list[int]:
-    """Return whole pages for each head, ``num_pages`` in all and ``min_pages`` to ``max_pages`` each.
+def divide_pages(
+    wanted: Sequence[int | Fraction], num_pages: int, page_size: int, min_pages: int, max_pages: int
+) -> list[int]:
+    """Return whole pages for each head or owner, ``num_pages`` in all and ``min_pages`` to ``max_pages`` each.
 
     ``wanted`` are tokens. A head gets the pages that it fills, then one more in the order of what remains (Hamilton's
     method), of equals the lower head first, until all are given away. ``num_pages`` is within what the bounds allow.
     """
-    pages = [min(max(tokens // page_size, min_pages), max_pages) for tokens in wanted]
-    rest = [tokens - given * page_size for tokens, given in zip(wanted, pages, strict=True)]
+    pages = [min(max(int(tokens // page_size), min_pages), max_pages) for tokens in wanted]
+    rest = [Fraction(tokens) - given * page_size for tokens, given in zip(wanted, pages, strict=True)]
     left = num_pages - sum(pages)
     while left != 0:
         step = 1 if left > 0 else -1

@@ -1,0 +1,67 @@
+"""AdaKV's budgets (arXiv 2407.11550): heads whose attention is spread keep more, of what an owner's heads have."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from kvforge.common.errors import BuildError
+from kvforge.kv_policies.eviction.budgets.division import divide_pages
+from kvforge.kv_policies.eviction.budgets.shared import SharedBudget
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from kvforge.kv_policies.eviction.lanes import ScoredLanes
+
+
+@dataclass(frozen=True)
+class HeadBudgets(SharedBudget):
+    """The heads of an owner keep ``budget`` tokens on average, and at least ``floor_percent`` of that each.
+
+    Raises:
+        BuildError: also for a floor above 100%.
+    """
+
+    floor_percent: int = 20
+
+    budget_name: ClassVar[str] = "adakv"
+    optional: ClassVar[frozenset[str]] = frozenset({"floor_percent"})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.floor_percent > 100:
+            raise BuildError(f"{self.name}: floor_percent is {self.floor_percent}; give at most 100.")
+
+    @property
+    def floor(self) -> int:
+        """The fewest tokens of a head, before they are rounded up to whole pages."""
+        return max(self.budget * self.floor_percent // 100, self.num_protected, 1)
+
+    def min_pages(self, page_size: int) -> int:
+        """Return the fewest pages of a head."""
+        return -(-self.floor // page_size)
+
+    def max_pages(self, num_kv_heads: int, page_size: int) -> int:
+        """All but the others' fewest."""
+        return num_kv_heads * (self.budget // page_size) - (num_kv_heads - 1) * self.min_pages(page_size)
+
+    def wanted(self, score: "Tensor") -> list[int]:
+        """Return how many tokens each head should keep, by ``score`` ``[kv_heads, L]`` float32, the heads' best tokens
+        first in it: ``floor`` and those among the best of all heads' other tokens, ``kv_heads * budget`` in all
+        (algorithm 1). Of equal scores one of more of its head's best before it comes later, then that of a higher
+        head."""
+        num_heads, length = score.shape
+        floor = min(self.floor, length)
+        # Ranks first, so that a stable sort takes equal scores in their order.
+        others = score[:, floor:].T.flatten()
+        count = num_heads * (self.budget - floor)
+        best = others.argsort(descending=True, stable=True)[:count]
+        counts = (best % num_heads).bincount(minlength=num_heads)
+        return [floor + int(more) for more in counts.tolist()]
+
+    def divide(self, owners: Sequence["ScoredLanes"], page_size: int) -> list[list[int]]:
+        (owner,) = owners
+        num_heads, length = owner.best.shape
+        most = min(self.max_pages(num_heads, page_size), length // page_size)
+        total = num_heads * (self.budget // page_size)
+        return [divide_pages(self.wanted(owner.best), total, page_size, self.min_pages(page_size), most)]

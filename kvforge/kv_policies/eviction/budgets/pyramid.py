@@ -1,0 +1,46 @@
+"""PyramidKV's budgets (arXiv 2406.02069): from owner to owner fewer tokens, along a line."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TYPE_CHECKING, ClassVar
+
+from kvforge.kv_policies.eviction.budgets.division import divide_pages
+from kvforge.kv_policies.eviction.budgets.shared import SharedBudget
+
+if TYPE_CHECKING:
+    from kvforge.kv_policies.eviction.lanes import ScoredLanes
+
+
+@dataclass(frozen=True)
+class PyramidBudgets(SharedBudget):
+    """The heads of the last owner keep ``budget / beta`` tokens, those of the first as many more than ``budget`` as
+    these fewer, those between lie on a line (section 4.2). No head keeps fewer than the rule protects, or more than
+    there are: then the line is flatter."""
+
+    beta: int = 20
+
+    budget_name: ClassVar[str] = "pyramid"
+    owners_share: ClassVar[bool] = True
+
+    @property
+    def lowest(self) -> Fraction:
+        """Tokens of a head of the last owner, where the prompt is long enough."""
+        return max(Fraction(self.budget, self.beta), Fraction(max(self.num_protected, 1)))
+
+    def max_pages(self, num_kv_heads: int, page_size: int) -> int:
+        return -(-int(2 * self.budget - self.lowest) // page_size) + 1
+
+    def wanted(self, num_owners: int, length: int) -> list[Fraction]:
+        """Return the tokens of a head of each owner, of prompts of ``length`` tokens."""
+        highest = min(2 * self.budget - self.lowest, Fraction(length))
+        step = 2 * (highest - self.budget) / max(num_owners - 1, 1)
+        return [highest - owner * step if num_owners > 1 else Fraction(self.budget) for owner in range(num_owners)]
+
+    def divide(self, owners: Sequence["ScoredLanes"], page_size: int) -> list[list[int]]:
+        num_heads, length = owners[0].best.shape
+        most = min(self.max_pages(num_heads, page_size), length // page_size)
+        fewest = -(-max(self.num_protected, 1) // page_size)
+        total = len(owners) * (self.budget // page_size)
+        pages = divide_pages(self.wanted(len(owners), length), total, page_size, fewest, most)
+        return [[n] * num_heads for n in pages]

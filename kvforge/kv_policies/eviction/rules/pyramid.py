@@ -1,0 +1,15 @@
+"""PyramidKV (arXiv 2406.02069): SnapKV's scores, budgets that fall from layer to layer."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from kvforge.kv_policies.eviction.budgets.pyramid import PyramidBudgets
+from kvforge.kv_policies.eviction.rules.snapkv import SnapKV
+
+
+@dataclass(frozen=True)
+class PyramidKV(PyramidBudgets, SnapKV):
+    """At the prompt's end, owners keep fewer tokens the later they come, by SnapKV's scores (section 4.3)."""
+
+    name: ClassVar[str] = "pyramid"
+    title: ClassVar[str] = "PyramidKV"

@@ -1,0 +1,98 @@
+"""Budgets that all owners share: how they are divided, what is refused, and that the memory is one."""
+
+from fractions import Fraction
+
+import pytest
+import torch
+
+from kvforge.common.errors import BuildError
+from kvforge.kv_policies import parse
+from kvforge.kv_policies.eviction.budgets.pyramid import PyramidBudgets
+from kvforge.kv_policies.eviction.lanes import ScoredLanes
+from kvforge.kv_policies.eviction.rules.simlayer import SimLayerKV
+from kvforge.kv_policies.eviction.slots import Slots
+from kvforge.runtime import LLMEngine
+from tests.support.models.small_models import small_session
+
+
+def owner_of(mass: list[float], num_heads: int = 2) -> ScoredLanes:
+    """Of a prompt, with what its last query gave each token."""
+    length = len(mass)
+    given = torch.tensor(mass).expand(1, num_heads, -1)
+    numbers = (torch.full((1, 1, 1), float(length)) for _ in range(2))
+    slots = Slots(torch.arange(length).float().expand_as(given), *numbers, {"mass": given}, lambda: given)
+    return ScoredLanes.of(slots, given)
+
+
+def pyramid(text: str) -> PyramidBudgets:
+    policy = parse(text)
+    assert isinstance(policy, PyramidBudgets)
+    return policy
+
+
+def test_a_pyramid_falls_along_a_line() -> None:
+    policy = pyramid("pyramid:budget=50,window=16,beta=2")
+    assert policy.wanted(4, 200) == [75, Fraction(175, 3), Fraction(125, 3), 25]
+    assert policy.wanted(1, 200) == [50]
+    assert policy.wanted(3, 60) == [60, 50, 40]  # a prompt of 60 has no 75
+    assert pyramid("pyramid:budget=50,window=30,beta=20").wanted(3, 200) == [70, 50, 30]  # the window stays
+
+
+def test_a_pyramid_in_whole_pages() -> None:
+    policy = pyramid("pyramid:budget=48,window=4,beta=4")
+    for length, pages in [(200, [5, 3, 1]), (64, [4, 3, 2]), (49, [3, 3, 3])]:
+        owners = [owner_of([1.0] * length) for _ in range(3)]
+        assert policy.divide(owners, 16) == [[n, n] for n in pages]
+    assert max(pages) <= policy.max_pages(2, 16)
+
+
+def test_the_least_lazy_keep_what_there_is() -> None:
+    policy = parse("simlayer:budget=4,sinks=1,recent=1")
+    assert isinstance(policy, SimLayerKV)
+    shares = ([4.0, 1, 1, 1, 1, 1, 1, 5], [1.0, 3, 3, 3, 3, 3, 3, 1], [3.0, 1, 1, 1, 1, 1, 1, 3])
+    owners = [owner_of(share) for share in shares]
+    assert [policy.laziness(owner.slots) for owner in owners] == pytest.approx([9 / 15, 2 / 20, 6 / 12])
+    assert policy.divide(owners, 1) == [[2, 2], [8, 8], [2, 2]]
+    assert policy.divide([owner_of([1.0] * 8)] * 3, 1) == [[8, 8], [2, 2], [2, 2]]  # of equals the first
+    capped = parse("simlayer:budget=4,sinks=1,recent=1,ceiling_percent=150")
+    assert isinstance(capped, SimLayerKV) and capped.divide(owners, 1) == [[2, 2], [6, 6], [4, 4]]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("pyramid:beta=0", "pyramid: beta is 0; give at least 1"),
+        ("pyramid:budget=16", "an eviction leaves 16 tokens, but 32 are protected"),
+        ("simlayer:budget=64,recent=100", "an eviction leaves 64 tokens, but 104 are protected"),
+        ("simlayer:ceiling_percent=50", "simlayer: ceiling_percent is 50; give at least 100"),
+        ("snapkv+simlayer", "the KV policy snapkv cannot be combined with 'simlayer'; choose from adakv, pyramid"),
+        ("streaming+adakv", "the KV policy streaming cannot be combined with 'adakv'; leave the rest out"),
+        ("pyramid+adakv", "the KV policy pyramid cannot be combined with 'adakv'; leave the rest out"),
+        ("full+adakv", "the KV policy full cannot be combined with 'adakv'; leave the rest out"),
+        ("h3o+adakv", "the KV policy 'h3o' is unknown"),
+        (
+            "keydiff+adakv:window=3",
+            "the KV policy keydiff.adakv has no parameter 'window'; it has budget, block, floor_",
+        ),
+    ],
+)
+def test_what_is_refused(text: str, words: str) -> None:
+    with pytest.raises(BuildError, match=words):
+        parse(text)
+
+
+def test_a_rule_with_budgets_of_another_paper_says_so() -> None:
+    policy = parse("keydiff+adakv:budget=64,floor_percent=30")
+    assert policy == parse(str(policy)) and policy.name == "keydiff+adakv"
+    assert str(policy) == "keydiff+adakv:budget=64,block=32,floor_percent=30"
+    assert type(policy) is type(parse("keydiff+adakv"))
+
+
+def test_all_owners_have_one_memory() -> None:
+    session = small_session({"kv_policy": "pyramid:budget=12,window=3", "kv_dtype": "int8"}, head_dim=10, cut=1)
+    engine = LLMEngine(session=session, num_pages=7)
+    pools, owners = engine.runner.pools, session.manifest.num_owners
+    for role in range(4):
+        assert len({pool[role].data_ptr() for pool in pools}) == 1
+        assert pools[0][role].shape[0] == owners * 7
+    assert len({pool[4].data_ptr() for pool in pools}) == owners  # positions are each owner's
