@@ -38,6 +38,13 @@ class Attention(Protocol):
         """Return ``[T, heads, d]``; arguments as ``BeforeAttention``'s, ``kv_scales`` are those of K and of V."""
 
 
+class AfterAttention(Protocol):
+    """Looks at what attention does to hidden states, and changes what the policy keeps beside an owner's cache."""
+
+    def __call__(self, before: Tensor, after: Tensor, pool: tuple[Tensor, ...], query_start: Tensor) -> None:
+        """``before`` and ``after`` ``[T, hidden]`` are the residual stream; the others as ``BeforeAttention``'s."""
+
+
 class CacheInsertion(Protocol):
     """A policy's part of the graphs ``lower`` and ``upper``."""
 
@@ -62,3 +69,6 @@ class CacheInsertion(Protocol):
 
     def attention(self, inputs: tuple[Tensor, ...]) -> Attention | None:
         """Return what each layer of a step attends with, None for all tokens in its sequences' pages."""
+
+    def after_attention(self, inputs: tuple[Tensor, ...]) -> AfterAttention | None:
+        """Return what each layer of a step calls behind its attention, None for nothing."""

@@ -29,6 +29,9 @@ class CacheObservation:
     def attention(self, inputs: tuple[Tensor, ...]) -> None:
         """See ``CacheInsertion``."""
 
+    def after_attention(self, inputs: tuple[Tensor, ...]) -> None:
+        """See ``CacheInsertion``."""
+
 
 @dataclass(frozen=True)
 class StepObservation:

@@ -32,6 +32,9 @@ class ChunkSelection:
     def attention(self, inputs: tuple[Tensor, ...]) -> None:
         """See ``CacheInsertion``."""
 
+    def after_attention(self, inputs: tuple[Tensor, ...]) -> None:
+        """See ``CacheInsertion``."""
+
 
 @dataclass(frozen=True)
 class StepChunks:

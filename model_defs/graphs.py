@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from model_defs.cache_insertion import Attention, BeforeAttention, CacheInsertion
+from model_defs.cache_insertion import CacheInsertion
 from model_defs.config import ModelConfig
-from model_defs.layers import Block, KVScales, Linear, Pool, RMSNorm, StepInputs
+from model_defs.layers import Block, KVScales, Linear, PolicyPart, Pool, RMSNorm, StepInputs
 from model_defs.rope import rope_cos_sin, rope_tables
 from plugins.rope_paged_kv_write import rope_paged_kv_write
 from plugins.speculative_verify import speculative_verify
@@ -46,13 +46,14 @@ class PositionedGraph(nn.Module):
             self.register_buffer("rope_cos", cos)
             self.register_buffer("rope_sin", sin)
 
-    def policy_part(self, state: tuple[Tensor, ...]) -> tuple[BeforeAttention | None, int, Attention | None]:
-        """Return what layers call before their attention, how many tensors of each pool are the policy's, and what they
-        attend with."""
-        if self.insertion is None:
-            return None, 0, None
-        tables = (self.rope_cos, self.rope_sin) if self.insertion.needs_positions else (None, None)
-        return self.insertion.begin(state, *tables), self.insertion.num_pools, self.insertion.attention(state)
+    def policy_part(self, state: tuple[Tensor, ...]) -> PolicyPart:
+        """Return what an insertion puts into the layers of a step."""
+        insertion = self.insertion
+        if insertion is None:
+            return PolicyPart()
+        tables = (self.rope_cos, self.rope_sin) if insertion.needs_positions else (None, None)
+        calls = insertion.begin(state, *tables), insertion.attention(state), insertion.after_attention(state)
+        return PolicyPart(insertion.num_pools, *calls)
 
     @property
     def owners_share(self) -> bool:
@@ -147,7 +148,7 @@ class LowerGraph(PositionedGraph):
         """
         config = self.config
         cos, sin = rope_cos_sin(positions, self.inverse_frequencies)
-        step = StepInputs(query_start, kv_length, page_table, cos, sin, *self.policy_part(state))
+        step = StepInputs(query_start, kv_length, page_table, cos, sin, self.policy_part(state))
         hidden = F.embedding(input_ids, self.embed.weight)
         new_pools: list[Pool] = []
         for layer in range(config.cut):
@@ -167,7 +168,7 @@ class LowerGraph(PositionedGraph):
 
     def _write(self, owner: int, k: Tensor, v: Tensor, pool: Pool, slot_mapping: Tensor, step: StepInputs) -> Pool:
         k_scale, v_scale = self.kv_scales[owner]
-        cache = pool[: len(pool) - step.num_state_pools]
+        cache = pool[: len(pool) - step.policy.num_pools]
         if self.owners_share:
             first_slot = self.first_page(owner, pool) * pool[0].shape[1]
             slot_mapping = torch.where(slot_mapping < 0, slot_mapping, slot_mapping + first_slot)
@@ -214,7 +215,7 @@ class UpperGraph(PositionedGraph):
         hidden = hidden.index_select(0, survivor_index)
         if config.is_swiftkv:
             cos, sin = rope_cos_sin(positions.index_select(0, survivor_index), self.inverse_frequencies)
-            step = StepInputs(survivor_start, kv_length, page_table, cos, sin, *self.policy_part(state))
+            step = StepInputs(survivor_start, kv_length, page_table, cos, sin, self.policy_part(state))
             pool_of_owner = dict(zip(config.upper_owners, pools, strict=True))
             for layer in range(config.cut, config.num_layers):
                 block = self.layers[str(layer)]

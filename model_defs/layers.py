@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from model_defs.cache_insertion import Attention, BeforeAttention
+from model_defs.cache_insertion import AfterAttention, Attention, BeforeAttention
 from model_defs.config import ModelConfig
 from model_defs.rope import apply_rope
 from plugins.paged_attention import paged_attention
@@ -20,12 +20,21 @@ KVScales = tuple[float, float]
 
 
 @dataclass(frozen=True)
+class PolicyPart:
+    """What a KV policy puts into layers, and how many tensors at the end of each pool are its own."""
+
+    num_pools: int = 0
+    before_attention: BeforeAttention | None = None
+    attention: Attention | None = None
+    after_attention: AfterAttention | None = None
+
+
+@dataclass(frozen=True)
 class StepInputs:
     """What attention needs to know of the packed step, besides q and the pools.
 
     ``query_start`` ``[S+1]``, ``kv_length`` ``[S]`` and ``page_table`` ``[S, M]`` are int32; ``cos`` and
-    ``sin`` ``[T, head_dim/2]`` fp32 belong to the queries' positions. ``before_attention`` and ``attention`` are the KV
-    policy's, which has ``num_state_pools`` tensors at the end of each pool.
+    ``sin`` ``[T, head_dim/2]`` fp32 belong to the queries' positions.
     """
 
     query_start: Tensor
@@ -33,9 +42,7 @@ class StepInputs:
     page_table: Tensor
     cos: Tensor
     sin: Tensor
-    before_attention: BeforeAttention | None = None
-    num_state_pools: int = 0
-    attention: Attention | None = None
+    policy: PolicyPart = PolicyPart()
 
 
 class RMSNorm(nn.Module):
@@ -117,12 +124,12 @@ class Block(nn.Module):
     def finish(self, hidden: Tensor, q: Tensor, pool: Pool, step: StepInputs, kv_scales: KVScales) -> Tensor:
         """Attend to ``pool`` and run the MLP; returns the next residual stream ``[T, hidden]``."""
         q = apply_rope(q, step.cos, step.sin)
-        k_scales, v_scales = pool[2 : len(pool) - step.num_state_pools] or (None, None)
-        if step.before_attention is not None:
-            step.before_attention(q, pool, step.query_start, step.kv_length, step.page_table, self.scale, kv_scales[0])
-        pages = step.query_start, step.kv_length, step.page_table
-        if step.attention is not None:
-            attended = step.attention(q, pool, *pages, self.scale, kv_scales)
+        policy, pages = step.policy, (step.query_start, step.kv_length, step.page_table)
+        k_scales, v_scales = pool[2 : len(pool) - policy.num_pools] or (None, None)
+        if policy.before_attention is not None:
+            policy.before_attention(q, pool, *pages, self.scale, kv_scales[0])
+        if policy.attention is not None:
+            attended = policy.attention(q, pool, *pages, self.scale, kv_scales)
         else:
             attended = paged_attention(
                 q,
@@ -136,5 +143,7 @@ class Block(nn.Module):
                 k_scale=kv_scales[0],
                 v_scale=kv_scales[1],
             )
-        hidden = self.o(attended.flatten(1), residual=hidden)
+        before, hidden = hidden, self.o(attended.flatten(1), residual=hidden)
+        if policy.after_attention is not None:
+            policy.after_attention(before, hidden, pool, step.query_start)
         return self.down(self.gate_up(hidden, self.post_norm), residual=hidden)

@@ -32,6 +32,9 @@ class PageSelection:
         """See ``CacheInsertion``."""
         return SelectedAttention(self, *inputs)
 
+    def after_attention(self, inputs: tuple[Tensor, ...]) -> None:
+        """See ``CacheInsertion``."""
+
 
 @dataclass(frozen=True)
 class SelectedAttention:

@@ -27,7 +27,11 @@ if TYPE_CHECKING:
 
 NOT_OBSERVED = 2**31 - 1
 """A position beyond all."""
-_INPUTS = (StateInput("state_table", is_table=True, neutral=-1), StateInput("observed"), StateInput("scored"))
+OBSERVATION_INPUTS = (
+    StateInput("state_table", is_table=True, neutral=-1),
+    StateInput("observed"),
+    StateInput("scored"),
+)
 """Each sequence's state pages, how many of the step's last queries are observed, and the slots that have statistics."""
 _BUDGETS: "dict[str, type[Eviction]]" = {}
 
@@ -76,7 +80,7 @@ class Eviction(KVPolicy):
             cls.slot_columns = ("observe_from",)
             observes_all = cls.num_observed is Eviction.num_observed
             cls.needs = cls.needs | {Need.ATTENTION_SCORES, *((Need.ALL_QUERIES,) if observes_all else ())}
-            cls.state_inputs = _INPUTS
+            cls.state_inputs = OBSERVATION_INPUTS
 
     def __post_init__(self) -> None:
         if self.block == 0:

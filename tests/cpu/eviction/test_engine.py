@@ -32,6 +32,7 @@ RULES = {
     "pyramid": "pyramid:window=4,beta=4",
     "simlayer": "simlayer:sinks=2,recent=2",
     "keydiff+adakv": "keydiff+adakv",
+    "squeeze": "squeeze:window=4,similar=6",
     "batchmax": "batchmax",
     "keydiff": "keydiff",
     "roco": "roco:sinks=2,spread=3",
@@ -136,7 +137,7 @@ def test_8_bit_caches_keep_what_their_keys_say(rule: str, kv_dtype: str) -> None
     assert (results[0][1] == results[1][1]).all()
 
 
-@pytest.mark.parametrize("rule", ["streaming", "roco", "adakv", "pyramid", "simlayer"])
+@pytest.mark.parametrize("rule", ["streaming", "roco", "adakv", "pyramid", "simlayer", "squeeze"])
 def test_a_compiled_engine_does_what_its_graphs_do(rule: str, tmp_path) -> None:
     checkpoint = make_checkpoint(tmp_path / "checkpoint", "llama", seed=5, num_hidden_layers=2)
     options = BuildOptions(

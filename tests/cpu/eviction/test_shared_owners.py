@@ -1,6 +1,8 @@
 """Budgets that all owners share: how they are divided, what is refused, and that the memory is one."""
 
+import random
 from fractions import Fraction
+from itertools import product
 
 import pytest
 import torch
@@ -8,6 +10,7 @@ import torch
 from kvforge.common.errors import BuildError
 from kvforge.kv_policies import parse
 from kvforge.kv_policies.eviction.budgets.pyramid import PyramidBudgets
+from kvforge.kv_policies.eviction.budgets.squeeze import SqueezeBudgets, three_groups
 from kvforge.kv_policies.eviction.lanes import ScoredLanes
 from kvforge.kv_policies.eviction.rules.simlayer import SimLayerKV
 from kvforge.kv_policies.eviction.slots import Slots
@@ -21,7 +24,7 @@ def owner_of(mass: list[float], num_heads: int = 2) -> ScoredLanes:
     given = torch.tensor(mass).expand(1, num_heads, -1)
     numbers = (torch.full((1, 1, 1), float(length)) for _ in range(2))
     slots = Slots(torch.arange(length).float().expand_as(given), *numbers, {"mass": given}, lambda: given)
-    return ScoredLanes.of(slots, given)
+    return ScoredLanes.of(slots, given, {})
 
 
 def pyramid(text: str) -> PyramidBudgets:
@@ -64,8 +67,13 @@ def test_the_least_lazy_keep_what_there_is() -> None:
         ("pyramid:beta=0", "pyramid: beta is 0; give at least 1"),
         ("pyramid:budget=16", "an eviction leaves 16 tokens, but 32 are protected"),
         ("simlayer:budget=64,recent=100", "an eviction leaves 64 tokens, but 104 are protected"),
+        ("squeeze:share_percent=101", "squeeze: share_percent is 101; give at most 100"),
+        ("squeeze:ceiling_percent=99", "squeeze: ceiling_percent is 99; give at least 100"),
         ("simlayer:ceiling_percent=50", "simlayer: ceiling_percent is 50; give at least 100"),
-        ("snapkv+simlayer", "the KV policy snapkv cannot be combined with 'simlayer'; choose from adakv, pyramid"),
+        (
+            "snapkv+simlayer",
+            "the KV policy snapkv cannot be combined with 'simlayer'; choose from adakv, pyramid, squeeze",
+        ),
         ("streaming+adakv", "the KV policy streaming cannot be combined with 'adakv'; leave the rest out"),
         ("pyramid+adakv", "the KV policy pyramid cannot be combined with 'adakv'; leave the rest out"),
         ("full+adakv", "the KV policy full cannot be combined with 'adakv'; leave the rest out"),
@@ -96,3 +104,27 @@ def test_all_owners_have_one_memory() -> None:
         assert len({pool[role].data_ptr() for pool in pools}) == 1
         assert pools[0][role].shape[0] == owners * 7
     assert len({pool[4].data_ptr() for pool in pools}) == owners  # positions are each owner's
+
+
+def test_three_groups_have_the_least_squares() -> None:
+    assert three_groups([0.9, 0.1, 0.91, 0.5, 0.12]) == [2, 0, 2, 1, 0]
+    assert three_groups([0.3, 0.2, 0.3]) == [1, 0, 1] and three_groups([0.3]) == [0]
+    for seed in range(50):
+        rng = random.Random(seed)
+        values = [rng.random() for _ in range(rng.randint(3, 7))]
+
+        def cost(groups: list[int], values: list[float] = values) -> float:
+            parts = [[x for x, group in zip(values, groups, strict=True) if group == one] for one in range(3)]
+            return sum((x - sum(part) / len(part)) ** 2 for part in parts if part for x in part)
+
+        best = min(map(cost, map(list, product(range(3), repeat=len(values)))))
+        assert cost(three_groups(values)) == pytest.approx(best)
+
+
+def test_the_most_similar_keep_a_share_and_the_others_what_is_left() -> None:
+    policy = parse("squeeze:budget=40,window=4,share_percent=25")
+    assert isinstance(policy, SqueezeBudgets)
+    assert policy.wanted([0.1, 0.9, 0.5, 0.11, 0.92]) == [60, 10, 60, 60, 10]
+    assert policy.wanted([0.5, 0.5]) == [40, 40]
+    short = parse("squeeze:budget=40,window=30,share_percent=25")
+    assert isinstance(short, SqueezeBudgets) and short.wanted([0.1, 0.5, 0.9]) == [45, 45, 30]

@@ -21,7 +21,7 @@ DOCS = Path(__file__).resolve().parents[3] / "docs" / "kv-policies.md"
 ANSWERS = {
     "SingleInputKV":                        "yes if  no  yes yes if  yes yes yes yes yes no  yes yes yes",
     "AcrossKV":                             "    if  if  if  if  if  if  yes yes yes yes if  yes yes yes",
-    "AdaKV, PyramidKV, SimLayerKV":         "                            yes if  if  no  if  no  no  no ",
+    "AdaKV, PyramidKV, SimLayerKV, SqueezeAttention": "                            yes if  if  no  if  no  no  no ",
     "Batch-Max, H2O, RoCo":                 "                            yes if  if  no  if  no  yes no ",
     "KeyDiff, recent tokens, StreamingLLM": "                            yes if  if  no  yes no  yes no ",
     "Quest":                                "                            no  no  if  no  yes no  no  no ",

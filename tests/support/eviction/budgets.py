@@ -6,6 +6,7 @@ each owner.
 
 import itertools
 import math
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -98,6 +99,34 @@ def simlayer(owners: list[list[Lane]], rankings: list[list[Ranking]], keep: int,
     ]
 
 
+def squeeze(owners: list[list[Lane]], rankings: list[list[Ranking]], keep: int, now: Moment) -> list[Budgets]:
+    """SqueezeAttention (arXiv 2404.04793, algorithm 1): of three groups of owners by their mean cosine over the last
+    prompt tokens, the most similar keep a share of the budget, the others what is left. In whole pages."""
+    page, count, length = now.page_size, len(owners), len(owners[0][0])
+    first = now.num_prompt - now.parameters.get("similar", 32)
+    means = [statistics.fmean(c for p, c in of_owner.items() if p >= first) for of_owner in now.cosines.values()]
+    ordered = sorted(range(count), key=lambda i: means[i])
+    splits = [
+        (sum(_squares([means[i] for i in part]) for part in (ordered[:a], ordered[a:b], ordered[b:])), ordered[b:])
+        for a in range(1, count - 1)
+        for b in range(a + 1, count)
+    ]
+    best, top = min(splits, default=(0.0, []))
+    slack = min((cost - best for cost, members in splits if members != top), default=math.inf)
+    fewest = max(sum(rankings[0][0].protected), 1)
+    share = max(keep * now.parameters.get("share_percent", 35) / 100, sum(rankings[0][0].protected))
+    rest = (count * keep - len(top) * share) / (count - len(top))
+    ceiling = keep * now.parameters.get("ceiling_percent", 400) // 100 // page
+    wanted = [share if i in top else rest for i in range(count)]
+    pages = _in_pages(wanted, count * keep // page, page, math.ceil(fewest / page), min(ceiling, length // page))
+    return [Budgets([tokens] * len(lanes), slack) for tokens, lanes in zip(pages, owners, strict=True)]
+
+
+def _squares(values: list[float]) -> float:
+    mean = statistics.fmean(values)
+    return sum((x - mean) ** 2 for x in values)
+
+
 def _in_pages(wanted: Sequence[float], total: int, page: int, lowest: int, highest: int) -> list[int]:
     """Return tokens in whole pages, ``total`` pages together."""
     given = [sorted((lowest, int(tokens // page), highest))[1] for tokens in wanted]
@@ -115,6 +144,8 @@ BUDGETS: dict[str, Callable[[Owners, list[list[Ranking]], int, Moment], list[Bud
     "adakv": adakv,
     "pyramid": pyramid,
     "simlayer": simlayer,
+    "squeeze": squeeze,
     "keydiff+adakv": adakv,
     "h2o+pyramid": pyramid,
+    "keydiff+squeeze": squeeze,
 }

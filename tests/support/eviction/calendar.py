@@ -15,6 +15,8 @@ WHEN = {
     "roco": "always",
     "keydiff+adakv": "end",
     "h2o+pyramid": "end",
+    "squeeze": "end",
+    "keydiff+squeeze": "end",
 }
 """Of every rule; batchmax with ``decode_only`` is ``end_decode``."""
 

@@ -113,6 +113,17 @@ def _parameters(pick: random.Random, rule: str, budget: int, keep: int) -> dict[
         },
         "keydiff+adakv": {"floor_percent": pick.choice((0, 20, 50, 100))},
         "h2o+pyramid": {"beta": pick.choice((1, 2, 20))},
+        "squeeze": {
+            "window": pick.randint(1, budget - 1),
+            "kernel": pick.choice((1, 3, 5, 7)),
+            "share_percent": pick.choice((1, 35, 100)),
+            "similar": pick.choice((1, 7, 32)),
+        },
+        "keydiff+squeeze": {
+            "share_percent": pick.choice((1, 35, 100)),
+            "similar": pick.choice((1, 7, 32)),
+            "ceiling_percent": pick.choice((100, 130, 400)),
+        },
         "batchmax": {"decode_only": pick.randint(0, 1)},
         "roco": {"sinks": sinks, "spread": pick.randint(1, keep - sinks)},
     }.get(rule, {})

@@ -43,6 +43,8 @@ class Moment:
     parameters: Mapping[str, int]
     page_size: int = 1
     """Matters to rules whose heads take whole pages."""
+    cosines: Mapping[int, Mapping[int, float]] = field(default_factory=dict)
+    """By owner and position, of the hidden state before the owner's attention with that behind it."""
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ class _Sequence:
         self.config, self.kv_dtype = config, kv_dtype
         self.weights = {name: tensor.double() for name, tensor in weights.items()}
         self.scales = dict(zip(config.owners, kv_scales, strict=True)) if kv_scales else {}
+        self.cosines: dict[int, dict[int, float]] = {owner: {} for owner in config.owners}
         self.lanes: dict[int, list[Lane]] = {owner: [[] for _ in range(config.num_kv_heads)] for owner in config.owners}
 
     def compute(self, token: int, position: int, survives: bool) -> Tensor | None:
@@ -51,7 +52,9 @@ class _Sequence:
                 continue
             q = self._heads(x, f"{prefix}.self_attn.q", "_swiftkv" if above else "", normed=True)
             attended = self._attend(self._rotate(q, position), owner, position)
-            hidden = hidden + self._linear(attended, f"{prefix}.self_attn.o_proj")
+            before, hidden = hidden, hidden + self._linear(attended, f"{prefix}.self_attn.o_proj")
+            if layer == owner:
+                self.cosines[owner][position] = float(before @ hidden / (before.norm() * hidden.norm()))
             x = self._norm(hidden, f"{prefix}.post_attention_layernorm")
             gate, up = self._linear(x, f"{prefix}.mlp.gate_proj"), self._linear(x, f"{prefix}.mlp.up_proj")
             hidden = hidden + self._linear(F.silu(gate) * up, f"{prefix}.mlp.down_proj")
@@ -171,7 +174,7 @@ def run(
     for position, token in enumerate(ids):
         if position in due:
             previous = evictions[-1].computed if evictions else 0
-            now = Moment(position, previous, num_prompt, budget, parameters, page_size)
+            now = Moment(position, previous, num_prompt, budget, parameters, page_size, sequence.cosines)
             evictions.append(sequence.evict(rule, due[position], now))
             if rule == "streaming":
                 sequence.turn_sinks(parameters.get("sinks", 4), position - due[position])

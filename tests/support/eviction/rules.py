@@ -151,7 +151,7 @@ def roco(lanes: list[Lane], head: int, now: Moment) -> Ranking:
 RULES: dict[str, Callable[[list[Lane], int, Moment], Ranking]] = {
     rule.__name__: rule
     for rule in (streaming, recent, h2o, scissorhands, tova, snapkv, adakv, pyramid, simlayer, batchmax, keydiff, roco)
-} | {"keydiff+adakv": keydiff, "h2o+pyramid": h2o}
+} | {"squeeze": snapkv, "keydiff+adakv": keydiff, "h2o+pyramid": h2o, "keydiff+squeeze": keydiff}
 
 
 def observed(rule: str, parameters: dict[str, int]) -> int:
@@ -163,6 +163,8 @@ def observed(rule: str, parameters: dict[str, int]) -> int:
         "adakv": parameters.get("window", 32),
         "pyramid": parameters.get("window", 32),
         "simlayer": 1,
+        "squeeze": max(parameters.get("window", 32), parameters.get("similar", 32)),
+        "keydiff+squeeze": parameters.get("similar", 32),
         **dict.fromkeys(("streaming", "recent", "keydiff", "keydiff+adakv"), 0),
     }
     return last.get(rule, ALL)

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from kvforge.common.errors import BuildError
 from kvforge.kv_policies.eviction.calendar import Calendar, When
-from kvforge.kv_policies.eviction.policy import Eviction
+from kvforge.kv_policies.eviction.policy import OBSERVATION_INPUTS, Eviction
 from kvforge.kv_policies.policy import Need, OwnerCache
 from kvforge.kv_policies.state import (
     EngineMemory,
     InputBuilder,
     LayerCheck,
-    NoInputs,
     PolicyState,
     StateInput,
     StatePool,
@@ -100,10 +99,21 @@ class SharedBudget(Eviction):
         return ColumnCheck(observation)
 
     def make_input_builder(self, page_size: int, max_num_seqs: int, max_state_pages: int) -> InputBuilder:
+        from kvforge.kv_policies.eviction.lane_inputs import CombinedInputs
+
+        return CombinedInputs(self._input_builders(page_size, max_num_seqs, max_state_pages))
+
+    def _input_builders(
+        self, page_size: int, max_num_seqs: int, max_state_pages: int
+    ) -> list[tuple[InputBuilder, Sequence[StateInput]]]:
+        """Return what builds the inputs of observed queries, where there are any, and of lanes."""
         from kvforge.kv_policies.eviction.lane_inputs import LaneInputs
 
+        lanes: tuple[InputBuilder, Sequence[StateInput]] = (LaneInputs(max_num_seqs), (_LANE_SLOT,))
+        if self.statistic is None:
+            return [lanes]
         observed = super().make_input_builder(page_size, max_num_seqs, max_state_pages)
-        return LaneInputs(None if isinstance(observed, NoInputs) else observed, max_num_seqs)
+        return [(observed, OBSERVATION_INPUTS), lanes]
 
     def make_state(self, memory: EngineMemory) -> PolicyState:
         from kvforge.kv_policies.eviction.lanes import LaneState

@@ -1,0 +1,130 @@
+"""SqueezeAttention's budgets (arXiv 2404.04793): layers whose attention changes little keep few tokens."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from kvforge.common.errors import BuildError
+from kvforge.kv_policies.eviction.budgets.division import divide_pages
+from kvforge.kv_policies.eviction.budgets.shared import SharedBudget
+from kvforge.kv_policies.eviction.policy import NOT_OBSERVED
+from kvforge.kv_policies.policy import Need, OwnerCache
+from kvforge.kv_policies.state import InputBuilder, StateInput, StatePool
+
+if TYPE_CHECKING:
+    from kvforge.kv_policies.eviction.lanes import ScoredLanes
+
+_NOTES = (StateInput("note_slot"), StateInput("num_noted"), StateInput("note_place"))
+"""See ``model_defs.similarity``."""
+
+
+@dataclass(frozen=True)
+class SqueezeBudgets(SharedBudget):
+    """Owners fall into three groups by the mean cosine of hidden states before and after their attention. Those of the
+    group with the largest cosines keep ``share_percent`` of the budget, the others share what is left (algorithm 1).
+
+    The cosines are those of the prompt's last ``similar`` tokens, the only ones that all layers compute where the model
+    has a cut; the paper takes the whole prompt. No owner has more than ``ceiling_percent`` of the budget.
+
+    Raises:
+        BuildError: also for a share above, or a ceiling below, 100%.
+    """
+
+    share_percent: int = 35
+    similar: int = 32
+    ceiling_percent: int = 400
+
+    budget_name: ClassVar[str] = "squeeze"
+    owners_share: ClassVar[bool] = True
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls.state_inputs = (*cls.state_inputs[:-1], *_NOTES, cls.state_inputs[-1])
+        cls.slot_columns = (*cls.slot_columns, "note_from")
+        cls.needs = cls.needs | {Need.ATTENTION_SCORES}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.share_percent > 100:
+            raise BuildError(f"{self.name}: share_percent is {self.share_percent}; give at most 100.")
+        if self.ceiling_percent < 100:
+            raise BuildError(f"{self.name}: ceiling_percent is {self.ceiling_percent}; give at least 100.")
+
+    def note_from(self, num_prompt_tokens: int) -> int:
+        """Return the position of the first token whose cosines are noted."""
+        is_cut = self.calendar.first(num_prompt_tokens) is not None
+        return max(num_prompt_tokens - self.similar, 0) if is_cut else NOT_OBSERVED
+
+    def max_reusable(self, num_prompt_tokens: int) -> int | None:
+        first = min(self.observe_from(num_prompt_tokens, 0), self.note_from(num_prompt_tokens))
+        return None if first == NOT_OBSERVED else first
+
+    def num_observers(self, num_prompt_tokens: int, start: int, end: int) -> int:
+        noted = min(end, num_prompt_tokens) - max(start, self.note_from(num_prompt_tokens))
+        return max(super().num_observers(num_prompt_tokens, start, end), noted)
+
+    def slot_values(self, num_prompt_tokens: int, num_computed: int) -> tuple[int, ...]:
+        return (*super().slot_values(num_prompt_tokens, num_computed), self.note_from(num_prompt_tokens))
+
+    def _slot_bytes(self, cache: OwnerCache) -> int:
+        return super()._slot_bytes(cache) + 4 * (self.similar + 1)
+
+    def state_pools(self, num_kv_heads: int, head_dim: int, page_size: int) -> tuple[StatePool, ...]:
+        """Beside the others', the cosines of each running sequence, and a place for those that are not noted."""
+        *pools, lane_pages, lane_table = super().state_pools(num_kv_heads, head_dim, page_size)
+        similarity = StatePool("similarity", "sequences", (self.similar + 1,), "float32")
+        return (*pools, similarity, lane_pages, lane_table)
+
+    def max_pages(self, num_kv_heads: int, page_size: int) -> int:
+        return self.budget * self.ceiling_percent // 100 // page_size
+
+    def wanted(self, cosines: Sequence[float]) -> list[Fraction]:
+        """Return the tokens of a head of each owner."""
+        groups = three_groups(cosines)
+        num_top = groups.count(2)
+        least = max(Fraction(self.budget * self.share_percent, 100), Fraction(self.num_protected))
+        more = (len(groups) * self.budget - num_top * least) / max(len(groups) - num_top, 1)
+        return [least if group == 2 else more for group in groups]
+
+    def divide(self, owners: Sequence["ScoredLanes"], page_size: int) -> list[list[int]]:
+        num_heads, length = owners[0].best.shape
+        cosines = [float(owner.notes["similarity"][: self.similar].double().mean()) for owner in owners]
+        most = min(self.max_pages(num_heads, page_size), length // page_size)
+        fewest = -(-max(self.num_protected, 1) // page_size)
+        total = len(owners) * (self.budget // page_size)
+        return [[n] * num_heads for n in divide_pages(self.wanted(cosines), total, page_size, fewest, most)]
+
+    def layer_insertion(self) -> Any:
+        """See ``model_defs.similarity``."""
+        from model_defs.similarity import SimilarLanes
+
+        return SimilarLanes(**vars(super().layer_insertion()))
+
+    def make_input_builder(self, page_size: int, max_num_seqs: int, max_state_pages: int) -> InputBuilder:
+        from kvforge.kv_policies.eviction.lane_inputs import CombinedInputs, NoteInputs
+
+        *lanes, slot = self._input_builders(page_size, max_num_seqs, max_state_pages)
+        return CombinedInputs([*lanes, (NoteInputs(max_num_seqs), _NOTES), slot])
+
+
+def three_groups(values: Sequence[float]) -> list[int]:
+    """Return 0, 1 or 2 for each value: the groups, from the smallest on, with the least sum of squared distances from
+    their means. Of fewer than three different values there are as many groups, the first ones."""
+    order = sorted(range(len(values)), key=lambda i: values[i])
+    ordered = [values[i] for i in order]
+    count = len(values)
+
+    def cost(begin: int, end: int) -> float:
+        part = ordered[begin:end]
+        mean = sum(part) / len(part)
+        return sum((x - mean) ** 2 for x in part)
+
+    if len(set(values)) < 3:
+        return [sorted(set(values)).index(x) for x in values]
+    cuts = ((one, two) for one in range(1, count - 1) for two in range(one + 1, count))
+    first, second = min(cuts, key=lambda cut: cost(0, cut[0]) + cost(*cut) + cost(cut[1], count))
+    groups = [0] * count
+    for place, index in enumerate(order):
+        groups[index] = (place >= first) + (place >= second)
+    return groups
