@@ -32,8 +32,17 @@ def move_tokens(cache: Cache, old: tuple[Tensor, ...], new: tuple[Tensor, ...]) 
 def read_keys(cache: Cache, pages: Tensor, places: Tensor, k_scale: float) -> Tensor:
     """Return the rotated keys ``[..., kv_heads, d]`` float32 of the tokens at ``places`` of ``pages``, int64 ``[...]``
     each; ``k_scale`` is the cache's where it has one for all."""
-    stored = _indexable(cache[0])[pages, places].view(cache[0].dtype)
-    return dequantize(stored, cache[2][pages, places] if len(cache) > 2 else None, k_scale)
+    return _read(cache[0], cache[2] if len(cache) > 2 else None, pages, places, k_scale)
+
+
+def read_values(cache: Cache, pages: Tensor, places: Tensor, v_scale: float) -> Tensor:
+    """Return values; see ``read_keys``."""
+    return _read(cache[1], cache[3] if len(cache) > 2 else None, pages, places, v_scale)
+
+
+def _read(pool: Tensor, scales: Tensor | None, pages: Tensor, places: Tensor, scale: float) -> Tensor:
+    stored = _indexable(pool)[pages, places].view(pool.dtype)
+    return dequantize(stored, None if scales is None else scales[pages, places], scale)
 
 
 def write_keys(cache: Cache, pages: Tensor, places: Tensor, keys: Tensor, k_scale: float) -> None:

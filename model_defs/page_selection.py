@@ -59,11 +59,13 @@ class SelectedAttention:
         """See ``Attention``."""
         k_pool, v_pool, bounds, never = pool
         size, most = self.selection.chunk_size, self.selection.max_selected
+        # Chunks are chosen by a sequence's last query; those of sequences without one are not read.
+        last = q.index_select(0, (query_start[1:] - 1).clamp(min=0))
         chosen = landmark_select(
-            torch.cat((q.clamp(min=0), q.clamp(max=0)), dim=-1),
+            torch.cat((last.clamp(min=0), last.clamp(max=0)), dim=-1),
             bounds,
             never,
-            query_start,
+            torch.arange(query_start.shape[0], dtype=torch.int32, device=q.device),
             self.table,
             self.num_chunks,
             self.num_chunks.clamp(max=most),

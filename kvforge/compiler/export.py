@@ -10,6 +10,7 @@ from torch.export import Dim, ExportedProgram
 
 from kvforge.compiler.cpu_graph import pack_linears
 from kvforge.compiler.options import ResolvedOptions
+from kvforge.kv_policies import OwnerCache
 from model_defs import ModelConfig
 from model_defs.graphs import EarlyExitGraph, LowerGraph, UpperGraph, VerifyGraph
 from model_defs.rope import rope_tables
@@ -64,7 +65,8 @@ def pool_specs(config: ModelConfig, options: ResolvedOptions) -> list[tuple[tupl
     if options.has_scale_pools:
         specs += [(slots, torch.float32)] * 2
     rows = {"pages": _STATE_PAGES, "sequences": _SLOTS}
-    for pool in options.policy.state_pools(heads, dim, options.page_size):
+    cache = OwnerCache(heads, dim, options.page_size, dtype.itemsize, num_heads=config.num_heads)
+    for pool in options.policy.state_pools(cache):
         specs.append(((rows[pool.rows], *pool.shape), getattr(torch, pool.dtype) if pool.dtype else dtype))
     return specs
 

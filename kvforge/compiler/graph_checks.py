@@ -117,7 +117,7 @@ def _pool_inputs(graph: ExportedGraph, config: ModelConfig, options: ResolvedOpt
     """Map each pool placeholder's name to what it is; the pools are the last inputs of the graph but those of the KV
     policy."""
     specs = pool_specs(config, options)
-    state = options.policy.state_pools(config.num_kv_heads, config.head_dim, options.page_size)
+    state = options.policy.named_pools
     roles = (*_POOL_ARGUMENTS[: len(specs) - len(state)], *(pool.name for pool in state))
     expected = [
         (_PoolInput(owner, role), dtype)

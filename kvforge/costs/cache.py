@@ -13,6 +13,8 @@ class CachedModel(Protocol):
     @property
     def num_owners(self) -> int: ...
     @property
+    def num_heads(self) -> int: ...
+    @property
     def num_kv_heads(self) -> int: ...
     @property
     def head_dim(self) -> int: ...
@@ -33,7 +35,8 @@ def scale_bytes(kv_dtype: str) -> int:
 def owner_cache(model: CachedModel, kv_dtype: str, page_size: int) -> OwnerCache:
     """Return the cache of one owner of a model without latent attention."""
     element_bytes = KV_FORMATS[kv_dtype].element_bytes
-    return OwnerCache(model.num_kv_heads, model.head_dim, page_size, element_bytes, scale_bytes(kv_dtype))
+    scale = scale_bytes(kv_dtype)
+    return OwnerCache(model.num_kv_heads, model.head_dim, page_size, element_bytes, scale, model.num_heads)
 
 
 def kv_element_bytes(model: CachedModel, kv_dtype: str) -> int:

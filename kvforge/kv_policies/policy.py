@@ -45,13 +45,15 @@ class Need(Enum):
 @dataclass(frozen=True)
 class OwnerCache:
     """The cache of one owner: pages of ``page_size`` tokens, ``num_kv_heads`` heads of ``head_dim`` numbers for K and
-    for V, each number in ``element_bytes`` bytes; ``scale_bytes`` a token and head, for K and for V, beside them."""
+    for V, each number in ``element_bytes`` bytes; ``scale_bytes`` a token and head, for K and for V, beside them. It is
+    asked by ``num_heads`` heads."""
 
     num_kv_heads: int
     head_dim: int
     page_size: int
     element_bytes: int
     scale_bytes: int = 0
+    num_heads: int = 0
 
     @property
     def token_bytes(self) -> int:
@@ -202,9 +204,14 @@ class KVPolicy(ABC):
 
     # -- memory and graphs -----------------------------------------------------------------------------------
 
-    def state_pools(self, num_kv_heads: int, head_dim: int, page_size: int) -> tuple[StatePool, ...]:
+    def state_pools(self, cache: OwnerCache) -> tuple[StatePool, ...]:
         """Return what each owner has beside its K and V pools, those on the host last."""
         return ()
+
+    @property
+    def named_pools(self) -> tuple[StatePool, ...]:
+        """``state_pools`` of no size in particular: what they are."""
+        return self.state_pools(OwnerCache(1, 1, 1, 1))
 
     def layer_insertion(self) -> Any:
         """Return what layers call between a layer's rotated queries and its attention, a

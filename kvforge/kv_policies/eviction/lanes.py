@@ -1,6 +1,6 @@
 """Cuts caches down to a budget that KV heads share: those of an owner, or of all."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -18,20 +18,19 @@ from model_defs.columns import column_number
 @dataclass(frozen=True)
 class ScoredLanes:
     """An owner's tokens of one sequence, those of each KV head from the best on: their scores ``best`` and their
-    indices ``order``, each ``[kv_heads, L]``. ``notes`` are the rows that the sequence has in the policy's pools."""
+    indices ``order``, each ``[kv_heads, L]``."""
 
     slots: Slots
     best: Tensor
     order: Tensor
-    notes: Mapping[str, Tensor]
 
     @classmethod
-    def of(cls, slots: Slots, score: Tensor, notes: Mapping[str, Tensor]) -> "ScoredLanes":
+    def of(cls, slots: Slots, score: Tensor) -> "ScoredLanes":
         """Sort by ``score`` ``[1, kv_heads, L]``, of equals the newer token first; one that is not a number is the
         worst."""
         newest_first = score[0].nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf).flip(-1)
         best, order = newest_first.sort(dim=-1, descending=True, stable=True)
-        return cls(slots, best, score.shape[-1] - 1 - order, notes)
+        return cls(slots, best, score.shape[-1] - 1 - order)
 
 
 class SharedBudgets(Rule, Protocol):
@@ -60,10 +59,8 @@ class LaneState(EvictionState):
         self._count(places)
 
     def _scored(self, owner: int, places: Places) -> ScoredLanes:
-        slots, slot = self._slots(owner, places), places.transitions[0].sequence.slot
-        pools = zip(self._rule.state_pools(1, 1, 1), self._states[owner], strict=True)
-        notes = {pool.name: tensor[slot] for pool, tensor in pools if pool.rows == "sequences"}
-        return ScoredLanes.of(slots, self._rule.score(slots), notes)
+        slots = self._slots(owner, places)
+        return ScoredLanes.of(slots, self._rule.score(slots))
 
     def _divide(self, owners: Sequence[int], scored: Sequence[ScoredLanes], places: Places) -> None:
         """Give the columns of the pages of ``owners`` to their heads, and move into them what stays.

@@ -215,10 +215,10 @@ class Eviction(KVPolicy):
 
     # -- memory and graphs -------------------------------------------------------------------------------------
 
-    def state_pools(self, num_kv_heads: int, head_dim: int, page_size: int) -> tuple[StatePool, ...]:
+    def state_pools(self, cache: OwnerCache) -> tuple[StatePool, ...]:
         """position of the token in each place, then the statistics; places that no eviction has seen have none."""
         names = () if self.statistic is None else self.statistic.pool_names
-        shape = (page_size, num_kv_heads)
+        shape = (cache.page_size, cache.num_kv_heads)
         return (
             StatePool("position", "pages", shape, "int32"),
             *(StatePool(name, "pages", shape, "float32") for name in names),
@@ -229,7 +229,7 @@ class Eviction(KVPolicy):
         from model_defs.cache_observation import CacheObservation
 
         kind = None if self.statistic is None else self.statistic.value
-        return CacheObservation(kind, num_pools=len(self.state_pools(1, 1, 1)))
+        return CacheObservation(kind, num_pools=len(self.named_pools))
 
     def layer_check(self) -> LayerCheck | None:
         if self.statistic is None:

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from kvforge.kv_policies.eviction.expectation import expected_exponent
+
 
 @dataclass(frozen=True)
 class Slots:
@@ -23,6 +25,9 @@ class Slots:
     num_prompt: Tensor
     statistics: dict[str, Tensor]
     read_keys: Callable[[], Tensor]
+    read_values: Callable[[], Tensor]
+    read_notes: Callable[[str], Tensor]
+    read_rope: Callable[[], tuple[Tensor, Tensor]]
 
     @property
     def mass(self) -> Tensor:
@@ -44,6 +49,15 @@ class Slots:
     def keys(self) -> Tensor:
         """``[S, kv_heads, L, d]`` rotated, as attention sees them."""
         return self.read_keys()
+
+    @cached_property
+    def values(self) -> Tensor:
+        """``[S, kv_heads, L, d]``"""
+        return self.read_values()
+
+    def notes(self, name: str) -> Tensor:
+        """The rows ``[S, ...]`` that the sequences have in one of the policy's pools."""
+        return self.read_notes(name)
 
     def newest(self, count: int) -> Tensor:
         """Whether a token is among the ``count`` newest of its sequence."""
@@ -75,6 +89,14 @@ class Slots:
         """The cosine of each key with the mean of its head's normed keys."""
         normed = F.normalize(self.keys, dim=-1)
         return F.cosine_similarity(self.keys, normed.mean(-2, keepdim=True), dim=-1)
+
+    def expected_exponent(self, window: int, first: int, num_future: int, with_covariance: bool) -> Tensor:
+        """``expected_exponent`` ``[1, kv_heads, group, L]`` of a single sequence, from the noted ones of its last
+        ``window`` queries, but for those before the position ``first``."""
+        length = self.position.shape[-1]
+        begin = max(length - window, 0)
+        queries = self.notes("queries")[0, max(first - begin, 0) : length - begin]
+        return expected_exponent(queries, self.keys[0], self.read_rope(), num_future, with_covariance)[None]
 
     @staticmethod
     def protect(score: Tensor, protected: Tensor) -> Tensor:

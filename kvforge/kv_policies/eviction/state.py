@@ -1,6 +1,6 @@
 """Evicts tokens in the pools of all owners."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
@@ -14,7 +14,7 @@ from kvforge.kv_policies.eviction.observation import Statistic
 from kvforge.kv_policies.eviction.slots import Slots
 from kvforge.kv_policies.state import EngineMemory, StatePool
 from kvforge.kv_policies.transition import Transition
-from model_defs.cache_access import copy_pages, evict, read_keys
+from model_defs.cache_access import copy_pages, evict, read_keys, read_values
 
 
 class Rule(Protocol):
@@ -34,7 +34,8 @@ class Rule(Protocol):
 
     def score(self, slots: Slots) -> Tensor: ...
 
-    def state_pools(self, num_kv_heads: int, head_dim: int, page_size: int) -> tuple[StatePool, ...]: ...
+    @property
+    def named_pools(self) -> tuple[StatePool, ...]: ...
 
 
 @dataclass(frozen=True)
@@ -93,10 +94,10 @@ class EvictionState:
     def __init__(self, rule: Rule, memory: EngineMemory) -> None:
         self._rule = rule
         self._statistics = () if rule.statistic is None else rule.statistic.pool_names
-        num_state_pools = len(rule.state_pools(1, 1, 1))
+        num_state_pools = len(rule.named_pools)
         self._caches = [pool[: len(pool) - num_state_pools] for pool in memory.pools]
         self._states = [pool[len(pool) - num_state_pools :] for pool in memory.pools]
-        self._scales = memory.kv_scales
+        self._scales, self._rope_tables = memory.kv_scales, memory.rope_tables
         self._device, self._page_size = memory.pools[0][0].device, memory.pools[0][0].shape[1]
         self._num_evictions = self._num_evicted = 0
 
@@ -185,13 +186,20 @@ class EvictionState:
             num_computed=places.computed[:, None, None].float(),
             num_prompt=places.prompt[:, None, None].float(),
             statistics={name: pool[rows, places.place].transpose(1, 2) for name, pool in statistics},
-            read_keys=lambda: self._keys(owner, places),
+            read_keys=lambda: self._read(read_keys, owner, places, self._scales[owner][0]),
+            read_values=lambda: self._read(read_values, owner, places, self._scales[owner][1]),
+            read_notes=lambda name: self._notes(owner, name, places),
+            read_rope=self._rope_tables,
         )
 
-    def _keys(self, owner: int, places: "Places") -> Tensor:
-        """Rotated keys ``[S, kv_heads, L, d]`` float32."""
+    def _read(self, read: Callable[..., Tensor], owner: int, places: "Places", scale: float) -> Tensor:
+        """Rotated keys or values ``[S, kv_heads, L, d]`` float32."""
         pages = places.pages + self._first_page(owner)
-        return read_keys(self._caches[owner], pages, places.place, self._scales[owner][0]).transpose(1, 2)
+        return read(self._caches[owner], pages, places.place, scale).transpose(1, 2)
+
+    def _notes(self, owner: int, name: str, places: "Places") -> Tensor:
+        index = [pool.name for pool in self._rule.named_pools].index(name)
+        return self._states[owner][index][[one.sequence.slot for one in places.transitions]]
 
     def _first_page(self, owner: int) -> int:
         """Where an owner's pages begin in its pool."""

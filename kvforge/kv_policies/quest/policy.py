@@ -104,12 +104,12 @@ class Quest(KVPolicy):
 
     # -- memory and graphs -------------------------------------------------------------------------------------
 
-    def state_pools(self, num_kv_heads: int, head_dim: int, page_size: int) -> tuple[StatePool, ...]:
+    def state_pools(self, cache: OwnerCache) -> tuple[StatePool, ...]:
         """bounds (the largest numbers of a chunk's keys, then the smallest) and never, which stays 0."""
-        chunks = page_size // self.chunk_size
+        chunks = cache.page_size // self.chunk_size
         return (
-            StatePool("bounds", "pages", (chunks, num_kv_heads, 2 * head_dim)),
-            StatePool("never", "pages", (chunks, num_kv_heads), "uint8"),
+            StatePool("bounds", "pages", (chunks, cache.num_kv_heads, 2 * cache.head_dim)),
+            StatePool("never", "pages", (chunks, cache.num_kv_heads), "uint8"),
         )
 
     def layer_insertion(self) -> Any:

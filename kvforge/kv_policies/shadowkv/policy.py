@@ -118,18 +118,18 @@ class ShadowKV(PromptChunks, KVPolicy):
             return 0, 0
         return self.num_chunks(num_prompt_tokens), self.num_selected(num_prompt_tokens)
 
-    def state_pools(self, num_kv_heads: int, head_dim: int, page_size: int) -> tuple[StatePool, ...]:
+    def state_pools(self, cache: OwnerCache) -> tuple[StatePool, ...]:
         """u, landmarks, is_outlier, sv, cached (the chunk in each place), counts (chunks selected so far, and those
         that were in place) and host_v."""
-        chunks = page_size // self.chunk_size
+        chunks = cache.page_size // self.chunk_size
         return (
-            StatePool("u", "pages", (page_size, self.rank)),
-            StatePool("landmarks", "pages", (chunks, num_kv_heads, head_dim)),
-            StatePool("is_outlier", "pages", (chunks, num_kv_heads), "uint8"),
-            StatePool("sv", "sequences", (num_kv_heads, self.rank, head_dim)),
-            StatePool("cached", "sequences", (num_kv_heads, self.max_selected), "int32", initial=-1),
-            StatePool("counts", "sequences", (num_kv_heads, 2), "int64"),
-            StatePool("host_v", "pages", (page_size, num_kv_heads, head_dim), on_host=True),
+            StatePool("u", "pages", (cache.page_size, self.rank)),
+            StatePool("landmarks", "pages", (chunks, cache.num_kv_heads, cache.head_dim)),
+            StatePool("is_outlier", "pages", (chunks, cache.num_kv_heads), "uint8"),
+            StatePool("sv", "sequences", (cache.num_kv_heads, self.rank, cache.head_dim)),
+            StatePool("cached", "sequences", (cache.num_kv_heads, self.max_selected), "int32", initial=-1),
+            StatePool("counts", "sequences", (cache.num_kv_heads, 2), "int64"),
+            StatePool("host_v", "pages", (cache.page_size, cache.num_kv_heads, cache.head_dim), on_host=True),
         )
 
     def layer_insertion(self) -> Any:

@@ -32,7 +32,7 @@ def pool_specs(manifest: Manifest, num_pages: int) -> list[Spec]:
 
 def state_pools(manifest: Manifest) -> tuple[StatePool, ...]:
     """Return what an owner's pool has of the engine's KV policy."""
-    return manifest.policy.state_pools(manifest.num_kv_heads, manifest.head_dim, manifest.page_size)
+    return manifest.policy.state_pools(manifest.owner_cache)
 
 
 def state_specs(manifest: Manifest, num_pages: int, num_slots: int) -> list[Spec]:

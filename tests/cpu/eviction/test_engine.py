@@ -33,6 +33,7 @@ RULES = {
     "simlayer": "simlayer:sinks=2,recent=2",
     "keydiff+adakv": "keydiff+adakv",
     "squeeze": "squeeze:window=4,similar=6",
+    "expected": "expected:window=6,sinks=2",
     "batchmax": "batchmax",
     "keydiff": "keydiff",
     "roco": "roco:sinks=2,spread=3",
@@ -137,7 +138,7 @@ def test_8_bit_caches_keep_what_their_keys_say(rule: str, kv_dtype: str) -> None
     assert (results[0][1] == results[1][1]).all()
 
 
-@pytest.mark.parametrize("rule", ["streaming", "roco", "adakv", "pyramid", "simlayer", "squeeze"])
+@pytest.mark.parametrize("rule", ["streaming", "roco", "adakv", "pyramid", "simlayer", "squeeze", "expected"])
 def test_a_compiled_engine_does_what_its_graphs_do(rule: str, tmp_path) -> None:
     checkpoint = make_checkpoint(tmp_path / "checkpoint", "llama", seed=5, num_hidden_layers=2)
     options = BuildOptions(

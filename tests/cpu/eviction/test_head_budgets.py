@@ -51,5 +51,5 @@ def test_bytes_are_those_of_equal_budgets_and_the_lists_of_columns() -> None:
     for prompt, generated in [(50, 3), (64, 9), (300, 0), (300, 40)]:
         more = shared.device_bytes(cache, prompt, generated) - equal.device_bytes(cache, prompt, generated)
         assert more == (4 * 4 * (1 + 13) if prompt > 64 else 0)
-    pools = {pool.name: pool for pool in shared.state_pools(4, 64, 16)}
+    pools = {pool.name: pool for pool in shared.state_pools(cache)}
     assert pools["lane_pages"].shape == (4,) and pools["lane_table"].shape == (4, 13)

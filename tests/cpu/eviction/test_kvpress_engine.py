@@ -18,13 +18,23 @@ from tests.support.sessions.eager import eager_session
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 CASES = {name: load_case(name) for name in case_names()}
-PRESSES = ("snapkv", "adakv-snapkv", "pyramid", "simlayer", "streaming", "tova", "keydiff", "keydiff-blocks")
+PRESSES = (
+    "snapkv",
+    "adakv-snapkv",
+    "pyramid",
+    "simlayer",
+    "expected",
+    "streaming",
+    "tova",
+    "keydiff",
+    "keydiff-blocks",
+)
 
 
 def policy_of(run: Run) -> str | None:
     """The policy that leaves as many tokens at the prompt's end as kvpress did. None for SnapKV with fewer places than
-    its window has, which is another rule, and where kvpress gives all layers the same or ends its line at the prompt
-    less the window."""
+    its window has, which is another rule, for an epsilon added to weights, and where kvpress gives all layers the same
+    or ends its line at the prompt less the window."""
     given, kept = run.parameters, int(run.num_kept[0, 0])
     mean, lazy = -(-int(run.num_kept[:, 0].sum()) // len(run.num_kept)), int(run.num_kept.min())
     match run.press:
@@ -36,6 +46,11 @@ def policy_of(run: Run) -> str | None:
             mean, floor = int(run.num_kept[0].sum()) // run.kept.shape[1], round(100 * given["alpha_safeguard"])
             more = f"window={given['window_size']},kernel={given['kernel_size']},floor_percent={floor}"
             return f"adakv:budget={mean},{more}"
+        case "expected":
+            if given["epsilon"]:
+                return None
+            more = f"sinks={given['n_sink']},covariance={int(given['use_covariance'])}"
+            return f"expected:budget={kept},window={run.kept.shape[-1]},future={given['n_future_positions']},{more}"
         case "pyramid":
             if kept in (int(run.num_kept[-1, 0]), run.kept.shape[-1] - given["window_size"]):
                 return None
@@ -77,7 +92,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def evictions(checkpoint: Path, policy: str, prompt: list[int]) -> Kept:
     """What an engine keeps of the prompt, after every eviction up to its end."""
     page_size = 1 if parse(policy).views_pools else 4  # kvpress divides a budget by tokens
-    limits = {"max_num_seqs": 2, "max_num_tokens": 32, "max_seq_len": 256, "page_size": page_size}
+    limits = {"max_num_seqs": 2, "max_num_tokens": 32, "max_seq_len": 512, "page_size": page_size}
     session = eager_session(checkpoint, BuildOptions(dtype="float32", kv_policy=policy, **limits))
     engine = LLMEngine(session=session, num_pages=200)
     sets = KeptSets(engine)

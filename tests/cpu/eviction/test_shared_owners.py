@@ -23,8 +23,9 @@ def owner_of(mass: list[float], num_heads: int = 2) -> ScoredLanes:
     length = len(mass)
     given = torch.tensor(mass).expand(1, num_heads, -1)
     numbers = (torch.full((1, 1, 1), float(length)) for _ in range(2))
-    slots = Slots(torch.arange(length).float().expand_as(given), *numbers, {"mass": given}, lambda: given)
-    return ScoredLanes.of(slots, given, {})
+    position = torch.arange(length).float().expand_as(given)
+    slots = Slots(position, *numbers, {"mass": given}, *[lambda *_: given] * 3, lambda: (given, given))
+    return ScoredLanes.of(slots, given)
 
 
 def pyramid(text: str) -> PyramidBudgets:

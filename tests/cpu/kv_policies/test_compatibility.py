@@ -19,21 +19,21 @@ from kvforge.kv_policies.shadowkv import ShadowKV
 
 DOCS = Path(__file__).resolve().parents[3] / "docs" / "kv-policies.md"
 ANSWERS = {
-    "SingleInputKV":                        "yes if  no  yes yes if  yes yes yes yes yes no  yes yes yes",
-    "AcrossKV":                             "    if  if  if  if  if  if  yes yes yes yes if  yes yes yes",
+    "SingleInputKV":                                  "yes if  no  if  yes yes yes yes yes yes yes no  yes yes yes",
+    "AcrossKV":                                       "    if  if  if  if  if  if  yes yes yes yes if  yes yes yes",
     "AdaKV, PyramidKV, SimLayerKV, SqueezeAttention": "                            yes if  if  no  if  no  no  no ",
-    "Batch-Max, H2O, RoCo":                 "                            yes if  if  no  if  no  yes no ",
-    "KeyDiff, recent tokens, StreamingLLM": "                            yes if  if  no  yes no  yes no ",
-    "Quest":                                "                            no  no  if  no  yes no  no  no ",
-    "Scissorhands, SnapKV, TOVA":           "                            yes if  if  no  if  no  yes no ",
-    "ShadowKV":                             "                            no  no  if  no  if  no  yes no ",
-    "8-bit cache":                          "                                no  yes yes yes yes yes yes",
-    "groups in 2 to 4 bits":                "                                    if  if  yes yes yes yes",
-    "pages, shared prefixes":               "                                        yes yes yes yes yes",
-    "speculation":                          "                                            yes yes yes yes",
-    "KV prediction":                        "                                                yes yes yes",
-    "sliding windows":                      "                                                    yes yes",
-    "target cuda":                          "                                                        yes",
+    "Batch-Max, H2O, RoCo":                           "                            yes if  if  no  if  no  yes no ",
+    "expected attention, Scissorhands, SnapKV, TOVA": "                            yes if  if  no  if  no  yes no ",
+    "KeyDiff, recent tokens, StreamingLLM":           "                            yes if  if  no  yes no  yes no ",
+    "Quest":                                          "                            no  no  if  no  yes no  no  no ",
+    "ShadowKV":                                       "                            no  no  if  no  if  no  yes no ",
+    "8-bit cache":                                    "                                no  yes yes yes yes yes yes",
+    "groups in 2 to 4 bits":                          "                                    if  if  yes yes yes yes",
+    "pages, shared prefixes":                         "                                        yes yes yes yes yes",
+    "speculation":                                    "                                            yes yes yes yes",
+    "KV prediction":                                  "                                                yes yes yes",
+    "sliding windows":                                "                                                    yes yes",
+    "target cuda":                                    "                                                        yes",
 }  # fmt: skip
 """Of rows and columns, the first row's name aside; an engine has one policy, so that pairs of these say nothing."""
 

@@ -15,6 +15,7 @@ WHEN = {
     "roco": "always",
     "keydiff+adakv": "end",
     "h2o+pyramid": "end",
+    "expected": "end",
     "squeeze": "end",
     "keydiff+squeeze": "end",
 }

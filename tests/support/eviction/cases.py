@@ -113,6 +113,12 @@ def _parameters(pick: random.Random, rule: str, budget: int, keep: int) -> dict[
         },
         "keydiff+adakv": {"floor_percent": pick.choice((0, 20, 50, 100))},
         "h2o+pyramid": {"beta": pick.choice((1, 2, 20))},
+        "expected": {
+            "window": pick.choice((1, 7, 64)),
+            "future": pick.choice((1, 16, 100)),
+            "sinks": sinks,
+            "covariance": pick.randint(0, 1),
+        },
         "squeeze": {
             "window": pick.randint(1, budget - 1),
             "kernel": pick.choice((1, 3, 5, 7)),

@@ -1,6 +1,6 @@
 """What the oracle of eviction keeps of a sequence, and what it tells of it."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -26,6 +26,8 @@ class Entry:
     key: Tensor
     value: Tensor
     looks: list[Look] = field(default_factory=list)
+    queries: Tensor | None = None
+    """The token's own queries ``[group, head_dim]`` in the layer that owns the cache, not rotated."""
 
 
 Lane = list[Entry]
@@ -45,6 +47,8 @@ class Moment:
     """Matters to rules whose heads take whole pages."""
     cosines: Mapping[int, Mapping[int, float]] = field(default_factory=dict)
     """By owner and position, of the hidden state before the owner's attention with that behind it."""
+    rotate: Callable[[Tensor, int], Tensor] = lambda x, position: x
+    """Rotates ``[..., head_dim]`` to a position."""
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ class KeptSets:
         self._state: Any = engine.runner._state
         self._policy = engine.scheduler.policy
         self._page_size = engine.config.page_size
-        self._pools = [pool[len(pool) - len(self._policy.state_pools(1, 1, 1))] for pool in engine.runner.pools]
+        self._pools = [pool[len(pool) - len(self._policy.named_pools)] for pool in engine.runner.pools]
         self._sets: dict[tuple[str, int], Kept] = {}
         apply = self._state.apply
 

@@ -51,7 +51,10 @@ class _Sequence:
             if above and not survives:
                 continue
             q = self._heads(x, f"{prefix}.self_attn.q", "_swiftkv" if above else "", normed=True)
-            attended = self._attend(self._rotate(q, position), owner, position)
+            if layer == owner:
+                for lane, queries in zip(self.lanes[owner], q.chunk(config.num_kv_heads), strict=True):
+                    lane[-1].queries = queries
+            attended = self._attend(self.rotate(q, position), owner, position)
             before, hidden = hidden, hidden + self._linear(attended, f"{prefix}.self_attn.o_proj")
             if layer == owner:
                 self.cosines[owner][position] = float(before @ hidden / (before.norm() * hidden.norm()))
@@ -82,13 +85,13 @@ class _Sequence:
         for owner, lanes in self.lanes.items():
             entries = [entry for lane in lanes for entry in lane if entry.position < sinks]
             for entry in entries:
-                turned = self._rotate(entry.raw_key[None], entry.position + num_evicted)
+                turned = self.rotate(entry.raw_key[None], entry.position + num_evicted)
                 entry.key = self._cached(turned, owner, of_value=False)[0]
 
     def _write(self, owner: int, source: Tensor, position: int, suffix: str) -> None:
         attention = f"model.layers.{owner}.self_attn"
         raw = self._heads(source, f"{attention}.k", suffix, normed=True)
-        keys = self._cached(self._rotate(raw, position), owner, of_value=False)
+        keys = self._cached(self.rotate(raw, position), owner, of_value=False)
         values = self._cached(self._heads(source, f"{attention}.v", suffix, normed=False), owner, of_value=True)
         for head, lane in enumerate(self.lanes[owner]):
             lane.append(Entry(position, raw[head], keys[head], values[head]))
@@ -125,7 +128,7 @@ class _Sequence:
         mean_square = x.square().mean(-1, keepdim=True)
         return self.weights[f"{name}.weight"] * x / (mean_square + self.config.rms_norm_eps).sqrt()
 
-    def _rotate(self, x: Tensor, position: int) -> Tensor:
+    def rotate(self, x: Tensor, position: int) -> Tensor:
         """Rotate ``[heads, head_dim]``: element i and i + head_dim/2 are the two sides of a plane."""
         angles = position * self.config.rope.inverse_frequencies(self.config.head_dim).double()
         one, other = x.chunk(2, dim=-1)
@@ -174,7 +177,8 @@ def run(
     for position, token in enumerate(ids):
         if position in due:
             previous = evictions[-1].computed if evictions else 0
-            now = Moment(position, previous, num_prompt, budget, parameters, page_size, sequence.cosines)
+            numbers = position, previous, num_prompt, budget, parameters, page_size
+            now = Moment(*numbers, sequence.cosines, sequence.rotate)
             evictions.append(sequence.evict(rule, due[position], now))
             if rule == "streaming":
                 sequence.turn_sinks(parameters.get("sinks", 4), position - due[position])

@@ -97,21 +97,6 @@ def snapkv(lanes: list[Lane], head: int, now: Moment) -> Ranking:
     return Ranking([False] * start + [True] * in_window, pooled + [0.0] * in_window)
 
 
-def adakv(lanes: list[Lane], head: int, now: Moment) -> Ranking:
-    """AdaKV (arXiv 2407.11550) over SnapKV: how many each head keeps stands in ``budgets.py``."""
-    return snapkv(lanes, head, now)
-
-
-def pyramid(lanes: list[Lane], head: int, now: Moment) -> Ranking:
-    """PyramidKV (arXiv 2406.02069) over SnapKV: how many each owner keeps stands in ``budgets.py``."""
-    return snapkv(lanes, head, now)
-
-
-def simlayer(lanes: list[Lane], head: int, now: Moment) -> Ranking:
-    """SimLayerKV (arXiv 2410.13846): the first ``sinks`` positions and the newest; how many in ``budgets.py``."""
-    return streaming(lanes, head, now)
-
-
 def batchmax(lanes: list[Lane], head: int, now: Moment) -> Ranking:
     """Batch-Max (arXiv 2412.05693): the mean of all weights that an entry was given, its own query's included."""
     return Ranking([False] * len(lanes[head]), [_sum_of_weights(e) / (now.computed - e.position) for e in lanes[head]])
@@ -123,6 +108,27 @@ def keydiff(lanes: list[Lane], head: int, now: Moment) -> Ranking:
     mean = (keys / keys.norm(dim=-1, keepdim=True)).mean(0)
     cosines = (keys @ mean) / (keys.norm(dim=-1) * mean.norm())
     return Ranking([False] * len(lanes[head]), [-cosine for cosine in cosines.tolist()], unit=1.0)
+
+
+def expected(lanes: list[Lane], head: int, now: Moment) -> Ranking:
+    """Expected attention (arXiv 2510.00636, section 3): the weight that Gaussian queries at the next positions would
+    give, a mean over the group, times the norm of the value; the first ``sinks`` positions are protected."""
+    lane, sinks, future = lanes[head], now.parameters.get("sinks", 4), now.parameters.get("future", 512)
+    last = lane[-now.parameters.get("window", 64) :]
+    noted = [e.queries for e in last if e.queries is not None and e.position >= sinks]
+    turned = [sum(now.rotate(q, now.computed + i) for i in range(future)) / future for q in noted]
+    others = [i for i, e in enumerate(lane) if e.position >= sinks]
+    scores = [0.0] * len(lane)
+    for member in range(len(noted[0])):
+        queries = torch.stack([q[member] for q in turned])
+        mean, keys = queries.mean(0), torch.stack([lane[i].key for i in others])
+        exponent = keys @ mean / len(mean) ** 0.5
+        if now.parameters.get("covariance", 1):
+            covariance = (queries - mean).T @ (queries - mean) / len(queries)
+            exponent += torch.einsum("ld,de,le->l", keys, covariance, keys) / (2 * len(mean))
+        for i, weight in zip(others, exponent.softmax(0).tolist(), strict=True):
+            scores[i] += weight / len(noted[0]) * float(lane[i].value.norm())
+    return Ranking([e.position < sinks for e in lane], scores)
 
 
 def roco(lanes: list[Lane], head: int, now: Moment) -> Ranking:
@@ -149,9 +155,25 @@ def roco(lanes: list[Lane], head: int, now: Moment) -> Ranking:
 
 
 RULES: dict[str, Callable[[list[Lane], int, Moment], Ranking]] = {
-    rule.__name__: rule
-    for rule in (streaming, recent, h2o, scissorhands, tova, snapkv, adakv, pyramid, simlayer, batchmax, keydiff, roco)
-} | {"squeeze": snapkv, "keydiff+adakv": keydiff, "h2o+pyramid": h2o, "keydiff+squeeze": keydiff}
+    "streaming": streaming,
+    "recent": recent,
+    "h2o": h2o,
+    "scissorhands": scissorhands,
+    "tova": tova,
+    "snapkv": snapkv,
+    "adakv": snapkv,
+    "pyramid": snapkv,
+    "squeeze": snapkv,
+    "simlayer": streaming,
+    "batchmax": batchmax,
+    "keydiff": keydiff,
+    "expected": expected,
+    "roco": roco,
+    "keydiff+adakv": keydiff,
+    "keydiff+squeeze": keydiff,
+    "h2o+pyramid": h2o,
+}
+"""How many each head keeps of those whose heads share a budget stands in ``budgets.py``."""
 
 
 def observed(rule: str, parameters: dict[str, int]) -> int:
@@ -163,6 +185,7 @@ def observed(rule: str, parameters: dict[str, int]) -> int:
         "adakv": parameters.get("window", 32),
         "pyramid": parameters.get("window", 32),
         "simlayer": 1,
+        "expected": parameters.get("window", 64),
         "squeeze": max(parameters.get("window", 32), parameters.get("similar", 32)),
         "keydiff+squeeze": parameters.get("similar", 32),
         **dict.fromkeys(("streaming", "recent", "keydiff", "keydiff+adakv"), 0),

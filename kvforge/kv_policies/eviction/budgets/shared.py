@@ -70,13 +70,13 @@ class SharedBudget(Eviction):
     def _slot_bytes(self, cache: OwnerCache) -> int:
         return 4 * cache.num_kv_heads * (1 + self.max_pages(cache.num_kv_heads, cache.page_size))
 
-    def state_pools(self, num_kv_heads: int, head_dim: int, page_size: int) -> tuple[StatePool, ...]:
+    def state_pools(self, cache: OwnerCache) -> tuple[StatePool, ...]:
         """Beside positions and statistics, of each running sequence the columns of its heads."""
-        width = self.max_pages(num_kv_heads, page_size)
+        width = self.max_pages(cache.num_kv_heads, cache.page_size)
         return (
-            *super().state_pools(num_kv_heads, head_dim, page_size),
-            StatePool("lane_pages", "sequences", (num_kv_heads,), "int32"),
-            StatePool("lane_table", "sequences", (num_kv_heads, width), "int32"),
+            *super().state_pools(cache),
+            StatePool("lane_pages", "sequences", (cache.num_kv_heads,), "int32"),
+            StatePool("lane_table", "sequences", (cache.num_kv_heads, width), "int32"),
         )
 
     def layer_insertion(self) -> Any:
@@ -85,7 +85,7 @@ class SharedBudget(Eviction):
 
         return LaneObservation(
             None if self.statistic is None else self.statistic.value,
-            num_pools=len(self.state_pools(1, 1, 1)),
+            num_pools=len(self.named_pools),
             owners_share=self.owners_share,
             budget=self.budget,
         )

@@ -8,19 +8,16 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from kvforge.common.errors import BuildError
 from kvforge.kv_policies.eviction.budgets.division import divide_pages
 from kvforge.kv_policies.eviction.budgets.shared import SharedBudget
-from kvforge.kv_policies.eviction.policy import NOT_OBSERVED
-from kvforge.kv_policies.policy import Need, OwnerCache
-from kvforge.kv_policies.state import InputBuilder, StateInput, StatePool
+from kvforge.kv_policies.eviction.noted import NOTE_INPUTS, NotesTokens
+from kvforge.kv_policies.policy import OwnerCache
+from kvforge.kv_policies.state import InputBuilder, StatePool
 
 if TYPE_CHECKING:
     from kvforge.kv_policies.eviction.lanes import ScoredLanes
 
-_NOTES = (StateInput("note_slot"), StateInput("num_noted"), StateInput("note_place"))
-"""See ``model_defs.similarity``."""
-
 
 @dataclass(frozen=True)
-class SqueezeBudgets(SharedBudget):
+class SqueezeBudgets(NotesTokens, SharedBudget):
     """Owners fall into three groups by the mean cosine of hidden states before and after their attention. Those of the
     group with the largest cosines keep ``share_percent`` of the budget, the others share what is left (algorithm 1).
 
@@ -38,12 +35,6 @@ class SqueezeBudgets(SharedBudget):
     budget_name: ClassVar[str] = "squeeze"
     owners_share: ClassVar[bool] = True
 
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        cls.state_inputs = (*cls.state_inputs[:-1], *_NOTES, cls.state_inputs[-1])
-        cls.slot_columns = (*cls.slot_columns, "note_from")
-        cls.needs = cls.needs | {Need.ATTENTION_SCORES}
-
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.share_percent > 100:
@@ -51,28 +42,16 @@ class SqueezeBudgets(SharedBudget):
         if self.ceiling_percent < 100:
             raise BuildError(f"{self.name}: ceiling_percent is {self.ceiling_percent}; give at least 100.")
 
-    def note_from(self, num_prompt_tokens: int) -> int:
-        """Return the position of the first token whose cosines are noted."""
-        is_cut = self.calendar.first(num_prompt_tokens) is not None
-        return max(num_prompt_tokens - self.similar, 0) if is_cut else NOT_OBSERVED
-
-    def max_reusable(self, num_prompt_tokens: int) -> int | None:
-        first = min(self.observe_from(num_prompt_tokens, 0), self.note_from(num_prompt_tokens))
-        return None if first == NOT_OBSERVED else first
-
-    def num_observers(self, num_prompt_tokens: int, start: int, end: int) -> int:
-        noted = min(end, num_prompt_tokens) - max(start, self.note_from(num_prompt_tokens))
-        return max(super().num_observers(num_prompt_tokens, start, end), noted)
-
-    def slot_values(self, num_prompt_tokens: int, num_computed: int) -> tuple[int, ...]:
-        return (*super().slot_values(num_prompt_tokens, num_computed), self.note_from(num_prompt_tokens))
+    @property
+    def num_noted(self) -> int:
+        return self.similar
 
     def _slot_bytes(self, cache: OwnerCache) -> int:
         return super()._slot_bytes(cache) + 4 * (self.similar + 1)
 
-    def state_pools(self, num_kv_heads: int, head_dim: int, page_size: int) -> tuple[StatePool, ...]:
+    def state_pools(self, cache: OwnerCache) -> tuple[StatePool, ...]:
         """Beside the others', the cosines of each running sequence, and a place for those that are not noted."""
-        *pools, lane_pages, lane_table = super().state_pools(num_kv_heads, head_dim, page_size)
+        *pools, lane_pages, lane_table = super().state_pools(cache)
         similarity = StatePool("similarity", "sequences", (self.similar + 1,), "float32")
         return (*pools, similarity, lane_pages, lane_table)
 
@@ -89,7 +68,7 @@ class SqueezeBudgets(SharedBudget):
 
     def divide(self, owners: Sequence["ScoredLanes"], page_size: int) -> list[list[int]]:
         num_heads, length = owners[0].best.shape
-        cosines = [float(owner.notes["similarity"][: self.similar].double().mean()) for owner in owners]
+        cosines = [float(owner.slots.notes("similarity")[0, : self.similar].double().mean()) for owner in owners]
         most = min(self.max_pages(num_heads, page_size), length // page_size)
         fewest = -(-max(self.num_protected, 1) // page_size)
         total = len(owners) * (self.budget // page_size)
@@ -104,8 +83,8 @@ class SqueezeBudgets(SharedBudget):
     def make_input_builder(self, page_size: int, max_num_seqs: int, max_state_pages: int) -> InputBuilder:
         from kvforge.kv_policies.eviction.lane_inputs import CombinedInputs, NoteInputs
 
-        *lanes, slot = self._input_builders(page_size, max_num_seqs, max_state_pages)
-        return CombinedInputs([*lanes, (NoteInputs(max_num_seqs), _NOTES), slot])
+        lanes = self._input_builders(page_size, max_num_seqs, max_state_pages)
+        return CombinedInputs([*lanes, (NoteInputs(max_num_seqs), NOTE_INPUTS)])
 
 
 def three_groups(values: Sequence[float]) -> list[int]:

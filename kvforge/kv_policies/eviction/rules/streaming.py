@@ -39,12 +39,15 @@ class Streaming(Eviction):
     def _rotates(self) -> bool:
         return self.sinks > 0 and self.cache_positions > 0
 
-    def state_pools(self, num_kv_heads: int, head_dim: int, page_size: int) -> tuple[StatePool, ...]:
+    def state_pools(self, cache: OwnerCache) -> tuple[StatePool, ...]:
         """Beside positions, the sinks' own keys of each running sequence."""
-        pools = super().state_pools(num_kv_heads, head_dim, page_size)
+        pools = super().state_pools(cache)
         if not self._rotates:
             return pools
-        return (*pools, StatePool("sink_keys", "sequences", (self.sinks, num_kv_heads, head_dim), "float32"))
+        return (
+            *pools,
+            StatePool("sink_keys", "sequences", (self.sinks, cache.num_kv_heads, cache.head_dim), "float32"),
+        )
 
     def _slot_bytes(self, cache: OwnerCache) -> int:
         return 4 * self.sinks * cache.num_kv_heads * cache.head_dim if self._rotates else 0
@@ -52,7 +55,7 @@ class Streaming(Eviction):
     def layer_insertion(self) -> Any:
         from model_defs.cache_observation import CacheObservation
 
-        return CacheObservation(None, num_pools=len(self.state_pools(1, 1, 1)), needs_positions=self._rotates)
+        return CacheObservation(None, num_pools=len(self.named_pools), needs_positions=self._rotates)
 
     def make_state(self, memory: EngineMemory) -> PolicyState:
         if not self._rotates:

@@ -1,0 +1,43 @@
+"""Rules that note something of a prompt's last tokens, in a pool with a row for each sequence."""
+
+from abc import abstractmethod
+from dataclasses import dataclass
+
+from kvforge.kv_policies.eviction.policy import NOT_OBSERVED, Eviction
+from kvforge.kv_policies.policy import Need
+from kvforge.kv_policies.state import StateInput
+
+NOTE_INPUTS = (StateInput("note_slot"), StateInput("num_noted"), StateInput("note_place"))
+"""See ``model_defs.notes``."""
+
+
+@dataclass(frozen=True)
+class NotesTokens(Eviction):
+    """Notes the last ``num_noted`` tokens of prompts that evict. They go past the cut, and no prefix has them."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls.state_inputs = (*(one for one in cls.state_inputs if one not in NOTE_INPUTS), *NOTE_INPUTS)
+        cls.slot_columns = (*(name for name in cls.slot_columns if name != "note_from"), "note_from")
+        cls.needs = cls.needs | {Need.ATTENTION_SCORES}
+
+    @property
+    @abstractmethod
+    def num_noted(self) -> int:
+        """How many of a prompt's last tokens are noted."""
+
+    def note_from(self, num_prompt_tokens: int) -> int:
+        """Return the position of the first of them."""
+        is_cut = self.calendar.first(num_prompt_tokens) is not None
+        return max(num_prompt_tokens - self.num_noted, 0) if is_cut else NOT_OBSERVED
+
+    def max_reusable(self, num_prompt_tokens: int) -> int | None:
+        first = min(self.observe_from(num_prompt_tokens, 0), self.note_from(num_prompt_tokens))
+        return None if first == NOT_OBSERVED else first
+
+    def num_observers(self, num_prompt_tokens: int, start: int, end: int) -> int:
+        noted = min(end, num_prompt_tokens) - max(start, self.note_from(num_prompt_tokens))
+        return max(super().num_observers(num_prompt_tokens, start, end), noted)
+
+    def slot_values(self, num_prompt_tokens: int, num_computed: int) -> tuple[int, ...]:
+        return (*super().slot_values(num_prompt_tokens, num_computed), self.note_from(num_prompt_tokens))
