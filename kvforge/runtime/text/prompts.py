@@ -72,14 +72,16 @@ class PromptReader:
             RequestError: a message cannot be used, or the template refuses it.
             KvforgeError: there is no template, or it cannot be read.
         """
-        template = self._template(chat_template)
+        template = self.template(chat_template)
         arguments = checked_arguments(dict(chat_template_kwargs or {}), template)
         listed = [dict(m) if isinstance(m, Mapping) else m for m in plain_list(messages, "messages")]
         return ChatPrompt(
             render_conversation(template, listed, tools, arguments, add_generation_prompt, continue_final_message)
         )
 
-    def _template(self, source: str | None) -> ChatTemplate:
+    def template(self, source: str | None = None) -> ChatTemplate:
+        """The engine's chat template, or the one of ``source``. Raises KvforgeError where there is none, or it cannot
+        be read."""
         if source is not None:
             names = {} if self.folder is None else special_tokens(read_tokenizer_config(self.folder))
             return ChatTemplate(source, names)
