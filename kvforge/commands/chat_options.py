@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from kvforge.common.errors import RequestError, first_line
-from kvforge.tokenization.chat_template import read_template
 
 NAMES = ("system", "chat_template", "chat_template_kwargs")
 
@@ -24,6 +23,8 @@ def add_chat_options(parser: argparse.ArgumentParser) -> None:
 
 def template_options(args: argparse.Namespace) -> dict[str, Any]:
     """The arguments of ``LLM.chat_prompt`` that they say. Raises KvforgeError where one cannot be used."""
+    from kvforge.tokenization.chat_template import read_template
+
     options: dict[str, Any] = {}
     if args.chat_template is not None:
         options["chat_template"] = read_template(args.chat_template)
