@@ -4,7 +4,7 @@ import { get } from "./api.js";
 
 const PERIOD_MS = 1000;
 const KEPT_MS = 60000;
-const RATE_MS = 3000;
+const RATE_MS = 3500;
 const MAX_CELLS = 240;
 const byId = (id) => document.getElementById(id);
 let kept = [];
@@ -77,14 +77,15 @@ function show(number) {
   showPages(pages("used"), pages("max"), pages("tokens_per"));
 }
 
+// Tokens a second up to a sample. The server counts once a second, too, so one period alone would be all or nothing.
+function rateAt(sample) {
+  const since = kept.find(({ at }) => sample.at - at <= RATE_MS);
+  return { at: sample.at, rate: ((sample.tokens - since.tokens) * 1000) / (sample.at - since.at) };
+}
+
 function showRate(now) {
-  const since = kept.find(({ at }) => now.at - at <= RATE_MS) ?? now;
-  const seconds = (now.at - since.at) / 1000;
-  byId("rate").textContent = seconds ? ((now.tokens - since.tokens) / seconds).toFixed(0) : "–";
-  const rates = kept.slice(1).map((sample, index) => {
-    const before = kept[index];
-    return { at: sample.at, rate: ((sample.tokens - before.tokens) * 1000) / (sample.at - before.at) };
-  });
+  const rates = kept.slice(1).map(rateAt);
+  byId("rate").textContent = rates.length ? rates[rates.length - 1].rate.toFixed(0) : "–";
   const most = Math.max(1, ...rates.map(({ rate }) => rate));
   const points = rates.map(({ at, rate }) => `${300 - ((now.at - at) * 300) / KEPT_MS},${58 - (rate * 56) / most}`);
   byId("spark-line").setAttribute("points", points.join(" "));
