@@ -3,7 +3,10 @@
 import io
 import os
 import signal
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -73,9 +76,12 @@ def test_a_terminal_goes_on_after_an_error(engine: Path, llm: LLM, capsys, monke
 
 
 class Interrupted(FakeSession):
-    """Interrupts the process in the tenth step that gives a token; `prompts` are the lengths of what was computed."""
+    """Interrupts the process in the tenth step that gives a token, and ends that step once `given_up` says that the
+    answer is; `prompts` are the lengths of what was computed."""
 
-    prompts: list[int] = []  # noqa: RUF012
+    def __init__(self, given_up: Callable[[], bool], **changes: Any) -> None:
+        super().__init__(**changes)
+        self.given_up, self.prompts = given_up, list[int]()
 
     def lower(self, step, pools):
         if step.positions[0] == 0:
@@ -86,15 +92,18 @@ class Interrupted(FakeSession):
         logits = super().upper(step, pools)
         if self.num_upper_calls == 10:
             os.kill(os.getpid(), signal.SIGINT)
+            while not self.given_up():  # the test's own time limit is the bound
+                time.sleep(0.001)
         return logits
 
 
 def test_an_interrupt_stops_the_answer_and_not_the_conversation(engine: Path, capsys, monkeypatch) -> None:
     tokenizer = byte_level()
-    session = Interrupted(
-        vocab_size=tokenizer.backend.get_vocab_size(), max_position=4096, max_seq_len=4096, eos_token_ids=()
-    )
     made: list[AsyncLLM] = []
+    session = Interrupted(
+        lambda: not made[0]._thread._calls.empty(),
+        vocab_size=tokenizer.backend.get_vocab_size(), max_position=4096, max_seq_len=4096, eos_token_ids=(),
+    )  # fmt: skip
 
     def make(*_: object, **__: object) -> AsyncLLM:
         made.append(AsyncLLM(session=session, tokenizer=tokenizer, num_pages=2000, enable_prefix_cache=False))
