@@ -1,6 +1,6 @@
 """The page's files, read once and given to whoever asks: nothing in them is of the model or the server."""
 
-import mimetypes
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from fastapi import FastAPI
@@ -16,31 +16,23 @@ HEADERS = {
     "Cache-Control": "no-cache",
 }
 """Scripts and styles come from files of this server alone, connections go nowhere else, and no page frames this one."""
-_SUFFIXES = {".html", ".css", ".js", ".svg"}
-_TYPES = {".js": "text/javascript"}
-
-
-def read_files() -> dict[str, Response]:
-    """The answers by path. Raises OSError where the installation lacks the page."""
-    answers = {}
-    for file in sorted(FOLDER.iterdir()):
-        if file.suffix in _SUFFIXES:
-            kind = _TYPES.get(file.suffix) or mimetypes.guess_type(file.name)[0]
-            path = "/" if file.name == INDEX else f"/page/{file.name}"
-            answers[path] = Response(file.read_bytes(), media_type=kind, headers=HEADERS)
-    return answers
+_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 
 
 def add_files(app: FastAPI) -> frozenset[str]:
-    """Serve them; returns their paths, which need no key."""
-    answers = read_files()
-    for path, answer in answers.items():
-        app.add_api_route(path, _giving(answer), methods=["GET", "HEAD"])
-    return frozenset(answers)
+    """Serve them; returns their paths, which need no key. Raises OSError where one cannot be read."""
+    paths = set()
+    for file in sorted(FOLDER.iterdir()):
+        if file.suffix in _TYPES:
+            path = "/" if file.name == INDEX else f"/page/{file.name}"
+            app.add_api_route(path, _giving(file.read_bytes(), _TYPES[file.suffix]), methods=["GET", "HEAD"])
+            paths.add(path)
+    return frozenset(paths)
 
 
-def _giving(answer: Response):  # type: ignore[no-untyped-def]
+def _giving(content: bytes, kind: str) -> Callable[[], Awaitable[Response]]:
     async def give() -> Response:
-        return answer
+        # One for each request: other layers add to an answer's headers.
+        return Response(content, media_type=kind, headers=HEADERS)
 
     return give

@@ -69,6 +69,12 @@ def test_files_are_whole_and_bound_by_a_policy(url: str, path: str) -> None:
     assert call(url, "HEAD", path).status == 200
 
 
+def test_headers_do_not_grow(start: Callable[..., str]) -> None:
+    url = start(cors_origin="https://example.org")
+    asked = [call(url, "GET", "/", headers={"Origin": "https://example.org"}).headers for _ in range(3)]
+    assert asked[0]["vary"] == asked[2]["vary"] == "Origin"
+
+
 def test_files_name_no_other_host_and_put_text_in_place_as_text_only() -> None:
     assert len(FILES) >= 6
     for path in FILES:
