@@ -1,15 +1,15 @@
 """kvforge: compile KV-compressed language models into engines and serve them with in-flight batching.
 
-``from kvforge import LLM, SamplingParams`` is the Python API; ``kvforge --help`` lists the commands.
+``from kvforge import LLM, AsyncLLM, SamplingParams`` is the Python API; ``kvforge --help`` lists the commands.
 """
 
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "RequestOutput", "SamplingParams", "SpeculativeConfig", "__version__"]
+__all__ = ["LLM", "AsyncLLM", "RequestOutput", "SamplingParams", "SpeculativeConfig", "__version__"]
 
 if TYPE_CHECKING:
-    from kvforge.runtime import LLM, RequestOutput, SamplingParams, SpeculativeConfig
+    from kvforge.runtime import LLM, AsyncLLM, RequestOutput, SamplingParams, SpeculativeConfig
 
 
 def __getattr__(name: str) -> Any:

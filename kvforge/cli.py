@@ -18,6 +18,7 @@ COMMANDS = (
     "build",
     "inspect",
     "generate",
+    "chat",
     "serve",
     "bench",
     "eval",

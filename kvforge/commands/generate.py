@@ -3,16 +3,20 @@
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from kvforge.commands.chat_options import NAMES, add_chat_options, opening, template_options
+from kvforge.commands.sampling_options import add_sampling_options, sampling_options
 from kvforge.common.errors import KvforgeError, RequestError, first_line
 from kvforge.runtime.speculation.options import add_speculation_options, speculation_options
 
 if TYPE_CHECKING:
     from kvforge.runtime import LLM, RequestOutput, SamplingParams
     from kvforge.runtime.requests.guided_decoding import GuidedDecoding
+    from kvforge.runtime.text.prompts import Prompt
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
@@ -25,30 +29,12 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         metavar="TEXT",
         help="prompt; may be given several times (default: standard input is one prompt)",
     )
-    parser.add_argument("--max-tokens", type=int, default=128, metavar="N", help="tokens at most (128)")
+    chat = parser.add_argument_group("chat", "each prompt is a user's message, written with the chat template")
+    chat.add_argument("--chat", action="store_true", help="answer, instead of going on with the text")
+    add_chat_options(chat)
+    add_sampling_options(parser, max_tokens=128)
     parser.add_argument("--min-tokens", type=int, default=0, metavar="N", help="tokens at least (0)")
     parser.add_argument("--n", type=int, default=1, metavar="N", help="sequences for each prompt (1)")
-    parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy (0)")
-    parser.add_argument("--top-k", type=int, default=0, metavar="K", help="keep K tokens")
-    parser.add_argument("--top-p", type=float, default=1.0, metavar="P", help="keep this probability mass")
-    parser.add_argument(
-        "--min-p", type=float, default=0.0, metavar="P", help="drop tokens below P times the most probable one"
-    )
-    parser.add_argument("--presence-penalty", type=float, default=0.0, metavar="X")
-    parser.add_argument("--frequency-penalty", type=float, default=0.0, metavar="X")
-    parser.add_argument("--repetition-penalty", type=float, default=1.0, metavar="X")
-    parser.add_argument("--seed", type=int, default=None, metavar="N", help="make sampling repeatable")
-    parser.add_argument(
-        "--stop", action="append", default=[], metavar="TEXT", help="end before this text; may be given several times"
-    )
-    parser.add_argument(
-        "--bad-word",
-        action="append",
-        default=[],
-        metavar="TEXT",
-        dest="bad_words",
-        help="never generate this text; may be given several times",
-    )
     guide = parser.add_mutually_exclusive_group()
     guide.add_argument("--json-schema", type=Path, metavar="FILE", help="generate JSON of the schema in this file")
     guide.add_argument("--regex", metavar="REGEX", help="generate text that matches")
@@ -76,25 +62,20 @@ def run(args: argparse.Namespace) -> int:
 
     params = SamplingParams(
         n=args.n,
-        temperature=args.temperature,
-        top_k=args.top_k,
-        top_p=args.top_p,
-        min_p=args.min_p,
         max_tokens=args.max_tokens,
         min_tokens=args.min_tokens,
-        presence_penalty=args.presence_penalty,
-        frequency_penalty=args.frequency_penalty,
-        repetition_penalty=args.repetition_penalty,
-        seed=args.seed,
-        stop=args.stop,
-        bad_words=args.bad_words,
         guided_decoding=_guide(args),
         ignore_eos=args.ignore_eos,
         logprobs=args.logprobs,
+        **sampling_options(args),
     )
     options = speculation_options(args)
-    prompts = args.prompt if args.prompt is not None else [_read_input()]
+    chat = _chat_options(args)
+    prompts: Sequence[Prompt] = args.prompt if args.prompt is not None else [_read_input()]
     llm = LLM(args.engine, kv_cache_gib=args.kv_cache_gib, max_seq_len=args.max_seq_len, **options)
+    if chat is not None:
+        first = opening(args)
+        prompts = [llm.chat_prompt([*first, {"role": "user", "content": text}], **chat) for text in prompts]
     if args.json:
         results = llm.generate(prompts, params, use_tqdm=sys.stderr.isatty() and len(prompts) > 1)
         for output in results:
@@ -105,6 +86,16 @@ def run(args: argparse.Namespace) -> int:
     if failed:
         raise KvforgeError(f"{len(failed)} of {len(results) * params.n} sequences failed: {failed[0].stop_reason}.")
     return 0
+
+
+def _chat_options(args: argparse.Namespace) -> dict[str, Any] | None:
+    """What ``chat_prompt`` takes, None without ``--chat``."""
+    if args.chat:
+        return template_options(args)
+    for name in NAMES:
+        if getattr(args, name) is not None:
+            raise RequestError(f"--{name.replace('_', '-')} is for conversations; add --chat, or leave it out.")
+    return None
 
 
 def _plain(output: "RequestOutput") -> dict:
@@ -136,7 +127,7 @@ def _read_input() -> str:
         raise RequestError(f"standard input is not UTF-8 text ({error.reason}); give UTF-8 text.") from None
 
 
-def _print_streamed(llm: "LLM", prompts: list[str], params: "SamplingParams") -> "list[RequestOutput]":
+def _print_streamed(llm: "LLM", prompts: "Sequence[Prompt]", params: "SamplingParams") -> "list[RequestOutput]":
     """Write texts in the order of the prompts and sequences; the first unfinished one as it grows.
 
     Returns the finished requests.

@@ -71,6 +71,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     gateway.add_argument(
         "--tool-call-format", help="how the model writes calls of tools (default: what its chat template speaks)"
     )
+    gateway.add_argument("--no-page", action="store_true", help="serve no page at the gateway's root")
     parser.add_argument("--no-restart", action="store_true", help="end when a process dies, instead of restarting")
     parser.add_argument("--max-restarts", type=int, default=5, help="within the window, then give up (default: 5)")
     parser.add_argument("--restart-window", type=float, default=300.0, metavar="S", help="seconds (default: 300)")
@@ -105,8 +106,8 @@ def run(args: argparse.Namespace) -> int:
         if not getattr(args, name) >= minimum:  # NaN too
             raise KvforgeError(f"--{name.replace('_', '-')} is {getattr(args, name)}: give {minimum} or more")
     if not args.openai:
-        for name in ("api_key_file", "served_model_name", "chat_template", "tool_call_format"):
-            if getattr(args, name) is not None:
+        for name in ("api_key_file", "served_model_name", "chat_template", "tool_call_format", "no_page"):
+            if getattr(args, name) not in (None, False):
                 raise KvforgeError(
                     f"--{name.replace('_', '-')} is for the OpenAI gateway: add --openai, or leave it out"
                 )
@@ -180,6 +181,7 @@ def _gateway_options(args: argparse.Namespace) -> "GatewayOptions":
         chat_template=args.chat_template,
         tool_call_format=args.tool_call_format,
         api_key_file=args.api_key_file,
+        no_page=args.no_page,
         max_seq_len=args.max_seq_len,
         drain_timeout=args.drain_timeout,
         log_format=args.log_format,

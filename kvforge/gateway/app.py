@@ -15,9 +15,11 @@ from kvforge.gateway.endpoints import Endpoint
 from kvforge.gateway.errors import ApiError
 from kvforge.gateway.generation import Generation
 from kvforge.gateway.held_answers import HeldAnswers
-from kvforge.gateway.middleware import Front
+from kvforge.gateway.middleware import OPEN_PATHS, Front
 from kvforge.gateway.model import ServedModel
 from kvforge.gateway.options import GatewayOptions
+from kvforge.gateway.page.engine_numbers import EngineNumbers
+from kvforge.gateway.page.static_files import add_files
 from kvforge.gateway.readiness import Readiness
 from kvforge.gateway.reading import Reading
 from kvforge.gateway.request_body import BodyReader
@@ -39,12 +41,15 @@ class Gateway:
         self.triton: Triton
         self._readiness: Readiness
         self._reading: Reading
+        self._numbers: EngineNumbers | None = None
 
     @contextlib.asynccontextmanager
     async def lifespan(self, app: FastAPI) -> AsyncIterator[None]:
         self.triton = Triton(self.options.grpc)
         self._readiness = Readiness(self.triton, self.options.state_file, self.model.manifest.vocab_size)
         self._reading = Reading(self.model, self.options)
+        if self.options.metrics is not None:
+            self._numbers = EngineNumbers(self.options.metrics)
         yield
         await self._reading.close()
         await self.triton.close()
@@ -72,6 +77,18 @@ class Gateway:
         problem = await self._readiness.problem()
         return JSONResponse({"ready": problem is None, "reason": problem}, 200 if problem is None else 503)
 
+    async def page_model(self) -> Response:
+        """What the page must know of the model."""
+        chat, metrics = self.model.chat_template is not None, self.options.metrics is not None
+        return JSONResponse(
+            {"model": self.model.name, "chat": chat, "max_model_len": self.model.max_seq_len, "metrics": metrics}
+        )
+
+    async def page_metrics(self) -> Response:
+        if self._numbers is None:
+            raise ApiError(404, "this gateway does not know the server's metrics port; start it with --metrics URL")
+        return PlainTextResponse(await self._numbers.text(), media_type="text/plain; version=0.0.4")
+
     async def _generation(self, request: Request, prefix: str, endpoint: Endpoint) -> Generation:
         async with self._bodies.read(request) as data:
             asked = await self._reading.read(data, endpoint)
@@ -92,6 +109,11 @@ def create_app(model: ServedModel, options: GatewayOptions, keys: ApiKeys) -> Fr
     app.get("/v1/models")(gateway.models)
     app.get("/v1/models/{name:path}")(gateway.one_model)
     app.get("/ready")(gateway.ready)
+    open_paths = OPEN_PATHS
+    if not options.no_page:
+        open_paths |= add_files(app)
+        app.get("/page/model")(gateway.page_model)
+        app.get("/page/metrics")(gateway.page_metrics)
 
     @app.get("/health")
     async def health() -> Response:
@@ -113,7 +135,7 @@ def create_app(model: ServedModel, options: GatewayOptions, keys: ApiKeys) -> Fr
             CORSMiddleware, allow_origins=[options.cors_origin], allow_methods=["GET", "POST"], allow_headers=["*"],
             expose_headers=["x-request-id"],
         )  # fmt: skip
-    front = Front(app, keys, options.max_requests, options.cors_origin)
+    front = Front(app, keys, options.max_requests, options.cors_origin, open_paths)
     return front
 
 

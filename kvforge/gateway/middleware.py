@@ -5,7 +5,7 @@ import re
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -18,6 +18,8 @@ logger = logging.getLogger("kvforge.gateway")
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/version"})
 """Need no key, count for no limit: for those who watch the server."""
+UNLOGGED_PATHS = frozenset({"/page/metrics"})
+"""Asked once a second by every page that is open."""
 _ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
@@ -27,11 +29,19 @@ class Front:
     `draining` makes it refuse new requests with 503.
     """
 
-    def __init__(self, app: ASGIApp, keys: ApiKeys, max_requests: int, cors_origin: str | None = None) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        keys: ApiKeys,
+        max_requests: int,
+        cors_origin: str | None = None,
+        open_paths: Set[str] = OPEN_PATHS,
+    ) -> None:
         self._app = app
         self._keys = keys
         self._max_requests = max_requests
         self._cors_origin = cors_origin
+        self._open_paths = open_paths
         self.counts: Counter[tuple[str, int]] = Counter()
         self.num_open = 0
         self.draining = False
@@ -62,7 +72,7 @@ class Front:
                 message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
             await send(message)
 
-        watched = scope["path"] in OPEN_PATHS
+        watched = scope["path"] in self._open_paths
         refusal = None if watched else self._refusal(scope, headers)
         self.num_open += not watched
         try:
@@ -76,7 +86,7 @@ class Front:
                 await self._app(scope, receive, send_with_id)
         finally:
             self.num_open -= not watched
-            if not watched:
+            if not watched and scope["path"] not in UNLOGGED_PATHS:
                 self._record(scope, request_id, status, time.perf_counter() - started, log)
 
     def _refusal(self, scope: Scope, headers: dict[bytes, bytes]) -> ApiError | None:

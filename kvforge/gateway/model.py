@@ -16,7 +16,7 @@ from kvforge.gateway.tool_formats import formats, recognised
 from kvforge.manifest import MANIFEST_FILE, TOKENIZER_DIR, Manifest, load_manifest
 from kvforge.runtime.text.limits import TextLimits
 from kvforge.runtime.text.tokenizer import Tokenizer
-from kvforge.tokenization.chat_template import ChatTemplate
+from kvforge.tokenization.chat_template import ChatTemplate, read_template
 from kvforge.tokenization.files import read_tokenizer_config, special_tokens
 
 
@@ -113,8 +113,4 @@ def _marks(tokenizer: Tokenizer, form: ToolFormat | None) -> dict[int, str]:
 def _template(file: Path | None, directory: Path) -> ChatTemplate | None:
     if file is None:
         return ChatTemplate.from_dir(directory)
-    try:
-        source = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise KvforgeError(f"{file} cannot be read as a chat template ({error}); give a Jinja file.") from None
-    return ChatTemplate(source, special_tokens(read_tokenizer_config(directory)))
+    return ChatTemplate(read_template(file), special_tokens(read_tokenizer_config(directory)))

@@ -23,6 +23,8 @@ class GatewayOptions:
     cors_origin: str | None = None
     max_seq_len: int | None = None
     state_file: Path | None = None
+    metrics: str | None = None
+    no_page: bool = False
     manifest_sha256: str | None = None
     max_body_bytes: int = 8 * 2**20
     max_requests: int = 1024
@@ -55,6 +57,8 @@ _TYPES_AND_HELP: dict[str, tuple[Any, str]] = {
     "cors_origin": (str, "origin whose web pages may call, * for all (default: none)"),
     "max_seq_len": (int, "tokens a sequence at most (default: the engine's)"),
     "state_file": (Path, "the state.json in the server's run directory, read for readiness"),
+    "metrics": (str, "URL of Triton's metrics, which the page shows (default: it shows none)"),
+    "no_page": (bool, "serve no page at /"),
     "manifest_sha256": (str, "the digest that the engine's manifest must have (default: any)"),
     "max_body_bytes": (int, "a request's body at most"),
     "max_requests": (int, "open requests at most; more are answered with 429"),

@@ -51,6 +51,7 @@ class GatewayProcess:
             self._options,
             engine=server.engine_dir,
             grpc=server.grpc_url,
+            metrics=server.metrics_url,
             state_file=self._folder / STATE_FILE,
             manifest_sha256=server.options.manifest_sha256,
         )

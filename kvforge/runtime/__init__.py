@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from kvforge.runtime.async_llm import AsyncLLM
     from kvforge.runtime.engine import LLMEngine
     from kvforge.runtime.llm import LLM
     from kvforge.runtime.requests.outputs import CompletionOutput, RequestOutput, SequenceOutput, TokenLogprobs
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from kvforge.runtime.speculation.config import SpeculativeConfig
 
 _MODULES = {
+    "AsyncLLM": "async_llm",
     "LLM": "llm",
     "LLMEngine": "engine",
     "CompletionOutput": "requests.outputs",
@@ -27,6 +29,7 @@ _MODULES = {
 }
 __all__ = [
     "LLM",
+    "AsyncLLM",
     "CompletionOutput",
     "LLMEngine",
     "RequestOutput",

@@ -1,22 +1,21 @@
 """Offline use: prompts in, texts out."""
 
 import itertools
-from collections.abc import Iterator, Sequence
-from numbers import Integral
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
 from kvforge.common.errors import RequestError
+from kvforge.manifest import TOKENIZER_DIR
 from kvforge.runtime.engine import LLMEngine
-from kvforge.runtime.requests.outputs import CompletionOutput, RequestOutput, SequenceOutput
+from kvforge.runtime.requests.outputs import RequestOutput, SequenceOutput
 from kvforge.runtime.requests.params import SamplingParams
-from kvforge.runtime.text.limits import TextLimits
-from kvforge.runtime.text.stream import TextStream
+from kvforge.runtime.text.growing_output import GrowingOutput
+from kvforge.runtime.text.prompts import ChatPrompt, Prompt, PromptReader, listed_prompts
 from kvforge.runtime.text.tokenizer import Tokenizer
 
-Prompt = str | Sequence[int]
 Params = SamplingParams | Sequence[SamplingParams] | None
 
 
@@ -29,7 +28,8 @@ class LLM:
     def __init__(self, engine_dir: str | Path | None = None, **engine_options: Any) -> None:
         self.engine = LLMEngine(engine_dir, **engine_options)
         self._ids = itertools.count()
-        self._limits = self.tokenizer and TextLimits.of(self.tokenizer, self.engine.config.max_seq_len)
+        folder = None if engine_dir is None else Path(engine_dir) / TOKENIZER_DIR
+        self.prompts = PromptReader.of(self.tokenizer, self.engine.config.max_seq_len, folder)
 
     @property
     def tokenizer(self) -> Tokenizer | None:
@@ -44,7 +44,7 @@ class LLM:
         Raises:
             RequestError: a prompt cannot be served; none is started then.
         """
-        listed = _listed(prompts)
+        listed = listed_prompts(prompts)
         results: dict[int, RequestOutput] = {}
         with tqdm(total=len(listed), desc="Requests", disable=None if use_tqdm else True, dynamic_ncols=True) as bar:
             num_tokens = 0
@@ -54,6 +54,30 @@ class LLM:
                 bar.update()
                 bar.set_postfix_str(f"{num_tokens} tokens")
         return [results[position] for position in range(len(listed))]
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]],
+        sampling_params: Params = None,
+        use_tqdm: bool = True,
+        **template_options: Any,
+    ) -> list[RequestOutput]:
+        """Answer one conversation (a list of {"role", "content"}) or a list of them; results in order.
+
+        ``template_options`` are those of ``chat_prompt``, for all conversations.
+
+        Raises:
+            RequestError: a conversation cannot be served; none is started then.
+            KvforgeError: there is no chat template, or it cannot be read.
+        """
+        several = bool(messages) and not isinstance(messages[0], Mapping)
+        conversations = messages if several else [messages]
+        prompts = [self.chat_prompt(conversation, **template_options) for conversation in conversations]  # type: ignore[arg-type]
+        return self.generate(prompts, sampling_params, use_tqdm)
+
+    def chat_prompt(self, messages: Sequence[Mapping[str, Any]], **template_options: Any) -> ChatPrompt:
+        """A conversation as a prompt for ``generate`` and ``generate_stream``; see ``PromptReader.chat``."""
+        return self.prompts.chat(messages, **template_options)
 
     def generate_stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[RequestOutput]:
         """Yield the request's output each time it has grown; the last one has ``finished`` set.
@@ -68,6 +92,7 @@ class LLM:
     ) -> Iterator[tuple[int, RequestOutput]]:
         """Serve prompts together; yield (position, output) when one finishes, or grows if ``stream``."""
         requests = self._start(prompts, sampling_params)
+        positions = {request_id: position for position, request_id in enumerate(requests)}
         try:
             while requests:
                 grown = dict.fromkeys(output.request_id for output in self._step(requests))
@@ -76,12 +101,12 @@ class LLM:
                     if request.finished:
                         del requests[request_id]
                     if stream or request.finished:
-                        yield request.position, request.snapshot()
+                        yield positions[request_id], request.snapshot()
         finally:
             for request_id in requests:
                 self.engine.abort(request_id)
 
-    def _start(self, prompts: Sequence[Prompt], sampling_params: Params) -> dict[str, "_OpenRequest"]:
+    def _start(self, prompts: Sequence[Prompt], sampling_params: Params) -> dict[str, GrowingOutput]:
         if sampling_params is None or isinstance(sampling_params, SamplingParams):
             sampling_params = [sampling_params or SamplingParams()] * len(prompts)
         if not isinstance(sampling_params, Sequence) or not all(isinstance(p, SamplingParams) for p in sampling_params):
@@ -91,29 +116,20 @@ class LLM:
                 f"there are {len(prompts)} prompts and {len(sampling_params)} sampling "
                 "params; give one for all or one for each."
             )
-        requests: dict[str, _OpenRequest] = {}
+        requests: dict[str, GrowingOutput] = {}
         try:
-            for position, (prompt, params) in enumerate(zip(prompts, sampling_params, strict=True)):
+            for prompt, params in zip(prompts, sampling_params, strict=True):
                 request_id = f"llm-{next(self._ids)}"
-                ids = self._encode(prompt)
+                ids = self.prompts.encode(prompt)
                 self.engine.add_request(request_id, ids, params)
-                requests[request_id] = _OpenRequest(request_id, position, prompt, ids, params, self.tokenizer)
+                requests[request_id] = GrowingOutput(request_id, prompt, ids, params, self.tokenizer)
         except BaseException:
             for request_id in requests:
                 self.engine.abort(request_id)
             raise
         return requests
 
-    def _encode(self, prompt: Prompt) -> list[int]:
-        if not isinstance(prompt, str):
-            return _plain_list(prompt, "a prompt")
-        if not prompt:
-            raise RequestError("the prompt is empty; give text, or the beginning-of-text token's id.")
-        if self._limits is None:
-            raise RequestError("this engine has no tokenizer; give the prompt as a list of token ids.")
-        return self._limits.encode(prompt)
-
-    def _step(self, requests: dict[str, "_OpenRequest"]) -> list[SequenceOutput]:
+    def _step(self, requests: dict[str, GrowingOutput]) -> list[SequenceOutput]:
         num_iterations = self.engine.num_iterations
         outputs = [output for output in self.engine.step() if output.request_id in requests]
         if not outputs and self.engine.num_iterations == num_iterations:
@@ -121,89 +137,3 @@ class LLM:
         for output in outputs:
             requests[output.request_id].add(output)
         return outputs
-
-
-class _OpenRequest:
-    """Collects a request's tokens and text."""
-
-    def __init__(
-        self,
-        request_id: str,
-        position: int,
-        prompt: Prompt,
-        ids: list[int],
-        params: SamplingParams,
-        tokenizer: Tokenizer | None,
-    ) -> None:
-        self.position = position
-        self.output = RequestOutput(
-            request_id,
-            prompt if isinstance(prompt, str) else None,
-            ids,
-            [CompletionOutput(index) for index in range(params.n)],
-            False,
-        )
-        self._streams = [TextStream(tokenizer, params, ids) for _ in range(params.n)] if tokenizer is not None else None
-        self._num_open = params.n
-
-    @property
-    def finished(self) -> bool:
-        return self.output.finished
-
-    def add(self, output: SequenceOutput) -> None:
-        completion = self.output.outputs[output.index]
-        completion.token_ids.extend(output.new_token_ids)
-        if output.logprobs is not None:
-            if completion.logprobs is None:
-                completion.logprobs = []
-            completion.logprobs.extend(output.logprobs)
-            total = sum(entry.logprob for entry in output.logprobs)
-            completion.cumulative_logprob = (completion.cumulative_logprob or 0.0) + total
-        if output.logits is not None:
-            completion.logits = [*(completion.logits or ()), *output.logits]
-        if self._streams is not None:
-            completion.text += self._streams[output.index].push(output)
-        self.output.metrics = output.metrics
-        if output.finished:
-            completion.finish_reason, completion.stop_reason = output.finish_reason, output.stop_reason
-            self._num_open -= 1
-            self.output.finished = self._num_open == 0
-
-    def snapshot(self) -> RequestOutput:
-        """A copy that later steps do not change."""
-        output = self.output
-        copies = [
-            CompletionOutput(
-                c.index,
-                c.text,
-                list(c.token_ids),
-                None if c.logprobs is None else list(c.logprobs),
-                c.cumulative_logprob,
-                c.finish_reason,
-                c.stop_reason,
-                None if c.logits is None else list(c.logits),
-            )
-            for c in output.outputs
-        ]
-        return RequestOutput(
-            output.request_id, output.prompt, output.prompt_token_ids, copies, output.finished, output.metrics
-        )
-
-
-def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """A string or a flat list of token ids is one prompt."""
-    if isinstance(prompts, str):
-        return [prompts]
-    listed = _plain_list(prompts, "the list of prompts")
-    return [listed] if listed and isinstance(listed[0], Integral) else listed
-
-
-def _plain_list(values: Any, name: str) -> list:
-    """A list, tuple, range or array (but no bytes) as a list."""
-    if hasattr(values, "tolist") and not isinstance(values, memoryview):
-        values = values.tolist()
-    if not isinstance(values, Sequence) or isinstance(values, (str, bytes, bytearray, memoryview)):
-        raise RequestError(
-            f"{name} is of type {type(values).__name__}; give a string or a list of token ids for each prompt."
-        )
-    return list(values)

@@ -96,6 +96,14 @@ class ChatTemplate:
         return text if rest.startswith(" ") else text.rstrip()  # a template that trims, trims the content, too
 
 
+def read_template(file: Path) -> str:
+    """Return the source in a file of its own. Raises KvforgeError where it cannot be read."""
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise KvforgeError(f"{file} cannot be read as a chat template ({error}); give a Jinja file.") from None
+
+
 def _environment() -> Any:
     from jinja2 import TemplateError, nodes, pass_context
     from jinja2.ext import Extension

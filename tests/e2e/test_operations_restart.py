@@ -130,6 +130,8 @@ def test_killed_processes_are_replaced(engine_dir: Path, tmp_path: Path, full: b
         wait_until(lambda: is_missed(running, len(victims)), "the gateway missed", RESTART_TIMEOUT_S)
         running.wait_ready("a new gateway")
         assert openai_answer(running) == before
+        with urllib.request.urlopen(f"{running.openai_url.removesuffix('/v1')}/page/metrics", timeout=60) as numbers:
+            assert b"kvforge_engine_ready" in numbers.read(), "the page has its numbers again"
         # One death more than the policy allows ends the command, with the reason.
         last = [tritonserver(running), *descendants(tritonserver(running).pid)]
         last_dir = run_dir(running)

@@ -1,0 +1,152 @@
+"""``kvforge chat``: a conversation with an engine, at a terminal or from a pipe."""
+
+import argparse
+import asyncio
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvforge.commands.chat_options import add_chat_options, opening, template_options
+from kvforge.commands.sampling_options import add_sampling_options, sampling_options
+from kvforge.common.errors import KvforgeError, RequestError
+from kvforge.manifest import TOKENIZER_DIR, load_manifest
+from kvforge.runtime.speculation.options import add_speculation_options, speculation_options
+
+if TYPE_CHECKING:
+    from kvforge.runtime import AsyncLLM, SamplingParams
+
+HELP = "/reset forgets the conversation, /exit or Ctrl-D leaves, Ctrl-C stops an answer"
+
+
+def add_parser(subparsers: argparse._SubParsersAction) -> None:
+    """Declare the command."""
+    parser = subparsers.add_parser(
+        "chat", help="talk to an engine", description=f"A message a line, each with its answer. {HELP}."
+    )
+    parser.add_argument("engine", type=Path, help="engine directory")
+    add_chat_options(parser)
+    add_sampling_options(parser, max_tokens=None)
+    parser.add_argument("--kv-cache-gib", type=float, metavar="GIB", help="memory of the KV cache")
+    parser.add_argument(
+        "--max-seq-len", type=int, metavar="N", help="tokens of the conversation at most (default: the engine's limit)"
+    )
+    add_speculation_options(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Talk until the input ends. At a terminal an error is shown and the conversation goes on; from a pipe it is
+    raised: EngineError, RequestError, KvforgeError where an answer failed."""
+    from kvforge.runtime import AsyncLLM, SamplingParams
+    from kvforge.runtime.text.prompts import PromptReader
+
+    manifest = load_manifest(args.engine)
+    options = template_options(args)
+    PromptReader(None, args.engine / TOKENIZER_DIR).template(options.get("chat_template"))  # before what takes time
+    max_tokens = manifest.max_seq_len if args.max_tokens is None else args.max_tokens
+    params = SamplingParams(max_tokens=max_tokens, **sampling_options(args))
+    llm = AsyncLLM(
+        args.engine, kv_cache_gib=args.kv_cache_gib, max_seq_len=args.max_seq_len, **speculation_options(args)
+    )
+    at_terminal = sys.stdin.isatty()
+    loop = asyncio.new_event_loop()
+    try:
+        loop.run_until_complete(llm.start())
+        chat = _Chat(loop, llm, params, opening(args), options)
+        if at_terminal:
+            print(f"{args.engine}: {HELP}.", file=sys.stderr)
+        for line in _terminal_lines() if at_terminal else _piped_lines():
+            if line == "/exit":
+                break
+            if line == "/reset":
+                chat.reset()
+            elif line:
+                _turn(chat, line, at_terminal)
+    finally:
+        loop.run_until_complete(llm.close())
+        loop.close()
+    return 0
+
+
+class _Chat:
+    """A conversation: ``messages`` are those so far."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        llm: "AsyncLLM",
+        params: "SamplingParams",
+        first: list[dict[str, str]],
+        options: dict[str, Any],
+    ) -> None:
+        self._loop, self._llm, self._params, self._options = loop, llm, params, options
+        self._first = first
+        self.messages = list(first)
+
+    def reset(self) -> None:
+        self.messages = list(self._first)
+
+    def answer(self, text: str, stops_at_interrupt: bool) -> None:
+        """Write the answer to standard output as it grows. An interrupt may stop it, and what was written is part of
+        the conversation then. Raises KvforgeError where there is no answer; the conversation is as before then."""
+        messages = [*self.messages, {"role": "user", "content": text}]
+        written: list[str] = []
+        task = self._loop.create_task(self._write(messages, written))
+        if stops_at_interrupt:
+            self._loop.add_signal_handler(signal.SIGINT, task.cancel)
+        try:
+            self._loop.run_until_complete(task)
+        except asyncio.CancelledError:
+            print(" …", file=sys.stderr, end="", flush=True)
+        finally:
+            if stops_at_interrupt:
+                self._loop.remove_signal_handler(signal.SIGINT)
+        self.messages = [*messages, {"role": "assistant", "content": "".join(written)}]
+
+    async def _write(self, messages: list[dict[str, str]], written: list[str]) -> None:
+        shown = 0
+        async for output in self._llm.chat(messages, self._params, **self._options):
+            completion = output.outputs[0]
+            written.append(completion.text[shown:])
+            shown = len(completion.text)
+            sys.stdout.write(written[-1])
+            sys.stdout.flush()
+            if completion.finish_reason == "error":
+                raise KvforgeError(f"the answer failed: {completion.stop_reason}.")
+
+
+def _turn(chat: _Chat, line: str, at_terminal: bool) -> None:
+    try:
+        chat.answer(line, stops_at_interrupt=at_terminal)
+    except KvforgeError as error:
+        if not at_terminal:
+            raise
+        print(f"kvforge: error: {error} /reset begins anew.", file=sys.stderr)
+        return
+    print(flush=True)
+
+
+def _terminal_lines() -> Iterator[str]:
+    """What is typed, until Ctrl-D; Ctrl-C gives up a line."""
+    import contextlib
+
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401  input() takes it for editing and earlier lines
+    while True:
+        try:
+            yield input("> ").strip()
+        except EOFError:
+            print()
+            return
+        except KeyboardInterrupt:
+            print()
+
+
+def _piped_lines() -> Iterator[str]:
+    try:
+        for line in sys.stdin:
+            yield line.strip()
+    except UnicodeDecodeError as error:
+        raise RequestError(f"standard input is not UTF-8 text ({error.reason}); give UTF-8 text.") from None

@@ -1,0 +1,40 @@
+"""The engine's numbers for the page, from Triton's metrics port, which a browser may not ask itself."""
+
+import asyncio
+import http.client
+import time
+import urllib.request
+
+from kvforge.gateway.errors import ApiError
+
+FAMILIES = ("kvforge_", "nv_trt_llm_")
+"""What begins so is passed on."""
+TIMEOUT_S = 2.0
+HELD_S = 0.5
+"""One answer serves everybody who asks within this time."""
+MAX_BYTES = 4 << 20
+
+
+class EngineNumbers:
+    """`url` is Triton's metrics page. One call to it at a time."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._asked = asyncio.Lock()
+        self._read = (-HELD_S, "")
+
+    async def text(self) -> str:
+        """Prometheus' text of the engine's families. Raises ApiError (503) where the server gives none."""
+        async with self._asked:
+            if time.monotonic() - self._read[0] >= HELD_S:
+                try:
+                    page = await asyncio.to_thread(self._ask)
+                except (OSError, http.client.HTTPException, ValueError):
+                    raise ApiError(503, "the server gives no metrics at the moment") from None
+                lines = [line for line in page.splitlines() if line.startswith(FAMILIES)]
+                self._read = (time.monotonic(), "\n".join(lines) + "\n")
+            return self._read[1]
+
+    def _ask(self) -> str:
+        with urllib.request.urlopen(self._url, timeout=TIMEOUT_S) as response:
+            return str(response.read(MAX_BYTES).decode())

@@ -1,0 +1,160 @@
+"""A conversation from whoever asks, checked and written by a chat template: the same for every way to an engine."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from kvforge.common.errors import KvforgeError, RequestError
+from kvforge.tokenization.chat_template import OWN_NAMES, ChatTemplate
+
+MAX_ARGUMENTS_BYTES = 16 << 10
+"""Of the arguments of a template as JSON."""
+ROLES = ("system", "developer", "user", "assistant", "tool")
+_OWN_NAMES = OWN_NAMES | {"chat_template", "continue_final_message"}
+_MESSAGE_FIELDS = {"role", "content", "name", "tool_call_id", "refusal", "tool_calls", "function_call", "audio",
+                   "annotations", "reasoning_content", "reasoning"}  # fmt: skip
+_EMPTY_ONLY = ("refusal", "function_call", "audio", "annotations")
+
+
+class FieldError(RequestError):
+    """A part of a conversation that cannot be used: ``field`` is its name, ``what`` follows it in the sentence."""
+
+    def __init__(self, field: str, what: str) -> None:
+        super().__init__(f"{field} {what}.")
+        self.field = field
+        self.what = what
+
+
+class TemplateRefusal(FieldError):
+    """The template refuses the conversation; ``what`` is the whole sentence as the template's error has it."""
+
+    def __init__(self, sentence: str) -> None:
+        RequestError.__init__(self, sentence.rstrip(".") + ".")
+        self.field, self.what = "messages", sentence
+
+
+def same_id(call_id: str) -> str:
+    """The id of a call where a template takes it as it is."""
+    return call_id
+
+
+def render_conversation(
+    template: ChatTemplate,
+    messages: Any,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    arguments: Mapping[str, Any] | None = None,
+    add_generation_prompt: bool = True,
+    continue_final_message: bool = False,
+    template_id: Callable[[str], str] = same_id,
+) -> str:
+    """Return the text of ``messages``, to be encoded without further special tokens.
+
+    Args:
+        messages: {"role", "content"} and what else OpenAI's messages have; content is text or a list of text parts.
+        tools, arguments: as for ``ChatTemplate.render``; the arguments are checked already.
+        continue_final_message: end where the last message's content ends, so that it is continued.
+        template_id: a call's id as the template takes it.
+
+    Raises:
+        FieldError: a message cannot be used, or the template refuses the conversation.
+    """
+    checked = checked_messages(messages, template_id)
+    if continue_final_message and add_generation_prompt:
+        raise FieldError("continue_final_message", "excludes add_generation_prompt")
+    try:
+        if continue_final_message:
+            return template.render_open(checked, tools, arguments)
+        return template.render(checked, add_generation_prompt, tools, arguments)
+    except KvforgeError as error:
+        raise TemplateRefusal(str(error)) from None
+
+
+def checked_arguments(arguments: Any, template: ChatTemplate, taken: Sequence[str] = ()) -> dict[str, Any]:
+    """Return what is said to the template beside the messages (``chat_template_kwargs``). ``taken`` are names that are
+    given in another way. Raises FieldError."""
+    if not isinstance(arguments, dict):
+        raise FieldError("chat_template_kwargs", "must be an object")
+    try:
+        size = len(json.dumps(arguments, ensure_ascii=False).encode())
+    except (TypeError, ValueError):
+        raise FieldError("chat_template_kwargs", "must hold what JSON can hold") from None
+    if size > MAX_ARGUMENTS_BYTES:
+        raise FieldError("chat_template_kwargs", f"has {size} bytes as JSON; {MAX_ARGUMENTS_BYTES} are the most")
+    for name in arguments:
+        if name in _OWN_NAMES or name in template.special_tokens or name in taken:
+            raise FieldError(f"chat_template_kwargs.{name[:80]}", "is given to the chat template already; leave it out")
+    return arguments
+
+
+def checked_messages(value: Any, template_id: Callable[[str], str] = same_id) -> list[dict[str, Any]]:
+    """Return messages as templates read them: text contents, calls whose arguments are objects. Raises FieldError."""
+    if not isinstance(value, list) or not value:
+        raise FieldError("messages", "must be a list of at least one message")
+    return [_message(f"messages[{index}]", entry, template_id) for index, entry in enumerate(value)]
+
+
+def _message(name: str, entry: Any, template_id: Callable[[str], str]) -> dict[str, Any]:
+    if not isinstance(entry, dict):
+        raise FieldError(name, "must be an object with role and content")
+    for field in entry:
+        if field not in _MESSAGE_FIELDS:
+            raise FieldError(f"{name}.{field[:80]}", "is not known; remove it")
+    for field in _EMPTY_ONLY:
+        if entry.get(field):
+            raise FieldError(f"{name}.{field}", "is not supported; leave it out")
+    if entry.get("role") not in ROLES:
+        raise FieldError(f"{name}.role", f"must be one of {', '.join(ROLES)}")
+    calls = _calls(f"{name}.tool_calls", entry, template_id)
+    content = entry.get("content")
+    text = "" if calls and content in (None, []) else _content(f"{name}.content", content)
+    message: dict[str, Any] = {"role": entry["role"], "content": text}
+    if calls:
+        message["tool_calls"] = calls
+    for field in ("name", "tool_call_id", "reasoning_content"):
+        if entry.get(field) is not None:
+            if not isinstance(entry[field], str):
+                raise FieldError(f"{name}.{field}", "must be text")
+            message[field] = template_id(entry[field]) if field == "tool_call_id" else entry[field]
+    return message
+
+
+def _calls(name: str, entry: dict[str, Any], template_id: Callable[[str], str]) -> list[dict[str, Any]]:
+    """A message's calls as templates read them: their arguments are objects."""
+    given = entry.get("tool_calls") or []
+    if not isinstance(given, list) or (given and entry["role"] != "assistant"):
+        raise FieldError(name, "must be a list of the assistant's calls")
+    calls = []
+    for index, call in enumerate(given):
+        function = (
+            call.get("function") if isinstance(call, dict) and call.get("type", "function") == "function" else None
+        )
+        if not isinstance(function, dict) or not all(isinstance(function.get(k), str) for k in ("name", "arguments")):
+            raise FieldError(
+                f"{name}[{index}]", 'must be {"id", "type": "function", "function": {"name", "arguments"}}'
+            )
+        if not isinstance(call.get("id", ""), str):
+            raise FieldError(f"{name}[{index}].id", "must be text")
+        try:
+            arguments = json.loads(function["arguments"] or "{}")
+        except (ValueError, RecursionError):
+            arguments = None
+        if not isinstance(arguments, dict):
+            raise FieldError(f"{name}[{index}].function.arguments", "must be a JSON object as text")
+        written = {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
+        calls.append({"id": template_id(call["id"]), **written} if "id" in call else written)
+    return calls
+
+
+def _content(name: str, content: Any) -> str:
+    """A message's text; parts of type text are joined."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list) or not content:
+        raise FieldError(name, "must be text or a list of text parts")
+    texts = []
+    for index, part in enumerate(content):
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind != "text" or not isinstance(part.get("text"), str):
+            raise FieldError(f"{name}[{index}]", "is no text part; the model reads only text")
+        texts.append(part["text"])
+    return "".join(texts)
