@@ -12,7 +12,7 @@ from kvforge import __version__
 from kvforge.checkpoint import Checkpoint
 from kvforge.checkpoint.kv_scales import kv_scales
 from kvforge.checkpoint.model import check_weights, open_model, read_model_config
-from kvforge.checkpoint.reader import TOKENIZER_FILES
+from kvforge.common.checkpoint_files import TOKENIZER_FILES
 from kvforge.common.staging import staging_directory
 from kvforge.compiler.convert import convert_weights
 from kvforge.compiler.engine_dir import check_output

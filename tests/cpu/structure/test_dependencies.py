@@ -18,6 +18,9 @@ FORBIDDEN = {
     "plugins": ("model_defs", "kvforge"),
     "model_defs": ("kvforge",),
     "kvforge/common": ("model_defs", "plugins", "kvforge.manifest", "kvforge.checkpoint", *ENGINES),
+    "kvforge/hub": (
+        "model_defs", "plugins", "kvforge.manifest", "kvforge.checkpoint", *ENGINES, *MODEL_MAKING, *ABOVE
+    ),
     "kvforge/checkpoint": (*ENGINES, *MODEL_MAKING, *ABOVE),
     "kvforge/costs": ("plugins", "kvforge.manifest", "kvforge.checkpoint", *ENGINES, *ABOVE),
     "kvforge/kv_policies": ("kvforge.manifest", "plugins", *ENGINES, *ABOVE),
@@ -50,7 +53,7 @@ FORBIDDEN = {
 WITHOUT_TORCH = (
     "kvforge/common/number_formats.py", "kvforge/common/staging.py", "kvforge/common/figures.py", "kvforge/costs",
     "kvforge/manifest", "kvforge/checkpoint/model.py", "kvforge/tokenization", "kvforge/tasks", "kvforge/workers",
-    "kvforge/planning",
+    "kvforge/planning", "kvforge/hub",
     "kvforge/runtime/requests", "kvforge/runtime/text", "kvforge/runtime/scheduling", "kvforge/runtime/guides/judge.py",
     "kvforge/runtime/guides/worker.py", "kvforge/runtime/guides/matchers.py", "kvforge/gateway",
     "kvforge/serving/contract", "kvforge/serving/stub", "kvforge/serving/text_models", "triton_repo",
