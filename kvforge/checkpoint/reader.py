@@ -123,12 +123,16 @@ class Checkpoint:
             check_finite(tensor, name, self.path)
         return tensor
 
+    def files(self) -> list[Path]:
+        """Return the files that make the model: configs, tokenizer and weights, sorted."""
+        files = {self.path / CONFIG, *self.file_of_tensor.values()}
+        files |= {self.path / name for name in (*TOKENIZER_FILES, QUANTIZATION) if (self.path / name).is_file()}
+        return sorted(files)
+
     def sha256(self) -> str:
         """Return a hash over configs, tokenizer and weights, independent of the directory's name."""
         digest = hashlib.sha256()
-        files = {self.path / CONFIG, *self.file_of_tensor.values()}
-        files |= {self.path / name for name in (*TOKENIZER_FILES, QUANTIZATION) if (self.path / name).is_file()}
-        for file in sorted(files):
+        for file in self.files():
             digest.update(file.name.encode() + b"\0")
             with file.open("rb") as stream:
                 while block := stream.read(1 << 22):

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvforge.commands.parsers import add_command, display_of
 from kvforge.common.errors import KvforgeError, RequestError, first_line
 from kvforge.runtime.speculation.options import add_speculation_options, speculation_options
 
@@ -17,27 +18,44 @@ if TYPE_CHECKING:
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
     """Declare the command."""
-    parser = subparsers.add_parser("generate", help="generate text with an engine")
+    parser = add_command(
+        subparsers,
+        "generate",
+        help="generate text with an engine",
+        example='kvforge generate ENGINE --prompt "Once upon a time" --max-tokens 64',
+    )
     parser.add_argument("engine", type=Path, help="engine directory")
     parser.add_argument(
         "--prompt",
         action="append",
         metavar="TEXT",
-        help="prompt; may be given several times (default: standard input is one prompt)",
+        help="prompt; may be given several times (default: standard input, as one prompt)",
     )
-    parser.add_argument("--max-tokens", type=int, default=128, metavar="N", help="tokens at most (128)")
-    parser.add_argument("--min-tokens", type=int, default=0, metavar="N", help="tokens at least (0)")
-    parser.add_argument("--n", type=int, default=1, metavar="N", help="sequences for each prompt (1)")
-    parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy (0)")
-    parser.add_argument("--top-k", type=int, default=0, metavar="K", help="keep K tokens")
+    parser.add_argument("--max-tokens", type=int, default=128, metavar="N", help="tokens at most")
+    parser.add_argument("--min-tokens", type=int, default=0, metavar="N", help="tokens at least (default: 0)")
+    parser.add_argument("--n", type=int, default=1, metavar="N", help="sequences for each prompt")
+    parser.add_argument(
+        "--temperature", type=float, default=0.0, metavar="T", help="of sampling; 0 is greedy (default: 0)"
+    )
+    parser.add_argument("--top-k", type=int, default=0, metavar="K", help="keep K tokens; 0: all (default: 0)")
     parser.add_argument("--top-p", type=float, default=1.0, metavar="P", help="keep this probability mass")
     parser.add_argument(
-        "--min-p", type=float, default=0.0, metavar="P", help="drop tokens below P times the most probable one"
+        "--min-p",
+        type=float,
+        default=0.0,
+        metavar="P",
+        help="drop tokens below P times the most probable one (default: 0)",
     )
-    parser.add_argument("--presence-penalty", type=float, default=0.0, metavar="X")
-    parser.add_argument("--frequency-penalty", type=float, default=0.0, metavar="X")
-    parser.add_argument("--repetition-penalty", type=float, default=1.0, metavar="X")
-    parser.add_argument("--seed", type=int, default=None, metavar="N", help="make sampling repeatable")
+    parser.add_argument(
+        "--presence-penalty", type=float, default=0.0, metavar="X", help="for tokens that are there (default: 0)"
+    )
+    parser.add_argument(
+        "--frequency-penalty", type=float, default=0.0, metavar="X", help="for each time they are there (default: 0)"
+    )
+    parser.add_argument("--repetition-penalty", type=float, default=1.0, metavar="X", help="divides their logits")
+    parser.add_argument(
+        "--seed", type=int, default=None, metavar="N", help="make sampling repeatable (default: by chance)"
+    )
     parser.add_argument(
         "--stop", action="append", default=[], metavar="TEXT", help="end before this text; may be given several times"
     )
@@ -61,7 +79,9 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         metavar="N",
         help="with --json: log-probabilities of the N most probable tokens",
     )
-    parser.add_argument("--kv-cache-gib", type=float, metavar="GIB", help="memory of the KV cache")
+    parser.add_argument(
+        "--kv-cache-gib", type=float, metavar="GIB", help="memory of the KV cache (default: from free memory)"
+    )
     parser.add_argument(
         "--max-seq-len", type=int, metavar="N", help="tokens of a sequence at most (default: the engine's limit)"
     )
@@ -96,7 +116,7 @@ def run(args: argparse.Namespace) -> int:
     prompts = args.prompt if args.prompt is not None else [_read_input()]
     llm = LLM(args.engine, kv_cache_gib=args.kv_cache_gib, max_seq_len=args.max_seq_len, **options)
     if args.json:
-        results = llm.generate(prompts, params, use_tqdm=sys.stderr.isatty() and len(prompts) > 1)
+        results = llm.generate(prompts, params, use_tqdm=display_of(args).bars and len(prompts) > 1)
         for output in results:
             print(json.dumps(_plain(output), ensure_ascii=False))
     else:

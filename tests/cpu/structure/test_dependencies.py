@@ -12,7 +12,7 @@ MODEL_MAKING = ("kvforge.swiftkv", "kvforge.rewire", "kvforge.distill", "kvforge
 """What makes checkpoints; what builds, runs and serves engines does without it."""
 ENGINES = ("kvforge.compiler", "kvforge.runtime", "kvforge.serving", "kvforge.gateway")
 """What builds, runs and serves engines; what makes and judges checkpoints does without it."""
-ABOVE = ("kvforge.commands", "kvforge.demo", "kvforge.bench", "kvforge.evaluation")
+ABOVE = ("kvforge.commands", "kvforge.demo", "kvforge.bench", "kvforge.evaluation", "kvforge.engine_cache")
 
 FORBIDDEN = {
     "plugins": ("model_defs", "kvforge"),
@@ -45,6 +45,7 @@ FORBIDDEN = {
     "kvforge/rewire": ("plugins", *ENGINES, "kvforge.distill", "kvforge.training", *ABOVE),
     "kvforge/distill": ("plugins", *ENGINES, "kvforge.rewire", "kvforge.training", *ABOVE),
     "kvforge/quantize": ("plugins", *ENGINES, "kvforge.rewire", "kvforge.distill", "kvforge.training", *ABOVE),
+    "kvforge/engine_cache": ("kvforge.serving", "kvforge.gateway", *MODEL_MAKING, *ABOVE[:-1]),
     "kvforge/evaluation": ("kvforge.compiler", "kvforge.serving", "kvforge.gateway", *MODEL_MAKING, "kvforge.commands"),
     "triton_repo": ("kvforge.compiler", "kvforge.commands", "kvforge.runtime", "model_defs", "plugins"),
 }  # fmt: skip
