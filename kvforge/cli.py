@@ -29,6 +29,7 @@ COMMANDS = (
     "demo",
     "plugins",
     "doctor",
+    "completion",
 )
 """Modules of ``kvforge.commands``, in the order of ``--help``."""
 

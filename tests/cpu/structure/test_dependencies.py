@@ -46,6 +46,7 @@ FORBIDDEN = {
     "kvforge/distill": ("plugins", *ENGINES, "kvforge.rewire", "kvforge.training", *ABOVE),
     "kvforge/quantize": ("plugins", *ENGINES, "kvforge.rewire", "kvforge.distill", "kvforge.training", *ABOVE),
     "kvforge/engine_cache": ("kvforge.serving", "kvforge.gateway", *MODEL_MAKING, *ABOVE[:-1]),
+    "kvforge/completion": ("model_defs", "plugins", "kvforge.manifest", *ENGINES, *MODEL_MAKING, *ABOVE),
     "kvforge/evaluation": ("kvforge.compiler", "kvforge.serving", "kvforge.gateway", *MODEL_MAKING, "kvforge.commands"),
     "triton_repo": ("kvforge.compiler", "kvforge.commands", "kvforge.runtime", "model_defs", "plugins"),
 }  # fmt: skip
