@@ -45,6 +45,7 @@ def make_parser() -> argparse.ArgumentParser:
         formatter_class=HelpFormatter,
     )
     add_display_options(parser)
+    parser.set_defaults(parser=parser)
     parser.add_argument("--version", action="version", version=f"kvforge {__version__}")
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name in COMMANDS:

@@ -13,17 +13,16 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         subparsers,
         "completion",
         help="print a script that completes commands and options in a shell",
-        example="kvforge completion bash > ~/.local/share/bash-completion/completions/kvforge",
+        example="kvforge completion bash",
     )
     parser.add_argument("shell", choices=tuple(SHELLS), help="the shell that reads the script")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the script."""
-    from kvforge.cli import make_parser
+    """Print the script for ``args.parser``, which has all commands."""
     from kvforge.completion.scripts import SHELLS
     from kvforge.completion.tree import commands_of
 
-    print(SHELLS[args.shell](commands_of(make_parser())), end="")
+    print(SHELLS[args.shell](commands_of(args.parser)), end="")
     return 0
