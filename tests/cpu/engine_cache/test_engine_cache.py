@@ -1,5 +1,6 @@
 """The cache of engines: found again by content, options and machine, built once, and whole or not there."""
 
+import errno
 import json
 import os
 import shutil
@@ -146,6 +147,27 @@ def test_a_failed_build_leaves_nothing(checkpoint: Path, folder: Path) -> None:
     with pytest.raises(BuildError, match="--page-size is 0"):
         cached_engine(checkpoint, BuildOptions(page_size=0), folder=folder)
     assert list_entries(folder) == [] and not list(folder.glob(".*.building"))
+
+
+def test_a_full_disk_is_a_sentence_and_leaves_nothing(
+    checkpoint: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(checkpoint: Path, output: Path, options: BuildOptions, **progress: object) -> None:
+        output.mkdir()
+        (output / "half").touch()
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(cache_build, "build_engine", full)
+    with pytest.raises(KvforgeError, match="No space left on device; free space"):
+        cached_engine(checkpoint, folder=folder)
+    assert list_entries(folder) == [] and not list(folder.glob(".*.building"))
+
+
+def test_removing_needs_a_key_or_all(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["cache", "remove"])
+    assert "required" in capsys.readouterr().err
+    assert main(["cache", "list"]) == 0 and "0 engines, 0 bytes" in capsys.readouterr().out
 
 
 def test_a_damaged_engine_is_built_anew(
