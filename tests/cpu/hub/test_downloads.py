@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 
 from tests.support.hub_server import TOKEN, HubServer, Repository, hub_server
 
+ROOT = Path(__file__).parents[3]
 NAME = "someone/small-model"
 SHARDS = [f"model-0000{index}-of-00002.safetensors" for index in (1, 2)]
 NEEDED = ["config.json", "generation_config.json", "model.safetensors.index.json", *SHARDS, "tokenizer.json"]
@@ -52,7 +53,9 @@ def find(
     hub: HubServer, cache: Path, *arguments: str, limit: int = 0, **environment: str
 ) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", LIMITED, str(limit), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env=hub.environment(cache, **environment))
+    return subprocess.run(
+        command, capture_output=True, text=True, env=hub.environment(cache, PYTHONPATH=str(ROOT), **environment)
+    )
 
 
 def found(result: subprocess.CompletedProcess[str]) -> Path:
