@@ -5,15 +5,21 @@
 
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from kvforge.version import __version__
+
 __all__ = ["LLM", "AsyncLLM", "RequestOutput", "SamplingParams", "SpeculativeConfig", "__version__"]
 
 if TYPE_CHECKING:
-    from kvforge.runtime import LLM, AsyncLLM, RequestOutput, SamplingParams, SpeculativeConfig
+    from kvforge.engine_cache.llm import LLM
+    from kvforge.runtime import AsyncLLM, RequestOutput, SamplingParams, SpeculativeConfig
 
 
 def __getattr__(name: str) -> Any:
     """Import the runtime (and torch) only when it is asked for, so that ``kvforge --help`` is quick."""
+    if name == "LLM":
+        from kvforge.engine_cache.llm import LLM
+
+        return LLM
     if name in __all__:
         import kvforge.runtime
 

@@ -2,13 +2,16 @@
 
 import argparse
 import importlib
+import logging
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 
-from kvforge import __version__
+from kvforge.commands.parsers import HelpFormatter, add_display_options
 from kvforge.common.errors import KvforgeError
 from kvforge.common.native_calls import panics_as
+from kvforge.version import __version__
 
 COMMANDS = (
     "plan",
@@ -20,12 +23,14 @@ COMMANDS = (
     "generate",
     "chat",
     "serve",
+    "cache",
     "bench",
     "eval",
     "lm_eval",
     "demo",
     "plugins",
     "doctor",
+    "completion",
 )
 """Modules of ``kvforge.commands``, in the order of ``--help``."""
 
@@ -37,7 +42,11 @@ def make_parser() -> argparse.ArgumentParser:
         description=(
             "Compile KV-compressed language models into engines and serve them behind Triton Inference Server."
         ),
+        epilog="example:\n  kvforge build CHECKPOINT -o ENGINE && kvforge serve ENGINE",
+        formatter_class=HelpFormatter,
     )
+    add_display_options(parser)
+    parser.set_defaults(parser=parser)
     parser.add_argument("--version", action="version", version=f"kvforge {__version__}")
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name in COMMANDS:
@@ -47,14 +56,20 @@ def make_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns its exit code. A KvforgeError is printed as one line and gives 1, and so is an
-    error of the operating system."""
+    error of the operating system; with -v where it comes from stands before it."""
+    verbose = False
     try:
         args = make_parser().parse_args(argv)
+        verbose = args.verbose
+        if verbose:
+            logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
         with panics_as(KvforgeError, "a library failed on this input; the lines above say where."):
             code = int(args.run(args))
         sys.stdout.flush()
         return code
     except KvforgeError as error:
+        if verbose:
+            traceback.print_exc()
         print(f"kvforge: error: {error}", file=sys.stderr)
         return 1
     except RuntimeError as error:
@@ -70,6 +85,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except OSError as error:
+        if verbose:
+            traceback.print_exc()
         print(f"kvforge: error: {error}.", file=sys.stderr)
         return 1
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kvforge.common.checkpoint_files import QUANTIZATION
 from kvforge.common.errors import CheckpointError
 
-CONFIG_FILE = "hf_quant_config.json"
 WEIGHT_ALGORITHMS = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN")
 KV_CACHE_ALGORITHMS = ("FP8", "INT8")
 _KV_SCHEMES = {"float": "FP8", "int": "INT8"}
@@ -45,7 +45,7 @@ def read_quantization(
     embedded = hf_config.get("quantization_config")
     found = [] if embedded is None else _from_config_json(path, embedded)
     if quant_config is not None:
-        found.append((CONFIG_FILE, _checked(f"{path / CONFIG_FILE}", quant_config.get("quantization"))))
+        found.append((QUANTIZATION, _checked(f"{path / QUANTIZATION}", quant_config.get("quantization"))))
     merged, first = Quantization(), ""
     for source, entry in found:
         if _differ(merged.weight_algo, entry.weight_algo) or _differ(merged.kv_cache_algo, entry.kv_cache_algo):

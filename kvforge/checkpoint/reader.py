@@ -12,17 +12,11 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from kvforge.checkpoint.finite import check_finite
-from kvforge.checkpoint.quantization import CONFIG_FILE, Quantization, read_quantization
+from kvforge.checkpoint.quantization import Quantization, read_quantization
+from kvforge.common.checkpoint_files import CONFIG, QUANTIZATION, TOKENIZER_FILES, WEIGHTS, WEIGHTS_INDEX
 from kvforge.common.errors import CheckpointError, first_line
 from kvforge.common.relative_names import is_inside
 
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "chat_template.jinja",
-    "generation_config.json",
-)
 MAX_JSON_BYTES = 1 << 26
 """Ten times the index of the largest models."""
 
@@ -129,12 +123,16 @@ class Checkpoint:
             check_finite(tensor, name, self.path)
         return tensor
 
+    def files(self) -> list[Path]:
+        """Return the files that make the model: configs, tokenizer and weights, sorted."""
+        files = {self.path / CONFIG, *self.file_of_tensor.values()}
+        files |= {self.path / name for name in (*TOKENIZER_FILES, QUANTIZATION) if (self.path / name).is_file()}
+        return sorted(files)
+
     def sha256(self) -> str:
         """Return a hash over configs, tokenizer and weights, independent of the directory's name."""
         digest = hashlib.sha256()
-        files = {self.path / "config.json", *self.file_of_tensor.values()}
-        files |= {self.path / name for name in (*TOKENIZER_FILES, CONFIG_FILE) if (self.path / name).is_file()}
-        for file in sorted(files):
+        for file in self.files():
             digest.update(file.name.encode() + b"\0")
             with file.open("rb") as stream:
                 while block := stream.read(1 << 22):
@@ -171,12 +169,12 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
             supported.
     """
     path = Path(path)
-    if not (path / "config.json").is_file():
+    if not (path / CONFIG).is_file():
         raise CheckpointError(f"{path} is not a checkpoint: give a directory with config.json and *.safetensors.")
-    hf_config = read_json(path / "config.json")
+    hf_config = read_json(path / CONFIG)
     generation = path / "generation_config.json"
     generation_config = read_json(generation) if generation.is_file() else {}
-    quant_file = path / CONFIG_FILE
+    quant_file = path / QUANTIZATION
     quantization = read_quantization(path, hf_config, read_json(quant_file) if quant_file.is_file() else None)
     file_of_tensor: dict[str, Path] = {}
     for file in _weight_files(path):
@@ -200,9 +198,9 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
 def _weight_files(path: Path) -> list[Path]:
     """Return the files that hold the weights, sorted: ``model.safetensors``, else the shards of its index, else
     every safetensors file. transformers looks in the same order."""
-    if (path / "model.safetensors").is_file():
-        return [path / "model.safetensors"]
-    index = path / "model.safetensors.index.json"
+    if (path / WEIGHTS).is_file():
+        return [path / WEIGHTS]
+    index = path / WEIGHTS_INDEX
     if not index.is_file():
         files = sorted(path.glob("*.safetensors"))
         if not files:

@@ -3,30 +3,43 @@
 import argparse
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from kvforge.commands.parsers import add_command
 from kvforge.runtime.speculation.options import add_speculation_options, speculation_options
+
+if TYPE_CHECKING:
+    from kvforge.bench.workload import Workload
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
     """Declare the command."""
-    parser = subparsers.add_parser("bench", help="measure an engine on workloads of random tokens")
+    parser = add_command(
+        subparsers,
+        "bench",
+        help="measure an engine on workloads of random tokens",
+        example="kvforge bench ENGINE --input-len 1024 --output-len 128 --concurrency 8",
+    )
     parser.add_argument("engine", type=Path, help="engine directory")
     parser.add_argument(
         "--workloads",
         type=Path,
-        required=True,
         metavar="FILE",
-        help='JSON: {"name": {"requests": 8, "input_tokens": 512, "output_tokens": 64}, …}',
+        help='JSON: {"name": {"requests": 8, "input_tokens": 512, "output_tokens": 64}, …} (default: one workload of '
+        "the next three options)",
     )
-    parser.add_argument("--only", action="append", metavar="NAME", help="run only this workload")
+    parser.add_argument("--only", action="append", metavar="NAME", help="run only this workload of the file")
+    parser.add_argument("--input-len", type=int, metavar="N", help="tokens of a prompt (default: 512)")
+    parser.add_argument("--output-len", type=int, metavar="N", help="tokens generated for a prompt (default: 64)")
+    parser.add_argument("--concurrency", type=int, metavar="N", help="prompts that start at once (default: 1)")
     parser.add_argument(
         "--num-runs",
         type=int,
         default=1,
         metavar="N",
-        help="runs of each workload; the one of median total time is reported (1)",
+        help="runs of each workload; the one of median total time is reported",
     )
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the random prompts (0)")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the random prompts (default: 0)")
     parser.add_argument(
         "--max-num-tokens",
         type=int,
@@ -34,7 +47,9 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         metavar="N",
         help="tokens a step at most (default: the engine's limit)",
     )
-    parser.add_argument("--kv-cache-gib", type=float, metavar="GIB", help="memory of the KV cache")
+    parser.add_argument(
+        "--kv-cache-gib", type=float, metavar="GIB", help="memory of the KV cache (default: from free memory)"
+    )
     parser.add_argument(
         "--max-seq-len", type=int, metavar="N", help="tokens of a sequence at most (default: the engine's limit)"
     )
@@ -46,13 +61,13 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 def run(args: argparse.Namespace) -> int:
     """Measure; raises EngineError, or KvforgeError for a workload that cannot be read or does not fit."""
     from kvforge.bench.table import BenchTable
-    from kvforge.bench.workload import check_fits, load_workloads, measure, warm_up
+    from kvforge.bench.workload import check_fits, measure, warm_up
     from kvforge.common.errors import KvforgeError
     from kvforge.runtime import LLMEngine
 
     if args.num_runs < 1:
         raise KvforgeError(f"--num-runs is {args.num_runs}; give at least 1.")
-    workloads = load_workloads(args.workloads, args.only)
+    workloads = _workloads(args)
     options = speculation_options(args)
     engine = LLMEngine(
         args.engine,
@@ -76,3 +91,28 @@ def run(args: argparse.Namespace) -> int:
         result = measure(workload, engine, args.seed, args.num_runs)
         print(json.dumps(result) if args.json else table.row(workload, result), flush=True)
     return 0
+
+
+def _workloads(args: argparse.Namespace) -> "list[Workload]":
+    """Return those of the file, or the one that the options describe.
+
+    Raises:
+        KvforgeError: a file is given beside them or cannot be read, or one of them is below 1.
+    """
+    from kvforge.bench.workload import Workload, load_workloads
+    from kvforge.common.errors import KvforgeError
+
+    sizes = {"input_len": 512, "output_len": 64, "concurrency": 1}
+    given = {name: getattr(args, name) for name in sizes if getattr(args, name) is not None}
+    for name, value in given.items():
+        flag = f"--{name.replace('_', '-')}"
+        if args.workloads is not None:
+            raise KvforgeError(f"{flag} describes a workload, and --workloads has its own; give one of them.")
+        if value < 1:
+            raise KvforgeError(f"{flag} is {value}; give at least 1.")
+    if args.workloads is not None:
+        return load_workloads(args.workloads, args.only)
+    if args.only:
+        raise KvforgeError("--only chooses from a file; add --workloads FILE, or leave it out.")
+    num_input, num_output, num_requests = (sizes | given).values()
+    return [Workload(f"{num_requests}x{num_input}+{num_output}", num_requests, num_input, num_output)]

@@ -1,16 +1,13 @@
 """``kvforge build``: checkpoint to engine."""
 
 import argparse
-import dataclasses
 import json
-import logging
-import sys
 import time
-import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvforge.kv_policies import policies
+from kvforge.commands.build_options import add_build_options, given_options
+from kvforge.commands.parsers import add_checkpoint, add_command, checkpoint_of, display_of
 
 if TYPE_CHECKING:
     from kvforge.compiler import BuildOptions
@@ -18,54 +15,18 @@ if TYPE_CHECKING:
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
     """Declare the command."""
-    parser = subparsers.add_parser("build", help="compile a checkpoint into an engine directory")
-    parser.add_argument(
-        "checkpoint", type=Path, nargs="?", help="Hugging Face-format directory (config.json, *.safetensors)"
+    parser = add_command(
+        subparsers,
+        "build",
+        help="compile a checkpoint into an engine directory",
+        example="kvforge build CHECKPOINT -o ENGINE --kv-dtype fp8",
     )
+    add_checkpoint(parser, "checkpoint", nargs="?", help="Hugging Face-format directory (config.json, *.safetensors)")
     parser.add_argument("-o", "--output", type=Path, help="engine directory to write")
     parser.add_argument(
-        "--recipe", type=Path, metavar="FILE", help="YAML file with what is not given here (docs/recipes.md)"
+        "--recipe", type=Path, metavar="FILE", help="YAML file with what is not given here, as docs/recipes.md says"
     )
-    parser.add_argument("--target", help="cpu (this machine, the default), cuda or tensorrt")
-    parser.add_argument("--dtype", help="auto (the default), float32 or bfloat16: weights and arithmetic")
-    parser.add_argument(
-        "--weight-dtype",
-        help="weights of linear layers: auto (the default: as --dtype) or int8 (a scale per output; --target cpu)",
-    )
-    parser.add_argument(
-        "--kv-dtype",
-        help="the KV cache: auto (the default), float32, bfloat16, fp8 or int8 (a scale per token and head), "
-        "fp8_static or int8_static (a scale per layer, from a calibrated checkpoint)",
-    )
-    parser.add_argument("--max-num-seqs", type=int, help="sequences in one step (default: 64)")
-    parser.add_argument("--max-num-tokens", type=int, help="packed tokens in one step (default: 2048)")
-    parser.add_argument("--max-seq-len", type=int, help="tokens of prompt and output (default: the model's maximum)")
-    parser.add_argument("--page-size", type=int, help="tokens in a KV cache page (default: 32)")
-    parser.add_argument(
-        "--max-draft-len",
-        type=int,
-        help="draft tokens of a sequence in one step, for speculative decoding (default: 0, none)",
-    )
-    parser.add_argument(
-        "--no-early-exit",
-        dest="early_exit",
-        action="store_const",
-        const=False,
-        help="leave the checkpoint's early-exit head out (default: build it where there is one)",
-    )
-    parser.add_argument(
-        "--no-decoupled-mode",
-        dest="decoupled_mode",
-        action="store_const",
-        const=False,
-        help="have `kvforge serve` give one response a request and no streaming, unless it is told --decoupled",
-    )
-    parser.add_argument(
-        "--kv-policy",
-        metavar="POLICY",
-        help="what becomes of K,V once they are written (docs/kv-policies.md): "
-        f"{', '.join(str(policy()) for policy in policies().values())}; default full",
-    )
+    add_build_options(parser)
     parser.add_argument("--force", action="store_true", help="replace an existing engine")
     parser.add_argument("--json", action="store_true", help="print the manifest as JSON")
     parser.set_defaults(run=run)
@@ -73,23 +34,16 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Build, showing the stage being worked on; prints one line (or the manifest) at the end."""
-    warnings.filterwarnings("ignore", category=FutureWarning)
-    from tqdm import tqdm
-
     from kvforge.compiler import build_engine
     from kvforge.compiler.build import stages
+    from kvforge.compiler.progress import BuildProgress
 
-    logging.getLogger("torch").setLevel(logging.ERROR)
     checkpoint, output, options = _what_to_build(args)
-    names = stages(options)
     started = time.monotonic()
-    with tqdm(total=len(names), file=sys.stderr, unit="stage", leave=False, disable=not sys.stderr.isatty()) as bar:
-
-        def show(stage: str) -> None:
-            bar.n = names.index(stage)
-            bar.set_description(stage)
-
-        manifest = build_engine(checkpoint, output, options, overwrite=args.force, progress=show)
+    with BuildProgress(display_of(args), stages(options)) as shown:
+        manifest = build_engine(
+            checkpoint, output, options, overwrite=args.force, progress=shown.stage, converted=shown.converted
+        )
     if args.json:
         print(json.dumps(manifest.to_json(), indent=1))
     else:
@@ -109,18 +63,20 @@ def _what_to_build(args: argparse.Namespace) -> "tuple[Path, Path, BuildOptions]
     """
     from kvforge.common.errors import BuildError
     from kvforge.compiler import BuildOptions
+    from kvforge.compiler.engine_dir import check_output
     from kvforge.compiler.recipe import load_recipe
 
     recipe = load_recipe(args.recipe) if args.recipe is not None else None
-    flags = {field.name: getattr(args, field.name) for field in dataclasses.fields(BuildOptions)}
-    given = {name: value for name, value in flags.items() if value is not None}
-    checkpoint, output = args.checkpoint, args.output
+    given = given_options(args)
+    name, output = args.checkpoint, args.output
     if recipe is not None:
         given = recipe.given | given
-        checkpoint, output = checkpoint or recipe.checkpoint, output or recipe.output
-    if checkpoint is None or output is None:
-        missing = "a checkpoint directory" if checkpoint is None else "an engine directory to write (-o)"
+        name, output = name or recipe.checkpoint, output or recipe.output
+    if name is None or output is None:
+        missing = "a checkpoint" if name is None else "an engine directory to write (-o)"
         raise BuildError(f"kvforge build needs {missing}; give it, or a --recipe that names it.")
+    check_output(output, args.force)
+    checkpoint = checkpoint_of(args, name)
     if recipe is not None:
         recipe.check_checkpoint(checkpoint)
     return checkpoint, output, BuildOptions(**given)

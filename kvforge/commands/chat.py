@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvforge.commands.chat_options import add_chat_options, opening, template_options
+from kvforge.commands.parsers import add_command
 from kvforge.commands.sampling_options import add_sampling_options, sampling_options
 from kvforge.common.errors import KvforgeError, RequestError
 from kvforge.manifest import TOKENIZER_DIR, load_manifest
@@ -22,8 +23,12 @@ HELP = "/reset forgets the conversation, /exit or Ctrl-D leaves, Ctrl-C stops an
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
     """Declare the command."""
-    parser = subparsers.add_parser(
-        "chat", help="talk to an engine", description=f"A message a line, each with its answer. {HELP}."
+    parser = add_command(
+        subparsers,
+        "chat",
+        help="talk to an engine",
+        description=f"Answers each line as a message. {HELP}.",
+        example="kvforge chat ENGINE --temperature 0.7",
     )
     parser.add_argument("engine", type=Path, help="engine directory")
     add_chat_options(parser)

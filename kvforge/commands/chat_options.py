@@ -10,7 +10,7 @@ from kvforge.common.errors import RequestError, first_line
 NAMES = ("system", "chat_template", "chat_template_kwargs")
 
 
-def add_chat_options(parser: argparse.ArgumentParser) -> None:
+def add_chat_options(parser: argparse._ActionsContainer) -> None:
     """Declare them."""
     parser.add_argument("--system", metavar="TEXT", help="what the conversation begins with, as the system")
     parser.add_argument(

@@ -3,17 +3,24 @@
 import argparse
 from pathlib import Path
 
+from kvforge.commands.parsers import add_command
+
 MODELS = Path(__file__).resolve().parents[2] / "model_defs" / "assets"
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
     """Declare the command."""
-    parser = subparsers.add_parser("demo", help="build and serve a teacher and its SwiftKV student, and compare them")
-    parser.add_argument("-o", "--output", type=Path, default=Path(".demo"), help="where engines go (default: .demo)")
+    parser = add_command(
+        subparsers,
+        "demo",
+        help="build and serve a teacher and its SwiftKV student, and compare them",
+        example="kvforge demo --num-questions 12",
+    )
+    parser.add_argument("-o", "--output", type=Path, default=Path(".demo"), help="where engines go")
     parser.add_argument("--models", type=Path, default=MODELS, help="folder of tiny-teacher and tiny-swiftkv")
-    parser.add_argument("--num-questions", type=int, default=24, help="retrieval questions (default: 24)")
-    parser.add_argument("--concurrency", type=int, default=4, help="answers streamed at once (default: 4)")
-    parser.add_argument("--seed", type=int, default=7, help="of the questions (default: 7)")
+    parser.add_argument("--num-questions", type=int, default=24, help="retrieval questions")
+    parser.add_argument("--concurrency", type=int, default=4, help="answers streamed at once")
+    parser.add_argument("--seed", type=int, default=7, help="of the questions")
     parser.set_defaults(run=run)
 
 

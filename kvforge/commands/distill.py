@@ -5,56 +5,72 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
+from kvforge.commands.parsers import add_checkpoint, add_command, checkpoint_of, display_of
+
 _CONFIG = {
-    "train": (str, "partial: what SwiftKV adds; upper: all of the layers above the cut; full: everything (partial)"),
-    "epochs": (float, "passes over the data (2.0)"),
+    "train": (
+        str,
+        "partial: what SwiftKV adds; upper: all of the layers above the cut; full: all (default: partial)",
+    ),
+    "epochs": (float, "passes over the data (default: 2.0)"),
     "max_steps": (int, "optimizer steps, instead of --epochs"),
-    "length": (int, "tokens of a packed sequence, at most the model's positions (8192)"),
-    "batch_size": (int, "sequences of an optimizer step, over all processes (32)"),
-    "micro_batch": (int, "sequences that a process runs at once (1)"),
-    "lr": (float, "peak learning rate (0.0003)"),
-    "schedule": (str, "after the warm-up: cosine, linear (both to 0) or constant (cosine)"),
-    "warmup": (float, "share of the steps that the rate rises over (0.05)"),
-    "weight_decay": (float, "of AdamW, on matrices (0.05)"),
-    "clip_norm": (float, "largest norm of the gradient (1.0)"),
-    "temperature": (float, "T of the loss T^2 KL (2.0)"),
-    "hidden_weight": (float, "weight of the relative error of the states entering the last layer (1.0)"),
-    "seed": (int, "of the order of the sequences (0)"),
-    "dtype": (str, "bf16: autocast, trained weights in fp32; fp32: everything (bf16)"),
-    "device": (str, "auto, cpu or cuda (auto)"),
-    "checkpoint_every": (int, "steps from one saved state to the next (100)"),
+    "length": (int, "tokens of a packed sequence, at most the model's positions (default: 8192)"),
+    "batch_size": (int, "sequences of an optimizer step, over all processes (default: 32)"),
+    "micro_batch": (int, "sequences that a process runs at once (default: 1)"),
+    "lr": (float, "peak learning rate (default: 0.0003)"),
+    "schedule": (str, "after the warm-up: cosine, linear (both to 0) or constant (default: cosine)"),
+    "warmup": (float, "share of the steps that the rate rises over (default: 0.05)"),
+    "weight_decay": (float, "of AdamW, on matrices (default: 0.05)"),
+    "clip_norm": (float, "largest norm of the gradient (default: 1.0)"),
+    "temperature": (float, "T of the loss T^2 KL (default: 2.0)"),
+    "hidden_weight": (float, "weight of the relative error of the states entering the last layer (default: 1.0)"),
+    "seed": (int, "of the order of the sequences (default: 0)"),
+    "dtype": (str, "bf16: autocast, trained weights in fp32; fp32: everything (default: bf16)"),
+    "device": (str, "auto, cpu or cuda (default: auto)"),
+    "checkpoint_every": (int, "steps from one saved state to the next (default: 100)"),
 }
 """Options that are fields of DistillConfig, with what --help says of them."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
     """Declare the command."""
-    parser = subparsers.add_parser(
+    parser = add_command(
+        subparsers,
         "distill",
+        example="kvforge distill REWIRED STUDENT --data train.jsonl --mask answers",
         help="train the SwiftKV layers of a rewired checkpoint to answer as the original model",
         description=(
             "Distil a checkpoint made by kvforge rewire from its own teacher and write the result. Interrupted, the "
             "same command continues. Several GPUs: torchrun --nproc-per-node N -m kvforge distill ..."
         ),
     )
-    parser.add_argument("checkpoint", type=Path, help="rewired checkpoint, with its teacher's projections")
+    add_checkpoint(parser, "checkpoint", help="rewired checkpoint, with its teacher's projections")
     parser.add_argument("output", type=Path, help="checkpoint directory to write")
     parser.add_argument(
         "--data", required=True, help=".jsonl or .txt file, saved dataset, or NAME[:[CONFIG:]SPLIT] of a dataset"
     )
     parser.add_argument(
-        "--mask", choices=("all", "answers"), default="all", help="targets: every token, or those of answers (all)"
+        "--mask",
+        choices=("all", "answers"),
+        default="all",
+        help="targets: every token, or those of answers",
     )
     parser.add_argument(
-        "--overlong", choices=("split", "truncate", "error"), default="split", help="samples over --length (split)"
+        "--overlong",
+        choices=("split", "truncate", "error"),
+        default="split",
+        help="samples over --length",
     )
     parser.add_argument("--early-exit", action="store_true", help="add and train an LM head on the state at the cut")
     for name, (kind, text) in _CONFIG.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=kind, help=text, metavar="N" if kind is int else "X")
-    parser.add_argument("--work", type=Path, metavar="DIR", help="state and log of the run (OUTPUT.training)")
+    parser.add_argument("--work", type=Path, metavar="DIR", help="state and log of the run (default: OUTPUT.training)")
     parser.add_argument("--keep-teacher", action="store_true", help="write the teacher's projections too")
     parser.add_argument(
-        "--export-dtype", choices=("source", "bf16"), default="source", help="dtype of the written weights (source)"
+        "--export-dtype",
+        choices=("source", "bf16"),
+        default="source",
+        help="dtype of the written weights",
     )
     parser.add_argument("--json", action="store_true", help="print what was written as JSON")
     parser.set_defaults(run=run)
@@ -71,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
     config = DistillConfig(early_exit=args.early_exit, **given)
     with world.processes(config.device):
         summary = distill_checkpoint(
-            args.checkpoint,
+            checkpoint_of(args, args.checkpoint),
             args.output,
             args.data,
             config,
@@ -79,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
             work=args.work,
             keep_teacher=args.keep_teacher,
             dtype=torch.bfloat16 if args.export_dtype == "bf16" else None,
-            progress=not args.json,
+            progress=not args.json and not display_of(args).quiet,
         )
         if world.rank() > 0:
             return 0

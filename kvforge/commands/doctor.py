@@ -3,6 +3,7 @@
 import argparse
 import json
 
+from kvforge.commands.parsers import add_command
 from kvforge.doctor.checks import diagnose
 
 _MARKS = {"ok": "ok     ", "optional": "absent ", "missing": "MISSING"}
@@ -10,7 +11,12 @@ _MARKS = {"ok": "ok     ", "optional": "absent ", "missing": "MISSING"}
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
     """Declare the command."""
-    parser = subparsers.add_parser("doctor", help="check this machine: compiler, torch, Triton, ports, memory")
+    parser = add_command(
+        subparsers,
+        "doctor",
+        help="check this machine: compiler, torch, Triton, ports, memory",
+        example="kvforge doctor --json",
+    )
     parser.add_argument("--json", action="store_true", help="print as JSON")
     parser.set_defaults(run=run)
 

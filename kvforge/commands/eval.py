@@ -4,31 +4,41 @@ import argparse
 import json
 from pathlib import Path
 
+from kvforge.commands.parsers import add_command, display_of
+
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
     """Declare the command."""
-    parser = subparsers.add_parser("eval", help="score an engine on text tasks, by perplexity and against a teacher")
+    parser = add_command(
+        subparsers,
+        "eval",
+        help="score an engine on text tasks, by perplexity and against a teacher",
+        example="kvforge eval ENGINE --teacher TEACHER_ENGINE --task needle_single --length 1000",
+    )
     parser.add_argument("engine", type=Path, help="engine directory; tasks suit models trained on such text")
-    parser.add_argument("--task", action="append", help="task to run, may be repeated (default: all); none: no tasks")
-    parser.add_argument("--num-prompts", type=int, default=200, help="prompts per task (default 200)")
-    parser.add_argument("--length", type=int, default=1000, help="tokens of a prompt or document (default 1000)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of prompts, documents and resamples (default 0)")
+    parser.add_argument("--task", action="append", help="task to run, may be repeated; none: no tasks (default: all)")
+    parser.add_argument("--num-prompts", type=int, default=200, help="prompts per task")
+    parser.add_argument("--length", type=int, default=1000, help="tokens of a prompt or document")
+    parser.add_argument("--seed", type=int, default=0, help="seed of prompts, documents and resamples (default: 0)")
     parser.add_argument(
-        "--teacher", metavar="ENGINE", default="none", help="engine to compare with: KL, agreement, paired differences"
+        "--teacher",
+        metavar="ENGINE",
+        default="none",
+        help="engine to compare with: KL, agreement, paired differences",
     )
     parser.add_argument(
         "--perplexity",
         metavar="FILE",
-        help="documents: a UTF-8 text, or 'generated' (default: generated where --teacher or --early-exit needs some)",
+        help="documents: a UTF-8 text, or 'generated' (default: generated, where --teacher or --early-exit needs some)",
     )
-    parser.add_argument("--num-documents", type=int, default=32, metavar="N", help="documents at most (default 32)")
+    parser.add_argument("--num-documents", type=int, default=32, metavar="N", help="documents at most")
     parser.add_argument(
         "--early-exit",
         nargs="?",
         const="documents",
         choices=("documents", "answers"),
-        help="also how often the engine's early exit agrees with its full model, on the documents (default) or on the "
-        "engine's own answers to the tasks",
+        help="also how often the engine's early exit agrees with its full model, on the documents or on the engine's "
+        "own answers to the tasks; without a value on the documents",
     )
     parser.add_argument(
         "--early-exit-threshold",
@@ -73,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
         args.early_exit,
         args.early_exit_threshold,
     )
-    report = run_evaluation(args.engine, teacher, options, use_tqdm=not args.json)
+    report = run_evaluation(args.engine, teacher, options, use_tqdm=not args.json and not display_of(args).quiet)
     print(json.dumps(report.to_json(), indent=2) if args.json else describe(report), flush=True)
     if args.plot and report.scores:
         plot_report(report, args.plot)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvforge.commands.chat_options import NAMES, add_chat_options, opening, template_options
+from kvforge.commands.parsers import add_command, display_of
 from kvforge.commands.sampling_options import add_sampling_options, sampling_options
 from kvforge.common.errors import KvforgeError, RequestError, first_line
 from kvforge.runtime.speculation.options import add_speculation_options, speculation_options
@@ -21,20 +22,25 @@ if TYPE_CHECKING:
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
     """Declare the command."""
-    parser = subparsers.add_parser("generate", help="generate text with an engine")
+    parser = add_command(
+        subparsers,
+        "generate",
+        help="generate text with an engine",
+        example='kvforge generate ENGINE --prompt "Once upon a time" --max-tokens 64',
+    )
     parser.add_argument("engine", type=Path, help="engine directory")
     parser.add_argument(
         "--prompt",
         action="append",
         metavar="TEXT",
-        help="prompt; may be given several times (default: standard input is one prompt)",
+        help="prompt; may be given several times (default: standard input, as one prompt)",
     )
     chat = parser.add_argument_group("chat", "each prompt is a user's message, written with the chat template")
     chat.add_argument("--chat", action="store_true", help="answer, instead of going on with the text")
     add_chat_options(chat)
     add_sampling_options(parser, max_tokens=128)
-    parser.add_argument("--min-tokens", type=int, default=0, metavar="N", help="tokens at least (0)")
-    parser.add_argument("--n", type=int, default=1, metavar="N", help="sequences for each prompt (1)")
+    parser.add_argument("--min-tokens", type=int, default=0, metavar="N", help="tokens at least (default: 0)")
+    parser.add_argument("--n", type=int, default=1, metavar="N", help="sequences for each prompt")
     guide = parser.add_mutually_exclusive_group()
     guide.add_argument("--json-schema", type=Path, metavar="FILE", help="generate JSON of the schema in this file")
     guide.add_argument("--regex", metavar="REGEX", help="generate text that matches")
@@ -47,7 +53,9 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         metavar="N",
         help="with --json: log-probabilities of the N most probable tokens",
     )
-    parser.add_argument("--kv-cache-gib", type=float, metavar="GIB", help="memory of the KV cache")
+    parser.add_argument(
+        "--kv-cache-gib", type=float, metavar="GIB", help="memory of the KV cache (default: from free memory)"
+    )
     parser.add_argument(
         "--max-seq-len", type=int, metavar="N", help="tokens of a sequence at most (default: the engine's limit)"
     )
@@ -77,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
         first = opening(args)
         prompts = [llm.chat_prompt([*first, {"role": "user", "content": text}], **chat) for text in prompts]
     if args.json:
-        results = llm.generate(prompts, params, use_tqdm=sys.stderr.isatty() and len(prompts) > 1)
+        results = llm.generate(prompts, params, use_tqdm=display_of(args).bars and len(prompts) > 1)
         for output in results:
             print(json.dumps(_plain(output), ensure_ascii=False))
     else:

@@ -5,13 +5,20 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvforge.commands.parsers import add_command
+
 if TYPE_CHECKING:
     from kvforge.manifest import Manifest
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
     """Declare the command."""
-    parser = subparsers.add_parser("inspect", help="show what an engine is and check its files")
+    parser = add_command(
+        subparsers,
+        "inspect",
+        help="show what an engine is and check its files",
+        example="kvforge inspect ENGINE --verify",
+    )
     parser.add_argument("engine", type=Path, help="engine directory")
     parser.add_argument("--verify", action="store_true", help="also compare every file with its recorded SHA-256")
     parser.add_argument("--json", action="store_true", help="print as JSON")

@@ -3,20 +3,26 @@
 import argparse
 import json
 import os
-import sys
 from dataclasses import asdict
 from pathlib import Path
+
+from kvforge.commands.parsers import add_command, display_of
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
     """Declare the command."""
-    parser = subparsers.add_parser("lm-eval", help="score an engine on tasks of lm-evaluation-harness")
+    parser = add_command(
+        subparsers,
+        "lm-eval",
+        help="score an engine on tasks of lm-evaluation-harness",
+        example="kvforge lm-eval ENGINE --tasks arc-challenge,gsm8k --limit 100",
+    )
     parser.add_argument("engine", type=Path, help="engine directory")
     parser.add_argument(
         "--tasks",
         metavar="NAME,...",
-        help="the paper's arc-challenge, winogrande, hellaswag, truthfulqa, mmlu, mmlu-cot and gsm8k (default: these "
-        "seven), or any task of lm-evaluation-harness as it is defined there",
+        help="the paper's arc-challenge, winogrande, hellaswag, truthfulqa, mmlu, mmlu-cot and gsm8k, or any task of "
+        "lm-evaluation-harness as it is defined there (default: the paper's seven)",
     )
     parser.add_argument("--limit", type=int, metavar="N", help="documents of each (sub)task at most (default: all)")
     parser.add_argument("--include-path", type=Path, metavar="DIR", help="directory with task definitions of your own")
@@ -26,7 +32,8 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the scores. Raises KvforgeError for an unknown task or a data set that is not there."""
-    if args.json or not sys.stderr.isatty():
+    show = display_of(args).bars and not args.json
+    if not show:
         os.environ.setdefault("TQDM_DISABLE", "1")  # the harness's own bars; tqdm reads it when it is imported
 
     from kvforge.common.errors import KvforgeError
@@ -39,7 +46,6 @@ def run(args: argparse.Namespace) -> int:
     tasks = None if args.tasks is None else [name.strip() for name in args.tasks.split(",") if name.strip()]
     if tasks == []:
         raise KvforgeError("--tasks names no task; leave it out for the paper's seven.")
-    show = sys.stderr.isatty() and not args.json
     scores: list[LmScore] = []
     try:
         for score in run_paper_tasks(args.engine, tasks, args.limit, args.include_path, show):

@@ -5,6 +5,8 @@ import json
 import math
 from pathlib import Path
 
+from kvforge.commands.parsers import add_command, add_revision
+
 
 def _positive(text: str) -> float:
     value = float(text)
@@ -32,8 +34,19 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     from kvforge.common.number_formats import KV_FORMATS
     from kvforge.costs.weights import WEIGHT_BYTES
 
-    parser = subparsers.add_parser("plan", help="FLOPs, cache bytes and capacity of a model's cuts, from its sizes")
-    parser.add_argument("--model", required=True, help="a preset (llama-3.1-8b, …), config.json, checkpoint or engine")
+    parser = add_command(
+        subparsers,
+        "plan",
+        help="show FLOPs, cache bytes and capacity of a model's cuts, from its sizes",
+        example="kvforge plan --model llama-3.1-8b --memory-gib 80",
+    )
+    parser.add_argument(
+        "--model",
+        required=True,
+        help="a preset (llama-3.1-8b, …), config.json, checkpoint or engine; or OWNER/NAME[@REVISION] on the Hub, of "
+        "which config.json alone is read",
+    )
+    add_revision(parser)
     parser.add_argument(
         "--cut", type=int, nargs="+", metavar="K", help="first layer whose K,V come from the single input; several"
     )
@@ -43,27 +56,35 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument(
         "--kv-policy",
         metavar="POLICY",
-        help="what one keeps of a sequence (docs/kv-policies.md); default: the engine's",
+        help="what one keeps of a sequence, as docs/kv-policies.md says (default: the engine's)",
     )
-    parser.add_argument("--page-size", type=_count, metavar="P", help="tokens of a page (the engine's, or 32)")
-    parser.add_argument("--input", type=_count, default=8192, metavar="N", help="input tokens of a request (8192)")
-    parser.add_argument("--output", type=_count, default=256, metavar="M", help="output tokens of a request (256)")
+    parser.add_argument("--page-size", type=_count, metavar="P", help="tokens of a page (default: the engine's, or 32)")
+    parser.add_argument("--input", type=_count, default=8192, metavar="N", help="input tokens of a request")
+    parser.add_argument("--output", type=_count, default=256, metavar="M", help="output tokens of a request")
     parser.add_argument(
         "--memory-gib", type=_positive, nargs="+", default=[], metavar="X", help="memory of a GPU; several"
     )
     parser.add_argument(
-        "--reserve-gib", type=_not_negative, default=0.25, metavar="X", help="of it for activations and runtime (0.25)"
+        "--reserve-gib",
+        type=_not_negative,
+        default=0.25,
+        metavar="X",
+        help="of it for activations and runtime",
     )
     parser.add_argument("--tflops", type=_positive, default=0.0, metavar="Y", help="TFLOP/s of a GPU, for bounds")
     parser.add_argument(
         "--bandwidth-gb-s", type=_positive, default=0.0, metavar="B", help="memory bandwidth of a GPU in 1e9 bytes/s"
     )
-    parser.add_argument("--gpus", type=_count, default=1, metavar="N", help="GPUs that share the model (1)")
+    parser.add_argument("--gpus", type=_count, default=1, metavar="N", help="GPUs that share the model")
     parser.add_argument(
         "--tokens-per-second", type=_positive, default=0.0, metavar="R", help="a throughput to normalize"
     )
     parser.add_argument(
-        "--distillation-tokens", type=_positive, default=680e6, metavar="N", help="for the break-even (680e6)"
+        "--distillation-tokens",
+        type=_positive,
+        default=680e6,
+        metavar="N",
+        help="for the break-even",
     )
     parser.add_argument("--json", action="store_true", help="print as JSON")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="write a figure (.png, .svg, .pdf)")
@@ -79,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
     from kvforge.planning.report import describe
     from kvforge.planning.sequence_memory import plan_policy
 
-    subject = load_subject(args.model)
+    subject = load_subject(args.model, args.revision)
     policy = subject.policy if args.kv_policy is None else parse(args.kv_policy)
     work = Workload(args.input, args.output, args.weight_dtype or subject.weight_dtype, args.distillation_tokens)
     fleet = Fleet(tuple(args.memory_gib), args.reserve_gib, args.tflops, args.bandwidth_gb_s, args.gpus)

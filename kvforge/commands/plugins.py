@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kvforge.commands.parsers import add_command
+
 if TYPE_CHECKING:
     from plugins import Operator
 
@@ -44,7 +46,12 @@ BACKENDS = {
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
     """Declare the command."""
-    parser = subparsers.add_parser("plugins", help="list the operators, their backends and what verifies them")
+    parser = add_command(
+        subparsers,
+        "plugins",
+        help="list the operators, their backends and what verifies them",
+        example="kvforge plugins --json",
+    )
     parser.add_argument("--json", action="store_true", help="print as JSON")
     parser.set_defaults(run=run)
 

@@ -2,15 +2,21 @@
 
 import argparse
 import json
-import sys
 from dataclasses import asdict
 from pathlib import Path
+
+from kvforge.commands.parsers import add_checkpoint, add_command, checkpoint_of, display_of
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
     """Declare the command."""
-    parser = subparsers.add_parser("quantize", help="calibrate a checkpoint for FP8 weights and an FP8 KV cache")
-    parser.add_argument("checkpoint", type=Path, help="Hugging Face-format directory, plain or SwiftKV")
+    parser = add_command(
+        subparsers,
+        "quantize",
+        help="calibrate a checkpoint for FP8 weights and an FP8 KV cache",
+        example="kvforge quantize CHECKPOINT -o FP8 --recipe fp8",
+    )
+    add_checkpoint(parser, "checkpoint", help="Hugging Face-format directory, plain or SwiftKV")
     parser.add_argument("-o", "--output", type=Path, required=True, help="checkpoint directory to write")
     parser.add_argument(
         "--recipe", required=True, help="fp8: weights and KV cache; fp8-kv: the KV cache only, weights unchanged"
@@ -18,8 +24,8 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument(
         "--calibration", type=Path, metavar="FILE", help="UTF-8 text to calibrate with (default: generated text)"
     )
-    parser.add_argument("--num-samples", type=int, default=128, metavar="N", help="sequences to calibrate with (128)")
-    parser.add_argument("--num-tokens", type=int, default=512, metavar="N", help="tokens of a sequence (512)")
+    parser.add_argument("--num-samples", type=int, default=128, metavar="N", help="sequences to calibrate with")
+    parser.add_argument("--num-tokens", type=int, default=512, metavar="N", help="tokens of a sequence")
     parser.add_argument("--json", action="store_true", help="print what was written as JSON")
     parser.set_defaults(run=run)
 
@@ -30,14 +36,15 @@ def run(args: argparse.Namespace) -> int:
 
     from kvforge.quantize import quantize_checkpoint
 
-    with tqdm(total=args.num_samples, unit="sample", leave=False, disable=not sys.stderr.isatty()) as bar:
+    checkpoint = checkpoint_of(args, args.checkpoint)
+    with tqdm(total=args.num_samples, unit="sample", leave=False, disable=not display_of(args).bars) as bar:
 
         def show(done: int, total: int) -> None:
             bar.total, bar.n = total, done
             bar.refresh()
 
         summary = quantize_checkpoint(
-            args.checkpoint,
+            checkpoint,
             args.output,
             args.recipe,
             calibration=args.calibration,

@@ -2,9 +2,10 @@
 
 import argparse
 import json
-import sys
 from dataclasses import asdict
 from pathlib import Path
+
+from kvforge.commands.parsers import add_checkpoint, add_command, checkpoint_of, display_of
 
 _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
@@ -29,8 +30,13 @@ _size.__name__ = "size such as 5GB"
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
     """Declare the command."""
-    parser = subparsers.add_parser("rewire", help="make a SwiftKV checkpoint from a plain one, to be distilled")
-    parser.add_argument("source", type=Path, metavar="SRC", help="Hugging Face-format directory without a cut")
+    parser = add_command(
+        subparsers,
+        "rewire",
+        help="make a SwiftKV checkpoint from a plain one, to be distilled",
+        example="kvforge rewire CHECKPOINT REWIRED --cut-layer auto --init ridge --calibration text.txt",
+    )
+    add_checkpoint(parser, "source", metavar="SRC", help="Hugging Face-format directory without a cut")
     parser.add_argument("output", type=Path, metavar="DST", help="checkpoint directory to write")
     parser.add_argument(
         "--cut-layer",
@@ -39,31 +45,35 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         metavar="K",
         help="first layer whose K,V come from the single input; auto: the smallest within --quality-budget",
     )
-    parser.add_argument("--group-size", type=int, default=1, metavar="G", help="layers that share a cache (1)")
+    parser.add_argument("--group-size", type=int, default=1, metavar="G", help="layers that share a cache")
     parser.add_argument(
         "--init",
         default="fold",
-        help="the new K,V projections: copy (the owner's), mean (of its group), fold (mean with norm gains folded in, "
-        "the default), ridge (fitted to the calibration text)",
+        help="the new K,V projections: copy (the owner's), mean (of its group), fold (mean with norm gains folded in), "
+        "ridge (fitted to the calibration text)",
     )
     parser.add_argument("--drop-teacher", action="store_true", help="leave out q, k and v of the layers above the cut")
     parser.add_argument("--early-exit", action="store_true", help="add a norm and an LM head at the cut")
     parser.add_argument(
         "--calibration", type=Path, metavar="FILE", help="UTF-8 text to measure and fit on (default: generated text)"
     )
-    parser.add_argument("--num-samples", type=int, default=64, metavar="N", help="sequences of it (64)")
-    parser.add_argument("--num-tokens", type=int, default=512, metavar="N", help="tokens of a sequence (512)")
+    parser.add_argument("--num-samples", type=int, default=64, metavar="N", help="sequences of it")
+    parser.add_argument("--num-tokens", type=int, default=512, metavar="N", help="tokens of a sequence")
     parser.add_argument(
         "--quality-budget",
         type=float,
         default=0.1,
         metavar="X",
-        help="largest unexplained share of any layer's K or V, for auto (0.1)",
+        help="largest unexplained share of any layer's K or V, for auto",
     )
     parser.add_argument(
-        "--ridge", type=float, default=1e-2, metavar="LAMBDA", help="regulariser, relative to the inputs (0.01)"
+        "--ridge",
+        type=float,
+        default=1e-2,
+        metavar="LAMBDA",
+        help="regulariser, relative to the inputs",
     )
-    parser.add_argument("--max-shard-size", type=_size, default=5 * 10**9, metavar="SIZE", help="of a file (5GB)")
+    parser.add_argument("--max-shard-size", type=_size, default="5GB", metavar="SIZE", help="of a file")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="similarity of the layers' inputs (.png, .svg, .pdf)")
     parser.add_argument("--json", action="store_true", help="print what was measured and written as JSON")
     parser.set_defaults(run=run)
@@ -88,7 +98,8 @@ def run(args: argparse.Namespace) -> int:
         num_tokens=args.num_tokens,
         max_shard_bytes=args.max_shard_size,
     )
-    with tqdm(leave=False, disable=args.json or not sys.stderr.isatty()) as bar:
+    source = checkpoint_of(args, args.source)
+    with tqdm(leave=False, disable=args.json or not display_of(args).bars) as bar:
 
         def show(stage: str, done: int, total: int) -> None:
             bar.set_description(stage, refresh=False)
@@ -96,7 +107,12 @@ def run(args: argparse.Namespace) -> int:
             bar.refresh()
 
         summary = rewire_checkpoint(
-            args.source, args.output, options, calibration=args.calibration, plot=args.plot, progress=show
+            source,
+            args.output,
+            options,
+            calibration=args.calibration,
+            plot=args.plot,
+            progress=show,
         )
     print(json.dumps(asdict(summary), indent=1) if args.json else describe(summary))
     return 0

@@ -6,18 +6,27 @@ from typing import Any
 
 def add_sampling_options(parser: argparse.ArgumentParser, max_tokens: int | None) -> None:
     """Declare them; ``max_tokens`` is the default, None for what the context holds."""
-    default = "what the context holds" if max_tokens is None else max_tokens
-    parser.add_argument("--max-tokens", type=int, default=max_tokens, metavar="N", help=f"tokens at most ({default})")
-    parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy (0)")
-    parser.add_argument("--top-k", type=int, default=0, metavar="K", help="keep K tokens")
+    parser.add_argument(
+        "--max-tokens",
+        type=int,
+        default=max_tokens,
+        metavar="N",
+        help="tokens at most" + ("" if max_tokens else " (default: what the context holds)"),
+    )
+    parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="of sampling; 0 is greedy")
+    parser.add_argument("--top-k", type=int, default=0, metavar="K", help="keep K tokens; 0: all")
     parser.add_argument("--top-p", type=float, default=1.0, metavar="P", help="keep this probability mass")
     parser.add_argument(
         "--min-p", type=float, default=0.0, metavar="P", help="drop tokens below P times the most probable one"
     )
-    parser.add_argument("--presence-penalty", type=float, default=0.0, metavar="X")
-    parser.add_argument("--frequency-penalty", type=float, default=0.0, metavar="X")
-    parser.add_argument("--repetition-penalty", type=float, default=1.0, metavar="X")
-    parser.add_argument("--seed", type=int, default=None, metavar="N", help="make sampling repeatable")
+    parser.add_argument("--presence-penalty", type=float, default=0.0, metavar="X", help="for tokens that are there")
+    parser.add_argument(
+        "--frequency-penalty", type=float, default=0.0, metavar="X", help="for each time that tokens are there"
+    )
+    parser.add_argument("--repetition-penalty", type=float, default=1.0, metavar="X", help="divides their logits")
+    parser.add_argument(
+        "--seed", type=int, default=None, metavar="N", help="make sampling repeatable (default: by chance)"
+    )
     parser.add_argument(
         "--stop", action="append", default=[], metavar="TEXT", help="end before this text; may be given several times"
     )

@@ -4,7 +4,10 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvforge.commands.build_options import add_build_options, flag_of, given_options
+from kvforge.commands.parsers import add_command, add_revision, display_of
 from kvforge.common.errors import KvforgeError
+from kvforge.engine_cache.names import names_checkpoint
 from kvforge.manifest import load_manifest
 from kvforge.runtime.speculation.config import check_speculation
 from kvforge.runtime.speculation.options import add_speculation_options, speculation_options
@@ -13,6 +16,8 @@ if TYPE_CHECKING:
     from kvforge.gateway import GatewayOptions
 
 PORTS = {"http": 8000, "grpc": 8001, "metrics": 8002, "health": 8003}
+LIMITS = ("max_num_seqs", "max_num_tokens", "max_seq_len")
+"""What an engine is both built and served with."""
 MINIMUM = {
     "max_queue_size": 0,
     "stream_interval": 0,
@@ -25,9 +30,19 @@ MINIMUM = {
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
-    parser = subparsers.add_parser("serve", help="serve an engine behind Triton Inference Server")
-    parser.add_argument("engine", type=Path, help="directory that kvforge build wrote")
-    parser.add_argument("--address", default="127.0.0.1", help="where to listen (default: loopback only)")
+    parser = add_command(
+        subparsers,
+        "serve",
+        help="serve an engine, or a checkpoint, behind Triton Inference Server",
+        example="kvforge serve ENGINE --openai --kv-cache-gib 8",
+    )
+    parser.add_argument(
+        "engine",
+        type=Path,
+        help="directory that kvforge build wrote; or a checkpoint, a directory or OWNER/NAME[@REVISION] on the Hub, of "
+        "which an engine is built once and kept",
+    )
+    parser.add_argument("--address", default="127.0.0.1", help="where to listen")
     for name, port in PORTS.items():
         parser.add_argument(f"--{name}-port", type=int, default=port, help=f"0: any free one (default: {port})")
     parser.add_argument("--max-num-seqs", type=int, help="sequences a step at most (default: the engine's)")
@@ -36,27 +51,30 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument("--kv-cache-gib", type=float, help="size of the KV cache (default: from free memory)")
     parser.add_argument("--no-prefix-cache", action="store_true", help="do not reuse pages of equal prompt starts")
     add_speculation_options(parser)
-    parser.add_argument("--max-queue-size", type=int, default=1024, help="sequences that may wait (default: 1024)")
-    parser.add_argument(
-        "--max-request-bytes", type=int, default=16 * 2**20, help="a request's tensors at most (default: 16 MiB)"
+    building = parser.add_argument_group(
+        "building", "for a checkpoint, besides --max-num-seqs, --max-num-tokens and --max-seq-len, which are built for"
     )
+    add_revision(building)
+    add_build_options(building, leave_out=(*LIMITS, "decoupled_mode"))
+    parser.add_argument("--max-queue-size", type=int, default=1024, help="sequences that may wait")
+    parser.add_argument("--max-request-bytes", type=int, default=16 * 2**20, help="a request's tensors at most")
     parser.add_argument(
         "--drain-timeout", type=float, default=30.0, metavar="S",
-        help="seconds that accepted requests get to finish when the server is told to stop (default: %(default)g)",
+        help="seconds that accepted requests get to finish when the server is told to stop",
     )  # fmt: skip
     parser.add_argument(
         "--decoupled", action=argparse.BooleanOptionalAction,
-        help="--no-decoupled: one response a request and no streaming, for clients that call infer() "
-        "(docs/serving.md); default: as the engine was built, with streaming unless its recipe says otherwise",
+        help="--no-decoupled: one response a request and no streaming, for clients that call infer() (default: as the "
+        "engine was built, with streaming unless its recipe says otherwise)",
     )  # fmt: skip
     parser.add_argument(
         "--stream-interval", type=int, default=1, metavar="N",
-        help="tokens in a response of a stream (default: 1); 0: all that wait for their turn",
+        help="tokens in a response of a stream; 0: all that wait for their turn",
     )  # fmt: skip
     parser.add_argument(
         "--exclude-input-in-output", action=argparse.BooleanOptionalAction, default=None,
         help="leave the prompt out of answers that are not streamed, where a request does not say (default: "
-        "with --no-decoupled the prompt is there, as with TensorRT-LLM, otherwise not)",
+        "it is there with --no-decoupled, as with TensorRT-LLM, otherwise not)",
     )  # fmt: skip
     parser.add_argument(
         "--wrap-token-ids", action="store_true",
@@ -64,17 +82,19 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     )  # fmt: skip
     gateway = parser.add_argument_group("OpenAI API", "a gateway in front of the server")
     gateway.add_argument("--openai", action="store_true", help="serve OpenAI's HTTP API too")
-    gateway.add_argument("--openai-port", type=int, default=8080, help="0: any free one (default: 8080)")
+    gateway.add_argument("--openai-port", type=int, default=8080, help="0: any free one")
     gateway.add_argument("--api-key-file", type=Path, help="keys that clients must have, one per line")
-    gateway.add_argument("--served-model-name", help="what clients call the model (default: the engine's folder)")
+    gateway.add_argument(
+        "--served-model-name", help="what clients call the model (default: its folder or name on the Hub)"
+    )
     gateway.add_argument("--chat-template", type=Path, help="Jinja file in place of the tokenizer's template")
     gateway.add_argument(
         "--tool-call-format", help="how the model writes calls of tools (default: what its chat template speaks)"
     )
     gateway.add_argument("--no-page", action="store_true", help="serve no page at the gateway's root")
     parser.add_argument("--no-restart", action="store_true", help="end when a process dies, instead of restarting")
-    parser.add_argument("--max-restarts", type=int, default=5, help="within the window, then give up (default: 5)")
-    parser.add_argument("--restart-window", type=float, default=300.0, metavar="S", help="seconds (default: 300)")
+    parser.add_argument("--max-restarts", type=int, default=5, help="within the window, then give up")
+    parser.add_argument("--restart-window", type=float, default=300.0, metavar="S", help="seconds")
     parser.add_argument(
         "--canary-period", type=float, default=0.0, metavar="S",
         help="a request of one token every S seconds; unanswered, the server is not ready (default: 0, none)",
@@ -85,7 +105,9 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     )  # fmt: skip
     parser.add_argument("--log-file", type=Path, help="append the log here; -: standard error (default: keep none)")
     parser.add_argument("--log-format", default="text", choices=("text", "json"), help="json: one object per line")
-    parser.add_argument("--log-level", default="warning", choices=("debug", "info", "warning", "error"))
+    parser.add_argument(
+        "--log-level", default="warning", choices=("debug", "info", "warning", "error"), help="what is logged at least"
+    )
     parser.set_defaults(run=run)
 
 
@@ -102,16 +124,17 @@ def run(args: argparse.Namespace) -> int:
     from kvforge.serving.server.supervisor import RestartPolicy, Supervisor
 
     speculation = speculation_options(args)
-    for name, minimum in MINIMUM.items():
-        if not getattr(args, name) >= minimum:  # NaN too
-            raise KvforgeError(f"--{name.replace('_', '-')} is {getattr(args, name)}: give {minimum} or more")
+    for option, minimum in MINIMUM.items():
+        if not getattr(args, option) >= minimum:  # NaN too
+            raise KvforgeError(f"--{option.replace('_', '-')} is {getattr(args, option)}: give {minimum} or more")
     if not args.openai:
-        for name in ("api_key_file", "served_model_name", "chat_template", "tool_call_format", "no_page"):
-            if getattr(args, name) not in (None, False):
+        for option in ("api_key_file", "served_model_name", "chat_template", "tool_call_format", "no_page"):
+            if getattr(args, option) not in (None, False):
                 raise KvforgeError(
-                    f"--{name.replace('_', '-')} is for the OpenAI gateway: add --openai, or leave it out"
+                    f"--{option.replace('_', '-')} is for the OpenAI gateway: add --openai, or leave it out"
                 )
-    manifest = load_manifest(args.engine)
+    engine, name = _engine(args)
+    manifest = load_manifest(engine)
     decoupled = manifest.decoupled_mode is not False if args.decoupled is None else args.decoupled
     options = ServerOptions(
         address=args.address,
@@ -147,8 +170,8 @@ def run(args: argparse.Namespace) -> int:
     canary = Canary(args.canary_period) if args.canary_period > 0 else None
     policy = RestartPolicy(0 if args.no_restart else args.max_restarts, args.restart_window)
     with log_to(sink, options.log_level), StopSignals() as signals:
-        gateway = GatewayProcess(_gateway_options(args), sink) if args.openai else None
-        supervisor = Supervisor(args.engine, options, signals, policy, canary, gateway)
+        gateway = GatewayProcess(_gateway_options(args, name), sink) if args.openai else None
+        supervisor = Supervisor(engine, options, signals, policy, canary, gateway)
         health = HealthServer(args.address, args.health_port, supervisor.report)
 
         def announce(server: TritonServer) -> None:
@@ -171,13 +194,34 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _gateway_options(args: argparse.Namespace) -> "GatewayOptions":
+def _engine(args: argparse.Namespace) -> tuple[Path, str | None]:
+    """Return the engine directory, and what to call the model where that directory does not say it.
+
+    Raises:
+        CheckpointError, BuildError: a checkpoint that there is not or that cannot be built.
+        KvforgeError: options of a build for an engine.
+    """
+    given = given_options(args)
+    if names_checkpoint(args.engine, args.revision):
+        from kvforge.compiler import BuildOptions
+        from kvforge.engine_cache.build import cached_engine
+
+        options = BuildOptions(**given)
+        cached = cached_engine(args.engine, options, revision=args.revision, display=display_of(args))
+        return cached.path, cached.name
+    for name in given:
+        if name not in LIMITS:
+            raise KvforgeError(f"{args.engine} is no checkpoint, so {flag_of(name)} cannot be chosen; leave it out.")
+    return args.engine, None
+
+
+def _gateway_options(args: argparse.Namespace, name: str | None) -> "GatewayOptions":
     from kvforge.gateway import GatewayOptions
 
     return GatewayOptions(
         address=args.address,
         port=args.openai_port,
-        model_name=args.served_model_name,
+        model_name=args.served_model_name or name,
         chat_template=args.chat_template,
         tool_call_format=args.tool_call_format,
         api_key_file=args.api_key_file,

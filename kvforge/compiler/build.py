@@ -2,17 +2,17 @@
 
 import dataclasses
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import plugins
-from kvforge import __version__
 from kvforge.checkpoint import Checkpoint
 from kvforge.checkpoint.kv_scales import kv_scales
 from kvforge.checkpoint.model import check_weights, open_model, read_model_config
-from kvforge.checkpoint.reader import TOKENIZER_FILES
+from kvforge.common.checkpoint_files import TOKENIZER_FILES
 from kvforge.common.staging import staging_directory
 from kvforge.compiler.convert import convert_weights
 from kvforge.compiler.engine_dir import check_output
@@ -28,6 +28,7 @@ from kvforge.manifest import (
     save_manifest,
     sha256_of,
 )
+from kvforge.version import __version__
 from model_defs import ModelConfig
 
 
@@ -38,10 +39,12 @@ def build_engine(
     *,
     overwrite: bool = False,
     progress: Progress = lambda stage: None,
+    converted: Callable[[int, int], object] = lambda done, total: None,
 ) -> Manifest:
     """Build an engine from a Hugging Face-format checkpoint.
 
-    ``progress`` is called with each of :func:`stages` as it begins. ``output`` appears whole or not at all.
+    ``progress`` is called with each of :func:`stages` as it begins, ``converted`` with the bytes of the weights that
+    are written and that will be. ``output`` appears whole or not at all.
 
     Raises:
         CheckpointError: the checkpoint is not readable, incomplete or of an unsupported model.
@@ -51,6 +54,7 @@ def build_engine(
     output, options = Path(output), options or BuildOptions()
     check_output(output, overwrite)
     target = load_target(options.target)
+    progress("read")
     checkpoint = open_model(checkpoint_path)
     config = read_model_config(checkpoint)
     if not options.early_exit:
@@ -69,6 +73,7 @@ def build_engine(
             config,
             resolved.torch_dtype,
             staging / WEIGHTS_FILE,
+            converted,
             packed_dtype=resolved.packed_dtype,
             num_positions=num_positions(resolved),
         )
@@ -90,7 +95,7 @@ def stages(options: BuildOptions) -> tuple[str, ...]:
     """Return the stages that a build with ``options`` can have, in order; a checkpoint without an early exit skips
     those of that graph. Raises BuildError for an unknown target."""
     graphs = graph_names(options.max_draft_len, options.early_exit)
-    return ("weights", *load_target(options.target).stages(graphs), "manifest")
+    return ("read", "weights", *load_target(options.target).stages(graphs), "manifest")
 
 
 def _resolve(options: BuildOptions, config: ModelConfig, checkpoint: Checkpoint) -> ResolvedOptions:

@@ -25,7 +25,7 @@ def convert_weights(
     config: ModelConfig,
     dtype: torch.dtype,
     path: Path,
-    progress: Callable[[int], object] = lambda _: None,
+    progress: Callable[[int, int], object] = lambda done, total: None,
     packed_dtype: torch.dtype | None = None,
     num_positions: int = 0,
 ) -> int:
@@ -33,7 +33,8 @@ def convert_weights(
 
     With ``packed_dtype`` the weights of linear layers are packed as that. One fused tensor is in memory at a time. The
     RoPE frequencies are stored beside the weights, in fp32, and cos and sin of the first ``num_positions`` positions,
-    which graphs that select chunks have. ``progress`` is called with the bytes of each tensor as it is read.
+    which graphs that select chunks have. ``progress`` is called with the bytes that are written and that
+    will be, as each tensor begins and at the end.
 
     Raises:
         CheckpointError: a tensor is missing, has the wrong shape or an element that is not finite in ``dtype``.
@@ -59,11 +60,16 @@ def convert_weights(
             specs.append(TensorSpec(weight.name, weight.shape, dtype))
             sources[weight.name] = partial(_fuse, checkpoint, weight, dtype)
 
+    written, total = 0, sum(spec.num_bytes for spec in specs)
+
     def produce(spec: TensorSpec) -> Tensor:
-        progress(spec.num_bytes)
+        nonlocal written
+        progress(written, total)
+        written += spec.num_bytes
         return sources[spec.name]()
 
     write_safetensors(path, specs, produce)
+    progress(written, total)
     return sum(torch.Size(weight.shape).numel() for weight in weights)
 
 

@@ -63,6 +63,7 @@ def _packages() -> list[Check]:
     needed = [
         ("safetensors", "missing"),
         ("tokenizers", "missing"),
+        ("huggingface_hub", "missing"),
         ("numpy", "missing"),
         ("tritonclient", "optional"),
         ("fastapi", "optional"),

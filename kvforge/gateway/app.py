@@ -9,7 +9,6 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
-from kvforge import __version__
 from kvforge.gateway.auth import ApiKeys
 from kvforge.gateway.endpoints import Endpoint
 from kvforge.gateway.errors import ApiError
@@ -28,6 +27,7 @@ from kvforge.gateway.response_stream import StreamedResponse, error_response
 from kvforge.gateway.responses_format import ResponsesFormat
 from kvforge.gateway.tool_answers import chat_format
 from kvforge.gateway.triton import Triton
+from kvforge.version import __version__
 
 
 class Gateway:

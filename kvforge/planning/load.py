@@ -5,6 +5,7 @@ from pathlib import Path
 
 from kvforge.common.errors import CheckpointError, KvforgeError
 from kvforge.costs.shape import ModelShape
+from kvforge.hub import find_config, parse_name
 from kvforge.kv_policies import Full, KVPolicy
 from kvforge.manifest import MANIFEST_FILE, load_manifest
 from kvforge.planning.presets import PRESETS
@@ -25,19 +26,22 @@ class Subject:
     page_size: int = 32
 
 
-def load_subject(model: str) -> Subject:
-    """Return what ``model`` names.
+def load_subject(model: str, revision: str | None = None) -> Subject:
+    """Return what ``model`` names; ``revision`` is a repository's.
 
     Raises:
         KvforgeError: it names nothing, or what it names cannot be read as a supported model.
     """
     if model in PRESETS:
         return Subject(PRESETS[model].shape, PRESETS[model].cuts)
+    name = parse_name(model, revision)
+    if name is not None:
+        return _from_config(find_config(name), name.repository.partition("/")[2])
     path = Path(model)
     if not path.exists():
         raise KvforgeError(
             f"{model} is neither a preset nor a path; presets are {', '.join(PRESETS)}, paths an engine, a checkpoint "
-            "or a config.json."
+            "or a config.json; names of the Hub are OWNER/NAME."
         )
     if (path / MANIFEST_FILE).is_file():
         manifest = load_manifest(path)
@@ -51,10 +55,11 @@ def load_subject(model: str) -> Subject:
         )
     if path.is_dir() and not (path / "config.json").is_file():
         raise KvforgeError(f"{path} is neither an engine ({MANIFEST_FILE}) nor a checkpoint (config.json); give one.")
-    return _from_config(path / "config.json" if path.is_dir() else path)
+    path = path / "config.json" if path.is_dir() else path
+    return _from_config(path, path.resolve().parent.name if path.name == "config.json" else path.stem)
 
 
-def _from_config(path: Path) -> Subject:
+def _from_config(path: Path, name: str) -> Subject:
     from kvforge.checkpoint.reader import read_json
     from model_defs import ModelError, load_config
 
@@ -63,7 +68,7 @@ def _from_config(path: Path) -> Subject:
         config = load_config(hf)
     except ModelError as error:
         raise CheckpointError(f"{path}: {error}") from None
-    return _own(shape_of_config(config, path.resolve().parent.name if path.name == "config.json" else path.stem))
+    return _own(shape_of_config(config, name))
 
 
 def _own(shape: ModelShape) -> Subject:

@@ -17,7 +17,7 @@ from torch import nn
 from kvforge.checkpoint import Checkpoint, kv_scales
 from kvforge.checkpoint.finite import check_finite
 from kvforge.checkpoint.model import check_weights, open_model, read_model_config
-from kvforge.checkpoint.reader import TOKENIZER_FILES
+from kvforge.common.checkpoint_files import TOKENIZER_FILES
 from kvforge.common.errors import CheckpointError, KvforgeError, MissingToolError, first_line
 from kvforge.common.staging import check_free, staging_directory
 from kvforge.tokenization.calibration import calibration_samples

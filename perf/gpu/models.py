@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kvforge import __version__
 from kvforge.compiler.build import manifest_fields
 from kvforge.compiler.convert import FREQUENCIES, ROPE_TABLES
 from kvforge.compiler.cpu_graph import linears, packed_tensors
@@ -20,6 +19,7 @@ from kvforge.manifest import RANK_DIR, SCHEMA_VERSION, Manifest, package_file
 from kvforge.runtime.sessions.aot_package import load_package, private_tmpdir
 from kvforge.runtime.sessions.cpu import CpuSession
 from kvforge.runtime.sessions.cuda import CudaSession, make_session
+from kvforge.version import __version__
 from model_defs import ModelConfig, load_config
 from model_defs.rope import rope_tables
 from model_defs.weights import weight_specs

@@ -28,7 +28,7 @@ def isa() -> tuple[str, ...]:
 
 def stages(graphs: tuple[str, ...]) -> tuple[str, ...]:
     """Return what ``write_graphs`` calls ``progress`` with for these graphs, in order."""
-    return ("operators", *(f"{what} {name}" for name in graphs for what in ("export", "compile")))
+    return ("operators", *(f"{what} {name}" for name in graphs for what in ("export", "check", "compile")), "link")
 
 
 def write_graphs(
@@ -48,6 +48,8 @@ def write_graphs(
         for name in options.graphs:
             progress(f"export {name}")
             graph = EXPORTS[name](config, options)
+            progress(f"check {name}")
             verify(graph, config, options)
             progress(f"compile {name}")
             write_package(graph.program, staging / package_file(name))
+        progress("link")

@@ -46,7 +46,7 @@ def isa() -> tuple[str, ...]:
 
 def stages(graphs: tuple[str, ...]) -> tuple[str, ...]:
     """Return what ``write_graphs`` calls ``progress`` with for these graphs, in order."""
-    return tuple(f"{what} {name}" for name in graphs for what in ("export", "compile"))
+    return tuple(f"{what} {name}" for name in graphs for what in ("export", "check", "compile"))
 
 
 def write_graphs(
@@ -65,6 +65,7 @@ def write_graphs(
     for name in options.graphs:
         progress(f"export {name}")
         graph = EXPORTS[name](config, options, "cuda")
+        progress(f"check {name}")
         verify(graph, config, options)
         progress(f"compile {name}")
         compile_package(graph.program, staging / package_file(name))

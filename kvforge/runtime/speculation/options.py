@@ -14,20 +14,18 @@ _DEFAULTS = {field.name: field.default for field in fields(SpeculativeConfig)}
 def add_speculation_options(parser: argparse.ArgumentParser) -> None:
     """Declare them."""
     group = parser.add_argument_group("speculation", "guess the next tokens and compute them in one step")
-    group.add_argument(
-        "--speculative-method", choices=get_args(Method), help="where drafts come from (default: there are none)"
-    )
+    group.add_argument("--speculative-method", choices=get_args(Method), help="where drafts come from (default: none)")
     group.add_argument(
         "--num-speculative-tokens", type=int, metavar="N",
-        help=f"drafts of a sequence in a step at most ({_DEFAULTS['num_speculative_tokens']})",
+        help=f"drafts of a sequence in a step at most (default: {_DEFAULTS['num_speculative_tokens']})",
     )  # fmt: skip
     group.add_argument("--draft-engine", type=Path, metavar="DIR", help="engine of the method draft_model")
     for name, text in (("max", "newest tokens that ngram looks for at most"), ("min", "and at least")):
         default = _DEFAULTS[f"prompt_lookup_{name}"]
-        group.add_argument(f"--prompt-lookup-{name}", type=int, metavar="N", help=f"{text} ({default})")
+        group.add_argument(f"--prompt-lookup-{name}", type=int, metavar="N", help=f"{text} (default: {default})")
     group.add_argument(
         "--early-exit-threshold", type=float, metavar="P",
-        help="without drafts: tokens whose early exit is more probable than P skip the upper layers (default: none do)",
+        help="without drafts: tokens whose early exit is more probable than P skip the upper layers (default: none)",
     )  # fmt: skip
 
 

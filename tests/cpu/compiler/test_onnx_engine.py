@@ -31,7 +31,7 @@ def test_an_engine_directory_without_tensorrt(checkpoint: Path, tmp_path: Path) 
     engine, seen = tmp_path / "engine", []
     options = BuildOptions(target="tensorrt", kv_dtype="fp8", page_size=8, max_draft_len=2)
     manifest = build_engine(checkpoint, engine, options, progress=seen.append)
-    assert seen == ["weights", "export lower", "export upper", "export verify", "manifest"]
+    assert seen == ["read", "weights", "export lower", "export upper", "export verify", "manifest"]
     assert load_manifest(engine) == manifest
     verify_files(engine, manifest)
     assert (manifest.target, manifest.isa, manifest.kv_dtype) == ("tensorrt", ("onnx",), "fp8")

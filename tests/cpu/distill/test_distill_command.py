@@ -170,4 +170,4 @@ def test_help_says_the_defaults() -> None:
     options = {action.dest: action for action in subparsers.choices["distill"]._actions}
     for field in dataclasses.fields(DistillConfig):
         if field.name not in ("betas", "early_exit", "max_steps"):
-            assert options[field.name].help.endswith(f"({field.default})"), field.name
+            assert options[field.name].help.endswith(f"(default: {field.default})"), field.name

@@ -56,7 +56,7 @@ def test_a_checkpoint_the_recipe_does_not_expect_is_refused(
     path = recipe(tmp_path, output="there", cut=4, group_size=2)
     for arguments, message in (
         (["--recipe", path, str(ASSETS / "tiny-teacher")], "expects a model with cut 4, but the checkpoint has 8"),
-        (["--recipe", path], "needs a checkpoint directory; give it, or a --recipe that names it"),
+        (["--recipe", path], "needs a checkpoint; give it, or a --recipe that names it"),
         ([str(ASSETS / "tiny-teacher")], "needs an engine directory to write (-o)"),
         (["--recipe", str(tmp_path / "none.yaml")], "cannot be read"),
     ):

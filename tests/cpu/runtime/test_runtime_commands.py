@@ -185,6 +185,30 @@ def test_bench_reports_the_median_of_several_runs_as_a_table(engine, tmp_path: P
     assert rows[1].split()[1:4] == ["3", "40", "5"]
 
 
+def test_bench_needs_no_file(engine, capsys) -> None:
+    sizes = ["--input-len", "24", "--output-len", "3", "--concurrency", "2"]
+    assert main(["bench", engine, *sizes, "--json"]) == 0
+    line = json.loads(capsys.readouterr().out)
+    assert line["workload"] == "2x24+3" and line["combined_tok_s"] == pytest.approx(2 * 27 / line["total_s"])
+    assert main(["bench", engine, "--input-len", "9"]) == 0  # the rest as --help says
+    assert capsys.readouterr().out.splitlines()[1].split()[:4] == ["1x9+64", "1", "9", "64"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--input-len", "0"], "--input-len is 0; give at least 1."),
+        (["--workloads", "FILE", "--concurrency", "2"], "--concurrency describes a workload, and --workloads has its"),
+        (["--only", "chat"], "--only chooses from a file; add --workloads FILE, or leave it out."),
+        (["--input-len", "500"], "needs sequences of 564 tokens, but the engine takes 512"),
+    ],
+)
+def test_sizes_that_do_not_fit_are_refused(engine, arguments, says, capsys) -> None:
+    assert main(["bench", engine, *arguments]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == "" and says in captured.err and captured.err.count("\n") == 1
+
+
 @pytest.mark.parametrize(
     "workloads, arguments, says",
     [

@@ -12,12 +12,15 @@ MODEL_MAKING = ("kvforge.swiftkv", "kvforge.rewire", "kvforge.distill", "kvforge
 """What makes checkpoints; what builds, runs and serves engines does without it."""
 ENGINES = ("kvforge.compiler", "kvforge.runtime", "kvforge.serving", "kvforge.gateway")
 """What builds, runs and serves engines; what makes and judges checkpoints does without it."""
-ABOVE = ("kvforge.commands", "kvforge.demo", "kvforge.bench", "kvforge.evaluation")
+ABOVE = ("kvforge.commands", "kvforge.demo", "kvforge.bench", "kvforge.evaluation", "kvforge.engine_cache")
 
 FORBIDDEN = {
     "plugins": ("model_defs", "kvforge"),
     "model_defs": ("kvforge",),
     "kvforge/common": ("model_defs", "plugins", "kvforge.manifest", "kvforge.checkpoint", *ENGINES),
+    "kvforge/hub": (
+        "model_defs", "plugins", "kvforge.manifest", "kvforge.checkpoint", *ENGINES, *MODEL_MAKING, *ABOVE
+    ),
     "kvforge/checkpoint": (*ENGINES, *MODEL_MAKING, *ABOVE),
     "kvforge/costs": ("plugins", "kvforge.manifest", "kvforge.checkpoint", *ENGINES, *ABOVE),
     "kvforge/kv_policies": ("kvforge.manifest", "plugins", *ENGINES, *ABOVE),
@@ -42,6 +45,8 @@ FORBIDDEN = {
     "kvforge/rewire": ("plugins", *ENGINES, "kvforge.distill", "kvforge.training", *ABOVE),
     "kvforge/distill": ("plugins", *ENGINES, "kvforge.rewire", "kvforge.training", *ABOVE),
     "kvforge/quantize": ("plugins", *ENGINES, "kvforge.rewire", "kvforge.distill", "kvforge.training", *ABOVE),
+    "kvforge/engine_cache": ("kvforge.serving", "kvforge.gateway", *MODEL_MAKING, *ABOVE[:-1]),
+    "kvforge/completion": ("model_defs", "plugins", "kvforge.manifest", *ENGINES, *MODEL_MAKING, *ABOVE),
     "kvforge/evaluation": ("kvforge.compiler", "kvforge.serving", "kvforge.gateway", *MODEL_MAKING, "kvforge.commands"),
     "triton_repo": ("kvforge.compiler", "kvforge.commands", "kvforge.runtime", "model_defs", "plugins"),
 }  # fmt: skip
@@ -50,7 +55,7 @@ FORBIDDEN = {
 WITHOUT_TORCH = (
     "kvforge/common/number_formats.py", "kvforge/common/staging.py", "kvforge/common/figures.py", "kvforge/costs",
     "kvforge/manifest", "kvforge/checkpoint/model.py", "kvforge/tokenization", "kvforge/tasks", "kvforge/workers",
-    "kvforge/planning",
+    "kvforge/planning", "kvforge/hub",
     "kvforge/runtime/requests", "kvforge/runtime/text", "kvforge/runtime/scheduling", "kvforge/runtime/guides/judge.py",
     "kvforge/runtime/guides/worker.py", "kvforge/runtime/guides/matchers.py", "kvforge/gateway",
     "kvforge/serving/contract", "kvforge/serving/stub", "kvforge/serving/text_models", "triton_repo",

@@ -57,11 +57,20 @@ def broken(page: Path, text: str) -> Iterator[str]:
 
 @cache
 def options() -> dict[str, frozenset[str]]:
-    """The options of each command; "" has those of ``kvforge`` itself."""
+    """The options of each command, with those of commands below it; "" has those of ``kvforge`` itself."""
     parser = make_parser()
-    commands = next(action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
-    own = {"": parser, **commands.choices}
-    return {command: frozenset(each._option_string_actions) for command, each in own.items()}
+    own = {"": frozenset(parser._option_string_actions)}
+    return own | {command: frozenset(below(each)) for command, each in parts(parser).items()}
+
+
+def parts(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    """The commands of a parser."""
+    found = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    return {name: each for action in found for name, each in action.choices.items()}
+
+
+def below(parser: argparse.ArgumentParser) -> set[str]:
+    return set(parser._option_string_actions).union(*map(below, parts(parser).values()))
 
 
 def command_lines(text: str) -> Iterator[str]:

@@ -1,0 +1,74 @@
+"""The command line options that are fields of BuildOptions, the same for every command that builds an engine."""
+
+import argparse
+import dataclasses
+from collections.abc import Collection
+from typing import Any
+
+from kvforge.kv_policies import policies
+
+
+def _flags() -> dict[str, dict[str, Any]]:
+    """Return how each field is declared; None stands for what was not given."""
+    kv_policies = ", ".join(str(policy()) for policy in policies().values())
+    return {
+        "target": {"help": "cpu (this machine), cuda or tensorrt (default: cpu)"},
+        "dtype": {"help": "of weights and arithmetic: auto, float32 or bfloat16 (default: auto)"},
+        "weight_dtype": {
+            "help": "weights of linear layers: auto (as --dtype) or int8 (a scale per output; --target cpu) "
+            "(default: auto)",
+        },
+        "kv_dtype": {
+            "help": "the KV cache: auto, float32, bfloat16, fp8 or int8 (a scale per token and head), fp8_static or "
+            "int8_static (a scale per layer, from a calibrated checkpoint) (default: auto)",
+        },
+        "max_num_seqs": {"type": int, "metavar": "N", "help": "sequences in one step (default: 64)"},
+        "max_num_tokens": {"type": int, "metavar": "N", "help": "packed tokens in one step (default: 2048)"},
+        "max_seq_len": {
+            "type": int, "metavar": "N", "help": "tokens of prompt and output (default: the model's maximum)"
+        },
+        "page_size": {"type": int, "metavar": "N", "help": "tokens in a KV cache page (default: 32)"},
+        "max_draft_len": {
+            "type": int,
+            "metavar": "N",
+            "help": "draft tokens of a sequence in one step, for speculative decoding (default: 0, none)",
+        },
+        "early_exit": {
+            "flag": "--no-early-exit",
+            "action": "store_const",
+            "const": False,
+            "help": "leave the checkpoint's early-exit head out (default: build it where there is one)",
+        },
+        "decoupled_mode": {
+            "flag": "--no-decoupled-mode",
+            "action": "store_const",
+            "const": False,
+            "help": "have `kvforge serve` give one response a request and no streaming, unless it is told --decoupled",
+        },
+        "kv_policy": {
+            "metavar": "POLICY",
+            "help": "what becomes of K,V once they are written, as docs/kv-policies.md says: "
+            f"{kv_policies} (default: full)",
+        },
+    }  # fmt: skip
+
+
+def add_build_options(parser: argparse._ActionsContainer, leave_out: Collection[str] = ()) -> None:
+    """Declare an option for each field of BuildOptions but those of ``leave_out``."""
+    for name, how in _flags().items():
+        if name not in leave_out:
+            how.pop("flag", None)
+            parser.add_argument(flag_of(name), dest=name, **how)
+
+
+def flag_of(name: str) -> str:
+    """Return the option for the field ``name`` of BuildOptions."""
+    return str(_flags()[name].get("flag", f"--{name.replace('_', '-')}"))
+
+
+def given_options(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the fields of BuildOptions that the command line gives."""
+    from kvforge.compiler import BuildOptions
+
+    values = {field.name: getattr(args, field.name, None) for field in dataclasses.fields(BuildOptions)}
+    return {name: value for name, value in values.items() if value is not None}

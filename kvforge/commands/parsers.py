@@ -1,0 +1,72 @@
+"""What the parsers of all commands have in common."""
+
+import argparse
+import textwrap
+from pathlib import Path
+from typing import Any
+
+from kvforge.common.display import Display
+
+
+class HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Says what an option is when it is not given: ``(default: X)``, which a help that knows better has already."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        is_plain = isinstance(action.default, (str, int, float, Path)) and not isinstance(action.default, bool)
+        if not is_plain or action.default is argparse.SUPPRESS or "(default: " in (action.help or ""):
+            return action.help
+        shown = f"{action.default:g}" if isinstance(action.default, float) else "%(default)s"
+        return f"{action.help} (default: {shown})"
+
+
+def add_command(
+    subparsers: argparse._SubParsersAction, name: str, *, help: str, example: str, description: str | None = None
+) -> argparse.ArgumentParser:
+    """Declare a command: ``help`` is its line in the list of commands and, as a sentence, the head of its own help
+    where there is no ``description``; ``example`` is a whole command line."""
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        name,
+        help=help,
+        description=textwrap.fill(description or f"{help[0].upper()}{help[1:]}.", 100),
+        epilog=f"example:\n  {example}",
+        formatter_class=HelpFormatter,
+    )
+    add_display_options(parser, argparse.SUPPRESS)
+    return parser
+
+
+def add_display_options(parser: argparse.ArgumentParser, default: Any = False) -> None:
+    """Declare -v and -q, which stand before a command or after it."""
+    parser.add_argument(
+        "-v",
+        "--verbose",
+        action="store_true",
+        default=default,
+        help="say what is done, and where errors come from",
+    )
+    parser.add_argument("-q", "--quiet", action="store_true", default=default, help="show neither progress nor notes")
+
+
+def display_of(args: argparse.Namespace) -> Display:
+    """Return what -v and -q ask for."""
+    return Display(args.quiet, args.verbose)
+
+
+def add_checkpoint(parser: argparse.ArgumentParser, name: str, *, help: str, **more: Any) -> None:
+    """Declare the positional argument ``name``, a checkpoint, and --revision."""
+    parser.add_argument(name, help=f"{help}; or OWNER/NAME[@REVISION] on the Hub", **more)
+    add_revision(parser)
+
+
+def add_revision(parser: argparse._ActionsContainer) -> None:
+    """Declare --revision."""
+    parser.add_argument(
+        "--revision", metavar="REV", help="branch, tag or commit of a checkpoint on the Hub (default: its main branch)"
+    )
+
+
+def checkpoint_of(args: argparse.Namespace, name: str | Path) -> Path:
+    """Return the directory of the checkpoint ``name``, downloaded if it is one of the Hub; raises CheckpointError."""
+    from kvforge.hub import find_checkpoint
+
+    return find_checkpoint(name, args.revision, show_progress=display_of(args).bars)

@@ -1,0 +1,54 @@
+"""What an engine of the cache is found by."""
+
+import dataclasses
+import hashlib
+import json
+import os
+import time
+from pathlib import Path
+
+import torch
+
+import plugins
+from kvforge.checkpoint import Checkpoint
+from kvforge.common.hardware import best_isa
+from kvforge.compiler import BuildOptions
+from kvforge.compiler.targets import load_target
+from kvforge.manifest import SCHEMA_VERSION
+from kvforge.version import __version__
+from plugins.build import sources_version
+
+_SETTLED_NS = 2 * 10**9
+"""A file that changed later than this before it was read may change again without another time of change."""
+
+
+def engine_key(checkpoint_sha256: str, options: BuildOptions) -> str:
+    """Return 24 hex digits: equal for equal content, options, machine and versions of kvforge and torch. Raises
+    BuildError for an unknown target."""
+    parts = {
+        "checkpoint": checkpoint_sha256,
+        "options": dataclasses.asdict(options),
+        "machine": [*load_target(options.target).isa(), best_isa()],
+        "versions": [__version__, SCHEMA_VERSION, torch.__version__, sources_version()],
+        "operators": {operator.name: operator.version for operator in plugins.OPERATORS.values()},
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:24]
+
+
+def content_of(checkpoint: Checkpoint, folder: Path) -> str:
+    """Return the SHA-256 of a checkpoint. It is kept below ``folder``, so that the files are read again only when one
+    of them has another size or time of change. Raises OSError where that cannot be written."""
+    states = [(file.name, file.stat()) for file in checkpoint.files()]
+    seen = [(name, at.st_dev, at.st_ino, at.st_size, at.st_mtime_ns, at.st_ctime_ns) for name, at in states]
+    text = json.dumps([str(checkpoint.path.resolve()), seen])
+    kept = folder / "checkpoints" / hashlib.sha256(text.encode()).hexdigest()[:24]
+    if kept.is_file():
+        return kept.read_text(encoding="ascii")
+    begun = time.time_ns()
+    content = checkpoint.sha256()
+    if all(at.st_ctime_ns < begun - _SETTLED_NS for _, at in states):
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        half = kept.with_suffix(f".{os.getpid()}")
+        half.write_text(content, encoding="ascii")
+        half.replace(kept)
+    return content

@@ -1,0 +1,3 @@
+"""The version of kvforge."""
+
+__version__ = "0.1.0"
