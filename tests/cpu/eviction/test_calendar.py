@@ -7,6 +7,7 @@ import pytest
 from kvforge.common.errors import BuildError
 from kvforge.kv_policies import OwnerCache, parse, policies
 from kvforge.kv_policies.eviction.calendar import Calendar, When
+from kvforge.kv_policies.eviction.noted import NotesTokens
 from kvforge.kv_policies.eviction.policy import NOT_OBSERVED, Eviction
 
 CACHE = OwnerCache(num_kv_heads=2, head_dim=8, page_size=4, element_bytes=2)
@@ -88,7 +89,8 @@ def test_observed_queries_are_the_last_ones_before_each_eviction(rule: str) -> N
             following = policy.calendar.next(num_prompt, computed + 1)
             if policy.statistic is None or following is None:
                 assert start == NOT_OBSERVED
-                assert policy.num_observers(num_prompt, computed, computed + 1) == 0
+                noted = isinstance(policy, NotesTokens) and policy.note_from(num_prompt) <= computed < num_prompt
+                assert policy.num_observers(num_prompt, computed, computed + 1) == noted
             elif policy.num_observed == 0:
                 assert start == 0
                 assert policy.num_observers(num_prompt, computed, following) == following - computed

@@ -91,8 +91,8 @@ def test_text_leaves_defaults() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "the KV policy '' is unknown; choose from adakv, batchmax, full, h2o, "),
-        ("shadow", "the KV policy 'shadow' is unknown; choose from adakv, batchmax, full, h2o, "),
+        ("", "the KV policy '' is unknown; choose from adakv, batchmax, expected, full, h2o, "),
+        ("shadow", "the KV policy 'shadow' is unknown; choose from adakv, batchmax, expected, full, h2o, "),
         ("full:rank=1", "the KV policy full has no parameter 'rank'; it has none."),
         (
             "shadowkv:ranks=1",

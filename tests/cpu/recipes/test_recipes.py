@@ -75,7 +75,10 @@ def test_every_build_option_is_a_key_and_reaches_the_options(tmp_path: Path) -> 
         ("kv_dtype: nvfp4\n", "line 1: kv_dtype 'nvfp4' is unknown; choose from auto, float32"),
         ("max_num_seqs: 0\n", "line 1: max_num_seqs is 0; it must be at least 1"),
         ("max_draft_len: -1\n", "line 1: max_draft_len is -1; it must be at least 0"),
-        ("kv_policy: h3o\n", "line 1: the KV policy 'h3o' is unknown; choose from adakv, batchmax, full, h2o,"),
+        (
+            "kv_policy: h3o\n",
+            "line 1: the KV policy 'h3o' is unknown; choose from adakv, batchmax, expected, full, h2o,",
+        ),
         ("target: cpu\nkv_policy: shadowkv:r=1\n", "line 2: the KV policy shadowkv has no parameter 'r'; it has rank,"),
         ("kv_policy: {name: shadowkv}\n", "line 1: kv_policy must be text, not a map"),
         ("early_exit: 1\n", "line 1: early_exit must be true or false, not int '1'"),
