@@ -5,6 +5,8 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
+from kvforge.common.extras import how_to_install
+
 _CONFIG = {
     "train": (str, "partial: what SwiftKV adds; upper: all of the layers above the cut; full: everything (partial)"),
     "epochs": (float, "passes over the data (2.0)"),
@@ -92,6 +94,6 @@ def run(args: argparse.Namespace) -> int:
         f"{summary.output}: {summary.steps} steps, {summary.tokens / 1e6:.2f} M tokens in {summary.seconds:.0f} s; at "
         f"the last step KL {last['kl']:.4f}, agreement {last['agreement']:.1%}"
     )
-    plot = summary.plot or "none (pip install -e '.[perf]')"
+    plot = summary.plot or f"none ({how_to_install('perf')})"
     print(f"log: {Path(summary.work) / 'metrics.csv'}, plot: {plot}")
     return 0
