@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 
+from kvforge.common.build_paths import build_paths, with_quotes, with_whitespace
 from kvforge.common.hardware import available_memory_bytes
 from kvforge.doctor.finding import Check, installed_version
 from kvforge.doctor.kernels import cpu_check
@@ -19,6 +20,7 @@ def diagnose() -> list[Check]:
         _python(),
         _torch_version(),
         _compiler(),
+        _build_paths(),
         cpu_check(),
         _memory(),
         *package_checks(),
@@ -56,6 +58,18 @@ def _compiler() -> Check:
         return Check("C++ compiler", "missing", f"no {compiler}", "apt-get install g++ (needed by kvforge build)")
     line = subprocess.run([path, "--version"], capture_output=True, text=True).stdout.splitlines()
     return Check("C++ compiler", "ok", line[0] if line else path)
+
+
+def _build_paths() -> Check:
+    paths = build_paths()
+    for name, wrong, status, remedy in (
+        ("quotes or backslashes", with_quotes(paths), "missing", "kvforge build"),
+        ("spaces", with_whitespace(paths), "optional", "kvforge build --target cuda"),
+    ):
+        if wrong:
+            advice = f"{remedy} needs an environment and a TMPDIR without {name} in their names"
+            return Check("build folders", status, f"{name} in {wrong[0]!r}", advice)
+    return Check("build folders", "ok", "compilers can be given their names")
 
 
 def _memory() -> Check:

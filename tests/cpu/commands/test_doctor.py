@@ -9,6 +9,8 @@ import pytest
 
 from kvforge.cli import main
 from kvforge.commands import doctor as doctor_command
+from kvforge.common.errors import BuildError
+from kvforge.compiler.toolchain import check_paths
 from kvforge.doctor import checks as doctor
 from kvforge.doctor import packages as doctor_packages
 from kvforge.doctor import serving as doctor_serving
@@ -98,6 +100,23 @@ def test_a_port_in_use_is_named_with_its_option(monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setattr(doctor_serving, "PORTS", {"health": taken.getsockname()[1]})
         (check,) = doctor_serving._ports()
     assert check.status == "optional" and "--health-port" in check.advice
+
+
+@pytest.mark.parametrize(
+    ("folder", "status"), [("plain", "ok"), ("two words", "optional"), ("say 'cheese'", "missing")]
+)
+def test_folders_that_compilers_cannot_be_given_are_named(
+    folder: str, status: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvforge.common.build_paths.tempfile.gettempdir", lambda: str(tmp_path / folder))
+    check = doctor._build_paths()
+    assert check.status == status and (status == "ok" or folder.replace("'", "") in check.found.replace("'", ""))
+    for spaces in (True, False):
+        if status == "missing" or (status == "optional" and not spaces):
+            with pytest.raises(BuildError, match="set TMPDIR"):
+                check_paths(spaces=spaces)
+        else:
+            check_paths(spaces=spaces)
 
 
 def test_the_diagnosis_of_this_machine_is_whole() -> None:

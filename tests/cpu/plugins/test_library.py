@@ -33,8 +33,8 @@ def small_library(monkeypatch, tmp_path) -> Path:
     """An empty cache and a library of one file, which compiles in no time."""
     marker = [unit for unit in build.units() if unit.source == "native/marker.cpp"]
     monkeypatch.setattr(build, "units", lambda machine=None: tuple(marker))
-    monkeypatch.setenv("KVFORGE_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
+    monkeypatch.setenv("KVFORGE_CACHE", str(tmp_path / "a cache"))
+    return tmp_path / "a cache"
 
 
 def test_the_cache_is_used_and_a_damaged_file_is_built_anew(small_library):
