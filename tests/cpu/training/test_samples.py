@@ -1,4 +1,4 @@
-"""The files to try `rewire`, `distill` and `eval` with: made by the tasks, fit for the tiny teacher as the README says."""
+"""Files to try `rewire`, `distill` and `eval` with: made by the tasks, fit for the tiny teacher as the README says."""
 
 import json
 import re
