@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from kvforge import __version__
 from kvforge.common.errors import KvforgeError
 from kvforge.common.native_calls import panics_as
+from kvforge.suggesting_parser import SuggestingParser
 
 COMMANDS = (
     "plan",
@@ -31,7 +32,7 @@ COMMANDS = (
 
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of all commands."""
-    parser = argparse.ArgumentParser(
+    parser = SuggestingParser(
         prog="kvforge",
         description=(
             "Compile KV-compressed language models into engines and serve them behind Triton Inference Server."

@@ -14,6 +14,7 @@ from torch import Tensor
 from kvforge.checkpoint.finite import check_finite
 from kvforge.checkpoint.quantization import CONFIG_FILE, Quantization, read_quantization
 from kvforge.common.errors import CheckpointError, first_line
+from kvforge.common.lfs import fetch_it, is_lfs_pointer
 from kvforge.common.relative_names import is_inside
 
 TOKENIZER_FILES = (
@@ -186,6 +187,8 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
             with safe_open(file, framework="pt") as tensors:
                 names = list(tensors.keys())
         except (SafetensorError, OSError) as error:
+            if is_lfs_pointer(file):
+                raise CheckpointError(fetch_it(file)) from None
             raise CheckpointError(f"{file} is not a readable safetensors file: {first_line(error)}.") from None
         for name in names:
             if name in file_of_tensor:
