@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from kvforge.commands.parsers import HelpFormatter, add_display_options
 from kvforge.common.errors import KvforgeError
 from kvforge.common.native_calls import panics_as
+from kvforge.suggesting_parser import SuggestingParser
 from kvforge.version import __version__
 
 COMMANDS = (
@@ -37,7 +38,7 @@ COMMANDS = (
 
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of all commands."""
-    parser = argparse.ArgumentParser(
+    parser = SuggestingParser(
         prog="kvforge",
         description=(
             "Compile KV-compressed language models into engines and serve them behind Triton Inference Server."

@@ -21,17 +21,12 @@ __all__ = [
     "families",
     "family_of",
     "load_config",
+    "supported_family",
 ]
 
 
-def load_config(hf: Mapping[str, Any], generation: Mapping[str, Any] | None = None) -> ModelConfig:
-    """Return the ModelConfig for the contents of a ``config.json``; those with a SwiftKV cut (``<family>_swiftkv``)
-    are read by their base family. The ``eos_token_id`` of a ``generation_config.json`` end a text as well: chat models
-    name their end-of-turn token there.
-
-    Raises:
-        ModelError: unknown ``model_type`` or a bad field.
-    """
+def supported_family(hf: Mapping[str, Any]) -> Family:
+    """Return the family of the contents of a ``config.json``; raises ModelError where it is unknown or broken."""
     model_type, family = hf.get("model_type"), family_of(hf)
     if family is None:
         broken = broken_families().get(str(model_type).removesuffix("_swiftkv"))
@@ -42,6 +37,18 @@ def load_config(hf: Mapping[str, Any], generation: Mapping[str, Any] | None = No
             f"model_type {reprlib.repr(model_type)} is not supported; supported are {known}, "
             "each plain or with the suffix _swiftkv."
         )
+    return family
+
+
+def load_config(hf: Mapping[str, Any], generation: Mapping[str, Any] | None = None) -> ModelConfig:
+    """Return the ModelConfig for the contents of a ``config.json``; those with a SwiftKV cut (``<family>_swiftkv``)
+    are read by their base family. The ``eos_token_id`` of a ``generation_config.json`` end a text as well: chat models
+    name their end-of-turn token there.
+
+    Raises:
+        ModelError: unknown ``model_type`` or a bad field.
+    """
+    model_type, family = hf.get("model_type"), supported_family(hf)
     if str(model_type).endswith("_swiftkv") and "num_key_value_layers" not in hf:
         raise ModelError(
             f"A {model_type} config.json needs num_key_value_layers, the first layer whose KV comes "

@@ -113,7 +113,13 @@ def marker() -> str:
 
 
 def cache_dir() -> Path:
-    return Path(os.environ.get("KVFORGE_CACHE") or Path.home() / ".cache" / "kvforge")
+    given = os.environ.get("KVFORGE_CACHE")
+    try:
+        return Path(given) if given else Path.home() / ".cache" / "kvforge"
+    except RuntimeError:
+        raise PluginBuildError(
+            "There is no home directory for the cache of compiled operators; set KVFORGE_CACHE to a writable directory."
+        ) from None
 
 
 def build_library(out: Path | None = None, extra_flags: tuple[str, ...] = ()) -> Path:
@@ -126,15 +132,16 @@ def build_library(out: Path | None = None, extra_flags: tuple[str, ...] = ()) ->
     compiler, version = _compiler()
     target = _path_of(version, extra_flags)
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with open(target.with_suffix(".lock"), "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if not _is_whole(target):
-                _compile(compiler, target, extra_flags)
+        if not _is_whole(target):  # a whole one is used where it lies, in a cache that may be read-only
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with open(target.with_suffix(".lock"), "w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                if not _is_whole(target):
+                    _compile(compiler, target, extra_flags)
     except OSError as error:
         raise PluginBuildError(
-            f"The operator library cannot be written to {target.parent} ({error.strerror}); set KVFORGE_CACHE to a "
-            "writable directory."
+            f"The cache of compiled operators, {target.parent}, cannot be written ({error.strerror}); set "
+            "KVFORGE_CACHE to a writable directory."
         ) from error
     try:
         return target if out is None else _copy(target, out)

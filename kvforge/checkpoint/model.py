@@ -4,8 +4,9 @@ import re
 from pathlib import Path
 
 from kvforge.checkpoint import Checkpoint, open_checkpoint
+from kvforge.checkpoint.reader import read_json
 from kvforge.common.errors import CheckpointError
-from model_defs import ModelConfig, ModelError, family_of, load_config
+from model_defs import ModelConfig, ModelError, family_of, load_config, supported_family
 from model_defs.weights import weight_specs
 
 _IS_NUMBER = re.compile("[0-9]{1,9}")
@@ -13,10 +14,22 @@ _IS_NUMBER = re.compile("[0-9]{1,9}")
 
 def open_model(path: str | Path) -> Checkpoint:
     """Open a checkpoint whose tensors go by the names of ``model_defs.weights``, whatever its family calls them; raises
-    CheckpointError as ``open_checkpoint`` does, and where two tensors would go by one name."""
+    CheckpointError for a family that is not supported, as ``open_checkpoint`` does, and where two tensors would go by
+    one name."""
+    _check_family(Path(path))
     checkpoint = open_checkpoint(path)
     family = family_of(checkpoint.hf_config)
     return checkpoint if family is None else checkpoint.renamed(family.weight_name)
+
+
+def _check_family(path: Path) -> None:
+    """Raise CheckpointError for another family's configuration, whatever else is wrong with the checkpoint."""
+    file = path / "config.json"
+    if file.is_file():
+        try:
+            supported_family(read_json(file))
+        except ModelError as error:
+            raise CheckpointError(f"{path}: {error}") from None
 
 
 def read_model_config(checkpoint: Checkpoint) -> ModelConfig:

@@ -15,6 +15,7 @@ from kvforge.checkpoint.finite import check_finite
 from kvforge.checkpoint.quantization import Quantization, read_quantization
 from kvforge.common.checkpoint_files import CONFIG, QUANTIZATION, TOKENIZER_FILES, WEIGHTS, WEIGHTS_INDEX
 from kvforge.common.errors import CheckpointError, first_line
+from kvforge.common.lfs import fetch_it, is_lfs_pointer
 from kvforge.common.relative_names import is_inside
 
 MAX_JSON_BYTES = 1 << 26
@@ -184,6 +185,8 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
             with safe_open(file, framework="pt") as tensors:
                 names = list(tensors.keys())
         except (SafetensorError, OSError) as error:
+            if is_lfs_pointer(file):
+                raise CheckpointError(fetch_it(file)) from None
             raise CheckpointError(f"{file} is not a readable safetensors file: {first_line(error)}.") from None
         for name in names:
             if name in file_of_tensor:

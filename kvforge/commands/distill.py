@@ -6,6 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from kvforge.commands.parsers import add_checkpoint, add_command, checkpoint_of, display_of
+from kvforge.common.extras import how_to_install
 
 _CONFIG = {
     "train": (
@@ -108,6 +109,6 @@ def run(args: argparse.Namespace) -> int:
         f"{summary.output}: {summary.steps} steps, {summary.tokens / 1e6:.2f} M tokens in {summary.seconds:.0f} s; at "
         f"the last step KL {last['kl']:.4f}, agreement {last['agreement']:.1%}"
     )
-    plot = summary.plot or "none (pip install -e '.[perf]')"
+    plot = summary.plot or f"none ({how_to_install('perf')})"
     print(f"log: {Path(summary.work) / 'metrics.csv'}, plot: {plot}")
     return 0

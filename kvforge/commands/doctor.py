@@ -6,7 +6,7 @@ import json
 from kvforge.commands.parsers import add_command
 from kvforge.doctor.checks import diagnose
 
-_MARKS = {"ok": "ok     ", "optional": "absent ", "missing": "MISSING"}
+_MARKS = {"ok": "ok     ", "optional": "absent ", "missing": "MISSING", "broken": "BROKEN "}
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
@@ -22,7 +22,8 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print every check; returns 1 if something needed to build and run engines is missing."""
+    """Print every check; returns 1 if something needed to build and run engines is missing, or
+    something that is installed is broken."""
     checks = diagnose()
     if args.json:
         print(json.dumps([check.__dict__ for check in checks], indent=1))
@@ -32,4 +33,4 @@ def run(args: argparse.Namespace) -> int:
                 f"{_MARKS[check.status]}  {check.name:<18} {check.found}"
                 + (f"  -> {check.advice}" if check.advice else "")
             )
-    return int(any(check.status == "missing" for check in checks))
+    return int(any(check.status in ("missing", "broken") for check in checks))

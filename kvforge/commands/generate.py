@@ -129,6 +129,8 @@ def _guide(args: argparse.Namespace) -> "GuidedDecoding | None":
 
 
 def _read_input() -> str:
+    if sys.stdin.isatty():
+        print("kvforge: reading the prompt from standard input; Ctrl-D on a line of its own ends it", file=sys.stderr)
     try:
         return sys.stdin.read().removesuffix("\n")
     except UnicodeDecodeError as error:

@@ -101,8 +101,10 @@ def run(args: argparse.Namespace) -> int:
     from kvforge.planning.sequence_memory import plan_policy
 
     subject = load_subject(args.model, args.revision)
+    if args.weight_dtype is not None:
+        subject = subject.with_weights(args.weight_dtype)
     policy = subject.policy if args.kv_policy is None else parse(args.kv_policy)
-    work = Workload(args.input, args.output, args.weight_dtype or subject.weight_dtype, args.distillation_tokens)
+    work = Workload(args.input, args.output, subject.weight_dtype, args.distillation_tokens)
     fleet = Fleet(tuple(args.memory_gib), args.reserve_gib, args.tflops, args.bandwidth_gb_s, args.gpus)
     variants = list_variants(
         subject.shape,

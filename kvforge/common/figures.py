@@ -5,7 +5,8 @@ import io
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvforge.common.errors import KvforgeError, MissingToolError, first_line
+from kvforge.common.errors import KvforgeError, first_line
+from kvforge.common.extras import import_failed
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -28,8 +29,8 @@ def new_figure(width: float, height: float) -> "Figure":
     """Return an empty figure, in inches, that needs no display. Raises MissingToolError without matplotlib."""
     try:
         from matplotlib.figure import Figure
-    except ImportError:
-        raise MissingToolError("Plots need matplotlib: pip install -e '.[perf]'.") from None
+    except Exception as error:
+        raise import_failed("Plots need matplotlib", "perf", error) from None
     return Figure(figsize=(width, height), layout="constrained")
 
 

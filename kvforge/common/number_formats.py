@@ -26,3 +26,15 @@ KV_FORMATS = {
     "fp8_static": KVFormat(1, "static"),
     "int8_static": KVFormat(1, "static"),
 }
+
+
+def automatic_dtype(stored: str, int8_weights: bool = False) -> str:
+    """Return the dtype that a build computes in unless told otherwise, from safetensors' name of the stored weights'
+    dtype: fp32 for fp32 weights, else bf16, as with int8 weights."""
+    return "float32" if stored in ("F32", "F64") and not int8_weights else "bfloat16"
+
+
+def automatic_kv_dtype(dtype: str, kv_cache_algo: str | None) -> str:
+    """Return the cache's format unless told otherwise: the static one that the checkpoint was calibrated for
+    (``kv_cache_algo``: ``FP8``, ``INT8`` or None), or the dtype of the computation."""
+    return f"{kv_cache_algo.lower()}_static" if kv_cache_algo else dtype

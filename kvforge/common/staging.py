@@ -59,11 +59,20 @@ def staging_directory(output: Path, *, replace: bool = False) -> Iterator[Path]:
             yield staging
             _publish(staging, output, old, replaced)
     except OSError as error:
-        raise KvforgeError(f"{output} was not written: {error}; free space or correct permissions there.") from error
+        where = _elsewhere(error, staging) or "there"
+        raise KvforgeError(f"{output} was not written: {error}; free space or correct permissions {where}.") from error
     finally:
         if _identity(staging) == _identity(lock):
             shutil.rmtree(staging, ignore_errors=True)
         os.close(lock)
+
+
+def _elsewhere(error: OSError, staging: Path) -> str:
+    """Return ``"at FILE"`` where the error is about a file that is not the output's."""
+    file = error.filename
+    if not isinstance(file, (str, bytes)) or Path(os.fsdecode(file)).absolute().is_relative_to(staging.parent):
+        return ""
+    return f"at {os.fsdecode(file)}, which is no part of it"
 
 
 def _lock(staging: Path) -> int:

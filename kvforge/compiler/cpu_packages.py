@@ -1,7 +1,6 @@
 """AOTInductor packages of CPU graphs: the C++ compiler works on one while Inductor generates the next."""
 
 import contextlib
-import shlex
 import shutil
 import subprocess
 import tempfile
@@ -13,6 +12,7 @@ from torch._inductor.cpp_builder import CppBuilder
 from torch._inductor.package import package_aoti
 from torch.export import ExportedProgram
 
+from kvforge.common.build_paths import build_paths, split_command
 from kvforge.common.errors import BuildError, first_line
 from kvforge.compiler.aot_inductor import INDUCTOR_CONFIG
 
@@ -35,11 +35,11 @@ class _Package:
 
     def generate(self, program: ExportedProgram) -> None:
         """Generate the C++ and start its compilation."""
-        compile_now = CppBuilder.build
+        compile_now, paths = CppBuilder.build, build_paths()
 
         def build(builder: CppBuilder) -> None:
             target = builder.get_target_file_path()
-            command = shlex.split(builder.get_command_line())
+            command = split_command(builder.get_command_line(), paths)  # torch quotes some paths of it and others not
             self._own[target] = str(self._folder / Path(target).name)
             if target.endswith((".wrapper.o", ".kernel.o")):
                 Path(target).touch()  # to be removed by Inductor
@@ -47,7 +47,7 @@ class _Package:
             elif target.endswith(".wrapper.so"):
                 self._link = command
             else:
-                compile_now(builder)
+                self._compile(command, Path(target).parent)
                 if target.endswith(".weights.o"):  # of no bytes; removed by Inductor
                     shutil.copyfile(target, self._own[target])
 
@@ -77,6 +77,13 @@ class _Package:
             process.kill()
             process.communicate()
 
+    def _compile(self, command: list[str], folder: Path) -> None:
+        """Run a command of Inductor's as it is, and wait for it."""
+        folder.mkdir(parents=True, exist_ok=True)
+        result = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        if result.returncode != 0:
+            raise self._error(_first_error(result.stdout))
+
     def _start(self, command: list[str]) -> None:
         own = [self._own.get(word, word) for word in command]
         self._running.append(subprocess.Popen(own, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
@@ -85,11 +92,15 @@ class _Package:
         while self._running:
             output, _ = self._running[0].communicate()
             if self._running.pop(0).returncode != 0:
-                lines = output.strip().splitlines() or ["no message"]
-                raise self._error(next((line for line in lines if "error" in line), lines[-1]))
+                raise self._error(_first_error(output))
 
     def _error(self, why: str) -> BuildError:
         return BuildError(f"AOTInductor could not compile {self._path.stem}: {why}")
+
+
+def _first_error(output: str) -> str:
+    lines = output.strip().splitlines() or ["no message"]
+    return next((line for line in lines if "error" in line), lines[-1])
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ import torch
 from kvforge.common.dtypes import COMPUTE_DTYPES, KV_DTYPES
 from kvforge.common.errors import BuildError
 from kvforge.common.hardware import best_isa
-from kvforge.common.number_formats import KV_FORMATS, WEIGHT_BYTES
+from kvforge.common.number_formats import KV_FORMATS, WEIGHT_BYTES, automatic_dtype, automatic_kv_dtype
 from kvforge.kv_policies import Full, KVPolicy, compatibility, features, parse
 from kvforge.manifest import graph_names
 from model_defs import ModelConfig
@@ -113,8 +113,8 @@ def resolve(
     checkpoint_dtype: str,
     kv_cache_algo: str | None = None,
 ) -> ResolvedOptions:
-    """Fill in what was left open: compute in fp32 for fp32 checkpoints, else bf16, as with int8 weights; weights and
-    cache in the same dtype, or the cache in the static format that the checkpoint is quantized for.
+    """Fill in what was left open: the dtype by ``automatic_dtype``, weights in the same, the cache's by
+    ``automatic_kv_dtype``.
 
     ``checkpoint_dtype`` is safetensors' name of the stored weights' dtype; ``kv_cache_algo`` is ``FP8`` or ``INT8``
     where the checkpoint has static scales for the cache, else None. ``kv_scales`` of the result is left empty.
@@ -142,12 +142,9 @@ def resolve(
             "trained for; choose a smaller one."
         )
     int8_weights = options.weight_dtype == "int8"
-    is_wide = checkpoint_dtype in ("F32", "F64") and not int8_weights
-    dtype = _choice(options.dtype, "float32" if is_wide else "bfloat16", COMPUTE_DTYPES, "--dtype")
+    dtype = _choice(options.dtype, automatic_dtype(checkpoint_dtype, int8_weights), COMPUTE_DTYPES, "--dtype")
     _check_weight_dtype(options, dtype)
-    kv_dtype = _choice(
-        options.kv_dtype, f"{kv_cache_algo.lower()}_static" if kv_cache_algo else dtype, KV_DTYPES, "--kv-dtype"
-    )
+    kv_dtype = _choice(options.kv_dtype, automatic_kv_dtype(dtype, kv_cache_algo), KV_DTYPES, "--kv-dtype")
     if KV_FORMATS[kv_dtype].scales == "static" and kv_cache_algo is None:
         raise BuildError(
             f"--kv-dtype {kv_dtype} needs a checkpoint that was calibrated for an 8-bit cache; make one with "

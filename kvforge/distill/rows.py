@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
-from kvforge.common.errors import KvforgeError, MissingToolError, first_line
+from kvforge.common.errors import KvforgeError, first_line
+from kvforge.common.extras import import_failed
 
 
 class Row(NamedTuple):
@@ -66,10 +67,9 @@ def read_dataset(source: str, show_progress: bool = False) -> Iterator[Row]:
     on the Hugging Face hub or in its cache. Raises KvforgeError where it cannot be loaded."""
     try:
         import datasets
-    except ImportError:
-        raise MissingToolError(
-            f"{source} is no .jsonl or .txt file, and Hugging Face datasets need: pip install -e '.[train]'."
-        ) from None
+    except Exception as error:
+        need = f"{source} is no .jsonl or .txt file, and a data set needs the package datasets"
+        raise import_failed(need, "train", error) from None
     name, *parts = source.split(":")
     split = parts[-1] if parts else "train"
     config = parts[0] if len(parts) > 1 else None

@@ -6,9 +6,11 @@ import shutil
 import subprocess
 import sys
 
+from kvforge.common.build_paths import build_paths, with_quotes, with_whitespace
 from kvforge.common.hardware import available_memory_bytes
 from kvforge.doctor.finding import Check, installed_version
 from kvforge.doctor.kernels import cpu_check
+from kvforge.doctor.packages import package_checks
 from kvforge.doctor.serving import serving_checks
 
 
@@ -16,11 +18,12 @@ def diagnose() -> list[Check]:
     """Run every check, most fundamental first."""
     return [
         _python(),
-        _torch(),
+        _torch_version(),
         _compiler(),
+        _build_paths(),
         cpu_check(),
         _memory(),
-        *_packages(),
+        *package_checks(),
         *_extensions(),
         *serving_checks(),
         _gpu(),
@@ -37,13 +40,15 @@ def _python() -> Check:
     )
 
 
-def _torch() -> Check:
+def _torch_version() -> Check:
+    """Whether it is a torch that kvforge knows; that it is there at all and can be imported, the packages say."""
     version = installed_version("torch")
     if version is None:
-        return Check("torch", "missing", "not installed", "pip install 'torch>=2.11,<2.14'")
+        return Check("torch's version", "ok", "no torch")
     major, minor = (int(part) for part in version.split(".")[:2])
     good = (2, 11) <= (major, minor) < (2, 14)
-    return Check("torch", "ok" if good else "missing", version, "" if good else "install torch>=2.11,<2.14")
+    advice = "" if good else "pip install 'torch>=2.11,<2.14'"
+    return Check("torch's version", "ok" if good else "missing", version, advice)
 
 
 def _compiler() -> Check:
@@ -55,56 +60,20 @@ def _compiler() -> Check:
     return Check("C++ compiler", "ok", line[0] if line else path)
 
 
+def _build_paths() -> Check:
+    paths = build_paths()
+    for name, wrong, status, remedy in (
+        ("quotes or backslashes", with_quotes(paths), "missing", "kvforge build"),
+        ("spaces", with_whitespace(paths), "optional", "kvforge build --target cuda"),
+    ):
+        if wrong:
+            advice = f"{remedy} needs an environment and a TMPDIR without {name} in their names"
+            return Check("build folders", status, f"{name} in {wrong[0]!r}", advice)
+    return Check("build folders", "ok", "compilers can be given their names")
+
+
 def _memory() -> Check:
     return Check("memory", "ok", f"{available_memory_bytes() / 2**30:.1f} GiB available")
-
-
-def _packages() -> list[Check]:
-    needed = [
-        ("safetensors", "missing"),
-        ("tokenizers", "missing"),
-        ("huggingface_hub", "missing"),
-        ("numpy", "missing"),
-        ("tritonclient", "optional"),
-        ("fastapi", "optional"),
-        ("uvicorn", "optional"),
-        ("llguidance", "optional"),
-        ("matplotlib", "optional"),
-        ("datasets", "optional"),
-        ("lm_eval", "optional"),
-        ("transformers", "optional"),
-        ("modelopt", "optional"),
-        ("onnx", "optional"),
-        ("onnxscript", "optional"),
-        ("triton", "optional"),
-        ("tensorrt", "optional"),
-        ("tensorrt-llm", "optional"),
-    ]
-    advices = {"triton": "comes with a CUDA build of torch (needed by targets cuda and tensorrt on a GPU)"}
-    extras = {
-        "tritonclient": "serve",
-        "fastapi": "serve",
-        "uvicorn": "serve",
-        "llguidance": "serve",
-        "matplotlib": "perf",
-        "datasets": "train",
-        "lm_eval": "eval",
-        "transformers": "modelopt",
-        "modelopt": "modelopt",
-        "onnx": "onnx",
-        "onnxscript": "onnx",
-        "tensorrt": "tensorrt",
-        "tensorrt-llm": "trtllm",
-    }
-    checks = []
-    for package, absent in needed:
-        version = installed_version("nvidia-modelopt" if package == "modelopt" else package)
-        advice = f"pip install -e '.[{extras[package]}]'" if package in extras else f"pip install {package}"
-        advice = advices.get(package, advice)
-        checks.append(
-            Check(package, "ok" if version else absent, version or "not installed", "" if version else advice)
-        )
-    return checks
 
 
 def _extensions() -> list[Check]:
@@ -117,9 +86,7 @@ def _extensions() -> list[Check]:
     kinds = {"KV policy": broken_policies(), "model family": broken_families()}
     remedy = "mend or uninstall the package that brings it"
     return [
-        Check(f"{kind} {name}", "missing", why, remedy)
-        for kind, broken in kinds.items()
-        for name, why in broken.items()
+        Check(f"{kind} {name}", "broken", why, remedy) for kind, broken in kinds.items() for name, why in broken.items()
     ]
 
 

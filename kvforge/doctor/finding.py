@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Check:
-    """``status`` is ``ok``, ``optional`` (absent or too little, needed for some commands) or ``missing``."""
+    """``status`` is ``ok``, ``optional`` (absent or too little, needed for some commands), ``missing``, or ``broken``
+    (there and useless)."""
 
     name: str
     status: str

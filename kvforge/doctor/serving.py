@@ -6,6 +6,7 @@ import shutil
 import socket
 from pathlib import Path
 
+from kvforge.common.extras import how_to_install
 from kvforge.doctor.finding import Check, installed_version
 
 PORTS = {"http": 8000, "grpc": 8001, "metrics": 8002, "health": 8003, "openai": 8080}
@@ -28,7 +29,7 @@ def _triton() -> Check:
     bundled = installed_version("nvidia-pytriton")
     if bundled:
         return Check("tritonserver", "ok", f"bundled with nvidia-pytriton {bundled}")
-    return Check("tritonserver", "optional", "not found", "pip install -e '.[serve]' (needed by kvforge serve)")
+    return Check("tritonserver", "optional", "not found", f"{how_to_install('serve')} (needed by kvforge serve)")
 
 
 def _numpy() -> Check:

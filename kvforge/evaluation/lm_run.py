@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvforge.common.errors import KvforgeError, MissingToolError, first_line
+from kvforge.common.errors import KvforgeError, first_line
+from kvforge.common.extras import import_failed
 from kvforge.evaluation.lm_tasks import MAX_ANSWER_TOKENS, PAPER_TASKS, PaperTask
 
 if TYPE_CHECKING:
@@ -48,17 +49,15 @@ def run_paper_tasks(
         A score for each of the paper's tasks, and one for every metric of each other task.
 
     Raises:
-        MissingToolError: lm-evaluation-harness is not installed.
+        MissingToolError: lm-evaluation-harness is not installed or cannot be imported.
         KvforgeError: a task is unknown, its data set cannot be loaded, or the engine cannot run it.
     """
     try:
         from lm_eval import simple_evaluate
 
         from kvforge.evaluation.lm_harness import EngineLM
-    except ImportError as error:
-        raise MissingToolError(
-            f"lm-evaluation-harness is needed here ({first_line(error)}): pip install -e '.[eval]'."
-        ) from None
+    except Exception as error:  # of packages that do not fit each other, anything
+        raise import_failed("kvforge lm-eval needs lm-evaluation-harness", "eval", error) from None
     presets = {preset.name: preset for preset in PAPER_TASKS}
     chosen = list(presets) if tasks is None else list(tasks)
     model = EngineLM(engine, max_gen_toks=MAX_ANSWER_TOKENS, show_progress=show_progress)

@@ -145,6 +145,10 @@ class RequestReader:
         )
 
     def _check_name(self, fields: Fields) -> None:
-        if not isinstance(fields.get("model"), str):
-            raise bad_field("model", f"must be the model's name, {self._model.name}")
-        self._model.check_name(fields["model"])
+        """A request that names no model means the one that is served."""
+        name = fields.get("model")
+        if name is None:
+            return
+        if not isinstance(name, str):
+            raise bad_field("model", f"must be the model's name, {self._model.name}, or left out")
+        self._model.check_name(name)

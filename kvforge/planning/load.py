@@ -4,6 +4,7 @@ import dataclasses
 from pathlib import Path
 
 from kvforge.common.errors import CheckpointError, KvforgeError
+from kvforge.common.number_formats import KV_FORMATS, automatic_dtype, automatic_kv_dtype
 from kvforge.costs.shape import ModelShape
 from kvforge.hub import find_config, parse_name
 from kvforge.kv_policies import Full, KVPolicy
@@ -24,6 +25,14 @@ class Subject:
     kv_dtype: str = "bfloat16"
     policy: KVPolicy = dataclasses.field(default_factory=Full)
     page_size: int = 32
+    is_engine: bool = False
+
+    def with_weights(self, dtype: str) -> "Subject":
+        """Return it with weights of another dtype, and the cache that a build would choose with them; an engine keeps
+        its own, and a checkpoint the static format that it was calibrated for."""
+        if self.is_engine or KV_FORMATS[self.kv_dtype].scales == "static":
+            return dataclasses.replace(self, weight_dtype=dtype)
+        return dataclasses.replace(self, weight_dtype=dtype, kv_dtype="float32" if dtype == "float32" else "bfloat16")
 
 
 def load_subject(model: str, revision: str | None = None) -> Subject:
@@ -52,23 +61,39 @@ def load_subject(model: str, revision: str | None = None) -> Subject:
             kv_dtype=manifest.kv_dtype,
             policy=manifest.policy,
             page_size=manifest.page_size,
+            is_engine=True,
         )
     if path.is_dir() and not (path / "config.json").is_file():
         raise KvforgeError(f"{path} is neither an engine ({MANIFEST_FILE}) nor a checkpoint (config.json); give one.")
-    path = path / "config.json" if path.is_dir() else path
-    return _from_config(path, path.resolve().parent.name if path.name == "config.json" else path.stem)
+    file = path / "config.json" if path.is_dir() else path
+    title = file.resolve().parent.name if file.name == "config.json" else file.stem
+    return _from_checkpoint(path, title) if any(path.glob("*.safetensors")) else _from_config(file, title)
 
 
-def _from_config(path: Path, name: str) -> Subject:
+def _from_checkpoint(path: Path, name: str) -> Subject:
+    """With the dtypes that ``kvforge build`` chooses by the stored weights."""
+    from kvforge.checkpoint.model import open_model
+
+    checkpoint = open_model(path)
+    quantization = checkpoint.quantization
+    algorithm = None if quantization is None else quantization.kv_cache_algo
+    dtype = automatic_dtype(checkpoint.dtype("model.embed_tokens.weight"))
+    kv_dtype = automatic_kv_dtype(dtype, algorithm)
+    return dataclasses.replace(_from_config(path / "config.json", name), weight_dtype=dtype, kv_dtype=kv_dtype)
+
+
+def _from_config(file: Path, name: str) -> Subject:
+    """Of a config.json; without weights, the dtype is the one that it names."""
     from kvforge.checkpoint.reader import read_json
     from model_defs import ModelError, load_config
 
-    hf = read_json(path)
+    hf = read_json(file)
     try:
         config = load_config(hf)
     except ModelError as error:
-        raise CheckpointError(f"{path}: {error}") from None
-    return _own(shape_of_config(config, name))
+        raise CheckpointError(f"{file}: {error}") from None
+    dtype = automatic_dtype("F32" if hf.get("dtype", hf.get("torch_dtype")) in ("float32", "float64") else "BF16")
+    return dataclasses.replace(_own(shape_of_config(config, name)), weight_dtype=dtype, kv_dtype=dtype)
 
 
 def _own(shape: ModelShape) -> Subject:

@@ -18,7 +18,8 @@ from kvforge.checkpoint import Checkpoint, kv_scales
 from kvforge.checkpoint.finite import check_finite
 from kvforge.checkpoint.model import check_weights, open_model, read_model_config
 from kvforge.common.checkpoint_files import TOKENIZER_FILES
-from kvforge.common.errors import CheckpointError, KvforgeError, MissingToolError, first_line
+from kvforge.common.errors import CheckpointError, KvforgeError, first_line
+from kvforge.common.extras import import_failed
 from kvforge.common.staging import check_free, staging_directory
 from kvforge.tokenization.calibration import calibration_samples
 from model_defs import ModelConfig
@@ -122,10 +123,8 @@ def _modelopt() -> tuple[Any, Any]:
     try:
         import modelopt.torch.quantization as mtq
         from modelopt.torch.export import export_hf_checkpoint
-    except ImportError as error:
-        raise MissingToolError(
-            f"kvforge quantize needs NVIDIA ModelOpt ({error}): pip install -e '.[modelopt]'."
-        ) from None
+    except Exception as error:  # of packages that do not fit each other, anything
+        raise import_failed("kvforge quantize needs NVIDIA ModelOpt", "modelopt", error) from None
     return mtq, export_hf_checkpoint
 
 
@@ -140,10 +139,9 @@ def _load(checkpoint: Checkpoint, config: ModelConfig) -> nn.Module:
     try:
         from transformers import AutoModelForCausalLM
         from transformers.utils import logging as transformers_logging
-    except ImportError:
-        raise MissingToolError(
-            f"Quantizing a {config.model_type} checkpoint needs transformers: pip install -e '.[modelopt]'."
-        ) from None
+    except Exception as error:
+        need = f"Quantizing a {config.model_type} checkpoint needs transformers"
+        raise import_failed(need, "modelopt", error) from None
     transformers_logging.disable_progress_bar()
     try:
         model = AutoModelForCausalLM.from_pretrained(checkpoint.path, dtype="auto", local_files_only=True).eval()

@@ -8,6 +8,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from kvforge.common.errors import CheckpointError, KvforgeError, first_line
+from kvforge.common.lfs import fetch_it, is_lfs_pointer
 from kvforge.common.native_calls import panics_as
 
 CONFIG_FILE = "tokenizer_config.json"
@@ -24,6 +25,8 @@ def read_tokenizer(path: Path) -> Tokenizer:
     except CheckpointError:
         raise
     except Exception as error:  # the library raises nothing more precise
+        if is_lfs_pointer(path):
+            raise CheckpointError(fetch_it(path)) from None
         raise CheckpointError(f"{path} is not a readable tokenizer ({first_line(error)}); save it again.") from None
 
 

@@ -1,9 +1,15 @@
 """SIGTERM under load: accepted requests finish as offline, later ones are refused, a second signal ends the wait."""
 
+import os
+import shutil
 import signal
+import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 from kvforge import LLM, SamplingParams
 from kvforge.common.errors import KvforgeError
@@ -36,50 +42,61 @@ class Request(threading.Thread):
             self.error = str(error)
 
 
-def test_sigterm_under_load(engine_dir: Path, llm: LLM) -> None:
+@pytest.fixture
+def running(engine_dir: Path, tmp_path: Path) -> Iterator[ServeProcess]:
+    """A server whose engine and temporary files lie in folders with spaces in their names."""
+    engine, temporary = tmp_path / "an engine", Path(tempfile.mkdtemp(prefix="kv f", dir="/tmp"))
+    engine.symlink_to(engine_dir)
+    try:
+        with ServeProcess(engine, "--drain-timeout", "600", env=os.environ | {"TMPDIR": str(temporary)}) as started:
+            yield started
+    finally:
+        shutil.rmtree(temporary)
+
+
+def test_sigterm_under_load(running: ServeProcess, llm: LLM) -> None:
     prompts = [f"prompt number {i}" for i in range(NUM_STREAMS)]
     offline = [
         output.outputs[0].text for output in llm.generate(prompts, SamplingParams(max_tokens=TOKENS, temperature=0))
     ]
     expected = dict(zip(prompts, offline, strict=True))
-    with ServeProcess(engine_dir, "--drain-timeout", "600") as running:
-        processes = descendants(running.pid)
-        endless = Request(running.grpc_url, "without an end", ENDLESS)
-        endless.start()
-        accepted = [Request(running.grpc_url, prompt, TOKENS) for prompt in prompts]
-        for request in accepted:
-            request.start()
-        assert all(request.started.wait(WAIT_S) for request in [endless, *accepted])
-        arrivals: list[Request] = []
-        enough = threading.Event()
+    processes = descendants(running.pid)
+    endless = Request(running.grpc_url, "without an end", ENDLESS)
+    endless.start()
+    accepted = [Request(running.grpc_url, prompt, TOKENS) for prompt in prompts]
+    for request in accepted:
+        request.start()
+    assert all(request.started.wait(WAIT_S) for request in [endless, *accepted])
+    arrivals: list[Request] = []
+    enough = threading.Event()
 
-        def arrive() -> None:
-            while not enough.wait(0.02 if len(arrivals) < 100 else 0.5):  # however late the signal is heard
-                arrivals.append(Request(running.grpc_url, prompts[len(arrivals) % NUM_STREAMS], TOKENS))
-                arrivals[-1].start()
+    def arrive() -> None:
+        while not enough.wait(0.02 if len(arrivals) < 100 else 0.5):  # however late the signal is heard
+            arrivals.append(Request(running.grpc_url, prompts[len(arrivals) % NUM_STREAMS], TOKENS))
+            arrivals[-1].start()
 
-        more = threading.Thread(target=arrive)
-        more.start()
-        time.sleep(0.1)
-        running.signal(signal.SIGTERM)
-        wait_until(lambda: running.health()[0] == 503, "readiness withdrawn")
-        assert running.health()[1]["reasons"] == ["the server is shutting down"]
-        assert running.health("live")[0] == 200
-        wait_until(lambda: any("shutting down" in request.error for request in arrivals), "a refusal")
-        enough.set()
-        more.join()
-        for request in [*accepted, *arrivals]:
-            request.join(WAIT_S)
-        assert not any(request.is_alive() for request in [*accepted, *arrivals])
-        assert [request.error for request in accepted] == [""] * NUM_STREAMS
-        assert [request.text for request in accepted] == offline
-        for request in arrivals:
-            assert request.error or request.text == expected[request.prompt]
-            assert not request.error or "shutting down" in request.error
-        assert endless.is_alive() and is_ready(running.http_url)
-        running.signal(signal.SIGTERM)
-        endless.join(WAIT_S)
-        assert endless.error
-        assert running.wait() == (0, "")
+    more = threading.Thread(target=arrive)
+    more.start()
+    time.sleep(0.1)
+    running.signal(signal.SIGTERM)
+    wait_until(lambda: running.health()[0] == 503, "readiness withdrawn")
+    assert running.health()[1]["reasons"] == ["the server is shutting down"]
+    assert running.health("live")[0] == 200
+    wait_until(lambda: any("shutting down" in request.error for request in arrivals), "a refusal")
+    enough.set()
+    more.join()
+    for request in [*accepted, *arrivals]:
+        request.join(WAIT_S)
+    assert not any(request.is_alive() for request in [*accepted, *arrivals])
+    assert [request.error for request in accepted] == [""] * NUM_STREAMS
+    assert [request.text for request in accepted] == offline
+    for request in arrivals:
+        assert request.error or request.text == expected[request.prompt]
+        assert not request.error or "shutting down" in request.error
+    assert endless.is_alive() and is_ready(running.http_url)
+    running.signal(signal.SIGTERM)
+    endless.join(WAIT_S)
+    assert endless.error
+    assert running.wait() == (0, "")
     assert wait_gone(processes, timeout_s=WAIT_S) == []
     assert not list(SHARED_MEMORY.glob(f"kvforge_{running.pid}_*"))

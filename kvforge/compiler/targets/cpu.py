@@ -10,15 +10,16 @@ from kvforge.compiler.cpu_packages import package_writer
 from kvforge.compiler.export import EXPORTS
 from kvforge.compiler.graph_checks import verify
 from kvforge.compiler.options import ResolvedOptions
-from kvforge.compiler.toolchain import check_compiler
+from kvforge.compiler.toolchain import check_compiler, check_paths
 from kvforge.manifest import OPERATORS_FILE, package_file
 from model_defs import ModelConfig
 from plugins.build import build_library
 
 
 def check_toolchain() -> None:
-    """Raise BuildError when there is no C++ compiler."""
+    """Raise BuildError when there is no C++ compiler, or when it cannot be given the folders of a build."""
     check_compiler()
+    check_paths(spaces=True)
 
 
 def isa() -> tuple[str, ...]:

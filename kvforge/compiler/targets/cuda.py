@@ -12,7 +12,7 @@ from kvforge.compiler.aot_inductor import compile_package
 from kvforge.compiler.export import EXPORTS
 from kvforge.compiler.graph_checks import verify
 from kvforge.compiler.options import ResolvedOptions
-from kvforge.compiler.toolchain import check_compiler
+from kvforge.compiler.toolchain import check_compiler, check_paths
 from kvforge.manifest import package_file
 from model_defs import ModelConfig
 from plugins import PluginError, cuda_ops
@@ -20,13 +20,15 @@ from plugins.triton_cache import check_capability
 
 
 def check_toolchain() -> None:
-    """Raise BuildError when there is no GPU that torch can use, no Triton, no C++ compiler or no CUDA toolkit."""
+    """Raise BuildError when there is no GPU that torch can use, no Triton, no C++ compiler or no CUDA toolkit,
+    or a folder whose name torch cannot give to the compiler."""
     if not torch.cuda.is_available():
         raise BuildError(
             f"Target cuda compiles for the GPU of this machine, and torch {torch.__version__} sees none; build where "
             "the engine will run, with a CUDA build of torch, or choose --target cpu."
         )
     check_compiler()
+    check_paths(spaces=False)
     if CUDA_HOME is None and not Path("/usr/include/cuda.h").is_file() and "CPATH" not in os.environ:
         raise BuildError(
             "AOTInductor compiles against CUDA's headers (cuda.h), and no CUDA toolkit was found; install one or set "

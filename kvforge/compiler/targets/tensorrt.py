@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from kvforge.common.errors import BuildError
+from kvforge.common.extras import how_to_install
 from kvforge.compiler.options import ResolvedOptions
 from kvforge.manifest import RANK_DIR, WEIGHTS_FILE
 from model_defs import ModelConfig
@@ -23,7 +24,7 @@ def check_onnx() -> None:
     if missing:
         raise BuildError(
             f"Target tensorrt writes ONNX, which needs {' and '.join(missing)}; install them with "
-            "pip install -e '.[onnx]'."
+            f"{how_to_install('onnx')}."
         )
 
 

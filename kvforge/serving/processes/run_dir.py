@@ -4,6 +4,7 @@ engine (state_files.py is the stub's side)."""
 import json
 import math
 import os
+import shlex
 import shutil
 import tempfile
 import threading
@@ -59,9 +60,10 @@ class EngineState:
 
 def make_run_dir() -> Path:
     """A new directory for one server's files. Raises OSError when there is no room for one."""
-    # A Unix socket's path takes 107 bytes at most, so a long $TMPDIR cannot be used.
-    parent = "/tmp" if len(os.fsencode(tempfile.gettempdir())) > 60 else None
-    return Path(tempfile.mkdtemp(prefix="kvforge-serve-", dir=parent))
+    # A Unix socket's path takes 107 bytes at most, and Triton starts stubs by an unquoted line of a shell.
+    folder = tempfile.gettempdir()
+    usable = len(os.fsencode(folder)) <= 60 and shlex.quote(folder) == folder
+    return Path(tempfile.mkdtemp(prefix="kvforge-serve-", dir=folder if usable else "/tmp"))
 
 
 def cannot_write_run_dir(error: OSError) -> str:

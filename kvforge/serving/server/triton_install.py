@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvforge.common.errors import MissingToolError
+from kvforge.common.extras import how_to_install
 from kvforge.serving.processes.facts import STUB
 
-HOW_TO_GET_ONE = "install it with pip install -e '.[serve]' in the source tree, or put tritonserver on PATH"
+HOW_TO_GET_ONE = f"install it with {how_to_install('serve')}, or put tritonserver on PATH"
 
 
 @dataclass(frozen=True)

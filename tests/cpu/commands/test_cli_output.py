@@ -1,9 +1,14 @@
-"""The command line when its output cannot be written."""
+"""The command line when its output cannot be written, and when a word of it is misspelt."""
 
 import os
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
+
+from kvforge.cli import main
+from tests.support.sessions.fake import fake_manifest
 
 COMMAND = [sys.executable, "-m", "kvforge.cli", "doctor", "--json"]
 
@@ -22,3 +27,31 @@ def test_a_full_disk_is_one_sentence() -> None:
     assert result.returncode != 0
     assert result.stderr.splitlines()[0] == "kvforge: error: [Errno 28] No space left on device."
     assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["biuld", "X"], "; did you mean build?"),
+        (["build", "X", "--kv-dtipe", "fp8"], "unrecognized arguments: --kv-dtipe fp8; did you mean --kv-dtype?"),
+        (["build", "X", "--ouptut=Y"], "unrecognized arguments: --ouptut=Y; did you mean --output?"),
+        (["plan", "--model", "X", "--weight-dtype", "flaot32"], "; did you mean float32?"),
+        (["--verion", "doctor"], "unrecognized arguments: --verion"),
+        (["build", "X", "--zzz"], "unrecognized arguments: --zzz\n"),
+    ],
+)
+def test_a_misspelt_word_gets_a_suggestion(words: list[str], hint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 2
+    assert hint in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("cut", "said"), [(1, "cut 1 of 2 layers"), (2, "parameters, 2 layers")])
+def test_a_build_speaks_of_a_cut_where_there_is_one(
+    cut: int, said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest = fake_manifest(num_layers=2, layer_windows=(0, 0), cut=cut, owner_of_layer=(0, 1))
+    monkeypatch.setattr("kvforge.compiler.build_engine", lambda *_, **__: manifest)
+    assert main(["build", "X", "-o", "Y"]) == 0
+    assert said in capsys.readouterr().out

@@ -3,21 +3,27 @@
 import os
 import resource
 import socket
+from pathlib import Path
 
 import pytest
 
+from kvforge.cli import main
+from kvforge.commands import doctor as doctor_command
+from kvforge.common.errors import BuildError
+from kvforge.compiler.toolchain import check_paths
 from kvforge.doctor import checks as doctor
+from kvforge.doctor import packages as doctor_packages
 from kvforge.doctor import serving as doctor_serving
 
 
 def test_absent_packages_come_with_advice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "installed_version", lambda package: None)
-    checks = {check.name: check for check in doctor._packages()}
+    monkeypatch.setattr(doctor_packages, "installed_version", lambda package: None)
+    checks = {check.name: check for check in doctor_packages.package_checks()}
     assert {
         "onnx",
         "onnxscript",
         "triton",
-        "modelopt",
+        "nvidia-modelopt",
         "tensorrt",
         "transformers",
         "tritonclient",
@@ -27,6 +33,32 @@ def test_absent_packages_come_with_advice(monkeypatch: pytest.MonkeyPatch) -> No
     assert checks["onnx"].advice == checks["onnxscript"].advice == "pip install -e '.[onnx]'"
     assert checks["uvicorn"].advice == checks["llguidance"].advice == "pip install -e '.[serve]'"
     assert "CUDA build of torch" in checks["triton"].advice
+
+
+@pytest.mark.parametrize(
+    ("lines", "reason"),
+    [
+        ("raise ImportError('numpy.core.multiarray failed to import')", "ImportError: numpy.core.multiarray failed"),
+        ("import os; os.kill(os.getpid(), 9)", "importing broken_one ends the process with code -9"),
+        ("import absent_part", "ModuleNotFoundError: No module named 'absent_part'"),
+    ],
+)
+def test_an_installed_package_that_cannot_be_imported_is_broken(
+    lines: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "broken_one.py").write_text(lines + "\n")
+    (tmp_path / "broken_one-3.2.dist-info").mkdir()
+    (tmp_path / "broken_one-3.2.dist-info" / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: broken-one\nVersion: 3.2\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    (check,) = doctor_packages.package_checks((doctor_packages.Package("broken-one", "broken_one", "eval"),))
+    assert check.status == "broken" and check.found.startswith(f"3.2, cannot be imported: {reason}")
+    assert check.advice == "pip install -e '.[eval]'"
+    monkeypatch.setattr(doctor_command, "diagnose", lambda: [check])
+    assert main(["doctor"]) == 1
+    assert capsys.readouterr().out.startswith("BROKEN   broken-one")
 
 
 @pytest.mark.parametrize(("version", "status"), [("1.26.4", "ok"), ("2.1.0", "optional")])
@@ -68,6 +100,23 @@ def test_a_port_in_use_is_named_with_its_option(monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setattr(doctor_serving, "PORTS", {"health": taken.getsockname()[1]})
         (check,) = doctor_serving._ports()
     assert check.status == "optional" and "--health-port" in check.advice
+
+
+@pytest.mark.parametrize(
+    ("folder", "status"), [("plain", "ok"), ("two words", "optional"), ("say 'cheese'", "missing")]
+)
+def test_folders_that_compilers_cannot_be_given_are_named(
+    folder: str, status: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvforge.common.build_paths.tempfile.gettempdir", lambda: str(tmp_path / folder))
+    check = doctor._build_paths()
+    assert check.status == status and (status == "ok" or folder.replace("'", "") in check.found.replace("'", ""))
+    for spaces in (True, False):
+        if status == "missing" or (status == "optional" and not spaces):
+            with pytest.raises(BuildError, match="set TMPDIR"):
+                check_paths(spaces=spaces)
+        else:
+            check_paths(spaces=spaces)
 
 
 def test_the_diagnosis_of_this_machine_is_whole() -> None:

@@ -64,3 +64,22 @@ def test_the_engine_ends_texts_at_the_eos_ids_of_both_files(checkpoint: Path, tm
     monkeypatch.setattr(cpu, "package_writer", lambda: write)
     monkeypatch.setattr(cpu, "build_library", lambda path: path.write_bytes(b""))
     assert build_engine(checkpoint, tmp_path / "engine").eos_token_ids == (2, 9)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
+def test_a_git_lfs_pointer_is_named(name: str, checkpoint: Path, tmp_path: Path) -> None:
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsize 10305832\n"
+    (checkpoint / name).write_text(pointer)
+    with pytest.raises(
+        CheckpointError, match=rf"{name} is a Git LFS pointer and not the file itself; run git lfs pull"
+    ):
+        build_engine(checkpoint, tmp_path / "engine")
+
+
+def test_an_unsupported_family_is_said_before_missing_weights(checkpoint: Path, tmp_path: Path) -> None:
+    (checkpoint / "model.safetensors").rename(checkpoint / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match="convert the checkpoint to safetensors"):
+        build_engine(checkpoint, tmp_path / "engine")
+    (checkpoint / "config.json").write_text('{"model_type": "gpt2"}')
+    with pytest.raises(CheckpointError, match=r"model_type 'gpt2' is not supported; supported are "):
+        build_engine(checkpoint, tmp_path / "engine")

@@ -2,14 +2,19 @@
 
 import os
 import subprocess
+import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
 import torch
 from torch.export import ExportedProgram
 
+from kvforge.common.build_paths import split_command
 from kvforge.common.errors import BuildError
 from kvforge.compiler import cpu_packages
+
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture(scope="module")
@@ -77,3 +82,41 @@ def test_a_package_that_cannot_be_written_is_one_sentence(
     ):
         write(program, tmp_path / "sine.pt2")
     assert os.listdir(tmp_path) == []
+
+
+def test_spaces_in_the_names_of_folders(tmp_path: Path) -> None:
+    """Of the environment, of temporary files and of the package; torch quotes some of them only."""
+    environment = tmp_path / "an environment"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(environment)], check=True)
+    packages = next(environment.glob("lib/python*/site-packages"))
+    packages.rmdir()
+    packages.symlink_to(sysconfig.get_path("purelib"))
+    temporary = tmp_path / "temporary files"
+    temporary.mkdir()
+    program = f"""
+import tempfile, torch
+from pathlib import Path
+from kvforge.compiler.cpu_packages import package_writer
+class Sine(torch.nn.Module):
+    def forward(self, x):
+        return x.sin()
+assert "an environment" in torch.__file__ and "temporary files" in tempfile.gettempdir()
+target = Path({str(tmp_path / "a package")!r}) / "sine.pt2"
+target.parent.mkdir()
+with package_writer() as write:
+    write(torch.export.export(Sine(), (torch.ones(3),)), target)
+loaded = torch._inductor.aoti_load_package(str(target))
+assert torch.equal(loaded(torch.ones(3)), torch.ones(3).sin())
+"""
+    variables = os.environ | {"TMPDIR": str(temporary), "PYTHONPATH": str(ROOT)}
+    variables.pop("TORCHINDUCTOR_CACHE_DIR", None)
+    result = subprocess.run(
+        [environment / "bin" / "python", "-c", program], env=variables, capture_output=True, text=True
+    )
+    assert result.returncode == 0, result.stderr
+
+
+def test_paths_are_kept_whole_quoted_or_not() -> None:
+    line = "g++ /a b/x.cpp -I'/a b/c d/include' -L/a b/c d/lib -D X=1 -o /a b/x.o"
+    words = ["g++", "/a b/x.cpp", "-I/a b/c d/include", "-L/a b/c d/lib", "-D", "X=1", "-o", "/a b/x.o"]
+    assert split_command(line, ("/a b", "/a b/c d", "/plain")) == words

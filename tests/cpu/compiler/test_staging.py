@@ -208,3 +208,14 @@ def test_a_parent_that_cannot_be_written_is_one_sentence(tmp_path: Path, monkeyp
     with pytest.raises(KvforgeError, match=r"cannot be made \(Read-only file system\); choose another"):
         write_engine(tmp_path / "engine", "new")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_elsewhere_is_not_blamed_on_the_output(tmp_path: Path) -> None:
+    other = tmp_path / "file" / "cache"
+    other.parent.touch()
+    engine, blamed = tmp_path / "deep" / "engine", rf"correct permissions at {other}, which is no part of it\.$"
+    with pytest.raises(KvforgeError, match=blamed), staging_directory(engine):
+        other.mkdir()
+    with pytest.raises(KvforgeError, match=r"correct permissions there\.$"), staging_directory(engine) as staging:
+        (staging / "file").touch()
+        (staging / "file" / "x").mkdir()

@@ -291,7 +291,7 @@ def test_hugging_face_datasets(checkpoint: Path, tmp_path: Path, monkeypatch) ->
         datasets.Dataset.from_list([{"a": 1}]).save_to_disk(str(tmp_path / "other"))
         read(checkpoint, tmp_path / "other")
     monkeypatch.setitem(__import__("sys").modules, "datasets", None)
-    with pytest.raises(KvforgeError, match=r"Hugging Face datasets need: pip install -e '\.\[train\]'"):
+    with pytest.raises(KvforgeError, match=r"needs the package datasets .*: pip install -e '\.\[train\]'"):
         list(rows.read_dataset("some/name"))
 
 

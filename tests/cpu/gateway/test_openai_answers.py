@@ -6,6 +6,7 @@ import openai
 import pytest
 
 from tests.cpu.gateway.fake_triton import FakeTriton, Row, bytes_of
+from tests.cpu.gateway.http_calls import post
 
 HELLO = [{"role": "user", "content": "hi"}]
 
@@ -30,6 +31,14 @@ def test_completion(client: openai.OpenAI, triton: FakeTriton) -> None:
     assert request.value("request_output_len") == 16
     assert request.value("temperature") == request.value("runtime_top_p") == 1.0
     assert not request.value("streaming")
+
+
+@pytest.mark.parametrize("named", [{}, {"model": None}])
+def test_a_request_without_a_model_means_the_one_that_is_served(named: dict, url: str, triton: FakeTriton) -> None:
+    for path, body in (("completions", {"prompt": "abc"}), ("chat/completions", {"messages": HELLO})):
+        answer = post(f"{url}/v1/{path}", {**body, **named})
+        assert answer.status == 200 and json.loads(answer.body)["model"] == "tiny"
+    assert post(f"{url}/v1/responses", {"input": "hi", **named}).status == 200
 
 
 def test_chat(client: openai.OpenAI, triton: FakeTriton) -> None:

@@ -27,7 +27,6 @@ def check(answer: Answer, status: int, param: str | None, words: str = "") -> No
 @pytest.mark.parametrize(
     ("field", "value", "param"),
     [
-        ("model", None, "model"),
         ("model", 5, "model"),
         ("model", "\ud800", "model"),
         ("prompt", None, "prompt"),

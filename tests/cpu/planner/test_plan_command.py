@@ -5,14 +5,18 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
+from kvforge.checkpoint.model import open_model, read_model_config
 from kvforge.cli import main
+from kvforge.compiler.options import BuildOptions, resolve
 from kvforge.manifest import save_manifest
 from kvforge.planning.load import load_subject
 from kvforge.planning.presets import PRESETS
 from kvforge.planning.shape import prefill_flops_per_token
 from model_defs import load_config
 from perf.gpu.models import Limits, Variant, manifest_of, resolved_options
+from tests.support.models.checkpoints import make_checkpoint
 
 PAPER = 0.01
 """The paper rounds its terms to two or three digits, in mixed units (docs/planning.md): a hundredth."""
@@ -102,7 +106,9 @@ def test_equal_capacity(capsys):
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_preset_prints(capsys, name):
     assert main(["plan", "--model", name, "--memory-gib", "80", "--gpus", "8"]) == 0
-    assert name in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert name in said
+    assert (f"{name} can be planned and not built" in said) == (name == "deepseek-v2-lite")
 
 
 def test_plot(capsys, tmp_path):
@@ -168,3 +174,27 @@ def test_an_engine_is_planned_with_its_own_formats(capsys, tmp_path):
     assert row["kv_bytes_per_token"] == manifest.kv_bytes_per_token
     assert config.early_exit and row["num_parameters"] == manifest.num_parameters  # the exit's head lies in memory
     assert row["weight_bytes"] == 2 * row["num_parameters"]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_checkpoint_is_planned_as_build_would_build_it(capsys, tmp_path, dtype):
+    checkpoint = make_checkpoint(tmp_path / "model", dtype=getattr(torch, dtype))
+    opened = open_model(checkpoint)
+    stored = opened.dtype("model.embed_tokens.weight")
+    for weight_dtype in ("auto", "int8"):
+        chosen = resolve(BuildOptions(weight_dtype=weight_dtype), read_model_config(opened), stored)
+        given = [] if weight_dtype == "auto" else ["--weight-dtype", weight_dtype]
+        for model in (checkpoint, checkpoint / "config.json"):
+            made = plan(capsys, "--model", model, *given)
+            assert made["weight_dtype"] == chosen.weight_dtype
+            assert {row["kv_dtype"] for row in made["variants"]} == {chosen.kv_dtype}
+    config = json.loads((checkpoint / "config.json").read_text())
+    (checkpoint / "config.json").write_text(json.dumps(config | {"dtype": "float16", "torch_dtype": "float16"}))
+    assert load_subject(str(checkpoint)).weight_dtype == dtype  # what is stored counts
+
+
+def test_a_checkpoint_calibrated_for_an_8_bit_cache_is_planned_with_it(capsys, tmp_path):
+    checkpoint = make_checkpoint(tmp_path / "model")
+    (checkpoint / "hf_quant_config.json").write_text('{"quantization": {"kv_cache_quant_algo": "FP8"}}')
+    for given in ([], ["--weight-dtype", "bfloat16"]):
+        assert plan(capsys, "--model", checkpoint, *given)["variants"][0]["kv_dtype"] == "fp8_static"

@@ -33,8 +33,8 @@ def small_library(monkeypatch, tmp_path) -> Path:
     """An empty cache and a library of one file, which compiles in no time."""
     marker = [unit for unit in build.units() if unit.source == "native/marker.cpp"]
     monkeypatch.setattr(build, "units", lambda machine=None: tuple(marker))
-    monkeypatch.setenv("KVFORGE_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
+    monkeypatch.setenv("KVFORGE_CACHE", str(tmp_path / "a cache"))
+    return tmp_path / "a cache"
 
 
 def test_the_cache_is_used_and_a_damaged_file_is_built_anew(small_library):
@@ -77,8 +77,21 @@ def test_a_failing_compiler_leaves_nothing(small_library, monkeypatch):
 def test_an_unwritable_cache(monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("KVFORGE_CACHE", str(tmp_path / "file"))
-    with pytest.raises(PluginBuildError, match="set KVFORGE_CACHE to a writable directory"):
+    with pytest.raises(
+        PluginBuildError, match=r"^The cache of .* cannot be written .* set KVFORGE_CACHE to a writable"
+    ):
         build.build_library()
+    monkeypatch.delenv("KVFORGE_CACHE")
+    monkeypatch.setenv("HOME", str(tmp_path / "file"))
+    with pytest.raises(PluginBuildError, match=r"^The cache of .*file/\.cache/kvforge, cannot be written"):
+        build.build_library()
+
+
+def test_a_whole_library_in_a_read_only_cache_is_used(small_library, monkeypatch, tmp_path):
+    path = build.build_library()
+    path.with_suffix(".lock").unlink()
+    path.with_suffix(".lock").mkdir()  # what cannot be opened to write, for root neither
+    assert build.build_library(tmp_path / "operators.so").read_bytes() == path.read_bytes()
 
 
 BUILD_AND_RUN = """

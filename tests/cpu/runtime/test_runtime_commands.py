@@ -50,6 +50,16 @@ def test_generate_reads_standard_input_and_prints_json(engine, expected, capsys,
     assert len(completion["logprobs"]) == 12 and completion["cumulative_logprob"] < 0
 
 
+def test_generate_at_a_terminal_says_that_it_reads(engine, expected, capsys, monkeypatch) -> None:
+    terminal = io.StringIO(PROMPTS[0])
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    monkeypatch.setattr("sys.stdin", terminal)
+    assert main(["generate", engine, "--max-tokens", "12"]) == 0
+    said = capsys.readouterr()
+    assert said.out == expected[0].outputs[0].text + "\n"
+    assert "reading the prompt from standard input; Ctrl-D" in said.err
+
+
 def test_generate_writes_the_asked_form(engine, tmp_path: Path, capsys) -> None:
     pytest.importorskip("llguidance")
     (tmp_path / "schema.json").write_text('{"enum": ["yes", "no"]}')

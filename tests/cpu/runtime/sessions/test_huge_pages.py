@@ -2,6 +2,7 @@
 
 import gc
 import types
+from pathlib import Path
 
 import pytest
 import torch
@@ -40,6 +41,15 @@ def test_weights_are_copied_bit_for_bit_and_aligned(tmp_path):
     for name, weight in weights.items():
         assert torch.equal(loaded[name], weight) and loaded[name].dtype == weight.dtype
         assert loaded[name].data_ptr() % ALIGNMENT == 0
+
+
+def test_the_file_is_not_resident_beside_the_copy(tmp_path):
+    file = tmp_path / WEIGHTS_FILE
+    file.parent.mkdir()
+    save_file({name: torch.ones(1 << 20) for name in "abcd"}, file)
+    loaded = load_weights(tmp_path)
+    assert all(tensor.min() == 1 for tensor in loaded.values())
+    assert str(file) not in Path("/proc/self/maps").read_text()
 
 
 @pytest.mark.parametrize("num_bytes", [1 << 62, 1 << 70])

@@ -1,0 +1,107 @@
+"""Whether the packages that kvforge uses are there and can be imported."""
+
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from kvforge.common.extras import how_to_install
+from kvforge.doctor.finding import Check, installed_version
+
+IMPORT_SECONDS = 120
+"""An import that takes longer counts as broken."""
+
+_IMPORT = """
+import importlib, sys
+sys.path.pop(0)  # the folder that doctor was started in is not what commands import from
+try:
+    importlib.import_module(sys.argv[1])
+except BaseException as error:
+    lines = str(error).strip().splitlines() or [""]
+    print("\\nFAILED", type(error).__name__ + ": " + lines[0])
+    sys.exit(1)
+"""
+
+
+@dataclass(frozen=True)
+class Package:
+    """A distribution, the module by which kvforge begins to use it, and the extra that brings it; without an extra
+    every command needs it. ``advice`` stands for the extra's where there is none that brings it."""
+
+    distribution: str
+    module: str
+    extra: str = ""
+    advice: str = ""
+
+    @property
+    def remedy(self) -> str:
+        """The command, or the sentence, that brings it."""
+        return self.advice or (how_to_install(self.extra) if self.extra else f"pip install {self.distribution}")
+
+
+PACKAGES = (
+    Package("torch", "torch", advice="pip install 'torch>=2.11,<2.14'"),
+    Package("safetensors", "safetensors.torch"),
+    Package("tokenizers", "tokenizers"),
+    Package("huggingface_hub", "huggingface_hub"),
+    Package("numpy", "numpy"),
+    Package("jinja2", "jinja2"),
+    Package("pyyaml", "yaml"),
+    Package("tqdm", "tqdm"),
+    Package("tritonclient", "tritonclient.grpc", "serve"),
+    Package("fastapi", "fastapi", "serve"),
+    Package("uvicorn", "uvicorn", "serve"),
+    Package("llguidance", "llguidance", "serve"),
+    Package("matplotlib", "matplotlib.figure", "perf"),
+    Package("datasets", "datasets", "train"),
+    Package("lm_eval", "lm_eval.evaluator", "eval"),
+    Package("transformers", "transformers", "modelopt"),
+    Package("nvidia-modelopt", "modelopt.torch.quantization", "modelopt"),
+    Package("onnx", "onnx", "onnx"),
+    Package("onnxscript", "onnxscript", "onnx"),
+    Package(
+        "triton",
+        "triton",
+        "cuda",
+        advice="comes with a CUDA build of torch (needed by targets cuda and tensorrt on a GPU)",
+    ),
+    Package("tensorrt", "tensorrt", "tensorrt"),
+    Package("tensorrt-llm", "tensorrt_llm", "trtllm"),
+)
+
+
+def package_checks(packages: tuple[Package, ...] = PACKAGES) -> list[Check]:
+    """Return what is found of each: absent, broken with the reason, or its version."""
+    with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+        return list(pool.map(_check, packages))
+
+
+def _check(package: Package) -> Check:
+    version = installed_version(package.distribution)
+    if version is None:
+        absent = "optional" if package.extra else "missing"
+        return Check(package.distribution, absent, "not installed", package.remedy)
+    reason = why_broken(package.module)
+    if reason is None:
+        return Check(package.distribution, "ok", version)
+    return Check(package.distribution, "broken", f"{version}, cannot be imported: {reason}", package.remedy)
+
+
+def why_broken(module: str) -> str | None:
+    """Import ``module`` in a process of its own, which it may end; returns what went wrong, or None."""
+    try:
+        result = subprocess.run(
+            [sys.executable, "-c", _IMPORT, module],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=IMPORT_SECONDS,
+            stdin=subprocess.DEVNULL,
+        )
+    except subprocess.TimeoutExpired:
+        return f"importing {module} takes longer than {IMPORT_SECONDS} s"
+    if result.returncode == 0:
+        return None
+    _, failed, reason = result.stdout.rpartition("\nFAILED ")
+    return reason.strip() if failed else f"importing {module} ends the process with code {result.returncode}"

@@ -1,0 +1,37 @@
+"""An ArgumentParser that suggests what a misspelt command, option or choice may have been."""
+
+import argparse
+import difflib
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+
+class SuggestingParser(argparse.ArgumentParser):
+    """Its errors end with the nearest name, where one is near."""
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        try:
+            super()._check_value(action, value)
+        except argparse.ArgumentError as error:
+            error.message += did_you_mean(value, action.choices or ())
+            raise
+
+    def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
+        parsed, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            options = self._options_of(getattr(parsed, "command", None))
+            hints = (did_you_mean(word.partition("=")[0], options) for word in unknown if word.startswith("-"))
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{next(filter(None, hints), '')}")
+        return parsed
+
+    def _options_of(self, command: str | None) -> Iterable[str]:
+        for action in self._actions:
+            if isinstance(action, argparse._SubParsersAction) and command in action.choices:
+                return action.choices[command]._option_string_actions
+        return self._option_string_actions
+
+
+def did_you_mean(word: object, known: Iterable[object]) -> str:
+    """Return ``"; did you mean NAME?"`` for the nearest of ``known``, or nothing where all of them are far."""
+    near = difflib.get_close_matches(str(word), [str(name) for name in known], n=1)
+    return f"; did you mean {near[0]}?" if near else ""
