@@ -51,11 +51,9 @@ class LaneState(EvictionState):
         self._budgets = rule
 
     def _evict(self, transitions: Sequence[Transition]) -> None:
-        places = self._places(transitions)
-        scored = [self._scored(owner, places) for owner in range(len(self._caches))]
-        every = range(len(scored))
+        places, every = self._places(transitions), range(len(self._caches))
         for group in [list(every)] if self._rule.owners_share else [[owner] for owner in every]:
-            self._divide(group, [scored[owner] for owner in group], places)
+            self._divide(group, [self._scored(owner, places) for owner in group], places)
         self._count(places)
 
     def _scored(self, owner: int, places: Places) -> ScoredLanes:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -45,14 +44,14 @@ class Slots:
         """How many queries have seen the token, its own among them."""
         return self.num_computed - self.position
 
-    @cached_property
+    @property
     def keys(self) -> Tensor:
-        """``[S, kv_heads, L, d]`` rotated, as attention sees them."""
+        """``[S, kv_heads, L, d]`` rotated, as attention sees them; read each time, as they are large."""
         return self.read_keys()
 
-    @cached_property
+    @property
     def values(self) -> Tensor:
-        """``[S, kv_heads, L, d]``"""
+        """``[S, kv_heads, L, d]``, read each time."""
         return self.read_values()
 
     def notes(self, name: str) -> Tensor:
@@ -87,8 +86,8 @@ class Slots:
 
     def key_similarity(self) -> Tensor:
         """The cosine of each key with the mean of its head's normed keys."""
-        normed = F.normalize(self.keys, dim=-1)
-        return F.cosine_similarity(self.keys, normed.mean(-2, keepdim=True), dim=-1)
+        keys = self.keys
+        return F.cosine_similarity(keys, F.normalize(keys, dim=-1).mean(-2, keepdim=True), dim=-1)
 
     def expected_exponent(self, window: int, first: int, num_future: int, with_covariance: bool) -> Tensor:
         """``expected_exponent`` ``[1, kv_heads, group, L]`` of a single sequence, from the noted ones of its last
