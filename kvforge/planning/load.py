@@ -61,7 +61,8 @@ def load_subject(model: str) -> Subject:
         )
     if path.is_dir() and not (path / "config.json").is_file():
         raise KvforgeError(f"{path} is neither an engine ({MANIFEST_FILE}) nor a checkpoint (config.json); give one.")
-    return _from_checkpoint(path) if any(path.glob("*.safetensors")) else _from_config(path)
+    folder = path.parent if path.name == "config.json" else path
+    return _from_checkpoint(folder) if any(folder.glob("*.safetensors")) else _from_config(path)
 
 
 def _from_checkpoint(path: Path) -> Subject:
