@@ -66,8 +66,9 @@ def load_subject(model: str, revision: str | None = None) -> Subject:
     if path.is_dir() and not (path / "config.json").is_file():
         raise KvforgeError(f"{path} is neither an engine ({MANIFEST_FILE}) nor a checkpoint (config.json); give one.")
     file = path / "config.json" if path.is_dir() else path
+    folder = file.parent if file.name == "config.json" else path
     title = file.resolve().parent.name if file.name == "config.json" else file.stem
-    return _from_checkpoint(path, title) if any(path.glob("*.safetensors")) else _from_config(file, title)
+    return _from_checkpoint(folder, title) if any(folder.glob("*.safetensors")) else _from_config(file, title)
 
 
 def _from_checkpoint(path: Path, name: str) -> Subject:
