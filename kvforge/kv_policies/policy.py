@@ -129,6 +129,11 @@ class KVPolicy(ABC):
                 bound = f"at least {minimum}" if value < minimum else f"at most {MAX_PARAMETER}"
                 raise BuildError(f"{self.name}: {name} is {value}; give {bound}.")
 
+    def check_largest(self, name: str, largest: int) -> None:
+        """Raise BuildError for a parameter above ``largest``."""
+        if self.parameters[name] > largest:
+            raise BuildError(f"{self.name}: {name} is {self.parameters[name]}; give at most {largest}.")
+
     def check(self, num_kv_heads: int, head_dim: int, page_size: int) -> None:  # noqa: B027
         """Raise BuildError unless the parameters suit such heads and pages."""
 

@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+_BLOCK = 2048  # keys that are looked at together
+
 
 def expected_exponent(
     queries: Tensor, keys: Tensor, rope: tuple[Tensor, Tensor], num_future: int, with_covariance: bool
@@ -15,20 +17,23 @@ def expected_exponent(
     section 3.1).
     """
     kv_heads, length, dim = keys.shape
-    cos, sin = (table.double() for table in rope)
     window = slice(length - len(queries), length)
-    raw = _rotate(queries.double(), cos[window, None], -sin[window, None]).transpose(0, 1)  # [heads, W, d]
+    cos, sin = (table[window, None].double() for table in rope)
+    raw = _rotate(queries.double(), cos, -sin).transpose(0, 1).unflatten(0, (kv_heads, -1))  # [kv_heads, group, W, d]
     # Position length + j turns by the one, then by the other.
-    later = cos[:num_future].mean(0), sin[:num_future].mean(0)
-    turn_cos = cos[length] * later[0] - sin[length] * later[1]
-    turn_sin = sin[length] * later[0] + cos[length] * later[1]
-    mean = raw.mean(1, keepdim=True)
-    per_group = keys.double().repeat_interleave(len(raw) // kv_heads, dim=0)
-    exponent = (per_group @ _rotate(mean, turn_cos, turn_sin).mT)[..., 0] / dim**0.5
-    if with_covariance:
-        centred = _rotate(raw - mean, turn_cos, turn_sin)
-        exponent = exponent + (per_group @ centred.mT).square().sum(-1) / (2 * dim * len(queries))
-    return exponent.unflatten(0, (kv_heads, -1))
+    (now_cos, later_cos), (now_sin, later_sin) = (
+        (table[length].double(), table[:num_future].double().mean(0)) for table in rope
+    )
+    turn = now_cos * later_cos - now_sin * later_sin, now_sin * later_cos + now_cos * later_sin
+    mean = raw.mean(2, keepdim=True)
+    centred = _rotate(raw - mean, *turn).mT / (2 * dim * len(queries)) ** 0.5
+    mean = _rotate(mean, *turn).mT / dim**0.5
+    parts = []
+    for block in keys.split(_BLOCK, dim=1):
+        wide = block.double()[:, None]
+        exponent = (wide @ mean)[..., 0]
+        parts.append(exponent + (wide @ centred).square().sum(-1) if with_covariance else exponent)
+    return torch.cat(parts, dim=-1)
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -105,6 +105,7 @@ class Eviction(KVPolicy):
         """Return the policy that scores as this one does, once at the prompt's end, and divides as a budget says."""
         budget = _BUDGETS[name]
         attributes = {
+            "__module__": cls.__module__,
             "__doc__": f"{cls.title} with the budgets of {name}.",
             "name": f"{cls.name}+{name}",
             "title": f"{cls.title} with the budgets of {name}",

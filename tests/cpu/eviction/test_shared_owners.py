@@ -14,7 +14,8 @@ from kvforge.kv_policies.eviction.budgets.squeeze import SqueezeBudgets, three_g
 from kvforge.kv_policies.eviction.lanes import ScoredLanes
 from kvforge.kv_policies.eviction.rules.simlayer import SimLayerKV
 from kvforge.kv_policies.eviction.slots import Slots
-from kvforge.runtime import LLMEngine
+from kvforge.runtime import LLMEngine, SamplingParams
+from tests.support.eviction.kept import Kept, KeptSets
 from tests.support.models.small_models import small_session
 
 
@@ -70,6 +71,10 @@ def test_the_least_lazy_keep_what_there_is() -> None:
         ("simlayer:budget=64,recent=100", "an eviction leaves 64 tokens, but 104 are protected"),
         ("squeeze:share_percent=101", "squeeze: share_percent is 101; give at most 100"),
         ("squeeze:ceiling_percent=99", "squeeze: ceiling_percent is 99; give at least 100"),
+        ("squeeze:similar=4097", "squeeze: similar is 4097; give at most 4096"),
+        ("simlayer:ceiling_percent=4000", "simlayer: ceiling_percent is 4000; give at most 3200"),
+        ("expected:window=5000", "expected: window is 5000; give at most 4096"),
+        ("expected:covariance=2", "expected: covariance is 2; give at most 1"),
         ("simlayer:ceiling_percent=50", "simlayer: ceiling_percent is 50; give at least 100"),
         (
             "snapkv+simlayer",
@@ -129,3 +134,29 @@ def test_the_most_similar_keep_a_share_and_the_others_what_is_left() -> None:
     assert policy.wanted([0.5, 0.5]) == [40, 40]
     short = parse("squeeze:budget=40,window=30,share_percent=25")
     assert isinstance(short, SqueezeBudgets) and short.wanted([0.1, 0.5, 0.9]) == [45, 45, 30]
+
+
+def test_what_another_sequence_noted_does_not_count() -> None:
+    """A prompt shorter than what is noted leaves places of its row as they were."""
+    text = "squeeze:budget=8,window=3,similar=32"
+    session = small_session({"kv_policy": text}, head_dim=10, cut=6, group_size=1, num_layers=6)
+    session._lower.embed.weight.mul_(100)  # so that the cosines of layers are near each other
+    for block in session._lower.layers.values():
+        block.down.weight.mul_(0.0)
+
+    def kept(engine: LLMEngine, prompt: list[int], name: str) -> Kept:
+        sets = KeptSets(engine)
+        engine.add_request(name, prompt, SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True))
+        while engine.has_unfinished():
+            engine.step()
+        return sets.of(name, 0)
+
+    rng, found = random.Random(1), set()
+    for index in range(6):
+        prompt, other = ([rng.randrange(3, 96) for _ in range(n)] for n in (18, 32))
+        fresh, used = (LLMEngine(session=session, num_pages=40, max_num_seqs=1) for _ in range(2))
+        kept(used, other, "other")
+        alone = kept(fresh, prompt, "alone")
+        assert kept(used, prompt, "again") == alone, index
+        found.add(tuple(len(heads[0]) for heads in alone[18]))
+    assert len(found) > 1  # or the cosines decide nothing

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from kvforge.common.errors import BuildError
 from kvforge.kv_policies.eviction.budgets.division import divide_pages
 from kvforge.kv_policies.eviction.budgets.shared import SharedBudget
 
@@ -29,8 +28,7 @@ class HeadBudgets(SharedBudget):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.floor_percent > 100:
-            raise BuildError(f"{self.name}: floor_percent is {self.floor_percent}; give at most 100.")
+        self.check_largest("floor_percent", 100)
 
     @property
     def floor(self) -> int:

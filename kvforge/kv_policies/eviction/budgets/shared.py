@@ -21,6 +21,8 @@ from kvforge.kv_policies.state import (
 if TYPE_CHECKING:
     from kvforge.kv_policies.eviction.lanes import ScoredLanes
 
+MAX_CEILING = 3200
+"""Per cent of the budget: a table of columns is as wide as the most that a head may keep."""
 _LANE_SLOT = StateInput("lane_slot", neutral=-1)
 """A sequence's row of the pools behind, -1 before its cache is cut down."""
 
@@ -52,8 +54,8 @@ class SharedBudget(Eviction):
 
     def check(self, num_kv_heads: int, head_dim: int, page_size: int) -> None:
         if self.budget % page_size:
-            pages = self.budget // page_size
-            near = " or ".join(str(n * page_size) for n in (pages, pages + 1) if n * page_size >= self.num_protected)
+            pages, least = self.budget // page_size, max(self.num_protected, self.block + 1)
+            near = " or ".join(str(n * page_size) for n in (pages, pages + 1) if n * page_size >= least)
             raise BuildError(
                 f"{self.name}: budget {self.budget} is no multiple of the {page_size} tokens of a page; give {near}."
             )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from kvforge.common.errors import BuildError
 from kvforge.kv_policies.eviction.budgets.division import divide_pages
-from kvforge.kv_policies.eviction.budgets.shared import SharedBudget
+from kvforge.kv_policies.eviction.budgets.shared import MAX_CEILING, SharedBudget
 from kvforge.kv_policies.eviction.noted import NOTE_INPUTS, NotesTokens
 from kvforge.kv_policies.policy import OwnerCache
 from kvforge.kv_policies.state import InputBuilder, StatePool
@@ -37,8 +37,9 @@ class SqueezeBudgets(NotesTokens, SharedBudget):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.share_percent > 100:
-            raise BuildError(f"{self.name}: share_percent is {self.share_percent}; give at most 100.")
+        self.check_largest("share_percent", 100)
+        self.check_largest("similar", 4096)
+        self.check_largest("ceiling_percent", MAX_CEILING)
         if self.ceiling_percent < 100:
             raise BuildError(f"{self.name}: ceiling_percent is {self.ceiling_percent}; give at least 100.")
 
@@ -68,7 +69,8 @@ class SqueezeBudgets(NotesTokens, SharedBudget):
 
     def divide(self, owners: Sequence["ScoredLanes"], page_size: int) -> list[list[int]]:
         num_heads, length = owners[0].best.shape
-        cosines = [float(owner.slots.notes("similarity")[0, : self.similar].double().mean()) for owner in owners]
+        noted = min(self.similar, length)  # behind it lies what another sequence left
+        cosines = [float(owner.slots.notes("similarity")[0, :noted].double().mean()) for owner in owners]
         most = min(self.max_pages(num_heads, page_size), length // page_size)
         fewest = -(-max(self.num_protected, 1) // page_size)
         total = len(owners) * (self.budget // page_size)

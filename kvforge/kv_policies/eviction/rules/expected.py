@@ -33,6 +33,11 @@ class Expected(NotesTokens):
     is_by_sequence: ClassVar[bool] = True
     optional: ClassVar[frozenset[str]] = frozenset({"sinks", "covariance"})
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check_largest("window", 4096)
+        self.check_largest("covariance", 1)
+
     @classmethod
     def variants(cls) -> tuple[str, ...]:
         return ()
@@ -50,8 +55,9 @@ class Expected(NotesTokens):
 
         exponent = slots.expected_exponent(self.window, self.sinks, self.future, bool(self.covariance))
         is_sink = slots.position < self.sinks
-        weights = exponent.masked_fill(is_sink[:, :, None], -torch.inf).softmax(-1).mean(2)
-        return slots.protect((weights * slots.values.double().norm(dim=-1)).float(), is_sink)
+        weights = exponent.masked_fill(is_sink[:, :, None], -torch.inf).log_softmax(-1).logsumexp(2)
+        # Logarithms: float32 has none of the weights that are far below the largest.
+        return slots.protect((weights + slots.values.norm(dim=-1).log()).float(), is_sink)
 
     def _slot_bytes(self, cache: OwnerCache) -> int:
         return 4 * (self.window + 1) * cache.num_heads * cache.head_dim

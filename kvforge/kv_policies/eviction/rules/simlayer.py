@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from kvforge.common.errors import BuildError
-from kvforge.kv_policies.eviction.budgets.shared import SharedBudget
+from kvforge.kv_policies.eviction.budgets.shared import MAX_CEILING, SharedBudget
 from kvforge.kv_policies.eviction.observation import Statistic
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ class SimLayerKV(SharedBudget):
         if self.recent == 0:
             object.__setattr__(self, "recent", max(self.budget // 4 - self.sinks, 1))
         super().__post_init__()
+        self.check_largest("ceiling_percent", MAX_CEILING)
         if self.ceiling_percent < 100:
             raise BuildError(f"{self.name}: ceiling_percent is {self.ceiling_percent}; give at least 100.")
 
