@@ -138,7 +138,7 @@ def test_8_bit_caches_keep_what_their_keys_say(rule: str, kv_dtype: str) -> None
     assert (results[0][1] == results[1][1]).all()
 
 
-@pytest.mark.parametrize("rule", ["streaming", "roco", "adakv", "pyramid", "simlayer", "squeeze", "expected"])
+@pytest.mark.parametrize("rule", ["streaming", "roco", "squeeze", "expected"])
 def test_a_compiled_engine_does_what_its_graphs_do(rule: str, tmp_path) -> None:
     checkpoint = make_checkpoint(tmp_path / "checkpoint", "llama", seed=5, num_hidden_layers=2)
     options = BuildOptions(
