@@ -1,9 +1,10 @@
 """An ArgumentParser that suggests what a misspelt command, option or choice may have been."""
 
 import argparse
-import difflib
 from collections.abc import Iterable, Sequence
 from typing import Any
+
+from kvforge.common.suggestions import did_you_mean
 
 
 class SuggestingParser(argparse.ArgumentParser):
@@ -29,9 +30,3 @@ class SuggestingParser(argparse.ArgumentParser):
             if isinstance(action, argparse._SubParsersAction) and command in action.choices:
                 return action.choices[command]._option_string_actions
         return self._option_string_actions
-
-
-def did_you_mean(word: object, known: Iterable[object]) -> str:
-    """Return ``"; did you mean NAME?"`` for the nearest of ``known``, or nothing where all of them are far."""
-    near = difflib.get_close_matches(str(word), [str(name) for name in known], n=1)
-    return f"; did you mean {near[0]}?" if near else ""

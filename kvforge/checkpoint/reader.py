@@ -171,7 +171,8 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     """
     path = Path(path)
     if not (path / CONFIG).is_file():
-        raise CheckpointError(f"{path} is not a checkpoint: give a directory with config.json and *.safetensors.")
+        found = "is not a checkpoint" if path.exists() else "does not exist"
+        raise CheckpointError(f"{path} {found}: give a directory with config.json and *.safetensors.")
     hf_config = read_json(path / CONFIG)
     generation = path / "generation_config.json"
     generation_config = read_json(generation) if generation.is_file() else {}

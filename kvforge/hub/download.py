@@ -41,20 +41,12 @@ def find_checkpoint(checkpoint: str | Path, revision: str | None = None, *, show
 def find_config(name: HubName) -> Path:
     """Return ``config.json`` of a repository, downloaded if it is not in the cache. Raises as :func:`find_checkpoint`
     does."""
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
-
     from kvforge.hub.failures import explained
 
     with explained(name), _bars(False):
-        try:
-            return Path(hf_hub_download(name.repository, CONFIG, revision=name.revision))
-        except LocalEntryNotFoundError:
-            raise
-        except EntryNotFoundError:
-            raise CheckpointError(
-                f"{name} on the Hub has no {CONFIG}; give a repository in Hugging Face's format."
-            ) from None
+        folder = _snapshot(name, (CONFIG,))  # without a network it ends at once, where a single file is tried again
+        _check(folder, [CONFIG], f"{name} on the Hub has no {CONFIG}; give a repository in Hugging Face's format.")
+    return folder / CONFIG
 
 
 def _snapshot(name: HubName, files: Sequence[str]) -> Path:

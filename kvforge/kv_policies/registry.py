@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any, cast
 
 from kvforge.common.errors import BuildError, first_line
+from kvforge.common.suggestions import did_you_mean
 from kvforge.kv_policies.policy import KVPolicy, Need
 
 ENTRY_POINTS = "kvforge.kv_policies"
@@ -74,7 +75,8 @@ def _named(name: str) -> type[KVPolicy]:
     if base not in policies():
         if base in broken_policies():
             raise BuildError(f"the KV policy {base} cannot be loaded: {broken_policies()[base]}.")
-        raise BuildError(f"the KV policy {base!r} is unknown; choose from {', '.join(policies())}.")
+        hint = did_you_mean(base, policies()) or "."
+        raise BuildError(f"the KV policy {base!r} is unknown; choose from {', '.join(policies())}{hint}")
     policy = policies()[base]
     if not plus:
         return policy

@@ -54,9 +54,9 @@ def check_not_replaced(engine_dir: str | Path, sha256: str) -> None:
 def _read_manifest(engine_dir: Path, sha256: str | None) -> Manifest:
     path = engine_dir / MANIFEST_FILE
     if not path.is_file():
+        found = f"no {MANIFEST_FILE}" if engine_dir.exists() else "there is nothing of this name"
         raise EngineError(
-            f"{engine_dir} is not an engine directory (no {MANIFEST_FILE}); "
-            "make one with: kvforge build CHECKPOINT -o ENGINE."
+            f"{engine_dir} is not an engine directory ({found}); make one with: kvforge build CHECKPOINT -o ENGINE."
         )
     try:
         data = json.loads(path.read_text(encoding="utf-8"))

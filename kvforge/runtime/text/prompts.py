@@ -87,8 +87,8 @@ class PromptReader:
             return ChatTemplate(source, names)
         if self._own_template is None:
             raise RequestError(
-                "this engine has no chat template; give one, build it from a checkpoint that has one, or generate "
-                "from plain text."
+                "this engine has no chat template; give one, by --chat-template FILE or as chat_template, build it "
+                "from a checkpoint that has one, or generate from plain text."
             )
         return self._own_template
 

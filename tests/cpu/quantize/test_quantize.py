@@ -110,7 +110,7 @@ def test_the_command_refuses_in_one_sentence_and_writes_nothing(
         ([*base, "fp8", "--num-samples", "0"], "--num-samples must be at least 1"),
         ([*base, "fp8", "--calibration", str(short)], "give a longer text"),
         ([*base, "fp8", "--calibration", str(tmp_path / "none")], "cannot be read as UTF-8"),
-        (["quantize", str(tmp_path / "none"), "-o", str(output), "--recipe", "fp8"], "is not a checkpoint"),
+        (["quantize", str(tmp_path / "none"), "-o", str(output), "--recipe", "fp8"], "does not exist: give"),
         (["quantize", str(source), "-o", str(source), "--recipe", "fp8"], "choose another output directory"),
     ):
         assert main(arguments) == 1

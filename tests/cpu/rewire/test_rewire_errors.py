@@ -108,7 +108,7 @@ def test_sources(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str
     ridge = ["--init", "ridge", "--calibration", text, "--num-tokens", 64]
     capsys.readouterr()  # what writing the checkpoints printed
     for path, message, *more in (
-        (tmp_path / "none", "is not a checkpoint"),
+        (tmp_path / "none", "does not exist: give a directory"),
         (rewired, "is a SwiftKV checkpoint already; rewire the model it was made from."),
         (stray, "is a SwiftKV checkpoint already; rewire the model it was made from."),
         (quantized, "is quantized"),
