@@ -45,7 +45,7 @@ def test_a_chat_and_the_live_numbers(page, server: TritonServer, llm: LLM) -> No
     page.wait(lambda: page.text("#running") == "1", "a running sequence")
     page.wait(lambda: int(page.text("#rate")) > 0, "a rate of tokens")
     page.wait(lambda: page.run("return document.querySelectorAll('#pages .used').length") > 0, "a page in use")
-    assert page.text("#pages-note").split(" ")[0] != "0" and page.text("#memory") != "0 B"
+    page.wait(lambda: page.text("#pages-note").split(" ")[0] != "0" and page.text("#memory") != "0 B", "memory in use")
     page.click("#stop")
     wait_until(lambda: used_pages(server) == 0, "the pages to be freed")
     page.wait(lambda: page.text("#running") == "0", "the page to say so")

@@ -99,6 +99,14 @@ async function ask() {
   busy(true);
   const mine = (open = new AbortController());
   const times = { asked: performance.now(), first: 0, usage: null, reason: "" };
+  // Each change of a long text is laid out anew: several pieces are one.
+  let pending = "";
+  let timer = 0;
+  const write = () => {
+    timer = 0;
+    following(() => (answer.data += pending));
+    pending = "";
+  };
   try {
     for await (const event of events(path, body, mine.signal)) {
       times.usage = event.usage ?? times.usage;
@@ -107,17 +115,21 @@ async function ask() {
       times.reason = choice?.finish_reason ?? times.reason;
       if (piece) {
         times.first ||= performance.now();
-        following(() => (answer.data += piece));
+        pending += piece;
+        timer ||= setTimeout(write, 50);
       }
     }
+    write();
     following(() => (figures.textContent = summary(times)));
   } catch (error) {
+    write();
     if (mine.signal.aborted) {
       figures.textContent = "stopped";
     } else {
       following(() => entry("error", error.message));
     }
   }
+  clearTimeout(timer);
   if (chats && answer.data && said.isConnected) {
     messages.push({ role: "user", content: text }, { role: "assistant", content: answer.data });
   }

@@ -84,8 +84,11 @@ def num_host_pools(manifest: Manifest) -> int:
 
 def device_bytes(manifest: Manifest, pools: Pools) -> int:
     """Return the bytes of the pools' tensors where attention runs, of one that owners share once."""
-    tensors = {(tensor.data_ptr(), tensor.nbytes) for pool in pools for tensor in pool}
-    return sum(num_bytes for _, num_bytes in tensors) - host_bytes(manifest, pools)
+    num_bytes = sum(tensor.nbytes for pool in pools for tensor in pool) - host_bytes(manifest, pools)
+    if manifest.policy.owners_share:
+        num_shared = len(pools[0]) - len(state_pools(manifest))
+        num_bytes -= (len(pools) - 1) * sum(tensor.nbytes for tensor in pools[0][:num_shared])
+    return num_bytes
 
 
 def host_bytes(manifest: Manifest, pools: Pools) -> int:
