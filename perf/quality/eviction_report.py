@@ -86,7 +86,10 @@ def _budget(found: dict[str, int | None], rule: str) -> str:
 def plot(rows: list[dict[str, Any]], path: Path) -> None:
     """Exact match over the budget of each rule, a panel for each model; dashed: full attention."""
     models = list(dict.fromkeys(row["model"] for row in rows))
-    figure = new_figure(6.5 * len(models), 4.6)
+    from matplotlib import colormaps
+
+    colors = colormaps["tab20"]
+    figure = new_figure(7.5 * len(models), 4.6)
     panels = figure.subplots(1, len(models), sharey=True, squeeze=False)[0]
     rules = sorted({row["rule"] for row in rows if row["budget"]})
     for axes, model in zip(panels, models, strict=True):
@@ -98,14 +101,17 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
             budgets = [row["budget"] * 1.02 ** (index - len(rules) / 2) for row in line]  # bars beside each other
             percent, lengths = [100 * value for value in values], spread(values, line)
             axes.errorbar(
-                budgets, percent, yerr=lengths, fmt="o-", markersize=3, capsize=2, color=f"C{index}", label=rule
+                budgets, percent, yerr=lengths, fmt="o-", markersize=3, capsize=2, color=colors(index % 20), label=rule
             )
         full = next(row for row in rows if row["model"] == model and row["budget"] is None)
         axes.axhline(100 * full["accuracy"], color="black", linestyle="--", linewidth=1, label="full attention")
         axes.set_xscale("log", base=2)
         axes.set(xlabel="budget, tokens", ylabel="exact match, %", title=model)
         axes.grid(alpha=0.3)
-        axes.legend(fontsize=7)
+        axes.set_xticks(sorted({row["budget"] for row in rows if row["budget"]}), minor=False)
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.minorticks_off()
+        axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5))
     figure.suptitle(f"Eviction, tiny models at 2048 tokens, {rows[0]['num_prompts']} prompts, 95% intervals")
     save_figure(figure, path)
 
