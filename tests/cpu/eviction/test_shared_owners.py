@@ -11,7 +11,9 @@ from kvforge.common.errors import BuildError
 from kvforge.kv_policies import parse
 from kvforge.kv_policies.eviction.budgets.pyramid import PyramidBudgets
 from kvforge.kv_policies.eviction.budgets.squeeze import SqueezeBudgets, three_groups
+from kvforge.kv_policies.eviction.expectation import expected_exponent
 from kvforge.kv_policies.eviction.lanes import ScoredLanes
+from kvforge.kv_policies.eviction.rules.expected import Expected
 from kvforge.kv_policies.eviction.rules.simlayer import SimLayerKV
 from kvforge.kv_policies.eviction.slots import Slots
 from kvforge.runtime import LLMEngine, SamplingParams
@@ -160,3 +162,22 @@ def test_what_another_sequence_noted_does_not_count() -> None:
         assert kept(used, prompt, "again") == alone, index
         found.add(tuple(len(heads[0]) for heads in alone[18]))
     assert len(found) > 1  # or the cosines decide nothing
+
+
+def test_parts_of_pages_are_refused_with_what_would_do() -> None:
+    with pytest.raises(BuildError, match=r"budget 8 is no multiple of the 16 tokens of a page; give 16\.$"):
+        parse("keydiff+adakv:budget=8").check(num_kv_heads=2, head_dim=16, page_size=16)
+    with pytest.raises(BuildError, match=r"give 32\.$"):
+        parse("keydiff+adakv:budget=17,block=16").check(num_kv_heads=2, head_dim=16, page_size=16)
+
+
+def test_expected_weights_that_float32_has_not_keep_their_order() -> None:
+    torch.manual_seed(0)
+    keys, queries, angles = 10 * torch.randn(1, 1, 200, 16), 10 * torch.randn(1, 65, 1, 16), torch.randn(300, 8)
+    rope, like = (angles.cos(), angles.sin()), torch.arange(200.0).expand(1, 1, -1)
+    numbers = (torch.full((1, 1, 1), 200.0) for _ in range(2))
+    slots = Slots(like, *numbers, {}, lambda: keys, lambda: torch.ones_like(keys), lambda name: queries, lambda: rope)
+    policy = Expected(budget=20, sinks=0, future=50)
+    exponent = expected_exponent(queries[0, :64], keys[0], rope, 50, True)[0, 0]
+    assert exponent.max() - exponent.min() > 200  # beyond float32's exponentials
+    assert policy.score(slots)[0, 0].argsort()[-40:].tolist() == exponent.argsort()[-40:].tolist()
