@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, ClassVar
 
-from kvforge.kv_policies.eviction.budgets.division import divide_pages
 from kvforge.kv_policies.eviction.budgets.shared import SharedBudget
 
 if TYPE_CHECKING:
@@ -38,9 +37,4 @@ class PyramidBudgets(SharedBudget):
         return [highest - owner * step if num_owners > 1 else Fraction(self.budget) for owner in range(num_owners)]
 
     def divide(self, owners: Sequence["ScoredLanes"], page_size: int) -> list[list[int]]:
-        num_heads, length = owners[0].best.shape
-        most = min(self.max_pages(num_heads, page_size), length // page_size)
-        fewest = -(-max(self.num_protected, 1) // page_size)
-        total = len(owners) * (self.budget // page_size)
-        pages = divide_pages(self.wanted(len(owners), length), total, page_size, fewest, most)
-        return [[n] * num_heads for n in pages]
+        return self.divide_owners(owners, self.wanted(len(owners), owners[0].best.shape[1]), page_size)

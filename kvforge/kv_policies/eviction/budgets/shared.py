@@ -3,9 +3,11 @@
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from kvforge.common.errors import BuildError
+from kvforge.kv_policies.eviction.budgets.division import divide_pages
 from kvforge.kv_policies.eviction.calendar import Calendar, When
 from kvforge.kv_policies.eviction.policy import OBSERVATION_INPUTS, Eviction
 from kvforge.kv_policies.policy import Need, OwnerCache
@@ -64,6 +66,17 @@ class SharedBudget(Eviction):
     def divide(self, owners: Sequence["ScoredLanes"], page_size: int) -> list[list[int]]:
         """Return the pages of each owner's heads: on average ``budget // page_size``, none more than ``max_pages`` or
         than its tokens fill. ``owners`` are those that share: all, or a single one."""
+
+    def divide_owners(
+        self, owners: Sequence["ScoredLanes"], wanted: Sequence[Fraction], page_size: int
+    ) -> list[list[int]]:
+        """Return pages as ``divide`` does, as many for every head of an owner: those of about ``wanted`` tokens, and of
+        no fewer than the rule protects."""
+        num_heads, length = owners[0].best.shape
+        most = min(self.max_pages(num_heads, page_size), length // page_size)
+        fewest = -(-max(self.num_protected, 1) // page_size)
+        total = len(owners) * (self.budget // page_size)
+        return [[n] * num_heads for n in divide_pages(wanted, total, page_size, fewest, most)]
 
     @abstractmethod
     def max_pages(self, num_kv_heads: int, page_size: int) -> int:

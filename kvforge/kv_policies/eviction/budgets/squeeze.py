@@ -6,7 +6,6 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from kvforge.common.errors import BuildError
-from kvforge.kv_policies.eviction.budgets.division import divide_pages
 from kvforge.kv_policies.eviction.budgets.shared import MAX_CEILING, SharedBudget
 from kvforge.kv_policies.eviction.noted import NOTE_INPUTS, NotesTokens
 from kvforge.kv_policies.policy import OwnerCache
@@ -68,13 +67,9 @@ class SqueezeBudgets(NotesTokens, SharedBudget):
         return [least if group == 2 else more for group in groups]
 
     def divide(self, owners: Sequence["ScoredLanes"], page_size: int) -> list[list[int]]:
-        num_heads, length = owners[0].best.shape
-        noted = min(self.similar, length)  # behind it lies what another sequence left
+        noted = min(self.similar, owners[0].best.shape[1])  # behind it lies what another sequence left
         cosines = [float(owner.slots.notes("similarity")[0, :noted].double().mean()) for owner in owners]
-        most = min(self.max_pages(num_heads, page_size), length // page_size)
-        fewest = -(-max(self.num_protected, 1) // page_size)
-        total = len(owners) * (self.budget // page_size)
-        return [[n] * num_heads for n in divide_pages(self.wanted(cosines), total, page_size, fewest, most)]
+        return self.divide_owners(owners, self.wanted(cosines), page_size)
 
     def layer_insertion(self) -> Any:
         """See ``model_defs.similarity``."""
