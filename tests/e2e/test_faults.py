@@ -3,6 +3,7 @@
 import os
 import signal
 import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -52,6 +53,29 @@ def test_engine_killed(server: TritonServer, model: str) -> None:
 def own_server(engine_dir: Path) -> Iterator[TritonServer]:
     with TritonServer(engine_dir, ServerOptions(kv_cache_gib=0.1)) as running:
         yield running
+
+
+def test_a_start_that_stands_still_is_given_up(
+    engine_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launcher, "READY_FOLLOWS_S", 2.0)
+    log = tmp_path / "log"
+    server = TritonServer(engine_dir, ServerOptions(kv_cache_gib=0.1, log_file=log))
+    stopped: list[ProcessId] = []
+
+    def freeze() -> None:
+        while not stopped:
+            stubs = children(server.pid) if server._process is not None else []
+            stopped.extend(stub for stub in stubs if model_of_stub(stub) == "postprocessing")
+        os.kill(stopped[0].pid, signal.SIGSTOP)
+
+    freezer = threading.Thread(target=freeze, daemon=True)
+    freezer.start()
+    with pytest.raises(KvforgeError, match="the server was not ready after 2 s with a loaded engine"):
+        server.start()
+    freezer.join()
+    assert wait_gone(stopped, timeout_s=WAIT_S) == []
+    assert "watchdog.py" in log.read_text(), "the other processes have said where they stand"
 
 
 def test_tritonserver_killed_leaves_nothing(own_server: TritonServer) -> None:

@@ -36,11 +36,13 @@ from kvforge.serving.processes.priority import yield_to_engine
 from kvforge.serving.processes.run_dir import (
     FAILED,
     HUNG_AFTER_S,
+    LOADING,
     EngineState,
     StateReader,
     cannot_write_run_dir,
     make_run_dir,
 )
+from kvforge.serving.processes.stacks import ask
 from kvforge.serving.server.access import PRIVATE_UMASK, closed_control_apis, make_regions_private
 from kvforge.serving.server.drain import drain
 from kvforge.serving.server.options import ServerOptions, engine_command
@@ -49,6 +51,9 @@ from kvforge.serving.server.repository import materialise
 from kvforge.serving.server.triton_install import TritonInstall, find_triton
 
 START_TIMEOUT_S = 180.0
+"""Until the engine's stub says that it loads the engine; how long that takes is the stub's affair."""
+READY_FOLLOWS_S = 60.0
+"""From the end of loading until the server is ready."""
 END_TIMEOUT_S = 30.0
 """Killed processes end at once, but for a machine that is busy or gives back much memory."""
 LOG_TIMEOUT_S = 10.0
@@ -229,9 +234,7 @@ class TritonServer:
         state = self.state
         if state is not None and state.engine == FAILED:
             return f"the engine process does not start any more: {state.reason}"
-        if state is not None and state.age_s > HUNG_AFTER_S:
-            return f"the process of model 'tensorrt_llm' has said nothing for {state.age_s:.0f} s"
-        return None
+        return None if state is None else _silence(state)
 
     def log_error(self) -> str:
         """The log's own words for what went wrong, as one line."""
@@ -278,7 +281,8 @@ class TritonServer:
                 )
 
     def _wait_ready(self, process: subprocess.Popen, cancelled: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + START_TIMEOUT_S
+        limit_s = START_TIMEOUT_S
+        deadline = time.monotonic() + limit_s
         # It begins to listen for questions about metrics last, and serves without if that port is taken.
         while not (is_ready(self.http_url) and has_metrics(self.metrics_url)):
             if cancelled():
@@ -289,8 +293,17 @@ class TritonServer:
                 self._check_ports()
                 raise KvforgeError(f"the server did not start: {self.log_error()}")
             self._check_ports()
+            state = self.state
+            if state is not None and state.engine == LOADING:
+                limit_s = READY_FOLLOWS_S
+                deadline = time.monotonic() + limit_s
+            if state is not None and (silence := _silence(state)) is not None:
+                ask(children(process.pid))
+                raise KvforgeError(f"the server did not start: {silence}")
             if time.monotonic() > deadline:
-                raise KvforgeError(f"the server was not ready after {START_TIMEOUT_S:.0f} s: {self.log_error()}")
+                ask(children(process.pid))
+                after = f"{limit_s:.0f} s" if state is None else f"{limit_s:.0f} s with a loaded engine"
+                raise KvforgeError(f"the server was not ready after {after}: {self.log_error()}")
             time.sleep(0.05)
         self._first_request(cancelled)
         self._check_ports()  # who answered for metrics may be another server
@@ -318,3 +331,10 @@ class TritonServer:
                 return
             if cancelled():
                 raise StartCancelled("the start was cancelled")
+
+
+def _silence(state: EngineState) -> str | None:
+    """That the engine's stub has said nothing for too long, or None."""
+    if state.age_s <= HUNG_AFTER_S:
+        return None
+    return f"the process of model 'tensorrt_llm' has said nothing for {state.age_s:.0f} s"

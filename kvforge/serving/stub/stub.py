@@ -36,6 +36,7 @@ from kvforge.serving.engine.output_rows import StepOutput
 from kvforge.serving.engine.protocol import METERED
 from kvforge.serving.logs.request_log import configure, log_request
 from kvforge.serving.processes.facts import server_of_stub
+from kvforge.serving.processes.stacks import show_when_asked
 from kvforge.serving.processes.state_files import StateWriter
 from kvforge.serving.processes.watchdog import end_with_server
 from kvforge.serving.stub.active import ActiveRequest
@@ -62,6 +63,7 @@ class Stub:
         """Start the engine and wait until it is loaded. Raises EngineError with the engine's message."""
         server_pid = server_of_stub()
         end_with_server(server_pid)  # first: metrics already wait for the server's answer
+        show_when_asked()
         self._pb = pb
         config = self._config = StubConfig.of(json.loads(args["model_config"]))
         configure(config.log_format, config.log_level)
@@ -77,8 +79,8 @@ class Stub:
         self._links = TextLinks(socket_path(config.run_dir), self.on_client_gone, self.on_text_model_gone)
         self._guides = GuideDesk(config.tokenizer_dir, config.eos_token_ids, config.engine_command[0])
         self._client = EngineClient([*config.engine_command, "--server-pid", str(server_pid)], self)
+        self._watch = RequestWatch(self, self._requests, config.poll_s, config.run_dir)  # it says that the engine loads
         self._client.start()
-        self._watch = RequestWatch(self, self._requests, config.poll_s, config.run_dir)
 
     def execute(self, requests: list[Any]) -> None:
         """Accept requests; every one gets its responses, FINAL or an error included, from the sender threads."""

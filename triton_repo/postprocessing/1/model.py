@@ -7,6 +7,7 @@ import triton_python_backend_utils as pb_utils
 from kvforge.serving.contract.failures import failure_of
 from kvforge.serving.logs.request_log import configure_model
 from kvforge.serving.processes.facts import server_of_stub
+from kvforge.serving.processes.stacks import show_when_asked
 from kvforge.serving.processes.watchdog import end_with_server
 from kvforge.serving.text_models.postprocess import make_postprocessor
 
@@ -16,6 +17,7 @@ READ = ("TOKENS_BATCH", "SEQUENCE_LENGTH")
 class TritonPythonModel:
     def initialize(self, args):
         end_with_server(server_of_stub())
+        show_when_asked()
         configure_model(args)
         settings = json.loads(args["model_config"])["parameters"]
         self._postprocessor = make_postprocessor({key: value["string_value"] for key, value in settings.items()})

@@ -4,6 +4,7 @@ import triton_python_backend_utils as pb_utils
 
 from kvforge.serving.logs.request_log import configure_model
 from kvforge.serving.processes.facts import server_of_stub
+from kvforge.serving.processes.stacks import show_when_asked
 from kvforge.serving.processes.watchdog import end_with_server
 from kvforge.serving.text_models.preprocess_server import PreprocessingServer
 
@@ -11,6 +12,7 @@ from kvforge.serving.text_models.preprocess_server import PreprocessingServer
 class TritonPythonModel:
     def initialize(self, args):
         end_with_server(server_of_stub())
+        show_when_asked()
         configure_model(args)
         self._server = PreprocessingServer(pb_utils, args)
 
