@@ -15,7 +15,6 @@ import statistics
 import sys
 import time
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -146,29 +145,11 @@ def measure(args: argparse.Namespace) -> Report:
         "load": {name: getattr(args, name) for name in ("requests", "input_tokens", "output_tokens", "pool_mib")},
         "policies": texts,
         "rows": rows,
-        "long_prompt": measure_long(args) if args.long_tokens else None,
     }
 
 
-def measure_long(args: argparse.Namespace) -> dict[str, Any]:
-    """Time to the first token of one long prompt, each policy in turn; memory is not short."""
-    rng = np.random.default_rng(1)
-    found: dict[str, list[float]] = {}
-    for _ in range(args.turns):
-        for text in ("full", f"batchmax:budget={args.long_budget},block={args.block}"):
-            path = prepare(args.work, PolicyEngine(text), MAX_SEQ_LEN)
-            manifest = load_manifest(path)
-            prompts = rng.integers(3, manifest.vocab_size, (1, args.long_tokens))
-            pages = -(-(args.long_tokens + 1 if text == "full" else args.long_budget) // manifest.page_size)
-            engine = LLMEngine(path, num_pages=pages, enable_prefix_cache=False, max_num_seqs=1)
-            serve_group(engine, prompts[:, :64], 2)
-            times, _ = serve_group(engine, prompts, 1)
-            found.setdefault(text, []).append(times.ttft_s)
-    return {"tokens": args.long_tokens, "ttft_s": {text: statistics.median(times) for text, times in found.items()}}
-
-
 def table(report: Report) -> str:
-    """Return the table, and what the long prompt took."""
+    """Return the table with its explanation."""
     load, rows = report["load"], report["rows"]
     full = rows[ROWS[1].label]
     head = ["", "sequences", "prefill s", "decode tok/s", "whole run s", "decode, times full", "run, times full"]
@@ -191,9 +172,6 @@ def table(report: Report) -> str:
         f'MiB; `{report["policies"][EVICTS]}`. Medians; "times full" is the full cache in flight.',
         markdown_table(head, lines),
     ]
-    if long := report["long_prompt"]:
-        times = ", ".join(f"`{text}` {seconds:.2f} s" for text, seconds in long["ttft_s"].items())
-        parts.append(f"First token of one prompt of {long['tokens']} tokens: {times}.")
     return "\n\n".join(parts) + "\n"
 
 
@@ -204,8 +182,6 @@ def main() -> int:
     parser.add_argument("--pool-mib", type=positive, default=96)
     parser.add_argument("--budget", type=positive, default=512)
     parser.add_argument("--block", type=positive, default=64)
-    parser.add_argument("--long-tokens", type=int, default=16000, help="of the long prompt, 0 for none (default 16000)")
-    parser.add_argument("--long-budget", type=positive, default=1024)
     parser.add_argument("--turns", type=positive, default=1)
     add_work(parser, WORK)
     add_report(parser, "OUTPUT.json and OUTPUT.md")

@@ -75,3 +75,9 @@ class Calendar:
         grown = self.cached(num_prompt_tokens, begin) + num_tokens - begin
         after = grown if self.when is When.END else min(grown, self.budget)
         return max(before, after)
+
+
+def block_of_steps(budget: int) -> int:
+    """Return a block for rules that evict while a prompt is computed, of which a step then computes no more than that:
+    an eighth of the budget, but 64 tokens where half of it has room for them."""
+    return max(budget // 8, min(64, budget // 2), 1)

@@ -6,6 +6,8 @@ import time
 from typing import Any
 
 TRITON_LINE = re.compile(r'(?P<level>[IWEF])\d{4} [\d:.]+ \d+ (?P<source>[^\]]+)\] "?(?P<message>.*?)"?$')
+HARMLESS = "CudaDriverHelper has not been initialized"
+"""What every start without a GPU says among its errors."""
 TRITON_LEVELS = {"I": "INFO", "W": "WARNING", "E": "ERROR", "F": "CRITICAL"}
 
 
@@ -25,8 +27,9 @@ def error_in_log(lines: list[str]) -> str:
     for line in lines:
         if match := re.search(r"failed to load '\w+' version \d+: \w+: (?:TritonModelException: )?(.+)", line):
             return match.group(1).split(r"\n\nAt:")[0]  # without the Python traceback behind it
-    errors = [line for line in lines if re.match(r"[EF]\d{4} ", line) or line.startswith("error:")]
-    return (errors or lines or ["its log is empty"])[-1]
+    lines = [line for line in lines if HARMLESS not in line]
+    errors = [line for line in lines if re.match(r"[EF]\d{4} |error:|terminate called|  what\(\):", line)]
+    return (errors or lines or ["its log is empty"])[-1].strip()
 
 
 def _entry(when: float, level: str, logger: str, message: str) -> dict[str, Any]:

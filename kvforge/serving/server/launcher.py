@@ -287,11 +287,12 @@ class TritonServer:
         while not (is_ready(self.http_url) and has_metrics(self.metrics_url)):
             if cancelled():
                 raise StartCancelled("the start was cancelled")
-            if process.poll() is not None:
+            if (status := process.poll()) is not None:
                 if self._log is not None:
                     self._log.join(LOG_TIMEOUT_S)
                 self._check_ports()
-                raise KvforgeError(f"the server did not start: {self.log_error()}")
+                crash = f"; tritonserver ended ({how_it_ended(status)})" if status < 0 else ""
+                raise KvforgeError(f"the server did not start: {self.log_error()}{crash}")
             self._check_ports()
             state = self.state
             if state is not None and state.engine == LOADING:

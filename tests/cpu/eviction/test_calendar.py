@@ -124,5 +124,6 @@ def test_the_block_is_the_rules_own_unless_given() -> None:
     assert str(parse("scissorhands:budget=100")).startswith("scissorhands:budget=100,block=50,")
     assert str(parse("batchmax:budget=20")) == "batchmax:budget=20,block=10,decode_only=0"
     assert str(parse("batchmax:budget=512")) == "batchmax:budget=512,block=64,decode_only=0"
+    assert [parse(f"batchmax:budget={budget}").block for budget in (2, 64, 200, 1024)] == [1, 32, 64, 128]
     assert str(parse("h2o:budget=512")) == "h2o:budget=512,block=1"
     assert parse(str(parse("tova:block=3"))) == parse("tova:block=3")

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from kvforge.kv_policies.eviction.calendar import Calendar, When
+from kvforge.kv_policies.eviction.calendar import Calendar, When, block_of_steps
 from kvforge.kv_policies.eviction.observation import Statistic
 from kvforge.kv_policies.eviction.policy import Eviction
 
@@ -28,7 +28,7 @@ class BatchMax(Eviction):
 
     @property
     def default_block(self) -> int:
-        return min(64, max(self.budget // 2, 1))
+        return block_of_steps(self.budget)
 
     @property
     def calendar(self) -> Calendar:

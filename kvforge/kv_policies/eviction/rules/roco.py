@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from kvforge.kv_policies.eviction.calendar import When
+from kvforge.kv_policies.eviction.calendar import When, block_of_steps
 from kvforge.kv_policies.eviction.observation import Statistic
 from kvforge.kv_policies.eviction.policy import Eviction
 
@@ -29,7 +29,7 @@ class RoCo(Eviction):
 
     @property
     def default_block(self) -> int:
-        return min(64, max(self.budget // 2, 1))
+        return block_of_steps(self.budget)
 
     @property
     def num_protected(self) -> int:

@@ -35,6 +35,14 @@ def test_the_models_own_sentence_is_found() -> None:
     assert error_in_log([]) == "its log is empty"
 
 
+def test_a_crash_has_its_own_words_and_what_every_start_says_is_no_error() -> None:
+    every = 'E1125 1 2 server.cc:241] "CudaDriverHelper has not been initialized."'
+    crash = ["terminate called after throwing an instance of 'boost::interprocess::lock_exception'", "  what():  lock"]
+    assert error_in_log([every, *crash, "Signal (6) received."]) == "what():  lock"
+    assert error_in_log([every, "the engine is ready"]) == "the engine is ready"
+    assert error_in_log([every]) == "its log is empty"
+
+
 def test_a_pump_keeps_and_converts_lines(tmp_path: Path) -> None:
     path = tmp_path / "log"
     reader, writer = os.pipe()
