@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import logging
 import os
 import queue
 import re
@@ -50,6 +51,8 @@ from kvforge.serving.server.ports import choose_ports
 from kvforge.serving.server.repository import materialise
 from kvforge.serving.server.triton_install import TritonInstall, find_triton
 
+logger = logging.getLogger("kvforge.serve")
+
 START_TIMEOUT_S = 180.0
 """Until the engine's stub says that it loads the engine; how long that takes is the stub's affair."""
 READY_FOLLOWS_S = 60.0
@@ -62,12 +65,18 @@ LONGEST_LOOK_S = 1.0
 """Between two looks at the stub's state, which are several a second while this process runs."""
 SERVER_FOLLOWS_S = 0.5
 """From the end of a stub to that of the server that it ended with."""
+START_ATTEMPTS = 2
+"""A busy machine makes tritonserver give up or stand still now and then (seen in 4 of some 1000 starts, 2 cores)."""
 PORT_ATTEMPTS = 3
 """Another process may take a free port before tritonserver listens on it, which it does once its models are loaded."""
 
 
 class PortTakenError(KvforgeError):
     """One of the ports belongs to somebody else."""
+
+
+class StartBrokeOffError(KvforgeError):
+    """tritonserver stood still or crashed while it started, without a word of why."""
 
 
 class StartCancelled(KvforgeError):
@@ -145,15 +154,21 @@ class TritonServer:
         wanted = {name: getattr(self.options, f"{name}_port") for name in ("http", "grpc", "metrics")}
         triton = find_triton()
         raise_open_files_limit()
-        for left in reversed(range(PORT_ATTEMPTS if 0 in wanted.values() else 1)):
+        ports_left, starts_left = PORT_ATTEMPTS if 0 in wanted.values() else 1, START_ATTEMPTS
+        while True:
             self.ports = choose_ports(self.options.address, wanted)
             try:
                 self._start_once(triton, manifest.max_num_seqs, cancelled)
-                break
+                return self
             except PortTakenError:
-                if not left:
+                ports_left -= 1
+                if not ports_left:
                     raise
-        return self
+            except StartBrokeOffError as error:
+                starts_left -= 1
+                if not starts_left:
+                    raise
+                logger.warning("%s; starting it once more", error)
 
     def _start_once(self, triton: TritonInstall, max_num_seqs: int, cancelled: Callable[[], bool]) -> None:
         """On `self.ports`. Raises PortTakenError when one is not free any more."""
@@ -291,8 +306,10 @@ class TritonServer:
                 if self._log is not None:
                     self._log.join(LOG_TIMEOUT_S)
                 self._check_ports()
-                crash = f"; tritonserver ended ({how_it_ended(status)})" if status < 0 else ""
-                raise KvforgeError(f"the server did not start: {self.log_error()}{crash}")
+                if status < 0:
+                    crash = f"tritonserver ended ({how_it_ended(status)})"
+                    raise StartBrokeOffError(f"the server did not start: {self.log_error()}; {crash}")
+                raise KvforgeError(f"the server did not start: {self.log_error()}")
             self._check_ports()
             state = self.state
             if state is not None and state.engine == LOADING:
@@ -300,11 +317,12 @@ class TritonServer:
                 deadline = time.monotonic() + limit_s
             if state is not None and (silence := _silence(state)) is not None:
                 ask(children(process.pid))
-                raise KvforgeError(f"the server did not start: {silence}")
+                raise StartBrokeOffError(f"the server did not start: {silence}")
             if time.monotonic() > deadline:
-                ask(children(process.pid))
                 after = f"{limit_s:.0f} s" if state is None else f"{limit_s:.0f} s with a loaded engine"
-                raise KvforgeError(f"the server was not ready after {after}: {self.log_error()}")
+                error = StartBrokeOffError(f"the server was not ready after {after}: {self.log_error()}")
+                ask(children(process.pid))
+                raise error
             time.sleep(0.05)
         self._first_request(cancelled)
         self._check_ports()  # who answered for metrics may be another server
