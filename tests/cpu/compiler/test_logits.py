@@ -88,7 +88,9 @@ def test_plain_engine_equals_transformers(family: str, engines: EngineShelf) -> 
 
 
 @pytest.mark.parametrize("case", REWIRED)
-def test_swiftkv_engine_equals_the_all_token_reference(case: str, engines: EngineShelf) -> None:
+def test_swiftkv_engine_equals_the_all_token_reference(case: str, engines: EngineShelf, full: bool) -> None:
+    if not full and case in ("mistral", "qwen3"):
+        pytest.skip("another engine to compile; run with --full")
     engine, checkpoint = engines.engine(REWIRED[case]), engines.checkpoint(REWIRED[case])
     tokens, config = tokens_for(engine), config_of(checkpoint)
     rounding = model_error(config, len(tokens))

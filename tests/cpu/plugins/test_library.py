@@ -118,32 +118,61 @@ done
 """
 
 
-@pytest.fixture(scope="module")
-def compiled_by_two(tmp_path_factory) -> tuple[Path, list[subprocess.CompletedProcess[str]]]:
-    """Two processes that load the library at once, with an empty cache: the folder with what was compiled, what they
-    printed."""
-    folder = tmp_path_factory.mktemp("compiled")
+BUILD_SMALL = """
+import os, pathlib, time
+from plugins import build
+marker = tuple(unit for unit in build.units() if unit.source == "native/marker.cpp")
+build.units = lambda machine=None: marker
+here = pathlib.Path(os.environ["KEPT"])
+(here / f"{os.getpid()}.ready").touch()
+while len(list(here.glob("*.ready"))) < 2:
+    time.sleep(0.001)
+path = build.build_library()
+print(path, path.stat().st_mtime_ns)
+"""
+
+
+def run_two(program: str, folder: Path) -> list[subprocess.CompletedProcess[str]]:
+    """Two processes at once, with an empty cache and a compiler that keeps what it made."""
     compiler, kept, cache = folder / "compiler", folder / "kept", folder / "cache"
     compiler.write_text(COMPILER)
     compiler.chmod(0o755)
     kept.mkdir()
     own = {"KVFORGE_CACHE": str(cache), "CXX": str(compiler), "KEPT": str(kept), "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", BUILD_AND_RUN]
+    command = [sys.executable, "-c", program]
     processes = [
         subprocess.Popen(command, env=os.environ | own, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         for _ in range(2)
     ]
     told = [process.communicate() for process in processes]
     codes = [process.returncode for process in processes]
-    return folder, [subprocess.CompletedProcess(command, code, *each) for code, each in zip(codes, told, strict=True)]
+    return [subprocess.CompletedProcess(command, code, *each) for code, each in zip(codes, told, strict=True)]
 
 
-def test_two_processes_compile_once(compiled_by_two):
-    folder, (first, second) = compiled_by_two
+def check_compiled_once(folder: Path, first: subprocess.CompletedProcess, second: subprocess.CompletedProcess) -> None:
     assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
     assert first.stdout == second.stdout and first.stdout.startswith(str(folder / "cache"))
     assert len(list((folder / "cache").glob("*.so"))) == 1
     assert len((folder / "kept" / "linked").read_text().splitlines()) == 1
+
+
+def test_two_processes_compile_a_small_library_once(tmp_path):
+    check_compiled_once(tmp_path, *run_two(BUILD_SMALL, tmp_path))
+
+
+@pytest.fixture(scope="module")
+def compiled_by_two(tmp_path_factory, full) -> tuple[Path, list[subprocess.CompletedProcess[str]]]:
+    """Two processes that load the library at once, with an empty cache: the folder with what was compiled, what they
+    printed."""
+    if not full:
+        pytest.skip("compiles all kernels once more; --full")
+    folder = tmp_path_factory.mktemp("compiled")
+    return folder, run_two(BUILD_AND_RUN, folder)
+
+
+def test_two_processes_compile_once(compiled_by_two):
+    folder, (first, second) = compiled_by_two
+    check_compiled_once(folder, first, second)
 
 
 def test_loading_is_idempotent(library, tmp_path):

@@ -9,7 +9,7 @@ import pytest
 
 import plugins
 
-NUM_CASES, NUM_FULL_CASES = 40, 320
+NUM_CASES, NUM_FULL_CASES = 25, 320
 WITH_TRITON = [name for name, operator in plugins.OPERATORS.items() if "triton" in operator.backends]
 
 

@@ -101,7 +101,9 @@ def test_arguments(tmp_path, monkeypatch, capsys):
 
 def test_tiny_run_on_the_cpu(tmp_path, full, capfd):
     """The same path as on a GPU: compile, random weights, scheduler, floors, table and JSON."""
-    names = list(VARIANTS) if full else ["cut16-4way-fp8"]
+    if not full:
+        pytest.skip("compiles a model: --full")
+    names = list(VARIANTS)
     arguments = ["--device", "cpu", "--tiny", "--work", str(tmp_path / "work"), "--json", str(tmp_path / "report.json")]
     llama8b.main([*arguments, "--inputs", "48", "--variants", *names])
     assert "Warning" not in capfd.readouterr().err
