@@ -93,13 +93,15 @@ class NoState:
 @dataclass(frozen=True)
 class EngineMemory:
     """What an engine gives a policy's ``PolicyState``: every owner's pool in ascending order, each (k_pool, v_pool,
-    then the policy's), the static scales of its K and V, and cos and sin of every position, which only engines have
-    whose graphs need them."""
+    then the policy's), the static scales of its K and V, cos and sin of every position, which only engines have
+    whose graphs need them, and the ids of special and of punctuation tokens for a policy that ``reads_tokens``."""
 
     pools: "Sequence[tuple[Tensor, ...]]"
     kv_scales: Sequence[tuple[float, float]]
     rope_tables: "Callable[[], tuple[Tensor, Tensor]]"
     max_seq_len: int
+    special_tokens: Sequence[int] = ()
+    punctuation_tokens: Sequence[int] = ()
 
 
 LayerCheck = Callable[[list[Any], Any, dict[str, str]], "tuple[Any, str] | None"]

@@ -91,9 +91,9 @@ def test_text_leaves_defaults() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "the KV policy '' is unknown; choose from adakv, batchmax, expected, full, h2o, "),
+        ("", "the KV policy '' is unknown; choose from adakv, batchmax, expected, fastgen, full, h2o, "),
         ("snapvk", "streaming, tova; did you mean snapkv?"),
-        ("shadow", "the KV policy 'shadow' is unknown; choose from adakv, batchmax, expected, full, h2o, "),
+        ("shadow", "the KV policy 'shadow' is unknown; choose from adakv, batchmax, expected, fastgen, full, h2o, "),
         ("full:rank=1", "the KV policy full has no parameter 'rank'; it has none."),
         (
             "shadowkv:ranks=1",
