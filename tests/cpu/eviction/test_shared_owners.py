@@ -84,9 +84,13 @@ def test_the_least_lazy_keep_what_there_is() -> None:
             "snapkv+simlayer",
             "the KV policy snapkv cannot be combined with 'simlayer'; choose from adakv, pyramid, squeeze",
         ),
-        ("streaming+adakv", "the KV policy streaming cannot be combined with 'adakv'; leave the rest out"),
-        ("pyramid+adakv", "the KV policy pyramid cannot be combined with 'adakv'; leave the rest out"),
-        ("full+adakv", "the KV policy full cannot be combined with 'adakv'; leave the rest out"),
+        (
+            "pyramid+adakv",
+            "the KV policy pyramid cannot be combined with 'adakv'; leave the rest out, or combine it with one of "
+            "batchmax, h2o, keydiff, recent, roco, scissorhands, snapkv, tova.$",
+        ),
+        ("streaming+adakv", "the KV policy streaming cannot be combined with 'adakv'; leave the rest out, or combine"),
+        ("full+sinks", "the KV policy full cannot be combined with 'sinks'; leave the rest out.$"),
         ("h3o+adakv", "the KV policy 'h3o' is unknown"),
         (
             "keydiff+adakv:window=3",
