@@ -38,6 +38,16 @@ class StateInput:
     is_table: bool = False
     neutral: int = 0
 
+    def shape(self, num_seqs: int, num_columns: int) -> tuple[int, ...]:
+        """Return the shape for so many sequences, and columns where it is a table."""
+        return (num_seqs, num_columns) if self.is_table else (num_seqs,)
+
+    def neutral_rows(self, num_seqs: int, num_columns: int = 1) -> "Tensor":
+        """Return the input of sequences that have no state."""
+        import torch
+
+        return torch.full(self.shape(num_seqs, num_columns), self.neutral, dtype=torch.int32)
+
 
 class SlotTables(Protocol):
     """What is known of running sequences, a row for each slot (int32)."""

@@ -15,6 +15,7 @@ from kvforge.kv_policies.eviction.slots import Slots
 from kvforge.kv_policies.state import EngineMemory, StatePool
 from kvforge.kv_policies.transition import Transition
 from model_defs.cache_access import copy_pages, evict, read_keys, read_values
+from model_defs.kv_layout import first_page
 
 
 class Rule(Protocol):
@@ -215,4 +216,4 @@ class EvictionState:
 
     def _first_page(self, owner: int) -> int:
         """Where an owner's pages begin in its pool."""
-        return owner * (len(self._caches[owner][0]) // len(self._caches)) if self._rule.owners_share else 0
+        return first_page(owner, len(self._caches[0][0]), len(self._caches)) if self._rule.owners_share else 0

@@ -53,7 +53,7 @@ class FastGen(CeilingBudget):
         return self.window
 
     def kinds(self, slots: "Slots") -> "Tensor":
-        """Return ``[S, kv_heads, L]`` float32: what each token is, the dearest kind that has it being the smallest."""
+        """Return ``[S, kv_heads, L]`` float32: the kind of each token, the first that it is of."""
         import torch
 
         kind = torch.full_like(slots.position, _OTHER)
