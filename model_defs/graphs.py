@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from model_defs.cache_insertion import CacheInsertion
 from model_defs.config import ModelConfig
+from model_defs.kv_layout import first_page
 from model_defs.layers import Block, KVScales, Linear, PolicyPart, Pool, RMSNorm, StepInputs
 from model_defs.rope import rope_cos_sin, rope_tables
 from plugins.rope_paged_kv_write import rope_paged_kv_write
@@ -62,7 +63,7 @@ class PositionedGraph(nn.Module):
 
     def first_page(self, owner: int, pool: Pool) -> int:
         """Return where an owner's pages begin in the pool of all."""
-        return self.config.owners.index(owner) * (pool[0].shape[0] // len(self.config.owners))
+        return first_page(self.config.owners.index(owner), pool[0].shape[0], len(self.config.owners))
 
     def own_pages(self, step: StepInputs, owner: int, pool: Pool) -> StepInputs:
         """Return the step with an owner's pages as they are numbered in its pool."""

@@ -1,4 +1,4 @@
-"""Which layer owns the K,V cache that a layer reads."""
+"""Which layer owns the K,V cache that a layer reads, and where its pages begin."""
 
 
 def owner_table(num_layers: int, cut: int, group_size: int) -> tuple[int, ...]:
@@ -10,3 +10,8 @@ def owner_table(num_layers: int, cut: int, group_size: int) -> tuple[int, ...]:
     return tuple(
         layer if layer < cut else cut + (layer - cut) // group_size * group_size for layer in range(num_layers)
     )
+
+
+def first_page(owner: int, num_pages: int, num_owners: int) -> int:
+    """Return where the pages of the owner at an index begin in a pool of ``num_pages`` that all owners share."""
+    return owner * (num_pages // num_owners)

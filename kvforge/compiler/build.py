@@ -18,6 +18,7 @@ from kvforge.compiler.convert import convert_weights
 from kvforge.compiler.engine_dir import check_output
 from kvforge.compiler.options import BuildOptions, ResolvedOptions, resolve
 from kvforge.compiler.targets import Progress, Target, load_target
+from kvforge.kv_policies import KVPolicy
 from kvforge.manifest import (
     RANK_DIR,
     SCHEMA_VERSION,
@@ -60,10 +61,8 @@ def build_engine(
     if not options.early_exit:
         config = dataclasses.replace(config, early_exit=False)
     check_weights(checkpoint, config)
-    from kvforge.tokenization.files import read_tokenizer  # here: compiling graphs alone (perf/gpu) needs no tokenizers
-
-    read_tokenizer(checkpoint.path / "tokenizer.json")
     resolved = _resolve(options, config, checkpoint)
+    classes = token_classes(checkpoint.path / "tokenizer.json", config.vocab_size, resolved.policy)
     target.check_toolchain()
     with staging_directory(output, replace=overwrite) as staging:
         (staging / RANK_DIR).mkdir()
@@ -80,7 +79,7 @@ def build_engine(
         _copy_tokenizer(checkpoint, staging / TOKENIZER_DIR)
         target.write_graphs(config, resolved, staging, progress)
         progress("manifest")
-        manifest = _manifest(checkpoint, config, resolved, target, num_parameters, staging)
+        manifest = _manifest(checkpoint, config, resolved, target, num_parameters, staging, classes)
         save_manifest(manifest, staging)
     return manifest
 
@@ -89,6 +88,23 @@ def num_positions(options: ResolvedOptions) -> int:
     """Return how many positions the engine's table of cos and sin has: 0 where its KV policy needs none."""
     insertion = options.policy.layer_insertion()
     return options.max_seq_len if insertion is not None and insertion.needs_positions else 0
+
+
+def token_classes(tokenizer_file: Path, vocab_size: int, policy: KVPolicy) -> dict[str, Any]:
+    """Return the manifest's ``special_tokens`` and ``punctuation_tokens``, nothing where the policy does not read them.
+
+    Raises:
+        CheckpointError: there is no tokenizer, or a damaged one.
+    """
+    # Here: compiling graphs alone (perf/gpu) needs no tokenizers.
+    from kvforge.tokenization.files import read_tokenizer
+    from kvforge.tokenization.token_classes import punctuation_ids, special_ids
+
+    tokenizer = read_tokenizer(tokenizer_file)
+    if not policy.reads_tokens:
+        return {}
+    classes = {"special_tokens": special_ids, "punctuation_tokens": punctuation_ids}
+    return {name: ids_of(tokenizer, vocab_size) for name, ids_of in classes.items()}
 
 
 def stages(options: BuildOptions) -> tuple[str, ...]:
@@ -157,6 +173,7 @@ def _manifest(
     target: Target,
     num_parameters: int,
     staging: Path,
+    classes: dict[str, Any],
 ) -> Manifest:
     files = sorted(path for path in staging.rglob("*") if path.is_file())
     return Manifest(
@@ -166,6 +183,7 @@ def _manifest(
         isa=target.isa(),
         torch_version=torch.__version__,
         **manifest_fields(config, options),
+        **classes,
         num_parameters=num_parameters,
         weights_file_bytes=(staging / WEIGHTS_FILE).stat().st_size,
         checkpoint_sha256=checkpoint.sha256(),

@@ -93,6 +93,8 @@ class KVPolicy(ABC):
     owners_share: ClassVar[bool] = False
     """What one owner gives up, another may use: K and V of all are in one pool, in which the pages of each owner follow
     those of the owner before."""
+    reads_tokens: ClassVar[bool] = False
+    """It asks which tokens are special and which are punctuation: an engine's manifest has their ids."""
     report_columns: ClassVar[tuple[tuple[str, str, int, str], ...]] = ()
     """Columns of ``report`` in a benchmark's table: key, heading, width, format."""
 

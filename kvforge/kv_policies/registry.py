@@ -56,13 +56,14 @@ def parse(text: str) -> KVPolicy:
         BuildError: not of this form, a parameter given twice, or as in :func:`load`.
     """
     name, colon, rest = text.partition(":")
+    policy = _named(name)
     parameters: dict[str, int] = {}
     for item in rest.split(",") if colon else ():
         parameter, equals, value = item.partition("=")
         if not equals or not (value.isascii() and value.isdigit() and len(value) <= 9):
             raise BuildError(
-                f"the KV policy {text!r} is not a name and whole numbers; write NAME:PARAMETER=N,PARAMETER=N, such as "
-                f"{next(str(policy()) for policy in policies().values() if policy().parameters)}."
+                f"the KV policy {text!r} is not a name and whole numbers; write NAME or NAME:PARAMETER=N,PARAMETER=N, "
+                f"such as {policy()}."
             )
         if parameter in parameters:
             raise BuildError(f"the KV policy {text!r} gives {parameter!r} twice; keep one of them.")
@@ -81,9 +82,15 @@ def _named(name: str) -> type[KVPolicy]:
     if not plus:
         return policy
     if variant not in policy.variants():
-        choice = f"choose from {', '.join(policy.variants())}" if policy.variants() else "leave the rest out"
+        choice = f"choose from {', '.join(policy.variants())}" if policy.variants() else _others_with(variant)
         raise BuildError(f"the KV policy {base} cannot be combined with {variant!r}; {choice}.")
     return policy.variant(variant)
+
+
+def _others_with(variant: str) -> str:
+    """Return what to do about a policy that has no variants, in the imperative."""
+    others = [name for name, policy in policies().items() if variant in policy.variants()]
+    return "leave the rest out" + (f", or combine it with one of {', '.join(others)}" if others else "")
 
 
 @functools.cache

@@ -38,6 +38,16 @@ class StateInput:
     is_table: bool = False
     neutral: int = 0
 
+    def shape(self, num_seqs: int, num_columns: int) -> tuple[int, ...]:
+        """Return the shape for so many sequences, and columns where it is a table."""
+        return (num_seqs, num_columns) if self.is_table else (num_seqs,)
+
+    def neutral_rows(self, num_seqs: int, num_columns: int = 1) -> "Tensor":
+        """Return the input of sequences that have no state."""
+        import torch
+
+        return torch.full(self.shape(num_seqs, num_columns), self.neutral, dtype=torch.int32)
+
 
 class SlotTables(Protocol):
     """What is known of running sequences, a row for each slot (int32)."""
@@ -93,13 +103,15 @@ class NoState:
 @dataclass(frozen=True)
 class EngineMemory:
     """What an engine gives a policy's ``PolicyState``: every owner's pool in ascending order, each (k_pool, v_pool,
-    then the policy's), the static scales of its K and V, and cos and sin of every position, which only engines have
-    whose graphs need them."""
+    then the policy's), the static scales of its K and V, cos and sin of every position, which only engines have
+    whose graphs need them, and the ids of special and of punctuation tokens for a policy that ``reads_tokens``."""
 
     pools: "Sequence[tuple[Tensor, ...]]"
     kv_scales: Sequence[tuple[float, float]]
     rope_tables: "Callable[[], tuple[Tensor, Tensor]]"
     max_seq_len: int
+    special_tokens: Sequence[int] = ()
+    punctuation_tokens: Sequence[int] = ()
 
 
 LayerCheck = Callable[[list[Any], Any, dict[str, str]], "tuple[Any, str] | None"]

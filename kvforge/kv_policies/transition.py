@@ -1,12 +1,17 @@
 """What a step does to a sequence's cache before it computes anything: numbers, never tensors."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 class CachedSequence(Protocol):
     """What a policy knows of a running sequence."""
 
+    tokens: "np.ndarray"
+    """int32, at least ``num_computed`` ids."""
     num_prompt_tokens: int
     num_computed: int
     slot: int

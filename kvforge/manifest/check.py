@@ -66,6 +66,7 @@ def _fits(manifest: Manifest) -> bool:
         and manifest.kv_dtype in KV_FORMATS
         and len(manifest.kv_scales) == (manifest.num_owners if manifest.kv_format.scales == "static" else 0)
         and all(0 < scale < math.inf for scales in manifest.kv_scales for scale in scales)
+        and all(0 <= token < manifest.vocab_size for token in (*manifest.special_tokens, *manifest.punctuation_tokens))
         and all(map(is_inside, manifest.files))
         and _has_policy(manifest)
     )

@@ -119,7 +119,7 @@ def _manifest_from(data: dict[str, Any], path: Path) -> Manifest:
     tuples = {
         name: tuple(tuple(item) if isinstance(item, list) else item for item in data[name])
         for name, field in fields.items()
-        if str(field.type).startswith("tuple") and isinstance(data[name], list)
+        if str(field.type).startswith("tuple") and isinstance(data.get(name), list)
     }
     manifest = Manifest(**{**data, **tuples})
     if not is_possible(manifest):

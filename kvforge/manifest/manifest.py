@@ -12,7 +12,7 @@ from kvforge.costs.weights import step_weight_bytes
 from kvforge.kv_policies import Full, KVPolicy, Need, OwnerCache, load
 
 SCHEMA_VERSION = 6
-LATER_FIELDS = frozenset({"kv_bias", "k_norm", "decoupled_mode"})
+LATER_FIELDS = frozenset({"kv_bias", "k_norm", "decoupled_mode", "special_tokens", "punctuation_tokens"})
 """Fields that came after the schema version did: engines without them load, and keep their digest."""
 
 TOKENIZER_DIR = "tokenizer"
@@ -90,6 +90,10 @@ class Manifest:
     k_norm: bool | None = None
     decoupled_mode: bool | None = None
     """Whether `kvforge serve` streams where it is not told; None is as true."""
+    special_tokens: tuple[int, ...] = ()
+    """Ids of the tokenizer's special tokens, for a KV policy that ``reads_tokens``."""
+    punctuation_tokens: tuple[int, ...] = ()
+    """Ids of the tokens that are punctuation, likewise."""
 
     @property
     def policy(self) -> KVPolicy:
@@ -199,7 +203,7 @@ class Manifest:
     def to_json(self) -> dict[str, Any]:
         """Return the manifest as JSON-ready data."""
         data = dataclasses.asdict(self)
-        return {name: value for name, value in data.items() if value is not None or name not in LATER_FIELDS}
+        return {name: value for name, value in data.items() if value not in (None, ()) or name not in LATER_FIELDS}
 
 
 def digest_of(data: dict[str, Any]) -> str:

@@ -21,12 +21,10 @@ class CombinedInputs:
         if not any(tensors for tensors, _ in built):
             return ()
         return tuple(
-            tensor for tensors, inputs in built for tensor in (tensors or [_neutral(one, len(rows)) for one in inputs])
+            tensor
+            for tensors, inputs in built
+            for tensor in (tensors or [one.neutral_rows(len(rows)) for one in inputs])
         )
-
-
-def _neutral(one: StateInput, num_seqs: int) -> Tensor:
-    return torch.full((num_seqs, 1) if one.is_table else (num_seqs,), one.neutral, dtype=torch.int32)
 
 
 class LaneInputs:

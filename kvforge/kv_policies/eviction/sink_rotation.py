@@ -8,6 +8,7 @@ from kvforge.kv_policies.eviction.state import EvictionState, Rule
 from kvforge.kv_policies.state import EngineMemory
 from kvforge.kv_policies.transition import Transition
 from model_defs.cache_access import read_keys, write_keys
+from model_defs.rope import apply_rope
 
 
 class RotatedSinks(EvictionState):
@@ -28,10 +29,8 @@ class RotatedSinks(EvictionState):
         places = torch.tensor([i % self._page_size for i in index], device=self._device)
         slots = torch.tensor([one.sequence.slot for one in transitions], device=self._device)
         evicted = [one.sequence.num_computed - self._rule.calendar.kept for one in transitions]
-        cos, sin = (table[evicted][:, None, None] for table in (self._cos, self._sin))
+        cos, sin = (table[evicted][:, None] for table in (self._cos, self._sin))
         for cache, state, (k_scale, _) in zip(self._caches, self._states, self._scales, strict=True):
             if is_first:
                 state[-1][slots] = read_keys(cache, pages, places, k_scale)
-            first, second = state[-1][slots].chunk(2, dim=-1)
-            rotated = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
-            write_keys(cache, pages, places, rotated, k_scale)
+            write_keys(cache, pages, places, apply_rope(state[-1][slots], cos, sin), k_scale)

@@ -27,6 +27,7 @@ class Slots:
     read_values: Callable[[], Tensor]
     read_notes: Callable[[str], Tensor]
     read_rope: Callable[[], tuple[Tensor, Tensor]]
+    find_tokens: Callable[[Tensor, str], Tensor]
 
     @property
     def mass(self) -> Tensor:
@@ -58,15 +59,36 @@ class Slots:
         """The rows ``[S, ...]`` that the sequences have in one of the policy's pools."""
         return self.read_notes(name)
 
+    @property
+    def is_special(self) -> Tensor:
+        """Whether each token is one of the tokenizer's special ones; only for policies that ``reads_tokens``."""
+        return self.find_tokens(self.position, "special")
+
+    @property
+    def is_punctuation(self) -> Tensor:
+        """Whether each token is punctuation; only for policies that ``reads_tokens``."""
+        return self.find_tokens(self.position, "punctuation")
+
     def newest(self, count: int) -> Tensor:
         """Whether a token is among the ``count`` newest of its sequence."""
         return self.age <= count
 
     def largest(self, x: Tensor, count: int) -> Tensor:
         """Whether a token is among the ``count`` with the largest ``x``, the newer of equals first."""
-        by_age = self.position.argsort(dim=-1, descending=True)
-        order = by_age.gather(-1, x.gather(-1, by_age).argsort(dim=-1, descending=True, stable=True))
-        return torch.zeros_like(x, dtype=torch.bool).scatter_(-1, order[..., :count], True)
+        return torch.zeros_like(x, dtype=torch.bool).scatter_(-1, self._order(x)[..., :count], True)
+
+    def ranked(self, *xs: Tensor) -> Tensor:
+        """A score that is larger where the first of ``xs`` is, of equals where the next is, at last of newer tokens."""
+        order = self._order(*xs)
+        ranks = torch.arange(0, -order.shape[-1], -1, dtype=torch.float32, device=order.device)
+        return torch.empty_like(self.position).scatter_(-1, order, ranks.expand_as(order))
+
+    def _order(self, *xs: Tensor) -> Tensor:
+        """The indices of tokens, those with the largest first of ``xs`` first, then as ``ranked`` says."""
+        order = self.position.argsort(dim=-1, descending=True)
+        for x in reversed(xs):
+            order = order.gather(-1, x.gather(-1, order).argsort(dim=-1, descending=True, stable=True))
+        return order
 
     def over_heads(self, x: Tensor) -> Tensor:
         """The mean over an owner's KV heads, for each of them."""

@@ -15,6 +15,7 @@ from kvforge.kv_policies.eviction.slots import Slots
 from kvforge.kv_policies.state import EngineMemory, StatePool
 from kvforge.kv_policies.transition import Transition
 from model_defs.cache_access import copy_pages, evict, read_keys, read_values
+from model_defs.kv_layout import first_page
 
 
 class Rule(Protocol):
@@ -98,6 +99,10 @@ class EvictionState:
         self._caches = [pool[: len(pool) - num_state_pools] for pool in memory.pools]
         self._states = [pool[len(pool) - num_state_pools :] for pool in memory.pools]
         self._scales, self._rope_tables = memory.kv_scales, memory.rope_tables
+        self._token_ids = {
+            "special": torch.tensor(memory.special_tokens, dtype=torch.int32),
+            "punctuation": torch.tensor(memory.punctuation_tokens, dtype=torch.int32),
+        }
         self._device, self._page_size = memory.pools[0][0].device, memory.pools[0][0].shape[1]
         self._num_evictions = self._num_evicted = 0
 
@@ -190,6 +195,7 @@ class EvictionState:
             read_values=lambda: self._read(read_values, owner, places, self._scales[owner][1]),
             read_notes=lambda name: self._notes(owner, name, places),
             read_rope=self._rope_tables,
+            find_tokens=lambda position, kind: self._find_tokens(position, kind, places),
         )
 
     def _read(self, read: Callable[..., Tensor], owner: int, places: "Places", scale: float) -> Tensor:
@@ -201,6 +207,13 @@ class EvictionState:
         index = [pool.name for pool in self._rule.named_pools].index(name)
         return self._states[owner][index][[one.sequence.slot for one in places.transitions]]
 
+    def _find_tokens(self, position: Tensor, kind: str, places: "Places") -> Tensor:
+        """Whether the tokens at ``position`` ``[S, kv_heads, L]`` are of a kind."""
+        sequences = [one.sequence for one in places.transitions]
+        tokens = [torch.from_numpy(one.tokens[: one.num_computed]) for one in sequences]
+        found = [torch.isin(ids, self._token_ids[kind]).to(self._device) for ids in tokens]
+        return torch.stack([one[index.long()] for one, index in zip(found, position, strict=True)])
+
     def _first_page(self, owner: int) -> int:
         """Where an owner's pages begin in its pool."""
-        return owner * (len(self._caches[owner][0]) // len(self._caches)) if self._rule.owners_share else 0
+        return first_page(owner, len(self._caches[0][0]), len(self._caches)) if self._rule.owners_share else 0

@@ -1,6 +1,5 @@
 """What graphs take of a step for an engine's KV policy, besides what every engine's do."""
 
-import torch
 from torch import Tensor
 
 from kvforge.kv_policies import KVPolicy
@@ -11,13 +10,9 @@ PolicyInputs = tuple[Tensor, ...]
 
 def neutral_inputs(policy: KVPolicy, num_seqs: int, num_columns: int = 1) -> PolicyInputs:
     """Return the inputs of sequences of which none has anything of the policy's."""
-    shapes = input_shapes(policy, num_seqs, num_columns)
-    return tuple(
-        torch.full(shape, one.neutral, dtype=torch.int32)
-        for shape, one in zip(shapes, policy.state_inputs, strict=True)
-    )
+    return tuple(one.neutral_rows(num_seqs, num_columns) for one in policy.state_inputs)
 
 
 def input_shapes(policy: KVPolicy, num_seqs: int, num_columns: int) -> list[tuple[int, ...]]:
     """Return the shapes of the policy's inputs."""
-    return [(num_seqs, num_columns) if one.is_table else (num_seqs,) for one in policy.state_inputs]
+    return [one.shape(num_seqs, num_columns) for one in policy.state_inputs]

@@ -33,6 +33,8 @@ class Runner:
             manifest.kv_scales or ((1.0, 1.0),) * manifest.num_owners,
             lambda: session.rope_tables,
             config.max_seq_len,
+            manifest.special_tokens,
+            manifest.punctuation_tokens,
         )
         self._state = config.kv_policy.make_state(memory)
         self.num_lower_calls = 0

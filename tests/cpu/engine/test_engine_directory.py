@@ -73,6 +73,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "field of wrong type": (edit_json(lambda d: d.update(isa=None)), "impossible values"),
     "list of wrong type": (edit_json(lambda d: d.update(eos_token_ids=["a"])), "impossible values"),
     "flag of wrong type": (edit_json(lambda d: d.update(kv_bias=1)), "impossible values"),
+    "a token beyond the vocabulary": (edit_json(lambda d: d.update(special_tokens=[320])), "impossible values"),
     "scales of wrong type": (edit_json(lambda d: d.update(kv_scales=[[1.0, "a"]])), "impossible values"),
     "scales without a format": (edit_json(lambda d: d.update(kv_scales=[[1.0, 1.0]] * 4)), "impossible values"),
     "a scale too few": (

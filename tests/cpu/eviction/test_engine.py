@@ -31,6 +31,7 @@ RULES = {
     "adakv": "adakv:window=4",
     "pyramid": "pyramid:window=4,beta=4",
     "simlayer": "simlayer:sinks=2,recent=2",
+    "fastgen": "fastgen:window=5,recover_percent=80",
     "keydiff+adakv": "keydiff+adakv",
     "squeeze": "squeeze:window=4,similar=6",
     "expected": "expected:window=6,sinks=2",

@@ -27,7 +27,9 @@ def owner_of(mass: list[float], num_heads: int = 2) -> ScoredLanes:
     given = torch.tensor(mass).expand(1, num_heads, -1)
     numbers = (torch.full((1, 1, 1), float(length)) for _ in range(2))
     position = torch.arange(length).float().expand_as(given)
-    slots = Slots(position, *numbers, {"mass": given}, *[lambda *_: given] * 3, lambda: (given, given))
+    slots = Slots(
+        position, *numbers, {"mass": given}, *[lambda *_: given] * 3, lambda: (given, given), lambda *_: given > 4
+    )
     return ScoredLanes.of(slots, given)
 
 
@@ -82,9 +84,13 @@ def test_the_least_lazy_keep_what_there_is() -> None:
             "snapkv+simlayer",
             "the KV policy snapkv cannot be combined with 'simlayer'; choose from adakv, pyramid, squeeze",
         ),
-        ("streaming+adakv", "the KV policy streaming cannot be combined with 'adakv'; leave the rest out"),
-        ("pyramid+adakv", "the KV policy pyramid cannot be combined with 'adakv'; leave the rest out"),
-        ("full+adakv", "the KV policy full cannot be combined with 'adakv'; leave the rest out"),
+        (
+            "pyramid+adakv",
+            "the KV policy pyramid cannot be combined with 'adakv'; leave the rest out, or combine it with one of "
+            "batchmax, h2o, keydiff, recent, roco, scissorhands, snapkv, tova.$",
+        ),
+        ("streaming+adakv", "the KV policy streaming cannot be combined with 'adakv'; leave the rest out, or combine"),
+        ("full+sinks", "the KV policy full cannot be combined with 'sinks'; leave the rest out.$"),
         ("h3o+adakv", "the KV policy 'h3o' is unknown"),
         (
             "keydiff+adakv:window=3",
@@ -176,7 +182,16 @@ def test_expected_weights_that_float32_has_not_keep_their_order() -> None:
     keys, queries, angles = 10 * torch.randn(1, 1, 200, 16), 10 * torch.randn(1, 65, 1, 16), torch.randn(300, 8)
     rope, like = (angles.cos(), angles.sin()), torch.arange(200.0).expand(1, 1, -1)
     numbers = (torch.full((1, 1, 1), 200.0) for _ in range(2))
-    slots = Slots(like, *numbers, {}, lambda: keys, lambda: torch.ones_like(keys), lambda name: queries, lambda: rope)
+    slots = Slots(
+        like,
+        *numbers,
+        {},
+        lambda: keys,
+        lambda: torch.ones_like(keys),
+        lambda name: queries,
+        lambda: rope,
+        lambda *_: like > 0,
+    )
     policy = Expected(budget=20, sinks=0, future=50)
     exponent = expected_exponent(queries[0, :64], keys[0], rope, 50, True)[0, 0]
     assert exponent.max() - exponent.min() > 200  # beyond float32's exponentials

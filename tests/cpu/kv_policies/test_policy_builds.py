@@ -35,7 +35,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["--kv-policy", "shadowkv:rank=33"], "shadowkv: rank 33 exceeds the 32 dimensions"),
         (["--kv-policy", "shadowkv:rank=8,sparse_budget=65"], "sparse_budget 65 is no multiple of chunk_size 8"),
         (["--kv-policy", "shadowkv:budget=8"], "the KV policy shadowkv has no parameter 'budget'; it has rank, chunk_"),
-        (["--kv-policy", "h3o"], "the KV policy 'h3o' is unknown; choose from adakv, batchmax, expected, full, h2o, "),
+        (["--kv-policy", "h3o"], "the KV policy 'h3o' is unknown; choose from adakv, batchmax, expected, fastgen, "),
     ],
 )  # fmt: skip
 def test_refused_before_any_work(flags, sentence, checkpoint: Path, tmp_path: Path, capsys) -> None:

@@ -91,16 +91,20 @@ def test_text_leaves_defaults() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "the KV policy '' is unknown; choose from adakv, batchmax, expected, full, h2o, "),
+        ("", "the KV policy '' is unknown; choose from adakv, batchmax, expected, fastgen, full, h2o, "),
         ("snapvk", "streaming, tova; did you mean snapkv?"),
-        ("shadow", "the KV policy 'shadow' is unknown; choose from adakv, batchmax, expected, full, h2o, "),
+        ("shadow", "the KV policy 'shadow' is unknown; choose from adakv, batchmax, expected, fastgen, full, h2o, "),
         ("full:rank=1", "the KV policy full has no parameter 'rank'; it has none."),
         (
             "shadowkv:ranks=1",
             "the KV policy shadowkv has no parameter 'ranks'; it has rank, chunk_size, sparse_budget, "
             "num_outlier_chunks, num_local_tokens.",
         ),
-        ("shadowkv:", "the KV policy 'shadowkv:' is not a name and whole numbers; write NAME:PARAMETER=N"),
+        ("shadowkv:", "the KV policy 'shadowkv:' is not a name and whole numbers; write NAME or NAME:PARAMETER=N"),
+        ("snapkv:budget=abc", "PARAMETER=N, such as snapkv:budget=512,block=1,window=32,kernel=5."),
+        ("keydiff+adakv:budget", "such as keydiff+adakv:budget=512,block=64,floor_percent=20."),
+        ("full:", "is not a name and whole numbers; write NAME or NAME:PARAMETER=N,PARAMETER=N, such as full."),
+        ("h3o:budget=abc", "the KV policy 'h3o' is unknown"),
         ("shadowkv:rank", "is not a name and whole numbers"),
         ("shadowkv:rank=", "is not a name and whole numbers"),
         ("shadowkv:rank=-1", "is not a name and whole numbers"),

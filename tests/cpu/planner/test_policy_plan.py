@@ -131,7 +131,7 @@ def test_plot(tmp_path):
     [
         (
             [*LONG, "--kv-policy", "h3o"],
-            "the KV policy 'h3o' is unknown; choose from adakv, batchmax, expected, full, h2o,",
+            "the KV policy 'h3o' is unknown; choose from adakv, batchmax, expected, fastgen, full, h2o,",
         ),
         ([*LONG, "--kv-policy", "shadowkv:ranks=1"], "shadowkv has no parameter 'ranks'; it has rank, chunk_size"),
         ([*LONG, "--kv-policy", "shadowkv:rank=1025"], "rank 1025 exceeds the 1024 dimensions of a token's keys"),

@@ -77,7 +77,7 @@ def test_every_build_option_is_a_key_and_reaches_the_options(tmp_path: Path) -> 
         ("max_draft_len: -1\n", "line 1: max_draft_len is -1; it must be at least 0"),
         (
             "kv_policy: h3o\n",
-            "line 1: the KV policy 'h3o' is unknown; choose from adakv, batchmax, expected, full, h2o,",
+            "line 1: the KV policy 'h3o' is unknown; choose from adakv, batchmax, expected, fastgen, full, h2o,",
         ),
         ("target: cpu\nkv_policy: shadowkv:r=1\n", "line 2: the KV policy shadowkv has no parameter 'r'; it has rank,"),
         ("kv_policy: {name: shadowkv}\n", "line 1: kv_policy must be text, not a map"),

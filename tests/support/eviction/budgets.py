@@ -122,6 +122,60 @@ def squeeze(owners: list[list[Lane]], rankings: list[list[Ranking]], keep: int, 
     return [Budgets([tokens] * len(lanes), slack) for tokens, lanes in zip(pages, owners, strict=True)]
 
 
+def fastgen(owners: list[list[Lane]], rankings: list[list[Ranking]], keep: int, now: Moment) -> list[Budgets]:
+    """FastGen (arXiv 2310.01801, section 3.3): the cheapest of five nested sets of tokens that recovers enough of a
+    head's attention. While all take more than ``keep`` on average, the head whose next smaller set recovers most takes
+    that; then the head with the least gets a page, or that which is left with the most loses one. Sets and pages fill
+    up by rank."""
+    page, enough = now.page_size, now.parameters.get("recover_percent", 95) / 100
+    ceiling = max(keep * now.parameters.get("ceiling_percent", 400) // 100, keep)
+    most = min(len(owners[0][0]), ceiling) // page
+    ranked = [ranking for of_owner in rankings for ranking in of_owner]
+    every = [lane for of_owner in owners for lane in of_owner]
+    given = [_ranked_weights(lane, ranking) for lane, ranking in zip(every, ranked, strict=True)]
+    sizes = [[sum(tier >= least for tier in ranking.protected) for least in (4, 3, 2, 1)] for ranking in ranked]
+
+    def recovered(lane: int, tokens: int) -> float:
+        return sum(given[lane][:tokens]) / sum(given[lane])
+
+    def pages_of(lane: int, choice: int) -> int:
+        return most if choice == 4 else min(max(math.ceil(sizes[lane][choice] / page), 1), most)
+
+    differences = [math.inf]
+    choices = []
+    for lane, of_lane in enumerate(sizes):
+        shares = [recovered(lane, size) for size in of_lane]
+        choices.append(next((i for i, share in enumerate(shares) if share >= enough), 4))
+        differences += [abs(share - enough) for share in shares]
+    total = sum(map(len, owners)) * keep // page
+    while sum(map(pages_of, range(len(choices)), choices)) > total and any(choices):
+        could = sorted(((recovered(i, sizes[i][c - 1]), i) for i, c in enumerate(choices) if c), reverse=True)
+        differences += [a - b for (a, _), (b, _) in itertools.pairwise(could[:2])]
+        choices[could[0][1]] -= 1
+    pages = [pages_of(lane, choice) for lane, choice in enumerate(choices)]
+    while (missing := total - sum(pages)) != 0:
+        step = 1 if missing > 0 else -1
+        could = sorted(
+            (step * recovered(i, (n if step > 0 else n - 1) * page), i)
+            for i, n in enumerate(pages)
+            if 1 <= n + step <= most
+        )
+        if abs(missing) == 1:  # those before may come in any order
+            differences += [b - a for (a, _), (b, _) in itertools.pairwise(could[:2])]
+        pages[could[0][1]] += step
+    tokens = iter(n * page for n in pages)
+    slack = 0.0 if min(differences) <= NEAR_SHARE else math.inf
+    return [Budgets([next(tokens) for _ in lanes], slack) for lanes in owners]
+
+
+def _ranked_weights(lane: Lane, ranking: Ranking) -> list[float]:
+    """What the entries were given by the last queries, the best first."""
+    order = sorted(
+        range(len(lane)), key=lambda i: (ranking.protected[i], ranking.scores[i], lane[i].position), reverse=True
+    )
+    return [ranking.scores[i] for i in order]
+
+
 def _squares(values: list[float]) -> float:
     mean = statistics.fmean(values)
     return sum((x - mean) ** 2 for x in values)
@@ -139,9 +193,13 @@ def _in_pages(wanted: Sequence[float], total: int, page: int, lowest: int, highe
     return [pages * page for pages in given]
 
 
+NEAR_SHARE = 1e-4
+"""Shares of attention that are nearer are equal to fp32: 800 of its roundings, of sums of not more than 150 weights."""
+
 Owners = list[list[Lane]]
 BUDGETS: dict[str, Callable[[Owners, list[list[Ranking]], int, Moment], list[Budgets]]] = {
     "adakv": adakv,
+    "fastgen": fastgen,
     "pyramid": pyramid,
     "simlayer": simlayer,
     "squeeze": squeeze,

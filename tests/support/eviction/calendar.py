@@ -10,6 +10,7 @@ WHEN = {
     "adakv": "end",
     "pyramid": "end",
     "simlayer": "end",
+    "fastgen": "end",
     "batchmax": "always",
     "keydiff": "always",
     "roco": "always",

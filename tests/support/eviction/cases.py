@@ -85,6 +85,8 @@ def random_case(seed: int, rule: str | None = None, with_cut: bool | None = None
     prompt_ids, forced_ids = (
         tuple(pick.randrange(3, 320) for _ in range(pick.randint(*lengths))) for lengths in ((5, 120), (0, 32))
     )
+    if rule == "fastgen":  # whose rule asks for special tokens, and punctuation
+        prompt_ids = tuple(pick.choice((token, token, token, 1, 2, 49)) for token in prompt_ids)
     page_size = pick.choice([size for size in (1, 4, 16) if rule not in BUDGETS or budget % size == 0])
     return Case(model, rule, budget, block, parameters, prompt_ids, forced_ids, page_size)
 
@@ -109,6 +111,13 @@ def _parameters(pick: random.Random, rule: str, budget: int, keep: int) -> dict[
         "simlayer": {
             "sinks": sinks,
             "recent": pick.randint(1, budget - sinks),
+            "ceiling_percent": pick.choice((100, 150, 400)),
+        },
+        "fastgen": {
+            "window": pick.choice((1, 7, 32)),
+            "frequent": pick.randint(1, budget),
+            "recent": pick.randint(1, budget),
+            "recover_percent": pick.choice((20, 50, 80, 95, 100)),
             "ceiling_percent": pick.choice((100, 150, 400)),
         },
         "keydiff+adakv": {"floor_percent": pick.choice((0, 20, 50, 100))},

@@ -1,6 +1,6 @@
 """What the oracle of eviction keeps of a sequence, and what it tells of it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -47,6 +47,8 @@ class Moment:
     """Matters to rules whose heads take whole pages."""
     cosines: Mapping[int, Mapping[int, float]] = field(default_factory=dict)
     """By owner and position, of the hidden state before the owner's attention with that behind it."""
+    token_ids: Sequence[int] = ()
+    """Those of the computed tokens, at least."""
     rotate: Callable[[Tensor, int], Tensor] = lambda x, position: x
     """Rotates ``[..., head_dim]`` to a position."""
 

@@ -178,7 +178,7 @@ def run(
         if position in due:
             previous = evictions[-1].computed if evictions else 0
             numbers = position, previous, num_prompt, budget, parameters, page_size
-            now = Moment(*numbers, sequence.cosines, sequence.rotate)
+            now = Moment(*numbers, sequence.cosines, ids, sequence.rotate)
             evictions.append(sequence.evict(rule, due[position], now))
             if rule == "streaming":
                 sequence.turn_sinks(parameters.get("sinks", 4), position - due[position])

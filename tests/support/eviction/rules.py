@@ -15,18 +15,21 @@ from tests.support.eviction.entries import Entry, Lane, Moment
 
 ALL = -1
 """A rule observes every query."""
+SPECIAL = {1, 2}
+PUNCTUATION = {3 + ord(letter) for letter in "!\"#%&'()*,-./:;?@[\\]_{}"}
+"""Ids of the tokenizer of ``tests.support.models.checkpoints``."""
 
 
 @dataclass(frozen=True)
 class Ranking:
-    """Of each entry whether it is protected, and its score.
+    """Of each entry whether it is protected, or how much, and its score.
 
     ``slack`` is the smallest difference that decided what is protected. ``leanings`` are, where scores are counts, how
     far each query that could count was from the other side: negative where it counts. ``unit`` is how large what is
     compared is at least, where the scores do not say.
     """
 
-    protected: list[bool]
+    protected: list[bool] | list[int]
     scores: list[float]
     slack: float = math.inf
     leanings: list[list[float]] | None = None
@@ -131,6 +134,30 @@ def expected(lanes: list[Lane], head: int, now: Moment) -> Ranking:
     return Ranking([e.position < sinks for e in lane], scores)
 
 
+def fastgen(lanes: list[Lane], head: int, now: Moment) -> Ranking:
+    """FastGen (arXiv 2310.01801, section 3.3): special tokens, punctuation, the ``frequent`` with the largest sum of
+    what the last ``window`` queries gave, the newest ``recent``, all others; in each by that sum."""
+    lane, three_tenths = lanes[head], max(3 * now.budget // 10, 1)
+    first = now.computed - now.parameters.get("window", 32)
+    given = [sum(look.weight for look in e.looks if look.query >= first) for e in lane]
+    order = sorted(range(len(lane)), key=lambda i: (given[i], lane[i].position), reverse=True)
+    count = now.parameters.get("frequent", three_tenths)
+    newest = now.computed - now.parameters.get("recent", three_tenths)
+
+    def tier(index: int) -> int:
+        token = now.token_ids[lane[index].position]
+        if token in SPECIAL:
+            return 4
+        if token in PUNCTUATION:
+            return 3
+        if index in order[:count]:
+            return 2
+        return int(lane[index].position >= newest)
+
+    slack = given[order[count - 1]] - given[order[count]] if count < len(lane) else math.inf
+    return Ranking([tier(i) for i in range(len(lane))], given, slack=slack)
+
+
 def roco(lanes: list[Lane], head: int, now: Moment) -> Ranking:
     """RoCo (arXiv 2402.06262, section 4): the mean weight; the ``spread`` largest standard deviations are protected,
     and the first ``sinks`` positions.
@@ -165,6 +192,7 @@ RULES: dict[str, Callable[[list[Lane], int, Moment], Ranking]] = {
     "pyramid": snapkv,
     "squeeze": snapkv,
     "simlayer": streaming,
+    "fastgen": fastgen,
     "batchmax": batchmax,
     "keydiff": keydiff,
     "expected": expected,
@@ -184,6 +212,7 @@ def observed(rule: str, parameters: dict[str, int]) -> int:
         "snapkv": parameters.get("window", 32),
         "adakv": parameters.get("window", 32),
         "pyramid": parameters.get("window", 32),
+        "fastgen": parameters.get("window", 32),
         "simlayer": 1,
         "expected": parameters.get("window", 64),
         "squeeze": max(parameters.get("window", 32), parameters.get("similar", 32)),

@@ -4,6 +4,7 @@ It takes what any session takes, ShadowKV's pools and inputs included, and is th
 engine takes many. What AOTInductor makes of a graph is not tested by it.
 """
 
+import dataclasses
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 
 import plugins
 from kvforge.checkpoint.model import open_model, read_model_config
-from kvforge.compiler.build import manifest_fields, num_positions
+from kvforge.compiler.build import manifest_fields, num_positions, token_classes
 from kvforge.compiler.convert import convert_weights
 from kvforge.compiler.cpu_graph import linears, packed_tensors
 from kvforge.compiler.export import uninitialised
@@ -32,10 +33,16 @@ from tests.support.sessions.fake import fake_manifest
 class EagerSession(Session):
     """See ``kvforge.runtime.sessions.session.Session``; ``weights`` are engine tensors by name."""
 
-    def __init__(self, config: ModelConfig, options: ResolvedOptions, weights: Mapping[str, Tensor]) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        options: ResolvedOptions,
+        weights: Mapping[str, Tensor],
+        classes: Mapping[str, tuple[int, ...]] | None = None,
+    ) -> None:
         plugins.load_library()
         self.config, self.options = config, options
-        self.manifest = manifest_of(config, options)
+        self.manifest = dataclasses.replace(manifest_of(config, options), **classes or {})
         self._weights = weights
         with torch.device("meta"):
             lower = LowerGraph(config, options.kv_scales, options.policy.layer_insertion())
@@ -83,11 +90,15 @@ def eager_session(checkpoint: Path, options: BuildOptions) -> EagerSession:
         dtype, packed = resolved.torch_dtype, resolved.packed_dtype
         convert_weights(source, config, dtype, path, packed_dtype=packed, num_positions=num_positions(resolved))
         weights = {name: tensor.clone() for name, tensor in load_file(path).items()}
-    return EagerSession(config, resolved, weights)
+    classes = None
+    if resolved.policy.reads_tokens:
+        classes = token_classes(checkpoint / "tokenizer.json", config.vocab_size, resolved.policy)
+    return EagerSession(config, resolved, weights, classes)
 
 
 def random_session(config: ModelConfig, options: BuildOptions, seed: int = 0) -> EagerSession:
-    """Return a session of a model with random weights, drawn as those of ``make_checkpoint``, without one."""
+    """Return a session of a model with random weights, drawn as those of ``make_checkpoint``, without one. A KV policy
+    that reads tokens takes every seventh for special and every fifth for punctuation."""
     resolved = resolve(options, config, "F32")
     graphs = [LowerGraph(config), UpperGraph(config), *([EarlyExitGraph(config)] if config.early_exit else [])]
     generator = torch.Generator().manual_seed(seed)
@@ -102,7 +113,11 @@ def random_session(config: ModelConfig, options: BuildOptions, seed: int = 0) ->
     selecting = LowerGraph(config, (), resolved.policy.layer_insertion())
     buffers = dict(uninitialised(selecting, config, resolved).named_buffers())
     positions = {name: buffers[name] for name in ("inverse_frequencies", "rope_cos", "rope_sin") if name in buffers}
-    return EagerSession(config, resolved, weights | positions)
+    classes = {
+        "special_tokens": tuple(range(0, config.vocab_size, 7)),
+        "punctuation_tokens": tuple(token for token in range(0, config.vocab_size, 5) if token % 7),
+    }
+    return EagerSession(config, resolved, weights | positions, classes if resolved.policy.reads_tokens else {})
 
 
 def manifest_of(config: ModelConfig, options: ResolvedOptions) -> Any:

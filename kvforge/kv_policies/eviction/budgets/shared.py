@@ -23,8 +23,6 @@ from kvforge.kv_policies.state import (
 if TYPE_CHECKING:
     from kvforge.kv_policies.eviction.lanes import ScoredLanes
 
-MAX_CEILING = 3200
-"""Per cent of the budget: a table of columns is as wide as the most that a head may keep."""
 _LANE_SLOT = StateInput("lane_slot", neutral=-1)
 """A sequence's row of the pools behind, -1 before its cache is cut down."""
 

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from kvforge.common.errors import BuildError
-from kvforge.kv_policies.eviction.budgets.shared import MAX_CEILING, SharedBudget
+from kvforge.kv_policies.eviction.budgets.ceiling import CeilingBudget
 from kvforge.kv_policies.eviction.noted import NOTE_INPUTS, NotesTokens
 from kvforge.kv_policies.policy import OwnerCache
 from kvforge.kv_policies.state import InputBuilder, StatePool
@@ -16,31 +15,26 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class SqueezeBudgets(NotesTokens, SharedBudget):
+class SqueezeBudgets(NotesTokens, CeilingBudget):
     """Owners fall into three groups by the mean cosine of hidden states before and after their attention. Those of the
     group with the largest cosines keep ``share_percent`` of the budget, the others share what is left (algorithm 1).
 
     The cosines are those of the prompt's last ``similar`` tokens, the only ones that all layers compute where the model
-    has a cut; the paper takes the whole prompt. No owner has more than ``ceiling_percent`` of the budget.
+    has a cut; the paper takes the whole prompt.
 
     Raises:
-        BuildError: also for a share above, or a ceiling below, 100%.
+        BuildError: also for a share above 100%.
     """
 
     share_percent: int = 35
     similar: int = 32
-    ceiling_percent: int = 400
 
     budget_name: ClassVar[str] = "squeeze"
-    owners_share: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_largest("share_percent", 100)
         self.check_largest("similar", 4096)
-        self.check_largest("ceiling_percent", MAX_CEILING)
-        if self.ceiling_percent < 100:
-            raise BuildError(f"{self.name}: ceiling_percent is {self.ceiling_percent}; give at least 100.")
 
     @property
     def num_noted(self) -> int:
@@ -54,9 +48,6 @@ class SqueezeBudgets(NotesTokens, SharedBudget):
         *pools, lane_pages, lane_table = super().state_pools(cache)
         similarity = StatePool("similarity", "sequences", (self.similar + 1,), "float32")
         return (*pools, similarity, lane_pages, lane_table)
-
-    def max_pages(self, num_kv_heads: int, page_size: int) -> int:
-        return self.budget * self.ceiling_percent // 100 // page_size
 
     def wanted(self, cosines: Sequence[float]) -> list[Fraction]:
         """Return the tokens of a head of each owner."""

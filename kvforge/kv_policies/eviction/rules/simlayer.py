@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from kvforge.common.errors import BuildError
-from kvforge.kv_policies.eviction.budgets.shared import MAX_CEILING, SharedBudget
+from kvforge.kv_policies.eviction.budgets.ceiling import CeilingBudget
 from kvforge.kv_policies.eviction.observation import Statistic
 
 if TYPE_CHECKING:
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class SimLayerKV(SharedBudget):
+class SimLayerKV(CeilingBudget):
     """The lazier an owner is, the more of the last prompt token's attention goes to the first ``sinks`` tokens and the
     newest ``recent`` (section 3.2). Lazy owners keep these. The least lazy keep all that they have, up to
     ``ceiling_percent`` of the budget, as many as the budget of all has room for; one between keeps what is left over.
@@ -25,26 +24,21 @@ class SimLayerKV(SharedBudget):
     threshold follows from the budget. ``recent`` 0 stands for a quarter of the budget with the sinks.
 
     Raises:
-        BuildError: also for more tokens of lazy owners than the budget, and for a ceiling below it.
+        BuildError: also for more tokens of lazy owners than the budget.
     """
 
     sinks: int = 4
     recent: int = 0
-    ceiling_percent: int = 400
 
     name: ClassVar[str] = "simlayer"
     title: ClassVar[str] = "SimLayerKV"
     statistic: ClassVar[Statistic] = Statistic.SUM
-    owners_share: ClassVar[bool] = True
     optional: ClassVar[frozenset[str]] = frozenset({"sinks"})
 
     def __post_init__(self) -> None:
         if self.recent == 0:
             object.__setattr__(self, "recent", max(self.budget // 4 - self.sinks, 1))
         super().__post_init__()
-        self.check_largest("ceiling_percent", MAX_CEILING)
-        if self.ceiling_percent < 100:
-            raise BuildError(f"{self.name}: ceiling_percent is {self.ceiling_percent}; give at least 100.")
 
     @property
     def num_observed(self) -> int:
@@ -61,9 +55,6 @@ class SimLayerKV(SharedBudget):
         """Return the share of the attention that goes to the tokens that lazy owners keep, all heads together."""
         lazy = slots.newest(self.recent) | (slots.position < self.sinks)
         return float((slots.mass * lazy).sum() / slots.mass.sum())
-
-    def max_pages(self, num_kv_heads: int, page_size: int) -> int:
-        return self.budget * self.ceiling_percent // 100 // page_size
 
     def divide(self, owners: Sequence["ScoredLanes"], page_size: int) -> list[list[int]]:
         num_heads, length = owners[0].best.shape
