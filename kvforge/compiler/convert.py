@@ -87,7 +87,7 @@ class _Packed:
     def take(self, name: str) -> Tensor:
         """Return a tensor, once."""
         if not self._left:
-            fused = _fuse(self.checkpoint, self.spec, None if self.dtype == torch.int8 else self.dtype)
+            fused = _fuse(self.checkpoint, self.spec, self.dtype if self.dtype.is_floating_point else None)
             self._left = packed_tensors(fused, self.layer, self.dtype)
         return self._left.pop(name)
 

@@ -12,8 +12,8 @@ from plugins.packed_linear import pack, packed_linear
 
 
 class PackedLinear(nn.Module):
-    """What a ``Linear`` computes, by ``plugins.packed_linear``. ``packed``, and for int8 ``scales``, take the place of
-    ``weight``, under names of their own: a tied head leaves the table of embeddings as it is."""
+    """What a ``Linear`` computes, by ``plugins.packed_linear``. ``packed``, and for int8 and int4 ``scales``, take the
+    place of ``weight``, under names of their own: a tied head leaves the table of embeddings as it is."""
 
     def __init__(self, linear: Linear, weight_dtype: torch.dtype) -> None:
         super().__init__()
