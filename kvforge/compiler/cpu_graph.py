@@ -9,6 +9,8 @@ from model_defs import ModelConfig
 from model_defs.graphs import EarlyExitGraph, LowerGraph, UpperGraph
 from model_defs.layers import Linear, RMSNorm
 from plugins.packed_linear import pack, packed_linear
+from plugins.packed_linear.int4 import Codes
+from plugins.packed_linear.packing import pack_codes
 
 
 class PackedLinear(nn.Module):
@@ -41,9 +43,10 @@ class PackedLinear(nn.Module):
         )
 
 
-def packed_tensors(weight: Tensor, linear: Linear, weight_dtype: torch.dtype) -> dict[str, Tensor]:
-    """Return ``weight`` ``[N, K]`` as the tensors that ``linear`` has once it is packed."""
-    packed, scales = pack(weight, weight_dtype, linear.gated)
+def packed_tensors(weight: Tensor | Codes, linear: Linear, weight_dtype: torch.dtype) -> dict[str, Tensor]:
+    """Return ``weight`` ``[N, K]``, or its codes in 4 bits, as the tensors that ``linear`` has once it is packed."""
+    is_packed = isinstance(weight, Codes)
+    packed, scales = pack_codes(weight, linear.gated) if is_packed else pack(weight, weight_dtype, linear.gated)
     return {"packed": packed} if scales is None else {"packed": packed, "scales": scales}
 
 

@@ -19,7 +19,7 @@ from kvforge.kv_policies import Full, KVPolicy, compatibility, features, parse
 from kvforge.manifest import graph_names
 from model_defs import ModelConfig
 
-PACKED_DTYPES = {"int8": torch.int8, "int4": torch.uint4}
+PACKED_DTYPES = {"int8": torch.int8, "int4": torch.uint4, "int4_zeros": torch.quint4x2}
 """What weights of ``QUANTIZED_WEIGHT_BYTES`` are packed as."""
 
 ALIASES = {"fp32": "float32", "bf16": "bfloat16"}

@@ -7,7 +7,7 @@ from kvforge.costs.shape import LinearModel, ModelShape, mlp_weights
 WEIGHT_BYTES = {**ENGINE_WEIGHT_BYTES, "fp8": 1}
 """Bytes of a weight. Engines that store linear layers alone in 8 or 4 bits have more: embeddings stay as they were."""
 
-_FLOATS_OF_ROW = {"int8": 2, "int4": 1}
+_FLOATS_OF_ROW = {"int8": 2, "int4": 1, "int4_zeros": 1}
 """Numbers in float32 that each output of a quantized linear layer has."""
 
 

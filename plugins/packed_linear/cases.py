@@ -1,14 +1,12 @@
 """Random cases of packed_linear, and the judge of a result."""
 
 import random
-from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from plugins.judge import values_differ
-from plugins.packed_linear.int4 import round_to_codes
-from plugins.packed_linear.packing import pack, pack_codes
+from plugins.packed_linear.packing import pack
 
 
 def random_case(seed: int, *, small: bool = False) -> tuple:
@@ -25,7 +23,8 @@ def random_case(seed: int, *, small: bool = False) -> tuple:
     gated, float32_out = rng.random() < 0.4, rng.random() < 0.5
     packed_rows = 2 * outputs if gated else outputs
     weight = torch.randn(packed_rows, depth, generator=gen) * depth**-0.5
-    weight, scales = packed_case(weight.bfloat16(), seed, gated)
+    kind = (torch.bfloat16, torch.int8, torch.uint4, torch.quint4x2)[seed % 4]
+    weight, scales = pack(weight.bfloat16(), kind, gated)
     x = normal(rows, depth + 3)[:, 3:] if rng.random() < 0.5 else normal(rows, depth)
     if rows and rng.random() < 0.3:  # a row of zeros has a scale too
         x[rng.randrange(rows)] = 0
@@ -33,16 +32,6 @@ def random_case(seed: int, *, small: bool = False) -> tuple:
     norm = normal(depth) if rng.random() < 0.5 else None
     residual = normal(rows, outputs + 5)[:, :outputs] if rng.random() < 0.5 else None
     return x, weight, scales, bias, norm, residual, outputs, 1e-5, gated, float32_out
-
-
-def packed_case(weight: Tensor, seed: int, gated: bool) -> tuple[Tensor, Tensor | None]:
-    """The weight packed as each dtype by turns, int4 without zero points and with them."""
-    kind = (torch.bfloat16, torch.int8, torch.uint4, None)[seed % 4]
-    if kind is not None:
-        return pack(weight, kind, gated)
-    codes = round_to_codes(weight)
-    shift = torch.randint(0, 16, codes.scales.shape, generator=torch.Generator().manual_seed(seed)).to(torch.uint8)
-    return pack_codes(replace(codes, zeros=shift), gated)
 
 
 def difference(args: tuple, got: list[Tensor], want: list[Tensor], *, fused: bool = False) -> str | None:

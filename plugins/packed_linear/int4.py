@@ -4,7 +4,7 @@ A weight is (code - zero point) * scale, with codes from 0 to 15; without zero p
 times its output's factor, a power of two, which keeps scales of any size among float16's normal numbers.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -71,32 +71,51 @@ def join(parts: Sequence[Codes]) -> Codes:
     return Codes(torch.cat([part.codes for part in parts]), torch.cat([part.scales for part in parts]), zeros)
 
 
-def round_to_codes(weight: Tensor) -> Codes:
+def round_to_codes(weight: Tensor, zero_points: bool = False) -> Codes:
     """Round a weight `[N, K]` of floats to the nearest codes, with the scale of each group that leaves the smallest
     squared error of some.
 
-    The largest magnitude of a group, or a share of it, is given the outermost code 0; from the codes of each such scale
-    follows the scale that fits them best.
+    Without zero points, the largest magnitude of a group, or a share of it, is given the outermost code 0; with them,
+    the codes are spread over a group's range, or a share of it. From the codes of each such scale follows the scale
+    that fits them best.
     """
     outputs, depth = weight.shape
     groups = F.pad(weight.float(), (0, -depth % GROUP_DEPTH)).view(outputs, -1, GROUP_DEPTH)
-    outermost = groups.gather(2, groups.abs().argmax(2, keepdim=True))
-    best = best_gain = torch.zeros_like(outermost)
-    for share in _CLIPPING:
-        levels = _levels(groups, outermost * (-share / MIDDLE))
+    best = best_gain = torch.zeros_like(groups[..., :1])
+    best_zero = torch.full_like(best, MIDDLE)
+    for scale, zero in _ranges(groups) if zero_points else _outermost(groups):
+        levels = _levels(groups, scale, zero)
         products, squares = (groups * levels).sum(2, keepdim=True), levels.square().sum(2, keepdim=True)
         scale = products / squares.clamp(min=1)
         gain = products * scale  # the squares that this scale explains
         is_better = gain > best_gain
         best, best_gain = torch.where(is_better, scale, best), torch.where(is_better, gain, best_gain)
+        best_zero = torch.where(is_better, zero, best_zero)
     scales = stored_scales(best[..., 0])
-    codes = (_levels(groups, scales[..., None]) + MIDDLE).to(torch.uint8)
-    return Codes(codes.view(outputs, -1)[:, :depth], scales)
+    codes = (_levels(groups, scales[..., None], best_zero) + best_zero).to(torch.uint8).view(outputs, -1)[:, :depth]
+    return Codes(codes, scales, best_zero[..., 0].to(torch.uint8) if zero_points else None)
 
 
-def _levels(groups: Tensor, scale: Tensor) -> Tensor:
-    """The nearest multiples of `scale`, -8 to 7; 0 where it is 0."""
-    return (groups / scale).nan_to_num(0.0, 0.0, 0.0).round().clamp(-MIDDLE, LARGEST_CODE - MIDDLE)
+def _outermost(groups: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Scales by which shares of each group's largest magnitude have the code 0, and the zero point 8."""
+    outermost = groups.gather(2, groups.abs().argmax(2, keepdim=True))
+    zero = torch.full_like(outermost, MIDDLE)
+    for share in _CLIPPING:
+        yield outermost * (-share / MIDDLE), zero
+
+
+def _ranges(groups: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Scales by which the codes cover shares of each group's range, 0 within it, and their zero points."""
+    lowest, highest = groups.amin(2, keepdim=True).clamp(max=0), groups.amax(2, keepdim=True).clamp(min=0)
+    exact = (-lowest * LARGEST_CODE / (highest - lowest)).nan_to_num(MIDDLE)
+    for share in _CLIPPING:
+        for zero in (exact.floor(), exact.ceil()):
+            yield (highest - lowest) * (share / LARGEST_CODE), zero
+
+
+def _levels(groups: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
+    """The nearest multiples of `scale` whose codes are 0 to 15; 0 where it is 0."""
+    return (groups / scale).nan_to_num(0.0, 0.0, 0.0).round().clamp(-zero, LARGEST_CODE - zero)
 
 
 def factors(scales: Tensor) -> Tensor:

@@ -27,6 +27,9 @@ GROUP = {torch.bfloat16: 2, torch.int8: 4}
 """Elements of the depth that lie together."""
 
 
+INT4 = {torch.uint4: False, torch.quint4x2: True}
+"""Whether int4 weights have zero points, by the dtype that stands for them."""
+
 CHUNK = 8
 """Of int4, the codes of an output that lie in one word."""
 
@@ -35,23 +38,26 @@ ZEROS_BEGIN = SCALES_BEGIN + 2 * PANEL
 
 
 def pack(weight: Tensor, weight_dtype: torch.dtype, gated: bool = False) -> tuple[Tensor, Tensor | None]:
-    """Pack the weight `[N, K]` of a linear layer as bfloat16, int8 or int4 (torch.uint4) for `plugins.packed_linear`.
+    """Pack the weight `[N, K]` of a linear layer as bfloat16, int8 or int4 for `plugins.packed_linear`; int4 is
+    torch.uint4 or, with zero points, torch.quint4x2.
 
     Returns the packed weight and scales in the order of the panels: for int8, float32 [2, N padded], the scale of each
     output (max|w| / 127) and the sum of its quantized weights; for int4, float32 [1, N padded], the factor of its
     groups' scales. With `gated`, the rows are [gate; up]. Raises ValueError for another dtype, for a weight that is no
     matrix and for an odd number of gated rows.
     """
-    if weight_dtype not in (*GROUP, torch.uint4):
-        raise ValueError(f"Weights are packed as torch.bfloat16, torch.int8 or torch.uint4, not {weight_dtype}.")
+    if weight_dtype not in (*GROUP, *INT4):
+        known = ", ".join(map(str, (*GROUP, *INT4)))
+        raise ValueError(f"Weights are packed as {known}, not {weight_dtype}.")
     if weight.dim() != 2 or 0 in weight.shape:
         raise ValueError(f"A weight to pack must be a matrix [N, K], not of shape {list(weight.shape)}.")
     num_panels = _num_panels(weight.shape[0], gated)
-    if weight_dtype == torch.uint4:
-        packed, scales = _empty_int4(weight, gated, has_zeros=False)
+    if weight_dtype in INT4:
+        packed, scales = _empty_int4(weight, gated, INT4[weight_dtype])
         if not weight.is_meta:
             for first, last in _ranges(num_panels):
-                _pack_panels(round_to_codes(_rows_of_panels(weight, first, last, gated)), packed, scales, first)
+                codes = round_to_codes(_rows_of_panels(weight, first, last, gated), INT4[weight_dtype])
+                _pack_panels(codes, packed, scales, first)
         return packed, scales
     group, depth = GROUP[weight_dtype], weight.shape[1]
     num_groups = -(-depth // group)

@@ -9,7 +9,7 @@ from plugins.packed_linear.cases import random_case as packed_linear_case
 from plugins.packed_linear.packing import unpack
 
 REFERENCE = plugins.OPERATORS["packed_linear"].reference
-DTYPES = (torch.bfloat16, torch.int8, torch.uint4)
+DTYPES = (torch.bfloat16, torch.int8, torch.uint4, torch.quint4x2)
 
 
 def normal(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -41,7 +41,7 @@ def test_packing_keeps_every_weight(outputs, depth, gated):
             torch.zeros(4, 4),
             torch.float32,
             False,
-            "packed as torch.bfloat16, torch.int8 or torch.uint4, not torch.float32",
+            "torch.uint4, torch.quint4x2, not torch.float32",
         ),
         (torch.zeros(4), torch.int8, False, r"matrix \[N, K\], not of shape \[4\]"),
         (torch.zeros(4, 0), torch.int8, False, r"matrix \[N, K\], not of shape \[4, 0\]"),

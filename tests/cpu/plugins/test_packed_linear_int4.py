@@ -69,10 +69,11 @@ def test_scales_of_any_size_are_kept():
     assert torch.equal(found, scales)
 
 
-def test_rounding_is_better_than_by_the_largest_magnitude():
+@pytest.mark.parametrize("zero_points", [False, True])
+def test_rounding_is_better_than_by_the_largest_magnitude(zero_points):
     """And no weight is farther from its code than half a scale, but where clipping pays."""
     weight = normal(64, 200, seed=5).float()
-    rounded = round_to_codes(weight)
+    rounded = round_to_codes(weight, zero_points)
     groups = torch.nn.functional.pad(weight, (0, 24)).view(64, 7, 32)
     scale = groups.abs().amax(2, keepdim=True) / 7
     plain = ((groups / scale).round() * scale).view(64, -1)[:, :200]
@@ -81,7 +82,14 @@ def test_rounding_is_better_than_by_the_largest_magnitude():
     scales = rounded.scales.repeat_interleave(32, 1)[:, :200]
     is_inner = (rounded.codes > 0) & (rounded.codes < 15)
     assert ((rounded.dequantize() - weight).abs() <= 0.5001 * scales.abs())[is_inner].all()
-    assert torch.equal(round_to_codes(torch.zeros(3, 40)).dequantize(), torch.zeros(3, 40))
+    assert torch.equal(round_to_codes(torch.zeros(3, 40), zero_points).dequantize(), torch.zeros(3, 40))
+
+
+def test_zero_points_serve_groups_of_one_sign():
+    weight = normal(20, 64).float().abs() + 1
+    errors = [(round_to_codes(weight, kind).dequantize() - weight).square().sum() for kind in (False, True)]
+    assert errors[1] < errors[0]
+    assert (round_to_codes(weight, True).zeros == 0).all() and (round_to_codes(-weight, True).zeros == 15).all()
 
 
 def test_parts_are_joined_with_every_code_as_it_was():
