@@ -1,4 +1,4 @@
-"""Weights as other libraries store them, as ``tests.support.models.published_fixtures`` recorded; needs none of them."""
+"""Weights as other libraries store them, recorded by ``tests.support.models.published_fixtures``."""
 
 import json
 from collections.abc import Sequence
