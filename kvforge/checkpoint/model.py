@@ -49,7 +49,8 @@ def check_weights(checkpoint: Checkpoint, config: ModelConfig) -> None:
         checkpoint.check(source.name, source.shape)
     for name in sources:
         bias = name.removesuffix("weight") + "bias"
-        if bias not in sources and bias in checkpoint.file_of_tensor:
+        is_unasked = bias not in sources and bias in checkpoint.file_of_tensor
+        if is_unasked and checkpoint.read_raw(bias).count_nonzero():  # AutoGPTQ writes biases of zeros
             raise CheckpointError(
                 f"{checkpoint.path} has {bias}, which config.json does not ask for; correct config.json "
                 "(attention_bias, mlp_bias) or remove the tensor."

@@ -1,4 +1,5 @@
-"""What a ModelOpt Hugging Face export says of its quantization, in either of its two places.
+"""What a checkpoint says of its quantization: ModelOpt's exports in either of their two places, other libraries' in
+``quantization_config`` of config.json (``kvforge.checkpoint.formats``).
 
 ``hf_quant_config.json`` holds ``{"quantization": {"quant_algo", "kv_cache_quant_algo", …}}``; newer exports put the
 same into ``config.json`` as ``quantization_config`` with ``quant_method: modelopt``, where the cache is either
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kvforge.checkpoint.formats import FORMATS, WeightFormat
 from kvforge.common.checkpoint_files import QUANTIZATION
 from kvforge.common.errors import CheckpointError
 
@@ -22,13 +24,15 @@ _KV_SCHEMES = {"float": "FP8", "int": "INT8"}
 @dataclass(frozen=True)
 class Quantization:
     """ModelOpt's names of what was done: ``weight_algo`` is one of ``WEIGHT_ALGORITHMS`` or None,
-    ``kv_cache_algo`` one of ``KV_CACHE_ALGORITHMS`` or None."""
+    ``kv_cache_algo`` one of ``KV_CACHE_ALGORITHMS`` or None. ``weight_format`` is another library's."""
 
     weight_algo: str | None = None
     kv_cache_algo: str | None = None
+    weight_format: WeightFormat | None = None
 
     def __str__(self) -> str:
-        return f"weights {self.weight_algo or 'unquantized'}, KV cache {self.kv_cache_algo or 'unquantized'}"
+        weights = self.weight_algo or (self.weight_format.name if self.weight_format else "unquantized")
+        return f"weights {weights}, KV cache {self.kv_cache_algo or 'unquantized'}"
 
 
 def read_quantization(
@@ -43,6 +47,14 @@ def read_quantization(
             config.json among them) that name different ones; what only one of them names is taken from there.
     """
     embedded = hf_config.get("quantization_config")
+    if isinstance(embedded, Mapping) and embedded.get("quant_method") in FORMATS:
+        if quant_config is not None:
+            raise CheckpointError(
+                f"{path} is described by {QUANTIZATION} and by quantization_config in config.json, which are of "
+                "different libraries; remove the one that does not belong to it."
+            )
+        read_format = FORMATS[embedded["quant_method"]]
+        return Quantization(weight_format=read_format(f"quantization_config in {path / 'config.json'}", embedded))
     found = [] if embedded is None else _from_config_json(path, embedded)
     if quant_config is not None:
         found.append((QUANTIZATION, _checked(f"{path / QUANTIZATION}", quant_config.get("quantization"))))
@@ -67,8 +79,8 @@ def _from_config_json(path: Path, embedded: Any) -> list[tuple[str, Quantization
     method = embedded.get("quant_method") if isinstance(embedded, Mapping) else embedded
     if method != "modelopt":
         raise CheckpointError(
-            f"{where} says quant_method {reprlib.repr(method)}; of quantized checkpoints only ModelOpt's FP8 exports "
-            "are supported, use one of those or the unquantized checkpoint."
+            f"{where} says quant_method {reprlib.repr(method)}; supported are modelopt, {', '.join(FORMATS)}, so use a "
+            "checkpoint of one of these or the unquantized one."
         )
     parts = [embedded]
     if embedded.get("quantization") is not None:

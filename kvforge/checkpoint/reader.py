@@ -12,11 +12,13 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from kvforge.checkpoint.finite import check_finite
+from kvforge.checkpoint.formats import WeightFormat
 from kvforge.checkpoint.quantization import Quantization, read_quantization
 from kvforge.common.checkpoint_files import CONFIG, QUANTIZATION, TOKENIZER_FILES, WEIGHTS, WEIGHTS_INDEX
 from kvforge.common.errors import CheckpointError, first_line
 from kvforge.common.lfs import fetch_it, is_lfs_pointer
 from kvforge.common.relative_names import is_inside
+from plugins.packed_linear.int4 import Codes
 
 MAX_JSON_BYTES = 1 << 26
 """Ten times the index of the largest models."""
@@ -25,7 +27,7 @@ MAX_JSON_BYTES = 1 << 26
 @dataclass(frozen=True)
 class Checkpoint:
     """An opened checkpoint: ``hf_config`` is config.json, ``generation_config`` generation_config.json (empty
-    where there is none), ``file_of_tensor`` says where each tensor lies, ``quantization`` what ModelOpt did,
+    where there is none), ``file_of_tensor`` says where each tensor lies, ``quantization`` how it was quantized,
     ``stored_names`` what a renamed tensor is called there."""
 
     path: Path
@@ -58,17 +60,19 @@ class Checkpoint:
             return tuple(piece.get_shape()), str(piece.get_dtype())
 
     def dtype(self, name: str) -> str:
-        """Return the stored dtype of tensor ``name`` in safetensors' spelling, e.g. ``BF16``."""
-        return self.layout(name)[1]
+        """Return the stored dtype of tensor ``name`` in safetensors' spelling, e.g. ``BF16``; ``F16`` for a weight that
+        another library's format stores as integers."""
+        return "F16" if self._format_of(name) is not None else self.layout(name)[1]
 
     def check(self, name: str, shape: Sequence[int]) -> None:
         """Check that tensor ``name`` is there with ``shape``, without reading its data.
 
         Raises:
-            CheckpointError: the tensor is missing, has another shape, or is neither floating point nor one of
-                ModelOpt's FP8 weights with its scale.
+            CheckpointError: the tensor is missing, has another shape, or is neither floating point nor a weight that
+                the checkpoint's quantization stores in another way.
         """
-        found, dtype = self.layout(name)
+        stored = self._format_of(name)
+        found, dtype = (stored.shape(self, name), "F16") if stored is not None else self.layout(name)
         if found != tuple(shape):
             raise CheckpointError(
                 f"Tensor {name} in {self.path} has shape {list(found)}, but config.json "
@@ -86,19 +90,39 @@ class Checkpoint:
             )
 
     def read(self, name: str, shape: Sequence[int], dtype: torch.dtype | None = None) -> Tensor:
-        """Return tensor ``name`` in ``dtype``, by default as it is stored; an FP8 weight is multiplied by its scale,
-        in fp32.
+        """Return tensor ``name`` in ``dtype``, by default as it is stored; a quantized weight is dequantized in fp32.
 
         Raises CheckpointError as :meth:`check` does, for an element that is not finite in ``dtype``, and for a scale
         that is not positive and finite or has not one value for the tensor or for each of its rows.
         """
         self.check(name, shape)
-        tensor = self.read_raw(name, finite=False)
+        stored = self._format_of(name)
+        tensor = stored.dequantize(self, name) if stored is not None else self.read_raw(name, finite=False)
         if tensor.dtype == torch.float8_e4m3fn:
             tensor = self._scaled(tensor, name)
         tensor = tensor.to(dtype or tensor.dtype)
         check_finite(tensor, name, self.path)
         return tensor
+
+    def codes(self, name: str) -> Codes | None:
+        """Return weight ``name`` in 4 bits, as int4 engines keep it, where the checkpoint stores it so; else None."""
+        stored = self._format_of(name)
+        return None if stored is None else stored.codes(self, name)
+
+    def has_codes(self, name: str) -> bool:
+        """Whether ``codes`` returns any; reads no values."""
+        stored = self._format_of(name)
+        return stored is not None and stored.keeps_codes(self, name)
+
+    def has_zero_points(self, name: str) -> bool:
+        """Whether weight ``name`` has codes with zero points; reads no values."""
+        stored = self._format_of(name)
+        return stored is not None and stored.keeps_codes(self, name) and not stored.has_middle_zeros(self, name)
+
+    def _format_of(self, name: str) -> WeightFormat | None:
+        """What stores weight ``name`` in a way of its own, if anything does."""
+        stored = self.quantization.weight_format if self.quantization is not None else None
+        return stored if stored is not None and name.endswith(".weight") and stored.holds(self, name) else None
 
     def _scaled(self, tensor: Tensor, name: str) -> Tensor:
         scale = self.read_raw(f"{name}_scale", finite=False).float()

@@ -15,8 +15,8 @@ def _flags() -> dict[str, dict[str, Any]]:
         "target": {"help": "cpu (this machine), cuda or tensorrt (default: cpu)"},
         "dtype": {"help": "of weights and arithmetic: auto, float32 or bfloat16 (default: auto)"},
         "weight_dtype": {
-            "help": "weights of linear layers: auto (as --dtype) or int8 (a scale per output; --target cpu) "
-            "(default: auto)",
+            "help": "weights of linear layers: auto (as --dtype), int8 (a scale per output), int4 (a scale per 32 "
+            "inputs) or int4_zeros (and a zero point), these for --target cpu (default: auto)",
         },
         "kv_dtype": {
             "help": "the KV cache: auto, float32, bfloat16, fp8 or int8 (a scale per token and head), fp8_static or "

@@ -4,7 +4,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2}
-WEIGHT_BYTES = {**ELEMENT_BYTES, "int8": 1}
+QUANTIZED_WEIGHT_BYTES = {"int8": 1, "int4": 9 / 16, "int4_zeros": 19 / 32}
+"""Bytes of a weight of linear layers that are quantized when an engine is built; int4 has a scale of two bytes for each
+32 weights, ``int4_zeros`` a zero point of one byte besides."""
+WEIGHT_BYTES = {**ELEMENT_BYTES, **QUANTIZED_WEIGHT_BYTES}
 """Bytes of a linear layer's weight, by a manifest's ``weight_dtype``."""
 SCALE_BYTES = 4
 
@@ -28,10 +31,10 @@ KV_FORMATS = {
 }
 
 
-def automatic_dtype(stored: str, int8_weights: bool = False) -> str:
+def automatic_dtype(stored: str, has_quantized_weights: bool = False) -> str:
     """Return the dtype that a build computes in unless told otherwise, from safetensors' name of the stored weights'
-    dtype: fp32 for fp32 weights, else bf16, as with int8 weights."""
-    return "float32" if stored in ("F32", "F64") and not int8_weights else "bfloat16"
+    dtype: fp32 for fp32 weights, else bf16, as with weights that the build quantizes."""
+    return "float32" if stored in ("F32", "F64") and not has_quantized_weights else "bfloat16"
 
 
 def automatic_kv_dtype(dtype: str, kv_cache_algo: str | None) -> str:

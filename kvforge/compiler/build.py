@@ -31,6 +31,7 @@ from kvforge.manifest import (
 )
 from kvforge.version import __version__
 from model_defs import ModelConfig
+from model_defs.weights import weight_specs
 
 
 def build_engine(
@@ -119,9 +120,17 @@ def _resolve(options: BuildOptions, config: ModelConfig, checkpoint: Checkpoint)
     quantization = checkpoint.quantization
     algorithm = quantization.kv_cache_algo if quantization is not None else None
     resolved = resolve(options, config, checkpoint.dtype("model.embed_tokens.weight"), algorithm)
+    if resolved.quantized_weights == "int4" and _has_zero_points(checkpoint, config):
+        resolved = dataclasses.replace(resolved, quantized_weights="int4_zeros")
     if not resolved.has_static_scales:
         return resolved
     return dataclasses.replace(resolved, kv_scales=kv_scales(checkpoint, config, resolved.kv_dtype))
+
+
+def _has_zero_points(checkpoint: Checkpoint, config: ModelConfig) -> bool:
+    """Whether the checkpoint has weights in 4 bits with zero points, which an engine then keeps."""
+    names = {source.name for spec in weight_specs(config) for source in spec.sources}
+    return any(checkpoint.has_zero_points(name) for name in sorted(names))
 
 
 def _copy_tokenizer(checkpoint: Checkpoint, target: Path) -> None:

@@ -14,6 +14,8 @@ from model_defs import ModelConfig
 from model_defs.layers import Linear
 from model_defs.rope import rope_tables
 from model_defs.weights import WeightSpec, weight_specs
+from plugins.packed_linear.int4 import Codes, join, round_to_codes
+from plugins.packed_linear.packing import INT4
 
 FREQUENCIES = "inverse_frequencies"
 ROPE_TABLES = ("rope_cos", "rope_sin")
@@ -87,9 +89,23 @@ class _Packed:
     def take(self, name: str) -> Tensor:
         """Return a tensor, once."""
         if not self._left:
-            fused = _fuse(self.checkpoint, self.spec, None if self.dtype == torch.int8 else self.dtype)
-            self._left = packed_tensors(fused, self.layer, self.dtype)
+            if self.dtype in INT4 and any(self.checkpoint.has_codes(source.name) for source in self.spec.sources):
+                self._left = packed_tensors(self._codes(), self.layer, self.dtype)
+            else:
+                fused = _fuse(self.checkpoint, self.spec, self.dtype if self.dtype.is_floating_point else None)
+                self._left = packed_tensors(fused, self.layer, self.dtype)
         return self._left.pop(name)
+
+    def _codes(self) -> Codes:
+        """The parts in 4 bits: those that are stored so as they are, others rounded."""
+        zero_points, parts = INT4[self.dtype], []
+        for source in self.spec.sources:
+            self.checkpoint.check(source.name, source.shape)
+            codes = self.checkpoint.codes(source.name)
+            if codes is None:
+                codes = round_to_codes(self.checkpoint.read(source.name, source.shape), zero_points)
+            parts.append(codes.with_zeros() if zero_points else codes)
+        return join(parts)
 
 
 def _fuse(checkpoint: Checkpoint, spec: WeightSpec, dtype: torch.dtype | None) -> Tensor:

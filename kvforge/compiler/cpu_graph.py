@@ -9,11 +9,13 @@ from model_defs import ModelConfig
 from model_defs.graphs import EarlyExitGraph, LowerGraph, UpperGraph
 from model_defs.layers import Linear, RMSNorm
 from plugins.packed_linear import pack, packed_linear
+from plugins.packed_linear.int4 import Codes
+from plugins.packed_linear.packing import pack_codes
 
 
 class PackedLinear(nn.Module):
-    """What a ``Linear`` computes, by ``plugins.packed_linear``. ``packed``, and for int8 ``scales``, take the place of
-    ``weight``, under names of their own: a tied head leaves the table of embeddings as it is."""
+    """What a ``Linear`` computes, by ``plugins.packed_linear``. ``packed``, and for int8 and int4 ``scales``, take the
+    place of ``weight``, under names of their own: a tied head leaves the table of embeddings as it is."""
 
     def __init__(self, linear: Linear, weight_dtype: torch.dtype) -> None:
         super().__init__()
@@ -41,9 +43,10 @@ class PackedLinear(nn.Module):
         )
 
 
-def packed_tensors(weight: Tensor, linear: Linear, weight_dtype: torch.dtype) -> dict[str, Tensor]:
-    """Return ``weight`` ``[N, K]`` as the tensors that ``linear`` has once it is packed."""
-    packed, scales = pack(weight, weight_dtype, linear.gated)
+def packed_tensors(weight: Tensor | Codes, linear: Linear, weight_dtype: torch.dtype) -> dict[str, Tensor]:
+    """Return ``weight`` ``[N, K]``, or its codes in 4 bits, as the tensors that ``linear`` has once it is packed."""
+    is_packed = isinstance(weight, Codes)
+    packed, scales = pack_codes(weight, linear.gated) if is_packed else pack(weight, weight_dtype, linear.gated)
     return {"packed": packed} if scales is None else {"packed": packed, "scales": scales}
 
 

@@ -8,10 +8,19 @@ import torch
 from kvforge.common.dtypes import COMPUTE_DTYPES, KV_DTYPES
 from kvforge.common.errors import BuildError
 from kvforge.common.hardware import best_isa
-from kvforge.common.number_formats import KV_FORMATS, WEIGHT_BYTES, automatic_dtype, automatic_kv_dtype
+from kvforge.common.number_formats import (
+    KV_FORMATS,
+    QUANTIZED_WEIGHT_BYTES,
+    WEIGHT_BYTES,
+    automatic_dtype,
+    automatic_kv_dtype,
+)
 from kvforge.kv_policies import Full, KVPolicy, compatibility, features, parse
 from kvforge.manifest import graph_names
 from model_defs import ModelConfig
+
+PACKED_DTYPES = {"int8": torch.int8, "int4": torch.uint4, "int4_zeros": torch.quint4x2}
+"""What weights of ``QUANTIZED_WEIGHT_BYTES`` are packed as."""
 
 ALIASES = {"fp32": "float32", "bf16": "bfloat16"}
 LIMITS = {
@@ -50,7 +59,8 @@ class ResolvedOptions:
 
     ``dtype`` is a key of ``kvforge.common.dtypes.COMPUTE_DTYPES``, ``kv_dtype`` of ``KV_DTYPES``; ``kv_scales`` holds
     (k_scale, v_scale) of each owner of the model where ``kv_dtype`` is static, else nothing; ``early_exit`` is the
-    model's. ``int8_weights``: linear layers have int8 weights with a scale for each output.
+    model's. ``quantized_weights`` is a key of ``kvforge.common.number_formats.QUANTIZED_WEIGHT_BYTES`` where linear
+    layers have such weights, else None.
     """
 
     target: str
@@ -63,21 +73,21 @@ class ResolvedOptions:
     max_draft_len: int = 0
     kv_scales: tuple[tuple[float, float], ...] = ()
     early_exit: bool = False
-    int8_weights: bool = False
+    quantized_weights: str | None = None
     policy: KVPolicy = field(default_factory=Full)
     decoupled_mode: bool = True
 
     @property
     def weight_dtype(self) -> str:
         """The dtype of linear layers' weights, a key of ``kvforge.common.number_formats.WEIGHT_BYTES``."""
-        return "int8" if self.int8_weights else self.dtype
+        return self.quantized_weights or self.dtype
 
     @property
     def packed_dtype(self) -> torch.dtype | None:
         """What linear layers' weights are packed as for ``plugins.packed_linear``; None where they are torch's:
         elsewhere than on CPUs, in float32, and in bfloat16 on a CPU without vector kernels."""
-        if self.int8_weights:
-            return torch.int8
+        if self.quantized_weights is not None:
+            return PACKED_DTYPES[self.quantized_weights]
         packs = self.target == "cpu" and self.dtype == "bfloat16" and best_isa() != "portable"
         return torch.bfloat16 if packs else None
 
@@ -141,8 +151,9 @@ def resolve(
             f"--max-seq-len {max_seq_len} is beyond the {config.max_position} positions this model was "
             "trained for; choose a smaller one."
         )
-    int8_weights = options.weight_dtype == "int8"
-    dtype = _choice(options.dtype, automatic_dtype(checkpoint_dtype, int8_weights), COMPUTE_DTYPES, "--dtype")
+    quantized = options.weight_dtype if options.weight_dtype in QUANTIZED_WEIGHT_BYTES else None
+    automatic = automatic_dtype(checkpoint_dtype, quantized is not None)
+    dtype = _choice(options.dtype, automatic, COMPUTE_DTYPES, "--dtype")
     _check_weight_dtype(options, dtype)
     kv_dtype = _choice(options.kv_dtype, automatic_kv_dtype(dtype, kv_cache_algo), KV_DTYPES, "--kv-dtype")
     if KV_FORMATS[kv_dtype].scales == "static" and kv_cache_algo is None:
@@ -162,7 +173,7 @@ def resolve(
         page_size=options.page_size,
         max_draft_len=options.max_draft_len,
         early_exit=config.early_exit,
-        int8_weights=int8_weights,
+        quantized_weights=quantized,
         policy=policy,
         decoupled_mode=options.decoupled_mode,
     )
@@ -188,12 +199,14 @@ def _features(
 
 def _check_weight_dtype(options: BuildOptions, dtype: str) -> None:
     name = _choice(options.weight_dtype, dtype, WEIGHT_BYTES, "--weight-dtype")
-    if name == "int8" and options.target != "cpu":
-        raise BuildError(f"--weight-dtype int8 is for --target cpu; leave it out for {options.target}.")
-    if name == "int8" and dtype != "bfloat16":
-        raise BuildError(f"--weight-dtype int8 needs --dtype bfloat16, not {dtype}; give that or leave it out.")
-    if name not in ("int8", dtype):
-        raise BuildError(f"--weight-dtype {name} is not --dtype {dtype}; give int8, or leave it out.")
+    if name in QUANTIZED_WEIGHT_BYTES:
+        if options.target != "cpu":
+            raise BuildError(f"--weight-dtype {name} is for --target cpu; leave it out for {options.target}.")
+        if dtype != "bfloat16":
+            raise BuildError(f"--weight-dtype {name} needs --dtype bfloat16, not {dtype}; give that or leave it out.")
+    elif name != dtype:
+        known = " or ".join(QUANTIZED_WEIGHT_BYTES)
+        raise BuildError(f"--weight-dtype {name} is not --dtype {dtype}; give {known}, or leave it out.")
 
 
 def _choice(given: str, auto: str, known: Collection[str], flag: str) -> str:

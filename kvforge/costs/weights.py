@@ -1,27 +1,32 @@
 """Weights: how many there are, and how many of them a decode step reads."""
 
-from kvforge.common.number_formats import SCALE_BYTES
+from kvforge.common.number_formats import ELEMENT_BYTES, SCALE_BYTES
 from kvforge.common.number_formats import WEIGHT_BYTES as ENGINE_WEIGHT_BYTES
 from kvforge.costs.shape import LinearModel, ModelShape, mlp_weights
 
 WEIGHT_BYTES = {**ENGINE_WEIGHT_BYTES, "fp8": 1}
-"""Bytes of a weight. Engines that store linear layers alone in 8 bits have more: embeddings stay as they were."""
+"""Bytes of a weight. Engines that store linear layers alone in 8 or 4 bits have more: embeddings stay as they were."""
+
+_FLOATS_OF_ROW = {"int8": 2, "int4": 1, "int4_zeros": 1}
+"""Numbers in float32 that each output of a quantized linear layer has."""
 
 
 def weight_bytes(shape: ModelShape, dtype: str) -> int:
     """Return the bytes of all weights, which lie in memory; ``dtype`` is a key of ``WEIGHT_BYTES``.
 
-    An int8 engine has linear layers of one byte a weight and two float32 numbers a row, its scale and its sum;
-    everything else stays in bf16, the table of embeddings too where it is the head's.
+    Where linear layers are quantized they have some float32 numbers a row besides: int8 its scale and its sum, int4 the
+    factor of its scales, which are counted with the weights. Everything else stays in bf16, the table of embeddings
+    too where it is the head's.
     """
-    if dtype != "int8":
-        return shape.num_parameters * WEIGHT_BYTES[dtype]
+    if dtype not in _FLOATS_OF_ROW:
+        return round(shape.num_parameters * WEIGHT_BYTES[dtype])
     lookup = shape.vocab_size * shape.hidden_size
     linear = step_weights(shape) + (lookup if shape.exit_head else 0)
     others = shape.num_parameters - linear
     if others < lookup:  # the embeddings are the head's
         others += lookup
-    return linear + 2 * _linear_rows(shape) * SCALE_BYTES + others * WEIGHT_BYTES["bfloat16"]
+    of_rows = _FLOATS_OF_ROW[dtype] * _linear_rows(shape) * SCALE_BYTES
+    return round(linear * WEIGHT_BYTES[dtype]) + of_rows + others * ELEMENT_BYTES["bfloat16"]
 
 
 def step_weights(model: LinearModel) -> int:
@@ -34,7 +39,7 @@ def step_weights(model: LinearModel) -> int:
 
 def step_weight_bytes(model: LinearModel, dtype: str) -> int:
     """Return the bytes of ``step_weights``; ``dtype`` is a key of ``WEIGHT_BYTES``."""
-    return step_weights(model) * WEIGHT_BYTES[dtype]
+    return round(step_weights(model) * WEIGHT_BYTES[dtype])
 
 
 def _linear_rows(shape: ModelShape) -> int:

@@ -36,6 +36,10 @@ VARIANTS = {
     f"{CUT}, int8": Variant(8, weight_dtype="int8"),
     CUT_4WAY_INT8: Variant(8, 4, weight_dtype="int8"),
 }
+INT4_VARIANTS = {
+    f"{NO_CUT}, int4": Variant(weight_dtype="int4"),
+    f"{CUT_4WAY}, int4": Variant(8, 4, weight_dtype="int4"),
+}
 KV_VARIANTS = {f"{CUT_4WAY}, {dtype} KV": Variant(8, 4, kv_dtype=dtype) for dtype in ("fp8", "int8")}
 PEERS = {
     TRANSFORMERS: ("transformers_worker", "transformers"),
@@ -45,7 +49,7 @@ PEERS = {
 }
 """Name to the worker's module and the name of its model in ``prepare_peer``."""
 
-EVERY_VARIANT = VARIANTS | KV_VARIANTS
+EVERY_VARIANT = VARIANTS | INT4_VARIANTS | KV_VARIANTS
 KV_WORKLOADS = ("prompt_heavy", "chat")
 """Where the dtypes of the cache are compared."""
 

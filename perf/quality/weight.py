@@ -1,4 +1,4 @@
-"""Answers and distributions of the tiny models with int8 weights against their own with bf16 weights.
+"""Answers and distributions of the tiny models with quantized weights against their own with bf16 weights.
 
     python -m perf.quality.weight [--work DIR] [--num-prompts 200] [--length 1000] [--num-documents 40]
 
@@ -28,7 +28,8 @@ from perf.quality.answers import answer, examples_of
 from perf.quality.scores import Cell, accuracy, correct_of, difference, points, quality_parser, texts_changed
 
 MODELS = {"no cut": TEACHER_DIR, "cut, 2-way": STUDENT_DIR}
-WEIGHT_DTYPES = ("bfloat16", "int8")
+PLAIN = "bfloat16"
+QUANTIZED = ("int8", "int4", "int4_zeros")
 TASKS = ("needle_single", "variables")
 
 
@@ -41,25 +42,32 @@ def engine_of(name: str, weight_dtype: str, length: int, work: Path) -> Path:
     return cached_engine(engine, MODELS[name], options)
 
 
-def row(name: str, examples: dict[str, list[Example]], args: argparse.Namespace) -> dict[str, Any]:
-    """Return what is known of a model: per weight dtype bytes and accuracy, and int8 against bf16."""
-    engines = {kind: engine_of(name, kind, args.length, args.work) for kind in WEIGHT_DTYPES}
+def rows_of(name: str, examples: dict[str, list[Example]], args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Return a row for each weight dtype of a model: bytes and accuracy, and what differs from bf16."""
+    engines = {kind: engine_of(name, kind, args.length, args.work) for kind in (PLAIN, *QUANTIZED)}
     cells = {}
     for kind, engine in engines.items():
         found = answer(engine, examples, args.length, args.seed, args.work)
         cells[kind] = {"texts": found, "correct": correct_of(examples, found)}
-    plain, rounded = (LLM(engines[kind], enable_prefix_cache=False, kv_cache_gib=0.2) for kind in WEIGHT_DTYPES)
+    plain = LLM(engines[PLAIN], enable_prefix_cache=False, kv_cache_gib=0.2)
     prompts = [example.prompt for example in chain.from_iterable(zip(*examples.values(), strict=True))]
     assert plain.tokenizer is not None
     documents = [plain.tokenizer.encode(prompt) for prompt in prompts[: args.num_documents]]
-    return {
-        "model": name,
-        "weight_bytes": {kind: load_manifest(engine).weight_bytes for kind, engine in engines.items()},
-        "accuracy": {kind: _accuracy(cell) for kind, cell in cells.items()},
-        "difference": difference(*cells.values()),
-        "texts_changed": texts_changed(*cells.values()),
-        "fidelity": fidelity(compare_with_teacher(rounded, plain, documents)),
-    }
+    rows = []
+    for kind, engine in engines.items():
+        row = {
+            "model": name,
+            "weight_dtype": kind,
+            "weight_bytes": load_manifest(engine).weight_bytes,
+            "accuracy": _accuracy(cells[kind]),
+        }
+        if kind != PLAIN:
+            rounded = LLM(engine, enable_prefix_cache=False, kv_cache_gib=0.2)
+            row["difference"] = difference(cells[PLAIN], cells[kind])
+            row["texts_changed"] = texts_changed(cells[PLAIN], cells[kind])
+            row["fidelity"] = fidelity(compare_with_teacher(rounded, plain, documents))
+        rows.append(row)
+    return rows
 
 
 def _accuracy(cell: Cell) -> dict[str, Any]:
@@ -69,30 +77,27 @@ def _accuracy(cell: Cell) -> dict[str, Any]:
 
 def markdown(rows: list[dict[str, Any]], args: argparse.Namespace) -> str:
     """Return the table with its explanation."""
-    head = ["model", *(f"{kind}: exact match ({', '.join(TASKS)})" for kind in WEIGHT_DTYPES), "int8 − bfloat16"]
-    head += ["texts changed", "same top token", "KL, nats", "perplexity"]
+    head = ["model", "weights", "read by a step", f"exact match ({', '.join(TASKS)})", f"− {PLAIN}", "texts changed"]
+    head += ["same top token", "KL, nats", "perplexity"]
     told = (
         f"Tiny models, {len(TASKS) * args.num_prompts} prompts of {args.length} tokens (seed {args.seed}), greedy, "
         "exact match in per cent; paired difference in points with its 95% interval, prompts gained and lost, exact "
-        "McNemar p. Top token, KL and perplexity (bfloat16 → int8) on the tokens of "
-        f"{args.num_documents} of the prompts."
+        f"McNemar p. Top token, KL to {PLAIN} and perplexity on the tokens of {args.num_documents} of the prompts."
     )
     lines = []
-    for entry in rows:
-        near, values = entry["fidelity"], [entry["model"]]
-        for kind in WEIGHT_DTYPES:
-            accuracy = entry["accuracy"][kind]
-            tasks = ", ".join(f"{100 * value:.1f}" for value in accuracy["tasks"].values())
-            values.append(f"{100 * accuracy['value']:.1f} ({tasks})")
-        values += [
-            points(entry["difference"], 2),
-            entry["texts_changed"],
-            f"{100 * near['agreement']['value']:.2f}%",
-            f"{near['kl']['value']:.2g}",
-            f"{near['teacher_perplexity']['value']:.4g} → {near['perplexity']['value']:.4g}",
-        ]
-        lines.append(values)
-    return f"# Quality with int8 weights\n\n{told}\n\n{markdown_table(head, lines)}\n"
+    for row in rows:
+        tasks = ", ".join(f"{100 * value:.1f}" for value in row["accuracy"]["tasks"].values())
+        line = [row["model"], row["weight_dtype"], f"{row['weight_bytes'] / 1e6:.2f} MB"]
+        line.append(f"{100 * row['accuracy']['value']:.1f} ({tasks})")
+        if row["weight_dtype"] == PLAIN:
+            others = [other["fidelity"] for other in rows if other["model"] == row["model"] and "fidelity" in other]
+            line += ["", "", "", "", f"{others[0]['teacher_perplexity']['value']:.4g}"]
+        else:
+            near = row["fidelity"]
+            line += [points(row["difference"], 2), row["texts_changed"], f"{100 * near['agreement']['value']:.2f}%"]
+            line += [f"{near['kl']['value']:.2g}", f"{near['perplexity']['value']:.4g}"]
+        lines.append(line)
+    return f"# Quality with quantized weights\n\n{told}\n\n{markdown_table(head, lines)}\n"
 
 
 def main() -> int:
@@ -104,7 +109,7 @@ def main() -> int:
 
     def make() -> dict[str, Any]:
         examples = examples_of(TASKS, TEACHER_DIR / "tokenizer.json", args.length, args.num_prompts, args.seed)
-        rows = [row(name, examples, args) for name in tqdm(MODELS, unit="model")]
+        rows = [row for name in tqdm(MODELS, unit="model") for row in rows_of(name, examples, args)]
         return {"command": "python -m perf.quality.weight", **settings, **machine_fields(), "rows": rows}
 
     return run_program(args, make, lambda report: markdown(report["rows"], args), markdown=True)

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from plugins.operator import TILE_ISAS, Operator, Variants
+from plugins.operator import ISAS, TILE_ISAS, Operator, Variants
 from plugins.packed_linear.packing import PANEL, pack
 from plugins.packed_linear.reference import reference
 from plugins.registration import define
@@ -29,6 +29,7 @@ OPERATOR = define(
             "cpu_bf16_fma.cpp": Variants(),
             "cpu_int8_vnni.cpp": Variants(_VNNI),
             "cpu_int8_madd.cpp": Variants(),
+            "cpu_int4.cpp": Variants(ISAS, ("-ffp-contract=off",)),
             "cpu_tiles.cpp": Variants(TILE_ISAS),
             "cpu_finish.cpp": Variants(("portable", "avx2")),
             "cpu_finish_avx512.cpp": Variants(("avx512", *_VNNI)),
@@ -54,14 +55,16 @@ def packed_linear(
     """Linear layer y = norm(x) W^T + bias of T tokens, gated or added to a residual: [T, out_features].
 
     x: [T, K] bfloat16, K contiguous, rows may be strided. weight and scales come from `pack`; scales float32
-    [2, N padded] belong to int8 weights alone. norm: [K] bfloat16, the weight of an RMSNorm with `eps` applied to x
-    first, rounded to bfloat16 twice as model_defs.layers.RMSNorm does. bias: bfloat16, one value for each row of the
-    weight that was packed. gated: these rows are [gate; up], the result is silu(gate) * up and out_features the
-    number of up rows. residual: [T, out_features] bfloat16, added last.
+    [2, N padded] belong to int8 weights, [1, N padded] to int4 ones. norm: [K] bfloat16, the weight of an RMSNorm with
+    `eps` applied to x first, rounded to bfloat16 twice as model_defs.layers.RMSNorm does. bias: bfloat16, one value for
+    each row of the weight that was packed. gated: these rows are [gate; up], the result is silu(gate) * up and
+    out_features the number of up rows. residual: [T, out_features] bfloat16, added last.
 
-    Sums are float32; int8 weights are multiplied with activations quantized row by row (scale max|x| / 127,
-    symmetric, half to even), summed in int32 and then scaled. All that follows is float32, rounded once to bfloat16,
-    or not at all with float32_out. A row of the result depends, in all its bits, on its own row of x alone.
+    Sums are float32; int8 and int4 weights are multiplied with activations quantized row by row (scale max|x| / 127,
+    symmetric, half to even). Products are summed in int32 and then scaled: all of an output at once with int8, group by
+    group of the depth with int4, whose scaled groups are added from the first on. All that follows is float32, rounded
+    once to bfloat16, or not at all with float32_out. A row of the result depends, in all its bits, on its own row of x
+    alone.
     Raises RuntimeError on a wrong shape, dtype or stride.
     """
     return OPERATOR.call(x, weight, scales, bias, norm, residual, out_features, eps, gated, float32_out)

@@ -28,12 +28,13 @@ def linear(tokens: int, outputs: int, depth: int, dtype: torch.dtype) -> Benchma
         "linear_ms": lambda: F.linear(x, weights[next(used)]),
     }
     flops = 2 * tokens * outputs * depth if dtype == torch.bfloat16 else 0
-    return Benchmark(f"{tokens} tokens {outputs}x{depth} {str(dtype)[6:]} weights", runs, packed[0][0].nbytes, flops)
+    name = str(dtype)[6:].removeprefix("u")
+    return Benchmark(f"{tokens} tokens {outputs}x{depth} {name} weights", runs, packed[0][0].nbytes, flops)
 
 
 def benchmarks(kv_dtypes: list[str]) -> Benchmarks:
     """The cases, caches in these formats among them."""
-    for dtype in (torch.bfloat16, torch.int8):
+    for dtype in (torch.bfloat16, torch.int8, torch.uint4):
         for tokens in (1, 8, 2048):
             for outputs, depth in ((1536, 1024), (5632, 1024), (1024, 2816)):
                 yield "linear", functools.partial(linear, tokens, outputs, depth, dtype)

@@ -23,7 +23,8 @@ def random_case(seed: int, *, small: bool = False) -> tuple:
     gated, float32_out = rng.random() < 0.4, rng.random() < 0.5
     packed_rows = 2 * outputs if gated else outputs
     weight = torch.randn(packed_rows, depth, generator=gen) * depth**-0.5
-    weight, scales = pack(weight.bfloat16(), (torch.bfloat16, torch.int8)[seed % 2], gated)
+    kind = (torch.bfloat16, torch.int8, torch.uint4, torch.quint4x2)[seed % 4]
+    weight, scales = pack(weight.bfloat16(), kind, gated)
     x = normal(rows, depth + 3)[:, 3:] if rng.random() < 0.5 else normal(rows, depth)
     if rows and rng.random() < 0.3:  # a row of zeros has a scale too
         x[rng.randrange(rows)] = 0

@@ -3,6 +3,7 @@
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
+#include <array>
 #include <optional>
 
 #include "native/checks.h"
@@ -21,23 +22,37 @@ constexpr int64_t kPreparedRows = 16;   // rows of a piece of preparation, whole
 constexpr int64_t kProductsPerThread = 1 << 18;  // multiplications that pay for waking a thread
 constexpr int64_t kLargestInt8Depth = 1 << 16;   // int32 sums of products up to 255 * 127 do not overflow
 
-const LinearKernel& kernel(bool int8) {
+// What the weights are, and for int4 whether their groups have zero points.
+enum class Weights { bf16, int8, int4, int4_zeros };
+
+// The kernels for each of Weights.
+using Kernels = std::array<const LinearKernel*, 4>;
+
+#define KVFORGE_KERNELS(bf16_isa, int8_isa, int4_isa)                                      \
+  Kernels {                                                                                \
+    &bf16_isa::linear_bf16_kernel, &int8_isa::linear_int8_kernel, &int4_isa::linear_int4_kernel, \
+        &int4_isa::linear_int4_zeros_kernel                                                \
+  }
+
+Kernels kernels() {
 #if defined(__x86_64__)
-  switch (current_tiles()) {
-    case Tiles::amx: return int8 ? isa_amx::linear_int8_kernel : isa_amx::linear_bf16_kernel;
-    case Tiles::software: return int8 ? isa_amx_software::linear_int8_kernel : isa_amx_software::linear_bf16_kernel;
+  switch (current_tiles()) {  // int4's groups are too short for tiles
+    case Tiles::amx: return KVFORGE_KERNELS(isa_amx, isa_amx, isa_avx512_bf16);
+    case Tiles::software: return KVFORGE_KERNELS(isa_amx_software, isa_amx_software, isa_avx512_bf16);
     case Tiles::none: break;
   }
   switch (current_isa()) {
-    case Isa::avx512_bf16: return int8 ? isa_avx512_bf16::linear_int8_kernel : isa_avx512_bf16::linear_bf16_kernel;
-    case Isa::avx512_vnni: return int8 ? isa_avx512_vnni::linear_int8_kernel : isa_avx512::linear_bf16_kernel;
-    case Isa::avx512: return int8 ? isa_avx512::linear_int8_kernel : isa_avx512::linear_bf16_kernel;
-    case Isa::avx2: return int8 ? isa_avx2::linear_int8_kernel : isa_avx2::linear_bf16_kernel;
+    case Isa::avx512_bf16: return KVFORGE_KERNELS(isa_avx512_bf16, isa_avx512_bf16, isa_avx512_bf16);
+    case Isa::avx512_vnni: return KVFORGE_KERNELS(isa_avx512, isa_avx512_vnni, isa_avx512_vnni);
+    case Isa::avx512: return KVFORGE_KERNELS(isa_avx512, isa_avx512, isa_avx512);
+    case Isa::avx2: return KVFORGE_KERNELS(isa_avx2, isa_avx2, isa_avx2);
     case Isa::portable: break;
   }
 #endif
-  return int8 ? isa_portable::linear_int8_kernel : isa_portable::linear_bf16_kernel;
+  return KVFORGE_KERNELS(isa_portable, isa_portable, isa_portable);
 }
+
+const LinearKernel& kernel(Weights weights) { return *kernels()[static_cast<size_t>(weights)]; }
 
 void check_bf16(const char* name, const at::Tensor& t) {
   TORCH_CHECK(t.scalar_type() == at::kBFloat16, kOp, ": ", name, " must be bfloat16, not ", t.scalar_type());
@@ -62,15 +77,33 @@ const uint16_t* data(const at::Tensor& t) {
   return t.defined() ? static_cast<const uint16_t*>(t.const_data_ptr()) : nullptr;
 }
 
-int64_t num_groups(bool int8, int64_t depth) { return int8 ? (depth + 3) / 4 : (depth + 1) / 2; }
+Weights weights_of(const at::Tensor& weight) {
+  switch (weight.scalar_type()) {
+    case at::kBFloat16: return Weights::bf16;
+    case at::kChar: return Weights::int8;
+    case at::kByte: {
+      const bool zeros = weight.dim() == 3 && weight.size(2) == kInt4ZerosGroupBytes;
+      return zeros ? Weights::int4_zeros : Weights::int4;
+    }
+    default: TORCH_CHECK(false, kOp, ": weight must be bfloat16, int8 or uint8, not ", weight.scalar_type());
+  }
+}
 
-void check_weight(const at::Tensor& weight, bool int8, int64_t depth, int64_t panels) {
-  const int64_t group = int8 ? 4 : 2;
-  const int64_t shape[] = {panels, num_groups(int8, depth), kPanel, group};
-  TORCH_CHECK(weight.sizes() == at::IntArrayRef(shape), kOp, ": weight must have shape ", at::IntArrayRef(shape),
+int64_t num_groups(Weights weights, int64_t depth) {
+  const int64_t group_depth = weights == Weights::bf16 ? 2 : weights == Weights::int8 ? 4 : kInt4GroupDepth;
+  return (depth - 1) / group_depth + 1;
+}
+
+void check_weight(const at::Tensor& weight, Weights weights, int64_t depth, int64_t panels) {
+  const int64_t groups = num_groups(weights, depth);
+  const bool int4 = weights == Weights::int4 || weights == Weights::int4_zeros;
+  const int64_t of_words[] = {panels, groups, kPanel, weights == Weights::int8 ? 4 : 2};
+  const int64_t of_bytes[] = {panels, groups, kernel(weights).panel_group_bytes};
+  const at::IntArrayRef shape = int4 ? at::IntArrayRef(of_bytes) : at::IntArrayRef(of_words);
+  TORCH_CHECK(weight.sizes() == shape, kOp, ": weight must have shape ", shape,
               " to fit x and out_features, not ", weight.sizes());
   TORCH_CHECK(weight.is_contiguous(), kOp, ": weight must be contiguous");
-  TORCH_CHECK(!int8 || depth <= kLargestInt8Depth, kOp, ": x must have at most ", kLargestInt8Depth,
+  TORCH_CHECK(weights != Weights::int8 || depth <= kLargestInt8Depth, kOp, ": x must have at most ", kLargestInt8Depth,
               " columns with int8 weights, not ", depth);
 }
 
@@ -112,7 +145,7 @@ class Product {
   int64_t start(int64_t block) const { return block == blocks_ ? groups_ : groups_ / 16 * block / blocks_ * 16; }
 
   const char* weight(int64_t panel, int64_t block) const {
-    return args_.weight + (panel * groups_ + start(block)) * kPanelGroupBytes;
+    return args_.weight + (panel * groups_ + start(block)) * kernel_.panel_group_bytes;
   }
 
   const LinearArgs& args_;
@@ -164,7 +197,7 @@ class Worker {
     product_.run(piece, next, rows_, band_stride_, reinterpret_cast<float*>(rest_));
   }
 
-  static int64_t scratch_bytes(const LinearArgs& args) { return args.depth * 4; }
+  static int64_t scratch_bytes(const LinearArgs& args) { return args.depth * 4 + kScratchMargin; }
 
  private:
   const Product& product_;
@@ -210,14 +243,14 @@ at::Tensor packed_linear(
   const int64_t rows = x.size(0), depth = x.size(1);
   TORCH_CHECK(depth > 0, kOp, ": x must have columns");
   TORCH_CHECK(out_features > 0, kOp, ": out_features must be positive, not ", out_features);
-  const bool int8 = weight.scalar_type() == at::kChar;
-  TORCH_CHECK(int8 || weight.scalar_type() == at::kBFloat16, kOp, ": weight must be bfloat16 or int8, not ",
-              weight.scalar_type());
+  const Weights weights = weights_of(weight);
   const int64_t width = gated ? kPanel / 2 : kPanel, panels = (out_features - 1) / width + 1;
-  check_weight(weight, int8, depth, panels);
-  TORCH_CHECK(scales_in.has_value() == int8, kOp, ": scales must be given with int8 weights, and only with them");
+  check_weight(weight, weights, depth, panels);
+  TORCH_CHECK(scales_in.has_value() == (weights != Weights::bf16), kOp,
+              ": scales must be given with int8 and int4 weights, and only with them");
   at::Tensor scales;
-  if (int8) scales = float32_tensor(kOp, "scales", *scales_in, {2, panels * kPanel});
+  if (scales_in.has_value())
+    scales = float32_tensor(kOp, "scales", *scales_in, {weights == Weights::int8 ? 2 : 1, panels * kPanel});
   const at::Tensor bias = vector("bias", bias_in, out_features * (gated ? 2 : 1));
   const at::Tensor norm = vector("norm", norm_in, depth);
   if (residual.has_value()) {
@@ -227,7 +260,7 @@ at::Tensor packed_linear(
   }
   at::Tensor out = at::empty({rows, out_features}, x.options().dtype(float32_out ? at::kFloat : at::kBFloat16));
   if (rows == 0) return out;
-  const float* const scale = int8 ? scales.const_data_ptr<float>() : nullptr;
+  const float* const scale = scales.defined() ? scales.const_data_ptr<float>() : nullptr;
   multiply(
       {
           .x = data(x),
@@ -238,7 +271,7 @@ at::Tensor packed_linear(
           .panels = panels,
           .weight = static_cast<const char*>(weight.const_data_ptr()),
           .weight_scales = scale,
-          .weight_sums = int8 ? scale + panels * kPanel : nullptr,
+          .weight_sums = weights == Weights::int8 ? scale + panels * kPanel : nullptr,
           .bias = data(bias),
           .norm = data(norm),
           .residual = residual.has_value() ? data(*residual) : nullptr,
@@ -248,7 +281,7 @@ at::Tensor packed_linear(
           .gated = gated,
           .float32_out = float32_out,
       },
-      kernel(int8), num_groups(int8, depth));
+      kernel(weights), num_groups(weights, depth));
   return out;
 }
 

@@ -14,6 +14,19 @@ inline float row_scale(uint32_t largest) {
   return scale < 0x1p-126f ? 0x1p-126f : scale;
 }
 
+// Writes the quantized values plus 128 and returns the scale.
+template <typename Element>
+float quantize_row_plainly(const bf16* x, int64_t depth, Element* out) {
+  uint32_t largest = 0;  // bits of |x| are ordered as |x| is, NaN last
+  for (int64_t i = 0; i < depth; ++i) {
+    const uint32_t magnitude = x[i] & 0x7fffu;
+    largest = magnitude > largest ? magnitude : largest;
+  }
+  const float scale = row_scale(largest);
+  for (int64_t i = 0; i < depth; ++i) out[i] = static_cast<uint8_t>(to_int8(to_float(x[i]) / scale)) ^ 0x80;
+  return scale;
+}
+
 // float(sum - 128 * sum of weights) * scale_of(row) * scale of the output: exact up to the conversion.
 template <typename ScaleOf>
 inline void dequantize_rows(const LinearArgs& a, int64_t num_rows, int64_t panel, void* sums, const ScaleOf& scale_of) {

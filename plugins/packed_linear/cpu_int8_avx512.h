@@ -14,7 +14,7 @@ inline __m512 widen(__m256i x) {
   return reinterpret_cast<__m512>(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16));
 }
 
-// As quantize_row in cpu_int8_madd.cpp; a row that is not finite becomes zeros and keeps its scale.
+// As quantize_row_plainly; a row that is not finite becomes zeros and keeps its scale.
 float quantize_row(const bf16* x, int64_t depth, uint8_t* out) {
   __m512i largest = _mm512_setzero_si512();  // bits of |x| are ordered as |x| is, NaN last
   for (int64_t i = 0; i < depth; i += 32) {

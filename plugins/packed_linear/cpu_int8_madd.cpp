@@ -14,19 +14,8 @@ using Element = uint8_t;
 constexpr int64_t kGroupDepth = 4;  // products of a group
 constexpr int64_t kRowGroupBytes = kGroupDepth * sizeof(Element);
 
-float quantize_row(const bf16* x, int64_t depth, Element* out) {
-  uint32_t largest = 0;  // bits of |x| are ordered as |x| is, NaN last
-  for (int64_t i = 0; i < depth; ++i) {
-    const uint32_t magnitude = x[i] & 0x7fffu;
-    largest = magnitude > largest ? magnitude : largest;
-  }
-  const float scale = row_scale(largest);
-  for (int64_t i = 0; i < depth; ++i) out[i] = static_cast<uint8_t>(to_int8(to_float(x[i]) / scale)) ^ 0x80;
-  return scale;
-}
-
 void prepare(const LinearArgs& a, int64_t begin, int64_t end, char* rows, char* scratch) {
-  prepare_rows<Element>(a, begin, end, rows, scratch, quantize_row);
+  prepare_rows<Element>(a, begin, end, rows, scratch, quantize_row_plainly<Element>);
 }
 
 #if defined(__AVX2__)

@@ -1,6 +1,8 @@
 // What the operator's driver hands to its kernels. A *group* is 4 bytes of the depth, two bfloat16 or four int8: a
-// panel of the weight has kPanel words for each group, a prepared row one word or what its kernel makes of it. A kernel's
-// rows lie in *bands*, of one row or as many as its tiles have: group g of a band is at g * row_group_bytes * band_rows.
+// panel of the weight has kPanel words for each group, a prepared row one word or what its kernel makes of it. With int4
+// a group is 32 of the depth: their codes, their scales as float16 and perhaps their zero points (packing.py says how
+// they lie). A kernel's rows lie in *bands*, of one row or as many as its tiles have: group g of a band is at
+// g * row_group_bytes * band_rows.
 #pragma once
 
 #include <cstdint>
@@ -10,13 +12,16 @@ namespace kvforge {
 constexpr int64_t kPanel = 64;             // outputs of a panel
 constexpr int64_t kGroupBytes = 4;         // of an output
 constexpr int64_t kPanelGroupBytes = kPanel * kGroupBytes;
+constexpr int64_t kInt4GroupDepth = 32;
+constexpr int64_t kInt4GroupBytes = kPanel * (kInt4GroupDepth / 2 + 2);  // of a panel
+constexpr int64_t kInt4ZerosGroupBytes = kInt4GroupBytes + kPanel;       // with zero points
 
 struct LinearArgs {
   const uint16_t* x;  // [rows, depth] bfloat16
   int64_t x_stride;   // elements from row to row
   int64_t rows, depth, outputs, panels;
-  const char* weight;           // [panels, groups, kPanel, 4 bytes], contiguous
-  const float* weight_scales;   // [panels * kPanel], int8 only
+  const char* weight;           // [panels, groups, panel_group_bytes], contiguous
+  const float* weight_scales;   // [panels * kPanel], int8 and int4 only
   const float* weight_sums;     // [panels * kPanel], int8 only
   const uint16_t* bias;         // [outputs], gated [2 * outputs], or null
   const uint16_t* norm;         // [depth] or null
@@ -32,17 +37,20 @@ struct LinearTile {
   const char* rows;     // the first band's first group of the block
   int64_t band_stride;  // bytes
   int64_t num_rows;
-  const char* weight;  // [groups, kPanel, 4 bytes]
+  const char* weight;  // [groups, panel_group_bytes]
   int64_t groups;
   const char* next;    // the weights that are multiplied next, for prefetching, or null
   void* sums;          // [num_rows in whole bands, kPanel] float, or int32 for int8
   bool add;            // to what sums holds; else it is written
 };
 
+constexpr int64_t kScratchMargin = 64;
+
 // One weight dtype on one instruction set. Each sum runs over the depth in order, whatever the shape of the tile.
 struct LinearKernel {
   int64_t band_rows = 1;
   int64_t row_group_bytes = kGroupBytes;  // of a prepared row
+  int64_t panel_group_bytes = kPanelGroupBytes;
   int64_t depth_block = 512;  // groups that are multiplied before the next rows have their turn, a multiple of 16
   // Rows of a piece, whole bands: with a depth block of them and of a panel, 192 fill half of the L2.
   int64_t row_block = 192;
@@ -53,11 +61,12 @@ struct LinearKernel {
   bool (*takes_x)(const LinearArgs& args);
   // Bytes from one prepared band to the next.
   int64_t (*band_bytes)(const LinearArgs& args);
-  // Writes rows [begin, end), normed, padded to whole groups and, for int8, quantized; begin is a band's first row, the
-  // rows that the last band lacks become zeros. scratch: depth * 4 bytes.
+  // Writes rows [begin, end), normed, padded to whole groups and, for int8 and int4, quantized; begin is a band's first row, the
+  // rows that the last band lacks become zeros. scratch: depth * 4 + kScratchMargin bytes.
   void (*prepare)(const LinearArgs& args, int64_t begin, int64_t end, char* rows, char* scratch);
   void (*multiply)(const LinearTile& tile);
-  // Turns the int32 sums of a panel into float, in place; rows are the whole prepared bands. Null: they are float.
+  // Turns the sums of a panel (int32 of int8 weights) into those of the layer, in place, by the rows' and the outputs'
+  // scales; rows are the whole prepared bands. Null: there is nothing to do.
   void (*dequantize)(const LinearArgs& args, const char* rows, int64_t band_stride, int64_t num_rows, int64_t panel,
                      void* sums) = nullptr;
   // Bias, gate, residual: writes the outputs of a panel for rows [begin, begin + num_rows) from their sums.
@@ -68,6 +77,8 @@ struct LinearKernel {
   namespace isa {                                 \
   extern const LinearKernel linear_bf16_kernel;   \
   extern const LinearKernel linear_int8_kernel;   \
+  extern const LinearKernel linear_int4_kernel;   \
+  extern const LinearKernel linear_int4_zeros_kernel; \
   void finish_linear(const LinearArgs& args, int64_t begin, int64_t num_rows, int64_t panel, const float* sums); \
   }
 

@@ -2,13 +2,20 @@
 
 bfloat16 comes in pairs of the depth, `[panels, K/2, 64, 2]`, int8 in quads, `[panels, K/4, 64, 4]`: what one
 instruction multiplies with a broadcast word of the activations. N and K are padded with zeros.
+
+int4 comes in groups of 32 of the depth, uint8 `[panels, K/32, 1152 or 1216]`. A group has, for each 8 of its depth, 64
+words of 4 bytes, one for each output: the low half of byte i is the code of i, the high half that of i + 4. Then come
+the 64 outputs' scales as float16 and, where there are any, their zero points, a byte each.
 """
+
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from plugins.kv_quantization import dynamic_scale, quantize
+from plugins.packed_linear.int4 import GROUP_DEPTH, Codes, factors, half_scales, round_to_codes
 
 PANEL = 64
 """Outputs of a panel. A gated panel holds 32 rows of the gate and then the same 32 rows of up."""
@@ -20,40 +27,115 @@ GROUP = {torch.bfloat16: 2, torch.int8: 4}
 """Elements of the depth that lie together."""
 
 
-def pack(weight: Tensor, weight_dtype: torch.dtype, gated: bool = False) -> tuple[Tensor, Tensor | None]:
-    """Pack the weight `[N, K]` of a linear layer as bfloat16 or int8 for `plugins.packed_linear`.
+INT4 = {torch.uint4: False, torch.quint4x2: True}
+"""Whether int4 weights have zero points, by the dtype that stands for them."""
 
-    Returns the packed weight and, for int8, the scales: float32 [2, N padded], the scale of each output
-    (max|w| / 127) and the sum of its quantized weights, in the order of the panels. With `gated`, the rows are
-    [gate; up]. Raises ValueError for another dtype, for a weight that is no matrix and for an odd number of gated
-    rows.
+CHUNK = 8
+"""Of int4, the codes of an output that lie in one word."""
+
+SCALES_BEGIN = GROUP_DEPTH // 2 * PANEL
+ZEROS_BEGIN = SCALES_BEGIN + 2 * PANEL
+
+
+def pack(weight: Tensor, weight_dtype: torch.dtype, gated: bool = False) -> tuple[Tensor, Tensor | None]:
+    """Pack the weight `[N, K]` of a linear layer as bfloat16, int8 or int4 for `plugins.packed_linear`; int4 is
+    torch.uint4 or, with zero points, torch.quint4x2.
+
+    Returns the packed weight and scales in the order of the panels: for int8, float32 [2, N padded], the scale of each
+    output (max|w| / 127) and the sum of its quantized weights; for int4, float32 [1, N padded], the factor of its
+    groups' scales. With `gated`, the rows are [gate; up]. Raises ValueError for another dtype, for a weight that is no
+    matrix and for an odd number of gated rows.
     """
-    if weight_dtype not in GROUP:
-        raise ValueError(f"Weights are packed as torch.bfloat16 or torch.int8, not {weight_dtype}.")
+    if weight_dtype not in (*GROUP, *INT4):
+        known = ", ".join(map(str, (*GROUP, *INT4)))
+        raise ValueError(f"Weights are packed as {known}, not {weight_dtype}.")
     if weight.dim() != 2 or 0 in weight.shape:
         raise ValueError(f"A weight to pack must be a matrix [N, K], not of shape {list(weight.shape)}.")
-    if gated and weight.shape[0] % 2:
-        raise ValueError(f"Gated rows are as many gate as up rows, so {weight.shape[0]} cannot be packed.")
-    group, width = GROUP[weight_dtype], PANEL // 2 if gated else PANEL
-    outputs, depth = weight.shape[0] // (2 if gated else 1), weight.shape[1]
-    num_panels, num_groups = -(-outputs // width), -(-depth // group)
+    num_panels = _num_panels(weight.shape[0], gated)
+    if weight_dtype in INT4:
+        packed, scales = _empty_int4(weight, gated, INT4[weight_dtype])
+        if not weight.is_meta:
+            for first, last in _ranges(num_panels):
+                codes = round_to_codes(_rows_of_panels(weight, first, last, gated), INT4[weight_dtype])
+                _pack_panels(codes, packed, scales, first)
+        return packed, scales
+    group, depth = GROUP[weight_dtype], weight.shape[1]
+    num_groups = -(-depth // group)
     packed = weight.new_empty((num_panels, num_groups, PANEL, group), dtype=weight_dtype)
     is_int8 = weight_dtype == torch.int8
-    scales = weight.new_empty((2, num_panels * PANEL), dtype=torch.float32) if is_int8 else None
+    sums = weight.new_empty((2, num_panels * PANEL), dtype=torch.float32) if is_int8 else None
     if weight.is_meta:
-        return packed, scales
+        return packed, sums
     words = packed.view(torch.int32)[..., 0]  # a group is moved as one word
-    for first in range(0, num_panels, PANELS_AT_ONCE):
-        last = min(first + PANELS_AT_ONCE, num_panels)
+    for first, last in _ranges(num_panels):
         rows = _rows_of_panels(weight, first, last, gated)
-        if scales is not None:
+        if sums is not None:
             scale = dynamic_scale(rows, torch.int8)
             rows = quantize(rows, scale[:, None], torch.int8)
-            scales[0, first * PANEL : last * PANEL] = scale
-            scales[1, first * PANEL : last * PANEL] = rows.sum(1, dtype=torch.int64)
+            sums[0, first * PANEL : last * PANEL] = scale
+            sums[1, first * PANEL : last * PANEL] = rows.sum(1, dtype=torch.int64)
         rows = F.pad(rows.to(weight_dtype), (0, -depth % group)).contiguous()
         words[first:last] = rows.view(torch.int32).view(-1, PANEL, num_groups).transpose(1, 2)
-    return packed, scales
+    return packed, sums
+
+
+def pack_codes(weight: Codes, gated: bool = False) -> tuple[Tensor, Tensor]:
+    """Pack a weight that is in 4 bits already, in groups of 32, as `pack` does; no code changes.
+
+    Raises ValueError for an odd number of gated rows.
+    """
+    packed, factor = _empty_int4(weight.codes, gated, has_zeros=weight.zeros is not None)
+    for first, last in _ranges(len(packed)):
+        zeros = None if weight.zeros is None else _rows_of_panels(weight.zeros, first, last, gated)
+        codes, scales = (_rows_of_panels(rows, first, last, gated) for rows in (weight.codes, weight.scales))
+        _pack_panels(Codes(codes, scales, zeros), packed, factor, first)
+    return packed, factor
+
+
+def unpack_codes(packed: Tensor, num_outputs: int, depth: int, gated: bool) -> Codes:
+    """The codes of a packed int4 weight; its scales are float16's, without their outputs' factors."""
+    panels, groups, _ = packed.shape
+    words = packed[..., :SCALES_BEGIN].reshape(panels, groups, -1, PANEL, CHUNK // 2)
+    codes = torch.cat((words & 15, words >> 4), dim=-1).permute(0, 1, 2, 4, 3).reshape(panels, -1, PANEL, 1)
+    halves = packed[..., SCALES_BEGIN:ZEROS_BEGIN].contiguous().view(torch.float16).float()
+    zeros = packed[..., ZEROS_BEGIN:, None]
+    return Codes(
+        unpack(codes, num_outputs, depth, gated),
+        unpack(halves[..., None], num_outputs, groups, gated),
+        unpack(zeros, num_outputs, groups, gated) if zeros.numel() else None,
+    )
+
+
+def _num_panels(outputs: int, gated: bool) -> int:
+    if gated and outputs % 2:
+        raise ValueError(f"Gated rows are as many gate as up rows, so {outputs} cannot be packed.")
+    return -(-outputs // 2 // (PANEL // 2)) if gated else -(-outputs // PANEL)
+
+
+def _ranges(num_panels: int) -> Iterator[tuple[int, int]]:
+    for first in range(0, num_panels, PANELS_AT_ONCE):
+        yield first, min(first + PANELS_AT_ONCE, num_panels)
+
+
+def _empty_int4(weight: Tensor, gated: bool, has_zeros: bool) -> tuple[Tensor, Tensor]:
+    num_panels, num_groups = _num_panels(weight.shape[0], gated), -(-weight.shape[1] // GROUP_DEPTH)
+    size = ZEROS_BEGIN + (PANEL if has_zeros else 0)
+    packed = weight.new_empty((num_panels, num_groups, size), dtype=torch.uint8)
+    return packed, weight.new_empty((1, num_panels * PANEL), dtype=torch.float32)
+
+
+def _pack_panels(weight: Codes, packed: Tensor, factor: Tensor, first: int) -> None:
+    """Write the rows of some panels, the first of which is `first`, to their places."""
+    last, groups = first + len(weight.codes) // PANEL, packed.shape[1]
+    codes = F.pad(weight.codes, (0, -weight.codes.shape[1] % GROUP_DEPTH))
+    halves = codes.view(-1, PANEL, groups, GROUP_DEPTH // CHUNK, 2, CHUNK // 2)
+    words = (halves[..., 0, :] | halves[..., 1, :] << 4).permute(0, 2, 3, 1, 4)
+    packed[first:last, :, :SCALES_BEGIN] = words.reshape(last - first, groups, -1)
+    scales = half_scales(weight.scales).view(-1, PANEL, groups).transpose(1, 2).contiguous()
+    packed[first:last, :, SCALES_BEGIN:ZEROS_BEGIN] = scales.view(torch.uint8)
+    if weight.zeros is not None:
+        packed[first:last, :, ZEROS_BEGIN:] = weight.zeros.view(-1, PANEL, groups).transpose(1, 2)
+    factor[0, first * PANEL : last * PANEL] = factors(weight.scales)
 
 
 def _rows_of_panels(weight: Tensor, first: int, last: int, gated: bool) -> Tensor:

@@ -5,7 +5,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from plugins.kv_quantization import dynamic_scale, quantize
-from plugins.packed_linear.packing import PANEL, unpack
+from plugins.packed_linear.int4 import MIDDLE, Codes
+from plugins.packed_linear.packing import PANEL, unpack, unpack_codes
 
 
 def reference(
@@ -25,14 +26,16 @@ def reference(
     if norm is not None:
         wide = x.float()
         x = norm * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype)
-    rows = unpack(weight, num_outputs, depth, gated)
     if scales is None:
-        y = x.float() @ rows.float().T
+        y = x.float() @ unpack(weight, num_outputs, depth, gated).float().T
     else:
         x_scale = dynamic_scale(x, torch.int8)[:, None]
-        sums = quantize(x, x_scale, torch.int8).double() @ rows.double().T  # exact
-        w_scale = unpack(scales[0].view(-1, 1, PANEL, 1), num_outputs, 1, gated)[:, 0]
-        y = sums.float() * x_scale * w_scale
+        values = quantize(x, x_scale, torch.int8).double()
+        if weight.dtype == torch.uint8:
+            sums = _sums_of_groups(values, unpack_codes(weight, num_outputs, depth, gated))
+        else:
+            sums = (values @ unpack(weight, num_outputs, depth, gated).double().T).float()  # exact before it is rounded
+        y = sums * x_scale * unpack(scales[0].view(-1, 1, PANEL, 1), num_outputs, 1, gated)[:, 0]
     if bias is not None:
         y = y + bias.float()
     if gated:
@@ -41,3 +44,14 @@ def reference(
     if residual is not None:
         y = y + residual.float()
     return y if float32_out else y.to(torch.bfloat16)
+
+
+def _sums_of_groups(values: Tensor, weight: Codes) -> Tensor:
+    """The exact sum of each group, rounded, times its scale, rounded; added up in float32 from the first group on."""
+    sums = torch.zeros(len(values), len(weight.codes))
+    for g, columns in enumerate(range(0, values.shape[1], weight.group_depth)):
+        group = slice(columns, columns + weight.group_depth)
+        zeros = MIDDLE if weight.zeros is None else weight.zeros[:, g, None].double()
+        products = values[:, group] @ (weight.codes[:, group].double() - zeros).T
+        sums = sums + products.float() * weight.scales[:, g]
+    return sums

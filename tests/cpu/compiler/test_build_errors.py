@@ -114,6 +114,11 @@ def test_bad_checkpoint(damage: str, checkpoint: Path, tmp_path: Path, capsys: p
         (["--weight-dtype", "int3"], "--weight-dtype 'int3' is not supported"),
         (["--weight-dtype", "int8", "--dtype", "fp32"], "--weight-dtype int8 needs --dtype bfloat16, not float32"),
         (["--weight-dtype", "int8", "--target", "tensorrt"], "is for --target cpu; leave it out for tensorrt"),
+        (["--weight-dtype", "int4", "--dtype", "fp32"], "--weight-dtype int4 needs --dtype bfloat16, not float32"),
+        (
+            ["--weight-dtype", "int4", "--target", "cuda"],
+            "--weight-dtype int4 is for --target cpu; leave it out for cuda",
+        ),
         (["--weight-dtype", "bf16"], "--weight-dtype bfloat16 is not --dtype float32"),
         (["--kv-dtype", "fp8_static"], "needs a checkpoint that was calibrated for an 8-bit cache"),
     ],

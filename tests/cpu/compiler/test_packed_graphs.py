@@ -1,4 +1,4 @@
-"""Graphs made of packed linear layers, not compiled, against the all-token reference: every family, bf16 and int8."""
+"""Graphs made of packed linear layers, not compiled, against the all-token reference: families and weight dtypes."""
 
 import json
 from dataclasses import dataclass
@@ -19,6 +19,7 @@ from model_defs.graphs import EarlyExitGraph, LowerGraph, UpperGraph
 from model_defs.layers import Linear, RMSNorm
 from model_defs.reference import reference_early_exit, reference_logits
 from plugins.kv_quantization import dynamic_scale, quantize
+from plugins.packed_linear.int4 import round_to_codes
 from tests.support.models.checkpoints import load_weights, make_checkpoint
 from tests.support.rounding import rounded_model_error
 
@@ -88,13 +89,23 @@ def logits(model: Model, weight_dtype: torch.dtype | None) -> list[Tensor]:
     return results
 
 
-def int8_forward(layer: Linear, x: Tensor, norm: RMSNorm | None = None, residual: Tensor | None = None) -> Tensor:
-    """What the layer computes with an int8 weight: a scale for each row of x and of the weight, exact sums, one
-    rounding at the end."""
-    x, weight = x if norm is None else norm(x), layer.weight.float()
-    x_scale, w_scale = dynamic_scale(x, torch.int8)[:, None], dynamic_scale(weight, torch.int8)
-    sums = quantize(x, x_scale, torch.int8).double() @ quantize(weight, w_scale[:, None], torch.int8).double().T
-    y = sums.float() * x_scale * w_scale
+def rounded(weight: Tensor, weight_dtype: torch.dtype) -> Tensor:
+    """The weight that packing it as int8 or int4 leaves."""
+    if weight_dtype == torch.uint4:
+        return round_to_codes(weight).dequantize()
+    scale = dynamic_scale(weight, torch.int8)[:, None]
+    return quantize(weight, scale, torch.int8).float() * scale
+
+
+def rounded_forward(
+    weight_dtype: torch.dtype, layer: Linear, x: Tensor, norm: RMSNorm | None = None, residual: Tensor | None = None
+) -> Tensor:
+    """What the layer computes with a quantized weight: a scale for each row of x, exact sums, one rounding at the
+    end."""
+    x = x if norm is None else norm(x)
+    x_scale = dynamic_scale(x, torch.int8)[:, None]
+    sums = quantize(x, x_scale, torch.int8).double() @ rounded(layer.weight.float(), weight_dtype).double().T
+    y = sums.float() * x_scale
     if layer.bias is not None:
         y = y + layer.bias.float()
     if layer.gated:
@@ -116,9 +127,11 @@ def references(model: Model) -> list[Tensor]:
     return results
 
 
-SMALL = 0.05
-"""What int8 weights and inputs change of the logits: each is off by half of 1/127 of its row's largest at most, 0.2% of
-it on average, and a layer has four products of two such operands: 3 layers move by about sqrt(24) times that, 1%."""
+SMALL = {torch.int8: 0.05, torch.uint4: 0.4}
+"""What quantized weights and inputs change of the logits. With int8 each is off by half of 1/127 of its row's largest
+at most, 0.2% of it on average, and a layer has four products of two such operands: 3 layers move by about sqrt(24)
+times that, 1%. An int4 weight is off by 8% on average, and 12 products with such weights move by sqrt(12) times that,
+28%."""
 
 
 def error(actual: Tensor, expected: Tensor) -> float:
@@ -131,21 +144,27 @@ def test_bf16_is_the_reference_but_for_rounding(model: Model) -> None:
         assert error(found, expected) < rounded_model_error(model.config, torch.bfloat16)
 
 
+@pytest.mark.parametrize("weight_dtype", SMALL)
 @torch.inference_mode()
-def test_int8_is_the_plain_graph_with_rounded_weights_and_inputs(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quantized_is_the_plain_graph_with_rounded_weights_and_inputs(
+    model: Model, weight_dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Bias, gate and residual of each layer are where the plain graph has them, and each weight where its name says:
-    far nearer than what int8 changes, which is small itself."""
-    packed = logits(model, torch.int8)
-    monkeypatch.setattr(Linear, "forward", int8_forward)
+    far nearer than what quantizing changes, which is small itself."""
+    packed = logits(model, weight_dtype)
+    monkeypatch.setattr(Linear, "forward", lambda *args, **kwargs: rounded_forward(weight_dtype, *args, **kwargs))
     for found, expected, exact in zip(packed, logits(model, None), references(model), strict=True):
         assert error(found, expected) < error(expected, exact) / 4
-        assert error(expected, exact) < SMALL
+        assert error(expected, exact) < SMALL[weight_dtype]
 
 
-def test_packed_weights_are_aligned_and_the_lookup_is_plain(model: Model) -> None:
-    weights = converted(model, torch.int8)
+@pytest.mark.parametrize(("weight_dtype", "stored"), [(torch.int8, torch.int8), (torch.uint4, torch.uint8)])
+def test_packed_weights_are_aligned_and_the_lookup_is_plain(
+    model: Model, weight_dtype: torch.dtype, stored: torch.dtype
+) -> None:
+    weights = converted(model, weight_dtype)
     for name in linears(model.config):
         packed, scales = weights[f"{name}.packed"], weights[f"{name}.scales"]
-        assert packed.dtype == torch.int8 and packed.data_ptr() % 64 == scales.data_ptr() % 64 == 0
+        assert packed.dtype == stored and packed.data_ptr() % 64 == scales.data_ptr() % 64 == 0
         assert f"{name}.weight" not in weights or name == "embed"
     assert torch.equal(weights["embed.weight"], model.weights["model.embed_tokens.weight"].bfloat16())

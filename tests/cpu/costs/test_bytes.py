@@ -14,6 +14,7 @@ from kvforge.planning.shape import shape_of_manifest
 from kvforge.runtime import LLMEngine
 from tests.support.models.engines import (
     EARLY_EXIT,
+    INT4_WEIGHTS,
     INT8_WEIGHTS,
     PLAIN,
     SWIFTKV,
@@ -25,13 +26,13 @@ from tests.support.models.engines import (
 
 SPECS = {
     "plain": PLAIN, "cut": SWIFTKV, "bf16": SWIFTKV_BF16, "fp8 cache": SWIFTKV_FP8, "int8, tied, biases": INT8_WEIGHTS,
-    "early exit": EARLY_EXIT,
+    "int4, tied, biases": INT4_WEIGHTS, "early exit": EARLY_EXIT,
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
 def test_a_step_reads_the_matrices_of_the_file(engines: EngineShelf, spec: EngineSpec) -> None:
-    """All of them but the table of embeddings, which is looked up in, and the early exit's head; without scales.
+    """All of them but the table of embeddings, which is looked up in, and the early exit's head; without scales a row.
     Packing pads no size here."""
     engine = engines.engine(spec)
     manifest, read = load_manifest(engine), 0

@@ -84,7 +84,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
         edit_json(lambda d: d.update(kv_dtype="fp8_static", kv_scales=[[1.0, 0.0]] * 4)),
         "impossible values",
     ),
-    "unknown weight format": (edit_json(lambda d: d.update(weight_dtype="int4")), "impossible values"),
+    "unknown weight format": (edit_json(lambda d: d.update(weight_dtype="int3")), "impossible values"),
     "unknown cache format": (edit_json(lambda d: d.update(kv_dtype="fp4")), "impossible values"),
     "file missing": (lambda e: (e / "rank0" / "lower.pt2").unlink(), "lacks rank0/lower.pt2"),
     "another torch": (change_manifest(torch_version="1.0"), "built with torch 1.0"),

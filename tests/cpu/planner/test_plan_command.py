@@ -181,7 +181,7 @@ def test_a_checkpoint_is_planned_as_build_would_build_it(capsys, tmp_path, dtype
     checkpoint = make_checkpoint(tmp_path / "model", dtype=getattr(torch, dtype))
     opened = open_model(checkpoint)
     stored = opened.dtype("model.embed_tokens.weight")
-    for weight_dtype in ("auto", "int8"):
+    for weight_dtype in ("auto", "int8", "int4"):
         chosen = resolve(BuildOptions(weight_dtype=weight_dtype), read_model_config(opened), stored)
         given = [] if weight_dtype == "auto" else ["--weight-dtype", weight_dtype]
         for model in (checkpoint, checkpoint / "config.json"):

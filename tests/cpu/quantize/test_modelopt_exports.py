@@ -136,7 +136,7 @@ def test_other_weight_algorithms_are_refused_by_name(algorithm: str, plain: Path
 @pytest.mark.parametrize(
     ("embedded", "message"),
     [
-        ({"quant_method": "gptq", "bits": 4}, "quant_method 'gptq'"),
+        ({"quant_method": "bitsandbytes", "bits": 4}, "quant_method 'bitsandbytes'"),
         ({"quant_method": "modelopt", "kv_cache_scheme": "NVFP4"}, "quantizes the KV cache by 'NVFP4'"),
         ({"quant_method": "modelopt", "kv_cache_scheme": FP8_SCHEME | {"dynamic": True}}, "only static 8-bit"),
         ("fp8", "quant_method 'fp8'"),

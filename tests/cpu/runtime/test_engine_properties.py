@@ -9,7 +9,15 @@ from kvforge.common.hardware import best_isa
 from kvforge.manifest import load_manifest
 from kvforge.runtime import LLMEngine, SamplingParams
 from kvforge.runtime.sessions.session import Session, load_session
-from tests.support.models.engines import INT8_WEIGHTS, SWIFTKV, SWIFTKV_BF16, SWIFTKV_FP8, EngineShelf, EngineSpec
+from tests.support.models.engines import (
+    INT4_WEIGHTS,
+    INT8_WEIGHTS,
+    SWIFTKV,
+    SWIFTKV_BF16,
+    SWIFTKV_FP8,
+    EngineShelf,
+    EngineSpec,
+)
 from tests.support.schedules.engine_schedules import Plan, PlannedRequest, random_plan, run_plan
 
 NUM_SCHEDULES = 200
@@ -125,9 +133,10 @@ def test_fp32_tokens_equal_one_at_a_time(engines: EngineShelf, spec: EngineSpec,
     assert min(counts[name] for name in ("preemptions", "reused", "aborted", "skipped")) > num_schedules // 20, counts
 
 
-def test_packed_weights_give_the_tokens_of_one_at_a_time(engines: EngineShelf) -> None:
-    """int8 weights, activations quantized row by row: no other row has a part in a row's bits."""
-    num_equal, num_different, gaps, _ = compare(load(engines.engine(INT8_WEIGHTS)), 60)
+@pytest.mark.parametrize("spec", [INT8_WEIGHTS, INT4_WEIGHTS], ids=["int8", "int4"])
+def test_packed_weights_give_the_tokens_of_one_at_a_time(engines: EngineShelf, spec: EngineSpec) -> None:
+    """Activations are quantized row by row: no other row has a part in a row's bits."""
+    num_equal, num_different, gaps, _ = compare(load(engines.engine(spec)), 60)
     assert num_different == 0, gaps
     assert num_equal > 240
 

@@ -97,6 +97,9 @@ INT8_WEIGHTS = EngineSpec(
 )
 """A smaller bf16 engine with biases, a tied head and int8 weights."""
 
+INT4_WEIGHTS = dataclasses.replace(INT8_WEIGHTS, options=dataclasses.replace(INT8_WEIGHTS.options, weight_dtype="int4"))
+"""The same with int4 weights."""
+
 SWIFTKV_FP8 = dataclasses.replace(
     SWIFTKV, options=dataclasses.replace(SWIFTKV.options, kv_dtype="fp8", max_draft_len=4)
 )

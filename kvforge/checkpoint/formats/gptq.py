@@ -1,0 +1,62 @@
+"""GPTQ checkpoints, as AutoGPTQ and GPTQModel write them: words of 4 or 8 bits along the inputs, transposed.
+
+``qweight`` int32 [K * bits / 32, N], ``scales`` [groups, N], ``qzeros`` int32 [groups, N * bits / 32], which the first
+version of the format stores less 1, and ``g_idx`` int32 [K], the group of each input.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kvforge.checkpoint.formats.settings import bits_of, refuse
+from kvforge.checkpoint.formats.stored_weight import Tensors, WeightFormat, matrix, part, unpack_rows
+
+
+@dataclass(frozen=True)
+class Gptq(WeightFormat):
+    """``offset`` is what is added to stored zero points."""
+
+    num_bits: int
+    offset: int
+    name = "GPTQ"
+
+    def holds(self, tensors: Tensors, name: str) -> bool:
+        return part(name, "qweight") in tensors.file_of_tensor
+
+    def shape(self, tensors: Tensors, name: str) -> tuple[int, ...]:
+        words, outputs = matrix(tensors, part(name, "qweight"), "I32")
+        return outputs, words * 32 // self.num_bits
+
+    def values(self, tensors: Tensors, name: str) -> Tensor:
+        return unpack_rows(tensors.read_raw(part(name, "qweight")).T, self.num_bits)
+
+    def scales(self, tensors: Tensors, name: str) -> Tensor:
+        return tensors.read_raw(part(name, "scales"), finite=False).float().T
+
+    def zeros(self, tensors: Tensors, name: str) -> Tensor | None:
+        matrix(tensors, part(name, "qzeros"), "I32")
+        stored = unpack_rows(tensors.read_raw(part(name, "qzeros")), self.num_bits)
+        return stored.T.to(torch.int32) + self.offset
+
+    def bits(self, tensors: Tensors, name: str) -> int:
+        return self.num_bits
+
+    def groups(self, tensors: Tensors, name: str) -> Tensor | None:
+        index = part(name, "g_idx")
+        if index not in tensors.file_of_tensor:
+            return None
+        found = tensors.read_raw(index).long()
+        is_regular = torch.equal(found, torch.arange(len(found)) // self.group_depth(tensors, name))
+        return None if is_regular else found
+
+
+def read_format(where: str, settings: Mapping[str, Any]) -> WeightFormat:
+    """Return the format that ``settings`` describe; raises CheckpointError for one that is not supported."""
+    bits = bits_of(where, settings, (4, 8))
+    version = settings.get("checkpoint_format") or "gptq"
+    if version not in ("gptq", "gptq_v2"):
+        refuse(where, "checkpoint_format", version, "gptq and gptq_v2")
+    return Gptq(bits, 1 if version == "gptq" else 0)

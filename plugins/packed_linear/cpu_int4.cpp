@@ -1,0 +1,196 @@
+// int4 weights: unsigned codes times the signed bytes of a quantized row, summed exactly over a group of the depth, less
+// the group's zero points times the sum of the row's bytes, then scaled and added as float, group after group. A sum
+// has the same bits whatever the tile's rows and the instruction set: the file is compiled without contraction of
+// products and sums. Compiled once per instruction set into namespace KVFORGE_ISA, so no inline function with external
+// linkage may be used here.
+#if defined(__AVX512F__)
+#include "packed_linear/cpu_int8_avx512.h"
+#else
+#include "packed_linear/cpu_int8.h"
+#endif
+#include "packed_linear/cpu_int4_vectors.h"
+
+namespace kvforge {
+namespace {
+
+constexpr int64_t kChunkDepth = 8;  // codes of an output in one word of the weights
+constexpr int64_t kChunkBytes = kPanel * kChunkDepth / 2;
+constexpr int64_t kChunks = kInt4GroupDepth / kChunkDepth;
+constexpr int64_t kScalesOffset = kChunks * kChunkBytes, kZerosOffset = kScalesOffset + kPanel * 2;
+constexpr int64_t kRowGroupBytes = kInt4GroupDepth + 4;  // a row's values, then their sum, negative
+constexpr int32_t kMiddle = 8;                           // the zero point where groups have none of their own
+
+static_assert(kZerosOffset == kInt4GroupBytes && kZerosOffset + kPanel == kInt4ZerosGroupBytes);
+
+int64_t num_groups(const LinearArgs& a) { return (a.depth + kInt4GroupDepth - 1) / kInt4GroupDepth; }
+
+int64_t scale_offset(const LinearArgs& a) { return num_groups(a) * kRowGroupBytes; }
+
+// An odd number of cache lines, so that the same place of many rows is not in the same set of the cache.
+int64_t row_bytes(const LinearArgs& a) { return ((scale_offset(a) + 4 + 63) / 64 | 1) * 64; }
+
+bool takes_x(const LinearArgs&) { return false; }
+
+float quantize(const bf16* x, int64_t depth, uint8_t* out) {
+#if defined(__AVX512F__)
+  return quantize_row(x, depth, out);
+#else
+  return quantize_row_plainly(x, depth, out);
+#endif
+}
+
+void prepare(const LinearArgs& a, int64_t begin, int64_t end, char* rows, char* scratch) {
+  bf16* normed = reinterpret_cast<bf16*>(scratch);
+  uint8_t* quantized = reinterpret_cast<uint8_t*>(scratch + a.depth * 2);
+  const int64_t groups = num_groups(a);
+  std::memset(quantized + a.depth, 0x80, groups * kInt4GroupDepth - a.depth);
+  for (int64_t r = begin; r < end; ++r, rows += row_bytes(a)) {
+    const bf16* x = a.x + r * a.x_stride;
+    if (a.norm != nullptr) rms_norm(x, a.norm, a.depth, a.eps, normed);
+    const float scale = quantize(a.norm != nullptr ? normed : x, a.depth, quantized);
+    char* out = rows;
+    for (int64_t g = 0; g < groups; ++g, out += kRowGroupBytes) {
+      int8_t values[kInt4GroupDepth];
+      int32_t sum = 0;
+      for (int64_t i = 0; i < kInt4GroupDepth; ++i) {
+        values[i] = static_cast<int8_t>(quantized[g * kInt4GroupDepth + i] ^ 0x80);
+        sum -= values[i];
+      }
+      std::memcpy(out, values, sizeof values);
+      std::memcpy(out + sizeof values, &sum, sizeof sum);
+    }
+    std::memcpy(out, &scale, sizeof scale);
+  }
+}
+
+inline __attribute__((always_inline)) int32_t word_at(const char* p) {
+  int32_t word;
+  std::memcpy(&word, p, sizeof word);
+  return word;
+}
+
+// Rows times Vectors * kOutputs outputs from `column` on; `Fetch` fetches the lines of `next` that are its part.
+template <int Rows, int Vectors, bool Zeros, bool Fetch>
+void multiply_rows(const LinearTile& t, const char* rows, float* sums, int64_t column) {
+  constexpr int64_t kBytes = Zeros ? kInt4ZerosGroupBytes : kInt4GroupBytes;
+  const char* weight = t.weight;
+  const char* next = Fetch ? t.next : nullptr;
+  Floats sum[Rows][Vectors];
+#pragma GCC unroll 8
+  for (int i = 0; i < Rows; ++i)
+#pragma GCC unroll 8
+    for (int j = 0; j < Vectors; ++j)
+      sum[i][j] = t.add ? load_floats(sums + i * kPanel + column + j * kOutputs) : Floats{};
+  for (int64_t g = 0; g < t.groups; ++g, rows += kRowGroupBytes, weight += kBytes) {
+    Dots dots[Rows][Vectors];
+#pragma GCC unroll 8
+    for (int i = 0; i < Rows; ++i)
+#pragma GCC unroll 8
+      for (int j = 0; j < Vectors; ++j) dots[i][j] = Dots{};
+#pragma GCC unroll 4
+    for (int64_t c = 0; c < kChunks; ++c) {
+      Bytes low[Vectors], high[Vectors];
+#pragma GCC unroll 8
+      for (int j = 0; j < Vectors; ++j) {
+        const int64_t place = c * kChunkBytes + (column + j * kOutputs) * 4;
+        if (Fetch && j * kOutputs * 4 % 64 == 0) __builtin_prefetch(next + place, 0, 2);
+        unpack(weight + place, low[j], high[j]);
+      }
+#pragma GCC unroll 8
+      for (int i = 0; i < Rows; ++i) {
+        const char* values = rows + i * t.band_stride + c * kChunkDepth;
+        const Bytes first = repeat(word_at(values)), second = repeat(word_at(values + 4));
+#pragma GCC unroll 8
+        for (int j = 0; j < Vectors; ++j) {
+          add_products(dots[i][j], low[j], first);
+          add_products(dots[i][j], high[j], second);
+        }
+      }
+    }
+    if constexpr (Fetch) {
+      if (column == 0)
+        for (int64_t line = kScalesOffset; line < kBytes; line += 64) __builtin_prefetch(next + line, 0, 2);
+      next += kBytes;
+    }
+#pragma GCC unroll 8
+    for (int j = 0; j < Vectors; ++j) {
+      const int64_t output = column + j * kOutputs;
+      const Floats scale = half_floats(weight + kScalesOffset + output * 2);
+      const Bytes zero = Zeros ? widen_bytes(weight + kZerosOffset + output) : Bytes{};
+#pragma GCC unroll 8
+      for (int i = 0; i < Rows; ++i) {
+        const int32_t negative = word_at(rows + i * t.band_stride + kInt4GroupDepth);
+        const Bytes shift = Zeros ? multiply_words(zero, repeat(negative)) : repeat(kMiddle * negative);
+        sum[i][j] += scale * to_floats(dots[i][j], shift);
+      }
+    }
+  }
+#pragma GCC unroll 8
+  for (int i = 0; i < Rows; ++i)
+#pragma GCC unroll 8
+    for (int j = 0; j < Vectors; ++j) store_floats(sums + i * kPanel + column + j * kOutputs, sum[i][j]);
+}
+
+template <int Rows, bool Zeros, bool Fetch>
+void multiply_panel(const LinearTile& t, const char* rows, float* sums) {
+  constexpr int kVectors = Rows <= kTallRows ? kWideVectors : kNarrowVectors;
+  for (int64_t column = 0; column < kPanel; column += kVectors * kOutputs)
+    multiply_rows<Rows, kVectors, Zeros, Fetch>(t, rows, sums, column);
+}
+
+// Up to Rows rows.
+template <int Rows, bool Zeros, bool Fetch>
+void multiply_tile(int64_t count, const LinearTile& t, const char* rows, float* sums) {
+  if constexpr (Rows > 1) {
+    if (count < Rows) return multiply_tile<Rows - 1, Zeros, Fetch>(count, t, rows, sums);
+  }
+  multiply_panel<Rows, Zeros, Fetch>(t, rows, sums);
+}
+
+// The rows in tiles of about the same height, the first of which fetches the weights that come next.
+template <bool Zeros>
+void multiply(const LinearTile& t) {
+  const int64_t tiles = (t.num_rows + kTileRows - 1) / kTileRows;
+  for (int64_t i = 0; i < tiles; ++i) {
+    const int64_t begin = t.num_rows * i / tiles, count = t.num_rows * (i + 1) / tiles - begin;
+    const char* rows = t.rows + begin * t.band_stride;
+    float* sums = static_cast<float*>(t.sums) + begin * kPanel;
+    if (i == 0 && t.next != nullptr) multiply_tile<kTileRows, Zeros, true>(count, t, rows, sums);
+    else multiply_tile<kTileRows, Zeros, false>(count, t, rows, sums);
+  }
+}
+
+// sum * scale of the row * scale of the output.
+void dequantize(const LinearArgs& a, const char* rows, int64_t row_stride, int64_t num_rows, int64_t panel, void* sums) {
+  const float* scales = a.weight_scales + panel * kPanel;
+  for (int64_t r = 0; r < num_rows; ++r) {
+    float scale;
+    std::memcpy(&scale, rows + r * row_stride + scale_offset(a), sizeof scale);
+    float* row = static_cast<float*>(sums) + r * kPanel;
+    for (int64_t j = 0; j < kPanel; j += kLanes) store(row + j, load(row + j) * scale * load(scales + j));
+  }
+}
+
+template <bool Zeros>
+constexpr LinearKernel kernel() {
+  return {
+      .row_group_bytes = kRowGroupBytes,
+      .panel_group_bytes = Zeros ? kInt4ZerosGroupBytes : kInt4GroupBytes,
+      .depth_block = 16,
+      .takes_x = takes_x,
+      .band_bytes = row_bytes,
+      .prepare = prepare,
+      .multiply = multiply<Zeros>,
+      .dequantize = dequantize,
+      .finish = KVFORGE_ISA::finish_linear,
+  };
+}
+
+}  // namespace
+
+namespace KVFORGE_ISA {
+extern const LinearKernel linear_int4_kernel = kernel<false>();
+extern const LinearKernel linear_int4_zeros_kernel = kernel<true>();
+}
+
+}  // namespace kvforge

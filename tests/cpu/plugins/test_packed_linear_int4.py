@@ -1,0 +1,143 @@
+"""int4 weights of PackedLinear: how they are rounded and packed, and every bit the reference's on every ISA."""
+
+import itertools
+from dataclasses import replace
+
+import pytest
+import torch
+
+import plugins
+from plugins.operator import ISAS
+from plugins.packed_linear import pack
+from plugins.packed_linear.int4 import Codes, join, round_to_codes
+from plugins.packed_linear.packing import pack_codes, unpack, unpack_codes
+
+REFERENCE = plugins.OPERATORS["packed_linear"].reference
+
+
+def normal(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
+
+
+def random_codes(outputs: int, depth: int, group_depth: int = 32, seed: int = 0) -> Codes:
+    """Any codes, scales of either sign and zero points."""
+    generator = torch.Generator().manual_seed(seed)
+    codes = torch.randint(0, 16, (outputs, depth), generator=generator).to(torch.uint8)
+    shape = (outputs, -(-depth // group_depth))
+    zeros = torch.randint(0, 16, shape, generator=generator).to(torch.uint8)
+    return Codes(codes, (torch.randn(shape, generator=generator) / 50).half().float(), zeros, group_depth)
+
+
+def unpacked(packed: torch.Tensor, factor: torch.Tensor, outputs: int, depth: int, gated: bool = False) -> Codes:
+    """What a packed weight says, its factors in its scales."""
+    weight = unpack_codes(packed, outputs, depth, gated)
+    return replace(weight, scales=weight.scales * unpack(factor.view(-1, 1, 64, 1), outputs, 1, gated))
+
+
+@pytest.fixture(params=ISAS)
+def isa(request, isas, monkeypatch) -> str:
+    if request.param not in isas:
+        pytest.skip(f"this machine has no {request.param}")
+    monkeypatch.setenv("KVFORGE_CPU_ISA", request.param)
+    return request.param
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize(("outputs", "depth"), [(2, 1), (66, 32), (320, 70), (1200, 33)])
+def test_packing_keeps_codes_scales_and_zero_points(outputs, depth, gated):
+    weight = random_codes(outputs, depth)
+    packed, factor = pack_codes(weight, gated)
+    assert packed.shape[1:] == (-(-depth // 32), 1216) and packed.is_contiguous()
+    found = unpacked(packed, factor, outputs, depth, gated)
+    assert torch.equal(found.codes, weight.codes) and torch.equal(found.zeros, weight.zeros)
+    assert torch.equal(found.scales, weight.scales)
+    plain = normal(outputs, depth)
+    packed, factor = pack(plain, torch.uint4, gated)
+    assert packed.shape[1:] == (-(-depth // 32), 1152)
+    assert torch.equal(unpacked(packed, factor, outputs, depth, gated).dequantize(), round_to_codes(plain).dequantize())
+
+
+def test_scales_of_any_size_are_kept():
+    """Those of one output within 2^29 of its largest, in float16's 11 bits; less than that is nothing beside it."""
+    weight = random_codes(4, 96)
+    for size in (2.0**-120, 1e-20, 1.0, 2.0**100):
+        scaled = replace(weight, scales=weight.scales * 2.0 ** round(torch.tensor(size).log2().item()))
+        assert torch.equal(unpacked(*pack_codes(scaled), 4, 96).scales, scaled.scales)
+    scales = torch.tensor([[1.0, 2.0**-28, 0.0], [0.0] * 3, [3.0, 2.0**-40, -3.0], [1.0, -1.0, 2.0**-27]])
+    found = unpacked(*pack_codes(replace(weight, scales=scales)), 4, 96).scales
+    scales[2, 1] = 0
+    assert torch.equal(found, scales)
+
+
+@pytest.mark.parametrize("zero_points", [False, True])
+def test_rounding_is_better_than_by_the_largest_magnitude(zero_points):
+    """And no weight is farther from its code than half a scale, but where clipping pays."""
+    weight = normal(64, 200, seed=5).float()
+    rounded = round_to_codes(weight, zero_points)
+    groups = torch.nn.functional.pad(weight, (0, 24)).view(64, 7, 32)
+    scale = groups.abs().amax(2, keepdim=True) / 7
+    plain = ((groups / scale).round() * scale).view(64, -1)[:, :200]
+    error = (rounded.dequantize() - weight).square().sum()
+    assert error < 0.8 * (plain - weight).square().sum()
+    scales = rounded.scales.repeat_interleave(32, 1)[:, :200]
+    is_inner = (rounded.codes > 0) & (rounded.codes < 15)
+    assert ((rounded.dequantize() - weight).abs() <= 0.5001 * scales.abs())[is_inner].all()
+    assert torch.equal(round_to_codes(torch.zeros(3, 40), zero_points).dequantize(), torch.zeros(3, 40))
+
+
+def test_zero_points_serve_groups_of_one_sign():
+    weight = normal(20, 64).float().abs() + 1
+    errors = [(round_to_codes(weight, kind).dequantize() - weight).square().sum() for kind in (False, True)]
+    assert errors[1] < errors[0]
+    assert (round_to_codes(weight, True).zeros == 0).all() and (round_to_codes(-weight, True).zeros == 15).all()
+
+
+def test_parts_are_joined_with_every_code_as_it_was():
+    wide, narrow, rounded = random_codes(3, 200, 128), random_codes(2, 200, 64, seed=1), round_to_codes(normal(4, 200))
+    joined = join([wide, narrow, rounded])
+    assert joined.group_depth == 32 and joined.zeros is not None
+    want = torch.cat([part.dequantize() for part in (wide, narrow, rounded)])
+    assert torch.equal(joined.dequantize(), want)
+    assert join([rounded, rounded]).zeros is None
+
+
+def run(x, weight, scales, out_features, bias=None, residual=None, float32_out=True):
+    """The operator's result, checked to be the reference's in every bit."""
+    arguments = (x, weight, scales, bias, None, residual, out_features, 0.0, False, float32_out)
+    got = torch.ops.kvforge.packed_linear(*arguments)
+    torch.testing.assert_close(got, REFERENCE(*arguments), rtol=0, atol=0, equal_nan=True)
+    return got
+
+
+@pytest.mark.parametrize("has_zeros", [False, True])
+def test_every_bit_is_the_references(isa, has_zeros):
+    """Every tile height, depths that fill no group, outputs that fill no panel, two blocks of the depth."""
+    shapes = [*itertools.product(range(1, 15), (64,), (40,)), *itertools.product((7,), (1, 65, 150), (1, 31, 32, 130))]
+    for rows, outputs, depth in [*shapes, (200, 70, 96), (13, 40, 2310)]:
+        codes = random_codes(outputs, depth)
+        weight, scales = pack_codes(codes if has_zeros else replace(codes, zeros=None))
+        x, bias, residual = normal(rows, depth, seed=1), normal(outputs, seed=2), normal(rows, outputs, seed=3)
+        run(x, weight, scales, outputs)
+        run(x, weight, scales, outputs, bias, residual, float32_out=False)
+
+
+def test_nothing_saturates_at_the_ends_of_the_range(isa):
+    """All products of a group of one sign and size: their sums in 16 bits are the largest there are."""
+    depth = 4100
+    for row_sign, code, zero in itertools.product((1, -1), (0, 15), (0, 8, 15)):
+        whole = torch.full((64, 1), code, dtype=torch.uint8).expand(64, depth).contiguous()
+        groups = torch.full((64, -(-depth // 32)), zero, dtype=torch.uint8)
+        weight, scales = pack_codes(Codes(whole, groups.new_full(groups.shape, 2).float(), groups))
+        got = run(torch.full((7, depth), row_sign * 3.0).bfloat16(), weight, scales, 64)
+        # Equal integers and powers of two: nothing rounds but the row's scale, 3/127, and the product with it.
+        want = torch.full_like(got, row_sign * 127 * (code - zero) * 2.0 * depth) * torch.tensor(3.0 / 127)
+        assert torch.equal(got, want)
+
+
+def test_a_row_that_is_not_finite_leaves_the_others_alone(isa):
+    weight, scales = pack(normal(66, 70) / 8, torch.uint4)
+    x = normal(5, 70, seed=1)
+    want = run(x, weight, scales, 66)
+    x[1, 5], x[3] = float("nan"), float("inf")
+    got = run(x, weight, scales, 66)
+    assert got[[1, 3]].isnan().all() and torch.equal(got[[0, 2, 4]], want[[0, 2, 4]])

@@ -1,0 +1,179 @@
+"""Checkpoints as other libraries quantize them: read as those libraries read them, and kept by int4 engines."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from kvforge.checkpoint import open_checkpoint
+from kvforge.checkpoint.model import check_weights, open_model, read_model_config
+from kvforge.common.errors import CheckpointError
+from kvforge.compiler import BuildOptions, build_engine
+from kvforge.compiler.convert import convert_weights
+from kvforge.compiler.cpu_graph import linears
+from kvforge.manifest import WEIGHTS_FILE
+from kvforge.runtime.llm import LLM
+from model_defs.weights import weight_specs
+from plugins.packed_linear.packing import unpack, unpack_codes
+from tests.support.models.checkpoints import make_checkpoint
+from tests.support.models.published import CONFIGS, quantize_checkpoint, stored_weights
+
+KEPT = {
+    "w4a16": False, "w4a16 asymmetric": True, "w4a16 channel": False,
+    "gptq": False, "gptq asymmetric": True, "awq": True,
+}  # fmt: skip
+"""The recorded weights whose codes an int4 engine keeps, and whether they have zero points."""
+
+
+@pytest.mark.parametrize("name", stored_weights())
+def test_a_weight_is_read_as_its_library_reads_it(name: str, tmp_path: Path) -> None:
+    """The libraries round the product to the dtype of their scales."""
+    stored = stored_weights()[name]
+    checkpoint = open_checkpoint(stored.write(tmp_path / "checkpoint"))
+    found = checkpoint.read("layer.weight", tuple(stored.expected.shape))
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found.to(stored.expected.dtype), stored.expected, rtol=0, atol=0)
+    assert checkpoint.dtype("layer.weight") == "F16"
+
+
+@pytest.mark.parametrize("name", stored_weights())
+def test_codes_of_4_bits_are_kept_where_groups_are_regular(name: str, tmp_path: Path) -> None:
+    stored = stored_weights()[name]
+    checkpoint = open_checkpoint(stored.write(tmp_path / "checkpoint"))
+    codes = checkpoint.codes("layer.weight")
+    assert (codes is not None) == checkpoint.has_codes("layer.weight") == (name in KEPT)
+    if codes is not None:
+        assert (codes.zeros is not None) == checkpoint.has_zero_points("layer.weight") == KEPT[name]
+        read = checkpoint.read("layer.weight", codes.shape)
+        assert torch.equal(codes.in_groups_of(32).dequantize(), read)
+
+
+@pytest.mark.parametrize("zero_points", [False, True])
+@pytest.mark.parametrize("method", CONFIGS)
+def test_an_int4_engine_has_the_weights_of_the_checkpoint(method: str, zero_points: bool, tmp_path: Path) -> None:
+    """Layers that several tensors are fused into, and gated ones; the head, which is not quantized, is rounded."""
+    path = make_checkpoint(tmp_path / "model", dtype=torch.float16, num_hidden_layers=2)
+    seen = quantize_checkpoint(path, method, zero_points)
+    checkpoint = open_model(path)
+    config = read_model_config(checkpoint)
+    check_weights(checkpoint, config)
+    for name, tensor in seen.items():
+        assert torch.equal(checkpoint.read(name, tuple(tensor.shape)), tensor)
+    dtype = torch.quint4x2 if zero_points else torch.uint4
+    convert_weights(checkpoint, config, torch.bfloat16, tmp_path / "weights", packed_dtype=dtype)
+    specs, layers = {spec.name: spec for spec in weight_specs(config)}, linears(config)
+    with safe_open(tmp_path / "weights", "pt") as file:
+        for name, layer in layers.items():
+            spec = specs[f"{name}.weight"]
+            outputs, depth = spec.shape
+            codes = unpack_codes(file.get_tensor(f"{name}.packed"), outputs, depth, layer.gated)
+            factors = unpack(file.get_tensor(f"{name}.scales").view(-1, 1, 64, 1), outputs, 1, layer.gated)
+            want = torch.cat([seen[source.name] for source in spec.sources])
+            is_stored = "proj" in spec.sources[0].name
+            assert torch.equal(codes.dequantize() * factors, want) == is_stored
+    assert any(layer.gated for layer in layers.values())
+
+
+def test_an_awq_checkpoint_becomes_an_engine_with_zero_points(tmp_path: Path) -> None:
+    path = make_checkpoint(tmp_path / "model", dtype=torch.float16, num_hidden_layers=1)
+    quantize_checkpoint(path, "awq", True)
+    options = BuildOptions(weight_dtype="int4", max_seq_len=64, max_num_tokens=64, page_size=8)
+    manifest = build_engine(path, tmp_path / "engine", options)
+    assert (manifest.dtype, manifest.weight_dtype) == ("bfloat16", "int4_zeros")
+    with safe_open(tmp_path / "engine" / WEIGHTS_FILE, "pt") as file:
+        read = sum(file.get_tensor(name).nbytes for name in file.keys() if name.endswith(".packed"))  # noqa: SIM118
+    assert manifest.weight_bytes == read
+    assert len(LLM(tmp_path / "engine").generate("some text")[0].outputs[0].token_ids) > 0
+
+
+def test_biases_that_are_not_zero_are_refused(tmp_path: Path) -> None:
+    path = make_checkpoint(tmp_path / "model", dtype=torch.float16, num_hidden_layers=2)
+    quantize_checkpoint(path, "gptq", False)
+    tensors = load_file(path / "model.safetensors")
+    tensors["model.layers.0.mlp.up_proj.bias"][3] = 1
+    save_file(tensors, path / "model.safetensors")
+    checkpoint = open_model(path)
+    with pytest.raises(CheckpointError, match=r"has model.layers.0.mlp.up_proj.bias, which config.json does not ask"):
+        check_weights(checkpoint, read_model_config(checkpoint))
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "message"),
+    [
+        ("gptq", {"bits": 3}, "says bits 3; supported are 4 and 8"),
+        ("gptq", {"bits": True}, "says bits True; supported are 4 and 8"),
+        ("gptq", {"checkpoint_format": "marlin"}, "says checkpoint_format 'marlin'; supported are gptq and gptq_v2"),
+        ("awq", {"bits": 8}, "says bits 8; supported are 4"),
+        ("awq", {"version": "gemv"}, "says version 'gemv'; supported are gemm"),
+        ("awq", {"zero_point": False}, "says zero_point False"),
+        ("w8a8", {"config_groups": {}}, "says config_groups {}"),
+        ("w8a8", {"format": "nvfp4-pack-quantized"}, "says format 'nvfp4-pack-quantized'; supported are float-"),
+        ("w8a8", {"sparsity_config": {"format": "sparse-bitmask"}}, "says sparsity_config"),
+        ("w4a16", {"transform_config": {"config_groups": {"u": {}}}}, "says transform_config"),
+        ("w4a16", {"config_groups": {"group_0": {"weights": {"num_bits": 3}}}}, "weights of 4 and 8 bits"),
+        (
+            "fp8 block",
+            {"config_groups": {"group_0": {"weights": {"num_bits": 8, "block_structure": [8]}}}},
+            r"says block_structure \[8\]",
+        ),
+    ],
+)
+def test_what_is_not_supported_is_refused(name: str, config: dict[str, Any], message: str, tmp_path: Path) -> None:
+    path = stored_weights()[name].write(tmp_path / "checkpoint", **config)
+    with pytest.raises(CheckpointError, match=message):
+        open_checkpoint(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "part", "message"),
+    [
+        ("gptq", "scales", r"layer.scales is missing"),
+        ("gptq", "qzeros", r"layer.qzeros is missing"),
+        ("awq", "scales", r"layer.scales is missing"),
+        ("w4a16", "weight_shape", r"layer.weight_shape is missing"),
+        ("w4a16", "weight_scale", r"layer.weight_scale is missing"),
+        ("w8a8", "weight_scale", r"has dtype I8"),
+    ],
+)
+def test_missing_parts_are_named(name: str, part: str, message: str, tmp_path: Path) -> None:
+    stored = stored_weights()[name]
+    path = stored.write(tmp_path / "checkpoint")
+    tensors = {f"layer.{key}": value for key, value in stored.parts.items() if key != part}
+    save_file(tensors, path / "model.safetensors")
+    with pytest.raises(CheckpointError, match=message):
+        open_checkpoint(path).read("layer.weight", tuple(stored.expected.shape))
+
+
+@pytest.mark.parametrize(
+    ("name", "part", "change", "message"),
+    [
+        ("gptq", "scales", lambda x: x[:, :-8], "parts of layer.weight .* do not fit each other as GPTQ stores them"),
+        ("gptq", "scales", lambda x: x / 0, "A scale of layer.weight .* is not finite"),
+        ("gptq", "g_idx", lambda x: x + 9, "do not fit each other"),
+        ("gptq", "qweight", lambda x: x.float(), "layer.qweight .* must be a matrix of I32, not F32"),
+        ("awq", "qzeros", lambda x: x[:, :-1], "do not fit each other as AWQ stores them"),
+        ("w4a16", "weight_shape", lambda x: x * 3, "which layer.weight_packed of shape .* cannot hold"),
+        ("w4a16 asymmetric", "weight_zero_point", lambda x: x[:-1], "do not fit each other"),
+        ("fp8 channel", "weight_scale", lambda x: x[:-1], "do not fit each other"),
+        ("w8a8", "weight", lambda x: x.int(), "must be a matrix of F8_E4M3 or I8, not I32"),
+    ],
+)
+def test_parts_that_do_not_fit_are_refused(name: str, part: str, change: Any, message: str, tmp_path: Path) -> None:
+    stored = stored_weights()[name]
+    path = stored.write(tmp_path / "checkpoint")
+    tensors = {f"layer.{key}": value for key, value in stored.parts.items()}
+    tensors[f"layer.{part}"] = change(tensors[f"layer.{part}"]).contiguous()
+    save_file(tensors, path / "model.safetensors")
+    with pytest.raises(CheckpointError, match=message):
+        open_checkpoint(path).read("layer.weight", tuple(stored.expected.shape))
+
+
+def test_two_descriptions_are_refused(tmp_path: Path) -> None:
+    path = stored_weights()["awq"].write(tmp_path / "checkpoint")
+    (path / "hf_quant_config.json").write_text(json.dumps({"quantization": {"quant_algo": "FP8"}}))
+    with pytest.raises(CheckpointError, match="are of different libraries"):
+        open_checkpoint(path)
