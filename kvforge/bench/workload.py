@@ -59,7 +59,7 @@ def check_fits(workload: Workload, engine: LLMEngine) -> None:
     if length > config.max_seq_len:
         raise KvforgeError(
             f"workload {workload.name!r} needs sequences of {length} tokens, but the engine "
-            f"takes {config.max_seq_len}; choose others with --only, or rebuild it with --max-seq-len {length} "
+            f"takes {config.max_seq_len}; give shorter ones, or rebuild it with --max-seq-len {length} "
             "if the model has so many positions."
         )
     if length - 1 > config.num_pages * config.page_size:

@@ -67,6 +67,8 @@ def run(args: argparse.Namespace) -> int:
                 break
             if line == "/reset":
                 chat.reset()
+            elif at_terminal and line.startswith("/") and line[1:].isalpha():
+                print(f"{HELP}.", file=sys.stderr)
             elif line:
                 _turn(chat, line, at_terminal)
     finally:

@@ -54,6 +54,11 @@ def check_not_replaced(engine_dir: str | Path, sha256: str) -> None:
 def _read_manifest(engine_dir: Path, sha256: str | None) -> Manifest:
     path = engine_dir / MANIFEST_FILE
     if not path.is_file():
+        if (engine_dir / "config.json").is_file():
+            raise EngineError(
+                f"{engine_dir} is not an engine directory but a checkpoint; make one of it with: kvforge build "
+                f"{engine_dir} -o ENGINE. kvforge serve and kvforge.LLM take it as it is."
+            )
         found = f"no {MANIFEST_FILE}" if engine_dir.exists() else "there is nothing of this name"
         raise EngineError(
             f"{engine_dir} is not an engine directory ({found}); make one with: kvforge build CHECKPOINT -o ENGINE."

@@ -67,12 +67,13 @@ def test_a_pipe_ends_at_an_error(engine: Path, capsys, monkeypatch) -> None:
 
 
 def test_a_terminal_goes_on_after_an_error(engine: Path, llm: LLM, capsys, monkeypatch) -> None:
-    monkeypatch.setattr("sys.stdin", Terminal(f"Hello\n{'x' * 600}\nAnd you?\n"))
+    monkeypatch.setattr("sys.stdin", Terminal(f"Hello\n{'x' * 600}\n/help\nAnd you?\n"))
     assert main(["chat", str(engine), *OPTIONS]) == 0
     captured = capsys.readouterr()
     first, second = conversation(llm, "Hello", "And you?")
-    assert captured.out == f"> {first}\n> > {second}\n> \n", "what was refused is not part of the conversation"
-    assert "/exit or Ctrl-D leaves" in captured.err and "kvforge: error: the prompt has " in captured.err
+    assert captured.out == f"> {first}\n> > > {second}\n> \n", "what was refused is not part of the conversation"
+    assert captured.err.count("/exit or Ctrl-D leaves") == 2, "at the start and for /help"
+    assert "kvforge: error: the prompt has " in captured.err
 
 
 class Interrupted(FakeSession):

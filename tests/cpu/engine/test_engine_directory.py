@@ -61,6 +61,10 @@ def drop_rows(path: Path) -> None:
 
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "no manifest": (lambda e: (e / "engine.json").unlink(), "is not an engine directory"),
+    "a checkpoint": (
+        lambda e: (e / "engine.json").rename(e / "config.json"),
+        "is not an engine directory but a checkpoint; make one of it with: kvforge build ",
+    ),
     "manifest is no JSON": (lambda e: (e / "engine.json").write_text("]"), "is damaged"),
     "manifest is a list": (lambda e: (e / "engine.json").write_text("[]"), "engine schema None"),
     "another schema": (edit_json(lambda d: d.update(schema_version=99)), "engine schema 99"),
