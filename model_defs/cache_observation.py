@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from plugins.attention_mass import attention_mass
+from plugins.attention_mass.reference import LARGEST_WEIGHT, SUM_AND_SQUARES
 
 
 @dataclass(frozen=True)
@@ -12,7 +13,8 @@ class CacheObservation:
     """``attention_mass`` of ``kind`` before every attention; nothing where that is None.
 
     The last ``num_pools`` of an owner's pools are the policy's: the second is what is observed, of kind 1 also the
-    third.
+    third. The largest weights are those of any head of a group, which are observed one after the other; of all other
+    kinds the group's mean counts.
     """
 
     kind: int | None
@@ -58,22 +60,26 @@ class StepObservation:
         """See ``BeforeAttention``."""
         state = pool[len(pool) - self.observation.num_pools :]
         cache = pool[: len(pool) - len(state)]
-        assert self.observation.kind is not None
+        kind = self.observation.kind
+        assert kind is not None
         is_first = not any(cache[0] is one for one in self.seen)
         self.seen.append(cache[0])
-        attention_mass(
-            q,
-            cache[0],
-            query_start,
-            kv_length,
-            page_table,
-            self.state_table,
-            (query_start[1:] - query_start[:-1] - self.observed).clamp(min=0),
-            self.scored if is_first else kv_length,
-            scale,
-            self.observation.kind,
-            state[1],
-            state[2] if self.observation.kind == 1 else None,
-            cache[2] if len(cache) > 2 else None,
-            k_scale,
-        )
+        by_member = q.unflatten(1, (cache[0].shape[2], -1)).unbind(2) if kind == LARGEST_WEIGHT else (q,)
+        for queries in by_member:
+            attention_mass(
+                queries.contiguous(),
+                cache[0],
+                query_start,
+                kv_length,
+                page_table,
+                self.state_table,
+                (query_start[1:] - query_start[:-1] - self.observed).clamp(min=0),
+                self.scored if is_first else kv_length,
+                scale,
+                kind,
+                state[1],
+                state[2] if kind == SUM_AND_SQUARES else None,
+                cache[2] if len(cache) > 2 else None,
+                k_scale,
+            )
+            is_first = False

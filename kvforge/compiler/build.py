@@ -63,7 +63,7 @@ def build_engine(
         config = dataclasses.replace(config, early_exit=False)
     check_weights(checkpoint, config)
     resolved = _resolve(options, config, checkpoint)
-    classes = token_classes(checkpoint.path / "tokenizer.json", config.vocab_size, resolved.policy)
+    token_fields = tokens_of_policy(checkpoint.path / "tokenizer.json", config.vocab_size, resolved.policy)
     target.check_toolchain()
     with staging_directory(output, replace=overwrite) as staging:
         (staging / RANK_DIR).mkdir()
@@ -80,7 +80,7 @@ def build_engine(
         _copy_tokenizer(checkpoint, staging / TOKENIZER_DIR)
         target.write_graphs(config, resolved, staging, progress)
         progress("manifest")
-        manifest = _manifest(checkpoint, config, resolved, target, num_parameters, staging, classes)
+        manifest = _manifest(checkpoint, config, resolved, target, num_parameters, staging, token_fields)
         save_manifest(manifest, staging)
     return manifest
 
@@ -91,21 +91,25 @@ def num_positions(options: ResolvedOptions) -> int:
     return options.max_seq_len if insertion is not None and insertion.needs_positions else 0
 
 
-def token_classes(tokenizer_file: Path, vocab_size: int, policy: KVPolicy) -> dict[str, Any]:
-    """Return the manifest's ``special_tokens`` and ``punctuation_tokens``, nothing where the policy does not read them.
+def tokens_of_policy(tokenizer_file: Path, vocab_size: int, policy: KVPolicy) -> dict[str, Any]:
+    """Return the manifest's fields of tokens that the policy asks for: ``special_tokens`` and ``punctuation_tokens``,
+    ``policy_texts``, or none.
 
     Raises:
         CheckpointError: there is no tokenizer, or a damaged one.
     """
     # Here: compiling graphs alone (perf/gpu) needs no tokenizers.
     from kvforge.tokenization.files import read_tokenizer
-    from kvforge.tokenization.token_classes import punctuation_ids, special_ids
+    from kvforge.tokenization.token_classes import punctuation_ids, special_ids, text_ids
 
     tokenizer = read_tokenizer(tokenizer_file)
-    if not policy.reads_tokens:
-        return {}
-    classes = {"special_tokens": special_ids, "punctuation_tokens": punctuation_ids}
-    return {name: ids_of(tokenizer, vocab_size) for name, ids_of in classes.items()}
+    fields: dict[str, Any] = {}
+    if policy.reads_tokens:
+        fields["special_tokens"] = special_ids(tokenizer, vocab_size)
+        fields["punctuation_tokens"] = punctuation_ids(tokenizer, vocab_size)
+    if policy.texts:
+        fields["policy_texts"] = tuple(text_ids(tokenizer, text, vocab_size) for text in policy.texts)
+    return fields
 
 
 def stages(options: BuildOptions) -> tuple[str, ...]:
@@ -182,7 +186,7 @@ def _manifest(
     target: Target,
     num_parameters: int,
     staging: Path,
-    classes: dict[str, Any],
+    token_fields: dict[str, Any],
 ) -> Manifest:
     files = sorted(path for path in staging.rglob("*") if path.is_file())
     return Manifest(
@@ -192,7 +196,7 @@ def _manifest(
         isa=target.isa(),
         torch_version=torch.__version__,
         **manifest_fields(config, options),
-        **classes,
+        **token_fields,
         num_parameters=num_parameters,
         weights_file_bytes=(staging / WEIGHTS_FILE).stat().st_size,
         checkpoint_sha256=checkpoint.sha256(),

@@ -95,6 +95,8 @@ class KVPolicy(ABC):
     those of the owner before."""
     reads_tokens: ClassVar[bool] = False
     """It asks which tokens are special and which are punctuation: an engine's manifest has their ids."""
+    texts: ClassVar[tuple[str, ...]] = ()
+    """What it asks a model, in words: an engine's manifest has the ids of their tokens."""
     report_columns: ClassVar[tuple[tuple[str, str, int, str], ...]] = ()
     """Columns of ``report`` in a benchmark's table: key, heading, width, format."""
 
@@ -177,6 +179,24 @@ class KVPolicy(ABC):
     def num_observers(self, num_prompt_tokens: int, start: int, end: int) -> int:
         """Return how many of the last of the tokens from ``start`` to ``end``, no transition between them, go past the
         cut for their attention's sake, though no token follows them."""
+        return 0
+
+    def num_probes(self, num_prompt_tokens: int) -> int:
+        """Return how many probes of a cache are computed before its first transition, one a step."""
+        return 0
+
+    def probe_tokens(self, tokens: Sequence[int], texts: Sequence[Sequence[int]], index: int) -> list[int]:
+        """Return the ids of a probe of the cache of ``tokens``: computed behind it, so that the policy sees how they
+        attend to it. Nobody keeps their K and V. ``texts`` are the ids of the policy's ``texts``."""
+        raise NotImplementedError
+
+    def probe_inputs(self, state_table: Any, num_queries: int, num_scored: int) -> tuple[Any, ...]:
+        """Return ``state_inputs`` of a step with ``num_queries`` tokens of a probe. How others attend to the first
+        ``num_scored`` tokens of the same cache was seen before. ``state_table`` is int32 ``[1, Ms]``."""
+        raise NotImplementedError
+
+    def num_scratch_pages(self, page_size: int) -> int:
+        """Return the pages beside all sequences' that K and V of a probe go to, and the state pages beside them."""
         return 0
 
     def max_piece(self, num_prompt_tokens: int, num_computed: int) -> int | None:

@@ -66,16 +66,21 @@ def _fits(manifest: Manifest) -> bool:
         and manifest.kv_dtype in KV_FORMATS
         and len(manifest.kv_scales) == (manifest.num_owners if manifest.kv_format.scales == "static" else 0)
         and all(0 < scale < math.inf for scales in manifest.kv_scales for scale in scales)
-        and all(0 <= token < manifest.vocab_size for token in (*manifest.special_tokens, *manifest.punctuation_tokens))
+        and all(0 <= token < manifest.vocab_size for tokens in _token_lists(manifest) for token in tokens)
         and all(map(is_inside, manifest.files))
         and _has_policy(manifest)
     )
+
+
+def _token_lists(manifest: Manifest) -> tuple[tuple[int, ...], ...]:
+    return manifest.special_tokens, manifest.punctuation_tokens, *manifest.policy_texts
 
 
 def _has_policy(manifest: Manifest) -> bool:
     """Whether the policy is one, with all its parameters in range and for such heads and pages."""
     try:
         manifest.policy.check(manifest.num_kv_heads, manifest.head_dim, manifest.page_size)
-        return manifest.policy.parameters == manifest.kv_policy_parameters
+        has_texts = len(manifest.policy_texts) == len(manifest.policy.texts)
+        return has_texts and manifest.policy.parameters == manifest.kv_policy_parameters
     except KvforgeError:
         return False

@@ -12,7 +12,9 @@ from kvforge.costs.weights import step_weight_bytes
 from kvforge.kv_policies import Full, KVPolicy, Need, OwnerCache, load
 
 SCHEMA_VERSION = 6
-LATER_FIELDS = frozenset({"kv_bias", "k_norm", "decoupled_mode", "special_tokens", "punctuation_tokens"})
+LATER_FIELDS = frozenset(
+    {"kv_bias", "k_norm", "decoupled_mode", "special_tokens", "punctuation_tokens", "policy_texts"}
+)
 """Fields that came after the schema version did: engines without them load, and keep their digest."""
 
 TOKENIZER_DIR = "tokenizer"
@@ -94,6 +96,8 @@ class Manifest:
     """Ids of the tokenizer's special tokens, for a KV policy that ``reads_tokens``."""
     punctuation_tokens: tuple[int, ...] = ()
     """Ids of the tokens that are punctuation, likewise."""
+    policy_texts: tuple[tuple[int, ...], ...] = ()
+    """Ids of the tokens of each of the KV policy's ``texts``."""
 
     @property
     def policy(self) -> KVPolicy:

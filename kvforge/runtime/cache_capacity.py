@@ -31,12 +31,20 @@ class CacheShape:
     """Of the device, what the policy keeps of a sequence whatever its length."""
     has_state_pages: bool = False
     """The policy's pools have pages, if only sequences longer than these would use any: there is at least one."""
+    scratch_pages: int = 0
+    """Of both kinds, for K and V that nobody keeps."""
+
+    @property
+    def fixed_bytes(self) -> int:
+        """Of the device: all slots, and what nobody keeps."""
+        scratch = self.scratch_pages * (self.page_bytes + self.state_page_bytes)
+        return scratch + self.max_num_seqs * self.slot_bytes
 
     @property
     def least_bytes(self) -> int:
         """Of the device: one sequence of the greatest length, and all slots."""
         pages = self.pages * self.page_bytes + self.state_pages * self.state_page_bytes
-        return pages + self.max_num_seqs * self.slot_bytes
+        return pages + self.fixed_bytes
 
     def divide(self, num_bytes: int) -> tuple[int, int]:
         """Return the K,V pages and the state pages that fit, where one sequence does, but no more than useful.
@@ -44,7 +52,7 @@ class CacheShape:
         The longest prompt fits exactly while it is computed. What is beyond that grows in the proportion in which
         such sequences need pages of both kinds once they are steady.
         """
-        num_bytes -= self.max_num_seqs * self.slot_bytes
+        num_bytes -= self.fixed_bytes
         state_pages = int(self.has_state_pages)
         if self.state_pages:
             steady_bytes = self.state_pages * self.state_page_bytes + self.steady_pages * self.page_bytes
@@ -54,9 +62,8 @@ class CacheShape:
         return min(num_pages, self.max_num_seqs * self.pages), state_pages
 
     def device_bytes(self, num_pages: int, num_state_pages: int) -> int:
-        """Return the bytes of so many pages and all slots."""
-        pages = num_pages * self.page_bytes + num_state_pages * self.state_page_bytes
-        return pages + self.max_num_seqs * self.slot_bytes
+        """Return the bytes of so many pages, all slots and what nobody keeps."""
+        return num_pages * self.page_bytes + num_state_pages * self.state_page_bytes + self.fixed_bytes
 
 
 def cache_shape(manifest: Manifest, max_num_seqs: int, max_seq_len: int) -> CacheShape:
@@ -81,6 +88,7 @@ def cache_shape(manifest: Manifest, max_num_seqs: int, max_seq_len: int) -> Cach
         num_bytes(in_pages, True),
         num_bytes((pool for pool in pools if pool.rows == "sequences"), False),
         bool(in_pages),
+        policy.num_scratch_pages(page_size),
     )
 
 

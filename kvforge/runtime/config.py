@@ -132,7 +132,7 @@ def _budget(
         budget = max(DEFAULT_KV_CACHE_BYTES, needed)
     if budget < needed:
         per_page = shape.page_bytes + shape.state_page_bytes
-        fits = max(budget - shape.max_num_seqs * shape.slot_bytes, 0) // per_page * manifest.page_size
+        fits = max(budget - shape.fixed_bytes, 0) // per_page * manifest.page_size
         source = "" if kv_cache_gib is not None else " (from free memory)"
         raise EngineError(
             f"the KV cache of {budget / 2**30:.3g} GiB{source} holds {fits} tokens, but one sequence of {length} "

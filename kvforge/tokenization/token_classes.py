@@ -1,4 +1,4 @@
-"""Which tokens of a vocabulary are special, and which are punctuation."""
+"""Which tokens of a vocabulary are special, which are punctuation, and those of a text."""
 
 import unicodedata
 
@@ -22,6 +22,13 @@ def punctuation_ids(tokenizer: Tokenizer, vocab_size: int) -> tuple[int, ...]:
     with panics_as(CheckpointError, "the tokenizer cannot decode single tokens; save tokenizer.json again."):
         texts = tokenizer.decode_batch([[token] for token in others], skip_special_tokens=False)
     return tuple(token for token, text in zip(others, texts, strict=True) if _is_punctuation(text.strip()))
+
+
+def text_ids(tokenizer: Tokenizer, text: str, vocab_size: int) -> tuple[int, ...]:
+    """Return the ids below ``vocab_size`` of a text's tokens, without special ones."""
+    with panics_as(CheckpointError, "the tokenizer cannot encode a text; save tokenizer.json again."):
+        ids = tokenizer.encode(text, add_special_tokens=False).ids
+    return tuple(token for token in ids if token < vocab_size)
 
 
 def _is_punctuation(text: str) -> bool:

@@ -21,10 +21,13 @@ class ObservationCheck:
 
     def __call__(self, calls: list[Node], attention: Node, pools: dict[str, str]) -> tuple[Node, str] | None:
         """See ``kvforge.kv_policies.state.LayerCheck``."""
-        if tuple(name_of(node) for node in calls) != self.operators:
-            found = [name_of(node) for node in calls]
+        found = [name_of(node) for node in calls]
+        count = len(calls) if self.statistic is Statistic.MAXIMUM else 1  # one for each head of a group
+        if found != [*self.operators] * max(count, 1):
             return attention, f"follows {found}; a layer that observes calls {self.operators[0]} once before it"
-        (observe,) = calls
+        return next((broken for call in calls if (broken := self._check(call, attention, pools))), None)
+
+    def _check(self, observe: Node, attention: Node, pools: dict[str, str]) -> tuple[Node, str] | None:
         for name in self.of_attention:
             if argument(observe, name) != argument(attention, name):
                 return observe, f"takes another {name} than the attention behind it"

@@ -69,6 +69,7 @@ class Sequence:
         "next_transition",
         "num_awaited_pages",
         "num_computed",
+        "num_probed",
         "num_prompt_tokens",
         "num_published",
         "order",
@@ -122,6 +123,8 @@ class Sequence:
         """Where the token at position p is in the pages, less p: below 0 once a transition has shortened the cache."""
         self.first_transition = self.next_transition = NEVER
         """Numbers of computed tokens: see ``KVPolicy.next_transition``."""
+        self.num_probed = 0
+        """Probes of its cache that were computed: see ``KVPolicy.num_probes``."""
         self.max_reusable = NEVER
         """See ``KVPolicy.max_reusable``."""
         self.state_pages: list[int] = []

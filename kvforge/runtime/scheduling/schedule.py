@@ -14,7 +14,8 @@ class Schedule:
     ``budget`` is what is left of the step's tokens. A chunk that does not reach its sequence's end has no
     survivor; one that does may go on with ``drafts``, which are survivors too. ``draft_limits`` are drafts that the
     step may make itself: what they need is reserved, and the runner moves those that it makes to ``drafts``.
-    ``transitions`` are done before anything else, in their order. While sequences are admitted, ``num_reserved`` pages
+    ``transitions`` are done before anything else, in their order, then ``probes``: of these sequences, which wait for
+    their first transition, the probe with this number. While sequences are admitted, ``num_reserved`` pages
     are kept for those that run.
     """
 
@@ -24,11 +25,12 @@ class Schedule:
     drafts: dict[Sequence, tuple[int, ...]] = field(default_factory=dict)
     draft_limits: dict[Sequence, int] = field(default_factory=dict)
     transitions: dict[Sequence, Transition] = field(default_factory=dict)
+    probes: dict[Sequence, int] = field(default_factory=dict)
     num_preempted: int = 0
     num_reserved: int = 0
 
     def __bool__(self) -> bool:
-        return bool(self.decodes or self.prefills)
+        return bool(self.decodes or self.prefills or self.probes)
 
     @property
     def num_tokens(self) -> int:
@@ -47,8 +49,9 @@ class Schedule:
 
     @property
     def affected(self) -> list[Sequence]:
-        """All sequences of the step, and those whose cache it only changes: if it fails, their K,V are nobody's."""
-        return list(dict.fromkeys([*self.sequences, *self.transitions]))
+        """All sequences of the step, and those whose cache it only changes or probes: if it fails, their K,V are
+        nobody's."""
+        return list(dict.fromkeys([*self.sequences, *self.transitions, *self.probes]))
 
     @property
     def survivors(self) -> list[Sequence]:
@@ -65,6 +68,7 @@ class Schedule:
         """Take a sequence out and give its tokens back to the budget."""
         self.budget += self.draft_limits.pop(sequence, len(self.drafts.pop(sequence, ())))
         self.transitions.pop(sequence, None)
+        self.probes.pop(sequence, None)
         if sequence in self.decodes:
             self.decodes.remove(sequence)
             self.budget += 1

@@ -97,6 +97,8 @@ class Scheduler:
         if self.policy.has_transitions:
             self._plan_transitions(plan)
         for sequence in list(self.running):
+            if sequence.is_due:
+                continue  # it waits for probes
             if sequence.length - sequence.num_computed != 1:
                 prompts.append(sequence)
             elif plan.budget == 0:
@@ -121,6 +123,8 @@ class Scheduler:
 
     def commit(self, plan: Schedule) -> None:
         """Record that a step has written all planned K,V; publish the pages that are now full."""
+        for sequence in plan.probes:
+            sequence.num_probed += 1
         slots, page_size = self.slots, self.config.page_size
         publish = self.config.enable_prefix_cache
         if plan.decodes:
@@ -231,7 +235,7 @@ class Scheduler:
     def _plan_transitions(self, plan: Schedule) -> None:
         """Change the cache of every sequence that is due. Where kept pages are rewritten, all copies are allocated
         before any page is given up: no transition of the step writes what another one reads."""
-        due = [sequence for sequence in self.running if sequence.is_due]
+        due = [sequence for sequence in self.running if sequence.is_due and not self._is_probed(plan, sequence)]
         copies: dict[Sequence, dict[int, int]] = {}
         for sequence in due if self.policy.rewrites_pages else ():
             if sequence.status is Status.RUNNING:
@@ -239,6 +243,16 @@ class Scheduler:
         for sequence in due:
             if sequence.status is Status.RUNNING:
                 self._change(plan, sequence, copies.get(sequence, {}))
+
+    def _is_probed(self, plan: Schedule, sequence: Sequence) -> bool:
+        """Whether a sequence that is due waits for probes of its cache; a step has one, of the first who waits."""
+        if sequence.num_probed == self.policy.num_probes(sequence.num_prompt_tokens):
+            return False
+        if sequence.num_computed != sequence.first_transition:
+            return False
+        if not plan.probes:
+            plan.probes[sequence] = sequence.num_probed
+        return True
 
     def _take_copies(self, plan: Schedule, sequence: Sequence) -> dict[int, int]:
         """Return new pages by the indices of those pages that a transition would rewrite though others hold them or may
@@ -416,7 +430,7 @@ class Scheduler:
         for column in (self.slots.cache_offset, *self.slots.columns.values()):
             column[sequence.slot] = 0
         sequence.next_transition = sequence.first_transition
-        sequence.num_computed = sequence.num_published = 0
+        sequence.num_computed = sequence.num_published = sequence.num_probed = 0
         self.slots.free_slots.append(sequence.slot)
         sequence.slot = -1
 

@@ -4,14 +4,16 @@ import torch
 
 from kvforge.kv_policies.state import EngineMemory
 from kvforge.runtime.config import RuntimeConfig
+from kvforge.runtime.requests.sequence import Sequence
 from kvforge.runtime.scheduling.schedule import Schedule
 from kvforge.runtime.scheduling.slot_table import SlotTable
 from kvforge.runtime.sessions.inputs import UpperStep
 from kvforge.runtime.sessions.session import Session
 from kvforge.runtime.step.batch import StepBatch, StepBatchBuilder
 from kvforge.runtime.step.early_exit import EarlyExitDecode
+from kvforge.runtime.step.probe import probe_steps
 from kvforge.runtime.step.self_draft import SelfDraft
-from kvforge.runtime.step.work import Kind, Work, WorkListener, token_units, variant_of
+from kvforge.runtime.step.work import Kind, Work, WorkListener, token_units, units_of, variant_of
 
 
 class Runner:
@@ -22,11 +24,14 @@ class Runner:
     """
 
     def __init__(self, session: Session, config: RuntimeConfig, early_exit_threshold: float | None = None) -> None:
-        self._session = session
+        self._session, self._config = session, config
         self.self_draft = SelfDraft(session, config)
         self._exits = None if early_exit_threshold is None else EarlyExitDecode(session, early_exit_threshold)
         self._builder = StepBatchBuilder(config)
-        self.pools = session.allocate_pools(config.num_pages, config.num_state_pages, config.max_num_seqs)
+        scratch = config.kv_policy.num_scratch_pages(config.page_size)
+        self.pools = session.allocate_pools(
+            config.num_pages + scratch, config.num_state_pages + scratch, config.max_num_seqs
+        )
         manifest = session.manifest
         memory = EngineMemory(
             self.pools,
@@ -63,18 +68,37 @@ class Runner:
         return self._state.counters()
 
     def change(self, plan: Schedule) -> None:
-        """Do ``plan.transitions``. On as many threads every time, as the last bits depend on them."""
-        if not plan.transitions:
-            return
-        if self._listener is not None:
-            self._listener(Work("transition", sum(sequence.num_prompt_tokens for sequence in plan.transitions)))
-        self._state.apply(list(plan.transitions.values()))
+        """Do ``plan.transitions`` and ``plan.probes``. On as many threads every time, as the last bits depend on
+        them."""
+        if plan.transitions:
+            if self._listener is not None:
+                self._listener(Work("transition", sum(sequence.num_prompt_tokens for sequence in plan.transitions)))
+            self._state.apply(list(plan.transitions.values()))
+        for sequence, index in plan.probes.items():
+            self._probe(sequence, index)
+
+    @torch.inference_mode()
+    def _probe(self, sequence: Sequence, index: int) -> None:
+        """Compute a probe of a sequence's cache, in pieces that depend on the engine alone."""
+        manifest = self._session.manifest
+        for step in probe_steps(sequence, index, manifest, self._config):
+            if self._listener is not None:
+                num_tokens = step.input_ids.shape[0]
+                units = units_of(num_tokens, num_tokens * int(step.kv_length), manifest)
+                self._listener(Work("prefill", units))
+            hidden = self._session.lower(step, self.pools)
+            if manifest.cut < manifest.num_layers:
+                rows = torch.arange(step.input_ids.shape[0], dtype=torch.int32)
+                rest = step.positions, step.kv_length, step.page_table, step.state
+                self._session.upper(UpperStep(hidden, rows, step.query_start, *rest), self.pools)
 
     @torch.inference_mode()
     def run(self, plan: Schedule, slots: SlotTable) -> torch.Tensor | None:
         """Compute the planned tokens, and drafts of them where ``plan.draft_limits`` has room, which then are in
         ``plan.drafts``; returns logits [R, vocab] of ``plan.survivors`` and their drafts, None if R is 0.
         ``plan.transitions`` must be done."""
+        if plan.num_tokens == 0:
+            return None
         if self._listener is not None:
             kind: Kind = self._kind or ("prefill" if plan.prefills else "decode")
             variant = variant_of(plan) if self._session.captures_steps else ()

@@ -29,8 +29,13 @@ def token_units(plan: Schedule, manifest: Manifest) -> float:
     """Return the floating-point operations of a plan's tokens, as a number of tokens without attention."""
     num_pairs = sum(sequence.length for sequence in plan.decodes)
     num_pairs += sum(count * (sequence.num_computed + count) for sequence, count in plan.prefills)
+    return units_of(plan.num_tokens, num_pairs, manifest)
+
+
+def units_of(num_tokens: int, num_pairs: int, manifest: Manifest) -> float:
+    """Return the same of so many tokens, and pairs of a token and one that it attends to."""
     of_pair = 2 * manifest.num_layers * manifest.num_heads * manifest.head_dim
-    return plan.num_tokens + num_pairs * of_pair / max(manifest.num_parameters, 1)
+    return num_tokens + num_pairs * of_pair / max(manifest.num_parameters, 1)
 
 
 def variant_of(plan: Schedule) -> tuple[int, ...]:

@@ -32,6 +32,7 @@ RULES = {
     "pyramid": "pyramid:window=4,beta=4",
     "simlayer": "simlayer:sinks=2,recent=2",
     "fastgen": "fastgen:window=5,recover_percent=80",
+    "kvzip": "kvzip:chunk=30,sinks=2",
     "keydiff+adakv": "keydiff+adakv",
     "squeeze": "squeeze:window=4,similar=6",
     "expected": "expected:window=6,sinks=2",
@@ -139,9 +140,9 @@ def test_8_bit_caches_keep_what_their_keys_say(rule: str, kv_dtype: str) -> None
     assert (results[0][1] == results[1][1]).all()
 
 
-@pytest.mark.parametrize("rule", ["streaming", "roco", "squeeze", "expected"])
+@pytest.mark.parametrize("rule", ["streaming", "roco", "squeeze", "expected", "kvzip"])
 def test_a_compiled_engine_does_what_its_graphs_do(rule: str, tmp_path, full: bool) -> None:
-    if not full and rule in ("roco", "expected"):
+    if not full and rule in ("roco", "expected", "squeeze"):
         pytest.skip("another engine to compile; run with --full")
     checkpoint = make_checkpoint(tmp_path / "checkpoint", "llama", seed=5, num_hidden_layers=2)
     options = BuildOptions(

@@ -23,6 +23,7 @@ PRESSES = (
     "adakv-snapkv",
     "pyramid",
     "simlayer",
+    "kvzip",
     "expected",
     "streaming",
     "tova",
@@ -34,7 +35,8 @@ PRESSES = (
 def policy_of(run: Run) -> str | None:
     """The policy that leaves as many tokens at the prompt's end as kvpress did. None for SnapKV with fewer places than
     its window has, which is another rule, for an epsilon added to weights, and where kvpress gives all layers the same
-    or ends its line at the prompt less the window."""
+    or ends its line at the prompt less the window, and where KVzip has no whole number of tokens a head or takes those
+    of each layer alone."""
     given, kept = run.parameters, int(run.num_kept[0, 0])
     mean, lazy = -(-int(run.num_kept[:, 0].sum()) // len(run.num_kept)), int(run.num_kept.min())
     match run.press:
@@ -59,6 +61,11 @@ def policy_of(run: Run) -> str | None:
         case "simlayer":
             more = f"sinks={given['n_initial']},recent={lazy - given['n_initial']}"
             return f"simlayer:budget={int(run.num_kept[:, 0].sum()) // len(run.num_kept)},{more}"
+        case "kvzip":
+            total, lanes = int(run.num_kept.sum()), run.num_kept.numel()
+            if given["layerwise"] or total % lanes:
+                return None
+            return f"kvzip:budget={total // lanes},sinks={given['n_sink']}"
         case "streaming":
             return f"streaming:budget={kept + 1},sinks={given['n_sink']}"
         case "tova":

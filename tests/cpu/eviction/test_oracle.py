@@ -76,7 +76,9 @@ def test_what_is_kept(rule: str, seed: int, tiny_models: Models) -> None:
             there[lane] = frozenset(choice.kept)
         lengths = {lane: len(choice.kept) for lane, choice in eviction.lanes.items()}
         assert sum(lengths.values()) == keep * len(lengths)
-        if not any(name in rule for name in ("pyramid", "simlayer", "squeeze", "fastgen")):  # whose owners share
+        if not any(
+            name in rule for name in ("pyramid", "simlayer", "squeeze", "fastgen", "kvzip")
+        ):  # whose owners share
             for owner in config.owners:
                 of_owner = [lengths[owner, head] for head in range(config.num_kv_heads)]
                 assert sum(of_owner) == keep * config.num_kv_heads

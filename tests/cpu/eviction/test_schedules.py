@@ -28,6 +28,7 @@ RULES = {
     "pyramid": "pyramid:budget=12,window=3,beta=4",
     "simlayer": "simlayer:budget=12,sinks=2,recent=2",
     "fastgen": "fastgen:budget=12,window=5,frequent=3,recent=3,recover_percent=80",
+    "kvzip": "kvzip:budget=12,chunk=9,sinks=2",
     "expected": "expected:budget=12,window=5,sinks=2",
     "squeeze": "squeeze:budget=12,window=3,similar=5",
     "keys of heads that share": "keydiff+adakv:budget=12,floor_percent=25",

@@ -19,21 +19,21 @@ from kvforge.kv_policies.shadowkv import ShadowKV
 
 DOCS = Path(__file__).resolve().parents[3] / "docs" / "kv-policies.md"
 ANSWERS = {
-    "SingleInputKV":                                           "y i n i y y y y y y y n y y y",
-    "AcrossKV":                                                "  i i i i i i y y y y i y y y",
-    "AdaKV, FastGen, PyramidKV, SimLayerKV, SqueezeAttention": "              y i i n i n n n",
-    "Batch-Max, H2O, RoCo":                                    "              y i i n i n y n",
-    "expected attention, Scissorhands, SnapKV, TOVA":          "              y i i n i n y n",
-    "KeyDiff, recent tokens, StreamingLLM":                    "              y i i n y n y n",
-    "Quest":                                                   "              n n i n y n n n",
-    "ShadowKV":                                                "              n n i n i n y n",
-    "8-bit cache":                                             "                n y y y y y y",
-    "groups in 2 to 4 bits":                                   "                  i i y y y y",
-    "pages, shared prefixes":                                  "                    y y y y y",
-    "speculation":                                             "                      y y y y",
-    "KV prediction":                                           "                        y y y",
-    "sliding windows":                                         "                          y y",
-    "target cuda":                                             "                            y",
+    "SingleInputKV":                                                  "y i n i y y y y y y y n y y y",
+    "AcrossKV":                                                       "  i i i i i i y y y y i y y y",
+    "AdaKV, FastGen, KVzip, PyramidKV, SimLayerKV, SqueezeAttention": "              y i i n i n n n",
+    "Batch-Max, H2O, RoCo":                                           "              y i i n i n y n",
+    "expected attention, Scissorhands, SnapKV, TOVA":                 "              y i i n i n y n",
+    "KeyDiff, recent tokens, StreamingLLM":                           "              y i i n y n y n",
+    "Quest":                                                          "              n n i n y n n n",
+    "ShadowKV":                                                       "              n n i n i n y n",
+    "8-bit cache":                                                    "                n y y y y y y",
+    "groups in 2 to 4 bits":                                          "                  i i y y y y",
+    "pages, shared prefixes":                                         "                    y y y y y",
+    "speculation":                                                    "                      y y y y",
+    "KV prediction":                                                  "                        y y y",
+    "sliding windows":                                                "                          y y",
+    "target cuda":                                                    "                            y",
 }  # fmt: skip
 """Yes, no or if, of rows and columns, the first row's name aside; an engine has one policy, so that pairs of these say
 nothing."""

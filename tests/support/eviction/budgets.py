@@ -30,13 +30,33 @@ def adakv(owners: list[list[Lane]], rankings: list[list[Ranking]], keep: int, no
     return [_adakv(lanes, ranked, keep, now) for lanes, ranked in zip(owners, rankings, strict=True)]
 
 
-def _adakv(lanes: list[Lane], rankings: list[Ranking], keep: int, now: Moment) -> Budgets:
+def kvzip(owners: list[list[Lane]], rankings: list[list[Ranking]], keep: int, now: Moment) -> list[Budgets]:
+    """KVzip (arXiv 2505.23416, section 3.3): the best of all tokens of all heads and owners; in whole pages, as
+    adakv's, and up to the ceiling."""
+    lanes = [lane for of_owner in owners for lane in of_owner]
+    ceiling = keep * now.parameters.get("ceiling_percent", 400) // 100
+    together = _adakv(
+        lanes, [ranking for ranked in rankings for ranking in ranked], keep, now, floor=0, ceiling=ceiling
+    )
+    tokens = iter(together.tokens)
+    return [Budgets([next(tokens) for _ in of_owner], together.slack) for of_owner in owners]
+
+
+def _adakv(
+    lanes: list[Lane],
+    rankings: list[Ranking],
+    keep: int,
+    now: Moment,
+    floor: int | None = None,
+    ceiling: int | None = None,
+) -> Budgets:
     """AdaKV (arXiv 2407.11550, algorithm 1): the best of all heads' tokens together, a floor of each head's own first.
 
     Then whole pages: those that a head fills, within the bounds, and one more or less where most is missing or over.
     """
     num_heads, page = len(lanes), now.page_size
-    floor = max(keep * now.parameters.get("floor_percent", 20) // 100, sum(rankings[0].protected), 1)
+    floor = keep * now.parameters.get("floor_percent", 20) // 100 if floor is None else floor
+    floor = max(floor, sum(rankings[0].protected), 1)
     pooled = []
     for head, (lane, ranking) in enumerate(zip(lanes, rankings, strict=True)):
         best = sorted(
@@ -53,6 +73,7 @@ def _adakv(lanes: list[Lane], rankings: list[Ranking], keep: int, now: Moment) -
         slack = pooled[count][1] - pooled[count - 1][1]
     lowest, total = math.ceil(floor / page), num_heads * keep // page
     highest = min(total - (num_heads - 1) * lowest, len(lanes[0]) // page)
+    highest = highest if ceiling is None else min(ceiling, len(lanes[0])) // page
     return Budgets(_in_pages(wanted, total, page, lowest, highest), slack)
 
 
@@ -200,6 +221,7 @@ Owners = list[list[Lane]]
 BUDGETS: dict[str, Callable[[Owners, list[list[Ranking]], int, Moment], list[Budgets]]] = {
     "adakv": adakv,
     "fastgen": fastgen,
+    "kvzip": kvzip,
     "pyramid": pyramid,
     "simlayer": simlayer,
     "squeeze": squeeze,

@@ -11,6 +11,7 @@ WHEN = {
     "pyramid": "end",
     "simlayer": "end",
     "fastgen": "end",
+    "kvzip": "end",
     "batchmax": "always",
     "keydiff": "always",
     "roco": "always",

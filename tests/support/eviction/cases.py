@@ -113,6 +113,11 @@ def _parameters(pick: random.Random, rule: str, budget: int, keep: int) -> dict[
             "recent": pick.randint(1, budget - sinks),
             "ceiling_percent": pick.choice((100, 150, 400)),
         },
+        "kvzip": {
+            "chunk": pick.choice((7, 30, 512)),
+            "sinks": sinks,
+            "ceiling_percent": pick.choice((100, 150, 400)),
+        },
         "fastgen": {
             "window": pick.choice((1, 7, 32)),
             "frequent": pick.randint(1, budget),

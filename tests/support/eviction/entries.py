@@ -26,6 +26,8 @@ class Entry:
     key: Tensor
     value: Tensor
     looks: list[Look] = field(default_factory=list)
+    probed: float = 0.0
+    """The largest weight that a head gave in a probe."""
     queries: Tensor | None = None
     """The token's own queries ``[group, head_dim]`` in the layer that owns the cache, not rotated."""
 

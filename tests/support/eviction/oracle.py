@@ -14,7 +14,7 @@ from plugins.kv_quantization import LARGEST, dynamic_scale, quantize
 from tests.support.eviction.budgets import BUDGETS, Budgets
 from tests.support.eviction.calendar import calendar
 from tests.support.eviction.entries import Entry, Eviction, Lane, Look, Moment, Trace
-from tests.support.eviction.rules import ALL, RULES, observed
+from tests.support.eviction.rules import ALL, RULES, observed, probes
 from tests.support.eviction.selection import choose
 
 
@@ -28,7 +28,7 @@ class _Sequence:
         kv_dtype: torch.dtype | None,
         kv_scales: Sequence[tuple[float, float]],
     ) -> None:
-        self.config, self.kv_dtype = config, kv_dtype
+        self.config, self.kv_dtype, self.is_probing = config, kv_dtype, False
         self.weights = {name: tensor.double() for name, tensor in weights.items()}
         self.scales = dict(zip(config.owners, kv_scales, strict=True)) if kv_scales else {}
         self.cosines: dict[int, dict[int, float]] = {owner: {} for owner in config.owners}
@@ -80,6 +80,17 @@ class _Sequence:
             lane[:] = [entry for entry in lane if entry.position in choice.kept]
         return Eviction(now.computed, choices)
 
+    def probe(self, ids: Sequence[int], position: int) -> None:
+        """Compute tokens behind those that there are; what remains of them is how they look at these."""
+        lengths = {owner: len(lanes[0]) for owner, lanes in self.lanes.items()}
+        self.is_probing = True
+        for index, token in enumerate(ids):
+            self.compute(token, position + index, survives=True)
+        self.is_probing = False
+        for owner, lanes in self.lanes.items():
+            for lane in lanes:
+                del lane[lengths[owner] :]
+
     def turn_sinks(self, sinks: int, num_evicted: int) -> None:
         """Rotate the first positions on, so that their distance from what follows is that inside the cache."""
         for owner, lanes in self.lanes.items():
@@ -103,8 +114,11 @@ class _Sequence:
             scores = group @ torch.stack([entry.key for entry in lane]).T
             weights = (scores * self.config.head_dim**-0.5).softmax(-1)
             attended.append(weights @ torch.stack([entry.value for entry in lane]))
-            for entry, weight in zip(lane, weights.mean(0).tolist(), strict=True):
-                entry.looks.append(Look(position, weight, len(lane)))
+            for entry, weight, largest in zip(lane, weights.mean(0).tolist(), weights.amax(0).tolist(), strict=True):
+                if self.is_probing:
+                    entry.probed = max(entry.probed, largest)
+                else:
+                    entry.looks.append(Look(position, weight, len(lane)))
         return torch.cat(attended).flatten()
 
     def _cached(self, x: Tensor, owner: int, of_value: bool) -> Tensor:
@@ -176,6 +190,8 @@ def run(
     logits = []
     for position, token in enumerate(ids):
         if position in due:
+            for probe in probes(rule, ids[:num_prompt], parameters):
+                sequence.probe(probe, position)
             previous = evictions[-1].computed if evictions else 0
             numbers = position, previous, num_prompt, budget, parameters, page_size
             now = Moment(*numbers, sequence.cosines, ids, sequence.rotate)

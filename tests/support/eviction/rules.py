@@ -6,7 +6,7 @@ positions.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -181,6 +181,29 @@ def roco(lanes: list[Lane], head: int, now: Moment) -> Ranking:
     )
 
 
+def kvzip(lanes: list[Lane], head: int, now: Moment) -> Ranking:
+    """KVzip (arXiv 2505.23416, section 3.2): the largest weight that any head of the group gave when the prompt was
+    repeated; the first ``sinks`` positions are protected."""
+    sinks = now.parameters.get("sinks", 4)
+    return Ranking([e.position < sinks for e in lanes[head]], [e.probed for e in lanes[head]])
+
+
+def probes(rule: str, prompt: list[int], parameters: Mapping[str, int]) -> list[list[int]]:
+    """Return what is computed behind a prompt before it is evicted from, one after the other: requests to repeat a part
+    and that part."""
+    if rule != "kvzip":
+        return []
+    chunk, found = parameters.get("chunk", 512), []
+    for start in range(0, len(prompt), chunk):
+        request = b"\n\nRepeat the previous context exactly.\n"
+        if start:
+            request = b"\n\nRepeat the part of the previous context exactly that starts after: "
+        words = [byte + 3 for byte in request]
+        words += [*prompt[max(start - 8, 0) : start], ord("\n") + 3] if start else []
+        found.append(words + prompt[start : start + chunk])
+    return found
+
+
 RULES: dict[str, Callable[[list[Lane], int, Moment], Ranking]] = {
     "streaming": streaming,
     "recent": recent,
@@ -193,6 +216,7 @@ RULES: dict[str, Callable[[list[Lane], int, Moment], Ranking]] = {
     "squeeze": snapkv,
     "simlayer": streaming,
     "fastgen": fastgen,
+    "kvzip": kvzip,
     "batchmax": batchmax,
     "keydiff": keydiff,
     "expected": expected,
@@ -213,6 +237,7 @@ def observed(rule: str, parameters: dict[str, int]) -> int:
         "adakv": parameters.get("window", 32),
         "pyramid": parameters.get("window", 32),
         "fastgen": parameters.get("window", 32),
+        "kvzip": 0,
         "simlayer": 1,
         "expected": parameters.get("window", 64),
         "squeeze": max(parameters.get("window", 32), parameters.get("similar", 32)),

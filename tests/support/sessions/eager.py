@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import plugins
 from kvforge.checkpoint.model import open_model, read_model_config
-from kvforge.compiler.build import manifest_fields, num_positions, token_classes
+from kvforge.compiler.build import manifest_fields, num_positions, tokens_of_policy
 from kvforge.compiler.convert import convert_weights
 from kvforge.compiler.cpu_graph import linears, packed_tensors
 from kvforge.compiler.export import uninitialised
@@ -38,11 +38,11 @@ class EagerSession(Session):
         config: ModelConfig,
         options: ResolvedOptions,
         weights: Mapping[str, Tensor],
-        classes: Mapping[str, tuple[int, ...]] | None = None,
+        tokens: Mapping[str, Any] | None = None,
     ) -> None:
         plugins.load_library()
         self.config, self.options = config, options
-        self.manifest = dataclasses.replace(manifest_of(config, options), **classes or {})
+        self.manifest = dataclasses.replace(manifest_of(config, options), **tokens or {})
         self._weights = weights
         with torch.device("meta"):
             lower = LowerGraph(config, options.kv_scales, options.policy.layer_insertion())
@@ -90,10 +90,10 @@ def eager_session(checkpoint: Path, options: BuildOptions) -> EagerSession:
         dtype, packed = resolved.torch_dtype, resolved.packed_dtype
         convert_weights(source, config, dtype, path, packed_dtype=packed, num_positions=num_positions(resolved))
         weights = {name: tensor.clone() for name, tensor in load_file(path).items()}
-    classes = None
-    if resolved.policy.reads_tokens:
-        classes = token_classes(checkpoint / "tokenizer.json", config.vocab_size, resolved.policy)
-    return EagerSession(config, resolved, weights, classes)
+    tokens = None
+    if resolved.policy.reads_tokens or resolved.policy.texts:
+        tokens = tokens_of_policy(checkpoint / "tokenizer.json", config.vocab_size, resolved.policy)
+    return EagerSession(config, resolved, weights, tokens)
 
 
 def random_session(config: ModelConfig, options: BuildOptions, seed: int = 0) -> EagerSession:
@@ -113,11 +113,13 @@ def random_session(config: ModelConfig, options: BuildOptions, seed: int = 0) ->
     selecting = LowerGraph(config, (), resolved.policy.layer_insertion())
     buffers = dict(uninitialised(selecting, config, resolved).named_buffers())
     positions = {name: buffers[name] for name in ("inverse_frequencies", "rope_cos", "rope_sin") if name in buffers}
-    classes = {
+    tokens: dict[str, Any] = {
         "special_tokens": tuple(range(0, config.vocab_size, 7)),
         "punctuation_tokens": tuple(token for token in range(0, config.vocab_size, 5) if token % 7),
     }
-    return EagerSession(config, resolved, weights | positions, classes if resolved.policy.reads_tokens else {})
+    texts = tuple(tuple(range(5 * index, 5 * index + 4)) for index in range(len(resolved.policy.texts)))
+    tokens = (tokens if resolved.policy.reads_tokens else {}) | {"policy_texts": texts}
+    return EagerSession(config, resolved, weights | positions, tokens)
 
 
 def manifest_of(config: ModelConfig, options: ResolvedOptions) -> Any:

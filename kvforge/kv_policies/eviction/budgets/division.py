@@ -1,7 +1,11 @@
-"""How many pages each KV head of a cache gets: numbers alone."""
+"""How many tokens and pages each KV head of a cache gets: numbers alone."""
 
 from collections.abc import Sequence
 from fractions import Fraction
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def divide_pages(
@@ -24,3 +28,16 @@ def divide_pages(
         rest[head] -= step * page_size
         left -= step
     return pages
+
+
+def best_of_all(score: "Tensor", floor: int, budget: int) -> list[int]:
+    """Return how many tokens each of some heads keeps, by ``score`` ``[heads, L]`` float32, each head's best tokens
+    first in it: ``floor`` and those among the best of all heads' other tokens, ``heads * budget`` in all. Of equal
+    scores one of more of its head's best before it comes later, then that of a higher head."""
+    num_heads, length = score.shape
+    floor = min(floor, length)
+    # Ranks first, so that a stable sort takes equal scores in their order.
+    others = score[:, floor:].T.flatten()
+    best = others.argsort(descending=True, stable=True)[: num_heads * (budget - floor)]
+    counts = (best % num_heads).bincount(minlength=num_heads)
+    return [floor + int(more) for more in counts.tolist()]

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from kvforge.kv_policies.eviction.budgets.division import divide_pages
+from kvforge.kv_policies.eviction.budgets.division import best_of_all, divide_pages
 from kvforge.kv_policies.eviction.budgets.shared import SharedBudget
 
 if TYPE_CHECKING:
@@ -44,18 +44,9 @@ class HeadBudgets(SharedBudget):
         return num_kv_heads * (self.budget // page_size) - (num_kv_heads - 1) * self.min_pages(page_size)
 
     def wanted(self, score: "Tensor") -> list[int]:
-        """Return how many tokens each head should keep, by ``score`` ``[kv_heads, L]`` float32, the heads' best tokens
-        first in it: ``floor`` and those among the best of all heads' other tokens, ``kv_heads * budget`` in all
-        (algorithm 1). Of equal scores one of more of its head's best before it comes later, then that of a higher
-        head."""
-        num_heads, length = score.shape
-        floor = min(self.floor, length)
-        # Ranks first, so that a stable sort takes equal scores in their order.
-        others = score[:, floor:].T.flatten()
-        count = num_heads * (self.budget - floor)
-        best = others.argsort(descending=True, stable=True)[:count]
-        counts = (best % num_heads).bincount(minlength=num_heads)
-        return [floor + int(more) for more in counts.tolist()]
+        """Return how many tokens each head should keep (algorithm 1), by ``score`` ``[kv_heads, L]`` float32, the
+        heads' best tokens first in it."""
+        return best_of_all(score, self.floor, self.budget)
 
     def divide(self, owners: Sequence["ScoredLanes"], page_size: int) -> list[list[int]]:
         (owner,) = owners
