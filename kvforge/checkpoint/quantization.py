@@ -47,7 +47,7 @@ def read_quantization(
             config.json among them) that name different ones; what only one of them names is taken from there.
     """
     embedded = hf_config.get("quantization_config")
-    if isinstance(embedded, Mapping) and embedded.get("quant_method") in FORMATS:
+    if isinstance(embedded, Mapping) and embedded.get("quant_method") in tuple(FORMATS):
         if quant_config is not None:
             raise CheckpointError(
                 f"{path} is described by {QUANTIZATION} and by quantization_config in config.json, which are of "

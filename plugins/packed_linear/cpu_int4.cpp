@@ -17,8 +17,8 @@ constexpr int64_t kChunkDepth = 8;  // codes of an output in one word of the wei
 constexpr int64_t kChunkBytes = kPanel * kChunkDepth / 2;
 constexpr int64_t kChunks = kInt4GroupDepth / kChunkDepth;
 constexpr int64_t kScalesOffset = kChunks * kChunkBytes, kZerosOffset = kScalesOffset + kPanel * 2;
-constexpr int64_t kRowGroupBytes = kInt4GroupDepth + 4;  // a row's values, then their sum, negative
-constexpr int32_t kMiddle = 8;                           // the zero point where groups have none of their own
+constexpr int64_t kRowGroupBytes = kInt4GroupDepth + 4;  // a row's values, then their negative sum
+constexpr int32_t kMiddle = 8;  // the zero point where groups have none of their own, which the sum is multiplied with
 
 static_assert(kZerosOffset == kInt4GroupBytes && kZerosOffset + kPanel == kInt4ZerosGroupBytes);
 
@@ -39,6 +39,7 @@ float quantize(const bf16* x, int64_t depth, uint8_t* out) {
 #endif
 }
 
+template <bool Zeros>
 void prepare(const LinearArgs& a, int64_t begin, int64_t end, char* rows, char* scratch) {
   bf16* normed = reinterpret_cast<bf16*>(scratch);
   uint8_t* quantized = reinterpret_cast<uint8_t*>(scratch + a.depth * 2);
@@ -56,6 +57,7 @@ void prepare(const LinearArgs& a, int64_t begin, int64_t end, char* rows, char* 
         values[i] = static_cast<int8_t>(quantized[g * kInt4GroupDepth + i] ^ 0x80);
         sum -= values[i];
       }
+      if (!Zeros) sum *= kMiddle;
       std::memcpy(out, values, sizeof values);
       std::memcpy(out + sizeof values, &sum, sizeof sum);
     }
@@ -82,11 +84,20 @@ void multiply_rows(const LinearTile& t, const char* rows, float* sums, int64_t c
     for (int j = 0; j < Vectors; ++j)
       sum[i][j] = t.add ? load_floats(sums + i * kPanel + column + j * kOutputs) : Floats{};
   for (int64_t g = 0; g < t.groups; ++g, rows += kRowGroupBytes, weight += kBytes) {
+    Bytes zeros[Vectors];
+#pragma GCC unroll 8
+    for (int j = 0; j < Vectors; ++j)
+      zeros[j] = Zeros ? widen_bytes(weight + kZerosOffset + column + j * kOutputs) : Bytes{};
+    // Less the zero points times the sum of the row's values.
+    const auto shift = [&](int i, int j) __attribute__((always_inline)) {
+      const Bytes negative = repeat(word_at(rows + i * t.band_stride + kInt4GroupDepth));
+      return Zeros ? multiply_words(zeros[j], negative) : negative;
+    };
     Dots dots[Rows][Vectors];
 #pragma GCC unroll 8
     for (int i = 0; i < Rows; ++i)
 #pragma GCC unroll 8
-      for (int j = 0; j < Vectors; ++j) dots[i][j] = Dots{};
+      for (int j = 0; j < Vectors; ++j) dots[i][j] = first_dots(shift(i, j));
 #pragma GCC unroll 4
     for (int64_t c = 0; c < kChunks; ++c) {
       Bytes low[Vectors], high[Vectors];
@@ -114,15 +125,9 @@ void multiply_rows(const LinearTile& t, const char* rows, float* sums, int64_t c
     }
 #pragma GCC unroll 8
     for (int j = 0; j < Vectors; ++j) {
-      const int64_t output = column + j * kOutputs;
-      const Floats scale = half_floats(weight + kScalesOffset + output * 2);
-      const Bytes zero = Zeros ? widen_bytes(weight + kZerosOffset + output) : Bytes{};
+      const Floats scale = half_floats(weight + kScalesOffset + (column + j * kOutputs) * 2);
 #pragma GCC unroll 8
-      for (int i = 0; i < Rows; ++i) {
-        const int32_t negative = word_at(rows + i * t.band_stride + kInt4GroupDepth);
-        const Bytes shift = Zeros ? multiply_words(zero, repeat(negative)) : repeat(kMiddle * negative);
-        sum[i][j] += scale * to_floats(dots[i][j], shift);
-      }
+      for (int i = 0; i < Rows; ++i) sum[i][j] += scale * to_floats(dots[i][j], shift(i, j));
     }
   }
 #pragma GCC unroll 8
@@ -179,7 +184,7 @@ constexpr LinearKernel kernel() {
       .depth_block = 16,
       .takes_x = takes_x,
       .band_bytes = row_bytes,
-      .prepare = prepare,
+      .prepare = prepare<Zeros>,
       .multiply = multiply<Zeros>,
       .dequantize = dequantize,
       .finish = KVFORGE_ISA::finish_linear,

@@ -14,7 +14,7 @@ namespace {
 #if defined(__AVX512F__)
 using Bytes = __m512i;
 using Floats = __m512;
-constexpr int kOutputs = 16, kTileRows = 6, kTallRows = 3, kWideVectors = 4, kNarrowVectors = 2;
+constexpr int kOutputs = 16, kTileRows = 6, kTallRows = 2, kWideVectors = 4, kNarrowVectors = 2;
 #define KVFORGE_VECTOR(operation) _mm512_##operation
 KVFORGE_INLINE Bytes load_bytes_of(const char* p) { return _mm512_loadu_si512(p); }
 KVFORGE_INLINE Bytes keep_low(Bytes x) { return _mm512_and_si512(x, _mm512_set1_epi8(0x0f)); }
@@ -58,19 +58,20 @@ KVFORGE_INLINE Bytes multiply_words(Bytes a, Bytes b) { return KVFORGE_VECTOR(ma
 
 using Dots = Bytes;
 
+// Sums of products begin as first_dots(shift) and become float by to_floats(sums, shift); in between shift is added.
 #if defined(__AVX512VNNI__)
 // GCC 12 copies the sums to the stack around the intrinsic; "+v" leaves them where they are.
 KVFORGE_INLINE void add_products(Dots& sum, Bytes codes, Bytes values) {
   asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(codes), "v"(values));
 }
-KVFORGE_INLINE Floats to_floats(Dots dots, Bytes shift) {
-  return _mm512_cvtepi32_ps(_mm512_add_epi32(dots, shift));
-}
+KVFORGE_INLINE Dots first_dots(Bytes shift) { return shift; }
+KVFORGE_INLINE Floats to_floats(Dots dots, Bytes) { return _mm512_cvtepi32_ps(dots); }
 #else
 // Sums of 16 products of a group: at most 16 * 15 * 127 of either sign, which 16 bits hold.
 KVFORGE_INLINE void add_products(Dots& sum, Bytes codes, Bytes values) {
   sum = KVFORGE_VECTOR(add_epi16)(sum, KVFORGE_VECTOR(maddubs_epi16)(codes, values));
 }
+KVFORGE_INLINE Dots first_dots(Bytes) { return Dots{}; }
 KVFORGE_INLINE Floats to_floats(Dots dots, Bytes shift) {
   const Bytes sums = KVFORGE_VECTOR(madd_epi16)(dots, KVFORGE_VECTOR(set1_epi16)(1));
   return KVFORGE_VECTOR(cvtepi32_ps)(KVFORGE_VECTOR(add_epi32)(sums, shift));
@@ -105,7 +106,8 @@ inline Bytes multiply_words(Bytes a, Bytes b) { return a * b; }
 inline void add_products(Dots& sum, Bytes codes, Bytes values) {
   for (int i = 0; i < 32; i += 8) sum += static_cast<uint8_t>(codes >> i) * static_cast<int8_t>(values >> i);
 }
-inline Floats to_floats(Dots dots, Bytes shift) { return static_cast<float>(dots + static_cast<int32_t>(shift)); }
+inline Dots first_dots(Bytes shift) { return static_cast<Dots>(shift); }
+inline Floats to_floats(Dots dots, Bytes) { return static_cast<float>(dots); }
 
 #endif
 

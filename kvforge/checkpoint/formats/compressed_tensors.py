@@ -102,7 +102,8 @@ class CompressedTensors(WeightFormat):
             return None
         found = tensors.read_raw(index).long()
         is_unused = bool((found < 0).all())  # where the order is that of the inputs
-        is_regular = torch.equal(found, torch.arange(len(found)) // self.group_depth(tensors, name))
+        group_depth = -(-len(found) // self.num_groups(tensors, name))
+        is_regular = torch.equal(found, torch.arange(len(found)) // group_depth)
         return None if is_unused or is_regular else found
 
     def _is_packed(self, tensors: Tensors, name: str) -> bool:
@@ -119,12 +120,11 @@ def read_format(where: str, settings: Mapping[str, Any]) -> WeightFormat:
     groups = settings.get("config_groups")
     if not isinstance(groups, Mapping) or not groups or not all(isinstance(g, Mapping) for g in groups.values()):
         refuse(where, "config_groups", groups, "groups as compressed-tensors writes them")
-    formats = {group.get("format") or settings.get("format") for group in groups.values()}
     blocks: set[tuple[int, int]] = set()
-    for found in formats:
+    for group in groups.values():
+        found = group.get("format") or settings.get("format")
         if found not in (*_DENSE, _PACKED):
             refuse(where, "format", found, _SUPPORTED)
-    for group in groups.values():
         weights = group.get("weights")
         if not isinstance(weights, Mapping) or weights.get("num_bits") not in (4, 8):
             refuse(where, "weights", weights, "weights of 4 and 8 bits")

@@ -49,7 +49,8 @@ class Gptq(WeightFormat):
         if index not in tensors.file_of_tensor:
             return None
         found = tensors.read_raw(index).long()
-        is_regular = torch.equal(found, torch.arange(len(found)) // self.group_depth(tensors, name))
+        group_depth = -(-len(found) // self.num_groups(tensors, name))
+        is_regular = torch.equal(found, torch.arange(len(found)) // group_depth)
         return None if is_regular else found
 
 

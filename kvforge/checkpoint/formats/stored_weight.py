@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 import torch
 from torch import Tensor
@@ -66,8 +66,17 @@ class WeightFormat(ABC):
 
     def group_depth(self, tensors: Tensors, name: str) -> int:
         """Return the inputs of a group that is regular."""
-        num_groups, depth = self.scales(tensors, name).shape[1], self.shape(tensors, name)[1]
-        return -(-depth // num_groups)
+        num_groups, depth = self.num_groups(tensors, name), self.shape(tensors, name)[1]
+        if depth % num_groups:
+            self._refuse(tensors, name)
+        return depth // num_groups
+
+    def num_groups(self, tensors: Tensors, name: str) -> int:
+        """Return how many groups the inputs have."""
+        scales = self.scales(tensors, name)
+        if scales.dim() != 2 or not scales.numel():
+            self._refuse(tensors, name)
+        return scales.shape[1]
 
     def dequantize(self, tensors: Tensors, name: str) -> Tensor:
         """Return the weight, float32 ``[N, K]``."""
@@ -90,7 +99,7 @@ class WeightFormat(ABC):
         self._check(tensors, name, values, scales, zeros, torch.arange(depth) // group_depth)
         if scales.shape[1] == 1:
             group_depth = -(-depth // GROUP_DEPTH) * GROUP_DEPTH
-        scales = scales.expand(outputs, -1)
+        scales = scales.expand(outputs, -1)  # of the whole tensor, where there is one
         if self.has_middle_zeros(tensors, name):
             return Codes(values, scales, None, group_depth)
         if zeros is None:
@@ -101,7 +110,7 @@ class WeightFormat(ABC):
         """Whether ``codes`` returns any; reads no values."""
         if self.bits(tensors, name) != 4 or self.groups(tensors, name) is not None:
             return False
-        return self.scales(tensors, name).shape[1] == 1 or self.group_depth(tensors, name) % GROUP_DEPTH == 0
+        return self.num_groups(tensors, name) == 1 or self.group_depth(tensors, name) % GROUP_DEPTH == 0
 
     def has_middle_zeros(self, tensors: Tensors, name: str) -> bool:
         """Whether every zero point is 8, which int4 engines need not store; reads no values."""
@@ -118,12 +127,15 @@ class WeightFormat(ABC):
         fits = fits and len(index) == depth and int(index.min()) >= 0 and int(index.max()) < num_groups
         fits = fits and (zeros is None or zeros.shape == scales.shape)
         if not fits:
-            raise CheckpointError(
-                f"The parts of {name} in {tensors.path} do not fit each other as {self.name} stores them; download the "
-                "checkpoint again, or correct quantization_config in its config.json."
-            )
+            self._refuse(tensors, name)
         if not bool(scales.isfinite().all()):
             raise CheckpointError(f"A scale of {name} in {tensors.path} is not finite; export the checkpoint again.")
+
+    def _refuse(self, tensors: Tensors, name: str) -> NoReturn:
+        raise CheckpointError(
+            f"The parts of {name} in {tensors.path} do not fit each other as {self.name} stores them; download the "
+            "checkpoint again, or correct quantization_config in its config.json."
+        )
 
 
 def part(name: str, ending: str) -> str:

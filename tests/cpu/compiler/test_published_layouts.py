@@ -1,16 +1,15 @@
-"""The published SwiftKV checkpoints, by their layout: what loads, and what is refused."""
+"""The published SwiftKV checkpoints, by their layout: those in bf16 become engines, those in FP8 are read."""
 
 import json
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from kvforge import LLM, SamplingParams
 from kvforge.checkpoint import Checkpoint
 from kvforge.checkpoint.model import check_weights, open_model, read_model_config
-from kvforge.cli import main
-from kvforge.common.errors import CheckpointError
 from kvforge.compiler import BuildOptions, build_engine
 from kvforge.compiler.options import resolve
 from kvforge.manifest import load_manifest
@@ -85,17 +84,19 @@ def test_its_engine_generates_the_most_probable_tokens(published: Path, engine: 
         assert output.finish_reason == "stop" and output.token_ids == [end]
 
 
-def test_the_compressed_ones_are_refused_in_a_sentence(
-    published: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_compressed_ones_are_read_as_their_weights_times_their_scales(published: Path, tmp_path: Path) -> None:
     config = json.loads((published / "config.json").read_text()) | {"quantization_config": COMPRESSED}
-    for file in published.iterdir():
-        if file.name != "config.json":
-            (tmp_path / file.name).symlink_to(file)
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(CheckpointError, match="quant_method 'compressed-tensors'"):
-        opened(tmp_path)
-    assert main(["build", str(tmp_path), "-o", str(tmp_path / "engine")]) == 1
-    line = capsys.readouterr().err
-    assert "use one of those or the unquantized checkpoint." in line and len(line.splitlines()) == 1
-    assert not (tmp_path / "engine").exists()
+    seen, stored = {}, {}
+    for name, tensor in load_weights(published).items():
+        stored[name] = seen[name] = tensor
+        if "proj" in name:
+            scale = (tensor.float().abs().amax(1, keepdim=True) / 448).bfloat16()
+            stored[name] = (tensor.float() / scale.float()).to(torch.float8_e4m3fn)
+            stored[f"{name}_scale"] = scale
+            seen[name] = stored[name].float() * scale.float()
+    save_file(stored, tmp_path / "model.safetensors")
+    checkpoint = opened(tmp_path)
+    assert resolve(BuildOptions(), read_model_config(checkpoint), checkpoint.dtype("model.embed_tokens.weight"))
+    for name, tensor in seen.items():
+        assert torch.equal(checkpoint.read(name, tuple(tensor.shape)), tensor)

@@ -1,110 +1,107 @@
-"""Weights as other libraries store them, recorded by ``tests.support.models.published_fixtures``."""
+"""The layout of the published SwiftKV checkpoints, with small random weights."""
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
-from torch.nn import functional as F
 
-from plugins.packed_linear.int4 import Codes, round_to_codes
+from tests.support.models.checkpoints import write_byte_tokenizer
 
-PUBLISHED = Path(__file__).resolve().parents[2] / "cpu" / "quantize" / "data" / "published.safetensors"
-
-
-@dataclass(frozen=True)
-class StoredWeight:
-    """``quantization_config``, the parts of a weight, by what stands in place of ``weight``, and what the library that
-    stored it makes of them, ``[N, K]`` in its dtype."""
-
-    config: dict[str, Any]
-    parts: dict[str, Tensor]
-    expected: Tensor
-
-    def write(self, folder: Path, **config: Any) -> Path:
-        """Write a checkpoint with the weight as ``layer.weight``, some of its configuration replaced."""
-        folder.mkdir()
-        settings = {"model_type": "llama", "quantization_config": self.config | config}
-        (folder / "config.json").write_text(json.dumps(settings))
-        save_file({f"layer.{name}": part for name, part in self.parts.items()}, folder / "model.safetensors")
-        return folder
-
-
-@cache
-def stored_weights() -> dict[str, StoredWeight]:
-    """The recorded weights by name."""
-    with safe_open(PUBLISHED, "pt") as file:
-        configs = json.loads(file.metadata()["configs"])
-    tensors = load_file(PUBLISHED)
-    found = {}
-    for name, config in configs.items():
-        parts = {key.removeprefix(f"{name}."): value for key, value in tensors.items() if key.startswith(f"{name}.")}
-        expected = parts.pop("expected")
-        found[name] = StoredWeight(config, parts, expected)
-    return found
-
-
-def quantize_checkpoint(path: Path, method: str, zero_points: bool) -> dict[str, Tensor]:
-    """Store every projection of a checkpoint in groups of 32 as AWQ, GPTQ or compressed-tensors do; returns what a
-    reader must see of each tensor, float32 where it is quantized."""
-    seen, stored = {}, {}
-    for name, tensor in load_file(path / "model.safetensors").items():
-        stored[name] = seen[name] = tensor
-        if "proj" in name and name.endswith("weight"):
-            codes = round_to_codes(tensor, zero_points)
-            codes = replace(codes, scales=codes.scales.half().float())
-            seen[name] = codes.dequantize()
-            del stored[name]
-            stored |= {name.removesuffix("weight") + part: value for part, value in _PARTS[method](codes).items()}
-    save_file(stored, path / "model.safetensors", metadata={"format": "pt"})
-    config = json.loads((path / "config.json").read_text())
-    (path / "config.json").write_text(json.dumps(config | {"quantization_config": CONFIGS[method]}))
-    return seen
-
-
-def _words(numbers: Tensor, order: Sequence[int] = range(8)) -> Tensor:
-    """Numbers of 4 bits ``[R, C]`` in int32 words ``[R, C / 8]``: the lowest is the first of ``order``."""
-    numbers = F.pad(numbers.int(), (0, -numbers.shape[1] % 8))
-    words = [numbers[:, first::8] << 4 * place for place, first in enumerate(order)]
-    return torch.stack(words).sum(0, dtype=torch.int32).contiguous()
-
-
-def _awq(weight: Codes) -> dict[str, Tensor]:
-    order, zeros = (0, 2, 4, 6, 1, 3, 5, 7), weight.with_zeros().zeros
-    assert zeros is not None
-    parts = {"qweight": _words(weight.codes.T, order), "qzeros": _words(zeros.T, order)}
-    return parts | {"scales": weight.scales.half().T.contiguous()}
-
-
-def _gptq(weight: Codes) -> dict[str, Tensor]:
-    zeros = weight.with_zeros().zeros
-    assert zeros is not None
-    parts = {"qweight": _words(weight.codes).T.contiguous(), "qzeros": _words(zeros.T)}
-    index = torch.arange(weight.shape[1]).int() // weight.group_depth
-    bias = torch.zeros(weight.shape[0]).half()  # AutoGPTQ gives one to layers that have none
-    return parts | {"scales": weight.scales.half().T.contiguous(), "g_idx": index, "bias": bias}
-
-
-def _compressed(weight: Codes) -> dict[str, Tensor]:
-    parts = {"weight_packed": _words(weight.codes), "weight_scale": weight.scales.half()}
-    if weight.zeros is not None:
-        parts["weight_zero_point"] = _words(weight.zeros.T).T.contiguous()
-    return parts | {"weight_shape": torch.tensor(weight.shape)}
-
-
-_PARTS = {"awq": _awq, "gptq": _gptq, "compressed-tensors": _compressed}
-_W4 = {"targets": ["Linear"], "weights": {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32}}
-CONFIGS: dict[str, dict[str, Any]] = {
-    "awq": {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"},
-    "gptq": {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "checkpoint_format": "gptq_v2"},
-    "compressed-tensors": {
-        "quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": {"group_0": _W4}
+NUM_SHARDS = 5
+CONFIG: dict[str, Any] = {
+    "architectures": ["LlamaSwiftKVForCausalLM"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "bos_token_id": 300,
+    "eos_token_id": [301, 308, 309],
+    "head_dim": 16,
+    "hidden_act": "silu",
+    "hidden_size": 64,
+    "initializer_range": 0.02,
+    "intermediate_size": 96,
+    "key_value_group_size": 1,
+    "max_position_embeddings": 1024,
+    "mlp_bias": False,
+    "model_type": "llama_swiftkv",
+    "num_attention_heads": 4,
+    "num_hidden_layers": 4,
+    "num_key_value_heads": 2,
+    "num_key_value_layers": 2,
+    "pretraining_tp": 1,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": {
+        "factor": 8.0,
+        "high_freq_factor": 4.0,
+        "low_freq_factor": 1.0,
+        "original_max_position_embeddings": 64,
+        "rope_type": "llama3",
     },
-}  # fmt: skip
-"""``quantization_config`` of what ``quantize_checkpoint`` writes."""
+    "rope_theta": 500000.0,
+    "swiftkv": True,
+    "tie_word_embeddings": False,
+    "torch_dtype": "float32",
+    "use_cache": True,
+    "vocab_size": 320,
+}
+"""The keys of the published config.json: float32 is named, and the tensors are bfloat16."""
+
+COMPRESSED: dict[str, Any] = {
+    "config_groups": {
+        "group_0": {
+            "input_activations": {"dynamic": True, "num_bits": 8, "strategy": "token", "type": "float"},
+            "targets": ["Linear"],
+            "weights": {"dynamic": False, "num_bits": 8, "strategy": "channel", "type": "float"},
+        }
+    },
+    "format": "float-quantized",
+    "ignore": ["lm_head"],
+    "kv_cache_scheme": None,
+    "quant_method": "compressed-tensors",
+    "quantization_status": "compressed",
+}
+"""quantization_config of the FP8 ones."""
+
+
+def make_published(path: Path, seed: int = 0) -> Path:
+    """Write a checkpoint whose layers above the cut hold the teacher's projections beside SwiftKV's, in five shards of
+    bfloat16 with an index."""
+    path.mkdir(parents=True)
+    (path / "config.json").write_text(json.dumps(CONFIG, indent=2))
+    generation = {"bos_token_id": 300, "do_sample": True, "eos_token_id": [301, 308, 309], "temperature": 0.6}
+    (path / "generation_config.json").write_text(json.dumps(generation))
+    write_byte_tokenizer(path, CONFIG["vocab_size"])
+    tensors = _tensors(torch.Generator().manual_seed(seed))
+    names = list(tensors)
+    weight_map: dict[str, str] = {}
+    for index in range(NUM_SHARDS):
+        file = f"model-{index + 1:05}-of-{NUM_SHARDS:05}.safetensors"
+        shard = names[index * len(names) // NUM_SHARDS : (index + 1) * len(names) // NUM_SHARDS]
+        save_file({name: tensors[name] for name in shard}, path / file, metadata={"format": "pt"})
+        weight_map |= dict.fromkeys(shard, file)
+    size = sum(tensor.numel() * 2 for tensor in tensors.values())
+    index = {"metadata": {"total_size": size}, "weight_map": weight_map}
+    (path / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))
+    return path
+
+
+def _tensors(generator: torch.Generator) -> dict[str, Tensor]:
+    hidden, inner, vocab = CONFIG["hidden_size"], CONFIG["intermediate_size"], CONFIG["vocab_size"]
+    kv = CONFIG["num_key_value_heads"] * CONFIG["head_dim"]
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (vocab, hidden)}
+    for layer in range(CONFIG["num_hidden_layers"]):
+        prefix = f"model.layers.{layer}"
+        suffixes = ("", "_swiftkv") if layer >= CONFIG["num_key_value_layers"] else ("",)
+        for suffix in suffixes:
+            for name, width in (("q", hidden), ("k", kv), ("v", kv)):
+                shapes[f"{prefix}.self_attn.{name}_proj{suffix}.weight"] = (width, hidden)
+        shapes[f"{prefix}.self_attn.o_proj.weight"] = (hidden, hidden)
+        shapes |= {f"{prefix}.mlp.{name}_proj.weight": (inner, hidden) for name in ("gate", "up")}
+        shapes[f"{prefix}.mlp.down_proj.weight"] = (hidden, inner)
+        shapes |= {f"{prefix}.{name}_layernorm.weight": (hidden,) for name in ("input", "post_attention")}
+    shapes |= {"model.norm.weight": (hidden,), "model.norm_swiftkv.weight": (hidden,)}
+    shapes["lm_head.weight"] = (vocab, hidden)
+    made = {name: 0.15 * torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+    return {name: (1 + made[name] if "norm" in name else made[name]).bfloat16() for name in shapes}

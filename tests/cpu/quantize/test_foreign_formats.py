@@ -20,7 +20,7 @@ from kvforge.runtime.llm import LLM
 from model_defs.weights import weight_specs
 from plugins.packed_linear.packing import unpack, unpack_codes
 from tests.support.models.checkpoints import make_checkpoint
-from tests.support.models.published import CONFIGS, quantize_checkpoint, stored_weights
+from tests.support.models.foreign_weights import CONFIGS, quantize_checkpoint, stored_weights
 
 KEPT = {
     "w4a16": False, "w4a16 asymmetric": True, "w4a16 channel": False,
@@ -155,6 +155,7 @@ def test_missing_parts_are_named(name: str, part: str, message: str, tmp_path: P
         ("gptq", "scales", lambda x: x / 0, "A scale of layer.weight .* is not finite"),
         ("gptq", "g_idx", lambda x: x + 9, "do not fit each other"),
         ("gptq", "qweight", lambda x: x.float(), "layer.qweight .* must be a matrix of I32, not F32"),
+        ("awq", "scales", lambda x: torch.cat([x, x[:1]]), "do not fit each other as AWQ stores them"),
         ("awq", "qzeros", lambda x: x[:, :-1], "do not fit each other as AWQ stores them"),
         ("w4a16", "weight_shape", lambda x: x * 3, "which layer.weight_packed of shape .* cannot hold"),
         ("w4a16 asymmetric", "weight_zero_point", lambda x: x[:-1], "do not fit each other"),

@@ -1,11 +1,11 @@
 """Records weights as other libraries store them, with what each makes of them, in an environment that has them.
 
-    python -m tests.support.models.published_fixtures
+    python -m tests.support.models.foreign_fixtures
 
 compressed-tensors, AutoAWQ and AutoGPTQ pack one random weight each in several ways. Of the last two, single modules
-are loaded from their files, as their packages need older versions of transformers. Writes ``PUBLISHED``
-(tests/support/models/published.py): tensors ``<case>.<part>`` and ``<case>.expected``, and in the metadata each case's
-``quantization_config`` and the versions.
+are loaded from their files, as their packages need older versions of transformers. Writes ``FOREIGN``
+(tests/support/models/foreign_weights.py): tensors ``<case>.<part>`` and ``<case>.expected``, and in the metadata each
+case's ``quantization_config`` and the versions.
 """
 
 import importlib.util
@@ -20,7 +20,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from tests.support.models.published import PUBLISHED
+from tests.support.models.foreign_weights import FOREIGN
 
 OUTPUTS, DEPTH = 24, 256
 Case = tuple[dict[str, Any], dict[str, Tensor], Tensor]
@@ -144,8 +144,8 @@ def main() -> None:
         tensors |= {f"{name}.{part}": tensor for part, tensor in parts.items()}
         tensors[f"{name}.expected"] = expected.contiguous()
     versions = {package: version(package) for package in ("compressed-tensors", "autoawq", "auto-gptq", "torch")}
-    PUBLISHED.parent.mkdir(exist_ok=True)
-    save_file(tensors, PUBLISHED, {"configs": json.dumps(configs), "versions": json.dumps(versions)})
+    FOREIGN.parent.mkdir(exist_ok=True)
+    save_file(tensors, FOREIGN, {"configs": json.dumps(configs), "versions": json.dumps(versions)})
 
 
 if __name__ == "__main__":
