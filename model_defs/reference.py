@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from model_defs.config import ModelConfig
-from plugins.kv_quantization import LARGEST, dynamic_scale, quantize
+from plugins.kv_quantization import INT4, LARGEST, dequantize, dynamic_scale, quantize
+from plugins.kv_rotation import rotate_heads
 
 
 def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -49,6 +50,10 @@ def _cached(x: Tensor, kv_dtype: torch.dtype, scale: float | None) -> Tensor:
     """Return what attention reads back of K or V ``[kv_heads, tokens, head_dim]`` from a cache of ``kv_dtype``."""
     if kv_dtype not in LARGEST:
         return x.to(kv_dtype).to(x.dtype)
+    if kv_dtype == INT4:
+        rotated = rotate_heads(x)
+        scales = dynamic_scale(rotated, kv_dtype)
+        return rotate_heads(dequantize(quantize(rotated, scales[..., None], kv_dtype), scales)).to(x.dtype)
     factor = dynamic_scale(x, kv_dtype)[..., None] if scale is None else torch.tensor(scale)
     return (quantize(x, factor, kv_dtype).float() * factor).to(x.dtype)
 

@@ -19,21 +19,22 @@ from kvforge.kv_policies.shadowkv import ShadowKV
 
 DOCS = Path(__file__).resolve().parents[3] / "docs" / "kv-policies.md"
 ANSWERS = {
-    "SingleInputKV":                                  "yes if  no  if  yes yes yes yes yes yes yes no  yes yes yes",
-    "AcrossKV":                                       "    if  if  if  if  if  if  yes yes yes yes if  yes yes yes",
-    "AdaKV, PyramidKV, SimLayerKV, SqueezeAttention": "                            yes if  if  no  if  no  no  no ",
-    "Batch-Max, H2O, RoCo":                           "                            yes if  if  no  if  no  yes no ",
-    "expected attention, Scissorhands, SnapKV, TOVA": "                            yes if  if  no  if  no  yes no ",
-    "KeyDiff, recent tokens, StreamingLLM":           "                            yes if  if  no  yes no  yes no ",
-    "Quest":                                          "                            no  no  if  no  yes no  no  no ",
-    "ShadowKV":                                       "                            no  no  if  no  if  no  yes no ",
-    "8-bit cache":                                    "                                no  yes yes yes yes yes yes",
-    "groups in 2 to 4 bits":                          "                                    if  if  yes yes yes yes",
-    "pages, shared prefixes":                         "                                        yes yes yes yes yes",
-    "speculation":                                    "                                            yes yes yes yes",
-    "KV prediction":                                  "                                                yes yes yes",
-    "sliding windows":                                "                                                    yes yes",
-    "target cuda":                                    "                                                        yes",
+    "SingleInputKV":                                  "yes if  no  if  yes yes yes yes yes yes yes yes no  yes yes yes",
+    "AcrossKV":                                       "    if  if  if  if  if  if  yes yes yes yes yes if  yes yes yes",
+    "AdaKV, PyramidKV, SimLayerKV, SqueezeAttention": "                            yes no  if  if  no  if  no  no  no ",
+    "Batch-Max, H2O, RoCo":                           "                            yes no  if  if  no  if  no  yes no ",
+    "expected attention, Scissorhands, SnapKV, TOVA": "                            yes no  if  if  no  if  no  yes no ",
+    "KeyDiff, recent tokens, StreamingLLM":           "                            yes no  if  if  no  yes no  yes no ",
+    "Quest":                                          "                            no  no  no  if  no  yes no  no  no ",
+    "ShadowKV":                                       "                            no  no  no  if  no  if  no  yes no ",
+    "8-bit cache":                                    "                                yes no  yes yes yes yes yes yes",
+    "4-bit cache":                                    "                                    no  yes yes yes yes yes no ",
+    "groups in 2 to 4 bits":                          "                                        if  if  yes yes yes yes",
+    "pages, shared prefixes":                         "                                            yes yes yes yes yes",
+    "speculation":                                    "                                                yes yes yes yes",
+    "KV prediction":                                  "                                                    yes yes yes",
+    "sliding windows":                                "                                                        yes yes",
+    "target cuda":                                    "                                                            yes",
 }  # fmt: skip
 """Of rows and columns, the first row's name aside; an engine has one policy, so that pairs of these say nothing."""
 
@@ -75,8 +76,10 @@ def test_the_worst_limit_counts_and_every_reason_of_it_is_named() -> None:
 
 def test_what_is_built_goes_together_without_a_policy() -> None:
     built = [feature for feature in all_features() if feature.is_built and not feature.is_policy]
-    assert len(built) == 8
-    check([feature_of(Full()), *built])
+    assert len(built) == 9
+    for cache in (m.QUANTIZED_CACHE, m.INT4_CACHE):
+        refused = (m.INT4_CACHE,) if cache is m.QUANTIZED_CACHE else (m.QUANTIZED_CACHE, m.TENSORRT)
+        check([feature_of(Full()), *(feature for feature in built if not any(feature is one for one in refused))])
 
 
 @pytest.mark.parametrize(
@@ -109,6 +112,27 @@ def test_refusals_say_what_to_do(other, sentence) -> None:
         with pytest.raises(BuildError) as error:
             check(pair)
         assert str(error.value) == sentence
+
+
+@pytest.mark.parametrize(
+    ("other", "sentence"),
+    [
+        (
+            feature_of(H2O()),
+            "--kv-policy h2o needs to change K,V that are already written, but with 4-bit cache what is written stays "
+            "as it was rounded, two numbers in a byte; give --kv-dtype int8, or that of the --dtype.",
+        ),
+        (
+            m.TENSORRT,
+            "4-bit cache needs two numbers in a byte of the cache, but with target tensorrt the plugins read whole "
+            "bytes; build with --target cpu, or with cuda where the policy goes with it.",
+        ),
+    ],
+)
+def test_a_4_bit_cache_says_what_it_does_not_go_with(other, sentence) -> None:
+    with pytest.raises(BuildError) as error:
+        check([m.INT4_CACHE, other])
+    assert str(error.value) == sentence
 
 
 def test_eviction_says_what_it_does_not_go_with() -> None:
