@@ -4,14 +4,15 @@ Slow and short. It reads checkpoint tensors by their Hugging Face names and shar
 8-bit number formats with the compiled graphs, so it can be held against them.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from model_defs.config import ModelConfig
-from plugins.kv_quantization import LARGEST, dynamic_scale, quantize
+from plugins.kv_quantization import INT4, LARGEST, dequantize, dynamic_scale, quantize
+from plugins.kv_rotation import rotate_heads
 
 
 def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -27,7 +28,12 @@ def _rotate(x: Tensor, config: ModelConfig) -> Tensor:
     return (x.float() * cos + turned.float() * sin).to(x.dtype)
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
+Attend = Callable[[int, Tensor, Tensor, Tensor, int], Tensor]
+"""Attention over the cache of an owner: of its number, rotated q ``[heads, n, d]`` and k ``[kv_heads, n, d]``, v and
+the window, it returns ``[n, heads * d]``."""
+
+
+def attend(owner: int, q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
     """Causal attention of ``[heads, n, d]`` over ``[kv_heads, n, d]``; returns ``[n, heads * d]``."""
     heads, tokens, head_dim = q.shape
     k, v = (x.repeat_interleave(heads // k.shape[0], dim=0) for x in (k, v))
@@ -44,6 +50,10 @@ def _cached(x: Tensor, kv_dtype: torch.dtype, scale: float | None) -> Tensor:
     """Return what attention reads back of K or V ``[kv_heads, tokens, head_dim]`` from a cache of ``kv_dtype``."""
     if kv_dtype not in LARGEST:
         return x.to(kv_dtype).to(x.dtype)
+    if kv_dtype == INT4:
+        rotated = rotate_heads(x)
+        scales = dynamic_scale(rotated, kv_dtype)
+        return rotate_heads(dequantize(quantize(rotated, scales[..., None], kv_dtype), scales)).to(x.dtype)
     factor = dynamic_scale(x, kv_dtype)[..., None] if scale is None else torch.tensor(scale)
     return (quantize(x, factor, kv_dtype).float() * factor).to(x.dtype)
 
@@ -54,9 +64,10 @@ def reference_logits(
     input_ids: Tensor,
     kv_dtype: torch.dtype | None = None,
     kv_scales: Sequence[tuple[float, float]] = (),
+    attend: Attend = attend,
 ) -> Tensor:
     """Return fp32 logits ``[n, vocab]`` of one sequence ``input_ids`` ``[n]``; the cache as in ``reference_hidden``."""
-    last = reference_hidden(config, weights, input_ids, kv_dtype, kv_scales)[-1]
+    last = reference_hidden(config, weights, input_ids, kv_dtype, kv_scales, attend)[-1]
     head = "model.embed_tokens" if config.tie_embeddings else "lm_head"
     return _head(config, weights, last, "model.norm", head)
 
@@ -79,13 +90,14 @@ def reference_hidden(
     input_ids: Tensor,
     kv_dtype: torch.dtype | None = None,
     kv_scales: Sequence[tuple[float, float]] = (),
+    attend: Attend = attend,
 ) -> list[Tensor]:
     """Return the residual stream ``[n, hidden]`` entering each layer, and last the one that leaves the last layer.
 
     Above a SwiftKV cut, K and V of each group come from the group leader's projections of
     ``norm_swiftkv(hidden entering the cut)`` (arXiv 2410.03960, sections 3.2 and 3.3), for every token. With
-    ``kv_dtype``, attention sees rotated K and V as a cache of that dtype returns them: an 8-bit one with a scale per
-    token and head, or with ``kv_scales`` of each owner.
+    ``kv_dtype``, attention sees rotated K and V as a cache of that dtype returns them: a quantized one with a scale
+    per token and head, or with ``kv_scales`` of each owner. ``attend`` takes the place of exact attention.
     """
     scales: dict[int, tuple[float, float]] = dict(zip(config.owners, kv_scales, strict=True)) if kv_scales else {}
 
@@ -120,7 +132,8 @@ def reference_hidden(
                 k_scale, v_scale = scales.get(owner, (None, None))
                 k, v = _cached(k, kv_dtype, k_scale), _cached(v, kv_dtype, v_scale)
             shared[owner] = k, v
-        hidden = hidden + linear(_attend(q, *shared[owner], config.layer_windows[layer]), f"{attention}.o_proj")
+        mixed = attend(owner, q, *shared[owner], config.layer_windows[layer])
+        hidden = hidden + linear(mixed, f"{attention}.o_proj")
         x = _rms_norm(hidden, weights[f"{prefix}.post_attention_layernorm.weight"], config.rms_norm_eps)
         inner = F.silu(linear(x, f"{prefix}.mlp.gate_proj")) * linear(x, f"{prefix}.mlp.up_proj")
         hidden = hidden + linear(inner, f"{prefix}.mlp.down_proj")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from plugins.kv_quantization import LARGEST
+from plugins.kv_quantization import INT4, LARGEST, stored_dim
 
 HEAD_DIMS = (64, 80, 96, 128, 256, 32, 48, 20)
 SMALL_HEAD_DIMS = (16, 20, 32, 64)
@@ -35,17 +35,20 @@ FORMATS = (
     CacheFormat(torch.int8, dynamic=True),
     CacheFormat(torch.int8),
 )
+ALL_FORMATS = (*FORMATS, CacheFormat(INT4, dynamic=True))
+"""With that of RopePagedKvWrite and PagedAttention alone."""
 
 
 def poison(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """NaN where the dtype has one, else the largest value."""
-    return torch.full(shape, 127 if dtype == torch.int8 else float("nan"), dtype=torch.float32).to(dtype)
+    worst = {torch.int8: 127.0, INT4: 0x77}.get(dtype, float("nan"))
+    return torch.full(shape, worst, dtype=torch.float32).to(dtype)
 
 
 def paged_pools(
     shape: tuple[int, ...], dtype: torch.dtype, dynamic: bool
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-    pools = [poison(shape, dtype) for _ in range(2)]
+    pools = [poison((*shape[:3], stored_dim(shape[3], dtype)), dtype) for _ in range(2)]
     scales = [poison(shape[:3], torch.float32) if dynamic else None for _ in range(2)]
     return pools[0], pools[1], scales[0], scales[1]
 

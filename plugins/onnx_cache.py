@@ -12,9 +12,10 @@ from onnx import TensorProto
 from plugins.kv_quantization import SMALLEST_SCALE
 from plugins.onnx_body import Body, Value
 from plugins.onnx_node import Cache
+from plugins.onnx_pairs import in_pairs
 
 FLOAT = TensorProto.FLOAT
-LARGEST = {Cache.E4M3: 448.0, Cache.INT8: 127.0}
+LARGEST = {Cache.E4M3: 448.0, Cache.INT8: 127.0, Cache.INT4: 7.0}
 
 
 def readable(body: Body, pool: Value, cache: Cache) -> Value:
@@ -41,9 +42,9 @@ def row_scale(body: Body, x: Value, cache: Cache) -> Value:
 
 
 def quantize(body: Body, x: Value, scale: Value, cache: Cache) -> Value:
-    """x / scale saturated and rounded half to even: int8, or the float16 that holds the e4m3 number.
+    """x / scale saturated and rounded half to even: int8, bytes of two int4, or the float16 that holds the e4m3 number.
 
-    A NaN stays one in e4m3 and becomes 0 in int8.
+    A NaN stays one in e4m3 and becomes 0 in integers.
     """
     scaled = body.Div(x, scale)
     if cache is Cache.E4M3:
@@ -51,4 +52,5 @@ def quantize(body: Body, x: Value, scale: Value, cache: Cache) -> Value:
     limit = LARGEST[cache]
     bounded = body.Clip(scaled, body.constant(-limit, np.float32), body.constant(limit, np.float32))
     number = body.Where(body.IsNaN(scaled), body.constant(0.0, np.float32), bounded)
-    return body.to(body.Round(number), TensorProto.INT8)
+    codes = body.to(body.Round(number), TensorProto.INT8)
+    return in_pairs(body, codes) if cache is Cache.INT4 else codes

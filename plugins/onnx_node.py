@@ -19,6 +19,7 @@ class Cache(Enum):
     FLOAT = "float"
     E4M3 = "float8_e4m3fn"
     INT8 = "int8"
+    INT4 = "int4"
 
 
 @dataclass(frozen=True)

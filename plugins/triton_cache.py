@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from plugins.errors import PluginError
-from plugins.kv_quantization import LARGEST
+from plugins.kv_quantization import INT4, LARGEST, stored_dim
 
 FP8_CAPABILITY = 89
 """The first compute capability (major * 10 + minor) that converts e4m3 in hardware."""
@@ -14,7 +14,7 @@ FP8_CAPABILITY = 89
 
 @dataclass(frozen=True)
 class CacheLayout:
-    """The pools of one owner: K and V alike, [pages, page_size, kv_heads, head_dim], each page contiguous.
+    """The pools of one owner: K and V alike, [pages, page_size, kv_heads, stored_dim], each page contiguous.
 
     `dynamic`: 8-bit pools with scales per token and head; otherwise `k_scale` and `v_scale` hold for all of K and V.
     Strides are elements from one page to the next; the defaults are those of contiguous tensors.
@@ -33,7 +33,7 @@ class CacheLayout:
 
     def __post_init__(self) -> None:
         rows = self.page_size * self.kv_heads
-        object.__setattr__(self, "page_stride", self.page_stride or rows * self.head_dim)
+        object.__setattr__(self, "page_stride", self.page_stride or rows * self.stored_dim)
         object.__setattr__(self, "scales_page_stride", self.scales_page_stride or rows)
         scaled = self.dynamic or (self.k_scale, self.v_scale) != (1.0, 1.0)
         if scaled and self.dtype not in LARGEST:
@@ -41,8 +41,13 @@ class CacheLayout:
 
     @property
     def largest(self) -> float | None:
-        """The largest stored magnitude of an 8-bit cache."""
+        """The largest stored magnitude of a quantized cache."""
         return LARGEST.get(self.dtype)
+
+    @property
+    def stored_dim(self) -> int:
+        """The elements of a head: bytes of two numbers for int4."""
+        return stored_dim(self.head_dim, self.dtype)
 
 
 def layout_of(
@@ -54,8 +59,8 @@ def layout_of(
     v_scale: float,
 ) -> CacheLayout:
     """The layout of these tensors; raises PluginError when the Triton kernels cannot address them."""
-    _, page_size, kv_heads, head_dim = k_pool.shape
-    page = (kv_heads * head_dim, head_dim, 1)
+    _, page_size, kv_heads, stored = k_pool.shape
+    page = (kv_heads * stored, stored, 1)
     if v_pool.dtype != k_pool.dtype or v_pool.shape[1:] != k_pool.shape[1:]:
         raise PluginError("k_pool and v_pool must have the same dtype and shape.")
     if k_pool.stride() != v_pool.stride() or k_pool.stride()[1:] != page:
@@ -71,7 +76,7 @@ def layout_of(
         k_pool.dtype,
         page_size,
         kv_heads,
-        head_dim,
+        2 * stored if k_pool.dtype == INT4 else stored,
         k_scales is not None,
         k_scale,
         v_scale,

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import torch
 
+from plugins.kv_quantization import INT4
 from plugins.triton_cache import CacheLayout
 
 FP8, BF16, FP16, FP32, INT8 = torch.float8_e4m3fn, torch.bfloat16, torch.float16, torch.float32, torch.int8
@@ -22,6 +23,13 @@ def caches(capability: int, full: bool) -> Iterator[CacheLayout]:
     yield from (CacheLayout(BF16, page, 8, 128) for page in (1, 100))
     yield CacheLayout(INT8, 16, 32, 128, dynamic=True)
     yield CacheLayout(eight_bit, 32, 8, 256, dynamic=True)
+
+
+def caches_with_int4(capability: int, full: bool) -> Iterator[CacheLayout]:
+    """The same, and those of int4, which RopePagedKvWrite and PagedAttention know."""
+    yield from caches(capability, full)
+    yield CacheLayout(INT4, 16, 8, 128, dynamic=True)
+    yield from (CacheLayout(INT4, page, 2, head_dim, dynamic=True) for page, head_dim in ((64, 64), (100, 80)) if full)
 
 
 def query_dtype(cache: CacheLayout) -> torch.dtype:

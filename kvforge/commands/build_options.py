@@ -19,8 +19,8 @@ def _flags() -> dict[str, dict[str, Any]]:
             "inputs) or int4_zeros (and a zero point), these for --target cpu (default: auto)",
         },
         "kv_dtype": {
-            "help": "the KV cache: auto, float32, bfloat16, fp8 or int8 (a scale per token and head), fp8_static or "
-            "int8_static (a scale per layer, from a calibrated checkpoint) (default: auto)",
+            "help": "the KV cache: auto, float32, bfloat16, fp8, int8 or int4 (a scale per token and head), fp8_static "
+            "or int8_static (a scale per layer, from a calibrated checkpoint) (default: auto)",
         },
         "max_num_seqs": {"type": int, "metavar": "N", "help": "sequences in one step (default: 64)"},
         "max_num_tokens": {"type": int, "metavar": "N", "help": "packed tokens in one step (default: 2048)"},

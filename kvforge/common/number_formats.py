@@ -14,20 +14,25 @@ SCALE_BYTES = 4
 
 @dataclass(frozen=True)
 class KVFormat:
-    """How the cache stores a number: in ``element_bytes`` bytes, times a scale that is ``dynamic`` (float32, one per
+    """How the cache stores a number: in ``element_bits`` bits, times a scale that is ``dynamic`` (float32, one per
     token and head, in pools of its own), ``static`` (one per owner, in the manifest) or there is ``none``."""
 
-    element_bytes: int
+    element_bits: int
     scales: Literal["none", "dynamic", "static"] = "none"
+
+    def num_bytes(self, numbers: int) -> int:
+        """Return the bytes of so many numbers, of whole heads."""
+        return numbers * self.element_bits // 8
 
 
 KV_FORMATS = {
-    "float32": KVFormat(4),
-    "bfloat16": KVFormat(2),
-    "fp8": KVFormat(1, "dynamic"),
-    "int8": KVFormat(1, "dynamic"),
-    "fp8_static": KVFormat(1, "static"),
-    "int8_static": KVFormat(1, "static"),
+    "float32": KVFormat(32),
+    "bfloat16": KVFormat(16),
+    "fp8": KVFormat(8, "dynamic"),
+    "int8": KVFormat(8, "dynamic"),
+    "int4": KVFormat(4, "dynamic"),
+    "fp8_static": KVFormat(8, "static"),
+    "int8_static": KVFormat(8, "static"),
 }
 
 

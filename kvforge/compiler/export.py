@@ -14,6 +14,7 @@ from kvforge.kv_policies import OwnerCache
 from model_defs import ModelConfig
 from model_defs.graphs import EarlyExitGraph, LowerGraph, UpperGraph, VerifyGraph
 from model_defs.rope import rope_tables
+from plugins.kv_quantization import stored_dim
 
 # Example sizes are pairwise different and not 0 or 1, so that no two dimensions are taken for one.
 _TOKENS, _SEQUENCES, _SURVIVORS, _COLUMNS, _PAGES, _DRAFTS = 24, 3, 5, 7, 11, 6
@@ -61,11 +62,11 @@ def pool_specs(config: ModelConfig, options: ResolvedOptions) -> list[tuple[tupl
     """Return shape, with example sizes in the first dimension, and dtype of each tensor of one owner's pool."""
     heads, dim, dtype = config.num_kv_heads, config.head_dim, options.torch_kv_dtype
     slots = (_PAGES, options.page_size, heads)
-    specs: list[tuple[tuple[int, ...], torch.dtype]] = [((*slots, dim), dtype)] * 2
+    specs: list[tuple[tuple[int, ...], torch.dtype]] = [((*slots, stored_dim(dim, dtype)), dtype)] * 2
     if options.has_scale_pools:
         specs += [(slots, torch.float32)] * 2
     rows = {"pages": _STATE_PAGES, "sequences": _SLOTS}
-    cache = OwnerCache(heads, dim, options.page_size, dtype.itemsize, num_heads=config.num_heads)
+    cache = OwnerCache(heads, dim, options.page_size, options.kv_element_bits, num_heads=config.num_heads)
     for pool in options.policy.state_pools(cache):
         specs.append(((rows[pool.rows], *pool.shape), getattr(torch, pool.dtype) if pool.dtype else dtype))
     return specs

@@ -102,6 +102,11 @@ class ResolvedOptions:
         return KV_DTYPES[self.kv_dtype]
 
     @property
+    def kv_element_bits(self) -> int:
+        """The bits of a number in the pools."""
+        return KV_FORMATS[self.kv_dtype].element_bits
+
+    @property
     def has_scale_pools(self) -> bool:
         """Whether each owner has pools of scales beside K and V."""
         return KV_FORMATS[self.kv_dtype].scales == "dynamic"
@@ -183,7 +188,9 @@ def _features(
     policy: KVPolicy, options: BuildOptions, config: ModelConfig, dtype: str, kv_dtype: str
 ) -> list[features.Feature]:
     """Return what acts on the cache of an engine with these options."""
-    cache = replace(features.QUANTIZED_CACHE, name=f"--kv-dtype {kv_dtype}", remedy=f"give --kv-dtype {dtype}")
+    cache = replace(
+        features.feature_of_cache(kv_dtype), name=f"--kv-dtype {kv_dtype}", remedy=f"give --kv-dtype {dtype}"
+    )
     is_there = [
         (features.PAGING, True),
         (features.SINGLE_INPUT_KV, config.cut < config.num_layers),

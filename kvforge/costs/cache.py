@@ -34,14 +34,13 @@ def scale_bytes(kv_dtype: str) -> int:
 
 def owner_cache(model: CachedModel, kv_dtype: str, page_size: int) -> OwnerCache:
     """Return the cache of one owner of a model without latent attention."""
-    element_bytes = KV_FORMATS[kv_dtype].element_bytes
-    scale = scale_bytes(kv_dtype)
-    return OwnerCache(model.num_kv_heads, model.head_dim, page_size, element_bytes, scale, model.num_heads)
+    bits, scale = KV_FORMATS[kv_dtype].element_bits, scale_bytes(kv_dtype)
+    return OwnerCache(model.num_kv_heads, model.head_dim, page_size, bits, scale, model.num_heads)
 
 
 def kv_element_bytes(model: CachedModel, kv_dtype: str) -> int:
     """Return the bytes of K and V that one token keeps over all owners, without scales."""
-    return model.num_owners * model.cached_numbers * KV_FORMATS[kv_dtype].element_bytes
+    return model.num_owners * KV_FORMATS[kv_dtype].num_bytes(model.cached_numbers)
 
 
 def kv_scale_bytes(model: CachedModel, kv_dtype: str) -> int:

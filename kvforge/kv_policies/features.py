@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+from kvforge.common.number_formats import KV_FORMATS
 from kvforge.kv_policies.policy import KVPolicy, Need
 from kvforge.kv_policies.registry import policies
 
@@ -64,6 +65,15 @@ QUANTIZED_CACHE = Feature(
     limits={Need.PLAIN_ELEMENTS: _no("the numbers in it have another")},
     remedy="give a --kv-dtype that is the --dtype",
 )
+INT4_CACHE = Feature(
+    "4-bit cache",
+    needs=frozenset({Need.HALF_BYTES}),
+    limits={
+        Need.PLAIN_ELEMENTS: _no("the numbers in it have another"),
+        Need.HISTORY_MUTATION: _no("what is written stays as it was rounded, two numbers in a byte"),
+    },
+    remedy="give --kv-dtype int8, or that of the --dtype",
+)
 GROUPED_CACHE = Feature(
     "groups in 2 to 4 bits",
     needs=frozenset({Need.TOKEN_GROUPS, Need.PLAIN_ELEMENTS}),
@@ -113,7 +123,10 @@ CUDA = Feature(
 )
 TENSORRT = Feature(
     "target tensorrt",
-    limits={Need.SEQUENCE_STATE: _no("the graphs take pages alone")},
+    limits={
+        Need.SEQUENCE_STATE: _no("the graphs take pages alone"),
+        Need.HALF_BYTES: _no("the plugins read whole bytes"),
+    },
     remedy="build with --target cpu, or with cuda where the policy goes with it",
 )
 
@@ -121,6 +134,11 @@ TENSORRT = Feature(
 def feature_of(policy: KVPolicy) -> Feature:
     """Return a policy as a feature."""
     return Feature(f"--kv-policy {policy.name}", needs=policy.needs, is_policy=True)
+
+
+def feature_of_cache(kv_dtype: str) -> Feature:
+    """Return a quantized format of the cache, a key of ``KV_FORMATS``, as a feature."""
+    return INT4_CACHE if KV_FORMATS[kv_dtype].element_bits < 8 else QUANTIZED_CACHE
 
 
 def all_features() -> tuple[Feature, ...]:
@@ -133,6 +151,7 @@ def all_features() -> tuple[Feature, ...]:
         ACROSS_KV,
         *(Feature(", ".join(names), needs=needs, is_policy=True) for needs, names in titles.items() if needs),
         QUANTIZED_CACHE,
+        INT4_CACHE,
         GROUPED_CACHE,
         PAGING,
         SPECULATION,

@@ -39,26 +39,32 @@ class Need(Enum):
     TOKEN_GROUPS = "groups of tokens that are complete"
     GLOBAL_ATTENTION = "layers that attend to all tokens"
     SEQUENCE_STATE = "state of each sequence beside its pages"
+    HALF_BYTES = "two numbers in a byte of the cache"
     CACHE_POSITIONS = "keys rotated at their index in the cache"
 
 
 @dataclass(frozen=True)
 class OwnerCache:
     """The cache of one owner: pages of ``page_size`` tokens, ``num_kv_heads`` heads of ``head_dim`` numbers for K and
-    for V, each number in ``element_bytes`` bytes; ``scale_bytes`` a token and head, for K and for V, beside them. It is
+    for V, each number in ``element_bits`` bits; ``scale_bytes`` a token and head, for K and for V, beside them. It is
     asked by ``num_heads`` heads."""
 
     num_kv_heads: int
     head_dim: int
     page_size: int
-    element_bytes: int
+    element_bits: int
     scale_bytes: int = 0
     num_heads: int = 0
 
     @property
     def token_bytes(self) -> int:
         """Bytes of K, V and their scales of one token."""
-        return 2 * self.num_kv_heads * (self.head_dim * self.element_bytes + self.scale_bytes)
+        return 2 * self.num_kv_heads * (self.head_dim * self.element_bits // 8 + self.scale_bytes)
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of a number, for policies that keep numbers of their own beside the cache: these take whole bytes."""
+        return self.element_bits // 8
 
     def padded(self, num_tokens: int) -> int:
         """Return the tokens in the pages that hold ``num_tokens``."""

@@ -10,7 +10,7 @@ from kvforge.costs.shape import ModelShape
 from kvforge.costs.weights import weight_bytes
 from kvforge.kv_policies import Full, KVPolicy
 from kvforge.kv_policies.compatibility import check
-from kvforge.kv_policies.features import PAGING, QUANTIZED_CACHE, SLIDING_WINDOW, feature_of
+from kvforge.kv_policies.features import PAGING, SLIDING_WINDOW, feature_of, feature_of_cache
 from kvforge.manifest import Manifest
 from kvforge.planning.capacity import GIB, Machine
 from kvforge.planning.plan import Fleet, Variant, Workload
@@ -71,8 +71,8 @@ def _check(policy: KVPolicy, shape: ModelShape, kv_dtype: str, page_size: int) -
         )
     policy.check(shape.num_kv_heads, shape.head_dim, page_size)
     found = [feature_of(policy), PAGING]
-    if KV_FORMATS[kv_dtype].element_bytes < 2:
-        found.append(QUANTIZED_CACHE)
+    if KV_FORMATS[kv_dtype].element_bits < 16:
+        found.append(feature_of_cache(kv_dtype))
     if any(shape.layer_windows):
         found.append(SLIDING_WINDOW)
     check(found)

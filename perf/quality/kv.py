@@ -2,8 +2,8 @@
 
     python -m perf.quality.kv [--work DIR] [--num-prompts 500] [--length 500] [--only "cut, 4-way"] [--kv-dtype fp8]
 
-Rows: no cut; cut 4 of 8; the same with AcrossKV groups of 2 and of 4. Columns: bf16, fp8 and int8 cache (a scale per
-token and head); with --kv-dtype fp8_static also ModelOpt's one scale per owner, calibrated here. The students of group
+Rows: no cut; cut 4 of 8; the same with AcrossKV groups of 2 and of 4. Columns: bf16, fp8, int8 and int4 cache (a scale
+per token and head); with --kv-dtype fp8_static also one of ModelOpt per owner, calibrated here. The students of group
 sizes 1 and 4 are distilled here, by the recipe and seed of the committed one. Everything under --work is kept: an
 interrupted run continues, and a larger --num-prompts asks only the new prompts. Writes OUTPUT.json, .md and .png.
 """
@@ -30,7 +30,7 @@ from perf.quality.scores import Cell, quality_parser
 
 MODELS: dict[str, int | None] = {"no cut": None, "cut": 1, "cut, 2-way": 2, "cut, 4-way": 4}
 """Row names and AcrossKV group sizes; None is the teacher."""
-KV_DTYPES = ("bfloat16", "fp8", "int8", "fp8_static")
+KV_DTYPES = ("bfloat16", "fp8", "int8", "int4", "fp8_static")
 
 
 def checkpoint_of(group_size: int | None, work: Path) -> Path:
@@ -89,7 +89,7 @@ def main() -> None:
     )
     args = parser.parse_args()
     questions = Questions.of(args)
-    grid = [(name, kv_dtype) for name in args.only or MODELS for kv_dtype in args.kv_dtype or KV_DTYPES[:3]]
+    grid = [(name, kv_dtype) for name in args.only or MODELS for kv_dtype in args.kv_dtype or KV_DTYPES[:4]]
     cells = []
     with tqdm(grid, unit="engine") as bar:
         for name, kv_dtype in bar:

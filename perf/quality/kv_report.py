@@ -5,12 +5,19 @@ from pathlib import Path
 from typing import Any
 
 from kvforge.common.figures import new_figure, save_figure
+from perf.harness.command import command_line
 from perf.harness.machine import machine_fields
 from perf.harness.tables import markdown_table
 from perf.quality.scores import accuracy, difference, interval, keep_report, points, spread, texts_changed
 
 BASELINE = "bfloat16"
-COLOURS = {"bfloat16": "tab:blue", "fp8": "tab:orange", "int8": "tab:green", "fp8_static": "tab:red"}
+COLOURS = {
+    "bfloat16": "tab:blue",
+    "fp8": "tab:orange",
+    "int8": "tab:green",
+    "int4": "tab:purple",
+    "fp8_static": "tab:red",
+}
 
 
 def summarise(cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -109,5 +116,5 @@ def _bars(axes: Any, places: list[float], entries: list[dict], values: list[floa
 def write_report(cells: list[dict[str, Any]], settings: dict[str, Any], output: Path) -> None:
     """Write ``output`` with the suffixes .json, .md and .png."""
     rows = summarise(cells)
-    content = {"command": "python -m perf.quality.kv", **settings, **machine_fields(), "rows": rows}
+    content = {"command": command_line("perf.quality.kv"), **settings, **machine_fields(), "rows": rows}
     keep_report(output, content, markdown(rows, settings), partial(plot, rows))

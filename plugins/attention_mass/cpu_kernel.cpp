@@ -132,6 +132,7 @@ void pack(const AttentionMass& a, const MassQueries& x, int64_t begin, int64_t e
     case Dtype::bfloat16: return pack<bf16>(a, x, begin, end, out);
     case Dtype::fp8: return pack<fp8>(a, x, begin, end, out);
     case Dtype::int8: return pack<int8_t>(a, x, begin, end, out);
+    case Dtype::int4: return;  // refused
   }
 }
 

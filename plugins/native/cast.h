@@ -1,9 +1,10 @@
-// bfloat16, e4m3 and int8 <-> float32 in plain integer arithmetic, for loops that the compiler vectorises.
+// bfloat16, e4m3, int8 and int4 <-> float32 in plain integer arithmetic, for loops that the compiler vectorises.
 // Used by files that are compiled once per instruction set: everything here has internal linkage.
 #pragma once
 
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 namespace {
 
@@ -13,6 +14,23 @@ typedef uint16_t bf16;
 struct fp8 {
   uint8_t bits;
 };
+
+// Two numbers in two's complement, the even one in the lower half.
+struct int4 {
+  uint8_t bits;
+};
+
+// What `count` numbers of a pool take, an even number of int4.
+template <typename Pool>
+constexpr int64_t bytes_of(int64_t count) {
+  return std::is_same_v<Pool, int4> ? count / 2 : count * static_cast<int64_t>(sizeof(Pool));
+}
+
+// The place of number `i`, an even one of int4.
+template <typename Pool>
+inline const Pool* advance(const Pool* p, int64_t i) {
+  return std::is_same_v<Pool, int4> ? p + i / 2 : p + i;
+}
 
 inline float from_bits(uint32_t bits) {
   float result;
@@ -59,6 +77,11 @@ inline int8_t to_int8(float x) {
   const float magic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
   const float rounded = (x + magic) - magic;
   return static_cast<int8_t>(static_cast<int32_t>(x == x ? rounded : 0.0f));
+}
+
+// Both at most 7 in magnitude, or NaN, which becomes 0.
+inline int4 to_int4(float even, float odd) {
+  return {static_cast<uint8_t>((to_int8(even) & 15) | to_int8(odd) << 4)};
 }
 
 inline void store(float* target, float x) { *target = x; }

@@ -19,12 +19,16 @@ inline bool is_8_bit(const at::Tensor& t) {
   return t.scalar_type() == at::kFloat8_e4m3fn || t.scalar_type() == at::kChar;
 }
 
+// Two numbers in a byte; such pools have scales.
+inline bool is_int4(const at::Tensor& t) { return t.scalar_type() == at::kByte; }
+
 // Of a checked tensor.
 inline Dtype dtype(const at::Tensor& t) {
   switch (t.scalar_type()) {
     case at::kBFloat16: return Dtype::bfloat16;
     case at::kFloat8_e4m3fn: return Dtype::fp8;
     case at::kChar: return Dtype::int8;
+    case at::kByte: return Dtype::int4;
     default: return Dtype::float32;
   }
 }
@@ -72,13 +76,18 @@ inline at::Tensor starts_tensor(const char* op, const char* name, const at::Tens
   return starts;
 }
 
-// Both pools: [pages, page_size, kv_heads, head_dim], same shape and dtype, head_dim contiguous.
-inline void check_pools(const char* op, const at::Tensor& k_pool, const at::Tensor& v_pool) {
+// Numbers of a head of a pool.
+inline int64_t head_dim_of(const at::Tensor& pool) { return is_int4(pool) ? 2 * pool.size(3) : pool.size(3); }
+
+// Both pools: [pages, page_size, kv_heads, head_dim], same shape and dtype, head_dim contiguous; head_dim / 2 bytes where
+// the operator reads int4.
+inline void check_pools(const char* op, const at::Tensor& k_pool, const at::Tensor& v_pool, bool reads_int4 = false) {
   check_dims(op, "k_pool", k_pool, 4);
   check_dims(op, "v_pool", v_pool, 4);
   TORCH_CHECK(
-      is_f32_or_bf16(k_pool) || is_8_bit(k_pool), op,
-      ": k_pool must be float32, bfloat16, float8_e4m3fn or int8, not ", k_pool.scalar_type());
+      is_f32_or_bf16(k_pool) || is_8_bit(k_pool) || (reads_int4 && is_int4(k_pool)), op,
+      ": k_pool must be float32, bfloat16, float8_e4m3fn", reads_int4 ? ", int8 or uint8" : " or int8", ", not ",
+      k_pool.scalar_type());
   TORCH_CHECK(
       k_pool.sizes() == v_pool.sizes(), op, ": v_pool must have the shape of k_pool ", k_pool.sizes(), ", not ",
       v_pool.sizes());
@@ -95,10 +104,11 @@ inline void check_scales(const char* op, const at::Tensor& pool, const std::opti
   TORCH_CHECK(k_scales.has_value() || !v_scales.has_value(), op, ": k_scales must be given where v_scales are");
   TORCH_CHECK(v_scales.has_value() || !k_scales.has_value(), op, ": v_scales must be given where k_scales are");
   if (k_scales.has_value()) {
-    TORCH_CHECK(is_8_bit(pool), op, ": k_scales are for 8-bit pools, not ", pool.scalar_type());
+    TORCH_CHECK(is_8_bit(pool) || is_int4(pool), op, ": k_scales are for 8-bit pools, not ", pool.scalar_type());
     check_tensor(op, "k_scales", *k_scales, at::kFloat, pool.sizes().slice(0, 3));
     check_tensor(op, "v_scales", *v_scales, at::kFloat, pool.sizes().slice(0, 3));
   }
+  TORCH_CHECK(k_scales.has_value() || !is_int4(pool), op, ": k_scales must be given for pools of uint8");
   const auto check = [&](const char* name, double scale) {
     if (!is_8_bit(pool) || k_scales.has_value())
       TORCH_CHECK(scale == 1.0, op, ": ", name, " must be 1 unless 8-bit pools have no scales of their own, not ", scale);

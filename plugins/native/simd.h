@@ -72,6 +72,14 @@ inline vint iota() {
   return x;
 }
 
+inline vfloat load(const int4* p) {
+  uint32_t words[kLanes > 8 ? 2 : 1] = {};
+  std::memcpy(words, p, kLanes / 2);
+  vint x = vint{} + static_cast<int32_t>(words[0]);
+  if constexpr (kLanes > 8) x = iota() < 8 ? x : vint{} + static_cast<int32_t>(words[kLanes > 8]);
+  return __builtin_convertvector((x << (28 - 4 * (iota() & 7))) >> 28, vfloat);
+}
+
 inline vfloat maximum(vfloat a, vfloat b) { return a > b ? a : b; }
 
 // The lanes shifted down by `width`, cyclically.

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from plugins.cases import (
+    ALL_FORMATS,
     DTYPES,
     FLOAT,
-    FORMATS,
     HEAD_DIMS,
     PAGE_SIZES,
     SMALL_HEAD_DIMS,
@@ -28,7 +28,7 @@ def random_case(
     pool_dtype: torch.dtype | None = None,
     small: bool = False,
     dtypes: Sequence[torch.dtype] = DTYPES,
-    formats: Sequence[CacheFormat] = FORMATS,
+    formats: Sequence[CacheFormat] = ALL_FORMATS,
 ) -> tuple:
     """Arguments of `paged_attention`, of one to five sequences with permuted pages.
 

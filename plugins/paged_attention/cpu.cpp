@@ -10,6 +10,7 @@
 
 #include "native/checks.h"
 #include "native/dynamic_for.h"
+#include "native/hadamard.h"
 #include "native/isa.h"
 #include "native/ranged_for.h"
 #include "native/workspace.h"
@@ -21,6 +22,7 @@ namespace kvforge {
 namespace {
 
 constexpr const char* kOp = "paged_attention";
+constexpr int64_t kRotatedTokens = 16;  // that pay for waking a thread
 constexpr int64_t kCostPerThread = 20000;  // nanoseconds of work that pay for waking a thread
 
 const AttentionKernel& pick_kernel(const AttentionArgs& args) {
@@ -110,6 +112,33 @@ void run(const AttentionArgs& args, const Step& step, int64_t kv_heads) {
   }
 }
 
+template <typename T>
+void rotate_queries(const at::Tensor& q, at::Tensor& out) {
+  const int64_t heads = q.size(1), dim = q.size(2);
+  const auto* from = static_cast<const T*>(q.const_data_ptr());
+  auto* to = static_cast<T*>(out.mutable_data_ptr());
+  const auto token = [&](int64_t t, float* head) {
+    for (int64_t h = 0; h < heads; ++h) {
+      const T* x = from + t * q.stride(0) + h * q.stride(1);
+      for (int64_t d = 0; d < dim; ++d) head[d] = to_float(x[d]);
+      rotate_heads(head, dim);
+      for (int64_t d = 0; d < dim; ++d) store(to + (t * heads + h) * dim + d, head[d]);
+    }
+  };
+  at::parallel_for(0, q.size(0), kRotatedTokens, [&](int64_t begin, int64_t end) {
+    thread_local Workspace workspace;
+    float* head = reinterpret_cast<float*>(workspace.get(dim * sizeof(float)));
+    for (int64_t t = begin; t < end; ++t) token(t, head);
+  });
+}
+
+// The queries as the heads of a pool of int4 are rotated, in their own dtype.
+at::Tensor rotated(const at::Tensor& q) {
+  at::Tensor out = q.new_empty(q.sizes());
+  q.scalar_type() == at::kBFloat16 ? rotate_queries<bf16>(q, out) : rotate_queries<float>(q, out);
+  return out;
+}
+
 PagedTensor paged(const at::Tensor& pool) {
   return {pool.const_data_ptr(), pool.stride(0), pool.stride(1), pool.stride(2)};
 }
@@ -126,11 +155,11 @@ at::Tensor paged_attention(
     const std::optional<at::Tensor>& k_scales, const std::optional<at::Tensor>& v_scales, double k_scale,
     double v_scale) {
   check_float(kOp, "q", q_in, 3);
-  check_pools(kOp, k_pool, v_pool);
+  check_pools(kOp, k_pool, v_pool, true);
   check_scales(kOp, k_pool, k_scales, v_scales, k_scale, v_scale);
   const int64_t heads = q_in.size(1), head_dim = q_in.size(2), kv_heads = k_pool.size(2);
   TORCH_CHECK(
-      head_dim == k_pool.size(3) && head_dim > 0, kOp, ": q must have the head_dim of the pools, ", k_pool.size(3),
+      head_dim == head_dim_of(k_pool) && head_dim > 0, kOp, ": q must have the head_dim of the pools, ", head_dim_of(k_pool),
       ", not ", head_dim);
   TORCH_CHECK(
       kv_heads > 0 && heads % kv_heads == 0, kOp, ": q must have a multiple of the pools' ", kv_heads,
@@ -141,7 +170,8 @@ at::Tensor paged_attention(
   const int64_t sequences = query_start.size(0) - 1;
   const at::Tensor kv_length = int32_tensor(kOp, "kv_length", kv_length_in, {sequences});
   const at::Tensor page_table = int32_tensor(kOp, "page_table", page_table_in, {sequences, -1});
-  const at::Tensor q = q_in.stride(2) == 1 ? q_in : q_in.contiguous();
+  const at::Tensor plain_q = q_in.stride(2) == 1 ? q_in : q_in.contiguous();
+  const at::Tensor q = is_int4(k_pool) ? rotated(plain_q) : plain_q;
   at::Tensor out = q.new_empty(q.sizes());
   const AttentionArgs args{
       .q = q.const_data_ptr(),

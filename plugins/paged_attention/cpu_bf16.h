@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "native/cast.h"
+#include "native/hadamard.h"
 #include "paged_attention/cpu_kernel.h"
 #include "paged_attention/cpu_rows.h"
 #include "paged_attention/cpu_scales.h"
@@ -89,6 +90,12 @@ inline void finish_row(const AttentionArgs& a, const Rows& rows, int64_t row, co
     target[a.head_dim] = top;
     target[a.head_dim + 1] = total;
     return;
+  }
+  float rotated[kMaxHeadDim];
+  if (a.pool == Dtype::int4) {
+    std::memcpy(rotated, acc, a.head_dim * sizeof(float));
+    rotate_heads(rotated, a.head_dim);
+    acc = rotated;
   }
   bf16* out = static_cast<bf16*>(a.out) + token_head(a, rows, row) * a.head_dim;
   const __m512 inverse = _mm512_set1_ps(a.v_scale / total);

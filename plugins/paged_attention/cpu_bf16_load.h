@@ -1,4 +1,4 @@
-// Elements of a pool as bfloat16, exactly: e4m3 and int8 fit. For files compiled for AVX512-BF16; everything
+// Elements of a pool as bfloat16, exactly: e4m3, int8 and int4 fit. For files compiled for AVX512-BF16; everything
 // here has internal linkage (see cpu_bf16.h).
 #pragma once
 
@@ -44,11 +44,63 @@ inline __m512i load_masked(__mmask32 mask, const int8_t* p) {
   return reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high, low));
 }
 
+// The bfloat16 numbers of 4 bits, twice: of an index in 16 bits, the lowest 5 count.
+struct Int4Table {
+  alignas(64) uint16_t of[32];
+};
+
+constexpr Int4Table make_int4_table() {
+  constexpr uint16_t magnitude[9] = {0, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0, 0x4100};
+  Int4Table table{};
+  for (int i = 0; i < 32; ++i) {
+    const int code = i % 16;
+    table.of[i] = code < 8 ? magnitude[code] : static_cast<uint16_t>(0x8000 | magnitude[16 - code]);
+  }
+  return table;
+}
+
+constexpr Int4Table kInt4 = make_int4_table();
+
+// Numbers whose 4 bits are the lowest of each 16.
+inline __m512i from_int4(__m512i bits) {
+  return _mm512_permutexvar_epi16(bits, _mm512_load_si512(kInt4.of));
+}
+
+inline __m128i load_halves(__mmask32 mask, const int4* p) {  // the first 32 or 16 numbers
+  return _mm_maskz_loadu_epi8(mask == 0xffffffffu ? 0xffff : mask == 0 ? 0 : 0xff, p);
+}
+
+inline __m512i load_masked(__mmask32 mask, const int4* p) {
+  const __m512i bytes = _mm512_cvtepu8_epi32(load_halves(mask, p));
+  return from_int4(_mm512_or_si512(bytes, _mm512_slli_epi32(bytes, 12)));
+}
+
+// Elements in pairs as scores are summed over them: neighbours, but of int4 elements 8w + i and 8w + i + 4.
+template <typename Pool>
+inline __m512i load_pairs(__mmask32 mask, const Pool* p) {
+  return load_masked(mask, p);
+}
+
+template <>
+inline __m512i load_pairs(__mmask32 mask, const int4* p) {
+  const __m512i of_word = _mm512_set_epi32(3, 3, 3, 3, 2, 2, 2, 2, 1, 1, 1, 1, 0, 0, 0, 0);
+  const __m512i shift = _mm512_set_epi32(12, 8, 4, 0, 12, 8, 4, 0, 12, 8, 4, 0, 12, 8, 4, 0);
+  const __m512i words = _mm512_permutexvar_epi32(of_word, _mm512_castsi128_si512(load_halves(mask, p)));
+  return from_int4(_mm512_srlv_epi32(words, shift));
+}
+
+// The first or the second element of the pair at d, an even number, in the order of load_pairs().
+template <typename Pool>
+constexpr int64_t element_of_pair(int64_t d, int64_t second) {
+  return std::is_same_v<Pool, int4> ? d / 8 * 8 + d % 8 / 2 + 4 * second : d + second;
+}
+
 // Calls body(Pool{}) with a value of the pools' type, which is not float32.
 template <typename Body>
 inline void with_pool(const AttentionArgs& a, const Body& body) {
   if (a.pool == Dtype::bfloat16) body(bf16{});
   else if (a.pool == Dtype::fp8) body(fp8{});
+  else if (a.pool == Dtype::int4) body(int4{});
   else body(int8_t{});
 }
 

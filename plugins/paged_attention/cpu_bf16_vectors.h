@@ -59,6 +59,30 @@ inline void widen(__m512i x, __m512i out[2]) {
   out[1] = _mm512_unpackhi_epi8(low, high);
 }
 
+// Of int4, the first `count` elements, at most 64.
+template <bool Whole>
+inline __m256i load_int4_row(const int4* p, int64_t count) {
+  if (Whole || count >= 64) return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  return _mm256_maskz_loadu_epi8((uint32_t{1} << larger(count, 0) / 2) - 1, p);
+}
+
+// Of int4, 64 elements of each of eight keys: out[i] has those of keys i and i + 4.
+template <bool Whole>
+inline void load_eight(const int4* const* keys, int64_t d, int64_t dim, __m512i out[4]) {
+  for (int i = 0; i < 4; ++i) {
+    const __m256i low = load_int4_row<Whole>(advance(keys[i], d), dim - d);
+    out[i] = _mm512_inserti64x4(_mm512_castsi256_si512(low), load_int4_row<Whole>(advance(keys[i + 4], d), dim - d), 1);
+  }
+}
+
+// The numbers of 16-bit words of four each: out[i] has the i-th of each word.
+inline void widen_words(__m512i x, __m512i out[4]) {
+  out[0] = from_int4(x);
+  out[1] = from_int4(_mm512_srli_epi16(x, 4));
+  out[2] = from_int4(_mm512_srli_epi16(x, 8));
+  out[3] = from_int4(_mm512_srli_epi16(x, 12));
+}
+
 // The first `count` elements, or all that fill a vector.
 template <bool Whole, typename Pool>
 inline __m512i load_row(const Pool* p, int64_t count) {
@@ -90,32 +114,82 @@ inline void load_keys(const Pool* const* keys, int64_t d, int64_t dim, __m512i o
   }
 }
 
+// The same of eight keys, four and four.
+template <bool Whole, typename Pool>
+inline void load_key_groups(const Pool* const* keys, int64_t d, int64_t dim, __m512i out[2][kParts<Pool>]) {
+  if constexpr (std::is_same_v<Pool, int4>) {
+    __m512i x[4];
+    load_eight<Whole>(keys, d, dim, x);
+    const __m512i ab0 = _mm512_unpacklo_epi32(x[0], x[1]), ab1 = _mm512_unpackhi_epi32(x[0], x[1]);
+    const __m512i cd0 = _mm512_unpacklo_epi32(x[2], x[3]), cd1 = _mm512_unpackhi_epi32(x[2], x[3]);
+    const __m512i words[4] = {_mm512_unpacklo_epi64(ab0, cd0), _mm512_unpackhi_epi64(ab0, cd0),
+                              _mm512_unpacklo_epi64(ab1, cd1), _mm512_unpackhi_epi64(ab1, cd1)};
+    for (int half = 0; half < 2; ++half) {
+      const __m512i even = words[2 * half], odd = words[2 * half + 1];
+      widen_words(_mm512_shuffle_i64x2(even, odd, 0x44), out[0] + 4 * half);
+      widen_words(_mm512_shuffle_i64x2(even, odd, 0xee), out[1] + 4 * half);
+    }
+  } else {
+    load_keys<Whole>(keys, d, dim, out[0]);
+    load_keys<Whole>(keys + 4, d, dim, out[1]);
+  }
+}
+
+// Where in kLoad elements the pair is that a part of load_keys() or load_key_groups() has in a lane.
+template <typename Pool>
+constexpr int64_t place_in_load(int64_t part, int64_t lane) {
+  if (std::is_same_v<Pool, int4>) return 8 * (lane % 2 * 4 + part / 4 * 2 + lane / 2) + part % 4 * 2;
+  return kLoad<Pool> / 4 * lane + 2 * part;
+}
+
+// By part, which elements of a load are in the words of a vector.
+template <typename Pool>
+struct SpreadOrder {
+  alignas(64) uint16_t of[kParts<Pool>][32] = {};
+
+  constexpr SpreadOrder() {
+    for (int part = 0; part < kParts<Pool>; ++part)
+      for (int word = 0; word < 32; ++word)
+        of[part][word] = static_cast<uint16_t>(element_of_pair<Pool>(place_in_load<Pool>(part, word / 8), word % 2));
+  }
+};
+
+template <typename Pool>
+constexpr SpreadOrder<Pool> kSpreadOrder;
+
 // A query as load_keys() wants it: out is [loads, kParts, 16, 2], each pair repeated four times.
 template <typename Pool>
 void spread_query(const bf16* q, int64_t dim, bf16* out) {
-  for (int64_t d = 0; d < dim; d += kLoad<Pool>)
-    for (int64_t part = 0; part < kParts<Pool>; ++part)
-      for (int64_t lane = 0; lane < 4; ++lane) {
-        const int64_t from = d + kLoad<Pool> / 4 * lane + 2 * part;
-        uint32_t pair = 0;
-        if (from < dim) std::memcpy(&pair, q + from, sizeof pair);
-        for (int64_t i = 0; i < 4; ++i, out += 2) std::memcpy(out, &pair, sizeof pair);
-      }
+  const auto load = [&](int64_t d) {  // 32 elements, those from `dim` on 0
+    return load_masked(dim - d >= 32 ? 0xffffffffu : d < dim ? 0xffffu : 0, q + d);
+  };
+  for (int64_t d = 0; d < dim; d += kLoad<Pool>) {
+    const __m512i low = load(d), high = kLoad<Pool> > 32 ? load(d + 32) : low;
+    for (int part = 0; part < kParts<Pool>; ++part, out += 32)
+      _mm512_storeu_si512(out, _mm512_permutex2var_epi16(low, _mm512_load_si512(kSpreadOrder<Pool>.of[part]), high));
+  }
 }
 
 // Elements [d, d + 64) of two keys in pairs, those from `dim` on 0, as four vectors.
 template <bool Whole, typename Pool>
 inline void load_values(const Pool* even, const Pool* odd, int64_t d, int64_t dim, __m512i out[4]) {
-  const __m512i x = load_row<Whole>(even + d, dim - d), y = load_row<Whole>(odd + d, dim - d);
-  if constexpr (sizeof(Pool) == 2) {
-    out[0] = _mm512_unpacklo_epi16(x, y);
-    out[1] = _mm512_unpackhi_epi16(x, y);
-    const __m512i z = load_row<Whole>(even + d + 32, dim - d - 32), w = load_row<Whole>(odd + d + 32, dim - d - 32);
-    out[2] = _mm512_unpacklo_epi16(z, w);
-    out[3] = _mm512_unpackhi_epi16(z, w);
+  if constexpr (std::is_same_v<Pool, int4>) {
+    const __m512i of_even = _mm512_castsi256_si512(load_int4_row<Whole>(advance(even, d), dim - d));
+    const __m512i of_odd = _mm512_castsi256_si512(load_int4_row<Whole>(advance(odd, d), dim - d));
+    widen_words(_mm512_permutex2var_epi16(of_even, pairs_low(), of_odd), out);
+    return;
   } else {
-    widen<Pool>(_mm512_unpacklo_epi8(x, y), out);
-    widen<Pool>(_mm512_unpackhi_epi8(x, y), out + 2);
+    const __m512i x = load_row<Whole>(even + d, dim - d), y = load_row<Whole>(odd + d, dim - d);
+    if constexpr (sizeof(Pool) == 2) {
+      out[0] = _mm512_unpacklo_epi16(x, y);
+      out[1] = _mm512_unpackhi_epi16(x, y);
+      const __m512i z = load_row<Whole>(even + d + 32, dim - d - 32), w = load_row<Whole>(odd + d + 32, dim - d - 32);
+      out[2] = _mm512_unpacklo_epi16(z, w);
+      out[3] = _mm512_unpackhi_epi16(z, w);
+    } else {
+      widen<Pool>(_mm512_unpacklo_epi8(x, y), out);
+      widen<Pool>(_mm512_unpackhi_epi8(x, y), out + 2);
+    }
   }
 }
 
@@ -125,6 +199,10 @@ void order_sums(const float* sums, int64_t columns, float* out) {
   for (int64_t c = 0; c < columns; ++c, sums += 64, out += 64)
     for (int64_t v = 0; v < 4; ++v)
       for (int64_t lane = 0; lane < 4; ++lane) {
+        if constexpr (std::is_same_v<Pool, int4>) {
+          for (int64_t i = 0; i < 4; ++i) out[16 * lane + 4 * i + v] = sums[16 * v + 4 * lane + i];
+          continue;
+        }
         const int64_t d = sizeof(Pool) == 2 ? v / 2 * 32 + 8 * lane + v % 2 * 4 : 16 * lane + 4 * v;
         std::memcpy(out + d, sums + 16 * v + 4 * lane, 4 * sizeof(float));
       }

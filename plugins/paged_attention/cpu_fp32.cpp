@@ -1,4 +1,5 @@
 // What is done to a row of the float32 kernel, and the kernel. See cpu_fp32.h.
+#include "native/hadamard.h"
 #include "paged_attention/cpu_fp32.h"
 
 namespace kvforge {
@@ -84,6 +85,7 @@ void fp32_finish_row(const AttentionArgs& a, const Rows& rows, int64_t row, cons
   }
   const int64_t offset = token_head(a, rows, row) * a.head_dim;
   const float inverse = a.v_scale / sums.total;
+  if (a.pool == Dtype::int4) rotate_heads(sums.sums, a.head_dim);
   for (int64_t d = 0; d < a.head_dim; ++d) {
     if (a.q_bf16) store(static_cast<bf16*>(a.out) + offset + d, sums.sums[d] * inverse);
     else store(static_cast<float*>(a.out) + offset + d, sums.sums[d] * inverse);

@@ -13,7 +13,7 @@ template <typename Pool>
 inline void fetch(const KeyRows& keys, int64_t first, int64_t kv_head, int64_t dim) {
   for (int64_t key = first; key < first + kSlab; ++key) {
     const char* row = reinterpret_cast<const char*>(keys.row<Pool>(key, kv_head));
-    for (int64_t b = 0; b < dim * static_cast<int64_t>(sizeof(Pool)); b += 64) __builtin_prefetch(row + b, 0, 2);
+    for (int64_t b = 0; b < bytes_of<Pool>(dim); b += 64) __builtin_prefetch(row + b, 0, 2);
   }
 }
 

@@ -13,6 +13,8 @@ namespace {
 
 template <typename Pool>
 constexpr int kPerWord = 4 / static_cast<int>(sizeof(Pool));  // elements in 32 bits
+template <>
+constexpr int kPerWord<int4> = 8;
 
 // Element i of each word.
 template <typename Pool>
@@ -21,6 +23,7 @@ inline vfloat element(vint words, int i) {
   else if constexpr (std::is_same_v<Pool, bf16>)
     return reinterpret_cast<vfloat>(i == 0 ? words << 16 : words & static_cast<int32_t>(0xffff0000));
   else if constexpr (std::is_same_v<Pool, fp8>) return from_e4m3(words >> 8 * i);
+  else if constexpr (std::is_same_v<Pool, int4>) return __builtin_convertvector((words << (28 - 4 * i)) >> 28, vfloat);
   else return __builtin_convertvector((words << (24 - 8 * i)) >> 24, vfloat);
 }
 
@@ -32,12 +35,12 @@ inline void transpose_elements(const Pool* const* rows, int64_t first, int64_t c
 #pragma GCC unroll 16
   for (int i = 0; i < kLanes; ++i) {
     x[i] = vint{};
-    std::memcpy(&x[i], rows[i] + first, Whole ? sizeof x[i] : count * sizeof(Pool));
+    std::memcpy(&x[i], advance(rows[i], first), Whole ? sizeof x[i] : bytes_of<Pool>(count));
   }
   transpose(x);
 #pragma GCC unroll 16
   for (int i = 0; i < kLanes; ++i)
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int j = 0; j < kPerWord<Pool>; ++j) {
       const int64_t e = i * kPerWord<Pool> + j;
       if (Whole || e < count) store(out + e * stride, element<Pool>(x[i], j));
@@ -53,12 +56,18 @@ inline void transpose_keys(const Pool* const* keys, int64_t dim, float* out, int
   if (d < dim) transpose_elements<false>(keys, d, dim - d, out + d * stride, stride);
 }
 
+template <typename Pool>
+inline float number(const Pool* row, int64_t i) {
+  if constexpr (std::is_same_v<Pool, int4>) return static_cast<float>(static_cast<int8_t>(row[i / 2].bits << 4 * (1 - i % 2)) >> 4);
+  else return to_float(row[i]);
+}
+
 // A row of values, padded with zeros to `padded` elements.
 template <typename Pool>
 inline void load_values(const Pool* v, int64_t dim, int64_t padded, float* out) {
   int64_t d = 0;
-  for (; d + kLanes <= dim; d += kLanes) store(out + d, load(v + d));
-  for (; d < dim; ++d) out[d] = to_float(v[d]);
+  for (; d + kLanes <= dim; d += kLanes) store(out + d, load(advance(v, d)));
+  for (; d < dim; ++d) out[d] = number(v, d);
   for (; d < padded; ++d) out[d] = 0;
 }
 
@@ -98,6 +107,7 @@ inline void with_pool(const AttentionArgs& a, const Body& body) {
     case Dtype::bfloat16: return body(bf16{});
     case Dtype::fp8: return body(fp8{});
     case Dtype::int8: return body(int8_t{});
+    case Dtype::int4: return body(int4{});
   }
 }
 

@@ -35,16 +35,16 @@ void pack_block(const AttentionArgs& a, const Rows& rows, int64_t begin, char* k
       }
       __m512i x[16];
       for (int i = 0; i < 16; ++i)
-        x[i] = needed(key + i) ? load_masked(step_mask(a, s), k + k_offset[key + i - first] + s * kStep)
+        x[i] = needed(key + i) ? load_masked(step_mask(a, s), advance(k + k_offset[key + i - first], s * kStep))
                                : _mm512_setzero_si512();
       store_transposed(x, k_out);
     }
   for (int64_t key = begin; key < begin + kKeyBlock; key += 2) {
     char* out = v_out + (key - begin) / kStep * kTileBytes + (key - begin) % kStep / 2 * kTileRowBytes;
     for (int64_t d = 0; d < a.head_dim; d += 16, out += kKeyBlock / kStep * kTileBytes) {
-      const __m512i even = needed(key) ? load_masked(0xffff, v + v_offset[key - first] + d) : _mm512_setzero_si512();
+      const __m512i even = needed(key) ? load_masked(0xffff, advance(v + v_offset[key - first], d)) : _mm512_setzero_si512();
       const __m512i odd =
-          needed(key + 1) ? load_masked(0xffff, v + v_offset[key + 1 - first] + d) : _mm512_setzero_si512();
+          needed(key + 1) ? load_masked(0xffff, advance(v + v_offset[key + 1 - first], d)) : _mm512_setzero_si512();
       _mm512_storeu_si512(out, interleave(even, odd));
     }
   }

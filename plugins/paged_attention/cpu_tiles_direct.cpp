@@ -20,7 +20,8 @@ class Ahead {
     int64_t offsets[kKeyBlock];
     key_offsets(a, pool, work.heads[0].pages, work.begin, work.end, offsets);
     const int64_t first = work.heads[0].kv_head * pool.head_stride;
-    const int64_t last = work.heads[work.count - 1].kv_head * pool.head_stride + a.head_dim;
+    const int64_t last = work.heads[work.count - 1].kv_head * pool.head_stride +
+        bytes_of<Pool>(a.head_dim) / static_cast<int64_t>(sizeof(Pool));
     for (int64_t i = 0; i < work.end - work.begin; ++i)
       rows_[count_++] = reinterpret_cast<const char*>(static_cast<const Pool*>(pool.data) + offsets[i] + first);
     bytes_ = (last - first) * static_cast<int64_t>(sizeof(Pool));
@@ -76,10 +77,10 @@ inline void score_keys(const char* q, int64_t steps, const Keys& keys, char* sco
   for_tiles<Tiles>([&](auto i) { tile_store<i.value>(scores + i.value * kTileBytes, kTileRowBytes); });
 }
 
-// The values of 32 keys, 16 * Tiles dimensions from `from` on, as right operands; those of keys outside [low, high) are
+// The values of 32 keys of a head, 16 * Tiles dimensions from `from` on, as right operands; those of keys outside [low, high) are
 // zeros: what is not seen may hold a NaN. pause() is called eight times.
 template <int Tiles, typename Pool, typename Pause>
-inline void interleave_values(const Pool* const* rows, int64_t from, int64_t low, int64_t high, char* out,
+inline void interleave_values(const Pool* const* rows, int64_t head, int64_t from, int64_t low, int64_t high, char* out,
                               const Pause& pause) {
   constexpr int kParts = (Tiles + 1) / 2;
   constexpr __mmask32 kLast = Tiles % 2 != 0 ? 0xffffu : 0xffffffffu;
@@ -88,7 +89,7 @@ inline void interleave_values(const Pool* const* rows, int64_t from, int64_t low
   const auto load = [&](int64_t key, int part) {
     const __mmask32 mask = part + 1 == kParts ? kLast : 0xffffffffu;
     if (!whole && (key < low || key >= high)) return _mm512_setzero_si512();
-    return load_masked(mask, rows[key] + from + part * kStep);
+    return load_masked(mask, advance(rows[key] + head, from + part * kStep));
   };
   for (int64_t i = 0; i < kStep; i += 4) {
     pause();
@@ -157,13 +158,13 @@ void direct_heads(const AttentionArgs& a, const DirectWork& work, const Pool* co
   for (int64_t slab = 0; slab < padded; slab += kSlab) {
     const auto keys = [&](int64_t step, int64_t i) -> Place {
       const int64_t key = slab + i * kRowsOfTile, s = step % steps;
-      const int64_t shift = heads[step / steps].kv_head * a.k.head_stride + s * kStep;
+      const int64_t head = heads[step / steps].kv_head * a.k.head_stride;
       // 16 keys are the rows of a tile as they lie in a page; else they are put together.
       if (in_place && base + key >= begin && base + key + kRowsOfTile <= end)
-        return {k_rows[key] + shift, a.k.slot_stride * static_cast<int64_t>(sizeof(Pool))};
+        return {advance(k_rows[key] + head, s * kStep), a.k.slot_stride * static_cast<int64_t>(sizeof(Pool))};
       char* const tile = at.tile + i * kTileBytes;
       for (int64_t r = 0; r < kRowsOfTile; ++r)
-        _mm512_storeu_si512(tile + r * kTileRowBytes, load_masked(step_mask(a, s), k_rows[key + r] + shift));
+        _mm512_storeu_si512(tile + r * kTileRowBytes, load_masked(step_mask(a, s), advance(k_rows[key + r] + head, s * kStep)));
       return {tile, kTileRowBytes};
     };
     const auto pause = [&] { ahead.fetch(with_scores); };
@@ -207,7 +208,7 @@ void direct_heads(const AttentionArgs& a, const DirectWork& work, const Pool* co
         char* tile = at.tile;
         for (int64_t step = 0; step < padded; step += kStep) {
           const int64_t first = base + step;
-          interleave_values<tiles.value>(v_rows + step, shift + d, begin - first, end - first, tile,
+          interleave_values<tiles.value>(v_rows + step, shift, d, begin - first, end - first, tile,
                                          [&] { ahead.fetch(with_values); });
           tile_load<4>(at.weights + step * 2, kWeightRow);
           for_tiles<tiles.value>([&](auto i) {

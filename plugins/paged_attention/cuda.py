@@ -11,7 +11,8 @@ import triton.language as tl
 from torch import Tensor
 
 from plugins.errors import PluginError
-from plugins.kv_quantization import LARGEST
+from plugins.kv_quantization import INT4, LARGEST
+from plugins.kv_rotation import rotate_heads
 from plugins.paged_attention.cuda_combine import paged_attention_combine_kernel
 from plugins.paged_attention.cuda_partial import paged_attention_partial_kernel
 from plugins.paged_attention.cuda_tuning import Tuning, default_tuning
@@ -53,6 +54,11 @@ class AttentionShape:
         """In what the matrices are multiplied: q's dtype where that holds every cached number, else float32."""
         same = self.cache.dtype == self.q_dtype or self.cache.dtype in LARGEST
         return self.q_dtype if same else torch.float32
+
+    @property
+    def out_dtype(self) -> torch.dtype:
+        """The kernels' result: of int4 it is still to be rotated back, in float32."""
+        return torch.float32 if self.cache.dtype == INT4 else self.q_dtype
 
     def tuning(self, capability: int = 90) -> Tuning:
         cache = self.cache
@@ -142,7 +148,7 @@ def combine_spec(shape: AttentionShape, tuning: Tuning) -> KernelSpec:
         function=paged_attention_combine_kernel,
         inputs=(*_inputs(shape), *partial),
         sizes=(Size("num_tokens", "q", 0), *_SEQUENCE_SIZES),
-        outputs=(Pointer("out", shape.q_dtype),),
+        outputs=(Pointer("out", shape.out_dtype),),
         constants=tuple(constants.items()),
         grid=lambda sizes: (num_tiles(sizes["num_tokens"], sizes["num_sequences"], tile), kv_heads, 1),
         num_warps=blocks.num_warps,
@@ -174,12 +180,14 @@ def launch(
     """
     q = q if q.stride()[1:] == (q.shape[2], 1) else q.contiguous()
     cache = layout_of(k_pool, v_pool, k_scales, v_scales, k_scale, v_scale)
-    shape = AttentionShape(cache, q.dtype, q.shape[1], scale, window, q.stride(0))
+    token_stride = 0 if cache.dtype == INT4 else q.stride(0)
+    shape = AttentionShape(cache, q.dtype, q.shape[1], scale, window, token_stride)
     check_capability(cache.dtype, capability_of(q))
     tuning = tuning or shape.tuning(capability_of(q))
-    out = q.new_empty(q.shape)
+    rotated = cache.dtype == INT4
+    out = q.new_empty(q.shape, dtype=shape.out_dtype)
     tensors = {
-        "q": q,
+        "q": rotate_heads(q).to(q.dtype) if rotated else q,
         "k_pool": k_pool,
         "v_pool": v_pool,
         "query_start": query_start,
@@ -194,4 +202,4 @@ def launch(
         tensors["partial"] = q.new_empty(partial_shape, dtype=torch.float32)
         run_kernel(partial_spec(shape, tuning), tensors, wrap)
     run_kernel(combine_spec(shape, tuning), tensors, wrap)
-    return out
+    return rotate_heads(out).to(q.dtype) if rotated else out

@@ -6,14 +6,20 @@ import triton.language as tl
 
 @triton.jit
 def _load_rows(pool, rows, columns, valid, MASKED: tl.constexpr, HEAD_DIM: tl.constexpr):
-    """[keys, head dim] elements; masked ones are 0, whatever their memory holds."""
-    pointers = pool + rows[:, None] + columns[None, :]
+    """[keys, head dim] numbers; masked ones are 0, whatever their memory holds."""
+    IN_PAIRS: tl.constexpr = pool.dtype.element_ty == tl.uint8
+    places = columns // 2 if IN_PAIRS else columns
+    pointers = pool + rows[:, None] + places[None, :]
     if MASKED:
-        return tl.load(pointers, valid[:, None] & (columns < HEAD_DIM)[None, :], other=0.0)
+        stored = tl.load(pointers, valid[:, None] & (columns < HEAD_DIM)[None, :], other=0.0)
     elif columns.shape[0] != HEAD_DIM:
-        return tl.load(pointers, (columns < HEAD_DIM)[None, :], other=0.0)
+        stored = tl.load(pointers, (columns < HEAD_DIM)[None, :], other=0.0)
     else:
-        return tl.load(pointers)
+        stored = tl.load(pointers)
+    if IN_PAIRS:  # the even number in the lower half, in two's complement
+        code = (stored.to(tl.int32) >> (columns % 2 * 4)[None, :]) & 15
+        stored = ((code ^ 8) - 8).to(tl.int8)
+    return stored
 
 
 @triton.jit
@@ -60,7 +66,8 @@ def attend_block(
     else:
         page = tl.load(table + key // PAGE_SIZE).to(tl.int64)
         in_page = key % PAGE_SIZE
-    rows = page * PAGE_STRIDE + in_page * (KV_HEADS * HEAD_DIM)
+    STORED_DIM: tl.constexpr = HEAD_DIM // 2 if k_pool.dtype.element_ty == tl.uint8 else HEAD_DIM
+    rows = page * PAGE_STRIDE + in_page * (KV_HEADS * STORED_DIM)
     places = page * SCALES_PAGE_STRIDE + in_page * KV_HEADS
 
     k = _load_rows(k_pool, rows, columns, valid, MASKED, HEAD_DIM).to(q.dtype)

@@ -9,7 +9,7 @@ from plugins.paged_attention.cuda import AttentionShape, combine_spec, launch, l
 from plugins.paged_attention.cuda_tuning import Blocks, Tuning
 from plugins.triton_cache import CacheLayout
 from plugins.triton_kernel import KernelSpec
-from plugins.triton_specs import BF16, INT8, caches, query_dtype
+from plugins.triton_specs import BF16, INT8, caches_with_int4, query_dtype
 
 HEADS = ((1, 32, 128), (7, 4, 128), (8, 8, 128), (32, 1, 128), (16, 1, 256), (3, 2, 20))
 """Other heads: queries per KV head, KV heads, head dim."""
@@ -19,7 +19,7 @@ SMALL = Tuning(Blocks(16, 16, 4, 2), Blocks(16, 16, 4, 2), num_splits=4, min_spl
 
 def kernel_specs(capability: int, full: bool) -> Iterator[KernelSpec]:
     """Specialisations for this compute capability (90: 9.0): a representative few, or many."""
-    for cache in caches(capability, full):
+    for cache in caches_with_int4(capability, full):
         shape = AttentionShape(cache, query_dtype(cache), 4 * cache.kv_heads, 0.1)
         tuning = shape.tuning(capability)
         yield partial_spec(shape, tuning)

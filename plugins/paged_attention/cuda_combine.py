@@ -104,8 +104,9 @@ def _tile(
     first_position = length - queries + first_query
     position = length - queries + query
     end_key = length - queries + tl.minimum(first_query + TILE, queries)
-    k_pool += kv_head * HEAD_DIM
-    v_pool += kv_head * HEAD_DIM
+    STORED_DIM: tl.constexpr = HEAD_DIM // 2 if k_pool.dtype.element_ty == tl.uint8 else HEAD_DIM
+    k_pool += kv_head * STORED_DIM
+    v_pool += kv_head * STORED_DIM
     if k_scales is not None:
         k_scales += kv_head
         v_scales += kv_head

@@ -74,8 +74,9 @@ def paged_attention_partial_kernel(
     total = tl.zeros([ROWS], tl.float32)
     position = tl.full([ROWS], 0, tl.int32) + (length - 1)
     table = page_table + s.to(tl.int64) * max_pages
-    k_pool += kv_head * HEAD_DIM
-    v_pool += kv_head * HEAD_DIM
+    STORED_DIM: tl.constexpr = HEAD_DIM // 2 if k_pool.dtype.element_ty == tl.uint8 else HEAD_DIM
+    k_pool += kv_head * STORED_DIM
+    v_pool += kv_head * STORED_DIM
     if k_scales is not None:
         k_scales += kv_head
         v_scales += kv_head

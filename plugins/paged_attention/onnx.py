@@ -6,6 +6,7 @@ from onnx import FunctionProto
 from plugins.onnx_body import Body, Value
 from plugins.onnx_cache import FLOAT, readable
 from plugins.onnx_node import Cache, OnnxNode
+from plugins.onnx_pairs import out_of_pairs, rotate_heads
 from plugins.paged_attention import OPERATOR
 
 _INPUTS, _SCALES, _ATTRIBUTES = OPERATOR.tensors, OPERATOR.optional_tensors, OPERATOR.attributes
@@ -17,7 +18,10 @@ def _body(cache: Cache, dynamic: bool) -> FunctionProto:
     pools = {name: readable(body, f"{name}_pool", cache) for name in "kv"}
     page_size, kv_heads = body.size(pools["k"], 1), body.size(pools["k"], 2)
     group = body.Div(heads, kv_heads)
-    q = body.Reshape(body.to("q", FLOAT), body.shape(tokens, kv_heads, group, head_dim), allowzero=1)
+    queries, stored_dim = body.to("q", FLOAT), body.size(pools["k"], 3)
+    if cache is Cache.INT4:
+        queries = body.to(body.CastLike(rotate_heads(body, queries, head_dim), "q"), FLOAT)
+    q = body.Reshape(queries, body.shape(tokens, kv_heads, group, head_dim), allowzero=1)
     starts, lengths, table = (body.to_int64(name) for name in ("query_start", "kv_length", "page_table"))
     scale, window = body.float_attribute("scale"), body.int_attribute("window")
     factors = {} if dynamic or cache is Cache.FLOAT else {name: body.float_attribute(f"{name}_scale") for name in "kv"}
@@ -43,9 +47,10 @@ def _body(cache: Cache, dynamic: bool) -> FunctionProto:
         def values(name: str) -> Value:
             """[kv_heads, 1, keys, head_dim] float32."""
             slots = inner.Reshape(
-                inner.Gather(pools[name], pages), inner.shape(num_slots, kv_heads, head_dim), allowzero=1
+                inner.Gather(pools[name], pages), inner.shape(num_slots, kv_heads, stored_dim), allowzero=1
             )
-            stored = inner.to(inner.rows(slots, begin_slot, end_slot), FLOAT)
+            rows = inner.rows(slots, begin_slot, end_slot)
+            stored = out_of_pairs(inner, rows) if cache is Cache.INT4 else inner.to(rows, FLOAT)
             if dynamic:
                 scales = inner.Reshape(
                     inner.Gather(f"{name}_scales", pages), inner.shape(num_slots, kv_heads, 1), allowzero=1
@@ -68,6 +73,8 @@ def _body(cache: Cache, dynamic: bool) -> FunctionProto:
 
     nothing = body.to(body.rows("q", zero, zero), FLOAT)
     attended = body.loop(body.size(active, 0), nothing, 3, sequence)
+    if cache is Cache.INT4:
+        attended = rotate_heads(body, attended, head_dim)
     result = [("attended", body.CastLike(attended, "q"))]
     if dynamic:
         return body.function("PagedAttentionDynamic", (*_INPUTS, *_SCALES), result, ("scale", "window"))
@@ -81,7 +88,7 @@ NODES = (
         outputs=("attended",),
         attributes=_ATTRIBUTES,
         body=lambda cache: _body(cache, dynamic=False),
-        caches=tuple(Cache),
+        caches=(Cache.FLOAT, Cache.E4M3, Cache.INT8),
     ),
     OnnxNode(
         name="PagedAttentionDynamic",
@@ -89,6 +96,6 @@ NODES = (
         outputs=("attended",),
         attributes=_ATTRIBUTES[:2],
         body=lambda cache: _body(cache, dynamic=True),
-        caches=(Cache.E4M3, Cache.INT8),
+        caches=(Cache.E4M3, Cache.INT8, Cache.INT4),
     ),
 )

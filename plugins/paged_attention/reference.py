@@ -3,6 +3,9 @@
 import torch
 from torch import Tensor
 
+from plugins.kv_quantization import INT4, dequantize
+from plugins.kv_rotation import rotate_heads
+
 
 def reference(
     q: Tensor,
@@ -21,19 +24,23 @@ def reference(
     """Attention of T packed queries, causal from the right, over the pages of their sequences.
 
     q: [T, heads, head_dim] already rotated, heads a multiple of kv_heads; k_pool, v_pool: [pages, page_size,
-    kv_heads, head_dim] bfloat16, float32, float8_e4m3fn or int8. query_start: [S+1] int32 from 0 to T;
-    kv_length: [S] int32; page_table: [S, M] int32 physical pages, entries that no query needs are arbitrary.
+    kv_heads, head_dim] bfloat16, float32, float8_e4m3fn or int8, or uint8 with head_dim/2 for int4.
+    query_start: [S+1] int32 from 0 to T; kv_length: [S] int32; page_table: [S, M] int32 physical pages, entries that
+    no query needs are arbitrary.
     Sequence s has n = query_start[s+1] - query_start[s] queries (0 allowed), the last n of its kv_length[s]
     positions; the query at position p attends keys 0..p, with window > 0 keys max(0, p-window+1)..p. `scale`
     multiplies the scores. Result: [T, heads, head_dim] in q.dtype, contiguous, softmax and sums in float32.
     The value of an 8-bit element is the stored number times k_scales[page, offset, head] (float32, [pages,
-    page_size, kv_heads]), or times the float k_scale where there are none; likewise V.
+    page_size, kv_heads]), or times the float k_scale where there are none; likewise V. Pools of int4 have scales and
+    hold heads rotated by plugins.kv_rotation: q is rotated and rounded to its dtype, and the result rotated back.
     A sequence's result does not depend, in any bit, on the other sequences or on which pages it has.
     Raises RuntimeError on a wrong shape or dtype, and on a needed page outside the pools.
     """
     page_size, num_kv_heads = k_pool.shape[1:3]
     group = q.shape[1] // num_kv_heads
+    rotated = k_pool.dtype == INT4
     out = torch.empty(q.shape, dtype=q.dtype)
+    q = rotate_heads(q).to(q.dtype) if rotated else q
     starts = query_start.tolist()
     for s, length in enumerate(kv_length.tolist()):
         begin, end = starts[s], starts[s + 1]
@@ -50,11 +57,11 @@ def reference(
             hidden |= key[None, :] <= position[:, None] - window
         score = torch.einsum("qhd,khd->hqk", q[begin:end].float(), k) * scale
         weight = score.masked_fill(hidden, float("-inf")).softmax(dim=-1)
-        out[begin:end] = torch.einsum("hqk,khd->qhd", weight, v).to(q.dtype)
+        attended = torch.einsum("hqk,khd->qhd", weight, v)
+        out[begin:end] = (rotate_heads(attended) if rotated else attended).to(q.dtype)
     return out
 
 
 def _values(pool: Tensor, scales: Tensor | None, scale: float, page: Tensor, offset: Tensor) -> Tensor:
     """The cached vectors at these places, [keys, kv_heads, head_dim] float32."""
-    stored = pool[page, offset].float()
-    return stored * scale if scales is None else stored * scales[page, offset][..., None]
+    return dequantize(pool[page, offset], None if scales is None else scales[page, offset], scale)

@@ -10,7 +10,7 @@ from plugins.rope_paged_kv_write.reference import reference
 OPERATOR = define(
     Operator(
         reference,
-        version=2,
+        version=3,
         writes=("k_pool", "v_pool", "k_scales", "v_scales"),
         graphs=("lower",),
         # No contraction: the rotation is then bit for bit the reference's.
@@ -40,11 +40,14 @@ def rope_paged_kv_write(
     k, v: [T, kv_heads, head_dim], any float dtype, strided views allowed; k not yet rotated. cos, sin:
     [T, head_dim/2] float32, element i of a head pairs with i + head_dim/2. slot_mapping: [T] int32, page *
     page_size + offset, negative = the token is not written. k_pool, v_pool: [pages, page_size, kv_heads,
-    head_dim] bfloat16, float32, float8_e4m3fn or int8; the rotation is computed in float32.
+    head_dim] bfloat16, float32, float8_e4m3fn or int8, or uint8 with head_dim/2 for int4; rotations are computed in
+    float32.
 
     8-bit pools store x / scale, saturated and rounded half to even. With k_scales, v_scales ([pages, page_size,
     kv_heads] float32) each token and head gets the scale max|x| / (448 for e4m3, 127 for int8), written beside
-    it; without them every element is divided by the floats k_scale and v_scale. Float pools take neither.
+    it; without them every element is divided by the floats k_scale and v_scale. Float pools take neither. Pools of
+    int4 (plugins.kv_quantization.INT4) need k_scales and v_scales, with 7 for 127; K, after RoPE, and V are rotated by
+    plugins.kv_rotation first.
     Raises RuntimeError on a wrong shape or dtype and on a slot outside the pools, before any write.
     """
     scales = () if k_scales is None or v_scales is None else (k_scales, v_scales)

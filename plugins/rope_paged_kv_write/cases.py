@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from plugins.cases import (
+    ALL_FORMATS,
     DTYPES,
-    FORMATS,
     HEAD_DIMS,
     PAGE_SIZES,
     SMALL_HEAD_DIMS,
@@ -17,7 +17,7 @@ from plugins.cases import (
     static_scales,
 )
 from plugins.judge import bits_differ, values_differ
-from plugins.kv_quantization import LARGEST
+from plugins.kv_quantization import INT4, LARGEST, dequantize
 
 
 def random_case(
@@ -25,7 +25,7 @@ def random_case(
     *,
     small: bool = False,
     dtypes: Sequence[torch.dtype] = DTYPES,
-    formats: Sequence[CacheFormat] = FORMATS,
+    formats: Sequence[CacheFormat] = ALL_FORMATS,
     not_finite: bool = False,
 ) -> tuple:
     """Arguments of `rope_paged_kv_write`; slots are distinct, some negative, k and v may be strided views."""
@@ -76,6 +76,8 @@ def _rank(values: Tensor) -> Tensor:
     """Integers in the order of the numbers; NaN of e4m3 is one number."""
     if values.dtype == torch.int8:
         return values.int()
+    if values.dtype == INT4:
+        return dequantize(values, None).int()
     bits = values.view(torch.uint8).int()
     magnitude = bits & 127
     return torch.where(bits >= 128, -magnitude, magnitude).masked_fill(magnitude == 127, 1000)

@@ -33,8 +33,8 @@ auto kernel() -> decltype(&isa_portable::write_tokens) {
 at::Tensor source(const char* name, const at::Tensor& t, const at::Tensor& k, const at::Tensor& pool) {
   check_float(kOp, name, t, 3);
   TORCH_CHECK(
-      t.size(1) == pool.size(2) && t.size(2) == pool.size(3), kOp, ": ", name, " must be [T, ", pool.size(2), ", ",
-      pool.size(3), "] to fit the pools, not ", t.sizes());
+      t.size(1) == pool.size(2) && t.size(2) == head_dim_of(pool), kOp, ": ", name, " must be [T, ", pool.size(2), ", ",
+      head_dim_of(pool), "] to fit the pools, not ", t.sizes());
   TORCH_CHECK(
       t.size(0) == k.size(0) && t.scalar_type() == k.scalar_type(), kOp, ": ", name,
       " must have as many tokens and the same dtype as k");
@@ -62,9 +62,9 @@ void rope_paged_kv_write(
     const at::Tensor& slot_mapping_in, at::Tensor& k_pool, at::Tensor& v_pool,
     const std::optional<at::Tensor>& k_scales, const std::optional<at::Tensor>& v_scales, double k_scale,
     double v_scale) {
-  check_pools(kOp, k_pool, v_pool);
+  check_pools(kOp, k_pool, v_pool, true);
   check_scales(kOp, k_pool, k_scales, v_scales, k_scale, v_scale);
-  const int64_t page_size = k_pool.size(1), kv_heads = k_pool.size(2), head_dim = k_pool.size(3);
+  const int64_t page_size = k_pool.size(1), kv_heads = k_pool.size(2), head_dim = head_dim_of(k_pool);
   TORCH_CHECK(head_dim % 2 == 0, kOp, ": k_pool must have an even head_dim, not ", head_dim);
   const at::Tensor k = source("k", k_in, k_in, k_pool);
   const at::Tensor v = source("v", v_in, k_in, v_pool);

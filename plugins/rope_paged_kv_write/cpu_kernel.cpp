@@ -3,12 +3,14 @@
 #include "rope_paged_kv_write/cpu_kernel.h"
 
 #include "native/cast.h"
+#include "native/hadamard.h"
 
 namespace kvforge {
 namespace {
 
 constexpr float largest(fp8) { return 448.0f; }
 constexpr float largest(int8_t) { return 127.0f; }
+constexpr float largest(int4) { return 7.0f; }
 
 template <typename Source, typename Target>
 void rotate(const Source* __restrict__ x, const float* __restrict__ cos, const float* __restrict__ sin,
@@ -40,14 +42,18 @@ float dynamic_scale(const float* __restrict__ x, int64_t count, float largest) {
 template <typename Target>
 void quantize(const float* __restrict__ x, float scale, Target* __restrict__ out, int64_t count) {
   constexpr float limit = largest(Target{});
-  for (int64_t i = 0; i < count; ++i) {
+  const auto bounded = [&](int64_t i) {
     const float scaled = x[i] / scale;
     const float low = scaled < -limit ? -limit : scaled;  // a NaN stays a NaN
-    store(out + i, low > limit ? limit : low);
-  }
+    return low > limit ? limit : low;
+  };
+  if constexpr (std::is_same_v<Target, int4>)
+    for (int64_t i = 0; i < count; i += 2) out[i / 2] = to_int4(bounded(i), bounded(i + 1));
+  else
+    for (int64_t i = 0; i < count; ++i) store(out + i, bounded(i));
 }
 
-// One vector, quantized if the pool has 8 bits.
+// One vector, quantized.
 template <typename Target>
 void put(const KvTarget& pool, int64_t page, int64_t slot, int64_t head, const float* x, int64_t count) {
   Target* out = static_cast<Target*>(pool.data) + page * pool.page_stride + slot * pool.slot_stride +
@@ -73,8 +79,10 @@ void write(const KvWrite& a, int64_t begin, int64_t end, float* scratch) {
       const Source* v = static_cast<const Source*>(a.v.data) + t * a.v.token_stride + h * a.v.head_stride;
       if constexpr (sizeof(Target) == 1) {
         rotate(k, cos, sin, scratch, half);
+        if constexpr (std::is_same_v<Target, int4>) rotate_heads(scratch, a.head_dim);
         put<Target>(a.k_pool, page, slot, h, scratch, a.head_dim);
         cast(v, scratch, a.head_dim);
+        if constexpr (std::is_same_v<Target, int4>) rotate_heads(scratch, a.head_dim);
         put<Target>(a.v_pool, page, slot, h, scratch, a.head_dim);
       } else {
         const auto out = [&](const KvTarget& pool) {
@@ -95,6 +103,7 @@ void write_from(const KvWrite& a, int64_t begin, int64_t end, float* scratch) {
     case Dtype::bfloat16: return write<Source, bf16>(a, begin, end, scratch);
     case Dtype::fp8: return write<Source, fp8>(a, begin, end, scratch);
     case Dtype::int8: return write<Source, int8_t>(a, begin, end, scratch);
+    case Dtype::int4: return write<Source, int4>(a, begin, end, scratch);
   }
 }
 

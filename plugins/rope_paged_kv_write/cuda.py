@@ -8,6 +8,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from plugins.kv_quantization import INT4
+from plugins.kv_rotation import rotate_heads
+from plugins.rope_paged_kv_write.reference import at_positions
 from plugins.triton_cache import CacheLayout, capability_of, check_capability, layout_of
 from plugins.triton_kernel import KernelSpec, Pointer, Size, run_kernel
 from plugins.triton_rounding import quantize, row_scale
@@ -20,12 +23,17 @@ def _larger_magnitude(x, y):
 
 @triton.jit
 def _store(pool, first, second, scale, offset, mask, HALF: tl.constexpr, LARGEST: tl.constexpr):
-    """Writes the two halves [heads, head_dim/2] of a token's heads."""
-    if LARGEST is not None:
-        first = quantize(first, scale, LARGEST, pool.dtype.element_ty)
-        second = quantize(second, scale, LARGEST, pool.dtype.element_ty)
-    tl.store(pool + offset, first.to(pool.dtype.element_ty), mask)
-    tl.store(pool + offset + HALF, second.to(pool.dtype.element_ty), mask)
+    """Writes the two halves [heads, head_dim/2] of a token's heads; of int4 the even and the odd numbers, in pairs."""
+    if pool.dtype.element_ty == tl.uint8:
+        even = quantize(first, scale, LARGEST, tl.int8).to(tl.int32)
+        odd = quantize(second, scale, LARGEST, tl.int8).to(tl.int32)
+        tl.store(pool + offset, ((even & 15) | ((odd & 15) << 4)).to(tl.uint8), mask)
+    else:
+        if LARGEST is not None:
+            first = quantize(first, scale, LARGEST, pool.dtype.element_ty)
+            second = quantize(second, scale, LARGEST, pool.dtype.element_ty)
+        tl.store(pool + offset, first.to(pool.dtype.element_ty), mask)
+        tl.store(pool + offset + HALF, second.to(pool.dtype.element_ty), mask)
 
 
 @triton.jit
@@ -83,8 +91,13 @@ def rope_paged_kv_write_kernel(
     angle = token * HALF + column
     c = tl.load(cos + angle, column < HALF, other=0.0)[None, :]
     s = tl.load(sin + angle, column < HALF, other=0.0)[None, :]
-    first = k_first * c - k_second * s
-    second = k_second * c + k_first * s
+    IN_PAIRS: tl.constexpr = k_pool.dtype.element_ty == tl.uint8
+    if IN_PAIRS:  # K comes rotated
+        first = k_first
+        second = k_second
+    else:
+        first = k_first * c - k_second * s
+        second = k_second * c + k_first * s
 
     page = (slot // PAGE_SIZE).to(tl.int64)
     in_page = slot % PAGE_SIZE
@@ -98,7 +111,8 @@ def rope_paged_kv_write_kernel(
         tl.store(v_scales + place, v_scales_row, head < KV_HEADS)
         k_scale = k_scales_row[:, None]
         v_scale = v_scales_row[:, None]
-    offset += page * PAGE_STRIDE + in_page * (KV_HEADS * HEAD_DIM)
+    STORED_DIM: tl.constexpr = HALF if IN_PAIRS else HEAD_DIM
+    offset = head[:, None] * STORED_DIM + column[None, :] + page * PAGE_STRIDE + in_page * (KV_HEADS * STORED_DIM)
     _store(k_pool, first, second, k_scale, offset, mask, HALF, LARGEST)
     _store(v_pool, v_first, v_second, v_scale, offset, mask, HALF, LARGEST)
 
@@ -143,6 +157,10 @@ def kernel_spec(cache: CacheLayout, dtype: torch.dtype, k_stride: int = 0, v_str
     )
 
 
+def _evens_first(x: Tensor) -> Tensor:
+    return torch.cat((x[..., ::2], x[..., 1::2]), -1)
+
+
 def launch(
     k: Tensor,
     v: Tensor,
@@ -165,6 +183,8 @@ def launch(
     k, v = (x if x.stride()[1:] == (x.shape[2], 1) else x.contiguous() for x in (k, v))
     cache = layout_of(k_pool, v_pool, k_scales, v_scales, k_scale, v_scale)
     check_capability(cache.dtype, capability_of(k_pool))
+    if cache.dtype == INT4:
+        k, v = _evens_first(rotate_heads(at_positions(k, cos, sin))), _evens_first(rotate_heads(v))
     tensors = {"k": k, "v": v, "cos": cos, "sin": sin, "slot_mapping": slot_mapping}
     pools = {"k_pool": k_pool, "v_pool": v_pool}
     if k_scales is not None and v_scales is not None:

@@ -5,6 +5,7 @@ from onnx import FunctionProto
 from plugins.onnx_body import Body
 from plugins.onnx_cache import FLOAT, quantize, row_scale, writable
 from plugins.onnx_node import Cache, OnnxNode
+from plugins.onnx_pairs import rotate_heads
 from plugins.onnx_rotation import rotate
 from plugins.rope_paged_kv_write import OPERATOR
 
@@ -25,7 +26,9 @@ def _body(cache: Cache, dynamic: bool) -> FunctionProto:
     k, v, cos, sin = (body.Compress(body.to(x, FLOAT), written, axis=0) for x in _INPUTS[:4])
     rotated = rotate(body, k, body.Unsqueeze(cos, heads), body.Unsqueeze(sin, heads))
     pools, scales = [], []
+    head_dim = body.size("k", 2)
     for name, x in (("k", rotated), ("v", v)):
+        x = rotate_heads(body, x, head_dim) if cache is Cache.INT4 else x
         if dynamic:
             scale = row_scale(body, x, cache)
             row = body.Squeeze(scale, body.constant([2]))
@@ -50,7 +53,7 @@ NODES = (
         attributes=OPERATOR.attributes,
         calls="rope_paged_kv_write_functional",
         body=lambda cache: _body(cache, dynamic=False),
-        caches=tuple(Cache),
+        caches=(Cache.FLOAT, Cache.E4M3, Cache.INT8),
     ),
     OnnxNode(
         name="RopePagedKvWriteDynamic",
@@ -58,6 +61,6 @@ NODES = (
         outputs=("k_pool_out", "v_pool_out", "k_scales_out", "v_scales_out"),
         calls="rope_paged_kv_write_dynamic_functional",
         body=lambda cache: _body(cache, dynamic=True),
-        caches=(Cache.E4M3, Cache.INT8),
+        caches=(Cache.E4M3, Cache.INT8, Cache.INT4),
     ),
 )

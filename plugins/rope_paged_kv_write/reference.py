@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from plugins.kv_quantization import LARGEST, dynamic_scale, quantize
+from plugins.kv_quantization import INT4, LARGEST, dynamic_scale, quantize
+from plugins.kv_rotation import rotate_heads
 
 
 def reference(
@@ -20,16 +21,21 @@ def reference(
     v_scale: float = 1.0,
 ) -> None:
     """Same arguments as `plugins.rope_paged_kv_write`; writes the pools in place."""
+    _write(at_positions(k, cos, sin), slot_mapping, k_pool, k_scales, k_scale)
+    _write(v, slot_mapping, v_pool, v_scales, v_scale)
+
+
+def at_positions(k: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Return `k` `[T, kv_heads, head_dim]` rotated by `cos` and `sin` `[T, head_dim/2]`: float32."""
     half = k.shape[-1] // 2
     first, second = k[..., :half].float(), k[..., half:].float()
     cos, sin = cos[:, None, :], sin[:, None, :]
-    rotated = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
-    _write(rotated, slot_mapping, k_pool, k_scales, k_scale)
-    _write(v, slot_mapping, v_pool, v_scales, v_scale)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
 
 
 def _write(x: Tensor, slot_mapping: Tensor, pool: Tensor, scales: Tensor | None, scale: float) -> None:
     page_size = pool.shape[1]
+    x = rotate_heads(x) if pool.dtype == INT4 else x
     for token, slot in enumerate(slot_mapping.tolist()):
         if slot < 0:
             continue

@@ -11,6 +11,7 @@ from kvforge.kv_policies.state import StatePool
 from kvforge.manifest import Manifest
 from kvforge.runtime.sessions.huge_pages import allocate_together, place_together
 from kvforge.runtime.sessions.mapped_memory import mapped_host_memory
+from plugins.kv_quantization import stored_dim
 
 Pool = tuple[Tensor, ...]
 """The cache of one owner: K and V elements, then, for dynamic 8-bit formats, K's and V's scales, then the KV policy's
@@ -23,9 +24,11 @@ Spec = tuple[tuple[int, ...], torch.dtype]
 
 def pool_specs(manifest: Manifest, num_pages: int) -> list[Spec]:
     """Return shape and dtype of each tensor of one owner's pool: K and V elements ``[num_pages, page_size, kv_heads,
-    head_dim]``, then, for dynamic formats, their float32 scales ``[num_pages, page_size, kv_heads]``."""
+    head_dim]``, of int4 half as many bytes, then, for dynamic formats, their float32 scales ``[num_pages, page_size,
+    kv_heads]``."""
     slots = (num_pages, manifest.page_size, manifest.num_kv_heads)
-    elements = ((*slots, manifest.head_dim), KV_DTYPES[manifest.kv_dtype])
+    dtype = KV_DTYPES[manifest.kv_dtype]
+    elements = ((*slots, stored_dim(manifest.head_dim, dtype)), dtype)
     scales = (slots, torch.float32)
     return [elements] * 2 + [scales] * (2 if manifest.kv_format.scales == "dynamic" else 0)
 

@@ -20,7 +20,7 @@ from kvforge.planning.shape import prefill_flops_per_token
 from kvforge.runtime.sessions.cpu import CpuSession
 from kvforge.runtime.sessions.inputs import LowerStep, UpperStep
 from kvforge.runtime.sessions.session import load_session
-from tests.support.models.engines import SWIFTKV, SWIFTKV_FP8, EngineShelf
+from tests.support.models.engines import SWIFTKV, SWIFTKV_FP8, SWIFTKV_INT4, EngineShelf
 
 
 @pytest.fixture
@@ -163,6 +163,10 @@ def test_inspect_says_how_the_cache_stores_numbers(engines: EngineShelf, capsys:
     shown = capsys.readouterr().out
     assert "fp8, one float32 scale per token and head (64 of the bytes per token)" in shown
     assert "320 bytes per token" in shown and "4 drafts a sequence" in shown
+    assert main(["inspect", str(engines.engine(SWIFTKV_INT4))]) == 0
+    shown = capsys.readouterr().out
+    assert "int4, one float32 scale per token and head (64 of the bytes per token)" in shown
+    assert "192 bytes per token" in shown
 
 
 def test_a_session_needs_nothing_outside_its_directory(engine: Path, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from kvforge.manifest import Manifest
 from kvforge.runtime.sessions.huge_pages import ALIGNMENT
 from kvforge.runtime.sessions.pools import allocate_pools
 from model_defs.kv_layout import owner_table
-from plugins.kv_quantization import LARGEST, dynamic_scale, quantize
+from plugins.kv_quantization import LARGEST, dequantize, dynamic_scale, quantize
 from tests.support.rounding import gamma
 from tests.support.sessions.fake import fake_manifest
 
@@ -53,6 +53,17 @@ def test_reductions_of_table_7_as_allocated_bytes(group_size: int, kv_dtype: str
     assert (static, none) == (elements, 0)
 
 
+def test_cut_groups_of_4_and_4_bits_are_a_sixth_of_the_bytes() -> None:
+    """Llama-3.1-8B: 131,072 bytes a token in bf16; cut at 16, 4-way AcrossKV and int4 21,760, a sixth of them, scales
+    included: what the plan says is what is allocated."""
+    plain, small = llama_8b("bfloat16"), llama_8b("int4", 16, 4)
+    assert (plain.kv_bytes_per_token, small.kv_bytes_per_token) == (131_072, 21_760)
+    for manifest in (plain, small):
+        assert sum(allocated(manifest, 3)) == 3 * manifest.page_size * manifest.kv_bytes_per_token
+    assert allocated(small, 3) == (3 * 16 * 20_480, 3 * 16 * 1_280)
+    assert allocate_pools(small, 3)[0][0].shape == (3, 16, 8, 64)
+
+
 @pytest.mark.parametrize("kv_dtype", KV_FORMATS)
 def test_pool_bytes_are_the_formulas(kv_dtype: str) -> None:
     manifest = llama_8b(kv_dtype, 16, 4)
@@ -91,17 +102,19 @@ def test_awkward_pools_are_aligned_and_do_not_overlap(kv_dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", LARGEST)
 def test_round_trip_error_per_element(dtype: torch.dtype) -> None:
-    """e4m3 has 3 mantissa bits: half a step is 1/16 of the number, or half of its smallest step, 2**-9 scales. int8:
-    half a scale. Rows of all magnitudes, with outliers, zeros and float32's extremes."""
+    """e4m3 has 3 mantissa bits: half a step is 1/16 of the number, or half of its smallest step, 2**-9 scales.
+    Integers: half a scale. Rows of all magnitudes, with outliers, zeros and float32's extremes."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(4000, 64, generator=generator) * torch.logspace(-30, 30, 4000)[:, None]
     x[::7, 5] *= 1000
     x[::11] = 0
     x[1, :2] = torch.tensor([3e38, 1e-45])
     scale = dynamic_scale(x, dtype)[:, None]
-    stored = quantize(x, scale, dtype).double()
+    stored = dequantize(quantize(x, scale, dtype), None).double()
     assert stored.abs().max() == LARGEST[dtype]
     error = (stored * scale.double() - x.double()).abs()
-    bound = scale.double() / 2 if dtype == torch.int8 else torch.maximum(x.double().abs() / 16, scale * 2.0**-10)
+    bound = (
+        scale.double() / 2 if dtype != torch.float8_e4m3fn else torch.maximum(x.double().abs() / 16, scale * 2.0**-10)
+    )
     assert (error <= bound * (1 + gamma(3))).all()  # the scale, the quotient and its product are rounded
     assert (error[::11] == 0).all()

@@ -10,7 +10,7 @@ from kvforge.kv_policies.eviction.calendar import Calendar, When
 from kvforge.kv_policies.eviction.noted import NotesTokens
 from kvforge.kv_policies.eviction.policy import NOT_OBSERVED, Eviction
 
-CACHE = OwnerCache(num_kv_heads=2, head_dim=8, page_size=4, element_bytes=2)
+CACHE = OwnerCache(num_kv_heads=2, head_dim=8, page_size=4, element_bits=16)
 RULES = [name for name, policy in policies().items() if issubclass(policy, Eviction)]
 
 

@@ -46,7 +46,7 @@ def test_bounds_of_a_heads_pages() -> None:
 
 
 def test_bytes_are_those_of_equal_budgets_and_the_lists_of_columns() -> None:
-    cache = OwnerCache(num_kv_heads=4, head_dim=64, page_size=16, element_bytes=2)
+    cache = OwnerCache(num_kv_heads=4, head_dim=64, page_size=16, element_bits=16)
     shared, equal = AdaKV(budget=64, window=10), parse("snapkv:budget=64,window=10")
     for prompt, generated in [(50, 3), (64, 9), (300, 0), (300, 40)]:
         more = shared.device_bytes(cache, prompt, generated) - equal.device_bytes(cache, prompt, generated)

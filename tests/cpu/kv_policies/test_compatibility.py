@@ -19,21 +19,22 @@ from kvforge.kv_policies.shadowkv import ShadowKV
 
 DOCS = Path(__file__).resolve().parents[3] / "docs" / "kv-policies.md"
 ANSWERS = {
-    "SingleInputKV":                                                  "y i n i y y y y y y y n y y y",
-    "AcrossKV":                                                       "  i i i i i i y y y y i y y y",
-    "AdaKV, FastGen, KVzip, PyramidKV, SimLayerKV, SqueezeAttention": "              y i i n i n n n",
-    "Batch-Max, H2O, RoCo":                                           "              y i i n i n y n",
-    "expected attention, Scissorhands, SnapKV, TOVA":                 "              y i i n i n y n",
-    "KeyDiff, recent tokens, StreamingLLM":                           "              y i i n y n y n",
-    "Quest":                                                          "              n n i n y n n n",
-    "ShadowKV":                                                       "              n n i n i n y n",
-    "8-bit cache":                                                    "                n y y y y y y",
-    "groups in 2 to 4 bits":                                          "                  i i y y y y",
-    "pages, shared prefixes":                                         "                    y y y y y",
-    "speculation":                                                    "                      y y y y",
-    "KV prediction":                                                  "                        y y y",
-    "sliding windows":                                                "                          y y",
-    "target cuda":                                                    "                            y",
+    "SingleInputKV":                                                  "y i n i y y y y y y y y n y y y",
+    "AcrossKV":                                                       "  i i i i i i y y y y y i y y y",
+    "AdaKV, FastGen, KVzip, PyramidKV, SimLayerKV, SqueezeAttention": "              y n i i n i n n n",
+    "Batch-Max, H2O, RoCo":                                           "              y n i i n i n y n",
+    "expected attention, Scissorhands, SnapKV, TOVA":                 "              y n i i n i n y n",
+    "KeyDiff, recent tokens, StreamingLLM":                           "              y n i i n y n y n",
+    "Quest":                                                          "              n n n i n y n n n",
+    "ShadowKV":                                                       "              n n n i n i n y n",
+    "8-bit cache":                                                    "                y n y y y y y y",
+    "4-bit cache":                                                    "                  n y y y y y n",
+    "groups in 2 to 4 bits":                                          "                    i i y y y y",
+    "pages, shared prefixes":                                         "                      y y y y y",
+    "speculation":                                                    "                        y y y y",
+    "KV prediction":                                                  "                          y y y",
+    "sliding windows":                                                "                            y y",
+    "target cuda":                                                    "                              y",
 }  # fmt: skip
 """Yes, no or if, of rows and columns, the first row's name aside; an engine has one policy, so that pairs of these say
 nothing."""
@@ -74,8 +75,10 @@ def test_the_worst_limit_counts_and_every_reason_of_it_is_named() -> None:
 
 def test_what_is_built_goes_together_without_a_policy() -> None:
     built = [feature for feature in all_features() if feature.is_built and not feature.is_policy]
-    assert len(built) == 8
-    check([feature_of(Full()), *built])
+    assert len(built) == 9
+    for cache in (m.QUANTIZED_CACHE, m.INT4_CACHE):
+        refused = (m.INT4_CACHE,) if cache is m.QUANTIZED_CACHE else (m.QUANTIZED_CACHE, m.TENSORRT)
+        check([feature_of(Full()), *(feature for feature in built if not any(feature is one for one in refused))])
 
 
 @pytest.mark.parametrize(
@@ -108,6 +111,27 @@ def test_refusals_say_what_to_do(other, sentence) -> None:
         with pytest.raises(BuildError) as error:
             check(pair)
         assert str(error.value) == sentence
+
+
+@pytest.mark.parametrize(
+    ("other", "sentence"),
+    [
+        (
+            feature_of(H2O()),
+            "--kv-policy h2o needs to change K,V that are already written, but with 4-bit cache what is written stays "
+            "as it was rounded, two numbers in a byte; give --kv-dtype int8, or that of the --dtype.",
+        ),
+        (
+            m.TENSORRT,
+            "4-bit cache needs two numbers in a byte of the cache, but with target tensorrt the plugins read whole "
+            "bytes; build with --target cpu, or with cuda where the policy goes with it.",
+        ),
+    ],
+)
+def test_a_4_bit_cache_says_what_it_does_not_go_with(other, sentence) -> None:
+    with pytest.raises(BuildError) as error:
+        check([m.INT4_CACHE, other])
+    assert str(error.value) == sentence
 
 
 def test_eviction_says_what_it_does_not_go_with() -> None:

@@ -8,7 +8,7 @@ from kvforge.common.errors import BuildError
 from kvforge.kv_policies import Full, OwnerCache, load, parse, policies
 from kvforge.kv_policies.shadowkv import ShadowKV
 
-LLAMA_8B = OwnerCache(num_kv_heads=8, head_dim=128, page_size=32, element_bytes=2)
+LLAMA_8B = OwnerCache(num_kv_heads=8, head_dim=128, page_size=32, element_bits=16)
 TOKENS = 124928  # 122 * 1024
 
 

@@ -15,6 +15,7 @@ from kvforge.compiler.convert import convert_weights
 from model_defs import ModelConfig, load_config
 from model_defs.graphs import LowerGraph, UpperGraph
 from model_defs.reference import reference_logits
+from plugins.kv_quantization import stored_dim
 from tests.support.models.checkpoints import load_weights, make_checkpoint
 
 PAGE_SIZE, TOKENS, CHUNKS = 8, 40, (7, 23, 1, 1, 8)
@@ -25,6 +26,7 @@ FORMATS = {
     "bfloat16": (torch.bfloat16, ()),
     "fp8": (torch.float8_e4m3fn, ()),
     "int8": (torch.int8, ()),
+    "int4": (torch.uint8, ()),
     "fp8_static": (torch.float8_e4m3fn, STATIC),
     "int8_static": (torch.int8, tuple((4 * k, 4 * v) for k, v in STATIC)),
 }
@@ -73,8 +75,9 @@ def graph_logits(model: Model, tokens: Tensor, kv_dtype: torch.dtype, kv_scales:
         graph.load_state_dict({name: model.engine_weights[name] for name in graph.state_dict()})
     shape = (-(-TOKENS // PAGE_SIZE), PAGE_SIZE, config.num_kv_heads, config.head_dim)
     dynamic = kv_dtype.itemsize == 1 and not kv_scales
+    stored = (*shape[:3], stored_dim(config.head_dim, kv_dtype))
     pools = [
-        tuple(torch.zeros(shape, dtype=kv_dtype) for _ in "kv")
+        tuple(torch.zeros(stored, dtype=kv_dtype) for _ in "kv")
         + tuple(torch.full(shape[:3], float("nan")) for _ in "kv" if dynamic)
         for _ in config.owners
     ]

@@ -5,13 +5,15 @@ import torch
 from torch.testing._internal.optests.generate_tests import ALL_TEST_UTILS
 
 import plugins
-from plugins.cases import FORMATS, CacheFormat
-from plugins.kv_quantization import LARGEST, dynamic_scale, quantize
+from plugins.cases import ALL_FORMATS, CacheFormat
+from plugins.kv_quantization import INT4, LARGEST, dequantize, dynamic_scale, quantize, stored_dim
+from plugins.kv_rotation import rotate_heads
 from plugins.paged_attention.cases import random_case as paged_attention_case
 
 REFERENCE = plugins.OPERATORS["paged_attention"].reference
 DTYPES = (torch.float32, torch.bfloat16)
 E4M3 = torch.float8_e4m3fn
+EIGHT_BIT = (E4M3, torch.int8)
 # Dtype of the queries and format of the cache: every pair of a kernel and a way to read the pools.
 KINDS = {
     "float32": (torch.float32, CacheFormat(torch.float32)),
@@ -20,6 +22,8 @@ KINDS = {
     "bfloat16 on e4m3": (torch.bfloat16, CacheFormat(E4M3, dynamic=True)),
     "bfloat16 on int8": (torch.bfloat16, CacheFormat(torch.int8, dynamic=True)),
     "bfloat16 on static e4m3": (torch.bfloat16, CacheFormat(E4M3)),
+    "float32 on int4": (torch.float32, CacheFormat(INT4, dynamic=True)),
+    "bfloat16 on int4": (torch.bfloat16, CacheFormat(INT4, dynamic=True)),
 }
 each_kind = pytest.mark.parametrize(("dtype", "cache"), KINDS.values(), ids=KINDS)
 
@@ -138,7 +142,7 @@ def test_physical_pages_and_page_size_change_no_bit(dtype, cache, isas, monkeypa
             for page_size in (1, 16, 16, 100):
                 pages = -(-length // page_size)
                 shape = (2, pages + 3, page_size, kv_heads)
-                pool = torch.full((*shape, head_dim), float("nan")).to(cache.dtype)
+                pool = torch.full((*shape, stored_dim(head_dim, cache.dtype)), float("nan")).to(cache.dtype)
                 scales = torch.full(shape, float("nan"))
                 page_table = torch.randperm(pages + 3)[:pages].int()
                 key = torch.arange(length)
@@ -158,7 +162,7 @@ def test_physical_pages_and_page_size_change_no_bit(dtype, cache, isas, monkeypa
 @pytest.mark.parametrize("dynamic", [True, False])
 def test_every_stored_number_is_read_exactly(dynamic, isas, monkeypatch):
     """One key: the result is its V, every e4m3 or int8 number once, subnormal and negative ones included."""
-    for pool_dtype in LARGEST:
+    for pool_dtype in EIGHT_BIT:
         values = torch.arange(256, dtype=torch.uint8).view(pool_dtype)
         v_pool = values.view(4, 1, 1, 64)
         k_pool = torch.zeros(4, 1, 1, 64).to(pool_dtype)
@@ -175,10 +179,29 @@ def test_every_stored_number_is_read_exactly(dynamic, isas, monkeypatch):
                 torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.parametrize("head_dim", [16, 64, 80, 128, 256, 20])
+def test_every_pair_of_4_bit_numbers_is_read(head_dim, isas, monkeypatch):
+    """One key: the result is its V, rotated back; every byte is in some place of a head."""
+    num_rows = -(-256 // (head_dim // 2)) + 3
+    stored = (torch.arange(num_rows * head_dim // 2) * 37 % 256).to(INT4).view(num_rows, 1, 1, head_dim // 2)
+    assert len(stored.unique()) == 256
+    scales = torch.full((num_rows, 1, 1), 2.0)
+    want = rotate_heads(dequantize(stored, scales)).view(num_rows, 1, head_dim)
+    assert want.abs().max() >= 16  # -8 is read, though nothing writes it
+    lengths, starts = torch.ones(num_rows).int(), torch.arange(num_rows + 1).int()
+    for dtype in DTYPES:
+        q = torch.ones(num_rows, 1, head_dim, dtype=dtype)
+        for isa in isas:
+            monkeypatch.setenv("KVFORGE_CPU_ISA", isa)
+            table = (starts, lengths, torch.arange(num_rows).int()[:, None])
+            got = attend(q, torch.zeros_like(stored), stored, *table, 1.0, 0, scales, scales)
+            assert relative_error(got, want) < tolerance(q), isa
+
+
 def test_a_scale_that_is_not_finite_shows_only_where_its_key_is_seen(isas, monkeypatch):
     """The last of 40 keys has the scale infinity: the last query shows it, none of the others does."""
     for pool_dtype in LARGEST:
-        pool = torch.randn(3, 16, 2, 64).to(pool_dtype)
+        pool = quantize(torch.randn(3, 16, 2, 64), 1.0, pool_dtype)
         pool[2, 7] = 0  # what a write stores of finite numbers beside an infinity
         for bad in range(2):
             scales = [torch.rand(3, 16, 2) + 0.5 for _ in range(2)]
@@ -197,6 +220,8 @@ def test_a_scale_that_is_not_finite_shows_only_where_its_key_is_seen(isas, monke
 @pytest.mark.parametrize(("head_dim", "window"), [(64, 0), (80, 0), (64, 301), (37, 50)])
 def test_chunks_change_no_bit(dtype, cache, head_dim, window, isas, monkeypatch):
     """A few queries at once are not packed, and short chunks split their keys: a row is summed in one order."""
+    if cache.dtype == INT4 and head_dim % 2:
+        return
     torch.manual_seed(6)
     length, page_size, kv_heads, group = 700, 16, 2, 4
     pool, scales, scale = cached(torch.randn(2, 44, page_size, kv_heads, head_dim), cache)
@@ -309,6 +334,24 @@ def test_refuses_scales_of_float_pools():
         plugins.paged_attention(**(arguments() | scales))
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("k_scales", None),
+        ("v_pool", torch.zeros(4, 16, 2, 64, dtype=torch.uint8)),
+        ("q", torch.randn(3, 4, 32)),
+        ("k_scale", 0.5),
+    ],
+)
+def test_refuses_wrong_4_bit_pools_by_name(name, value):
+    pools = {key: torch.zeros(4, 16, 2, 32, dtype=INT4) for key in ("k_pool", "v_pool")}
+    good = arguments() | pools | {key: torch.ones(4, 16, 2) for key in ("k_scales", "v_scales")}
+    assert plugins.paged_attention(**good).shape == (3, 4, 64)
+    both = {"v_scales": None} if value is None else {}
+    with pytest.raises(RuntimeError, match=rf"paged_attention: {name} "):
+        plugins.paged_attention(**(good | {name: value} | both))
+
+
 def test_a_nan_query_is_not_hidden(isas, monkeypatch):
     for dtype in DTYPES:
         for queries in (1, 40):
@@ -333,9 +376,9 @@ def test_unknown_instruction_set(monkeypatch):
 
 
 def test_opcheck():
-    for kind in range(len(FORMATS)):
+    for kind in range(len(ALL_FORMATS)):
         # opcheck cannot clone an empty argument, nor a view that begins inside its storage.
-        cases = (paged_attention_case(seed) for seed in range(kind, 60, len(FORMATS)))
+        cases = (paged_attention_case(seed) for seed in range(kind, 60, len(ALL_FORMATS)))
         case = next(case for case in cases if case[0].numel() and case[0].is_contiguous())
         # test_schema compares copies of arguments by arithmetic that torch does not have for e4m3.
         checks = [check for check in ALL_TEST_UTILS if case[1].dtype != E4M3 or check != "test_schema"]

@@ -105,6 +105,11 @@ SWIFTKV_FP8 = dataclasses.replace(
 )
 """SWIFTKV with an e4m3 cache of dynamic scales, and the graph that verifies up to 4 drafts a sequence."""
 
+SWIFTKV_INT4 = dataclasses.replace(
+    SWIFTKV_BF16, options=dataclasses.replace(SWIFTKV.options, kv_dtype="int4", max_draft_len=4)
+)
+"""SWIFTKV_BF16 with a cache in 4 bits and the graph that verifies drafts."""
+
 SHADOWKV = EngineSpec(
     "qwen2",
     cut=1,

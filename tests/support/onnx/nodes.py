@@ -12,6 +12,7 @@ from onnx import TensorProto, helper
 from torch import Tensor
 
 import plugins
+from plugins.kv_quantization import INT4
 from plugins.onnx_body import DOMAIN, DOMAIN_VERSION, OPSET
 from plugins.onnx_node import Cache, OnnxNode, matching
 from plugins.onnx_nodes import NODES_OF, ONNX_NODES
@@ -32,7 +33,8 @@ _IR_VERSION = 10
 
 def cache_of(dtype: torch.dtype) -> Cache:
     """Which kind of cache pools of ``dtype`` are."""
-    return {torch.float8_e4m3fn: Cache.E4M3, torch.int8: Cache.INT8}.get(dtype, Cache.FLOAT)
+    kinds = {torch.float8_e4m3fn: Cache.E4M3, torch.int8: Cache.INT8, INT4: Cache.INT4}
+    return kinds.get(dtype, Cache.FLOAT)
 
 
 def ort_value(tensor: Tensor) -> onnxruntime.OrtValue:

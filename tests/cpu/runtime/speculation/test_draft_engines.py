@@ -8,7 +8,7 @@ import pytest
 from kvforge.manifest import load_manifest
 from kvforge.runtime import LLMEngine, SamplingParams
 from kvforge.runtime.sessions.session import load_session
-from tests.support.models.engines import PLAIN, SWIFTKV, SWIFTKV_FP8, EngineShelf, EngineSpec
+from tests.support.models.engines import PLAIN, SWIFTKV, SWIFTKV_FP8, SWIFTKV_INT4, EngineShelf, EngineSpec
 from tests.support.schedules.engine_schedules import random_plan, run_plan
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -22,10 +22,13 @@ def plain_text(engine, prompt, params):
     return tokens
 
 
-@pytest.mark.parametrize("spec", [SWIFTKV, PLAIN, SWIFTKV_FP8], ids=["swiftkv", "no cut", "fp8 cache"])
+@pytest.mark.parametrize(
+    "spec", [SWIFTKV, PLAIN, SWIFTKV_FP8, SWIFTKV_INT4], ids=["swiftkv", "no cut", "fp8 cache", "4-bit cache"]
+)
 def test_schedules_with_drafts_give_plain_tokens(engines: EngineShelf, spec: EngineSpec, request) -> None:
-    """In fp32, greedy and seeded. A drawn number may lie within rounding of the boundary between two tokens, which then
-    are neighbours: as rare as it is with other chunks instead of drafts, and never in greedy decoding."""
+    """In fp32, and in bf16 with a cache of 4 bits; greedy and seeded. A drawn number may lie within rounding of the
+    boundary between two tokens, which then are neighbours: as rare as it is with other chunks instead of drafts, and
+    never in greedy decoding."""
     directory = engines.engine(spec)
     session = load_session(directory, load_manifest(directory))
     lonely = LLMEngine(session=session, num_pages=16, enable_prefix_cache=False)

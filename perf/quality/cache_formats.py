@@ -1,0 +1,202 @@
+"""What formats of the KV cache cost in bits and in the model's distribution, before any of them has a kernel.
+
+    python -m perf.quality.cache_formats [--model NAME] [--only FORMAT] [--num-documents 48] [--length 512] [--json]
+
+Runs the plain-torch definition of the tiny models in float32 over documents that are full of questions, as those they
+learned from but with another seed, each with every format between K and V and attention. Rows of an earlier run in
+OUTPUT.json stay where they are not made again, so that models and formats can be run one by one. Writes OUTPUT.json,
+.md and .png. Formats are rows of ``perf/quality/cache_table.py``.
+"""
+
+import argparse
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+from tqdm import tqdm
+
+from kvforge.checkpoint.model import open_model, read_model_config
+from kvforge.evaluation.bootstrap import bootstrap_interval
+from kvforge.training.config import TINY_STUDENT
+from kvforge.training.documents import make_batch
+from kvforge.training.tokenizer import FastEncoder
+from model_defs import ModelConfig
+from model_defs.reference import Attend, attend, reference_logits
+from model_defs.rope import apply_rope, rope_tables
+from perf.harness.command import add_report, begin_report, make_parser, positive, run_program
+from perf.harness.engines import STUDENT_DIR, TEACHER_DIR
+from perf.harness.files import merge_rows, read_json
+from perf.quality.cache_codecs import Codec
+from perf.quality.cache_formats_report import LLAMA_DIM, LLAMA_HEADS, LLAMA_OWNERS, markdown, plot
+from perf.quality.cache_table import FORMATS, CacheFormat
+
+MODELS = {"no cut": TEACHER_DIR, "cut, 2-way": STUDENT_DIR}
+CALIBRATION_DOCUMENTS = 8
+
+
+@dataclass(frozen=True)
+class Model:
+    """A checkpoint in float32; ``cos`` and ``sin`` ``[length, head_dim / 2]``."""
+
+    config: ModelConfig
+    weights: Mapping[str, Tensor]
+    cos: Tensor
+    sin: Tensor
+
+    @classmethod
+    def load(cls, path: Path, length: int) -> "Model":
+        """Read all tensors of the checkpoint."""
+        checkpoint = open_model(path)
+        config = read_model_config(checkpoint)
+        weights = {name: checkpoint.read_raw(name).float() for name in checkpoint.file_of_tensor}
+        return cls(config, weights, *rope_tables(config.rope, config.head_dim, length))
+
+    def unrotated(self, k: Tensor) -> Tensor:
+        """Take the positions out of ``k`` ``[kv_heads, n, head_dim]``."""
+        return apply_rope(k.transpose(0, 1), self.cos[: k.shape[1]], -self.sin[: k.shape[1]]).transpose(0, 1)
+
+    def at_positions(self, k: Tensor) -> Tensor:
+        """Put them back."""
+        return apply_rope(k.transpose(0, 1), self.cos[: k.shape[1]], self.sin[: k.shape[1]]).transpose(0, 1)
+
+
+@dataclass
+class Recorder:
+    """Exact attention that keeps each owner's keys before RoPE and values, document by document."""
+
+    model: Model
+    seen: dict[int, list[tuple[Tensor, Tensor]]] = field(default_factory=dict)
+    last: Tensor | None = None
+
+    def __call__(self, owner: int, q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
+        if k is not self.last:
+            self.seen.setdefault(owner, []).append((self.model.unrotated(k), v))
+            self.last = k
+        return attend(owner, q, k, v, window)
+
+    def joined(self, owner: int) -> tuple[Tensor, Tensor]:
+        """Return all keys and values of an owner, ``[kv_heads, tokens, head_dim]``."""
+        k, v = (torch.cat(parts, 1) for parts in zip(*self.seen[owner], strict=True))
+        return k, v
+
+
+class Stored:
+    """Attention over K and V as a format gives them back."""
+
+    def __init__(self, model: Model, made: CacheFormat, calibration: Recorder) -> None:
+        self.model, self.made = model, made
+        self.codecs: dict[int, tuple[Codec, Codec]] = {}
+        for owner in model.config.owners:
+            k, v = calibration.joined(owner)
+            self.codecs[owner] = made.keys(k), made.values(v)
+        self.last: tuple[Tensor | None, Tensor, Tensor] = (None, torch.empty(0), torch.empty(0))
+
+    def __call__(self, owner: int, q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
+        if k is not self.last[0]:
+            keys, values = self.codecs[owner]
+            stored = self.model.at_positions(keys(self.model.unrotated(k))) if self.made.before_rope else keys(k)
+            self.last = k, stored, values(v)
+        _, k_stored, v_stored = self.last
+        if not self.made.residual:
+            return attend(owner, q, k_stored, v_stored, window)
+        return attend_residual(q, (k, v), (k_stored, v_stored), self.made.residual)
+
+
+def attend_residual(q: Tensor, exact: tuple[Tensor, Tensor], stored: tuple[Tensor, Tensor], residual: int) -> Tensor:
+    """Causal attention of ``[heads, n, d]`` over ``[kv_heads, n, d]``, exact within a query's own ``residual``
+    positions and stored before them; returns ``[n, heads * d]``."""
+    heads, tokens, head_dim = q.shape
+    group = heads // exact[0].shape[0]
+    row, column = torch.arange(tokens)[:, None], torch.arange(tokens)[None, :]
+    near = column // residual == row // residual
+    scores = [q @ k.repeat_interleave(group, 0).transpose(1, 2) * head_dim**-0.5 for k, _ in (exact, stored)]
+    weights = torch.where(near, *scores).masked_fill(column > row, float("-inf")).softmax(-1)
+    mixed = [weights.where(chosen, 0.0) @ v.repeat_interleave(group, 0)
+             for chosen, (_, v) in ((near, exact), (~near, stored))]  # fmt: skip
+    return (mixed[0] + mixed[1]).transpose(0, 1).reshape(tokens, heads * head_dim)
+
+
+@torch.inference_mode()
+def compare(name: str, formats: list[str], num_documents: int, length: int) -> list[dict[str, Any]]:
+    """Return the rows of a model: each format against exact attention, over the same documents."""
+    model = Model.load(MODELS[name], length)
+    stage = replace(TINY_STUDENT.documents, length=length, sequences=CALIBRATION_DOCUMENTS + num_documents)
+    encode = FastEncoder(Tokenizer.from_file(str(MODELS[name] / "tokenizer.json")))
+    samples = list(make_batch("cache formats", stage, encode).input_ids)
+
+    def logits(ids: Tensor, attention: Attend) -> Tensor:
+        return reference_logits(model.config, model.weights, ids, attend=attention).double().log_softmax(-1)
+
+    recorder = Recorder(model)
+    for ids in samples[:CALIBRATION_DOCUMENTS]:
+        logits(ids, recorder)
+    stored = {each: Stored(model, FORMATS[each], recorder) for each in formats}
+    sums: dict[str, list[tuple[float, float]]] = {each: [] for each in formats}
+    counts = [len(ids) for ids in samples[CALIBRATION_DOCUMENTS:]]
+    for ids in tqdm(samples[CALIBRATION_DOCUMENTS:], desc=name, unit="document", disable=None):
+        exact = logits(ids, attend)
+        for each in formats:
+            found = logits(ids, stored[each])
+            kl = (exact.exp() * (exact - found)).sum()
+            sums[each].append((float(kl), float((exact.argmax(-1) == found.argmax(-1)).sum())))
+    heads, dim = model.config.num_kv_heads, model.config.head_dim
+    rows = []
+    for each in formats:
+        made, (kl_sums, same) = FORMATS[each], zip(*sums[each], strict=True)
+        bits_at_8b = made.bits_per_number(LLAMA_HEADS, LLAMA_DIM)
+        rows.append(
+            {
+                "model": name,
+                "format": each,
+                "bits_per_number": bits_at_8b,
+                "llama_bytes_per_token": {
+                    cut: round(2 * owners * LLAMA_HEADS * LLAMA_DIM * bits_at_8b / 8)
+                    for cut, owners in LLAMA_OWNERS.items()
+                },
+                "bits_per_number_here": made.bits_per_number(heads, dim),
+                "residual": made.residual,
+                "num_tokens": sum(counts),
+                "kl": asdict(bootstrap_interval(kl_sums, counts)),
+                "agreement": asdict(bootstrap_interval(same, counts)),
+            }
+        )
+    return rows
+
+
+def parse() -> argparse.Namespace:
+    """Read the command line."""
+    parser = make_parser(__doc__)
+    parser.add_argument("--model", action="append", choices=list(MODELS), help="default: all; may be given again")
+    parser.add_argument("--only", action="append", choices=list(FORMATS), metavar="FORMAT", help="default: all formats")
+    parser.add_argument("--num-documents", type=positive, default=48, help="(default %(default)s)")
+    parser.add_argument("--length", type=positive, default=512, help="tokens of a document (default %(default)s)")
+    add_report(parser, "OUTPUT.json, .md and .png", "perf/results/cache-formats")
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Compare and report."""
+    args = parse()
+
+    def make() -> dict[str, Any]:
+        report = begin_report("perf.quality.cache_formats", [])
+        old = read_json(args.output.with_suffix(".json"), {"rows": []})["rows"]
+        rows = []
+        for name in args.model or MODELS:
+            rows += compare(name, args.only or list(FORMATS), args.num_documents, args.length)
+        return {
+            **report,
+            "calibration_documents": CALIBRATION_DOCUMENTS,
+            "rows": merge_rows(old, rows, ("model", "format")),
+        }
+
+    return run_program(args, make, markdown, markdown=True, plot=plot, figure=".png")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
