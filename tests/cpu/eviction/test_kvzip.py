@@ -82,6 +82,10 @@ def test_memory_for_what_nobody_keeps_is_counted() -> None:
     assert len(engine.runner.pools[0][0]) == session.manifest.num_owners * (11 + scratch)
     assert engine.stats()["num_pages"] == 11
     assert engine.stats()["kv_device_bytes"] == device_bytes(session.manifest, engine.runner.pools)
+    cache, policy = session.manifest.owner_cache, engine.scheduler.policy
+    more = policy.prefill_bytes(cache, 50) - parse("adakv:budget=8,window=4").prefill_bytes(cache, 50)
+    pool_bytes = sum(tensor[:scratch].nbytes for tensor in engine.runner.pools[0][:4])
+    assert more == pool_bytes
     shape = cache_shape(session.manifest, 4, 100)
     for num_bytes in (shape.least_bytes, shape.least_bytes + 9000):
         pages, state_pages = shape.divide(num_bytes)

@@ -8,6 +8,7 @@ from kvforge.kv_policies.eviction.budgets.ceiling import CeilingBudget
 from kvforge.kv_policies.eviction.budgets.division import best_of_all, divide_pages
 from kvforge.kv_policies.eviction.observation import Statistic
 from kvforge.kv_policies.eviction.policy import NOT_OBSERVED
+from kvforge.kv_policies.policy import OwnerCache
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -73,6 +74,12 @@ class KVzip(CeilingBudget):
 
     def num_scratch_pages(self, page_size: int) -> int:
         return -(-(self._longest_request + self.chunk) // page_size)
+
+    def prefill_bytes(self, cache: OwnerCache, num_prompt_tokens: int) -> int:
+        """Also those of a part that is repeated, as one prompt is at a time."""
+        num_tokens = self.num_scratch_pages(cache.page_size) * cache.page_size
+        repeated = num_tokens * (cache.token_bytes + self._state_bytes(cache))
+        return super().prefill_bytes(cache, num_prompt_tokens) + repeated
 
     def divide(self, owners: Sequence["ScoredLanes"], page_size: int) -> list[list[int]]:
         import torch
