@@ -1,4 +1,4 @@
-"""Reading Hugging Face checkpoint directories: config, sharded safetensors, ModelOpt's scales, hash."""
+"""Reading Hugging Face checkpoint directories: config, sharded safetensors, quantized weights and scales, hash."""
 
 from kvforge.checkpoint.kv_scales import kv_scales
 from kvforge.checkpoint.quantization import Quantization

@@ -1,4 +1,4 @@
-"""``kvforge quantize``: calibrate a checkpoint with NVIDIA ModelOpt and write its FP8 export."""
+"""``kvforge quantize``: calibrate a checkpoint for FP8, with NVIDIA ModelOpt, or for weights in 4 bits."""
 
 import argparse
 import json
@@ -13,13 +13,15 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser = add_command(
         subparsers,
         "quantize",
-        help="calibrate a checkpoint for FP8 weights and an FP8 KV cache",
+        help="calibrate a checkpoint for FP8 weights and an FP8 KV cache, or for int4 weights",
         example="kvforge quantize CHECKPOINT -o FP8 --recipe fp8",
     )
     add_checkpoint(parser, "checkpoint", help="Hugging Face-format directory, plain or SwiftKV")
     parser.add_argument("-o", "--output", type=Path, required=True, help="checkpoint directory to write")
     parser.add_argument(
-        "--recipe", required=True, help="fp8: weights and KV cache; fp8-kv: the KV cache only, weights unchanged"
+        "--recipe",
+        required=True,
+        help="fp8: weights and KV cache; fp8-kv: the KV cache only, weights unchanged; int4: weights in 4 bits (GPTQ)",
     )
     parser.add_argument(
         "--calibration", type=Path, metavar="FILE", help="UTF-8 text to calibrate with (default: generated text)"

@@ -1,4 +1,4 @@
-"""Quantizing a checkpoint with NVIDIA ModelOpt; needs the extra ``modelopt``, and nothing of it runs in an engine."""
+"""Quantizing a checkpoint; its FP8 recipes need the extra ``modelopt``, and nothing of it runs in an engine."""
 
 from kvforge.quantize.export import RECIPES, QuantizeSummary, quantize_checkpoint
 

@@ -1,4 +1,4 @@
-"""Calibrates a checkpoint with NVIDIA ModelOpt and writes ModelOpt's Hugging Face export of it."""
+"""Calibrates a checkpoint: with NVIDIA ModelOpt, whose Hugging Face export is written, or for weights in 4 bits."""
 
 import contextlib
 import io
@@ -15,18 +15,23 @@ from safetensors import SafetensorError
 from torch import nn
 
 from kvforge.checkpoint import Checkpoint, kv_scales
+from kvforge.checkpoint.copy_files import copy_files
 from kvforge.checkpoint.finite import check_finite
 from kvforge.checkpoint.model import check_weights, open_model, read_model_config
 from kvforge.common.checkpoint_files import TOKENIZER_FILES
 from kvforge.common.errors import CheckpointError, KvforgeError, first_line
 from kvforge.common.extras import import_failed
 from kvforge.common.staging import check_free, staging_directory
+from kvforge.quantize.int4 import quantize_layers
+from kvforge.quantize.int4_checkpoint import write_int4
+from kvforge.swiftkv import load_model
 from kvforge.tokenization.calibration import calibration_samples
 from model_defs import ModelConfig
 
 RECIPES = {
     "fp8": "FP8 weights, scales of the layers' inputs, and scales of an FP8 KV cache",
     "fp8-kv": "scales of an FP8 KV cache; weights stay as they are",
+    "int4": "weights in 4 bits in groups of 32 inputs, rounded by the layers' inputs (GPTQ)",
 }
 _DTYPES = {"F32": torch.float32, "F64": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
@@ -58,11 +63,12 @@ def quantize_checkpoint(
 ) -> QuantizeSummary:
     """Quantize a checkpoint, plain or SwiftKV, and write the result to ``output``.
 
-    Scales are the largest absolute values seen over ``num_samples`` sequences of at most ``num_tokens`` tokens (the
-    text file ``calibration``, or generated text), divided by 448. ``output`` appears whole or not at all.
+    Calibration is over ``num_samples`` sequences of at most ``num_tokens`` tokens (the text file ``calibration``, or
+    generated text). FP8's scales are the largest absolute values seen, divided by 448; ``int4`` rounds by the sums of
+    products of inputs. ``output`` appears whole or not at all.
 
     Raises:
-        MissingToolError: ModelOpt (or transformers, for plain models) is not installed.
+        MissingToolError: a recipe needs ModelOpt (or transformers, for plain models), which is not installed.
         CheckpointError: the checkpoint cannot be read, is incomplete, not supported or quantized already, its
             tokenizer is another model's, or calibration found no usable scale.
         KvforgeError: an unknown recipe, numbers below 1, ``output`` exists, or unusable calibration text.
@@ -73,6 +79,8 @@ def quantize_checkpoint(
     num_tokens = min(num_tokens, config.max_position)
     text = None if calibration is None else Path(calibration)
     samples = calibration_samples(checkpoint.path, config.vocab_size, text, num_samples, num_tokens)
+    if recipe == "int4":
+        return _quantize_int4(checkpoint, config, output, samples, progress)
     with _quiet():
         mtq, export_hf_checkpoint = _modelopt()
         model = _load(checkpoint, config)
@@ -100,6 +108,17 @@ def quantize_checkpoint(
         weight_bytes=size,
         kv_scales=scales,
     )
+
+
+def _quantize_int4(
+    checkpoint: Checkpoint, config: ModelConfig, output: Path, samples: list[list[int]], progress: Progress
+) -> QuantizeSummary:
+    with staging_directory(output) as staging:
+        codes = quantize_layers(load_model(checkpoint, config, torch.float32), samples, progress)
+        size = write_int4(checkpoint, config, codes, staging)
+        copy_files(checkpoint.path, staging)
+    model_type = str(checkpoint.hf_config.get("model_type"))
+    return QuantizeSummary(str(output), "int4", model_type, len(samples), sum(map(len, samples)), size, ())
 
 
 def _check_arguments(output: Path, recipe: str, num_samples: int, num_tokens: int) -> None:

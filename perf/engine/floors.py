@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from kvforge.common.errors import KvforgeError
+from kvforge.common.number_formats import QUANTIZED_WEIGHT_BYTES
 from kvforge.costs.flops import full_token, full_token_below, skipped_token
 from kvforge.costs.shape import ModelShape
 from kvforge.manifest import Manifest
@@ -52,7 +53,7 @@ class Work:
 
     def floor_s(self, rates: Rates) -> float:
         """Return the seconds below which this cannot be done."""
-        linear_rate = rates.int8_gemm if self.weight_dtype == "int8" else rates.bf16_gemm
+        linear_rate = rates.int8_gemm if self.weight_dtype in QUANTIZED_WEIGHT_BYTES else rates.bf16_gemm
         flops_s = self.linear_flops / linear_rate + self.attention_flops / rates.bf16_gemm
         return max(flops_s, self.num_bytes / rates.read)
 

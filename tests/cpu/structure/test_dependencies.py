@@ -44,7 +44,7 @@ FORBIDDEN = {
     "kvforge/swiftkv": ("plugins", *ENGINES, *MODEL_MAKING[1:], *ABOVE),
     "kvforge/rewire": ("plugins", *ENGINES, "kvforge.distill", "kvforge.training", *ABOVE),
     "kvforge/distill": ("plugins", *ENGINES, "kvforge.rewire", "kvforge.training", *ABOVE),
-    "kvforge/quantize": ("plugins", *ENGINES, "kvforge.rewire", "kvforge.distill", "kvforge.training", *ABOVE),
+    "kvforge/quantize": (*ENGINES, "kvforge.rewire", "kvforge.distill", "kvforge.training", *ABOVE),
     "kvforge/engine_cache": ("kvforge.serving", "kvforge.gateway", *MODEL_MAKING, *ABOVE[:-1]),
     "kvforge/completion": ("model_defs", "plugins", "kvforge.manifest", *ENGINES, *MODEL_MAKING, *ABOVE),
     "kvforge/evaluation": ("kvforge.compiler", "kvforge.serving", "kvforge.gateway", *MODEL_MAKING, "kvforge.commands"),

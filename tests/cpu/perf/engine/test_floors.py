@@ -64,7 +64,7 @@ def test_decode_reads_weights_once_a_step_and_each_owners_cache(kv_dtype, bytes_
 
 def test_the_slower_of_flops_and_bytes_is_the_floor():
     assert Work(800.0, 100.0, 70.0, "bfloat16").floor_s(RATES) == 9.0
-    assert Work(800.0, 100.0, 70.0, "int8").floor_s(RATES) == 7.0
+    assert Work(800.0, 100.0, 70.0, "int8").floor_s(RATES) == Work(800.0, 100.0, 70.0, "int4").floor_s(RATES) == 7.0
     assert Work(800.0, 500.0, 60.0, "int8").floor_s(RATES) == 7.0
 
 

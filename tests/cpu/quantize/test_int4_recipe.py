@@ -1,0 +1,82 @@
+"""``kvforge quantize --recipe int4``: rounding by a layer's inputs, and the checkpoint that is written."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch.nn import functional as F
+
+from kvforge.checkpoint.model import check_weights, open_model, read_model_config
+from kvforge.cli import main
+from kvforge.quantize import quantize_checkpoint
+from kvforge.quantize.gptq import round_by_inputs
+from kvforge.swiftkv import load_model
+from kvforge.tokenization.calibration import calibration_samples
+from plugins.packed_linear.int4 import round_to_codes
+from tests.support.models.checkpoints import make_checkpoint
+
+STUDENT = Path(__file__).resolve().parents[3] / "model_defs" / "assets" / "tiny-swiftkv"
+
+
+def normal(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def test_inputs_that_have_nothing_in_common_leave_the_nearest_codes() -> None:
+    weight = normal(20, 70)
+    rounded, nearest = round_by_inputs(weight, torch.eye(70)), round_to_codes(weight)
+    assert torch.equal(rounded.codes, nearest.codes) and torch.equal(rounded.scales, nearest.scales)
+
+
+def test_outputs_are_nearer_than_by_the_nearest_codes() -> None:
+    """Inputs go together, and one is always zero."""
+    weight = normal(48, 96)
+    inputs = normal(600, 12, seed=1) @ normal(12, 96, seed=2) + 0.3 * normal(600, 96, seed=3)
+    inputs[:, 5] = 0
+
+    def error(rounded: torch.Tensor) -> torch.Tensor:
+        return (inputs @ (rounded - weight).T).square().sum()
+
+    by_inputs = round_by_inputs(weight, inputs.T @ inputs)
+    assert error(by_inputs.dequantize()) < 0.5 * error(round_to_codes(weight).dequantize())
+
+
+@torch.inference_mode()
+def test_the_student_stays_nearer_to_itself_than_by_the_nearest_codes(tmp_path: Path) -> None:
+    """KL to the exact model on texts that were not calibrated with; cut and groups, and only what a model reads."""
+    quantize_checkpoint(STUDENT, tmp_path / "int4", "int4", num_samples=12, num_tokens=192)
+    written = open_model(tmp_path / "int4")
+    config = read_model_config(written)
+    check_weights(written, config)
+    exact = load_model(open_model(STUDENT), config, torch.float32)
+    names = [name for name in exact.state_dict() if written.has_codes(name)]
+    assert names and all("proj" in name for name in names)
+    nearest = load_model(open_model(STUDENT), config, torch.float32)
+    for name in names:
+        weight = nearest.get_parameter(name)
+        weight.copy_(round_to_codes(weight).dequantize())
+    models = (exact, nearest, load_model(written, config, torch.float32))
+    texts = calibration_samples(STUDENT, config.vocab_size, None, 20, 192)[12:]
+    logits = [torch.cat([model(torch.tensor([ids]))[0] for ids in texts]).log_softmax(-1) for model in models]
+    kl = [F.kl_div(found, logits[0], log_target=True, reduction="batchmean") for found in logits[1:]]
+    print(f"\nKL to the exact student: nearest codes {kl[0]:.4g}, by inputs {kl[1]:.4g}")
+    assert kl[1] < kl[0]
+
+
+def test_the_command_writes_a_checkpoint_of_4_bits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = make_checkpoint(tmp_path / "model", "qwen3", dtype=torch.bfloat16, num_hidden_layers=2)
+    asked = ["quantize", str(path), "-o", str(tmp_path / "int4"), "--recipe", "int4"]
+    assert main([*asked, "--num-samples", "2", "--num-tokens", "400"]) == 0
+    assert "recipe int4" in capsys.readouterr().out
+    written, original = open_model(tmp_path / "int4"), load_file(path / "model.safetensors")
+    for name, tensor in original.items():
+        read = written.read(name, tuple(tensor.shape))
+        if "proj" in name:
+            assert written.has_codes(name) and not written.has_zero_points(name)
+        else:
+            assert torch.equal(read, tensor)
+    assert (tmp_path / "int4" / "tokenizer.json").read_bytes() == (path / "tokenizer.json").read_bytes()
+    assert main([*asked]) == 1 and "int4" in capsys.readouterr().err  # it is there already
+    assert main(["quantize", str(tmp_path / "int4"), "-o", str(tmp_path / "again"), "--recipe", "int4"]) == 1
+    assert "is quantized already" in capsys.readouterr().err
