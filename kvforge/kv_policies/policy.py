@@ -244,7 +244,7 @@ class KVPolicy(ABC):
     @property
     def named_pools(self) -> tuple[StatePool, ...]:
         """``state_pools`` of no size in particular: what they are."""
-        return self.state_pools(OwnerCache(1, 1, 1, 1))
+        return self.state_pools(OwnerCache(1, 1, 1, 8))
 
     def layer_insertion(self) -> Any:
         """Return what layers call between a layer's rotated queries and its attention, a

@@ -72,7 +72,8 @@ def test_bytes_read_by_a_step() -> None:
 
 
 def test_scales_are_counted() -> None:
-    assert OwnerCache(2, 64, 16, 1, 4).token_bytes == 2 * 2 * (64 + 4)
+    assert OwnerCache(2, 64, 16, 8, 4).token_bytes == 2 * 2 * (64 + 4)
+    assert OwnerCache(2, 64, 16, 4, 4).token_bytes == 2 * 2 * (32 + 4)
 
 
 @pytest.mark.parametrize("policy", [Full(), ShadowKV(), ShadowKV(rank=7, num_outlier_chunks=0)])

@@ -98,11 +98,11 @@ def test_capacity_table(capsys):
 
 def test_4_bits_a_cut_and_4_way_groups_are_a_sixth_of_the_bytes(capsys):
     arguments = ["--model", "llama-3.1-8b", "--cut", 16, "--group-size", 4, "--kv-dtype", "bfloat16", "int4"]
-    rows = {(row["cut"], row["kv_dtype"]): row for row in plan(capsys, *arguments)["variants"]}
+    rows = {(row["cut"], row["group_size"], row["kv_dtype"]): row for row in plan(capsys, *arguments)["variants"]}
     sizes = {key: row["kv_bytes_per_token"] for key, row in rows.items()}
-    assert sizes[32, "bfloat16"] == 131_072 and sizes[32, "int4"] == 34_816
-    assert sizes[16, "bfloat16"] == 81_920 and sizes[16, "int4"] == 21_760
-    assert rows[16, "int4"]["kv_scale_bytes_per_token"] == 1_280
+    assert sizes[32, 1, "bfloat16"] == 131_072 and sizes[32, 1, "int4"] == 34_816
+    assert sizes[16, 4, "bfloat16"] == 81_920 and sizes[16, 4, "int4"] == 21_760
+    assert rows[16, 4, "int4"]["kv_scale_bytes_per_token"] == 1_280
 
 
 def test_equal_capacity(capsys):
