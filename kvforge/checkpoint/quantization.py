@@ -47,13 +47,14 @@ def read_quantization(
             config.json among them) that name different ones; what only one of them names is taken from there.
     """
     embedded = hf_config.get("quantization_config")
-    if isinstance(embedded, Mapping) and embedded.get("quant_method") in tuple(FORMATS):
+    method = embedded.get("quant_method") if isinstance(embedded, Mapping) else None
+    if isinstance(embedded, Mapping) and isinstance(method, str) and method in FORMATS:
         if quant_config is not None:
             raise CheckpointError(
                 f"{path} is described by {QUANTIZATION} and by quantization_config in config.json, which are of "
                 "different libraries; remove the one that does not belong to it."
             )
-        read_format = FORMATS[embedded["quant_method"]]
+        read_format = FORMATS[method]
         return Quantization(weight_format=read_format(f"quantization_config in {path / 'config.json'}", embedded))
     found = [] if embedded is None else _from_config_json(path, embedded)
     if quant_config is not None:

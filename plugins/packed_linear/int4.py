@@ -81,6 +81,8 @@ def round_to_codes(weight: Tensor, zero_points: bool = False) -> Codes:
     """
     outputs, depth = weight.shape
     groups = F.pad(weight.float(), (0, -depth % GROUP_DEPTH)).view(outputs, -1, GROUP_DEPTH)
+    unit = _power_of_two(groups.abs().amax(2, keepdim=True), 1)  # so that squares are neither too large nor nothing
+    groups = groups / unit
     best = best_gain = torch.zeros_like(groups[..., :1])
     best_zero = torch.full_like(best, MIDDLE)
     for scale, zero in _ranges(groups) if zero_points else _outermost(groups):
@@ -91,8 +93,10 @@ def round_to_codes(weight: Tensor, zero_points: bool = False) -> Codes:
         is_better = gain > best_gain
         best, best_gain = torch.where(is_better, scale, best), torch.where(is_better, gain, best_gain)
         best_zero = torch.where(is_better, zero, best_zero)
-    scales = stored_scales(best[..., 0])
-    codes = (_levels(groups, scales[..., None], best_zero) + best_zero).to(torch.uint8).view(outputs, -1)[:, :depth]
+    scales = stored_scales((best * unit)[..., 0])
+    codes = (
+        (_levels(groups, scales[..., None] / unit, best_zero) + best_zero).to(torch.uint8).view(outputs, -1)[:, :depth]
+    )
     return Codes(codes, scales, best_zero[..., 0].to(torch.uint8) if zero_points else None)
 
 
@@ -120,8 +124,12 @@ def _levels(groups: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
 
 def factors(scales: Tensor) -> Tensor:
     """Return the power of two of each output, float32 `[N]`, that brings its largest scale into [2^14, 2^15)."""
-    exponent = torch.frexp(scales.abs().amax(1)).exponent - 15
-    return torch.ldexp(torch.ones(len(scales)), exponent.clamp(min=-126))
+    return _power_of_two(scales.abs().amax(1), 15)
+
+
+def _power_of_two(x: Tensor, exponent: int) -> Tensor:
+    """The normal number that brings `x`, of the same shape, into [2^(exponent - 1), 2^exponent), 2^-126 at least."""
+    return torch.ldexp(torch.ones_like(x), (torch.frexp(x).exponent - exponent).clamp(min=-126))
 
 
 def half_scales(scales: Tensor) -> Tensor:

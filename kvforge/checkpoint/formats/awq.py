@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import Tensor
 
-from kvforge.checkpoint.formats.settings import bits_of, refuse
-from kvforge.checkpoint.formats.stored_weight import Tensors, WeightFormat, matrix, part, unpack_rows
+from kvforge.checkpoint.formats.settings import bits_of, group_sizes_of, refuse
+from kvforge.checkpoint.formats.stored_weight import Tensors, WeightFormat, float_scales, matrix, part, unpack_rows
 
 _PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 """Of each of 8 outputs, which of the numbers of a word, lowest first, is its."""
@@ -33,7 +33,7 @@ class Awq(WeightFormat):
         return _outputs(tensors.read_raw(part(name, "qweight"))).T
 
     def scales(self, tensors: Tensors, name: str) -> Tensor:
-        return tensors.read_raw(part(name, "scales"), finite=False).float().T
+        return float_scales(tensors, part(name, "scales")).mT
 
     def zeros(self, tensors: Tensors, name: str) -> Tensor | None:
         matrix(tensors, part(name, "qzeros"), "I32")
@@ -46,7 +46,7 @@ class Awq(WeightFormat):
 def _outputs(words: Tensor) -> Tensor:
     """The numbers of words ``[R, C]`` in the order of the outputs: uint8 ``[R, 8 * C]``."""
     numbers = unpack_rows(words, 4)
-    return numbers.view(len(words), -1, 8)[..., list(_PLACES)].reshape(numbers.shape)
+    return numbers.view(len(words), words.shape[1], 8)[..., list(_PLACES)].reshape(numbers.shape)
 
 
 def read_format(where: str, settings: Mapping[str, Any]) -> WeightFormat:
@@ -57,4 +57,5 @@ def read_format(where: str, settings: Mapping[str, Any]) -> WeightFormat:
         refuse(where, "version", version, "gemm")
     if settings.get("zero_point") is False:
         refuse(where, "zero_point", False, "checkpoints with zero points")
-    return Awq()
+    sizes = [settings[key] for key in ("group_size", "q_group_size") if key in settings]
+    return Awq(group_sizes_of(where, *sizes[:1]))

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kvforge.checkpoint.formats.settings import refuse
-from kvforge.checkpoint.formats.stored_weight import Tensors, WeightFormat, matrix, part, unpack_rows
+from kvforge.checkpoint.formats.settings import group_sizes_of, is_size, refuse
+from kvforge.checkpoint.formats.stored_weight import Tensors, WeightFormat, float_scales, matrix, part, unpack_rows
 from kvforge.common.errors import CheckpointError
 
 _DENSE = ("float-quantized", "int-quantized", "naive-quantized")
@@ -25,8 +25,11 @@ _DENSE_DTYPES = ("F8_E4M3", "I8")
 
 @dataclass(frozen=True)
 class CompressedTensors(WeightFormat):
-    """``block`` has the rows and columns of a scale where weights are scaled in blocks."""
+    """``widths`` are the bits that weights may have, ``block`` the rows and columns of a scale where some are scaled in
+    blocks, and all weights that are ``asymmetric`` have zero points."""
 
+    widths: tuple[int, ...] = (4, 8)
+    asymmetric: bool = False
     block: tuple[int, int] | None = None
     name = "compressed-tensors"
 
@@ -44,9 +47,10 @@ class CompressedTensors(WeightFormat):
                     f"{' or '.join(_DENSE_DTYPES)}, not {dtype} of shape {list(shape)}; export the checkpoint again."
                 )
             return shape
-        sizes = tensors.read_raw(part(name, "weight_shape")).flatten().tolist()
         outputs, words = matrix(tensors, part(name, "weight_packed"), "I32")
-        if len(sizes) != 2 or sizes[0] != outputs or not 0 < sizes[1] <= words * 8:
+        is_pair = tensors.layout(part(name, "weight_shape")) in (((2,), "I32"), ((2,), "I64"))
+        sizes = tensors.read_raw(part(name, "weight_shape")).tolist() if is_pair else []
+        if not is_pair or sizes[0] != outputs or not 0 < sizes[1] <= words * 8:
             raise CheckpointError(
                 f"{part(name, 'weight_shape')} in {tensors.path} says {sizes}, which {part(name, 'weight_packed')} of "
                 f"shape {[outputs, words]} cannot hold; download the checkpoint again."
@@ -60,20 +64,20 @@ class CompressedTensors(WeightFormat):
         return unpack_rows(words, self.bits(tensors, name))[:, : self.shape(tensors, name)[1]]
 
     def scales(self, tensors: Tensors, name: str) -> Tensor:
-        scales = tensors.read_raw(part(name, "weight_scale"), finite=False).float()
+        scales = float_scales(tensors, part(name, "weight_scale"), (0, 1, 2))
         if scales.dim() != 2:
             scales = scales.view(-1, 1)
-        if self.block is None or self._is_packed(tensors, name):
-            return scales
-        return scales.repeat_interleave(self.block[0], 0)[: self.shape(tensors, name)[0]]
+        block = self._block(tensors, name)
+        return scales if block is None else scales.repeat_interleave(block[0], 0)[: self.shape(tensors, name)[0]]
 
     def group_depth(self, tensors: Tensors, name: str) -> int:
-        if self.block is not None and not self._is_packed(tensors, name):
-            return self.block[1]
-        return super().group_depth(tensors, name)
+        block = self._block(tensors, name)
+        return super().group_depth(tensors, name) if block is None else block[1]
 
     def zeros(self, tensors: Tensors, name: str) -> Tensor | None:
         offsets, is_packed = part(name, "weight_zero_point"), self._is_packed(tensors, name)
+        if self.asymmetric:
+            tensors.layout(offsets)
         if offsets not in tensors.file_of_tensor:
             middle = 1 << (self.bits(tensors, name) - 1)
             return torch.full_like(self.scales(tensors, name), middle, dtype=torch.int32) if is_packed else None
@@ -88,23 +92,28 @@ class CompressedTensors(WeightFormat):
             return 8
         depth = self.shape(tensors, name)[1]
         words = matrix(tensors, part(name, "weight_packed"), "I32")[1]
-        for bits in (4, 8):
+        for bits in self.widths:
             if words == -(-depth * bits // 32):
                 return bits
         raise CheckpointError(
-            f"{part(name, 'weight_packed')} in {tensors.path} has neither 4 nor 8 bits a weight; use a checkpoint with "
-            "these, or the unquantized one."
+            f"{part(name, 'weight_packed')} in {tensors.path} has not {' or '.join(map(str, self.widths))} bits a "
+            "weight, as its config.json says; download the checkpoint again."
         )
 
     def groups(self, tensors: Tensors, name: str) -> Tensor | None:
         index = part(name, "weight_g_idx")
         if index not in tensors.file_of_tensor:
+            return self.groups_in(tensors, name, index)
+        is_unused = bool((tensors.read_raw(index) < 0).all())  # where the order is that of the inputs
+        return None if is_unused else self.groups_in(tensors, name, index)
+
+    def _block(self, tensors: Tensors, name: str) -> tuple[int, int] | None:
+        """The rows and columns of each scale of a weight that is scaled in blocks; others may stand beside it."""
+        if self.block is None or self._is_packed(tensors, name):
             return None
-        found = tensors.read_raw(index).long()
-        is_unused = bool((found < 0).all())  # where the order is that of the inputs
-        group_depth = -(-len(found) // self.num_groups(tensors, name))
-        is_regular = torch.equal(found, torch.arange(len(found)) // group_depth)
-        return None if is_unused or is_regular else found
+        found = tensors.layout(part(name, "weight_scale"))[0]
+        sizes = zip(self.shape(tensors, name), self.block, strict=True)
+        return self.block if found == tuple(-(-size // of_block) for size, of_block in sizes) else None
 
     def _is_packed(self, tensors: Tensors, name: str) -> bool:
         return part(name, "weight_packed") in tensors.file_of_tensor
@@ -131,9 +140,14 @@ def read_format(where: str, settings: Mapping[str, Any]) -> WeightFormat:
         structure = weights.get("block_structure")
         if structure:
             is_pair = isinstance(structure, list) and len(structure) == 2
-            if not is_pair or not all(isinstance(size, int) and size > 0 for size in structure):
+            if not is_pair or not all(map(is_size, structure)):
                 refuse(where, "block_structure", structure, "two numbers")
             blocks.add((structure[0], structure[1]))
     if len(blocks) > 1:
         refuse(where, "block_structure", sorted(blocks), "blocks of one size")
-    return CompressedTensors(blocks.pop() if blocks else None)
+    of_groups = [group["weights"] for group in groups.values()]
+    sizes = group_sizes_of(where, *(weights.get("group_size") for weights in of_groups))
+    is_ordered = all(weights.get("actorder") in ("group", "dynamic") for weights in of_groups)
+    is_asymmetric = all(weights.get("symmetric") is False for weights in of_groups)
+    widths = tuple(sorted({weights["num_bits"] for weights in of_groups}))
+    return CompressedTensors(sizes, is_ordered, widths, is_asymmetric, blocks.pop() if blocks else None)

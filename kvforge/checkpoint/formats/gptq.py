@@ -11,16 +11,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kvforge.checkpoint.formats.settings import bits_of, refuse
-from kvforge.checkpoint.formats.stored_weight import Tensors, WeightFormat, matrix, part, unpack_rows
+from kvforge.checkpoint.formats.settings import bits_of, group_sizes_of, refuse
+from kvforge.checkpoint.formats.stored_weight import Tensors, WeightFormat, float_scales, matrix, part, unpack_rows
 
 
 @dataclass(frozen=True)
 class Gptq(WeightFormat):
     """``offset`` is what is added to stored zero points."""
 
-    num_bits: int
-    offset: int
+    num_bits: int = 4
+    offset: int = 1
     name = "GPTQ"
 
     def holds(self, tensors: Tensors, name: str) -> bool:
@@ -34,7 +34,7 @@ class Gptq(WeightFormat):
         return unpack_rows(tensors.read_raw(part(name, "qweight")).T, self.num_bits)
 
     def scales(self, tensors: Tensors, name: str) -> Tensor:
-        return tensors.read_raw(part(name, "scales"), finite=False).float().T
+        return float_scales(tensors, part(name, "scales")).mT
 
     def zeros(self, tensors: Tensors, name: str) -> Tensor | None:
         matrix(tensors, part(name, "qzeros"), "I32")
@@ -45,13 +45,7 @@ class Gptq(WeightFormat):
         return self.num_bits
 
     def groups(self, tensors: Tensors, name: str) -> Tensor | None:
-        index = part(name, "g_idx")
-        if index not in tensors.file_of_tensor:
-            return None
-        found = tensors.read_raw(index).long()
-        group_depth = -(-len(found) // self.num_groups(tensors, name))
-        is_regular = torch.equal(found, torch.arange(len(found)) // group_depth)
-        return None if is_regular else found
+        return self.groups_in(tensors, name, part(name, "g_idx"))
 
 
 def read_format(where: str, settings: Mapping[str, Any]) -> WeightFormat:
@@ -60,4 +54,9 @@ def read_format(where: str, settings: Mapping[str, Any]) -> WeightFormat:
     version = settings.get("checkpoint_format") or "gptq"
     if version not in ("gptq", "gptq_v2"):
         refuse(where, "checkpoint_format", version, "gptq and gptq_v2")
-    return Gptq(bits, 1 if version == "gptq" else 0)
+    dynamic = settings.get("dynamic") or {}  # of single modules, by regular expressions
+    if not isinstance(dynamic, Mapping) or not all(isinstance(one, Mapping) for one in dynamic.values()):
+        refuse(where, "dynamic", dynamic, "settings of modules as GPTQModel writes them")
+    said = [one["group_size"] for one in (settings, *dynamic.values()) if "group_size" in one]
+    sizes = group_sizes_of(where, *said)
+    return Gptq(sizes, bool(settings.get("desc_act")), bits, 1 if version == "gptq" else 0)

@@ -1,9 +1,10 @@
 """A weight that a checkpoint stores as integers: what a format must say of it, and what follows."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn, Protocol
+from typing import ClassVar, NoReturn, Protocol
 
 import torch
 from torch import Tensor
@@ -26,14 +27,20 @@ class Tensors(Protocol):
     def read_raw(self, name: str, finite: bool = True) -> Tensor: ...
 
 
+@dataclass(frozen=True)
 class WeightFormat(ABC):
     """A format, with its settings in the checkpoint. Tensor names are those of the weight, ``….weight``, ``[N, K]``.
 
     A weight is (value - zero point) * scale, with a scale and a zero point for each output and group of inputs. Every
-    method but ``holds`` raises CheckpointError for tensors that are missing or do not fit each other.
+    method but ``holds`` raises CheckpointError for tensors that are missing or do not fit each other. ``group_sizes``
+    are the numbers of inputs that groups have, empty where the checkpoint does not say that, and it is ``reordered``
+    where groups need an index.
     """
 
-    name: str
+    group_sizes: tuple[int, ...] = ()
+    reordered: bool = False
+
+    name: ClassVar[str]
     """The format's name in sentences."""
 
     @abstractmethod
@@ -65,11 +72,12 @@ class WeightFormat(ABC):
         return None
 
     def group_depth(self, tensors: Tensors, name: str) -> int:
-        """Return the inputs of a group that is regular."""
+        """Return the inputs of a group that is regular; the last one may have fewer."""
         num_groups, depth = self.num_groups(tensors, name), self.shape(tensors, name)[1]
-        if depth % num_groups:
-            self._refuse(tensors, name)
-        return depth // num_groups
+        for size in self.group_sizes or (depth // num_groups,):
+            if size > 0 and -(-depth // size) == num_groups:
+                return min(size, depth)
+        self._refuse(tensors, name)
 
     def num_groups(self, tensors: Tensors, name: str) -> int:
         """Return how many groups the inputs have."""
@@ -77,6 +85,26 @@ class WeightFormat(ABC):
         if scales.dim() != 2 or not scales.numel():
             self._refuse(tensors, name)
         return scales.shape[1]
+
+    def groups_in(self, tensors: Tensors, name: str, index: str) -> Tensor | None:
+        """Return ``groups`` from the index that tensor ``index`` holds, if it is there."""
+        if index not in tensors.file_of_tensor:
+            if self.reordered and self.num_groups(tensors, name) > 1:
+                raise CheckpointError(
+                    f"Tensor {index} is missing from {tensors.path}, whose config.json says that its groups are out of "
+                    "order; download the checkpoint again."
+                )
+            return None
+        depth = self.shape(tensors, name)[1]
+        shape, dtype = tensors.layout(index)
+        if shape != (depth,) or dtype not in ("I32", "I64"):
+            self._refuse(tensors, name)
+        found = tensors.read_raw(index).long()
+        # Scales of any number of groups may go with an index that is out of order.
+        is_regular = (found.diff() >= 0).all() and torch.equal(
+            found, torch.arange(depth) // self.group_depth(tensors, name)
+        )
+        return None if is_regular else found
 
     def dequantize(self, tensors: Tensors, name: str) -> Tensor:
         """Return the weight, float32 ``[N, K]``."""
@@ -123,7 +151,8 @@ class WeightFormat(ABC):
         """Raise CheckpointError unless the parts of a weight fit each other and every scale is finite."""
         outputs, depth = self.shape(tensors, name)
         num_groups = scales.shape[-1]
-        fits = tuple(values.shape) == (outputs, depth) and scales.dim() == 2 and len(scales) in (1, outputs)
+        rows = (outputs, 1) if num_groups == 1 else (outputs,)
+        fits = tuple(values.shape) == (outputs, depth) and len(scales) in rows
         fits = fits and len(index) == depth and int(index.min()) >= 0 and int(index.max()) < num_groups
         fits = fits and (zeros is None or zeros.shape == scales.shape)
         if not fits:
@@ -154,9 +183,22 @@ def matrix(tensors: Tensors, name: str, dtype: str) -> tuple[int, int]:
     return shape[0], shape[1]
 
 
+def float_scales(tensors: Tensors, name: str, dims: Sequence[int] = (2,)) -> Tensor:
+    """Return stored scales in float32; raises CheckpointError unless they are floats with one of these numbers of
+    dimensions."""
+    shape, dtype = tensors.layout(name)
+    if len(shape) not in dims or dtype not in ("F16", "BF16", "F32"):
+        kind = "a matrix" if tuple(dims) == (2,) else "a number, a vector or a matrix"
+        raise CheckpointError(
+            f"Tensor {name} in {tensors.path} must be {kind} of F16, BF16 or F32, not {dtype} of shape {list(shape)}; "
+            "download the checkpoint again."
+        )
+    return tensors.read_raw(name, finite=False).float()
+
+
 def unpack_rows(words: Tensor, bits: int) -> Tensor:
     """Return the numbers of ``bits`` (4 or 8) in int32 words ``[R, C]``, lowest first: uint8 ``[R, C * 32 / bits]``."""
-    stored = words.contiguous().view(torch.uint8)
+    stored = words.clone(memory_format=torch.contiguous_format).view(torch.uint8)
     if bits == 8:
         return stored
-    return torch.stack((stored & 15, stored >> 4), dim=-1).view(len(words), -1)
+    return torch.stack((stored & 15, stored >> 4), dim=-1).view(len(words), stored.shape[1] * 2)

@@ -14,6 +14,10 @@ READY_TIMEOUT_S = 5.0
 METRICS_TIMEOUT_S = 1.0
 
 
+class NoAnswerError(KvforgeError):
+    """The server did not answer a request: it ended, or stands still."""
+
+
 def is_ready(http_url: str) -> bool:
     """True when the server says that it and its models are loaded."""
     try:
@@ -24,7 +28,8 @@ def is_ready(http_url: str) -> bool:
 
 
 def generate(http_url: str, model: str, body: dict[str, Any], timeout_s: float = 60.0) -> dict[str, Any]:
-    """POST to the model's `generate` endpoint. Raises KvforgeError with the server's message."""
+    """POST to the model's `generate` endpoint. Raises KvforgeError with the server's message, NoAnswerError
+    without one."""
     request = urllib.request.Request(
         f"{http_url}/v2/models/{model}/generate",
         data=json.dumps(body).encode(),
@@ -36,7 +41,7 @@ def generate(http_url: str, model: str, body: dict[str, Any], timeout_s: float =
     except urllib.error.HTTPError as error:
         raise KvforgeError(f"the server refused a request: {_message(error)}") from None
     except (*NO_ANSWER, ValueError) as error:
-        raise KvforgeError(f"the server did not answer: {error}") from None
+        raise NoAnswerError(f"the server did not answer: {error}") from None
 
 
 def read_metrics(metrics_url: str, timeout_s: float = 30.0) -> dict[str, float]:

@@ -17,7 +17,7 @@ from types import TracebackType
 
 from kvforge.common.errors import KvforgeError
 from kvforge.manifest import load_manifest
-from kvforge.serving.health.probe import generate, has_metrics, is_ready
+from kvforge.serving.health.probe import NoAnswerError, generate, has_metrics, is_ready
 from kvforge.serving.logs.lines import error_in_log
 from kvforge.serving.logs.pump import LogPump, LogSink
 from kvforge.serving.processes.cleanup import ServerResources
@@ -303,13 +303,7 @@ class TritonServer:
             if cancelled():
                 raise StartCancelled("the start was cancelled")
             if (status := process.poll()) is not None:
-                if self._log is not None:
-                    self._log.join(LOG_TIMEOUT_S)
-                self._check_ports()
-                if status < 0:
-                    crash = f"tritonserver ended ({how_it_ended(status)})"
-                    raise StartBrokeOffError(f"the server did not start: {self.log_error()}; {crash}")
-                raise KvforgeError(f"the server did not start: {self.log_error()}")
+                raise self._ended(status)
             self._check_ports()
             state = self.state
             if state is not None and state.engine == LOADING:
@@ -324,28 +318,45 @@ class TritonServer:
                 ask(children(process.pid))
                 raise error
             time.sleep(0.05)
-        self._first_request(cancelled)
+        self._first_request(process, cancelled)
         self._check_ports()  # who answered for metrics may be another server
         make_regions_private(self._shm_prefix)
         # Not the engine process: its stub restarts it.
         self._stubs = {stub: model_of_stub(stub) for stub in children(process.pid)}
         yield_to_engine(process.pid)
 
-    def _first_request(self, cancelled: Callable[[], bool]) -> None:
+    def _ended(self, status: int) -> KvforgeError:
+        """What to raise for a tritonserver that ended while it started. Raises PortTakenError."""
+        if self._log is not None:
+            self._log.join(LOG_TIMEOUT_S)
+        self._check_ports()
+        if status >= 0:
+            return KvforgeError(f"the server did not start: {self.log_error()}")
+        crash = f"tritonserver ended ({how_it_ended(status)})"
+        return StartBrokeOffError(f"the server did not start: {self.log_error()}; {crash}")
+
+    def _first_request(self, process: subprocess.Popen, cancelled: Callable[[], bool]) -> None:
         """Through all models. From a thread, because one that gets no answer would outlast a signal by minutes."""
         outcome: queue.SimpleQueue[KvforgeError | None] = queue.SimpleQueue()
 
-        def ask() -> None:
+        def send() -> None:
             try:
                 generate(self.http_url, "ensemble", {"text_input": "a", "max_tokens": 1}, START_TIMEOUT_S)
                 outcome.put(None)
             except KvforgeError as error:
                 outcome.put(error)
 
-        threading.Thread(target=ask, name="first-request", daemon=True).start()
+        threading.Thread(target=send, name="first-request", daemon=True).start()
         while True:
             with contextlib.suppress(queue.Empty):
-                if (error := outcome.get(timeout=0.05)) is not None:
+                error = outcome.get(timeout=0.05)
+                if isinstance(error, NoAnswerError):
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        error = self._ended(process.wait(SERVER_FOLLOWS_S))
+                if isinstance(error, NoAnswerError):
+                    ask(children(process.pid))
+                    raise StartBrokeOffError(f"the server did not start: {error}")
+                if error is not None:
                     raise error
                 return
             if cancelled():

@@ -13,6 +13,8 @@ from plugins.packed_linear.int4 import Codes, join, round_to_codes
 from plugins.packed_linear.packing import pack_codes, unpack, unpack_codes
 
 REFERENCE = plugins.OPERATORS["packed_linear"].reference
+SCALE_ROUNDING = 2**-11
+"""Of a scale that is stored in float16, whose code, a power of two here, is exact."""
 
 
 def normal(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -83,6 +85,21 @@ def test_rounding_is_better_than_by_the_largest_magnitude(zero_points):
     is_inner = (rounded.codes > 0) & (rounded.codes < 15)
     assert ((rounded.dequantize() - weight).abs() <= 0.5001 * scales.abs())[is_inner].all()
     assert torch.equal(round_to_codes(torch.zeros(3, 40), zero_points).dequantize(), torch.zeros(3, 40))
+
+
+@pytest.mark.parametrize("zero_points", [False, True])
+def test_weights_of_any_size_are_rounded_alike(zero_points):
+    """Up to bfloat16's largest, and one of that size among others."""
+    weight = normal(6, 70, seed=5).float()
+    want = round_to_codes(weight, zero_points).dequantize()
+    for size in (2.0**-100, 2.0**-80, 2.0**100, 2.0**125):
+        assert torch.equal(round_to_codes(weight * size, zero_points).dequantize(), want * size)
+    weight[1, 3], largest = 1.0, torch.finfo(torch.bfloat16).max
+    weight[1, :32] *= 0
+    weight[1, 3] = largest
+    found = round_to_codes(weight, zero_points).dequantize()
+    assert torch.equal(found[[0, 2, 3, 4, 5]], want[[0, 2, 3, 4, 5]])
+    assert found[1, 3] == pytest.approx(largest, rel=SCALE_ROUNDING) and found.isfinite().all()
 
 
 def test_zero_points_serve_groups_of_one_sign():

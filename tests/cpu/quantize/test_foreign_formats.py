@@ -1,6 +1,7 @@
 """Checkpoints as other libraries quantize them: read as those libraries read them, and kept by int4 engines."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,10 @@ from kvforge.compiler.cpu_graph import linears
 from kvforge.manifest import WEIGHTS_FILE
 from kvforge.runtime.llm import LLM
 from model_defs.weights import weight_specs
+from plugins.packed_linear.int4 import round_to_codes
 from plugins.packed_linear.packing import unpack, unpack_codes
 from tests.support.models.checkpoints import make_checkpoint
-from tests.support.models.foreign_weights import CONFIGS, quantize_checkpoint, stored_weights
+from tests.support.models.foreign_weights import CONFIGS, PARTS, StoredWeight, quantize_checkpoint, stored_weights
 
 KEPT = {
     "w4a16": False, "w4a16 asymmetric": True, "w4a16 channel": False,
@@ -90,6 +92,27 @@ def test_an_awq_checkpoint_becomes_an_engine_with_zero_points(tmp_path: Path) ->
     assert len(LLM(tmp_path / "engine").generate("some text")[0].outputs[0].token_ids) > 0
 
 
+@pytest.mark.parametrize("name", ["awq", "gptq", "w4a16"])
+def test_the_last_group_may_have_fewer_inputs(name: str, tmp_path: Path) -> None:
+    """96 inputs in groups of 64 are 64 and 32, not twice 48."""
+    codes = replace(round_to_codes(torch.randn(32, 96)), group_depth=64, scales=torch.rand(32, 2).half().float())
+    method = {"w4a16": "compressed-tensors"}.get(name, name)
+    parts = {key: part for key, part in PARTS[method](codes).items() if key != "g_idx"}
+    config = json.loads(json.dumps(CONFIGS[method]).replace('"group_size": 32', '"group_size": 64'))
+    checkpoint = open_checkpoint(StoredWeight(config, parts, codes.dequantize()).write(tmp_path / "checkpoint"))
+    assert torch.equal(checkpoint.read("layer.weight", (32, 96)), codes.dequantize())
+    kept = checkpoint.codes("layer.weight")
+    assert kept is not None and torch.equal(kept.in_groups_of(32).dequantize(), codes.dequantize())
+
+
+def test_weights_with_a_scale_for_each_output_may_stand_beside_blocks(tmp_path: Path) -> None:
+    stored, blocks = (stored_weights()[name] for name in ("fp8 channel", "fp8 block"))
+    groups = {name: one.config["config_groups"]["group_0"] for name, one in (("a", stored), ("b", blocks))}
+    checkpoint = open_checkpoint(stored.write(tmp_path / "checkpoint", config_groups=groups))
+    found = checkpoint.read("layer.weight", tuple(stored.expected.shape))
+    assert torch.equal(found.to(stored.expected.dtype), stored.expected)
+
+
 def test_biases_that_are_not_zero_are_refused(tmp_path: Path) -> None:
     path = make_checkpoint(tmp_path / "model", dtype=torch.float16, num_hidden_layers=2)
     quantize_checkpoint(path, "gptq", False)
@@ -106,11 +129,16 @@ def test_biases_that_are_not_zero_are_refused(tmp_path: Path) -> None:
     [
         ("gptq", {"bits": 3}, "says bits 3; supported are 4 and 8"),
         ("gptq", {"bits": True}, "says bits True; supported are 4 and 8"),
+        ("gptq", {"quant_method": ["gptq"]}, r"says quant_method \['gptq'\]; supported are modelopt, awq"),
+        ("gptq", {"group_size": 0}, "says group_size 0; supported are -1 and whole numbers above 0"),
+        ("awq", {"group_size": "128"}, "says group_size '128'"),
+        ("gptq", {"dynamic": [1]}, r"says dynamic \[1\]"),
         ("gptq", {"checkpoint_format": "marlin"}, "says checkpoint_format 'marlin'; supported are gptq and gptq_v2"),
         ("awq", {"bits": 8}, "says bits 8; supported are 4"),
         ("awq", {"version": "gemv"}, "says version 'gemv'; supported are gemm"),
         ("awq", {"zero_point": False}, "says zero_point False"),
         ("w8a8", {"config_groups": {}}, "says config_groups {}"),
+        ("w8a8", {"format": ["int-quantized"]}, r"says format \['int-quantized'\]; supported are float-"),
         ("w8a8", {"format": "nvfp4-pack-quantized"}, "says format 'nvfp4-pack-quantized'; supported are float-"),
         ("w8a8", {"sparsity_config": {"format": "sparse-bitmask"}}, "says sparsity_config"),
         ("w4a16", {"transform_config": {"config_groups": {"u": {}}}}, "says transform_config"),
@@ -119,6 +147,11 @@ def test_biases_that_are_not_zero_are_refused(tmp_path: Path) -> None:
             "fp8 block",
             {"config_groups": {"group_0": {"weights": {"num_bits": 8, "block_structure": [8]}}}},
             r"says block_structure \[8\]",
+        ),
+        (
+            "fp8 block",
+            {"config_groups": {"group_0": {"weights": {"num_bits": 8, "block_structure": [True, True]}}}},
+            r"says block_structure \[True, True\]",
         ),
     ],
 )
@@ -133,9 +166,11 @@ def test_what_is_not_supported_is_refused(name: str, config: dict[str, Any], mes
     [
         ("gptq", "scales", r"layer.scales is missing"),
         ("gptq", "qzeros", r"layer.qzeros is missing"),
+        ("gptq act order", "g_idx", r"layer.g_idx is missing from .* groups are out of order"),
         ("awq", "scales", r"layer.scales is missing"),
         ("w4a16", "weight_shape", r"layer.weight_shape is missing"),
         ("w4a16", "weight_scale", r"layer.weight_scale is missing"),
+        ("w4a16 asymmetric", "weight_zero_point", r"layer.weight_zero_point is missing"),
         ("w8a8", "weight_scale", r"has dtype I8"),
     ],
 )
@@ -153,13 +188,24 @@ def test_missing_parts_are_named(name: str, part: str, message: str, tmp_path: P
     [
         ("gptq", "scales", lambda x: x[:, :-8], "parts of layer.weight .* do not fit each other as GPTQ stores them"),
         ("gptq", "scales", lambda x: x / 0, "A scale of layer.weight .* is not finite"),
+        ("gptq", "scales", lambda x: x[:0], "do not fit each other"),
+        ("gptq", "scales", lambda x: x.flatten(), "must be a matrix of F16, BF16 or F32, not F16 of shape"),
+        ("gptq", "scales", lambda x: x.int(), "must be a matrix of F16, BF16 or F32, not I32"),
+        ("gptq", "qzeros", lambda x: x[:0], "do not fit each other"),
         ("gptq", "g_idx", lambda x: x + 9, "do not fit each other"),
+        ("gptq", "g_idx", lambda x: x[:64], "do not fit each other"),
+        ("gptq act order", "g_idx", lambda x: x[:0], "do not fit each other"),
         ("gptq", "qweight", lambda x: x.float(), "layer.qweight .* must be a matrix of I32, not F32"),
         ("awq", "scales", lambda x: torch.cat([x, x[:1]]), "do not fit each other as AWQ stores them"),
         ("awq", "qzeros", lambda x: x[:, :-1], "do not fit each other as AWQ stores them"),
         ("w4a16", "weight_shape", lambda x: x * 3, "which layer.weight_packed of shape .* cannot hold"),
+        ("w4a16", "weight_shape", lambda x: x[:1], "cannot hold"),
+        ("w4a16", "weight_scale", lambda x: x[:, :1], "do not fit each other"),
+        ("w4a16", "weight_packed", lambda x: x.repeat(1, 2), "has not 4 bits a weight"),
         ("w4a16 asymmetric", "weight_zero_point", lambda x: x[:-1], "do not fit each other"),
+        ("w4a16 asymmetric", "weight_zero_point", lambda x: x[:1], "do not fit each other"),
         ("fp8 channel", "weight_scale", lambda x: x[:-1], "do not fit each other"),
+        ("fp8 channel", "weight_scale", lambda x: x.T, "do not fit each other"),
         ("w8a8", "weight", lambda x: x.int(), "must be a matrix of F8_E4M3 or I8, not I32"),
     ],
 )

@@ -61,7 +61,7 @@ def quantize_checkpoint(path: Path, method: str, zero_points: bool) -> dict[str,
             codes = replace(codes, scales=codes.scales.half().float())
             seen[name] = codes.dequantize()
             del stored[name]
-            stored |= {name.removesuffix("weight") + part: value for part, value in _PARTS[method](codes).items()}
+            stored |= {name.removesuffix("weight") + part: value for part, value in PARTS[method](codes).items()}
     save_file(stored, path / "model.safetensors", metadata={"format": "pt"})
     config = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps(config | {"quantization_config": CONFIGS[method]}))
@@ -98,7 +98,8 @@ def _compressed(weight: Codes) -> dict[str, Tensor]:
     return parts | {"weight_shape": torch.tensor(weight.shape)}
 
 
-_PARTS = {"awq": _awq, "gptq": _gptq, "compressed-tensors": _compressed}
+PARTS = {"awq": _awq, "gptq": _gptq, "compressed-tensors": _compressed}
+"""The parts of a weight in 4 bits, by what stands in place of ``weight``."""
 _W4 = {"targets": ["Linear"], "weights": {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32}}
 CONFIGS: dict[str, dict[str, Any]] = {
     "awq": {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"},
