@@ -1,0 +1,144 @@
+"""Times attention of a decode step over a long cache in every format, beside a bfloat16 cache and a plain read.
+
+    python -m perf.operators.decode_cache --output perf/results/decode-cache-cpu
+
+The default is a layer of the 213M model, 8 sequences of 8192 tokens. Formats take turns; of each the best time counts.
+A run reads pools that no cache of the CPU holds any more: they lie in large pages, as an engine's do, and there are as
+many as fill --megabytes. With --cpu-time it is CPU time of one thread, for a machine whose cores other programs share.
+"""
+
+import argparse
+import itertools
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import plugins
+from kvforge.runtime.sessions.huge_pages import allocate_together
+from perf.harness.command import (
+    Report,
+    add_report,
+    begin_dated_report,
+    make_parser,
+    positive,
+    positive_float,
+    run_program,
+)
+from perf.harness.tables import markdown_table
+from plugins.benchmark import KV_DTYPES, PAGE_SIZE, cache
+from plugins.paged_attention import paged_attention
+
+BASELINE = "bfloat16"
+FORMATS = {BASELINE: "same", **{name: name for name, dtype in KV_DTYPES.items() if dtype is not None}}
+
+
+def in_large_pages(tensors: list[Tensor]) -> list[Tensor]:
+    """Return copies as an engine's pools lie in memory."""
+    copies = allocate_together([(x.shape, x.dtype) for x in tensors])
+    for copy, x in zip(copies, tensors, strict=True):
+        copy.view(torch.uint8).copy_(x.contiguous().view(torch.uint8))
+    return copies
+
+
+def step_of(args: argparse.Namespace, kv_dtype: str) -> tuple[Callable[[], Any], int]:
+    """Return what runs attention over the next pools of this format, and the bytes that it reads."""
+    width = -(-args.length // PAGE_SIZE)
+    shape = (args.sequences * width, PAGE_SIZE, args.kv_heads, args.head_dim)
+    made = [cache(torch.randn(shape).bfloat16(), kv_dtype) for _ in "kv"]
+    tensors = [values for values, _ in made] + [scales for _, scales in made if scales is not None]
+    num_bytes = sum(x.nbytes for x in tensors)
+    copies = [in_large_pages(tensors) for _ in range(-(-args.megabytes * 10**6 // num_bytes))]
+    q = torch.randn(args.sequences, args.heads, args.head_dim).bfloat16()
+    starts, lengths = torch.arange(args.sequences + 1).int(), torch.full((args.sequences,), args.length).int()
+    table = torch.randperm(args.sequences * width).view(args.sequences, width).int()
+    turns = itertools.cycle(copies)
+
+    def step() -> None:
+        k, v, *scales = next(turns)
+        paged_attention(q, k, v, starts, lengths, table, args.head_dim**-0.5, 0, *scales)
+
+    return step, num_bytes
+
+
+def best_ms(function: Callable[[], Any], args: argparse.Namespace) -> float:
+    """Return the shortest run of those that fit into ``args.seconds``, after one that is not counted."""
+    clock = time.thread_time if args.cpu_time else time.perf_counter
+    function()
+    times, end = [], time.perf_counter() + args.seconds
+    while not times or time.perf_counter() < end:
+        begin = clock()
+        function()
+        times.append(clock() - begin)
+    return 1e3 * min(times)
+
+
+def measure(args: argparse.Namespace) -> Report:
+    """Time every format."""
+    torch.set_num_threads(1 if args.cpu_time else args.threads)
+    torch.manual_seed(0)
+    plugins.load_library()
+    source = torch.ones(args.megabytes * 10**6 // 4, dtype=torch.int32)
+    steps = {name: step_of(args, kv_dtype) for name, kv_dtype in FORMATS.items()}
+    reads: list[float] = []
+    found: dict[str, list[float]] = {name: [] for name in steps}
+    for _ in range(args.turns):
+        reads.append(best_ms(lambda: torch.amax(source), args))
+        for name, (step, _) in steps.items():
+            found[name].append(best_ms(step, args))
+    rate = source.nbytes / min(reads) / 1e6
+    rows = [
+        {"format": name, "bytes": num_bytes, "ms": min(found[name]), "gb_per_s": num_bytes / min(found[name]) / 1e6}
+        | {"floor_ms": num_bytes / rate / 1e6, "times_as_fast": min(found[BASELINE]) / min(found[name])}
+        for name, (_, num_bytes) in steps.items()
+    ]
+    shape = {name: getattr(args, name) for name in ("sequences", "length", "heads", "kv_heads", "head_dim", "turns")}
+    return {**begin_dated_report("perf.operators.decode_cache"), **shape, "read_gb_per_s": rate, "rows": rows}
+
+
+def table(report: Report) -> str:
+    """Return the table with its explanation."""
+    head = ["cache", "MB read", "ms", "GB/s", "floor ms", "times as fast as bfloat16"]
+    lines = [
+        [
+            row["format"],
+            *(
+                f"{value:.{digits}f}"
+                for value, digits in ((row["bytes"] / 1e6, 1), (row["ms"], 3), (row["gb_per_s"], 1))
+            ),
+            *(f"{row['floor_ms']:.3f}", f"{row['times_as_fast']:.2f}"),
+        ]
+        for row in report["rows"]
+    ]
+    heads = f"{report['heads']} heads and {report['kv_heads']} KV heads of {report['head_dim']}"
+    told = (
+        f"Attention of one layer, {report['sequences']} sequences of {report['length']} tokens, {heads}. Best of "
+        f"{report['turns']} turns. The floor is what is read, scales included, at the rate of a plain read, "
+        f"{report['read_gb_per_s']:.1f} GB/s. {report['machine']}, {report['date']}."
+    )
+    parts = ["# Attention over caches of every format", f"`{report['command']}`", told, markdown_table(head, lines)]
+    return "\n\n".join(parts) + "\n"
+
+
+def main() -> int:
+    """Measure and report."""
+    parser = make_parser(__doc__)
+    for name, default in (("sequences", 8), ("length", 8192), ("heads", 16), ("kv-heads", 4), ("head-dim", 64)):
+        parser.add_argument(f"--{name}", type=positive, default=default, help="(default %(default)s)")
+    parser.add_argument("--threads", type=positive, default=torch.get_num_threads())
+    parser.add_argument("--megabytes", type=positive, default=150, help="of pools of a format (default %(default)s)")
+    parser.add_argument("--turns", type=positive, default=5, help="(default %(default)s)")
+    parser.add_argument(
+        "--seconds", type=positive_float, default=0.5, help="of a format in a turn (default %(default)s)"
+    )
+    parser.add_argument("--cpu-time", action="store_true", help="measure CPU time, of one thread")
+    add_report(parser, "OUTPUT.json and OUTPUT.md")
+    args = parser.parse_args()
+    return run_program(args, lambda: measure(args), table, markdown=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
