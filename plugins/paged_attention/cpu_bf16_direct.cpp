@@ -7,7 +7,6 @@ namespace kvforge {
 namespace {
 
 constexpr int64_t kSlab = 16;              // keys of which all heads are worked on in turn
-constexpr int64_t kValueSlab = 64;         // and values, whose sums are loaded and stored each time
 constexpr int64_t kBytesAhead = 24 << 10;  // by which a piece is fetched ahead of its use
 
 // The vectors of one piece in the order of their use: those of K, then those of V, of KV head 0.
@@ -15,38 +14,17 @@ template <typename Pool>
 struct Stream {
   const Pool* rows[2 * kKeyBlock];
   int64_t k_rows, count, ahead;
-  int64_t k_head_stride, v_head_stride, dim, first_head;
+  int64_t k_head_stride, v_head_stride, dim;
 
   // Into the second-level cache: it has more misses under way than the first.
   void fetch(int64_t begin, int64_t end, int64_t kv_head) const {
     end = smaller(end, count);
-    const int64_t middle = larger(smaller(end, k_rows), begin);
-    fetch(rows + begin, rows + middle, kv_head, k_head_stride);
-    fetch(rows + middle, rows + end, kv_head, v_head_stride);
-  }
-
- private:
-  void fetch(const Pool* const* row, const Pool* const* end, int64_t kv_head, int64_t head_stride) const {
-    const int64_t num_bytes = bytes_of<Pool>(dim), offset = kv_head * head_stride;
-    // A head in the same cache line as the one before it comes with that.
-    if (num_bytes < 64 && kv_head > first_head && offset * static_cast<int64_t>(sizeof(Pool)) % 64 >= num_bytes) return;
-    for (; row < end; ++row)
-      for (int64_t b = 0; b < num_bytes; b += 64)
-        _mm_prefetch(reinterpret_cast<const char*>(*row + offset) + b, _MM_HINT_T1);
+    for (int64_t i = begin; i < end; ++i) {
+      const char* p = reinterpret_cast<const char*>(rows[i] + kv_head * (i < k_rows ? k_head_stride : v_head_stride));
+      for (int64_t b = 0; b < bytes_of<Pool>(dim); b += 64) _mm_prefetch(p + b, _MM_HINT_T1);
+    }
   }
 };
-
-// Into the first-level cache, page by page: scales of keys [begin, end), of all heads.
-inline void fetch_scales(const AttentionArgs& a, const PagedTensor& scales, const int32_t* pages, int64_t begin,
-                         int64_t end) {
-  if (scales.data == nullptr) return;
-  for (int64_t page = begin / a.page_size; page <= (end - 1) / a.page_size; ++page) {
-    const int64_t first = larger(begin - page * a.page_size, 0), last = smaller(end - page * a.page_size, a.page_size);
-    const float* from = static_cast<const float*>(scales.data) + pages[page] * scales.page_stride;
-    for (int64_t i = first * scales.slot_stride; i < last * scales.slot_stride; i += 16)
-      _mm_prefetch(reinterpret_cast<const char*>(from + i), _MM_HINT_T1);
-  }
-}
 
 // Sums of the 128-bit lanes of four vectors, as one vector.
 inline __m512 sum_lanes(__m512 a, __m512 b, __m512 c, __m512 d) {
@@ -142,26 +120,21 @@ void direct_block(const AttentionArgs& a, const DirectWork& work, char* scratch)
   float* top = reinterpret_cast<float*>(weights + all * kKeyBlock);
   float* total = top + all;
 
-  Stream<Pool> stream{.k_head_stride = a.k.head_stride, .v_head_stride = a.v.head_stride, .dim = dim,
-                      .first_head = heads[0].kv_head};
+  Stream<Pool> stream{.k_head_stride = a.k.head_stride, .v_head_stride = a.v.head_stride, .dim = dim};
   const int64_t padded = round_up(keys, 8);
   int64_t offsets[kKeyBlock];
   const Pool** next = stream.rows;
   const PagedTensor* const pools[] = {&a.k, &a.v};
   for (const PagedTensor* pool : pools) {
     key_offsets(a, *pool, heads[0].pages, begin, end, offsets);
-    const Pool* const data = static_cast<const Pool*>(pool->data);  // keys that are not seen have a neighbour's row
-    for (int64_t i = base; i < begin; ++i) *next++ = data + offsets[0];
-    for (int64_t i = 0; i < end - begin; ++i) *next++ = data + offsets[i];
-    for (int64_t i = keys; i < padded; ++i) *next++ = data + offsets[end - 1 - begin];
+    for (int64_t i = 0; i < padded; ++i)
+      *next++ = static_cast<const Pool*>(pool->data) + offsets[larger(smaller(base + i, end - 1) - begin, 0)];
   }
   stream.k_rows = padded;
   stream.count = 2 * padded;
   stream.ahead = round_up(kBytesAhead / (count * bytes_of<Pool>(dim)) + 1, 8);
   for (int64_t row = 0; row < stream.ahead; row += 8)
     for (int64_t h = 0; h < count; ++h) stream.fetch(row, row + 8, heads[h].kv_head);
-  fetch_scales(a, a.k_scales, heads[0].pages, begin, end);
-  fetch_scales(a, a.v_scales, heads[0].pages, begin, end);
 
   for (int64_t r = 0; r < all; ++r) {
     const Rows& head = heads[r / rows];
@@ -200,11 +173,11 @@ void direct_block(const AttentionArgs& a, const DirectWork& work, char* scratch)
       std::memset(weights + r * kKeyBlock, 0, kKeyBlock * sizeof(bf16));
   }
 
-  for (int64_t slab = 0; slab < padded; slab += kValueSlab)
+  for (int64_t slab = 0; slab < padded; slab += kSlab)
     for (int64_t h = 0; h < count; ++h) {
-      const int64_t kv_head = heads[h].kv_head, num = smaller(kValueSlab, padded - slab);
+      const int64_t kv_head = heads[h].kv_head, num = smaller(kSlab, padded - slab);
       stream.fetch(stream.ahead + padded + slab, stream.ahead + padded + slab + num, kv_head);
-      const Pool* v[kValueSlab];
+      const Pool* v[kSlab];
       for (int64_t i = 0; i < num; ++i) v[i] = stream.rows[padded + slab + i] + kv_head * a.v.head_stride;
       for (int64_t d = 0; d < dim; d += 64)
         in_groups(rows, [&](int64_t r, auto group) {

@@ -89,10 +89,17 @@ inline __m512i load_pairs(__mmask32 mask, const int4* p) {
   return from_int4(_mm512_srlv_epi32(words, shift));
 }
 
-// The first or the second element of the pair at d, an even number, in the order of load_pairs().
+// The pair of a query that belongs to the pair of elements at d, an even number; zeros from `dim` on.
 template <typename Pool>
-constexpr int64_t element_of_pair(int64_t d, int64_t second) {
-  return std::is_same_v<Pool, int4> ? d / 8 * 8 + d % 8 / 2 + 4 * second : d + second;
+inline uint32_t query_pair(const bf16* q, int64_t d, int64_t dim) {
+  uint32_t pair = 0;
+  if constexpr (std::is_same_v<Pool, int4>) {
+    const int64_t first = d / 8 * 8 + d % 8 / 2;
+    if (d < dim) pair = q[first] | static_cast<uint32_t>(q[first + 4]) << 16;
+  } else if (d < dim) {
+    std::memcpy(&pair, q + d, sizeof pair);
+  }
+  return pair;
 }
 
 // Calls body(Pool{}) with a value of the pools' type, which is not float32.

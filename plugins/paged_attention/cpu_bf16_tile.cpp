@@ -129,8 +129,8 @@ template <typename Pool>
 void order_query(const bf16* q, int64_t dim, bf16* out) {
   const int64_t padded = padded_dim<Pool>(dim);
   for (int64_t d = 0; d < padded; d += 2) {
-    bf16* const pair = out + 2 * place_of_pair<Pool>(d, padded);
-    for (int64_t i = 0; i < 2; ++i) pair[i] = d < dim ? q[element_of_pair<Pool>(d, i)] : bf16{0};
+    const uint32_t pair = query_pair<Pool>(q, d, dim);
+    std::memcpy(out + 2 * place_of_pair<Pool>(d, padded), &pair, sizeof pair);
   }
 }
 

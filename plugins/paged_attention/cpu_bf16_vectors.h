@@ -59,19 +59,14 @@ inline void widen(__m512i x, __m512i out[2]) {
   out[1] = _mm512_unpackhi_epi8(low, high);
 }
 
-// Of int4, the first `count` elements, at most 64.
-template <bool Whole>
-inline __m256i load_int4_row(const int4* p, int64_t count) {
-  if (Whole || count >= 64) return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
-  return _mm256_maskz_loadu_epi8((uint32_t{1} << larger(count, 0) / 2) - 1, p);
-}
-
 // Of int4, 64 elements of each of eight keys: out[i] has those of keys i and i + 4.
 template <bool Whole>
 inline void load_eight(const int4* const* keys, int64_t d, int64_t dim, __m512i out[4]) {
+  const __mmask32 mask = Whole || dim - d >= 64 ? 0xffffffffu : (uint32_t{1} << larger(dim - d, 0) / 2) - 1;
   for (int i = 0; i < 4; ++i) {
-    const __m256i low = load_int4_row<Whole>(advance(keys[i], d), dim - d);
-    out[i] = _mm512_inserti64x4(_mm512_castsi256_si512(low), load_int4_row<Whole>(advance(keys[i + 4], d), dim - d), 1);
+    const __m256i low = _mm256_maskz_loadu_epi8(mask, advance(keys[i], d));
+    const __m256i high = _mm256_maskz_loadu_epi8(mask, advance(keys[i + 4], d));
+    out[i] = _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
   }
 }
 
@@ -142,54 +137,36 @@ constexpr int64_t place_in_load(int64_t part, int64_t lane) {
   return kLoad<Pool> / 4 * lane + 2 * part;
 }
 
-// By part, which elements of a load are in the words of a vector.
-template <typename Pool>
-struct SpreadOrder {
-  alignas(64) uint16_t of[kParts<Pool>][32] = {};
-
-  constexpr SpreadOrder() {
-    for (int part = 0; part < kParts<Pool>; ++part)
-      for (int word = 0; word < 32; ++word)
-        of[part][word] = static_cast<uint16_t>(element_of_pair<Pool>(place_in_load<Pool>(part, word / 8), word % 2));
-  }
-};
-
-template <typename Pool>
-constexpr SpreadOrder<Pool> kSpreadOrder;
-
 // A query as load_keys() wants it: out is [loads, kParts, 16, 2], each pair repeated four times.
 template <typename Pool>
 void spread_query(const bf16* q, int64_t dim, bf16* out) {
-  const auto load = [&](int64_t d) {  // 32 elements, those from `dim` on 0
-    return load_masked(dim - d >= 32 ? 0xffffffffu : d < dim ? 0xffffu : 0, q + d);
-  };
-  for (int64_t d = 0; d < dim; d += kLoad<Pool>) {
-    const __m512i low = load(d), high = kLoad<Pool> > 32 ? load(d + 32) : low;
-    for (int part = 0; part < kParts<Pool>; ++part, out += 32)
-      _mm512_storeu_si512(out, _mm512_permutex2var_epi16(low, _mm512_load_si512(kSpreadOrder<Pool>.of[part]), high));
-  }
+  for (int64_t d = 0; d < dim; d += kLoad<Pool>)
+    for (int64_t part = 0; part < kParts<Pool>; ++part)
+      for (int64_t lane = 0; lane < 4; ++lane) {
+        const uint32_t pair = query_pair<Pool>(q, d + place_in_load<Pool>(part, lane), dim);
+        for (int64_t i = 0; i < 4; ++i, out += 2) std::memcpy(out, &pair, sizeof pair);
+      }
 }
 
 // Elements [d, d + 64) of two keys in pairs, those from `dim` on 0, as four vectors.
 template <bool Whole, typename Pool>
 inline void load_values(const Pool* even, const Pool* odd, int64_t d, int64_t dim, __m512i out[4]) {
   if constexpr (std::is_same_v<Pool, int4>) {
-    const __m512i of_even = _mm512_castsi256_si512(load_int4_row<Whole>(advance(even, d), dim - d));
-    const __m512i of_odd = _mm512_castsi256_si512(load_int4_row<Whole>(advance(odd, d), dim - d));
-    widen_words(_mm512_permutex2var_epi16(of_even, pairs_low(), of_odd), out);
-    return;
+    const __mmask32 mask = Whole || dim - d >= 64 ? 0xffffffffu : (uint32_t{1} << (dim - d) / 2) - 1;
+    const __m512i of_even = _mm512_castsi256_si512(_mm256_maskz_loadu_epi8(mask, advance(even, d)));
+    const __m512i of_odd = _mm512_castsi256_si512(_mm256_maskz_loadu_epi8(mask, advance(odd, d)));
+    return widen_words(_mm512_permutex2var_epi16(of_even, pairs_low(), of_odd), out);
+  }
+  const __m512i x = load_row<Whole>(even + d, dim - d), y = load_row<Whole>(odd + d, dim - d);
+  if constexpr (sizeof(Pool) == 2) {
+    out[0] = _mm512_unpacklo_epi16(x, y);
+    out[1] = _mm512_unpackhi_epi16(x, y);
+    const __m512i z = load_row<Whole>(even + d + 32, dim - d - 32), w = load_row<Whole>(odd + d + 32, dim - d - 32);
+    out[2] = _mm512_unpacklo_epi16(z, w);
+    out[3] = _mm512_unpackhi_epi16(z, w);
   } else {
-    const __m512i x = load_row<Whole>(even + d, dim - d), y = load_row<Whole>(odd + d, dim - d);
-    if constexpr (sizeof(Pool) == 2) {
-      out[0] = _mm512_unpacklo_epi16(x, y);
-      out[1] = _mm512_unpackhi_epi16(x, y);
-      const __m512i z = load_row<Whole>(even + d + 32, dim - d - 32), w = load_row<Whole>(odd + d + 32, dim - d - 32);
-      out[2] = _mm512_unpacklo_epi16(z, w);
-      out[3] = _mm512_unpackhi_epi16(z, w);
-    } else {
-      widen<Pool>(_mm512_unpacklo_epi8(x, y), out);
-      widen<Pool>(_mm512_unpackhi_epi8(x, y), out + 2);
-    }
+    widen<Pool>(_mm512_unpacklo_epi8(x, y), out);
+    widen<Pool>(_mm512_unpackhi_epi8(x, y), out + 2);
   }
 }
 
