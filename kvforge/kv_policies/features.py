@@ -127,7 +127,7 @@ TENSORRT = Feature(
         Need.SEQUENCE_STATE: _no("the graphs take pages alone"),
         Need.HALF_BYTES: _no("the plugins read whole bytes"),
     },
-    remedy="build with --target cpu, or with cuda where the policy goes with it",
+    remedy="build with --target cpu, or with cuda where that goes with the rest",
 )
 
 

@@ -102,7 +102,7 @@ def test_what_is_built_goes_together_without_a_policy() -> None:
         (
             m.TENSORRT,
             "--kv-policy shadowkv needs state of each sequence beside its pages, but with target tensorrt the graphs "
-            "take pages alone; build with --target cpu, or with cuda where the policy goes with it.",
+            "take pages alone; build with --target cpu, or with cuda where that goes with the rest.",
         ),
     ],
 )
@@ -124,7 +124,7 @@ def test_refusals_say_what_to_do(other, sentence) -> None:
         (
             m.TENSORRT,
             "4-bit cache needs two numbers in a byte of the cache, but with target tensorrt the plugins read whole "
-            "bytes; build with --target cpu, or with cuda where the policy goes with it.",
+            "bytes; build with --target cpu, or with cuda where that goes with the rest.",
         ),
     ],
 )
