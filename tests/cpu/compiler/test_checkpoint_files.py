@@ -42,10 +42,10 @@ def test_an_index_without_a_map_is_refused(weight_map: object, checkpoint: Path)
 
 
 def test_a_bias_the_configuration_does_not_ask_for_is_refused(checkpoint: Path, tmp_path: Path) -> None:
-    """Leaving it out would build another model without a word."""
+    """Leaving it out would build another model without a word, unless it is of zeros."""
     weights = load_file(checkpoint / "model.safetensors")
     name = "model.layers.0.self_attn.q_proj.bias"
-    save_file(weights | {name: torch.zeros(16)}, checkpoint / "model.safetensors")
+    save_file(weights | {name: torch.ones(16)}, checkpoint / "model.safetensors")
     with pytest.raises(CheckpointError, match=name):
         build_engine(checkpoint, tmp_path / "engine")
 

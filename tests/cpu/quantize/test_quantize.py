@@ -106,7 +106,7 @@ def test_the_command_refuses_in_one_sentence_and_writes_nothing(
     short = tmp_path / "short.txt"
     short.write_text("too short")
     for arguments, message in (
-        ([*base, "int4"], "Recipe 'int4' is unknown; choose from fp8, fp8-kv."),
+        ([*base, "int3"], "Recipe 'int3' is unknown; choose from fp8, fp8-kv, int4."),
         ([*base, "fp8", "--num-samples", "0"], "--num-samples must be at least 1"),
         ([*base, "fp8", "--calibration", str(short)], "give a longer text"),
         ([*base, "fp8", "--calibration", str(tmp_path / "none")], "cannot be read as UTF-8"),

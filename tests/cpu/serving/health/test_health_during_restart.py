@@ -2,11 +2,13 @@
 
 import resource
 import socket
+import subprocess
 import threading
 from contextlib import ExitStack
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -64,11 +66,12 @@ def test_a_start_whose_first_request_gets_no_answer_can_be_cancelled(monkeypatch
     monkeypatch.setattr(launcher, "generate", generate)
     server = TritonServer(Path("."))
     server.ports = {"http": 1}
+    process = Mock(spec=subprocess.Popen)
     with pytest.raises(StartCancelled):
-        server._first_request(waiting.is_set)
+        server._first_request(process, waiting.is_set)
     over.set()
     with pytest.raises(KvforgeError, match="it ended"):
-        server._first_request(lambda: False)
+        server._first_request(process, lambda: False)
 
 
 def test_probes_are_let_in_again_once_there_are_descriptors() -> None:
