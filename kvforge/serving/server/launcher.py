@@ -66,7 +66,7 @@ LONGEST_LOOK_S = 1.0
 SERVER_FOLLOWS_S = 0.5
 """From the end of a stub to that of the server that it ended with."""
 START_ATTEMPTS = 2
-"""A busy machine makes tritonserver give up or stand still now and then (seen in 4 of some 1000 starts, 2 cores)."""
+"""A busy machine makes tritonserver give up or stand still now and then (seen in 4 of some 450 starts, 2 cores)."""
 PORT_ATTEMPTS = 3
 """Another process may take a free port before tritonserver listens on it, which it does once its models are loaded."""
 
