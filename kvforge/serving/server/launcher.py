@@ -198,6 +198,10 @@ class TritonServer:
         except OSError as error:
             self.stop()
             raise KvforgeError(cannot_write_run_dir(error)) from None
+        except StartBrokeOffError:
+            ask(children(self.pid))
+            self.stop()
+            raise
         except BaseException:
             self.stop()
             raise
@@ -310,13 +314,10 @@ class TritonServer:
                 limit_s = READY_FOLLOWS_S
                 deadline = time.monotonic() + limit_s
             if state is not None and (silence := _silence(state)) is not None:
-                ask(children(process.pid))
                 raise StartBrokeOffError(f"the server did not start: {silence}")
             if time.monotonic() > deadline:
                 after = f"{limit_s:.0f} s" if state is None else f"{limit_s:.0f} s with a loaded engine"
-                error = StartBrokeOffError(f"the server was not ready after {after}: {self.log_error()}")
-                ask(children(process.pid))
-                raise error
+                raise StartBrokeOffError(f"the server was not ready after {after}: {self.log_error()}")
             time.sleep(0.05)
         self._first_request(process, cancelled)
         self._check_ports()  # who answered for metrics may be another server
@@ -354,7 +355,6 @@ class TritonServer:
                     with contextlib.suppress(subprocess.TimeoutExpired):
                         error = self._ended(process.wait(SERVER_FOLLOWS_S))
                 if isinstance(error, NoAnswerError):
-                    ask(children(process.pid))
                     raise StartBrokeOffError(f"the server did not start: {error}")
                 if error is not None:
                     raise error

@@ -4,6 +4,7 @@ import pytest
 
 import plugins
 from kvforge.common.hardware import available_isas
+from plugins.operator import ISAS
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -23,3 +24,12 @@ def isas() -> list[str]:
 def default_isa(monkeypatch):
     monkeypatch.delenv("KVFORGE_CPU_ISA", raising=False)
     assert "KVFORGE_CPU_ISA" not in os.environ
+
+
+@pytest.fixture(params=ISAS)
+def isa(request, isas, monkeypatch) -> str:
+    """Each kernel variant in turn, chosen by the environment."""
+    if request.param not in isas:
+        pytest.skip(f"this machine has no {request.param}")
+    monkeypatch.setenv("KVFORGE_CPU_ISA", request.param)
+    return request.param

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 import plugins
-from plugins.operator import ISAS
 from plugins.packed_linear import pack
 from plugins.packed_linear.int4 import Codes, join, round_to_codes
 from plugins.packed_linear.packing import pack_codes, unpack, unpack_codes
@@ -34,14 +33,6 @@ def unpacked(packed: torch.Tensor, factor: torch.Tensor, outputs: int, depth: in
     """What a packed weight says, its factors in its scales."""
     weight = unpack_codes(packed, outputs, depth, gated)
     return replace(weight, scales=weight.scales * unpack(factor.view(-1, 1, 64, 1), outputs, 1, gated))
-
-
-@pytest.fixture(params=ISAS)
-def isa(request, isas, monkeypatch) -> str:
-    if request.param not in isas:
-        pytest.skip(f"this machine has no {request.param}")
-    monkeypatch.setenv("KVFORGE_CPU_ISA", request.param)
-    return request.param
 
 
 @pytest.mark.parametrize("gated", [False, True])

@@ -2,11 +2,9 @@
 
 import itertools
 
-import pytest
 import torch
 
 import plugins
-from plugins.operator import ISAS
 from plugins.packed_linear import pack
 from tests.support.rounding import assert_near, gamma
 
@@ -15,14 +13,6 @@ REFERENCE = plugins.OPERATORS["packed_linear"].reference
 
 def normal(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
-
-
-@pytest.fixture(params=ISAS)
-def isa(request, isas, monkeypatch) -> str:
-    if request.param not in isas:
-        pytest.skip(f"this machine has no {request.param}")
-    monkeypatch.setenv("KVFORGE_CPU_ISA", request.param)
-    return request.param
 
 
 def run(x, weight, scales, out_features, bias=None, residual=None, float32_out=True):
