@@ -8,7 +8,7 @@ inputs and outputs: ``k_pool_<owner>``, ``v_pool_<owner>`` and, for dynamic 8-bi
 import contextlib
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -135,7 +135,15 @@ def build_model(name: str, config: ModelConfig, options: ResolvedOptions, weight
     return model
 
 
+def _mark(parameters: Iterable[Tensor]) -> None:
+    """Give every parameter bytes of its own: the optimizer merges small constants that hold the same, and what
+    parameters without values hold is chance."""
+    for number, parameter in enumerate(parameters):
+        parameter.data.view(-1).view(torch.uint8)[:2] = torch.tensor(divmod(number, 256), dtype=torch.uint8)
+
+
 def _to_onnx(graph: ExportedGraph) -> torch.onnx.ONNXProgram:
+    _mark(graph.program.parameters())
     with _quiet():
         program = torch.onnx.export(
             graph.program,

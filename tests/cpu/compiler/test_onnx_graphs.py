@@ -1,6 +1,7 @@
 """The exported ONNX graphs in onnxruntime, unmodified, against the model in plain torch."""
 
 from pathlib import Path
+from typing import Any
 
 import onnx
 import pytest
@@ -9,6 +10,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import plugins
+from kvforge.compiler import onnx_export
+from kvforge.compiler.export import ExportedGraph
 from kvforge.compiler.onnx_export import write_onnx
 from model_defs.graphs import LowerGraph, UpperGraph
 from model_defs.reference import reference_logits
@@ -159,6 +162,23 @@ def test_the_same_model_gives_the_same_bytes(exported, full: bool) -> None:
         write_onnx(graph, engine.config, engine.options, again, engine.weights)
         assert again.read_bytes() == engine.file(graph).read_bytes()
         again.unlink()
+
+
+def test_what_memory_held_before_changes_nothing(exported, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Norms of one size, of which none has values when the graph is made, stay apart though their memory is equal."""
+    engine: ExportedEngine = exported("qk norm, tied, int8")
+    export = onnx_export.export_lower
+
+    def emptied(*args: Any, **kwargs: Any) -> ExportedGraph:
+        graph = export(*args, **kwargs)
+        for parameter in graph.program.parameters():
+            parameter.data.zero_()
+        return graph
+
+    monkeypatch.setattr(onnx_export, "export_lower", emptied)
+    again = engine.folder / "emptied-lower.onnx"
+    onnx_export.write_onnx("lower", engine.config, engine.options, again, engine.weights)
+    assert again.read_bytes() == engine.file("lower").read_bytes()
 
 
 def test_files_hold_no_weights_and_no_paths(exported) -> None:
