@@ -17,8 +17,8 @@ from plugins.operator import BACKEND_FILES
 from tests.support.operators.backends import BACKENDS, check
 
 ROOT = Path(plugins.__file__).parent.parent
-NUM_CASES, NUM_SMALL_CASES, NUM_BLOCKS = 320, 40, 4
-"""Cases of full size for the backends that are fast, and small ones for all."""
+NUM_CASES, NUM_QUICK_CASES, NUM_SMALL_CASES, NUM_BLOCKS = 320, 160, 24, 4
+"""Cases of full size for the backends that are fast, and small ones for all; without --full fewer."""
 
 
 def with_backend(backends: Iterable[str]) -> list[tuple[str, str]]:
@@ -31,10 +31,10 @@ def test_every_backend_is_run_here_but_the_definition_and_tensorrt():
 
 @pytest.mark.parametrize("block", range(NUM_BLOCKS), ids="block{}".format)
 @pytest.mark.parametrize(("backend", "name"), with_backend(["cpu", "onnx"]))
-def test_full_size(backend, name, block, isas, monkeypatch):
+def test_full_size(backend, name, block, isas, monkeypatch, full):
     for isa in isas if backend == "cpu" else isas[:1]:
         monkeypatch.setenv("KVFORGE_CPU_ISA", isa)
-        seeds = range(block, NUM_CASES, NUM_BLOCKS)
+        seeds = range(block, NUM_CASES if full else NUM_QUICK_CASES, NUM_BLOCKS)
         assert {seed: what for seed in seeds if (what := check(backend, name, seed, small=False))} == {}, isa
 
 
