@@ -1,6 +1,7 @@
 """Answers of the tiny models at 2048 tokens of context under every rule of eviction, over the budget.
 
-    python -m perf.quality.eviction [--work DIR] [--num-prompts 40] [--rule h2o] [--budget 256] [--model "no cut"]
+    python -m perf.quality.eviction [--work DIR] [--num-prompts 40] [--rule h2o] [--budget 256] [--cut-budget 512]
+        [--model "no cut"]
 
 Most rules' graphs do not know the budget: each model has an engine for such a rule, and its copies differ in their
 manifests.
@@ -61,15 +62,15 @@ def engine_of(model: str, rule: str, budget: int | None, length: int, work: Path
     return copy
 
 
-def cells_of(models: list[str], rules: list[str], budgets: list[int]) -> list[tuple[str, str, int | None]]:
-    """Return (model, rule, budget), full attention of each model first."""
+def cells_of(models: list[str], rules: list[str], budgets: dict[str, list[int]]) -> list[tuple[str, str, int | None]]:
+    """Return (model, rule, budget), full attention of each model first; ``budgets`` are by model."""
     cells: list[tuple[str, str, int | None]] = []
     for model in models:
         cells.append((model, "full", None))
         for rule in rules:
             if model != "no cut" and Need.ALL_QUERIES in policies()[rule].needs:
                 continue
-            for budget in budgets:
+            for budget in budgets[model]:
                 try:
                     parse(policy_of(rule, budget))
                 except BuildError:
@@ -84,17 +85,20 @@ def main() -> None:
     parser = quality_parser(__doc__, "eviction-quality", 40, length, "engines and answers", "OUTPUT.json, .md and .png")
     parser.add_argument("--rule", action="append", choices=RULES, help="default: all; may be given several times")
     parser.add_argument("--budget", action="append", type=positive, help=f"default: {', '.join(map(str, BUDGETS))}")
+    parser.add_argument("--cut-budget", action="append", type=positive, help="with a cut; default: those of --budget")
     parser.add_argument("--model", action="append", choices=list(MODELS), help="default: both")
     args = parser.parse_args()
     questions = Questions.of(args)
     results: list[dict[str, Any]] = []
-    cells = cells_of(args.model or list(MODELS), args.rule or RULES, args.budget or list(BUDGETS))
+    budgets = args.budget or list(BUDGETS)
+    by_model = {model: budgets if model == "no cut" else args.cut_budget or budgets for model in MODELS}
+    cells = cells_of(args.model or list(MODELS), args.rule or RULES, by_model)
     with tqdm(cells, unit="engine", disable=None) as bar:
         for model, rule, budget in bar:
             bar.set_description(f"{model}, {rule} {budget or ''}")
             engine = engine_of(model, rule, budget, args.length, args.work)
             results.append({"model": model, "rule": rule, "budget": budget, **questions.ask(engine)})
-    chosen = {"rule": args.rule, "budget": args.budget, "model": args.model}
+    chosen = {"rule": args.rule, "budget": args.budget, "cut-budget": args.cut_budget, "model": args.model}
     options = [f' --{name} "{value}"' for name, values in chosen.items() for value in values or ()]
     settings = {
         "command": f"python -m perf.quality.eviction --num-prompts {args.num_prompts}{''.join(options)}",

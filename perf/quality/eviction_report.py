@@ -55,7 +55,7 @@ def markdown(rows: list[dict[str, Any]], settings: dict[str, Any]) -> str:
         "",
         f"`{settings['command']}`",
         "",
-        "The smallest budget from which on the paired interval includes 0:",
+        "The smallest budget, of those measured, from which on the paired interval includes 0:",
         "",
     ]
     best = smallest(rows)

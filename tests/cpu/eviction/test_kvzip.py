@@ -143,3 +143,13 @@ def test_a_repeated_prompt_takes_over_its_prefix() -> None:
     first = texts_of(engine, {"first": prompt_of(40)})["first"]
     assert texts_of(engine, {"again": prompt_of(40)})["again"] == first
     assert engine.stats()["num_reused_tokens"] >= 36
+
+
+@pytest.mark.parametrize("shape", [PLAIN, {"head_dim": 10, "cut": 1}], ids=["plain", "swiftkv"])
+def test_a_repetition_may_end_beyond_the_longest_sequence(shape) -> None:
+    """Its positions and pages follow the prompt's, whatever an engine's and a model's limits are."""
+    texts = []
+    for options, changes in (({"max_seq_len": 54}, {"max_position": 54}), ({}, {})):
+        session = small_session({"kv_policy": "kvzip:budget=8,chunk=40"} | options, **shape | changes)
+        texts.append(texts_of(LLMEngine(session=session, num_pages=14), {"longest": prompt_of(42)}))
+    assert texts[0] == texts[1] and len(texts[0]["longest"]) == 12
