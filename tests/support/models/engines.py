@@ -110,6 +110,12 @@ SWIFTKV_INT4 = dataclasses.replace(
 )
 """SWIFTKV_BF16 with a cache in 4 bits and the graph that verifies drafts."""
 
+PLAIN_INT4 = dataclasses.replace(PLAIN, bfloat16=True, options=SWIFTKV_INT4.options)
+"""PLAIN in bf16 with such a cache and graph."""
+
+PLAIN_INT4_WEIGHTS = dataclasses.replace(INT4_WEIGHTS, cut=None, group_size=1)
+"""INT4_WEIGHTS without a cut."""
+
 SHADOWKV = EngineSpec(
     "qwen2",
     cut=1,

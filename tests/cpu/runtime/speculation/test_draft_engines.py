@@ -8,7 +8,17 @@ import pytest
 from kvforge.manifest import load_manifest
 from kvforge.runtime import LLMEngine, SamplingParams
 from kvforge.runtime.sessions.session import load_session
-from tests.support.models.engines import PLAIN, SWIFTKV, SWIFTKV_FP8, SWIFTKV_INT4, EngineShelf, EngineSpec
+from tests.support.models.engines import (
+    INT4_WEIGHTS,
+    PLAIN,
+    PLAIN_INT4,
+    PLAIN_INT4_WEIGHTS,
+    SWIFTKV,
+    SWIFTKV_FP8,
+    SWIFTKV_INT4,
+    EngineShelf,
+    EngineSpec,
+)
 from tests.support.schedules.engine_schedules import random_plan, run_plan
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -23,18 +33,22 @@ def plain_text(engine, prompt, params):
 
 
 @pytest.mark.parametrize(
-    "spec", [SWIFTKV, PLAIN, SWIFTKV_FP8, SWIFTKV_INT4], ids=["swiftkv", "no cut", "fp8 cache", "4-bit cache"]
+    "spec",
+    [SWIFTKV, PLAIN, SWIFTKV_FP8, SWIFTKV_INT4, PLAIN_INT4, INT4_WEIGHTS, PLAIN_INT4_WEIGHTS],
+    ids=["swiftkv", "no cut", "fp8 cache", "4-bit cache", "4-bit cache, no cut", "int4", "int4, no cut"],
 )
-def test_schedules_with_drafts_give_plain_tokens(engines: EngineShelf, spec: EngineSpec, request) -> None:
-    """In fp32, and in bf16 with a cache of 4 bits; greedy and seeded. A drawn number may lie within rounding of the
+def test_schedules_with_drafts_give_plain_tokens(engines: EngineShelf, spec: EngineSpec, full: bool) -> None:
+    """In fp32, and in bf16 with a cache or weights of 4 bits; greedy and seeded. A drawn number may lie within rounding of the
     boundary between two tokens, which then are neighbours: as rare as it is with other chunks instead of drafts, and
     never in greedy decoding."""
+    if spec in (PLAIN_INT4, INT4_WEIGHTS, PLAIN_INT4_WEIGHTS) and not full:
+        pytest.skip("builds an engine; --full")
     directory = engines.engine(spec)
     session = load_session(directory, load_manifest(directory))
     lonely = LLMEngine(session=session, num_pages=16, enable_prefix_cache=False)
     num_accepted = num_rejected = num_preempted = num_equal = num_boundaries = 0
-    full = request.config.getoption("--full")
-    for seed in range(200 if full else 12):
+    num_schedules = 200 if full else 12
+    for seed in range(num_schedules):
         rng = random.Random(seed)
         limits = dict(page_sizes=(8,), vocab_size=320, max_prompt=48, max_new=12, max_requests=5, sampled=False)
         plan = random_plan(seed, **limits)
@@ -78,6 +92,10 @@ def test_schedules_with_drafts_give_plain_tokens(engines: EngineShelf, spec: Eng
         num_accepted += stats["num_accepted_draft_tokens"]
         num_rejected += stats["num_draft_tokens"] - stats["num_accepted_draft_tokens"]
         num_preempted += stats["num_preemptions"]
+    print(
+        f"\n{num_schedules} schedules, {num_equal} sequences equal, {num_boundaries} at a drawn boundary; "
+        f"{num_accepted} drafts accepted, {num_rejected} rejected, {num_preempted} preemptions"
+    )
     assert num_boundaries <= num_equal // 50
     assert num_accepted > 30 and num_rejected > 15 and (num_preempted > 10 or not full)
 
