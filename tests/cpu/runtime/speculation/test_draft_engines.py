@@ -38,9 +38,9 @@ def plain_text(engine, prompt, params):
     ids=["swiftkv", "no cut", "fp8 cache", "4-bit cache", "4-bit cache, no cut", "int4", "int4, no cut"],
 )
 def test_schedules_with_drafts_give_plain_tokens(engines: EngineShelf, spec: EngineSpec, full: bool) -> None:
-    """In fp32, and in bf16 with a cache or weights of 4 bits; greedy and seeded. A drawn number may lie within rounding of the
-    boundary between two tokens, which then are neighbours: as rare as it is with other chunks instead of drafts, and
-    never in greedy decoding."""
+    """In fp32, and in bf16 with a cache or weights of 4 bits; greedy and seeded. A drawn number may lie within rounding
+    of the boundary between two tokens, which then are neighbours: as rare as it is with other chunks instead of drafts,
+    and never in greedy decoding."""
     if spec in (PLAIN_INT4, INT4_WEIGHTS, PLAIN_INT4_WEIGHTS) and not full:
         pytest.skip("builds an engine; --full")
     directory = engines.engine(spec)
