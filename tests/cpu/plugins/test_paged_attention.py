@@ -102,8 +102,8 @@ def one_sequence(args: tuple, s: int) -> tuple:
 
 
 @each_kind
-def test_a_sequence_does_not_depend_on_its_neighbours(dtype, cache, isas, monkeypatch):
-    for seed in range(12):
+def test_a_sequence_does_not_depend_on_its_neighbours(dtype, cache, isas, monkeypatch, full):
+    for seed in range(25 if full else 12):
         args = kind_case(seed, dtype, cache)
         for isa in isas:
             monkeypatch.setenv("KVFORGE_CPU_ISA", isa)

@@ -42,7 +42,7 @@ def test_schedules_with_drafts_give_plain_tokens(engines: EngineShelf, spec: Eng
     of the boundary between two tokens, which then are neighbours: as rare as it is with other chunks instead of drafts,
     and never in greedy decoding."""
     if spec in (PLAIN_INT4, INT4_WEIGHTS, PLAIN_INT4_WEIGHTS) and not full:
-        pytest.skip("builds an engine; --full")
+        pytest.skip("a further format; --full")
     directory = engines.engine(spec)
     session = load_session(directory, load_manifest(directory))
     lonely = LLMEngine(session=session, num_pages=16, enable_prefix_cache=False)
