@@ -24,6 +24,7 @@ OPERATOR = define(
             "cpu_bf16_tile.cpp": _AVX512_BF16,
             "cpu_bf16_direct.cpp": _AVX512_BF16,
             "cpu_bf16.cpp": _AVX512_BF16,
+            "cpu_vnni.cpp": _AVX512_BF16,
             **dict.fromkeys(("cpu_tiles.cpp", "cpu_tiles_direct.cpp"), Variants(TILE_ISAS)),
             **dict.fromkeys(("cpu_fp32.cpp", "cpu_fp32_direct.cpp", "cpu_fp32_tile.cpp"), Variants()),
         },

@@ -34,7 +34,9 @@ const AttentionKernel& pick_kernel(const AttentionArgs& args) {
       switch (current_tiles()) {
         case Tiles::amx: return isa_amx::bf16_kernel;
         case Tiles::software: return isa_amx_software::bf16_kernel;
-        case Tiles::none: return isa_avx512_bf16::bf16_kernel;
+        case Tiles::none:
+          return args.pool == Dtype::int8 || args.pool == Dtype::int4 ? isa_avx512_bf16::vnni_kernel
+                                                                      : isa_avx512_bf16::bf16_kernel;
       }
     case Isa::avx512_vnni:
     case Isa::avx512: return isa_avx512::fp32_kernel;

@@ -42,11 +42,8 @@ inline __mmask16 lanes_between(int64_t j, int64_t first, int64_t last) {  // lan
   return static_cast<__mmask16>((0xffffu << low) & ((1u << high) - 1));
 }
 
-// 2^(x scale - peak), relative error below 3e-6 by a minimax polynomial of the fraction (a bfloat16 weight keeps 4e-3).
-// The product is rounded as the peak was, so that the exponent is never positive: not to be fused into one operation.
-inline __m512 weight_of(__m512 x, __m512 scale, __m512 peak) {
-  const __m512 product = _mm512_mul_round_ps(x, scale, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-  const __m512 exponent = _mm512_sub_ps(product, peak);
+// 2^x for x <= 0, relative error below 3e-6 by a minimax polynomial of the fraction (a bfloat16 weight keeps 4e-3).
+inline __m512 exp2_nonpositive(__m512 exponent) {
   const __m512 f = _mm512_reduce_ps(exponent, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);  // in [0, 1)
   __m512 p = _mm512_set1_ps(1.35341706e-02f);
   p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(5.20114638e-02f));
@@ -54,6 +51,13 @@ inline __m512 weight_of(__m512 x, __m512 scale, __m512 peak) {
   p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(6.93003833e-01f));
   p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.00000262e+00f));
   return _mm512_scalef_ps(p, exponent);  // by 2^floor(exponent)
+}
+
+// 2^(x scale - peak). The product is rounded as the peak was, so that the exponent is never positive: not to be fused into
+// one operation.
+inline __m512 weight_of(__m512 x, __m512 scale, __m512 peak) {
+  const __m512 product = _mm512_mul_round_ps(x, scale, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  return exp2_nonpositive(_mm512_sub_ps(product, peak));
 }
 
 inline void store_bf16(bf16* p, __m512 x) {
@@ -138,7 +142,7 @@ inline float softmax_row(const float* scores, bf16* weights, int64_t width, int6
   return _mm512_reduce_add_ps(total);
 }
 
-float softmax_row(const AttentionArgs& a, const float* scores, bf16* weights, int64_t width, int64_t first,
+inline float softmax_row(const AttentionArgs& a, const float* scores, bf16* weights, int64_t width, int64_t first,
                   int64_t last, const BlockScales& scales, float* top) {
   const float factor = a.scale * a.k_scale * kLog2E;
   const bool whole = first == 0 && last == width;

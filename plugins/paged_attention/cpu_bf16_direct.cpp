@@ -2,6 +2,7 @@
 // order, and not packed.
 #include "paged_attention/cpu_bf16.h"
 #include "paged_attention/cpu_bf16_vectors.h"
+#include "paged_attention/cpu_groups.h"
 
 namespace kvforge {
 namespace {
@@ -88,20 +89,6 @@ inline void add_values(const Pool* const* values, int64_t count, int64_t d, int6
     for (int v = 0; v < 4; ++v) _mm512_storeu_ps(sums + r * sums_stride + v * 16, acc[r][v]);
 }
 
-template <int N>
-struct Count {
-  static constexpr int value = N;
-};
-
-// Calls body(row, Count) for groups of 4, 2 and 1 rows. A row's sums do not depend on its group.
-template <typename Body>
-inline void in_groups(int64_t rows, const Body& body) {
-  int64_t r = 0;
-  for (; r + 4 <= rows; r += 4) body(r, Count<4>());
-  if (r + 2 <= rows) body(r, Count<2>()), r += 2;
-  if (r < rows) body(r, Count<1>());
-}
-
 template <typename Pool>
 int64_t spread_size(int64_t dim) {
   return round_up(dim, kLoad<Pool>) * 4;
@@ -157,7 +144,7 @@ void direct_block(const AttentionArgs& a, const DirectWork& work, char* scratch)
       }
     }
 
-  float key_scales[2 * kKeyBlock];
+  float key_scales[kScaleFloats];
   BlockScales scales;
   for (int64_t r = 0; r < all; ++r) {
     const Rows& head = heads[r / rows];

@@ -2,17 +2,13 @@
 // comes in pairs of its depth. (ATen's brgemm, at 32 rows, was no faster here.)
 #include "paged_attention/cpu_bf16.h"
 #include "paged_attention/cpu_bf16_vectors.h"
+#include "paged_attention/cpu_groups.h"
 #include "paged_attention/cpu_transpose.h"
 
 namespace kvforge {
 namespace {
 
 constexpr int64_t kStrip = 16;  // rows of a tile that are worked on at once
-
-template <int N>
-struct Count {
-  static constexpr int value = N;
-};
 
 // acc[Rows, Vectors] += A B, with A [., depth] and B in pairs of its depth: [depth / 2, ldb, 2]. Each element is summed in
 // the order of the depth, whatever the shape.
@@ -212,7 +208,7 @@ void bf16_tile(const AttentionArgs& a, const Rows& rows, int64_t begin, int64_t 
     const bf16* k = reinterpret_cast<const bf16*>(packed == nullptr ? own : packed);
     const bf16* v = k + kKeyBlock * depth;
     if (packed != nullptr) packed += bf16_packed_bytes(a);
-    float key_scales[2 * kKeyBlock];
+    float key_scales[kScaleFloats];
     const BlockScales scales = gather_scales(a, rows, block, larger(block, rows.first_key),
                                              smaller(block + kKeyBlock, rows.end_key), key_scales);
     for (int64_t strip = 0; strip < count; strip += kStrip) {

@@ -43,7 +43,7 @@ void direct_block(const AttentionArgs& a, const DirectWork& work, char* scratch)
            weights + h * rows * kKeyBlock + slab, kKeyBlock, false);
     }
 
-  float key_scales[2 * kKeyBlock];
+  float key_scales[kScaleFloats];
   BlockScales scales;
   for (int64_t r = 0; r < all; ++r) {
     const Rows& head = heads[r / rows];

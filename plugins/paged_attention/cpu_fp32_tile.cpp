@@ -59,7 +59,7 @@ void fp32_tile(const AttentionArgs& a, const Rows& rows, int64_t begin, int64_t 
     const float* k = reinterpret_cast<const float*>(packed == nullptr ? own : packed);
     const float* v = k + a.head_dim * kKeyBlock;
     if (packed != nullptr) packed += fp32_packed_bytes(a);
-    float key_scales[2 * kKeyBlock];
+    float key_scales[kScaleFloats];
     const BlockScales scales = gather_scales(a, rows, block, larger(block, rows.first_key),
                                              smaller(block + kKeyBlock, rows.end_key), key_scales);
     for (int64_t strip = 0; strip < count; strip += kStrip) {

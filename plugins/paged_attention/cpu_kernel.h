@@ -77,7 +77,10 @@ namespace isa_portable { extern const AttentionKernel fp32_kernel; }
 namespace isa_avx2 { extern const AttentionKernel fp32_kernel; }
 namespace isa_avx512 { extern const AttentionKernel fp32_kernel; }
 // For q in bfloat16, pools not in float32, head_dim a multiple of 16, at most 256.
-namespace isa_avx512_bf16 { extern const AttentionKernel bf16_kernel; }
+namespace isa_avx512_bf16 {
+extern const AttentionKernel bf16_kernel;
+extern const AttentionKernel vnni_kernel;  // for pools of int8 and int4
+}  // namespace isa_avx512_bf16
 namespace isa_amx_software { extern const AttentionKernel bf16_kernel; }
 namespace isa_amx { extern const AttentionKernel bf16_kernel; }
 #endif

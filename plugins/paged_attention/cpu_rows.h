@@ -37,13 +37,11 @@ inline void visible_keys(const AttentionArgs& a, int64_t position, int64_t begin
 // Element offsets of keys [begin, end) in the pool, of KV head 0.
 inline void key_offsets(const AttentionArgs& a, const PagedTensor& pool, const int32_t* pages, int64_t begin,
                         int64_t end, int64_t* offsets) {
-  int64_t page = begin / a.page_size, slot = begin % a.page_size;
-  for (int64_t key = begin; key < end; ++key) {
-    offsets[key - begin] = pages[page] * pool.page_stride + slot * pool.slot_stride;
-    if (++slot == a.page_size) {
-      slot = 0;
-      ++page;
-    }
+  for (int64_t key = begin; key < end;) {
+    const int64_t page = key / a.page_size, slot = key - page * a.page_size;
+    const int64_t stop = smaller(end, key + a.page_size - slot);
+    int64_t offset = pages[page] * pool.page_stride + slot * pool.slot_stride;
+    for (; key < stop; ++key, offset += pool.slot_stride) *offsets++ = offset;
   }
 }
 

@@ -203,7 +203,7 @@ void tile(const AttentionArgs& a, const Rows& rows, int64_t begin, int64_t end, 
     const char* k = packed == nullptr ? own : packed;
     const char* v = k + k_bytes(a);
     if (packed != nullptr) packed += packed_bytes(a);
-    float key_scales[2 * kKeyBlock];
+    float key_scales[kScaleFloats];
     const BlockScales scales = gather_scales(a, rows, block, larger(block, rows.first_key),
                                              smaller(block + kKeyBlock, rows.end_key), key_scales);
     for (int64_t strip = 0; strip < count; strip += kStrip) {

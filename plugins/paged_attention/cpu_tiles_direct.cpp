@@ -3,6 +3,8 @@
 // linkage may be used here.
 #include <type_traits>
 
+#include "paged_attention/cpu_ahead.h"
+#include "paged_attention/cpu_groups.h"
 #include "paged_attention/cpu_tiles.h"
 
 namespace kvforge {
@@ -10,47 +12,7 @@ namespace {
 
 constexpr int64_t kSlab = 64;  // keys that are multiplied at once
 
-// The cache lines that are needed next, in the order of memory: the values of a piece, then the keys of the piece after
-// it. They are asked for a few at a time between products: a burst would hold up the loads behind it.
-template <typename Pool>
-class Ahead {
- public:
-  // Adds the rows of the heads of `work` in one of the pools.
-  void add(const AttentionArgs& a, const PagedTensor& pool, const DirectWork& work) {
-    int64_t offsets[kKeyBlock];
-    key_offsets(a, pool, work.heads[0].pages, work.begin, work.end, offsets);
-    const int64_t first = work.heads[0].kv_head * pool.head_stride;
-    const int64_t last = work.heads[work.count - 1].kv_head * pool.head_stride +
-        bytes_of<Pool>(a.head_dim) / static_cast<int64_t>(sizeof(Pool));
-    for (int64_t i = 0; i < work.end - work.begin; ++i)
-      rows_[count_++] = reinterpret_cast<const char*>(static_cast<const Pool*>(pool.data) + offsets[i] + first);
-    bytes_ = (last - first) * static_cast<int64_t>(sizeof(Pool));
-  }
-
-  // Divides what there is among `count` heads.
-  void share_among(int64_t count) { lines_ = count_ * ((bytes_ + 63) / 64) / count; }
-
-  // Lines of a head's share.
-  int64_t lines() const { return lines_; }
-
-  void fetch(int64_t lines) {
-    for (; lines > 0 && row_ < count_; --lines) {
-      _mm_prefetch(rows_[row_] + at_, _MM_HINT_T1);
-      at_ += 64;
-      if (at_ >= bytes_) at_ = 0, ++row_;
-    }
-  }
-
- private:
-  const char* rows_[2 * kKeyBlock];
-  int64_t count_ = 0, bytes_ = 0, row_ = 0, at_ = 0, lines_ = 0;
-};
-
 // Calls part(Count<0>()) to part(Count<Tiles - 1>()): the number of a tile has to be a constant.
-template <int N>
-struct Count {
-  static constexpr int value = N;
-};
 template <int Tiles, typename Part>
 inline __attribute__((always_inline)) void for_tiles(const Part& part) {
   part(Count<0>());
@@ -130,10 +92,9 @@ struct DirectScratch {
 // the other heads' dimensions, which change no sum; of the products with values a head's own rows are taken.
 template <typename Pool>
 void direct_heads(const AttentionArgs& a, const DirectWork& work, const Pool* const* k_rows, const Pool* const* v_rows,
-                  int64_t base, int64_t padded, const DirectScratch& at, Ahead<Pool>& ahead) {
+                  int64_t base, int64_t padded, const DirectScratch& at, Ahead& ahead, int64_t lines) {
   const auto [heads, count, begin, end, split] = work;
   const int64_t rows = num_rows(heads[0]), all = rows * count, dim = a.head_dim, steps = num_steps(a);
-  const int64_t lines = ahead.lines() * count;
   const int64_t with_scores = lines / 3 / (padded / kRowsOfTile * count * steps) + 1;
   const int64_t with_softmax = lines / 4 / (padded / kRowsOfTile + all) + 1;
   const int64_t with_values = lines / 2 / (padded / 4 * count * ((dim + 63) / 64)) + 1;
@@ -180,7 +141,7 @@ void direct_heads(const AttentionArgs& a, const DirectWork& work, const Pool* co
     for (int64_t r = 0; r < 16; ++r) _mm512_storeu_si512(at.turned + r * kScoreRow + key * 4, x[r]);
     ahead.fetch(with_softmax);
   }
-  float tops[kRowsOfTile], totals[kRowsOfTile] = {}, key_scales[2 * kKeyBlock];
+  float tops[kRowsOfTile], totals[kRowsOfTile] = {}, key_scales[kScaleFloats];
   BlockScales scales;
   for (int64_t r = 0; r < kRowsOfTile; ++r) {
     bf16* const row = reinterpret_cast<bf16*>(at.weights + r * kWeightRow);
@@ -242,10 +203,9 @@ void direct_block(const AttentionArgs& a, const DirectWork& work, const DirectWo
   const auto [heads, count, begin, end, split] = work;
   const int64_t base = begin / kStep * kStep, padded = round_up(end - base, kStep);
   const DirectScratch at(a, scratch);
-  Ahead<Pool> ahead;
-  ahead.add(a, a.v, work);
-  if (next != nullptr) ahead.add(a, a.k, *next);
-  ahead.share_among(count);
+  Ahead ahead;
+  ahead.add<Pool>(a, a.v, a.v_scales, work);
+  if (next != nullptr) ahead.add<Pool>(a, a.k, a.k_scales, *next);
 
   const Pool *k_rows[kKeyBlock], *v_rows[kKeyBlock];  // of KV head 0; keys that are not seen have a neighbour's
   int64_t offsets[kKeyBlock];
@@ -259,8 +219,10 @@ void direct_block(const AttentionArgs& a, const DirectWork& work, const DirectWo
 
   configure_tiles();
   const int64_t at_once = kRowsOfTile / num_rows(heads[0]);
-  for (int64_t h = 0; h < count; h += at_once)
-    direct_heads(a, {heads + h, smaller(at_once, count - h), begin, end, split}, k_rows, v_rows, base, padded, at, ahead);
+  for (int64_t h = 0; h < count; h += at_once) {
+    const DirectWork part{heads + h, smaller(at_once, count - h), begin, end, split};
+    direct_heads(a, part, k_rows, v_rows, base, padded, at, ahead, ahead.lines() * part.count / count);
+  }
   release_tiles();
 }
 

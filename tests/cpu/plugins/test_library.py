@@ -221,6 +221,7 @@ def test_other_machines_get_the_portable_kernels_only():
         "paged_attention/cpu_bf16_tile.cpp",
         "paged_attention/cpu_tiles.cpp",
         "paged_attention/cpu_tiles_direct.cpp",
+        "paged_attention/cpu_vnni.cpp",
     }
 
 

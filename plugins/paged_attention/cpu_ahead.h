@@ -1,0 +1,58 @@
+// Memory that is asked for before it is read: everything here has internal linkage (see cpu_rows.h).
+#pragma once
+
+#include <immintrin.h>
+
+#include "native/cast.h"
+#include "paged_attention/cpu_rows.h"
+
+namespace kvforge {
+namespace {
+
+// The cache lines that are needed next, in the order of memory: the values of a piece, then the keys of the piece after
+// it. They are asked for a few at a time between products: a burst would hold up the loads behind it.
+class Ahead {
+ public:
+  // Adds what the heads of `work` have in a pool or its scales, if it has any: of each head `head_bytes` bytes in elements
+  // of `element` bytes.
+  void add(const AttentionArgs& a, const PagedTensor& pool, const DirectWork& work, int64_t head_bytes, int64_t element) {
+    if (pool.data == nullptr) return;
+    const int64_t first = work.heads[0].kv_head, last = work.heads[work.count - 1].kv_head;
+    const int64_t bytes = (last - first) * pool.head_stride * element + head_bytes, stride = pool.slot_stride * element;
+    const char* const data = static_cast<const char*>(pool.data) + first * pool.head_stride * element;
+    for (int64_t key = work.begin; key < work.end;) {
+      const int64_t page = key / a.page_size, slot = key - page * a.page_size;
+      const int64_t slots = bytes == stride ? smaller(work.end - key, a.page_size - slot) : 1;
+      from_[count_] = data + work.heads[0].pages[page] * pool.page_stride * element + slot * stride;
+      bytes_[count_] = slots * bytes;
+      lines_ += (bytes_[count_++] + 63) / 64;
+      key += slots;
+    }
+  }
+
+  // The same of keys or values and their scales.
+  template <typename Pool>
+  void add(const AttentionArgs& a, const PagedTensor& pool, const PagedTensor& scales, const DirectWork& work) {
+    add(a, pool, work, bytes_of<Pool>(a.head_dim), sizeof(Pool));
+    add(a, scales, work, sizeof(float), sizeof(float));
+  }
+
+  // Lines that were added.
+  int64_t lines() const { return lines_; }
+
+  void fetch(int64_t lines) {
+    for (; lines > 0 && row_ < count_; --lines) {
+      _mm_prefetch(from_[row_] + at_, _MM_HINT_T1);
+      at_ += 64;
+      if (at_ >= bytes_[row_]) at_ = 0, ++row_;
+    }
+  }
+
+ private:
+  const char* from_[4 * kKeyBlock];
+  int64_t bytes_[4 * kKeyBlock];
+  int64_t count_ = 0, row_ = 0, at_ = 0, lines_ = 0;
+};
+
+}  // namespace
+}  // namespace kvforge

@@ -1,0 +1,261 @@
+// The kernel for bfloat16 queries and pools of int8 and int4 by VNNI. A row has the same bits from tiles and directly: the
+// sums of a key block are exact (cpu_vnni.h), and blocks are added one after the other (add_block).
+#include "paged_attention/cpu_ahead.h"
+#include "paged_attention/cpu_vnni.h"
+
+namespace kvforge {
+namespace {
+
+constexpr int64_t kStrip = 16;     // rows of a tile that are worked on at once
+constexpr int64_t kSlab = 32;      // keys whose scores are computed at once by direct()
+constexpr int64_t kValueSlab = 64;  // keys whose values are weighed at once there
+
+// Calls body(Pool{}) with a value of the pools' type.
+template <typename Body>
+inline auto with_integers(const AttentionArgs& a, const Body& body) {
+  return a.pool == Dtype::int4 ? body(int4{}) : body(int8_t{});
+}
+
+int64_t value_vectors(const AttentionArgs& a) {
+  return with_integers(a, [&](auto pool) { return value_vectors<decltype(pool)>(a.head_dim); });
+}
+
+// Where the first bytes of keys lie in a pool, of KV head 0: those of keys [begin, end) from `base` on; the others have
+// those of the nearest one, and weigh nothing.
+struct Places {
+  const char* of[kKeyBlock];
+
+  Places(const AttentionArgs& a, const PagedTensor& pool, const int32_t* pages, int64_t base, int64_t padded, int64_t begin,
+         int64_t end) {
+    int64_t offsets[kKeyBlock];
+    key_offsets(a, pool, pages, begin, end, offsets + begin - base);
+    for (int64_t i = 0; i < begin - base; ++i) offsets[i] = offsets[begin - base];
+    for (int64_t i = end - base; i < padded; ++i) offsets[i] = offsets[end - base - 1];
+    for (int64_t i = 0; i < padded; ++i) of[i] = static_cast<const char*>(pool.data) + offsets[i];
+  }
+
+  // Of `Count` keys from key `i` on.
+  template <int Count>
+  void take(int64_t i, int64_t head_offset, const char* out[Count]) const {
+    for (int j = 0; j < Count; ++j) out[j] = of[i + j] + head_offset;
+  }
+};
+
+// Packed block: K as [16 keys' group, columns, 64], then V as [four keys' group, vectors, 64].
+int64_t column_bytes(const AttentionArgs& a) { return a.head_dim / 4 * 64; }
+int64_t packed_k_bytes(const AttentionArgs& a) { return kKeyBlock / 16 * column_bytes(a); }
+int64_t packed_bytes(const AttentionArgs& a) { return packed_k_bytes(a) + kKeyBlock / 4 * value_vectors(a) * 64; }
+
+void pack(const AttentionArgs& a, const Rows& rows, int64_t begin, char* packed) {
+  const int64_t first = larger(begin, rows.first_key), last = smaller(begin + kKeyBlock, rows.end_key);
+  const Places keys(a, a.k, rows.pages, begin, kKeyBlock, first, last);
+  const Places values(a, a.v, rows.pages, begin, kKeyBlock, first, last);
+  const int64_t k_head = rows.kv_head * a.k.head_stride, v_head = rows.kv_head * a.v.head_stride;
+  with_integers(a, [&](auto pool) {
+    using Pool = decltype(pool);
+    const int64_t bytes = bytes_of<Pool>(a.head_dim), vectors = value_vectors<Pool>(a.head_dim);
+    char* out = packed;
+    for (int64_t i = 0; i < kKeyBlock; i += 16, out += column_bytes(a)) {
+      const char* from[16];
+      keys.take<16>(i, k_head, from);
+      pack_keys<Pool>(from, bytes, out);
+    }
+    for (int64_t i = 0; i < kKeyBlock; i += 4, out += vectors * 64) {
+      const char* from[4];
+      values.take<4>(i, v_head, from);
+      pack_values<Pool>(from, bytes, out);
+    }
+  });
+}
+
+// Memory of `rows` rows that are worked on at once.
+struct RowScratch {
+  float* scores;      // [rows, kKeyBlock]
+  char* weights;      // [rows, kWeightBytes]
+  int32_t* sums;      // [rows, vectors * 16]
+  float* fresh;       // round_up(head_dim, 32), of one row
+  int64_t vectors;
+  char* end;
+
+  RowScratch(const AttentionArgs& a, int64_t rows, char* from) : vectors(value_vectors(a)) {
+    scores = reinterpret_cast<float*>(from);
+    weights = reinterpret_cast<char*>(scores + rows * kKeyBlock);
+    sums = reinterpret_cast<int32_t*>(weights + rows * kWeightBytes);
+    fresh = reinterpret_cast<float*>(sums + rows * vectors * 16);
+    end = reinterpret_cast<char*>(fresh + round_up(a.head_dim, 32));
+  }
+
+  // The sums of row `r` over a block, as float32 in the order of the dimensions.
+  template <typename Pool>
+  const float* ordered(int64_t r, const Weights& weights_of_row) const {
+    order_sums<Pool>(sums + r * vectors * 16, vectors, kShift<Pool> * weights_of_row.sum, weights_of_row.unit, fresh);
+    return fresh;
+  }
+};
+
+template <typename Pool>
+void tile_of(const AttentionArgs& a, const Rows& rows, int64_t begin, int64_t end, const char* packed, char* scratch,
+             float* partial) {
+  const int64_t count = num_rows(rows), dim = a.head_dim, columns = dim / 4, q_stride = query_bytes(dim);
+  const RowScratch at(a, kStrip, scratch);
+  float* const acc = reinterpret_cast<float*>(at.end);
+  char* const q = reinterpret_cast<char*>(acc + kTileRows * dim);
+  char* const own = q + kTileRows * q_stride;
+  RowSums sums[kTileRows];
+  Query queries[kTileRows];
+  for (int64_t r = 0; r < count; ++r) {
+    const bf16* from = static_cast<const bf16*>(a.q) + query_offset(a, rows, rows.row_begin + r);
+    queries[r] = split_query<Pool>(a, from, q + r * q_stride);
+    sums[r].sums = acc + r * dim;
+  }
+  std::memset(acc, 0, count * dim * sizeof(float));
+  for (int64_t block = begin / kKeyBlock * kKeyBlock; block < end; block += kKeyBlock) {
+    if (packed == nullptr) pack(a, rows, block, own);
+    const char* const k = packed == nullptr ? own : packed;
+    const char* const v = k + packed_k_bytes(a);
+    if (packed != nullptr) packed += packed_bytes(a);
+    float key_scales[kScaleFloats];
+    const BlockScales scales = gather_scales(a, rows, block, larger(block, rows.first_key),
+                                             smaller(block + kKeyBlock, rows.end_key), key_scales);
+    for (int64_t strip = 0; strip < count; strip += kStrip) {
+      const int64_t num = smaller(kStrip, count - strip);
+      // The strip's last row sees the most keys; the strip's work ends where these end.
+      const int64_t seen =
+          smaller(smaller(end, block + kKeyBlock), position(a, rows, rows.row_begin + strip + num - 1) + 1);
+      if (seen <= block) continue;
+      const int64_t width = round_up(seen - block, 32);
+      for (int64_t key = 0; key < width; key += 16)
+        in_groups(num, [&](int64_t r, auto group) {
+          score_keys<group.value>(k + key / 16 * column_bytes(a), columns, q + (strip + r) * q_stride, q_stride,
+                                  queries + strip + r, at.scores + r * kKeyBlock + key);
+        });
+      Weights weights[kStrip];
+      for (int64_t r = 0; r < num; ++r)
+        weights[r] = split_weights(a, position(a, rows, rows.row_begin + strip + r), larger(begin, block), seen, block,
+                                   width, queries[strip + r].factor, scales, at.scores + r * kKeyBlock,
+                                   at.weights + r * kWeightBytes);
+      std::memset(at.sums, 0, num * at.vectors * 64);
+      in_groups(num, [&](int64_t r, auto group) {
+        add_all_values<group.value>(v, width / 4, at.vectors, at.weights + r * kWeightBytes, at.sums + r * at.vectors * 16,
+                                    at.vectors * 16);
+      });
+      for (int64_t r = 0; r < num; ++r)
+        add_block(sums[strip + r], at.ordered<Pool>(r, weights[r]), weights[r].top, weights[r].total, dim);
+    }
+  }
+  for (int64_t r = 0; r < count; ++r)
+    finish_row(a, rows, rows.row_begin + r, sums[r].sums, sums[r].top, sums[r].total, partial);
+}
+
+void tile(const AttentionArgs& a, const Rows& rows, int64_t begin, int64_t end, const char* packed, char* scratch,
+          float* partial) {
+  with_integers(a, [&](auto pool) { tile_of<decltype(pool)>(a, rows, begin, end, packed, scratch, partial); });
+}
+
+// What direct() packs: kSlab keys, then kValueSlab values; then the split queries of `rows` rows of a head.
+struct DirectScratch {
+  RowScratch rows;
+  char *keys, *values, *q;
+  Query* queries;
+  Weights* weights;
+  char* end;
+
+  DirectScratch(const AttentionArgs& a, int64_t count, char* from) : rows(a, count, from) {
+    keys = rows.end;
+    values = keys + kSlab / 16 * column_bytes(a);
+    q = values + kValueSlab / 4 * rows.vectors * 64;
+    queries = reinterpret_cast<Query*>(q + count * query_bytes(a.head_dim));
+    weights = reinterpret_cast<Weights*>(queries + count);
+    end = reinterpret_cast<char*>(weights + count);
+  }
+};
+
+// Rows of one KV head over keys [begin, end), which lie in the block from `base` on.
+template <typename Pool>
+void direct_head(const AttentionArgs& a, const DirectWork& work, const Rows& head, const Places& keys,
+                 const Places& values, int64_t base, const DirectScratch& at, Ahead& ahead, int64_t lines) {
+  const int64_t rows = num_rows(head), dim = a.head_dim, columns = dim / 4, q_stride = query_bytes(dim);
+  const int64_t padded = round_up(work.end - base, kSlab), bytes = bytes_of<Pool>(dim);
+  const int64_t k_head = head.kv_head * a.k.head_stride, v_head = head.kv_head * a.v.head_stride;
+  const int64_t vectors = at.rows.vectors;
+  const int64_t lines_of_16 = lines / (2 * padded / 16) + 1;
+
+  for (int64_t r = 0; r < rows; ++r)
+    at.queries[r] = split_query<Pool>(
+        a, static_cast<const bf16*>(a.q) + query_offset(a, head, head.row_begin + r), at.q + r * q_stride);
+  for (int64_t slab = 0; slab < padded; slab += kSlab) {
+    for (int64_t i = 0; i < kSlab; i += 16) {
+      const char* from[16];
+      keys.template take<16>(slab + i, k_head, from);
+      pack_keys<Pool>(from, bytes, at.keys + i / 16 * column_bytes(a));
+      ahead.fetch(lines_of_16);
+    }
+    for (int64_t i = 0; i < kSlab; i += 16)
+      in_groups(rows, [&](int64_t r, auto group) {
+        score_keys<group.value>(at.keys + i / 16 * column_bytes(a), columns, at.q + r * q_stride, q_stride,
+                                at.queries + r, at.rows.scores + r * kKeyBlock + slab + i);
+      });
+  }
+  float key_scales[kScaleFloats];
+  const BlockScales scales = gather_scales(a, head, base, work.begin, work.end, key_scales);
+  for (int64_t r = 0; r < rows; ++r)
+    at.weights[r] =
+        split_weights(a, position(a, head, head.row_begin + r), work.begin, work.end, base, padded, at.queries[r].factor,
+                      scales, at.rows.scores + r * kKeyBlock, at.rows.weights + r * kWeightBytes);
+  std::memset(at.rows.sums, 0, rows * vectors * 64);
+  for (int64_t slab = 0; slab < padded; slab += kValueSlab) {
+    const int64_t num = smaller(kValueSlab, padded - slab);
+    for (int64_t i = 0; i < num; i += 16) {
+      for (int64_t j = i; j < i + 16; j += 4) {
+        const char* from[4];
+        values.template take<4>(slab + j, v_head, from);
+        pack_values<Pool>(from, bytes, at.values + j / 4 * vectors * 64);
+      }
+      ahead.fetch(lines_of_16);
+    }
+    in_groups(rows, [&](int64_t r, auto group) {
+      add_all_values<group.value>(at.values, num / 4, vectors, at.rows.weights + r * kWeightBytes + 2 * slab,
+                                  at.rows.sums + r * vectors * 16, vectors * 16);
+    });
+  }
+  float* const partial = head.partial == nullptr ? nullptr : head.partial + work.split * rows * (dim + 2);
+  for (int64_t r = 0; r < rows; ++r)
+    finish_row(a, head, head.row_begin + r, at.rows.template ordered<Pool>(r, at.weights[r]), at.weights[r].top,
+               at.weights[r].total, partial);
+}
+
+template <typename Pool>
+void direct_block(const AttentionArgs& a, const DirectWork& work, const DirectWork* next, char* scratch) {
+  const int64_t base = work.begin / kSlab * kSlab, padded = round_up(work.end - base, kSlab);
+  const DirectScratch at(a, num_rows(work.heads[0]), scratch);
+  // All of the next piece: this one's first head already needs lines of all its keys.
+  Ahead ahead;
+  if (next != nullptr) {
+    ahead.add<Pool>(a, a.k, a.k_scales, *next);
+    ahead.add<Pool>(a, a.v, a.v_scales, *next);
+  }
+  const Places keys(a, a.k, work.heads[0].pages, base, padded, work.begin, work.end);
+  const Places values(a, a.v, work.heads[0].pages, base, padded, work.begin, work.end);
+  for (int64_t h = 0; h < work.count; ++h) 
+    direct_head<Pool>(a, work, work.heads[h], keys, values, base, at, ahead, ahead.lines() / work.count);
+}
+
+void direct(const AttentionArgs& a, const DirectWork& work, const DirectWork* next, char* scratch) {
+  with_integers(a, [&](auto pool) { direct_block<decltype(pool)>(a, work, next, scratch); });
+}
+
+int64_t scratch_bytes(const AttentionArgs& a, int64_t rows) {
+  const RowScratch of_tile(a, kStrip, nullptr);
+  const int64_t tile_bytes = reinterpret_cast<intptr_t>(of_tile.end) +
+      kTileRows * (a.head_dim * 4 + query_bytes(a.head_dim)) + packed_bytes(a);
+  return larger(tile_bytes, reinterpret_cast<intptr_t>(DirectScratch(a, rows, nullptr).end));
+}
+
+}  // namespace
+
+namespace isa_avx512_bf16 {
+
+extern const AttentionKernel vnni_kernel = {packed_bytes, scratch_bytes, pack, tile, direct, merge_blocks, true};
+
+}  // namespace isa_avx512_bf16
+}  // namespace kvforge

@@ -1,0 +1,242 @@
+// Attention over int8 and int4 in integers. A query and the weights of a key block become 16 bits and a unit, each the
+// product with 2^8 of one signed byte plus another one, so that both sums are exact by VNNI, in any order: a score is that of
+// the rounded query, a block's values those of rounded weights. Of 16 bits 15 and the sign are used, up to kWhole: 256 terms
+// of them and 8-bit numbers fit into 32 bits. For files compiled for AVX512-BF16 and VNNI; everything here has internal
+// linkage (see cpu_bf16.h).
+#pragma once
+
+#include "paged_attention/cpu_groups.h"
+#include "paged_attention/cpu_vnni_pack.h"
+
+namespace kvforge {
+namespace {
+
+constexpr float kWhole = 32639;         // 127 * 256 + 127
+constexpr float kSmallest = 0x1p-110f;  // below which magnitudes are not told apart: its inverse times kWhole is finite
+
+// 32 words of 16 bits as [8, 2, 4] bytes: of four words the lower bytes, which are signed, then the upper ones.
+struct SplitIndex {
+  alignas(64) uint8_t of[64];
+};
+
+template <typename Pool>
+constexpr SplitIndex split_index(bool columns) {  // columns: words are dimensions, to be put in the order of pack_keys()
+  SplitIndex index{};
+  for (int group = 0; group < 8; ++group)
+    for (int i = 0; i < 4; ++i) {
+      const bool halves = columns && std::is_same_v<Pool, int4>;
+      const int word = halves ? group / 2 * 8 + 2 * i + group % 2 : group * 4 + i;
+      index.of[group * 8 + i] = static_cast<uint8_t>(word * 4);
+      index.of[group * 8 + 4 + i] = static_cast<uint8_t>(word * 4 + 1);
+    }
+  return index;
+}
+
+constexpr SplitIndex kWeightIndex = split_index<int8_t>(false), kInt8Index = split_index<int8_t>(true),
+                     kInt4Index = split_index<int4>(true);
+
+inline __m512i split(const SplitIndex& index, __m512i low, __m512i high) {
+  // The upper byte of word + 128 is the one that the lower byte, taken with its sign, is missing.
+  const auto carry = [](__m512i x) {
+    return _mm512_xor_si512(_mm512_add_epi32(x, _mm512_set1_epi32(128)), _mm512_set1_epi32(128));
+  };
+  return _mm512_permutex2var_epi8(carry(low), _mm512_load_si512(index.of), carry(high));
+}
+
+inline __m512i magnitude(__m512 x) {
+  return _mm512_and_si512(reinterpret_cast<__m512i>(x), _mm512_set1_epi32(0x7fffffff));
+}
+
+// The largest of magnitudes, NaN if one is: as integers they order like this.
+inline float largest(__m512i magnitudes) {
+  return from_bits(static_cast<uint32_t>(
+      _mm512_reduce_max_epi32(_mm512_max_epi32(magnitudes, _mm512_set1_epi32(0x08800000)))));  // kSmallest
+}
+
+// A query in integers. `factor` is what its products with keys are multiplied by, in units of log2(e); `start` takes
+// kShift out of them.
+struct Query {
+  float factor;
+  int32_t start;
+};
+
+inline int64_t query_bytes(int64_t dim) { return round_up(dim, 32) * 2; }
+
+template <typename Pool>
+inline Query split_query(const AttentionArgs& a, const bf16* q, char* out) {
+  const SplitIndex& index = std::is_same_v<Pool, int4> ? kInt4Index : kInt8Index;
+  const auto load = [&](int64_t d) {
+    const __mmask16 mask = d < a.head_dim ? 0xffff : 0;
+    const __m512i x = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, q + d));
+    return reinterpret_cast<__m512>(_mm512_slli_epi32(x, 16));
+  };
+  __m512i high = _mm512_setzero_si512(), sum = high;
+  for (int64_t d = 0; d < a.head_dim; d += 16) high = _mm512_max_epi32(high, magnitude(load(d)));
+  const float top = largest(high);
+  const __m512 inverse = _mm512_set1_ps(kWhole / top);
+  for (int64_t d = 0; d < a.head_dim; d += 32, out += 64) {
+    const __m512i x = _mm512_cvtps_epi32(_mm512_mul_ps(load(d), inverse));
+    const __m512i y = _mm512_cvtps_epi32(_mm512_mul_ps(load(d + 16), inverse));
+    sum = _mm512_add_epi32(sum, _mm512_add_epi32(x, y));
+    _mm512_store_si512(out, split(index, x, y));
+  }
+  const float finite = top < __builtin_inff() ? top : __builtin_nanf("");  // an infinite product may be no number
+  return {a.scale * a.k_scale * kLog2E * (finite / kWhole),
+          static_cast<int32_t>(-kShift<Pool> * static_cast<int64_t>(_mm512_reduce_add_epi32(sum)))};
+}
+
+// sums + x times the four signed bytes at p, in each lane. In assembler, because GCC 12 copies the sums before each
+// _mm512_dpbusd_epi32.
+inline __m512i add_products(__m512i sums, __m512i x, const char* p) {
+  asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sums) : "v"(x), "m"(*reinterpret_cast<const int32_t*>(p)));
+  return sums;
+}
+
+inline __m512i add_products(__m512i sums, __m512i x, __m512i y) {
+  asm("vpdpbusd %2, %1, %0" : "+v"(sums) : "v"(x), "v"(y));
+  return sums;
+}
+
+inline __m512i broadcast(const char* p) {
+  int32_t word;
+  std::memcpy(&word, p, sizeof word);
+  return _mm512_set1_epi32(word);
+}
+
+inline __m512i join(__m512i low, __m512i high) { return _mm512_add_epi32(low, _mm512_slli_epi32(high, 8)); }
+
+// scores[row, 0 .. 16) = packed keys times split queries, over `columns` columns.
+template <int Rows>
+inline void score_keys(const char* keys, int64_t columns, const char* q, int64_t q_stride, const Query* queries,
+                       float* scores) {
+  __m512i low[Rows], high[Rows];
+#pragma GCC unroll 4
+  for (int r = 0; r < Rows; ++r) low[r] = _mm512_set1_epi32(queries[r].start), high[r] = _mm512_setzero_si512();
+  for (int64_t c = 0; c < columns; ++c, keys += 64, q += 8) {
+    const __m512i x = _mm512_load_si512(keys);
+#pragma GCC unroll 4
+    for (int r = 0; r < Rows; ++r) {
+      low[r] = add_products(low[r], x, q + r * q_stride);
+      high[r] = add_products(high[r], x, q + r * q_stride + 4);
+    }
+  }
+#pragma GCC unroll 4
+  for (int r = 0; r < Rows; ++r) _mm512_storeu_ps(scores + r * kKeyBlock, _mm512_cvtepi32_ps(join(low[r], high[r])));
+}
+
+constexpr int64_t kWeightBytes = 2 * kKeyBlock;  // of a row's split weights
+
+// sums[row, 16 * Vectors] += split weights times packed values, over `groups` groups of four keys, `vectors` vectors apart.
+template <int Rows, int Vectors>
+inline void add_values(const char* values, int64_t groups, int64_t vectors, const char* weights, int32_t* sums,
+                       int64_t sums_stride) {
+  __m512i low[Rows][Vectors], high[Rows][Vectors];
+#pragma GCC unroll 4
+  for (int r = 0; r < Rows; ++r)
+#pragma GCC unroll 2
+    for (int v = 0; v < Vectors; ++v) {
+      low[r][v] = _mm512_loadu_si512(sums + r * sums_stride + 16 * v);
+      high[r][v] = _mm512_setzero_si512();
+    }
+  for (int64_t g = 0; g < groups; ++g, values += 64 * vectors, weights += 8) {
+    __m512i x[Vectors];
+#pragma GCC unroll 2
+    for (int v = 0; v < Vectors; ++v) x[v] = _mm512_load_si512(values + 64 * v);
+#pragma GCC unroll 4
+    for (int r = 0; r < Rows; ++r) {
+      const __m512i lower = broadcast(weights + r * kWeightBytes), upper = broadcast(weights + r * kWeightBytes + 4);
+#pragma GCC unroll 2
+      for (int v = 0; v < Vectors; ++v) {
+        low[r][v] = add_products(low[r][v], x[v], lower);
+        high[r][v] = add_products(high[r][v], x[v], upper);
+      }
+    }
+  }
+#pragma GCC unroll 4
+  for (int r = 0; r < Rows; ++r)
+#pragma GCC unroll 2
+    for (int v = 0; v < Vectors; ++v)
+      _mm512_storeu_si512(sums + r * sums_stride + 16 * v, join(low[r][v], high[r][v]));
+}
+
+template <int Rows>
+inline void add_all_values(const char* values, int64_t groups, int64_t vectors, const char* weights, int32_t* sums,
+                           int64_t sums_stride) {
+  int64_t v = 0;
+  for (; v + 2 <= vectors; v += 2)
+    add_values<Rows, 2>(values + 64 * v, groups, vectors, weights, sums + 16 * v, sums_stride);
+  if (v < vectors) add_values<Rows, 1>(values + 64 * v, groups, vectors, weights, sums + 16 * v, sums_stride);
+}
+
+// What the keys of a block weigh for a row: the largest score and the sum of 2^(score - top), then the unit and the sum of
+// the split weights, which carry V's scales.
+struct Weights {
+  float top = -__builtin_inff(), total = 0, unit = 0;
+  int32_t sum = 0;
+};
+
+// Splits the weights of keys [first, last), others 0, of `width`, a multiple of 32. Overwrites the scores.
+template <bool Masked, bool Scaled>
+inline Weights split_weights(float* scores, int64_t width, int64_t first, int64_t last, float factor,
+                             const BlockScales& scales, char* out) {
+  const int64_t begin = Masked ? first / 32 * 32 : 0, end = Masked ? round_up(last, 32) : width;
+  const auto seen = [&](int64_t j) { return Masked ? lanes_between(j, first, last) : static_cast<__mmask16>(0xffff); };
+  const __m512 scale = _mm512_set1_ps(factor);
+  __m512 highest = _mm512_set1_ps(-__builtin_inff());
+  for (int64_t j = begin; j < end; j += 16) {
+    __m512 x = _mm512_loadu_ps(scores + j);
+    if (Scaled) x = _mm512_mul_ps(x, _mm512_loadu_ps(scales.k + j));
+    x = _mm512_mul_ps(x, scale);
+    _mm512_storeu_ps(scores + j, x);
+    highest = _mm512_mask_max_ps(highest, seen(j), highest, x);
+  }
+  Weights result{_mm512_reduce_max_ps(highest)};
+  const __m512 peak = _mm512_set1_ps(result.top);
+  __m512 total = _mm512_setzero_ps();
+  __m512i high = _mm512_setzero_si512();
+  for (int64_t j = begin; j < end; j += 16) {
+    __m512 p = _mm512_maskz_mov_ps(seen(j), exp2_nonpositive(_mm512_sub_ps(_mm512_loadu_ps(scores + j), peak)));
+    total = _mm512_add_ps(total, p);
+    if (Scaled) p = _mm512_maskz_mul_ps(seen(j), p, _mm512_loadu_ps(scales.v + j));
+    _mm512_storeu_ps(scores + j, p);
+    high = _mm512_max_epi32(high, magnitude(p));
+  }
+  result.total = _mm512_reduce_add_ps(total);
+  const float largest_weight = largest(high);
+  result.unit = largest_weight / kWhole;
+  const __m512 inverse = _mm512_set1_ps(kWhole / largest_weight);
+  __m512i sum = _mm512_setzero_si512();
+  for (int64_t j = begin; j < end; j += 32) {
+    const __m512i x = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(scores + j), inverse));
+    const __m512i y = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(scores + j + 16), inverse));
+    sum = _mm512_add_epi32(sum, _mm512_add_epi32(x, y));
+    _mm512_store_si512(out + 2 * j, split(kWeightIndex, x, y));
+  }
+  if (Masked) {
+    std::memset(out, 0, 2 * begin);
+    std::memset(out + 2 * end, 0, 2 * (width - end));
+  }
+  result.sum = _mm512_reduce_add_epi32(sum);
+  return result;
+}
+
+// The same of the keys that a query at `position` sees among [begin, end) of the block from `block` on.
+inline Weights split_weights(const AttentionArgs& a, int64_t position, int64_t begin, int64_t end, int64_t block,
+                             int64_t width, float factor, const BlockScales& scales, float* scores, char* out) {
+  int64_t first, last;
+  visible_keys(a, position, begin, end, &first, &last);
+  if (first >= last) {
+    std::memset(out, 0, 2 * width);
+    return {};
+  }
+  first -= block, last -= block;
+  const bool whole = first == 0 && last == width;
+  if (scales.k == nullptr)
+    return whole ? split_weights<false, false>(scores, width, first, last, factor, scales, out)
+                 : split_weights<true, false>(scores, width, first, last, factor, scales, out);
+  return whole ? split_weights<false, true>(scores, width, first, last, factor, scales, out)
+               : split_weights<true, true>(scores, width, first, last, factor, scales, out);
+}
+
+}  // namespace
+}  // namespace kvforge
