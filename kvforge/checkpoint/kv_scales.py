@@ -1,4 +1,4 @@
-"""The static scales of an 8-bit KV cache that a ModelOpt export carries, per owner."""
+"""The static scales of an 8-bit KV cache that an export of ModelOpt or compressed-tensors carries, per owner."""
 
 import math
 from typing import Protocol
@@ -25,8 +25,10 @@ class OwnerTable(Protocol):
     def cut(self) -> int: ...
 
 
-def scale_names(owner: int, cut: int) -> tuple[str, str]:
-    """Return the names of the tensors that hold an owner's K and V scale."""
+def scale_names(owner: int, cut: int, of_modelopt: bool = True) -> tuple[str, str]:
+    """Return the names of the tensors that hold an owner's K and V scale: ModelOpt's, or else compressed-tensors'."""
+    if not of_modelopt:
+        return f"model.layers.{owner}.self_attn.k_scale", f"model.layers.{owner}.self_attn.v_scale"
     suffix = "_swiftkv" if owner >= cut else ""
     prefix = f"model.layers.{owner}.self_attn"
     return f"{prefix}.k_proj{suffix}.k_scale", f"{prefix}.v_proj{suffix}.v_scale"
@@ -37,18 +39,20 @@ def kv_scales(
 ) -> tuple[tuple[float, float], ...]:
     """Return (k_scale, v_scale) per owner of ``config.owners``; () where the export has no quantized cache.
 
-    A scale is ModelOpt's amax / 448 (fp8) or amax / 127 (int8) of the rotated K and of V: stored = x / scale. For
-    ``int8_static`` an FP8 export's scales are multiplied by 448 / 127, so that the same amax is the largest value.
-    An export whose algorithm is FP8 and that has no scale at all was made with ModelOpt's constant amax, scale 1.
+    A scale is ModelOpt's amax / 448 (fp8) or amax / 127 (int8) of the rotated K and of V: stored = x / scale;
+    compressed-tensors divides int8's by 127.5 and saturates at 127. For ``int8_static`` an FP8 export's scales are
+    multiplied by 448 / 127, so that the same amax is the largest value. An export of ModelOpt whose algorithm is FP8
+    and that has no scale at all was made with its constant amax, scale 1.
 
     Raises:
         CheckpointError: some scales are missing or under other names, or one is not a positive normal float32, or
             there are zero points, or there are no scales and an INT8 cache is asked for.
     """
     algorithm = checkpoint.quantization.kv_cache_algo if checkpoint.quantization else None
-    if algorithm is None:
+    if checkpoint.quantization is None or algorithm not in QMAX:
         return ()
-    names = [name for owner in config.owners for name in scale_names(owner, config.cut)]
+    of_modelopt = checkpoint.quantization.weight_format is None
+    names = [name for owner in config.owners for name in scale_names(owner, config.cut, of_modelopt)]
     offsets = [name for name in checkpoint.file_of_tensor if name.endswith((".k_bias", ".v_bias"))]
     if offsets:
         raise CheckpointError(
@@ -62,24 +66,24 @@ def kv_scales(
             "calibrate it again."
         )
     if not present:
-        _check_constant(checkpoint, algorithm, kv_dtype)
+        _check_constant(checkpoint, algorithm if of_modelopt else None, kv_dtype)
     ratio = QMAX[algorithm] / QMAX[kv_dtype]
     values = [_scale(checkpoint, name, ratio) if present else 1.0 for name in names]
     return tuple(zip(values[0::2], values[1::2], strict=True))
 
 
-def _check_constant(checkpoint: Checkpoint, algorithm: str, kv_dtype: str) -> None:
-    """Raise CheckpointError unless a checkpoint without scales means scale 1."""
+def _check_constant(checkpoint: Checkpoint, algorithm: str | None, kv_dtype: str) -> None:
+    """Raise CheckpointError unless a checkpoint without scales means scale 1; ``algorithm`` is ModelOpt's."""
     other = next((name for name in checkpoint.file_of_tensor if name.endswith(_ENDINGS)), None)
     if other is not None:
         raise CheckpointError(
-            f"{checkpoint.path} has {other}, but none of the scales that ModelOpt's export would name; make the export "
-            "with kvforge quantize."
+            f"{checkpoint.path} has {other}, but none of the scales that its library's export would name; make the "
+            "export with kvforge quantize, or choose --kv-dtype int8, which needs no calibration."
         )
     if algorithm != "FP8" or kv_dtype != "fp8_static":
         raise CheckpointError(
-            f"{checkpoint.path} has no KV scales, which only an FP8 cache can do without; calibrate it, or choose "
-            "--kv-dtype int8, which needs no calibration."
+            f"{checkpoint.path} has no KV scales, which only ModelOpt's FP8 cache can do without; calibrate it, or "
+            "choose --kv-dtype int8, which needs no calibration."
         )
 
 

@@ -41,9 +41,11 @@ def read_model_config(checkpoint: Checkpoint) -> ModelConfig:
 
 
 def check_weights(checkpoint: Checkpoint, config: ModelConfig) -> None:
-    """Raise CheckpointError now, not after minutes of work, if a tensor is missing or misshapen, or if there is a bias
-    or a layer that the configuration does not ask for (without it the model would be another)."""
+    """Raise CheckpointError now, not after minutes of work, if a tensor is missing or misshapen, if no weight is stored
+    as config.json says, or if there is a bias or a layer that the configuration does not ask for (without it the model
+    would be another)."""
     _check_layers(checkpoint, config)
+    _check_format(checkpoint, config)
     sources = {source.name: source for spec in weight_specs(config) for source in spec.sources}
     for source in sources.values():
         checkpoint.check(source.name, source.shape)
@@ -55,6 +57,25 @@ def check_weights(checkpoint: Checkpoint, config: ModelConfig) -> None:
                 f"{checkpoint.path} has {bias}, which config.json does not ask for; correct config.json "
                 "(attention_bias, mlp_bias) or remove the tensor."
             )
+
+
+def _check_format(checkpoint: Checkpoint, config: ModelConfig) -> None:
+    """Raise CheckpointError where config.json speaks of another library's weights, and not one is stored so."""
+    stored = checkpoint.quantization.weight_format if checkpoint.quantization is not None else None
+    if stored is None or not stored.has_weights:
+        return
+    names = (source.name for spec in weight_specs(config) for source in spec.sources)
+    if not any(name.endswith(".weight") and stored.holds(checkpoint, name) for name in names):
+        raise CheckpointError(
+            f"{checkpoint.path} has quantization_config of {stored.name} in config.json and no weight that is stored "
+            "so; remove quantization_config if the weights are not quantized, or download them again."
+        )
+
+
+def has_zero_points(checkpoint: Checkpoint, config: ModelConfig) -> bool:
+    """Whether the checkpoint has weights in 4 bits with zero points, which an int4 engine then keeps."""
+    names = {source.name for spec in weight_specs(config) for source in spec.sources}
+    return any(checkpoint.has_zero_points(name) for name in sorted(names))
 
 
 def _check_layers(checkpoint: Checkpoint, config: ModelConfig) -> None:

@@ -3,7 +3,7 @@
 
 ``hf_quant_config.json`` holds ``{"quantization": {"quant_algo", "kv_cache_quant_algo", …}}``; newer exports put the
 same into ``config.json`` as ``quantization_config`` with ``quant_method: modelopt``, where the cache is either
-``kv_cache_quant_algo`` or ``kv_cache_scheme``.
+``kv_cache_quant_algo`` or ``kv_cache_scheme``. compressed-tensors has the latter, too.
 """
 
 import reprlib
@@ -19,12 +19,14 @@ from kvforge.common.errors import CheckpointError
 WEIGHT_ALGORITHMS = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN")
 KV_CACHE_ALGORITHMS = ("FP8", "INT8")
 _KV_SCHEMES = {"float": "FP8", "int": "INT8"}
+_KV_SCHEME = {"strategy": "tensor", "symmetric": True}
 
 
 @dataclass(frozen=True)
 class Quantization:
-    """ModelOpt's names of what was done: ``weight_algo`` is one of ``WEIGHT_ALGORITHMS`` or None,
-    ``kv_cache_algo`` one of ``KV_CACHE_ALGORITHMS`` or None. ``weight_format`` is another library's."""
+    """ModelOpt's names of what was done: ``weight_algo`` is one of ``WEIGHT_ALGORITHMS`` or None. ``kv_cache_algo`` is
+    one of ``KV_CACHE_ALGORITHMS``, another name or scheme, which no engine has and a build must be told to leave out,
+    or None. ``weight_format`` is another library's."""
 
     weight_algo: str | None = None
     kv_cache_algo: str | None = None
@@ -54,8 +56,9 @@ def read_quantization(
                 f"{path} is described by {QUANTIZATION} and by quantization_config in config.json, which are of "
                 "different libraries; remove the one that does not belong to it."
             )
-        read_format = FORMATS[method]
-        return Quantization(weight_format=read_format(f"quantization_config in {path / 'config.json'}", embedded))
+        weight_format = FORMATS[method](f"quantization_config in {path / 'config.json'}", embedded)
+        scheme = embedded.get("kv_cache_scheme")
+        return Quantization(None, None if scheme is None else _kv_algorithm(scheme), weight_format)
     found = [] if embedded is None else _from_config_json(path, embedded)
     if quant_config is not None:
         found.append((QUANTIZATION, _checked(f"{path / QUANTIZATION}", quant_config.get("quantization"))))
@@ -90,34 +93,29 @@ def _from_config_json(path: Path, embedded: Any) -> list[tuple[str, Quantization
     for part in parts:
         found.append(("config.json", _checked(where, part)))
         if part.get("kv_cache_scheme") is not None:
-            scheme = {"kv_cache_quant_algo": _kv_algorithm(where, part["kv_cache_scheme"])}
-            found.append(("kv_cache_scheme", _checked(where, scheme)))
+            found.append(("kv_cache_scheme", Quantization(None, _kv_algorithm(part["kv_cache_scheme"]))))
     return found
 
 
-def _kv_algorithm(where: str, scheme: Any) -> str:
-    if isinstance(scheme, str):
-        return scheme
-    if isinstance(scheme, Mapping) and scheme.get("num_bits") == 8 and scheme.get("dynamic") is False:
+def _kv_algorithm(scheme: Any) -> str:
+    """Return ModelOpt's name of a scheme: static, of 8 bits, and with one scale for a tensor; else what it says."""
+    if isinstance(scheme, Mapping) and all(scheme.get(key, value) == value for key, value in _KV_SCHEME.items()):
         kind = _KV_SCHEMES.get(str(scheme.get("type")))
-        if kind is not None:
+        if kind is not None and scheme.get("num_bits") == 8 and scheme.get("dynamic") is False:
             return kind
-    raise CheckpointError(
-        f"{where} has kv_cache_scheme {reprlib.repr(scheme)}; only static 8-bit float or int is supported."
-    )
+    if not isinstance(scheme, Mapping):
+        return reprlib.repr(scheme).strip("'")
+    keys = ("num_bits", "type", "strategy", "symmetric", "dynamic")
+    return ", ".join(f"{key} {reprlib.repr(scheme[key])}" for key in keys if key in scheme) or "an empty scheme"
 
 
 def _checked(where: str, values: Any) -> Quantization:
     if not isinstance(values, Mapping):
         raise CheckpointError(f"{where} has no object 'quantization'; export the checkpoint again.")
     weight, kv_cache = values.get("quant_algo"), values.get("kv_cache_quant_algo")
-    for what, algorithm, supported in (
-        ("weights", weight, WEIGHT_ALGORITHMS),
-        ("KV cache", kv_cache, KV_CACHE_ALGORITHMS),
-    ):
-        if algorithm is not None and algorithm not in supported:
-            raise CheckpointError(
-                f"{where} quantizes the {what} by {reprlib.repr(algorithm)}; supported are "
-                f"{' and '.join(supported)}, so export with one of these or use the unquantized checkpoint."
-            )
-    return Quantization(weight, kv_cache)
+    if weight is not None and weight not in WEIGHT_ALGORITHMS:
+        raise CheckpointError(
+            f"{where} quantizes the weights by {reprlib.repr(weight)}; supported are "
+            f"{' and '.join(WEIGHT_ALGORITHMS)}, so export with one of these or use the unquantized checkpoint."
+        )
+    return Quantization(weight, None if kv_cache is None else _kv_algorithm(kv_cache))

@@ -10,7 +10,6 @@ from kvforge.kv_policies import policies
 
 def _flags() -> dict[str, dict[str, Any]]:
     """Return how each field is declared; None stands for what was not given."""
-    kv_policies = ", ".join(str(policy()) for policy in policies().values())
     return {
         "target": {"help": "cpu (this machine), cuda or tensorrt (default: cpu)"},
         "dtype": {"help": "of weights and arithmetic: auto, float32 or bfloat16 (default: auto)"},
@@ -47,8 +46,8 @@ def _flags() -> dict[str, dict[str, Any]]:
         },
         "kv_policy": {
             "metavar": "POLICY",
-            "help": "what becomes of K,V once they are written, as docs/kv-policies.md says: "
-            f"{kv_policies} (default: full)",
+            "help": f"what becomes of K,V once they are written: {', '.join(policies())}; parameters follow as "
+            "NAME:budget=512,…, of which docs/kv-policies.md tells (default: full)",
         },
     }  # fmt: skip
 

@@ -18,6 +18,10 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
         shown = f"{action.default:g}" if isinstance(action.default, float) else "%(default)s"
         return f"{action.help} (default: {shown})"
 
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        """Lines break between words alone, so that names with hyphens can be copied."""
+        return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False, break_long_words=False)
+
 
 def add_command(
     subparsers: argparse._SubParsersAction, name: str, *, help: str, example: str, description: str | None = None

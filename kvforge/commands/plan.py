@@ -3,6 +3,7 @@
 import argparse
 import json
 import math
+import sys
 from pathlib import Path
 
 from kvforge.commands.parsers import add_command, add_revision
@@ -104,6 +105,12 @@ def run(args: argparse.Namespace) -> int:
     if args.weight_dtype is not None:
         subject = subject.with_weights(args.weight_dtype)
     policy = subject.policy if args.kv_policy is None else parse(args.kv_policy)
+    if args.input + args.output > subject.shape.max_position and not args.quiet:
+        print(
+            f"kvforge: {args.input} + {args.output} tokens are beyond the {subject.shape.max_position} positions of "
+            f"{subject.shape.model}, so no engine takes such a request; give a smaller --input or --output.",
+            file=sys.stderr,
+        )
     work = Workload(args.input, args.output, subject.weight_dtype, args.distillation_tokens)
     fleet = Fleet(tuple(args.memory_gib), args.reserve_gib, args.tflops, args.bandwidth_gb_s, args.gpus)
     variants = list_variants(

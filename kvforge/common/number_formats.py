@@ -44,5 +44,11 @@ def automatic_dtype(stored: str, has_quantized_weights: bool = False) -> str:
 
 def automatic_kv_dtype(dtype: str, kv_cache_algo: str | None) -> str:
     """Return the cache's format unless told otherwise: the static one that the checkpoint was calibrated for
-    (``kv_cache_algo``: ``FP8``, ``INT8`` or None), or the dtype of the computation."""
-    return f"{kv_cache_algo.lower()}_static" if kv_cache_algo else dtype
+    (``kv_cache_algo``: ``FP8``, ``INT8``, something that no engine has, or None), or the dtype of the computation."""
+    return static_kv_dtype(kv_cache_algo) or dtype
+
+
+def static_kv_dtype(kv_cache_algo: str | None) -> str | None:
+    """Return the static format of an algorithm, None where no engine has it."""
+    name = f"{kv_cache_algo}_static".lower()
+    return name if name in KV_FORMATS else None

@@ -11,7 +11,7 @@ import torch
 import plugins
 from kvforge.checkpoint import Checkpoint
 from kvforge.checkpoint.kv_scales import kv_scales
-from kvforge.checkpoint.model import check_weights, open_model, read_model_config
+from kvforge.checkpoint.model import check_weights, has_zero_points, open_model, read_model_config
 from kvforge.common.checkpoint_files import TOKENIZER_FILES
 from kvforge.common.staging import staging_directory
 from kvforge.compiler.convert import convert_weights
@@ -31,7 +31,6 @@ from kvforge.manifest import (
 )
 from kvforge.version import __version__
 from model_defs import ModelConfig
-from model_defs.weights import weight_specs
 
 
 def build_engine(
@@ -124,17 +123,11 @@ def _resolve(options: BuildOptions, config: ModelConfig, checkpoint: Checkpoint)
     quantization = checkpoint.quantization
     algorithm = quantization.kv_cache_algo if quantization is not None else None
     resolved = resolve(options, config, checkpoint.dtype("model.embed_tokens.weight"), algorithm)
-    if resolved.quantized_weights == "int4" and _has_zero_points(checkpoint, config):
+    if resolved.quantized_weights == "int4" and has_zero_points(checkpoint, config):
         resolved = dataclasses.replace(resolved, quantized_weights="int4_zeros")
     if not resolved.has_static_scales:
         return resolved
     return dataclasses.replace(resolved, kv_scales=kv_scales(checkpoint, config, resolved.kv_dtype))
-
-
-def _has_zero_points(checkpoint: Checkpoint, config: ModelConfig) -> bool:
-    """Whether the checkpoint has weights in 4 bits with zero points, which an engine then keeps."""
-    names = {source.name for spec in weight_specs(config) for source in spec.sources}
-    return any(checkpoint.has_zero_points(name) for name in sorted(names))
 
 
 def _copy_tokenizer(checkpoint: Checkpoint, target: Path) -> None:

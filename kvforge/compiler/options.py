@@ -1,7 +1,7 @@
 """What the user may choose when building an engine, and how "auto" is resolved."""
 
 from collections.abc import Collection
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 
@@ -14,6 +14,7 @@ from kvforge.common.number_formats import (
     WEIGHT_BYTES,
     automatic_dtype,
     automatic_kv_dtype,
+    static_kv_dtype,
 )
 from kvforge.kv_policies import Full, KVPolicy, compatibility, features, parse
 from kvforge.manifest import graph_names
@@ -131,13 +132,15 @@ def resolve(
     """Fill in what was left open: the dtype by ``automatic_dtype``, weights in the same, the cache's by
     ``automatic_kv_dtype``.
 
-    ``checkpoint_dtype`` is safetensors' name of the stored weights' dtype; ``kv_cache_algo`` is ``FP8`` or ``INT8``
-    where the checkpoint has static scales for the cache, else None. ``kv_scales`` of the result is left empty.
+    ``checkpoint_dtype`` is safetensors' name of the stored weights' dtype; ``kv_cache_algo`` is what the
+    checkpoint says of the cache: ``FP8`` or ``INT8`` where it has static scales, something else that no engine has, or
+    None. ``kv_scales`` of the result is left empty.
 
     Raises:
         BuildError: an unknown dtype, weights of a dtype that target or arithmetic do not have, a limit outside
-            ``LIMITS``, ``max_seq_len`` beyond the model's, a static cache format for a checkpoint without scales, or a
-            KV policy that does not go with the model or with another option.
+            ``LIMITS``, ``max_seq_len`` beyond the model's, a cache of the checkpoint's that no engine has and no other
+            asked for, a static cache format for a checkpoint without scales, or a KV policy that does not go with the
+            model or with another option.
     """
     policy = parse(options.kv_policy)
     for name, (minimum, maximum) in LIMITS.items():
@@ -160,8 +163,14 @@ def resolve(
     automatic = automatic_dtype(checkpoint_dtype, quantized is not None)
     dtype = _choice(options.dtype, automatic, COMPUTE_DTYPES, "--dtype")
     _check_weight_dtype(options, dtype)
+    static = static_kv_dtype(kv_cache_algo)
+    if options.kv_dtype == "auto" and kv_cache_algo is not None and static is None:
+        raise BuildError(
+            f"The checkpoint quantizes the KV cache by {kv_cache_algo}, which no engine has; give --kv-dtype "
+            f"{dtype}, int4, int8 or fp8, which use none of its scales."
+        )
     kv_dtype = _choice(options.kv_dtype, automatic_kv_dtype(dtype, kv_cache_algo), KV_DTYPES, "--kv-dtype")
-    if KV_FORMATS[kv_dtype].scales == "static" and kv_cache_algo is None:
+    if KV_FORMATS[kv_dtype].scales == "static" and static is None:
         raise BuildError(
             f"--kv-dtype {kv_dtype} needs a checkpoint that was calibrated for an 8-bit cache; make one with "
             f"kvforge quantize, or choose {kv_dtype.removesuffix('_static')}, which needs no calibration."
@@ -188,14 +197,11 @@ def _features(
     policy: KVPolicy, options: BuildOptions, config: ModelConfig, dtype: str, kv_dtype: str
 ) -> list[features.Feature]:
     """Return what acts on the cache of an engine with these options."""
-    cache = replace(
-        features.feature_of_cache(kv_dtype), name=f"--kv-dtype {kv_dtype}", remedy=f"give --kv-dtype {dtype}"
-    )
     is_there = [
         (features.PAGING, True),
         (features.SINGLE_INPUT_KV, config.cut < config.num_layers),
         (features.ACROSS_KV, len(set(config.owner_of_layer)) < config.num_layers),
-        (cache, kv_dtype != dtype),
+        (features.feature_of_cache(kv_dtype, dtype), kv_dtype != dtype),
         (features.SPECULATION, options.max_draft_len > 0),
         (features.SLIDING_WINDOW, any(config.layer_windows)),
         (features.CUDA, options.target == "cuda"),

@@ -10,23 +10,32 @@ WEIGHT_BYTES = {**ENGINE_WEIGHT_BYTES, "fp8": 1}
 _FLOATS_OF_ROW = {"int8": 2, "int4": 1, "int4_zeros": 1}
 """Numbers in float32 that each output of a quantized linear layer has."""
 
+_DEPTH = {"int8": 4, "int4": 32, "int4_zeros": 32}
+_PANEL = 64
+"""Inputs and outputs of quantized layers are padded to multiples of these, gates and what they multiply to half a panel
+each (``plugins/packed_linear``)."""
+
 
 def weight_bytes(shape: ModelShape, dtype: str) -> int:
     """Return the bytes of all weights, which lie in memory; ``dtype`` is a key of ``WEIGHT_BYTES``.
 
-    Where linear layers are quantized they have some float32 numbers a row besides: int8 its scale and its sum, int4 the
-    factor of its scales, which are counted with the weights. Everything else stays in bf16, the table of embeddings
-    too where it is the head's.
+    Where linear layers are quantized they are padded and have some float32 numbers a row besides: int8 its scale and
+    its sum, int4 the factor of its scales, which are counted with the weights. Everything else stays in bf16, the table
+    of embeddings too where it is the head's.
     """
     if dtype not in _FLOATS_OF_ROW:
         return round(shape.num_parameters * WEIGHT_BYTES[dtype])
     lookup = shape.vocab_size * shape.hidden_size
-    linear = step_weights(shape) + (lookup if shape.exit_head else 0)
-    others = shape.num_parameters - linear
+    head = lookup if shape.exit_head else 0
+    others = shape.num_parameters - step_weights(shape) - head
     if others < lookup:  # the embeddings are the head's
         others += lookup
-    of_rows = _FLOATS_OF_ROW[dtype] * _linear_rows(shape) * SCALE_BYTES
-    return round(linear * WEIGHT_BYTES[dtype]) + of_rows + others * ELEMENT_BYTES["bfloat16"]
+    count, rows = _padded(shape, dtype)
+    of_rows = _FLOATS_OF_ROW[dtype] * rows * SCALE_BYTES
+    if shape.exit_head:
+        count, rows = _padded_matrix(shape.vocab_size, shape.hidden_size, dtype)
+        of_rows += round(count * WEIGHT_BYTES[dtype]) + _FLOATS_OF_ROW[dtype] * rows * SCALE_BYTES
+    return step_weight_bytes(shape, dtype) + of_rows + others * ELEMENT_BYTES["bfloat16"]
 
 
 def step_weights(model: LinearModel) -> int:
@@ -38,12 +47,32 @@ def step_weights(model: LinearModel) -> int:
 
 
 def step_weight_bytes(model: LinearModel, dtype: str) -> int:
-    """Return the bytes of ``step_weights``; ``dtype`` is a key of ``WEIGHT_BYTES``."""
-    return round(step_weights(model) * WEIGHT_BYTES[dtype])
+    """Return the bytes of ``step_weights``, with the padding of quantized ones; ``dtype`` is a key of
+    ``WEIGHT_BYTES``."""
+    count = _padded(model, dtype)[0] if dtype in _DEPTH else step_weights(model)
+    return round(count * WEIGHT_BYTES[dtype])
 
 
-def _linear_rows(shape: ModelShape) -> int:
-    """Rows, which are outputs, of all linear layers of a model without latent attention and experts."""
-    of_layer = shape.query_dim + 2 * shape.intermediate_size + 2 * shape.hidden_size
-    heads = shape.vocab_size * (2 if shape.exit_head else 1)
-    return shape.num_layers * of_layer + shape.num_owners * shape.cached_numbers + heads
+def _padded(model: LinearModel, dtype: str) -> tuple[int, int]:
+    """Return the weights and the rows of all linear layers but an exit's head, padded as they are packed, those that
+    read the same input as one; without padding where a model has latent attention or experts, which no engine has."""
+    if model.expansion_weights or model.experts:
+        return step_weights(model), 0
+    num_layers, hidden, cached = model.num_layers, model.hidden_size, model.cached_numbers
+    below = min(model.cut, model.num_owners)  # fewer than the cut where all layers share one cache
+    matrices = [
+        (below, _padded_matrix(model.query_dim + cached, hidden, dtype)),
+        (1, _padded_matrix((model.num_owners - below) * cached, hidden, dtype)),
+        (num_layers - below, _padded_matrix(model.query_dim, hidden, dtype)),
+        (num_layers, _padded_matrix(hidden, model.output_dim, dtype)),
+        (2 * num_layers, _padded_matrix(model.intermediate_size, hidden, dtype, _PANEL // 2)),
+        (num_layers, _padded_matrix(hidden, model.intermediate_size, dtype)),
+        (1, _padded_matrix(model.vocab_size, hidden, dtype)),
+    ]
+    return sum(times * count for times, (count, _) in matrices), sum(times * rows for times, (_, rows) in matrices)
+
+
+def _padded_matrix(outputs: int, inputs: int, dtype: str, panel: int = _PANEL) -> tuple[int, int]:
+    """Return the weights and the rows of a matrix with its padding."""
+    rows, depth = -(-outputs // panel) * panel, -(-inputs // _DEPTH[dtype]) * _DEPTH[dtype]
+    return rows * depth, rows

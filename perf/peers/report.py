@@ -9,9 +9,12 @@ from perf.engine.floors import Rates, Work, best_rates
 from perf.peers.systems import (
     CUT_4WAY,
     CUT_4WAY_INT8,
+    LLAMA_CPP,
     NO_CUT,
+    NO_CUT_INT4,
     NO_CUT_INT8,
     OPENVINO,
+    OPENVINO_INT4,
     OPENVINO_INT8,
     TRANSFORMERS,
     VLLM,
@@ -25,8 +28,8 @@ EVERYWHERE = ("prompt_heavy", "long_prompt", "chat", "single")
 LONG = ("prompt_heavy", "long_prompt")
 BATCHES = ("prompt_heavy", "chat")
 SHORT = ("chat", "single")
-PLAIN = (NO_CUT, NO_CUT_INT8, OPENVINO, OPENVINO_INT8, VLLM)
-"""The systems that compute what transformers computes."""
+PLAIN = (NO_CUT, NO_CUT_INT8, NO_CUT_INT4, OPENVINO, OPENVINO_INT8, OPENVINO_INT4, LLAMA_CPP, VLLM)
+"""The systems that compute what transformers computes, with weights as they are or rounded."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,11 @@ CHECKS = (
     Check("bf16 without a cut against vLLM: combined tok/s", "combined_tok_s", NO_CUT, VLLM, 1.6, LONG),
     Check("bf16 without a cut against vLLM: combined tok/s", "combined_tok_s", NO_CUT, VLLM, 1.2, SHORT),
     Check("bf16 with cut and 4-way against vLLM: combined tok/s", "combined_tok_s", CUT_4WAY, VLLM, 2.5, LONG),
+    *(
+        Check(f"int4 against {peer}: {phase}", f"{phase}_rate", NO_CUT_INT4, peer, limit, EVERYWHERE)
+        for peer in (OPENVINO_INT4, LLAMA_CPP)
+        for phase, limit in (("prefill", 1.5), ("decode", 1.0))
+    ),
     *(
         Check(f"{name}: share of the floor, {phase}", f"{phase}_share", name, None, limit, workloads)
         for name in (NO_CUT, CUT_4WAY)

@@ -10,7 +10,7 @@ from kvforge.compiler import BuildOptions
 from kvforge.manifest import load_manifest
 from perf.harness.engines import ROOT, cached_engine, is_loadable
 from perf.harness.random_checkpoint import LLAMA_213M, cached_checkpoint
-from perf.peers.prepare import prepare_peer
+from perf.peers.prepare import LLAMA_Q4, prepare_peer
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,9 @@ class Variant:
 
 NO_CUT, CUT, CUT_4WAY = "no cut", "cut 8", "cut 8, 4-way"
 NO_CUT_INT8, CUT_4WAY_INT8 = f"{NO_CUT}, int8", f"{CUT_4WAY}, int8"
+NO_CUT_INT4, CUT_4WAY_INT4 = f"{NO_CUT}, int4", f"{CUT_4WAY}, int4"
 TRANSFORMERS, OPENVINO, OPENVINO_INT8 = "transformers", "OpenVINO GenAI", "OpenVINO GenAI, int8"
-VLLM = "vLLM"
+OPENVINO_INT4, LLAMA_CPP, VLLM = "OpenVINO GenAI, int4", "llama.cpp, Q4_0", "vLLM"
 
 VARIANTS = {
     NO_CUT: Variant(),
@@ -37,17 +38,22 @@ VARIANTS = {
     CUT_4WAY_INT8: Variant(8, 4, weight_dtype="int8"),
 }
 INT4_VARIANTS = {
-    f"{NO_CUT}, int4": Variant(weight_dtype="int4"),
-    f"{CUT_4WAY}, int4": Variant(8, 4, weight_dtype="int4"),
+    NO_CUT_INT4: Variant(weight_dtype="int4"),
+    CUT_4WAY_INT4: Variant(8, 4, weight_dtype="int4"),
 }
 KV_VARIANTS = {f"{CUT_4WAY}, {dtype} KV": Variant(8, 4, kv_dtype=dtype) for dtype in ("fp8", "int8")}
 PEERS = {
     TRANSFORMERS: ("transformers_worker", "transformers"),
     OPENVINO: ("openvino_worker", "openvino"),
     OPENVINO_INT8: ("openvino_worker", "openvino-int8"),
+    OPENVINO_INT4: ("openvino_worker", "openvino-int4"),
+    LLAMA_CPP: ("llama_worker", LLAMA_Q4),
     VLLM: ("vllm_worker", "transformers"),
 }
 """Name to the worker's module and the name of its model in ``prepare_peer``."""
+
+SAME_WORK = {OPENVINO_INT8: NO_CUT_INT8, OPENVINO_INT4: NO_CUT_INT4, LLAMA_CPP: NO_CUT_INT4}
+"""Peer to the engine that computes what it computes, where that is not ``NO_CUT``."""
 
 EVERY_VARIANT = VARIANTS | INT4_VARIANTS | KV_VARIANTS
 KV_WORKLOADS = ("prompt_heavy", "chat")
@@ -103,9 +109,15 @@ def fits(engine: Path, variant: Variant, max_seq_len: int) -> bool:
 
 
 def prepare_commands(
-    work: Path, names: list[str], max_seq_len: int, pythons: dict[str, Path], reuse: bool
+    work: Path,
+    names: list[str],
+    max_seq_len: int,
+    pythons: dict[str, Path],
+    reuse: bool,
+    llama_source: Path | None = None,
 ) -> dict[str, list[str]]:
-    """Return the command of each system's worker, with its engine or model made; ``pythons`` are the peers' own."""
+    """Return the command of each system's worker, with its engine or model made; ``pythons`` are the peers' own,
+    ``llama_source`` the directory of llama.cpp's sources."""
     commands = {}
     for name in names:
         if name in EVERY_VARIANT:
@@ -114,6 +126,6 @@ def prepare_commands(
     for name in names:
         if name in PEERS:
             worker, model = PEERS[name]
-            directory = prepare_peer(checkpoint_of(work, Variant()), work, pythons[name], model)
+            directory = prepare_peer(checkpoint_of(work, Variant()), work, pythons[name], model, llama_source)
             commands[name] = [str(pythons[name]), "-m", f"perf.peers.{worker}", str(directory)]
     return commands

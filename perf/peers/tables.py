@@ -4,7 +4,16 @@ from typing import TYPE_CHECKING, Any
 
 from kvforge.common.figures import new_figure
 from perf.harness.tables import Row, markdown_table
-from perf.peers.systems import EVERY_VARIANT, KV_VARIANTS, OPENVINO, PEERS, VLLM
+from perf.peers.systems import (
+    EVERY_VARIANT,
+    INT4_VARIANTS,
+    KV_VARIANTS,
+    LLAMA_CPP,
+    OPENVINO,
+    OPENVINO_INT4,
+    PEERS,
+    VLLM,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -37,7 +46,8 @@ def markdown(report: dict[str, Any], workloads: dict[str, str]) -> str:
 
 def workload_table(rows: list[Row]) -> str:
     """One line per system; a floor stands in brackets behind the time it belongs to, then the share achieved."""
-    peers = {row["system"]: row["combined_tok_s"] for row in rows if row["system"] in (OPENVINO, VLLM)}
+    compared = (OPENVINO, OPENVINO_INT4, LLAMA_CPP, VLLM)
+    peers = {row["system"]: row["combined_tok_s"] for row in rows if row["system"] in compared}
     lines = []
     for row in rows:
         ratios = [f"{row['combined_tok_s'] / rate:.2f}" for rate in peers.values()]
@@ -65,6 +75,12 @@ def check_table(checks: list[Row]) -> str:
     return markdown_table(["", "workload", "target", "reached (rounds)", ""], lines)
 
 
+def _color(system: str) -> str:
+    if system in PEERS:
+        return "tab:gray"
+    return "tab:green" if system in INT4_VARIANTS else "tab:orange" if "int8" in system else "tab:blue"
+
+
 def plot(report: dict[str, Any]) -> "Figure":
     """Bars of combined tok/s by workload; a mark above each is what the floors of both phases would allow."""
     workloads = list(dict.fromkeys(row["workload"] for row in report["rows"]))
@@ -74,8 +90,7 @@ def plot(report: dict[str, Any]) -> "Figure":
         rows = [row for row in report["rows"] if row["workload"] == workload and row["system"] not in KV_VARIANTS]
         rows.sort(key=lambda row: [*PEERS, *EVERY_VARIANT].index(row["system"]))
         for place, row in enumerate(rows):
-            color = "tab:gray" if row["system"] in PEERS else "tab:orange" if "int8" in row["system"] else "tab:blue"
-            axes.bar(place, row["combined_tok_s"], color=color)
+            axes.bar(place, row["combined_tok_s"], color=_color(row["system"]))
             if "prefill_floor_s" in row:
                 floor = row["prefill_floor_s"] + row.get("decode_floor_s", 0.0)
                 bound = row["combined_tok_s"] * row["total_s"] / floor

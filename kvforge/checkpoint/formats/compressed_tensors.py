@@ -119,6 +119,13 @@ class CompressedTensors(WeightFormat):
         return part(name, "weight_packed") in tensors.file_of_tensor
 
 
+@dataclass(frozen=True)
+class CacheAlone(CompressedTensors):
+    """Plain weights; ``kv_cache_scheme`` is all that is said."""
+
+    has_weights = False
+
+
 def read_format(where: str, settings: Mapping[str, Any]) -> WeightFormat:
     """Return the format that ``settings`` describe; raises CheckpointError for one that is not supported."""
     for key in ("transform_config", "sparsity_config"):
@@ -127,6 +134,8 @@ def read_format(where: str, settings: Mapping[str, Any]) -> WeightFormat:
         if found and not is_dense:
             refuse(where, key, found, "checkpoints without it")
     groups = settings.get("config_groups")
+    if groups == {} and settings.get("kv_cache_scheme") is not None:
+        return CacheAlone()
     if not isinstance(groups, Mapping) or not groups or not all(isinstance(g, Mapping) for g in groups.values()):
         refuse(where, "config_groups", groups, "groups as compressed-tensors writes them")
     blocks: set[tuple[int, int]] = set()

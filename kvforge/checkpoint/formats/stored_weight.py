@@ -40,6 +40,9 @@ class WeightFormat(ABC):
     group_sizes: tuple[int, ...] = ()
     reordered: bool = False
 
+    has_weights: ClassVar[bool] = True
+    """Whether some weights are to be stored so."""
+
     name: ClassVar[str]
     """The format's name in sentences."""
 

@@ -10,6 +10,7 @@ import pytest
 
 from kvforge.cli import COMMANDS, main, make_parser
 from kvforge.commands.parsers import HelpFormatter
+from kvforge.kv_policies import policies
 
 PARSER = make_parser()
 NAMES = [name.replace("_", "-") for name in COMMANDS]
@@ -81,3 +82,11 @@ def test_verbose_says_where_an_error_comes_from(capsys: pytest.CaptureFixture[st
 def test_help_needs_no_terminal() -> None:
     result = subprocess.run([sys.executable, "-m", "kvforge", "plan", "--help"], capture_output=True, text=True)
     assert result.returncode == 0 and "(default: 8192)" in result.stdout and result.stderr == ""
+
+
+def test_policies_stand_whole_in_the_help(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = ALL["kvforge build"].format_help().splitlines()
+    words = {word.strip(";,") for line in lines for word in line.split()}
+    assert {*policies(), "docs/kv-policies.md"} <= words
+    assert max(map(len, lines)) <= 80

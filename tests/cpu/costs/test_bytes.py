@@ -3,15 +3,22 @@
 from dataclasses import replace
 
 import pytest
+import torch
 from safetensors import safe_open
 
 from kvforge.compiler.convert import FREQUENCIES
+from kvforge.compiler.cpu_graph import linears, packed_tensors
+from kvforge.compiler.options import PACKED_DTYPES
 from kvforge.costs.cache import kv_bytes, kv_read_bytes
-from kvforge.costs.weights import step_weight_bytes, step_weights, weight_bytes
+from kvforge.costs.weights import WEIGHT_BYTES, step_weight_bytes, step_weights, weight_bytes
 from kvforge.manifest import WEIGHTS_FILE, load_manifest
 from kvforge.planning.presets import PRESETS
-from kvforge.planning.shape import shape_of_manifest
+from kvforge.planning.shape import shape_of_config, shape_of_manifest
 from kvforge.runtime import LLMEngine
+from model_defs import load_config
+from model_defs.weights import weight_specs
+from perf.harness.random_checkpoint import with_cut
+from tests.support.models.checkpoints import SMALL
 from tests.support.models.engines import (
     EARLY_EXIT,
     INT4_WEIGHTS,
@@ -86,3 +93,26 @@ def test_a_step_leaves_the_table_of_embeddings_alone() -> None:
     norms = (2 * mixture.num_layers + 1) * mixture.hidden_size + mixture.num_layers * mixture.latent.rank
     lookup = mixture.vocab_size * mixture.hidden_size
     assert mixture.num_parameters == step_weights(mixture) + lookup + norms
+
+
+ODD = {"hidden_size": 72, "intermediate_size": 100, "num_attention_heads": 3, "num_key_value_heads": 1}
+
+
+@pytest.mark.parametrize("cut", [None, 2])
+@pytest.mark.parametrize(("dtype", "packed_dtype"), PACKED_DTYPES.items())
+def test_padding_is_counted_as_it_is_packed(dtype: str, packed_dtype: torch.dtype, cut: int | None) -> None:
+    """Of sizes that are no multiples of the panels and groups, against the tensors of a build, without contents."""
+    config = load_config(with_cut({"model_type": "llama", **SMALL, **ODD, "head_dim": 24, "vocab_size": 261}, cut, 2))
+    shapes = {spec.name.removesuffix(".weight"): spec.shape for spec in weight_specs(config)}
+    shapes["lm_head"] = (config.vocab_size, config.hidden_size)
+    sizes = {"packed": 0, "scales": 0}
+    for name, layer in linears(config).items():
+        made = packed_tensors(torch.empty(shapes[name], device="meta"), layer, packed_dtype)
+        for part, tensor in made.items():
+            sizes[part] += tensor.nbytes
+    shape = shape_of_config(config, "odd")
+    assert step_weight_bytes(shape, dtype) == sizes["packed"] > step_weights(shape) * WEIGHT_BYTES[dtype]
+    lookup = config.vocab_size * config.hidden_size
+    others = shape.num_parameters - step_weights(shape)
+    others += lookup if others < lookup else 0
+    assert weight_bytes(shape, dtype) == sizes["packed"] + sizes["scales"] + 2 * others

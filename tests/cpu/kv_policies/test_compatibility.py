@@ -119,7 +119,8 @@ def test_refusals_say_what_to_do(other, sentence) -> None:
         (
             feature_of(H2O()),
             "--kv-policy h2o needs to change K,V that are already written, but with 4-bit cache what is written stays "
-            "as it was rounded, two numbers in a byte; give --kv-dtype int8, or that of the --dtype.",
+            "as it was rounded, two numbers in a byte; give --kv-dtype int8 "
+            "where that goes with the rest, or that of the --dtype.",
         ),
         (
             m.TENSORRT,

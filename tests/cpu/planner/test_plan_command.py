@@ -14,9 +14,12 @@ from kvforge.manifest import save_manifest
 from kvforge.planning.load import load_subject
 from kvforge.planning.presets import PRESETS
 from kvforge.planning.shape import prefill_flops_per_token
+from kvforge.runtime.sessions.pools import allocate_pools
 from model_defs import load_config
-from perf.gpu.models import Limits, Variant, manifest_of, resolved_options
+from perf.gpu.models import Limits, Variant, manifest_of, model_config, resolved_options
+from perf.harness.random_checkpoint import LLAMA_8B
 from tests.support.models.checkpoints import make_checkpoint
+from tests.support.models.foreign_weights import quantize_checkpoint
 
 PAPER = 0.01
 """The paper rounds its terms to two or three digits, in mixed units (docs/planning.md): a hundredth."""
@@ -103,6 +106,11 @@ def test_4_bits_a_cut_and_4_way_groups_are_a_sixth_of_the_bytes(capsys):
     assert sizes[32, 1, "bfloat16"] == 131_072 and sizes[32, 1, "int4"] == 34_816
     assert sizes[16, 4, "bfloat16"] == 81_920 and sizes[16, 4, "int4"] == 21_760
     assert rows[16, 4, "int4"]["kv_scale_bytes_per_token"] == 1_280
+    limits = Limits(max_num_seqs=4, max_num_tokens=64, max_seq_len=128, page_size=32)
+    for variant, num_bytes in ((Variant(0.5, 4, "int4"), 21_760), (Variant(), 131_072)):
+        config = model_config(LLAMA_8B, variant)
+        pools = allocate_pools(manifest_of(config, resolved_options(config, variant, limits, "cpu")), num_pages=2)
+        assert sum(tensor.nbytes for pool in pools for tensor in pool) == 2 * 32 * num_bytes
 
 
 def test_equal_capacity(capsys):
@@ -207,3 +215,21 @@ def test_a_checkpoint_calibrated_for_an_8_bit_cache_is_planned_with_it(capsys, t
     (checkpoint / "hf_quant_config.json").write_text('{"quantization": {"kv_cache_quant_algo": "FP8"}}')
     for given in ([], ["--weight-dtype", "bfloat16"]):
         assert plan(capsys, "--model", checkpoint, *given)["variants"][0]["kv_dtype"] == "fp8_static"
+
+
+def test_zero_points_are_counted_as_build_keeps_them(capsys, tmp_path):
+    for zero_points, kept in ((True, "int4_zeros"), (False, "int4")):
+        checkpoint = make_checkpoint(tmp_path / kept, dtype=torch.float16)
+        quantize_checkpoint(checkpoint, "gptq", zero_points)
+        assert plan(capsys, "--model", checkpoint, "--weight-dtype", "int4")["weight_dtype"] == kept
+        assert plan(capsys, "--model", checkpoint)["weight_dtype"] == "bfloat16"
+
+
+def test_requests_beyond_the_models_positions_are_told(capsys):
+    model = ["plan", "--model", str(ASSETS / "tiny-teacher"), "--output", "1", "--input"]
+    most = load_subject(model[2]).shape.max_position
+    assert main([*model, str(most - 1)]) == 0 and capsys.readouterr().err == ""
+    assert main([*model, str(most)]) == 0
+    told = capsys.readouterr()
+    assert f"{most} + 1 tokens are beyond the {most} positions of tiny-teacher, so no engine takes such" in told.err
+    assert told.out.startswith("tiny-teacher: ")

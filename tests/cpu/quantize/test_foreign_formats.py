@@ -93,6 +93,18 @@ def test_an_awq_checkpoint_becomes_an_engine_with_zero_points(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("name", ["awq", "gptq", "w4a16"])
+def test_plain_weights_under_a_description_of_others_are_refused(name: str, tmp_path: Path) -> None:
+    path = make_checkpoint(tmp_path / "model")
+    config = json.loads((path / "config.json").read_text())
+    described = json.loads((stored_weights()[name].write(tmp_path / name) / "config.json").read_text())
+    config["quantization_config"] = described["quantization_config"]
+    (path / "config.json").write_text(json.dumps(config))
+    checkpoint = open_checkpoint(path)
+    with pytest.raises(CheckpointError, match=r"has quantization_config of .* and no weight that is stored so; remove"):
+        check_weights(checkpoint, read_model_config(checkpoint))
+
+
+@pytest.mark.parametrize("name", ["awq", "gptq", "w4a16"])
 def test_the_last_group_may_have_fewer_inputs(name: str, tmp_path: Path) -> None:
     """96 inputs in groups of 64 are 64 and 32, not twice 48."""
     codes = replace(round_to_codes(torch.randn(32, 96)), group_depth=64, scales=torch.rand(32, 2).half().float())

@@ -26,9 +26,9 @@ template whatever the family, that is known by its maker's name."""
 
 def spoken(text: str) -> set[str]:
     """The families that a text names, as such or by a class of transformers; ``llama-3.1-8b`` and ``mistral-small`` are
-    models, not families, and ``llama3`` is a scaling of RoPE."""
+    models, not families, ``llama3`` is a scaling of RoPE, and ``llama.cpp`` a program."""
     names = "|".join(map(re.escape, families()))
-    pattern = rf"\b({names})(?:_?swiftkv)?(?:\w*For\w+|\w*Config)?\b(?!-|[. ]?\d)"
+    pattern = rf"\b({names})(?:_?swiftkv)?(?:\w*For\w+|\w*Config)?\b(?!-|[. ]?\d|\.cpp)"
     return {match[1].lower() for match in re.finditer(pattern, text, re.IGNORECASE)}
 
 

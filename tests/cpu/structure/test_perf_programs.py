@@ -8,6 +8,7 @@ import pytest
 PERF = Path(__file__).resolve().parents[3] / "perf"
 WORKERS = {
     "peers/kvforge_worker.py",
+    "peers/llama_worker.py",
     "peers/openvino_worker.py",
     "peers/transformers_worker.py",
     "peers/vllm_worker.py",

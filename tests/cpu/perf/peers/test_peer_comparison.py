@@ -6,12 +6,26 @@ from pathlib import Path
 import pytest
 
 from kvforge.bench.workload import Workload
-from kvforge.common.errors import KvforgeError
+from kvforge.common.errors import KvforgeError, MissingToolError
 from perf.peers import compare
 from perf.peers.client import Worker
-from perf.peers.compare import append, plan_runs, read_lines, write_report
+from perf.peers.compare import append, chosen_systems, plan_runs, read_lines, write_report
+from perf.peers.prepare import LLAMA_Q4, prepare_peer
 from perf.peers.report import CHECKS, Check, group, make_report, results_of, with_floors
-from perf.peers.systems import CUT_4WAY, KV_VARIANTS, NO_CUT, OPENVINO, PEERS, TRANSFORMERS, VARIANTS
+from perf.peers.systems import (
+    CUT_4WAY,
+    EVERY_VARIANT,
+    KV_VARIANTS,
+    LLAMA_CPP,
+    NO_CUT,
+    NO_CUT_INT4,
+    OPENVINO,
+    OPENVINO_INT4,
+    PEERS,
+    TRANSFORMERS,
+    VARIANTS,
+)
+from perf.peers.tables import workload_table
 
 FAKE = """
 import sys
@@ -138,7 +152,7 @@ def test_report_has_medians_tables_and_a_figure(tmp_path):
 
 
 def test_checks_name_systems_that_are_there():
-    known = {*VARIANTS, *PEERS}
+    known = {*EVERY_VARIANT, *PEERS}
     assert all(check.system in known and check.other in {*known, None} for check in CHECKS)
     lines = [line(0, CUT_4WAY, 10.0), line(0, TRANSFORMERS, 2.0)]
     assert make_report(lines)["checks"] == []  # neither a pair nor a floor on this workload
@@ -167,3 +181,29 @@ def test_what_cannot_run_is_said_first_and_loses_nothing(tmp_path: Path):
         with pytest.raises(KvforgeError, match=words):
             compare.main([*common, *arguments])
     assert file.read_text() == before and not (tmp_path / "work").exists()
+
+
+def test_engines_and_peers_in_4_bits_are_systems():
+    options = compare.parse_arguments(["--systems", NO_CUT_INT4, OPENVINO_INT4, LLAMA_CPP, "--llama-python", "python"])
+    assert chosen_systems(options, {LLAMA_CPP: Path("python")}) == [NO_CUT_INT4, LLAMA_CPP]
+    ratios = {(check.other, check.metric): check.limit for check in CHECKS if check.system == NO_CUT_INT4}
+    assert ratios == {
+        (peer, f"{phase}_rate"): limit
+        for peer in (OPENVINO_INT4, LLAMA_CPP)
+        for phase, limit in (("prefill", 1.5), ("decode", 1.0))
+    }
+    table = workload_table(make_report([RATES, line(0, NO_CUT_INT4, 30.0), line(0, LLAMA_CPP, 20.0)])["rows"])
+    assert f"× {LLAMA_CPP}" in table and f"| {NO_CUT_INT4} | 1 | 30 | 1.50 |" in table
+
+
+def test_llama_cpp_needs_its_converter_before_anything_is_written(tmp_path: Path):
+    """The Hugging Face model that all peers have is there."""
+    (tmp_path / "peer-transformers").mkdir()
+    (tmp_path / "peer-transformers" / "config.json").write_text("{}")
+    for source in (None, tmp_path):
+        with pytest.raises(MissingToolError, match=r"no convert_hf_to_gguf\.py in .* --llama-source"):
+            prepare_peer(tmp_path, tmp_path, Path(sys.executable), LLAMA_Q4, source)
+    (tmp_path / "convert_hf_to_gguf.py").write_text("raise SystemExit(1)")
+    with pytest.raises(KvforgeError, match="could not convert"):
+        prepare_peer(tmp_path, tmp_path, Path(sys.executable), LLAMA_Q4, tmp_path)
+    assert not (tmp_path / f"peer-{LLAMA_Q4}").exists()
