@@ -17,6 +17,8 @@ import pytest
 
 from kvforge.compiler.options import BuildOptions
 from kvforge.runtime import LLMEngine, SamplingParams
+from model_defs import families
+from tests.support.models.checkpoints import FAMILIES, make_checkpoint
 from tests.support.sessions.eager import eager_session
 
 if sys.version_info >= (3, 11):
@@ -95,3 +97,28 @@ def test_prompt_tokens_end_at_the_cut(installed: Path, tmp_path: Path) -> None:
     assert num_generated <= result["num_upper_rows"] <= num_generated + sum(map(len, PROMPTS)) // 32
     # Six owners of eight layers: K and V of two heads of 64 float32 numbers each.
     assert result["cache_bytes_per_token"] == 6 * 2 * 2 * 64 * 4
+
+
+def test_without_fast_prefill_all_tokens_run_all_layers(installed: Path, tmp_path: Path) -> None:
+    result = on_vllm(installed, tmp_path, SWIFTKV, fast=False)
+    assert result["tokens"] == own_tokens(SWIFTKV)
+    assert result["num_upper_rows"] == sum(map(len, PROMPTS)) + len(PROMPTS) * (MAX_TOKENS - 1)
+
+
+def test_two_ranks(installed: Path, tmp_path: Path) -> None:
+    assert on_vllm(installed, tmp_path, SWIFTKV, size=2)["tokens"] == own_tokens(SWIFTKV)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_families(family: str, installed: Path, tmp_path: Path) -> None:
+    """With a ragged last group; heads of 32, which is the smallest that vLLM has for CPUs."""
+    options = {"tie_word_embeddings": family == "qwen2", "head_dim": 32, "hidden_size": 128}
+    checkpoint = make_checkpoint(
+        tmp_path / family, family, cut=2, group_size=2, num_hidden_layers=5, max_position_embeddings=512, **options
+    )
+    hf = json.loads((checkpoint / "config.json").read_text())
+    hf["architectures"] = [families()[family].swiftkv_architecture]
+    (checkpoint / "config.json").write_text(json.dumps(hf))
+    result = on_vllm(installed, tmp_path, checkpoint)
+    assert result["tokens"] == own_tokens(checkpoint)
+    assert result["num_upper_rows"] < sum(map(len, PROMPTS))
