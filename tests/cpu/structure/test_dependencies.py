@@ -48,6 +48,9 @@ FORBIDDEN = {
     "kvforge/engine_cache": ("kvforge.serving", "kvforge.gateway", *MODEL_MAKING, *ABOVE[:-1]),
     "kvforge/completion": ("model_defs", "plugins", "kvforge.manifest", *ENGINES, *MODEL_MAKING, *ABOVE),
     "kvforge/evaluation": ("kvforge.compiler", "kvforge.serving", "kvforge.gateway", *MODEL_MAKING, "kvforge.commands"),
+    "kvforge/vllm_models": (
+        "plugins", "kvforge.common", "kvforge.manifest", "kvforge.checkpoint", *ENGINES, *MODEL_MAKING, *ABOVE
+    ),
     "triton_repo": ("kvforge.compiler", "kvforge.commands", "kvforge.runtime", "model_defs", "plugins"),
 }  # fmt: skip
 """What each part must not import, at any depth of nesting inside its files."""
