@@ -22,6 +22,13 @@ class BeforeAttention(Protocol):
         policy's ``CacheInsertion.num_pools``. The other arguments are those of the attention that follows."""
 
 
+class AfterWrite(Protocol):
+    """Does more to the cache of one owner where a step's K and V have just been written."""
+
+    def __call__(self, pool: tuple[Tensor, ...], query_start: Tensor, kv_length: Tensor, page_table: Tensor) -> None:
+        """``pool`` is the owner's; the other arguments are the step's: see ``BeforeAttention``."""
+
+
 class Attention(Protocol):
     """Attends in a layer, in the place of ``paged_attention`` over the step's pages."""
 
@@ -34,8 +41,10 @@ class Attention(Protocol):
         page_table: Tensor,
         scale: float,
         kv_scales: tuple[float, float],
+        window: int,
     ) -> Tensor:
-        """Return ``[T, heads, d]``; arguments as ``BeforeAttention``'s, ``kv_scales`` are those of K and of V."""
+        """Return ``[T, heads, d]``; arguments as ``BeforeAttention``'s, ``kv_scales`` are those of K and of V. Queries
+        see the last ``window`` tokens, all where it is 0."""
 
 
 class AfterAttention(Protocol):
@@ -66,6 +75,9 @@ class CacheInsertion(Protocol):
         """Return what each layer of a step calls before its attention, None for nothing; ``inputs`` are the policy's,
         int32 ``[S]`` or ``[S, Ms]``, cos and sin ``[positions, head_dim/2]`` float32, None without
         ``needs_positions``."""
+
+    def after_write(self, inputs: tuple[Tensor, ...]) -> AfterWrite | None:
+        """Return what is called for each owner whose K and V a step has written, None for nothing."""
 
     def attention(self, inputs: tuple[Tensor, ...]) -> Attention | None:
         """Return what each layer of a step attends with, None for all tokens in its sequences' pages."""

@@ -28,6 +28,9 @@ class CacheObservation:
         """See ``CacheInsertion``."""
         return None if self.kind is None else StepObservation(self, *inputs)
 
+    def after_write(self, inputs: tuple[Tensor, ...]) -> None:
+        """See ``CacheInsertion``."""
+
     def attention(self, inputs: tuple[Tensor, ...]) -> None:
         """See ``CacheInsertion``."""
 

@@ -29,6 +29,9 @@ class ChunkSelection:
         assert rope_cos is not None and rope_sin is not None
         return StepChunks(self, slot, table, num_chunks, num_selected, rope_cos, rope_sin)
 
+    def after_write(self, inputs: tuple[Tensor, ...]) -> None:
+        """See ``CacheInsertion``."""
+
     def attention(self, inputs: tuple[Tensor, ...]) -> None:
         """See ``CacheInsertion``."""
 

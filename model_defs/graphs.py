@@ -53,8 +53,13 @@ class PositionedGraph(nn.Module):
         if insertion is None:
             return PolicyPart()
         tables = (self.rope_cos, self.rope_sin) if insertion.needs_positions else (None, None)
-        calls = insertion.begin(state, *tables), insertion.attention(state), insertion.after_attention(state)
-        return PolicyPart(insertion.num_pools, *calls)
+        return PolicyPart(
+            insertion.num_pools,
+            insertion.after_write(state),
+            insertion.begin(state, *tables),
+            insertion.attention(state),
+            insertion.after_attention(state),
+        )
 
     @property
     def owners_share(self) -> bool:
@@ -174,7 +179,10 @@ class LowerGraph(PositionedGraph):
             first_slot = self.first_page(owner, pool) * pool[0].shape[1]
             slot_mapping = torch.where(slot_mapping < 0, slot_mapping, slot_mapping + first_slot)
         written = rope_paged_kv_write(k, v, step.cos, step.sin, slot_mapping, *cache, k_scale=k_scale, v_scale=v_scale)
-        return (*written, *pool[len(cache) :])
+        pool = (*written, *pool[len(cache) :])
+        if step.policy.after_write is not None:
+            step.policy.after_write(pool, step.query_start, step.kv_length, step.page_table)
+        return pool
 
 
 class UpperGraph(PositionedGraph):

@@ -50,6 +50,7 @@ class LaneAttention:
         page_table: Tensor,
         scale: float,
         kv_scales: tuple[float, float],
+        window: int,
     ) -> Tensor:
         """See ``Attention``."""
         cache, page_size = pool[: len(pool) - self.observation.num_pools], pool[0].shape[1]

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from model_defs.cache_insertion import AfterAttention, Attention, BeforeAttention
+from model_defs.cache_insertion import AfterAttention, AfterWrite, Attention, BeforeAttention
 from model_defs.config import ModelConfig
 from model_defs.rope import apply_rope
 from plugins.paged_attention import paged_attention
@@ -24,6 +24,7 @@ class PolicyPart:
     """What a KV policy puts into layers, and how many tensors at the end of each pool are its own."""
 
     num_pools: int = 0
+    after_write: AfterWrite | None = None
     before_attention: BeforeAttention | None = None
     attention: Attention | None = None
     after_attention: AfterAttention | None = None
@@ -129,7 +130,7 @@ class Block(nn.Module):
         if policy.before_attention is not None:
             policy.before_attention(q, pool, *pages, self.scale, kv_scales[0])
         if policy.attention is not None:
-            attended = policy.attention(q, pool, *pages, self.scale, kv_scales)
+            attended = policy.attention(q, pool, *pages, self.scale, kv_scales, self.window)
         else:
             attended = paged_attention(
                 q,

@@ -21,6 +21,9 @@ class NotedQueries:
         """See ``CacheInsertion``."""
         return StepQueries(StepNotes(*inputs))
 
+    def after_write(self, inputs: tuple[Tensor, ...]) -> None:
+        """See ``CacheInsertion``."""
+
     def attention(self, inputs: tuple[Tensor, ...]) -> None:
         """See ``CacheInsertion``."""
 

@@ -28,6 +28,9 @@ class PageSelection:
     def begin(self, inputs: tuple[Tensor, ...], rope_cos: Tensor | None, rope_sin: Tensor | None) -> None:
         """See ``CacheInsertion``."""
 
+    def after_write(self, inputs: tuple[Tensor, ...]) -> None:
+        """See ``CacheInsertion``."""
+
     def attention(self, inputs: tuple[Tensor, ...]) -> "SelectedAttention":
         """See ``CacheInsertion``."""
         return SelectedAttention(self, *inputs)
@@ -55,6 +58,7 @@ class SelectedAttention:
         page_table: Tensor,
         scale: float,
         kv_scales: tuple[float, float],
+        window: int,
     ) -> Tensor:
         """See ``Attention``."""
         k_pool, v_pool, bounds, never = pool

@@ -40,6 +40,7 @@ def run(args: argparse.Namespace) -> int:
         "kv_bytes_per_token": manifest.kv_bytes_per_token,
         "kv_scale_bytes_per_token": manifest.kv_scale_bytes_per_token,
         "page_bytes": manifest.page_bytes,
+        "exact_bytes": manifest.exact_bytes,
         **memory,
         "weight_bytes": manifest.weight_bytes,
         "prefill_flops_per_token_at_1024": prefill_flops_per_token(manifest, 1024),
@@ -90,10 +91,18 @@ def _sequence(manifest: "Manifest", memory: dict[str, int]) -> str:
 
 def _kv_format(manifest: "Manifest") -> str:
     """Say how the cache stores its numbers, and what the scales cost."""
+    from kvforge.common.byte_sizes import format_bytes
+
     if manifest.kv_format.scales == "dynamic":
         share = manifest.kv_scale_bytes_per_token
         return f"{manifest.kv_dtype}, one float32 scale per token and head ({share} of the bytes per token)"
     if manifest.kv_format.scales == "static":
         flat = [scale for scales in manifest.kv_scales for scale in scales]
         return f"{manifest.kv_dtype}, one scale per owner for K and for V ({min(flat):.3g} to {max(flat):.3g})"
+    if manifest.kv_format.is_grouped:
+        share = manifest.kv_scale_bytes_per_token
+        exact = format_bytes(manifest.exact_bytes)
+        return (
+            f"{manifest.kv_dtype}, two float16 a group ({share} of the bytes per token); exact pages take {exact} more"
+        )
     return manifest.kv_dtype

@@ -10,15 +10,24 @@ QUANTIZED_WEIGHT_BYTES = {"int8": 1, "int4": 9 / 16, "int4_zeros": 19 / 32}
 WEIGHT_BYTES = {**ELEMENT_BYTES, **QUANTIZED_WEIGHT_BYTES}
 """Bytes of a linear layer's weight, by a manifest's ``weight_dtype``."""
 SCALE_BYTES = 4
+GROUP_SIZE, GROUP_BYTES = 32, 4
+"""Numbers of a group in a grouped cache, and the bytes of its step and least number, two float16."""
 
 
 @dataclass(frozen=True)
 class KVFormat:
     """How the cache stores a number: in ``element_bits`` bits, times a scale that is ``dynamic`` (float32, one per
-    token and head, in pools of its own), ``static`` (one per owner, in the manifest) or there is ``none``."""
+    token and head, in pools of its own), ``static`` (one per owner, in the manifest) or there is ``none``.
+    ``grouped`` numbers are stored in whole pages: GROUP_SIZE share GROUP_BYTES, of K in each channel, of V in each
+    token."""
 
     element_bits: int
-    scales: Literal["none", "dynamic", "static"] = "none"
+    scales: Literal["none", "dynamic", "static", "grouped"] = "none"
+
+    @property
+    def is_grouped(self) -> bool:
+        """Whether only whole pages are stored so."""
+        return self.scales == "grouped"
 
     def num_bytes(self, numbers: int) -> int:
         """Return the bytes of so many numbers, of whole heads."""
@@ -33,6 +42,7 @@ KV_FORMATS = {
     "int4": KVFormat(4, "dynamic"),
     "fp8_static": KVFormat(8, "static"),
     "int8_static": KVFormat(8, "static"),
+    "kivi2": KVFormat(2, "grouped"),
 }
 
 

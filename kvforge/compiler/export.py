@@ -18,7 +18,7 @@ from plugins.kv_quantization import stored_dim
 
 # Example sizes are pairwise different and not 0 or 1, so that no two dimensions are taken for one.
 _TOKENS, _SEQUENCES, _SURVIVORS, _COLUMNS, _PAGES, _DRAFTS = 24, 3, 5, 7, 11, 6
-_STATE_COLUMNS, _STATE_PAGES, _SLOTS = 9, 13, 4
+_STATE_COLUMNS, _STATE_PAGES, _SLOTS, _EXACT_PAGES = 9, 13, 4, 17
 
 
 @dataclass(frozen=True)
@@ -61,11 +61,11 @@ def example_pools(
 def pool_specs(config: ModelConfig, options: ResolvedOptions) -> list[tuple[tuple[int, ...], torch.dtype]]:
     """Return shape, with example sizes in the first dimension, and dtype of each tensor of one owner's pool."""
     heads, dim, dtype = config.num_kv_heads, config.head_dim, options.torch_kv_dtype
-    slots = (_PAGES, options.page_size, heads)
+    slots = (_EXACT_PAGES if options.policy.seals_pages else _PAGES, options.page_size, heads)
     specs: list[tuple[tuple[int, ...], torch.dtype]] = [((*slots, stored_dim(dim, dtype)), dtype)] * 2
     if options.has_scale_pools:
         specs += [(slots, torch.float32)] * 2
-    rows = {"pages": _STATE_PAGES, "sequences": _SLOTS}
+    rows = {"pages": _STATE_PAGES, "sequences": _SLOTS, "cache": _PAGES}
     cache = OwnerCache(heads, dim, options.page_size, options.kv_element_bits, num_heads=config.num_heads)
     for pool in options.policy.state_pools(cache):
         specs.append(((rows[pool.rows], *pool.shape), getattr(torch, pool.dtype) if pool.dtype else dtype))
@@ -76,7 +76,7 @@ def state_example(options: ResolvedOptions, device: str = "cpu") -> tuple[tuple[
     """Return the last argument of ``lower`` and ``upper`` where the KV policy has inputs, of three sequences; nothing
     elsewhere."""
     inputs = options.policy.state_inputs
-    shapes = [(_SEQUENCES, _STATE_COLUMNS) if one.is_table else (_SEQUENCES,) for one in inputs]
+    shapes = [one.shape(_SEQUENCES, _COLUMNS if one.by_pages else _STATE_COLUMNS) for one in inputs]
     return (tuple(torch.zeros(shape, dtype=torch.int32, device=device) for shape in shapes),) if inputs else ()
 
 

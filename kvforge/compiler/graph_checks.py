@@ -12,7 +12,9 @@ from kvforge.common.errors import BuildError
 from kvforge.common.graph_nodes import argument, source_of
 from kvforge.compiler.export import ExportedGraph, pool_specs
 from kvforge.compiler.options import ResolvedOptions
-from kvforge.kv_policies import policies
+from kvforge.compiler.seal_checks import broken_rule
+from kvforge.kv_policies import KVPolicy, policies
+from kvforge.kv_policies.sealing.policy import SealedPages
 from model_defs import ModelConfig
 from model_defs.graphs import scales_by_owner
 
@@ -37,7 +39,8 @@ def verify(graph: ExportedGraph, config: ModelConfig, options: ResolvedOptions) 
     """Check that ``graph`` does to the cache exactly what the model says.
 
     Every operator is known and belongs to the graph; every owner's pools are written once by ``lower`` and never by
-    ``upper``; layer i reads its owner's pools, after the write; elements and scales go together, with the owner's
+    ``upper``; where pages are sealed, this is done once behind the write; layer i reads its owner's pools, after the
+    write; elements and scales go together, with the owner's
     static scale where it has one; what a KV policy puts into layers is there with that policy, and only then, right
     before a layer reads its owner's pools, and as the policy's own check says; ``early_exit`` has nothing to do with
     the cache; linear layers are packed where the options say so and nowhere else; pools, hidden state, logits and
@@ -55,7 +58,8 @@ def verify(graph: ExportedGraph, config: ModelConfig, options: ResolvedOptions) 
         return
     _check_linears(graph, options)
     if graph.name != "early_exit":
-        _check_cache(graph, config, options, [(node, name) for node, name in calls if name != _LINEAR])
+        check = _check_sealing if options.policy.seals_pages else _check_cache
+        check(graph, config, options, [(node, name) for node, name in calls if name != _LINEAR])
     _check_results(graph, [options.torch_dtype if graph.name == "lower" else torch.float32])
 
 
@@ -113,6 +117,20 @@ def _check_cache(
         )
 
 
+def _check_sealing(
+    graph: ExportedGraph, config: ModelConfig, options: ResolvedOptions, calls: list[tuple[Node, str]]
+) -> None:
+    is_lower = graph.name == "lower"
+    layers = range(config.cut) if is_lower else range(config.cut, config.num_layers)
+    reads = [config.owner_of_layer[layer] for layer in layers]
+    pools = _pool_inputs(graph, config, options)
+    if broken := broken_rule(calls, pools, config.owners if is_lower else (), reads):
+        node, rule = broken
+        if node is None:
+            raise BuildError(f"Graph {graph.name} {rule}.")
+        _fail(graph, node, rule)
+
+
 def _pool_inputs(graph: ExportedGraph, config: ModelConfig, options: ResolvedOptions) -> dict[str, _PoolInput]:
     """Map each pool placeholder's name to what it is; the pools are the last inputs of the graph but those of the KV
     policy."""
@@ -145,7 +163,8 @@ def _operator_name(graph: ExportedGraph, node: Node) -> str | None:
         if target.namespace in ("aten", "prims"):
             return None
         name: str = target._schema.name
-        is_policys = any(name in policy.operators for policy in policies().values())
+        known: tuple[type[KVPolicy], ...] = (*policies().values(), SealedPages)
+        is_policys = any(name in policy.operators for policy in known)
         if name in _ALLOWED[graph.name] or (is_policys and graph.name in ("lower", "upper")):
             return name
         if is_policys or any(name in names for names in _ALLOWED.values()):

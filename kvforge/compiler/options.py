@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from kvforge.common.dtypes import COMPUTE_DTYPES, KV_DTYPES
+from kvforge.common.dtypes import COMPUTE_DTYPES, KV_DTYPES, written_dtype
 from kvforge.common.errors import BuildError
 from kvforge.common.hardware import best_isa
 from kvforge.common.number_formats import (
@@ -16,7 +16,7 @@ from kvforge.common.number_formats import (
     automatic_kv_dtype,
     static_kv_dtype,
 )
-from kvforge.kv_policies import Full, KVPolicy, compatibility, features, parse
+from kvforge.kv_policies import Full, KVPolicy, compatibility, features, of_cache, parse
 from kvforge.manifest import graph_names
 from model_defs import ModelConfig
 
@@ -99,8 +99,8 @@ class ResolvedOptions:
 
     @property
     def torch_kv_dtype(self) -> torch.dtype:
-        """The dtype of the K and V pools."""
-        return KV_DTYPES[self.kv_dtype]
+        """The dtype of the K and V pools that a step writes to."""
+        return written_dtype(self.kv_dtype, self.dtype)
 
     @property
     def kv_element_bits(self) -> int:
@@ -177,6 +177,8 @@ def resolve(
         )
     policy.check(config.num_kv_heads, config.head_dim, options.page_size)
     compatibility.check(_features(policy, options, config, dtype, kv_dtype))
+    policy = of_cache(policy, kv_dtype)
+    policy.check(config.num_kv_heads, config.head_dim, options.page_size)
     return ResolvedOptions(
         target=options.target,
         dtype=dtype,

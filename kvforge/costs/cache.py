@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from kvforge.common.number_formats import KV_FORMATS, SCALE_BYTES
+from kvforge.common.number_formats import GROUP_BYTES, GROUP_SIZE, KV_FORMATS, SCALE_BYTES
 from kvforge.kv_policies import OwnerCache
 
 
@@ -26,15 +26,17 @@ class CachedModel(Protocol):
     def layer_windows(self) -> tuple[int, ...]: ...
 
 
-def scale_bytes(kv_dtype: str) -> int:
-    """Return the bytes of the scale of one row; 0 where scales are not dynamic. ``kv_dtype`` is a key of
-    ``KV_FORMATS``, here and below."""
+def scale_bytes(kv_dtype: str, head_dim: int) -> int:
+    """Return the bytes of the scales of one row of ``head_dim`` numbers, or its share of those of groups of tokens; 0
+    where scales are static or there are none. ``kv_dtype`` is a key of ``KV_FORMATS``, here and below."""
+    if KV_FORMATS[kv_dtype].is_grouped:
+        return head_dim * GROUP_BYTES // GROUP_SIZE
     return SCALE_BYTES if KV_FORMATS[kv_dtype].scales == "dynamic" else 0
 
 
 def owner_cache(model: CachedModel, kv_dtype: str, page_size: int) -> OwnerCache:
     """Return the cache of one owner of a model without latent attention."""
-    bits, scale = KV_FORMATS[kv_dtype].element_bits, scale_bytes(kv_dtype)
+    bits, scale = KV_FORMATS[kv_dtype].element_bits, scale_bytes(kv_dtype, model.head_dim)
     return OwnerCache(model.num_kv_heads, model.head_dim, page_size, bits, scale, model.num_heads)
 
 
@@ -44,8 +46,8 @@ def kv_element_bytes(model: CachedModel, kv_dtype: str) -> int:
 
 
 def kv_scale_bytes(model: CachedModel, kv_dtype: str) -> int:
-    """Return the bytes of the dynamic scales of one token over all owners."""
-    return model.num_owners * model.cached_rows * scale_bytes(kv_dtype)
+    """Return the bytes of the scales, dynamic or of groups, of one token over all owners."""
+    return model.num_owners * model.cached_rows * scale_bytes(kv_dtype, model.cached_numbers // model.cached_rows)
 
 
 def kv_bytes(model: CachedModel, kv_dtype: str) -> int:

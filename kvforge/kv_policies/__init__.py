@@ -2,6 +2,6 @@
 
 from kvforge.kv_policies.full import Full
 from kvforge.kv_policies.policy import KVPolicy, Need, OwnerCache
-from kvforge.kv_policies.registry import broken_policies, load, parse, policies
+from kvforge.kv_policies.registry import broken_policies, load, of_cache, parse, policies
 
-__all__ = ["Full", "KVPolicy", "Need", "OwnerCache", "broken_policies", "load", "parse", "policies"]
+__all__ = ["Full", "KVPolicy", "Need", "OwnerCache", "broken_policies", "load", "of_cache", "parse", "policies"]

@@ -75,13 +75,13 @@ INT4_CACHE = Feature(
     remedy="give --kv-dtype int8 where that goes with the rest, or that of the --dtype",
 )
 GROUPED_CACHE = Feature(
-    "groups in 2 to 4 bits",
+    "2-bit cache in groups",
     needs=frozenset({Need.TOKEN_GROUPS, Need.PLAIN_ELEMENTS}),
     limits={
         Need.PLAIN_ELEMENTS: _no("the numbers in it have another"),
-        Need.HISTORY_MUTATION: _if("only tokens of groups that are not sealed"),
+        Need.HISTORY_MUTATION: _no("what is sealed stays as it was rounded, with its group"),
     },
-    is_built=False,
+    remedy="give --kv-dtype int8, or that of the --dtype",
 )
 PAGING = Feature(
     "pages, shared prefixes",
@@ -98,7 +98,7 @@ SPECULATION = Feature(
     "speculation",
     limits={
         Need.ONE_QUERY: _no("drafts are queries as well"),
-        Need.TOKEN_GROUPS: _if("seal a group only when none of its tokens can be rolled back"),
+        Need.TOKEN_GROUPS: _if("a page whose drafts are not accepted is sealed again"),
     },
     remedy="build with --max-draft-len 0",
 )
@@ -118,7 +118,10 @@ SLIDING_WINDOW = Feature(
 )
 CUDA = Feature(
     "target cuda",
-    limits={Need.PER_HEAD_LENGTHS: _no("attention takes whole pages of all heads")},
+    limits={
+        Need.PER_HEAD_LENGTHS: _no("attention takes whole pages of all heads"),
+        Need.TOKEN_GROUPS: _no("no kernel seals them"),
+    },
     remedy="build with --target cpu",
 )
 TENSORRT = Feature(
@@ -126,6 +129,7 @@ TENSORRT = Feature(
     limits={
         Need.SEQUENCE_STATE: _no("the graphs take pages alone"),
         Need.HALF_BYTES: _no("the plugins read whole bytes"),
+        Need.TOKEN_GROUPS: _no("no kernel seals them"),
     },
     remedy="build with --target cpu, or with cuda where that goes with the rest",
 )
@@ -139,7 +143,8 @@ def feature_of(policy: KVPolicy) -> Feature:
 def feature_of_cache(kv_dtype: str, dtype: str | None = None) -> Feature:
     """Return a quantized format of the cache, a key of ``KV_FORMATS``, as a feature; with an engine's ``dtype`` as its
     option, and a remedy that names it."""
-    kind = INT4_CACHE if KV_FORMATS[kv_dtype].element_bits < 8 else QUANTIZED_CACHE
+    stored = KV_FORMATS[kv_dtype]
+    kind = GROUPED_CACHE if stored.is_grouped else INT4_CACHE if stored.element_bits < 8 else QUANTIZED_CACHE
     if dtype is None:
         return kind
     wider = "int8 where that goes with the rest, or " if kind is INT4_CACHE else ""

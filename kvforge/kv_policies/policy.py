@@ -94,6 +94,9 @@ class KVPolicy(ABC):
     rewrites_pages: ClassVar[bool] = False
     """A transition changes the content of the pages that are kept: of those that others hold or may take over, a
     sequence gets copies."""
+    seals_pages: ClassVar[bool] = False
+    """K and V are written to exact pages, of which there are ``num_exact_pages``. ``layer_insertion`` seals those that
+    are full and attends to both."""
     views_pools: ClassVar[bool] = False
     """``layer_insertion`` attends to views of an owner's pools."""
     owners_share: ClassVar[bool] = False
@@ -234,6 +237,10 @@ class KVPolicy(ABC):
         """Return the values of ``slot_columns`` while tokens are computed after ``num_computed``, up to the next
         transition."""
         return ()
+
+    def num_exact_pages(self, max_num_seqs: int, max_num_tokens: int, page_size: int) -> int:
+        """Return the exact pages of an engine that ``seals_pages``, for so many running sequences and tokens a step."""
+        return 0
 
     # -- memory and graphs -----------------------------------------------------------------------------------
 

@@ -11,8 +11,11 @@ from types import ModuleType
 from typing import Any, cast
 
 from kvforge.common.errors import BuildError, first_line
+from kvforge.common.number_formats import KV_FORMATS
 from kvforge.common.suggestions import did_you_mean
+from kvforge.kv_policies.full import Full
 from kvforge.kv_policies.policy import KVPolicy, Need
+from kvforge.kv_policies.sealing.policy import SealedPages
 
 ENTRY_POINTS = "kvforge.kv_policies"
 """The group of entry points by which other packages add policies."""
@@ -69,6 +72,19 @@ def parse(text: str) -> KVPolicy:
             raise BuildError(f"the KV policy {text!r} gives {parameter!r} twice; keep one of them.")
         parameters[parameter] = int(value)
     return load(name, parameters)
+
+
+def of_cache(policy: KVPolicy, kv_dtype: str) -> KVPolicy:
+    """Return what ``policy`` is on a cache of ``kv_dtype``, a key of ``KV_FORMATS``.
+
+    Raises:
+        BuildError: it is not ``full``, and the cache has groups.
+    """
+    if not KV_FORMATS[kv_dtype].is_grouped:
+        return policy
+    if policy.name != Full.name:
+        raise BuildError(f"--kv-dtype {kv_dtype} goes with --kv-policy full alone, not {policy.name}; leave one out.")
+    return SealedPages()
 
 
 def _named(name: str) -> type[KVPolicy]:

@@ -13,14 +13,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StatePool:
-    """A tensor of one owner beside its K and V pools: ``shape`` for each state page, or for each running sequence.
+    """A tensor of one owner beside its K and V pools: ``shape`` for each state page, for each running sequence, or for
+    each page of the ``cache``, as a part of its ``page_bytes``.
 
     ``dtype`` is torch's and numpy's, "" that of K and V. One ``on_host`` is in main memory, mapped for the device.
     All elements are ``initial`` before the first step.
     """
 
     name: str
-    rows: Literal["pages", "sequences"]
+    rows: Literal["pages", "sequences", "cache"]
     shape: tuple[int, ...]
     dtype: str = ""
     on_host: bool = False
@@ -29,7 +30,8 @@ class StatePool:
 
 @dataclass(frozen=True)
 class StateInput:
-    """An int32 input of the graphs behind the pools: ``[S]``, or ``[S, Ms]`` for a table of state pages.
+    """An int32 input of the graphs behind the pools: ``[S]``, or ``[S, Ms]`` for a table of state pages. One
+    ``by_pages`` is ``[S, M]``, as the page table is.
 
     Rows of sequences that have no state are ``neutral``: with them the graphs do nothing that is the policy's.
     """
@@ -37,6 +39,7 @@ class StateInput:
     name: str
     is_table: bool = False
     neutral: int = 0
+    by_pages: bool = False
 
     def shape(self, num_seqs: int, num_columns: int) -> tuple[int, ...]:
         """Return the shape for so many sequences, and columns where it is a table."""
@@ -54,6 +57,9 @@ class SlotTables(Protocol):
 
     state_table: "np.ndarray"
     """[num_slots, max_state_pages] entries past a sequence's pages are stale."""
+
+    write_table: "np.ndarray"
+    """[num_slots, max_pages] the page that each logical page's K,V are written to; stale where a step writes none."""
 
     num_computed: "np.ndarray"
     """[num_slots] tokens whose K,V are written."""

@@ -6,10 +6,10 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvforge.common.number_formats import KV_FORMATS, KVFormat
+from kvforge.common.number_formats import ELEMENT_BYTES, KV_FORMATS, KVFormat
 from kvforge.costs.cache import kv_bytes, kv_element_bytes, kv_scale_bytes, owner_cache
 from kvforge.costs.weights import step_weight_bytes
-from kvforge.kv_policies import Full, KVPolicy, Need, OwnerCache, load
+from kvforge.kv_policies import Full, KVPolicy, Need, OwnerCache, load, of_cache
 
 SCHEMA_VERSION = 6
 LATER_FIELDS = frozenset(
@@ -101,8 +101,8 @@ class Manifest:
 
     @property
     def policy(self) -> KVPolicy:
-        """The KV policy; raises BuildError for one that is none."""
-        return load(self.kv_policy, self.kv_policy_parameters)
+        """The KV policy; raises BuildError for one that is none, or that does not go with the cache."""
+        return of_cache(load(self.kv_policy, self.kv_policy_parameters), self.kv_dtype)
 
     @property
     def graphs(self) -> tuple[str, ...]:
@@ -167,7 +167,7 @@ class Manifest:
 
     @property
     def kv_scale_bytes_per_token(self) -> int:
-        """Bytes of the dynamic scales of one token over all owners."""
+        """Bytes of the scales, dynamic or of groups, of one token over all owners."""
         return kv_scale_bytes(self, self.kv_dtype)
 
     @property
@@ -179,6 +179,17 @@ class Manifest:
     def page_bytes(self) -> int:
         """Bytes of one logical page over all owners."""
         return self.page_size * self.kv_bytes_per_token
+
+    @property
+    def exact_page_bytes(self) -> int:
+        """Bytes over all owners of a page in the dtype of the computation."""
+        return self.page_size * self.num_owners * self.cached_numbers * ELEMENT_BYTES[self.dtype]
+
+    @property
+    def exact_bytes(self) -> int:
+        """Bytes of all exact pages of as many sequences as the engine serves; 0 unless pages are sealed."""
+        count = self.policy.num_exact_pages(self.max_num_seqs, self.max_num_tokens, self.page_size)
+        return count * self.exact_page_bytes
 
     @property
     def weight_bytes(self) -> int:

@@ -8,7 +8,7 @@ from kvforge.common.number_formats import KV_FORMATS
 from kvforge.costs.cache import owner_cache
 from kvforge.costs.shape import ModelShape
 from kvforge.costs.weights import weight_bytes
-from kvforge.kv_policies import Full, KVPolicy
+from kvforge.kv_policies import Full, KVPolicy, of_cache
 from kvforge.kv_policies.compatibility import check
 from kvforge.kv_policies.features import PAGING, SLIDING_WINDOW, feature_of, feature_of_cache
 from kvforge.manifest import Manifest
@@ -69,13 +69,14 @@ def _check(policy: KVPolicy, shape: ModelShape, kv_dtype: str, page_size: int) -
         raise BuildError(
             f"--kv-policy is for caches of keys and values; {shape.model} has latent ones, leave it out there."
         )
-    policy.check(shape.num_kv_heads, shape.head_dim, page_size)
     found = [feature_of(policy), PAGING]
     if KV_FORMATS[kv_dtype].element_bits < 16:
         found.append(feature_of_cache(kv_dtype))
     if any(shape.layer_windows):
         found.append(SLIDING_WINDOW)
     check(found)
+    for one in (policy, of_cache(policy, kv_dtype)):
+        one.check(shape.num_kv_heads, shape.head_dim, page_size)
 
 
 def _row(policy: KVPolicy, page_size: int, variant: Variant, plain: Variant, work: Workload) -> dict[str, Any]:

@@ -33,12 +33,14 @@ class CacheShape:
     """The policy's pools have pages, if only sequences longer than these would use any: there is at least one."""
     scratch_pages: int = 0
     """Of both kinds, for K and V that nobody keeps."""
+    exact_bytes: int = 0
+    """Of the device, of all exact pages where pages are sealed."""
 
     @property
     def fixed_bytes(self) -> int:
-        """Of the device: all slots, and what nobody keeps."""
+        """Of the device: all slots, what nobody keeps, and exact pages."""
         scratch = self.scratch_pages * (self.page_bytes + self.state_page_bytes)
-        return scratch + self.max_num_seqs * self.slot_bytes
+        return scratch + self.max_num_seqs * self.slot_bytes + self.exact_bytes
 
     @property
     def least_bytes(self) -> int:
@@ -89,6 +91,7 @@ def cache_shape(manifest: Manifest, max_num_seqs: int, max_seq_len: int) -> Cach
         num_bytes((pool for pool in pools if pool.rows == "sequences"), False),
         bool(in_pages),
         policy.num_scratch_pages(page_size),
+        policy.num_exact_pages(max_num_seqs, manifest.max_num_tokens, page_size) * manifest.exact_page_bytes,
     )
 
 

@@ -36,6 +36,8 @@ class RuntimeConfig:
     """See ``KVPolicy.num_observers``; False without a cut, where all tokens go through all layers."""
     num_state_pages: int = 0
     """Pages of what the policy keeps of sequences besides K,V."""
+    num_exact_pages: int = 0
+    """Pages that K and V are written to where the policy seals them."""
 
     @property
     def max_pages_per_seq(self) -> int:
@@ -102,10 +104,11 @@ def resolve_config(
         raise EngineError("num_state_pages is for engines whose KV policy keeps pages of its own; leave it out.")
     elif not 1 <= num_state_pages <= most:
         raise EngineError(f"num_state_pages is {num_state_pages}; give 1 to {most}.")
+    max_seqs = min(seqs, num_pages, tokens)
     return RuntimeConfig(
         num_pages=num_pages,
         page_size=manifest.page_size,
-        max_num_seqs=min(seqs, num_pages, tokens),
+        max_num_seqs=max_seqs,
         max_num_tokens=tokens,
         max_seq_len=length,
         vocab_size=manifest.vocab_size,
@@ -115,6 +118,7 @@ def resolve_config(
         kv_policy=manifest.policy,
         has_observers=manifest.has_observers,
         num_state_pages=num_state_pages,
+        num_exact_pages=manifest.policy.num_exact_pages(max_seqs, manifest.max_num_tokens, manifest.page_size),
     )
 
 

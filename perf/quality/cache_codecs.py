@@ -16,6 +16,8 @@ Fit = Callable[[Tensor], Codec]
 FP4 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
 """The magnitudes of e2m1."""
 CENTROIDS, ROUNDS = 16, 30
+RANGES = (1.0, 0.9, 0.8, 0.7, 0.6)
+"""Shares of what is between a group's least and largest number."""
 
 
 def half(x: Tensor) -> Tensor:
@@ -32,22 +34,27 @@ def symmetric(x: Tensor, largest: int, group: int = 0) -> Tensor:
     return stored.flatten(-2) if group else stored
 
 
-def asymmetric(x: Tensor, bits: int, group: int = 0) -> Tensor:
+def asymmetric(x: Tensor, bits: int, group: int = 0, fitted: bool = False) -> Tensor:
     """Integers from 0 to 2^bits - 1 between the least and the largest number: float32 each of a row, float16 of a
-    ``group``."""
+    ``group``. ``fitted``: between numbers nearer to each other, of RANGES those with the least squared error."""
     rows = x.unflatten(-1, (-1, group)) if group else x
     low, high = rows.amin(-1, keepdim=True), rows.amax(-1, keepdim=True)
-    step = (high - low) / (2**bits - 1)
-    low, step = (half(low), half(step)) if group else (low, step)
-    step = step.clamp(min=torch.finfo(torch.float16).tiny)
-    stored = ((rows - low) / step).round().clamp(0, 2**bits - 1) * step + low
+    found = []
+    for share in RANGES if fitted else (1.0,):
+        begin, step = low + (high - low) * (1 - share) / 2, (high - low) * share / (2**bits - 1)
+        begin, step = (half(begin), half(step)) if group else (begin, step)
+        step = step.clamp(min=torch.finfo(torch.float16).tiny)
+        found.append(((rows - begin) / step).round().clamp(0, 2**bits - 1) * step + begin)
+    choices = torch.stack(found)
+    best = (choices - rows).square().sum(-1, keepdim=True).argmin(0, keepdim=True)
+    stored = choices.gather(0, best.expand(1, *rows.shape))[0]
     return stored.flatten(-2) if group else stored
 
 
-def by_channel(x: Tensor, bits: int, group: int) -> Tensor:
+def by_channel(x: Tensor, bits: int, group: int, fitted: bool = False) -> Tensor:
     """``asymmetric`` of ``group`` tokens of each channel; tokens beyond whole groups stay as they are."""
     whole = x.shape[1] // group * group
-    stored = asymmetric(x[:, :whole].transpose(1, 2), bits, group).transpose(1, 2)
+    stored = asymmetric(x[:, :whole].transpose(1, 2), bits, group, fitted).transpose(1, 2)
     return torch.cat((stored, x[:, whole:]), 1)
 
 

@@ -37,7 +37,9 @@ def markdown(report: dict[str, Any]) -> str:
         "those of Llama-3.1-8B (8 KV heads of 128), scales included; here heads have 64 numbers, so a scale of a head "
         "weighs twice as much and helps more. Rotated: by a Hadamard matrix over head_dim. nuq4: KVQuant's keys before "
         f"RoPE and values, its limits and levels from {report['calibration_documents']} other documents, without its "
-        f"weights of sensitivity. KIVI: groups of 32, a query's own 32 positions exact. {report['machine']}.",
+        f"weights of sensitivity. KIVI: groups of 32, of keys along tokens; exact are a query's own 32 "
+        "positions, or its 64 or 128, as pages would be. Fitted: a group's range is the best of five shares of what "
+        f"its numbers span. {report['machine']}.",
         "",
         f"`{report['command']}`",
         "",

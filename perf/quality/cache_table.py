@@ -57,10 +57,13 @@ def _both(codec: Codec, bits: float, scale_bits: float = 0, group: int = HEAD) -
     return CacheFormat(_always(codec), _always(codec), bits, scale_bits, group)
 
 
-def _kivi(bits: int) -> CacheFormat:
-    """KIVI (arXiv 2402.02750): keys by channel, values by token, two float16 a group."""
-    keys, values = (_always(partial(codec, bits=bits, group=KIVI_GROUP)) for codec in (by_channel, asymmetric))
-    return CacheFormat(keys, values, bits, 32, KIVI_GROUP, residual=KIVI_GROUP)
+def _kivi(bits: int, residual: int = KIVI_GROUP, values_rotated: bool = False, fitted: bool = False) -> CacheFormat:
+    """KIVI (arXiv 2402.02750): keys by channel, values by token, two float16 a group; the newest ``residual`` tokens
+    exact, of which the paper has 128."""
+    keys = partial(by_channel, bits=bits, group=KIVI_GROUP, fitted=fitted)
+    values = partial(asymmetric, bits=bits, group=KIVI_GROUP, fitted=fitted)
+    stored = rotated(values) if values_rotated else values
+    return CacheFormat(_always(keys), _always(stored), bits, 32, KIVI_GROUP, residual=residual)
 
 
 def _nuq(outliers: float) -> CacheFormat:
@@ -87,5 +90,12 @@ FORMATS = {
     "nuq4, 1% outliers": _nuq(0.01),
     "KIVI-4": _kivi(4),
     "KIVI-2": _kivi(2),
+    "KIVI-2, 64 exact": _kivi(2, 64),
+    "KIVI-2, 128 exact": _kivi(2, 128),
+    "KIVI-2, values rotated": _kivi(2, values_rotated=True),
+    "KIVI-2, fitted": _kivi(2, fitted=True),
+    "KIVI-2, fitted, 64 exact": _kivi(2, 64, fitted=True),
+    "KIVI-2, fitted, 128 exact": _kivi(2, 128, fitted=True),
+    "int2 groups of 32, rotated, fitted": _both(rotated(partial(asymmetric, bits=2, group=32, fitted=True)), 2, 32, 32),
     "int2 groups of 32, rotated": _both(rotated(partial(asymmetric, bits=2, group=32)), 2, 32, 32),
 }

@@ -59,6 +59,7 @@ class Sequence:
     __slots__ = (
         "cache_offset",
         "digests",
+        "exact_pages",
         "first_transition",
         "index",
         "last_token_ns",
@@ -129,6 +130,8 @@ class Sequence:
         """See ``KVPolicy.max_reusable``."""
         self.state_pages: list[int] = []
         """Pages of the KV policy's own; held from admission on."""
+        self.exact_pages: dict[int, int] = {}
+        """By logical page, of those that are not sealed for good: see ``ExactPages``."""
         self.digests: list[bytes] = []
         self.slot = -1
         self.was_admitted = False

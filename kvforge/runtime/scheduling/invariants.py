@@ -16,6 +16,8 @@ def check_invariants(scheduler: Scheduler) -> None:
       slot, and the slot table agrees with them.
     - State pages are conserved: each is free or held by one running sequence, which has as many as its policy says, and
       the slot table has them.
+    - Exact pages are conserved: each is free or held by one running sequence, which has one if its newest page is not
+      full, and the slot table has it.
     - A sequence's cache is as its policy says where it is, or is about to be changed, and so is what the policy keeps
       of it in the slots. Where a transition keeps no page or rewrites those that it keeps, they have one holder and are
       not published; elsewhere those that were filled after it.
@@ -51,10 +53,23 @@ def check_invariants(scheduler: Scheduler) -> None:
         assert sequence.status is Status.WAITING and not sequence.pages and sequence.slot == -1, sequence
         assert sequence.num_computed == 0 and not sequence.state_pages and sequence.cache_offset == 0, sequence
     _check_policy(scheduler)
+    _check_exact_pages(scheduler)
     assert all(sequence.status is not Status.FINISHED for sequence in scheduler.proposals), "drafts of a finished one"
     for ordered in (scheduler.waiting, scheduler.running):
         orders = [sequence.order for sequence in ordered]
         assert orders == sorted(set(orders)), "a queue is out of order"
+
+
+def _check_exact_pages(scheduler: Scheduler) -> None:
+    exact, slots = scheduler.exact_pages, scheduler.slots
+    held = [page for sequence in scheduler.running for page in sequence.exact_pages.values()]
+    assert sorted(held + exact.free_pages) == list(range(exact.num_pages)), "exact pages are lost or held twice"
+    for sequence in scheduler.running:
+        newest, offset = divmod(sequence.num_computed, scheduler.config.page_size)
+        assert list(sequence.exact_pages) == ([newest] if offset and exact.is_used else []), sequence
+        for index, page in sequence.exact_pages.items():
+            assert slots.write_table[sequence.slot, index] == page, sequence
+    assert not any(sequence.exact_pages for sequence in scheduler.waiting), "a waiting sequence holds exact pages"
 
 
 def _check_policy(scheduler: Scheduler) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 from kvforge.kv_policies.transition import Transition
 from kvforge.runtime.config import RuntimeConfig
 from kvforge.runtime.requests.sequence import NEVER, Sequence, Status
+from kvforge.runtime.scheduling.exact_pages import ExactPages
 from kvforge.runtime.scheduling.page_pool import PagePool
 from kvforge.runtime.scheduling.planned_prefixes import PlannedPrefixes
 from kvforge.runtime.scheduling.prefix_cache import PrefixCache
@@ -47,9 +48,11 @@ class Scheduler:
         self.prefix_cache = PrefixCache(config.page_size, root=str(config.kv_policy))
         self.pool = PagePool(config.num_pages, evict=self.prefix_cache.forget)
         self.policy = config.kv_policy
-        columns = self.policy.slot_columns
-        self.slots = SlotTable(config.max_num_seqs, config.max_pages_per_seq, config.max_state_pages_per_seq, columns)
+        columns, seals = self.policy.slot_columns, self.policy.seals_pages
+        max_pages = config.max_pages_per_seq, config.max_state_pages_per_seq
+        self.slots = SlotTable(config.max_num_seqs, *max_pages, columns, seals)
         self.state_pages = StatePages(config, self.slots)
+        self.exact_pages = ExactPages(config, self.slots)
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.proposals: dict[Sequence, tuple[int, ...]] = {}
@@ -140,6 +143,14 @@ class Scheduler:
             slots.num_computed[sequence.slot] = sequence.num_computed
             if publish and sequence.cache_offset == 0:
                 self.prefix_cache.publish(sequence)
+        if self.exact_pages.is_used:
+            self._trim_exact_pages(plan)
+
+    def _trim_exact_pages(self, plan: Schedule) -> None:
+        """Take back the exact pages of full pages. Those under drafts stay until it is known which are accepted."""
+        for sequence in plan.sequences:
+            if not (sequence in plan.drafts or sequence in plan.draft_limits):
+                self.exact_pages.trim(sequence)
 
     def accept(self, sequences: list[Sequence]) -> None:
         """Record that the newest token of each sequence was a draft, so that the step has written its K,V already."""
@@ -154,6 +165,7 @@ class Scheduler:
         keep = self.pages_for(sequence.num_computed + sequence.cache_offset)
         self._let_go(sequence.pages[keep:])
         del sequence.pages[keep:]
+        self.exact_pages.trim(sequence)
 
     def append(self, sequences: list[Sequence], tokens: list[int]) -> None:
         """Add each running sequence's new token."""
@@ -332,6 +344,7 @@ class Scheduler:
             if page is None:
                 return False
             self.slots.page_table[sequence.slot, len(pages)] = page
+            self.exact_pages.take(sequence, len(pages))
             pages.append(page)
             sequence.metrics.num_allocated_pages += 1
             sequence.metrics.num_new_pages += is_new
@@ -426,6 +439,7 @@ class Scheduler:
         self._let_go(sequence.pages)
         sequence.pages = []
         self.state_pages.give_back(sequence)
+        self.exact_pages.give_back(sequence)
         sequence.cache_offset = 0
         for column in (self.slots.cache_offset, *self.slots.columns.values()):
             column[sequence.slot] = 0

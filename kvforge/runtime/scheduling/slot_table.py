@@ -14,12 +14,22 @@ class SlotTable:
         num_computed: [num_slots] int32, tokens whose K,V are written.
         next_token: [num_slots] int32, the token at position ``num_computed`` of a decoding sequence.
         cache_offset: [num_slots] int32, the sequence's; 0 unless a transition has changed its cache.
+        write_table: [num_slots, max_pages] int32, the page that each logical page is written to: where pages are
+            sealed an exact one, as long as it has one, else ``page_table`` itself.
         state_table: [num_slots, max_state_pages] int32, as ``page_table``, of the KV policy's own pages.
         columns: by name, [num_slots] int32, the policy's ``slot_columns``; 0 in free rows.
     """
 
-    def __init__(self, num_slots: int, max_pages: int, max_state_pages: int = 1, columns: Iterable[str] = ()) -> None:
+    def __init__(
+        self,
+        num_slots: int,
+        max_pages: int,
+        max_state_pages: int = 1,
+        columns: Iterable[str] = (),
+        seals_pages: bool = False,
+    ) -> None:
         self.page_table = np.zeros((num_slots, max_pages), dtype=np.int32)
+        self.write_table = np.zeros_like(self.page_table) if seals_pages else self.page_table
         self.num_computed = np.zeros(num_slots, dtype=np.int32)
         self.next_token = np.zeros(num_slots, dtype=np.int32)
         self.cache_offset = np.zeros(num_slots, dtype=np.int32)

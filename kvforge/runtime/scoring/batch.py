@@ -57,6 +57,7 @@ class ScoredSequence:
     def advance(self, engine: LLMEngine, count: int) -> int:
         """Record that ``count`` tokens are computed; returns how many of the continuation are scored now."""
         self.sequence.num_computed += count
+        engine.scheduler.exact_pages.trim(self.sequence)
         if engine.config.enable_prefix_cache:
             engine.scheduler.prefix_cache.publish(self.sequence)
         return self.sequence.num_computed - self.num_context + 1
@@ -70,9 +71,12 @@ class ScoredSequence:
         return int(same.argmin()) // page_size > other.sequence.num_computed // page_size
 
     def place(self, engine: LLMEngine) -> bool:
-        """Take pages for all tokens, those of a known beginning of the context included; False if there are none."""
+        """Take pages for all tokens, those of a known beginning of the context included, and a slot where there are
+        exact pages, which are enough for as many sequences; False if there are none."""
         pool, cache, sequence = engine.scheduler.pool, engine.scheduler.prefix_cache, self.sequence
-        page_size = engine.config.page_size
+        page_size, free_slots = engine.config.page_size, engine.scheduler.slots.free_slots
+        if engine.scheduler.exact_pages.is_used and not free_slots:
+            return False
         known = cache.lookup(sequence) if engine.config.enable_prefix_cache else []
         reused = known[: (self.num_context - 1) // page_size]
         for page in reused:
@@ -83,6 +87,8 @@ class ScoredSequence:
             self.release(engine)
             return False
         sequence.num_computed = len(reused) * page_size
+        if engine.scheduler.exact_pages.is_used:
+            sequence.slot = free_slots.pop()
         for _ in range(needed):
             new_page = pool.allocate()
             assert new_page is not None  # there were enough
@@ -91,6 +97,10 @@ class ScoredSequence:
 
     def release(self, engine: LLMEngine) -> None:
         """Let go of all pages."""
+        engine.scheduler.exact_pages.give_back(self.sequence)
+        if self.sequence.slot >= 0:
+            engine.scheduler.slots.free_slots.append(self.sequence.slot)
+            self.sequence.slot = -1
         for page in reversed(self.sequence.pages):
             engine.scheduler.pool.release(page, keep=engine.scheduler.prefix_cache.holds(page))
         self.sequence.pages = []
@@ -132,14 +142,19 @@ def build_batch(engine: LLMEngine, chunks: list[tuple[ScoredSequence, int]]) -> 
     page_size = engine.config.page_size
     ends = [scored.sequence.num_computed + count for scored, count in chunks]
     table = np.zeros((len(chunks), -(-max(ends) // page_size)), dtype=np.int32)
+    exact, exact_rows = engine.scheduler.exact_pages, np.zeros_like(table)
     ids, positions, slots, survivors, starts, survivor_starts = [], [], [], [], [0], [0]
     for row, ((scored, count), end) in enumerate(zip(chunks, ends, strict=True)):
         pages = scored.sequence.pages[: table.shape[1]]
         table[row, : len(pages)] = pages
         place = np.arange(end - count, end, dtype=np.int32)
+        written = table[row]
+        if exact.is_used:
+            exact.cover(scored.sequence, end)
+            exact_rows[row] = written = engine.scheduler.slots.write_table[scored.sequence.slot, : table.shape[1]]
         ids.append(scored.sequence.tokens[end - count : end])
         positions.append(place)
-        slots.append(table[row, place // page_size] * page_size + place % page_size)
+        slots.append(written[place // page_size] * page_size + place % page_size)
         starts.append(starts[-1] + count)
         kept = scored.num_survivors(count)
         survivors.append(np.arange(starts[-1] - kept, starts[-1], dtype=np.int32))
@@ -151,6 +166,7 @@ def build_batch(engine: LLMEngine, chunks: list[tuple[ScoredSequence, int]]) -> 
         query_start=torch.tensor(starts, dtype=torch.int32),
         kv_length=torch.tensor(ends, dtype=torch.int32),
         page_table=torch.from_numpy(table),
+        state=(torch.from_numpy(exact_rows),) if exact.is_used else (),
     )
     return StepBatch(
         step,

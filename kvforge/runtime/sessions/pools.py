@@ -6,7 +6,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from kvforge.common.dtypes import KV_DTYPES
+from kvforge.common.dtypes import written_dtype
 from kvforge.kv_policies.state import StatePool
 from kvforge.manifest import Manifest
 from kvforge.runtime.sessions.huge_pages import allocate_together, place_together
@@ -14,8 +14,8 @@ from kvforge.runtime.sessions.mapped_memory import mapped_host_memory
 from plugins.kv_quantization import stored_dim
 
 Pool = tuple[Tensor, ...]
-"""The cache of one owner: K and V elements, then, for dynamic 8-bit formats, K's and V's scales, then the KV policy's
-``state_pools``."""
+"""The cache of one owner: K and V elements, then, for dynamic formats, K's and V's scales, then the KV policy's
+``state_pools``. Where pages are sealed, K and V are the exact pages, and the sealed ones are the policy's."""
 
 Pools = list[Pool]
 
@@ -23,11 +23,11 @@ Spec = tuple[tuple[int, ...], torch.dtype]
 
 
 def pool_specs(manifest: Manifest, num_pages: int) -> list[Spec]:
-    """Return shape and dtype of each tensor of one owner's pool: K and V elements ``[num_pages, page_size, kv_heads,
-    head_dim]``, of int4 half as many bytes, then, for dynamic formats, their float32 scales ``[num_pages, page_size,
-    kv_heads]``."""
+    """Return shape and dtype of each tensor of one owner's pool that a step writes to: K and V elements ``[num_pages,
+    page_size, kv_heads, head_dim]``, of int4 half as many bytes, then, for dynamic formats, their float32 scales
+    ``[num_pages, page_size, kv_heads]``."""
     slots = (num_pages, manifest.page_size, manifest.num_kv_heads)
-    dtype = KV_DTYPES[manifest.kv_dtype]
+    dtype = written_dtype(manifest.kv_dtype, manifest.dtype)
     elements = ((*slots, stored_dim(manifest.head_dim, dtype)), dtype)
     scales = (slots, torch.float32)
     return [elements] * 2 + [scales] * (2 if manifest.kv_format.scales == "dynamic" else 0)
@@ -38,9 +38,10 @@ def state_pools(manifest: Manifest) -> tuple[StatePool, ...]:
     return manifest.policy.state_pools(manifest.owner_cache)
 
 
-def state_specs(manifest: Manifest, num_pages: int, num_slots: int) -> list[Spec]:
-    """Return shape and dtype of each of ``state_pools``, for so many state pages and sequences."""
-    rows, own = {"pages": num_pages, "sequences": num_slots}, KV_DTYPES[manifest.kv_dtype]
+def state_specs(manifest: Manifest, num_pages: int, num_slots: int, num_cache_pages: int = 0) -> list[Spec]:
+    """Return shape and dtype of each of ``state_pools``, for so many state pages, sequences and pages of the cache."""
+    rows = {"pages": num_pages, "sequences": num_slots, "cache": num_cache_pages}
+    own = written_dtype(manifest.kv_dtype, manifest.dtype)
     return [
         ((rows[pool.rows], *pool.shape), getattr(torch, pool.dtype) if pool.dtype else own)
         for pool in state_pools(manifest)
@@ -55,16 +56,17 @@ def allocate_pools(
     num_slots: int | None = None,
 ) -> Pools:
     """Return the pools of every owner as views of one allocation: ``num_pages * manifest.page_bytes`` bytes, zeroed,
-    those of the KV policy for ``num_state_pages`` and ``num_slots`` sequences (default: the engine's), and what
-    ``allocate_together`` adds for alignment.
+    exact pages where these are sealed, those of the KV policy for ``num_state_pages`` and ``num_slots`` sequences
+    (default: the engine's), and what ``allocate_together`` adds for alignment.
 
     Pools of the policy that are on the host, all owners' in an allocation of their own, are mapped for ``device``.
     """
     num_slots = manifest.max_num_seqs if num_slots is None else num_slots
     more = state_pools(manifest)
-    state = state_specs(manifest, num_state_pages, num_slots)
+    state = state_specs(manifest, num_state_pages, num_slots, num_pages)
     num_on_device = len(more) - num_host_pools(manifest)
-    own, shared = pool_specs(manifest, num_pages), []
+    exact_pages = manifest.policy.num_exact_pages(num_slots, manifest.max_num_tokens, manifest.page_size)
+    own, shared = pool_specs(manifest, exact_pages if manifest.policy.seals_pages else num_pages), []
     if manifest.policy.owners_share:
         own, shared = [], pool_specs(manifest, num_pages * manifest.num_owners)
     together = partial(allocate_together, device=device)

@@ -192,6 +192,11 @@ def make_drafter(config: SpeculativeConfig, manifest: Manifest, runtime: Runtime
         raise EngineError(
             f"the draft engine has the KV policy {draft.kv_policy}, but drafts need all K and V; rebuild it without."
         )
+    if draft.policy.seals_pages:
+        raise EngineError(
+            f"the draft engine has a cache of {draft.kv_dtype}, whose pages are sealed before drafts are verified; "
+            "rebuild it with another --kv-dtype."
+        )
     max_seq_len, page_bytes = min(runtime.max_seq_len, draft.max_seq_len), draft.page_bytes
     one_sequence = -(-max_seq_len // draft.page_size) * page_bytes
     resolved = resolve_config(

@@ -83,7 +83,7 @@ class StepBatchBuilder:
             positions,
             slots.next_token[decode_rows],
             cached,
-            slots.page_table[decode_rows, cached // self._page_size],
+            slots.write_table[decode_rows, cached // self._page_size],
         )
         query_start[: num_decodes + 1] = arange[: num_decodes + 1]
         survivor_start[: num_decodes + 1] = arange[: num_decodes + 1]
@@ -103,7 +103,7 @@ class StepBatchBuilder:
                 positions,
                 np.append(ids, np.asarray(drafts, dtype=np.int32)) if drafts else ids,
                 cached,
-                slots.page_table[sequence.slot, cached // self._page_size],
+                slots.write_table[sequence.slot, cached // self._page_size],
             )
             num_tokens += len(positions)
             kept = asked = 1 + len(drafts) if end == sequence.length else 0

@@ -53,6 +53,7 @@ class SelfDraft:
 
     def __init__(self, session: Session, config: RuntimeConfig, min_confidence: float = MIN_CONFIDENCE) -> None:
         self._session, self._page_size, self.min_confidence = session, config.page_size, min_confidence
+        self._state = config.kv_policy.make_input_builder(config.page_size, config.max_num_seqs, 1)
         self._arange = torch.arange(config.max_num_seqs + 1, dtype=torch.int32)
 
     def run(self, hidden: torch.Tensor, plan: Schedule, batch: StepBatch, slots: SlotTable, pools: Pools) -> UpperStep:
@@ -111,8 +112,9 @@ class SelfDraft:
         """Run ``lower`` on the newest draft of each sequence; returns a copy of the hidden states."""
         page_size = self._page_size
         places = [draft.sequence.length + len(draft.tokens) - 1 for draft in active]
-        table = slots.page_table[[draft.sequence.slot for draft in active], : max(places) // page_size + 1]
-        pages = [int(table[row, place // page_size]) for row, place in enumerate(places)]
+        rows = np.array([draft.sequence.slot for draft in active])
+        table = slots.page_table[rows, : max(places) // page_size + 1]
+        pages = [int(slots.write_table[row, place // page_size]) for row, place in zip(rows, places, strict=True)]
         step = LowerStep(
             torch.tensor([draft.tokens[-1] for draft in active], dtype=torch.int32),
             torch.tensor(places, dtype=torch.int32),
@@ -120,6 +122,7 @@ class SelfDraft:
             self._arange[: len(active) + 1],
             torch.tensor([place + 1 for place in places], dtype=torch.int32),
             torch.from_numpy(table),
+            self._state.build(rows, slots, np.array(places) + 1 - slots.num_computed[rows]),
         )
         return self._session.lower(step, pools).clone()
 
@@ -144,12 +147,14 @@ class SelfDraft:
             starts.append(len(order))
             begin = end
         width = -(-max(kv_length) // self._page_size)
+        table_rows = np.array([sequence.slot for sequence in sequences])
         return all_rows(
             gather(torch.cat(hidden), np.array(order)),
             torch.tensor(starts, dtype=torch.int32),
             torch.tensor(positions, dtype=torch.int32),
             torch.tensor(kv_length, dtype=torch.int32),
-            torch.from_numpy(slots.page_table[[s.slot for s in sequences], :width]),
+            torch.from_numpy(slots.page_table[table_rows, :width]),
+            self._state.build(table_rows, slots, np.array(kv_length) - slots.num_computed[table_rows]),
         )
 
 

@@ -21,15 +21,15 @@ DOCS = Path(__file__).resolve().parents[3] / "docs" / "kv-policies.md"
 ANSWERS = {
     "SingleInputKV":                                                  "y i n i y y y y y y y y n y y y",
     "AcrossKV":                                                       "  i i i i i i y y y y y i y y y",
-    "AdaKV, FastGen, KVzip, PyramidKV, SimLayerKV, SqueezeAttention": "              y n i i n i n n n",
-    "Batch-Max, H2O, RoCo":                                           "              y n i i n i n y n",
-    "expected attention, Scissorhands, SnapKV, TOVA":                 "              y n i i n i n y n",
-    "KeyDiff, recent tokens, StreamingLLM":                           "              y n i i n y n y n",
+    "AdaKV, FastGen, KVzip, PyramidKV, SimLayerKV, SqueezeAttention": "              y n n i n i n n n",
+    "Batch-Max, H2O, RoCo":                                           "              y n n i n i n y n",
+    "expected attention, Scissorhands, SnapKV, TOVA":                 "              y n n i n i n y n",
+    "KeyDiff, recent tokens, StreamingLLM":                           "              y n n i n y n y n",
     "Quest":                                                          "              n n n i n y n n n",
     "ShadowKV":                                                       "              n n n i n i n y n",
     "8-bit cache":                                                    "                y n y y y y y y",
     "4-bit cache":                                                    "                  n y y y y y n",
-    "groups in 2 to 4 bits":                                          "                    i i y y y y",
+    "2-bit cache in groups":                                          "                    i i y y n n",
     "pages, shared prefixes":                                         "                      y y y y y",
     "speculation":                                                    "                        y y y y",
     "KV prediction":                                                  "                          y y y",
@@ -75,9 +75,10 @@ def test_the_worst_limit_counts_and_every_reason_of_it_is_named() -> None:
 
 def test_what_is_built_goes_together_without_a_policy() -> None:
     built = [feature for feature in all_features() if feature.is_built and not feature.is_policy]
-    assert len(built) == 9
-    for cache in (m.QUANTIZED_CACHE, m.INT4_CACHE):
-        refused = (m.INT4_CACHE,) if cache is m.QUANTIZED_CACHE else (m.QUANTIZED_CACHE, m.TENSORRT)
+    assert len(built) == 10
+    caches = (m.QUANTIZED_CACHE, ()), (m.INT4_CACHE, (m.TENSORRT,)), (m.GROUPED_CACHE, (m.CUDA, m.TENSORRT))
+    for cache, others in caches:
+        refused = (*(other for other, _ in caches if other is not cache), *others)
         check([feature_of(Full()), *(feature for feature in built if not any(feature is one for one in refused))])
 
 

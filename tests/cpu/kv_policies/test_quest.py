@@ -101,6 +101,7 @@ def test_attention_reads_the_chunks_with_the_largest_bounds() -> None:
             table,
             DIM**-0.5,
             (1.0, 1.0),
+            0,
         )
         # Sums of at most 48 weighted values, each weight and value rounded once.
         tolerance = 4 * 48 * torch.finfo(torch.float32).eps * float(v_pool.abs().max())

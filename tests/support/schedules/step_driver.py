@@ -21,6 +21,8 @@ class StepDriver:
         for tensor in itertools.chain.from_iterable(self.pools):
             tensor.fill_(float("nan") if tensor.is_floating_point() else 127)
         self.pages = random.Random(seed).sample(range(num_pages), num_pages)
+        self.seals = session.manifest.policy.seals_pages
+        self.written = [index % len(self.pools[0][0]) for index in range(num_pages)] if self.seals else self.pages
         self.length = 0
 
     def run(self, tokens: Sequence[int], num_survivors: int | None = None) -> Tensor:
@@ -29,7 +31,7 @@ class StepDriver:
         survivors = count if num_survivors is None else num_survivors
         page_size = self.session.manifest.page_size
         positions = torch.arange(self.length, self.length + count, dtype=torch.int32)
-        slots = [self.pages[p // page_size] * page_size + p % page_size for p in positions.tolist()]
+        slots = [self.written[p // page_size] * page_size + p % page_size for p in positions.tolist()]
         self.length += count
         lower = LowerStep(
             torch.tensor(tokens, dtype=torch.int32),
@@ -38,6 +40,7 @@ class StepDriver:
             torch.tensor([0, count], dtype=torch.int32),
             torch.tensor([self.length], dtype=torch.int32),
             torch.tensor([self.pages], dtype=torch.int32),
+            (torch.tensor([self.written], dtype=torch.int32),) if self.seals else (),
         )
         kept, starts = torch.arange(count - survivors, count), torch.tensor([0, survivors])
         batch = StepBatch(lower, kept.int(), starts.int())

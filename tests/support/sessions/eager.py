@@ -96,9 +96,10 @@ def eager_session(checkpoint: Path, options: BuildOptions) -> EagerSession:
     return EagerSession(config, resolved, weights, tokens)
 
 
-def random_session(config: ModelConfig, options: BuildOptions, seed: int = 0) -> EagerSession:
-    """Return a session of a model with random weights, drawn as those of ``make_checkpoint``, without one. A KV policy
-    that reads tokens takes every seventh for special and every fifth for punctuation."""
+def random_session(config: ModelConfig, options: BuildOptions, seed: int = 0, strength: float = 1.0) -> EagerSession:
+    """Return a session of a model with random weights, drawn as those of ``make_checkpoint``, without one; those of its
+    layers and of an early exit's head times ``strength``. A KV policy that reads tokens takes every seventh for special
+    and every fifth for punctuation."""
     resolved = resolve(options, config, "F32")
     graphs = [LowerGraph(config), UpperGraph(config), *([EarlyExitGraph(config)] if config.early_exit else [])]
     generator = torch.Generator().manual_seed(seed)
@@ -106,6 +107,7 @@ def random_session(config: ModelConfig, options: BuildOptions, seed: int = 0) ->
     for graph in graphs:
         for name, parameter in graph.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator) * (0.1 if parameter.dim() == 2 else 0.2)
+            noise *= strength if name.startswith(("layers.", "lm_head_early_exit.")) and "norm" not in name else 1.0
             weights.setdefault(name, (1 + noise if "norm" in name else noise).to(resolved.torch_dtype))
     for name, layer in linears(config).items() if resolved.packed_dtype is not None else ():
         packed = packed_tensors(weights[f"{name}.weight"], layer, resolved.packed_dtype)

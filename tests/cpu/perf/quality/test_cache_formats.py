@@ -41,6 +41,13 @@ def test_codecs_round_to_the_nearest_of_their_numbers() -> None:
     assert torch.equal(nvfp4(grid[None, None]), grid[None, None])
 
 
+def test_a_fitted_range_has_less_error_than_the_whole_one() -> None:
+    x = torch.randn(1, 64, 64, generator=torch.Generator().manual_seed(0))
+    for codec in (partial(asymmetric, bits=2, group=32), partial(by_channel, bits=2, group=32)):
+        whole, fitted = (float((codec(x, fitted=choice) - x).square().mean()) for choice in (False, True))
+        assert fitted < whole
+
+
 def test_a_rotation_helps_where_there_are_outliers() -> None:
     x = torch.randn(1, 200, 64, generator=torch.Generator().manual_seed(0))
     x[..., 5] *= 30

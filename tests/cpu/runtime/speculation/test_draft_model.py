@@ -251,6 +251,7 @@ def test_a_draft_engine_needs_the_same_vocabulary_and_room(tmp_path, monkeypatch
         ({"vocab_size": 65, "files": {name: "a"}}, "65 tokens and the engine 64"),
         ({"files": {name: "b"}}, "another tokenizer"),
         ({"files": {name: "a"}, "kv_policy": "shadowkv"}, "KV policy shadowkv"),
+        ({"files": {name: "a"}, "kv_dtype": "kivi2", "page_size": 32, "head_dim": 32}, "sealed before drafts are"),
     ):
         monkeypatch.setattr(draft_model, "load_manifest", lambda path, changes=changes: fake_manifest(**changes))
         with pytest.raises(EngineError, match=message):

@@ -1,0 +1,62 @@
+"""Exact attention to a query's own page and to sealed pages before it."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from kvforge.common.errors import BuildError
+from kvforge.common.number_formats import GROUP_SIZE
+from kvforge.kv_policies.full import Full
+from kvforge.kv_policies.policy import OwnerCache
+from kvforge.kv_policies.state import InputBuilder, StateInput, StatePool
+
+
+@dataclass(frozen=True)
+class SealedPages(Full):
+    """What ``full`` is where the cache has groups (``--kv-dtype kivi2``): a step writes K and V to exact pages and
+    seals those that it fills. A query at position p reads page p // page_size exactly and the pages before it sealed,
+    whatever it is computed with.
+
+    A sequence has exact pages for the tokens that a step computes of it, and between steps one where its newest page is
+    not full. A page keeps its exact one until all its tokens are there for good: where drafts filled it and are not
+    accepted, the tokens that follow are written over them, and it is sealed again before anybody reads it.
+    """
+
+    state_inputs: ClassVar[tuple[StateInput, ...]] = (StateInput("exact_table", is_table=True, by_pages=True),)
+    """The exact page of each logical page that a step writes."""
+    seals_pages: ClassVar[bool] = True
+    operators: ClassVar[tuple[str, ...]] = ("kvforge::seal_pages", "kvforge::grouped_attention")
+
+    def check(self, num_kv_heads: int, head_dim: int, page_size: int) -> None:
+        for name, value in (("--page-size", page_size), ("the model's head_dim", head_dim)):
+            if value % GROUP_SIZE:
+                raise BuildError(
+                    f"--kv-dtype kivi2 has groups of {GROUP_SIZE} numbers, but {name} is {value}; "
+                    + ("give a multiple." if name.startswith("--") else "give --kv-dtype int4.")
+                )
+
+    def num_exact_pages(self, max_num_seqs: int, max_num_tokens: int, page_size: int) -> int:
+        """A step of T tokens touches at most T / page_size pages and two more of each of its sequences; a sequence that
+        is not in it has one."""
+        return 2 * max_num_seqs + -(-max_num_tokens // page_size)
+
+    def state_pools(self, cache: OwnerCache) -> tuple[StatePool, ...]:
+        """Codes, four in a byte, and the groups' steps and least numbers of K and of V: see ``plugins.seal_pages``."""
+        page, heads, dim = cache.page_size, cache.num_kv_heads, cache.head_dim
+        codes = (page, heads, dim // 4)
+        return (
+            StatePool("k_codes", "cache", codes, "uint8"),
+            StatePool("v_codes", "cache", codes, "uint8"),
+            StatePool("k_groups", "cache", (page // GROUP_SIZE, heads, dim, 2), "float16"),
+            StatePool("v_groups", "cache", (page, heads, dim // GROUP_SIZE, 2), "float16"),
+        )
+
+    def layer_insertion(self) -> Any:
+        """See ``model_defs.page_sealing``."""
+        from model_defs.page_sealing import PageSealing
+
+        return PageSealing(len(self.named_pools))
+
+    def make_input_builder(self, page_size: int, max_num_seqs: int, max_state_pages: int) -> InputBuilder:
+        from kvforge.kv_policies.sealing.inputs import ExactTable
+
+        return ExactTable(page_size)
