@@ -11,8 +11,10 @@ from safetensors.torch import load_file, save_file
 
 from kvforge.checkpoint.model import check_weights, open_model, read_model_config
 from kvforge.common.errors import BuildError, CheckpointError
-from kvforge.compiler.convert import convert_weights
+from kvforge.compiler.convert import FREQUENCIES, convert_weights
 from kvforge.compiler.options import BuildOptions, resolve
+from kvforge.costs.weights import weight_bytes
+from kvforge.planning.shape import shape_of_config
 from kvforge.quantize import quantize_checkpoint
 from model_defs import ModelError, load_config
 from model_defs.reference import reference_logits
@@ -66,6 +68,18 @@ def test_experts_are_stacked_in_their_order_and_the_router_is_not_quantized(fami
         assert scales is None or torch.equal(engine[f"layers.0.experts.{name}.scales"], scales)
     assert engine["layers.0.experts.router.packed"].dtype == torch.bfloat16
     assert "layers.0.experts.router.scales" not in engine
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("bfloat16", torch.bfloat16), ("int8", torch.int8), ("int4", torch.uint4)])
+def test_the_weights_in_memory_are_those_that_are_counted(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    """With as many experts as fill a panel of the router, and a dense layer."""
+    shape = {"num_experts": 64, "num_local_experts": 64, "num_hidden_layers": 2, "decoder_sparse_step": 2}
+    path = make_checkpoint(tmp_path / "c", "qwen3_moe", dtype=torch.bfloat16, **shape)
+    config = config_of(path)
+    parameters = convert_weights(open_model(path), config, torch.bfloat16, tmp_path / "w", packed_dtype=dtype)
+    held = sum(tensor.nbytes for key, tensor in load_file(tmp_path / "w").items() if key != FREQUENCIES)
+    counted = shape_of_config(config)
+    assert (counted.num_parameters, weight_bytes(counted, name)) == (parameters, held)
 
 
 @pytest.mark.parametrize("case", ["plain", "cut"])

@@ -10,8 +10,10 @@ from kvforge.costs.cache import kv_bytes, kv_read_bytes
 from kvforge.costs.weights import step_weight_bytes, step_weights, weight_bytes
 from kvforge.manifest import WEIGHTS_FILE, load_manifest
 from kvforge.planning.presets import PRESETS
-from kvforge.planning.shape import shape_of_manifest
+from kvforge.planning.shape import shape_of_config, shape_of_manifest
 from kvforge.runtime import LLMEngine
+from model_defs import load_config
+from perf.harness.random_checkpoint import QWEN3_30B_A3B
 from tests.support.models.engines import (
     EARLY_EXIT,
     INT4_WEIGHTS,
@@ -86,3 +88,17 @@ def test_a_step_leaves_the_table_of_embeddings_alone() -> None:
     norms = (2 * mixture.num_layers + 1) * mixture.hidden_size + mixture.num_layers * mixture.latent.rank
     lookup = mixture.vocab_size * mixture.hidden_size
     assert mixture.num_parameters == step_weights(mixture) + lookup + norms
+
+
+def test_qwen3_30b_a3b_has_its_published_numbers() -> None:
+    """30.5e9 parameters, of which a token uses 3.3e9 with its embedding; few tokens read few experts."""
+    shape = shape_of_config(load_config(QWEN3_30B_A3B))
+    assert shape.base_parameters == 30_532_122_624
+    lookup = shape.vocab_size * shape.hidden_size
+    assert round((step_weights(shape, 1) + lookup) / 1e9, 2) == 3.35
+    assert step_weights(shape, 0) < step_weights(shape, 1) < step_weights(shape, 8) < step_weights(shape)
+    experts = shape.num_layers * 3 * 2048 * 768
+    assert step_weights(shape) - step_weights(shape, 0) == 128 * experts
+    assert step_weights(shape, 1) - step_weights(shape, 0) == 8 * experts
+    routers = shape.num_layers * 2048 * 128
+    assert step_weight_bytes(shape, "int8") == step_weights(shape) + routers

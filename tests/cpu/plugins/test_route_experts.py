@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import plugins
+from plugins.judge import values_differ
 from plugins.route_experts.cases import random_case
 
 
@@ -11,9 +12,9 @@ def test_equals_go_to_the_lowest_expert_in_order():
     logits = torch.tensor([[1.0, 3.0, 3.0, 1.0, 3.0], [0.0, 0.0, 0.0, 0.0, 0.0]])
     ids, weights = plugins.route_experts(logits, 4, True)
     assert ids.tolist() == [[1, 2, 4, 0], [0, 1, 2, 3]]
-    torch.testing.assert_close(weights[1], torch.full((4,), 0.25))
+    assert torch.equal(weights[1], torch.full((4,), 0.25))
     ids, weights = plugins.route_experts(logits, 2, False)
-    torch.testing.assert_close(weights, logits.softmax(-1)[:, [1, 2]])
+    assert values_differ(weights[:1], logits.softmax(-1)[:1, [1, 2]], terms=5) is None
 
 
 @pytest.mark.parametrize("normalize", [False, True])
