@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from model_defs.errors import ModelError
+from model_defs.experts import Experts
 from model_defs.kv_layout import owner_table
 from model_defs.rope import RopeConfig
 
@@ -15,7 +16,8 @@ class ModelConfig:
     ``cut`` (arXiv 2410.03960, section 3.2); ``cut == num_layers`` is the plain model. ``group_size`` is
     AcrossKV's G (section 3.3): that many consecutive layers above the cut share one K,V; the last group may
     be smaller. ``layer_windows[i]`` is layer i's sliding window in tokens, 0 for full attention. ``early_exit`` says
-    that there is a second LM head on the hidden state entering the cut layer (appendices E and F).
+    that there is a second LM head on the hidden state entering the cut layer (appendices E and F). ``experts`` take the
+    place of some layers' MLPs.
     """
 
     model_type: str
@@ -38,6 +40,7 @@ class ModelConfig:
     qk_norm: bool = False
     tie_embeddings: bool = False
     early_exit: bool = False
+    experts: Experts | None = None
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
 
@@ -92,6 +95,10 @@ class ModelConfig:
     def is_swiftkv(self) -> bool:
         """Whether layers above the cut take their K and V from a single input."""
         return self.cut < self.num_layers
+
+    def has_experts(self, layer: int) -> bool:
+        """Whether a mixture of experts takes the place of a layer's MLP."""
+        return self.experts is not None and layer in self.experts.layers
 
     @property
     def owner_of_layer(self) -> tuple[int, ...]:

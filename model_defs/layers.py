@@ -8,8 +8,11 @@ from torch.nn import functional as F
 
 from model_defs.cache_insertion import AfterAttention, AfterWrite, Attention, BeforeAttention
 from model_defs.config import ModelConfig
+from model_defs.experts import Experts
 from model_defs.rope import apply_rope
+from plugins.expert_linear import expert_linear
 from plugins.paged_attention import paged_attention
+from plugins.route_experts import route_experts
 
 Pool = tuple[Tensor, ...]
 """The cache of one owner: K and V pool, each ``[pages, page_size, kv_heads, head_dim]``, and for dynamic 8-bit formats
@@ -65,13 +68,20 @@ class Linear(nn.Linear):
 
     Its input is normed where a norm is given. ``gated``: the outputs are [gate; up] and the result is
     ``silu(gate) * up``. The result is added to a residual where there is one; with ``float32_out`` it is float32.
+    Without ``quantizes`` the weights are never packed in fewer bits than the activations have.
     """
 
     def __init__(
-        self, in_features: int, out_features: int, bias: bool, gated: bool = False, float32_out: bool = False
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool,
+        gated: bool = False,
+        float32_out: bool = False,
+        quantizes: bool = True,
     ) -> None:
         super().__init__(in_features, out_features, bias)
-        self.gated, self.float32_out = gated, float32_out
+        self.gated, self.float32_out, self.quantizes = gated, float32_out, quantizes
 
     def forward(self, x: Tensor, norm: RMSNorm | None = None, residual: Tensor | None = None) -> Tensor:
         y = super().forward(x if norm is None else norm(x))
@@ -81,6 +91,42 @@ class Linear(nn.Linear):
         if residual is not None:
             y = residual + y
         return y.float() if self.float32_out else y
+
+
+class ExpertLinear(nn.Module):
+    """A linear layer of each of several experts, as ``plugins.expert_linear`` has it: ``weight`` ``[E, N, K]``."""
+
+    def __init__(self, num_experts: int, in_features: int, out_features: int, gated: bool = False) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(num_experts, out_features, in_features))
+        self.out_features = out_features // (2 if gated else 1)
+        self.gated = gated
+
+    def forward(self, x: Tensor, expert_ids: Tensor, float32_out: bool = False) -> Tensor:
+        """Return ``[T, k, out_features]`` of x ``[T, in_features]`` or ``[T, k, in_features]``."""
+        return expert_linear(x, self.weight, expert_ids, self.out_features, gated=self.gated, float32_out=float32_out)
+
+
+class MixtureOfExperts(nn.Module):
+    """A router and the MLPs that it chooses from, in place of one MLP."""
+
+    def __init__(self, hidden_size: int, experts: Experts) -> None:
+        super().__init__()
+        self.num_active, self.normalize = experts.num_active, experts.normalize
+        inner = experts.intermediate_size
+        self.router = Linear(hidden_size, experts.num_experts, False, float32_out=True, quantizes=False)
+        self.gate_up = ExpertLinear(experts.num_experts, hidden_size, 2 * inner, gated=True)
+        self.down = ExpertLinear(experts.num_experts, inner, hidden_size)
+
+    def forward(self, x: Tensor, residual: Tensor) -> Tensor:
+        """Return ``residual`` and what the chosen experts make of normed ``x``, each ``[T, hidden]``, added in float32
+        in the order of their probabilities."""
+        expert_ids, weights = route_experts(self.router(x), self.num_active, self.normalize)
+        parts = self.down(self.gate_up(x, expert_ids), expert_ids, float32_out=True)
+        total = weights[:, 0, None] * parts[:, 0]
+        for index in range(1, self.num_active):
+            total = total + weights[:, index, None] * parts[:, index]
+        return (residual.float() + total).to(residual.dtype)
 
 
 class Block(nn.Module):
@@ -107,8 +153,12 @@ class Block(nn.Module):
         self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if has_k_norm else nn.Identity()
         self.o = Linear(config.q_dim, hidden, config.output_bias)
         self.post_norm = RMSNorm(hidden, config.rms_norm_eps)
-        self.gate_up = Linear(hidden, 2 * inner, config.mlp_bias, gated=True)
-        self.down = Linear(inner, hidden, config.mlp_bias)
+        self.has_experts = config.has_experts(layer)
+        if self.has_experts and config.experts is not None:
+            self.experts = MixtureOfExperts(hidden, config.experts)
+        else:
+            self.gate_up = Linear(hidden, 2 * inner, config.mlp_bias, gated=True)
+            self.down = Linear(inner, hidden, config.mlp_bias)
 
     def project_qkv(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return q ``[T, heads, d]``, k and v ``[T, kv_heads, d]``, none rotated (layers below the cut)."""
@@ -147,4 +197,6 @@ class Block(nn.Module):
         before, hidden = hidden, self.o(attended.flatten(1), residual=hidden)
         if policy.after_attention is not None:
             policy.after_attention(before, hidden, pool, step.query_start)
+        if self.has_experts:
+            return self.experts(self.post_norm(hidden), hidden)
         return self.down(self.gate_up(hidden, self.post_norm), residual=hidden)

@@ -58,6 +58,22 @@ def _cached(x: Tensor, kv_dtype: torch.dtype, scale: float | None) -> Tensor:
     return (quantize(x, factor, kv_dtype).float() * factor).to(x.dtype)
 
 
+def _mlp(config: ModelConfig, linear: Callable[[Tensor, str], Tensor], x: Tensor, name: str) -> Tensor:
+    return linear(F.silu(linear(x, f"{name}.gate_proj")) * linear(x, f"{name}.up_proj"), f"{name}.down_proj")
+
+
+def _experts(config: ModelConfig, linear: Callable[[Tensor, str], Tensor], x: Tensor, name: str) -> Tensor:
+    """Every expert on every token; those that the router does not choose have weight 0."""
+    assert config.experts is not None
+    probabilities = linear(x, f"{name}.gate").float().softmax(-1)
+    chosen = probabilities.sort(descending=True, stable=True).indices[:, : config.experts.num_active]
+    weights = torch.zeros_like(probabilities).scatter(1, chosen, probabilities.gather(1, chosen))
+    if config.experts.normalize:
+        weights = weights / weights.sum(-1, keepdim=True)
+    parts = [_mlp(config, linear, x, f"{name}.experts.{expert}") for expert in range(config.experts.num_experts)]
+    return sum(part.float() * weights[:, expert, None] for expert, part in enumerate(parts)).to(x.dtype)
+
+
 def reference_logits(
     config: ModelConfig,
     weights: Mapping[str, Tensor],
@@ -135,6 +151,6 @@ def reference_hidden(
         mixed = attend(owner, q, *shared[owner], config.layer_windows[layer])
         hidden = hidden + linear(mixed, f"{attention}.o_proj")
         x = _rms_norm(hidden, weights[f"{prefix}.post_attention_layernorm.weight"], config.rms_norm_eps)
-        inner = F.silu(linear(x, f"{prefix}.mlp.gate_proj")) * linear(x, f"{prefix}.mlp.up_proj")
-        hidden = hidden + linear(inner, f"{prefix}.mlp.down_proj")
+        run = _experts if config.has_experts(layer) else _mlp
+        hidden = hidden + run(config, linear, x, f"{prefix}.mlp")
     return [*states, hidden]

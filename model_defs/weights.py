@@ -24,15 +24,29 @@ class Source:
 
 @dataclass(frozen=True)
 class WeightSpec:
-    """One engine tensor: its sources, concatenated along dim 0."""
+    """One engine tensor: its sources, concatenated along dim 0.
+
+    With ``stacked`` it is so many matrices, each of as many sources, one after the other.
+    """
 
     name: str
     sources: tuple[Source, ...]
+    stacked: int = 0
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of the fused tensor."""
+        if self.stacked:
+            return (self.stacked, *self.matrices[0].shape)
         return (sum(source.shape[0] for source in self.sources), *self.sources[0].shape[1:])
+
+    @property
+    def matrices(self) -> "tuple[WeightSpec, ...]":
+        """The matrices that are stacked, or the tensor itself."""
+        each = len(self.sources) // max(self.stacked, 1)
+        return tuple(
+            WeightSpec(self.name, self.sources[first : first + each]) for first in range(0, len(self.sources), each)
+        )
 
 
 def _linear(name: str, sources: list[tuple[str, int]], columns: int, bias: bool) -> Iterator[WeightSpec]:
@@ -44,6 +58,17 @@ def _linear(name: str, sources: list[tuple[str, int]], columns: int, bias: bool)
 
 def _norm(name: str, source: str, size: int) -> WeightSpec:
     return WeightSpec(f"{name}.weight", (Source(f"{source}.weight", (size,)),))
+
+
+def _experts(config: ModelConfig, name: str, source: str) -> Iterator[WeightSpec]:
+    """Yield the router, and of all experts the fused gate and up projections and the projections down."""
+    assert config.experts is not None
+    hidden, inner, count = config.hidden_size, config.experts.intermediate_size, config.experts.num_experts
+    yield from _linear(f"{name}.router", [(f"{source}.gate", count)], hidden, False)
+    parts = (("gate_up", ("gate", "up"), (inner, hidden)), ("down", ("down",), (hidden, inner)))
+    for part, projections, shape in parts:
+        names = [f"{source}.experts.{expert}.{one}_proj.weight" for expert in range(count) for one in projections]
+        yield WeightSpec(f"{name}.{part}.weight", tuple(Source(each, shape) for each in names), count)
 
 
 def is_teacher_only(name: str, cut: int) -> bool:
@@ -76,6 +101,9 @@ def _specs(config: ModelConfig) -> Iterator[WeightSpec]:
                 yield _norm(f"{name}.k_norm", f"{attention}.k_norm{suffix}", config.head_dim)
         yield from _linear(f"{name}.o", [(f"{attention}.o_proj", hidden)], config.q_dim, config.output_bias)
         yield _norm(f"{name}.post_norm", f"{source}.post_attention_layernorm", hidden)
+        if config.has_experts(layer):
+            yield from _experts(config, f"{name}.experts", f"{source}.mlp")
+            continue
         gate_up = [(f"{source}.mlp.gate_proj", inner), (f"{source}.mlp.up_proj", inner)]
         yield from _linear(f"{name}.gate_up", gate_up, hidden, config.mlp_bias)
         yield from _linear(f"{name}.down", [(f"{source}.mlp.down_proj", hidden)], inner, config.mlp_bias)

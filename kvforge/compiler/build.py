@@ -161,6 +161,7 @@ def manifest_fields(config: ModelConfig, options: ResolvedOptions) -> dict[str, 
         "cut": config.cut,
         "owner_of_layer": config.owner_of_layer,
         "early_exit": config.early_exit,
+        **_expert_fields(config),
         "page_size": options.page_size,
         "max_num_seqs": options.max_num_seqs,
         "max_num_tokens": options.max_num_tokens,
@@ -169,6 +170,17 @@ def manifest_fields(config: ModelConfig, options: ResolvedOptions) -> dict[str, 
         "bos_token_id": config.bos_token_id,
         "eos_token_ids": config.eos_token_ids,
         "decoupled_mode": options.decoupled_mode,
+    }
+
+
+def _expert_fields(config: ModelConfig) -> dict[str, Any]:
+    if config.experts is None:
+        return {}
+    return {
+        "num_experts": config.experts.num_experts,
+        "num_active_experts": config.experts.num_active,
+        "expert_intermediate_size": config.experts.intermediate_size,
+        "dense_layers": tuple(layer for layer in range(config.num_layers) if not config.has_experts(layer)),
     }
 
 

@@ -9,9 +9,8 @@ from torch import Tensor
 
 from kvforge.checkpoint import Checkpoint
 from kvforge.checkpoint.safetensors_writer import TensorSpec, write_safetensors
-from kvforge.compiler.cpu_graph import linears, packed_tensors
+from kvforge.compiler.cpu_graph import AnyLinear, dtype_of_packed, linears, packed_tensors, stack_packed
 from model_defs import ModelConfig
-from model_defs.layers import Linear
 from model_defs.rope import rope_tables
 from model_defs.weights import WeightSpec, weight_specs
 from plugins.packed_linear.int4 import Codes, join, round_to_codes
@@ -76,10 +75,12 @@ def convert_weights(
 
 
 class _Packed:
-    """The packed tensors of one linear layer, made when the first of them is taken and dropped one by one."""
+    """The packed tensors of one linear layer, made when the first of them is taken and dropped one by one. Experts are
+    read and packed one after the other."""
 
-    def __init__(self, checkpoint: Checkpoint, spec: WeightSpec, layer: Linear, dtype: torch.dtype) -> None:
-        self.checkpoint, self.spec, self.layer, self.dtype = checkpoint, spec, layer, dtype
+    def __init__(self, checkpoint: Checkpoint, spec: WeightSpec, layer: AnyLinear, dtype: torch.dtype) -> None:
+        self.checkpoint, self.spec, self.layer = checkpoint, spec, layer
+        self.dtype = dtype_of_packed(layer, dtype)
         self._left: dict[str, Tensor] = {}
 
     def layout(self) -> dict[str, Tensor]:
@@ -89,17 +90,20 @@ class _Packed:
     def take(self, name: str) -> Tensor:
         """Return a tensor, once."""
         if not self._left:
-            if self.dtype in INT4 and any(self.checkpoint.has_codes(source.name) for source in self.spec.sources):
-                self._left = packed_tensors(self._codes(), self.layer, self.dtype)
-            else:
-                fused = _fuse(self.checkpoint, self.spec, self.dtype if self.dtype.is_floating_point else None)
-                self._left = packed_tensors(fused, self.layer, self.dtype)
+            parts = (self._pack(matrix) for matrix in self.spec.matrices)
+            self._left = stack_packed(parts, self.spec.stacked) if self.spec.stacked else next(parts)
         return self._left.pop(name)
 
-    def _codes(self) -> Codes:
+    def _pack(self, spec: WeightSpec) -> dict[str, Tensor]:
+        if self.dtype in INT4 and any(self.checkpoint.has_codes(source.name) for source in spec.sources):
+            return packed_tensors(self._codes(spec), self.layer, self.dtype)
+        fused = _fuse(self.checkpoint, spec, self.dtype if self.dtype.is_floating_point else None)
+        return packed_tensors(fused, self.layer, self.dtype)
+
+    def _codes(self, spec: WeightSpec) -> Codes:
         """The parts in 4 bits: those that are stored so as they are, others rounded."""
         zero_points, parts = INT4[self.dtype], []
-        for source in self.spec.sources:
+        for source in spec.sources:
             self.checkpoint.check(source.name, source.shape)
             codes = self.checkpoint.codes(source.name)
             if codes is None:
@@ -110,6 +114,9 @@ class _Packed:
 
 def _fuse(checkpoint: Checkpoint, spec: WeightSpec, dtype: torch.dtype | None) -> Tensor:
     """The parts of a tensor in ``dtype``; with None exactly, as they are stored, and in fp32 where that is wider."""
+    if spec.stacked:
+        matrices = ({"": _fuse(checkpoint, matrix, dtype)} for matrix in spec.matrices)
+        return stack_packed(matrices, spec.stacked)[""]
     parts = [checkpoint.read(source.name, source.shape, dtype) for source in spec.sources]
     if dtype is None and any(part.dtype == torch.float64 for part in parts):
         return _fuse(checkpoint, spec, torch.float32)

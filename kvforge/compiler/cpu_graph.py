@@ -1,13 +1,14 @@
 """Graphs for the CPU: linear layers on packed weights, with norm, gate and residual in one operator."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
 
 from model_defs import ModelConfig
 from model_defs.graphs import EarlyExitGraph, LowerGraph, UpperGraph
-from model_defs.layers import Linear, RMSNorm
+from model_defs.layers import ExpertLinear, Linear, RMSNorm
+from plugins.expert_linear import expert_linear
 from plugins.packed_linear import pack, packed_linear
 from plugins.packed_linear.int4 import Codes
 from plugins.packed_linear.packing import pack_codes
@@ -21,10 +22,7 @@ class PackedLinear(nn.Module):
         super().__init__()
         self.out_features = linear.out_features // (2 if linear.gated else 1)
         self.gated, self.float32_out = linear.gated, linear.float32_out
-        for name, tensor in packed_tensors(
-            torch.empty_like(linear.weight, device="meta"), linear, weight_dtype
-        ).items():
-            self.register_buffer(name, torch.empty_like(tensor, device="cpu"))
+        _register_packed(self, linear, weight_dtype)
         self.register_parameter("bias", linear.bias)
 
     def forward(self, x: Tensor, norm: RMSNorm | None = None, residual: Tensor | None = None) -> Tensor:
@@ -43,22 +41,68 @@ class PackedLinear(nn.Module):
         )
 
 
-def packed_tensors(weight: Tensor | Codes, linear: Linear, weight_dtype: torch.dtype) -> dict[str, Tensor]:
-    """Return ``weight`` ``[N, K]``, or its codes in 4 bits, as the tensors that ``linear`` has once it is packed."""
+class PackedExpertLinear(nn.Module):
+    """What an ``ExpertLinear`` computes, with packed weights."""
+
+    def __init__(self, linear: ExpertLinear, weight_dtype: torch.dtype) -> None:
+        super().__init__()
+        self.out_features, self.gated = linear.out_features, linear.gated
+        _register_packed(self, linear, weight_dtype)
+
+    def forward(self, x: Tensor, expert_ids: Tensor, float32_out: bool = False) -> Tensor:
+        """Return ``[T, k, out_features]``; arguments as ``ExpertLinear``'s."""
+        scales = self._buffers.get("scales")
+        options = {"scales": scales, "gated": self.gated, "float32_out": float32_out}
+        return expert_linear(x, self.packed, expert_ids, self.out_features, **options)
+
+
+AnyLinear = Linear | ExpertLinear
+
+
+def _register_packed(module: nn.Module, linear: AnyLinear, weight_dtype: torch.dtype) -> None:
+    """Give ``module`` the packed tensors of ``linear``, uninitialised."""
+    for name, tensor in packed_tensors(torch.empty_like(linear.weight, device="meta"), linear, weight_dtype).items():
+        module.register_buffer(name, torch.empty_like(tensor, device="cpu"))
+
+
+def dtype_of_packed(linear: AnyLinear, weight_dtype: torch.dtype) -> torch.dtype:
+    """Return what the weights of ``linear`` are packed as in an engine whose linear layers are ``weight_dtype``."""
+    return weight_dtype if isinstance(linear, ExpertLinear) or linear.quantizes else torch.bfloat16
+
+
+def packed_tensors(weight: Tensor | Codes, linear: AnyLinear, weight_dtype: torch.dtype) -> dict[str, Tensor]:
+    """Return ``weight`` ``[N, K]``, or its codes in 4 bits, as the tensors that ``linear`` has once it is packed; those
+    of experts ``[E, N, K]`` stacked."""
+    weight_dtype = dtype_of_packed(linear, weight_dtype)
+    if isinstance(weight, Tensor) and weight.dim() == 3:
+        return stack_packed((packed_tensors(one, linear, weight_dtype) for one in weight), len(weight))
     is_packed = isinstance(weight, Codes)
     packed, scales = pack_codes(weight, linear.gated) if is_packed else pack(weight, weight_dtype, linear.gated)
     return {"packed": packed} if scales is None else {"packed": packed, "scales": scales}
 
 
+def stack_packed(parts: Iterable[dict[str, Tensor]], count: int) -> dict[str, Tensor]:
+    """Return the packed tensors of ``count`` experts as one of each kind; one expert's are in memory beside these."""
+    stacked: dict[str, Tensor] = {}
+    for index, part in enumerate(parts):
+        for name, tensor in part.items():
+            if name not in stacked:
+                stacked[name] = tensor.new_empty((count, *tensor.shape))
+            stacked[name][index] = tensor
+    return stacked
+
+
 def pack_linears(module: nn.Module, weight_dtype: torch.dtype) -> None:
-    """Put a ``PackedLinear``, uninitialised, in the place of every ``Linear`` below ``module``."""
+    """Put a packed module, uninitialised, in the place of every ``Linear`` and ``ExpertLinear`` below ``module``."""
     for parent in list(module.modules()):
         for name, child in parent.named_children():
             if isinstance(child, Linear):
                 setattr(parent, name, PackedLinear(child, weight_dtype))
+            elif isinstance(child, ExpertLinear):
+                setattr(parent, name, PackedExpertLinear(child, weight_dtype))
 
 
-def linears(config: ModelConfig) -> Mapping[str, Linear]:
+def linears(config: ModelConfig) -> Mapping[str, AnyLinear]:
     """Return every linear layer of the graphs by name, without storage."""
     with torch.device("meta"):
         graphs: list[nn.Module] = [
@@ -66,4 +110,4 @@ def linears(config: ModelConfig) -> Mapping[str, Linear]:
             UpperGraph(config),
             *([EarlyExitGraph(config)] if config.early_exit else []),
         ]
-    return {name: layer for graph in graphs for name, layer in graph.named_modules() if isinstance(layer, Linear)}
+    return {name: layer for graph in graphs for name, layer in graph.named_modules() if isinstance(layer, AnyLinear)}

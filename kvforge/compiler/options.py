@@ -175,6 +175,11 @@ def resolve(
             f"--kv-dtype {kv_dtype} needs a checkpoint that was calibrated for an 8-bit cache; make one with "
             f"kvforge quantize, or choose {kv_dtype.removesuffix('_static')}, which needs no calibration."
         )
+    if config.experts is not None and options.target != "cpu":
+        raise BuildError(
+            f"--target {options.target} has no mixture of experts, which a {config.model_type} model is; give --target "
+            "cpu."
+        )
     policy.check(config.num_kv_heads, config.head_dim, options.page_size)
     compatibility.check(_features(policy, options, config, dtype, kv_dtype))
     policy = of_cache(policy, kv_dtype)

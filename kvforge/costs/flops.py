@@ -106,7 +106,7 @@ def _token(shape: ModelShape, num_full_layers: int, keys: list[float], is_expand
     if shape.experts:
         kinds = shape.experts
         mixed = 6 * hidden * kinds.intermediate_size * (kinds.num_active + kinds.num_shared)
-        num_dense = min(num_full_layers, kinds.num_dense_layers)
+        num_dense = sum(layer < num_full_layers for layer in kinds.dense_layers)
         mlp = num_dense * dense + (num_full_layers - num_dense) * (mixed + 2 * hidden * kinds.num_routed)
     return TokenFlops(
         vocabulary=0.0,

@@ -20,19 +20,24 @@ class LatentAttention:
 
 @dataclass(frozen=True)
 class Experts:
-    """A mixture of experts after ``num_dense_layers`` plain layers: of ``num_routed`` experts ``num_active`` run, and
+    """A mixture of experts in all layers but ``dense_layers``: of ``num_routed`` experts ``num_active`` run, and
     always ``num_shared``; each is an MLP of ``intermediate_size``."""
 
     num_routed: int
     num_active: int
     num_shared: int
     intermediate_size: int
-    num_dense_layers: int
+    dense_layers: tuple[int, ...] = ()
 
-    def weights(self, hidden_size: int) -> int:
-        """Return the weights of one layer's experts and of what chooses among them."""
-        one = 3 * hidden_size * self.intermediate_size
-        return (self.num_routed + self.num_shared) * one + hidden_size * self.num_routed
+    def weights(self, hidden_size: int, tokens: int | None = None) -> float:
+        """Return the weights of one layer's experts and of what chooses among them; with ``tokens``, of the experts
+        that so many tokens choose on average, where each is chosen as often as another."""
+        return self.count(tokens) * 3 * hidden_size * self.intermediate_size + hidden_size * self.num_routed
+
+    def count(self, tokens: int | None = None) -> float:
+        """Return the number of experts of a layer, or of those that so many ``tokens`` use on average."""
+        share = 1 if tokens is None else 1 - (1 - self.num_active / self.num_routed) ** tokens
+        return self.num_routed * share + self.num_shared
 
 
 class LinearModel(Protocol):
@@ -176,10 +181,21 @@ def dense_parameters(shape: ModelShape, *, tied: bool, q_bias: bool = False, ext
     return shape.num_layers * (attention + 2 * hidden + extra_per_layer) + mlp_weights(shape) + vocabulary + hidden
 
 
-def mlp_weights(model: LinearModel) -> int:
-    """Return the weights of all layers' MLPs: every expert, and what chooses among them, where there are any."""
+def num_routers(model: LinearModel) -> int:
+    """Return the number of layers with a mixture of experts."""
+    return model.num_layers - len(model.experts.dense_layers) if model.experts else 0
+
+
+def router_weights(model: LinearModel) -> int:
+    """Return the weights of all layers that choose among experts."""
+    return num_routers(model) * model.hidden_size * model.experts.num_routed if model.experts else 0
+
+
+def mlp_weights(model: LinearModel, tokens: int | None = None) -> int:
+    """Return the weights of all layers' MLPs, where there are experts of all, or of those that ``tokens`` choose, and
+    what chooses among them."""
     dense = 3 * model.hidden_size * model.intermediate_size
     if not model.experts:
         return model.num_layers * dense
-    num_dense = model.experts.num_dense_layers
-    return num_dense * dense + (model.num_layers - num_dense) * model.experts.weights(model.hidden_size)
+    sparse = round(num_routers(model) * model.experts.weights(model.hidden_size, tokens))
+    return len(model.experts.dense_layers) * dense + sparse

@@ -2,7 +2,7 @@
 
 from kvforge.common.number_formats import ELEMENT_BYTES, SCALE_BYTES
 from kvforge.common.number_formats import WEIGHT_BYTES as ENGINE_WEIGHT_BYTES
-from kvforge.costs.shape import LinearModel, ModelShape, mlp_weights
+from kvforge.costs.shape import LinearModel, ModelShape, mlp_weights, num_routers, router_weights
 
 WEIGHT_BYTES = {**ENGINE_WEIGHT_BYTES, "fp8": 1}
 """Bytes of a weight. Engines that store linear layers alone in 8 or 4 bits have more: embeddings stay as they were."""
@@ -21,7 +21,7 @@ def weight_bytes(shape: ModelShape, dtype: str) -> int:
 
     Where linear layers are quantized they are padded and have some float32 numbers a row besides: int8 its scale and
     its sum, int4 the factor of its scales, which are counted with the weights. Everything else stays in bf16, the table
-    of embeddings too where it is the head's.
+    of embeddings too where it is the head's, and what chooses among experts.
     """
     if dtype not in _FLOATS_OF_ROW:
         return round(shape.num_parameters * WEIGHT_BYTES[dtype])
@@ -38,38 +38,45 @@ def weight_bytes(shape: ModelShape, dtype: str) -> int:
     return step_weight_bytes(shape, dtype) + of_rows + others * ELEMENT_BYTES["bfloat16"]
 
 
-def step_weights(model: LinearModel) -> int:
+def step_weights(model: LinearModel, tokens: int | None = None) -> int:
     """Return the weights that a decode step of many sequences reads: every linear layer, all experts and the head;
-    not biases, scales and norms, the lookup of embeddings, nor an early exit's head."""
+    not biases, scales and norms, the lookup of embeddings, nor an early exit's head. Of ``tokens`` it reads the experts
+    that so many choose, each as often as another."""
     of_layer = model.hidden_size * (model.query_dim + model.output_dim) + model.expansion_weights
     of_owners = model.num_owners * model.hidden_size * model.cached_numbers
-    return model.num_layers * of_layer + of_owners + mlp_weights(model) + model.vocab_size * model.hidden_size
+    return model.num_layers * of_layer + of_owners + mlp_weights(model, tokens) + model.vocab_size * model.hidden_size
 
 
-def step_weight_bytes(model: LinearModel, dtype: str) -> int:
+def step_weight_bytes(model: LinearModel, dtype: str, tokens: int | None = None) -> int:
     """Return the bytes of ``step_weights``, with the padding of quantized ones; ``dtype`` is a key of
     ``WEIGHT_BYTES``."""
-    count = _padded(model, dtype)[0] if dtype in _DEPTH else step_weights(model)
-    return round(count * WEIGHT_BYTES[dtype])
+    if dtype not in _DEPTH:
+        return round(step_weights(model, tokens) * WEIGHT_BYTES[dtype])
+    linear = _padded(model, dtype, tokens)[0] * WEIGHT_BYTES[dtype]
+    return round(linear) + router_weights(model) * ELEMENT_BYTES["bfloat16"]
 
 
-def _padded(model: LinearModel, dtype: str) -> tuple[int, int]:
-    """Return the weights and the rows of all linear layers but an exit's head, padded as they are packed, those that
-    read the same input as one; without padding where a model has latent attention or experts, which no engine has."""
-    if model.expansion_weights or model.experts:
-        return step_weights(model), 0
+def _padded(model: LinearModel, dtype: str, tokens: int | None = None) -> tuple[int, int]:
+    """Return the weights and the rows of all quantized layers but an exit's head, padded as they are packed, those that
+    read the same input as one; without padding where a model has latent attention, which no engine has."""
+    if model.expansion_weights:
+        return step_weights(model, tokens) - router_weights(model), 0
     num_layers, hidden, cached = model.num_layers, model.hidden_size, model.cached_numbers
     below = min(model.cut, model.num_owners)  # fewer than the cut where all layers share one cache
+    mlps: list[tuple[float, int]] = [(num_layers - num_routers(model), model.intermediate_size)]
+    if model.experts:
+        mlps.append((num_routers(model) * model.experts.count(tokens), model.experts.intermediate_size))
     matrices = [
         (below, _padded_matrix(model.query_dim + cached, hidden, dtype)),
         (1, _padded_matrix((model.num_owners - below) * cached, hidden, dtype)),
         (num_layers - below, _padded_matrix(model.query_dim, hidden, dtype)),
         (num_layers, _padded_matrix(hidden, model.output_dim, dtype)),
-        (2 * num_layers, _padded_matrix(model.intermediate_size, hidden, dtype, _PANEL // 2)),
-        (num_layers, _padded_matrix(hidden, model.intermediate_size, dtype)),
+        *((2 * times, _padded_matrix(inner, hidden, dtype, _PANEL // 2)) for times, inner in mlps),
+        *((times, _padded_matrix(hidden, inner, dtype)) for times, inner in mlps),
         (1, _padded_matrix(model.vocab_size, hidden, dtype)),
     ]
-    return sum(times * count for times, (count, _) in matrices), sum(times * rows for times, (_, rows) in matrices)
+    weights = sum(times * count for times, (count, _) in matrices)
+    return round(weights), round(sum(times * rows for times, (_, rows) in matrices))
 
 
 def _padded_matrix(outputs: int, inputs: int, dtype: str, panel: int = _PANEL) -> tuple[int, int]:

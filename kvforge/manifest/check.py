@@ -68,8 +68,19 @@ def _fits(manifest: Manifest) -> bool:
         and all(0 < scale < math.inf for scales in manifest.kv_scales for scale in scales)
         and all(0 <= token < manifest.vocab_size for tokens in _token_lists(manifest) for token in tokens)
         and all(map(is_inside, manifest.files))
+        and _fit_experts(manifest)
         and _has_policy(manifest)
     )
+
+
+def _fit_experts(manifest: Manifest) -> bool:
+    """Whether there are no experts, or all that is said of them belongs together."""
+    sizes = (manifest.num_experts, manifest.num_active_experts, manifest.expert_intermediate_size)
+    if sizes == (None, None, None):
+        return manifest.dense_layers == ()
+    layers, known = manifest.dense_layers, [size for size in sizes if size is not None and 1 <= size <= MAX_SIZE]
+    fits_layers = all(0 <= layer < manifest.num_layers for layer in layers) and len(set(layers)) == len(layers)
+    return len(known) == len(sizes) and known[1] <= known[0] and fits_layers
 
 
 def _token_lists(manifest: Manifest) -> tuple[tuple[int, ...], ...]:

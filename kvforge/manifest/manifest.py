@@ -8,12 +8,16 @@ from typing import Any
 
 from kvforge.common.number_formats import ELEMENT_BYTES, KV_FORMATS, KVFormat
 from kvforge.costs.cache import kv_bytes, kv_element_bytes, kv_scale_bytes, owner_cache
+from kvforge.costs.shape import Experts
 from kvforge.costs.weights import step_weight_bytes
 from kvforge.kv_policies import Full, KVPolicy, Need, OwnerCache, load, of_cache
 
 SCHEMA_VERSION = 6
 LATER_FIELDS = frozenset(
-    {"kv_bias", "k_norm", "decoupled_mode", "special_tokens", "punctuation_tokens", "policy_texts"}
+    {
+        *("kv_bias", "k_norm", "decoupled_mode", "special_tokens", "punctuation_tokens", "policy_texts"),
+        *("num_experts", "num_active_experts", "expert_intermediate_size", "dense_layers"),
+    }
 )
 """Fields that came after the schema version did: engines without them load, and keep their digest."""
 
@@ -99,6 +103,15 @@ class Manifest:
     policy_texts: tuple[tuple[int, ...], ...] = ()
     """Ids of the tokens of each of the KV policy's ``texts``."""
 
+    num_experts: int | None = None
+    """The experts of each layer but ``dense_layers``; None without a mixture of experts."""
+    num_active_experts: int | None = None
+    """How many of them a token goes to."""
+    expert_intermediate_size: int | None = None
+    """What ``intermediate_size`` is to an expert."""
+    dense_layers: tuple[int, ...] = ()
+    """Layers with an MLP in place of experts."""
+
     @property
     def policy(self) -> KVPolicy:
         """The KV policy; raises BuildError for one that is none, or that does not go with the cache."""
@@ -157,8 +170,12 @@ class Manifest:
         return 0
 
     @property
-    def experts(self) -> None:
-        """No engine has a mixture of experts."""
+    def experts(self) -> Experts | None:
+        """The mixture of experts, where there is one."""
+        num_experts, active, size = self.num_experts, self.num_active_experts, self.expert_intermediate_size
+        if num_experts is None or active is None or size is None:
+            return None
+        return Experts(num_experts, active, 0, size, self.dense_layers)
 
     @property
     def kv_element_bytes_per_token(self) -> int:

@@ -71,7 +71,7 @@ def requests_per_second(
     steps = batch * output_flops(shape, input_tokens, output_tokens) / machine.flops_per_s
     if machine.bytes_per_s:
         middle = input_tokens + output_tokens / 2
-        step = step_weight_bytes(shape, weight_dtype) + batch * kv_read_bytes(shape, kv_dtype, middle)
+        step = step_weight_bytes(shape, weight_dtype, batch) + batch * kv_read_bytes(shape, kv_dtype, middle)
         steps = max(steps, (output_tokens - 1) * step / machine.bytes_per_s)
     return batch / (prompts + steps)
 

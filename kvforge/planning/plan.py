@@ -98,7 +98,7 @@ def make_plan(
     """
     plan: dict[str, Any] = {
         "model": shape.model,
-        "buildable": shape.latent is None and shape.experts is None,
+        "buildable": shape.latent is None and not (shape.experts and shape.experts.num_shared),
         "num_layers": shape.num_layers,
         "num_parameters": shape.base_parameters,
         "input_tokens": work.input_tokens,

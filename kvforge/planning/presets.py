@@ -68,7 +68,7 @@ _PRESETS = (
             102400,
             163840,
             latent=LatentAttention(rank=512, rope_dim=64, nope_dim=128, value_dim=128),
-            experts=Experts(num_routed=64, num_active=6, num_shared=2, intermediate_size=1408, num_dense_layers=1),
+            experts=Experts(num_routed=64, num_active=6, num_shared=2, intermediate_size=1408, dense_layers=(0,)),
         ),
         (15,),
     ),

@@ -4,7 +4,7 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from kvforge.costs.flops import skipped_token
-from kvforge.costs.shape import ModelShape, dense_parameters
+from kvforge.costs.shape import Experts, ModelShape, dense_parameters
 from kvforge.manifest import Manifest
 
 if TYPE_CHECKING:
@@ -20,13 +20,30 @@ def shape_of_config(config: "ModelConfig", model: str | None = None) -> ModelSha
     """Return the shape of a model configuration."""
     sizes = {name: getattr(config, name) for name in _SHARED}
     bare = ModelShape(
-        model=model or config.model_type, base_parameters=0, kv_bias=config.qkv_bias, k_norm=config.qk_norm, **sizes
+        model=model or config.model_type,
+        base_parameters=0,
+        kv_bias=config.qkv_bias,
+        k_norm=config.qk_norm,
+        experts=_experts(config),
+        **sizes,
     )
     extra = config.head_dim if config.qk_norm else 0  # the query's norm
     extra += config.hidden_size if config.output_bias else 0
     extra += 2 * config.intermediate_size + config.hidden_size if config.mlp_bias else 0
     parameters = dense_parameters(bare, tied=config.tie_embeddings, q_bias=config.qkv_bias, extra_per_layer=extra)
     return dataclasses.replace(bare, base_parameters=parameters)
+
+
+def _experts(config: "ModelConfig") -> Experts | None:
+    if config.experts is None:
+        return None
+    return Experts(
+        num_routed=config.experts.num_experts,
+        num_active=config.experts.num_active,
+        num_shared=0,
+        intermediate_size=config.experts.intermediate_size,
+        dense_layers=tuple(layer for layer in range(config.num_layers) if not config.has_experts(layer)),
+    )
 
 
 def shape_of_manifest(manifest: Manifest, model: str | None = None) -> ModelShape:
@@ -44,6 +61,7 @@ def shape_of_manifest(manifest: Manifest, model: str | None = None) -> ModelShap
         base_parameters=0,
         kv_bias=kv_bias,
         k_norm=k_norm,
+        experts=manifest.experts,
         **sizes,
     )
     return dataclasses.replace(bare, base_parameters=manifest.num_parameters - bare.num_parameters)

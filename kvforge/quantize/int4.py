@@ -12,7 +12,7 @@ from kvforge.swiftkv import SwiftKVForCausalLM
 from kvforge.swiftkv.attention import KV
 from kvforge.swiftkv.layout import Layout, make_layout
 from model_defs import ModelConfig
-from plugins.packed_linear.int4 import Codes
+from plugins.packed_linear.int4 import Codes, round_to_codes
 
 
 @torch.inference_mode()
@@ -36,7 +36,9 @@ def quantize_layers(
             for text in texts:
                 text.run(layer, index, config)
         for name, linear in _linears(layer):
-            rounded = round_by_inputs(linear.weight, moments[name])
+            # No token of the calibration may have come to an expert.
+            seen = moments.get(name)
+            rounded = round_to_codes(linear.weight) if seen is None else round_by_inputs(linear.weight, seen)
             codes[f"model.layers.{index}.{name}.weight"] = rounded
             linear.weight.copy_(rounded.dequantize())
         for text in texts:

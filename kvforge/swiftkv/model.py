@@ -1,20 +1,21 @@
 """The whole model over whole sequences, for every family in ``model_defs``: no cache, all tokens through all layers."""
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from kvforge.swiftkv.attention import KV, SwiftKVAttention
 from kvforge.swiftkv.layout import Layout, make_layout
 from model_defs import ModelConfig
+from model_defs.experts import Experts
 from model_defs.layers import RMSNorm
 
 
 class MLP(nn.Module):
     """SwiGLU."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, hidden: int, inner: int, bias: bool = False) -> None:
         super().__init__()
-        hidden, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
         self.gate_proj = nn.Linear(hidden, inner, bias)
         self.up_proj = nn.Linear(hidden, inner, bias)
         self.down_proj = nn.Linear(inner, hidden, bias)
@@ -22,6 +23,41 @@ class MLP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """``[B, T, hidden]`` to the same shape."""
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Router(nn.Module):
+    """Logits of the experts; no ``nn.Linear``, as it is not quantized."""
+
+    def __init__(self, hidden: int, num_experts: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(num_experts, hidden))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[…, hidden]`` to ``[…, num_experts]`` in float32."""
+        return F.linear(x, self.weight).float()
+
+
+class MixtureOfExperts(nn.Module):
+    """Each token's chosen experts, weighed by their probabilities."""
+
+    def __init__(self, hidden: int, sizes: Experts) -> None:
+        super().__init__()
+        self.sizes = sizes
+        self.gate = Router(hidden, sizes.num_experts)
+        self.experts = nn.ModuleList(MLP(hidden, sizes.intermediate_size) for _ in range(sizes.num_experts))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[B, T, hidden]`` to the same shape; experts that no token chose do not run."""
+        rows = x.flatten(0, -2)
+        weights, chosen = self.gate(rows).softmax(-1).topk(self.sizes.num_active, dim=-1)
+        if self.sizes.normalize:
+            weights = weights / weights.sum(-1, keepdim=True)
+        total = torch.zeros_like(rows)
+        for expert in chosen.unique().tolist():
+            token, place = (chosen == expert).nonzero(as_tuple=True)
+            part = self.experts[expert](rows[token]) * weights[token, place, None].to(x.dtype)
+            total = total.index_add(0, token, part)
+        return total.view_as(x)
 
 
 class DecoderLayer(nn.Module):
@@ -32,7 +68,9 @@ class DecoderLayer(nn.Module):
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.self_attn = SwiftKVAttention(config, layer, with_teacher)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.mlp = MLP(config)
+        sizes, has_experts = config.experts, config.has_experts(layer)
+        dense = (config.hidden_size, config.intermediate_size, config.mlp_bias)
+        self.mlp = MixtureOfExperts(config.hidden_size, sizes) if sizes and has_experts else MLP(*dense)
 
     def forward(self, hidden: Tensor, kv: KV | None, layout: Layout, teacher: bool = False) -> Tensor:
         """Return the next residual stream ``[B, T, hidden]``; without ``kv``, K and V come from ``hidden`` itself."""

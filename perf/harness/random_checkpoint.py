@@ -48,6 +48,26 @@ LLAMA_8B: dict[str, Any] = {
 }
 """Llama-3.1-8B's, without its scaled rotations and special tokens."""
 
+QWEN3_30B_A3B: dict[str, Any] = {
+    "model_type": "qwen3_moe",
+    "vocab_size": 151936,
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 768,
+    "norm_topk_prob": True,
+    "max_position_embeddings": 40960,
+    "rope_theta": 1000000.0,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": False,
+}
+"""Qwen3-30B-A3B's; an eighth of it has 6 layers."""
+
 
 def with_cut(hf_config: Mapping[str, Any], cut: int | None, group_size: int = 1) -> dict[str, Any]:
     """Return the config of the model with a SwiftKV cut; a cut of None leaves it as it is."""

@@ -3,15 +3,14 @@
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
-#include <array>
 #include <optional>
 
 #include "native/checks.h"
 #include "native/dynamic_for.h"
-#include "native/isa.h"
 #include "native/ranged_for.h"
 #include "native/workspace.h"
-#include "packed_linear/cpu_kernel.h"
+#include "packed_linear/cpu_product.h"
+#include "packed_linear/cpu_weights.h"
 
 namespace kvforge {
 namespace {
@@ -20,39 +19,6 @@ constexpr const char* kOp = "packed_linear";
 constexpr int64_t kFewRows = 16;        // up to here every thread prepares all rows for itself
 constexpr int64_t kPreparedRows = 16;   // rows of a piece of preparation, whole bands
 constexpr int64_t kProductsPerThread = 1 << 18;  // multiplications that pay for waking a thread
-constexpr int64_t kLargestInt8Depth = 1 << 16;   // int32 sums of products up to 255 * 127 do not overflow
-
-// What the weights are, and for int4 whether their groups have zero points.
-enum class Weights { bf16, int8, int4, int4_zeros };
-
-// The kernels for each of Weights.
-using Kernels = std::array<const LinearKernel*, 4>;
-
-#define KVFORGE_KERNELS(bf16_isa, int8_isa, int4_isa)                                      \
-  Kernels {                                                                                \
-    &bf16_isa::linear_bf16_kernel, &int8_isa::linear_int8_kernel, &int4_isa::linear_int4_kernel, \
-        &int4_isa::linear_int4_zeros_kernel                                                \
-  }
-
-Kernels kernels() {
-#if defined(__x86_64__)
-  switch (current_tiles()) {  // int4's groups are too short for tiles
-    case Tiles::amx: return KVFORGE_KERNELS(isa_amx, isa_amx, isa_avx512_bf16);
-    case Tiles::software: return KVFORGE_KERNELS(isa_amx_software, isa_amx_software, isa_avx512_bf16);
-    case Tiles::none: break;
-  }
-  switch (current_isa()) {
-    case Isa::avx512_bf16: return KVFORGE_KERNELS(isa_avx512_bf16, isa_avx512_bf16, isa_avx512_bf16);
-    case Isa::avx512_vnni: return KVFORGE_KERNELS(isa_avx512, isa_avx512_vnni, isa_avx512_vnni);
-    case Isa::avx512: return KVFORGE_KERNELS(isa_avx512, isa_avx512, isa_avx512);
-    case Isa::avx2: return KVFORGE_KERNELS(isa_avx2, isa_avx2, isa_avx2);
-    case Isa::portable: break;
-  }
-#endif
-  return KVFORGE_KERNELS(isa_portable, isa_portable, isa_portable);
-}
-
-const LinearKernel& kernel(Weights weights) { return *kernels()[static_cast<size_t>(weights)]; }
 
 void check_bf16(const char* name, const at::Tensor& t) {
   TORCH_CHECK(t.scalar_type() == at::kBFloat16, kOp, ": ", name, " must be bfloat16, not ", t.scalar_type());
@@ -76,82 +42,6 @@ void check_matrix(const char* name, const at::Tensor& t) {
 const uint16_t* data(const at::Tensor& t) {
   return t.defined() ? static_cast<const uint16_t*>(t.const_data_ptr()) : nullptr;
 }
-
-Weights weights_of(const at::Tensor& weight) {
-  switch (weight.scalar_type()) {
-    case at::kBFloat16: return Weights::bf16;
-    case at::kChar: return Weights::int8;
-    case at::kByte: {
-      const bool zeros = weight.dim() == 3 && weight.size(2) == kInt4ZerosGroupBytes;
-      return zeros ? Weights::int4_zeros : Weights::int4;
-    }
-    default: TORCH_CHECK(false, kOp, ": weight must be bfloat16, int8 or uint8, not ", weight.scalar_type());
-  }
-}
-
-int64_t num_groups(Weights weights, int64_t depth) {
-  const int64_t group_depth = weights == Weights::bf16 ? 2 : weights == Weights::int8 ? 4 : kInt4GroupDepth;
-  return (depth - 1) / group_depth + 1;
-}
-
-void check_weight(const at::Tensor& weight, Weights weights, int64_t depth, int64_t panels) {
-  const int64_t groups = num_groups(weights, depth);
-  const bool int4 = weights == Weights::int4 || weights == Weights::int4_zeros;
-  const int64_t of_words[] = {panels, groups, kPanel, weights == Weights::int8 ? 4 : 2};
-  const int64_t of_bytes[] = {panels, groups, kernel(weights).panel_group_bytes};
-  const at::IntArrayRef shape = int4 ? at::IntArrayRef(of_bytes) : at::IntArrayRef(of_words);
-  TORCH_CHECK(weight.sizes() == shape, kOp, ": weight must have shape ", shape,
-              " to fit x and out_features, not ", weight.sizes());
-  TORCH_CHECK(weight.is_contiguous(), kOp, ": weight must be contiguous");
-  TORCH_CHECK(weights != Weights::int8 || depth <= kLargestInt8Depth, kOp, ": x must have at most ", kLargestInt8Depth,
-              " columns with int8 weights, not ", depth);
-}
-
-// The product of one block of rows and one panel after the other.
-class Product {
- public:
-  Product(const LinearArgs& args, const LinearKernel& kernel, int64_t groups)
-      : args_(args), kernel_(kernel), groups_(groups),
-        // The rows of a single band have no turns to take.
-        blocks_(args.rows <= kernel.band_rows ? 1 : (groups + kernel.depth_block - 1) / kernel.depth_block) {}
-
-  // rows: where the first prepared band would be; next: the piece after this one or -1.
-  void run(int64_t piece, int64_t next, const char* rows, int64_t band_stride, float* sums) const {
-    const int64_t begin = piece / args_.panels * kernel_.row_block, panel = piece % args_.panels;
-    const int64_t count = std::min(kernel_.row_block, args_.rows - begin);
-    rows += begin / kernel_.band_rows * band_stride;
-    for (int64_t b = 0; b < blocks_; ++b) {
-      const int64_t first = start(b);
-      const bool last = b + 1 == blocks_;
-      kernel_.multiply({
-          .rows = rows + first * kernel_.row_group_bytes * kernel_.band_rows,
-          .band_stride = band_stride,
-          .num_rows = count,
-          .weight = weight(panel, b),
-          .groups = start(b + 1) - first,
-          .next = !last ? weight(panel, b + 1) : next >= 0 ? weight(next % args_.panels, 0) : nullptr,
-          .sums = sums,
-          .add = b > 0,
-      });
-    }
-    if (kernel_.dequantize != nullptr) kernel_.dequantize(args_, rows, band_stride, count, panel, sums);
-    kernel_.finish(args_, begin, count, panel, sums);
-  }
-
-  int64_t pieces() const { return (args_.rows + kernel_.row_block - 1) / kernel_.row_block * args_.panels; }
-
- private:
-  // Blocks begin at a multiple of 16 groups.
-  int64_t start(int64_t block) const { return block == blocks_ ? groups_ : groups_ / 16 * block / blocks_ * 16; }
-
-  const char* weight(int64_t panel, int64_t block) const {
-    return args_.weight + (panel * groups_ + start(block)) * kernel_.panel_group_bytes;
-  }
-
-  const LinearArgs& args_;
-  const LinearKernel& kernel_;
-  const int64_t groups_, blocks_;
-};
 
 // How rows come to be prepared: not at all, by all threads before the first product, or by each thread what it needs:
 // all rows where they are few, a block of rows at a time where every thread has several.
@@ -243,14 +133,14 @@ at::Tensor packed_linear(
   const int64_t rows = x.size(0), depth = x.size(1);
   TORCH_CHECK(depth > 0, kOp, ": x must have columns");
   TORCH_CHECK(out_features > 0, kOp, ": out_features must be positive, not ", out_features);
-  const Weights weights = weights_of(weight);
+  const Weights weights = weights_of(kOp, weight);
   const int64_t width = gated ? kPanel / 2 : kPanel, panels = (out_features - 1) / width + 1;
-  check_weight(weight, weights, depth, panels);
+  check_weight(kOp, weight, weights, {}, depth, panels);
   TORCH_CHECK(scales_in.has_value() == (weights != Weights::bf16), kOp,
               ": scales must be given with int8 and int4 weights, and only with them");
   at::Tensor scales;
   if (scales_in.has_value())
-    scales = float32_tensor(kOp, "scales", *scales_in, {weights == Weights::int8 ? 2 : 1, panels * kPanel});
+    scales = float32_tensor(kOp, "scales", *scales_in, scales_shape(weights, panels));
   const at::Tensor bias = vector("bias", bias_in, out_features * (gated ? 2 : 1));
   const at::Tensor norm = vector("norm", norm_in, depth);
   if (residual.has_value()) {
@@ -281,7 +171,7 @@ at::Tensor packed_linear(
           .gated = gated,
           .float32_out = float32_out,
       },
-      kernel(weights), num_groups(weights, depth));
+      linear_kernel(weights), num_groups(weights, depth));
   return out;
 }
 

@@ -107,7 +107,7 @@ void prepare(const LinearArgs& a, int64_t begin, int64_t end, char* rows, char* 
   bf16* normed = reinterpret_cast<bf16*>(scratch);
   for (int64_t r = begin; r < end; ++r, rows += row_bytes(a)) {
     float* out = reinterpret_cast<float*>(rows);
-    const bf16* x = a.x + r * a.x_stride;
+    const bf16* x = row_of_x(a, r);
     if (a.norm != nullptr) rms_norm(x, a.norm, a.depth, a.eps, normed);
     const bf16* from = a.norm != nullptr ? normed : x;
     for (int64_t i = 0; i < a.depth; ++i) out[i] = to_float(from[i]);

@@ -40,8 +40,8 @@ void finish_linear(const LinearArgs& a, int64_t begin, int64_t num_rows, int64_t
       gate_up(values, values + width, values);
     }
     if (a.residual != nullptr) add(values, a.residual + r * a.residual_stride + first, count);
-    if (a.float32_out) write(static_cast<float*>(a.out) + r * a.outputs + first, values, count);
-    else write(static_cast<bf16*>(a.out) + r * a.outputs + first, values, count);
+    if (a.float32_out) write(static_cast<float*>(a.out) + first_of_out(a, r) + first, values, count);
+    else write(static_cast<bf16*>(a.out) + first_of_out(a, r) + first, values, count);
   }
 }
 

@@ -83,11 +83,11 @@ void finish_rows(const LinearArgs& a, int64_t begin, int64_t num_rows, int64_t p
       for (int j = 0; j < kOut; ++j) x[j] = _mm512_add_ps(x[j], load_bf16(residual + j * 16, mask[j]));
     }
     if constexpr (Float32) {
-      float* out = static_cast<float*>(a.out) + r * a.outputs + first;
+      float* out = static_cast<float*>(a.out) + first_of_out(a, r) + first;
 #pragma GCC unroll 4
       for (int j = 0; j < kOut; ++j) _mm512_mask_storeu_ps(out + j * 16, mask[j], x[j]);
     } else {
-      uint16_t* out = static_cast<uint16_t*>(a.out) + r * a.outputs + first;
+      uint16_t* out = static_cast<uint16_t*>(a.out) + first_of_out(a, r) + first;
 #pragma GCC unroll 4
       for (int j = 0; j < kOut; j += 2)
         _mm512_mask_storeu_epi16(out + j * 16, _mm512_kunpackw(mask[j + 1], mask[j]),

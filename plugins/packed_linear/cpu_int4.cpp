@@ -46,7 +46,7 @@ void prepare(const LinearArgs& a, int64_t begin, int64_t end, char* rows, char* 
   const int64_t groups = num_groups(a);
   std::memset(quantized + a.depth, 0x80, groups * kInt4GroupDepth - a.depth);
   for (int64_t r = begin; r < end; ++r, rows += row_bytes(a)) {
-    const bf16* x = a.x + r * a.x_stride;
+    const bf16* x = row_of_x(a, r);
     if (a.norm != nullptr) rms_norm(x, a.norm, a.depth, a.eps, normed);
     const float scale = quantize(a.norm != nullptr ? normed : x, a.depth, quantized);
     char* out = rows;

@@ -30,7 +30,20 @@ struct LinearArgs {
   void* out;  // [rows, outputs], contiguous, bfloat16 or float
   float eps;
   bool gated, float32_out;
+  // Where row r of the product is read in x and written in out, [rows] each, or null where it is row r of both; with
+  // them there is no residual.
+  const int32_t* x_row = nullptr;
+  const int32_t* out_row = nullptr;
 };
+
+// Static, as files that are compiled for several instruction sets call them.
+static inline const uint16_t* row_of_x(const LinearArgs& a, int64_t r) {
+  return a.x + (a.x_row == nullptr ? r : a.x_row[r]) * a.x_stride;
+}
+
+static inline int64_t first_of_out(const LinearArgs& a, int64_t r) {
+  return (a.out_row == nullptr ? r : a.out_row[r]) * a.outputs;
+}
 
 // Some prepared rows times a block of a panel's depth.
 struct LinearTile {

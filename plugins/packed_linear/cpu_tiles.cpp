@@ -46,7 +46,7 @@ inline void in_bands(const LinearArgs& a, int64_t begin, int64_t end, int64_t st
                      const Prepare& prepare) {
   for (int64_t r = begin; r < end; ++r) {
     const int64_t i = r - begin;
-    prepare(a.x + r * a.x_stride, bands + i / kRowsOfTile * band_bytes + i % kRowsOfTile * kTileRowBytes);
+    prepare(row_of_x(a, r), bands + i / kRowsOfTile * band_bytes + i % kRowsOfTile * kTileRowBytes);
   }
   if (const int64_t rows = (end - begin) % kRowsOfTile; rows != 0)
     clear_missing(rows, steps, bands + (end - begin) / kRowsOfTile * band_bytes);

@@ -17,7 +17,7 @@ from kvforge.planning.shape import shape_of_config, shape_of_manifest
 from kvforge.runtime import LLMEngine
 from model_defs import load_config
 from model_defs.weights import weight_specs
-from perf.harness.random_checkpoint import with_cut
+from perf.harness.random_checkpoint import QWEN3_30B_A3B, with_cut
 from tests.support.models.checkpoints import SMALL
 from tests.support.models.engines import (
     EARLY_EXIT,
@@ -116,3 +116,17 @@ def test_padding_is_counted_as_it_is_packed(dtype: str, packed_dtype: torch.dtyp
     others = shape.num_parameters - step_weights(shape)
     others += lookup if others < lookup else 0
     assert weight_bytes(shape, dtype) == sizes["packed"] + sizes["scales"] + 2 * others
+
+
+def test_qwen3_30b_a3b_has_its_published_numbers() -> None:
+    """30.5e9 parameters, of which a token uses 3.3e9 with its embedding; few tokens read few experts."""
+    shape = shape_of_config(load_config(QWEN3_30B_A3B))
+    assert shape.base_parameters == 30_532_122_624
+    lookup = shape.vocab_size * shape.hidden_size
+    assert round((step_weights(shape, 1) + lookup) / 1e9, 2) == 3.35
+    assert step_weights(shape, 0) < step_weights(shape, 1) < step_weights(shape, 8) < step_weights(shape)
+    experts = shape.num_layers * 3 * 2048 * 768
+    assert step_weights(shape) - step_weights(shape, 0) == 128 * experts
+    assert step_weights(shape, 1) - step_weights(shape, 0) == 8 * experts
+    routers = shape.num_layers * 2048 * 128
+    assert step_weight_bytes(shape, "int8") == step_weights(shape) + routers

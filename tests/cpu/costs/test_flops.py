@@ -45,6 +45,9 @@ TINY = {
     "num_key_value_heads": 2,
     "head_dim": 16,
     "max_position_embeddings": 256,
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
 }
 
 
@@ -188,7 +191,10 @@ def test_engine_and_checkpoint_have_the_same_shape(family, bias, swiftkv):
     assert (earlier == shape) == (config.qkv_bias == families()[family].traits.get("qkv_bias", False))
     assert prefill_flops_per_token(manifest, 100) == skipped_token(expected, 100).total
     hidden, q_dim, kv_dim, inner = 64, 64, 32, 80
-    of_layer = 2 * (2 * hidden * q_dim + 3 * hidden * inner) + 4 * q_dim * 50.5
+    mlp = 3 * hidden * inner
+    if config.experts:
+        mlp = 2 * 3 * hidden * config.experts.intermediate_size + hidden * 6
+    of_layer = 2 * (2 * hidden * q_dim + mlp) + 4 * q_dim * 50.5
     assert prefill_flops_per_token(manifest, 100) == manifest.num_owners * 4 * hidden * kv_dim + config.cut * of_layer
 
 

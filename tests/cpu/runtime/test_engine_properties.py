@@ -22,6 +22,7 @@ from tests.support.models.engines import (
     EngineSpec,
 )
 from tests.support.schedules.engine_schedules import Plan, PlannedRequest, random_plan, run_plan
+from tests.support.sessions.eager import eager_session
 
 NUM_SCHEDULES = 200
 AWKWARD = EngineSpec(
@@ -32,6 +33,21 @@ AWKWARD = EngineSpec(
     model=(("num_hidden_layers", 5), ("num_key_value_heads", 1), ("head_dim", 80), ("tie_word_embeddings", True)),
 )
 """1 KV head of 80, biases, tied embeddings, 5 layers cut at 3 with a ragged group of 2."""
+
+EXPERTS = EngineSpec(
+    "qwen3_moe",
+    cut=1,
+    group_size=2,
+    bfloat16=True,
+    options=SWIFTKV.options,
+    model=(("num_hidden_layers", 4), ("decoder_sparse_step", 2), ("norm_topk_prob", True)),
+)
+"""A mixture of experts in every second layer, in bf16."""
+
+PLAIN_EXPERTS_INT8 = EngineSpec(
+    "mixtral", bfloat16=True, options=INT8_WEIGHTS.options, model=(("num_hidden_layers", 2),)
+)
+"""The other family of these, without a cut and with int8 weights."""
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 Generated = list[tuple[int, dict[int, float]]]
@@ -150,6 +166,21 @@ def test_packed_weights_give_the_tokens_of_one_at_a_time(spec: EngineSpec, engin
     num_equal, num_different, gaps, counts = compare(load(engines.engine(spec)), num_schedules)
     print(f"\n{num_schedules} schedules, {num_equal} sequences equal, {num_different} different; {dict(counts)}")
     assert num_different == 0 or (spec.options.kv_dtype == "int4" and best_isa() == "portable"), gaps
+    assert num_equal > 4 * num_schedules
+    assert min(counts[name] for name in ("preemptions", "reused", "aborted", "skipped")) > num_schedules // 20, counts
+
+
+@pytest.mark.parametrize("spec", [EXPERTS, PLAIN_EXPERTS_INT8], ids=["bf16", "int8, no cut"])
+def test_experts_give_the_tokens_of_one_at_a_time(spec: EngineSpec, engines: EngineShelf, full: bool) -> None:
+    """Which experts the neighbours go to has no part in a token's bits. Compiled with --full; else, in fewer schedules,
+    the graphs as torch runs them."""
+    if full:
+        session, num_schedules = load(engines.engine(spec)), NUM_SCHEDULES
+    else:
+        session, num_schedules = CountingSession(eager_session(engines.checkpoint(spec), spec.options)), 60
+    num_equal, num_different, gaps, counts = compare(session, num_schedules)
+    print(f"\n{num_schedules} schedules, {num_equal} sequences equal, {num_different} different; {dict(counts)}")
+    assert num_different == 0 or best_isa() == "portable", gaps
     assert num_equal > 4 * num_schedules
     assert min(counts[name] for name in ("preemptions", "reused", "aborted", "skipped")) > num_schedules // 20, counts
 

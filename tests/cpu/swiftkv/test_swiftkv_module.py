@@ -9,7 +9,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from kvforge.checkpoint import open_checkpoint
+from kvforge.checkpoint.model import open_model
 from kvforge.common.errors import CheckpointError
 from kvforge.swiftkv import SwiftKVForCausalLM, load_model, make_layout
 from model_defs import load_config
@@ -21,7 +21,7 @@ IDS = torch.randint(3, 300, (2, 37), generator=torch.Generator().manual_seed(0))
 
 
 def load(path: Path, **options) -> SwiftKVForCausalLM:
-    checkpoint = open_checkpoint(path)
+    checkpoint = open_model(path)
     return load_model(checkpoint, load_config(checkpoint.hf_config), torch.float32, **options)
 
 

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models
 from torch import Tensor
 
-from model_defs import families
+from model_defs import families, supported_family
 
 FAMILIES = {
     name: (model_class.config_class, model_class)
@@ -31,7 +31,12 @@ SMALL: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
     "tie_word_embeddings": False,
+    "num_experts": 8,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
 }
+"""The last four say nothing to families without experts."""
 
 
 def write_byte_tokenizer(path: Path, vocab_size: int = 320) -> None:
@@ -135,5 +140,7 @@ def rewire(path: Path, cut: int, group_size: int, seed: int) -> None:
 
 
 def load_weights(path: Path) -> dict[str, Tensor]:
-    """Return all tensors of a checkpoint by Hugging Face name."""
-    return {name: tensor for file in sorted(path.glob("*.safetensors")) for name, tensor in load_file(file).items()}
+    """Return all tensors of a checkpoint by the names of ``model_defs.weights``."""
+    name_of = supported_family(json.loads((path / "config.json").read_text())).weight_name
+    files = sorted(path.glob("*.safetensors"))
+    return {name_of(name): tensor for file in files for name, tensor in load_file(file).items()}

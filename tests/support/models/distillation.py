@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
-from kvforge.checkpoint import open_checkpoint
+from kvforge.checkpoint.model import open_model
 from kvforge.distill.data import pack_samples
 from kvforge.distill.packing import DataSettings, PackedData
 from kvforge.distill.samples import Sample
@@ -46,7 +46,7 @@ def rewired_checkpoint(
 
 
 def load_with_teacher(path: Path, dtype: torch.dtype = torch.float32) -> SwiftKVForCausalLM:
-    checkpoint = open_checkpoint(path)
+    checkpoint = open_model(path)
     return load_model(checkpoint, load_config(checkpoint.hf_config), dtype, with_teacher=True)
 
 

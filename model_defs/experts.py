@@ -1,0 +1,46 @@
+"""The sizes of a mixture of experts."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from model_defs.errors import ModelError
+from model_defs.fields import require_int
+
+MAX_EXPERTS = 2**12
+
+
+@dataclass(frozen=True)
+class Experts:
+    """MLPs of ``intermediate_size``, of which a router chooses ``num_active`` of ``num_experts`` for each token.
+
+    ``normalize`` says that the chosen experts' probabilities are divided by their sum. ``layers`` have a mixture in
+    place of their MLP, ascending; all others are as in a model without one.
+    """
+
+    num_experts: int
+    num_active: int
+    intermediate_size: int
+    normalize: bool
+    layers: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.num_experts <= MAX_EXPERTS:
+            raise ModelError(f"The model has {self.num_experts} experts; it must have from 1 to {MAX_EXPERTS}.")
+        if not 1 <= self.num_active <= self.num_experts:
+            raise ModelError(
+                f"num_experts_per_tok is {self.num_active}; it must be from 1 to the {self.num_experts} experts of the "
+                "model."
+            )
+        if not self.layers:
+            raise ModelError("config.json has experts, but says of every layer that it has none.")
+
+
+def count_experts(hf: Mapping[str, Any], otherwise: int) -> int:
+    """Return the number of experts, by ``num_experts`` or ``num_local_experts``: the Hub has the first in families that
+    transformers saves with the second. Returns ``otherwise`` without either; raises ModelError where they differ."""
+    names = [name for name in ("num_experts", "num_local_experts") if hf.get(name) is not None]
+    counts = {require_int(hf, name) for name in names} or {otherwise}
+    if len(counts) > 1:
+        raise ModelError(f"{names[0]} and {names[1]} of config.json differ; they are one number.")
+    return counts.pop()

@@ -1,0 +1,56 @@
+// The product of prepared rows with a packed weight, panel by panel.
+#pragma once
+
+#include <algorithm>
+
+#include "packed_linear/cpu_kernel.h"
+
+namespace kvforge {
+
+// The product of one block of rows and one panel after the other.
+class Product {
+ public:
+  Product(const LinearArgs& args, const LinearKernel& kernel, int64_t groups)
+      : args_(args), kernel_(kernel), groups_(groups),
+        // The rows of a single band have no turns to take.
+        blocks_(args.rows <= kernel.band_rows ? 1 : (groups + kernel.depth_block - 1) / kernel.depth_block) {}
+
+  // rows: where the first prepared band would be; next: the piece after this one or -1.
+  void run(int64_t piece, int64_t next, const char* rows, int64_t band_stride, float* sums) const {
+    const int64_t begin = piece / args_.panels * kernel_.row_block, panel = piece % args_.panels;
+    const int64_t count = std::min(kernel_.row_block, args_.rows - begin);
+    rows += begin / kernel_.band_rows * band_stride;
+    for (int64_t b = 0; b < blocks_; ++b) {
+      const int64_t first = start(b);
+      const bool last = b + 1 == blocks_;
+      kernel_.multiply({
+          .rows = rows + first * kernel_.row_group_bytes * kernel_.band_rows,
+          .band_stride = band_stride,
+          .num_rows = count,
+          .weight = weight(panel, b),
+          .groups = start(b + 1) - first,
+          .next = !last ? weight(panel, b + 1) : next >= 0 ? weight(next % args_.panels, 0) : nullptr,
+          .sums = sums,
+          .add = b > 0,
+      });
+    }
+    if (kernel_.dequantize != nullptr) kernel_.dequantize(args_, rows, band_stride, count, panel, sums);
+    kernel_.finish(args_, begin, count, panel, sums);
+  }
+
+  int64_t pieces() const { return (args_.rows + kernel_.row_block - 1) / kernel_.row_block * args_.panels; }
+
+ private:
+  // Blocks begin at a multiple of 16 groups.
+  int64_t start(int64_t block) const { return block == blocks_ ? groups_ : groups_ / 16 * block / blocks_ * 16; }
+
+  const char* weight(int64_t panel, int64_t block) const {
+    return args_.weight + (panel * groups_ + start(block)) * kernel_.panel_group_bytes;
+  }
+
+  const LinearArgs& args_;
+  const LinearKernel& kernel_;
+  const int64_t groups_, blocks_;
+};
+
+}  // namespace kvforge
