@@ -1,6 +1,6 @@
 """The frozen description of one model: dimensions, RoPE, attention variants, cut and groups."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from model_defs.errors import ModelError
 from model_defs.kv_layout import owner_table
@@ -63,6 +63,7 @@ class ModelConfig:
             )
         if self.head_dim % 2:
             raise ModelError(f"head_dim ({self.head_dim}) must be even for rotary position embedding.")
+        self.rope.check(self.head_dim)
         if not 1 <= self.cut <= self.num_layers:
             raise ModelError(
                 f"num_key_value_layers ({self.cut}) must be between 1 and num_hidden_layers ({self.num_layers})."
@@ -77,6 +78,10 @@ class ModelConfig:
                 f"{len(self.layer_windows)} attention windows are configured for "
                 f"{self.num_layers} layers; give one per layer."
             )
+
+    def for_length(self, length: int) -> "ModelConfig":
+        """Return the model as it computes sequences of up to ``length`` tokens."""
+        return replace(self, rope=self.rope.for_length(length))
 
     @property
     def kv_dim(self) -> int:

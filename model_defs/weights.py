@@ -7,19 +7,22 @@ are never read.
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from model_defs.config import ModelConfig
+from model_defs.rotary_rows import RotaryRows
 
 _PROJECTION = re.compile(r"model\.layers\.(\d+)\.self_attn\.[qkv]_(proj|norm)\.")
+_ROTATED = re.compile(r"\.self_attn\.[qk]_(proj|norm)(_swiftkv)?\.")
 
 
 @dataclass(frozen=True)
 class Source:
-    """One checkpoint tensor and the shape it must have."""
+    """One checkpoint tensor, the shape it must have, and how its rows become the engine's where they do not stay."""
 
     name: str
     shape: tuple[int, ...]
+    rotary: RotaryRows | None = None
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,18 @@ def is_teacher_only(name: str, cut: int) -> bool:
 
 def weight_specs(config: ModelConfig) -> list[WeightSpec]:
     """Return every tensor of the graphs in layer order, the early exit's head last."""
-    return list(_specs(config))
+    return [
+        replace(spec, sources=tuple(_rotated(source, config) for source in spec.sources)) for spec in _specs(config)
+    ]
+
+
+def _rotated(source: Source, config: ModelConfig) -> Source:
+    """A source of q or k as the engine stores it; any other as it is."""
+    part = _ROTATED.search(source.name)
+    if part is None:
+        return source
+    rotary = RotaryRows(config.rope, config.head_dim, is_last=part[1] == "norm" or not config.qk_norm)
+    return source if rotary.is_nothing else replace(source, rotary=rotary)
 
 
 def _specs(config: ModelConfig) -> Iterator[WeightSpec]:

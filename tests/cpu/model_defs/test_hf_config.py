@@ -1,6 +1,7 @@
 """What a config.json means: absent fields as in transformers, and one sentence for what cannot be read."""
 
 import dataclasses
+import math
 from typing import Any
 
 import pytest
@@ -66,6 +67,31 @@ def test_the_old_spelling_of_the_scaling_type() -> None:
     assert (rope.kind, rope.factor) == ("linear", 2.0)
 
 
+def test_yarn_extends_the_positions() -> None:
+    """As vLLM and the models' own pages mean it, whether max_position_embeddings says so already or not."""
+    for positions, expected in ((8192, 32768), (40960, 40960), (1024, 32768)):
+        scaling = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8192}
+        hf = {**BASE, "model_type": "qwen2", "rope_scaling": scaling, "max_position_embeddings": positions}
+        assert load_config(hf).max_position == expected
+    scaling["factor"] = None
+    config = load_config({**BASE, "model_type": "llama", "rope_scaling": scaling, "max_position_embeddings": 32768})
+    assert (config.rope.factor, config.max_position) == (4.0, 32768)
+
+
+def test_longrope_has_factors_for_each_length() -> None:
+    """The lengths of both lists are those of a head's pairs; beyond the original context the long ones hold."""
+    factors = {"short_factor": [1.0], "long_factor": [4.0]}
+    hf = {**BASE, "model_type": "llama", "rope_scaling": {"type": "longrope", **factors}}
+    config = load_config({**hf, "head_dim": 2, "original_max_position_embeddings": 512})
+    assert config.rope.amplitude == pytest.approx(math.sqrt(1 + math.log(16) / math.log(512)))
+    assert config.rope.is_long and not config.for_length(512).rope.is_long and config.for_length(513) == config
+    assert config.rope.inverse_frequencies(2) * 4 == config.for_length(512).rope.inverse_frequencies(2) == 1
+
+
+YARN = {"rope_type": "yarn", "factor": 4.0}
+LONGROPE = {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [1.0]}
+
+
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
@@ -74,6 +100,25 @@ def test_the_old_spelling_of_the_scaling_type() -> None:
         ({"rope_scaling": "linear"}, "one object of numbers"),
         ({"rope_parameters": {"full_attention": {"rope_theta": 5e5}}}, "one object of numbers"),
         ({"rope_scaling": {"type": "linear", "factor": "x"}}, "factor is 'x' in config.json"),
+        ({"rope_scaling": {"type": "yarn"}}, "needs factor"),
+        ({"rope_scaling": {**YARN, "factor": 1e7}}, "factor is 10000000.0"),
+        ({"rope_scaling": {**YARN, "factor": 1e6}}, "max_position_embeddings is 8192000000"),
+        ({"rope_scaling": {**YARN, "attention_factor": 0}}, "attention_factor is 0"),
+        ({"rope_scaling": {**YARN, "beta_fast": "x"}}, "beta_fast is 'x'"),
+        ({"rope_scaling": {**YARN, "mscale": "x", "mscale_all_dim": 1}}, "mscale is 'x'"),
+        ({"rope_scaling": {**YARN, "truncate": 1}}, "truncate is 1"),
+        ({"rope_scaling": YARN, "rope_theta": 1.0}, "rope_theta above 1"),
+        ({"rope_scaling": YARN, "original_max_position_embeddings": "4k"}, "original_max_position_embeddings"),
+        ({"rope_scaling": {"type": "longrope"}}, "needs short_factor"),
+        ({"rope_scaling": {**LONGROPE, "long_factor": 2.0}}, "long_factor is 2.0 in config.json; it must be a list"),
+        (
+            {"rope_scaling": {**LONGROPE, "short_factor": [1, 2]}},
+            "has 2 numbers as its short_factor; 2 rotated elements",
+        ),
+        ({"rope_scaling": {**LONGROPE, "short_factor": [0]}}, "short_factor is 0 in config.json"),
+        ({"rope_scaling": {**LONGROPE, "long_mscale": 1.2}}, "long_mscale is not supported"),
+        ({"rope_scaling": LONGROPE, "original_max_position_embeddings": 1}, "above 1"),
+        ({"rope_scaling": {"type": ["yarn"]}}, "['yarn'] is not supported"),
         ({"partial_rotary_factor": 0.5}, "Partial rotary"),
         ({"partial_rotary_factor": "x"}, "partial_rotary_factor is 'x'"),
         ({"num_key_value_layers": "2"}, "num_key_value_layers"),
