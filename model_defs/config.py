@@ -15,7 +15,8 @@ class ModelConfig:
     ``cut`` (arXiv 2410.03960, section 3.2); ``cut == num_layers`` is the plain model. ``group_size`` is
     AcrossKV's G (section 3.3): that many consecutive layers above the cut share one K,V; the last group may
     be smaller. ``layer_windows[i]`` is layer i's sliding window in tokens, 0 for full attention. ``early_exit`` says
-    that there is a second LM head on the hidden state entering the cut layer (appendices E and F).
+    that there is a second LM head on the hidden state entering the cut layer (appendices E and F). ``branch_norms`` are
+    norms of what attention and MLP add to the residual stream.
     """
 
     model_type: str
@@ -36,6 +37,7 @@ class ModelConfig:
     output_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
+    branch_norms: bool = False
     tie_embeddings: bool = False
     early_exit: bool = False
     bos_token_id: int | None = None

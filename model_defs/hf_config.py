@@ -7,7 +7,6 @@ from typing import Any
 from model_defs.config import ModelConfig
 from model_defs.errors import ModelError
 from model_defs.fields import number, optional_flag, optional_int, require_int, token_ids
-from model_defs.rope import RopeConfig
 from model_defs.rope_reading import max_position_of, rope_from_hf
 
 SMALLEST_EPS = 2.0**-126
@@ -19,11 +18,12 @@ def config_from_hf(
     *,
     model_type: str,
     layer_windows: tuple[int, ...] | None = None,
-    rope: RopeConfig | None = None,
+    partial_rotation: bool = False,
+    interleaved: bool = False,
     **variant: Any,
 ) -> ModelConfig:
-    """Build a ModelConfig from the common fields of ``hf``; ``variant`` sets what the family adds, ``rope`` what heads
-    do where they do not rotate whole.
+    """Build a ModelConfig from the common fields of ``hf``; ``variant`` sets what the family adds. Heads may
+    rotate in part with ``partial_rotation``, and ``interleaved`` rotates neighbours.
 
     Raises:
         ModelError: a field is missing, of the wrong type, or names something unsupported.
@@ -34,7 +34,7 @@ def config_from_hf(
     num_heads = require_int(hf, "num_attention_heads")
     hidden_size = require_int(hf, "hidden_size")
     vocab_size = require_int(hf, "vocab_size")
-    rope = rope or rope_from_hf(hf)
+    rope = rope_from_hf(hf, may_be_partial=partial_rotation, interleaved=interleaved)
     is_swiftkv = optional_flag(hf, "swiftkv", "num_key_value_layers" in hf)
     return ModelConfig(
         model_type=model_type,

@@ -113,6 +113,9 @@ def reference_hidden(
             y = _rms_norm(y, weights[f"{norm}.weight"], config.rms_norm_eps)
         return y
 
+    def branch(x: Tensor, name: str) -> Tensor:
+        return _rms_norm(x, weights[f"{name}.weight"], config.rms_norm_eps) if config.branch_norms else x
+
     hidden = weights["model.embed_tokens.weight"][input_ids]
     single_input = hidden
     shared: dict[int, tuple[Tensor, Tensor]] = {}
@@ -136,8 +139,8 @@ def reference_hidden(
                 k, v = _cached(k, kv_dtype, k_scale), _cached(v, kv_dtype, v_scale)
             shared[owner] = k, v
         mixed = attend(owner, q, *shared[owner], config.layer_windows[layer])
-        hidden = hidden + linear(mixed, f"{attention}.o_proj")
+        hidden = hidden + branch(linear(mixed, f"{attention}.o_proj"), f"{prefix}.post_self_attn_layernorm")
         x = _rms_norm(hidden, weights[f"{prefix}.post_attention_layernorm.weight"], config.rms_norm_eps)
         inner = F.silu(linear(x, f"{prefix}.mlp.gate_proj")) * linear(x, f"{prefix}.mlp.up_proj")
-        hidden = hidden + linear(inner, f"{prefix}.mlp.down_proj")
+        hidden = hidden + branch(linear(inner, f"{prefix}.mlp.down_proj"), f"{prefix}.post_mlp_layernorm")
     return [*states, hidden]

@@ -56,7 +56,9 @@ def rope_from_hf(hf: Mapping[str, Any], *, may_be_partial: bool = False, interle
     rope = RopeConfig(
         theta=number(parameters.get("rope_theta", hf.get("rope_theta", 10000.0)), "rope_theta", 1.0, LARGEST_THETA),
         kind=kind,
-        **{name: _factor(scaling[name], name) for name in LLAMA3_FIELDS},
+        factor=_factor(scaling["factor"], "factor"),
+        low_freq_factor=_factor(scaling["low_freq_factor"], "low_freq_factor"),
+        high_freq_factor=_factor(scaling["high_freq_factor"], "high_freq_factor"),
         original_max_position=original,
         partial=_partial(parameters.get("partial_rotary_factor", hf.get("partial_rotary_factor")), may_be_partial),
         interleaved=interleaved,

@@ -89,6 +89,9 @@ def _specs(config: ModelConfig) -> Iterator[WeightSpec]:
             if layer in config.owners:
                 yield _norm(f"{name}.k_norm", f"{attention}.k_norm{suffix}", config.head_dim)
         yield from _linear(f"{name}.o", [(f"{attention}.o_proj", hidden)], config.q_dim, config.output_bias)
+        if config.branch_norms:
+            yield _norm(f"{name}.o_norm", f"{source}.post_self_attn_layernorm", hidden)
+            yield _norm(f"{name}.down_norm", f"{source}.post_mlp_layernorm", hidden)
         yield _norm(f"{name}.post_norm", f"{source}.post_attention_layernorm", hidden)
         gate_up = [(f"{source}.mlp.gate_proj", inner), (f"{source}.mlp.up_proj", inner)]
         yield from _linear(f"{name}.gate_up", gate_up, hidden, config.mlp_bias)

@@ -33,14 +33,19 @@ class DecoderLayer(nn.Module):
         self.self_attn = SwiftKVAttention(config, layer, with_teacher)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = MLP(config)
+        self.post_self_attn_layernorm: nn.Module = nn.Identity()
+        self.post_mlp_layernorm: nn.Module = nn.Identity()
+        if config.branch_norms:
+            self.post_self_attn_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+            self.post_mlp_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
     def forward(self, hidden: Tensor, kv: KV | None, layout: Layout, teacher: bool = False) -> Tensor:
         """Return the next residual stream ``[B, T, hidden]``; without ``kv``, K and V come from ``hidden`` itself."""
         x = self.input_layernorm(hidden)
         if kv is None:
             kv = self.self_attn.key_value(x, layout, teacher)
-        hidden = hidden + self.self_attn(x, kv, layout, teacher)
-        return hidden + self.mlp(self.post_attention_layernorm(hidden))
+        hidden = hidden + self.post_self_attn_layernorm(self.self_attn(x, kv, layout, teacher))
+        return hidden + self.post_mlp_layernorm(self.mlp(self.post_attention_layernorm(hidden)))
 
 
 class Decoder(nn.Module):

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from kvforge.planning.presets import PRESETS
+from kvforge.planning.shape import shape_of_config
 from model_defs import ModelError, load_config
 from tests.support.models.checkpoints import FAMILIES
 
@@ -88,6 +90,28 @@ def test_longrope_has_factors_for_each_length() -> None:
     assert config.rope.inverse_frequencies(2) * 4 == config.for_length(512).rope.inverse_frequencies(2) == 1
 
 
+def test_yi_is_the_planners_preset() -> None:
+    """What config.json of Yi-1.5-9B says is a Llama."""
+    sizes = {"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 48, "vocab_size": 64000}
+    heads = {"num_attention_heads": 32, "num_key_value_heads": 4, "max_position_embeddings": 4096, "rope_theta": 5e6}
+    hf = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], **sizes, **heads, "rms_norm_eps": 1e-6}
+    config = load_config(hf)
+    assert shape_of_config(config, "yi-1.5-9b") == PRESETS["yi-1.5-9b"].shape
+    assert config.rope.theta == 5e6
+
+
+@pytest.mark.parametrize("kind", ["su", "yarn", "longrope"])
+def test_what_phi3_calls_longrope(kind: str) -> None:
+    """The names of its first checkpoints. Its own original context is 4096; half a head's pairs rotate."""
+    factors = {"short_factor": [1.0], "long_factor": [4.0]}
+    hf = {**BASE, "model_type": "phi3", "head_dim": 4, "partial_rotary_factor": 0.5, "sliding_window": 8192}
+    config = load_config({**hf, "rope_scaling": {"type": kind, **factors}})
+    assert (config.rope.kind, config.rope.original_max_position) == ("longrope", 4096)
+    assert config.rope.inverse_frequencies(4).tolist() == [0.25, 0.0]
+    assert set(config.layer_windows) == {0}  # nothing is outside of it
+    assert set(load_config({**hf, "sliding_window": 8191}).layer_windows) == {8191}
+
+
 YARN = {"rope_type": "yarn", "factor": 4.0}
 LONGROPE = {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [1.0]}
 
@@ -119,6 +143,9 @@ LONGROPE = {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [1.0]
         ({"rope_scaling": {**LONGROPE, "long_mscale": 1.2}}, "long_mscale is not supported"),
         ({"rope_scaling": LONGROPE, "original_max_position_embeddings": 1}, "above 1"),
         ({"rope_scaling": {"type": ["yarn"]}}, "['yarn'] is not supported"),
+        ({"model_type": "glm", "partial_rotary_factor": 1.5}, "partial_rotary_factor is 1.5"),
+        ({"model_type": "glm", "head_dim": 6}, "rotates 3 of 6 elements"),
+        ({"model_type": "glm", "partial_rotary_factor": 0}, "rotates 0 of 128 elements"),
         ({"partial_rotary_factor": 0.5}, "Partial rotary"),
         ({"partial_rotary_factor": "x"}, "partial_rotary_factor is 'x'"),
         ({"num_key_value_layers": "2"}, "num_key_value_layers"),

@@ -27,6 +27,26 @@ SHORT, LONG = [1.0, 1.05, 1.1, 1.2, 1.3, 1.4, 1.6, 1.8], [1.1, 1.4, 2.0, 3.0, 5.
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "yarn, MHA": ("llama", {"rope_parameters": YARN, "num_key_value_heads": 4}),
     "yarn, biases": ("qwen2", {"rope_parameters": YARN, "tie_word_embeddings": True}),
+    "phi3": ("phi3", {"original_max_position_embeddings": 48, "sliding_window": 600}),
+    "phi3, longrope, rotated in part": (
+        "phi3",
+        {
+            "rope_scaling": {"type": "longrope", "short_factor": SHORT[:6], "long_factor": LONG[:6]},
+            "original_max_position_embeddings": 48,
+            "partial_rotary_factor": 0.75,
+            "num_key_value_heads": 1,
+            "tie_word_embeddings": True,
+            "sliding_window": 40,
+        },
+    ),
+    "glm": ("glm", {}),
+    "glm, head dim 80, one KV head, tied": (
+        "glm",
+        {"head_dim": 80, "num_key_value_heads": 1, "tie_word_embeddings": True, "attention_bias": False},
+    ),
+    "glm4": ("glm4", {"rope_parameters": {**YARN, "partial_rotary_factor": 0.5}}),
+    "glm4, 8 query heads per KV head": ("glm4", {"num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 64}),
+    "Yi": ("llama", {"rope_theta": 5e6, "num_attention_heads": 8, "num_key_value_heads": 1}),
     "yarn, q and k norms": ("qwen3", {"rope_parameters": YARN, "head_dim": 80, "num_key_value_heads": 1}),
 }
 """A family, and what its config.json says; the prompt is longer than the original context."""

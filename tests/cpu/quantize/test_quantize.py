@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from kvforge.checkpoint import Quantization, kv_scales, open_checkpoint
+from kvforge.checkpoint.model import open_model
 from kvforge.cli import main
 from kvforge.common.errors import CheckpointError, KvforgeError
 from kvforge.quantize import quantize_checkpoint
@@ -28,7 +29,7 @@ def test_the_calibrated_module_is_the_model(family: str, tmp_path: Path) -> None
     """Logits of the module that is calibrated equal the definition, cut, ragged groups, biases and norms included."""
     sliding = {"sliding_window": 8} if family == "mistral" else {}
     path = make_checkpoint(tmp_path / "c", family, cut=2, group_size=2, num_hidden_layers=5, **sliding)
-    checkpoint = open_checkpoint(path)
+    checkpoint = open_model(path)
     config = load_config(checkpoint.hf_config)
     ids = torch.arange(3, 30)
     logits = load_swiftkv(checkpoint, config, torch.float32)(ids[None])[0]

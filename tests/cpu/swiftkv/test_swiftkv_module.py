@@ -9,7 +9,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from kvforge.checkpoint import open_checkpoint
+from kvforge.checkpoint.model import open_model
 from kvforge.common.errors import CheckpointError
 from kvforge.swiftkv import SwiftKVForCausalLM, load_model, make_layout
 from model_defs import load_config
@@ -21,7 +21,7 @@ IDS = torch.randint(3, 300, (2, 37), generator=torch.Generator().manual_seed(0))
 
 
 def load(path: Path, **options) -> SwiftKVForCausalLM:
-    checkpoint = open_checkpoint(path)
+    checkpoint = open_model(path)
     return load_model(checkpoint, load_config(checkpoint.hf_config), torch.float32, **options)
 
 
@@ -29,7 +29,7 @@ def with_teacher(path: Path, family: str, cut: int, group_size: int, **options) 
     """A rewired checkpoint that keeps the teacher's projections, as the public code's do."""
     plain = make_checkpoint(path / "plain", family, **options)
     rewired = make_checkpoint(path / "rewired", family, cut=cut, group_size=group_size, **options)
-    merged = {**load_file(plain / "model.safetensors"), **load_file(rewired / "model.safetensors")}
+    merged = {**load_weights(plain), **load_weights(rewired)}
     save_file(merged, rewired / "model.safetensors", metadata={"format": "pt"})
     return rewired
 

@@ -5,15 +5,15 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
-from kvforge.checkpoint import open_checkpoint
+from kvforge.checkpoint.model import open_model
 from kvforge.distill.data import pack_samples
 from kvforge.distill.packing import DataSettings, PackedData
 from kvforge.distill.samples import Sample
 from kvforge.swiftkv import SwiftKVForCausalLM, load_model
 from model_defs import load_config
-from tests.support.models.checkpoints import make_checkpoint
+from tests.support.models.checkpoints import load_weights, make_checkpoint
 
 
 def rewired_checkpoint(
@@ -30,7 +30,7 @@ def rewired_checkpoint(
         "early_exit": early_exit,
     }
     (path / "config.json").write_text(json.dumps(hf))
-    weights = load_file(path / "model.safetensors")
+    weights = load_weights(path)
     new = {"model.norm_swiftkv.weight": weights[f"model.layers.{cut}.input_layernorm.weight"].clone()}
     for name, tensor in weights.items():
         parts = name.split(".")
@@ -46,7 +46,7 @@ def rewired_checkpoint(
 
 
 def load_with_teacher(path: Path, dtype: torch.dtype = torch.float32) -> SwiftKVForCausalLM:
-    checkpoint = open_checkpoint(path)
+    checkpoint = open_model(path)
     return load_model(checkpoint, load_config(checkpoint.hf_config), dtype, with_teacher=True)
 
 
