@@ -1,6 +1,6 @@
 """The frozen description of one model: dimensions, RoPE, attention variants, cut and groups."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from model_defs.errors import ModelError
 from model_defs.experts import Experts
@@ -16,8 +16,8 @@ class ModelConfig:
     ``cut`` (arXiv 2410.03960, section 3.2); ``cut == num_layers`` is the plain model. ``group_size`` is
     AcrossKV's G (section 3.3): that many consecutive layers above the cut share one K,V; the last group may
     be smaller. ``layer_windows[i]`` is layer i's sliding window in tokens, 0 for full attention. ``early_exit`` says
-    that there is a second LM head on the hidden state entering the cut layer (appendices E and F). ``experts`` take the
-    place of some layers' MLPs.
+    that there is a second LM head on the hidden state entering the cut layer (appendices E and F). ``branch_norms`` are
+    norms of what attention and MLP add to the residual stream. ``experts`` take the place of some layers' MLPs.
     """
 
     model_type: str
@@ -38,6 +38,7 @@ class ModelConfig:
     output_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
+    branch_norms: bool = False
     tie_embeddings: bool = False
     early_exit: bool = False
     experts: Experts | None = None
@@ -66,6 +67,7 @@ class ModelConfig:
             )
         if self.head_dim % 2:
             raise ModelError(f"head_dim ({self.head_dim}) must be even for rotary position embedding.")
+        self.rope.check(self.head_dim)
         if not 1 <= self.cut <= self.num_layers:
             raise ModelError(
                 f"num_key_value_layers ({self.cut}) must be between 1 and num_hidden_layers ({self.num_layers})."
@@ -80,6 +82,10 @@ class ModelConfig:
                 f"{len(self.layer_windows)} attention windows are configured for "
                 f"{self.num_layers} layers; give one per layer."
             )
+
+    def for_length(self, length: int) -> "ModelConfig":
+        """Return the model as it computes sequences of up to ``length`` tokens."""
+        return replace(self, rope=self.rope.for_length(length))
 
     @property
     def kv_dim(self) -> int:

@@ -16,7 +16,8 @@ class Family:
     of the contents of a ``config.json`` and raises ModelError. ``traits`` are the fields of ModelConfig that have one
     value in all models of the family. ``weight_names`` are regular expressions and what takes the place of their
     matches: applied in order, they turn the names of the family's tensors into those of ``model_defs.weights``, and
-    leave the latter as they are.
+    leave the latter as they are. ``fused`` are modules that the family's checkpoints may store as one, such as
+    ``self_attn.qkv_proj``, each with the modules of ``model_defs.weights`` whose rows follow each other in it.
     """
 
     model_type: str
@@ -24,6 +25,7 @@ class Family:
     from_hf: Callable[[Mapping[str, Any]], ModelConfig]
     traits: Mapping[str, bool] = field(default_factory=dict)
     weight_names: tuple[tuple[str, str], ...] = ()
+    fused: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
     @property
     def swiftkv_architecture(self) -> str:

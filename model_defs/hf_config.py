@@ -7,16 +7,23 @@ from typing import Any
 from model_defs.config import ModelConfig
 from model_defs.errors import ModelError
 from model_defs.fields import number, optional_flag, optional_int, require_int, token_ids
-from model_defs.rope import rope_from_hf
+from model_defs.rope_reading import max_position_of, rope_from_hf
 
 SMALLEST_EPS = 2.0**-126
 """The least float32 that is not denormal: kernels may take a smaller one for 0, of which a row of zeros makes NaN."""
 
 
 def config_from_hf(
-    hf: Mapping[str, Any], *, model_type: str, layer_windows: tuple[int, ...] | None = None, **variant: Any
+    hf: Mapping[str, Any],
+    *,
+    model_type: str,
+    layer_windows: tuple[int, ...] | None = None,
+    partial_rotation: bool = False,
+    interleaved: bool = False,
+    **variant: Any,
 ) -> ModelConfig:
-    """Build a ModelConfig from the common fields of ``hf``; ``variant`` sets what the family adds.
+    """Build a ModelConfig from the common fields of ``hf``; ``variant`` sets what the family adds. Heads may
+    rotate in part with ``partial_rotation``, and ``interleaved`` rotates neighbours.
 
     Raises:
         ModelError: a field is missing, of the wrong type, or names something unsupported.
@@ -27,6 +34,7 @@ def config_from_hf(
     num_heads = require_int(hf, "num_attention_heads")
     hidden_size = require_int(hf, "hidden_size")
     vocab_size = require_int(hf, "vocab_size")
+    rope = rope_from_hf(hf, may_be_partial=partial_rotation, interleaved=interleaved)
     is_swiftkv = optional_flag(hf, "swiftkv", "num_key_value_layers" in hf)
     return ModelConfig(
         model_type=model_type,
@@ -38,8 +46,8 @@ def config_from_hf(
         num_kv_heads=optional_int(hf, "num_key_value_heads", num_heads),
         head_dim=optional_int(hf, "head_dim", hidden_size // num_heads),
         rms_norm_eps=number(hf.get("rms_norm_eps", 1e-6), "rms_norm_eps", SMALLEST_EPS, 1.0),
-        max_position=require_int(hf, "max_position_embeddings"),
-        rope=rope_from_hf(hf),
+        max_position=max_position_of(hf, rope),
+        rope=rope,
         layer_windows=layer_windows if layer_windows is not None else (0,) * num_layers,
         tie_embeddings=optional_flag(hf, "tie_word_embeddings"),
         cut=optional_int(hf, "num_key_value_layers", num_layers) if is_swiftkv else num_layers,

@@ -159,6 +159,10 @@ class Block(nn.Module):
         else:
             self.gate_up = Linear(hidden, 2 * inner, config.mlp_bias, gated=True)
             self.down = Linear(inner, hidden, config.mlp_bias)
+        self.branch_norms = config.branch_norms
+        if self.branch_norms:
+            self.o_norm = RMSNorm(hidden, config.rms_norm_eps)
+            self.down_norm = RMSNorm(hidden, config.rms_norm_eps)
 
     def project_qkv(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return q ``[T, heads, d]``, k and v ``[T, kv_heads, d]``, none rotated (layers below the cut)."""
@@ -194,9 +198,15 @@ class Block(nn.Module):
                 k_scale=kv_scales[0],
                 v_scale=kv_scales[1],
             )
-        before, hidden = hidden, self.o(attended.flatten(1), residual=hidden)
+        before = hidden
+        if self.branch_norms:
+            hidden = hidden + self.o_norm(self.o(attended.flatten(1)))
+        else:
+            hidden = self.o(attended.flatten(1), residual=hidden)
         if policy.after_attention is not None:
             policy.after_attention(before, hidden, pool, step.query_start)
         if self.has_experts:
             return self.experts(self.post_norm(hidden), hidden)
+        if self.branch_norms:
+            return hidden + self.down_norm(self.down(self.gate_up(hidden, self.post_norm)))
         return self.down(self.gate_up(hidden, self.post_norm), residual=hidden)

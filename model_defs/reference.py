@@ -20,12 +20,15 @@ def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def _rotate(x: Tensor, config: ModelConfig) -> Tensor:
-    """Rotate ``[heads, tokens, head_dim]`` at positions 0, 1, …"""
-    angles = torch.outer(torch.arange(x.shape[1]).float(), config.rope.inverse_frequencies(config.head_dim))
-    cos, sin = torch.cat((angles, angles), -1).cos(), torch.cat((angles, angles), -1).sin()
-    half = config.head_dim // 2
-    turned = torch.cat((-x[..., half:], x[..., :half]), -1)
-    return (x.float() * cos + turned.float() * sin).to(x.dtype)
+    """Rotate ``[heads, tokens, head_dim]`` at positions 0, 1, …, with the amplitude in cos and sin."""
+    rope, dim = config.rope, config.rope.rotary_dim(config.head_dim)
+    angles = torch.outer(torch.arange(x.shape[1]).float(), rope.inverse_frequencies(config.head_dim)[: dim // 2])
+    cos, sin = rope.amplitude * angles.cos(), rope.amplitude * angles.sin()
+    rotated, passed = x[..., :dim].float(), x[..., dim:]
+    first, second = (rotated[..., 0::2], rotated[..., 1::2]) if rope.interleaved else rotated.chunk(2, -1)
+    turned = first * cos - second * sin, second * cos + first * sin
+    joined = torch.stack(turned, -1).flatten(-2) if rope.interleaved else torch.cat(turned, -1)
+    return torch.cat((joined.to(x.dtype), passed), -1)
 
 
 Attend = Callable[[int, Tensor, Tensor, Tensor, int], Tensor]
@@ -126,6 +129,9 @@ def reference_hidden(
             y = _rms_norm(y, weights[f"{norm}.weight"], config.rms_norm_eps)
         return y
 
+    def branch(x: Tensor, name: str) -> Tensor:
+        return _rms_norm(x, weights[f"{name}.weight"], config.rms_norm_eps) if config.branch_norms else x
+
     hidden = weights["model.embed_tokens.weight"][input_ids]
     single_input = hidden
     shared: dict[int, tuple[Tensor, Tensor]] = {}
@@ -149,8 +155,8 @@ def reference_hidden(
                 k, v = _cached(k, kv_dtype, k_scale), _cached(v, kv_dtype, v_scale)
             shared[owner] = k, v
         mixed = attend(owner, q, *shared[owner], config.layer_windows[layer])
-        hidden = hidden + linear(mixed, f"{attention}.o_proj")
+        hidden = hidden + branch(linear(mixed, f"{attention}.o_proj"), f"{prefix}.post_self_attn_layernorm")
         x = _rms_norm(hidden, weights[f"{prefix}.post_attention_layernorm.weight"], config.rms_norm_eps)
         run = _experts if config.has_experts(layer) else _mlp
-        hidden = hidden + run(config, linear, x, f"{prefix}.mlp")
+        hidden = hidden + branch(run(config, linear, x, f"{prefix}.mlp"), f"{prefix}.post_mlp_layernorm")
     return [*states, hidden]

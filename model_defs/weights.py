@@ -7,19 +7,22 @@ are never read.
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from model_defs.config import ModelConfig
+from model_defs.rotary_rows import RotaryRows
 
 _PROJECTION = re.compile(r"model\.layers\.(\d+)\.self_attn\.[qkv]_(proj|norm)\.")
+_ROTATED = re.compile(r"\.self_attn\.[qk]_(proj|norm)(_swiftkv)?\.")
 
 
 @dataclass(frozen=True)
 class Source:
-    """One checkpoint tensor and the shape it must have."""
+    """One checkpoint tensor, the shape it must have, and how its rows become the engine's where they do not stay."""
 
     name: str
     shape: tuple[int, ...]
+    rotary: RotaryRows | None = None
 
 
 @dataclass(frozen=True)
@@ -79,7 +82,18 @@ def is_teacher_only(name: str, cut: int) -> bool:
 
 def weight_specs(config: ModelConfig) -> list[WeightSpec]:
     """Return every tensor of the graphs in layer order, the early exit's head last."""
-    return list(_specs(config))
+    return [
+        replace(spec, sources=tuple(_rotated(source, config) for source in spec.sources)) for spec in _specs(config)
+    ]
+
+
+def _rotated(source: Source, config: ModelConfig) -> Source:
+    """A source of q or k as the engine stores it; any other as it is."""
+    part = _ROTATED.search(source.name)
+    if part is None:
+        return source
+    rotary = RotaryRows(config.rope, config.head_dim, is_last=part[1] == "norm" or not config.qk_norm)
+    return source if rotary.is_nothing else replace(source, rotary=rotary)
 
 
 def _specs(config: ModelConfig) -> Iterator[WeightSpec]:
@@ -100,6 +114,9 @@ def _specs(config: ModelConfig) -> Iterator[WeightSpec]:
             if layer in config.owners:
                 yield _norm(f"{name}.k_norm", f"{attention}.k_norm{suffix}", config.head_dim)
         yield from _linear(f"{name}.o", [(f"{attention}.o_proj", hidden)], config.q_dim, config.output_bias)
+        if config.branch_norms:
+            yield _norm(f"{name}.o_norm", f"{source}.post_self_attn_layernorm", hidden)
+            yield _norm(f"{name}.down_norm", f"{source}.post_mlp_layernorm", hidden)
         yield _norm(f"{name}.post_norm", f"{source}.post_attention_layernorm", hidden)
         if config.has_experts(layer):
             yield from _experts(config, f"{name}.experts", f"{source}.mlp")

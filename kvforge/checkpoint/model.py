@@ -1,12 +1,14 @@
 """Checkpoints of the models in ``model_defs``: configuration and weights that belong together."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 from kvforge.checkpoint import Checkpoint, open_checkpoint
+from kvforge.checkpoint.fused import split_fused
 from kvforge.checkpoint.reader import read_json
 from kvforge.common.errors import CheckpointError
-from model_defs import ModelConfig, ModelError, family_of, load_config, supported_family
+from model_defs import Family, ModelConfig, ModelError, family_of, load_config, supported_family
 from model_defs.weights import weight_specs
 
 _IS_NUMBER = re.compile("[0-9]{1,9}")
@@ -19,7 +21,18 @@ def open_model(path: str | Path) -> Checkpoint:
     _check_family(Path(path))
     checkpoint = open_checkpoint(path)
     family = family_of(checkpoint.hf_config)
-    return checkpoint if family is None else checkpoint.renamed(family.weight_name)
+    if family is None:
+        return checkpoint
+    checkpoint = checkpoint.renamed(family.weight_name)
+    return _split(checkpoint, family) if family.fused else checkpoint
+
+
+def _split(checkpoint: Checkpoint, family: Family) -> Checkpoint:
+    """The checkpoint with fused tensors as the rows of each module, whose number is the same in all layers."""
+    plain = replace(read_model_config(checkpoint), num_layers=1, layer_windows=(0,), cut=1, early_exit=False)
+    first = {source.name: source.shape[0] for spec in weight_specs(plain) for source in spec.sources}
+    rows = {end: [(part, first[f"model.layers.0.{part}.weight"]) for part in parts] for end, parts in family.fused}
+    return split_fused(checkpoint, rows)
 
 
 def _check_family(path: Path) -> None:

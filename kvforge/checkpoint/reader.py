@@ -25,10 +25,20 @@ MAX_JSON_BYTES = 1 << 26
 
 
 @dataclass(frozen=True)
+class Part:
+    """A tensor that is rows ``start`` to ``stop`` of the tensor ``whole``, which has ``total``."""
+
+    whole: str
+    start: int
+    stop: int
+    total: int
+
+
+@dataclass(frozen=True)
 class Checkpoint:
     """An opened checkpoint: ``hf_config`` is config.json, ``generation_config`` generation_config.json (empty
     where there is none), ``file_of_tensor`` says where each tensor lies, ``quantization`` how it was quantized,
-    ``stored_names`` what a renamed tensor is called there."""
+    ``stored_names`` what a renamed tensor is called there, ``parts`` which tensors are rows of a stored one."""
 
     path: Path
     hf_config: Mapping[str, Any]
@@ -36,6 +46,7 @@ class Checkpoint:
     file_of_tensor: Mapping[str, Path]
     quantization: Quantization | None = None
     stored_names: Mapping[str, str] = field(default_factory=dict)
+    parts: Mapping[str, Part] = field(default_factory=dict)
 
     def renamed(self, rename: Callable[[str], str]) -> "Checkpoint":
         """Return the checkpoint with each tensor under the name that ``rename`` makes of its own.
@@ -56,8 +67,33 @@ class Checkpoint:
     def layout(self, name: str) -> tuple[tuple[int, ...], str]:
         """Return shape and stored dtype, in safetensors' spelling, of tensor ``name``."""
         with safe_open(self._file(name), framework="pt") as file:
-            piece = file.get_slice(self.stored_names.get(name, name))
-            return tuple(piece.get_shape()), str(piece.get_dtype())
+            piece = file.get_slice(self._stored_name(name))
+            return self._part_shape(name, tuple(piece.get_shape())), str(piece.get_dtype())
+
+    def _stored_name(self, name: str) -> str:
+        whole = self._whole(name)
+        return self.stored_names.get(whole, whole)
+
+    def _whole(self, name: str) -> str:
+        """The tensor that ``name`` is part of, or itself."""
+        return self.parts[name].whole if name in self.parts else name
+
+    def _part_shape(self, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of ``name`` where its whole has ``shape``."""
+        part = self.parts.get(name)
+        if part is None:
+            return shape
+        if shape[:1] != (part.total,):
+            raise CheckpointError(
+                f"Tensor {self._stored_name(name)} in {self.path} has shape {list(shape)}, but config.json asks for "
+                f"{part.total} rows; config and weights do not belong together."
+            )
+        return (part.stop - part.start, *shape[1:])
+
+    def _rows(self, name: str, whole: Tensor) -> Tensor:
+        """What ``name`` is of its whole."""
+        part = self.parts.get(name)
+        return whole if part is None else whole[part.start : part.stop]
 
     def dtype(self, name: str) -> str:
         """Return the stored dtype of tensor ``name`` in safetensors' spelling, e.g. ``BF16``; ``F16`` for a weight that
@@ -72,16 +108,19 @@ class Checkpoint:
                 the checkpoint's quantization stores in another way.
         """
         stored = self._format_of(name)
-        found, dtype = (stored.shape(self, name), "F16") if stored is not None else self.layout(name)
+        if stored is not None:
+            found, dtype = self._part_shape(name, stored.shape(self, self._whole(name))), "F16"
+        else:
+            found, dtype = self.layout(name)
         if found != tuple(shape):
             raise CheckpointError(
                 f"Tensor {name} in {self.path} has shape {list(found)}, but config.json "
                 f"asks for {list(shape)}; config and weights do not belong together."
             )
         if dtype == "F8_E4M3" and self.quantization is not None and self.quantization.weight_algo is not None:
-            if f"{name}_scale" not in self.file_of_tensor:
+            if (scale := f"{self._whole(name)}_scale") not in self.file_of_tensor:
                 raise CheckpointError(
-                    f"Tensor {name} in {self.path} is FP8 and has no {name}_scale; the export is incomplete."
+                    f"Tensor {self._whole(name)} in {self.path} is FP8 and has no {scale}; the export is incomplete."
                 )
         elif dtype not in ("BF16", "F16", "F32", "F64"):
             raise CheckpointError(
@@ -97,7 +136,10 @@ class Checkpoint:
         """
         self.check(name, shape)
         stored = self._format_of(name)
-        tensor = stored.dequantize(self, name) if stored is not None else self.read_raw(name, finite=False)
+        if stored is not None:
+            tensor = self._rows(name, stored.dequantize(self, self._whole(name)))
+        else:
+            tensor = self.read_raw(name, finite=False)
         if tensor.dtype == torch.float8_e4m3fn:
             tensor = self._scaled(tensor, name)
         tensor = tensor.to(dtype or tensor.dtype)
@@ -107,25 +149,32 @@ class Checkpoint:
     def codes(self, name: str) -> Codes | None:
         """Return weight ``name`` in 4 bits, as int4 engines keep it, where the checkpoint stores it so; else None."""
         stored = self._format_of(name)
-        return None if stored is None else stored.codes(self, name)
+        codes = None if stored is None else stored.codes(self, self._whole(name))
+        if codes is None or name not in self.parts:
+            return codes
+        return codes.rows(torch.arange(self.parts[name].start, self.parts[name].stop), None)
 
     def has_codes(self, name: str) -> bool:
         """Whether ``codes`` returns any; reads no values."""
         stored = self._format_of(name)
-        return stored is not None and stored.keeps_codes(self, name)
+        return stored is not None and stored.keeps_codes(self, self._whole(name))
 
     def has_zero_points(self, name: str) -> bool:
         """Whether weight ``name`` has codes with zero points; reads no values."""
         stored = self._format_of(name)
-        return stored is not None and stored.keeps_codes(self, name) and not stored.has_middle_zeros(self, name)
+        if stored is None or not stored.keeps_codes(self, self._whole(name)):
+            return False
+        return not stored.has_middle_zeros(self, self._whole(name))
 
     def _format_of(self, name: str) -> WeightFormat | None:
         """What stores weight ``name`` in a way of its own, if anything does."""
         stored = self.quantization.weight_format if self.quantization is not None else None
-        return stored if stored is not None and name.endswith(".weight") and stored.holds(self, name) else None
+        is_held = stored is not None and name.endswith(".weight") and stored.holds(self, self._whole(name))
+        return stored if is_held else None
 
     def _scaled(self, tensor: Tensor, name: str) -> Tensor:
-        scale = self.read_raw(f"{name}_scale", finite=False).float()
+        scale = self.read_raw(f"{self._whole(name)}_scale", finite=False).float()
+        scale = self._rows(name, scale) if scale.numel() > 1 else scale
         largest = torch.finfo(torch.float32).max / torch.finfo(torch.float8_e4m3fn).max
         if scale.numel() not in (1, len(tensor)) or not bool(((scale > 0) & (scale <= largest)).all()):
             raise CheckpointError(
@@ -139,7 +188,10 @@ class Checkpoint:
         or an element is not ``finite``."""
         with safe_open(self._file(name), framework="pt") as file:
             try:
-                tensor: Tensor = file.get_tensor(self.stored_names.get(name, name))
+                stored, part = self._stored_name(name), self.parts.get(name)
+                tensor: Tensor = (
+                    file.get_tensor(stored) if part is None else file.get_slice(stored)[part.start : part.stop]
+                )
             except (SafetensorError, AttributeError) as error:
                 raise CheckpointError(
                     f"Tensor {name} in {self.path} cannot be read ({first_line(error)}); export the checkpoint again."

@@ -62,6 +62,7 @@ def build_engine(
         config = dataclasses.replace(config, early_exit=False)
     check_weights(checkpoint, config)
     resolved = _resolve(options, config, checkpoint)
+    config = config.for_length(resolved.max_seq_len)
     token_fields = tokens_of_policy(checkpoint.path / "tokenizer.json", config.vocab_size, resolved.policy)
     target.check_toolchain()
     with staging_directory(output, replace=overwrite) as staging:

@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 
 from kvforge.checkpoint import Checkpoint
+from kvforge.checkpoint.finite import check_finite
 from kvforge.checkpoint.safetensors_writer import TensorSpec, write_safetensors
 from kvforge.compiler.cpu_graph import AnyLinear, dtype_of_packed, linears, packed_tensors, stack_packed
 from model_defs import ModelConfig
 from model_defs.rope import rope_tables
-from model_defs.weights import WeightSpec, weight_specs
+from model_defs.weights import Source, WeightSpec, weight_specs
 from plugins.packed_linear.int4 import Codes, join, round_to_codes
 from plugins.packed_linear.packing import INT4
 
@@ -107,9 +108,21 @@ class _Packed:
             self.checkpoint.check(source.name, source.shape)
             codes = self.checkpoint.codes(source.name)
             if codes is None:
-                codes = round_to_codes(self.checkpoint.read(source.name, source.shape), zero_points)
+                codes = round_to_codes(_read(self.checkpoint, source), zero_points)
+            elif source.rotary is not None:
+                codes = codes.rows(source.rotary.order(source.shape[0]), source.rotary.factors(source.shape[0]))
             parts.append(codes.with_zeros() if zero_points else codes)
         return join(parts)
+
+
+def _read(checkpoint: Checkpoint, source: Source, dtype: torch.dtype | None = None) -> Tensor:
+    """A source as the engine has it, in ``dtype``; with None as it is stored, or in fp32 where rows were multiplied."""
+    if source.rotary is None:
+        return checkpoint.read(source.name, source.shape, dtype)
+    rows = source.rotary(checkpoint.read(source.name, source.shape))
+    rows = rows.to(dtype or rows.dtype)
+    check_finite(rows, source.name, checkpoint.path)
+    return rows
 
 
 def _fuse(checkpoint: Checkpoint, spec: WeightSpec, dtype: torch.dtype | None) -> Tensor:
@@ -117,7 +130,7 @@ def _fuse(checkpoint: Checkpoint, spec: WeightSpec, dtype: torch.dtype | None) -
     if spec.stacked:
         matrices = ({"": _fuse(checkpoint, matrix, dtype)} for matrix in spec.matrices)
         return stack_packed(matrices, spec.stacked)[""]
-    parts = [checkpoint.read(source.name, source.shape, dtype) for source in spec.sources]
+    parts = [_read(checkpoint, source, dtype) for source in spec.sources]
     if dtype is None and any(part.dtype == torch.float64 for part in parts):
         return _fuse(checkpoint, spec, torch.float32)
     return parts[0] if len(parts) == 1 else torch.cat(parts)

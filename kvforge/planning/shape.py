@@ -30,6 +30,7 @@ def shape_of_config(config: "ModelConfig", model: str | None = None) -> ModelSha
     extra = config.head_dim if config.qk_norm else 0  # the query's norm
     extra += config.hidden_size if config.output_bias else 0
     extra += 2 * config.intermediate_size + config.hidden_size if config.mlp_bias else 0
+    extra += 2 * config.hidden_size if config.branch_norms else 0
     parameters = dense_parameters(bare, tied=config.tie_embeddings, q_bias=config.qkv_bias, extra_per_layer=extra)
     return dataclasses.replace(bare, base_parameters=parameters)
 

@@ -6,7 +6,6 @@ from torch.nn import functional as F
 from kvforge.swiftkv.layout import Layout
 from model_defs import ModelConfig
 from model_defs.layers import RMSNorm
-from model_defs.rope import apply_rope
 
 KV = tuple[Tensor, Tensor]
 """Rotated K, and V, each ``[B, T, kv_heads, head_dim]``."""
@@ -46,12 +45,12 @@ class SwiftKVAttention(nn.Module):
 
     def key_value(self, x: Tensor, layout: Layout, teacher: bool = False) -> KV:
         """Return K and V of normalised ``x`` ``[B, T, hidden]``."""
-        k = apply_rope(self._heads(x, "k", teacher), layout.cos, layout.sin)
+        k = layout.rotate(self._heads(x, "k", teacher))
         return self.cached(k, self._heads(x, "v", teacher))
 
     def forward(self, x: Tensor, kv: KV, layout: Layout, teacher: bool = False) -> Tensor:
         """Attend from normalised ``x`` ``[B, T, hidden]`` to ``kv``; returns the same shape."""
-        q = apply_rope(self._heads(x, "q", teacher), layout.cos, layout.sin).transpose(1, 2)
+        q = layout.rotate(self._heads(x, "q", teacher)).transpose(1, 2)
         repeats = q.shape[1] // kv[0].shape[2]
         k, v = (t.transpose(1, 2).repeat_interleave(repeats, dim=1).to(q.dtype) for t in kv)
         mask = layout.masks[self.window]

@@ -7,17 +7,24 @@ import torch
 from torch import Tensor
 
 from model_defs import ModelConfig
-from model_defs.rope import rope_cos_sin
+from model_defs.rope import apply_rope, rope_cos_sin
+from model_defs.rotary_rows import amplitudes, head_order
 
 
 @dataclass(frozen=True)
 class Layout:
-    """``cos`` and ``sin`` ``[B or 1, T, head_dim / 2]`` fp32; ``masks`` by attention window: bool ``[B or 1, 1, T, T]``
-    (true: attends), or None where plain causal attention says the same."""
+    """``cos`` and ``sin`` ``[B or 1, T, head_dim / 2]`` fp32, with RoPE's amplitude; ``masks`` by attention window:
+    bool ``[B or 1, 1, T, T]`` (true: attends), or None where plain causal attention says the same. ``head_order`` is
+    where the model has each element of a head whose halves rotate, None where they are in that order."""
 
     cos: Tensor
     sin: Tensor
     masks: Mapping[int, Tensor | None]
+    head_order: Tensor | None = None
+
+    def rotate(self, heads: Tensor) -> Tensor:
+        """Return q or k ``[B, T, heads, head_dim]`` rotated, their elements in the order of ``head_order``."""
+        return apply_rope(heads if self.head_order is None else heads[..., self.head_order], self.cos, self.sin)
 
 
 def make_layout(
@@ -33,16 +40,19 @@ def make_layout(
     """
     index = torch.arange(length, device=device)
     if segments is None:
-        positions, same = index[None], None
+        positions, same, longest = index[None], None, length
     else:
         segments = segments.to(device)
         begins = torch.ones_like(segments, dtype=torch.bool)
         begins[:, 1:] = segments[:, 1:] != segments[:, :-1]
         start = torch.where(begins, index, 0).cummax(dim=1).values  # of the sample each token is in
         positions, same = index - start, start[:, :, None] == start[:, None, :]
-    cos, sin = rope_cos_sin(positions, config.rope.inverse_frequencies(config.head_dim).to(device))
+        longest = int(positions.max()) + 1
+    rope, head_dim = config.rope.for_length(longest), config.head_dim
+    amplitude, order = amplitudes(rope, head_dim).to(device), head_order(rope, head_dim)
+    cos, sin = (amplitude * x for x in rope_cos_sin(positions, rope.inverse_frequencies(head_dim).to(device)))
     masks = {window: _mask(index, same, window, length) for window in set(config.layer_windows)}
-    return Layout(cos, sin, masks)
+    return Layout(cos, sin, masks, None if order is None else order.to(device))
 
 
 def _mask(index: Tensor, same: Tensor | None, window: int, length: int) -> Tensor | None:

@@ -71,14 +71,19 @@ class DecoderLayer(nn.Module):
         sizes, has_experts = config.experts, config.has_experts(layer)
         dense = (config.hidden_size, config.intermediate_size, config.mlp_bias)
         self.mlp = MixtureOfExperts(config.hidden_size, sizes) if sizes and has_experts else MLP(*dense)
+        self.post_self_attn_layernorm: nn.Module = nn.Identity()
+        self.post_mlp_layernorm: nn.Module = nn.Identity()
+        if config.branch_norms:
+            self.post_self_attn_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+            self.post_mlp_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
     def forward(self, hidden: Tensor, kv: KV | None, layout: Layout, teacher: bool = False) -> Tensor:
         """Return the next residual stream ``[B, T, hidden]``; without ``kv``, K and V come from ``hidden`` itself."""
         x = self.input_layernorm(hidden)
         if kv is None:
             kv = self.self_attn.key_value(x, layout, teacher)
-        hidden = hidden + self.self_attn(x, kv, layout, teacher)
-        return hidden + self.mlp(self.post_attention_layernorm(hidden))
+        hidden = hidden + self.post_self_attn_layernorm(self.self_attn(x, kv, layout, teacher))
+        return hidden + self.post_mlp_layernorm(self.mlp(self.post_attention_layernorm(hidden)))
 
 
 class Decoder(nn.Module):

@@ -113,6 +113,11 @@ def _check(config: ModelConfig, vllm_config: VllmConfig) -> None:
     size = get_tensor_model_parallel_world_size()
     if not config.is_swiftkv:
         raise ValueError("the model has no cut; serve the checkpoint that it was made of.")
+    if config.experts or config.branch_norms or config.rope.partial < 1 or config.rope.interleaved:
+        raise ValueError(
+            f"SwiftKV checkpoints of {config.model_type} do not run on vLLM (experts, norms of branches and heads that "
+            "rotate otherwise are not there); serve them with kvforge."
+        )
     if vllm_config.quant_config is not None:
         raise ValueError("SwiftKV checkpoints with quantized weights do not run on vLLM; give the one in bfloat16.")
     if config.num_kv_heads % size:

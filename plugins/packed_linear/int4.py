@@ -44,6 +44,14 @@ class Codes:
         zeros = MIDDLE if self.zeros is None else self._spread(self.zeros).float()
         return (self.codes.float() - zeros) * self._spread(self.scales)
 
+    def rows(self, order: Tensor | None, factors: Tensor | None) -> "Codes":
+        """Return the outputs of `order` `[N']`, by default all, each multiplied by its factor `[N']` where there are
+        some."""
+        take = slice(None) if order is None else order
+        scales, zeros = self.scales[take], None if self.zeros is None else self.zeros[take]
+        scales = scales if factors is None else scales * factors[:, None]
+        return Codes(self.codes[take], scales, zeros, self.group_depth)
+
     def in_groups_of(self, depth: int) -> "Codes":
         """Return the same weight with a scale for each `depth` columns, a divisor of `group_depth`."""
         times, groups = self.group_depth // depth, -(-self.codes.shape[1] // depth)

@@ -39,7 +39,10 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "no config": (lambda p: (p / "config.json").unlink(), "is not a checkpoint"),
     "config is no JSON": (lambda p: (p / "config.json").write_text("{"), "cannot be read as JSON"),
     "unsupported architecture": (lambda p: edit_config(p, model_type="mamba"), "model_type 'mamba' is not supported"),
-    "unsupported rope": (lambda p: edit_config(p, rope_scaling={"rope_type": "yarn"}, rope_parameters=None), "'yarn'"),
+    "unsupported rope": (
+        lambda p: edit_config(p, rope_scaling={"rope_type": "dynamic"}, rope_parameters=None),
+        "'dynamic' is not supported; supported are default, linear, llama3, yarn and longrope",
+    ),
     "heads do not divide": (lambda p: edit_config(p, num_key_value_heads=3), "must be a multiple of"),
     "field of wrong type": (lambda p: edit_config(p, vocab_size="many"), "integer vocab_size"),
     "field missing": (lambda p: edit_config(p, hidden_size=None), "integer hidden_size"),

@@ -54,6 +54,9 @@ REWIRED = {family: spec(family, 2, 2, num_hidden_layers=4) for family in FAMILIE
     ),
 }
 
+SESSIONS = ("glm", "glm4", "phi3")
+"""Families whose graphs test_rotations.py runs without compiling them."""
+
 
 @lru_cache
 def session_of(engine: Path) -> Session:
@@ -75,7 +78,7 @@ def engine_logits(engine: Path, tokens: list[int], chunk: int) -> Tensor:
 
 @pytest.mark.parametrize("family", PLAIN)
 def test_plain_engine_equals_transformers(family: str, engines: EngineShelf, full: bool) -> None:
-    if not full and family == "mixtral":
+    if not full and family in ("mixtral", *SESSIONS):
         pytest.skip("another engine to compile; run with --full")
     engine = engines.engine(PLAIN[family])
     model = transformers.AutoModelForCausalLM.from_pretrained(
@@ -91,7 +94,7 @@ def test_plain_engine_equals_transformers(family: str, engines: EngineShelf, ful
 
 @pytest.mark.parametrize("case", REWIRED)
 def test_swiftkv_engine_equals_the_all_token_reference(case: str, engines: EngineShelf, full: bool) -> None:
-    if not full and case in ("mistral", "qwen3", "mixtral"):
+    if not full and case in ("mistral", "qwen3", "mixtral", *SESSIONS):
         pytest.skip("another engine to compile; run with --full")
     engine, checkpoint = engines.engine(REWIRED[case]), engines.checkpoint(REWIRED[case])
     tokens, config = tokens_for(engine), config_of(checkpoint)

@@ -98,6 +98,9 @@ def test_the_papers_own_rounding_gives_its_relative_costs():
         ("qwen2.5-7b", 7_615_616_512),
         ("qwen2.5-14b", 14_770_033_664),
         ("qwen2.5-32b", 32_763_876_352),
+        ("phi-4-mini", 3_836_021_760),
+        ("yi-1.5-9b", 8_829_407_232),
+        ("yi-1.5-34b", 34_388_917_248),
         ("deepseek-v2-lite", 15_706_484_224),
     ],
 )

@@ -1,10 +1,13 @@
 """What a config.json means: absent fields as in transformers, and one sentence for what cannot be read."""
 
 import dataclasses
+import math
 from typing import Any
 
 import pytest
 
+from kvforge.planning.presets import PRESETS
+from kvforge.planning.shape import shape_of_config
 from model_defs import ModelError, load_config
 from tests.support.models.checkpoints import FAMILIES
 
@@ -66,6 +69,53 @@ def test_the_old_spelling_of_the_scaling_type() -> None:
     assert (rope.kind, rope.factor) == ("linear", 2.0)
 
 
+def test_yarn_extends_the_positions() -> None:
+    """As vLLM and the models' own pages mean it, whether max_position_embeddings says so already or not."""
+    for positions, expected in ((8192, 32768), (40960, 40960), (1024, 32768)):
+        scaling = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8192}
+        hf = {**BASE, "model_type": "qwen2", "rope_scaling": scaling, "max_position_embeddings": positions}
+        assert load_config(hf).max_position == expected
+    scaling["factor"] = None
+    config = load_config({**BASE, "model_type": "llama", "rope_scaling": scaling, "max_position_embeddings": 32768})
+    assert (config.rope.factor, config.max_position) == (4.0, 32768)
+
+
+def test_longrope_has_factors_for_each_length() -> None:
+    """The lengths of both lists are those of a head's pairs; beyond the original context the long ones hold."""
+    factors = {"short_factor": [1.0], "long_factor": [4.0]}
+    hf = {**BASE, "model_type": "llama", "rope_scaling": {"type": "longrope", **factors}}
+    config = load_config({**hf, "head_dim": 2, "original_max_position_embeddings": 512})
+    assert config.rope.amplitude == pytest.approx(math.sqrt(1 + math.log(16) / math.log(512)))
+    assert config.rope.is_long and not config.for_length(512).rope.is_long and config.for_length(513) == config
+    assert config.rope.inverse_frequencies(2) * 4 == config.for_length(512).rope.inverse_frequencies(2) == 1
+
+
+def test_yi_is_the_planners_preset() -> None:
+    """What config.json of Yi-1.5-9B says is a Llama."""
+    sizes = {"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 48, "vocab_size": 64000}
+    heads = {"num_attention_heads": 32, "num_key_value_heads": 4, "max_position_embeddings": 4096, "rope_theta": 5e6}
+    hf = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], **sizes, **heads, "rms_norm_eps": 1e-6}
+    config = load_config(hf)
+    assert shape_of_config(config, "yi-1.5-9b") == PRESETS["yi-1.5-9b"].shape
+    assert config.rope.theta == 5e6
+
+
+@pytest.mark.parametrize("kind", ["su", "yarn", "longrope"])
+def test_what_phi3_calls_longrope(kind: str) -> None:
+    """The names of its first checkpoints. Its own original context is 4096; half a head's pairs rotate."""
+    factors = {"short_factor": [1.0], "long_factor": [4.0]}
+    hf = {**BASE, "model_type": "phi3", "head_dim": 4, "partial_rotary_factor": 0.5, "sliding_window": 8192}
+    config = load_config({**hf, "rope_scaling": {"type": kind, **factors}})
+    assert (config.rope.kind, config.rope.original_max_position) == ("longrope", 4096)
+    assert config.rope.inverse_frequencies(4).tolist() == [0.25, 0.0]
+    assert set(config.layer_windows) == {0}  # nothing is outside of it
+    assert set(load_config({**hf, "sliding_window": 8191}).layer_windows) == {8191}
+
+
+YARN = {"rope_type": "yarn", "factor": 4.0}
+LONGROPE = {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [1.0]}
+
+
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
@@ -74,6 +124,28 @@ def test_the_old_spelling_of_the_scaling_type() -> None:
         ({"rope_scaling": "linear"}, "one object of numbers"),
         ({"rope_parameters": {"full_attention": {"rope_theta": 5e5}}}, "one object of numbers"),
         ({"rope_scaling": {"type": "linear", "factor": "x"}}, "factor is 'x' in config.json"),
+        ({"rope_scaling": {"type": "yarn"}}, "needs factor"),
+        ({"rope_scaling": {**YARN, "factor": 1e7}}, "factor is 10000000.0"),
+        ({"rope_scaling": {**YARN, "factor": 1e6}}, "max_position_embeddings is 8192000000"),
+        ({"rope_scaling": {**YARN, "attention_factor": 0}}, "attention_factor is 0"),
+        ({"rope_scaling": {**YARN, "beta_fast": "x"}}, "beta_fast is 'x'"),
+        ({"rope_scaling": {**YARN, "mscale": "x", "mscale_all_dim": 1}}, "mscale is 'x'"),
+        ({"rope_scaling": {**YARN, "truncate": 1}}, "truncate is 1"),
+        ({"rope_scaling": YARN, "rope_theta": 1.0}, "rope_theta above 1"),
+        ({"rope_scaling": YARN, "original_max_position_embeddings": "4k"}, "original_max_position_embeddings"),
+        ({"rope_scaling": {"type": "longrope"}}, "needs short_factor"),
+        ({"rope_scaling": {**LONGROPE, "long_factor": 2.0}}, "long_factor is 2.0 in config.json; it must be a list"),
+        (
+            {"rope_scaling": {**LONGROPE, "short_factor": [1, 2]}},
+            "has 2 numbers as its short_factor; 2 rotated elements",
+        ),
+        ({"rope_scaling": {**LONGROPE, "short_factor": [0]}}, "short_factor is 0 in config.json"),
+        ({"rope_scaling": {**LONGROPE, "long_mscale": 1.2}}, "long_mscale is not supported"),
+        ({"rope_scaling": LONGROPE, "original_max_position_embeddings": 1}, "above 1"),
+        ({"rope_scaling": {"type": ["yarn"]}}, "['yarn'] is not supported"),
+        ({"model_type": "glm", "partial_rotary_factor": 1.5}, "partial_rotary_factor is 1.5"),
+        ({"model_type": "glm", "head_dim": 6}, "rotates 3 of 6 elements"),
+        ({"model_type": "glm", "partial_rotary_factor": 0}, "rotates 0 of 128 elements"),
         ({"partial_rotary_factor": 0.5}, "Partial rotary"),
         ({"partial_rotary_factor": "x"}, "partial_rotary_factor is 'x'"),
         ({"num_key_value_layers": "2"}, "num_key_value_layers"),

@@ -19,9 +19,37 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32}
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0, 1.05, 1.1, 1.2, 1.3, 1.4, 1.6, 1.8],
+    "long_factor": [1.1, 1.4, 2.0, 3.0, 5.0, 8.0, 12.0, 16.0],
+}
 CASES = {family: (family, {}) for family in FAMILIES} | {
     "llama-3-rope": ("llama", {"rope_parameters": LLAMA3}),
     "llama-linear-rope": ("llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 5000.0, "factor": 2.0}}),
+    "llama-yarn": ("llama", {"rope_parameters": YARN}),
+    "qwen2-yarn-ramp": ("qwen2", {"rope_parameters": {**YARN, "beta_fast": 8, "beta_slow": 2, "truncate": False}}),
+    "qwen3-yarn-amplitude": ("qwen3", {"rope_parameters": {**YARN, "attention_factor": 1.4}}),
+    "mistral-yarn-mscale": (
+        "mistral",
+        {"rope_parameters": {**YARN, "beta_fast": None, "beta_slow": 0, "mscale": 0.7, "mscale_all_dim": 1.3}},
+    ),
+    "llama-yarn-without-factor": (
+        "llama",
+        {"rope_parameters": {**YARN, "factor": None}, "max_position_embeddings": 256},
+    ),
+    "llama-yarn-top-level-length": (
+        "llama",
+        {"rope_parameters": {**YARN, "original_max_position_embeddings": 64}, "original_max_position_embeddings": 32},
+    ),
+    "llama-longrope-short": ("llama", {"rope_parameters": LONGROPE, "original_max_position_embeddings": 90}),
+    "llama-longrope-long": ("llama", {"rope_parameters": LONGROPE, "original_max_position_embeddings": 40}),
+    "llama-longrope-factor": (
+        "llama",
+        {"rope_parameters": {**LONGROPE, "factor": 8.0}, "original_max_position_embeddings": 40},
+    ),
     "llama-biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
     "llama-tied-mqa": ("llama", {"tie_word_embeddings": True, "num_key_value_heads": 1}),
     "mistral": ("mistral", {"sliding_window": None}),
@@ -38,7 +66,7 @@ def test_reference_equals_transformers(case: str, tmp_path) -> None:
     input_ids = torch.randint(3, 320, (1, 90))
     with torch.no_grad():
         expected = model(input_ids).logits[0]
-    config = load_config(json.loads((path / "config.json").read_text()))
+    config = load_config(json.loads((path / "config.json").read_text())).for_length(input_ids.shape[1])
     actual = reference_logits(config, load_weights(path), input_ids[0])
     assert_near(actual, expected, model_error(config, input_ids.shape[1]))
 

@@ -29,7 +29,7 @@ def with_teacher(path: Path, family: str, cut: int, group_size: int, **options) 
     """A rewired checkpoint that keeps the teacher's projections, as the public code's do."""
     plain = make_checkpoint(path / "plain", family, **options)
     rewired = make_checkpoint(path / "rewired", family, cut=cut, group_size=group_size, **options)
-    merged = {**load_file(plain / "model.safetensors"), **load_file(rewired / "model.safetensors")}
+    merged = {**load_weights(plain), **load_weights(rewired)}
     save_file(merged, rewired / "model.safetensors", metadata={"format": "pt"})
     return rewired
 

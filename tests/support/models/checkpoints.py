@@ -1,5 +1,6 @@
 """Random-weight checkpoints in Hugging Face format, made by transformers and rewired to SwiftKV by hand."""
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ SMALL: dict[str, Any] = {
     "max_position_embeddings": 512,
     "bos_token_id": 1,
     "eos_token_id": 2,
+    "pad_token_id": None,
     "tie_word_embeddings": False,
     "num_experts": 8,
     "num_local_experts": 8,
@@ -78,7 +80,7 @@ def make_checkpoint(
     of the model is invisible in the logits.
     """
     config_class, model_class = FAMILIES[family]
-    config = config_class(**{**SMALL, **overrides})
+    config = config_class(**copy.deepcopy({**SMALL, **overrides}))  # it writes into its arguments
     torch.manual_seed(seed)
     model = model_class(config)
     for name, parameter in model.named_parameters():
@@ -119,7 +121,7 @@ def rewire(path: Path, cut: int, group_size: int, seed: int) -> None:
         "model_type": hf["model_type"] + "_swiftkv",
     }
     (path / "config.json").write_text(json.dumps(hf))
-    weights = load_file(path / "model.safetensors")
+    weights = load_weights(path)
     generator = torch.Generator().manual_seed(seed + 1)
     rewired: dict[str, Tensor] = {
         "model.norm_swiftkv.weight": 1
@@ -140,7 +142,20 @@ def rewire(path: Path, cut: int, group_size: int, seed: int) -> None:
 
 
 def load_weights(path: Path) -> dict[str, Tensor]:
-    """Return all tensors of a checkpoint by the names of ``model_defs.weights``."""
-    name_of = supported_family(json.loads((path / "config.json").read_text())).weight_name
-    files = sorted(path.glob("*.safetensors"))
-    return {name_of(name): tensor for file in files for name, tensor in load_file(file).items()}
+    """Return all tensors of a checkpoint by the names of ``model_defs.weights``, fused ones as their projections."""
+    hf = json.loads((path / "config.json").read_text())
+    head_dim = hf.get("head_dim") or hf["hidden_size"] // hf["num_attention_heads"]
+    name_of = supported_family(hf).weight_name
+    heads = (hf["num_attention_heads"], hf["num_key_value_heads"], hf["num_key_value_heads"])
+    weights: dict[str, Tensor] = {}
+    for file in sorted(path.glob("*.safetensors")):
+        for name, tensor in load_file(file).items():
+            if ".qkv_proj." in name:
+                pieces = zip("qkv", tensor.split([count * head_dim for count in heads]), strict=True)
+                weights |= {name.replace("qkv_proj", f"{part}_proj"): piece.clone() for part, piece in pieces}
+            elif ".gate_up_proj." in name:
+                pieces = zip(("gate", "up"), tensor.chunk(2), strict=True)
+                weights |= {name.replace("gate_up", part): piece.clone() for part, piece in pieces}
+            else:
+                weights[name_of(name)] = tensor
+    return weights

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from kvforge.checkpoint.model import open_model
 from kvforge.distill.data import pack_samples
@@ -13,7 +13,7 @@ from kvforge.distill.packing import DataSettings, PackedData
 from kvforge.distill.samples import Sample
 from kvforge.swiftkv import SwiftKVForCausalLM, load_model
 from model_defs import load_config
-from tests.support.models.checkpoints import make_checkpoint
+from tests.support.models.checkpoints import load_weights, make_checkpoint
 
 
 def rewired_checkpoint(
@@ -30,7 +30,7 @@ def rewired_checkpoint(
         "early_exit": early_exit,
     }
     (path / "config.json").write_text(json.dumps(hf))
-    weights = load_file(path / "model.safetensors")
+    weights = load_weights(path)
     new = {"model.norm_swiftkv.weight": weights[f"model.layers.{cut}.input_layernorm.weight"].clone()}
     for name, tensor in weights.items():
         parts = name.split(".")

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from kvforge.checkpoint import open_checkpoint
+from kvforge.checkpoint.model import open_model
 from kvforge.compiler.convert import convert_weights
 from kvforge.compiler.onnx_export import RESULTS, pool_names, write_onnx
 from kvforge.compiler.options import ResolvedOptions
@@ -33,6 +33,7 @@ class OnnxCase:
 CASES = {
     "swiftkv": OnnxCase("llama", 2, 2, model=(("num_hidden_layers", 5),)),
     "plain, sliding window": OnnxCase("mistral", model=(("num_hidden_layers", 2), ("sliding_window", 24))),
+    "rotation in part, norms of branches": OnnxCase("glm4", 2, 2, model=(("num_hidden_layers", 3),)),
     "qk norm, tied, int8": OnnxCase(
         "qwen3", 1, 2, "int8", model=(("num_hidden_layers", 3), ("tie_word_embeddings", True))
     ),
@@ -79,7 +80,7 @@ def export_case(case: OnnxCase, folder: Path, graphs: tuple[str, ...] = ("lower"
         "tensorrt", case.dtype, case.kv_dtype, 4, 64, 512, 8, kv_scales=static_scales(config, case.kv_dtype)
     )
     engine = ExportedEngine(folder, checkpoint, config, options)
-    convert_weights(open_checkpoint(checkpoint), config, options.torch_dtype, engine.weights)
+    convert_weights(open_model(checkpoint), config, options.torch_dtype, engine.weights)
     for graph in graphs:
         write_onnx(graph, config, options, engine.file(graph), engine.weights)
     return engine

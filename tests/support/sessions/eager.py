@@ -85,6 +85,7 @@ def eager_session(checkpoint: Path, options: BuildOptions) -> EagerSession:
     source = open_model(checkpoint)
     config = read_model_config(source)
     resolved = resolve(options, config, source.dtype("model.embed_tokens.weight"))
+    config = config.for_length(resolved.max_seq_len)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "weights.safetensors"
         dtype, packed = resolved.torch_dtype, resolved.packed_dtype
