@@ -77,7 +77,7 @@ def _check_format(checkpoint: Checkpoint, config: ModelConfig) -> None:
     stored = checkpoint.quantization.weight_format if checkpoint.quantization is not None else None
     if stored is None or not stored.has_weights:
         return
-    names = (source.name for spec in weight_specs(config) for source in spec.sources)
+    names = (checkpoint.whole(source.name) for spec in weight_specs(config) for source in spec.sources)
     if not any(name.endswith(".weight") and stored.holds(checkpoint, name) for name in names):
         raise CheckpointError(
             f"{checkpoint.path} has quantization_config of {stored.name} in config.json and no weight that is stored "

@@ -71,11 +71,11 @@ class Checkpoint:
             return self._part_shape(name, tuple(piece.get_shape())), str(piece.get_dtype())
 
     def _stored_name(self, name: str) -> str:
-        whole = self._whole(name)
+        whole = self.whole(name)
         return self.stored_names.get(whole, whole)
 
-    def _whole(self, name: str) -> str:
-        """The tensor that ``name`` is part of, or itself."""
+    def whole(self, name: str) -> str:
+        """Return the name of the tensor that ``name`` is part of, or its own."""
         return self.parts[name].whole if name in self.parts else name
 
     def _part_shape(self, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -109,7 +109,7 @@ class Checkpoint:
         """
         stored = self._format_of(name)
         if stored is not None:
-            found, dtype = self._part_shape(name, stored.shape(self, self._whole(name))), "F16"
+            found, dtype = self._part_shape(name, stored.shape(self, self.whole(name))), "F16"
         else:
             found, dtype = self.layout(name)
         if found != tuple(shape):
@@ -118,9 +118,9 @@ class Checkpoint:
                 f"asks for {list(shape)}; config and weights do not belong together."
             )
         if dtype == "F8_E4M3" and self.quantization is not None and self.quantization.weight_algo is not None:
-            if (scale := f"{self._whole(name)}_scale") not in self.file_of_tensor:
+            if (scale := f"{self.whole(name)}_scale") not in self.file_of_tensor:
                 raise CheckpointError(
-                    f"Tensor {self._whole(name)} in {self.path} is FP8 and has no {scale}; the export is incomplete."
+                    f"Tensor {self.whole(name)} in {self.path} is FP8 and has no {scale}; the export is incomplete."
                 )
         elif dtype not in ("BF16", "F16", "F32", "F64"):
             raise CheckpointError(
@@ -137,7 +137,7 @@ class Checkpoint:
         self.check(name, shape)
         stored = self._format_of(name)
         if stored is not None:
-            tensor = self._rows(name, stored.dequantize(self, self._whole(name)))
+            tensor = self._rows(name, stored.dequantize(self, self.whole(name)))
         else:
             tensor = self.read_raw(name, finite=False)
         if tensor.dtype == torch.float8_e4m3fn:
@@ -149,7 +149,7 @@ class Checkpoint:
     def codes(self, name: str) -> Codes | None:
         """Return weight ``name`` in 4 bits, as int4 engines keep it, where the checkpoint stores it so; else None."""
         stored = self._format_of(name)
-        codes = None if stored is None else stored.codes(self, self._whole(name))
+        codes = None if stored is None else stored.codes(self, self.whole(name))
         if codes is None or name not in self.parts:
             return codes
         return codes.rows(torch.arange(self.parts[name].start, self.parts[name].stop), None)
@@ -157,23 +157,23 @@ class Checkpoint:
     def has_codes(self, name: str) -> bool:
         """Whether ``codes`` returns any; reads no values."""
         stored = self._format_of(name)
-        return stored is not None and stored.keeps_codes(self, self._whole(name))
+        return stored is not None and stored.keeps_codes(self, self.whole(name))
 
     def has_zero_points(self, name: str) -> bool:
         """Whether weight ``name`` has codes with zero points; reads no values."""
         stored = self._format_of(name)
-        if stored is None or not stored.keeps_codes(self, self._whole(name)):
+        if stored is None or not stored.keeps_codes(self, self.whole(name)):
             return False
-        return not stored.has_middle_zeros(self, self._whole(name))
+        return not stored.has_middle_zeros(self, self.whole(name))
 
     def _format_of(self, name: str) -> WeightFormat | None:
         """What stores weight ``name`` in a way of its own, if anything does."""
         stored = self.quantization.weight_format if self.quantization is not None else None
-        is_held = stored is not None and name.endswith(".weight") and stored.holds(self, self._whole(name))
+        is_held = stored is not None and name.endswith(".weight") and stored.holds(self, self.whole(name))
         return stored if is_held else None
 
     def _scaled(self, tensor: Tensor, name: str) -> Tensor:
-        scale = self.read_raw(f"{self._whole(name)}_scale", finite=False).float()
+        scale = self.read_raw(f"{self.whole(name)}_scale", finite=False).float()
         scale = self._rows(name, scale) if scale.numel() > 1 else scale
         largest = torch.finfo(torch.float32).max / torch.finfo(torch.float8_e4m3fn).max
         if scale.numel() not in (1, len(tensor)) or not bool(((scale > 0) & (scale <= largest)).all()):

@@ -88,7 +88,9 @@ struct RowScratch {
   // The sums of row `r` over a block, as float32 in the order of the dimensions.
   template <typename Pool>
   const float* ordered(int64_t r, const Weights& weights_of_row) const {
-    order_sums<Pool>(sums + r * vectors * 16, vectors, kShift<Pool> * weights_of_row.sum, weights_of_row.unit, fresh);
+    // Weights that are not finite have any sum, which must not overflow an int.
+    const int64_t shift = kShift<Pool> * static_cast<int64_t>(weights_of_row.sum);
+    order_sums<Pool>(sums + r * vectors * 16, vectors, static_cast<int32_t>(shift), weights_of_row.unit, fresh);
     return fresh;
   }
 };

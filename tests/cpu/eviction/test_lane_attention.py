@@ -82,6 +82,7 @@ def test_every_head_sees_its_own_columns_and_the_later_pages(dtype: torch.dtype)
             torch.tensor(table, dtype=torch.int32),
             DIM**-0.5,
             (1.0, 1.0),
+            0,
         )
         want = torch.cat(expected)
         # Sums of at most 24 weighted values, of weights and values that are rounded once each.
