@@ -1,0 +1,27 @@
+"""SealPages on CPU against its definition, and what it refuses."""
+
+import pytest
+import torch
+
+import plugins
+from plugins.seal_pages.cases import random_case
+from tests.support.operators.backends import run_cpu
+from tests.support.operators.cases import difference, fresh, reference
+
+
+def test_the_kernel_is_its_definition() -> None:
+    plugins.load_library()
+    for seed in range(25):
+        args = random_case(seed, small=True)
+        wrong = difference("seal_pages", args, run_cpu("seal_pages", args), reference("seal_pages", args))
+        assert wrong is None, (seed, wrong)
+
+
+def test_pages_outside_the_pools_are_refused_before_any_write() -> None:
+    plugins.load_library()
+    args = list(fresh("seal_pages", random_case(1)))
+    args[2] = torch.tensor([[0, 0], [0, 99]], dtype=torch.int32)
+    before = [x.clone() for x in args[3:]]
+    with pytest.raises(RuntimeError, match="seal_pages: seal names page 99 of"):
+        torch.ops.kvforge.seal_pages(*args)
+    assert all(torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in zip(args[3:], before, strict=True))
