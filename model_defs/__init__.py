@@ -46,7 +46,7 @@ def load_config(hf: Mapping[str, Any], generation: Mapping[str, Any] | None = No
     name their end-of-turn token there.
 
     Raises:
-        ModelError: unknown ``model_type`` or a bad field.
+        ModelError: unknown ``model_type``, a bad field, or a SwiftKV cut where the family has none.
     """
     model_type, family = hf.get("model_type"), supported_family(hf)
     if str(model_type).endswith("_swiftkv") and "num_key_value_layers" not in hf:
@@ -54,6 +54,9 @@ def load_config(hf: Mapping[str, Any], generation: Mapping[str, Any] | None = No
             f"A {model_type} config.json needs num_key_value_layers, the first layer whose KV comes "
             "from the single input."
         )
+    is_cut = str(model_type).endswith("_swiftkv") or "num_key_value_layers" in hf
+    if is_cut and not family.is_rewired:
+        raise ModelError(f"{family.model_type} models have no SwiftKV form; give the checkpoint as it was published.")
     config = family.from_hf(hf)
     more = token_ids(generation or {}, "eos_token_id", config.vocab_size, "generation_config.json")
     return dataclasses.replace(config, eos_token_ids=tuple(dict.fromkeys(config.eos_token_ids + more)))

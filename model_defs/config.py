@@ -31,6 +31,12 @@ class ModelConfig:
     ``activation`` is the gate's, ``silu`` or ``gelu_tanh``. ``local_rope`` rotates in layers with a window, where these
     have another. Scores are multiplied by ``attention_scale``, by head_dim^-0.5 where it is None; token embeddings by
     ``embedding_scale``. ``norm_offset`` is added to the gains of all norms as checkpoints store them.
+
+    ``layer_owners`` are the layers whose K,V caches the layers read, where the model was trained so: then no layer from
+    ``cut`` on owns one, and prompt tokens need not run those. ``global_head_dim`` is the size of heads in layers
+    without a window, and ``layer_intermediate_sizes`` those of the MLPs, where they differ. ``v_norm`` norms values,
+    without gains. ``layer_scalar`` multiplies what leaves each layer. ``logit_cap`` bounds logits by tanh. Each layer
+    adds a projection of ``per_layer_input`` numbers of its own for each token, of a table for ``per_layer_vocab`` ids.
     """
 
     model_type: str
@@ -61,6 +67,14 @@ class ModelConfig:
     embedding_scale: float = 1.0
     norm_offset: float = 0.0
     layer_norms: LayerNorms = LayerNorms()
+    layer_owners: tuple[int, ...] = ()
+    global_head_dim: int | None = None
+    layer_intermediate_sizes: tuple[int, ...] = ()
+    v_norm: bool = False
+    layer_scalar: bool = False
+    logit_cap: float | None = None
+    per_layer_input: int = 0
+    per_layer_vocab: int = 0
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
 
@@ -86,8 +100,6 @@ class ModelConfig:
             )
         if self.head_dim % 2:
             raise ModelError(f"head_dim ({self.head_dim}) must be even for rotary position embedding.")
-        for rope in {self.rope, self.local_rope or self.rope}:
-            rope.check(self.head_dim)
         if not 1 <= self.cut <= self.num_layers:
             raise ModelError(
                 f"num_key_value_layers ({self.cut}) must be between 1 and num_hidden_layers ({self.num_layers})."
@@ -102,8 +114,15 @@ class ModelConfig:
                 f"{len(self.layer_windows)} attention windows are configured for "
                 f"{self.num_layers} layers; give one per layer."
             )
+        for rope, head_dim in self.rotations:
+            rope.check(head_dim)
+        self._check_owners()
+
+    def _check_owners(self) -> None:
         for layer, owner in enumerate(self.owner_of_layer):
-            if self.rope_of(layer) != self.rope_of(owner):
+            if self.layer_owners and (owner > min(layer, self.cut - 1) or self.owner_of_layer[owner] != owner):
+                raise ModelError(f"Layer {layer} cannot read the K,V cache of layer {owner}, which has none before it.")
+            if self.rotation_of(layer) != self.rotation_of(owner):
                 raise ModelError(
                     f"Layers {owner} and {layer} would share one K,V cache, but only one of them has a sliding window "
                     "and the rotation that goes with it; choose another cut, or smaller groups."
@@ -118,30 +137,65 @@ class ModelConfig:
         """How the heads of a layer rotate."""
         return self.local_rope if self.local_rope is not None and self.layer_windows[layer] else self.rope
 
-    @property
-    def rotations(self) -> tuple[RopeConfig, ...]:
-        """How heads rotate, each way once, that of layer 0 first."""
-        return tuple(dict.fromkeys(map(self.rope_of, range(self.num_layers))))
+    def head_dim_of(self, layer: int) -> int:
+        """Elements of a layer's heads."""
+        return self.global_head_dim if self.global_head_dim and not self.layer_windows[layer] else self.head_dim
 
     @property
-    def score_scale(self) -> float:
-        """What scores are multiplied by before softmax."""
-        return self.head_dim**-0.5 if self.attention_scale is None else self.attention_scale
+    def layer_head_dims(self) -> tuple[int, ...]:
+        """``head_dim_of`` each layer; () where it is ``head_dim`` in all."""
+        dims = tuple(map(self.head_dim_of, range(self.num_layers)))
+        return dims if set(dims) != {self.head_dim} else ()
+
+    def rotation_of(self, layer: int) -> tuple[RopeConfig, int]:
+        """How the heads of a layer rotate, and how many elements they have."""
+        return self.rope_of(layer), self.head_dim_of(layer)
+
+    @property
+    def rotations(self) -> tuple[tuple[RopeConfig, int], ...]:
+        """``rotation_of`` all layers, each once, that of layer 0 first."""
+        return tuple(dict.fromkeys(map(self.rotation_of, range(self.num_layers))))
+
+    def score_scale(self, layer: int) -> float:
+        """What a layer's scores are multiplied by before softmax."""
+        return self.head_dim_of(layer) ** -0.5 if self.attention_scale is None else self.attention_scale
+
+    def intermediate_of(self, layer: int) -> int:
+        """The size of a layer's MLP."""
+        return self.layer_intermediate_sizes[layer] if self.layer_intermediate_sizes else self.intermediate_size
+
+    def kv_dim_of(self, layer: int) -> int:
+        """Elements of one token's K (or V) in a layer."""
+        return self.num_kv_heads * self.head_dim_of(layer)
+
+    def q_dim_of(self, layer: int) -> int:
+        """Elements of one token's Q in a layer."""
+        return self.num_heads * self.head_dim_of(layer)
 
     @property
     def kv_dim(self) -> int:
-        """Elements of one token's K (or V) in one layer."""
+        """Elements of one token's K (or V) in a layer, where all have the same."""
         return self.num_kv_heads * self.head_dim
 
     @property
     def q_dim(self) -> int:
-        """Elements of one token's Q in one layer."""
+        """Elements of one token's Q in a layer, where all have the same."""
         return self.num_heads * self.head_dim
+
+    @property
+    def has_cut(self) -> bool:
+        """Whether there are layers that prompt tokens need not run."""
+        return self.cut < self.num_layers
 
     @property
     def is_swiftkv(self) -> bool:
         """Whether layers above the cut take their K and V from a single input."""
-        return self.cut < self.num_layers
+        return self.has_cut and not self.layer_owners
+
+    @property
+    def width_at_cut(self) -> int:
+        """Numbers of a token that pass the cut: the hidden state, and what the layers above it have of their own."""
+        return self.hidden_size + (self.num_layers - self.cut) * self.per_layer_input
 
     def has_experts(self, layer: int) -> bool:
         """Whether a mixture of experts takes the place of a layer's MLP."""
@@ -150,7 +204,7 @@ class ModelConfig:
     @property
     def owner_of_layer(self) -> tuple[int, ...]:
         """For each layer, the layer whose K,V cache it reads."""
-        return owner_table(self.num_layers, self.cut, self.group_size)
+        return self.layer_owners or owner_table(self.num_layers, self.cut, self.group_size)
 
     @property
     def owners(self) -> tuple[int, ...]:
@@ -161,3 +215,10 @@ class ModelConfig:
     def upper_owners(self) -> tuple[int, ...]:
         """Owners at or above the cut: the leaders of the AcrossKV groups."""
         return tuple(owner for owner in self.owners if owner >= self.cut)
+
+    @property
+    def owners_above(self) -> tuple[int, ...]:
+        """Owners whose caches the upper graph is given, ascending: from the first on that a layer above the cut reads.
+        Without ``layer_owners`` these are ``upper_owners``."""
+        first = min(self.owner_of_layer[self.cut :], default=self.num_layers)
+        return tuple(owner for owner in self.owners if owner >= first)

@@ -17,7 +17,8 @@ class Family:
     value in all models of the family. ``weight_names`` are regular expressions and what takes the place of their
     matches: applied in order, they turn the names of the family's tensors into those of ``model_defs.weights``, and
     leave the latter as they are. ``fused`` are modules that the family's checkpoints may store as one, such as
-    ``self_attn.qkv_proj``, each with the modules of ``model_defs.weights`` whose rows follow each other in it.
+    ``self_attn.qkv_proj``, each with the modules of ``model_defs.weights`` whose rows follow each other in it. Those
+    that are not ``is_rewired`` have no SwiftKV form, nor a model to calibrate and train.
     """
 
     model_type: str
@@ -26,6 +27,7 @@ class Family:
     traits: Mapping[str, bool] = field(default_factory=dict)
     weight_names: tuple[tuple[str, str], ...] = ()
     fused: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    is_rewired: bool = True
 
     @property
     def swiftkv_architecture(self) -> str:

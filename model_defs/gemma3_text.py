@@ -74,7 +74,7 @@ def windows_by_pattern(hf: Mapping[str, Any]) -> tuple[int, ...]:
     return windows
 
 
-def ropes_by_kind(hf: Mapping[str, Any]) -> dict[str, RopeConfig]:
+def ropes_by_kind(hf: Mapping[str, Any], may_be_partial: bool = False) -> dict[str, RopeConfig]:
     """Return the rotation of each kind of layer: one object in ``rope_parameters`` for each, or in older files
     ``rope_theta`` with ``rope_scaling`` for those without a window, and ``rope_local_base_freq``."""
     given = hf.get("rope_parameters") or {}
@@ -88,7 +88,7 @@ def ropes_by_kind(hf: Mapping[str, Any]) -> dict[str, RopeConfig]:
         old = (hf.get("rope_scaling") or {}) if kind == "full_attention" else {}
         theta = hf.get(OLD_THETAS[kind], THETAS[kind])
         fields = {**hf, "rope_theta": theta, "rope_scaling": old, "rope_parameters": given.get(kind)}
-        ropes[kind] = rope_from_hf(fields)
+        ropes[kind] = rope_from_hf(fields, may_be_partial=may_be_partial)
     return ropes
 
 

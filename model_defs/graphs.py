@@ -17,7 +17,8 @@ from torch.nn import functional as F
 from model_defs.cache_insertion import CacheInsertion
 from model_defs.config import ModelConfig
 from model_defs.kv_layout import first_page
-from model_defs.layers import Block, KVScales, Linear, PolicyPart, Pool, RMSNorm, StepInputs, scaled
+from model_defs.layers import Block, KVScales, Linear, PolicyPart, Pool, RMSNorm, StepInputs, capped, scaled
+from model_defs.per_layer import PerLayerInput
 from model_defs.rope import frequency_buffer, rope_cos_sin, rope_tables
 from plugins.rope_paged_kv_write import rope_paged_kv_write
 from plugins.speculative_verify import speculative_verify
@@ -41,8 +42,8 @@ class PositionedGraph(nn.Module):
     def register_positions(self) -> None:
         """Register the buffers; after the parameters, so that graphs list these first."""
         config = self.config
-        for index, rope in enumerate(config.rotations):
-            self.register_buffer(frequency_buffer(index), rope.inverse_frequencies(config.head_dim))
+        for index, (rope, head_dim) in enumerate(config.rotations):
+            self.register_buffer(frequency_buffer(index), rope.inverse_frequencies(head_dim))
         if self.insertion is not None and self.insertion.needs_positions:
             cos, sin = rope_tables(config.rope, config.head_dim, config.max_position)
             self.register_buffer("rope_cos", cos)
@@ -62,7 +63,7 @@ class PositionedGraph(nn.Module):
             StepInputs(query_start, kv_length, page_table, *rope_cos_sin(positions, self.get_buffer(name)), policy)
             for name in map(frequency_buffer, range(len(rotations)))
         ]
-        return tuple(each[rotations.index(self.config.rope_of(layer))] for layer in range(self.config.num_layers))
+        return tuple(each[rotations.index(self.config.rotation_of(layer))] for layer in range(self.config.num_layers))
 
     def policy_part(self, state: tuple[Tensor, ...]) -> PolicyPart:
         """Return what an insertion puts into the layers of a step."""
@@ -130,6 +131,7 @@ class LowerGraph(PositionedGraph):
     ) -> None:
         super().__init__(config, kv_scales, insertion)
         self.embed = Embedding(config)
+        self.per_layer = PerLayerInput(config) if config.per_layer_input else None
         self.layers = nn.ModuleDict({str(layer): Block(config, layer) for layer in range(config.cut)})
         if config.is_swiftkv:
             self.single_input = SingleInputKV(config)
@@ -164,7 +166,8 @@ class LowerGraph(PositionedGraph):
         pools: list[Pool],
         state: tuple[Tensor, ...] = (),
     ) -> tuple[Tensor, list[Pool]]:
-        """Return the hidden state ``[T, hidden]`` entering the cut layer, and the pools with this step's K and V.
+        """Return the hidden state ``[T, width_at_cut]`` entering the cut layer, with what the layers above it have of
+        their own at its end, and the pools with this step's K and V.
 
         ``input_ids``, ``positions`` and ``slot_mapping`` are int32 ``[T]``; ``pools`` is in owner order, as are the
         new ones. Every owner's pool is written once, and with an insertion again before a layer reads it.
@@ -172,20 +175,27 @@ class LowerGraph(PositionedGraph):
         config = self.config
         steps = self.steps(positions, query_start, kv_length, page_table, state)
         hidden = scaled(F.embedding(input_ids, self.embed.weight), config.embedding_scale)
+        own_inputs = None if self.per_layer is None else self.per_layer(input_ids, hidden)
         new_pools: list[Pool] = []
         for layer in range(config.cut):
-            block, step = self.layers[str(layer)], steps[layer]
-            q, k, v = block.project_qkv(hidden)
-            written = self._write(layer, k, v, pools[layer], slot_mapping, step)
-            own = self.own_pages(step, layer, written)
-            hidden = block.finish(hidden, q, written, own, self.kv_scales[layer])
-            new_pools.append(written)
+            block, step, owner = self.layers[str(layer)], steps[layer], config.owner_of_layer[layer]
+            if owner == layer:
+                q, k, v = block.project_qkv(hidden)
+                index = len(new_pools)
+                new_pools.append(self._write(layer, k, v, pools[index], slot_mapping, step))
+            else:
+                q, index = block.project_q(hidden), config.owners.index(owner)
+            written, own_input = new_pools[index], None if own_inputs is None else own_inputs[:, layer]
+            own = self.own_pages(step, owner, written)
+            hidden = block.finish(hidden, q, written, own, self.kv_scales[owner], own_input)
         if config.is_swiftkv:
             owned = self.single_input(hidden)
             for owner, (k, v), pool in zip(config.upper_owners, owned, pools[config.cut :], strict=True):
                 if config.qk_norm:
                     k = self.layers[str(owner)]["k_norm"](k)
                 new_pools.append(self._write(owner, k, v, pool, slot_mapping, steps[owner]))
+        if own_inputs is not None and config.has_cut:
+            hidden = torch.cat((hidden, own_inputs[:, config.cut :].flatten(1)), dim=-1)
         return hidden, new_pools
 
     def _write(self, owner: int, k: Tensor, v: Tensor, pool: Pool, slot_mapping: Tensor, step: StepInputs) -> Pool:
@@ -212,6 +222,8 @@ class UpperGraph(PositionedGraph):
         self.layers = nn.ModuleDict(
             {str(layer): Block(config, layer) for layer in range(config.cut, config.num_layers)}
         )
+        num_own = config.num_layers - config.cut if config.per_layer_input else 0
+        self.widths = [config.hidden_size, *[config.per_layer_input] * num_own]
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         head = Linear(config.hidden_size, config.vocab_size, False, float32_out=True)
         if config.tie_embeddings:
@@ -233,25 +245,27 @@ class UpperGraph(PositionedGraph):
     ) -> Tensor:
         """Return fp32 logits ``[R, vocab]`` of the survivors.
 
-        ``hidden`` ``[T, hidden]`` comes from the lower graph; ``survivor_index`` int32 ``[R]`` selects packed
-        tokens, a suffix of each sequence's; ``pools`` are those of ``config.upper_owners``, in order.
+        ``hidden`` ``[T, width_at_cut]`` comes from the lower graph; ``survivor_index`` int32 ``[R]`` selects packed
+        tokens, a suffix of each sequence's; ``pools`` are those of ``config.owners_above``, in order.
         """
         config = self.config
         hidden = hidden.index_select(0, survivor_index)
-        if config.is_swiftkv:
+        if config.has_cut:
+            hidden, *own_inputs = hidden.split(self.widths, dim=-1)
             positions = positions.index_select(0, survivor_index)
             steps = self.steps(positions, survivor_start, kv_length, page_table, state)
-            pool_of_owner = dict(zip(config.upper_owners, pools, strict=True))
+            pool_of_owner = dict(zip(config.owners_above, pools, strict=True))
             for layer in range(config.cut, config.num_layers):
                 block = self.layers[str(layer)]
                 owner = config.owner_of_layer[layer]
                 q = block.project_q(hidden)
                 pool = pool_of_owner[owner]
                 own = self.own_pages(steps[layer], owner, pool)
-                hidden = block.finish(hidden, q, pool, own, self.kv_scales[owner])
+                own_input = own_inputs[layer - config.cut] if own_inputs else None
+                hidden = block.finish(hidden, q, pool, own, self.kv_scales[owner], own_input)
         head = self.embed if config.tie_embeddings else self.lm_head
         logits: Tensor = head(hidden, self.norm)
-        return logits
+        return logits if config.logit_cap is None else capped(logits, config.logit_cap)
 
 
 class EarlyExitGraph(nn.Module):

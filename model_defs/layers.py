@@ -10,6 +10,7 @@ from model_defs.cache_insertion import AfterAttention, AfterWrite, Attention, Be
 from model_defs.config import ModelConfig
 from model_defs.experts import Experts
 from model_defs.rope import apply_rope
+from model_defs.weights import SCALAR_COPIES
 from plugins.expert_linear import expert_linear
 from plugins.paged_attention import paged_attention
 from plugins.route_experts import route_experts
@@ -49,6 +50,18 @@ class StepInputs:
     policy: PolicyPart = PolicyPart()
 
 
+class BareNorm(nn.Module):
+    """x / rms(x) over the last dimension, as ``RMSNorm`` without gains."""
+
+    def __init__(self, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.float()
+        return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)).to(x.dtype)
+
+
 class RMSNorm(nn.Module):
     """x / rms(x) * weight over the last dimension; statistics in fp32, result in x's dtype."""
 
@@ -69,6 +82,11 @@ class RMSNorm(nn.Module):
 def scaled(x: Tensor, factor: float) -> Tensor:
     """Return ``x`` times ``factor``, which is rounded to its dtype first: so families were trained."""
     return x if factor == 1.0 else x * float(torch.tensor(factor, dtype=x.dtype))
+
+
+def capped(logits: Tensor, cap: float) -> Tensor:
+    """Return ``logits``, each moved to within ``cap`` of 0 by tanh."""
+    return cap * torch.tanh(logits / cap)
 
 
 def gelu_gate(x: Tensor) -> Tensor:
@@ -152,20 +170,22 @@ class Block(nn.Module):
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
-        hidden, inner = config.hidden_size, config.intermediate_size
-        self.num_heads, self.num_kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, config.head_dim
+        hidden, inner, head_dim = config.hidden_size, config.intermediate_of(layer), config.head_dim_of(layer)
+        q_dim, kv_dim = config.q_dim_of(layer), config.kv_dim_of(layer)
+        self.num_heads, self.num_kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, head_dim
         self.window = config.layer_windows[layer]
-        self.scale = config.score_scale
-        self.has_own_kv = layer < config.cut
+        self.scale = config.score_scale(layer)
+        self.has_own_kv = layer < config.cut and config.owner_of_layer[layer] == layer
         self.input_norm = RMSNorm(hidden, config.rms_norm_eps)
         if self.has_own_kv:
-            self.qkv = Linear(hidden, config.q_dim + 2 * config.kv_dim, config.qkv_bias)
+            self.qkv = Linear(hidden, q_dim + 2 * kv_dim, config.qkv_bias)
         else:
-            self.q = Linear(hidden, config.q_dim, config.qkv_bias)
-        self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if config.qk_norm else nn.Identity()
+            self.q = Linear(hidden, q_dim, config.qkv_bias)
+        self.q_norm = RMSNorm(head_dim, config.rms_norm_eps) if config.qk_norm else nn.Identity()
         has_k_norm = config.qk_norm and self.has_own_kv
-        self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if has_k_norm else nn.Identity()
-        self.o = Linear(config.q_dim, hidden, config.output_bias)
+        self.k_norm = RMSNorm(head_dim, config.rms_norm_eps) if has_k_norm else nn.Identity()
+        self.v_norm = BareNorm(config.rms_norm_eps) if config.v_norm else nn.Identity()
+        self.o = Linear(q_dim, hidden, config.output_bias)
         self.post_norm = RMSNorm(hidden, config.rms_norm_eps)
         self.has_experts = config.has_experts(layer)
         if self.has_experts and config.experts is not None:
@@ -177,21 +197,43 @@ class Block(nn.Module):
         if self.branch_norms:
             self.o_norm = RMSNorm(hidden, config.rms_norm_eps)
             self.down_norm = RMSNorm(hidden, config.rms_norm_eps)
+        self.has_own_input = bool(config.per_layer_input)
+        if self.has_own_input:
+            self.own_gate = Linear(hidden, config.per_layer_input, False)
+            self.own_projection = Linear(config.per_layer_input, hidden, False)
+            self.own_norm = RMSNorm(hidden, config.rms_norm_eps)
+        self.scalar = nn.Parameter(torch.empty(SCALAR_COPIES)) if config.layer_scalar else None
 
     def project_qkv(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return q ``[T, heads, d]``, k and v ``[T, kv_heads, d]``, none rotated (layers below the cut)."""
+        """Return q ``[T, heads, d]``, k and v ``[T, kv_heads, d]``, none rotated (owners below the cut)."""
         kv_dim = self.num_kv_heads * self.head_dim
         q, k, v = self.qkv(hidden, self.input_norm).split((self.num_heads * self.head_dim, kv_dim, kv_dim), -1)
         k = k.unflatten(-1, (self.num_kv_heads, self.head_dim))
         v = v.unflatten(-1, (self.num_kv_heads, self.head_dim))
-        return self.q_norm(q.unflatten(-1, (self.num_heads, self.head_dim))), self.k_norm(k), v
+        return self.q_norm(q.unflatten(-1, (self.num_heads, self.head_dim))), self.k_norm(k), self.v_norm(v)
 
     def project_q(self, hidden: Tensor) -> Tensor:
-        """Return q ``[T, heads, d]``, not rotated (layers above the cut)."""
+        """Return q ``[T, heads, d]``, not rotated (layers that read another's cache)."""
         return self.q_norm(self.q(hidden, self.input_norm).unflatten(-1, (self.num_heads, self.head_dim)))
 
-    def finish(self, hidden: Tensor, q: Tensor, pool: Pool, step: StepInputs, kv_scales: KVScales) -> Tensor:
-        """Attend to ``pool`` and run the MLP; returns the next residual stream ``[T, hidden]``."""
+    def finish(
+        self,
+        hidden: Tensor,
+        q: Tensor,
+        pool: Pool,
+        step: StepInputs,
+        kv_scales: KVScales,
+        own_input: Tensor | None = None,
+    ) -> Tensor:
+        """Attend to ``pool``, run the MLP and add what is made of the layer's ``own_input`` ``[T, n]``, where it has
+        one; returns the next residual stream ``[T, hidden]``."""
+        hidden = self._mlp(self._attend(hidden, q, pool, step, kv_scales))
+        if own_input is not None:
+            gate = F.gelu(self.own_gate(hidden), approximate="tanh")
+            hidden = hidden + self.own_norm(self.own_projection(gate * own_input))
+        return hidden if self.scalar is None else hidden * self.scalar[:1]
+
+    def _attend(self, hidden: Tensor, q: Tensor, pool: Pool, step: StepInputs, kv_scales: KVScales) -> Tensor:
         q = apply_rope(q, step.cos, step.sin)
         policy, pages = step.policy, (step.query_start, step.kv_length, step.page_table)
         k_scales, v_scales = pool[2 : len(pool) - policy.num_pools] or (None, None)
@@ -219,6 +261,9 @@ class Block(nn.Module):
             hidden = self.o(attended.flatten(1), residual=hidden)
         if policy.after_attention is not None:
             policy.after_attention(before, hidden, pool, step.query_start)
+        return hidden
+
+    def _mlp(self, hidden: Tensor) -> Tensor:
         if self.has_experts:
             return self.experts(self.post_norm(hidden), hidden)
         inner = self.gate_up(hidden, self.post_norm)

@@ -104,7 +104,19 @@ def reference_early_exit(config: ModelConfig, weights: Mapping[str, Tensor], inp
 
 def _head(config: ModelConfig, weights: Mapping[str, Tensor], hidden: Tensor, norm: str, head: str) -> Tensor:
     normed = _rms_norm(hidden, weights[f"{norm}.weight"], config.rms_norm_eps, config.norm_offset)
-    return F.linear(normed, weights[f"{head}.weight"]).float()
+    logits = F.linear(normed, weights[f"{head}.weight"]).float()
+    return logits if config.logit_cap is None else config.logit_cap * torch.tanh(logits / config.logit_cap)
+
+
+def _own_inputs(config: ModelConfig, weights: Mapping[str, Tensor], input_ids: Tensor, embedded: Tensor) -> Tensor:
+    """What each layer has of the tokens by itself, ``[n, layers, width]``: a row of a table, and a projection of the
+    embedding."""
+    width = config.per_layer_input
+    rows = weights["model.embed_tokens_per_layer.weight"][input_ids]
+    rows = (rows * torch.tensor(width**0.5, dtype=rows.dtype)).unflatten(-1, (-1, width))
+    context = F.linear(embedded, weights["model.per_layer_model_projection.weight"]) * config.hidden_size**-0.5
+    gain = weights["model.per_layer_projection_norm.weight"]
+    return (_rms_norm(context.unflatten(-1, (-1, width)), gain, config.rms_norm_eps) + rows) * 2**-0.5
 
 
 def reference_hidden(
@@ -131,7 +143,7 @@ def reference_hidden(
         return _rms_norm(x, weights[f"{name}.weight"], config.rms_norm_eps, config.norm_offset)
 
     def heads(x: Tensor, name: str, norm_name: str | None) -> Tensor:
-        y = linear(x, name).unflatten(-1, (-1, config.head_dim)).transpose(0, 1)
+        y = linear(x, name).unflatten(-1, (-1, config.head_dim_of(layer))).transpose(0, 1)
         return norm(y, norm_name) if norm_name is not None and config.qk_norm else y
 
     def branch(x: Tensor, name: str) -> Tensor:
@@ -139,24 +151,26 @@ def reference_hidden(
 
     embedded = weights["model.embed_tokens.weight"][input_ids]
     hidden = embedded * torch.tensor(config.embedding_scale, dtype=embedded.dtype)
+    own_inputs = _own_inputs(config, weights, input_ids, hidden) if config.per_layer_input else hidden
     single_input = hidden
     shared: dict[int, tuple[Tensor, Tensor]] = {}
     states: list[Tensor] = []
     for layer, owner in enumerate(config.owner_of_layer):
         prefix = f"model.layers.{layer}"
         states.append(hidden)
-        above = layer >= config.cut
+        above = layer >= config.cut and config.is_swiftkv
         suffix = "_swiftkv" if above else ""
-        if layer == config.cut:
+        if layer == config.cut and config.is_swiftkv:
             single_input = norm(hidden, "model.norm_swiftkv")
         x = norm(hidden, f"{prefix}.input_layernorm")
         attention, rope = f"{prefix}.self_attn", config.rope_of(layer)
         q = _rotate(heads(x, f"{attention}.q_proj{suffix}", f"{attention}.q_norm{suffix}"), rope)
-        q = q * (config.score_scale * config.head_dim**0.5)  # ``attend`` multiplies by the latter's inverse
+        q = q * (config.score_scale(layer) * config.head_dim_of(layer) ** 0.5)  # in place of ``attend``'s
         if owner == layer:
             source = single_input if above else x
             k = heads(source, f"{attention}.k_proj{suffix}", f"{attention}.k_norm{suffix}")
             k, v = _rotate(k, rope), heads(source, f"{attention}.v_proj{suffix}", None)
+            v = _rms_norm(v, torch.ones_like(v[0, 0]), config.rms_norm_eps) if config.v_norm else v
             if kv_dtype is not None:
                 k_scale, v_scale = scales.get(owner, (None, None))
                 k, v = _cached(k, kv_dtype, k_scale), _cached(v, kv_dtype, v_scale)
@@ -167,4 +181,10 @@ def reference_hidden(
         x = norm(hidden, f"{prefix}.{norms.before_mlp}")
         run = _experts if config.has_experts(layer) else _mlp
         hidden = hidden + branch(run(config, linear, x, f"{prefix}.mlp"), f"{prefix}.{norms.of_mlp}")
+        if config.per_layer_input:
+            gate = F.gelu(linear(hidden, f"{prefix}.per_layer_input_gate"), approximate="tanh")
+            projected = linear(gate * own_inputs[:, layer], f"{prefix}.per_layer_projection")
+            hidden = hidden + norm(projected, f"{prefix}.post_per_layer_input_norm")
+        if config.layer_scalar:
+            hidden = hidden * weights[f"{prefix}.layer_scalar"]
     return [*states, hidden]

@@ -11,11 +11,13 @@ from model_defs.errors import ModelError
 
 @dataclass(frozen=True)
 class RopeConfig:
-    """Parameters of the rotary embedding; ``kind`` is ``default``, ``linear``, ``llama3``, ``yarn`` or ``longrope``.
+    """Parameters of the rotary embedding; ``kind`` is ``default``, ``linear``, ``llama3``, ``yarn``, ``longrope`` or
+    ``proportional``.
 
     The first ``partial`` of each head rotates, the rest passes through: element i with i plus half of what rotates, or
     2i with 2i + 1 where it is ``interleaved``. What rotates is multiplied by ``amplitude``. ``longrope`` divides by
-    ``long_factors`` where ``is_long``, else by ``short_factors``.
+    ``long_factors`` where ``is_long``, else by ``short_factors``. ``proportional`` pairs elements half a head apart and
+    turns the first ``partial`` of the pairs, with the frequencies that they have where all turn.
     """
 
     theta: float = 10000.0
@@ -36,7 +38,7 @@ class RopeConfig:
 
     def rotary_dim(self, head_dim: int) -> int:
         """Return how many elements of a head rotate."""
-        return int(head_dim * self.partial)
+        return head_dim if self.kind == "proportional" else int(head_dim * self.partial)
 
     def for_length(self, length: int) -> "RopeConfig":
         """Return the embedding of sequences of up to ``length`` tokens: ``longrope`` has other factors for those that
@@ -76,6 +78,8 @@ class RopeConfig:
         frequencies = 1.0 / periods
         if self.kind == "linear":
             return frequencies / self.factor
+        if self.kind == "proportional":
+            return torch.where(torch.arange(dim // 2) < int(self.partial * dim // 2), frequencies, 0) / self.factor
         if self.kind == "longrope":
             return 1.0 / (torch.tensor(self.long_factors if self.is_long else self.short_factors) * periods)
         if self.kind == "yarn":

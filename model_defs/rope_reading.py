@@ -16,6 +16,7 @@ NEEDED = {
     "llama3": LLAMA3_FIELDS,
     "yarn": ("factor",),
     "longrope": ("short_factor", "long_factor"),
+    "proportional": (),
 }
 """The kinds of scaling, and the fields that each cannot do without."""
 

@@ -12,6 +12,9 @@ from dataclasses import dataclass, replace
 from model_defs.config import ModelConfig
 from model_defs.rotary_rows import RotaryRows
 
+SCALAR_COPIES = 16
+"""How often an engine has a layer's scalar: compiling takes tensors of up to 8 elements for constants of the code."""
+
 _PROJECTION = re.compile(r"model\.layers\.(\d+)\.self_attn\.[qkv]_(proj|norm)\.")
 _ROTATED = re.compile(r"\.(\d+)\.self_attn\.[qk]_(proj|norm)(_swiftkv)?\.")
 _NORM = re.compile(r"norm(_swiftkv|_early_exit)?\.weight$")
@@ -77,6 +80,18 @@ def _experts(config: ModelConfig, name: str, source: str) -> Iterator[WeightSpec
         yield WeightSpec(f"{name}.{part}.weight", tuple(Source(each, shape) for each in names), count)
 
 
+def _extras(config: ModelConfig, name: str, source: str) -> Iterator[WeightSpec]:
+    """Yield what a layer adds of its per-layer input, and its scalar."""
+    if config.per_layer_input:
+        gate = [(f"{source}.per_layer_input_gate", config.per_layer_input)]
+        yield from _linear(f"{name}.own_gate", gate, config.hidden_size, False)
+        projection = [(f"{source}.per_layer_projection", config.hidden_size)]
+        yield from _linear(f"{name}.own_projection", projection, config.per_layer_input, False)
+        yield _norm(f"{name}.own_norm", f"{source}.post_per_layer_input_norm", config.hidden_size)
+    if config.layer_scalar:
+        yield WeightSpec(f"{name}.scalar", (Source(f"{source}.layer_scalar", (1,)),) * SCALAR_COPIES)
+
+
 def is_teacher_only(name: str, cut: int) -> bool:
     """Whether a checkpoint's tensor is of the q, k and v that a layer above a SwiftKV cut had before it."""
     layer = _PROJECTION.match(name)
@@ -103,32 +118,39 @@ def _rotated(source: Source, config: ModelConfig) -> Source:
     if part is None:
         return source
     is_last = part[2] == "norm" or not config.qk_norm
-    rotary = RotaryRows(config.rope_of(int(part[1])), config.head_dim, is_last)
+    rotary = RotaryRows(*config.rotation_of(int(part[1])), is_last)
     return source if rotary.is_nothing else replace(source, rotary=rotary)
 
 
 def _specs(config: ModelConfig) -> Iterator[WeightSpec]:
-    hidden, inner = config.hidden_size, config.intermediate_size
+    hidden = config.hidden_size
     yield WeightSpec("embed.weight", (Source("model.embed_tokens.weight", (config.vocab_size, hidden)),))
+    if width := config.per_layer_input:
+        rows = (config.per_layer_vocab, config.num_layers * width)
+        yield WeightSpec("per_layer.embed", (Source("model.embed_tokens_per_layer.weight", rows),))
+        yield from _linear("per_layer.context", [("model.per_layer_model_projection", rows[1])], hidden, False)
+        yield _norm("per_layer.norm", "model.per_layer_projection_norm", width)
     for layer in range(config.num_layers):
         name, source = f"layers.{layer}", f"model.layers.{layer}"
         attention = f"{source}.self_attn"
-        below_cut = layer < config.cut
-        suffix = "" if below_cut else "_swiftkv"
-        projections = [(f"{attention}.q_proj{suffix}", config.q_dim)]
-        if below_cut:
-            projections += [(f"{attention}.k_proj", config.kv_dim), (f"{attention}.v_proj", config.kv_dim)]
+        has_own_kv = layer < config.cut and config.owner_of_layer[layer] == layer
+        suffix = "_swiftkv" if layer >= config.cut and config.is_swiftkv else ""
+        q_dim, kv_dim, inner = config.q_dim_of(layer), config.kv_dim_of(layer), config.intermediate_of(layer)
+        projections = [(f"{attention}.q_proj{suffix}", q_dim)]
+        if has_own_kv:
+            projections += [(f"{attention}.k_proj", kv_dim), (f"{attention}.v_proj", kv_dim)]
         yield _norm(f"{name}.input_norm", f"{source}.input_layernorm", hidden)
-        yield from _linear(f"{name}.{'qkv' if below_cut else 'q'}", projections, hidden, config.qkv_bias)
+        yield from _linear(f"{name}.{'qkv' if has_own_kv else 'q'}", projections, hidden, config.qkv_bias)
         if config.qk_norm:
-            yield _norm(f"{name}.q_norm", f"{attention}.q_norm{suffix}", config.head_dim)
+            yield _norm(f"{name}.q_norm", f"{attention}.q_norm{suffix}", config.head_dim_of(layer))
             if layer in config.owners:
-                yield _norm(f"{name}.k_norm", f"{attention}.k_norm{suffix}", config.head_dim)
-        yield from _linear(f"{name}.o", [(f"{attention}.o_proj", hidden)], config.q_dim, config.output_bias)
+                yield _norm(f"{name}.k_norm", f"{attention}.k_norm{suffix}", config.head_dim_of(layer))
+        yield from _linear(f"{name}.o", [(f"{attention}.o_proj", hidden)], q_dim, config.output_bias)
         if config.branch_norms:
             yield _norm(f"{name}.o_norm", f"{source}.{config.layer_norms.of_attention}", hidden)
             yield _norm(f"{name}.down_norm", f"{source}.{config.layer_norms.of_mlp}", hidden)
         yield _norm(f"{name}.post_norm", f"{source}.{config.layer_norms.before_mlp}", hidden)
+        yield from _extras(config, name, source)
         if config.has_experts(layer):
             yield from _experts(config, f"{name}.experts", f"{source}.mlp")
             continue

@@ -53,6 +53,16 @@ def read_model_config(checkpoint: Checkpoint) -> ModelConfig:
         raise CheckpointError(f"{checkpoint.path}: {error}") from None
 
 
+def check_is_rewired(checkpoint: Checkpoint) -> None:
+    """Raise CheckpointError for a family that has no SwiftKV form, nor a model to calibrate and train."""
+    family = family_of(checkpoint.hf_config)
+    if family is not None and not family.is_rewired:
+        raise CheckpointError(
+            f"{checkpoint.path} is a {family.model_type} model, which kvforge does not rewire, distil or calibrate; "
+            "build an engine of it as it is."
+        )
+
+
 def check_weights(checkpoint: Checkpoint, config: ModelConfig) -> None:
     """Raise CheckpointError now, not after minutes of work, if a tensor is missing or misshapen, if no weight is stored
     as config.json says, or if there is a bias or a layer that the configuration does not ask for (without it the model

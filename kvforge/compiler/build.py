@@ -163,6 +163,7 @@ def manifest_fields(config: ModelConfig, options: ResolvedOptions) -> dict[str, 
         "owner_of_layer": config.owner_of_layer,
         "early_exit": config.early_exit,
         **_expert_fields(config),
+        **_layer_fields(config),
         "page_size": options.page_size,
         "max_num_seqs": options.max_num_seqs,
         "max_num_tokens": options.max_num_tokens,
@@ -182,6 +183,15 @@ def _expert_fields(config: ModelConfig) -> dict[str, Any]:
         "num_active_experts": config.experts.num_active,
         "expert_intermediate_size": config.experts.intermediate_size,
         "dense_layers": tuple(layer for layer in range(config.num_layers) if not config.has_experts(layer)),
+    }
+
+
+def _layer_fields(config: ModelConfig) -> dict[str, Any]:
+    """What differs from layer to layer."""
+    return {
+        "layer_head_dims": config.layer_head_dims,
+        "layer_intermediate_sizes": config.layer_intermediate_sizes,
+        "per_layer_input": config.per_layer_input or None,
     }
 
 

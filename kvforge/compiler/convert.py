@@ -45,8 +45,8 @@ def convert_weights(
     layers = linears(config) if packed_dtype is not None else {}
     specs: list[TensorSpec] = []
     sources: dict[str, Callable[[], Tensor]] = {}
-    for index, rope in enumerate(config.rotations):
-        name, frequencies = frequency_buffer(index), rope.inverse_frequencies(config.head_dim)
+    for index, (rope, head_dim) in enumerate(config.rotations):
+        name, frequencies = frequency_buffer(index), rope.inverse_frequencies(head_dim)
         specs.append(TensorSpec(name, tuple(frequencies.shape), torch.float32))
         sources[name] = partial(_itself, frequencies)
     if num_positions:

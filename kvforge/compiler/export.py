@@ -1,6 +1,6 @@
 """Exporting the graphs with every step dimension dynamic."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,9 +40,9 @@ def uninitialised(module: nn.Module, config: ModelConfig, options: ResolvedOptio
             if parameter is not None:
                 empty = torch.empty(parameter.shape, dtype=options.torch_dtype, device=device)
                 owner._parameters[name] = nn.Parameter(empty, requires_grad=False)
-    for index, rope in enumerate(config.rotations):
+    for index, (rope, head_dim) in enumerate(config.rotations):
         if (name := frequency_buffer(index)) in module._buffers:
-            module._buffers[name] = rope.inverse_frequencies(config.head_dim).to(device)
+            module._buffers[name] = rope.inverse_frequencies(head_dim).to(device)
     if "rope_cos" in module._buffers:
         tables = rope_tables(config.rope, config.head_dim, options.max_seq_len)
         module.rope_cos, module.rope_sin = (table.to(device) for table in tables)
@@ -52,16 +52,16 @@ def uninitialised(module: nn.Module, config: ModelConfig, options: ResolvedOptio
 
 
 def example_pools(
-    config: ModelConfig, options: ResolvedOptions, num_owners: int, device: str = "cpu"
+    config: ModelConfig, options: ResolvedOptions, owners: Sequence[int], device: str = "cpu"
 ) -> list[tuple[Tensor, ...]]:
-    """Return pools of the engine's format for ``num_owners`` owners, uninitialised."""
-    specs = pool_specs(config, options)
-    return [tuple(torch.empty(shape, dtype=dtype, device=device) for shape, dtype in specs) for _ in range(num_owners)]
+    """Return pools of the engine's format for ``owners``, uninitialised."""
+    each = (pool_specs(config, options, owner) for owner in owners)
+    return [tuple(torch.empty(shape, dtype=dtype, device=device) for shape, dtype in specs) for specs in each]
 
 
-def pool_specs(config: ModelConfig, options: ResolvedOptions) -> list[tuple[tuple[int, ...], torch.dtype]]:
-    """Return shape, with example sizes in the first dimension, and dtype of each tensor of one owner's pool."""
-    heads, dim, dtype = config.num_kv_heads, config.head_dim, options.torch_kv_dtype
+def pool_specs(config: ModelConfig, options: ResolvedOptions, owner: int) -> list[tuple[tuple[int, ...], torch.dtype]]:
+    """Return shape, with example sizes in the first dimension, and dtype of each tensor of an owner's pool."""
+    heads, dim, dtype = config.num_kv_heads, config.head_dim_of(owner), options.torch_kv_dtype
     slots = (_EXACT_PAGES if options.policy.seals_pages else _PAGES, options.page_size, heads)
     specs: list[tuple[tuple[int, ...], torch.dtype]] = [((*slots, stored_dim(dim, dtype)), dtype)] * 2
     if options.has_scale_pools:
@@ -91,7 +91,7 @@ def lower_example(config: ModelConfig, options: ResolvedOptions, device: str = "
         torch.tensor([0, 5, 9, _TOKENS], dtype=torch.int32, device=device),
         torch.tensor([5, 4, 15], dtype=torch.int32, device=device),
         torch.zeros(_SEQUENCES, _COLUMNS, dtype=torch.int32, device=device),
-        example_pools(config, options, len(config.owners), device),
+        example_pools(config, options, config.owners, device),
         *state_example(options, device),
     )
 
@@ -99,13 +99,13 @@ def lower_example(config: ModelConfig, options: ResolvedOptions, device: str = "
 def upper_example(config: ModelConfig, options: ResolvedOptions, device: str = "cpu") -> tuple[Any, ...]:
     """Return arguments of ``upper`` for the same step, with five survivors."""
     return (
-        torch.zeros(_TOKENS, config.hidden_size, dtype=options.torch_dtype, device=device),
+        torch.zeros(_TOKENS, config.width_at_cut, dtype=options.torch_dtype, device=device),
         torch.zeros(_SURVIVORS, dtype=torch.int32, device=device),
         torch.tensor([0, 1, 3, _SURVIVORS], dtype=torch.int32, device=device),
         torch.zeros(_TOKENS, dtype=torch.int32, device=device),
         torch.tensor([5, 4, 15], dtype=torch.int32, device=device),
         torch.zeros(_SEQUENCES, _COLUMNS, dtype=torch.int32, device=device),
-        example_pools(config, options, len(config.upper_owners), device),
+        example_pools(config, options, config.owners_above, device),
         *state_example(options, device),
     )
 
@@ -150,13 +150,13 @@ def export_upper(config: ModelConfig, options: ResolvedOptions, device: str = "c
         module = UpperGraph(config, options.kv_scales, options.policy.layer_insertion())
     arguments = upper_example(config, options, device)
     auto = Dim.DYNAMIC
-    step = auto if config.is_swiftkv else Dim.AUTO  # without a cut these are not read
+    step = auto if config.has_cut else Dim.AUTO  # without a cut these are not read
     pools = [({0: auto},) * len(pool) for pool in arguments[6]]
     state = [tuple(dict.fromkeys(range(tensor.dim()), step) for tensor in tensors) for tensors in arguments[7:]]
     dynamic = ({0: auto}, {0: auto}, {0: step}, {0: step}, {0: step}, {0: step, 1: step}, pools, *state)
     module = uninitialised(module, config, options, device)
     program = torch.export.export(module, arguments, dynamic_shapes=dynamic, strict=False)
-    return ExportedGraph("upper", program, config.upper_owners)
+    return ExportedGraph("upper", program, config.owners_above)
 
 
 def export_early_exit(config: ModelConfig, options: ResolvedOptions, device: str = "cpu") -> ExportedGraph:

@@ -144,7 +144,7 @@ def _check_sealing(
 def _pool_inputs(graph: ExportedGraph, config: ModelConfig, options: ResolvedOptions) -> dict[str, _PoolInput]:
     """Map each pool placeholder's name to what it is; the pools are the last inputs of the graph but those of the KV
     policy."""
-    specs = pool_specs(config, options)
+    specs = pool_specs(config, options, config.owners[0])
     state = options.policy.named_pools
     roles = (*_POOL_ARGUMENTS[: len(specs) - len(state)], *(pool.name for pool in state))
     expected = [

@@ -182,6 +182,8 @@ def resolve(
         )
     if (config.local_rope is not None or config.activation != "silu") and options.target != "cpu":
         raise BuildError(f"--target {options.target} has no {config.model_type} models; give --target cpu.")
+    if config.layer_head_dims and kv_dtype == "kivi2":
+        raise BuildError(f"--kv-dtype kivi2 is not for {config.model_type} models; give --kv-dtype int8.")
     policy.check(config.num_kv_heads, config.head_dim, options.page_size)
     compatibility.check(_features(policy, options, config, dtype, kv_dtype))
     policy = of_cache(policy, kv_dtype)
@@ -208,7 +210,7 @@ def _features(
     """Return what acts on the cache of an engine with these options."""
     is_there = [
         (features.PAGING, True),
-        (features.SINGLE_INPUT_KV, config.cut < config.num_layers),
+        (features.SINGLE_INPUT_KV, config.has_cut),
         (features.ACROSS_KV, len(set(config.owner_of_layer)) < config.num_layers),
         (features.feature_of_cache(kv_dtype, dtype), kv_dtype != dtype),
         (features.SPECULATION, options.max_draft_len > 0),

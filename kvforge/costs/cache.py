@@ -1,8 +1,10 @@
 """Bytes of K and V: what a token keeps, and what a decode step reads."""
 
+import operator
 from typing import Protocol
 
 from kvforge.common.number_formats import GROUP_BYTES, GROUP_SIZE, KV_FORMATS, SCALE_BYTES
+from kvforge.costs.shape import at_layer
 from kvforge.kv_policies import OwnerCache
 
 
@@ -24,6 +26,10 @@ class CachedModel(Protocol):
     def cached_rows(self) -> int: ...
     @property
     def layer_windows(self) -> tuple[int, ...]: ...
+    @property
+    def owner_of_layer(self) -> tuple[int, ...]: ...
+    @property
+    def layer_head_dims(self) -> tuple[int, ...]: ...
 
 
 def scale_bytes(kv_dtype: str, head_dim: int) -> int:
@@ -42,12 +48,22 @@ def owner_cache(model: CachedModel, kv_dtype: str, page_size: int) -> OwnerCache
 
 def kv_element_bytes(model: CachedModel, kv_dtype: str) -> int:
     """Return the bytes of K and V that one token keeps over all owners, without scales."""
-    return model.num_owners * KV_FORMATS[kv_dtype].num_bytes(model.cached_numbers)
+    return sum(KV_FORMATS[kv_dtype].num_bytes(cached_numbers_of(model, owner)) for owner in _owners(model))
 
 
 def kv_scale_bytes(model: CachedModel, kv_dtype: str) -> int:
     """Return the bytes of the scales, dynamic or of groups, of one token over all owners."""
-    return model.num_owners * model.cached_rows * scale_bytes(kv_dtype, model.cached_numbers // model.cached_rows)
+    rows = model.cached_rows
+    return sum(rows * scale_bytes(kv_dtype, cached_numbers_of(model, owner) // rows) for owner in _owners(model))
+
+
+def cached_numbers_of(model: CachedModel, owner: int) -> int:
+    """Return the numbers that one token keeps in the cache of a layer."""
+    return at_layer(model, model.cached_numbers, owner)
+
+
+def _owners(model: CachedModel) -> list[int]:
+    return sorted(set(model.owner_of_layer))
 
 
 def kv_bytes(model: CachedModel, kv_dtype: str) -> int:
@@ -59,5 +75,7 @@ def kv_read_bytes(model: CachedModel, kv_dtype: str, context: float) -> float:
     """Return the bytes of cache that one decode token reads which attends ``context`` keys: every layer reads its
     owner's, no more of it than its window. The floor of a step counts each owner once instead: ``context * kv_bytes``.
     """
-    keys = sum(min(context, window) if window else context for window in model.layer_windows)
-    return kv_bytes(model, kv_dtype) / model.num_owners * keys
+    keys = [min(context, window) if window else context for window in model.layer_windows]
+    total = sum(at_layer(model, model.cached_numbers, owner) for owner in _owners(model))
+    read = [at_layer(model, model.cached_numbers, owner) for owner in model.owner_of_layer]
+    return kv_bytes(model, kv_dtype) / total * sum(map(operator.mul, keys, read))

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kvforge.costs.shape import ModelShape
+from kvforge.costs.shape import ModelShape, at_layer, inner_sizes
 
 
 @dataclass(frozen=True)
@@ -95,24 +95,26 @@ def _keys_at(shape: ModelShape, context: float) -> list[float]:
 
 def _token(shape: ModelShape, num_full_layers: int, keys: list[float], is_expanded: bool) -> TokenFlops:
     """Cost without the vocabulary of a token that runs ``num_full_layers`` layers, ``keys[i]`` keys in layer i."""
-    hidden, heads = shape.hidden_size, shape.num_heads
+    hidden, heads, layers = shape.hidden_size, shape.num_heads, range(num_full_layers)
     per_key = 2 * (shape.query_dim + shape.output_dim)
     if shape.latent and not is_expanded:
         # The latent rows themselves are attended; expanding query and result takes the weights that would expand
         # the token's own row.
         per_key = 2 * heads * (2 * shape.latent.rank + shape.latent.rope_dim)
     dense = 6 * hidden * shape.intermediate_size
-    mlp = num_full_layers * dense
+    mlp = 6 * hidden * sum(inner_sizes(shape)[:num_full_layers])
+    own = 2 * hidden * (shape.per_layer_input or 0)
     if shape.experts:
         kinds = shape.experts
         mixed = 6 * hidden * kinds.intermediate_size * (kinds.num_active + kinds.num_shared)
         num_dense = sum(layer < num_full_layers for layer in kinds.dense_layers)
         mlp = num_dense * dense + (num_full_layers - num_dense) * (mixed + 2 * hidden * kinds.num_routed)
+    cached = sum(at_layer(shape, shape.cached_numbers, owner) for owner in set(shape.owner_of_layer))
+    attended = sum(at_layer(shape, shape.query_dim + shape.output_dim, layer) for layer in layers)
     return TokenFlops(
         vocabulary=0.0,
-        key_value=2.0 * hidden * shape.cached_numbers * shape.num_owners
-        + 2.0 * shape.expansion_weights * num_full_layers,
-        query_output=2.0 * hidden * (shape.query_dim + shape.output_dim) * num_full_layers,
-        mlp=float(mlp),
-        attention=float(sum(per_key * count for count in keys[:num_full_layers])),
+        key_value=2.0 * hidden * cached + 2.0 * shape.expansion_weights * num_full_layers,
+        query_output=2.0 * hidden * attended,
+        mlp=float(mlp + own * (2 * num_full_layers + shape.num_layers)),
+        attention=float(sum(at_layer(shape, per_key, layer) * keys[layer] for layer in layers)),
     )

@@ -64,7 +64,26 @@ class LinearModel(Protocol):
     @property
     def expansion_weights(self) -> int: ...
     @property
+    def head_dim(self) -> int: ...
+    @property
+    def owner_of_layer(self) -> tuple[int, ...]: ...
+    @property
+    def layer_head_dims(self) -> tuple[int, ...]: ...
+    @property
+    def layer_intermediate_sizes(self) -> tuple[int, ...]: ...
+    @property
+    def per_layer_input(self) -> int | None: ...
+    @property
     def experts(self) -> Experts | None: ...
+
+
+class HeadSizes(Protocol):
+    """Sizes of a model's heads."""
+
+    @property
+    def head_dim(self) -> int: ...
+    @property
+    def layer_head_dims(self) -> tuple[int, ...]: ...
 
 
 @dataclass(frozen=True)
@@ -72,7 +91,9 @@ class ModelShape:
     """A model with a cut and K,V owners as in ``Manifest``; ``base_parameters`` are those of the model without a cut.
 
     ``kv_bias`` and ``k_norm`` say whether the K and V projections have biases and K a norm, which a layer without a
-    cache of its own lacks; ``early_exit`` that there is a second head at the cut.
+    cache of its own lacks; ``early_exit`` that there is a second head at the cut. ``layer_head_dims``,
+    ``layer_intermediate_sizes`` and ``per_layer_input`` are as in ``Manifest``. With ``is_native`` the model was
+    trained with its cut and its owners, and has no other.
     """
 
     model: str
@@ -93,6 +114,10 @@ class ModelShape:
     early_exit: bool = False
     latent: LatentAttention | None = None
     experts: Experts | None = None
+    layer_head_dims: tuple[int, ...] = ()
+    layer_intermediate_sizes: tuple[int, ...] = ()
+    per_layer_input: int | None = None
+    is_native: bool = False
 
     @property
     def num_owners(self) -> int:
@@ -128,6 +153,8 @@ class ModelShape:
     @property
     def num_parameters(self) -> int:
         """Parameters of the engine: K and V projections of the owners only, the cut's norm and an exit's head."""
+        if self.is_native:
+            return self.base_parameters
         of_owner = self.hidden_size * self.cached_numbers + (self.cached_numbers if self.kv_bias else 0)
         of_owner += self.head_dim if self.k_norm else 0
         of_owner += self.latent.rank if self.latent else 0
@@ -150,6 +177,13 @@ class ModelShape:
             raise KvforgeError(
                 f"--cut {cut} is outside {self.model}; give 1 to {self.num_layers}, where {self.num_layers} is no cut."
             )
+        if self.is_native:
+            if cut != self.num_layers and cut != 1 + max(self.owner_of_layer):
+                raise KvforgeError(
+                    f"--cut {cut} is not of {self.model}, whose layers share caches already; give "
+                    f"{1 + max(self.owner_of_layer)}, or {self.num_layers} for no cut."
+                )
+            return dataclasses.replace(self, cut=cut)
         if group_size < 1:
             raise KvforgeError(
                 f"--group-size is {group_size}; give the number of layers that share a cache, at least 1."
@@ -191,11 +225,26 @@ def router_weights(model: LinearModel) -> int:
     return num_routers(model) * model.hidden_size * model.experts.num_routed if model.experts else 0
 
 
+def at_layer(model: HeadSizes, size: int, layer: int) -> int:
+    """Return what ``size``, which is so many heads of ``head_dim`` elements, is in a layer."""
+    return size * model.layer_head_dims[layer] // model.head_dim if model.layer_head_dims else size
+
+
+def own_input_weights(model: LinearModel) -> int:
+    """Return the weights of what all layers make of their per-layer inputs, and of the projection that these need."""
+    return 3 * model.num_layers * model.hidden_size * (model.per_layer_input or 0)
+
+
+def inner_sizes(model: LinearModel) -> tuple[int, ...]:
+    """Return the size of each layer's MLP."""
+    return model.layer_intermediate_sizes or (model.intermediate_size,) * model.num_layers
+
+
 def mlp_weights(model: LinearModel, tokens: int | None = None) -> int:
     """Return the weights of all layers' MLPs, where there are experts of all, or of those that ``tokens`` choose, and
     what chooses among them."""
     dense = 3 * model.hidden_size * model.intermediate_size
     if not model.experts:
-        return model.num_layers * dense
+        return 3 * model.hidden_size * sum(inner_sizes(model))
     sparse = round(num_routers(model) * model.experts.weights(model.hidden_size, tokens))
     return len(model.experts.dense_layers) * dense + sparse

@@ -2,7 +2,15 @@
 
 from kvforge.common.number_formats import ELEMENT_BYTES, SCALE_BYTES
 from kvforge.common.number_formats import WEIGHT_BYTES as ENGINE_WEIGHT_BYTES
-from kvforge.costs.shape import LinearModel, ModelShape, mlp_weights, num_routers, router_weights
+from kvforge.costs.shape import (
+    LinearModel,
+    ModelShape,
+    at_layer,
+    mlp_weights,
+    num_routers,
+    own_input_weights,
+    router_weights,
+)
 
 WEIGHT_BYTES = {**ENGINE_WEIGHT_BYTES, "fp8": 1}
 """Bytes of a weight. Engines that store linear layers alone in 8 or 4 bits have more: embeddings stay as they were."""
@@ -42,9 +50,11 @@ def step_weights(model: LinearModel, tokens: int | None = None) -> int:
     """Return the weights that a decode step of many sequences reads: every linear layer, all experts and the head;
     not biases, scales and norms, the lookup of embeddings, nor an early exit's head. Of ``tokens`` it reads the experts
     that so many choose, each as often as another."""
-    of_layer = model.hidden_size * (model.query_dim + model.output_dim) + model.expansion_weights
-    of_owners = model.num_owners * model.hidden_size * model.cached_numbers
-    return model.num_layers * of_layer + of_owners + mlp_weights(model, tokens) + model.vocab_size * model.hidden_size
+    hidden, layers, owners = model.hidden_size, range(model.num_layers), set(model.owner_of_layer)
+    of_layers = hidden * sum(at_layer(model, model.query_dim + model.output_dim, layer) for layer in layers)
+    of_owners = hidden * sum(at_layer(model, model.cached_numbers, owner) for owner in owners)
+    attention = of_layers + model.num_layers * model.expansion_weights + of_owners
+    return attention + mlp_weights(model, tokens) + own_input_weights(model) + model.vocab_size * hidden
 
 
 def step_weight_bytes(model: LinearModel, dtype: str, tokens: int | None = None) -> int:
@@ -64,13 +74,19 @@ def _padded(model: LinearModel, dtype: str, tokens: int | None = None) -> tuple[
     num_layers, hidden, cached = model.num_layers, model.hidden_size, model.cached_numbers
     below = min(model.cut, model.num_owners)  # fewer than the cut where all layers share one cache
     mlps: list[tuple[float, int]] = [(num_layers - num_routers(model), model.intermediate_size)]
+    if model.layer_intermediate_sizes:
+        mlps = [(1, size) for size in model.layer_intermediate_sizes]
+    layers, own = range(num_layers), model.per_layer_input or 0
     if model.experts:
         mlps.append((num_routers(model) * model.experts.count(tokens), model.experts.intermediate_size))
     matrices = [
-        (below, _padded_matrix(model.query_dim + cached, hidden, dtype)),
+        *((1, _padded_matrix(at_layer(model, model.query_dim + cached, i), hidden, dtype)) for i in layers[:below]),
         (1, _padded_matrix((model.num_owners - below) * cached, hidden, dtype)),
-        (num_layers - below, _padded_matrix(model.query_dim, hidden, dtype)),
-        (num_layers, _padded_matrix(hidden, model.output_dim, dtype)),
+        *((1, _padded_matrix(at_layer(model, model.query_dim, i), hidden, dtype)) for i in layers[below:]),
+        *((1, _padded_matrix(hidden, at_layer(model, model.output_dim, i), dtype)) for i in layers),
+        (num_layers, _padded_matrix(own, hidden, dtype)),
+        (num_layers, _padded_matrix(hidden, own, dtype) if own else (0, 0)),
+        (1, _padded_matrix(num_layers * own, hidden, dtype)),
         *((2 * times, _padded_matrix(inner, hidden, dtype, _PANEL // 2)) for times, inner in mlps),
         *((times, _padded_matrix(hidden, inner, dtype)) for times, inner in mlps),
         (1, _padded_matrix(model.vocab_size, hidden, dtype)),

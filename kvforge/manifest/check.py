@@ -58,6 +58,7 @@ def _fits(manifest: Manifest) -> bool:
         and 1 <= manifest.cut <= layers
         and (manifest.cut < layers or not manifest.early_exit)
         and len(manifest.layer_windows) == len(manifest.owner_of_layer) == layers
+        and _fit_layers(manifest)
         and all(0 <= owner < layers for owner in manifest.owner_of_layer)
         and len(manifest.isa) >= 1
         and manifest.dtype in ELEMENT_BYTES
@@ -81,6 +82,14 @@ def _fit_experts(manifest: Manifest) -> bool:
     layers, known = manifest.dense_layers, [size for size in sizes if size is not None and 1 <= size <= MAX_SIZE]
     fits_layers = all(0 <= layer < manifest.num_layers for layer in layers) and len(set(layers)) == len(layers)
     return len(known) == len(sizes) and known[1] <= known[0] and fits_layers
+
+
+def _fit_layers(manifest: Manifest) -> bool:
+    """Whether sizes that differ from layer to layer are there for all layers, or for none."""
+    each = (manifest.layer_head_dims, manifest.layer_intermediate_sizes)
+    are_whole = all(len(sizes) in (0, manifest.num_layers) for sizes in each)
+    known = (*manifest.layer_head_dims, *manifest.layer_intermediate_sizes, manifest.per_layer_input or 1)
+    return are_whole and all(1 <= size <= MAX_SIZE for size in known)
 
 
 def _token_lists(manifest: Manifest) -> tuple[tuple[int, ...], ...]:

@@ -17,6 +17,7 @@ LATER_FIELDS = frozenset(
     {
         *("kv_bias", "k_norm", "decoupled_mode", "special_tokens", "punctuation_tokens", "policy_texts"),
         *("num_experts", "num_active_experts", "expert_intermediate_size", "dense_layers"),
+        *("layer_head_dims", "layer_intermediate_sizes", "per_layer_input"),
     }
 )
 """Fields that came after the schema version did: engines without them load, and keep their digest."""
@@ -111,6 +112,12 @@ class Manifest:
     """What ``intermediate_size`` is to an expert."""
     dense_layers: tuple[int, ...] = ()
     """Layers with an MLP in place of experts."""
+    layer_head_dims: tuple[int, ...] = ()
+    """Elements of each layer's heads, where they are not all ``head_dim``."""
+    layer_intermediate_sizes: tuple[int, ...] = ()
+    """The sizes of the layers' MLPs, where they are not all ``intermediate_size``."""
+    per_layer_input: int | None = None
+    """Numbers that each layer has of a token by itself; None for nothing."""
 
     @property
     def policy(self) -> KVPolicy:
@@ -124,8 +131,9 @@ class Manifest:
 
     @property
     def upper_pools(self) -> slice:
-        """Which of the owners' pools, in order, the upper graph reads."""
-        return slice(sum(owner < self.cut for owner in self.owners), None)
+        """Which of the owners' pools, in order, the upper graph is given: from the first on that it reads."""
+        first = min(self.owner_of_layer[self.cut :], default=self.num_layers)
+        return slice(sum(owner < first for owner in self.owners), None)
 
     @property
     def owners(self) -> tuple[int, ...]:

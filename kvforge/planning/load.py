@@ -107,6 +107,8 @@ def _from_config(file: Path, name: str) -> Subject:
 
 def _own(shape: ModelShape) -> Subject:
     """A model with a cut is shown as it is, one without at half its layers."""
+    if shape.is_native:
+        return Subject(shape, (shape.cut,), (1,))
     if shape.cut < shape.num_layers:
         above = [owner for owner in sorted(set(shape.owner_of_layer)) if owner >= shape.cut]
         group_size = above[1] - above[0] if len(above) > 1 else shape.num_layers - shape.cut

@@ -124,9 +124,9 @@ def _row(shape: ModelShape, variant: Variant, work: Workload, fleet: Fleet) -> d
     paper = table_1(made, shape.max_position)
     wide = kv_bytes(plain, "float32" if work.weight_dtype == "float32" else "bfloat16")
     spent = distillation_flops_per_token(made, work.input_tokens) * work.distillation_tokens
-    has_cut = made.cut < made.num_layers
+    is_distilled = made.cut < made.num_layers and not made.is_native
     distillation: dict[str, Any] | None = None
-    if has_cut:
+    if is_distilled:
         distillation = {
             "tokens": work.distillation_tokens,
             "flops": spent,

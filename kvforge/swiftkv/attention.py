@@ -18,7 +18,8 @@ class SwiftKVAttention(nn.Module):
     def __init__(self, config: ModelConfig, layer: int, with_teacher: bool = False) -> None:
         super().__init__()
         self.head_shape = (-1, config.head_dim)
-        self.window, self.rope, self.scale = config.layer_windows[layer], config.rope_of(layer), config.score_scale
+        self.window, self.scale = config.layer_windows[layer], config.score_scale(layer)
+        self.rope, _ = config.rotation_of(layer)
         self.is_owner = layer in config.owners
         self.suffix = "_swiftkv" if layer >= config.cut else ""
         self.qk_norm = config.qk_norm

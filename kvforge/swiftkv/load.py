@@ -4,6 +4,7 @@ import torch
 from torch import nn
 
 from kvforge.checkpoint import Checkpoint
+from kvforge.checkpoint.model import check_is_rewired
 from kvforge.swiftkv.model import SwiftKVForCausalLM
 from model_defs import ModelConfig
 
@@ -26,9 +27,10 @@ def load_model(
     """Return the model of a checkpoint in ``dtype``, with its early-exit head if it has one.
 
     Raises:
-        CheckpointError: a tensor is missing, misshapen or not finite in ``dtype``; of a rewired checkpoint,
-            ``with_teacher`` needs the q, k and v projections that its layers had before.
+        CheckpointError: a tensor is missing, misshapen or not finite in ``dtype``, or the family has no such model; of
+            a rewired checkpoint, ``with_teacher`` needs the q, k and v projections that its layers had before.
     """
+    check_is_rewired(checkpoint)
     with torch.device("meta"):
         model = SwiftKVForCausalLM(config, with_teacher=with_teacher)
     load_weights(model, checkpoint, dtype)

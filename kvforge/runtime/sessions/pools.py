@@ -1,5 +1,6 @@
 """Memory of the K,V cache."""
 
+import itertools
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -22,13 +23,14 @@ Pools = list[Pool]
 Spec = tuple[tuple[int, ...], torch.dtype]
 
 
-def pool_specs(manifest: Manifest, num_pages: int) -> list[Spec]:
-    """Return shape and dtype of each tensor of one owner's pool that a step writes to: K and V elements ``[num_pages,
-    page_size, kv_heads, head_dim]``, of int4 half as many bytes, then, for dynamic formats, their float32 scales
-    ``[num_pages, page_size, kv_heads]``."""
+def pool_specs(manifest: Manifest, num_pages: int, owner: int = 0) -> list[Spec]:
+    """Return shape and dtype of each tensor of the pool of layer ``owner`` that a step writes to: K and V elements
+    ``[num_pages, page_size, kv_heads, head_dim]``, of int4 half as many bytes, then, for dynamic formats, their float32
+    scales ``[num_pages, page_size, kv_heads]``."""
+    head_dim = manifest.layer_head_dims[owner] if manifest.layer_head_dims else manifest.head_dim
     slots = (num_pages, manifest.page_size, manifest.num_kv_heads)
     dtype = written_dtype(manifest.kv_dtype, manifest.dtype)
-    elements = ((*slots, stored_dim(manifest.head_dim, dtype)), dtype)
+    elements = ((*slots, stored_dim(head_dim, dtype)), dtype)
     scales = (slots, torch.float32)
     return [elements] * 2 + [scales] * (2 if manifest.kv_format.scales == "dynamic" else 0)
 
@@ -66,14 +68,15 @@ def allocate_pools(
     state = state_specs(manifest, num_state_pages, num_slots, num_pages)
     num_on_device = len(more) - num_host_pools(manifest)
     exact_pages = manifest.policy.num_exact_pages(num_slots, manifest.max_num_tokens, manifest.page_size)
-    own, shared = pool_specs(manifest, exact_pages if manifest.policy.seals_pages else num_pages), []
+    num_own, shared = exact_pages if manifest.policy.seals_pages else num_pages, list[Spec]()
+    own = [pool_specs(manifest, num_own, owner) for owner in manifest.owners]
     if manifest.policy.owners_share:
-        own, shared = [], pool_specs(manifest, num_pages * manifest.num_owners)
+        own, shared = [[] for _ in own], pool_specs(manifest, num_pages * manifest.num_owners)
     together = partial(allocate_together, device=device)
-    memory = _by_owner(manifest, own + state[:num_on_device], together, shared)
+    memory = _by_owner([[*specs, *state[:num_on_device]] for specs in own], together, shared)
     if num_on_device < len(more):
         mapped = partial(place_together, allocate=partial(mapped_host_memory, device=device))
-        host = _by_owner(manifest, state[num_on_device:], mapped)
+        host = _by_owner([state[num_on_device:]] * manifest.num_owners, mapped)
         memory = [(*own, *on_host) for own, on_host in zip(memory, host, strict=True)]
     for pool in memory:
         for tensor, one in zip(pool[len(pool) - len(more) :], more, strict=True):
@@ -103,10 +106,10 @@ def host_bytes(manifest: Manifest, pools: Pools) -> int:
 
 
 def _by_owner(
-    manifest: Manifest, own: list[Spec], allocate: Callable[[list[Spec]], list[Tensor]], shared: Sequence[Spec] = ()
+    own: Sequence[list[Spec]], allocate: Callable[[list[Spec]], list[Tensor]], shared: Sequence[Spec] = ()
 ) -> Pools:
-    """Return tensors for every owner, in one allocation: those that all ``shared``, then its ``own``."""
-    views, width = allocate([*shared, *own * manifest.num_owners]), len(own)
+    """Return tensors for every owner, in one allocation: those that all ``shared``, then its ``own``, as many each."""
+    views, width = allocate([*shared, *itertools.chain.from_iterable(own)]), len(own[0])
     of_all, rest = views[: len(shared)], views[len(shared) :]
-    starts = range(0, manifest.num_owners * width, width)
+    starts = range(0, len(own) * width, width)
     return [(*(one.view(one.shape) for one in of_all), *rest[start : start + width]) for start in starts]

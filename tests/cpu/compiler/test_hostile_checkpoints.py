@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.models.checkpoints import FAMILIES, make_checkpoint
+from tests.support.models.checkpoints import ALL_FAMILIES, make_checkpoint
 
 ROOT = Path(__file__).resolve().parents[3]
 TINY = {"num_hidden_layers": 3, "hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "head_dim": 8}
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ALL_FAMILIES)
 def test_every_mutation_is_refused_or_generates(family: str, tmp_path: Path, full: bool) -> None:
     checkpoint = make_checkpoint(tmp_path / family, family, num_key_value_heads=1, **TINY)
-    count, seed = 1000 if full else 160 // len(FAMILIES), list(FAMILIES).index(family)
+    count, seed = 1000 if full else 160 // len(ALL_FAMILIES), list(ALL_FAMILIES).index(family)
     done = subprocess.run(
         [sys.executable, "-m", "tests.support.hostile.checkpoint_attack", str(checkpoint), str(seed), str(count)],
         cwd=ROOT,

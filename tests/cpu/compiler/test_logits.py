@@ -15,7 +15,7 @@ from kvforge.compiler import build_engine
 from kvforge.manifest import load_manifest
 from kvforge.runtime.sessions.session import Session, load_session
 from model_defs.reference import reference_logits
-from tests.support.models.checkpoints import FAMILIES, load_weights, make_checkpoint
+from tests.support.models.checkpoints import ALL_FAMILIES, FAMILIES, load_weights, make_checkpoint
 from tests.support.models.engines import SWIFTKV, SWIFTKV_FP8, EngineShelf, EngineSpec
 from tests.support.rounding import assert_near, config_of, model_error, relative_error, roundings_error, sum_error
 from tests.support.schedules.step_driver import StepDriver
@@ -36,11 +36,19 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
-PLAIN = {family: spec(family, num_hidden_layers=3) for family in FAMILIES} | {
+PLAIN = {family: spec(family, num_hidden_layers=3) for family in ALL_FAMILIES} | {
     "llama": spec("llama", num_hidden_layers=3, rope_parameters=LLAMA3_ROPE),
     "mistral": spec("mistral", num_hidden_layers=3, sliding_window=24),
     "qwen2": spec("qwen2", num_hidden_layers=3, tie_word_embeddings=True),
     "qwen3": spec("qwen3", num_hidden_layers=3, head_dim=32),
+    "gemma4_text": spec(
+        "gemma4_text",
+        num_hidden_layers=5,
+        layer_types=["sliding_attention", "full_attention"] * 2 + ["full_attention"],
+        sliding_window=24,
+        num_kv_shared_layers=3,
+        use_double_wide_mlp=True,
+    ),
 }
 REWIRED = {family: spec(family, 2, 2, num_hidden_layers=4) for family in FAMILIES} | {
     "llama": SWIFTKV,
@@ -54,7 +62,7 @@ REWIRED = {family: spec(family, 2, 2, num_hidden_layers=4) for family in FAMILIE
     ),
 }
 
-SESSIONS = ("gemma3_text", "glm", "glm4", "phi3")
+SESSIONS = ("gemma3_text", "gemma4_text", "glm", "glm4", "phi3")
 """Families whose graphs test_rotations.py runs without compiling them."""
 
 

@@ -9,7 +9,7 @@ import pytest
 from kvforge.planning.presets import PRESETS
 from kvforge.planning.shape import shape_of_config
 from model_defs import ModelError, load_config
-from tests.support.models.checkpoints import FAMILIES
+from tests.support.models.checkpoints import ALL_FAMILIES
 
 BASE: dict[str, Any] = {
     "vocab_size": 320,
@@ -22,10 +22,10 @@ BASE: dict[str, Any] = {
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ALL_FAMILIES)
 def test_absent_fields_take_the_defaults_of_the_family(family: str) -> None:
     """A config.json with the bare sizes is the same model as one with everything transformers fills in."""
-    complete = FAMILIES[family][0](**BASE).to_dict()
+    complete = ALL_FAMILIES[family][0](**BASE).to_dict()
     assert load_config({**BASE, "model_type": family}) == load_config({**complete, "model_type": family})
 
 
@@ -33,7 +33,7 @@ def test_absent_fields_take_the_defaults_of_the_family(family: str) -> None:
 def test_qwen_windows_take_their_defaults(family: str) -> None:
     """``use_sliding_window`` alone: 4096 tokens from layer 28 on."""
     given = {**BASE, "use_sliding_window": True}
-    expected = FAMILIES[family][0](**given)
+    expected = ALL_FAMILIES[family][0](**given)
     config = load_config({**given, "model_type": family})
     assert config.layer_windows == (0,) * 28 + (4096,) * 4
     assert [bool(window) for window in config.layer_windows] == [
@@ -111,7 +111,7 @@ def test_kinds_of_layers_rotate_by_themselves() -> None:
     config = load_config({**BASE, **old, "sliding_window": 512})
     assert config == load_config({**BASE, "model_type": "gemma3_text", "rope_parameters": new, "sliding_window": 512})
     assert config.layer_windows == ((512,) * 5 + (0,)) * 5 + (512,) * 2
-    assert [(rope.theta, rope.factor) for rope in config.rotations] == [(2e4, 1.0), (5e5, 8.0)]
+    assert [(rope.theta, rope.factor) for rope, _ in config.rotations] == [(2e4, 1.0), (5e5, 8.0)]
     assert load_config({**BASE, **old, "sliding_window_pattern": 2}).layer_windows == (4096, 0) * 16
 
 

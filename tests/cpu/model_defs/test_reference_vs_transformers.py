@@ -8,7 +8,7 @@ import transformers
 
 from model_defs import load_config
 from model_defs.reference import reference_logits
-from tests.support.models.checkpoints import FAMILIES, load_weights, make_checkpoint
+from tests.support.models.checkpoints import ALL_FAMILIES, load_weights, make_checkpoint
 from tests.support.rounding import assert_near, model_error
 
 LLAMA3 = {
@@ -26,7 +26,7 @@ LONGROPE = {
     "short_factor": [1.0, 1.05, 1.1, 1.2, 1.3, 1.4, 1.6, 1.8],
     "long_factor": [1.1, 1.4, 2.0, 3.0, 5.0, 8.0, 12.0, 16.0],
 }
-CASES = {family: (family, {}) for family in FAMILIES} | {
+CASES = {family: (family, {}) for family in ALL_FAMILIES} | {
     "llama-3-rope": ("llama", {"rope_parameters": LLAMA3}),
     "llama-linear-rope": ("llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 5000.0, "factor": 2.0}}),
     "llama-yarn": ("llama", {"rope_parameters": YARN}),

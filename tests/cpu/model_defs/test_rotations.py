@@ -12,6 +12,7 @@ from torch import Tensor
 from kvforge.checkpoint.model import open_model
 from kvforge.compiler import BuildOptions
 from kvforge.swiftkv import load_model
+from model_defs import ModelConfig
 from model_defs.reference import reference_logits
 from tests.support.models.checkpoints import load_weights, make_checkpoint
 from tests.support.rounding import assert_near, config_of, model_error
@@ -62,8 +63,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 """A family, and what its config.json says; the prompt is longer than the original context."""
 
 
-def session_of(path: Path, max_seq_len: int | None = None) -> EagerSession:
-    return eager_session(path, BuildOptions(page_size=8, max_num_tokens=256, max_seq_len=max_seq_len))
+def session_of(path: Path, max_seq_len: int | None = None, config: ModelConfig | None = None) -> EagerSession:
+    return eager_session(path, BuildOptions(page_size=8, max_num_tokens=256, max_seq_len=max_seq_len), config)
 
 
 def tokens_of(session: EagerSession) -> list[int]:

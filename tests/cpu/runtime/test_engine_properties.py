@@ -59,6 +59,19 @@ LOCAL_ROTATIONS = EngineSpec(
 )
 """Layers with and without a window, whose heads rotate otherwise, in bf16."""
 
+SHARED_CACHES = EngineSpec(
+    "gemma4_text",
+    bfloat16=True,
+    options=SWIFTKV.options,
+    model=(
+        ("num_hidden_layers", 5),
+        ("layer_types", ["sliding_attention", "full_attention"] * 2 + ["full_attention"]),
+        ("num_kv_shared_layers", 3),
+        ("sliding_window", 10),
+    ),
+)
+"""Two layers whose caches the three above them read, heads of two sizes, in bf16."""
+
 pytestmark = pytest.mark.usefixtures("one_thread")
 Generated = list[tuple[int, dict[int, float]]]
 
@@ -181,7 +194,9 @@ def test_packed_weights_give_the_tokens_of_one_at_a_time(spec: EngineSpec, engin
 
 
 @pytest.mark.parametrize(
-    "spec", [EXPERTS, PLAIN_EXPERTS_INT8, LOCAL_ROTATIONS], ids=["experts", "experts, int8, no cut", "local rotations"]
+    "spec",
+    [EXPERTS, PLAIN_EXPERTS_INT8, LOCAL_ROTATIONS, SHARED_CACHES],
+    ids=["experts", "experts, int8, no cut", "local rotations", "shared caches"],
 )
 def test_other_layers_give_the_tokens_of_one_at_a_time(spec: EngineSpec, engines: EngineShelf, full: bool) -> None:
     """Which experts the neighbours go to has no part in a token's bits, nor has a window. Compiled with --full; else,

@@ -13,12 +13,15 @@ from torch import Tensor
 
 from model_defs import families, supported_family
 
-FAMILIES = {
+ALL_FAMILIES = {
     name: (model_class.config_class, model_class)
     for name, family in families().items()
     if (model_class := getattr(transformers, family.architecture, None)) is not None
 }
 """transformers' configuration and model of every family that it has."""
+
+FAMILIES = {name: classes for name, classes in ALL_FAMILIES.items() if families()[name].is_rewired}
+"""Those that have a SwiftKV form."""
 
 SMALL: dict[str, Any] = {
     "vocab_size": 320,
@@ -37,8 +40,11 @@ SMALL: dict[str, Any] = {
     "num_local_experts": 8,
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 32,
+    "global_head_dim": 32,
+    "hidden_size_per_layer_input": 16,
+    "vocab_size_per_layer_input": 320,
 }
-"""The last four say nothing to families without experts."""
+"""``num_experts`` and what follows say nothing to most families."""
 
 
 def write_byte_tokenizer(path: Path, vocab_size: int = 320) -> None:
@@ -79,7 +85,7 @@ def make_checkpoint(
     Weights are drawn with a standard deviation of 0.1 to 0.2, biases and norm gains included, so that no term
     of the model is invisible in the logits.
     """
-    config_class, model_class = FAMILIES[family]
+    config_class, model_class = ALL_FAMILIES[family]
     config = config_class(**copy.deepcopy({**SMALL, **overrides}))  # it writes into its arguments
     torch.manual_seed(seed)
     model = model_class(config)
@@ -87,6 +93,9 @@ def make_checkpoint(
         with torch.no_grad():
             noise = torch.randn(parameter.shape) * (0.1 if parameter.dim() == 2 else 0.2)
             parameter.copy_(1 + noise if "norm" in name else noise)
+    for name, buffer in model.named_buffers():
+        if name.endswith("layer_scalar"):
+            buffer.copy_(1 + 0.2 * torch.randn(buffer.shape))
     model.to(dtype).save_pretrained(path, max_shard_size=max_shard_size)
     write_byte_tokenizer(path, config.vocab_size)
     if cut is not None:

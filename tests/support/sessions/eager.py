@@ -80,10 +80,11 @@ class EagerSession(Session):
         return VerifyGraph()(*step)
 
 
-def eager_session(checkpoint: Path, options: BuildOptions) -> EagerSession:
-    """Return a session of the engine that ``build_engine`` would make with these arguments."""
+def eager_session(checkpoint: Path, options: BuildOptions, config: ModelConfig | None = None) -> EagerSession:
+    """Return a session of the engine that ``build_engine`` would make with these arguments; or of the checkpoint's
+    weights as ``config`` has them."""
     source = open_model(checkpoint)
-    config = read_model_config(source)
+    config = config or read_model_config(source)
     resolved = resolve(options, config, source.dtype("model.embed_tokens.weight"))
     config = config.for_length(resolved.max_seq_len)
     with tempfile.TemporaryDirectory() as folder:
