@@ -11,12 +11,13 @@ from pathlib import Path
 
 from perf.gallery.figure import Figure
 from perf.gallery.memory import MEMORY
+from perf.gallery.sharing import SHARING
 from perf.gallery.waste import WASTE
 from perf.harness.command import make_parser, run_main
 from perf.harness.engines import ROOT
 from perf.harness.files import write_json
 
-FIGURES = {figure.name: figure for figure in (MEMORY, WASTE)}
+FIGURES = {figure.name: figure for figure in (MEMORY, WASTE, SHARING)}
 
 
 def draw(figure: Figure, root: Path) -> None:
