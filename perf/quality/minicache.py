@@ -1,11 +1,11 @@
 """MiniCache's merge of neighbouring layers' caches (arXiv 2405.14366) beside AcrossKV, whose layers share one.
 
-    python -m perf.quality.minicache [--work DIR] [--num-prompts 20] [--length 300] [--steps 30] [--minutes M]
+    python -m perf.quality.minicache [--work DIR] [--num-prompts 20] [--length 300] [--steps 20] [--minutes M]
 
 The tiny teacher with the caches of its upper half merged in pairs, and its students of cut 4 with pairs that share one:
-by every init of ``kvforge rewire`` without distillation, and distilled from three seeds each. All in plain torch and
-float32. KL and agreement are those of tokens decoded one by one after a prompt. Everything under --work is kept: an
-interrupted run continues. Writes OUTPUT.json and .md.
+by every init of ``kvforge rewire`` without distillation, with answers to prompts, and distilled from three seeds each,
+without. All in plain torch and float32. KL and agreement are those of tokens decoded one by one after a prompt.
+Everything under --work is kept: an interrupted run continues. Writes OUTPUT.json and .md.
 """
 
 import json
@@ -76,8 +76,9 @@ def measure(row: Row, work: Path, steps: int, ids: torch.Tensor, teacher: torch.
         found = torch.cat(merged.distances)[::7]
         cell["distance"] = found.quantile(torch.tensor(QUANTILES, dtype=found.dtype)).tolist()
     cell |= {"retained": retained, "bytes_per_token": bytes_per_token(model.sizes, row, retained)}
-    texts = texts_of(row, model, questions)
-    return cell | {"correct": correct_of(questions.examples, texts)}
+    if row.is_trained:
+        return cell
+    return cell | {"correct": correct_of(questions.examples, texts_of(row, model, questions))}
 
 
 def cells_of(rows: Sequence[Row], args: Any) -> dict[str, Cell]:
@@ -105,7 +106,7 @@ def cells_of(rows: Sequence[Row], args: Any) -> dict[str, Cell]:
 def main() -> int:
     """Measure what is not known, and report once all is."""
     parser = quality_parser(__doc__, "minicache", 20, 300, "students and what was measured", "OUTPUT.json and .md")
-    parser.add_argument("--steps", type=int, default=30, help="of a distillation (default %(default)s)")
+    parser.add_argument("--steps", type=int, default=20, help="of a distillation (default %(default)s)")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="start no row after this time")
     args = parser.parse_args()
     cells = cells_of(ROWS, args)

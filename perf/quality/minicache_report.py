@@ -12,14 +12,14 @@ BASE = "mean"
 
 
 def summarise(cells: dict[str, Cell]) -> dict[str, Any]:
-    """Return the rows by slug: what was measured, exact match with its interval, the difference paired by prompt."""
-    teacher = cells[TEACHER.slug]
-    return {
-        slug: {name: value for name, value in cell.items() if name != "correct"}
-        | accuracy(cell)
-        | {"versus_teacher": difference(teacher, cell)}
-        for slug, cell in cells.items()
-    }
+    """Return the rows by slug: what was measured; where prompts were answered exact match with its interval, and the
+    difference from the teacher paired by prompt."""
+    teacher, rows = cells[TEACHER.slug], {}
+    for slug, cell in cells.items():
+        rows[slug] = {name: value for name, value in cell.items() if name != "correct"}
+        if "correct" in cell:
+            rows[slug] |= {**accuracy(cell), "versus_teacher": difference(teacher, cell)}
+    return rows
 
 
 def _line(row: Row, rows: dict[str, Any]) -> list[str]:
@@ -31,8 +31,8 @@ def _line(row: Row, rows: dict[str, Any]) -> list[str]:
         f"{100 * cell['retained']:.1f}" if row.merged else "",
         f"{kl['value']:.4f} ({kl['low']:.4f} to {kl['high']:.4f})",
         interval(cell["agreement"], "value"),
-        interval(cell),
-        interval(cell["versus_teacher"], "difference", sign="+"),
+        interval(cell) if "accuracy" in cell else "",
+        interval(cell["versus_teacher"], "difference", sign="+") if "accuracy" in cell else "",
     ]
 
 
@@ -40,13 +40,11 @@ def _seed_line(init: str, rows: dict[str, Any]) -> list[str]:
     """Return the KL of an init's seeds after distillation, and how far each is from ``BASE`` of the same seed."""
     found, base = ([rows[row.slug]["kl"]["value"] for row in TRAINED[name]] for name in (init, BASE))
     apart = [a - b for a, b in zip(found, base, strict=True)]
-    right = [rows[row.slug]["accuracy"] for row in TRAINED[init]]
     return [
         f"`{init}`",
         f"{sum(found) / len(found):.5f}",
         ", ".join(f"{value:.5f}" for value in found),
         "" if init == BASE else ", ".join(f"{value:+.5f}" for value in apart),
-        ", ".join(f"{100 * value:.1f}" for value in right),
     ]
 
 
@@ -77,7 +75,7 @@ def markdown(report: Report) -> str:
         f"## After distillation, by where it began (seeds {', '.join(map(str, SEEDS))})",
         "",
         markdown_table(
-            ["init", "KL, mean", "by seed", f"minus `{BASE}` of the seed", "exact match %, by seed"],
+            ["init", "KL, mean", "by seed", f"minus `{BASE}` of the seed"],
             [_seed_line(init, rows) for init in TRAINED],
         ),
     ]

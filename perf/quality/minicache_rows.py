@@ -32,6 +32,11 @@ class Row:
     """MiniCache's interpolation and retention, and whether vectors are averaged instead."""
     variant: Variant | None = None
 
+    @property
+    def is_trained(self) -> bool:
+        """Whether it is a distilled student."""
+        return self.variant is not None and self.variant.is_trained
+
     def model(self, work: Path, steps: int) -> SwiftKVForCausalLM:
         """Return the model in float32, rewired and distilled if that is not done yet."""
         path = TEACHER_DIR if self.variant is None else student_of(self.variant, work, steps)
@@ -75,9 +80,11 @@ TEACHER = Row("no cut, own caches", "teacher")
 MINICACHE = _merged("MiniCache, t 0.6, gamma 0.05")
 MERGED = (
     MINICACHE,
-    _merged("MiniCache, nothing retained", retention=0.0),
+    _merged("MiniCache, gamma 0", retention=0.0),
     _merged("MiniCache, t 0.5", 0.5),
     _merged("MiniCache, t 0.4", 0.4),
+    _merged("MiniCache, t 0.8", 0.8),
+    _merged("MiniCache, t 1: the lower layer's direction", 1.0),
     _merged("MiniCache, gamma 0.5", retention=0.5),
     Row("mean of each pair", "averaged", (0.5, 0.0, True)),
 )
