@@ -15,6 +15,11 @@ Change = Callable[[dict[int, KV], bool], dict[int, KV]]
 """From a piece's K and V by owner, and whether the piece is the prompt, to what later tokens read of it."""
 
 
+def unchanged(kv: dict[int, KV], is_prompt: bool) -> dict[int, KV]:
+    """Return ``kv``: later tokens read what the layers made."""
+    return kv
+
+
 class CachedModel:
     """Sequences of one length that are computed piece by piece in float32.
 
@@ -24,7 +29,7 @@ class CachedModel:
     def __init__(
         self,
         model: SwiftKVForCausalLM,
-        change: Change = lambda kv, is_prompt: kv,
+        change: Change = unchanged,
     ) -> None:
         self.model, self.change = model, change
         self.past: dict[int, KV] = {}
@@ -110,19 +115,21 @@ class MergedPairs:
 
 
 def divergence(model: CachedModel, ids: Tensor, teacher_logits: Tensor, num_prompt: int) -> tuple[Tensor, Tensor]:
-    """Feed documents ``[B, T]``: a prompt of ``num_prompt`` tokens, then token by token.
+    """Feed documents ``[B, T]``: a prompt of ``num_prompt`` tokens, then token by token where cached ones change.
 
     Returns KL(teacher || model) in nats and whether the likeliest tokens agree, each ``[B, T - num_prompt]``, of the
     tokens after the prompt; ``teacher_logits`` ``[B, T, vocab]`` are of the same documents.
     """
     model(ids[:, :num_prompt])
+    size = ids.shape[1] - num_prompt if model.change is unchanged else 1
     kl, same = [], []
-    for place in range(num_prompt, ids.shape[1]):
-        found, expected = model(ids[:, place : place + 1])[:, 0].double(), teacher_logits[:, place].double()
-        log_p, log_q = expected.log_softmax(-1), found.log_softmax(-1)
+    for piece, expected in zip(
+        ids[:, num_prompt:].split(size, 1), teacher_logits[:, num_prompt:].split(size, 1), strict=True
+    ):
+        log_p, log_q = expected.double().log_softmax(-1), model(piece).double().log_softmax(-1)
         kl.append((log_p.exp() * (log_p - log_q)).sum(-1))
-        same.append(expected.argmax(-1) == found.argmax(-1))
-    return torch.stack(kl, 1), torch.stack(same, 1)
+        same.append(log_p.argmax(-1) == log_q.argmax(-1))
+    return torch.cat(kl, 1), torch.cat(same, 1)
 
 
 def answers(

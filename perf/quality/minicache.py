@@ -1,6 +1,6 @@
 """MiniCache's merge of neighbouring layers' caches (arXiv 2405.14366) beside AcrossKV, whose layers share one.
 
-    python -m perf.quality.minicache [--work DIR] [--num-prompts 20] [--length 300] [--steps 20] [--minutes M]
+    python -m perf.quality.minicache [--work DIR] [--num-prompts 20] [--length 300] [--steps 10] [--minutes M]
 
 The tiny teacher with the caches of its upper half merged in pairs, and its students of cut 4 with pairs that share one:
 by every init of ``kvforge rewire`` without distillation, with answers to prompts, and distilled from three seeds each,
@@ -106,7 +106,7 @@ def cells_of(rows: Sequence[Row], args: Any) -> dict[str, Cell]:
 def main() -> int:
     """Measure what is not known, and report once all is."""
     parser = quality_parser(__doc__, "minicache", 20, 300, "students and what was measured", "OUTPUT.json and .md")
-    parser.add_argument("--steps", type=int, default=20, help="of a distillation (default %(default)s)")
+    parser.add_argument("--steps", type=int, default=10, help="of a distillation (default %(default)s)")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="start no row after this time")
     args = parser.parse_args()
     cells = cells_of(ROWS, args)
