@@ -39,6 +39,15 @@ class SealedPages(Full):
         is not in it has one."""
         return 2 * max_num_seqs + -(-max_num_tokens // page_size)
 
+    def device_bytes(self, cache: OwnerCache, num_prompt_tokens: int, num_generated_tokens: int = 0) -> int:
+        sealed = super().device_bytes(cache, num_prompt_tokens, num_generated_tokens)
+        return sealed + self.num_exact_pages(1, 0, cache.page_size) * cache.page_size * cache.exact_token_bytes
+
+    def device_bytes_read(self, cache: OwnerCache, num_prompt_tokens: int, num_generated_tokens: int = 0) -> int:
+        num_exact = (num_prompt_tokens + num_generated_tokens) % cache.page_size
+        num_sealed = num_prompt_tokens + num_generated_tokens - num_exact
+        return num_sealed * cache.token_bytes + num_exact * cache.exact_token_bytes
+
     def state_pools(self, cache: OwnerCache) -> tuple[StatePool, ...]:
         """Codes, four in a byte, and the groups' least numbers and steps of K and of V: the ``sealed_shapes`` of
         ``plugins.seal_pages.layout``."""
