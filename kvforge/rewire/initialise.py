@@ -9,6 +9,7 @@ from torch import Tensor
 
 from kvforge.checkpoint.safetensors_writer import TensorSpec
 from kvforge.common.errors import CheckpointError
+from kvforge.rewire.options import FITTED_INITS
 from kvforge.rewire.source import Source
 from model_defs import ModelConfig
 
@@ -31,7 +32,7 @@ def new_tensors(source: Source, config: ModelConfig, init: str, fitted: Mapping[
     - ``copy``: of the owner's own layer, W_j;
     - ``mean``: the mean over the group's layers, mean_j W_j, what the public code does;
     - ``fold``: mean_j W_j · diag(g_j), g_j the gain of layer j's input norm;
-    - ``ridge``: ``fitted``, by name.
+    - ``ridge`` and ``minicache``: ``fitted``, by name.
 
     norm_swiftkv is layer ``cut``'s input norm for ``copy`` and ``mean``, gains of 1 for the other two, whose weights
     have the gains in them (so a gain of zero divides nothing). Biases and k_norm are the owner's own for ``copy``, else
@@ -61,7 +62,7 @@ def new_tensors(source: Source, config: ModelConfig, init: str, fitted: Mapping[
             add(student_name(teacher), teacher, make)
     gain = f"model.layers.{config.cut}.input_layernorm.weight"
     one = 1 - config.norm_offset
-    add(NORM, gain, lambda: torch.full_like(read(gain), one) if init in ("fold", "ridge") else read(gain))
+    add(NORM, gain, lambda: torch.full_like(read(gain), one) if init in ("fold", *FITTED_INITS) else read(gain))
     if config.early_exit:
         head = "model.embed_tokens.weight" if config.tie_embeddings else "lm_head.weight"
         add("model.norm_early_exit.weight", "model.norm.weight", lambda: read("model.norm.weight"))
