@@ -1,6 +1,6 @@
 """Answers and distributions of the tiny models with quantized weights against their own with bf16 weights.
 
-    python -m perf.quality.weight [--work DIR] [--num-prompts 500] [--length 500] [--num-documents 60] [--weights int4]
+    python -m perf.quality.weight [--work DIR] [--num-prompts 500] [--length 500] [--num-documents 60] [--only "no cut"]
 
 Both committed models, on the same prompts; answers are kept under --work, so an interrupted run continues. Agreement
 and perplexity are those of the prompts' own tokens, with bf16 weights as the teacher. --weights chooses rows: int8;
@@ -126,13 +126,14 @@ def main() -> int:
     """Answer, compare and report."""
     parser = quality_parser(__doc__, "weight-quality", 500, 500, "engines and answers", "OUTPUT.json and .md")
     parser.add_argument("--num-documents", type=int, default=60, help="prompts whose tokens are scored (default 60)")
+    parser.add_argument("--only", nargs="+", choices=list(MODELS), default=list(MODELS), help="models (default: all)")
     parser.add_argument("--weights", nargs="+", choices=list(QUANTIZED), default=list(QUANTIZED), help="default: all")
     args = parser.parse_args()
     settings = {name: getattr(args, name) for name in ("num_prompts", "length", "num_documents", "seed")}
 
     def make() -> dict[str, Any]:
         questions = Questions.of(args)
-        rows = [row for name in tqdm(MODELS, unit="model") for row in rows_of(name, questions, args)]
+        rows = [row for name in tqdm(args.only, unit="model") for row in rows_of(name, questions, args)]
         return {"command": command_line("perf.quality.weight"), **settings, **machine_fields(), "rows": rows}
 
     return run_program(args, make, lambda report: markdown(report["rows"], args), markdown=True)

@@ -1,6 +1,7 @@
 // bfloat16 weights on AVX512-BF16: tiles of up to 6 rows by the 64 outputs of a panel, whose sums stay in registers.
-// A single tile fetches a little ahead of itself. With more, a block comes from the L2 cache: the tiles before it fetched
-// it, so that memory is read while rows are multiplied; at 8 rows the two take about the same time.
+// A single tile reads its weights in order, which the CPU fetches by itself (see kFetchesInOrder). With more, a block comes
+// from the L2 cache: the tiles before it fetched it, so that memory is read while rows are multiplied; at 8 rows the two
+// take about the same time.
 #include <immintrin.h>
 
 #include "packed_linear/cpu_bf16_rows.h"
@@ -11,7 +12,6 @@ namespace {
 constexpr int64_t kTileRows = 6;
 constexpr int kVectors = 4;  // of 16 outputs
 constexpr int64_t kLine = 64;
-constexpr int64_t kAhead = 8192;  // bytes that a single tile fetches ahead of itself
 
 // sums[Rows, kPanel] (+)= rows times weights, each in the order of the depth; fetches `Lines` lines of `next` per group.
 template <int Rows, int Lines>
@@ -61,14 +61,13 @@ void multiply_tile(int64_t num_rows, const char* rows, const LinearTile& t, cons
 // The rows in tiles of about the same height; the first of several fetch the next block, each its part.
 void multiply(const LinearTile& t) {
   const int64_t tiles = (t.num_rows + kTileRows - 1) / kTileRows;
-  const int64_t lines = tiles == 1 ? 4 : t.next == nullptr ? 0 : tiles < 4 ? 2 : 1, fetching = lines ? 4 / lines : 0;
+  const int64_t lines = tiles == 1 || t.next == nullptr ? 0 : tiles < 4 ? 2 : 1, fetching = lines ? 4 / lines : 0;
   for (int64_t i = 0; i < tiles; ++i) {
     const int64_t begin = t.num_rows * i / tiles, count = t.num_rows * (i + 1) / tiles - begin;
     const char* rows = t.rows + begin * t.band_stride;
-    const char* next = tiles == 1 ? t.weight + kAhead : t.next + i * t.groups * lines * kLine;
+    const char* next = t.next + i * t.groups * lines * kLine;
     float* sums = static_cast<float*>(t.sums) + begin * kPanel;
     switch (i < fetching ? lines : 0) {
-      case 4: multiply_tile<4>(count, rows, t, next, sums); break;
       case 2: multiply_tile<2>(count, rows, t, next, sums); break;
       case 1: multiply_tile<1>(count, rows, t, next, sums); break;
       default: multiply_tile<0>(count, rows, t, next, sums);

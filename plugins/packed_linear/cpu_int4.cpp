@@ -152,15 +152,17 @@ void multiply_tile(int64_t count, const LinearTile& t, const char* rows, float* 
   multiply_panel<Rows, Zeros, Fetch>(t, rows, sums);
 }
 
-// The rows in tiles of about the same height, the first of which fetches the weights that come next.
+// The rows in tiles of about the same height, the first of which fetches the weights that come next: more rows than
+// kTallRows read a panel in two passes.
 template <bool Zeros>
 void multiply(const LinearTile& t) {
+  const bool fetches = t.next != nullptr && (t.num_rows > kTallRows || kFetchesInOrder);
   const int64_t tiles = (t.num_rows + kTileRows - 1) / kTileRows;
   for (int64_t i = 0; i < tiles; ++i) {
     const int64_t begin = t.num_rows * i / tiles, count = t.num_rows * (i + 1) / tiles - begin;
     const char* rows = t.rows + begin * t.band_stride;
     float* sums = static_cast<float*>(t.sums) + begin * kPanel;
-    if (i == 0 && t.next != nullptr) multiply_tile<kTileRows, Zeros, true>(count, t, rows, sums);
+    if (i == 0 && fetches) multiply_tile<kTileRows, Zeros, true>(count, t, rows, sums);
     else multiply_tile<kTileRows, Zeros, false>(count, t, rows, sums);
   }
 }

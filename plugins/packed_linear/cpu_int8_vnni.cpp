@@ -67,10 +67,11 @@ void multiply_tile(int64_t num_rows, const char* rows, const LinearTile& t, cons
   }
 }
 
-// The rows in tiles of about the same height; the first tiles fetch the next block, each its part.
+// The rows in tiles of about the same height; the first of several fetch the next block, each its part.
 void multiply(const LinearTile& t) {
   const int64_t tiles = (t.num_rows + kTileRows - 1) / kTileRows;
-  const int64_t lines = t.next == nullptr ? 0 : tiles == 1 ? 4 : tiles < 4 ? 2 : 1, fetching = lines ? 4 / lines : 0;
+  const bool fetches = t.next != nullptr && (tiles > 1 || kFetchesInOrder);
+  const int64_t lines = !fetches ? 0 : tiles == 1 ? 4 : tiles < 4 ? 2 : 1, fetching = lines ? 4 / lines : 0;
   for (int64_t i = 0; i < tiles; ++i) {
     const int64_t begin = t.num_rows * i / tiles, count = t.num_rows * (i + 1) / tiles - begin;
     const char* rows = t.rows + begin * t.band_stride;

@@ -7,7 +7,7 @@ namespace kvforge {
 namespace {
 
 constexpr int64_t kStrip = 16;     // rows of a tile that are worked on at once
-constexpr int64_t kSlab = 32;      // keys whose scores are computed at once by direct()
+constexpr int64_t kSlab = 32;       // direct() works on whole ones, of keys
 constexpr int64_t kValueSlab = 64;  // keys whose values are weighed at once there
 
 // Calls body(Pool{}) with a value of the pools' type.
@@ -33,12 +33,6 @@ struct Places {
     for (int64_t i = end - base; i < padded; ++i) offsets[i] = offsets[end - base - 1];
     for (int64_t i = 0; i < padded; ++i) of[i] = static_cast<const char*>(pool.data) + offsets[i];
   }
-
-  // Of `Count` keys from key `i` on.
-  template <int Count>
-  void take(int64_t i, int64_t head_offset, const char* out[Count]) const {
-    for (int j = 0; j < Count; ++j) out[j] = of[i + j] + head_offset;
-  }
 };
 
 // Packed block: K as [16 keys' group, columns, 64], then V as [four keys' group, vectors, 64].
@@ -55,16 +49,10 @@ void pack(const AttentionArgs& a, const Rows& rows, int64_t begin, char* packed)
     using Pool = decltype(pool);
     const int64_t bytes = bytes_of<Pool>(a.head_dim), vectors = value_vectors<Pool>(a.head_dim);
     char* out = packed;
-    for (int64_t i = 0; i < kKeyBlock; i += 16, out += column_bytes(a)) {
-      const char* from[16];
-      keys.take<16>(i, k_head, from);
-      pack_keys<Pool>(from, bytes, out);
-    }
-    for (int64_t i = 0; i < kKeyBlock; i += 4, out += vectors * 64) {
-      const char* from[4];
-      values.take<4>(i, v_head, from);
-      pack_values<Pool>(from, bytes, out);
-    }
+    for (int64_t i = 0; i < kKeyBlock; i += 16, out += column_bytes(a))
+      pack_keys<Pool>(keys.of + i, k_head, bytes, out);
+    for (int64_t i = 0; i < kKeyBlock; i += 4, out += vectors * 64)
+      pack_values<Pool>(values.of + i, v_head, bytes, out);
   });
 }
 
@@ -128,8 +116,12 @@ void tile_of(const AttentionArgs& a, const Rows& rows, int64_t begin, int64_t en
       const int64_t width = round_up(seen - block, 32);
       for (int64_t key = 0; key < width; key += 16)
         in_groups(num, [&](int64_t r, auto group) {
-          score_keys<group.value>(k + key / 16 * column_bytes(a), columns, q + (strip + r) * q_stride, q_stride,
-                                  queries + strip + r, at.scores + r * kKeyBlock + key);
+          const char* const of_keys = k + key / 16 * column_bytes(a);
+          score_keys<group.value>(
+              [&](const auto& use) __attribute__((always_inline)) {
+                for (int64_t c = 0; c < columns; ++c) use(_mm512_load_si512(of_keys + 64 * c));
+              },
+              q + (strip + r) * q_stride, q_stride, queries + strip + r, at.scores + r * kKeyBlock + key);
         });
       Weights weights[kStrip];
       for (int64_t r = 0; r < num; ++r)
@@ -138,8 +130,13 @@ void tile_of(const AttentionArgs& a, const Rows& rows, int64_t begin, int64_t en
                                    at.weights + r * kWeightBytes);
       std::memset(at.sums, 0, num * at.vectors * 64);
       in_groups(num, [&](int64_t r, auto group) {
-        add_all_values<group.value>(v, width / 4, at.vectors, at.weights + r * kWeightBytes, at.sums + r * at.vectors * 16,
-                                    at.vectors * 16);
+        add_all_values<group.value>(
+            [&](int64_t vector, int64_t g, __m512i x[2]) __attribute__((always_inline)) {
+              const char* const of_group = v + (g * at.vectors + vector) * 64;
+              x[0] = _mm512_load_si512(of_group);
+              x[1] = vector + 1 < at.vectors ? _mm512_load_si512(of_group + 64) : x[0];
+            },
+            width / 4, at.vectors, at.weights + r * kWeightBytes, at.sums + r * at.vectors * 16, at.vectors * 16);
       });
       for (int64_t r = 0; r < num; ++r)
         add_block(sums[strip + r], at.ordered<Pool>(r, weights[r]), weights[r].top, weights[r].total, dim);
@@ -154,18 +151,16 @@ void tile(const AttentionArgs& a, const Rows& rows, int64_t begin, int64_t end, 
   with_integers(a, [&](auto pool) { tile_of<decltype(pool)>(a, rows, begin, end, packed, scratch, partial); });
 }
 
-// What direct() packs: kSlab keys, then kValueSlab values; then the split queries of `rows` rows of a head.
+// Of direct(): the split queries of the rows of a head.
 struct DirectScratch {
   RowScratch rows;
-  char *keys, *values, *q;
+  char* q;
   Query* queries;
   Weights* weights;
   char* end;
 
   DirectScratch(const AttentionArgs& a, int64_t count, char* from) : rows(a, count, from) {
-    keys = rows.end;
-    values = keys + kSlab / 16 * column_bytes(a);
-    q = values + kValueSlab / 4 * rows.vectors * 64;
+    q = rows.end;
     queries = reinterpret_cast<Query*>(q + count * query_bytes(a.head_dim));
     weights = reinterpret_cast<Weights*>(queries + count);
     end = reinterpret_cast<char*>(weights + count);
@@ -176,7 +171,7 @@ struct DirectScratch {
 template <typename Pool>
 void direct_head(const AttentionArgs& a, const DirectWork& work, const Rows& head, const Places& keys,
                  const Places& values, int64_t base, const DirectScratch& at, Ahead& ahead, int64_t lines) {
-  const int64_t rows = num_rows(head), dim = a.head_dim, columns = dim / 4, q_stride = query_bytes(dim);
+  const int64_t rows = num_rows(head), dim = a.head_dim, q_stride = query_bytes(dim);
   const int64_t padded = round_up(work.end - base, kSlab), bytes = bytes_of<Pool>(dim);
   const int64_t k_head = head.kv_head * a.k.head_stride, v_head = head.kv_head * a.v.head_stride;
   const int64_t vectors = at.rows.vectors;
@@ -185,18 +180,14 @@ void direct_head(const AttentionArgs& a, const DirectWork& work, const Rows& hea
   for (int64_t r = 0; r < rows; ++r)
     at.queries[r] = split_query<Pool>(
         a, static_cast<const bf16*>(a.q) + query_offset(a, head, head.row_begin + r), at.q + r * q_stride);
-  for (int64_t slab = 0; slab < padded; slab += kSlab) {
-    for (int64_t i = 0; i < kSlab; i += 16) {
-      const char* from[16];
-      keys.template take<16>(slab + i, k_head, from);
-      pack_keys<Pool>(from, bytes, at.keys + i / 16 * column_bytes(a));
-      ahead.fetch(lines_of_16);
-    }
-    for (int64_t i = 0; i < kSlab; i += 16)
-      in_groups(rows, [&](int64_t r, auto group) {
-        score_keys<group.value>(at.keys + i / 16 * column_bytes(a), columns, at.q + r * q_stride, q_stride,
-                                at.queries + r, at.rows.scores + r * kKeyBlock + slab + i);
-      });
+  for (int64_t key = 0; key < padded; key += 16) {
+    // Columns are multiplied as they come: packing and products use other parts of the CPU.
+    in_groups(rows, [&](int64_t r, auto group) {
+      score_keys<group.value>(
+          [&](const auto& use) __attribute__((always_inline)) { take_columns<Pool>(keys.of + key, k_head, bytes, use); },
+          at.q + r * q_stride, q_stride, at.queries + r, at.rows.scores + r * kKeyBlock + key);
+    });
+    ahead.fetch(lines_of_16);
   }
   float key_scales[kScaleFloats];
   const BlockScales scales = gather_scales(a, head, base, work.begin, work.end, key_scales);
@@ -207,18 +198,16 @@ void direct_head(const AttentionArgs& a, const DirectWork& work, const Rows& hea
   std::memset(at.rows.sums, 0, rows * vectors * 64);
   for (int64_t slab = 0; slab < padded; slab += kValueSlab) {
     const int64_t num = smaller(kValueSlab, padded - slab);
-    for (int64_t i = 0; i < num; i += 16) {
-      for (int64_t j = i; j < i + 16; j += 4) {
-        const char* from[4];
-        values.template take<4>(slab + j, v_head, from);
-        pack_values<Pool>(from, bytes, at.values + j / 4 * vectors * 64);
-      }
-      ahead.fetch(lines_of_16);
-    }
     in_groups(rows, [&](int64_t r, auto group) {
-      add_all_values<group.value>(at.values, num / 4, vectors, at.rows.weights + r * kWeightBytes + 2 * slab,
-                                  at.rows.sums + r * vectors * 16, vectors * 16);
+      add_all_values<group.value>(
+          [&](int64_t vector, int64_t g, __m512i x[2]) __attribute__((always_inline)) {
+            const int64_t b = vector / 2 * kTaken<Pool>;
+            take_values<Pool>(values.of + slab + 4 * g, v_head + b, bytes - b, x);
+          },
+          num / 4, vectors, at.rows.weights + r * kWeightBytes + 2 * slab, at.rows.sums + r * vectors * 16,
+          vectors * 16);
     });
+    ahead.fetch(lines_of_16 * (num / 16));
   }
   float* const partial = head.partial == nullptr ? nullptr : head.partial + work.split * rows * (dim + 2);
   for (int64_t r = 0; r < rows; ++r)

@@ -105,31 +105,32 @@ inline __m512i broadcast(const char* p) {
 
 inline __m512i join(__m512i low, __m512i high) { return _mm512_add_epi32(low, _mm512_slli_epi32(high, 8)); }
 
-// scores[row, 0 .. 16) = packed keys times split queries, over `columns` columns.
-template <int Rows>
-inline void score_keys(const char* keys, int64_t columns, const char* q, int64_t q_stride, const Query* queries,
-                       float* scores) {
+// scores[row, 0 .. 16) = keys times split queries; columns(use) calls use(column) for each column of the keys.
+template <int Rows, typename Columns>
+inline __attribute__((always_inline)) void score_keys(const Columns& columns, const char* q, int64_t q_stride,
+                                                      const Query* queries, float* scores) {
   __m512i low[Rows], high[Rows];
 #pragma GCC unroll 4
   for (int r = 0; r < Rows; ++r) low[r] = _mm512_set1_epi32(queries[r].start), high[r] = _mm512_setzero_si512();
-  for (int64_t c = 0; c < columns; ++c, keys += 64, q += 8) {
-    const __m512i x = _mm512_load_si512(keys);
+  columns([&](__m512i x) __attribute__((always_inline)) {
 #pragma GCC unroll 4
     for (int r = 0; r < Rows; ++r) {
       low[r] = add_products(low[r], x, q + r * q_stride);
       high[r] = add_products(high[r], x, q + r * q_stride + 4);
     }
-  }
+    q += 8;
+  });
 #pragma GCC unroll 4
   for (int r = 0; r < Rows; ++r) _mm512_storeu_ps(scores + r * kKeyBlock, _mm512_cvtepi32_ps(join(low[r], high[r])));
 }
 
 constexpr int64_t kWeightBytes = 2 * kKeyBlock;  // of a row's split weights
 
-// sums[row, 16 * Vectors] += split weights times packed values, over `groups` groups of four keys, `vectors` vectors apart.
-template <int Rows, int Vectors>
-inline void add_values(const char* values, int64_t groups, int64_t vectors, const char* weights, int32_t* sums,
-                       int64_t sums_stride) {
+// sums[row, 16 * Vectors] += split weights times values, over `groups` groups of four keys; values(group, x) writes
+// those of a group to x[2].
+template <int Rows, int Vectors, typename Values>
+inline __attribute__((always_inline)) void add_values(const Values& values, int64_t groups, const char* weights,
+                                                      int32_t* sums, int64_t sums_stride) {
   __m512i low[Rows][Vectors], high[Rows][Vectors];
 #pragma GCC unroll 4
   for (int r = 0; r < Rows; ++r)
@@ -138,10 +139,9 @@ inline void add_values(const char* values, int64_t groups, int64_t vectors, cons
       low[r][v] = _mm512_loadu_si512(sums + r * sums_stride + 16 * v);
       high[r][v] = _mm512_setzero_si512();
     }
-  for (int64_t g = 0; g < groups; ++g, values += 64 * vectors, weights += 8) {
-    __m512i x[Vectors];
-#pragma GCC unroll 2
-    for (int v = 0; v < Vectors; ++v) x[v] = _mm512_load_si512(values + 64 * v);
+  for (int64_t g = 0; g < groups; ++g, weights += 8) {
+    __m512i x[2];
+    values(g, x);
 #pragma GCC unroll 4
     for (int r = 0; r < Rows; ++r) {
       const __m512i lower = broadcast(weights + r * kWeightBytes), upper = broadcast(weights + r * kWeightBytes + 4);
@@ -159,13 +159,15 @@ inline void add_values(const char* values, int64_t groups, int64_t vectors, cons
       _mm512_storeu_si512(sums + r * sums_stride + 16 * v, join(low[r][v], high[r][v]));
 }
 
-template <int Rows>
-inline void add_all_values(const char* values, int64_t groups, int64_t vectors, const char* weights, int32_t* sums,
-                           int64_t sums_stride) {
-  int64_t v = 0;
-  for (; v + 2 <= vectors; v += 2)
-    add_values<Rows, 2>(values + 64 * v, groups, vectors, weights, sums + 16 * v, sums_stride);
-  if (v < vectors) add_values<Rows, 1>(values + 64 * v, groups, vectors, weights, sums + 16 * v, sums_stride);
+// The same of `vectors` vectors; values(vector, group, x) writes two of a group from an even one on, the last alone.
+template <int Rows, typename Values>
+inline __attribute__((always_inline)) void add_all_values(const Values& values, int64_t groups, int64_t vectors,
+                                                          const char* weights, int32_t* sums, int64_t sums_stride) {
+  for (int64_t v = 0; v < vectors; v += 2) {
+    const auto of_group = [&](int64_t g, __m512i x[2]) __attribute__((always_inline)) { values(v, g, x); };
+    if (v + 2 <= vectors) add_values<Rows, 2>(of_group, groups, weights, sums + 16 * v, sums_stride);
+    else add_values<Rows, 1>(of_group, groups, weights, sums + 16 * v, sums_stride);
+  }
 }
 
 // What the keys of a block weigh for a row: the largest score and the sum of 2^(score - top), then the unit and the sum of

@@ -38,34 +38,50 @@ inline __m512i load_two(const char* low, const char* high, int64_t bytes) {
                             _mm256_maskz_loadu_epi8(mask, high), 1);
 }
 
-// 16 keys of `bytes` bytes as [columns, 16 keys, 4]. A column is four elements: of int8 neighbours, of int4 those of four
-// bytes' lower halves, then those of their upper halves.
-template <typename Pool>
-inline void pack_keys(const char* const keys[16], int64_t bytes, char* out) {
+// Calls use(column) for each column of 16 keys of `bytes` bytes at `offset`, [16 keys, 4]: four elements, of int8 neighbours, of int4
+// those of four bytes' lower halves, then those of their upper halves.
+template <typename Pool, typename Use>
+inline __attribute__((always_inline)) void take_columns(const char* const keys[16], int64_t offset, int64_t bytes,
+                                                        const Use& use) {
   for (int64_t b = 0; b < bytes; b += kChunk) {
+    const int64_t at = offset + b;
+    asm("" : "+r"(keys));  // or GCC keeps the places in vectors over the loop, there being no other registers
     __m512i x[8], t[8];
-    for (int i = 0; i < 8; ++i) x[i] = load_two(keys[i / 4 * 8 + i % 4] + b, keys[i / 4 * 8 + i % 4 + 4] + b, bytes - b);
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; ++i) x[i] = load_two(keys[i / 4 * 8 + i % 4] + at, keys[i / 4 * 8 + i % 4 + 4] + at, bytes - b);
+#pragma GCC unroll 4
     for (int i = 0; i < 8; i += 2) {
       t[i] = _mm512_unpacklo_epi32(x[i], x[i + 1]);
       t[i + 1] = _mm512_unpackhi_epi32(x[i], x[i + 1]);
     }
+#pragma GCC unroll 2
     for (int i = 0; i < 8; i += 4) {
       x[i] = _mm512_unpacklo_epi64(t[i], t[i + 2]);
       x[i + 1] = _mm512_unpackhi_epi64(t[i], t[i + 2]);
       x[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
       x[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
     }
-    const auto store = [&](int64_t word, __m512i column) {
+    const auto take = [&](int64_t word, __m512i column) __attribute__((always_inline)) {
       if (b + 4 * word >= bytes) return;
       __m512i of_column[kPerByte<Pool>];
       numbers<Pool>(column, of_column);
-      for (int i = 0; i < kPerByte<Pool>; ++i, out += 64) _mm512_store_si512(out, of_column[i]);
+#pragma GCC unroll 2
+      for (int i = 0; i < kPerByte<Pool>; ++i) use(of_column[i]);
     };
 #pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) store(i, _mm512_shuffle_i64x2(x[i], x[i + 4], 0x88));
+    for (int i = 0; i < 4; ++i) take(i, _mm512_shuffle_i64x2(x[i], x[i + 4], 0x88));
 #pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) store(4 + i, _mm512_shuffle_i64x2(x[i], x[i + 4], 0xdd));
+    for (int i = 0; i < 4; ++i) take(4 + i, _mm512_shuffle_i64x2(x[i], x[i + 4], 0xdd));
   }
+}
+
+// 16 keys of `bytes` bytes as [columns, 16 keys, 4].
+template <typename Pool>
+inline void pack_keys(const char* const keys[16], int64_t offset, int64_t bytes, char* out) {
+  take_columns<Pool>(keys, offset, bytes, [&](__m512i column) __attribute__((always_inline)) {
+    _mm512_store_si512(out, column);
+    out += 64;
+  });
 }
 
 // Vectors of 16 dimensions that the values of a head are packed in.
@@ -74,26 +90,56 @@ inline int64_t value_vectors(int64_t dim) {
   return (bytes_of<Pool>(dim) + 15) / 16 * kPerByte<Pool>;
 }
 
-// Four keys' values as [vectors, 16 dimensions, 4 keys]; of int4 the even dimensions of 32, then the odd ones.
+// Up to 16 bytes of four places, one in each quarter.
+inline __attribute__((always_inline)) __m512i load_four(const char* const places[4], int64_t offset, int64_t bytes) {
+  const __mmask16 mask = bytes >= 16 ? 0xffff : static_cast<__mmask16>((1u << bytes) - 1);
+  const auto load = [&](int i) __attribute__((always_inline)) { return _mm_maskz_loadu_epi8(mask, places[i] + offset); };
+  __m512i x = _mm512_castsi128_si512(load(0));
+  x = _mm512_inserti32x4(x, load(1), 1);
+  x = _mm512_inserti32x4(x, load(2), 2);
+  return _mm512_inserti32x4(x, load(3), 3);
+}
+
+struct ByteIndex {
+  alignas(64) uint8_t of[64];
+};
+
+constexpr ByteIndex take_fourth(int stride) {
+  ByteIndex index{};
+  for (int i = 0; i < 64; ++i) index.of[i] = static_cast<uint8_t>(i / 4 + i % 4 * stride);
+  return index;
+}
+
+constexpr ByteIndex kOfHalves = take_fourth(32), kOfQuarters = take_fourth(16);
+
+// Two vectors of four keys' values, [16 dimensions, 4 keys] each, of up to 32 dimensions at `offset`, whose head ends after
+// `bytes` bytes: of int8 in order, of int4 the even ones, then the odd ones.
 template <typename Pool>
-inline void pack_values(const char* const values[4], int64_t bytes, char* out) {
-  static constexpr struct Index {
-    alignas(64) uint8_t of[64];
-    constexpr Index() : of() {
-      for (int i = 0; i < 64; ++i) of[i] = static_cast<uint8_t>(i / 4 + i % 4 * 32);
-    }
-  } kFirst;
-  const __m512i first = _mm512_load_si512(kFirst.of), second = _mm512_add_epi8(first, _mm512_set1_epi8(16));
-  for (int64_t b = 0; b < bytes; b += kChunk) {
-    const __m512i x = load_two(values[0] + b, values[1] + b, bytes - b);
-    const __m512i y = load_two(values[2] + b, values[3] + b, bytes - b);
-    const auto store = [&](__m512i dims) {
-      __m512i of_dims[kPerByte<Pool>];
-      numbers<Pool>(dims, of_dims);
-      for (int i = 0; i < kPerByte<Pool>; ++i, out += 64) _mm512_store_si512(out, of_dims[i]);
-    };
-    store(_mm512_permutex2var_epi8(x, first, y));
-    if (bytes - b > 16) store(_mm512_permutex2var_epi8(x, second, y));
+inline __attribute__((always_inline)) void take_values(const char* const values[4], int64_t offset,
+                                                       int64_t bytes, __m512i out[2]) {
+  if constexpr (std::is_same_v<Pool, int4>) {
+    numbers<Pool>(_mm512_permutexvar_epi8(_mm512_load_si512(kOfQuarters.of), load_four(values, offset, bytes)), out);
+  } else {
+    const __m512i first = _mm512_load_si512(kOfHalves.of), second = _mm512_add_epi8(first, _mm512_set1_epi8(16));
+    const __m512i x = load_two(values[0] + offset, values[1] + offset, bytes);
+    const __m512i y = load_two(values[2] + offset, values[3] + offset, bytes);
+    numbers<Pool>(_mm512_permutex2var_epi8(x, first, y), out);
+    numbers<Pool>(_mm512_permutex2var_epi8(x, second, y), out + 1);
+  }
+}
+
+// Bytes of a head that take_values() takes at once.
+template <typename Pool>
+constexpr int64_t kTaken = 32 / kPerByte<Pool>;
+
+// Four keys' values as [vectors, 16 dimensions, 4 keys], in the order of take_values().
+template <typename Pool>
+inline void pack_values(const char* const values[4], int64_t offset, int64_t bytes, char* out) {
+  for (int64_t b = 0; b < bytes; b += kTaken<Pool>) {
+    __m512i x[2];
+    take_values<Pool>(values, offset + b, bytes - b, x);
+    const int64_t count = bytes - b > 16 ? 2 : kPerByte<Pool>;
+    for (int64_t i = 0; i < count; ++i, out += 64) _mm512_store_si512(out, x[i]);
   }
 }
 
