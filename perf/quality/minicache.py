@@ -32,7 +32,8 @@ from perf.quality.cached_model import MergedPairs, answers, divergence
 from perf.quality.minicache_report import markdown, summarise
 from perf.quality.minicache_rows import ROWS, Row, bytes_per_token
 from perf.quality.scores import Cell, correct_of, quality_parser
-from perf.quality.swiftkv_students import CURVE_DOCUMENTS, curve_of, held_out_documents
+from perf.quality.swiftkv_students import CURVE_DOCUMENTS, curve_of, held_out_documents, student_of
+from perf.quality.swiftkv_variants import Variant
 
 NUM_DOCUMENTS, NUM_PROMPT = 32, 256
 """Documents that are scored, and the tokens of each that are its prompt."""
@@ -60,13 +61,9 @@ def texts_of(row: Row, model: Any, questions: Questions) -> dict[str, list[str]]
 
 
 def measure(row: Row, work: Path, steps: int, ids: torch.Tensor, teacher: torch.Tensor, questions: Questions) -> Cell:
-    """Return what a row's model is worth; ``teacher`` are the teacher's logits of the documents ``ids``.
-
-    Of a distilled student that is the KL over its steps, on other held-out documents that are read in one piece.
-    """
+    """Return what the model of a row without distillation is worth; ``teacher`` are the teacher's logits of the
+    documents ``ids``."""
     model = row.model(work, steps)
-    if row.variant is not None and row.is_trained:
-        return {"name": row.name, "curve": curve_of(row.variant, work)}
     cached = row.cached(model)
     kl, same = divergence(cached, ids, teacher, NUM_PROMPT)
     counts = [kl.shape[1]] * len(kl)
@@ -84,6 +81,12 @@ def measure(row: Row, work: Path, steps: int, ids: torch.Tensor, teacher: torch.
     return cell | {"correct": correct_of(questions.examples, texts_of(row, model, questions))}
 
 
+def measure_trained(variant: Variant, name: str, work: Path, steps: int) -> Cell:
+    """Return the KL of a distilled student over its steps, on the first of the documents, read in one piece."""
+    student_of(variant, work, steps)
+    return {"name": name, "curve": curve_of(variant, work)}
+
+
 def cells_of(rows: Sequence[Row], args: Any) -> dict[str, Cell]:
     """Return the rows that are measured by the end of ``--minutes``, from ``--work`` where they were before."""
     deadline = time.monotonic() + 60 * args.minutes
@@ -96,10 +99,13 @@ def cells_of(rows: Sequence[Row], args: Any) -> dict[str, Cell]:
         if not file.is_file():
             if time.monotonic() > deadline:
                 break
-            if teacher is None:
-                with torch.inference_mode():
-                    teacher = ROWS[0].model(args.work, args.steps)(ids)
-            cell = measure(row, args.work, args.steps, ids, teacher, questions)
+            if row.variant is not None and row.is_trained:
+                cell = measure_trained(row.variant, row.name, args.work, args.steps)
+            else:
+                if teacher is None:
+                    with torch.inference_mode():
+                        teacher = ROWS[0].model(args.work, args.steps)(ids)
+                cell = measure(row, args.work, args.steps, ids, teacher, questions)
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(json.dumps(cell))
         cells[row.slug] = json.loads(file.read_text())

@@ -76,7 +76,7 @@ def markdown(report: Report) -> str:
         "",
         "## Before and after distillation, by where it began",
         "",
-        f"KL over {report['curve_documents']} other held-out documents, each read in one piece; seeds "
+        f"KL over the first {report['curve_documents']} of these documents, each whole and read in one piece; seeds "
         f"{', '.join(map(str, SEEDS))}.",
         "",
         markdown_table(
