@@ -11,7 +11,7 @@ from kvforge.kv_policies import Full, of_cache, parse
 from kvforge.planning.presets import PRESETS
 from perf.gallery.figure import Figure, Report
 
-MODEL, CUT, GROUP_SIZE, PAGE_SIZE = "llama-3.1-8b", 16, 4, 64
+MODEL, CUT, PAGE_SIZE = "llama-3.1-8b", 16, 64
 LENGTHS = tuple(2**power for power in range(9, 18))
 GIB = 2**30
 
