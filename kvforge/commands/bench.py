@@ -63,13 +63,13 @@ def run(args: argparse.Namespace) -> int:
     from kvforge.bench.table import BenchTable
     from kvforge.bench.workload import check_fits, measure, warm_up
     from kvforge.common.errors import KvforgeError
-    from kvforge.runtime import LLMEngine
+    from kvforge.runtime.loading import load_engine
 
     if args.num_runs < 1:
         raise KvforgeError(f"--num-runs is {args.num_runs}; give at least 1.")
     workloads = _workloads(args)
     options = speculation_options(args)
-    engine = LLMEngine(
+    engine = load_engine(
         args.engine,
         enable_prefix_cache=False,
         max_num_tokens=args.max_num_tokens,

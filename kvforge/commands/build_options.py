@@ -11,7 +11,7 @@ from kvforge.kv_policies import policies
 def _flags() -> dict[str, dict[str, Any]]:
     """Return how each field is declared; None stands for what was not given."""
     return {
-        "target": {"help": "cpu (this machine), cuda or tensorrt (default: cpu)"},
+        "target": {"help": "cpu (this machine), cuda, tensorrt or vllm (default: cpu)"},
         "dtype": {"help": "of weights and arithmetic: auto, float32 or bfloat16 (default: auto)"},
         "weight_dtype": {
             "help": "weights of linear layers: auto (as --dtype), int8 (a scale per output), int4 (a scale per 32 "
@@ -48,6 +48,22 @@ def _flags() -> dict[str, dict[str, Any]]:
             "metavar": "POLICY",
             "help": f"what becomes of K,V once they are written: {', '.join(policies())}; parameters follow as "
             "NAME:budget=512,…, of which docs/kv-policies.md tells (default: full)",
+        },
+        "engine_python": {
+            "metavar": "PYTHON",
+            "help": "--target vllm: the python of the environment with vLLM (default: $KVFORGE_VLLM_PYTHON)",
+        },
+        "tensor_parallel_size": {
+            "type": int, "metavar": "N", "help": "--target vllm: ranks that divide each layer's heads (default: 1)"
+        },
+        "pipeline_parallel_size": {
+            "type": int, "metavar": "N", "help": "--target vllm: ranks that divide the layers (default: 1)"
+        },
+        "engine_args": {"metavar": "JSON", "help": "--target vllm: further arguments of vLLM's engine, as an object"},
+        "copy_checkpoint": {
+            "action": "store_const",
+            "const": True,
+            "help": "--target vllm: have the checkpoint in the engine, not its path",
         },
     }  # fmt: skip
 

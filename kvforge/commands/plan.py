@@ -111,7 +111,10 @@ def run(args: argparse.Namespace) -> int:
             f"{subject.shape.model}, so no engine takes such a request; give a smaller --input or --output.",
             file=sys.stderr,
         )
-    work = Workload(args.input, args.output, subject.weight_dtype, args.distillation_tokens)
+    page_size = args.page_size or subject.page_size
+    work = Workload(
+        args.input, args.output, subject.weight_dtype, args.distillation_tokens, page_size, subject.step_tokens
+    )
     fleet = Fleet(tuple(args.memory_gib), args.reserve_gib, args.tflops, args.bandwidth_gb_s, args.gpus)
     variants = list_variants(
         subject.shape,
@@ -122,7 +125,7 @@ def run(args: argparse.Namespace) -> int:
     )
     plan = make_plan(subject.shape, variants, work, fleet, args.tokens_per_second)
     if args.kv_policy is not None or policy != Full():
-        plan["kv_policy"] = plan_policy(policy, args.page_size or subject.page_size, variants, work, fleet)
+        plan["kv_policy"] = plan_policy(policy, variants, work, fleet)
     if args.plot:
         plot_plan(plan, args.plot)
     print(json.dumps(plan, indent=1) if args.json else describe(plan))

@@ -1,7 +1,6 @@
 """The build: checkpoint in, engine directory out."""
 
 import dataclasses
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,12 +11,12 @@ import plugins
 from kvforge.checkpoint import Checkpoint
 from kvforge.checkpoint.kv_scales import kv_scales
 from kvforge.checkpoint.model import check_weights, has_zero_points, open_model, read_model_config
-from kvforge.common.checkpoint_files import TOKENIZER_FILES
 from kvforge.common.staging import staging_directory
 from kvforge.compiler.convert import convert_weights
 from kvforge.compiler.engine_dir import check_output
+from kvforge.compiler.manifest_fields import copy_tokenizer, manifest_fields
 from kvforge.compiler.options import BuildOptions, ResolvedOptions, resolve
-from kvforge.compiler.targets import Progress, Target, load_target
+from kvforge.compiler.targets import HOSTED, Progress, Target, load_hosted, load_target
 from kvforge.kv_policies import KVPolicy
 from kvforge.manifest import (
     RANK_DIR,
@@ -54,6 +53,8 @@ def build_engine(
     """
     output, options = Path(output), options or BuildOptions()
     check_output(output, overwrite)
+    if options.target in HOSTED:
+        return load_hosted(options.target).write_engine(Path(checkpoint_path), output, options, overwrite, progress)
     target = load_target(options.target)
     progress("read")
     checkpoint = open_model(checkpoint_path)
@@ -77,7 +78,7 @@ def build_engine(
             packed_dtype=resolved.packed_dtype,
             num_positions=num_positions(resolved),
         )
-        _copy_tokenizer(checkpoint, staging / TOKENIZER_DIR)
+        copy_tokenizer(checkpoint, staging / TOKENIZER_DIR)
         target.write_graphs(config, resolved, staging, progress)
         progress("manifest")
         manifest = _manifest(checkpoint, config, resolved, target, num_parameters, staging, token_fields)
@@ -115,6 +116,8 @@ def tokens_of_policy(tokenizer_file: Path, vocab_size: int, policy: KVPolicy) ->
 def stages(options: BuildOptions) -> tuple[str, ...]:
     """Return the stages that a build with ``options`` can have, in order; a checkpoint without an early exit skips
     those of that graph. Raises BuildError for an unknown target."""
+    if options.target in HOSTED:
+        return ("read", *load_hosted(options.target).stages(), "manifest")
     graphs = graph_names(options.max_draft_len, options.early_exit)
     return ("read", "weights", *load_target(options.target).stages(graphs), "manifest")
 
@@ -129,60 +132,6 @@ def _resolve(options: BuildOptions, config: ModelConfig, checkpoint: Checkpoint)
     if not resolved.has_static_scales:
         return resolved
     return dataclasses.replace(resolved, kv_scales=kv_scales(checkpoint, config, resolved.kv_dtype))
-
-
-def _copy_tokenizer(checkpoint: Checkpoint, target: Path) -> None:
-    target.mkdir()
-    for name in TOKENIZER_FILES:
-        if (checkpoint.path / name).is_file():
-            shutil.copyfile(checkpoint.path / name, target / name)
-
-
-def manifest_fields(config: ModelConfig, options: ResolvedOptions) -> dict[str, Any]:
-    """Return the fields of an engine's manifest that model and options decide, not its target and files."""
-    return {
-        "dtype": options.dtype,
-        "weight_dtype": options.weight_dtype,
-        "kv_dtype": options.kv_dtype,
-        "kv_scales": options.kv_scales,
-        "kv_policy": options.policy.name,
-        "kv_policy_parameters": options.policy.parameters,
-        "model_type": config.model_type,
-        "num_layers": config.num_layers,
-        "hidden_size": config.hidden_size,
-        "intermediate_size": config.intermediate_size,
-        "num_heads": config.num_heads,
-        "num_kv_heads": config.num_kv_heads,
-        "head_dim": config.head_dim,
-        "kv_bias": config.qkv_bias,
-        "k_norm": config.qk_norm,
-        "vocab_size": config.vocab_size,
-        "max_position": config.max_position,
-        "layer_windows": config.layer_windows,
-        "cut": config.cut,
-        "owner_of_layer": config.owner_of_layer,
-        "early_exit": config.early_exit,
-        **_expert_fields(config),
-        "page_size": options.page_size,
-        "max_num_seqs": options.max_num_seqs,
-        "max_num_tokens": options.max_num_tokens,
-        "max_seq_len": options.max_seq_len,
-        "max_draft_len": options.max_draft_len,
-        "bos_token_id": config.bos_token_id,
-        "eos_token_ids": config.eos_token_ids,
-        "decoupled_mode": options.decoupled_mode,
-    }
-
-
-def _expert_fields(config: ModelConfig) -> dict[str, Any]:
-    if config.experts is None:
-        return {}
-    return {
-        "num_experts": config.experts.num_experts,
-        "num_active_experts": config.experts.num_active,
-        "expert_intermediate_size": config.experts.intermediate_size,
-        "dense_layers": tuple(layer for layer in range(config.num_layers) if not config.has_experts(layer)),
-    }
 
 
 def _manifest(

@@ -30,6 +30,8 @@ LIMITS = {
     "max_seq_len": (1, 2**31 - 1),
     "page_size": (1, 2**12),
     "max_draft_len": (0, 2**20),
+    "tensor_parallel_size": (1, 2**16),
+    "pipeline_parallel_size": (1, 2**16),
 }
 """The least and the largest value of each size option: beyond, a step's int32 tensors or one page could not be had."""
 
@@ -38,7 +40,9 @@ LIMITS = {
 class BuildOptions:
     """Options as given; ``None`` and ``"auto"`` leave the choice to :func:`resolve`. Without ``early_exit`` the head of
     that name is left out where the checkpoint has one. ``kv_policy`` is what ``kvforge.kv_policies.parse`` takes.
-    ``decoupled_mode`` is how ``kvforge serve`` serves the engine where it is not told."""
+    ``decoupled_mode`` is how ``kvforge serve`` serves the engine where it is not told. Those from ``engine_python`` on
+    are for target ``vllm`` alone: the interpreter with vLLM, ranks, further arguments of vLLM's as JSON, and whether
+    the engine has the checkpoint in it."""
 
     target: str = "cpu"
     dtype: str = "auto"
@@ -52,6 +56,14 @@ class BuildOptions:
     weight_dtype: str = "auto"
     kv_policy: str = "full"
     decoupled_mode: bool = True
+    engine_python: str | None = None
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    engine_args: str | None = None
+    copy_checkpoint: bool = False
+
+
+VLLM_OPTIONS = ("engine_python", "tensor_parallel_size", "pipeline_parallel_size", "engine_args", "copy_checkpoint")
 
 
 @dataclass(frozen=True)
@@ -143,11 +155,10 @@ def resolve(
             model or with another option.
     """
     policy = parse(options.kv_policy)
-    for name, (minimum, maximum) in LIMITS.items():
-        value = getattr(options, name)
-        if value is not None and not minimum <= value <= maximum:
-            bound = f"at least {minimum}" if value < minimum else f"at most {maximum}"
-            raise BuildError(f"--{name.replace('_', '-')} is {value}; it must be {bound}.")
+    check_limits(options)
+    for name in VLLM_OPTIONS:
+        if getattr(options, name) != getattr(BuildOptions, name):
+            raise BuildError(f"--{name.replace('_', '-')} is for --target vllm; leave it out for {options.target}.")
     if options.max_draft_len >= options.max_num_tokens:
         raise BuildError(
             f"--max-draft-len {options.max_draft_len} needs a step of {options.max_draft_len + 1} tokens, but "
@@ -180,6 +191,8 @@ def resolve(
             f"--target {options.target} has no mixture of experts, which a {config.model_type} model is; give --target "
             "cpu."
         )
+    if (config.local_rope is not None or config.activation != "silu") and options.target != "cpu":
+        raise BuildError(f"--target {options.target} has no {config.model_type} models; give --target cpu.")
     policy.check(config.num_kv_heads, config.head_dim, options.page_size)
     compatibility.check(_features(policy, options, config, dtype, kv_dtype))
     policy = of_cache(policy, kv_dtype)
@@ -198,6 +211,15 @@ def resolve(
         policy=policy,
         decoupled_mode=options.decoupled_mode,
     )
+
+
+def check_limits(options: BuildOptions) -> None:
+    """Raise BuildError for a size outside ``LIMITS``."""
+    for name, (minimum, maximum) in LIMITS.items():
+        value = getattr(options, name)
+        if value is not None and not minimum <= value <= maximum:
+            bound = f"at least {minimum}" if value < minimum else f"at most {maximum}"
+            raise BuildError(f"--{name.replace('_', '-')} is {value}; it must be {bound}.")
 
 
 def _features(

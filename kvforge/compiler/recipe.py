@@ -11,19 +11,19 @@ from kvforge.common.dtypes import COMPUTE_DTYPES, KV_DTYPES
 from kvforge.common.errors import BuildError, first_line
 from kvforge.common.number_formats import WEIGHT_BYTES
 from kvforge.compiler.options import ALIASES, LIMITS, BuildOptions
-from kvforge.compiler.targets import TARGETS
+from kvforge.compiler.targets import HOSTED, TARGETS
 from kvforge.kv_policies import parse
 from model_defs import ModelConfig
 
 _CHOICES = {
-    "target": tuple(TARGETS),
+    "target": (*TARGETS, *HOSTED),
     "dtype": ("auto", *COMPUTE_DTYPES, *ALIASES),
     "weight_dtype": ("auto", *WEIGHT_BYTES, *ALIASES),
     "kv_dtype": ("auto", *KV_DTYPES, *ALIASES),
 }
 _LIMITS = {**LIMITS, "cut": (1, 2**31 - 1), "group_size": (1, 2**31 - 1)}
 _PATHS = ("checkpoint", "output")
-_FLAGS = ("early_exit", "decoupled_mode")
+_FLAGS = ("early_exit", "decoupled_mode", "copy_checkpoint")
 KEYS = (*_PATHS, "cut", "group_size", *(field.name for field in fields(BuildOptions)))
 """Every key of a recipe; all but ``checkpoint``, ``output``, ``cut`` and ``group_size`` are build options."""
 

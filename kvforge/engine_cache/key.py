@@ -13,7 +13,7 @@ import plugins
 from kvforge.checkpoint import Checkpoint
 from kvforge.common.hardware import best_isa
 from kvforge.compiler import BuildOptions
-from kvforge.compiler.targets import load_target
+from kvforge.compiler.targets import isa_of
 from kvforge.manifest import SCHEMA_VERSION
 from kvforge.version import __version__
 from plugins.build import sources_version
@@ -28,7 +28,7 @@ def engine_key(checkpoint_sha256: str, options: BuildOptions) -> str:
     parts = {
         "checkpoint": checkpoint_sha256,
         "options": dataclasses.asdict(options),
-        "machine": [*load_target(options.target).isa(), best_isa()],
+        "machine": [*isa_of(options.target), best_isa()],
         "versions": [__version__, SCHEMA_VERSION, torch.__version__, sources_version()],
         "operators": {operator.name: operator.version for operator in plugins.OPERATORS.values()},
     }

@@ -7,6 +7,7 @@ from kvforge.manifest.files import (
     load_manifest,
     save_manifest,
     sha256_of,
+    target_of,
     verify_files,
 )
 from kvforge.manifest.manifest import (
@@ -35,5 +36,6 @@ __all__ = [
     "package_file",
     "save_manifest",
     "sha256_of",
+    "target_of",
     "verify_files",
 ]

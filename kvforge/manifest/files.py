@@ -51,6 +51,11 @@ def check_not_replaced(engine_dir: str | Path, sha256: str) -> None:
     _read_manifest(Path(engine_dir), sha256)
 
 
+def target_of(engine_dir: str | Path) -> str:
+    """Return an engine's target, from ``engine.json`` alone. Raises EngineError where there is no sound one."""
+    return _read_manifest(Path(engine_dir), None).target
+
+
 def _read_manifest(engine_dir: Path, sha256: str | None) -> Manifest:
     path = engine_dir / MANIFEST_FILE
     if not path.is_file():

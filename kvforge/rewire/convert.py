@@ -24,7 +24,7 @@ from kvforge.rewire.similarity import input_similarity
 from kvforge.rewire.source import Source, open_source
 from kvforge.rewire.write import write_config, write_weights
 from kvforge.tokenization.calibration import calibration_samples
-from model_defs import ModelConfig
+from model_defs import ModelConfig, ModelError
 
 Progress = Callable[[str, int, int], object]
 """Stage, steps done, steps in all."""
@@ -150,7 +150,12 @@ def _samples(source: Source, options: RewireOptions, text: Path | None) -> list[
 
 
 def _rewired(source: Source, options: RewireOptions, cut: int) -> ModelConfig:
-    return dataclasses.replace(source.config, cut=cut, group_size=options.group_size, early_exit=options.early_exit)
+    """The model with a cut; raises KvforgeError where its layers cannot share caches so."""
+    early_exit = options.early_exit
+    try:
+        return dataclasses.replace(source.config, cut=cut, group_size=options.group_size, early_exit=early_exit)
+    except ModelError as error:
+        raise KvforgeError(f"{source.checkpoint.path}: {error}") from None
 
 
 def _measure(

@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 
 from kvforge.common.errors import EngineError, RequestError
 from kvforge.manifest import TOKENIZER_DIR
-from kvforge.runtime.engine import LLMEngine
 from kvforge.runtime.engine_thread import EngineThread
 from kvforge.runtime.guides.guide import Guide
+from kvforge.runtime.loading import load_engine
 from kvforge.runtime.requests.outputs import RequestOutput, SequenceOutput
 from kvforge.runtime.requests.params import SamplingParams
 from kvforge.runtime.text.growing_output import GrowingOutput
@@ -33,7 +33,7 @@ class AsyncLLM:
     """
 
     def __init__(self, engine_dir: str | Path | None = None, **engine_options: Any) -> None:
-        self._load = lambda: LLMEngine(engine_dir, **engine_options)
+        self._load = lambda: load_engine(engine_dir, **engine_options)
         self._folder = None if engine_dir is None else Path(engine_dir) / TOKENIZER_DIR
         self._ids = itertools.count()
         self._open: dict[str, _Open] = {}

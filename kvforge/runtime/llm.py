@@ -9,7 +9,7 @@ from tqdm import tqdm
 
 from kvforge.common.errors import RequestError
 from kvforge.manifest import TOKENIZER_DIR
-from kvforge.runtime.engine import LLMEngine
+from kvforge.runtime.loading import load_engine
 from kvforge.runtime.requests.outputs import RequestOutput, SequenceOutput
 from kvforge.runtime.requests.params import SamplingParams
 from kvforge.runtime.text.growing_output import GrowingOutput
@@ -26,7 +26,7 @@ class LLM:
     """
 
     def __init__(self, engine_dir: str | Path | None = None, **engine_options: Any) -> None:
-        self.engine = LLMEngine(engine_dir, **engine_options)
+        self.engine = load_engine(engine_dir, **engine_options)
         self._ids = itertools.count()
         folder = None if engine_dir is None else Path(engine_dir) / TOKENIZER_DIR
         self.prompts = PromptReader.of(self.tokenizer, self.engine.config.max_seq_len, folder)

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kvforge.compiler.build import manifest_fields
 from kvforge.compiler.convert import FREQUENCIES, ROPE_TABLES
 from kvforge.compiler.cpu_graph import linears, packed_tensors
+from kvforge.compiler.manifest_fields import manifest_fields
 from kvforge.compiler.options import BuildOptions, ResolvedOptions, resolve
 from kvforge.compiler.targets import load_target
 from kvforge.kv_policies.shadowkv import ShadowKV

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Protocol, cast
 
 from kvforge.common.errors import BuildError
-from kvforge.compiler.options import ResolvedOptions
+from kvforge.compiler.options import BuildOptions, ResolvedOptions
+from kvforge.manifest import Manifest
 from model_defs import ModelConfig
 
 TARGETS = {
@@ -15,6 +16,9 @@ TARGETS = {
     "tensorrt": "an NVIDIA GPU with TensorRT: ONNX, and plans where TensorRT is installed",
 }
 """The targets' names, each with what it means."""
+
+HOSTED = {"vllm": "an environment with vLLM: several GPUs, several machines"}
+"""Targets of which nothing is compiled: another engine runs the checkpoint, behind the interface of ours."""
 
 Progress = Callable[[str], object]
 
@@ -39,8 +43,37 @@ class Target(Protocol):
         """
 
 
+class Hosted(Protocol):
+    """What the module of one of the ``HOSTED`` offers."""
+
+    def isa(self) -> tuple[str, ...]:
+        """Return the architecture."""
+
+    def stages(self) -> tuple[str, ...]:
+        """Return what ``write_engine`` calls ``progress`` with between "read" and "manifest", in order."""
+
+    def write_engine(
+        self, checkpoint_path: Path, output: Path, options: BuildOptions, overwrite: bool, progress: Progress
+    ) -> Manifest:
+        """Write the whole engine.
+
+        Raises:
+            CheckpointError, BuildError: as ``kvforge.compiler.build_engine``.
+        """
+
+
 def load_target(name: str) -> Target:
     """Return the module of target ``name``; raises BuildError for an unknown one."""
     if name not in TARGETS:
-        raise BuildError(f"Target {name!r} is not supported; supported: {', '.join(TARGETS)}.")
+        raise BuildError(f"Target {name!r} is not supported; supported: {', '.join((*TARGETS, *HOSTED))}.")
     return cast(Target, importlib.import_module(f"kvforge.compiler.targets.{name}"))
+
+
+def load_hosted(name: str) -> Hosted:
+    """Return the module of the target ``name`` of ``HOSTED``."""
+    return cast(Hosted, importlib.import_module(f"kvforge.compiler.targets.{name}"))
+
+
+def isa_of(name: str) -> tuple[str, ...]:
+    """Return what code for target ``name`` needs; raises BuildError for an unknown one."""
+    return load_hosted(name).isa() if name in HOSTED else load_target(name).isa()

@@ -4,6 +4,7 @@ A row is [id, index, token_ids, finish_reason | null, extras | null]. The extras
 
     log_probs    one number per token
     top          [[token ids], [log-probabilities]] of the most probable tokens, one pair per token
+    ranks        beside log_probs: 1 for the most probable token, one number per token
     stop_reason  with a finish reason: SequenceOutput.stop_reason, why for "error" and "abort"
     metrics      with a finish reason, or always where that was asked for: fields of RequestMetrics
     logits       [offset, rows, vocab] of float32 numbers in the message's blob
@@ -31,6 +32,7 @@ class StepOutput:
     stop_reason: Any = None
     metrics: dict[str, int] | None = None
     logits: np.ndarray | None = None
+    ranks: list[int] | None = None
 
 
 def to_row(output: Any, blobs: list[bytes], offset: int, with_metrics: bool = False) -> Row:
@@ -39,6 +41,7 @@ def to_row(output: Any, blobs: list[bytes], offset: int, with_metrics: bool = Fa
     extras: dict[str, Any] = {}
     if output.logprobs is not None:
         extras["log_probs"] = [entry.logprob for entry in output.logprobs]
+        extras["ranks"] = [entry.rank for entry in output.logprobs]
         if output.logprobs and output.logprobs[0].top:
             extras["top"] = [[list(entry.top), list(entry.top.values())] for entry in output.logprobs]
     if output.logits:
@@ -77,6 +80,7 @@ def from_row(row: Row, blob: bytes) -> StepOutput:
         extras.get("stop_reason"),
         extras.get("metrics"),
         logits,
+        extras.get("ranks"),
     )
 
 

@@ -40,6 +40,9 @@ COMMANDS_S = 0.05
 """What adding requests may take between two steps: one with long lists takes 0.1 s."""
 WARM_UP_TOKENS = 1024
 """Sequences up to this length find the engine warm; longer ones cost their first steps a little."""
+VLLM_LOAD_S = 3600.0
+"""For weights of many GPUs, and what vLLM compiles for them."""
+LIMITS = ("max_num_seqs", "max_num_tokens", "max_seq_len", "kv_cache_gib")
 MAX_BLOB_BYTES = 64 << 20
 """Logits in one message; far below the protocol's limit, which ends the connection."""
 
@@ -49,7 +52,7 @@ class EngineServer:
 
     `make_engine` returns an object with the methods of `kvforge.runtime.LLMEngine`; `make_params` turns the
     `params` of an `add` message into what `add_request` takes, raising RequestError. `pulse` is told what the main
-    thread does, and by it the stub.
+    thread does, and by it the stub; `load_s` is what `make_engine` may take.
     """
 
     def __init__(
@@ -58,11 +61,13 @@ class EngineServer:
         make_engine: EngineFactory,
         make_params: Callable[[dict], Any],
         pulse: Pulse | None = None,
+        load_s: float = LOAD_S,
     ) -> None:
         self._sock = sock
         self._make_engine = make_engine
         self._make_params = make_params
         self._pulse = pulse or Pulse()
+        self._load_s = load_s
         self._commands: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._metered: dict[str, int] = {}  # sequences that still run of requests whose every row has metrics
@@ -89,7 +94,7 @@ class EngineServer:
         return status
 
     def _serve(self) -> None:
-        self._pulse.may_take(LOAD_S)
+        self._pulse.may_take(self._load_s)
         engine = self._make_engine()
         engine.watch(self._pulse.begins)
         guides = GuideThread(
@@ -222,6 +227,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--kv-cache-gib", type=float)
     parser.add_argument("--no-prefix-cache", action="store_true")
     add_speculation_options(parser)
+    parser.add_argument("--vllm", action="store_true", help="the engine is of target vllm, and so is this interpreter")
     parser.add_argument("--log-level", default="WARNING")
     parser.add_argument("--log-format", choices=("text", "json"), default="text")
     args = parser.parse_args(argv)
@@ -235,20 +241,9 @@ def main(argv: list[str] | None = None) -> int:
 
     def make_engine() -> Any:
         check_manifest()  # before all that takes time
-        from kvforge.runtime import LLMEngine
-
-        engine = LLMEngine(
-            args.engine,
-            kv_cache_gib=args.kv_cache_gib,
-            enable_prefix_cache=not args.no_prefix_cache,
-            max_num_tokens=args.max_num_tokens,
-            max_num_seqs=args.max_num_seqs,
-            max_seq_len=args.max_seq_len,
-            **speculation_options(args),
-        )
+        limits = {name: getattr(args, name) for name in LIMITS}
+        engine = load(args.engine, enable_prefix_cache=not args.no_prefix_cache, **limits, **speculation_options(args))
         check_manifest()  # what was read is not half of one engine and half of another
-        engine.runner.warm_up(min(WARM_UP_TOKENS, engine.config.max_seq_len), engine.config.max_num_seqs)
-        engine.guides.prepare()
         return engine
 
     def make_params(fields: dict) -> Any:
@@ -258,7 +253,23 @@ def main(argv: list[str] | None = None) -> int:
 
     sock = socket.socket(fileno=args.socket_fd)
     pulse = Pulse() if args.heartbeat_fd is None else Pulse(Heartbeat(args.heartbeat_fd).beat)
-    return EngineServer(sock, make_engine, make_params, pulse).run()
+    load, load_s = (_load_vllm, VLLM_LOAD_S) if args.vllm else (_load_own, LOAD_S)
+    return EngineServer(sock, make_engine, make_params, pulse, load_s).run()
+
+
+def _load_own(engine_dir: str, **options: Any) -> Any:
+    from kvforge.runtime import LLMEngine
+
+    engine = LLMEngine(engine_dir, **options)
+    engine.runner.warm_up(min(WARM_UP_TOKENS, engine.config.max_seq_len), engine.config.max_num_seqs)
+    engine.guides.prepare()
+    return engine
+
+
+def _load_vllm(engine_dir: str, **options: Any) -> Any:
+    from kvforge.vllm_engine.engine import load_engine
+
+    return load_engine(engine_dir, **options)
 
 
 if __name__ == "__main__":

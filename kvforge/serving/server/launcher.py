@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 
 from kvforge.common.errors import KvforgeError
-from kvforge.manifest import load_manifest
+from kvforge.manifest import Manifest, load_manifest
 from kvforge.serving.health.probe import NoAnswerError, generate, has_metrics, is_ready
 from kvforge.serving.logs.lines import error_in_log
 from kvforge.serving.logs.pump import LogPump, LogSink
@@ -158,7 +158,7 @@ class TritonServer:
         while True:
             self.ports = choose_ports(self.options.address, wanted)
             try:
-                self._start_once(triton, manifest.max_num_seqs, cancelled)
+                self._start_once(triton, manifest, cancelled)
                 return self
             except PortTakenError:
                 ports_left -= 1
@@ -170,7 +170,7 @@ class TritonServer:
                     raise
                 logger.warning("%s; starting it once more", error)
 
-    def _start_once(self, triton: TritonInstall, max_num_seqs: int, cancelled: Callable[[], bool]) -> None:
+    def _start_once(self, triton: TritonInstall, manifest: Manifest, cancelled: Callable[[], bool]) -> None:
         """On `self.ports`. Raises PortTakenError when one is not free any more."""
         self._sink = LogSink(self.options.log_file, self.options.log_format)
         self._shm_prefix = f"kvforge_{os.getpid()}_{secrets.token_hex(4)}_"
@@ -178,8 +178,8 @@ class TritonServer:
             run_dir = self._run_dir = make_run_dir()
             self._state = StateReader(run_dir, LONGEST_LOOK_S)
             limits = self.options.request_limits
-            max_batch_size = self.options.max_num_seqs or max_num_seqs
-            command = self._command or engine_command(self.engine_dir, self.options)
+            max_batch_size = self.options.max_num_seqs or manifest.max_num_seqs
+            command = self._command or engine_command(self.engine_dir, self.options, manifest.target)
             materialise(run_dir / "models", self.engine_dir, command, max_batch_size, limits)
             backends = triton.make_backend_dir(run_dir / "backends")
             self._process = subprocess.Popen(

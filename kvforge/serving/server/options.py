@@ -1,11 +1,11 @@
 """What a server is started with, and the engine process's command line that follows from it."""
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from kvforge.runtime.speculation.config import SpeculativeConfig
 from kvforge.runtime.speculation.options import speculation_arguments
+from kvforge.serving.engine.command import process_command
 from kvforge.serving.server.repository import RequestLimits
 
 
@@ -58,13 +58,16 @@ class ServerOptions:
         )
 
 
-def engine_command(engine_dir: Path, options: ServerOptions) -> list[str]:
-    """The argument list that starts the engine process with these limits."""
-    command = [sys.executable, "-m", "kvforge.serving.engine.process", str(engine_dir)]
-    command += ["--log-level", options.log_level, "--log-format", options.log_format]
+def engine_command(engine_dir: Path, options: ServerOptions, target: str = "cpu") -> list[str]:
+    """The argument list that starts the engine process with these limits, under the interpreter of the engine's target.
+
+    Raises EngineError when that is vllm, and its interpreter or its checkpoint is not there.
+    """
+    arguments = ["--log-level", options.log_level, "--log-format", options.log_format]
     for name in ("manifest_sha256", "max_num_seqs", "max_num_tokens", "max_seq_len", "kv_cache_gib"):
         value = getattr(options, name)
         if value is not None:
-            command += [f"--{name.replace('_', '-')}", str(value)]
-    command += speculation_arguments(options.speculative, options.early_exit_threshold)
-    return command if options.enable_prefix_cache else [*command, "--no-prefix-cache"]
+            arguments += [f"--{name.replace('_', '-')}", str(value)]
+    speculation = speculation_arguments(options.speculative, options.early_exit_threshold)
+    arguments += speculation if options.enable_prefix_cache else [*speculation, "--no-prefix-cache"]
+    return process_command(engine_dir, target, arguments)

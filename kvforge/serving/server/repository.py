@@ -73,6 +73,7 @@ def materialise(
         "engine_dir": _quoted(str(engine_dir)),
         "tokenizer_dir": _quoted(str(engine_dir / TOKENIZER_DIR)),
         "engine_command": _quoted(json.dumps(list(engine_command))),
+        "python": _quoted(sys.executable),
         "run_dir": _quoted(str(target.parent)),
         "max_queue_size": str(limits.max_queue_size),
         "max_open_requests": str(max_batch_size + limits.max_queue_size + TEXT_QUEUE_SLACK),

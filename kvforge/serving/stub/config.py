@@ -17,6 +17,7 @@ class StubConfig:
     inputs: tuple[str, ...]
     decoupled: bool
     engine_command: list[str]
+    python: str
     run_dir: Path
     exclude_input: bool
     poll_s: float
@@ -43,6 +44,7 @@ class StubConfig:
             inputs=tuple(tensor["name"] for tensor in model_config["input"]),
             decoupled=model_config.get("model_transaction_policy", {}).get("decoupled", False),
             engine_command=engine_command,
+            python=parameters.get("python", engine_command[0]),
             run_dir=Path(parameters["run_dir"]),
             exclude_input=parameters.get("exclude_input_in_output", "true").lower() == "true",
             poll_s=float(parameters.get("cancellation_check_period_ms", "50")) / 1000.0,

@@ -77,7 +77,7 @@ class Stub:
         self._senders: SenderPool[ActiveRequest] = SenderPool(self._send)
         self._link_lock = threading.Lock()
         self._links = TextLinks(socket_path(config.run_dir), self.on_client_gone, self.on_text_model_gone)
-        self._guides = GuideDesk(config.tokenizer_dir, config.eos_token_ids, config.engine_command[0])
+        self._guides = GuideDesk(config.tokenizer_dir, config.eos_token_ids, config.python)
         self._client = EngineClient([*config.engine_command, "--server-pid", str(server_pid)], self)
         self._watch = RequestWatch(self, self._requests, config.poll_s, config.run_dir)  # it says that the engine loads
         self._client.start()

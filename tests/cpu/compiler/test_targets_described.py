@@ -11,9 +11,12 @@ import pytest
 from kvforge.cli import make_parser
 from kvforge.compiler import targets
 from kvforge.compiler.recipe import load_recipe
-from kvforge.compiler.targets import TARGETS, Target
+from kvforge.compiler.targets import HOSTED, TARGETS, Hosted, Target
+from kvforge.runtime import loading
 from kvforge.runtime.sessions import session
 from kvforge.runtime.sessions.session import Session
+from kvforge.serving.engine.remote import RemoteEngine
+from kvforge.vllm_engine.engine import VllmEngine
 
 ROOT = Path(__file__).resolve().parents[3]
 SECTION = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").split("## Adding a target\n")[1].split("\n## ")[0]
@@ -21,7 +24,8 @@ FUNCTIONS = {
     name: [part.strip() for part in arguments.split(",") if part.strip()]
     for name, arguments in re.findall(r"^ *\| `(\w+)\((.*?)\)` \|", SECTION, re.MULTILINE)
 }
-FOUND = sorted(module.name for module in pkgutil.iter_modules(targets.__path__))
+MODULES = sorted(module.name for module in pkgutil.iter_modules(targets.__path__))
+FOUND = [name for name in MODULES if name not in HOSTED]
 DEFAULTS = ("early_exit", "verify", "rope_tables", "warm_up")
 
 
@@ -42,6 +46,20 @@ def test_the_table_is_the_protocol() -> None:
 
 def test_every_module_of_the_folder_is_listed_and_has_a_session() -> None:
     assert FOUND == sorted(TARGETS) == sorted(session._MODULES)
+    assert sorted((*TARGETS, *HOSTED)) == MODULES
+
+
+@pytest.mark.parametrize("name", HOSTED)
+def test_a_hosted_target_has_what_its_protocol_has_and_an_engine_of_its_own(name: str) -> None:
+    protocol = {name for name, value in vars(Hosted).items() if inspect.isfunction(value) and not name.startswith("_")}
+    module = importlib.import_module(f"kvforge.compiler.targets.{name}")
+    assert protocol == {"isa", "stages", "write_engine"} and all(f"`{part}`" in SECTION for part in protocol)
+    for part in protocol:
+        described = [each for each in inspect.signature(getattr(Hosted, part)).parameters if each != "self"]
+        assert list(inspect.signature(getattr(module, part)).parameters) == described
+    assert sorted(HOSTED) == sorted(loading._ENGINES)
+    methods = {"add_request", "abort", "step", "has_unfinished", "stats"}
+    assert methods <= vars(VllmEngine).keys() & vars(RemoteEngine).keys()
 
 
 @pytest.mark.parametrize("name", FOUND)
@@ -65,7 +83,7 @@ def test_what_a_session_must_have() -> None:
     assert all(f"`{name}`" in SECTION for name in (*Session.__abstractmethods__, *DEFAULTS))
 
 
-@pytest.mark.parametrize("name", FOUND)
+@pytest.mark.parametrize("name", MODULES)
 def test_recipes_take_a_target_and_the_command_names_it(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -48,6 +48,9 @@ def test_every_build_option_is_a_key_and_reaches_the_options(tmp_path: Path) -> 
         "early_exit": False,
         "decoupled_mode": False,
         "kv_policy": "shadowkv:rank=64,sparse_budget=1024",
+        "engine_python": "vllm-env/bin/python",
+        "engine_args": "no JSON yet",
+        "copy_checkpoint": True,
     }
     for index, field in enumerate(dataclasses.fields(BuildOptions)):
         assert field.name in KEYS

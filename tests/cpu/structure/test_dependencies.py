@@ -51,6 +51,10 @@ FORBIDDEN = {
     "kvforge/vllm_models": (
         "plugins", "kvforge.common", "kvforge.manifest", "kvforge.checkpoint", *ENGINES, *MODEL_MAKING, *ABOVE
     ),
+    "kvforge/vllm_engine": (
+        "model_defs", "plugins", "kvforge.compiler", "kvforge.serving", "kvforge.gateway", "kvforge.checkpoint",
+        "kvforge.tasks", *MODEL_MAKING, *ABOVE,
+    ),
     "triton_repo": ("kvforge.compiler", "kvforge.commands", "kvforge.runtime", "model_defs", "plugins"),
 }  # fmt: skip
 """What each part must not import, at any depth of nesting inside its files."""
@@ -62,6 +66,7 @@ WITHOUT_TORCH = (
     "kvforge/runtime/requests", "kvforge/runtime/text", "kvforge/runtime/scheduling", "kvforge/runtime/guides/judge.py",
     "kvforge/runtime/guides/worker.py", "kvforge/runtime/guides/matchers.py", "kvforge/gateway",
     "kvforge/serving/contract", "kvforge/serving/stub", "kvforge/serving/text_models", "triton_repo",
+    "kvforge/vllm_engine",
 )  # fmt: skip
 """What does without tensors: the scheduler by design, the rest because torch takes seconds to import."""
 

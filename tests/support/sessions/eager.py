@@ -16,10 +16,11 @@ from torch import Tensor, nn
 
 import plugins
 from kvforge.checkpoint.model import open_model, read_model_config
-from kvforge.compiler.build import manifest_fields, num_positions, tokens_of_policy
+from kvforge.compiler.build import num_positions, tokens_of_policy
 from kvforge.compiler.convert import convert_weights
 from kvforge.compiler.cpu_graph import linears, packed_tensors
 from kvforge.compiler.export import uninitialised
+from kvforge.compiler.manifest_fields import manifest_fields
 from kvforge.compiler.options import BuildOptions, ResolvedOptions, resolve
 from kvforge.runtime.sessions.compatibility import rope_tables
 from kvforge.runtime.sessions.inputs import LowerStep, UpperStep, VerifyStep, policy_inputs

@@ -80,7 +80,7 @@ class FakeEngine:
             finished = sequence.num_generated == sequence.params.max_tokens
             if finished:
                 del self.sequences[request_id]
-            logprobs = None if sequence.params.logprobs is None else [SimpleNamespace(logprob=-1.0, top={})]
+            logprobs = None if sequence.params.logprobs is None else [SimpleNamespace(logprob=-1.0, rank=1, top={})]
             reason = "length" if finished else None
             outputs.append(
                 SimpleNamespace(

@@ -1,0 +1,181 @@
+"""Target ``vllm``: nothing is compiled; the engine says which checkpoint vLLM runs, with which interpreter, and how."""
+
+import platform
+import shutil
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+
+from kvforge.checkpoint import Checkpoint, open_checkpoint
+from kvforge.checkpoint.model import read_model_config
+from kvforge.common.dtypes import COMPUTE_DTYPES
+from kvforge.common.errors import BuildError, KvforgeError
+from kvforge.common.number_formats import automatic_dtype
+from kvforge.common.staging import staging_directory
+from kvforge.compiler.hosted_model import general_fields
+from kvforge.compiler.manifest_fields import copy_tokenizer, manifest_fields
+from kvforge.compiler.options import ALIASES, BuildOptions, ResolvedOptions, check_limits
+from kvforge.compiler.targets import Progress
+from kvforge.manifest import SCHEMA_VERSION, TOKENIZER_DIR, Manifest, save_manifest, sha256_of
+from kvforge.version import __version__
+from kvforge.vllm_engine.environment import Interpreter, find_interpreter
+from kvforge.vllm_engine.settings import CHECKPOINT_DIR, VllmSettings, parse_arguments, save_settings
+from model_defs import family_of
+
+NOT_HERE = {"weight_dtype": "auto", "kv_dtype": "auto", "kv_policy": "full", "max_draft_len": 0}
+"""Options of kvforge's own engines, and what they are where they are not given."""
+
+
+def isa() -> tuple[str, ...]:
+    """Return the architecture: vLLM brings its own code."""
+    return (platform.machine(),)
+
+
+def stages() -> tuple[str, ...]:
+    """Return what ``write_engine`` calls ``progress`` with, between reading and the manifest."""
+    return ("checkpoint",)
+
+
+def write_engine(
+    checkpoint_path: Path, output: Path, options: BuildOptions, overwrite: bool, progress: Progress
+) -> Manifest:
+    """Write an engine for the checkpoint at ``checkpoint_path``; it appears whole or not at all.
+
+    Raises:
+        CheckpointError: the checkpoint is not readable.
+        BuildError: an option is for other targets, the model does not go with the ranks, or there is no vLLM.
+    """
+    for name, default in NOT_HERE.items():
+        if getattr(options, name) != default:
+            raise BuildError(
+                f"--{name.replace('_', '-')} is for kvforge's own engines; leave it out for vllm, whose own arguments "
+                "are given by --engine-args."
+            )
+    check_limits(options)
+    arguments = parse_arguments(options.engine_args)
+    progress("read")
+    checkpoint = open_checkpoint(checkpoint_path)
+    fields = _fields(checkpoint, options)
+    _check_ranks(fields, options)
+    try:
+        interpreter = find_interpreter(options.engine_python)
+    except KvforgeError as error:
+        raise BuildError(str(error)) from None
+    with staging_directory(output, replace=overwrite) as staging:
+        progress("checkpoint")
+        files = {str(file.relative_to(checkpoint.path)): file.stat().st_size for file in checkpoint.files()}
+        if options.copy_checkpoint:
+            (staging / CHECKPOINT_DIR).mkdir()
+            for name in files:
+                shutil.copyfile(checkpoint.path / name, staging / CHECKPOINT_DIR / name)
+        settings = VllmSettings(
+            python=interpreter.python,
+            vllm_version=interpreter.vllm,
+            checkpoint=CHECKPOINT_DIR if options.copy_checkpoint else str(checkpoint.path.resolve()),
+            tensor_parallel_size=options.tensor_parallel_size,
+            pipeline_parallel_size=options.pipeline_parallel_size,
+            has_cut=fields["cut"] < fields["num_layers"],
+            arguments=arguments,
+            checkpoint_bytes=files,
+        )
+        save_settings(settings, staging)
+        copy_tokenizer(checkpoint, staging / TOKENIZER_DIR)
+        progress("manifest")
+        manifest = _manifest(checkpoint, fields, interpreter, staging)
+        save_manifest(manifest, staging)
+    return manifest
+
+
+def _fields(checkpoint: Checkpoint, options: BuildOptions) -> dict[str, Any]:
+    """The manifest's fields of the model and of the options, of a family of ``model_defs`` or of any other."""
+    first = min(checkpoint.file_of_tensor)
+    dtype = ALIASES.get(options.dtype, options.dtype)
+    if dtype == "auto":
+        dtype = automatic_dtype(checkpoint.dtype(first))
+    if dtype not in COMPUTE_DTYPES:
+        raise BuildError(f"--dtype {options.dtype!r} is not supported; choose auto, {', '.join(COMPUTE_DTYPES)}.")
+    if family_of(checkpoint.hf_config) is None:
+        fields = general_fields(checkpoint.path, checkpoint.hf_config, checkpoint.generation_config)
+    else:
+        config = read_model_config(checkpoint)
+        resolved = ResolvedOptions(
+            "vllm",
+            dtype,
+            dtype,
+            options.max_num_seqs,
+            options.max_num_tokens,
+            config.max_position,
+            options.page_size,
+        )
+        fields = manifest_fields(config, resolved) | {"early_exit": False}
+    longest = fields["max_position"]
+    length = options.max_seq_len or longest
+    if length > longest:
+        raise BuildError(
+            f"--max-seq-len {length} is beyond the {longest} positions this model was trained for; choose a smaller "
+            "one."
+        )
+    return fields | {
+        "dtype": dtype,
+        "weight_dtype": dtype,
+        "kv_dtype": dtype,
+        "kv_scales": (),
+        "kv_policy": "full",
+        "kv_policy_parameters": {},
+        "page_size": options.page_size,
+        "max_num_seqs": options.max_num_seqs,
+        "max_num_tokens": options.max_num_tokens,
+        "max_seq_len": length,
+        "max_draft_len": 0,
+        "decoupled_mode": options.decoupled_mode,
+    }
+
+
+def _check_ranks(fields: dict[str, Any], options: BuildOptions) -> None:
+    size, has_cut = options.tensor_parallel_size, fields["cut"] < fields["num_layers"]
+    if fields["num_heads"] % size:
+        raise BuildError(
+            f"--tensor-parallel-size {size} does not divide the {fields['num_heads']} heads of this model; give "
+            "another."
+        )
+    if has_cut and fields["num_kv_heads"] % size:
+        raise BuildError(
+            f"--tensor-parallel-size {size} does not divide the {fields['num_kv_heads']} KV heads of this model, which "
+            "its cut needs; give another."
+        )
+    if has_cut and options.pipeline_parallel_size > 1:
+        raise BuildError(
+            "--pipeline-parallel-size above 1 is not there for models with a cut, whose state every later rank would "
+            "need; give --tensor-parallel-size."
+        )
+
+
+def _manifest(checkpoint: Checkpoint, fields: dict[str, Any], interpreter: Interpreter, staging: Path) -> Manifest:
+    files = sorted(path for path in staging.rglob("*") if path.is_file() and CHECKPOINT_DIR not in path.parts)
+    return Manifest(
+        schema_version=SCHEMA_VERSION,
+        kvforge_version=__version__,
+        target="vllm",
+        isa=isa(),
+        torch_version=interpreter.torch,
+        **fields,
+        num_parameters=_num_parameters(checkpoint),
+        weights_file_bytes=0,
+        checkpoint_sha256=checkpoint.sha256(),
+        operators={},
+        files={str(path.relative_to(staging)): sha256_of(path) for path in files},
+    )
+
+
+def _num_parameters(checkpoint: Checkpoint) -> int:
+    """Numbers in all tensors of the checkpoint, by the heads of its files."""
+    total = 0
+    for file in set(checkpoint.file_of_tensor.values()):
+        with safe_open(file, framework="pt") as tensors:
+            for name in tensors.keys():  # noqa: SIM118 - no mapping
+                size = 1
+                for length in tensors.get_slice(name).get_shape():
+                    size *= length
+                total += size
+    return total
