@@ -4,14 +4,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvforge.common.figures import new_figure, save_figure
-from kvforge.common.number_formats import KV_FORMATS
 from kvforge.costs.cache import owner_cache
 from kvforge.costs.shape import ModelShape
 from kvforge.kv_policies import Full, of_cache, parse
 from kvforge.planning.presets import PRESETS
 from perf.gallery.figure import Figure, Report
 
-MODEL, CUT, GROUP_SIZE, PAGE_SIZE = "llama-3.1-8b", 16, 4, 64
+MODEL, CUT, PAGE_SIZE = "llama-3.1-8b", 16, 64
 LENGTHS = tuple(2**power for power in range(9, 18))
 GIB = 2**30
 
@@ -31,14 +30,10 @@ class Mechanism:
         return model.with_cut(CUT, self.group_size) if self.cut else model.without_cut()
 
     def device_bytes(self, model: ModelShape, tokens: int) -> int:
-        """Return what a computed prompt of ``tokens`` keeps on the device; a cache of groups keeps its newest page
-        exact besides."""
+        """Return what a computed prompt of ``tokens`` keeps on the device."""
         shape = self.shape(model)
         cache = owner_cache(shape, self.kv_dtype, PAGE_SIZE)
-        kept = of_cache(parse(self.policy), self.kv_dtype).device_bytes(cache, tokens)
-        if KV_FORMATS[self.kv_dtype].is_grouped:
-            kept += owner_cache(shape, "bfloat16", PAGE_SIZE).token_bytes * PAGE_SIZE
-        return shape.num_owners * kept
+        return shape.num_owners * of_cache(parse(self.policy), self.kv_dtype).device_bytes(cache, tokens)
 
     def host_bytes(self, model: ModelShape, tokens: int) -> int:
         """Return what it keeps in host memory."""

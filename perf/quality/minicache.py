@@ -3,8 +3,8 @@
     python -m perf.quality.minicache [--work DIR] [--num-prompts 20] [--length 300] [--steps 10] [--minutes M]
 
 The tiny teacher with the caches of its upper half merged in pairs, and its students of cut 4 with pairs that share one:
-by every init of ``kvforge rewire`` without distillation, with answers to prompts, and distilled from three seeds each,
-without. All in plain torch and float32. KL and agreement are those of tokens decoded one by one after a prompt.
+by every init of ``kvforge rewire`` without distillation, and distilled from three seeds each. All in plain torch and
+float32. KL and agreement are those of tokens decoded one by one after a prompt; of distilled students, KL over steps.
 Everything under --work is kept: an interrupted run continues. Writes OUTPUT.json and .md.
 """
 
@@ -32,7 +32,8 @@ from perf.quality.cached_model import MergedPairs, answers, divergence
 from perf.quality.minicache_report import markdown, summarise
 from perf.quality.minicache_rows import ROWS, Row, bytes_per_token
 from perf.quality.scores import Cell, correct_of, quality_parser
-from perf.quality.swiftkv_students import held_out_documents
+from perf.quality.swiftkv_students import CURVE_DOCUMENTS, curve_of, held_out_documents, student_of
+from perf.quality.swiftkv_variants import Variant
 
 NUM_DOCUMENTS, NUM_PROMPT = 32, 256
 """Documents that are scored, and the tokens of each that are its prompt."""
@@ -60,7 +61,8 @@ def texts_of(row: Row, model: Any, questions: Questions) -> dict[str, list[str]]
 
 
 def measure(row: Row, work: Path, steps: int, ids: torch.Tensor, teacher: torch.Tensor, questions: Questions) -> Cell:
-    """Return what a row's model is worth; ``teacher`` are the teacher's logits of the documents ``ids``."""
+    """Return what the model of a row without distillation is worth; ``teacher`` are the teacher's logits of the
+    documents ``ids``."""
     model = row.model(work, steps)
     cached = row.cached(model)
     kl, same = divergence(cached, ids, teacher, NUM_PROMPT)
@@ -76,9 +78,13 @@ def measure(row: Row, work: Path, steps: int, ids: torch.Tensor, teacher: torch.
         found = torch.cat(merged.distances)[::7]
         cell["distance"] = found.quantile(torch.tensor(QUANTILES, dtype=found.dtype)).tolist()
     cell |= {"retained": retained, "bytes_per_token": bytes_per_token(model.sizes, row, retained)}
-    if row.is_trained:
-        return cell
     return cell | {"correct": correct_of(questions.examples, texts_of(row, model, questions))}
+
+
+def measure_trained(variant: Variant, name: str, work: Path, steps: int) -> Cell:
+    """Return the KL of a distilled student over its steps, on the first of the documents, read in one piece."""
+    student_of(variant, work, steps)
+    return {"name": name, "curve": curve_of(variant, work)}
 
 
 def cells_of(rows: Sequence[Row], args: Any) -> dict[str, Cell]:
@@ -93,10 +99,13 @@ def cells_of(rows: Sequence[Row], args: Any) -> dict[str, Cell]:
         if not file.is_file():
             if time.monotonic() > deadline:
                 break
-            if teacher is None:
-                with torch.inference_mode():
-                    teacher = ROWS[0].model(args.work, args.steps)(ids)
-            cell = measure(row, args.work, args.steps, ids, teacher, questions)
+            if row.variant is not None and row.is_trained:
+                cell = measure_trained(row.variant, row.name, args.work, args.steps)
+            else:
+                if teacher is None:
+                    with torch.inference_mode():
+                        teacher = ROWS[0].model(args.work, args.steps)(ids)
+                cell = measure(row, args.work, args.steps, ids, teacher, questions)
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(json.dumps(cell))
         cells[row.slug] = json.loads(file.read_text())
@@ -118,6 +127,7 @@ def main() -> int:
         "seed": args.seed,
         "documents": NUM_DOCUMENTS,
         "document_prompt": NUM_PROMPT,
+        "curve_documents": CURVE_DOCUMENTS,
         "steps": args.steps,
         "tokens_per_step": TINY_STUDENT.distill.batch_size * TINY_STUDENT.distill.length,
         "rows": summarise(cells),

@@ -12,7 +12,7 @@ BASE = "mean"
 
 
 def summarise(cells: dict[str, Cell]) -> dict[str, Any]:
-    """Return the rows by slug: what was measured; where prompts were answered exact match with its interval, and the
+    """Return the rows by slug: what was measured; but for distilled students exact match with its interval, and the
     difference from the teacher paired by prompt."""
     teacher, rows = cells[TEACHER.slug], {}
     for slug, cell in cells.items():
@@ -31,20 +31,23 @@ def _line(row: Row, rows: dict[str, Any]) -> list[str]:
         f"{100 * cell['retained']:.1f}" if row.merged else "",
         f"{kl['value']:.4f} ({kl['low']:.4f} to {kl['high']:.4f})",
         interval(cell["agreement"], "value"),
-        interval(cell) if "accuracy" in cell else "",
-        interval(cell["versus_teacher"], "difference", sign="+") if "accuracy" in cell else "",
+        interval(cell),
+        interval(cell["versus_teacher"], "difference", sign="+"),
     ]
 
 
 def _seed_line(init: str, rows: dict[str, Any]) -> list[str]:
-    """Return the KL of an init's seeds after distillation, and how far each is from ``BASE`` of the same seed."""
-    found, base = ([rows[row.slug]["kl"]["value"] for row in TRAINED[name]] for name in (init, BASE))
-    apart = [a - b for a, b in zip(found, base, strict=True)]
+    """Return the KL of an init's students before and after distillation, and how far each is from ``BASE``'s of the
+    same seed."""
+    curves, base = ([rows[row.slug]["curve"] for row in TRAINED[name]] for name in (init, BASE))
+    found = [curve[-1][1] for curve in curves]
+    apart = [value - other[-1][1] for value, other in zip(found, base, strict=True)]
     return [
         f"`{init}`",
-        f"{sum(found) / len(found):.5f}",
-        ", ".join(f"{value:.5f}" for value in found),
-        "" if init == BASE else ", ".join(f"{value:+.5f}" for value in apart),
+        f"{curves[0][0][1]:.4f}",
+        f"{sum(found) / len(found):.4f}",
+        ", ".join(f"{value:.4f}" for value in found),
+        "" if init == BASE else ", ".join(f"{value:+.4f}" for value in apart),
     ]
 
 
@@ -53,7 +56,6 @@ def markdown(report: Report) -> str:
     rows = report["rows"]
     low, middle, high = rows[MINICACHE.slug]["distance"]
     head = ["model", "bytes/token", "retained %", "KL per token", "agreement %", "exact match %", "vs no cut"]
-    trained = tuple(row for init in TRAINED for row in TRAINED[init])
     lines = [
         "# Merged caches beside shared ones",
         "",
@@ -67,15 +69,18 @@ def markdown(report: Report) -> str:
         "",
         f"`{report['command']}`",
         "",
-        markdown_table(head, [_line(row, rows) for row in (TEACHER, *MERGED, *UNTRAINED, *trained)]),
+        markdown_table(head, [_line(row, rows) for row in (TEACHER, *MERGED, *UNTRAINED)]),
         "",
         f"Distances between the pairs' vectors, angle over pi: 5% are below {low:.2f}, half below {middle:.2f}, "
         f"95% below {high:.2f}.",
         "",
-        f"## After distillation, by where it began (seeds {', '.join(map(str, SEEDS))})",
+        "## Before and after distillation, by where it began",
+        "",
+        f"KL over the first {report['curve_documents']} of these documents, each whole and read in one piece; seeds "
+        f"{', '.join(map(str, SEEDS))}.",
         "",
         markdown_table(
-            ["init", "KL, mean", "by seed", f"minus `{BASE}` of the seed"],
+            ["init", "KL at step 0", "at the end, mean", "by seed", f"minus `{BASE}` of the seed"],
             [_seed_line(init, rows) for init in TRAINED],
         ),
     ]

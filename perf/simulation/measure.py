@@ -47,6 +47,9 @@ class _NullRunner:
     def __init__(self, vocab_size: int) -> None:
         self._logits = torch.zeros(1, vocab_size)
 
+    def change(self, plan: Schedule) -> None:
+        """Nothing: no cache changes on the engines that are measured."""
+
     def run(self, plan: Schedule, slots: SlotTable) -> torch.Tensor | None:
         num_rows = len(plan.survivors)
         return self._logits.expand(num_rows, -1) if num_rows else None
@@ -58,6 +61,9 @@ class _Recorder:
     def __init__(self, engine: LLMEngine) -> None:
         self._runner, self._manifest = engine.runner, engine.manifest
         self.work: StepWork | None = None
+
+    def change(self, plan: Schedule) -> None:
+        self._runner.change(plan)
 
     def run(self, plan: Schedule, slots: SlotTable) -> torch.Tensor | None:
         self.work = step_work(plan, self._manifest.num_layers, self._manifest.cut)

@@ -36,6 +36,6 @@ def test_memory_by_hand() -> None:
     assert times("cut 16, 4-way AcrossKV") == 32 / 20
     assert times("fp8") == pytest.approx(2 * 128 / (128 + 4))
     assert times("int4") == pytest.approx(4 * 128 / (128 + 2 * 4))
-    exact = 64 / 4096  # its newest page is in bf16 besides
+    exact = 2 * 64 / 4096  # two pages in bf16 besides
     assert times("kivi2") == pytest.approx(1 / (3 / 16 + exact))
     assert by_name["ShadowKV"].host_bytes(model, 4096) == full / 2 and by_name["int4"].host_bytes(model, 4096) == 0
