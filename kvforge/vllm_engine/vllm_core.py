@@ -137,6 +137,7 @@ def engine_arguments(
         "generation_config": "vllm",  # a request says all of its sampling
         "structured_outputs_config": {"backend": "guidance"},
         "use_tqdm_on_load": False,
+        **({"hf_overrides": {"architectures": [settings.architecture]}} if settings.architecture else {}),
         **settings.arguments,
     }
 
