@@ -7,7 +7,7 @@ SERVE := $(VENV)/.installed-serve
 DEV := $(VENV)/.installed-dev
 PARALLEL := --numprocesses 2 --dist loadfile
 
-.PHONY: demo test test-full lint bench bench-serve clean
+.PHONY: demo test test-full lint bench bench-serve figures clean
 
 $(SERVE): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -37,6 +37,9 @@ bench: $(SERVE)
 
 bench-serve: $(DEV)
 	$(BIN)/python -m perf.serving.small
+
+figures: $(DEV)
+	$(BIN)/python -m perf.gallery.figures
 
 clean:
 	rm -rf .demo .pytest_cache .ruff_cache .mypy_cache

@@ -9,6 +9,16 @@ from model_defs.rope import RopeConfig
 
 
 @dataclass(frozen=True)
+class LayerNorms:
+    """What checkpoints call a layer's norms but the first: that before the MLP, and with ``branch_norms`` those of what
+    attention and MLP add."""
+
+    before_mlp: str = "post_attention_layernorm"
+    of_attention: str = "post_self_attn_layernorm"
+    of_mlp: str = "post_mlp_layernorm"
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     """What the graphs need to know of a decoder-only model.
 
@@ -18,6 +28,9 @@ class ModelConfig:
     be smaller. ``layer_windows[i]`` is layer i's sliding window in tokens, 0 for full attention. ``early_exit`` says
     that there is a second LM head on the hidden state entering the cut layer (appendices E and F). ``branch_norms`` are
     norms of what attention and MLP add to the residual stream. ``experts`` take the place of some layers' MLPs.
+    ``activation`` is the gate's, ``silu`` or ``gelu_tanh``. ``local_rope`` rotates in layers with a window, where these
+    have another. Scores are multiplied by ``attention_scale``, by head_dim^-0.5 where it is None; token embeddings by
+    ``embedding_scale``. ``norm_offset`` is added to the gains of all norms as checkpoints store them.
     """
 
     model_type: str
@@ -42,6 +55,12 @@ class ModelConfig:
     tie_embeddings: bool = False
     early_exit: bool = False
     experts: Experts | None = None
+    activation: str = "silu"
+    local_rope: RopeConfig | None = None
+    attention_scale: float | None = None
+    embedding_scale: float = 1.0
+    norm_offset: float = 0.0
+    layer_norms: LayerNorms = LayerNorms()
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
 
@@ -67,7 +86,8 @@ class ModelConfig:
             )
         if self.head_dim % 2:
             raise ModelError(f"head_dim ({self.head_dim}) must be even for rotary position embedding.")
-        self.rope.check(self.head_dim)
+        for rope in {self.rope, self.local_rope or self.rope}:
+            rope.check(self.head_dim)
         if not 1 <= self.cut <= self.num_layers:
             raise ModelError(
                 f"num_key_value_layers ({self.cut}) must be between 1 and num_hidden_layers ({self.num_layers})."
@@ -82,10 +102,31 @@ class ModelConfig:
                 f"{len(self.layer_windows)} attention windows are configured for "
                 f"{self.num_layers} layers; give one per layer."
             )
+        for layer, owner in enumerate(self.owner_of_layer):
+            if self.rope_of(layer) != self.rope_of(owner):
+                raise ModelError(
+                    f"Layers {owner} and {layer} would share one K,V cache, but only one of them has a sliding window "
+                    "and the rotation that goes with it; choose another cut, or smaller groups."
+                )
 
     def for_length(self, length: int) -> "ModelConfig":
         """Return the model as it computes sequences of up to ``length`` tokens."""
-        return replace(self, rope=self.rope.for_length(length))
+        local = self.local_rope.for_length(length) if self.local_rope is not None else None
+        return replace(self, rope=self.rope.for_length(length), local_rope=local)
+
+    def rope_of(self, layer: int) -> RopeConfig:
+        """How the heads of a layer rotate."""
+        return self.local_rope if self.local_rope is not None and self.layer_windows[layer] else self.rope
+
+    @property
+    def rotations(self) -> tuple[RopeConfig, ...]:
+        """How heads rotate, each way once, that of layer 0 first."""
+        return tuple(dict.fromkeys(map(self.rope_of, range(self.num_layers))))
+
+    @property
+    def score_scale(self) -> float:
+        """What scores are multiplied by before softmax."""
+        return self.head_dim**-0.5 if self.attention_scale is None else self.attention_scale
 
     @property
     def kv_dim(self) -> int:

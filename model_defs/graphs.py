@@ -17,8 +17,8 @@ from torch.nn import functional as F
 from model_defs.cache_insertion import CacheInsertion
 from model_defs.config import ModelConfig
 from model_defs.kv_layout import first_page
-from model_defs.layers import Block, KVScales, Linear, PolicyPart, Pool, RMSNorm, StepInputs
-from model_defs.rope import rope_cos_sin, rope_tables
+from model_defs.layers import Block, KVScales, Linear, PolicyPart, Pool, RMSNorm, StepInputs, scaled
+from model_defs.rope import frequency_buffer, rope_cos_sin, rope_tables
 from plugins.rope_paged_kv_write import rope_paged_kv_write
 from plugins.speculative_verify import speculative_verify
 
@@ -41,11 +41,28 @@ class PositionedGraph(nn.Module):
     def register_positions(self) -> None:
         """Register the buffers; after the parameters, so that graphs list these first."""
         config = self.config
-        self.register_buffer("inverse_frequencies", config.rope.inverse_frequencies(config.head_dim))
+        for index, rope in enumerate(config.rotations):
+            self.register_buffer(frequency_buffer(index), rope.inverse_frequencies(config.head_dim))
         if self.insertion is not None and self.insertion.needs_positions:
             cos, sin = rope_tables(config.rope, config.head_dim, config.max_position)
             self.register_buffer("rope_cos", cos)
             self.register_buffer("rope_sin", sin)
+
+    def steps(
+        self,
+        positions: Tensor,
+        query_start: Tensor,
+        kv_length: Tensor,
+        page_table: Tensor,
+        state: tuple[Tensor, ...],
+    ) -> tuple[StepInputs, ...]:
+        """Return the step as each layer sees it, whose heads have rotations of their own: at ``positions`` ``[T]``."""
+        rotations, policy = self.config.rotations, self.policy_part(state)
+        each = [
+            StepInputs(query_start, kv_length, page_table, *rope_cos_sin(positions, self.get_buffer(name)), policy)
+            for name in map(frequency_buffer, range(len(rotations)))
+        ]
+        return tuple(each[rotations.index(self.config.rope_of(layer))] for layer in range(self.config.num_layers))
 
     def policy_part(self, state: tuple[Tensor, ...]) -> PolicyPart:
         """Return what an insertion puts into the layers of a step."""
@@ -153,12 +170,11 @@ class LowerGraph(PositionedGraph):
         new ones. Every owner's pool is written once, and with an insertion again before a layer reads it.
         """
         config = self.config
-        cos, sin = rope_cos_sin(positions, self.inverse_frequencies)
-        step = StepInputs(query_start, kv_length, page_table, cos, sin, self.policy_part(state))
-        hidden = F.embedding(input_ids, self.embed.weight)
+        steps = self.steps(positions, query_start, kv_length, page_table, state)
+        hidden = scaled(F.embedding(input_ids, self.embed.weight), config.embedding_scale)
         new_pools: list[Pool] = []
         for layer in range(config.cut):
-            block = self.layers[str(layer)]
+            block, step = self.layers[str(layer)], steps[layer]
             q, k, v = block.project_qkv(hidden)
             written = self._write(layer, k, v, pools[layer], slot_mapping, step)
             own = self.own_pages(step, layer, written)
@@ -169,7 +185,7 @@ class LowerGraph(PositionedGraph):
             for owner, (k, v), pool in zip(config.upper_owners, owned, pools[config.cut :], strict=True):
                 if config.qk_norm:
                     k = self.layers[str(owner)]["k_norm"](k)
-                new_pools.append(self._write(owner, k, v, pool, slot_mapping, step))
+                new_pools.append(self._write(owner, k, v, pool, slot_mapping, steps[owner]))
         return hidden, new_pools
 
     def _write(self, owner: int, k: Tensor, v: Tensor, pool: Pool, slot_mapping: Tensor, step: StepInputs) -> Pool:
@@ -223,15 +239,15 @@ class UpperGraph(PositionedGraph):
         config = self.config
         hidden = hidden.index_select(0, survivor_index)
         if config.is_swiftkv:
-            cos, sin = rope_cos_sin(positions.index_select(0, survivor_index), self.inverse_frequencies)
-            step = StepInputs(survivor_start, kv_length, page_table, cos, sin, self.policy_part(state))
+            positions = positions.index_select(0, survivor_index)
+            steps = self.steps(positions, survivor_start, kv_length, page_table, state)
             pool_of_owner = dict(zip(config.upper_owners, pools, strict=True))
             for layer in range(config.cut, config.num_layers):
                 block = self.layers[str(layer)]
                 owner = config.owner_of_layer[layer]
                 q = block.project_q(hidden)
                 pool = pool_of_owner[owner]
-                own = self.own_pages(step, owner, pool)
+                own = self.own_pages(steps[layer], owner, pool)
                 hidden = block.finish(hidden, q, pool, own, self.kv_scales[owner])
         head = self.embed if config.tie_embeddings else self.lm_head
         logits: Tensor = head(hidden, self.norm)

@@ -23,18 +23,17 @@ def config_from_hf(
     **variant: Any,
 ) -> ModelConfig:
     """Build a ModelConfig from the common fields of ``hf``; ``variant`` sets what the family adds. Heads may
-    rotate in part with ``partial_rotation``, and ``interleaved`` rotates neighbours.
+    rotate in part with ``partial_rotation``, and ``interleaved`` rotates neighbours; or as a variant's ``rope`` says.
 
     Raises:
         ModelError: a field is missing, of the wrong type, or names something unsupported.
     """
-    if hf.get("hidden_act", "silu") != "silu":
-        raise ModelError(f"hidden_act {reprlib.repr(hf['hidden_act'])} is not supported; only silu is.")
+    check_activation(hf, variant.get("activation", "silu"))
     num_layers = require_int(hf, "num_hidden_layers")
     num_heads = require_int(hf, "num_attention_heads")
     hidden_size = require_int(hf, "hidden_size")
     vocab_size = require_int(hf, "vocab_size")
-    rope = rope_from_hf(hf, may_be_partial=partial_rotation, interleaved=interleaved)
+    rope = variant.pop("rope", None) or rope_from_hf(hf, may_be_partial=partial_rotation, interleaved=interleaved)
     is_swiftkv = optional_flag(hf, "swiftkv", "num_key_value_layers" in hf)
     return ModelConfig(
         model_type=model_type,
@@ -57,6 +56,18 @@ def config_from_hf(
         eos_token_ids=token_ids(hf, "eos_token_id", vocab_size),
         **variant,
     )
+
+
+ACTIVATIONS = {"silu": "silu", "gelu_tanh": "gelu_pytorch_tanh"}
+"""What config.json calls each activation."""
+
+
+def check_activation(hf: Mapping[str, Any], activation: str) -> None:
+    """Raise ModelError where ``hidden_act`` or ``hidden_activation`` names another."""
+    name = ACTIVATIONS[activation]
+    for field in ("hidden_act", "hidden_activation"):
+        if hf.get(field, name) != name:
+            raise ModelError(f"{field} {reprlib.repr(hf[field])} is not supported; only {name} is.")
 
 
 def windows_from_layer_types(hf: Mapping[str, Any], sliding_from_layer: int) -> tuple[int, ...]:

@@ -57,10 +57,24 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.empty(size))
         self.eps = eps
 
-    def forward(self, x: Tensor) -> Tensor:
+    def normed(self, x: Tensor) -> Tensor:
+        """Return x / rms(x) in fp32."""
         wide = x.float()
-        wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
-        return self.weight * wide.to(x.dtype)
+        return wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.weight * self.normed(x).to(x.dtype)
+
+
+def scaled(x: Tensor, factor: float) -> Tensor:
+    """Return ``x`` times ``factor``, which is rounded to its dtype first: so families were trained."""
+    return x if factor == 1.0 else x * float(torch.tensor(factor, dtype=x.dtype))
+
+
+def gelu_gate(x: Tensor) -> Tensor:
+    """Return ``gelu(gate) * up`` of ``x`` ``[…, 2 n]``, which is [gate; up]; gelu by tanh."""
+    gate, up = x.chunk(2, dim=-1)
+    return F.gelu(gate, approximate="tanh") * up
 
 
 class Linear(nn.Linear):
@@ -141,7 +155,7 @@ class Block(nn.Module):
         hidden, inner = config.hidden_size, config.intermediate_size
         self.num_heads, self.num_kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, config.head_dim
         self.window = config.layer_windows[layer]
-        self.scale = config.head_dim**-0.5
+        self.scale = config.score_scale
         self.has_own_kv = layer < config.cut
         self.input_norm = RMSNorm(hidden, config.rms_norm_eps)
         if self.has_own_kv:
@@ -157,7 +171,7 @@ class Block(nn.Module):
         if self.has_experts and config.experts is not None:
             self.experts = MixtureOfExperts(hidden, config.experts)
         else:
-            self.gate_up = Linear(hidden, 2 * inner, config.mlp_bias, gated=True)
+            self.gate_up = Linear(hidden, 2 * inner, config.mlp_bias, gated=config.activation == "silu")
             self.down = Linear(inner, hidden, config.mlp_bias)
         self.branch_norms = config.branch_norms
         if self.branch_norms:
@@ -207,6 +221,9 @@ class Block(nn.Module):
             policy.after_attention(before, hidden, pool, step.query_start)
         if self.has_experts:
             return self.experts(self.post_norm(hidden), hidden)
+        inner = self.gate_up(hidden, self.post_norm)
+        if not self.gate_up.gated:
+            inner = gelu_gate(inner)
         if self.branch_norms:
-            return hidden + self.down_norm(self.down(self.gate_up(hidden, self.post_norm)))
-        return self.down(self.gate_up(hidden, self.post_norm), residual=hidden)
+            return hidden + self.down_norm(self.down(inner))
+        return self.down(inner, residual=hidden)

@@ -11,18 +11,20 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from model_defs.config import ModelConfig
+from model_defs.rope import RopeConfig
 from plugins.kv_quantization import INT4, LARGEST, dequantize, dynamic_scale, quantize
 from plugins.kv_rotation import rotate_heads
 
 
-def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    return weight * (x.float() / torch.sqrt(x.float().pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype)
+def _rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
+    normed = x.float() / torch.sqrt(x.float().pow(2).mean(-1, keepdim=True) + eps)
+    return ((weight.float() + offset) * normed).to(x.dtype) if offset else weight * normed.to(x.dtype)
 
 
-def _rotate(x: Tensor, config: ModelConfig) -> Tensor:
+def _rotate(x: Tensor, rope: RopeConfig) -> Tensor:
     """Rotate ``[heads, tokens, head_dim]`` at positions 0, 1, …, with the amplitude in cos and sin."""
-    rope, dim = config.rope, config.rope.rotary_dim(config.head_dim)
-    angles = torch.outer(torch.arange(x.shape[1]).float(), rope.inverse_frequencies(config.head_dim)[: dim // 2])
+    dim = rope.rotary_dim(x.shape[-1])
+    angles = torch.outer(torch.arange(x.shape[1]).float(), rope.inverse_frequencies(x.shape[-1])[: dim // 2])
     cos, sin = rope.amplitude * angles.cos(), rope.amplitude * angles.sin()
     rotated, passed = x[..., :dim].float(), x[..., dim:]
     first, second = (rotated[..., 0::2], rotated[..., 1::2]) if rope.interleaved else rotated.chunk(2, -1)
@@ -62,7 +64,9 @@ def _cached(x: Tensor, kv_dtype: torch.dtype, scale: float | None) -> Tensor:
 
 
 def _mlp(config: ModelConfig, linear: Callable[[Tensor, str], Tensor], x: Tensor, name: str) -> Tensor:
-    return linear(F.silu(linear(x, f"{name}.gate_proj")) * linear(x, f"{name}.up_proj"), f"{name}.down_proj")
+    gate = linear(x, f"{name}.gate_proj")
+    gate = F.silu(gate) if config.activation == "silu" else F.gelu(gate, approximate="tanh")
+    return linear(gate * linear(x, f"{name}.up_proj"), f"{name}.down_proj")
 
 
 def _experts(config: ModelConfig, linear: Callable[[Tensor, str], Tensor], x: Tensor, name: str) -> Tensor:
@@ -99,7 +103,7 @@ def reference_early_exit(config: ModelConfig, weights: Mapping[str, Tensor], inp
 
 
 def _head(config: ModelConfig, weights: Mapping[str, Tensor], hidden: Tensor, norm: str, head: str) -> Tensor:
-    normed = _rms_norm(hidden, weights[f"{norm}.weight"], config.rms_norm_eps)
+    normed = _rms_norm(hidden, weights[f"{norm}.weight"], config.rms_norm_eps, config.norm_offset)
     return F.linear(normed, weights[f"{head}.weight"]).float()
 
 
@@ -123,16 +127,18 @@ def reference_hidden(
     def linear(x: Tensor, name: str) -> Tensor:
         return F.linear(x, weights[f"{name}.weight"], weights.get(f"{name}.bias"))
 
-    def heads(x: Tensor, name: str, norm: str | None) -> Tensor:
+    def norm(x: Tensor, name: str) -> Tensor:
+        return _rms_norm(x, weights[f"{name}.weight"], config.rms_norm_eps, config.norm_offset)
+
+    def heads(x: Tensor, name: str, norm_name: str | None) -> Tensor:
         y = linear(x, name).unflatten(-1, (-1, config.head_dim)).transpose(0, 1)
-        if norm is not None and config.qk_norm:
-            y = _rms_norm(y, weights[f"{norm}.weight"], config.rms_norm_eps)
-        return y
+        return norm(y, norm_name) if norm_name is not None and config.qk_norm else y
 
     def branch(x: Tensor, name: str) -> Tensor:
-        return _rms_norm(x, weights[f"{name}.weight"], config.rms_norm_eps) if config.branch_norms else x
+        return norm(x, name) if config.branch_norms else x
 
-    hidden = weights["model.embed_tokens.weight"][input_ids]
+    embedded = weights["model.embed_tokens.weight"][input_ids]
+    hidden = embedded * torch.tensor(config.embedding_scale, dtype=embedded.dtype)
     single_input = hidden
     shared: dict[int, tuple[Tensor, Tensor]] = {}
     states: list[Tensor] = []
@@ -142,21 +148,23 @@ def reference_hidden(
         above = layer >= config.cut
         suffix = "_swiftkv" if above else ""
         if layer == config.cut:
-            single_input = _rms_norm(hidden, weights["model.norm_swiftkv.weight"], config.rms_norm_eps)
-        x = _rms_norm(hidden, weights[f"{prefix}.input_layernorm.weight"], config.rms_norm_eps)
-        attention = f"{prefix}.self_attn"
-        q = _rotate(heads(x, f"{attention}.q_proj{suffix}", f"{attention}.q_norm{suffix}"), config)
+            single_input = norm(hidden, "model.norm_swiftkv")
+        x = norm(hidden, f"{prefix}.input_layernorm")
+        attention, rope = f"{prefix}.self_attn", config.rope_of(layer)
+        q = _rotate(heads(x, f"{attention}.q_proj{suffix}", f"{attention}.q_norm{suffix}"), rope)
+        q = q * (config.score_scale * config.head_dim**0.5)  # ``attend`` multiplies by the latter's inverse
         if owner == layer:
             source = single_input if above else x
             k = heads(source, f"{attention}.k_proj{suffix}", f"{attention}.k_norm{suffix}")
-            k, v = _rotate(k, config), heads(source, f"{attention}.v_proj{suffix}", None)
+            k, v = _rotate(k, rope), heads(source, f"{attention}.v_proj{suffix}", None)
             if kv_dtype is not None:
                 k_scale, v_scale = scales.get(owner, (None, None))
                 k, v = _cached(k, kv_dtype, k_scale), _cached(v, kv_dtype, v_scale)
             shared[owner] = k, v
         mixed = attend(owner, q, *shared[owner], config.layer_windows[layer])
-        hidden = hidden + branch(linear(mixed, f"{attention}.o_proj"), f"{prefix}.post_self_attn_layernorm")
-        x = _rms_norm(hidden, weights[f"{prefix}.post_attention_layernorm.weight"], config.rms_norm_eps)
+        norms = config.layer_norms
+        hidden = hidden + branch(linear(mixed, f"{attention}.o_proj"), f"{prefix}.{norms.of_attention}")
+        x = norm(hidden, f"{prefix}.{norms.before_mlp}")
         run = _experts if config.has_experts(layer) else _mlp
-        hidden = hidden + branch(run(config, linear, x, f"{prefix}.mlp"), f"{prefix}.post_mlp_layernorm")
+        hidden = hidden + branch(run(config, linear, x, f"{prefix}.mlp"), f"{prefix}.{norms.of_mlp}")
     return [*states, hidden]

@@ -106,6 +106,11 @@ class RopeConfig:
         return ((torch.arange(dim // 2).float() - low) / (high - low)).clamp(0, 1)
 
 
+def frequency_buffer(rotation: int) -> str:
+    """Return what graphs and engines call the frequencies of ``ModelConfig.rotations`` at an index."""
+    return "inverse_frequencies" if rotation == 0 else f"inverse_frequencies_{rotation}"
+
+
 def rope_cos_sin(positions: Tensor, inverse_frequencies: Tensor) -> tuple[Tensor, Tensor]:
     """Return cos and sin, each ``[…, T, head_dim / 2]`` fp32, for ``positions`` ``[…, T]``."""
     angles = positions.float()[..., None] * inverse_frequencies

@@ -13,16 +13,19 @@ from model_defs.config import ModelConfig
 from model_defs.rotary_rows import RotaryRows
 
 _PROJECTION = re.compile(r"model\.layers\.(\d+)\.self_attn\.[qkv]_(proj|norm)\.")
-_ROTATED = re.compile(r"\.self_attn\.[qk]_(proj|norm)(_swiftkv)?\.")
+_ROTATED = re.compile(r"\.(\d+)\.self_attn\.[qk]_(proj|norm)(_swiftkv)?\.")
+_NORM = re.compile(r"norm(_swiftkv|_early_exit)?\.weight$")
 
 
 @dataclass(frozen=True)
 class Source:
-    """One checkpoint tensor, the shape it must have, and how its rows become the engine's where they do not stay."""
+    """One checkpoint tensor, the shape it must have, and how its rows become the engine's where they do not stay; first
+    ``offset`` is added to its elements."""
 
     name: str
     shape: tuple[int, ...]
     rotary: RotaryRows | None = None
+    offset: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -83,8 +86,15 @@ def is_teacher_only(name: str, cut: int) -> bool:
 def weight_specs(config: ModelConfig) -> list[WeightSpec]:
     """Return every tensor of the graphs in layer order, the early exit's head last."""
     return [
-        replace(spec, sources=tuple(_rotated(source, config) for source in spec.sources)) for spec in _specs(config)
+        replace(spec, sources=tuple(_as_stored(source, config) for source in spec.sources)) for spec in _specs(config)
     ]
+
+
+def _as_stored(source: Source, config: ModelConfig) -> Source:
+    """A source with what makes the engine's tensor of the checkpoint's."""
+    if config.norm_offset and _NORM.search(source.name):
+        source = replace(source, offset=config.norm_offset)
+    return _rotated(source, config)
 
 
 def _rotated(source: Source, config: ModelConfig) -> Source:
@@ -92,7 +102,8 @@ def _rotated(source: Source, config: ModelConfig) -> Source:
     part = _ROTATED.search(source.name)
     if part is None:
         return source
-    rotary = RotaryRows(config.rope, config.head_dim, is_last=part[1] == "norm" or not config.qk_norm)
+    is_last = part[2] == "norm" or not config.qk_norm
+    rotary = RotaryRows(config.rope_of(int(part[1])), config.head_dim, is_last)
     return source if rotary.is_nothing else replace(source, rotary=rotary)
 
 
@@ -115,9 +126,9 @@ def _specs(config: ModelConfig) -> Iterator[WeightSpec]:
                 yield _norm(f"{name}.k_norm", f"{attention}.k_norm{suffix}", config.head_dim)
         yield from _linear(f"{name}.o", [(f"{attention}.o_proj", hidden)], config.q_dim, config.output_bias)
         if config.branch_norms:
-            yield _norm(f"{name}.o_norm", f"{source}.post_self_attn_layernorm", hidden)
-            yield _norm(f"{name}.down_norm", f"{source}.post_mlp_layernorm", hidden)
-        yield _norm(f"{name}.post_norm", f"{source}.post_attention_layernorm", hidden)
+            yield _norm(f"{name}.o_norm", f"{source}.{config.layer_norms.of_attention}", hidden)
+            yield _norm(f"{name}.down_norm", f"{source}.{config.layer_norms.of_mlp}", hidden)
+        yield _norm(f"{name}.post_norm", f"{source}.{config.layer_norms.before_mlp}", hidden)
         if config.has_experts(layer):
             yield from _experts(config, f"{name}.experts", f"{source}.mlp")
             continue

@@ -1,7 +1,8 @@
 """Compiles the C++ kernels of all operators into one shared library with plain g++ calls.
 
 The library is cached in $KVFORGE_CACHE (default ~/.cache/kvforge) under a key of everything that decides
-its contents. Compilation is locked between processes, and a file appears there whole or not at all.
+its contents, and its object files beside it, of which the next library takes what did not change. Compilation is
+locked between processes, and a file appears there whole or not at all.
 """
 
 import fcntl
@@ -18,6 +19,7 @@ from pathlib import Path
 import torch
 
 from plugins.errors import PluginBuildError
+from plugins.object_cache import forget_old, mark_used, object_path
 from plugins.operator import ISAS, TILE_ISAS
 from plugins.registry import OPERATORS, roots
 
@@ -137,7 +139,7 @@ def build_library(out: Path | None = None, extra_flags: tuple[str, ...] = ()) ->
             with open(target.with_suffix(".lock"), "w") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 if not _is_whole(target):
-                    _compile(compiler, target, extra_flags)
+                    _compile(compiler, version, target, extra_flags)
     except OSError as error:
         raise PluginBuildError(
             f"The cache of compiled operators, {target.parent}, cannot be written ({error.strerror}); set "
@@ -189,30 +191,36 @@ def _is_whole(library: Path) -> bool:
     return hashlib.sha256(library.read_bytes()).hexdigest() == digest.read_text()
 
 
-def _compile(compiler: str, target: Path, extra_flags: tuple[str, ...]) -> None:
+def _compile(compiler: str, version: str, target: Path, extra_flags: tuple[str, ...]) -> None:
     torch_root = Path(torch.__file__).parent
     include = torch_root / "include"
     flags = [
         *_FLAGS,
         *extra_flags,
+        f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}",
+    ]
+    includes = [
         *(f"-I{root}" for root in roots()),
         f"-isystem{include}",
         f"-isystem{include / 'torch' / 'csrc' / 'api' / 'include'}",
-        f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}",
     ]
+    (target.parent / "objects").mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix="build-") as scratch:
         all_units = units()
         registrations = Path(scratch) / REGISTER
         registrations.write_text(_registrations())
-        objects = [str(Path(scratch) / unit.object_name) for unit in all_units]
 
-        def compile_unit(index: int) -> None:
-            unit = all_units[index]
+        def compile_unit(unit: Unit) -> str:
             source = registrations if unit.source == REGISTER else path_of(unit.source)
-            _run([compiler, *flags, *unit.flags, "-c", str(source), "-o", objects[index]])
+            kept = object_path(target.parent, source, roots(), [*flags, *unit.flags], version)
+            if not mark_used(kept):
+                made = Path(scratch) / unit.object_name
+                _run([compiler, *flags, *includes, *unit.flags, "-c", str(source), "-o", str(made)])
+                os.replace(made, kept)
+            return str(kept)
 
         with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
-            list(pool.map(compile_unit, range(len(all_units))))
+            objects = list(pool.map(compile_unit, all_units))
         library = Path(scratch) / target.name
         libraries = [f"-L{torch_root / 'lib'}", "-lc10", "-ltorch_cpu"]
         _run([compiler, "-shared", "-fopenmp", *(extra_flags or ("-s",)), "-o", str(library), *objects, *libraries])
@@ -220,6 +228,7 @@ def _compile(compiler: str, target: Path, extra_flags: tuple[str, ...]) -> None:
         digest.write_text(hashlib.sha256(library.read_bytes()).hexdigest())
         os.replace(library, target)
         os.replace(digest, _digest_path(target))
+    forget_old(target.parent)
 
 
 def _run(command: list[str]) -> None:

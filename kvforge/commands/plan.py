@@ -116,7 +116,10 @@ def run(args: argparse.Namespace) -> int:
             f"{subject.shape.model}, so no engine takes such a request; give a smaller --input or --output.",
             file=sys.stderr,
         )
-    work = Workload(args.input, args.output, subject.weight_dtype, args.distillation_tokens)
+    page_size = args.page_size or subject.page_size
+    work = Workload(
+        args.input, args.output, subject.weight_dtype, args.distillation_tokens, page_size, subject.step_tokens
+    )
     size = args.tensor_parallel_size
     if size is not None and args.gpus not in (None, size):
         raise KvforgeError(f"--gpus is {args.gpus} and --tensor-parallel-size {size}; give one of them.")
@@ -131,7 +134,7 @@ def run(args: argparse.Namespace) -> int:
     )
     plan = make_plan(subject.shape, variants, work, fleet, args.tokens_per_second)
     if args.kv_policy is not None or policy != Full():
-        plan["kv_policy"] = plan_policy(policy, args.page_size or subject.page_size, variants, work, fleet)
+        plan["kv_policy"] = plan_policy(policy, variants, work, fleet)
     if size is not None:
         plan["ranks"] = plan_ranks(variants, work, fleet, size)
     if args.plot:

@@ -50,7 +50,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         "--init",
         default="fold",
         help="the new K,V projections: copy (the owner's), mean (of its group), fold (mean with norm gains folded in), "
-        "ridge (fitted to the calibration text)",
+        "ridge (fitted to the calibration text), minicache (pairs of layers merged, then fitted)",
     )
     parser.add_argument("--drop-teacher", action="store_true", help="leave out q, k and v of the layers above the cut")
     parser.add_argument("--early-exit", action="store_true", help="add a norm and an LM head at the cut")

@@ -12,12 +12,12 @@ from kvforge.checkpoint.finite import check_finite
 from kvforge.checkpoint.safetensors_writer import TensorSpec, write_safetensors
 from kvforge.compiler.cpu_graph import AnyLinear, dtype_of_packed, linears, packed_tensors, stack_packed
 from model_defs import ModelConfig
-from model_defs.rope import rope_tables
+from model_defs.rope import frequency_buffer, rope_tables
 from model_defs.weights import Source, WeightSpec, weight_specs
 from plugins.packed_linear.int4 import Codes, join, round_to_codes
 from plugins.packed_linear.packing import INT4
 
-FREQUENCIES = "inverse_frequencies"
+FREQUENCIES = frequency_buffer(0)
 ROPE_TABLES = ("rope_cos", "rope_sin")
 EMBEDDING = "embed.weight"
 
@@ -42,10 +42,13 @@ def convert_weights(
         CheckpointError: a tensor is missing, has the wrong shape or an element that is not finite in ``dtype``.
     """
     weights = weight_specs(config)
-    frequencies = config.rope.inverse_frequencies(config.head_dim)
     layers = linears(config) if packed_dtype is not None else {}
-    specs = [TensorSpec(FREQUENCIES, tuple(frequencies.shape), torch.float32)]
-    sources: dict[str, Callable[[], Tensor]] = {FREQUENCIES: lambda: frequencies}
+    specs: list[TensorSpec] = []
+    sources: dict[str, Callable[[], Tensor]] = {}
+    for index, rope in enumerate(config.rotations):
+        name, frequencies = frequency_buffer(index), rope.inverse_frequencies(config.head_dim)
+        specs.append(TensorSpec(name, tuple(frequencies.shape), torch.float32))
+        sources[name] = partial(_itself, frequencies)
     if num_positions:
         tables = rope_tables(config.rope, config.head_dim, num_positions)
         for name, table in zip(ROPE_TABLES, tables, strict=True):
@@ -73,6 +76,10 @@ def convert_weights(
     write_safetensors(path, specs, produce)
     progress(written, total)
     return sum(torch.Size(weight.shape).numel() for weight in weights)
+
+
+def _itself(tensor: Tensor) -> Tensor:
+    return tensor
 
 
 class _Packed:
@@ -116,10 +123,13 @@ class _Packed:
 
 
 def _read(checkpoint: Checkpoint, source: Source, dtype: torch.dtype | None = None) -> Tensor:
-    """A source as the engine has it, in ``dtype``; with None as it is stored, or in fp32 where rows were multiplied."""
-    if source.rotary is None:
+    """A source as the engine has it, in ``dtype``; with None as it is stored, or in fp32 where it was changed."""
+    if source.rotary is None and not source.offset:
         return checkpoint.read(source.name, source.shape, dtype)
-    rows = source.rotary(checkpoint.read(source.name, source.shape))
+    rows = checkpoint.read(source.name, source.shape)
+    if source.offset:
+        rows = rows.to(torch.promote_types(rows.dtype, torch.float32)) + source.offset
+    rows = rows if source.rotary is None else source.rotary(rows)
     rows = rows.to(dtype or rows.dtype)
     check_finite(rows, source.name, checkpoint.path)
     return rows

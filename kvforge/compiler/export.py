@@ -13,7 +13,7 @@ from kvforge.compiler.options import ResolvedOptions
 from kvforge.kv_policies import OwnerCache
 from model_defs import ModelConfig
 from model_defs.graphs import EarlyExitGraph, LowerGraph, UpperGraph, VerifyGraph
-from model_defs.rope import rope_tables
+from model_defs.rope import frequency_buffer, rope_tables
 from plugins.kv_quantization import stored_dim
 
 # Example sizes are pairwise different and not 0 or 1, so that no two dimensions are taken for one.
@@ -40,8 +40,9 @@ def uninitialised(module: nn.Module, config: ModelConfig, options: ResolvedOptio
             if parameter is not None:
                 empty = torch.empty(parameter.shape, dtype=options.torch_dtype, device=device)
                 owner._parameters[name] = nn.Parameter(empty, requires_grad=False)
-    if "inverse_frequencies" in module._buffers:
-        module.inverse_frequencies = config.rope.inverse_frequencies(config.head_dim).to(device)
+    for index, rope in enumerate(config.rotations):
+        if (name := frequency_buffer(index)) in module._buffers:
+            module._buffers[name] = rope.inverse_frequencies(config.head_dim).to(device)
     if "rope_cos" in module._buffers:
         tables = rope_tables(config.rope, config.head_dim, options.max_seq_len)
         module.rope_cos, module.rope_sin = (table.to(device) for table in tables)

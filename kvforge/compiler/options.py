@@ -191,6 +191,8 @@ def resolve(
             f"--target {options.target} has no mixture of experts, which a {config.model_type} model is; give --target "
             "cpu."
         )
+    if (config.local_rope is not None or config.activation != "silu") and options.target != "cpu":
+        raise BuildError(f"--target {options.target} has no {config.model_type} models; give --target cpu.")
     policy.check(config.num_kv_heads, config.head_dim, options.page_size)
     compatibility.check(_features(policy, options, config, dtype, kv_dtype))
     policy = of_cache(policy, kv_dtype)

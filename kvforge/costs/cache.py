@@ -3,7 +3,7 @@
 from typing import Protocol
 
 from kvforge.common.number_formats import GROUP_BYTES, GROUP_SIZE, KV_FORMATS, SCALE_BYTES
-from kvforge.kv_policies import OwnerCache
+from kvforge.kv_policies import Full, OwnerCache, of_cache
 
 
 class CachedModel(Protocol):
@@ -34,10 +34,20 @@ def scale_bytes(kv_dtype: str, head_dim: int) -> int:
     return SCALE_BYTES if KV_FORMATS[kv_dtype].scales == "dynamic" else 0
 
 
-def owner_cache(model: CachedModel, kv_dtype: str, page_size: int) -> OwnerCache:
-    """Return the cache of one owner of a model without latent attention."""
+def owner_cache(model: CachedModel, kv_dtype: str, page_size: int, exact_bits: int = 16) -> OwnerCache:
+    """Return the cache of one owner of a model without latent attention, with exact pages of ``exact_bits`` a number
+    where pages are sealed."""
     bits, scale = KV_FORMATS[kv_dtype].element_bits, scale_bytes(kv_dtype, model.head_dim)
-    return OwnerCache(model.num_kv_heads, model.head_dim, page_size, bits, scale, model.num_heads)
+    return OwnerCache(model.num_kv_heads, model.head_dim, page_size, bits, scale, model.num_heads, exact_bits)
+
+
+def exact_bytes(
+    model: CachedModel, kv_dtype: str, page_size: int, exact_bits: int, num_sequences: int, num_tokens: int
+) -> int:
+    """Return the bytes of exact pages over all owners, for so many running sequences and tokens a step; 0 unless the
+    format has groups."""
+    num_pages = of_cache(Full(), kv_dtype).num_exact_pages(num_sequences, num_tokens, page_size)
+    return num_pages * page_size * model.num_owners * model.cached_numbers * exact_bits // 8
 
 
 def kv_element_bytes(model: CachedModel, kv_dtype: str) -> int:

@@ -9,7 +9,7 @@ from torch import nn
 
 from kvforge.common.errors import CheckpointError
 from kvforge.swiftkv import SwiftKVForCausalLM
-from model_defs.layers import RMSNorm
+from kvforge.swiftkv.norms import make_norm
 from model_defs.weights import is_teacher_only
 
 _LAYER = re.compile(r"\.layers\.(\d+)\.")
@@ -32,7 +32,7 @@ def add_early_exit_head(model: SwiftKVForCausalLM) -> None:
     if has_early_exit(model):
         return
     sizes, output = model.sizes, model.model.embed_tokens if model.sizes.tie_embeddings else model.lm_head
-    norm = RMSNorm(sizes.hidden_size, sizes.rms_norm_eps)
+    norm = make_norm(sizes, sizes.hidden_size)
     norm.weight = nn.Parameter(model.model.norm.weight.detach().clone())
     head = nn.Linear(sizes.hidden_size, sizes.vocab_size, bias=False, device="meta")
     head.weight = nn.Parameter(output.weight.detach().clone())

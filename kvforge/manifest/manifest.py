@@ -145,7 +145,7 @@ class Manifest:
     @property
     def owner_cache(self) -> OwnerCache:
         """The cache of one owner."""
-        return owner_cache(self, self.kv_dtype, self.page_size)
+        return owner_cache(self, self.kv_dtype, self.page_size, 8 * ELEMENT_BYTES[self.dtype])
 
     @property
     def query_dim(self) -> int:

@@ -33,6 +33,14 @@ def cache_tokens(shape: ModelShape, machine: Machine, weight_dtype: str, kv_dtyp
     return max(int(free // kv_bytes(shape, kv_dtype)), 0)
 
 
+def requests_that_fit(
+    shape: ModelShape, machine: Machine, weight_dtype: str, kv_dtype: str, length: int, exact_bytes: int = 0
+) -> int:
+    """Return the requests of ``length`` tokens whose cache fits beside the weights; each has ``exact_bytes`` more."""
+    free = machine.memory_bytes - machine.reserve_bytes - weight_bytes(shape, weight_dtype)
+    return max(int(free // (length * kv_bytes(shape, kv_dtype) + exact_bytes)), 0)
+
+
 def memory_for(shape: ModelShape, tokens: int, reserve_bytes: float, weight_dtype: str, kv_dtype: str) -> float:
     """Return the memory in which ``tokens`` tokens fit."""
     return reserve_bytes + weight_bytes(shape, weight_dtype) + tokens * kv_bytes(shape, kv_dtype)

@@ -9,6 +9,7 @@ from kvforge.costs.shape import ModelShape
 from kvforge.hub import find_config, parse_name
 from kvforge.kv_policies import Full, KVPolicy
 from kvforge.manifest import MANIFEST_FILE, load_manifest
+from kvforge.planning.plan import DEFAULT_STEP_TOKENS
 from kvforge.planning.presets import PRESETS
 from kvforge.planning.shape import shape_of_config, shape_of_manifest
 
@@ -16,7 +17,7 @@ from kvforge.planning.shape import shape_of_config, shape_of_manifest
 @dataclasses.dataclass(frozen=True)
 class Subject:
     """A model to plan for: its shape as it is, the cuts and group sizes to show unless told otherwise, its dtypes, KV
-    policy and page size. ``has_zero_points`` is a checkpoint's whose weights in 4 bits have them."""
+    policy, page size and tokens of a step. ``has_zero_points`` is a checkpoint's whose weights in 4 bits have them."""
 
     shape: ModelShape
     cuts: tuple[int, ...]
@@ -25,6 +26,7 @@ class Subject:
     kv_dtype: str = "bfloat16"
     policy: KVPolicy = dataclasses.field(default_factory=Full)
     page_size: int = 32
+    step_tokens: int = DEFAULT_STEP_TOKENS
     is_engine: bool = False
     has_zero_points: bool = False
 
@@ -62,8 +64,9 @@ def load_subject(model: str, revision: str | None = None) -> Subject:
             subject,
             weight_dtype=manifest.weight_dtype,
             kv_dtype=manifest.kv_dtype,
-            policy=manifest.policy,
+            policy=Full() if manifest.policy.name == Full.name else manifest.policy,  # on a cache of any format
             page_size=manifest.page_size,
+            step_tokens=manifest.max_num_tokens,
             is_engine=True,
         )
     if path.is_dir() and not (path / "config.json").is_file():

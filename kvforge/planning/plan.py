@@ -1,13 +1,16 @@
 """A plan: every cut, group size and cache format of a model side by side, as JSON-ready data."""
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kvforge.costs.cache import kv_bytes, kv_element_bytes, kv_scale_bytes
+from kvforge.common.number_formats import ELEMENT_BYTES
+from kvforge.costs.cache import exact_bytes, kv_bytes, kv_element_bytes, kv_scale_bytes
 from kvforge.costs.flops import full_token, skipped_token, table_1
 from kvforge.costs.shape import ModelShape
 from kvforge.costs.weights import weight_bytes
+from kvforge.kv_policies import Full, of_cache
 from kvforge.planning.capacity import (
     GIB,
     Machine,
@@ -18,20 +21,36 @@ from kvforge.planning.capacity import (
     memory_for,
     normalized_tflops,
     requests_per_second,
+    requests_that_fit,
 )
 
+DEFAULT_STEP_TOKENS = 2048
+"""Those of a build's default ``--max-num-tokens``."""
 RATIOS = (1, 2, 5, 10, 20, 50, 100)
 """Input tokens per output token, for the maximum speed-up (arXiv 2410.03960, Figure 2 right)."""
 
 
 @dataclass(frozen=True)
 class Workload:
-    """Tokens of a request, dtype of the weights, and what distilling costs in tokens."""
+    """Tokens of a request, dtype of the weights, and what distilling costs in tokens; tokens of a page and of a step,
+    for caches that have exact pages."""
 
     input_tokens: int = 8192
     output_tokens: int = 256
     weight_dtype: str = "bfloat16"
     distillation_tokens: float = 680e6
+    page_size: int = 32
+    step_tokens: int = DEFAULT_STEP_TOKENS
+
+    @property
+    def wide_dtype(self) -> str:
+        """Dtype of a cache that is not quantized."""
+        return "float32" if self.weight_dtype == "float32" else "bfloat16"
+
+    @property
+    def exact_bits(self) -> int:
+        """Bits of a number in exact pages."""
+        return 8 * ELEMENT_BYTES[self.wide_dtype]
 
 
 @dataclass(frozen=True)
@@ -95,7 +114,13 @@ def make_plan(
 
     Relative costs and reductions are against the model without a cut and a cache of 16 bits, or 32 with float32
     weights.
+
+    Raises:
+        BuildError: a variant's cache format does not go with its heads or the pages.
     """
+    for variant in variants:
+        made = variant.shape
+        of_cache(Full(), variant.kv_dtype).check(made.num_kv_heads, made.head_dim, work.page_size)
     plan: dict[str, Any] = {
         "model": shape.model,
         "buildable": shape.latent is None and not (shape.experts and shape.experts.num_shared),
@@ -122,7 +147,7 @@ def _row(shape: ModelShape, variant: Variant, work: Workload, fleet: Fleet) -> d
     made, plain = variant.shape, shape.without_cut()
     prompt = skipped_token(made, work.input_tokens)
     paper = table_1(made, shape.max_position)
-    wide = kv_bytes(plain, "float32" if work.weight_dtype == "float32" else "bfloat16")
+    wide = kv_bytes(plain, work.wide_dtype)
     spent = distillation_flops_per_token(made, work.input_tokens) * work.distillation_tokens
     has_cut = made.cut < made.num_layers
     distillation: dict[str, Any] | None = None
@@ -150,6 +175,8 @@ def _row(shape: ModelShape, variant: Variant, work: Workload, fleet: Fleet) -> d
         "kv_bytes_per_token": kv_bytes(made, variant.kv_dtype),
         "kv_element_bytes_per_token": kv_element_bytes(made, variant.kv_dtype),
         "kv_scale_bytes_per_token": kv_scale_bytes(made, variant.kv_dtype),
+        "kv_exact_bytes_per_request": _exact_bytes(variant, work, 1, 0),
+        "kv_exact_bytes_per_step": _exact_bytes(variant, work, 0, work.step_tokens),
         "cache_reduction": 1 - kv_element_bytes(made, variant.kv_dtype) / wide,
         "cache_reduction_with_scales": 1 - kv_bytes(made, variant.kv_dtype) / wide,
         "max_speedup": max_speedup(made, work.input_tokens, work.output_tokens),
@@ -161,20 +188,24 @@ def _row(shape: ModelShape, variant: Variant, work: Workload, fleet: Fleet) -> d
     }
 
 
+def _exact_bytes(variant: Variant, work: Workload, num_requests: int, num_tokens: int) -> int:
+    return exact_bytes(variant.shape, variant.kv_dtype, work.page_size, work.exact_bits, num_requests, num_tokens)
+
+
 def _capacity(variants: Sequence[Variant], work: Workload, fleet: Fleet, memory_gib: float) -> dict[str, Any]:
     machine, length = fleet.machine(memory_gib), work.input_tokens + work.output_tokens
     rows: list[dict[str, Any]] = []
     for variant in variants:
-        tokens = cache_tokens(variant.shape, machine, work.weight_dtype, variant.kv_dtype)
-        row: dict[str, Any] = {"name": variant.name, "cache_tokens": tokens, "requests": tokens // length}
-        first = rows[0] if rows else row
-        row["gib_per_gpu_for_as_many_as_first"] = (
-            memory_for(
-                variant.shape, first["requests"] * length, machine.reserve_bytes, work.weight_dtype, variant.kv_dtype
-            )
-            / GIB
-            / fleet.num_gpus
-        )
+        each, of_step = _exact_bytes(variant, work, 1, 0), _exact_bytes(variant, work, 0, work.step_tokens)
+        kept = machine.reserve_bytes + of_step
+        free = dataclasses.replace(machine, reserve_bytes=kept)
+        requests = requests_that_fit(variant.shape, free, work.weight_dtype, variant.kv_dtype, length, each)
+        beside = dataclasses.replace(machine, reserve_bytes=kept + requests * each)
+        tokens = cache_tokens(variant.shape, beside, work.weight_dtype, variant.kv_dtype)
+        row: dict[str, Any] = {"name": variant.name, "cache_tokens": tokens, "requests": requests}
+        first = (rows[0] if rows else row)["requests"]
+        memory = memory_for(variant.shape, first * length, kept + first * each, work.weight_dtype, variant.kv_dtype)
+        row["gib_per_gpu_for_as_many_as_first"] = memory / GIB / fleet.num_gpus
         if fleet.tflops:
             rate = requests_per_second(
                 variant.shape,

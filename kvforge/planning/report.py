@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from kvforge.common.byte_sizes import format_bytes
 from kvforge.planning.policy_report import describe_policy
 from kvforge.planning.text_table import align
 
@@ -39,6 +40,8 @@ def describe(plan: dict[str, Any]) -> str:
             ]
         )
     blocks = [title, f"{unit} per prompt token without logits, by part; KV bytes include scales\n{align(rows)}"]
+    if exact := _exact_pages(plan["variants"]):
+        blocks.append(exact)
     if "capacity" in plan:
         blocks.append(_capacity(plan["capacity"]))
     if "ranks" in plan:
@@ -47,6 +50,12 @@ def describe(plan: dict[str, Any]) -> str:
         blocks.append(describe_policy(plan["kv_policy"]))
     blocks += [line for line in (_throughput(plan), _break_even(plan)) if line]
     return "\n\n".join(blocks)
+
+
+def _exact_pages(variants: Sequence[dict[str, Any]]) -> str:
+    names = ("kv_exact_bytes_per_request", "kv_exact_bytes_per_step")
+    rows = [[row["name"], *(format_bytes(row[name]) for name in names)] for row in variants if row[names[0]]]
+    return f"Exact pages besides\n{align([['', 'each request', 'a step'], *rows])}" if rows else ""
 
 
 def _unit(plan: dict[str, Any]) -> tuple[str, float]:

@@ -5,10 +5,10 @@ from typing import Any
 
 from kvforge.common.errors import BuildError
 from kvforge.common.number_formats import KV_FORMATS
-from kvforge.costs.cache import owner_cache
+from kvforge.costs.cache import exact_bytes, owner_cache
 from kvforge.costs.shape import ModelShape
 from kvforge.costs.weights import weight_bytes
-from kvforge.kv_policies import Full, KVPolicy, of_cache
+from kvforge.kv_policies import Full, KVPolicy, OwnerCache, of_cache
 from kvforge.kv_policies.compatibility import check
 from kvforge.kv_policies.features import PAGING, SLIDING_WINDOW, feature_of, feature_of_cache
 from kvforge.manifest import Manifest
@@ -19,20 +19,18 @@ CONTEXTS = tuple(2**power for power in range(10, 18))
 """Prompt tokens of the curves."""
 
 
-def plan_policy(
-    policy: KVPolicy, page_size: int, variants: Sequence[Variant], work: Workload, fleet: Fleet
-) -> dict[str, Any]:
+def plan_policy(policy: KVPolicy, variants: Sequence[Variant], work: Workload, fleet: Fleet) -> dict[str, Any]:
     """Return what a plan says of ``policy`` (docs/planning.md): of one sequence whose prompt of ``work.input_tokens``
     is computed, for each variant, and the sequences that fit each memory with their output.
 
     Raises:
         BuildError: the policy does not go with the model, its pages or a variant's cache format.
     """
-    rows = [_row(policy, page_size, variant, variants[0], work) for variant in variants]
+    rows = [_row(policy, variant, variants[0], work) for variant in variants]
     plan: dict[str, Any] = {
         "name": policy.name,
         "parameters": policy.parameters,
-        "page_size": page_size,
+        "page_size": work.page_size,
         "context": work.input_tokens,
         "variants": rows,
     }
@@ -40,7 +38,7 @@ def plan_policy(
         plan["capacity"] = [
             {
                 "memory_gib_per_gpu": memory,
-                "variants": [_fit(policy, page_size, variant, work, fleet.machine(memory)) for variant in variants],
+                "variants": [_fit(policy, variant, work, fleet.machine(memory)) for variant in variants],
             }
             for memory in fleet.memory_gib
         ]
@@ -54,7 +52,7 @@ def sequence_bytes(manifest: Manifest) -> dict[str, int]:
     return {
         "sequence_device_bytes": owners * policy.device_bytes(cache, manifest.max_seq_len),
         "sequence_host_bytes": owners * policy.host_bytes(cache, manifest.max_seq_len),
-        "sequence_full_bytes": owners * Full().device_bytes(cache, manifest.max_seq_len),
+        "sequence_full_bytes": owners * of_cache(Full(), manifest.kv_dtype).device_bytes(cache, manifest.max_seq_len),
     }
 
 
@@ -79,15 +77,14 @@ def _check(policy: KVPolicy, shape: ModelShape, kv_dtype: str, page_size: int) -
         one.check(shape.num_kv_heads, shape.head_dim, page_size)
 
 
-def _row(policy: KVPolicy, page_size: int, variant: Variant, plain: Variant, work: Workload) -> dict[str, Any]:
+def _row(policy: KVPolicy, variant: Variant, plain: Variant, work: Workload) -> dict[str, Any]:
     shape, tokens = variant.shape, work.input_tokens
-    _check(policy, shape, variant.kv_dtype, page_size)
-    cache, layers = owner_cache(shape, variant.kv_dtype, page_size), shape.num_layers
+    _check(policy, shape, variant.kv_dtype, work.page_size)
+    cache, layers = _cache(variant, work), shape.num_layers
+    policy, in_full = of_cache(policy, variant.kv_dtype), of_cache(Full(), variant.kv_dtype)
     device = shape.num_owners * policy.device_bytes(cache, tokens)
-    full = shape.num_owners * Full().device_bytes(cache, tokens)
-    plain_full = plain.shape.num_owners * Full().device_bytes(
-        owner_cache(plain.shape, plain.kv_dtype, page_size), tokens
-    )
+    full = shape.num_owners * in_full.device_bytes(cache, tokens)
+    plain_full = plain.shape.num_owners * of_cache(Full(), plain.kv_dtype).device_bytes(_cache(plain, work), tokens)
     return {
         "name": variant.name,
         "device_bytes": device,
@@ -98,11 +95,11 @@ def _row(policy: KVPolicy, page_size: int, variant: Variant, plain: Variant, wor
         "prefill_bytes": shape.num_owners * policy.prefill_bytes(cache, tokens),
         "step_device_bytes_read": layers * policy.device_bytes_read(cache, tokens),
         "step_host_bytes_read": layers * policy.host_bytes_read(cache, tokens),
-        "step_full_bytes_read": layers * Full().device_bytes_read(cache, tokens),
+        "step_full_bytes_read": layers * in_full.device_bytes_read(cache, tokens),
         "by_context": {
             str(length): {
                 "device_bytes": shape.num_owners * policy.device_bytes(cache, length),
-                "full_bytes": shape.num_owners * Full().device_bytes(cache, length),
+                "full_bytes": shape.num_owners * in_full.device_bytes(cache, length),
             }
             for length in CONTEXTS
             if length <= shape.max_position
@@ -110,12 +107,14 @@ def _row(policy: KVPolicy, page_size: int, variant: Variant, plain: Variant, wor
     }
 
 
-def _fit(policy: KVPolicy, page_size: int, variant: Variant, work: Workload, machine: Machine) -> dict[str, Any]:
-    shape, cache = variant.shape, owner_cache(variant.shape, variant.kv_dtype, page_size)
+def _fit(policy: KVPolicy, variant: Variant, work: Workload, machine: Machine) -> dict[str, Any]:
+    shape, cache, kv_dtype = variant.shape, _cache(variant, work), variant.kv_dtype
+    policy, in_full = of_cache(policy, kv_dtype), of_cache(Full(), kv_dtype)
     free = machine.memory_bytes - machine.reserve_bytes - weight_bytes(shape, work.weight_dtype)
+    free -= exact_bytes(shape, kv_dtype, work.page_size, work.exact_bits, 0, work.step_tokens)
     lengths = work.input_tokens, work.output_tokens
     each = shape.num_owners * policy.device_bytes(cache, *lengths)
-    full = shape.num_owners * Full().device_bytes(cache, *lengths)
+    full = shape.num_owners * in_full.device_bytes(cache, *lengths)
     prefill = shape.num_owners * policy.prefill_bytes(cache, work.input_tokens)
     sequences = sequences_that_fit(free, each, prefill)
     host = sequences * shape.num_owners * policy.host_bytes(cache, *lengths)
@@ -125,3 +124,7 @@ def _fit(policy: KVPolicy, page_size: int, variant: Variant, work: Workload, mac
         "sequences_in_full": sequences_that_fit(free, full, 0),
         "host_gib": host / GIB,
     }
+
+
+def _cache(variant: Variant, work: Workload) -> OwnerCache:
+    return owner_cache(variant.shape, variant.kv_dtype, work.page_size, work.exact_bits)

@@ -26,7 +26,7 @@ def quantize_layers(
     that are done and all of them.
     """
     config, decoder, codes = model.sizes, model.model, {}
-    texts = [_Text(make_layout(config, len(ids)), decoder.embed_tokens(torch.tensor([ids]))) for ids in samples]
+    texts = [_Text(make_layout(config, len(ids)), decoder.embed(torch.tensor([ids]))) for ids in samples]
     for index, layer in enumerate(decoder.layers):
         progress(index, config.num_layers)
         for text in texts:

@@ -3,6 +3,7 @@
 import dataclasses
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -15,14 +16,15 @@ from kvforge.common.staging import check_free, staging_directory
 from kvforge.rewire.cut_search import Candidate, choose_cut, measure_cuts
 from kvforge.rewire.initialise import new_tensors
 from kvforge.rewire.inputs import record_inputs
-from kvforge.rewire.options import RewireOptions
+from kvforge.rewire.minicache import shared_target
+from kvforge.rewire.options import FITTED_INITS, RewireOptions
 from kvforge.rewire.plot import plot_similarity
-from kvforge.rewire.ridge import OwnerFit, fit_owners
+from kvforge.rewire.ridge import OwnerFit, fit_owners, mean_target
 from kvforge.rewire.similarity import input_similarity
 from kvforge.rewire.source import Source, open_source
 from kvforge.rewire.write import write_config, write_weights
 from kvforge.tokenization.calibration import calibration_samples
-from model_defs import ModelConfig
+from model_defs import ModelConfig, ModelError
 
 Progress = Callable[[str, int, int], object]
 """Stage, steps done, steps in all."""
@@ -75,8 +77,8 @@ def rewire_checkpoint(
     """Write the SwiftKV checkpoint of a plain one to ``output``, whole or not at all.
 
     One tensor is in memory at a time; calibration takes what :func:`record_inputs` and :func:`fit_owners` say. It runs,
-    on the text file ``calibration`` or on generated text, where the cut is to be chosen, ``init`` is ridge, or ``plot``
-    names a file for the similarity of the layers' inputs.
+    on the text file ``calibration`` or on generated text, where the cut is to be chosen, ``init`` is one of
+    ``FITTED_INITS``, or ``plot`` names a file for the similarity of the layers' inputs.
 
     Raises:
         CheckpointError: the source cannot be read, is quantized, a SwiftKV one already, or incomplete.
@@ -89,7 +91,7 @@ def rewire_checkpoint(
     if figure is not None:
         check_figure(figure)
     samples: list[list[int]] = []
-    if options.cut is None or options.init == "ridge" or figure is not None:
+    if options.cut is None or options.init in FITTED_INITS or figure is not None:
         samples = _samples(source, options, None if calibration is None else Path(calibration))
     with staging_directory(output) as staging:
         work = staging / ".calibration"
@@ -148,7 +150,12 @@ def _samples(source: Source, options: RewireOptions, text: Path | None) -> list[
 
 
 def _rewired(source: Source, options: RewireOptions, cut: int) -> ModelConfig:
-    return dataclasses.replace(source.config, cut=cut, group_size=options.group_size, early_exit=options.early_exit)
+    """The model with a cut; raises KvforgeError where its layers cannot share caches so."""
+    early_exit = options.early_exit
+    try:
+        return dataclasses.replace(source.config, cut=cut, group_size=options.group_size, early_exit=early_exit)
+    except ModelError as error:
+        raise KvforgeError(f"{source.checkpoint.path}: {error}") from None
 
 
 def _measure(
@@ -170,7 +177,9 @@ def _measure(
         cut = choose_cut(candidates, options.quality_budget)
     owners: list[OwnerFit] = []
     fitted: dict[str, Callable[[], Tensor]] = {}
-    if options.init == "ridge":
-        owners, fitted = fit_owners(source, _rewired(source, options, cut), inputs, options.ridge, device, progress)
+    if options.init in FITTED_INITS:
+        config = _rewired(source, options, cut)
+        combine = partial(shared_target, head_dim=config.head_dim) if options.init == "minicache" else mean_target
+        owners, fitted = fit_owners(source, config, inputs, options.ridge, device, progress, combine)
     inputs.remove()
     return Measurement(cut, sum(inputs.lengths), tuple(candidates), similarity, tuple(owners), fitted)

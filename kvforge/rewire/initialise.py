@@ -9,6 +9,7 @@ from torch import Tensor
 
 from kvforge.checkpoint.safetensors_writer import TensorSpec
 from kvforge.common.errors import CheckpointError
+from kvforge.rewire.options import FITTED_INITS
 from kvforge.rewire.source import Source
 from model_defs import ModelConfig
 
@@ -31,11 +32,11 @@ def new_tensors(source: Source, config: ModelConfig, init: str, fitted: Mapping[
     - ``copy``: of the owner's own layer, W_j;
     - ``mean``: the mean over the group's layers, mean_j W_j, what the public code does;
     - ``fold``: mean_j W_j · diag(g_j), g_j the gain of layer j's input norm;
-    - ``ridge``: ``fitted``, by name.
+    - ``ridge`` and ``minicache``: ``fitted``, by name.
 
-    norm_swiftkv is layer ``cut``'s input norm for ``copy`` and ``mean``, ones for the other two, whose weights have the
-    gains in them (so a gain of zero divides nothing). Biases and k_norm are the owner's own for ``copy``, else means.
-    Making one that is not finite raises CheckpointError.
+    norm_swiftkv is layer ``cut``'s input norm for ``copy`` and ``mean``, gains of 1 for the other two, whose weights
+    have the gains in them (so a gain of zero divides nothing). Biases and k_norm are the owner's own for ``copy``, else
+    means. Making one that is not finite raises CheckpointError.
     """
     new: New = {}
 
@@ -60,7 +61,8 @@ def new_tensors(source: Source, config: ModelConfig, init: str, fitted: Mapping[
             make = fitted.get(student_name(teacher), partial(_mean, source, group, name, fold))
             add(student_name(teacher), teacher, make)
     gain = f"model.layers.{config.cut}.input_layernorm.weight"
-    add(NORM, gain, lambda: torch.ones_like(read(gain)) if init in ("fold", "ridge") else read(gain))
+    one = 1 - config.norm_offset
+    add(NORM, gain, lambda: torch.full_like(read(gain), one) if init in ("fold", *FITTED_INITS) else read(gain))
     if config.early_exit:
         head = "model.embed_tokens.weight" if config.tie_embeddings else "lm_head.weight"
         add("model.norm_early_exit.weight", "model.norm.weight", lambda: read("model.norm.weight"))
@@ -89,7 +91,8 @@ def _mean(source: Source, layers: list[int], name: str, fold: bool) -> Tensor:
     for layer in layers:
         tensor = source.checkpoint.read_raw(f"model.layers.{layer}.self_attn.{name}").double()
         if fold:
-            tensor = tensor * source.checkpoint.read_raw(f"model.layers.{layer}.input_layernorm.weight").double()
+            gain = source.checkpoint.read_raw(f"model.layers.{layer}.input_layernorm.weight").double()
+            tensor = tensor * (gain + source.config.norm_offset)
         total = tensor if total is None else total + tensor
     assert total is not None
     return total / len(layers)

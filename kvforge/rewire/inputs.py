@@ -10,6 +10,7 @@ from torch import Tensor
 from kvforge.common.errors import CheckpointError
 from kvforge.rewire.source import Source
 from kvforge.swiftkv import DecoderLayer, load_weights, make_layout
+from model_defs.layers import scaled
 
 HELD_OUT_EVERY = 8
 
@@ -90,8 +91,8 @@ def record_inputs(
 
 
 def _embedded(source: Source, samples: Sequence[Sequence[int]]) -> Callable[[int], Tensor]:
-    weight = source.checkpoint.read_raw("model.embed_tokens.weight")
-    return lambda sample: weight[torch.tensor(samples[sample])].float()
+    weight, scale = source.checkpoint.read_raw("model.embed_tokens.weight"), source.config.embedding_scale
+    return lambda sample: scaled(weight[torch.tensor(samples[sample])].float(), scale)
 
 
 def _write(inputs: LayerInputs, layer: int, make: Callable[[int], Tensor]) -> None:

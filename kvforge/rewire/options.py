@@ -4,7 +4,9 @@ from dataclasses import dataclass
 
 from kvforge.common.errors import KvforgeError
 
-INITS = ("copy", "mean", "fold", "ridge")
+INITS = ("copy", "mean", "fold", "ridge", "minicache")
+FITTED_INITS = ("ridge", "minicache")
+"""Those that calibrate: projections fitted to text."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,11 @@ class RewireOptions:
             raise KvforgeError(f"--init {self.init!r} is unknown; choose from {', '.join(INITS)}.")
         if self.group_size < 1:
             raise KvforgeError(f"--group-size is {self.group_size}; give the layers that share a cache, at least 1.")
+        if self.init == "minicache" and self.group_size != 2:
+            raise KvforgeError(
+                f"--init minicache merges layers in pairs and --group-size is {self.group_size}; give --group-size 2, "
+                "or another --init."
+            )
         if not 1e-12 <= self.ridge < float("inf"):
             raise KvforgeError(f"--ridge is {self.ridge:g}; give a number of at least 1e-12.")
         if not 0 < self.quality_budget < float("inf"):

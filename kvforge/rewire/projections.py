@@ -48,7 +48,7 @@ def read_projection(source: Source, layer: int, device: torch.device | str = "cp
     def pair(kind: str) -> Tensor:
         return torch.cat([read(f"self_attn.{part}_proj.{kind}") for part in ("k", "v")])
 
-    weight, gain = pair("weight"), read("input_layernorm.weight")
+    weight, gain = pair("weight"), read("input_layernorm.weight") + config.norm_offset
     bias = pair("bias") if config.qkv_bias else None
     return KeyValueProjection(weight, bias, gain, config.rms_norm_eps)
 

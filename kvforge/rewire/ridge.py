@@ -22,8 +22,9 @@ from model_defs import ModelConfig
 class OwnerFit:
     """Shares of variance that are not explained, on samples that were not fitted to.
 
-    ``k`` and ``v``: of the mean of the group's K and V, by the fitted projections; ``fold_k`` and ``fold_v`` by those
-    of ``fold``; ``layers_k`` and ``layers_v``: of each layer's own K and V by the fitted ones, mean over the group.
+    ``k`` and ``v``: of the group's target (the mean of its K and V, or MiniCache's merge), by the fitted projections;
+    ``fold_k`` and ``fold_v`` by those of ``fold``; ``layers_k`` and ``layers_v``: of each layer's own K and V by the
+    fitted ones, mean over the group.
     """
 
     owner: int
@@ -36,14 +37,31 @@ class OwnerFit:
     layers_v: float
 
 
+Combine = Callable[[Sequence[Tensor]], Tensor]
+"""From each layer's K and V of a sample, ``[T, 2 * kv_dim]`` each, to what their one cache is fitted to."""
+
+
+def mean_target(layers: Sequence[Tensor]) -> Tensor:
+    """Return the mean of the layers' K and V."""
+    return torch.stack(list(layers)).mean(0)
+
+
 class CutFit:
     """Least squares from one cut's input: X is the residual stream entering ``cut`` over its root mean square.
 
     (X^T X + lambda I)^-1 is factored once; each owner adds its own right-hand side.
     """
 
-    def __init__(self, source: Source, inputs: LayerInputs, cut: int, ridge: float, device: torch.device | str) -> None:
-        self.inputs, self.cut, self.device = inputs, cut, device
+    def __init__(
+        self,
+        source: Source,
+        inputs: LayerInputs,
+        cut: int,
+        ridge: float,
+        device: torch.device | str,
+        combine: Combine = mean_target,
+    ) -> None:
+        self.inputs, self.cut, self.device, self.combine = inputs, cut, device, combine
         self.eps = source.config.rms_norm_eps
         self.sums = InputSums(source.config.hidden_size, source.config.qkv_bias, device)
         for sample in inputs.fitted:
@@ -65,12 +83,12 @@ class CutFit:
         return [projection(self.inputs.read(layer, sample).to(self.device)) for layer, projection in pairs]
 
     def fit(self, layers: Sequence[int], group: Sequence[KeyValueProjection]) -> tuple[Tensor, Tensor]:
-        """Return the weight ``[2 * kv_dim, hidden]`` and bias ``[2 * kv_dim]`` for the mean of the group's K and V."""
+        """Return the weight ``[2 * kv_dim, hidden]`` and bias ``[2 * kv_dim]`` for the group's target."""
         weight, bias = prior(group)
         residuals = ResidualSums(weight.shape[1], weight.shape[0], self.device)
         for sample in self.inputs.fitted:
             x = self.single_input(sample)
-            y = torch.stack(self.targets(layers, group, sample)).mean(0)
+            y = self.combine(self.targets(layers, group, sample))
             residuals.add(x, y - x @ weight.T - bias)
         delta, shift = solve(self.sums, self.factor, residuals)
         return weight + delta, bias + shift
@@ -78,15 +96,15 @@ class CutFit:
     def measure(
         self, layers: Sequence[int], group: Sequence[KeyValueProjection], weight: Tensor, bias: Tensor
     ) -> tuple[Unexplained, list[Unexplained]]:
-        """Return what projections miss of the group's mean, and of each layer, on the samples that are held out."""
-        of_mean, of_layers = Unexplained(), [Unexplained() for _ in layers]
+        """Return what projections miss of the group's target, and of each layer, on the samples that are held out."""
+        of_target, of_layers = Unexplained(), [Unexplained() for _ in layers]
         for sample in self.inputs.held_out:
             prediction = self.single_input(sample) @ weight.T + bias
             targets = self.targets(layers, group, sample)
-            of_mean.add(torch.stack(targets).mean(0), prediction)
+            of_target.add(self.combine(targets), prediction)
             for unexplained, target in zip(of_layers, targets, strict=True):
                 unexplained.add(target, prediction)
-        return of_mean, of_layers
+        return of_target, of_layers
 
 
 def prior(group: Sequence[KeyValueProjection]) -> tuple[Tensor, Tensor]:
@@ -103,13 +121,16 @@ def fit_owners(
     ridge: float,
     device: torch.device | str = "cpu",
     progress: Callable[[str, int, int], object] = lambda stage, done, total: None,
+    combine: Combine = mean_target,
 ) -> tuple[list[OwnerFit], dict[str, Callable[[], Tensor]]]:
-    """Fit every owner of ``config`` above its cut; returns the shares missed, and the projections by tensor name.
+    """Fit every owner of ``config`` above its cut to what ``combine`` makes of its group.
+
+    Returns the shares missed, and the projections by tensor name.
 
     The projections lie in files beside the inputs, in the source's dtypes, until they are asked for. In memory are the
     sums (8 hidden² bytes twice, 8 * 2 kv_dim * hidden of one owner), one group's projections and one sample.
     """
-    cut = CutFit(source, inputs, config.cut, ridge, device)
+    cut = CutFit(source, inputs, config.cut, ridge, device, combine)
     fits: list[OwnerFit] = []
     fitted: dict[str, Callable[[], Tensor]] = {}
     for done, owner in enumerate(config.upper_owners):
@@ -117,11 +138,11 @@ def fit_owners(
         layers = tuple(group_of(owner, config))
         group = [read_projection(source, layer, device) for layer in layers]
         weight, bias = cut.fit(layers, group)
-        of_mean, of_layers = cut.measure(layers, group, weight, bias)
+        of_target, of_layers = cut.measure(layers, group, weight, bias)
         of_fold, _ = cut.measure(layers, group, *prior(group))
         shares = [unexplained.halves() for unexplained in of_layers]
         means = [sum(share[half] for share in shares) / len(shares) for half in (0, 1)]
-        fits.append(OwnerFit(owner, layers, *of_mean.halves(), *of_fold.halves(), *means))
+        fits.append(OwnerFit(owner, layers, *of_target.halves(), *of_fold.halves(), *means))
         fitted |= _store(source, inputs.directory, owner, weight, bias)
     progress("fitting", len(config.upper_owners), len(config.upper_owners))
     return fits, fitted

@@ -4,8 +4,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from kvforge.swiftkv.layout import Layout
+from kvforge.swiftkv.norms import make_norm
 from model_defs import ModelConfig
-from model_defs.layers import RMSNorm
 
 KV = tuple[Tensor, Tensor]
 """Rotated K, and V, each ``[B, T, kv_heads, head_dim]``."""
@@ -18,7 +18,7 @@ class SwiftKVAttention(nn.Module):
     def __init__(self, config: ModelConfig, layer: int, with_teacher: bool = False) -> None:
         super().__init__()
         self.head_shape = (-1, config.head_dim)
-        self.window = config.layer_windows[layer]
+        self.window, self.rope, self.scale = config.layer_windows[layer], config.rope_of(layer), config.score_scale
         self.is_owner = layer in config.owners
         self.suffix = "_swiftkv" if layer >= config.cut else ""
         self.qk_norm = config.qk_norm
@@ -32,7 +32,7 @@ class SwiftKVAttention(nn.Module):
         for part, size in rows.items():
             self.add_module(f"{part}_proj{suffix}", nn.Linear(config.hidden_size, size, config.qkv_bias))
             if config.qk_norm and part != "v":
-                self.add_module(f"{part}_norm{suffix}", RMSNorm(config.head_dim, config.rms_norm_eps))
+                self.add_module(f"{part}_norm{suffix}", make_norm(config, config.head_dim))
 
     def _heads(self, x: Tensor, part: str, teacher: bool) -> Tensor:
         suffix = "" if teacher else self.suffix
@@ -45,14 +45,14 @@ class SwiftKVAttention(nn.Module):
 
     def key_value(self, x: Tensor, layout: Layout, teacher: bool = False) -> KV:
         """Return K and V of normalised ``x`` ``[B, T, hidden]``."""
-        k = layout.rotate(self._heads(x, "k", teacher))
+        k = layout.rotate(self._heads(x, "k", teacher), self.rope)
         return self.cached(k, self._heads(x, "v", teacher))
 
     def forward(self, x: Tensor, kv: KV, layout: Layout, teacher: bool = False) -> Tensor:
         """Attend from normalised ``x`` ``[B, T, hidden]`` to ``kv``; returns the same shape."""
-        q = layout.rotate(self._heads(x, "q", teacher)).transpose(1, 2)
+        q = layout.rotate(self._heads(x, "q", teacher), self.rope).transpose(1, 2)
         repeats = q.shape[1] // kv[0].shape[2]
         k, v = (t.transpose(1, 2).repeat_interleave(repeats, dim=1).to(q.dtype) for t in kv)
         mask = layout.masks[self.window]
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, scale=self.scale)
         return self.o_proj(out.transpose(1, 2).flatten(2))

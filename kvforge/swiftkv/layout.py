@@ -7,24 +7,35 @@ import torch
 from torch import Tensor
 
 from model_defs import ModelConfig
-from model_defs.rope import apply_rope, rope_cos_sin
+from model_defs.rope import RopeConfig, apply_rope, rope_cos_sin
 from model_defs.rotary_rows import amplitudes, head_order
 
 
 @dataclass(frozen=True)
-class Layout:
-    """``cos`` and ``sin`` ``[B or 1, T, head_dim / 2]`` fp32, with RoPE's amplitude; ``masks`` by attention window:
-    bool ``[B or 1, 1, T, T]`` (true: attends), or None where plain causal attention says the same. ``head_order`` is
-    where the model has each element of a head whose halves rotate, None where they are in that order."""
+class Rotation:
+    """``cos`` and ``sin`` ``[B or 1, T, head_dim / 2]`` fp32, with RoPE's amplitude. ``head_order`` is where the model
+    has each element of a head whose halves rotate, None where they are in that order."""
 
     cos: Tensor
     sin: Tensor
-    masks: Mapping[int, Tensor | None]
     head_order: Tensor | None = None
 
-    def rotate(self, heads: Tensor) -> Tensor:
+    def __call__(self, heads: Tensor) -> Tensor:
         """Return q or k ``[B, T, heads, head_dim]`` rotated, their elements in the order of ``head_order``."""
         return apply_rope(heads if self.head_order is None else heads[..., self.head_order], self.cos, self.sin)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """``rotations`` by a model's ``rope_of`` a layer; ``masks`` by attention window: bool ``[B or 1, 1, T, T]`` (true:
+    attends), or None where plain causal attention says the same."""
+
+    rotations: Mapping[RopeConfig, Rotation]
+    masks: Mapping[int, Tensor | None]
+
+    def rotate(self, heads: Tensor, rope: RopeConfig) -> Tensor:
+        """Return q or k ``[B, T, heads, head_dim]`` rotated by ``rope``; see ``Rotation``."""
+        return self.rotations[rope](heads)
 
 
 def make_layout(
@@ -48,11 +59,16 @@ def make_layout(
         start = torch.where(begins, index, 0).cummax(dim=1).values  # of the sample each token is in
         positions, same = index - start, start[:, :, None] == start[:, None, :]
         longest = int(positions.max()) + 1
-    rope, head_dim = config.rope.for_length(longest), config.head_dim
+    rotations = {rope: _rotation(rope.for_length(longest), config.head_dim, positions) for rope in config.rotations}
+    masks = {window: _mask(index, same, window, length) for window in set(config.layer_windows)}
+    return Layout(rotations, masks)
+
+
+def _rotation(rope: RopeConfig, head_dim: int, positions: Tensor) -> Rotation:
+    device = positions.device
     amplitude, order = amplitudes(rope, head_dim).to(device), head_order(rope, head_dim)
     cos, sin = (amplitude * x for x in rope_cos_sin(positions, rope.inverse_frequencies(head_dim).to(device)))
-    masks = {window: _mask(index, same, window, length) for window in set(config.layer_windows)}
-    return Layout(cos, sin, masks, None if order is None else order.to(device))
+    return Rotation(cos, sin, None if order is None else order.to(device))
 
 
 def _mask(index: Tensor, same: Tensor | None, window: int, length: int) -> Tensor | None:

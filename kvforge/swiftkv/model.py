@@ -6,23 +6,27 @@ from torch.nn import functional as F
 
 from kvforge.swiftkv.attention import KV, SwiftKVAttention
 from kvforge.swiftkv.layout import Layout, make_layout
+from kvforge.swiftkv.norms import make_norm
 from model_defs import ModelConfig
 from model_defs.experts import Experts
-from model_defs.layers import RMSNorm
+from model_defs.layers import scaled
 
 
 class MLP(nn.Module):
-    """SwiGLU."""
+    """A gated MLP, the gate by ``activation`` of ``ModelConfig``."""
 
-    def __init__(self, hidden: int, inner: int, bias: bool = False) -> None:
+    def __init__(self, hidden: int, inner: int, bias: bool = False, activation: str = "silu") -> None:
         super().__init__()
+        self.is_silu = activation == "silu"
         self.gate_proj = nn.Linear(hidden, inner, bias)
         self.up_proj = nn.Linear(hidden, inner, bias)
         self.down_proj = nn.Linear(inner, hidden, bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """``[B, T, hidden]`` to the same shape."""
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        gate = self.gate_proj(x)
+        gate = F.silu(gate) if self.is_silu else F.gelu(gate, approximate="tanh")
+        return self.down_proj(gate * self.up_proj(x))
 
 
 class Router(nn.Module):
@@ -65,25 +69,27 @@ class DecoderLayer(nn.Module):
 
     def __init__(self, config: ModelConfig, layer: int, with_teacher: bool = False) -> None:
         super().__init__()
-        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.input_layernorm = make_norm(config, config.hidden_size)
         self.self_attn = SwiftKVAttention(config, layer, with_teacher)
-        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.norms = config.layer_norms
+        self.add_module(self.norms.before_mlp, make_norm(config, config.hidden_size))
         sizes, has_experts = config.experts, config.has_experts(layer)
-        dense = (config.hidden_size, config.intermediate_size, config.mlp_bias)
+        dense = (config.hidden_size, config.intermediate_size, config.mlp_bias, config.activation)
         self.mlp = MixtureOfExperts(config.hidden_size, sizes) if sizes and has_experts else MLP(*dense)
-        self.post_self_attn_layernorm: nn.Module = nn.Identity()
-        self.post_mlp_layernorm: nn.Module = nn.Identity()
-        if config.branch_norms:
-            self.post_self_attn_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-            self.post_mlp_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.branch_norms = config.branch_norms
+        for name in (self.norms.of_attention, self.norms.of_mlp) if self.branch_norms else ():
+            self.add_module(name, make_norm(config, config.hidden_size))
 
     def forward(self, hidden: Tensor, kv: KV | None, layout: Layout, teacher: bool = False) -> Tensor:
         """Return the next residual stream ``[B, T, hidden]``; without ``kv``, K and V come from ``hidden`` itself."""
         x = self.input_layernorm(hidden)
         if kv is None:
             kv = self.self_attn.key_value(x, layout, teacher)
-        hidden = hidden + self.post_self_attn_layernorm(self.self_attn(x, kv, layout, teacher))
-        return hidden + self.post_mlp_layernorm(self.mlp(self.post_attention_layernorm(hidden)))
+        hidden = hidden + self._branch(self.self_attn(x, kv, layout, teacher), self.norms.of_attention)
+        return hidden + self._branch(self.mlp(self.get_submodule(self.norms.before_mlp)(hidden)), self.norms.of_mlp)
+
+    def _branch(self, x: Tensor, norm: str) -> Tensor:
+        return self.get_submodule(norm)(x) if self.branch_norms else x
 
 
 class Decoder(nn.Module):
@@ -94,15 +100,19 @@ class Decoder(nn.Module):
         self.sizes = config
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(DecoderLayer(config, layer, with_teacher) for layer in range(config.num_layers))
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.norm = make_norm(config, config.hidden_size)
         if config.is_swiftkv:
-            self.norm_swiftkv = RMSNorm(config.hidden_size, config.rms_norm_eps)
+            self.norm_swiftkv = make_norm(config, config.hidden_size)
         if config.early_exit:
-            self.norm_early_exit = RMSNorm(config.hidden_size, config.rms_norm_eps)
+            self.norm_early_exit = make_norm(config, config.hidden_size)
+
+    def embed(self, input_ids: Tensor) -> Tensor:
+        """``input_ids`` ``[B, T]`` to the residual stream entering layer 0 ``[B, T, hidden]``."""
+        return scaled(self.embed_tokens(input_ids), self.sizes.embedding_scale)
 
     def lower(self, input_ids: Tensor, layout: Layout) -> Tensor:
         """``input_ids`` ``[B, T]`` to the residual stream entering the cut layer ``[B, T, hidden]``."""
-        hidden = self.embed_tokens(input_ids)
+        hidden = self.embed(input_ids)
         for layer in self.layers[: self.sizes.cut]:
             hidden = layer(hidden, None, layout)
         return hidden

@@ -18,6 +18,7 @@ from kvforge.common.errors import KvforgeError
 from kvforge.common.number_formats import QUANTIZED_WEIGHT_BYTES
 from kvforge.costs.flops import full_token, full_token_below, skipped_token
 from kvforge.costs.shape import ModelShape
+from kvforge.costs.weights import step_weight_bytes
 from kvforge.manifest import Manifest
 from kvforge.planning.shape import shape_of_manifest
 from kvforge.runtime.sessions.huge_pages import huge_page_memory
@@ -72,8 +73,11 @@ def prefill_work(manifest: Manifest, requests: int, input_tokens: int, times: Ph
 
 
 def decode_work(manifest: Manifest, times: PhaseTimes) -> Work:
-    """Return the work of the steps of ``times`` without prompt tokens."""
-    num_bytes = times.decode_steps * manifest.weight_bytes + times.decode_context * manifest.kv_bytes_per_token
+    """Return the work of the steps of ``times`` without prompt tokens. Of a mixture of experts, a step reads those that
+    as many tokens as its steps have on average go to, if they go to each as often."""
+    per_step = round(times.decode_rows / max(times.decode_steps, 1))
+    weight_bytes = step_weight_bytes(manifest, manifest.weight_dtype, per_step)
+    num_bytes = times.decode_steps * weight_bytes + times.decode_context * manifest.kv_bytes_per_token
     flops = _decode_flops(_shape(manifest), times.decode_rows, times.decode_context)
     return Work(*flops, num_bytes, manifest.weight_dtype)
 

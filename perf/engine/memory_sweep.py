@@ -27,7 +27,7 @@ from perf.engine.phases import run_phases
 from perf.harness.command import add_report, add_resume, add_work, begin_report, make_parser, run_main
 from perf.harness.files import append, read_lines, run_cells, write_report
 from perf.harness.tables import markdown_table
-from perf.peers.systems import CUT, CUT_4WAY, EVERY_VARIANT, NO_CUT, WORK, Variant, prepare_engine
+from perf.peers.systems import CUT, CUT_4WAY, CUT_4WAY_INT4_KV, EVERY_VARIANT, NO_CUT, WORK, Variant, prepare_engine
 
 REQUESTS, INPUT_TOKENS, OUTPUT_TOKENS = 24, 512, 64
 POOLS_MIB = (192, 48, 20, 10)
@@ -39,6 +39,7 @@ ROWS = {
     CUT: CUT,
     CUT_4WAY: CUT_4WAY,
     f"{CUT_4WAY}, fp8 KV": f"{CUT_4WAY}, fp8 KV",
+    CUT_4WAY_INT4_KV: CUT_4WAY_INT4_KV,
     ABOVE: ABOVE,
 }
 """Row to the engine it runs on."""

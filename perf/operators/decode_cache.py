@@ -30,10 +30,13 @@ from perf.harness.command import (
 )
 from perf.harness.tables import markdown_table
 from plugins.benchmark import KV_DTYPES, PAGE_SIZE, cache
+from plugins.grouped_attention import grouped_attention
 from plugins.paged_attention import paged_attention
+from plugins.seal_pages import seal_pages
+from plugins.seal_pages.layout import sealed_shapes
 
-BASELINE = "bfloat16"
-FORMATS = {BASELINE: "same", **{name: name for name, dtype in KV_DTYPES.items() if dtype is not None}}
+BASELINE, GROUPED = "bfloat16", "kivi2"
+FORMATS = (BASELINE, *(name for name, dtype in KV_DTYPES.items() if dtype is not None), GROUPED)
 
 
 def in_large_pages(tensors: list[Tensor]) -> list[Tensor]:
@@ -44,24 +47,62 @@ def in_large_pages(tensors: list[Tensor]) -> list[Tensor]:
     return copies
 
 
-def step_of(args: argparse.Namespace, kv_dtype: str) -> tuple[Callable[[], Any], int]:
-    """Return what runs attention over the next pools of this format, and the bytes that it reads."""
+def pages_of(args: argparse.Namespace) -> tuple[tuple[int, ...], Tensor]:
+    """Return the shape of a pool of all sequences' pages, and their table."""
     width = -(-args.length // PAGE_SIZE)
-    shape = (args.sequences * width, PAGE_SIZE, args.kv_heads, args.head_dim)
+    table = torch.randperm(args.sequences * width).view(args.sequences, width).int()
+    return (args.sequences * width, PAGE_SIZE, args.kv_heads, args.head_dim), table
+
+
+def query_of(args: argparse.Namespace) -> tuple[Tensor, Tensor, Tensor]:
+    """Return a query of each sequence, where they begin, and the sequences' lengths."""
+    q = torch.randn(args.sequences, args.heads, args.head_dim).bfloat16()
+    return q, torch.arange(args.sequences + 1).int(), torch.full((args.sequences,), args.length).int()
+
+
+def turns_of(args: argparse.Namespace, tensors: list[Tensor]) -> "itertools.cycle[list[Tensor]]":
+    """Return as many copies of the tensors as fill ``--megabytes``, in turn."""
+    num_bytes = sum(x.nbytes for x in tensors)
+    return itertools.cycle([in_large_pages(tensors) for _ in range(-(-args.megabytes * 10**6 // num_bytes))])
+
+
+def step_of(args: argparse.Namespace, name: str) -> tuple[Callable[[], Any], int]:
+    """Return what runs attention over the next pools of this format, and the bytes that it reads."""
+    if name == GROUPED:
+        return grouped_step(args)
+    (shape, table), (q, starts, lengths) = pages_of(args), query_of(args)
+    kv_dtype = "same" if name == BASELINE else name
     made = [cache(torch.randn(shape).bfloat16(), kv_dtype) for _ in "kv"]
     tensors = [values for values, _ in made] + [scales for _, scales in made if scales is not None]
-    num_bytes = sum(x.nbytes for x in tensors)
-    copies = [in_large_pages(tensors) for _ in range(-(-args.megabytes * 10**6 // num_bytes))]
-    q = torch.randn(args.sequences, args.heads, args.head_dim).bfloat16()
-    starts, lengths = torch.arange(args.sequences + 1).int(), torch.full((args.sequences,), args.length).int()
-    table = torch.randperm(args.sequences * width).view(args.sequences, width).int()
-    turns = itertools.cycle(copies)
+    turns = turns_of(args, tensors)
 
     def step() -> None:
         k, v, *scales = next(turns)
         paged_attention(q, k, v, starts, lengths, table, args.head_dim**-0.5, 0, *scales)
 
-    return step, num_bytes
+    return step, sum(x.nbytes for x in tensors)
+
+
+def grouped_step(args: argparse.Namespace) -> tuple[Callable[[], Any], int]:
+    """Return it for pages sealed in 2 bits, of which each sequence's newest is exact."""
+    (shape, table), (q, starts, lengths) = pages_of(args), query_of(args)
+    exact_k, exact_v = (torch.randn(shape).bfloat16() for _ in "kv")
+    sealed = [torch.zeros(shape[0], *own, dtype=dtype) for own, dtype in sealed_shapes(*shape[1:]).values()]
+    pairs = torch.arange(shape[0]).int()[:, None].expand(-1, 2)
+    seal_pages(exact_k, exact_v, pairs, sealed[0], sealed[1], sealed[2], sealed[3])
+    num_own = (args.length - 1) % PAGE_SIZE + 1
+    newest = table[:, -1].long()
+    exact_table = torch.arange(args.sequences).int()[:, None].expand_as(table)
+    turns = turns_of(args, [*sealed, exact_k[newest], exact_v[newest]])
+
+    def step() -> None:
+        k, v, k_groups, v_groups, own_k, own_v = next(turns)
+        rest = starts, lengths, table, exact_table, args.head_dim**-0.5
+        grouped_attention(q, k, v, k_groups, v_groups, own_k, own_v, *rest)
+
+    num_sealed = shape[0] - args.sequences
+    exact_bytes = args.sequences * num_own * 2 * args.kv_heads * args.head_dim * exact_k.element_size()
+    return step, num_sealed * sum(x[0].nbytes for x in sealed) + exact_bytes
 
 
 def best_ms(function: Callable[[], Any], args: argparse.Namespace) -> float:
@@ -82,7 +123,7 @@ def measure(args: argparse.Namespace) -> Report:
     torch.manual_seed(0)
     plugins.load_library()
     source = torch.ones(args.megabytes * 10**6 // 4, dtype=torch.int32)
-    steps = {name: step_of(args, kv_dtype) for name, kv_dtype in FORMATS.items()}
+    steps = {name: step_of(args, name) for name in FORMATS}
     reads: list[float] = []
     found: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(args.turns):
@@ -116,7 +157,7 @@ def table(report: Report) -> str:
     heads = f"{report['heads']} heads and {report['kv_heads']} KV heads of {report['head_dim']}"
     told = (
         f"Attention of one layer, {report['sequences']} sequences of {report['length']} tokens, {heads}. Best of "
-        f"{report['turns']} turns. The floor is what is read, scales included, at the rate of a plain read, "
+        f"{report['turns']} turns. The floor is what is read, scales and groups included, at the rate of a plain read, "
         f"{report['read_gb_per_s']:.1f} GB/s. {report['machine']}, {report['date']}."
     )
     parts = ["# Attention over caches of every format", f"`{report['command']}`", told, markdown_table(head, lines)]

@@ -8,10 +8,12 @@ from typing import Any
 from perf.engine.floors import Rates, Work, best_rates
 from perf.peers.systems import (
     CUT_4WAY,
+    CUT_4WAY_INT4_KV,
     CUT_4WAY_INT8,
     LLAMA_CPP,
     NO_CUT,
     NO_CUT_INT4,
+    NO_CUT_INT4_KV,
     NO_CUT_INT8,
     OPENVINO,
     OPENVINO_INT4,
@@ -55,6 +57,9 @@ CHECKS = (
     Check("int8 against bf16 weights, cut: prefill", "prefill_rate", CUT_4WAY_INT8, CUT_4WAY, 1.3, ("prompt_heavy",)),
     Check("int8 against bf16 weights, no cut: decode", "decode_rate", NO_CUT_INT8, NO_CUT, 1.6, ("single",)),
     Check("int8 against bf16 weights, cut: decode", "decode_rate", CUT_4WAY_INT8, CUT_4WAY, 1.6, ("single",)),
+    Check("int4 against int8 weights, no cut: decode", "decode_rate", NO_CUT_INT4, NO_CUT_INT8, 1.6, ("single",)),
+    Check("int4 against bf16 cache, no cut: tok/s", "combined_tok_s", NO_CUT_INT4_KV, NO_CUT, 1.0, ("prompt_heavy",)),
+    Check("int4 against bf16 cache, cut: tok/s", "combined_tok_s", CUT_4WAY_INT4_KV, CUT_4WAY, 1.0, ("prompt_heavy",)),
     Check("int8 with cut against OpenVINO int8: tok/s", "combined_tok_s", CUT_4WAY_INT8, OPENVINO_INT8, 1.4, LONG),
     Check("bf16 without a cut against vLLM: combined tok/s", "combined_tok_s", NO_CUT, VLLM, 1.6, LONG),
     Check("bf16 without a cut against vLLM: combined tok/s", "combined_tok_s", NO_CUT, VLLM, 1.2, SHORT),

@@ -41,7 +41,13 @@ INT4_VARIANTS = {
     NO_CUT_INT4: Variant(weight_dtype="int4"),
     CUT_4WAY_INT4: Variant(8, 4, weight_dtype="int4"),
 }
-KV_VARIANTS = {f"{CUT_4WAY}, {dtype} KV": Variant(8, 4, kv_dtype=dtype) for dtype in ("fp8", "int8")}
+NO_CUT_INT4_KV, CUT_4WAY_INT4_KV = f"{NO_CUT}, int4 KV", f"{CUT_4WAY}, int4 KV"
+KV_VARIANTS = {
+    NO_CUT_INT4_KV: Variant(kv_dtype="int4"),
+    f"{CUT_4WAY}, fp8 KV": Variant(8, 4, kv_dtype="fp8"),
+    f"{CUT_4WAY}, int8 KV": Variant(8, 4, kv_dtype="int8"),
+    CUT_4WAY_INT4_KV: Variant(8, 4, kv_dtype="int4"),
+}
 PEERS = {
     TRANSFORMERS: ("transformers_worker", "transformers"),
     OPENVINO: ("openvino_worker", "openvino"),

@@ -16,7 +16,7 @@ import torch
 from tqdm import tqdm
 
 from kvforge.checkpoint.model import open_model
-from kvforge.rewire import INITS, RewireOptions, rewire_checkpoint
+from kvforge.rewire import RewireOptions, rewire_checkpoint
 from kvforge.swiftkv import SwiftKVForCausalLM, load_model
 from kvforge.tokenization.calibration import calibration_samples
 from model_defs import load_config
@@ -24,6 +24,8 @@ from perf.harness.command import make_parser, run_main
 from perf.harness.files import write_json
 
 TEST_SAMPLES, TEST_TOKENS = 24, 512
+INITS = ("copy", "mean", "fold", "ridge")
+"""Of any group size; minicache, of pairs alone, is in ``perf.quality.minicache``."""
 
 
 def rows(num_layers: int) -> list[RewireOptions]:

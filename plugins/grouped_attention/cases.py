@@ -9,7 +9,7 @@ from torch import Tensor
 from plugins.cases import DTYPES
 from plugins.judge import values_differ
 from plugins.seal_pages.cases import sealed_pools
-from plugins.seal_pages.reference import GROUP
+from plugins.seal_pages.layout import GROUP
 from plugins.seal_pages.reference import reference as seal_pages
 
 

@@ -1,23 +1,13 @@
-// Pages of K and V in 2 bits, as seal_pages writes them: checks, and where things are.
+// Pages of K and V in 2 bits: checks, and where things are. plugins/seal_pages/layout.py says what tiles and groups hold.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 #include <c10/util/Exception.h>
 
 #include "native/checks.h"
+#include "native/sealed_layout.h"
 
 namespace kvforge {
-
-constexpr int64_t kGroup = 32;  // numbers that share a least number and a step
-
-struct SealedPages {
-  int64_t exact_pages, pages, page_size, kv_heads, head_dim;
-
-  int64_t code_row() const { return head_dim / 4; }
-  int64_t code_page() const { return page_size * kv_heads * code_row(); }
-  int64_t k_group_page() const { return page_size / kGroup * kv_heads * head_dim * 2; }
-  int64_t v_group_page() const { return page_size * kv_heads * (head_dim / kGroup) * 2; }
-};
 
 inline void check_sealed(const char* op, const char* name, const at::Tensor& t, at::ScalarType type,
                          at::IntArrayRef shape) {
@@ -26,21 +16,22 @@ inline void check_sealed(const char* op, const char* name, const at::Tensor& t, 
   TORCH_CHECK(t.is_contiguous(), op, ": ", name, " must be contiguous");
 }
 
-inline SealedPages check_sealed_pages(const char* op, const at::Tensor& exact_k, const at::Tensor& exact_v,
-                                      const at::Tensor& k_codes, const at::Tensor& v_codes, const at::Tensor& k_groups,
-                                      const at::Tensor& v_groups) {
+inline SealedLayout check_sealed_pages(const char* op, const at::Tensor& exact_k, const at::Tensor& exact_v,
+                                       const at::Tensor& k_codes, const at::Tensor& v_codes, const at::Tensor& k_groups,
+                                       const at::Tensor& v_groups) {
   check_float(op, "exact_k", exact_k, 4);
+  check_sealed(op, "exact_k", exact_k, exact_k.scalar_type(), exact_k.sizes());
   check_sealed(op, "exact_v", exact_v, exact_k.scalar_type(), exact_k.sizes());
-  TORCH_CHECK(exact_k.is_contiguous(), op, ": exact_k must be contiguous");
-  check_dims(op, "k_codes", k_codes, 4);
-  const SealedPages p{exact_k.size(0), k_codes.size(0), exact_k.size(1), exact_k.size(2), exact_k.size(3)};
-  TORCH_CHECK(p.page_size > 0 && p.page_size % kGroup == 0 && p.head_dim > 0 && p.head_dim % kGroup == 0, op,
+  const int64_t page_size = exact_k.size(1), heads = exact_k.size(2), dim = exact_k.size(3);
+  TORCH_CHECK(page_size > 0 && page_size % kGroup == 0 && dim > 0 && dim % kGroup == 0, op,
               ": exact_k must have pages and heads of a multiple of ", kGroup, ", not ", exact_k.sizes());
-  check_sealed(op, "k_codes", k_codes, at::kByte, {p.pages, p.page_size, p.kv_heads, p.code_row()});
-  check_sealed(op, "v_codes", v_codes, at::kByte, k_codes.sizes());
-  check_sealed(op, "k_groups", k_groups, at::kHalf, {p.pages, p.page_size / kGroup, p.kv_heads, p.head_dim, 2});
-  check_sealed(op, "v_groups", v_groups, at::kHalf, {p.pages, p.page_size, p.kv_heads, p.head_dim / kGroup, 2});
-  return p;
+  check_dims(op, "k_codes", k_codes, 5);
+  const int64_t pages = k_codes.size(0);
+  check_sealed(op, "k_codes", k_codes, at::kByte, {pages, heads, page_size / kTileSide, dim / kTileSide, kSealedTile});
+  check_sealed(op, "v_codes", v_codes, at::kByte, {pages, heads, dim / kTileSide, page_size / kTileSide, kSealedTile});
+  check_sealed(op, "k_groups", k_groups, at::kHalf, {pages, heads, page_size / kGroup, 2, dim});
+  check_sealed(op, "v_groups", v_groups, at::kHalf, {pages, heads, dim / kGroup, 2, page_size});
+  return {page_size, heads, dim};
 }
 
 }  // namespace kvforge

@@ -8,15 +8,15 @@ from torch import Tensor
 
 from plugins.cases import DTYPES
 from plugins.judge import bits_differ
-from plugins.seal_pages.reference import GROUP
+from plugins.seal_pages.layout import GROUP, sealed_shapes
 
 
-def sealed_pools(num_pages: int, page_size: int, kv_heads: int, head_dim: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """k_codes, v_codes, k_groups and v_groups of arbitrary content."""
-    codes = [torch.full((num_pages, page_size, kv_heads, head_dim // 4), 0xA5, dtype=torch.uint8) for _ in "kv"]
-    k_groups = torch.full((num_pages, page_size // GROUP, kv_heads, head_dim, 2), float("nan"), dtype=torch.float16)
-    v_groups = torch.full((num_pages, page_size, kv_heads, head_dim // GROUP, 2), float("nan"), dtype=torch.float16)
-    return *codes, k_groups, v_groups  # type: ignore[return-value]
+def sealed_pools(num_pages: int, page_size: int, kv_heads: int, head_dim: int) -> list[Tensor]:
+    """k_codes, v_codes, k_groups and v_groups of which no group is a number."""
+    return [
+        torch.full((num_pages, *shape), 0xA5 if dtype == torch.uint8 else float("nan"), dtype=dtype)
+        for shape, dtype in sealed_shapes(page_size, kv_heads, head_dim).values()
+    ]
 
 
 def random_case(seed: int, *, small: bool = False, dtypes: Sequence[torch.dtype] = DTYPES) -> tuple:

@@ -3,103 +3,139 @@
 #include <c10/util/Half.h>
 
 #include <algorithm>
-#include <cmath>
+#include <cstring>
+#include <limits>
+#include <utility>
 #include <vector>
 
 #include "native/cast.h"
 #include "native/checks.h"
 #include "native/dynamic_for.h"
 #include "native/sealed_pages.h"
+#include "native/workspace.h"
 
 namespace kvforge {
 namespace {
 
 constexpr const char* kOp = "seal_pages";
-constexpr float kLeastStep = 0x1p-14f;  // the smallest normal float16
+constexpr float kLeastStep = 0x1p-14f;           // the smallest normal float16
+constexpr int64_t kNumbersPerThread = 1 << 14;  // that pay for waking a thread
 
-// Codes of 32 numbers that are `stride` apart, and their least number and step.
-template <typename T>
-void quantize(const T* x, int64_t stride, uint8_t* codes, c10::Half* group) {
-  float numbers[kGroup];
-  for (int64_t i = 0; i < kGroup; ++i) numbers[i] = to_float(x[i * stride]);
-  float low = numbers[0], high = numbers[0];
-  for (int64_t i = 1; i < kGroup; ++i) {
-    low = std::min(low, numbers[i]);
-    high = std::max(high, numbers[i]);
-  }
-  const c10::Half least(low);
-  const c10::Half step(std::max(static_cast<float>(c10::Half((high - low) / 3.0f)), kLeastStep));
-  group[0] = least;
-  group[1] = step;
-  for (int64_t i = 0; i < kGroup; ++i) {
-    const float code = std::nearbyint((numbers[i] - static_cast<float>(least)) / static_cast<float>(step));
-    codes[i] = static_cast<uint8_t>(code > 0.0f ? std::min(code, 3.0f) : 0.0f);  // of a NaN 0
-  }
+// What 32 lines of a matrix are quantized with, column by column.
+struct Columns {
+  float *least, *largest, *step;
+  int32_t* is_nan;
+  uint8_t* codes;  // [32, columns]
+
+  static int64_t bytes(int64_t columns) { return columns * (4 * 4 + kGroup); }
+  Columns(char* scratch, int64_t columns)
+      : least(reinterpret_cast<float*>(scratch)),
+        largest(least + columns),
+        step(largest + columns),
+        is_nan(reinterpret_cast<int32_t*>(step + columns)),
+        codes(reinterpret_cast<uint8_t*>(is_nan + columns)) {}
+};
+
+// Four codes of the even and four of the odd ones of eight columns, in one byte each.
+inline uint32_t two_bytes(const uint8_t* codes) {
+  uint64_t x;
+  std::memcpy(&x, codes, sizeof x);
+  return static_cast<uint32_t>(x | x >> 14 | x >> 28 | x >> 42) & 0xffff;
 }
 
-uint8_t packed(const uint8_t* codes) { return codes[0] | codes[1] << 2 | codes[2] << 4 | codes[3] << 6; }
-
-// One KV head of a page: k and v are its first token's, rows of a page lie `row` apart.
-template <typename T>
-void seal(const SealedPages& p, const T* k, const T* v, int64_t head, uint8_t* k_codes, uint8_t* v_codes,
-          c10::Half* k_groups, c10::Half* v_groups) {
-  const int64_t row = p.kv_heads * p.head_dim, code_row = p.kv_heads * p.code_row();
-  k += head * p.head_dim;
-  v += head * p.head_dim;
-  std::vector<uint8_t> codes(p.head_dim * kGroup), column(kGroup);
-  for (int64_t g = 0; g < p.page_size / kGroup; ++g) {
-    for (int64_t d = 0; d < p.head_dim; ++d) {
-      quantize(k + g * kGroup * row + d, row, column.data(), k_groups + ((g * p.kv_heads + head) * p.head_dim + d) * 2);
-      for (int64_t i = 0; i < kGroup; ++i) codes[i * p.head_dim + d] = column[i];
+// 32 lines of `count` columns, at x: their tiles, of which `count / 16` are beside one another, and their group.
+void quantize(const float* x, int64_t count, const Columns& c, uint8_t* tiles, c10::Half* group) {
+  for (int64_t d = 0; d < count; ++d) {
+    c.least[d] = std::numeric_limits<float>::infinity();
+    c.largest[d] = -std::numeric_limits<float>::infinity();
+    c.is_nan[d] = 0;
+  }
+  for (int64_t line = 0; line < kGroup; ++line)
+    for (int64_t d = 0; d < count; ++d) {
+      const float number = x[line * count + d];
+      c.least[d] = number < c.least[d] ? number : c.least[d];
+      c.largest[d] = number > c.largest[d] ? number : c.largest[d];
+      c.is_nan[d] |= number != number;
     }
-    for (int64_t i = 0; i < kGroup; ++i)
-      for (int64_t b = 0; b < p.code_row(); ++b)
-        k_codes[(g * kGroup + i) * code_row + head * p.code_row() + b] = packed(&codes[i * p.head_dim + 4 * b]);
+  for (int64_t d = 0; d < count; ++d) {
+    const float nan = std::numeric_limits<float>::quiet_NaN();
+    const c10::Half least(c.is_nan[d] ? nan : c.least[d] + 0.0f);  // of two zeros the positive one
+    const float third = c10::Half((c.largest[d] - c.least[d]) / 3.0f);
+    const c10::Half step(c.is_nan[d] ? nan : third < kLeastStep ? kLeastStep : third);
+    group[d] = least;
+    group[count + d] = step;
+    c.least[d] = least;
+    c.step[d] = step;
   }
-  for (int64_t t = 0; t < p.page_size; ++t) {
-    for (int64_t g = 0; g < p.head_dim / kGroup; ++g)
-      quantize(v + t * row + g * kGroup, 1, &codes[g * kGroup],
-               v_groups + ((t * p.kv_heads + head) * (p.head_dim / kGroup) + g) * 2);
-    for (int64_t b = 0; b < p.code_row(); ++b)
-      v_codes[t * code_row + head * p.code_row() + b] = packed(&codes[4 * b]);
+  constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
+  for (int64_t line = 0; line < kGroup; ++line)
+    for (int64_t d = 0; d < count; ++d) {
+      const float y = (x[line * count + d] - c.least[d]) / c.step[d];
+      const float bounded = y > 0.0f ? (y < 3.0f ? y : 3.0f) : 0.0f;  // of a NaN 0
+      c.codes[line * count + d] = static_cast<uint8_t>(static_cast<int32_t>((bounded + kMagic) - kMagic));
+    }
+  for (int64_t line = 0; line < kGroup; ++line) {
+    uint8_t* to = tiles + line / kTileSide * (count / kTileSide) * kSealedTile + line % kTileSide * 4;
+    for (int64_t d = 0; d < count; d += kTileSide, to += kSealedTile) {
+      const uint8_t* codes = c.codes + line * count + d;
+      const uint32_t first = two_bytes(codes), second = two_bytes(codes + 8);
+      const uint32_t even = (first & 0xff) | (second & 0xff) << 8, odd = first >> 8 | (second & 0xff00);
+      const uint32_t word = even | odd << 16;
+      std::memcpy(to, &word, sizeof word);
+    }
   }
 }
 
+// One KV head of a page, whose first token's K and V these are; tokens lie `row` apart.
 template <typename T>
-void seal_all(const SealedPages& p, const std::vector<std::pair<int64_t, int64_t>>& pairs, const at::Tensor& exact_k,
-              const at::Tensor& exact_v, at::Tensor& k_codes, at::Tensor& v_codes, at::Tensor& k_groups,
-              at::Tensor& v_groups) {
-  const T *k = static_cast<const T*>(exact_k.const_data_ptr()), *v = static_cast<const T*>(exact_v.const_data_ptr());
-  const int64_t exact_page = p.page_size * p.kv_heads * p.head_dim;
-  uint8_t *kc = k_codes.mutable_data_ptr<uint8_t>(), *vc = v_codes.mutable_data_ptr<uint8_t>();
-  auto *kg = k_groups.mutable_data_ptr<c10::Half>(), *vg = v_groups.mutable_data_ptr<c10::Half>();
-  const int64_t count = static_cast<int64_t>(pairs.size()) * p.kv_heads;
-  dynamic_for(count, count, [&](int64_t i) {
-    const auto [exact, page] = pairs[i / p.kv_heads];
-    seal(p, k + exact * exact_page, v + exact * exact_page, i % p.kv_heads, kc + page * p.code_page(),
-         vc + page * p.code_page(), kg + page * p.k_group_page(), vg + page * p.v_group_page());
-  });
+void seal(const SealedLayout& p, const T* k, const T* v, int64_t row, uint8_t* k_codes, uint8_t* v_codes,
+          c10::Half* k_groups, c10::Half* v_groups) {
+  thread_local Workspace workspace;
+  const int64_t size = p.page_size * p.head_dim, widest = std::max(p.page_size, p.head_dim);
+  float* x = reinterpret_cast<float*>(workspace.get(size * sizeof(float) + Columns::bytes(widest)));
+  const auto quantize_all = [&](int64_t lines, int64_t columns, uint8_t* codes, c10::Half* groups) {
+    const Columns scratch(reinterpret_cast<char*>(x + size), columns);
+    for (int64_t g = 0; g < lines / kGroup; ++g)
+      quantize(x + g * kGroup * columns, columns, scratch, codes + g * kGroup * columns / 4, groups + g * 2 * columns);
+  };
+  for (int64_t t = 0; t < p.page_size; ++t)
+    for (int64_t d = 0; d < p.head_dim; ++d) x[t * p.head_dim + d] = to_float(k[t * row + d]);
+  quantize_all(p.page_size, p.head_dim, k_codes, k_groups);
+  for (int64_t t = 0; t < p.page_size; ++t)
+    for (int64_t d = 0; d < p.head_dim; ++d) x[d * p.page_size + t] = to_float(v[t * row + d]);
+  quantize_all(p.head_dim, p.page_size, v_codes, v_groups);
 }
 
 }  // namespace
 
 void seal_pages(const at::Tensor& exact_k, const at::Tensor& exact_v, const at::Tensor& seal_in, at::Tensor& k_codes,
                 at::Tensor& v_codes, at::Tensor& k_groups, at::Tensor& v_groups) {
-  const SealedPages p = check_sealed_pages(kOp, exact_k, exact_v, k_codes, v_codes, k_groups, v_groups);
+  const SealedLayout p = check_sealed_pages(kOp, exact_k, exact_v, k_codes, v_codes, k_groups, v_groups);
   const at::Tensor seal_rows = int32_tensor(kOp, "seal", seal_in, {-1, 2});
   const int32_t* row = seal_rows.const_data_ptr<int32_t>();
   std::vector<std::pair<int64_t, int64_t>> pairs;
   for (int64_t i = 0; i < seal_rows.size(0); ++i) {
     const int64_t exact = row[2 * i], page = row[2 * i + 1];
     if (exact < 0) continue;
-    TORCH_CHECK(exact < p.exact_pages, kOp, ": seal names exact page ", exact, " of ", p.exact_pages);
-    TORCH_CHECK(page >= 0 && page < p.pages, kOp, ": seal names page ", page, " of ", p.pages);
+    TORCH_CHECK(exact < exact_k.size(0), kOp, ": seal names exact page ", exact, " of ", exact_k.size(0));
+    TORCH_CHECK(page >= 0 && page < k_codes.size(0), kOp, ": seal names page ", page, " of ", k_codes.size(0));
     pairs.emplace_back(exact, page);
   }
-  if (exact_k.scalar_type() == at::kFloat)
-    seal_all<float>(p, pairs, exact_k, exact_v, k_codes, v_codes, k_groups, v_groups);
-  else
-    seal_all<bf16>(p, pairs, exact_k, exact_v, k_codes, v_codes, k_groups, v_groups);
+  uint8_t *kc = k_codes.mutable_data_ptr<uint8_t>(), *vc = v_codes.mutable_data_ptr<uint8_t>();
+  auto *kg = k_groups.mutable_data_ptr<c10::Half>(), *vg = v_groups.mutable_data_ptr<c10::Half>();
+  const int64_t count = static_cast<int64_t>(pairs.size()) * p.kv_heads;
+  const auto run = [&](const auto* k, const auto* v) {
+    dynamic_for(count, 1 + count * p.page_size * p.head_dim / kNumbersPerThread, [&](int64_t i) {
+      const auto [exact, page] = pairs[i / p.kv_heads];
+      const int64_t token = p.kv_heads * p.head_dim, head = i % p.kv_heads, to = page * p.kv_heads + head;
+      const int64_t from = exact * p.page_size * token + head * p.head_dim;
+      seal(p, k + from, v + from, token, kc + to * p.codes(), vc + to * p.codes(), kg + to * p.groups(),
+           vg + to * p.groups());
+    });
+  };
+  const void *k = exact_k.const_data_ptr(), *v = exact_v.const_data_ptr();
+  if (exact_k.scalar_type() == at::kFloat) run(static_cast<const float*>(k), static_cast<const float*>(v));
+  else run(static_cast<const bf16*>(k), static_cast<const bf16*>(v));
 }
 
 }  // namespace kvforge

@@ -1,10 +1,10 @@
-"""The definition of SealPages in plain torch, and what sealed pages stand for."""
+"""The definition of SealPages in plain torch."""
 
 import torch
 from torch import Tensor
 
-GROUP = 32
-"""Numbers that share a least number and a step."""
+from plugins.seal_pages.layout import GROUP, to_tiles
+
 LEAST_STEP = 2.0**-14
 """The smallest normal float16."""
 
@@ -18,43 +18,35 @@ def reference(
     k_groups: Tensor,
     v_groups: Tensor,
 ) -> None:
-    """Quantizes pages of K and V to 2 bits, in place.
+    """Quantizes pages of K and V to 2 bits, in place (KIVI, arXiv 2402.02750).
 
     exact_k, exact_v: [exact pages, page_size, kv_heads, head_dim] float32 or bfloat16, page_size and head_dim multiples
     of 32, K rotated. seal: [P, 2] int32, an exact page and the page that it becomes; rows that begin with a negative
-    number are skipped. k_codes, v_codes: [pages, page_size, kv_heads, head_dim/4] uint8, the first of four channels in
-    the lowest bits. k_groups: [pages, page_size/32, kv_heads, head_dim, 2] float16: the least number and the step of
-    each channel and 32 tokens; v_groups: [pages, page_size, kv_heads, head_dim/32, 2] float16, of each token and 32
-    channels.
-    A step is a third of the range, at least 2^-14; a code is round((x - least) / step), half to even, within 0..3, with
-    both as float16 has them. Raises RuntimeError on a wrong shape or dtype and on a page outside the pools, before any
-    write.
+    number are skipped, and no two of the others name the same page.
+    A head's K of a page is a matrix [page_size, head_dim], its V the matrix [head_dim, page_size]. 32 lines of a column
+    are a group: of K 32 tokens of a channel, of V 32 channels of a token. Its step is a third of its range, at least
+    2^-14; a code is round((x - least) / step), half to even, within 0..3, with both as float16 has them. k_codes,
+    v_codes: [pages, kv_heads, lines/16, columns/16, 64] uint8, tiles as `plugins.seal_pages.layout` has them. k_groups,
+    v_groups: [pages, kv_heads, lines/32, 2, columns] float16, the least numbers and the steps.
+    Where a number of a group is not finite, or is beyond float16's largest, the step or the least number is not finite.
+    Raises RuntimeError on a wrong shape or dtype and on a page outside the pools, before any write.
     """
-    for exact, page in seal.tolist():
-        if exact < 0:
-            continue
-        k, v = exact_k[exact].float(), exact_v[exact].float()
-        codes, k_groups[page] = _quantize(k.unflatten(0, (-1, GROUP)), 1)
-        k_codes[page] = _packed(codes.flatten(0, 1))
-        codes, v_groups[page] = _quantize(v.unflatten(-1, (-1, GROUP)), -1)
-        v_codes[page] = _packed(codes.flatten(-2))
+    pairs = [pair for pair in seal.tolist() if pair[0] >= 0]
+    for exact, page in pairs:
+        for name, index, pool in (("exact page", exact, exact_k), ("page", page, k_codes)):
+            if not 0 <= index < len(pool):
+                raise RuntimeError(f"seal_pages: seal names {name} {index} of {len(pool)}")
+    for exact, page in pairs:
+        k_codes[page], k_groups[page] = _quantize(exact_k[exact].transpose(0, 1))
+        v_codes[page], v_groups[page] = _quantize(exact_v[exact].permute(1, 2, 0))
 
 
-def sealed_values(codes: Tensor, groups: Tensor, by_token: bool) -> Tensor:
-    """Return the float32 numbers [..., page_size, kv_heads, head_dim] that pages of V (`by_token`) or K stand for."""
-    numbers = torch.stack([codes >> shift & 3 for shift in (0, 2, 4, 6)], -1).flatten(-2).float()
-    low, step = groups.float().unbind(-1)
-    dim = -1 if by_token else -3
-    return numbers * step.repeat_interleave(GROUP, dim) + low.repeat_interleave(GROUP, dim)
-
-
-def _quantize(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-    low, high = x.amin(dim, keepdim=True), x.amax(dim, keepdim=True)
-    low, step = low.half().float(), ((high - low) / 3).half().float().clamp(min=LEAST_STEP)
-    codes = ((x - low) / step).round().clamp(0, 3).to(torch.uint8)
-    return codes, torch.stack((low, step), -1).squeeze(dim - 1 if dim < 0 else dim).half()
-
-
-def _packed(codes: Tensor) -> Tensor:
-    first, second, third, fourth = codes.unflatten(-1, (-1, 4)).unbind(-1)
-    return first | second << 2 | third << 4 | fourth << 6
+def _quantize(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Tiles and groups of [kv_heads, lines, columns]."""
+    x = matrix.float().unflatten(1, (-1, GROUP))
+    least, largest = x.amin(2) + 0.0, x.amax(2)  # of two zeros the positive one
+    step = ((largest - least) / 3).half().float().clamp(min=LEAST_STEP)
+    groups = torch.stack((least, step), 2).half()
+    least, step = (numbers[:, :, None] for numbers in groups.float().unbind(2))
+    codes = ((x - least) / step).nan_to_num(0.0).round().clamp(0, 3)
+    return to_tiles(codes.flatten(1, 2)), groups

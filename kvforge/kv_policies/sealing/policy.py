@@ -39,15 +39,24 @@ class SealedPages(Full):
         is not in it has one."""
         return 2 * max_num_seqs + -(-max_num_tokens // page_size)
 
+    def device_bytes(self, cache: OwnerCache, num_prompt_tokens: int, num_generated_tokens: int = 0) -> int:
+        sealed = super().device_bytes(cache, num_prompt_tokens, num_generated_tokens)
+        return sealed + self.num_exact_pages(1, 0, cache.page_size) * cache.page_size * cache.exact_token_bytes
+
+    def device_bytes_read(self, cache: OwnerCache, num_prompt_tokens: int, num_generated_tokens: int = 0) -> int:
+        num_exact = (num_prompt_tokens + num_generated_tokens) % cache.page_size
+        num_sealed = num_prompt_tokens + num_generated_tokens - num_exact
+        return num_sealed * cache.token_bytes + num_exact * cache.exact_token_bytes
+
     def state_pools(self, cache: OwnerCache) -> tuple[StatePool, ...]:
-        """Codes, four in a byte, and the groups' steps and least numbers of K and of V: see ``plugins.seal_pages``."""
+        """Codes, four in a byte, and the groups' least numbers and steps of K and of V: the ``sealed_shapes`` of
+        ``plugins.seal_pages.layout``."""
         page, heads, dim = cache.page_size, cache.num_kv_heads, cache.head_dim
-        codes = (page, heads, dim // 4)
         return (
-            StatePool("k_codes", "cache", codes, "uint8"),
-            StatePool("v_codes", "cache", codes, "uint8"),
-            StatePool("k_groups", "cache", (page // GROUP_SIZE, heads, dim, 2), "float16"),
-            StatePool("v_groups", "cache", (page, heads, dim // GROUP_SIZE, 2), "float16"),
+            StatePool("k_codes", "cache", (heads, page // 16, dim // 16, 64), "uint8"),
+            StatePool("v_codes", "cache", (heads, dim // 16, page // 16, 64), "uint8"),
+            StatePool("k_groups", "cache", (heads, page // GROUP_SIZE, 2, dim), "float16"),
+            StatePool("v_groups", "cache", (heads, dim // GROUP_SIZE, 2, page), "float16"),
         )
 
     def layer_insertion(self) -> Any:

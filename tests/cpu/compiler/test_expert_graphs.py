@@ -132,6 +132,9 @@ def test_other_targets_are_refused(target: str) -> None:
     config = load_config({**SMALL, "model_type": "mixtral"})
     with pytest.raises(BuildError, match=f"--target {target} has no mixture of experts.*give --target cpu"):
         resolve(BuildOptions(target=target), config, "BF16")
+    config = load_config({**SMALL, "model_type": "gemma3_text"})
+    with pytest.raises(BuildError, match=f"--target {target} has no gemma3_text models; give --target cpu"):
+        resolve(BuildOptions(target=target), config, "BF16")
 
 
 def test_the_number_of_experts_has_two_names() -> None:

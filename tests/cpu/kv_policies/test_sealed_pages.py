@@ -1,13 +1,17 @@
 """A cache of 2 bits in groups: what a query reads, by what path soever it comes to be computed."""
 
 import dataclasses
+import json
 import random
 
 import pytest
 import torch
 
+from kvforge.cli import main
+from kvforge.common.byte_sizes import format_bytes
 from kvforge.common.errors import BuildError
 from kvforge.compiler.options import BuildOptions
+from kvforge.manifest import save_manifest
 from kvforge.runtime import LLM, LLMEngine, SamplingParams
 from kvforge.runtime.scoring.score import score
 from kvforge.runtime.speculation.config import SpeculativeConfig
@@ -267,3 +271,29 @@ def test_what_the_cache_takes_is_what_is_allocated() -> None:
     manifest, exact = session.manifest, 2 * session.manifest.max_num_seqs + 128 // PAGE_SIZE
     assert manifest.page_bytes == PAGE_SIZE * manifest.num_owners * 2 * manifest.num_kv_heads * 32 * 3 // 8
     assert sum(tensor.nbytes for tensor in pools) == 16 * manifest.page_bytes + exact * manifest.exact_page_bytes
+
+
+def test_inspect_and_plan_count_exact_pages(tmp_path, capsys) -> None:
+    """Of all sequences and a step, two of each sequence; an engine's plan takes its page size and its step's tokens."""
+    manifest = dataclasses.replace(small_session(BFLOAT16, head_dim=32, num_layers=3).manifest, isa=("x86_64",))
+    save_manifest(manifest, tmp_path)
+    exact_page = PAGE_SIZE * manifest.num_owners * 2 * manifest.num_kv_heads * 32 * 2
+    assert main(["inspect", str(tmp_path), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["exact_bytes"] == (2 * manifest.max_num_seqs + 128 // PAGE_SIZE) * exact_page
+    sealed = 256 // PAGE_SIZE * manifest.page_bytes
+    assert found["sequence_device_bytes"] == found["sequence_full_bytes"] == sealed + 2 * exact_page
+    assert main(["inspect", str(tmp_path)]) == 0
+    assert f"exact pages take {format_bytes(found['exact_bytes'])} more" in capsys.readouterr().out
+    arguments = ["plan", "--model", str(tmp_path), "--input", "100", "--output", "50", "--json"]
+    assert main(arguments) == 0
+    plan = json.loads(capsys.readouterr().out)
+    (row,) = (row for row in plan["variants"] if row["num_owners"] == manifest.num_owners and row["name"] != "no cut")
+    assert row["kv_exact_bytes_per_request"] == 2 * exact_page
+    assert row["kv_exact_bytes_per_step"] == 128 // PAGE_SIZE * exact_page
+    assert "kv_policy" not in plan
+    assert main([*arguments, "--kv-dtype", "bfloat16", "--kv-policy", "full"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    for row, of_policy in zip(plan["variants"], plan["kv_policy"]["variants"], strict=True):
+        assert row["kv_exact_bytes_per_request"] == row["kv_exact_bytes_per_step"] == 0
+        assert of_policy["device_bytes"] == 128 * row["kv_bytes_per_token"]

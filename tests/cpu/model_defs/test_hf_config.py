@@ -100,6 +100,21 @@ def test_yi_is_the_planners_preset() -> None:
     assert config.rope.theta == 5e6
 
 
+def test_kinds_of_layers_rotate_by_themselves() -> None:
+    """Both spellings; the scaling is that of layers without a window, which is every sixth unless told."""
+    linear = {"rope_type": "linear", "factor": 8.0}
+    old = {"model_type": "gemma3_text", "rope_theta": 5e5, "rope_local_base_freq": 2e4, "rope_scaling": linear}
+    new = {
+        "full_attention": {**linear, "rope_theta": 5e5},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 2e4},
+    }
+    config = load_config({**BASE, **old, "sliding_window": 512})
+    assert config == load_config({**BASE, "model_type": "gemma3_text", "rope_parameters": new, "sliding_window": 512})
+    assert config.layer_windows == ((512,) * 5 + (0,)) * 5 + (512,) * 2
+    assert [(rope.theta, rope.factor) for rope in config.rotations] == [(2e4, 1.0), (5e5, 8.0)]
+    assert load_config({**BASE, **old, "sliding_window_pattern": 2}).layer_windows == (4096, 0) * 16
+
+
 @pytest.mark.parametrize("kind", ["su", "yarn", "longrope"])
 def test_what_phi3_calls_longrope(kind: str) -> None:
     """The names of its first checkpoints. Its own original context is 4096; half a head's pairs rotate."""
@@ -113,6 +128,7 @@ def test_what_phi3_calls_longrope(kind: str) -> None:
 
 
 YARN = {"rope_type": "yarn", "factor": 4.0}
+GEMMA = {"model_type": "gemma3_text"}
 LONGROPE = {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [1.0]}
 
 
@@ -171,6 +187,20 @@ LONGROPE = {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [1.0]
         ({"model_type": "mistral", "sliding_window": "4"}, "sliding_window"),
         ({"model_type": "mistral", "sliding_window": -4}, "sliding_window"),
         ({"model_type": "mistral", "layer_types": 5}, "layer_types"),
+        ({**GEMMA, "layer_types": 5}, "layer_types"),
+        ({**GEMMA, "layer_types": ["full_attention"]}, "1 attention windows"),
+        ({**GEMMA, "sliding_window": None}, "no sliding_window"),
+        ({**GEMMA, "rope_parameters": {"full_attention": 1e6}}, "an object with one for each of full_attention and"),
+        ({**GEMMA, "rope_scaling": {"type": "linear"}}, "needs factor"),
+        ({**GEMMA, "rope_local_base_freq": 0}, "rope_theta is 0"),
+        ({**GEMMA, "final_logit_softcapping": 30.0}, "final_logit_softcapping of gemma3_text is not supported"),
+        ({**GEMMA, "use_bidirectional_attention": True}, "only causal"),
+        ({**GEMMA, "hidden_activation": "silu"}, "only gelu_pytorch_tanh is"),
+        ({**GEMMA, "query_pre_attn_scalar": 0}, "query_pre_attn_scalar is 0"),
+        (
+            {**GEMMA, "num_key_value_layers": 16, "key_value_group_size": 2},
+            "Layers 16 and 17 would share one K,V cache, but only one of them has a sliding window",
+        ),
         ({"model_type": "mistral", "layer_types": ["chunked_attention"] * 32}, "chunked_attention"),
     ],
 )

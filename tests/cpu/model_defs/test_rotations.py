@@ -46,6 +46,16 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "glm4": ("glm4", {"rope_parameters": {**YARN, "partial_rotary_factor": 0.5}}),
     "glm4, 8 query heads per KV head": ("glm4", {"num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 64}),
+    "gemma3_text": (
+        "gemma3_text",
+        {
+            "num_hidden_layers": 5,
+            "sliding_window_pattern": 5,
+            "sliding_window": 24,
+            "query_pre_attn_scalar": 20,
+            "rope_parameters": {"full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0}},
+        },
+    ),
     "Yi": ("llama", {"rope_theta": 5e6, "num_attention_heads": 8, "num_key_value_heads": 1}),
     "yarn, q and k norms": ("qwen3", {"rope_parameters": YARN, "head_dim": 80, "num_key_value_heads": 1}),
 }

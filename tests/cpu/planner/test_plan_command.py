@@ -113,6 +113,35 @@ def test_4_bits_a_cut_and_4_way_groups_are_a_sixth_of_the_bytes(capsys):
         assert sum(tensor.nbytes for pool in pools for tensor in pool) == 2 * 32 * num_bytes
 
 
+def test_exact_pages_beside_those_of_2_bits_are_counted(capsys):
+    """Two of each request and those of a step: as many as an engine allocates, and requests that fit leave room."""
+    arguments = ["--model", "llama-3.1-8b", "--kv-dtype", "kivi2", "int4", "--page-size", 64, "--memory-gib", 20]
+    found = plan(capsys, *arguments)
+    sealed, other = ({row["name"]: row for row in found["variants"]}[f"no cut, {name}"] for name in ("kivi2", "int4"))
+    assert sealed["kv_exact_bytes_per_request"] == 2 * 64 * 131_072
+    assert sealed["kv_exact_bytes_per_step"] == 2048 // 64 * 64 * 131_072
+    assert other["kv_exact_bytes_per_request"] == other["kv_exact_bytes_per_step"] == 0
+    (fit,) = (row for row in found["capacity"][0]["variants"] if row["name"] == "no cut, kivi2")
+    free = int(19.75 * 2**30) - sealed["weight_bytes"] - sealed["kv_exact_bytes_per_step"]
+    each = 8448 * 24_576 + sealed["kv_exact_bytes_per_request"]
+    assert fit["requests"] == free // each < free // (8448 * 24_576)
+    assert fit["cache_tokens"] == (free - fit["requests"] * sealed["kv_exact_bytes_per_request"]) // 24_576
+    limits = Limits(max_num_seqs=3, max_num_tokens=128, max_seq_len=128, page_size=64)
+    variant = Variant(kv_dtype="kivi2")
+    config = model_config(LLAMA_8B, variant)
+    manifest = manifest_of(config, resolved_options(config, variant, limits, "cpu"))
+    pools = allocate_pools(manifest, num_pages=2)
+    exact = 3 * sealed["kv_exact_bytes_per_request"] + 2 * 64 * 131_072
+    assert sum(tensor.nbytes for pool in pools for tensor in pool) == 2 * 64 * 24_576 + exact
+    row = plan(capsys, *arguments, "--kv-policy", "full")["kv_policy"]["variants"][0]
+    assert row["device_bytes"] == row["full_bytes"] == 8192 * 24_576 + sealed["kv_exact_bytes_per_request"]
+    assert row["step_device_bytes_read"] == 8192 * 24_576
+    assert main(["plan", *map(str, arguments)]) == 0
+    assert "Exact pages besides\n" in capsys.readouterr().out
+    assert main(["plan", *map(str, arguments[:-3]), "16"]) == 1
+    assert "--page-size is 16; give a multiple." in capsys.readouterr().err
+
+
 def test_equal_capacity(capsys):
     memory = plan(capsys, "--model", "llama-3.1-8b", "--memory-gib", 40)["capacity"][0]
     needed = {row["name"]: row["gib_per_gpu_for_as_many_as_first"] for row in memory["variants"]}

@@ -51,7 +51,10 @@ def test_options(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str
         (["--cut-layer", 0], "--cut-layer is 0; a model of 4 layers can be cut at 1 to 3."),
         (["--cut-layer", 4], "--cut-layer is 4; a model of 4 layers can be cut at 1 to 3."),
         (["--cut-layer", 2, "--group-size", 0], "--group-size is 0"),
-        (["--cut-layer", 2, "--init", "zero"], "--init 'zero' is unknown; choose from copy, mean, fold, ridge."),
+        (
+            ["--cut-layer", 2, "--init", "zero"],
+            "--init 'zero' is unknown; choose from copy, mean, fold, ridge, minicache.",
+        ),
         (["--cut-layer", "auto", "--quality-budget", 0], "--quality-budget is 0; give a positive number."),
         (["--cut-layer", "auto", "--quality-budget", "nan"], "--quality-budget is nan; give a positive number."),
         (["--cut-layer", 2, "--ridge", 0], "--ridge is 0"),

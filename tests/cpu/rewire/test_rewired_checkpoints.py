@@ -130,15 +130,16 @@ def test_fold_is_exact_on_equal_inputs(family: str, tmp_path: Path) -> None:
     gains of zero included."""
     source = make_checkpoint(tmp_path / "source", family, **LAYERS)
     weights = load_weights(source)
-    weights["model.layers.3.input_layernorm.weight"][::5] = 0
+    offset = opened(source)[1].norm_offset
+    weights["model.layers.3.input_layernorm.weight"][::5] = -offset
     rewrite(source, weights)
     rewire_checkpoint(source, tmp_path / "out", dataclasses.replace(OPTIONS, group_size=1, init="fold"))
     new = load_weights(tmp_path / "out")
     hidden = torch.randn(7, 64, generator=torch.Generator().manual_seed(1)) * 3
     normed = hidden * torch.rsqrt(hidden.square().mean(-1, keepdim=True) + opened(source)[1].rms_norm_eps)
-    single = normed * new["model.norm_swiftkv.weight"]
+    single = normed * (new["model.norm_swiftkv.weight"] + offset)
     for layer in range(3, 6):
-        own = normed * weights[f"model.layers.{layer}.input_layernorm.weight"]
+        own = normed * (weights[f"model.layers.{layer}.input_layernorm.weight"] + offset)
         for part in ("k", "v"):
             name = f"model.layers.{layer}.self_attn.{part}_proj"
             bias = new.get(f"{name}_swiftkv.bias", torch.zeros(()))

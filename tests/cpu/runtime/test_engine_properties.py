@@ -49,6 +49,16 @@ PLAIN_EXPERTS_INT8 = EngineSpec(
 )
 """The other family of these, without a cut and with int8 weights."""
 
+LOCAL_ROTATIONS = EngineSpec(
+    "gemma3_text",
+    cut=3,
+    group_size=2,
+    bfloat16=True,
+    options=SWIFTKV.options,
+    model=(("num_hidden_layers", 5), ("sliding_window_pattern", 3), ("sliding_window", 10)),
+)
+"""Layers with and without a window, whose heads rotate otherwise, in bf16."""
+
 pytestmark = pytest.mark.usefixtures("one_thread")
 Generated = list[tuple[int, dict[int, float]]]
 
@@ -170,10 +180,12 @@ def test_packed_weights_give_the_tokens_of_one_at_a_time(spec: EngineSpec, engin
     assert min(counts[name] for name in ("preemptions", "reused", "aborted", "skipped")) > num_schedules // 20, counts
 
 
-@pytest.mark.parametrize("spec", [EXPERTS, PLAIN_EXPERTS_INT8], ids=["bf16", "int8, no cut"])
-def test_experts_give_the_tokens_of_one_at_a_time(spec: EngineSpec, engines: EngineShelf, full: bool) -> None:
-    """Which experts the neighbours go to has no part in a token's bits. Compiled with --full; else, in fewer schedules,
-    the graphs as torch runs them."""
+@pytest.mark.parametrize(
+    "spec", [EXPERTS, PLAIN_EXPERTS_INT8, LOCAL_ROTATIONS], ids=["experts", "experts, int8, no cut", "local rotations"]
+)
+def test_other_layers_give_the_tokens_of_one_at_a_time(spec: EngineSpec, engines: EngineShelf, full: bool) -> None:
+    """Which experts the neighbours go to has no part in a token's bits, nor has a window. Compiled with --full; else,
+    in fewer schedules, the graphs as torch runs them."""
     if full:
         session, num_schedules = load(engines.engine(spec)), NUM_SCHEDULES
     else:

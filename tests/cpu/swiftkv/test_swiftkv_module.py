@@ -86,7 +86,8 @@ def test_equal_numbers_of_separate_runs_are_separate_samples(tmp_path: Path) -> 
     config = load_config(json.loads((make_checkpoint(tmp_path / "c") / "config.json").read_text()))
     layout = make_layout(config, 4, torch.tensor([[7, 7, 2, 7]]))
     assert layout.masks[0][0, 0].int().tolist() == [[1, 0, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]]
-    assert layout.cos[0, 2:].eq(1).all() and not layout.cos[0, 1].eq(1).all()
+    cos = layout.rotations[config.rope].cos
+    assert cos[0, 2:].eq(1).all() and not cos[0, 1].eq(1).all()
 
 
 def test_early_exit_head_reads_the_state_entering_the_cut(tmp_path: Path) -> None:

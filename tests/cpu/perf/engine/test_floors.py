@@ -63,6 +63,16 @@ def test_decode_reads_weights_once_a_step_and_each_owners_cache(kv_dtype, bytes_
     assert work.num_bytes == 7 * made.weight_bytes + 300 * bytes_per_token
 
 
+def test_a_step_reads_the_experts_of_its_tokens():
+    experts = {"num_experts": 8, "num_active_experts": 2, "expert_intermediate_size": 16}
+    made = engine_of(2, (0, 1, 2, 2), weight_dtype="bfloat16", **experts)
+    one = decode_work(made, PhaseTimes(decode_steps=5, decode_rows=5))
+    many = decode_work(made, PhaseTimes(decode_steps=5, decode_rows=5000))
+    gated = 3 * 8 * 16  # weights of an expert
+    assert many.num_bytes == pytest.approx(5 * made.weight_bytes)
+    assert many.num_bytes - one.num_bytes == pytest.approx(5 * 2 * 4 * (8 - 2) * gated)  # bf16, four layers
+
+
 def test_the_slower_of_flops_and_bytes_is_the_floor():
     assert Work(800.0, 100.0, 70.0, "bfloat16").floor_s(RATES) == 9.0
     assert Work(800.0, 100.0, 70.0, "int8").floor_s(RATES) == Work(800.0, 100.0, 70.0, "int4").floor_s(RATES) == 7.0

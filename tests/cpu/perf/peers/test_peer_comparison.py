@@ -19,6 +19,7 @@ from perf.peers.systems import (
     LLAMA_CPP,
     NO_CUT,
     NO_CUT_INT4,
+    NO_CUT_INT8,
     OPENVINO,
     OPENVINO_INT4,
     PEERS,
@@ -191,7 +192,7 @@ def test_engines_and_peers_in_4_bits_are_systems():
         (peer, f"{phase}_rate"): limit
         for peer in (OPENVINO_INT4, LLAMA_CPP)
         for phase, limit in (("prefill", 1.5), ("decode", 1.0))
-    }
+    } | {(NO_CUT_INT8, "decode_rate"): 1.6}
     table = workload_table(make_report([RATES, line(0, NO_CUT_INT4, 30.0), line(0, LLAMA_CPP, 20.0)])["rows"])
     assert f"× {LLAMA_CPP}" in table and f"| {NO_CUT_INT4} | 1 | 30 | 1.50 |" in table
 

@@ -1,0 +1,131 @@
+"""MiniCache's merge of neighbouring layers' caches (arXiv 2405.14366) beside AcrossKV, whose layers share one.
+
+    python -m perf.quality.minicache [--work DIR] [--num-prompts 20] [--length 300] [--steps 10] [--minutes M]
+
+The tiny teacher with the caches of its upper half merged in pairs, and its students of cut 4 with pairs that share one:
+by every init of ``kvforge rewire`` without distillation, with answers to prompts, and distilled from three seeds each,
+without. All in plain torch and float32. KL and agreement are those of tokens decoded one by one after a prompt.
+Everything under --work is kept: an interrupted run continues. Writes OUTPUT.json and .md.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer
+from tqdm import tqdm
+
+from kvforge.evaluation.bootstrap import bootstrap_interval
+from kvforge.evaluation.score import MAX_ANSWER_TOKENS, STOP
+from kvforge.tokenization.files import tokens_before_text
+from kvforge.training.config import EOS_ID, TINY_STUDENT
+from perf.harness.command import begin_report, run_main
+from perf.harness.engines import TEACHER_DIR
+from perf.harness.files import write_report
+from perf.quality.answers import Questions
+from perf.quality.cached_model import MergedPairs, answers, divergence
+from perf.quality.minicache_report import markdown, summarise
+from perf.quality.minicache_rows import ROWS, Row, bytes_per_token
+from perf.quality.scores import Cell, correct_of, quality_parser
+from perf.quality.swiftkv_students import held_out_documents
+
+NUM_DOCUMENTS, NUM_PROMPT = 32, 256
+"""Documents that are scored, and the tokens of each that are its prompt."""
+QUANTILES = (0.05, 0.5, 0.95)
+
+
+def documents() -> torch.Tensor:
+    """Return held-out documents ``[D, T]``, cut to the length of the shortest."""
+    ids = held_out_documents(NUM_DOCUMENTS)
+    length = min(map(len, ids))
+    return torch.tensor([document[:length] for document in ids])
+
+
+def texts_of(row: Row, model: Any, questions: Questions) -> dict[str, list[str]]:
+    """Return the greedy texts after every prompt of every task."""
+    tokenizer = Tokenizer.from_file(str(TEACHER_DIR / "tokenizer.json"))
+    lead, names = tokens_before_text(tokenizer), range(tokenizer.get_vocab_size())
+    ends = frozenset({EOS_ID} | {token for token in names if any(mark in tokenizer.decode([token]) for mark in STOP)})
+    texts = {}
+    for task, examples in questions.examples.items():
+        prompts = [lead + tokenizer.encode(example.prompt, add_special_tokens=False).ids for example in examples]
+        found = answers(lambda: row.cached(model), prompts, MAX_ANSWER_TOKENS, ends)
+        texts[task] = [tokenizer.decode(ids) for ids in found]
+    return texts
+
+
+def measure(row: Row, work: Path, steps: int, ids: torch.Tensor, teacher: torch.Tensor, questions: Questions) -> Cell:
+    """Return what a row's model is worth; ``teacher`` are the teacher's logits of the documents ``ids``."""
+    model = row.model(work, steps)
+    cached = row.cached(model)
+    kl, same = divergence(cached, ids, teacher, NUM_PROMPT)
+    counts = [kl.shape[1]] * len(kl)
+    cell: Cell = {
+        "name": row.name,
+        "kl": asdict(bootstrap_interval(kl.sum(1).tolist(), counts)),
+        "agreement": asdict(bootstrap_interval(same.sum(1).tolist(), counts)),
+    }
+    merged = cached.change
+    retained = merged.retained_share if isinstance(merged, MergedPairs) else 0.0
+    if isinstance(merged, MergedPairs) and merged.distances:
+        found = torch.cat(merged.distances)[::7]
+        cell["distance"] = found.quantile(torch.tensor(QUANTILES, dtype=found.dtype)).tolist()
+    cell |= {"retained": retained, "bytes_per_token": bytes_per_token(model.sizes, row, retained)}
+    if row.is_trained:
+        return cell
+    return cell | {"correct": correct_of(questions.examples, texts_of(row, model, questions))}
+
+
+def cells_of(rows: Sequence[Row], args: Any) -> dict[str, Cell]:
+    """Return the rows that are measured by the end of ``--minutes``, from ``--work`` where they were before."""
+    deadline = time.monotonic() + 60 * args.minutes
+    torch.set_num_threads(1)
+    questions, ids = Questions.of(args), documents()
+    cells: dict[str, Cell] = {}
+    teacher = None
+    for row in tqdm(rows, unit="row", disable=None):
+        file = args.work / "cells" / f"{row.slug}.json"
+        if not file.is_file():
+            if time.monotonic() > deadline:
+                break
+            if teacher is None:
+                with torch.inference_mode():
+                    teacher = ROWS[0].model(args.work, args.steps)(ids)
+            cell = measure(row, args.work, args.steps, ids, teacher, questions)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(json.dumps(cell))
+        cells[row.slug] = json.loads(file.read_text())
+    return cells
+
+
+def main() -> int:
+    """Measure what is not known, and report once all is."""
+    parser = quality_parser(__doc__, "minicache", 20, 300, "students and what was measured", "OUTPUT.json and .md")
+    parser.add_argument("--steps", type=int, default=10, help="of a distillation (default %(default)s)")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="start no row after this time")
+    args = parser.parse_args()
+    cells = cells_of(ROWS, args)
+    if len(cells) < len(ROWS):
+        print(f"{len(cells)} of {len(ROWS)} rows are measured; the same command goes on.", file=sys.stderr)
+        return 1
+    report = begin_report("perf.quality.minicache", []) | {
+        "prompt_tokens": args.length,
+        "seed": args.seed,
+        "documents": NUM_DOCUMENTS,
+        "document_prompt": NUM_PROMPT,
+        "steps": args.steps,
+        "tokens_per_step": TINY_STUDENT.distill.batch_size * TINY_STUDENT.distill.length,
+        "rows": summarise(cells),
+    }
+    write_report(args.output, report, markdown(report))
+    print(markdown(report))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run_main(main))

@@ -1,0 +1,58 @@
+// Products of rows with 32 lines of a matrix, which is in tiles. A row's sums are made in the order of the columns,
+// whatever rows are beside it. Compiled once per instruction set: everything here has internal linkage.
+#pragma once
+
+#include "grouped_attention/cpu_arithmetic.h"
+
+namespace kvforge {
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int kMaxRows = 8;  // whose sums are held in registers
+#elif defined(__AVX2__)
+constexpr int kMaxRows = 2;
+#else
+constexpr int kMaxRows = 1;
+#endif
+
+template <int N>
+struct RowCount {
+  static constexpr int value = N;
+};
+
+// Calls body(row, RowCount) for as many rows at once as there are.
+template <typename Body>
+inline __attribute__((always_inline)) void in_row_groups(int64_t rows, const Body& body) {
+  int64_t r = 0;
+  if constexpr (kMaxRows >= 8)
+    for (; r + 8 <= rows; r += 8) body(r, RowCount<8>());
+  if constexpr (kMaxRows >= 4)
+    for (; r + 4 <= rows; r += 4) body(r, RowCount<4>());
+  if constexpr (kMaxRows >= 2)
+    for (; r + 2 <= rows; r += 2) body(r, RowCount<2>());
+  for (; r < rows; ++r) body(r, RowCount<1>());
+}
+
+// Adds the products of Rows rows of terms, `stride` apart, with the 16 columns of two tiles, one below the other: of codes,
+// or of exact numbers.
+template <int Rows, bool Exact>
+inline __attribute__((always_inline)) void add_tiles(vfloat (&sums)[Rows][kVectors], const char* upper,
+                                                     const char* lower, const Term* terms, int64_t stride) {
+  vint words[kVectors];
+  if constexpr (!Exact)
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) words[v] = load_words((v < kPerTile ? upper : lower) + place_of(v));
+#pragma GCC unroll 16
+  for (int i = 0; i < kProducts; ++i)
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) {
+      Operand x;
+      if constexpr (Exact) x = load_operand((v < kPerTile ? upper : lower) + i * kTileSide * 4 + place_of(v));
+      else x = unpack(words[v], i);
+#pragma GCC unroll 8
+      for (int r = 0; r < Rows; ++r) sums[r][v] = add_product(sums[r][v], x, terms + r * stride, i);
+    }
+}
+
+}  // namespace
+}  // namespace kvforge
