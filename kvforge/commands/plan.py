@@ -76,7 +76,10 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument(
         "--bandwidth-gb-s", type=_positive, default=0.0, metavar="B", help="memory bandwidth of a GPU in 1e9 bytes/s"
     )
-    parser.add_argument("--gpus", type=_count, default=1, metavar="N", help="GPUs that share the model")
+    parser.add_argument("--gpus", type=_count, metavar="N", help="GPUs that share the model (default: 1)")
+    parser.add_argument(
+        "--tensor-parallel-size", type=_count, metavar="N", help="also what each of N ranks keeps; they are the GPUs"
+    )
     parser.add_argument(
         "--tokens-per-second", type=_positive, default=0.0, metavar="R", help="a throughput to normalize"
     )
@@ -94,10 +97,12 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the plan; raises KvforgeError for a model or a cut that is none."""
+    from kvforge.common.errors import KvforgeError
     from kvforge.kv_policies import Full, parse
     from kvforge.planning.load import load_subject
     from kvforge.planning.plan import Fleet, Workload, list_variants, make_plan
     from kvforge.planning.plot import plot_plan
+    from kvforge.planning.ranks import plan_ranks
     from kvforge.planning.report import describe
     from kvforge.planning.sequence_memory import plan_policy
 
@@ -115,7 +120,11 @@ def run(args: argparse.Namespace) -> int:
     work = Workload(
         args.input, args.output, subject.weight_dtype, args.distillation_tokens, page_size, subject.step_tokens
     )
-    fleet = Fleet(tuple(args.memory_gib), args.reserve_gib, args.tflops, args.bandwidth_gb_s, args.gpus)
+    size = args.tensor_parallel_size
+    if size is not None and args.gpus not in (None, size):
+        raise KvforgeError(f"--gpus is {args.gpus} and --tensor-parallel-size {size}; give one of them.")
+    num_gpus = size or args.gpus or 1
+    fleet = Fleet(tuple(args.memory_gib), args.reserve_gib, args.tflops, args.bandwidth_gb_s, num_gpus)
     variants = list_variants(
         subject.shape,
         args.cut or subject.cuts,
@@ -126,6 +135,8 @@ def run(args: argparse.Namespace) -> int:
     plan = make_plan(subject.shape, variants, work, fleet, args.tokens_per_second)
     if args.kv_policy is not None or policy != Full():
         plan["kv_policy"] = plan_policy(policy, variants, work, fleet)
+    if size is not None:
+        plan["ranks"] = plan_ranks(variants, work, fleet, size)
     if args.plot:
         plot_plan(plan, args.plot)
     print(json.dumps(plan, indent=1) if args.json else describe(plan))

@@ -7,11 +7,13 @@ import subprocess
 import sys
 
 from kvforge.common.build_paths import build_paths, with_quotes, with_whitespace
+from kvforge.common.errors import KvforgeError
 from kvforge.common.hardware import available_memory_bytes
 from kvforge.doctor.finding import Check, installed_version
 from kvforge.doctor.kernels import cpu_check
 from kvforge.doctor.packages import package_checks
 from kvforge.doctor.serving import serving_checks
+from kvforge.vllm_engine.environment import HOW_TO_MAKE, PYTHON_VARIABLE, find_interpreter
 
 
 def diagnose() -> list[Check]:
@@ -27,6 +29,7 @@ def diagnose() -> list[Check]:
         *_extensions(),
         *serving_checks(),
         _gpu(),
+        _vllm(),
     ]
 
 
@@ -99,3 +102,15 @@ def _gpu() -> Check:
     )
     names = result.stdout.strip().replace("\n", "; ")
     return Check("GPU", "ok" if names else "optional", names or "nvidia-smi lists none")
+
+
+def _vllm() -> Check:
+    """The interpreter of target vllm, where one is named."""
+    if not os.environ.get(PYTHON_VARIABLE):
+        advice = f"{HOW_TO_MAKE}, then {PYTHON_VARIABLE}=vllm-env/bin/python (needed by kvforge build --target vllm)"
+        return Check("vLLM", "optional", f"no {PYTHON_VARIABLE}", advice)
+    try:
+        found = find_interpreter(None)
+    except KvforgeError as error:
+        return Check("vLLM", "broken", str(error), f"unset {PYTHON_VARIABLE}, or name another python")
+    return Check("vLLM", "ok", f"{found.vllm} with torch {found.torch}, {found.python}")

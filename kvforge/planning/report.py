@@ -44,6 +44,8 @@ def describe(plan: dict[str, Any]) -> str:
         blocks.append(exact)
     if "capacity" in plan:
         blocks.append(_capacity(plan["capacity"]))
+    if "ranks" in plan:
+        blocks.append(_ranks(plan["ranks"]))
     if "kv_policy" in plan:
         blocks.append(describe_policy(plan["kv_policy"]))
     blocks += [line for line in (_throughput(plan), _break_even(plan)) if line]
@@ -74,6 +76,19 @@ def _capacity(memories: Sequence[dict[str, Any]]) -> str:
         rows.append(cells)
     head = "Requests that fit at a time, by memory per GPU"
     return f"{head}{' (bound on combined tokens/s)' if with_rate else ''}\n{align(rows)}"
+
+
+def _ranks(ranks: dict[str, Any]) -> str:
+    """What each rank keeps, and the requests that then fit at a time, one column for each memory."""
+    first = ranks["variants"][0]
+    rows = [["", "weights GiB", "KV B/token", *(f"{memory} GiB" for memory in first["requests"])]]
+    for row in ranks["variants"]:
+        fits = (f"{count}" if count else "does not fit" for count in row["requests"].values())
+        rows.append([row["name"], f"{row['weight_bytes'] / 2**30:.2f}", f"{row['kv_bytes_per_token']}", *fits])
+    head = f"Each of {ranks['tensor_parallel_size']} ranks"
+    return (
+        f"{head}{', and requests that fit at a time, by memory per rank' if first['requests'] else ''}\n{align(rows)}"
+    )
 
 
 def _throughput(plan: dict[str, Any]) -> str:

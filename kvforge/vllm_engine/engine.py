@@ -58,6 +58,7 @@ class VllmEngine:
         self.statistics = EngineStatistics()
         self._sequences: dict[str, Sequence] = {}
         self._reused: dict[Sequence, int] = {}
+        self._pages: dict[Sequence, int] = {}
         self._num_reused_tokens = self._num_preemptions = 0
         self._arrivals = itertools.count()
         self._names = itertools.count()
@@ -147,7 +148,7 @@ class VllmEngine:
         if self._listener is not None:
             prefills = any(sequence.num_generated == 0 for sequence in self._sequences.values())
             units = self.config.max_num_tokens if prefills else len(self._sequences)
-            self._listener(Work("prefill" if prefills else "decode", units, (units.bit_length(),)))
+            self._listener(Work("prefill" if prefills else "decode", units, (units.bit_length(), *self._features())))
         self.statistics.num_iterations += 1
         stepped = self._core.step()
         self._count_prompt_tokens()
@@ -198,6 +199,23 @@ class VllmEngine:
             "histograms": self.statistics.histograms(),
         }
 
+    def warm_up(self) -> None:
+        """Have vLLM compile now what it compiles for the first request that is sampled, or wants log-probabilities."""
+        params = SamplingParams(max_tokens=2, top_k=5, top_p=0.9, repetition_penalty=1.1, logprobs=1, seed=0)
+        self.add_request("warm-up", [0], params)
+        while self.has_unfinished():
+            self.step()
+        self.statistics = EngineStatistics()
+
+    def _features(self) -> tuple[int, ...]:
+        """Which parts of vLLM's sampler the next step may be the first to use."""
+        asked = [sequence.params for sequence in self._sequences.values()]
+        return (
+            int(any(not params.greedy for params in asked)),
+            int(any(params.logprobs is not None for params in asked)),
+            int(any(params.guided_decoding is not None for params in asked)),
+        )
+
     def _take(self, sequence: Sequence, output: Any) -> SequenceOutput:
         """What a step gave a sequence; its tokens are taken until one of them ends it."""
         completion = output.outputs[0]
@@ -210,6 +228,7 @@ class VllmEngine:
             reason, detail = self._end_of(sequence, token)
             if reason is not None:
                 break
+        self._count_pages(sequence)
         logprobs = None
         if sequence.params.logprobs is not None and completion.logprobs is not None:
             entries = list(completion.logprobs)[: len(tokens)]
@@ -258,6 +277,14 @@ class VllmEngine:
             metrics.first_scheduled_monotonic_ns = metrics.arrival_monotonic_ns + queued_ns
             self.statistics.queue_s.observe(queued_ns / 1e9)
 
+    def _count_pages(self, sequence: Sequence) -> None:
+        """Pages that were given to a sequence, by its length: all but those of the prefix cache."""
+        pages = -(-(sequence.length - 1) // self.config.page_size) - self._reused[sequence] // self.config.page_size
+        new = pages - self._pages.get(sequence, 0)
+        self._pages[sequence] = pages
+        sequence.metrics.num_allocated_pages += new
+        sequence.metrics.num_new_pages += new
+
     def _count_prompt_tokens(self) -> None:
         """Of the last step, by how far vLLM's scheduler has come."""
         state = self._core.state()
@@ -286,10 +313,8 @@ class VllmEngine:
 
     def _end(self, sequence: Sequence, reason: FinishReason) -> None:
         sequence.status = Status.FINISHED
-        pages = -(-(sequence.length - 1) // self.config.page_size)
-        new = max(pages - self._reused.pop(sequence, 0) // self.config.page_size, 0)
-        sequence.metrics.num_allocated_pages += new
-        sequence.metrics.num_new_pages += new
+        self._reused.pop(sequence, None)
+        self._pages.pop(sequence, None)
         self.statistics.sequence_ended(sequence, reason)
 
     def _forget_if_finished(self, sequence: Sequence) -> None:
@@ -345,4 +370,6 @@ def load_engine(
     wanted = limits(num_pages=MAX_CACHE_TOKENS // manifest.page_size, kv_cache_gib=kv_cache_gib)
     tokenizer = Tokenizer.from_dir(Path(engine_dir) / TOKENIZER_DIR)
     core = load_core(Path(engine_dir), manifest, wanted, kv_cache_gib)
-    return VllmEngine(manifest, tokenizer, limits(num_pages=core.num_pages), core)
+    engine = VllmEngine(manifest, tokenizer, limits(num_pages=core.num_pages), core)
+    engine.warm_up()
+    return engine

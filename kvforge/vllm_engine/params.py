@@ -30,8 +30,9 @@ def check_honoured(params: SamplingParams) -> None:
         raise RequestError(f"return_logits is not offered by {_TARGET}; ask for logprobs.")
     if params.retention:
         raise RequestError(f"retention is not offered by {_TARGET}, whose prefix cache keeps what was used last.")
-    if params.top_p_decay != 1.0 or params.top_p_min != MIN_TOP_P or params.top_p_reset_id != -1:
-        raise RequestError(f"top_p_decay, top_p_min and top_p_reset_id are not offered by {_TARGET}; leave them out.")
+    for name, default in (("top_p_decay", 1.0), ("top_p_min", MIN_TOP_P), ("top_p_reset_id", -1)):
+        if getattr(params, name) != default:
+            raise RequestError(f"{name} is not offered by {_TARGET}; leave it out.")
     if params.guided_decoding is not None and params.logprobs is not None:
         raise RequestError(
             f"logprobs beside guided_decoding are not offered by {_TARGET}, where a guide changes them; leave one out."
@@ -82,7 +83,8 @@ def vllm_fields(
 
 
 def guide_fields(guided: GuidedDecoding) -> dict[str, Any]:
-    """Return the fields of vLLM's StructuredOutputsParams, such that llguidance gets the grammar that ours gets.
+    """Return the fields of vLLM's StructuredOutputsParams, such that llguidance gets the grammar that ours gets;
+    its release 1.7 takes any whitespace in JSON all the same.
 
     Raises:
         RequestError: the guide is a schema that is no object.

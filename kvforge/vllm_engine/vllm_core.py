@@ -65,7 +65,9 @@ class VllmCore:
         return outputs
 
     def state(self) -> CoreState:
-        """Return the state between two steps."""
+        """Return the state between two steps. Raises EngineError where a rank has ended."""
+        if getattr(self._engine.engine_core.engine_core.model_executor, "is_failed", False):
+            raise EngineError("a process of vLLM's ranks ended unexpectedly")
         scheduler = self._scheduler
         waiting = list(scheduler.waiting)
         return CoreState(
@@ -137,6 +139,7 @@ def engine_arguments(
         "generation_config": "vllm",  # a request says all of its sampling
         "structured_outputs_config": {"backend": "guidance"},
         "use_tqdm_on_load": False,
+        **({"hf_overrides": {"architectures": [settings.architecture]}} if settings.architecture else {}),
         **settings.arguments,
     }
 

@@ -76,6 +76,7 @@ def write_engine(
             tensor_parallel_size=options.tensor_parallel_size,
             pipeline_parallel_size=options.pipeline_parallel_size,
             has_cut=fields["cut"] < fields["num_layers"],
+            architecture=_architecture(checkpoint, fields["cut"] < fields["num_layers"]),
             arguments=arguments,
             checkpoint_bytes=files,
         )
@@ -130,6 +131,16 @@ def _fields(checkpoint: Checkpoint, options: BuildOptions) -> dict[str, Any]:
         "max_draft_len": 0,
         "decoupled_mode": options.decoupled_mode,
     }
+
+
+def _architecture(checkpoint: Checkpoint, has_cut: bool) -> str | None:
+    """The class by which vLLM knows the model, where config.json names none, or the one without the cut."""
+    family = family_of(checkpoint.hf_config)
+    if family is None:
+        return None
+    wanted = family.swiftkv_architecture if has_cut else family.architecture
+    named = checkpoint.hf_config.get("architectures")
+    return None if named == [wanted] or (named and not has_cut) else wanted
 
 
 def _check_ranks(fields: dict[str, Any], options: BuildOptions) -> None:

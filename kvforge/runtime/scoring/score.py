@@ -10,6 +10,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from kvforge.common.errors import EngineError
+from kvforge.runtime.engine import LLMEngine
 from kvforge.runtime.llm import LLM
 from kvforge.runtime.scoring.batch import ScoredSequence, build_batch, plan_step
 from kvforge.runtime.step.threads import step_threads
@@ -101,8 +102,14 @@ def stream_logits(
 
     Raises:
         RequestError: as ``score``; at the first ``next``.
+        EngineError: the engine is not kvforge's own.
     """
     engine = llm.engine
+    if not isinstance(engine, LLMEngine):
+        raise EngineError(
+            "given tokens are scored by kvforge's own engines alone; build one for another target than vllm, or leave "
+            "perplexity and the teacher out."
+        )
     pending = deque(
         ScoredSequence(engine, index, *request) for index, request in enumerate(requests) if len(request[1])
     )

@@ -16,6 +16,7 @@ from kvforge.common.errors import EngineError, RequestError, first_line
 from kvforge.serving.engine.heartbeat import Heartbeat
 from kvforge.serving.engine.output_rows import StepOutput, from_row
 from kvforge.serving.engine.protocol import BLOB, Message, ProtocolError, encode, receive
+from kvforge.serving.processes.facts import descendants
 from kvforge.serving.processes.run_dir import FAILED, LOADING, READY, REPLACED, STALLED
 from kvforge.serving.stub.engine_queue import EngineQueue
 from kvforge.serving.stub.patience import Patience
@@ -57,7 +58,9 @@ class Running:
     stall: str | None = None
 
     def kill_stalled(self) -> None:
-        """End it, and whoever waits for it at the socket, which its children may hold open."""
+        """End it with its children, which may wait for each other for ever, and whoever waits for it at the socket."""
+        for child in descendants(self.process.pid):
+            child.kill()
         self.process.kill()  # ends a stopped process too
         with contextlib.suppress(OSError):
             self.sock.shutdown(socket.SHUT_RDWR)

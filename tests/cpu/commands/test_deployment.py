@@ -115,3 +115,31 @@ def test_the_unit_starts_the_server_and_waits_for_its_drain() -> None:
         float(re.findall(r"^TimeoutStopSec=(\d+)$", text, re.MULTILINE)[0]) >= parse_serve(words[1:]).drain_timeout + 10
     )
     assert "KillMode=mixed" in text
+
+
+def test_the_pods_of_several_machines_serve_with_options_there_are() -> None:
+    """And what the comments build the engine with is taken by the build."""
+    text = (EXAMPLES / "kubernetes-vllm.yaml").read_text()
+    documents = list(yaml.safe_load_all(text))
+    stateful, headless, clients = documents
+    (container,) = stateful["spec"]["template"]["spec"]["containers"]
+    (line,) = [line for line in container["args"][0].splitlines() if "kvforge serve" in line]
+    args = parse_serve(shlex.split(line)[3:])
+    assert args.openai and args.address == "0.0.0.0"
+    declared = {f"{port['name']}_port": port["containerPort"] for port in container["ports"] if port["name"] != "ray"}
+    assert declared == {name: getattr(args, name) for name in PORTS}
+    mounts = {mount["mountPath"] for mount in container["volumeMounts"]}
+    assert {str(args.engine), str(args.api_key_file.parent), "/dev/shm"} <= mounts
+    assert stateful["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] >= args.drain_timeout + 10
+
+    options = re.findall(r"^#\s+(--tensor.*)$", text, re.MULTILINE)[0]
+    build = make_parser().parse_args(["build", "CHECKPOINT", "-o", "ENGINE", "--target", "vllm", *shlex.split(options)])
+    ranks = build.tensor_parallel_size * build.pipeline_parallel_size
+    assert ranks == stateful["spec"]["replicas"] * container["resources"]["limits"]["nvidia.com/gpu"]
+    assert json.loads(build.engine_args) == {"distributed_executor_backend": "ray"}
+
+    address = f"{stateful['metadata']['name']}-0.{headless['metadata']['name']}:6379"
+    assert container["args"][0].count(address) == 1 and {"name": "RAY_ADDRESS", "value": address} in container["env"]
+    assert stateful["spec"]["serviceName"] == headless["metadata"]["name"] and headless["spec"]["clusterIP"] == "None"
+    ports = {port["containerPort"] for port in container["ports"]}
+    assert {port["port"] for port in clients["spec"]["ports"]} <= ports

@@ -15,6 +15,7 @@ from kvforge.cli import main
 from kvforge.common.errors import EngineError, RequestError
 from kvforge.compiler import BuildOptions, build_engine
 from kvforge.runtime import LLM, AsyncLLM, SamplingParams
+from kvforge.runtime.scoring.score import score
 from kvforge.serving.engine.remote import RemoteEngine
 from tests.support.vllm.interpreters import counting_interpreter
 
@@ -80,6 +81,11 @@ def test_refusals_come_before_anything_starts(llm: LLM, params: dict[str, Any], 
     with pytest.raises(RequestError, match=words):
         llm.generate([[10]], SamplingParams(**params), use_tqdm=False)
     assert not llm.engine.has_unfinished()
+
+
+def test_given_tokens_are_not_scored(llm: LLM) -> None:
+    with pytest.raises(EngineError, match="scored by kvforge's own engines alone"):
+        score(llm, [([1, 2], [3])])
 
 
 def test_the_commands(engine_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -46,9 +46,20 @@ def test_an_engine_refers_to_its_checkpoint(tmp_path: Path, interpreter: str) ->
     settings = load_settings(tmp_path / "engine")
     assert (settings.python, settings.vllm_version) == (interpreter, "0.32.0")
     assert (settings.tensor_parallel_size, settings.pipeline_parallel_size) == (2, 1)
+    assert settings.architecture is None  # config.json names it
     assert settings.has_cut and settings.arguments == {"enforce_eager": True}
     assert settings.checkpoint_in(tmp_path / "engine") == SWIFTKV
     assert not load_settings_of_plain(tmp_path).has_cut
+
+
+@pytest.mark.parametrize(("checkpoint", "name"), [(SWIFTKV, "LlamaSwiftKVForCausalLM"), (TEACHER, "LlamaForCausalLM")])
+def test_a_checkpoint_without_its_class_s_name(tmp_path: Path, checkpoint: Path, name: str) -> None:
+    shutil.copytree(checkpoint, tmp_path / "checkpoint")
+    config = json.loads((tmp_path / "checkpoint" / "config.json").read_text())
+    del config["architectures"]
+    (tmp_path / "checkpoint" / "config.json").write_text(json.dumps(config))
+    build(tmp_path / "checkpoint", tmp_path / "engine")
+    assert load_settings(tmp_path / "engine").architecture == name
 
 
 def load_settings_of_plain(tmp_path: Path) -> Any:

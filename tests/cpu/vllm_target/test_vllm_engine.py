@@ -210,6 +210,13 @@ def test_a_statistic_of_ours_is_one_of_its(engine: VllmEngine) -> None:
     assert HISTOGRAMS.keys() <= stats["histograms"].keys()
 
 
+def test_a_rank_that_ended_ends_the_engine_also_where_it_is_idle(engine: VllmEngine) -> None:
+    core: Any = engine._core
+    core._engine.executor.is_failed = True
+    with pytest.raises(EngineError, match="a process of vLLM's ranks ended unexpectedly"):
+        engine.stats()
+
+
 def test_loading_says_what_is_wrong(engine_dir: Path, fake: None, tmp_path: Path) -> None:
     with pytest.raises(EngineError, match="max_seq_len is 512, but the engine was built for 1 to 256"):
         load_engine(engine_dir, max_seq_len=512)

@@ -47,7 +47,9 @@ class LLMEngine:
             ),
             kv_cache_manager=SimpleNamespace(block_pool=_Pool(self)),
         )
-        self.engine_core = SimpleNamespace(engine_core=SimpleNamespace(scheduler=scheduler))
+        self.executor = SimpleNamespace(is_failed=False)
+        core = SimpleNamespace(scheduler=scheduler, model_executor=self.executor)
+        self.engine_core = SimpleNamespace(engine_core=core)
         parallel = SimpleNamespace(tensor_parallel_size=arguments["tensor_parallel_size"])
         self.vllm_config = SimpleNamespace(parallel_config=parallel)
 
