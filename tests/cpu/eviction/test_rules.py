@@ -41,7 +41,8 @@ def session_of(checkpoint: Path, policy: str, page_size: int):
 @pytest.mark.parametrize("rule", sorted(WHEN))
 def test_kept_tokens_and_logits_equal_the_oracles(checkpoints: dict[str, tuple], rule: str, full: bool) -> None:
     counts: Counter[str] = Counter()
-    for seed in range(100 if full else 18):
+    num_cases = 100 if full else 10
+    for seed in range(num_cases):
         case = random_case(seed, rule)
         rng = random.Random(seed)
         path, config, weights = checkpoints[case.model]
@@ -63,4 +64,4 @@ def test_kept_tokens_and_logits_equal_the_oracles(checkpoints: dict[str, tuple],
             assert_near(torch.from_numpy(logits), trace.logits.float(), model_error(config, length))
             counts["logits"] += 1
     print(counts)
-    assert counts["evictions"] > 8 and counts["logits"] > 6, counts
+    assert counts["evictions"] >= num_cases // 3 and counts["logits"] >= num_cases // 4, counts

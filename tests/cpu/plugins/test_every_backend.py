@@ -17,7 +17,7 @@ from plugins.operator import BACKEND_FILES
 from tests.support.operators.backends import BACKENDS, check
 
 ROOT = Path(plugins.__file__).parent.parent
-NUM_CASES, NUM_QUICK_CASES, NUM_SMALL_CASES, NUM_BLOCKS = 320, 160, 24, 4
+NUM_CASES, NUM_QUICK_CASES, NUM_SMALL_CASES, NUM_BLOCKS = 320, 96, 12, 4
 """Cases of full size for the backends that are fast, and small ones for all; without --full fewer."""
 
 
