@@ -30,7 +30,7 @@ def bench(tmp_path: Path, monkeypatch, capsys):
         measured.append(measured[0] if measured else measure(*arguments))
         return measured[-1]
 
-    monkeypatch.setattr("kvforge.runtime.LLMEngine", engine)
+    monkeypatch.setattr("kvforge.runtime.loading.load_engine", engine)
     monkeypatch.setattr("kvforge.bench.workload.measure", measure_once)
 
     def run(*arguments: str) -> list[str]:
@@ -66,7 +66,7 @@ def test_columns_of_shadowkv(bench, monkeypatch) -> None:
     def engine(_, kv_cache_gib, **options):
         return LLMEngine(session=FakeShadowSession(), num_pages=64, num_state_pages=32, **options)
 
-    monkeypatch.setattr("kvforge.runtime.LLMEngine", engine)
+    monkeypatch.setattr("kvforge.runtime.loading.load_engine", engine)
     head, row = bench()
     counts = json.loads(bench("--json")[0])
     assert head.endswith("combined tok/s    chunks  in place") and len(head) == len(row)
