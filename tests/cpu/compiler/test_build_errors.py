@@ -41,7 +41,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "unsupported architecture": (lambda p: edit_config(p, model_type="mamba"), "model_type 'mamba' is not supported"),
     "unsupported rope": (
         lambda p: edit_config(p, rope_scaling={"rope_type": "dynamic"}, rope_parameters=None),
-        "'dynamic' is not supported; supported are default, linear, llama3, yarn and longrope",
+        "'dynamic' is not supported; supported are default, linear, llama3, yarn, longrope",
     ),
     "heads do not divide": (lambda p: edit_config(p, num_key_value_heads=3), "must be a multiple of"),
     "field of wrong type": (lambda p: edit_config(p, vocab_size="many"), "integer vocab_size"),
