@@ -12,13 +12,13 @@ import torch
 from kvforge.common.errors import EngineError, RequestError, let_end
 from kvforge.common.hardware import available_memory_bytes
 from kvforge.manifest import TOKENIZER_DIR, load_manifest
-from kvforge.runtime import request_check
+from kvforge.runtime.admission import check_request, new_request
 from kvforge.runtime.config import resolve_config
 from kvforge.runtime.guides.compiler import GuideCompiler
 from kvforge.runtime.guides.guide import Guide
 from kvforge.runtime.requests.outputs import SequenceOutput
 from kvforge.runtime.requests.params import SamplingParams
-from kvforge.runtime.requests.sequence import FinishReason, Request, RequestMetrics, Sequence, Status
+from kvforge.runtime.requests.sequence import FinishReason, Request, Sequence, Status
 from kvforge.runtime.sampling.sampler import SampledTokens, sample
 from kvforge.runtime.sampling.state import RequestSampling
 from kvforge.runtime.scheduling.deadlines import Deadlines
@@ -34,7 +34,7 @@ from kvforge.runtime.statistics.counters import EngineStatistics
 from kvforge.runtime.step.runner import Runner
 from kvforge.runtime.step.threads import step_threads
 from kvforge.runtime.step.work import Work, WorkListener
-from kvforge.runtime.text.stop import Stopper, StopReason
+from kvforge.runtime.text.stop import StopReason, end_of
 from kvforge.runtime.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -130,28 +130,15 @@ class LLMEngine:
         """
         if request_id in self.requests:
             raise RequestError(f"request id {request_id!r} is in use; give another.")
-        prompt = request_check.checked_prompt(prompt_token_ids, self.config)
-        length = request_check.max_length(len(prompt), params, self.config)
-        request_check.check_token_ids(params, self.config)
-        stop_ids = request_check.stop_ids(params, self.config)
-        bad_words = request_check.bad_word_ids(params, self.config, self.tokenizer)
-        request_check.check_stop_strings(params, self.tokenizer)
+        checked = check_request(prompt_token_ids, params, self.config, self.tokenizer)
         if guide is None and params.guided_decoding is not None:
             guide = self.guides.compile(params.guided_decoding)
 
-        metrics = RequestMetrics(time.time_ns(), time.monotonic_ns())
-        request, arrival = Request(request_id, params, metrics), next(self._arrivals)
-        ids = prompt.tolist()
-        sampling = RequestSampling(params, ids, self.config.vocab_size, stop_ids, bad_words, guide)
-        for index in range(params.n):
-            order = (params.priority, arrival, index)
-            sequence = Sequence(request_id, index, order, prompt, params, length, metrics)
-            sequence.siblings = request.sequences
-            sequence.stop_ids = stop_ids
-            sequence.sampling = sampling.state(index)
-            if params.stop or params.stop_words_ids:
-                sequence.stopper = Stopper(params, self.tokenizer, ids)
-            request.sequences.append(sequence)
+        request = new_request(request_id, params, checked, next(self._arrivals), self.tokenizer)
+        ids, vocab_size = checked.prompt.tolist(), self.config.vocab_size
+        sampling = RequestSampling(params, ids, vocab_size, checked.stop_ids, checked.bad_words, guide)
+        for sequence in request.sequences:
+            sequence.sampling = sampling.state(sequence.index)
         self.requests[request_id] = request
         for sequence in request.sequences:
             self.scheduler.add(sequence)
@@ -303,7 +290,7 @@ class LLMEngine:
             if sequence.stopper is None and token not in sequence.stop_ids and sequence.length < sequence.max_length:
                 continue
             try:
-                reason, detail = self._finish_reason(sequence, token)
+                reason, detail = end_of(sequence, token, self.config.eos_token_ids)
             except RequestError as error:
                 reason, detail = "error", str(error)
             except BaseException as error:
@@ -312,17 +299,6 @@ class LLMEngine:
                 reason, detail = "error", f"{type(error).__name__}: {error}"
             if reason:
                 self._finish(sequence, reason, detail, output)
-
-    def _finish_reason(self, sequence: Sequence, token: int) -> tuple[FinishReason | None, StopReason]:
-        stopper = sequence.stopper
-        detail = stopper.check(sequence) if stopper is not None else None
-        # The sampler gives none of these before min_tokens unless bad words leave nothing else.
-        if token in sequence.stop_ids:
-            end_of_text = token in self.config.eos_token_ids and not sequence.params.ignore_eos
-            return "stop", None if end_of_text else token
-        if detail is not None:
-            return "stop", detail
-        return ("length", None) if sequence.length == sequence.max_length else (None, None)
 
     def _finish(
         self, sequence: Sequence, reason: FinishReason, detail: StopReason, output: SequenceOutput | None = None

@@ -14,16 +14,16 @@ from typing import Any
 
 from kvforge.common.errors import EngineError, RequestError, first_line
 from kvforge.manifest import TOKENIZER_DIR, Manifest, load_manifest
-from kvforge.runtime import request_check
+from kvforge.runtime.admission import check_request, new_request
 from kvforge.runtime.config import MAX_CACHE_TOKENS, RuntimeConfig, resolve_config
 from kvforge.runtime.requests.guided_decoding import GuidedDecoding
 from kvforge.runtime.requests.outputs import SequenceOutput, TokenLogprobs
 from kvforge.runtime.requests.params import SamplingParams
-from kvforge.runtime.requests.sequence import FinishReason, Request, RequestMetrics, Sequence, Status
+from kvforge.runtime.requests.sequence import FinishReason, Request, Sequence, Status
 from kvforge.runtime.scheduling.deadlines import Deadlines
 from kvforge.runtime.statistics.counters import EngineStatistics
 from kvforge.runtime.step.work import Work, WorkListener
-from kvforge.runtime.text.stop import Stopper, StopReason
+from kvforge.runtime.text.stop import StopReason, end_of
 from kvforge.runtime.text.tokenizer import Tokenizer
 from kvforge.vllm_engine.params import check_honoured, guide_fields, vllm_fields
 from kvforge.vllm_engine.vllm_core import VllmCore, load_core
@@ -89,29 +89,18 @@ class VllmEngine:
         if request_id in self.requests:
             raise RequestError(f"request id {request_id!r} is in use; give another.")
         check_honoured(params)
-        prompt = request_check.checked_prompt(prompt_token_ids, self.config)
-        length = request_check.max_length(len(prompt), params, self.config)
-        request_check.check_token_ids(params, self.config)
-        stop_ids = request_check.stop_ids(params, self.config)
-        bad_words = request_check.bad_word_ids(params, self.config, self.tokenizer)
-        request_check.check_stop_strings(params, self.tokenizer)
+        checked = check_request(prompt_token_ids, params, self.config, self.tokenizer)
         guide_of_vllm = None if params.guided_decoding is None else guide_fields(params.guided_decoding)
 
-        metrics = RequestMetrics(time.time_ns(), time.monotonic_ns())
-        request, arrival, ids = Request(request_id, params, metrics), next(self._arrivals), prompt.tolist()
+        request = new_request(request_id, params, checked, next(self._arrivals), self.tokenizer)
+        ids = checked.prompt.tolist()
+        room = checked.max_length - len(ids)
         try:
-            for index in range(params.n):
-                order = (params.priority, arrival, index)
-                sequence = Sequence(request_id, index, order, prompt, params, length, metrics)
-                sequence.siblings, sequence.stop_ids = request.sequences, stop_ids
-                if params.stop or params.stop_words_ids:
-                    sequence.stopper = Stopper(params, self.tokenizer, ids)
-                name = f"{next(self._names)}"
-                fields = vllm_fields(params, length - len(ids), stop_ids, bad_words, index)
+            for sequence in request.sequences:
+                sequence.sampling = name = f"{next(self._names)}"
+                fields = vllm_fields(params, room, checked.stop_ids, checked.bad_words, sequence.index)
                 self._core.add(name, ids, fields, guide_of_vllm, params.priority)
                 self._sequences[name] = sequence
-                sequence.sampling = name
-                request.sequences.append(sequence)
         except ValueError as error:  # vLLM's errors of requests are its subclasses
             for sequence in request.sequences:
                 self._drop(sequence)
@@ -225,7 +214,7 @@ class VllmEngine:
         for token in completion.token_ids:
             sequence.append(token)
             tokens.append(token)
-            reason, detail = self._end_of(sequence, token)
+            reason, detail = end_of(sequence, token, self.config.eos_token_ids)
             if reason is not None:
                 break
         self._count_pages(sequence)
@@ -250,16 +239,6 @@ class VllmEngine:
             detail,
             sequence.metrics,
         )
-
-    def _end_of(self, sequence: Sequence, token: int) -> tuple[FinishReason | None, StopReason]:
-        """Whether the newest token ends the sequence, and by what."""
-        detail = sequence.stopper.check(sequence) if sequence.stopper is not None else None
-        if token in sequence.stop_ids:
-            end_of_text = token in self.config.eos_token_ids and not sequence.params.ignore_eos
-            return "stop", None if end_of_text else token
-        if detail is not None:
-            return "stop", detail
-        return ("length", None) if sequence.length == sequence.max_length else (None, None)
 
     def _note_start(self, sequence: Sequence, output: Any) -> None:
         """At the first tokens of a sequence: when it was scheduled, and what it found in the prefix cache."""

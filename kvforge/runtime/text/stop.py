@@ -1,9 +1,10 @@
 """When a sequence ends before its length: stop tokens, stop words (token sequences) and stop strings."""
 
+from collections.abc import Collection
 from collections.abc import Sequence as SequenceOf
 
 from kvforge.runtime.requests.params import SamplingParams
-from kvforge.runtime.requests.sequence import Sequence
+from kvforge.runtime.requests.sequence import FinishReason, Sequence
 from kvforge.runtime.requests.word_automaton import START
 from kvforge.runtime.text.detokenizer import Detokenizer
 from kvforge.runtime.text.tokenizer import Tokenizer
@@ -81,3 +82,15 @@ class Stopper:
             if allowed and index != -1:
                 return tuple(self._words[index])
         return found
+
+
+def end_of(sequence: Sequence, token: int, eos_token_ids: Collection[int]) -> tuple[FinishReason | None, StopReason]:
+    """Return whether the newest ``token`` of a sequence ends it, and by what; it is already among its tokens."""
+    detail = sequence.stopper.check(sequence) if sequence.stopper is not None else None
+    # No sampler gives one of these before min_tokens unless bad words leave nothing else.
+    if token in sequence.stop_ids:
+        is_end_of_text = token in eos_token_ids and not sequence.params.ignore_eos
+        return "stop", None if is_end_of_text else token
+    if detail is not None:
+        return "stop", detail
+    return ("length", None) if sequence.length == sequence.max_length else (None, None)

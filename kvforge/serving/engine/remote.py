@@ -15,7 +15,7 @@ from typing import Any
 
 from kvforge.common.errors import EngineError, RequestError
 from kvforge.manifest import TOKENIZER_DIR, load_manifest
-from kvforge.runtime import request_check
+from kvforge.runtime.admission import check_request
 from kvforge.runtime.config import RuntimeConfig, resolve_config
 from kvforge.runtime.guides.shared import shared_judge
 from kvforge.runtime.guides.verdict import Verdict
@@ -31,7 +31,6 @@ from kvforge.serving.engine.protocol import BLOB, Message, encode, receive
 from kvforge.vllm_engine.params import check_honoured
 from kvforge.workers import WorkersUnavailable
 
-LIMITS = ("kv_cache_gib", "max_num_tokens", "max_num_seqs", "max_seq_len")
 CLOSE_S = 10.0
 
 
@@ -69,7 +68,6 @@ class RemoteEngine:
         self.guides = JudgedGuides(self.tokenizer, self.manifest.eos_token_ids)
         self.drafting = NoDrafting()
         self._open: dict[str, tuple[SamplingParams, int]] = {}
-        self._refused: list[SequenceOutput] = []
         self._num_steps = 0
         arguments = [
             part
@@ -117,12 +115,7 @@ class RemoteEngine:
         if request_id in self._open:
             raise RequestError(f"request id {request_id!r} is in use; give another.")
         check_honoured(params)
-        prompt = request_check.checked_prompt(prompt_token_ids, self.config).tolist()
-        request_check.max_length(len(prompt), params, self.config)
-        request_check.check_token_ids(params, self.config)
-        request_check.stop_ids(params, self.config)
-        request_check.bad_word_ids(params, self.config, self.tokenizer)
-        request_check.check_stop_strings(params, self.tokenizer)
+        prompt = check_request(prompt_token_ids, params, self.config, self.tokenizer).prompt.tolist()
         if params.guided_decoding is not None and guide is None:
             self.guides.compile(params.guided_decoding)
         self._send({"op": "add", "id": request_id, "prompt": prompt, "params": _fields(params)})
