@@ -164,15 +164,9 @@ def resolve(
             f"--max-draft-len {options.max_draft_len} needs a step of {options.max_draft_len + 1} tokens, but "
             f"--max-num-tokens is {options.max_num_tokens}; raise that or lower the drafts."
         )
-    max_seq_len = options.max_seq_len or config.max_position
-    if max_seq_len > config.max_position:
-        raise BuildError(
-            f"--max-seq-len {max_seq_len} is beyond the {config.max_position} positions this model was "
-            "trained for; choose a smaller one."
-        )
+    max_seq_len = longest_sequence(options, config.max_position)
     quantized = options.weight_dtype if options.weight_dtype in QUANTIZED_WEIGHT_BYTES else None
-    automatic = automatic_dtype(checkpoint_dtype, quantized is not None)
-    dtype = _choice(options.dtype, automatic, COMPUTE_DTYPES, "--dtype")
+    dtype = compute_dtype(options, automatic_dtype(checkpoint_dtype, quantized is not None))
     _check_weight_dtype(options, dtype)
     static = static_kv_dtype(kv_cache_algo)
     if options.kv_dtype == "auto" and kv_cache_algo is not None and static is None:
@@ -222,6 +216,22 @@ def check_limits(options: BuildOptions) -> None:
         if value is not None and not minimum <= value <= maximum:
             bound = f"at least {minimum}" if value < minimum else f"at most {maximum}"
             raise BuildError(f"--{name.replace('_', '-')} is {value}; it must be {bound}.")
+
+
+def longest_sequence(options: BuildOptions, max_position: int) -> int:
+    """Return the tokens of the longest sequence; raises BuildError for more than the model's positions."""
+    length = options.max_seq_len or max_position
+    if length > max_position:
+        raise BuildError(
+            f"--max-seq-len {length} is beyond the {max_position} positions this model was trained for; choose a "
+            "smaller one."
+        )
+    return length
+
+
+def compute_dtype(options: BuildOptions, automatic: str) -> str:
+    """Return the dtype of the computation, ``automatic`` unless one is given; raises BuildError for an unknown one."""
+    return _choice(options.dtype, automatic, COMPUTE_DTYPES, "--dtype")
 
 
 def _features(

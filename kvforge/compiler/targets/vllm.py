@@ -1,5 +1,6 @@
 """Target ``vllm``: nothing is compiled; the engine says which checkpoint vLLM runs, with which interpreter, and how."""
 
+import math
 import platform
 import shutil
 from pathlib import Path
@@ -9,13 +10,12 @@ from safetensors import safe_open
 
 from kvforge.checkpoint import Checkpoint, open_checkpoint
 from kvforge.checkpoint.model import read_model_config
-from kvforge.common.dtypes import COMPUTE_DTYPES
 from kvforge.common.errors import BuildError, KvforgeError
 from kvforge.common.number_formats import automatic_dtype
 from kvforge.common.staging import staging_directory
 from kvforge.compiler.hosted_model import general_fields
 from kvforge.compiler.manifest_fields import copy_tokenizer, manifest_fields
-from kvforge.compiler.options import ALIASES, BuildOptions, ResolvedOptions, check_limits
+from kvforge.compiler.options import BuildOptions, ResolvedOptions, check_limits, compute_dtype, longest_sequence
 from kvforge.compiler.targets import Progress
 from kvforge.manifest import SCHEMA_VERSION, TOKENIZER_DIR, Manifest, save_manifest, sha256_of
 from kvforge.version import __version__
@@ -90,12 +90,7 @@ def write_engine(
 
 def _fields(checkpoint: Checkpoint, options: BuildOptions) -> dict[str, Any]:
     """The manifest's fields of the model and of the options, of a family of ``model_defs`` or of any other."""
-    first = min(checkpoint.file_of_tensor)
-    dtype = ALIASES.get(options.dtype, options.dtype)
-    if dtype == "auto":
-        dtype = automatic_dtype(checkpoint.dtype(first))
-    if dtype not in COMPUTE_DTYPES:
-        raise BuildError(f"--dtype {options.dtype!r} is not supported; choose auto, {', '.join(COMPUTE_DTYPES)}.")
+    dtype = compute_dtype(options, automatic_dtype(checkpoint.dtype(min(checkpoint.file_of_tensor))))
     if family_of(checkpoint.hf_config) is None:
         fields = general_fields(checkpoint.path, checkpoint.hf_config, checkpoint.generation_config)
     else:
@@ -110,13 +105,6 @@ def _fields(checkpoint: Checkpoint, options: BuildOptions) -> dict[str, Any]:
             options.page_size,
         )
         fields = manifest_fields(config, resolved) | {"early_exit": False}
-    longest = fields["max_position"]
-    length = options.max_seq_len or longest
-    if length > longest:
-        raise BuildError(
-            f"--max-seq-len {length} is beyond the {longest} positions this model was trained for; choose a smaller "
-            "one."
-        )
     return fields | {
         "dtype": dtype,
         "weight_dtype": dtype,
@@ -127,7 +115,7 @@ def _fields(checkpoint: Checkpoint, options: BuildOptions) -> dict[str, Any]:
         "page_size": options.page_size,
         "max_num_seqs": options.max_num_seqs,
         "max_num_tokens": options.max_num_tokens,
-        "max_seq_len": length,
+        "max_seq_len": longest_sequence(options, fields["max_position"]),
         "max_draft_len": 0,
         "decoupled_mode": options.decoupled_mode,
     }
@@ -185,8 +173,5 @@ def _num_parameters(checkpoint: Checkpoint) -> int:
     for file in set(checkpoint.file_of_tensor.values()):
         with safe_open(file, framework="pt") as tensors:
             for name in tensors.keys():  # noqa: SIM118 - no mapping
-                size = 1
-                for length in tensors.get_slice(name).get_shape():
-                    size *= length
-                total += size
+                total += math.prod(tensors.get_slice(name).get_shape())
     return total
