@@ -201,6 +201,10 @@ class ModelConfig:
         """Whether a mixture of experts takes the place of a layer's MLP."""
         return self.experts is not None and layer in self.experts.layers
 
+    def has_own_kv(self, layer: int) -> bool:
+        """Whether a layer makes its K and V itself, of its own input."""
+        return layer < self.cut and self.owner_of_layer[layer] == layer
+
     @property
     def owner_of_layer(self) -> tuple[int, ...]:
         """For each layer, the layer whose K,V cache it reads."""

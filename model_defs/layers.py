@@ -57,26 +57,24 @@ class BareNorm(nn.Module):
         super().__init__()
         self.eps = eps
 
-    def forward(self, x: Tensor) -> Tensor:
-        wide = x.float()
-        return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)).to(x.dtype)
-
-
-class RMSNorm(nn.Module):
-    """x / rms(x) * weight over the last dimension; statistics in fp32, result in x's dtype."""
-
-    def __init__(self, size: int, eps: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(size))
-        self.eps = eps
-
     def normed(self, x: Tensor) -> Tensor:
         """Return x / rms(x) in fp32."""
         wide = x.float()
         return wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.weight * self.normed(x).to(x.dtype)
+        return self.normed(x).to(x.dtype)
+
+
+class RMSNorm(BareNorm):
+    """x / rms(x) * weight over the last dimension; statistics in fp32, result in x's dtype."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__(eps)
+        self.weight = nn.Parameter(torch.empty(size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.weight * super().forward(x)
 
 
 def scaled(x: Tensor, factor: float) -> Tensor:
@@ -175,7 +173,7 @@ class Block(nn.Module):
         self.num_heads, self.num_kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, head_dim
         self.window = config.layer_windows[layer]
         self.scale = config.score_scale(layer)
-        self.has_own_kv = layer < config.cut and config.owner_of_layer[layer] == layer
+        self.has_own_kv = config.has_own_kv(layer)
         self.input_norm = RMSNorm(hidden, config.rms_norm_eps)
         if self.has_own_kv:
             self.qkv = Linear(hidden, q_dim + 2 * kv_dim, config.qkv_bias)

@@ -133,7 +133,7 @@ def _specs(config: ModelConfig) -> Iterator[WeightSpec]:
     for layer in range(config.num_layers):
         name, source = f"layers.{layer}", f"model.layers.{layer}"
         attention = f"{source}.self_attn"
-        has_own_kv = layer < config.cut and config.owner_of_layer[layer] == layer
+        has_own_kv = config.has_own_kv(layer)
         suffix = "_swiftkv" if layer >= config.cut and config.is_swiftkv else ""
         q_dim, kv_dim, inner = config.q_dim_of(layer), config.kv_dim_of(layer), config.intermediate_of(layer)
         projections = [(f"{attention}.q_proj{suffix}", q_dim)]
