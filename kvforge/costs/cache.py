@@ -4,7 +4,7 @@ import operator
 from typing import Protocol
 
 from kvforge.common.number_formats import GROUP_BYTES, GROUP_SIZE, KV_FORMATS, SCALE_BYTES
-from kvforge.costs.shape import at_layer
+from kvforge.costs.shape import at_layer, numbers_of_owners
 from kvforge.kv_policies import Full, OwnerCache, of_cache
 
 
@@ -86,6 +86,5 @@ def kv_read_bytes(model: CachedModel, kv_dtype: str, context: float) -> float:
     owner's, no more of it than its window. The floor of a step counts each owner once instead: ``context * kv_bytes``.
     """
     keys = [min(context, window) if window else context for window in model.layer_windows]
-    total = sum(at_layer(model, model.cached_numbers, owner) for owner in _owners(model))
-    read = [at_layer(model, model.cached_numbers, owner) for owner in model.owner_of_layer]
-    return kv_bytes(model, kv_dtype) / total * sum(map(operator.mul, keys, read))
+    read = [cached_numbers_of(model, owner) for owner in model.owner_of_layer]
+    return kv_bytes(model, kv_dtype) / numbers_of_owners(model) * sum(map(operator.mul, keys, read))

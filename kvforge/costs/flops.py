@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kvforge.costs.shape import ModelShape, at_layer, inner_sizes
+from kvforge.costs.shape import ModelShape, at_layer, inner_sizes, numbers_of_owners
 
 
 @dataclass(frozen=True)
@@ -109,11 +109,10 @@ def _token(shape: ModelShape, num_full_layers: int, keys: list[float], is_expand
         mixed = 6 * hidden * kinds.intermediate_size * (kinds.num_active + kinds.num_shared)
         num_dense = sum(layer < num_full_layers for layer in kinds.dense_layers)
         mlp = num_dense * dense + (num_full_layers - num_dense) * (mixed + 2 * hidden * kinds.num_routed)
-    cached = sum(at_layer(shape, shape.cached_numbers, owner) for owner in set(shape.owner_of_layer))
     attended = sum(at_layer(shape, shape.query_dim + shape.output_dim, layer) for layer in layers)
     return TokenFlops(
         vocabulary=0.0,
-        key_value=2.0 * hidden * cached + 2.0 * shape.expansion_weights * num_full_layers,
+        key_value=2.0 * hidden * numbers_of_owners(shape) + 2.0 * shape.expansion_weights * num_full_layers,
         query_output=2.0 * hidden * attended,
         mlp=float(mlp + own * (2 * num_full_layers + shape.num_layers)),
         attention=float(sum(at_layer(shape, per_key, layer) * keys[layer] for layer in layers)),

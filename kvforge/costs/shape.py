@@ -86,6 +86,15 @@ class HeadSizes(Protocol):
     def layer_head_dims(self) -> tuple[int, ...]: ...
 
 
+class OwnerSizes(HeadSizes, Protocol):
+    """Sizes of a model's caches."""
+
+    @property
+    def cached_numbers(self) -> int: ...
+    @property
+    def owner_of_layer(self) -> tuple[int, ...]: ...
+
+
 @dataclass(frozen=True)
 class ModelShape:
     """A model with a cut and K,V owners as in ``Manifest``; ``base_parameters`` are those of the model without a cut.
@@ -201,18 +210,17 @@ class ModelShape:
         return dataclasses.replace(self, cut=self.num_layers, owner_of_layer=(0,) * self.num_layers)
 
 
-def dense_parameters(shape: ModelShape, *, tied: bool, q_bias: bool = False, extra_per_layer: int = 0) -> int:
+def dense_parameters(shape: ModelShape, *, tied: bool, q_bias: bool = False) -> int:
     """Return the parameters of the plain model: matrices, two norms a layer, the last norm, K and V biases.
 
-    ``tied`` says that the head is the embedding; ``q_bias`` adds the query's bias and ``extra_per_layer`` what else a
-    layer has.
+    ``tied`` says that the head is the embedding; ``q_bias`` adds the query's bias.
     """
     hidden = shape.hidden_size
     attention = hidden * (shape.query_dim + shape.output_dim + shape.cached_numbers) + shape.expansion_weights
     attention += (shape.cached_numbers if shape.kv_bias else 0) + (shape.query_dim if q_bias else 0)
     attention += (shape.head_dim if shape.k_norm else 0) + (shape.latent.rank if shape.latent else 0)
     vocabulary = shape.vocab_size * hidden * (1 if tied else 2)
-    return shape.num_layers * (attention + 2 * hidden + extra_per_layer) + mlp_weights(shape) + vocabulary + hidden
+    return shape.num_layers * (attention + 2 * hidden) + mlp_weights(shape) + vocabulary + hidden
 
 
 def num_routers(model: LinearModel) -> int:
@@ -228,6 +236,11 @@ def router_weights(model: LinearModel) -> int:
 def at_layer(model: HeadSizes, size: int, layer: int) -> int:
     """Return what ``size``, which is so many heads of ``head_dim`` elements, is in a layer."""
     return size * model.layer_head_dims[layer] // model.head_dim if model.layer_head_dims else size
+
+
+def numbers_of_owners(model: OwnerSizes) -> int:
+    """Return the numbers that one token keeps over all owners."""
+    return sum(at_layer(model, model.cached_numbers, owner) for owner in set(model.owner_of_layer))
 
 
 def own_input_weights(model: LinearModel) -> int:

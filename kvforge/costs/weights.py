@@ -8,6 +8,7 @@ from kvforge.costs.shape import (
     at_layer,
     mlp_weights,
     num_routers,
+    numbers_of_owners,
     own_input_weights,
     router_weights,
 )
@@ -50,9 +51,9 @@ def step_weights(model: LinearModel, tokens: int | None = None) -> int:
     """Return the weights that a decode step of many sequences reads: every linear layer, all experts and the head;
     not biases, scales and norms, the lookup of embeddings, nor an early exit's head. Of ``tokens`` it reads the experts
     that so many choose, each as often as another."""
-    hidden, layers, owners = model.hidden_size, range(model.num_layers), set(model.owner_of_layer)
+    hidden, layers = model.hidden_size, range(model.num_layers)
     of_layers = hidden * sum(at_layer(model, model.query_dim + model.output_dim, layer) for layer in layers)
-    of_owners = hidden * sum(at_layer(model, model.cached_numbers, owner) for owner in owners)
+    of_owners = hidden * numbers_of_owners(model)
     attention = of_layers + model.num_layers * model.expansion_weights + of_owners
     return attention + mlp_weights(model, tokens) + own_input_weights(model) + model.vocab_size * hidden
 

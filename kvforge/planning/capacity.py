@@ -29,8 +29,7 @@ class Machine:
 
 def cache_tokens(shape: ModelShape, machine: Machine, weight_dtype: str, kv_dtype: str) -> int:
     """Return the tokens whose cache fits beside the weights; 0 where the weights alone do not fit."""
-    free = machine.memory_bytes - machine.reserve_bytes - weight_bytes(shape, weight_dtype)
-    return max(int(free // kv_bytes(shape, kv_dtype)), 0)
+    return requests_that_fit(shape, machine, weight_dtype, kv_dtype, 1)
 
 
 def requests_that_fit(

@@ -5,7 +5,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from kvforge.costs.flops import skipped_token
-from kvforge.costs.shape import Experts, ModelShape, dense_parameters
+from kvforge.costs.shape import Experts, ModelShape
 from kvforge.manifest import Manifest
 
 if TYPE_CHECKING:
@@ -20,25 +20,19 @@ _SHARED = (
 
 def shape_of_config(config: "ModelConfig", model: str | None = None) -> ModelShape:
     """Return the shape of a model configuration."""
-    bare = ModelShape(
+    from model_defs.weights import weight_specs
+
+    native = bool(config.layer_owners)
+    base = config if native else dataclasses.replace(config, cut=config.num_layers, group_size=1, early_exit=False)
+    return ModelShape(
         model=model or config.model_type,
-        base_parameters=0,
+        base_parameters=sum(math.prod(spec.shape) for spec in weight_specs(base)),
         kv_bias=config.qkv_bias,
         k_norm=config.qk_norm,
         experts=_experts(config),
-        is_native=bool(config.layer_owners),
+        is_native=native,
         **_sizes(config),
     )
-    if config.layer_owners or config.per_layer_input:
-        from model_defs.weights import weight_specs
-
-        return dataclasses.replace(bare, base_parameters=sum(math.prod(spec.shape) for spec in weight_specs(config)))
-    extra = config.head_dim if config.qk_norm else 0  # the query's norm
-    extra += config.hidden_size if config.output_bias else 0
-    extra += 2 * config.intermediate_size + config.hidden_size if config.mlp_bias else 0
-    extra += 2 * config.hidden_size if config.branch_norms else 0
-    parameters = dense_parameters(bare, tied=config.tie_embeddings, q_bias=config.qkv_bias, extra_per_layer=extra)
-    return dataclasses.replace(bare, base_parameters=parameters)
 
 
 def _sizes(model: "ModelConfig | Manifest") -> dict[str, Any]:
