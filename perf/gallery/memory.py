@@ -25,21 +25,12 @@ class Mechanism:
     kv_dtype: str = "bfloat16"
     policy: str = Full.name
 
-    def shape(self, model: ModelShape) -> ModelShape:
-        """Return the model with its cut and groups."""
-        return model.with_cut(CUT, self.group_size) if self.cut else model.without_cut()
-
-    def device_bytes(self, model: ModelShape, tokens: int) -> int:
-        """Return what a computed prompt of ``tokens`` keeps on the device."""
-        shape = self.shape(model)
-        cache = owner_cache(shape, self.kv_dtype, PAGE_SIZE)
-        return shape.num_owners * of_cache(parse(self.policy), self.kv_dtype).device_bytes(cache, tokens)
-
-    def host_bytes(self, model: ModelShape, tokens: int) -> int:
-        """Return what it keeps in host memory."""
-        shape = self.shape(model)
-        cache = owner_cache(shape, self.kv_dtype, PAGE_SIZE)
-        return shape.num_owners * of_cache(parse(self.policy), self.kv_dtype).host_bytes(cache, tokens)
+    def num_bytes(self, model: ModelShape, tokens: int) -> tuple[int, int]:
+        """Return what a computed prompt of ``tokens`` keeps on the device, and in host memory."""
+        shape = model.with_cut(CUT, self.group_size) if self.cut else model.without_cut()
+        policy, cache = of_cache(parse(self.policy), self.kv_dtype), owner_cache(shape, self.kv_dtype, PAGE_SIZE)
+        sizes = policy.device_bytes(cache, tokens), policy.host_bytes(cache, tokens)
+        return shape.num_owners * sizes[0], shape.num_owners * sizes[1]
 
 
 MECHANISMS = (
@@ -58,19 +49,20 @@ MECHANISMS = (
 def make() -> Report:
     """Return the bytes of every mechanism at every length, and how many times smaller the longest one is than full."""
     model = PRESETS[MODEL].shape
-    full = MECHANISMS[0].device_bytes(model, LENGTHS[-1])
+    sizes = {mechanism.name: [mechanism.num_bytes(model, tokens) for tokens in LENGTHS] for mechanism in MECHANISMS}
+    full, _ = sizes[MECHANISMS[0].name][-1]
     return {
         "model": MODEL,
         "page_size": PAGE_SIZE,
         "lengths": LENGTHS,
         "rows": [
             {
-                "name": mechanism.name,
-                "device_bytes": [mechanism.device_bytes(model, tokens) for tokens in LENGTHS],
-                "host_bytes": [mechanism.host_bytes(model, tokens) for tokens in LENGTHS],
-                "times_smaller": full / mechanism.device_bytes(model, LENGTHS[-1]),
+                "name": name,
+                "device_bytes": [on_device for on_device, _ in each],
+                "host_bytes": [on_host for _, on_host in each],
+                "times_smaller": full / each[-1][0],
             }
-            for mechanism in MECHANISMS
+            for name, each in sizes.items()
         ],
     }
 

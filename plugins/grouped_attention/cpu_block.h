@@ -4,7 +4,6 @@
 
 #include "grouped_attention/cpu_arithmetic.h"
 #include "grouped_attention/cpu_rows.h"
-#include "native/transpose.h"
 
 namespace kvforge {
 namespace {

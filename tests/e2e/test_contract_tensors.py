@@ -3,7 +3,6 @@
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
 from tritonclient.grpc import model_config_pb2
@@ -11,7 +10,7 @@ from tritonclient.grpc import model_config_pb2
 from kvforge import LLM
 from kvforge.serving.health.probe import read_metrics
 from kvforge.serving.server.launcher import TritonServer
-from tests.support.serving.contract_outputs import OUTPUTS, REFUSED_OUTPUTS, VOCAB
+from tests.support.serving.contract_outputs import REFUSED_OUTPUTS, assert_output_comes
 from tests.support.serving.contract_probes import INPUTS, Probe
 
 CONTRACT = json.loads((Path(__file__).parents[1] / "cpu/serving/contract/triton_contract.json").read_text())
@@ -61,14 +60,7 @@ def test_output_comes_when_asked_for(server: TritonServer, llm: LLM, model: str,
         assert f"'{REFUSED_OUTPUTS[name]}' cannot be used" in probe.refusal(**{REFUSED_OUTPUTS[name]: True})
         assert name not in probe.responses()[0].tensors
         return
-    assert name in OUTPUTS[model], f"output {name} of {model} has no check"
-    output = OUTPUTS[model][name]
-    (response,) = probe.responses(**output.inputs)
-    array = response.tensors[name]
-    vocab = llm.engine.config.vocab_size
-    assert array.shape == tuple(vocab if size == VOCAB else size for size in output.shape)
-    assert array.dtype == np.dtype(output.dtype)
-    assert output.check(probe, array)
+    assert_output_comes(probe, name)
 
 
 def test_metrics_are_those_of_the_contract(server: TritonServer) -> None:

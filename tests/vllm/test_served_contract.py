@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import numpy as np
 import pytest
 
 from kvforge import LLM
@@ -38,7 +37,7 @@ from tests.e2e.test_generation import (  # noqa: F401
     test_tensorrt_llm_whole_answer,
     test_text_models_stream_text,
 )
-from tests.support.serving.contract_outputs import OUTPUTS, REFUSED_OUTPUTS, VOCAB
+from tests.support.serving.contract_outputs import REFUSED_OUTPUTS, assert_output_comes
 from tests.support.serving.contract_probes import INPUTS, SAMPLED, SAMPLED_OFFLINE, Check, Probe, honoured
 
 RETENTION = {
@@ -90,10 +89,4 @@ def test_output_comes_when_asked_for(server: TritonServer, llm: LLM, model: str,
     if name in REFUSED_OUTPUTS or name == "generation_logits":
         assert name not in probe.responses()[0].tensors
         return
-    output = OUTPUTS[model][name]
-    (response,) = probe.responses(**output.inputs)
-    array = response.tensors[name]
-    vocab = llm.engine.config.vocab_size
-    assert array.shape == tuple(vocab if size == VOCAB else size for size in output.shape)
-    assert array.dtype == np.dtype(output.dtype)
-    assert output.check(probe, array)
+    assert_output_comes(probe, name)

@@ -80,10 +80,8 @@ def session_logits(session: EagerSession, tokens: list[int], chunk: int) -> Tens
     return torch.cat([driver.run(step) for step in steps])
 
 
-@pytest.mark.parametrize("case", MODELS)
-def test_a_plain_session_equals_transformers(case: str, tmp_path: Path) -> None:
-    family, changes = MODELS[case]
-    path = make_checkpoint(tmp_path / "model", family, **{"num_hidden_layers": 3, **changes})
+def assert_session_equals_transformers(path: Path) -> None:
+    """In every size of chunk."""
     session = session_of(path)
     tokens = tokens_of(session)
     model = transformers.AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager").eval()
@@ -91,6 +89,13 @@ def test_a_plain_session_equals_transformers(case: str, tmp_path: Path) -> None:
         expected = model(torch.tensor([tokens])).logits[0]
     for chunk in CHUNKS:
         assert_near(session_logits(session, tokens, chunk), expected, model_error(session.config, LENGTH), chunk)
+
+
+@pytest.mark.parametrize("case", MODELS)
+def test_a_plain_session_equals_transformers(case: str, tmp_path: Path) -> None:
+    family, changes = MODELS[case]
+    path = make_checkpoint(tmp_path / "model", family, **{"num_hidden_layers": 3, **changes})
+    assert_session_equals_transformers(path)
 
 
 @pytest.mark.parametrize("case", MODELS)

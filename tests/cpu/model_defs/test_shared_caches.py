@@ -6,14 +6,21 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 
 from kvforge.checkpoint.model import open_model, read_model_config
 from kvforge.common.errors import CheckpointError
 from kvforge.rewire.source import open_source
 from model_defs import ModelError, load_config
 from model_defs.reference import reference_logits
-from tests.cpu.model_defs.test_rotations import CHUNKS, LENGTH, PROMPT, session_logits, session_of, tokens_of
+from tests.cpu.model_defs.test_rotations import (
+    CHUNKS,
+    LENGTH,
+    PROMPT,
+    assert_session_equals_transformers,
+    session_logits,
+    session_of,
+    tokens_of,
+)
 from tests.support.models.checkpoints import SMALL, load_weights, make_checkpoint
 from tests.support.rounding import assert_near, model_error
 from tests.support.schedules.step_driver import StepDriver
@@ -51,14 +58,7 @@ def gemma(path: Path, case: str) -> Path:
 
 @pytest.mark.parametrize("case", MODELS)
 def test_a_session_equals_transformers(case: str, tmp_path: Path) -> None:
-    path = gemma(tmp_path, case)
-    session = session_of(path)
-    tokens = tokens_of(session)
-    model = transformers.AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager").eval()
-    with torch.no_grad():
-        expected = model(torch.tensor([tokens])).logits[0]
-    for chunk in CHUNKS:
-        assert_near(session_logits(session, tokens, chunk), expected, model_error(session.config, LENGTH), chunk)
+    assert_session_equals_transformers(gemma(tmp_path, case))
 
 
 def assert_skipping_changes_nothing(session: EagerSession, tokens: list[int], bound: float) -> None:

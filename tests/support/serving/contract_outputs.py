@@ -88,3 +88,15 @@ OUTPUTS: dict[str, dict[str, Output]] = {
 }
 REFUSED_OUTPUTS = {"context_logits": "return_context_logits"}
 """Outputs that nothing fills: asking for one is refused by its flag's name."""
+
+
+def assert_output_comes(probe: Probe, name: str) -> None:
+    """Ask for an output of the probe's model: it has the shape, the dtype and the values that it must have."""
+    assert name in OUTPUTS[probe.model], f"output {name} of {probe.model} has no check"
+    output = OUTPUTS[probe.model][name]
+    (response,) = probe.responses(**output.inputs)
+    array = response.tensors[name]
+    vocab = probe.llm.engine.config.vocab_size
+    assert array.shape == tuple(vocab if size == VOCAB else size for size in output.shape), (name, array.shape)
+    assert array.dtype == np.dtype(output.dtype), (name, array.dtype)
+    assert output.check(probe, array), (name, array)

@@ -30,7 +30,7 @@ def test_memory_by_hand() -> None:
     full = 32 * 2 * 8 * 128 * 2 * 4096
 
     def times(name: str) -> float:
-        return full / by_name[name].device_bytes(model, 4096)
+        return full / by_name[name].num_bytes(model, 4096)[0]
 
     assert times("full, bf16") == times("cut 16") == 1
     assert times("cut 16, 4-way AcrossKV") == 32 / 20
@@ -38,4 +38,5 @@ def test_memory_by_hand() -> None:
     assert times("int4") == pytest.approx(4 * 128 / (128 + 2 * 4))
     exact = 2 * 64 / 4096  # two pages in bf16 besides
     assert times("kivi2") == pytest.approx(1 / (3 / 16 + exact))
-    assert by_name["ShadowKV"].host_bytes(model, 4096) == full / 2 and by_name["int4"].host_bytes(model, 4096) == 0
+    on_host = {name: by_name[name].num_bytes(model, 4096)[1] for name in ("ShadowKV", "int4")}
+    assert on_host["ShadowKV"] == full / 2 and on_host["int4"] == 0
