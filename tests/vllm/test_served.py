@@ -6,13 +6,17 @@ from typing import Any
 import pytest
 
 from kvforge import LLM, SamplingParams
+from kvforge.compiler import BuildOptions
 from kvforge.evaluation.engine import EngineGenerator
+from kvforge.evaluation.score import is_correct
 from kvforge.serving.server.launcher import TritonServer
 from kvforge.tasks.prompt import make_examples
 from tests.support.serving.contract_outputs import LOG_PROBS
 from tests.support.serving.server import used_pages, wait_until
+from tests.support.sessions.eager import eager_session
 from tests.vllm.conftest import build, streamed
 
+SWIFTKV = Path(__file__).resolve().parents[2] / "model_defs" / "assets" / "tiny-swiftkv"
 PROMPTS = [[(7 * i * i + 3 * i + length) % 300 + 4 for i in range(length)] for length in (5, 40, 90, 300)]
 """The last one is longer than a step."""
 
@@ -70,20 +74,17 @@ def test_seeds_repeat_a_text(llm: LLM) -> None:
 
 
 def test_tasks_are_answered_alike(tmp_path: Path) -> None:
-    """The needle of the trained model, through both engines."""
-    from kvforge.compiler import BuildOptions
-    from tests.support.sessions.eager import eager_session
-
-    checkpoint = Path(__file__).resolve().parents[2] / "model_defs" / "assets" / "tiny-swiftkv"
-    engine = build(checkpoint, tmp_path / "tiny")
-    generator = EngineGenerator(engine, 400, show_progress=False)
-    examples = make_examples("needle_single", 399, generator._tokenizer.count, 24, 5)
-    prompts = [example.prompt for example in examples]
-    answers = generator(prompts)
-    generator.llm = LLM(
-        session=eager_session(checkpoint, BuildOptions(dtype="float32")), tokenizer=generator._tokenizer
-    )
-    assert answers == generator(prompts)
+    """The needle of the trained model: through kvforge's own graphs, and on vLLM with one rank and with two."""
+    answers: list[list[str]] = []
+    for num_ranks in (1, 2):
+        engine = build(SWIFTKV, tmp_path / f"ranks-{num_ranks}", num_ranks)
+        generator = EngineGenerator(engine, 400, show_progress=False)
+        examples = make_examples("needle_single", 399, generator._tokenizer.count, 24, 5)
+        answers.append(generator([example.prompt for example in examples]))
+    generator.llm = LLM(session=eager_session(SWIFTKV, BuildOptions(dtype="float32")), tokenizer=generator._tokenizer)
+    own = generator([example.prompt for example in examples])
+    assert answers == [own, own]
+    assert sum(map(is_correct, examples, own)) > len(examples) // 2
 
 
 def test_two_ranks_behind_triton(two_ranks: TritonServer, own: LLM) -> None:
