@@ -16,6 +16,7 @@ from typing import Any
 
 from kvforge.bench.workload import Workload
 from kvforge.vllm_engine.environment import in_interpreter, probe
+from kvforge.vllm_engine.vllm_core import UNCOMPILED
 from model_defs import families
 from perf.harness.command import add_report, add_work, begin_report, make_parser, positive, run_program
 from perf.harness.tables import markdown_table
@@ -34,12 +35,14 @@ def worker_command(work: Path, python: str, name: str, dtype: str) -> list[str]:
     architecture = family.architecture if variant.cut is None else family.swiftkv_architecture
     arguments = {
         "dtype": dtype,
-        "enforce_eager": name != NO_CUT,
+        "enforce_eager": name == EAGER,
         "kv_sharing_fast_prefill": variant.cut is not None,
         "hf_overrides": {"architectures": [architecture]},
         "skip_tokenizer_init": True,
     }
     checkpoint = checkpoint_of(work, variant)
+    if variant.cut is not None:
+        arguments["compilation_config"] = UNCOMPILED
     return in_interpreter(python, ["-m", "perf.peers.vllm_worker", str(checkpoint), json.dumps(arguments)])
 
 
