@@ -13,6 +13,7 @@ from dataclasses import asdict, astuple, dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from kvforge.common.errors import KvforgeError
 from kvforge.common.number_formats import QUANTIZED_WEIGHT_BYTES
@@ -29,7 +30,9 @@ from perf.peers.phases import PhaseTimes
 @dataclass(frozen=True)
 class Rates:
     """Best of several: FLOP/s of large square matrix products, bytes/s read (from large pages), and read plus written
-    by a copy. ``bf16_gemm`` is float32's rate where that is higher: a CPU without products of bfloat16 has these."""
+    by a copy. ``bf16_gemm`` and ``int8_gemm`` are float32's rate where that is higher: a CPU without products of
+    bfloat16 has these, and of bytes torch has no fast products there, so that int8 work can take less than its floor.
+    """
 
     bf16_gemm: float
     int8_gemm: float
@@ -94,20 +97,35 @@ def _decode_flops(shape: ModelShape, rows: int, context: int) -> tuple[float, fl
 
 
 def measure_rates(size: int = 2048, num_bytes: int = 1 << 28, runs: int = 7) -> Rates:
-    """Measure this machine with all of torch's threads; under a second."""
-    a, b = torch.randn(2, size, size).bfloat16()
-    wide_a, wide_b = a.float(), b.float()
-    c, d = torch.randint(-127, 128, (2, size, size), dtype=torch.int8)
+    """Measure this machine with all of torch's threads; under a second, and some seconds on a CPU that has no products
+    of bfloat16 or int8 of its own."""
     source = huge_page_memory(num_bytes).view(torch.int32).fill_(1)  # read up to twice as fast as ordinary memory
     target = torch.empty_like(source)
+    wide = _gemm_rate(torch.mm, lambda n: torch.randn(2, n, n), size, runs)
+    narrow = _gemm_rate(torch.mm, lambda n: torch.randn(2, n, n).bfloat16(), size, runs, least=wide / 2)
     return Rates(
-        bf16_gemm=2
-        * size**3
-        / min(_best_seconds(lambda: torch.mm(a, b), runs), _best_seconds(lambda: torch.mm(wide_a, wide_b), runs)),
-        int8_gemm=2 * size**3 / _best_seconds(lambda: torch._int_mm(c, d), runs),
+        bf16_gemm=max(narrow, wide),
+        int8_gemm=max(wide, _gemm_rate(torch._int_mm, _random_bytes, size, runs, least=wide / 2)),
         read=num_bytes / _best_seconds(lambda: torch.amax(source), runs),
         copy=2 * num_bytes / _best_seconds(lambda: target.copy_(source), runs),
     )
+
+
+def _random_bytes(size: int) -> Tensor:
+    return torch.randint(-127, 128, (2, size, size), dtype=torch.int8)
+
+
+def _gemm_rate(
+    product: Callable[[Tensor, Tensor], Any], pair: Callable[[int], Tensor], size: int, runs: int, least: float = 0.0
+) -> float:
+    """FLOP/s of the product of a pair of matrices of ``size``, or of small ones where these do not reach ``least``."""
+    small = size // 4
+    for n in (small, size):
+        a, b = pair(n)
+        rate = 2 * n**3 / _best_seconds(lambda a=a, b=b: product(a, b), runs if n == size else 1)
+        if rate < least:
+            break
+    return rate
 
 
 def _best_seconds(work: Callable[[], Any], runs: int) -> float:

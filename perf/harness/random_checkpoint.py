@@ -68,6 +68,30 @@ QWEN3_30B_A3B: dict[str, Any] = {
 }
 """Qwen3-30B-A3B's; an eighth of it has 6 layers."""
 
+GEMMA4_E2B: dict[str, Any] = {
+    "model_type": "gemma4_text",
+    "vocab_size": 262144,
+    "vocab_size_per_layer_input": 262144,
+    "hidden_size": 1536,
+    "intermediate_size": 6144,
+    "num_hidden_layers": 35,
+    "num_kv_shared_layers": 20,
+    "use_double_wide_mlp": True,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 1,
+    "head_dim": 256,
+    "global_head_dim": 512,
+    "hidden_size_per_layer_input": 256,
+    "layer_types": [*["sliding_attention"] * 4, "full_attention"] * 7,
+    "sliding_window": 512,
+    "final_logit_softcapping": 30.0,
+    "max_position_embeddings": 131072,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": True,
+}
+"""The text model of Gemma 4 E2B; most of its parameters are the tables that its token ids look up."""
+
 
 def with_cut(hf_config: Mapping[str, Any], cut: int | None, group_size: int = 1) -> dict[str, Any]:
     """Return the config of the model with a SwiftKV cut; a cut of None leaves it as it is."""
@@ -85,7 +109,7 @@ def write_checkpoint(
     path.mkdir(parents=True, exist_ok=True)
     hf = with_cut(hf_config, cut, group_size)
     (path / "config.json").write_text(json.dumps(hf, indent=1) + "\n")
-    sources = [source for spec in weight_specs(load_config(hf)) for source in spec.sources]
+    sources = {source.name: source for spec in weight_specs(load_config(hf)) for source in spec.sources}
     generator = torch.Generator().manual_seed(seed)
 
     def produce(spec: TensorSpec) -> Tensor:
@@ -93,7 +117,7 @@ def write_checkpoint(
             return torch.ones(spec.shape, dtype=spec.dtype)
         return (torch.randn(spec.shape, generator=generator) / math.sqrt(spec.shape[1])).to(spec.dtype)
 
-    specs = [TensorSpec(source.name, source.shape, torch.bfloat16) for source in sources]
+    specs = [TensorSpec(source.name, source.shape, torch.bfloat16) for source in sources.values()]
     write_safetensors(path / "model.safetensors", specs, produce)
     _write_tokenizer(path, hf["vocab_size"])
     return path
