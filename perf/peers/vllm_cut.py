@@ -3,8 +3,8 @@
     python -m perf.peers.vllm_cut --vllm-python VENV/bin/python --output perf/results/vllm-cut
 
 The 213M shape with random weights: without a cut as vLLM runs it (compiled) and as it is written (eager, which models
-with a cut are too), with a cut at half, and with 4-way AcrossKV above it. All stay loaded, each in a process of its
-own; in a round each has the same prompt, and who goes first changes with the round. The ratio is that of a round.
+with a cut are too), and with a cut at half and 4-way AcrossKV above it. All stay loaded, each in a process of its own;
+in a round each has the same prompt, and who goes first changes with the round. The ratio is that of a round.
 """
 
 import argparse
@@ -21,10 +21,10 @@ from model_defs import families
 from perf.harness.command import add_report, add_work, begin_report, make_parser, positive, run_program
 from perf.harness.tables import markdown_table
 from perf.peers.client import Worker
-from perf.peers.systems import CUT, CUT_4WAY, NO_CUT, VARIANTS, WORK, checkpoint_of
+from perf.peers.systems import CUT_4WAY, NO_CUT, VARIANTS, WORK, checkpoint_of
 
 EAGER = f"{NO_CUT}, eager"
-SYSTEMS = {NO_CUT: NO_CUT, EAGER: NO_CUT, CUT: CUT, CUT_4WAY: CUT_4WAY}
+SYSTEMS = {NO_CUT: NO_CUT, EAGER: NO_CUT, CUT_4WAY: CUT_4WAY}
 """What is measured, and the checkpoint that it runs."""
 
 
@@ -107,7 +107,7 @@ def table(report: dict[str, Any]) -> str:
 def main() -> int:
     parser = make_parser(__doc__)
     parser.add_argument("--vllm-python", required=True, help="python of vLLM's environment")
-    parser.add_argument("--input-tokens", type=positive, nargs="+", default=[512, 2048, 8192])
+    parser.add_argument("--input-tokens", type=positive, nargs="+", default=[512, 2048])
     parser.add_argument("--rounds", type=positive, default=5)
     parser.add_argument("--systems", nargs="+", choices=list(SYSTEMS), default=list(SYSTEMS), metavar="NAME")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")

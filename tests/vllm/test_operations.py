@@ -33,7 +33,7 @@ def running(request: pytest.FixtureRequest, engine_dir: Path, two_rank_engine: P
 def ranks(server: TritonServer) -> list[ProcessId]:
     """vLLM's processes of the ranks; the engine process itself has none where there are several."""
     started = children(engine_process(server).pid)
-    return [child for child in started if b"multiprocessing.spawn" in _command(child)]
+    return [child for child in started if b"VLLM::Worker" in _command(child)]
 
 
 def _command(process: ProcessId) -> bytes:
