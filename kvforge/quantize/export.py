@@ -81,6 +81,10 @@ def quantize_checkpoint(
     samples = calibration_samples(checkpoint.path, config.vocab_size, text, num_samples, num_tokens)
     if recipe == "int4":
         return _quantize_int4(checkpoint, config, output, samples, progress)
+    if config.latent is not None:
+        raise CheckpointError(
+            f"{checkpoint.path} keeps latents in place of K and V, which have no calibrated scales; give --recipe int4."
+        )
     with _quiet():
         mtq, export_hf_checkpoint = _modelopt()
         model = _load(checkpoint, config)

@@ -18,7 +18,7 @@ import pytest
 from kvforge.compiler.options import BuildOptions
 from kvforge.runtime import LLMEngine, SamplingParams
 from model_defs import families
-from tests.support.models.checkpoints import FAMILIES, make_checkpoint
+from tests.support.models.checkpoints import WITH_HEADS, make_checkpoint
 from tests.support.sessions.eager import eager_session
 
 if sys.version_info >= (3, 11):
@@ -109,7 +109,7 @@ def test_two_ranks(installed: Path, tmp_path: Path) -> None:
     assert on_vllm(installed, tmp_path, SWIFTKV, size=2)["tokens"] == own_tokens(SWIFTKV)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", WITH_HEADS)
 def test_families(family: str, installed: Path, tmp_path: Path) -> None:
     """With a ragged last group; heads of 32, which is the smallest that vLLM has for CPUs."""
     options = {"tie_word_embeddings": family == "qwen2", "head_dim": 32, "hidden_size": 128}
