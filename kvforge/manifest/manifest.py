@@ -180,9 +180,10 @@ class Manifest:
     @property
     def latent(self) -> LatentAttention | None:
         """The sizes of latent attention, where the model has that."""
-        sizes = (self.latent_rank, self.latent_rope_dim, self.latent_nope_dim, self.latent_value_dim)
-        known = [size for size in sizes if size is not None]
-        return LatentAttention(*known, self.query_rank) if len(known) == len(sizes) else None
+        rank, rope_dim, nope_dim = self.latent_rank, self.latent_rope_dim, self.latent_nope_dim
+        if rank is None or rope_dim is None or nope_dim is None or self.latent_value_dim is None:
+            return None
+        return LatentAttention(rank, rope_dim, nope_dim, self.latent_value_dim, self.query_rank)
 
     @property
     def query_dim(self) -> int:
