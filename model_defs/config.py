@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from model_defs.errors import ModelError
 from model_defs.experts import Experts
 from model_defs.kv_layout import owner_table
+from model_defs.latent import LatentAttention
 from model_defs.rope import RopeConfig
 
 
@@ -37,6 +38,8 @@ class ModelConfig:
     without a window, and ``layer_intermediate_sizes`` those of the MLPs, where they differ. ``v_norm`` norms values,
     without gains. ``layer_scalar`` multiplies what leaves each layer. ``logit_cap`` bounds logits by tanh. Each layer
     adds a projection of ``per_layer_input`` numbers of its own for each token, of a table for ``per_layer_vocab`` ids.
+
+    With ``latent`` a layer's K and V are one row of ``head_dim`` numbers, ``latent.width``, with a single KV head.
     """
 
     model_type: str
@@ -75,6 +78,7 @@ class ModelConfig:
     logit_cap: float | None = None
     per_layer_input: int = 0
     per_layer_vocab: int = 0
+    latent: LatentAttention | None = None
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
 
@@ -148,8 +152,8 @@ class ModelConfig:
         return dims if set(dims) != {self.head_dim} else ()
 
     def rotation_of(self, layer: int) -> tuple[RopeConfig, int]:
-        """How the heads of a layer rotate, and how many elements they have."""
-        return self.rope_of(layer), self.head_dim_of(layer)
+        """How the heads of a layer rotate, and how many elements they have, or their part that rotates by itself."""
+        return self.rope_of(layer), self.latent.rope_dim if self.latent else self.head_dim_of(layer)
 
     @property
     def rotations(self) -> tuple[tuple[RopeConfig, int], ...]:
@@ -170,7 +174,12 @@ class ModelConfig:
 
     def q_dim_of(self, layer: int) -> int:
         """Elements of one token's Q in a layer."""
-        return self.num_heads * self.head_dim_of(layer)
+        dim = self.latent.query_dim if self.latent else self.head_dim_of(layer)
+        return self.num_heads * dim
+
+    def attended_dim_of(self, layer: int) -> int:
+        """Elements that a layer's attention gives its output projection of one token."""
+        return self.num_heads * (self.latent.value_dim if self.latent else self.head_dim_of(layer))
 
     @property
     def kv_dim(self) -> int:
@@ -180,7 +189,7 @@ class ModelConfig:
     @property
     def q_dim(self) -> int:
         """Elements of one token's Q in a layer, where all have the same."""
-        return self.num_heads * self.head_dim
+        return self.q_dim_of(0)
 
     @property
     def has_cut(self) -> bool:

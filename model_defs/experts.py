@@ -14,8 +14,10 @@ MAX_EXPERTS = 2**12
 class Experts:
     """MLPs of ``intermediate_size``, of which a router chooses ``num_active`` of ``num_experts`` for each token.
 
-    ``normalize`` says that the chosen experts' probabilities are divided by their sum. ``layers`` have a mixture in
-    place of their MLP, ascending; all others are as in a model without one.
+    ``normalize`` says that the chosen experts' probabilities are divided by their sum; they are multiplied by
+    ``scaling``. ``layers`` have a mixture in place of their MLP, ascending; all others are as in a model without one.
+    Every token goes to ``num_shared`` more experts, which are one MLP of as many times the size. The experts are in
+    ``num_groups`` groups of neighbours, and a token chooses within the ``num_active_groups`` whose best is best.
     """
 
     num_experts: int
@@ -23,6 +25,10 @@ class Experts:
     intermediate_size: int
     normalize: bool
     layers: tuple[int, ...]
+    scaling: float = 1.0
+    num_shared: int = 0
+    num_groups: int = 1
+    num_active_groups: int = 1
 
     def __post_init__(self) -> None:
         if not 1 <= self.num_experts <= MAX_EXPERTS:
@@ -32,8 +38,19 @@ class Experts:
                 f"num_experts_per_tok is {self.num_active}; it must be from 1 to the {self.num_experts} experts of the "
                 "model."
             )
+        in_groups = self.num_experts // self.num_groups * self.num_active_groups
+        if self.num_experts % self.num_groups or not self.num_active <= in_groups <= self.num_experts:
+            raise ModelError(
+                f"{self.num_active} experts for each token cannot be chosen in {self.num_active_groups} of "
+                f"{self.num_groups} groups of {self.num_experts} experts; config.json is damaged."
+            )
         if not self.layers:
             raise ModelError("config.json has experts, but says of every layer that it has none.")
+
+    @property
+    def shared_size(self) -> int:
+        """The size of the shared experts as one MLP; 0 without them."""
+        return self.num_shared * self.intermediate_size
 
 
 def count_experts(hf: Mapping[str, Any], otherwise: int) -> int:

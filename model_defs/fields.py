@@ -14,6 +14,7 @@ MAX_FIELD = {
     "num_attention_heads": 2**12,
     "num_key_value_heads": 2**12,
     "head_dim": 2**12,
+    **dict.fromkeys(("kv_lora_rank", "q_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"), 2**14),
     "max_position_embeddings": 2**27,
     "original_max_position_embeddings": 2**27,
 }

@@ -17,9 +17,11 @@ from torch.nn import functional as F
 from model_defs.cache_insertion import CacheInsertion
 from model_defs.config import ModelConfig
 from model_defs.kv_layout import first_page
-from model_defs.layers import Block, KVScales, Linear, PolicyPart, Pool, RMSNorm, StepInputs, capped, scaled
+from model_defs.latent_layers import LatentInput, LatentRows, make_blocks
+from model_defs.layers import KVScales, Linear, PolicyPart, Pool, RMSNorm, StepInputs, capped, scaled
 from model_defs.per_layer import PerLayerInput
 from model_defs.rope import frequency_buffer, rope_cos_sin, rope_tables
+from plugins.latent_kv_write import latent_kv_write
 from plugins.rope_paged_kv_write import rope_paged_kv_write
 from plugins.speculative_verify import speculative_verify
 
@@ -114,7 +116,7 @@ class SingleInputKV(nn.Module):
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.kv = Linear(config.hidden_size, 2 * self.num_owners * config.kv_dim, config.qkv_bias)
 
-    def forward(self, hidden: Tensor) -> list[tuple[Tensor, Tensor]]:
+    def forward(self, hidden: Tensor) -> list[tuple[Tensor, ...]]:
         """Return (k, v), each ``[T, kv_heads, head_dim]`` and not rotated, per owner."""
         parts = [
             part.unflatten(-1, self.head_shape)
@@ -132,9 +134,12 @@ class LowerGraph(PositionedGraph):
         super().__init__(config, kv_scales, insertion)
         self.embed = Embedding(config)
         self.per_layer = PerLayerInput(config) if config.per_layer_input else None
-        self.layers = nn.ModuleDict({str(layer): Block(config, layer) for layer in range(config.cut)})
+        self.layers = make_blocks(config, range(config.cut))
         if config.is_swiftkv:
-            self.single_input = SingleInputKV(config)
+            self.single_input = SingleInputKV(config) if config.latent is None else LatentInput(config)
+            if config.latent is not None:
+                for owner in config.upper_owners:
+                    self.layers[str(owner)] = nn.ModuleDict({"rows": LatentRows(config.latent)})
             if config.qk_norm:
                 for owner in config.upper_owners:
                     norms = nn.ModuleDict({"k_norm": RMSNorm(config.head_dim, config.rms_norm_eps)})
@@ -180,9 +185,9 @@ class LowerGraph(PositionedGraph):
         for layer in range(config.cut):
             block, step, owner = self.layers[str(layer)], steps[layer], config.owner_of_layer[layer]
             if owner == layer:
-                q, k, v = block.project_qkv(hidden)
+                q, *kv = block.project_qkv(hidden)
                 index = len(new_pools)
-                new_pools.append(self._write(layer, k, v, pools[index], slot_mapping, step))
+                new_pools.append(self._write(layer, kv, pools[index], slot_mapping, step))
             else:
                 q, index = block.project_q(hidden), config.owners.index(owner)
             written, own_input = new_pools[index], None if own_inputs is None else own_inputs[:, layer]
@@ -190,21 +195,27 @@ class LowerGraph(PositionedGraph):
             hidden = block.finish(hidden, q, written, own, self.kv_scales[owner], own_input)
         if config.is_swiftkv:
             owned = self.single_input(hidden)
-            for owner, (k, v), pool in zip(config.upper_owners, owned, pools[config.cut :], strict=True):
-                if config.qk_norm:
-                    k = self.layers[str(owner)]["k_norm"](k)
-                new_pools.append(self._write(owner, k, v, pool, slot_mapping, steps[owner]))
+            for owner, kv, pool in zip(config.upper_owners, owned, pools[config.cut :], strict=True):
+                if config.qk_norm or config.latent is not None:
+                    make_key = self.layers[str(owner)]["k_norm" if config.qk_norm else "rows"]
+                    kv = (make_key(kv[0]), *kv[1:])
+                new_pools.append(self._write(owner, kv, pool, slot_mapping, steps[owner]))
         if own_inputs is not None and config.has_cut:
             hidden = torch.cat((hidden, own_inputs[:, config.cut :].flatten(1)), dim=-1)
         return hidden, new_pools
 
-    def _write(self, owner: int, k: Tensor, v: Tensor, pool: Pool, slot_mapping: Tensor, step: StepInputs) -> Pool:
+    def _write(self, owner: int, kv: Sequence[Tensor], pool: Pool, slot_mapping: Tensor, step: StepInputs) -> Pool:
+        """Write K and V, or rows, none rotated."""
+        if self.config.latent is not None:
+            return latent_kv_write(kv[0], step.cos, step.sin, slot_mapping, *pool)
         k_scale, v_scale = self.kv_scales[owner]
         cache = pool[: len(pool) - step.policy.num_pools]
         if self.owners_share:
             first_slot = self.first_page(owner, pool) * pool[0].shape[1]
             slot_mapping = torch.where(slot_mapping < 0, slot_mapping, slot_mapping + first_slot)
-        written = rope_paged_kv_write(k, v, step.cos, step.sin, slot_mapping, *cache, k_scale=k_scale, v_scale=v_scale)
+        written = rope_paged_kv_write(
+            kv[0], kv[1], step.cos, step.sin, slot_mapping, *cache, k_scale=k_scale, v_scale=v_scale
+        )
         pool = (*written, *pool[len(cache) :])
         if step.policy.after_write is not None:
             step.policy.after_write(pool, step.query_start, step.kv_length, step.page_table)
@@ -219,9 +230,7 @@ class UpperGraph(PositionedGraph):
         self, config: ModelConfig, kv_scales: Sequence[KVScales] = (), insertion: CacheInsertion | None = None
     ) -> None:
         super().__init__(config, kv_scales, insertion)
-        self.layers = nn.ModuleDict(
-            {str(layer): Block(config, layer) for layer in range(config.cut, config.num_layers)}
-        )
+        self.layers = make_blocks(config, range(config.cut, config.num_layers))
         num_own = config.num_layers - config.cut if config.per_layer_input else 0
         self.widths = [config.hidden_size, *[config.per_layer_input] * num_own]
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)

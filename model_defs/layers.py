@@ -147,16 +147,38 @@ class MixtureOfExperts(nn.Module):
         self.router = Linear(hidden_size, experts.num_experts, False, float32_out=True, quantizes=False)
         self.gate_up = ExpertLinear(experts.num_experts, hidden_size, 2 * inner, gated=True)
         self.down = ExpertLinear(experts.num_experts, inner, hidden_size)
+        self.groups, self.scaling = (experts.num_groups, experts.num_active_groups), experts.scaling
+        self.has_shared = experts.num_shared > 0
+        if self.has_shared:
+            self.shared_gate_up = Linear(hidden_size, 2 * experts.shared_size, False, gated=True)
+            self.shared_down = Linear(experts.shared_size, hidden_size, False, float32_out=True)
 
     def forward(self, x: Tensor, residual: Tensor) -> Tensor:
         """Return ``residual`` and what the chosen experts make of normed ``x``, each ``[T, hidden]``, added in float32
-        in the order of their probabilities."""
-        expert_ids, weights = route_experts(self.router(x), self.num_active, self.normalize)
+        in the order of their probabilities, and then what shared experts do."""
+        expert_ids, weights = self._route(self.router(x))
         parts = self.down(self.gate_up(x, expert_ids), expert_ids, float32_out=True)
         total = weights[:, 0, None] * parts[:, 0]
         for index in range(1, self.num_active):
             total = total + weights[:, index, None] * parts[:, index]
+        if self.has_shared:
+            total = total + self.shared_down(self.shared_gate_up(x))
         return (residual.float() + total).to(residual.dtype)
+
+    def _route(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the chosen experts int32 and what each of them counts, ``[T, num_active]``."""
+        num_groups, num_active_groups = self.groups
+        if num_active_groups == num_groups:
+            expert_ids, weights = route_experts(logits, self.num_active, self.normalize)
+        else:
+            best = logits.unflatten(-1, (num_groups, -1)).amax(-1)
+            groups, _ = route_experts(best, num_active_groups, False)
+            chosen = (groups[:, :, None] == torch.arange(num_groups, device=logits.device)).any(1)
+            of_group = chosen.repeat_interleave(logits.shape[-1] // num_groups, dim=-1)
+            expert_ids, weights = route_experts(logits.masked_fill(~of_group, -torch.inf), self.num_active, True)
+            if not self.normalize:
+                weights = logits.softmax(-1).gather(-1, expert_ids.long())
+        return expert_ids, weights if self.scaling == 1.0 else weights * self.scaling
 
 
 class Block(nn.Module):
@@ -168,22 +190,15 @@ class Block(nn.Module):
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
-        hidden, inner, head_dim = config.hidden_size, config.intermediate_of(layer), config.head_dim_of(layer)
-        q_dim, kv_dim = config.q_dim_of(layer), config.kv_dim_of(layer)
-        self.num_heads, self.num_kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, head_dim
+        hidden, inner = config.hidden_size, config.intermediate_of(layer)
+        self.num_heads, self.num_kv_heads = config.num_heads, config.num_kv_heads
+        self.head_dim = config.head_dim_of(layer)
         self.window = config.layer_windows[layer]
         self.scale = config.score_scale(layer)
         self.has_own_kv = config.has_own_kv(layer)
         self.input_norm = RMSNorm(hidden, config.rms_norm_eps)
-        if self.has_own_kv:
-            self.qkv = Linear(hidden, q_dim + 2 * kv_dim, config.qkv_bias)
-        else:
-            self.q = Linear(hidden, q_dim, config.qkv_bias)
-        self.q_norm = RMSNorm(head_dim, config.rms_norm_eps) if config.qk_norm else nn.Identity()
-        has_k_norm = config.qk_norm and self.has_own_kv
-        self.k_norm = RMSNorm(head_dim, config.rms_norm_eps) if has_k_norm else nn.Identity()
-        self.v_norm = BareNorm(config.rms_norm_eps) if config.v_norm else nn.Identity()
-        self.o = Linear(q_dim, hidden, config.output_bias)
+        self.add_projections(config, layer)
+        self.o = Linear(config.attended_dim_of(layer), hidden, config.output_bias)
         self.post_norm = RMSNorm(hidden, config.rms_norm_eps)
         self.has_experts = config.has_experts(layer)
         if self.has_experts and config.experts is not None:
@@ -202,7 +217,19 @@ class Block(nn.Module):
             self.own_norm = RMSNorm(hidden, config.rms_norm_eps)
         self.scalar = nn.Parameter(torch.empty(SCALAR_COPIES)) if config.layer_scalar else None
 
-    def project_qkv(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def add_projections(self, config: ModelConfig, layer: int) -> None:
+        """Register what makes q, k and v."""
+        hidden, q_dim, kv_dim = config.hidden_size, config.q_dim_of(layer), config.kv_dim_of(layer)
+        if self.has_own_kv:
+            self.qkv = Linear(hidden, q_dim + 2 * kv_dim, config.qkv_bias)
+        else:
+            self.q = Linear(hidden, q_dim, config.qkv_bias)
+        self.q_norm = RMSNorm(self.head_dim, config.rms_norm_eps) if config.qk_norm else nn.Identity()
+        has_k_norm = config.qk_norm and self.has_own_kv
+        self.k_norm = RMSNorm(self.head_dim, config.rms_norm_eps) if has_k_norm else nn.Identity()
+        self.v_norm = BareNorm(config.rms_norm_eps) if config.v_norm else nn.Identity()
+
+    def project_qkv(self, hidden: Tensor) -> tuple[Tensor, ...]:
         """Return q ``[T, heads, d]``, k and v ``[T, kv_heads, d]``, none rotated (owners below the cut)."""
         kv_dim = self.num_kv_heads * self.head_dim
         q, k, v = self.qkv(hidden, self.input_norm).split((self.num_heads * self.head_dim, kv_dim, kv_dim), -1)
@@ -232,34 +259,34 @@ class Block(nn.Module):
         return hidden if self.scalar is None else hidden * self.scalar[:1]
 
     def _attend(self, hidden: Tensor, q: Tensor, pool: Pool, step: StepInputs, kv_scales: KVScales) -> Tensor:
+        policy, before = step.policy, hidden
+        attended = self.attended(q, pool, step, kv_scales).flatten(1)
+        hidden = hidden + self.o_norm(self.o(attended)) if self.branch_norms else self.o(attended, residual=hidden)
+        if policy.after_attention is not None:
+            policy.after_attention(before, hidden, pool, step.query_start)
+        return hidden
+
+    def attended(self, q: Tensor, pool: Pool, step: StepInputs, kv_scales: KVScales) -> Tensor:
+        """Return ``[T, heads, d]`` of q ``[T, heads, d]``, not rotated."""
         q = apply_rope(q, step.cos, step.sin)
         policy, pages = step.policy, (step.query_start, step.kv_length, step.page_table)
         k_scales, v_scales = pool[2 : len(pool) - policy.num_pools] or (None, None)
         if policy.before_attention is not None:
             policy.before_attention(q, pool, *pages, self.scale, kv_scales[0])
         if policy.attention is not None:
-            attended = policy.attention(q, pool, *pages, self.scale, kv_scales, self.window)
-        else:
-            attended = paged_attention(
-                q,
-                pool[0],
-                pool[1],
-                *pages,
-                self.scale,
-                self.window,
-                k_scales,
-                v_scales,
-                k_scale=kv_scales[0],
-                v_scale=kv_scales[1],
-            )
-        before = hidden
-        if self.branch_norms:
-            hidden = hidden + self.o_norm(self.o(attended.flatten(1)))
-        else:
-            hidden = self.o(attended.flatten(1), residual=hidden)
-        if policy.after_attention is not None:
-            policy.after_attention(before, hidden, pool, step.query_start)
-        return hidden
+            return policy.attention(q, pool, *pages, self.scale, kv_scales, self.window)
+        return paged_attention(
+            q,
+            pool[0],
+            pool[1],
+            *pages,
+            self.scale,
+            self.window,
+            k_scales,
+            v_scales,
+            k_scale=kv_scales[0],
+            v_scale=kv_scales[1],
+        )
 
     def _mlp(self, hidden: Tensor) -> Tensor:
         if self.has_experts:

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from model_defs.config import ModelConfig
+from model_defs.latent import LATENT_EPS
 from model_defs.rope import RopeConfig
 from plugins.kv_quantization import INT4, LARGEST, dequantize, dynamic_scale, quantize
 from plugins.kv_rotation import rotate_heads
@@ -34,12 +35,12 @@ def _rotate(x: Tensor, rope: RopeConfig) -> Tensor:
 
 
 Attend = Callable[[int, Tensor, Tensor, Tensor, int], Tensor]
-"""Attention over the cache of an owner: of its number, rotated q ``[heads, n, d]`` and k ``[kv_heads, n, d]``, v and
-the window, it returns ``[n, heads * d]``."""
+"""Attention over the cache of an owner: of its number, rotated q ``[heads, n, d]`` and k ``[kv_heads, n, d]``, v
+``[kv_heads, n, v]`` and the window, it returns ``[n, heads * v]``."""
 
 
 def attend(owner: int, q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
-    """Causal attention of ``[heads, n, d]`` over ``[kv_heads, n, d]``; returns ``[n, heads * d]``."""
+    """Causal attention of ``[heads, n, d]`` over k ``[kv_heads, n, d]`` and v; see ``Attend``."""
     heads, tokens, head_dim = q.shape
     k, v = (x.repeat_interleave(heads // k.shape[0], dim=0) for x in (k, v))
     row, column = torch.arange(tokens)[:, None], torch.arange(tokens)[None, :]
@@ -48,7 +49,7 @@ def attend(owner: int, q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
         seen &= column > row - window
     scores = (q.float() @ k.float().transpose(1, 2)) * head_dim**-0.5
     weights = scores.masked_fill(~seen, float("-inf")).softmax(-1)
-    return (weights @ v.float()).to(q.dtype).transpose(0, 1).reshape(tokens, heads * head_dim)
+    return (weights @ v.float()).to(q.dtype).transpose(0, 1).flatten(1)
 
 
 def _cached(x: Tensor, kv_dtype: torch.dtype, scale: float | None) -> Tensor:
@@ -73,12 +74,64 @@ def _experts(config: ModelConfig, linear: Callable[[Tensor, str], Tensor], x: Te
     """Every expert on every token; those that the router does not choose have weight 0."""
     assert config.experts is not None
     probabilities = linear(x, f"{name}.gate").float().softmax(-1)
-    chosen = probabilities.sort(descending=True, stable=True).indices[:, : config.experts.num_active]
+    best = probabilities.unflatten(1, (config.experts.num_groups, -1)).amax(-1)
+    groups = best.sort(descending=True, stable=True).indices[:, : config.experts.num_active_groups]
+    in_groups = torch.zeros_like(best).scatter(1, groups, 1.0)
+    eligible = probabilities * in_groups.repeat_interleave(probabilities.shape[1] // best.shape[1], dim=1)
+    chosen = eligible.sort(descending=True, stable=True).indices[:, : config.experts.num_active]
     weights = torch.zeros_like(probabilities).scatter(1, chosen, probabilities.gather(1, chosen))
     if config.experts.normalize:
         weights = weights / weights.sum(-1, keepdim=True)
     parts = [_mlp(config, linear, x, f"{name}.experts.{expert}") for expert in range(config.experts.num_experts)]
-    return sum(part.float() * weights[:, expert, None] for expert, part in enumerate(parts)).to(x.dtype)
+    weights = weights * config.experts.scaling
+    total = sum(part.float() * weights[:, expert, None] for expert, part in enumerate(parts))
+    if config.experts.num_shared:
+        total = total + _mlp(config, linear, x, f"{name}.shared_experts").float()
+    return total.to(x.dtype)
+
+
+def _latent_kv(
+    config: ModelConfig,
+    linear: Callable[[Tensor, str], Tensor],
+    weights: Mapping[str, Tensor],
+    x: Tensor,
+    name: str,
+    suffix: str,
+    cached: Callable[[Tensor], Tensor],
+) -> tuple[Tensor, Tensor]:
+    """K ``[heads, n, d]``, rotated, and V ``[heads, n, v]`` that are made of a token's latent, where ``cached`` returns
+    what attention reads back of rows ``[1, n, width]`` (DeepSeek-V2, arXiv 2405.04434, section 2.1.2)."""
+    latent = config.latent
+    assert latent is not None
+    compressed, shared = linear(x, f"{name}.kv_a_proj_with_mqa{suffix}").split((latent.rank, latent.rope_dim), -1)
+    compressed = _rms_norm(compressed, weights[f"{name}.kv_a_layernorm{suffix}.weight"], LATENT_EPS)
+    rows = cached(torch.cat((compressed[None], _rotate(shared[None], config.rope)), -1))
+    compressed, shared = rows.split((latent.rank, latent.rope_dim), -1)
+    heads = linear(compressed[0], f"{name}.kv_b_proj{suffix}").unflatten(-1, (config.num_heads, -1)).transpose(0, 1)
+    keys, values = heads.split((latent.nope_dim, latent.value_dim), -1)
+    return torch.cat((keys, shared.expand(config.num_heads, -1, -1)), -1), values
+
+
+def _latent_queries(
+    config: ModelConfig,
+    linear: Callable[[Tensor, str], Tensor],
+    weights: Mapping[str, Tensor],
+    x: Tensor,
+    name: str,
+    suffix: str,
+) -> Tensor:
+    """Rotated q ``[heads, n, d]``; only the last part of each rotates."""
+    latent = config.latent
+    assert latent is not None
+    if latent.query_rank is None:
+        q = linear(x, f"{name}.q_proj{suffix}")
+    else:
+        gain = weights[f"{name}.q_a_layernorm{suffix}.weight"]
+        q = linear(_rms_norm(linear(x, f"{name}.q_a_proj{suffix}"), gain, LATENT_EPS), f"{name}.q_b_proj{suffix}")
+    unrotated, rotated = (
+        q.unflatten(-1, (config.num_heads, -1)).transpose(0, 1).split((latent.nope_dim, latent.rope_dim), -1)
+    )
+    return torch.cat((unrotated, _rotate(rotated, config.rope)), -1)
 
 
 def reference_logits(
@@ -149,6 +202,9 @@ def reference_hidden(
     def branch(x: Tensor, name: str) -> Tensor:
         return norm(x, name) if config.branch_norms else x
 
+    def cached(rows: Tensor) -> Tensor:
+        return rows if kv_dtype is None else _cached(rows, kv_dtype, None)
+
     embedded = weights["model.embed_tokens.weight"][input_ids]
     hidden = embedded * torch.tensor(config.embedding_scale, dtype=embedded.dtype)
     own_inputs = _own_inputs(config, weights, input_ids, hidden) if config.per_layer_input else hidden
@@ -164,10 +220,15 @@ def reference_hidden(
             single_input = norm(hidden, "model.norm_swiftkv")
         x = norm(hidden, f"{prefix}.input_layernorm")
         attention, rope = f"{prefix}.self_attn", config.rope_of(layer)
-        q = _rotate(heads(x, f"{attention}.q_proj{suffix}", f"{attention}.q_norm{suffix}"), rope)
-        q = q * (config.score_scale(layer) * config.head_dim_of(layer) ** 0.5)  # in place of ``attend``'s
-        if owner == layer:
-            source = single_input if above else x
+        if config.latent is not None:
+            q = _latent_queries(config, linear, weights, x, attention, suffix)
+        else:
+            q = _rotate(heads(x, f"{attention}.q_proj{suffix}", f"{attention}.q_norm{suffix}"), rope)
+        q = q * (config.score_scale(layer) * q.shape[-1] ** 0.5)  # in place of ``attend``'s
+        source = single_input if above else x
+        if owner == layer and config.latent is not None:
+            shared[owner] = _latent_kv(config, linear, weights, source, attention, suffix, cached)
+        elif owner == layer:
             k = heads(source, f"{attention}.k_proj{suffix}", f"{attention}.k_norm{suffix}")
             k, v = _rotate(k, rope), heads(source, f"{attention}.v_proj{suffix}", None)
             v = _rms_norm(v, torch.ones_like(v[0, 0]), config.rms_norm_eps) if config.v_norm else v

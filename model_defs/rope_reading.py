@@ -131,6 +131,17 @@ def _yarn(parameters: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def score_growth(hf: Mapping[str, Any]) -> float:
+    """Return what scores are multiplied by where ``mscale_all_dim`` of YaRN says so: its amplitude, squared."""
+    parameters: dict[str, Any] = {}
+    for field in ("rope_scaling", "rope_parameters"):
+        parameters.update(hf.get(field) or {})
+    scale = parameters.get("mscale_all_dim")
+    if not scale or parameters.get("rope_type", parameters.get("type", "default")) != "yarn":
+        return 1.0
+    return _growth(_factor(parameters["factor"], "factor"), _factor(scale, "mscale_all_dim")) ** 2
+
+
 def _growth(factor: float, scale: float) -> float:
     """YaRN's amplitude for a context that is ``factor`` times the original one (arXiv 2309.00071, equation 22)."""
     return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0

@@ -14,29 +14,40 @@ from model_defs.rope import RopeConfig
 
 @dataclass(frozen=True)
 class RotaryRows:
-    """The rows of a tensor that holds whole heads of q or k in dim 0. With ``is_last`` no other tensor comes between
-    them and the rotation, and they take the amplitude."""
+    """The rows of a tensor that holds whole heads of q or k in dim 0: in each ``passed`` elements that stay, and
+    ``head_dim`` that ``rope`` knows of. With ``is_last`` no other tensor comes between them and the rotation, and they
+    take the amplitude."""
 
     rope: RopeConfig
     head_dim: int
     is_last: bool = True
+    passed: int = 0
+
+    @property
+    def size(self) -> int:
+        """Rows of a head."""
+        return self.passed + self.head_dim
 
     @property
     def is_nothing(self) -> bool:
         """Whether the engine's rows are the checkpoint's."""
-        return self.order(self.head_dim) is None and self.factors(self.head_dim) is None
+        return self.order(self.size) is None and self.factors(self.size) is None
 
     def order(self, num_rows: int) -> Tensor | None:
         """Return where the checkpoint has each of the engine's rows, int64 ``[num_rows]``; None where they are as
         there."""
         order = head_order(self.rope, self.head_dim)
-        return None if order is None else (torch.arange(0, num_rows, self.head_dim)[:, None] + order).flatten()
+        if order is None:
+            return None
+        order = torch.cat((torch.arange(self.passed), self.passed + order))
+        return (torch.arange(0, num_rows, self.size)[:, None] + order).flatten()
 
     def factors(self, num_rows: int) -> Tensor | None:
         """Return what each of the engine's rows is multiplied by, fp32 ``[num_rows]``; None for 1 everywhere."""
         if not self.is_last or self.rope.amplitude == 1.0:
             return None
-        return amplitudes(self.rope, self.head_dim).repeat(2 * num_rows // self.head_dim)
+        of_head = torch.cat((torch.ones(self.passed), amplitudes(self.rope, self.head_dim).repeat(2)))
+        return of_head.repeat(num_rows // self.size)
 
     def __call__(self, rows: Tensor) -> Tensor:
         """Return the engine's rows of the checkpoint's ``[num_rows, …]``: in fp32 or wider where they are multiplied,

@@ -10,25 +10,47 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from model_defs.config import ModelConfig
+from model_defs.latent import LatentAttention
 from model_defs.rotary_rows import RotaryRows
 
 SCALAR_COPIES = 16
 """How often an engine has a layer's scalar: compiling takes tensors of up to 8 elements for constants of the code."""
 
-_PROJECTION = re.compile(r"model\.layers\.(\d+)\.self_attn\.[qkv]_(proj|norm)\.")
+_PROJECTION = re.compile(
+    r"model\.layers\.(\d+)\.self_attn\.([qkv]_(proj|norm)|(q|kv)_(a_proj(_with_mqa)?|a_layernorm|b_proj))\."
+)
 _ROTATED = re.compile(r"\.(\d+)\.self_attn\.[qk]_(proj|norm)(_swiftkv)?\.")
 _NORM = re.compile(r"norm(_swiftkv|_early_exit)?\.weight$")
+_LATENT = re.compile(r"\.self_attn\.(q_proj|q_b_proj|kv_a_proj_with_mqa)(_swiftkv)?\.weight$")
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows ``start`` to ``stop`` of a tensor, ``transposed`` as columns."""
+
+    start: int
+    stop: int
+    transposed: bool = False
 
 
 @dataclass(frozen=True)
 class Source:
     """One checkpoint tensor, the shape it must have, and how its rows become the engine's where they do not stay; first
-    ``offset`` is added to its elements."""
+    ``offset`` is added to its elements. With ``rows`` only those are taken."""
 
     name: str
     shape: tuple[int, ...]
     rotary: RotaryRows | None = None
     offset: float = 0.0
+    rows: Rows | None = None
+
+    @property
+    def taken_shape(self) -> tuple[int, ...]:
+        """The shape of what the engine takes of it."""
+        if self.rows is None:
+            return self.shape
+        taken = (self.rows.stop - self.rows.start, *self.shape[1:])
+        return taken[::-1] if self.rows.transposed else taken
 
 
 @dataclass(frozen=True)
@@ -47,7 +69,8 @@ class WeightSpec:
         """Shape of the fused tensor."""
         if self.stacked:
             return (self.stacked, *self.matrices[0].shape)
-        return (sum(source.shape[0] for source in self.sources), *self.sources[0].shape[1:])
+        taken = [source.taken_shape for source in self.sources]
+        return (sum(shape[0] for shape in taken), *taken[0][1:])
 
     @property
     def matrices(self) -> "tuple[WeightSpec, ...]":
@@ -78,6 +101,51 @@ def _experts(config: ModelConfig, name: str, source: str) -> Iterator[WeightSpec
     for part, projections, shape in parts:
         names = [f"{source}.experts.{expert}.{one}_proj.weight" for expert in range(count) for one in projections]
         yield WeightSpec(f"{name}.{part}.weight", tuple(Source(each, shape) for each in names), count)
+    if shared := config.experts.shared_size:
+        gate_up = [(f"{source}.shared_experts.{one}_proj", shared) for one in ("gate", "up")]
+        yield from _linear(f"{name}.shared_gate_up", gate_up, hidden, False)
+        yield from _linear(f"{name}.shared_down", [(f"{source}.shared_experts.down_proj", hidden)], shared, False)
+
+
+def _attention(config: ModelConfig, layer: int, name: str, source: str, suffix: str) -> Iterator[WeightSpec]:
+    """Yield what makes a layer's q, and its k and v where they are its own."""
+    hidden, q_dim, kv_dim = config.hidden_size, config.q_dim_of(layer), config.kv_dim_of(layer)
+    has_own_kv = config.has_own_kv(layer)
+    projections = [(f"{source}.q_proj{suffix}", q_dim)]
+    if has_own_kv:
+        projections += [(f"{source}.k_proj", kv_dim), (f"{source}.v_proj", kv_dim)]
+    yield from _linear(f"{name}.{'qkv' if has_own_kv else 'q'}", projections, hidden, config.qkv_bias)
+    if config.qk_norm:
+        yield _norm(f"{name}.q_norm", f"{source}.q_norm{suffix}", config.head_dim_of(layer))
+        if layer in config.owners:
+            yield _norm(f"{name}.k_norm", f"{source}.k_norm{suffix}", config.head_dim_of(layer))
+
+
+def _latent_attention(
+    config: ModelConfig, latent: LatentAttention, layer: int, name: str, source: str, suffix: str
+) -> Iterator[WeightSpec]:
+    """Yield the same of latent attention, with the matrices of the heads, a part of one tensor for each."""
+    hidden, q_dim, rank = config.hidden_size, config.q_dim_of(layer), latent.rank
+    has_own_kv, query_rank = config.has_own_kv(layer), latent.query_rank
+    first = (f"{source}.q_proj{suffix}", q_dim) if query_rank is None else (f"{source}.q_a_proj{suffix}", query_rank)
+    own = [(f"{source}.kv_a_proj_with_mqa", latent.width)] if has_own_kv else []
+    yield from _linear(f"{name}.{'qkv' if has_own_kv else 'q'}", [first, *own], hidden, False)
+    if query_rank is not None:
+        yield _norm(f"{name}.query_norm", f"{source}.q_a_layernorm{suffix}", query_rank)
+        yield from _linear(f"{name}.query", [(f"{source}.q_b_proj{suffix}", q_dim)], query_rank, False)
+    if layer not in config.owners:
+        return
+    yield _norm(f"{name}.rows.norm", f"{source}.kv_a_layernorm{suffix}", rank)
+    each, split = latent.expanded_dim, latent.nope_dim
+    starts = range(0, config.num_heads * each, each)
+    of_heads = {
+        "absorb": [Rows(start, start + split, transposed=True) for start in starts],
+        "expand": [Rows(start + split, start + each) for start in starts],
+    }
+    whole = Source(f"{source}.kv_b_proj{suffix}.weight", (config.num_heads * each, rank))
+    for part, rows in of_heads.items():
+        sources = tuple(replace(whole, rows=one) for one in rows)
+        yield WeightSpec(f"{name}.of_heads.{part}.weight", sources, config.num_heads)
 
 
 def _extras(config: ModelConfig, name: str, source: str) -> Iterator[WeightSpec]:
@@ -114,11 +182,22 @@ def _as_stored(source: Source, config: ModelConfig) -> Source:
 
 def _rotated(source: Source, config: ModelConfig) -> Source:
     """A source of q or k as the engine stores it; any other as it is."""
+    if config.latent is not None:
+        return _rotated_latent(source, config, config.latent)
     part = _ROTATED.search(source.name)
     if part is None:
         return source
     is_last = part[2] == "norm" or not config.qk_norm
     rotary = RotaryRows(*config.rotation_of(int(part[1])), is_last)
+    return source if rotary.is_nothing else replace(source, rotary=rotary)
+
+
+def _rotated_latent(source: Source, config: ModelConfig, latent: LatentAttention) -> Source:
+    part = _LATENT.search(source.name)
+    if part is None:
+        return source
+    passed = latent.rank if part[1].startswith("kv") else latent.nope_dim
+    rotary = RotaryRows(config.rope, latent.rope_dim, passed=passed)
     return source if rotary.is_nothing else replace(source, rotary=rotary)
 
 
@@ -133,19 +212,14 @@ def _specs(config: ModelConfig) -> Iterator[WeightSpec]:
     for layer in range(config.num_layers):
         name, source = f"layers.{layer}", f"model.layers.{layer}"
         attention = f"{source}.self_attn"
-        has_own_kv = config.has_own_kv(layer)
-        suffix = "_swiftkv" if layer >= config.cut and config.is_swiftkv else ""
-        q_dim, kv_dim, inner = config.q_dim_of(layer), config.kv_dim_of(layer), config.intermediate_of(layer)
-        projections = [(f"{attention}.q_proj{suffix}", q_dim)]
-        if has_own_kv:
-            projections += [(f"{attention}.k_proj", kv_dim), (f"{attention}.v_proj", kv_dim)]
+        suffix, inner = "_swiftkv" if layer >= config.cut and config.is_swiftkv else "", config.intermediate_of(layer)
         yield _norm(f"{name}.input_norm", f"{source}.input_layernorm", hidden)
-        yield from _linear(f"{name}.{'qkv' if has_own_kv else 'q'}", projections, hidden, config.qkv_bias)
-        if config.qk_norm:
-            yield _norm(f"{name}.q_norm", f"{attention}.q_norm{suffix}", config.head_dim_of(layer))
-            if layer in config.owners:
-                yield _norm(f"{name}.k_norm", f"{attention}.k_norm{suffix}", config.head_dim_of(layer))
-        yield from _linear(f"{name}.o", [(f"{attention}.o_proj", hidden)], q_dim, config.output_bias)
+        if config.latent is None:
+            yield from _attention(config, layer, name, attention, suffix)
+        else:
+            yield from _latent_attention(config, config.latent, layer, name, attention, suffix)
+        attended = config.attended_dim_of(layer)
+        yield from _linear(f"{name}.o", [(f"{attention}.o_proj", hidden)], attended, config.output_bias)
         if config.branch_norms:
             yield _norm(f"{name}.o_norm", f"{source}.{config.layer_norms.of_attention}", hidden)
             yield _norm(f"{name}.down_norm", f"{source}.{config.layer_norms.of_mlp}", hidden)
@@ -159,10 +233,11 @@ def _specs(config: ModelConfig) -> Iterator[WeightSpec]:
         yield from _linear(f"{name}.down", [(f"{source}.mlp.down_proj", hidden)], inner, config.mlp_bias)
     if config.is_swiftkv:
         yield _norm("single_input.norm", "model.norm_swiftkv", hidden)
+        parts = ("k_proj", "v_proj") if config.latent is None else ("kv_a_proj_with_mqa",)
         leaders = [
-            (f"model.layers.{owner}.self_attn.{part}_proj_swiftkv", config.kv_dim)
+            (f"model.layers.{owner}.self_attn.{part}_swiftkv", config.kv_dim)
             for owner in config.upper_owners
-            for part in ("k", "v")
+            for part in parts
         ]
         yield from _linear("single_input.kv", leaders, hidden, config.qkv_bias)
     yield _norm("norm", "model.norm", hidden)

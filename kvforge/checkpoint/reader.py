@@ -131,13 +131,22 @@ class Checkpoint:
                 "this kind are not supported, use a bf16, fp16 or fp32 one."
             )
 
-    def read(self, name: str, shape: Sequence[int], dtype: torch.dtype | None = None) -> Tensor:
+    def read(
+        self,
+        name: str,
+        shape: Sequence[int],
+        dtype: torch.dtype | None = None,
+        rows: tuple[int, int] | None = None,
+    ) -> Tensor:
         """Return tensor ``name`` in ``dtype``, by default as it is stored; a quantized weight is dequantized in fp32.
+        With ``rows`` (first, end) only those are returned.
 
         Raises CheckpointError as :meth:`check` does, for an element that is not finite in ``dtype``, and for a scale
         that is not positive and finite or has not one value for the tensor or for each of its rows.
         """
         self.check(name, shape)
+        if rows is not None:
+            return self._part_of(name, rows, shape[0]).read(name, (rows[1] - rows[0], *shape[1:]), dtype)
         stored = self._format_of(name)
         if stored is not None:
             tensor = self._rows(name, stored.dequantize(self, self.whole(name)))
@@ -148,6 +157,12 @@ class Checkpoint:
         tensor = tensor.to(dtype or tensor.dtype)
         check_finite(tensor, name, self.path)
         return tensor
+
+    def _part_of(self, name: str, rows: tuple[int, int], total: int) -> "Checkpoint":
+        """The checkpoint with a tensor that is only these rows of itself."""
+        part = self.parts.get(name, Part(name, 0, total, total))
+        own = replace(part, start=part.start + rows[0], stop=part.start + rows[1])
+        return replace(self, parts={**self.parts, name: own})
 
     def codes(self, name: str) -> Codes | None:
         """Return weight ``name`` in 4 bits, as int4 engines keep it, where the checkpoint stores it so; else None."""

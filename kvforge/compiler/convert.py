@@ -113,7 +113,7 @@ class _Packed:
         zero_points, parts = INT4[self.dtype], []
         for source in spec.sources:
             self.checkpoint.check(source.name, source.shape)
-            codes = self.checkpoint.codes(source.name)
+            codes = self.checkpoint.codes(source.name) if source.rows is None else None
             if codes is None:
                 codes = round_to_codes(_read(self.checkpoint, source), zero_points)
             elif source.rotary is not None:
@@ -124,6 +124,9 @@ class _Packed:
 
 def _read(checkpoint: Checkpoint, source: Source, dtype: torch.dtype | None = None) -> Tensor:
     """A source as the engine has it, in ``dtype``; with None as it is stored, or in fp32 where it was changed."""
+    if source.rows is not None:
+        rows = checkpoint.read(source.name, source.shape, dtype, rows=(source.rows.start, source.rows.stop))
+        return rows.T.contiguous() if source.rows.transposed else rows
     if source.rotary is None and not source.offset:
         return checkpoint.read(source.name, source.shape, dtype)
     rows = checkpoint.read(source.name, source.shape)

@@ -63,9 +63,10 @@ def pool_specs(config: ModelConfig, options: ResolvedOptions, owner: int) -> lis
     """Return shape, with example sizes in the first dimension, and dtype of each tensor of an owner's pool."""
     heads, dim, dtype = config.num_kv_heads, config.head_dim_of(owner), options.torch_kv_dtype
     slots = (_EXACT_PAGES if options.policy.seals_pages else _PAGES, options.page_size, heads)
-    specs: list[tuple[tuple[int, ...], torch.dtype]] = [((*slots, stored_dim(dim, dtype)), dtype)] * 2
+    count = 2 if config.latent is None else 1
+    specs: list[tuple[tuple[int, ...], torch.dtype]] = [((*slots, stored_dim(dim, dtype)), dtype)] * count
     if options.has_scale_pools:
-        specs += [(slots, torch.float32)] * 2
+        specs += [(slots, torch.float32)] * count
     rows = {"pages": _STATE_PAGES, "sequences": _SLOTS, "cache": _PAGES}
     cache = OwnerCache(heads, dim, options.page_size, options.kv_element_bits, num_heads=config.num_heads)
     for pool in options.policy.state_pools(cache):

@@ -96,8 +96,8 @@ def _check_cache(
             inserted.append(node)
             continue
         owner = _owner(graph, node, pools, options)
-        found = tuple(argument(node, scale) for scale in ("k_scale", "v_scale"))
-        if found != scales[owner]:
+        found = tuple(argument(node, scale) for scale in ("k_scale", "v_scale") if _takes(node, scale))
+        if found != scales[owner][: len(found)]:
             _fail(graph, node, f"takes {found} as the scales of layer {owner}, which are {scales[owner]}")
         if name in _CACHE_WRITERS:
             if owner in reads:
@@ -146,7 +146,8 @@ def _pool_inputs(graph: ExportedGraph, config: ModelConfig, options: ResolvedOpt
     policy."""
     specs = pool_specs(config, options, config.owners[0])
     state = options.policy.named_pools
-    roles = (*_POOL_ARGUMENTS[: len(specs) - len(state)], *(pool.name for pool in state))
+    own = _POOL_ARGUMENTS if config.latent is None else _POOL_ARGUMENTS[::2]
+    roles = (*own[: len(specs) - len(state)], *(pool.name for pool in state))
     expected = [
         (_PoolInput(owner, role), dtype)
         for owner in graph.pool_owners
@@ -186,16 +187,22 @@ def _operator_name(graph: ExportedGraph, node: Node) -> str | None:
 
 def _owner(graph: ExportedGraph, node: Node, pools: dict[str, _PoolInput], options: ResolvedOptions) -> int:
     """Return the owner whose pools ``node`` takes, all of them and each in its place."""
-    values = {role: argument(node, role) for role in _POOL_ARGUMENTS}
+    values = {role: argument(node, role) for role in _POOL_ARGUMENTS if _takes(node, role)}
     is_view = options.policy.views_pools and _operator_name(graph, node) not in _CACHE_WRITERS
     nodes = {role: value for role, value in values.items() if isinstance(value, Node)}
     found = {role: pools.get((source_of(node) if is_view else node.name) or "") for role, node in nodes.items()}
     owner = next((pool.owner for pool in found.values() if pool is not None), -1)
-    roles = _POOL_ARGUMENTS if options.has_scale_pools else _POOL_ARGUMENTS[:2]
-    if found != {role: _PoolInput(owner, role) for role in roles}:
+    roles = [role for role in _POOL_ARGUMENTS if _takes(node, role) and (options.has_scale_pools or "pool" in role)]
+    has_values = any(pool.role == "v_pool" for pool in pools.values())
+    if found != {role: _PoolInput(owner, role if has_values else role.replace("v_", "k_")) for role in roles}:
         what = "the K and the V pool" + (" with their scales" if options.has_scale_pools else "")
         _fail(graph, node, f"does not take {what} of one owner")
     return owner
+
+
+def _takes(node: Node, name: str) -> bool:
+    """Whether an operator has an argument of this name: one that writes rows has none of V."""
+    return any(one.name == name for one in node.target._schema.arguments)  # type: ignore[union-attr]
 
 
 def _check_results(graph: ExportedGraph, dtypes: list[torch.dtype]) -> None:

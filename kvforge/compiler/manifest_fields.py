@@ -44,6 +44,7 @@ def manifest_fields(config: ModelConfig, options: ResolvedOptions) -> dict[str, 
         "early_exit": config.early_exit,
         **_expert_fields(config),
         **_layer_fields(config),
+        **_latent_fields(config),
         "page_size": options.page_size,
         "max_num_seqs": options.max_num_seqs,
         "max_num_tokens": options.max_num_tokens,
@@ -62,6 +63,7 @@ def _expert_fields(config: ModelConfig) -> dict[str, Any]:
         "num_experts": config.experts.num_experts,
         "num_active_experts": config.experts.num_active,
         "expert_intermediate_size": config.experts.intermediate_size,
+        "num_shared_experts": config.experts.num_shared or None,
         "dense_layers": tuple(layer for layer in range(config.num_layers) if not config.has_experts(layer)),
     }
 
@@ -72,4 +74,16 @@ def _layer_fields(config: ModelConfig) -> dict[str, Any]:
         "layer_head_dims": config.layer_head_dims,
         "layer_intermediate_sizes": config.layer_intermediate_sizes,
         "per_layer_input": config.per_layer_input or None,
+    }
+
+
+def _latent_fields(config: ModelConfig) -> dict[str, Any]:
+    if config.latent is None:
+        return {}
+    return {
+        "latent_rank": config.latent.rank,
+        "latent_rope_dim": config.latent.rope_dim,
+        "latent_nope_dim": config.latent.nope_dim,
+        "latent_value_dim": config.latent.value_dim,
+        "query_rank": config.latent.query_rank,
     }

@@ -189,6 +189,8 @@ def resolve(
         raise BuildError(f"--target {options.target} has no {config.model_type} models; give --target cpu.")
     if config.layer_head_dims and kv_dtype == "kivi2":
         raise BuildError(f"--kv-dtype kivi2 is not for {config.model_type} models; give --kv-dtype int8.")
+    if config.latent is not None:
+        _check_latent(config, options, policy, kv_dtype)
     policy.check(config.num_kv_heads, config.head_dim, options.page_size)
     compatibility.check(_features(policy, options, config, dtype, kv_dtype))
     policy = of_cache(policy, kv_dtype)
@@ -207,6 +209,20 @@ def resolve(
         policy=policy,
         decoupled_mode=options.decoupled_mode,
     )
+
+
+def _check_latent(config: ModelConfig, options: BuildOptions, policy: KVPolicy, kv_dtype: str) -> None:
+    """Raise BuildError for what latent attention does not go with: its cache is one row that all heads read whole."""
+    name = config.model_type
+    if options.target != "cpu":
+        raise BuildError(f"--target {options.target} has no latent attention, which {name} models have; give cpu.")
+    if KV_FORMATS[kv_dtype].scales == "static" or KV_FORMATS[kv_dtype].element_bits < 8:
+        raise BuildError(f"--kv-dtype {kv_dtype} is not for {name} models; give bfloat16, int8 or fp8.")
+    if policy.name != Full.name:
+        raise BuildError(
+            f"--kv-policy {policy.name} is not for {name} models, which keep one row of a token for K and V of all "
+            "heads; leave it out."
+        )
 
 
 def check_limits(options: BuildOptions) -> None:

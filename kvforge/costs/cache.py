@@ -41,10 +41,12 @@ def scale_bytes(kv_dtype: str, head_dim: int) -> int:
 
 
 def owner_cache(model: CachedModel, kv_dtype: str, page_size: int, exact_bits: int = 16) -> OwnerCache:
-    """Return the cache of one owner of a model without latent attention, with exact pages of ``exact_bits`` a number
-    where pages are sealed."""
-    bits, scale = KV_FORMATS[kv_dtype].element_bits, scale_bytes(kv_dtype, model.head_dim)
-    return OwnerCache(model.num_kv_heads, model.head_dim, page_size, bits, scale, model.num_heads, exact_bits)
+    """Return the cache of one owner, with exact pages of ``exact_bits`` a number where pages are sealed."""
+    kv_heads = min(model.num_kv_heads, model.cached_rows)  # one row of latent attention is K and V of all heads
+    vectors = model.cached_rows // kv_heads
+    head_dim = model.cached_numbers // model.cached_rows
+    bits, scale = KV_FORMATS[kv_dtype].element_bits, scale_bytes(kv_dtype, head_dim)
+    return OwnerCache(kv_heads, head_dim, page_size, bits, scale, model.num_heads, exact_bits, vectors)
 
 
 def exact_bytes(

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kvforge.costs.shape import ModelShape, at_layer, inner_sizes, numbers_of_owners
+from kvforge.costs.shape import ModelShape, at_layer, inner_sizes, numbers_of_owners, query_weights
 
 
 @dataclass(frozen=True)
@@ -101,6 +101,7 @@ def _token(shape: ModelShape, num_full_layers: int, keys: list[float], is_expand
         # The latent rows themselves are attended; expanding query and result takes the weights that would expand
         # the token's own row.
         per_key = 2 * heads * (2 * shape.latent.rank + shape.latent.rope_dim)
+    expanded = len({shape.owner_of_layer[layer] for layer in layers}) if is_expanded else num_full_layers
     dense = 6 * hidden * shape.intermediate_size
     mlp = 6 * hidden * sum(inner_sizes(shape)[:num_full_layers])
     own = 2 * hidden * (shape.per_layer_input or 0)
@@ -109,11 +110,11 @@ def _token(shape: ModelShape, num_full_layers: int, keys: list[float], is_expand
         mixed = 6 * hidden * kinds.intermediate_size * (kinds.num_active + kinds.num_shared)
         num_dense = sum(layer < num_full_layers for layer in kinds.dense_layers)
         mlp = num_dense * dense + (num_full_layers - num_dense) * (mixed + 2 * hidden * kinds.num_routed)
-    attended = sum(at_layer(shape, shape.query_dim + shape.output_dim, layer) for layer in layers)
+    attended = sum(query_weights(shape, layer) + hidden * at_layer(shape, shape.output_dim, layer) for layer in layers)
     return TokenFlops(
         vocabulary=0.0,
-        key_value=2.0 * hidden * numbers_of_owners(shape) + 2.0 * shape.expansion_weights * num_full_layers,
-        query_output=2.0 * hidden * attended,
+        key_value=2.0 * hidden * numbers_of_owners(shape) + 2.0 * shape.expansion_weights * expanded,
+        query_output=2.0 * attended,
         mlp=float(mlp + own * (2 * num_full_layers + shape.num_layers)),
         attention=float(sum(at_layer(shape, per_key, layer) * keys[layer] for layer in layers)),
     )

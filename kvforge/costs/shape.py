@@ -10,12 +10,14 @@ from kvforge.common.errors import KvforgeError
 @dataclass(frozen=True)
 class LatentAttention:
     """DeepSeek-V2's attention: the cache holds ``rank`` latent numbers and a shared rotated key of ``rope_dim``;
-    a head's query and key have ``nope_dim + rope_dim`` numbers, its value ``value_dim``."""
+    a head's query and key have ``nope_dim + rope_dim`` numbers, its value ``value_dim``. Queries are made of a latent
+    of ``query_rank`` numbers, where that is not None."""
 
     rank: int
     rope_dim: int
     nope_dim: int
     value_dim: int
+    query_rank: int | None = None
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,23 @@ class LinearModel(Protocol):
     def per_layer_input(self) -> int | None: ...
     @property
     def experts(self) -> Experts | None: ...
+    @property
+    def latent(self) -> LatentAttention | None: ...
+    @property
+    def num_heads(self) -> int: ...
+
+
+class AttentionSizes(Protocol):
+    """Sizes of a model's attention."""
+
+    @property
+    def num_heads(self) -> int: ...
+    @property
+    def num_kv_heads(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+    @property
+    def latent(self) -> LatentAttention | None: ...
 
 
 class HeadSizes(Protocol):
@@ -136,28 +155,27 @@ class ModelShape:
     @property
     def query_dim(self) -> int:
         """Outputs of a layer's query projection."""
-        dim = self.latent.nope_dim + self.latent.rope_dim if self.latent else self.head_dim
-        return self.num_heads * dim
+        return query_dim(self)
 
     @property
     def output_dim(self) -> int:
         """Inputs of a layer's output projection."""
-        return self.num_heads * (self.latent.value_dim if self.latent else self.head_dim)
+        return output_dim(self)
 
     @property
     def cached_numbers(self) -> int:
         """Numbers one token keeps in the cache of one owner."""
-        return self.latent.rank + self.latent.rope_dim if self.latent else 2 * self.num_kv_heads * self.head_dim
+        return cached_numbers(self)
 
     @property
     def cached_rows(self) -> int:
         """Rows of the cache that one token adds to one owner; a dynamic 8-bit cache has one scale for each."""
-        return 1 if self.latent else 2 * self.num_kv_heads
+        return cached_rows(self)
 
     @property
     def expansion_weights(self) -> int:
-        """Weights of one layer that expand a latent row to keys and values; 0 where the cache holds these."""
-        return self.latent.rank * self.num_heads * (self.latent.nope_dim + self.latent.value_dim) if self.latent else 0
+        """Weights of one owner that expand a latent row to keys and values; 0 where the cache holds these."""
+        return expansion_weights(self)
 
     @property
     def num_parameters(self) -> int:
@@ -166,7 +184,7 @@ class ModelShape:
             return self.base_parameters
         of_owner = self.hidden_size * self.cached_numbers + (self.cached_numbers if self.kv_bias else 0)
         of_owner += self.head_dim if self.k_norm else 0
-        of_owner += self.latent.rank if self.latent else 0
+        of_owner += self.latent.rank + self.expansion_weights if self.latent else 0
         at_cut = (self.hidden_size if self.cut < self.num_layers else 0) + self.exit_head
         return self.base_parameters - (self.num_layers - self.num_owners) * of_owner + at_cut
 
@@ -210,15 +228,52 @@ class ModelShape:
         return dataclasses.replace(self, cut=self.num_layers, owner_of_layer=(0,) * self.num_layers)
 
 
+def query_dim(model: AttentionSizes) -> int:
+    """Return the outputs of a layer's query projection."""
+    dim = model.latent.nope_dim + model.latent.rope_dim if model.latent else model.head_dim
+    return model.num_heads * dim
+
+
+def output_dim(model: AttentionSizes) -> int:
+    """Return the inputs of a layer's output projection."""
+    return model.num_heads * (model.latent.value_dim if model.latent else model.head_dim)
+
+
+def cached_numbers(model: AttentionSizes) -> int:
+    """Return the numbers that one token keeps in the cache of one owner."""
+    return model.latent.rank + model.latent.rope_dim if model.latent else 2 * model.num_kv_heads * model.head_dim
+
+
+def cached_rows(model: AttentionSizes) -> int:
+    """Return the rows of the cache that one token adds to one owner; a dynamic 8-bit cache has one scale for each."""
+    return 1 if model.latent else 2 * model.num_kv_heads
+
+
+def expansion_weights(model: AttentionSizes) -> int:
+    """Return the weights of one owner that expand a latent row to keys and values; 0 where the cache holds these."""
+    latent = model.latent
+    return latent.rank * model.num_heads * (latent.nope_dim + latent.value_dim) if latent else 0
+
+
+def query_weights(model: LinearModel, layer: int) -> int:
+    """Return the weights that make a layer's queries, through a latent of their own where there is one."""
+    rank = model.latent.query_rank if model.latent else None
+    if rank is None:
+        return model.hidden_size * at_layer(model, model.query_dim, layer)
+    return rank * (model.hidden_size + model.query_dim)
+
+
 def dense_parameters(shape: ModelShape, *, tied: bool, q_bias: bool = False) -> int:
     """Return the parameters of the plain model: matrices, two norms a layer, the last norm, K and V biases.
 
     ``tied`` says that the head is the embedding; ``q_bias`` adds the query's bias.
     """
     hidden = shape.hidden_size
-    attention = hidden * (shape.query_dim + shape.output_dim + shape.cached_numbers) + shape.expansion_weights
+    attention = query_weights(shape, 0) + hidden * (shape.output_dim + shape.cached_numbers) + shape.expansion_weights
     attention += (shape.cached_numbers if shape.kv_bias else 0) + (shape.query_dim if q_bias else 0)
-    attention += (shape.head_dim if shape.k_norm else 0) + (shape.latent.rank if shape.latent else 0)
+    attention += (shape.head_dim if shape.k_norm else 0) + (
+        shape.latent.rank + (shape.latent.query_rank or 0) if shape.latent else 0
+    )
     vocabulary = shape.vocab_size * hidden * (1 if tied else 2)
     return shape.num_layers * (attention + 2 * hidden) + mlp_weights(shape) + vocabulary + hidden
 

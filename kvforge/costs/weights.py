@@ -10,6 +10,7 @@ from kvforge.costs.shape import (
     num_routers,
     numbers_of_owners,
     own_input_weights,
+    query_weights,
     router_weights,
 )
 
@@ -52,9 +53,9 @@ def step_weights(model: LinearModel, tokens: int | None = None) -> int:
     not biases, scales and norms, the lookup of embeddings, nor an early exit's head. Of ``tokens`` it reads the experts
     that so many choose, each as often as another."""
     hidden, layers = model.hidden_size, range(model.num_layers)
-    of_layers = hidden * sum(at_layer(model, model.query_dim + model.output_dim, layer) for layer in layers)
+    of_layers = sum(query_weights(model, layer) + hidden * at_layer(model, model.output_dim, layer) for layer in layers)
     of_owners = hidden * numbers_of_owners(model)
-    attention = of_layers + model.num_layers * model.expansion_weights + of_owners
+    attention = of_layers + model.num_owners * model.expansion_weights + of_owners
     return attention + mlp_weights(model, tokens) + own_input_weights(model) + model.vocab_size * hidden
 
 
@@ -69,9 +70,7 @@ def step_weight_bytes(model: LinearModel, dtype: str, tokens: int | None = None)
 
 def _padded(model: LinearModel, dtype: str, tokens: int | None = None) -> tuple[int, int]:
     """Return the weights and the rows of all quantized layers but an exit's head, padded as they are packed, those that
-    read the same input as one; without padding where a model has latent attention, which no engine has."""
-    if model.expansion_weights:
-        return step_weights(model, tokens) - router_weights(model), 0
+    read the same input as one."""
     num_layers, hidden, cached = model.num_layers, model.hidden_size, model.cached_numbers
     below = min(model.cut, model.num_owners)  # fewer than the cut where all layers share one cache
     mlps: list[tuple[float, int]] = [(num_layers - num_routers(model), model.intermediate_size)]
@@ -79,11 +78,16 @@ def _padded(model: LinearModel, dtype: str, tokens: int | None = None) -> tuple[
         mlps = [(1, size) for size in model.layer_intermediate_sizes]
     layers, own = range(num_layers), model.per_layer_input or 0
     if model.experts:
-        mlps.append((num_routers(model) * model.experts.count(tokens), model.experts.intermediate_size))
+        shared = model.experts.num_shared * model.experts.intermediate_size
+        routed = model.experts.count(tokens) - model.experts.num_shared
+        mlps.append((num_routers(model) * routed, model.experts.intermediate_size))
+        mlps += [(num_routers(model), shared)] if shared else []
+    first = (model.latent.query_rank if model.latent else None) or model.query_dim  # what the input is projected to
     matrices = [
-        *((1, _padded_matrix(at_layer(model, model.query_dim + cached, i), hidden, dtype)) for i in layers[:below]),
+        *((1, _padded_matrix(at_layer(model, first + cached, i), hidden, dtype)) for i in layers[:below]),
         (1, _padded_matrix((model.num_owners - below) * cached, hidden, dtype)),
-        *((1, _padded_matrix(at_layer(model, model.query_dim, i), hidden, dtype)) for i in layers[below:]),
+        *((1, _padded_matrix(at_layer(model, first, i), hidden, dtype)) for i in layers[below:]),
+        *_padded_latent(model, dtype),
         *((1, _padded_matrix(hidden, at_layer(model, model.output_dim, i), dtype)) for i in layers),
         (num_layers, _padded_matrix(own, hidden, dtype)),
         (num_layers, _padded_matrix(hidden, own, dtype) if own else (0, 0)),
@@ -94,6 +98,22 @@ def _padded(model: LinearModel, dtype: str, tokens: int | None = None) -> tuple[
     ]
     weights = sum(times * count for times, (count, _) in matrices)
     return round(weights), round(sum(times * rows for times, (_, rows) in matrices))
+
+
+def _padded_latent(model: LinearModel, dtype: str) -> list[tuple[int, tuple[int, int]]]:
+    """Return how often there is each matrix that latent attention has besides, with its weights and rows: of queries
+    from their latent, and of each head and owner."""
+    latent = model.latent
+    if latent is None:
+        return []
+    of_heads = (
+        _padded_matrix(latent.rank, latent.nope_dim, dtype),
+        _padded_matrix(latent.value_dim, latent.rank, dtype),
+    )
+    matrices = [(model.num_owners * model.num_heads, matrix) for matrix in of_heads]
+    if latent.query_rank is not None:
+        matrices.append((model.num_layers, _padded_matrix(model.query_dim, latent.query_rank, dtype)))
+    return matrices
 
 
 def _padded_matrix(outputs: int, inputs: int, dtype: str, panel: int = _PANEL) -> tuple[int, int]:

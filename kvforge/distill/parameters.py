@@ -66,7 +66,8 @@ def check_model(model: SwiftKVForCausalLM) -> None:
     """Raise CheckpointError unless the model has a cut and the projections its upper layers had before."""
     if not model.sizes.is_swiftkv:
         raise CheckpointError("A model without a cut has nothing to distil; make one with kvforge rewire first.")
-    if not hasattr(model.model.layers[model.sizes.cut].self_attn, "q_proj"):
+    names = (name for name, _ in model.model.layers[model.sizes.cut].self_attn.named_children())
+    if not {"q_proj", "q_b_proj"} & set(names):
         raise CheckpointError(
             "The model was made without its teacher's projections; load it with_teacher, or make it again with "
             "kvforge rewire."

@@ -47,7 +47,8 @@ class Need(Enum):
 class OwnerCache:
     """The cache of one owner: pages of ``page_size`` tokens, ``num_kv_heads`` heads of ``head_dim`` numbers for K and
     for V, each number in ``element_bits`` bits; ``scale_bytes`` a token and head, for K and for V, beside them. It is
-    asked by ``num_heads`` heads. Where pages are sealed, numbers of exact ones have ``exact_bits``."""
+    asked by ``num_heads`` heads. Where pages are sealed, numbers of exact ones have ``exact_bits``. With one of
+    ``vectors`` a token's K is its V as well."""
 
     num_kv_heads: int
     head_dim: int
@@ -56,16 +57,17 @@ class OwnerCache:
     scale_bytes: int = 0
     num_heads: int = 0
     exact_bits: int = 16
+    vectors: int = 2
 
     @property
     def token_bytes(self) -> int:
         """Bytes of K, V and their scales of one token."""
-        return 2 * self.num_kv_heads * (self.head_dim * self.element_bits // 8 + self.scale_bytes)
+        return self.vectors * self.num_kv_heads * (self.head_dim * self.element_bits // 8 + self.scale_bytes)
 
     @property
     def exact_token_bytes(self) -> int:
         """Bytes of K and V of one token in an exact page."""
-        return 2 * self.num_kv_heads * self.head_dim * self.exact_bits // 8
+        return self.vectors * self.num_kv_heads * self.head_dim * self.exact_bits // 8
 
     @property
     def element_bytes(self) -> int:

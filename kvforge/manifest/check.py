@@ -70,6 +70,7 @@ def _fits(manifest: Manifest) -> bool:
         and all(0 <= token < manifest.vocab_size for tokens in _token_lists(manifest) for token in tokens)
         and all(map(is_inside, manifest.files))
         and _fit_experts(manifest)
+        and _fits_latent(manifest)
         and _has_policy(manifest)
     )
 
@@ -78,10 +79,20 @@ def _fit_experts(manifest: Manifest) -> bool:
     """Whether there are no experts, or all that is said of them belongs together."""
     sizes = (manifest.num_experts, manifest.num_active_experts, manifest.expert_intermediate_size)
     if sizes == (None, None, None):
-        return manifest.dense_layers == ()
+        return manifest.dense_layers == () and manifest.num_shared_experts is None
     layers, known = manifest.dense_layers, [size for size in sizes if size is not None and 1 <= size <= MAX_SIZE]
     fits_layers = all(0 <= layer < manifest.num_layers for layer in layers) and len(set(layers)) == len(layers)
-    return len(known) == len(sizes) and known[1] <= known[0] and fits_layers
+    fits_shared = 1 <= (manifest.num_shared_experts or 1) <= MAX_SIZE
+    return len(known) == len(sizes) and known[1] <= known[0] and fits_layers and fits_shared
+
+
+def _fits_latent(manifest: Manifest) -> bool:
+    """Whether there is no latent attention, or its sizes are all there and those of the cache."""
+    sizes = (manifest.latent_rank, manifest.latent_rope_dim, manifest.latent_nope_dim, manifest.latent_value_dim)
+    if sizes == (None,) * len(sizes):
+        return manifest.query_rank is None
+    known = [size for size in (*sizes, manifest.query_rank or 1) if size is not None and 1 <= size <= MAX_SIZE]
+    return len(known) == len(sizes) + 1 and known[0] + known[1] == manifest.head_dim and manifest.num_kv_heads == 1
 
 
 def _fit_layers(manifest: Manifest) -> bool:

@@ -8,7 +8,15 @@ from typing import Any
 
 from kvforge.common.number_formats import ELEMENT_BYTES, KV_FORMATS, KVFormat
 from kvforge.costs.cache import kv_bytes, kv_element_bytes, kv_scale_bytes, owner_cache
-from kvforge.costs.shape import Experts
+from kvforge.costs.shape import (
+    Experts,
+    LatentAttention,
+    cached_numbers,
+    cached_rows,
+    expansion_weights,
+    output_dim,
+    query_dim,
+)
 from kvforge.costs.weights import step_weight_bytes
 from kvforge.kv_policies import Full, KVPolicy, Need, OwnerCache, load, of_cache
 
@@ -17,7 +25,8 @@ LATER_FIELDS = frozenset(
     {
         *("kv_bias", "k_norm", "decoupled_mode", "special_tokens", "punctuation_tokens", "policy_texts"),
         *("num_experts", "num_active_experts", "expert_intermediate_size", "dense_layers"),
-        *("layer_head_dims", "layer_intermediate_sizes", "per_layer_input"),
+        *("layer_head_dims", "layer_intermediate_sizes", "per_layer_input", "num_shared_experts", "query_rank"),
+        *("latent_rank", "latent_rope_dim", "latent_nope_dim", "latent_value_dim"),
     }
 )
 """Fields that came after the schema version did: engines without them load, and keep their digest."""
@@ -118,6 +127,19 @@ class Manifest:
     """The sizes of the layers' MLPs, where they are not all ``intermediate_size``."""
     per_layer_input: int | None = None
     """Numbers that each layer has of a token by itself; None for nothing."""
+    num_shared_experts: int | None = None
+    """Experts that every token goes to besides; None for nothing."""
+    latent_rank: int | None = None
+    """Of latent attention, with ``latent_rope_dim``: a token's row has ``head_dim`` numbers, the sum of both, which are
+    its K and its V. None without it, like the fields that follow."""
+    latent_rope_dim: int | None = None
+    """Numbers of a row, and of each query, that rotate."""
+    latent_nope_dim: int | None = None
+    """Numbers of a head's query that do not rotate."""
+    latent_value_dim: int | None = None
+    """Numbers of a head's value."""
+    query_rank: int | None = None
+    """Numbers of the latent that queries are made of; None where there is no such latent."""
 
     @property
     def policy(self) -> KVPolicy:
@@ -156,26 +178,37 @@ class Manifest:
         return owner_cache(self, self.kv_dtype, self.page_size, 8 * ELEMENT_BYTES[self.dtype])
 
     @property
-    def query_dim(self) -> int:
-        """Outputs of a layer's query projection, and inputs of its output projection."""
-        return self.num_heads * self.head_dim
+    def latent(self) -> LatentAttention | None:
+        """The sizes of latent attention, where the model has that."""
+        rank, rope_dim, nope_dim = self.latent_rank, self.latent_rope_dim, self.latent_nope_dim
+        if rank is None or rope_dim is None or nope_dim is None or self.latent_value_dim is None:
+            return None
+        return LatentAttention(rank, rope_dim, nope_dim, self.latent_value_dim, self.query_rank)
 
-    output_dim = query_dim
+    @property
+    def query_dim(self) -> int:
+        """Outputs of a layer's query projection."""
+        return query_dim(self)
+
+    @property
+    def output_dim(self) -> int:
+        """Inputs of a layer's output projection."""
+        return output_dim(self)
 
     @property
     def cached_numbers(self) -> int:
         """Numbers one token keeps in the cache of one owner."""
-        return 2 * self.num_kv_heads * self.head_dim
+        return cached_numbers(self)
 
     @property
     def cached_rows(self) -> int:
-        """Rows of the cache that one token adds to one owner: a head's K, or its V."""
-        return 2 * self.num_kv_heads
+        """Rows of the cache that one token adds to one owner: a head's K, or its V, or both in one."""
+        return cached_rows(self)
 
     @property
     def expansion_weights(self) -> int:
-        """No engine has latent attention."""
-        return 0
+        """Weights of one owner that expand a latent row to keys and values; 0 without latent attention."""
+        return expansion_weights(self)
 
     @property
     def experts(self) -> Experts | None:
@@ -183,7 +216,7 @@ class Manifest:
         num_experts, active, size = self.num_experts, self.num_active_experts, self.expert_intermediate_size
         if num_experts is None or active is None or size is None:
             return None
-        return Experts(num_experts, active, 0, size, self.dense_layers)
+        return Experts(num_experts, active, self.num_shared_experts or 0, size, self.dense_layers)
 
     @property
     def kv_element_bytes_per_token(self) -> int:

@@ -123,7 +123,6 @@ def make_plan(
         of_cache(Full(), variant.kv_dtype).check(made.num_kv_heads, made.head_dim, work.page_size)
     plan: dict[str, Any] = {
         "model": shape.model,
-        "buildable": shape.latent is None and not (shape.experts and shape.experts.num_shared),
         "num_layers": shape.num_layers,
         "num_parameters": shape.base_parameters,
         "input_tokens": work.input_tokens,

@@ -75,6 +75,18 @@ _PRESETS = (
         ),
         (15,),
     ),
+    Preset(
+        _shape(
+            "deepseek-v2",
+            (60, 5120, 12288),
+            (128, 128, 128),
+            102400,
+            163840,
+            latent=LatentAttention(rank=512, rope_dim=64, nope_dim=128, value_dim=128, query_rank=1536),
+            experts=Experts(num_routed=160, num_active=6, num_shared=2, intermediate_size=1536, dense_layers=(0,)),
+        ),
+        (30, 45),
+    ),
 )
 
 PRESETS = {preset.shape.model: preset for preset in _PRESETS}

@@ -21,8 +21,6 @@ def describe(plan: dict[str, Any]) -> str:
         f"{plan['weight_dtype']} weights; requests of {plan['input_tokens']} input and {plan['output_tokens']} output "
         "tokens"
     )
-    if not plan["buildable"]:
-        title += f"\n{plan['model']} can be planned and not built: kvforge build has no such attention or experts"
     unit, factor = _unit(plan)
     rows = [[_HEAD[0], *_HEAD[1:-1], f"{_HEAD[-1]} {_SPEEDUP}"]]
     for row in plan["variants"]:

@@ -5,7 +5,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from kvforge.costs.flops import skipped_token
-from kvforge.costs.shape import Experts, ModelShape
+from kvforge.costs.shape import Experts, LatentAttention, ModelShape
 from kvforge.manifest import Manifest
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ def shape_of_config(config: "ModelConfig", model: str | None = None) -> ModelSha
         kv_bias=config.qkv_bias,
         k_norm=config.qk_norm,
         experts=_experts(config),
+        latent=None if config.latent is None else LatentAttention(**dataclasses.asdict(config.latent)),
         is_native=native,
         **_sizes(config),
     )
@@ -45,7 +46,7 @@ def _experts(config: "ModelConfig") -> Experts | None:
     return Experts(
         num_routed=config.experts.num_experts,
         num_active=config.experts.num_active,
-        num_shared=0,
+        num_shared=config.experts.num_shared,
         intermediate_size=config.experts.intermediate_size,
         dense_layers=tuple(layer for layer in range(config.num_layers) if not config.has_experts(layer)),
     )
@@ -66,6 +67,7 @@ def shape_of_manifest(manifest: Manifest, model: str | None = None) -> ModelShap
         kv_bias=kv_bias,
         k_norm=k_norm,
         experts=manifest.experts,
+        latent=manifest.latent,
         is_native=max(manifest.owner_of_layer) < manifest.cut < manifest.num_layers,
         **_sizes(manifest),
     )

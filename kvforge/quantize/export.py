@@ -86,6 +86,10 @@ def quantize_checkpoint(
             f"{checkpoint.path} has parts for images or audio besides its text model, which this recipe does not take; "
             "give --recipe int4, or rewire it first."
         )
+    if config.latent is not None:
+        raise CheckpointError(
+            f"{checkpoint.path} keeps latents in place of K and V, which have no calibrated scales; give --recipe int4."
+        )
     with _quiet():
         mtq, export_hf_checkpoint = _modelopt()
         model = _load(checkpoint, config)

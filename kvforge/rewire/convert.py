@@ -17,7 +17,7 @@ from kvforge.rewire.cut_search import Candidate, choose_cut, measure_cuts
 from kvforge.rewire.initialise import new_tensors
 from kvforge.rewire.inputs import record_inputs
 from kvforge.rewire.minicache import shared_target
-from kvforge.rewire.options import FITTED_INITS, RewireOptions
+from kvforge.rewire.options import FITTED_INITS, INITS, RewireOptions
 from kvforge.rewire.plot import plot_similarity
 from kvforge.rewire.ridge import OwnerFit, fit_owners, mean_target
 from kvforge.rewire.similarity import input_similarity
@@ -131,6 +131,11 @@ def rewire_checkpoint(
 
 def _check(output: Path, source: Source, options: RewireOptions) -> None:
     check_free(output)
+    if source.config.latent is not None and (options.cut is None or options.init in FITTED_INITS):
+        raise KvforgeError(
+            f"{source.checkpoint.path} has latent attention, whose K and V are not fitted; give a --cut-layer, and "
+            f"--init {', '.join(init for init in INITS if init not in FITTED_INITS)}."
+        )
     layers = source.config.num_layers
     if layers < 2:
         raise KvforgeError(f"{source.checkpoint.path} has one layer, and a cut needs two.")

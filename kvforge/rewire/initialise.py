@@ -34,6 +34,9 @@ def new_tensors(source: Source, config: ModelConfig, init: str, fitted: Mapping[
     - ``fold``: mean_j W_j · diag(g_j), g_j the gain of layer j's input norm;
     - ``ridge`` and ``minicache``: ``fitted``, by name.
 
+    Latent attention has two matrices one after the other in their place, with a norm between, of which ``fold`` takes
+    the owner's own, as other layers' latents are numbered in another way.
+
     norm_swiftkv is layer ``cut``'s input norm for ``copy`` and ``mean``, gains of 1 for the other two, whose weights
     have the gains in them (so a gain of zero divides nothing). Biases and k_norm are the owner's own for ``copy``, else
     means. Making one that is not finite raises CheckpointError.
@@ -45,19 +48,18 @@ def new_tensors(source: Source, config: ModelConfig, init: str, fitted: Mapping[
         new[name] = spec, lambda: _finite(make().to(spec.dtype), name)
 
     read = source.checkpoint.read_raw
-    kinds = ("weight", "bias") if config.qkv_bias else ("weight",)
+    q_names, kv_names = projection_names(config)
     for layer in range(config.cut, config.num_layers):
         attention = f"model.layers.{layer}.self_attn"
-        names = [f"q_proj.{kind}" for kind in kinds] + (["q_norm.weight"] if config.qk_norm else [])
-        for name in names:
+        for name in q_names:
             teacher = f"{attention}.{name}"
             add(student_name(teacher), teacher, partial(read, teacher))
     for owner in config.upper_owners:
-        group = [owner] if init == "copy" else list(group_of(owner, config))
-        names = [f"{part}_proj.{kind}" for part in ("k", "v") for kind in kinds]
-        for name in names + (["k_norm.weight"] if config.qk_norm else []):
+        is_alone = init == "copy" or (init == "fold" and config.latent is not None)
+        group = [owner] if is_alone else list(group_of(owner, config))
+        for name in kv_names:
             teacher = f"model.layers.{owner}.self_attn.{name}"
-            fold = init == "fold" and name.endswith("proj.weight")
+            fold = init == "fold" and name.endswith(("k_proj.weight", "v_proj.weight", "kv_a_proj_with_mqa.weight"))
             make = fitted.get(student_name(teacher), partial(_mean, source, group, name, fold))
             add(student_name(teacher), teacher, make)
     gain = f"model.layers.{config.cut}.input_layernorm.weight"
@@ -68,6 +70,19 @@ def new_tensors(source: Source, config: ModelConfig, init: str, fitted: Mapping[
         add("model.norm_early_exit.weight", "model.norm.weight", lambda: read("model.norm.weight"))
         add("lm_head_early_exit.weight", head, lambda: read(head))
     return new
+
+
+def projection_names(config: ModelConfig) -> tuple[list[str], list[str]]:
+    """Return the names in a layer's attention of what makes queries, and of what makes keys and values."""
+    if config.latent is not None:
+        has_rank = config.latent.query_rank is not None
+        of_queries = ("q_a_proj", "q_a_layernorm", "q_b_proj") if has_rank else ("q_proj",)
+        of_rows = ("kv_a_proj_with_mqa", "kv_a_layernorm", "kv_b_proj")
+        return [f"{module}.weight" for module in of_queries], [f"{module}.weight" for module in of_rows]
+    kinds = ("weight", "bias") if config.qkv_bias else ("weight",)
+    q_norm, k_norm = (["q_norm.weight"], ["k_norm.weight"]) if config.qk_norm else ([], [])
+    q, kv = ([f"{part}_proj.{kind}" for part in parts for kind in kinds] for parts in ("q", "kv"))
+    return q + q_norm, kv + k_norm
 
 
 def _finite(tensor: Tensor, name: str) -> Tensor:

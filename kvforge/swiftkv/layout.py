@@ -59,7 +59,7 @@ def make_layout(
         start = torch.where(begins, index, 0).cummax(dim=1).values  # of the sample each token is in
         positions, same = index - start, start[:, :, None] == start[:, None, :]
         longest = int(positions.max()) + 1
-    rotations = {rope: _rotation(rope.for_length(longest), config.head_dim, positions) for rope, _ in config.rotations}
+    rotations = {rope: _rotation(rope.for_length(longest), dim, positions) for rope, dim in config.rotations}
     masks = {window: _mask(index, same, window, length) for window in set(config.layer_windows)}
     return Layout(rotations, masks)
 

@@ -5,6 +5,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from kvforge.swiftkv.attention import KV, SwiftKVAttention
+from kvforge.swiftkv.latent_attention import LatentAttention
 from kvforge.swiftkv.layout import Layout, make_layout
 from kvforge.swiftkv.norms import make_norm
 from model_defs import ModelConfig
@@ -49,19 +50,33 @@ class MixtureOfExperts(nn.Module):
         self.sizes = sizes
         self.gate = Router(hidden, sizes.num_experts)
         self.experts = nn.ModuleList(MLP(hidden, sizes.intermediate_size) for _ in range(sizes.num_experts))
+        if sizes.num_shared:
+            self.shared_experts = MLP(hidden, sizes.shared_size)
 
     def forward(self, x: Tensor) -> Tensor:
         """``[B, T, hidden]`` to the same shape; experts that no token chose do not run."""
         rows = x.flatten(0, -2)
-        weights, chosen = self.gate(rows).softmax(-1).topk(self.sizes.num_active, dim=-1)
+        probabilities = self.gate(rows).softmax(-1)
+        weights, chosen = self._eligible(probabilities).topk(self.sizes.num_active, dim=-1)
         if self.sizes.normalize:
             weights = weights / weights.sum(-1, keepdim=True)
-        total = torch.zeros_like(rows)
+        weights = weights * self.sizes.scaling
+        total = self.shared_experts(rows) if self.sizes.num_shared else torch.zeros_like(rows)
         for expert in chosen.unique().tolist():
             token, place = (chosen == expert).nonzero(as_tuple=True)
             part = self.experts[expert](rows[token]) * weights[token, place, None].to(x.dtype)
             total = total.index_add(0, token, part)
         return total.view_as(x)
+
+    def _eligible(self, probabilities: Tensor) -> Tensor:
+        """The probabilities of experts in the groups whose best is best, and 0 for the others."""
+        sizes = self.sizes
+        if sizes.num_groups == sizes.num_active_groups:
+            return probabilities
+        groups = probabilities.unflatten(-1, (sizes.num_groups, -1))
+        best = groups.amax(-1).topk(sizes.num_active_groups, dim=-1).indices
+        chosen = torch.zeros_like(groups[..., 0]).scatter(-1, best, 1.0)
+        return (groups * chosen[..., None]).flatten(-2)
 
 
 class DecoderLayer(nn.Module):
@@ -70,7 +85,8 @@ class DecoderLayer(nn.Module):
     def __init__(self, config: ModelConfig, layer: int, with_teacher: bool = False) -> None:
         super().__init__()
         self.input_layernorm = make_norm(config, config.hidden_size)
-        self.self_attn = SwiftKVAttention(config, layer, with_teacher)
+        attention = SwiftKVAttention if config.latent is None else LatentAttention
+        self.self_attn = attention(config, layer, with_teacher)
         self.norms = config.layer_norms
         self.add_module(self.norms.before_mlp, make_norm(config, config.hidden_size))
         sizes, has_experts = config.experts, config.has_experts(layer)

@@ -113,7 +113,8 @@ def _check(config: ModelConfig, vllm_config: VllmConfig) -> None:
     size = get_tensor_model_parallel_world_size()
     if not config.is_swiftkv:
         raise ValueError("the model has no cut; serve the checkpoint that it was made of.")
-    if config.experts or config.branch_norms or config.rope.partial < 1 or config.rope.interleaved:
+    rotates_otherwise = config.rope.partial < 1 or config.rope.interleaved
+    if config.experts or config.latent or config.branch_norms or rotates_otherwise:
         raise ValueError(
             f"SwiftKV checkpoints of {config.model_type} do not run on vLLM (experts, norms of branches and heads that "
             "rotate otherwise are not there); serve them with kvforge."

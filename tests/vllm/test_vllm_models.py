@@ -18,7 +18,7 @@ import pytest
 from kvforge.compiler.options import BuildOptions
 from kvforge.runtime import LLMEngine, SamplingParams
 from model_defs import families
-from tests.support.models.checkpoints import FAMILIES, make_checkpoint
+from tests.support.models.checkpoints import WITH_HEADS, make_checkpoint
 from tests.support.sessions.eager import eager_session
 
 if sys.version_info >= (3, 11):
@@ -152,7 +152,7 @@ def test_families(family: str, installed: Path, tmp_path: Path) -> None:
     assert result["num_upper_rows"] < sum(map(len, PROMPTS))
 
 
-@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - set(RUN)))
+@pytest.mark.parametrize("family", sorted(set(WITH_HEADS) - set(RUN)))
 def test_families_that_the_plugin_does_not_have(family: str, installed: Path, tmp_path: Path) -> None:
     with pytest.raises(NotRun, match=f"SwiftKV checkpoints of {family} do not run on vLLM"):
         on_vllm(installed, tmp_path, small(tmp_path / family, family))

@@ -15,8 +15,8 @@ from kvforge.runtime.sessions.mapped_memory import mapped_host_memory
 from plugins.kv_quantization import stored_dim
 
 Pool = tuple[Tensor, ...]
-"""The cache of one owner: K and V elements, then, for dynamic formats, K's and V's scales, then the KV policy's
-``state_pools``. Where pages are sealed, K and V are the exact pages, and the sealed ones are the policy's."""
+"""The cache of one owner: K and V elements, or rows that are both, then, for dynamic formats, their scales, then the KV
+policy's ``state_pools``. Where pages are sealed, K and V are the exact pages, and the sealed ones are the policy's."""
 
 Pools = list[Pool]
 
@@ -26,13 +26,15 @@ Spec = tuple[tuple[int, ...], torch.dtype]
 def pool_specs(manifest: Manifest, num_pages: int, owner: int = 0) -> list[Spec]:
     """Return shape and dtype of each tensor of the pool of layer ``owner`` that a step writes to: K and V elements
     ``[num_pages, page_size, kv_heads, head_dim]``, of int4 half as many bytes, then, for dynamic formats, their float32
-    scales ``[num_pages, page_size, kv_heads]``."""
+    scales ``[num_pages, page_size, kv_heads]``. Latent attention has one of each, ``[num_pages, page_size, 1, width]``.
+    """
     head_dim = manifest.layer_head_dims[owner] if manifest.layer_head_dims else manifest.head_dim
     slots = (num_pages, manifest.page_size, manifest.num_kv_heads)
     dtype = written_dtype(manifest.kv_dtype, manifest.dtype)
     elements = ((*slots, stored_dim(head_dim, dtype)), dtype)
     scales = (slots, torch.float32)
-    return [elements] * 2 + [scales] * (2 if manifest.kv_format.scales == "dynamic" else 0)
+    count = manifest.owner_cache.vectors
+    return [elements] * count + [scales] * (count if manifest.kv_format.scales == "dynamic" else 0)
 
 
 def state_pools(manifest: Manifest) -> tuple[StatePool, ...]:

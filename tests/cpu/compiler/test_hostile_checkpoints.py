@@ -17,7 +17,7 @@ TINY = {"num_hidden_layers": 3, "hidden_size": 16, "intermediate_size": 16, "num
 @pytest.mark.parametrize("family", ALL_FAMILIES)
 def test_every_mutation_is_refused_or_generates(family: str, tmp_path: Path, full: bool) -> None:
     checkpoint = make_checkpoint(tmp_path / family, family, num_key_value_heads=1, **TINY)
-    count, seed = 1000 if full else 160 // len(ALL_FAMILIES), list(ALL_FAMILIES).index(family)
+    count, seed = 1000 if full else 208 // len(ALL_FAMILIES), list(ALL_FAMILIES).index(family)
     done = subprocess.run(
         [sys.executable, "-m", "tests.support.hostile.checkpoint_attack", str(checkpoint), str(seed), str(count)],
         cwd=ROOT,

@@ -36,6 +36,14 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "original_max_position_embeddings": 64,
+    "mscale": 0.707,
+    "mscale_all_dim": 0.707,
+}
 PLAIN = {family: spec(family, num_hidden_layers=3) for family in ALL_FAMILIES} | {
     "llama": spec("llama", num_hidden_layers=3, rope_parameters=LLAMA3_ROPE),
     "mistral": spec("mistral", num_hidden_layers=3, sliding_window=24),
@@ -49,6 +57,7 @@ PLAIN = {family: spec(family, num_hidden_layers=3) for family in ALL_FAMILIES} |
         num_kv_shared_layers=3,
         use_double_wide_mlp=True,
     ),
+    "deepseek_v2": spec("deepseek_v2", num_hidden_layers=3, rope_parameters=YARN, q_lora_rank=24),
 }
 REWIRED = {family: spec(family, 2, 2, num_hidden_layers=4) for family in FAMILIES} | {
     "llama": SWIFTKV,
@@ -86,7 +95,7 @@ def engine_logits(engine: Path, tokens: list[int], chunk: int) -> Tensor:
 
 @pytest.mark.parametrize("family", PLAIN)
 def test_plain_engine_equals_transformers(family: str, engines: EngineShelf, full: bool) -> None:
-    if not full and family in ("mixtral", "qwen3", *SESSIONS):
+    if not full and family in ("deepseek_v2", "mixtral", "qwen3", *SESSIONS):
         pytest.skip("another engine to compile; run with --full")
     engine = engines.engine(PLAIN[family])
     model = transformers.AutoModelForCausalLM.from_pretrained(

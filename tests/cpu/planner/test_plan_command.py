@@ -152,9 +152,7 @@ def test_equal_capacity(capsys):
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_preset_prints(capsys, name):
     assert main(["plan", "--model", name, "--memory-gib", "80", "--gpus", "8"]) == 0
-    said = capsys.readouterr().out
-    assert name in said
-    assert (f"{name} can be planned and not built" in said) == (name == "deepseek-v2-lite")
+    assert name in capsys.readouterr().out
 
 
 def test_plot(capsys, tmp_path):

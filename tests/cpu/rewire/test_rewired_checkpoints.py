@@ -17,7 +17,7 @@ from kvforge.rewire import INITS, RewireOptions, rewire_checkpoint
 from kvforge.swiftkv import load_model, make_layout
 from model_defs import load_config
 from model_defs.reference import reference_logits
-from tests.support.models.checkpoints import FAMILIES, load_weights, make_checkpoint
+from tests.support.models.checkpoints import FAMILIES, WITH_HEADS, load_weights, make_checkpoint
 from tests.support.rounding import assert_near, assert_within, linear_bound, model_error
 
 IDS = torch.randint(3, 250, (29,), generator=torch.Generator().manual_seed(0))
@@ -41,7 +41,7 @@ def opened(path: Path):
     return checkpoint, config
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", WITH_HEADS)
 @pytest.mark.parametrize("tied", [False, True])
 def test_round_trip(family: str, tied: bool, tmp_path: Path) -> None:
     """A ragged last group, shards in and out, teacher kept: the source is all there, and the model is whole."""
@@ -109,7 +109,7 @@ def test_teacher_is_the_source_and_student_the_reference(family: str, tmp_path: 
     assert (student - teacher[0]).abs().max() > 0.01
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", WITH_HEADS)
 @pytest.mark.parametrize("init", INITS)
 def test_a_cut_at_the_last_layer_loses_nothing(family: str, init: str, tmp_path: Path, text: Path) -> None:
     """There the single input is the layer's own, so every init must give back the model that transformers runs."""
@@ -124,7 +124,7 @@ def test_a_cut_at_the_last_layer_loses_nothing(family: str, init: str, tmp_path:
         assert_near(logits, hf(IDS[None]).logits, model_error(config, len(IDS)))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", WITH_HEADS)
 def test_fold_is_exact_on_equal_inputs(family: str, tmp_path: Path) -> None:
     """K and V of every layer above the cut are what the layer's own norm and projection make of the same hidden state;
     gains of zero included."""

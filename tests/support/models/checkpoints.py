@@ -23,6 +23,9 @@ ALL_FAMILIES = {
 FAMILIES = {name: classes for name, classes in ALL_FAMILIES.items() if families()[name].is_rewired}
 """Those that have a SwiftKV form."""
 
+WITH_HEADS = {name: classes for name, classes in FAMILIES.items() if not hasattr(classes[0], "kv_lora_rank")}
+"""Those of them whose layers have projections to K and V, which can be fitted, and no latent attention."""
+
 SMALL: dict[str, Any] = {
     "vocab_size": 320,
     "hidden_size": 64,
@@ -43,6 +46,14 @@ SMALL: dict[str, Any] = {
     "global_head_dim": 32,
     "hidden_size_per_layer_input": 16,
     "vocab_size_per_layer_input": 320,
+    "kv_lora_rank": 32,
+    "q_lora_rank": None,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 1.5,
 }
 """``num_experts`` and what follows say nothing to most families."""
 
@@ -86,7 +97,10 @@ def make_checkpoint(
     of the model is invisible in the logits.
     """
     config_class, model_class = ALL_FAMILIES[family]
-    config = config_class(**copy.deepcopy({**SMALL, **overrides}))  # it writes into its arguments
+    fields = copy.deepcopy({**SMALL, **overrides})  # transformers writes into its arguments
+    if hasattr(config_class, "kv_lora_rank"):
+        fields["num_key_value_heads"] = fields["num_attention_heads"]
+    config = config_class(**fields)
     torch.manual_seed(seed)
     model = model_class(config)
     randomize(model)
