@@ -37,6 +37,7 @@ class ModelConfig:
     without a window, and ``layer_intermediate_sizes`` those of the MLPs, where they differ. ``v_norm`` norms values,
     without gains. ``layer_scalar`` multiplies what leaves each layer. ``logit_cap`` bounds logits by tanh. Each layer
     adds a projection of ``per_layer_input`` numbers of its own for each token, of a table for ``per_layer_vocab`` ids.
+    ``attention_sinks`` are scores that each head of a layer has besides those of keys, and that no value goes with.
     """
 
     model_type: str
@@ -75,6 +76,7 @@ class ModelConfig:
     logit_cap: float | None = None
     per_layer_input: int = 0
     per_layer_vocab: int = 0
+    attention_sinks: bool = False
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
 

@@ -4,6 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from model_defs.errors import ModelError
 from model_defs.fields import require_int
 
@@ -11,11 +14,25 @@ MAX_EXPERTS = 2**12
 
 
 @dataclass(frozen=True)
+class ClampedGate:
+    """``(up + 1) * gate * sigmoid(alpha * gate)``, with gate at most ``limit`` and up within ``limit`` of 0."""
+
+    alpha: float
+    limit: float
+
+    def __call__(self, gate: Tensor, up: Tensor) -> Tensor:
+        """Return the gated tensor, of one shape with both."""
+        gate, up = gate.clamp(max=self.limit), up.clamp(-self.limit, self.limit)
+        return (up + 1) * (gate * torch.sigmoid(gate * self.alpha))
+
+
+@dataclass(frozen=True)
 class Experts:
     """MLPs of ``intermediate_size``, of which a router chooses ``num_active`` of ``num_experts`` for each token.
 
     ``normalize`` says that the chosen experts' probabilities are divided by their sum. ``layers`` have a mixture in
-    place of their MLP, ascending; all others are as in a model without one.
+    place of their MLP, ascending; all others are as in a model without one. With ``bias`` router and projections have
+    biases. Where there is a ``gate``, it takes the place of the activation.
     """
 
     num_experts: int
@@ -23,6 +40,8 @@ class Experts:
     intermediate_size: int
     normalize: bool
     layers: tuple[int, ...]
+    bias: bool = False
+    gate: ClampedGate | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.num_experts <= MAX_EXPERTS:

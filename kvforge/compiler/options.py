@@ -192,6 +192,11 @@ def resolve(
     policy.check(config.num_kv_heads, config.head_dim, options.page_size)
     compatibility.check(_features(policy, options, config, dtype, kv_dtype))
     policy = of_cache(policy, kv_dtype)
+    if config.attention_sinks and policy.layer_insertion() is not None:
+        raise BuildError(
+            f"Heads of {config.model_type} models have sinks, which only attention over whole caches knows; leave out "
+            "--kv-policy, and --kv-dtype kivi2."
+        )
     policy.check(config.num_kv_heads, config.head_dim, options.page_size)
     return ResolvedOptions(
         target=options.target,
