@@ -8,6 +8,9 @@ BLOCK = 32
 
 _POSITIVE = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _VALUES = torch.tensor([*_POSITIVE, *(-value for value in _POSITIVE)])
+_PAIRS = torch.stack((_VALUES.repeat(16), _VALUES.repeat_interleave(16)), dim=-1)
+"""The two numbers of each byte."""
+
 _BIAS = 127
 
 
@@ -15,6 +18,5 @@ def dequantize_mxfp4(blocks: Tensor, scales: Tensor) -> Tensor:
     """Return the numbers ``[..., 32 * b]`` bfloat16 of ``blocks`` ``[..., b, 16]`` uint8, two in a byte and the first
     in its low half, times 2^(scale - 127) of ``scales`` ``[..., b]`` uint8. Nothing is rounded but what is below
     bfloat16's normal numbers."""
-    codes = torch.stack((blocks & 15, blocks >> 4), dim=-1).flatten(-2)
-    exponents = scales.int() - _BIAS
-    return torch.ldexp(_VALUES[codes.int()], exponents[..., None]).bfloat16().flatten(-2)
+    values, exponents = _PAIRS[blocks.int()].flatten(-2), scales.int() - _BIAS
+    return torch.ldexp(values, exponents[..., None]).bfloat16().flatten(-2)
