@@ -38,6 +38,7 @@ class ModelConfig:
     without a window, and ``layer_intermediate_sizes`` those of the MLPs, where they differ. ``v_norm`` norms values,
     without gains. ``layer_scalar`` multiplies what leaves each layer. ``logit_cap`` bounds logits by tanh. Each layer
     adds a projection of ``per_layer_input`` numbers of its own for each token, of a table for ``per_layer_vocab`` ids.
+    ``attention_sinks`` are scores that each head of a layer has besides those of keys, and that no value goes with.
 
     With ``latent`` a layer's K and V are one row of ``head_dim`` numbers, ``latent.width``, with a single KV head.
     """
@@ -79,6 +80,7 @@ class ModelConfig:
     per_layer_input: int = 0
     per_layer_vocab: int = 0
     latent: LatentAttention | None = None
+    attention_sinks: bool = False
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
 

@@ -4,10 +4,26 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from model_defs.errors import ModelError
 from model_defs.fields import require_int
 
 MAX_EXPERTS = 2**12
+
+
+@dataclass(frozen=True)
+class ClampedGate:
+    """``(up + 1) * gate * sigmoid(alpha * gate)``, with gate at most ``limit`` and up within ``limit`` of 0."""
+
+    alpha: float
+    limit: float
+
+    def __call__(self, gate: Tensor, up: Tensor) -> Tensor:
+        """Return the gated tensor, of one shape with both."""
+        gate, up = gate.clamp(max=self.limit), up.clamp(-self.limit, self.limit)
+        return (up + 1) * (gate * torch.sigmoid(gate * self.alpha))
 
 
 @dataclass(frozen=True)
@@ -18,6 +34,7 @@ class Experts:
     ``scaling``. ``layers`` have a mixture in place of their MLP, ascending; all others are as in a model without one.
     Every token goes to ``num_shared`` more experts, which are one MLP of as many times the size. The experts are in
     ``num_groups`` groups of neighbours, and a token chooses within the ``num_active_groups`` whose best is best.
+    With ``bias`` router and projections have biases. Where there is a ``gate``, it takes the place of the activation.
     """
 
     num_experts: int
@@ -29,6 +46,8 @@ class Experts:
     num_shared: int = 0
     num_groups: int = 1
     num_active_groups: int = 1
+    bias: bool = False
+    gate: ClampedGate | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.num_experts <= MAX_EXPERTS:

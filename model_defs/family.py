@@ -20,6 +20,9 @@ class Family:
     ``self_attn.qkv_proj``, each with the modules of ``model_defs.weights`` whose rows follow each other in it. Those
     that are not ``is_rewired`` have no SwiftKV form, nor a model to calibrate and train. ``text_part_of`` are the
     ``model_type`` of checkpoints with parts for images or audio besides, whose text part is a model of the family.
+    ``stacked`` are tensors of all experts of a layer, ``[experts, inputs, outputs]``, each with the projections of
+    ``model_defs.weights`` whose outputs take turns in it: with ``_bias`` behind the name their biases, with ``_blocks``
+    and ``_scales`` the weights in MXFP4.
     """
 
     model_type: str
@@ -30,6 +33,7 @@ class Family:
     fused: tuple[tuple[str, tuple[str, ...]], ...] = ()
     is_rewired: bool = True
     text_part_of: tuple[str, ...] = ()
+    stacked: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
     @property
     def swiftkv_architecture(self) -> str:

@@ -143,10 +143,16 @@ class MixtureOfExperts(nn.Module):
     def __init__(self, hidden_size: int, experts: Experts) -> None:
         super().__init__()
         self.num_active, self.normalize = experts.num_active, experts.normalize
-        inner = experts.intermediate_size
-        self.router = Linear(hidden_size, experts.num_experts, False, float32_out=True, quantizes=False)
-        self.gate_up = ExpertLinear(experts.num_experts, hidden_size, 2 * inner, gated=True)
-        self.down = ExpertLinear(experts.num_experts, inner, hidden_size)
+        count, inner = experts.num_experts, experts.intermediate_size
+        self.gate = experts.gate
+        self.has_bias = experts.bias
+        self.router = Linear(hidden_size, count, False, float32_out=True, quantizes=False)
+        self.gate_up = ExpertLinear(count, hidden_size, 2 * inner, gated=self.gate is None and not self.has_bias)
+        self.down = ExpertLinear(count, inner, hidden_size)
+        if self.has_bias:
+            self.router_bias = nn.Parameter(torch.empty(SCALAR_COPIES * count))
+            self.gate_up_bias = nn.Parameter(torch.empty(count, 2 * inner))
+            self.down_bias = nn.Parameter(torch.empty(count, hidden_size))
         self.groups, self.scaling = (experts.num_groups, experts.num_active_groups), experts.scaling
         self.has_shared = experts.num_shared > 0
         if self.has_shared:
@@ -156,8 +162,13 @@ class MixtureOfExperts(nn.Module):
     def forward(self, x: Tensor, residual: Tensor) -> Tensor:
         """Return ``residual`` and what the chosen experts make of normed ``x``, each ``[T, hidden]``, added in float32
         in the order of their probabilities, and then what shared experts do."""
-        expert_ids, weights = self._route(self.router(x))
-        parts = self.down(self.gate_up(x, expert_ids), expert_ids, float32_out=True)
+        logits = self.router(x)
+        if self.has_bias:
+            logits = logits + self.router_bias[: logits.shape[1]].float()
+        expert_ids, weights = self._route(logits)
+        parts = self.down(self._inner(x, expert_ids), expert_ids, float32_out=True)
+        if self.has_bias:
+            parts = parts + self.down_bias[expert_ids]
         total = weights[:, 0, None] * parts[:, 0]
         for index in range(1, self.num_active):
             total = total + weights[:, index, None] * parts[:, index]
@@ -179,6 +190,16 @@ class MixtureOfExperts(nn.Module):
             if not self.normalize:
                 weights = logits.softmax(-1).gather(-1, expert_ids.long())
         return expert_ids, weights if self.scaling == 1.0 else weights * self.scaling
+
+    def _inner(self, x: Tensor, expert_ids: Tensor) -> Tensor:
+        """What goes into the projections down, ``[T, k, inner]``."""
+        inner = self.gate_up(x, expert_ids)
+        if self.gate_up.gated:
+            return inner
+        if self.has_bias:
+            inner = inner + self.gate_up_bias[expert_ids]
+        gate, up = inner.chunk(2, dim=-1)
+        return F.silu(gate) * up if self.gate is None else self.gate(gate, up)
 
 
 class Block(nn.Module):
@@ -216,6 +237,7 @@ class Block(nn.Module):
             self.own_projection = Linear(config.per_layer_input, hidden, False)
             self.own_norm = RMSNorm(hidden, config.rms_norm_eps)
         self.scalar = nn.Parameter(torch.empty(SCALAR_COPIES)) if config.layer_scalar else None
+        self.sinks = nn.Parameter(torch.empty(SCALAR_COPIES * config.num_heads)) if config.attention_sinks else None
 
     def add_projections(self, config: ModelConfig, layer: int) -> None:
         """Register what makes q, k and v."""
@@ -286,6 +308,7 @@ class Block(nn.Module):
             v_scales,
             k_scale=kv_scales[0],
             v_scale=kv_scales[1],
+            sinks=None if self.sinks is None else self.sinks[: self.num_heads].float(),
         )
 
     def _mlp(self, hidden: Tensor) -> Tensor:

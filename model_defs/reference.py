@@ -34,13 +34,14 @@ def _rotate(x: Tensor, rope: RopeConfig) -> Tensor:
     return torch.cat((joined.to(x.dtype), passed), -1)
 
 
-Attend = Callable[[int, Tensor, Tensor, Tensor, int], Tensor]
+Attend = Callable[..., Tensor]
 """Attention over the cache of an owner: of its number, rotated q ``[heads, n, d]`` and k ``[kv_heads, n, d]``, v
-``[kv_heads, n, v]`` and the window, it returns ``[n, heads * v]``."""
+``[kv_heads, n, v]``, the window and, in models with sinks, the layer's, it returns ``[n, heads * v]``."""
 
 
-def attend(owner: int, q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
-    """Causal attention of ``[heads, n, d]`` over k ``[kv_heads, n, d]`` and v; see ``Attend``."""
+def attend(owner: int, q: Tensor, k: Tensor, v: Tensor, window: int, sinks: Tensor | None = None) -> Tensor:
+    """Causal attention of ``[heads, n, d]`` over k ``[kv_heads, n, d]`` and v; see ``Attend``. ``sinks`` ``[heads]``
+    are the scores of one key more, whose value is zero."""
     heads, tokens, head_dim = q.shape
     k, v = (x.repeat_interleave(heads // k.shape[0], dim=0) for x in (k, v))
     row, column = torch.arange(tokens)[:, None], torch.arange(tokens)[None, :]
@@ -48,7 +49,10 @@ def attend(owner: int, q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
     if window:
         seen &= column > row - window
     scores = (q.float() @ k.float().transpose(1, 2)) * head_dim**-0.5
-    weights = scores.masked_fill(~seen, float("-inf")).softmax(-1)
+    scores = scores.masked_fill(~seen, float("-inf"))
+    if sinks is not None:
+        scores = torch.cat((scores, sinks.float()[:, None, None].expand(-1, tokens, 1)), -1)
+    weights = scores.softmax(-1)[..., :tokens]
     return (weights @ v.float()).to(q.dtype).transpose(0, 1).flatten(1)
 
 
@@ -65,9 +69,15 @@ def _cached(x: Tensor, kv_dtype: torch.dtype, scale: float | None) -> Tensor:
 
 
 def _mlp(config: ModelConfig, linear: Callable[[Tensor, str], Tensor], x: Tensor, name: str) -> Tensor:
-    gate = linear(x, f"{name}.gate_proj")
-    gate = F.silu(gate) if config.activation == "silu" else F.gelu(gate, approximate="tanh")
-    return linear(gate * linear(x, f"{name}.up_proj"), f"{name}.down_proj")
+    gate, up = linear(x, f"{name}.gate_proj"), linear(x, f"{name}.up_proj")
+    clamped = config.experts.gate if config.experts is not None and ".experts." in name else None
+    if clamped is not None:
+        low, high = up.new_tensor(-clamped.limit), up.new_tensor(clamped.limit)
+        gate = torch.minimum(gate, high)
+        gate, up = gate / (1 + torch.exp(-clamped.alpha * gate)), torch.maximum(torch.minimum(up, high), low) + 1
+    else:
+        gate = F.silu(gate) if config.activation == "silu" else F.gelu(gate, approximate="tanh")
+    return linear(gate * up, f"{name}.down_proj")
 
 
 def _experts(config: ModelConfig, linear: Callable[[Tensor, str], Tensor], x: Tensor, name: str) -> Tensor:
@@ -236,7 +246,8 @@ def reference_hidden(
                 k_scale, v_scale = scales.get(owner, (None, None))
                 k, v = _cached(k, kv_dtype, k_scale), _cached(v, kv_dtype, v_scale)
             shared[owner] = k, v
-        mixed = attend(owner, q, *shared[owner], config.layer_windows[layer])
+        sinks = (weights[f"{attention}.sinks"],) if config.attention_sinks else ()
+        mixed = attend(owner, q, *shared[owner], config.layer_windows[layer], *sinks)
         norms = config.layer_norms
         hidden = hidden + branch(linear(mixed, f"{attention}.o_proj"), f"{prefix}.{norms.of_attention}")
         x = norm(hidden, f"{prefix}.{norms.before_mlp}")

@@ -14,7 +14,8 @@ from model_defs.latent import LatentAttention
 from model_defs.rotary_rows import RotaryRows
 
 SCALAR_COPIES = 16
-"""How often an engine has a layer's scalar: compiling takes tensors of up to 8 elements for constants of the code."""
+"""How often an engine has a layer's scalar, or its few numbers of heads and experts: compiling takes tensors of up to 8
+elements for constants of the code."""
 
 _PROJECTION = re.compile(
     r"model\.layers\.(\d+)\.self_attn\.([qkv]_(proj|norm)|(q|kv)_(a_proj(_with_mqa)?|a_layernorm|b_proj))\."
@@ -92,6 +93,10 @@ def _norm(name: str, source: str, size: int) -> WeightSpec:
     return WeightSpec(f"{name}.weight", (Source(f"{source}.weight", (size,)),))
 
 
+def _copied(name: str, source: Source) -> WeightSpec:
+    return WeightSpec(name, (source,) * SCALAR_COPIES)
+
+
 def _experts(config: ModelConfig, name: str, source: str) -> Iterator[WeightSpec]:
     """Yield the router, and of all experts the fused gate and up projections and the projections down."""
     assert config.experts is not None
@@ -101,6 +106,11 @@ def _experts(config: ModelConfig, name: str, source: str) -> Iterator[WeightSpec
     for part, projections, shape in parts:
         names = [f"{source}.experts.{expert}.{one}_proj.weight" for expert in range(count) for one in projections]
         yield WeightSpec(f"{name}.{part}.weight", tuple(Source(each, shape) for each in names), count)
+        if config.experts.bias:
+            biases = tuple(Source(f"{each.removesuffix('weight')}bias", shape[:1]) for each in names)
+            yield WeightSpec(f"{name}.{part}_bias", biases, count)
+    if config.experts.bias:
+        yield _copied(f"{name}.router_bias", Source(f"{source}.gate.bias", (count,)))
     if shared := config.experts.shared_size:
         gate_up = [(f"{source}.shared_experts.{one}_proj", shared) for one in ("gate", "up")]
         yield from _linear(f"{name}.shared_gate_up", gate_up, hidden, False)
@@ -149,7 +159,7 @@ def _latent_attention(
 
 
 def _extras(config: ModelConfig, name: str, source: str) -> Iterator[WeightSpec]:
-    """Yield what a layer adds of its per-layer input, and its scalar."""
+    """Yield what a layer adds of its per-layer input, its scalar and its sinks."""
     if config.per_layer_input:
         gate = [(f"{source}.per_layer_input_gate", config.per_layer_input)]
         yield from _linear(f"{name}.own_gate", gate, config.hidden_size, False)
@@ -157,7 +167,9 @@ def _extras(config: ModelConfig, name: str, source: str) -> Iterator[WeightSpec]
         yield from _linear(f"{name}.own_projection", projection, config.per_layer_input, False)
         yield _norm(f"{name}.own_norm", f"{source}.post_per_layer_input_norm", config.hidden_size)
     if config.layer_scalar:
-        yield WeightSpec(f"{name}.scalar", (Source(f"{source}.layer_scalar", (1,)),) * SCALAR_COPIES)
+        yield _copied(f"{name}.scalar", Source(f"{source}.layer_scalar", (1,)))
+    if config.attention_sinks:
+        yield _copied(f"{name}.sinks", Source(f"{source}.self_attn.sinks", (config.num_heads,)))
 
 
 def is_teacher_only(name: str, cut: int) -> bool:

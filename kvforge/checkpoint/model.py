@@ -7,6 +7,7 @@ from pathlib import Path
 from kvforge.checkpoint import Checkpoint, open_checkpoint
 from kvforge.checkpoint.fused import split_fused
 from kvforge.checkpoint.reader import read_json
+from kvforge.checkpoint.stacked import is_mxfp4, unstack_experts
 from kvforge.checkpoint.text_part import text_part_of
 from kvforge.common.errors import CheckpointError
 from model_defs import Family, ModelConfig, ModelError, family_of, load_config, supported_family
@@ -26,8 +27,15 @@ def open_model(path: str | Path) -> Checkpoint:
     family = family_of(checkpoint.hf_config)
     if family is None:
         return checkpoint
+    if is_mxfp4(checkpoint) and not family.stacked:
+        raise CheckpointError(
+            f"{path} has weights in MXFP4, which {family.model_type} models are not read with; use the unquantized "
+            "checkpoint."
+        )
     checkpoint = checkpoint.renamed(family.weight_name)
-    return _split(checkpoint, family) if family.fused else checkpoint
+    checkpoint = _split(checkpoint, family) if family.fused else checkpoint
+    experts = read_model_config(checkpoint).experts if family.stacked else None
+    return checkpoint if experts is None else unstack_experts(checkpoint, family.stacked, experts.num_experts)
 
 
 def _split(checkpoint: Checkpoint, family: Family) -> Checkpoint:

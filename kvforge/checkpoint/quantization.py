@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from kvforge.checkpoint.formats import FORMATS, WeightFormat
+from kvforge.checkpoint.mxfp4 import QUANT_METHOD as MXFP4
 from kvforge.common.checkpoint_files import QUANTIZATION
 from kvforge.common.errors import CheckpointError
 
@@ -50,6 +51,8 @@ def read_quantization(
     """
     embedded = hf_config.get("quantization_config")
     method = embedded.get("quant_method") if isinstance(embedded, Mapping) else None
+    if method == MXFP4:  # a way to store bfloat16, which kvforge.checkpoint.stacked reads
+        return None
     if isinstance(embedded, Mapping) and isinstance(method, str) and method in FORMATS:
         if quant_config is not None:
             raise CheckpointError(

@@ -5,7 +5,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -34,12 +34,30 @@ class Part:
     total: int
 
 
+class Piece(Protocol):
+    """A tensor that is made of what is stored."""
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The files that it is read from."""
+        ...
+
+    def layout(self) -> tuple[tuple[int, ...], str]:
+        """Return its shape, and its dtype in safetensors' spelling."""
+        ...
+
+    def read(self) -> Tensor:
+        """Return it."""
+        ...
+
+
 @dataclass(frozen=True)
 class Checkpoint:
     """An opened checkpoint: ``hf_config`` is config.json, ``generation_config`` generation_config.json (empty
     where there is none), ``file_of_tensor`` says where each tensor lies, ``quantization`` how it was quantized,
     ``stored_names`` what a renamed tensor is called there, ``parts`` which tensors are rows of a stored one.
-    ``is_text_part`` says that the files have more: a model for images or audio."""
+    ``pieces`` are tensors that are made of stored ones. ``is_text_part`` says that the files have more: a model for
+    images or audio."""
 
     path: Path
     hf_config: Mapping[str, Any]
@@ -48,6 +66,7 @@ class Checkpoint:
     quantization: Quantization | None = None
     stored_names: Mapping[str, str] = field(default_factory=dict)
     parts: Mapping[str, Part] = field(default_factory=dict)
+    pieces: Mapping[str, Piece] = field(default_factory=dict)
     is_text_part: bool = False
 
     def renamed(self, rename: Callable[[str], str]) -> "Checkpoint":
@@ -69,6 +88,8 @@ class Checkpoint:
 
     def layout(self, name: str) -> tuple[tuple[int, ...], str]:
         """Return shape and stored dtype, in safetensors' spelling, of tensor ``name``."""
+        if name in self.pieces:
+            return self.pieces[name].layout()
         with safe_open(self._file(name), framework="pt") as file:
             piece = file.get_slice(self._stored_name(name))
             return self._part_shape(name, tuple(piece.get_shape())), str(piece.get_dtype())
@@ -204,23 +225,27 @@ class Checkpoint:
     def read_raw(self, name: str, finite: bool = True) -> Tensor:
         """Return tensor ``name`` as it is stored; raises CheckpointError when it is missing, torch has not its dtype,
         or an element is not ``finite``."""
-        with safe_open(self._file(name), framework="pt") as file:
-            try:
-                stored, part = self._stored_name(name), self.parts.get(name)
-                tensor: Tensor = (
-                    file.get_tensor(stored) if part is None else file.get_slice(stored)[part.start : part.stop]
-                )
-            except (SafetensorError, AttributeError) as error:
-                raise CheckpointError(
-                    f"Tensor {name} in {self.path} cannot be read ({first_line(error)}); export the checkpoint again."
-                ) from None
+        file = self._file(name)
+        try:
+            tensor = self.pieces[name].read() if name in self.pieces else self._stored(file, name)
+        except (SafetensorError, AttributeError) as error:
+            raise CheckpointError(
+                f"Tensor {name} in {self.path} cannot be read ({first_line(error)}); export the checkpoint again."
+            ) from None
         if finite:
             check_finite(tensor, name, self.path)
+        return tensor
+
+    def _stored(self, path: Path, name: str) -> Tensor:
+        with safe_open(path, framework="pt") as file:
+            stored, part = self._stored_name(name), self.parts.get(name)
+            tensor: Tensor = file.get_tensor(stored) if part is None else file.get_slice(stored)[part.start : part.stop]
         return tensor
 
     def files(self) -> list[Path]:
         """Return the files that make the model: configs, tokenizer and weights, sorted."""
         files = {self.path / CONFIG, *self.file_of_tensor.values()}
+        files |= {file for piece in self.pieces.values() for file in piece.files}
         files |= {self.path / name for name in (*TOKENIZER_FILES, QUANTIZATION) if (self.path / name).is_file()}
         return sorted(files)
 

@@ -185,7 +185,8 @@ def resolve(
             f"--target {options.target} has no mixture of experts, which a {config.model_type} model is; give --target "
             "cpu."
         )
-    if (config.local_rope is not None or config.activation != "silu") and options.target != "cpu":
+    is_elsewhere = config.local_rope is None and config.activation == "silu" and not config.attention_sinks
+    if not is_elsewhere and options.target != "cpu":
         raise BuildError(f"--target {options.target} has no {config.model_type} models; give --target cpu.")
     if config.layer_head_dims and kv_dtype == "kivi2":
         raise BuildError(f"--kv-dtype kivi2 is not for {config.model_type} models; give --kv-dtype int8.")
@@ -194,6 +195,11 @@ def resolve(
     policy.check(config.num_kv_heads, config.head_dim, options.page_size)
     compatibility.check(_features(policy, options, config, dtype, kv_dtype))
     policy = of_cache(policy, kv_dtype)
+    if config.attention_sinks and policy.layer_insertion() is not None:
+        raise BuildError(
+            f"Heads of {config.model_type} models have sinks, which only attention over whole caches knows; leave out "
+            "--kv-policy, and --kv-dtype kivi2."
+        )
     policy.check(config.num_kv_heads, config.head_dim, options.page_size)
     return ResolvedOptions(
         target=options.target,

@@ -1,5 +1,6 @@
 """Attention of one layer: the teacher's projections below the cut, SwiftKV's above it, or both above it."""
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -26,6 +27,7 @@ class SwiftKVAttention(nn.Module):
         self._add(config, self.suffix, self.is_owner)
         if with_teacher and self.suffix:
             self._add(config, "", True)
+        self.sinks = nn.Parameter(torch.empty(config.num_heads)) if config.attention_sinks else None
         self.o_proj = nn.Linear(config.q_dim, config.hidden_size, config.output_bias)
 
     def _add(self, config: ModelConfig, suffix: str, with_kv: bool) -> None:
@@ -55,5 +57,18 @@ class SwiftKVAttention(nn.Module):
         repeats = q.shape[1] // kv[0].shape[2]
         k, v = (t.transpose(1, 2).repeat_interleave(repeats, dim=1).to(q.dtype) for t in kv)
         mask = layout.masks[self.window]
+        if self.sinks is not None:
+            return self.o_proj(self._with_sinks(q, k, v, mask).transpose(1, 2).flatten(2))
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, scale=self.scale)
         return self.o_proj(out.transpose(1, 2).flatten(2))
+
+    def _with_sinks(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        """Attention ``[B, heads, T, head_dim]`` where each head has one key more, without a value, whose score is its
+        sink."""
+        assert self.sinks is not None
+        scores = (q @ k.transpose(2, 3)).float() * self.scale
+        if mask is None:
+            mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
+        sinks = self.sinks.float()[:, None, None].expand(*scores.shape[:3], 1)
+        weights = torch.cat((scores.masked_fill(~mask, -torch.inf), sinks), dim=-1).softmax(-1)[..., :-1]
+        return weights.to(v.dtype) @ v

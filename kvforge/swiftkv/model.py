@@ -9,16 +9,23 @@ from kvforge.swiftkv.latent_attention import LatentAttention
 from kvforge.swiftkv.layout import Layout, make_layout
 from kvforge.swiftkv.norms import make_norm
 from model_defs import ModelConfig
-from model_defs.experts import Experts
+from model_defs.experts import ClampedGate, Experts
 from model_defs.layers import scaled
 
 
 class MLP(nn.Module):
-    """A gated MLP, the gate by ``activation`` of ``ModelConfig``."""
+    """A gated MLP, the gate by ``activation`` of ``ModelConfig``, or by ``clamped`` where it is given."""
 
-    def __init__(self, hidden: int, inner: int, bias: bool = False, activation: str = "silu") -> None:
+    def __init__(
+        self,
+        hidden: int,
+        inner: int,
+        bias: bool = False,
+        activation: str = "silu",
+        clamped: ClampedGate | None = None,
+    ) -> None:
         super().__init__()
-        self.is_silu = activation == "silu"
+        self.is_silu, self.clamped = activation == "silu", clamped
         self.gate_proj = nn.Linear(hidden, inner, bias)
         self.up_proj = nn.Linear(hidden, inner, bias)
         self.down_proj = nn.Linear(inner, hidden, bias)
@@ -26,6 +33,8 @@ class MLP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """``[B, T, hidden]`` to the same shape."""
         gate = self.gate_proj(x)
+        if self.clamped is not None:
+            return self.down_proj(self.clamped(gate, self.up_proj(x)))
         gate = F.silu(gate) if self.is_silu else F.gelu(gate, approximate="tanh")
         return self.down_proj(gate * self.up_proj(x))
 
@@ -33,13 +42,15 @@ class MLP(nn.Module):
 class Router(nn.Module):
     """Logits of the experts; no ``nn.Linear``, as it is not quantized."""
 
-    def __init__(self, hidden: int, num_experts: int) -> None:
+    def __init__(self, hidden: int, num_experts: int, bias: bool = False) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(num_experts, hidden))
+        self.bias = nn.Parameter(torch.empty(num_experts)) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
         """``[…, hidden]`` to ``[…, num_experts]`` in float32."""
-        return F.linear(x, self.weight).float()
+        logits = F.linear(x, self.weight).float()
+        return logits if self.bias is None else logits + self.bias.float()
 
 
 class MixtureOfExperts(nn.Module):
@@ -48,8 +59,10 @@ class MixtureOfExperts(nn.Module):
     def __init__(self, hidden: int, sizes: Experts) -> None:
         super().__init__()
         self.sizes = sizes
-        self.gate = Router(hidden, sizes.num_experts)
-        self.experts = nn.ModuleList(MLP(hidden, sizes.intermediate_size) for _ in range(sizes.num_experts))
+        self.gate = Router(hidden, sizes.num_experts, sizes.bias)
+        self.experts = nn.ModuleList(
+            MLP(hidden, sizes.intermediate_size, sizes.bias, clamped=sizes.gate) for _ in range(sizes.num_experts)
+        )
         if sizes.num_shared:
             self.shared_experts = MLP(hidden, sizes.shared_size)
 

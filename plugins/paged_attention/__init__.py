@@ -18,7 +18,7 @@ def _fake(q: Tensor, **_: Any) -> Tensor:
 OPERATOR = define(
     Operator(
         reference,
-        version=3,
+        version=4,
         graphs=("lower", "upper"),
         variants={
             "cpu_bf16_tile.cpp": _AVX512_BF16,

@@ -29,10 +29,12 @@ def random_case(
     small: bool = False,
     dtypes: Sequence[torch.dtype] = DTYPES,
     formats: Sequence[CacheFormat] = ALL_FORMATS,
+    sinks: bool = False,
 ) -> tuple:
     """Arguments of `paged_attention`, of one to five sequences with permuted pages.
 
-    A float `pool_dtype` asks for a cache of that dtype, whatever `formats` says.
+    A float `pool_dtype` asks for a cache of that dtype, whatever `formats` says. With `sinks` each head has one, of
+    which some are as good as none and some take nearly all weight.
     """
     rng, gen = random.Random(seed), torch.Generator().manual_seed(seed)
     cache = formats[seed % len(formats)] if pool_dtype is None else FLOAT
@@ -75,6 +77,7 @@ def random_case(
     q = q[:, :heads] if rng.random() < 0.5 else q[:, :heads].contiguous()
     query_start = torch.tensor([0, *queries]).cumsum(0).int()
     scales = (k_scales, v_scales, k_scale, v_scale)
+    more = (3 * torch.randn(heads, generator=gen) + rng.choice((-200.0, 0.0, 5.0)),) if sinks else ()
     return (
         q,
         k_pool,
@@ -85,6 +88,7 @@ def random_case(
         head_dim**-0.5,
         window,
         *scales,
+        *more,
     )
 
 

@@ -155,7 +155,7 @@ at::Tensor paged_attention(
     const at::Tensor& q_in, const at::Tensor& k_pool, const at::Tensor& v_pool, const at::Tensor& query_start_in,
     const at::Tensor& kv_length_in, const at::Tensor& page_table_in, double scale, int64_t window,
     const std::optional<at::Tensor>& k_scales, const std::optional<at::Tensor>& v_scales, double k_scale,
-    double v_scale) {
+    double v_scale, const std::optional<at::Tensor>& sinks_in) {
   check_float(kOp, "q", q_in, 3);
   check_pools(kOp, k_pool, v_pool, true);
   check_scales(kOp, k_pool, k_scales, v_scales, k_scale, v_scale);
@@ -168,6 +168,10 @@ at::Tensor paged_attention(
       " KV heads, not ", heads);
   TORCH_CHECK(window >= 0, kOp, ": window must be 0 (none) or positive, not ", window);
   TORCH_CHECK(std::isfinite(scale), kOp, ": scale must be finite");
+  TORCH_CHECK(
+      !sinks_in.has_value() || (sinks_in->scalar_type() == at::kFloat && sinks_in->sizes().equals({heads})), kOp,
+      ": sinks must be float32 [", heads, "], one for each head");
+  const at::Tensor sinks = sinks_in.has_value() ? sinks_in->contiguous() : at::Tensor();
   const at::Tensor query_start = starts_tensor(kOp, "query_start", query_start_in, q_in.size(0));
   const int64_t sequences = query_start.size(0) - 1;
   const at::Tensor kv_length = int32_tensor(kOp, "kv_length", kv_length_in, {sequences});
@@ -194,6 +198,7 @@ at::Tensor paged_attention(
       .page_size = k_pool.size(1),
       .scale = static_cast<float>(scale),
       .window = window,
+      .sinks = sinks.defined() ? sinks.const_data_ptr<float>() : nullptr,
   };
   const Step step{
       query_start.const_data_ptr<int32_t>(), kv_length.const_data_ptr<int32_t>(),

@@ -102,6 +102,7 @@ inline void finish_row(const AttentionArgs& a, const Rows& rows, int64_t row, co
     acc = rotated;
   }
   bf16* out = static_cast<bf16*>(a.out) + token_head(a, rows, row) * a.head_dim;
+  if (a.sinks != nullptr) total += __builtin_exp2f(a.sinks[query_head(a, rows, row)] * kLog2E - top);
   const __m512 inverse = _mm512_set1_ps(a.v_scale / total);
   for (int64_t d = 0; d < a.head_dim; d += 16)
     store_bf16(out + d, _mm512_mul_ps(_mm512_loadu_ps(acc + d), inverse));

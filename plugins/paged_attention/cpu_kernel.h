@@ -28,6 +28,7 @@ struct AttentionArgs {
   int64_t heads, group, head_dim, page_size;
   float scale;
   int64_t window;  // 0: none
+  const float* sinks;  // of each head, or null
 };
 
 // Rows [row_begin, row_end) of one KV head of one sequence.

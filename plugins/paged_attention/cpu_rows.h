@@ -16,15 +16,19 @@ inline int64_t position(const AttentionArgs& a, const Rows& rows, int64_t row) {
   return rows.first_position + row / a.group;
 }
 
+// The query head of the row.
+inline int64_t query_head(const AttentionArgs& a, const Rows& rows, int64_t row) {
+  return rows.kv_head * a.group + row % a.group;
+}
+
 // Index of the row in [T, heads] order.
 inline int64_t token_head(const AttentionArgs& a, const Rows& rows, int64_t row) {
-  return (rows.first_token + row / a.group) * a.heads + rows.kv_head * a.group + row % a.group;
+  return (rows.first_token + row / a.group) * a.heads + query_head(a, rows, row);
 }
 
 // Element offset of the row's query.
 inline int64_t query_offset(const AttentionArgs& a, const Rows& rows, int64_t row) {
-  return (rows.first_token + row / a.group) * a.q_token_stride +
-      (rows.kv_head * a.group + row % a.group) * a.q_head_stride;
+  return (rows.first_token + row / a.group) * a.q_token_stride + query_head(a, rows, row) * a.q_head_stride;
 }
 
 // The keys [*first, *last) among [begin, end) that a query at this position sees.

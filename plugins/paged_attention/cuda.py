@@ -169,6 +169,7 @@ def launch(
     v_scales: Tensor | None = None,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
+    sinks: Tensor | None = None,
     *,
     wrap: Callable[[Any], Any] | None = None,
     tuning: Tuning | None = None,
@@ -176,8 +177,10 @@ def launch(
     """Same arguments and result as `plugins.paged_attention`, on the GPU; float16 works as well.
 
     wrap: as in `plugins.triton_kernel.run_kernel`. tuning: block sizes, by default those for q's GPU.
-    Raises PluginError for dtypes, strides or a GPU that the kernels cannot serve; values are not checked.
+    Raises PluginError for sinks, dtypes, strides or a GPU that the kernels cannot serve; values are not checked.
     """
+    if sinks is not None:
+        raise PluginError("paged_attention has no sinks on a GPU; run the model on a CPU.")
     q = q if q.stride()[1:] == (q.shape[2], 1) else q.contiguous()
     cache = layout_of(k_pool, v_pool, k_scales, v_scales, k_scale, v_scale)
     token_stride = 0 if cache.dtype == INT4 else q.stride(0)

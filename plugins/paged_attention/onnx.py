@@ -9,7 +9,7 @@ from plugins.onnx_node import Cache, OnnxNode
 from plugins.onnx_pairs import out_of_pairs, rotate_heads
 from plugins.paged_attention import OPERATOR
 
-_INPUTS, _SCALES, _ATTRIBUTES = OPERATOR.tensors, OPERATOR.optional_tensors, OPERATOR.attributes
+_INPUTS, _SCALES, _ATTRIBUTES = OPERATOR.tensors, ("k_scales", "v_scales"), OPERATOR.attributes
 
 
 def _body(cache: Cache, dynamic: bool) -> FunctionProto:

@@ -20,6 +20,7 @@ def reference(
     v_scales: Tensor | None = None,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Attention of T packed queries, causal from the right, over the pages of their sequences.
 
@@ -33,6 +34,8 @@ def reference(
     The value of an 8-bit element is the stored number times k_scales[page, offset, head] (float32, [pages,
     page_size, kv_heads]), or times the float k_scale where there are none; likewise V. Pools of int4 have scales and
     hold heads rotated by plugins.kv_rotation: q is rotated and rounded to its dtype, and the result rotated back.
+    sinks: float32 [heads]; a query's weights sum to less than 1 by that of one more score, its head's sink, which no
+    value goes with: sums of exp(score) have exp(sink) added.
     A sequence's result does not depend, in any bit, on the other sequences or on which pages it has.
     Raises RuntimeError on a wrong shape or dtype, and on a needed page outside the pools.
     """
@@ -56,7 +59,10 @@ def reference(
         if window > 0:
             hidden |= key[None, :] <= position[:, None] - window
         score = torch.einsum("qhd,khd->hqk", q[begin:end].float(), k) * scale
-        weight = score.masked_fill(hidden, float("-inf")).softmax(dim=-1)
+        score = score.masked_fill(hidden, float("-inf"))
+        if sinks is not None:
+            score = torch.cat((score, sinks[:, None, None].expand(-1, end - begin, 1)), dim=-1)
+        weight = score.softmax(dim=-1)[..., : len(key)]
         attended = torch.einsum("hqk,khd->qhd", weight, v)
         out[begin:end] = (rotate_heads(attended) if rotated else attended).to(q.dtype)
     return out

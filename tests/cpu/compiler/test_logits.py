@@ -71,7 +71,7 @@ REWIRED = {family: spec(family, 2, 2, num_hidden_layers=4) for family in FAMILIE
     ),
 }
 
-SESSIONS = ("gemma3_text", "gemma4_text", "glm", "glm4", "phi3")
+SESSIONS = ("gemma3_text", "gemma4_text", "glm", "glm4", "gpt_oss", "phi3")
 """Families whose graphs test_rotations.py runs without compiling them."""
 
 

@@ -57,6 +57,15 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {"full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0}},
         },
     ),
+    "sinks, yarn that is not truncated": (
+        "gpt_oss",
+        {
+            "rope_parameters": {**YARN, "rope_theta": 150000.0, "truncate": False},
+            "sliding_window": 24,
+            "swiglu_limit": 0.7,
+            "num_attention_heads": 6,
+        },
+    ),
     "Yi": ("llama", {"rope_theta": 5e6, "num_attention_heads": 8, "num_key_value_heads": 1}),
     "yarn, q and k norms": ("qwen3", {"rope_parameters": YARN, "head_dim": 80, "num_key_value_heads": 1}),
 }

@@ -9,6 +9,7 @@ from plugins.cases import ALL_FORMATS, CacheFormat
 from plugins.kv_quantization import INT4, LARGEST, dequantize, dynamic_scale, quantize, stored_dim
 from plugins.kv_rotation import rotate_heads
 from plugins.paged_attention.cases import random_case as paged_attention_case
+from tests.support.operators.cases import difference
 
 REFERENCE = plugins.OPERATORS["paged_attention"].reference
 DTYPES = (torch.float32, torch.bfloat16)
@@ -94,11 +95,47 @@ def kind_case(seed: int, dtype: torch.dtype, cache: CacheFormat) -> tuple:
     return paged_attention_case(seed, q_dtype=dtype, pool_dtype=cache.dtype)
 
 
+@pytest.mark.parametrize("sinks", [torch.zeros(3), torch.zeros(4, dtype=torch.bfloat16), torch.zeros(1, 4)])
+def test_refuses_sinks_that_are_not_one_for_each_head(sinks):
+    with pytest.raises(RuntimeError, match=r"paged_attention: sinks must be float32 \[4\]"):
+        plugins.paged_attention(**arguments(), sinks=sinks)
+
+
 def one_sequence(args: tuple, s: int) -> tuple:
     q, k_pool, v_pool, query_start, kv_length, page_table, *rest = args
     begin, end = query_start[s : s + 2].tolist()
     start = torch.tensor([0, end - begin], dtype=torch.int32)
     return q[begin:end], k_pool, v_pool, start, kv_length[s : s + 1], page_table[s : s + 1], *rest
+
+
+@pytest.mark.parametrize("block", range(4))
+def test_sinks_are_those_of_the_reference(block, isas, monkeypatch, full):
+    """In every kind of work and every format, with sinks that are as good as none and sinks that take all weight."""
+    for seed in range(block, 160 if full else 48, 4):
+        args = paged_attention_case(seed, sinks=True)
+        want = [REFERENCE(*args)]
+        for isa in isas:
+            monkeypatch.setenv("KVFORGE_CPU_ISA", isa)
+            assert difference("paged_attention", args, [attend(*args)], want) is None, (seed, isa)
+
+
+@each_kind
+def test_a_sink_leaves_a_part_of_the_result(dtype, cache, isas, monkeypatch):
+    """As much as all keys together: half of it; less than any of them: the same bits as without; far more: nothing."""
+    args = kind_case(3, dtype, cache)
+    num_heads = args[0].shape[1]
+    for isa in isas:
+        monkeypatch.setenv("KVFORGE_CPU_ISA", isa)
+        whole = attend(*args)
+        assert torch.equal(attend(*args, torch.full((num_heads,), -1e30)), whole), isa
+        assert not attend(*args, torch.full((num_heads,), 1e30)).any(), isa
+        sink = torch.linspace(-3, 3, num_heads)
+        lone = attend(*args, sink)  # of each head, whatever the other heads have
+        assert torch.equal(attend(*args, sink.where(torch.arange(num_heads) == 0, -1e30))[:, 0], lone[:, 0]), isa
+    key = torch.zeros(1, 16, 1, 64, dtype=torch.float32)
+    one = (torch.ones(1, 2, 64), key, key + 1.0, ints(0, 1), ints(4), ints([0]), 1.0)
+    half = attend(*one, 0, None, None, 1.0, 1.0, torch.tensor([4.0, 12.0]).log())
+    assert torch.allclose(half, torch.tensor([0.5, 0.25])[None, :, None].expand(1, 2, 64), rtol=1e-6)
 
 
 @each_kind

@@ -72,6 +72,16 @@ SHARED_CACHES = EngineSpec(
 )
 """Two layers whose caches the three above them read, heads of two sizes, in bf16."""
 
+SINKS = EngineSpec(
+    "gpt_oss",
+    cut=2,
+    group_size=2,
+    bfloat16=True,
+    options=SWIFTKV.options,
+    model=(("num_hidden_layers", 4), ("sliding_window", 10), ("swiglu_limit", 0.7)),
+)
+"""Heads with sinks, and experts with biases and gates of their own, in bf16."""
+
 pytestmark = pytest.mark.usefixtures("one_thread")
 Generated = list[tuple[int, dict[int, float]]]
 
@@ -195,8 +205,8 @@ def test_packed_weights_give_the_tokens_of_one_at_a_time(spec: EngineSpec, engin
 
 @pytest.mark.parametrize(
     "spec",
-    [EXPERTS, PLAIN_EXPERTS_INT8, LOCAL_ROTATIONS, SHARED_CACHES],
-    ids=["experts", "experts, int8, no cut", "local rotations", "shared caches"],
+    [EXPERTS, PLAIN_EXPERTS_INT8, LOCAL_ROTATIONS, SHARED_CACHES, SINKS],
+    ids=["experts", "experts, int8, no cut", "local rotations", "shared caches", "sinks"],
 )
 def test_other_layers_give_the_tokens_of_one_at_a_time(spec: EngineSpec, engines: EngineShelf, full: bool) -> None:
     """Which experts the neighbours go to has no part in a token's bits, nor has a window. Compiled with --full; else,

@@ -184,6 +184,24 @@ def load_weights(path: Path) -> dict[str, Tensor]:
             elif ".gate_up_proj." in name:
                 pieces = zip(("gate", "up"), tensor.chunk(2), strict=True)
                 weights |= {name.replace("gate_up", part): piece.clone() for part, piece in pieces}
+            elif name.endswith((".gate_up_proj", ".gate_up_proj_bias", ".down_proj", ".down_proj_bias")):
+                weights |= of_experts(name, tensor)
             else:
                 weights[name_of(name)] = tensor
+    return weights
+
+
+def of_experts(name: str, tensor: Tensor) -> dict[str, Tensor]:
+    """The weights ``[experts, inputs, outputs]`` or biases of a layer's experts, expert by expert; outputs of gate and
+    up take turns."""
+    module, _, last = name.rpartition(".")
+    parts = ("gate", "up") if last.startswith("gate_up") else ("down",)
+    kind = "bias" if last.endswith("_bias") else "weight"
+    weights = {}
+    for expert, own in enumerate(tensor):
+        outputs = own if kind == "bias" else own.T
+        for place, part in enumerate(parts):
+            weights[f"{module}.{expert}.{part}_proj.{kind}"] = outputs[place :: len(parts)].clone(
+                memory_format=torch.contiguous_format
+            )
     return weights

@@ -1,0 +1,135 @@
+"""Tensors that hold a projection of all experts of a layer, as a tensor for each of them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from safetensors import safe_open
+from torch import Tensor
+
+from kvforge.checkpoint.mxfp4 import BLOCK, QUANT_METHOD, dequantize_mxfp4
+from kvforge.checkpoint.reader import Checkpoint
+from kvforge.common.errors import CheckpointError
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a tensor lies: its file, and its name there."""
+
+    file: Path
+    name: str
+
+
+@dataclass(frozen=True)
+class ExpertPiece:
+    """The outputs ``part``, ``part + parts``, … of one expert in a tensor of ``num_experts``: a bias, a weight, or one
+    in MXFP4 where there are ``scales``."""
+
+    stored: Place
+    num_experts: int
+    expert: int
+    part: int
+    parts: int
+    is_bias: bool = False
+    scales: Place | None = None
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The files that it is read from."""
+        return (self.stored.file,) if self.scales is None else (self.stored.file, self.scales.file)
+
+    def layout(self) -> tuple[tuple[int, ...], str]:
+        """Return shape and dtype of the tensor, in safetensors' spelling.
+
+        Raises:
+            CheckpointError: what is stored has another number of dimensions or of experts, or scales that do not fit.
+        """
+        shape, dtype = self._stored_layout(self.stored)
+        if self.is_bias:
+            self._check(shape, 2)
+            return (len(range(self.part, shape[1], self.parts)),), dtype
+        if self.scales is None:
+            self._check(shape, 3)
+            return (len(range(self.part, shape[2], self.parts)), shape[1]), dtype
+        self._check(shape, 4)
+        if shape[3] != BLOCK // 2 or dtype != "U8" or self._stored_layout(self.scales) != (shape[:3], "U8"):
+            raise CheckpointError(
+                f"Tensors {self.stored.name} and {self.scales.name} in {self.stored.file} are no weights in MXFP4; "
+                "download them again."
+            )
+        return (len(range(self.part, shape[1], self.parts)), shape[2] * BLOCK), "BF16"
+
+    def read(self) -> Tensor:
+        """Return the tensor, dequantized where it is in MXFP4. Raises as ``layout`` does."""
+        self.layout()
+        with safe_open(self.stored.file, framework="pt") as file:
+            own: Tensor = file.get_slice(self.stored.name)[self.expert]
+        if self.scales is None:
+            own = own[..., self.part :: self.parts]
+            return own.contiguous() if self.is_bias else own.T.contiguous()
+        with safe_open(self.scales.file, framework="pt") as file:
+            scales: Tensor = file.get_slice(self.scales.name)[self.expert]
+        return dequantize_mxfp4(own[self.part :: self.parts], scales[self.part :: self.parts])
+
+    def _check(self, shape: tuple[int, ...], dims: int) -> None:
+        if len(shape) != dims or shape[0] != self.num_experts:
+            raise CheckpointError(
+                f"Tensor {self.stored.name} in {self.stored.file} has shape {list(shape)}; it must have {dims} "
+                f"dimensions, the first of the {self.num_experts} experts of config.json."
+            )
+
+    @staticmethod
+    def _stored_layout(place: Place) -> tuple[tuple[int, ...], str]:
+        with safe_open(place.file, framework="pt") as file:
+            piece = file.get_slice(place.name)
+            return tuple(piece.get_shape()), str(piece.get_dtype())
+
+
+def unstack_experts(
+    checkpoint: Checkpoint, stacked: Sequence[tuple[str, Sequence[str]]], num_experts: int
+) -> Checkpoint:
+    """Return the checkpoint with each tensor of ``stacked``, such as ``mlp.experts.gate_up_proj``, as those of each
+    expert; what is stored expert by expert stays as it is.
+
+    Raises:
+        CheckpointError: a tensor is stored both ways, or in MXFP4 without its scales.
+    """
+    files, pieces = dict(checkpoint.file_of_tensor), dict(checkpoint.pieces)
+    endings = {f".{tensor}{kind}": (parts, kind) for tensor, parts in stacked for kind in ("", "_bias", "_blocks")}
+    for name in checkpoint.file_of_tensor:
+        ending = next((ending for ending in endings if name.endswith(ending)), None)
+        if ending is None:
+            continue
+        parts, kind = endings[ending]
+        whole = name.removesuffix(kind)
+        scales = _place(checkpoint, f"{whole}_scales") if kind == "_blocks" else None
+        for expert in range(num_experts):
+            for part, projection in enumerate(parts):
+                module = f"{whole.rpartition('.')[0]}.{expert}.{projection}"
+                new = f"{module}.{'bias' if kind == '_bias' else 'weight'}"
+                if new in files:
+                    raise CheckpointError(
+                        f"Tensors {name} and {new} in {checkpoint.path} are the same part of the model; remove the one "
+                        "that does not belong to it."
+                    )
+                stored = _place(checkpoint, name)
+                files[new] = stored.file
+                pieces[new] = ExpertPiece(stored, num_experts, expert, part, len(parts), kind == "_bias", scales)
+        for read in (name, f"{whole}_scales") if scales is not None else (name,):
+            del files[read]
+    hf = checkpoint.hf_config
+    if is_mxfp4(checkpoint):
+        hf = {key: value for key, value in hf.items() if key != "quantization_config"}  # what is read is not in it
+    return replace(checkpoint, hf_config=hf, file_of_tensor=files, pieces=pieces)
+
+
+def is_mxfp4(checkpoint: Checkpoint) -> bool:
+    """Whether config.json says that weights of experts are in MXFP4."""
+    stated = checkpoint.hf_config.get("quantization_config")
+    return isinstance(stated, Mapping) and stated.get("quant_method") == QUANT_METHOD
+
+
+def _place(checkpoint: Checkpoint, name: str) -> Place:
+    if name not in checkpoint.file_of_tensor:
+        raise CheckpointError(f"Tensor {name} is missing from {checkpoint.path}; the checkpoint is incomplete.")
+    return Place(checkpoint.file_of_tensor[name], checkpoint.stored_names.get(name, name))

@@ -1,0 +1,74 @@
+"""gpt-oss: a sink in each head, every other layer with a sliding window, and a mixture of experts in every layer."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from model_defs.config import ModelConfig
+from model_defs.experts import ClampedGate, Experts, count_experts
+from model_defs.family import Family
+from model_defs.fields import number, optional_flag, optional_int, require_int
+from model_defs.hf_config import config_from_hf, windows_from_layer_types
+
+MODEL_TYPE = "gpt_oss"
+TRAITS = {"attention_sinks": True}
+DEFAULTS = {
+    "vocab_size": 201088,
+    "hidden_size": 2880,
+    "intermediate_size": 2880,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 150000.0,
+    "sliding_window": 128,
+}
+"""What ``GptOssConfig`` takes where config.json lacks the field."""
+
+YARN = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
+}
+KINDS = ("sliding_attention", "full_attention")
+
+NAMES = ((r"\.mlp\.router\.", ".mlp.gate."),)
+"""The family's name of a layer's router."""
+
+STACKED = (("mlp.experts.gate_up_proj", ("gate_proj", "up_proj")), ("mlp.experts.down_proj", ("down_proj",)))
+
+
+def from_hf(hf: Mapping[str, Any]) -> ModelConfig:
+    """Return the ModelConfig of a Hugging Face ``GptOssConfig`` dictionary; raises ModelError."""
+    hf = {**DEFAULTS, **hf}
+    if not (hf.get("rope_parameters") or hf.get("rope_scaling")):
+        hf["rope_scaling"] = YARN
+    num_layers, bias = require_int(hf, "num_hidden_layers"), optional_flag(hf, "attention_bias", True)
+    kinds = hf.get("layer_types") or [KINDS[layer % 2] for layer in range(num_layers)]
+    return config_from_hf(
+        hf,
+        model_type=MODEL_TYPE,
+        layer_windows=windows_from_layer_types({**hf, "layer_types": kinds}, 0),
+        qkv_bias=bias,
+        output_bias=bias,
+        experts=Experts(
+            num_experts=count_experts(hf, 128),
+            num_active=optional_int(hf, "num_experts_per_tok", 4),
+            intermediate_size=require_int(hf, "intermediate_size"),
+            normalize=True,
+            layers=tuple(range(num_layers)),
+            bias=True,
+            gate=ClampedGate(
+                alpha=number(hf.get("swiglu_alpha", 1.702), "swiglu_alpha", 1e-6, 1e6),
+                limit=number(hf.get("swiglu_limit", 7.0), "swiglu_limit", 1e-6, 1e6),
+            ),
+        ),
+        **TRAITS,
+    )
+
+
+FAMILY = Family(MODEL_TYPE, "GptOssForCausalLM", from_hf, TRAITS, weight_names=NAMES, stacked=STACKED)
