@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -64,9 +65,7 @@ def fit_maps(
         progress("fitting", done, len(prediction.base.owners))
         layer = prediction.layer_of(owner)
         if layer not in sums:
-            sums[layer] = _factored(
-                lambda sample, layer=layer: read(layer, sample), inputs["auxiliary"], gains[layer], ridge
-            )
+            sums[layer] = _factored(partial(read, layer), inputs["auxiliary"], gains[layer], ridge)
         projection = read_projection(base, owner)
         residuals = ResidualSums(len(gains[layer]), len(projection.weight))
         for sample in inputs["base"].fitted:
