@@ -170,6 +170,6 @@ def _write(auxiliary: Source, prediction: Prediction, weights: Mapping[str, Tens
         for name, tensor in weights.items()
     ]
     write_sharded(directory, specs, lambda spec: weights[spec.name].detach().cpu().to(spec.dtype), MAX_SHARD_BYTES)
-    hf_config = auxiliary.checkpoint.hf_config | {MAPS: prediction_fields(prediction)}
+    hf_config = dict(auxiliary.checkpoint.hf_config) | {MAPS: prediction_fields(prediction)}
     (directory / "config.json").write_text(json.dumps(hf_config, indent=2) + "\n", encoding="utf-8")
     copy_files(auxiliary.checkpoint.path, directory)

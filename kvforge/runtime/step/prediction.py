@@ -44,7 +44,8 @@ class Prediction:
     def _step(self, plan: Schedule, slots: SlotTable) -> tuple[PredictStep, list[tuple[int, int]]]:
         """Return the packed tokens, and of each sequence which of the wanted queries are its."""
         size, starts, lengths = self._page_size, [0], []
-        ids, positions, mapping, wanted = [], [], [], []
+        ids, positions, mapping = list[np.ndarray](), list[np.ndarray](), list[np.ndarray]()
+        wanted: list[int] = []
         rows: list[tuple[int, int]] = []
         for sequence, count in plan.predictions:
             begin, end = sequence.num_predicted, sequence.num_predicted + count
@@ -60,7 +61,9 @@ class Prediction:
         num_pages = -(-max(lengths) // size)
         table = slots.page_table[[sequence.slot for sequence, _ in plan.predictions], :num_pages]
         tokens = LowerStep(
-            *(_int32(np.concatenate(each)) for each in (ids, positions, mapping)),
+            _int32(np.concatenate(ids)),
+            _int32(np.concatenate(positions)),
+            _int32(np.concatenate(mapping)),
             _int32(np.array(starts)),
             _int32(np.array(lengths)),
             _int32(table),

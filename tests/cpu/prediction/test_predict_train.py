@@ -28,6 +28,12 @@ from tests.support.models.prediction import own_predictor, random_predictor
 
 LOOP = DistillConfig(dtype="fp32", device="cpu", max_steps=6, batch_size=4, micro_batch=3, lr=3e-3, checkpoint_every=2)
 CONFIG = PredictConfig(LOOP)
+ROUNDING = 1e-3
+"""Of float32 sums over two sequences, a hundred layers' tokens and ten thousand scores, relative or of numbers near 1:
+what a prediction that is off, or a term that is left out, changes is a hundred times as much."""
+UNEXPLAINED = 1e-4
+"""What ridge regression with a regulariser of 1e-9 leaves of targets that are linear in its inputs, where eigenvalues
+of the inputs' covariance are spread over four orders of magnitude; nothing else leaves less than a hundredth."""
 
 
 @pytest.fixture(scope="module")
@@ -49,8 +55,8 @@ def test_a_perfect_predictor_has_no_loss(base: Path, tmp_path: Path, exact_targe
         sums = Trainee(*pair, PredictConfig(LOOP, exact_targets=exact_targets))(data.batch(range(4)))
     found = dict(zip(SUMS, sums.tolist(), strict=True))
     weight = float(data.batch(range(4)).weight.sum())
-    assert found["agreement"] == pytest.approx(weight)
-    assert all(abs(found[name]) < 1e-3 for name in ("kl", "k", "v", "qk"))
+    assert found["agreement"] == pytest.approx(weight, rel=ROUNDING)
+    assert all(abs(found[name]) < ROUNDING for name in ("kl", "k", "v", "qk"))
 
 
 @torch.no_grad()
@@ -82,7 +88,7 @@ def test_sums_are_those_of_whole_samples(base: Path, predictor: Path) -> None:
                     qk += scores[row, : row + 1].square().mean() / 16
             hidden = layer(hidden, (k, v), layout)
     for name, want in (("k", k_off), ("v", v_off), ("qk", qk)):
-        assert sums[name] == pytest.approx(float(want), rel=1e-4)
+        assert sums[name] == pytest.approx(float(want), rel=ROUNDING)
 
 
 def test_score_errors_reach_the_maps(base: Path, predictor: Path) -> None:
@@ -101,7 +107,7 @@ def test_micro_batches_add_up(base: Path, predictor: Path, tmp_path: Path) -> No
         pair = load_pair(base, predictor, torch.float32)
         rows.append(train(PredictConfig(loop), *pair, random_data(), tmp_path / str(size)).metrics)
     for name in ("loss", "kl", "k", "v", "grad_norm"):
-        assert rows[0][name] == pytest.approx(rows[1][name], rel=1e-3)
+        assert rows[0][name] == pytest.approx(rows[1][name], rel=ROUNDING)
 
 
 @pytest.mark.parametrize("part", ["maps", "all"])
@@ -139,7 +145,7 @@ def test_the_ridge_start_is_exact_where_it_can_be(base: Path, tmp_path: Path) ->
     fit = FitOptions(ridge=1e-9, num_samples=16, calibration=tmp_path / "text.txt")
     summary = train_predictor(base, base, tmp_path / "p", None, CONFIG, fit=fit)
     assert summary.layers == (0, 1, 2, 3) and summary.steps == 0
-    assert all(fit.k < 1e-5 and fit.v < 1e-5 for fit in summary.fits)
+    assert all(fit.k < UNEXPLAINED and fit.v < UNEXPLAINED for fit in summary.fits)
     pair = load_pair(base, tmp_path / "p", torch.float32)
     prompt = [3 + 32 + 5 * index % 90 for index in range(60)]
     assert generate(*pair, prompt, 5) == generate(*pair, prompt, 5, ExactTokens(60))
