@@ -81,6 +81,11 @@ def quantize_checkpoint(
     samples = calibration_samples(checkpoint.path, config.vocab_size, text, num_samples, num_tokens)
     if recipe == "int4":
         return _quantize_int4(checkpoint, config, output, samples, progress)
+    if checkpoint.is_text_part:
+        raise CheckpointError(
+            f"{checkpoint.path} has parts for images or audio besides its text model, which this recipe does not take; "
+            "give --recipe int4, or rewire it first."
+        )
     with _quiet():
         mtq, export_hf_checkpoint = _modelopt()
         model = _load(checkpoint, config)
