@@ -163,3 +163,34 @@ def test_the_options_reach_the_engine_process() -> None:
         assert found.get("exact_tokens") == exact
     with pytest.raises(KvforgeError, match="--exact-share"):
         speculation_options(parser.parse_args(["--exact-share", "2"]))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"dtype": "bfloat16"},
+        {"dtype": "bfloat16", "weight_dtype": "int8"},
+        {"dtype": "bfloat16", "weight_dtype": "int4"},
+        {"dtype": "bfloat16", "kv_dtype": "int8"},
+        {"dtype": "bfloat16", "kv_dtype": "fp8"},
+        {"dtype": "bfloat16", "kv_dtype": "int4"},
+    ],
+    ids=lambda options: " ".join(options.values()),
+)
+def test_packed_weights_and_quantized_caches_hold_the_base_s_own_cache(tmp_path: Path, options: dict) -> None:
+    """With its own projections as maps the graph makes the same bits, however weights and caches are stored. The
+    auxiliary layers attend to an exact cache: where the base's is quantized, the first owner alone is the same."""
+    base = make_checkpoint(tmp_path / "base", "qwen2", dtype=torch.bfloat16)
+    predictor, prompt = str(own_predictor(base, tmp_path / "own")), [3 + 7 * index % 300 for index in range(40)]
+    pools, pages = [], []
+    for more in ({"kv_prediction": predictor}, {}):
+        session = eager_session(base, BuildOptions(**OPTIONS | options | more))
+        engine = LLMEngine(session=session, num_pages=64, max_num_tokens=17)
+        pages.append(engine.scheduler.pool.free_pages[-20:])
+        answer(engine, prompt, 1)
+        pools.append(engine.runner.pools[: 1 if "kv_dtype" in options else None])
+    assert pages[0] == pages[1]
+    for found, wanted in zip(*pools, strict=True):
+        for got, want in zip(found, wanted, strict=True):
+            held = want[pages[0]].view(torch.uint8)
+            assert held.any() and torch.equal(got[pages[0]].view(torch.uint8), held)
