@@ -45,8 +45,8 @@ def convert_weights(
 
     With ``packed_dtype`` the weights of linear layers are packed as that. One fused tensor is in memory at a time. The
     RoPE frequencies are stored beside the weights, in fp32, and cos and sin of the first ``num_positions`` positions,
-    which graphs that select chunks have. A ``predictor``'s tensors follow, from its own checkpoint, and are counted
-    too. ``progress`` is called with the bytes that are written and that
+    which graphs that select chunks have. A ``predictor``'s tensors follow, from its own checkpoint, and are not
+    counted. ``progress`` is called with the bytes that are written and that
     will be, as each tensor begins and at the end.
 
     Raises:
@@ -95,7 +95,7 @@ def convert_weights(
 
     write_safetensors(path, specs, produce)
     progress(written, total)
-    return sum(torch.Size(weight.shape).numel() for _, weight in of_all)
+    return sum(torch.Size(weight.shape).numel() for weight in weights)
 
 
 def _itself(tensor: Tensor) -> Tensor:

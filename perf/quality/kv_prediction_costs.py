@@ -9,27 +9,31 @@ import numpy as np
 
 from kvforge.common.exact_intervals import ExactTokens, Intervals
 from kvforge.costs.flops import full_token, full_token_below, prompt_flops, skipped_token
+from kvforge.costs.shape import ModelShape
 from kvforge.manifest import Manifest, load_manifest
+from kvforge.planning.shape import shape_of_manifest
 from kvforge.runtime import LLMEngine, SamplingParams
 
 
-def auxiliary_shape(manifest: Manifest) -> Manifest:
+def auxiliary_shape(manifest: Manifest) -> ModelShape:
     """Return the layers that are run of an engine's auxiliary model, as a model without a cut; its MLPs are as wide as
     the engine's own, as those of a model's lower layers are."""
     sizes = manifest.auxiliary_model
     layers = sizes["num_layers"]
-    return replace(manifest, **sizes, cut=layers, owner_of_layer=tuple(range(layers)), layer_windows=(0,) * layers)
+    like = replace(manifest, cut=layers, owner_of_layer=tuple(range(layers)), layer_windows=(0,) * layers)
+    return shape_of_manifest(replace(like, **sizes))
 
 
 def flops(engine: Path, num_tokens: int, exact: ExactTokens | None) -> float:
     """Return the FLOPs of a prompt and its first token."""
     manifest = load_manifest(engine)
+    shape = shape_of_manifest(manifest)
     if not manifest.predicts or exact is None:
-        return prompt_flops(manifest, num_tokens)
+        return prompt_flops(shape, num_tokens)
     auxiliary = auxiliary_shape(manifest)
     maps = 2 * auxiliary.hidden_size * manifest.num_owners * manifest.cached_numbers
     each = skipped_token(auxiliary, num_tokens).total + maps
-    return each * num_tokens + _computed(manifest, exact.intervals(num_tokens, _any_importance(num_tokens)), num_tokens)
+    return each * num_tokens + _computed(shape, exact.intervals(num_tokens, _any_importance(num_tokens)), num_tokens)
 
 
 def _any_importance(num_tokens: int) -> list[float]:
@@ -37,11 +41,9 @@ def _any_importance(num_tokens: int) -> list[float]:
     return [-abs(index - num_tokens / 2) for index in range(num_tokens)]
 
 
-def _computed(manifest: Manifest, intervals: Intervals, num_tokens: int) -> float:
-    head = full_token(manifest, num_tokens).vocabulary
-    return head + sum(
-        full_token_below(manifest, (start + end + 1) / 2).total * (end - start) for start, end in intervals
-    )
+def _computed(shape: ModelShape, intervals: Intervals, num_tokens: int) -> float:
+    head = full_token(shape, num_tokens).vocabulary
+    return head + sum(full_token_below(shape, (start + end + 1) / 2).total * (end - start) for start, end in intervals)
 
 
 def first_token_seconds(engine: Path, prompts: Sequence[Sequence[int]], exact: ExactTokens | None) -> dict[str, float]:
