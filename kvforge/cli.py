@@ -18,6 +18,7 @@ COMMANDS = (
     "plan",
     "rewire",
     "distill",
+    "predict",
     "quantize",
     "build",
     "inspect",

@@ -65,6 +65,10 @@ def _flags() -> dict[str, dict[str, Any]]:
             "const": True,
             "help": "--target vllm: have the checkpoint in the engine, not its path",
         },
+        "kv_prediction": {
+            "metavar": "PREDICTOR",
+            "help": "a checkpoint of kvforge predict train, which fills the cache of prompts in the model's place",
+        },
     }  # fmt: skip
 
 

@@ -11,11 +11,12 @@ import plugins
 from kvforge.checkpoint import Checkpoint
 from kvforge.checkpoint.kv_scales import kv_scales
 from kvforge.checkpoint.model import check_weights, has_zero_points, open_model, read_model_config
+from kvforge.checkpoint.predictor import open_predictor
 from kvforge.common.staging import staging_directory
 from kvforge.compiler.convert import convert_weights
 from kvforge.compiler.engine_dir import check_output
 from kvforge.compiler.manifest_fields import copy_tokenizer, manifest_fields
-from kvforge.compiler.options import BuildOptions, ResolvedOptions, resolve
+from kvforge.compiler.options import BuildOptions, ResolvedOptions, check_prediction, resolve
 from kvforge.compiler.targets import HOSTED, Progress, Target, load_hosted, load_target
 from kvforge.kv_policies import KVPolicy
 from kvforge.manifest import (
@@ -30,6 +31,7 @@ from kvforge.manifest import (
 )
 from kvforge.version import __version__
 from model_defs import ModelConfig
+from model_defs.prediction import Prediction
 
 
 def build_engine(
@@ -62,8 +64,11 @@ def build_engine(
     if not options.early_exit:
         config = dataclasses.replace(config, early_exit=False)
     check_weights(checkpoint, config)
-    resolved = _resolve(options, config, checkpoint)
+    resolved, predictor = _resolve(options, config, checkpoint), None
     config = config.for_length(resolved.max_seq_len)
+    if options.kv_prediction is not None:
+        predictor, prediction = open_prediction(options.kv_prediction, config, resolved)
+        resolved = dataclasses.replace(resolved, prediction=prediction)
     token_fields = tokens_of_policy(checkpoint.path / "tokenizer.json", config.vocab_size, resolved.policy)
     target.check_toolchain()
     with staging_directory(output, replace=overwrite) as staging:
@@ -77,6 +82,7 @@ def build_engine(
             converted,
             packed_dtype=resolved.packed_dtype,
             num_positions=num_positions(resolved),
+            predictor=None if predictor is None or resolved.prediction is None else (predictor, resolved.prediction),
         )
         copy_tokenizer(checkpoint, staging / TOKENIZER_DIR)
         target.write_graphs(config, resolved, staging, progress)
@@ -84,6 +90,19 @@ def build_engine(
         manifest = _manifest(checkpoint, config, resolved, target, num_parameters, staging, token_fields)
         save_manifest(manifest, staging)
     return manifest
+
+
+def open_prediction(path: str | Path, config: ModelConfig, options: ResolvedOptions) -> tuple[Checkpoint, Prediction]:
+    """Return a predictor's checkpoint and how it predicts the cache of the model ``config``.
+
+    Raises:
+        CheckpointError: it cannot be read, or is for another model.
+        BuildError: an engine with ``options`` cannot have one.
+    """
+    checkpoint, prediction = open_predictor(path, config)
+    check_prediction(options, prediction)
+    auxiliary = prediction.auxiliary.for_length(options.max_seq_len)
+    return checkpoint, dataclasses.replace(prediction, auxiliary=auxiliary)
 
 
 def num_positions(options: ResolvedOptions) -> int:
@@ -118,7 +137,7 @@ def stages(options: BuildOptions) -> tuple[str, ...]:
     those of that graph. Raises BuildError for an unknown target."""
     if options.target in HOSTED:
         return ("read", *load_hosted(options.target).stages(), "manifest")
-    graphs = graph_names(options.max_draft_len, options.early_exit)
+    graphs = graph_names(options.max_draft_len, options.early_exit, options.kv_prediction is not None)
     return ("read", "weights", *load_target(options.target).stages(graphs), "manifest")
 
 

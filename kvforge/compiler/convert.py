@@ -10,8 +10,17 @@ from torch import Tensor
 from kvforge.checkpoint import Checkpoint
 from kvforge.checkpoint.finite import check_finite
 from kvforge.checkpoint.safetensors_writer import TensorSpec, write_safetensors
-from kvforge.compiler.cpu_graph import AnyLinear, dtype_of_packed, linears, packed_tensors, stack_packed
+from kvforge.compiler.cpu_graph import (
+    AnyLinear,
+    dtype_of_packed,
+    linears,
+    packed_tensors,
+    predict_linears,
+    stack_packed,
+)
 from model_defs import ModelConfig
+from model_defs.predict_graph import frequencies_of, predict_weight_specs
+from model_defs.prediction import Prediction
 from model_defs.rope import frequency_buffer, rope_tables
 from model_defs.weights import Source, WeightSpec, weight_specs
 from plugins.packed_linear.int4 import Codes, join, round_to_codes
@@ -30,12 +39,14 @@ def convert_weights(
     progress: Callable[[int, int], object] = lambda done, total: None,
     packed_dtype: torch.dtype | None = None,
     num_positions: int = 0,
+    predictor: tuple[Checkpoint, Prediction] | None = None,
 ) -> int:
     """Write every tensor of the graphs in ``dtype`` to ``path``; returns the number of parameters.
 
     With ``packed_dtype`` the weights of linear layers are packed as that. One fused tensor is in memory at a time. The
     RoPE frequencies are stored beside the weights, in fp32, and cos and sin of the first ``num_positions`` positions,
-    which graphs that select chunks have. ``progress`` is called with the bytes that are written and that
+    which graphs that select chunks have. A ``predictor``'s tensors follow, from its own checkpoint, and are not
+    counted. ``progress`` is called with the bytes that are written and that
     will be, as each tensor begins and at the end.
 
     Raises:
@@ -54,16 +65,25 @@ def convert_weights(
         for name, table in zip(ROPE_TABLES, tables, strict=True):
             specs.append(TensorSpec(name, tuple(table.shape), torch.float32))
             sources[name] = table.contiguous
-    for weight in weights:
+    of_all = [(checkpoint, weight) for weight in weights]
+    if predictor is not None:
+        own, prediction = predictor
+        for name, frequencies in frequencies_of(prediction).items():
+            if name not in sources:
+                specs.append(TensorSpec(name, tuple(frequencies.shape), torch.float32))
+                sources[name] = partial(_itself, frequencies)
+        of_all += [(own, weight) for weight in predict_weight_specs(prediction)]
+        layers = {**layers, **(predict_linears(prediction) if packed_dtype is not None else {})}
+    for origin, weight in of_all:
         layer = weight.name.removesuffix(".weight")
         if layer in layers and packed_dtype is not None:
-            packed = _Packed(checkpoint, weight, layers[layer], packed_dtype)
+            packed = _Packed(origin, weight, layers[layer], packed_dtype)
             for name, tensor in packed.layout().items():
                 specs.append(TensorSpec(f"{layer}.{name}", tuple(tensor.shape), tensor.dtype))
                 sources[f"{layer}.{name}"] = partial(packed.take, name)
         if layer not in layers or weight.name == EMBEDDING:
             specs.append(TensorSpec(weight.name, weight.shape, dtype))
-            sources[weight.name] = partial(_fuse, checkpoint, weight, dtype)
+            sources[weight.name] = partial(_fuse, origin, weight, dtype)
 
     written, total = 0, sum(spec.num_bytes for spec in specs)
 

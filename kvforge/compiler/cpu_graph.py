@@ -8,6 +8,8 @@ from torch import Tensor, nn
 from model_defs import ModelConfig
 from model_defs.graphs import EarlyExitGraph, LowerGraph, UpperGraph
 from model_defs.layers import ExpertLinear, Linear, RMSNorm
+from model_defs.predict_graph import PredictGraph
+from model_defs.prediction import Prediction
 from plugins.expert_linear import expert_linear
 from plugins.packed_linear import pack, packed_linear
 from plugins.packed_linear.int4 import Codes
@@ -110,4 +112,14 @@ def linears(config: ModelConfig) -> Mapping[str, AnyLinear]:
             UpperGraph(config),
             *([EarlyExitGraph(config)] if config.early_exit else []),
         ]
-    return {name: layer for graph in graphs for name, layer in graph.named_modules() if isinstance(layer, AnyLinear)}
+    return {name: layer for graph in graphs for name, layer in _linears(graph)}
+
+
+def predict_linears(prediction: Prediction) -> Mapping[str, AnyLinear]:
+    """Return every linear layer of the graph ``predict`` by name, without storage."""
+    with torch.device("meta"):
+        return dict(_linears(PredictGraph(prediction)))
+
+
+def _linears(graph: nn.Module) -> list[tuple[str, AnyLinear]]:
+    return [(name, layer) for name, layer in graph.named_modules() if isinstance(layer, AnyLinear)]

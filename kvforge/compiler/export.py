@@ -13,6 +13,8 @@ from kvforge.compiler.options import ResolvedOptions
 from kvforge.kv_policies import OwnerCache
 from model_defs import ModelConfig
 from model_defs.graphs import EarlyExitGraph, LowerGraph, UpperGraph, VerifyGraph
+from model_defs.predict_graph import PredictGraph, frequencies_of
+from model_defs.prediction import Prediction
 from model_defs.rope import frequency_buffer, rope_tables
 from plugins.kv_quantization import stored_dim
 
@@ -179,10 +181,42 @@ def export_verify(config: ModelConfig, options: ResolvedOptions, device: str = "
     return ExportedGraph("verify", program, ())
 
 
+def auxiliary_pool_specs(prediction: Prediction, options: ResolvedOptions) -> list[tuple[tuple[int, ...], torch.dtype]]:
+    """Return shape, with example sizes in the first dimension, and dtype of K and V of an auxiliary layer's pool."""
+    auxiliary = prediction.auxiliary
+    shape = (_PAGES, options.page_size, auxiliary.num_kv_heads, auxiliary.head_dim)
+    return [(shape, options.torch_dtype)] * 2
+
+
+def export_predict(config: ModelConfig, options: ResolvedOptions, device: str = "cpu") -> ExportedGraph:
+    """Export ``predict``: T, S, M, the number of queries and of pages are dynamic."""
+    assert options.prediction is not None
+    prediction, auto = options.prediction, Dim.DYNAMIC
+    with torch.device("meta"):
+        module = PredictGraph(prediction)
+    specs = auxiliary_pool_specs(prediction, options)
+    own = [
+        tuple(torch.empty(shape, dtype=dtype, device=device) for shape, dtype in specs)
+        for _ in range(prediction.num_layers - 1)
+    ]
+    queries = torch.zeros(_SURVIVORS, dtype=torch.int32, device=device)
+    step = lower_example(config, options, device)
+    arguments = (*step[:6], queries, step[6], own)
+    pools, own_pools = ([({0: auto},) * len(pool) for pool in each] for each in (step[6], own))
+    dynamic = (*({0: auto},) * 5, {0: auto, 1: auto}, {0: auto}, pools, own_pools)
+    module = uninitialised(module, config, options, device)
+    for name, frequencies in frequencies_of(prediction).items():
+        parent = module.get_submodule(name.rpartition(".")[0])
+        parent._buffers[name.rpartition(".")[2]] = frequencies.to(device)
+    program = torch.export.export(module, arguments, dynamic_shapes=dynamic, strict=False)
+    return ExportedGraph("predict", program, config.owners)
+
+
 EXPORTS: dict[str, Callable[..., ExportedGraph]] = {
     "lower": export_lower,
     "upper": export_upper,
     "early_exit": export_early_exit,
     "verify": export_verify,
+    "predict": export_predict,
 }
 """How each graph of an engine is exported: functions of the model, the options and the device."""

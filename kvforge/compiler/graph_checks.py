@@ -23,6 +23,7 @@ _ALLOWED = {
     graph: {operator.qualified_name for operator in plugins.OPERATORS.values() if graph in operator.graphs}
     for graph in ("lower", "upper", "early_exit", "verify")
 }
+_ALLOWED["predict"] = _ALLOWED["lower"]
 _CACHE_WRITERS = {operator.qualified_name for operator in plugins.OPERATORS.values() if "k_pool" in operator.writes}
 _OF_CACHE = {
     operator.qualified_name
@@ -62,10 +63,12 @@ def verify(graph: ExportedGraph, config: ModelConfig, options: ResolvedOptions) 
         _check_results(graph, [torch.int32, torch.int32])
         return
     _check_linears(graph, options)
-    if graph.name != "early_exit":
+    if graph.name == "predict":
+        _check_prediction(graph, config, options, [call for call in calls if not _is_apart(graph, call[1])])
+    elif graph.name != "early_exit":
         check = _check_sealing if options.policy.seals_pages else _check_cache
         check(graph, config, options, [call for call in calls if not _is_apart(graph, call[1])])
-    _check_results(graph, [options.torch_dtype if graph.name == "lower" else torch.float32])
+    _check_results(graph, [options.torch_dtype if graph.name in ("lower", "predict") else torch.float32])
 
 
 def _is_apart(graph: ExportedGraph, name: str) -> bool:
@@ -127,6 +130,35 @@ def _check_cache(
         )
 
 
+def _check_prediction(
+    graph: ExportedGraph, config: ModelConfig, options: ResolvedOptions, calls: list[tuple[Node, str]]
+) -> None:
+    """Check that every owner's pools are written once and never read, and those of each auxiliary layer that is run
+    written once and then read once."""
+    assert options.prediction is not None
+    layers = range(options.prediction.num_layers - 1)
+    names = [str(name) for name in graph.program.graph_signature.user_inputs]
+    first = len(names) - 2 * len(layers)
+    own = {name: index // 2 for index, name in enumerate(names[first:])}
+    pools = _pool_inputs(graph, config, options, names[:first])
+    written: list[int] = []
+    of_layers: list[tuple[int, bool]] = []
+    for node, name in calls:
+        pool, writes = argument(node, "k_pool"), name in _CACHE_WRITERS
+        if isinstance(pool, Node) and pool.name in own:
+            of_layers.append((own[pool.name], writes))
+        elif writes:
+            written.append(_owner(graph, node, pools, options))
+        else:
+            _fail(graph, node, "reads the cache that it predicts")
+    wanted = [(layer, writes) for layer in layers for writes in (True, False)]
+    if sorted(written) != list(config.owners) or of_layers != wanted:
+        raise BuildError(
+            f"Graph predict writes the caches of {sorted(written)} and goes through its own as {of_layers}; the model "
+            f"asks for {list(config.owners)} and {wanted}."
+        )
+
+
 def _check_sealing(
     graph: ExportedGraph, config: ModelConfig, options: ResolvedOptions, calls: list[tuple[Node, str]]
 ) -> None:
@@ -141,9 +173,11 @@ def _check_sealing(
         _fail(graph, node, rule)
 
 
-def _pool_inputs(graph: ExportedGraph, config: ModelConfig, options: ResolvedOptions) -> dict[str, _PoolInput]:
-    """Map each pool placeholder's name to what it is; the pools are the last inputs of the graph but those of the KV
-    policy."""
+def _pool_inputs(
+    graph: ExportedGraph, config: ModelConfig, options: ResolvedOptions, inputs: list[str] | None = None
+) -> dict[str, _PoolInput]:
+    """Map each pool placeholder's name to what it is; the pools are the last of the graph's ``inputs`` (default: all)
+    but those of the KV policy."""
     specs = pool_specs(config, options, config.owners[0])
     state = options.policy.named_pools
     own = _POOL_ARGUMENTS if config.latent is None else _POOL_ARGUMENTS[::2]
@@ -153,7 +187,7 @@ def _pool_inputs(graph: ExportedGraph, config: ModelConfig, options: ResolvedOpt
         for owner in graph.pool_owners
         for role, (_, dtype) in zip(roles, specs, strict=True)
     ]
-    names = list(graph.program.graph_signature.user_inputs)
+    names = list(graph.program.graph_signature.user_inputs) if inputs is None else inputs
     end = len(names) - len(options.policy.state_inputs)
     placeholders = {node.name: node for node in graph.program.graph.nodes if node.op == "placeholder"}
     pools: dict[str, _PoolInput] = {}

@@ -7,6 +7,7 @@ from typing import Any
 from kvforge.checkpoint import Checkpoint
 from kvforge.common.checkpoint_files import TOKENIZER_FILES
 from kvforge.compiler.options import ResolvedOptions
+from kvforge.manifest.manifest import AUXILIARY_SIZES
 from model_defs import ModelConfig
 
 
@@ -45,6 +46,7 @@ def manifest_fields(config: ModelConfig, options: ResolvedOptions) -> dict[str, 
         **_expert_fields(config),
         **_layer_fields(config),
         **_latent_fields(config),
+        "auxiliary_model": _auxiliary_fields(options),
         "page_size": options.page_size,
         "max_num_seqs": options.max_num_seqs,
         "max_num_tokens": options.max_num_tokens,
@@ -54,6 +56,13 @@ def manifest_fields(config: ModelConfig, options: ResolvedOptions) -> dict[str, 
         "eos_token_ids": config.eos_token_ids,
         "decoupled_mode": options.decoupled_mode,
     }
+
+
+def _auxiliary_fields(options: ResolvedOptions) -> dict[str, int]:
+    if options.prediction is None:
+        return {}
+    sizes = {name: getattr(options.prediction.auxiliary, name) for name in AUXILIARY_SIZES}
+    return sizes | {"num_layers": options.prediction.num_layers - 1}
 
 
 def _expert_fields(config: ModelConfig) -> dict[str, Any]:

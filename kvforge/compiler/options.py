@@ -19,6 +19,7 @@ from kvforge.common.number_formats import (
 from kvforge.kv_policies import Full, KVPolicy, compatibility, features, of_cache, parse
 from kvforge.manifest import graph_names
 from model_defs import ModelConfig
+from model_defs.prediction import Prediction
 
 PACKED_DTYPES = {"int8": torch.int8, "int4": torch.uint4, "int4_zeros": torch.quint4x2}
 """What weights of ``QUANTIZED_WEIGHT_BYTES`` are packed as."""
@@ -42,7 +43,7 @@ class BuildOptions:
     that name is left out where the checkpoint has one. ``kv_policy`` is what ``kvforge.kv_policies.parse`` takes.
     ``decoupled_mode`` is how ``kvforge serve`` serves the engine where it is not told. Those from ``engine_python`` on
     are for target ``vllm`` alone: the interpreter with vLLM, ranks, further arguments of vLLM's as JSON, and whether
-    the engine has the checkpoint in it."""
+    the engine has the checkpoint in it. ``kv_prediction`` is the checkpoint of a predictor for the model's cache."""
 
     target: str = "cpu"
     dtype: str = "auto"
@@ -61,6 +62,7 @@ class BuildOptions:
     pipeline_parallel_size: int = 1
     engine_args: str | None = None
     copy_checkpoint: bool = False
+    kv_prediction: str | None = None
 
 
 VLLM_OPTIONS = ("engine_python", "tensor_parallel_size", "pipeline_parallel_size", "engine_args", "copy_checkpoint")
@@ -89,6 +91,7 @@ class ResolvedOptions:
     quantized_weights: str | None = None
     policy: KVPolicy = field(default_factory=Full)
     decoupled_mode: bool = True
+    prediction: Prediction | None = None
 
     @property
     def weight_dtype(self) -> str:
@@ -132,7 +135,7 @@ class ResolvedOptions:
     @property
     def graphs(self) -> tuple[str, ...]:
         """The names of the engine's graphs, in the order they are built."""
-        return graph_names(self.max_draft_len, self.early_exit)
+        return graph_names(self.max_draft_len, self.early_exit, self.prediction is not None)
 
 
 def resolve(
@@ -228,6 +231,32 @@ def _check_latent(config: ModelConfig, options: BuildOptions, policy: KVPolicy, 
         raise BuildError(
             f"--kv-policy {policy.name} is not for {name} models, which keep one row of a token for K and V of all "
             "heads; leave it out."
+        )
+
+
+def check_prediction(options: ResolvedOptions, prediction: Prediction) -> None:
+    """Raise BuildError unless an engine with ``options`` can have its cache predicted."""
+    if options.target != "cpu":
+        raise BuildError(f"--kv-prediction is for --target cpu; leave it out for {options.target}.")
+    if options.policy.name != Full.name or options.has_static_scales or options.policy.seals_pages:
+        raise BuildError(
+            "--kv-prediction does not go with a KV policy, a static cache or kivi2; leave one of them out."
+        )
+    if options.max_draft_len:
+        raise BuildError("--kv-prediction does not go with --max-draft-len; leave one of them out.")
+    auxiliary = prediction.auxiliary
+    if auxiliary.attention_scale is not None or any(0 < w < options.max_seq_len for w in auxiliary.layer_windows):
+        raise BuildError(
+            "--kv-prediction takes auxiliary models that attend to all tokens with the usual scale; train another one."
+        )
+    if prediction.num_layers < 2:
+        raise BuildError(
+            "The predictor reads the auxiliary model's embedding alone; train one that reads layer 1 or more."
+        )
+    if prediction.auxiliary.max_position < options.max_seq_len:
+        raise BuildError(
+            f"--max-seq-len {options.max_seq_len} is beyond the {prediction.auxiliary.max_position} positions of the "
+            "predictor; choose a smaller one."
         )
 
 

@@ -116,7 +116,7 @@ class _Run:
         else:
             self.distiller.to(device)
         self.trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        self.optimizer = _optimizer(config, self.trained)
+        self.optimizer = make_optimizer(config, self.trained)
         self.optimizer.zero_grad()  # what a failed step left
         self.order = functools.lru_cache(maxsize=2)(data.epoch_order)
         self.progress = self._resume()
@@ -237,7 +237,7 @@ def _check(config: DistillConfig, model: SwiftKVForCausalLM) -> None:
         )
 
 
-def _optimizer(config: DistillConfig, trained: Mapping[str, nn.Parameter]) -> torch.optim.Optimizer:
+def make_optimizer(config: DistillConfig, trained: Mapping[str, nn.Parameter]) -> torch.optim.Optimizer:
     """AdamW, with weight decay on matrices only."""
     matrices = [p for p in trained.values() if p.dim() >= 2]
     others: list[Tensor] = [p for p in trained.values() if p.dim() < 2]

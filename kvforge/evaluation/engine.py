@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvforge.common.errors import EngineError, KvforgeError
+from kvforge.common.exact_intervals import ExactTokens
 from kvforge.evaluation.score import MAX_ANSWER_TOKENS, STOP
 from kvforge.manifest import TOKENIZER_DIR, Manifest, load_manifest
 from kvforge.runtime import LLM, SamplingParams
@@ -48,15 +49,21 @@ def check_finished(outputs: Iterable[CompletionOutput]) -> None:
 
 class EngineGenerator:
     """Greedy answers of an engine directory. Raises KvforgeError when `length` tokens do not fit it, or it cannot exit
-    early with that threshold."""
+    early with that threshold, or predicts no cache of which tokens could be exact."""
 
     def __init__(
-        self, engine_dir: Path, length: int, show_progress: bool = True, early_exit_threshold: float | None = None
+        self,
+        engine_dir: Path,
+        length: int,
+        show_progress: bool = True,
+        early_exit_threshold: float | None = None,
+        exact_tokens: ExactTokens | None = None,
     ) -> None:
         check_length(load_manifest(engine_dir), length)
         self._tokenizer = load_tokenizer(engine_dir)
         self._lead = tokens_before_text(self._tokenizer.backend)
-        self.llm = LLM(engine_dir, early_exit_threshold=early_exit_threshold)
+        own = {} if exact_tokens is None else {"exact_tokens": exact_tokens}
+        self.llm = LLM(engine_dir, early_exit_threshold=early_exit_threshold, **own)
         self._params = SamplingParams(temperature=0.0, max_tokens=MAX_ANSWER_TOKENS, stop=list(STOP))
         self._show_progress = show_progress
 

@@ -7,7 +7,7 @@ from typing import Any, get_args, get_origin
 from kvforge.common.errors import KvforgeError
 from kvforge.common.number_formats import ELEMENT_BYTES, KV_FORMATS, WEIGHT_BYTES
 from kvforge.common.relative_names import is_inside
-from kvforge.manifest.manifest import Manifest
+from kvforge.manifest.manifest import AUXILIARY_SIZES, Manifest
 
 MAX_SIZE = 2**31 - 1
 """Of any of an engine's sizes: graphs and tables count in 32 bits."""
@@ -71,8 +71,18 @@ def _fits(manifest: Manifest) -> bool:
         and all(map(is_inside, manifest.files))
         and _fit_experts(manifest)
         and _fits_latent(manifest)
+        and _fits_auxiliary(manifest)
         and _has_policy(manifest)
     )
+
+
+def _fits_auxiliary(manifest: Manifest) -> bool:
+    """Whether there is no auxiliary model, or all of its sizes are there and the engine can have one."""
+    sizes = manifest.auxiliary_model
+    if not sizes:
+        return True
+    is_plain = manifest.cut == manifest.num_layers and manifest.kv_policy == "full" and not manifest.max_draft_len
+    return is_plain and set(sizes) == set(AUXILIARY_SIZES) and all(1 <= size <= MAX_SIZE for size in sizes.values())
 
 
 def _fit_experts(manifest: Manifest) -> bool:

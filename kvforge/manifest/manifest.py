@@ -27,9 +27,13 @@ LATER_FIELDS = frozenset(
         *("num_experts", "num_active_experts", "expert_intermediate_size", "dense_layers"),
         *("layer_head_dims", "layer_intermediate_sizes", "per_layer_input", "num_shared_experts", "query_rank"),
         *("latent_rank", "latent_rope_dim", "latent_nope_dim", "latent_value_dim"),
+        "auxiliary_model",
     }
 )
 """Fields that came after the schema version did: engines without them load, and keep their digest."""
+
+AUXILIARY_SIZES = ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim")
+"""What an engine says of its auxiliary model: ``num_layers`` are those that are run and have a cache."""
 
 TOKENIZER_DIR = "tokenizer"
 RANK_DIR = "rank0"
@@ -37,10 +41,10 @@ WEIGHTS_FILE = f"{RANK_DIR}/weights.safetensors"
 OPERATORS_FILE = f"{RANK_DIR}/operators.so"
 
 
-def graph_names(max_draft_len: int, early_exit: bool) -> tuple[str, ...]:
+def graph_names(max_draft_len: int, early_exit: bool, predict: bool = False) -> tuple[str, ...]:
     """Return the names of an engine's graphs, in the order they are built: ``early_exit`` only where the model has that
-    head, ``verify`` only where there are drafts."""
-    optional = {"early_exit": early_exit, "verify": max_draft_len > 0}
+    head, ``verify`` only where there are drafts, ``predict`` only where another model fills the cache."""
+    optional = {"early_exit": early_exit, "verify": max_draft_len > 0, "predict": predict}
     return ("lower", "upper", *(name for name, is_there in optional.items() if is_there))
 
 
@@ -140,6 +144,8 @@ class Manifest:
     """Numbers of a head's value."""
     query_rank: int | None = None
     """Numbers of the latent that queries are made of; None where there is no such latent."""
+    auxiliary_model: dict[str, int] = field(default_factory=dict)
+    """Of the model that fills the cache of prompts, ``AUXILIARY_SIZES``; empty for nothing."""
 
     @property
     def policy(self) -> KVPolicy:
@@ -149,7 +155,20 @@ class Manifest:
     @property
     def graphs(self) -> tuple[str, ...]:
         """The names of the engine's graphs."""
-        return graph_names(self.max_draft_len, self.early_exit)
+        return graph_names(self.max_draft_len, self.early_exit, self.predicts)
+
+    @property
+    def predicts(self) -> bool:
+        """Whether another model fills the cache of prompts; the engine then has the graph ``predict``."""
+        return bool(self.auxiliary_model)
+
+    @property
+    def auxiliary_bytes_per_token(self) -> int:
+        """Bytes of K and V that the auxiliary model keeps of a token, in the dtype of the computation."""
+        sizes = self.auxiliary_model
+        if not sizes:
+            return 0
+        return 2 * sizes["num_layers"] * sizes["num_kv_heads"] * sizes["head_dim"] * ELEMENT_BYTES[self.dtype]
 
     @property
     def upper_pools(self) -> slice:
@@ -235,8 +254,8 @@ class Manifest:
 
     @property
     def page_bytes(self) -> int:
-        """Bytes of one logical page over all owners."""
-        return self.page_size * self.kv_bytes_per_token
+        """Bytes of one logical page over all owners, and of an auxiliary model's part of it."""
+        return self.page_size * (self.kv_bytes_per_token + self.auxiliary_bytes_per_token)
 
     @property
     def exact_page_bytes(self) -> int:
@@ -276,7 +295,7 @@ class Manifest:
     def to_json(self) -> dict[str, Any]:
         """Return the manifest as JSON-ready data."""
         data = dataclasses.asdict(self)
-        return {name: value for name, value in data.items() if value not in (None, ()) or name not in LATER_FIELDS}
+        return {name: value for name, value in data.items() if value not in (None, (), {}) or name not in LATER_FIELDS}
 
 
 def digest_of(data: dict[str, Any]) -> str:

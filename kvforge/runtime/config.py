@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass, field
 
 from kvforge.common.errors import EngineError
+from kvforge.common.exact_intervals import ExactTokens
 from kvforge.kv_policies import Full, KVPolicy
 from kvforge.manifest import Manifest
 from kvforge.runtime.cache_capacity import CacheShape, cache_shape
@@ -38,6 +39,8 @@ class RuntimeConfig:
     """Pages of what the policy keeps of sequences besides K,V."""
     num_exact_pages: int = 0
     """Pages that K and V are written to where the policy seals them."""
+    exact_tokens: ExactTokens | None = None
+    """Of prompts that an auxiliary model predicts, what the model computes itself; None where it computes all."""
 
     @property
     def max_pages_per_seq(self) -> int:
@@ -67,6 +70,7 @@ def resolve_config(
     max_num_tokens: int | None = None,
     max_seq_len: int | None = None,
     enable_prefix_cache: bool = True,
+    exact_tokens: ExactTokens | None = None,
 ) -> RuntimeConfig:
     """Fill in what the caller left open.
 
@@ -79,6 +83,9 @@ def resolve_config(
     ``num_pages`` there are state pages for all sequences unless ``num_state_pages`` are given. The host's part of them
     comes on top; it is kept, with the rest where the device is the host, below 0.8 of ``available_bytes`` as long as
     one sequence fits.
+
+    Engines with a predictor predict all prompts, and share no prefixes; ``exact_tokens`` is what of them is computed,
+    by default the last token.
 
     Raises:
         EngineError: a limit is above the engine's own or below 1, or one sequence of ``max_seq_len`` tokens
@@ -104,6 +111,8 @@ def resolve_config(
         raise EngineError("num_state_pages is for engines whose KV policy keeps pages of its own; leave it out.")
     elif not 1 <= num_state_pages <= most:
         raise EngineError(f"num_state_pages is {num_state_pages}; give 1 to {most}.")
+    if exact_tokens is not None and not manifest.predicts:
+        raise EngineError("exact tokens are for engines that predict the cache; build one with --kv-prediction.")
     max_seqs = min(seqs, num_pages, tokens)
     return RuntimeConfig(
         num_pages=num_pages,
@@ -113,12 +122,13 @@ def resolve_config(
         max_seq_len=length,
         vocab_size=manifest.vocab_size,
         eos_token_ids=tuple(manifest.eos_token_ids),
-        enable_prefix_cache=enable_prefix_cache and manifest.policy.max_reusable(length) != 0,
+        enable_prefix_cache=enable_prefix_cache and manifest.policy.max_reusable(length) != 0 and not manifest.predicts,
         max_num_survivors=min(tokens, manifest.max_num_survivors),
         kv_policy=manifest.policy,
         has_observers=manifest.has_observers,
         num_state_pages=num_state_pages,
         num_exact_pages=manifest.policy.num_exact_pages(max_seqs, manifest.max_num_tokens, manifest.page_size),
+        exact_tokens=(exact_tokens or ExactTokens()) if manifest.predicts else None,
     )
 
 

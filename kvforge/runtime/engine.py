@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from kvforge.common.errors import EngineError, RequestError, let_end
+from kvforge.common.exact_intervals import ExactTokens
 from kvforge.common.hardware import available_memory_bytes
 from kvforge.manifest import TOKENIZER_DIR, load_manifest
 from kvforge.runtime.admission import check_request, new_request
@@ -51,6 +52,7 @@ class LLMEngine:
         max_num_tokens, max_num_seqs, max_seq_len: lower the engine's own limits.
         speculative: where drafts of the next tokens come from; tokens stay those of plain decoding.
         early_exit_threshold: decode tokens whose early exit is more probable than this skip the upper layers.
+        exact_tokens: of an engine with a predictor, what of prompts the model computes itself.
 
     Raises:
         EngineError: the engine cannot be loaded, a limit is above the engine's, or it cannot speculate so.
@@ -71,6 +73,7 @@ class LLMEngine:
         max_seq_len: int | None = None,
         speculative: SpeculativeConfig | None = None,
         early_exit_threshold: float | None = None,
+        exact_tokens: ExactTokens | None = None,
     ) -> None:
         if session is None:
             if engine_dir is None:
@@ -93,6 +96,7 @@ class LLMEngine:
             max_num_tokens=max_num_tokens,
             max_seq_len=max_seq_len,
             enable_prefix_cache=enable_prefix_cache,
+            exact_tokens=exact_tokens,
         )
         self.scheduler = Scheduler(self.config)
         self.guides = GuideCompiler(tokenizer, self.config.eos_token_ids, self.config.vocab_size)

@@ -51,9 +51,13 @@ class SwiftKVAttention(nn.Module):
         k = layout.rotate(self._heads(x, "k", teacher), self.rope)
         return self.cached(k, self._heads(x, "v", teacher))
 
+    def query(self, x: Tensor, layout: Layout, teacher: bool = False) -> Tensor:
+        """Return rotated Q ``[B, T, heads, head_dim]`` of normalised ``x`` ``[B, T, hidden]``."""
+        return layout.rotate(self._heads(x, "q", teacher), self.rope)
+
     def forward(self, x: Tensor, kv: KV, layout: Layout, teacher: bool = False) -> Tensor:
         """Attend from normalised ``x`` ``[B, T, hidden]`` to ``kv``; returns the same shape."""
-        q = layout.rotate(self._heads(x, "q", teacher), self.rope).transpose(1, 2)
+        q = self.query(x, layout, teacher).transpose(1, 2)
         repeats = q.shape[1] // kv[0].shape[2]
         k, v = (t.transpose(1, 2).repeat_interleave(repeats, dim=1).to(q.dtype) for t in kv)
         mask = layout.masks[self.window]

@@ -64,6 +64,19 @@ def make_layout(
     return Layout(rotations, masks)
 
 
+def make_chunk_layout(config: ModelConfig, start: int, end: int, device: torch.device | str = "cpu") -> Layout:
+    """Return the layout of the tokens at ``start`` to ``end`` of one sequence, which attend to K and V of all ``end``
+    tokens."""
+    positions, keys = torch.arange(start, end, device=device)[None], torch.arange(end, device=device)
+    distance = positions[0, :, None] - keys
+    rotations = {rope: _rotation(rope.for_length(end), config.head_dim, positions) for rope, _ in config.rotations}
+    masks: dict[int, Tensor | None] = {
+        window: ((distance >= 0) & ((distance < window) if window else True))[None, None]
+        for window in set(config.layer_windows)
+    }
+    return Layout(rotations, masks)
+
+
 def _rotation(rope: RopeConfig, head_dim: int, positions: Tensor) -> Rotation:
     device = positions.device
     amplitude, order = amplitudes(rope, head_dim).to(device), head_order(rope, head_dim)

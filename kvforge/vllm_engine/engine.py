@@ -324,6 +324,7 @@ def load_engine(
     max_seq_len: int | None = None,
     speculative: Any = None,
     early_exit_threshold: float | None = None,
+    exact_tokens: Any = None,
 ) -> VllmEngine:
     """Load an engine of target ``vllm``.
 
@@ -336,6 +337,8 @@ def load_engine(
             "drafts and early exits of kvforge's own are not there with target vllm; leave them out, or build it with "
             "vLLM's speculative_config in --engine-args."
         )
+    if exact_tokens is not None:
+        raise EngineError("exact tokens are for engines that predict the cache; leave them out with target vllm.")
     manifest = load_manifest(engine_dir)
     limits = partial(
         resolve_config,

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from kvforge.common.exact_intervals import Intervals
 from kvforge.runtime.requests.params import SamplingParams
 
 NEVER = 2**62
@@ -52,13 +53,16 @@ class Sequence:
     """One sequence: prompt and generated token ids, and the pages that hold the K,V of the first of them.
 
     Invariants: ``num_computed < length`` (at least one token is still to be computed) while not finished;
-    ``pages`` cover at least ``num_computed + cache_offset`` tokens while running and are empty otherwise; ``slot`` is
+    ``pages`` cover at least ``num_held + cache_offset`` tokens while running and are empty otherwise; ``slot`` is
     the row of the slot table while running and -1 otherwise.
+
+    Of a prompt that is predicted, ``num_computed`` is 0 until all of it is, and then where the model computes next.
     """
 
     __slots__ = (
         "cache_offset",
         "digests",
+        "exact_intervals",
         "exact_pages",
         "first_transition",
         "index",
@@ -70,9 +74,11 @@ class Sequence:
         "next_transition",
         "num_awaited_pages",
         "num_computed",
+        "num_predicted",
         "num_probed",
         "num_prompt_tokens",
         "num_published",
+        "num_to_predict",
         "order",
         "pages",
         "params",
@@ -112,6 +118,10 @@ class Sequence:
         self.length = len(prompt)
         self.num_prompt_tokens = len(prompt)
         self.num_computed = 0
+        self.num_to_predict = self.num_predicted = 0
+        """Prompt tokens whose K and V an auxiliary model gives, and how many of them have these."""
+        self.exact_intervals: Intervals = ()
+        """What of a predicted prompt the model still computes, the one that it is in first."""
         self.num_published = 0
         self.num_awaited_pages = 0
         """The longest prefix, in pages, that it put off its admission for."""
@@ -154,6 +164,22 @@ class Sequence:
         """Tokens whose K,V may be another sequence's: all but the last, none after a transition, and no more than the
         policy says."""
         return min(self.length - 1, self.first_transition - 1, self.max_reusable)
+
+    @property
+    def is_predicting(self) -> bool:
+        """An auxiliary model is still to run over some of the prompt."""
+        return self.num_predicted < self.num_to_predict
+
+    @property
+    def num_held(self) -> int:
+        """Tokens that have K and V, computed or predicted."""
+        return max(self.num_computed, self.num_predicted)
+
+    @property
+    def end_of_piece(self) -> int:
+        """Where what the model computes now ends: before a part of the prompt that stays predicted, or with the last
+        token."""
+        return self.exact_intervals[0][1] if len(self.exact_intervals) > 1 else self.length
 
     @property
     def is_due(self) -> bool:

@@ -21,6 +21,8 @@ def check_invariants(scheduler: Scheduler) -> None:
     - A sequence's cache is as its policy says where it is, or is about to be changed, and so is what the policy keeps
       of it in the slots. Where a transition keeps no page or rewrites those that it keeps, they have one holder and are
       not published; elsewhere those that were filled after it.
+    - A predicted prompt is predicted whole before the model computes any of it, in an interval that is its; it is not
+      published.
     - Drafts are proposed for unfinished sequences only.
     """
     pool, slots, config = scheduler.pool, scheduler.slots, scheduler.config
@@ -45,19 +47,33 @@ def check_invariants(scheduler: Scheduler) -> None:
     assert sorted(used_slots + slots.free_slots) == list(range(config.max_num_seqs)), "slots are lost"
     for sequence in scheduler.running:
         assert sequence.status is Status.RUNNING and sequence.num_computed < sequence.length, sequence
-        assert len(sequence.pages) == scheduler.pages_for(sequence.num_computed + sequence.cache_offset), sequence
+        assert len(sequence.pages) == scheduler.pages_for(sequence.num_held + sequence.cache_offset), sequence
         assert len(set(sequence.pages)) == len(sequence.pages), sequence
         assert slots.num_computed[sequence.slot] == sequence.num_computed, sequence
         assert slots.page_table[sequence.slot, : len(sequence.pages)].tolist() == sequence.pages, sequence
     for sequence in scheduler.waiting:
         assert sequence.status is Status.WAITING and not sequence.pages and sequence.slot == -1, sequence
         assert sequence.num_computed == 0 and not sequence.state_pages and sequence.cache_offset == 0, sequence
+    _check_predictions(scheduler)
     _check_policy(scheduler)
     _check_exact_pages(scheduler)
     assert all(sequence.status is not Status.FINISHED for sequence in scheduler.proposals), "drafts of a finished one"
     for ordered in (scheduler.waiting, scheduler.running):
         orders = [sequence.order for sequence in ordered]
         assert orders == sorted(set(orders)), "a queue is out of order"
+
+
+def _check_predictions(scheduler: Scheduler) -> None:
+    for sequence in scheduler.running:
+        assert 0 <= sequence.num_predicted <= sequence.num_to_predict <= sequence.num_prompt_tokens, sequence
+        if sequence.is_predicting:
+            assert sequence.num_computed == 0 and not sequence.exact_intervals, sequence
+        elif sequence.num_to_predict:
+            assert sequence.exact_intervals[0][0] <= sequence.num_computed < sequence.end_of_piece, sequence
+            assert sequence.exact_intervals[-1][1] == sequence.num_prompt_tokens, sequence
+            assert not any(scheduler.prefix_cache.holds(page) for page in sequence.pages), "predicted and published"
+    for sequence in scheduler.waiting:
+        assert not sequence.num_predicted and not sequence.exact_intervals, sequence
 
 
 def _check_exact_pages(scheduler: Scheduler) -> None:

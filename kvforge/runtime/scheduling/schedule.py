@@ -15,8 +15,10 @@ class Schedule:
     survivor; one that does may go on with ``drafts``, which are survivors too. ``draft_limits`` are drafts that the
     step may make itself: what they need is reserved, and the runner moves those that it makes to ``drafts``.
     ``transitions`` are done before anything else, in their order, then ``probes``: of these sequences, which wait for
-    their first transition, the probe with this number. While sequences are admitted, ``num_reserved`` pages
-    are kept for those that run.
+    their first transition, the probe with this number. ``predictions`` are prompts of which an auxiliary model runs
+    over the next tokens, before the model itself computes anything; where it then has the whole prompt, the runner may
+    note the ``importance`` of each of its tokens. While sequences are admitted, ``num_reserved`` pages are kept for
+    those that run.
     """
 
     budget: int
@@ -26,16 +28,19 @@ class Schedule:
     draft_limits: dict[Sequence, int] = field(default_factory=dict)
     transitions: dict[Sequence, Transition] = field(default_factory=dict)
     probes: dict[Sequence, int] = field(default_factory=dict)
+    predictions: list[tuple[Sequence, int]] = field(default_factory=list)
+    importance: dict[Sequence, list[float]] = field(default_factory=dict)
     num_preempted: int = 0
     num_reserved: int = 0
 
     def __bool__(self) -> bool:
-        return bool(self.decodes or self.prefills or self.probes)
+        return bool(self.decodes or self.prefills or self.probes or self.predictions)
 
     @property
     def num_tokens(self) -> int:
-        """Packed tokens of the step."""
-        return len(self.decodes) + sum(count for _, count in self.prefills) + self.num_drafts
+        """Packed tokens of the step, those that are predicted included."""
+        chunks = (*self.prefills, *self.predictions)
+        return len(self.decodes) + sum(count for _, count in chunks) + self.num_drafts
 
     @property
     def num_drafts(self) -> int:
@@ -49,9 +54,10 @@ class Schedule:
 
     @property
     def affected(self) -> list[Sequence]:
-        """All sequences of the step, and those whose cache it only changes or probes: if it fails, their K,V are
-        nobody's."""
-        return list(dict.fromkeys([*self.sequences, *self.transitions, *self.probes]))
+        """All sequences of the step, and those whose cache it only changes, probes or predicts: if it fails, their K,V
+        are nobody's."""
+        predicted = (sequence for sequence, _ in self.predictions)
+        return list(dict.fromkeys([*self.sequences, *self.transitions, *self.probes, *predicted]))
 
     @property
     def survivors(self) -> list[Sequence]:
@@ -72,6 +78,7 @@ class Schedule:
         if sequence in self.decodes:
             self.decodes.remove(sequence)
             self.budget += 1
-        for entry in [entry for entry in self.prefills if entry[0] is sequence]:
-            self.prefills.remove(entry)
-            self.budget += entry[1]
+        for chunks in (self.prefills, self.predictions):
+            for entry in [entry for entry in chunks if entry[0] is sequence]:
+                chunks.remove(entry)
+                self.budget += entry[1]

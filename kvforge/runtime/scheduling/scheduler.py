@@ -41,6 +41,9 @@ class Scheduler:
     them are computed with it as far as tokens, survivors and pages of the step are left by everything else; they
     cost no other sequence anything. Proposals are for one step: what does not fit is dropped. ``draft_limits`` are
     numbers of drafts that the next step may make of sequences without proposals; they are planned alike.
+
+    Where prompts are predicted, an auxiliary model runs over all of a prompt in chunks, and then the model itself over
+    the ``exact_intervals`` from left to right, over what is predicted around them.
     """
 
     def __init__(self, config: RuntimeConfig) -> None:
@@ -72,6 +75,8 @@ class Scheduler:
             sequence.first_transition = sequence.next_transition = NEVER if first is None else first
             reusable = self.policy.max_reusable(sequence.num_prompt_tokens)
             sequence.max_reusable = NEVER if reusable is None else reusable
+        if self.config.exact_tokens is not None:
+            sequence.num_to_predict = self.config.exact_tokens.num_to_predict(sequence.num_prompt_tokens)
         insort(self.waiting, sequence, key=_by_order)
 
     def propose(self, sequence: Sequence, drafts: tuple[int, ...]) -> None:
@@ -102,7 +107,7 @@ class Scheduler:
         for sequence in list(self.running):
             if sequence.is_due:
                 continue  # it waits for probes
-            if sequence.length - sequence.num_computed != 1:
+            if sequence.length - sequence.num_computed != 1 or sequence.is_predicting:
                 prompts.append(sequence)
             elif plan.budget == 0:
                 break
@@ -117,7 +122,7 @@ class Scheduler:
             if plan.budget == 0:
                 break
             if sequence.status is Status.RUNNING:
-                self._plan(plan, sequence, min(self._max_chunk(sequence), plan.budget))
+                self._plan_chunk(plan, sequence)
         if plan.num_preempted == 0 and plan.budget > 0 and self.waiting:
             self._plan_admissions(plan)
         if self.proposals or self.draft_limits:
@@ -137,14 +142,28 @@ class Scheduler:
             sequence.prompt_done = True
             if publish and num_computed % page_size == 0 and sequence.cache_offset == 0:
                 self.prefix_cache.publish(sequence)
+        for sequence, num_tokens in plan.predictions:
+            sequence.num_predicted += num_tokens
+            if not sequence.is_predicting:
+                self._set_intervals(sequence, plan.importance.get(sequence, ()))
         for sequence, num_tokens in plan.prefills:
             sequence.num_computed += num_tokens
+            if len(sequence.exact_intervals) > 1 and sequence.num_computed == sequence.exact_intervals[0][1]:
+                sequence.exact_intervals = sequence.exact_intervals[1:]
+                sequence.num_computed = sequence.exact_intervals[0][0]
             sequence.prompt_done = sequence.prompt_done or sequence.num_computed >= sequence.num_prompt_tokens
             slots.num_computed[sequence.slot] = sequence.num_computed
             if publish and sequence.cache_offset == 0:
                 self.prefix_cache.publish(sequence)
         if self.exact_pages.is_used:
             self._trim_exact_pages(plan)
+
+    def _set_intervals(self, sequence: Sequence, importance: SequenceOf[float]) -> None:
+        """Go on with what of a predicted prompt the model computes."""
+        assert self.config.exact_tokens is not None
+        sequence.exact_intervals = self.config.exact_tokens.intervals(sequence.num_prompt_tokens, importance)
+        sequence.num_computed = sequence.exact_intervals[0][0]
+        self.slots.num_computed[sequence.slot] = sequence.num_computed
 
     def _trim_exact_pages(self, plan: Schedule) -> None:
         """Take back the exact pages of full pages. Those under drafts stay until it is known which are accepted."""
@@ -177,6 +196,19 @@ class Scheduler:
         """Pages that hold the K,V of ``num_tokens`` tokens."""
         return -(-num_tokens // self.config.page_size)
 
+    def _plan_chunk(self, plan: Schedule, sequence: Sequence) -> int:
+        """Plan as much of a running sequence's prompt as fits; returns how many tokens the model would compute."""
+        if sequence.is_predicting:
+            count = min(sequence.num_to_predict - sequence.num_predicted, plan.budget)
+            end = sequence.num_predicted + count
+            if len(sequence.pages) * self.config.page_size >= end or self._grow(plan, sequence, end):
+                plan.budget -= count
+                plan.predictions.append((sequence, count))
+            return 0
+        count = min(self._max_chunk(sequence), plan.budget)
+        self._plan(plan, sequence, count)
+        return count
+
     def _plan(self, plan: Schedule, sequence: Sequence, num_tokens: int) -> None:
         end = sequence.num_computed + num_tokens
         cached = end + sequence.cache_offset
@@ -205,8 +237,7 @@ class Scheduler:
             ):
                 index += 1
             elif self._admit(plan, sequence, prefixes):
-                count = min(self._max_chunk(sequence), plan.budget)
-                self._plan(plan, sequence, count)
+                count = self._plan_chunk(plan, sequence)
                 plan.num_reserved += self._missing_pages(sequence)
                 if use_cache:
                     prefixes.add(sequence, count)
@@ -240,7 +271,7 @@ class Scheduler:
 
     def _max_chunk(self, sequence: Sequence) -> int:
         """Tokens that one step may compute: all that are left, unless the policy wants smaller pieces."""
-        count = min(sequence.length, sequence.next_transition) - sequence.num_computed
+        count = min(sequence.end_of_piece, sequence.next_transition) - sequence.num_computed
         piece = self.policy.max_piece(sequence.num_prompt_tokens, sequence.num_computed)
         return count if piece is None else min(count, piece)
 
@@ -426,7 +457,7 @@ class Scheduler:
     def _reusable_pages(self, sequence: Sequence) -> list[int]:
         """Written pages that hold the K,V of this sequence's first tokens, from the cache or a sibling."""
         best = self.prefix_cache.lookup(sequence) if self.config.enable_prefix_cache else []
-        for other in sequence.siblings:
+        for other in sequence.siblings if not sequence.num_to_predict else ():
             if other is not sequence and other.status is Status.RUNNING and other.cache_offset == 0:
                 shared = min(other.num_computed, sequence.num_prompt_tokens, sequence.num_reusable)
                 if shared // self.config.page_size > len(best):
@@ -444,7 +475,8 @@ class Scheduler:
         for column in (self.slots.cache_offset, *self.slots.columns.values()):
             column[sequence.slot] = 0
         sequence.next_transition = sequence.first_transition
-        sequence.num_computed = sequence.num_published = sequence.num_probed = 0
+        sequence.num_computed = sequence.num_published = sequence.num_probed = sequence.num_predicted = 0
+        sequence.exact_intervals = ()
         self.slots.free_slots.append(sequence.slot)
         sequence.slot = -1
 

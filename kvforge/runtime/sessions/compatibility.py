@@ -19,6 +19,9 @@ NO_EARLY_EXIT = (
 )
 """What ``early_exit`` says of an engine without that graph."""
 
+NO_PREDICTION = "this engine predicts no cache; rebuild it with kvforge build --kv-prediction PREDICTOR."
+"""What ``predict`` says of an engine without that graph."""
+
 NO_ROPE_TABLES = "this engine has no table of positions, which its KV policy needs; rebuild it with kvforge build."
 """What ``rope_tables`` says of an engine of another KV policy."""
 

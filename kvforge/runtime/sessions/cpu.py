@@ -10,9 +10,16 @@ from kvforge.common.errors import EngineError
 from kvforge.common.hardware import cpu_isa
 from kvforge.manifest import OPERATORS_FILE, Manifest, package_file
 from kvforge.runtime.sessions.aot_package import Graph, load_package, load_weights, private_tmpdir
-from kvforge.runtime.sessions.compatibility import NO_DRAFTS, NO_EARLY_EXIT, check_operators, check_torch, rope_tables
-from kvforge.runtime.sessions.inputs import LowerStep, UpperStep, VerifyStep, policy_inputs
-from kvforge.runtime.sessions.pools import Pools, allocate_pools
+from kvforge.runtime.sessions.compatibility import (
+    NO_DRAFTS,
+    NO_EARLY_EXIT,
+    NO_PREDICTION,
+    check_operators,
+    check_torch,
+    rope_tables,
+)
+from kvforge.runtime.sessions.inputs import LowerStep, PredictStep, UpperStep, VerifyStep, policy_inputs
+from kvforge.runtime.sessions.pools import Pools, allocate_auxiliary_pools, allocate_pools
 from kvforge.runtime.sessions.session import Session
 
 
@@ -29,6 +36,7 @@ class CpuSession(Session):
         self._weights = weights  # the graphs use this memory without owning it
         self._lower, self._upper = graphs["lower"], graphs["upper"]
         self._early_exit, self._verify = graphs.get("early_exit"), graphs.get("verify")
+        self._predict = graphs.get("predict")
 
     def lower(self, step: LowerStep, pools: Pools) -> Tensor:
         """Run all T tokens to the cut, writing every owner's K,V; returns hidden ``[T, hidden_size]``."""
@@ -44,6 +52,18 @@ class CpuSession(Session):
         if self._early_exit is None:
             raise EngineError(NO_EARLY_EXIT)
         return self._early_exit([hidden, survivor_index])[0]
+
+    def allocate_auxiliary_pools(self, num_pages: int) -> Pools:
+        """Return zeroed K and V pools of the auxiliary model's layers."""
+        if self._predict is None:
+            raise EngineError(NO_PREDICTION)
+        return allocate_auxiliary_pools(self.manifest, num_pages)
+
+    def predict(self, step: PredictStep, pools: Pools, auxiliary_pools: Pools) -> Tensor:
+        """Fill the cache of T prompt tokens; returns rotated queries ``[Q, layers, heads, head_dim]``."""
+        if self._predict is None:
+            raise EngineError(NO_PREDICTION)
+        return self._predict([*step.inputs, *itertools.chain.from_iterable((*pools, *auxiliary_pools))])[0]
 
     def verify(self, step: VerifyStep) -> tuple[Tensor, Tensor]:
         """Verify drafts; returns (accepted, next_token), each int32 ``[S]``."""

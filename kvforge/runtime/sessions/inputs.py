@@ -59,6 +59,20 @@ class UpperStep(NamedTuple):
         return self[:-1]
 
 
+class PredictStep(NamedTuple):
+    """Tokens of prompts whose cache is predicted, and the rows whose queries are wanted."""
+
+    tokens: LowerStep
+    """All fields as there."""
+    query_index: Tensor
+    """[Q] rows of the packed tokens, Q >= 1"""
+
+    @property
+    def inputs(self) -> tuple[Tensor, ...]:
+        """What the graph takes before the pools."""
+        return *self.tokens.inputs, self.query_index
+
+
 class VerifyStep(NamedTuple):
     """D drafts of S sequences, and the logits of each sequence's last token and its drafts; all on the CPU."""
 

@@ -7,7 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from kvforge.common.dtypes import written_dtype
+from kvforge.common.dtypes import COMPUTE_DTYPES, written_dtype
 from kvforge.kv_policies.state import StatePool
 from kvforge.manifest import Manifest
 from kvforge.runtime.sessions.huge_pages import allocate_together, place_together
@@ -85,6 +85,19 @@ def allocate_pools(
             if one.initial:
                 tensor.fill_(one.initial)
     return memory
+
+
+def auxiliary_specs(manifest: Manifest, num_pages: int) -> list[Spec]:
+    """Return shape and dtype of K and V of a layer of the engine's auxiliary model."""
+    sizes = manifest.auxiliary_model
+    shape = (num_pages, manifest.page_size, sizes["num_kv_heads"], sizes["head_dim"])
+    return [(shape, COMPUTE_DTYPES[manifest.dtype])] * 2
+
+
+def allocate_auxiliary_pools(manifest: Manifest, num_pages: int, device: str | torch.device = "cpu") -> Pools:
+    """Return K and V of each layer that is run of the engine's auxiliary model, views of one allocation."""
+    layers = manifest.auxiliary_model["num_layers"]
+    return _by_owner([auxiliary_specs(manifest, num_pages)] * layers, partial(allocate_together, device=device))
 
 
 def num_host_pools(manifest: Manifest) -> int:

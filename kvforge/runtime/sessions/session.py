@@ -8,8 +8,8 @@ from torch import Tensor
 
 from kvforge.common.errors import EngineError
 from kvforge.manifest import Manifest
-from kvforge.runtime.sessions.compatibility import NO_DRAFTS, NO_EARLY_EXIT, NO_ROPE_TABLES
-from kvforge.runtime.sessions.inputs import LowerStep, UpperStep, VerifyStep
+from kvforge.runtime.sessions.compatibility import NO_DRAFTS, NO_EARLY_EXIT, NO_PREDICTION, NO_ROPE_TABLES
+from kvforge.runtime.sessions.inputs import LowerStep, PredictStep, UpperStep, VerifyStep
 from kvforge.runtime.sessions.pools import Pools
 
 _MODULES = {
@@ -50,6 +50,23 @@ class Session(ABC):
             EngineError: the engine was built without that head.
         """
         raise EngineError(NO_EARLY_EXIT)
+
+    def allocate_auxiliary_pools(self, num_pages: int) -> Pools:
+        """Return K and V pools of the auxiliary model's layers, for the same pages as the engine's own.
+
+        Raises:
+            EngineError: the engine was built without a predictor.
+        """
+        raise EngineError(NO_PREDICTION)
+
+    def predict(self, step: PredictStep, pools: Pools, auxiliary_pools: Pools) -> Tensor:
+        """Fill the cache of T prompt tokens from the auxiliary model; returns its rotated queries
+        ``[Q, layers, heads, head_dim]`` on the session's device.
+
+        Raises:
+            EngineError: the engine was built without a predictor.
+        """
+        raise EngineError(NO_PREDICTION)
 
     def verify(self, step: VerifyStep) -> tuple[Tensor, Tensor]:
         """Which of D drafts of S sequences are accepted and the token after them: (accepted, next_token), int32

@@ -1,4 +1,4 @@
-"""The command line options of speculation, the same for every program that loads an engine."""
+"""The command line options of speculation and of predicted caches, the same for every program that loads an engine."""
 
 import argparse
 from dataclasses import fields
@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any, get_args
 
 from kvforge.common.errors import EngineError
+from kvforge.common.exact_intervals import ExactTokens
 from kvforge.runtime.speculation.config import Method, SpeculativeConfig
 
+_EXACT = ("first", "last", "share")
 _DEFAULTS = {field.name: field.default for field in fields(SpeculativeConfig)}
 
 
@@ -27,14 +29,23 @@ def add_speculation_options(parser: argparse.ArgumentParser) -> None:
         "--early-exit-threshold", type=float, metavar="P",
         help="without drafts: tokens whose early exit is more probable than P skip the upper layers (default: none)",
     )  # fmt: skip
+    exact = parser.add_argument_group("prediction", "of an engine that predicts the cache of prompts: what it computes")
+    for name, kind, metavar, text in (
+        ("first", int, "N", "tokens at a prompt's beginning (default: 0)"),
+        ("last", int, "N", "tokens at its end (default: 1)"),
+        ("share", float, "X", "share of the prompt, the most important blocks of it (default: 0)"),
+    ):
+        exact.add_argument(f"--exact-{name}", type=kind, metavar=metavar, help=text)
 
 
 def speculation_options(args: argparse.Namespace) -> dict[str, Any]:
-    """Return ``speculative`` and ``early_exit_threshold`` as ``LLMEngine`` takes them.
+    """Return ``speculative`` and ``early_exit_threshold``, and where they are given ``exact_tokens``, as ``LLMEngine``
+    takes them.
 
     Raises:
-        EngineError: an option does not go with the method, or one of them is out of its range.
+        KvforgeError: an option does not go with the method, or one of them is out of its range.
     """
+    exact = {name: getattr(args, f"exact_{name}") for name in _EXACT if getattr(args, f"exact_{name}") is not None}
     names = ("num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max", "draft_engine")
     given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
     method = args.speculative_method
@@ -46,10 +57,15 @@ def speculation_options(args: argparse.Namespace) -> dict[str, Any]:
     if method == "draft_model" and "draft_engine" not in given:
         raise EngineError("--speculative-method draft_model needs an engine to draft with; add --draft-engine DIR.")
     speculative = None if method is None else SpeculativeConfig(method, **given)
-    return {"speculative": speculative, "early_exit_threshold": args.early_exit_threshold}
+    found = {"speculative": speculative, "early_exit_threshold": args.early_exit_threshold}
+    return found | ({"exact_tokens": ExactTokens(**exact)} if exact else {})
 
 
-def speculation_arguments(speculative: SpeculativeConfig | None, early_exit_threshold: float | None) -> list[str]:
+def speculation_arguments(
+    speculative: SpeculativeConfig | None,
+    early_exit_threshold: float | None,
+    exact_tokens: ExactTokens | None = None,
+) -> list[str]:
     """Return the command line that ``speculation_options`` reads as these."""
     arguments: list[str] = []
     if speculative is not None:
@@ -59,6 +75,9 @@ def speculation_arguments(speculative: SpeculativeConfig | None, early_exit_thre
                 arguments += [_flag(name), str(getattr(speculative, name))]
     if early_exit_threshold is not None:
         arguments += ["--early-exit-threshold", str(early_exit_threshold)]
+    if exact_tokens is not None:
+        for name in _EXACT:
+            arguments += [f"--exact-{name}", str(getattr(exact_tokens, name))]
     return arguments
 
 

@@ -38,7 +38,7 @@ class EngineStatistics:
         self.num_iterations += 1
         self.num_context_tokens = 0
         first = [sequence for sequence in plan.decodes if not sequence.prompt_done]
-        for sequence, count in (*((sequence, 1) for sequence in first), *plan.prefills):
+        for sequence, count in (*((sequence, 1) for sequence in first), *plan.prefills, *plan.predictions):
             self.num_context_tokens += max(min(sequence.num_prompt_tokens - sequence.num_computed, count), 0)
             metrics = sequence.metrics
             if metrics.first_scheduled_time_ns == 0:

@@ -11,6 +11,7 @@ from kvforge.runtime.sessions.inputs import UpperStep
 from kvforge.runtime.sessions.session import Session
 from kvforge.runtime.step.batch import StepBatch, StepBatchBuilder
 from kvforge.runtime.step.early_exit import EarlyExitDecode
+from kvforge.runtime.step.prediction import Prediction
 from kvforge.runtime.step.probe import probe_steps
 from kvforge.runtime.step.self_draft import SelfDraft
 from kvforge.runtime.step.work import Kind, Work, WorkListener, token_units, units_of, variant_of
@@ -42,6 +43,10 @@ class Runner:
             manifest.punctuation_tokens,
         )
         self._state = config.kv_policy.make_state(memory)
+        exact = config.exact_tokens
+        self._prediction = None
+        if exact is not None:
+            self._prediction = Prediction(session, config.num_pages, config.page_size, bool(exact.share))
         self.num_lower_calls = 0
         self.num_upper_calls = 0
         self._hidden = torch.empty(0)
@@ -100,9 +105,13 @@ class Runner:
         if plan.num_tokens == 0:
             return None
         if self._listener is not None:
-            kind: Kind = self._kind or ("prefill" if plan.prefills else "decode")
+            kind: Kind = self._kind or ("prefill" if plan.prefills or plan.predictions else "decode")
             variant = variant_of(plan) if self._session.captures_steps else ()
             self._listener(Work(kind, token_units(plan, self._session.manifest), variant))
+        if plan.predictions and self._prediction is not None:
+            self._prediction.run(plan, slots, self.pools)
+            if not plan.sequences:
+                return None
         batch = self._builder.build(plan, slots)
         if batch.num_survivors == 0 or not (plan.draft_limits or self._exits):
             return self.run_batch(batch)

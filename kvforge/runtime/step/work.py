@@ -29,6 +29,7 @@ def token_units(plan: Schedule, manifest: Manifest) -> float:
     """Return the floating-point operations of a plan's tokens, as a number of tokens without attention."""
     num_pairs = sum(sequence.length for sequence in plan.decodes)
     num_pairs += sum(count * (sequence.num_computed + count) for sequence, count in plan.prefills)
+    num_pairs += sum(count * (sequence.num_predicted + count) for sequence, count in plan.predictions)
     return units_of(plan.num_tokens, num_pairs, manifest)
 
 

@@ -64,7 +64,11 @@ class RemoteEngine:
         self.tokenizer = Tokenizer.from_dir(engine_dir / TOKENIZER_DIR)
         if num_pages is not None and kv_cache_gib is None:
             kv_cache_gib = num_pages * self.manifest.page_bytes / 2**30
-        limits = {"max_num_tokens": max_num_tokens, "max_num_seqs": max_num_seqs, "max_seq_len": max_seq_len}
+        limits: dict[str, Any] = {
+            "max_num_tokens": max_num_tokens,
+            "max_num_seqs": max_num_seqs,
+            "max_seq_len": max_seq_len,
+        }
         self.guides = JudgedGuides(self.tokenizer, self.manifest.eos_token_ids)
         self.drafting = NoDrafting()
         self._open: dict[str, tuple[SamplingParams, int]] = {}

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from kvforge.common.exact_intervals import ExactTokens
 from kvforge.runtime.speculation.config import SpeculativeConfig
 from kvforge.runtime.speculation.options import speculation_arguments
 from kvforge.serving.engine.command import process_command
@@ -29,6 +30,7 @@ class ServerOptions:
     enable_prefix_cache: bool = True
     speculative: SpeculativeConfig | None = None
     early_exit_threshold: float | None = None
+    exact_tokens: ExactTokens | None = None
     max_queue_size: int = RequestLimits.max_queue_size
     max_request_bytes: int = RequestLimits.max_request_bytes
     drain_timeout_s: float = 0.0
@@ -68,6 +70,6 @@ def engine_command(engine_dir: Path, options: ServerOptions, target: str = "cpu"
         value = getattr(options, name)
         if value is not None:
             arguments += [f"--{name.replace('_', '-')}", str(value)]
-    speculation = speculation_arguments(options.speculative, options.early_exit_threshold)
+    speculation = speculation_arguments(options.speculative, options.early_exit_threshold, options.exact_tokens)
     arguments += speculation if options.enable_prefix_cache else [*speculation, "--no-prefix-cache"]
     return process_command(engine_dir, target, arguments)

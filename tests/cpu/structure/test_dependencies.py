@@ -8,7 +8,9 @@ import pytest
 
 from tests.support.import_graph import ROOT, cycles, imported_modules, imported_names, main, module_graph, rooms
 
-MODEL_MAKING = ("kvforge.swiftkv", "kvforge.rewire", "kvforge.distill", "kvforge.quantize", "kvforge.training")
+MODEL_MAKING = (
+    "kvforge.swiftkv", "kvforge.rewire", "kvforge.distill", "kvforge.quantize", "kvforge.prediction", "kvforge.training"
+)  # fmt: skip
 """What makes checkpoints; what builds, runs and serves engines does without it."""
 ENGINES = ("kvforge.compiler", "kvforge.runtime", "kvforge.serving", "kvforge.gateway")
 """What builds, runs and serves engines; what makes and judges checkpoints does without it."""
@@ -42,8 +44,9 @@ FORBIDDEN = {
         "kvforge.compiler", "kvforge.checkpoint", "kvforge.tasks", "model_defs", "plugins", *MODEL_MAKING, *ABOVE
     ),
     "kvforge/swiftkv": ("plugins", *ENGINES, *MODEL_MAKING[1:], *ABOVE),
-    "kvforge/rewire": ("plugins", *ENGINES, "kvforge.distill", "kvforge.training", *ABOVE),
-    "kvforge/distill": ("plugins", *ENGINES, "kvforge.rewire", "kvforge.training", *ABOVE),
+    "kvforge/rewire": ("plugins", *ENGINES, "kvforge.distill", "kvforge.prediction", "kvforge.training", *ABOVE),
+    "kvforge/distill": ("plugins", *ENGINES, "kvforge.rewire", "kvforge.prediction", "kvforge.training", *ABOVE),
+    "kvforge/prediction": ("plugins", *ENGINES, "kvforge.quantize", "kvforge.training", *ABOVE),
     "kvforge/quantize": (*ENGINES, "kvforge.rewire", "kvforge.distill", "kvforge.training", *ABOVE),
     "kvforge/engine_cache": ("kvforge.serving", "kvforge.gateway", *MODEL_MAKING, *ABOVE[:-1]),
     "kvforge/completion": ("model_defs", "plugins", "kvforge.manifest", *ENGINES, *MODEL_MAKING, *ABOVE),

@@ -16,18 +16,19 @@ from torch import Tensor, nn
 
 import plugins
 from kvforge.checkpoint.model import open_model, read_model_config
-from kvforge.compiler.build import num_positions, tokens_of_policy
+from kvforge.compiler.build import num_positions, open_prediction, tokens_of_policy
 from kvforge.compiler.convert import convert_weights
 from kvforge.compiler.cpu_graph import linears, packed_tensors
 from kvforge.compiler.export import uninitialised
 from kvforge.compiler.manifest_fields import manifest_fields
 from kvforge.compiler.options import BuildOptions, ResolvedOptions, resolve
 from kvforge.runtime.sessions.compatibility import rope_tables
-from kvforge.runtime.sessions.inputs import LowerStep, UpperStep, VerifyStep, policy_inputs
-from kvforge.runtime.sessions.pools import Pools, allocate_pools
+from kvforge.runtime.sessions.inputs import LowerStep, PredictStep, UpperStep, VerifyStep, policy_inputs
+from kvforge.runtime.sessions.pools import Pools, allocate_auxiliary_pools, allocate_pools
 from kvforge.runtime.sessions.session import Session
 from model_defs import ModelConfig
 from model_defs.graphs import EarlyExitGraph, LowerGraph, UpperGraph, VerifyGraph
+from model_defs.predict_graph import PredictGraph
 from tests.support.sessions.fake import fake_manifest
 
 
@@ -51,6 +52,10 @@ class EagerSession(Session):
             early_exit = EarlyExitGraph(config) if config.early_exit else None
         self._lower, self._upper = self._with_weights(lower), self._with_weights(upper)
         self._early_exit = None if early_exit is None else self._with_weights(early_exit)
+        if options.prediction is not None:
+            with torch.device("meta"):
+                predict = PredictGraph(options.prediction)
+            self._predict = self._with_weights(predict)
 
     def _with_weights(self, graph: nn.Module) -> nn.Module:
         graph = uninitialised(graph, self.config, self.options)
@@ -63,6 +68,13 @@ class EagerSession(Session):
 
     def allocate_pools(self, num_pages: int, state_pages: int = 0, num_slots: int | None = None) -> Pools:
         return allocate_pools(self.manifest, num_pages, "cpu", state_pages, num_slots)
+
+    def allocate_auxiliary_pools(self, num_pages: int) -> Pools:
+        return allocate_auxiliary_pools(self.manifest, num_pages)
+
+    @torch.inference_mode()
+    def predict(self, step: PredictStep, pools: Pools, auxiliary_pools: Pools) -> Tensor:
+        return self._predict(*step.inputs, pools, auxiliary_pools)
 
     @torch.inference_mode()
     def lower(self, step: LowerStep, pools: Pools) -> Tensor:
@@ -87,11 +99,15 @@ def eager_session(checkpoint: Path, options: BuildOptions, config: ModelConfig |
     source = open_model(checkpoint)
     config = config or read_model_config(source)
     resolved = resolve(options, config, source.dtype("model.embed_tokens.weight"))
-    config = config.for_length(resolved.max_seq_len)
+    config, predictor = config.for_length(resolved.max_seq_len), None
+    if options.kv_prediction is not None:
+        opened, prediction = open_prediction(options.kv_prediction, config, resolved)
+        resolved, predictor = dataclasses.replace(resolved, prediction=prediction), (opened, prediction)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "weights.safetensors"
         dtype, packed = resolved.torch_dtype, resolved.packed_dtype
-        convert_weights(source, config, dtype, path, packed_dtype=packed, num_positions=num_positions(resolved))
+        positions = num_positions(resolved)
+        convert_weights(source, config, dtype, path, packed_dtype=packed, num_positions=positions, predictor=predictor)
         weights = {name: tensor.clone() for name, tensor in load_file(path).items()}
     tokens = None
     if resolved.policy.reads_tokens or resolved.policy.texts:

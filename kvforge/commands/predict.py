@@ -1,0 +1,147 @@
+"""``kvforge predict``: a small model that fills the cache of a large one."""
+
+import argparse
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+from kvforge.commands.parsers import add_checkpoint, add_command, checkpoint_of, display_of
+
+_LOOP = {
+    "epochs": (float, "passes over the data (default: 2.0)"),
+    "max_steps": (int, "optimizer steps, instead of --epochs"),
+    "length": (int, "tokens of a packed sequence, at most the models' positions (default: 8192)"),
+    "batch_size": (int, "sequences of an optimizer step (default: 32)"),
+    "micro_batch": (int, "sequences that are run at once (default: 1)"),
+    "lr": (float, "peak learning rate (default: 0.0003)"),
+    "schedule": (str, "after the warm-up: cosine, linear (both to 0) or constant (default: cosine)"),
+    "warmup": (float, "share of the steps that the rate rises over (default: 0.05)"),
+    "weight_decay": (float, "of AdamW, on matrices (default: 0.05)"),
+    "clip_norm": (float, "largest norm of the gradient (default: 1.0)"),
+    "temperature": (float, "T of the loss T^2 KL (default: 2.0)"),
+    "seed": (int, "of the order of the sequences (default: 0)"),
+    "dtype": (str, "bf16: autocast, the predictor in fp32; fp32: everything (default: bf16)"),
+    "device": (str, "auto, cpu or cuda (default: auto)"),
+    "checkpoint_every": (int, "steps from one saved state to the next (default: 100)"),
+}
+"""Options that are fields of DistillConfig, with what --help says of them."""
+
+
+def _layers(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(","))
+
+
+_layers.__name__ = "list of layers such as 0,0,1,1"
+
+
+def add_parser(subparsers: argparse._SubParsersAction) -> None:
+    """Declare the command and its two parts."""
+    parser = add_command(
+        subparsers,
+        "predict",
+        help="train a small model to fill the cache of a large one (KV prediction)",
+        example="kvforge predict train BASE AUXILIARY -o PREDICTOR --data train.jsonl --mask answers",
+    )
+    parts = parser.add_subparsers(dest="part", required=True, metavar="PART")
+    _add_train(parts)
+    truncating = add_command(
+        parts,
+        "truncate",
+        help="make an auxiliary model of the lower layers of another one",
+        example="kvforge predict truncate BASE -o AUXILIARY --layers 4",
+    )
+    add_checkpoint(truncating, "source", metavar="SRC", help="Hugging Face-format directory without a cut")
+    truncating.add_argument("-o", "--output", type=Path, required=True, help="checkpoint directory to write")
+    truncating.add_argument("--layers", type=int, required=True, metavar="N", help="layers to keep")
+    truncating.set_defaults(run=run_truncate)
+
+
+def _add_train(parts: argparse._SubParsersAction) -> None:
+    training = add_command(
+        parts,
+        "train",
+        help="fit the maps of a predictor, and train it",
+        example="kvforge predict train BASE AUXILIARY -o PREDICTOR --data train.jsonl --mask answers",
+        description=(
+            "Fit linear maps from an auxiliary model's layers to the K and V of a base model, train both on the data "
+            "and write the predictor. Interrupted, the same command continues."
+        ),
+    )
+    add_checkpoint(training, "base", help="checkpoint of the model that generates, without a cut")
+    training.add_argument("auxiliary", help="checkpoint of the small model, with the same tokenizer")
+    training.add_argument("-o", "--output", type=Path, required=True, help="checkpoint directory to write")
+    training.add_argument("--data", help="as of kvforge distill; without it the maps are fitted and nothing is trained")
+    training.add_argument(
+        "--mask",
+        choices=("all", "answers"),
+        default="all",
+        help="targets: every token, or those of answers, which the base then computes itself as it does at inference",
+    )
+    training.add_argument(
+        "--overlong", choices=("split", "truncate", "error"), default="split", help="samples over --length"
+    )
+    training.add_argument(
+        "--layers",
+        type=_layers,
+        metavar="A,B,…",
+        help="the auxiliary layer of each of the base's (default: same depth)",
+    )
+    training.add_argument(
+        "--train", default="all", help="maps: these alone; all: also the auxiliary model's layers in use"
+    )
+    training.add_argument("--kv-weight", type=float, default=1.0, metavar="X", help="of the L1 errors of K and V")
+    training.add_argument("--qk-weight", type=float, default=1.0, metavar="X", help="of the squared errors of scores")
+    training.add_argument("--ridge", type=float, default=1e-3, metavar="LAMBDA", help="regulariser of the fitted maps")
+    training.add_argument(
+        "--calibration", type=Path, metavar="FILE", help="UTF-8 text to fit the maps on (default: generated text)"
+    )
+    training.add_argument("--num-samples", type=int, default=64, metavar="N", help="sequences of it")
+    training.add_argument("--num-tokens", type=int, default=512, metavar="N", help="tokens of a sequence of it")
+    for name, (kind, text) in _LOOP.items():
+        training.add_argument(f"--{name.replace('_', '-')}", type=kind, help=text, metavar="N" if kind is int else "X")
+    training.add_argument(
+        "--work", type=Path, metavar="DIR", help="state and log of the run (default: OUTPUT.training)"
+    )
+    training.add_argument("--json", action="store_true", help="print what was written as JSON")
+    training.set_defaults(run=run_train)
+
+
+def run_train(args: argparse.Namespace) -> int:
+    """Fit and train, with progress on standard error; prints a table and one line, or JSON."""
+    from kvforge.distill import DistillConfig
+    from kvforge.distill.packing import DataSettings
+    from kvforge.prediction.config import PredictConfig
+    from kvforge.prediction.report import describe
+    from kvforge.prediction.run import FitOptions, train_predictor
+
+    loop = DistillConfig(**{name: getattr(args, name) for name in _LOOP if getattr(args, name) is not None})
+    config = PredictConfig(
+        loop,
+        train=args.train,
+        kv_weight=args.kv_weight,
+        qk_weight=args.qk_weight,
+        exact_targets=args.mask == "answers",
+    )
+    summary = train_predictor(
+        checkpoint_of(args, args.base),
+        checkpoint_of(args, args.auxiliary),
+        args.output,
+        args.data,
+        config,
+        DataSettings(loop.length, args.mask, args.overlong),
+        FitOptions(args.ridge, args.num_samples, args.num_tokens, args.calibration),
+        layers=args.layers,
+        work=args.work,
+        progress=not args.json and not display_of(args).quiet,
+    )
+    print(json.dumps(asdict(summary), indent=1) if args.json else describe(summary, args.overlong))
+    return 0
+
+
+def run_truncate(args: argparse.Namespace) -> int:
+    """Write the lower layers; prints one line."""
+    from kvforge.prediction.truncate import truncate
+
+    truncate(checkpoint_of(args, args.source), args.output, args.layers)
+    print(f"{args.output}: the first {args.layers} layers of {args.source}")
+    return 0

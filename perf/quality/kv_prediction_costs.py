@@ -1,0 +1,64 @@
+"""FLOPs of a prompt and its first token where a part of its cache is predicted, and the time to that token."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from kvforge.common.exact_intervals import ExactTokens, Intervals
+from kvforge.costs.flops import full_token, full_token_below, prompt_flops, skipped_token
+from kvforge.costs.shape import ModelShape
+from kvforge.manifest import Manifest, load_manifest
+from kvforge.planning.shape import shape_of_manifest
+from kvforge.runtime import LLMEngine, SamplingParams
+
+
+def auxiliary_shape(manifest: Manifest) -> ModelShape:
+    """Return the layers that are run of an engine's auxiliary model, as a model without a cut; its MLPs are as wide as
+    the engine's own, as those of a model's lower layers are."""
+    sizes = manifest.auxiliary_model
+    layers = sizes["num_layers"]
+    like = replace(manifest, cut=layers, owner_of_layer=tuple(range(layers)), layer_windows=(0,) * layers)
+    return shape_of_manifest(replace(like, **sizes))
+
+
+def flops(engine: Path, num_tokens: int, exact: ExactTokens | None) -> float:
+    """Return the FLOPs of a prompt and its first token."""
+    manifest = load_manifest(engine)
+    shape = shape_of_manifest(manifest)
+    if not manifest.predicts or exact is None:
+        return prompt_flops(shape, num_tokens)
+    auxiliary = auxiliary_shape(manifest)
+    maps = 2 * auxiliary.hidden_size * manifest.num_owners * manifest.cached_numbers
+    each = skipped_token(auxiliary, num_tokens).total + maps
+    return each * num_tokens + _computed(shape, exact.intervals(num_tokens, _any_importance(num_tokens)), num_tokens)
+
+
+def _any_importance(num_tokens: int) -> list[float]:
+    """Blocks in the middle first: where they are changes a token's attention alone."""
+    return [-abs(index - num_tokens / 2) for index in range(num_tokens)]
+
+
+def _computed(shape: ModelShape, intervals: Intervals, num_tokens: int) -> float:
+    head = full_token(shape, num_tokens).vocabulary
+    return head + sum(full_token_below(shape, (start + end + 1) / 2).total * (end - start) for start, end in intervals)
+
+
+def first_token_seconds(engine: Path, prompts: Sequence[Sequence[int]], exact: ExactTokens | None) -> dict[str, float]:
+    """Return the median time from a request to its first token, the steps of the model itself included, of requests one
+    after the other, with a 95% interval by bootstrap."""
+    options = {} if exact is None else {"exact_tokens": exact}
+    loaded = LLMEngine(engine, enable_prefix_cache=False, **options)
+    times = []
+    for index, prompt in enumerate([prompts[0], prompts[0], *prompts]):  # the first two warm up
+        started = time.perf_counter()
+        loaded.add_request(f"{index}", list(prompt), SamplingParams(temperature=0.0, max_tokens=1))
+        while loaded.has_unfinished():
+            loaded.step()
+        times.append(time.perf_counter() - started)
+    values = np.array(times[2:])
+    draws = np.random.default_rng(0).choice(values, (2000, len(values)))
+    low, high = np.quantile(np.median(draws, axis=1), (0.025, 0.975))
+    return {"value": float(np.median(values)), "low": float(low), "high": float(high)}
