@@ -100,6 +100,13 @@ def test_survivors_have_the_logits_of_the_all_token_run(tmp_path: Path) -> None:
     assert_near(last, expected[-1:], model_error(config, PROMPT))
 
 
+def set_routers_to_zero(path: Path) -> None:
+    """Where all experts are active, they then count the same, whatever is rounded."""
+    stored = load_file(path / "model.safetensors")
+    routers = {name: torch.zeros_like(tensor) for name, tensor in stored.items() if name.endswith(".gate.weight")}
+    save_file(stored | routers, path / "model.safetensors", metadata={"format": "pt"})
+
+
 def norm(x: Tensor, gain: Tensor, eps: float = 1e-6) -> Tensor:
     return gain * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
 
@@ -216,9 +223,7 @@ def test_bf16_engines_stay_near_the_reference(weight_dtype: str, bound: float | 
     """With routers of zeros, as rounding may send a token to another expert. The bounds are those of other families."""
     shape = {"num_hidden_layers": 3, "num_experts_per_tok": 8, "q_lora_rank": 24}
     path = make_checkpoint(tmp_path / "c", FAMILY, cut=1, group_size=2, dtype=torch.bfloat16, **shape)
-    stored = load_file(path / "model.safetensors")
-    routers = {name: torch.zeros_like(tensor) for name, tensor in stored.items() if name.endswith(".gate.weight")}
-    save_file(stored | routers, path / "model.safetensors", metadata={"format": "pt"})
+    set_routers_to_zero(path)
     config, tokens = config_of(path), tokens_of()
     expected = reference_logits(config, {name: x.float() for name, x in load_weights(path).items()}, tokens)
     found = logits(path, tokens, 64, weight_dtype=weight_dtype)
@@ -226,7 +231,7 @@ def test_bf16_engines_stay_near_the_reference(weight_dtype: str, bound: float | 
     assert error < (bound or rounded_model_error(config, torch.bfloat16))
 
 
-@pytest.mark.parametrize(("name", "dtype"), [("bfloat16", torch.bfloat16), ("int8", torch.int8), ("int4", torch.uint4)])
+@pytest.mark.parametrize(("name", "dtype"), [("int8", torch.int8), ("int4", torch.uint4)])
 @pytest.mark.parametrize("query_rank", [None, 72])
 def test_the_weights_in_memory_are_those_that_are_counted(
     name: str, dtype: torch.dtype, query_rank: int | None, tmp_path: Path
@@ -287,12 +292,22 @@ def test_what_fits_keys_and_values_is_refused(options: RewireOptions, tmp_path: 
 
 
 def test_int4_weights_by_calibration(tmp_path: Path) -> None:
-    path = make_checkpoint(tmp_path / "c", FAMILY, cut=2, group_size=2, q_lora_rank=24)
-    quantize_checkpoint(path, tmp_path / "int4", "int4", num_samples=2, num_tokens=128)
-    tokens, config = tokens_of(), config_of(path)
-    expected = reference_logits(config, load_weights(path), tokens)
-    found = logits(tmp_path / "int4", tokens, 64, dtype="bfloat16", weight_dtype="int4")
-    assert (found - expected).square().mean().sqrt() / expected.std() < 0.6
+    """An engine in bf16 is the model of the codes. One in int4 rounds what heads have of ``kv_b_proj`` once more, along
+    other groups, which changes less than half of what 4 bits did."""
+    shape = {"num_hidden_layers": 3, "num_experts": 4, "num_experts_per_tok": 4, "q_lora_rank": 24}
+    path = make_checkpoint(tmp_path / "c", FAMILY, cut=1, group_size=2, dtype=torch.bfloat16, **shape)
+    set_routers_to_zero(path)
+    quantize_checkpoint(path, tmp_path / "int4", "int4", num_samples=2, num_tokens=256)
+    tokens, config, checkpoint = tokens_of(), config_of(path), open_model(tmp_path / "int4")
+    weights = {name: x.float() for name, x in load_weights(path).items()}
+    rounded = {name: checkpoint.read(name, tuple(x.shape)).float() for name, x in weights.items()}
+    exact, expected = (reference_logits(config, each, tokens) for each in (weights, rounded))
+    effect = (expected - exact).square().mean().sqrt()
+    dequantized, packed = (
+        logits(tmp_path / "int4", tokens, 64, dtype="bfloat16", weight_dtype=each) for each in ("auto", "int4")
+    )
+    assert (dequantized - expected).square().mean().sqrt() < rounded_model_error(config, torch.bfloat16) * exact.std()
+    assert (packed - expected).square().mean().sqrt() < effect / 2
     with pytest.raises(CheckpointError, match="no calibrated scales; give --recipe int4"):
         quantize_checkpoint(path, tmp_path / "fp8", "fp8")
 
