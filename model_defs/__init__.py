@@ -11,6 +11,7 @@ from model_defs.families import broken_families, families, family_of
 from model_defs.family import Family
 from model_defs.fields import token_ids
 from model_defs.rope import RopeConfig
+from model_defs.text_part import text_part
 
 __all__ = [
     "Family",
@@ -22,11 +23,14 @@ __all__ = [
     "family_of",
     "load_config",
     "supported_family",
+    "text_part",
 ]
 
 
 def supported_family(hf: Mapping[str, Any]) -> Family:
-    """Return the family of the contents of a ``config.json``; raises ModelError where it is unknown or broken."""
+    """Return the family of the contents of a ``config.json``, or of its text part; raises ModelError where it is
+    unknown or broken."""
+    hf = text_part(hf)
     model_type, family = hf.get("model_type"), family_of(hf)
     if family is None:
         broken = broken_families().get(str(model_type).removesuffix("_swiftkv"))
@@ -43,11 +47,12 @@ def supported_family(hf: Mapping[str, Any]) -> Family:
 def load_config(hf: Mapping[str, Any], generation: Mapping[str, Any] | None = None) -> ModelConfig:
     """Return the ModelConfig for the contents of a ``config.json``; those with a SwiftKV cut (``<family>_swiftkv``)
     are read by their base family. The ``eos_token_id`` of a ``generation_config.json`` end a text as well: chat models
-    name their end-of-turn token there.
+    name their end-of-turn token there. Of a model with several parts it is that of the text part.
 
     Raises:
         ModelError: unknown ``model_type``, a bad field, or a SwiftKV cut where the family has none.
     """
+    hf = text_part(hf)
     model_type, family = hf.get("model_type"), supported_family(hf)
     if str(model_type).endswith("_swiftkv") and "num_key_value_layers" not in hf:
         raise ModelError(

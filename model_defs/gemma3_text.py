@@ -92,4 +92,4 @@ def ropes_by_kind(hf: Mapping[str, Any], may_be_partial: bool = False) -> dict[s
     return ropes
 
 
-FAMILY = Family(MODEL_TYPE, "Gemma3ForCausalLM", from_hf, TRAITS)
+FAMILY = Family(MODEL_TYPE, "Gemma3ForCausalLM", from_hf, TRAITS, text_part_of=("gemma3",))

@@ -117,5 +117,5 @@ def _table_rows(hf: Mapping[str, Any]) -> int:
     return rows
 
 
-FAMILY = Family(MODEL_TYPE, "Gemma4ForCausalLM", from_hf, TRAITS, is_rewired=False)
+FAMILY = Family(MODEL_TYPE, "Gemma4ForCausalLM", from_hf, TRAITS, is_rewired=False, text_part_of=("gemma4",))
 """It has a cut of its own where layers share caches, and no other."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from kvforge.checkpoint import Checkpoint, open_checkpoint
 from kvforge.checkpoint.fused import split_fused
 from kvforge.checkpoint.reader import read_json
+from kvforge.checkpoint.text_part import text_part_of
 from kvforge.common.errors import CheckpointError
 from model_defs import Family, ModelConfig, ModelError, family_of, load_config, supported_family
 from model_defs.weights import weight_specs
@@ -15,11 +16,13 @@ _IS_NUMBER = re.compile("[0-9]{1,9}")
 
 
 def open_model(path: str | Path) -> Checkpoint:
-    """Open a checkpoint whose tensors go by the names of ``model_defs.weights``, whatever its family calls them; raises
-    CheckpointError for a family that is not supported, as ``open_checkpoint`` does, and where two tensors would go by
-    one name."""
+    """Open a checkpoint whose tensors go by the names of ``model_defs.weights``, whatever its family calls them. Of one
+    with parts for images or audio it is the text part, as if that were a checkpoint by itself.
+
+    Raises CheckpointError for a family that is not supported, as ``open_checkpoint`` does, and where two tensors would
+    go by one name."""
     _check_family(Path(path))
-    checkpoint = open_checkpoint(path)
+    checkpoint = text_part_of(open_checkpoint(path))
     family = family_of(checkpoint.hf_config)
     if family is None:
         return checkpoint

@@ -38,7 +38,8 @@ class Part:
 class Checkpoint:
     """An opened checkpoint: ``hf_config`` is config.json, ``generation_config`` generation_config.json (empty
     where there is none), ``file_of_tensor`` says where each tensor lies, ``quantization`` how it was quantized,
-    ``stored_names`` what a renamed tensor is called there, ``parts`` which tensors are rows of a stored one."""
+    ``stored_names`` what a renamed tensor is called there, ``parts`` which tensors are rows of a stored one.
+    ``is_text_part`` says that the files have more: a model for images or audio."""
 
     path: Path
     hf_config: Mapping[str, Any]
@@ -47,6 +48,7 @@ class Checkpoint:
     quantization: Quantization | None = None
     stored_names: Mapping[str, str] = field(default_factory=dict)
     parts: Mapping[str, Part] = field(default_factory=dict)
+    is_text_part: bool = False
 
     def renamed(self, rename: Callable[[str], str]) -> "Checkpoint":
         """Return the checkpoint with each tensor under the name that ``rename`` makes of its own.
@@ -61,7 +63,8 @@ class Checkpoint:
                     f"Tensors {other} and {name} in {self.path} are the same part of the model; "
                     "remove the one that does not belong to it."
                 )
-        files = {name: self.file_of_tensor[stored] for name, stored in stored_names.items()}
+        files = {name: self.file_of_tensor[before] for name, before in stored_names.items()}
+        stored_names = {name: self.stored_names.get(before, before) for name, before in stored_names.items()}
         return replace(self, file_of_tensor=files, stored_names=stored_names)
 
     def layout(self, name: str) -> tuple[tuple[int, ...], str]:

@@ -70,7 +70,12 @@ def add_revision(parser: argparse._ActionsContainer) -> None:
 
 
 def checkpoint_of(args: argparse.Namespace, name: str | Path) -> Path:
-    """Return the directory of the checkpoint ``name``, downloaded if it is one of the Hub; raises CheckpointError."""
+    """Return the directory of the checkpoint ``name``, downloaded if it is one of the Hub, and note what of it is left
+    out; raises CheckpointError."""
+    from kvforge.checkpoint.text_part import what_is_left_out
     from kvforge.hub import find_checkpoint
 
-    return find_checkpoint(name, args.revision, show_progress=display_of(args).bars)
+    path = find_checkpoint(name, args.revision, show_progress=display_of(args).bars)
+    if (sentence := what_is_left_out(path)) is not None:
+        display_of(args).note(sentence)
+    return path

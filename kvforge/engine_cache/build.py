@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvforge.checkpoint.model import open_model
+from kvforge.checkpoint.text_part import what_is_left_out
 from kvforge.common.display import Display
 from kvforge.common.errors import BuildError, EngineError, first_line
 from kvforge.common.file_lock import hold, locked
@@ -54,6 +55,8 @@ def cached_engine(
     on_hub = parse_name(checkpoint, revision)
     path = find_checkpoint(checkpoint, revision, show_progress=display.bars)
     source = str(on_hub) if on_hub is not None else str(path.resolve())
+    if (sentence := what_is_left_out(path)) is not None:
+        display.note(sentence)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         content = content_of(open_model(path), folder)

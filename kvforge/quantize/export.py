@@ -85,6 +85,11 @@ def quantize_checkpoint(
         raise CheckpointError(
             f"{checkpoint.path} keeps latents in place of K and V, which have no calibrated scales; give --recipe int4."
         )
+    if checkpoint.is_text_part:
+        raise CheckpointError(
+            f"{checkpoint.path} has parts for images or audio besides its text model, which this recipe does not take; "
+            "give --recipe int4, or rewire it first."
+        )
     with _quiet():
         mtq, export_hf_checkpoint = _modelopt()
         model = _load(checkpoint, config)

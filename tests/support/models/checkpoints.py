@@ -103,13 +103,7 @@ def make_checkpoint(
     config = config_class(**fields)
     torch.manual_seed(seed)
     model = model_class(config)
-    for name, parameter in model.named_parameters():
-        with torch.no_grad():
-            noise = torch.randn(parameter.shape) * (0.1 if parameter.dim() == 2 else 0.2)
-            parameter.copy_(1 + noise if "norm" in name else noise)
-    for name, buffer in model.named_buffers():
-        if name.endswith("layer_scalar"):
-            buffer.copy_(1 + 0.2 * torch.randn(buffer.shape))
+    randomize(model)
     model.to(dtype).save_pretrained(path, max_shard_size=max_shard_size)
     write_byte_tokenizer(path, config.vocab_size)
     if cut is not None:
@@ -117,6 +111,17 @@ def make_checkpoint(
     if early_exit:
         add_early_exit(path, seed)
     return path
+
+
+def randomize(model: torch.nn.Module) -> None:
+    """Draw a model of transformers anew, as ``make_checkpoint`` says."""
+    for name, parameter in model.named_parameters():
+        with torch.no_grad():
+            noise = torch.randn(parameter.shape) * (0.1 if parameter.dim() == 2 else 0.2)
+            parameter.copy_(1 + noise if "norm" in name else noise)
+    for name, buffer in model.named_buffers():
+        if name.endswith("layer_scalar"):
+            buffer.copy_(1 + 0.2 * torch.randn(buffer.shape))
 
 
 def add_early_exit(path: Path, seed: int) -> None:
