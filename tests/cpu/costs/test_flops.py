@@ -234,6 +234,8 @@ def test_engine_and_checkpoint_have_the_same_shape(family, bias, swiftkv):
     earlier = shape_of_manifest(dataclasses.replace(manifest, kv_bias=None, k_norm=None))
     assert (earlier == shape) == (config.qkv_bias == families()[family].traits.get("qkv_bias", False))
     assert prefill_flops_per_token(manifest, 100) == skipped_token(expected, 100).total
+    if config.latent is not None:
+        return  # by hand above
     hidden, q_dim, kv_dim, inner = 64, 64, 32, 80
     mlp = 3 * hidden * inner
     if config.experts:

@@ -31,6 +31,10 @@ from tests.support.schedules.step_driver import StepDriver
 from tests.support.sessions.eager import eager_session
 
 FAMILY = "deepseek_v2"
+NEAR = 1e-4
+"""How near fp32 logits have to be to transformers' at all, whatever rounding may do."""
+PRINTED = 5e-6
+"""Half a unit of the last digit of 0.11472."""
 PROMPT, DECODED = 70, 32
 CHUNKS = (1, 7, 64, PROMPT)
 YARN = {
@@ -72,7 +76,7 @@ def test_graphs_and_reference_equal_transformers(case: str, tmp_path: Path) -> N
     with torch.no_grad():
         expected = model(tokens[None]).logits[0]
     rounding = model_error(config, len(tokens))
-    assert rounding < 1e-4
+    assert rounding < NEAR
     assert_near(reference_logits(config, load_weights(path), tokens), expected, rounding)
     for chunk in CHUNKS:
         assert_near(logits(path, tokens, chunk), expected, rounding, chunk)
@@ -98,6 +102,13 @@ def test_survivors_have_the_logits_of_the_all_token_run(tmp_path: Path) -> None:
     assert driver.run(tokens[:40].tolist(), num_survivors=0).shape == (0, config.vocab_size)
     last = driver.run(tokens[40:].tolist(), num_survivors=1)
     assert_near(last, expected[-1:], model_error(config, PROMPT))
+
+
+def set_routers_to_zero(path: Path) -> None:
+    """Where all experts are active, they then count the same, whatever is rounded."""
+    stored = load_file(path / "model.safetensors")
+    routers = {name: torch.zeros_like(tensor) for name, tensor in stored.items() if name.endswith(".gate.weight")}
+    save_file(stored | routers, path / "model.safetensors", metadata={"format": "pt"})
 
 
 def norm(x: Tensor, gain: Tensor, eps: float = 1e-6) -> Tensor:
@@ -189,7 +200,7 @@ def test_lites_sizes() -> None:
         "rope_scaling": yarn | {"mscale_all_dim": 0.707, "beta_fast": 32, "beta_slow": 1},
     }
     config = load_config(hf)
-    assert config.attention_scale == pytest.approx(0.11472, abs=5e-6)
+    assert config.attention_scale == pytest.approx(0.11472, abs=PRINTED)
     assert (config.rope.amplitude, config.max_position) == (1.0, 163840)
     assert shape_of_config(config).num_parameters == 15_706_484_224
     two_way = load_config(hf | {"num_key_value_layers": 15, "key_value_group_size": 2})
@@ -216,9 +227,7 @@ def test_bf16_engines_stay_near_the_reference(weight_dtype: str, bound: float | 
     """With routers of zeros, as rounding may send a token to another expert. The bounds are those of other families."""
     shape = {"num_hidden_layers": 3, "num_experts_per_tok": 8, "q_lora_rank": 24}
     path = make_checkpoint(tmp_path / "c", FAMILY, cut=1, group_size=2, dtype=torch.bfloat16, **shape)
-    stored = load_file(path / "model.safetensors")
-    routers = {name: torch.zeros_like(tensor) for name, tensor in stored.items() if name.endswith(".gate.weight")}
-    save_file(stored | routers, path / "model.safetensors", metadata={"format": "pt"})
+    set_routers_to_zero(path)
     config, tokens = config_of(path), tokens_of()
     expected = reference_logits(config, {name: x.float() for name, x in load_weights(path).items()}, tokens)
     found = logits(path, tokens, 64, weight_dtype=weight_dtype)
@@ -226,7 +235,7 @@ def test_bf16_engines_stay_near_the_reference(weight_dtype: str, bound: float | 
     assert error < (bound or rounded_model_error(config, torch.bfloat16))
 
 
-@pytest.mark.parametrize(("name", "dtype"), [("bfloat16", torch.bfloat16), ("int8", torch.int8), ("int4", torch.uint4)])
+@pytest.mark.parametrize(("name", "dtype"), [("int8", torch.int8), ("int4", torch.uint4)])
 @pytest.mark.parametrize("query_rank", [None, 72])
 def test_the_weights_in_memory_are_those_that_are_counted(
     name: str, dtype: torch.dtype, query_rank: int | None, tmp_path: Path
@@ -287,12 +296,22 @@ def test_what_fits_keys_and_values_is_refused(options: RewireOptions, tmp_path: 
 
 
 def test_int4_weights_by_calibration(tmp_path: Path) -> None:
-    path = make_checkpoint(tmp_path / "c", FAMILY, cut=2, group_size=2, q_lora_rank=24)
-    quantize_checkpoint(path, tmp_path / "int4", "int4", num_samples=2, num_tokens=128)
-    tokens, config = tokens_of(), config_of(path)
-    expected = reference_logits(config, load_weights(path), tokens)
-    found = logits(tmp_path / "int4", tokens, 64, dtype="bfloat16", weight_dtype="int4")
-    assert (found - expected).square().mean().sqrt() / expected.std() < 0.6
+    """An engine in bf16 is the model of the codes. One in int4 rounds what heads have of ``kv_b_proj`` once more, along
+    other groups, which changes less than half of what 4 bits did."""
+    shape = {"num_hidden_layers": 3, "num_experts": 4, "num_experts_per_tok": 4, "q_lora_rank": 24}
+    path = make_checkpoint(tmp_path / "c", FAMILY, cut=1, group_size=2, dtype=torch.bfloat16, **shape)
+    set_routers_to_zero(path)
+    quantize_checkpoint(path, tmp_path / "int4", "int4", num_samples=2, num_tokens=256)
+    tokens, config, checkpoint = tokens_of(), config_of(path), open_model(tmp_path / "int4")
+    weights = {name: x.float() for name, x in load_weights(path).items()}
+    rounded = {name: checkpoint.read(name, tuple(x.shape)).float() for name, x in weights.items()}
+    exact, expected = (reference_logits(config, each, tokens) for each in (weights, rounded))
+    effect = (expected - exact).square().mean().sqrt()
+    dequantized, packed = (
+        logits(tmp_path / "int4", tokens, 64, dtype="bfloat16", weight_dtype=each) for each in ("auto", "int4")
+    )
+    assert (dequantized - expected).square().mean().sqrt() < rounded_model_error(config, torch.bfloat16) * exact.std()
+    assert (packed - expected).square().mean().sqrt() < effect / 2
     with pytest.raises(CheckpointError, match="no calibrated scales; give --recipe int4"):
         quantize_checkpoint(path, tmp_path / "fp8", "fp8")
 

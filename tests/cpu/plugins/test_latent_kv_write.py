@@ -5,6 +5,7 @@ import torch
 
 import plugins
 from plugins.cases import FLOAT
+from plugins.judge import values_differ
 from plugins.latent_kv_write.cases import random_case
 
 
@@ -21,7 +22,7 @@ def test_what_does_not_rotate_stays_and_the_rest_turns():
     written = pool[0, :4, 0]
     assert torch.equal(written[:, :14], k[:, 0, :14])
     turn = torch.complex(cos, sin) * torch.complex(k[:, 0, 14:17], k[:, 0, 17:])
-    torch.testing.assert_close(written[:, 14:], torch.cat((turn.real, turn.imag), -1))
+    assert values_differ(written[:, 14:], torch.cat((turn.real, turn.imag), -1), terms=2) is None
     assert not pool[1].any() and slots.dtype == torch.int32
 
 
