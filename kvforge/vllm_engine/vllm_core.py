@@ -15,6 +15,10 @@ from kvforge.vllm_engine.settings import VllmSettings, load_settings
 
 logger = logging.getLogger(__name__)
 
+UNCOMPILED = {"custom_ops": ["all"]}
+"""vLLM's own kernels for norms, gates and rotations, which it otherwise leaves to torch.compile: a model with a cut is
+not compiled."""
+
 
 @dataclass(frozen=True)
 class CoreState:
@@ -140,6 +144,7 @@ def engine_arguments(
         "structured_outputs_config": {"backend": "guidance"},
         "use_tqdm_on_load": False,
         **({"hf_overrides": {"architectures": [settings.architecture]}} if settings.architecture else {}),
+        **({"compilation_config": UNCOMPILED} if settings.has_cut else {}),
         **settings.arguments,
     }
 

@@ -1,6 +1,10 @@
-"""vLLM's CPU backend, bf16, no prefix cache: VLLM_PYTHON -m perf.peers.vllm_worker MODEL."""
+"""vLLM's CPU backend, bf16, no prefix cache: VLLM_PYTHON -m perf.peers.vllm_worker MODEL [JSON].
+
+The second argument is further arguments of vLLM's ``LLM``, which go before those that are here.
+"""
 
 import itertools
+import json
 import os
 import sys
 import time
@@ -16,15 +20,16 @@ from perf.peers.protocol import Run, serve
 
 
 def load() -> Run:
-    llm = LLM(
-        sys.argv[1],
-        dtype="bfloat16",
-        max_model_len=16384,
-        max_num_batched_tokens=2048,
-        max_num_seqs=64,
-        enable_prefix_caching=False,
-        disable_log_stats=True,
-    )
+    given = json.loads(sys.argv[2]) if len(sys.argv) > 2 else {}
+    arguments = {
+        "dtype": "bfloat16",
+        "max_model_len": 16384,
+        "max_num_batched_tokens": 2048,
+        "max_num_seqs": 64,
+        "enable_prefix_caching": False,
+        "disable_log_stats": True,
+    }
+    llm = LLM(sys.argv[1], **{**arguments, **given})
     engine, ids = llm.llm_engine, itertools.count()
 
     def run(prompts: np.ndarray, output_tokens: int) -> PhaseTimes:

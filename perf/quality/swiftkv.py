@@ -8,9 +8,7 @@ interrupted run continues. Writes OUTPUT.json, .md and .png.
 """
 
 import json
-import multiprocessing
 import sys
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +24,7 @@ from perf.harness.engines import TEACHER_DIR, cached_engine
 from perf.quality.answers import Questions
 from perf.quality.scores import quality_parser
 from perf.quality.swiftkv_report import write_report
-from perf.quality.swiftkv_students import curve_of, held_out_documents, rewired_of, student_of
+from perf.quality.swiftkv_students import curve_of, held_out_documents, make_students, student_of
 from perf.quality.swiftkv_variants import TEACHER, Variant, all_variants
 
 NUM_DOCUMENTS = 48
@@ -48,19 +46,6 @@ def fidelity_of(engine: Path, teacher: Path, work: Path) -> dict[str, Any]:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(values))
     return json.loads(file.read_text())
-
-
-def make_students(variants: list[Variant], work: Path, steps: int, jobs: int) -> None:
-    """Rewire and distil every row, ``jobs`` at a time, each on one thread."""
-    for variant in variants:
-        rewired_of(variant, work)
-    with (
-        ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool,
-        tqdm(total=len(variants), desc="students", unit="model") as bar,
-    ):
-        for future in [pool.submit(student_of, variant, work, steps) for variant in variants]:
-            future.result()
-            bar.update()
 
 
 def main() -> None:

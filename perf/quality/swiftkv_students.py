@@ -2,12 +2,15 @@
 
 import dataclasses
 import json
-from collections.abc import Mapping
+import multiprocessing
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer
+from tqdm import tqdm
 
 from kvforge.checkpoint import open_checkpoint
 from kvforge.distill import distill
@@ -21,7 +24,7 @@ from kvforge.training.student_data import documents, write_samples
 from kvforge.training.tokenizer import FastEncoder
 from model_defs import load_config
 from perf.harness.engines import TEACHER_DIR
-from perf.quality.swiftkv_variants import Variant
+from perf.quality.swiftkv_variants import RECIPES, Variant
 
 CURVE_EVERY, CURVE_DOCUMENTS = 10, 8
 
@@ -111,7 +114,8 @@ def student_of(variant: Variant, work: Path, steps: int) -> Path:
     if output.exists():
         return output
     encode = FastEncoder(Tokenizer.from_file(str(TEACHER_DIR / "tokenizer.json")))
-    samples = write_samples(work / "documents.jsonl", TINY_STUDENT.documents, TINY_STUDENT.seed, encode)
+    stage = dataclasses.replace(TINY_STUDENT.documents, mix=RECIPES[variant.recipe])
+    samples = write_samples(work / f"documents-{variant.recipe}.jsonl", stage, TINY_STUDENT.seed, encode)
     checkpoint = open_checkpoint(start)
     sizes = load_config(checkpoint.hf_config)
     data, _ = load_data(samples, start, sizes.vocab_size, DataSettings(TINY_STUDENT.distill.length))
@@ -130,3 +134,16 @@ def student_of(variant: Variant, work: Path, steps: int) -> Path:
     trained = {name: weights[name] for name, parameter in model.named_parameters() if parameter.requires_grad}
     export_checkpoint(checkpoint, output, shapes, trained, sizes.cut)
     return output
+
+
+def make_students(variants: Sequence[Variant], work: Path, steps: int, jobs: int) -> None:
+    """Rewire and distil every row, ``jobs`` at a time, each on one thread."""
+    for variant in variants:
+        rewired_of(variant, work)
+    with (
+        ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool,
+        tqdm(total=len(variants), desc="students", unit="model") as bar,
+    ):
+        for future in [pool.submit(student_of, variant, work, steps) for variant in variants]:
+            future.result()
+            bar.update()

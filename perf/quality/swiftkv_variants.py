@@ -2,13 +2,23 @@
 
 from dataclasses import dataclass
 
+from kvforge.training.config import ALL_MIX
+
 NUM_LAYERS = 8
+RECIPES = {
+    "all": ALL_MIX,
+    "keys": (("needle_single", 0.7), ("amounts", 0.3)),
+    "arithmetic": (("arithmetic", 1.0),),
+}
+"""Tasks and their shares in the documents of a distillation: the teacher's own, two of six, one that looks up
+nothing."""
 
 
 @dataclass(frozen=True)
 class Variant:
     """``cut`` None is the teacher. ``steps`` 0 is no distillation; ``train`` full changes every weight of the student,
-    not only SwiftKV's. ``merged_heads``: all KV heads of a layer above the cut are one (sharing within a layer)."""
+    not only SwiftKV's. ``merged_heads``: all KV heads of a layer above the cut are one (sharing within a layer).
+    ``recipe``: what the documents are that it is distilled on, of ``RECIPES``."""
 
     name: str
     cut: int | None
@@ -18,6 +28,7 @@ class Variant:
     train: str = "partial"
     merged_heads: bool = False
     seed: int = 1
+    recipe: str = "all"
 
     @property
     def is_trained(self) -> bool:
@@ -31,6 +42,7 @@ class Variant:
             return "teacher"
         parts = [f"cut{self.cut}", f"group{self.group_size}", self.init, self.train if self.distilled else "untrained"]
         parts += ["merged"] if self.merged_heads else []
+        parts += [self.recipe] if self.recipe != "all" else []
         return "-".join([*parts, f"seed{self.seed}"] if self.distilled else parts)
 
     @property

@@ -36,6 +36,31 @@ def plot_rates(rows: Sequence[Row], path: Path) -> None:
     save_figure(figure, path)
 
 
+def plot_served_lengths(rows: Sequence[Row], path: Path) -> None:
+    """Combined throughput by input length, simulated (lines) and measured (dots)."""
+    figure = new_figure(6, 4)
+    panel = figure.subplots()
+
+    def throughput(kind: str) -> Callable[[Row], float]:
+        return lambda row: row["num_requests"] * (row["input_tokens"] + row["output_tokens"]) / row[f"{kind}_total_s"]
+
+    _lines(panel, rows, "input_tokens", throughput("simulated"), "-", ", simulated", marker="")
+    _lines(panel, rows, "input_tokens", throughput("measured"), "", ", measured", marker="o")
+    panel.set(xlabel="input tokens", ylabel="prompt + output tokens per second", ylim=(0, None))
+    save_figure(figure, path)
+
+
+def plot_served_rates(rows: Sequence[Row], path: Path) -> None:
+    """Mean TTFT and TPOT by arrival rate, simulated (lines) and measured (dots)."""
+    figure = new_figure(10, 4)
+    panels = figure.subplots(1, 2)
+    for panel, what, title in zip(panels, ("ttft", "tpot"), ("to first token", "per output token"), strict=True):
+        _lines(panel, rows, "rate", lambda row, w=what: row[f"simulated_{w}_s"], "-", ", simulated", marker="")
+        _lines(panel, rows, "rate", lambda row, w=what: row[f"measured_{w}_s"], "", ", measured", marker="o")
+        panel.set(yscale="log", xlabel="requests per second", ylabel=f"time {title}, s, mean")
+    save_figure(figure, path)
+
+
 def plot_budgets(rows: Sequence[Row], path: Path) -> None:
     """Throughput of requests that are all there; TTFT, TPOT and the longest pauses of those that arrive over time."""
     figure = new_figure(11, 7)
@@ -80,16 +105,25 @@ def _lines(
     y: Callable[[Row], float],
     style: str = "-",
     suffix: str = "",
+    marker: str = "o",
 ) -> None:
     for i, variant in enumerate(dict.fromkeys(row["variant"] for row in rows)):
         line = [row for row in rows if row["variant"] == variant]
         panel.plot(
-            [row[x] for row in line], list(map(y, line)), style, marker="o", ms=3, color=f"C{i}", label=variant + suffix
+            [row[x] for row in line],
+            list(map(y, line)),
+            linestyle=style or "none",
+            marker=marker,
+            ms=3,
+            color=f"C{i}",
+            label=variant + suffix,
         )
     panel.grid(alpha=0.3, which="both")
     panel.legend(fontsize=7)
 
 
+CURVES = {"lengths": plot_served_lengths, "rates": plot_served_rates}
+"""Figures of `--validate --workloads`."""
 PLOTS = {
     "lengths": plot_lengths,
     "rates": plot_rates,

@@ -2,11 +2,12 @@
 
     python -m perf.simulation.simulate --fit "no cut=ENGINE" --output COSTS.json        fit an engine's step prices
     python -m perf.simulation.simulate --validate "no cut=ENGINE" [--costs COSTS.json]  the same, simulated and served
+                                       [--workloads lengths|rates]                      whole curves
     python -m perf.simulation.simulate --experiment lengths|rates|bursts|budgets|memory [--output RESULT]
     python -m perf.simulation.simulate --rate 0.5 --burstiness 0.25 [--requests 10000]  one simulation per variant
 
-Results follow from --seed, but for the processor time of the scheduler itself. Experiments write RESULT.json and
-RESULT.svg. docs/simulation.md says what the numbers mean.
+Results follow from --seed, but for the processor time of the scheduler itself. Experiments and curves write RESULT.json
+and RESULT.svg. docs/simulation.md says what the numbers mean.
 """
 
 import argparse
@@ -23,9 +24,10 @@ from perf.harness.files import write_report
 from perf.harness.machine import describe_machine
 from perf.simulation.cost_model import load_costs, save_costs
 from perf.simulation.experiments import EXPERIMENTS, Setting, run_points
-from perf.simulation.plots import PLOTS
+from perf.simulation.plots import CURVES, PLOTS
 from perf.simulation.simulator import Limits
 from perf.simulation.tables import fit_table, points_table, validation_table
+from perf.simulation.workloads import KINDS, workloads
 
 COSTS = Path(__file__).parents[1] / "results" / "simulation-costs.json"
 
@@ -65,14 +67,24 @@ def validate(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
     costs = load_costs(args.costs)
     if name not in costs:
         raise KvforgeError(f"{args.costs} has no costs of {name!r}; it has {', '.join(costs)}.")
-    rows = [{"variant": name, **row} for row in compare(load_engine(directory, args), costs[name], args.seed)]
-    report: dict[str, Any] = {"machine": describe_machine(), "rows": rows}
+    if args.output and args.workloads in CURVES:
+        check_figure(args.output.with_suffix(".svg"))
+    compared = compare(load_engine(directory, args), costs[name], workloads(args.workloads, costs), args.seed)
+    rows = [{"variant": name, **row} for row in compared]
+    report: dict[str, Any] = {"command": simulate_command(), "machine": describe_machine(), "rows": rows}
     if args.output:
         path = args.output.with_suffix(".json")
         old = json.loads(path.read_text())["rows"] if path.exists() else []
         report["rows"] = [row for row in old if row["variant"] != name] + rows
         write_report(args.output, report)
-    return report, validation_table(rows)
+        if args.workloads in CURVES:
+            CURVES[args.workloads](report["rows"], args.output.with_suffix(".svg"))
+    return report, validation_table(report["rows"])
+
+
+def simulate_command() -> str:
+    """The command line of this run, as a report keeps it."""
+    return " ".join(["python -m perf.simulation.simulate", *sys.argv[1:]])
 
 
 def experiment(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
@@ -101,7 +113,7 @@ def experiment(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
         points = [setting.point(name, **traffic) for name in setting.costs]
     rows = run_points(points, args.jobs, progress=not args.json)
     report = {
-        "command": " ".join(["python -m perf.simulation.simulate", *sys.argv[1:]]),
+        "command": simulate_command(),
         "seed": args.seed,
         "rows": rows,
     }
@@ -117,6 +129,7 @@ def make_parser() -> argparse.ArgumentParser:
     mode = parser.add_mutually_exclusive_group()
     mode.add_argument("--fit", metavar="[NAME=]ENGINE", help="measure an engine's steps and fit their prices")
     mode.add_argument("--validate", metavar="[NAME=]ENGINE", help="serve small workloads and simulate them too")
+    parser.add_argument("--workloads", choices=KINDS, default="small", help="of --validate (default: %(default)s)")
     mode.add_argument("--experiment", choices=tuple(EXPERIMENTS), help="default: one simulation per variant")
     parser.add_argument("--costs", type=Path, default=COSTS, help="what --fit wrote (default: %(default)s)")
     parser.add_argument("--variant", action="append", help="of --costs; may be given several times (default: all)")

@@ -1,6 +1,7 @@
 """What the commands print for a reader."""
 
 from collections.abc import Sequence
+from statistics import median
 from typing import Any
 
 from perf.simulation.cost_model import CostModel
@@ -20,13 +21,15 @@ def fit_table(name: str, model: CostModel, report: dict[str, Any]) -> str:
 
 
 def validation_table(rows: Sequence[dict[str, Any]]) -> str:
-    """Measured and simulated times side by side."""
-    lines = [f"{'variant':<14} {'workload':<10} {'total s':>8} {'simulated':>10} {'TTFT s':>8} {'simulated':>10}"]
-    lines += [
-        f"{row['variant']:<14} {row['workload']:<10} {row['measured_total_s']:>8.2f} "
-        f"{row['total_error']:>+10.1%} {row['measured_ttft_s']:>8.3f} {row['ttft_error']:>+10.1%}"
-        for row in rows
-    ]
+    """Measured times and how far the simulated ones are from them, side by side."""
+    kinds = (("total", "total s"), ("ttft", "TTFT s"), ("tpot", "TPOT s"))
+    head = "".join(f" {title:>8} {'simulated':>10}" for _, title in kinds)
+    lines = [f"{'variant':<14} {'workload':<16}{head}"]
+    for row in rows:
+        numbers = "".join(f" {row[f'measured_{kind}_s']:>8.3f} {row[f'{kind}_error']:>+10.1%}" for kind, _ in kinds)
+        lines.append(f"{row['variant']:<14} {row['workload']:<16}{numbers}")
+    errors = {title[:-2]: median(abs(row[f"{kind}_error"]) for row in rows) for kind, title in kinds}
+    lines.append("median error: " + ", ".join(f"{title} {error:.1%}" for title, error in errors.items()))
     return "\n".join(lines)
 
 

@@ -1,7 +1,8 @@
 """Workloads served by a real engine and by the simulator: how far apart they are."""
 
 import time
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -14,20 +15,30 @@ from perf.simulation.arrivals import Traffic, arrival_times
 from perf.simulation.cost_model import CostModel
 from perf.simulation.simulator import Limits, simulate
 
-WORKLOADS = {
-    "chat": Traffic(8, 256, 64),
-    "prompts": Traffic(4, 1000, 16),
-    "many": Traffic(32, 100, 24),
-    "arriving": Traffic(16, 200, 24, rate=2.0),
-}
+
+@dataclass(frozen=True)
+class Times:
+    """Of a workload, in seconds: to the last token of all; to the first token and for each further one, mean over
+    requests."""
+
+    total: float
+    ttft: float
+    tpot: float
+
+    @classmethod
+    def of(cls, traffic: Traffic, arrival: np.ndarray, first: np.ndarray, last: np.ndarray) -> "Times":
+        """Return those of requests whose ``[num_requests]`` arrivals, first and last tokens are given."""
+        tpot = (last - first) / max(1, traffic.output_tokens - 1)
+        return cls(float(last.max()), float((first - arrival).mean()), float(tpot.mean()))
 
 
-def serve(engine: LLMEngine, traffic: Traffic, seed: int) -> tuple[np.ndarray, float]:
-    """Serve ``traffic`` in real time; returns each request's time to its first token and the total, in seconds."""
+def serve(engine: LLMEngine, traffic: Traffic, seed: int) -> Times:
+    """Serve ``traffic`` in real time; returns what it took."""
     arrival, rng = arrival_times(traffic, seed), np.random.default_rng(seed)
     prompts = rng.integers(FIRST_TOKEN_ID, engine.config.vocab_size, (traffic.num_requests, traffic.input_tokens))
     params = SamplingParams(temperature=0.0, max_tokens=traffic.output_tokens, ignore_eos=True)
-    first_token, num_arrived = np.full(traffic.num_requests, np.nan), 0
+    first_token, last_token = np.full((2, traffic.num_requests), np.nan)
+    num_arrived = 0
     started = time.perf_counter()
     while num_arrived < traffic.num_requests or engine.has_unfinished():
         now = time.perf_counter() - started
@@ -41,32 +52,27 @@ def serve(engine: LLMEngine, traffic: Traffic, seed: int) -> tuple[np.ndarray, f
             if output.finish_reason == "error":
                 raise KvforgeError(f"a request of the validation failed: {output.stop_reason}.")
             request = int(output.request_id.rpartition("-")[2])
-            if output.new_token_ids and np.isnan(first_token[request]):
-                first_token[request] = time.perf_counter() - started
-    return first_token - arrival, time.perf_counter() - started
+            if output.new_token_ids:
+                last_token[request] = time.perf_counter() - started
+                if np.isnan(first_token[request]):
+                    first_token[request] = last_token[request]
+    return Times.of(traffic, arrival, first_token, last_token)
 
 
-def validate(engine: LLMEngine, costs: CostModel, seed: int = 0) -> list[dict[str, Any]]:
+def validate(engine: LLMEngine, costs: CostModel, chosen: Mapping[str, Traffic], seed: int = 0) -> list[dict[str, Any]]:
     """Serve every workload that fits the engine both ways; one row each, times in seconds, errors relative."""
     config, rows = engine.config, []
     limits = Limits(config.max_num_tokens, config.max_num_seqs, config.num_pages * costs.page_bytes)
     serve(engine, Traffic(1, 64, 2), seed)
-    for name, traffic in WORKLOADS.items():
+    for name, traffic in chosen.items():
         if traffic.input_tokens + traffic.output_tokens > config.max_seq_len:
             continue
-        ttft, total = serve(engine, traffic, seed)
+        measured = asdict(serve(engine, traffic, seed))
         outcome = simulate(costs, traffic, limits, seed)
-        simulated_ttft = outcome.first_token - outcome.arrival
-        rows.append(
-            {
-                "workload": name,
-                **asdict(traffic),
-                "measured_total_s": total,
-                "simulated_total_s": outcome.total,
-                "total_error": outcome.total / total - 1,
-                "measured_ttft_s": float(ttft.mean()),
-                "simulated_ttft_s": float(simulated_ttft.mean()),
-                "ttft_error": float(simulated_ttft.mean() / ttft.mean() - 1),
-            }
-        )
+        simulated = asdict(Times.of(traffic, outcome.arrival, outcome.first_token, outcome.last_token))
+        row: dict[str, Any] = {"workload": name, **asdict(traffic)}
+        for what, seconds in measured.items():
+            row |= {f"measured_{what}_s": seconds, f"simulated_{what}_s": simulated[what]}
+            row[f"{what}_error"] = simulated[what] / seconds - 1
+        rows.append(row)
     return rows

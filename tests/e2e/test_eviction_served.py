@@ -17,7 +17,7 @@ from tests.support.serving.server import ENDLESS, ask, used_pages, wait_until
 
 EVICTING = EngineSpec(
     "qwen2",
-    model=(("num_hidden_layers", 2),),
+    model=(("num_hidden_layers", 2), ("max_position_embeddings", 65536)),  # longer than a wait of a test
     options=BuildOptions(page_size=8, max_num_tokens=64, max_num_seqs=8, kv_policy="batchmax:budget=48,block=8"),
 )
 KV_CACHE_GIB = 0.0002

@@ -1,20 +1,22 @@
 """Engines of target ``vllm`` give the tokens of kvforge's own, offline and behind Triton, on one rank and on two."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kvforge import LLM, SamplingParams
+from kvforge.compiler import BuildOptions
 from kvforge.evaluation.engine import EngineGenerator
-from kvforge.serving.client import StreamingClient
-from kvforge.serving.server.launcher import ServerOptions, TritonServer
+from kvforge.evaluation.score import is_correct
+from kvforge.serving.server.launcher import TritonServer
 from kvforge.tasks.prompt import make_examples
 from tests.support.serving.contract_outputs import LOG_PROBS
-from tests.support.serving.server import ask, used_pages, wait_until
-from tests.vllm.conftest import KV_CACHE_GIB, build
+from tests.support.serving.server import used_pages, wait_until
+from tests.support.sessions.eager import eager_session
+from tests.vllm.conftest import build, streamed
 
+SWIFTKV = Path(__file__).resolve().parents[2] / "model_defs" / "assets" / "tiny-swiftkv"
 PROMPTS = [[(7 * i * i + 3 * i + length) % 300 + 4 for i in range(length)] for length in (5, 40, 90, 300)]
 """The last one is longer than a step."""
 
@@ -72,33 +74,17 @@ def test_seeds_repeat_a_text(llm: LLM) -> None:
 
 
 def test_tasks_are_answered_alike(tmp_path: Path) -> None:
-    """The needle of the trained model, through both engines."""
-    from kvforge.compiler import BuildOptions
-    from tests.support.sessions.eager import eager_session
-
-    checkpoint = Path(__file__).resolve().parents[2] / "model_defs" / "assets" / "tiny-swiftkv"
-    engine = build(checkpoint, tmp_path / "tiny")
-    generator = EngineGenerator(engine, 400, show_progress=False)
-    examples = make_examples("needle_single", 399, generator._tokenizer.count, 24, 5)
-    prompts = [example.prompt for example in examples]
-    answers = generator(prompts)
-    generator.llm = LLM(
-        session=eager_session(checkpoint, BuildOptions(dtype="float32")), tokenizer=generator._tokenizer
-    )
-    assert answers == generator(prompts)
-
-
-@pytest.fixture(scope="module")
-def two_ranks(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
-    engine = build(checkpoint, tmp_path_factory.mktemp("ranks") / "engine", num_ranks=2)
-    with TritonServer(engine, ServerOptions(kv_cache_gib=KV_CACHE_GIB, drain_timeout_s=120.0)) as running:
-        yield running
-
-
-def streamed(server: TritonServer, prompt: list[int], max_tokens: int = 16) -> list[int]:
-    with StreamingClient(server.grpc_url) as client:
-        request = ask("tensorrt_llm", prompt, max_tokens, end_id=-1)
-        return [token for response in client.generate("tensorrt_llm", request) for token in response.token_ids]
+    """The needle of the trained model: through kvforge's own graphs, and on vLLM with one rank and with two."""
+    answers: list[list[str]] = []
+    for num_ranks in (1, 2):
+        engine = build(SWIFTKV, tmp_path / f"ranks-{num_ranks}", num_ranks)
+        generator = EngineGenerator(engine, 400, show_progress=False)
+        examples = make_examples("needle_single", 399, generator._tokenizer.count, 24, 5)
+        answers.append(generator([example.prompt for example in examples]))
+    generator.llm = LLM(session=eager_session(SWIFTKV, BuildOptions(dtype="float32")), tokenizer=generator._tokenizer)
+    own = generator([example.prompt for example in examples])
+    assert answers == [own, own]
+    assert sum(map(is_correct, examples, own)) > len(examples) // 2
 
 
 def test_two_ranks_behind_triton(two_ranks: TritonServer, own: LLM) -> None:

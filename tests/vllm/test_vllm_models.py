@@ -30,6 +30,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SWIFTKV = ROOT / "model_defs" / "assets" / "tiny-swiftkv"
 PYTHON = os.environ.get("KVFORGE_VLLM_PYTHON")
 MAX_TOKENS = 16
+RUN = ("llama", "mistral", "phi3", "qwen2", "qwen3")
 PROMPTS = [[(7 * i * i + 3 * i + length) % 300 + 4 for i in range(length)] for length in (5, 40, 90, 150)]
 """One shorter than a block of the cache, and two that a step of 64 tokens cuts into chunks."""
 
@@ -37,6 +38,10 @@ pytestmark = [
     pytest.mark.skipif(PYTHON is None, reason="needs vLLM; set KVFORGE_VLLM_PYTHON to the python of its environment"),
     pytest.mark.timeout(900),
 ]
+
+
+class NotRun(AssertionError):
+    """vLLM did not run; what it printed."""
 
 
 @pytest.fixture(scope="module")
@@ -52,26 +57,30 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def on_vllm(installed: Path, tmp_path: Path, checkpoint: Path, size: int = 1, fast: bool = True) -> dict[str, Any]:
+def on_vllm(
+    installed: Path, tmp_path: Path, checkpoint: Path, size: int = 1, fast: bool = True, stages: int = 1
+) -> dict[str, Any]:
     job = {
         "checkpoint": str(checkpoint),
         "prompts": PROMPTS,
         "max_tokens": MAX_TOKENS,
         "tensor_parallel_size": size,
+        "pipeline_parallel_size": stages,
         "fast_prefill": fast,
     }
     (tmp_path / "job.json").write_text(json.dumps(job))
     environment = {
         **os.environ,
         "PYTHONPATH": f"{ROOT}{os.pathsep}{installed}",
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0" if size == 1 else "1",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0" if size * stages == 1 else "1",
         "VLLM_CPU_KVCACHE_SPACE": "1",
-        "VLLM_CPU_OMP_THREADS_BIND": "|".join(map(str, range(size))),
+        "VLLM_CPU_OMP_THREADS_BIND": "|".join(map(str, range(size * stages))),
     }
     script = ROOT / "tests" / "support" / "vllm" / "generate.py"
     command = [str(PYTHON), str(script), str(tmp_path / "job.json"), str(tmp_path / "result.json")]
     done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-4000:]
+    if done.returncode:
+        raise NotRun(done.stdout + done.stderr)
     result: dict[str, Any] = json.loads((tmp_path / "result.json").read_text())
     return result
 
@@ -105,20 +114,45 @@ def test_without_fast_prefill_all_tokens_run_all_layers(installed: Path, tmp_pat
     assert result["num_upper_rows"] == sum(map(len, PROMPTS)) + len(PROMPTS) * (MAX_TOKENS - 1)
 
 
+def test_caches_above_the_cut_are_shared(installed: Path, tmp_path: Path) -> None:
+    """A cut at half with groups of four: 5 of 8 caches, as vLLM allocates them."""
+    results = {}
+    for cut in (None, 4):
+        checkpoint = make_checkpoint(
+            tmp_path / f"cut-{cut}", cut=cut, group_size=4, num_hidden_layers=8, head_dim=32, hidden_size=128
+        )
+        results[cut] = on_vllm(installed, tmp_path, checkpoint, fast=cut is not None)
+    assert results[None]["cache_bytes_per_token"] == 8 * 2 * 2 * 32 * 4
+    assert results[4]["cache_bytes_per_token"] == results[None]["cache_bytes_per_token"] * (1 - 0.375)
+    # In the same gibibyte.
+    assert results[4]["num_pages"] * 5 == pytest.approx(results[None]["num_pages"] * 8, abs=8)
+
+
 def test_two_ranks(installed: Path, tmp_path: Path) -> None:
     assert on_vllm(installed, tmp_path, SWIFTKV, size=2)["tokens"] == own_tokens(SWIFTKV)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_families(family: str, installed: Path, tmp_path: Path) -> None:
+def small(path: Path, family: str) -> Path:
     """With a ragged last group; heads of 32, which is the smallest that vLLM has for CPUs."""
     options = {"tie_word_embeddings": family == "qwen2", "head_dim": 32, "hidden_size": 128}
     checkpoint = make_checkpoint(
-        tmp_path / family, family, cut=2, group_size=2, num_hidden_layers=5, max_position_embeddings=512, **options
+        path, family, cut=2, group_size=2, num_hidden_layers=5, max_position_embeddings=512, **options
     )
     hf = json.loads((checkpoint / "config.json").read_text())
     hf["architectures"] = [families()[family].swiftkv_architecture]
     (checkpoint / "config.json").write_text(json.dumps(hf))
+    return checkpoint
+
+
+@pytest.mark.parametrize("family", RUN)
+def test_families(family: str, installed: Path, tmp_path: Path) -> None:
+    checkpoint = small(tmp_path / family, family)
     result = on_vllm(installed, tmp_path, checkpoint)
     assert result["tokens"] == own_tokens(checkpoint)
     assert result["num_upper_rows"] < sum(map(len, PROMPTS))
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - set(RUN)))
+def test_families_that_the_plugin_does_not_have(family: str, installed: Path, tmp_path: Path) -> None:
+    with pytest.raises(NotRun, match=f"SwiftKV checkpoints of {family} do not run on vLLM"):
+        on_vllm(installed, tmp_path, small(tmp_path / family, family))

@@ -28,7 +28,7 @@ from kvforge.serving.engine.heartbeat import LOAD_S, Heartbeat
 from kvforge.serving.engine.output_rows import Row, error_row, logits_bytes, to_row
 from kvforge.serving.engine.protocol import METERED, Message, ProtocolError, encode, receive
 from kvforge.serving.logs.request_log import configure
-from kvforge.serving.processes.facts import descendants
+from kvforge.serving.processes.facts import descendants, kill_all
 from kvforge.serving.processes.watchdog import end_with_server, exit_with_parent
 
 logger = logging.getLogger("kvforge.engine")
@@ -257,8 +257,7 @@ def main(argv: list[str] | None = None) -> int:
     load, load_s = (_load_vllm, VLLM_LOAD_S) if args.vllm else (_load_own, LOAD_S)
     status = EngineServer(sock, make_engine, make_params, pulse, load_s).run()
     if args.vllm:  # what vLLM does at a common exit waits for its ranks, of which one may wait for another that is dead
-        for child in descendants(os.getpid()):
-            child.kill()
+        kill_all(descendants(os.getpid()))
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)

@@ -6,10 +6,12 @@ import os
 import resource
 import signal
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 STUB = "triton_python_backend_stub"
+_TRACKER = "from multiprocessing.resource_tracker import main"
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,14 @@ def descendants(pid: int) -> list[ProcessId]:
             found.append(child)
             frontier.append(child.pid)
     return found
+
+
+def kill_all(processes: Iterable[ProcessId]) -> None:
+    """Kill processes, all but the trackers of Python's ``multiprocessing``: such a one removes the shared memory of
+    those that used it once they have ended, and then ends itself."""
+    for process in processes:
+        if _TRACKER not in " ".join(_words(str(process.pid))):
+            process.kill()
 
 
 def how_it_ended(status: int) -> str:

@@ -27,6 +27,7 @@ from kvforge.serving.processes.facts import (
     cpu_s,
     descendants,
     how_it_ended,
+    kill_all,
     model_of_stub,
     process_id,
     processes_of,
@@ -223,8 +224,7 @@ class TritonServer:
             process.kill()
             process.wait()
             started = [*self._stubs, *started, *processes_of(process.pid, self._server_id)]
-            for child in started:
-                child.kill()
+            kill_all(started)
             wait_gone(started, END_TIMEOUT_S)
             self._stubs = {}
         if self._log is not None:

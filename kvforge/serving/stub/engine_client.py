@@ -16,7 +16,7 @@ from kvforge.common.errors import EngineError, RequestError, first_line
 from kvforge.serving.engine.heartbeat import Heartbeat
 from kvforge.serving.engine.output_rows import StepOutput, from_row
 from kvforge.serving.engine.protocol import BLOB, Message, ProtocolError, encode, receive
-from kvforge.serving.processes.facts import descendants
+from kvforge.serving.processes.facts import descendants, kill_all
 from kvforge.serving.processes.run_dir import FAILED, LOADING, READY, REPLACED, STALLED
 from kvforge.serving.stub.engine_queue import EngineQueue
 from kvforge.serving.stub.patience import Patience
@@ -59,8 +59,7 @@ class Running:
 
     def kill_stalled(self) -> None:
         """End it with its children, which may wait for each other for ever, and whoever waits for it at the socket."""
-        for child in descendants(self.process.pid):
-            child.kill()
+        kill_all(descendants(self.process.pid))
         self.process.kill()  # ends a stopped process too
         with contextlib.suppress(OSError):
             self.sock.shutdown(socket.SHUT_RDWR)

@@ -73,6 +73,7 @@ def end(engine: VllmEngine, prompt: list[int], **params: Any) -> tuple[list[int]
 def test_arguments_of_vllm(engine: VllmEngine, engine_dir: Path) -> None:
     arguments = engine._core._engine.arguments
     assert arguments["model"] == str(SWIFTKV) and arguments["kv_sharing_fast_prefill"]
+    assert arguments["compilation_config"] == {"custom_ops": ["all"]}
     sizes = ("max_model_len", "max_num_batched_tokens", "max_num_seqs", "block_size", "tensor_parallel_size")
     assert [arguments[name] for name in sizes] == [128, 32, 32, 32, 2]
     assert arguments["dtype"] == "bfloat16" and arguments["enforce_eager"] and arguments["enable_prefix_caching"]

@@ -11,7 +11,16 @@ import pytest
 
 from kvforge.common.errors import KvforgeError, MissingToolError
 from kvforge.serving.processes import facts
-from kvforge.serving.processes.facts import STUB, ProcessId, children, descendants, process_id, processes_of, wait_gone
+from kvforge.serving.processes.facts import (
+    STUB,
+    ProcessId,
+    children,
+    descendants,
+    kill_all,
+    process_id,
+    processes_of,
+    wait_gone,
+)
 from kvforge.serving.server import triton_install
 from kvforge.serving.server.ports import choose_ports
 from kvforge.serving.server.repository import MODELS, repository_templates
@@ -52,6 +61,20 @@ def test_process_ids_tell_a_living_process_from_a_gone_one() -> None:
     assert wait_gone([found], timeout_s=30) == []
     child.communicate()
     assert process_id(child.pid) is None
+
+
+def test_killed_processes_leave_no_shared_memory() -> None:
+    """Python's tracker removes it, which is one of the processes."""
+    made = "m = SharedMemory(create=True, size=8)"
+    program = f"from multiprocessing.shared_memory import SharedMemory\n{made}\nprint(m.name)\ninput()"
+    parent = subprocess.Popen([sys.executable, "-uc", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert parent.stdout is not None
+    region = Path("/dev/shm") / parent.stdout.readline().decode().strip()
+    started = [*filter(None, [process_id(parent.pid)]), *descendants(parent.pid)]
+    assert region.is_file() and len(started) == 2
+    kill_all(started)
+    parent.communicate()
+    assert wait_gone(started, timeout_s=30) == [] and not region.exists()
 
 
 @pytest.fixture

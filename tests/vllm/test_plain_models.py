@@ -1,0 +1,58 @@
+"""Models without a cut, of families that kvforge does not know: an engine gives the tokens of vLLM's own ``LLM``."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from kvforge import LLM, SamplingParams
+from model_defs import families
+from tests.support.models.checkpoints import write_byte_tokenizer
+from tests.vllm.conftest import KV_CACHE_GIB, build
+from tests.vllm.test_vllm_models import MAX_TOKENS, PROMPTS, installed, on_vllm  # noqa: F401 - a fixture
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 320,
+    "hidden_size": 128,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 512,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+UNKNOWN: dict[str, dict[str, Any]] = {
+    "opt": {"ffn_dim": 192, "word_embed_proj_dim": 128},
+    "gpt_neox": {"intermediate_size": 192},
+    "olmoe": {"intermediate_size": 64, "num_key_value_heads": 4, "num_experts": 8, "num_experts_per_tok": 2},
+}
+"""Learned positions, parallel residuals, and experts."""
+
+
+def write_random(path: Path, model_type: str, more: dict[str, Any]) -> Path:
+    """A checkpoint whose every term is visible in the logits."""
+    config = transformers.AutoConfig.for_model(model_type, **SIZES, **more)
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape) * (0.1 if parameter.dim() > 1 else 0.2)
+            parameter.copy_(1 + noise if "norm" in name and name.endswith("weight") else noise)
+    model.save_pretrained(path)
+    write_byte_tokenizer(path, config.vocab_size)
+    return path
+
+
+@pytest.mark.parametrize("model_type", UNKNOWN)
+def test_a_family_that_kvforge_does_not_know(model_type: str, installed: Path, tmp_path: Path) -> None:  # noqa: F811
+    assert model_type not in families()
+    checkpoint = write_random(tmp_path / "checkpoint", model_type, UNKNOWN[model_type])
+    llm = LLM(build(checkpoint, tmp_path / "engine"), kv_cache_gib=KV_CACHE_GIB)
+    params = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS, ignore_eos=True)
+    outputs = llm.generate(PROMPTS, params, use_tqdm=False)
+    del llm
+    tokens = [list(output.outputs[0].token_ids) for output in outputs]
+    assert len({token for answer in tokens for token in answer}) > MAX_TOKENS
+    assert tokens == on_vllm(installed, tmp_path, checkpoint, fast=False)["tokens"]
