@@ -22,9 +22,11 @@ from kvforge.rewire import RewireOptions, rewire_checkpoint
 from kvforge.swiftkv import load_model, make_layout
 from model_defs import load_config
 from model_defs.reference import reference_logits
+from plugins.kv_quantization import INT4
 from tests.cpu.model_defs.test_rotations import session_logits, session_of, tokens_of
 from tests.support.models.checkpoints import SMALL, load_weights, make_checkpoint
 from tests.support.rounding import assert_near, config_of, model_error
+from tests.support.sessions.eager import eager_session
 
 EXPERTS, HIDDEN, INNER = SMALL["num_local_experts"], SMALL["hidden_size"], SMALL["intermediate_size"]
 SHAPES = {"gate_up_proj": (2 * INNER, HIDDEN), "down_proj": (HIDDEN, INNER)}
@@ -116,6 +118,20 @@ def test_a_rewired_model_is_the_reference_and_is_distilled(tmp_path: Path) -> No
     assert torch.equal(after[name], checkpoint.read_raw(name))
     name = "model.layers.2.self_attn.k_proj_swiftkv.weight"
     assert not torch.equal(after[name], checkpoint.read_raw(name))
+
+
+@pytest.mark.parametrize(("kv_dtype", "dtype"), [("fp8", torch.float8_e4m3fn), ("int8", torch.int8), ("int4", INT4)])
+def test_sinks_beside_caches_of_fewer_bits(kv_dtype: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    """float32's error may turn a rounding now and then, which is a small part of what the format itself changes."""
+    path = make_checkpoint(tmp_path / "model", "gpt_oss", cut=2, group_size=2, sliding_window=24, swiglu_limit=0.7)
+    session = eager_session(path, BuildOptions(page_size=8, max_num_tokens=256, kv_dtype=kv_dtype))
+    tokens, config, weights = tokens_of(session), config_of(path), load_weights(path)
+    exact = reference_logits(config, weights, torch.tensor(tokens))
+    wanted = reference_logits(config, weights, torch.tensor(tokens), dtype)
+    effect = (wanted - exact).square().mean().sqrt()
+    for chunk in (7, 64):
+        error = (session_logits(session, tokens, chunk) - wanted).square().mean().sqrt()
+        assert 0 < error < effect / 20, chunk
 
 
 def test_weights_in_4_bits_are_those_of_the_experts(tmp_path: Path) -> None:
