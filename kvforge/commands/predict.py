@@ -63,8 +63,8 @@ def _add_train(parts: argparse._SubParsersAction) -> None:
         help="fit the maps of a predictor, and train it",
         example="kvforge predict train BASE AUXILIARY -o PREDICTOR --data train.jsonl --mask answers",
         description=(
-            "Fit linear maps from an auxiliary model's layers to the K and V of a base model, train both on the data "
-            "and write the predictor. Interrupted, the same command continues."
+            "Fit linear maps from a small model's layers to a base model's K and V, and train both. "
+            "Interrupted, the same command continues."
         ),
     )
     add_checkpoint(training, "base", help="checkpoint of the model that generates, without a cut")

@@ -72,7 +72,7 @@ def settings() -> list[Setting]:
 
 def answers(setting: Setting, engine: Path, questions: Questions) -> dict[str, list[str]]:
     """Return the texts for every prompt of every task, from the work directory where they are known."""
-    key = f"{setting.name}-{questions.length}-{questions.seed}".replace(" ", "-").replace(",", "")
+    key = f"{engine.name}-{setting.name}-{questions.length}-{questions.seed}".replace(" ", "-").replace(",", "")
     file = questions.work / "answers" / f"{key}.json"
     known = json.loads(file.read_text()) if file.is_file() else {}
     generator = None
@@ -93,7 +93,10 @@ def main() -> None:
         __doc__, "kv-prediction", 40, 300, "predictors, students, engines and answers", "OUTPUT.json, .md and .png"
     )
     parser.add_argument(
-        "--steps", type=int, default=TINY_STUDENT.distill.max_steps, help="of the training (default %(default)s)"
+        "--steps",
+        type=int,
+        default=TINY_STUDENT.distill.max_steps,
+        help="of the training, 0 for none (default %(default)s)",
     )
     args = parser.parse_args()
     if args.length + MAX_ANSWER_TOKENS > MAX_SEQ_LEN:
@@ -102,7 +105,7 @@ def main() -> None:
     questions = Questions.of(args)
     tokenizer = Tokenizer.from_file(str(TEACHER_DIR / "tokenizer.json"))
     prompts = [tokenizer.encode(example.prompt).ids for example in next(iter(questions.examples.values()))[:NUM_TIMED]]
-    chosen = settings()
+    chosen = [row for row in settings() if args.steps or not row.is_trained]
     cells: dict[str, Any] = {}
     for setting in tqdm(chosen, desc="settings", unit="setting"):
         engine = setting.engine(args.work, args.steps)
@@ -114,7 +117,7 @@ def main() -> None:
     for setting in tqdm(chosen, desc="times", unit="setting"):
         engine = setting.engine(args.work, args.steps)
         cells[setting.name]["first_token_s"] = first_token_seconds(engine, prompts, setting.exact)
-    kinds = {"fitted": 0, "trained": args.steps}
+    kinds = {"fitted": 0} | ({"trained": args.steps} if args.steps else {})
     maps = {name: differences(predictor_of(AUXILIARY, steps, args.work)) for name, steps in kinds.items()}
     about = {
         "prompt_tokens": args.length,

@@ -23,7 +23,7 @@ from kvforge.vllm_engine.environment import Interpreter, find_interpreter
 from kvforge.vllm_engine.settings import CHECKPOINT_DIR, VllmSettings, parse_arguments, save_settings
 from model_defs import family_of
 
-NOT_HERE = {"weight_dtype": "auto", "kv_dtype": "auto", "kv_policy": "full", "max_draft_len": 0}
+NOT_HERE = {"weight_dtype": "auto", "kv_dtype": "auto", "kv_policy": "full", "max_draft_len": 0, "kv_prediction": None}
 """Options of kvforge's own engines, and what they are where they are not given."""
 
 

@@ -51,6 +51,7 @@ def test_every_build_option_is_a_key_and_reaches_the_options(tmp_path: Path) -> 
         "engine_python": "vllm-env/bin/python",
         "engine_args": "no JSON yet",
         "copy_checkpoint": True,
+        "kv_prediction": "predictor",
     }
     for index, field in enumerate(dataclasses.fields(BuildOptions)):
         assert field.name in KEYS
