@@ -18,7 +18,7 @@ import pytest
 from kvforge.compiler.options import BuildOptions
 from kvforge.runtime import LLMEngine, SamplingParams
 from model_defs import families
-from tests.support.models.checkpoints import FAMILIES, make_checkpoint
+from tests.support.models.checkpoints import WITH_HEADS, make_checkpoint
 from tests.support.sessions.eager import eager_session
 
 if sys.version_info >= (3, 11):
