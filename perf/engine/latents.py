@@ -37,7 +37,7 @@ def measure_batch(engine: LLMEngine, batch: int, args: argparse.Namespace) -> di
     """Serve ``batch`` prompts; return the seconds to the last one's first token and those of a decode step."""
     prompts = np.random.default_rng(batch).integers(3, MODEL["vocab_size"], (batch, args.input_tokens)).tolist()
     params = SamplingParams(temperature=0.0, max_tokens=args.output_tokens, ignore_eos=True)
-    before = measure_rates()
+    before = measure_rates(size=64)
     begin = time.perf_counter()
     running, steps = Batch(engine, prompts, params), []
     running.start()
@@ -47,7 +47,7 @@ def measure_batch(engine: LLMEngine, batch: int, args: argparse.Namespace) -> di
         running.step()
         steps.append(time.perf_counter() - begin)
     running.finish()
-    manifest, read = engine.manifest, max(before.read, measure_rates().read)
+    manifest, read = engine.manifest, max(before.read, measure_rates(size=64).read)
     context = args.input_tokens + args.output_tokens / 2
     num_bytes = step_weight_bytes(manifest, manifest.weight_dtype, batch)
     num_bytes += batch * context * manifest.kv_bytes_per_token
@@ -115,7 +115,7 @@ def main() -> int:
     parser.add_argument("--batch", type=positive, nargs="+", default=[1, 8])
     parser.add_argument("--weight-dtype", nargs="+", default=["auto"], choices=["auto", *PACKED_DTYPES])
     parser.add_argument("--input-tokens", type=positive, default=512)
-    parser.add_argument("--output-tokens", type=positive, default=17)
+    parser.add_argument("--output-tokens", type=positive, default=33)
     add_work(parser)
     add_report(parser, "OUTPUT.json and OUTPUT.md")
     args = parser.parse_args()

@@ -19,6 +19,7 @@ from kvforge.vllm_engine.environment import in_interpreter, probe
 from kvforge.vllm_engine.vllm_core import UNCOMPILED
 from model_defs import families
 from perf.harness.command import add_report, add_work, begin_report, make_parser, positive, run_program
+from perf.harness.random_checkpoint import LLAMA_213M
 from perf.harness.tables import markdown_table
 from perf.peers.client import Worker
 from perf.peers.systems import CUT_4WAY, NO_CUT, VARIANTS, WORK, checkpoint_of
@@ -31,7 +32,7 @@ SYSTEMS = {NO_CUT: NO_CUT, EAGER: NO_CUT, CUT_4WAY: CUT_4WAY}
 def worker_command(work: Path, python: str, name: str, dtype: str) -> list[str]:
     """Return the command of a system's worker, whose checkpoint is written where it is not there yet."""
     variant = VARIANTS[SYSTEMS[name]]
-    family = families()["llama"]
+    family = families()[LLAMA_213M["model_type"]]
     architecture = family.architecture if variant.cut is None else family.swiftkv_architecture
     arguments = {
         "dtype": dtype,

@@ -30,6 +30,8 @@ ROOT = Path(__file__).resolve().parents[2]
 SWIFTKV = ROOT / "model_defs" / "assets" / "tiny-swiftkv"
 PYTHON = os.environ.get("KVFORGE_VLLM_PYTHON")
 MAX_TOKENS = 16
+LEFT_OVER = 8
+"""Owners' pages that one gibibyte may have left, when whole pages of all owners are counted."""
 RUN = ("llama", "mistral", "phi3", "qwen2", "qwen3")
 PROMPTS = [[(7 * i * i + 3 * i + length) % 300 + 4 for i in range(length)] for length in (5, 40, 90, 150)]
 """One shorter than a block of the cache, and two that a step of 64 tokens cuts into chunks."""
@@ -124,8 +126,7 @@ def test_caches_above_the_cut_are_shared(installed: Path, tmp_path: Path) -> Non
         results[cut] = on_vllm(installed, tmp_path, checkpoint, fast=cut is not None)
     assert results[None]["cache_bytes_per_token"] == 8 * 2 * 2 * 32 * 4
     assert results[4]["cache_bytes_per_token"] == results[None]["cache_bytes_per_token"] * (1 - 0.375)
-    # In the same gibibyte.
-    assert results[4]["num_pages"] * 5 == pytest.approx(results[None]["num_pages"] * 8, abs=8)
+    assert results[4]["num_pages"] * 5 == pytest.approx(results[None]["num_pages"] * 8, abs=LEFT_OVER)
 
 
 def test_two_ranks(installed: Path, tmp_path: Path) -> None:

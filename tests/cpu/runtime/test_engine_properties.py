@@ -82,6 +82,22 @@ SINKS = EngineSpec(
 )
 """Heads with sinks, and experts with biases and gates of their own, in bf16."""
 
+LATENTS = EngineSpec(
+    "deepseek_v2",
+    cut=2,
+    group_size=2,
+    bfloat16=True,
+    options=SWIFTKV.options,
+    model=(
+        ("num_hidden_layers", 4),
+        ("q_lora_rank", 24),
+        ("topk_method", "group_limited_greedy"),
+        ("n_group", 4),
+        ("topk_group", 2),
+    ),
+)
+"""Latent attention with a latent of queries, experts in groups and shared ones, in bf16."""
+
 pytestmark = pytest.mark.usefixtures("one_thread")
 Generated = list[tuple[int, dict[int, float]]]
 
@@ -205,8 +221,8 @@ def test_packed_weights_give_the_tokens_of_one_at_a_time(spec: EngineSpec, engin
 
 @pytest.mark.parametrize(
     "spec",
-    [EXPERTS, PLAIN_EXPERTS_INT8, LOCAL_ROTATIONS, SHARED_CACHES, SINKS],
-    ids=["experts", "experts, int8, no cut", "local rotations", "shared caches", "sinks"],
+    [EXPERTS, PLAIN_EXPERTS_INT8, LOCAL_ROTATIONS, SHARED_CACHES, SINKS, LATENTS],
+    ids=["experts", "experts, int8, no cut", "local rotations", "shared caches", "sinks", "latents"],
 )
 def test_other_layers_give_the_tokens_of_one_at_a_time(spec: EngineSpec, engines: EngineShelf, full: bool) -> None:
     """Which experts the neighbours go to has no part in a token's bits, nor has a window. Compiled with --full; else,

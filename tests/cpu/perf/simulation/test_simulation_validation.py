@@ -15,6 +15,8 @@ from perf.simulation.validation import Times, validate
 from perf.simulation.workloads import ARRIVING, LENGTHS, LOADS, workloads
 from tests.support.models.small_models import small_session
 
+DECIMALS = 1e-3
+"""Rates are rounded to as much."""
 PRICES = {"steps": 0.002, "upper_calls": 1e-3, "tokens": 1e-5, "survivors": 1e-4, "query_keys": 0.0, "keys_read": 0.0}
 
 
@@ -49,7 +51,7 @@ def test_arrival_rates_are_parts_of_what_the_first_engine_serves() -> None:
     fast = CostModel(4, 2, 32, 1024, {**full.prices, "tokens": 1e-4})
     best = 1 / (1e-3 * (ARRIVING.input_tokens + ARRIVING.output_tokens - 1))  # the last token is not fed back
     rates = [traffic.rate for traffic in workloads("rates", {"full": full, "fast": fast}).values()]
-    assert rates == pytest.approx([load * best for load in LOADS], abs=1e-3)
+    assert rates == pytest.approx([load * best for load in LOADS], abs=DECIMALS)
     assert workloads("lengths", {"full": full}) is LENGTHS
 
 
