@@ -48,7 +48,8 @@ class VllmCore:
         cache = self._scheduler.kv_cache_config
         parallel = engine.vllm_config.parallel_config
         self.num_pages = cache.num_blocks - 1  # vLLM keeps one block for itself
-        self._cache_bytes = sum(tensor.size for tensor in cache.kv_cache_tensors) * parallel.tensor_parallel_size
+        num_ranks = parallel.tensor_parallel_size * parallel.pipeline_parallel_size
+        self._cache_bytes = sum(tensor.size for tensor in cache.kv_cache_tensors) * num_ranks  # those of the first
 
     def add(
         self, name: str, prompt: list[int], fields: dict[str, Any], guide: dict[str, Any] | None, priority: int
