@@ -54,6 +54,8 @@ class VllmEngine:
     def __init__(self, manifest: Manifest, tokenizer: Tokenizer | None, config: RuntimeConfig, core: VllmCore) -> None:
         self.manifest, self.tokenizer, self.config, self._core = manifest, tokenizer, config, core
         self.guides = PassedGuides()
+        added = {} if tokenizer is None else tokenizer.backend.get_added_tokens_decoder()
+        self._special_texts = frozenset(token.content for token in added.values() if token.special)
         self.requests: dict[str, Request] = {}
         self.statistics = EngineStatistics()
         self._sequences: dict[str, Sequence] = {}
@@ -90,7 +92,9 @@ class VllmEngine:
             raise RequestError(f"request id {request_id!r} is in use; give another.")
         check_honoured(params)
         checked = check_request(prompt_token_ids, params, self.config, self.tokenizer)
-        guide_of_vllm = None if params.guided_decoding is None else guide_fields(params.guided_decoding)
+        guide_of_vllm = None
+        if params.guided_decoding is not None:
+            guide_of_vllm = guide_fields(params.guided_decoding, self._special_texts)
 
         request = new_request(request_id, params, checked, next(self._arrivals), self.tokenizer)
         ids = checked.prompt.tolist()

@@ -8,6 +8,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from kvforge.common.errors import RequestError
+from kvforge.runtime.guides.grammar import grammar_of
 from kvforge.runtime.requests.guided_decoding import GuidedDecoding
 from kvforge.runtime.requests.params import MIN_TEMPERATURE, MIN_TOP_P, SamplingParams
 
@@ -82,12 +83,12 @@ def vllm_fields(
     return fields
 
 
-def guide_fields(guided: GuidedDecoding) -> dict[str, Any]:
+def guide_fields(guided: GuidedDecoding, special: Collection[str] = ()) -> dict[str, Any]:
     """Return the fields of vLLM's StructuredOutputsParams, such that llguidance gets the grammar that ours gets;
-    its release 1.7 takes any whitespace in JSON all the same.
+    its release 1.7 takes any whitespace in JSON all the same. ``special`` are the texts of special tokens.
 
     Raises:
-        RequestError: the guide is a schema that is no object.
+        RequestError: the guide is a schema that is no object, or a tag that is none.
     """
     if guided.kind == "json":
         return {"json": _schema({"type": "object"})}
@@ -97,7 +98,8 @@ def guide_fields(guided: GuidedDecoding) -> dict[str, Any]:
         return {"regex": guided.guide}
     if guided.kind == "ebnf_grammar":
         return {"grammar": guided.guide}
-    return {"structural_tag": guided.guide}
+    # vLLM takes a trigger in angle brackets for a special token, and its engine ends where the tokenizer has none such.
+    return {"grammar": grammar_of(guided, special.__contains__)}
 
 
 def _schema(schema: Any) -> str:

@@ -1,6 +1,7 @@
 """vLLM's engine as few calls: what of vLLM's own names kvforge depends on is in this file."""
 
 import logging
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,10 @@ logger = logging.getLogger(__name__)
 UNCOMPILED = {"custom_ops": ["all"]}
 """vLLM's own kernels for norms, gates and rotations, which it otherwise leaves to torch.compile: a model with a cut is
 not compiled."""
+
+
+DEATH_S = 2.0
+"""Above what vLLM's monitor of its ranks takes to notice that one has ended."""
 
 
 @dataclass(frozen=True)
@@ -39,10 +44,12 @@ class VllmCore:
     def __init__(self, engine: Any) -> None:
         self._engine = engine
         self._scheduler = engine.engine_core.engine_core.scheduler
+        self._executor = engine.engine_core.engine_core.model_executor
         cache = self._scheduler.kv_cache_config
         parallel = engine.vllm_config.parallel_config
         self.num_pages = cache.num_blocks - 1  # vLLM keeps one block for itself
-        self._cache_bytes = sum(tensor.size for tensor in cache.kv_cache_tensors) * parallel.tensor_parallel_size
+        num_ranks = parallel.tensor_parallel_size * parallel.pipeline_parallel_size
+        self._cache_bytes = sum(tensor.size for tensor in cache.kv_cache_tensors) * num_ranks  # those of the first
 
     def add(
         self, name: str, prompt: list[int], fields: dict[str, Any], guide: dict[str, Any] | None, priority: int
@@ -64,14 +71,21 @@ class VllmCore:
         self._engine.abort_request([name])
 
     def step(self) -> list[Any]:
-        """Run one step; returns vLLM's RequestOutputs, with the tokens of this step alone."""
-        outputs: list[Any] = self._engine.step()
+        """Run one step; returns vLLM's RequestOutputs, with the tokens of this step alone.
+
+        Raises:
+            EngineError: a rank has ended. What vLLM itself raises then is some other rank's broken connection.
+        """
+        try:
+            outputs: list[Any] = self._engine.step()
+        except Exception:
+            self._check_ranks(DEATH_S if hasattr(self._executor, "workers") else 0.0)
+            raise
         return outputs
 
     def state(self) -> CoreState:
         """Return the state between two steps. Raises EngineError where a rank has ended."""
-        if getattr(self._engine.engine_core.engine_core.model_executor, "is_failed", False):
-            raise EngineError("a process of vLLM's ranks ended unexpectedly")
+        self._check_ranks()
         scheduler = self._scheduler
         waiting = list(scheduler.waiting)
         return CoreState(
@@ -82,6 +96,15 @@ class VllmCore:
             num_free_pages=scheduler.kv_cache_manager.block_pool.get_num_free_blocks(),
             cache_bytes=self._cache_bytes,
         )
+
+    def _check_ranks(self, wait_s: float = 0.0) -> None:
+        """Raise EngineError where a rank has ended, which vLLM is given ``wait_s`` to notice."""
+        until = time.monotonic() + wait_s
+        while not getattr(self._executor, "is_failed", False):
+            if time.monotonic() >= until:
+                return
+            time.sleep(0.05)
+        raise EngineError("a process of vLLM's ranks ended unexpectedly")
 
 
 def _name(request: Any) -> str:

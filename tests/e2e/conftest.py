@@ -20,6 +20,12 @@ KV_CACHE_GIB = 0.25
 
 
 @pytest.fixture(scope="session")
+def guided_logprobs() -> bool:
+    """The engine has log-probabilities beside guides."""
+    return True
+
+
+@pytest.fixture(scope="session")
 def engine_dir(engines: EngineShelf) -> Path:
     return engines.engine(LONG)
 

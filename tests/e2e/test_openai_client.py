@@ -231,18 +231,20 @@ LETTERS = [ord(char) + 3 for char in " eq"]
 )
 @pytest.mark.parametrize("regex", [None, "[a-z]{2,30}", "(ab|[e-z ]){1,30}"])
 def test_stop_tokens_are_those_of_the_engine_offline(
-    client: openai.OpenAI, llm: LLM, more: dict, regex: str | None
+    client: openai.OpenAI, llm: LLM, guided_logprobs: bool, more: dict, regex: str | None
 ) -> None:
     """With a guide, too, which lets them in only where its text may end."""
     guide = {} if regex is None else {"guided_decoding": {"kind": "regex", "guide": regex}}
     params = SamplingParams(max_tokens=24, n=8, temperature=1.0, seed=3, **more, **guide)
     completions = llm.generate(["x"], params, use_tqdm=False)[0].outputs
     ask = {**more, **({} if regex is None else {"guided_regex": regex})}
+    if regex is None or guided_logprobs:
+        ask["logprobs"] = 0
     answer = client.completions.create(
-        model=MODEL, prompt="x", max_tokens=24, n=8, temperature=1.0, seed=3, logprobs=0, extra_body=ask
+        model=MODEL, prompt="x", max_tokens=24, n=8, temperature=1.0, seed=3, extra_body=ask
     )
     for choice, completion in zip(answer.choices, completions, strict=True):
-        assert len(choice.logprobs.tokens) == len(completion.token_ids)
+        assert "logprobs" not in ask or len(choice.logprobs.tokens) == len(completion.token_ids)
         assert (choice.text, choice.finish_reason, choice.stop_reason) == (
             completion.text, completion.finish_reason, completion.stop_reason,
         )  # fmt: skip
@@ -306,10 +308,10 @@ def check_call(name: str, arguments: str) -> None:
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "set_size"}}])
-def test_forced_calls(tool_client: openai.OpenAI, choice) -> None:
+def test_forced_calls(tool_client: openai.OpenAI, guided_logprobs: bool, choice) -> None:
     ask = {"model": MODEL, "messages": ASK, "tools": TOOLS, "tool_choice": choice, "max_completion_tokens": 2000}
     answer = tool_client.chat.completions.create(
-        **ask, n=3, seed=5, logit_bias=NO_BLANKS, parallel_tool_calls=False, logprobs=True
+        **ask, n=3, seed=5, logit_bias=NO_BLANKS, parallel_tool_calls=False, logprobs=guided_logprobs
     )
     for entry in answer.choices:
         assert entry.message.content is None and entry.finish_reason == "tool_calls"
@@ -317,7 +319,7 @@ def test_forced_calls(tool_client: openai.OpenAI, choice) -> None:
         assert call.id.startswith("call_") and call.type == "function"
         assert choice == "required" or call.function.name == "set_size"
         check_call(call.function.name, call.function.arguments)
-        assert entry.logprobs.content
+        assert entry.logprobs.content if guided_logprobs else entry.logprobs is None
     with tool_client.chat.completions.stream(**ask, seed=5, logit_bias=NO_BLANKS, parallel_tool_calls=False) as stream:
         final = stream.get_final_completion().choices[0]
     assert (final.message.content, final.finish_reason) == (None, "tool_calls")

@@ -42,6 +42,12 @@ def one_core() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
+def guided_logprobs() -> bool:
+    """The engine has no log-probabilities beside guides."""
+    return False
+
+
+@pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Random weights with a cut, AcrossKV groups of 2 and a ragged last one."""
     return make_checkpoint(tmp_path_factory.mktemp("served") / "checkpoint", "llama", cut=2, group_size=2, **MODEL)

@@ -123,6 +123,8 @@ def test_caches_above_the_cut_are_shared(installed: Path, tmp_path: Path) -> Non
         checkpoint = make_checkpoint(
             tmp_path / f"cut-{cut}", cut=cut, group_size=4, num_hidden_layers=8, head_dim=32, hidden_size=128
         )
+        if cut is not None:
+            name_class(checkpoint, "llama")
         results[cut] = on_vllm(installed, tmp_path, checkpoint, fast=cut is not None)
     assert results[None]["cache_bytes_per_token"] == 8 * 2 * 2 * 32 * 4
     assert results[4]["cache_bytes_per_token"] == results[None]["cache_bytes_per_token"] * (1 - 0.375)
@@ -139,10 +141,15 @@ def small(path: Path, family: str) -> Path:
     checkpoint = make_checkpoint(
         path, family, cut=2, group_size=2, num_hidden_layers=5, max_position_embeddings=512, **options
     )
+    name_class(checkpoint, family)
+    return checkpoint
+
+
+def name_class(checkpoint: Path, family: str) -> None:
+    """As ``kvforge rewire`` does."""
     hf = json.loads((checkpoint / "config.json").read_text())
     hf["architectures"] = [families()[family].swiftkv_architecture]
     (checkpoint / "config.json").write_text(json.dumps(hf))
-    return checkpoint
 
 
 @pytest.mark.parametrize("family", RUN)

@@ -85,8 +85,10 @@ def test_guides() -> None:
     assert json.loads(guide_fields(GuidedDecoding("json"))["json"])["type"] == "object"
     assert guide_fields(GuidedDecoding("regex", "a+")) == {"regex": "a+"}
     assert guide_fields(GuidedDecoding("ebnf_grammar", 'root ::= "a"')) == {"grammar": 'root ::= "a"'}
-    tag = GuidedDecoding("structural_tag", {"triggers": ["<f"], "structures": []})  # type: ignore[arg-type]
-    assert guide_fields(tag) == {"structural_tag": tag.guide}
+    structures = [{"begin": "<f>(", "schema": {"type": "boolean"}, "end": ")"}]
+    tag = GuidedDecoding("structural_tag", {"triggers": ["<f>"], "structures": structures})  # type: ignore[arg-type]
+    assert '_trig[lazy]: TAG_TEXT "<f>"' in guide_fields(tag)["grammar"]
+    assert "TAG_TEXT <f>" in guide_fields(tag, ["<f>"])["grammar"], "a special token"
     with pytest.raises(RequestError, match="no JSON object"):
         guide_fields(GuidedDecoding("json_schema", "[1]"))
 

@@ -2,6 +2,7 @@
 
 import math
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -216,6 +217,22 @@ def test_a_rank_that_ended_ends_the_engine_also_where_it_is_idle(engine: VllmEng
     core._engine.executor.is_failed = True
     with pytest.raises(EngineError, match="a process of vLLM's ranks ended unexpectedly"):
         engine.stats()
+
+
+def test_what_a_step_raises_when_a_rank_has_ended_is_said_in_our_words(engine: VllmEngine) -> None:
+    """vLLM may notice after the other ranks' connections have broken."""
+    core: Any = engine._core
+    executor = core._engine.executor
+    executor.workers = []
+
+    def broken() -> None:
+        threading.Timer(0.2, lambda: setattr(executor, "is_failed", True)).start()
+        raise RuntimeError("Connection reset by peer")
+
+    core._engine.step = broken
+    engine.add_request("a", [1], SamplingParams(max_tokens=2))
+    with pytest.raises(EngineError, match="a process of vLLM's ranks ended unexpectedly"):
+        engine.step()
 
 
 def test_loading_says_what_is_wrong(engine_dir: Path, fake: None, tmp_path: Path) -> None:

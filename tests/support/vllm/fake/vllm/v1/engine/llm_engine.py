@@ -50,7 +50,8 @@ class LLMEngine:
         self.executor = SimpleNamespace(is_failed=False)
         core = SimpleNamespace(scheduler=scheduler, model_executor=self.executor)
         self.engine_core = SimpleNamespace(engine_core=core)
-        parallel = SimpleNamespace(tensor_parallel_size=arguments["tensor_parallel_size"])
+        sizes = ("tensor_parallel_size", "pipeline_parallel_size")
+        parallel = SimpleNamespace(**{name: arguments[name] for name in sizes})
         self.vllm_config = SimpleNamespace(parallel_config=parallel)
 
     @classmethod
