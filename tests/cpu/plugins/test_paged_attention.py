@@ -10,7 +10,6 @@ from plugins.kv_quantization import INT4, LARGEST, dequantize, dynamic_scale, qu
 from plugins.kv_rotation import rotate_heads
 from plugins.paged_attention.cases import random_case as paged_attention_case
 from tests.support.operators.cases import difference
-from tests.support.rounding import relative_error
 
 REFERENCE = plugins.OPERATORS["paged_attention"].reference
 DTYPES = (torch.float32, torch.bfloat16)
