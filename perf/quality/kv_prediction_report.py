@@ -50,13 +50,13 @@ def markdown(rows: dict[str, dict[str, Any]], about: dict[str, Any]) -> str:
             f"{about['prompt_tokens']} tokens ({', '.join(tasks)}, equally many), greedy, with the 95% Wilson "
             "interval; “vs teacher” is the difference in points paired by prompt. The predictor's auxiliary model "
             f"begins as the teacher's first {about['auxiliary_layers']} layers, of which the last one gives its input "
-            "alone; each of the teacher's layers reads the auxiliary layer at the same depth, or with “own "
-            "layers” its own input and above these the last one. “Fitted”: maps by ridge regression, without training; "
-            f"“trained”: then {about['steps']} steps of {about['tokens_per_step']} tokens, one seed. SwiftKV's distilled model is the "
-            "committed student (150 such steps on the same documents), the fitted one is rewired by ridge regression. "
-            "Intervals are over prompts, not over trainings. FLOPs are those of the prompt and its first token, "
-            f"counted; the time is the median of {about['timed']} requests one after the other, the model's own steps "
-            "included, with a 95% bootstrap interval.",
+            "alone; each of the teacher's layers reads the auxiliary layer at the same depth, or with “own layers” "
+            "its own input and above these the last one. “Fitted”: maps by ridge regression, without training. "
+            f"“Trained”: then {about['steps']} steps of {about['tokens_per_step']} tokens, one seed. SwiftKV's "
+            "distilled model is the committed student (150 such steps on the same documents), the fitted one is "
+            "rewired by ridge regression. Intervals are over prompts, not over trainings. FLOPs are those of the "
+            f"prompt and its first token, counted; the time is the median of {about['timed']} requests one after the "
+            "other, the model's own steps included, with a 95% bootstrap interval.",
             "",
             markdown_table(head, [_line(name, row) for name, row in rows.items()]),
             "",
