@@ -38,6 +38,7 @@ from perf.quality.kv_prediction_report import write_report
 from perf.quality.scores import correct_of, quality_parser
 
 NUM_TIMED = 20
+KINDS = ("fitted", "own", "trained")
 OWN = (0, 1, 2, 3, 3, 3, 3, 3)
 """Each layer itself, and above the teacher's lower four the last of them: what SwiftKV with cut 3 reads."""
 
@@ -52,6 +53,11 @@ class Setting:
     exact: ExactTokens | None = None
     is_trained: bool = False
     reads: tuple[int, ...] | None = None
+
+    @property
+    def kind(self) -> str:
+        """One of ``KINDS``, of a predictor."""
+        return "trained" if self.is_trained else "fitted" if self.reads is None else "own"
 
     def engine(self, work: Path, steps: int) -> Path:
         """Return the row's engine, made if it is not there yet."""
@@ -107,8 +113,10 @@ def main() -> None:
         "--steps",
         type=int,
         default=TINY_STUDENT.distill.max_steps,
-        help="of the training, 0 for none (default %(default)s)",
+        help="of the training (default %(default)s)",
     )
+    kinds_help = "predictors to measure: fitted, own (their layers), trained (default: all)"
+    parser.add_argument("--kinds", nargs="*", choices=KINDS, default=KINDS, metavar="KIND", help=kinds_help)
     args = parser.parse_args()
     if args.length + MAX_ANSWER_TOKENS > MAX_SEQ_LEN:
         parser.error(f"--length can be at most {MAX_SEQ_LEN - MAX_ANSWER_TOKENS}")
@@ -116,7 +124,7 @@ def main() -> None:
     questions = Questions.of(args)
     tokenizer = Tokenizer.from_file(str(TEACHER_DIR / "tokenizer.json"))
     prompts = [tokenizer.encode(example.prompt).ids for example in next(iter(questions.examples.values()))[:NUM_TIMED]]
-    chosen = [row for row in settings() if args.steps or not row.is_trained]
+    chosen = [row for row in settings() if row.exact is None or row.kind in args.kinds]
     cells: dict[str, Any] = {}
     for setting in tqdm(chosen, desc="settings", unit="setting"):
         engine = setting.engine(args.work, args.steps)
@@ -134,7 +142,7 @@ def main() -> None:
     about = {
         "prompt_tokens": args.length,
         "seed": args.seed,
-        "steps": args.steps,
+        "steps": args.steps if "trained" in args.kinds else 0,
         "tokens_per_step": TINY_STUDENT.distill.batch_size * TINY_STUDENT.distill.length,
         "auxiliary_layers": NUM_LAYERS,
         "timed": NUM_TIMED,

@@ -40,6 +40,7 @@ def _line(name: str, row: dict[str, Any]) -> list[Any]:
 
 def markdown(rows: dict[str, dict[str, Any]], about: dict[str, Any]) -> str:
     """Return the table with its explanation."""
+    trained = f"“Trained”: then {about['steps']} steps of {about['tokens_per_step']} tokens, one seed. "
     tasks = rows[TEACHER]["tasks"]
     head = ["setting", "prefill FLOPs %", "first token ms", "exact match %", "vs teacher", *tasks]
     return "\n".join(
@@ -52,11 +53,11 @@ def markdown(rows: dict[str, dict[str, Any]], about: dict[str, Any]) -> str:
             f"begins as the teacher's first {about['auxiliary_layers']} layers, of which the last one gives its input "
             "alone; each of the teacher's layers reads the auxiliary layer at the same depth, or with “own layers” "
             "its own input and above these the last one. “Fitted”: maps by ridge regression, without training. "
-            f"“Trained”: then {about['steps']} steps of {about['tokens_per_step']} tokens, one seed. SwiftKV's "
-            "distilled model is the committed student (150 such steps on the same documents), the fitted one is "
-            "rewired by ridge regression. Intervals are over prompts, not over trainings. FLOPs are those of the "
-            f"prompt and its first token, counted; the time is the median of {about['timed']} requests one after the "
-            "other, the model's own steps included, with a 95% bootstrap interval.",
+            f"{trained if about['steps'] else ''}SwiftKV's distilled model is the committed student (150 steps of "
+            "2048 tokens on the same documents), the fitted one is rewired by ridge regression. Intervals are over "
+            "prompts, not over trainings. FLOPs are those of the prompt and its first token, counted; the time is the "
+            f"median of {about['timed']} requests one after the other, the model's own steps included, with a 95% "
+            "bootstrap interval.",
             "",
             markdown_table(head, [_line(name, row) for name, row in rows.items()]),
             "",
