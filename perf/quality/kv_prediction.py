@@ -26,28 +26,43 @@ from perf.harness.engines import TEACHER_DIR
 from perf.quality.answers import Questions
 from perf.quality.kv_prediction_costs import first_token_seconds, flops
 from perf.quality.kv_prediction_maps import differences
-from perf.quality.kv_prediction_models import MAX_SEQ_LEN, STUDENT, plain_engine, predicting_engine, predictor_of
+from perf.quality.kv_prediction_models import (
+    MAX_SEQ_LEN,
+    NUM_LAYERS,
+    STUDENT,
+    plain_engine,
+    predicting_engine,
+    predictor_of,
+)
 from perf.quality.kv_prediction_report import write_report
 from perf.quality.scores import correct_of, quality_parser
 
-AUXILIARY, NUM_TIMED = 4, 20
+NUM_TIMED = 20
+KINDS = ("fitted", "own", "trained")
+OWN = (0, 1, 2, 3, 3, 3, 3, 3)
+"""Each layer itself, and above the teacher's lower four the last of them: what SwiftKV with cut 3 reads."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """A row: a plain ``model`` as ``plain_engine`` has it, or a predictor whose auxiliary model has ``auxiliary``
-    layers, trained or only fitted, with what of a prompt is ``exact``."""
+    """A row: a plain ``model`` as ``plain_engine`` has it, or a predictor, trained or only fitted, with what of a
+    prompt is ``exact``; ``reads`` as ``predictor_of`` takes it."""
 
     name: str
     model: int | str | None = None
-    auxiliary: int | None = None
-    is_trained: bool = False
     exact: ExactTokens | None = None
+    is_trained: bool = False
+    reads: tuple[int, ...] | None = None
+
+    @property
+    def kind(self) -> str:
+        """One of ``KINDS``, of a predictor."""
+        return "trained" if self.is_trained else "fitted" if self.reads is None else "own"
 
     def engine(self, work: Path, steps: int) -> Path:
         """Return the row's engine, made if it is not there yet."""
-        if self.auxiliary is not None:
-            return predicting_engine(self.auxiliary, steps if self.is_trained else 0, work)
+        if self.exact is not None:
+            return predicting_engine(self.reads, steps if self.is_trained else 0, work)
         return plain_engine(self.model, work)
 
 
@@ -65,9 +80,11 @@ def settings() -> list[Setting]:
         Setting("SwiftKV, cut 4, 2-way, distilled", STUDENT),
         Setting("SwiftKV, cut 3, fitted", 3),
     ]
-    trained = [Setting(f"trained, {how}", None, AUXILIARY, True, each) for how, each in exact.items()]
     chosen = ("last token exact", "last 32 exact", "last 32 and half exact")
-    return [*plain, *trained, *(Setting(f"fitted, {how}", None, AUXILIARY, False, exact[how]) for how in chosen)]
+    fitted = [Setting(f"fitted, {how}", exact=exact[how]) for how in chosen]
+    own = [Setting(f"own layers, fitted, {how}", exact=exact[how], reads=OWN) for how in chosen[:2]]
+    trained = [Setting(f"trained, {how}", exact=each, is_trained=True) for how, each in exact.items()]
+    return [*plain, *fitted, *own, *trained]
 
 
 def answers(setting: Setting, engine: Path, questions: Questions) -> dict[str, list[str]]:
@@ -96,8 +113,10 @@ def main() -> None:
         "--steps",
         type=int,
         default=TINY_STUDENT.distill.max_steps,
-        help="of the training, 0 for none (default %(default)s)",
+        help="of the training (default %(default)s)",
     )
+    kinds_help = "predictors to measure: fitted, own (their layers), trained (default: all)"
+    parser.add_argument("--kinds", nargs="*", choices=KINDS, default=KINDS, metavar="KIND", help=kinds_help)
     args = parser.parse_args()
     if args.length + MAX_ANSWER_TOKENS > MAX_SEQ_LEN:
         parser.error(f"--length can be at most {MAX_SEQ_LEN - MAX_ANSWER_TOKENS}")
@@ -105,7 +124,7 @@ def main() -> None:
     questions = Questions.of(args)
     tokenizer = Tokenizer.from_file(str(TEACHER_DIR / "tokenizer.json"))
     prompts = [tokenizer.encode(example.prompt).ids for example in next(iter(questions.examples.values()))[:NUM_TIMED]]
-    chosen = [row for row in settings() if args.steps or not row.is_trained]
+    chosen = [row for row in settings() if row.exact is None or row.kind in args.kinds]
     cells: dict[str, Any] = {}
     for setting in tqdm(chosen, desc="settings", unit="setting"):
         engine = setting.engine(args.work, args.steps)
@@ -117,14 +136,15 @@ def main() -> None:
     for setting in tqdm(chosen, desc="times", unit="setting"):
         engine = setting.engine(args.work, args.steps)
         cells[setting.name]["first_token_s"] = first_token_seconds(engine, prompts, setting.exact)
-    kinds = {"fitted": 0} | ({"trained": args.steps} if args.steps else {})
-    maps = {name: differences(predictor_of(AUXILIARY, steps, args.work)) for name, steps in kinds.items()}
+    kinds = {row.name.rpartition(", ")[0]: row for row in chosen if row.exact == ExactTokens()}
+    steps_of = {name: args.steps if row.is_trained else 0 for name, row in kinds.items()}
+    maps = {name: differences(predictor_of(row.reads, steps_of[name], args.work)) for name, row in kinds.items()}
     about = {
         "prompt_tokens": args.length,
         "seed": args.seed,
-        "steps": args.steps,
+        "steps": args.steps if "trained" in args.kinds else 0,
         "tokens_per_step": TINY_STUDENT.distill.batch_size * TINY_STUDENT.distill.length,
-        "auxiliary_layers": AUXILIARY,
+        "auxiliary_layers": NUM_LAYERS,
         "timed": NUM_TIMED,
     }
     write_report(cells, maps, about, args.output)

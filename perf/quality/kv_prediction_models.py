@@ -19,20 +19,22 @@ from perf.quality.swiftkv_students import rewired_of
 from perf.quality.swiftkv_variants import Variant
 
 MAX_SEQ_LEN = 640
+NUM_LAYERS = 4
 STUDENT = "distilled student"
 
 
-def predictor_of(num_layers: int, steps: int, work: Path) -> Path:
-    """Return the predictor whose auxiliary model begins as the teacher's first ``num_layers`` layers, trained on the
+def predictor_of(reads: tuple[int, ...] | None, steps: int, work: Path) -> Path:
+    """Return the predictor whose auxiliary model begins as the teacher's first ``NUM_LAYERS`` layers, trained on the
     documents of the committed student, or the training continued, if it is not there yet; with 0 steps its maps are
-    fitted and nothing is trained. One thread."""
-    name = f"auxiliary-{num_layers}-steps-{steps}"
-    output, auxiliary = work / "predictors" / name, work / f"auxiliary-{num_layers}"
+    fitted and nothing is trained. ``reads`` is the auxiliary layer of each of the teacher's, None for that at the same
+    depth. One thread."""
+    name = f"auxiliary-{NUM_LAYERS}-steps-{steps}" + ("" if reads is None else f"-{''.join(map(str, reads))}")
+    output, auxiliary = work / "predictors" / name, work / f"auxiliary-{NUM_LAYERS}"
     if output.exists():
         return output
     torch.set_num_threads(1)
     if not auxiliary.exists():
-        truncate(TEACHER_DIR, auxiliary, num_layers)
+        truncate(TEACHER_DIR, auxiliary, NUM_LAYERS)
     loop, samples = TINY_STUDENT.distill, None
     if steps:
         encode = FastEncoder(Tokenizer.from_file(str(TEACHER_DIR / "tokenizer.json")))
@@ -46,15 +48,16 @@ def predictor_of(num_layers: int, steps: int, work: Path) -> Path:
         PredictConfig(loop),
         DataSettings(loop.length),
         FitOptions(num_tokens=256),
+        layers=reads,
         work=work / "runs" / name,
         progress=False,
     )
     return output
 
 
-def predicting_engine(num_layers: int, steps: int, work: Path) -> Path:
+def predicting_engine(reads: tuple[int, ...] | None, steps: int, work: Path) -> Path:
     """Return the teacher's engine with a predictor, built if it is not there yet."""
-    predictor = predictor_of(num_layers, steps, work)
+    predictor = predictor_of(reads, steps, work)
     return cached_engine(work / "engines" / predictor.name, TEACHER_DIR, _options(kv_prediction=str(predictor)))
 
 

@@ -40,6 +40,7 @@ def _line(name: str, row: dict[str, Any]) -> list[Any]:
 
 def markdown(rows: dict[str, dict[str, Any]], about: dict[str, Any]) -> str:
     """Return the table with its explanation."""
+    trained = f"“Trained”: then {about['steps']} steps of {about['tokens_per_step']} tokens, one seed. "
     tasks = rows[TEACHER]["tasks"]
     head = ["setting", "prefill FLOPs %", "first token ms", "exact match %", "vs teacher", *tasks]
     return "\n".join(
@@ -50,12 +51,13 @@ def markdown(rows: dict[str, dict[str, Any]], about: dict[str, Any]) -> str:
             f"{about['prompt_tokens']} tokens ({', '.join(tasks)}, equally many), greedy, with the 95% Wilson "
             "interval; “vs teacher” is the difference in points paired by prompt. The predictor's auxiliary model "
             f"begins as the teacher's first {about['auxiliary_layers']} layers, of which the last one gives its input "
-            "alone. “Fitted”: its maps by ridge regression, without training; “trained”: then "
-            f"{about['steps']} steps of {about['tokens_per_step']} tokens, one seed. SwiftKV's distilled model is the "
-            "committed student (150 such steps on the same documents), the fitted one is rewired by ridge regression. "
-            "Intervals are over prompts, not over trainings. FLOPs are those of the prompt and its first token, "
-            f"counted; the time is the median of {about['timed']} requests one after the other, the model's own steps "
-            "included, with a 95% bootstrap interval.",
+            "alone; each of the teacher's layers reads the auxiliary layer at the same depth, or with “own layers” "
+            "its own input and above these the last one. “Fitted”: maps by ridge regression, without training. "
+            f"{trained if about['steps'] else ''}SwiftKV's distilled model is the committed student (150 steps of "
+            "2048 tokens on the same documents), the fitted one is rewired by ridge regression. Intervals are over "
+            "prompts, not over trainings. FLOPs are those of the prompt and its first token, counted; the time is the "
+            f"median of {about['timed']} requests one after the other, the model's own steps included, with a 95% "
+            "bootstrap interval.",
             "",
             markdown_table(head, [_line(name, row) for name, row in rows.items()]),
             "",
@@ -72,7 +74,7 @@ def _plot(rows: dict[str, dict[str, Any]], maps: dict[str, dict[str, list[list[f
         axes = figure.add_subplot(grid[0, place])
         groups: dict[str, list[dict[str, Any]]] = {}
         for name, row in rows.items():
-            groups.setdefault(name.split(",")[0], []).append(row)
+            groups.setdefault(name.partition(",")[0], []).append(row)
         for name, some in groups.items():
             x = [100 * row[value] if place == 0 else 1000 * row[value]["value"] for row in some]
             y = [100 * row["accuracy"] for row in some]
