@@ -22,11 +22,12 @@ _SETTLED_NS = 2 * 10**9
 """A file that changed later than this before it was read may change again without another time of change."""
 
 
-def engine_key(checkpoint_sha256: str, options: BuildOptions) -> str:
-    """Return 24 hex digits: equal for equal content, options, machine and versions of kvforge and torch. Raises
-    BuildError for an unknown target."""
+def engine_key(checkpoint_sha256: str, options: BuildOptions, predictor_sha256: str | None = None) -> str:
+    """Return 24 hex digits: equal for equal content, options, machine and versions of kvforge and torch. The content of
+    a predictor counts, as it may change where it lies. Raises BuildError for an unknown target."""
     parts = {
         "checkpoint": checkpoint_sha256,
+        **({} if predictor_sha256 is None else {"predictor": predictor_sha256}),
         "options": dataclasses.asdict(options),
         "machine": [*isa_of(options.target), best_isa()],
         "versions": [__version__, SCHEMA_VERSION, torch.__version__, sources_version()],

@@ -12,7 +12,7 @@ from kvforge.prediction.cache import compute
 from kvforge.prediction.generate import generate, predicted_prompt
 from kvforge.prediction.load import load_base, load_pair, load_predictor
 from kvforge.rewire.source import open_source
-from tests.support.models.checkpoints import FAMILIES, make_checkpoint
+from tests.support.models.checkpoints import WITH_HEADS, make_checkpoint
 from tests.support.models.prediction import own_predictor, random_predictor
 from tests.support.rounding import assert_near, model_error, relative_error, sum_error
 
@@ -27,7 +27,7 @@ def plain(base, prompt: list[int], max_tokens: int) -> list[int]:
     return tokens[len(prompt) :]
 
 
-@pytest.mark.parametrize("family", sorted(FAMILIES))
+@pytest.mark.parametrize("family", sorted(WITH_HEADS))
 def test_a_base_with_its_own_projections_gives_its_own_tokens(tmp_path: Path, family: str) -> None:
     checkpoint = make_checkpoint(tmp_path / "base", family)
     base, predictor = load_pair(checkpoint, own_predictor(checkpoint, tmp_path / "own"), torch.float32)
