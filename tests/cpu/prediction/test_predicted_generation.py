@@ -1,5 +1,6 @@
 """Generation over a predicted cache: with a perfect predictor, or with everything computed, the plain model's."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -97,6 +98,13 @@ def test_base_and_predictor_have_to_belong_together(tmp_path: Path) -> None:
     predictor = own_predictor(base, tmp_path / "p")
     with pytest.raises(CheckpointError, match="predicts the cache of"):
         load_predictor(predictor, open_source(other).config, torch.float32)
+    file = predictor / "config.json"
+    hf = json.loads(file.read_text())
+    for said in (None, ["x" * 5000], {"model_type": "x" * 5000}):
+        file.write_text(json.dumps(hf | {"kv_prediction": {**hf["kv_prediction"], "base": said}}))
+        with pytest.raises(CheckpointError, match="cache of another model: its model_type is") as refused:
+            load_predictor(predictor, open_source(base).config, torch.float32)
+        assert len(str(refused.value)) < 500
     with pytest.raises(CheckpointError, match="is no KV predictor; make one with"):
         load_predictor(base, open_source(base).config, torch.float32)
     assert load_base(open_source(base), torch.float32).sizes.num_layers == 4
