@@ -49,8 +49,8 @@ def open_predictor(path: str | Path, base: ModelConfig) -> tuple[Checkpoint, Pre
     for name, value in wanted.items():
         if said.get(name) != value:
             raise CheckpointError(
-                f"{path} predicts the cache of another model: its {name} is {reprlib.repr(said.get(name))}, and {value} "
-                "in the base model; make a predictor for this one."
+                f"{path} predicts the cache of another model: its {name} is {reprlib.repr(said.get(name))}, and "
+                f"{value} in the base model; make a predictor for this one."
             )
     if not isinstance(layers, list) or not all(type(layer) is int for layer in layers):
         raise CheckpointError(
