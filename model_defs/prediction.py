@@ -28,6 +28,8 @@ class Prediction:
         for model, what in ((auxiliary, "auxiliary"), (base, "base")):
             if model.has_cut or model.layer_head_dims or model.per_layer_input:
                 raise ModelError(f"KV prediction takes a plain model as the {what}, without a cut or shared caches.")
+            if model.latent is not None:
+                raise ModelError(f"KV prediction takes a model with K and V as the {what}, and this one has latents.")
         if len(self.layers) != len(base.owners):
             raise ModelError(
                 f"{len(self.layers)} layers are named for the {len(base.owners)} owners of the base model."

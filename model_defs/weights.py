@@ -5,6 +5,7 @@ concatenation along dim 0. The teacher's q, k and v of layers above a SwiftKV cu
 are never read.
 """
 
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -72,6 +73,11 @@ class WeightSpec:
             return (self.stacked, *self.matrices[0].shape)
         taken = [source.taken_shape for source in self.sources]
         return (sum(shape[0] for shape in taken), *taken[0][1:])
+
+    @property
+    def num_parameters(self) -> int:
+        """Numbers of the model in it; of a tensor that is a source several times, each once."""
+        return sum(math.prod(source.taken_shape) for source in dict.fromkeys(self.sources))
 
     @property
     def matrices(self) -> "tuple[WeightSpec, ...]":

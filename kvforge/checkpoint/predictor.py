@@ -1,5 +1,6 @@
 """Checkpoints of KV predictors: an auxiliary model whose config.json says whose cache its maps predict."""
 
+import reprlib
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +44,14 @@ def open_predictor(path: str | Path, base: ModelConfig) -> tuple[Checkpoint, Pre
     if not isinstance(found, dict):
         raise CheckpointError(f"{path} is no KV predictor; make one with: kvforge predict train BASE {path} -o OUT.")
     layers, wanted = found.get("layers"), base_fields(base)
-    if found.get("base") != wanted:
-        raise CheckpointError(f"{path} predicts the cache of {found.get('base')}, and the base model is {wanted}.")
+    said = found.get("base")
+    said = said if isinstance(said, dict) else {}
+    for name, value in wanted.items():
+        if said.get(name) != value:
+            raise CheckpointError(
+                f"{path} predicts the cache of another model: its {name} is {reprlib.repr(said.get(name))}, and "
+                f"{value} in the base model; make a predictor for this one."
+            )
     if not isinstance(layers, list) or not all(type(layer) is int for layer in layers):
         raise CheckpointError(
             f"{path}: {MAPS}.layers in config.json is not a list of layers; make the predictor again."

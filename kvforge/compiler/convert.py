@@ -95,7 +95,7 @@ def convert_weights(
 
     write_safetensors(path, specs, produce)
     progress(written, total)
-    return sum(torch.Size(weight.shape).numel() for weight in weights)
+    return sum(weight.num_parameters for weight in weights)
 
 
 def _itself(tensor: Tensor) -> Tensor:

@@ -60,7 +60,7 @@ def cached_engine(
     try:
         folder.mkdir(parents=True, exist_ok=True)
         content = content_of(open_model(path), folder)
-        key = engine_key(content, options)
+        key = engine_key(content, options, _content_of_predictor(options, folder))
         with locked(folder / f"{key}.lock", lambda: display.note(f"another process builds an engine of {source}")):
             if not _is_whole(folder / key, display):
                 given = {k: v for k, v in dataclasses.asdict(options).items() if v != getattr(BuildOptions(), k)}
@@ -72,6 +72,10 @@ def cached_engine(
             f"The cache of engines in {folder} cannot be used ({error.strerror or first_line(error)}); set "
             "KVFORGE_ENGINE_CACHE to a writable directory."
         ) from error
+
+
+def _content_of_predictor(options: BuildOptions, folder: Path) -> str | None:
+    return None if options.kv_prediction is None else content_of(open_model(options.kv_prediction), folder)
 
 
 def _is_whole(directory: Path, display: Display) -> bool:

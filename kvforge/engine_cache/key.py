@@ -6,6 +6,7 @@ import json
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -22,16 +23,18 @@ _SETTLED_NS = 2 * 10**9
 """A file that changed later than this before it was read may change again without another time of change."""
 
 
-def engine_key(checkpoint_sha256: str, options: BuildOptions) -> str:
-    """Return 24 hex digits: equal for equal content, options, machine and versions of kvforge and torch. Raises
-    BuildError for an unknown target."""
-    parts = {
+def engine_key(checkpoint_sha256: str, options: BuildOptions, predictor_sha256: str | None = None) -> str:
+    """Return 24 hex digits: equal for equal content, options, machine and versions of kvforge and torch. The content of
+    a predictor counts, as it may change where it lies. Raises BuildError for an unknown target."""
+    parts: dict[str, Any] = {
         "checkpoint": checkpoint_sha256,
         "options": dataclasses.asdict(options),
         "machine": [*isa_of(options.target), best_isa()],
         "versions": [__version__, SCHEMA_VERSION, torch.__version__, sources_version()],
         "operators": {operator.name: operator.version for operator in plugins.OPERATORS.values()},
     }
+    if predictor_sha256 is not None:
+        parts["predictor"] = predictor_sha256
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:24]
 
 

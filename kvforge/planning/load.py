@@ -59,6 +59,11 @@ def load_subject(model: str, revision: str | None = None) -> Subject:
         )
     if (path / MANIFEST_FILE).is_file():
         manifest = load_manifest(path)
+        if manifest.predicts:
+            raise KvforgeError(
+                f"{path} fills the cache of prompts by another model, which plans do not count; plan the checkpoint "
+                "that it was built from."
+            )
         subject = _own(shape_of_manifest(manifest, path.resolve().name))
         return dataclasses.replace(
             subject,

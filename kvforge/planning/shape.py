@@ -1,7 +1,6 @@
 """The shape of a model from its configuration or its engine."""
 
 import dataclasses
-import math
 from typing import TYPE_CHECKING, Any
 
 from kvforge.costs.flops import skipped_token
@@ -26,7 +25,7 @@ def shape_of_config(config: "ModelConfig", model: str | None = None) -> ModelSha
     base = config if native else dataclasses.replace(config, cut=config.num_layers, group_size=1, early_exit=False)
     return ModelShape(
         model=model or config.model_type,
-        base_parameters=sum(math.prod(spec.shape) for spec in weight_specs(base)),
+        base_parameters=sum(spec.num_parameters for spec in weight_specs(base)),
         kv_bias=config.qkv_bias,
         k_norm=config.qk_norm,
         experts=_experts(config),

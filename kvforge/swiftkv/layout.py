@@ -69,7 +69,7 @@ def make_chunk_layout(config: ModelConfig, start: int, end: int, device: torch.d
     tokens."""
     positions, keys = torch.arange(start, end, device=device)[None], torch.arange(end, device=device)
     distance = positions[0, :, None] - keys
-    rotations = {rope: _rotation(rope.for_length(end), config.head_dim, positions) for rope, _ in config.rotations}
+    rotations = {rope: _rotation(rope.for_length(end), dim, positions) for rope, dim in config.rotations}
     masks: dict[int, Tensor | None] = {
         window: ((distance >= 0) & ((distance < window) if window else True))[None, None]
         for window in set(config.layer_windows)

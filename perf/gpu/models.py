@@ -73,7 +73,7 @@ def model_config(shape: dict[str, Any], variant: Variant) -> ModelConfig:
 
 def num_parameters(config: ModelConfig) -> int:
     """Return the parameters of a model's engine."""
-    return sum(math.prod(spec.shape) for spec in weight_specs(config))
+    return sum(spec.num_parameters for spec in weight_specs(config))
 
 
 def resolved_options(config: ModelConfig, variant: Variant, limits: Limits, target: str) -> ResolvedOptions:

@@ -24,14 +24,18 @@ class Prediction:
 
     def run(self, plan: Schedule, slots: SlotTable, pools: Pools) -> None:
         """Predict ``plan.predictions``, and give those prompts that are then complete their ``importance``."""
-        self._queries = {sequence: kept for sequence, kept in self._queries.items() if sequence.is_predicting}
+        self._queries = {
+            sequence: kept
+            for sequence, kept in self._queries.items()
+            if 0 < sequence.num_predicted < sequence.num_to_predict  # 0: preempted, or gone
+        }
         step, rows = self._step(plan, slots)
         queries = self._session.predict(step, pools, self._pools)
         if not self._needs_importance:
             return
         for (sequence, count), (begin, end) in zip(plan.predictions, rows, strict=True):
             if sequence.num_predicted == 0:
-                self._queries[sequence] = []  # what a preempted sequence left is from before
+                self._queries[sequence] = []
             kept = self._queries[sequence]
             if begin < end:
                 kept.append(queries[begin:end].clone())

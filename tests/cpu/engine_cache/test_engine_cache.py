@@ -22,6 +22,7 @@ from kvforge.engine_cache import key as cache_key
 from kvforge.engine_cache.build import CachedEngine, cached_engine
 from kvforge.engine_cache.names import names_checkpoint
 from kvforge.engine_cache.store import list_entries, remove_all, remove_entry
+from tests.support.models.checkpoints import make_checkpoint
 from tests.support.models.engines import PLAIN, EngineShelf
 
 ASK = """
@@ -104,6 +105,15 @@ def test_another_content_option_or_machine_is_another_engine(
     with pytest.raises(pytest.fail.Exception, match="built again"):
         cached_engine(moved, folder=folder)
     assert len(keys) == len(builds) == 3
+
+
+def test_another_predictor_is_another_engine(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache_build, "build_engine", lambda checkpoint, output, options, **progress: output.mkdir())
+    checkpoint, keys = make_checkpoint(tmp_path / "base"), []
+    for seed in (1, 1, 2):
+        options = BuildOptions(kv_prediction=str(make_checkpoint(tmp_path / "predictor", seed=seed)))
+        keys.append(cached_engine(checkpoint, options, folder=folder).key)
+    assert keys[0] == keys[1] != keys[2]
 
 
 def test_a_checkpoint_is_hashed_once(

@@ -9,8 +9,10 @@ import torch
 
 from kvforge.checkpoint.model import open_model, read_model_config
 from kvforge.cli import main
+from kvforge.common.errors import KvforgeError
 from kvforge.compiler.options import BuildOptions, resolve
 from kvforge.manifest import save_manifest
+from kvforge.planning import load
 from kvforge.planning.load import load_subject
 from kvforge.planning.presets import PRESETS
 from kvforge.planning.shape import prefill_flops_per_token
@@ -20,6 +22,7 @@ from perf.gpu.models import Limits, Variant, manifest_of, model_config, resolved
 from perf.harness.random_checkpoint import LLAMA_8B
 from tests.support.models.checkpoints import make_checkpoint
 from tests.support.models.foreign_weights import quantize_checkpoint
+from tests.support.sessions.fake import fake_manifest
 
 PAPER = 0.01
 """The paper rounds its terms to two or three digits, in mixed units (docs/planning.md): a hundredth."""
@@ -260,3 +263,11 @@ def test_requests_beyond_the_models_positions_are_told(capsys):
     told = capsys.readouterr()
     assert f"{most} + 1 tokens are beyond the {most} positions of tiny-teacher, so no engine takes such" in told.err
     assert told.out.startswith("tiny-teacher: ")
+
+
+def test_an_engine_that_predicts_is_not_planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = dict.fromkeys(("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim"), 2)
+    (tmp_path / "engine.json").touch()
+    monkeypatch.setattr(load, "load_manifest", lambda path: fake_manifest(auxiliary_model=sizes))
+    with pytest.raises(KvforgeError, match="fills the cache of prompts by another model"):
+        load_subject(str(tmp_path))

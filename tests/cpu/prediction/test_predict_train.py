@@ -178,6 +178,10 @@ def test_what_does_not_go_together_is_refused(base: Path, tmp_path: Path) -> Non
     refused(base, "4 owners", layers=(0, 1))
     refused(base, "layers 0 to 3", layers=(0, 1, 2, 4))
     refused(make_checkpoint(tmp_path / "cut", cut=2), "SwiftKV checkpoint already")
+    latent = make_checkpoint(tmp_path / "latent", "deepseek_v2")
+    refused(latent, "as the auxiliary, and this one has latents")
+    with pytest.raises(CheckpointError, match="as the base, and this one has latents"):
+        train_predictor(latent, base, tmp_path / "out", None, CONFIG)
     other = shutil.copytree(base, tmp_path / "other")
     text = (other / "tokenizer.json").read_text().replace('"t260"', '"zzz"')
     (other / "tokenizer.json").write_text(text)

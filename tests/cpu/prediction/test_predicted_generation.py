@@ -1,5 +1,6 @@
 """Generation over a predicted cache: with a perfect predictor, or with everything computed, the plain model's."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from kvforge.prediction.cache import compute
 from kvforge.prediction.generate import generate, predicted_prompt
 from kvforge.prediction.load import load_base, load_pair, load_predictor
 from kvforge.rewire.source import open_source
-from tests.support.models.checkpoints import FAMILIES, make_checkpoint
+from tests.support.models.checkpoints import WITH_HEADS, make_checkpoint
 from tests.support.models.prediction import own_predictor, random_predictor
 from tests.support.rounding import assert_near, model_error, relative_error, sum_error
 
@@ -27,7 +28,7 @@ def plain(base, prompt: list[int], max_tokens: int) -> list[int]:
     return tokens[len(prompt) :]
 
 
-@pytest.mark.parametrize("family", sorted(FAMILIES))
+@pytest.mark.parametrize("family", sorted(WITH_HEADS))
 def test_a_base_with_its_own_projections_gives_its_own_tokens(tmp_path: Path, family: str) -> None:
     checkpoint = make_checkpoint(tmp_path / "base", family)
     base, predictor = load_pair(checkpoint, own_predictor(checkpoint, tmp_path / "own"), torch.float32)
@@ -97,6 +98,13 @@ def test_base_and_predictor_have_to_belong_together(tmp_path: Path) -> None:
     predictor = own_predictor(base, tmp_path / "p")
     with pytest.raises(CheckpointError, match="predicts the cache of"):
         load_predictor(predictor, open_source(other).config, torch.float32)
+    file = predictor / "config.json"
+    hf = json.loads(file.read_text())
+    for said in (None, ["x" * 5000], {"model_type": "x" * 5000}):
+        file.write_text(json.dumps(hf | {"kv_prediction": {**hf["kv_prediction"], "base": said}}))
+        with pytest.raises(CheckpointError, match="cache of another model: its model_type is") as refused:
+            load_predictor(predictor, open_source(base).config, torch.float32)
+        assert len(str(refused.value)) < 500
     with pytest.raises(CheckpointError, match="is no KV predictor; make one with"):
         load_predictor(base, open_source(base).config, torch.float32)
     assert load_base(open_source(base), torch.float32).sizes.num_layers == 4

@@ -79,7 +79,7 @@ def test_a_predicted_prompt_gives_other_tokens_than_a_computed_one(pair: Pair) -
     assert tokens[0] != tokens[1]
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "glm4", "phi3"])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "glm4", "phi3", "gpt_oss"])
 def test_a_base_with_its_own_projections_gives_its_own_tokens(tmp_path: Path, family: str) -> None:
     base = make_checkpoint(tmp_path / "base", family)
     session = eager_session(base, BuildOptions(**OPTIONS, kv_prediction=str(own_predictor(base, tmp_path / "own"))))
@@ -130,6 +130,18 @@ def test_greedy_tokens_do_not_depend_on_the_schedule(pair: Pair, request: pytest
         counts["aborted"] += len(aborted)
         counts["chunked"] += plan.max_num_tokens < 48
     assert all(counts.values()), counts
+
+
+def test_of_a_request_that_is_given_up_nothing_is_kept(pair: Pair) -> None:
+    engine = LLMEngine(session=pair.session, num_pages=128, max_num_tokens=16, exact_tokens=ExactTokens(share=0.5))
+    engine.add_request("gone", [5] * 60, SamplingParams(temperature=0.0, max_tokens=4))
+    engine.step()
+    gone = engine.requests["gone"].sequences[0]
+    assert gone.is_predicting and gone in engine.runner._prediction._queries
+    assert engine.abort("gone") and engine.stats()["num_used_pages"] == 0
+    prompt = [3 + 7 * index % 300 for index in range(40)]
+    assert answer(engine, prompt, 4) == pair.reference(prompt, 4, ExactTokens(share=0.5))
+    assert not engine.runner._prediction._queries
 
 
 def test_the_auxiliary_model_s_cache_is_counted(pair: Pair) -> None:

@@ -1,0 +1,25 @@
+"""Parameters of a model, counted by its configuration, are those of the published model."""
+
+import copy
+
+import pytest
+import torch
+
+from kvforge.planning.shape import shape_of_config
+from model_defs import load_config
+from tests.support.models.checkpoints import ALL_FAMILIES, SMALL
+
+
+@pytest.mark.parametrize("family", ALL_FAMILIES)
+def test_parameters_are_those_of_transformers(family: str) -> None:
+    config_class, model_class = ALL_FAMILIES[family]
+    fields = copy.deepcopy(SMALL)
+    if hasattr(config_class, "kv_lora_rank"):
+        fields |= {"num_key_value_heads": fields["num_attention_heads"], "q_lora_rank": 24}
+    config = config_class(**fields)
+    hf = copy.deepcopy(config.to_dict())
+    with torch.device("meta"):
+        model = model_class(config)
+    scalars = sum(buffer.numel() for name, buffer in model.named_buffers() if name.endswith("layer_scalar"))
+    shape = shape_of_config(load_config(hf))
+    assert shape.num_parameters == sum(parameter.numel() for parameter in model.parameters()) + scalars
