@@ -7,10 +7,7 @@ it reads: all weights once, and the cache of its sequences once, however many la
 supposes that nothing stays in the processor's caches from one step to the next.
 """
 
-import time
-from collections.abc import Callable
 from dataclasses import asdict, astuple, dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,6 +21,7 @@ from kvforge.manifest import Manifest
 from kvforge.planning.shape import shape_of_manifest
 from kvforge.runtime.sessions.huge_pages import huge_page_memory
 from perf.harness.command import make_parser
+from perf.harness.rates import best_seconds, gemm_rate
 from perf.peers.phases import PhaseTimes
 
 
@@ -101,40 +99,18 @@ def measure_rates(size: int = 2048, num_bytes: int = 1 << 28, runs: int = 7) -> 
     of bfloat16 or int8 of its own."""
     source = huge_page_memory(num_bytes).view(torch.int32).fill_(1)  # read up to twice as fast as ordinary memory
     target = torch.empty_like(source)
-    wide = _gemm_rate(torch.mm, lambda n: torch.randn(2, n, n), size, runs)
-    narrow = _gemm_rate(torch.mm, lambda n: torch.randn(2, n, n).bfloat16(), size, runs, least=wide / 2)
+    wide = gemm_rate(torch.mm, lambda n: torch.randn(2, n, n), size, runs)
+    narrow = gemm_rate(torch.mm, lambda n: torch.randn(2, n, n).bfloat16(), size, runs, least=wide / 2)
     return Rates(
         bf16_gemm=max(narrow, wide),
-        int8_gemm=max(wide, _gemm_rate(torch._int_mm, _random_bytes, size, runs, least=wide / 2)),
-        read=num_bytes / _best_seconds(lambda: torch.amax(source), runs),
-        copy=2 * num_bytes / _best_seconds(lambda: target.copy_(source), runs),
+        int8_gemm=max(wide, gemm_rate(torch._int_mm, _random_bytes, size, runs, least=wide / 2)),
+        read=num_bytes / best_seconds(lambda: torch.amax(source), runs),
+        copy=2 * num_bytes / best_seconds(lambda: target.copy_(source), runs),
     )
 
 
 def _random_bytes(size: int) -> Tensor:
     return torch.randint(-127, 128, (2, size, size), dtype=torch.int8)
-
-
-def _gemm_rate(
-    product: Callable[[Tensor, Tensor], Any], pair: Callable[[int], Tensor], size: int, runs: int, least: float = 0.0
-) -> float:
-    """FLOP/s of the product of a pair of matrices of ``size``, or of small ones where these do not reach ``least``."""
-    small = size // 4
-    for n in (small, size):
-        a, b = pair(n)
-        rate = 2 * n**3 / _best_seconds(lambda a=a, b=b: product(a, b), runs if n == size else 1)
-        if rate < least:
-            break
-    return rate
-
-
-def _best_seconds(work: Callable[[], Any], runs: int) -> float:
-    best = float("inf")
-    for _ in range(runs):
-        start = time.perf_counter()
-        work()
-        best = min(best, time.perf_counter() - start)
-    return best
 
 
 def main() -> None:

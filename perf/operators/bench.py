@@ -26,6 +26,7 @@ import torch
 
 import plugins
 from perf.harness.command import make_parser
+from perf.harness.rates import gemm_rate
 from plugins.benchmark import KV_DTYPES, Benchmark
 from plugins.registry import modules
 
@@ -59,10 +60,9 @@ def best_ms(function: Callable[[], Any], seconds: float) -> float:
 
 def machine_rates(seconds: float) -> dict[str, float]:
     """GFLOP/s of matrix products and GB/s of a copy, on all threads."""
-    rates = {}
-    for dtype in (torch.bfloat16, torch.float32):
-        a, b = (torch.randn(2048, 2048).to(dtype) for _ in range(2))
-        rates[f"gemm_{str(dtype)[6:]}_gflops"] = 2 * 2048**3 / best_ms(lambda a=a, b=b: a @ b, seconds) / 1e6
+    wide = gemm_rate(torch.mm, lambda n: torch.randn(2, n, n), 2048, 3)
+    narrow = gemm_rate(torch.mm, lambda n: torch.randn(2, n, n).bfloat16(), 2048, 3, least=wide / 2)
+    rates = {"gemm_bfloat16_gflops": narrow / 1e9, "gemm_float32_gflops": wide / 1e9}
     source = torch.ones(256 << 20, dtype=torch.uint8)
     target = torch.empty_like(source)
     rates["copy_gb_per_s"] = 2 * source.numel() / best_ms(lambda: target.copy_(source), seconds) / 1e6
