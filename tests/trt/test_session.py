@@ -47,6 +47,7 @@ def manifest() -> Manifest:
     values = {field: 0 for field in Manifest.__dataclass_fields__} | {"kv_policy": "full", "kv_policy_parameters": {}}
     values |= {"dtype": "bfloat16", "kv_dtype": "bfloat16", "kv_scales": (), "cut": 2, "owner_of_layer": (0, 1, 2, 2)}
     values |= {"hidden_size": HIDDEN, "vocab_size": VOCAB, "page_size": 4, "num_kv_heads": 2, "head_dim": 8}
+    values |= {"latent_rank": None, "auxiliary_model": {}}
     return Manifest(**values | {"max_num_tokens": 64, "max_num_seqs": 4, "max_draft_len": 2})
 
 

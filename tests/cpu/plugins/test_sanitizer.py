@@ -66,7 +66,7 @@ def test_the_kernels_touch_no_memory_that_is_not_theirs(sanitized):
     )
     assert result.returncode == 0, finding(result.stdout + result.stderr)
     assert "Sanitizer" not in result.stderr and "runtime error" not in result.stderr
-    counts = re.search(r"(\d+) passed, \d+ deselected in", result.stdout)
+    counts = re.search(r"(\d+) passed(?:, \d+ skipped)?, \d+ deselected in", result.stdout)
     assert counts is not None and int(counts[1]) > 150, result.stdout[-2000:]
 
 

@@ -2,7 +2,7 @@
 
 The interpreter loses the carry when a float rounds up to a power of two, truncates to bfloat16, converts integers to
 bfloat16 by their bits, and multiplies bfloat16 matrices as integers. Here torch converts, and `tl.dot` multiplies
-float32 copies.
+float64 copies: products of float32 sum in an order of the CPU's own, which is not the same in every row.
 """
 
 import os
@@ -45,8 +45,9 @@ def _fp_to_fp(self, src, dst_type, rounding_mode):
 
 
 def _dot(self, a, b, d, input_precision, max_num_imprecise_acc):
-    left, right = (_decode(x.data, x.dtype.scalar).astype(np.float32) for x in (a, b))
-    return interpreter.TensorHandle(np.matmul(left, right) + d.data, d.dtype.scalar)
+    left, right = (_decode(x.data, x.dtype.scalar).astype(np.float64) for x in (a, b))
+    product = np.matmul(left, right).astype(np.float32)
+    return interpreter.TensorHandle(product + d.data, d.dtype.scalar)
 
 
 _builder = interpreter.InterpreterBuilder
