@@ -36,5 +36,4 @@ def test_every_mutation_is_refused_or_generates(family: str, tmp_path: Path, ful
         refused += bool(built)
         if not built and generated:
             assert "logits are not finite" in generated and row["what"].startswith("weights: value"), row
-    assert refused > count * 0.3
-    assert refused < count * 0.95 or not full  # of a dozen mutations all may be refused
+    assert count * 0.3 < refused < count * 0.95
