@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import math
-import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -13,14 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from tqdm import tqdm
 
 from kvforge.common.errors import KvforgeError
 from kvforge.distill import metrics, world
 from kvforge.distill.config import DistillConfig
 from kvforge.distill.distiller import SUMS, Distiller
-from kvforge.distill.interrupt import noted_interrupt
 from kvforge.distill.lock import locked
+from kvforge.distill.loop import problem_of, take_steps, update
 from kvforge.distill.packing import Batch, PackedData
 from kvforge.distill.parameters import add_early_exit_head, check_model, fingerprint, has_early_exit, prepare
 from kvforge.distill.schedule import learning_rate, share, step_indices
@@ -69,27 +67,8 @@ def distill(
         world.first_process(lambda: _check(config, model))
         with locked(work):
             run = _Run(config, model, data, work, device, source)
-            bar = tqdm(
-                initial=run.progress.step,
-                total=run.progress.total_steps,
-                unit="step",
-                mininterval=2 if sys.stderr.isatty() else 60,
-                disable=not (progress and world.rank() == 0),
-            )
-            last = run.progress.total_steps if stop_after is None else min(stop_after, run.progress.total_steps)
-            with bar, noted_interrupt() as interrupted:
-                while run.progress.step < last:
-                    row = run.step()
-                    bar.update()
-                    bar.set_postfix(loss=f"{row['loss']:.4g}", agreement=f"{row['agreement']:.3f}", refresh=False)
-                    stop = interrupted()
-                    on_step(row)
-                    if stop or run.progress.step % config.checkpoint_every == 0 or run.progress.step == last:
-                        run.save()
-                    if stop and run.progress.step < last:
-                        note = f"kvforge: step {run.progress.step} is saved in {work}; the same command continues"
-                        bar.write(note, file=sys.stderr)
-                        raise KeyboardInterrupt
+            show = progress and world.rank() == 0
+            take_steps(run, work, config.checkpoint_every, stop_after, on_step, show)
             return run.progress
 
 
@@ -184,14 +163,11 @@ class _Run:
         values = dict(zip(SUMS, sums.tolist(), strict=True))
         row = {"loss": float((sums * factor).sum()), "grad_norm": norm, **values}
         row["hidden"] /= progress.hidden_scale
-        problem = self._problem(row)  # the same in all processes, as the sums are
+        problem = problem_of(row, progress.step + 1, self.work)  # the same in all processes, as the sums are
         if problem:
             world.fail(problem)
         rate = learning_rate(config, progress.step, progress.total_steps)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        update(self.optimizer, rate)
         progress.step += 1
         progress.tokens += config.batch_size * self.data.length
         progress.seconds += time.perf_counter() - started
@@ -211,16 +187,6 @@ class _Run:
             norm = nn.utils.clip_grad_norm_(part, self.config.clip_norm)
             norms.append(norm.full_tensor() if isinstance(norm, DTensor) else norm)
         return math.hypot(*(float(norm) for norm in norms))
-
-    def _problem(self, row: dict[str, float]) -> str | None:
-        for name, what in (("loss", "loss"), ("grad_norm", "gradient")):
-            if not math.isfinite(row[name]):
-                return (
-                    f"The {what} of step {self.progress.step + 1} is {row[name]}; nothing of this step is kept, and "
-                    f"{self.work} holds the last good state, if one was saved: lower --lr or --clip-norm in another "
-                    "--work, or check the data and the model's weights."
-                )
-        return None
 
     def save(self) -> None:
         """Write the state; all processes call this together."""

@@ -2,8 +2,6 @@
 
 import dataclasses
 import functools
-import math
-import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -12,12 +10,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from tqdm import tqdm
 
 from kvforge.common.errors import KvforgeError
 from kvforge.distill import metrics, world
-from kvforge.distill.interrupt import noted_interrupt
 from kvforge.distill.lock import locked
+from kvforge.distill.loop import problem_of, take_steps, update
 from kvforge.distill.packing import Batch, PackedData
 from kvforge.distill.parameters import fingerprint
 from kvforge.distill.schedule import learning_rate, share, step_indices
@@ -80,28 +77,7 @@ def train(
         if world.size() > 1:
             world.fail("kvforge predict train runs in one process; start it without torchrun.")
         run = _Run(config, Trainee(base, predictor, config), data, work, device)
-        total = run.progress.total_steps
-        last = total if stop_after is None else min(stop_after, total)
-        bar = tqdm(
-            initial=run.progress.step,
-            total=total,
-            unit="step",
-            mininterval=2 if sys.stderr.isatty() else 60,
-            disable=not progress,
-        )
-        with bar, noted_interrupt() as interrupted:
-            while run.progress.step < last:
-                row = run.step()
-                bar.update()
-                bar.set_postfix(loss=f"{row['loss']:.4g}", agreement=f"{row['agreement']:.3f}", refresh=False)
-                stop = interrupted()
-                on_step(row)
-                if stop or run.progress.step % config.loop.checkpoint_every == 0 or run.progress.step == last:
-                    run.save()
-                if stop and run.progress.step < last:
-                    note = f"kvforge: step {run.progress.step} is saved in {work}; the same command continues"
-                    bar.write(note, file=sys.stderr)
-                    raise KeyboardInterrupt
+        take_steps(run, work, config.loop.checkpoint_every, stop_after, on_step, progress)
         return run.progress
 
 
@@ -169,18 +145,11 @@ class _Run:
         for name, size in zip(SIZES, progress.sizes, strict=True):
             row[name] /= size
         row["grad_norm"] = float(nn.utils.clip_grad_norm_(list(self.trained.values()), config.loop.clip_norm))
-        for name, what in (("loss", "loss"), ("grad_norm", "gradient")):
-            if not math.isfinite(row[name]):
-                raise KvforgeError(
-                    f"The {what} of step {progress.step + 1} is {row[name]}; nothing of this step is kept, and "
-                    f"{self.work} holds the last good state, if one was saved: lower --lr or --clip-norm in another "
-                    "--work, or check the data and the models' weights."
-                )
+        problem = problem_of(row, progress.step + 1, self.work)
+        if problem is not None:
+            raise KvforgeError(problem)
         rate = learning_rate(config.loop, progress.step, progress.total_steps)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        self.optimizer.step()
-        self.optimizer.zero_grad()
+        update(self.optimizer, rate)
         progress.step += 1
         progress.tokens += config.loop.batch_size * self.data.length
         progress.seconds += time.perf_counter() - started
