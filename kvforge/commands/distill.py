@@ -6,6 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from kvforge.commands.parsers import add_checkpoint, add_command, checkpoint_of, display_of
+from kvforge.commands.training_options import LOOP, add_run, add_targets, given
 from kvforge.common.extras import how_to_install
 
 _CONFIG = {
@@ -13,22 +14,8 @@ _CONFIG = {
         str,
         "partial: what SwiftKV adds; upper: all of the layers above the cut; full: all (default: partial)",
     ),
-    "epochs": (float, "passes over the data (default: 2.0)"),
-    "max_steps": (int, "optimizer steps, instead of --epochs"),
-    "length": (int, "tokens of a packed sequence, at most the model's positions (default: 8192)"),
-    "batch_size": (int, "sequences of an optimizer step, over all processes (default: 32)"),
-    "micro_batch": (int, "sequences that a process runs at once (default: 1)"),
-    "lr": (float, "peak learning rate (default: 0.0003)"),
-    "schedule": (str, "after the warm-up: cosine, linear (both to 0) or constant (default: cosine)"),
-    "warmup": (float, "share of the steps that the rate rises over (default: 0.05)"),
-    "weight_decay": (float, "of AdamW, on matrices (default: 0.05)"),
-    "clip_norm": (float, "largest norm of the gradient (default: 1.0)"),
-    "temperature": (float, "T of the loss T^2 KL (default: 2.0)"),
+    **LOOP,
     "hidden_weight": (float, "weight of the relative error of the states entering the last layer (default: 1.0)"),
-    "seed": (int, "of the order of the sequences (default: 0)"),
-    "dtype": (str, "bf16: autocast, trained weights in fp32; fp32: everything (default: bf16)"),
-    "device": (str, "auto, cpu or cuda (default: auto)"),
-    "checkpoint_every": (int, "steps from one saved state to the next (default: 100)"),
 }
 """Options that are fields of DistillConfig, with what --help says of them."""
 
@@ -50,22 +37,9 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument(
         "--data", required=True, help=".jsonl or .txt file, saved dataset, or NAME[:[CONFIG:]SPLIT] of a dataset"
     )
-    parser.add_argument(
-        "--mask",
-        choices=("all", "answers"),
-        default="all",
-        help="targets: every token, or those of answers",
-    )
-    parser.add_argument(
-        "--overlong",
-        choices=("split", "truncate", "error"),
-        default="split",
-        help="samples over --length",
-    )
+    add_targets(parser)
     parser.add_argument("--early-exit", action="store_true", help="add and train an LM head on the state at the cut")
-    for name, (kind, text) in _CONFIG.items():
-        parser.add_argument(f"--{name.replace('_', '-')}", type=kind, help=text, metavar="N" if kind is int else "X")
-    parser.add_argument("--work", type=Path, metavar="DIR", help="state and log of the run (default: OUTPUT.training)")
+    add_run(parser, _CONFIG)
     parser.add_argument("--keep-teacher", action="store_true", help="write the teacher's projections too")
     parser.add_argument(
         "--export-dtype",
@@ -84,8 +58,7 @@ def run(args: argparse.Namespace) -> int:
     from kvforge.distill import DistillConfig, distill_checkpoint, world
     from kvforge.distill.packing import DataSettings
 
-    given = {name: getattr(args, name) for name in _CONFIG if getattr(args, name) is not None}
-    config = DistillConfig(early_exit=args.early_exit, **given)
+    config = DistillConfig(early_exit=args.early_exit, **given(args, _CONFIG))
     with world.processes(config.device):
         summary = distill_checkpoint(
             checkpoint_of(args, args.checkpoint),

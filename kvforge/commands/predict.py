@@ -6,23 +6,14 @@ from dataclasses import asdict
 from pathlib import Path
 
 from kvforge.commands.parsers import add_checkpoint, add_command, checkpoint_of, display_of
+from kvforge.commands.training_options import LOOP, add_run, add_targets, given
 
 _LOOP = {
-    "epochs": (float, "passes over the data (default: 2.0)"),
-    "max_steps": (int, "optimizer steps, instead of --epochs"),
+    **LOOP,
     "length": (int, "tokens of a packed sequence, at most the models' positions (default: 8192)"),
     "batch_size": (int, "sequences of an optimizer step (default: 32)"),
     "micro_batch": (int, "sequences that are run at once (default: 1)"),
-    "lr": (float, "peak learning rate (default: 0.0003)"),
-    "schedule": (str, "after the warm-up: cosine, linear (both to 0) or constant (default: cosine)"),
-    "warmup": (float, "share of the steps that the rate rises over (default: 0.05)"),
-    "weight_decay": (float, "of AdamW, on matrices (default: 0.05)"),
-    "clip_norm": (float, "largest norm of the gradient (default: 1.0)"),
-    "temperature": (float, "T of the loss T^2 KL (default: 2.0)"),
-    "seed": (int, "of the order of the sequences (default: 0)"),
     "dtype": (str, "bf16: autocast, the predictor in fp32; fp32: everything (default: bf16)"),
-    "device": (str, "auto, cpu or cuda (default: auto)"),
-    "checkpoint_every": (int, "steps from one saved state to the next (default: 100)"),
 }
 """Options that are fields of DistillConfig, with what --help says of them."""
 
@@ -71,15 +62,7 @@ def _add_train(parts: argparse._SubParsersAction) -> None:
     training.add_argument("auxiliary", help="checkpoint of the small model, with the same tokenizer")
     training.add_argument("-o", "--output", type=Path, required=True, help="checkpoint directory to write")
     training.add_argument("--data", help="as of kvforge distill; without it the maps are fitted and nothing is trained")
-    training.add_argument(
-        "--mask",
-        choices=("all", "answers"),
-        default="all",
-        help="targets: every token, or those of answers, which the base then computes itself as it does at inference",
-    )
-    training.add_argument(
-        "--overlong", choices=("split", "truncate", "error"), default="split", help="samples over --length"
-    )
+    add_targets(training, "those of answers, which the base then computes itself as it does at inference")
     training.add_argument(
         "--layers",
         type=_layers,
@@ -97,11 +80,7 @@ def _add_train(parts: argparse._SubParsersAction) -> None:
     )
     training.add_argument("--num-samples", type=int, default=64, metavar="N", help="sequences of it")
     training.add_argument("--num-tokens", type=int, default=512, metavar="N", help="tokens of a sequence of it")
-    for name, (kind, text) in _LOOP.items():
-        training.add_argument(f"--{name.replace('_', '-')}", type=kind, help=text, metavar="N" if kind is int else "X")
-    training.add_argument(
-        "--work", type=Path, metavar="DIR", help="state and log of the run (default: OUTPUT.training)"
-    )
+    add_run(training, _LOOP)
     training.add_argument("--json", action="store_true", help="print what was written as JSON")
     training.set_defaults(run=run_train)
 
@@ -114,7 +93,7 @@ def run_train(args: argparse.Namespace) -> int:
     from kvforge.prediction.report import describe
     from kvforge.prediction.run import FitOptions, train_predictor
 
-    loop = DistillConfig(**{name: getattr(args, name) for name in _LOOP if getattr(args, name) is not None})
+    loop = DistillConfig(**given(args, _LOOP))
     config = PredictConfig(
         loop,
         train=args.train,
