@@ -17,14 +17,14 @@ from typing import Any
 import numpy as np
 
 from kvforge.compiler import BuildOptions
-from kvforge.compiler.options import PACKED_DTYPES
 from kvforge.costs.weights import step_weight_bytes
 from kvforge.runtime.engine import LLMEngine
 from kvforge.runtime.requests.params import SamplingParams
 from kvforge.runtime.sessions.pools import allocate_pools, device_bytes
 from perf.engine.floors import measure_rates
 from perf.harness.batch import Batch
-from perf.harness.command import Report, add_report, add_work, begin_report, make_parser, positive, run_program
+from perf.harness.command import Report, begin_report, make_parser, run_program
+from perf.harness.decoding import add_decoding
 from perf.harness.engines import cached_engine
 from perf.harness.random_checkpoint import DEEPSEEK_V2_LITE, cached_checkpoint
 from perf.harness.tables import markdown_table
@@ -112,12 +112,7 @@ def table(report: Report) -> str:
 def main() -> int:
     """Parse the command line, measure and report."""
     parser = make_parser(__doc__)
-    parser.add_argument("--batch", type=positive, nargs="+", default=[1, 8])
-    parser.add_argument("--weight-dtype", nargs="+", default=["auto"], choices=["auto", *PACKED_DTYPES])
-    parser.add_argument("--input-tokens", type=positive, default=512)
-    parser.add_argument("--output-tokens", type=positive, default=33)
-    add_work(parser)
-    add_report(parser, "OUTPUT.json and OUTPUT.md")
+    add_decoding(parser, input_tokens=512)
     args = parser.parse_args()
     return run_program(args, lambda: measure(args), table, markdown=True)
 
