@@ -106,10 +106,14 @@ def _check_format(checkpoint: Checkpoint, config: ModelConfig) -> None:
         )
 
 
-def has_zero_points(checkpoint: Checkpoint, config: ModelConfig) -> bool:
-    """Whether the checkpoint has weights in 4 bits with zero points, which an int4 engine then keeps."""
-    names = {source.name for spec in weight_specs(config) for source in spec.sources}
-    return any(checkpoint.has_zero_points(name) for name in sorted(names))
+def int4_dtype(checkpoint: Checkpoint, config: ModelConfig) -> str:
+    """Return which of the int4 weight dtypes keeps the weights that the checkpoint has in 4 bits as they are: with
+    zero points, with scales, or, where those of all are whole steps, or there are no such weights, in steps."""
+    names = sorted({source.name for spec in weight_specs(config) for source in spec.sources})
+    if any(checkpoint.has_zero_points(name) for name in names):
+        return "int4_zeros"
+    has_scales = any(checkpoint.has_codes(name) and not checkpoint.has_steps(name) for name in names)
+    return "int4_scales" if has_scales else "int4"
 
 
 def _check_layers(checkpoint: Checkpoint, config: ModelConfig) -> None:

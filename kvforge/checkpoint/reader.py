@@ -19,6 +19,7 @@ from kvforge.common.errors import CheckpointError, first_line
 from kvforge.common.lfs import fetch_it, is_lfs_pointer
 from kvforge.common.relative_names import is_inside
 from plugins.packed_linear.int4 import Codes
+from plugins.packed_linear.int4_steps import are_steps
 
 MAX_JSON_BYTES = 1 << 26
 """Ten times the index of the largest models."""
@@ -204,6 +205,13 @@ class Checkpoint:
         if stored is None or not stored.keeps_codes(self, self.whole(name)):
             return False
         return not stored.has_middle_zeros(self, self.whole(name))
+
+    def has_steps(self, name: str) -> bool:
+        """Whether weight ``name`` has codes without zero points whose scales are whole steps; reads no values."""
+        stored, whole = self._format_of(name), self.whole(name)
+        if stored is None or not stored.keeps_codes(self, whole) or not stored.has_middle_zeros(self, whole):
+            return False
+        return are_steps(stored.scales(self, whole))
 
     def _format_of(self, name: str) -> WeightFormat | None:
         """What stores weight ``name`` in a way of its own, if anything does."""

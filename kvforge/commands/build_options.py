@@ -14,8 +14,9 @@ def _flags() -> dict[str, dict[str, Any]]:
         "target": {"help": "cpu (this machine), cuda, tensorrt or vllm (default: cpu)"},
         "dtype": {"help": "of weights and arithmetic: auto, float32 or bfloat16 (default: auto)"},
         "weight_dtype": {
-            "help": "weights of linear layers: auto (as --dtype), int8 (a scale per output), int4 (a scale per 32 "
-            "inputs) or int4_zeros (and a zero point), these for --target cpu (default: auto)",
+            "help": "weights of linear layers: auto (as --dtype), int8 (a scale per output), int4 (steps of it per 32 "
+            "inputs), int4_scales (a scale per 32 inputs) or int4_zeros (and a zero point), these for --target cpu "
+            "(default: auto)",
         },
         "kv_dtype": {
             "help": "the KV cache: auto, float32, bfloat16, fp8, int8 or int4 (a scale per token and head), fp8_static "

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2}
-QUANTIZED_WEIGHT_BYTES = {"int8": 1, "int4": 9 / 16, "int4_zeros": 19 / 32}
-"""Bytes of a weight of linear layers that are quantized when an engine is built; int4 has a scale of two bytes for each
-32 weights, ``int4_zeros`` a zero point of one byte besides."""
+QUANTIZED_WEIGHT_BYTES = {"int8": 1, "int4": 17 / 32, "int4_scales": 18 / 32, "int4_zeros": 19 / 32}
+"""Bytes of a weight of linear layers that are quantized when an engine is built. For each 32 weights int4 has a byte of
+steps, ``int4_scales`` two bytes of a scale, ``int4_zeros`` a zero point of one byte besides."""
 WEIGHT_BYTES = {**ELEMENT_BYTES, **QUANTIZED_WEIGHT_BYTES}
 """Bytes of a linear layer's weight, by a manifest's ``weight_dtype``."""
 SCALE_BYTES = 4

@@ -10,7 +10,7 @@ import torch
 import plugins
 from kvforge.checkpoint import Checkpoint
 from kvforge.checkpoint.kv_scales import kv_scales
-from kvforge.checkpoint.model import check_weights, has_zero_points, open_model, read_model_config
+from kvforge.checkpoint.model import check_weights, int4_dtype, open_model, read_model_config
 from kvforge.checkpoint.predictor import open_predictor
 from kvforge.common.staging import staging_directory
 from kvforge.compiler.convert import convert_weights
@@ -146,8 +146,10 @@ def _resolve(options: BuildOptions, config: ModelConfig, checkpoint: Checkpoint)
     quantization = checkpoint.quantization
     algorithm = quantization.kv_cache_algo if quantization is not None else None
     resolved = resolve(options, config, checkpoint.dtype("model.embed_tokens.weight"), algorithm)
-    if resolved.quantized_weights == "int4" and has_zero_points(checkpoint, config):
-        resolved = dataclasses.replace(resolved, quantized_weights="int4_zeros")
+    if resolved.quantized_weights in ("int4", "int4_scales"):
+        kept = int4_dtype(checkpoint, config)
+        chosen = resolved.quantized_weights if kept == "int4" else kept
+        resolved = dataclasses.replace(resolved, quantized_weights=chosen)
     if not resolved.has_static_scales:
         return resolved
     return dataclasses.replace(resolved, kv_scales=kv_scales(checkpoint, config, resolved.kv_dtype))

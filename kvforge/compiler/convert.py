@@ -24,7 +24,8 @@ from model_defs.prediction import Prediction
 from model_defs.rope import frequency_buffer, rope_tables
 from model_defs.weights import Source, WeightSpec, weight_specs
 from plugins.packed_linear.int4 import Codes, join, round_to_codes
-from plugins.packed_linear.packing import INT4
+from plugins.packed_linear.int4_steps import SteppedCodes, in_steps, join_steps, round_in_steps
+from plugins.packed_linear.packing import IN_STEPS, INT4, WITH_ZEROS
 
 FREQUENCIES = frequency_buffer(0)
 ROPE_TABLES = ("rope_cos", "rope_sin")
@@ -124,22 +125,36 @@ class _Packed:
 
     def _pack(self, spec: WeightSpec) -> dict[str, Tensor]:
         if self.dtype in INT4 and any(self.checkpoint.has_codes(source.name) for source in spec.sources):
-            return packed_tensors(self._codes(spec), self.layer, self.dtype)
+            codes = self._steps(spec) if self.dtype == IN_STEPS else self._codes(spec)
+            return packed_tensors(codes, self.layer, self.dtype)
         fused = _fuse(self.checkpoint, spec, self.dtype if self.dtype.is_floating_point else None)
         return packed_tensors(fused, self.layer, self.dtype)
 
     def _codes(self, spec: WeightSpec) -> Codes:
         """The parts in 4 bits: those that are stored so as they are, others rounded."""
-        zero_points, parts = INT4[self.dtype], []
+        zero_points, parts = self.dtype == WITH_ZEROS, []
         for source in spec.sources:
-            self.checkpoint.check(source.name, source.shape)
-            codes = self.checkpoint.codes(source.name) if source.rows is None else None
-            if codes is None:
-                codes = round_to_codes(_read(self.checkpoint, source), zero_points)
-            elif source.rotary is not None:
-                codes = codes.rows(source.rotary.order(source.shape[0]), source.rotary.factors(source.shape[0]))
+            codes = self._stored_codes(source)
+            codes = round_to_codes(_read(self.checkpoint, source), zero_points) if codes is None else codes
             parts.append(codes.with_zeros() if zero_points else codes)
         return join(parts)
+
+    def _steps(self, spec: WeightSpec) -> SteppedCodes:
+        """The same where scales are whole steps."""
+        parts = []
+        for source in spec.sources:
+            codes = self._stored_codes(source)
+            stepped = None if codes is None else in_steps(codes)
+            parts.append(round_in_steps(_read(self.checkpoint, source)) if stepped is None else stepped)
+        return join_steps(parts)
+
+    def _stored_codes(self, source: Source) -> Codes | None:
+        """The codes of a source in the order of the engine's rows, if it is stored in 4 bits."""
+        self.checkpoint.check(source.name, source.shape)
+        codes = self.checkpoint.codes(source.name) if source.rows is None else None
+        if codes is None or source.rotary is None:
+            return codes
+        return codes.rows(source.rotary.order(source.shape[0]), source.rotary.factors(source.shape[0]))
 
 
 def _read(checkpoint: Checkpoint, source: Source, dtype: torch.dtype | None = None) -> Tensor:

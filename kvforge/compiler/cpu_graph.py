@@ -13,6 +13,7 @@ from model_defs.prediction import Prediction
 from plugins.expert_linear import expert_linear
 from plugins.packed_linear import pack, packed_linear
 from plugins.packed_linear.int4 import Codes
+from plugins.packed_linear.int4_steps import SteppedCodes
 from plugins.packed_linear.packing import pack_codes
 
 
@@ -72,14 +73,18 @@ def dtype_of_packed(linear: AnyLinear, weight_dtype: torch.dtype) -> torch.dtype
     return weight_dtype if isinstance(linear, ExpertLinear) or linear.quantizes else torch.bfloat16
 
 
-def packed_tensors(weight: Tensor | Codes, linear: AnyLinear, weight_dtype: torch.dtype) -> dict[str, Tensor]:
+def packed_tensors(
+    weight: Tensor | Codes | SteppedCodes, linear: AnyLinear, weight_dtype: torch.dtype
+) -> dict[str, Tensor]:
     """Return ``weight`` ``[N, K]``, or its codes in 4 bits, as the tensors that ``linear`` has once it is packed; those
     of experts ``[E, N, K]`` stacked."""
     weight_dtype = dtype_of_packed(linear, weight_dtype)
     if isinstance(weight, Tensor) and weight.dim() == 3:
         return stack_packed((packed_tensors(one, linear, weight_dtype) for one in weight), len(weight))
-    is_packed = isinstance(weight, Codes)
-    packed, scales = pack_codes(weight, linear.gated) if is_packed else pack(weight, weight_dtype, linear.gated)
+    if isinstance(weight, Tensor):
+        packed, scales = pack(weight, weight_dtype, linear.gated)
+    else:
+        packed, scales = pack_codes(weight, linear.gated)
     return {"packed": packed} if scales is None else {"packed": packed, "scales": scales}
 
 

@@ -20,8 +20,9 @@ from kvforge.kv_policies import Full, KVPolicy, compatibility, features, of_cach
 from kvforge.manifest import graph_names
 from model_defs import ModelConfig
 from model_defs.prediction import Prediction
+from plugins.packed_linear.packing import IN_STEPS, WITH_SCALES, WITH_ZEROS
 
-PACKED_DTYPES = {"int8": torch.int8, "int4": torch.uint4, "int4_zeros": torch.quint4x2}
+PACKED_DTYPES = {"int8": torch.int8, "int4": IN_STEPS, "int4_scales": WITH_SCALES, "int4_zeros": WITH_ZEROS}
 """What weights of ``QUANTIZED_WEIGHT_BYTES`` are packed as."""
 
 ALIASES = {"fp32": "float32", "bf16": "bfloat16"}

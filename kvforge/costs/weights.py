@@ -17,10 +17,10 @@ from kvforge.costs.shape import (
 WEIGHT_BYTES = {**ENGINE_WEIGHT_BYTES, "fp8": 1}
 """Bytes of a weight. Engines that store linear layers alone in 8 or 4 bits have more: embeddings stay as they were."""
 
-_FLOATS_OF_ROW = {"int8": 2, "int4": 1, "int4_zeros": 1}
+_FLOATS_OF_ROW = {"int8": 2, "int4": 1, "int4_scales": 1, "int4_zeros": 1}
 """Numbers in float32 that each output of a quantized linear layer has."""
 
-_DEPTH = {"int8": 4, "int4": 32, "int4_zeros": 32}
+_DEPTH = {"int8": 4, "int4": 32, "int4_scales": 32, "int4_zeros": 32}
 _PANEL = 64
 """Inputs and outputs of quantized layers are padded to multiples of these, gates and what they multiply to half a panel
 each (``plugins/packed_linear``)."""
@@ -30,8 +30,8 @@ def weight_bytes(shape: ModelShape, dtype: str) -> int:
     """Return the bytes of all weights, which lie in memory; ``dtype`` is a key of ``WEIGHT_BYTES``.
 
     Where linear layers are quantized they are padded and have some float32 numbers a row besides: int8 its scale and
-    its sum, int4 the factor of its scales, which are counted with the weights. Everything else stays in bf16, the table
-    of embeddings too where it is the head's, and what chooses among experts.
+    its sum, int4 the scale of its steps or the factor of its scales, which are counted with the weights. Everything
+    else stays in bf16, the table of embeddings too where it is the head's, and what chooses among experts.
     """
     if dtype not in _FLOATS_OF_ROW:
         return round(shape.num_parameters * WEIGHT_BYTES[dtype])

@@ -17,7 +17,7 @@ from kvforge.planning.shape import shape_of_config, shape_of_manifest
 @dataclasses.dataclass(frozen=True)
 class Subject:
     """A model to plan for: its shape as it is, the cuts and group sizes to show unless told otherwise, its dtypes, KV
-    policy, page size and tokens of a step. ``has_zero_points`` is a checkpoint's whose weights in 4 bits have them."""
+    policy, page size and tokens of a step. ``int4_dtype`` is what a build makes of the weight dtype int4."""
 
     shape: ModelShape
     cuts: tuple[int, ...]
@@ -28,13 +28,12 @@ class Subject:
     page_size: int = 32
     step_tokens: int = DEFAULT_STEP_TOKENS
     is_engine: bool = False
-    has_zero_points: bool = False
+    int4_dtype: str = "int4"
 
     def with_weights(self, dtype: str) -> "Subject":
         """Return it with weights of another dtype, and the cache that a build would choose with them; an engine keeps
-        its own, and a checkpoint the static format that it was calibrated for and its zero points."""
-        if dtype == "int4" and self.has_zero_points:
-            dtype = "int4_zeros"
+        its own, and a checkpoint the static format that it was calibrated for and its weights in 4 bits."""
+        dtype = self.int4_dtype if dtype == "int4" else dtype
         if self.is_engine or KV_FORMATS[self.kv_dtype].scales == "static":
             return dataclasses.replace(self, weight_dtype=dtype)
         return dataclasses.replace(self, weight_dtype=dtype, kv_dtype="float32" if dtype == "float32" else "bfloat16")
@@ -84,7 +83,7 @@ def load_subject(model: str, revision: str | None = None) -> Subject:
 
 def _from_checkpoint(path: Path, name: str) -> Subject:
     """With the dtypes that ``kvforge build`` chooses by the stored weights."""
-    from kvforge.checkpoint.model import has_zero_points, open_model, read_model_config
+    from kvforge.checkpoint.model import int4_dtype, open_model, read_model_config
 
     checkpoint = open_model(path)
     quantization = checkpoint.quantization
@@ -95,7 +94,7 @@ def _from_checkpoint(path: Path, name: str) -> Subject:
         _from_config(path / "config.json", name),
         weight_dtype=dtype,
         kv_dtype=kv_dtype,
-        has_zero_points=has_zero_points(checkpoint, read_model_config(checkpoint)),
+        int4_dtype=int4_dtype(checkpoint, read_model_config(checkpoint)),
     )
 
 

@@ -12,7 +12,8 @@ from kvforge.swiftkv import SwiftKVForCausalLM
 from kvforge.swiftkv.attention import KV
 from kvforge.swiftkv.layout import Layout, make_layout
 from model_defs import ModelConfig
-from plugins.packed_linear.int4 import Codes, round_to_codes
+from plugins.packed_linear.int4 import Codes
+from plugins.packed_linear.int4_steps import round_in_steps
 
 
 @torch.inference_mode()
@@ -38,7 +39,7 @@ def quantize_layers(
         for name, linear in _linears(layer):
             # No token of the calibration may have come to an expert.
             seen = moments.get(name)
-            rounded = round_to_codes(linear.weight) if seen is None else round_by_inputs(linear.weight, seen)
+            rounded = round_in_steps(linear.weight).as_codes() if seen is None else round_by_inputs(linear.weight, seen)
             codes[f"model.layers.{index}.{name}.weight"] = rounded
             linear.weight.copy_(rounded.dequantize())
         for text in texts:

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from plugins.benchmark import Benchmark, Benchmarks
 from plugins.expert_linear import expert_linear
-from plugins.packed_linear.packing import pack
+from plugins.packed_linear.packing import IN_STEPS, pack
 
 EXPERTS, ACTIVE = 64, 8
 
@@ -43,7 +43,7 @@ def linear(tokens: int, outputs: int, depth: int, gated: bool, dtype: torch.dtyp
 
 def benchmarks(kv_dtypes: list[str]) -> Benchmarks:
     """The cases: experts of Qwen3-30B-A3B."""
-    for dtype in (torch.bfloat16, torch.int8, torch.uint4):
+    for dtype in (torch.bfloat16, torch.int8, IN_STEPS):
         for tokens in (1, 8, 512):
             for outputs, depth, gated in ((768, 2048, True), (2048, 768, False)):
                 yield "experts", functools.partial(linear, tokens, outputs, depth, gated, dtype)

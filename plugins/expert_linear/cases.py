@@ -7,6 +7,7 @@ from torch import Tensor
 
 from plugins.expert_linear.packing import pack_experts
 from plugins.judge import values_differ
+from plugins.packed_linear.packing import INT4
 
 
 def random_case(seed: int, *, small: bool = False) -> tuple:
@@ -20,8 +21,8 @@ def random_case(seed: int, *, small: bool = False) -> tuple:
     outputs = rng.choice((1, 64, 65, rng.randint(2, 200)))
     gated, float32_out, is_wide = rng.random() < 0.4, rng.random() < 0.5, rng.random() < 0.5
     weight = torch.randn(experts, 2 * outputs if gated else outputs, depth, generator=gen) * depth**-0.5
-    kind = (torch.bfloat16, torch.int8, torch.uint4, torch.quint4x2, None, None)[seed % 6]
-    dtype = torch.float32 if seed % 6 == 4 else torch.bfloat16
+    kind = (torch.bfloat16, torch.int8, *INT4, None, None)[seed % 7]
+    dtype = torch.float32 if seed % 7 == 5 else torch.bfloat16
     scales = None
     if kind is not None:
         weight, scales = pack_experts(weight.bfloat16(), kind, gated)

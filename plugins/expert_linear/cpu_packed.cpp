@@ -29,6 +29,13 @@ const Part& part_of(const std::vector<Part>& parts, int64_t piece, const First& 
                                      [&](int64_t value, const Part& part) { return value < first(part); }));
 }
 
+// Experts that have rows.
+int64_t num_used(const ExpertRows& rows) {
+  int64_t count = 0;
+  for (size_t e = 0; e + 1 < rows.start.size(); ++e) count += rows.start[e + 1] > rows.start[e];
+  return count;
+}
+
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // What one thread multiplies with.
@@ -68,8 +75,9 @@ class Worker {
 
 void multiply_experts(const LinearArgs& all, Weights weights, int64_t weight_bytes, int64_t num_scales,
                       const ExpertRows& rows) {
-  const LinearKernel& kernel = linear_kernel(weights);
   const int64_t groups = num_groups(weights, all.depth), experts = static_cast<int64_t>(rows.start.size()) - 1;
+  const int64_t rows_of_each = rows.start.back() / std::max<int64_t>(1, num_used(rows));
+  const LinearKernel& kernel = linear_kernel(weights, rows_of_each);
   std::vector<Part> parts;
   int64_t pieces = 0, prepared = 0, bands = 0;
   for (int64_t e = 0; e < experts; ++e) {

@@ -79,11 +79,6 @@ inline int8_t to_int8(float x) {
   return static_cast<int8_t>(static_cast<int32_t>(x == x ? rounded : 0.0f));
 }
 
-// Both at most 7 in magnitude, or NaN, which becomes 0.
-inline int4 to_int4(float even, float odd) {
-  return {static_cast<uint8_t>((to_int8(even) & 15) | to_int8(odd) << 4)};
-}
-
 inline void store(float* target, float x) { *target = x; }
 inline void store(bf16* target, float x) { *target = to_bf16(x); }
 inline void store(fp8* target, float x) { *target = to_fp8(x); }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 #include <type_traits>
 
 #include "native/cast.h"
@@ -32,10 +33,20 @@ void quantize(const float* __restrict__ x, float scale, Target* __restrict__ out
     const float low = scaled < -limit ? -limit : scaled;  // a NaN stays a NaN
     return low > limit ? limit : low;
   };
-  if constexpr (std::is_same_v<Target, int4>)
-    for (int64_t i = 0; i < count; i += 2) out[i / 2] = to_int4(bounded(i), bounded(i + 1));
-  else
+  if constexpr (std::is_same_v<Target, int4>) {
+    constexpr int64_t kBlock = 64;
+    for (int64_t begin = 0; begin < count; begin += kBlock) {  // bytes first, which the compiler makes many of at once
+      const int64_t size = count - begin < kBlock ? count - begin : kBlock;
+      int8_t codes[kBlock];
+      uint16_t pairs[kBlock / 2];
+      for (int64_t i = 0; i < size; ++i) codes[i] = to_int8(bounded(begin + i));
+      std::memcpy(pairs, codes, size);
+      for (int64_t i = 0; i < size / 2; ++i)
+        out[begin / 2 + i] = {static_cast<uint8_t>((pairs[i] & 0x0f) | (pairs[i] >> 4 & 0xf0))};
+    }
+  } else {
     for (int64_t i = 0; i < count; ++i) store(out + i, bounded(i));
+  }
 }
 
 }  // namespace

@@ -69,21 +69,27 @@ inline void tile_dot_bf16() {
     }
 }
 
-// C += A B of unsigned and signed bytes, in int32.
-template <int C, int A, int B>
-inline void tile_dot_u8s8() {
+// C += A B of bytes, those of B signed, in int32.
+template <int C, int A, int B, typename ByteOfA>
+inline void tile_dot_bytes() {
   for (int64_t m = 0; m < kRowsOfTile; ++m)
     for (int64_t n = 0; n < kTileRowBytes / 4; ++n) {
       char* const place = tiles.bytes[C] + m * kTileRowBytes + n * 4;
       int32_t c;
       std::memcpy(&c, place, sizeof c);
       for (int64_t k = 0; k < kTileRowBytes; ++k) {
-        const int32_t a = static_cast<uint8_t>(tiles.bytes[A][m * kTileRowBytes + k]);
+        const int32_t a = static_cast<ByteOfA>(tiles.bytes[A][m * kTileRowBytes + k]);
         c += a * static_cast<int8_t>(tiles.bytes[B][k / 4 * kTileRowBytes + n * 4 + k % 4]);
       }
       std::memcpy(place, &c, sizeof c);
     }
 }
+
+template <int C, int A, int B>
+inline void tile_dot_u8s8() { tile_dot_bytes<C, A, B, uint8_t>(); }
+
+template <int C, int A, int B>
+inline void tile_dot_s8s8() { tile_dot_bytes<C, A, B, int8_t>(); }
 
 #else
 
@@ -126,6 +132,12 @@ inline void tile_dot_bf16() {
 template <int C, int A, int B>
 inline void tile_dot_u8s8() {
   asm volatile("tdpbusd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(C), "i"(A), "i"(B));
+}
+
+// C += A B of signed bytes, in int32.
+template <int C, int A, int B>
+inline void tile_dot_s8s8() {
+  asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(C), "i"(A), "i"(B));
 }
 
 #endif

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 
 from plugins.benchmark import Benchmark, Benchmarks
 from plugins.packed_linear import pack, packed_linear
+from plugins.packed_linear.packing import IN_STEPS
 
 
 def linear(tokens: int, outputs: int, depth: int, dtype: torch.dtype) -> Benchmark:
@@ -34,7 +35,7 @@ def linear(tokens: int, outputs: int, depth: int, dtype: torch.dtype) -> Benchma
 
 def benchmarks(kv_dtypes: list[str]) -> Benchmarks:
     """The cases, caches in these formats among them."""
-    for dtype in (torch.bfloat16, torch.int8, torch.uint4):
+    for dtype in (torch.bfloat16, torch.int8, IN_STEPS):
         for tokens in (1, 8, 2048):
             for outputs, depth in ((1536, 1024), (5632, 1024), (1024, 2816)):
                 yield "linear", functools.partial(linear, tokens, outputs, depth, dtype)

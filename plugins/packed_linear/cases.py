@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from plugins.judge import values_differ
-from plugins.packed_linear.packing import pack
+from plugins.packed_linear.packing import INT4, pack
 
 
 def random_case(seed: int, *, small: bool = False) -> tuple:
@@ -23,7 +23,7 @@ def random_case(seed: int, *, small: bool = False) -> tuple:
     gated, float32_out = rng.random() < 0.4, rng.random() < 0.5
     packed_rows = 2 * outputs if gated else outputs
     weight = torch.randn(packed_rows, depth, generator=gen) * depth**-0.5
-    kind = (torch.bfloat16, torch.int8, torch.uint4, torch.quint4x2)[seed % 4]
+    kind = (torch.bfloat16, torch.int8, *INT4)[seed % 5]
     weight, scales = pack(weight.bfloat16(), kind, gated)
     x = normal(rows, depth + 3)[:, 3:] if rng.random() < 0.5 else normal(rows, depth)
     if rows and rng.random() < 0.3:  # a row of zeros has a scale too

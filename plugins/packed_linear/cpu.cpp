@@ -171,7 +171,7 @@ at::Tensor packed_linear(
           .gated = gated,
           .float32_out = float32_out,
       },
-      linear_kernel(weights), num_groups(weights, depth));
+      linear_kernel(weights, rows), num_groups(weights, depth));
   return out;
 }
 

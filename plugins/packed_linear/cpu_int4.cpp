@@ -1,26 +1,21 @@
 // int4 weights: unsigned codes times the signed bytes of a quantized row, summed exactly over a group of the depth, less
-// the group's zero points times the sum of the row's bytes, then scaled and added as float, group after group. A sum
-// has the same bits whatever the tile's rows and the instruction set: the file is compiled without contraction of
-// products and sums. Compiled once per instruction set into namespace KVFORGE_ISA, so no inline function with external
-// linkage may be used here.
+// the group's zero points times the sum of the row's bytes. With steps a group's sum is multiplied by them and added as
+// an integer; with scales it is scaled and added as float, group after group, and the file is compiled without
+// contraction of products and sums. So a sum has the same bits whatever the tile's rows and the instruction set.
+// Compiled once per instruction set into namespace KVFORGE_ISA, so no inline function with external linkage may be used
+// here.
 #if defined(__AVX512F__)
 #include "packed_linear/cpu_int8_avx512.h"
 #else
 #include "packed_linear/cpu_int8.h"
 #endif
+#include "packed_linear/cpu_int4.h"
 #include "packed_linear/cpu_int4_vectors.h"
 
 namespace kvforge {
 namespace {
 
-constexpr int64_t kChunkDepth = 8;  // codes of an output in one word of the weights
-constexpr int64_t kChunkBytes = kPanel * kChunkDepth / 2;
-constexpr int64_t kChunks = kInt4GroupDepth / kChunkDepth;
-constexpr int64_t kScalesOffset = kChunks * kChunkBytes, kZerosOffset = kScalesOffset + kPanel * 2;
 constexpr int64_t kRowGroupBytes = kInt4GroupDepth + 4;  // a row's values, then their negative sum
-constexpr int32_t kMiddle = 8;  // the zero point where groups have none of their own, which the sum is multiplied with
-
-static_assert(kZerosOffset == kInt4GroupBytes && kZerosOffset + kPanel == kInt4ZerosGroupBytes);
 
 int64_t num_groups(const LinearArgs& a) { return (a.depth + kInt4GroupDepth - 1) / kInt4GroupDepth; }
 
@@ -39,7 +34,7 @@ float quantize(const bf16* x, int64_t depth, uint8_t* out) {
 #endif
 }
 
-template <bool Zeros>
+template <Scales S>
 void prepare(const LinearArgs& a, int64_t begin, int64_t end, char* rows, char* scratch) {
   bf16* normed = reinterpret_cast<bf16*>(scratch);
   uint8_t* quantized = reinterpret_cast<uint8_t*>(scratch + a.depth * 2);
@@ -57,11 +52,27 @@ void prepare(const LinearArgs& a, int64_t begin, int64_t end, char* rows, char* 
         values[i] = static_cast<int8_t>(quantized[g * kInt4GroupDepth + i] ^ 0x80);
         sum -= values[i];
       }
-      if (!Zeros) sum *= kMiddle;
+      if (S != Scales::halves_and_zeros) sum *= kMiddle;
       std::memcpy(out, values, sizeof values);
       std::memcpy(out + sizeof values, &sum, sizeof sum);
     }
     std::memcpy(out, &scale, sizeof scale);
+  }
+}
+
+// sum * scale of the row * scale of the output.
+template <Scales S>
+void dequantize(const LinearArgs& a, const char* rows, int64_t row_stride, int64_t num_rows, int64_t panel, void* sums) {
+  const float* scales = a.weight_scales + panel * kPanel;
+  for (int64_t r = 0; r < num_rows; ++r) {
+    float scale;
+    std::memcpy(&scale, rows + r * row_stride + scale_offset(a), sizeof scale);
+    float* row = static_cast<float*>(sums) + r * kPanel;
+    for (int64_t j = 0; j < kPanel; j += kLanes) {
+      const vfloat sum = load(row + j);
+      const vfloat value = S == Scales::steps ? __builtin_convertvector(reinterpret_cast<vint>(sum), vfloat) : sum;
+      store(row + j, value * scale * load(scales + j));
+    }
   }
 }
 
@@ -72,26 +83,28 @@ inline __attribute__((always_inline)) int32_t word_at(const char* p) {
 }
 
 // Rows times Vectors * kOutputs outputs from `column` on; `Fetch` fetches the lines of `next` that are its part.
-template <int Rows, int Vectors, bool Zeros, bool Fetch>
+template <int Rows, int Vectors, Scales S, bool Fetch>
 void multiply_rows(const LinearTile& t, const char* rows, float* sums, int64_t column) {
-  constexpr int64_t kBytes = Zeros ? kInt4ZerosGroupBytes : kInt4GroupBytes;
+  constexpr bool kZeros = S == Scales::halves_and_zeros;
+  constexpr int64_t kBytes = group_bytes(S);
+  using Sum = std::conditional_t<S == Scales::steps, Bytes, Floats>;
   const char* weight = t.weight;
   const char* next = Fetch ? t.next : nullptr;
-  Floats sum[Rows][Vectors];
+  Sum sum[Rows][Vectors];
 #pragma GCC unroll 8
   for (int i = 0; i < Rows; ++i)
 #pragma GCC unroll 8
     for (int j = 0; j < Vectors; ++j)
-      sum[i][j] = t.add ? load_floats(sums + i * kPanel + column + j * kOutputs) : Floats{};
+      sum[i][j] = t.add ? load_words<Sum>(sums + i * kPanel + column + j * kOutputs) : Sum{};
   for (int64_t g = 0; g < t.groups; ++g, rows += kRowGroupBytes, weight += kBytes) {
     Bytes zeros[Vectors];
 #pragma GCC unroll 8
     for (int j = 0; j < Vectors; ++j)
-      zeros[j] = Zeros ? widen_bytes(weight + kZerosOffset + column + j * kOutputs) : Bytes{};
+      zeros[j] = kZeros ? widen_bytes(weight + kZerosOffset + column + j * kOutputs) : Bytes{};
     // Less the zero points times the sum of the row's values.
     const auto shift = [&](int i, int j) __attribute__((always_inline)) {
       const Bytes negative = repeat(word_at(rows + i * t.band_stride + kInt4GroupDepth));
-      return Zeros ? multiply_words(zeros[j], negative) : negative;
+      return kZeros ? multiply_words(zeros[j], negative) : negative;
     };
     Dots dots[Rows][Vectors];
 #pragma GCC unroll 8
@@ -125,36 +138,42 @@ void multiply_rows(const LinearTile& t, const char* rows, float* sums, int64_t c
     }
 #pragma GCC unroll 8
     for (int j = 0; j < Vectors; ++j) {
-      const Floats scale = half_floats(weight + kScalesOffset + (column + j * kOutputs) * 2);
+      if constexpr (S == Scales::steps) {
+        const Bytes steps = widen_steps(weight + kScalesOffset + column + j * kOutputs);
 #pragma GCC unroll 8
-      for (int i = 0; i < Rows; ++i) sum[i][j] += scale * to_floats(dots[i][j], shift(i, j));
+        for (int i = 0; i < Rows; ++i) add_steps(sum[i][j], to_integers(dots[i][j], shift(i, j)), steps);
+      } else {
+        const Floats scale = half_floats(weight + kScalesOffset + (column + j * kOutputs) * 2);
+#pragma GCC unroll 8
+        for (int i = 0; i < Rows; ++i) sum[i][j] += scale * to_floats(to_integers(dots[i][j], shift(i, j)));
+      }
     }
   }
 #pragma GCC unroll 8
   for (int i = 0; i < Rows; ++i)
 #pragma GCC unroll 8
-    for (int j = 0; j < Vectors; ++j) store_floats(sums + i * kPanel + column + j * kOutputs, sum[i][j]);
+    for (int j = 0; j < Vectors; ++j) store_words(sums + i * kPanel + column + j * kOutputs, sum[i][j]);
 }
 
-template <int Rows, bool Zeros, bool Fetch>
+template <int Rows, Scales S, bool Fetch>
 void multiply_panel(const LinearTile& t, const char* rows, float* sums) {
   constexpr int kVectors = Rows <= kTallRows ? kWideVectors : kNarrowVectors;
   for (int64_t column = 0; column < kPanel; column += kVectors * kOutputs)
-    multiply_rows<Rows, kVectors, Zeros, Fetch>(t, rows, sums, column);
+    multiply_rows<Rows, kVectors, S, Fetch>(t, rows, sums, column);
 }
 
 // Up to Rows rows.
-template <int Rows, bool Zeros, bool Fetch>
+template <int Rows, Scales S, bool Fetch>
 void multiply_tile(int64_t count, const LinearTile& t, const char* rows, float* sums) {
   if constexpr (Rows > 1) {
-    if (count < Rows) return multiply_tile<Rows - 1, Zeros, Fetch>(count, t, rows, sums);
+    if (count < Rows) return multiply_tile<Rows - 1, S, Fetch>(count, t, rows, sums);
   }
-  multiply_panel<Rows, Zeros, Fetch>(t, rows, sums);
+  multiply_panel<Rows, S, Fetch>(t, rows, sums);
 }
 
 // The rows in tiles of about the same height, the first of which fetches the weights that come next: more rows than
 // kTallRows read a panel in two passes.
-template <bool Zeros>
+template <Scales S>
 void multiply(const LinearTile& t) {
   const bool fetches = t.next != nullptr && (t.num_rows > kTallRows || kFetchesInOrder);
   const int64_t tiles = (t.num_rows + kTileRows - 1) / kTileRows;
@@ -162,33 +181,22 @@ void multiply(const LinearTile& t) {
     const int64_t begin = t.num_rows * i / tiles, count = t.num_rows * (i + 1) / tiles - begin;
     const char* rows = t.rows + begin * t.band_stride;
     float* sums = static_cast<float*>(t.sums) + begin * kPanel;
-    if (i == 0 && fetches) multiply_tile<kTileRows, Zeros, true>(count, t, rows, sums);
-    else multiply_tile<kTileRows, Zeros, false>(count, t, rows, sums);
+    if (i == 0 && fetches) multiply_tile<kTileRows, S, true>(count, t, rows, sums);
+    else multiply_tile<kTileRows, S, false>(count, t, rows, sums);
   }
 }
 
-// sum * scale of the row * scale of the output.
-void dequantize(const LinearArgs& a, const char* rows, int64_t row_stride, int64_t num_rows, int64_t panel, void* sums) {
-  const float* scales = a.weight_scales + panel * kPanel;
-  for (int64_t r = 0; r < num_rows; ++r) {
-    float scale;
-    std::memcpy(&scale, rows + r * row_stride + scale_offset(a), sizeof scale);
-    float* row = static_cast<float*>(sums) + r * kPanel;
-    for (int64_t j = 0; j < kPanel; j += kLanes) store(row + j, load(row + j) * scale * load(scales + j));
-  }
-}
-
-template <bool Zeros>
+template <Scales S>
 constexpr LinearKernel kernel() {
   return {
       .row_group_bytes = kRowGroupBytes,
-      .panel_group_bytes = Zeros ? kInt4ZerosGroupBytes : kInt4GroupBytes,
+      .panel_group_bytes = group_bytes(S),
       .depth_block = 16,
       .takes_x = takes_x,
       .band_bytes = row_bytes,
-      .prepare = prepare<Zeros>,
-      .multiply = multiply<Zeros>,
-      .dequantize = dequantize,
+      .prepare = prepare<S>,
+      .multiply = multiply<S>,
+      .dequantize = dequantize<S>,
       .finish = KVFORGE_ISA::finish_linear,
   };
 }
@@ -196,8 +204,9 @@ constexpr LinearKernel kernel() {
 }  // namespace
 
 namespace KVFORGE_ISA {
-extern const LinearKernel linear_int4_kernel = kernel<false>();
-extern const LinearKernel linear_int4_zeros_kernel = kernel<true>();
+extern const LinearKernel linear_int4_kernel = kernel<Scales::steps>();
+extern const LinearKernel linear_int4_scales_kernel = kernel<Scales::halves>();
+extern const LinearKernel linear_int4_zeros_kernel = kernel<Scales::halves_and_zeros>();
 }
 
 }  // namespace kvforge

@@ -3,6 +3,8 @@
 // Used by files that are compiled once per instruction set: everything here has internal linkage.
 #pragma once
 
+#include <type_traits>
+
 #include "native/simd.h"
 
 namespace kvforge {
@@ -21,6 +23,11 @@ KVFORGE_INLINE Bytes keep_low(Bytes x) { return _mm512_and_si512(x, _mm512_set1_
 KVFORGE_INLINE Bytes widen_bytes(const char* p) {
   return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 }
+// The low 16 bits of signed bytes, zeros above.
+KVFORGE_INLINE Bytes widen_steps(const char* p) {
+  const Bytes words = _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  return _mm512_and_si512(words, _mm512_set1_epi32(0xffff));
+}
 // float16 that is zero or a normal number.
 KVFORGE_INLINE Floats half_floats(const char* p) {
   return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
@@ -35,6 +42,10 @@ KVFORGE_INLINE Bytes keep_low(Bytes x) { return _mm256_and_si256(x, _mm256_set1_
 KVFORGE_INLINE Bytes widen_bytes(const char* p) {
   return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
 }
+KVFORGE_INLINE Bytes widen_steps(const char* p) {
+  const Bytes words = _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+  return _mm256_and_si256(words, _mm256_set1_epi32(0xffff));
+}
 // As above, without F16C.
 KVFORGE_INLINE Floats half_floats(const char* p) {
   const Bytes bits = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
@@ -45,8 +56,6 @@ KVFORGE_INLINE Floats half_floats(const char* p) {
 }
 #endif
 
-KVFORGE_INLINE Floats load_floats(const float* p) { return KVFORGE_VECTOR(loadu_ps)(p); }
-KVFORGE_INLINE void store_floats(float* p, Floats x) { KVFORGE_VECTOR(storeu_ps)(p, x); }
 KVFORGE_INLINE Bytes repeat(int32_t word) { return KVFORGE_VECTOR(set1_epi32)(word); }
 KVFORGE_INLINE void unpack(const char* p, Bytes& low, Bytes& high) {
   const Bytes codes = load_bytes_of(p);
@@ -56,25 +65,34 @@ KVFORGE_INLINE void unpack(const char* p, Bytes& low, Bytes& high) {
 // Of integers of 16 bits in each word.
 KVFORGE_INLINE Bytes multiply_words(Bytes a, Bytes b) { return KVFORGE_VECTOR(madd_epi16)(a, b); }
 
+// A group's integers times the steps, 16 bits of either.
+KVFORGE_INLINE void add_steps(Bytes& sum, Bytes integers, Bytes steps) {
+#if defined(__AVX512VNNI__)
+  asm("vpdpwssd %2, %1, %0" : "+v"(sum) : "v"(integers), "v"(steps));
+#else
+  sum = KVFORGE_VECTOR(add_epi32)(sum, KVFORGE_VECTOR(madd_epi16)(integers, steps));
+#endif
+}
+KVFORGE_INLINE Floats to_floats(Bytes integers) { return KVFORGE_VECTOR(cvtepi32_ps)(integers); }
+
 using Dots = Bytes;
 
-// Sums of products begin as first_dots(shift) and become float by to_floats(sums, shift); in between shift is added.
+// Sums of products begin as first_dots(shift) and are to_integers(sums, shift) then; in between shift is added.
 #if defined(__AVX512VNNI__)
 // GCC 12 copies the sums to the stack around the intrinsic; "+v" leaves them where they are.
 KVFORGE_INLINE void add_products(Dots& sum, Bytes codes, Bytes values) {
   asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(codes), "v"(values));
 }
 KVFORGE_INLINE Dots first_dots(Bytes shift) { return shift; }
-KVFORGE_INLINE Floats to_floats(Dots dots, Bytes) { return _mm512_cvtepi32_ps(dots); }
+KVFORGE_INLINE Bytes to_integers(Dots dots, Bytes) { return dots; }
 #else
 // Sums of 16 products of a group: at most 16 * 15 * 127 of either sign, which 16 bits hold.
 KVFORGE_INLINE void add_products(Dots& sum, Bytes codes, Bytes values) {
   sum = KVFORGE_VECTOR(add_epi16)(sum, KVFORGE_VECTOR(maddubs_epi16)(codes, values));
 }
 KVFORGE_INLINE Dots first_dots(Bytes) { return Dots{}; }
-KVFORGE_INLINE Floats to_floats(Dots dots, Bytes shift) {
-  const Bytes sums = KVFORGE_VECTOR(madd_epi16)(dots, KVFORGE_VECTOR(set1_epi16)(1));
-  return KVFORGE_VECTOR(cvtepi32_ps)(KVFORGE_VECTOR(add_epi32)(sums, shift));
+KVFORGE_INLINE Bytes to_integers(Dots dots, Bytes shift) {
+  return KVFORGE_VECTOR(add_epi32)(KVFORGE_VECTOR(madd_epi16)(dots, KVFORGE_VECTOR(set1_epi16)(1)), shift);
 }
 #endif
 #undef KVFORGE_VECTOR
@@ -94,8 +112,7 @@ inline Floats half_floats(const char* p) {
   const float value = from_bits((bits & 0x7fffu) << 13) * 0x1p112f;
   return from_bits(to_bits(value) | (bits & 0x8000u) << 16);
 }
-inline Floats load_floats(const float* p) { return *p; }
-inline void store_floats(float* p, Floats x) { *p = x; }
+inline Bytes widen_steps(const char* p) { return static_cast<Bytes>(static_cast<int8_t>(*p)); }
 inline Bytes repeat(int32_t word) { return static_cast<Bytes>(word); }
 inline void unpack(const char* p, Bytes& low, Bytes& high) {
   std::memcpy(&low, p, sizeof low);
@@ -107,9 +124,21 @@ inline void add_products(Dots& sum, Bytes codes, Bytes values) {
   for (int i = 0; i < 32; i += 8) sum += static_cast<uint8_t>(codes >> i) * static_cast<int8_t>(values >> i);
 }
 inline Dots first_dots(Bytes shift) { return static_cast<Dots>(shift); }
-inline Floats to_floats(Dots dots, Bytes) { return static_cast<float>(dots); }
+inline Bytes to_integers(Dots dots, Bytes) { return static_cast<Bytes>(dots); }
+inline void add_steps(Bytes& sum, Bytes integers, Bytes steps) { sum += integers * steps; }
+inline Floats to_floats(Bytes integers) { return static_cast<float>(static_cast<int32_t>(integers)); }
 
 #endif
+
+// Sums, of words of 32 bits.
+template <typename Sum>
+inline Sum load_words(const float* p) {
+  Sum sum;
+  std::memcpy(&sum, p, sizeof sum);
+  return sum;
+}
+template <typename Sum>
+inline void store_words(float* p, Sum sum) { std::memcpy(p, &sum, sizeof sum); }
 
 }  // namespace
 }  // namespace kvforge

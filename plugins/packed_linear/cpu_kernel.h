@@ -1,7 +1,7 @@
 // What the operator's driver hands to its kernels. A *group* is 4 bytes of the depth, two bfloat16 or four int8: a
 // panel of the weight has kPanel words for each group, a prepared row one word or what its kernel makes of it. With int4
-// a group is 32 of the depth: their codes, their scales as float16 and perhaps their zero points (packing.py says how
-// they lie). A kernel's rows lie in *bands*, of one row or as many as its tiles have: group g of a band is at
+// a group is 32 of the depth: their codes, then their steps or their scales as float16 and perhaps their zero points
+// (packing.py says how they lie). A kernel's rows lie in *bands*, of one row or as many as its tiles have: group g of a band is at
 // g * row_group_bytes * band_rows.
 #pragma once
 
@@ -13,8 +13,10 @@ constexpr int64_t kPanel = 64;             // outputs of a panel
 constexpr int64_t kGroupBytes = 4;         // of an output
 constexpr int64_t kPanelGroupBytes = kPanel * kGroupBytes;
 constexpr int64_t kInt4GroupDepth = 32;
-constexpr int64_t kInt4GroupBytes = kPanel * (kInt4GroupDepth / 2 + 2);  // of a panel
-constexpr int64_t kInt4ZerosGroupBytes = kInt4GroupBytes + kPanel;       // with zero points
+// Of a panel: with the steps of a group, with its scales, with scales and zero points.
+constexpr int64_t kInt4GroupBytes = kPanel * (kInt4GroupDepth / 2 + 1);
+constexpr int64_t kInt4ScalesGroupBytes = kPanel * (kInt4GroupDepth / 2 + 2);
+constexpr int64_t kInt4ZerosGroupBytes = kInt4ScalesGroupBytes + kPanel;
 
 struct LinearArgs {
   const uint16_t* x;  // [rows, depth] bfloat16
@@ -100,6 +102,7 @@ struct LinearKernel {
   extern const LinearKernel linear_bf16_kernel;   \
   extern const LinearKernel linear_int8_kernel;   \
   extern const LinearKernel linear_int4_kernel;   \
+  extern const LinearKernel linear_int4_scales_kernel; \
   extern const LinearKernel linear_int4_zeros_kernel; \
   void finish_linear(const LinearArgs& args, int64_t begin, int64_t num_rows, int64_t panel, const float* sums); \
   }

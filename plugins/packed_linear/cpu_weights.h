@@ -9,10 +9,11 @@
 
 namespace kvforge {
 
-// What the weights are, and for int4 whether their groups have zero points.
-enum class Weights { bf16, int8, int4, int4_zeros };
+// What the weights are, and for int4 what their groups have besides codes: steps, scales, scales and zero points.
+enum class Weights { bf16, int8, int4, int4_scales, int4_zeros };
 
-const LinearKernel& linear_kernel(Weights weights);
+// The kernel for a product of so many rows.
+const LinearKernel& linear_kernel(Weights weights, int64_t rows);
 
 Weights weights_of(const char* op, const at::Tensor& weight);
 

@@ -89,12 +89,12 @@ def round_to_codes(weight: Tensor, zero_points: bool = False) -> Codes:
     """
     outputs, depth = weight.shape
     groups = F.pad(weight.float(), (0, -depth % GROUP_DEPTH)).view(outputs, -1, GROUP_DEPTH)
-    unit = _power_of_two(groups.abs().amax(2, keepdim=True), 1)  # so that squares are neither too large nor nothing
+    unit = power_of_two(groups.abs().amax(2, keepdim=True), 1)  # so that squares are neither too large nor nothing
     groups = groups / unit
     best = best_gain = torch.zeros_like(groups[..., :1])
     best_zero = torch.full_like(best, MIDDLE)
     for scale, zero in _ranges(groups) if zero_points else _outermost(groups):
-        levels = _levels(groups, scale, zero)
+        levels = nearest_levels(groups, scale, zero)
         products, squares = (groups * levels).sum(2, keepdim=True), levels.square().sum(2, keepdim=True)
         scale = products / squares.clamp(min=1)
         gain = products * scale  # the squares that this scale explains
@@ -103,7 +103,9 @@ def round_to_codes(weight: Tensor, zero_points: bool = False) -> Codes:
         best_zero = torch.where(is_better, zero, best_zero)
     scales = stored_scales((best * unit)[..., 0])
     codes = (
-        (_levels(groups, scales[..., None] / unit, best_zero) + best_zero).to(torch.uint8).view(outputs, -1)[:, :depth]
+        (nearest_levels(groups, scales[..., None] / unit, best_zero) + best_zero)
+        .to(torch.uint8)
+        .view(outputs, -1)[:, :depth]
     )
     return Codes(codes, scales, best_zero[..., 0].to(torch.uint8) if zero_points else None)
 
@@ -125,18 +127,18 @@ def _ranges(groups: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
             yield (highest - lowest) * (share / LARGEST_CODE), zero
 
 
-def _levels(groups: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
-    """The nearest multiples of `scale` whose codes are 0 to 15; 0 where it is 0."""
+def nearest_levels(groups: Tensor, scale: Tensor, zero: Tensor | int) -> Tensor:
+    """Return the nearest multiples of `scale` whose codes are 0 to 15, as whole numbers; 0 where it is 0."""
     return (groups / scale).nan_to_num(0.0, 0.0, 0.0).round().clamp(-zero, LARGEST_CODE - zero)
 
 
 def factors(scales: Tensor) -> Tensor:
     """Return the power of two of each output, float32 `[N]`, that brings its largest scale into [2^14, 2^15)."""
-    return _power_of_two(scales.abs().amax(1), 15)
+    return power_of_two(scales.abs().amax(1), 15)
 
 
-def _power_of_two(x: Tensor, exponent: int) -> Tensor:
-    """The normal number that brings `x`, of the same shape, into [2^(exponent - 1), 2^exponent), 2^-126 at least."""
+def power_of_two(x: Tensor, exponent: int) -> Tensor:
+    """Return the power of two, 2^-126 at least, that divides each of `x` into [2^(exponent - 1), 2^exponent)."""
     return torch.ldexp(torch.ones_like(x), (torch.frexp(x).exponent - exponent).clamp(min=-126))
 
 

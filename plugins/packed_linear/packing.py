@@ -3,9 +3,10 @@
 bfloat16 comes in pairs of the depth, `[panels, K/2, 64, 2]`, int8 in quads, `[panels, K/4, 64, 4]`: what one
 instruction multiplies with a broadcast word of the activations. N and K are padded with zeros.
 
-int4 comes in groups of 32 of the depth, uint8 `[panels, K/32, 1152 or 1216]`. A group has, for each 8 of its depth, 64
-words of 4 bytes, one for each output: the low half of byte i is the code of i, the high half that of i + 4. Then come
-the 64 outputs' scales as float16 and, where there are any, their zero points, a byte each.
+int4 comes in groups of 32 of the depth, uint8 `[panels, K/32, 1088, 1152 or 1216]`. A group has, for each 8 of its
+depth, 64 words of 4 bytes, one for each output: the low half of byte i is the code of i, the high half that of i + 4.
+Then come the 64 outputs' steps, a signed byte each (`int4_steps.py`), or their scales as float16 and, where there are
+any, their zero points, a byte each (`int4.py`).
 """
 
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from torch.nn import functional as F
 
 from plugins.kv_quantization import dynamic_scale, quantize
 from plugins.packed_linear.int4 import GROUP_DEPTH, Codes, factors, half_scales, round_to_codes
+from plugins.packed_linear.int4_steps import SteppedCodes, round_in_steps
 
 PANEL = 64
 """Outputs of a panel. A gated panel holds 32 rows of the gate and then the same 32 rows of up."""
@@ -27,24 +29,28 @@ GROUP = {torch.bfloat16: 2, torch.int8: 4}
 """Elements of the depth that lie together."""
 
 
-INT4 = {torch.uint4: False, torch.quint4x2: True}
-"""Whether int4 weights have zero points, by the dtype that stands for them."""
+IN_STEPS, WITH_SCALES, WITH_ZEROS = torch.int4, torch.uint4, torch.quint4x2
+"""The dtypes that stand for the kinds of int4 weights: with steps, with scales, with scales and zero points."""
+
+INT4 = (IN_STEPS, WITH_SCALES, WITH_ZEROS)
 
 CHUNK = 8
 """Of int4, the codes of an output that lie in one word."""
 
 SCALES_BEGIN = GROUP_DEPTH // 2 * PANEL
+STEPS_END = SCALES_BEGIN + PANEL
 ZEROS_BEGIN = SCALES_BEGIN + 2 * PANEL
+_GROUP_BYTES = {IN_STEPS: STEPS_END, WITH_SCALES: ZEROS_BEGIN, WITH_ZEROS: ZEROS_BEGIN + PANEL}
 
 
 def pack(weight: Tensor, weight_dtype: torch.dtype, gated: bool = False) -> tuple[Tensor, Tensor | None]:
-    """Pack the weight `[N, K]` of a linear layer as bfloat16, int8 or int4 for `plugins.packed_linear`; int4 is
-    torch.uint4 or, with zero points, torch.quint4x2.
+    """Pack the weight `[N, K]` of a linear layer as bfloat16, int8 or int4 for `plugins.packed_linear`; int4 is one
+    of `INT4`.
 
     Returns the packed weight and scales in the order of the panels: for int8, float32 [2, N padded], the scale of each
-    output (max|w| / 127) and the sum of its quantized weights; for int4, float32 [1, N padded], the factor of its
-    groups' scales. With `gated`, the rows are [gate; up]. Raises ValueError for another dtype, for a weight that is no
-    matrix and for an odd number of gated rows.
+    output (max|w| / 127) and the sum of its quantized weights; for int4, float32 [1, N padded], the scale of its
+    groups' steps or the factor of their scales. With `gated`, the rows are [gate; up]. Raises ValueError for another
+    dtype, for a weight that is no matrix and for an odd number of gated rows.
     """
     if weight_dtype not in (*GROUP, *INT4):
         known = ", ".join(map(str, (*GROUP, *INT4)))
@@ -53,11 +59,10 @@ def pack(weight: Tensor, weight_dtype: torch.dtype, gated: bool = False) -> tupl
         raise ValueError(f"A weight to pack must be a matrix [N, K], not of shape {list(weight.shape)}.")
     num_panels = _num_panels(weight.shape[0], gated)
     if weight_dtype in INT4:
-        packed, scales = _empty_int4(weight, gated, INT4[weight_dtype])
+        packed, scales = _empty_int4(weight, gated, weight_dtype)
         if not weight.is_meta:
             for first, last in _ranges(num_panels):
-                codes = round_to_codes(_rows_of_panels(weight, first, last, gated), INT4[weight_dtype])
-                _pack_panels(codes, packed, scales, first)
+                _pack_panels(_round(_rows_of_panels(weight, first, last, gated), weight_dtype), packed, scales, first)
         return packed, scales
     group, depth = GROUP[weight_dtype], weight.shape[1]
     num_groups = -(-depth // group)
@@ -79,31 +84,56 @@ def pack(weight: Tensor, weight_dtype: torch.dtype, gated: bool = False) -> tupl
     return packed, sums
 
 
-def pack_codes(weight: Codes, gated: bool = False) -> tuple[Tensor, Tensor]:
+def pack_codes(weight: Codes | SteppedCodes, gated: bool = False) -> tuple[Tensor, Tensor]:
     """Pack a weight that is in 4 bits already, in groups of 32, as `pack` does; no code changes.
 
     Raises ValueError for an odd number of gated rows.
     """
-    packed, factor = _empty_int4(weight.codes, gated, has_zeros=weight.zeros is not None)
+    packed, factor = _empty_int4(weight.codes, gated, _kind(weight))
     for first, last in _ranges(len(packed)):
-        zeros = None if weight.zeros is None else _rows_of_panels(weight.zeros, first, last, gated)
-        codes, scales = (_rows_of_panels(rows, first, last, gated) for rows in (weight.codes, weight.scales))
-        _pack_panels(Codes(codes, scales, zeros), packed, factor, first)
+
+        def rows_of(tensor: Tensor, first: int = first, last: int = last) -> Tensor:
+            return _rows_of_panels(tensor, first, last, gated)
+
+        codes = rows_of(weight.codes)
+        if isinstance(weight, SteppedCodes):
+            part = SteppedCodes(codes, rows_of(weight.steps), rows_of(weight.scales[:, None])[:, 0])
+            _pack_panels(part, packed, factor, first)
+        else:
+            zeros = None if weight.zeros is None else rows_of(weight.zeros)
+            _pack_panels(Codes(codes, rows_of(weight.scales), zeros), packed, factor, first)
     return packed, factor
 
 
+def is_in_steps(packed: Tensor) -> bool:
+    """Return whether a packed int4 weight has steps in place of scales."""
+    return packed.shape[-1] == STEPS_END
+
+
 def unpack_codes(packed: Tensor, num_outputs: int, depth: int, gated: bool) -> Codes:
-    """The codes of a packed int4 weight; its scales are float16's, without their outputs' factors."""
+    """The codes of a packed int4 weight; its scales are steps or float16's, without what `scales` of `pack` says of
+    their outputs."""
     panels, groups, _ = packed.shape
     words = packed[..., :SCALES_BEGIN].reshape(panels, groups, -1, PANEL, CHUNK // 2)
     codes = torch.cat((words & 15, words >> 4), dim=-1).permute(0, 1, 2, 4, 3).reshape(panels, -1, PANEL, 1)
-    halves = packed[..., SCALES_BEGIN:ZEROS_BEGIN].contiguous().view(torch.float16).float()
+    of_groups = packed[..., SCALES_BEGIN:ZEROS_BEGIN].contiguous()
+    scales = of_groups.view(torch.int8 if is_in_steps(packed) else torch.float16).float()
     zeros = packed[..., ZEROS_BEGIN:, None]
     return Codes(
         unpack(codes, num_outputs, depth, gated),
-        unpack(halves[..., None], num_outputs, groups, gated),
+        unpack(scales[..., None], num_outputs, groups, gated),
         unpack(zeros, num_outputs, groups, gated) if zeros.numel() else None,
     )
+
+
+def _kind(weight: Codes | SteppedCodes) -> torch.dtype:
+    if isinstance(weight, SteppedCodes):
+        return IN_STEPS
+    return WITH_SCALES if weight.zeros is None else WITH_ZEROS
+
+
+def _round(weight: Tensor, kind: torch.dtype) -> Codes | SteppedCodes:
+    return round_in_steps(weight) if kind == IN_STEPS else round_to_codes(weight, kind == WITH_ZEROS)
 
 
 def _num_panels(outputs: int, gated: bool) -> int:
@@ -117,25 +147,30 @@ def _ranges(num_panels: int) -> Iterator[tuple[int, int]]:
         yield first, min(first + PANELS_AT_ONCE, num_panels)
 
 
-def _empty_int4(weight: Tensor, gated: bool, has_zeros: bool) -> tuple[Tensor, Tensor]:
+def _empty_int4(weight: Tensor, gated: bool, kind: torch.dtype) -> tuple[Tensor, Tensor]:
     num_panels, num_groups = _num_panels(weight.shape[0], gated), -(-weight.shape[1] // GROUP_DEPTH)
-    size = ZEROS_BEGIN + (PANEL if has_zeros else 0)
-    packed = weight.new_empty((num_panels, num_groups, size), dtype=torch.uint8)
+    packed = weight.new_empty((num_panels, num_groups, _GROUP_BYTES[kind]), dtype=torch.uint8)
     return packed, weight.new_empty((1, num_panels * PANEL), dtype=torch.float32)
 
 
-def _pack_panels(weight: Codes, packed: Tensor, factor: Tensor, first: int) -> None:
+def _pack_panels(weight: Codes | SteppedCodes, packed: Tensor, factor: Tensor, first: int) -> None:
     """Write the rows of some panels, the first of which is `first`, to their places."""
     last, groups = first + len(weight.codes) // PANEL, packed.shape[1]
     codes = F.pad(weight.codes, (0, -weight.codes.shape[1] % GROUP_DEPTH))
     halves = codes.view(-1, PANEL, groups, GROUP_DEPTH // CHUNK, 2, CHUNK // 2)
     words = (halves[..., 0, :] | halves[..., 1, :] << 4).permute(0, 2, 3, 1, 4)
     packed[first:last, :, :SCALES_BEGIN] = words.reshape(last - first, groups, -1)
+    outputs = slice(first * PANEL, last * PANEL)
+    if isinstance(weight, SteppedCodes):
+        steps = weight.steps.view(-1, PANEL, groups).transpose(1, 2).contiguous()
+        packed[first:last, :, SCALES_BEGIN:] = steps.view(torch.uint8)
+        factor[0, outputs] = weight.scales
+        return
     scales = half_scales(weight.scales).view(-1, PANEL, groups).transpose(1, 2).contiguous()
     packed[first:last, :, SCALES_BEGIN:ZEROS_BEGIN] = scales.view(torch.uint8)
     if weight.zeros is not None:
         packed[first:last, :, ZEROS_BEGIN:] = weight.zeros.view(-1, PANEL, groups).transpose(1, 2)
-    factor[0, first * PANEL : last * PANEL] = factors(weight.scales)
+    factor[0, outputs] = factors(weight.scales)
 
 
 def _rows_of_panels(weight: Tensor, first: int, last: int, gated: bool) -> Tensor:

@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 from plugins.kv_quantization import dynamic_scale, quantize
 from plugins.packed_linear.int4 import MIDDLE, Codes
-from plugins.packed_linear.packing import PANEL, unpack, unpack_codes
+from plugins.packed_linear.packing import PANEL, is_in_steps, unpack, unpack_codes
 
 
 def reference(
@@ -31,10 +31,14 @@ def reference(
     else:
         x_scale = dynamic_scale(x, torch.int8)[:, None]
         values = quantize(x, x_scale, torch.int8).double()
-        if weight.dtype == torch.uint8:
-            sums = _sums_of_groups(values, unpack_codes(weight, num_outputs, depth, gated))
-        else:
+        if weight.dtype == torch.int8:
             sums = (values @ unpack(weight, num_outputs, depth, gated).double().T).float()  # exact before it is rounded
+        elif is_in_steps(weight):
+            sums = (
+                values @ unpack_codes(weight, num_outputs, depth, gated).dequantize().double().T
+            ).float()  # exact too
+        else:
+            sums = _sums_of_groups(values, unpack_codes(weight, num_outputs, depth, gated))
         y = sums * x_scale * unpack(scales[0].view(-1, 1, PANEL, 1), num_outputs, 1, gated)[:, 0]
     if bias is not None:
         y = y + bias.float()

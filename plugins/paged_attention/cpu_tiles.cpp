@@ -106,16 +106,27 @@ inline __m512 reduce_rows(const __m512* vectors, const Op& op) {
   return x[0];
 }
 
-// Raises the highest of each row's scores, lane by lane, by those of 32 keys.
-inline void update_highest(const char* scores, __m512* highest) {
+// Raises the highest of each row's scores, lane by lane, by those of 32 keys; `scales`: of these keys, or null.
+inline void update_highest(const char* scores, const float* scales, __m512* highest) {
+  if (scales == nullptr) {
 #pragma GCC unroll 4
-  for (int64_t r = 0; r < kStrip; ++r, scores += kScoreRow)
-    highest[r] = _mm512_max_ps(highest[r], _mm512_max_ps(_mm512_loadu_ps(scores), _mm512_loadu_ps(scores + 64)));
+    for (int64_t r = 0; r < kStrip; ++r, scores += kScoreRow)
+      highest[r] = _mm512_max_ps(highest[r], _mm512_max_ps(_mm512_loadu_ps(scores), _mm512_loadu_ps(scores + 64)));
+    return;
+  }
+  const __m512 low = _mm512_loadu_ps(scales), high = _mm512_loadu_ps(scales + 16);
+#pragma GCC unroll 4
+  for (int64_t r = 0; r < kStrip; ++r, scores += kScoreRow) {
+    const __m512 first = _mm512_mul_ps(_mm512_loadu_ps(scores), low);
+    highest[r] = _mm512_max_ps(highest[r], _mm512_max_ps(first, _mm512_mul_ps(_mm512_loadu_ps(scores + 64), high)));
+  }
 }
 
 // softmax_row() of 16 rows that see all keys of a block, with the same bits: a row's two sums across lanes wait for one
 // another, those of 16 rows do not. factor >= 0.
-void softmax_rows(const char* scores, const __m512* highest, char* weights, float factor, float* tops, float* totals) {
+template <bool Scaled>
+void softmax_rows(const char* scores, const __m512* highest, char* weights, float factor, const BlockScales& scales,
+                  float* tops, float* totals) {
   const __m512 scale = _mm512_set1_ps(factor);
   // Rounding keeps the order: the largest score times the factor is the largest product.
   const auto larger_of = [](__m512 x, __m512 y) { return _mm512_max_ps(x, y); };
@@ -128,9 +139,16 @@ void softmax_rows(const char* scores, const __m512* highest, char* weights, floa
     __m512 total = _mm512_setzero_ps();
 #pragma GCC unroll 4
     for (int64_t j = 0; j < kKeyBlock; j += 32) {
-      const auto weight = [&](int64_t at) { return weight_of(_mm512_loadu_ps(row + at), scale, peak); };
-      const __m512 low = weight(j), high = weight(j + 16);
+      const auto weight = [&](int64_t at) {
+        const __m512 score = _mm512_loadu_ps(row + at);
+        return weight_of(Scaled ? _mm512_mul_ps(score, _mm512_loadu_ps(scales.k + at)) : score, scale, peak);
+      };
+      __m512 low = weight(j), high = weight(j + 16);
       total = _mm512_add_ps(_mm512_add_ps(total, low), high);
+      if (Scaled) {
+        low = _mm512_mul_ps(low, _mm512_loadu_ps(scales.v + j));
+        high = _mm512_mul_ps(high, _mm512_loadu_ps(scales.v + j + 16));
+      }
       _mm512_storeu_si512(out + j * 2, reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high, low)));
     }
     sums[r] = total;
@@ -144,11 +162,10 @@ struct Strip {
   int64_t seen, width;  // keys before `seen` count for some row; those of the block that are multiplied
 };
 
-// Whether all rows of a whole strip see all keys of a whole block, none with scales of its own. The first row sees the
-// fewest of the later keys, the last one those of a window from the latest on.
-bool sees_all(const AttentionArgs& a, const Rows& rows, const Strip& s, const BlockScales& scales) {
-  return s.end - s.begin == kStrip && s.block >= s.first_key && s.block + kKeyBlock <= s.end_key && scales.k == nullptr &&
-      a.scale * a.k_scale >= 0 && position(a, rows, rows.row_begin + s.begin) >= s.block + kKeyBlock - 1 &&
+// Whether all rows of a whole strip see all keys of a whole block. The first row sees the fewest of the later keys, the
+// last one those of a window from the latest on.
+bool sees_all(const AttentionArgs& a, const Rows& rows, const Strip& s) {
+  return s.end - s.begin == kStrip && s.block >= s.first_key && s.block + kKeyBlock <= s.end_key && a.scale * a.k_scale >= 0 && position(a, rows, rows.row_begin + s.begin) >= s.block + kKeyBlock - 1 &&
       (a.window == 0 || position(a, rows, rows.row_begin + s.end - 1) - a.window < s.block);
 }
 
@@ -213,21 +230,25 @@ void tile(const AttentionArgs& a, const Rows& rows, int64_t begin, int64_t end, 
       if (seen <= block) continue;
       const int64_t width = round_up(seen - block, kStep);
       const Strip s{strip, stop, block, begin, end, seen, width};
-      const bool all_seen = sees_all(a, rows, s, scales);
+      const bool all_seen = sees_all(a, rows, s);
       __m512 highest[kStrip];
       for (__m512& h : highest) h = _mm512_set1_ps(-__builtin_inff());
+      const auto raise = [&](int64_t j) {
+        update_highest(scores + j * 4, scales.k == nullptr ? nullptr : scales.k + j, highest);
+      };
       for (int64_t j = 0; j < width; j += 32) {
         multiply(q + strip / kRowsOfTile * steps * kTileBytes, kTileRowBytes, steps * kTileBytes, kTileBytes,
                  k + j / kRowsOfTile * steps * kTileBytes, steps * kTileBytes, steps, scores + j * 4, kScoreRow);
-        // Of the product before, which is in memory while tiles compute this one.
-        if (all_seen && j > 0) update_highest(scores + (j - 32) * 4, highest);
+        // By the product before, which is in memory while tiles compute this one.
+        if (all_seen && j > 0) raise(j - 32);
       }
       float top[kStrip], total[kStrip] = {};
       if (all_seen) {
-        update_highest(scores + (kKeyBlock - 32) * 4, highest);
+        raise(kKeyBlock - 32);
+        const auto softmax = scales.k == nullptr ? softmax_rows<false> : softmax_rows<true>;
         for (int64_t r = 0; r < kStrip; r += kRowsOfTile)
-          softmax_rows(scores + r * kScoreRow, highest + r, weights + r * kWeightRow, a.scale * a.k_scale * kLog2E, top + r,
-                       total + r);
+          softmax(scores + r * kScoreRow, highest + r, weights + r * kWeightRow, a.scale * a.k_scale * kLog2E, scales,
+                  top + r, total + r);
       } else {
         softmax_strip(a, rows, s, scales, scores, weights, top, total);
       }

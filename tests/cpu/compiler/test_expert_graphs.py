@@ -19,6 +19,7 @@ from kvforge.quantize import quantize_checkpoint
 from model_defs import ModelError, load_config
 from model_defs.reference import reference_logits
 from plugins.expert_linear import pack_experts
+from plugins.packed_linear.packing import IN_STEPS
 from tests.support.models.checkpoints import SMALL, load_weights, make_checkpoint
 from tests.support.rounding import assert_near, config_of, model_error, rounded_model_error
 from tests.support.schedules.step_driver import StepDriver
@@ -51,7 +52,7 @@ def logits(path: Path, tokens: torch.Tensor, chunk: int, **options: Any) -> torc
     return torch.cat([driver.run(part.tolist()) for part in tokens.split(chunk)])
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8, torch.uint4])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8, IN_STEPS])
 @pytest.mark.parametrize("family", ["qwen3_moe", "mixtral"])
 def test_experts_are_stacked_in_their_order_and_the_router_is_not_quantized(family, dtype, tmp_path) -> None:
     path = make_checkpoint(tmp_path / "c", family, dtype=torch.bfloat16, num_hidden_layers=1)
@@ -70,7 +71,7 @@ def test_experts_are_stacked_in_their_order_and_the_router_is_not_quantized(fami
     assert "layers.0.experts.router.scales" not in engine
 
 
-@pytest.mark.parametrize(("name", "dtype"), [("bfloat16", torch.bfloat16), ("int8", torch.int8), ("int4", torch.uint4)])
+@pytest.mark.parametrize(("name", "dtype"), [("bfloat16", torch.bfloat16), ("int8", torch.int8), ("int4", IN_STEPS)])
 def test_the_weights_in_memory_are_those_that_are_counted(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
     """With as many experts as fill a panel of the router, and a dense layer."""
     shape = {"num_experts": 64, "num_local_experts": 64, "num_hidden_layers": 2, "decoder_sparse_step": 2}

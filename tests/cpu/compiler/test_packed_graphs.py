@@ -19,7 +19,8 @@ from model_defs.graphs import EarlyExitGraph, LowerGraph, UpperGraph
 from model_defs.layers import Linear, RMSNorm
 from model_defs.reference import reference_early_exit, reference_logits
 from plugins.kv_quantization import dynamic_scale, quantize
-from plugins.packed_linear.int4 import round_to_codes
+from plugins.packed_linear.int4_steps import round_in_steps
+from plugins.packed_linear.packing import IN_STEPS
 from tests.support.models.checkpoints import load_weights, make_checkpoint
 from tests.support.rounding import rounded_model_error
 
@@ -91,8 +92,8 @@ def logits(model: Model, weight_dtype: torch.dtype | None) -> list[Tensor]:
 
 def rounded(weight: Tensor, weight_dtype: torch.dtype) -> Tensor:
     """The weight that packing it as int8 or int4 leaves."""
-    if weight_dtype == torch.uint4:
-        return round_to_codes(weight).dequantize()
+    if weight_dtype == IN_STEPS:
+        return round_in_steps(weight).dequantize()
     scale = dynamic_scale(weight, torch.int8)[:, None]
     return quantize(weight, scale, torch.int8).float() * scale
 
@@ -127,7 +128,7 @@ def references(model: Model) -> list[Tensor]:
     return results
 
 
-SMALL = {torch.int8: 0.05, torch.uint4: 0.4}
+SMALL = {torch.int8: 0.05, IN_STEPS: 0.4}
 """What quantized weights and inputs change of the logits. With int8 each is off by half of 1/127 of its row's largest
 at most, 0.2% of it on average, and a layer has four products of two such operands: 3 layers move by about sqrt(24)
 times that, 1%. An int4 weight is off by 8% on average, and 12 products with such weights move by sqrt(12) times that,
@@ -158,7 +159,7 @@ def test_quantized_is_the_plain_graph_with_rounded_weights_and_inputs(
         assert error(expected, exact) < SMALL[weight_dtype]
 
 
-@pytest.mark.parametrize(("weight_dtype", "stored"), [(torch.int8, torch.int8), (torch.uint4, torch.uint8)])
+@pytest.mark.parametrize(("weight_dtype", "stored"), [(torch.int8, torch.int8), (IN_STEPS, torch.uint8)])
 def test_packed_weights_are_aligned_and_the_lookup_is_plain(
     model: Model, weight_dtype: torch.dtype, stored: torch.dtype
 ) -> None:

@@ -25,6 +25,7 @@ from kvforge.rewire import RewireOptions, rewire_checkpoint
 from kvforge.runtime.sessions.pools import device_bytes
 from model_defs import ModelConfig, ModelError, load_config
 from model_defs.reference import reference_hidden, reference_logits
+from plugins.packed_linear.packing import IN_STEPS
 from tests.support.models.checkpoints import SMALL, load_weights, make_checkpoint
 from tests.support.rounding import assert_near, config_of, model_error, rounded_model_error
 from tests.support.schedules.step_driver import StepDriver
@@ -235,7 +236,7 @@ def test_bf16_engines_stay_near_the_reference(weight_dtype: str, bound: float | 
     assert error < (bound or rounded_model_error(config, torch.bfloat16))
 
 
-@pytest.mark.parametrize(("name", "dtype"), [("int8", torch.int8), ("int4", torch.uint4)])
+@pytest.mark.parametrize(("name", "dtype"), [("int8", torch.int8), ("int4", IN_STEPS)])
 @pytest.mark.parametrize("query_rank", [None, 72])
 def test_the_weights_in_memory_are_those_that_are_counted(
     name: str, dtype: torch.dtype, query_rank: int | None, tmp_path: Path

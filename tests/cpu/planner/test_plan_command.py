@@ -248,7 +248,7 @@ def test_a_checkpoint_calibrated_for_an_8_bit_cache_is_planned_with_it(capsys, t
 
 
 def test_zero_points_are_counted_as_build_keeps_them(capsys, tmp_path):
-    for zero_points, kept in ((True, "int4_zeros"), (False, "int4")):
+    for zero_points, kept in ((True, "int4_zeros"), (False, "int4_scales")):
         checkpoint = make_checkpoint(tmp_path / kept, dtype=torch.float16)
         quantize_checkpoint(checkpoint, "gptq", zero_points)
         assert plan(capsys, "--model", checkpoint, "--weight-dtype", "int4")["weight_dtype"] == kept

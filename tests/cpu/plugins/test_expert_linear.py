@@ -9,8 +9,9 @@ from plugins.expert_linear import pack_experts
 from plugins.expert_linear.cases import random_case
 from plugins.judge import values_differ
 from plugins.packed_linear import pack
+from plugins.packed_linear.packing import INT4
 
-DTYPES = (torch.bfloat16, torch.int8, torch.uint4, torch.quint4x2)
+DTYPES = (torch.bfloat16, torch.int8, *INT4)
 EXPERTS, ACTIVE, DEPTH, OUTPUTS = 5, 2, 140, 70
 
 

@@ -6,10 +6,10 @@ import torch
 import plugins
 from plugins.packed_linear import pack
 from plugins.packed_linear.cases import random_case as packed_linear_case
-from plugins.packed_linear.packing import unpack
+from plugins.packed_linear.packing import IN_STEPS, INT4, unpack
 
 REFERENCE = plugins.OPERATORS["packed_linear"].reference
-DTYPES = (torch.bfloat16, torch.int8, torch.uint4, torch.quint4x2)
+DTYPES = (torch.bfloat16, torch.int8, *INT4)
 
 
 def normal(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -41,12 +41,12 @@ def test_packing_keeps_every_weight(outputs, depth, gated):
             torch.zeros(4, 4),
             torch.float32,
             False,
-            "torch.uint4, torch.quint4x2, not torch.float32",
+            "torch.int4, torch.uint4, torch.quint4x2, not torch.float32",
         ),
         (torch.zeros(4), torch.int8, False, r"matrix \[N, K\], not of shape \[4\]"),
         (torch.zeros(4, 0), torch.int8, False, r"matrix \[N, K\], not of shape \[4, 0\]"),
         (torch.zeros(5, 4), torch.int8, True, "so 5 cannot be packed"),
-        (torch.zeros(5, 4), torch.uint4, True, "so 5 cannot be packed"),
+        (torch.zeros(5, 4), IN_STEPS, True, "so 5 cannot be packed"),
     ],
 )
 def test_packing_refuses(weight, dtype, gated, message):
@@ -62,7 +62,7 @@ def test_a_layer_as_the_models_write_it():
     weight, bias, residual = normal(80, 96, seed=2) / 10, normal(80, seed=3), normal(9, 80, seed=4)
     want = residual.float() + torch.nn.functional.linear(wide, weight.float(), bias.float())
     gate, up = (wide @ weight.float().T).chunk(2, dim=-1)
-    for dtype, tolerance in ((torch.bfloat16, 0.01), (torch.int8, 0.03), (torch.uint4, 0.2)):
+    for dtype, tolerance in ((torch.bfloat16, 0.01), (torch.int8, 0.03), (IN_STEPS, 0.2)):
         packed, scales = pack(weight, dtype)
         got = plugins.packed_linear(x, packed, 80, scales=scales, bias=bias, norm=norm, eps=1e-5, residual=residual)
         assert got.dtype == torch.bfloat16 and (got - want).abs().max() < tolerance * want.abs().max()
@@ -169,15 +169,15 @@ def test_refuses_scales_with_bfloat16_weights():
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("weight", pack(normal(70, 33), torch.uint4)[0]),
-        ("weight", pack(normal(70, 10), torch.uint4)[0][..., :-1]),
-        ("weight", pack(normal(70, 10), torch.uint4)[0][:, 0]),
+        ("weight", pack(normal(70, 33), IN_STEPS)[0]),
+        ("weight", pack(normal(70, 10), IN_STEPS)[0][..., :-1]),
+        ("weight", pack(normal(70, 10), IN_STEPS)[0][:, 0]),
         ("scales", None),
         ("scales", pack(normal(70, 10), torch.int8)[1]),
     ],
 )
 def test_refuses_what_does_not_fit_int4(name, value):
-    weight, scales = pack(normal(70, 10), torch.uint4)
+    weight, scales = pack(normal(70, 10), IN_STEPS)
     values = arguments() | {"weight": weight, "scales": scales}
     assert plugins.packed_linear(**values).shape == (3, 70)
     with pytest.raises(RuntimeError, match=rf"packed_linear: {name} "):

@@ -9,7 +9,8 @@ import torch
 import plugins
 from plugins.packed_linear import pack
 from plugins.packed_linear.int4 import Codes, join, round_to_codes
-from plugins.packed_linear.packing import pack_codes, unpack, unpack_codes
+from plugins.packed_linear.int4_steps import SteppedCodes, in_steps, round_in_steps
+from plugins.packed_linear.packing import IN_STEPS, INT4, WITH_SCALES, WITH_ZEROS, pack_codes, unpack, unpack_codes
 
 REFERENCE = plugins.OPERATORS["packed_linear"].reference
 SCALE_ROUNDING = 2**-11
@@ -45,7 +46,7 @@ def test_packing_keeps_codes_scales_and_zero_points(outputs, depth, gated):
     assert torch.equal(found.codes, weight.codes) and torch.equal(found.zeros, weight.zeros)
     assert torch.equal(found.scales, weight.scales)
     plain = normal(outputs, depth)
-    packed, factor = pack(plain, torch.uint4, gated)
+    packed, factor = pack(plain, WITH_SCALES, gated)
     assert packed.shape[1:] == (-(-depth // 32), 1152)
     assert torch.equal(unpacked(packed, factor, outputs, depth, gated).dequantize(), round_to_codes(plain).dequantize())
 
@@ -117,13 +118,22 @@ def run(x, weight, scales, out_features, bias=None, residual=None, float32_out=T
     return got
 
 
-@pytest.mark.parametrize("has_zeros", [False, True])
-def test_every_bit_is_the_references(isa, has_zeros):
-    """Every tile height, depths that fill no group, outputs that fill no panel, two blocks of the depth."""
+def random_weight(kind: torch.dtype, outputs: int, depth: int) -> Codes | SteppedCodes:
+    codes = random_codes(outputs, depth)
+    if kind != IN_STEPS:
+        return codes if kind == WITH_ZEROS else replace(codes, zeros=None)
+    generator = torch.Generator().manual_seed(1)
+    steps = torch.randint(-15, 16, codes.scales.shape, generator=generator).to(torch.int8)
+    return SteppedCodes(codes.codes, steps, torch.rand(outputs, generator=generator) / 50)
+
+
+@pytest.mark.parametrize("kind", INT4, ids=str)
+def test_every_bit_is_the_references(isa, kind):
+    """Every tile height, depths that fill no group, outputs that fill no panel, two and three blocks of the depth."""
     shapes = [*itertools.product(range(1, 15), (64,), (40,)), *itertools.product((7,), (1, 65, 150), (1, 31, 32, 130))]
-    for rows, outputs, depth in [*shapes, (200, 70, 96), (13, 40, 2310)]:
-        codes = random_codes(outputs, depth)
-        weight, scales = pack_codes(codes if has_zeros else replace(codes, zeros=None))
+    shapes += [(200, 70, 96), (13, 40, 2310), (17, 40, 2310), (300, 65, 33), (70, 64, 1070)]
+    for rows, outputs, depth in shapes:
+        weight, scales = pack_codes(random_weight(kind, outputs, depth))
         x, bias, residual = normal(rows, depth, seed=1), normal(outputs, seed=2), normal(rows, outputs, seed=3)
         run(x, weight, scales, outputs)
         run(x, weight, scales, outputs, bias, residual, float32_out=False)
@@ -140,12 +150,63 @@ def test_nothing_saturates_at_the_ends_of_the_range(isa):
         # Equal integers and powers of two: nothing rounds but the row's scale, 3/127, and the product with it.
         want = torch.full_like(got, row_sign * 127 * (code - zero) * 2.0 * depth) * torch.tensor(3.0 / 127)
         assert torch.equal(got, want)
+    for rows, row_sign, code, sign in itertools.product((7, 40), (1, -1), (0, 15), (1, -1)):
+        whole = torch.full((64, 1), code, dtype=torch.uint8).expand(64, 65536).contiguous()
+        stepped = SteppedCodes(whole, torch.full((64, 2048), sign * 15, dtype=torch.int8), torch.full((64,), 2.0))
+        got = run(torch.full((rows, 65536), row_sign * 3.0).bfloat16(), *pack_codes(stepped), 64)
+        want = torch.full_like(got, row_sign * 127 * (code - 8) * sign * 15.0 * 65536) * torch.tensor(3.0 / 127) * 2
+        assert torch.equal(got, want)
 
 
-def test_a_row_that_is_not_finite_leaves_the_others_alone(isa):
-    weight, scales = pack(normal(66, 70) / 8, torch.uint4)
-    x = normal(5, 70, seed=1)
+@pytest.mark.parametrize("rows", [5, 20])
+@pytest.mark.parametrize("kind", [IN_STEPS, WITH_SCALES], ids=str)
+def test_a_row_that_is_not_finite_leaves_the_others_alone(isa, kind, rows):
+    weight, scales = pack(normal(66, 70) / 8, kind)
+    x = normal(rows, 70, seed=1)
     want = run(x, weight, scales, 66)
     x[1, 5], x[3] = float("nan"), float("inf")
     got = run(x, weight, scales, 66)
-    assert got[[1, 3]].isnan().all() and torch.equal(got[[0, 2, 4]], want[[0, 2, 4]])
+    others = [row for row in range(rows) if row not in (1, 3)]
+    assert got[[1, 3]].isnan().all() and torch.equal(got[others], want[others])
+
+
+def squared_error(weight: torch.Tensor, rounded: Codes | SteppedCodes) -> float:
+    return (rounded.dequantize() - weight).square().sum().item()
+
+
+def test_steps_cost_little_exactness():
+    """A scale in 15 steps is off by a thirtieth of the largest at most, which adds 4% to the squared error of normal
+    numbers; a row whose groups are of very different size has more, its small groups the most."""
+    weight = normal(64, 1024, seed=5).float()
+    assert squared_error(weight, round_in_steps(weight)) < 1.06 * squared_error(weight, round_to_codes(weight))
+    weight[:, :32] *= 10
+    assert squared_error(weight, round_in_steps(weight)) < 1.6 * squared_error(weight, round_to_codes(weight))
+
+
+def test_rounding_in_steps_holds_for_any_size():
+    """Rows of zeros, groups of zeros, a weight of bfloat16's largest number, depths that fill no group."""
+    weight = normal(6, 70, seed=5).float()
+    want = round_in_steps(weight)
+    for size in (2.0**-100, 2.0**100, 2.0**125):
+        found = round_in_steps(weight * size)
+        assert torch.equal(found.dequantize(), want.dequantize() * size)
+    weight[0], weight[2, 32:64] = 0, 0
+    weight[4, 3] = torch.finfo(torch.bfloat16).max
+    found = round_in_steps(weight)
+    assert found.dequantize().isfinite().all() and found.steps.abs().max() == 15
+    assert (found.dequantize()[0] == 0).all() and (found.dequantize()[2, 32:64] == 0).all()
+    assert torch.equal(found.dequantize()[[1, 3, 5]], want.dequantize()[[1, 3, 5]])
+    assert found.dequantize()[4, 3] == pytest.approx(weight[4, 3].item(), rel=0.1)
+
+
+def test_codes_whose_scales_are_whole_steps_are_kept():
+    stepped = round_in_steps(normal(20, 130).float())
+    scales = stepped.steps.float() * stepped.scales[:, None]
+    for stored in (scales, scales.half().float()):
+        found = in_steps(Codes(stepped.codes, stored))
+        assert torch.equal(found.codes, stepped.codes) and torch.equal(found.steps, stepped.steps)
+        torch.testing.assert_close(found.scales, stepped.scales, rtol=SCALE_ROUNDING, atol=0)
+    assert in_steps(random_codes(20, 130)) is None  # zero points
+    assert in_steps(replace(random_codes(20, 130), zeros=None)) is None
+    row = Codes(stepped.codes, torch.full((20, 1), 0.125), group_depth=160)  # one scale for a whole row
+    torch.testing.assert_close(in_steps(row).dequantize(), row.dequantize(), rtol=2**-22, atol=0)  # 15 fifteenths

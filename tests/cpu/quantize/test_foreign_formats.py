@@ -20,7 +20,7 @@ from kvforge.manifest import WEIGHTS_FILE
 from kvforge.runtime.llm import LLM
 from model_defs.weights import weight_specs
 from plugins.packed_linear.int4 import round_to_codes
-from plugins.packed_linear.packing import unpack, unpack_codes
+from plugins.packed_linear.packing import WITH_SCALES, WITH_ZEROS, unpack, unpack_codes
 from tests.support.models.checkpoints import make_checkpoint
 from tests.support.models.foreign_weights import CONFIGS, PARTS, StoredWeight, quantize_checkpoint, stored_weights
 
@@ -65,7 +65,7 @@ def test_an_int4_engine_has_the_weights_of_the_checkpoint(method: str, zero_poin
     check_weights(checkpoint, config)
     for name, tensor in seen.items():
         assert torch.equal(checkpoint.read(name, tuple(tensor.shape)), tensor)
-    dtype = torch.quint4x2 if zero_points else torch.uint4
+    dtype = WITH_ZEROS if zero_points else WITH_SCALES
     convert_weights(checkpoint, config, torch.bfloat16, tmp_path / "weights", packed_dtype=dtype)
     specs, layers = {spec.name: spec for spec in weight_specs(config)}, linears(config)
     with safe_open(tmp_path / "weights", "pt") as file:
@@ -80,12 +80,15 @@ def test_an_int4_engine_has_the_weights_of_the_checkpoint(method: str, zero_poin
     assert any(layer.gated for layer in layers.values())
 
 
-def test_an_awq_checkpoint_becomes_an_engine_with_zero_points(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("method", "zero_points", "kept"), [("awq", True, "int4_zeros"), ("gptq", False, "int4_scales")]
+)
+def test_an_int4_engine_says_what_its_groups_have(method: str, zero_points: bool, kept: str, tmp_path: Path) -> None:
     path = make_checkpoint(tmp_path / "model", dtype=torch.float16, num_hidden_layers=1)
-    quantize_checkpoint(path, "awq", True)
+    quantize_checkpoint(path, method, zero_points)
     options = BuildOptions(weight_dtype="int4", max_seq_len=64, max_num_tokens=64, page_size=8)
     manifest = build_engine(path, tmp_path / "engine", options)
-    assert (manifest.dtype, manifest.weight_dtype) == ("bfloat16", "int4_zeros")
+    assert (manifest.dtype, manifest.weight_dtype) == ("bfloat16", kept)
     with safe_open(tmp_path / "engine" / WEIGHTS_FILE, "pt") as file:
         read = sum(file.get_tensor(name).nbytes for name in file.keys() if name.endswith(".packed"))  # noqa: SIM118
     assert manifest.weight_bytes == read

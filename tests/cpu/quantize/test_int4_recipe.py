@@ -4,16 +4,22 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file
 from torch.nn import functional as F
 
-from kvforge.checkpoint.model import check_weights, open_model, read_model_config
+from kvforge.checkpoint.model import check_weights, int4_dtype, open_model, read_model_config
 from kvforge.cli import main
+from kvforge.compiler.convert import convert_weights
+from kvforge.compiler.cpu_graph import linears
 from kvforge.quantize import quantize_checkpoint
 from kvforge.quantize.gptq import round_by_inputs
 from kvforge.swiftkv import load_model
 from kvforge.tokenization.calibration import calibration_samples
+from model_defs.weights import weight_specs
 from plugins.packed_linear.int4 import round_to_codes
+from plugins.packed_linear.int4_steps import FITTING, in_steps, round_in_steps
+from plugins.packed_linear.packing import IN_STEPS, unpack, unpack_codes
 from tests.support.models.checkpoints import make_checkpoint
 
 STUDENT = Path(__file__).resolve().parents[3] / "model_defs" / "assets" / "tiny-swiftkv"
@@ -25,8 +31,9 @@ def normal(*shape: int, seed: int = 0) -> torch.Tensor:
 
 def test_inputs_that_have_nothing_in_common_leave_the_nearest_codes() -> None:
     weight = normal(20, 70)
-    rounded, nearest = round_by_inputs(weight, torch.eye(70)), round_to_codes(weight)
-    assert torch.equal(rounded.codes, nearest.codes) and torch.equal(rounded.scales, nearest.scales)
+    rounded, nearest = round_by_inputs(weight, torch.eye(70)), round_in_steps(weight)
+    assert torch.equal(rounded.scales, nearest.as_codes().scales)
+    assert (rounded.codes == nearest.codes).float().mean() > 0.99  # scales are those of float16 for one of them
 
 
 def test_outputs_are_nearer_than_by_the_nearest_codes() -> None:
@@ -64,6 +71,29 @@ def test_the_student_stays_nearer_to_itself_than_by_the_nearest_codes(tmp_path: 
     assert kl[1] < kl[0]
 
 
+def test_an_int4_engine_keeps_every_code(tmp_path: Path) -> None:
+    """Layers that several tensors are fused into; scales as exact as float16."""
+    path = make_checkpoint(tmp_path / "model", dtype=torch.bfloat16, num_hidden_layers=2)
+    quantize_checkpoint(path, tmp_path / "int4", "int4", num_samples=2, num_tokens=64)
+    checkpoint = open_model(tmp_path / "int4")
+    config = read_model_config(checkpoint)
+    convert_weights(checkpoint, config, torch.bfloat16, tmp_path / "weights", packed_dtype=IN_STEPS)
+    specs, layers = {spec.name: spec for spec in weight_specs(config)}, linears(config)
+    with safe_open(tmp_path / "weights", "pt") as file:
+        for name, layer in layers.items():
+            spec = specs[f"{name}.weight"]
+            if "proj" not in spec.sources[0].name:
+                continue
+            found = unpack_codes(file.get_tensor(f"{name}.packed"), *spec.shape, layer.gated)
+            scales = unpack(file.get_tensor(f"{name}.scales").view(-1, 1, 64, 1), spec.shape[0], 1, layer.gated)
+            stored = [checkpoint.codes(source.name) for source in spec.sources]
+            assert torch.equal(found.codes, torch.cat([codes.codes for codes in stored]))
+            want = torch.cat([in_steps(codes).dequantize() for codes in stored])
+            assert torch.equal(found.dequantize() * scales, want)
+            exact = torch.cat([checkpoint.read(source.name, source.shape).float() for source in spec.sources])
+            torch.testing.assert_close(found.dequantize() * scales, exact, rtol=FITTING, atol=0)
+
+
 def test_the_command_writes_a_checkpoint_of_4_bits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = make_checkpoint(tmp_path / "model", "qwen3", dtype=torch.bfloat16, num_hidden_layers=2)
     asked = ["quantize", str(path), "-o", str(tmp_path / "int4"), "--recipe", "int4"]
@@ -73,9 +103,10 @@ def test_the_command_writes_a_checkpoint_of_4_bits(tmp_path: Path, capsys: pytes
     for name, tensor in original.items():
         read = written.read(name, tuple(tensor.shape))
         if "proj" in name:
-            assert written.has_codes(name) and not written.has_zero_points(name)
+            assert written.has_steps(name) and not written.has_zero_points(name)
         else:
             assert torch.equal(read, tensor)
+    assert int4_dtype(written, read_model_config(written)) == "int4"
     assert (tmp_path / "int4" / "tokenizer.json").read_bytes() == (path / "tokenizer.json").read_bytes()
     assert main([*asked]) == 1 and "int4" in capsys.readouterr().err  # it is there already
     assert main(["quantize", str(tmp_path / "int4"), "-o", str(tmp_path / "again"), "--recipe", "int4"]) == 1
