@@ -30,7 +30,7 @@ OPERATOR = define(
             "cpu_int8_vnni.cpp": Variants(_VNNI),
             "cpu_int8_madd.cpp": Variants(),
             "cpu_int4.cpp": Variants(ISAS, ("-ffp-contract=off",)),
-            "cpu_int4_tiles.cpp": Variants(TILE_ISAS),
+            "cpu_int4_tiles.cpp": Variants(TILE_ISAS, ("-ffp-contract=off",)),
             "cpu_tiles.cpp": Variants(TILE_ISAS),
             "cpu_finish.cpp": Variants(("portable", "avx2")),
             "cpu_finish_avx512.cpp": Variants(("avx512", *_VNNI)),

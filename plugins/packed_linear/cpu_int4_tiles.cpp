@@ -1,6 +1,6 @@
 // int4 weights with steps by tiles (cpu_tiles.h): a code less 8, times its group's steps, is a signed byte. So a block of
 // a panel is unpacked to bytes, once for all rows of a piece, and multiplied as int8 weights are, with rows of signed
-// bytes. Sums are the integers of cpu_int4.cpp.
+// bytes. Sums are the integers of cpu_int4.cpp, and rows are normed without contraction as there.
 // Compiled into namespace KVFORGE_ISA, so no inline function with external linkage may be used here.
 #include "packed_linear/cpu_int4.h"
 #include "packed_linear/cpu_tiles.h"
@@ -98,7 +98,7 @@ extern const LinearKernel linear_int4_kernel = {
     .prepare = prepare_signed,
     .multiply = multiply_unpacked,
     .dequantize = dequantize,
-    .finish = isa_avx512_bf16::finish_linear,
+    .finish = isa_avx512_vnni::finish_linear,
 };
 }
 

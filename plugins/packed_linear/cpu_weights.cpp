@@ -23,17 +23,18 @@ using Kernels = std::array<const LinearKernel*, 5>;
         &scales_isa::linear_int4_scales_kernel, &scales_isa::linear_int4_zeros_kernel          \
   }
 
-// Groups with scales of their own are too short for tiles. Few rows are read codes for, which vectors need not unpack to
-// bytes.
+// int4 on CPUs with AMX: groups with scales of their own are too short for tiles, and for a few rows codes are multiplied
+// as they are read. Intel's CPUs read them three times as fast where instructions fetch them (kFetchesInOrder), so these
+// are the kernels of AVX512-VNNI.
 Kernels kernels(bool few_rows) {
 #if defined(__x86_64__)
   switch (current_tiles()) {
     case Tiles::amx:
-      return few_rows ? KVFORGE_KERNELS(isa_amx, isa_amx, isa_avx512_bf16, isa_avx512_bf16)
-                      : KVFORGE_KERNELS(isa_amx, isa_amx, isa_amx, isa_avx512_bf16);
+      return few_rows ? KVFORGE_KERNELS(isa_amx, isa_amx, isa_avx512_vnni, isa_avx512_vnni)
+                      : KVFORGE_KERNELS(isa_amx, isa_amx, isa_amx, isa_avx512_vnni);
     case Tiles::software:
-      return few_rows ? KVFORGE_KERNELS(isa_amx_software, isa_amx_software, isa_avx512_bf16, isa_avx512_bf16)
-                      : KVFORGE_KERNELS(isa_amx_software, isa_amx_software, isa_amx_software, isa_avx512_bf16);
+      return few_rows ? KVFORGE_KERNELS(isa_amx_software, isa_amx_software, isa_avx512_vnni, isa_avx512_vnni)
+                      : KVFORGE_KERNELS(isa_amx_software, isa_amx_software, isa_amx_software, isa_avx512_vnni);
     case Tiles::none: break;
   }
   switch (current_isa()) {
