@@ -91,7 +91,7 @@ extern const LinearKernel linear_int8_kernel = {
     .prepare = prepare_int8,
     .multiply = multiply<Int8>,
     .dequantize = dequantize,
-    .finish = isa_avx512_bf16::finish_linear,
+    .finish = isa_avx512_vnni::finish_linear,
 };
 
 }  // namespace KVFORGE_ISA

@@ -11,7 +11,7 @@
 namespace kvforge {
 namespace {
 
-constexpr int64_t kFewRowsOfInt4 = 16;
+constexpr int64_t kFewRowsOfInt8 = 8, kFewRowsOfInt4 = 12;
 constexpr int64_t kLargestIntegerDepth = 1 << 16;  // int32 sums of products up to 255 * 127 do not overflow
 
 // The kernels for each of Weights.
@@ -23,19 +23,18 @@ using Kernels = std::array<const LinearKernel*, 5>;
         &scales_isa::linear_int4_scales_kernel, &scales_isa::linear_int4_zeros_kernel          \
   }
 
-// int4 on CPUs with AMX: groups with scales of their own are too short for tiles, and for a few rows codes are multiplied
-// as they are read. Intel's CPUs read them three times as fast where instructions fetch them (kFetchesInOrder), so these
-// are the kernels of AVX512-VNNI.
-Kernels kernels(bool few_rows) {
+// With AMX, quantized weights meet few rows in the kernels of AVX512-VNNI, whose sums are the same integers: what bounds
+// them is reading, which on Intel's CPUs goes up to three times as fast where instructions fetch what comes next
+// (kFetchesInOrder). Groups of int4 that have scales of their own are too short for tiles.
+Kernels kernels(int64_t rows) {
 #if defined(__x86_64__)
-  switch (current_tiles()) {
-    case Tiles::amx:
-      return few_rows ? KVFORGE_KERNELS(isa_amx, isa_amx, isa_avx512_vnni, isa_avx512_vnni)
-                      : KVFORGE_KERNELS(isa_amx, isa_amx, isa_amx, isa_avx512_vnni);
-    case Tiles::software:
-      return few_rows ? KVFORGE_KERNELS(isa_amx_software, isa_amx_software, isa_avx512_vnni, isa_avx512_vnni)
-                      : KVFORGE_KERNELS(isa_amx_software, isa_amx_software, isa_amx_software, isa_avx512_vnni);
-    case Tiles::none: break;
+  if (current_tiles() != Tiles::none) {
+    const bool software = current_tiles() == Tiles::software;
+    Kernels kernels = software ? KVFORGE_KERNELS(isa_amx_software, isa_amx_software, isa_amx_software, isa_avx512_vnni)
+                               : KVFORGE_KERNELS(isa_amx, isa_amx, isa_amx, isa_avx512_vnni);
+    if (rows <= kFewRowsOfInt8) kernels[static_cast<size_t>(Weights::int8)] = &isa_avx512_vnni::linear_int8_kernel;
+    if (rows <= kFewRowsOfInt4) kernels[static_cast<size_t>(Weights::int4)] = &isa_avx512_vnni::linear_int4_kernel;
+    return kernels;
   }
   switch (current_isa()) {
     case Isa::avx512_bf16:
@@ -60,7 +59,7 @@ int64_t int4_group_bytes(Weights weights) {
 }  // namespace
 
 const LinearKernel& linear_kernel(Weights weights, int64_t rows) {
-  return *kernels(rows <= kFewRowsOfInt4)[static_cast<size_t>(weights)];
+  return *kernels(rows)[static_cast<size_t>(weights)];
 }
 
 Weights weights_of(const char* op, const at::Tensor& weight) {
