@@ -4,8 +4,9 @@
 
 Both committed models, on the same prompts; answers are kept under --work, so an interrupted run continues. Agreement
 and perplexity are those of the prompts' own tokens, with bf16 weights as the teacher. --weights chooses rows: int8;
-int4 as an engine rounds by itself (int4_zeros: with zero points), by each group's largest magnitude (int4_largest), and
-by the recipe int4 of `kvforge quantize` (int4_inputs). Writes OUTPUT.json and .md.
+int4 as an engine rounds by itself (int4_scales: with scales in place of steps, int4_zeros: with zero points besides),
+by each group's largest magnitude (int4_largest), and by the recipe int4 of `kvforge quantize` (int4_inputs). Writes
+OUTPUT.json and .md.
 """
 
 import argparse
@@ -38,6 +39,7 @@ QUANTIZED: dict[str, tuple[str, Rounding | None]] = {
     "int8": ("int8", None),
     "int4_largest": ("int4", by_largest),
     "int4": ("int4", None),
+    "int4_scales": ("int4_scales", None),
     "int4_zeros": ("int4_zeros", None),
     "int4_inputs": ("int4", by_inputs),
 }
@@ -101,8 +103,9 @@ def markdown(rows: list[dict[str, Any]], args: argparse.Namespace) -> str:
         "exact match in per cent with its 95% Wilson interval; paired difference in points with its 95% interval, "
         f"prompts gained and lost, exact McNemar p. Top token, KL to {PLAIN} and perplexity on {num_tokens} tokens of "
         f"{args.num_documents} of the prompts, intervals over these. int4_largest: linear layers rounded by each "
-        "group's largest magnitude; int4: by the best scale of some; int4_inputs: by `kvforge quantize --recipe int4`, "
-        "calibrated with other generated texts. The head is in every one rounded by the engine, as in int4."
+        "group's largest magnitude; int4_scales: by the best scale of some; int4: the same in steps; int4_inputs: by "
+        "`kvforge quantize --recipe int4`, calibrated with other generated texts. The head is in every one rounded by "
+        "the engine, in steps but for int4_largest and int4_scales."
     )
     lines = []
     for row in rows:
