@@ -17,7 +17,7 @@ def _fake(x: Tensor, expert_ids: Tensor, out_features: int, float32_out: bool, *
     return x.new_empty((*expert_ids.shape, out_features), dtype=torch.float32 if float32_out else x.dtype)
 
 
-OPERATOR = define(Operator(reference, version=1, graphs=("lower", "upper")), _fake)
+OPERATOR = define(Operator(reference, version=2, graphs=("lower", "upper")), _fake)
 
 
 def expert_linear(

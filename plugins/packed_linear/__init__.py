@@ -22,7 +22,7 @@ def _fake(x: Tensor, out_features: int, float32_out: bool, **_: Any) -> Tensor:
 OPERATOR = define(
     Operator(
         reference,
-        version=1,
+        version=2,
         graphs=("lower", "upper", "early_exit"),
         variants={
             "cpu_bf16.cpp": Variants(("avx512_bf16",)),
