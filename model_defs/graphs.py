@@ -234,7 +234,7 @@ class UpperGraph(PositionedGraph):
         num_own = config.num_layers - config.cut if config.per_layer_input else 0
         self.widths = [config.hidden_size, *[config.per_layer_input] * num_own]
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        head = Linear(config.hidden_size, config.vocab_size, False, float32_out=True)
+        head = Linear(config.hidden_size, config.vocab_size, False, float32_out=True, is_head=True)
         if config.tie_embeddings:
             self.embed = head
         else:
@@ -284,7 +284,7 @@ class EarlyExitGraph(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.norm_early_exit = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.lm_head_early_exit = Linear(config.hidden_size, config.vocab_size, False, float32_out=True)
+        self.lm_head_early_exit = Linear(config.hidden_size, config.vocab_size, False, float32_out=True, is_head=True)
 
     def forward(self, hidden: Tensor, survivor_index: Tensor) -> Tensor:
         """Return fp32 logits ``[R, vocab]`` of the survivors; arguments as ``UpperGraph``'s."""

@@ -98,7 +98,8 @@ class Linear(nn.Linear):
 
     Its input is normed where a norm is given. ``gated``: the outputs are [gate; up] and the result is
     ``silu(gate) * up``. The result is added to a residual where there is one; with ``float32_out`` it is float32.
-    Without ``quantizes`` the weights are never packed in fewer bits than the activations have.
+    Without ``quantizes`` the weights are never packed in fewer bits than the activations have. ``is_head``: it gives the
+    logits, so few tokens meet it and rounding shows most.
     """
 
     def __init__(
@@ -109,9 +110,10 @@ class Linear(nn.Linear):
         gated: bool = False,
         float32_out: bool = False,
         quantizes: bool = True,
+        is_head: bool = False,
     ) -> None:
         super().__init__(in_features, out_features, bias)
-        self.gated, self.float32_out, self.quantizes = gated, float32_out, quantizes
+        self.gated, self.float32_out, self.quantizes, self.is_head = gated, float32_out, quantizes, is_head
 
     def forward(self, x: Tensor, norm: RMSNorm | None = None, residual: Tensor | None = None) -> Tensor:
         y = super().forward(x if norm is None else norm(x))

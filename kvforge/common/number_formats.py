@@ -9,6 +9,9 @@ QUANTIZED_WEIGHT_BYTES = {"int8": 1, "int4": 17 / 32, "int4_scales": 18 / 32, "i
 steps, ``int4_scales`` two bytes of a scale, ``int4_zeros`` a zero point of one byte besides."""
 WEIGHT_BYTES = {**ELEMENT_BYTES, **QUANTIZED_WEIGHT_BYTES}
 """Bytes of a linear layer's weight, by a manifest's ``weight_dtype``."""
+HEAD_DTYPES = {"int4": "int4_scales"}
+"""What the head's weights are where they are not as all others: few tokens meet them, which need no tiles, and rounding
+shows most in the logits."""
 SCALE_BYTES = 4
 GROUP_SIZE, GROUP_BYTES = 32, 4
 """Numbers of a group in a grouped cache, and the bytes of its step and least number, two float16."""

@@ -14,7 +14,7 @@ from plugins.expert_linear import expert_linear
 from plugins.packed_linear import pack, packed_linear
 from plugins.packed_linear.int4 import Codes
 from plugins.packed_linear.int4_steps import SteppedCodes
-from plugins.packed_linear.packing import pack_codes
+from plugins.packed_linear.packing import IN_STEPS, WITH_SCALES, pack_codes
 
 
 class PackedLinear(nn.Module):
@@ -70,7 +70,11 @@ def _register_packed(module: nn.Module, linear: AnyLinear, weight_dtype: torch.d
 
 def dtype_of_packed(linear: AnyLinear, weight_dtype: torch.dtype) -> torch.dtype:
     """Return what the weights of ``linear`` are packed as in an engine whose linear layers are ``weight_dtype``."""
-    return weight_dtype if isinstance(linear, ExpertLinear) or linear.quantizes else torch.bfloat16
+    if isinstance(linear, ExpertLinear):
+        return weight_dtype
+    if linear.is_head and weight_dtype == IN_STEPS:
+        return WITH_SCALES  # see HEAD_DTYPES
+    return weight_dtype if linear.quantizes else torch.bfloat16
 
 
 def packed_tensors(
