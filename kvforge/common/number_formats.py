@@ -7,6 +7,8 @@ ELEMENT_BYTES = {"float32": 4, "bfloat16": 2}
 QUANTIZED_WEIGHT_BYTES = {"int8": 1, "int4": 17 / 32, "int4_scales": 18 / 32, "int4_zeros": 19 / 32}
 """Bytes of a weight of linear layers that are quantized when an engine is built. For each 32 weights int4 has a byte of
 steps, ``int4_scales`` two bytes of a scale, ``int4_zeros`` a zero point of one byte besides."""
+INT4_WEIGHTS = ("int4", "int4_scales", "int4_zeros")
+"""Those in 4 bits: each keeps what the one before it does."""
 WEIGHT_BYTES = {**ELEMENT_BYTES, **QUANTIZED_WEIGHT_BYTES}
 """Bytes of a linear layer's weight, by a manifest's ``weight_dtype``."""
 HEAD_DTYPES = {"int4": "int4_scales"}
@@ -15,6 +17,12 @@ shows most in the logits."""
 SCALE_BYTES = 4
 GROUP_SIZE, GROUP_BYTES = 32, 4
 """Numbers of a group in a grouped cache, and the bytes of its step and least number, two float16."""
+
+
+def keeping_int4(asked: str, stored: str) -> str:
+    """Return the weight dtype that becomes of ``asked`` where a checkpoint's weights in 4 bits need ``stored``, one of
+    INT4_WEIGHTS: the later of the two, or ``asked`` where it is no such dtype."""
+    return max(asked, stored, key=INT4_WEIGHTS.index) if asked in INT4_WEIGHTS else asked
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from kvforge.checkpoint import Checkpoint
 from kvforge.checkpoint.kv_scales import kv_scales
 from kvforge.checkpoint.model import check_weights, int4_dtype, open_model, read_model_config
 from kvforge.checkpoint.predictor import open_predictor
+from kvforge.common.number_formats import INT4_WEIGHTS, keeping_int4
 from kvforge.common.staging import staging_directory
 from kvforge.compiler.convert import convert_weights
 from kvforge.compiler.engine_dir import check_output
@@ -146,9 +147,8 @@ def _resolve(options: BuildOptions, config: ModelConfig, checkpoint: Checkpoint)
     quantization = checkpoint.quantization
     algorithm = quantization.kv_cache_algo if quantization is not None else None
     resolved = resolve(options, config, checkpoint.dtype("model.embed_tokens.weight"), algorithm)
-    if resolved.quantized_weights in ("int4", "int4_scales"):
-        kept = int4_dtype(checkpoint, config)
-        chosen = resolved.quantized_weights if kept == "int4" else kept
+    if resolved.quantized_weights in INT4_WEIGHTS:
+        chosen = keeping_int4(resolved.quantized_weights, int4_dtype(checkpoint, config))
         resolved = dataclasses.replace(resolved, quantized_weights=chosen)
     if not resolved.has_static_scales:
         return resolved

@@ -4,7 +4,7 @@ import dataclasses
 from pathlib import Path
 
 from kvforge.common.errors import CheckpointError, KvforgeError
-from kvforge.common.number_formats import KV_FORMATS, automatic_dtype, automatic_kv_dtype
+from kvforge.common.number_formats import KV_FORMATS, automatic_dtype, automatic_kv_dtype, keeping_int4
 from kvforge.costs.shape import ModelShape
 from kvforge.hub import find_config, parse_name
 from kvforge.kv_policies import Full, KVPolicy
@@ -33,7 +33,7 @@ class Subject:
     def with_weights(self, dtype: str) -> "Subject":
         """Return it with weights of another dtype, and the cache that a build would choose with them; an engine keeps
         its own, and a checkpoint the static format that it was calibrated for and its weights in 4 bits."""
-        dtype = self.int4_dtype if dtype == "int4" else dtype
+        dtype = keeping_int4(dtype, self.int4_dtype)
         if self.is_engine or KV_FORMATS[self.kv_dtype].scales == "static":
             return dataclasses.replace(self, weight_dtype=dtype)
         return dataclasses.replace(self, weight_dtype=dtype, kv_dtype="float32" if dtype == "float32" else "bfloat16")

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from plugins.packed_linear.int4 import GROUP_DEPTH, LARGEST_CODE, MIDDLE, Codes
-from plugins.packed_linear.int4_steps import round_in_steps, scales_of_steps
+from plugins.packed_linear.int4_steps import half_scales_of_steps, round_in_steps
 
 DAMPING = 0.01
 """Of the mean of H's diagonal, added to it: inputs that go together exactly have no inverse."""
@@ -17,15 +17,16 @@ DAMPING = 0.01
 def round_by_inputs(weight: Tensor, moments: Tensor) -> Codes:
     """Round ``weight`` ``[N, K]`` given ``moments`` ``[K, K]``, the sum of x xᵀ over the layer's inputs x.
 
-    Scales are whole steps: of each group as the columns before it left it those of ``round_in_steps``, in float16.
+    Scales are whole steps: of each group as the columns before it left it those of ``round_in_steps``, which float16
+    holds exactly.
     """
-    rest, factor, step = weight.float().clone(), _inverse_factor(moments), scales_of_steps(weight)
+    rest, factor, step = weight.float().clone(), _inverse_factor(moments), half_scales_of_steps(weight)
     depth = weight.shape[1]
     codes = torch.empty(weight.shape, dtype=torch.uint8)
     scales = []
     for first in range(0, depth, GROUP_DEPTH):
         last = min(first + GROUP_DEPTH, depth)
-        scale = (round_in_steps(rest[:, first:last], step).steps * step[:, None]).half().float()
+        scale = round_in_steps(rest[:, first:last], step).as_codes().scales
         errors = torch.empty(len(weight), last - first)
         for column in range(first, last):
             level = (rest[:, column : column + 1] / scale).nan_to_num(0.0, 0.0, 0.0).round()

@@ -13,7 +13,7 @@ from kvforge.swiftkv.attention import KV
 from kvforge.swiftkv.layout import Layout, make_layout
 from model_defs import ModelConfig
 from plugins.packed_linear.int4 import Codes
-from plugins.packed_linear.int4_steps import round_in_steps
+from plugins.packed_linear.int4_steps import half_scales_of_steps, round_in_steps
 
 
 @torch.inference_mode()
@@ -39,13 +39,17 @@ def quantize_layers(
         for name, linear in _linears(layer):
             # No token of the calibration may have come to an expert.
             seen = moments.get(name)
-            rounded = round_in_steps(linear.weight).as_codes() if seen is None else round_by_inputs(linear.weight, seen)
+            rounded = _round_unseen(linear.weight) if seen is None else round_by_inputs(linear.weight, seen)
             codes[f"model.layers.{index}.{name}.weight"] = rounded
             linear.weight.copy_(rounded.dequantize())
         for text in texts:
             text.hidden = text.run(layer, index, config)
     progress(config.num_layers, config.num_layers)
     return codes
+
+
+def _round_unseen(weight: Tensor) -> Codes:
+    return round_in_steps(weight, half_scales_of_steps(weight)).as_codes()
 
 
 @dataclass

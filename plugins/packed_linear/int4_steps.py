@@ -22,6 +22,10 @@ FITTING = 2**-10
 """By how much a scale may differ from a whole number of steps, relatively: twice what rounding to float16 takes."""
 
 
+_BITS_BESIDE_STEPS = 7
+"""Of float16's 11 bits, those that a step may have for each multiple up to LARGEST_STEPS to be exact."""
+
+
 @dataclass(frozen=True)
 class SteppedCodes:
     """A weight `[N, K]`. codes: uint8 `[N, K]`, 0 to 15. steps: int8 `[N, groups]` of 32 columns each, the last perhaps
@@ -36,7 +40,7 @@ class SteppedCodes:
         return Codes(self.codes, self.steps.float()).dequantize() * self.scales[:, None]
 
     def as_codes(self) -> Codes:
-        """Return it with a scale for each group, in float16."""
+        """Return it with a scale for each group, rounded to float16."""
         return Codes(self.codes, (self.steps * self.scales[:, None]).half().float())
 
 
@@ -47,7 +51,8 @@ def join_steps(parts: Sequence[SteppedCodes]) -> SteppedCodes:
 
 
 def round_in_steps(weight: Tensor, scales: Tensor | None = None) -> SteppedCodes:
-    """Round a weight `[N, K]` of floats to the nearest codes, with `scales` `[N]` or those of `scales_of_steps`.
+    """Round a weight `[N, K]` of floats to the nearest codes, with `scales` `[N]` or 1/15 of the largest that
+    `round_to_codes` gives an output's groups.
 
     Of a group's steps, the nearest to the scale that `round_to_codes` gives it and one more, those with the smaller
     squared error are taken.
@@ -82,22 +87,43 @@ def in_steps(weight: Codes) -> SteppedCodes | None:
     if weight.zeros is not None or not are_steps(weight.scales):
         return None
     weight = weight.in_groups_of(GROUP_DEPTH)
-    scales = _smallest_steps(weight.scales)
+    scales, _ = _fitting_steps(weight.scales)
     return SteppedCodes(weight.codes, (weight.scales / scales[:, None]).round().to(torch.int8), scales)
 
 
 def are_steps(scales: Tensor) -> bool:
-    """Return whether scales, float32 `[N, groups]`, are whole numbers of 1/15 of an output's largest, up to FITTING."""
-    ratio = scales / _smallest_steps(scales)[:, None]
-    return bool(((ratio - ratio.round()).abs() <= FITTING * ratio.abs()).all())
+    """Return whether the scales of each output, float32 `[N, groups]`, are whole numbers of a fraction of the largest
+    of them, 1/15 at least, up to FITTING."""
+    return bool(_fitting_steps(scales)[1].all())
 
 
-def scales_of_steps(weight: Tensor) -> Tensor:
-    """Return 1/15 of the largest scale that `round_to_codes` gives the groups of each output of `weight`, float32
-    `[N]`."""
-    return _smallest_steps(round_to_codes(weight).scales)
+def half_scales_of_steps(weight: Tensor) -> Tensor:
+    """Return about 1/15 of the largest scale that `round_to_codes` gives the groups of each output of `weight`,
+    float32 `[N]`: numbers of which float16 holds each multiple up to the 15th, unless it is too large."""
+    return _round_to_halves(_smallest_steps(round_to_codes(weight).scales))
 
 
-def _smallest_steps(scales: Tensor) -> Tensor:
-    """Each output's scale `[N]`, at least the smallest normal number."""
-    return (scales.abs().amax(1) / LARGEST_STEPS).clamp(min=torch.finfo(torch.float32).tiny)
+def _round_to_halves(scales: Tensor) -> Tensor:
+    """7 of float16's 11 bits, as a whole number up to 15 takes the others; float16's smallest number at least."""
+    unit = torch.ldexp(torch.ones_like(scales), (torch.frexp(scales).exponent - _BITS_BESIDE_STEPS).clamp(min=-24))
+    return ((scales / unit).round() * unit).clamp(min=2.0**-24)
+
+
+def _smallest_steps(scales: Tensor, largest: int = LARGEST_STEPS) -> Tensor:
+    """Each output's scale `[N]` if the largest of its groups has so many steps, at least the smallest normal number."""
+    return (scales.abs().amax(1) / largest).clamp(min=torch.finfo(torch.float32).tiny)
+
+
+def _fitting_steps(scales: Tensor) -> tuple[Tensor, Tensor]:
+    """Each output's scale `[N]`, and whether those of its groups are whole steps with it; the smallest that fits,
+    because an output's largest may have less than 15 steps."""
+    found, fits = _smallest_steps(scales), torch.zeros(len(scales), dtype=torch.bool)
+    for largest in range(LARGEST_STEPS, 0, -1):
+        left = (~fits).nonzero()[:, 0]
+        if not len(left):
+            break
+        step = _smallest_steps(scales[left], largest)
+        ratio = scales[left] / step[:, None]
+        is_whole = ((ratio - ratio.round()).abs() <= FITTING * ratio.abs()).all(1)
+        found[left[is_whole]], fits[left[is_whole]] = step[is_whole], True
+    return found, fits

@@ -251,7 +251,9 @@ def test_zero_points_are_counted_as_build_keeps_them(capsys, tmp_path):
     for zero_points, kept in ((True, "int4_zeros"), (False, "int4_scales")):
         checkpoint = make_checkpoint(tmp_path / kept, dtype=torch.float16)
         quantize_checkpoint(checkpoint, "gptq", zero_points)
-        assert plan(capsys, "--model", checkpoint, "--weight-dtype", "int4")["weight_dtype"] == kept
+        for asked in ("int4", "int4_scales"):
+            assert plan(capsys, "--model", checkpoint, "--weight-dtype", asked)["weight_dtype"] == kept
+        assert plan(capsys, "--model", checkpoint, "--weight-dtype", "int4_zeros")["weight_dtype"] == "int4_zeros"
         assert plan(capsys, "--model", checkpoint)["weight_dtype"] == "bfloat16"
 
 

@@ -81,12 +81,15 @@ def test_an_int4_engine_has_the_weights_of_the_checkpoint(method: str, zero_poin
 
 
 @pytest.mark.parametrize(
-    ("method", "zero_points", "kept"), [("awq", True, "int4_zeros"), ("gptq", False, "int4_scales")]
+    ("method", "zero_points", "asked", "kept"),
+    [("awq", True, "int4_scales", "int4_zeros"), ("gptq", False, "int4", "int4_scales")],
 )
-def test_an_int4_engine_says_what_its_groups_have(method: str, zero_points: bool, kept: str, tmp_path: Path) -> None:
+def test_an_int4_engine_says_what_its_groups_have(
+    method: str, zero_points: bool, asked: str, kept: str, tmp_path: Path
+) -> None:
     path = make_checkpoint(tmp_path / "model", dtype=torch.float16, num_hidden_layers=1)
     quantize_checkpoint(path, method, zero_points)
-    options = BuildOptions(weight_dtype="int4", max_seq_len=64, max_num_tokens=64, page_size=8)
+    options = BuildOptions(weight_dtype=asked, max_seq_len=64, max_num_tokens=64, page_size=8)
     manifest = build_engine(path, tmp_path / "engine", options)
     assert (manifest.dtype, manifest.weight_dtype) == ("bfloat16", kept)
     with safe_open(tmp_path / "engine" / WEIGHTS_FILE, "pt") as file:

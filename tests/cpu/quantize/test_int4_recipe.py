@@ -18,10 +18,12 @@ from kvforge.swiftkv import load_model
 from kvforge.tokenization.calibration import calibration_samples
 from model_defs.weights import weight_specs
 from plugins.packed_linear.int4 import round_to_codes
-from plugins.packed_linear.int4_steps import FITTING, in_steps, round_in_steps
+from plugins.packed_linear.int4_steps import half_scales_of_steps, in_steps, round_in_steps
 from plugins.packed_linear.packing import IN_STEPS, unpack, unpack_codes
 from tests.support.models.checkpoints import make_checkpoint
 
+STEP_ROUNDING = 2**-22
+"""Of a scale that is divided by its steps and multiplied by them again in float32: two roundings, and two to spare."""
 STUDENT = Path(__file__).resolve().parents[3] / "model_defs" / "assets" / "tiny-swiftkv"
 
 
@@ -31,9 +33,21 @@ def normal(*shape: int, seed: int = 0) -> torch.Tensor:
 
 def test_inputs_that_have_nothing_in_common_leave_the_nearest_codes() -> None:
     weight = normal(20, 70)
-    rounded, nearest = round_by_inputs(weight, torch.eye(70)), round_in_steps(weight)
-    assert torch.equal(rounded.scales, nearest.as_codes().scales)
-    assert (rounded.codes == nearest.codes).float().mean() > 0.99  # scales are those of float16 for one of them
+    rounded, nearest = round_by_inputs(weight, torch.eye(70)), round_in_steps(weight, half_scales_of_steps(weight))
+    assert torch.equal(rounded.scales, nearest.as_codes().scales) and torch.equal(rounded.codes, nearest.codes)
+
+
+def test_scales_are_whole_steps_of_any_size() -> None:
+    """Outputs whose largest scale has fewer than 15 steps once the inputs before it were rounded, and outputs that
+    float16 has few bits for."""
+    inputs = normal(500, 128) @ (normal(128, 128, seed=1) / 4 + torch.eye(128))
+    for size in (1.0, 1e-3, 1e-5, 1e-7, 1e-9):
+        weight = normal(64, 128, seed=2) * size
+        rounded = round_by_inputs(weight, inputs.T @ inputs)
+        stepped = in_steps(rounded)
+        assert stepped is not None and torch.equal(stepped.codes, rounded.codes), size
+        torch.testing.assert_close(stepped.dequantize(), rounded.dequantize(), rtol=STEP_ROUNDING, atol=0)
+        assert torch.equal(rounded.scales, rounded.scales.half().float())
 
 
 def test_outputs_are_nearer_than_by_the_nearest_codes() -> None:
@@ -72,8 +86,8 @@ def test_the_student_stays_nearer_to_itself_than_by_the_nearest_codes(tmp_path: 
 
 
 def test_an_int4_engine_keeps_every_code(tmp_path: Path) -> None:
-    """Layers that several tensors are fused into; scales as exact as float16."""
-    path = make_checkpoint(tmp_path / "model", dtype=torch.bfloat16, num_hidden_layers=2)
+    """Layers that several tensors are fused into."""
+    path = make_checkpoint(tmp_path / "model", "qwen3", dtype=torch.bfloat16, num_hidden_layers=2)
     quantize_checkpoint(path, tmp_path / "int4", "int4", num_samples=2, num_tokens=64)
     checkpoint = open_model(tmp_path / "int4")
     config = read_model_config(checkpoint)
@@ -91,7 +105,7 @@ def test_an_int4_engine_keeps_every_code(tmp_path: Path) -> None:
             want = torch.cat([in_steps(codes).dequantize() for codes in stored])
             assert torch.equal(found.dequantize() * scales, want)
             exact = torch.cat([checkpoint.read(source.name, source.shape).float() for source in spec.sources])
-            torch.testing.assert_close(found.dequantize() * scales, exact, rtol=FITTING, atol=0)
+            torch.testing.assert_close(found.dequantize() * scales, exact, rtol=STEP_ROUNDING, atol=0)
 
 
 def test_the_command_writes_a_checkpoint_of_4_bits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
