@@ -98,8 +98,8 @@ class Linear(nn.Linear):
 
     Its input is normed where a norm is given. ``gated``: the outputs are [gate; up] and the result is
     ``silu(gate) * up``. The result is added to a residual where there is one; with ``float32_out`` it is float32.
-    Without ``quantizes`` the weights are never packed in fewer bits than the activations have. ``is_head``: it gives the
-    logits, so few tokens meet it and rounding shows most.
+    Without ``quantizes`` the weights are never packed in fewer bits than the activations have. ``is_head``: it gives
+    the logits, so few tokens meet it and rounding shows most.
     """
 
     def __init__(

@@ -44,7 +44,7 @@ def weight_bytes(shape: ModelShape, dtype: str) -> int:
     of_rows = _FLOATS_OF_ROW[dtype] * rows * SCALE_BYTES
     if shape.exit_head:
         count, rows = _padded_matrix(shape.vocab_size, shape.hidden_size, dtype)
-        of_rows += round(count * WEIGHT_BYTES[HEAD_DTYPES.get(dtype, dtype)]) + _FLOATS_OF_ROW[dtype] * rows * SCALE_BYTES
+        of_rows += round(count * _head_bytes(dtype)) + _FLOATS_OF_ROW[dtype] * rows * SCALE_BYTES
     return step_weight_bytes(shape, dtype) + of_rows + others * ELEMENT_BYTES["bfloat16"]
 
 
@@ -66,8 +66,13 @@ def step_weight_bytes(model: LinearModel, dtype: str, tokens: int | None = None)
         return round(step_weights(model, tokens) * WEIGHT_BYTES[dtype])
     linear = _padded(model, dtype, tokens)[0] * WEIGHT_BYTES[dtype]
     head = _padded_matrix(model.vocab_size, model.hidden_size, dtype)[0]
-    linear += head * (WEIGHT_BYTES[HEAD_DTYPES.get(dtype, dtype)] - WEIGHT_BYTES[dtype])
+    linear += head * (_head_bytes(dtype) - WEIGHT_BYTES[dtype])
     return round(linear) + router_weights(model) * ELEMENT_BYTES["bfloat16"]
+
+
+def _head_bytes(dtype: str) -> float:
+    """Return the bytes of a weight of the head."""
+    return WEIGHT_BYTES[HEAD_DTYPES.get(dtype, dtype)]
 
 
 def _padded(model: LinearModel, dtype: str, tokens: int | None = None) -> tuple[int, int]:

@@ -19,6 +19,7 @@ from model_defs.graphs import EarlyExitGraph, LowerGraph, UpperGraph
 from model_defs.layers import Linear, RMSNorm
 from model_defs.reference import reference_early_exit, reference_logits
 from plugins.kv_quantization import dynamic_scale, quantize
+from plugins.packed_linear.int4 import round_to_codes
 from plugins.packed_linear.int4_steps import round_in_steps
 from plugins.packed_linear.packing import IN_STEPS
 from tests.support.models.checkpoints import load_weights, make_checkpoint
@@ -90,10 +91,11 @@ def logits(model: Model, weight_dtype: torch.dtype | None) -> list[Tensor]:
     return results
 
 
-def rounded(weight: Tensor, weight_dtype: torch.dtype) -> Tensor:
-    """The weight that packing it as int8 or int4 leaves."""
+def rounded(layer: Linear, weight_dtype: torch.dtype) -> Tensor:
+    """The weight that packing it as int8 or int4 leaves; a head in 4 bits keeps scales."""
+    weight = layer.weight.float()
     if weight_dtype == IN_STEPS:
-        return round_in_steps(weight).dequantize()
+        return (round_to_codes(weight) if layer.is_head else round_in_steps(weight)).dequantize()
     scale = dynamic_scale(weight, torch.int8)[:, None]
     return quantize(weight, scale, torch.int8).float() * scale
 
@@ -105,7 +107,7 @@ def rounded_forward(
     end."""
     x = x if norm is None else norm(x)
     x_scale = dynamic_scale(x, torch.int8)[:, None]
-    sums = quantize(x, x_scale, torch.int8).double() @ rounded(layer.weight.float(), weight_dtype).double().T
+    sums = quantize(x, x_scale, torch.int8).double() @ rounded(layer, weight_dtype).double().T
     y = sums.float() * x_scale
     if layer.bias is not None:
         y = y + layer.bias.float()
