@@ -62,10 +62,10 @@ def packed_linear(
     out_features the number of up rows. residual: [T, out_features] bfloat16, added last.
 
     Sums are float32; int8 and int4 weights are multiplied with activations quantized row by row (scale max|x| / 127,
-    symmetric, half to even). Products are summed in int32 and then scaled: all of an output at once with int8, group by
-    group of the depth with int4, whose scaled groups are added from the first on. All that follows is float32, rounded
-    once to bfloat16, or not at all with float32_out. A row of the result depends, in all its bits, on its own row of x
-    alone.
-    Raises RuntimeError on a wrong shape, dtype or stride.
+    symmetric, half to even). Products are summed in int32 and then scaled: all of an output at once with int8 and with
+    int4 in steps, by which its groups are multiplied before; group by group of the depth with int4 that has scales,
+    whose scaled groups are added from the first on. All that follows is float32, rounded once to bfloat16, or not at
+    all with float32_out. A row of the result depends, in all its bits, on its own row of x alone.
+    Raises RuntimeError on a wrong shape, dtype or stride, and on K beyond 65536 with int8 and with int4 in steps.
     """
     return OPERATOR.call(x, weight, scales, bias, norm, residual, out_features, eps, gated, float32_out)

@@ -22,6 +22,9 @@ FITTING = 2**-10
 """By how much a scale may differ from a whole number of steps, relatively: twice what rounding to float16 takes."""
 
 
+_OUTPUTS_AT_ONCE = 256
+"""Of which one that has no steps ends the search for all."""
+
 _BITS_BESIDE_STEPS = 7
 """Of float16's 11 bits, those that a step may have for each multiple up to LARGEST_STEPS to be exact."""
 
@@ -94,7 +97,7 @@ def in_steps(weight: Codes) -> SteppedCodes | None:
 def are_steps(scales: Tensor) -> bool:
     """Return whether the scales of each output, float32 `[N, groups]`, are whole numbers of a fraction of the largest
     of them, 1/15 at least, up to FITTING."""
-    return bool(_fitting_steps(scales)[1].all())
+    return all(bool(_fitting_steps(rows)[1].all()) for rows in scales.split(_OUTPUTS_AT_ONCE))
 
 
 def half_scales_of_steps(weight: Tensor) -> Tensor:
