@@ -23,16 +23,19 @@ _DRAFTS: tuple[Column, ...] = (
     ("mean_accepted_length", "per draft", 10, ".2f"),
 )
 _EARLY_EXITS: tuple[Column, ...] = (("early_exits", "early exits", 12, ""),)
-_NOTHING = {"early_exits": 0}
+_PROMPT_EXITS: tuple[Column, ...] = (("prompt_early_exits", "of prompts", 10, ""),)
+_NOTHING = {"early_exits": 0, "prompt_early_exits": 0}
 """What ``measure`` leaves out where there was none."""
 
 
 class BenchTable:
     """Lines of a table: with ``drafts`` also how many were accepted, with ``early_exits`` how many there were, with
-    the KV policy's ``report_columns``."""
+    ``prompt_exits`` how many of prompts, with the KV policy's ``report_columns``."""
 
-    def __init__(self, drafts: bool, early_exits: bool, policy: tuple[Column, ...] = ()) -> None:
-        more = ((drafts, _DRAFTS), (early_exits, _EARLY_EXITS), (True, policy))
+    def __init__(
+        self, drafts: bool, early_exits: bool, prompt_exits: bool = False, policy: tuple[Column, ...] = ()
+    ) -> None:
+        more = ((drafts, _DRAFTS), (early_exits, _EARLY_EXITS), (prompt_exits, _PROMPT_EXITS), (True, policy))
         self._columns = [*_WORKLOAD, *(column for is_there, columns in more if is_there for column in columns)]
 
     def head(self) -> str:

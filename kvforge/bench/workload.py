@@ -111,11 +111,12 @@ def measure(workload: Workload, engine: LLMEngine, seed: int, num_runs: int = 1)
         "total_s": total,
         "combined_tok_s": tokens / total,
     }
-    if engine.drafting.is_on:
-        result |= _drafts(before, engine.stats())
-    elif engine.stats()["num_early_exits"]:
-        result["early_exits"] = engine.stats()["num_early_exits"] - before["num_early_exits"]
     policy, after = engine.config.kv_policy, engine.stats()
+    if engine.drafting.is_on:
+        result |= _drafts(before, after)
+    else:
+        exits = {name: f"num_{name}" for name in ("early_exits", "prompt_early_exits")}
+        result |= {name: after[key] - before[key] for name, key in exits.items() if after[key]}
     result |= policy.report({name: after[f"num_{name}"] - before[f"num_{name}"] for name in policy.counters})
     if num_runs > 1:
         result["runs_total_s"] = [run[1] for run in runs]

@@ -82,6 +82,7 @@ def run(args: argparse.Namespace) -> int:
     table = BenchTable(
         drafts=options["speculative"] is not None,
         early_exits=options["early_exit_threshold"] is not None,
+        prompt_exits="early_exit_prompts" in options,
         policy=engine.config.kv_policy.report_columns,
     )
     if not args.json:

@@ -47,6 +47,11 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         help="also answer the tasks with generated tokens leaving at the early exit where its probability is above P "
         "(the paper's: 0.95), and compare answers",
     )
+    parser.add_argument(
+        "--early-exit-prompts",
+        action="store_true",
+        help="with --early-exit-threshold: answer them once more with the last tokens of prompts leaving there too",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
     parser.add_argument(
         "--plot",
@@ -82,6 +87,7 @@ def run(args: argparse.Namespace) -> int:
         args.num_documents,
         args.early_exit,
         args.early_exit_threshold,
+        args.early_exit_prompts,
     )
     report = run_evaluation(args.engine, teacher, options, use_tqdm=not args.json and not display_of(args).quiet)
     print(json.dumps(report.to_json(), indent=2) if args.json else describe(report), flush=True)

@@ -161,7 +161,7 @@ def run(args: argparse.Namespace) -> int:
     )
     if args.openai and not decoupled:
         raise KvforgeError("--openai streams every answer from the engine: give --decoupled, or leave out --openai")
-    check_speculation(options.speculative, options.early_exit_threshold, manifest)
+    check_speculation(options.speculative, options.early_exit_threshold, manifest, options.early_exit_prompts)
     if options.speculative is not None and options.speculative.draft_engine is not None:
         load_manifest(options.speculative.draft_engine)
     if args.openai:

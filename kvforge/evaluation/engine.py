@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from kvforge.common.errors import EngineError, KvforgeError
 from kvforge.common.exact_intervals import ExactTokens
@@ -58,12 +59,14 @@ class EngineGenerator:
         show_progress: bool = True,
         early_exit_threshold: float | None = None,
         exact_tokens: ExactTokens | None = None,
+        early_exit_prompts: bool = False,
     ) -> None:
         check_length(load_manifest(engine_dir), length)
         self._tokenizer = load_tokenizer(engine_dir)
         self._lead = tokens_before_text(self._tokenizer.backend)
-        own = {} if exact_tokens is None else {"exact_tokens": exact_tokens}
-        self.llm = LLM(engine_dir, early_exit_threshold=early_exit_threshold, **own)
+        own: dict[str, Any] = {} if exact_tokens is None else {"exact_tokens": exact_tokens}
+        exits = {"early_exit_threshold": early_exit_threshold, "early_exit_prompts": early_exit_prompts}
+        self.llm = LLM(engine_dir, **exits, **own)
         self._params = SamplingParams(temperature=0.0, max_tokens=MAX_ANSWER_TOKENS, stop=list(STOP))
         self._show_progress = show_progress
 

@@ -18,8 +18,7 @@ def describe(report: Report) -> str:
         parts.append(score_table([TaskScore(**{name: row[name] for name in fields}) for row in rows]))
     if rows and report.teacher:
         parts.append(_paired_table(rows))
-    if report.exits is not None:
-        parts.append(exit_table(report.exits))
+    parts += [exit_table(quality) for quality in (report.exits, report.exits_of_prompts) if quality is not None]
     if report.documents is not None:
         parts.append(_document_table(report.documents))
     if report.early_exit is not None:

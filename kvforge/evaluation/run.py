@@ -14,7 +14,7 @@ from kvforge.evaluation import engine as engines
 from kvforge.evaluation.compare import check_documents, check_vocabularies, compare_with_teacher, fidelity, perplexity
 from kvforge.evaluation.documents import generated_documents, text_documents
 from kvforge.evaluation.early_exit import Alignment, alignment
-from kvforge.evaluation.exit_quality import ExitQuality, exit_quality
+from kvforge.evaluation.exit_quality import ExitQuality, answer_with_exits, exit_quality
 from kvforge.evaluation.paired import paired_difference
 from kvforge.evaluation.score import MAX_ANSWER_TOKENS, TaskScore, is_correct, make_score, share_found
 from kvforge.manifest import load_manifest
@@ -34,7 +34,8 @@ class EvalOptions:
     """What to measure. ``length`` is that of prompts and of documents in tokens, ``<s>`` included; ``documents`` is a
     text file, ``generated`` or nothing; ``early_exit`` says on which tokens it is held against the full model: all of
     the documents, or the full model's own answers to the tasks' prompts. With ``early_exit_threshold`` the tasks are
-    also answered with exits at decode above it."""
+    also answered with exits of generated tokens above it, and with ``early_exit_prompts`` once more, with exits of the
+    prompts' last tokens too."""
 
     tasks: tuple[str, ...] = tuple(TASKS)
     num_prompts: int = 200
@@ -44,6 +45,7 @@ class EvalOptions:
     num_documents: int = 32
     early_exit: Literal["documents", "answers"] | None = None
     early_exit_threshold: float | None = None
+    early_exit_prompts: bool = False
 
     def __post_init__(self) -> None:
         """Raise KvforgeError for a task or a number that is none, or where there is nothing to measure."""
@@ -60,6 +62,8 @@ class EvalOptions:
                 raise KvforgeError(f"{name} must be at least {minimum}")
         if self.early_exit_threshold is not None and not 0 < self.early_exit_threshold <= 1:
             raise KvforgeError("--early-exit-threshold must be a probability above 0, at most 1")
+        if self.early_exit_prompts and self.early_exit_threshold is None:
+            raise KvforgeError("--early-exit-prompts goes with --early-exit-threshold; add that, or leave it out")
         if not self.tasks and self.early_exit_threshold is not None:
             raise KvforgeError("--early-exit-threshold needs tasks to answer; run some or leave it out")
         if not self.tasks and self.early_exit == "answers":
@@ -82,7 +86,9 @@ class Report:
     early_exit_on: str | None = None
     """``EvalOptions.early_exit``"""
     exits: ExitQuality | None = None
-    """answers with exits above ``EvalOptions.early_exit_threshold``"""
+    """answers with exits of generated tokens above ``EvalOptions.early_exit_threshold``"""
+    exits_of_prompts: ExitQuality | None = None
+    """answers with exits of the prompts' last tokens too, where ``EvalOptions.early_exit_prompts``"""
 
     def to_json(self) -> dict[str, Any]:
         """Return what there is as JSON-ready data; a perplexity that is infinite as None."""
@@ -109,7 +115,8 @@ def run_evaluation(engine: Path, teacher: Path | None, options: EvalOptions, *, 
     if (options.early_exit or options.early_exit_threshold is not None) and not manifests[0].early_exit:
         raise EngineError(NO_EARLY_EXIT)
     examples = make_prompts(engine, options)  # what cannot be measured is refused before hours of work
-    documents, exits, leaving = None, None, None
+    documents, exits = None, None
+    leaving: list[ExitQuality] = []
     scores: list[dict[str, Any]] = []
     if options.documents is not None:
         documents, exits = measure_documents(engine, teacher, options, use_tqdm)
@@ -118,7 +125,7 @@ def run_evaluation(engine: Path, teacher: Path | None, options: EvalOptions, *, 
         scores, exits_of_answers, leaving = score_tasks(engine, teacher, examples, options, use_tqdm)
         exits = exits or exits_of_answers
     name = None if teacher is None else str(teacher)
-    return Report(str(engine), name, scores, documents, exits, options.early_exit, leaving)
+    return Report(str(engine), name, scores, documents, exits, options.early_exit, *leaving)
 
 
 def make_prompts(engine: Path, options: EvalOptions) -> Examples:
@@ -177,9 +184,10 @@ def measure_documents(
 
 def score_tasks(
     engine: Path, teacher: Path | None, examples: Examples, options: EvalOptions, use_tqdm: bool
-) -> tuple[list[dict[str, Any]], Alignment | None, ExitQuality | None]:
+) -> tuple[list[dict[str, Any]], Alignment | None, list[ExitQuality]]:
     """Return a row per task, the score and, with a teacher, its score and the difference paired by prompt; and, where
-    asked for, the alignment of the early exit on the engine's own answers, and its answers with exits."""
+    asked for, the alignment of the early exit on the engine's own answers, and its answers with exits, first of
+    generated tokens alone."""
     generator = engines.EngineGenerator(engine, options.length, show_progress=use_tqdm)
     answers = _answer(generator, examples, use_tqdm)
     exits = None
@@ -188,11 +196,13 @@ def score_tasks(
         exits = alignment(generator.llm, said, use_tqdm=use_tqdm)
     del generator
     gc.collect()
-    leaving = None
-    if options.early_exit_threshold is not None:
-        threshold = options.early_exit_threshold
-        leaving = exit_quality(engine, threshold, options.length, examples, answers, use_tqdm=use_tqdm)
-        gc.collect()
+    leaving = []
+    threshold = options.early_exit_threshold
+    if threshold is not None:
+        for prompts in (False, True) if options.early_exit_prompts else (False,):
+            found = answer_with_exits(engine, threshold, options.length, examples, prompts=prompts, use_tqdm=use_tqdm)
+            leaving.append(exit_quality(examples, answers, found))
+            gc.collect()
     right = _right(examples, answers)
     rows = [asdict(_score(task, examples, answers, right, options)) for task in examples]
     if teacher is not None:

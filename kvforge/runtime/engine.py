@@ -52,6 +52,8 @@ class LLMEngine:
         max_num_tokens, max_num_seqs, max_seq_len: lower the engine's own limits.
         speculative: where drafts of the next tokens come from; tokens stay those of plain decoding.
         early_exit_threshold: decode tokens whose early exit is more probable than this skip the upper layers.
+        early_exit_prompts: a prompt's last token may do so too, so that no upper layer is between a prompt and the
+            first token of its answer.
         exact_tokens: of an engine with a predictor, what of prompts the model computes itself.
 
     Raises:
@@ -73,6 +75,7 @@ class LLMEngine:
         max_seq_len: int | None = None,
         speculative: SpeculativeConfig | None = None,
         early_exit_threshold: float | None = None,
+        early_exit_prompts: bool = False,
         exact_tokens: ExactTokens | None = None,
     ) -> None:
         if session is None:
@@ -81,7 +84,7 @@ class LLMEngine:
             manifest = load_manifest(engine_dir)
             tokenizer = tokenizer or Tokenizer.from_dir(Path(engine_dir) / TOKENIZER_DIR)
             session = load_session(Path(engine_dir), manifest)
-        check_speculation(speculative, early_exit_threshold, session.manifest)
+        check_speculation(speculative, early_exit_threshold, session.manifest, early_exit_prompts)
         self.manifest = session.manifest
         self.tokenizer = tokenizer
         if num_pages is None and kv_cache_gib is None:
@@ -101,7 +104,7 @@ class LLMEngine:
         self.scheduler = Scheduler(self.config)
         self.guides = GuideCompiler(tokenizer, self.config.eos_token_ids, self.config.vocab_size)
         try:
-            self.runner = Runner(session, self.config, early_exit_threshold)
+            self.runner = Runner(session, self.config, early_exit_threshold, early_exit_prompts)
         except (RuntimeError, MemoryError) as error:
             sizes = cache_stats(session.manifest, self.scheduler)
             size = (sizes["kv_device_bytes"] + sizes["kv_host_bytes"]) / 2**30
@@ -254,6 +257,7 @@ class LLMEngine:
             "page_bytes": self.manifest.page_bytes,
             "num_upper_calls": self.runner.num_upper_calls,
             "num_early_exits": self.runner.num_early_exits,
+            "num_prompt_early_exits": self.runner.num_prompt_early_exits,
             "num_preemptions": scheduler.num_preemptions,
             "num_reused_tokens": scheduler.num_reused_tokens,
             **cache_stats(self.manifest, scheduler),

@@ -178,6 +178,7 @@ class VllmEngine:
             "page_bytes": page_bytes,
             "num_upper_calls": self.statistics.num_iterations,
             "num_early_exits": 0,
+            "num_prompt_early_exits": 0,
             "num_preemptions": self._num_preemptions,
             "num_reused_tokens": self._num_reused_tokens,
             "kv_device_bytes": state.cache_bytes,
@@ -328,6 +329,7 @@ def load_engine(
     max_seq_len: int | None = None,
     speculative: Any = None,
     early_exit_threshold: float | None = None,
+    early_exit_prompts: bool = False,
     exact_tokens: Any = None,
 ) -> VllmEngine:
     """Load an engine of target ``vllm``.
@@ -336,7 +338,7 @@ def load_engine(
         EngineError: it is none or damaged, a limit is above the engine's, its checkpoint is not there, vLLM does not
             take it, or drafts are asked for, which ``--engine-args`` says in vLLM's own words.
     """
-    if speculative is not None or early_exit_threshold is not None:
+    if speculative is not None or early_exit_threshold is not None or early_exit_prompts:
         raise EngineError(
             "drafts and early exits of kvforge's own are not there with target vllm; leave them out, or build it with "
             "vLLM's speculative_config in --engine-args."

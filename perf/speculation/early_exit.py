@@ -20,7 +20,7 @@ from pathlib import Path
 
 from kvforge.evaluation.documents import generated_documents
 from kvforge.evaluation.engine import EngineGenerator
-from kvforge.evaluation.exit_quality import exit_quality
+from kvforge.evaluation.exit_quality import answer_with_exits, exit_quality
 from kvforge.evaluation.run import EvalOptions, make_prompts
 from kvforge.manifest import TOKENIZER_DIR, load_manifest
 from kvforge.runtime.engine import LLMEngine
@@ -135,7 +135,7 @@ def answers_by_threshold(directory: Path, num_prompts: int) -> list[Row]:
     answers = {task: full.answer([example.prompt for example in wanted]) for task, wanted in examples.items()}
     rows = []
     for threshold in THRESHOLDS:
-        quality = exit_quality(directory, threshold, LENGTH, examples, answers)
+        quality = exit_quality(examples, answers, answer_with_exits(directory, threshold, LENGTH, examples))
         rows.append(
             {
                 "threshold": threshold,

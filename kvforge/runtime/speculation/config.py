@@ -49,12 +49,20 @@ class SpeculativeConfig:
             raise EngineError("a draft engine and the method draft_model go together; give both or neither.")
 
 
-def check_speculation(config: SpeculativeConfig | None, early_exit_threshold: float | None, manifest: Manifest) -> None:
+def check_speculation(
+    config: SpeculativeConfig | None,
+    early_exit_threshold: float | None,
+    manifest: Manifest,
+    early_exit_prompts: bool = False,
+) -> None:
     """Raise EngineError unless an engine can speculate so, or leave early with this probability.
 
     Raises:
-        EngineError: both are asked for, or the engine was not built for what is.
+        EngineError: both are asked for, prompts are to leave early without a probability, or the engine was not built
+            for what is asked.
     """
+    if early_exit_prompts and early_exit_threshold is None:
+        raise EngineError("early_exit_prompts goes with early_exit_threshold; give a threshold, or leave it out.")
     if config is not None and not isinstance(config, SpeculativeConfig):
         raise EngineError(f"speculative is {config!r}; give a SpeculativeConfig, or None for no drafts.")
     if early_exit_threshold is not None:

@@ -29,6 +29,10 @@ def add_speculation_options(parser: argparse.ArgumentParser) -> None:
         "--early-exit-threshold", type=float, metavar="P",
         help="without drafts: tokens whose early exit is more probable than P skip the upper layers (default: none)",
     )  # fmt: skip
+    group.add_argument(
+        "--early-exit-prompts", action="store_true",
+        help="with --early-exit-threshold: the last token of a prompt may do so too (default: it never does)",
+    )  # fmt: skip
     exact = parser.add_argument_group("prediction", "of an engine that predicts the cache of prompts: what it computes")
     for name, kind, metavar, text in (
         ("first", int, "N", "tokens at a prompt's beginning (default: 0)"),
@@ -39,8 +43,8 @@ def add_speculation_options(parser: argparse.ArgumentParser) -> None:
 
 
 def speculation_options(args: argparse.Namespace) -> dict[str, Any]:
-    """Return ``speculative`` and ``early_exit_threshold``, and where they are given ``exact_tokens``, as ``LLMEngine``
-    takes them.
+    """Return ``speculative`` and ``early_exit_threshold``, and where they are given ``early_exit_prompts`` and
+    ``exact_tokens``, as ``LLMEngine`` takes them.
 
     Raises:
         KvforgeError: an option does not go with the method, or one of them is out of its range.
@@ -56,8 +60,11 @@ def speculation_options(args: argparse.Namespace) -> dict[str, Any]:
             raise EngineError(f"{_flag(name)} goes with --speculative-method{value}; add that, or leave it out.")
     if method == "draft_model" and "draft_engine" not in given:
         raise EngineError("--speculative-method draft_model needs an engine to draft with; add --draft-engine DIR.")
+    if args.early_exit_prompts and args.early_exit_threshold is None:
+        raise EngineError("--early-exit-prompts goes with --early-exit-threshold; add that, or leave it out.")
     speculative = None if method is None else SpeculativeConfig(method, **given)
     found = {"speculative": speculative, "early_exit_threshold": args.early_exit_threshold}
+    found |= {"early_exit_prompts": True} if args.early_exit_prompts else {}
     return found | ({"exact_tokens": ExactTokens(**exact)} if exact else {})
 
 
@@ -65,6 +72,7 @@ def speculation_arguments(
     speculative: SpeculativeConfig | None,
     early_exit_threshold: float | None,
     exact_tokens: ExactTokens | None = None,
+    early_exit_prompts: bool = False,
 ) -> list[str]:
     """Return the command line that ``speculation_options`` reads as these."""
     arguments: list[str] = []
@@ -75,6 +83,8 @@ def speculation_arguments(
                 arguments += [_flag(name), str(getattr(speculative, name))]
     if early_exit_threshold is not None:
         arguments += ["--early-exit-threshold", str(early_exit_threshold)]
+    if early_exit_prompts:
+        arguments.append("--early-exit-prompts")
     if exact_tokens is not None:
         for name in _EXACT:
             arguments += [f"--exact-{name}", str(getattr(exact_tokens, name))]

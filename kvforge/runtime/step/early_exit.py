@@ -1,6 +1,7 @@
-"""Early exit at decode (arXiv 2410.03960, appendices E and F): a token whose exit is sure enough skips what is above.
+"""Early exit (arXiv 2410.03960, appendices E and F): a token whose exit is sure enough skips what is above the cut.
 
-K and V of all layers are complete at the cut, so nothing is lost for later tokens.
+K and V of all layers are complete at the cut, so nothing is lost for later tokens: neither behind a generated token
+nor behind a prompt's last one, whose logits choose the first token of the answer.
 """
 
 from collections.abc import Callable
@@ -8,25 +9,32 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
+from kvforge.runtime.requests.sequence import NEVER
 from kvforge.runtime.scheduling.schedule import Schedule
 from kvforge.runtime.sessions.inputs import UpperStep
 from kvforge.runtime.sessions.session import Session
 from kvforge.runtime.step.batch import StepBatch
 from kvforge.runtime.step.survivors import all_rows, gather, starts
 
+PROMPT_END = -1
+"""What ``numbers_of`` says of a prompt's last token."""
 
-class EarlyExitDecode:
+
+class EarlyExits:
     """Gives survivors whose early exit is sure of a token the exit's logits, and ``upper`` the others.
 
-    A row may exit if it is of a generated token, never if it is of a prompt's last one, and if its request asks for no
-    log-probabilities and no logits. That depends on the row alone, so texts depend on chunks, preemptions, drafts and
-    neighbours as little as without exits. ``threshold`` is of the largest probability by the exit's own logits.
+    A row may exit if it is of a generated token, or with ``prompts`` of a prompt's last one, and if its request asks
+    for no log-probabilities and no logits. That depends on the row alone, so texts depend on chunks, preemptions,
+    drafts and neighbours as little as without exits. ``threshold`` is of the largest probability by the exit's own
+    logits.
     """
 
-    def __init__(self, session: Session, threshold: float) -> None:
-        self._session, self._threshold = session, threshold
+    def __init__(self, session: Session, threshold: float, prompts: bool = False) -> None:
+        self._session, self._threshold, self._prompts = session, threshold, prompts
         self.num_exits = 0
         """Rows that took the exit's logits, those of drafts that were not accepted included."""
+        self.num_prompt_exits = 0
+        """Those of them that were of a prompt's last token."""
 
     def logits(
         self, hidden: torch.Tensor, plan: Schedule, batch: StepBatch, upper: Callable[[UpperStep], torch.Tensor]
@@ -34,13 +42,15 @@ class EarlyExitDecode:
         """Return the logits [R, vocab_size] of ``batch``'s survivors, R >= 1; ``hidden`` is ``lower``'s. ``upper``
         gives those of what does not exit and is not called where nothing is left."""
         index = batch.survivor_index.numpy()
-        candidates = np.flatnonzero(may_exit(plan, batch))
+        numbers = numbers_of(plan, batch)
+        candidates = np.flatnonzero(numbers >= (PROMPT_END if self._prompts else 0))
         exits = np.zeros(len(index), dtype=bool)
         exit_logits = torch.empty(0)
         if len(candidates):
             exit_logits = self._session.early_exit(hidden, torch.from_numpy(index[candidates]))
             exits[candidates] = (confidence(exit_logits) > self._threshold).numpy()
         self.num_exits += int(exits.sum())
+        self.num_prompt_exits += int((exits & (numbers == PROMPT_END)).sum())
         if exits.all():
             return exit_logits
         rows, survivors = without(exits, hidden, batch)
@@ -59,18 +69,18 @@ def confidence(logits: torch.Tensor) -> torch.Tensor:
     return logits.softmax(-1).amax(-1)
 
 
-def may_exit(plan: Schedule, batch: StepBatch) -> np.ndarray:
-    """Return bool [R]: whether each survivor is a generated token of a request that does not ask for its logits."""
-    positions = batch.lower.positions.numpy()[batch.survivor_index.numpy()]
-    sequences = plan.survivors
+def numbers_of(plan: Schedule, batch: StepBatch) -> np.ndarray:
+    """Return int64 [R]: the number of each survivor among the generated tokens of its sequence, from 0; ``PROMPT_END``
+    for a prompt's last token; less than that where the request asks for logits, which an exit does not give."""
+    positions = batch.lower.positions.numpy()[batch.survivor_index.numpy()].astype(np.int64)
     first = np.array(
         [
-            s.num_prompt_tokens if s.params.logprobs is None and not s.params.return_logits else s.max_length
-            for s in sequences
+            s.num_prompt_tokens if s.params.logprobs is None and not s.params.return_logits else NEVER
+            for s in plan.survivors
         ]
     )
     counts = np.diff(batch.survivor_start.numpy())
-    return positions >= np.repeat(first, counts[counts > 0])
+    return positions - np.repeat(first, counts[counts > 0])
 
 
 def without(exits: np.ndarray, hidden: torch.Tensor, batch: StepBatch) -> tuple[np.ndarray, UpperStep]:

@@ -10,7 +10,7 @@ from kvforge.runtime.scheduling.slot_table import SlotTable
 from kvforge.runtime.sessions.inputs import UpperStep
 from kvforge.runtime.sessions.session import Session
 from kvforge.runtime.step.batch import StepBatch, StepBatchBuilder
-from kvforge.runtime.step.early_exit import EarlyExitDecode
+from kvforge.runtime.step.early_exit import EarlyExits
 from kvforge.runtime.step.prediction import Prediction
 from kvforge.runtime.step.probe import probe_steps
 from kvforge.runtime.step.self_draft import SelfDraft
@@ -22,12 +22,21 @@ class Runner:
 
     Args:
         early_exit_threshold: generated tokens whose early exit is more probable than this skip ``upper``; None: none.
+        early_exit_prompts: so do the last tokens of prompts.
     """
 
-    def __init__(self, session: Session, config: RuntimeConfig, early_exit_threshold: float | None = None) -> None:
+    def __init__(
+        self,
+        session: Session,
+        config: RuntimeConfig,
+        early_exit_threshold: float | None = None,
+        early_exit_prompts: bool = False,
+    ) -> None:
         self._session, self._config = session, config
         self.self_draft = SelfDraft(session, config)
-        self._exits = None if early_exit_threshold is None else EarlyExitDecode(session, early_exit_threshold)
+        self._exits = None
+        if early_exit_threshold is not None:
+            self._exits = EarlyExits(session, early_exit_threshold, early_exit_prompts)
         self._builder = StepBatchBuilder(config)
         scratch = config.kv_policy.num_scratch_pages(config.page_size)
         self.pools = session.allocate_pools(
@@ -66,6 +75,11 @@ class Runner:
     def num_early_exits(self) -> int:
         """Rows whose logits were the early exit's."""
         return 0 if self._exits is None else self._exits.num_exits
+
+    @property
+    def num_prompt_early_exits(self) -> int:
+        """Those of them that were of a prompt's last token."""
+        return 0 if self._exits is None else self._exits.num_prompt_exits
 
     @property
     def policy_counters(self) -> dict[str, int]:

@@ -55,7 +55,7 @@ class RemoteEngine:
         **others: Any,
     ) -> None:
         for name, value in others.items():
-            if value is not None:
+            if value is not None and value is not False:
                 raise EngineError(
                     f"{name} is for kvforge's own engines, and {engine_dir} is of target vllm; leave it out."
                 )

@@ -30,6 +30,7 @@ class ServerOptions:
     enable_prefix_cache: bool = True
     speculative: SpeculativeConfig | None = None
     early_exit_threshold: float | None = None
+    early_exit_prompts: bool = False
     exact_tokens: ExactTokens | None = None
     max_queue_size: int = RequestLimits.max_queue_size
     max_request_bytes: int = RequestLimits.max_request_bytes
@@ -70,6 +71,8 @@ def engine_command(engine_dir: Path, options: ServerOptions, target: str = "cpu"
         value = getattr(options, name)
         if value is not None:
             arguments += [f"--{name.replace('_', '-')}", str(value)]
-    speculation = speculation_arguments(options.speculative, options.early_exit_threshold, options.exact_tokens)
+    speculation = speculation_arguments(
+        options.speculative, options.early_exit_threshold, options.exact_tokens, options.early_exit_prompts
+    )
     arguments += speculation if options.enable_prefix_cache else [*speculation, "--no-prefix-cache"]
     return process_command(engine_dir, target, arguments)

@@ -120,6 +120,10 @@ COUNTERS: dict[str, tuple[Reader, str]] = {
     ),
     "kvforge_draft_model_steps_total": (lambda s: s.get("draft_model_num_steps", 0), "Steps of the draft model"),
     "kvforge_early_exits_total": (lambda s: s["num_early_exits"], "Tokens that skipped the upper layers"),
+    "kvforge_prompt_early_exits_total": (
+        lambda s: s["num_prompt_early_exits"],
+        "Prompts whose last token skipped the upper layers",
+    ),
     **{
         f"kvforge_{policy.name}_{name}_total": (_or_zero(f"num_{name}"), text)
         for policy in policies().values()

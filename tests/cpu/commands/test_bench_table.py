@@ -51,6 +51,11 @@ def bench(tmp_path: Path, monkeypatch, capsys):
         ),
         (["--early-exit-threshold", "0.5"], "  early exits", {"early_exits": ""}),
         (["--early-exit-threshold", "1"], "  early exits", {"early_exits": ""}),
+        (
+            ["--early-exit-prompts", "--early-exit-threshold", "0.1"],
+            "  early exits of prompts",
+            {"early_exits": "", "prompt_early_exits": ""},
+        ),
     ],
 )
 def test_columns(bench, arguments, titles, keys) -> None:
@@ -59,7 +64,8 @@ def test_columns(bench, arguments, titles, keys) -> None:
     counts = json.loads(bench(*arguments, "--json")[0])
     expected = [format(counts.get(key, 0), form) for key, form in keys.items()]
     assert row.split()[:4] == ["few", "2", "12", "60"] and row.split()[7:] == expected
-    assert ("early_exits" in counts) == (arguments[-1:] == ["0.5"])
+    assert ("early_exits" in counts) == (arguments[-1:] in (["0.5"], ["0.1"]))
+    assert counts.get("prompt_early_exits", 0) == (2 if "--early-exit-prompts" in arguments else 0)
 
 
 def test_columns_of_shadowkv(bench, monkeypatch) -> None:

@@ -24,6 +24,8 @@ def test_what_is_left_out_has_the_defaults() -> None:
     assert read("--speculative-method", "ngram")["speculative"] == SpeculativeConfig("ngram", 4, 2, 4)
     given = read("--speculative-method", "ngram", "--prompt-lookup-max", "6", "--num-speculative-tokens", "8")
     assert given["speculative"] == SpeculativeConfig("ngram", 8, 2, 6)
+    exits = read("--early-exit-threshold", "0.9", "--early-exit-prompts")
+    assert exits == {"speculative": None, "early_exit_threshold": 0.9, "early_exit_prompts": True}
 
 
 @pytest.mark.parametrize(
@@ -41,9 +43,10 @@ def test_what_is_left_out_has_the_defaults() -> None:
         (["--speculative-method", "ngram", "--num-speculative-tokens", "0"], "give 1 or more"),
         (["--speculative-method", "ngram", "--prompt-lookup-min", "5"], "give 1 <= min <= max"),
         (["--speculative-method", "ngram", "--prompt-lookup-max", "65"], "max <= 64"),
+        (["--early-exit-prompts"], "--early-exit-prompts goes with --early-exit-threshold; add that"),
     ],
 )
-@pytest.mark.parametrize("command", ["generate", "serve"])
+@pytest.mark.parametrize("command", ["generate", "serve", "bench"])
 def test_refused(command: str, arguments: list, sentence: str, tmp_path: Path, capsys) -> None:
     prompt = ["--prompt", "x"] if command == "generate" else []
     assert main([command, str(tmp_path), *arguments, *prompt]) == 1
@@ -58,6 +61,7 @@ def test_refused(command: str, arguments: list, sentence: str, tmp_path: Path, c
         ({"speculative": "ngram"}, {"max_draft_len": 4}, "give a SpeculativeConfig"),
         ({"speculative": SpeculativeConfig("early_exit")}, {"max_draft_len": 4}, "has no early exit"),
         ({"early_exit_threshold": 0.9}, {}, "has no early exit"),
+        ({"early_exit_prompts": True}, {"early_exit": True}, "goes with early_exit_threshold; give a threshold"),
         ({"early_exit_threshold": 0.0}, {"early_exit": True}, "give a probability"),
         ({"early_exit_threshold": float("nan")}, {"early_exit": True}, "give a probability"),
         (

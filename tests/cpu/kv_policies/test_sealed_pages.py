@@ -211,9 +211,10 @@ def test_an_exit_drafts_and_ends_tokens_as_with_any_cache(monkeypatch: pytest.Mo
     plain, _ = texts()
     drafted, engine = texts(speculative=SpeculativeConfig("early_exit", 37))
     assert drafted == plain and engine.stats()["num_draft_tokens"] > 500
-    exits, engine = texts(early_exit_threshold=0.5)
-    alone, _ = texts(early_exit_threshold=0.5, max_num_seqs=1)
-    assert exits == alone != plain and engine.stats()["num_early_exits"] > 20
+    for of_prompts in (False, True):
+        options = {"early_exit_threshold": 0.5, "early_exit_prompts": of_prompts}
+        (exits, engine), (alone, _) = texts(**options), texts(**options, max_num_seqs=1)
+        assert exits == alone != plain and engine.stats()["num_early_exits"] > 20
 
 
 def test_scores_are_the_log_probabilities_of_generation() -> None:

@@ -120,6 +120,8 @@ def test_what_the_process_refuses_to_load_is_said(engine_dir: Path, monkeypatch:
         RemoteEngine(engine_dir, max_seq_len=4096)
     with pytest.raises(EngineError, match="early_exit_threshold is for kvforge's own engines"):
         RemoteEngine(engine_dir, early_exit_threshold=0.5)
+    with pytest.raises(EngineError, match="early_exit_prompts is for kvforge's own engines"):
+        RemoteEngine(engine_dir, early_exit_prompts=True)
     monkeypatch.setenv("KVFORGE_VLLM_PYTHON", "no-such-python")
     with pytest.raises(EngineError, match="set KVFORGE_VLLM_PYTHON"):
         RemoteEngine(engine_dir)

@@ -240,6 +240,8 @@ def test_loading_says_what_is_wrong(engine_dir: Path, fake: None, tmp_path: Path
         load_engine(engine_dir, max_seq_len=512)
     with pytest.raises(EngineError, match="drafts and early exits"):
         load_engine(engine_dir, speculative=SpeculativeConfig("ngram"))
+    with pytest.raises(EngineError, match="drafts and early exits"):
+        load_engine(engine_dir, early_exit_prompts=True)
     options = BuildOptions(
         target="vllm", engine_python=telling_interpreter(tmp_path), engine_args='{"no_such_argument": 1}'
     )

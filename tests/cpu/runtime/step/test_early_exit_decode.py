@@ -11,42 +11,12 @@ from kvforge.common.errors import EngineError
 from kvforge.runtime import LLMEngine, SamplingParams
 from tests.support.schedules.engine_schedules import check_tokens, random_plan, run_plan
 from tests.support.sessions.exit import ExitSession
-from tests.support.sessions.fake import FakeSession, context_logits
+from tests.support.sessions.exit_rule import expected_text, serve
+from tests.support.sessions.fake import FakeSession
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
 PROMPTS = [[5, 6, 7], [9] * 11, [5, 6, 7, 8], [3]]
-
-
-def probability(logits):
-    """Of the most probable token."""
-    weights = np.exp(logits.astype(np.float64) - logits.max())
-    return 1 / weights.sum()
-
-
-def expected_text(session, prompt, threshold, length=24):
-    """(tokens, number of exits) of greedy decoding alone, from the rule as it is documented."""
-    tokens, num_exits = list(prompt), 0
-    for index in range(length):
-        logits = context_logits(tokens, session.seed, session.manifest.vocab_size)
-        exit_logits = session.exit_logits(tokens)
-        if index > 0 and probability(exit_logits) > threshold:
-            logits, num_exits = exit_logits, num_exits + 1
-        tokens.append(int(logits.argmax()))
-    return tokens[len(prompt) :], num_exits
-
-
-def serve(session, prompts, params, **options):
-    """Tokens of each prompt's sequences, and the engine."""
-    engine = LLMEngine(session=session, num_pages=100, **options)
-    for index, prompt in enumerate(prompts):
-        engine.add_request(str(index), prompt, params)
-    texts = {}
-    while engine.has_unfinished():
-        for output in engine.step():
-            texts.setdefault((int(output.request_id), output.index), []).extend(output.new_token_ids)
-        engine.check_invariants()
-    return texts, engine
 
 
 @pytest.mark.parametrize("threshold", [1e-9, 0.2, 0.5, 0.9, 0.999, 1.0])
@@ -54,9 +24,9 @@ def test_tokens_are_those_of_the_rule(threshold):
     session = ExitSession(agreement=0.5)
     texts, engine = serve(session, PROMPTS, GREEDY, early_exit_threshold=threshold)
     expected = [expected_text(session, prompt, threshold) for prompt in PROMPTS]
-    assert [texts[index, 0] for index in range(len(PROMPTS))] == [tokens for tokens, _ in expected]
-    stats, num_exits = engine.stats(), sum(count for _, count in expected)
-    assert stats["num_early_exits"] == num_exits
+    assert [texts[index, 0] for index in range(len(PROMPTS))] == [text.tokens for text in expected]
+    stats, num_exits = engine.stats(), sum(text.num_exits for text in expected)
+    assert stats["num_early_exits"] == num_exits and stats["num_prompt_early_exits"] == 0
     assert session.num_upper_rows == 24 * len(PROMPTS) - num_exits, "no row runs for nothing"
     if threshold < 1 / 64:
         assert num_exits == 23 * len(PROMPTS) and stats["num_upper_calls"] < stats["num_iterations"]

@@ -204,14 +204,16 @@ def test_sessions_that_keep_hidden_states_in_one_place(session, capture):
         assert exits[0] == exits[1] and 5 < exits[0] < 24 * len(PROMPTS)
 
 
-def test_a_threshold_that_everyone_passes_gives_the_text_of_the_lower_half(session):
-    """After the first token, which comes of the whole model."""
-    engine = LLMEngine(session=session, num_pages=64, early_exit_threshold=1e-9)
-    texts = serve(engine)
-    assert engine.stats()["num_upper_calls"] == 1 and engine.stats()["num_early_exits"] == 24 * len(PROMPTS)
+@pytest.mark.parametrize("prompts", [False, True])
+def test_a_threshold_that_everyone_passes_gives_the_text_of_the_lower_half(session, prompts):
+    """After the first token, which comes of the whole model, unless prompts exit too."""
+    engine = LLMEngine(session=session, num_pages=64, early_exit_threshold=1e-9, early_exit_prompts=prompts)
+    texts, stats = serve(engine), engine.stats()
+    assert stats["num_upper_calls"] == (not prompts) and stats["num_early_exits"] == (24 + prompts) * len(PROMPTS)
+    assert stats["num_prompt_early_exits"] == prompts * len(PROMPTS)
     for (request_id, _), text in texts.items():
-        tokens = [*PROMPTS[int(request_id)], text[0]]
-        assert text[0] == plain(session)[request_id, 0][0]
+        tokens = [*PROMPTS[int(request_id)], *text[: not prompts]]
+        assert prompts or text[0] == plain(session)[request_id, 0][0]
         while len(tokens) < len(PROMPTS[int(request_id)]) + len(text):
             count, places = len(tokens), torch.arange(len(tokens), dtype=torch.int32)
             lengths = torch.tensor([0, count], dtype=torch.int32)
@@ -223,15 +225,17 @@ def test_a_threshold_that_everyone_passes_gives_the_text_of_the_lower_half(sessi
         assert tokens[-len(text) :] == text
 
 
-def test_neighbours_and_chunks_do_not_move_exits(session):
-    engines = [
-        LLMEngine(session=session, num_pages=64, early_exit_threshold=0.1, max_num_tokens=size) for size in (64, 5, 4)
-    ]
+@pytest.mark.parametrize("prompts", [False, True])
+def test_neighbours_and_chunks_do_not_move_exits(session, prompts):
+    options = {"num_pages": 64, "early_exit_threshold": 0.1, "early_exit_prompts": prompts}
+    engines = [LLMEngine(session=session, max_num_tokens=size, **options) for size in (64, 5, 4)]
     texts = [serve(engine) for engine in engines]
     assert texts[0] == texts[1] == texts[2]
     alone = {}
     for index, prompt in enumerate(PROMPTS):
-        engine = LLMEngine(session=session, num_pages=64, early_exit_threshold=0.1)
+        engine = LLMEngine(session=session, **options)
         alone[str(index), 0] = serve(engine, [prompt])["0", 0]
     assert texts[0] == alone
-    assert 10 < engines[0].stats()["num_early_exits"] < 24 * len(PROMPTS)
+    of_prompts = [engine.stats()["num_prompt_early_exits"] for engine in engines]
+    assert of_prompts == of_prompts[:1] * 3 and (of_prompts[0] > 0) == prompts
+    assert 10 < engines[0].stats()["num_early_exits"] < (24 + prompts) * len(PROMPTS)

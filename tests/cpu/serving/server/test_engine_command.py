@@ -29,6 +29,7 @@ def test_limits_become_flags(options: ServerOptions, flags: list[str]) -> None:
     [
         {"speculative": None, "early_exit_threshold": None},
         {"speculative": None, "early_exit_threshold": 0.75},
+        {"speculative": None, "early_exit_threshold": 0.75, "early_exit_prompts": True},
         {"speculative": SpeculativeConfig("ngram"), "early_exit_threshold": None},
         {"speculative": SpeculativeConfig("ngram", 7, 3, 9), "early_exit_threshold": None},
         {"speculative": SpeculativeConfig("draft_model", 2, draft_engine=Path("small")), "early_exit_threshold": None},

@@ -130,6 +130,7 @@ class FakeEngine:
             "num_draft_tokens": 6,
             "num_accepted_draft_tokens": 3,
             "num_early_exits": 5,
+            "num_prompt_early_exits": 2,
             "num_selected_chunks": 40,
             "num_reused_chunks": 30,
             "kv_device_bytes": 4096 * NUM_PAGES,

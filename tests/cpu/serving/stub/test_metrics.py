@@ -123,7 +123,7 @@ def test_families_histograms_and_outcomes(triton: FakeTriton) -> None:
     wait(lambda: (f"{family}_bucket", "+Inf", *m) in triton.metrics and triton.value(f"{family}_count", *m) == 4)
     buckets = {le: triton.value(f"{family}_bucket", le, *m) for le in ("0.001", "0.002", "0.005", "500", "+Inf")}
     assert buckets == {"0.001": 0, "0.002": 1, "0.005": 3, "500": 3, "+Inf": 4}
-    totals = {"drafts": 2, "draft_tokens": 6, "accepted_draft_tokens": 3, "early_exits": 5}
+    totals = {"drafts": 2, "draft_tokens": 6, "accepted_draft_tokens": 3, "early_exits": 5, "prompt_early_exits": 2}
     assert {name: triton.value(f"kvforge_{name}_total", *m) for name in totals} == totals
     assert triton.value(f"{family}_sum", *m) == pytest.approx(1e9)
     metrics.close()

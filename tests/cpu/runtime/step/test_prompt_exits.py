@@ -1,0 +1,141 @@
+"""Early exit of prompts: a prompt whose exit is sure takes its first token from there, wherever and beside whomever."""
+
+import dataclasses
+import random
+from collections import Counter
+
+import pytest
+
+from kvforge.common.errors import EngineError
+from kvforge.runtime import LLMEngine, SamplingParams
+from tests.support.schedules.engine_schedules import check_tokens, random_plan, run_plan
+from tests.support.sessions.exit import ExitSession
+from tests.support.sessions.exit_rule import expected_text, serve
+from tests.support.sessions.fake import FakeSession
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+PROMPTS = [[5, 6, 7], [9] * 11, [5, 6, 7, 8], [3], [4, 4], [17, 3, 9, 12, 8], [6] * 30]
+
+
+def engine_of(plan, session, threshold):
+    """An engine with the limits of a schedule, whose prompts may exit."""
+    limits = ("num_pages", "max_num_tokens", "max_num_seqs", "enable_prefix_cache")
+    options = {name: getattr(plan, name) for name in limits}
+    return LLMEngine(session=session, early_exit_threshold=threshold, early_exit_prompts=True, **options)
+
+
+@pytest.mark.parametrize("threshold", [1e-9, 0.2, 0.5, 0.9, 0.999, 1.0])
+def test_tokens_are_those_of_the_rule(threshold):
+    session = ExitSession(agreement=0.5)
+    texts, engine = serve(session, PROMPTS, GREEDY, early_exit_threshold=threshold, early_exit_prompts=True)
+    expected = [expected_text(session, prompt, threshold, prompts=True) for prompt in PROMPTS]
+    assert [texts[index, 0] for index in range(len(PROMPTS))] == [text.tokens for text in expected]
+    stats, num_exits = engine.stats(), sum(text.num_exits for text in expected)
+    num_prompts = sum(text.prompt_exits for text in expected)
+    assert (stats["num_early_exits"], stats["num_prompt_early_exits"]) == (num_exits, num_prompts)
+    assert session.num_upper_rows == 24 * len(PROMPTS) - num_exits, "no row runs for nothing"
+    if threshold < 1 / 64:
+        assert num_prompts == len(PROMPTS) and stats["num_upper_calls"] == 0
+    elif threshold < 0.95:
+        assert 0 < num_prompts < len(PROMPTS)
+    if threshold == 1.0:
+        assert num_exits == 0 and texts == serve(FakeSession(), PROMPTS, GREEDY)[0]
+
+
+def test_a_prompt_that_asks_for_logits_does_not_exit():
+    plain, _ = serve(FakeSession(), PROMPTS, GREEDY)
+    for changes in ({"logprobs": 0}, {"return_logits": True}):
+        params = dataclasses.replace(GREEDY, **changes)
+        texts, engine = serve(ExitSession(), PROMPTS, params, early_exit_threshold=0.1, early_exit_prompts=True)
+        assert texts == plain and engine.stats()["num_early_exits"] == engine.stats()["num_prompt_early_exits"] == 0
+    engine = LLMEngine(session=ExitSession(), num_pages=100, early_exit_threshold=1e-9, early_exit_prompts=True)
+    engine.add_request("asks", PROMPTS[0], dataclasses.replace(GREEDY, logprobs=2))
+    engine.add_request("exits", PROMPTS[1], GREEDY)
+    tokens = [t for _ in range(24) for o in engine.step() if o.request_id == "asks" for t in o.new_token_ids]
+    stats = engine.stats()
+    assert tokens == plain[0, 0] and (stats["num_prompt_early_exits"], stats["num_early_exits"]) == (1, 24)
+
+
+def test_greedy_schedules_give_the_texts_and_exits_of_the_rule(full):
+    """Chunks, preemption, prefix hits, shuffled pages, neighbours and aborts against the rule, which has none."""
+    counts = Counter()
+    for seed in range(200 if full else 12):
+        plan, threshold = random_plan(seed, sampled=False), random.Random(seed).choice([0.1, 0.3, 0.8])
+        session = ExitSession(page_size=plan.page_size)
+        rule, expected = {}, {}
+        for request in plan.requests:
+            eos = None if request.params.ignore_eos else session.manifest.eos_token_ids[0]
+            text = expected_text(session, request.prompt, threshold, request.params.max_tokens, True, eos)
+            reason = "stop" if text.tokens[-1] == eos else "length"
+            for index in range(request.params.n):
+                rule[request.request_id, index], expected[request.request_id, index] = text, (text.tokens, reason)
+        engine = engine_of(plan, session, threshold)
+        after_step = lambda session=session, engine=engine: session.poison_pages(engine.scheduler.pool.free_pages)  # noqa: E731
+        tokens, reasons, aborted = run_plan(engine, plan, after_step)
+        check_tokens(tokens, reasons, aborted, expected, seed)
+        stats = engine.stats()
+        assert stats["num_failed_steps"] == 0
+        if not aborted:
+            # Every row decides once: what a preempted sequence computes again has its next token already.
+            assert stats["num_early_exits"] == sum(text.num_exits for text in rule.values()), seed
+            assert stats["num_prompt_early_exits"] == sum(text.prompt_exits for text in rule.values()), seed
+        counts.update(
+            prompts=stats["num_prompt_early_exits"],
+            others=len(rule) - sum(text.prompt_exits for text in rule.values()),
+            preempted=stats["num_preemptions"],
+            reused=stats["num_reused_tokens"],
+            aborted=len(aborted),
+            counted=not aborted,
+        )
+    assert min(counts["prompts"], counts["others"]) > 20 and min(counts.values()) > 1, counts
+
+
+def test_texts_of_any_sampling_do_not_depend_on_the_schedule(full):
+    """Sampled, with log-probabilities, penalties, stop words and drafts of the request's own, against each alone."""
+    counts = Counter()
+    for seed in range(200 if full else 12):
+        rng, plan, threshold = random.Random(seed), random_plan(seed), random.Random(seed).choice([0.1, 0.3, 0.8])
+        expected = {}
+        for request in plan.requests:
+            for index in range(request.params.n):
+                params = dataclasses.replace(request.params, n=1, seed=request.params.seed + index)
+                options = {"early_exit_threshold": threshold, "early_exit_prompts": True, "enable_prefix_cache": False}
+                lonely = LLMEngine(session=ExitSession(page_size=16), num_pages=64, **options)
+                lonely.add_request("alone", request.prompt, params)
+                outputs = [output for _ in range(params.max_tokens) for output in lonely.step()]
+                text = [token for output in outputs for token in output.new_token_ids]
+                expected[request.request_id, index] = text, outputs[-1].finish_reason
+                assert params.logprobs is None or lonely.stats()["num_early_exits"] == 0
+            if rng.random() < 0.5:
+                right = expected[request.request_id, 0][0][: rng.randint(0, 5)]
+                drafts = tuple([*right, 5, 6][: min(plan.max_num_tokens, 8) - 1])
+                request.params = dataclasses.replace(request.params, draft_token_ids=drafts)
+        session = ExitSession(page_size=plan.page_size)
+        engine = engine_of(plan, session, threshold)
+        after_step = lambda session=session, engine=engine: session.poison_pages(engine.scheduler.pool.free_pages)  # noqa: E731
+        check_tokens(*run_plan(engine, plan, after_step), expected, seed)
+        stats = engine.stats()
+        assert stats["num_failed_steps"] == 0
+        counts.update(
+            prompts=stats["num_prompt_early_exits"],
+            preempted=stats["num_preemptions"],
+            accepted=stats["num_accepted_draft_tokens"],
+        )
+    assert counts["prompts"] > 20 and min(counts.values()) > 2, counts
+
+
+def test_an_exit_without_finite_logits_is_no_exit():
+    class Broken(ExitSession):
+        def exit_logits(self, tokens):
+            return super().exit_logits(tokens) * float("nan")
+
+    texts, engine = serve(Broken(), PROMPTS, GREEDY, early_exit_threshold=1e-6, early_exit_prompts=True)
+    assert texts == serve(FakeSession(), PROMPTS, GREEDY)[0] and engine.stats()["num_prompt_early_exits"] == 0
+
+
+def test_prompts_do_not_exit_without_a_threshold():
+    with pytest.raises(EngineError, match=r"early_exit_prompts goes with early_exit_threshold; give a threshold"):
+        LLMEngine(session=ExitSession(), num_pages=20, early_exit_prompts=True)
+    with pytest.raises(EngineError, match=r"this engine has no early exit"):
+        LLMEngine(session=FakeSession(), num_pages=20, early_exit_threshold=0.5, early_exit_prompts=True)
