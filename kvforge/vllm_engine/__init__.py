@@ -5,7 +5,6 @@
     params.py       sampling parameters in vLLM's words, and what vLLM cannot honour
     engine.py       runs under that interpreter: add, abort, step, statistics
     vllm_core.py    what of vLLM's own names the engine depends on
-    cpu_worker.py   runs in the processes of vLLM's ranks on CPUs
 
 The first three need neither torch nor vLLM.
 """

@@ -20,7 +20,7 @@ UNCOMPILED = {"custom_ops": ["all"]}
 """vLLM's own kernels for norms, gates and rotations, which it otherwise leaves to torch.compile: a model with a cut is
 not compiled."""
 
-CPU_WORKER = "kvforge.vllm_engine.cpu_worker.KvforgeCpuWorker"
+CPU_WORKER = "kvforge.vllm_models.cpu_worker.KvforgeCpuWorker"
 
 DEATH_S = 2.0
 """Above what vLLM's monitor of its ranks takes to notice that one has ended."""

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import torch
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 REGION = "-cpushm_"
@@ -10,11 +11,18 @@ REGION = "-cpushm_"
 
 
 class KvforgeCpuWorker(CPUWorker):
-    """vLLM's worker, which stays alive at seeded prompts and leaves no shared memory behind."""
+    """vLLM's worker, which may use AMX, stays alive at seeded prompts and leaves no shared memory behind."""
 
     def init_device(self) -> None:
-        """As vLLM's; then the regions lose their names, so that they go with the last process that has them, however
-        it ends. All ranks of a region have opened it: vLLM waits for them before this returns."""
+        """As vLLM's, between two more things.
+
+        Linux lets a process use AMX once it has asked. vLLM 0.32 leaves that to the products of torch, of which the
+        first may be too small for AMX; its own attention then ends the process.
+
+        The regions lose their names, so that they go with the last process that has them, however it ends. All ranks
+        of a region have opened it: vLLM waits for them.
+        """
+        torch.cpu._init_amx()
         super().init_device()
         for region in _regions():
             region.unlink(missing_ok=True)
