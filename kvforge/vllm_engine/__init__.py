@@ -4,6 +4,7 @@
     environment.py  the other interpreter: what is in it, and how a process of kvforge is started there
     params.py       sampling parameters in vLLM's words, and what vLLM cannot honour
     engine.py       runs under that interpreter: add, abort, step, statistics
+    vllm_core.py    what of vLLM's own names the engine depends on
 
 The first three need neither torch nor vLLM.
 """

@@ -20,6 +20,7 @@ UNCOMPILED = {"custom_ops": ["all"]}
 """vLLM's own kernels for norms, gates and rotations, which it otherwise leaves to torch.compile: a model with a cut is
 not compiled."""
 
+CPU_WORKER = "kvforge.vllm_models.cpu_worker.KvforgeCpuWorker"
 
 DEATH_S = 2.0
 """Above what vLLM's monitor of its ranks takes to notice that one has ended."""
@@ -137,6 +138,8 @@ def load_core(engine_dir: Path, manifest: Manifest, limits: RuntimeConfig, kv_ca
         cache_bytes = None if cache_bytes is None else cache_bytes // settings.tensor_parallel_size
     if cache_bytes is not None:
         arguments["kv_cache_memory_bytes"] = cache_bytes
+    if current_platform.is_cpu():
+        arguments.setdefault("worker_cls", CPU_WORKER)
     try:
         return VllmCore(LLMEngine.from_engine_args(EngineArgs(**arguments)))
     except Exception as error:

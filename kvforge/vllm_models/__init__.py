@@ -1,6 +1,7 @@
 """SwiftKV models for vLLM, out of tree: vLLM calls ``register`` in each of its processes (``vllm.general_plugins``).
 
 Imported under vLLM's interpreter: this package needs vLLM, transformers and ``model_defs``, and nothing else of ours.
+``coverage`` needs ``model_defs`` alone; ``cpu_worker`` is what kvforge's engines have in place of vLLM's own.
 """
 
 import functools

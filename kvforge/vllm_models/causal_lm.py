@@ -12,6 +12,7 @@ from vllm.model_executor.layers.logits_processor import LogitsProcessor
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 from vllm.model_executor.model_loader.weight_utils import default_weight_loader
 
+from kvforge.vllm_models.coverage import check_cut
 from kvforge.vllm_models.layers import Block, SingleInputKV
 from model_defs import ModelConfig, load_config, supported_family
 from model_defs.weights import weight_specs
@@ -113,14 +114,7 @@ def _check(config: ModelConfig, vllm_config: VllmConfig) -> None:
     size = get_tensor_model_parallel_world_size()
     if not config.is_swiftkv:
         raise ValueError("the model has no cut; serve the checkpoint that it was made of.")
-    rotates_otherwise = config.rope.partial < 1 or config.rope.interleaved
-    if config.experts or config.latent or config.branch_norms or rotates_otherwise:
-        raise ValueError(
-            f"SwiftKV checkpoints of {config.model_type} do not run on vLLM (experts, norms of branches and heads that "
-            "rotate otherwise are not there); serve them with kvforge."
-        )
-    if vllm_config.quant_config is not None:
-        raise ValueError("SwiftKV checkpoints with quantized weights do not run on vLLM; give the one in bfloat16.")
+    check_cut(config, vllm_config.quant_config is not None)
     if config.num_kv_heads % size:
         raise ValueError(
             f"the {config.num_kv_heads} KV heads cannot be divided among {size} ranks; give a tensor parallel size "

@@ -21,6 +21,7 @@ from tests.vllm.conftest import KV_CACHE_GIB, streamed
 PROMPT = [5, 6, 7]
 ENDED = "(a process of vLLM's ranks ended|the engine stopped answering for .* and was ended).*; send the request"
 """The second where the engine process waits for a rank that does not answer any more."""
+ENGINE_ENDED = r"engine process ended unexpectedly .signal 9.*; send the request"
 
 
 @pytest.fixture(params=["one rank", "two ranks"])
@@ -54,17 +55,18 @@ def shared_memory(pid: int) -> set[str]:
     return {path for path in found if os.path.exists(path)}
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_killed_rank(two_ranks: TritonServer, rank: int) -> None:
-    """Open requests get an error, the engine is started again, and what the dead one had is gone."""
+@pytest.mark.parametrize(("killed", "words"), [(0, ENGINE_ENDED), (1, ENDED), (2, ENDED)], ids=str)
+def test_a_killed_process(two_ranks: TritonServer, killed: int, words: str) -> None:
+    """The engine process, where vLLM's scheduler runs, or a rank: open requests get an error, the engine is started
+    again, and what the dead one had is gone."""
     before = streamed(two_ranks, PROMPT)
     processes, regions = [engine_process(two_ranks), *ranks(two_ranks)], shared_memory(two_ranks.pid)
     assert len(processes) == 3 and regions
     with StreamingClient(two_ranks.grpc_url) as client:
         responses = client.generate("tensorrt_llm", ask("tensorrt_llm", PROMPT, ENDLESS))
         next(responses)
-        ranks(two_ranks)[rank].kill()
-        with pytest.raises(KvforgeError, match=ENDED):
+        processes[killed].kill()
+        with pytest.raises(KvforgeError, match=words):
             for _ in responses:
                 pass
     assert streamed(two_ranks, PROMPT) == before

@@ -73,6 +73,17 @@ def test_seeds_repeat_a_text(llm: LLM) -> None:
     assert generated(llm, **sampled, seed=12) != first
 
 
+def test_a_seeded_prompt_may_be_longer_than_a_step(llm: LLM) -> None:
+    """Its text is that of the same prompt in one step, which the prefix cache makes of it, and of it among others."""
+    prompt = [token % 251 + 5 for token in range(9000, 9620)]
+    params = SamplingParams(temperature=1.0, seed=11, n=2, max_tokens=16, ignore_eos=True)
+    before = llm.engine.stats()["num_reused_tokens"]
+    texts = [[list(out.token_ids) for out in llm.generate([prompt], params, use_tqdm=False)[0].outputs]]
+    assert llm.engine.stats()["num_reused_tokens"] - before < len(prompt), "only the second sequence may reuse pages"
+    texts += [[list(out.token_ids) for out in llm.generate([prompt], params, use_tqdm=False)[0].outputs]]
+    assert texts[0] == texts[1] and texts[0][0] != texts[0][1]
+
+
 def test_tasks_are_answered_alike(tmp_path: Path) -> None:
     """The needle of the trained model: through kvforge's own graphs, and on vLLM with one rank and with two."""
     answers: list[list[str]] = []

@@ -20,6 +20,7 @@ from kvforge.runtime import LLMEngine, SamplingParams
 from model_defs import families
 from tests.support.models.checkpoints import WITH_HEADS, make_checkpoint
 from tests.support.sessions.eager import eager_session
+from tests.support.vllm.cuts import RUN
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -32,7 +33,6 @@ PYTHON = os.environ.get("KVFORGE_VLLM_PYTHON")
 MAX_TOKENS = 16
 LEFT_OVER = 8
 """Owners' pages that one gibibyte may have left, when whole pages of all owners are counted."""
-RUN = ("llama", "mistral", "phi3", "qwen2", "qwen3")
 PROMPTS = [[(7 * i * i + 3 * i + length) % 300 + 4 for i in range(length)] for length in (5, 40, 90, 150)]
 """One shorter than a block of the cache, and two that a step of 64 tokens cuts into chunks."""
 

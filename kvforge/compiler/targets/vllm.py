@@ -21,7 +21,8 @@ from kvforge.manifest import SCHEMA_VERSION, TOKENIZER_DIR, Manifest, save_manif
 from kvforge.version import __version__
 from kvforge.vllm_engine.environment import Interpreter, find_interpreter
 from kvforge.vllm_engine.settings import CHECKPOINT_DIR, VllmSettings, parse_arguments, save_settings
-from model_defs import family_of
+from kvforge.vllm_models.coverage import check_cut
+from model_defs import ModelConfig, family_of
 
 NOT_HERE = {"weight_dtype": "auto", "kv_dtype": "auto", "kv_policy": "full", "max_draft_len": 0, "kv_prediction": None}
 """Options of kvforge's own engines, and what they are where they are not given."""
@@ -44,7 +45,8 @@ def write_engine(
 
     Raises:
         CheckpointError: the checkpoint is not readable.
-        BuildError: an option is for other targets, the model does not go with the ranks, or there is no vLLM.
+        BuildError: an option is for other targets, vLLM does not run the model's cut, the model does not go with the
+            ranks, or there is no vLLM.
     """
     for name, default in NOT_HERE.items():
         if getattr(options, name) != default:
@@ -56,8 +58,15 @@ def write_engine(
     arguments = parse_arguments(options.engine_args)
     progress("read")
     checkpoint = open_checkpoint(checkpoint_path)
-    fields = _fields(checkpoint, options)
-    _check_ranks(fields, options)
+    config = None if family_of(checkpoint.hf_config) is None else read_model_config(checkpoint)
+    has_cut = config is not None and config.is_swiftkv
+    if config is not None and has_cut:
+        try:
+            check_cut(config, checkpoint.quantization is not None)
+        except ValueError as error:
+            raise BuildError(str(error)) from None
+    fields = _fields(checkpoint, config, options)
+    _check_ranks(fields, has_cut, options)
     try:
         interpreter = find_interpreter(options.engine_python)
     except KvforgeError as error:
@@ -75,8 +84,8 @@ def write_engine(
             checkpoint=CHECKPOINT_DIR if options.copy_checkpoint else str(checkpoint.path.resolve()),
             tensor_parallel_size=options.tensor_parallel_size,
             pipeline_parallel_size=options.pipeline_parallel_size,
-            has_cut=fields["cut"] < fields["num_layers"],
-            architecture=_architecture(checkpoint, fields["cut"] < fields["num_layers"]),
+            has_cut=has_cut,
+            architecture=_architecture(checkpoint, has_cut),
             arguments=arguments,
             checkpoint_bytes=files,
         )
@@ -88,13 +97,12 @@ def write_engine(
     return manifest
 
 
-def _fields(checkpoint: Checkpoint, options: BuildOptions) -> dict[str, Any]:
-    """The manifest's fields of the model and of the options, of a family of ``model_defs`` or of any other."""
+def _fields(checkpoint: Checkpoint, config: ModelConfig | None, options: BuildOptions) -> dict[str, Any]:
+    """The manifest's fields of the model and of the options, of a family of ``model_defs`` or of any other (None)."""
     dtype = compute_dtype(options, automatic_dtype(checkpoint.dtype(min(checkpoint.file_of_tensor))))
-    if family_of(checkpoint.hf_config) is None:
+    if config is None:
         fields = general_fields(checkpoint.path, checkpoint.hf_config, checkpoint.generation_config)
     else:
-        config = read_model_config(checkpoint)
         resolved = ResolvedOptions(
             "vllm",
             dtype,
@@ -131,8 +139,8 @@ def _architecture(checkpoint: Checkpoint, has_cut: bool) -> str | None:
     return None if named == [wanted] or (named and not has_cut) else wanted
 
 
-def _check_ranks(fields: dict[str, Any], options: BuildOptions) -> None:
-    size, has_cut = options.tensor_parallel_size, fields["cut"] < fields["num_layers"]
+def _check_ranks(fields: dict[str, Any], has_cut: bool, options: BuildOptions) -> None:
+    size = options.tensor_parallel_size
     if fields["num_heads"] % size:
         raise BuildError(
             f"--tensor-parallel-size {size} does not divide the {fields['num_heads']} heads of this model; give "

@@ -15,6 +15,8 @@ from kvforge.compiler.build import stages
 from kvforge.manifest import load_manifest
 from kvforge.runtime import LLMEngine
 from kvforge.vllm_engine.settings import load_settings
+from tests.support.models.checkpoints import FAMILIES, make_checkpoint
+from tests.support.vllm.cuts import RUN
 from tests.support.vllm.interpreters import telling_interpreter
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -125,6 +127,46 @@ def test_what_cannot_be_built_is_said(tmp_path: Path, options: dict[str, Any], w
     with pytest.raises(BuildError, match=words):
         build(SWIFTKV, tmp_path / "engine", **options)
     assert not (tmp_path / "engine").exists()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_families_with_a_cut_run_or_are_refused_in_one_sentence(
+    tmp_path: Path, family: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint = make_checkpoint(tmp_path / "checkpoint", family, cut=2)
+    capsys.readouterr()  # transformers' progress
+    status = main(["build", str(checkpoint), "-o", str(tmp_path / "engine"), "--target", "vllm", "--quiet"])
+    errors = capsys.readouterr().err
+    assert (status, (tmp_path / "engine").exists()) == ((0, True) if family in RUN else (1, False))
+    if family not in RUN:
+        assert f"SwiftKV checkpoints of {family} do not run on vLLM" in errors and errors.count("\n") == 1
+        assert LACKED.get(family, "") in errors
+
+
+LACKED = {
+    "gpt_oss": "no experts, no attention sinks;",
+    "deepseek_v2": "no experts, no latent attention,",
+    "glm4": "no norms of branches, no heads that rotate otherwise;",
+}
+
+
+def test_a_quantized_checkpoint_with_a_cut_is_refused(tmp_path: Path) -> None:
+    shutil.copytree(SWIFTKV, tmp_path / "checkpoint")
+    said = {"quantization": {"quant_algo": "FP8"}}
+    (tmp_path / "checkpoint" / "hf_quant_config.json").write_text(json.dumps(said))
+    with pytest.raises(BuildError, match="SwiftKV checkpoints that are quantized do not run on vLLM"):
+        build(tmp_path / "checkpoint", tmp_path / "engine")
+
+
+def test_layers_that_read_others_caches_are_no_cut_of_ours(tmp_path: Path) -> None:
+    """vLLM has its own class for such a model, and nothing in it is rewired."""
+    kinds = ["sliding_attention", "full_attention"] * 3
+    checkpoint = make_checkpoint(
+        tmp_path / "checkpoint", "gemma4_text", num_hidden_layers=6, layer_types=kinds, num_kv_shared_layers=2
+    )
+    manifest = build(checkpoint, tmp_path / "engine")
+    settings = load_settings(tmp_path / "engine")
+    assert manifest["cut"] == 4 and not settings.has_cut and settings.architecture is None
 
 
 @pytest.mark.parametrize(

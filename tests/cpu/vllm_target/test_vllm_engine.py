@@ -78,6 +78,7 @@ def test_arguments_of_vllm(engine: VllmEngine, engine_dir: Path) -> None:
     sizes = ("max_model_len", "max_num_batched_tokens", "max_num_seqs", "block_size", "tensor_parallel_size")
     assert [arguments[name] for name in sizes] == [128, 32, 32, 32, 2]
     assert arguments["dtype"] == "bfloat16" and arguments["enforce_eager"] and arguments["enable_prefix_caching"]
+    assert arguments["worker_cls"] == "kvforge.vllm_models.cpu_worker.KvforgeCpuWorker"  # the platform is a CPU
     more = load_engine(engine_dir, kv_cache_gib=0.5, enable_prefix_cache=False)._core._engine.arguments
     assert more["kv_cache_memory_bytes"] == 2**29 and not more["enable_prefix_caching"]
 
