@@ -216,6 +216,7 @@ def test_other_machines_get_the_portable_kernels_only():
     assert {unit.source for unit in build.units("x86_64")} - {unit.source for unit in portable} == {
         "packed_linear/cpu_bf16.cpp",
         "packed_linear/cpu_finish_avx512.cpp",
+        "packed_linear/cpu_int4_tiles.cpp",
         "packed_linear/cpu_int8_vnni.cpp",
         "packed_linear/cpu_tiles.cpp",
         "paged_attention/cpu_bf16.cpp",
