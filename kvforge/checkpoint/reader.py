@@ -196,22 +196,22 @@ class Checkpoint:
 
     def has_codes(self, name: str) -> bool:
         """Whether ``codes`` returns any; reads no values."""
-        stored = self._format_of(name)
-        return stored is not None and stored.keeps_codes(self, self.whole(name))
+        return self._format_of_codes(name) is not None
 
     def has_zero_points(self, name: str) -> bool:
         """Whether weight ``name`` has codes with zero points; reads no values."""
-        stored = self._format_of(name)
-        if stored is None or not stored.keeps_codes(self, self.whole(name)):
-            return False
-        return not stored.has_middle_zeros(self, self.whole(name))
+        stored = self._format_of_codes(name)
+        return stored is not None and not stored.has_middle_zeros(self, self.whole(name))
 
     def has_steps(self, name: str) -> bool:
         """Whether weight ``name`` has codes without zero points whose scales are whole steps; reads no values."""
-        stored, whole = self._format_of(name), self.whole(name)
-        if stored is None or not stored.keeps_codes(self, whole) or not stored.has_middle_zeros(self, whole):
-            return False
-        return are_steps(stored.scales(self, whole))
+        stored, whole = self._format_of_codes(name), self.whole(name)
+        return stored is not None and stored.has_middle_zeros(self, whole) and are_steps(stored.scales(self, whole))
+
+    def _format_of_codes(self, name: str) -> WeightFormat | None:
+        """What stores weight ``name`` in codes that an int4 engine keeps, if anything does."""
+        stored = self._format_of(name)
+        return stored if stored is not None and stored.keeps_codes(self, self.whole(name)) else None
 
     def _format_of(self, name: str) -> WeightFormat | None:
         """What stores weight ``name`` in a way of its own, if anything does."""

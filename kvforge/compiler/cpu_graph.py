@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor, nn
 
+from kvforge.compiler.options import PACKED_HEADS
 from model_defs import ModelConfig
 from model_defs.graphs import EarlyExitGraph, LowerGraph, UpperGraph
 from model_defs.layers import ExpertLinear, Linear, RMSNorm
@@ -14,7 +15,7 @@ from plugins.expert_linear import expert_linear
 from plugins.packed_linear import pack, packed_linear
 from plugins.packed_linear.int4 import Codes
 from plugins.packed_linear.int4_steps import SteppedCodes
-from plugins.packed_linear.packing import IN_STEPS, WITH_SCALES, pack_codes
+from plugins.packed_linear.packing import pack_codes
 
 
 class PackedLinear(nn.Module):
@@ -72,8 +73,8 @@ def dtype_of_packed(linear: AnyLinear, weight_dtype: torch.dtype) -> torch.dtype
     """Return what the weights of ``linear`` are packed as in an engine whose linear layers are ``weight_dtype``."""
     if isinstance(linear, ExpertLinear):
         return weight_dtype
-    if linear.is_head and weight_dtype == IN_STEPS:
-        return WITH_SCALES  # see HEAD_DTYPES
+    if linear.is_head:
+        return PACKED_HEADS.get(weight_dtype, weight_dtype)
     return weight_dtype if linear.quantizes else torch.bfloat16
 
 

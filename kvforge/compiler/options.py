@@ -9,6 +9,7 @@ from kvforge.common.dtypes import COMPUTE_DTYPES, KV_DTYPES, written_dtype
 from kvforge.common.errors import BuildError
 from kvforge.common.hardware import best_isa
 from kvforge.common.number_formats import (
+    HEAD_DTYPES,
     KV_FORMATS,
     QUANTIZED_WEIGHT_BYTES,
     WEIGHT_BYTES,
@@ -24,6 +25,8 @@ from plugins.packed_linear.packing import IN_STEPS, WITH_SCALES, WITH_ZEROS
 
 PACKED_DTYPES = {"int8": torch.int8, "int4": IN_STEPS, "int4_scales": WITH_SCALES, "int4_zeros": WITH_ZEROS}
 """What weights of ``QUANTIZED_WEIGHT_BYTES`` are packed as."""
+PACKED_HEADS = {PACKED_DTYPES[weights]: PACKED_DTYPES[head] for weights, head in HEAD_DTYPES.items()}
+"""``HEAD_DTYPES`` as they are packed."""
 
 ALIASES = {"fp32": "float32", "bf16": "bfloat16"}
 LIMITS = {

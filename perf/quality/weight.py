@@ -105,7 +105,7 @@ def markdown(rows: list[dict[str, Any]], args: argparse.Namespace) -> str:
         f"{args.num_documents} of the prompts, intervals over these. int4_largest: linear layers rounded by each "
         "group's largest magnitude; int4_scales: by the best scale of some; int4: the same in steps; int4_inputs: by "
         "`kvforge quantize --recipe int4`, calibrated with other generated texts. The head is in every one rounded by "
-        "the engine, in steps but for int4_largest and int4_scales."
+        "the engine, by the best scale of some."
     )
     lines = []
     for row in rows:

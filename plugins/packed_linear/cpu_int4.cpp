@@ -63,16 +63,17 @@ void prepare(const LinearArgs& a, int64_t begin, int64_t end, char* rows, char* 
 // sum * scale of the row * scale of the output.
 template <Scales S>
 void dequantize(const LinearArgs& a, const char* rows, int64_t row_stride, int64_t num_rows, int64_t panel, void* sums) {
-  const float* scales = a.weight_scales + panel * kPanel;
-  for (int64_t r = 0; r < num_rows; ++r) {
+  const auto scale_of = [&](int64_t r) {
     float scale;
     std::memcpy(&scale, rows + r * row_stride + scale_offset(a), sizeof scale);
+    return scale;
+  };
+  if constexpr (S == Scales::steps) return dequantize_rows(a, num_rows, panel, sums, scale_of);
+  const float* scales = a.weight_scales + panel * kPanel;
+  for (int64_t r = 0; r < num_rows; ++r) {
+    const float scale = scale_of(r);
     float* row = static_cast<float*>(sums) + r * kPanel;
-    for (int64_t j = 0; j < kPanel; j += kLanes) {
-      const vfloat sum = load(row + j);
-      const vfloat value = S == Scales::steps ? __builtin_convertvector(reinterpret_cast<vint>(sum), vfloat) : sum;
-      store(row + j, value * scale * load(scales + j));
-    }
+    for (int64_t j = 0; j < kPanel; j += kLanes) store(row + j, load(row + j) * scale * load(scales + j));
   }
 }
 

@@ -49,10 +49,6 @@ void unpack(const char* weight, int64_t groups, const char* next, Block& block) 
   }
 }
 
-void prepare_signed(const LinearArgs& a, int64_t begin, int64_t end, char* bands, char* scratch) {
-  prepare_quantized(a, begin, end, bands, scratch, 0x80);
-}
-
 void multiply_unpacked(const LinearTile& t) {
   Block block;
   LinearTile part = t;
@@ -69,19 +65,6 @@ void multiply_unpacked(const LinearTile& t) {
   }
 }
 
-void dequantize(const LinearArgs& a, const char* bands, int64_t band_stride, int64_t num_rows, int64_t panel,
-                void* sums) {
-  const float* scales = a.weight_scales + panel * kPanel;
-  for (int64_t r = 0; r < num_rows; ++r) {
-    const __m512 scale = _mm512_set1_ps(scale_of_row(a, bands, band_stride, r));
-    float* row = static_cast<float*>(sums) + r * kPanel;
-    for (int64_t j = 0; j < kPanel; j += kOutputs) {
-      const __m512 sum = _mm512_cvtepi32_ps(_mm512_loadu_si512(row + j));
-      _mm512_storeu_ps(row + j, _mm512_mul_ps(_mm512_mul_ps(sum, scale), _mm512_loadu_ps(scales + j)));
-    }
-  }
-}
-
 }  // namespace
 
 namespace KVFORGE_ISA {
@@ -95,9 +78,9 @@ extern const LinearKernel linear_int4_kernel = {
     .leave = release_tiles,
     .takes_x = takes_x,
     .band_bytes = quantized_band_bytes,
-    .prepare = prepare_signed,
+    .prepare = prepare_quantized<0x80>,  // shifted by 128 to signed bytes
     .multiply = multiply_unpacked,
-    .dequantize = dequantize,
+    .dequantize = dequantize_bands,
     .finish = isa_avx512_vnni::finish_linear,
 };
 }

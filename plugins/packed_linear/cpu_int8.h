@@ -27,12 +27,13 @@ float quantize_row_plainly(const bf16* x, int64_t depth, Element* out) {
   return scale;
 }
 
-// float(sum - 128 * sum of weights) * scale_of(row) * scale of the output: exact up to the conversion.
+// float(sum - 128 * sum of weights) * scale_of(row) * scale of the output: exact up to the conversion. Without sums of the
+// weights nothing is taken off.
 template <typename ScaleOf>
 inline void dequantize_rows(const LinearArgs& a, int64_t num_rows, int64_t panel, void* sums, const ScaleOf& scale_of) {
   const float* scales = a.weight_scales + panel * kPanel;
-  vint shift[kPanel / kLanes];
-  for (int64_t j = 0; j < kPanel / kLanes; ++j)
+  vint shift[kPanel / kLanes] = {};
+  for (int64_t j = 0; a.weight_sums != nullptr && j < kPanel / kLanes; ++j)
     shift[j] = 128 * __builtin_convertvector(load(a.weight_sums + panel * kPanel + j * kLanes), vint);
   for (int64_t r = 0; r < num_rows; ++r) {
     const float scale = scale_of(r);

@@ -55,15 +55,6 @@ void prepare_bf16(const LinearArgs& a, int64_t begin, int64_t end, char* bands, 
   });
 }
 
-void prepare_int8(const LinearArgs& a, int64_t begin, int64_t end, char* bands, char* scratch) {
-  prepare_quantized(a, begin, end, bands, scratch, 0);
-}
-
-void dequantize(const LinearArgs& a, const char* bands, int64_t band_stride, int64_t num_rows, int64_t panel,
-                void* sums) {
-  dequantize_rows(a, num_rows, panel, sums, [&](int64_t r) { return scale_of_row(a, bands, band_stride, r); });
-}
-
 }  // namespace
 
 namespace KVFORGE_ISA {
@@ -88,9 +79,9 @@ extern const LinearKernel linear_int8_kernel = {
     .leave = release_tiles,
     .takes_x = takes_x,
     .band_bytes = quantized_band_bytes,
-    .prepare = prepare_int8,
+    .prepare = prepare_quantized<0>,
     .multiply = multiply<Int8>,
-    .dequantize = dequantize,
+    .dequantize = dequantize_bands,
     .finish = isa_avx512_vnni::finish_linear,
 };
 

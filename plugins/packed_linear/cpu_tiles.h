@@ -65,19 +65,26 @@ inline float scale_of_row(const LinearArgs& a, const char* bands, int64_t band_s
   return scale;
 }
 
-// Quantizes rows as LinearKernel::prepare does, each byte of them changed by `flip`.
-inline void prepare_quantized(const LinearArgs& a, int64_t begin, int64_t end, char* bands, char* scratch, uint8_t flip) {
+// LinearKernel::prepare of quantized rows, of which each byte is changed by Flip.
+template <uint8_t Flip>
+void prepare_quantized(const LinearArgs& a, int64_t begin, int64_t end, char* bands, char* scratch) {
   const int64_t steps = num_steps(a, 4), offset = scales_offset(a);
   bf16* normed = reinterpret_cast<bf16*>(scratch);
   uint8_t* quantized = reinterpret_cast<uint8_t*>(scratch + a.depth * 2);
   in_bands(a, begin, end, steps, quantized_band_bytes(a), bands, [&](const bf16* x, char* place) {
     if (a.norm != nullptr) rms_norm(x, a.norm, a.depth, a.eps, normed);
     const float scale = quantize_row(a.norm != nullptr ? normed : x, a.depth, quantized);
-    for (int64_t i = 0; i < a.depth; ++i) quantized[i] ^= flip;
+    for (int64_t i = 0; Flip != 0 && i < a.depth; ++i) quantized[i] ^= Flip;
     spread(reinterpret_cast<const char*>(quantized), a.depth, steps, place);
     const int64_t row = (place - bands) % quantized_band_bytes(a) / kTileRowBytes;
     std::memcpy(place - row * kTileRowBytes + offset + row * 4, &scale, sizeof scale);
   });
+}
+
+// LinearKernel::dequantize of them.
+inline void dequantize_bands(const LinearArgs& a, const char* bands, int64_t band_stride, int64_t num_rows, int64_t panel,
+                             void* sums) {
+  dequantize_rows(a, num_rows, panel, sums, [&](int64_t r) { return scale_of_row(a, bands, band_stride, r); });
 }
 
 // Lines of the weights that are needed next, fetched a few a step.

@@ -28,10 +28,10 @@ using Kernels = std::array<const LinearKernel*, 5>;
 // (kFetchesInOrder). Groups of int4 that have scales of their own are too short for tiles.
 Kernels kernels(int64_t rows) {
 #if defined(__x86_64__)
-  if (current_tiles() != Tiles::none) {
-    const bool software = current_tiles() == Tiles::software;
-    Kernels kernels = software ? KVFORGE_KERNELS(isa_amx_software, isa_amx_software, isa_amx_software, isa_avx512_vnni)
-                               : KVFORGE_KERNELS(isa_amx, isa_amx, isa_amx, isa_avx512_vnni);
+  if (const Tiles tiles = current_tiles(); tiles != Tiles::none) {
+    Kernels kernels = tiles == Tiles::software
+        ? KVFORGE_KERNELS(isa_amx_software, isa_amx_software, isa_amx_software, isa_avx512_vnni)
+        : KVFORGE_KERNELS(isa_amx, isa_amx, isa_amx, isa_avx512_vnni);
     if (rows <= kFewRowsOfInt8) kernels[static_cast<size_t>(Weights::int8)] = &isa_avx512_vnni::linear_int8_kernel;
     if (rows <= kFewRowsOfInt4) kernels[static_cast<size_t>(Weights::int4)] = &isa_avx512_vnni::linear_int4_kernel;
     return kernels;

@@ -21,7 +21,6 @@ LARGEST_STEPS = 15
 FITTING = 2**-10
 """By how much a scale may differ from a whole number of steps, relatively: twice what rounding to float16 takes."""
 
-
 _OUTPUTS_AT_ONCE = 256
 """Of which one that has no steps ends the search for all."""
 
@@ -67,19 +66,17 @@ def round_in_steps(weight: Tensor, scales: Tensor | None = None) -> SteppedCodes
     unit = power_of_two(groups.abs().amax((1, 2)), 1)  # so that squares are neither too large nor nothing
     groups, step = groups / unit[:, None, None], (scales / unit)[:, None, None]
     ratio = wanted / scales[:, None]
-    best_codes, best_steps, best_error = torch.empty(0), torch.empty(0), None
-    for more in (0, 1):
+
+    def rounded(more: int) -> tuple[Tensor, Tensor, Tensor]:
         steps = (ratio.abs().round() + more).clamp(max=LARGEST_STEPS) * ratio.sign()
         levels = nearest_levels(groups, steps[..., None] * step, MIDDLE)
-        error = (groups - levels * steps[..., None] * step).square().sum(2)
-        if best_error is None:
-            best_codes, best_steps, best_error = levels, steps, error
-            continue
-        is_better = error < best_error
-        best_codes = torch.where(is_better[..., None], levels, best_codes)
-        best_steps = torch.where(is_better, steps, best_steps)
-    codes = (best_codes + MIDDLE).to(torch.uint8).view(outputs, -1)[:, :depth]
-    return SteppedCodes(codes, best_steps.to(torch.int8), scales)
+        return levels, steps, (groups - levels * steps[..., None] * step).square().sum(2)
+
+    (levels, steps, error), (other_levels, more_steps, other_error) = rounded(0), rounded(1)
+    is_better = other_error < error
+    levels = torch.where(is_better[..., None], other_levels, levels)
+    codes = (levels + MIDDLE).to(torch.uint8).view(outputs, -1)[:, :depth]
+    return SteppedCodes(codes, torch.where(is_better, more_steps, steps).to(torch.int8), scales)
 
 
 def in_steps(weight: Codes) -> SteppedCodes | None:
@@ -87,10 +84,12 @@ def in_steps(weight: Codes) -> SteppedCodes | None:
 
     None where there are zero points or scales that are not `are_steps`.
     """
-    if weight.zeros is not None or not are_steps(weight.scales):
+    if weight.zeros is not None:
+        return None
+    scales, fits = _fitting_steps(weight.scales)
+    if not fits.all():
         return None
     weight = weight.in_groups_of(GROUP_DEPTH)
-    scales, _ = _fitting_steps(weight.scales)
     return SteppedCodes(weight.codes, (weight.scales / scales[:, None]).round().to(torch.int8), scales)
 
 

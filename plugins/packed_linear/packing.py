@@ -10,6 +10,7 @@ any, their zero points, a byte each (`int4.py`).
 """
 
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -91,10 +92,7 @@ def pack_codes(weight: Codes | SteppedCodes, gated: bool = False) -> tuple[Tenso
     """
     packed, factor = _empty_int4(weight.codes, gated, _kind(weight))
     for first, last in _ranges(len(packed)):
-
-        def rows_of(tensor: Tensor, first: int = first, last: int = last) -> Tensor:
-            return _rows_of_panels(tensor, first, last, gated)
-
+        rows_of = partial(_rows_of_panels, first=first, last=last, gated=gated)
         codes = rows_of(weight.codes)
         if isinstance(weight, SteppedCodes):
             part = SteppedCodes(codes, rows_of(weight.steps), rows_of(weight.scales[:, None])[:, 0])

@@ -31,14 +31,12 @@ def reference(
     else:
         x_scale = dynamic_scale(x, torch.int8)[:, None]
         values = quantize(x, x_scale, torch.int8).double()
-        if weight.dtype == torch.int8:
-            sums = (values @ unpack(weight, num_outputs, depth, gated).double().T).float()  # exact before it is rounded
-        elif is_in_steps(weight):
-            sums = (
-                values @ unpack_codes(weight, num_outputs, depth, gated).dequantize().double().T
-            ).float()  # exact too
+        codes = unpack_codes(weight, num_outputs, depth, gated) if weight.dtype == torch.uint8 else None
+        if codes is not None and not is_in_steps(weight):
+            sums = _sums_of_groups(values, codes)
         else:
-            sums = _sums_of_groups(values, unpack_codes(weight, num_outputs, depth, gated))
+            integers = unpack(weight, num_outputs, depth, gated) if codes is None else codes.dequantize()
+            sums = (values @ integers.double().T).float()  # exact before it is rounded
         y = sums * x_scale * unpack(scales[0].view(-1, 1, PANEL, 1), num_outputs, 1, gated)[:, 0]
     if bias is not None:
         y = y + bias.float()

@@ -165,7 +165,8 @@ struct Strip {
 // Whether all rows of a whole strip see all keys of a whole block. The first row sees the fewest of the later keys, the
 // last one those of a window from the latest on.
 bool sees_all(const AttentionArgs& a, const Rows& rows, const Strip& s) {
-  return s.end - s.begin == kStrip && s.block >= s.first_key && s.block + kKeyBlock <= s.end_key && a.scale * a.k_scale >= 0 && position(a, rows, rows.row_begin + s.begin) >= s.block + kKeyBlock - 1 &&
+  return s.end - s.begin == kStrip && s.block >= s.first_key && s.block + kKeyBlock <= s.end_key &&
+      a.scale * a.k_scale >= 0 && position(a, rows, rows.row_begin + s.begin) >= s.block + kKeyBlock - 1 &&
       (a.window == 0 || position(a, rows, rows.row_begin + s.end - 1) - a.window < s.block);
 }
 

@@ -153,16 +153,17 @@ def run_plan(engine, plan, after_step=lambda: None, rng_pages=True):
     return tokens, reasons, aborted
 
 
-def run_on_fake_session(plan):
+def run_on_fake_session(plan, session_type=FakeSession, **options):
     """Run a schedule on a new engine whose free pages are poisoned after each step; returns the session, the engine and
     what ``run_plan`` does."""
-    session = FakeSession(page_size=plan.page_size)
+    session = session_type(page_size=plan.page_size)
     engine = LLMEngine(
         session=session,
         num_pages=plan.num_pages,
         max_num_tokens=plan.max_num_tokens,
         max_num_seqs=plan.max_num_seqs,
         enable_prefix_cache=plan.enable_prefix_cache,
+        **options,
     )
     pool = engine.scheduler.pool
     return session, engine, *run_plan(engine, plan, after_step=lambda: session.poison_pages(pool.free_pages))

@@ -1,7 +1,6 @@
 """Early exit at decode: tokens whose exit is sure take its logits, wherever, whenever and beside whomever."""
 
 import dataclasses
-import random
 from collections import Counter
 
 import numpy as np
@@ -9,9 +8,8 @@ import pytest
 
 from kvforge.common.errors import EngineError
 from kvforge.runtime import LLMEngine, SamplingParams
-from tests.support.schedules.engine_schedules import check_tokens, random_plan, run_plan
 from tests.support.sessions.exit import ExitSession
-from tests.support.sessions.exit_rule import expected_text, serve
+from tests.support.sessions.exit_rule import check_any_sampling, expected_text, serve
 from tests.support.sessions.fake import FakeSession
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -53,35 +51,7 @@ def test_texts_do_not_depend_on_the_schedule(full):
     """Greedy and sampled, with drafts of the request's own, preemption, chunks, prefix hits, neighbours and aborts."""
     counts = Counter()
     for seed in range(200 if full else 12):
-        rng, plan, threshold = random.Random(seed), random_plan(seed), random.Random(seed).choice([0.1, 0.3, 0.8])
-        expected = {}
-        for request in plan.requests:
-            for index in range(request.params.n):
-                params = dataclasses.replace(request.params, n=1, seed=request.params.seed + index)
-                options = {"enable_prefix_cache": False, "early_exit_threshold": threshold}
-                lonely = LLMEngine(session=ExitSession(page_size=16), num_pages=64, **options)
-                lonely.add_request("alone", request.prompt, params)
-                outputs = [output for _ in range(params.max_tokens) for output in lonely.step()]
-                text = [token for output in outputs for token in output.new_token_ids]
-                expected[request.request_id, index] = text, outputs[-1].finish_reason
-            if rng.random() < 0.5:
-                right = expected[request.request_id, 0][0][: rng.randint(0, 5)]
-                drafts = tuple([*right, 5, 6][: min(plan.max_num_tokens, 8) - 1])
-                request.params = dataclasses.replace(request.params, draft_token_ids=drafts)
-        session = ExitSession(page_size=plan.page_size)
-        engine = LLMEngine(
-            session=session,
-            num_pages=plan.num_pages,
-            max_num_tokens=plan.max_num_tokens,
-            max_num_seqs=plan.max_num_seqs,
-            enable_prefix_cache=plan.enable_prefix_cache,
-            early_exit_threshold=threshold,
-        )
-        pool = engine.scheduler.pool
-        after_step = lambda session=session, pool=pool: session.poison_pages(pool.free_pages)  # noqa: E731
-        check_tokens(*run_plan(engine, plan, after_step), expected, seed)
-        stats = engine.stats()
-        assert stats["num_failed_steps"] == 0
+        stats = check_any_sampling(seed)
         counts.update(
             exits=stats["num_early_exits"],
             upper=stats["num_upper_calls"],

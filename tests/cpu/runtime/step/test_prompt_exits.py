@@ -1,28 +1,20 @@
 """Early exit of prompts: a prompt whose exit is sure takes its first token from there, wherever and beside whomever."""
 
 import dataclasses
-import random
 from collections import Counter
 
 import pytest
 
 from kvforge.common.errors import EngineError
 from kvforge.runtime import LLMEngine, SamplingParams
-from tests.support.schedules.engine_schedules import check_tokens, random_plan, run_plan
+from tests.support.schedules.engine_schedules import check_tokens, random_plan, run_on_fake_session
 from tests.support.sessions.exit import ExitSession
-from tests.support.sessions.exit_rule import expected_text, serve
+from tests.support.sessions.exit_rule import check_any_sampling, expected_text, random_threshold, serve
 from tests.support.sessions.fake import FakeSession
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
 PROMPTS = [[5, 6, 7], [9] * 11, [5, 6, 7, 8], [3], [4, 4], [17, 3, 9, 12, 8], [6] * 30]
-
-
-def engine_of(plan, session, threshold):
-    """An engine with the limits of a schedule, whose prompts may exit."""
-    limits = ("num_pages", "max_num_tokens", "max_num_seqs", "enable_prefix_cache")
-    options = {name: getattr(plan, name) for name in limits}
-    return LLMEngine(session=session, early_exit_threshold=threshold, early_exit_prompts=True, **options)
 
 
 @pytest.mark.parametrize("threshold", [1e-9, 0.2, 0.5, 0.9, 0.999, 1.0])
@@ -61,7 +53,7 @@ def test_greedy_schedules_give_the_texts_and_exits_of_the_rule(full):
     """Chunks, preemption, prefix hits, shuffled pages, neighbours and aborts against the rule, which has none."""
     counts = Counter()
     for seed in range(200 if full else 12):
-        plan, threshold = random_plan(seed, sampled=False), random.Random(seed).choice([0.1, 0.3, 0.8])
+        plan, threshold = random_plan(seed, sampled=False), random_threshold(seed)
         session = ExitSession(page_size=plan.page_size)
         rule, expected = {}, {}
         for request in plan.requests:
@@ -70,9 +62,8 @@ def test_greedy_schedules_give_the_texts_and_exits_of_the_rule(full):
             reason = "stop" if text.tokens[-1] == eos else "length"
             for index in range(request.params.n):
                 rule[request.request_id, index], expected[request.request_id, index] = text, (text.tokens, reason)
-        engine = engine_of(plan, session, threshold)
-        after_step = lambda session=session, engine=engine: session.poison_pages(engine.scheduler.pool.free_pages)  # noqa: E731
-        tokens, reasons, aborted = run_plan(engine, plan, after_step)
+        exits = {"early_exit_threshold": threshold, "early_exit_prompts": True}
+        _, engine, tokens, reasons, aborted = run_on_fake_session(plan, ExitSession, **exits)
         check_tokens(tokens, reasons, aborted, expected, seed)
         stats = engine.stats()
         assert stats["num_failed_steps"] == 0
@@ -95,28 +86,7 @@ def test_texts_of_any_sampling_do_not_depend_on_the_schedule(full):
     """Sampled, with log-probabilities, penalties, stop words and drafts of the request's own, against each alone."""
     counts = Counter()
     for seed in range(200 if full else 12):
-        rng, plan, threshold = random.Random(seed), random_plan(seed), random.Random(seed).choice([0.1, 0.3, 0.8])
-        expected = {}
-        for request in plan.requests:
-            for index in range(request.params.n):
-                params = dataclasses.replace(request.params, n=1, seed=request.params.seed + index)
-                options = {"early_exit_threshold": threshold, "early_exit_prompts": True, "enable_prefix_cache": False}
-                lonely = LLMEngine(session=ExitSession(page_size=16), num_pages=64, **options)
-                lonely.add_request("alone", request.prompt, params)
-                outputs = [output for _ in range(params.max_tokens) for output in lonely.step()]
-                text = [token for output in outputs for token in output.new_token_ids]
-                expected[request.request_id, index] = text, outputs[-1].finish_reason
-                assert params.logprobs is None or lonely.stats()["num_early_exits"] == 0
-            if rng.random() < 0.5:
-                right = expected[request.request_id, 0][0][: rng.randint(0, 5)]
-                drafts = tuple([*right, 5, 6][: min(plan.max_num_tokens, 8) - 1])
-                request.params = dataclasses.replace(request.params, draft_token_ids=drafts)
-        session = ExitSession(page_size=plan.page_size)
-        engine = engine_of(plan, session, threshold)
-        after_step = lambda session=session, engine=engine: session.poison_pages(engine.scheduler.pool.free_pages)  # noqa: E731
-        check_tokens(*run_plan(engine, plan, after_step), expected, seed)
-        stats = engine.stats()
-        assert stats["num_failed_steps"] == 0
+        stats = check_any_sampling(seed, early_exit_prompts=True)
         counts.update(
             prompts=stats["num_prompt_early_exits"],
             preempted=stats["num_preemptions"],
