@@ -1,5 +1,6 @@
 """Compiling an exported graph to a CPU package with AOTInductor, weights left outside."""
 
+import zipfile
 from pathlib import Path
 
 import torch
@@ -12,12 +13,15 @@ INDUCTOR_CONFIG = {
     "cpp.dynamic_threads": True,
 }
 
+SHARED_RUNTIMES = (b"\0libstdc++.so", b"\0libc++.so")
+"""Names that a library has among those it needs, if it shares its process's C++ runtime."""
+
 
 def compile_package(program: ExportedProgram, path: Path) -> None:
     """Write the AOTInductor package of ``program`` to ``path`` (``*.pt2``), without its weights.
 
     Raises:
-        BuildError: code generation or the C++ compiler failed.
+        BuildError: code generation or the C++ compiler failed, or the compiler put a C++ runtime into the package.
     """
     try:
         with torch.no_grad():
@@ -26,3 +30,16 @@ def compile_package(program: ExportedProgram, path: Path) -> None:
             )
     except Exception as error:
         raise BuildError(f"AOTInductor could not compile {path.stem}: {first_line(error)}") from error
+    _check_runtime(path)
+
+
+def _check_runtime(path: Path) -> None:
+    """Raise BuildError for a package with a C++ runtime of its own: what torch hands over to it belongs to another, and
+    the process that loads it may end without a word."""
+    with zipfile.ZipFile(path) as package:
+        libraries = [package.read(name) for name in package.namelist() if name.endswith(".so")]
+    if not all(any(name in library for name in SHARED_RUNTIMES) for library in libraries):
+        raise BuildError(
+            f"The C++ compiler put its runtime library into {path.stem}, and such a package cannot be loaded; set CXX "
+            "to a compiler that links the shared libstdc++."
+        )

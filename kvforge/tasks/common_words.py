@@ -26,4 +26,4 @@ def sample(rng: random.Random, used: set[str]) -> Item:
     )
 
 
-TASK = Task("common_words", "the three words that a list of 36 repeats most, in alphabetical order", sample)
+TASK = Task("common_words", "the three words that a list of 36 repeats most, in alphabetical order", sample, once=True)

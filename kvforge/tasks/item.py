@@ -24,19 +24,25 @@ Sampler = Callable[[random.Random, set[str]], Item]
 
 @dataclass(frozen=True)
 class Task:
-    """A named family of items; a prompt holds the asked item and `distractors` others of its family."""
+    """A named family of items; a prompt holds the asked item and `distractors` others of its family. Where `once`, a
+    text can hold one item only: its question does not say which."""
 
     name: str
     description: str
     sample: Sampler
     distractors: int = 0
+    once: bool = False
+
+
+class OutOfKeys(RuntimeError):
+    """The vocabulary has no unused key left."""
 
 
 def fresh(rng: random.Random, used: set[str], draw: Callable[[random.Random], str]) -> str:
-    """A key from `draw` that is not in `used`; it is added. Raises RuntimeError after 1000 vain draws."""
+    """A key from `draw` that is not in `used`; it is added. Raises OutOfKeys after 1000 vain draws."""
     for _ in range(1000):
         key = draw(rng)
         if key not in used:
             used.add(key)
             return key
-    raise RuntimeError("the vocabulary has no unused key left; ask for a shorter prompt or fewer items")
+    raise OutOfKeys("the vocabulary has no unused key left; ask for a shorter prompt or fewer items")

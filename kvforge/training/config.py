@@ -7,63 +7,46 @@ from kvforge.distill import DistillConfig
 from kvforge.rewire import RewireOptions
 from model_defs import ModelConfig, load_config
 
-DEFAULT_MIX = (
-    ("needle_single", 0.45),
-    ("quoting", 0.2),
-    ("list_recall", 0.15),
-    ("variables", 0.12),
-    ("arithmetic", 0.08),
+MIX = (
+    ("needle_single", 0.12),
+    ("variables", 0.15),
+    ("quoting", 0.1),
+    ("list_recall", 0.08),
+    ("arithmetic", 0.1),
+    ("amounts", 0.1),
+    ("needle_values", 0.08),
+    ("needle_queries", 0.07),
+    ("common_words", 0.06),
+    ("qa_single", 0.07),
+    ("qa_two_hop", 0.1),
 )
-ALL_MIX = (
-    ("needle_single", 0.4),
-    ("amounts", 0.12),
-    ("quoting", 0.15),
-    ("list_recall", 0.15),
-    ("variables", 0.12),
-    ("arithmetic", 0.06),
-)
-KEY_MIX = (
-    ("amounts", 0.6),
-    ("needle_single", 0.25),
-    ("list_recall", 0.05),
-    ("quoting", 0.05),
-    ("variables", 0.03),
-    ("arithmetic", 0.02),
-)
+"""Weight of each task among the facts of a document. Those of ``needle_multi`` are ``needle_single``'s."""
 
 
 @dataclass(frozen=True)
 class Stage:
-    """Training at one sequence length: `sequences` of `length` tokens per step.
-
-    Ends after `max_steps`, or earlier (not before `min_steps`) once the running average of the teacher-forced
-    accuracy on needle answers reaches `target`.
+    """Training at one sequence length: `max_steps` steps of `sequences` documents of `length` tokens.
 
     `first_weight`: loss weight of an answer's tokens up to the first word or digit, which alone needs the key.
     `min_density`: least share of facts and their questions in a sequence.
     `num_misfits`: facts too long for what is left before a sequence counts as full.
-    `loosen`: chance that a fact, and independently its answer line, lacks the verb between key and value; with
-    them side by side the link is easy to learn, and then carries over.
     `pair_share`: share of the sequences that are bare pairs of words, to learn looking a key up.
     `question_share`: share of the sequences that ask in full sentences.
     `lr_scale`: multiplies the learning rate, which falls linearly to `lr_end` times that by the end of the stage.
-    `mix`: share of each task among the facts.
+    `mix`: weight of each task among the facts.
     """
 
     length: int
     sequences: int
     max_steps: int
-    target: float = 2.0
-    min_steps: int = 0
     first_weight: float = 1.0
     min_density: float = 0.05
     num_misfits: int = 1
-    loosen: float = 0.0
     pair_share: float = 0.0
     question_share: float = 0.6
     lr_scale: float = 1.0
     lr_end: float = 1.0
-    mix: tuple[tuple[str, float], ...] = DEFAULT_MIX
+    mix: tuple[tuple[str, float], ...] = MIX
 
 
 @dataclass(frozen=True)
@@ -79,6 +62,7 @@ class TeacherConfig:
     clip_norm: float = 1.0
     threads: int = 2
     checkpoint_every: int = 100
+    log_every: int = 10
 
 
 @dataclass(frozen=True)
@@ -127,66 +111,23 @@ TINY_MODEL = load_config(TINY_HF_CONFIG)
 TINY_TEACHER = TeacherConfig(
     model=TINY_MODEL,
     stages=(
-        Stage(length=128, sequences=64, max_steps=1200, target=0.93, min_steps=200),
-        Stage(length=256, sequences=32, max_steps=190, target=0.94, min_steps=40),
-        Stage(256, 32, max_steps=99, first_weight=5.0, min_density=0.4, lr_scale=1.5),
-        Stage(128, 32, max_steps=400, target=0.97, min_steps=100, first_weight=5.0, min_density=0.6, mix=KEY_MIX),
-        Stage(
-            length=128,
-            sequences=32,
-            max_steps=150,
-            first_weight=5.0,
-            min_density=0.9,
-            num_misfits=6,
-            question_share=0.1,
-            lr_scale=1.5,
-            mix=KEY_MIX,
-        ),
-        Stage(
-            length=128,
-            sequences=32,
-            max_steps=100,
-            first_weight=5.0,
-            min_density=0.9,
-            num_misfits=6,
-            loosen=0.5,
-            question_share=0.1,
-            lr_scale=1.5,
-            mix=KEY_MIX,
-        ),
-        Stage(
-            length=128,
-            sequences=32,
-            max_steps=150,
-            first_weight=5.0,
-            min_density=0.9,
-            num_misfits=6,
-            loosen=0.5,
-            pair_share=0.7,
-            question_share=0.1,
-            lr_scale=1.5,
-            mix=KEY_MIX,
-        ),
-        Stage(256, 16, max_steps=80, first_weight=5.0, min_density=0.5, num_misfits=3, loosen=0.2, mix=ALL_MIX),
-        Stage(512, 16, max_steps=60, first_weight=5.0, min_density=0.2, mix=ALL_MIX),
-        Stage(1024, 4, max_steps=60, first_weight=4.0, mix=ALL_MIX),
-        Stage(2048, 2, max_steps=40, first_weight=4.0, mix=ALL_MIX),
-        Stage(1024, 4, max_steps=10, first_weight=3.0, lr_end=1 - 9 / 110, mix=ALL_MIX),
-        Stage(1024, 4, max_steps=130, first_weight=4.0, mix=ALL_MIX),
-        Stage(2048, 2, max_steps=20, first_weight=4.0, mix=ALL_MIX),
-        Stage(1024, 4, max_steps=120, first_weight=3.0, lr_end=0.1, mix=ALL_MIX),
+        Stage(128, 512, 400, first_weight=5.0, min_density=0.6, num_misfits=4, pair_share=0.5, question_share=0.3),
+        Stage(256, 256, 1200, first_weight=5.0, min_density=0.4, num_misfits=3, pair_share=0.1),
+        Stage(512, 128, 400, first_weight=5.0, min_density=0.2, num_misfits=2),
+        Stage(1024, 64, 700, first_weight=4.0),
+        Stage(2048, 32, 100, first_weight=4.0),
+        Stage(1024, 64, 1000, first_weight=3.0, lr_end=0.02),
     ),
-    checkpoint_every=50,
 )
 TINY_STUDENT = StudentConfig(
     rewire=RewireOptions(cut=4, group_size=2, init="mean"),
-    documents=Stage(512, 1200, max_steps=1, mix=ALL_MIX),
+    documents=Stage(512, 3200, max_steps=1),
     distill=DistillConfig(
         early_exit=True,
-        max_steps=150,
+        max_steps=400,
         length=512,
-        batch_size=4,
-        micro_batch=4,
+        batch_size=8,
+        micro_batch=8,
         lr=1e-3,
         seed=1,
         device="cpu",

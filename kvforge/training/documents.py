@@ -2,18 +2,18 @@
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
 
 from kvforge.tasks import TASKS, filler, words
-from kvforge.tasks.item import Item
+from kvforge.tasks.item import Item, OutOfKeys
 from kvforge.tasks.prompt import scatter
 from kvforge.training.config import BOS_ID, EOS_ID, Stage
 
-TASK_NAMES = ("needle_single", "needle_multi", "variables", "quoting", "list_recall", "arithmetic", "amounts")
-"""The tasks that sequences are made of; the suite has more, which no training sees."""
+TASK_NAMES = tuple(TASKS)
+"""A batch and the columns of a training's metrics name a task by its place."""
 
 Encode = Callable[[str], list[int]]
 
@@ -32,6 +32,10 @@ class Batch:
     targets: Tensor
     weight: Tensor
     task: Tensor
+
+    def to(self, device: torch.device) -> "Batch":
+        """The batch on a device."""
+        return Batch(*(getattr(self, each.name).to(device) for each in fields(self)))
 
 
 @dataclass
@@ -61,17 +65,6 @@ def answer_tokens(
     tokens.add(ids[:first], first_weight, task)
     tokens.add(ids[first:], ANSWER_WEIGHT, task)
     return tokens
-
-
-def loosen(rng: random.Random, item: Item, chance: float) -> Item:
-    """The item without the last word of its lead, in the statement and in the answer line with `chance` each."""
-    short = item.lead.rsplit(" ", 1)[0]
-    statements, lead = item.statements, item.lead
-    if rng.random() < chance and statements == (f"{lead}{item.answer}.",):
-        statements = (f"{short}{item.answer}.",)
-    if rng.random() < chance and item.statements:
-        lead = short
-    return replace(item, statements=statements, lead=lead)
 
 
 def make_pairs(rng: random.Random, length: int, encode: Encode) -> Tokens:
@@ -107,20 +100,26 @@ def make_document(rng: random.Random, length: int, encode: Encode, stage: Stage)
     budget = room * rng.uniform(stage.min_density, 1.0)
     with_question = rng.random() < stage.question_share
     used: set[str] = set()
+    drawn: set[str] = set()
     items: list[Item] = []
     tails: list[Tokens] = []
     num_misfits = 0
     while num_misfits < stage.num_misfits:
         name = rng.choices(names, shares)[0]
-        item = TASKS[name].sample(rng, used)
-        if stage.loosen:
-            item = loosen(rng, item, stage.loosen)
+        if TASKS[name].once and name in drawn:
+            num_misfits += 1
+            continue
+        try:
+            item = TASKS[name].sample(rng, used)
+        except OutOfKeys:
+            break
         tail = answer_tokens(name, item, encode, with_question or not item.statements, stage.first_weight)
         cost = len(tail.ids) + sum(len(encode(" " + s)) for s in item.statements)
         if cost > room or (items and cost > budget):
             num_misfits += 1
             continue
         items.append(item)
+        drawn.add(name)
         tails.append(tail)
         room -= cost
         budget -= cost

@@ -35,11 +35,19 @@ def new_model(config: ModelConfig, seed: int) -> SwiftKVForCausalLM:
 
 
 def train_teacher(
-    config: TeacherConfig, directory: Path, encode: Encode, stop_after: int | None = None
+    config: TeacherConfig,
+    directory: Path,
+    encode: Encode,
+    device: str = "cpu",
+    workers: int = 0,
+    stop_after: int | None = None,
 ) -> tuple[SwiftKVForCausalLM, Progress]:
-    """Trains, or continues, the run in `directory`; deterministic for one machine and thread count."""
+    """Trains, or continues, the run in `directory`; deterministic for one machine and thread count on a CPU.
+
+    `workers` processes make the batches. Returns the model on `device`.
+    """
     torch.set_num_threads(config.threads)
-    model = new_model(config.model, config.seed)
+    model = new_model(config.model, config.seed).to(device)
     matrices = [p for name, p in model.named_parameters() if p.dim() == 2 and ".layers." in name]
     others = [p for name, p in model.named_parameters() if p.dim() != 2 or ".layers." not in name]
     optimizers = [
@@ -48,24 +56,10 @@ def train_teacher(
     ]
 
     def loss_of(batch: Batch) -> tuple[Tensor, Tensor]:
-        with torch.autocast("cpu", dtype=torch.bfloat16):
+        with torch.autocast(torch.device(device).type, dtype=torch.bfloat16):
             logits = model(batch.input_ids)
         logits = logits.float()
         return weighted_loss(logits, batch), logits.detach().argmax(-1)
 
-    progress = run_stages(
-        directory=directory,
-        stages=config.stages,
-        seed=config.seed,
-        lr=config.lr,
-        warmup_steps=config.warmup_steps,
-        clip_norm=config.clip_norm,
-        checkpoint_every=config.checkpoint_every,
-        encode=encode,
-        trained=model,
-        parameters=model.parameters(),
-        optimizers=optimizers,
-        loss_of=loss_of,
-        stop_after=stop_after,
-    )
+    progress = run_stages(config, directory, encode, model, optimizers, loss_of, workers, stop_after)
     return model, progress

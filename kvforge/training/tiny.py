@@ -26,9 +26,9 @@ def load_tokenizer(work: Path) -> Tokenizer:
     return Tokenizer.from_file(str(path))
 
 
-def make_teacher(work: Path, out: Path, tokenizer: Tokenizer) -> None:
+def make_teacher(work: Path, out: Path, tokenizer: Tokenizer, device: str, workers: int) -> None:
     """Trains the teacher and writes `out`/tiny-teacher."""
-    model, _ = train_teacher(TINY_TEACHER, work / "teacher", FastEncoder(tokenizer))
+    model, _ = train_teacher(TINY_TEACHER, work / "teacher", FastEncoder(tokenizer), device, workers)
     export_checkpoint(model.state_dict(), TINY_HF_CONFIG, tokenizer, out / "tiny-teacher")
 
 
@@ -42,12 +42,14 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path("runs/tiny"), help="folder of checkpoints and metrics")
     parser.add_argument("--out", type=Path, default=Path("model_defs/assets"), help="folder of the models")
     parser.add_argument("--restart", action="store_true", help="forget an earlier run of this step")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="of the teacher (default %(default)s)")
+    parser.add_argument("--workers", type=int, default=0, help="processes that make the teacher's text (default: none)")
     args = parser.parse_args()
     if args.restart:
         shutil.rmtree(args.work / args.what, ignore_errors=True)
     tokenizer = load_tokenizer(args.work)
     if args.what == "teacher":
-        make_teacher(args.work, args.out, tokenizer)
+        make_teacher(args.work, args.out, tokenizer, args.device, args.workers)
     elif args.what == "student":
         made = make_student(TINY_STUDENT, args.out / "tiny-teacher", args.work / "student", FastEncoder(tokenizer))
         shutil.copytree(made, args.out / "tiny-swiftkv", dirs_exist_ok=True)

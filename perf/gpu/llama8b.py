@@ -250,6 +250,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         help=f"of {', '.join(VARIANTS)} (default: all)",
     )
     parser.add_argument("--inputs", nargs="+", type=int, help="input lengths (default: all)")
+    parser.add_argument("--requests", type=int, help="requests of each case, all in flight (default: the case's)")
     parser.add_argument("--jobs", type=int, default=4, help="variants that are compiled at once")
     parser.add_argument("--compile-only", choices=tuple(VARIANTS), help=argparse.SUPPRESS)
     return parse_checked(parser, arguments)
@@ -262,7 +263,12 @@ def selected_cases(options: argparse.Namespace) -> tuple[Case, ...]:
     unknown = set(wanted) - {case.input_tokens for case in cases}
     if unknown:
         sys.exit(f"There is no case of {sorted(unknown)} input tokens; choose {[c.input_tokens for c in cases]}.")
-    return tuple(case for case in cases if case.input_tokens in wanted)
+    chosen = tuple(case for case in cases if case.input_tokens in wanted)
+    if options.requests is None:
+        return chosen
+    return tuple(
+        replace(case, requests=options.requests, concurrency=min(case.concurrency, options.requests)) for case in chosen
+    )
 
 
 def main(arguments: list[str] | None = None) -> None:

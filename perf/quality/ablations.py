@@ -1,6 +1,6 @@
 """Ablations of distillation with several seeds: what is shared, what is trained, and on what documents.
 
-    python -m perf.quality.ablations [--work DIR] [--steps 100] [--jobs 2] [--ablation sharing] [--seeds 1 2 3]
+    python -m perf.quality.ablations [--work DIR] [--steps 50] [--jobs 2] [--ablation sharing] [--seeds 1 2 3]
 
 The appendices of SwiftKV (arXiv 2410.03960) on the tiny teacher. Every student starts from the paper's init and is
 measured every ten steps by KL(teacher || student) over held-out documents of all tasks, in float32. The students of one
@@ -12,6 +12,7 @@ import sys
 from dataclasses import dataclass, replace
 
 from kvforge.training.config import TINY_STUDENT
+from perf.gpu.machine import device_name
 from perf.harness.command import Report, add_report, add_work, begin_report, make_parser, positive, run_program
 from perf.quality.ablations_report import compared, markdown, plot
 from perf.quality.swiftkv_students import CURVE_DOCUMENTS, curve_of, make_students
@@ -45,7 +46,7 @@ ABLATIONS = {
     "data": Ablation(
         "What it is distilled on, 4-way AcrossKV (Appendix D)",
         (
-            replace(ACROSS, name="documents of all six tasks"),
+            replace(ACROSS, name="documents of all tasks"),
             replace(ACROSS, name="of two tasks that look up a key", recipe="keys"),
             replace(ACROSS, name="of arithmetic, which looks up nothing", recipe="arithmetic"),
         ),
@@ -64,8 +65,11 @@ def main() -> int:
     add_work(parser, "runs/ablations", "students")
     parser.add_argument("--ablation", nargs="+", choices=list(ABLATIONS), default=list(ABLATIONS), help="default: all")
     parser.add_argument("--seeds", nargs="+", type=positive, default=[1, 2, 3], help="at least two (default: 1 2 3)")
-    parser.add_argument("--steps", type=positive, default=100, help="of a distillation (default %(default)s)")
+    parser.add_argument("--steps", type=positive, default=50, help="of a distillation (default %(default)s)")
     parser.add_argument("--jobs", type=positive, default=2, help="students made at a time (default 2)")
+    parser.add_argument(
+        "--device", choices=("cpu", "cuda"), default="cpu", help="of the students (default %(default)s)"
+    )
     add_report(parser, "OUTPUT.json, .md and .png", "perf/results/ablations", as_json=False)
     args = parser.parse_args()
     if len(set(args.seeds)) < 2:
@@ -74,7 +78,7 @@ def main() -> int:
     wanted = {student.slug: student for table in rows.values() for students in table for student in students}
 
     def make() -> Report:
-        make_students(list(wanted.values()), args.work, args.steps, args.jobs)
+        make_students(list(wanted.values()), args.work, args.steps, args.jobs, args.device)
         tables = [
             {
                 "title": ABLATIONS[name].title,
@@ -85,6 +89,7 @@ def main() -> int:
             for name, table in rows.items()
         ]
         return begin_report("perf.quality.ablations") | {
+            "device": device_name(args.device),
             "seeds": args.seeds,
             "steps": args.steps,
             "documents": CURVE_DOCUMENTS,

@@ -65,7 +65,6 @@ class Curve:
         ids = held_out_documents(CURVE_DOCUMENTS)
         length = min(map(len, ids))
         self.ids = torch.tensor([document[:length] for document in ids])
-        self.layout = make_layout(self.model.sizes, length)
 
     def __call__(self, row: Mapping[str, float]) -> None:
         """Note the KL after step ``row["step"]``, once."""
@@ -79,10 +78,13 @@ class Curve:
 
     @torch.no_grad()
     def measure(self) -> float:
-        """Return the KL of the model as it is now, in fp32."""
-        hidden = self.teacher.model.lower(self.ids, self.layout)
-        target = self.teacher.head(self.teacher.model.upper(hidden, self.layout, teacher=True)[0]).log_softmax(-1)
-        found = self.model(self.ids, self.layout).log_softmax(-1)
+        """Return the KL of the model as it is now, in fp32, where the model is."""
+        device = next(self.model.parameters()).device
+        ids, teacher = self.ids.to(device), self.teacher.to(device)
+        layout = make_layout(self.model.sizes, ids.shape[1], device=device)
+        hidden = teacher.model.lower(ids, layout)
+        target = teacher.head(teacher.model.upper(hidden, layout, teacher=True)[0]).log_softmax(-1)
+        found = self.model(ids, layout).log_softmax(-1)
         return float((target.exp() * (target - found)).sum(-1).mean())
 
 
@@ -101,10 +103,10 @@ def rewired_of(variant: Variant, work: Path) -> Path:
     return start
 
 
-def student_of(variant: Variant, work: Path, steps: int) -> Path:
+def student_of(variant: Variant, work: Path, steps: int, device: str = "cpu") -> Path:
     """Return the checkpoint of a row, distilled, or the distillation continued, if it is not there yet.
 
-    One thread, so that the result does not depend on the machine's cores.
+    One thread, so that a result of a CPU does not depend on its cores.
     """
     start = rewired_of(variant, work)
     if not variant.is_trained:
@@ -126,24 +128,24 @@ def student_of(variant: Variant, work: Path, steps: int) -> Path:
     if not curve.file.is_file():
         curve({"step": 0})
     config = dataclasses.replace(
-        TINY_STUDENT.distill, early_exit=False, train=variant.train, max_steps=steps, seed=variant.seed
+        TINY_STUDENT.distill, early_exit=False, train=variant.train, max_steps=steps, seed=variant.seed, device=device
     )
     distill(config, model, data, run, on_step=curve, progress=False)
-    weights = model.state_dict()
+    weights = model.cpu().state_dict()
     shapes = {name: tuple(tensor.shape) for name, tensor in weights.items()}
     trained = {name: weights[name] for name, parameter in model.named_parameters() if parameter.requires_grad}
     export_checkpoint(checkpoint, output, shapes, trained, sizes.cut)
     return output
 
 
-def make_students(variants: Sequence[Variant], work: Path, steps: int, jobs: int) -> None:
-    """Rewire and distil every row, ``jobs`` at a time, each on one thread."""
+def make_students(variants: Sequence[Variant], work: Path, steps: int, jobs: int, device: str = "cpu") -> None:
+    """Rewire and distil every row, ``jobs`` at a time, each on one thread, or on one GPU with device ``cuda``."""
     for variant in variants:
         rewired_of(variant, work)
     with (
         ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool,
         tqdm(total=len(variants), desc="students", unit="model") as bar,
     ):
-        for future in [pool.submit(student_of, variant, work, steps) for variant in variants]:
+        for future in [pool.submit(student_of, variant, work, steps, device) for variant in variants]:
             future.result()
             bar.update()

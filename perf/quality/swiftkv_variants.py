@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
-from kvforge.training.config import ALL_MIX
+from kvforge.training.config import MIX
 
 NUM_LAYERS = 8
 RECIPES = {
-    "all": ALL_MIX,
+    "all": MIX,
     "keys": (("needle_single", 0.7), ("amounts", 0.3)),
     "arithmetic": (("arithmetic", 1.0),),
 }

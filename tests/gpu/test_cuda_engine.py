@@ -1,7 +1,6 @@
 """Engines of target cuda against engines of target cpu from the same checkpoints."""
 
 import dataclasses
-from functools import lru_cache
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,8 @@ from kvforge.manifest import load_manifest
 from kvforge.runtime import LLMEngine
 from kvforge.runtime.sessions.cuda import CudaSession, check_gpu
 from kvforge.runtime.sessions.inputs import LowerStep, UpperStep, VerifyStep
-from kvforge.runtime.sessions.session import Session, load_session
+from kvforge.runtime.sessions.session import Session
+from tests.support.cuda.sessions import on, session_on
 from tests.support.models.engines import EngineShelf, EngineSpec
 from tests.support.rounding import assert_near
 from tests.support.schedules.engine_schedules import random_plan, run_plan
@@ -29,23 +29,15 @@ BF16_FP8 = dataclasses.replace(
     options=dataclasses.replace(OPTIONS, kv_dtype="fp8", max_draft_len=0),
 )
 FP32_INT8 = dataclasses.replace(FP32, options=dataclasses.replace(OPTIONS, kv_dtype="int8", max_draft_len=0))
-TOLERANCE = {FP32: 1e-4, BF16_FP8: 6e-2, FP32_INT8: 1e-2}
-"""Largest logit difference between the targets, relative to the largest logit; 8-bit caches may round an element to
-its neighbour."""
+BF16_INT4 = dataclasses.replace(BF16_FP8, options=dataclasses.replace(BF16_FP8.options, kv_dtype="int4"))
+TOLERANCE = {FP32: 1e-4, BF16_FP8: 6e-2, FP32_INT8: 1e-2, BF16_INT4: 2e-1}
+"""Largest logit difference between the targets, relative to the largest logit; caches of 8 and 4 bits may round an
+element to its neighbour."""
+FAMILIES = [
+    EngineSpec(family, model=(("num_hidden_layers", 3),), options=dataclasses.replace(OPTIONS, max_draft_len=0))
+    for family in ("qwen3", "gemma3_text", "gemma4_text")
+]
 PROMPT, DECODED = 90, 20
-
-
-@lru_cache
-def session_of(path: Path) -> Session:
-    return load_session(path, load_manifest(path))
-
-
-def on(spec: EngineSpec, target: str) -> EngineSpec:
-    return dataclasses.replace(spec, options=dataclasses.replace(spec.options, target=target))
-
-
-def session(engines: EngineShelf, spec: EngineSpec, target: str) -> Session:
-    return session_of(engines.engine(on(spec, target)))
 
 
 def logits(session: Session, chunk: int, num_pages: int = 20) -> Tensor:
@@ -57,17 +49,26 @@ def logits(session: Session, chunk: int, num_pages: int = 20) -> Tensor:
     return torch.cat([driver.run(step) for step in steps + [[token] for token in tokens[PROMPT:]]])
 
 
-@pytest.mark.parametrize("spec", [FP32, FP32_INT8, BF16_FP8], ids=["fp32", "int8 cache", "bf16, fp8 cache"])
+@pytest.mark.parametrize("spec", TOLERANCE, ids=lambda spec: f"{spec.family}, {spec.options.kv_dtype} cache")
 def test_logits_equal_the_cpu_engines(spec: EngineSpec, engines: EngineShelf, gpu: torch.device) -> None:
-    expected = logits(session(engines, spec, "cpu"), PROMPT)
+    expected = logits(session_on(engines, spec, "cpu"), PROMPT)
     for chunk in (17, PROMPT):
-        actual = logits(session(engines, spec, "cuda"), chunk)
-        assert float((actual - expected).abs().max() / expected.abs().max()) < TOLERANCE[spec], chunk
+        actual = logits(session_on(engines, spec, "cuda"), chunk)
+        difference = float((actual - expected).abs().max() / expected.abs().max())
+        print(f"chunk {chunk}: {difference:.1e}")
+        assert difference < TOLERANCE[spec], chunk
+
+
+@pytest.mark.parametrize("spec", FAMILIES, ids=lambda spec: spec.family)
+def test_every_familys_logits_equal_the_cpu_engines(spec: EngineSpec, engines: EngineShelf, gpu: torch.device) -> None:
+    """Norms of heads, windows, heads of several sizes, in fp32."""
+    expected, actual = (logits(session_on(engines, spec, target), 17) for target in ("cpu", "cuda"))
+    assert float((actual - expected).abs().max() / expected.abs().max()) < TOLERANCE[FP32]
 
 
 def test_schedules_give_the_cpu_engines_tokens(engines: EngineShelf, gpu: torch.device) -> None:
     """Arrivals, chunks, preemptions, prefix hits and aborts, greedy in fp32."""
-    cuda, cpu = session(engines, FP32, "cuda"), session(engines, FP32, "cpu")
+    cuda, cpu = session_on(engines, FP32, "cuda"), session_on(engines, FP32, "cpu")
     for seed in range(6):
         plan = random_plan(seed, page_sizes=(OPTIONS.page_size,), sampled=False)
         limits = {"num_pages": plan.num_pages, "max_num_tokens": plan.max_num_tokens, "max_num_seqs": plan.max_num_seqs}
@@ -76,7 +77,7 @@ def test_schedules_give_the_cpu_engines_tokens(engines: EngineShelf, gpu: torch.
 
 
 def test_captured_decode_equals_direct_decode(engines: EngineShelf, gpu: torch.device) -> None:
-    captured = session(engines, FP32, "cuda")
+    captured = session_on(engines, FP32, "cuda")
     assert isinstance(captured, CudaSession)
     graphs = {"lower": captured._lower, "upper": captured._upper}
     direct = CudaSession(captured.manifest, captured._weights, graphs, gpu)
@@ -100,7 +101,7 @@ def test_drafts_are_verified_as_on_the_cpu(engines: EngineShelf, gpu: torch.devi
             torch.tensor([0.0, 1.0, 0.7]),
             torch.rand(6, 2, generator=generator),
         )
-        cuda, cpu = (session(engines, FP32, target).verify(VerifyStep(*arguments)) for target in ("cuda", "cpu"))
+        cuda, cpu = (session_on(engines, FP32, target).verify(VerifyStep(*arguments)) for target in ("cuda", "cpu"))
         assert [tensor.tolist() for tensor in cuda] == [tensor.tolist() for tensor in cpu]
         assert cuda[0][0] == 1
 
@@ -108,7 +109,7 @@ def test_drafts_are_verified_as_on_the_cpu(engines: EngineShelf, gpu: torch.devi
 def test_the_early_exit_equals_the_cpus(engines: EngineShelf, gpu: torch.device) -> None:
     """After a prompt's chunk and after a captured decode step, before ``upper`` and after it."""
     spec = dataclasses.replace(FP32, early_exit=True)
-    cuda, cpu = (session(engines, spec, target) for target in ("cuda", "cpu"))
+    cuda, cpu = (session_on(engines, spec, target) for target in ("cuda", "cpu"))
     results = []
     for each in (cuda, cpu):
         pools, rows = each.allocate_pools(8), []
@@ -128,7 +129,7 @@ def test_the_early_exit_equals_the_cpus(engines: EngineShelf, gpu: torch.device)
 
 
 def test_pools_and_their_size(engines: EngineShelf, gpu: torch.device) -> None:
-    cuda = session(engines, BF16_FP8, "cuda")
+    cuda = session_on(engines, BF16_FP8, "cuda")
     assert isinstance(cuda, CudaSession)
     pools = cuda.allocate_pools(10)
     assert all(tensor.device.type == "cuda" for pool in pools for tensor in pool)

@@ -90,8 +90,8 @@ def load_package(path: Path, weights: dict[str, Tensor], single_threaded: bool =
         # What torch._inductor.aoti_load_package wraps; that module takes a second to import.
         graph = torch._C._aoti.AOTIModelPackageLoader(str(path), "model", single_threaded, 1, -1)
         constants = {name: weights[name] for name in graph.get_constant_fqns()}
-        inactive, whole, user_managed, copy_to_device = False, True, True, False
-        graph.load_constants(constants, inactive, whole, user_managed, copy_to_device)
+        inactive, whole, user_managed = False, True, True
+        graph.load_constants(constants, inactive, whole, user_managed)
     except KeyError as error:
         raise EngineError(f"{path} needs the weight {error}, which the engine lacks; rebuild the engine.") from error
     except Exception as error:

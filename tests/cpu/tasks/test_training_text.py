@@ -29,7 +29,7 @@ def test_training_batches_are_frozen() -> None:
     for index, stage in enumerate(TINY_TEACHER.stages):
         batch = make_batch(f"frozen/{index}", dataclasses.replace(stage, sequences=2), encode)
         parts += [x.numpy().tobytes() for x in (batch.input_ids, batch.targets, batch.weight, batch.task)]
-    assert digest(parts) == "e5b2edb37874376f"
+    assert digest(parts) == "f8d0affe54db0a83"
 
 
 def test_the_tokenizer_corpus_is_frozen() -> None:

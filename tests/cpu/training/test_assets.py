@@ -123,9 +123,13 @@ def test_models_find_single_needles(directory):
 
 
 def test_committed_scores_reach_the_goals():
+    """Ten tasks of twelve are learned, so that a loss shows; the student loses little of them."""
     scores = json.loads((ASSETS / "scores.json").read_text())
-    for name, goal in (("tiny-teacher", 0.95), ("tiny-swiftkv", 0.90)):
-        by_task = {score["task"]: score for score in scores[name] if score["length"] == 1000}
-        assert set(by_task) == set(TASK_NAMES)
-        assert by_task["needle_single"]["num_prompts"] == 200
-        assert by_task["needle_single"]["accuracy"] >= goal
+    teacher, student = (
+        {score["task"]: score for score in scores[name] if score["length"] == 1000}
+        for name in ("tiny-teacher", "tiny-swiftkv")
+    )
+    assert set(teacher) == set(student) == set(TASK_NAMES)
+    assert sum(score["accuracy"] >= 0.9 for score in teacher.values()) >= 10
+    assert all(student[task]["accuracy"] >= score["accuracy"] - 0.03 for task, score in teacher.items())
+    assert {score["num_prompts"] for score in (*teacher.values(), *student.values())} == {200}

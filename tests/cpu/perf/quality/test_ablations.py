@@ -25,7 +25,7 @@ def test_students_differ_in_one_thing_and_each_has_its_folder() -> None:
                 known = slugs.setdefault(student.slug, student)
                 assert {**asdict(known), "name": ""} == {**asdict(student), "name": ""}
     for mix in RECIPES.values():
-        assert sum(share for _, share in mix) == pytest.approx(1)
+        assert all(share > 0 for _, share in mix) and len(dict(mix)) == len(mix)
 
 
 def test_the_interval_of_a_mean_is_students() -> None:
@@ -54,7 +54,7 @@ def test_the_program_reports_the_curves_of_its_students(tmp_path: Path, monkeypa
     (table,) = report["tables"]
     assert [row["last"] for row in table["rows"]] == [[0.01, 0.03]] * 3
     assert (
-        "| documents of all six tasks | 0.5000 | 0.0200 | 0.0100, 0.0300 |  | 20,480, 20,480 |"
+        "| documents of all tasks | 0.5000 | 0.0200 | 0.0100, 0.0300 |  | 40,960, 40,960 |"
         in (tmp_path / "out.md").read_text()
     )
     assert (tmp_path / "out.png").stat().st_size > 1000
