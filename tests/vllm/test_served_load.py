@@ -1,6 +1,7 @@
 """Load generators and OpenAI's clients against an engine of target ``vllm``: the tests of tests/e2e."""
 
-from tests.e2e.test_openai_client import (  # noqa: F401 - collected here, with this folder's fixtures
+from tests.e2e.test_aiperf import test_aiperf_gets_every_answer  # noqa: F401 - collected here, with this folder's fixtures
+from tests.e2e.test_openai_client import (  # noqa: F401
     client,
     gateway,
     test_cached_tokens,

@@ -49,16 +49,23 @@ def openai(url: str, model: str, endpoint: str) -> Target:
     return Target(f"gateway {endpoint}", url, model, ("--endpoint-type", endpoint, *forced))
 
 
+def aiperf_at_hand() -> Path | None:
+    """The program on PATH, else the installed one in the cache, else None."""
+    on_path = shutil.which("aiperf")
+    if on_path:
+        return Path(on_path)
+    return _program() if (_folder() / ".complete").is_file() else None
+
+
 def find_aiperf() -> Path:
     """The program; installs it, which takes minutes and 1.2 GB, when it is neither on PATH nor in the cache.
 
     Raises MissingToolError when it cannot be installed.
     """
-    on_path = shutil.which("aiperf")
-    if on_path:
-        return Path(on_path)
-    folder = cache_dir() / f"aiperf-{VERSION}"
-    program = folder / "bin" / "aiperf"
+    found = aiperf_at_hand()
+    if found is not None:
+        return found
+    folder = _folder()
     folder.parent.mkdir(parents=True, exist_ok=True)
     with folder.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -70,7 +77,15 @@ def find_aiperf() -> Path:
             if subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode:
                 raise MissingToolError(f"aiperf {VERSION} cannot be installed from here; put aiperf on PATH.")
             (folder / ".complete").touch()
-    return program
+    return _program()
+
+
+def _folder() -> Path:
+    return cache_dir() / f"aiperf-{VERSION}"
+
+
+def _program() -> Path:
+    return _folder() / "bin" / "aiperf"
 
 
 def run_aiperf(

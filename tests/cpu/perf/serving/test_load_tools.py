@@ -97,6 +97,16 @@ def test_aiperf_that_cannot_be_installed_is_one_sentence(empty_cache, monkeypatc
     monkeypatch.setattr(aiperf.subprocess, "run", lambda command, **options: subprocess.CompletedProcess(command, 1))
     with pytest.raises(MissingToolError, match="put aiperf on PATH"):
         aiperf.find_aiperf()
+    assert aiperf.aiperf_at_hand() is None
+
+
+def test_aiperf_is_installed_once(empty_cache, monkeypatch) -> None:
+    monkeypatch.setattr(aiperf.venv, "create", lambda folder, with_pip: Path(folder).mkdir())
+    monkeypatch.setattr(aiperf.subprocess, "run", lambda command, **options: subprocess.CompletedProcess(command, 0))
+    assert aiperf.aiperf_at_hand() is None
+    program = aiperf.find_aiperf()
+    monkeypatch.setattr(aiperf.subprocess, "run", None)
+    assert aiperf.find_aiperf() == aiperf.aiperf_at_hand() == program
 
 
 def test_aiperf_summary_keeps_percentiles_and_counts_failures() -> None:
