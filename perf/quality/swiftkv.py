@@ -1,6 +1,6 @@
 """What rewiring and distillation cost in quality: SwiftKV's Tables 2 and 6 (arXiv 2410.03960) on the tiny teacher.
 
-    python -m perf.quality.swiftkv [--work DIR] [--num-prompts 200] [--length 300] [--steps 150] [--jobs 2]
+    python -m perf.quality.swiftkv [--work DIR] [--num-prompts 200] [--length 300] [--steps 50] [--jobs 2]
 
 Rows and tables are those of ``perf.quality.swiftkv_variants``. Every student is rewired from the committed teacher,
 distilled on the same generated documents, built in bf16 and asked the same prompts. Everything under --work is kept: an
@@ -25,9 +25,9 @@ from perf.quality.answers import Questions
 from perf.quality.scores import quality_parser
 from perf.quality.swiftkv_report import write_report
 from perf.quality.swiftkv_students import curve_of, held_out_documents, make_students, student_of
-from perf.quality.swiftkv_variants import TEACHER, Variant, all_variants
+from perf.quality.swiftkv_variants import TABLES, TEACHER, Variant, variants_of
 
-NUM_DOCUMENTS = 48
+NUM_DOCUMENTS, NUM_STEPS = 48, 50
 MAX_SEQ_LEN = 640
 
 
@@ -53,14 +53,13 @@ def main() -> None:
     parser = quality_parser(
         __doc__, "swiftkv-quality", 200, 300, "students, engines and answers", "OUTPUT.json, .md and .png"
     )
-    parser.add_argument(
-        "--steps", type=int, default=TINY_STUDENT.distill.max_steps, help="of a distillation (default %(default)s)"
-    )
+    parser.add_argument("--steps", type=int, default=NUM_STEPS, help="of a distillation (default %(default)s)")
+    parser.add_argument("--tables", nargs="+", choices=list(TABLES), default=list(TABLES), help="default: all")
     parser.add_argument("--jobs", type=int, default=2, help="students made at a time (default 2)")
     args = parser.parse_args()
     if args.length + MAX_ANSWER_TOKENS > MAX_SEQ_LEN:
         parser.error(f"--length can be at most {MAX_SEQ_LEN - MAX_ANSWER_TOKENS}")
-    variants = all_variants()
+    variants = variants_of(args.tables)
     make_students(variants, args.work, args.steps, args.jobs)
     questions = Questions.of(args)
     teacher = engine_of(TEACHER, TEACHER_DIR, args.work)

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from kvforge.common.figures import new_figure, save_figure
+from perf.harness.command import command_line
 from perf.harness.machine import machine_fields
 from perf.harness.tables import markdown_table
 from perf.quality.scores import accuracy, difference, interval, keep_report, spread
@@ -86,9 +87,10 @@ def markdown(
         f"{settings['documents']} held-out documents, with 95% bootstrap intervals over documents. A distillation is "
         f"{settings['steps']} steps of {settings['tokens_per_step']} tokens; 0 steps is none.",
     ]
-    for name, variants in TABLES.items():
-        lines += ["", f"## {TITLES[name]}", "", _table(variants, rows)]
-    if curves:
+    whole = [name for name, variants in TABLES.items() if all(variant.slug in rows for variant in variants)]
+    for name in whole:
+        lines += ["", f"## {TITLES[name]}", "", _table(TABLES[name], rows)]
+    if "inits" in whole:
         lines += ["", "## Steps to the same KL", "", _steps_table(curves)]
     return "\n".join(lines) + "\n"
 
@@ -134,7 +136,7 @@ def write_report(
     them."""
     rows = {slug: summarise(cell, cells[TEACHER.slug]) for slug, cell in cells.items()}
     content = {
-        "command": "python -m perf.quality.swiftkv",
+        "command": command_line("perf.quality.swiftkv"),
         **settings,
         **machine_fields(),
         "rows": rows,

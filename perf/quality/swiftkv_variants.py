@@ -1,5 +1,6 @@
 """The rows of ``perf.quality.swiftkv``: what is cut, shared and trained in each, and the tables they belong to."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from kvforge.training.config import MIX
@@ -114,9 +115,10 @@ one."""
 TABLES = {"reduction": REDUCTION, "recovery": RECOVERY, "sharing": SHARING, "inits": INITS}
 
 
-def all_variants() -> list[Variant]:
-    """Every row once; rows of several tables are the same variant under the first table's name."""
-    unique: dict[str, Variant] = {}
-    for variant in (row for rows in TABLES.values() for row in rows):
+def variants_of(tables: Iterable[str] = TABLES) -> list[Variant]:
+    """Every row of the tables once, the teacher first; rows of several tables are the same variant under the first
+    table's name."""
+    unique = {TEACHER.slug: TEACHER}
+    for variant in (row for table in tables for row in TABLES[table]):
         unique.setdefault(variant.slug, variant)
     return list(unique.values())

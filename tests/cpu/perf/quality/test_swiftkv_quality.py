@@ -11,9 +11,9 @@ from kvforge.swiftkv import SwiftKVForCausalLM
 from kvforge.training.config import TINY_MODEL
 from model_defs import load_config
 from perf.quality import swiftkv_students
-from perf.quality.swiftkv_report import reached, summarise, write_report
+from perf.quality.swiftkv_report import markdown, reached, summarise, write_report
 from perf.quality.swiftkv_students import Curve, merge_heads, student_of
-from perf.quality.swiftkv_variants import TABLES, TEACHER, all_variants
+from perf.quality.swiftkv_variants import HALF, TABLES, TEACHER, variants_of
 from tests.support.rounding import logprob_error, model_error
 
 HF = {
@@ -48,7 +48,7 @@ def test_rows_have_the_reductions_of_their_sizes() -> None:
     assert reductions["cut 1, 4-way"] == (0.875, 0.625)
     across, within = TABLES["sharing"]
     assert across.kv_reduction == within.kv_reduction == 0.25
-    slugs = [variant.slug for variant in all_variants()]
+    slugs = [variant.slug for variant in variants_of()]
     assert len(slugs) == len(set(slugs)) and {v.slug for rows in TABLES.values() for v in rows} == set(slugs)
 
 
@@ -121,7 +121,7 @@ def make_cell(variant: Any, right: list[bool]) -> dict[str, Any]:
 
 def test_the_report(tmp_path: Path) -> None:
     half = [True, False] * 50
-    cells = {v.slug: make_cell(v, half) for v in all_variants()}
+    cells = {v.slug: make_cell(v, half) for v in variants_of()}
     worse = TABLES["reduction"][3]
     cells[worse.slug] = make_cell(worse, [False] * 4 + half[4:])
     row = summarise(cells[worse.slug], cells[TEACHER.slug])
@@ -136,3 +136,13 @@ def test_the_report(tmp_path: Path) -> None:
     assert "| cut 1, 1-way | ridge | 0.5000 | 0.1000 | 10 |" in lines
     assert json.loads((tmp_path / "out.json").read_text())["rows"][worse.slug] == row
     assert (tmp_path / "out.png").stat().st_size > 1000
+
+
+def test_a_report_of_one_table_has_that_table_alone() -> None:
+    rows = {
+        v.slug: summarise(make_cell(v, [True] * 10), make_cell(TEACHER, [True] * 10))
+        for v in variants_of(["reduction"])
+    }
+    settings = {"prompt_tokens": 300, "seed": 1, "documents": 2, "steps": 10, "tokens_per_step": 8}
+    titles = [line for line in markdown(rows, {HALF.slug: [(0, 0.5)]}, settings).splitlines() if line.startswith("##")]
+    assert titles == ["## Prefill and cache reduction (as Table 2)"]
