@@ -1,6 +1,7 @@
 """What the tiny student is distilled on: generated documents as the rows of a file that `kvforge distill` reads."""
 
 import json
+import os
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,10 +18,10 @@ def documents(stage: Stage, seed: int, encode: Encode) -> Iterator[list[int]]:
 
 
 def write_samples(path: Path, stage: Stage, seed: int, encode: Encode) -> Path:
-    """Writes the documents to `path`, whole or not at all, unless it is there already."""
+    """Writes the documents to `path`, whole or not at all, unless it is there already; several processes may do so."""
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(".tmp")
+        partial = path.with_suffix(f".{os.getpid()}.tmp")
         with partial.open("w") as file:
             for ids in documents(stage, seed, encode):
                 file.write(json.dumps({"input_ids": ids}) + "\n")
