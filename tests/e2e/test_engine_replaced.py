@@ -7,8 +7,8 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
-from safetensors.torch import load_file, save_file
 
 from kvforge.common.errors import KvforgeError
 from kvforge.manifest import WEIGHTS_FILE, load_manifest, save_manifest, sha256_of
@@ -41,8 +41,10 @@ class Place:
 def with_other_weights(engine: Path, copy: Path) -> Path:
     """An engine of the same sizes whose weights are others: nothing but the digest tells them apart."""
     shutil.copytree(engine, copy)
-    weights = {name: -tensor for name, tensor in load_file(copy / WEIGHTS_FILE).items()}
-    save_file(weights, copy / WEIGHTS_FILE)
+    content = bytearray((copy / WEIGHTS_FILE).read_bytes())
+    tensors = np.frombuffer(content, np.float32, offset=8 + int.from_bytes(content[:8], "little"))
+    np.negative(tensors, out=tensors)
+    (copy / WEIGHTS_FILE).write_bytes(content)
     manifest = load_manifest(copy)
     files = manifest.files | {WEIGHTS_FILE: sha256_of(copy / WEIGHTS_FILE)}
     save_manifest(dataclasses.replace(manifest, files=files), copy)

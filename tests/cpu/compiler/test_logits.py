@@ -73,7 +73,7 @@ REWIRED = {family: spec(family, 2, 2, num_hidden_layers=4) for family in FAMILIE
 }
 
 COMPILED = (PLAIN["llama"], SWIFTKV, AWKWARD, REWIRED["deepseek_v2"])
-"""Engines that are compiled here without --full too: no cut; a cut with groups; biases, tied embeddings and a head of 80;
+"""Engines that are compiled here without --full too: no cut; a cut with groups; biases, tied embeddings, a head of 80;
 latents and experts. Of the others torch runs the exported graphs."""
 
 SESSIONS = ("gemma3_text", "gemma4_text", "glm", "glm4", "gpt_oss", "phi3")
