@@ -1,9 +1,13 @@
 """Fixtures."""
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
+
+if TYPE_CHECKING:
+    from tests.support.models.engines import EngineShelf
 
 
 @pytest.fixture
@@ -13,3 +17,26 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(num_threads)
+
+
+@pytest.fixture
+def compiled_with_full(full: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines that a test builds are compiled with --full alone; else torch runs their exported graphs."""
+    if not full:
+        from tests.support.sessions.uncompiled import leave_uncompiled  # the operators' tests need no engines
+
+        leave_uncompiled(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def engines_compiled_with_full(
+    engines: "EngineShelf", full: bool, tmp_path_factory: pytest.TempPathFactory
+) -> "Iterator[EngineShelf]":
+    """The shelf, with engines that are compiled with --full alone; else torch runs their exported graphs."""
+    if full:
+        yield engines
+        return
+    from tests.support.sessions.uncompiled import UncompiledShelf
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        yield UncompiledShelf(engines, tmp_path_factory.mktemp("uncompiled"), monkeypatch)

@@ -1,23 +1,24 @@
 """Another engine in the directory of a running server: it serves what it loaded, and nothing after that."""
 
+import dataclasses
 import os
 import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from kvforge.common.errors import KvforgeError
+from kvforge.manifest import WEIGHTS_FILE, load_manifest, save_manifest, sha256_of
 from tests.e2e.conftest import LONG
 from tests.e2e.test_operations_restart import answer, child, openai_answer, tritonserver
 from tests.e2e.test_stalls import OPENAI, engine_process, gateway_ready, probes
-from tests.support.models.engines import EngineShelf, EngineSpec
+from tests.support.models.engines import EngineShelf
 from tests.support.serving.serve_process import ServeProcess
 from tests.support.serving.server import wait_until
 
-OTHER = EngineSpec("llama", seed=5, cut=2, group_size=2, model=LONG.model, options=LONG.options)
-"""An engine of the same sizes whose weights are others: nothing but the digest tells them apart."""
 REPLACED = "was replaced by another one while it was served; restart kvforge serve"
 
 
@@ -37,9 +38,23 @@ class Place:
         draft.rename(self.path)
 
 
+def with_other_weights(engine: Path, copy: Path) -> Path:
+    """An engine of the same sizes whose weights are others: nothing but the digest tells them apart."""
+    shutil.copytree(engine, copy)
+    content = bytearray((copy / WEIGHTS_FILE).read_bytes())
+    tensors = np.frombuffer(content, np.float32, offset=8 + int.from_bytes(content[:8], "little"))
+    np.negative(tensors, out=tensors)
+    (copy / WEIGHTS_FILE).write_bytes(content)
+    manifest = load_manifest(copy)
+    files = manifest.files | {WEIGHTS_FILE: sha256_of(copy / WEIGHTS_FILE)}
+    save_manifest(dataclasses.replace(manifest, files=files), copy)
+    return copy
+
+
 @pytest.fixture
 def place(engines: EngineShelf, tmp_path: Path) -> Iterator[Place]:
-    made = Place(tmp_path / "served", {"old": engines.engine(LONG), "new": engines.engine(OTHER)})
+    old = engines.engine(LONG)
+    made = Place(tmp_path / "served", {"old": old, "new": with_other_weights(old, tmp_path / "new")})
     made.put("old")
     yield made
 

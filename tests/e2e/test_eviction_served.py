@@ -7,19 +7,13 @@ from pathlib import Path
 import pytest
 
 from kvforge import LLM
-from kvforge.compiler import BuildOptions
 from kvforge.runtime import SamplingParams
 from kvforge.serving.client import StreamingClient
 from kvforge.serving.health.probe import read_metrics
 from kvforge.serving.server.launcher import ServerOptions, TritonServer
-from tests.support.models.engines import EngineShelf, EngineSpec
+from tests.support.models.engines import EVICTING, EngineShelf
 from tests.support.serving.server import ENDLESS, ask, used_pages, wait_until
 
-EVICTING = EngineSpec(
-    "qwen2",
-    model=(("num_hidden_layers", 2), ("max_position_embeddings", 65536)),  # longer than a wait of a test
-    options=BuildOptions(page_size=8, max_num_tokens=64, max_num_seqs=8, kv_policy="batchmax:budget=48,block=8"),
-)
 KV_CACHE_GIB = 0.0002
 LENGTHS = (400, 20, 350, 130, 384, 90)
 PROMPTS = [[3 + (7 * seed + place * place) % 90 for place in range(length)] for seed, length in enumerate(LENGTHS)]

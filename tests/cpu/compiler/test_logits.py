@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 
@@ -16,7 +17,8 @@ from kvforge.manifest import load_manifest
 from kvforge.runtime.sessions.session import Session, load_session
 from model_defs.reference import reference_logits
 from tests.support.models.checkpoints import ALL_FAMILIES, FAMILIES, load_weights, make_checkpoint
-from tests.support.models.engines import SWIFTKV, SWIFTKV_FP8, EngineShelf, EngineSpec
+from tests.support.models.engines import AWKWARD, SWIFTKV, SWIFTKV_FP8, EngineShelf, EngineSpec
+from tests.support.models.engines import PLAIN as SHARED_PLAIN
 from tests.support.rounding import assert_near, config_of, model_error, relative_error, roundings_error, sum_error
 from tests.support.schedules.step_driver import StepDriver
 
@@ -45,7 +47,8 @@ YARN = {
     "mscale_all_dim": 0.707,
 }
 PLAIN = {family: spec(family, num_hidden_layers=3) for family in ALL_FAMILIES} | {
-    "llama": spec("llama", num_hidden_layers=3, rope_parameters=LLAMA3_ROPE),
+    "llama": SHARED_PLAIN,
+    "llama, angles of Llama 3.1": spec("llama", num_hidden_layers=3, rope_parameters=LLAMA3_ROPE),
     "mistral": spec("mistral", num_hidden_layers=3, sliding_window=24),
     "qwen2": spec("qwen2", num_hidden_layers=3, tie_word_embeddings=True),
     "qwen3": spec("qwen3", num_hidden_layers=3, head_dim=32),
@@ -63,16 +66,23 @@ REWIRED = {family: spec(family, 2, 2, num_hidden_layers=4) for family in FAMILIE
     "llama": SWIFTKV,
     "mistral": spec("mistral", 1, 1, num_hidden_layers=3, sliding_window=24),
     "qwen3": spec("qwen3", 2, 2, num_hidden_layers=4, tie_word_embeddings=True),
-    "one KV head, head dim 80, 5 layers cut at 3, ragged group, tied": spec(
-        "llama", 3, 4, num_hidden_layers=5, num_key_value_heads=1, head_dim=80, tie_word_embeddings=True
-    ),
+    "one KV head, head dim 80, 5 layers cut at 3, ragged group, tied": AWKWARD,
     "8 query heads per KV head, untied, cut at 1": spec(
         "llama", 1, 2, num_hidden_layers=3, num_attention_heads=8, num_key_value_heads=1, head_dim=64
     ),
 }
 
+COMPILED = (PLAIN["llama"], SWIFTKV, AWKWARD, REWIRED["deepseek_v2"])
+"""Engines that are compiled here without --full too: no cut; a cut with groups; biases, tied embeddings, a head of 80;
+latents and experts. Of the others torch runs the exported graphs."""
+
 SESSIONS = ("gemma3_text", "gemma4_text", "glm", "glm4", "gpt_oss", "phi3")
 """Families whose graphs test_rotations.py runs without compiling them."""
+
+
+@pytest.fixture
+def engine_of(engines: EngineShelf, engines_compiled_with_full: EngineShelf) -> Callable[[EngineSpec], Path]:
+    return lambda spec: (engines if spec in COMPILED else engines_compiled_with_full).engine(spec)
 
 
 @lru_cache
@@ -94,10 +104,12 @@ def engine_logits(engine: Path, tokens: list[int], chunk: int) -> Tensor:
 
 
 @pytest.mark.parametrize("family", PLAIN)
-def test_plain_engine_equals_transformers(family: str, engines: EngineShelf, full: bool) -> None:
-    if not full and family in ("deepseek_v2", "mixtral", "qwen3", *SESSIONS):
+def test_plain_engine_equals_transformers(
+    family: str, engines: EngineShelf, engine_of: Callable[[EngineSpec], Path], full: bool
+) -> None:
+    if not full and family in SESSIONS:
         pytest.skip("another engine to compile; run with --full")
-    engine = engines.engine(PLAIN[family])
+    engine = engine_of(PLAIN[family])
     model = transformers.AutoModelForCausalLM.from_pretrained(
         engines.checkpoint(PLAIN[family]), attn_implementation="eager"
     ).eval()
@@ -110,10 +122,12 @@ def test_plain_engine_equals_transformers(family: str, engines: EngineShelf, ful
 
 
 @pytest.mark.parametrize("case", REWIRED)
-def test_swiftkv_engine_equals_the_all_token_reference(case: str, engines: EngineShelf, full: bool) -> None:
-    if not full and case in ("8 query heads per KV head, untied, cut at 1", "mistral", "qwen3", "mixtral", *SESSIONS):
+def test_swiftkv_engine_equals_the_all_token_reference(
+    case: str, engines: EngineShelf, engine_of: Callable[[EngineSpec], Path], full: bool
+) -> None:
+    if not full and case in SESSIONS:
         pytest.skip("another engine to compile; run with --full")
-    engine, checkpoint = engines.engine(REWIRED[case]), engines.checkpoint(REWIRED[case])
+    engine, checkpoint = engine_of(REWIRED[case]), engines.checkpoint(REWIRED[case])
     tokens, config = tokens_for(engine), config_of(checkpoint)
     rounding = model_error(config, len(tokens))
     expected = reference_logits(config, load_weights(checkpoint), torch.tensor(tokens))
@@ -134,7 +148,8 @@ def test_survivors_have_the_logits_of_the_all_token_run(engines: EngineShelf) ->
     assert_near(driver.run(tokens[70:], num_survivors=1), expected[-1:], model_error(config, PROMPT))
 
 
-def test_bf16_cache_under_an_fp32_model_is_close(engines: EngineShelf) -> None:
+def test_bf16_cache_under_an_fp32_model_is_close(engines_compiled_with_full: EngineShelf) -> None:
+    engines = engines_compiled_with_full
     options = dataclasses.replace(SWIFTKV.options, kv_dtype="bf16")
     mixed = dataclasses.replace(SWIFTKV, options=options)
     engine, exact = engines.engine(mixed), engines.engine(SWIFTKV)
@@ -162,13 +177,14 @@ def test_fp8_cache_equals_the_all_token_reference_with_the_same_cache(engines: E
 
 
 @pytest.mark.parametrize("kv_dtype", ["fp8", "int8"])
-def test_cached_elements_are_within_the_formats_error(kv_dtype: str, engines: EngineShelf, full: bool) -> None:
+def test_cached_elements_are_within_the_formats_error(
+    kv_dtype: str, engines: EngineShelf, engines_compiled_with_full: EngineShelf
+) -> None:
     """Layer 0 sees the same inputs whatever the cache: its K and V, read from the pools, are the exact engine's within
     half a step of the format, and by what float32 rounds in a norm, a projection, the rotation and the division."""
-    if kv_dtype == "int8" and not full:
-        pytest.skip("another engine to compile; run with --full")
     options = dataclasses.replace(SWIFTKV_FP8.options, kv_dtype=kv_dtype)
-    engine = engines.engine(dataclasses.replace(SWIFTKV_FP8, options=options))
+    shelf = engines if kv_dtype == "fp8" else engines_compiled_with_full
+    engine = shelf.engine(dataclasses.replace(SWIFTKV_FP8, options=options))
     drivers = [StepDriver(session_of(path)) for path in (engine, engines.engine(SWIFTKV))]
     for driver in drivers:
         driver.run(tokens_for(engine)[:PROMPT])
@@ -184,6 +200,7 @@ def test_cached_elements_are_within_the_formats_error(kv_dtype: str, engines: En
         assert (stored[written].float().abs().amax(-1) == (448 if kv_dtype == "fp8" else 127)).all()
 
 
+@pytest.mark.usefixtures("compiled_with_full")
 def test_static_scales_of_the_checkpoint_are_the_engines(tmp_path: Path) -> None:
     """A checkpoint calibrated for an FP8 cache becomes, by default, an engine with its scales."""
     path = make_checkpoint(tmp_path / "model", cut=1, num_hidden_layers=2)

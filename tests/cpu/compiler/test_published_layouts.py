@@ -1,6 +1,7 @@
 """The published SwiftKV checkpoints, by their layout: those in bf16 become engines, those in FP8 are read."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from tests.support.models.checkpoints import load_weights
 from tests.support.models.published import COMPRESSED, NUM_SHARDS, make_published
 from tests.support.rounding import assert_near, model_error
 from tests.support.schedules.step_driver import StepDriver
+from tests.support.sessions.uncompiled import leave_uncompiled
 
 NUM_PROMPT, NUM_OUTPUT = 90, 20
 
@@ -29,11 +31,14 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def engine(published: Path) -> Path:
-    """In fp32, as the reference computes; what is stored is bf16."""
+def engine(published: Path, full: bool) -> Iterator[Path]:
+    """In fp32, as the reference computes; what is stored is bf16. Compiled with --full."""
     path = published.parent / "engine"
-    build_engine(published, path, BuildOptions(dtype="float32", page_size=8, max_num_tokens=256))
-    return path
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        if not full:
+            leave_uncompiled(monkeypatch)
+        build_engine(published, path, BuildOptions(dtype="float32", page_size=8, max_num_tokens=256))
+        yield path
 
 
 def prompt() -> list[int]:

@@ -38,10 +38,10 @@ SPECS = {
 
 
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
-def test_a_step_reads_the_matrices_of_the_file(engines: EngineShelf, spec: EngineSpec) -> None:
+def test_a_step_reads_the_matrices_of_the_file(engines_compiled_with_full: EngineShelf, spec: EngineSpec) -> None:
     """All of them but the table of embeddings, which is looked up in, and the early exit's head; without scales a row.
     Packing pads no size here."""
-    engine = engines.engine(spec)
+    engine = engines_compiled_with_full.engine(spec)
     manifest, read = load_manifest(engine), 0
     with safe_open(engine / WEIGHTS_FILE, "pt") as file:
         for name in file.keys():  # noqa: SIM118 (the file is no dictionary)
@@ -54,9 +54,9 @@ def test_a_step_reads_the_matrices_of_the_file(engines: EngineShelf, spec: Engin
 
 
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
-def test_the_weights_in_memory_are_those_of_the_file(engines: EngineShelf, spec: EngineSpec) -> None:
+def test_the_weights_in_memory_are_those_of_the_file(engines_compiled_with_full: EngineShelf, spec: EngineSpec) -> None:
     """But for the frequencies of RoPE."""
-    engine = engines.engine(spec)
+    engine = engines_compiled_with_full.engine(spec)
     manifest, held = load_manifest(engine), 0
     with safe_open(engine / WEIGHTS_FILE, "pt") as file:
         held = sum(file.get_tensor(name).nbytes for name in file.keys() if name != FREQUENCIES)  # noqa: SIM118
@@ -64,8 +64,8 @@ def test_the_weights_in_memory_are_those_of_the_file(engines: EngineShelf, spec:
 
 
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
-def test_a_token_keeps_what_the_pools_hold(engines: EngineShelf, spec: EngineSpec) -> None:
-    engine = LLMEngine(engines.engine(spec), num_pages=5)
+def test_a_token_keeps_what_the_pools_hold(engines_compiled_with_full: EngineShelf, spec: EngineSpec) -> None:
+    engine = LLMEngine(engines_compiled_with_full.engine(spec), num_pages=5)
     manifest = engine.manifest
     held = sum(tensor.nbytes for pool in engine.runner.pools for tensor in pool)
     assert held == 5 * manifest.page_size * manifest.kv_bytes_per_token == 5 * manifest.page_bytes

@@ -155,7 +155,10 @@ def test_weight_bytes_are_those_of_the_matrices_without_the_lookup(engines: Engi
     assert dataclasses.replace(manifest, weight_dtype="int8").weight_bytes * 4 == manifest.weight_bytes
 
 
-def test_inspect_says_how_the_cache_stores_numbers(engines: EngineShelf, capsys: pytest.CaptureFixture) -> None:
+def test_inspect_says_how_the_cache_stores_numbers(
+    engines_compiled_with_full: EngineShelf, capsys: pytest.CaptureFixture
+) -> None:
+    engines = engines_compiled_with_full
     assert main(["inspect", str(engines.engine(SWIFTKV))]) == 0
     shown = capsys.readouterr().out
     assert "KV format   float32\n" in shown and "no drafts" in shown

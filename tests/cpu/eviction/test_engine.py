@@ -3,6 +3,7 @@ evicted, compiled graphs, caches of 8 bits."""
 
 import dataclasses
 import random
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from kvforge.runtime import LLMEngine, SamplingParams
 from kvforge.runtime.sessions.pools import device_bytes
 from tests.support.eviction.forced import run_forced
 from tests.support.models.checkpoints import make_checkpoint
+from tests.support.models.engines import EVICTING, EngineShelf
 from tests.support.models.small_models import small_session
 from tests.support.rounding import assert_near, config_of, model_error
 from tests.support.sessions.eager import eager_session
@@ -140,10 +142,9 @@ def test_8_bit_caches_keep_what_their_keys_say(rule: str, kv_dtype: str) -> None
     assert (results[0][1] == results[1][1]).all()
 
 
+@pytest.mark.usefixtures("compiled_with_full")
 @pytest.mark.parametrize("rule", ["streaming", "roco", "squeeze", "expected", "kvzip"])
-def test_a_compiled_engine_does_what_its_graphs_do(rule: str, tmp_path, full: bool) -> None:
-    if not full and rule != "streaming":
-        pytest.skip("another engine to compile; run with --full")
+def test_a_built_engine_does_what_its_graphs_do(rule: str, tmp_path) -> None:
     checkpoint = make_checkpoint(tmp_path / "checkpoint", "llama", seed=5, num_hidden_layers=2)
     options = BuildOptions(
         dtype="float32",
@@ -154,10 +155,19 @@ def test_a_compiled_engine_does_what_its_graphs_do(rule: str, tmp_path, full: bo
         max_seq_len=256,
     )
     build_engine(checkpoint, tmp_path / "engine", options)
+    assert_does_what_its_graphs_do(tmp_path / "engine", checkpoint, options)
+
+
+def test_a_compiled_engine_does_what_its_graphs_do(engines: EngineShelf) -> None:
+    assert_does_what_its_graphs_do(engines.engine(EVICTING), engines.checkpoint(EVICTING), EVICTING.options)
+
+
+def assert_does_what_its_graphs_do(directory: Path, checkpoint: Path, options: BuildOptions) -> None:
+    """It keeps the same tokens as the graphs that torch runs, and has their logits."""
     prompt, forced = prompt_of(100), prompt_of(30, 1)
     results = [
         run_forced(engine, prompt, forced)
-        for engine in (LLMEngine(tmp_path / "engine"), LLMEngine(session=eager_session(checkpoint, options)))
+        for engine in (LLMEngine(directory), LLMEngine(session=eager_session(checkpoint, options)))
     ]
     assert results[0][0] == results[1][0] and len(results[0][0]) > 0
     got, want = (torch.from_numpy(logits) for _, logits in results)

@@ -124,6 +124,7 @@ def test_its_config_is_read(tmp_path):
     assert config.qkv_bias and config.qk_norm and not config.output_bias
 
 
+@pytest.mark.usefixtures("compiled_with_full")
 def test_an_engine_is_built_and_planned(tmp_path, capsys):
     """Greedy tokens are the reference's; config.json and engine have one plan."""
     common = write_checkpoint(tmp_path / "model")

@@ -88,6 +88,7 @@ def test_other_parts_are_not_read(model_type: str, prefix: str, tmp_path: Path) 
     assert all(name.startswith("model.") for name in again.file_of_tensor)
 
 
+@pytest.mark.usefixtures("compiled_with_full")
 def test_an_engine_generates_what_the_whole_model_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The checkpoint's names are those of the published ones; ends of texts are named outside of the text part."""
     path, engine = model(tmp_path, "gemma3", PREFIXES[1]), tmp_path / "engine"

@@ -85,8 +85,11 @@ def test_an_int4_engine_has_the_weights_of_the_checkpoint(method: str, zero_poin
     [("awq", True, "int4_scales", "int4_zeros"), ("gptq", False, "int4", "int4_scales")],
 )
 def test_an_int4_engine_says_what_its_groups_have(
-    method: str, zero_points: bool, asked: str, kept: str, tmp_path: Path
+    method: str, zero_points: bool, asked: str, kept: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
+    """Zero points are compiled here; groups with scales alone are elsewhere, and here with --full."""
+    if not zero_points:
+        request.getfixturevalue("compiled_with_full")
     path = make_checkpoint(tmp_path / "model", dtype=torch.float16, num_hidden_layers=1)
     quantize_checkpoint(path, method, zero_points)
     options = BuildOptions(weight_dtype=asked, max_seq_len=64, max_num_tokens=64, page_size=8)

@@ -14,8 +14,11 @@ ASSETS = Path(__file__).resolve().parents[3] / "model_defs" / "assets"
 
 
 @pytest.mark.parametrize("name", ["tiny-swiftkv", "tiny-teacher"])
-def test_quantize_build_generate(name: str, tmp_path: Path) -> None:
-    """With FP8 weights and cache the tiny models still find their needles; the teacher's export is ModelOpt's own."""
+def test_quantize_build_generate(name: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """With FP8 weights and cache the tiny models still find their needles; the teacher's export is ModelOpt's own, and
+    its engine is compiled with --full."""
+    if name == "tiny-teacher":
+        request.getfixturevalue("compiled_with_full")
     pytest.importorskip("modelopt", reason="nvidia-modelopt is not installed")
     exported, engine = tmp_path / "exported", tmp_path / "engine"
     quantize_checkpoint(ASSETS / name, exported, "fp8", num_samples=8)

@@ -10,6 +10,7 @@ from kvforge.manifest import load_manifest
 from kvforge.runtime import LLMEngine, SamplingParams
 from kvforge.runtime.sessions.session import Session, load_session
 from tests.support.models.engines import (
+    AWKWARD,
     INT4_WEIGHTS,
     INT8_WEIGHTS,
     PLAIN_INT4,
@@ -25,15 +26,6 @@ from tests.support.schedules.engine_schedules import Plan, PlannedRequest, rando
 from tests.support.sessions.eager import eager_session
 
 NUM_SCHEDULES = 200
-AWKWARD = EngineSpec(
-    "qwen2",
-    cut=3,
-    group_size=3,
-    options=SWIFTKV.options,
-    model=(("num_hidden_layers", 5), ("num_key_value_heads", 1), ("head_dim", 80), ("tie_word_embeddings", True)),
-)
-"""1 KV head of 80, biases, tied embeddings, 5 layers cut at 3 with a ragged group of 2."""
-
 EXPERTS = EngineSpec(
     "qwen3_moe",
     cut=1,
@@ -206,13 +198,16 @@ def test_fp32_tokens_equal_one_at_a_time(engines: EngineShelf, spec: EngineSpec,
     [INT8_WEIGHTS, INT4_WEIGHTS, PLAIN_INT4_WEIGHTS, SWIFTKV_INT4, PLAIN_INT4],
     ids=["int8", "int4", "int4, no cut", "4-bit cache", "4-bit cache, no cut"],
 )
-def test_packed_weights_give_the_tokens_of_one_at_a_time(spec: EngineSpec, engines: EngineShelf, full: bool) -> None:
+def test_packed_weights_give_the_tokens_of_one_at_a_time(
+    spec: EngineSpec, engines: EngineShelf, engines_compiled_with_full: EngineShelf, full: bool
+) -> None:
     """Packed weights, activations quantized row by row, and a cache of 4 bits, where a token's bytes are its own alone:
-    no other row has a part in a row's bits."""
+    no other row has a part in a row's bits. Without --full int4 weights alone are compiled."""
     if spec in (PLAIN_INT4, PLAIN_INT4_WEIGHTS) and not full:
         pytest.skip("builds an engine; --full")
     num_schedules = NUM_SCHEDULES if full else 60
-    num_equal, num_different, gaps, counts = compare(load(engines.engine(spec)), num_schedules)
+    shelf = engines if spec == INT4_WEIGHTS else engines_compiled_with_full
+    num_equal, num_different, gaps, counts = compare(load(shelf.engine(spec)), num_schedules)
     print(f"\n{num_schedules} schedules, {num_equal} sequences equal, {num_different} different; {dict(counts)}")
     assert num_different == 0 or (spec.options.kv_dtype == "int4" and best_isa() == "portable"), gaps
     assert num_equal > 4 * num_schedules
@@ -238,9 +233,10 @@ def test_other_layers_give_the_tokens_of_one_at_a_time(spec: EngineSpec, engines
     assert min(counts[name] for name in ("preemptions", "reused", "aborted", "skipped")) > num_schedules // 20, counts
 
 
-def test_bf16_differs_only_at_near_ties(engines: EngineShelf) -> None:
+def test_bf16_differs_only_at_near_ties(engines_compiled_with_full: EngineShelf, full: bool) -> None:
     """And nowhere where linear layers are packed."""
-    num_equal, num_different, gaps, _ = compare(load(engines.engine(SWIFTKV_BF16)), NUM_SCHEDULES)
+    session, num_schedules = load(engines_compiled_with_full.engine(SWIFTKV_BF16)), NUM_SCHEDULES if full else 60
+    num_equal, num_different, gaps, _ = compare(session, num_schedules)
     print(
         f"\nbf16: {num_equal} of {num_equal + num_different} sequences equal one-at-a-time; gap at the first "
         f"difference: {', '.join(f'{gap:.4f}' for gap in sorted(gaps)) or 'none'}"

@@ -163,6 +163,7 @@ def test_logits_equal_those_of_transformers_with_a_mask(tmp_path, seed):
         assert_near(got, want, model_error(session.config, ids.shape[1]))
 
 
+@pytest.mark.usefixtures("compiled_with_full")
 def test_an_engine_is_built_with_it(tmp_path):
     """By its text, into a manifest that names it; loaded, it generates what the graphs without compilation do."""
     checkpoint = make_checkpoint(tmp_path / "checkpoint", "llama", seed=5, num_hidden_layers=2)

@@ -131,6 +131,22 @@ SHADOWKV = EngineSpec(
 """A small fp32 engine with ShadowKV, cut at 1, whose layers 1 and 2 share an owner: prompts from 36 tokens on are
 factored."""
 
+EVICTING = EngineSpec(
+    "qwen2",
+    model=(("num_hidden_layers", 2), ("max_position_embeddings", 65536)),  # longer than a wait of a test
+    options=BuildOptions(page_size=8, max_num_tokens=64, max_num_seqs=8, kv_policy="batchmax:budget=48,block=8"),
+)
+"""A small fp32 engine that evicts by the attention of whole prompts, of a model with a long context."""
+
+AWKWARD = EngineSpec(
+    "qwen2",
+    cut=3,
+    group_size=3,
+    options=SWIFTKV.options,
+    model=(("num_hidden_layers", 5), ("num_key_value_heads", 1), ("head_dim", 80), ("tie_word_embeddings", True)),
+)
+"""1 KV head of 80, biases, tied embeddings, 5 layers cut at 3 with a ragged group of 2."""
+
 
 def with_tokens_around(engine: Path, copy: Path, before: str, after: str | None = None) -> Path:
     """Copy an engine to ``copy`` with a tokenizer that puts special tokens around a text."""

@@ -1,7 +1,8 @@
 """Runs an operator by one of its backends on CPU tensors.
 
-`python -m tests.support.operators.backends BACKEND OPERATOR FIRST LAST` checks small random cases and prints one JSON
-line for each: {"seed": 3, "wrong": null} or what is wrong. Triton needs a process with TRITON_INTERPRET=1.
+`python -m tests.support.operators.backends BACKEND FIRST LAST OPERATOR...` checks small random cases and prints one
+JSON line for each: {"operator": "paged_attention", "seed": 3, "wrong": null} or what is wrong. Triton needs a process
+with TRITON_INTERPRET=1.
 """
 
 import json
@@ -46,12 +47,14 @@ def check(backend: str, name: str, seed: int, *, small: bool) -> str | None:
 
 def main() -> None:
     """Check the cases named on the command line."""
-    backend, name, first, last = sys.argv[1:]
+    backend, first, last, *names = sys.argv[1:]
     torch.set_num_threads(1)
     if backend == "cpu":
         plugins.load_library()
-    for seed in range(int(first), int(last)):
-        print(json.dumps({"seed": seed, "wrong": check(backend, name, seed, small=True)}), flush=True)
+    for name in names:
+        for seed in range(int(first), int(last)):
+            found = {"operator": name, "seed": seed, "wrong": check(backend, name, seed, small=True)}
+            print(json.dumps(found), flush=True)
 
 
 if __name__ == "__main__":

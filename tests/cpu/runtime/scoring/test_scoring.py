@@ -11,16 +11,9 @@ from kvforge.runtime import LLM, SamplingParams
 from kvforge.runtime.scoring.score import LogitsChunk, lowest_argmax, score, score_chunk, stream_logits
 from model_defs.reference import reference_logits
 from tests.support.models.checkpoints import load_weights
-from tests.support.models.engines import PLAIN, SWIFTKV, SWIFTKV_FP8, EngineShelf, EngineSpec
+from tests.support.models.engines import AWKWARD, PLAIN, SWIFTKV, SWIFTKV_FP8, EngineShelf, EngineSpec
 from tests.support.rounding import assert_within, config_of, logprob_error, model_error, sum_error, turned_code_error
 
-AWKWARD = EngineSpec(
-    "qwen2",
-    cut=3,
-    group_size=3,
-    options=SWIFTKV.options,
-    model=(("num_hidden_layers", 5), ("num_key_value_heads", 1), ("head_dim", 80), ("tie_word_embeddings", True)),
-)
 WINDOW = EngineSpec("mistral", 2, early_exit=True, model=(("num_hidden_layers", 3), ("sliding_window", 24)))
 QWEN3 = EngineSpec("qwen3", 1, 3, early_exit=True, model=(("num_hidden_layers", 4), ("tie_word_embeddings", True)))
 VOCAB, PAGE_SIZE, TOKENS = 320, 8, 150

@@ -37,13 +37,16 @@ def plain_text(engine, prompt, params):
     [SWIFTKV, PLAIN, SWIFTKV_FP8, SWIFTKV_INT4, PLAIN_INT4, INT4_WEIGHTS, PLAIN_INT4_WEIGHTS],
     ids=["swiftkv", "no cut", "fp8 cache", "4-bit cache", "4-bit cache, no cut", "int4", "int4, no cut"],
 )
-def test_schedules_with_drafts_give_plain_tokens(engines: EngineShelf, spec: EngineSpec, full: bool) -> None:
+def test_schedules_with_drafts_give_plain_tokens(
+    engines: EngineShelf, engines_compiled_with_full: EngineShelf, spec: EngineSpec, full: bool
+) -> None:
     """In fp32, and in bf16 with a cache or weights of 4 bits; greedy and seeded. A drawn number may lie within rounding
     of the boundary between two tokens, which then are neighbours: as rare as it is with other chunks instead of drafts,
     and never in greedy decoding."""
     if spec in (PLAIN_INT4, INT4_WEIGHTS, PLAIN_INT4_WEIGHTS) and not full:
         pytest.skip("a further format; --full")
-    directory = engines.engine(spec)
+    shelf = engines_compiled_with_full if spec == SWIFTKV_INT4 else engines
+    directory = shelf.engine(spec)
     session = load_session(directory, load_manifest(directory))
     lonely = LLMEngine(session=session, num_pages=16, enable_prefix_cache=False)
     num_accepted = num_rejected = num_preempted = num_equal = num_boundaries = 0
