@@ -10,7 +10,7 @@ import pytest
 from kvforge.cli import main
 from tests.support.sessions.fake import fake_manifest
 
-COMMAND = [sys.executable, "-m", "kvforge.cli", "doctor", "--json"]
+COMMAND = [sys.executable, "-m", "kvforge.cli", "plan", "--model", "llama-3.1-8b", "--json"]
 
 
 def test_a_reader_that_goes_away_is_no_error_message() -> None:
