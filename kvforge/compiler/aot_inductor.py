@@ -30,10 +30,10 @@ def compile_package(program: ExportedProgram, path: Path) -> None:
             )
     except Exception as error:
         raise BuildError(f"AOTInductor could not compile {path.stem}: {first_line(error)}") from error
-    _check_runtime(path)
+    check_runtime(path)
 
 
-def _check_runtime(path: Path) -> None:
+def check_runtime(path: Path) -> None:
     """Raise BuildError for a package with a C++ runtime of its own: what torch hands over to it belongs to another, and
     the process that loads it may end without a word."""
     with zipfile.ZipFile(path) as package:

@@ -14,7 +14,7 @@ from torch.export import ExportedProgram
 
 from kvforge.common.build_paths import build_paths, split_command
 from kvforge.common.errors import BuildError, first_line
-from kvforge.compiler.aot_inductor import INDUCTOR_CONFIG
+from kvforge.compiler.aot_inductor import INDUCTOR_CONFIG, check_runtime
 
 # Probes of vector extensions compile and load a program for each; every g++ that builds the operators has them.
 _CONFIG = {**INDUCTOR_CONFIG, "aot_inductor.package": True, "cpp.vec_isa_ok": True}
@@ -29,7 +29,7 @@ class _Package:
         self._folder = folder / path.stem
         self._folder.mkdir()
         self._own: dict[str, str] = {}  # Inductor's paths of objects and of the library to the ones in the folder
-        self._running: list[subprocess.Popen] = []
+        self._running: list[tuple[subprocess.Popen, Path]] = []  # and the file of what it says
         self._link: list[str] = []
         self._files: list[str] = []
 
@@ -70,12 +70,13 @@ class _Package:
             package_aoti(str(self._path), [self._own.get(file, file) for file in self._files])
         except RuntimeError as error:  # torch's writer hides what stopped it
             raise self._error(first_line(error)) from error
+        check_runtime(self._path)
 
     def stop(self) -> None:
         """End what runs."""
-        for process in self._running:
+        for process, _ in self._running:
             process.kill()
-            process.communicate()
+            process.wait()
 
     def _compile(self, command: list[str], folder: Path) -> None:
         """Run a command of Inductor's as it is, and wait for it."""
@@ -86,13 +87,17 @@ class _Package:
 
     def _start(self, command: list[str]) -> None:
         own = [self._own.get(word, word) for word in command]
-        self._running.append(subprocess.Popen(own, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
+        said = self._folder / f"said-{len(self._running)}.txt"  # no pipe: a full one would stop the compiler
+        with said.open("w") as output:
+            self._running.append((subprocess.Popen(own, stdout=output, stderr=subprocess.STDOUT), said))
 
     def _wait(self) -> None:
         while self._running:
-            output, _ = self._running[0].communicate()
-            if self._running.pop(0).returncode != 0:
-                raise self._error(_first_error(output))
+            process, said = self._running[0]
+            process.wait()
+            self._running.pop(0)
+            if process.returncode != 0:
+                raise self._error(_first_error(said.read_text(errors="replace")))
 
     def _error(self, why: str) -> BuildError:
         return BuildError(f"AOTInductor could not compile {self._path.stem}: {why}")

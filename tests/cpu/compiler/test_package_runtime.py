@@ -1,26 +1,46 @@
 """Packages share the process's C++ runtime: one of their own is refused where it is made, not where it is loaded."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from torch._inductor import config
+from torch.export import ExportedProgram
 
 from kvforge.common.errors import BuildError
 from kvforge.compiler.aot_inductor import compile_package
+from kvforge.compiler.cpu_packages import package_writer
 
 WITH_OWN_RUNTIME = """#!/bin/sh
 case " $* " in *" -shared "*) exec g++ "$@" -static-libstdc++;; *) exec g++ "$@";; esac
 """
 
 
-def test_a_compiler_that_puts_its_runtime_into_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def program() -> ExportedProgram:
+    return torch.export.export(torch.nn.Linear(7, 5), (torch.randn(3, 7),))
+
+
+@pytest.fixture
+def own_runtime(tmp_path: Path) -> Iterator[None]:
+    """A compiler that puts its runtime into libraries."""
     compiler = tmp_path / "g++"
     compiler.write_text(WITH_OWN_RUNTIME)
     compiler.chmod(0o755)
-    program = torch.export.export(torch.nn.Linear(7, 5), (torch.randn(3, 7),))
-    compile_package(program, tmp_path / "shared.pt2")
-    monkeypatch.setattr(config.cpp, "cxx", (None, str(compiler)))
-    monkeypatch.setattr(config, "cpp_cache_precompile_headers", False)
+    with config.patch({"cpp.cxx": (None, str(compiler)), "cpp_cache_precompile_headers": False}):
+        yield
+
+
+def test_an_engine_for_the_cpu_is_refused(program: ExportedProgram, own_runtime: None, tmp_path: Path) -> None:
+    with pytest.raises(BuildError, match=r"put its runtime library into own, .* set CXX"), package_writer() as write:
+        write(program, tmp_path / "own.pt2")
+
+
+def test_a_package_of_another_target_is_refused(
+    program: ExportedProgram, own_runtime: None, full: bool, tmp_path: Path
+) -> None:
+    if not full:
+        pytest.skip("compiles once more; --full")
     with pytest.raises(BuildError, match=r"put its runtime library into own, .* set CXX"):
         compile_package(program, tmp_path / "own.pt2")
