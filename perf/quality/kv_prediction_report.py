@@ -5,12 +5,13 @@ from pathlib import Path
 from typing import Any
 
 from kvforge.common.figures import new_figure, save_figure
+from kvforge.training.config import TINY_STUDENT
 from perf.harness.machine import machine_fields
 from perf.harness.tables import markdown_table
 from perf.quality.kv_prediction_maps import BIN, NUM_DOCUMENTS
 from perf.quality.scores import accuracy, difference, interval, keep_report, spread
 
-TEACHER = "teacher"
+TEACHER, STUDENT = "teacher", TINY_STUDENT.distill
 
 
 def summarise(cell: dict[str, Any], teacher: dict[str, Any]) -> dict[str, Any]:
@@ -53,8 +54,9 @@ def markdown(rows: dict[str, dict[str, Any]], about: dict[str, Any]) -> str:
             f"begins as the teacher's first {about['auxiliary_layers']} layers, of which the last one gives its input "
             "alone; each of the teacher's layers reads the auxiliary layer at the same depth, or with “own layers” "
             "its own input and above these the last one. “Fitted”: maps by ridge regression, without training. "
-            f"{trained if about['steps'] else ''}SwiftKV's distilled model is the committed student (150 steps of "
-            "2048 tokens on the same documents), the fitted one is rewired by ridge regression. Intervals are over "
+            f"{trained if about['steps'] else ''}SwiftKV's distilled model is the committed student "
+            f"({STUDENT.max_steps} steps of {STUDENT.batch_size * STUDENT.length} tokens), the fitted one is rewired "
+            "by ridge regression. Intervals are over "
             "prompts, not over trainings. FLOPs are those of the prompt and its first token, counted; the time is the "
             f"median of {about['timed']} requests one after the other, the model's own steps included, with a 95% "
             "bootstrap interval.",
