@@ -30,7 +30,7 @@ def output(*arguments: str, **environment: str) -> str:
 
 def checked(module: str, *arguments: str, folder: Path = FOLDER) -> list:
     """What a helper of the tests found wrong in each of twenty random cases."""
-    command = ("-W", "ignore::RuntimeWarning", "-m", f"tests.support.{module}", *arguments, "0", "20")
+    command = ("-W", "ignore::RuntimeWarning", "-m", f"tests.support.{module}", *arguments)
     result = python(*command, folder=folder, TRITON_INTERPRET="1")
     assert result.returncode == 0, result.stderr[-3000:]
     return [json.loads(line) for line in result.stdout.splitlines()]
@@ -44,12 +44,12 @@ def test_the_product_does_not_name_it():
 
 @pytest.mark.parametrize("backend", ["cpu", "onnx", "triton"])
 def test_backends_equal_the_definition(backend):
-    found = checked("operators.backends", backend, NAME)
+    found = checked("operators.backends", backend, "0", "20", NAME)
     assert [case["seed"] for case in found] == list(range(20)) and not any(case["wrong"] for case in found)
 
 
 def test_its_kernels_are_run_and_compiled_with_the_others():
-    found = checked("cuda.triton_cases", NAME)
+    found = checked("cuda.triton_cases", NAME, "0", "20")
     assert len(found) == 20 and not any(case["error"] for case in found)
     compiled = """
 from plugins.registry import modules
@@ -68,7 +68,7 @@ def test_a_backend_that_is_wrong_is_found(backend, tmp_path):
     source = (tmp_path / NAME / file).read_text()
     assert right in source
     (tmp_path / NAME / file).write_text(source.replace(right, wrong))
-    found = checked("operators.backends", backend, NAME, folder=tmp_path)
+    found = checked("operators.backends", backend, "0", "20", NAME, folder=tmp_path)
     assert any("relative error" in (case["wrong"] or "") for case in found)
 
 
