@@ -1,4 +1,4 @@
-"""Compiling an exported graph to a CPU package with AOTInductor, weights left outside."""
+"""Compiling an exported graph to a package with AOTInductor, weights left outside."""
 
 import zipfile
 from pathlib import Path

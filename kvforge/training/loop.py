@@ -119,7 +119,7 @@ def run_stages(
     directory.mkdir(parents=True, exist_ok=True)
     drop_rows_after(directory / "metrics.csv", progress.step)
     batches = Batches(config, encode)
-    steps = range(progress.step, min(len(batches), len(batches) if stop_after is None else stop_after))
+    steps = range(progress.step, len(batches) if stop_after is None else min(stop_after, len(batches)))
     loader = DataLoader(batches, batch_size=None, sampler=steps, num_workers=workers)
     bar = tqdm(initial=progress.step, total=len(batches), mininterval=5, unit="step")
     columns = ["step", "stage", "length", "tokens", "seconds", "lr", "loss", "norm", *TASK_NAMES]

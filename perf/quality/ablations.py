@@ -15,7 +15,7 @@ from kvforge.training.config import TINY_STUDENT
 from perf.gpu.machine import device_name
 from perf.harness.command import Report, add_report, add_work, begin_report, make_parser, positive, run_program
 from perf.quality.ablations_report import compared, markdown, plot
-from perf.quality.swiftkv_students import CURVE_DOCUMENTS, curve_of, make_students
+from perf.quality.swiftkv_students import CURVE_DOCUMENTS, NUM_STEPS, curve_of, make_students
 from perf.quality.swiftkv_variants import ACROSS, HALF, SHARING, Variant
 
 
@@ -65,7 +65,7 @@ def main() -> int:
     add_work(parser, "runs/ablations", "students")
     parser.add_argument("--ablation", nargs="+", choices=list(ABLATIONS), default=list(ABLATIONS), help="default: all")
     parser.add_argument("--seeds", nargs="+", type=positive, default=[1, 2, 3], help="at least two (default: 1 2 3)")
-    parser.add_argument("--steps", type=positive, default=50, help="of a distillation (default %(default)s)")
+    parser.add_argument("--steps", type=positive, default=NUM_STEPS, help="of a distillation (default %(default)s)")
     parser.add_argument("--jobs", type=positive, default=2, help="students made at a time (default 2)")
     parser.add_argument(
         "--device", choices=("cpu", "cuda"), default="cpu", help="of the students (default %(default)s)"

@@ -24,10 +24,10 @@ from perf.harness.engines import TEACHER_DIR, cached_engine
 from perf.quality.answers import Questions
 from perf.quality.scores import quality_parser
 from perf.quality.swiftkv_report import write_report
-from perf.quality.swiftkv_students import curve_of, held_out_documents, make_students, student_of
+from perf.quality.swiftkv_students import NUM_STEPS, curve_of, held_out_documents, make_students, student_of
 from perf.quality.swiftkv_variants import TABLES, TEACHER, Variant, variants_of
 
-NUM_DOCUMENTS, NUM_STEPS = 48, 50
+NUM_DOCUMENTS = 48
 MAX_SEQ_LEN = 640
 
 

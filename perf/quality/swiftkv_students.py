@@ -27,6 +27,8 @@ from perf.harness.engines import TEACHER_DIR
 from perf.quality.swiftkv_variants import RECIPES, Variant
 
 CURVE_EVERY, CURVE_DOCUMENTS = 10, 8
+NUM_STEPS = 50
+"""Of a distillation, unless told otherwise."""
 
 
 def held_out_documents(num: int) -> list[list[int]]:

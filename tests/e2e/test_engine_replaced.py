@@ -1,6 +1,5 @@
 """Another engine in the directory of a running server: it serves what it loaded, and nothing after that."""
 
-import dataclasses
 import os
 import shutil
 import signal
@@ -11,11 +10,11 @@ import numpy as np
 import pytest
 
 from kvforge.common.errors import KvforgeError
-from kvforge.manifest import WEIGHTS_FILE, load_manifest, save_manifest, sha256_of
+from kvforge.manifest import WEIGHTS_FILE
 from tests.e2e.conftest import LONG
 from tests.e2e.test_operations_restart import answer, child, openai_answer, tritonserver
 from tests.e2e.test_stalls import OPENAI, engine_process, gateway_ready, probes
-from tests.support.models.engines import EngineShelf
+from tests.support.models.engines import EngineShelf, with_file
 from tests.support.serving.serve_process import ServeProcess
 from tests.support.serving.server import wait_until
 
@@ -38,17 +37,16 @@ class Place:
         draft.rename(self.path)
 
 
-def with_other_weights(engine: Path, copy: Path) -> Path:
-    """An engine of the same sizes whose weights are others: nothing but the digest tells them apart."""
-    shutil.copytree(engine, copy)
-    content = bytearray((copy / WEIGHTS_FILE).read_bytes())
+def negate_weights(path: Path) -> None:
+    content = bytearray(path.read_bytes())
     tensors = np.frombuffer(content, np.float32, offset=8 + int.from_bytes(content[:8], "little"))
     np.negative(tensors, out=tensors)
-    (copy / WEIGHTS_FILE).write_bytes(content)
-    manifest = load_manifest(copy)
-    files = manifest.files | {WEIGHTS_FILE: sha256_of(copy / WEIGHTS_FILE)}
-    save_manifest(dataclasses.replace(manifest, files=files), copy)
-    return copy
+    path.write_bytes(content)
+
+
+def with_other_weights(engine: Path, copy: Path) -> Path:
+    """An engine of the same sizes whose weights are others: nothing but the digest tells them apart."""
+    return with_file(engine, copy, WEIGHTS_FILE, negate_weights)
 
 
 @pytest.fixture

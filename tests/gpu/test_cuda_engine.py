@@ -16,7 +16,7 @@ from kvforge.runtime.sessions.inputs import LowerStep, UpperStep, VerifyStep
 from kvforge.runtime.sessions.session import Session
 from tests.support.cuda.sessions import on, session_on
 from tests.support.models.engines import EngineShelf, EngineSpec
-from tests.support.rounding import assert_near
+from tests.support.rounding import assert_near, relative_error
 from tests.support.schedules.engine_schedules import random_plan, run_plan
 from tests.support.schedules.step_driver import StepDriver
 
@@ -54,7 +54,7 @@ def test_logits_equal_the_cpu_engines(spec: EngineSpec, engines: EngineShelf, gp
     expected = logits(session_on(engines, spec, "cpu"), PROMPT)
     for chunk in (17, PROMPT):
         actual = logits(session_on(engines, spec, "cuda"), chunk)
-        difference = float((actual - expected).abs().max() / expected.abs().max())
+        difference = relative_error(actual, expected)
         print(f"chunk {chunk}: {difference:.1e}")
         assert difference < TOLERANCE[spec], chunk
 
@@ -63,7 +63,7 @@ def test_logits_equal_the_cpu_engines(spec: EngineSpec, engines: EngineShelf, gp
 def test_every_familys_logits_equal_the_cpu_engines(spec: EngineSpec, engines: EngineShelf, gpu: torch.device) -> None:
     """Norms of heads, windows, heads of several sizes, in fp32."""
     expected, actual = (logits(session_on(engines, spec, target), 17) for target in ("cpu", "cuda"))
-    assert float((actual - expected).abs().max() / expected.abs().max()) < TOLERANCE[FP32]
+    assert relative_error(actual, expected) < TOLERANCE[FP32]
 
 
 def test_schedules_give_the_cpu_engines_tokens(engines: EngineShelf, gpu: torch.device) -> None:
@@ -71,9 +71,8 @@ def test_schedules_give_the_cpu_engines_tokens(engines: EngineShelf, gpu: torch.
     cuda, cpu = session_on(engines, FP32, "cuda"), session_on(engines, FP32, "cpu")
     for seed in range(6):
         plan = random_plan(seed, page_sizes=(OPTIONS.page_size,), sampled=False)
-        limits = {"num_pages": plan.num_pages, "max_num_tokens": plan.max_num_tokens, "max_num_seqs": plan.max_num_seqs}
-        expected = run_plan(LLMEngine(session=cpu, **limits), plan)
-        assert run_plan(LLMEngine(session=cuda, **limits), plan) == expected, seed
+        expected = run_plan(LLMEngine(session=cpu, **plan.limits), plan)
+        assert run_plan(LLMEngine(session=cuda, **plan.limits), plan) == expected, seed
 
 
 def test_captured_decode_equals_direct_decode(engines: EngineShelf, gpu: torch.device) -> None:
@@ -125,7 +124,7 @@ def test_the_early_exit_equals_the_cpus(engines: EngineShelf, gpu: torch.device)
             rows.append(each.early_exit(hidden, last))
         results.append(torch.cat(rows))
     assert results[0].device.type == "cpu"
-    assert float((results[0] - results[1]).abs().max() / results[1].abs().max()) < TOLERANCE[FP32]
+    assert relative_error(*results) < TOLERANCE[FP32]
 
 
 def test_pools_and_their_size(engines: EngineShelf, gpu: torch.device) -> None:

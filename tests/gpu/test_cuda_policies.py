@@ -33,6 +33,5 @@ def test_schedules_give_the_cpu_engines_tokens(name: str, engines: EngineShelf, 
     page_size = SPECS[name].options.page_size
     for seed in range(8):
         plan = random_plan(seed, page_sizes=(page_size,), max_prompt=80, sampled=False)
-        limits = {"num_pages": plan.num_pages, "max_num_tokens": plan.max_num_tokens, "max_num_seqs": plan.max_num_seqs}
-        expected = run_plan(LLMEngine(session=cpu, **limits), plan)
-        assert run_plan(LLMEngine(session=cuda, **limits), plan) == expected, seed
+        expected = run_plan(LLMEngine(session=cpu, **plan.limits), plan)
+        assert run_plan(LLMEngine(session=cuda, **plan.limits), plan) == expected, seed

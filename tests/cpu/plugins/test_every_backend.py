@@ -40,13 +40,13 @@ def test_full_size(backend, name, block, isas, monkeypatch, full):
 
 
 @pytest.fixture(scope="module")
-def small_cases(full) -> Callable[[str], tuple[list[dict], str]]:
-    """Of a backend: its cases of all operators and what it said. Each backend has one process, and none this one:
-    Triton's interpreter replaces the language for the whole process."""
+def small_cases(full) -> Callable[[str], tuple[list[dict], int, str]]:
+    """Of a backend: its cases of all operators, its exit status and what it said. Each backend has one process, and
+    none this one: Triton's interpreter replaces the language for the whole process."""
     last, module = NUM_CASES if full else NUM_SMALL_CASES, "tests.support.operators.backends"
 
     @cache
-    def run(backend: str) -> tuple[list[dict], str]:
+    def run(backend: str) -> tuple[list[dict], int, str]:
         names = [name for _, name in with_backend([backend])]
         result = subprocess.run(
             [sys.executable, "-W", "ignore::RuntimeWarning", "-m", module, backend, "0", str(last), *names],
@@ -55,14 +55,16 @@ def small_cases(full) -> Callable[[str], tuple[list[dict], str]]:
             env=os.environ | {"TRITON_INTERPRET": "1", "OMP_WAIT_POLICY": "PASSIVE"},
             cwd=ROOT,
         )
-        return [json.loads(line) for line in result.stdout.splitlines()], result.stderr[-3000:]
+        cases = [json.loads(line) for line in result.stdout.splitlines()]
+        return cases, result.returncode, result.stderr[-3000:]
 
     return run
 
 
 @pytest.mark.parametrize(("backend", "name"), with_backend(BACKENDS))
 def test_small(backend, name, full, small_cases):
-    found, said = small_cases(backend)
+    found, status, said = small_cases(backend)
+    assert status == 0, said
     cases = [case for case in found if case["operator"] == name]
     assert [case["seed"] for case in cases] == list(range(NUM_CASES if full else NUM_SMALL_CASES)), said
     assert [case for case in cases if case["wrong"]] == []

@@ -162,9 +162,18 @@ def with_tokens_around(engine: Path, copy: Path, before: str, after: str | None 
 
 def with_tokenizer(engine: Path, copy: Path, change: Callable[[Tokenizer], Tokenizer]) -> Path:
     """Copy an engine to ``copy`` with what ``change`` makes of its tokenizer."""
+    return with_file(
+        engine,
+        copy,
+        f"{TOKENIZER_DIR}/tokenizer.json",
+        lambda path: change(Tokenizer.from_file(str(path))).save(str(path)),
+    )
+
+
+def with_file(engine: Path, copy: Path, name: str, change: Callable[[Path], object]) -> Path:
+    """Copy an engine to ``copy``, where ``change`` writes the file ``name`` anew; the manifest has its digest."""
     shutil.copytree(engine, copy)
-    name = f"{TOKENIZER_DIR}/tokenizer.json"
-    change(Tokenizer.from_file(str(copy / name))).save(str(copy / name))
+    change(copy / name)
     manifest = load_manifest(engine)
     files = manifest.files | {name: sha256_of(copy / name)}
     save_manifest(dataclasses.replace(manifest, files=files), copy)

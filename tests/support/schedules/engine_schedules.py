@@ -28,6 +28,11 @@ class Plan:
     enable_prefix_cache: bool
     requests: list[PlannedRequest] = field(default_factory=list)
 
+    @property
+    def limits(self) -> dict[str, int]:
+        """Those of an engine, as its arguments."""
+        return {name: getattr(self, name) for name in ("num_pages", "max_num_tokens", "max_num_seqs")}
+
 
 def random_plan(
     seed,

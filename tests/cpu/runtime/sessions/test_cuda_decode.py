@@ -94,9 +94,8 @@ def test_an_engine_on_it_gives_the_cpu_engines_tokens(cpu_session: CpuSession) -
     session = padded(cpu_session, recorder)
     for seed in range(3):
         plan = random_plan(seed, page_sizes=(session.manifest.page_size,), sampled=False)
-        limits = {"num_pages": plan.num_pages, "max_num_tokens": plan.max_num_tokens, "max_num_seqs": plan.max_num_seqs}
-        expected = run_plan(LLMEngine(session=cpu_session, **limits), plan)
-        assert run_plan(LLMEngine(session=session, **limits), plan) == expected
+        expected = run_plan(LLMEngine(session=cpu_session, **plan.limits), plan)
+        assert run_plan(LLMEngine(session=session, **plan.limits), plan) == expected
     assert sum(recording.num_replays for recording in recorder.recordings) > 20
 
 
