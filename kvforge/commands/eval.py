@@ -69,10 +69,10 @@ def run(args: argparse.Namespace) -> int:
     from kvforge.evaluation.early_exit import plot_alignment
     from kvforge.evaluation.report import describe, plot_report
     from kvforge.evaluation.run import GENERATED, EvalOptions, run_evaluation
-    from kvforge.tasks import TASKS
+    from kvforge.tasks import DEFAULT_TASKS
 
     teacher = None if args.teacher == "none" else Path(args.teacher)
-    tasks = tuple(args.task or TASKS) if args.task != ["none"] else ()
+    tasks = tuple(args.task or DEFAULT_TASKS) if args.task != ["none"] else ()
     documents = args.perplexity or (GENERATED if teacher is not None or args.early_exit == "documents" else None)
     if args.plot and not (tasks or args.early_exit):
         raise KvforgeError("--plot shows tasks and the early exit; run one of them or leave it out")

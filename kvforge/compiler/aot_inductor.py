@@ -4,6 +4,7 @@ import zipfile
 from pathlib import Path
 
 import torch
+from torch._inductor.cpp_builder import get_cpp_compiler
 from torch.export import ExportedProgram
 
 from kvforge.common.errors import BuildError, first_line
@@ -40,6 +41,6 @@ def check_runtime(path: Path) -> None:
         libraries = [package.read(name) for name in package.namelist() if name.endswith(".so")]
     if not all(any(name in library for name in SHARED_RUNTIMES) for library in libraries):
         raise BuildError(
-            f"The C++ compiler put its runtime library into {path.stem}, and such a package cannot be loaded; set CXX "
-            "to a compiler that links the shared libstdc++."
+            f"The C++ compiler {get_cpp_compiler()} put its runtime library into {path.stem}, and such a package "
+            "cannot be loaded; set CXX to a compiler that links the shared libstdc++, as /usr/bin/g++ mostly does."
         )

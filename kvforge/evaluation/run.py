@@ -21,7 +21,7 @@ from kvforge.manifest import load_manifest
 from kvforge.runtime import LLM
 from kvforge.runtime.scoring.score import score
 from kvforge.runtime.sessions.compatibility import NO_EARLY_EXIT
-from kvforge.tasks import TASKS
+from kvforge.tasks import DEFAULT_TASKS, TASKS
 from kvforge.tasks.prompt import Example, make_examples
 
 GENERATED = "generated"
@@ -37,7 +37,7 @@ class EvalOptions:
     also answered with exits of generated tokens above it, and with ``early_exit_prompts`` once more, with exits of the
     prompts' last tokens too."""
 
-    tasks: tuple[str, ...] = tuple(TASKS)
+    tasks: tuple[str, ...] = DEFAULT_TASKS
     num_prompts: int = 200
     length: int = 1000
     seed: int = 0

@@ -3,6 +3,7 @@
 from kvforge.tasks import (
     amounts,
     arithmetic,
+    chains,
     common_words,
     list_recall,
     needle,
@@ -28,7 +29,10 @@ TASKS: dict[str, Task] = {
         common_words.TASK,
         questions.SINGLE,
         questions.TWO_HOP,
+        *chains.TASKS,
     )
 }
+DEFAULT_TASKS = tuple(task.name for task in TASKS.values() if task.is_default)
+"""Those that an evaluation runs unless it is told which."""
 
-__all__ = ["TASKS", "Item", "Task"]
+__all__ = ["DEFAULT_TASKS", "TASKS", "Item", "Task"]

@@ -25,13 +25,15 @@ Sampler = Callable[[random.Random, set[str]], Item]
 @dataclass(frozen=True)
 class Task:
     """A named family of items; a prompt holds the asked item and `distractors` others of its family. Where `once`, a
-    text can hold one item only: its question does not say which."""
+    text can hold one item only: its question does not say which. One that is not `is_default` runs only where it is
+    named."""
 
     name: str
     description: str
     sample: Sampler
     distractors: int = 0
     once: bool = False
+    is_default: bool = True
 
 
 class OutOfKeys(RuntimeError):

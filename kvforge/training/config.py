@@ -1,4 +1,4 @@
-"""The frozen recipe of the tiny model: sizes, seeds and schedules. The assets come from this file alone."""
+"""The frozen recipes of the tiny models: sizes, seeds and schedules. The assets come from this file alone."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -32,8 +32,9 @@ class Stage:
     `num_misfits`: facts too long for what is left before a sequence counts as full.
     `pair_share`: share of the sequences that are bare pairs of words, to learn looking a key up.
     `question_share`: share of the sequences that ask in full sentences.
-    `lr_scale`: multiplies the learning rate, which falls linearly to `lr_end` times that by the end of the stage.
+    `lr_end`: what the learning rate, falling linearly, has been multiplied by at the end of the stage.
     `mix`: weight of each task among the facts.
+    `chain_hops`: where positive, the sequences that are no pairs are chains of amounts of up to so many links.
     """
 
     length: int
@@ -44,14 +45,14 @@ class Stage:
     num_misfits: int = 1
     pair_share: float = 0.0
     question_share: float = 0.6
-    lr_scale: float = 1.0
     lr_end: float = 1.0
     mix: tuple[tuple[str, float], ...] = MIX
+    chain_hops: int = 0
 
 
 @dataclass(frozen=True)
 class TeacherConfig:
-    """`lr` is warmed up over `warmup_steps`; the stages scale it."""
+    """`lr` is warmed up over `warmup_steps`."""
 
     model: ModelConfig
     stages: tuple[Stage, ...]
@@ -134,3 +135,16 @@ TINY_STUDENT = StudentConfig(
         checkpoint_every=25,
     ),
 )
+
+CHAINS_TEACHER = TeacherConfig(
+    model=TINY_MODEL,
+    lr=1e-3,
+    stages=(
+        Stage(256, 256, 300, first_weight=5.0, min_density=0.9, chain_hops=3),
+        Stage(256, 256, 600, first_weight=5.0, min_density=0.9, chain_hops=8),
+        Stage(512, 128, 400, first_weight=5.0, min_density=0.3, lr_end=0.02, chain_hops=8),
+    ),
+)
+"""The tiny teacher trained on, on chains alone: more hops than an upper half of its layers could follow by itself."""
+CHAINS_DOCUMENTS = Stage(512, 3200, max_steps=1, min_density=0.3, chain_hops=8)
+"""What the students of that teacher are distilled on."""

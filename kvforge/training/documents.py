@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from kvforge.tasks import TASKS, filler, words
+from kvforge.tasks.chains import sample_chain
 from kvforge.tasks.item import Item, OutOfKeys
 from kvforge.tasks.prompt import scatter
 from kvforge.training.config import BOS_ID, EOS_ID, Stage
@@ -91,10 +92,70 @@ def make_pairs(rng: random.Random, length: int, encode: Encode) -> Tokens:
     return document
 
 
+def make_chains(rng: random.Random, length: int, encode: Encode, stage: Stage) -> Tokens:
+    """Chains of amounts among each other and among filler; then any of their names are asked for, while there is room.
+
+    Asked for the last names only, a model learns to name an amount that was not asked for yet, and stays there.
+    """
+    room = length - 12
+    budget = room * rng.uniform(stage.min_density, 1.0)
+    with_question = rng.random() < stage.question_share
+    used: set[str] = set()
+    chains: list[list[Item]] = []
+    told = 0
+    while True:
+        hops = min(rng.randint(0, stage.chain_hops), len(words.NAMES) - len(used) - 1)
+        if hops < 0:
+            break
+        chain = sample_chain(rng, used, hops)
+        cost = sum(len(encode(" " + statement)) for statement in chain[-1].statements)
+        if told + cost > budget / 2 and chains:
+            break
+        told += cost
+        chains.append(chain)
+    room, budget = room - told, budget - told
+    asked = [(f"chain_{hops}", item) for chain in chains for hops, item in enumerate(chain)]
+    rng.shuffle(asked)
+    tails: list[Tokens] = []
+    for name, item in asked:
+        tail = answer_tokens(name, item, encode, with_question, stage.first_weight)
+        if len(tail.ids) > (budget if tails else room):
+            break
+        room, budget = room - len(tail.ids), budget - len(tail.ids)
+        tails.append(tail)
+    return assemble(rng, length, encode, [list(chain[-1].statements) for chain in chains], room, tails)
+
+
+def assemble(
+    rng: random.Random, length: int, encode: Encode, groups: list[list[str]], room: int, tails: list[Tokens]
+) -> Tokens:
+    """Statements scattered among `room` tokens of filler, then the tails in any order; exactly `length` tokens."""
+    fillers = []
+    while True:
+        sentence = filler.sentence(rng)
+        room -= len(encode(" " + sentence))
+        if room < 0:
+            break
+        fillers.append(sentence)
+    document = Tokens([BOS_ID], [0.0], [-1])
+    document.add(encode(" ".join(scatter(rng, groups, fillers))), TEXT_WEIGHT)
+    rng.shuffle(tails)
+    for tail in tails:
+        document.ids += tail.ids
+        document.weight += tail.weight
+        document.task += tail.task
+    document.add([EOS_ID], LEAD_WEIGHT)
+    document.add([EOS_ID] * (length - len(document.ids)), 0.0)
+    assert len(document.ids) == length
+    return document
+
+
 def make_document(rng: random.Random, length: int, encode: Encode, stage: Stage) -> Tokens:
     """Exactly `length` tokens as `stage` describes them; ends in `</s>`, those after the first with weight 0."""
     if stage.pair_share and rng.random() < stage.pair_share:
         return make_pairs(rng, length, encode)
+    if stage.chain_hops:
+        return make_chains(rng, length, encode, stage)
     names, shares = zip(*stage.mix, strict=True)
     room = length - 12  # the first word, without its space, may be several tokens
     budget = room * rng.uniform(stage.min_density, 1.0)
@@ -123,24 +184,7 @@ def make_document(rng: random.Random, length: int, encode: Encode, stage: Stage)
         tails.append(tail)
         room -= cost
         budget -= cost
-    fillers = []
-    while True:
-        sentence = filler.sentence(rng)
-        room -= len(encode(" " + sentence))
-        if room < 0:
-            break
-        fillers.append(sentence)
-    document = Tokens([BOS_ID], [0.0], [-1])
-    document.add(encode(" ".join(scatter(rng, [list(item.statements) for item in items], fillers))), TEXT_WEIGHT)
-    rng.shuffle(tails)
-    for tail in tails:
-        document.ids += tail.ids
-        document.weight += tail.weight
-        document.task += tail.task
-    document.add([EOS_ID], LEAD_WEIGHT)
-    document.add([EOS_ID] * (length - len(document.ids)), 0.0)
-    assert len(document.ids) == length
-    return document
+    return assemble(rng, length, encode, [list(item.statements) for item in items], room, tails)
 
 
 def make_batch(seed_text: str, stage: Stage, encode: Encode) -> Batch:

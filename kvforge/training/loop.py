@@ -52,11 +52,11 @@ def stage_of(stages: Sequence[Stage], step: int) -> tuple[int, int]:
 
 
 def learning_rate(config: TeacherConfig, step: int) -> float:
-    """Warm-up over the first steps, times what the present stage asks for."""
+    """Warm-up over the first steps, times the fall within the present stage."""
     index, within = stage_of(config.stages, step)
     stage = config.stages[index]
     scale = 1.0 - (1.0 - stage.lr_end) * within / stage.max_steps
-    return config.lr * stage.lr_scale * scale * min(1.0, (step + 1) / config.warmup_steps)
+    return config.lr * scale * min(1.0, (step + 1) / config.warmup_steps)
 
 
 def task_accuracy(predicted: Tensor, batch: Batch) -> dict[str, float]:

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from kvforge.swiftkv import SwiftKVForCausalLM
+from kvforge.checkpoint import open_checkpoint
+from kvforge.swiftkv import SwiftKVForCausalLM, load_model
 from kvforge.training.config import TeacherConfig
 from kvforge.training.documents import Batch, Encode
 from kvforge.training.loop import Progress, run_stages
@@ -41,13 +42,19 @@ def train_teacher(
     device: str = "cpu",
     workers: int = 0,
     stop_after: int | None = None,
+    start: Path | None = None,
 ) -> tuple[SwiftKVForCausalLM, Progress]:
     """Trains, or continues, the run in `directory`; deterministic for one machine and thread count on a CPU.
 
-    `workers` processes make the batches. Returns the model on `device`.
+    `workers` processes make the batches. `start` is the checkpoint it begins with, in place of random weights. Returns
+    the model on `device`.
     """
     torch.set_num_threads(config.threads)
-    model = new_model(config.model, config.seed).to(device)
+    if start is None:
+        model = new_model(config.model, config.seed)
+    else:
+        model = load_model(open_checkpoint(start), config.model, torch.float32)
+    model.to(device)
     matrices = [p for name, p in model.named_parameters() if p.dim() == 2 and ".layers." in name]
     others = [p for name, p in model.named_parameters() if p.dim() != 2 or ".layers." not in name]
     optimizers = [

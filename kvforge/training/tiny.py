@@ -1,16 +1,25 @@
-"""The tiny teacher and student: `python -m kvforge.training.tiny {tokenizer,teacher,student}`.
+"""The tiny models: `python -m kvforge.training.tiny {tokenizer,teacher,student,chains}`.
 
-`teacher` and `student` continue where an interrupted run stopped, and write their checkpoint to --out at the end; with
-`--restart` they begin anew.
+`chains` trains the teacher on, until it follows chains of eight links. `teacher`, `student` and `chains` continue where
+an interrupted run stopped, and write their checkpoint to --out at the end; with `--restart` they begin anew.
 """
 
 import argparse
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from kvforge.training.config import TINY_HF_CONFIG, TINY_MODEL, TINY_STUDENT, TINY_TEACHER, TINY_TOKENIZER
+from kvforge.training.config import (
+    CHAINS_TEACHER,
+    TINY_HF_CONFIG,
+    TINY_MODEL,
+    TINY_STUDENT,
+    TINY_TEACHER,
+    TINY_TOKENIZER,
+    TeacherConfig,
+)
 from kvforge.training.export import export_checkpoint
 from kvforge.training.student import make_student
 from kvforge.training.teacher import train_teacher
@@ -26,10 +35,27 @@ def load_tokenizer(work: Path) -> Tokenizer:
     return Tokenizer.from_file(str(path))
 
 
-def make_teacher(work: Path, out: Path, tokenizer: Tokenizer, device: str, workers: int) -> None:
-    """Trains the teacher and writes `out`/tiny-teacher."""
-    model, _ = train_teacher(TINY_TEACHER, work / "teacher", FastEncoder(tokenizer), device, workers)
-    export_checkpoint(model.state_dict(), TINY_HF_CONFIG, tokenizer, out / "tiny-teacher")
+@dataclass(frozen=True)
+class Teacher:
+    """How it is trained, the checkpoint that comes of it, and that which it begins with (none: random weights)."""
+
+    recipe: TeacherConfig
+    name: str
+    start: str | None = None
+
+
+TEACHERS = {
+    "teacher": Teacher(TINY_TEACHER, "tiny-teacher"),
+    "chains": Teacher(CHAINS_TEACHER, "tiny-chains", start="tiny-teacher"),
+}
+
+
+def make_teacher(what: str, work: Path, out: Path, tokenizer: Tokenizer, device: str, workers: int) -> None:
+    """Trains a teacher in `work` and writes its checkpoint below `out`."""
+    made = TEACHERS[what]
+    start = None if made.start is None else out / made.start
+    model, _ = train_teacher(made.recipe, work / what, FastEncoder(tokenizer), device, workers, start=start)
+    export_checkpoint(model.state_dict(), TINY_HF_CONFIG, tokenizer, out / made.name)
 
 
 def main() -> None:
@@ -38,18 +64,18 @@ def main() -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("what", choices=("tokenizer", "teacher", "student"))
+    parser.add_argument("what", choices=("tokenizer", *TEACHERS, "student"))
     parser.add_argument("--work", type=Path, default=Path("runs/tiny"), help="folder of checkpoints and metrics")
     parser.add_argument("--out", type=Path, default=Path("model_defs/assets"), help="folder of the models")
     parser.add_argument("--restart", action="store_true", help="forget an earlier run of this step")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="of the teacher (default %(default)s)")
-    parser.add_argument("--workers", type=int, default=0, help="processes that make the teacher's text (default: none)")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="of a teacher (default %(default)s)")
+    parser.add_argument("--workers", type=int, default=0, help="processes that make a teacher's text (default: none)")
     args = parser.parse_args()
     if args.restart:
         shutil.rmtree(args.work / args.what, ignore_errors=True)
     tokenizer = load_tokenizer(args.work)
-    if args.what == "teacher":
-        make_teacher(args.work, args.out, tokenizer, args.device, args.workers)
+    if args.what in TEACHERS:
+        make_teacher(args.what, args.work, args.out, tokenizer, args.device, args.workers)
     elif args.what == "student":
         made = make_student(TINY_STUDENT, args.out / "tiny-teacher", args.work / "student", FastEncoder(tokenizer))
         shutil.copytree(made, args.out / "tiny-swiftkv", dirs_exist_ok=True)

@@ -19,7 +19,7 @@ from kvforge.distill.export import export_checkpoint
 from kvforge.distill.packing import DataSettings
 from kvforge.rewire import RewireOptions, rewire_checkpoint
 from kvforge.swiftkv import SwiftKVForCausalLM, load_model, make_layout
-from kvforge.training.config import TINY_STUDENT
+from kvforge.training.config import TINY_STUDENT, Stage
 from kvforge.training.student_data import documents, write_samples
 from kvforge.training.tokenizer import FastEncoder
 from model_defs import load_config
@@ -31,10 +31,21 @@ NUM_STEPS = 50
 """Of a distillation, unless told otherwise."""
 
 
-def held_out_documents(num: int) -> list[list[int]]:
+@dataclass(frozen=True)
+class Subject:
+    """A teacher's checkpoint, and what its students are distilled on unless a variant names other documents."""
+
+    teacher: Path
+    documents: Stage
+
+
+TINY = Subject(TEACHER_DIR, TINY_STUDENT.documents)
+
+
+def held_out_documents(num: int, subject: Subject = TINY) -> list[list[int]]:
     """Return token ids of documents that no student was trained on."""
-    encode = FastEncoder(Tokenizer.from_file(str(TEACHER_DIR / "tokenizer.json")))
-    return list(documents(dataclasses.replace(TINY_STUDENT.documents, sequences=num), 1_000_000, encode))
+    encode = FastEncoder(Tokenizer.from_file(str(subject.teacher / "tokenizer.json")))
+    return list(documents(dataclasses.replace(subject.documents, sequences=num), 1_000_000, encode))
 
 
 def merge_heads(model: SwiftKVForCausalLM) -> None:
@@ -62,9 +73,10 @@ class Curve:
     file: Path
     model: SwiftKVForCausalLM
     teacher: SwiftKVForCausalLM
+    subject: Subject = TINY
 
     def __post_init__(self) -> None:
-        ids = held_out_documents(CURVE_DOCUMENTS)
+        ids = held_out_documents(CURVE_DOCUMENTS, self.subject)
         length = min(map(len, ids))
         self.ids = torch.tensor([document[:length] for document in ids])
 
@@ -95,30 +107,32 @@ def curve_of(variant: Variant, work: Path) -> list[list[float]]:
     return json.loads((work / "runs" / variant.slug / "held-out.json").read_text())
 
 
-def rewired_of(variant: Variant, work: Path) -> Path:
+def rewired_of(variant: Variant, work: Path, subject: Subject = TINY) -> Path:
     """Return the checkpoint a row starts from, rewired if it is not there yet."""
     if variant.cut is None:
-        return TEACHER_DIR
+        return subject.teacher
     start = work / "rewired" / f"cut{variant.cut}-group{variant.group_size}-{variant.init}"
     if not start.exists():
-        rewire_checkpoint(TEACHER_DIR, start, RewireOptions(variant.cut, variant.group_size, variant.init))
+        rewire_checkpoint(subject.teacher, start, RewireOptions(variant.cut, variant.group_size, variant.init))
     return start
 
 
-def student_of(variant: Variant, work: Path, steps: int, device: str = "cpu") -> Path:
+def student_of(variant: Variant, work: Path, steps: int, device: str = "cpu", subject: Subject = TINY) -> Path:
     """Return the checkpoint of a row, distilled, or the distillation continued, if it is not there yet.
 
     One thread, so that a result of a CPU does not depend on its cores.
     """
-    start = rewired_of(variant, work)
+    start = rewired_of(variant, work, subject)
     if not variant.is_trained:
         return start
     torch.set_num_threads(1)
     output, run = work / "students" / variant.slug, work / "runs" / variant.slug
     if output.exists():
         return output
-    encode = FastEncoder(Tokenizer.from_file(str(TEACHER_DIR / "tokenizer.json")))
-    stage = dataclasses.replace(TINY_STUDENT.documents, mix=RECIPES[variant.recipe])
+    encode = FastEncoder(Tokenizer.from_file(str(subject.teacher / "tokenizer.json")))
+    stage = subject.documents
+    if variant.recipe != "all":
+        stage = dataclasses.replace(stage, mix=RECIPES[variant.recipe])
     samples = write_samples(work / f"documents-{variant.recipe}.jsonl", stage, TINY_STUDENT.seed, encode)
     checkpoint = open_checkpoint(start)
     sizes = load_config(checkpoint.hf_config)
@@ -126,7 +140,8 @@ def student_of(variant: Variant, work: Path, steps: int, device: str = "cpu") ->
     model = load_model(checkpoint, sizes, torch.float32, with_teacher=True)
     if variant.merged_heads:
         merge_heads(model)
-    curve = Curve(run / "held-out.json", model, load_model(checkpoint, sizes, torch.float32, with_teacher=True))
+    teacher = load_model(checkpoint, sizes, torch.float32, with_teacher=True)
+    curve = Curve(run / "held-out.json", model, teacher, subject)
     if not curve.file.is_file():
         curve({"step": 0})
     config = dataclasses.replace(
@@ -140,14 +155,16 @@ def student_of(variant: Variant, work: Path, steps: int, device: str = "cpu") ->
     return output
 
 
-def make_students(variants: Sequence[Variant], work: Path, steps: int, jobs: int, device: str = "cpu") -> None:
+def make_students(
+    variants: Sequence[Variant], work: Path, steps: int, jobs: int, device: str = "cpu", subject: Subject = TINY
+) -> None:
     """Rewire and distil every row, ``jobs`` at a time, each on one thread, or on one GPU with device ``cuda``."""
     for variant in variants:
-        rewired_of(variant, work)
+        rewired_of(variant, work, subject)
     with (
         ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool,
         tqdm(total=len(variants), desc="students", unit="model") as bar,
     ):
-        for future in [pool.submit(student_of, variant, work, steps, device) for variant in variants]:
+        for future in [pool.submit(student_of, variant, work, steps, device, subject) for variant in variants]:
             future.result()
             bar.update()

@@ -3,23 +3,21 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from kvforge.training.config import MIX
-
 NUM_LAYERS = 8
+"""Of the tiny teacher."""
 RECIPES = {
-    "all": MIX,
     "keys": (("needle_single", 0.7), ("amounts", 0.3)),
     "arithmetic": (("arithmetic", 1.0),),
 }
-"""Tasks and their shares in the documents of a distillation: the teacher's own, two of six, one that looks up
-nothing."""
+"""Tasks and their shares in the documents of a distillation: two that look up a key, one that looks up nothing."""
 
 
 @dataclass(frozen=True)
 class Variant:
     """``cut`` None is the teacher. ``steps`` 0 is no distillation; ``train`` full changes every weight of the student,
     not only SwiftKV's. ``merged_heads``: all KV heads of a layer above the cut are one (sharing within a layer).
-    ``recipe``: what the documents are that it is distilled on, of ``RECIPES``."""
+    ``recipe``: what the documents are that it is distilled on, of ``RECIPES``, or all of the teacher's. ``num_layers``:
+    the teacher's."""
 
     name: str
     cut: int | None
@@ -30,6 +28,7 @@ class Variant:
     merged_heads: bool = False
     seed: int = 1
     recipe: str = "all"
+    num_layers: int = NUM_LAYERS
 
     @property
     def is_trained(self) -> bool:
@@ -49,16 +48,16 @@ class Variant:
     @property
     def prefill_reduction(self) -> float:
         """Share of the layers that a prompt token skips."""
-        return 0.0 if self.cut is None else 1 - self.cut / NUM_LAYERS
+        return 0.0 if self.cut is None else 1 - self.cut / self.num_layers
 
     @property
     def kv_reduction(self) -> float:
         """Share of the cache that sharing saves (a ragged last group included); 2 KV heads can be merged to one."""
         if self.cut is None:
             return 0.0
-        upper = NUM_LAYERS - self.cut
+        upper = self.num_layers - self.cut
         owners = -(-upper // self.group_size)
-        return (upper - owners / (2 if self.merged_heads else 1)) / NUM_LAYERS
+        return (upper - owners / (2 if self.merged_heads else 1)) / self.num_layers
 
 
 TEACHER = Variant("no cut", None)

@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 
 from kvforge.tasks import TASKS, filler, words
+from kvforge.tasks.chains import HOPS
 from kvforge.tasks.prompt import Example, make_example, make_examples
 from tests.support.models.text_tokenizers import byte_fallback
 
@@ -104,6 +105,7 @@ SOLVERS = {
     "common_words": solve_common_words,
     "qa_single": solve_single_question,
     "qa_two_hop": solve_two_hop,
+    **{f"chain_{hops}": solve_variables for hops in HOPS},
 }
 
 

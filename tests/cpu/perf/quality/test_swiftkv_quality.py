@@ -75,7 +75,9 @@ def test_merged_heads_stay_equal_in_training() -> None:
 
 
 def test_a_curve_is_continued_where_the_run_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(swiftkv_students, "held_out_documents", lambda num: [list(range(3, 20)), list(range(5, 24))])
+    monkeypatch.setattr(
+        swiftkv_students, "held_out_documents", lambda num, subject: [list(range(3, 20)), list(range(5, 24))]
+    )
     model, teacher = small_model(), small_model()
     curve = Curve(tmp_path / "run" / "held-out.json", model, teacher)
     for step in range(25):
