@@ -32,7 +32,7 @@ class Stage:
     `num_misfits`: facts too long for what is left before a sequence counts as full.
     `pair_share`: share of the sequences that are bare pairs of words, to learn looking a key up.
     `question_share`: share of the sequences that ask in full sentences.
-    `lr_scale`: multiplies the learning rate, which falls linearly to `lr_end` times that by the end of the stage.
+    `lr_end`: what the learning rate falls to linearly by the end of the stage, as a share of itself.
     `mix`: weight of each task among the facts.
     """
 
@@ -44,7 +44,6 @@ class Stage:
     num_misfits: int = 1
     pair_share: float = 0.0
     question_share: float = 0.6
-    lr_scale: float = 1.0
     lr_end: float = 1.0
     mix: tuple[tuple[str, float], ...] = MIX
 

@@ -56,7 +56,7 @@ def learning_rate(config: TeacherConfig, step: int) -> float:
     index, within = stage_of(config.stages, step)
     stage = config.stages[index]
     scale = 1.0 - (1.0 - stage.lr_end) * within / stage.max_steps
-    return config.lr * stage.lr_scale * scale * min(1.0, (step + 1) / config.warmup_steps)
+    return config.lr * scale * min(1.0, (step + 1) / config.warmup_steps)
 
 
 def task_accuracy(predicted: Tensor, batch: Batch) -> dict[str, float]:

@@ -66,8 +66,8 @@ def test_workers_make_the_same_batches(tmp_path, encode):
 
 
 def test_learning_rate_rises_holds_and_falls():
-    stages = (Stage(64, 4, 20, lr_scale=2.0), Stage(96, 2, 4, lr_end=0.1))
-    config = TeacherConfig(model=MODEL, stages=stages, lr=1.0, warmup_steps=10)
+    stages = (Stage(64, 4, 20), Stage(96, 2, 4, lr_end=0.1))
+    config = TeacherConfig(model=MODEL, stages=stages, lr=2.0, warmup_steps=10)
     assert learning_rate(config, 0) == pytest.approx(0.2)
     assert learning_rate(config, 19) == 2.0
-    assert learning_rate(config, 22) == pytest.approx(0.55)
+    assert learning_rate(config, 22) == pytest.approx(1.1)
