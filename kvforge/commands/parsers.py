@@ -62,6 +62,13 @@ def add_checkpoint(parser: argparse.ArgumentParser, name: str, *, help: str, **m
     add_revision(parser)
 
 
+def add_force(parser: argparse.ArgumentParser, note: str = "") -> None:
+    """Declare --force of a command that writes a checkpoint; ``note`` says what it leaves as it is."""
+    parser.add_argument(
+        "--force", action="store_true", help=f"replace an existing checkpoint, when the new one is whole{note}"
+    )
+
+
 def add_revision(parser: argparse._ActionsContainer) -> None:
     """Declare --revision."""
     parser.add_argument(

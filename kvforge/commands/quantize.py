@@ -5,7 +5,7 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
-from kvforge.commands.parsers import add_checkpoint, add_command, checkpoint_of, display_of
+from kvforge.commands.parsers import add_checkpoint, add_command, add_force, checkpoint_of, display_of
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
@@ -28,6 +28,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     )
     parser.add_argument("--num-samples", type=int, default=128, metavar="N", help="sequences to calibrate with")
     parser.add_argument("--num-tokens", type=int, default=512, metavar="N", help="tokens of a sequence")
+    add_force(parser)
     parser.add_argument("--json", action="store_true", help="print what was written as JSON")
     parser.set_defaults(run=run)
 
@@ -52,6 +53,7 @@ def run(args: argparse.Namespace) -> int:
             calibration=args.calibration,
             num_samples=args.num_samples,
             num_tokens=args.num_tokens,
+            overwrite=args.force,
             progress=show,
         )
     if args.json:
