@@ -25,7 +25,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser = add_command(
         subparsers,
         "distill",
-        example="kvforge distill REWIRED STUDENT --data train.jsonl --mask answers",
+        example="kvforge distill checkpoints/rewired checkpoints/student --data train.jsonl --mask answers",
         help="train the SwiftKV layers of a rewired checkpoint to answer as the original model",
         description=(
             "Distil a checkpoint made by kvforge rewire from its own teacher and write the result. Interrupted, the "

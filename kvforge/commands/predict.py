@@ -31,7 +31,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         subparsers,
         "predict",
         help="train a small model to fill the cache of a large one (KV prediction)",
-        example="kvforge predict train BASE AUXILIARY -o PREDICTOR --data train.jsonl --mask answers",
+        example="kvforge predict train CHECKPOINT checkpoints/auxiliary -o checkpoints/predictor --data train.jsonl",
     )
     parts = parser.add_subparsers(dest="part", required=True, metavar="PART")
     _add_train(parts)
@@ -39,7 +39,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         parts,
         "truncate",
         help="make an auxiliary model of the lower layers of another one",
-        example="kvforge predict truncate BASE -o AUXILIARY --layers 4",
+        example="kvforge predict truncate CHECKPOINT -o checkpoints/auxiliary --layers 4",
     )
     add_checkpoint(truncating, "source", metavar="SRC", help="Hugging Face-format directory without a cut")
     truncating.add_argument("-o", "--output", type=Path, required=True, help="checkpoint directory to write")
@@ -53,7 +53,7 @@ def _add_train(parts: argparse._SubParsersAction) -> None:
         parts,
         "train",
         help="fit the maps of a predictor, and train it",
-        example="kvforge predict train BASE AUXILIARY -o PREDICTOR --data train.jsonl --mask answers",
+        example="kvforge predict train CHECKPOINT checkpoints/auxiliary -o checkpoints/predictor --data train.jsonl",
         description=(
             "Fit linear maps from a small model's layers to a base model's K and V, and train both. "
             "Interrupted, the same command continues."

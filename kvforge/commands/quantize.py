@@ -14,7 +14,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         subparsers,
         "quantize",
         help="calibrate a checkpoint for FP8 weights and an FP8 KV cache, or for int4 weights",
-        example="kvforge quantize CHECKPOINT -o FP8 --recipe fp8",
+        example="kvforge quantize CHECKPOINT -o checkpoints/fp8 --recipe fp8",
     )
     add_checkpoint(parser, "checkpoint", help="Hugging Face-format directory, plain or SwiftKV")
     parser.add_argument("-o", "--output", type=Path, required=True, help="checkpoint directory to write")
