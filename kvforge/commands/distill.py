@@ -5,7 +5,7 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
-from kvforge.commands.parsers import add_checkpoint, add_command, checkpoint_of, display_of
+from kvforge.commands.parsers import add_checkpoint, add_command, add_force, checkpoint_of, display_of
 from kvforge.commands.training_options import LOOP, add_run, add_targets, given
 from kvforge.common.extras import how_to_install
 
@@ -25,7 +25,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser = add_command(
         subparsers,
         "distill",
-        example="kvforge distill REWIRED STUDENT --data train.jsonl --mask answers",
+        example="kvforge distill checkpoints/rewired checkpoints/student --data train.jsonl --mask answers",
         help="train the SwiftKV layers of a rewired checkpoint to answer as the original model",
         description=(
             "Distil a checkpoint made by kvforge rewire from its own teacher and write the result. Interrupted, the "
@@ -47,6 +47,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         default="source",
         help="dtype of the written weights",
     )
+    add_force(parser, "; a run in --work is continued all the same, and one that is done is only written again")
     parser.add_argument("--json", action="store_true", help="print what was written as JSON")
     parser.set_defaults(run=run)
 
@@ -69,6 +70,7 @@ def run(args: argparse.Namespace) -> int:
             work=args.work,
             keep_teacher=args.keep_teacher,
             dtype=torch.bfloat16 if args.export_dtype == "bf16" else None,
+            overwrite=args.force,
             progress=not args.json and not display_of(args).quiet,
         )
         if world.rank() > 0:

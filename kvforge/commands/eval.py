@@ -13,7 +13,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         subparsers,
         "eval",
         help="score an engine on text tasks, by perplexity and against a teacher",
-        example="kvforge eval ENGINE --teacher TEACHER_ENGINE --task needle_single --length 1000",
+        example="kvforge eval engines/student --teacher engines/teacher --task needle_single --length 1000",
     )
     parser.add_argument("engine", type=Path, help="engine directory; tasks suit models trained on such text")
     parser.add_argument("--task", action="append", help="task to run, may be repeated; none: no tasks (default: all)")

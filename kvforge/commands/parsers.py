@@ -62,6 +62,13 @@ def add_checkpoint(parser: argparse.ArgumentParser, name: str, *, help: str, **m
     add_revision(parser)
 
 
+def add_force(parser: argparse.ArgumentParser, note: str = "") -> None:
+    """Declare --force of a command that writes a checkpoint; ``note`` says what it leaves as it is."""
+    parser.add_argument(
+        "--force", action="store_true", help=f"replace an existing checkpoint, when the new one is whole{note}"
+    )
+
+
 def add_revision(parser: argparse._ActionsContainer) -> None:
     """Declare --revision."""
     parser.add_argument(
@@ -73,9 +80,15 @@ def checkpoint_of(args: argparse.Namespace, name: str | Path) -> Path:
     """Return the directory of the checkpoint ``name``, downloaded if it is one of the Hub, and note what of it is left
     out; raises CheckpointError."""
     from kvforge.checkpoint.text_part import what_is_left_out
+    from kvforge.common.errors import CheckpointError
     from kvforge.hub import find_checkpoint
 
     path = find_checkpoint(name, args.revision, show_progress=display_of(args).bars)
+    if not path.exists():
+        raise CheckpointError(
+            f"{name} does not exist: give a directory with config.json and *.safetensors, or OWNER/NAME of one on the "
+            "Hub."
+        )
     if (sentence := what_is_left_out(path)) is not None:
         display_of(args).note(sentence)
     return path

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvforge.commands.parsers import add_command
+from kvforge.commands.parsers import add_command, display_of
+from kvforge.common.errors import KvforgeError
+from kvforge.common.suggestions import did_you_mean
 
 if TYPE_CHECKING:
     from plugins import Operator
@@ -50,9 +52,10 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         subparsers,
         "plugins",
         help="list the operators, their backends and what verifies them",
-        example="kvforge plugins --json",
+        example="kvforge plugins paged_attention",
     )
-    parser.add_argument("--json", action="store_true", help="print as JSON")
+    parser.add_argument("name", nargs="?", help="an operator: where its backends run, and the tests that verify each")
+    parser.add_argument("--json", action="store_true", help="print all that is known as JSON")
     parser.set_defaults(run=run)
 
 
@@ -92,15 +95,40 @@ def _tests(backend: str, operator: "Operator") -> list[str]:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print every operator with its backends."""
+    """Print a line for each operator, or all about one. Raises KvforgeError where there is none of its name."""
     operators = describe()
+    if args.name is not None:
+        operators = [_named(args.name, operators)]
     if args.json:
         print(json.dumps(operators, indent=1))
-        return 0
-    for operator in operators:
-        print(f"kvforge::{operator['name']}, version {operator['version']}")
-        for backend in operator["backends"]:
-            print(f"  {backend['name']:<10} {backend['runs']}")
-            for test in backend["verified_by"]:
-                print(f"{'':<13}{test}{' (needs a GPU)' if test.startswith('tests/gpu') else ''}")
+    elif args.name is not None:
+        _print_backends(operators[0])
+    else:
+        _print_table(operators)
+        display_of(args).note("`kvforge plugins NAME` prints where an operator's backends run, and what verifies them.")
     return 0
+
+
+def _named(name: str, operators: list[dict[str, Any]]) -> dict[str, Any]:
+    found = {operator["name"]: operator for operator in operators}
+    plain = name.removeprefix("kvforge::")
+    if plain not in found:
+        advice = did_you_mean(plain, found) or "; kvforge plugins lists them."
+        raise KvforgeError(f"There is no operator {name}{advice}")
+    return found[plain]
+
+
+def _print_table(operators: list[dict[str, Any]]) -> None:
+    width = max(len(operator["name"]) for operator in operators)
+    print(f"{'operator':<{width}}  version  backends")
+    for operator in operators:
+        backends = ", ".join(backend["name"] for backend in operator["backends"])
+        print(f"{operator['name']:<{width}}  {operator['version']:>7}  {backends}")
+
+
+def _print_backends(operator: dict[str, Any]) -> None:
+    print(f"kvforge::{operator['name']}, version {operator['version']}")
+    for backend in operator["backends"]:
+        print(f"  {backend['name']:<10} {backend['runs']}")
+        for test in backend["verified_by"]:
+            print(f"{'':<13}{test}{' (needs a GPU)' if test.startswith('tests/gpu') else ''}")

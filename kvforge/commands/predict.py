@@ -5,7 +5,7 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
-from kvforge.commands.parsers import add_checkpoint, add_command, checkpoint_of, display_of
+from kvforge.commands.parsers import add_checkpoint, add_command, add_force, checkpoint_of, display_of
 from kvforge.commands.training_options import LOOP, add_run, add_targets, given
 
 _LOOP = {
@@ -31,7 +31,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         subparsers,
         "predict",
         help="train a small model to fill the cache of a large one (KV prediction)",
-        example="kvforge predict train BASE AUXILIARY -o PREDICTOR --data train.jsonl --mask answers",
+        example="kvforge predict train CHECKPOINT checkpoints/auxiliary -o checkpoints/predictor --data train.jsonl",
     )
     parts = parser.add_subparsers(dest="part", required=True, metavar="PART")
     _add_train(parts)
@@ -39,11 +39,12 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         parts,
         "truncate",
         help="make an auxiliary model of the lower layers of another one",
-        example="kvforge predict truncate BASE -o AUXILIARY --layers 4",
+        example="kvforge predict truncate CHECKPOINT -o checkpoints/auxiliary --layers 4",
     )
     add_checkpoint(truncating, "source", metavar="SRC", help="Hugging Face-format directory without a cut")
     truncating.add_argument("-o", "--output", type=Path, required=True, help="checkpoint directory to write")
     truncating.add_argument("--layers", type=int, required=True, metavar="N", help="layers to keep")
+    add_force(truncating)
     truncating.set_defaults(run=run_truncate)
 
 
@@ -52,7 +53,7 @@ def _add_train(parts: argparse._SubParsersAction) -> None:
         parts,
         "train",
         help="fit the maps of a predictor, and train it",
-        example="kvforge predict train BASE AUXILIARY -o PREDICTOR --data train.jsonl --mask answers",
+        example="kvforge predict train CHECKPOINT checkpoints/auxiliary -o checkpoints/predictor --data train.jsonl",
         description=(
             "Fit linear maps from a small model's layers to a base model's K and V, and train both. "
             "Interrupted, the same command continues."
@@ -81,6 +82,7 @@ def _add_train(parts: argparse._SubParsersAction) -> None:
     training.add_argument("--num-samples", type=int, default=64, metavar="N", help="sequences of it")
     training.add_argument("--num-tokens", type=int, default=512, metavar="N", help="tokens of a sequence of it")
     add_run(training, _LOOP)
+    add_force(training, "; a run in --work is continued all the same, and one that is done is only written again")
     training.add_argument("--json", action="store_true", help="print what was written as JSON")
     training.set_defaults(run=run_train)
 
@@ -111,6 +113,7 @@ def run_train(args: argparse.Namespace) -> int:
         FitOptions(args.ridge, args.num_samples, args.num_tokens, args.calibration),
         layers=args.layers,
         work=args.work,
+        overwrite=args.force,
         progress=not args.json and not display_of(args).quiet,
     )
     print(json.dumps(asdict(summary), indent=1) if args.json else describe(summary, args.overlong))
@@ -121,6 +124,6 @@ def run_truncate(args: argparse.Namespace) -> int:
     """Write the lower layers; prints one line."""
     from kvforge.prediction.truncate import truncate
 
-    truncate(checkpoint_of(args, args.source), args.output, args.layers)
+    truncate(checkpoint_of(args, args.source), args.output, args.layers, overwrite=args.force)
     print(f"{args.output}: the first {args.layers} layers of {args.source}")
     return 0

@@ -5,7 +5,7 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
-from kvforge.commands.parsers import add_checkpoint, add_command, checkpoint_of, display_of
+from kvforge.commands.parsers import add_checkpoint, add_command, add_force, checkpoint_of, display_of
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
@@ -14,7 +14,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         subparsers,
         "quantize",
         help="calibrate a checkpoint for FP8 weights and an FP8 KV cache, or for int4 weights",
-        example="kvforge quantize CHECKPOINT -o FP8 --recipe fp8",
+        example="kvforge quantize CHECKPOINT -o checkpoints/fp8 --recipe fp8",
     )
     add_checkpoint(parser, "checkpoint", help="Hugging Face-format directory, plain or SwiftKV")
     parser.add_argument("-o", "--output", type=Path, required=True, help="checkpoint directory to write")
@@ -28,6 +28,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     )
     parser.add_argument("--num-samples", type=int, default=128, metavar="N", help="sequences to calibrate with")
     parser.add_argument("--num-tokens", type=int, default=512, metavar="N", help="tokens of a sequence")
+    add_force(parser)
     parser.add_argument("--json", action="store_true", help="print what was written as JSON")
     parser.set_defaults(run=run)
 
@@ -52,6 +53,7 @@ def run(args: argparse.Namespace) -> int:
             calibration=args.calibration,
             num_samples=args.num_samples,
             num_tokens=args.num_tokens,
+            overwrite=args.force,
             progress=show,
         )
     if args.json:

@@ -5,7 +5,7 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
-from kvforge.commands.parsers import add_checkpoint, add_command, checkpoint_of, display_of
+from kvforge.commands.parsers import add_checkpoint, add_command, add_force, checkpoint_of, display_of
 
 _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
@@ -34,7 +34,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         subparsers,
         "rewire",
         help="make a SwiftKV checkpoint from a plain one, to be distilled",
-        example="kvforge rewire CHECKPOINT REWIRED --cut-layer auto --init ridge --calibration text.txt",
+        example="kvforge rewire CHECKPOINT checkpoints/rewired --cut-layer auto --init ridge --calibration text.txt",
     )
     add_checkpoint(parser, "source", metavar="SRC", help="Hugging Face-format directory without a cut")
     parser.add_argument("output", type=Path, metavar="DST", help="checkpoint directory to write")
@@ -75,6 +75,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     )
     parser.add_argument("--max-shard-size", type=_size, default="5GB", metavar="SIZE", help="of a file")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="similarity of the layers' inputs (.png, .svg, .pdf)")
+    add_force(parser)
     parser.add_argument("--json", action="store_true", help="print what was measured and written as JSON")
     parser.set_defaults(run=run)
 
@@ -112,6 +113,7 @@ def run(args: argparse.Namespace) -> int:
             options,
             calibration=args.calibration,
             plot=args.plot,
+            overwrite=args.force,
             progress=show,
         )
     print(json.dumps(asdict(summary), indent=1) if args.json else describe(summary))

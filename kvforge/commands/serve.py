@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from kvforge.commands.build_options import add_build_options, flag_of, given_options
 from kvforge.commands.parsers import add_command, add_revision, display_of
 from kvforge.common.errors import KvforgeError
-from kvforge.engine_cache.names import names_checkpoint
+from kvforge.engine_cache.names import check_is_there, names_checkpoint
 from kvforge.manifest import load_manifest
 from kvforge.runtime.speculation.config import check_speculation
 from kvforge.runtime.speculation.options import add_speculation_options, speculation_options
@@ -199,7 +199,7 @@ def _engine(args: argparse.Namespace) -> tuple[Path, str | None]:
 
     Raises:
         CheckpointError, BuildError: a checkpoint that there is not or that cannot be built.
-        KvforgeError: options of a build for an engine.
+        KvforgeError: options of a build for an engine, or nothing of this name.
     """
     given = given_options(args)
     if names_checkpoint(args.engine, args.revision):
@@ -209,6 +209,7 @@ def _engine(args: argparse.Namespace) -> tuple[Path, str | None]:
         options = BuildOptions(**given)
         cached = cached_engine(args.engine, options, revision=args.revision, display=display_of(args))
         return cached.path, cached.name
+    check_is_there(args.engine)
     for name in given:
         if name not in LIMITS:
             raise KvforgeError(f"{args.engine} is no checkpoint, so {flag_of(name)} cannot be chosen; leave it out.")

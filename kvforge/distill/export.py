@@ -26,15 +26,17 @@ def export_checkpoint(
     *,
     keep_teacher: bool = False,
     dtype: torch.dtype | None = None,
+    overwrite: bool = False,
 ) -> None:
     """Write ``output``, whole or not at all, with the source's configuration, tokenizer and other files.
 
     ``shapes`` names the model's tensors. Those in ``trained`` are written from there, the others copied from
     ``source``; each in ``dtype``, or by default as the source has it, and an added early-exit head as the embedding.
-    The q, k and v projections that layers from ``cut`` on had before are left out unless ``keep_teacher``.
+    The q, k and v projections that layers from ``cut`` on had before are left out unless ``keep_teacher``. What is at
+    ``output`` is replaced if ``overwrite``.
 
     Raises:
-        KvforgeError: ``output`` exists or cannot be written.
+        KvforgeError: ``output`` exists and may not be replaced, or cannot be written.
     """
 
     def stored(name: str) -> torch.dtype:
@@ -59,7 +61,7 @@ def export_checkpoint(
     if dtype is not None:
         key = "torch_dtype" if "torch_dtype" in hf_config else "dtype"
         hf_config[key] = str(dtype).removeprefix("torch.")
-    with staging_directory(output) as staging:
+    with staging_directory(output, replace=overwrite) as staging:
         (staging / "config.json").write_text(json.dumps(hf_config, indent=2) + "\n", encoding="utf-8")
         copy_files(source.path, staging)
         write_sharded(staging, specs, produce, MAX_SHARD_BYTES)

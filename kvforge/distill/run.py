@@ -10,8 +10,8 @@ import torch
 
 from kvforge.checkpoint import Checkpoint
 from kvforge.checkpoint.model import check_weights, open_model, read_model_config
+from kvforge.checkpoint.output import check_output
 from kvforge.common.errors import CheckpointError, KvforgeError, MissingToolError
-from kvforge.common.staging import check_free
 from kvforge.distill import world
 from kvforge.distill.config import DistillConfig
 from kvforge.distill.data import DataReport, load_data
@@ -53,17 +53,20 @@ def distill_checkpoint(
     work: str | Path | None = None,
     keep_teacher: bool = False,
     dtype: torch.dtype | None = None,
+    overwrite: bool = False,
     progress: bool = True,
 ) -> DistillSummary:
     """Distil the rewired checkpoint ``src`` on ``data`` (see ``load_data``) and write the student to ``dst``.
 
     A run that was interrupted continues from ``work`` (by default ``dst`` and ``.training``), which is left
-    there with the log. ``settings`` is by default ``config.length`` with all tokens as targets; sequences are at most
-    as long as the model's positions. ``dtype`` is that of the written weights, by default the source's.
+    there with the log; ``overwrite`` replaces a checkpoint at ``dst``, never a run. ``settings`` is by default
+    ``config.length`` with all tokens as targets; sequences are at most as long as the model's positions. ``dtype``
+    is that of the written weights, by default the source's.
 
     Raises:
         CheckpointError: ``src`` has no cut or not its teacher's projections, or cannot be read.
-        KvforgeError: ``dst`` exists, ``work`` is in it or is ``src``, the data is unusable, or see ``distill``.
+        KvforgeError: ``dst`` may not be written (``check_output``), ``work`` is in it or is ``src``, the data is
+            unusable, or see ``distill``.
     """
     src, dst = Path(src), Path(dst)
     work = Path(f"{os.path.abspath(dst)}.training" if work is None else work)
@@ -72,7 +75,7 @@ def distill_checkpoint(
             f"--train {config.train} changes weights that the teacher needs as they were; leave out --keep-teacher."
         )
     with world.processes(config.device):
-        checkpoint, sizes = world.first_process(lambda: _open(src, dst, work))
+        checkpoint, sizes = world.first_process(lambda: _open(src, dst, work, overwrite))
         settings = settings or DataSettings(config.length)
         settings = dataclasses.replace(settings, length=min(settings.length, sizes.max_position))
         config = dataclasses.replace(config, length=settings.length)
@@ -84,12 +87,14 @@ def distill_checkpoint(
         trained = {name: world.gathered(p) for name, p in model.named_parameters() if p.requires_grad}
         shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
         return world.first_process(
-            lambda: _finish(checkpoint, dst, work, shapes, trained, sizes.cut, keep_teacher, dtype, state, report)
+            lambda: _finish(
+                checkpoint, dst, work, shapes, trained, sizes.cut, keep_teacher, dtype, overwrite, state, report
+            )
         )
 
 
-def _open(src: Path, dst: Path, work: Path) -> tuple[Checkpoint, ModelConfig]:
-    check_free(dst)
+def _open(src: Path, dst: Path, work: Path, overwrite: bool) -> tuple[Checkpoint, ModelConfig]:
+    check_output(dst, [src], overwrite)
     if dst.resolve() in (work.resolve(), *work.resolve().parents) or work.resolve() == src.resolve():
         raise KvforgeError(f"--work {work} is in {dst} or is {src}; choose another directory for the run's state.")
     checkpoint = open_model(src)
@@ -129,6 +134,7 @@ def _finish(
     cut: int,
     keep_teacher: bool,
     dtype: torch.dtype | None,
+    overwrite: bool,
     state: Progress,
     report: DataReport,
 ) -> DistillSummary:
@@ -138,7 +144,9 @@ def _finish(
     except MissingToolError:
         plot = None
     # Last, so that whatever fails, the same command can be given again.
-    export_checkpoint(checkpoint, dst, shapes, trained, cut, keep_teacher=keep_teacher, dtype=dtype)
+    export_checkpoint(
+        checkpoint, dst, shapes, trained, cut, keep_teacher=keep_teacher, dtype=dtype, overwrite=overwrite
+    )
     return DistillSummary(
         output=str(dst),
         work=str(work),

@@ -9,11 +9,13 @@ import sys
 from kvforge.common.build_paths import build_paths, with_quotes, with_whitespace
 from kvforge.common.errors import KvforgeError
 from kvforge.common.hardware import available_memory_bytes
-from kvforge.doctor.finding import Check, installed_version
+from kvforge.doctor.finding import BUILD, EVERY_COMMAND, GPU, Check, installed_version
 from kvforge.doctor.kernels import cpu_check
 from kvforge.doctor.packages import package_checks
 from kvforge.doctor.serving import serving_checks
 from kvforge.vllm_engine.environment import HOW_TO_MAKE, PYTHON_VARIABLE, find_interpreter
+
+VLLM = "target vllm"
 
 
 def diagnose() -> list[Check]:
@@ -39,7 +41,8 @@ def _python() -> Check:
         "python",
         "ok" if good else "missing",
         platform.python_version(),
-        "" if good else "kvforge runs on Python 3.10 to 3.12",
+        "" if good else "make the environment with Python 3.10 to 3.12",
+        EVERY_COMMAND,
     )
 
 
@@ -47,32 +50,32 @@ def _torch_version() -> Check:
     """Whether it is a torch that kvforge knows; that it is there at all and can be imported, the packages say."""
     version = installed_version("torch")
     if version is None:
-        return Check("torch's version", "ok", "no torch")
+        return Check("torch's version", "ok", "no torch", needed_for=EVERY_COMMAND)
     major, minor = (int(part) for part in version.split(".")[:2])
     good = (2, 11) <= (major, minor) < (2, 14)
     advice = "" if good else "pip install 'torch>=2.11,<2.14'"
-    return Check("torch's version", "ok" if good else "missing", version, advice)
+    return Check("torch's version", "ok" if good else "missing", version, advice, EVERY_COMMAND)
 
 
 def _compiler() -> Check:
     compiler = os.environ.get("CXX") or "g++"
     path = shutil.which(compiler)
     if path is None:
-        return Check("C++ compiler", "missing", f"no {compiler}", "apt-get install g++ (needed by kvforge build)")
+        return Check("C++ compiler", "missing", f"no {compiler}", "apt-get install g++", BUILD)
     line = subprocess.run([path, "--version"], capture_output=True, text=True).stdout.splitlines()
-    return Check("C++ compiler", "ok", line[0] if line else path)
+    return Check("C++ compiler", "ok", line[0] if line else path, needed_for=BUILD)
 
 
 def _build_paths() -> Check:
     paths = build_paths()
-    for name, wrong, status, remedy in (
-        ("quotes or backslashes", with_quotes(paths), "missing", "kvforge build"),
-        ("spaces", with_whitespace(paths), "optional", "kvforge build --target cuda"),
+    for name, wrong, status, use in (
+        ("quotes or backslashes", with_quotes(paths), "missing", BUILD),
+        ("spaces", with_whitespace(paths), "optional", f"{BUILD} --target cuda"),
     ):
         if wrong:
-            advice = f"{remedy} needs an environment and a TMPDIR without {name} in their names"
-            return Check("build folders", status, f"{name} in {wrong[0]!r}", advice)
-    return Check("build folders", "ok", "compilers can be given their names")
+            advice = f"choose an environment and a TMPDIR without {name} in their names"
+            return Check("build folders", status, f"{name} in {wrong[0]!r}", advice, use)
+    return Check("build folders", "ok", "compilers can be given their names", needed_for=BUILD)
 
 
 def _memory() -> Check:
@@ -96,21 +99,23 @@ def _extensions() -> list[Check]:
 def _gpu() -> Check:
     path = shutil.which("nvidia-smi")
     if path is None:
-        return Check("GPU", "optional", "no nvidia-smi", "none is needed for target cpu")
+        return Check("GPU", "optional", "no nvidia-smi", "a machine with an NVIDIA GPU and its driver", GPU)
     result = subprocess.run(
         [path, "--query-gpu=name,memory.total", "--format=csv,noheader"], capture_output=True, text=True
     )
     names = result.stdout.strip().replace("\n", "; ")
-    return Check("GPU", "ok" if names else "optional", names or "nvidia-smi lists none")
+    if not names:
+        return Check("GPU", "optional", "nvidia-smi lists none", "give this machine or container one", GPU)
+    return Check("GPU", "ok", names, needed_for=GPU)
 
 
 def _vllm() -> Check:
     """The interpreter of target vllm, where one is named."""
     if not os.environ.get(PYTHON_VARIABLE):
-        advice = f"{HOW_TO_MAKE}, then {PYTHON_VARIABLE}=vllm-env/bin/python (needed by kvforge build --target vllm)"
-        return Check("vLLM", "optional", f"no {PYTHON_VARIABLE}", advice)
+        advice = f"{HOW_TO_MAKE}, then {PYTHON_VARIABLE}=vllm-env/bin/python"
+        return Check("vLLM", "optional", f"no {PYTHON_VARIABLE}", advice, VLLM)
     try:
         found = find_interpreter(None)
     except KvforgeError as error:
-        return Check("vLLM", "broken", str(error), f"unset {PYTHON_VARIABLE}, or name another python")
-    return Check("vLLM", "ok", f"{found.vllm} with torch {found.torch}, {found.python}")
+        return Check("vLLM", "broken", str(error), f"unset {PYTHON_VARIABLE}, or name another python", VLLM)
+    return Check("vLLM", "ok", f"{found.vllm} with torch {found.torch}, {found.python}", needed_for=VLLM)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from kvforge.common.hardware import ISA_NAMES, best_isa
-from kvforge.doctor.finding import Check, installed_version
+from kvforge.doctor.finding import EVERY_COMMAND, Check, installed_version
 
 SIZE = 1024
 """Rows, depth and outputs of the products that are timed."""
@@ -20,17 +20,22 @@ def cpu_check() -> Check:
     isa = forced or best_isa()
     machine = f"{platform.machine()}, {os.cpu_count()} cores"
     if isa not in _NAMES:
-        return Check("CPU", "missing", f"{machine}, KVFORGE_CPU_ISA={forced}", f"choose from {', '.join(_NAMES)}")
-    kernels = f"{_NAMES[isa]} kernels" + (f" (KVFORGE_CPU_ISA; best: {best_isa()})" if forced else "")
+        advice = f"choose from {', '.join(_NAMES)}"
+        return Check("CPU", "missing", f"{machine}, KVFORGE_CPU_ISA={forced}", advice, EVERY_COMMAND)
+    kernels = f"kernels for {_NAMES[isa]}" + (f" (KVFORGE_CPU_ISA; best: {best_isa()})" if forced else "")
     try:
         rates = _rates()
     except RuntimeError as error:
-        return Check("CPU", "missing", f"{machine}, {kernels}: {str(error).splitlines()[0]}", "unset KVFORGE_CPU_ISA")
-    told = "not compiled yet"
+        found = f"{machine}, {kernels}: {str(error).splitlines()[0]}"
+        return Check("CPU", "missing", found, "unset KVFORGE_CPU_ISA", EVERY_COMMAND)
+    told = "not compiled yet, which the first kvforge build does"
     if rates is not None:
         ours, bf16, float32 = rates
-        told = f"bf16 products at {ours:.0f} GFLOP/s; torch's at {bf16:.0f}, in float32 {float32:.0f}"
-    return Check("CPU", "ok", f"{machine}, {kernels}: {told}")
+        told = (
+            f"products of bfloat16 matrices at {ours:.0f} GFLOP/s just now (torch: {bf16:.0f}, and {float32:.0f} in "
+            "float32)"
+        )
+    return Check("CPU", "ok", f"{machine}; {kernels}, {told}")
 
 
 def _rates() -> tuple[float, float, float] | None:

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from kvforge.common.extras import how_to_install
-from kvforge.doctor.finding import Check, installed_version
+from kvforge.doctor.finding import EVERY_COMMAND, GPU, SERVE, Check, installed_version
 
 IMPORT_SECONDS = 120
 """An import that takes longer counts as broken."""
@@ -22,6 +22,19 @@ except BaseException as error:
     print("\\nFAILED", type(error).__name__ + ": " + lines[0])
     sys.exit(1)
 """
+
+NEEDED_FOR = {
+    "": EVERY_COMMAND,
+    "serve": SERVE,
+    "perf": "plots",
+    "train": "kvforge distill --data NAME",
+    "eval": "kvforge lm-eval",
+    "modelopt": "kvforge quantize --recipe fp8",
+    "onnx": "ONNX of target tensorrt",
+    "cuda": GPU,
+    "tensorrt": "plans of target tensorrt",
+}
+"""What each extra is for, and the packages that come without one."""
 
 
 @dataclass(frozen=True)
@@ -64,10 +77,9 @@ PACKAGES = (
         "triton",
         "triton",
         "cuda",
-        advice="comes with a CUDA build of torch (needed by targets cuda and tensorrt on a GPU)",
+        advice="comes with a CUDA build of torch",
     ),
     Package("tensorrt", "tensorrt", "tensorrt"),
-    Package("tensorrt-llm", "tensorrt_llm", "trtllm"),
 )
 
 
@@ -78,14 +90,14 @@ def package_checks(packages: tuple[Package, ...] = PACKAGES) -> list[Check]:
 
 
 def _check(package: Package) -> Check:
-    version = installed_version(package.distribution)
+    version, use = installed_version(package.distribution), NEEDED_FOR[package.extra]
     if version is None:
         absent = "optional" if package.extra else "missing"
-        return Check(package.distribution, absent, "not installed", package.remedy)
+        return Check(package.distribution, absent, "not installed", package.remedy, use)
     reason = why_broken(package.module)
     if reason is None:
-        return Check(package.distribution, "ok", version)
-    return Check(package.distribution, "broken", f"{version}, cannot be imported: {reason}", package.remedy)
+        return Check(package.distribution, "ok", version, needed_for=use)
+    return Check(package.distribution, "broken", f"{version}, cannot be imported: {reason}", package.remedy, use)
 
 
 def why_broken(module: str) -> str | None:

@@ -1,5 +1,6 @@
 """What ``kvforge doctor`` checks for ``kvforge serve``: the server, its Python, ports, shared memory, limits."""
 
+import dataclasses
 import os
 import resource
 import shutil
@@ -7,7 +8,7 @@ import socket
 from pathlib import Path
 
 from kvforge.common.extras import how_to_install
-from kvforge.doctor.finding import Check, installed_version
+from kvforge.doctor.finding import SERVE, Check, installed_version
 
 PORTS = {"http": 8000, "grpc": 8001, "metrics": 8002, "health": 8003, "openai": 8080}
 """The ports that ``kvforge serve`` takes unless told otherwise."""
@@ -19,7 +20,8 @@ MIN_OPEN_FILES = 4096
 
 
 def serving_checks() -> list[Check]:
-    return [_triton(), _numpy(), _shared_memory(), _open_files(), _perf_analyzer(), *_ports()]
+    checks = [_triton(), _numpy(), _shared_memory(), _open_files(), *_ports()]
+    return [*(dataclasses.replace(check, needed_for=SERVE) for check in checks), _perf_analyzer()]
 
 
 def _triton() -> Check:
@@ -29,7 +31,7 @@ def _triton() -> Check:
     bundled = installed_version("nvidia-pytriton")
     if bundled:
         return Check("tritonserver", "ok", f"bundled with nvidia-pytriton {bundled}")
-    return Check("tritonserver", "optional", "not found", f"{how_to_install('serve')} (needed by kvforge serve)")
+    return Check("tritonserver", "optional", "not found", how_to_install("serve"))
 
 
 def _numpy() -> Check:
@@ -67,12 +69,10 @@ def _open_files() -> Check:
 
 
 def _perf_analyzer() -> Check:
-    path = shutil.which("perf_analyzer")
+    path, use = shutil.which("perf_analyzer"), "load tests with perf_analyzer"
     if path:
-        return Check("perf_analyzer", "ok", path)
-    return Check(
-        "perf_analyzer", "optional", "not on PATH", "only for load tests: perf/serving/run_perf_analyzer.py gets one"
-    )
+        return Check("perf_analyzer", "ok", path, needed_for=use)
+    return Check("perf_analyzer", "optional", "not on PATH", "perf/serving/run_perf_analyzer.py gets one", use)
 
 
 def _ports() -> list[Check]:

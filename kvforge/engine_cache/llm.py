@@ -8,7 +8,7 @@ from typing import Any
 from kvforge import runtime
 from kvforge.common.display import Display
 from kvforge.common.errors import BuildError
-from kvforge.engine_cache.names import names_checkpoint
+from kvforge.engine_cache.names import check_is_there, names_checkpoint
 
 
 class LLM(runtime.LLM):
@@ -45,6 +45,9 @@ class LLM(runtime.LLM):
             cached = cached_engine(model, options, revision=revision, display=Display(quiet=quiet))
             weakref.finalize(self, cached.release)
             model = cached.path
-        elif build_options:
-            raise BuildError(f"build_options are for checkpoints, and {model} is none; leave them out.")
+        else:
+            if model is not None:
+                check_is_there(model)
+            if build_options:
+                raise BuildError(f"build_options are for checkpoints, and {model} is none; leave them out.")
         super().__init__(model, **engine_options)

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from kvforge.common.checkpoint_files import CONFIG
+from kvforge.common.errors import EngineError
 from kvforge.hub import parse_name
 from kvforge.manifest import MANIFEST_FILE
 
@@ -14,3 +15,12 @@ def names_checkpoint(name: str | Path, revision: str | None = None) -> bool:
     return parse_name(name, revision) is not None or (
         (path / CONFIG).is_file() and not (path / MANIFEST_FILE).is_file()
     )
+
+
+def check_is_there(name: str | Path) -> None:
+    """Raise EngineError where a ``name`` that is none of the Hub is no path either."""
+    if not Path(name).exists():
+        raise EngineError(
+            f"{name} is not an engine directory (there is nothing of this name); give an engine, a checkpoint, or "
+            "OWNER/NAME of a checkpoint on the Hub."
+        )

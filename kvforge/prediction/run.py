@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from kvforge.checkpoint.copy_files import copy_files
+from kvforge.checkpoint.output import check_output
 from kvforge.checkpoint.predictor import prediction_fields
 from kvforge.checkpoint.safetensors_writer import TensorSpec
 from kvforge.checkpoint.sharded_writer import write_sharded
 from kvforge.common.errors import CheckpointError, KvforgeError
-from kvforge.common.staging import check_free, staging_directory
+from kvforge.common.staging import staging_directory
 from kvforge.distill.data import DataReport, load_data
 from kvforge.distill.export import MAX_SHARD_BYTES
 from kvforge.distill.packing import DataSettings
@@ -74,20 +75,23 @@ def train_predictor(
     *,
     layers: tuple[int, ...] | None = None,
     work: str | Path | None = None,
+    overwrite: bool = False,
     progress: bool = True,
     fitting: Progress = lambda stage, done, total: None,
 ) -> PredictSummary:
     """Fit the maps of a predictor, train it on ``data`` (see ``load_data``; None trains nothing), and write it.
 
     A run that was interrupted continues from ``work`` (by default ``output`` and ``.training``), which is left there
-    with the log. ``layers`` names the auxiliary layer that each owner reads, by default the one at the same depth.
+    with the log; ``overwrite`` replaces a checkpoint at ``output``, never a run. ``layers`` names the auxiliary layer
+    that each owner reads, by default the one at the same depth.
 
     Raises:
         CheckpointError: a checkpoint cannot be read, is quantized, has a cut, or the two have other tokenizers.
-        KvforgeError: ``output`` exists, the data is unusable, or see ``fit_maps`` and ``train``.
+        KvforgeError: ``output`` may not be written (``check_output``), the data is unusable, or see ``fit_maps`` and
+            ``train``.
     """
     output, fit = Path(output), fit or FitOptions()
-    check_free(output)
+    check_output(output, [Path(base_path), Path(auxiliary_path)], overwrite)
     work = Path(f"{os.path.abspath(output)}.training" if work is None else work)
     base, auxiliary = open_source(base_path), open_source(auxiliary_path)
     prediction = _prediction(base, auxiliary, layers)
@@ -103,7 +107,7 @@ def train_predictor(
         settings = dataclasses.replace(settings, length=length)
         config = dataclasses.replace(config, loop=dataclasses.replace(config.loop, length=length))
         packed, report = load_data(data, base.checkpoint.path, base.config.vocab_size, settings, progress)
-    with staging_directory(output) as staging:
+    with staging_directory(output, replace=overwrite) as staging:
         folder = staging / ".calibration"
         folder.mkdir()
         fits, maps = fit_maps(base, auxiliary, prediction, samples, fit.ridge, folder, fitting)

@@ -18,10 +18,11 @@ from kvforge.checkpoint import Checkpoint, kv_scales
 from kvforge.checkpoint.copy_files import copy_files
 from kvforge.checkpoint.finite import check_finite
 from kvforge.checkpoint.model import check_weights, open_model, read_model_config
+from kvforge.checkpoint.output import check_output
 from kvforge.common.checkpoint_files import TOKENIZER_FILES
 from kvforge.common.errors import CheckpointError, KvforgeError, first_line
 from kvforge.common.extras import import_failed
-from kvforge.common.staging import check_free, staging_directory
+from kvforge.common.staging import staging_directory
 from kvforge.quantize.int4 import quantize_layers
 from kvforge.quantize.int4_checkpoint import write_int4
 from kvforge.swiftkv import load_model
@@ -59,28 +60,31 @@ def quantize_checkpoint(
     calibration: str | Path | None = None,
     num_samples: int = 128,
     num_tokens: int = 512,
+    overwrite: bool = False,
     progress: Progress = lambda done, total: None,
 ) -> QuantizeSummary:
     """Quantize a checkpoint, plain or SwiftKV, and write the result to ``output``.
 
     Calibration is over ``num_samples`` sequences of at most ``num_tokens`` tokens (the text file ``calibration``, or
     generated text). FP8's scales are the largest absolute values seen, divided by 448; ``int4`` rounds by the sums of
-    products of inputs. ``output`` appears whole or not at all.
+    products of inputs. ``output`` appears whole or not at all, with ``overwrite`` in the place of a checkpoint there.
 
     Raises:
         MissingToolError: a recipe needs ModelOpt (or transformers, for plain models), which is not installed.
         CheckpointError: the checkpoint cannot be read, is incomplete, not supported or quantized already, its
             tokenizer is another model's, or calibration found no usable scale.
-        KvforgeError: an unknown recipe, numbers below 1, ``output`` exists, or unusable calibration text.
+        KvforgeError: an unknown recipe, numbers below 1, ``output`` may not be written (``check_output``), or
+            unusable calibration text.
     """
     output = Path(output)
-    _check_arguments(output, recipe, num_samples, num_tokens)
+    _check_arguments(recipe, num_samples, num_tokens)
+    check_output(output, [Path(checkpoint_path)], overwrite)
     checkpoint, config = _open(Path(checkpoint_path))
     num_tokens = min(num_tokens, config.max_position)
     text = None if calibration is None else Path(calibration)
     samples = calibration_samples(checkpoint.path, config.vocab_size, text, num_samples, num_tokens)
     if recipe == "int4":
-        return _quantize_int4(checkpoint, config, output, samples, progress)
+        return _quantize_int4(checkpoint, config, output, samples, overwrite, progress)
     if checkpoint.is_text_part:
         raise CheckpointError(
             f"{checkpoint.path} has parts for images or audio besides its text model, which this recipe does not take; "
@@ -94,7 +98,7 @@ def quantize_checkpoint(
         mtq, export_hf_checkpoint = _modelopt()
         model = _load(checkpoint, config)
         model.to("cuda" if torch.cuda.is_available() else "cpu")
-        with staging_directory(output) as staging:
+        with staging_directory(output, replace=overwrite) as staging:
             _quantize(mtq, model, recipe, samples, progress)
             try:
                 export_hf_checkpoint(model, export_dir=staging)
@@ -120,9 +124,14 @@ def quantize_checkpoint(
 
 
 def _quantize_int4(
-    checkpoint: Checkpoint, config: ModelConfig, output: Path, samples: list[list[int]], progress: Progress
+    checkpoint: Checkpoint,
+    config: ModelConfig,
+    output: Path,
+    samples: list[list[int]],
+    overwrite: bool,
+    progress: Progress,
 ) -> QuantizeSummary:
-    with staging_directory(output) as staging:
+    with staging_directory(output, replace=overwrite) as staging:
         codes = quantize_layers(load_model(checkpoint, config, torch.float32), samples, progress)
         size = write_int4(checkpoint, config, codes, staging)
         copy_files(checkpoint.path, staging)
@@ -130,12 +139,11 @@ def _quantize_int4(
     return QuantizeSummary(str(output), "int4", model_type, len(samples), sum(map(len, samples)), size, ())
 
 
-def _check_arguments(output: Path, recipe: str, num_samples: int, num_tokens: int) -> None:
+def _check_arguments(recipe: str, num_samples: int, num_tokens: int) -> None:
     if recipe not in RECIPES:
         raise KvforgeError(f"Recipe {recipe!r} is unknown; choose from {', '.join(RECIPES)}.")
     if num_samples < 1 or num_tokens < 16:
         raise KvforgeError("--num-samples must be at least 1 and --num-tokens at least 16.")
-    check_free(output)
 
 
 def _open(path: Path) -> tuple[Checkpoint, ModelConfig]:

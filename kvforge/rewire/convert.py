@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from kvforge.checkpoint.copy_files import copy_files
+from kvforge.checkpoint.output import check_output
 from kvforge.common.errors import KvforgeError
 from kvforge.common.figures import check_figure
-from kvforge.common.staging import check_free, staging_directory
+from kvforge.common.staging import staging_directory
 from kvforge.rewire.cut_search import Candidate, choose_cut, measure_cuts
 from kvforge.rewire.initialise import new_tensors
 from kvforge.rewire.inputs import record_inputs
@@ -72,9 +73,10 @@ def rewire_checkpoint(
     *,
     calibration: str | Path | None = None,
     plot: str | Path | None = None,
+    overwrite: bool = False,
     progress: Progress = lambda stage, done, total: None,
 ) -> RewireSummary:
-    """Write the SwiftKV checkpoint of a plain one to ``output``, whole or not at all.
+    """Write the SwiftKV checkpoint of a plain one to ``output``, whole or not at all; ``overwrite`` replaces one there.
 
     One tensor is in memory at a time; calibration takes what :func:`record_inputs` and :func:`fit_owners` say. It runs,
     on the text file ``calibration`` or on generated text, where the cut is to be chosen, ``init`` is one of
@@ -82,18 +84,19 @@ def rewire_checkpoint(
 
     Raises:
         CheckpointError: the source cannot be read, is quantized, a SwiftKV one already, or incomplete.
-        KvforgeError: ``output`` is not empty, the cut is outside the model, no cut is within the quality budget, the
-            calibration text is unusable, or the disk or the GPU is full.
+        KvforgeError: ``output`` may not be written (``check_output``), the cut is outside the model, no cut is within
+            the quality budget, the calibration text is unusable, or the disk or the GPU is full.
     """
     output, source = Path(output), open_source(source_path)
     figure = None if plot is None else Path(plot)
-    _check(output, source, options)
+    check_output(output, [source.checkpoint.path], overwrite)
+    _check(source, options)
     if figure is not None:
         check_figure(figure)
     samples: list[list[int]] = []
     if options.cut is None or options.init in FITTED_INITS or figure is not None:
         samples = _samples(source, options, None if calibration is None else Path(calibration))
-    with staging_directory(output) as staging:
+    with staging_directory(output, replace=overwrite) as staging:
         work = staging / ".calibration"
         work.mkdir()
         try:
@@ -129,8 +132,7 @@ def rewire_checkpoint(
     )
 
 
-def _check(output: Path, source: Source, options: RewireOptions) -> None:
-    check_free(output)
+def _check(source: Source, options: RewireOptions) -> None:
     if source.config.latent is not None and (options.cut is None or options.init in FITTED_INITS):
         raise KvforgeError(
             f"{source.checkpoint.path} has latent attention, whose K and V are not fitted; give a --cut-layer, and "

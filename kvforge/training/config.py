@@ -32,7 +32,7 @@ class Stage:
     `num_misfits`: facts too long for what is left before a sequence counts as full.
     `pair_share`: share of the sequences that are bare pairs of words, to learn looking a key up.
     `question_share`: share of the sequences that ask in full sentences.
-    `lr_end`: what the learning rate, falling linearly, has been multiplied by at the end of the stage.
+    `lr_end`: what the learning rate falls to linearly by the end of the stage, as a share of itself.
     `mix`: weight of each task among the facts.
     `chain_hops`: where positive, the sequences that are no pairs are chains of amounts of up to so many links.
     """

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from numbers import Integral
+from numbers import Integral, Number
 from pathlib import Path
 from typing import Any
 
@@ -98,11 +98,23 @@ class PromptReader:
 
 
 def listed_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """A list of prompts; a text, a conversation or a flat list of token ids is one prompt."""
+    """A list of prompts, texts and token ids among each other; a text, a conversation or a flat list of token ids is
+    one prompt.
+
+    Raises:
+        RequestError: no list, or one of prompts with token ids that are in no list of their own.
+    """
     if isinstance(prompts, str | ChatPrompt):
         return [prompts]
     listed = plain_list(prompts, "the list of prompts")
-    return [listed] if listed and isinstance(listed[0], Integral) else listed
+    if not any(isinstance(item, Integral) for item in listed):
+        return listed
+    if not all(isinstance(item, Number) for item in listed):
+        raise RequestError(
+            "the list of prompts has token ids that are in no list of their own; give a string or a list of token ids "
+            'for each prompt, such as ["Once", [5, 6, 7]].'
+        )
+    return [listed]
 
 
 def plain_list(values: Any, name: str) -> list:

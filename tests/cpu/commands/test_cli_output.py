@@ -49,9 +49,9 @@ def test_a_misspelt_word_gets_a_suggestion(words: list[str], hint: str, capsys: 
 
 @pytest.mark.parametrize(("cut", "said"), [(1, "cut 1 of 2 layers"), (2, "parameters, 2 layers")])
 def test_a_build_speaks_of_a_cut_where_there_is_one(
-    cut: int, said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    cut: int, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     manifest = fake_manifest(num_layers=2, layer_windows=(0, 0), cut=cut, owner_of_layer=(0, 1))
     monkeypatch.setattr("kvforge.compiler.build_engine", lambda *_, **__: manifest)
-    assert main(["build", "X", "-o", "Y"]) == 0
+    assert main(["build", str(tmp_path), "-o", "Y"]) == 0
     assert said in capsys.readouterr().out

@@ -1,5 +1,6 @@
 """``kvforge doctor`` names every optional package, how to get an absent one, and what is too small for serving."""
 
+import json
 import os
 import resource
 import socket
@@ -14,6 +15,7 @@ from kvforge.compiler.toolchain import check_paths
 from kvforge.doctor import checks as doctor
 from kvforge.doctor import packages as doctor_packages
 from kvforge.doctor import serving as doctor_serving
+from kvforge.doctor.finding import EVERY_COMMAND, SERVE, Check
 
 
 def test_absent_packages_come_with_advice(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,6 +61,32 @@ def test_an_installed_package_that_cannot_be_imported_is_broken(
     monkeypatch.setattr(doctor_command, "diagnose", lambda: [check])
     assert main(["doctor"]) == 1
     assert capsys.readouterr().out.startswith("BROKEN   broken-one")
+
+
+def test_what_works_is_a_line_and_what_is_lacking_says_what_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = [
+        Check("CPU", "ok", "one"),
+        Check("python", "ok", "3.11", needed_for=EVERY_COMMAND),
+        Check("paint", "optional", "not installed", "buy some", "plots"),
+        Check("brush", "ok", "1.0", needed_for="plots"),
+        Check("server", "ok", "2.0", needed_for=SERVE),
+    ]
+    monkeypatch.setattr(doctor_command, "diagnose", lambda: found)
+    assert main(["doctor"]) == 0
+    lacks = "lacks    paint              not installed, for plots  -> buy some"
+    works = f"ok       {EVERY_COMMAND}, {SERVE}"
+    assert capsys.readouterr().out.splitlines() == ["CPU: one", works, lacks]
+    assert main(["doctor", "-v"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == len(found) and lines[1:3] == ["ok       python             3.11", lacks]
+    assert main(["doctor", "--json"]) == 0
+    assert [check["needed_for"] for check in json.loads(capsys.readouterr().out)] == [c.needed_for for c in found]
+    found[1] = Check("python", "missing", "3.9", "make another environment", EVERY_COMMAND)
+    assert main(["doctor"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].startswith("MISSING  python") and lines[2:] == [lacks]  # nothing works without it
 
 
 @pytest.mark.parametrize(("version", "status"), [("1.26.4", "ok"), ("2.1.0", "optional")])
@@ -126,4 +154,5 @@ def test_the_diagnosis_of_this_machine_is_whole() -> None:
     assert {"python", "torch", "tritonserver", "numpy for Triton", "shared memory", "open files", "port 8003"} <= set(
         names
     )
-    assert all(check.advice for check in checks if check.status == "missing")
+    assert all(check.advice for check in checks if check.status != "ok")
+    assert [check.name for check in checks if not check.needed_for] == ["CPU", "memory"]

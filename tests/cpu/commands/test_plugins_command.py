@@ -33,6 +33,21 @@ def test_the_command_prints_every_operator(capsys: pytest.CaptureFixture[str]) -
     assert main(["plugins", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == describe()
     assert main(["plugins"]) == 0
-    table = capsys.readouterr().out
-    for name, operator in plugins.OPERATORS.items():
-        assert f"kvforge::{name}, version {operator.version}\n" in table
+    _, *lines = capsys.readouterr().out.splitlines()
+    assert [line.split(maxsplit=2) for line in lines] == [
+        [name, str(operator.version), ", ".join(operator.backends)] for name, operator in plugins.OPERATORS.items()
+    ]
+
+
+def test_an_operator_by_its_name(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("paged_attention", "kvforge::paged_attention"):
+        assert main(["plugins", name]) == 0
+        first, *lines = capsys.readouterr().out.splitlines()
+        assert first == f"kvforge::paged_attention, version {plugins.OPERATORS['paged_attention'].version}"
+        assert "  triton     targets cuda and tensorrt: Triton kernels" in lines
+        assert "             tests/gpu/test_operators_cuda.py (needs a GPU)" in lines
+    assert main(["plugins", "paged_attention", "--json"]) == 0
+    assert [operator["name"] for operator in json.loads(capsys.readouterr().out)] == ["paged_attention"]
+    for name, advice in (("paged_atention", "did you mean paged_attention?"), ("x", "kvforge plugins lists them.")):
+        assert main(["plugins", name]) == 1
+        assert capsys.readouterr().err.endswith(f"There is no operator {name}; {advice}\n")

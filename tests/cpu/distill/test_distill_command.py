@@ -157,6 +157,27 @@ def test_mistakes_are_found_before_training(source: Path, data: Path, tmp_path: 
     assert [path.name for path in tmp_path.iterdir()] == ["there"]
 
 
+def test_force_replaces_the_checkpoint_and_continues_the_run(
+    source: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    dst, log = tmp_path / "dst", tmp_path / "dst.training" / "metrics.csv"
+    assert run(source, dst, "--data", data, *OPTIONS) == 0
+    trained, lines = load_weights(dst), log.read_text()
+    capsys.readouterr()
+    assert run(source, dst, "--data", data, *OPTIONS, "--keep-teacher") == 1
+    assert "add --force to replace it" in capsys.readouterr().err
+    assert run(source, dst, "--data", data, *OPTIONS, "--keep-teacher", "--force") == 0
+    written = load_weights(dst)
+    assert written.keys() > trained.keys() and log.read_text() == lines
+    assert all(torch.equal(written[name], tensor) for name, tensor in trained.items())
+    capsys.readouterr()
+    assert run(source, dst, "--data", data, *OPTIONS, "--lr", "1e-3", "--force") == 1
+    assert "or another --work to start a new one" in capsys.readouterr().err
+    assert load_weights(dst).keys() == written.keys()
+    assert run(source, source, "--data", data, *OPTIONS, "--force") == 1
+    assert "which is read; choose another output directory" in capsys.readouterr().err
+
+
 def test_an_empty_working_directory_is_written_to(source: Path, data: Path, tmp_path: Path, monkeypatch) -> None:
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path / "empty")

@@ -15,7 +15,7 @@ import pytest
 
 from kvforge import LLM, SamplingParams
 from kvforge.cli import main
-from kvforge.common.errors import BuildError, KvforgeError
+from kvforge.common.errors import BuildError, EngineError, KvforgeError
 from kvforge.compiler import BuildOptions
 from kvforge.engine_cache import build as cache_build
 from kvforge.engine_cache import key as cache_key
@@ -232,6 +232,8 @@ def test_engines_and_paths_are_not_built(engines: EngineShelf, tmp_path: Path, f
         LLM(engines.engine(PLAIN), build_options={"kv_dtype": "fp8"})
     with pytest.raises(BuildError, match="fields of BuildOptions"):
         LLM(engines.checkpoint(PLAIN), build_options={"kv_typ": "fp8"})
+    with pytest.raises(EngineError, match=r"nothing is not an engine directory .* or OWNER/NAME of a checkpoint"):
+        LLM(tmp_path / "nothing")
     with pytest.raises(KvforgeError, match="key begins with ''"):
         remove_entry(folder, "")
 

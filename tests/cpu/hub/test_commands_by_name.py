@@ -112,6 +112,21 @@ def test_the_others_get_the_snapshot(
     assert open_model(folder).sha256() == open_model(TEACHER).sha256()
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["build", "nonexist", "-o", "OUT"],
+        ["rewire", "nonexist", "OUT", "--cut-layer", "4"],
+        ["serve", "nonexist"],
+    ],
+)
+def test_a_path_that_is_not_there_may_have_been_a_name(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 1
+    line = capsys.readouterr().err
+    assert line.startswith("kvforge: error: nonexist ") and len(line.splitlines()) == 1
+    assert "a checkpoint, or OWNER/NAME" in line or "*.safetensors, or OWNER/NAME" in line
+
+
 def test_a_name_that_is_not_in_the_cache_is_a_sentence(
     offline: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

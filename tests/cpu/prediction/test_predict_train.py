@@ -166,6 +166,15 @@ def test_the_command_writes_what_it_trained(base: Path, tmp_path: Path, capsys: 
     assert generate(*own, [5, 6, 7], 3) and tensors["kv_prediction.3.v_proj.bias"].shape == (32,)
     assert main(["predict", "train", *given, *options.split()]) == 1
     assert "is there and not empty" in capsys.readouterr().err
+    (tmp_path / "p" / "old.txt").touch()
+    assert main(["predict", "train", *given, *options.split(), "--force"]) == 0
+    again = load_file(tmp_path / "p" / "model.safetensors")
+    assert not (tmp_path / "p" / "old.txt").exists()
+    assert all(torch.equal(again[name], tensor) for name, tensor in tensors.items())  # of the run that was done
+    for force, code in (([], 1), (["--force"], 0)):
+        aux = ["predict", "truncate", str(base), "-o", str(tmp_path / "aux"), "--layers", "1", *force]
+        assert main(aux) == code
+    assert json.loads((tmp_path / "aux" / "config.json").read_text())["num_hidden_layers"] == 1
 
 
 def test_what_does_not_go_together_is_refused(base: Path, tmp_path: Path) -> None:

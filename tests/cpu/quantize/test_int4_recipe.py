@@ -125,3 +125,15 @@ def test_the_command_writes_a_checkpoint_of_4_bits(tmp_path: Path, capsys: pytes
     assert main([*asked]) == 1 and "int4" in capsys.readouterr().err  # it is there already
     assert main(["quantize", str(tmp_path / "int4"), "-o", str(tmp_path / "again"), "--recipe", "int4"]) == 1
     assert "is quantized already" in capsys.readouterr().err
+
+
+def test_force_replaces_a_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["quantize", str(STUDENT), "-o", str(tmp_path / "int4"), "--recipe", "int4"]
+    command += ["--num-samples", "2", "--num-tokens", "32", "-q"]
+    assert main(command) == 0
+    (tmp_path / "int4" / "old.txt").touch()
+    capsys.readouterr()
+    assert main(command) == 1
+    assert "add --force to replace it" in capsys.readouterr().err
+    assert main([*command, "--force"]) == 0
+    assert not (tmp_path / "int4" / "old.txt").exists() and (tmp_path / "int4" / "config.json").is_file()

@@ -45,9 +45,9 @@ def test_the_command_line_overrides_the_recipe(built: list, tmp_path: Path) -> N
     ]
 
 
-def test_without_a_recipe_nothing_changes(built: list) -> None:
-    assert main(["build", "here", "-o", "there", "--max-num-seqs", "3"]) == 1
-    assert built == [(Path("here"), Path("there"), BuildOptions(max_num_seqs=3))]
+def test_without_a_recipe_nothing_changes(built: list, tmp_path: Path) -> None:
+    assert main(["build", str(tmp_path), "-o", "there", "--max-num-seqs", "3"]) == 1
+    assert built == [(tmp_path, Path("there"), BuildOptions(max_num_seqs=3))]
 
 
 def test_a_checkpoint_the_recipe_does_not_expect_is_refused(

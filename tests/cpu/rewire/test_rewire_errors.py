@@ -73,7 +73,8 @@ def test_options(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 
 def test_outputs(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "is there and not empty" in refused(capsys, source, source, source, "--cut-layer", 2)
+    for force in ((), ("--force",)):
+        assert "is or holds" in refused(capsys, source, source, source, "--cut-layer", 2, *force)
     file = tmp_path / "file"
     file.write_text("kept")
     assert "is there and not empty" in refused(capsys, tmp_path, source, file, "--cut-layer", 2)
@@ -82,6 +83,26 @@ def test_outputs(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str
     empty.mkdir()
     assert main(["rewire", str(source), str(empty), "--cut-layer", "2"]) == 0
     assert (empty / "config.json").is_file()
+
+
+def test_force_replaces_a_checkpoint_and_nothing_else(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output, cut_at = tmp_path / "out", lambda: json.loads((tmp_path / "out/config.json").read_text())
+    assert main(["rewire", str(source), str(output), "--cut-layer", "2"]) == 0
+    (output / "old.txt").touch()
+    capsys.readouterr()
+    assert "add --force to replace it" in refused(capsys, tmp_path, source, output, "--cut-layer", 3)
+    assert "can be cut at" in refused(capsys, tmp_path, source, output, "--cut-layer", 4, "--force")
+    assert cut_at()["num_key_value_layers"] == 2
+    assert main(["rewire", str(source), str(output), "--cut-layer", "3", "--force"]) == 0
+    assert cut_at()["num_key_value_layers"] == 3 and not (output / "old.txt").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    notes = tmp_path / "notes"
+    notes.mkdir()
+    (notes / "config.json").write_text("{}")
+    capsys.readouterr()
+    assert "is there and not empty" in refused(capsys, tmp_path, source, notes, "--cut-layer", 2, "--force")
 
 
 def test_sources(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

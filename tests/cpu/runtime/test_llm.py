@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from kvforge.common.errors import RequestError
 from kvforge.runtime import LLM, SamplingParams
 from tests.support.models.text_tokenizers import byte_level
 from tests.support.sessions.fake import FakeSession
@@ -35,6 +36,13 @@ def test_shapes_of_prompts_and_results(llm):
     assert llm.generate([], params, use_tqdm=False) == []
     arrays = llm.generate([np.array(one.prompt_token_ids)] * 2, params, use_tqdm=False)
     assert [r.outputs[0].text for r in arrays] == [one.outputs[0].text] * 2
+
+
+@pytest.mark.parametrize("prompts", [["Once", 5], [5, "Once"], [5, [6, 7]], [np.array([6, 7]), 5]])
+def test_token_ids_among_prompts_are_in_a_list_of_their_own(llm, prompts):
+    with pytest.raises(RequestError, match=r'such as \["Once", \[5, 6, 7\]\]'):
+        llm.generate(prompts, use_tqdm=False)
+    assert not llm.engine.has_unfinished()
 
 
 def test_text_is_the_decoded_tokens_without_what_ended_it(llm):

@@ -18,18 +18,16 @@ SAMPLES, TEACHER = ASSETS / "samples", ASSETS / "tiny-teacher"
 
 def trial() -> list[str]:
     """The lines of the README that begin with these commands, in order."""
-    lines = re.findall(r"^    kvforge (.*?)(?: +#.*)?$", (ROOT / "README.md").read_text(), re.MULTILINE)
-    wanted = ("build CHECKPOINT", "rewire", "distill", "build STUDENT", "eval STUDENT_ENGINE")
+    text = re.sub(r"\\\n +", "", (ROOT / "README.md").read_text())
+    lines = re.findall(r"^    kvforge (.*?)(?: +#.*)?$", text, re.MULTILINE)
+    wanted = ("build CHECKPOINT", "rewire", "distill", "build checkpoints/student", "eval engines/student")
     return [next(line for line in lines if line.startswith(begin)) for begin in wanted]
 
 
 def arguments(line: str, folder: Path) -> list[str]:
-    places = {
-        "CHECKPOINT": TEACHER,
-        **{name: folder / name for name in ("REWIRED", "STUDENT", "STUDENT_ENGINE", "ENGINE")},
-    }
     words = [word.replace("DATA/", f"{SAMPLES}/") for word in shlex.split(line)]
-    return [str(places.get(word, word)) for word in words]
+    words = [str(TEACHER) if word == "CHECKPOINT" else word for word in words]
+    return [str(folder / word) if word.startswith(("checkpoints/", "engines/")) else word for word in words]
 
 
 def test_the_samples_are_what_the_tasks_make() -> None:
@@ -46,7 +44,7 @@ def test_a_shorter_trial(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     _, rewire, distill, _, _ = trial()
     assert main(arguments(rewire, tmp_path)) == 0
     assert main([*arguments(distill, tmp_path), "--max-steps", "1", "--batch-size", "1", "--json"]) == 0
-    assert (tmp_path / "STUDENT" / "model.safetensors").is_file()
+    assert (tmp_path / "checkpoints" / "student" / "model.safetensors").is_file()
 
 
 def test_the_trial_of_the_readme(tmp_path: Path, capsys: pytest.CaptureFixture[str], full: bool) -> None:

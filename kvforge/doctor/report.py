@@ -1,0 +1,31 @@
+"""What ``kvforge doctor`` prints of its findings."""
+
+from collections.abc import Sequence
+
+from kvforge.doctor.finding import EVERY_COMMAND, Check
+
+_MARKS = {"broken": "BROKEN ", "missing": "MISSING", "optional": "lacks  ", "ok": "ok     "}
+"""Of each status, the worst first."""
+
+
+def summary(checks: Sequence[Check]) -> list[str]:
+    """Return a line for each fact of the machine, one for all that works, and one for each check that is not ok, the
+    worst first: what is wrong, what needs it, and how to mend it."""
+    facts = [f"{check.name}: {check.found}" for check in checks if check.status == "ok" and not check.needed_for]
+    wrong = sorted((check for check in checks if check.status != "ok"), key=lambda check: [*_MARKS].index(check.status))
+    lacking = {check.needed_for for check in wrong}
+    uses = dict.fromkeys(check.needed_for for check in checks if check.needed_for)
+    works = [] if EVERY_COMMAND in lacking else [use for use in uses if use not in lacking]
+    return [*facts, *([f"{_MARKS['ok']}  {', '.join(works)}"] if works else []), *map(_line, wrong)]
+
+
+def whole(checks: Sequence[Check]) -> list[str]:
+    """Return a line for each check."""
+    return [_line(check) for check in checks]
+
+
+def _line(check: Check) -> str:
+    use = f", for {check.needed_for}" if check.needed_for and check.status != "ok" else ""
+    return f"{_MARKS[check.status]}  {check.name:<18} {check.found}{use}" + (
+        f"  -> {check.advice}" if check.advice else ""
+    )
