@@ -16,7 +16,9 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         example="kvforge eval engines/student --teacher engines/teacher --task needle_single --length 1000",
     )
     parser.add_argument("engine", type=Path, help="engine directory; tasks suit models trained on such text")
-    parser.add_argument("--task", action="append", help="task to run, may be repeated; none: no tasks (default: all)")
+    parser.add_argument(
+        "--task", action="append", help="task to run, may be repeated; none: no tasks (default: all but chains)"
+    )
     parser.add_argument("--num-prompts", type=int, default=200, help="prompts per task")
     parser.add_argument("--length", type=int, default=1000, help="tokens of a prompt or document")
     parser.add_argument("--seed", type=int, default=0, help="seed of prompts, documents and resamples (default: 0)")
