@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, astuple, dataclass, replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,10 @@ class CostModel:
             + prices["query_keys"] * work.query_keys
             + prices["keys_read"] * work.keys_read
         )
+
+    def slower(self, factor: float) -> "CostModel":
+        """Return the model of the same engine where every step takes ``factor`` times as long."""
+        return replace(self, prices={name: factor * price for name, price in self.prices.items()})
 
 
 def fit_prices(works: Sequence[StepWork], seconds: Sequence[float]) -> dict[str, float]:

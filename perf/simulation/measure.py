@@ -164,6 +164,29 @@ def held_out_designs(num: int, seed: int) -> list[Design]:
     ]
 
 
+REFERENCE_DESIGNS = (
+    Design(1, 500),
+    Design(8, 500),
+    Design(8, 1500),
+    Design(0, 0, 256),
+    Design(0, 0, 1000),
+    Design(8, 500, 256),
+)
+"""A few steps that tell how fast the machine is now."""
+
+
+def slowness(meter: StepMeter, model: CostModel) -> float:
+    """Return how long steps take now, as a multiple of what they should: the median over ``REFERENCE_DESIGNS``.
+
+    Raises:
+        KvforgeError: the engine's limits allow none of them.
+    """
+    samples = [meter.measure(design) for design in REFERENCE_DESIGNS if meter.fits(design)]
+    if not samples:
+        raise KvforgeError("no reference step fits the engine; build it with a --max-seq-len of 300 or more.")
+    return float(np.median([sample.seconds / model.seconds(sample.work) for sample in samples]))
+
+
 def fit_engine(engine: LLMEngine, seed: int = 0) -> tuple[CostModel, dict[str, Any]]:
     """Return the prices of an engine's steps and how well they tell steps that they were not fitted to."""
     meter = StepMeter(engine)

@@ -13,6 +13,7 @@ from kvforge.runtime.engine import LLMEngine
 from kvforge.runtime.requests.params import SamplingParams
 from perf.simulation.arrivals import Traffic, arrival_times
 from perf.simulation.cost_model import CostModel
+from perf.simulation.measure import StepMeter, slowness
 from perf.simulation.simulator import Limits, simulate
 
 
@@ -60,17 +61,33 @@ def serve(engine: LLMEngine, traffic: Traffic, seed: int) -> Times:
 
 
 def validate(engine: LLMEngine, costs: CostModel, chosen: Mapping[str, Traffic], seed: int = 0) -> list[dict[str, Any]]:
-    """Serve every workload that fits the engine both ways; one row each, times in seconds, errors relative."""
+    """Serve every workload that fits the engine both ways; one row each, times in seconds, errors relative.
+
+    A shared machine is not as fast as when its steps were priced: before and after each workload a few reference steps
+    tell how much slower it is, and their mean goes into the simulated times (``slowness``, with both in the row). A
+    served workload has no part in its own simulation.
+    """
     config, rows = engine.config, []
     limits = Limits(config.max_num_tokens, config.max_num_seqs, config.num_pages * costs.page_bytes)
+    runner, meter = engine.runner, StepMeter(engine)
+
+    def now() -> float:
+        factor = slowness(meter, costs)
+        engine.runner = runner
+        return factor
+
     serve(engine, Traffic(1, 64, 2), seed)
+    now()
     for name, traffic in chosen.items():
         if traffic.input_tokens + traffic.output_tokens > config.max_seq_len:
             continue
+        before = now()
         measured = asdict(serve(engine, traffic, seed))
-        outcome = simulate(costs, traffic, limits, seed)
+        after = now()
+        factor = (before + after) / 2
+        outcome = simulate(costs.slower(factor), traffic, limits, seed)
         simulated = asdict(Times.of(traffic, outcome.arrival, outcome.first_token, outcome.last_token))
-        row: dict[str, Any] = {"workload": name, **asdict(traffic)}
+        row: dict[str, Any] = {"workload": name, **asdict(traffic), "slowness": [before, after]}
         for what, seconds in measured.items():
             row |= {f"measured_{what}_s": seconds, f"simulated_{what}_s": simulated[what]}
             row[f"{what}_error"] = simulated[what] / seconds - 1
