@@ -48,6 +48,7 @@ class Gateway:
         self.triton = Triton(self.options.grpc)
         self._readiness = Readiness(self.triton, self.options.state_file, self.model.manifest.vocab_size)
         self._reading = Reading(self.model, self.options)
+        await self._reading.prepare()
         if self.options.metrics is not None:
             self._numbers = EngineNumbers(self.options.metrics)
         yield

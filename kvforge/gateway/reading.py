@@ -28,8 +28,8 @@ WALL_FACTOR = 10
 
 
 class Reading:
-    """Reads bodies. Create it inside the event loop. Chats are always read by a worker: what a template does with a
-    conversation, nobody can say before."""
+    """Reads bodies. Create it inside the event loop, and `prepare` it. Chats are always read by a worker: what a
+    template does with a conversation, nobody can say before."""
 
     def __init__(self, model: ServedModel, options: GatewayOptions) -> None:
         self._reader = RequestReader(model, options)
@@ -39,8 +39,19 @@ class Reading:
         memory = MEMORY_LEAST + MEMORY_PER_BYTE * options.max_body_bytes
         self._pool = WorkerPool(command, NUM_WORKERS, memory, max_waiting=options.max_requests)
         self._large = asyncio.Semaphore(NUM_LARGE)
-        if self._template:
-            self._pool.warm()
+
+    async def prepare(self) -> None:
+        """Where chats are served, start all workers and wait until they are ready, so that no chat does. Those that
+        fail to start are tried again by requests."""
+        if not self._template:
+            return
+        try:
+            started = await asyncio.gather(*map(asyncio.wrap_future, self._pool.warm()))
+        except WorkersUnavailable as error:
+            logger.warning("no worker can be started yet: %s", error)
+            return
+        if not all(started):
+            logger.warning("%d of %d workers have not started yet", started.count(False), len(started))
 
     async def read(self, data: bytes, endpoint: Endpoint) -> ParsedRequest:
         """What a body asks for. Raises ApiError: 400 for a request that cannot be served as asked, or takes too much

@@ -20,12 +20,21 @@ BACKLOG = 1024
 
 
 class GatewayServer(uvicorn.Server):
-    """After a signal no new connection is accepted; open answers get `drain_timeout` seconds and then an error."""
+    """After a signal no new connection is accepted; open answers get `drain_timeout` seconds and then an error.
+
+    `on_ready` is called once requests are answered, after all that is prepared for them.
+    """
 
     def __init__(self, config: uvicorn.Config, front: Front, drain_timeout_s: float) -> None:
         super().__init__(config)
         self._front = front
         self._drain_timeout_s = drain_timeout_s
+        self.on_ready: Callable[[], None] = lambda: None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self.on_ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._front.draining = True
@@ -80,13 +89,13 @@ def listen(options: GatewayOptions) -> socket.socket:
     return sock
 
 
-def run(options: GatewayOptions, on_listening: Callable[[str], None]) -> None:
-    """Serve until SIGTERM or SIGINT; `on_listening` gets the base URL. Raises KvforgeError when it cannot start."""
+def run(options: GatewayOptions, on_ready: Callable[[str], None]) -> None:
+    """Serve until SIGTERM or SIGINT; `on_ready` gets the base URL. Raises KvforgeError when it cannot start."""
     configure(options.log_format, options.log_level)
     # Complaints about clients that send no HTTP are of no use here.
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
     server = make_server(options)
     sock = listen(options)
     host, port = sock.getsockname()[:2]
-    on_listening(f"http://{f'[{host}]' if ':' in host else host}:{port}/v1")
+    server.on_ready = lambda: on_ready(f"http://{f'[{host}]' if ':' in host else host}:{port}/v1")
     server.run(sockets=[sock])

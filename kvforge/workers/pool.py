@@ -24,7 +24,8 @@ class _Job:
 
 class WorkerPool:
     """`size` processes of `command`, which calls `kvforge.workers.serve`; a process starts with the first job that
-    needs one more, and a new one takes the place of one that ended.
+    needs one more, and a new one takes the place of one that ended. A job goes to a process that is ready: while one
+    is started, jobs are for the others.
 
     Args:
         memory_bytes: what a worker may take beyond what it has when it is ready.
@@ -54,6 +55,7 @@ class WorkerPool:
         self._lock = threading.Lock()
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
+        self._started: list[Future[bool]] = []
         self._workers: dict[threading.Thread, WorkerProcess] = {}
         self._num_open = 0
         self._closed = False
@@ -83,11 +85,16 @@ class WorkerPool:
         job.future.add_done_callback(self._on_done)
         return job.future
 
-    def warm(self) -> None:
-        """Start the first process now, so that the first job does not wait for its preparations. Does not wait."""
+    def warm(self) -> "list[Future[bool]]":
+        """Start all processes now, so that no job waits for their preparations. Does not wait: a future for each
+        process tells when it is ready (True) or has failed to start (False; a job will try again).
+
+        Raises WorkersUnavailable where not even a thread can be started.
+        """
         with self._lock:
-            if not self._threads and not self._closed:
+            for _ in range(0 if self._closed else self._size - len(self._threads)):
                 self._add_thread()
+            return list(self._started)
 
     @property
     def pids(self) -> list[int]:
@@ -112,7 +119,8 @@ class WorkerPool:
 
     def _add_thread(self) -> None:
         # Daemons that live as long as the pool: a worker ends with the thread that started it.
-        thread = threading.Thread(target=self._run, name="worker-pool", daemon=True)
+        started: Future[bool] = Future()
+        thread = threading.Thread(target=self._run, args=(started,), name="worker-pool", daemon=True)
         try:
             thread.start()
         except RuntimeError as error:  # no more threads
@@ -120,10 +128,12 @@ class WorkerPool:
                 return
             raise WorkersUnavailable(f"no worker process can be started ({error}); try again later.") from None
         self._threads.append(thread)
+        self._started.append(started)
 
-    def _run(self) -> None:
+    def _run(self, started: "Future[bool]") -> None:
         """Of one thread and its worker."""
         worker = self._start_ahead()
+        started.set_result(worker is not None)
         while (job := self._jobs.get()) is not None:
             if not job.future.set_running_or_notify_cancel():
                 continue
@@ -133,7 +143,6 @@ class WorkerPool:
                     worker = None
                 if worker is None:
                     worker = self._start()
-                worker.wait_ready()
                 job.future.set_result(worker.call(job.request, job.timeout_s, job.cpu_s))
             except BaseException as error:
                 job.future.set_exception(error)
@@ -144,13 +153,18 @@ class WorkerPool:
             worker.kill()
 
     def _start(self) -> WorkerProcess:
-        """Raises WorkersUnavailable."""
+        """A worker that is ready. Raises WorkersUnavailable."""
         with self._lock:  # so that none is started behind the back of `close`
             if self._closed:
                 raise WorkersUnavailable("the workers have been stopped.")
             worker = WorkerProcess(self._command, self._memory_bytes, self._start_timeout_s, self._max_answer_bytes)
             self._workers[threading.current_thread()] = worker
             self.num_started += 1
+        try:
+            worker.wait_ready()
+        except BaseException:
+            worker.kill()
+            raise
         return worker
 
     def _start_ahead(self) -> WorkerProcess | None:

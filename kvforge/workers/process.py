@@ -25,7 +25,6 @@ class WorkerProcess:
     ) -> None:
         self._start_timeout_s = start_timeout_s
         self._max_answer_bytes = max_answer_bytes
-        self._ready = False
         self.is_spent = False
         try:
             self._process = subprocess.Popen(
@@ -48,17 +47,14 @@ class WorkerProcess:
         return self._process.poll() is None
 
     def wait_ready(self) -> None:
-        """Wait until its preparations are done. Raises WorkersUnavailable where they fail or take too long."""
-        if self._ready:
-            return
-        self.is_spent = True
+        """Have it prepare itself, and wait for that: once, before the first job. Raises WorkersUnavailable where it
+        fails or takes too long."""
         try:
             kind, payload = self._exchange(self._setup, self._start_timeout_s, 0.0)
         except (WorkerDied, WorkerTimeout) as error:
             raise WorkersUnavailable(f"a worker process did not start: {error}") from None
         if kind != READY:
             raise WorkersUnavailable(f"a worker process did not start ({payload.decode('utf-8', 'replace')}).")
-        self._ready, self.is_spent = True, False
 
     def call(self, request: bytes, timeout_s: float, cpu_s: float) -> bytes:
         """Its answer. Raises WorkerDied or WorkerTimeout. Where it is spent afterwards, it must not be used again."""

@@ -43,9 +43,9 @@ class Judge:
         self._known_bytes = 0
         self._open: dict[GuidedDecoding, Future[Verdict]] = {}
 
-    def warm(self) -> None:
-        """Start a worker now, so that the first guide does not wait for it. Does not wait."""
-        self._pool.warm()
+    def warm(self) -> "list[Future[bool]]":
+        """Start all workers now, so that no guide waits for one. See WorkerPool.warm."""
+        return self._pool.warm()
 
     def close(self) -> None:
         """End the workers. Idempotent."""

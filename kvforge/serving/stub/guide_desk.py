@@ -3,7 +3,7 @@
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +21,20 @@ NO_TOKENIZER = Verdict(refusal="guided_decoding needs a tokenizer and this engin
 
 
 class GuideDesk:
-    """Verdicts on the guides of a request's prompts. Where `tokenizer_dir` has no tokenizer every guide is refused."""
+    """Verdicts on the guides of a request's prompts. Where `tokenizer_dir` has no tokenizer every guide is refused.
+
+    Workers start with it; `wait_started` before guides come.
+    """
 
     def __init__(self, tokenizer_dir: Path, eos_token_ids: Sequence[int], python: str) -> None:
         self._judge = (
             Judge(tokenizer_dir, eos_token_ids, python) if (tokenizer_dir / "tokenizer.json").is_file() else None
         )
-        if self._judge is not None:
-            self._judge.warm()
+        self._started = [] if self._judge is None else self._judge.warm()
+
+    def wait_started(self) -> None:
+        """Wait until every worker is ready or has failed to start, which later guides try again."""
+        wait(self._started)
 
     def close(self) -> None:
         if self._judge is not None:

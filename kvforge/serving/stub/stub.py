@@ -81,6 +81,7 @@ class Stub:
         self._client = EngineClient([*config.engine_command, "--server-pid", str(server_pid)], self)
         self._watch = RequestWatch(self, self._requests, config.poll_s, config.run_dir)  # it says that the engine loads
         self._client.start()
+        self._guides.wait_started()
 
     def execute(self, requests: list[Any]) -> None:
         """Accept requests; every one gets its responses, FINAL or an error included, from the sender threads."""

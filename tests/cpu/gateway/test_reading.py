@@ -9,6 +9,7 @@ import resource
 import subprocess
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -19,10 +20,12 @@ from kvforge.gateway.errors import ApiError
 from kvforge.gateway.model import ServedModel
 from kvforge.gateway.options import GatewayOptions, gateway_command
 from kvforge.gateway.parsed_request import Calls, ParsedRequest, pack, unpack
-from kvforge.gateway.reading import AT_ONCE, IN_THREAD, Reading
+from kvforge.gateway.reading import AT_ONCE, IN_THREAD, NUM_WORKERS, Reading
 from kvforge.gateway.request_reader import RequestReader
 from kvforge.manifest import TOKENIZER_DIR
+from kvforge.serving.processes.facts import children
 from kvforge.workers import WorkersUnavailable
+from kvforge.workers.process import WorkerProcess
 from tests.cpu.gateway.engine_files import write_engine_files
 from tests.cpu.gateway.fake_triton import FakeTriton
 from tests.cpu.gateway.http_calls import COMPLETION, call, post
@@ -212,6 +215,44 @@ def test_workers_that_cannot_start(start: Callable[..., str], triton: FakeTriton
             assert answer.status == 503 and "retry-after" in answer.headers
         assert post(f"{url}/v1/completions", COMPLETION).status == 200
     assert post(f"{url}/v1/chat/completions", {"model": "tiny", "messages": HELLO}).status == 200
+
+
+def test_no_chat_waits_for_a_worker(start: Callable[..., str], triton: FakeTriton, monkeypatch) -> None:
+    """Once the gateway answers, all its workers are prepared, and chats that come together start none."""
+    began: list[WorkerProcess] = []
+    prepared: list[WorkerProcess] = []
+    init, wait_ready = WorkerProcess.__init__, WorkerProcess.wait_ready
+
+    def note_start(self: WorkerProcess, *args) -> None:
+        began.append(self)
+        init(self, *args)
+
+    def note_ready(self: WorkerProcess) -> None:
+        wait_ready(self)
+        prepared.append(self)
+
+    monkeypatch.setattr(WorkerProcess, "__init__", note_start)
+    monkeypatch.setattr(WorkerProcess, "wait_ready", note_ready)
+    url = start()
+    assert call(url, "GET", "/ready").status == 200
+    assert len(prepared) == len(began) == NUM_WORKERS
+    bodies = [{"model": "tiny", "messages": HELLO}] * (NUM_WORKERS + 1)
+    with ThreadPoolExecutor(len(bodies)) as clients:
+        answers = list(clients.map(lambda body: post(f"{url}/v1/chat/completions", body), bodies))
+    assert [answer.status for answer in answers] == [200] * len(bodies)
+    assert len(prepared) == len(began) == NUM_WORKERS
+
+
+def test_the_url_is_told_once_the_workers_are_there(engine_files: Path, _fake) -> None:
+    options = GatewayOptions(engine=engine_files, grpc=_fake[1], port=0)
+    process = subprocess.Popen(gateway_command(options), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    try:
+        assert process.stdout is not None and b"OpenAI API at" in process.stdout.readline()
+        assert len(children(process.pid)) == NUM_WORKERS
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
 
 
 def test_too_many_waiting_requests_are_told_so(options: GatewayOptions, monkeypatch) -> None:

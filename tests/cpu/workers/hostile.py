@@ -38,6 +38,9 @@ def handle(job: bytes) -> bytes:
         return sys.stdin.read().encode()
     if kind == b"sleep":
         time.sleep(float(rest))
+    if kind == b"until":
+        while not Path(rest.decode()).exists():
+            time.sleep(0.01)
     if kind == b"stop":
         os.kill(os.getpid(), signal.SIGSTOP)
     if kind == b"native":  # holds the interpreter's lock for ever, and no signal handler of Python runs
@@ -52,8 +55,12 @@ def handle(job: bytes) -> bytes:
 
 def prepare():
     if len(sys.argv) > 1:
-        with Path(sys.argv[1]).open("a") as file:
+        log = Path(sys.argv[1])
+        is_first = not log.exists()
+        with log.open("a") as file:
             file.write("prepared\n")
+        if sys.argv[2:] == ["first"] and not is_first:
+            time.sleep(1000)
         if sys.argv[2:] == ["fail"]:
             raise ValueError("no such tokenizer")
     ballast = bytearray(300 << 20)  # what preparations take does not count

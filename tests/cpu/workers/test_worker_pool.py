@@ -191,16 +191,45 @@ def test_preparations_that_fail(tmp_path: Path) -> None:
         WorkerPool(("/nonexistent",), 1, MEMORY).call(b"", WAIT_S)
 
 
-def test_warm_starts_one(tmp_path: Path) -> None:
+def test_warm_prepares_all_before_the_first_job(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    pool = WorkerPool((*COMMAND, str(log)), 2, MEMORY)
+    pool = WorkerPool((*COMMAND, str(log)), 3, MEMORY)
     try:
-        pool.warm()
-        pool.warm()
-        wait_for_pid(pool)
-        assert pool.call(b"echo x", WAIT_S) == b"x"
-        assert pool.num_started == 1
-        assert log.read_text().count("prepared") == 1
+        for _ in range(2):
+            assert [started.result(WAIT_S) for started in pool.warm()] == [True] * 3
+            assert log.read_text().count("prepared") == pool.num_started == 3
+        jobs = [pool.submit(b"echo %d" % number, WAIT_S) for number in range(6)]
+        assert [job.result(WAIT_S) for job in jobs] == [b"%d" % number for number in range(6)]
+        assert log.read_text().count("prepared") == pool.num_started == 3
+    finally:
+        pool.close()
+    assert len(pool.warm()) == pool.num_started == 3
+
+
+def test_warm_tells_what_failed(tmp_path: Path) -> None:
+    pool = WorkerPool((*COMMAND, str(tmp_path / "log"), "fail"), 2, MEMORY)
+    try:
+        assert [started.result(WAIT_S) for started in pool.warm()] == [False, False]
+        with pytest.raises(WorkersUnavailable, match="no such tokenizer"):
+            pool.call(b"echo x", WAIT_S)
+    finally:
+        pool.close()
+
+
+def test_no_job_waits_for_a_worker_that_is_being_started(tmp_path: Path) -> None:
+    """The second worker's preparations never end; what it would have been given, the first one does."""
+    log, done = tmp_path / "log", tmp_path / "done"
+    pool = WorkerPool((*COMMAND, str(log), "first"), 2, MEMORY)
+    try:
+        pid = pool.call(b"pid", WAIT_S)
+        busy = pool.submit(f"until {done}".encode(), WAIT_S)
+        waiting = pool.submit(b"pid", WAIT_S)
+        deadline = time.monotonic() + WAIT_S
+        while log.read_text().count("prepared") < 2:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        done.touch()
+        assert (busy.result(WAIT_S), waiting.result(WAIT_S)) == (b"", pid)
     finally:
         pool.close()
 

@@ -1,19 +1,25 @@
 """Verdicts for the prompts of one request, together, at once or later."""
 
+import sys
 from concurrent.futures import Future
 from pathlib import Path
+from queue import SimpleQueue
 
 import pytest
 
 from kvforge.common.errors import KvforgeError, RequestError
+from kvforge.runtime.guides.judge import NUM_WORKERS
 from kvforge.runtime.guides.limits import NARROW
 from kvforge.runtime.guides.verdict import Verdict
 from kvforge.runtime.requests.guided_decoding import GuidedDecoding
 from kvforge.serving.stub.guide_desk import MAX_GUIDES, NO_TOKENIZER, GuideDesk
 from kvforge.workers import WorkersUnavailable
+from kvforge.workers.process import WorkerProcess
+from tests.support.models.text_tokenizers import byte_level
 
 A, B = {"kind": "regex", "guide": "a"}, {"kind": "regex", "guide": "b"}
 GOOD = Verdict("grammar", NARROW)
+WAIT_S = 60.0
 
 
 class FakeJudge:
@@ -57,9 +63,35 @@ def test_many_different_guides_in_one_request_are_refused(tmp_path: Path) -> Non
     assert len(judge.futures) == MAX_GUIDES and not answers
 
 
+def test_no_guide_waits_for_a_worker(tmp_path: Path, monkeypatch) -> None:
+    """Once the desk has started, all its judges are prepared, and guides that come together start none."""
+    pytest.importorskip("llguidance")
+    prepared: list[WorkerProcess] = []
+    wait_ready = WorkerProcess.wait_ready
+
+    def note(self: WorkerProcess) -> None:
+        wait_ready(self)
+        prepared.append(self)
+
+    monkeypatch.setattr(WorkerProcess, "wait_ready", note)
+    (tmp_path / "tokenizer.json").write_text(byte_level().backend.to_str())
+    desk, answers = GuideDesk(tmp_path, [], sys.executable), SimpleQueue()
+    try:
+        desk.wait_started()
+        assert len(prepared) == NUM_WORKERS
+        for guide in (A, B, {"kind": "regex", "guide": "c"}):
+            desk.ask([guide], answers.put)
+        verdicts = [answers.get(timeout=WAIT_S) for _ in range(3)]
+        assert [one.refusal for (one,) in verdicts] == [None] * 3
+        assert len(prepared) == NUM_WORKERS
+    finally:
+        desk.close()
+
+
 def test_without_a_tokenizer_every_guide_is_refused(tmp_path: Path) -> None:
     answers: list = []
     desk = GuideDesk(tmp_path, [], "python")
+    desk.wait_started()
     desk.ask([A, None], answers.append)
     desk.close()
     assert answers == [[NO_TOKENIZER, None]]
