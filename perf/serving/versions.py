@@ -8,20 +8,15 @@ both, the ratio of each turn, and the processor time of each turn's processes.
 
 import argparse
 import asyncio
-import os
-import re
 import statistics
-import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from kvforge.common.errors import KvforgeError
 from kvforge.manifest import load_manifest
 from perf.harness.command import add_lengths, add_report, add_work, begin_report, make_parser, positive, run_program
 from perf.harness.engines import ROOT, tokenizer_of
+from perf.serving.load.checkout import serving
 from perf.serving.load.client import ask_all, ask_text, infer_request
 from perf.serving.load.engines import tiny_engine
 from perf.serving.load.processes import CpuWindow
@@ -29,23 +24,6 @@ from perf.serving.load.prompts import make_prompts
 
 GUIDES = ("[a-z ]{900,}", "([a-f]{1,9} ?){900,}", "(one|two|three| )+[0-9]{900}", "[^x]{900,}")
 """None of them lets a text end before any length that is asked for."""
-
-
-@contextmanager
-def serving(checkout: Path, engine: Path) -> Iterator[tuple[str, int]]:
-    """The gRPC address and process id of a server that runs the code of a checkout."""
-    command = [sys.executable, "-m", "kvforge", "serve", str(engine), "--kv-cache-gib", "0.5"]
-    command += [word for name in ("http", "grpc", "metrics", "health") for word in (f"--{name}-port", "0")]
-    environment = {**os.environ, "PYTHONPATH": str(checkout)}
-    with subprocess.Popen(command, cwd=checkout, env=environment, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            line = process.stdout.readline()
-            if (found := re.search(r"gRPC ([\d.]+:\d+)", line)) is None:
-                raise KvforgeError(f"the server of {checkout} did not start; start it by hand to see why.")
-            yield found[1], process.pid
-        finally:
-            process.terminate()
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
@@ -66,15 +44,16 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     tokens = args.requests * (args.input_tokens + args.output_tokens)
     rates: dict[str, list[float]] = {"before": [], "now": []}
     cpu: dict[str, list[dict[str, float]]] = {"before": [], "now": []}
-    with serving(args.against, engine) as before, serving(ROOT, engine) as now:
+    options = ("--kv-cache-gib", "0.5")
+    with serving(args.against, engine, *options) as before, serving(ROOT, engine, *options) as now:
         sides = {"before": before, "now": now}
-        for url, _ in sides.values():
-            asyncio.run(ask_all(url, requests(10**6), args.concurrency))
+        for served in sides.values():
+            asyncio.run(ask_all(served.grpc, requests(10**6), args.concurrency))
         for turn in range(args.turns):
             for name in sorted(sides, reverse=bool(turn % 2)):
-                url, pid = sides[name]
-                asked, window = requests(turn), CpuWindow(pid)
-                _, seconds = asyncio.run(ask_all(url, asked, args.concurrency))
+                served = sides[name]
+                asked, window = requests(turn), CpuWindow(served.pid)
+                _, seconds = asyncio.run(ask_all(served.grpc, asked, args.concurrency))
                 cpu[name].append({role: sum(threads) for role, threads in window.read().items()})
                 rates[name].append(tokens / seconds)
                 print(f"  {name}: {rates[name][-1]:.0f} tokens/s", file=sys.stderr, flush=True)

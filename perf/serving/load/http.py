@@ -67,3 +67,8 @@ def ensemble_text(event: dict[str, Any]) -> str:
 def completion_text(event: dict[str, Any]) -> str:
     """The text of a chunk of /v1/completions; a chunk with usage only has none."""
     return "".join(choice["text"] for choice in event["choices"])
+
+
+def chat_text(event: dict[str, Any]) -> str:
+    """As ``completion_text``, of /v1/chat/completions."""
+    return "".join(choice["delta"].get("content") or "" for choice in event["choices"])
