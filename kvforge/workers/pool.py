@@ -168,7 +168,7 @@ class WorkerPool:
         return worker
 
     def _start_ahead(self) -> WorkerProcess | None:
-        """For the next job; where it cannot be started, that job tries again."""
-        with contextlib.suppress(WorkersUnavailable):
+        """For the next job; where it cannot be started, for whatever reason, that job tries again and is told."""
+        with contextlib.suppress(Exception):
             return self._start()
         return None

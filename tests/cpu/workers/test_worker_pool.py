@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from kvforge.workers import WorkerDied, WorkerPool, WorkersUnavailable, WorkerTimeout
+from kvforge.workers.process import WorkerProcess
 
 COMMAND = (sys.executable, str(Path(__file__).with_name("hostile.py")))
 MEMORY = 256 << 20
@@ -212,6 +213,22 @@ def test_warm_tells_what_failed(tmp_path: Path) -> None:
         assert [started.result(WAIT_S) for started in pool.warm()] == [False, False]
         with pytest.raises(WorkersUnavailable, match="no such tokenizer"):
             pool.call(b"echo x", WAIT_S)
+    finally:
+        pool.close()
+
+
+def test_a_start_that_fails_as_nobody_foresaw_is_told_to_the_job(monkeypatch) -> None:
+    def fail(self: WorkerProcess) -> None:
+        raise ValueError("a header that is none")
+
+    pool = WorkerPool(COMMAND, 1, MEMORY)
+    try:
+        with monkeypatch.context() as patched:
+            patched.setattr(WorkerProcess, "wait_ready", fail)
+            assert [started.result(WAIT_S) for started in pool.warm()] == [False]
+            with pytest.raises(ValueError, match="a header that is none"):
+                pool.submit(b"echo x", WAIT_S).result(WAIT_S)
+        assert pool.call(b"echo x", WAIT_S) == b"x"
     finally:
         pool.close()
 
