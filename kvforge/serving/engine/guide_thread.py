@@ -14,6 +14,7 @@ from kvforge.serving.engine.protocol import Message
 logger = logging.getLogger("kvforge.engine")
 
 NICENESS = 5
+"""By how much guides yield to the steps, whatever the process was started with."""
 GUIDE = "guide"
 """Of an `add` command: the verdict on its guide as data."""
 COMPILED = "compiled_guide"
@@ -68,8 +69,9 @@ class GuideThread:
             return None  # to compile it says what is wrong
 
     def _run(self) -> None:
+        own = os.getpriority(os.PRIO_PROCESS, 0)
         with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), min(own + NICENESS, 19))
         while True:
             command = self._commands.get()
             if command["id"] not in self._waiting:
