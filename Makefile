@@ -5,7 +5,9 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 SERVE := $(VENV)/.installed-serve
 DEV := $(VENV)/.installed-dev
-PARALLEL := --numprocesses 2 --dist loadfile
+# Files in the order of their names. By their number of tests, as xdist has it, files of one long test would come last,
+# and one process would wait for the other.
+PARALLEL := --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 .PHONY: demo test test-full lint bench bench-serve figures clean
 

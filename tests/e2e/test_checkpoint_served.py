@@ -5,16 +5,17 @@ from pathlib import Path
 
 import openai
 import pytest
+import torch
 
 from kvforge import LLM, SamplingParams
 from kvforge.common.errors import KvforgeError
 from kvforge.engine_cache import build as cache_build
 from kvforge.engine_cache.store import list_entries, remove_all
 from tests.support.hub_server import Repository, hub_server
+from tests.support.models.checkpoints import make_checkpoint
 from tests.support.serving.serve_process import ServeProcess, refused_start
 
-TEACHER = Path(__file__).parents[2] / "model_defs/assets/tiny-teacher"
-NAME = "someone/tiny-teacher"
+NAME = "someone/tiny"
 PROMPT = "The secret number of the copper harbor is 4213. The secret number of the copper harbor is"
 
 
@@ -24,9 +25,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def served(folder: Path) -> Iterator[ServeProcess]:
+def checkpoint(folder: Path) -> Path:
+    return make_checkpoint(folder.parent / "checkpoint", dtype=torch.bfloat16, num_hidden_layers=2)
+
+
+@pytest.fixture(scope="module")
+def served(folder: Path, checkpoint: Path) -> Iterator[ServeProcess]:
     with hub_server() as hub:
-        hub.repositories[NAME] = Repository(TEACHER)
+        hub.repositories[NAME] = Repository(checkpoint)
         environment = hub.environment(folder.parent / "hub", KVFORGE_ENGINE_CACHE=str(folder))
         options = ("--openai", "--openai-port", "0", "--kv-dtype", "fp8", "--max-seq-len", "512")
         with ServeProcess(Path(NAME), *options, env=environment) as running:
@@ -34,14 +40,14 @@ def served(folder: Path) -> Iterator[ServeProcess]:
 
 
 def test_it_answers_under_its_name_as_its_engine_does_offline(
-    served: ServeProcess, folder: Path, monkeypatch: pytest.MonkeyPatch
+    served: ServeProcess, folder: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = openai.OpenAI(base_url=served.openai_url, api_key="none", max_retries=0, timeout=180)
     assert [model.id for model in client.models.list()] == [NAME]
     answer = client.completions.create(model=NAME, prompt=PROMPT, max_tokens=12, temperature=0)
     monkeypatch.setenv("KVFORGE_ENGINE_CACHE", str(folder))
     monkeypatch.setattr(cache_build, "build_engine", lambda *given, **more: pytest.fail("built again"))
-    llm = LLM(TEACHER, build_options={"kv_dtype": "fp8", "max_seq_len": 512}, kv_cache_gib=0.1)  # the same content
+    llm = LLM(checkpoint, build_options={"kv_dtype": "fp8", "max_seq_len": 512}, kv_cache_gib=0.1)  # the same content
     params = SamplingParams(temperature=0.0, max_tokens=12)
     assert answer.choices[0].text == llm.generate(PROMPT, params, use_tqdm=False)[0].outputs[0].text
     assert llm.engine.manifest.kv_dtype == "fp8" and llm.engine.manifest.max_seq_len == 512

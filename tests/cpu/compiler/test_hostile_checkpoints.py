@@ -2,9 +2,12 @@
 process with little memory is enough."""
 
 import json
+import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,19 +17,54 @@ ROOT = Path(__file__).resolve().parents[3]
 TINY = {"num_hidden_layers": 3, "hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "head_dim": 8}
 
 
+class Attacker:
+    """One process for all families: torch and its export are imported once. After a crash another one is started."""
+
+    def __init__(self, log: Path) -> None:
+        self._log = log
+        self._process: subprocess.Popen[str] | None = None
+
+    def attack(self, checkpoint: Path, seed: int, count: int) -> list[dict[str, Any]]:
+        """Return what the process prints of each mutation: fewer than ``count`` after a crash."""
+        if self._process is None:
+            self._process = self._start()
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(shlex.join([str(checkpoint), str(seed), str(count)]) + "\n")
+        self._process.stdin.flush()
+        lines = [line for _ in range(count) if (line := self._process.stdout.readline())]
+        if len(lines) < count:
+            self.end()
+        return [json.loads(line) for line in lines]
+
+    def said(self) -> str:
+        """Its standard error so far."""
+        return self._log.read_text(errors="replace")
+
+    def end(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
+            self._process = None
+
+    def _start(self) -> "subprocess.Popen[str]":
+        command, pipe = [sys.executable, "-m", "tests.support.hostile.checkpoint_attack"], subprocess.PIPE
+        with self._log.open("w") as log:
+            return subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, stderr=log, text=True)
+
+
+@pytest.fixture(scope="module")
+def attacker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Attacker]:
+    attacker = Attacker(tmp_path_factory.mktemp("attacker") / "said.txt")
+    yield attacker
+    attacker.end()
+
+
 @pytest.mark.parametrize("family", ALL_FAMILIES)
-def test_every_mutation_is_refused_or_generates(family: str, tmp_path: Path, full: bool) -> None:
+def test_every_mutation_is_refused_or_generates(family: str, attacker: Attacker, tmp_path: Path, full: bool) -> None:
     checkpoint = make_checkpoint(tmp_path / family, family, num_key_value_heads=1, **TINY)
     count, seed = 1000 if full else 208 // len(ALL_FAMILIES), list(ALL_FAMILIES).index(family)
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.support.hostile.checkpoint_attack", str(checkpoint), str(seed), str(count)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=3000,
-    )
-    rows = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(rows) == count, done.stderr[-2000:]  # a crash says at which mutation
+    rows = attacker.attack(checkpoint, seed, count)
+    assert len(rows) == count, attacker.said()[-2000:]  # a crash says at which mutation
     refused = 0
     for row in rows:
         for reader, answer in row["found"].items():

@@ -1,14 +1,16 @@
 """A process with little memory that takes damaged checkpoints as every command does.
 
-    python -m tests.support.hostile.checkpoint_attack CHECKPOINT SEED COUNT [FIRST]
+    echo CHECKPOINT SEED COUNT [FIRST] | python -m tests.support.hostile.checkpoint_attack
 
-Prints a line of JSON for each mutation: what was wrong, and what each reader made of it, a sentence or "".
+Each line of its input names a checkpoint. For each mutation of it the process prints a line of JSON: what was wrong,
+and what each reader made of it, a sentence or "".
 """
 
 import contextlib
 import json
 import random
 import resource
+import shlex
 import shutil
 import sys
 import tempfile
@@ -79,17 +81,15 @@ def attempt(reader: Callable[[Path, Path], object], path: Path) -> str:
     return ""
 
 
-def main() -> None:
+def attack(checkpoint: Path, seed: int, count: int, first: int = 0) -> None:
     """Run the mutations of a seed."""
-    checkpoint, seed, count = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-    torch.set_num_threads(1)
-    cpu.package_writer = lambda: contextlib.nullcontext(lambda program, path: path.write_bytes(b""))
-    cpu.build_library = lambda path: path.write_bytes(b"")
+    most = resource.getrlimit(resource.RLIMIT_AS)[1]
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
     whole = {name: attempt(READERS[name], checkpoint) for name in ("build", "generate", "rewire", "quantize")}
     assert not any(answer and "kvforge does not rewire" not in answer for answer in whole.values()), whole
     mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (mapped + MEMORY, mapped + MEMORY))
-    for number in range(int(sys.argv[4]) if len(sys.argv) > 4 else 0, count):
+    resource.setrlimit(resource.RLIMIT_AS, (mapped + MEMORY, most))
+    for number in range(first, count):
         what, apply = mutation(random.Random(seed * 10**6 + number))
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "checkpoint"
@@ -100,6 +100,16 @@ def main() -> None:
             apply(path)
             found = {name: attempt(reader, path) for name, reader in READERS.items()}
         print(json.dumps({"number": number, "what": what, "found": found}), flush=True)
+
+
+def main() -> None:
+    """Attack each checkpoint that a line of the input names."""
+    torch.set_num_threads(1)
+    cpu.package_writer = lambda: contextlib.nullcontext(lambda program, path: path.write_bytes(b""))
+    cpu.build_library = lambda path: path.write_bytes(b"")
+    for line in sys.stdin:
+        checkpoint, *numbers = shlex.split(line)
+        attack(Path(checkpoint), *map(int, numbers))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """``kvforge lm-eval`` and the harness' own command on local tasks, and what they refuse."""
 
+import functools
 import json
 import math
 import re
@@ -14,6 +15,8 @@ from kvforge.common.errors import KvforgeError
 from tests.support.models.engines import PLAIN, EngineShelf
 
 pytest.importorskip("lm_eval", reason="lm-evaluation-harness is an extra")
+from lm_eval.tasks import TaskManager
+
 from kvforge.evaluation.lm_harness import EngineLM
 from kvforge.evaluation.lm_harness import main as harness_main
 from tests.support.lm_harness import Reference, byte_ids
@@ -116,6 +119,8 @@ def test_the_harness_has_its_own_command(
     engines: EngineShelf, tasks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    # Its own tasks, which take seconds to read, are those of test_lm_presets.py.
+    monkeypatch.setattr("lm_eval.tasks.TaskManager", functools.partial(TaskManager, include_defaults=False))
     options = ["run", "--model", "kvforge", "--include_path", str(tasks), "--tasks", "local_generate", "--limit", "2"]
     monkeypatch.setattr("sys.argv", ["lm_eval", *options, "--model_args", f"engine={engines.engine(PLAIN)}"])
     assert harness_main() == 0
