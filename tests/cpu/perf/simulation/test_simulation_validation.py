@@ -43,7 +43,7 @@ def test_a_workload_is_served_and_simulated_and_one_that_does_not_fit_is_left_ou
     paces = iter([9.0, 2.0, 4.0, 1.0, 2.0])  # the first one warms up
     monkeypatch.setattr("perf.simulation.validation.slowness", lambda meter, costs: next(paces))
     chosen = {"one": Traffic(1, 8, 2), "some": Traffic(3, 20, 4, rate=200.0), "too long": Traffic(1, 1000, 4)}
-    rows = validate(engine, costs_of(engine), chosen)
+    rows = validate(engine, costs_of(engine), chosen, rounds=1)
     assert [row["workload"] for row in rows] == ["one", "some"]
     assert rows[0]["simulated_total_s"] == pytest.approx(3 * (2 * (2e-3 + 1e-3 + 1e-4) + 9e-5))
     assert [row["slowness"] for row in rows] == [[2.0, 4.0], [1.0, 2.0]]
@@ -51,6 +51,14 @@ def test_a_workload_is_served_and_simulated_and_one_that_does_not_fit_is_left_ou
     for row in rows:
         assert 0 < row["measured_ttft_s"] <= row["measured_total_s"]
         assert row["total_error"] == row["simulated_total_s"] / row["measured_total_s"] - 1
+
+
+def test_of_several_rounds_the_one_in_the_middle_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, served = small_engine(), iter([9.0, 1.0, 2.0, 4.0])  # the first one warms up
+    monkeypatch.setattr("perf.simulation.validation.slowness", lambda meter, costs: 1.0)
+    monkeypatch.setattr("perf.simulation.validation.serve", lambda *args: Times(next(served), 0.5, 0.1))
+    (row,) = validate(engine, costs_of(engine), {"one": Traffic(1, 8, 2)}, rounds=3)
+    assert row["measured_total_s"] == 2.0
 
 
 def test_how_slow_a_machine_is_follows_from_steps_of_known_price(monkeypatch: pytest.MonkeyPatch) -> None:
