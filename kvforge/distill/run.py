@@ -74,8 +74,14 @@ def distill_checkpoint(
         raise KvforgeError(
             f"--train {config.train} changes weights that the teacher needs as they were; leave out --keep-teacher."
         )
+
+    def begin() -> tuple[Checkpoint, ModelConfig]:
+        check_output(dst, [src, Path(data)], overwrite)
+        check_work(work, dst, [src])
+        return _open(src)
+
     with world.processes(config.device):
-        checkpoint, sizes = world.first_process(lambda: _open(src, dst, work, Path(data), overwrite))
+        checkpoint, sizes = world.first_process(begin)
         settings = settings or DataSettings(config.length)
         settings = dataclasses.replace(settings, length=min(settings.length, sizes.max_position))
         config = dataclasses.replace(config, length=settings.length)
@@ -93,9 +99,7 @@ def distill_checkpoint(
         )
 
 
-def _open(src: Path, dst: Path, work: Path, data: Path, overwrite: bool) -> tuple[Checkpoint, ModelConfig]:
-    check_output(dst, [src, data], overwrite)
-    check_work(work, dst, [src])
+def _open(src: Path) -> tuple[Checkpoint, ModelConfig]:
     checkpoint = open_model(src)
     if checkpoint.quantization is not None:
         raise CheckpointError(f"{src} is quantized ({checkpoint.quantization}); distil the original and quantize that.")
