@@ -69,21 +69,15 @@ def validate(engine: LLMEngine, costs: CostModel, chosen: Mapping[str, Traffic],
     """
     config, rows = engine.config, []
     limits = Limits(config.max_num_tokens, config.max_num_seqs, config.num_pages * costs.page_bytes)
-    runner, meter = engine.runner, StepMeter(engine)
-
-    def now() -> float:
-        factor = slowness(meter, costs)
-        engine.runner = runner
-        return factor
-
+    meter = StepMeter(engine)
     serve(engine, Traffic(1, 64, 2), seed)
-    now()
+    slowness(meter, costs)  # warms up
     for name, traffic in chosen.items():
         if traffic.input_tokens + traffic.output_tokens > config.max_seq_len:
             continue
-        before = now()
+        before = slowness(meter, costs)
         measured = asdict(serve(engine, traffic, seed))
-        after = now()
+        after = slowness(meter, costs)
         factor = (before + after) / 2
         outcome = simulate(costs.slower(factor), traffic, limits, seed)
         simulated = asdict(Times.of(traffic, outcome.arrival, outcome.first_token, outcome.last_token))
