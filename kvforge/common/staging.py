@@ -24,6 +24,13 @@ def check_free(output: Path) -> None:
         raise KvforgeError(f"{output} is there and not empty; choose another output directory or remove it.")
 
 
+def check_removable(output: Path) -> None:
+    """Raise KvforgeError where what is in the directory ``output`` may not be removed, so that nothing can take its
+    place."""
+    if output.is_dir() and not os.access(output, os.W_OK | os.X_OK):
+        raise KvforgeError(f"{output} is read-only; make it writable, or choose another output directory.")
+
+
 @contextlib.contextmanager
 def staging_directory(output: Path, *, replace: bool = False) -> Iterator[Path]:
     """Yield an empty directory beside ``output`` that is renamed to it when the block succeeds.
@@ -54,6 +61,8 @@ def staging_directory(output: Path, *, replace: bool = False) -> Iterator[Path]:
         _recover(output, old)
         if not replace:
             check_free(output)
+        else:
+            check_removable(output)
         replaced = _identity(output) if replace else None
         with _terminate_as_exception():
             yield staging

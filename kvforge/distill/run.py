@@ -10,7 +10,7 @@ import torch
 
 from kvforge.checkpoint import Checkpoint
 from kvforge.checkpoint.model import check_weights, open_model, read_model_config
-from kvforge.checkpoint.output import check_output
+from kvforge.checkpoint.output import check_output, check_work
 from kvforge.common.errors import CheckpointError, KvforgeError, MissingToolError
 from kvforge.distill import world
 from kvforge.distill.config import DistillConfig
@@ -74,8 +74,14 @@ def distill_checkpoint(
         raise KvforgeError(
             f"--train {config.train} changes weights that the teacher needs as they were; leave out --keep-teacher."
         )
+
+    def begin() -> tuple[Checkpoint, ModelConfig]:
+        check_output(dst, [src, Path(data)], overwrite)
+        check_work(work, dst, [src])
+        return _open(src)
+
     with world.processes(config.device):
-        checkpoint, sizes = world.first_process(lambda: _open(src, dst, work, overwrite))
+        checkpoint, sizes = world.first_process(begin)
         settings = settings or DataSettings(config.length)
         settings = dataclasses.replace(settings, length=min(settings.length, sizes.max_position))
         config = dataclasses.replace(config, length=settings.length)
@@ -93,10 +99,7 @@ def distill_checkpoint(
         )
 
 
-def _open(src: Path, dst: Path, work: Path, overwrite: bool) -> tuple[Checkpoint, ModelConfig]:
-    check_output(dst, [src], overwrite)
-    if dst.resolve() in (work.resolve(), *work.resolve().parents) or work.resolve() == src.resolve():
-        raise KvforgeError(f"--work {work} is in {dst} or is {src}; choose another directory for the run's state.")
+def _open(src: Path) -> tuple[Checkpoint, ModelConfig]:
     checkpoint = open_model(src)
     if checkpoint.quantization is not None:
         raise CheckpointError(f"{src} is quantized ({checkpoint.quantization}); distil the original and quantize that.")
@@ -144,6 +147,7 @@ def _finish(
     except MissingToolError:
         plot = None
     # Last, so that whatever fails, the same command can be given again.
+    check_output(dst, [checkpoint.path], overwrite)  # another thing may have come there while the run went on
     export_checkpoint(
         checkpoint, dst, shapes, trained, cut, keep_teacher=keep_teacher, dtype=dtype, overwrite=overwrite
     )

@@ -10,7 +10,7 @@ from kvforge.gateway.model import ServedModel
 from kvforge.gateway.options import GatewayOptions, gateway_command
 from kvforge.gateway.parsed_request import ParsedRequest, unpack
 from kvforge.gateway.request_reader import RequestReader
-from kvforge.workers import WorkerDied, WorkerPool, WorkersUnavailable, WorkerTimeout
+from kvforge.workers import WARM_WITHIN_S, WorkerDied, WorkerPool, WorkersUnavailable, WorkerTimeout
 
 logger = logging.getLogger("kvforge.gateway")
 
@@ -41,17 +41,18 @@ class Reading:
         self._large = asyncio.Semaphore(NUM_LARGE)
 
     async def prepare(self) -> None:
-        """Where chats are served, start all workers and wait until they are ready, so that no chat does. Those that
-        fail to start are tried again by requests."""
+        """Where chats are served, start all workers and wait until they are ready, so that no chat does; for at most
+        WARM_WITHIN_S. Those that fail to start are tried again by requests."""
         if not self._template:
             return
         try:
-            started = await asyncio.gather(*map(asyncio.wrap_future, self._pool.warm()))
+            started = self._pool.warm()
         except WorkersUnavailable as error:
             logger.warning("no worker can be started yet: %s", error)
             return
-        if not all(started):
-            logger.warning("%d of %d workers have not started yet", started.count(False), len(started))
+        ready, _ = await asyncio.wait(map(asyncio.wrap_future, started), timeout=WARM_WITHIN_S)
+        if (num_ready := sum(future.result() for future in ready)) < NUM_WORKERS:
+            logger.warning("%d of %d workers have not started yet", NUM_WORKERS - num_ready, NUM_WORKERS)
 
     async def read(self, data: bytes, endpoint: Endpoint) -> ParsedRequest:
         """What a body asks for. Raises ApiError: 400 for a request that cannot be served as asked, or takes too much

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from kvforge.checkpoint.copy_files import copy_files
-from kvforge.checkpoint.output import check_output
+from kvforge.checkpoint.output import check_output, check_work
 from kvforge.checkpoint.predictor import prediction_fields
 from kvforge.checkpoint.safetensors_writer import TensorSpec
 from kvforge.checkpoint.sharded_writer import write_sharded
@@ -87,12 +87,14 @@ def train_predictor(
 
     Raises:
         CheckpointError: a checkpoint cannot be read, is quantized, has a cut, or the two have other tokenizers.
-        KvforgeError: ``output`` may not be written (``check_output``), the data is unusable, or see ``fit_maps`` and
-            ``train``.
+        KvforgeError: ``output`` may not be written (``check_output``), ``work`` is in it or is a checkpoint, the data
+            is unusable, or see ``fit_maps`` and ``train``.
     """
     output, fit = Path(output), fit or FitOptions()
-    check_output(output, [Path(base_path), Path(auxiliary_path)], overwrite)
+    checkpoints = [Path(base_path), Path(auxiliary_path)]
+    check_output(output, [*checkpoints, fit.calibration, None if data is None else Path(data)], overwrite)
     work = Path(f"{os.path.abspath(output)}.training" if work is None else work)
+    check_work(work, output, checkpoints)
     base, auxiliary = open_source(base_path), open_source(auxiliary_path)
     prediction = _prediction(base, auxiliary, layers)
     _check_tokenizers(base, auxiliary)

@@ -78,10 +78,10 @@ def quantize_checkpoint(
     """
     output = Path(output)
     _check_arguments(recipe, num_samples, num_tokens)
-    check_output(output, [Path(checkpoint_path)], overwrite)
+    text = None if calibration is None else Path(calibration)
+    check_output(output, [Path(checkpoint_path), text], overwrite)
     checkpoint, config = _open(Path(checkpoint_path))
     num_tokens = min(num_tokens, config.max_position)
-    text = None if calibration is None else Path(calibration)
     samples = calibration_samples(checkpoint.path, config.vocab_size, text, num_samples, num_tokens)
     if recipe == "int4":
         return _quantize_int4(checkpoint, config, output, samples, overwrite, progress)

@@ -89,13 +89,14 @@ def rewire_checkpoint(
     """
     output, source = Path(output), open_source(source_path)
     figure = None if plot is None else Path(plot)
-    check_output(output, [source.checkpoint.path], overwrite)
+    text = None if calibration is None else Path(calibration)
+    check_output(output, [source.checkpoint.path, text], overwrite)
     _check(source, options)
     if figure is not None:
         check_figure(figure)
     samples: list[list[int]] = []
     if options.cut is None or options.init in FITTED_INITS or figure is not None:
-        samples = _samples(source, options, None if calibration is None else Path(calibration))
+        samples = _samples(source, options, text)
     with staging_directory(output, replace=overwrite) as staging:
         work = staging / ".calibration"
         work.mkdir()

@@ -5,6 +5,7 @@ from typing import Any
 
 from kvforge.distill import DistillConfig
 from kvforge.rewire import RewireOptions
+from kvforge.tasks.chains import HOPS
 from model_defs import ModelConfig, load_config
 
 MIX = (
@@ -48,6 +49,11 @@ class Stage:
     lr_end: float = 1.0
     mix: tuple[tuple[str, float], ...] = MIX
     chain_hops: int = 0
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for longer chains than there is a task for."""
+        if self.chain_hops > HOPS[-1]:
+            raise ValueError(f"chain_hops is at most {HOPS[-1]}: there is no task for longer chains")
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,14 @@ job that it had, and is replaced.
 
 from kvforge.workers.child import serve
 from kvforge.workers.errors import WorkerDied, WorkerError, WorkersUnavailable, WorkerTimeout
-from kvforge.workers.pool import WorkerPool
+from kvforge.workers.pool import WARM_WITHIN_S, WorkerPool
 
-__all__ = ["WorkerDied", "WorkerError", "WorkerPool", "WorkerTimeout", "WorkersUnavailable", "serve"]
+__all__ = [
+    "WARM_WITHIN_S",
+    "WorkerDied",
+    "WorkerError",
+    "WorkerPool",
+    "WorkerTimeout",
+    "WorkersUnavailable",
+    "serve",
+]

@@ -12,6 +12,9 @@ from kvforge.workers.process import WorkerProcess
 
 START_TIMEOUT_S = 120.0
 MAX_ANSWER_BYTES = 1 << 28
+WARM_WITHIN_S = 30.0
+"""How long a server that starts waits for its workers at most; it serves without those that are not ready then. Less
+than what `kvforge serve` gives its parts to start (READY_FOLLOWS_S, START_TIMEOUT_S of the gateway)."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +90,8 @@ class WorkerPool:
 
     def warm(self) -> "list[Future[bool]]":
         """Start all processes now, so that no job waits for their preparations. Does not wait: a future for each
-        process tells when it is ready (True) or has failed to start (False; a job will try again).
+        process tells when it is ready (True) or has failed to start (False; a job will try again). They cannot be
+        cancelled.
 
         Raises WorkersUnavailable where not even a thread can be started.
         """
@@ -120,6 +124,7 @@ class WorkerPool:
     def _add_thread(self) -> None:
         # Daemons that live as long as the pool: a worker ends with the thread that started it.
         started: Future[bool] = Future()
+        started.set_running_or_notify_cancel()  # else who waits for it in an event loop could cancel it
         thread = threading.Thread(target=self._run, args=(started,), name="worker-pool", daemon=True)
         try:
             thread.start()

@@ -71,7 +71,8 @@ class _Recorder:
 
 
 class StepMeter:
-    """Brings an engine to the beginning of a designed step without computing, then measures the step.
+    """Brings an engine to the beginning of a designed step without computing, then measures the step. Between
+    measurements the engine has its own runner.
 
     Raises:
         KvforgeError: the engine has sliding windows.
@@ -129,12 +130,14 @@ class StepMeter:
     def _step(self, runner: Any, num_tokens: int) -> float:
         """Run a step of up to ``num_tokens`` tokens; returns its seconds."""
         engine, scheduler = self.engine, self.engine.scheduler
-        engine.runner, config = runner, scheduler.config
-        scheduler.config = replace(config, max_num_tokens=num_tokens)
-        started = time.perf_counter()
-        outputs = engine.step()
-        seconds = time.perf_counter() - started
-        scheduler.config = config
+        own, config = engine.runner, scheduler.config
+        engine.runner, scheduler.config = runner, replace(config, max_num_tokens=num_tokens)
+        try:
+            started = time.perf_counter()
+            outputs = engine.step()
+            seconds = time.perf_counter() - started
+        finally:
+            engine.runner, scheduler.config = own, config
         if any(output.finish_reason == "error" for output in outputs):
             raise KvforgeError(f"a measured step failed: {outputs[0].stop_reason}.")
         return seconds

@@ -72,15 +72,9 @@ def validate(
     """
     config = engine.config
     limits = Limits(config.max_num_tokens, config.max_num_seqs, config.num_pages * costs.page_bytes)
-    runner, meter = engine.runner, StepMeter(engine)
-
-    def now() -> float:
-        factor = slowness(meter, costs)
-        engine.runner = runner
-        return factor
-
+    meter = StepMeter(engine)
     serve(engine, Traffic(1, 64, 2), seed)
-    now()
+    slowness(meter, costs)  # warms up
     fitting = {
         name: traffic
         for name, traffic in chosen.items()
@@ -88,9 +82,9 @@ def validate(
     }
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in fitting}
     for name, traffic in list(fitting.items()) * rounds:
-        before = now()
+        before = slowness(meter, costs)
         measured = asdict(serve(engine, traffic, seed))
-        after = now()
+        after = slowness(meter, costs)
         factor = (before + after) / 2
         outcome = simulate(costs.slower(factor), traffic, limits, seed)
         simulated = asdict(Times.of(traffic, outcome.arrival, outcome.first_token, outcome.last_token))

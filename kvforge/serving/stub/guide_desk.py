@@ -11,6 +11,7 @@ from kvforge.common.errors import KvforgeError, RequestError
 from kvforge.runtime.guides.judge import Judge
 from kvforge.runtime.guides.verdict import Verdict
 from kvforge.runtime.requests.guided_decoding import GuidedDecoding
+from kvforge.workers import WARM_WITHIN_S
 
 logger = logging.getLogger("kvforge.serving")
 
@@ -33,8 +34,11 @@ class GuideDesk:
         self._started = [] if self._judge is None else self._judge.warm()
 
     def wait_started(self) -> None:
-        """Wait until every worker is ready or has failed to start, which later guides try again."""
-        wait(self._started)
+        """Wait until every worker is ready or has failed to start, which later guides try again; for at most
+        WARM_WITHIN_S."""
+        ready, _ = wait(self._started, WARM_WITHIN_S)
+        if (num_ready := sum(future.result() for future in ready)) < len(self._started):
+            logger.warning("%d workers that judge guides have not started yet", len(self._started) - num_ready)
 
     def close(self) -> None:
         if self._judge is not None:

@@ -29,12 +29,16 @@ class Attacker:
         if self._process is None:
             self._process = self._start()
         assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.write(shlex.join([str(checkpoint), str(seed), str(count)]) + "\n")
-        self._process.stdin.flush()
-        lines = [line for _ in range(count) if (line := self._process.stdout.readline())]
-        if len(lines) < count:
-            self.end()
-        return [json.loads(line) for line in lines]
+        rows: list[dict[str, Any]] = []
+        try:
+            self._process.stdin.write(shlex.join([str(checkpoint), str(seed), str(count)]) + "\n")
+            self._process.stdin.flush()
+            while len(rows) < count and (line := self._process.stdout.readline()):
+                rows.append(json.loads(line))
+        finally:
+            if len(rows) < count:  # the next family gets no rows of this one
+                self.end()
+        return rows
 
     def said(self) -> str:
         """Its standard error so far."""

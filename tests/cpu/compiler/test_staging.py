@@ -29,6 +29,18 @@ def test_a_build_never_replaces_what_another_made_meanwhile(tmp_path: Path) -> N
     assert list(tmp_path.iterdir()) == [output]
 
 
+def test_what_may_not_be_removed_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Moved aside, it would stay there, and the next replacement would fail for it at its end."""
+    output = tmp_path / "engine"
+    write_engine(output, "first")
+    access = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != output and access(path, mode))
+    with pytest.raises(KvforgeError, match="engine is read-only; make it writable"):
+        write_engine(output, "second", replace=True)
+    assert (output / "engine.json").read_text() == "first"
+    assert list(tmp_path.iterdir()) == [output]
+
+
 def test_two_builds_to_one_output_in_one_process(tmp_path: Path) -> None:
     output = tmp_path / "engine"
     with staging_directory(output) as staging:

@@ -178,6 +178,25 @@ def test_force_replaces_the_checkpoint_and_continues_the_run(
     assert "which is read; choose another output directory" in capsys.readouterr().err
 
 
+def test_force_replaces_nothing_else_that_came_meanwhile(
+    source: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dst = make_checkpoint(tmp_path / "dst")
+    inside = shutil.copy(data, dst / "data.jsonl")
+    with pytest.raises(KvforgeError, match=r"holds .*data\.jsonl, which is read"):
+        distill_checkpoint(source, dst, inside, SMALL, overwrite=True)
+
+    def come(*paths: Path) -> None:
+        shutil.rmtree(dst)
+        dst.mkdir()
+        (dst / "notes.txt").write_text("kept")
+
+    monkeypatch.setattr("kvforge.distill.run.plot_metrics", come)
+    with pytest.raises(KvforgeError, match="dst is there and not empty"):
+        distill_checkpoint(source, dst, data, SMALL, overwrite=True)
+    assert (dst / "notes.txt").read_text() == "kept"
+
+
 def test_an_empty_working_directory_is_written_to(source: Path, data: Path, tmp_path: Path, monkeypatch) -> None:
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path / "empty")

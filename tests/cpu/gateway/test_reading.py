@@ -243,6 +243,34 @@ def test_no_chat_waits_for_a_worker(start: Callable[..., str], triton: FakeTrito
     assert len(prepared) == len(began) == NUM_WORKERS
 
 
+def test_workers_that_are_never_ready_are_waited_for_only_so_long(
+    options: GatewayOptions, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    goes_on, wait_ready = threading.Event(), WorkerProcess.wait_ready
+
+    def hang(self: WorkerProcess) -> None:
+        goes_on.wait()
+        wait_ready(self)
+
+    monkeypatch.setattr(WorkerProcess, "wait_ready", hang)
+    monkeypatch.setattr(reading, "WARM_WITHIN_S", 0.1)
+
+    async def run() -> None:
+        reader = Reading(ServedModel.load(options), options)
+        try:
+            await reader.prepare()
+            assert f"{NUM_WORKERS} of {NUM_WORKERS} workers have not started yet" in caplog.text
+            await reader.read(json.dumps(COMPLETION).encode(), Endpoint.COMPLETIONS)
+            goes_on.set()
+            await reader.read(json.dumps({"model": "tiny", "messages": HELLO}).encode(), Endpoint.CHAT)
+        finally:
+            goes_on.set()
+            await reader.close()
+
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(run())
+
+
 def test_the_url_is_told_once_the_workers_are_there(engine_files: Path, _fake) -> None:
     options = GatewayOptions(engine=engine_files, grpc=_fake[1], port=0)
     process = subprocess.Popen(gateway_command(options), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)

@@ -183,6 +183,10 @@ def test_what_does_not_go_together_is_refused(base: Path, tmp_path: Path) -> Non
             train_predictor(base, auxiliary, tmp_path / "out", None, CONFIG, **options)
         assert not (tmp_path / "out").exists()
 
+    refused(base, "is in .*out; choose another directory", work=tmp_path / "out" / "work")
+    refused(base, "--work .* is .*; choose another directory", work=base)
+    with pytest.raises(KvforgeError, match=r"holds .*tokenizer\.json, which is read"):
+        train_predictor(base, base, make_checkpoint(tmp_path / "old"), tmp_path / "old" / "tokenizer.json", CONFIG)
     refused(make_checkpoint(tmp_path / "vocab", vocab_size=300), "300 tokens and the base 320")
     refused(base, "4 owners", layers=(0, 1))
     refused(base, "layers 0 to 3", layers=(0, 1, 2, 4))

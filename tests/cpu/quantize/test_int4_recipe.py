@@ -135,5 +135,7 @@ def test_force_replaces_a_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixtu
     capsys.readouterr()
     assert main(command) == 1
     assert "add --force to replace it" in capsys.readouterr().err
+    assert main([*command, "--force", "--calibration", str(tmp_path / "int4" / "old.txt")]) == 1
+    assert "old.txt, which is read" in capsys.readouterr().err
     assert main([*command, "--force"]) == 0
     assert not (tmp_path / "int4" / "old.txt").exists() and (tmp_path / "int4" / "config.json").is_file()

@@ -94,6 +94,8 @@ def test_force_replaces_a_checkpoint_and_nothing_else(
     capsys.readouterr()
     assert "add --force to replace it" in refused(capsys, tmp_path, source, output, "--cut-layer", 3)
     assert "can be cut at" in refused(capsys, tmp_path, source, output, "--cut-layer", 4, "--force")
+    text = ("--calibration", output / "old.txt")
+    assert "old.txt, which is read" in refused(capsys, tmp_path, source, output, "--cut-layer", 3, "--force", *text)
     assert cut_at()["num_key_value_layers"] == 2
     assert main(["rewire", str(source), str(output), "--cut-layer", "3", "--force"]) == 0
     assert cut_at()["num_key_value_layers"] == 3 and not (output / "old.txt").exists()

@@ -57,6 +57,11 @@ def test_answers_follow_from_the_text(tokenizer: Tokenizer, encode: FastEncoder,
     assert len(asked) > 1 and (asked == set(range(hops + 1)) or length == 96), "names in the middle are asked for too"
 
 
+def test_chains_without_a_task_are_refused() -> None:
+    with pytest.raises(ValueError, match="at most 8"):
+        Stage(512, 1, 1, chain_hops=9)
+
+
 def test_a_chain_refers_to_names_before_it(encode: FastEncoder, tokenizer: Tokenizer) -> None:
     stage = Stage(512, 8, 1, min_density=0.9, chain_hops=8)
     for ids in make_batch("order", stage, encode).input_ids.tolist():

@@ -207,6 +207,16 @@ def test_warm_prepares_all_before_the_first_job(tmp_path: Path) -> None:
     assert len(pool.warm()) == pool.num_started == 3
 
 
+def test_who_waits_for_a_start_cannot_end_it(tmp_path: Path) -> None:
+    pool = WorkerPool((*COMMAND, str(tmp_path / "log")), 2, MEMORY)
+    try:
+        assert [started.cancel() for started in pool.warm()] == [False] * 2
+        assert [started.result(WAIT_S) for started in pool.warm()] == [True] * 2
+        assert pool.call(b"echo x", WAIT_S) == b"x"
+    finally:
+        pool.close()
+
+
 def test_warm_tells_what_failed(tmp_path: Path) -> None:
     pool = WorkerPool((*COMMAND, str(tmp_path / "log"), "fail"), 2, MEMORY)
     try:

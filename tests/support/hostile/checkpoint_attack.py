@@ -61,7 +61,7 @@ READERS: dict[str, Callable[[Path, Path], object]] = {
     "template": lambda path, output: ChatTemplate.from_dir(path),
     "plan": lambda path, output: load_subject(str(path)),
     "rewire": rewire,
-    "distill": lambda path, output: open_to_distill(path, output / "distilled", output / "work"),
+    "distill": lambda path, output: open_to_distill(path),
     "quantize": lambda path, output: open_to_quantize(path),
 }
 

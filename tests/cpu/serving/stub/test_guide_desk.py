@@ -4,6 +4,7 @@ import sys
 from concurrent.futures import Future
 from pathlib import Path
 from queue import SimpleQueue
+from threading import Event
 
 import pytest
 
@@ -12,6 +13,7 @@ from kvforge.runtime.guides.judge import NUM_WORKERS
 from kvforge.runtime.guides.limits import NARROW
 from kvforge.runtime.guides.verdict import Verdict
 from kvforge.runtime.requests.guided_decoding import GuidedDecoding
+from kvforge.serving.stub import guide_desk
 from kvforge.serving.stub.guide_desk import MAX_GUIDES, NO_TOKENIZER, GuideDesk
 from kvforge.workers import WorkersUnavailable
 from kvforge.workers.process import WorkerProcess
@@ -85,6 +87,22 @@ def test_no_guide_waits_for_a_worker(tmp_path: Path, monkeypatch) -> None:
         assert [one.refusal for (one,) in verdicts] == [None] * 3
         assert len(prepared) == NUM_WORKERS
     finally:
+        desk.close()
+
+
+def test_judges_that_are_never_ready_are_waited_for_only_so_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    closed = Event()
+    monkeypatch.setattr(WorkerProcess, "wait_ready", lambda self: closed.wait())
+    monkeypatch.setattr(guide_desk, "WARM_WITHIN_S", 0.1)
+    (tmp_path / "tokenizer.json").touch()
+    desk = GuideDesk(tmp_path, [], sys.executable)
+    try:
+        desk.wait_started()
+        assert f"{NUM_WORKERS} workers that judge guides have not started yet" in caplog.text
+    finally:
+        closed.set()
         desk.close()
 
 
