@@ -12,7 +12,7 @@ from kvforge.workers.process import WorkerProcess
 
 START_TIMEOUT_S = 120.0
 MAX_ANSWER_BYTES = 1 << 28
-WARM_WITHIN_S = 30.0
+WARM_WITHIN_S = 15.0
 """How long a server that starts waits for its workers at most; it serves without those that are not ready then. Less
 than what `kvforge serve` gives its parts to start (READY_FOLLOWS_S, START_TIMEOUT_S of the gateway)."""
 
