@@ -156,7 +156,7 @@ def test_command_of_two_processes(checkpoint: Path, data: Path, trained: Trained
     check_output(checkpoint, data, trained.work / "output", tmp_path)
     assert trained.process.stdout.count("output: 3 steps") == 1
     # Given again, the output is there: process 0 says so, and the other one ends with it.
-    assert trained.process.stderr.count("choose another output directory or remove it") == 1
+    assert trained.process.stderr.count("add --force to replace it, or choose another output directory") == 1
 
 
 def test_a_process_that_fails_ends_the_others(trained: Trained) -> None:
