@@ -1,11 +1,12 @@
 """Predicted caches against quality and time to first token (arXiv 2410.08391), beside SwiftKV cuts, here.
 
-    python -m perf.quality.kv_prediction [--work DIR] [--num-prompts 40] [--length 300] [--steps 150]
+    python -m perf.quality.kv_prediction [--work DIR] [--num-prompts 40] [--length 300] [--steps 200] [--seeds 1 2 3]
 
-The auxiliary model begins as the teacher's own lower layers; maps are fitted, or trained with it on the documents that
-the committed SwiftKV student was distilled on. All are built in bf16 and asked the same held-out prompts; then requests
-run one at a time for the time to their first token, the model's own steps included. Everything but times is kept under
---work: an interrupted run continues. Writes OUTPUT.json, .md and .png.
+Auxiliary models begin as the teacher's own lower layers, or are a small model of their own, trained here; maps are
+fitted, or trained with it on the documents that the committed SwiftKV student was distilled on, with several seeds. All
+are built in bf16 and asked the same held-out prompts; then requests run one at a time for the time to their first
+token, the model's own steps included. Everything but times is kept under --work: an interrupted run continues. Writes
+OUTPUT.json, .md and .png.
 """
 
 import dataclasses
@@ -21,15 +22,18 @@ from kvforge.common.exact_intervals import ExactTokens
 from kvforge.evaluation.engine import EngineGenerator
 from kvforge.evaluation.score import MAX_ANSWER_TOKENS
 from kvforge.training.config import TINY_STUDENT
-from perf.harness.command import run_main
+from perf.harness.command import positive, run_main
 from perf.harness.engines import TEACHER_DIR
 from perf.quality.answers import Questions
 from perf.quality.kv_prediction_costs import first_token_seconds, flops
 from perf.quality.kv_prediction_maps import differences
 from perf.quality.kv_prediction_models import (
+    INDEPENDENT,
     MAX_SEQ_LEN,
     NUM_LAYERS,
     STUDENT,
+    Predictor,
+    make_predictors,
     plain_engine,
     predicting_engine,
     predictor_of,
@@ -37,37 +41,35 @@ from perf.quality.kv_prediction_models import (
 from perf.quality.kv_prediction_report import write_report
 from perf.quality.scores import correct_of, quality_parser
 
-NUM_TIMED = 20
-KINDS = ("fitted", "own", "trained")
+NUM_STEPS, NUM_TIMED = 200, 20
 OWN = (0, 1, 2, 3, 3, 3, 3, 3)
 """Each layer itself, and above the teacher's lower four the last of them: what SwiftKV with cut 3 reads."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """A row: a plain ``model`` as ``plain_engine`` has it, or a predictor, trained or only fitted, with what of a
-    prompt is ``exact``; ``reads`` as ``predictor_of`` takes it."""
+    """A row: a plain ``model`` as ``plain_engine`` has it, or a ``predictor`` with what of a prompt is ``exact``."""
 
     name: str
     model: int | str | None = None
+    predictor: Predictor | None = None
     exact: ExactTokens | None = None
-    is_trained: bool = False
-    reads: tuple[int, ...] | None = None
 
-    @property
-    def kind(self) -> str:
-        """One of ``KINDS``, of a predictor."""
-        return "trained" if self.is_trained else "fitted" if self.reads is None else "own"
+    def seeded(self, seeds: list[int]) -> "list[Setting]":
+        """Return the row once for each seed of its training, or itself where nothing is trained."""
+        if self.predictor is None or not self.predictor.steps:
+            return [self]
+        return [dataclasses.replace(self, predictor=dataclasses.replace(self.predictor, seed=seed)) for seed in seeds]
 
-    def engine(self, work: Path, steps: int) -> Path:
+    def engine(self, work: Path) -> Path:
         """Return the row's engine, made if it is not there yet."""
-        if self.exact is not None:
-            return predicting_engine(self.reads, steps if self.is_trained else 0, work)
+        if self.predictor is not None:
+            return predicting_engine(self.predictor, work)
         return plain_engine(self.model, work)
 
 
-def settings() -> list[Setting]:
-    """Return the rows, the teacher first."""
+def settings(steps: int) -> list[Setting]:
+    """Return the rows, the teacher first; trained predictors have so many ``steps``."""
     exact = {
         "last token exact": ExactTokens(),
         "last 32 exact": ExactTokens(last=32),
@@ -75,16 +77,24 @@ def settings() -> list[Setting]:
         "last 32 and a quarter exact": ExactTokens(last=32, share=0.25),
         "last 32 and half exact": ExactTokens(last=32, share=0.5),
     }
-    plain = [
+    few = ("last token exact", "last 32 exact", "last 32 and half exact")
+    rows = {
+        "fitted": (Predictor(), few),
+        "own layers, fitted": (Predictor(reads=OWN), few[:2]),
+        "independent, fitted": (Predictor(is_independent=True), few[:1]),
+        "trained": (Predictor(steps), tuple(exact)),
+        "independent, trained": (Predictor(steps, is_independent=True), few),
+    }
+    return [
         Setting("teacher"),
         Setting("SwiftKV, cut 4, 2-way, distilled", STUDENT),
         Setting("SwiftKV, cut 3, fitted", 3),
+        *(
+            Setting(f"{name}, {how}", predictor=predictor, exact=exact[how])
+            for name, (predictor, chosen) in rows.items()
+            for how in chosen
+        ),
     ]
-    chosen = ("last token exact", "last 32 exact", "last 32 and half exact")
-    fitted = [Setting(f"fitted, {how}", exact=exact[how]) for how in chosen]
-    own = [Setting(f"own layers, fitted, {how}", exact=exact[how], reads=OWN) for how in chosen[:2]]
-    trained = [Setting(f"trained, {how}", exact=each, is_trained=True) for how, each in exact.items()]
-    return [*plain, *fitted, *own, *trained]
 
 
 def answers(setting: Setting, engine: Path, questions: Questions) -> dict[str, list[str]]:
@@ -109,42 +119,45 @@ def main() -> None:
     parser = quality_parser(
         __doc__, "kv-prediction", 40, 300, "predictors, students, engines and answers", "OUTPUT.json, .md and .png"
     )
-    parser.add_argument(
-        "--steps",
-        type=int,
-        default=TINY_STUDENT.distill.max_steps,
-        help="of the training (default %(default)s)",
-    )
-    kinds_help = "predictors to measure: fitted, own (their layers), trained (default: all)"
-    parser.add_argument("--kinds", nargs="*", choices=KINDS, default=KINDS, metavar="KIND", help=kinds_help)
+    parser.add_argument("--steps", type=positive, default=NUM_STEPS, help="of a training (default %(default)s)")
+    parser.add_argument("--seeds", nargs="+", type=positive, default=[1, 2, 3], help="at least two (default: 1 2 3)")
+    parser.add_argument("--jobs", type=positive, default=2, help="predictors made at a time (default 2)")
     args = parser.parse_args()
     if args.length + MAX_ANSWER_TOKENS > MAX_SEQ_LEN:
         parser.error(f"--length can be at most {MAX_SEQ_LEN - MAX_ANSWER_TOKENS}")
+    if len(set(args.seeds)) < 2:
+        parser.error("--seeds: an interval needs at least two different seeds")
     args.work.mkdir(parents=True, exist_ok=True)
     questions = Questions.of(args)
+    rows = {setting.name: setting.seeded(args.seeds) for setting in settings(args.steps)}
+    predictors = dict.fromkeys(one.predictor for several in rows.values() for one in several if one.predictor)
+    make_predictors(list(predictors), args.work, args.jobs)
+    cells: dict[str, Any] = {}
+    for name, several in tqdm(rows.items(), desc="settings", unit="setting"):
+        engines = [one.engine(args.work) for one in several]
+        texts = [answers(one, engine, questions) for one, engine in zip(several, engines, strict=True)]
+        cells[name] = {
+            "correct": [correct_of(questions.examples, each) for each in texts],
+            "flops": flops(engines[0], args.length, several[0].exact),
+        }
     tokenizer = Tokenizer.from_file(str(TEACHER_DIR / "tokenizer.json"))
     prompts = [tokenizer.encode(example.prompt).ids for example in next(iter(questions.examples.values()))[:NUM_TIMED]]
-    chosen = [row for row in settings() if row.exact is None or row.kind in args.kinds]
-    cells: dict[str, Any] = {}
-    for setting in tqdm(chosen, desc="settings", unit="setting"):
-        engine = setting.engine(args.work, args.steps)
-        texts = answers(setting, engine, questions)
-        cells[setting.name] = {
-            "correct": correct_of(questions.examples, texts),
-            "flops": flops(engine, args.length, setting.exact),
-        }
-    for setting in tqdm(chosen, desc="times", unit="setting"):
-        engine = setting.engine(args.work, args.steps)
-        cells[setting.name]["first_token_s"] = first_token_seconds(engine, prompts, setting.exact)
-    kinds = {row.name.rpartition(", ")[0]: row for row in chosen if row.exact == ExactTokens()}
-    steps_of = {name: args.steps if row.is_trained else 0 for name, row in kinds.items()}
-    maps = {name: differences(predictor_of(row.reads, steps_of[name], args.work)) for name, row in kinds.items()}
+    for name, several in tqdm(rows.items(), desc="times", unit="setting"):
+        cells[name]["first_token_s"] = first_token_seconds(several[0].engine(args.work), prompts, several[0].exact)
+    kinds = {
+        name.rpartition(", ")[0]: several[0].predictor
+        for name, several in rows.items()
+        if several[0].predictor and several[0].exact == ExactTokens()
+    }
+    maps = {name: differences(predictor_of(predictor, args.work)) for name, predictor in kinds.items()}
     about = {
         "prompt_tokens": args.length,
         "seed": args.seed,
-        "steps": args.steps if "trained" in args.kinds else 0,
+        "seeds": args.seeds,
+        "steps": args.steps,
         "tokens_per_step": TINY_STUDENT.distill.batch_size * TINY_STUDENT.distill.length,
         "auxiliary_layers": NUM_LAYERS,
+        "independent_tokens": sum(stage.max_steps * stage.sequences * stage.length for stage in INDEPENDENT.stages),
         "timed": NUM_TIMED,
     }
     write_report(cells, maps, about, args.output)

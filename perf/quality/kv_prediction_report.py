@@ -2,12 +2,14 @@
 
 from functools import partial
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 from kvforge.common.figures import new_figure, save_figure
 from kvforge.training.config import TINY_STUDENT
-from perf.harness.machine import machine_fields
+from perf.harness.command import begin_report
 from perf.harness.tables import markdown_table
+from perf.quality.ablations_report import interval_of_mean
 from perf.quality.kv_prediction_maps import BIN, NUM_DOCUMENTS
 from perf.quality.scores import accuracy, difference, interval, keep_report, spread
 
@@ -15,15 +17,33 @@ TEACHER, STUDENT = "teacher", TINY_STUDENT.distill
 
 
 def summarise(cell: dict[str, Any], teacher: dict[str, Any]) -> dict[str, Any]:
-    """Return a row: exact match with its 95% Wilson interval, the difference from the teacher paired by prompt, FLOPs
-    relative to the teacher's, and the time to the first token."""
+    """Return a row: exact match and the difference from the teacher, paired by prompt, with their 95% intervals, FLOPs
+    relative to the teacher's, and the time to the first token.
+
+    ``correct`` of a cell has an entry for each seed. With one the intervals are over prompts, Wilson's and
+    ``paired_difference``'s; with several they are of the mean over trainings, by Student's t.
+    """
+    ones = [{"correct": correct} for correct in cell["correct"]]
+    found = [accuracy(one) for one in ones]
+    apart = [difference({"correct": teacher["correct"][0]}, one) for one in ones]
+    row, versus = dict(found[0]), dict(apart[0])
+    if len(ones) > 1:
+        row |= _mean([each["accuracy"] for each in found], "accuracy", 0)
+        row["tasks"] = {task: mean(each["tasks"][task] for each in found) for task in row["tasks"]}
+        versus = _mean([each["difference"] for each in apart], "difference", -1)
     return {
-        **accuracy(cell),
-        "versus_teacher": difference(teacher, cell),
+        **row,
+        "by_seed": [each["accuracy"] for each in found],
+        "versus_teacher": versus,
         "flops": cell["flops"],
         "flops_share": cell["flops"] / teacher["flops"],
         "first_token_s": cell["first_token_s"],
     }
+
+
+def _mean(values: list[float], name: str, least: float) -> dict[str, float]:
+    middle, low, high = interval_of_mean(values)
+    return {name: middle, "low": max(low, least), "high": min(high, 1.0)}
 
 
 def _line(name: str, row: dict[str, Any]) -> list[Any]:
@@ -34,6 +54,7 @@ def _line(name: str, row: dict[str, Any]) -> list[Any]:
         f"{100 * row['flops_share']:.1f}",
         f"{middle} ({low} to {high})",
         interval(row),
+        ", ".join(f"{100 * value:.1f}" for value in row["by_seed"]) if len(row["by_seed"]) > 1 else "",
         interval(row["versus_teacher"], "difference", sign="+"),
         *(f"{100 * value:.1f}" for value in row["tasks"].values()),
     ]
@@ -41,25 +62,28 @@ def _line(name: str, row: dict[str, Any]) -> list[Any]:
 
 def markdown(rows: dict[str, dict[str, Any]], about: dict[str, Any]) -> str:
     """Return the table with its explanation."""
-    trained = f"“Trained”: then {about['steps']} steps of {about['tokens_per_step']} tokens, one seed. "
     tasks = rows[TEACHER]["tasks"]
-    head = ["setting", "prefill FLOPs %", "first token ms", "exact match %", "vs teacher", *tasks]
+    head = ["setting", "prefill FLOPs %", "first token ms", "exact match %", "by seed", "vs teacher", *tasks]
     return "\n".join(
         [
             "# Predicted caches beside SwiftKV cuts",
             "",
             f"The tiny teacher in bf16 engines. Exact match: {rows[TEACHER]['num_prompts']} held-out prompts of "
-            f"{about['prompt_tokens']} tokens ({', '.join(tasks)}, equally many), greedy, with the 95% Wilson "
-            "interval; “vs teacher” is the difference in points paired by prompt. The predictor's auxiliary model "
-            f"begins as the teacher's first {about['auxiliary_layers']} layers, of which the last one gives its input "
-            "alone; each of the teacher's layers reads the auxiliary layer at the same depth, or with “own layers” "
-            "its own input and above these the last one. “Fitted”: maps by ridge regression, without training. "
-            f"{trained if about['steps'] else ''}SwiftKV's distilled model is the committed student "
-            f"({STUDENT.max_steps} steps of {STUDENT.batch_size * STUDENT.length} tokens), the fitted one is rewired "
-            "by ridge regression. Intervals are over "
-            "prompts, not over trainings. FLOPs are those of the prompt and its first token, counted; the time is the "
-            f"median of {about['timed']} requests one after the other, the model's own steps included, with a 95% "
-            "bootstrap interval.",
+            f"{about['prompt_tokens']} tokens ({', '.join(tasks)}, equally many), greedy; “vs teacher” is the "
+            "difference in points paired by prompt. The predictor's auxiliary model begins as the teacher's first "
+            f"{about['auxiliary_layers']} layers or, “independent”, is a model of as many layers that was trained from "
+            f"random weights on {about['independent_tokens']:,} tokens; its last layer gives its input alone. Each of "
+            "the teacher's layers reads the auxiliary layer at the same depth, or with “own layers” its own input and "
+            "above these the last one. “Fitted”: maps by ridge regression, without training. “Trained”: then "
+            f"{about['steps']} steps of {about['tokens_per_step']} tokens, with seeds "
+            f"{', '.join(map(str, about['seeds']))}. SwiftKV's distilled model is the committed student "
+            f"({STUDENT.max_steps} steps of {STUDENT.batch_size * STUDENT.length} tokens of the same documents), the "
+            "fitted one is rewired by ridge regression. 95% intervals: of trained rows of the mean over seeds, by "
+            "Student's t; of the others over prompts. FLOPs are those of the prompt and its first token, counted; the "
+            f"time is the median of {about['timed']} requests one after the other, the model's own steps included, "
+            f"with a 95% bootstrap interval. {about['machine']}.",
+            "",
+            f"`{about['command']}`",
             "",
             markdown_table(head, [_line(name, row) for name, row in rows.items()]),
             "",
@@ -76,7 +100,7 @@ def _plot(rows: dict[str, dict[str, Any]], maps: dict[str, dict[str, list[list[f
         axes = figure.add_subplot(grid[0, place])
         groups: dict[str, list[dict[str, Any]]] = {}
         for name, row in rows.items():
-            groups.setdefault(name.partition(",")[0], []).append(row)
+            groups.setdefault(name.rpartition(", ")[0] or name, []).append(row)
         for name, some in groups.items():
             x = [100 * row[value] if place == 0 else 1000 * row[value]["value"] for row in some]
             y = [100 * row["accuracy"] for row in some]
@@ -102,5 +126,6 @@ def write_report(
 ) -> None:
     """Write OUTPUT.json, .md and .png; ``maps`` by the kind of predictor."""
     rows = {name: summarise(cell, cells[TEACHER]) for name, cell in cells.items()}
-    content = {**machine_fields(), **about, "documents": NUM_DOCUMENTS, "rows": rows, "differences": maps}
+    about = begin_report("perf.quality.kv_prediction") | about
+    content = {**about, "documents": NUM_DOCUMENTS, "rows": rows, "differences": maps}
     keep_report(output, content, markdown(rows, about), partial(_plot, rows, maps))

@@ -19,6 +19,7 @@ from kvforge.evaluation.compare import compare_with_teacher, fidelity
 from kvforge.evaluation.score import MAX_ANSWER_TOKENS
 from kvforge.runtime.llm import LLM
 from kvforge.training.config import TINY_STUDENT
+from perf.gpu.machine import device_name
 from perf.harness.command import run_main
 from perf.harness.engines import TEACHER_DIR, cached_engine
 from perf.quality.answers import Questions
@@ -56,18 +57,19 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=NUM_STEPS, help="of a distillation (default %(default)s)")
     parser.add_argument("--tables", nargs="+", choices=list(TABLES), default=list(TABLES), help="default: all")
     parser.add_argument("--jobs", type=int, default=2, help="students made at a time (default 2)")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="that distils (default %(default)s)")
     args = parser.parse_args()
     if args.length + MAX_ANSWER_TOKENS > MAX_SEQ_LEN:
         parser.error(f"--length can be at most {MAX_SEQ_LEN - MAX_ANSWER_TOKENS}")
     variants = variants_of(args.tables)
-    make_students(variants, args.work, args.steps, args.jobs)
+    make_students(variants, args.work, args.steps, args.jobs, args.device)
     questions = Questions.of(args)
     teacher = engine_of(TEACHER, TEACHER_DIR, args.work)
     cells, curves = {}, {}
     with tqdm(variants, desc="engines", unit="engine") as bar:
         for variant in bar:
             bar.set_postfix_str(variant.slug)
-            engine = engine_of(variant, student_of(variant, args.work, args.steps), args.work)
+            engine = engine_of(variant, student_of(variant, args.work, args.steps, args.device), args.work)
             cells[variant.slug] = {
                 "variant": variant.name,
                 "prefill_reduction": variant.prefill_reduction,
@@ -82,6 +84,7 @@ def main() -> None:
         "prompt_tokens": args.length,
         "seed": args.seed,
         "documents": NUM_DOCUMENTS,
+        "device": device_name(args.device),
         "steps": args.steps,
         "tokens_per_step": TINY_STUDENT.distill.batch_size * TINY_STUDENT.distill.length,
     }

@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from kvforge.common.figures import new_figure, save_figure
-from perf.harness.command import command_line
-from perf.harness.machine import machine_fields
+from perf.harness.command import begin_report
 from perf.harness.tables import markdown_table
 from perf.quality.scores import accuracy, difference, interval, keep_report, spread
 from perf.quality.swiftkv_variants import TABLES, TEACHER, Variant
@@ -85,7 +84,10 @@ def markdown(
         "the 95% Wilson interval; “vs no cut” is the difference in points paired by prompt (Agresti and Min 2005). "
         f"KL(teacher ‖ student) in nats and agreement of the likeliest token are means over all tokens of "
         f"{settings['documents']} held-out documents, with 95% bootstrap intervals over documents. A distillation is "
-        f"{settings['steps']} steps of {settings['tokens_per_step']} tokens; 0 steps is none.",
+        f"{settings['steps']} steps of {settings['tokens_per_step']} tokens on {settings['device']}, one seed; 0 steps "
+        f"is none. Engines: {settings['machine']}.",
+        "",
+        f"`{settings['command']}`",
     ]
     whole = [name for name, variants in TABLES.items() if all(variant.slug in rows for variant in variants)]
     for name in whole:
@@ -135,11 +137,6 @@ def write_report(
     """Write ``output`` with the suffixes .json, .md and .png; ``cells`` by the variants' slugs, the teacher's among
     them."""
     rows = {slug: summarise(cell, cells[TEACHER.slug]) for slug, cell in cells.items()}
-    content = {
-        "command": command_line("perf.quality.swiftkv"),
-        **settings,
-        **machine_fields(),
-        "rows": rows,
-        "curves": curves,
-    }
+    settings = begin_report("perf.quality.swiftkv") | settings
+    content = {**settings, "rows": rows, "curves": curves}
     keep_report(output, content, markdown(rows, curves, settings), partial(plot, rows, curves))

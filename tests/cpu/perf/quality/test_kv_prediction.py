@@ -43,12 +43,23 @@ def test_flops_are_those_of_what_is_run(manifest, monkeypatch: pytest.MonkeyPatc
     assert flops(ExactTokens(share=0.32)) > flops(ExactTokens(last=32)) * 0.9
 
 
+def test_trained_rows_have_a_predictor_for_each_seed() -> None:
+    rows = {setting.name: setting.seeded([1, 2, 5]) for setting in kv_prediction.settings(7)}
+    assert len(rows["teacher"]) == len(rows["fitted, last 32 exact"]) == 1
+    trained = [one.predictor for one in rows["trained, last token exact"]]
+    assert [one.seed for one in trained] == [1, 2, 5] and len({one.slug for one in trained}) == 3
+    assert all(one.steps == 7 and not one.is_independent for one in trained)
+    slugs = {one.predictor.slug for several in rows.values() for one in several if one.predictor}
+    assert len(slugs) == 2 * 3 + 3  # lower and independent: trained thrice, fitted; and own layers, fitted
+
+
 def test_the_report_has_a_row_a_setting(tmp_path: Path) -> None:
-    names = [setting.name for setting in kv_prediction.settings()]
-    assert len(set(names)) == len(names) >= 9 and names[0] == "teacher"
+    rows = {setting.name: setting.seeded([1, 2]) for setting in kv_prediction.settings(7)}
+    names = list(rows)
+    assert len(names) >= 9 and names[0] == "teacher"
     cells = {
         name: {
-            "correct": {task: [True, index % 2 == 0] for task in TASKS},
+            "correct": [{task: [True, (index + seed) % 2 == 0] for task in TASKS} for seed in range(len(rows[name]))],
             "flops": 100.0 - index,
             "first_token_s": {"value": 0.02, "low": 0.01, "high": 0.03},
         }
@@ -56,8 +67,13 @@ def test_the_report_has_a_row_a_setting(tmp_path: Path) -> None:
     }
     maps = {kind: {half: [[0.1, 0.2]] * 8 for half in ("k", "v")} for kind in ("fitted", "trained")}
     about = {"prompt_tokens": 300, "steps": 7, "tokens_per_step": 2048, "auxiliary_layers": 4, "timed": 20}
-    write_report(cells, maps, about, tmp_path / "out")
+    write_report(cells, maps, about | {"seeds": [1, 2], "independent_tokens": 9}, tmp_path / "out")
     text = (tmp_path / "out.md").read_text()
     assert all(f"| {name} |" in text for name in names) and "20.0 (10.0 to 30.0)" in text
-    assert json.loads((tmp_path / "out.json").read_text())["rows"][names[1]]["accuracy"] == 0.5
+    found = json.loads((tmp_path / "out.json").read_text())["rows"]
+    assert found[names[1]]["accuracy"] == 0.5
+    trained = found["trained, last token exact"]
+    assert sorted(trained["by_seed"]) == [0.5, 1.0] and trained["accuracy"] == 0.75
+    assert (trained["low"], trained["high"]) == (0, 1)  # two seeds say little
+    assert trained["versus_teacher"]["difference"] == trained["accuracy"] - found["teacher"]["accuracy"]
     assert (tmp_path / "out.png").stat().st_size > 10_000

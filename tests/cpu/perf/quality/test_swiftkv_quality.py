@@ -109,6 +109,9 @@ def test_the_teacher_and_finished_students_are_not_made_again(tmp_path: Path, mo
     assert student_of(trained, tmp_path, 1) == tmp_path / "students" / trained.slug
 
 
+SETTINGS = {"prompt_tokens": 300, "seed": 1, "documents": 2, "steps": 10, "tokens_per_step": 8, "device": "cpu"}
+
+
 def make_cell(variant: Any, right: list[bool]) -> dict[str, Any]:
     estimate = {"value": 0.01, "low": 0.005, "high": 0.02}
     return {
@@ -131,8 +134,7 @@ def test_the_report(tmp_path: Path) -> None:
     assert reached([(0, 0.5), (10, 0.2), (20, 0.1)], 0.2) == 10 and reached([(0, 0.5)], 0.2) is None
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")
     curves = {v.slug: [(0, 0.5), (10, 0.1 if v.init == "ridge" else 0.2)] for v in TABLES["inits"] if v.distilled}
-    settings = {"prompt_tokens": 300, "seed": 1, "documents": 2, "steps": 10, "tokens_per_step": 8}
-    write_report(cells, curves, settings, tmp_path / "out")
+    write_report(cells, curves, SETTINGS, tmp_path / "out")
     lines = (tmp_path / "out.md").read_text().splitlines()
     assert any(line.startswith("| cut 3 | 62.5 | 0.0 | 0 | 0.0100 (0.0050 to 0.0200)") for line in lines)
     assert "| cut 1, 1-way | ridge | 0.5000 | 0.1000 | 10 |" in lines
@@ -145,6 +147,6 @@ def test_a_report_of_one_table_has_that_table_alone() -> None:
         v.slug: summarise(make_cell(v, [True] * 10), make_cell(TEACHER, [True] * 10))
         for v in variants_of(["reduction"])
     }
-    settings = {"prompt_tokens": 300, "seed": 1, "documents": 2, "steps": 10, "tokens_per_step": 8}
+    settings = SETTINGS | {"machine": "a machine", "command": "a command"}
     titles = [line for line in markdown(rows, {HALF.slug: [(0, 0.5)]}, settings).splitlines() if line.startswith("##")]
     assert titles == ["## Prefill and cache reduction (as Table 2)"]

@@ -1,0 +1,74 @@
+"""A server whose prompts' cache is predicted gives the answers of the plain-torch definition."""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from kvforge.common.exact_intervals import ExactTokens
+from kvforge.compiler import BuildOptions, build_engine
+from kvforge.prediction.generate import generate
+from kvforge.prediction.load import load_pair
+from kvforge.serving.client import StreamingClient
+from kvforge.serving.server.launcher import ServerOptions, TritonServer
+from tests.support.models.checkpoints import make_checkpoint
+from tests.support.models.prediction import random_predictor
+from tests.support.serving.server import ENDLESS, ask, used_pages, wait_until
+
+LENGTHS = (90, 3, 41, 128, 64, 17)
+PROMPTS = [[3 + (7 * seed + place * place) % 300 for place in range(length)] for seed, length in enumerate(LENGTHS)]
+NUM_TOKENS = 24
+EXACT = ExactTokens(first=4, last=5, share=0.2)
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The base and its predictor."""
+    folder = tmp_path_factory.mktemp("predicted")
+    base = make_checkpoint(folder / "base", num_hidden_layers=2, max_position_embeddings=65536)
+    sizes = {"num_hidden_layers": 2, "hidden_size": 32, "head_dim": 8, "num_key_value_heads": 1}
+    return base, random_predictor(folder / "p", base, layers=(0, 1), max_position_embeddings=65536, **sizes)
+
+
+@pytest.fixture(scope="module")
+def predicting_server(
+    checkpoints: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[TritonServer]:
+    engine = tmp_path_factory.mktemp("engine") / "engine"
+    base, predictor = checkpoints
+    sizes = {"page_size": 8, "max_num_tokens": 32, "max_num_seqs": 8, "dtype": "float32"}
+    options = BuildOptions(**sizes, kv_prediction=str(predictor))
+    build_engine(base, engine, options)
+    with TritonServer(engine, ServerOptions(kv_cache_gib=0.1, exact_tokens=EXACT)) as running:
+        yield running
+
+
+def test_requests_at_once_are_answered_as_the_definition_says(
+    checkpoints: tuple[Path, Path], predicting_server: TritonServer
+) -> None:
+    modules = load_pair(*checkpoints, torch.float32)
+    expected = [generate(*modules, prompt, NUM_TOKENS, EXACT) for prompt in PROMPTS]
+    assert expected != [generate(*modules, prompt, NUM_TOKENS, ExactTokens()) for prompt in PROMPTS]
+    answers: dict[int, list[int]] = {}
+
+    def one(index: int) -> None:
+        with StreamingClient(predicting_server.grpc_url) as client:
+            inputs = ask("tensorrt_llm", PROMPTS[index], NUM_TOKENS, end_id=-1)
+            answers[index] = [
+                token for response in client.generate("tensorrt_llm", inputs) for token in response.token_ids
+            ]
+
+    threads = [threading.Thread(target=one, args=(index,)) for index in range(len(PROMPTS))]
+    with StreamingClient(predicting_server.grpc_url) as client:
+        cancelled = client.generate("tensorrt_llm", ask("tensorrt_llm", PROMPTS[0] * 3, ENDLESS))
+        next(cancelled)
+        for thread in threads:
+            thread.start()
+        next(cancelled)
+        cancelled.close()
+    for thread in threads:
+        thread.join()
+    assert [answers[index] for index in range(len(PROMPTS))] == expected
+    wait_until(lambda: used_pages(predicting_server) == 0, "pages given back")
