@@ -28,6 +28,7 @@ from perf.quality.answers import Questions
 from perf.quality.kv_prediction_costs import first_token_seconds, flops
 from perf.quality.kv_prediction_maps import differences
 from perf.quality.kv_prediction_models import (
+    ALONE,
     INDEPENDENT,
     MAX_SEQ_LEN,
     NUM_LAYERS,
@@ -89,6 +90,7 @@ def settings(steps: int) -> list[Setting]:
         Setting("teacher"),
         Setting("SwiftKV, cut 4, 2-way, distilled", STUDENT),
         Setting("SwiftKV, cut 3, fitted", 3),
+        Setting("independent, alone", ALONE),
         *(
             Setting(f"{name}, {how}", predictor=predictor, exact=exact[how])
             for name, (predictor, chosen) in rows.items()

@@ -28,7 +28,7 @@ from perf.quality.swiftkv_variants import Variant
 
 MAX_SEQ_LEN = 640
 NUM_LAYERS = 4
-STUDENT = "distilled student"
+STUDENT, ALONE = "distilled student", "independent model"
 INDEPENDENT_CONFIG = TINY_HF_CONFIG | {"num_hidden_layers": NUM_LAYERS}
 INDEPENDENT = TeacherConfig(
     model=load_config(INDEPENDENT_CONFIG),
@@ -128,12 +128,13 @@ def predicting_engine(predictor: Predictor, work: Path) -> Path:
 
 
 def plain_engine(model: int | str | None, work: Path) -> Path:
-    """Return the teacher's engine (None), the committed student's, or that of the teacher rewired to a cut by ridge
-    regression, without training."""
+    """Return the teacher's engine (None), the committed student's, the independent auxiliary model's own, or that of
+    the teacher rewired to a cut by ridge regression, without training."""
     if model is None:
         return cached_engine(work / "engines" / "teacher", TEACHER_DIR, _options())
     if isinstance(model, str):
-        return cached_engine(work / "engines" / "student", STUDENT_DIR, _options())
+        name, checkpoint = ("student", STUDENT_DIR) if model == STUDENT else ("alone", auxiliary_of(True, work))
+        return cached_engine(work / "engines" / name, checkpoint, _options())
     variant = Variant(f"cut {model}", model, init="ridge", distilled=False)
     return cached_engine(work / "engines" / variant.slug, lambda: rewired_of(variant, work), _options())
 
