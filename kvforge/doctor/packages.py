@@ -11,12 +11,15 @@ from kvforge.doctor.finding import EVERY_COMMAND, GPU, SERVE, Check, installed_v
 
 IMPORT_SECONDS = 120
 """An import that takes longer counts as broken."""
+LONGEST = "modelopt"
+"""The extra whose packages take as long to import as all the others."""
 
 _IMPORT = """
 import importlib, sys
 sys.path.pop(0)  # the folder that doctor was started in is not what commands import from
 try:
-    importlib.import_module(sys.argv[1])
+    for module in sys.argv[1:]:
+        importlib.import_module(module)
 except BaseException as error:
     lines = str(error).strip().splitlines() or [""]
     print("\\nFAILED", type(error).__name__ + ": " + lines[0])
@@ -84,27 +87,35 @@ PACKAGES = (
 
 
 def package_checks(packages: tuple[Package, ...] = PACKAGES) -> list[Check]:
-    """Return what is found of each: absent, broken with the reason, or its version."""
+    """Return what is found of each: absent, broken with the reason, or its version.
+
+    Those that are there are imported together, in two processes, as most import the same; where one of them fails,
+    each in a process of its own, which tells which.
+    """
+    installed = [package for package in packages if installed_version(package.distribution) is not None]
+    groups = [[each for each in installed if (each.extra == LONGEST) is longest] for longest in (True, False)]
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
-        return list(pool.map(_check, packages))
+        whole = list(pool.map(lambda group: not group or why_broken(*(each.module for each in group)) is None, groups))
+        sound = {each for group, is_whole in zip(groups, whole, strict=True) if is_whole for each in group}
+        return list(pool.map(lambda package: _check(package, package in sound), packages))
 
 
-def _check(package: Package) -> Check:
+def _check(package: Package, is_sound: bool) -> Check:
     version, use = installed_version(package.distribution), NEEDED_FOR[package.extra]
     if version is None:
         absent = "optional" if package.extra else "missing"
         return Check(package.distribution, absent, "not installed", package.remedy, use)
-    reason = why_broken(package.module)
+    reason = None if is_sound else why_broken(package.module)
     if reason is None:
         return Check(package.distribution, "ok", version, needed_for=use)
     return Check(package.distribution, "broken", f"{version}, cannot be imported: {reason}", package.remedy, use)
 
 
-def why_broken(module: str) -> str | None:
-    """Import ``module`` in a process of its own, which it may end; returns what went wrong, or None."""
+def why_broken(*modules: str) -> str | None:
+    """Import ``modules`` in a process of their own, which they may end; returns what went wrong, or None."""
     try:
         result = subprocess.run(
-            [sys.executable, "-c", _IMPORT, module],
+            [sys.executable, "-c", _IMPORT, *modules],
             capture_output=True,
             text=True,
             errors="replace",
@@ -112,8 +123,10 @@ def why_broken(module: str) -> str | None:
             stdin=subprocess.DEVNULL,
         )
     except subprocess.TimeoutExpired:
-        return f"importing {module} takes longer than {IMPORT_SECONDS} s"
+        return f"importing {', '.join(modules)} takes longer than {IMPORT_SECONDS} s"
     if result.returncode == 0:
         return None
     _, failed, reason = result.stdout.rpartition("\nFAILED ")
-    return reason.strip() if failed else f"importing {module} ends the process with code {result.returncode}"
+    return (
+        reason.strip() if failed else f"importing {', '.join(modules)} ends the process with code {result.returncode}"
+    )

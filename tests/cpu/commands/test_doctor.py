@@ -55,7 +55,10 @@ def test_an_installed_package_that_cannot_be_imported_is_broken(
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
-    (check,) = doctor_packages.package_checks((doctor_packages.Package("broken-one", "broken_one", "eval"),))
+    sound = doctor_packages.Package("tqdm", "tqdm", "eval")
+    broken = doctor_packages.Package("broken-one", "broken_one", "eval")
+    first, check, last = doctor_packages.package_checks((sound, broken, sound))
+    assert first.status == last.status == "ok"
     assert check.status == "broken" and check.found.startswith(f"3.2, cannot be imported: {reason}")
     assert check.advice == "pip install -e '.[eval]'"
     monkeypatch.setattr(doctor_command, "diagnose", lambda: [check])
