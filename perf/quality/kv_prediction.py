@@ -25,7 +25,7 @@ from kvforge.training.config import TINY_STUDENT
 from perf.harness.command import positive, run_main
 from perf.harness.engines import TEACHER_DIR
 from perf.quality.answers import Questions
-from perf.quality.kv_prediction_costs import first_token_seconds, flops
+from perf.quality.kv_prediction_costs import first_token_seconds, flops, median_interval
 from perf.quality.kv_prediction_maps import differences
 from perf.quality.kv_prediction_models import (
     ALONE,
@@ -42,16 +42,18 @@ from perf.quality.kv_prediction_models import (
 from perf.quality.kv_prediction_report import write_report
 from perf.quality.scores import correct_of, quality_parser
 
-NUM_STEPS, NUM_TIMED = 200, 20
+NUM_STEPS, NUM_TIMED, NUM_ROUNDS = 200, 20, 5
 OWN = (0, 1, 2, 3, 3, 3, 3, 3)
 """Each layer itself, and above the teacher's lower four the last of them: what SwiftKV with cut 3 reads."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """A row: a plain ``model`` as ``plain_engine`` has it, or a ``predictor`` with what of a prompt is ``exact``."""
+    """A row: a plain ``model`` as ``plain_engine`` has it, or a ``predictor`` with what of a prompt is ``exact``; a
+    predictor's rows are of one ``kind``."""
 
     name: str
+    kind: str
     model: int | str | None = None
     predictor: Predictor | None = None
     exact: ExactTokens | None = None
@@ -67,6 +69,10 @@ class Setting:
         if self.predictor is not None:
             return predicting_engine(self.predictor, work)
         return plain_engine(self.model, work)
+
+
+def _plain(name: str, model: int | str | None = None) -> Setting:
+    return Setting(name, name, model)
 
 
 def settings(steps: int) -> list[Setting]:
@@ -87,12 +93,12 @@ def settings(steps: int) -> list[Setting]:
         "independent, trained": (Predictor(steps, is_independent=True), few),
     }
     return [
-        Setting("teacher"),
-        Setting("SwiftKV, cut 4, 2-way, distilled", STUDENT),
-        Setting("SwiftKV, cut 3, fitted", 3),
-        Setting("independent, alone", ALONE),
+        _plain("teacher"),
+        _plain("SwiftKV, cut 4, 2-way, distilled", STUDENT),
+        _plain("SwiftKV, cut 3, fitted", 3),
+        _plain("independent, alone", ALONE),
         *(
-            Setting(f"{name}, {how}", predictor=predictor, exact=exact[how])
+            Setting(f"{name}, {how}", name, predictor=predictor, exact=exact[how])
             for name, (predictor, chosen) in rows.items()
             for how in chosen
         ),
@@ -139,16 +145,21 @@ def main() -> None:
         engines = [one.engine(args.work) for one in several]
         texts = [answers(one, engine, questions) for one, engine in zip(several, engines, strict=True)]
         cells[name] = {
+            "kind": several[0].kind,
             "correct": [correct_of(questions.examples, each) for each in texts],
             "flops": flops(engines[0], args.length, several[0].exact),
         }
     tokenizer = Tokenizer.from_file(str(TEACHER_DIR / "tokenizer.json"))
     prompts = [tokenizer.encode(example.prompt).ids for example in next(iter(questions.examples.values()))[:NUM_TIMED]]
-    for name, several in tqdm(rows.items(), desc="times", unit="setting"):
-        cells[name]["first_token_s"] = first_token_seconds(several[0].engine(args.work), prompts, several[0].exact)
+    times: dict[str, list[float]] = {name: [] for name in rows}
+    for name in tqdm([*rows] * NUM_ROUNDS, desc="times", unit="setting"):
+        one = rows[name][0]
+        times[name] += first_token_seconds(one.engine(args.work), prompts, one.exact)
+    for name, found in times.items():
+        cells[name]["first_token_s"] = median_interval(found)
     kinds = {
-        name.rpartition(", ")[0]: several[0].predictor
-        for name, several in rows.items()
+        several[0].kind: several[0].predictor
+        for several in rows.values()
         if several[0].predictor and several[0].exact == ExactTokens()
     }
     maps = {name: differences(predictor_of(predictor, args.work)) for name, predictor in kinds.items()}
@@ -161,6 +172,7 @@ def main() -> None:
         "auxiliary_layers": NUM_LAYERS,
         "independent_tokens": sum(stage.max_steps * stage.sequences * stage.length for stage in INDEPENDENT.stages),
         "timed": NUM_TIMED,
+        "rounds": NUM_ROUNDS,
     }
     write_report(cells, maps, about, args.output)
     print(args.output.with_suffix(".md").read_text())

@@ -46,9 +46,9 @@ def _computed(shape: ModelShape, intervals: Intervals, num_tokens: int) -> float
     return head + sum(full_token_below(shape, (start + end + 1) / 2).total * (end - start) for start, end in intervals)
 
 
-def first_token_seconds(engine: Path, prompts: Sequence[Sequence[int]], exact: ExactTokens | None) -> dict[str, float]:
-    """Return the median time from a request to its first token, the steps of the model itself included, of requests one
-    after the other, with a 95% interval by bootstrap."""
+def first_token_seconds(engine: Path, prompts: Sequence[Sequence[int]], exact: ExactTokens | None) -> list[float]:
+    """Return the times from a request to its first token, the steps of the model itself included, of requests one after
+    the other."""
     options = {} if exact is None else {"exact_tokens": exact}
     loaded = LLMEngine(engine, enable_prefix_cache=False, **options)
     times = []
@@ -58,7 +58,12 @@ def first_token_seconds(engine: Path, prompts: Sequence[Sequence[int]], exact: E
         while loaded.has_unfinished():
             loaded.step()
         times.append(time.perf_counter() - started)
-    values = np.array(times[2:])
+    return times[2:]
+
+
+def median_interval(times: Sequence[float]) -> dict[str, float]:
+    """Return the median with a 95% interval by bootstrap."""
+    values = np.array(times)
     draws = np.random.default_rng(0).choice(values, (2000, len(values)))
     low, high = np.quantile(np.median(draws, axis=1), (0.025, 0.975))
     return {"value": float(np.median(values)), "low": float(low), "high": float(high)}

@@ -33,6 +33,7 @@ def summarise(cell: dict[str, Any], teacher: dict[str, Any]) -> dict[str, Any]:
         versus = _mean([each["difference"] for each in apart], "difference", -1)
     return {
         **row,
+        "kind": cell["kind"],
         "by_seed": [each["accuracy"] for each in found],
         "versus_teacher": versus,
         "flops": cell["flops"],
@@ -81,8 +82,8 @@ def markdown(rows: dict[str, dict[str, Any]], about: dict[str, Any]) -> str:
             f"({STUDENT.max_steps} steps of {STUDENT.batch_size * STUDENT.length} tokens of the same documents), the "
             "fitted one is rewired by ridge regression. 95% intervals: of trained rows of the mean over seeds, by "
             "Student's t; of the others over prompts. FLOPs are those of the prompt and its first token, counted; the "
-            f"time is the median of {about['timed']} requests one after the other, the model's own steps included, "
-            f"with a 95% bootstrap interval. {about['machine']}.",
+            f"time is the median of {about['rounds']} rounds of {about['timed']} requests one after the other, the "
+            f"model's own steps included, with a 95% bootstrap interval. {about['machine']}.",
             "",
             f"`{about['command']}`",
             "",
@@ -93,28 +94,32 @@ def markdown(rows: dict[str, dict[str, Any]], about: dict[str, Any]) -> str:
 
 
 def _plot(rows: dict[str, dict[str, Any]], maps: dict[str, dict[str, list[list[float]]]], path: Path) -> None:
-    figure = new_figure(11, 9)
-    grid = figure.add_gridspec(2 + len(maps) - 1, 2)
-    for place, (title, value) in enumerate(
-        (("prefill FLOPs, % of the teacher's", "flops_share"), ("time to first token, ms", "first_token_s"))
-    ):
+    figure = new_figure(11, 4.5 + 1.5 * len(maps))
+    grid = figure.add_gridspec(1 + len(maps), 2, height_ratios=[3] + [1] * len(maps))
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for row in rows.values():
+        groups.setdefault(row["kind"], []).append(row)
+    panels = (
+        ("prefill FLOPs, % of the teacher's", lambda row: 100 * row["flops_share"]),
+        ("time to first token, ms", lambda row: 1000 * row["first_token_s"]["value"]),
+    )
+    for place, (title, value) in enumerate(panels):
         axes = figure.add_subplot(grid[0, place])
-        groups: dict[str, list[dict[str, Any]]] = {}
-        for name, row in rows.items():
-            groups.setdefault(name.rpartition(", ")[0] or name, []).append(row)
         for name, some in groups.items():
-            x = [100 * row[value] if place == 0 else 1000 * row[value]["value"] for row in some]
             y = [100 * row["accuracy"] for row in some]
-            axes.errorbar(x, y, yerr=spread([row["accuracy"] for row in some], some), fmt="o", capsize=2, label=name)
+            error = spread([row["accuracy"] for row in some], some)
+            axes.errorbar(list(map(value, some)), y, yerr=error, fmt="o", capsize=2, label=name)
         axes.set_xlabel(title)
         axes.set_ylabel("exact match %")
-        axes.legend(fontsize=7)
+        axes.grid(alpha=0.3)
+    figure.axes[0].legend(fontsize=7, loc="lower right")
+    largest = max(value for both in maps.values() for half in both.values() for line in half for value in line)
     for line, (layers, both) in enumerate(maps.items(), 1):
         for place, half in enumerate(("k", "v")):
             axes = figure.add_subplot(grid[line, place])
             values = both[half]
             extent = (0, BIN * len(values[0]), len(values) - 0.5, -0.5)
-            image = axes.imshow(values, aspect="auto", extent=extent, vmin=0, cmap="viridis")
+            image = axes.imshow(values, aspect="auto", extent=extent, vmin=0, vmax=largest, cmap="viridis")
             axes.set_title(f"{half.upper()}, {layers}: relative error", fontsize=9)
             axes.set_xlabel("position")
             axes.set_ylabel("layer")

@@ -59,6 +59,7 @@ def test_the_report_has_a_row_a_setting(tmp_path: Path) -> None:
     assert len(names) >= 9 and names[0] == "teacher"
     cells = {
         name: {
+            "kind": rows[name][0].kind,
             "correct": [{task: [True, (index + seed) % 2 == 0] for task in TASKS} for seed in range(len(rows[name]))],
             "flops": 100.0 - index,
             "first_token_s": {"value": 0.02, "low": 0.01, "high": 0.03},
@@ -66,7 +67,7 @@ def test_the_report_has_a_row_a_setting(tmp_path: Path) -> None:
         for index, name in enumerate(names)
     }
     maps = {kind: {half: [[0.1, 0.2]] * 8 for half in ("k", "v")} for kind in ("fitted", "trained")}
-    about = {"prompt_tokens": 300, "steps": 7, "tokens_per_step": 2048, "auxiliary_layers": 4, "timed": 20}
+    about = {"prompt_tokens": 300, "steps": 7, "tokens_per_step": 2048, "auxiliary_layers": 4, "timed": 20, "rounds": 3}
     write_report(cells, maps, about | {"seeds": [1, 2], "independent_tokens": 9}, tmp_path / "out")
     text = (tmp_path / "out.md").read_text()
     assert all(f"| {name} |" in text for name in names) and "20.0 (10.0 to 30.0)" in text
