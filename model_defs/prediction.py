@@ -47,6 +47,17 @@ class Prediction:
         return self.layers[self.base.owners.index(owner)]
 
 
+def check_runs(prediction: Prediction) -> None:
+    """Raise ModelError where no engine runs the auxiliary model, however it is built."""
+    if prediction.auxiliary.attention_scale is not None:
+        raise ModelError("An engine's auxiliary model attends with the usual scale; choose another one.")
+    if prediction.num_layers < 2:
+        raise ModelError(
+            "The predictor reads the auxiliary model's embedding alone; choose --layers of which one is layer 1 or "
+            "more, and an auxiliary model that has it."
+        )
+
+
 def spread_layers(num_owners: int, num_layers: int) -> tuple[int, ...]:
     """Return for each owner the auxiliary layer at the same share of the depth: each layer where there are as many."""
     return tuple(index * num_layers // num_owners for index in range(num_owners))

@@ -19,8 +19,8 @@ from kvforge.common.number_formats import (
 )
 from kvforge.kv_policies import Full, KVPolicy, compatibility, features, of_cache, parse
 from kvforge.manifest import graph_names
-from model_defs import ModelConfig
-from model_defs.prediction import Prediction
+from model_defs import ModelConfig, ModelError
+from model_defs.prediction import Prediction, check_runs
 from plugins.packed_linear.packing import IN_STEPS, WITH_SCALES, WITH_ZEROS
 
 PACKED_DTYPES = {"int8": torch.int8, "int4": IN_STEPS, "int4_scales": WITH_SCALES, "int4_zeros": WITH_ZEROS}
@@ -248,15 +248,12 @@ def check_prediction(options: ResolvedOptions, prediction: Prediction) -> None:
         )
     if options.max_draft_len:
         raise BuildError("--kv-prediction does not go with --max-draft-len; leave one of them out.")
-    auxiliary = prediction.auxiliary
-    if auxiliary.attention_scale is not None or any(0 < w < options.max_seq_len for w in auxiliary.layer_windows):
-        raise BuildError(
-            "--kv-prediction takes auxiliary models that attend to all tokens with the usual scale; train another one."
-        )
-    if prediction.num_layers < 2:
-        raise BuildError(
-            "The predictor reads the auxiliary model's embedding alone; train one that reads layer 1 or more."
-        )
+    try:
+        check_runs(prediction)
+    except ModelError as error:
+        raise BuildError(f"--kv-prediction: {error}") from None
+    if any(0 < window < options.max_seq_len for window in prediction.auxiliary.layer_windows):
+        raise BuildError("--kv-prediction takes auxiliary models that attend to all tokens; train another one.")
     if prediction.auxiliary.max_position < options.max_seq_len:
         raise BuildError(
             f"--max-seq-len {options.max_seq_len} is beyond the {prediction.auxiliary.max_position} positions of the "

@@ -74,12 +74,14 @@ def check_model(model: SwiftKVForCausalLM) -> None:
         )
 
 
-def fingerprint(model: SwiftKVForCausalLM, only_teacher: bool = True) -> str:
+def fingerprint(model: SwiftKVForCausalLM, only_teacher: bool = True, without: str | None = None) -> str:
     """Return a hash of names, shapes and some elements of the weights; ``only_teacher`` leaves out what distillation
-    adds and always changes."""
+    adds and always changes, ``without`` those whose names begin so."""
     digest = hashlib.sha256()
     for name, parameter in sorted(model.named_parameters()):
         if only_teacher and is_trained(name, model.sizes.cut, "partial"):
+            continue
+        if without is not None and name.startswith(without):
             continue
         flat = parameter.detach().flatten()
         sample = flat[:: max(1, flat.numel() // _SAMPLE)].float().cpu()

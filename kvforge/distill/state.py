@@ -17,6 +17,7 @@ _HASHED = {
     "data": "other data, or another --mask, --overlong or --length",
     "teacher": "another teacher",
     "source": "another checkpoint to start from",
+    "fit": "maps of another fit: another --ridge, --calibration, --num-samples or --num-tokens",
 }
 """What differs where a state's identity holds a hash."""
 MOMENTS = ("exp_avg", "exp_avg_sq")

@@ -1,9 +1,10 @@
 """``kvforge predict train`` as a function: from a base and an auxiliary checkpoint to a predictor's checkpoint."""
 
 import dataclasses
+import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,7 +29,7 @@ from kvforge.prediction.train import train
 from kvforge.rewire.source import Source, open_source
 from kvforge.tokenization.calibration import calibration_samples
 from model_defs import ModelError
-from model_defs.prediction import MAPS, Prediction, spread_layers
+from model_defs.prediction import MAPS, Prediction, check_runs, spread_layers
 
 
 @dataclass(frozen=True)
@@ -122,12 +123,19 @@ def train_predictor(
         )
         if packed is not None:
             dtype = torch.bfloat16 if config.loop.dtype == "bf16" else torch.float32
-            state = train(config, load_base(base, dtype), predictor, packed, work, progress=progress)
+            state = train(
+                config, load_base(base, dtype), predictor, packed, work, fit=_digest(fit, samples), progress=progress
+            )
             summary = dataclasses.replace(
                 summary, steps=state.step, tokens=state.tokens, seconds=state.seconds, metrics=state.metrics
             )
         _write(auxiliary, prediction, predictor.state_dict(), staging)
     return summary
+
+
+def _digest(fit: FitOptions, samples: Sequence[Sequence[int]]) -> str:
+    """Return a hash of what the maps are fitted to, and how."""
+    return hashlib.sha256(json.dumps([fit.ridge, [list(sample) for sample in samples]]).encode()).hexdigest()[:16]
 
 
 def new_predictor(auxiliary: Source, prediction: Prediction, maps: Mapping[str, Tensor]) -> KVPredictor:
@@ -147,7 +155,9 @@ def new_predictor(auxiliary: Source, prediction: Prediction, maps: Mapping[str, 
 def _prediction(base: Source, auxiliary: Source, layers: tuple[int, ...] | None) -> Prediction:
     layers = layers or spread_layers(len(base.config.owners), auxiliary.config.num_layers)
     try:
-        return Prediction(auxiliary.config, base.config, layers)
+        prediction = Prediction(auxiliary.config, base.config, layers)
+        check_runs(prediction)
+        return prediction
     except ModelError as error:
         raise CheckpointError(f"{auxiliary.checkpoint.path}: {error}") from None
 

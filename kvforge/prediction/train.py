@@ -59,11 +59,15 @@ def train(
     data: PackedData,
     work: Path,
     *,
+    fit: str | None = None,
     progress: bool = True,
     stop_after: int | None = None,
     on_step: Callable[[Mapping[str, float]], object] = lambda row: None,
 ) -> Progress:
     """Train ``predictor`` in place, in one process; continue the run in ``work`` if there is one.
+
+    ``fit`` says what the maps were fitted to and how; a run then continues over maps whose last bits differ, as those
+    of a fit on another number of threads do. Without it they have to be the same.
 
     ``work`` receives ``state.pt`` every ``checkpoint_every`` steps and at the end, and ``metrics.csv``. The run ends
     after all steps, or after ``stop_after`` in all.
@@ -76,19 +80,26 @@ def train(
     with world.processes(config.loop.device) as device, locked(work):
         if world.size() > 1:
             world.fail("kvforge predict train runs in one process; start it without torchrun.")
-        run = _Run(config, Trainee(base, predictor, config), data, work, device)
+        run = _Run(config, Trainee(base, predictor, config), data, work, device, fit)
         take_steps(run, work, config.loop.checkpoint_every, stop_after, on_step, progress)
         return run.progress
 
 
 class _Run:
     def __init__(
-        self, config: PredictConfig, trainee: Trainee, data: PackedData, work: Path, device: torch.device
+        self,
+        config: PredictConfig,
+        trainee: Trainee,
+        data: PackedData,
+        work: Path,
+        device: torch.device,
+        fit: str | None,
     ) -> None:
         self.config, self.data, self.work, self.device = config, data, work, device
         base, predictor = trainee.base, trainee.predictor
         self.identity: dict[str, Any] = config.identity() | {"layers": list(predictor.prediction.layers)}
-        self.identity |= {"data": data.digest, "teacher": fingerprint(base), "source": fingerprint(predictor, False)}
+        source = fingerprint(predictor, False, None if fit is None else f"{MAPS}.")
+        self.identity |= {"data": data.digest, "teacher": fingerprint(base), "source": source, "fit": fit}
         self.trainee = trainee.to(device)
         self.trained: dict[str, nn.Parameter] = {}
         for name, parameter in predictor.named_parameters():

@@ -49,3 +49,9 @@ def test_merging() -> None:
 def test_what_makes_no_sense_is_refused(bad: dict) -> None:
     with pytest.raises(KvforgeError, match=r"give|always"):
         ExactTokens(**bad)
+
+
+def test_a_short_last_block_counts_by_its_mean() -> None:
+    exact = ExactTokens(share=1 / 3, block=4)
+    assert exact.intervals(6, [0.2] * 4 + [0.3] * 2) == ((4, 6),)
+    assert exact.intervals(6, [0.2] * 4 + [0.1] * 2) == ((0, 4), (5, 6))

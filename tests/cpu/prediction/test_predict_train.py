@@ -15,9 +15,11 @@ from kvforge.cli import main
 from kvforge.common.errors import CheckpointError, KvforgeError
 from kvforge.common.exact_intervals import ExactTokens
 from kvforge.distill import DistillConfig
+from kvforge.distill.packing import DataSettings
 from kvforge.prediction.config import PredictConfig
 from kvforge.prediction.generate import generate
 from kvforge.prediction.load import load_pair
+from kvforge.prediction.ridge import fit_maps
 from kvforge.prediction.run import FitOptions, train_predictor
 from kvforge.prediction.train import train
 from kvforge.prediction.trainee import SUMS, Trainee
@@ -177,6 +179,32 @@ def test_the_command_writes_what_it_trained(base: Path, tmp_path: Path, capsys: 
     assert json.loads((tmp_path / "aux" / "config.json").read_text())["num_hidden_layers"] == 1
 
 
+def test_a_run_continues_over_a_fit_that_is_rounded_otherwise(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on another number of threads."""
+    data = tmp_path / "data.jsonl"
+    data.write_text("".join(json.dumps({"prompt": "ab " * index, "completion": " cd"}) + "\n" for index in range(9)))
+    config = PredictConfig(DistillConfig(dtype="fp32", device="cpu", max_steps=1, batch_size=2, length=64))
+
+    def written(overwrite: bool, ridge: float = 1e-3) -> dict[str, torch.Tensor]:
+        fit, settings = FitOptions(ridge, num_samples=4, num_tokens=64), DataSettings(64)
+        given = base, base, tmp_path / "p", data, config, settings, fit
+        train_predictor(*given, overwrite=overwrite, progress=False)
+        return load_file(tmp_path / "p" / "model.safetensors")
+
+    def otherwise(*args, **kwargs):
+        fits, maps = fit_maps(*args, **kwargs)
+        return fits, {name: tensor * (1 + 2**-22) for name, tensor in maps.items()}
+
+    first = written(overwrite=False)
+    monkeypatch.setattr("kvforge.prediction.run.fit_maps", otherwise)
+    again = written(overwrite=True)
+    assert all(torch.equal(again[name], tensor) for name, tensor in first.items())
+    with pytest.raises(KvforgeError, match="another --work"):
+        written(overwrite=True, ridge=1e-2)
+
+
 def test_what_does_not_go_together_is_refused(base: Path, tmp_path: Path) -> None:
     def refused(auxiliary: Path, match: str, **options) -> None:
         with pytest.raises(KvforgeError, match=match):
@@ -190,6 +218,8 @@ def test_what_does_not_go_together_is_refused(base: Path, tmp_path: Path) -> Non
     refused(make_checkpoint(tmp_path / "vocab", vocab_size=300), "300 tokens and the base 320")
     refused(base, "4 owners", layers=(0, 1))
     refused(base, "layers 0 to 3", layers=(0, 1, 2, 4))
+    refused(base, "embedding alone; choose --layers", layers=(0, 0, 0, 0))  # as no engine could be built with these
+    refused(make_checkpoint(tmp_path / "scale", "gemma3_text"), "attends with the usual scale; choose another")
     refused(make_checkpoint(tmp_path / "cut", cut=2), "SwiftKV checkpoint already")
     latent = make_checkpoint(tmp_path / "latent", "deepseek_v2")
     refused(latent, "as the auxiliary, and this one has latents")

@@ -132,6 +132,20 @@ def test_greedy_tokens_do_not_depend_on_the_schedule(pair: Pair, request: pytest
     assert all(counts.values()), counts
 
 
+def test_sequences_of_one_request_predict_theirs(pair: Pair) -> None:
+    """None takes over pages of another, whose prompt is complete before it begins."""
+    prompt = [3 + 7 * index % 300 for index in range(40)]
+    engine = LLMEngine(session=pair.session, num_pages=128, exact_tokens=EXACT[1])
+    engine.add_request("r", prompt, SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True, n=3))
+    tokens: dict[int, list[int]] = {}
+    while engine.has_unfinished():
+        for output in engine.step():
+            tokens.setdefault(output.index, []).extend(output.new_token_ids)
+        engine.check_invariants()
+    assert tokens == dict.fromkeys(range(3), pair.reference(prompt, 8, EXACT[1]))
+    assert engine.stats()["num_reused_tokens"] == 0
+
+
 def test_of_a_request_that_is_given_up_nothing_is_kept(pair: Pair) -> None:
     engine = LLMEngine(session=pair.session, num_pages=128, max_num_tokens=16, exact_tokens=ExactTokens(share=0.5))
     engine.add_request("gone", [5] * 60, SamplingParams(temperature=0.0, max_tokens=4))
