@@ -61,7 +61,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     error of the operating system; with -v where it comes from stands before it."""
     verbose = False
     try:
-        args = make_parser().parse_args(argv)
+        parser = make_parser()
+        if not (sys.argv[1:] if argv is None else argv):
+            parser.print_help(sys.stderr)
+            return 2
+        args = parser.parse_args(argv)
         verbose = args.verbose
         if verbose:
             logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")

@@ -8,7 +8,10 @@ from kvforge.common.suggestions import did_you_mean
 
 
 class SuggestingParser(argparse.ArgumentParser):
-    """Its errors end with the nearest name, where one is near."""
+    """Its errors end with the nearest name, where one is near; options are to be written out."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**{"allow_abbrev": False, **settings})
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         try:
@@ -20,10 +23,21 @@ class SuggestingParser(argparse.ArgumentParser):
     def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
         parsed, unknown = self.parse_known_args(args, namespace)
         if unknown:
+            words = [word.partition("=")[0] for word in unknown if word.startswith("-")]
             options = self._options_of(getattr(parsed, "command", None))
-            hints = (did_you_mean(word.partition("=")[0], options) for word in unknown if word.startswith("-"))
+            hints = (self._owners_of(word) or did_you_mean(word, options) for word in words)
             self.error(f"unrecognized arguments: {' '.join(unknown)}{next(filter(None, hints), '')}")
         return parsed
+
+    def _owners_of(self, option: str) -> str:
+        """Say which other commands have an option."""
+        commands = [name for name in self._commands() if option in self._options_of(name)]
+        return f"; {option} is an option of {self.prog} {', '.join(commands)}" if commands else ""
+
+    def _commands(self) -> Iterable[str]:
+        for action in self._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                yield from action.choices
 
     def _options_of(self, command: str | None) -> Iterable[str]:
         for action in self._actions:

@@ -49,9 +49,10 @@ def run(args: argparse.Namespace) -> int:
     else:
         left_out = "; ONNX only, for plans build where TensorRT and a GPU are" if manifest.isa == ("onnx",) else ""
         cut = f"cut {manifest.cut} of " if manifest.cut < manifest.num_layers else ""
+        more = f" and {manifest.auxiliary_bytes_per_token} of the auxiliary model" if manifest.predicts else ""
         print(
             f"{output}: {manifest.model_type}, {manifest.num_parameters / 1e6:.1f}M parameters, "
-            f"{cut}{manifest.num_layers} layers, {manifest.kv_bytes_per_token} KV bytes per token, "
+            f"{cut}{manifest.num_layers} layers, {manifest.kv_bytes_per_token} KV bytes per token{more}, "
             f"built in {time.monotonic() - started:.0f} s{left_out}"
         )
     return 0

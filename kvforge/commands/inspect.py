@@ -39,6 +39,7 @@ def run(args: argparse.Namespace) -> int:
         "owners": list(manifest.owners),
         "kv_bytes_per_token": manifest.kv_bytes_per_token,
         "kv_scale_bytes_per_token": manifest.kv_scale_bytes_per_token,
+        "auxiliary_bytes_per_token": manifest.auxiliary_bytes_per_token,
         "page_bytes": manifest.page_bytes,
         "exact_bytes": manifest.exact_bytes,
         **memory,
@@ -71,6 +72,12 @@ def run(args: argparse.Namespace) -> int:
         "size": f"{derived['engine_bytes'] / 1e6:.1f} MB on disk",
         "checkpoint": f"sha256 {manifest.checkpoint_sha256[:16]}…",
     }
+    if manifest.predicts:
+        layers = manifest.auxiliary_model["num_layers"]
+        rows["prediction"] = (
+            f"{layers} layer{'' if layers == 1 else 's'} of an auxiliary model for the cache of prompts, "
+            f"{manifest.auxiliary_bytes_per_token} more bytes per token"
+        )
     for name, value in rows.items():
         print(f"{name:<11} {value}")
     if args.verify:

@@ -185,8 +185,15 @@ def run(args: argparse.Namespace) -> int:
                 flush=True,
             )
 
+        def draining() -> None:
+            print(
+                f"kvforge: stopping; accepted requests have {options.drain_timeout_s:g} s to finish "
+                "(Ctrl-C again ends them)",
+                flush=True,
+            )
+
         try:
-            supervisor.run(announce)
+            supervisor.run(announce, draining)
         finally:
             if canary is not None:
                 canary.close()

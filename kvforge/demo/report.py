@@ -13,6 +13,10 @@ from kvforge.tasks.prompt import Example
 CONTEXT_LENGTH = 1000
 
 
+BUSY = 0.75
+"""Load of a core from which on a machine's other work shows in times."""
+
+
 @dataclass(frozen=True)
 class ModelReport:
     """`accuracy` in 0..1; `kv_bytes_per_token` is what the engine's pools take up per token they hold."""
@@ -62,6 +66,13 @@ def comparison_table(teacher: ModelReport, student: ModelReport) -> str:
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
     lines = [_aligned(row, widths) for row in rows]
     return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
+
+
+def note_of_load(load: float, num_cores: int) -> str:
+    """What to say of times where ``load`` was the machine's before the demo began; nothing where it was idle."""
+    if load <= BUSY * num_cores:
+        return ""
+    return f"The machine was busy before the demo began (load {load:.1f}): these times and rates say little."
 
 
 def _aligned(row: Sequence[str], widths: Sequence[int]) -> str:

@@ -1,6 +1,7 @@
 """The demo: build, serve, ask, check and compare, first the teacher, then its SwiftKV student."""
 
 import logging
+import os
 import threading
 import time
 import warnings
@@ -11,7 +12,7 @@ from pathlib import Path
 from kvforge.common.errors import KvforgeError
 from kvforge.compiler import BuildOptions, build_engine
 from kvforge.demo.questions import MAX_ANSWER_TOKENS, make_questions
-from kvforge.demo.report import ModelReport, comparison_table, make_report
+from kvforge.demo.report import ModelReport, comparison_table, make_report, note_of_load
 from kvforge.demo.streaming import StreamedAnswer, ask_all
 from kvforge.evaluation.score import answer_of, is_correct
 from kvforge.manifest import TOKENIZER_DIR, load_manifest
@@ -46,12 +47,14 @@ def run_demo(models_dir: Path, work_dir: Path, num_questions: int, concurrency: 
     """
     warnings.filterwarnings("ignore", category=FutureWarning)
     logging.getLogger("torch").setLevel(logging.ERROR)
-    started = time.monotonic()
+    started, load = time.monotonic(), os.getloadavg()[0]
     reports = [
         _show_model(model, models_dir / model.folder, work_dir, num_questions, concurrency, seed)
         for model in (TEACHER, STUDENT)
     ]
     print(f"\n{comparison_table(*reports)}\n")
+    if note := note_of_load(load, len(os.sched_getaffinity(0))):
+        print(f"{note}\n")
     problems = [problem for model, report in zip((TEACHER, STUDENT), reports, strict=True)
                 for problem in find_problems(model, report)]  # fmt: skip
     for problem in problems:

@@ -74,5 +74,19 @@ def shape_of_manifest(manifest: Manifest, model: str | None = None) -> ModelShap
 
 
 def prefill_flops_per_token(manifest: Manifest, context_length: int) -> float:
-    """Return the mean FLOPs of one prompt token of an engine that is not sampled from (``skipped_token``)."""
-    return skipped_token(shape_of_manifest(manifest), context_length).total
+    """Return the mean FLOPs of one prompt token of an engine that is not sampled from (``skipped_token``), and that is
+    not computed besides where prompts are predicted."""
+    if not manifest.predicts:
+        return skipped_token(shape_of_manifest(manifest), context_length).total
+    auxiliary = auxiliary_shape(manifest)
+    maps = 2 * auxiliary.hidden_size * manifest.num_owners * manifest.cached_numbers
+    return skipped_token(auxiliary, context_length).total + maps
+
+
+def auxiliary_shape(manifest: Manifest) -> ModelShape:
+    """Return the layers that are run of an engine's auxiliary model, as a model without a cut; its MLPs are taken to be
+    as wide as the engine's own, as those of a model's lower layers are."""
+    sizes: dict[str, Any] = dict(manifest.auxiliary_model)
+    layers = sizes["num_layers"]
+    like = dataclasses.replace(manifest, cut=layers, owner_of_layer=tuple(range(layers)), layer_windows=(0,) * layers)
+    return shape_of_manifest(dataclasses.replace(like, **sizes))

@@ -2,26 +2,16 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from kvforge.common.exact_intervals import ExactTokens, Intervals
-from kvforge.costs.flops import full_token, full_token_below, prompt_flops, skipped_token
+from kvforge.costs.flops import full_token, full_token_below, prompt_flops
 from kvforge.costs.shape import ModelShape
-from kvforge.manifest import Manifest, load_manifest
-from kvforge.planning.shape import shape_of_manifest
+from kvforge.manifest import load_manifest
+from kvforge.planning.shape import prefill_flops_per_token, shape_of_manifest
 from kvforge.runtime import LLMEngine, SamplingParams
-
-
-def auxiliary_shape(manifest: Manifest) -> ModelShape:
-    """Return the layers that are run of an engine's auxiliary model, as a model without a cut; its MLPs are as wide as
-    the engine's own, as those of a model's lower layers are."""
-    sizes = manifest.auxiliary_model
-    layers = sizes["num_layers"]
-    like = replace(manifest, cut=layers, owner_of_layer=tuple(range(layers)), layer_windows=(0,) * layers)
-    return shape_of_manifest(replace(like, **sizes))
 
 
 def flops(engine: Path, num_tokens: int, exact: ExactTokens | None) -> float:
@@ -30,10 +20,8 @@ def flops(engine: Path, num_tokens: int, exact: ExactTokens | None) -> float:
     shape = shape_of_manifest(manifest)
     if not manifest.predicts or exact is None:
         return prompt_flops(shape, num_tokens)
-    auxiliary = auxiliary_shape(manifest)
-    maps = 2 * auxiliary.hidden_size * manifest.num_owners * manifest.cached_numbers
-    each = skipped_token(auxiliary, num_tokens).total + maps
-    return each * num_tokens + _computed(shape, exact.intervals(num_tokens, _any_importance(num_tokens)), num_tokens)
+    predicted = prefill_flops_per_token(manifest, num_tokens) * num_tokens
+    return predicted + _computed(shape, exact.intervals(num_tokens, _any_importance(num_tokens)), num_tokens)
 
 
 def _any_importance(num_tokens: int) -> list[float]:

@@ -1,5 +1,7 @@
 """A server whose prompts' cache is predicted gives the answers of the plain-torch definition."""
 
+import dataclasses
+import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,8 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from kvforge.cli import main
 from kvforge.common.exact_intervals import ExactTokens
 from kvforge.compiler import BuildOptions, build_engine
+from kvforge.manifest import load_manifest
+from kvforge.planning.shape import prefill_flops_per_token
 from kvforge.prediction.generate import generate
 from kvforge.prediction.load import load_pair
 from kvforge.serving.client import StreamingClient
@@ -33,14 +38,17 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 @pytest.fixture(scope="module")
-def predicting_server(
-    checkpoints: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[TritonServer]:
+def engine(checkpoints: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     engine = tmp_path_factory.mktemp("engine") / "engine"
     base, predictor = checkpoints
     sizes = {"page_size": 8, "max_num_tokens": 32, "max_num_seqs": 8, "dtype": "float32"}
     options = BuildOptions(**sizes, kv_prediction=str(predictor))
     build_engine(base, engine, options)
+    return engine
+
+
+@pytest.fixture(scope="module")
+def predicting_server(engine: Path) -> Iterator[TritonServer]:
     with TritonServer(engine, ServerOptions(kv_cache_gib=0.1, exact_tokens=EXACT)) as running:
         yield running
 
@@ -72,3 +80,19 @@ def test_requests_at_once_are_answered_as_the_definition_says(
         thread.join()
     assert [answers[index] for index in range(len(PROMPTS))] == expected
     wait_until(lambda: used_pages(predicting_server) == 0, "pages given back")
+
+
+def test_inspect_shows_the_auxiliary_model(engine: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    manifest = load_manifest(engine)
+    of_token = 2 * 8 * 4  # K and V of one KV head of 8 in float32, of the one layer that is run
+    assert main(["inspect", str(engine)]) == 0
+    assert f"prediction  1 layer of an auxiliary model for the cache of prompts, {of_token} more" in (
+        capsys.readouterr().out
+    )
+    assert main(["inspect", str(engine), "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    num_pages = manifest.max_seq_len // manifest.page_size
+    assert shown["sequence_device_bytes"] == shown["sequence_full_bytes"] == num_pages * manifest.page_bytes
+    assert shown["prefill_flops_per_token_at_1024"] < prefill_flops_per_token(
+        dataclasses.replace(manifest, auxiliary_model={}), 1024
+    )

@@ -79,8 +79,8 @@ class Supervisor:
         self._num_restarts = 0
         self._looked_at = time.monotonic()
 
-    def run(self, announce: Callable[[TritonServer], None]) -> None:
-        """Serve until a signal; `announce` is called once, when the first server is ready.
+    def run(self, announce: Callable[[TritonServer], None], draining: Callable[[], None] = lambda: None) -> None:
+        """Serve until a signal; `announce` is called once, when the first server is ready, `draining` when it came.
 
         Raises KvforgeError when the server does not start, or dies more often than the policy allows.
         """
@@ -98,6 +98,7 @@ class Supervisor:
                 elif self._companion is not None and (failure := self._companion.failure()) is not None:
                     self._replace_companion(self._companion, failure)
                 time.sleep(POLL_S)
+            draining()
             logger.info("draining for at most %g s", self._options.drain_timeout_s)
         except StartCancelled:
             pass

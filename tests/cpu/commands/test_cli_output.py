@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvforge.cli import main
+from kvforge.cli import COMMANDS, main
 from tests.support.sessions.fake import fake_manifest
 
 COMMAND = [sys.executable, "-m", "kvforge.cli", "plan", "--model", "llama-3.1-8b", "--json"]
@@ -35,6 +35,8 @@ def test_a_full_disk_is_one_sentence() -> None:
         (["biuld", "X"], "; did you mean build?"),
         (["build", "X", "--kv-dtipe", "fp8"], "unrecognized arguments: --kv-dtipe fp8; did you mean --kv-dtype?"),
         (["build", "X", "--ouptut=Y"], "unrecognized arguments: --ouptut=Y; did you mean --output?"),
+        (["build", "X", "--kv-dtyp", "fp8"], "; did you mean --kv-dtype?"),
+        (["serve", "X", "--kv-prediction", "P"], "; --kv-prediction is an option of kvforge build\n"),
         (["plan", "--model", "X", "--weight-dtype", "flaot32"], "; did you mean float32?"),
         (["--verion", "doctor"], "unrecognized arguments: --verion"),
         (["build", "X", "--zzz"], "unrecognized arguments: --zzz\n"),
@@ -45,6 +47,12 @@ def test_a_misspelt_word_gets_a_suggestion(words: list[str], hint: str, capsys: 
         main(words)
     assert ended.value.code == 2
     assert hint in capsys.readouterr().err
+
+
+def test_without_a_command_all_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    listed = capsys.readouterr().err
+    assert all(f"    {name.replace('_', '-')} " in listed for name in COMMANDS)
 
 
 @pytest.mark.parametrize(("cut", "said"), [(1, "cut 1 of 2 layers"), (2, "parameters, 2 layers")])

@@ -6,7 +6,7 @@ import pytest
 
 from kvforge.common.errors import KvforgeError
 from kvforge.demo.questions import LENGTHS, make_questions
-from kvforge.demo.report import ModelReport, comparison_table, make_report
+from kvforge.demo.report import ModelReport, comparison_table, make_report, note_of_load
 from kvforge.demo.run import STUDENT, TEACHER, find_problems, run_demo
 from kvforge.demo.streaming import StreamedAnswer, StreamedRun
 from kvforge.tasks.prompt import Example
@@ -56,3 +56,8 @@ def test_table_has_a_row_per_quantity_and_aligned_columns() -> None:
 def test_no_models(tmp_path: Path) -> None:
     with pytest.raises(KvforgeError, match="is no checkpoint"):
         run_demo(tmp_path, tmp_path / "work", 1, 1, 0)
+
+
+def test_times_of_a_busy_machine_are_remarked_on() -> None:
+    assert note_of_load(0.4, 2) == ""
+    assert "load 7.3" in note_of_load(7.3, 2) and note_of_load(7.3, 16) == ""

@@ -66,22 +66,26 @@ def supervise(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Supervi
 
     monkeypatch.setattr(module.time, "sleep", sleep)
 
-    def run(plan: list[str], max_restarts: int = 5) -> Supervisor:
+    def run(plan: list[str], max_restarts: int = 5, draining: Callable[[], None] = lambda: None) -> Supervisor:
         FakeServer.plan = plan
         made = Supervisor(Path("engine"), ServerOptions(), signals, RestartPolicy(max_restarts))
         monkeypatch.setattr(made, "_pause", lambda num_restarts: None)
-        made.run(lambda server: None)
+        made.run(lambda server: None, draining)
         return made
 
     yield run
 
 
 def test_a_dead_server_is_replaced_on_the_same_ports(supervise: Callable[..., Supervisor]) -> None:
-    made = supervise(["dies", "a port is taken", "dies", "lives"])
+    stopped: list[bool] = []
+    made = supervise(
+        ["dies", "a port is taken", "dies", "lives"], draining=lambda: stopped.append(FakeServer.made[-1].stopped)
+    )
     assert made.report()["restarts"] == 3
     options = FakeServer.made[-1].options
     assert (options.http_port, options.grpc_port, options.metrics_port) == (1, 2, 3)
     assert all(server.stopped for server in FakeServer.made)
+    assert stopped == [False]  # said once, before it is
 
 
 def test_too_many_deaths_end_it_with_the_reason(supervise: Callable[..., Supervisor]) -> None:
