@@ -133,7 +133,7 @@ def run(args: argparse.Namespace) -> int:
                 raise KvforgeError(
                     f"--{option.replace('_', '-')} is for the OpenAI gateway: add --openai, or leave it out"
                 )
-    engine, name = _engine(args)
+    engine, name = _engine(args, predicts="exact_tokens" in speculation)
     manifest = load_manifest(engine)
     decoupled = manifest.decoupled_mode is not False if args.decoupled is None else args.decoupled
     options = ServerOptions(
@@ -201,15 +201,21 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _engine(args: argparse.Namespace) -> tuple[Path, str | None]:
-    """Return the engine directory, and what to call the model where that directory does not say it.
+def _engine(args: argparse.Namespace, predicts: bool) -> tuple[Path, str | None]:
+    """Return the engine directory, and what to call the model where that directory does not say it. ``predicts``: the
+    options are for an engine with a predictor.
 
     Raises:
         CheckpointError, BuildError: a checkpoint that there is not or that cannot be built.
-        KvforgeError: options of a build for an engine, or nothing of this name.
+        KvforgeError: options of a build for an engine, of a predictor for a checkpoint, or nothing of this name.
     """
     given = given_options(args)
     if names_checkpoint(args.engine, args.revision):
+        if predicts:
+            raise KvforgeError(
+                f"{args.engine} is a checkpoint, and --exact-first, --exact-last and --exact-share are for an engine "
+                "with a predictor: build one with kvforge build --kv-prediction, or leave them out."
+            )
         from kvforge.compiler import BuildOptions
         from kvforge.engine_cache.build import cached_engine
 

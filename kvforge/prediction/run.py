@@ -163,12 +163,14 @@ def _prediction(base: Source, auxiliary: Source, layers: tuple[int, ...] | None)
 
 
 def _check_tokenizers(base: Source, auxiliary: Source) -> None:
-    """Raise CheckpointError where the two models' tokens of one number are not the same text."""
+    """Raise CheckpointError where the two models' tokens of one number are not the same text, added ones included."""
     vocabularies = []
     for source in (base, auxiliary):
         file = source.checkpoint.path / "tokenizer.json"
         try:
-            vocabularies.append(json.loads(file.read_text(encoding="utf-8"))["model"]["vocab"])
+            content = json.loads(file.read_text(encoding="utf-8"))
+            added = sorted((token["id"], token["content"]) for token in content.get("added_tokens") or ())
+            vocabularies.append((content["model"]["vocab"], added))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise CheckpointError(f"{file} cannot be read ({type(error).__name__}); put the tokenizer there.") from None
     if vocabularies[0] != vocabularies[1]:

@@ -253,6 +253,14 @@ def test_options_of_a_build_need_a_checkpoint(engines: EngineShelf, capsys: pyte
         assert f"is no checkpoint, so {option} cannot be chosen" in capsys.readouterr().err
 
 
+def test_options_of_a_predictor_are_refused_before_a_build(
+    checkpoint: Path, builds: list[BuildOptions], capsys: pytest.CaptureFixture
+) -> None:
+    assert main(["serve", str(checkpoint), "--exact-last", "3"]) == 1
+    assert "is a checkpoint, and --exact-first, --exact-last and" in capsys.readouterr().err
+    assert builds == []
+
+
 def test_time_of_use_is_kept(cached: CachedEngine, checkpoint: Path, folder: Path) -> None:
     os.utime(folder / cached.key / "entry.json", (1, 1))
     begun = time.time()

@@ -229,6 +229,10 @@ def test_what_does_not_go_together_is_refused(base: Path, tmp_path: Path) -> Non
     text = (other / "tokenizer.json").read_text().replace('"t260"', '"zzz"')
     (other / "tokenizer.json").write_text(text)
     refused(other, "another tokenizer")
+    content = json.loads((base / "tokenizer.json").read_text())
+    content["added_tokens"] = [*content["added_tokens"], {"id": 319, "content": "<other>"}]
+    (other / "tokenizer.json").write_text(json.dumps(content))
+    refused(other, "another tokenizer")
     weights = load_file(base / "model.safetensors")
     weights["model.layers.0.mlp.up_proj.weight"][0] = torch.nan
     broken = shutil.copytree(base, tmp_path / "broken")
