@@ -31,16 +31,16 @@ class SuggestingParser(argparse.ArgumentParser):
 
     def _owners_of(self, option: str) -> str:
         """Say which other commands have an option."""
-        commands = [name for name in self._commands() if option in self._options_of(name)]
+        commands = [name for name, parser in self._commands().items() if option in parser._option_string_actions]
         return f"; {option} is an option of {self.prog} {', '.join(commands)}" if commands else ""
 
-    def _commands(self) -> Iterable[str]:
-        for action in self._actions:
-            if isinstance(action, argparse._SubParsersAction):
-                yield from action.choices
+    def _commands(self) -> dict[str, argparse.ArgumentParser]:
+        return {
+            name: parser
+            for action in self._actions
+            if isinstance(action, argparse._SubParsersAction)
+            for name, parser in action.choices.items()
+        }
 
     def _options_of(self, command: str | None) -> Iterable[str]:
-        for action in self._actions:
-            if isinstance(action, argparse._SubParsersAction) and command in action.choices:
-                return action.choices[command]._option_string_actions
-        return self._option_string_actions
+        return self._commands().get(command or "", self)._option_string_actions

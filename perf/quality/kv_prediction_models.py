@@ -1,15 +1,12 @@
 """The models of ``perf.quality.kv_prediction``: predictors and SwiftKV models of the committed teacher."""
 
 import dataclasses
-import multiprocessing
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer
-from tqdm import tqdm
 
 from kvforge.compiler import BuildOptions
 from kvforge.distill.packing import DataSettings
@@ -23,6 +20,7 @@ from kvforge.training.teacher import train_teacher
 from kvforge.training.tokenizer import FastEncoder
 from model_defs import load_config
 from perf.harness.engines import STUDENT_DIR, TEACHER_DIR, cached_engine
+from perf.harness.processes import make_all
 from perf.quality.swiftkv_students import rewired_of
 from perf.quality.swiftkv_variants import Variant
 
@@ -112,13 +110,7 @@ def make_predictors(predictors: Sequence[Predictor], work: Path, jobs: int) -> N
     """Make every predictor, ``jobs`` at a time, each on one thread."""
     for is_independent in sorted({predictor.is_independent for predictor in predictors}):
         auxiliary_of(is_independent, work)
-    with (
-        ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool,
-        tqdm(total=len(predictors), desc="predictors", unit="model") as bar,
-    ):
-        for future in [pool.submit(predictor_of, predictor, work) for predictor in predictors]:
-            future.result()
-            bar.update()
+    make_all(predictor_of, [(predictor, work) for predictor in predictors], jobs, "predictors")
 
 
 def predicting_engine(predictor: Predictor, work: Path) -> Path:

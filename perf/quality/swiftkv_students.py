@@ -2,15 +2,12 @@
 
 import dataclasses
 import json
-import multiprocessing
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer
-from tqdm import tqdm
 
 from kvforge.checkpoint import open_checkpoint
 from kvforge.distill import distill
@@ -24,6 +21,7 @@ from kvforge.training.student_data import documents, write_samples
 from kvforge.training.tokenizer import FastEncoder
 from model_defs import load_config
 from perf.harness.engines import TEACHER_DIR
+from perf.harness.processes import make_all
 from perf.quality.swiftkv_variants import RECIPES, Variant
 
 CURVE_EVERY, CURVE_DOCUMENTS = 10, 8
@@ -161,10 +159,4 @@ def make_students(
     """Rewire and distil every row, ``jobs`` at a time, each on one thread, or on one GPU with device ``cuda``."""
     for variant in variants:
         rewired_of(variant, work, subject)
-    with (
-        ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool,
-        tqdm(total=len(variants), desc="students", unit="model") as bar,
-    ):
-        for future in [pool.submit(student_of, variant, work, steps, device, subject) for variant in variants]:
-            future.result()
-            bar.update()
+    make_all(student_of, [(variant, work, steps, device, subject) for variant in variants], jobs, "students")

@@ -1,7 +1,8 @@
 """A server with eviction: prompts longer than its pool, the answers of the engine offline, evictions as metrics."""
 
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import repeat
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from kvforge.serving.client import StreamingClient
 from kvforge.serving.health.probe import read_metrics
 from kvforge.serving.server.launcher import ServerOptions, TritonServer
 from tests.support.models.engines import EVICTING, EngineShelf
-from tests.support.serving.server import ENDLESS, ask, used_pages, wait_until
+from tests.support.serving.server import ENDLESS, ask, streamed, used_pages, wait_until
 
 KV_CACHE_GIB = 0.0002
 LENGTHS = (400, 20, 350, 130, 384, 90)
@@ -44,22 +45,10 @@ def test_prompts_longer_than_the_pool_are_answered_as_offline(engine: Path, evic
     assert offline.engine.scheduler.pool.num_pages * EVICTING.options.page_size < max(LENGTHS)
     params = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
     expected = [output.outputs[0].token_ids for output in offline.generate(PROMPTS, params, use_tqdm=False)]
-    answers: dict[int, list[int]] = {}
-
-    def one(index: int) -> None:
-        with StreamingClient(evicting_server.grpc_url) as client:
-            inputs = ask("tensorrt_llm", PROMPTS[index], NUM_TOKENS, end_id=-1)
-            answers[index] = [
-                token for response in client.generate("tensorrt_llm", inputs) for token in response.token_ids
-            ]
-
     before = counted(evicting_server)
-    threads = [threading.Thread(target=one, args=(index,)) for index in range(len(PROMPTS))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert [answers[index] for index in range(len(PROMPTS))] == [list(tokens) for tokens in expected]
+    with ThreadPoolExecutor(len(PROMPTS)) as pool:
+        answers = list(pool.map(streamed, repeat(evicting_server), PROMPTS, repeat(NUM_TOKENS)))
+    assert answers == [list(tokens) for tokens in expected]
 
     stats = offline.engine.stats()
     wait_until(

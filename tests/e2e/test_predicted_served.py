@@ -2,8 +2,9 @@
 
 import dataclasses
 import json
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import repeat
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from kvforge.serving.client import StreamingClient
 from kvforge.serving.server.launcher import ServerOptions, TritonServer
 from tests.support.models.checkpoints import make_checkpoint
 from tests.support.models.prediction import random_predictor
-from tests.support.serving.server import ENDLESS, ask, used_pages, wait_until
+from tests.support.serving.server import ENDLESS, ask, streamed, used_pages, wait_until
 
 LENGTHS = (90, 3, 41, 128, 64, 17)
 PROMPTS = [[3 + (7 * seed + place * place) % 300 for place in range(length)] for seed, length in enumerate(LENGTHS)]
@@ -59,26 +60,13 @@ def test_requests_at_once_are_answered_as_the_definition_says(
     modules = load_pair(*checkpoints, torch.float32)
     expected = [generate(*modules, prompt, NUM_TOKENS, EXACT) for prompt in PROMPTS]
     assert expected != [generate(*modules, prompt, NUM_TOKENS, ExactTokens()) for prompt in PROMPTS]
-    answers: dict[int, list[int]] = {}
-
-    def one(index: int) -> None:
-        with StreamingClient(predicting_server.grpc_url) as client:
-            inputs = ask("tensorrt_llm", PROMPTS[index], NUM_TOKENS, end_id=-1)
-            answers[index] = [
-                token for response in client.generate("tensorrt_llm", inputs) for token in response.token_ids
-            ]
-
-    threads = [threading.Thread(target=one, args=(index,)) for index in range(len(PROMPTS))]
-    with StreamingClient(predicting_server.grpc_url) as client:
+    with ThreadPoolExecutor(len(PROMPTS)) as pool, StreamingClient(predicting_server.grpc_url) as client:
         cancelled = client.generate("tensorrt_llm", ask("tensorrt_llm", PROMPTS[0] * 3, ENDLESS))
         next(cancelled)
-        for thread in threads:
-            thread.start()
+        answers = pool.map(streamed, repeat(predicting_server), PROMPTS, repeat(NUM_TOKENS))
         next(cancelled)
         cancelled.close()
-    for thread in threads:
-        thread.join()
-    assert [answers[index] for index in range(len(PROMPTS))] == expected
+        assert list(answers) == expected
     wait_until(lambda: used_pages(predicting_server) == 0, "pages given back")
 
 

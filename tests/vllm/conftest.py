@@ -11,10 +11,8 @@ import pytest
 
 from kvforge import LLM
 from kvforge.compiler import BuildOptions, build_engine
-from kvforge.serving.client import StreamingClient
 from kvforge.serving.server.launcher import ServerOptions, TritonServer
 from tests.support.models.checkpoints import make_checkpoint
-from tests.support.serving.server import ask
 from tests.support.sessions.eager import eager_session
 
 PYTHON = os.environ.get("KVFORGE_VLLM_PYTHON")
@@ -99,10 +97,3 @@ def two_rank_engine(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) 
 def two_ranks(two_rank_engine: Path) -> Iterator[TritonServer]:
     with TritonServer(two_rank_engine, ServerOptions(kv_cache_gib=KV_CACHE_GIB)) as running:
         yield running
-
-
-def streamed(server: TritonServer, prompt: list[int], max_tokens: int = 16) -> list[int]:
-    """The tokens of a greedy answer that no end token ends."""
-    with StreamingClient(server.grpc_url) as client:
-        request = ask("tensorrt_llm", prompt, max_tokens, end_id=-1)
-        return [token for response in client.generate("tensorrt_llm", request) for token in response.token_ids]

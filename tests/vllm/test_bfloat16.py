@@ -13,8 +13,9 @@ from kvforge.compiler import BuildOptions, build_engine
 from kvforge.runtime.requests.outputs import CompletionOutput
 from kvforge.serving.server.launcher import ServerOptions, TritonServer
 from kvforge.tasks.prompt import make_examples
+from tests.support.serving.server import streamed
 from tests.support.sessions.eager import eager_session
-from tests.vllm.conftest import KV_CACHE_GIB, streamed
+from tests.vllm.conftest import KV_CACHE_GIB
 
 ASSETS = Path(__file__).resolve().parents[2] / "model_defs" / "assets"
 MAX_TOKENS, NUM_PROMPTS = 16, 24

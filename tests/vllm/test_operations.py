@@ -15,8 +15,8 @@ from tests.e2e.test_faults import engine_process
 from tests.e2e.test_operations_drain import test_sigterm_under_load  # noqa: F401 - collected here, with this folder's fixtures
 from tests.e2e.test_vanishing_clients import test_vanishing_clients  # noqa: F401
 from tests.support.serving.serve_process import ServeProcess
-from tests.support.serving.server import ENDLESS, WAIT_S, ask, used_pages, wait_until
-from tests.vllm.conftest import KV_CACHE_GIB, streamed
+from tests.support.serving.server import ENDLESS, WAIT_S, ask, streamed, used_pages, wait_until
+from tests.vllm.conftest import KV_CACHE_GIB
 
 PROMPT = [5, 6, 7]
 ENDED = "(a process of vLLM's ranks ended|the engine stopped answering for .* and was ended).*; send the request"

@@ -12,9 +12,9 @@ from kvforge.evaluation.score import is_correct
 from kvforge.serving.server.launcher import TritonServer
 from kvforge.tasks.prompt import make_examples
 from tests.support.serving.contract_outputs import LOG_PROBS
-from tests.support.serving.server import used_pages, wait_until
+from tests.support.serving.server import streamed, used_pages, wait_until
 from tests.support.sessions.eager import eager_session
-from tests.vllm.conftest import build, streamed
+from tests.vllm.conftest import build
 
 SWIFTKV = Path(__file__).resolve().parents[2] / "model_defs" / "assets" / "tiny-swiftkv"
 PROMPTS = [[(7 * i * i + 3 * i + length) % 300 + 4 for i in range(length)] for length in (5, 40, 90, 300)]

@@ -68,6 +68,13 @@ def infer_input(name: str, array: np.ndarray) -> grpcclient.InferInput:
     return tensor
 
 
+def streamed(server: TritonServer, prompt: list[int], max_tokens: int = 16) -> list[int]:
+    """The tokens of a greedy answer that no end token ends, on a connection of its own."""
+    with StreamingClient(server.grpc_url) as client:
+        request = ask("tensorrt_llm", prompt, max_tokens, end_id=-1)
+        return [token for response in client.generate("tensorrt_llm", request) for token in response.token_ids]
+
+
 def text_of(server: TritonServer, inputs: Mapping[str, Any], model: str = "ensemble") -> str:
     """The joined pieces of a text model's answer on a connection of its own."""
     with StreamingClient(server.grpc_url) as client:
