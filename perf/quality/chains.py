@@ -5,7 +5,8 @@
 SwiftKV (arXiv 2410.03960, Table 2) loses little up to half of the layers and much at 62.5%. The tiny teacher's upper
 layers add too little for that; those of ``tiny-chains`` work out whose amount is whose. Students are distilled on the
 same documents of chains, the seeds apart, and answer held-out ones: greedy, in float32, told the right text before each
-answer. Everything under --work is kept: an interrupted run continues. Writes OUTPUT.json, .md and .png.
+answer. Everything under --work is kept: an interrupted run continues. Writes OUTPUT.json, .md and .png. The teacher's
+weights are not committed: model_defs/assets/README.md says how to have them.
 """
 
 import dataclasses
@@ -18,6 +19,7 @@ from tokenizers import Tokenizer
 from tqdm import tqdm
 
 from kvforge.checkpoint import open_checkpoint
+from kvforge.common.errors import KvforgeError
 from kvforge.swiftkv import SwiftKVForCausalLM, load_model
 from kvforge.training.config import CHAINS_DOCUMENTS, TINY_STUDENT
 from kvforge.training.documents import TASK_NAMES, Batch, make_batch
@@ -81,6 +83,15 @@ def asked(checkpoint: Path, documents: Batch) -> dict[str, list[bool]]:
     return ask(load_model(opened, load_config(opened.hf_config), torch.float32), documents)
 
 
+def check_teacher(subject: Subject = CHAINS) -> None:
+    """Raise KvforgeError where the teacher was not made."""
+    if not (subject.teacher / "model.safetensors").is_file():
+        raise KvforgeError(
+            f"{subject.teacher} has no model.safetensors; train it with python -m kvforge.training.tiny chains, "
+            "or restore the published one as model_defs/assets/README.md says."
+        )
+
+
 def main() -> int:
     """Make the students, ask them and report."""
     parser = make_parser(__doc__)
@@ -95,6 +106,7 @@ def main() -> int:
         parser.error("--seeds: an interval needs at least two different seeds")
 
     def make() -> Report:
+        check_teacher()
         rows: list[tuple[Variant, list[Variant]]] = [(TEACHER, [TEACHER])]
         for each in DISTILLED:
             untrained = dataclasses.replace(each, name=f"{each.name}, no distillation", distilled=False)

@@ -12,16 +12,14 @@ from transformers import AutoTokenizer, LlamaForCausalLM
 from kvforge.checkpoint import open_checkpoint
 from kvforge.swiftkv import SwiftKVForCausalLM, load_model
 from kvforge.tasks import DEFAULT_TASKS
-from kvforge.tasks.chains import HOPS
 from kvforge.tasks.prompt import make_examples
 from kvforge.training.config import TINY_HF_CONFIG, TINY_MODEL, TINY_STUDENT, TINY_TOKENIZER
 from kvforge.training.tokenizer import train_tokenizer
 from model_defs import load_config
-from perf.quality.chains import asked, held_out
 from tests.support.rounding import assert_near, config_of, model_error
 
 ASSETS = Path(__file__).parents[3] / "model_defs" / "assets"
-TEACHER, STUDENT, CHAINS = (ASSETS / name for name in ("tiny-teacher", "tiny-swiftkv", "tiny-chains"))
+TEACHER, STUDENT = ASSETS / "tiny-teacher", ASSETS / "tiny-swiftkv"
 
 
 def tensors(directory: Path) -> dict[str, torch.Tensor]:
@@ -38,23 +36,6 @@ def load(directory: Path) -> tuple[SwiftKVForCausalLM, Tokenizer]:
 def test_both_assets_fit_in_28_mb():
     sizes = [path.stat().st_size for directory in (TEACHER, STUDENT) for path in directory.iterdir()]
     assert sum(sizes) <= 28_000_000
-
-
-def test_the_chains_teacher_has_the_teachers_shapes_and_words():
-    shapes = [
-        {name: (tensor.shape, tensor.dtype) for name, tensor in tensors(each).items()} for each in (TEACHER, CHAINS)
-    ]
-    assert shapes[0] == shapes[1]
-    for name in ("config.json", "tokenizer.json"):
-        assert (CHAINS / name).read_bytes() == (TEACHER / name).read_bytes()
-
-
-def test_the_chains_teacher_follows_chains_of_eight_links():
-    documents = held_out(10)
-    right = asked(CHAINS, documents)
-    assert set(right) == {f"chain_{hops}" for hops in HOPS}
-    assert sum(sum(values) for values in right.values()) >= 0.95 * sum(map(len, right.values()))
-    assert sum(right["chain_7"] + right["chain_8"]) >= 0.8 * len(right["chain_7"] + right["chain_8"])
 
 
 def test_weights_are_bf16_and_named_as_in_hugging_face_checkpoints():

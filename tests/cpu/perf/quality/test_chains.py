@@ -3,11 +3,17 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
+from kvforge.common.errors import KvforgeError
+from kvforge.tasks.chains import HOPS
+from kvforge.training.config import CHAINS_DOCUMENTS
 from kvforge.training.documents import TASK_NAMES, Batch
-from perf.quality.chains import answers
+from perf.harness.engines import TEACHER_DIR
+from perf.quality.chains import answers, asked, check_teacher, held_out
 from perf.quality.chains_report import GROUPS, markdown, plot, shares
+from perf.quality.swiftkv_students import Subject
 
 TOLD, FAR = TASK_NAMES.index("chain_0"), TASK_NAMES.index("chain_8")
 
@@ -22,6 +28,21 @@ def test_an_answer_is_right_in_all_of_its_tokens() -> None:
     predicted[1, 6] = 9
     assert answers(predicted, batch) == {"chain_0": [True, True, True], "chain_8": [False, True, False]}
     assert all(all(values) for values in answers(targets, batch).values())
+
+
+def test_a_checkpoint_is_asked_every_distance() -> None:
+    """The tiny teacher was not trained on chains alone: it knows what is told, less of what is eight links away."""
+    subject = Subject(TEACHER_DIR, CHAINS_DOCUMENTS)
+    check_teacher(subject)
+    right = asked(subject.teacher, held_out(10, subject))
+    assert set(right) == {f"chain_{hops}" for hops in HOPS}
+    told, far = (sum(right[task]) / len(right[task]) for task in ("chain_0", "chain_8"))
+    assert 0.5 < told and far < told
+
+
+def test_a_teacher_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(KvforgeError, match=r"has no model\.safetensors; train it with .*tiny chains"):
+        check_teacher(Subject(tmp_path, CHAINS_DOCUMENTS))
 
 
 def row(name: str, right: list[int], train: str | None = None, reduction: float = 0.5) -> dict[str, Any]:
