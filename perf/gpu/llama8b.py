@@ -6,7 +6,7 @@ For each variant and input length: combined tokens/s of many requests in flight 
 greedy tokens drawn on the device), normalized TFLOP/s (2 x parameters x combined tokens/s, as arXiv 2410.03960), and
 the time to first token (TTFT) and per output token (TPOT) of one request alone. Floors stand beside: FLOPs over the
 rate of a large bf16 matrix product, bytes over the bandwidth of a large copy, both measured in the same run.
-`--subset` is 8K inputs only and ends within ten minutes on an H200, compilation included (not measured yet).
+`--subset` is 8K inputs only. The report is written after each row.
 `--device cpu --tiny` goes the same way on a CPU with a model that says nothing about speed.
 """
 
@@ -14,6 +14,7 @@ import argparse
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -140,14 +141,13 @@ def floors(manifest: Manifest, case: Case, rates: dict[str, float]) -> dict[str,
 
 def bench_variant(
     name: str, shape: dict[str, Any], cases: tuple[Case, ...], device: str, work: Path, rates: dict[str, float]
-) -> list[dict[str, Any]]:
-    """Return one row per case."""
-    config, options = _model(name, shape, cases, device)
+) -> Iterator[dict[str, Any]]:
+    """Yield one row per case."""
+    config, options = _model(name, shape, device)
     manifest = models.manifest_of(config, options)
     weights = models.random_weights(config, options)
     session = models.open_session(manifest, weights, work / name)
     base = models.num_parameters(models.model_config(shape, VARIANTS["baseline"]))
-    rows = []
     for case in cases:
         pages = case.concurrency * -(-case.length // manifest.page_size)
         runtime = resolve_config(manifest, 0, num_pages=pages, max_num_seqs=case.concurrency, enable_prefix_cache=False)
@@ -160,38 +160,44 @@ def bench_variant(
         single = run_requests(greedy, runtime, alone)
         many = run_requests(greedy, runtime, case)
         rate = case.requests * case.length / many.total
-        rows.append(
-            {
-                "variant": name,
-                **asdict(case),
-                "total_s": many.total,
-                "combined_tok_s": rate,
-                "normalized_tflops": costs.normalized_tflops(base, rate),
-                "ttft_s": single.first_token,
-                "tpot_s": single.per_token,
-                "loaded_ttft_s": many.first_token,
-                "loaded_tpot_s": many.per_token,
-                "kv_bytes_per_token": manifest.kv_bytes_per_token,
-                **floors(manifest, case, rates),
-            }
-        )
-        print(table(rows[-1:], header=False), flush=True)
+        yield {
+            "variant": name,
+            **asdict(case),
+            "total_s": many.total,
+            "combined_tok_s": rate,
+            "normalized_tflops": costs.normalized_tflops(base, rate),
+            "ttft_s": single.first_token,
+            "tpot_s": single.per_token,
+            "loaded_ttft_s": many.first_token,
+            "loaded_tpot_s": many.per_token,
+            "kv_bytes_per_token": manifest.kv_bytes_per_token,
+            **floors(manifest, case, rates),
+        }
         del pools, greedy
         if device == "cuda":
             torch.cuda.empty_cache()
-    return rows
 
 
-def _model(name: str, shape: dict[str, Any], cases: tuple[Case, ...], device: str) -> tuple[Any, Any]:
-    """The model and options of a variant; limits hold for the longest inputs, so one engine serves all cases."""
+def _model(name: str, shape: dict[str, Any], device: str) -> tuple[Any, Any]:
+    """The model and options of a variant."""
     config = models.model_config(shape, VARIANTS[name])
-    limits = Limits(
-        max_num_seqs=max(case.concurrency for case in _all_cases(shape)),
+    return config, models.resolved_options(config, VARIANTS[name], limits_of(shape, device), device)
+
+
+def shape_of(tiny: bool) -> dict[str, Any]:
+    """Return the model's shape."""
+    return TINY if tiny else LLAMA_8B
+
+
+def limits_of(shape: dict[str, Any], device: str) -> Limits:
+    """Return an engine's limits, for the longest inputs, so that one engine serves all cases."""
+    cases = _all_cases(shape)
+    return Limits(
+        max_num_seqs=max(case.concurrency for case in cases),
         max_num_tokens=8192 if device == "cuda" else 64,
-        max_seq_len=max(case.length for case in _all_cases(shape)),
+        max_seq_len=max(case.length for case in cases),
         page_size=64 if device == "cuda" else 16,
     )
-    return config, models.resolved_options(config, VARIANTS[name], limits, device)
 
 
 def _all_cases(shape: dict[str, Any]) -> tuple[Case, ...]:
@@ -199,7 +205,10 @@ def _all_cases(shape: dict[str, Any]) -> tuple[Case, ...]:
 
 
 def compile_all(names: list[str], options: argparse.Namespace) -> None:
-    """Compile the variants in processes of their own, all at once: code generation runs on one core each."""
+    """Compile the variants, several in processes of their own, all at once: code generation runs on one core each."""
+    if len(names) == 1:
+        compile_variant(names[0], options)
+        return
     command = [sys.executable, "-m", "perf.gpu.llama8b", "--device", options.device, "--work", str(options.work)]
     command += ["--tiny"] if options.tiny else []
     running = []
@@ -208,6 +217,12 @@ def compile_all(names: list[str], options: argparse.Namespace) -> None:
         if len(running) == options.jobs:
             _wait(running)
     _wait(running)
+
+
+def compile_variant(name: str, options: argparse.Namespace) -> None:
+    """Compile a variant in this process."""
+    config, resolved = _model(name, shape_of(options.tiny), options.device)
+    models.compile_graphs(config, resolved, options.work / options.device / name)
 
 
 def _wait(running: list[tuple[str, subprocess.Popen]]) -> None:
@@ -274,30 +289,31 @@ def selected_cases(options: argparse.Namespace) -> tuple[Case, ...]:
 def main(arguments: list[str] | None = None) -> None:
     """Compile, measure, print a table and write the report."""
     options = parse_arguments(arguments)
-    shape = TINY if options.tiny else LLAMA_8B
+    shape = shape_of(options.tiny)
     work = options.work / options.device
     if options.compile_only:
-        config, resolved = _model(options.compile_only, shape, _all_cases(shape), options.device)
-        models.compile_graphs(config, resolved, work / options.compile_only)
+        compile_variant(options.compile_only, options)
         return
     cases = selected_cases(options)
     started = time.perf_counter()
     compile_all(options.variants, options)
     compiled = time.perf_counter() - started
     rates = machine_rates(options.device)
-    print(table([]))
-    measured = [bench_variant(name, shape, cases, options.device, work, rates) for name in options.variants]
-    rows = [row for found in measured for row in found]
     report = {
         **begin_gpu_report("perf.gpu.llama8b", arguments),
         "machine": f"{device_name(options.device)}, torch {torch.__version__}",
         "compile_s": compiled,
         **rates,
-        "rows": rows,
     }
+    print(table([]))
+    rows: list[dict[str, Any]] = []
+    for name in options.variants:
+        for row in bench_variant(name, shape, cases, options.device, work, rates):
+            rows.append(row)
+            print(table([row], header=False), flush=True)
+            if options.json:
+                write_json(options.json, {**report, "rows": rows})
     print("\n" + table(rows))
-    if options.json:
-        write_json(options.json, report)
 
 
 if __name__ == "__main__":

@@ -4,22 +4,22 @@ import argparse
 import os
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 
+from perf.gpu.timing import best_seconds
 from perf.harness.command import Report, add_work, command_line, make_parser
 
 
-def gpu_parser(doc: str | None, name: str, lengths: str) -> argparse.ArgumentParser:
-    """Return a parser with the options that all have; compiled graphs lie in kvforge-NAME, results in $OUT/NAME.json.
-    ``lengths`` are what ``--tiny`` makes short."""
+def gpu_parser(doc: str | None, name: str, lengths: str, work: bool = True) -> argparse.ArgumentParser:
+    """Return a parser with the options that all have; compiled graphs lie in kvforge-NAME where there is ``work``,
+    results in $OUT/NAME.json. ``lengths`` are what ``--tiny`` makes short."""
     parser = make_parser(doc)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--tiny", action="store_true", help=f"a tiny model and short {lengths}")
-    add_work(parser, Path(tempfile.gettempdir()) / f"kvforge-{name}", "compiled graphs, kept")
+    parser.add_argument("--tiny", action="store_true", help=f"a tiny model, short {lengths}")
+    if work:
+        add_work(parser, Path(tempfile.gettempdir()) / f"kvforge-{name}", "compiled graphs, kept")
     told = f"write the results here (default: $OUT/{name}.json if OUT is set)"
     place = Path(os.environ["OUT"]) / f"{name}.json" if "OUT" in os.environ else None
     parser.add_argument("--json", type=Path, default=place, help=told)
@@ -30,7 +30,7 @@ def parse_checked(parser: argparse.ArgumentParser, arguments: list[str] | None) 
     """Parse the command line; ends the program where the device cannot run what is asked for."""
     options = parser.parse_args(arguments)
     if options.device == "cpu" and not options.tiny:
-        parser.error("--device cpu needs --tiny; the 8B model is for a GPU")
+        parser.error("--device cpu needs --tiny; what else there is, is for a GPU")
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("torch sees no GPU here; try --device cpu --tiny")
     return options
@@ -50,18 +50,6 @@ def synchronize(device: str) -> None:
     """Wait for the GPU."""
     if device == "cuda":
         torch.cuda.synchronize()
-
-
-def best_seconds(work: Callable[[], Any], device: str, runs: int = 8) -> float:
-    """Return the shortest of ``runs``."""
-    best = float("inf")
-    for _ in range(runs):
-        synchronize(device)
-        start = time.perf_counter()
-        work()
-        synchronize(device)
-        best = min(best, time.perf_counter() - start)
-    return best
 
 
 def machine_rates(device: str) -> dict[str, float]:

@@ -180,20 +180,18 @@ def main(arguments: list[str] | None = None) -> None:
     engines = [("full", "full", full)]
     engines += [(f"shadowkv-{c.policy.sparse_budget}", str(c.policy), [Load(c.context, c.batch)]) for c in cases]
     limits, work = limits_of(cases, device), options.work / device
-    rows = []
-    for name, policy, loads in engines:
-        rows += bench_engine(name, policy, loads, shape, limits, device, work, rates, options.steps)
-    rows = add_ratios(rows)
-    print(table(rows))
     report = {
         **begin_gpu_report("perf.gpu.shadowkv", arguments),
         "device": device_name(device),
         "torch": torch.__version__,
         "rates": rates,
-        "rows": rows,
     }
-    if options.json:
-        write_json(options.json, report)
+    rows: list[dict[str, Any]] = []
+    for name, policy, loads in engines:
+        rows += bench_engine(name, policy, loads, shape, limits, device, work, rates, options.steps)
+        if options.json:
+            write_json(options.json, {**report, "rows": add_ratios(rows)})
+    print(table(add_ratios(rows)))
 
 
 if __name__ == "__main__":

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from plugins.cuda_driver import DriverRunner
 from plugins.registry import backend_modules, modules
-from tests.support.cuda.driver import DriverRunner
 from tests.support.operators.cases import check_on
 
 NUM_CASES, NUM_FULL_CASES = 8, 60

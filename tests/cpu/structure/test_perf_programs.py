@@ -12,8 +12,10 @@ WORKERS = {
     "peers/openvino_worker.py",
     "peers/transformers_worker.py",
     "peers/vllm_worker.py",
+    "gpu/queue/child.py",
 }
-"""Started by ``perf.peers.compare`` with one argument, most by a python without kvforge: they parse nothing."""
+"""They parse nothing: ``perf.peers.compare`` starts them with one argument, most by a python without kvforge, and
+``perf.gpu.quarter`` with another program's."""
 
 
 def is_program(tree: ast.Module) -> bool:

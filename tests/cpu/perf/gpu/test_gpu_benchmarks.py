@@ -11,7 +11,9 @@ from kvforge.runtime.config import resolve_config
 from kvforge.runtime.engine import LLMEngine
 from kvforge.runtime.requests.params import SamplingParams
 from perf.gpu import costs, llama8b, models, operators, shadowkv
-from perf.gpu.llama8b import LLAMA_8B, TINY, Case, GreedySession, parse_arguments, run_requests
+from perf.gpu.attention import Case
+from perf.gpu.llama8b import LLAMA_8B, TINY, GreedySession, parse_arguments, run_requests
+from perf.gpu.llama8b import Case as Load8B
 from perf.gpu.models import VARIANTS, Limits
 from perf.shadowkv.decode import Load, kept
 from tests.support.sessions.eager import EagerSession
@@ -72,7 +74,7 @@ TABLES = 0.01
 def test_floors_are_below_what_the_paper_measured():
     """On an H100's 989 TFLOP/s the baseline cannot reach the paper's rate of the cut model at 8K inputs."""
     rates = {"bf16_gemm_flops_per_s": 989e12, "copy_bytes_per_s": 3.35e12}
-    case = Case(8192, 256, 100, 50)
+    case = Load8B(8192, 256, 100, 50)
     rate = {}
     for name in ("baseline", "cut16-4way"):
         floor = llama8b.floors(manifest(LLAMA_8B, name), case, rates)
@@ -119,7 +121,7 @@ def test_tiny_run_on_the_cpu(tmp_path, full, capfd):
 
 def _same_tokens_as_the_engine(folder: Path) -> None:
     """The benchmark's loop draws what LLMEngine's sampler draws."""
-    config, options = llama8b._model("cut16-4way-fp8", TINY, (), "cpu")
+    config, options = llama8b._model("cut16-4way-fp8", TINY, "cpu")
     made = models.manifest_of(config, options)
     session = models.open_session(made, models.random_weights(config, options), folder)
     drawn: list[list[int]] = []
@@ -131,7 +133,7 @@ def _same_tokens_as_the_engine(folder: Path) -> None:
             return tokens
 
     runtime = resolve_config(made, 0, num_pages=16, max_num_seqs=1, enable_prefix_cache=False)
-    run_requests(Spy(session, session.allocate_pools(16)), runtime, Case(48, 6, 1, 1), seed=3)
+    run_requests(Spy(session, session.allocate_pools(16)), runtime, Load8B(48, 6, 1, 1), seed=3)
     prompt = llama8b.np.random.default_rng(3).integers(3, made.vocab_size, 48, dtype="int32").tolist()
     engine = LLMEngine(session=session, num_pages=16)
     engine.add_request("r", prompt, SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True))
@@ -142,17 +144,21 @@ def _same_tokens_as_the_engine(folder: Path) -> None:
 
 
 def test_operators_run_on_the_cpu(tmp_path, capsys):
-    operators.main(["--device", "cpu", "--json", str(tmp_path / "report.json")])
+    operators.main(["--device", "cpu", "--tiny", "--json", str(tmp_path / "report.json")])
     report = json.loads((tmp_path / "report.json").read_text())
-    assert len(report["rows"]) == 6 and all(row["share_of_peak"] > 0 for row in report["rows"])
-    assert capsys.readouterr().out.count("\n") == 7
+    assert len(report["rows"]) == 6 and all(row["share_of_floor"] > 0 for row in report["rows"])
+    exact = report["rows"][0]
+    assert exact["flash_s"] > 0 and set(exact["without"]) == {"cudnn", "fa3"}  # each said why
+    lines = capsys.readouterr().out.splitlines()
+    table = lines[lines.index("") + 1 :]
+    assert len(table) == 7 and len({len(line) for line in table}) == 1
 
 
-def test_operator_costs():
-    assert operators.attention_flops(1, 10, 2, 4) == 4 * 2 * 4 * 10
-    assert operators.attention_flops(10, 10, 2, 4) == 4 * 2 * 4 * 55
-    assert operators.attention_bytes(1, 10, 4, 2, 8, torch.bfloat16) == 2 * 10 * 2 * 8 * 2 + 2 * 4 * 8 * 2
-    assert operators.attention_bytes(0, 10, 4, 2, 8, torch.int8) == 2 * 10 * 2 * (8 + 4)
+def test_attention_costs():
+    assert Case(1, 1, 10, "bf16").flops == 4 * 32 * 128 * 10
+    assert Case(3, 10, 10, "bf16").flops == 3 * 4 * 32 * 128 * 55
+    assert Case(2, 1, 10, "bf16").num_bytes == 2 * (2 * 10 * 8 * 256 + 2 * 32 * 256)
+    assert Case(1, 1, 10, "int8").num_bytes == 2 * 10 * 8 * (128 + 4) + 2 * 32 * 256
 
 
 def test_tiny_shadowkv_run_on_the_cpu(tmp_path, capsys, monkeypatch, full):

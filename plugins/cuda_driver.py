@@ -1,8 +1,8 @@
-"""Starts a kernel's PTX through the CUDA driver API with TensorRT's argument order; needs nothing but libcuda."""
+"""Starts kernels through the CUDA driver API, with the arguments in TensorRT's order; needs nothing but libcuda."""
 
 import ctypes
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -26,17 +26,21 @@ def _check(code: int, what: str) -> None:
 
 
 class LoadedKernel:
-    """A compiled kernel in the current CUDA context."""
+    """A kernel in the current CUDA context, of PTX, which the driver compiles, or of a cubin.
 
-    def __init__(self, compiled: CompiledKernel) -> None:
-        self.compiled = compiled
+    `image`: PTX or cubin. `shared_bytes`: dynamic shared memory of a block of `num_threads`.
+    Raises RuntimeError when the driver takes it not.
+    """
+
+    def __init__(self, image: bytes, entry: str, num_threads: int, shared_bytes: int) -> None:
+        self.num_threads, self.shared_bytes = num_threads, shared_bytes
         self._module, self.function = ctypes.c_void_p(), ctypes.c_void_p()
         driver = _driver()
-        _check(driver.cuModuleLoadData(ctypes.byref(self._module), compiled.ptx.encode()), "cuModuleLoadData")
-        name = compiled.entry.encode()
+        _check(driver.cuModuleLoadData(ctypes.byref(self._module), image), "cuModuleLoadData")
+        name = entry.encode()
         _check(driver.cuModuleGetFunction(ctypes.byref(self.function), self._module, name), "cuModuleGetFunction")
-        if compiled.shared_bytes > 48 * 1024:
-            code = driver.cuFuncSetAttribute(self.function, _MAX_DYNAMIC_SHARED, compiled.shared_bytes)
+        if shared_bytes > 48 * 1024:
+            code = driver.cuFuncSetAttribute(self.function, _MAX_DYNAMIC_SHARED, shared_bytes)
             _check(code, "cuFuncSetAttribute")
 
     def start(self, grid: tuple[int, int, int], arguments: list[int | torch.Tensor]) -> None:
@@ -48,7 +52,7 @@ class LoadedKernel:
         addresses = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
         stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
         code = _driver().cuLaunchKernel(
-            self.function, *grid, self.compiled.num_threads, 1, 1, self.compiled.shared_bytes, stream, addresses, None
+            self.function, *grid, self.num_threads, 1, 1, self.shared_bytes, stream, addresses, None
         )
         _check(code, "cuLaunchKernel")
 
@@ -59,11 +63,23 @@ def ordered_arguments(spec: KernelSpec, tensors: Mapping[str, torch.Tensor]) -> 
     return [tensors[a.name] if isinstance(a, Pointer) else sizes[a.name] for a in spec.arguments]
 
 
-class DriverRunner:
-    """Takes the place of ``plugins.triton_kernel.run_kernel``: compiles to PTX and starts that."""
+def load_ptx(compiled: CompiledKernel) -> LoadedKernel:
+    """Load a kernel that `plugins.triton_ptx` compiled."""
+    return LoadedKernel(compiled.ptx.encode(), compiled.entry, compiled.num_threads, compiled.shared_bytes)
 
-    def __init__(self, capability: int) -> None:
-        self.capability = capability
+
+def spec_key(spec: KernelSpec) -> tuple[Any, ...]:
+    """What two kernels of the same machine code have in common."""
+    types = tuple(argument.type for argument in spec.arguments)
+    return spec.name, types, repr(spec.constants), spec.num_warps, spec.num_stages
+
+
+class DriverRunner:
+    """Takes the place of `plugins.triton_kernel.run_kernel`: `load` makes a kernel of a spec when it is first
+    started, by default by compiling its PTX for `capability`."""
+
+    def __init__(self, capability: int, load: Callable[[KernelSpec], LoadedKernel] | None = None) -> None:
+        self._load = load or (lambda spec: load_ptx(compile_ptx(spec, capability)))
         self.kernels: list[str] = []
         self._loaded: dict[tuple[Any, ...], LoadedKernel] = {}
 
@@ -73,8 +89,7 @@ class DriverRunner:
         self.kernels.append(spec.name)
         if 0 in grid:
             return
-        types = tuple(argument.type for argument in spec.arguments)
-        key = (spec.name, types, repr(spec.constants), spec.num_warps, spec.num_stages)
+        key = spec_key(spec)
         if key not in self._loaded:
-            self._loaded[key] = LoadedKernel(compile_ptx(spec, self.capability))
+            self._loaded[key] = self._load(spec)
         self._loaded[key].start(grid, ordered_arguments(spec, tensors))  # type: ignore[arg-type]

@@ -1,0 +1,74 @@
+"""Results on disk: a record and a log for each experiment, whole or not there.
+
+``NAME.json`` is the last run that succeeded, ``NAME.failed.json`` a later one that did not; ``NAME.log`` and
+``NAME.failed.log`` are what they printed.
+"""
+
+import json
+import os
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from perf.gpu.queue.experiment import Experiment, sources_digest
+from perf.harness.engines import ROOT
+
+RESULTS = ROOT / "perf" / "results" / "gpu"
+NEVER, DONE, STALE = "never", "done", "stale"
+
+
+@dataclass(frozen=True)
+class State:
+    """How an experiment's result is: ``kind`` is one of ``NEVER``, ``DONE`` and ``STALE`` (its sources have changed
+    since); ``record`` is that result, ``failure`` the record of a later run that failed."""
+
+    kind: str
+    record: dict[str, Any] | None = None
+    failure: dict[str, Any] | None = None
+
+
+def record_path(folder: Path, name: str, failed: bool = False) -> Path:
+    """Return where an experiment's record lies; its log lies beside it, with the ending ``.log``."""
+    return folder / f"{name}{'.failed' if failed else ''}.json"
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file that is never seen in part."""
+    hidden = path.with_name(f".{path.name}.{os.getpid()}")
+    hidden.write_bytes(content)
+    hidden.replace(path)
+
+
+def keep(folder: Path, record: dict[str, Any], log: bytes) -> Path:
+    """Write a record and its log; a success replaces an earlier failure. Returns the record's file."""
+    failed = record["exit"] != 0
+    path = record_path(folder, record["experiment"], failed)
+    write_whole(path.with_suffix(".log"), log)
+    write_whole(path, json.dumps(record, indent=1).encode() + b"\n")
+    if not failed:
+        for stale in (record_path(folder, record["experiment"], failed=True),):
+            stale.unlink(missing_ok=True)
+            stale.with_suffix(".log").unlink(missing_ok=True)
+    return path
+
+
+def state_of(experiment: Experiment, folder: Path = RESULTS, root: Path = ROOT) -> State:
+    """Return the state of an experiment's result in ``folder``."""
+    done, failed = (record_path(folder, experiment.name, failure) for failure in (False, True))
+    record, failure = (json.loads(path.read_text()) if path.is_file() else None for path in (done, failed))
+    if record is None:
+        return State(NEVER, None, failure)
+    is_current = record["sources_sha256"] == sources_digest(experiment, root)
+    return State(DONE if is_current else STALE, record, failure)
+
+
+def commit_of(path: Path, root: Path = ROOT) -> str | None:
+    """Return the short hash of a file's last commit; None where it is in none."""
+    try:
+        found = subprocess.run(
+            ["git", "log", "-1", "--format=%h", "--", str(path)], cwd=root, capture_output=True, text=True, check=False
+        )
+    except OSError:
+        return None
+    return found.stdout.strip() or None
