@@ -1,5 +1,6 @@
 """The engine directory: the manifest that compiler and runtime share, and the names of the files in it."""
 
+from kvforge.manifest.calls import Call, Calls, calls_file, load_calls, piece_file, save_calls
 from kvforge.manifest.files import (
     MANIFEST_DIGEST,
     MANIFEST_FILE,
@@ -29,11 +30,17 @@ __all__ = [
     "SCHEMA_VERSION",
     "TOKENIZER_DIR",
     "WEIGHTS_FILE",
+    "Call",
+    "Calls",
     "Manifest",
+    "calls_file",
     "check_not_replaced",
     "graph_names",
+    "load_calls",
     "load_manifest",
     "package_file",
+    "piece_file",
+    "save_calls",
     "save_manifest",
     "sha256_of",
     "target_of",

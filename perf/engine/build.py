@@ -51,7 +51,7 @@ def load_stages(engine: Path) -> dict[str, float]:
 
         return call
 
-    parts = {runtime_engine: ("load_manifest",), cpu_session: ("load_weights", "load_package", "allocate_pools")}
+    parts = {runtime_engine: ("load_manifest",), cpu_session: ("load_weights", "load_graph", "allocate_pools")}
     for module, names in parts.items():
         for name in names:
             setattr(module, name, timed(name, getattr(module, name)))

@@ -15,8 +15,8 @@ from kvforge.compiler.manifest_fields import manifest_fields
 from kvforge.compiler.options import BuildOptions, ResolvedOptions, resolve
 from kvforge.compiler.targets import load_target
 from kvforge.kv_policies.shadowkv import ShadowKV
-from kvforge.manifest import RANK_DIR, SCHEMA_VERSION, Manifest, package_file
-from kvforge.runtime.sessions.aot_package import load_package, private_tmpdir
+from kvforge.manifest import RANK_DIR, SCHEMA_VERSION, Manifest
+from kvforge.runtime.sessions.aot_package import load_graph, private_tmpdir
 from kvforge.runtime.sessions.cpu import CpuSession
 from kvforge.runtime.sessions.cuda import CudaSession, make_session
 from kvforge.version import __version__
@@ -139,5 +139,5 @@ def open_session(manifest: Manifest, weights: dict[str, Tensor], folder: Path) -
         return make_session(folder, manifest, weights)
     load_library()
     with private_tmpdir():
-        graphs = {name: load_package(folder / package_file(name), weights) for name in manifest.graphs}
+        graphs = {name: load_graph(folder, name, weights) for name in manifest.graphs}
     return CpuSession(manifest, weights, graphs)

@@ -10,10 +10,14 @@ from kvforge.compiler.cpu_packages import package_writer
 from kvforge.compiler.export import EXPORTS
 from kvforge.compiler.graph_checks import verify
 from kvforge.compiler.options import ResolvedOptions
+from kvforge.compiler.pieces import programs_of
 from kvforge.compiler.toolchain import check_compiler, check_paths
-from kvforge.manifest import OPERATORS_FILE, package_file
+from kvforge.manifest import OPERATORS_FILE
 from model_defs import ModelConfig
 from plugins.build import build_library
+
+MIN_ALIKE = 24
+"""A package takes as long to compile as some ten layers more in one."""
 
 
 def check_toolchain() -> None:
@@ -35,7 +39,7 @@ def stages(graphs: tuple[str, ...]) -> tuple[str, ...]:
 def write_graphs(
     config: ModelConfig, options: ResolvedOptions, staging: Path, progress: Callable[[str], object]
 ) -> None:
-    """Write ``operators.so`` and an AOTInductor package per graph.
+    """Write ``operators.so`` and the AOTInductor packages of each graph.
 
     Raises:
         BuildError: a graph is not what the model says, or code generation or the C++ compiler failed.
@@ -52,5 +56,6 @@ def write_graphs(
             progress(f"check {name}")
             verify(graph, config, options)
             progress(f"compile {name}")
-            write_package(graph.program, staging / package_file(name))
+            for program, file in programs_of(name, graph.program, staging, MIN_ALIKE):
+                write_package(program, file)
         progress("link")

@@ -12,11 +12,14 @@ from kvforge.compiler.aot_inductor import compile_package
 from kvforge.compiler.export import EXPORTS
 from kvforge.compiler.graph_checks import verify
 from kvforge.compiler.options import ResolvedOptions
+from kvforge.compiler.pieces import programs_of
 from kvforge.compiler.toolchain import check_compiler, check_paths
-from kvforge.manifest import package_file
 from model_defs import ModelConfig
 from plugins import PluginError, cuda_ops
 from plugins.triton_cache import check_capability
+
+MIN_ALIKE = 4
+"""A layer takes some six seconds to compile on a GPU machine, and a package twelve."""
 
 
 def check_toolchain() -> None:
@@ -54,7 +57,8 @@ def stages(graphs: tuple[str, ...]) -> tuple[str, ...]:
 def write_graphs(
     config: ModelConfig, options: ResolvedOptions, staging: Path, progress: Callable[[str], object]
 ) -> None:
-    """Write an AOTInductor package per graph. Its example parameters take the weights' size of GPU memory meanwhile.
+    """Write the AOTInductor packages of each graph, whose example parameters take the weights' size of GPU memory
+    meanwhile.
 
     Raises:
         BuildError: the GPU lacks the cache's format, a graph is not what the model says, or compilation failed.
@@ -70,6 +74,7 @@ def write_graphs(
         progress(f"check {name}")
         verify(graph, config, options)
         progress(f"compile {name}")
-        compile_package(graph.program, staging / package_file(name))
+        for program, file in programs_of(name, graph.program, staging, MIN_ALIKE):
+            compile_package(program, file)
         del graph
         torch.cuda.empty_cache()

@@ -4,15 +4,16 @@ import contextlib
 import os
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from kvforge.common.errors import EngineError, first_line
-from kvforge.manifest import WEIGHTS_FILE
+from kvforge.manifest import WEIGHTS_FILE, Calls, calls_file, load_calls, package_file, piece_file
 from kvforge.runtime.sessions.huge_pages import allocate_together
 
 Graph = Callable[[list[Tensor]], list[Tensor]]
@@ -78,6 +79,41 @@ def unpacking_into(folder: str) -> Iterator[None]:
                 os.environ["TMPDIR"] = before
 
 
+def load_graph(engine_dir: Path, name: str, weights: dict[str, Tensor], single_threaded: bool = False) -> Graph:
+    """Load a graph of an engine, one package or pieces; as ``load_package`` otherwise.
+
+    Raises:
+        EngineError: a package cannot be loaded, needs a weight that is not there, or how pieces are called is damaged.
+    """
+    if not (file := engine_dir / calls_file(name)).is_file():
+        return load_package(engine_dir / package_file(name), weights, single_threaded)
+    try:
+        calls = load_calls(file)
+    except (OSError, ValueError) as error:
+        raise EngineError(f"{file} is damaged ({first_line(error)}); rebuild the engine.") from error
+    pieces = []
+    for call in calls.calls:
+        path = engine_dir / piece_file(name, call.package)
+        own = {inside: _weight(weights, tensor, path) for inside, tensor in call.weights.items()}
+        pieces.append(load_package(path, own, single_threaded))
+    return run_in_turn(calls, pieces)
+
+
+def run_in_turn(calls: Calls, pieces: Sequence[Graph]) -> Graph:
+    """Return a graph that runs the pieces of ``calls`` one after the other, each value dropped after its last use."""
+    steps = [(piece, call.inputs, last) for piece, call, last in zip(pieces, calls.calls, calls.last_uses, strict=True)]
+
+    def run(inputs: list[Tensor]) -> list[Tensor]:
+        values: list[Any] = list(inputs)
+        for piece, needed, last in steps:
+            values += piece([values[index] for index in needed])
+            for index in last:
+                values[index] = None
+        return [values[index] for index in calls.outputs]
+
+    return run
+
+
 def load_package(path: Path, weights: dict[str, Tensor], single_threaded: bool = False) -> Graph:
     """Load an AOTInductor package, within ``private_tmpdir`` or ``unpacking_into``, and bind ``weights`` without
     copying them: the caller keeps them alive. ``single_threaded`` drops what lets several threads call the graph, as
@@ -89,14 +125,20 @@ def load_package(path: Path, weights: dict[str, Tensor], single_threaded: bool =
     try:
         # What torch._inductor.aoti_load_package wraps; that module takes a second to import.
         graph = torch._C._aoti.AOTIModelPackageLoader(str(path), "model", single_threaded, 1, -1)
-        constants = {name: weights[name] for name in graph.get_constant_fqns()}
+        constants = {name: _weight(weights, name, path) for name in graph.get_constant_fqns()}
         inactive, whole, user_managed = False, True, True
         graph.load_constants(constants, inactive, whole, user_managed)
-    except KeyError as error:
-        raise EngineError(f"{path} needs the weight {error}, which the engine lacks; rebuild the engine.") from error
+    except EngineError:
+        raise
     except Exception as error:
         why = first_line(error)
         no_room = "write callback failed" in why  # of the package's unpacking
         advice = "make room in the folder for temporary files ($TMPDIR)" if no_room else "rebuild the engine"
         raise EngineError(f"{path} cannot be loaded ({why}); {advice}.") from error
     return graph.boxed_run
+
+
+def _weight(weights: Mapping[str, Tensor], name: str, package: Path) -> Tensor:
+    if name not in weights:
+        raise EngineError(f"{package} needs the weight {name!r}, which the engine lacks; rebuild the engine.")
+    return weights[name]

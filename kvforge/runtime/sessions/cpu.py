@@ -8,8 +8,8 @@ from torch import Tensor
 import plugins
 from kvforge.common.errors import EngineError
 from kvforge.common.hardware import cpu_isa
-from kvforge.manifest import OPERATORS_FILE, Manifest, package_file
-from kvforge.runtime.sessions.aot_package import Graph, load_package, load_weights, private_tmpdir
+from kvforge.manifest import OPERATORS_FILE, Manifest
+from kvforge.runtime.sessions.aot_package import Graph, load_graph, load_weights, private_tmpdir
 from kvforge.runtime.sessions.compatibility import (
     NO_DRAFTS,
     NO_EARLY_EXIT,
@@ -103,5 +103,5 @@ def load_session(engine_dir: Path, manifest: Manifest) -> CpuSession:
         raise EngineError(str(error)) from error
     weights = load_weights(engine_dir)
     with private_tmpdir():
-        graphs = {name: load_package(engine_dir / package_file(name), weights) for name in manifest.graphs}
+        graphs = {name: load_graph(engine_dir, name, weights) for name in manifest.graphs}
     return CpuSession(manifest, weights, graphs)

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from kvforge.common.errors import EngineError
-from kvforge.manifest import Manifest, package_file
-from kvforge.runtime.sessions.aot_package import Graph, load_package, load_weights, unpacking_into
+from kvforge.manifest import Manifest
+from kvforge.runtime.sessions.aot_package import Graph, load_graph, load_weights, unpacking_into
 from kvforge.runtime.sessions.compatibility import NO_DRAFTS, NO_EARLY_EXIT, check_operators, check_torch, rope_tables
 from kvforge.runtime.sessions.cuda_decode import Capture, DecodeGraphs, GraphRecorder, batch_bucket, is_one_each
 from kvforge.runtime.sessions.cuda_staging import StepBuffer, num_elements
@@ -207,10 +207,7 @@ def make_session(engine_dir: Path, manifest: Manifest, weights: dict[str, Tensor
     folder = tempfile.mkdtemp(prefix="kvforge-")
     try:
         with unpacking_into(folder):
-            graphs = {
-                name: load_package(engine_dir / package_file(name), weights, single_threaded=True)
-                for name in manifest.graphs
-            }
+            graphs = {name: load_graph(engine_dir, name, weights, single_threaded=True) for name in manifest.graphs}
         device = torch.device("cuda", torch.cuda.current_device())
         session = CudaSession(manifest, weights, graphs, device, GraphRecorder())
     except BaseException:

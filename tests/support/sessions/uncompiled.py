@@ -17,7 +17,7 @@ from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from kvforge.compiler.targets import cpu as target
-from kvforge.runtime.sessions import cpu as session
+from kvforge.runtime.sessions import aot_package
 from kvforge.runtime.sessions.aot_package import Graph
 from tests.support.models.engines import EngineShelf, EngineSpec
 
@@ -41,14 +41,14 @@ class Programs:
 
     def be_loaded(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Load these engines too until ``monkeypatch`` is undone; what was compiled is loaded as ever."""
-        load_compiled = session.load_package
+        load_compiled = aot_package.load_package
 
-        def load_package(path: Path, weights: dict[str, Tensor], **options: Any) -> Graph:
+        def load_package(path: Path, weights: dict[str, Tensor], *options: Any) -> Graph:
             with path.open("rb") as file:
                 program = self._programs.get(file.read(NAME_BYTES))
-            return load_compiled(path, weights, **options) if program is None else _graph(program, weights)
+            return load_compiled(path, weights, *options) if program is None else _graph(program, weights)
 
-        monkeypatch.setattr(session, "load_package", load_package)
+        monkeypatch.setattr(aot_package, "load_package", load_package)
 
     def _write(self, program: ExportedProgram, path: Path) -> None:
         name = uuid.uuid4().bytes

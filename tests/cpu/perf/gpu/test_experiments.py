@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from perf.gpu import models
 from perf.gpu.carry.contents import CONTENTS
 from perf.gpu.queue.experiment import Experiment, sources_digest
 from perf.gpu.queue.experiments import EXPERIMENTS
@@ -50,9 +49,6 @@ def test_tiny_form(experiment: Experiment, tmp_path: Path, full: bool, monkeypat
         subprocess.run([sys.executable, "-m", *tiny, *work, "--json", str(report)], cwd=ROOT, check=True)
     else:
         leave_uncompiled(monkeypatch)
-        monkeypatch.setattr(
-            models, "load_package", importlib.import_module("kvforge.runtime.sessions.cpu").load_package
-        )
         assert not importlib.import_module(experiment.module).main([*tiny[1:], *work, "--json", str(report)])
     assert json.loads(report.read_text())["date"]
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from kvforge.manifest import load_manifest
 from kvforge.runtime import LLMEngine
+from kvforge.runtime.sessions import aot_package
 from kvforge.runtime.sessions import cuda as cuda_session
 from kvforge.runtime.sessions.cpu import CpuSession
 from kvforge.runtime.sessions.cuda import CudaSession
@@ -160,7 +161,7 @@ def test_kernels_that_packages_read_later_stay_as_long_as_the_session(
         def __init__(self, manifest: object, weights: object, graphs: dict[str, Path], *rest: object) -> None:
             self.graphs = graphs
 
-    monkeypatch.setattr(cuda_session, "load_package", load_package)
+    monkeypatch.setattr(aot_package, "load_package", load_package)
     monkeypatch.setattr(cuda_session, "CudaSession", Session)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     before = os.environ.get("TMPDIR")

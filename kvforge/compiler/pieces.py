@@ -1,0 +1,209 @@
+"""Cutting an exported graph into pieces, of which those that are alike are compiled once.
+
+The layers of a model compute the same with other weights. A piece begins where a projection of another layer is first
+used: a graph is what comes before the first layer, a piece for each layer, and what follows the last. The norm before
+a layer's first projection is in the piece before it: there it is fused with the sum that it norms, as in one package.
+Two pieces are alike when they have the same operations on tensors of the same shapes and dtypes; then one package
+serves both, with the weights of each.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.export import Dim, ExportedProgram
+from torch.export.graph_signature import InputKind
+
+from kvforge.manifest import Call, Calls, calls_file, package_file, piece_file, save_calls
+
+_LAYER = re.compile(r"layers\.(\d+)\.")
+_NORM = re.compile(r"norm(_\w+)?\.weight$")
+
+
+@dataclass
+class _Piece:
+    """Consecutive nodes, the values and weights that they take from outside, and those of them that others take."""
+
+    nodes: list[fx.Node] = field(default_factory=list)
+    inputs: dict[fx.Node, None] = field(default_factory=dict)
+    weights: dict[fx.Node, None] = field(default_factory=dict)
+    results: dict[fx.Node, None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class CutGraph:
+    """The programs to compile, by name, and how they are called; together they are the graph."""
+
+    programs: dict[str, ExportedProgram]
+    calls: Calls
+
+
+MIN_LAYER_BYTES = 16 << 20
+"""Of weights, so that a step's time in a layer is some hundred times that of a call."""
+
+
+def programs_of(
+    name: str, program: ExportedProgram, folder: Path, min_alike: int
+) -> Iterator[tuple[ExportedProgram, Path]]:
+    """Yield the programs of which the graph ``name`` is made, and where their packages belong below ``folder``.
+
+    That is the graph itself; or, where at least ``min_alike`` large pieces need no package of their own, the others,
+    with a file of how they are called. Two packages are added, before and behind the layers.
+    """
+    cut = cut_into_pieces(program) if _num_large_layers(program) > min_alike else None
+    if cut is None or len(cut.calls.calls) - len(cut.programs) < min_alike:
+        yield program, folder / package_file(name)
+        return
+    for piece, one in cut.programs.items():
+        yield one, folder / piece_file(name, piece)
+    save_calls(folder / calls_file(name), cut.calls)
+
+
+def _num_large_layers(program: ExportedProgram) -> int:
+    layers: dict[str, int] = {}
+    for name, tensor in program.state_dict.items():
+        if match := _LAYER.match(name):
+            layers[match[1]] = layers.get(match[1], 0) + tensor.nbytes
+    return sum(size >= MIN_LAYER_BYTES for size in layers.values())
+
+
+def cut_into_pieces(program: ExportedProgram) -> CutGraph | None:
+    """Return the pieces of a graph; None where it cannot be cut, or has no layers that are alike.
+
+    A graph cannot be cut where anything but tensors goes from one piece to another.
+    """
+    weights = _weight_names(program)
+    if weights is None:
+        return None
+    pieces = _pieces(program.graph, weights)
+    if pieces is None:
+        return None
+    firsts: dict[str, tuple[str, _Piece]] = {}
+    names = [firsts.setdefault(_likeness(piece), (f"{number}", piece))[0] for number, piece in enumerate(pieces)]
+    if len(firsts) == len(pieces):
+        return None
+    programs = {name: _export(piece, program, weights) for name, piece in firsts.values()}
+    return CutGraph(programs, _calls(program, pieces, names, weights))
+
+
+def _weight_names(program: ExportedProgram) -> dict[str, str] | None:
+    """Return the names of parameters and buffers by those of their nodes; None where there are other constants."""
+    kinds = {InputKind.PARAMETER, InputKind.BUFFER}
+    specs = [spec for spec in program.graph_signature.input_specs if spec.kind != InputKind.USER_INPUT]
+    if not all(spec.kind in kinds and spec.target for spec in specs):
+        return None
+    return {spec.arg.name: str(spec.target) for spec in specs}
+
+
+def _pieces(graph: fx.Graph, weights: dict[str, str]) -> list[_Piece] | None:
+    pieces, current = [_Piece()], "begin"  # or a layer's number, or "end"
+    home: dict[fx.Node, int] = {}
+    for node in graph.nodes:
+        if node.op in ("placeholder", "output"):
+            continue
+        if node.op != "call_function":
+            return None
+        owner = _owner(node, weights)
+        if owner is not None and current not in (owner, "end") and (current, owner) != ("begin", "end"):
+            pieces.append(_Piece())
+            current = owner
+        home[node] = len(pieces) - 1
+        pieces[-1].nodes.append(node)
+    for node in graph.nodes:
+        for source in node.all_input_nodes:
+            here = None if node.op == "output" else home.get(node)
+            if source.op == "placeholder":
+                if here is not None:
+                    taken = pieces[here].weights if source.name in weights else pieces[here].inputs
+                    taken[source] = None
+            elif home[source] != here:
+                pieces[home[source]].results[source] = None
+                if here is not None:
+                    pieces[here].inputs[source] = None
+    crossing = [value for piece in pieces for value in (*piece.inputs, *piece.results)]
+    return pieces if all(isinstance(value.meta.get("val"), Tensor) for value in crossing) else None
+
+
+def _owner(node: fx.Node, weights: dict[str, str]) -> str | None:
+    """Return the layer whose projections a node uses, "end" for weights of no layer, None for a node without either."""
+    names = [weights[source.name] for source in node.all_input_nodes if source.name in weights]
+    names = [name for name in names if not _NORM.search(name)]
+    if not names:
+        return None
+    match = _LAYER.match(names[0])
+    return match[1] if match else "end"
+
+
+def _likeness(piece: _Piece) -> str:
+    """Return what pieces that are alike have in common."""
+    number: dict[fx.Node, str] = {node: f"n{index}" for index, node in enumerate(piece.nodes)}
+    number |= {node: f"i{index}" for index, node in enumerate(piece.inputs)}
+    number |= {node: f"w{index}" for index, node in enumerate(piece.weights)}
+    outside = [_description(node) for node in (*piece.inputs, *piece.weights)]
+    inside = [
+        (str(node.target), fx.map_arg((node.args, node.kwargs), lambda source: _Named(number[source])))
+        for node in piece.nodes
+    ]
+    return repr((outside, inside, [number[node] for node in piece.results]))
+
+
+@dataclass(frozen=True, repr=False)
+class _Named:
+    name: str
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+def _description(node: fx.Node) -> tuple[Any, ...]:
+    value: Tensor = node.meta["val"]
+    return value.dtype, tuple("dynamic" if _is_dynamic(size) else int(size) for size in value.shape)
+
+
+def _is_dynamic(size: Any) -> bool:
+    return isinstance(size, torch.SymInt)
+
+
+def _export(piece: _Piece, program: ExportedProgram, weights: dict[str, str]) -> ExportedProgram:
+    """Export a piece alone. Its examples have the sizes of the graph's own, which are pairwise different."""
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    for index, node in enumerate(piece.inputs):
+        copies[node] = graph.placeholder(f"i{index}")
+    module = nn.Module()
+    for index, node in enumerate(piece.weights):
+        tensor = program.state_dict[weights[node.name]]
+        module.register_buffer(f"w{index}", tensor.detach())
+        copies[node] = graph.get_attr(f"w{index}")
+    for node in piece.nodes:
+        copies[node] = graph.node_copy(node, lambda source: copies[source])
+    graph.output(tuple(copies[node] for node in piece.results))
+    examples = tuple(_example(node.meta["val"]) for node in piece.inputs)
+    dynamic = tuple(
+        {dim: Dim.DYNAMIC for dim, size in enumerate(node.meta["val"].shape) if _is_dynamic(size)}
+        for node in piece.inputs
+    )
+    return torch.export.export(fx.GraphModule(module, graph), examples, dynamic_shapes=dynamic, strict=False)
+
+
+def _example(value: Tensor) -> Tensor:
+    sizes = [size.node.hint if _is_dynamic(size) else int(size) for size in value.shape]
+    return torch.zeros(sizes, dtype=value.dtype, device=value.device)
+
+
+def _calls(program: ExportedProgram, pieces: Sequence[_Piece], names: Sequence[str], weights: dict[str, str]) -> Calls:
+    placeholders = [node for node in program.graph.nodes if node.op == "placeholder" and node.name not in weights]
+    number = {node: index for index, node in enumerate(placeholders)}
+    calls = []
+    for piece, name in zip(pieces, names, strict=True):
+        inputs = tuple(number[node] for node in piece.inputs)
+        own = {f"w{index}": weights[node.name] for index, node in enumerate(piece.weights)}
+        for node in piece.results:
+            number[node] = len(number)
+        calls.append(Call(name, own, inputs, len(piece.results)))
+    output = next(node for node in program.graph.nodes if node.op == "output")
+    return Calls(tuple(calls), tuple(number[node] for node in output.all_input_nodes), len(placeholders))
