@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,12 @@ from kvforge.version import __version__
 from model_defs import ModelConfig, load_config
 from model_defs.rope import rope_tables
 from model_defs.weights import weight_specs
+from perf.gpu.queue.sources import GRAPHS, digest_of
 from perf.harness.random_checkpoint import LLAMA_8B, with_cut
 from plugins import load_library
+
+COMPLETE = "complete"
+"""The file that says of which sources, and for which machine, the graphs in its folder were compiled."""
 
 TINY: dict[str, Any] = {
     **LLAMA_8B,
@@ -83,14 +88,18 @@ def resolved_options(config: ModelConfig, variant: Variant, limits: Limits, targ
 
 
 def compile_graphs(config: ModelConfig, options: ResolvedOptions, folder: Path) -> None:
-    """Compile the graphs into ``folder`` unless they are there; prints each stage."""
-    if (folder / "complete").is_file():
-        return
+    """Compile the graphs into ``folder`` unless they are there, from the same sources for the same machine; prints each
+    stage."""
     target = load_target(options.target)
     target.check_toolchain()
-    (folder / RANK_DIR).mkdir(parents=True, exist_ok=True)
+    digest = digest_of(GRAPHS, repr((config, options, torch.__version__, target.isa(), target.MIN_ALIKE)))
+    mark = folder / COMPLETE
+    if mark.is_file() and mark.read_text() == digest:
+        return
+    shutil.rmtree(folder, ignore_errors=True)
+    (folder / RANK_DIR).mkdir(parents=True)
     target.write_graphs(config, options, folder, lambda stage: print(f"{folder.name}: {stage}", flush=True))
-    (folder / "complete").touch()
+    mark.write_text(digest)
 
 
 def random_weights(config: ModelConfig, options: ResolvedOptions, seed: int = 0) -> dict[str, Tensor]:

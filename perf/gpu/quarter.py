@@ -6,6 +6,8 @@
     python -m perf.gpu.quarter --minutes 9 --carried /tmp/carried --out $OUT          # there
     python -m perf.gpu.quarter --take quarter.zip          # here again: results to perf/results/gpu
 
+OUT/packages.zip has the compiled graphs; a second run on the same day begins with `--packages packages.zip`.
+
 Each experiment of ``perf/gpu/queue/experiments.py`` is a process with a limit of its own. Its record and its log are on
 disk the moment it ends, also as one file, OUT/quarter.zip; what a killed one printed is in OUT/running.log. Nothing
 begins that the remaining minutes cannot hold. `--device cpu --tiny` runs a small form of each experiment on a CPU; its
@@ -26,6 +28,7 @@ from perf.gpu.carry.pieces import add_piece
 from perf.gpu.queue.bundle import take_bundle
 from perf.gpu.queue.experiment import Experiment
 from perf.gpu.queue.experiments import EXPERIMENTS
+from perf.gpu.queue.packages import restore_packages
 from perf.gpu.queue.plan import plan, plan_table
 from perf.gpu.queue.results import RESULTS
 from perf.gpu.queue.running import run_queue
@@ -62,6 +65,7 @@ def make_arguments() -> argparse.ArgumentParser:
         "--out", type=Path, default=out, help="quarter.zip and what runs (default: $OUT, or %(default)s)"
     )
     parser.add_argument("--carried", type=Path, help="where --unpack has put what was brought along")
+    parser.add_argument("--packages", type=Path, metavar="ZIP", help="compiled graphs of an earlier run's --out")
     parser.add_argument(
         "--piece-mib", type=positive_float, help="size of a piece (default: what the tree leaves of 64)"
     )
@@ -111,6 +115,8 @@ def run(args: argparse.Namespace, chosen: list[Experiment]) -> int:
     """Run what the time holds and print a table; returns 1 where an experiment failed."""
     if args.tiny and args.results == RESULTS:
         raise KvforgeError("tiny forms say nothing about a GPU; give --results another folder than the committed one.")
+    if args.packages is not None:
+        restore_packages(args.packages, Path(tempfile.gettempdir()))
     known = args.carried if not args.tiny else None
     planned = plan(chosen, 60 * args.minutes, args.results, known, args.again, carry_later=args.tiny)
     left_out = [one for one in planned if one.start_s is None and one.why != "has a result"]

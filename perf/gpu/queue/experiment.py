@@ -1,9 +1,9 @@
 """An experiment of the queue, and what its result depends on."""
 
-import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
+from perf.gpu.queue.sources import digest_of
 from perf.harness.engines import ROOT
 
 
@@ -39,17 +39,9 @@ class Experiment:
 
 
 def sources_digest(experiment: Experiment, root: Path = ROOT) -> str:
-    """Return a SHA-256 of the names and contents of the experiment's sources, and of its own command.
+    """Return a digest of the experiment's sources and of its own command.
 
     Raises:
         FileNotFoundError: a pattern finds no file.
     """
-    digest = hashlib.sha256(" ".join(experiment.command(tiny=False)).encode())
-    for pattern in experiment.sources:
-        files = sorted(path for path in root.glob(pattern) if path.is_file())
-        if not files:
-            raise FileNotFoundError(f"{experiment.name}: no file is named {pattern}")
-        for path in files:
-            digest.update(f"\0{path.relative_to(root)}\0".encode())
-            digest.update(path.read_bytes())
-    return digest.hexdigest()
+    return digest_of(experiment.sources, " ".join(experiment.command(tiny=False)), root)

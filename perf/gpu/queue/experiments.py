@@ -1,18 +1,10 @@
 """The experiments, the most valuable first. Whoever adds one adds an entry, and nothing else."""
 
 from perf.gpu.queue.experiment import Experiment
+from perf.gpu.queue.sources import GRAPHS, TIMING
 
-_KERNELS = ("plugins/*/cuda*.py", "plugins/triton_*.py", "plugins/cuda_ops.py", "plugins/kv_quantization.py")
-_GRAPHS = (
-    "model_defs/*.py",
-    "kvforge/compiler/*.py",
-    "kvforge/compiler/targets/cuda.py",
-    "kvforge/runtime/sessions/*.py",
-    *_KERNELS,
-)
-_TIMING = ("perf/gpu/timing.py", "perf/gpu/machine.py")
-_ATTENTION = ("plugins/paged_attention/cuda*.py", "plugins/triton_*.py", "perf/gpu/attention.py", *_TIMING)
-_8B = ("perf/gpu/models.py", "perf/gpu/llama8b.py", *_TIMING, *_GRAPHS)
+_ATTENTION = ("plugins/paged_attention/cuda*.py", "plugins/triton_*.py", "perf/gpu/attention.py", *TIMING)
+_8B = ("perf/gpu/models.py", "perf/gpu/llama8b.py", *TIMING, *GRAPHS)
 _SCHEDULER = ("kvforge/runtime/scheduling/*.py", "kvforge/runtime/step/*.py")
 
 
@@ -91,13 +83,22 @@ EXPERIMENTS = (
         ("perf/gpu/shadowkv.py", "perf/shadowkv/decode.py", "kvforge/kv_policies/shadowkv/*.py", *_8B),
     ),
     Experiment(
+        "pieces",
+        "what do graphs in pieces save in compiling, and cost in a step?",
+        300,
+        "perf.gpu.pieces",
+        (),
+        ("--tiny", "--layers", "3", "--rounds", "2"),
+        ("perf/gpu/pieces.py", "perf/gpu/profile.py", *_8B),
+    ),
+    Experiment(
         "suite",
         "do the tests that need a GPU pass?",
         330,
         "perf.gpu.suite",
         (),
         ("--tiny",),
-        ("perf/gpu/suite.py", "tests/gpu/*.py", *_GRAPHS),
+        ("perf/gpu/suite.py", "tests/gpu/*.py", *GRAPHS),
     ),
     _llama8b(131072, 150, 6),
 )

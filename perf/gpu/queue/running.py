@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import Any
 from perf.gpu.carry.contents import CONTENTS
 from perf.gpu.queue.bundle import BUNDLE, write_bundle
 from perf.gpu.queue.experiment import Experiment, sources_digest
+from perf.gpu.queue.packages import PACKAGES, keep_packages
 from perf.gpu.queue.results import keep
 from perf.harness.engines import ROOT
 
@@ -117,6 +119,9 @@ def run_queue(
         record, log = run_one(experiment, out, min(experiment.limit_s, left), card, tiny, carried)
         keep(folder, record, log)
         write_bundle(out / BUNDLE, folder)
+        if not tiny:
+            for name in keep_packages(out / PACKAGES, Path(tempfile.gettempdir())):
+                print(f"{name}: too large for {PACKAGES}", flush=True)
         records.append(record)
         print(told(record), flush=True)
         if record["exit"] != 0:

@@ -14,7 +14,9 @@ from pathlib import Path
 import pytest
 
 from kvforge.common.errors import KvforgeError
-from perf.gpu import quarter
+from perf.gpu import models, quarter
+from perf.gpu.models import COMPLETE
+from perf.gpu.queue import packages
 from perf.gpu.queue import plan as planning
 from perf.gpu.queue.bundle import BUNDLE, take_bundle, write_bundle
 from perf.gpu.queue.experiment import Experiment, sources_digest
@@ -198,3 +200,46 @@ def test_the_command_runs_an_experiment(tmp_path: Path, capsys: pytest.CaptureFi
 def test_times_are_minutes() -> None:
     entry = Planned(fake("a"), state_of(fake("a"), Path("/nonexistent")), 754.0)
     assert planning.minute(entry.start_s) == "12:34" and planning.minute(None) == ""
+
+
+def test_compiled_graphs_are_kept_for_the_next_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    there, here = tmp_path / "there", tmp_path / "here"
+    for name, size in (("a", 10), ("b", 1000), ("unfinished", 10)):
+        folder = there / "kvforge-llama8b" / "cuda" / name
+        (folder / "rank0").mkdir(parents=True)
+        (folder / "rank0" / "lower.pt2").write_bytes(bytes(size))
+        if name != "unfinished":
+            (folder / COMPLETE).write_text("digest")
+    monkeypatch.setattr(packages, "MOST_BYTES", 500)
+    assert packages.keep_packages(tmp_path / "packages.zip", there) == ["kvforge-llama8b/cuda/b"]
+    packages.restore_packages(tmp_path / "packages.zip", here)
+    assert [path.name for path in (here / "kvforge-llama8b" / "cuda").iterdir()] == ["a"]
+    assert (here / "kvforge-llama8b/cuda/a/complete").read_text() == "digest"
+    with zipfile.ZipFile(tmp_path / "odd.zip", "w") as odd:
+        odd.writestr("etc/passwd", "")
+    for name in ("odd", "gone"):
+        with pytest.raises(KvforgeError, match=r"give the packages\.zip"):
+            packages.restore_packages(tmp_path / f"{name}.zip", here)
+
+
+def test_graphs_of_other_sources_are_compiled_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = []
+
+    class Target:
+        MIN_ALIKE = 4
+        check_toolchain = staticmethod(lambda: None)
+        isa = staticmethod(lambda: ("sm_90",))
+
+        @staticmethod
+        def write_graphs(config: object, options: object, folder: Path, progress: object) -> None:
+            compiled.append(folder)
+
+    monkeypatch.setattr(models, "load_target", lambda name: Target)
+    config = models.model_config(models.TINY, models.VARIANTS["baseline"])
+    options = models.resolved_options(config, models.VARIANTS["baseline"], models.Limits(8, 64, 128, 16), "cpu")
+    for _ in range(2):
+        models.compile_graphs(config, options, tmp_path / "graphs")
+    assert len(compiled) == 1
+    monkeypatch.setattr(models, "digest_of", lambda patterns, said: "of other sources")
+    models.compile_graphs(config, options, tmp_path / "graphs")
+    assert len(compiled) == 2
