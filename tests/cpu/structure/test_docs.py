@@ -1,6 +1,5 @@
 """The pages hold together: links lead somewhere, commands and options exist, and each page says whom it is for."""
 
-import argparse
 import re
 import shlex
 from collections.abc import Iterator
@@ -11,12 +10,10 @@ from urllib.parse import unquote
 import pytest
 
 from kvforge.cli import make_parser
+from kvforge.suggesting_parser import commands_of, options_below
+from tests.support.pages import DOCS, FENCED, ROOT, TOP, WITH_COMMANDS, kvforge_lines, kvforge_spans, name
 
-ROOT = Path(__file__).resolve().parents[3]
-TOP = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
-DOCS = sorted((ROOT / "docs").glob("*.md"))
 PAGES = [*TOP, *DOCS]
-WITH_COMMANDS = [ROOT / "README.md", *DOCS]
 
 REGISTRIES = re.compile(
     r"\b(?:[\w-]+\.)*(?:pypi\.org|pythonhosted\.org|nvcr\.io|ngc\.nvidia\.com|docker\.io|ghcr\.io|quay\.io|gcr\.io"
@@ -24,11 +21,6 @@ REGISTRIES = re.compile(
 )
 PATH = re.compile(r"`((?:kvforge|tests|docs|plugins|model_defs|build|triton_repo|perf)/[\w./-]+)`")
 LINK = re.compile(r"\]\(([^()\s]+)\)")
-FENCED = re.compile(r"^```.*?^```[^\n]*$", re.MULTILINE | re.DOTALL)
-
-
-def name(path: Path) -> str:
-    return str(path.relative_to(ROOT))
 
 
 def prose(text: str) -> str:
@@ -60,28 +52,13 @@ def options() -> dict[str, frozenset[str]]:
     """The options of each command, with those of commands below it; "" has those of ``kvforge`` itself."""
     parser = make_parser()
     own = {"": frozenset(parser._option_string_actions)}
-    return own | {command: frozenset(below(each)) for command, each in parts(parser).items()}
-
-
-def parts(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
-    """The commands of a parser."""
-    found = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
-    return {name: each for action in found for name, each in action.choices.items()}
-
-
-def below(parser: argparse.ArgumentParser) -> set[str]:
-    return set(parser._option_string_actions).union(*map(below, parts(parser).values()))
+    return own | {command: frozenset(options_below(each)) for command, each in commands_of(parser).items()}
 
 
 def command_lines(text: str) -> Iterator[str]:
-    """What follows ``kvforge`` in the code of a page: blocks, with continued lines joined, and spans."""
-    text = text.replace("\\\n", " ")
-    blocks = "\n".join(FENCED.findall(text)) + "\n" + "\n".join(re.findall(r"^    .*$", text, re.MULTILINE))
-    for line in blocks.splitlines():
-        if found := re.match(r"\s*(?:\S*python\S* -m )?kvforge (?!=)(.*)", line):
-            yield found[1]
-    for span in re.findall(r"`kvforge ([^`]+)`", FENCED.sub("", text)):
-        yield " ".join(span.split())
+    """What follows ``kvforge`` in the code of a page: lines and spans."""
+    yield from kvforge_lines(text)
+    yield from kvforge_spans(text)
 
 
 def unknown(line: str) -> list[str]:
