@@ -120,7 +120,18 @@ def test_a_page_begins_with_its_subject(page: Path) -> None:
     assert not re.match(r"For |This page", top) and "This page answers" not in text
 
 
+def test_the_changelog_is_one_screen() -> None:
+    lines = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= 60 and max(map(len, lines)) <= 120
+
+
 def test_the_index_has_every_page() -> None:
     index = (ROOT / "docs/README.md").read_text(encoding="utf-8")
     linked = {link for link in LINK.findall(index) if "/" not in link}
     assert linked == {page.name for page in DOCS} - {"README.md"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_no_page_counts_the_families(page: Path) -> None:
+    """A new one is a file, and pages say "every family"."""
+    assert re.findall(r"all \w+ families", prose(page.read_text(encoding="utf-8"))) == []

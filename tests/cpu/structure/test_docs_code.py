@@ -2,6 +2,7 @@
 
 import argparse
 import ast
+import functools
 import importlib
 import importlib.util
 import inspect
@@ -84,6 +85,24 @@ def test_modules_make_targets_and_files_of_commands_exist(page: Path) -> None:
             missing += [] if re.search(rf"^{found[1]}\b.*:", makefile, re.MULTILINE) else [line]
         missing += [file for file in FILES.findall(line) if not (ROOT / file).exists() and "perf/results" not in file]
     assert missing == []
+
+
+@functools.cache
+def options_of_benchmarks() -> frozenset[str]:
+    """The options that programs of ``perf`` have, of all together."""
+    texts = (file.read_text(encoding="utf-8") for file in (ROOT / "perf").rglob("*.py"))
+    return frozenset(option for text in texts for option in re.findall(r"""["'](--?[a-z][\w-]*)["']""", text))
+
+
+@pytest.mark.parametrize("page", WITH_COMMANDS, ids=name)
+def test_options_of_benchmarks_exist(page: Path) -> None:
+    wrong = []
+    for line in shell_lines(page.read_text(encoding="utf-8")):
+        if found := re.search(r"python\S* -m perf[\w.]* (.*)", line):
+            words = shlex.split(found[1], comments=True)
+            used = {word.partition("=")[0] for word in words if re.match("--?[a-z]", word)}
+            wrong += [(line, option) for option in used - options_of_benchmarks()]
+    assert wrong == []
 
 
 @pytest.mark.parametrize("page", WITH_COMMANDS, ids=name)
