@@ -54,10 +54,13 @@ class Feature:
     limits: Mapping[Need, Limitation] = field(default_factory=dict)
     remedy: str = "choose another --kv-policy"
     kind: Kind = Kind.OTHER
+    option: str = ""
+    """The field of BuildOptions that gives it, where it is for engines of kvforge's own alone."""
 
 
 SINGLE_INPUT_KV = Feature(
     "SingleInputKV",
+    needs=frozenset({Need.OWN_PREFILL}),
     limits={
         Need.ALL_QUERIES: _no("prompt tokens attend to nothing above the cut"),
         Need.ATTENTION_SCORES: _if("observed tokens of a prompt go past the cut too"),
@@ -76,24 +79,31 @@ ACROSS_KV = Feature(
 )
 QUANTIZED_CACHE = Feature(
     "8-bit cache",
+    needs=frozenset({Need.OWN_ENGINE}),
     limits={Need.PLAIN_ELEMENTS: _no("the numbers in it have another")},
     remedy="give a --kv-dtype that is the --dtype",
     kind=Kind.CACHE,
+    option="kv_dtype",
 )
-STATIC_CACHE = replace(QUANTIZED_CACHE, name="8-bit cache with static scales", needs=frozenset({Need.STATIC_SCALES}))
+STATIC_CACHE = replace(
+    QUANTIZED_CACHE,
+    name="8-bit cache with static scales",
+    needs=QUANTIZED_CACHE.needs | {Need.STATIC_SCALES},
+)
 INT4_CACHE = Feature(
     "4-bit cache",
-    needs=frozenset({Need.HALF_BYTES}),
+    needs=frozenset({Need.HALF_BYTES, Need.OWN_ENGINE}),
     limits={
         Need.PLAIN_ELEMENTS: _no("the numbers in it have another"),
         Need.HISTORY_MUTATION: _no("what is written stays as it was rounded, two numbers in a byte"),
     },
     remedy="give --kv-dtype int8 where that goes with the rest, or that of the --dtype",
     kind=Kind.CACHE,
+    option="kv_dtype",
 )
 GROUPED_CACHE = Feature(
     "2-bit cache in groups",
-    needs=frozenset({Need.TOKEN_GROUPS, Need.PLAIN_ELEMENTS}),
+    needs=frozenset({Need.TOKEN_GROUPS, Need.PLAIN_ELEMENTS, Need.OWN_ENGINE}),
     limits={
         Need.PLAIN_ELEMENTS: _no("the numbers in it have another"),
         Need.HISTORY_MUTATION: _no("what is sealed stays as it was rounded, with its group"),
@@ -101,6 +111,7 @@ GROUPED_CACHE = Feature(
     },
     remedy="give --kv-dtype int8, or that of the --dtype",
     kind=Kind.CACHE,
+    option="kv_dtype",
 )
 PAGING = Feature(
     "pages, shared prefixes",
@@ -115,26 +126,30 @@ PAGING = Feature(
 )
 SPECULATION = Feature(
     "speculation",
+    needs=frozenset({Need.OWN_ENGINE}),
     limits={
         Need.ONE_QUERY: _no("drafts are queries as well"),
         Need.TOKEN_GROUPS: _if("a page whose drafts are not accepted is sealed again"),
     },
     remedy="build with --max-draft-len 0",
+    option="max_draft_len",
 )
 KV_PREDICTION = Feature(
     "KV prediction",
-    needs=frozenset({Need.WHOLE_PREFILL, Need.ONE_QUERY, Need.OWN_LAYERS, Need.CPU_TARGET}),
+    needs=frozenset({Need.WHOLE_PREFILL, Need.ONE_QUERY, Need.OWN_LAYERS, Need.CPU_TARGET, Need.OWN_ENGINE}),
     limits={
         Need.OWN_CACHE: _no("an auxiliary model fills it"),
         Need.STATIC_SCALES: _no("what is predicted was not calibrated"),
         Need.TOKEN_GROUPS: _no("predicted tokens are computed again one by one"),
     },
     remedy="leave --kv-prediction out",
+    option="kv_prediction",
 )
 QUANTIZED_WEIGHTS = Feature(
     "weights in 8 or 4 bits",
-    needs=frozenset({Need.BFLOAT16, Need.CPU_TARGET}),
+    needs=frozenset({Need.BFLOAT16, Need.CPU_TARGET, Need.OWN_ENGINE}),
     remedy="leave --weight-dtype out",
+    option="weight_dtype",
 )
 FLOAT32 = Feature(
     "float32",
@@ -205,9 +220,20 @@ TENSORRT = Feature(
 )
 
 
+VLLM = Feature(
+    "target vllm",
+    limits={
+        Need.OWN_ENGINE: _no("vLLM's own arguments are given by --engine-args"),
+        Need.OWN_PREFILL: _if("of the families that docs/distributed.md names"),
+    },
+    remedy="leave it out",
+    kind=Kind.TARGET,
+)
+
+
 def needs_of(policy: KVPolicy) -> frozenset[Need]:
     """Return what a policy declares that it needs, and what every policy besides ``full`` does."""
-    implied = {Need.OWN_CACHE} if policy.name != Full.name else set()
+    implied = {Need.OWN_CACHE, Need.OWN_ENGINE} if policy.name != Full.name else set()
     if type(policy).layer_insertion is not KVPolicy.layer_insertion:
         implied.add(Need.INSERTION)
     return policy.needs | implied
@@ -215,9 +241,8 @@ def needs_of(policy: KVPolicy) -> frozenset[Need]:
 
 def feature_of(policy: KVPolicy) -> Feature:
     """Return a policy as a feature."""
-    return Feature(
-        f"--kv-policy {policy.name}", needs=needs_of(policy), remedy="leave --kv-policy out", kind=Kind.POLICY
-    )
+    remedy = "leave --kv-policy out"
+    return Feature(f"--kv-policy {policy.name}", needs_of(policy), {}, remedy, Kind.POLICY, "kv_policy")
 
 
 def feature_of_cache(kv_dtype: str, dtype: str | None = None) -> Feature:
@@ -237,7 +262,7 @@ def all_features() -> tuple[Feature, ...]:
     every = (
         SINGLE_INPUT_KV,
         ACROSS_KV,
-        *(Feature(policy.title, needs=needs_of(policy()), kind=Kind.POLICY) for policy in policies().values()),
+        *(replace(feature_of(policy()), name=policy.title) for policy in policies().values()),
         QUANTIZED_CACHE,
         STATIC_CACHE,
         INT4_CACHE,
@@ -257,6 +282,7 @@ def all_features() -> tuple[Feature, ...]:
         LAYER_INPUTS,
         CUDA,
         TENSORRT,
+        VLLM,
     )
     kin: list[list[Feature]] = []
     for feature in every:

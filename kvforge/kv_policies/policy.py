@@ -46,6 +46,8 @@ class Need(Enum):
     OWN_CACHE = "a cache that nothing else changes"
     BFLOAT16 = "--dtype bfloat16"
     CPU_TARGET = "--target cpu"
+    OWN_ENGINE = "an engine of kvforge's own"
+    OWN_PREFILL = "prompt tokens that skip layers"
 
 
 @dataclass(frozen=True)

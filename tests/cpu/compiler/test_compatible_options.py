@@ -8,6 +8,7 @@ import pytest
 
 from kvforge.common.errors import BuildError
 from kvforge.compiler.options import BuildOptions, features_of, resolve
+from kvforge.compiler.targets.vllm import check_own_options
 from kvforge.kv_policies import features, parse, policies
 from kvforge.kv_policies.compatibility import are_apart, compare
 from kvforge.kv_policies.features import Feature, Support, feature_of
@@ -58,6 +59,7 @@ PARTS = (
     Part(features.LAYER_INPUTS, model={"per_layer_input": 16, "per_layer_vocab": 320}),
     Part(features.CUDA, {"target": "cuda"}),
     Part(features.TENSORRT, {"target": "tensorrt"}),
+    Part(features.VLLM, {"target": "vllm"}),
 )
 PAIRS = [
     (one, other)
@@ -70,7 +72,7 @@ def test_every_feature_has_a_part() -> None:
     """Of the table too: none of its rows is without options that give it."""
     tried = {id_of(part.feature) for part in PARTS}
     assert all(id_of(feature) in tried for feature in features.all_features())
-    assert len(PAIRS) == 650
+    assert len(PAIRS) == 690
 
 
 def id_of(feature: Feature) -> tuple[object, ...]:
@@ -86,6 +88,10 @@ def test_the_build_says_of_every_pair_what_the_table_says(first: Part) -> None:
         there = [one.feature, other.feature, *one.also, *other.also, features.PAGING]
         refused = any(compare(*pair).support is Support.NO for pair in combinations(there, 2))
         try:
+            if options.target == "vllm":
+                check_own_options(options)
+                assert not refused, f"{one.feature.name} and target vllm"
+                continue
             resolved = resolve(options, config, "BF16", one.algorithm or other.algorithm)
         except BuildError as error:
             assert refused, f"{one.feature.name} and {other.feature.name}: {error}"
