@@ -47,7 +47,7 @@ def check(features: Sequence[Feature]) -> None:
         if verdict.support is Support.NO:
             needy, need, limit = verdict.limits[0]
             giver = other if needy is one else one
-            advice = giver.remedy or needy.remedy
+            advice = limit.remedy or giver.remedy or needy.remedy
             raise BuildError(f"{needy.name} needs {need.value}, but with {giver.name} {limit.reason}; {advice}.")
 
 
@@ -63,7 +63,8 @@ def table() -> str:
             _cell(compare(row, column), numbers) if index < position and are_apart(row, column) else ""
             for position, column in enumerate(columns, 1)
         ]
-        rows.append([row.name, *cells])
+        if any(cells):
+            rows.append([row.name, *cells])
     pairs = _markdown(["", *(column.name for column in columns)], rows)
     return f"{pairs}\n\n{_markdown(['', 'reason or condition'], [[str(n), text] for text, n in numbers.items()])}"
 

@@ -20,14 +20,16 @@ class Support(Enum):
 
 @dataclass(frozen=True)
 class Limitation:
-    """Why a feature does not give what another needs, or on what condition it does; ``reason`` is a clause."""
+    """Why a feature does not give what another needs, or on what condition it does; ``reason`` is a clause. ``remedy``
+    stands for the feature's where that does not help."""
 
     support: Support
     reason: str
+    remedy: str = ""
 
 
-def _no(reason: str) -> Limitation:
-    return Limitation(Support.NO, reason)
+def _no(reason: str, remedy: str = "") -> Limitation:
+    return Limitation(Support.NO, reason, remedy)
 
 
 def _if(reason: str) -> Limitation:
@@ -140,7 +142,7 @@ KV_PREDICTION = Feature(
     limits={
         Need.OWN_CACHE: _no("an auxiliary model fills it"),
         Need.STATIC_SCALES: _no("what is predicted was not calibrated"),
-        Need.TOKEN_GROUPS: _no("predicted tokens are computed again one by one"),
+        Need.TOKEN_GROUPS: _no("exact tokens are written over predicted ones"),
     },
     remedy="leave --kv-prediction out",
     option="kv_prediction",
@@ -197,12 +199,13 @@ LAYER_INPUTS = Feature(
     remedy="",
     kind=Kind.MODEL,
 )
+_CPU_ALONE = _no("only target cpu has the kernels or graphs for it", "build with --target cpu")
 CUDA = Feature(
     "target cuda",
     limits={
         Need.PER_HEAD_LENGTHS: _no("attention takes whole pages of all heads"),
         Need.TOKEN_GROUPS: _no("no kernel seals them"),
-        Need.CPU_TARGET: _no("only target cpu has the kernels or graphs for it"),
+        Need.CPU_TARGET: _CPU_ALONE,
     },
     remedy="build with --target cpu",
     kind=Kind.TARGET,
@@ -213,7 +216,7 @@ TENSORRT = Feature(
         Need.SEQUENCE_STATE: _no("the graphs take pages alone"),
         Need.HALF_BYTES: _no("the plugins read whole bytes"),
         Need.TOKEN_GROUPS: _no("no kernel seals them"),
-        Need.CPU_TARGET: _no("only target cpu has the kernels or graphs for it"),
+        Need.CPU_TARGET: _CPU_ALONE,
     },
     remedy="build with --target cpu, or with cuda where that goes with the rest",
     kind=Kind.TARGET,

@@ -92,7 +92,7 @@ def write_engine(
 
 
 def check_own_options(options: BuildOptions) -> None:
-    """Raise BuildError for an option that gives what target vllm does not go with (``kvforge.kv_policies.features``)."""
+    """Raise BuildError for an option whose feature target vllm does not go with."""
     reason, remedy = VLLM.limits[Need.OWN_ENGINE].reason, VLLM.remedy
     for feature in all_features():
         name = feature.option

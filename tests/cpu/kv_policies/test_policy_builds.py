@@ -51,8 +51,11 @@ def test_refused_before_any_work(flags, sentence, checkpoint: Path, tmp_path: Pa
     [
         (["--max-draft-len", "2"], "with speculation drafts are queries as well; build with --max-draft-len 0."),
         (["--target", "cuda"], "KV prediction needs --target cpu, but with target cuda "),
-        (["--target", "tensorrt"], "KV prediction needs --target cpu, but with target tensorrt "),
-        (["--kv-dtype", "kivi2"], "but with KV prediction predicted tokens are computed again one by one; leave"),
+        (["--target", "tensorrt"], " has the kernels or graphs for it; build with --target cpu."),
+        (
+            ["--kv-dtype", "kivi2"],
+            "with KV prediction exact tokens are written over predicted ones; leave --kv-",
+        ),
         (["--kv-policy", SMALL], "but with KV prediction an auxiliary model fills it; leave --kv-prediction out."),
     ],
 )
