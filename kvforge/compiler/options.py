@@ -156,10 +156,10 @@ def resolve(
     None. ``kv_scales`` of the result is left empty.
 
     Raises:
-        BuildError: an unknown dtype, weights of a dtype that target or arithmetic do not have, a limit outside
+        BuildError: an unknown dtype, a limit outside
             ``LIMITS``, ``max_seq_len`` beyond the model's, a cache of the checkpoint's that no engine has and no other
-            asked for, a static cache format for a checkpoint without scales, or a KV policy that does not go with the
-            model or with another option.
+            asked for, a static cache format for a checkpoint without scales, two features that do not go together
+            (``features_of``), or parameters of a KV policy that do not suit the model.
     """
     policy = parse(options.kv_policy)
     check_limits(options)
