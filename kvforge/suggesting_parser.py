@@ -1,10 +1,15 @@
-"""An ArgumentParser that suggests what a misspelt command, option or choice may have been."""
+"""An ArgumentParser that suggests what a misspelt or foreign command, option or choice may have been."""
 
 import argparse
-from collections.abc import Iterable, Sequence
+import difflib
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from kvforge.common.suggestions import did_you_mean
+from kvforge.foreign_options import NEAREST, OTHERWISE
+
+SIMILAR = 0.8
+"""difflib's similarity from which on an option is taken for misspelt: below it the other one means something else."""
 
 
 class SuggestingParser(argparse.ArgumentParser):
@@ -24,23 +29,62 @@ class SuggestingParser(argparse.ArgumentParser):
         parsed, unknown = self.parse_known_args(args, namespace)
         if unknown:
             words = [word.partition("=")[0] for word in unknown if word.startswith("-")]
-            options = self._options_of(getattr(parsed, "command", None))
-            hints = (self._owners_of(word) or did_you_mean(word, options) for word in words)
+            hints = (self._hint(word, getattr(parsed, "command", None)) for word in words)
             self.error(f"unrecognized arguments: {' '.join(unknown)}{next(filter(None, hints), '')}")
         return parsed
 
+    def _hint(self, word: str, command: str | None) -> str:
+        """Say what to write in place of an option that ``command`` does not have, or nothing."""
+        plain = word.lstrip("-").replace("_", "-")
+        options = set(options_below(commands_of(self).get(command or "", self)))
+        if f"--{plain}" in options:
+            return f"; did you mean --{plain}?"
+        if plain in NEAREST:
+            return self._says_where(NEAREST[plain], options)
+        if plain in OTHERWISE:
+            return f"; {OTHERWISE[plain]}"
+        if owners := self._owners_of(word):
+            return f"; {word} is an option of {owners}"
+        near = nearest_option(word, options)
+        return f"; did you mean {near}?" if near else ""
+
+    def _says_where(self, option: str, options: set[str]) -> str:
+        if option in options:
+            return f"; the nearest option here is {option}"
+        return f"; the nearest option here is {option}, an option of {self._owners_of(option)}"
+
     def _owners_of(self, option: str) -> str:
-        """Say which other commands have an option."""
-        commands = [name for name, parser in self._commands().items() if option in parser._option_string_actions]
-        return f"; {option} is an option of {self.prog} {', '.join(commands)}" if commands else ""
+        """The commands that have an option."""
+        commands = [name for name, parser in commands_of(self).items() if option in options_below(parser)]
+        return f"{self.prog} {', '.join(commands)}" if commands else ""
 
-    def _commands(self) -> dict[str, argparse.ArgumentParser]:
-        return {
-            name: parser
-            for action in self._actions
-            if isinstance(action, argparse._SubParsersAction)
-            for name, parser in action.choices.items()
-        }
 
-    def _options_of(self, command: str | None) -> Iterable[str]:
-        return self._commands().get(command or "", self)._option_string_actions
+def nearest_option(word: str, options: Iterable[str]) -> str | None:
+    """Return the option that ``word`` begins or misspells; None where all mean something else, as its opposite does."""
+    plain = word.lstrip("-")
+    known = {option.lstrip("-"): option for option in sorted(options) if option.startswith("--")}
+    same_sense = [name for name in known if _is_negated(name) == _is_negated(plain)]
+    if word.startswith("--") and len(plain) > 3:
+        begun = [name for name in same_sense if name.startswith(plain)]
+        if len(begun) == 1:
+            return known[begun[0]]
+    near = difflib.get_close_matches(plain, same_sense, n=1, cutoff=SIMILAR)
+    return known[near[0]] if near else None
+
+
+def _is_negated(name: str) -> bool:
+    return name.startswith(("no-", "disable-", "without-"))
+
+
+def commands_of(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    """Return the commands of a parser."""
+    found = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    return {name: each for action in found for name, each in action.choices.items()}
+
+
+def options_below(parser: argparse.ArgumentParser) -> Iterator[str]:
+    """Yield the options of a command and of those below it; of ``kvforge`` itself its own alone."""
+    yield from parser._option_string_actions
+    if not isinstance(parser, SuggestingParser) or parser.prog.count(" "):
+        for each in commands_of(parser).values():
+            yield from options_below(each)

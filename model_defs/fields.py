@@ -46,7 +46,7 @@ def optional_flag(fields: Mapping[str, Any], name: str, otherwise: bool = False)
 
 
 def number(value: object, name: str, minimum: float, maximum: float) -> float:
-    """Return ``value`` as a float; raises ModelError unless it is a number from ``least`` to ``most``, NaN excluded."""
+    """Return ``value`` as a float; raises ModelError unless it is from ``minimum`` to ``maximum``, NaN excluded."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise ModelError(f"{name} is {reprlib.repr(value)} in config.json; it must be a number.")
     if not minimum <= value <= maximum:  # NaN is neither

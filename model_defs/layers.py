@@ -207,7 +207,7 @@ class MixtureOfExperts(nn.Module):
 class Block(nn.Module):
     """One transformer layer, split where its K and V come from.
 
-    ``project`` and ``finish`` are the halves around the cache write, so that a layer below the cut writes its
+    ``project_qkv`` and ``finish`` are the halves around the cache write, so that a layer below the cut writes its
     own K,V between them and a layer above the cut writes nothing.
     """
 

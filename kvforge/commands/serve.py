@@ -1,6 +1,7 @@
 """`kvforge serve ENGINE`: a Triton server for one engine, until it is interrupted."""
 
 import argparse
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -223,9 +224,13 @@ def _engine(args: argparse.Namespace, predicts: bool) -> tuple[Path, str | None]
         cached = cached_engine(args.engine, options, revision=args.revision, display=display_of(args))
         return cached.path, cached.name
     check_is_there(args.engine)
-    for name in given:
+    for name, value in given.items():
         if name not in LIMITS:
-            raise KvforgeError(f"{args.engine} is no checkpoint, so {flag_of(name)} cannot be chosen; leave it out.")
+            words = flag_of(name) if isinstance(value, bool) else f"{flag_of(name)} {shlex.quote(str(value))}"
+            raise KvforgeError(
+                f"{args.engine} is a built engine; {flag_of(name)} is fixed when building. Rebuild with kvforge build "
+                f"{words}."
+            )
     return args.engine, None
 
 

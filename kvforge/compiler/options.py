@@ -1,7 +1,7 @@
 """What the user may choose when building an engine, and how "auto" is resolved."""
 
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -156,10 +156,10 @@ def resolve(
     None. ``kv_scales`` of the result is left empty.
 
     Raises:
-        BuildError: an unknown dtype, weights of a dtype that target or arithmetic do not have, a limit outside
+        BuildError: an unknown dtype, a limit outside
             ``LIMITS``, ``max_seq_len`` beyond the model's, a cache of the checkpoint's that no engine has and no other
-            asked for, a static cache format for a checkpoint without scales, or a KV policy that does not go with the
-            model or with another option.
+            asked for, a static cache format for a checkpoint without scales, two features that do not go together
+            (``features_of``), or parameters of a KV policy that do not suit the model.
     """
     policy = parse(options.kv_policy)
     check_limits(options)
@@ -187,26 +187,8 @@ def resolve(
             f"--kv-dtype {kv_dtype} needs a checkpoint that was calibrated for an 8-bit cache; make one with "
             f"kvforge quantize, or choose {kv_dtype.removesuffix('_static')}, which needs no calibration."
         )
-    if config.experts is not None and options.target != "cpu":
-        raise BuildError(
-            f"--target {options.target} has no mixture of experts, which a {config.model_type} model is; give --target "
-            "cpu."
-        )
-    is_elsewhere = config.local_rope is None and config.activation == "silu" and not config.attention_sinks
-    if not is_elsewhere and options.target != "cpu":
-        raise BuildError(f"--target {options.target} has no {config.model_type} models; give --target cpu.")
-    if config.layer_head_dims and kv_dtype == "kivi2":
-        raise BuildError(f"--kv-dtype kivi2 is not for {config.model_type} models; give --kv-dtype int8.")
-    if config.latent is not None:
-        _check_latent(config, options, policy, kv_dtype)
-    policy.check(config.num_kv_heads, config.head_dim, options.page_size)
-    compatibility.check(_features(policy, options, config, dtype, kv_dtype))
+    compatibility.check(features_of(policy, options, config, dtype, kv_dtype))
     policy = of_cache(policy, kv_dtype)
-    if config.attention_sinks and policy.layer_insertion() is not None:
-        raise BuildError(
-            f"Heads of {config.model_type} models have sinks, which only attention over whole caches knows; leave out "
-            "--kv-policy, and --kv-dtype kivi2."
-        )
     policy.check(config.num_kv_heads, config.head_dim, options.page_size)
     return ResolvedOptions(
         target=options.target,
@@ -224,30 +206,8 @@ def resolve(
     )
 
 
-def _check_latent(config: ModelConfig, options: BuildOptions, policy: KVPolicy, kv_dtype: str) -> None:
-    """Raise BuildError for what latent attention does not go with: its cache is one row that all heads read whole."""
-    name = config.model_type
-    if options.target != "cpu":
-        raise BuildError(f"--target {options.target} has no latent attention, which {name} models have; give cpu.")
-    if KV_FORMATS[kv_dtype].scales == "static" or KV_FORMATS[kv_dtype].element_bits < 8:
-        raise BuildError(f"--kv-dtype {kv_dtype} is not for {name} models; give bfloat16, int8 or fp8.")
-    if policy.name != Full.name:
-        raise BuildError(
-            f"--kv-policy {policy.name} is not for {name} models, which keep one row of a token for K and V of all "
-            "heads; leave it out."
-        )
-
-
 def check_prediction(options: ResolvedOptions, prediction: Prediction) -> None:
-    """Raise BuildError unless an engine with ``options`` can have its cache predicted."""
-    if options.target != "cpu":
-        raise BuildError(f"--kv-prediction is for --target cpu; leave it out for {options.target}.")
-    if options.policy.name != Full.name or options.has_static_scales or options.policy.seals_pages:
-        raise BuildError(
-            "--kv-prediction does not go with a KV policy, a static cache or kivi2; leave one of them out."
-        )
-    if options.max_draft_len:
-        raise BuildError("--kv-prediction does not go with --max-draft-len; leave one of them out.")
+    """Raise BuildError unless an engine of ``options`` can run this auxiliary model."""
     try:
         check_runs(prediction)
     except ModelError as error:
@@ -286,31 +246,46 @@ def compute_dtype(options: BuildOptions, automatic: str) -> str:
     return _choice(options.dtype, automatic, COMPUTE_DTYPES, "--dtype")
 
 
-def _features(
+def features_of(
     policy: KVPolicy, options: BuildOptions, config: ModelConfig, dtype: str, kv_dtype: str
 ) -> list[features.Feature]:
-    """Return what acts on the cache of an engine with these options."""
-    is_there = [
+    """Return what of an engine with these options limits other parts of it, or is limited by them: the policy, then
+    what the options choose, then what the model is."""
+    is_chosen = [
         (features.PAGING, True),
         (features.SINGLE_INPUT_KV, config.has_cut),
         (features.ACROSS_KV, len(set(config.owner_of_layer)) < config.num_layers),
         (features.feature_of_cache(kv_dtype, dtype), kv_dtype != dtype),
         (features.SPECULATION, options.max_draft_len > 0),
-        (features.SLIDING_WINDOW, any(config.layer_windows)),
+        (features.KV_PREDICTION, options.kv_prediction is not None),
+        (
+            replace(features.QUANTIZED_WEIGHTS, name=f"--weight-dtype {options.weight_dtype}"),
+            options.weight_dtype in QUANTIZED_WEIGHT_BYTES,
+        ),
+        (features.FLOAT32, dtype == "float32"),
         (features.CUDA, options.target == "cuda"),
         (features.TENSORRT, options.target == "tensorrt"),
     ]
-    return [features.feature_of(policy), *(feature for feature, has in is_there if has)]
+    is_in_model = [
+        (features.SLIDING_WINDOW, any(config.layer_windows)),
+        (features.EXPERTS, config.experts is not None),
+        (features.ACTIVATION, config.activation != "silu"),
+        (features.LOCAL_ROPE, config.local_rope is not None),
+        (features.SINKS, config.attention_sinks),
+        (features.LATENT, config.latent is not None),
+        (features.UNEVEN_HEADS, bool(config.layer_head_dims)),
+        (features.LAYER_INPUTS, bool(config.per_layer_input)),
+    ]
+    return [
+        features.feature_of(policy),
+        *(feature for feature, has in is_chosen if has),
+        *(replace(feature, name=f"{config.model_type} ({feature.name})") for feature, has in is_in_model if has),
+    ]
 
 
 def _check_weight_dtype(options: BuildOptions, dtype: str) -> None:
     name = _choice(options.weight_dtype, dtype, WEIGHT_BYTES, "--weight-dtype")
-    if name in QUANTIZED_WEIGHT_BYTES:
-        if options.target != "cpu":
-            raise BuildError(f"--weight-dtype {name} is for --target cpu; leave it out for {options.target}.")
-        if dtype != "bfloat16":
-            raise BuildError(f"--weight-dtype {name} needs --dtype bfloat16, not {dtype}; give that or leave it out.")
-    elif name != dtype:
+    if name != dtype and name not in QUANTIZED_WEIGHT_BYTES:
         known = " or ".join(QUANTIZED_WEIGHT_BYTES)
         raise BuildError(f"--weight-dtype {name} is not --dtype {dtype}; give {known}, or leave it out.")
 

@@ -147,7 +147,7 @@ async def embeddings() -> Response:
 
 def _suffix(request: Request) -> str:
     """Part of the answer's id and of Triton's request id: the client's own id, and something it cannot know, so that
-    nobody's `stop` with a known id ends another's request."""
+    a `stop` with a known id cannot end another client's request."""
     return f"{request.scope['request_id']}-{secrets.token_hex(8)}"
 
 

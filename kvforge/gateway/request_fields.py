@@ -78,7 +78,7 @@ REFUSED = {
     "priority": Refused("priorities are not taken from clients", (0,)),
     "return_tokens_as_token_ids": Refused("tokens are given as text", (False,)),
     "return_token_ids": Refused("token ids are not returned", (False,)),
-    "bad_words": Refused("bad words are not read here; use logit_bias", ([],)),
+    "bad_words": Refused("use logit_bias", ([],)),
     "allowed_token_ids": Refused("use logit_bias or structured_outputs", ([],)),
 }
 
@@ -111,9 +111,9 @@ def screen(body: dict[str, Any], known: Set[str], refused: Mapping[str, Refused]
         elif name in refused:
             entry = refused[name]
             if not any(value == neutral for neutral in entry.neutral):
-                raise bad_field(name, f"cannot be used: {entry.reason}")
+                raise bad_field(name, f"is not supported: {entry.reason}")
         else:
-            raise ApiError(400, f"'{name[:80]}' is not a field of this request; remove it", name[:80], "unknown_field")
+            raise ApiError(400, f"Unknown field '{name[:80]}'", name[:80], "unknown_field")
     return fields
 
 

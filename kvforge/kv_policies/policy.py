@@ -29,7 +29,6 @@ class Need(Enum):
     ATTENTION_SCORES = "the attention that every key receives"
     ALL_QUERIES = "the attention of every token, those of the prompt among them"
     WHOLE_PROMPT = "all K,V of the prompt at its end"
-    EXACT_PROMPT = "the model's own K,V of the prompt"
     WHOLE_PREFILL = "a prefill that runs all layers, to take its place"
     HISTORY_MUTATION = "to change K,V that are already written"
     PER_HEAD_LENGTHS = "another length for each KV head"
@@ -41,6 +40,14 @@ class Need(Enum):
     SEQUENCE_STATE = "state of each sequence beside its pages"
     HALF_BYTES = "two numbers in a byte of the cache"
     CACHE_POSITIONS = "keys rotated at their index in the cache"
+    STATIC_SCALES = "scales that are fixed when an engine is built"
+    OWN_LAYERS = "layers that all make K,V of their own, of one size"
+    INSERTION = "an operator before attention, or in its place"
+    OWN_CACHE = "a cache that nothing else changes"
+    BFLOAT16 = "--dtype bfloat16"
+    CPU_TARGET = "--target cpu"
+    OWN_ENGINE = "an engine of kvforge's own"
+    OWN_PREFILL = "prompt tokens that skip layers"
 
 
 @dataclass(frozen=True)

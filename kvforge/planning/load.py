@@ -53,8 +53,8 @@ def load_subject(model: str, revision: str | None = None) -> Subject:
     path = Path(model)
     if not path.exists():
         raise KvforgeError(
-            f"{model} is neither a preset nor a path; presets are {', '.join(PRESETS)}, paths an engine, a checkpoint "
-            "or a config.json; names of the Hub are OWNER/NAME."
+            f"{model} is neither a preset nor a path; give a preset ({', '.join(PRESETS)}), the path of an engine, "
+            "checkpoint or config.json, or OWNER/NAME on the Hub."
         )
     if (path / MANIFEST_FILE).is_file():
         manifest = load_manifest(path)

@@ -108,6 +108,6 @@ def _break_even(plan: dict[str, Any]) -> str:
             hours = f", {spent['gpu_hours']:.0f} GPU hours" if "gpu_hours" in spent else ""
             lines.append(
                 f"{row['name']}: distilling with {spent['tokens'] / 1e6:.0f}M tokens ({spent['flops']:.2e} FLOP{hours})"
-                f" is saved again after {spent['break_even_prompt_tokens'] / 1e9:.2f}B prompt tokens"
+                f" pays for itself after {spent['break_even_prompt_tokens'] / 1e9:.2f}B prompt tokens"
             )
     return "\n".join(lines)

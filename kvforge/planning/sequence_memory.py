@@ -3,14 +3,13 @@
 from collections.abc import Sequence
 from typing import Any
 
-from kvforge.common.errors import BuildError
 from kvforge.common.number_formats import KV_FORMATS
 from kvforge.costs.cache import exact_bytes, owner_cache
 from kvforge.costs.shape import ModelShape
 from kvforge.costs.weights import weight_bytes
 from kvforge.kv_policies import Full, KVPolicy, OwnerCache, of_cache
 from kvforge.kv_policies.compatibility import check
-from kvforge.kv_policies.features import PAGING, SLIDING_WINDOW, feature_of, feature_of_cache
+from kvforge.kv_policies.features import LATENT, PAGING, SLIDING_WINDOW, feature_of, feature_of_cache
 from kvforge.manifest import Manifest
 from kvforge.planning.capacity import GIB, Machine
 from kvforge.planning.plan import Fleet, Variant, Workload
@@ -65,15 +64,13 @@ def sequences_that_fit(free_bytes: float, bytes_each: int, prefill_bytes: int) -
 
 
 def _check(policy: KVPolicy, shape: ModelShape, kv_dtype: str, page_size: int) -> None:
-    if shape.latent:
-        raise BuildError(
-            f"--kv-policy is for caches of keys and values; {shape.model} has latent ones, leave it out there."
-        )
     found = [feature_of(policy), PAGING]
     if KV_FORMATS[kv_dtype].element_bits < 16:
         found.append(feature_of_cache(kv_dtype))
     if any(shape.layer_windows):
         found.append(SLIDING_WINDOW)
+    if shape.latent:
+        found.append(LATENT)
     check(found)
     for one in (policy, of_cache(policy, kv_dtype)):
         one.check(shape.num_kv_heads, shape.head_dim, page_size)

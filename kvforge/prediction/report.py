@@ -7,7 +7,7 @@ from kvforge.prediction.run import PredictSummary
 def describe(summary: PredictSummary, overlong: Overlong = "split") -> str:
     """Return what the fitted maps miss, as a table, and what was trained and written."""
     lines = [
-        "Unexplained share of the base's K and V on held-out text, before training",
+        "Unexplained share of the base's K and V on held-out text before training (0 = perfect, 1 = nothing explained)",
         "owner  reads       K       V",
     ]
     lines += [f"{fit.owner:>5}  {fit.layer:>5}  {fit.k:.4f}  {fit.v:.4f}" for fit in summary.fits]

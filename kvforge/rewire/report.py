@@ -20,7 +20,8 @@ def describe(summary: RewireSummary) -> str:
             last = f"-{fit.layers[-1]}" if len(fit.layers) > 1 else ""
             shares = (fit.k, fit.v, fit.fold_k, fit.fold_v, fit.layers_k, fit.layers_v)
             rows.append([f"{fit.owner}", f"{fit.layers[0]}{last}", *(f"{share:.4f}" for share in shares)])
-        blocks.append(f"Unexplained share of the teacher's K and V on held-out text\n{_table(rows)}")
+        title = "Unexplained share of the teacher's K and V on held-out text (0 = perfect, 1 = nothing explained)"
+        blocks.append(f"{title}\n{_table(rows)}")
     reduction = 100 * (1 - summary.cut / summary.num_layers)
     blocks.append(
         f"{summary.output}: {summary.model_type}, cut {summary.cut} of {summary.num_layers} layers "

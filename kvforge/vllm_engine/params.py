@@ -54,8 +54,8 @@ def vllm_fields(
 ) -> dict[str, Any]:
     """Return the fields of vLLM's SamplingParams for sequence ``index`` of a request, all but its guide.
 
-    ``max_tokens`` are those that fit; ``stop_ids`` end the sequence, end-of-text tokens included. ``_bad_words`` are
-    token ids, which vLLM makes of strings.
+    ``max_tokens`` are those that fit; ``stop_ids`` end the sequence, end-of-text tokens included.
+    ``_bad_words_token_ids`` are what vLLM makes of strings.
     """
     fields: dict[str, Any] = {
         "temperature": 0.0 if params.temperature < MIN_TEMPERATURE else params.temperature,

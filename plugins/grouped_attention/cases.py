@@ -37,7 +37,7 @@ def random_case(seed: int, *, small: bool = False, dtypes: Sequence[torch.dtype]
         pairs = torch.stack((tables[1][s, :whole], tables[0][s, :whole]), -1).int()
         seal_pages(exact[0], exact[1], pairs, pools[0], pools[1], pools[2], pools[3])
         first = (length - count) // page_size
-        for x in exact:  # what was sealed before the step is nobody's
+        for x in exact:  # pages sealed before the step have no owner here
             x[tables[1][s, :first]] = float("nan")
         tables[1][s, :first] = rng.choice((-5, 10**6))
         for index, table in enumerate(tables):

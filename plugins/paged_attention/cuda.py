@@ -1,4 +1,5 @@
-"""PagedAttention in Triton: split-KV decode (`partial`), and prefill tiles with the merge of the splits (`combine`)."""
+"""PagedAttention in Triton: split-KV decode (`partial_spec`), and prefill tiles with the merge of the splits
+(`combine_spec`)."""
 
 import math
 from collections.abc import Callable

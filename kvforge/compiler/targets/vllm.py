@@ -17,15 +17,14 @@ from kvforge.compiler.hosted_model import general_fields
 from kvforge.compiler.manifest_fields import copy_tokenizer, manifest_fields
 from kvforge.compiler.options import BuildOptions, ResolvedOptions, check_limits, compute_dtype, longest_sequence
 from kvforge.compiler.targets import Progress
+from kvforge.kv_policies import Need
+from kvforge.kv_policies.features import VLLM, all_features
 from kvforge.manifest import SCHEMA_VERSION, TOKENIZER_DIR, Manifest, save_manifest, sha256_of
 from kvforge.version import __version__
 from kvforge.vllm_engine.environment import Interpreter, find_interpreter
 from kvforge.vllm_engine.settings import CHECKPOINT_DIR, VllmSettings, parse_arguments, save_settings
 from kvforge.vllm_models.coverage import check_cut
 from model_defs import ModelConfig, family_of
-
-NOT_HERE = {"weight_dtype": "auto", "kv_dtype": "auto", "kv_policy": "full", "max_draft_len": 0, "kv_prediction": None}
-"""Options of kvforge's own engines, and what they are where they are not given."""
 
 
 def isa() -> tuple[str, ...]:
@@ -48,12 +47,7 @@ def write_engine(
         BuildError: an option is for other targets, vLLM does not run the model's cut, the model does not go with the
             ranks, or there is no vLLM.
     """
-    for name, default in NOT_HERE.items():
-        if getattr(options, name) != default:
-            raise BuildError(
-                f"--{name.replace('_', '-')} is for kvforge's own engines; leave it out for vllm, whose own arguments "
-                "are given by --engine-args."
-            )
+    check_own_options(options)
     check_limits(options)
     arguments = parse_arguments(options.engine_args)
     progress("read")
@@ -95,6 +89,16 @@ def write_engine(
         manifest = _manifest(checkpoint, fields, interpreter, staging)
         save_manifest(manifest, staging)
     return manifest
+
+
+def check_own_options(options: BuildOptions) -> None:
+    """Raise BuildError for an option whose feature target vllm does not go with."""
+    reason, remedy = VLLM.limits[Need.OWN_ENGINE].reason, VLLM.remedy
+    for feature in all_features():
+        name = feature.option
+        if Need.OWN_ENGINE in feature.needs and getattr(options, name) != getattr(BuildOptions, name):
+            flag = f"--{name.replace('_', '-')}"
+            raise BuildError(f"{flag} is for {Need.OWN_ENGINE.value}, but with target vllm {reason}; {remedy}.")
 
 
 def _fields(checkpoint: Checkpoint, config: ModelConfig | None, options: BuildOptions) -> dict[str, Any]:

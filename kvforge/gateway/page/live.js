@@ -77,7 +77,7 @@ function show(number) {
   showPages(pages("used"), pages("max"), pages("tokens_per"));
 }
 
-// Tokens a second up to a sample. The server counts once a second, too, so one period alone would be all or nothing.
+// Tokens/s up to a sample. The server counts once a second, too, so one period alone would be all or nothing.
 function rateAt(sample) {
   const since = kept.find(({ at }) => sample.at - at <= RATE_MS);
   return { at: sample.at, rate: ((sample.tokens - since.tokens) * 1000) / (sample.at - since.at) };
@@ -124,7 +124,7 @@ function showPages(used, max, tokens) {
   }
   const lit = max ? Math.ceil((used * count) / max) : 0;
   [...map.children].forEach((cell, index) => cell.classList.toggle("used", index < lit));
-  const each = max > count ? `; a square is ${(max / count).toFixed(1)} pages` : "";
+  const each = max > count ? `; each square ≈ ${Math.round(max / count)} pages` : "";
   map.setAttribute("aria-label", `${used} of ${max} pages in use`);
   byId("pages-note").textContent = `${used} of ${max} pages in use, ${tokens} tokens each${each}`;
 }

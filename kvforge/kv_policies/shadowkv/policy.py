@@ -31,7 +31,6 @@ class ShadowKV(PromptChunks, KVPolicy):
     needs: ClassVar[frozenset[Need]] = frozenset(
         {
             Need.WHOLE_PROMPT,
-            Need.EXACT_PROMPT,
             Need.CACHE_PER_LAYER,
             Need.ONE_QUERY,
             Need.PLAIN_ELEMENTS,

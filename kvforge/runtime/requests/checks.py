@@ -38,7 +38,7 @@ def plain(value: Any) -> Any:
 
 
 def plain_list(name: str, value: Any, maximum: int) -> Any:
-    """A list of at most ``most`` entries as a tuple of plain ones; None as no entries.
+    """A list of at most ``maximum`` entries as a tuple of plain ones; None as no entries.
 
     What is no list stays as it is, for a check with the right words.
 
@@ -55,7 +55,7 @@ def plain_list(name: str, value: Any, maximum: int) -> Any:
 
 
 def check_count(name: str, count: int, maximum: int) -> None:
-    """Raise RequestError where ``count`` entries are more than ``most``."""
+    """Raise RequestError where ``count`` entries are more than ``maximum``."""
     if count > maximum:
         raise RequestError(f"{name} has {count} entries; give at most {maximum}.")
 

@@ -83,7 +83,7 @@ class SamplingParams:
             longer in the prefix cache; others have 35, and an end of -1 is the prompt's.
         prompt_logprobs: not offered, because prompt tokens do not run through the upper layers: must be None.
 
-    Lists are bounded, see ``sampling_checks``; of equal entries of stop and bad words one is kept.
+    Lists are bounded, see ``kvforge.runtime.requests.checks``; of equal entries of stop and bad words one is kept.
 
     Raises:
         RequestError: a value is out of its range.

@@ -55,7 +55,7 @@ class Schedule:
     @property
     def affected(self) -> list[Sequence]:
         """All sequences of the step, and those whose cache it only changes, probes or predicts: if it fails, their K,V
-        are nobody's."""
+        have no owner."""
         predicted = (sequence for sequence, _ in self.predictions)
         return list(dict.fromkeys([*self.sequences, *self.transitions, *self.probes, *predicted]))
 

@@ -43,7 +43,7 @@ class DraftLength:
     sequence are tried, another every time. Deterministic given what it is told.
 
     Args:
-        most: drafts of a sequence at most.
+        maximum: drafts of a sequence at most.
     """
 
     def __init__(self, maximum: int) -> None:

@@ -20,14 +20,14 @@ _NOTHING = Draft(())
 
 
 class NgramIndex:
-    """Where each n-gram of one sequence stands, for n from ``least`` to ``most``: at most 20 bytes a token.
+    """Where each n-gram of one sequence stands, for n from ``minimum`` to ``maximum``: at most 20 bytes a token.
 
-    Places of equal hash of their last ``least`` tokens are chained, the newest first. A place is the index of the
+    Places of equal hash of their last ``minimum`` tokens are chained, the newest first. A place is the index of the
     token after an n-gram.
 
     Args:
         tokens: the sequence's token ids, int32; grows in place.
-        least, most: shortest and longest n-gram.
+        minimum, maximum: shortest and longest n-gram.
     """
 
     def __init__(self, tokens: np.ndarray, minimum: int, maximum: int) -> None:
@@ -58,7 +58,7 @@ class NgramIndex:
 
     def longest(self, length: int) -> int:
         """Return the place whose tokens before it agree longest with the last of ``length`` tokens, the newest such; -1
-        where no ``least`` agree. Looks at the newest ``MAX_CANDIDATES`` places; ``extend(length)`` comes before."""
+        where no ``minimum`` agree. Looks at the newest ``MAX_CANDIDATES`` places; ``extend(length)`` comes before."""
         if length <= self._minimum:
             return -1
         place = self._newest_view[self._bucket(length)]

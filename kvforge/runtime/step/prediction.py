@@ -20,7 +20,7 @@ class Prediction:
         self._session, self._page_size, self._needs_importance = session, page_size, needs_importance
         self._pools = session.allocate_auxiliary_pools(num_pages)
         self._queries: dict[Sequence, list[Tensor]] = {}
-        """Of prompts that are not yet predicted to their end, what is there of their last queries."""
+        """The last queries, as far as computed, of each prompt that is not yet predicted to its end."""
 
     def run(self, plan: Schedule, slots: SlotTable, pools: Pools) -> None:
         """Predict ``plan.predictions``, and give those prompts that are then complete their ``importance``."""

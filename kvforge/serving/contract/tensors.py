@@ -24,13 +24,13 @@ def scalar(tensors: Tensors, name: str, row: int, default: Any) -> Any:
 
 
 def check_entries(name: str, count: int, maximum: int) -> None:
-    """Raise RequestError where `count` entries of a tensor are more than `most`."""
+    """Raise RequestError where `count` entries of a tensor are more than `maximum`."""
     check_count(f"input tensor {display_name(name)}", count, maximum)
 
 
 def vector(tensors: Tensors, name: str, row: int, maximum: int) -> list:
     """The values of a [batch, n] tensor as Python numbers, none when it was not sent. Raises RequestError for more than
-    `most`."""
+    `maximum`."""
     if name not in tensors:
         return []
     values = tensors[name][row].reshape(-1)
@@ -50,7 +50,7 @@ def text(name: str, value: Any) -> str:
 
 def texts(tensors: Tensors, name: str, row: int, maximum: int) -> list[str]:
     """The non-empty texts of a [batch, n] STRING tensor, none when it was not sent. Raises RequestError for more than
-    `most`."""
+    `maximum`."""
     if name not in tensors:
         return []
     values = tensors[name][row].reshape(-1)

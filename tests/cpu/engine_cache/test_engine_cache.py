@@ -250,7 +250,9 @@ def test_options_of_a_build_need_a_checkpoint(engines: EngineShelf, capsys: pyte
     for option, value in (("--kv-dtype", "fp8"), ("--no-early-exit", None)):
         words = ["serve", str(engines.engine(PLAIN)), option, *([value] if value else [])]
         assert main(words) == 1
-        assert f"is no checkpoint, so {option} cannot be chosen" in capsys.readouterr().err
+        rebuilt = " ".join(words[2:])
+        sentence = f"is a built engine; {option} is fixed when building. Rebuild with kvforge build {rebuilt}.\n"
+        assert capsys.readouterr().err.endswith(sentence)
 
 
 def test_options_of_a_predictor_are_refused_before_a_build(

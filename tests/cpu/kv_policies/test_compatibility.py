@@ -1,85 +1,45 @@
 """Which features go together: the whole table, the documentation made from it, and policies made up."""
 
 from dataclasses import dataclass
-from itertools import combinations
-from pathlib import Path
 from typing import ClassVar
 
 import pytest
 
 from kvforge.common.errors import BuildError
-from kvforge.kv_policies import Full, Need, policies
+from kvforge.kv_policies import Full, Need
 from kvforge.kv_policies import features as m
-from kvforge.kv_policies.compatibility import check, compare, needs_table, table
+from kvforge.kv_policies.compatibility import check, compare, table
 from kvforge.kv_policies.eviction.rules.adakv import AdaKV
 from kvforge.kv_policies.eviction.rules.h2o import H2O
 from kvforge.kv_policies.eviction.rules.snapkv import SnapKV
 from kvforge.kv_policies.features import Support, all_features, feature_of
 from kvforge.kv_policies.shadowkv import ShadowKV
-
-DOCS = Path(__file__).resolve().parents[3] / "docs" / "kv-policies.md"
-ANSWERS = {
-    "SingleInputKV":                                                  "y i n i y y y y y y y y n y y y",
-    "AcrossKV":                                                       "  i i i i i i y y y y y i y y y",
-    "AdaKV, FastGen, KVzip, PyramidKV, SimLayerKV, SqueezeAttention": "              y n n i n i n n n",
-    "Batch-Max, H2O, RoCo":                                           "              y n n i n i n y n",
-    "expected attention, Scissorhands, SnapKV, TOVA":                 "              y n n i n i n y n",
-    "KeyDiff, recent tokens, StreamingLLM":                           "              y n n i n y n y n",
-    "Quest":                                                          "              n n n i n y n n n",
-    "ShadowKV":                                                       "              n n n i n i n y n",
-    "8-bit cache":                                                    "                y n y y y y y y",
-    "4-bit cache":                                                    "                  n y y y y y n",
-    "2-bit cache in groups":                                          "                    i i y y n n",
-    "pages, shared prefixes":                                         "                      y y y y y",
-    "speculation":                                                    "                        y y y y",
-    "KV prediction":                                                  "                          y y y",
-    "sliding windows":                                                "                            y y",
-    "target cuda":                                                    "                              y",
-}  # fmt: skip
-"""Yes, no or if, of rows and columns, the first row's name aside; an engine has one policy, so that pairs of these say
-nothing."""
-
-
-def test_the_whole_table() -> None:
-    names = [feature.name for feature in all_features()]
-    assert names == [*ANSWERS, "target tensorrt"]
-    words = {"y": Support.YES, "n": Support.NO, "i": Support.CONDITION}
-    expected = {
-        (row, column): text[2 * position] for row, text in ANSWERS.items() for position, column in enumerate(names[1:])
-    }
-    for one, other in combinations(all_features(), 2):
-        if one.is_policy and other.is_policy:
-            continue
-        found = compare(one, other)
-        assert found.support is words[expected[one.name, other.name]], (one.name, other.name)
-        assert compare(other, one).support is found.support
-        assert bool(found.limits) == (found.support is not Support.YES)
+from tests.support.compatibility_docs import DOCS, updated
 
 
 def test_the_documentation_has_the_tables() -> None:
-    text = DOCS.read_text(encoding="utf-8")
-    assert table() in text, f"docs/kv-policies.md is not what the code says; it should hold:\n{table()}"
-    assert needs_table(tuple(policies().values())) in text, needs_table(tuple(policies().values()))
+    written = DOCS.read_text(encoding="utf-8")
+    assert updated(written) == written, "run python -m tests.support.compatibility_docs"
+
+
+def test_a_table_says_each_pair_once_and_numbers_its_reasons() -> None:
+    pairs, reasons = (part.splitlines() for part in table().split("\n\n"))
+    columns = pairs[0].split(" | ")[1:]
+    row = dict(zip(columns, pairs[2].split(" | ")[1:], strict=True))
+    assert pairs[2].startswith("| SingleInputKV |") and row["Batch-Max, H2O, RoCo"] == "no 2"
+    assert reasons[3] == "| 2 | prompt tokens attend to nothing above the cut |"
+    assert row["speculation"] == "yes" and row["KV prediction"] == "no 3, 4"
 
 
 def test_the_worst_limit_counts_and_every_reason_of_it_is_named() -> None:
     verdict = compare(feature_of(H2O()), m.PAGING)
     assert verdict.support is Support.CONDITION and len(verdict.limits) == 2
-    assert verdict.text == (
-        "if: no prefix is taken over, as none of its queries would be observed; copy a shared page before the change, "
-        "unpublish it where it is changed"
+    assert verdict.reasons == (
+        "no prefix is taken over, as none of its queries would be observed",
+        "copy a shared page before the change, unpublish it where it is changed",
     )
     both = m.Feature("both", limits={Need.ONE_QUERY: m.SPECULATION.limits[Need.ONE_QUERY]} | dict(m.PAGING.limits))
-    assert compare(both, feature_of(ShadowKV())).text == "no: drafts are queries as well"
-
-
-def test_what_is_built_goes_together_without_a_policy() -> None:
-    built = [feature for feature in all_features() if feature.is_built and not feature.is_policy]
-    assert len(built) == 10
-    caches = (m.QUANTIZED_CACHE, ()), (m.INT4_CACHE, (m.TENSORRT,)), (m.GROUPED_CACHE, (m.CUDA, m.TENSORRT))
-    for cache, others in caches:
-        refused = (*(other for other, _ in caches if other is not cache), *others)
-        check([feature_of(Full()), *(feature for feature in built if not any(feature is one for one in refused))])
+    assert compare(both, feature_of(ShadowKV())).reasons == ("drafts are queries as well",)
 
 
 @pytest.mark.parametrize(

@@ -46,10 +46,32 @@ def test_refused_before_any_work(flags, sentence, checkpoint: Path, tmp_path: Pa
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--max-draft-len", "2"], "with speculation drafts are queries as well; build with --max-draft-len 0."),
+        (["--target", "cuda"], "KV prediction needs --target cpu, but with target cuda "),
+        (["--target", "tensorrt"], " has the kernels or graphs for it; build with --target cpu."),
+        (
+            ["--kv-dtype", "kivi2"],
+            "with KV prediction exact tokens are written over predicted ones; leave --kv-",
+        ),
+        (["--kv-policy", SMALL], "but with KV prediction an auxiliary model fills it; leave --kv-prediction out."),
+    ],
+)
+def test_kv_prediction_is_refused_before_its_checkpoint_is_read(
+    flags, sentence, checkpoint: Path, tmp_path: Path, capsys
+) -> None:
+    predictor = str(tmp_path / "none")
+    assert main(["build", str(checkpoint), "-o", str(tmp_path / "e"), "--kv-prediction", predictor, *flags]) == 1
+    assert sentence in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_sliding_windows_are_refused(tmp_path: Path, capsys) -> None:
     path = make_checkpoint(tmp_path / "windows", "mistral", sliding_window=16)
     assert main(["build", str(path), "-o", str(tmp_path / "engine"), "--kv-policy", SMALL]) == 1
-    assert "but with sliding windows some layers see only the last tokens;" in capsys.readouterr().err
+    assert "but with mistral (sliding windows) some layers see only the last tokens;" in capsys.readouterr().err
     assert not (tmp_path / "engine").exists()
 
 

@@ -317,15 +317,18 @@ def test_int4_weights_by_calibration(tmp_path: Path) -> None:
         quantize_checkpoint(path, tmp_path / "fp8", "fp8")
 
 
+LATENT = r"with deepseek_v2 \(latent attention\) one row of a token is K and V of all heads"
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"target": "cuda"}, "--target cuda has no"),
-        ({"target": "tensorrt"}, "--target tensorrt has no"),
-        ({"kv_dtype": "int4"}, "--kv-dtype int4 is not for deepseek_v2 models; give bfloat16, int8 or fp8"),
-        ({"kv_dtype": "kivi2"}, "--kv-dtype kivi2 is not for deepseek_v2 models"),
-        ({"kv_policy": "quest"}, "--kv-policy quest is not for deepseek_v2 models"),
-        ({"kv_policy": "shadowkv"}, "--kv-policy shadowkv is not for deepseek_v2 models"),
+        ({"target": "cuda"}, "needs --target cpu, but with target cuda"),
+        ({"target": "tensorrt"}, "needs --target cpu, but with target tensorrt"),
+        ({"kv_dtype": "int4"}, f"--kv-dtype int4 needs .* {LATENT}; give --kv-dtype int8 where"),
+        ({"kv_dtype": "kivi2"}, f"--kv-dtype kivi2 needs .* {LATENT}; give --kv-dtype float32"),
+        ({"kv_policy": "quest"}, f"--kv-policy quest needs .* {LATENT}; leave --kv-policy out"),
+        ({"kv_policy": "shadowkv"}, f"--kv-policy shadowkv needs .* {LATENT}; leave --kv-policy out"),
     ],
 )
 def test_what_latent_attention_does_not_go_with_is_refused(options: dict[str, Any], message: str) -> None:

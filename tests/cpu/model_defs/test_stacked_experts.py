@@ -239,8 +239,8 @@ def test_what_has_no_stacks_has_no_mxfp4(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"target": "cuda"}, "has no mixture of experts"),
-        ({"target": "tensorrt"}, "has no mixture of experts"),
+        ({"target": "cuda"}, "gpt_oss (a mixture of experts) needs --target cpu, but with target cuda"),
+        ({"target": "tensorrt"}, "gpt_oss (a mixture of experts) needs --target cpu, but with target tensorrt"),
         ({"kv_dtype": "kivi2", "dtype": "bfloat16"}, "sinks"),
         ({"kv_policy": "quest:budget=64,chunk_size=16"}, "sliding"),
         ({"kv_policy": "h2o:budget=64"}, "sliding"),

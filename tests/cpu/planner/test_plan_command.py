@@ -175,7 +175,7 @@ def test_plot(capsys, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--model", "llama-9"], "llama-9 is neither a preset nor a path; presets are llama-3.2-3b, "),
+        (["--model", "llama-9"], "llama-9 is neither a preset nor a path; give a preset (llama-3.2-3b, "),
         (["--model", "EMPTY"], "is neither an engine (engine.json) nor a checkpoint (config.json)"),
         (["--model", "FILE"], "cannot be read as JSON"),
         (["--model", "OTHER"], "model_type 'gpt2' is not supported"),

@@ -137,7 +137,10 @@ def test_plot(tmp_path):
         ([*LONG, "--kv-policy", "shadowkv:rank=1025"], "rank 1025 exceeds the 1024 dimensions of a token's keys"),
         ([*LONG, "--kv-policy", "shadowkv", "--page-size", "20"], "--page-size 20 is no multiple of"),
         ([*LONG, "--kv-policy", "shadowkv", "--kv-dtype", "fp8"], "but with 8-bit cache the numbers in it have anoth"),
-        (["--model", "deepseek-v2-lite", "--kv-policy", "shadowkv"], "deepseek-v2-lite has latent ones, leave it out"),
+        (
+            ["--model", "deepseek-v2-lite", "--kv-policy", "shadowkv"],
+            "but with latent attention one row of a token is K and V of all heads; leave --kv-policy out.",
+        ),
     ],
 )
 def test_errors_are_one_sentence(capsys, arguments, message):

@@ -1,6 +1,5 @@
-"""The pages hold together: links lead somewhere, commands and options exist, and each page says whom it is for."""
+"""The pages hold together: links lead somewhere, commands and options exist, and each page begins with its subject."""
 
-import argparse
 import re
 import shlex
 from collections.abc import Iterator
@@ -11,12 +10,10 @@ from urllib.parse import unquote
 import pytest
 
 from kvforge.cli import make_parser
+from kvforge.suggesting_parser import commands_of, options_below
+from tests.support.pages import DOCS, FENCED, ROOT, TOP, WITH_COMMANDS, kvforge_lines, kvforge_spans, name
 
-ROOT = Path(__file__).resolve().parents[3]
-TOP = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
-DOCS = sorted((ROOT / "docs").glob("*.md"))
 PAGES = [*TOP, *DOCS]
-WITH_COMMANDS = [ROOT / "README.md", *DOCS]
 
 REGISTRIES = re.compile(
     r"\b(?:[\w-]+\.)*(?:pypi\.org|pythonhosted\.org|nvcr\.io|ngc\.nvidia\.com|docker\.io|ghcr\.io|quay\.io|gcr\.io"
@@ -24,11 +21,6 @@ REGISTRIES = re.compile(
 )
 PATH = re.compile(r"`((?:kvforge|tests|docs|plugins|model_defs|build|triton_repo|perf)/[\w./-]+)`")
 LINK = re.compile(r"\]\(([^()\s]+)\)")
-FENCED = re.compile(r"^```.*?^```[^\n]*$", re.MULTILINE | re.DOTALL)
-
-
-def name(path: Path) -> str:
-    return str(path.relative_to(ROOT))
 
 
 def prose(text: str) -> str:
@@ -60,28 +52,13 @@ def options() -> dict[str, frozenset[str]]:
     """The options of each command, with those of commands below it; "" has those of ``kvforge`` itself."""
     parser = make_parser()
     own = {"": frozenset(parser._option_string_actions)}
-    return own | {command: frozenset(below(each)) for command, each in parts(parser).items()}
-
-
-def parts(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
-    """The commands of a parser."""
-    found = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
-    return {name: each for action in found for name, each in action.choices.items()}
-
-
-def below(parser: argparse.ArgumentParser) -> set[str]:
-    return set(parser._option_string_actions).union(*map(below, parts(parser).values()))
+    return own | {command: frozenset(options_below(each)) for command, each in commands_of(parser).items()}
 
 
 def command_lines(text: str) -> Iterator[str]:
-    """What follows ``kvforge`` in the code of a page: blocks, with continued lines joined, and spans."""
-    text = text.replace("\\\n", " ")
-    blocks = "\n".join(FENCED.findall(text)) + "\n" + "\n".join(re.findall(r"^    .*$", text, re.MULTILINE))
-    for line in blocks.splitlines():
-        if found := re.match(r"\s*(?:\S*python\S* -m )?kvforge (?!=)(.*)", line):
-            yield found[1]
-    for span in re.findall(r"`kvforge ([^`]+)`", FENCED.sub("", text)):
-        yield " ".join(span.split())
+    """What follows ``kvforge`` in the code of a page: lines and spans."""
+    yield from kvforge_lines(text)
+    yield from kvforge_spans(text)
 
 
 def unknown(line: str) -> list[str]:
@@ -136,13 +113,25 @@ def test_no_registry_is_named(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", DOCS, ids=name)
-def test_a_page_says_whom_it_is_for_and_what_it_answers(page: Path) -> None:
+def test_a_page_begins_with_its_subject(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     top = " ".join(text.split("\n\n", 2)[1].split())
-    assert re.match(r"For \w.+\. This page answers: .+\.$", top), f"{name(page)} begins with {top!r}"
+    assert re.match(r"[A-Z`].+\.$", top) and len(top) <= 240, f"{name(page)} begins with {top!r}"
+    assert not re.match(r"For |This page", top) and "This page answers" not in text
+
+
+def test_the_changelog_is_one_screen() -> None:
+    lines = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= 60 and max(map(len, lines)) <= 120
 
 
 def test_the_index_has_every_page() -> None:
     index = (ROOT / "docs/README.md").read_text(encoding="utf-8")
     linked = {link for link in LINK.findall(index) if "/" not in link}
     assert linked == {page.name for page in DOCS} - {"README.md"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_no_page_counts_the_families(page: Path) -> None:
+    """A new one is a file, and pages say "every family"."""
+    assert re.findall(r"all \w+ families", prose(page.read_text(encoding="utf-8"))) == []

@@ -107,8 +107,8 @@ def test_a_model_that_kvforge_does_not_know(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"kv_dtype": "fp8"}, "--kv-dtype is for kvforge's own engines"),
-        ({"kv_policy": "streaming:budget=64"}, "--kv-policy is for kvforge's own engines"),
+        ({"kv_dtype": "fp8"}, "--kv-dtype is for an engine of kvforge's own, but with target vllm"),
+        ({"kv_policy": "streaming:budget=64"}, "--kv-policy is for an engine of kvforge's own"),
         ({"weight_dtype": "int8"}, "--weight-dtype is for"),
         ({"max_draft_len": 2}, "--max-draft-len is for"),
         ({"tensor_parallel_size": 0}, "--tensor-parallel-size is 0; it must be at least 1"),

@@ -52,7 +52,7 @@ def padded(session: CpuSession, capture: Recorder | None) -> CudaSession:
 
 
 def decode_step(num_seqs: int, page_size: int, seed: int) -> LowerStep:
-    """A decode step of sequences of random lengths on distinct pages; page 0 is nobody's."""
+    """A decode step of sequences of random lengths on distinct pages; page 0 has no owner."""
     rng = random.Random(seed)
     lengths = [rng.randint(1, 5 * page_size) for _ in range(num_seqs)]
     columns = max(-(-length // page_size) for length in lengths)

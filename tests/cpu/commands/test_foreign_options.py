@@ -1,0 +1,62 @@
+"""Hints for options that a command does not have: near in meaning, and of options that are there."""
+
+import re
+
+import pytest
+
+from kvforge.cli import main, make_parser
+from kvforge.foreign_options import NEAREST, OTHERWISE
+from kvforge.suggesting_parser import commands_of, nearest_option, options_below
+
+COMMANDS = {name: set(options_below(parser)) for name, parser in commands_of(make_parser()).items()}
+EVERY = set().union(*COMMANDS.values())
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["serve", "X", "--enable-lora"], "; LoRA adapters are not supported: merge them into the checkpoint\n"),
+        (["serve", "X", "--block-size", "16"], "; the nearest option here is --page-size\n"),
+        (["serve", "X", "--enable-prefix-caching"], "; prefixes are cached unless --no-prefix-cache is given\n"),
+        (["serve", "X", "--max_model_len=8"], "; the nearest option here is --max-seq-len\n"),
+        (["build", "X", "--max_seq_len", "8"], "; did you mean --max-seq-len?\n"),
+        (["build", "X", "--max-seq", "8"], "; did you mean --max-seq-len?\n"),
+        (["build", "X", "--port", "1"], "; the nearest option here is --openai-port, an option of kvforge serve\n"),
+        (["build", "X", "--batch-size", "1"], "; the nearest option here is --max-num-tokens\n"),
+        (["serve", "X", "--no-openai"], "unrecognized arguments: --no-openai\n"),
+        (["serve", "X", "--page"], "; did you mean --page-size?\n"),
+        (["serve", "X", "--max-logprobs", "3"], "unrecognized arguments: --max-logprobs 3\n"),
+    ],
+)
+def test_a_hint_is_near_in_meaning_or_absent(words: list[str], hint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(words)
+    assert capsys.readouterr().err.endswith(hint)
+
+
+def test_no_hint_means_the_opposite_or_something_else() -> None:
+    options = COMMANDS["serve"]
+    for option in options:
+        negated = option.replace("--no-", "--") if option.startswith("--no-") else f"--no-{option[2:]}"
+        assert nearest_option(negated, options - {negated}) != option
+    for word in ("--enable-lora", "--root-path", "--seed", "--response-role", "--p", "-x"):
+        assert nearest_option(word, options) is None, word
+
+
+@pytest.mark.parametrize("name", NEAREST)
+def test_the_nearest_option_is_one(name: str) -> None:
+    owners = [command for command, options in COMMANDS.items() if NEAREST[name] in options]
+    assert owners
+    assert not [command for command in owners if f"--{name}" in COMMANDS[command]], "the row is never read"
+    assert not set(NEAREST) & set(OTHERWISE)
+
+
+@pytest.mark.parametrize("said", sorted(set(OTHERWISE.values())))
+def test_what_is_said_of_options_is_there(said: str) -> None:
+    assert set(re.findall(r"--[a-z-]+", said)) <= EVERY
+    assert set(re.findall(r"kvforge ([a-z-]+)", said)) <= COMMANDS.keys()
+    assert not said.endswith(".")
+
+
+def test_names_are_written_as_they_are_looked_up() -> None:
+    assert all(re.fullmatch(r"[a-z][a-z0-9-]*", name) for name in (*NEAREST, *OTHERWISE))
