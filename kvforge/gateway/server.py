@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import uvicorn
 
-from kvforge.common.errors import KvforgeError
+from kvforge.common.addresses import find_address
 from kvforge.gateway.app import create_app
 from kvforge.gateway.auth import ApiKeys
 from kvforge.gateway.http_protocol import limited_protocol
@@ -73,18 +73,7 @@ def make_server(options: GatewayOptions) -> GatewayServer:
 def listen(options: GatewayOptions) -> socket.socket:
     """The listening socket, in which connections wait until the server runs. Raises KvforgeError when the address or
     port cannot be used."""
-    try:
-        family = socket.AF_INET6 if ":" in options.address else socket.AF_INET
-        # With the protocol named, asyncio turns off Nagle's algorithm on its connections, which costs 40 ms an answer.
-        sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind((options.address, options.port))
-    except (OSError, OverflowError) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        raise KvforgeError(
-            f"cannot listen on {options.address}:{options.port} ({why}); choose another port, or 0 for any free one"
-        ) from None
-    sock.listen(BACKLOG)
+    sock = find_address(options.address, "--address").listen(options.port, BACKLOG)
     sock.setblocking(False)
     return sock
 

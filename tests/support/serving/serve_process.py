@@ -25,7 +25,7 @@ class ServeProcess:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         found = re.search(
-            r"HTTP (http://[\d.]+:\d+), gRPC ([\d.]+:\d+), metrics (http://[\d.]+:\d+/metrics), health (http://[\d.]+:\d+)",
+            r"HTTP (http://\S+:\d+), gRPC (\S+:\d+), metrics (http://\S+:\d+/metrics), health (http://\S+:\d+)",
             line,
         )
         if found is None:
