@@ -16,6 +16,8 @@ from kvforge.gateway.model import ServedModel
 from kvforge.gateway.options import GatewayOptions
 from kvforge.serving.logs.request_log import configure
 
+logger = logging.getLogger("kvforge.gateway")
+
 BACKLOG = 1024
 
 
@@ -50,9 +52,14 @@ class GatewayServer(uvicorn.Server):
 
 
 def make_server(options: GatewayOptions) -> GatewayServer:
-    """A server that is ready to run. Raises KvforgeError for an engine, template or key file that cannot be used."""
+    """A server that is ready to run. Raises KvforgeError for an engine, template or key file that cannot be used, and
+    for an address that is not of this machine."""
+    keys, address = ApiKeys.read(options.api_key_file), find_address(options.address, "--address")
     model = ServedModel.load(options)
-    front = create_app(model, options, ApiKeys.read(options.api_key_file))
+    # kvforge serve, which it ends with, says it itself.
+    if not (keys or address.is_loopback or options.exit_with_parent):
+        logger.warning("other machines may generate here without a key; give --api-key-file, or let a firewall decide")
+    front = create_app(model, options, keys)
     config = uvicorn.Config(
         front,
         http=limited_protocol(options.header_timeout, options.max_connections),
