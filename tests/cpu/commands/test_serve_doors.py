@@ -10,8 +10,8 @@ from kvforge.cli import main, make_parser
 from kvforge.commands.serve_doors import Doors, choose_doors
 from kvforge.common.errors import KvforgeError
 from kvforge.serving.server.ports import PORTS
+from tests.support.serving.serve_process import FREE_PORTS
 
-FREE = [word for name in PORTS for word in (f"--{name}-port", "0")]
 EVERYWHERE = "0.0.0.0"
 
 
@@ -85,7 +85,7 @@ def test_a_wrong_address_is_refused_by_its_option(
     """Before the engine is looked at, and with nothing said of ports."""
     monkeypatch.delenv("KVFORGE_API_KEY", raising=False)
     option = f"--{name}address"
-    assert main(["serve", str(tmp_path / "none"), "--openai", *FREE, option, value]) == 1
+    assert main(["serve", str(tmp_path / "none"), "--openai", *FREE_PORTS, option, value]) == 1
     errors = capsys.readouterr().err
     assert errors.startswith(f"kvforge: error: {option} {value!r} ") and errors.count("\n") == 1
     assert "-port" not in errors
@@ -100,7 +100,7 @@ def test_a_taken_port_is_refused_by_its_option(
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
-        assert main(["serve", str(tmp_path / "none"), "--openai", *FREE, f"--{name}-port", port]) == 1
+        assert main(["serve", str(tmp_path / "none"), "--openai", *FREE_PORTS, f"--{name}-port", port]) == 1
     errors = capsys.readouterr().err
     assert errors.startswith(f"kvforge: error: cannot listen on 127.0.0.1:{port} (")
     assert f"choose another with --{name}-port" in errors and errors.count("\n") == 1
@@ -110,7 +110,7 @@ def test_one_port_for_two_doors_is_refused(tmp_path: Path, capsys: pytest.Captur
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    assert main(["serve", str(tmp_path), *FREE, "--http-port", port, "--health-port", port]) == 1
+    assert main(["serve", str(tmp_path), *FREE_PORTS, "--http-port", port, "--health-port", port]) == 1
     assert "--health-port" in capsys.readouterr().err
 
 
@@ -118,7 +118,7 @@ def test_an_empty_key_is_refused_before_anything_starts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KVFORGE_API_KEY", "")
-    assert main(["serve", str(tmp_path), "--openai", *FREE, "--address", EVERYWHERE]) == 1
+    assert main(["serve", str(tmp_path), "--openai", *FREE_PORTS, "--address", EVERYWHERE]) == 1
     assert capsys.readouterr().err == (
         "kvforge: error: $KVFORGE_API_KEY is set and empty; give it a key, or unset it to serve without one.\n"
     )
