@@ -44,6 +44,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         help="directory that kvforge build wrote; or a checkpoint, a directory or OWNER/NAME[@REVISION] on the Hub, of "
         "which an engine is built once and kept",
     )
+    add_door_options(parser)
     parser.add_argument("--max-num-seqs", type=int, help="sequences a step at most (default: the engine's)")
     parser.add_argument("--max-num-tokens", type=int, help="tokens a step at most (default: the engine's)")
     parser.add_argument("--max-seq-len", type=int, help="tokens a sequence at most (default: the engine's)")
@@ -81,7 +82,6 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     )  # fmt: skip
     gateway = parser.add_argument_group("OpenAI API", "a gateway in front of the server")
     gateway.add_argument("--openai", action="store_true", help="serve OpenAI's HTTP API too")
-    add_door_options(parser, gateway)
     gateway.add_argument(
         "--api-key-file", type=Path, help="keys that clients must have, one per line; $KVFORGE_API_KEY adds one"
     )

@@ -16,16 +16,15 @@ GENERATING = ("http", "grpc", "openai")
 """Doors whose clients generate; of the others they read."""
 
 
-def add_door_options(parser: argparse.ArgumentParser, gateway: argparse._ArgumentGroup) -> None:
+def add_door_options(parser: argparse.ArgumentParser) -> None:
     """Declare --address and, for each door, --NAME-address and --NAME-port."""
-    parser.add_argument(
+    group = parser.add_argument_group("addresses and ports", "where Triton, health and the OpenAI API listen")
+    group.add_argument(
         "--address", default=LOOPBACK, metavar="ADDRESS",
-        help="where to listen: an address or name of this machine, 0.0.0.0 or :: for all its addresses; with an API "
-        "key not Triton's HTTP, gRPC and metrics, which have none and stay on loopback",
+        help="of every door without one of its own: an address or name of this machine, 0.0.0.0 or :: for all",
     )  # fmt: skip
     for name, port in PORTS.items():
-        group = gateway if name == "openai" else parser
-        default = "--address, but loopback where clients need an API key" if name in FRONTENDS else "--address"
+        default = "--address, or loopback where the API has a key" if name in FRONTENDS else "--address"
         group.add_argument(
             f"--{name}-address", metavar="ADDRESS", help=f"where {NAMES[name]} listens (default: {default})"
         )
@@ -81,7 +80,7 @@ class Doors:
 def choose_doors(args: argparse.Namespace, has_key: bool) -> Doors:
     """Where the doors are that the command line asks for. Raises KvforgeError for an address that is not of this
     machine."""
-    everywhere = find_address(args.address, "--address")
+    default = find_address(args.address, "--address")
     addresses = {}
     for name in PORTS:
         own = getattr(args, f"{name}_address")
@@ -89,8 +88,8 @@ def choose_doors(args: argparse.Namespace, has_key: bool) -> Doors:
             continue
         if own is not None:
             addresses[name] = find_address(own, f"--{name}-address")
-        elif has_key and name in FRONTENDS and not everywhere.is_loopback:
+        elif has_key and name in FRONTENDS and not default.is_loopback:
             addresses[name] = find_address(LOOPBACK)
         else:
-            addresses[name] = everywhere
+            addresses[name] = default
     return Doors(addresses, {name: getattr(args, f"{name}_port") for name in addresses}, has_key)
