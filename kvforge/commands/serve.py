@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from kvforge.commands.build_options import add_build_options, flag_of, given_options
 from kvforge.commands.parsers import add_command, add_revision, display_of
+from kvforge.commands.serve_doors import Doors, add_door_options, choose_doors
 from kvforge.common.errors import KvforgeError
 from kvforge.engine_cache.names import check_is_there, names_checkpoint
 from kvforge.manifest import load_manifest
@@ -16,9 +17,10 @@ from kvforge.runtime.speculation.options import add_speculation_options, specula
 if TYPE_CHECKING:
     from kvforge.gateway import GatewayOptions
 
-PORTS = {"http": 8000, "grpc": 8001, "metrics": 8002, "health": 8003}
 LIMITS = ("max_num_seqs", "max_num_tokens", "max_seq_len")
 """What an engine is both built and served with."""
+FOR_OPENAI = ("openai_address", "api_key_file", "served_model_name", "chat_template", "tool_call_format", "no_page")
+"""Options that say nothing without --openai."""
 MINIMUM = {
     "max_queue_size": 0,
     "stream_interval": 0,
@@ -43,9 +45,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         help="directory that kvforge build wrote; or a checkpoint, a directory or OWNER/NAME[@REVISION] on the Hub, of "
         "which an engine is built once and kept",
     )
-    parser.add_argument("--address", default="127.0.0.1", help="where to listen")
-    for name, port in PORTS.items():
-        parser.add_argument(f"--{name}-port", type=int, default=port, help=f"0: any free one (default: {port})")
+    add_door_options(parser)
     parser.add_argument("--max-num-seqs", type=int, help="sequences a step at most (default: the engine's)")
     parser.add_argument("--max-num-tokens", type=int, help="tokens a step at most (default: the engine's)")
     parser.add_argument("--max-seq-len", type=int, help="tokens a sequence at most (default: the engine's)")
@@ -83,8 +83,9 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     )  # fmt: skip
     gateway = parser.add_argument_group("OpenAI API", "a gateway in front of the server")
     gateway.add_argument("--openai", action="store_true", help="serve OpenAI's HTTP API too")
-    gateway.add_argument("--openai-port", type=int, default=8080, help="0: any free one")
-    gateway.add_argument("--api-key-file", type=Path, help="keys that clients must have, one per line")
+    gateway.add_argument(
+        "--api-key-file", type=Path, help="keys that clients must have, one per line; $KVFORGE_API_KEY adds one"
+    )
     gateway.add_argument(
         "--served-model-name", help="what clients call the model (default: its folder or name on the Hub)"
     )
@@ -114,13 +115,13 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal to stop. Raises KvforgeError when it cannot start or its processes die too often."""
+    from kvforge.gateway.auth import ApiKeys
     from kvforge.gateway.process import GatewayProcess
     from kvforge.serving.health.canary import Canary
     from kvforge.serving.health.server import HealthServer
     from kvforge.serving.logs.pump import STDERR, LogSink, log_to
     from kvforge.serving.server.launcher import TritonServer
     from kvforge.serving.server.options import ServerOptions
-    from kvforge.serving.server.ports import choose_ports
     from kvforge.serving.server.stop_signals import StopSignals
     from kvforge.serving.server.supervisor import RestartPolicy, Supervisor
 
@@ -129,16 +130,20 @@ def run(args: argparse.Namespace) -> int:
         if not getattr(args, option) >= minimum:  # NaN too
             raise KvforgeError(f"--{option.replace('_', '-')} is {getattr(args, option)}: give {minimum} or more")
     if not args.openai:
-        for option in ("api_key_file", "served_model_name", "chat_template", "tool_call_format", "no_page"):
+        for option in FOR_OPENAI:
             if getattr(args, option) not in (None, False):
                 raise KvforgeError(
                     f"--{option.replace('_', '-')} is for the OpenAI gateway: add --openai, or leave it out"
                 )
+    doors = choose_doors(args, has_key=args.openai and bool(ApiKeys.read(args.api_key_file)))
+    doors.check_ports()  # before an engine is built or loaded, which takes long
     engine, name = _engine(args, predicts="exact_tokens" in speculation)
     manifest = load_manifest(engine)
     decoupled = manifest.decoupled_mode is not False if args.decoupled is None else args.decoupled
     options = ServerOptions(
-        address=args.address,
+        http_address=doors.ip("http"),
+        grpc_address=doors.ip("grpc"),
+        metrics_address=doors.ip("metrics"),
         http_port=args.http_port,
         grpc_port=args.grpc_port,
         metrics_port=args.metrics_port,
@@ -165,26 +170,26 @@ def run(args: argparse.Namespace) -> int:
     check_speculation(options.speculative, options.early_exit_threshold, manifest, options.early_exit_prompts)
     if options.speculative is not None and options.speculative.draft_engine is not None:
         load_manifest(options.speculative.draft_engine)
-    if args.openai:
-        choose_ports(args.address, {"openai": args.openai_port})  # its process says so only after the engine is loaded
     sink = LogSink(args.log_file or STDERR, args.log_format)
     canary = Canary(args.canary_period) if args.canary_period > 0 else None
     policy = RestartPolicy(0 if args.no_restart else args.max_restarts, args.restart_window)
     with log_to(sink, options.log_level), StopSignals() as signals:
-        gateway = GatewayProcess(_gateway_options(args, name), sink) if args.openai else None
+        gateway = GatewayProcess(_gateway_options(args, doors, name), sink) if args.openai else None
         supervisor = Supervisor(engine, options, signals, policy, canary, gateway)
-        health = HealthServer(args.address, args.health_port, supervisor.report)
+        health = HealthServer(
+            doors.ip("health"),
+            args.health_port,
+            lambda: {**supervisor.report(), "open_without_key": doors.open_without_key},
+        )
 
         def announce(server: TritonServer) -> None:
             if canary is not None:
                 canary.start(server.http_url)
-            print(
-                f"kvforge: serving {args.engine} as model 'ensemble': HTTP {server.http_url}, gRPC {server.grpc_url}, "
-                f"metrics {server.metrics_url}, health {health.url}/ready"
-                + (f", OpenAI {gateway.url}" if gateway is not None else "")
-                + " (Ctrl-C stops)",
-                flush=True,
-            )
+            ports = {**server.ports, "health": health.port, **({} if gateway is None else {"openai": gateway.port})}
+            where = doors.listening(ports)
+            print(f"kvforge: serving {args.engine} as model 'ensemble': {where} (Ctrl-C stops)", flush=True)
+            if (warning := doors.warning()) is not None:
+                print(f"kvforge: warning: {warning}", flush=True)
 
         def draining() -> None:
             print(
@@ -234,11 +239,11 @@ def _engine(args: argparse.Namespace, predicts: bool) -> tuple[Path, str | None]
     return args.engine, None
 
 
-def _gateway_options(args: argparse.Namespace, name: str | None) -> "GatewayOptions":
+def _gateway_options(args: argparse.Namespace, doors: Doors, name: str | None) -> "GatewayOptions":
     from kvforge.gateway import GatewayOptions
 
     return GatewayOptions(
-        address=args.address,
+        address=doors.ip("openai"),
         port=args.openai_port,
         model_name=args.served_model_name or name,
         chat_template=args.chat_template,

@@ -9,9 +9,8 @@ from pathlib import Path
 
 from kvforge.common.extras import how_to_install
 from kvforge.doctor.finding import SERVE, Check, installed_version
+from kvforge.serving.server.ports import PORTS
 
-PORTS = {"http": 8000, "grpc": 8001, "metrics": 8002, "health": 8003, "openai": 8080}
-"""The ports that ``kvforge serve`` takes unless told otherwise."""
 SHARED_MEMORY = Path("/dev/shm")
 MIN_SHARED_MEMORY = 256 * 2**20
 """Every stub starts with a MiB and grows with its requests; containers come with 64 MiB."""

@@ -21,19 +21,29 @@ class ApiKeys:
     def read(cls, path: Path | None) -> "ApiKeys":
         """The keys of a file, one a line, and that of $KVFORGE_API_KEY.
 
-        Raises KvforgeError when the file cannot be read or holds no key: a server must not be open by mistake.
+        Raises KvforgeError when the file cannot be read, or a key is empty: a server must not be open by mistake.
         """
-        keys = [os.environ[ENVIRONMENT].strip()] if os.environ.get(ENVIRONMENT, "").strip() else []
+        keys = []
+        if (key := os.environ.get(ENVIRONMENT)) is not None:
+            if not key.strip():
+                raise KvforgeError(f"${ENVIRONMENT} is set and empty; give it a key, or unset it to serve without one.")
+            keys.append(key.strip())
         if path is not None:
             try:
                 lines = path.read_text(encoding="utf-8").splitlines()
             except (OSError, UnicodeDecodeError) as error:
                 raise KvforgeError(f"{path} cannot be read as API keys ({error}); give one key per line.") from None
-            found = [line.strip() for line in lines if line.strip()]
-            if not found:
+            if not lines:
                 raise KvforgeError(f"{path} holds no API key; write one per line.")
-            keys += found
+            for number, line in enumerate(lines, 1):
+                if not line.strip():
+                    raise KvforgeError(f"line {number} of {path} is an empty API key; write one key per line.")
+                keys.append(line.strip())
         return cls(keys)
+
+    def __bool__(self) -> bool:
+        """Whether clients need a key."""
+        return bool(self._digests)
 
     def allow(self, authorization: str) -> bool:
         """Whether an `Authorization` header shows a key. All keys are compared, whatever matches."""

@@ -1,6 +1,7 @@
 """The OpenAI gateway as a process beside the server: it outlives restarts of the server on the same ports."""
 
 import dataclasses
+import os
 import re
 import shutil
 import signal
@@ -61,6 +62,7 @@ class GatewayProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            env={**os.environ, **past_proxies(server.grpc_url)},
         )
         lower(process.pid)
         assert process.stdout is not None
@@ -78,6 +80,11 @@ class GatewayProcess:
             time.sleep(0.05)
         self.url = url
         self._options = dataclasses.replace(self._options, port=int(re.findall(r":(\d+)", url)[-1]))
+
+    @property
+    def port(self) -> int:
+        """Where it listens, once it has started."""
+        return self._options.port
 
     @property
     def pid(self) -> int:
@@ -109,6 +116,11 @@ class GatewayProcess:
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
+
+
+def past_proxies(grpc_url: str) -> dict[str, str]:
+    """The environment variable with which gRPC reaches a server of this machine past the proxies that others name."""
+    return {"no_grpc_proxy": grpc_url.rpartition(":")[0].strip("[]")}
 
 
 def _url(lines: list[str]) -> str | None:

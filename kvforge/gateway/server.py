@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import uvicorn
 
-from kvforge.common.errors import KvforgeError
+from kvforge.common.addresses import find_address
 from kvforge.gateway.app import create_app
 from kvforge.gateway.auth import ApiKeys
 from kvforge.gateway.http_protocol import limited_protocol
@@ -15,6 +15,8 @@ from kvforge.gateway.middleware import Front
 from kvforge.gateway.model import ServedModel
 from kvforge.gateway.options import GatewayOptions
 from kvforge.serving.logs.request_log import configure
+
+logger = logging.getLogger("kvforge.gateway")
 
 BACKLOG = 1024
 
@@ -50,9 +52,14 @@ class GatewayServer(uvicorn.Server):
 
 
 def make_server(options: GatewayOptions) -> GatewayServer:
-    """A server that is ready to run. Raises KvforgeError for an engine, template or key file that cannot be used."""
+    """A server that is ready to run. Raises KvforgeError for an engine, template or key file that cannot be used, and
+    for an address that is not of this machine."""
+    keys, address = ApiKeys.read(options.api_key_file), find_address(options.address, "--address")
     model = ServedModel.load(options)
-    front = create_app(model, options, ApiKeys.read(options.api_key_file))
+    # kvforge serve, which it ends with, says it itself.
+    if not (keys or address.is_loopback or options.exit_with_parent):
+        logger.warning("other machines may generate here without a key; give --api-key-file, or let a firewall decide")
+    front = create_app(model, options, keys)
     config = uvicorn.Config(
         front,
         http=limited_protocol(options.header_timeout, options.max_connections),
@@ -73,18 +80,7 @@ def make_server(options: GatewayOptions) -> GatewayServer:
 def listen(options: GatewayOptions) -> socket.socket:
     """The listening socket, in which connections wait until the server runs. Raises KvforgeError when the address or
     port cannot be used."""
-    try:
-        family = socket.AF_INET6 if ":" in options.address else socket.AF_INET
-        # With the protocol named, asyncio turns off Nagle's algorithm on its connections, which costs 40 ms an answer.
-        sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind((options.address, options.port))
-    except (OSError, OverflowError) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        raise KvforgeError(
-            f"cannot listen on {options.address}:{options.port} ({why}); choose another port, or 0 for any free one"
-        ) from None
-    sock.listen(BACKLOG)
+    sock = find_address(options.address, "--address").listen(options.port, BACKLOG)
     sock.setblocking(False)
     return sock
 

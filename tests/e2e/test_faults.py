@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from kvforge.common.addresses import Address
 from kvforge.common.errors import KvforgeError
 from kvforge.serving.client import StreamingClient
 from kvforge.serving.health.probe import generate
@@ -154,8 +155,8 @@ def test_a_free_port_that_is_taken_before_the_server_listens(
         taken.bind(("127.0.0.1", 0))
         taken.listen()
 
-        def choose(address: str, wanted: dict[str, int]) -> dict[str, int]:
-            ports = choose_ports(address, wanted)
+        def choose(wanted: dict[str, tuple[Address, int]]) -> dict[str, int]:
+            ports = choose_ports(wanted)
             chosen.append(ports if chosen else {**ports, name: taken.getsockname()[1]})
             return chosen[-1]
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from kvforge.common.addresses import find_address
 from kvforge.serving.server.ports import choose_ports
 
 WAIT_S = 60.0
@@ -103,7 +104,7 @@ def run_browser(folder: Path) -> Iterator[Browser]:
     driver, chromium = shutil.which("chromedriver"), shutil.which("chromium")
     if driver is None or chromium is None:
         pytest.skip("no Chromium here: install Debian's packages chromium and chromium-driver")
-    port = choose_ports("127.0.0.1", {"driver": 0})["driver"]
+    port = choose_ports({"driver": (find_address("127.0.0.1"), 0)})["driver"]
     with (folder / "driver.log").open("wb") as log:
         process = subprocess.Popen(
             [driver, f"--port={port}"], stdout=log, stderr=log, env={**os.environ, "HOME": str(folder)}

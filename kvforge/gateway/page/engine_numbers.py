@@ -3,9 +3,9 @@
 import asyncio
 import http.client
 import time
-import urllib.request
 
 from kvforge.gateway.errors import ApiError
+from kvforge.serving.health.probe import open_url
 
 FAMILIES = ("kvforge_", "nv_trt_llm_")
 """What begins so is passed on."""
@@ -36,5 +36,5 @@ class EngineNumbers:
             return self._read[1]
 
     def _ask(self) -> str:
-        with urllib.request.urlopen(self._url, timeout=TIMEOUT_S) as response:
+        with open_url(self._url, TIMEOUT_S) as response:
             return str(response.read(MAX_BYTES).decode())

@@ -14,6 +14,15 @@ READY_TIMEOUT_S = 5.0
 METRICS_TIMEOUT_S = 1.0
 
 
+_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+def open_url(url: str | urllib.request.Request, timeout_s: float) -> http.client.HTTPResponse:
+    """Ask a server of ours, past the proxies that the environment names: those are for others."""
+    response: http.client.HTTPResponse = _DIRECT.open(url, timeout=timeout_s)
+    return response
+
+
 class NoAnswerError(KvforgeError):
     """The server did not answer a request: it ended, or stands still."""
 
@@ -21,7 +30,7 @@ class NoAnswerError(KvforgeError):
 def is_ready(http_url: str) -> bool:
     """True when the server says that it and its models are loaded."""
     try:
-        with urllib.request.urlopen(f"{http_url}/v2/health/ready", timeout=READY_TIMEOUT_S) as response:
+        with open_url(f"{http_url}/v2/health/ready", READY_TIMEOUT_S) as response:
             return response.status == 200
     except NO_ANSWER:
         return False
@@ -36,7 +45,7 @@ def generate(http_url: str, model: str, body: dict[str, Any], timeout_s: float =
         headers={"Content-Type": "application/json"},
     )
     try:
-        with urllib.request.urlopen(request, timeout=timeout_s) as response:
+        with open_url(request, timeout_s) as response:
             return json.load(response)
     except urllib.error.HTTPError as error:
         raise KvforgeError(f"the server refused a request: {_message(error)}") from None
@@ -47,7 +56,7 @@ def generate(http_url: str, model: str, body: dict[str, Any], timeout_s: float =
 def read_metrics(metrics_url: str, timeout_s: float = 30.0) -> dict[str, float]:
     """Every sample of the metrics page: 'name{label="value",...}' to number. Raises OSError when there is none."""
     try:
-        with urllib.request.urlopen(metrics_url, timeout=timeout_s) as response:
+        with open_url(metrics_url, timeout_s) as response:
             lines = response.read().decode().splitlines()
     except http.client.HTTPException as error:
         raise OSError(f"the metrics page broke off: {error}") from None

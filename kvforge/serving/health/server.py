@@ -11,16 +11,18 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from kvforge.common.errors import KvforgeError
+from kvforge.common.addresses import find_address
 
 REQUEST_TIMEOUT_S = 10.0
 ACCEPT_PAUSE_S = 0.1
+BACKLOG = 128
+"""With Python's 5 a burst of probes waits a second for TCP to try again."""
 
 
 class HealthServer:
     """Answers from `report`, which returns {"live": bool, "ready": bool, "reasons": [...], ...}.
 
-    Raises KvforgeError when the port is taken. `report` runs on the thread of a request.
+    Raises KvforgeError when it cannot listen there. `report` runs on the thread of a request.
     """
 
     def __init__(self, address: str, port: int, report: Callable[[], dict[str, Any]]) -> None:
@@ -48,14 +50,10 @@ class HealthServer:
             def log_message(self, format: str, *args: Any) -> None:
                 """Probes are not worth a line each."""
 
-        try:
-            self._server = _Server((address, port), Handler)
-        except (OSError, OverflowError) as error:
-            why = error.strerror if isinstance(error, OSError) else error
-            raise KvforgeError(
-                f"cannot listen on {address}:{port} ({why}); choose another with --health-port, or 0 for any free port"
-            ) from None
-        self.url = f"http://{address}:{self._server.server_address[1]}"
+        place = find_address(address, "--health-address")
+        self._server = _Server(place.listen(port, BACKLOG, remedy="choose another with --health-port"), Handler)
+        self.port = int(self._server.server_address[1])
+        self.url = f"http://{place.host}:{self.port}"
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.1,), name="health", daemon=True)
         self._thread.start()
 
@@ -67,7 +65,12 @@ class HealthServer:
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
-    request_queue_size = 128  # with the default of 5 a burst of probes waits a second for TCP to try again
+
+    def __init__(self, sock: socket.socket, handler: type[BaseHTTPRequestHandler]) -> None:
+        """`sock` listens already."""
+        super().__init__(sock.getsockname()[:2], handler, bind_and_activate=False)
+        self.socket.close()
+        self.socket = sock
 
     def get_request(self) -> tuple[socket.socket, Any]:
         """Without a free file descriptor the connection waits, and this thread does not spin meanwhile."""

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from types import TracebackType
 
+from kvforge.common.addresses import Address, find_address
 from kvforge.common.errors import KvforgeError
 from kvforge.manifest import Manifest, load_manifest
 from kvforge.serving.health.probe import NoAnswerError, generate, has_metrics, is_ready
@@ -50,6 +51,7 @@ from kvforge.serving.server.drain import drain
 from kvforge.serving.server.options import ServerOptions, engine_command
 from kvforge.serving.server.ports import choose_ports
 from kvforge.serving.server.repository import materialise
+from kvforge.serving.server.triton_addresses import FRONTENDS, address_arguments
 from kvforge.serving.server.triton_install import TritonInstall, find_triton
 
 logger = logging.getLogger("kvforge.serve")
@@ -106,19 +108,20 @@ class TritonServer:
         self._log: LogPump | None = None
         self._shm_prefix = ""
         self._stubs: dict[ProcessId, str] = {}
+        self.addresses: dict[str, Address] = {}
         self.ports: dict[str, int] = {}
 
     @property
     def http_url(self) -> str:
-        return f"http://{self.options.address}:{self.ports['http']}"
+        return f"http://{self._reached('http')}"
 
     @property
     def grpc_url(self) -> str:
-        return f"{self.options.address}:{self.ports['grpc']}"
+        return self._reached("grpc")
 
     @property
     def metrics_url(self) -> str:
-        return f"http://{self.options.address}:{self.ports['metrics']}/metrics"
+        return f"http://{self._reached('metrics')}/metrics"
 
     @property
     def pid(self) -> int:
@@ -152,12 +155,13 @@ class TritonServer:
         """
         manifest = load_manifest(self.engine_dir, self.options.manifest_sha256)
         self.options = dataclasses.replace(self.options, manifest_sha256=manifest.sha256)
-        wanted = {name: getattr(self.options, f"{name}_port") for name in ("http", "grpc", "metrics")}
+        self.addresses = {name: find_address(self.options.address_of(name)) for name in FRONTENDS}
+        wanted = {name: (self.addresses[name], getattr(self.options, f"{name}_port")) for name in FRONTENDS}
         triton = find_triton()
         raise_open_files_limit()
-        ports_left, starts_left = PORT_ATTEMPTS if 0 in wanted.values() else 1, START_ATTEMPTS
+        ports_left, starts_left = PORT_ATTEMPTS if any(not port for _, port in wanted.values()) else 1, START_ATTEMPTS
         while True:
-            self.ports = choose_ports(self.options.address, wanted)
+            self.ports = choose_ports(wanted)
             try:
                 self._start_once(triton, manifest, cancelled)
                 return self
@@ -267,17 +271,18 @@ class TritonServer:
     ) -> None:
         self.stop()
 
+    def _reached(self, name: str) -> str:
+        """HOST:PORT of a frontend for a client on this machine."""
+        return f"{self.addresses[name].reached_at.host}:{self.ports[name]}"
+
     def _is_whole(self, process: subprocess.Popen) -> bool:
         """True while requests can still end by themselves."""
         return process.poll() is None and bool(self._stubs) and all(stub.is_alive() for stub in self._stubs)
 
     def _arguments(self, run_dir: Path, backends: Path | None) -> list[str]:
-        address = self.options.address
         arguments = [
             f"--model-repository={run_dir}/models",
-            f"--http-address={address}",
-            f"--grpc-address={address}",
-            f"--metrics-address={address}",
+            *address_arguments(self.addresses),
             *(f"--{name}-port={port}" for name, port in self.ports.items()),
             f"--backend-config=python,shm-region-prefix-name={self._shm_prefix}",
             *([] if self.options.control_apis else closed_control_apis()),

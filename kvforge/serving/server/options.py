@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from kvforge.common.addresses import LOOPBACK
 from kvforge.common.exact_intervals import ExactTokens
 from kvforge.runtime.speculation.config import SpeculativeConfig
 from kvforge.runtime.speculation.options import speculation_arguments
@@ -12,14 +13,18 @@ from kvforge.serving.server.repository import RequestLimits
 
 @dataclass(frozen=True)
 class ServerOptions:
-    """Ports of 0 mean any free one; None leaves a limit to the engine. `drain_timeout_s` is how long `stop` lets
-    accepted requests run on; without `decoupled` each request has one response; with `exclude_input` (None: as
-    `decoupled`) an answer leaves the prompt out where a request does not say; with `wrap_token_ids` any number is a
-    token; responses of a stream have `stream_interval` tokens (parameters.py); `control_apis`
-    leaves Triton's control endpoints (access.py) open; `log_file` None keeps the log in the run directory, which goes
-    with the server; `manifest_sha256` is the digest (`Manifest.sha256`) that the engine must have."""
+    """Ports of 0 mean any free one; an address of None is `address`; None leaves a limit to the engine.
+    `drain_timeout_s` is how long `stop` lets accepted requests run on; without `decoupled` each request has one
+    response; with `exclude_input` (None: as `decoupled`) an answer leaves the prompt out where a request does not say;
+    with `wrap_token_ids` any number is a token; responses of a stream have `stream_interval` tokens (parameters.py);
+    `control_apis` leaves Triton's control endpoints (access.py) open; `log_file` None keeps the log in the run
+    directory, which goes with the server; `manifest_sha256` is the digest (`Manifest.sha256`) that the engine must
+    have."""
 
-    address: str = "127.0.0.1"
+    address: str = LOOPBACK
+    http_address: str | None = None
+    grpc_address: str | None = None
+    metrics_address: str | None = None
     http_port: int = 0
     grpc_port: int = 0
     metrics_port: int = 0
@@ -44,6 +49,11 @@ class ServerOptions:
     log_format: str = RequestLimits.log_format
     log_file: Path | None = None
     manifest_sha256: str | None = None
+
+    def address_of(self, frontend: str) -> str:
+        """Where Triton's ``frontend`` (triton_addresses.py) listens."""
+        own = getattr(self, f"{frontend}_address")
+        return self.address if own is None else own
 
     @property
     def request_limits(self) -> RequestLimits:

@@ -24,6 +24,7 @@ from kvforge.engine_cache.names import names_checkpoint
 from kvforge.engine_cache.store import list_entries, remove_all, remove_entry
 from tests.support.models.checkpoints import make_checkpoint
 from tests.support.models.engines import PLAIN, EngineShelf
+from tests.support.serving.serve_process import FREE_PORTS
 
 ASK = """
 import shutil, sys, time
@@ -248,7 +249,7 @@ def test_a_cache_that_cannot_be_written_is_a_sentence(
 
 def test_options_of_a_build_need_a_checkpoint(engines: EngineShelf, capsys: pytest.CaptureFixture) -> None:
     for option, value in (("--kv-dtype", "fp8"), ("--no-early-exit", None)):
-        words = ["serve", str(engines.engine(PLAIN)), option, *([value] if value else [])]
+        words = ["serve", str(engines.engine(PLAIN)), *FREE_PORTS, option, *([value] if value else [])]
         assert main(words) == 1
         rebuilt = " ".join(words[2:])
         sentence = f"is a built engine; {option} is fixed when building. Rebuild with kvforge build {rebuilt}.\n"
@@ -258,7 +259,7 @@ def test_options_of_a_build_need_a_checkpoint(engines: EngineShelf, capsys: pyte
 def test_options_of_a_predictor_are_refused_before_a_build(
     checkpoint: Path, builds: list[BuildOptions], capsys: pytest.CaptureFixture
 ) -> None:
-    assert main(["serve", str(checkpoint), "--exact-last", "3"]) == 1
+    assert main(["serve", str(checkpoint), *FREE_PORTS, "--exact-last", "3"]) == 1
     assert "is a checkpoint, and --exact-first, --exact-last and" in capsys.readouterr().err
     assert builds == []
 

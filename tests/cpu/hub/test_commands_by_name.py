@@ -22,6 +22,7 @@ from kvforge.compiler.progress import BuildProgress
 from kvforge.manifest import load_manifest
 from tests.support.hub_server import HubServer, Repository, hub_server
 from tests.support.models.checkpoints import make_checkpoint
+from tests.support.serving.serve_process import FREE_PORTS
 
 TEACHER = Path(__file__).parents[3] / "model_defs/assets/tiny-teacher"
 NAME = "someone/tiny"
@@ -140,7 +141,7 @@ def test_the_others_get_the_snapshot(
     [
         ["build", "nonexist", "-o", "OUT"],
         ["rewire", "nonexist", "OUT", "--cut-layer", "4"],
-        ["serve", "nonexist"],
+        ["serve", "nonexist", *FREE_PORTS],
     ],
 )
 def test_a_path_that_is_not_there_may_have_been_a_name(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:

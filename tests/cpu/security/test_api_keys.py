@@ -7,7 +7,8 @@ import pytest
 
 pytest.importorskip("uvicorn", reason="the gateway's packages")
 
-from kvforge.gateway.auth import ApiKeys
+from kvforge.common.errors import KvforgeError
+from kvforge.gateway.auth import ENVIRONMENT, ApiKeys
 
 KEYS = ["sk-first-key", "sk-2", "sk-" + "third" * 20]
 
@@ -45,3 +46,37 @@ def test_keys_are_kept_as_digests(tmp_path: Path) -> None:
     file.write_text("\n".join(KEYS))
     keys = ApiKeys.read(file)
     assert not any(key in repr(vars(keys)) or key in repr(keys) for key in KEYS)
+
+
+@pytest.mark.parametrize("value", ["", " ", "\t"])
+def test_an_empty_variable_is_refused(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as the unset variable of a compose file: the server would be open to everybody."""
+    monkeypatch.setenv(ENVIRONMENT, value)
+    with pytest.raises(KvforgeError, match=r"^\$KVFORGE_API_KEY is set and empty; give it a key, or unset it to"):
+        ApiKeys.read(None)
+
+
+def test_without_a_variable_there_is_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(ENVIRONMENT, raising=False)
+    assert not ApiKeys.read(None) and ApiKeys.read(None).allow("")
+    monkeypatch.setenv(ENVIRONMENT, "key")
+    assert ApiKeys.read(None) and not ApiKeys.read(None).allow("")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "holds no API key"),
+        ("\n", "line 1 of .* is an empty API key"),
+        ("\n \n", "line 1 of .* is an empty API key"),
+        ("alpha\n\nbeta\n", "line 2 of .* is an empty API key"),
+        ("alpha\n\t\n", "line 2 of .* is an empty API key"),
+        (None, "cannot be read as API keys"),
+    ],
+)
+def test_key_files_with_empty_keys_are_refused(text: str | None, says: str, tmp_path: Path) -> None:
+    if text is not None:
+        (tmp_path / "keys").write_text(text)
+    with pytest.raises(KvforgeError, match=says) as caught:
+        ApiKeys.read(tmp_path / "keys")
+    assert "per line" in str(caught.value) and "\n" not in str(caught.value)

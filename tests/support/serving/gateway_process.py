@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kvforge.common.addresses import find_address
 from kvforge.gateway import gateway_command
 from kvforge.gateway.options import GatewayOptions
 from kvforge.serving.server.launcher import TritonServer
@@ -28,7 +29,7 @@ class Gateway:
 @contextmanager
 def run_gateway(server: TritonServer, folder: Path, **more: Any) -> Iterator[Gateway]:
     """Gives it when it answers; `folder` gets its log, `more` are options. It has ended afterwards."""
-    port = choose_ports("127.0.0.1", {"openai": 0})["openai"]
+    port = choose_ports({"openai": (find_address("127.0.0.1"), 0)})["openai"]
     options = GatewayOptions(engine=server.engine_dir, grpc=server.grpc_url, port=port, model_name=MODEL, **more)
     log = folder / "gateway.log"
     with log.open("wb") as sink, subprocess.Popen(gateway_command(options), stdout=sink, stderr=sink) as process:

@@ -12,9 +12,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from kvforge.serving.server.ports import PORTS
+
 READY_S = 270.0
 """Longer than the supervisor gives a start before it tries another one."""
-PORTS = ("http", "grpc", "metrics", "health")
+FREE_PORTS = tuple(word for name in PORTS for word in (f"--{name}-port", "0"))
+"""Options of `kvforge serve` with which tests beside each other do not meet."""
 
 
 class ServeProcess:
@@ -25,7 +28,7 @@ class ServeProcess:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         found = re.search(
-            r"HTTP (http://[\d.]+:\d+), gRPC ([\d.]+:\d+), metrics (http://[\d.]+:\d+/metrics), health (http://[\d.]+:\d+)",
+            r"HTTP (http://\S+:\d+), gRPC (\S+:\d+), metrics (http://\S+:\d+/metrics), health (http://\S+:\d+)",
             line,
         )
         if found is None:
@@ -88,6 +91,6 @@ def refused_start(engine_dir: Path, *options: str, env: dict[str, str] | None = 
 
 
 def _start(engine_dir: Path, options: tuple[str, ...], env: dict[str, str] | None) -> subprocess.Popen:
-    ports = [word for name in PORTS if f"--{name}-port" not in options for word in (f"--{name}-port", "0")]
-    command = [sys.executable, "-m", "kvforge", "serve", str(engine_dir), "--kv-cache-gib", "0.1", *ports, *options]
+    command = [sys.executable, "-m", "kvforge", "serve", str(engine_dir), "--kv-cache-gib", "0.1"]
+    command += [*FREE_PORTS, *options]  # the last word counts
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)

@@ -92,3 +92,13 @@ def test_the_canary_outlives_a_server_that_dies_in_mid_answer(monkeypatch: pytes
         assert canary._thread is not None
         canary._thread.join(60)
         assert "got no answer" in (canary.failure() or "")
+
+
+def test_a_proxy_of_the_environment_is_passed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would be asked for a server on this machine, which it does not reach."""
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    with answering(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\na 1\n") as url:
+        assert is_ready(url) and read_metrics(f"{url}/metrics") == {"a": 1.0}

@@ -12,8 +12,9 @@ from unittest.mock import Mock
 
 import pytest
 
+from kvforge.common.addresses import find_address
 from kvforge.common.errors import KvforgeError
-from kvforge.serving.health.server import ACCEPT_PAUSE_S, HealthServer, _Server
+from kvforge.serving.health.server import ACCEPT_PAUSE_S, BACKLOG, HealthServer, _Server
 from kvforge.serving.processes.run_dir import EngineState, StateReader
 from kvforge.serving.server import launcher
 from kvforge.serving.server.launcher import StartCancelled, TritonServer
@@ -65,7 +66,7 @@ def test_a_start_whose_first_request_gets_no_answer_can_be_cancelled(monkeypatch
 
     monkeypatch.setattr(launcher, "generate", generate)
     server = TritonServer(Path("."))
-    server.ports = {"http": 1}
+    server.addresses, server.ports = {"http": find_address("127.0.0.1")}, {"http": 1}
     process = Mock(spec=subprocess.Popen)
     with pytest.raises(StartCancelled):
         server._first_request(process, waiting.is_set)
@@ -99,6 +100,6 @@ def test_probes_are_let_in_again_once_there_are_descriptors() -> None:
 def test_a_burst_of_probes_is_let_in() -> None:
     """Nobody accepts here: all of them wait in the queue."""
     with ExitStack() as stack:
-        server = stack.enter_context(_Server(("127.0.0.1", 0), BaseHTTPRequestHandler))
+        server = stack.enter_context(_Server(find_address("127.0.0.1").listen(0, BACKLOG), BaseHTTPRequestHandler))
         for _ in range(64):
             stack.enter_context(socket.create_connection(server.server_address[:2], timeout=5.0))

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from kvforge.common.addresses import find_address
 from kvforge.common.errors import KvforgeError
 from kvforge.serving.health.probe import NoAnswerError
 from kvforge.serving.server import launcher
@@ -32,7 +33,7 @@ def test_who_is_to_blame(
 
     monkeypatch.setattr(launcher, "generate", generate)
     server = TritonServer(tmp_path)
-    server.ports = {"http": 1}
+    server.addresses, server.ports = {"http": find_address("127.0.0.1")}, {"http": 1}
     with subprocess.Popen(["sleep", "60"]) as process:
         try:
             if is_killed:

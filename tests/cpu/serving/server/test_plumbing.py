@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from kvforge.common.addresses import Address, find_address
 from kvforge.common.errors import KvforgeError, MissingToolError
 from kvforge.serving.processes import facts
 from kvforge.serving.processes.facts import (
@@ -27,19 +28,29 @@ from kvforge.serving.server.repository import MODELS, repository_templates
 from kvforge.serving.server.triton_install import find_triton
 
 
+def on_loopback(**ports: int) -> dict[str, tuple[Address, int]]:
+    return {name: (find_address("127.0.0.1"), port) for name, port in ports.items()}
+
+
 def test_free_ports_are_different_and_given_ones_are_kept() -> None:
-    chosen = choose_ports("127.0.0.1", {"http": 0, "grpc": 0, "metrics": 0})
+    chosen = choose_ports(on_loopback(http=0, grpc=0, metrics=0))
     assert len(set(chosen.values())) == 3
     port = chosen["http"]
-    assert choose_ports("127.0.0.1", {"http": port, "grpc": 0})["http"] == port
+    assert choose_ports(on_loopback(http=port, grpc=0))["http"] == port
 
 
 def test_the_same_port_twice_and_impossible_ports_are_refused() -> None:
-    port = choose_ports("127.0.0.1", {"http": 0})["http"]
+    port = choose_ports(on_loopback(http=0))["http"]
     with pytest.raises(KvforgeError, match="--grpc-port"):
-        choose_ports("127.0.0.1", {"http": port, "grpc": port})
+        choose_ports(on_loopback(http=port, grpc=port))
     with pytest.raises(KvforgeError, match="--http-port"):
-        choose_ports("127.0.0.1", {"http": 70000})
+        choose_ports(on_loopback(http=70000))
+
+
+def test_a_port_can_serve_two_doors_at_different_addresses() -> None:
+    port = choose_ports(on_loopback(http=0))["http"]
+    doors = {**on_loopback(http=port), "openai": (find_address("127.0.0.2"), port)}
+    assert choose_ports(doors) == {"http": port, "openai": port}
 
 
 def test_a_taken_port_is_named() -> None:
@@ -48,7 +59,7 @@ def test_a_taken_port_is_named() -> None:
         taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(KvforgeError, match=rf"127\.0\.0\.1:{port} .*--metrics-port"):
-            choose_ports("127.0.0.1", {"http": 0, "metrics": port})
+            choose_ports(on_loopback(http=0, metrics=port))
 
 
 def test_process_ids_tell_a_living_process_from_a_gone_one() -> None:

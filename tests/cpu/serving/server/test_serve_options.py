@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from kvforge.cli import main
+from tests.support.serving.serve_process import FREE_PORTS
 
 
 @pytest.mark.parametrize(
@@ -25,6 +26,6 @@ def test_refused(option: str, value: str, tmp_path: Path, capsys: pytest.Capture
 
 
 def test_a_folder_that_is_no_engine_leaves_no_log_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["serve", str(tmp_path), "--log-file", str(tmp_path / "log")]) == 1
+    assert main(["serve", str(tmp_path), *FREE_PORTS, "--log-file", str(tmp_path / "log")]) == 1
     assert "is not an engine directory" in capsys.readouterr().err
     assert not (tmp_path / "log").exists()
