@@ -14,6 +14,8 @@ _OWN_NAMES = OWN_NAMES | {"chat_template", "continue_final_message"}
 _MESSAGE_FIELDS = {"role", "content", "name", "tool_call_id", "refusal", "tool_calls", "function_call", "audio",
                    "annotations", "reasoning_content", "reasoning"}  # fmt: skip
 _EMPTY_ONLY = ("refusal", "function_call", "audio", "annotations")
+_REASONING = ("reasoning_content", "reasoning")
+"""Two names of one text, what an assistant thought before it answered. Templates read either, so they get both."""
 
 
 class FieldError(RequestError):
@@ -110,11 +112,15 @@ def _message(name: str, entry: Any, template_id: Callable[[str], str]) -> dict[s
     message: dict[str, Any] = {"role": entry["role"], "content": text}
     if calls:
         message["tool_calls"] = calls
-    for field in ("name", "tool_call_id", "reasoning_content"):
+    for field in ("name", "tool_call_id", *_REASONING):
         if entry.get(field) is not None:
             if not isinstance(entry[field], str):
                 raise FieldError(f"{name}.{field}", "must be text")
             message[field] = template_id(entry[field]) if field == "tool_call_id" else entry[field]
+    thoughts = {message[field] for field in _REASONING if field in message}
+    if len(thoughts) > 1:
+        raise FieldError(f"{name}.reasoning", "differs from reasoning_content, the same under another name; give one")
+    message.update({field: thought for thought in thoughts for field in _REASONING})
     return message
 
 
