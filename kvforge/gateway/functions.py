@@ -14,6 +14,7 @@ MAX_TOOLS_BYTES = 128 << 10
 """Of all tools as JSON."""
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _FUNCTION_FIELDS = {"name", "description", "parameters", "strict"}
+_NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
 @dataclass(frozen=True)
@@ -87,14 +88,23 @@ def _function(name: str, tool: Any) -> tuple[Function, dict[str, Any]]:
     if not isinstance(given.get("description", ""), str):
         raise bad_field(f"{name}.function.description", "must be text")
     flag({f"{name}.function.strict": given.pop("strict", False)}, f"{name}.function.strict")
-    parameters = given.get("parameters", {"type": "object", "properties": {}})
+    parameters = given.get("parameters", {})
     if not isinstance(parameters, dict) or parameters.get("type", "object") != "object":
         raise bad_field(f"{name}.function.parameters", "must be a JSON schema of type object")
     try:
-        schema = bare({**parameters, "type": "object"})
+        schema = _closed(bare(parameters))
     except RecursionError:
         raise bad_field(f"{name}.function.parameters", "is nested too deeply; flatten it") from None
     return Function(given["name"], schema), {"type": "function", "function": given}
+
+
+def _closed(parameters: dict[str, Any]) -> dict[str, Any]:
+    """The schema of a call's arguments. OpenAI's ways to describe a function without parameters allow no member: none
+    given, and an object whose `properties` are empty. Every other schema means what JSON Schema says."""
+    is_empty = parameters.get("properties") == {} and not parameters.get("required")
+    if not parameters or (is_empty and parameters.keys() <= {"type", "properties", "required"}):
+        return _NO_PARAMETERS
+    return {**parameters, "type": "object"}
 
 
 def _chosen(choice: Any, functions: list[Function]) -> tuple[list[Function], bool]:

@@ -7,7 +7,7 @@ has a state for every remainder.
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from fractions import Fraction
 from typing import Any
 
@@ -47,6 +47,26 @@ def grammar_of(guided: GuidedDecoding, is_special: Callable[[str], bool]) -> str
         except RecursionError:
             raise RequestError("the ebnf_grammar is nested too deeply; flatten it.") from None
     return _tag_grammar(_parsed(guided.kind, guide), is_special)
+
+
+def names_one_of(guided: GuidedDecoding, tokens: Collection[str]) -> bool:
+    """Whether a guide speaks of one of these texts, whatever escapes it writes them with."""
+    text = guided.guide or ""
+    if guided.kind in ("json_schema", "structural_tag"):
+        text = json.dumps(json.loads(text), ensure_ascii=False)
+    text = text.replace("\\", "")
+    return any(token in text for token in tokens)
+
+
+def without_forcing(grammar: str) -> str:
+    """Return a grammar of the same texts of which llguidance tokenizes no part ahead.
+
+    Where only one text can follow, llguidance allows the tokens that the tokenizer makes of it. Those of a text that is
+    an added token are that token, which its parser then refuses, as the token is no text.
+    """
+    inner = json.loads(grammar)["grammars"] if grammar.startswith("{") else [{"lark_grammar": grammar}]
+    root = {"name": "unforced", "lark_grammar": '%llguidance {"no_forcing": true}\nstart: @guide\n'}
+    return json.dumps({"grammars": [root, {**inner[0], "name": "guide"}]})
 
 
 def _json_grammar(schema: Any) -> str:

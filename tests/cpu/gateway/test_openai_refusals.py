@@ -7,6 +7,7 @@ from typing import Any
 import openai
 import pytest
 
+from kvforge.runtime.requests.outputs import NO_TOKEN_LEFT
 from tests.cpu.gateway.fake_triton import FakeTriton, Refusal, Row
 from tests.cpu.gateway.http_calls import Answer, call, post, wait_until
 
@@ -182,6 +183,7 @@ ENGINE_ERRORS = [
     ("cancelled", "the request was cancelled", 499, openai.APIStatusError, "was cancelled"),
     ("failed", "the request failed: KeyError 'x'", 500, openai.InternalServerError, "its log says why"),
     ("failed", "the engine gave up: guided decoding gave up: at 7", 400, openai.BadRequestError, "simplify"),
+    ("failed", f"the engine gave up this request: {NO_TOKEN_LEFT}", 400, openai.BadRequestError, "leaves no token"),
     ("triton", "Request for unknown model: 'tensorrt_llm' is not found", 503, openai.InternalServerError, "not loaded"),
     ("triton", "Stub process 'tensorrt_llm_0_0' is not healthy.", 503, openai.InternalServerError, "not loaded"),
     ("triton", "unexpected shape for input 'seed'", 500, openai.InternalServerError, "its log says why"),
