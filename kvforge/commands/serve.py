@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING
 
 from kvforge.commands.build_options import add_build_options, flag_of, given_options
 from kvforge.commands.parsers import add_command, add_revision, display_of
+from kvforge.commands.sampling_options import add_default_options, sampling_defaults
 from kvforge.common.errors import KvforgeError
 from kvforge.engine_cache.names import check_is_there, names_checkpoint
-from kvforge.manifest import load_manifest
+from kvforge.manifest import TOKENIZER_DIR, load_manifest
+from kvforge.runtime.requests.default_fields import AUTO, DEFAULT_FIELDS
 from kvforge.runtime.speculation.config import check_speculation
 from kvforge.runtime.speculation.options import add_speculation_options, speculation_options
 
@@ -18,6 +20,10 @@ if TYPE_CHECKING:
 PORTS = {"http": 8000, "grpc": 8001, "metrics": 8002, "health": 8003}
 LIMITS = ("max_num_seqs", "max_num_tokens", "max_seq_len")
 """What an engine is both built and served with."""
+OF_GATEWAY = (
+    "api_key_file", "served_model_name", "chat_template", "tool_call_format", "no_page", "generation_config",
+    *DEFAULT_FIELDS,
+)  # fmt: skip
 MINIMUM = {
     "max_queue_size": 0,
     "stream_interval": 0,
@@ -91,6 +97,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     gateway.add_argument(
         "--tool-call-format", help="how the model writes calls of tools (default: what its chat template speaks)"
     )
+    add_default_options(gateway)
     gateway.add_argument("--no-page", action="store_true", help="serve no page at the gateway's root")
     parser.add_argument("--no-restart", action="store_true", help="end when a process dies, instead of restarting")
     parser.add_argument("--max-restarts", type=int, default=5, help="within the window, then give up")
@@ -128,8 +135,8 @@ def run(args: argparse.Namespace) -> int:
         if not getattr(args, option) >= minimum:  # NaN too
             raise KvforgeError(f"--{option.replace('_', '-')} is {getattr(args, option)}: give {minimum} or more")
     if not args.openai:
-        for option in ("api_key_file", "served_model_name", "chat_template", "tool_call_format", "no_page"):
-            if getattr(args, option) not in (None, False):
+        for option in OF_GATEWAY:
+            if getattr(args, option) not in (None, False, AUTO):
                 raise KvforgeError(
                     f"--{option.replace('_', '-')} is for the OpenAI gateway: add --openai, or leave it out"
                 )
@@ -164,6 +171,7 @@ def run(args: argparse.Namespace) -> int:
     check_speculation(options.speculative, options.early_exit_threshold, manifest, options.early_exit_prompts)
     if options.speculative is not None and options.speculative.draft_engine is not None:
         load_manifest(options.speculative.draft_engine)
+    sampling = sampling_defaults(args, engine / TOKENIZER_DIR) if args.openai else None
     if args.openai:
         choose_ports(args.address, {"openai": args.openai_port})  # its process says so only after the engine is loaded
     sink = LogSink(args.log_file or STDERR, args.log_format)
@@ -177,6 +185,8 @@ def run(args: argparse.Namespace) -> int:
         def announce(server: TritonServer) -> None:
             if canary is not None:
                 canary.start(server.http_url)
+            if sampling is not None:
+                print(f"kvforge: OpenAI requests that do not say are sampled with {sampling}", flush=True)
             print(
                 f"kvforge: serving {args.engine} as model 'ensemble': HTTP {server.http_url}, gRPC {server.grpc_url}, "
                 f"metrics {server.metrics_url}, health {health.url}/ready"
@@ -238,6 +248,8 @@ def _gateway_options(args: argparse.Namespace, name: str | None) -> "GatewayOpti
         model_name=args.served_model_name or name,
         chat_template=args.chat_template,
         tool_call_format=args.tool_call_format,
+        generation_config=args.generation_config,
+        **{name: getattr(args, name) for name in DEFAULT_FIELDS},
         api_key_file=args.api_key_file,
         no_page=args.no_page,
         max_seq_len=args.max_seq_len,

@@ -65,8 +65,9 @@ class EngineGenerator:
         self._tokenizer = load_tokenizer(engine_dir)
         self._lead = tokens_before_text(self._tokenizer.backend)
         own: dict[str, Any] = {} if exact_tokens is None else {"exact_tokens": exact_tokens}
-        exits = {"early_exit_threshold": early_exit_threshold, "early_exit_prompts": early_exit_prompts}
-        self.llm = LLM(engine_dir, **exits, **own)
+        self.llm = LLM(
+            engine_dir, early_exit_threshold=early_exit_threshold, early_exit_prompts=early_exit_prompts, **own
+        )
         self._params = SamplingParams(temperature=0.0, max_tokens=MAX_ANSWER_TOKENS, stop=list(STOP))
         self._show_progress = show_progress
 

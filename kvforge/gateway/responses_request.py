@@ -1,5 +1,6 @@
 """Requests to /v1/responses as the chats that they are."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from kvforge.gateway.errors import ApiError, bad_field
@@ -21,9 +22,11 @@ _NAMES = (("messages", "input"), ("max_completion_tokens", "max_output_tokens"),
           ("reasoning_effort", "reasoning.effort"))  # fmt: skip
 
 
-def read_response_request(body: dict[str, Any], max_text: int) -> tuple[Fields, dict[str, Any]]:
+def read_response_request(
+    body: dict[str, Any], max_text: int, defaults: Mapping[str, Any]
+) -> tuple[Fields, dict[str, Any]]:
     """The fields of the same request to /v1/chat/completions, and what the answer repeats of this one; no text of that
-    may be longer than `max_text` characters. Raises ApiError."""
+    may be longer than `max_text` characters. `defaults` are of sampling. Raises ApiError."""
     fields = screen(body, KNOWN, RESPONSES_REFUSED)
     chat: Fields = {name: fields[name] for name in _SAME if name in fields}
     instructions = fields.get("instructions")
@@ -52,11 +55,11 @@ def read_response_request(body: dict[str, Any], max_text: int) -> tuple[Fields, 
         "metadata": _metadata(fields.get("metadata", {})),
         "parallel_tool_calls": fields.get("parallel_tool_calls", True),
         "reasoning": reasoning,
-        "temperature": fields.get("temperature", 1.0),
+        "temperature": fields.get("temperature", defaults["temperature"]),
         "text": {"format": form},
         "tool_choice": choice,
         "tools": tools,
-        "top_p": fields.get("top_p", 1.0),
+        "top_p": fields.get("top_p", defaults["top_p"]),
         "user": _user(fields.get("user")),
     }
     return chat, shown

@@ -120,7 +120,7 @@ def test_a_key_is_for_what_the_page_asks_not_for_the_page(start: Callable[..., s
 
 
 def test_what_the_page_is_told(url: str, start: Callable[..., str], metrics: Metrics) -> None:
-    facts = {"model": "tiny", "chat": True, "max_model_len": 4096, "metrics": False}
+    facts = {"model": "tiny", "chat": True, "max_model_len": 4096, "metrics": False, "temperature": 1.0}
     assert json.loads(call(url, "GET", "/page/model").body) == facts
     watching = start(metrics=metrics.url)
     assert json.loads(call(watching, "GET", "/page/model").body) == {**facts, "metrics": True}
