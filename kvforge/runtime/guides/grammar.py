@@ -93,10 +93,12 @@ def _tag_grammar(tag: Any, is_special: Callable[[str], bool]) -> str:
         raise RequestError('a structural_tag is {"triggers": [...], "structures": [...]}; give both.')
     if not all(isinstance(trigger, str) and trigger for trigger in triggers):
         raise RequestError("the triggers of a structural_tag are texts; give no others.")
+    _refuse_others("a structural_tag", tag, ("type", "triggers", "structures"))
     tags = []
     for item in structures:
         if not isinstance(item, dict) or not isinstance(item.get("begin"), str) or not isinstance(item.get("end"), str):
             raise RequestError("a structure of a structural_tag has a begin, a schema and an end; give all three.")
+        _refuse_others("a structure of a structural_tag", item, ("begin", "schema", "end"))
         schema = item.get("schema", {})
         if not isinstance(schema, dict):
             raise RequestError("the schema in a structural_tag is no JSON object; give a JSON schema.")
@@ -110,6 +112,12 @@ def _tag_grammar(tag: Any, is_special: Callable[[str], bool]) -> str:
     if special and special != bracketed:
         raise RequestError(f"{min(bracketed - special)!r} is no special token as other triggers are; change it.")
     return StructTag.to_grammar(tags, assume_special=bool(special))
+
+
+def _refuse_others(what: str, given: dict[str, Any], known: Collection[str]) -> None:
+    for name in given:
+        if name not in known:
+            raise RequestError(f"{what} has no {name[:80]!r}; give {', '.join(known)}.")
 
 
 def _check_schema(schema: Any) -> None:
