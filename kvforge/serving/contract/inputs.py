@@ -66,7 +66,7 @@ UNSUPPORTED: dict[str, Unsupported] = {
     # One pad id is what TensorRT-LLM's preprocessing sends with every prompt.
     "decoder_input_ids": Unsupported(NO_DECODER_INPUT, ignored=1),
     "decoder_input_lengths": Unsupported(NO_DECODER_INPUT, (0, 1)),
-    "return_context_logits": Unsupported("context logits are not kept when prefill is skipped", (False,)),
+    "return_context_logits": Unsupported("logits are computed for generated tokens only", (False,)),
     "prompt_embedding_table": Unsupported(NO_PROMPT_TABLE),
     "prompt_table_extra_ids": Unsupported(NO_PROMPT_TABLE, (0,)),
     "prompt_vocab_size": Unsupported(NO_PROMPT_TABLE, (0,)),

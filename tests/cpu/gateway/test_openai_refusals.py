@@ -256,8 +256,9 @@ REFUSALS = [
      "response_format", "900 references"),
     ("the guide of json_schema has 70000 bytes; give at most 65536.", "response_format", "65536"),
     ("guided_decoding needs llguidance; install kvforge[serve].", "response_format", "too complex"),
-    ("the prompt has 9 tokens, but the engine takes at most 5 (max_seq_len 6 less one to generate); shorten it or "
-     "rebuild with a larger --max-seq-len.", "messages", "the prompt has 9 tokens"),
+    ("the prompt has 9 tokens, but the engine takes at most 5 (max_seq_len 6 less one to generate); shorten it, or "
+     "give a larger --max-seq-len, to the build too, if the model has more than 6 positions.", "messages",
+     "the prompt has 9 tokens"),
     ("the prompt holds token id 999, but the model's ids are 0 to 319; use the engine's tokenizer, or start the "
      "server with --wrap-token-ids for a load test", "messages", "token id 999"),
     ("the request's tensors have 9 bytes, but at most 5 are taken; send less or raise --max-request-bytes", None,
