@@ -78,6 +78,8 @@ def run(args: argparse.Namespace) -> int:
         logprobs=args.logprobs,
         **sampling_options(args, args.engine / TOKENIZER_DIR),
     )
+    if args.logprobs is not None and not args.json:
+        raise RequestError("--logprobs is written by --json; add that, or leave it out.")
     options = speculation_options(args)
     chat = _chat_options(args)
     prompts: Sequence[Prompt] = args.prompt if args.prompt is not None else [_read_input()]

@@ -2,7 +2,7 @@
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kvforge.commands.build_options import add_build_options, flag_of, given_options
 from kvforge.commands.parsers import add_command, add_revision, display_of
@@ -17,13 +17,17 @@ from kvforge.runtime.speculation.options import add_speculation_options, specula
 if TYPE_CHECKING:
     from kvforge.gateway import GatewayOptions
 
+OPENAI_PORT = 8080
 PORTS = {"http": 8000, "grpc": 8001, "metrics": 8002, "health": 8003}
 LIMITS = ("max_num_seqs", "max_num_tokens", "max_seq_len")
 """What an engine is both built and served with."""
-OF_GATEWAY = (
-    "api_key_file", "served_model_name", "chat_template", "tool_call_format", "no_page", "generation_config",
-    *DEFAULT_FIELDS,
-)  # fmt: skip
+OF_GATEWAY: dict[str, Any] = {
+    "openai_port": OPENAI_PORT, "generation_config": AUTO,
+    **dict.fromkeys(
+        ("api_key_file", "served_model_name", "chat_template", "tool_call_format", "no_page", *DEFAULT_FIELDS)
+    ),
+}  # fmt: skip
+"""Options of the gateway alone, and what they are where nobody gives them; None and False are so of any."""
 MINIMUM = {
     "max_queue_size": 0,
     "stream_interval": 0,
@@ -88,7 +92,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     )  # fmt: skip
     gateway = parser.add_argument_group("OpenAI API", "a gateway in front of the server")
     gateway.add_argument("--openai", action="store_true", help="serve OpenAI's HTTP API too")
-    gateway.add_argument("--openai-port", type=int, default=8080, help="0: any free one")
+    gateway.add_argument("--openai-port", type=int, default=OPENAI_PORT, help="0: any free one")
     gateway.add_argument("--api-key-file", type=Path, help="keys that clients must have, one per line")
     gateway.add_argument(
         "--served-model-name", help="what clients call the model (default: its folder or name on the Hub)"
@@ -99,8 +103,9 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     )
     add_default_options(gateway)
     gateway.add_argument("--no-page", action="store_true", help="serve no page at the gateway's root")
-    parser.add_argument("--no-restart", action="store_true", help="end when a process dies, instead of restarting")
-    parser.add_argument("--max-restarts", type=int, default=5, help="within the window, then give up")
+    restarts = parser.add_mutually_exclusive_group()
+    restarts.add_argument("--no-restart", action="store_true", help="end when a process dies, instead of restarting")
+    restarts.add_argument("--max-restarts", type=int, default=5, help="within the window, then give up")
     parser.add_argument("--restart-window", type=float, default=300.0, metavar="S", help="seconds")
     parser.add_argument(
         "--canary-period", type=float, default=0.0, metavar="S",
@@ -136,7 +141,8 @@ def run(args: argparse.Namespace) -> int:
             raise KvforgeError(f"--{option.replace('_', '-')} is {getattr(args, option)}: give {minimum} or more")
     if not args.openai:
         for option in OF_GATEWAY:
-            if getattr(args, option) not in (None, False, AUTO):
+            value = getattr(args, option)
+            if value is not None and value is not False and value != OF_GATEWAY[option]:
                 raise KvforgeError(
                     f"--{option.replace('_', '-')} is for the OpenAI gateway: add --openai, or leave it out"
                 )
