@@ -59,8 +59,7 @@ class ServedModel:
         template = _template(options.chat_template, directory)
         tool_format = _tool_format(options.tool_call_format, template)
         added, marks = tokenizer.backend.get_added_tokens_decoder(), _marks(tokenizer, tool_format)
-        chosen = {name: getattr(options, name) for name in DEFAULT_FIELDS}
-        sampling = SamplingDefaults.read(directory, options.generation_config, chosen)
+        sampling = sampling_defaults(options)
         digest = hashlib.sha256((options.engine / MANIFEST_FILE).read_bytes() + data)
         digest.update(json.dumps(sampling.values, sort_keys=True).encode())
         if template is not None:
@@ -99,6 +98,12 @@ class ServedModel:
         return {"id": self.name, "object": "model", "created": self.created, "owned_by": "kvforge",
                 "root": self.name, "parent": None, "max_model_len": self.max_seq_len,
                 "default_sampling_params": self.sampling.values}  # fmt: skip
+
+
+def sampling_defaults(options: GatewayOptions) -> SamplingDefaults:
+    """What holds where a request does not say. Raises KvforgeError where it cannot be used."""
+    chosen = {name: getattr(options, name) for name in DEFAULT_FIELDS}
+    return SamplingDefaults.read(options.engine / TOKENIZER_DIR, options.generation_config, chosen)
 
 
 def _tool_format(name: str | None, template: ChatTemplate | None) -> ToolFormat | None:

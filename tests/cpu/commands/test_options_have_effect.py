@@ -228,3 +228,11 @@ def test_two_options_of_restarts_exclude_each_other(capsys) -> None:
     with pytest.raises(SystemExit):
         main(["serve", "ENGINE", "--no-restart", "--max-restarts", "3"])
     assert "--max-restarts" in capsys.readouterr().err
+
+
+def test_serve_prints_how_silent_requests_are_sampled(asked: list[Any], tmp_path: Path, monkeypatch, capsys) -> None:
+    server = SimpleNamespace(http_url="", grpc_url="", metrics_url="")
+    supervisor = SimpleNamespace(report=None, run=lambda announce, _: announce(server))
+    monkeypatch.setattr("kvforge.serving.server.supervisor.Supervisor", lambda *_: supervisor)
+    assert main(["serve", str(tmp_path / "tiny"), "--openai", "--openai-port", "0", "--top-k", "4"]) == 0
+    assert "sampled with temperature 0.75 (generation_config.json), top_k 4 (command line)" in capsys.readouterr().out

@@ -1,6 +1,7 @@
 """The model's sampling, the command line's and the request's, as they reach the engine and are told to clients."""
 
 import json
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -72,6 +73,21 @@ def test_a_response_repeats_what_held(start: Callable[..., str], triton: FakeTri
 
 def test_without_the_file_it_is_neutral(start: Callable[..., str], triton: FakeTriton) -> None:
     assert sent(start(), triton, "completions") == NEUTRAL
+
+
+@pytest.mark.parametrize("is_child", [False, True])
+def test_a_gateway_by_itself_prints_them(engine: Path, is_child: bool) -> None:
+    """Under `kvforge serve` that does."""
+    options = GatewayOptions(engine=engine, grpc="127.0.0.1:9", port=0, exit_with_parent=is_child, **CHOSEN)
+    process = subprocess.Popen(gateway_command(options), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    try:
+        assert process.stdout is not None and b"OpenAI API at" in process.stdout.readline()
+        if not is_child:
+            assert b"sampled with temperature 0.5" in process.stdout.readline()
+    finally:
+        process.terminate()
+        rest, _ = process.communicate()
+    assert rest == b""
 
 
 def test_options_survive_the_command_line(engine: Path) -> None:
