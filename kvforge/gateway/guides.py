@@ -51,7 +51,7 @@ def _guides_of(name: str, value: Any) -> list[GuidedDecoding | None]:
 
 def _response_format(value: Any) -> GuidedDecoding | None:
     kind = value.get("type") if isinstance(value, dict) else None
-    if kind not in RESPONSE_FORMATS:
+    if not isinstance(kind, str) or kind not in RESPONSE_FORMATS:
         raise bad_field("response_format.type", "must be text, json_object or json_schema")
     refuse_others("response_format", value, ("type", *RESPONSE_FORMATS[kind]))
     if kind == "text":

@@ -108,7 +108,7 @@ def _messages(fields: Fields) -> list[dict[str, Any]]:
 
 def _message(name: str, item: Any) -> dict[str, Any]:
     kind = item.get("type", "message") if isinstance(item, dict) else None
-    if kind not in ITEM_FIELDS:
+    if not isinstance(kind, str) or kind not in ITEM_FIELDS:
         raise bad_field(
             name, "must be a message, a function_call or a function_call_output; other items are not supported"
         )

@@ -257,6 +257,21 @@ def test_what_is_not_known_is_refused_by_name(reader: RequestReader, walk: str) 
     assert error.param is not None and (error.param.endswith("max_token") or error.param == "input")
 
 
+@pytest.mark.parametrize("value", [None, 5, [], {}, "odd"])
+@pytest.mark.parametrize(("walk", "name"), [(walk, name) for walk, name in MEMBERS if name != "model"])
+def test_any_value_is_served_or_refused(reader: RequestReader, walk: str, name: str, value: Any) -> None:
+    """Nothing but ApiError is raised, and it is the request's fault."""
+    found = outcome(reader, WALKS[walk], WALKS[walk].pairs[name].more, WALKS[walk].place(name, value))
+    assert isinstance(found, dict) or found.status == 400
+
+
+@pytest.mark.parametrize("kind", [[], {}, 5])
+def test_a_type_that_is_no_text_is_refused(reader: RequestReader, kind: Any) -> None:
+    for walk, body in (("chat", {"response_format": {"type": kind}}), ("responses", {"input": [{"type": kind}]})):
+        found = outcome(reader, WALKS[walk], body)
+        assert isinstance(found, ApiError) and found.status == 400
+
+
 @pytest.mark.parametrize(
     ("endpoint", "body", "param"),
     [
