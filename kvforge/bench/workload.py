@@ -10,6 +10,7 @@ import numpy as np
 
 from kvforge.common.errors import KvforgeError
 from kvforge.runtime import LLMEngine, SamplingParams
+from kvforge.runtime.requests.checks import longer_sequences
 
 FIRST_TOKEN_ID = 3
 """Random prompts avoid the lowest ids, which are usually special tokens."""
@@ -59,8 +60,7 @@ def check_fits(workload: Workload, engine: LLMEngine) -> None:
     if length > config.max_seq_len:
         raise KvforgeError(
             f"workload {workload.name!r} needs sequences of {length} tokens, but the engine "
-            f"takes {config.max_seq_len}; give shorter ones, or rebuild it with --max-seq-len {length} "
-            "if the model has so many positions."
+            f"takes {config.max_seq_len}; give shorter ones, or {longer_sequences(config.max_seq_len)}."
         )
     if length - 1 > config.num_pages * config.page_size:
         raise KvforgeError(

@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     options = template_options(args)
     PromptReader(None, args.engine / TOKENIZER_DIR).template(options.get("chat_template"))  # before what takes time
     max_tokens = manifest.max_seq_len if args.max_tokens is None else args.max_tokens
-    params = SamplingParams(max_tokens=max_tokens, **sampling_options(args))
+    params = SamplingParams(max_tokens=max_tokens, **sampling_options(args, args.engine / TOKENIZER_DIR))
     llm = AsyncLLM(
         args.engine, kv_cache_gib=args.kv_cache_gib, max_seq_len=args.max_seq_len, **speculation_options(args)
     )

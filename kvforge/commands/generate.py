@@ -12,6 +12,7 @@ from kvforge.commands.chat_options import NAMES, add_chat_options, opening, temp
 from kvforge.commands.parsers import add_command, display_of
 from kvforge.commands.sampling_options import add_sampling_options, sampling_options
 from kvforge.common.errors import KvforgeError, RequestError, first_line
+from kvforge.manifest import TOKENIZER_DIR
 from kvforge.runtime.speculation.options import add_speculation_options, speculation_options
 
 if TYPE_CHECKING:
@@ -75,8 +76,10 @@ def run(args: argparse.Namespace) -> int:
         guided_decoding=_guide(args),
         ignore_eos=args.ignore_eos,
         logprobs=args.logprobs,
-        **sampling_options(args),
+        **sampling_options(args, args.engine / TOKENIZER_DIR),
     )
+    if args.logprobs is not None and not args.json:
+        raise RequestError("--logprobs is written by --json; add that, or leave it out.")
     options = speculation_options(args)
     chat = _chat_options(args)
     prompts: Sequence[Prompt] = args.prompt if args.prompt is not None else [_read_input()]

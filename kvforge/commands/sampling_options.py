@@ -1,7 +1,42 @@
 """Options of the commands that generate: how tokens are chosen and where a text ends."""
 
 import argparse
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvforge.commands.parsers import display_of
+from kvforge.runtime.requests.default_fields import AUTO, DEFAULT_FIELDS, GENERATION_CONFIGS
+
+if TYPE_CHECKING:
+    from kvforge.runtime.requests.defaults import SamplingDefaults
+
+
+def add_default_options(parser: argparse._ActionsContainer) -> None:
+    """Declare --generation-config and an option for each of DEFAULT_FIELDS."""
+    parser.add_argument(
+        "--generation-config",
+        default=AUTO,
+        choices=GENERATION_CONFIGS,
+        help="auto: sample as the model's generation_config.json says where nobody does; none: as without that file",
+    )
+    parser.add_argument("--temperature", type=float, metavar="T", help="of sampling; 0 is greedy")
+    parser.add_argument("--top-k", type=int, metavar="K", help="keep K tokens; 0: all")
+    parser.add_argument("--top-p", type=float, metavar="P", help="keep this probability mass")
+    parser.add_argument("--min-p", type=float, metavar="P", help="drop tokens below P times the most probable one")
+    parser.add_argument(
+        "--repetition-penalty", type=float, metavar="X", help="divides the logits of tokens that are there"
+    )
+
+
+def sampling_defaults(args: argparse.Namespace, folder: Path) -> "SamplingDefaults":
+    """What holds where a request does not say, of the engine whose tokenizer's files are in ``folder``.
+
+    Raises:
+        KvforgeError: an option or the model's file cannot be used.
+    """
+    from kvforge.runtime.requests.defaults import SamplingDefaults
+
+    return SamplingDefaults.read(folder, args.generation_config, {name: getattr(args, name) for name in DEFAULT_FIELDS})
 
 
 def add_sampling_options(parser: argparse.ArgumentParser, max_tokens: int | None) -> None:
@@ -13,17 +48,11 @@ def add_sampling_options(parser: argparse.ArgumentParser, max_tokens: int | None
         metavar="N",
         help="tokens at most" + ("" if max_tokens else " (default: what the context holds)"),
     )
-    parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="of sampling; 0 is greedy")
-    parser.add_argument("--top-k", type=int, default=0, metavar="K", help="keep K tokens; 0: all")
-    parser.add_argument("--top-p", type=float, default=1.0, metavar="P", help="keep this probability mass")
-    parser.add_argument(
-        "--min-p", type=float, default=0.0, metavar="P", help="drop tokens below P times the most probable one"
-    )
+    add_default_options(parser)
     parser.add_argument("--presence-penalty", type=float, default=0.0, metavar="X", help="for tokens that are there")
     parser.add_argument(
         "--frequency-penalty", type=float, default=0.0, metavar="X", help="for each time that tokens are there"
     )
-    parser.add_argument("--repetition-penalty", type=float, default=1.0, metavar="X", help="divides their logits")
     parser.add_argument(
         "--seed", type=int, default=None, metavar="N", help="make sampling repeatable (default: by chance)"
     )
@@ -40,16 +69,16 @@ def add_sampling_options(parser: argparse.ArgumentParser, max_tokens: int | None
     )
 
 
-def sampling_options(args: argparse.Namespace) -> dict[str, Any]:
-    """The arguments of ``SamplingParams`` that they say, ``max_tokens`` aside."""
+def sampling_options(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """The arguments of ``SamplingParams`` that they say, ``max_tokens`` aside, for an engine whose tokenizer's files
+    are in ``folder``. Notes what the model asks for."""
+    defaults = sampling_defaults(args, folder).greedy_at_first()
+    if defaults.model:
+        display_of(args).note(f"sampling with {defaults}")
     return dict(
-        temperature=args.temperature,
-        top_k=args.top_k,
-        top_p=args.top_p,
-        min_p=args.min_p,
+        **defaults.values,
         presence_penalty=args.presence_penalty,
         frequency_penalty=args.frequency_penalty,
-        repetition_penalty=args.repetition_penalty,
         seed=args.seed,
         stop=args.stop,
         bad_words=args.bad_words,

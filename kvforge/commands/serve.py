@@ -3,24 +3,35 @@
 import argparse
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kvforge.commands.build_options import add_build_options, flag_of, given_options
 from kvforge.commands.parsers import add_command, add_revision, display_of
+from kvforge.commands.sampling_options import add_default_options, sampling_defaults
 from kvforge.commands.serve_doors import Doors, add_door_options, choose_doors
 from kvforge.common.errors import KvforgeError
 from kvforge.engine_cache.names import check_is_there, names_checkpoint
-from kvforge.manifest import load_manifest
+from kvforge.manifest import TOKENIZER_DIR, load_manifest
+from kvforge.runtime.requests.default_fields import AUTO, DEFAULT_FIELDS
 from kvforge.runtime.speculation.config import check_speculation
 from kvforge.runtime.speculation.options import add_speculation_options, speculation_options
+from kvforge.serving.server.ports import PORTS
 
 if TYPE_CHECKING:
     from kvforge.gateway import GatewayOptions
 
 LIMITS = ("max_num_seqs", "max_num_tokens", "max_seq_len")
 """What an engine is both built and served with."""
-FOR_OPENAI = ("openai_address", "api_key_file", "served_model_name", "chat_template", "tool_call_format", "no_page")
-"""Options that say nothing without --openai."""
+OF_GATEWAY: dict[str, Any] = {
+    "openai_port": PORTS["openai"], "generation_config": AUTO,
+    **dict.fromkeys(
+        (
+            "openai_address", "api_key_file", "served_model_name", "chat_template", "tool_call_format", "no_page",
+            *DEFAULT_FIELDS,
+        )
+    ),
+}  # fmt: skip
+"""Options of the gateway alone, and what they are where nobody gives them; None and False are so of any."""
 MINIMUM = {
     "max_queue_size": 0,
     "stream_interval": 0,
@@ -93,9 +104,11 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     gateway.add_argument(
         "--tool-call-format", help="how the model writes calls of tools (default: what its chat template speaks)"
     )
+    add_default_options(gateway)
     gateway.add_argument("--no-page", action="store_true", help="serve no page at the gateway's root")
-    parser.add_argument("--no-restart", action="store_true", help="end when a process dies, instead of restarting")
-    parser.add_argument("--max-restarts", type=int, default=5, help="within the window, then give up")
+    restarts = parser.add_mutually_exclusive_group()
+    restarts.add_argument("--no-restart", action="store_true", help="end when a process dies, instead of restarting")
+    restarts.add_argument("--max-restarts", type=int, default=5, help="within the window, then give up")
     parser.add_argument("--restart-window", type=float, default=300.0, metavar="S", help="seconds")
     parser.add_argument(
         "--canary-period", type=float, default=0.0, metavar="S",
@@ -130,8 +143,9 @@ def run(args: argparse.Namespace) -> int:
         if not getattr(args, option) >= minimum:  # NaN too
             raise KvforgeError(f"--{option.replace('_', '-')} is {getattr(args, option)}: give {minimum} or more")
     if not args.openai:
-        for option in FOR_OPENAI:
-            if getattr(args, option) not in (None, False):
+        for option in OF_GATEWAY:
+            value = getattr(args, option)
+            if value is not None and value is not False and value != OF_GATEWAY[option]:
                 raise KvforgeError(
                     f"--{option.replace('_', '-')} is for the OpenAI gateway: add --openai, or leave it out"
                 )
@@ -170,6 +184,7 @@ def run(args: argparse.Namespace) -> int:
     check_speculation(options.speculative, options.early_exit_threshold, manifest, options.early_exit_prompts)
     if options.speculative is not None and options.speculative.draft_engine is not None:
         load_manifest(options.speculative.draft_engine)
+    sampling = sampling_defaults(args, engine / TOKENIZER_DIR) if args.openai else None
     sink = LogSink(args.log_file or STDERR, args.log_format)
     canary = Canary(args.canary_period) if args.canary_period > 0 else None
     policy = RestartPolicy(0 if args.no_restart else args.max_restarts, args.restart_window)
@@ -185,6 +200,8 @@ def run(args: argparse.Namespace) -> int:
         def announce(server: TritonServer) -> None:
             if canary is not None:
                 canary.start(server.http_url)
+            if sampling is not None:
+                print(f"kvforge: OpenAI requests that do not say are sampled with {sampling}", flush=True)
             ports = {**server.ports, "health": health.port, **({} if gateway is None else {"openai": gateway.port})}
             where = doors.listening(ports)
             print(f"kvforge: serving {args.engine} as model 'ensemble': {where} (Ctrl-C stops)", flush=True)
@@ -248,6 +265,8 @@ def _gateway_options(args: argparse.Namespace, doors: Doors, name: str | None) -
         model_name=args.served_model_name or name,
         chat_template=args.chat_template,
         tool_call_format=args.tool_call_format,
+        generation_config=args.generation_config,
+        **{name: getattr(args, name) for name in DEFAULT_FIELDS},
         api_key_file=args.api_key_file,
         no_page=args.no_page,
         max_seq_len=args.max_seq_len,

@@ -11,6 +11,7 @@ from tqdm import tqdm
 from kvforge.common.errors import KvforgeError
 from kvforge.evaluation.bootstrap import Estimate, bootstrap_interval
 from kvforge.runtime import LLM
+from kvforge.runtime.requests.checks import longer_sequences
 from kvforge.runtime.scoring.score import lowest_argmax, score_chunk, stream_logits
 
 
@@ -120,6 +121,6 @@ def check_documents(documents: Sequence[Sequence[int]], max_seq_len: int) -> Non
     for index, document in enumerate(documents):
         if not 2 <= len(document) <= max_seq_len:
             raise KvforgeError(
-                f"document {index} has {len(document)} tokens and 2 to {max_seq_len} can be scored; split it or "
-                "rebuild with a larger --max-seq-len."
+                f"document {index} has {len(document)} tokens and 2 to {max_seq_len} can be scored; split it, or "
+                f"{longer_sequences(max_seq_len)}."
             )

@@ -10,6 +10,7 @@ from kvforge.common.exact_intervals import ExactTokens
 from kvforge.evaluation.score import MAX_ANSWER_TOKENS, STOP
 from kvforge.manifest import TOKENIZER_DIR, Manifest, load_manifest
 from kvforge.runtime import LLM, SamplingParams
+from kvforge.runtime.requests.checks import longer_sequences
 from kvforge.runtime.requests.outputs import CompletionOutput
 from kvforge.runtime.text.tokenizer import Tokenizer
 from kvforge.tokenization.files import tokens_before_text
@@ -29,7 +30,7 @@ def check_length(manifest: Manifest, length: int) -> None:
     if length + MAX_ANSWER_TOKENS > manifest.max_seq_len:
         raise KvforgeError(
             f"prompts of {length} tokens and {MAX_ANSWER_TOKENS} for the answer exceed the engine's max_seq_len "
-            f"{manifest.max_seq_len}; use a smaller --length or rebuild with a larger --max-seq-len"
+            f"{manifest.max_seq_len}; use a smaller --length, or {longer_sequences(manifest.max_seq_len)}."
         )
 
 
@@ -65,8 +66,9 @@ class EngineGenerator:
         self._tokenizer = load_tokenizer(engine_dir)
         self._lead = tokens_before_text(self._tokenizer.backend)
         own: dict[str, Any] = {} if exact_tokens is None else {"exact_tokens": exact_tokens}
-        exits = {"early_exit_threshold": early_exit_threshold, "early_exit_prompts": early_exit_prompts}
-        self.llm = LLM(engine_dir, **exits, **own)
+        self.llm = LLM(
+            engine_dir, early_exit_threshold=early_exit_threshold, early_exit_prompts=early_exit_prompts, **own
+        )
         self._params = SamplingParams(temperature=0.0, max_tokens=MAX_ANSWER_TOKENS, stop=list(STOP))
         self._show_progress = show_progress
 

@@ -21,6 +21,7 @@ from kvforge.common.errors import EngineError, KvforgeError
 from kvforge.evaluation.engine import check_finished
 from kvforge.manifest import TOKENIZER_DIR
 from kvforge.runtime import LLM, SamplingParams
+from kvforge.runtime.requests.checks import longer_sequences
 from kvforge.runtime.scoring.score import score
 from kvforge.tokenization.chat_template import ChatTemplate
 from kvforge.tokenization.files import read_tokenizer_config, special_tokens, tokens_before_text
@@ -140,7 +141,7 @@ class EngineLM(TemplateLM):
             if room < 1:
                 raise KvforgeError(
                     f"a continuation of {len(continuation)} tokens leaves no context within the engine's "
-                    f"{self.max_length}; rebuild it with a larger --max-seq-len."
+                    f"{self.max_length}; {longer_sequences(self.max_length)}."
                 )
             num_cut += len(context) > room
             pairs.append((context[-room:] or [self.prefix_token_id], continuation))
@@ -208,7 +209,7 @@ class EngineLM(TemplateLM):
         if not 1 <= max_tokens < self.max_length:
             raise KvforgeError(
                 f"the task generates {max_tokens} tokens and the engine takes {self.max_length}, prompt included; set "
-                "another max_gen_toks in the task or rebuild the engine with a larger --max-seq-len."
+                f"another max_gen_toks in the task, or {longer_sequences(self.max_length)}."
             )
         if not options.pop("do_sample"):
             options["temperature"] = 0.0

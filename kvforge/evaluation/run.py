@@ -19,6 +19,7 @@ from kvforge.evaluation.paired import paired_difference
 from kvforge.evaluation.score import MAX_ANSWER_TOKENS, TaskScore, is_correct, make_score, share_found
 from kvforge.manifest import load_manifest
 from kvforge.runtime import LLM
+from kvforge.runtime.requests.checks import longer_sequences
 from kvforge.runtime.scoring.score import score
 from kvforge.runtime.sessions.compatibility import NO_EARLY_EXIT
 from kvforge.tasks import DEFAULT_TASKS, TASKS
@@ -250,6 +251,6 @@ def _open_for(directory: Path, length: int) -> LLM:
     if length > manifest.max_seq_len:
         raise KvforgeError(
             f"documents of {length} tokens exceed the max_seq_len {manifest.max_seq_len} of {directory}; use a "
-            "smaller --length or rebuild with a larger --max-seq-len"
+            f"smaller --length, or {longer_sequences(manifest.max_seq_len)}."
         )
     return LLM(directory, num_pages=-(-length // manifest.page_size), max_seq_len=length)

@@ -3,6 +3,7 @@
 import sys
 
 from kvforge.common.errors import KvforgeError
+from kvforge.gateway.model import sampling_defaults
 from kvforge.gateway.options import parse_options
 from kvforge.gateway.server import run
 from kvforge.serving.processes.cleanup import remove_gateway_folder
@@ -13,8 +14,14 @@ def main(argv: list[str] | None = None) -> int:
     options = parse_options(argv)
     if options.exit_with_parent:
         exit_with_parent(lambda: remove_gateway_folder(options.state_file))
+
+    def announce(url: str) -> None:
+        print(f"kvforge: OpenAI API at {url}", flush=True)
+        if not options.exit_with_parent:  # which says so itself
+            print(f"kvforge: requests that do not say are sampled with {sampling_defaults(options)}", flush=True)
+
     try:
-        run(options, lambda url: print(f"kvforge: OpenAI API at {url}", flush=True))
+        run(options, announce)
     except KvforgeError as error:
         print(f"kvforge: {error}", file=sys.stderr)
         return 1

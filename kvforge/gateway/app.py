@@ -82,7 +82,13 @@ class Gateway:
         """What the page must know of the model."""
         chat, metrics = self.model.chat_template is not None, self.options.metrics is not None
         return JSONResponse(
-            {"model": self.model.name, "chat": chat, "max_model_len": self.model.max_seq_len, "metrics": metrics}
+            {
+                "model": self.model.name,
+                "chat": chat,
+                "max_model_len": self.model.max_seq_len,
+                "metrics": metrics,
+                "temperature": self.model.sampling.values["temperature"],
+            }
         )
 
     async def page_metrics(self) -> Response:

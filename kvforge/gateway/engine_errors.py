@@ -6,6 +6,7 @@ import grpc
 
 from kvforge.gateway.engine_words import GUIDE, refusal
 from kvforge.gateway.errors import ApiError
+from kvforge.runtime.requests.outputs import NO_TOKEN_LEFT
 from kvforge.serving.contract.failures import SHUTTING_DOWN
 
 _FAILED = "the inference server failed; its log says why"
@@ -32,6 +33,10 @@ def from_outcome(outcome: str, message: str, names: Mapping[str, str]) -> ApiErr
         what = "the form that the request" if field is None else f"the form that '{field}'"
         return ApiError(400, f"{what} asks for became too complex to keep to; simplify it", field, "guide_gave_up",
                         message)  # fmt: skip
+    if NO_TOKEN_LEFT in message:
+        field = names.get(GUIDE) or "logit_bias"
+        return ApiError(400, f"'{field}' leaves no token to generate at some place of the text; relax it", field,
+                        "no_token_left", message)  # fmt: skip
     if message == SHUTTING_DOWN.message:
         return ApiError(503, message, code="engine_unavailable")
     status, code, words = _OUTCOMES.get(outcome, (500, None, _FAILED))

@@ -6,14 +6,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvforge.gateway.errors import ApiError, bad_field
-from kvforge.gateway.request_fields import Fields, flag
+from kvforge.gateway.request_fields import Fields, flag, refuse_others
 from kvforge.gateway.schemas import bare
 
 MAX_TOOLS = 128
 MAX_TOOLS_BYTES = 128 << 10
 """Of all tools as JSON."""
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-_FUNCTION_FIELDS = {"name", "description", "parameters", "strict"}
+FUNCTION_FIELDS = frozenset({"name", "description", "parameters"})
+FUNCTION_WITHOUT_EFFECT = {"strict": "arguments keep to their schema in any case"}
+_NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
 @dataclass(frozen=True)
@@ -75,26 +77,31 @@ def _function(name: str, tool: Any) -> tuple[Function, dict[str, Any]]:
     """A tool as it may be called and as the chat template gets it."""
     if not isinstance(tool, dict) or tool.get("type") != "function" or not isinstance(tool.get("function"), dict):
         raise bad_field(name, 'must be {"type": "function", "function": {"name": ..., "parameters": ...}}')
-    for field in tool:
-        if field not in ("type", "function"):
-            raise bad_field(f"{name}.{field[:80]}", "is not known; remove it")
+    refuse_others(name, tool, ("type", "function"))
     given = {key: value for key, value in tool["function"].items() if value is not None}
-    for field in given:
-        if field not in _FUNCTION_FIELDS:
-            raise bad_field(f"{name}.function.{field[:80]}", "is not known; remove it")
+    refuse_others(f"{name}.function", given, {*FUNCTION_FIELDS, *FUNCTION_WITHOUT_EFFECT})
     if not isinstance(given.get("name"), str) or not _NAME.fullmatch(given["name"]):
         raise bad_field(f"{name}.function.name", "must be 1 to 64 letters, digits, dots, dashes and underscores")
     if not isinstance(given.get("description", ""), str):
         raise bad_field(f"{name}.function.description", "must be text")
     flag({f"{name}.function.strict": given.pop("strict", False)}, f"{name}.function.strict")
-    parameters = given.get("parameters", {"type": "object", "properties": {}})
+    parameters = given.get("parameters", {})
     if not isinstance(parameters, dict) or parameters.get("type", "object") != "object":
         raise bad_field(f"{name}.function.parameters", "must be a JSON schema of type object")
     try:
-        schema = bare({**parameters, "type": "object"})
+        schema = _closed(bare(parameters))
     except RecursionError:
         raise bad_field(f"{name}.function.parameters", "is nested too deeply; flatten it") from None
     return Function(given["name"], schema), {"type": "function", "function": given}
+
+
+def _closed(parameters: dict[str, Any]) -> dict[str, Any]:
+    """The schema of a call's arguments. OpenAI's ways to describe a function without parameters allow no member: none
+    given, and an object whose `properties` are empty. Every other schema means what JSON Schema says."""
+    is_empty = parameters.get("properties") == {} and not parameters.get("required")
+    if not parameters or (is_empty and parameters.keys() <= {"type", "properties", "required"}):
+        return _NO_PARAMETERS
+    return {**parameters, "type": "object"}
 
 
 def _chosen(choice: Any, functions: list[Function]) -> tuple[list[Function], bool]:
@@ -109,6 +116,8 @@ def _chosen(choice: Any, functions: list[Function]) -> tuple[list[Function], boo
         raise bad_field(
             "tool_choice", 'must be none, auto, required or {"type": "function", "function": {"name": ...}}'
         )
+    refuse_others("tool_choice", choice, ("type", "function"))
+    refuse_others("tool_choice.function", choice["function"], ("name",))
     found = [entry for entry in functions if entry.name == name]
     if not found:
         raise ApiError(400, f"'tool_choice' names '{name[:80]}', which is none of the tools", "tool_choice")

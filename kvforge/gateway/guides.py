@@ -6,10 +6,21 @@ from typing import Any
 from kvforge.common.errors import RequestError
 from kvforge.gateway.engine_words import guide_refusal
 from kvforge.gateway.errors import ApiError, bad_field
+from kvforge.gateway.request_fields import refuse_others
 from kvforge.runtime.requests.guided_decoding import GuidedDecoding
 
 _OLDER = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "choice", "guided_grammar": "grammar"}
-_STRUCTURED = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
+RESPONSE_FORMATS: dict[str, tuple[str, ...]] = {
+    "text": (), "json_object": (), "json_schema": ("json_schema",), "structural_tag": ("triggers", "structures")
+}  # fmt: skip
+"""The types of a response_format, and the members of each beside `type`."""
+JSON_SCHEMA_FIELDS = ("schema",)
+JSON_SCHEMA_WITHOUT_EFFECT = {
+    "name": "it names the schema to OpenAI's cache",
+    "description": "a guide keeps the text to the schema, and is told nothing",
+    "strict": "the text keeps to the schema in any case",
+}
+STRUCTURED = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
 
 
 def guided_decoding(fields: dict[str, Any]) -> GuidedDecoding | None:
@@ -40,17 +51,19 @@ def _guides_of(name: str, value: Any) -> list[GuidedDecoding | None]:
 
 def _response_format(value: Any) -> GuidedDecoding | None:
     kind = value.get("type") if isinstance(value, dict) else None
+    if not isinstance(kind, str) or kind not in RESPONSE_FORMATS:
+        raise bad_field("response_format.type", "must be text, json_object or json_schema")
+    refuse_others("response_format", value, ("type", *RESPONSE_FORMATS[kind]))
     if kind == "text":
         return None
     if kind == "json_object":
         return GuidedDecoding("json")
     if kind == "structural_tag":
         return GuidedDecoding("structural_tag", value)
-    if kind != "json_schema":
-        raise bad_field("response_format.type", "must be text, json_object or json_schema")
     described = value.get("json_schema")
     if not isinstance(described, dict) or not isinstance(described.get("schema"), dict | bool):
         raise bad_field("response_format.json_schema", "must hold a name and the schema, an object")
+    refuse_others("response_format.json_schema", described, (*JSON_SCHEMA_FIELDS, *JSON_SCHEMA_WITHOUT_EFFECT))
     return GuidedDecoding("json_schema", described["schema"])
 
 
@@ -58,8 +71,8 @@ def _structured_outputs(value: Any) -> list[GuidedDecoding | None]:
     if not isinstance(value, dict):
         raise bad_field("structured_outputs", "must be an object")
     for name in value:
-        if name not in _STRUCTURED:
-            raise bad_field(f"structured_outputs.{name[:80]}", f"is not known; give one of {', '.join(_STRUCTURED)}")
+        if name not in STRUCTURED:
+            raise bad_field(f"structured_outputs.{name[:80]}", f"is not known; give one of {', '.join(STRUCTURED)}")
     return [_guide(f"structured_outputs.{name}", name, entry) for name, entry in value.items() if entry is not None]
 
 

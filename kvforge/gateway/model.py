@@ -14,6 +14,8 @@ from kvforge.gateway.token_bytes import TokenBytes
 from kvforge.gateway.tool_format import ToolFormat
 from kvforge.gateway.tool_formats import formats, recognised
 from kvforge.manifest import MANIFEST_FILE, TOKENIZER_DIR, Manifest, load_manifest
+from kvforge.runtime.requests.default_fields import DEFAULT_FIELDS
+from kvforge.runtime.requests.defaults import SamplingDefaults
 from kvforge.runtime.text.limits import TextLimits
 from kvforge.runtime.text.tokenizer import Tokenizer
 from kvforge.tokenization.chat_template import ChatTemplate, read_template
@@ -37,13 +39,15 @@ class ServedModel:
     shown_marks: frozenset[int]
     """Those of them that are in a client's text, too: they are no special tokens."""
     max_seq_len: int
+    sampling: SamplingDefaults
+    """Of requests that do not say."""
     digest: str
     """Of all files that it was read from: the same for those who read requests for this process."""
 
     @classmethod
     def load(cls, options: GatewayOptions) -> "ServedModel":
-        """Raises KvforgeError when the directory is no engine, has no tokenizer, the template cannot be read, or there
-        is no such format of tool calls."""
+        """Raises KvforgeError when the directory is no engine, has no tokenizer, the template or the model's sampling
+        cannot be read, or there is no such format of tool calls."""
         manifest = load_manifest(options.engine, options.manifest_sha256)
         directory = options.engine / TOKENIZER_DIR
         tokenizer = Tokenizer.from_dir(directory)
@@ -55,7 +59,9 @@ class ServedModel:
         template = _template(options.chat_template, directory)
         tool_format = _tool_format(options.tool_call_format, template)
         added, marks = tokenizer.backend.get_added_tokens_decoder(), _marks(tokenizer, tool_format)
+        sampling = sampling_defaults(options)
         digest = hashlib.sha256((options.engine / MANIFEST_FILE).read_bytes() + data)
+        digest.update(json.dumps(sampling.values, sort_keys=True).encode())
         if template is not None:
             digest.update(json.dumps([template.source, template.special_tokens], sort_keys=True).encode())
         max_seq_len = min(manifest.max_seq_len, options.max_seq_len or manifest.max_seq_len)
@@ -71,6 +77,7 @@ class ServedModel:
             marks=marks,
             shown_marks=frozenset(index for index in marks if not added[index].special),
             max_seq_len=max_seq_len,
+            sampling=sampling,
             digest=digest.hexdigest(),
         )
 
@@ -86,9 +93,17 @@ class ServedModel:
 
     @property
     def card(self) -> dict[str, Any]:
-        """The entry of /v1/models; max_model_len as vLLM gives it."""
+        """The entry of /v1/models; max_model_len as vLLM gives it, the sampling of requests that do not say in vLLM's
+        words."""
         return {"id": self.name, "object": "model", "created": self.created, "owned_by": "kvforge",
-                "root": self.name, "parent": None, "max_model_len": self.max_seq_len}  # fmt: skip
+                "root": self.name, "parent": None, "max_model_len": self.max_seq_len,
+                "default_sampling_params": self.sampling.values}  # fmt: skip
+
+
+def sampling_defaults(options: GatewayOptions) -> SamplingDefaults:
+    """What holds where a request does not say. Raises KvforgeError where it cannot be used."""
+    chosen = {name: getattr(options, name) for name in DEFAULT_FIELDS}
+    return SamplingDefaults.read(options.engine / TOKENIZER_DIR, options.generation_config, chosen)
 
 
 def _tool_format(name: str | None, template: ChatTemplate | None) -> ToolFormat | None:

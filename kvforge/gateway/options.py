@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kvforge.runtime.requests.default_fields import AUTO, GENERATION_CONFIGS
+
 
 @dataclass(frozen=True)
 class GatewayOptions:
@@ -19,6 +21,12 @@ class GatewayOptions:
     model_name: str | None = None
     chat_template: Path | None = None
     tool_call_format: str | None = None
+    generation_config: str = AUTO
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
     api_key_file: Path | None = None
     cors_origin: str | None = None
     max_seq_len: int | None = None
@@ -53,6 +61,15 @@ _TYPES_AND_HELP: dict[str, tuple[Any, str]] = {
     "model_name": (str, "what clients call the model (default: the engine directory's name)"),
     "chat_template": (Path, "Jinja file to use instead of the tokenizer's own template"),
     "tool_call_format": (str, "how the model writes calls of tools (default: what its chat template speaks)"),
+    "generation_config": (
+        str,
+        "auto: where requests do not say, as generation_config.json does",
+    ),
+    "temperature": (float, "of requests that do not say; so are the following"),
+    "top_p": (float, "the probability mass to keep"),
+    "top_k": (int, "the tokens to keep, 0 for all"),
+    "min_p": (float, "the part of the most probable token's probability to keep tokens from"),
+    "repetition_penalty": (float, "divides the logits of tokens that are there"),
     "api_key_file": (Path, "one key per line; $KVFORGE_API_KEY adds one"),
     "cors_origin": (str, "origin whose web pages may call, * for all (default: none)"),
     "max_seq_len": (int, "tokens a sequence at most (default: the engine's)"),
@@ -79,7 +96,11 @@ _TYPES_AND_HELP: dict[str, tuple[Any, str]] = {
     "exit_with_parent": (bool, "end when the process that started the gateway ends"),
 }
 
-_CHOICES = {"log_format": ("text", "json"), "log_level": ("debug", "info", "warning", "error")}
+_CHOICES = {
+    "generation_config": GENERATION_CONFIGS,
+    "log_format": ("text", "json"),
+    "log_level": ("debug", "info", "warning", "error"),
+}
 
 
 def gateway_command(options: GatewayOptions) -> list[str]:

@@ -13,6 +13,7 @@ from kvforge.tokenization.chat_template import ChatTemplate
 from kvforge.tokenization.conversation import (
     FieldError,
     TemplateRefusal,
+    check_is_read,
     checked_arguments,
     render_conversation,
     same_id,
@@ -97,6 +98,8 @@ def template_arguments(fields: Fields, template: ChatTemplate) -> dict[str, Any]
     effort = fields.get("reasoning_effort")
     if effort is not None and (not isinstance(effort, str) or len(effort) > MAX_EFFORT):
         raise bad_field("reasoning_effort", f"must be a word of at most {MAX_EFFORT} characters")
+    if effort is not None:
+        check_is_read("reasoning_effort", "reasoning_effort", template)
     taken = ("reasoning_effort",) if effort else ()
     arguments = checked_arguments(fields.get("chat_template_kwargs", {}), template, taken)
     return arguments if effort is None else {**arguments, "reasoning_effort": effort}

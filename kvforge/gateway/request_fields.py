@@ -1,11 +1,11 @@
-"""The fields of a request body: which are read, which change nothing here, and which are refused by name.
+"""The fields of a request body: which are read, which have no effect by nature, and which are refused by name.
 
 A client that asks for something it would not get is told so; a value that asks for nothing (`"tools": []`,
 `"store": false`) and null are accepted, because clients send those by default. An unknown name is an error, as
 with OpenAI: a misspelt `max_token` must not go unnoticed.
 """
 
-from collections.abc import Mapping, Set
+from collections.abc import Collection, Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,13 +28,17 @@ CHAT = COMMON | {
     "tool_choice", "parallel_tool_calls", "reasoning_effort", "chat_template_kwargs",
 }  # fmt: skip
 
-WITHOUT_EFFECT = frozenset(
-    {
-        "user", "metadata", "service_tier", "prompt_cache_key", "safety_identifier",
-        "prompt_cache_retention", "prediction", "spaces_between_special_tokens", "request_id",
-    }
-)  # fmt: skip
-
+WITHOUT_EFFECT = {
+    "user": "it names a person to whoever runs the server, and nothing is counted by person",
+    "safety_identifier": "it does the same under OpenAI's newer name",
+    "metadata": "it is stored beside an answer, and answers are not stored",
+    "service_tier": "it is a price, and there is one",
+    "prompt_cache_key": "it is a hint; prefixes are found by their tokens",
+    "prompt_cache_retention": "it is a hint; how long a prefix is kept depends on the memory that others need",
+    "prediction": "it makes an answer faster, and changes no token",
+    "spaces_between_special_tokens": "special tokens are never part of the text",
+}
+"""Of all endpoints: fields that any value may have, and why none has an effect."""
 
 Fields = dict[str, Any]
 """Those of one request, by name, without those that are null."""
@@ -51,7 +55,7 @@ class Refused:
 _NO_FUNCTIONS = "it is OpenAI's older form; give tools and tool_choice to /v1/chat/completions"
 _CHAT_ONLY = "it is for /v1/chat/completions"
 _NO_BEAMS = "beam search is not supported"
-_NO_PROMPT_LOGPROBS = "log-probabilities of the prompt are not computed, because its prefill skips layers"
+_NO_PROMPT_LOGPROBS = "log-probabilities are computed for generated tokens only"
 REFUSED = {
     "suffix": Refused("insertion is not supported", ("",)),
     "tools": Refused(_CHAT_ONLY, ([],)),
@@ -79,6 +83,7 @@ REFUSED = {
     "return_tokens_as_token_ids": Refused("tokens are given as text", (False,)),
     "return_token_ids": Refused("token ids are not returned", (False,)),
     "bad_words": Refused("use logit_bias", ([],)),
+    "request_id": Refused("give the header x-request-id"),
     "allowed_token_ids": Refused("use logit_bias or structured_outputs", ([],)),
 }
 
@@ -96,6 +101,12 @@ RESPONSES_REFUSED = {
     "stream_options": Refused("the last event has the usage in any case", ({}, {"include_obfuscation": False})),
 }
 """Of /v1/responses."""
+
+STREAM_OPTIONS = frozenset({"include_usage"})
+STREAM_OPTIONS_REFUSED = {
+    "include_obfuscation": Refused("events are not padded", (False,)),
+    "continuous_usage_stats": Refused("the counts come at the end", (False,)),
+}
 
 
 def screen(body: dict[str, Any], known: Set[str], refused: Mapping[str, Refused] = REFUSED) -> Fields:
@@ -115,6 +126,13 @@ def screen(body: dict[str, Any], known: Set[str], refused: Mapping[str, Refused]
         else:
             raise ApiError(400, f"Unknown field '{name[:80]}'", name[:80], "unknown_field")
     return fields
+
+
+def refuse_others(name: str, given: Mapping[str, Any], known: Collection[str]) -> None:
+    """Raise ApiError where the object that the field `name` holds has a member beside `known` that is not null."""
+    for member, value in given.items():
+        if member not in known and value is not None:
+            raise bad_field(f"{name}.{member[:80]}", "is not known; remove it")
 
 
 def flag(fields: dict[str, Any], name: str, default: bool = False) -> bool:
@@ -144,9 +162,9 @@ def include_usage(fields: dict[str, Any], stream: bool) -> bool:
         raise bad_field("stream_options", "is only for streams: set stream to true or leave it out")
     if not isinstance(options, dict):
         raise bad_field("stream_options", "must be an object")
-    for name, value in options.items():
-        if name not in ("include_usage", "include_obfuscation", "continuous_usage_stats"):
-            raise bad_field(f"stream_options.{name[:80]}", "is not known; remove it")
-        if not isinstance(value, bool) or (value and name == "continuous_usage_stats"):
-            raise bad_field(f"stream_options.{name}", "cannot have this value")
-    return bool(options.get("include_usage", False))
+    refuse_others("stream_options", options, {*STREAM_OPTIONS, *STREAM_OPTIONS_REFUSED})
+    for name, entry in STREAM_OPTIONS_REFUSED.items():
+        if options.get(name) is not None and options[name] not in entry.neutral:
+            raise bad_field(f"stream_options.{name}", f"cannot be used: {entry.reason}")
+    given = {f"stream_options.{name}": value for name, value in options.items() if value is not None}
+    return flag(given, "stream_options.include_usage")

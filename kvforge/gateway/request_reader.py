@@ -58,7 +58,7 @@ class RequestReader:
             raise
 
     def _response(self, body: dict[str, Any]) -> ParsedRequest:
-        fields, shown = read_response_request(body, MAX_LETTERS * self._model.max_seq_len)
+        fields, shown = read_response_request(body, MAX_LETTERS * self._model.max_seq_len, self._model.sampling.values)
         fields["stream_options"] = {"include_usage": True} if flag(fields, "stream") else None
         self._check_name(fields)
         try:
@@ -128,7 +128,9 @@ class RequestReader:
         calls: Calls | None = None,
     ) -> ParsedRequest:
         vocab_size = self._model.manifest.vocab_size
-        params = sampling_params(fields, self._options, vocab_size, max_tokens, logprobs, guide, names[LENGTH])
+        params = sampling_params(
+            fields, self._options, vocab_size, max_tokens, logprobs, guide, names[LENGTH], self._model.sampling.values
+        )
         stream = flag(fields, "stream")
         usage = include_usage(fields, stream)
         return ParsedRequest(

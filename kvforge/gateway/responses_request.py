@@ -1,9 +1,11 @@
 """Requests to /v1/responses as the chats that they are."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from kvforge.gateway.errors import ApiError, bad_field
-from kvforge.gateway.request_fields import RESPONSES_REFUSED, Fields, screen
+from kvforge.gateway.request_fields import RESPONSES_REFUSED, Fields, refuse_others, screen
+from kvforge.tokenization.conversation import PART_FIELDS, PART_WITHOUT_EFFECT
 
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "min_tokens", "presence_penalty", "frequency_penalty",
              "repetition_penalty", "seed", "stop", "logit_bias")  # fmt: skip
@@ -14,16 +16,28 @@ MAX_NAME, MAX_DESCRIPTION = 64, 4096
 """Characters of what is said of a format."""
 MAX_METADATA, MAX_KEY, MAX_VALUE = 16, 64, 512
 """Entries of `metadata`, and characters of a key and of a value."""
+ITEM_FIELDS: dict[str, tuple[str, ...]] = {
+    "message": ("role", "content"),
+    "function_call": ("call_id", "name", "arguments"),
+    "function_call_output": ("call_id", "output"),
+}
+"""The members of each type of input beside `type`."""
+ITEM_WITHOUT_EFFECT = {
+    "id": "it names an item of an earlier answer, and answers are not stored",
+    "status": "it says how an item of an earlier answer ended",
+}
 _TEXT_PARTS = ("input_text", "output_text", "text")
-_SCHEMA_FIELDS = ("type", "name", "description", "schema", "strict")
+SCHEMA_FIELDS = ("type", "name", "description", "schema", "strict")
 _FORMATS = ("text", "json_object", "json_schema")
 _NAMES = (("messages", "input"), ("max_completion_tokens", "max_output_tokens"), ("response_format", "text.format"),
           ("reasoning_effort", "reasoning.effort"))  # fmt: skip
 
 
-def read_response_request(body: dict[str, Any], max_text: int) -> tuple[Fields, dict[str, Any]]:
+def read_response_request(
+    body: dict[str, Any], max_text: int, defaults: Mapping[str, Any]
+) -> tuple[Fields, dict[str, Any]]:
     """The fields of the same request to /v1/chat/completions, and what the answer repeats of this one; no text of that
-    may be longer than `max_text` characters. Raises ApiError."""
+    may be longer than `max_text` characters. `defaults` are of sampling. Raises ApiError."""
     fields = screen(body, KNOWN, RESPONSES_REFUSED)
     chat: Fields = {name: fields[name] for name in _SAME if name in fields}
     instructions = fields.get("instructions")
@@ -52,11 +66,11 @@ def read_response_request(body: dict[str, Any], max_text: int) -> tuple[Fields, 
         "metadata": _metadata(fields.get("metadata", {})),
         "parallel_tool_calls": fields.get("parallel_tool_calls", True),
         "reasoning": reasoning,
-        "temperature": fields.get("temperature", 1.0),
+        "temperature": fields.get("temperature", defaults["temperature"]),
         "text": {"format": form},
         "tool_choice": choice,
         "tools": tools,
-        "top_p": fields.get("top_p", 1.0),
+        "top_p": fields.get("top_p", defaults["top_p"]),
         "user": _user(fields.get("user")),
     }
     return chat, shown
@@ -94,6 +108,11 @@ def _messages(fields: Fields) -> list[dict[str, Any]]:
 
 def _message(name: str, item: Any) -> dict[str, Any]:
     kind = item.get("type", "message") if isinstance(item, dict) else None
+    if not isinstance(kind, str) or kind not in ITEM_FIELDS:
+        raise bad_field(
+            name, "must be a message, a function_call or a function_call_output; other items are not supported"
+        )
+    refuse_others(name, item, ("type", *ITEM_FIELDS[kind], *ITEM_WITHOUT_EFFECT))
     if kind == "message":
         return {"role": item.get("role"), "content": _content(f"{name}.content", item.get("content"))}
     if kind == "function_call":
@@ -103,12 +122,10 @@ def _message(name: str, item: Any) -> dict[str, Any]:
         function = {"name": item["name"], "arguments": item["arguments"]}
         call = {"id": item["call_id"], "type": "function", "function": function}
         return {"role": "assistant", "content": "", "tool_calls": [call]}
-    if kind == "function_call_output":
-        if not isinstance(item.get("call_id"), str):
-            raise bad_field(f"{name}.call_id", "must be text")
-        content = _content(f"{name}.output", item.get("output"))
-        return {"role": "tool", "tool_call_id": item["call_id"], "content": content}
-    raise bad_field(name, "must be a message, a function_call or a function_call_output; other items are not supported")
+    if not isinstance(item.get("call_id"), str):
+        raise bad_field(f"{name}.call_id", "must be text")
+    content = _content(f"{name}.output", item.get("output"))
+    return {"role": "tool", "tool_call_id": item["call_id"], "content": content}
 
 
 def _content(name: str, content: Any) -> str:
@@ -120,6 +137,7 @@ def _content(name: str, content: Any) -> str:
         kind = part.get("type") if isinstance(part, dict) else None
         if kind not in _TEXT_PARTS or not isinstance(part.get("text"), str):
             raise bad_field(f"{name}[{index}]", "is no input_text or output_text; the model reads only text")
+        refuse_others(f"{name}[{index}]", part, (*PART_FIELDS, *PART_WITHOUT_EFFECT))
     return "".join(part["text"] for part in content)
 
 
@@ -134,7 +152,7 @@ def _text_format(text: Any) -> dict[str, Any]:
         raise bad_field("text.format.type", f"must be {', '.join(_FORMATS[:-1])} or {_FORMATS[-1]}")
     if form["type"] == "json_schema" and not isinstance(form.get("schema"), dict):
         raise bad_field("text.format.schema", "must be a JSON schema, an object")
-    _refuse_others("text.format", form, ("type",) if form["type"] != "json_schema" else _SCHEMA_FIELDS)
+    _refuse_others("text.format", form, ("type",) if form["type"] != "json_schema" else SCHEMA_FIELDS)
     return form
 
 

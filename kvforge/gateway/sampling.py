@@ -1,6 +1,7 @@
 """From a request's fields to SamplingParams: the same names, the same checks as offline."""
 
 import secrets
+from collections.abc import Mapping
 from typing import Any
 
 from kvforge.common.errors import RequestError
@@ -24,9 +25,11 @@ def sampling_params(
     max_tokens: int,
     logprobs: int | None,
     guide: GuidedDecoding | None,
-    max_field: str = "max_tokens",
+    max_field: str,
+    defaults: Mapping[str, Any],
 ) -> SamplingParams:
-    """What the engine is asked for; without a seed of the client's own, one is drawn here.
+    """What the engine is asked for, with `defaults` for what the fields do not say; without a seed of the client's own,
+    one is drawn here.
 
     Raises ApiError (400) naming the field.
     """
@@ -40,6 +43,7 @@ def sampling_params(
     if num_characters > MAX_STOP_CHARACTERS:
         raise bad_field("stop", f"holds {num_characters} characters; {MAX_STOP_CHARACTERS} are the most")
     values = {name: value for name, value in fields.items() if name in SAMPLING and name != "stop"}
+    values = {**defaults, **values}
     values.setdefault("seed", secrets.randbits(63))
     try:
         params = SamplingParams(

@@ -12,6 +12,8 @@ from kvforge.manifest import TOKENIZER_DIR
 from kvforge.runtime.engine_thread import EngineThread
 from kvforge.runtime.guides.guide import Guide
 from kvforge.runtime.loading import load_engine
+from kvforge.runtime.requests.default_fields import AUTO
+from kvforge.runtime.requests.defaults import SamplingDefaults
 from kvforge.runtime.requests.outputs import RequestOutput, SequenceOutput
 from kvforge.runtime.requests.params import SamplingParams
 from kvforge.runtime.text.growing_output import GrowingOutput
@@ -28,13 +30,16 @@ class AsyncLLM:
             async for output in llm.generate("Once upon", SamplingParams(max_tokens=20)):
                 print(output.outputs[0].text)
 
-    Takes the keyword arguments of ``LLMEngine``. The engine runs in a thread. All methods belong to the event loop
-    that started it.
+    Takes the keyword arguments of ``LLMEngine``, and ``generation_config`` as ``LLM`` does. The engine runs in a
+    thread. All methods belong to the event loop that started it.
     """
 
-    def __init__(self, engine_dir: str | Path | None = None, **engine_options: Any) -> None:
+    def __init__(
+        self, engine_dir: str | Path | None = None, *, generation_config: str = AUTO, **engine_options: Any
+    ) -> None:
         self._load = lambda: load_engine(engine_dir, **engine_options)
         self._folder = None if engine_dir is None else Path(engine_dir) / TOKENIZER_DIR
+        self._defaults = SamplingDefaults.read(self._folder, generation_config)
         self._ids = itertools.count()
         self._open: dict[str, _Open] = {}
         self._by_request_id: dict[str, _Open] = {}
@@ -80,6 +85,10 @@ class AsyncLLM:
         """The engine's tokenizer, if it has one."""
         return self._running().loaded.result().tokenizer
 
+    def get_default_sampling_params(self) -> SamplingParams:
+        """As ``LLM.get_default_sampling_params``."""
+        return self._defaults.params
+
     async def generate(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None, request_id: str | None = None
     ) -> AsyncGenerator[RequestOutput, None]:
@@ -93,7 +102,7 @@ class AsyncLLM:
             EngineError: the engine is not loaded, was closed, or failed.
         """
         thread = self._running()
-        params = SamplingParams() if sampling_params is None else sampling_params
+        params = self.get_default_sampling_params() if sampling_params is None else sampling_params
         if not isinstance(params, SamplingParams):
             raise RequestError("sampling_params are not SamplingParams; give one for each request.")
         ids = await self._encode(prompt)

@@ -10,6 +10,8 @@ from tqdm import tqdm
 from kvforge.common.errors import RequestError
 from kvforge.manifest import TOKENIZER_DIR
 from kvforge.runtime.loading import load_engine
+from kvforge.runtime.requests.default_fields import AUTO
+from kvforge.runtime.requests.defaults import SamplingDefaults
 from kvforge.runtime.requests.outputs import RequestOutput, SequenceOutput
 from kvforge.runtime.requests.params import SamplingParams
 from kvforge.runtime.text.growing_output import GrowingOutput
@@ -22,19 +24,32 @@ Params = SamplingParams | Sequence[SamplingParams] | None
 class LLM:
     """An engine with texts: ``LLM(engine_dir).generate("Once upon", SamplingParams(max_tokens=20))``.
 
-    Takes the keyword arguments of ``LLMEngine``. One caller at a time.
+    Takes the keyword arguments of ``LLMEngine``. ``generation_config`` is "auto", where prompts without sampling
+    parameters are sampled as the model's generation_config.json says, or "none", where that file is not read. One
+    caller at a time.
+
+    Raises:
+        EngineError: the engine cannot be loaded.
+        KvforgeError: generation_config.json cannot be used.
     """
 
-    def __init__(self, engine_dir: str | Path | None = None, **engine_options: Any) -> None:
+    def __init__(
+        self, engine_dir: str | Path | None = None, *, generation_config: str = AUTO, **engine_options: Any
+    ) -> None:
+        folder = None if engine_dir is None else Path(engine_dir) / TOKENIZER_DIR
+        self._defaults = SamplingDefaults.read(folder, generation_config)
         self.engine = load_engine(engine_dir, **engine_options)
         self._ids = itertools.count()
-        folder = None if engine_dir is None else Path(engine_dir) / TOKENIZER_DIR
         self.prompts = PromptReader.of(self.tokenizer, self.engine.config.max_seq_len, folder)
 
     @property
     def tokenizer(self) -> Tokenizer | None:
         """The engine's tokenizer, if it has one."""
         return self.engine.tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """How a prompt without sampling parameters is sampled: as the model's generation_config.json says."""
+        return self._defaults.params
 
     def generate(
         self, prompts: Prompt | Sequence[Prompt], sampling_params: Params = None, use_tqdm: bool = True
@@ -108,7 +123,7 @@ class LLM:
 
     def _start(self, prompts: Sequence[Prompt], sampling_params: Params) -> dict[str, GrowingOutput]:
         if sampling_params is None or isinstance(sampling_params, SamplingParams):
-            sampling_params = [sampling_params or SamplingParams()] * len(prompts)
+            sampling_params = [sampling_params or self.get_default_sampling_params()] * len(prompts)
         if not isinstance(sampling_params, Sequence) or not all(isinstance(p, SamplingParams) for p in sampling_params):
             raise RequestError("sampling_params are not SamplingParams; give one for all or a list of them.")
         if len(sampling_params) != len(prompts):

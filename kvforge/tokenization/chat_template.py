@@ -7,6 +7,7 @@ neither distillation nor evaluation needs transformers installed.
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,13 @@ class ChatTemplate:
             except UnicodeDecodeError:
                 raise KvforgeError(f"{file} is not UTF-8 text; write it again.") from None
         return cls(source, special_tokens(config)) if source else None
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """What the template reads of what it is given."""
+        from jinja2 import meta
+
+        return frozenset(meta.find_undeclared_variables(_environment().parse(self.source)))
 
     def render(
         self,

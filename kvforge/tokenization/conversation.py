@@ -1,7 +1,7 @@
 """A conversation from whoever asks, checked and written by a chat template: the same for every way to an engine."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from kvforge.common.errors import KvforgeError, RequestError
@@ -11,9 +11,20 @@ MAX_ARGUMENTS_BYTES = 16 << 10
 """Of the arguments of a template as JSON."""
 ROLES = ("system", "developer", "user", "assistant", "tool")
 _OWN_NAMES = OWN_NAMES | {"chat_template", "continue_final_message"}
-_MESSAGE_FIELDS = {"role", "content", "name", "tool_call_id", "refusal", "tool_calls", "function_call", "audio",
-                   "annotations", "reasoning_content", "reasoning"}  # fmt: skip
-_EMPTY_ONLY = ("refusal", "function_call", "audio", "annotations")
+_REASONING = ("reasoning_content", "reasoning")
+"""Two names of one text, what an assistant thought before it answered. Templates read either, so they get both."""
+MESSAGE_FIELDS = ("role", "content", "name", "tool_call_id", "tool_calls", *_REASONING)
+EMPTY_MESSAGE_FIELDS = ("refusal", "function_call", "audio", "annotations")
+"""What a message may have where it says nothing; other values are refused."""
+PART_FIELDS = ("type", "text")
+PART_WITHOUT_EFFECT = {
+    "annotations": "an answer's own notes on its text, which no template reads",
+    "logprobs": "an answer's own figures",
+    "cache_control": "a hint; equal prefixes of prompts are kept in any case",
+}
+CALL_FIELDS = ("id", "type", "function")
+CALL_WITHOUT_EFFECT = {"index": "the place of a call among those of a stream, which the list has"}
+CALLED_FIELDS = ("name", "arguments")
 
 
 class FieldError(RequestError):
@@ -83,7 +94,14 @@ def checked_arguments(arguments: Any, template: ChatTemplate, taken: Sequence[st
     for name in arguments:
         if name in _OWN_NAMES or name in template.special_tokens or name in taken:
             raise FieldError(f"chat_template_kwargs.{name[:80]}", "is given to the chat template already; leave it out")
+        check_is_read(f"chat_template_kwargs.{name[:80]}", name, template)
     return arguments
+
+
+def check_is_read(field: str, name: str, template: ChatTemplate) -> None:
+    """Raise FieldError where a template does not read what ``field`` tells it under ``name``."""
+    if name not in template.names:
+        raise FieldError(field, "is not read by the model's chat template; leave it out")
 
 
 def checked_messages(value: Any, template_id: Callable[[str], str] = same_id) -> list[dict[str, Any]]:
@@ -96,10 +114,10 @@ def checked_messages(value: Any, template_id: Callable[[str], str] = same_id) ->
 def _message(name: str, entry: Any, template_id: Callable[[str], str]) -> dict[str, Any]:
     if not isinstance(entry, dict):
         raise FieldError(name, "must be an object with role and content")
-    for field in entry:
-        if field not in _MESSAGE_FIELDS:
+    for field in entry:  # of whatever value: a misspelt name must not go unnoticed
+        if field not in (*MESSAGE_FIELDS, *EMPTY_MESSAGE_FIELDS):
             raise FieldError(f"{name}.{field[:80]}", "is not known; remove it")
-    for field in _EMPTY_ONLY:
+    for field in EMPTY_MESSAGE_FIELDS:
         if entry.get(field):
             raise FieldError(f"{name}.{field}", "is not supported; leave it out")
     if entry.get("role") not in ROLES:
@@ -110,12 +128,22 @@ def _message(name: str, entry: Any, template_id: Callable[[str], str]) -> dict[s
     message: dict[str, Any] = {"role": entry["role"], "content": text}
     if calls:
         message["tool_calls"] = calls
-    for field in ("name", "tool_call_id", "reasoning_content"):
+    for field in ("name", "tool_call_id", *_REASONING):
         if entry.get(field) is not None:
             if not isinstance(entry[field], str):
                 raise FieldError(f"{name}.{field}", "must be text")
             message[field] = template_id(entry[field]) if field == "tool_call_id" else entry[field]
+    thoughts = {message[field] for field in _REASONING if field in message}
+    if len(thoughts) > 1:
+        raise FieldError(f"{name}.reasoning", "differs from reasoning_content, the same under another name; give one")
+    message.update({field: thought for thought in thoughts for field in _REASONING})
     return message
+
+
+def _refuse_others(name: str, given: Mapping[str, Any], known: Collection[str]) -> None:
+    for field, value in given.items():
+        if field not in known and value is not None:
+            raise FieldError(f"{name}.{field[:80]}", "is not known; remove it")
 
 
 def _calls(name: str, entry: dict[str, Any], template_id: Callable[[str], str]) -> list[dict[str, Any]]:
@@ -132,6 +160,8 @@ def _calls(name: str, entry: dict[str, Any], template_id: Callable[[str], str]) 
             raise FieldError(
                 f"{name}[{index}]", 'must be {"id", "type": "function", "function": {"name", "arguments"}}'
             )
+        _refuse_others(f"{name}[{index}]", call, (*CALL_FIELDS, *CALL_WITHOUT_EFFECT))
+        _refuse_others(f"{name}[{index}].function", function, CALLED_FIELDS)
         if not isinstance(call.get("id", ""), str):
             raise FieldError(f"{name}[{index}].id", "must be text")
         try:
@@ -156,5 +186,6 @@ def _content(name: str, content: Any) -> str:
         kind = part.get("type") if isinstance(part, dict) else None
         if kind != "text" or not isinstance(part.get("text"), str):
             raise FieldError(f"{name}[{index}]", "is no text part; the model reads only text")
+        _refuse_others(f"{name}[{index}]", part, (*PART_FIELDS, *PART_WITHOUT_EFFECT))
         texts.append(part["text"])
     return "".join(texts)

@@ -11,6 +11,7 @@ let open = null;
 export function startTalk(facts) {
   model = facts.model;
   byId("max-tokens").max = facts.max_model_len;
+  byId("temperature").placeholder = facts.temperature;
   if (!facts.chat) {
     byId("mode-chat").disabled = true;
     byId("mode-complete").checked = true;

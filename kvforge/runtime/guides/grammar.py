@@ -7,7 +7,7 @@ has a state for every remainder.
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from fractions import Fraction
 from typing import Any
 
@@ -49,6 +49,26 @@ def grammar_of(guided: GuidedDecoding, is_special: Callable[[str], bool]) -> str
     return _tag_grammar(_parsed(guided.kind, guide), is_special)
 
 
+def names_one_of(guided: GuidedDecoding, tokens: Collection[str]) -> bool:
+    """Whether a guide speaks of one of these texts, whatever escapes it writes them with."""
+    text = guided.guide or ""
+    if guided.kind in ("json_schema", "structural_tag"):
+        text = json.dumps(json.loads(text), ensure_ascii=False)
+    text = text.replace("\\", "")
+    return any(token in text for token in tokens)
+
+
+def without_forcing(grammar: str) -> str:
+    """Return a grammar of the same texts of which llguidance tokenizes no part ahead.
+
+    Where only one text can follow, llguidance allows the tokens that the tokenizer makes of it. Those of a text that is
+    an added token are that token, which its parser then refuses, as the token is no text.
+    """
+    inner = json.loads(grammar)["grammars"] if grammar.startswith("{") else [{"lark_grammar": grammar}]
+    root = {"name": "unforced", "lark_grammar": '%llguidance {"no_forcing": true}\nstart: @guide\n'}
+    return json.dumps({"grammars": [root, {**inner[0], "name": "guide"}]})
+
+
 def _json_grammar(schema: Any) -> str:
     if schema is False:
         raise RequestError("the schema false allows no text; give another.")
@@ -73,10 +93,12 @@ def _tag_grammar(tag: Any, is_special: Callable[[str], bool]) -> str:
         raise RequestError('a structural_tag is {"triggers": [...], "structures": [...]}; give both.')
     if not all(isinstance(trigger, str) and trigger for trigger in triggers):
         raise RequestError("the triggers of a structural_tag are texts; give no others.")
+    _refuse_others("a structural_tag", tag, ("type", "triggers", "structures"))
     tags = []
     for item in structures:
         if not isinstance(item, dict) or not isinstance(item.get("begin"), str) or not isinstance(item.get("end"), str):
             raise RequestError("a structure of a structural_tag has a begin, a schema and an end; give all three.")
+        _refuse_others("a structure of a structural_tag", item, ("begin", "schema", "end"))
         schema = item.get("schema", {})
         if not isinstance(schema, dict):
             raise RequestError("the schema in a structural_tag is no JSON object; give a JSON schema.")
@@ -90,6 +112,12 @@ def _tag_grammar(tag: Any, is_special: Callable[[str], bool]) -> str:
     if special and special != bracketed:
         raise RequestError(f"{min(bracketed - special)!r} is no special token as other triggers are; change it.")
     return StructTag.to_grammar(tags, assume_special=bool(special))
+
+
+def _refuse_others(what: str, given: dict[str, Any], known: Collection[str]) -> None:
+    for name in given:
+        if name not in known:
+            raise RequestError(f"{what} has no {name[:80]!r}; give {', '.join(known)}.")
 
 
 def _check_schema(schema: Any) -> None:

@@ -1,10 +1,10 @@
 """Judges one guide in the process that calls it, which a crash or a hang then ends; ``Judge`` asks a worker for it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from kvforge.common.errors import RequestError
-from kvforge.runtime.guides.grammar import grammar_of
+from kvforge.runtime.guides.grammar import grammar_of, names_one_of, without_forcing
 from kvforge.runtime.guides.limits import MAX_TRIAL_STEP_S, tiers
 from kvforge.runtime.guides.matchers import make_matcher
 from kvforge.runtime.guides.trial import try_out
@@ -12,8 +12,11 @@ from kvforge.runtime.guides.verdict import Verdict
 from kvforge.runtime.requests.guided_decoding import GuidedDecoding
 
 
-def judged(guided: GuidedDecoding, vocabulary: Any, is_special: Callable[[str], bool]) -> Verdict:
-    """The verdict on a guide for an ``LLTokenizer``; ``is_special`` tells whether a text is one special token.
+def judged(
+    guided: GuidedDecoding, vocabulary: Any, is_special: Callable[[str], bool], no_text: Collection[str] = ()
+) -> Verdict:
+    """The verdict on a guide for an ``LLTokenizer``; ``is_special`` tells whether a text is one special token, and
+    ``no_text`` are the tokens that llguidance does not take for the text that they are written with.
 
     The narrow limits do where no walk runs into them, and where wider ones let nothing more pass quickly: such a guide
     may give up in the midst of a text.
@@ -23,7 +26,12 @@ def judged(guided: GuidedDecoding, vocabulary: Any, is_special: Callable[[str], 
     except RequestError as error:
         return Verdict(refusal=str(error))
     narrow, wide = tiers(guided.kind)
+    is_forced = not names_one_of(guided, no_text)
+    grammar = grammar if is_forced else without_forcing(grammar)
     trial = try_out(make_matcher(vocabulary, grammar, narrow), vocabulary)
+    if trial.contradicts and is_forced:
+        grammar = without_forcing(grammar)
+        trial = try_out(make_matcher(vocabulary, grammar, narrow), vocabulary)
     if trial.problem is not None or trial.gave_up:
         wider = try_out(make_matcher(vocabulary, grammar, wide), vocabulary)
         if wider.problem is None and not wider.gave_up and wider.slowest_s < MAX_TRIAL_STEP_S / 2:

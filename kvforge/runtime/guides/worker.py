@@ -15,13 +15,14 @@ from kvforge.workers import serve
 def _prepare() -> Any:
     tokenizer = Tokenizer.from_dir(Path(sys.argv[1]))
     assert tokenizer is not None
-    added = tokenizer.backend.get_added_tokens_decoder().values()
-    special = {token.content for token in added if token.special}
+    added = tokenizer.backend.get_added_tokens_decoder()
+    special = {token.content for token in added.values() if token.special}
     try:
         from kvforge.runtime.guides.judgement import judged
         from kvforge.runtime.guides.matchers import make_vocabulary
 
         vocabulary = make_vocabulary(tokenizer, [int(token) for token in sys.argv[2:]])
+        no_text = {token.content for index, token in added.items() if vocabulary.is_special_token(index)}
     except ImportError:
         return _refuse("guided_decoding needs llguidance; install kvforge[serve].")
     except RequestError as error:
@@ -29,7 +30,7 @@ def _prepare() -> Any:
 
     def handle(request: bytes) -> bytes:
         guided = GuidedDecoding(**json.loads(request))
-        return json.dumps(judged(guided, vocabulary, special.__contains__).to_json()).encode()
+        return json.dumps(judged(guided, vocabulary, special.__contains__, no_text).to_json()).encode()
 
     return handle
 

@@ -76,8 +76,13 @@ def too_many_tokens(number: str, max_seq_len: int) -> RequestError:
     """The refusal of a prompt of so many tokens."""
     return RequestError(
         f"the prompt has {number} tokens, but the engine takes at most {max_seq_len - 1} (max_seq_len {max_seq_len} "
-        "less one to generate); shorten it or rebuild with a larger --max-seq-len."
+        f"less one to generate); shorten it, or {longer_sequences(max_seq_len)}."
     )
+
+
+def longer_sequences(max_seq_len: int) -> str:
+    """What helps where sequences of ``max_seq_len`` tokens are too short, as the end of a sentence."""
+    return f"give a larger --max-seq-len, to the build too, if the model has more than {max_seq_len} positions"
 
 
 def check_integer(name: str, value: Any, low: int, high: int) -> None:

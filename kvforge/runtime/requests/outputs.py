@@ -6,6 +6,9 @@ import numpy as np
 
 from kvforge.runtime.requests.sequence import FinishReason, RequestMetrics
 
+NO_TOKEN_LEFT = "bias, bad words and guide leave no token to generate; relax them"
+"""Why a sequence ends that its request lets go on with nothing."""
+
 
 @dataclass(frozen=True)
 class TokenLogprobs:

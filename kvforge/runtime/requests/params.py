@@ -81,7 +81,8 @@ class SamplingParams:
         draft_token_ids: a guess of the first generated tokens, verified in the first generation step.
         retention: (start, end, priority) of ranges of prompt tokens: pages of a higher priority, 0 to 100, stay
             longer in the prefix cache; others have 35, and an end of -1 is the prompt's.
-        prompt_logprobs: not offered, because prompt tokens do not run through the upper layers: must be None.
+        prompt_logprobs: not offered, must be None: log-probabilities are computed for generated tokens only. Those of
+            given texts: ``kvforge.runtime.scoring``.
 
     Lists are bounded, see ``kvforge.runtime.requests.checks``; of equal entries of stop and bad words one is kept.
 
@@ -138,7 +139,7 @@ class SamplingParams:
             raise RequestError(f"min_tokens is {self.min_tokens}, above max_tokens; lower it.")
         if self.prompt_logprobs is not None:
             raise RequestError(
-                "prompt_logprobs is not offered, because prompt tokens skip the upper layers; leave it out."
+                "prompt_logprobs is not offered, because log-probabilities are those of generated tokens; leave it out."
             )
         for name in ("stop", "bad_words"):
             object.__setattr__(self, name, checked_texts(name, getattr(self, name)))

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from kvforge.common.errors import KvforgeError, let_end
-from kvforge.runtime.requests.outputs import TokenLogprobs
+from kvforge.runtime.requests.outputs import NO_TOKEN_LEFT, TokenLogprobs
 from kvforge.runtime.requests.sequence import Sequence
 from kvforge.runtime.sampling.adjustment import adjust_logits
 from kvforge.runtime.sampling.draw import draw_tokens
@@ -62,7 +62,7 @@ def sample(logits: torch.Tensor, sequences: list[Sequence], uniform: SequenceOf[
                     errors.setdefault(row, f"{type(error).__name__}: {error}")
         best, not_finite = most_probable(adjusted)
         for row in not_finite:
-            errors.setdefault(row, "bias, bad words and guide leave no token to generate; relax them")
+            errors.setdefault(row, NO_TOKEN_LEFT)
     chosen = torch.from_numpy(best)
     active = [(row, state) for row, state in active if row not in errors]
     drawn = [(row, state) for row, state in active if not state.params.greedy]

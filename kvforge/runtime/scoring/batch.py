@@ -9,6 +9,7 @@ import torch
 from kvforge.common.errors import RequestError
 from kvforge.runtime.engine import LLMEngine
 from kvforge.runtime.request_check import checked_prompt
+from kvforge.runtime.requests.checks import longer_sequences
 from kvforge.runtime.requests.params import SamplingParams
 from kvforge.runtime.requests.sequence import RequestMetrics, Sequence
 from kvforge.runtime.sessions.inputs import LowerStep
@@ -25,8 +26,8 @@ class ScoredSequence:
         if total > config.max_seq_len:
             raise RequestError(
                 f"request {index} has {len(context)} context and {len(continuation)} continuation tokens, but the "
-                f"engine takes at most {config.max_seq_len} together; shorten it or rebuild with a larger "
-                "--max-seq-len."
+                f"engine takes at most {config.max_seq_len} together; shorten it, or "
+                f"{longer_sequences(config.max_seq_len)}."
             )
         if -(-(total - 1) // config.page_size) > config.num_pages:
             raise RequestError(

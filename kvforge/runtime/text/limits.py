@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from kvforge.common.errors import RequestError
-from kvforge.runtime.requests.checks import too_many_tokens
+from kvforge.runtime.requests.checks import longer_sequences, too_many_tokens
 from kvforge.runtime.text.token_spans import most_bytes
 from kvforge.runtime.text.tokenizer import Tokenizer, check_unicode
 
@@ -59,8 +59,8 @@ class TextLimits:
         if num_bytes > self.max_bytes:
             raise RequestError(
                 f"the prompt has {num_bytes} bytes of text, but no text of more than {self.max_bytes} bytes gives the "
-                f"{self.max_seq_len - 1} tokens that the engine takes at most; shorten it or rebuild with a larger "
-                "--max-seq-len."
+                f"{self.max_seq_len - 1} tokens that the engine takes at most; shorten it, or "
+                f"{longer_sequences(self.max_seq_len)}."
             )
 
     def _count(self, text: str) -> None:

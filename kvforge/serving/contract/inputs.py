@@ -46,12 +46,18 @@ SUPPORTED = frozenset(
         "return_log_probs", "return_generation_logits", "return_perf_metrics",
         "return_num_input_tokens", "return_num_output_tokens", "exclude_input_in_output", "stop", "streaming",
         "retention_token_range_starts", "retention_token_range_ends", "retention_token_range_priorities",
-        "guided_decoding_guide_type", "guided_decoding_guide",
+        "guided_decoding_guide_type", "guided_decoding_guide", "stop_strings", "num_top_log_probs", "min_p",
     }
 )  # fmt: skip
 
-# Inputs that change nothing where there is one beam and no padding, whatever their value.
-WITHOUT_EFFECT = frozenset({"pad_id", "len_penalty", "early_stopping", "beam_search_diversity_rate"})
+_ONE_BEAM = "it changes how beams are compared, and there is one"
+WITHOUT_EFFECT = {
+    "pad_id": "it fills prompts to one length, and prompts are packed without padding",
+    "len_penalty": _ONE_BEAM,
+    "early_stopping": _ONE_BEAM,
+    "beam_search_diversity_rate": _ONE_BEAM,
+}
+"""Inputs that may have any value, and why none has an effect."""
 
 UNSUPPORTED: dict[str, Unsupported] = {
     "beam_width": Unsupported(NO_BEAM_SEARCH, (0, 1)),
@@ -60,7 +66,7 @@ UNSUPPORTED: dict[str, Unsupported] = {
     # One pad id is what TensorRT-LLM's preprocessing sends with every prompt.
     "decoder_input_ids": Unsupported(NO_DECODER_INPUT, ignored=1),
     "decoder_input_lengths": Unsupported(NO_DECODER_INPUT, (0, 1)),
-    "return_context_logits": Unsupported("context logits are not kept when prefill is skipped", (False,)),
+    "return_context_logits": Unsupported("logits are computed for generated tokens only", (False,)),
     "prompt_embedding_table": Unsupported(NO_PROMPT_TABLE),
     "prompt_table_extra_ids": Unsupported(NO_PROMPT_TABLE, (0,)),
     "prompt_vocab_size": Unsupported(NO_PROMPT_TABLE, (0,)),
@@ -139,5 +145,5 @@ def refuse_unsupported(name: str, values: np.ndarray) -> None:
 
 # What clients of `ensemble` and `tensorrt_llm_bls` may send, for a hint about a misspelt name.
 TEXT_INPUTS = tuple(
-    sorted({ENSEMBLE_NAMES.get(name, name) for name in SUPPORTED | WITHOUT_EFFECT | {*UNSUPPORTED, *ALIASES}})
+    sorted({ENSEMBLE_NAMES.get(name, name) for name in {*SUPPORTED, *WITHOUT_EFFECT, *UNSUPPORTED, *ALIASES}})
 )

@@ -20,17 +20,25 @@ STOP_TOKEN_IDS = "stop_token_ids"
 """Tokens that end a sequence beside end-of-text, as text: ids with commas between them. `stop_words_list` can name them
 too, but as words: a guide does not let them in, and a minimum length does not keep them out."""
 STREAMING = "Streaming"
-"""TensorRT-LLM's token client says so too what its input `streaming` says, which is the one that counts."""
 STREAM_INTERVAL = "stream_interval"
 """How many tokens of a sequence leave in a response of a stream. 1: one. More: so many, or all that wait; the first one
 alone, and the last ones however few. 0: all that wait. The server's setting where a request does not say."""
 MAX_STREAM_INTERVAL = 1 << 20
 KEEP_END_TOKEN = "keep_end_token"
 """The token that ends a sequence is to be part of `output_ids`, as in OpenAI's API, which counts it."""
-# Triton's own and KServe's, which Triton may leave among the parameters.
-TRITONS = frozenset(
-    {TIMEOUT, "id", "priority", "sequence_id", "sequence_start", "sequence_end", "binary_data_output", "headers"}
-)
+OWN = frozenset({ERRORS_AS_TENSORS, STOP_TOKEN_IDS, STREAM_INTERVAL, KEEP_END_TOKEN})
+"""Of `tensorrt_llm`. The text models take some of them, or none."""
+TRITONS = frozenset({TIMEOUT, "id", "binary_data_output", "headers"})
+"""What Triton itself acts on and may leave among the parameters."""
+_NO_SEQUENCES = "it is for Triton's sequence batcher, and every request here is whole"
+WITHOUT_EFFECT = {
+    STREAMING: "TensorRT-LLM's token client sends it beside its input `streaming`, which is the one that counts",
+    "priority": "it is for queues of several priorities, and Triton has one queue here",
+    "sequence_id": _NO_SEQUENCES,
+    "sequence_start": _NO_SEQUENCES,
+    "sequence_end": _NO_SEQUENCES,
+}
+"""Parameters that may have any value, and why none has an effect."""
 MAX_STOP_TEXT = 1 << 16
 MAX_TEXT = 1 << 17
 """Characters of all parameters as JSON."""
@@ -66,15 +74,11 @@ def client_id(request: Any) -> str:
         raise RequestError("the request's id is not valid UTF-8") from None
 
 
-def check_parameters(
-    parameters: dict[str, Any],
-    inputs: Iterable[str],
-    own: Container[str] = (ERRORS_AS_TENSORS, STOP_TOKEN_IDS, STREAMING, STREAM_INTERVAL, KEEP_END_TOKEN),
-) -> None:
-    """Raise RequestError for a parameter that is neither Triton's nor our `own`; one of `inputs` may have been
-    meant."""
+def check_parameters(parameters: dict[str, Any], inputs: Iterable[str], own: Container[str] = OWN) -> None:
+    """Raise RequestError for a parameter that is neither Triton's nor our `own`, nor one WITHOUT_EFFECT; one of
+    `inputs` may have been meant."""
     for name in parameters:
-        if name in TRITONS or name in own or name.startswith(PREFIX):
+        if name in TRITONS or name in own or name in WITHOUT_EFFECT or name.startswith(PREFIX):
             continue
         name = name[:MAX_NAME]
         close = difflib.get_close_matches(name, [other for other in inputs if other != name], n=1)

@@ -39,7 +39,7 @@ class PreprocessingServer:
             request_id = ""
             try:
                 request_id = client_id(request)
-                check_parameters(read_parameters(request), TEXT_INPUTS)
+                check_parameters(read_parameters(request), TEXT_INPUTS, own=())
                 tensors = self._tensors(request)
                 if not self._lanes.take(
                     num_text_bytes(tensors), partial(self._answer_later, sender, request_id, tensors)

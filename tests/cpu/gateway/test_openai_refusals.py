@@ -7,6 +7,7 @@ from typing import Any
 import openai
 import pytest
 
+from kvforge.runtime.requests.outputs import NO_TOKEN_LEFT
 from tests.cpu.gateway.fake_triton import FakeTriton, Refusal, Row
 from tests.cpu.gateway.http_calls import Answer, call, post, wait_until
 
@@ -182,6 +183,7 @@ ENGINE_ERRORS = [
     ("cancelled", "the request was cancelled", 499, openai.APIStatusError, "was cancelled"),
     ("failed", "the request failed: KeyError 'x'", 500, openai.InternalServerError, "its log says why"),
     ("failed", "the engine gave up: guided decoding gave up: at 7", 400, openai.BadRequestError, "simplify"),
+    ("failed", f"the engine gave up this request: {NO_TOKEN_LEFT}", 400, openai.BadRequestError, "leaves no token"),
     ("triton", "Request for unknown model: 'tensorrt_llm' is not found", 503, openai.InternalServerError, "not loaded"),
     ("triton", "Stub process 'tensorrt_llm_0_0' is not healthy.", 503, openai.InternalServerError, "not loaded"),
     ("triton", "unexpected shape for input 'seed'", 500, openai.InternalServerError, "its log says why"),
@@ -254,8 +256,9 @@ REFUSALS = [
      "response_format", "900 references"),
     ("the guide of json_schema has 70000 bytes; give at most 65536.", "response_format", "65536"),
     ("guided_decoding needs llguidance; install kvforge[serve].", "response_format", "too complex"),
-    ("the prompt has 9 tokens, but the engine takes at most 5 (max_seq_len 6 less one to generate); shorten it or "
-     "rebuild with a larger --max-seq-len.", "messages", "the prompt has 9 tokens"),
+    ("the prompt has 9 tokens, but the engine takes at most 5 (max_seq_len 6 less one to generate); shorten it, or "
+     "give a larger --max-seq-len, to the build too, if the model has more than 6 positions.", "messages",
+     "the prompt has 9 tokens"),
     ("the prompt holds token id 999, but the model's ids are 0 to 319; use the engine's tokenizer, or start the "
      "server with --wrap-token-ids for a load test", "messages", "token id 999"),
     ("the request's tensors have 9 bytes, but at most 5 are taken; send less or raise --max-request-bytes", None,

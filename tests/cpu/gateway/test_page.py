@@ -97,6 +97,13 @@ def test_what_the_page_names_is_there(url: str) -> None:
     assert set(re.findall(r'\sfor="([^"]+)"', html)) <= ids, "a label without a field"
 
 
+def test_the_page_leaves_the_temperature_to_the_server() -> None:
+    """An empty field is not sent; the model's own temperature is shown in it."""
+    html, script = ((FOLDER / name).read_text(encoding="utf-8") for name in ("index.html", "talk.js"))
+    (field,) = re.findall(r'<input id="temperature"[^>]*>', html)
+    assert "value=" not in field and 'byId("temperature").placeholder = facts.temperature' in script
+
+
 def test_no_page(start: Callable[..., str]) -> None:
     url = start(no_page=True, metrics="http://127.0.0.1:9/metrics")
     for path in (*NAMES, "/page/model", "/page/metrics"):
@@ -120,7 +127,7 @@ def test_a_key_is_for_what_the_page_asks_not_for_the_page(start: Callable[..., s
 
 
 def test_what_the_page_is_told(url: str, start: Callable[..., str], metrics: Metrics) -> None:
-    facts = {"model": "tiny", "chat": True, "max_model_len": 4096, "metrics": False}
+    facts = {"model": "tiny", "chat": True, "max_model_len": 4096, "metrics": False, "temperature": 1.0}
     assert json.loads(call(url, "GET", "/page/model").body) == facts
     watching = start(metrics=metrics.url)
     assert json.loads(call(watching, "GET", "/page/model").body) == {**facts, "metrics": True}

@@ -14,7 +14,7 @@ from kvforge.common.errors import RequestError
 from kvforge.gateway.call_events import Arguments, CallBegins, Event, Text
 from kvforge.gateway.call_object import CallObject
 from kvforge.gateway.call_reader import CallReader
-from kvforge.gateway.functions import Function
+from kvforge.gateway.functions import Function, read_tools
 from kvforge.gateway.marked_text import TOKEN, MarkedText
 from kvforge.gateway.schemas import inlined, moved
 from kvforge.gateway.tool_format import ToolFormat
@@ -237,6 +237,36 @@ def matches(tokenizer: Tokenizer, guide, text: str) -> tuple[bool, bool]:
     matcher: LLMatcher = make_matcher(vocabulary, grammar, limits)
     ids = tokenizer.encode(text, add_special_tokens=False)
     return matcher.try_consume_tokens(ids) == len(ids), matcher.is_accepting()
+
+
+@pytest.mark.parametrize(
+    ("given", "is_open"),
+    [
+        ({}, False),
+        ({"strict": True}, False),
+        ({"strict": False}, False),
+        ({"parameters": None}, False),
+        ({"parameters": {}}, False),
+        ({"parameters": {"type": "object", "properties": {}}}, False),
+        ({"parameters": {"type": "object", "properties": {}, "required": [], "title": "Nothing"}}, False),
+        ({"parameters": {"type": "object"}}, True),
+        ({"parameters": {"type": "object", "properties": {}, "additionalProperties": True}}, True),
+    ],
+)
+@pytest.mark.parametrize("form", formats().values(), ids=list(formats()))
+def test_a_function_without_parameters_takes_none(
+    form: ToolFormat, tokenizer: Tokenizer, given: dict, is_open: bool
+) -> None:
+    """In OpenAI's ways to describe one; `{"type": "object"}` is any object, as JSON Schema and MCP say."""
+    tools = read_tools({"tools": [{"type": "function", "function": {"name": "f", **given}}]})
+    assert tools is not None
+    functions = [*tools.functions, Function("g", PERSON)]
+    for arguments, is_allowed in (("{}", True), ('{"a": 1}', is_open)):
+        text = spelled(form, [("f", arguments)])
+        assert matches(tokenizer, form.free(functions, True, token_of(tokenizer)), text)[0] == is_allowed
+        call = f'{{"name": "f", "{form.key}": {arguments}}}'
+        call = f"[{call}]" if form.notation.opens else call
+        assert matches(tokenizer, form.forced(functions, True), call) == (is_allowed, is_allowed)
 
 
 @pytest.mark.parametrize("form", formats().values(), ids=list(formats()))

@@ -25,7 +25,7 @@ def test_a_text_of_the_contexts_length_is_encoded_and_a_longer_one_refused(kind:
         expected = tokenizer.encode(text)
         assert TextLimits.of(tokenizer, len(expected) + 1).encode(text) == expected
         if len(expected) > 1:  # one token of any length is what the least context takes
-            with pytest.raises(RequestError, match="shorten it or rebuild with a larger --max-seq-len"):
+            with pytest.raises(RequestError, match="shorten it, or give a larger --max-seq-len, to the build too, if"):
                 TextLimits.of(tokenizer, len(expected)).encode(text)
 
 

@@ -143,5 +143,5 @@ def test_a_text_beyond_the_context_is_refused(tokenizer_dir: Path) -> None:
     model = Preprocessor(load_tokenizer(str(tokenizer_dir)), VOCAB_SIZE, 1 << 20, max_seq_len=101)
     assert model.run({"QUERY": texts("a" * 100)})["REQUEST_INPUT_LEN"].tolist() == [[100]]
     for length in (101, 1000, 1 << 19):
-        with pytest.raises(RequestError, match="shorten it or rebuild with a larger --max-seq-len"):
+        with pytest.raises(RequestError, match="shorten it, or give a larger --max-seq-len, to the build too, if"):
             model.run({"QUERY": texts("a" * length)})
