@@ -120,6 +120,14 @@ class Checkpoint:
         part = self.parts.get(name)
         return whole if part is None else whole[part.start : part.stop]
 
+    def has(self, name: str) -> bool:
+        """Whether tensor ``name`` is stored, as it is or in a format of its own."""
+        return name in self.file_of_tensor or self.is_in_format(name)
+
+    def is_in_format(self, name: str) -> bool:
+        """Whether another library's format stores weight ``name`` as integers."""
+        return self._format_of(name) is not None
+
     def dtype(self, name: str) -> str:
         """Return the stored dtype of tensor ``name`` in safetensors' spelling, e.g. ``BF16``; ``F16`` for a weight that
         another library's format stores as integers."""

@@ -90,11 +90,12 @@ def _from_checkpoint(path: Path, name: str) -> Subject:
     algorithm = None if quantization is None else quantization.kv_cache_algo
     dtype = automatic_dtype(checkpoint.dtype("model.embed_tokens.weight"))
     kv_dtype = automatic_kv_dtype(dtype, algorithm)
+    config = read_model_config(checkpoint)
     return dataclasses.replace(
-        _from_config(path / "config.json", name),
+        _own(shape_of_config(config, name)),
         weight_dtype=dtype,
         kv_dtype=kv_dtype,
-        int4_dtype=int4_dtype(checkpoint, read_model_config(checkpoint)),
+        int4_dtype=int4_dtype(checkpoint, config),
     )
 
 
