@@ -71,4 +71,8 @@ def from_hf(hf: Mapping[str, Any]) -> ModelConfig:
     )
 
 
-FAMILY = Family(MODEL_TYPE, "GptOssForCausalLM", from_hf, TRAITS, weight_names=NAMES, stacked=STACKED)
+READS = (
+    *("attention_bias", "sliding_window", "layer_types", "num_local_experts", "num_experts", "num_experts_per_tok"),
+    *("swiglu_alpha", "swiglu_limit"),
+)
+FAMILY = Family(MODEL_TYPE, "GptOssForCausalLM", from_hf, TRAITS, weight_names=NAMES, stacked=STACKED, reads=READS)

@@ -7,10 +7,10 @@ from pathlib import Path
 from kvforge.checkpoint import Checkpoint, open_checkpoint
 from kvforge.checkpoint.fused import split_fused
 from kvforge.checkpoint.head import check_head, settle_head
-from kvforge.checkpoint.reader import read_json
 from kvforge.checkpoint.stacked import is_mxfp4, unstack_experts
 from kvforge.checkpoint.text_part import text_part_of
 from kvforge.common.errors import CheckpointError
+from kvforge.common.json_files import read_json
 from model_defs import Family, ModelConfig, ModelError, family_of, load_config, supported_family
 from model_defs.weights import weight_specs
 

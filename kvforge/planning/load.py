@@ -101,7 +101,7 @@ def _from_checkpoint(path: Path, name: str) -> Subject:
 
 def _from_config(file: Path, name: str) -> Subject:
     """Of a config.json; without weights, the dtype is the one that it names."""
-    from kvforge.checkpoint.reader import read_json
+    from kvforge.common.json_files import read_json
     from model_defs import ModelError, load_config
 
     hf = read_json(file)

@@ -14,6 +14,7 @@ from kvforge.checkpoint.model import open_model, read_model_config
 from kvforge.common.errors import BuildError, KvforgeError
 from kvforge.common.number_formats import automatic_dtype
 from kvforge.common.staging import staging_directory
+from kvforge.compiler.checkpoint_texts import check_texts
 from kvforge.compiler.hosted_model import general_fields
 from kvforge.compiler.manifest_fields import copy_tokenizer, manifest_fields
 from kvforge.compiler.options import BuildOptions, ResolvedOptions, check_limits, compute_dtype, longest_sequence
@@ -68,6 +69,7 @@ def write_engine(
         except ValueError as error:
             raise BuildError(str(error)) from None
     fields = _fields(checkpoint, config, options)
+    check_texts(checkpoint, fields["vocab_size"])
     _check_ranks(fields, has_cut, options)
     try:
         interpreter = find_interpreter(options.engine_python)
@@ -79,6 +81,7 @@ def write_engine(
         if options.copy_checkpoint:
             (staging / CHECKPOINT_DIR).mkdir()
             for name in files:
+                (staging / CHECKPOINT_DIR / name).parent.mkdir(exist_ok=True)
                 shutil.copyfile(checkpoint.path / name, staging / CHECKPOINT_DIR / name)
         settings = VllmSettings(
             python=interpreter.python,
