@@ -52,10 +52,10 @@ def special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
     named |= more if isinstance(more, Mapping) else {}
     found = {}
     for name, token in named.items():
-        text = token.get("content") if isinstance(token, Mapping) else token
-        if isinstance(text, str):
+        text = _text_of(token)
+        if text is not None:
             found[name] = text
-        elif name in SPECIAL_TOKENS and token is not None:
+        elif isinstance(token, str) or (name in SPECIAL_TOKENS and token is not None):
             raise CheckpointError(
                 f"{name} is {reprlib.repr(token)} in {TOKENIZER_CONFIG} or {SPECIAL_TOKENS_MAP}; it must be a token."
             )
@@ -94,9 +94,11 @@ def check_tokens(folder: Path, config: Mapping[str, Any], vocab_size: int) -> No
         )
 
 
-def _text_of(token: Any) -> str:
+def _text_of(token: Any) -> str | None:
+    """A token's text, of which it may be a description; None where there is no Unicode text."""
     text = token.get("content") if isinstance(token, Mapping) else token
-    return text if isinstance(text, str) else ""
+    has_surrogates = isinstance(text, str) and any("\ud800" <= letter <= "\udfff" for letter in text)
+    return text if isinstance(text, str) and not has_surrogates else None
 
 
 def tokens_before_text(tokenizer: Tokenizer) -> list[int]:
