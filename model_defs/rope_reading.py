@@ -20,6 +20,13 @@ NEEDED = {
 }
 """The kinds of scaling, and the fields that each cannot do without."""
 
+KEYS = frozenset({
+    *("rope_type", "type", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings", "factor"),
+    *("low_freq_factor", "high_freq_factor", "short_factor", "long_factor", "attention_factor", "beta_fast"),
+    *("beta_slow", "mscale", "mscale_all_dim", "truncate"),
+})  # fmt: skip
+"""What is read of ``rope_scaling`` and ``rope_parameters``: all that transformers reads of them."""
+
 LARGEST_THETA, LARGEST_FACTOR = 1e15, 1e6
 """Far above those of any model; angles of the last position are finite float32 within them."""
 

@@ -22,8 +22,9 @@ from kvforge.common.checkpoint_files import TOKENIZER_FILES
 from kvforge.common.errors import CheckpointError, CheckpointWarning
 from model_defs import ModelConfig, ModelError, families, load_config
 from model_defs.config_keys import FIXED, IGNORED, USED
+from model_defs.rope_reading import KEYS, NEEDED
 from tests.support.models.checkpoints import ALL_FAMILIES, SMALL
-from tests.support.models.transformers_reads import config_keys, model_keys, tokenizer_keys
+from tests.support.models.transformers_reads import config_keys, model_keys, rope_keys, tokenizer_keys
 
 VALUES: tuple[Any, ...] = (
     *(None, True, False, 0, 1, 2, 3, 4, 5, 7, 48, 0.25, 0.5, 1e-3, 1e6, "gelu", "x", [], [0], [1, 2], {}, {"0": {}}),
@@ -42,6 +43,22 @@ def test_every_key_of_config_json_has_a_row(name: str) -> None:
     assert {"rope_theta", "per_layer_config", "vocab_size"} <= keys and len(keys) > 30
     assert keys - USED - FIXED.keys() - IGNORED.keys() - set(family.reads) - family.fixed.keys() == set()
     assert not USED & IGNORED.keys() and not set(family.reads) & family.fixed.keys()
+
+
+def test_every_key_of_a_rotation_is_read() -> None:
+    assert rope_keys() == KEYS
+    for key in KEYS - {"type", "rope_type"}:  # which are read for the others
+        ropes = [{"rope_type": kind, **SCALED} for kind in NEEDED]
+        values = (0.5, 2.0, 3.0, 1, 64, True, "x", [1.5] * 8)
+        cases = [[effect("phi3", "rope_scaling", {**rope, key: value}) for value in values] for rope in ropes]
+        cases += [[effect("qwen3", "rope_scaling", {**rope, key: value}) for value in values] for rope in ropes]
+        assert any(each != case[0] for case in cases for each in case), key
+
+
+SCALED: dict[str, Any] = {
+    **{"factor": 2.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64},
+    **{"short_factor": [1.0] * 8, "long_factor": [2.0] * 8, "mscale": 0.7, "mscale_all_dim": 1.3},
+}
 
 
 def effect(name: str, key: str, value: Any) -> ModelConfig | str:

@@ -8,6 +8,8 @@ import textwrap
 from collections.abc import Iterator
 from typing import Any
 
+from transformers import modeling_rope_utils
+
 _CONFIG_METHODS = ("__post_init__", "convert_rope_params_to_dict", "standardize_rope_params")
 _LOOK_UPS = ("pop", "get", "setdefault")
 
@@ -36,6 +38,18 @@ def model_keys(model_class: type) -> set[str]:
     }
     found = set(_attributes_of_config(ast.parse(inspect.getsource(sys.modules[model_class.__module__]))))
     return found - (of_others - of_text) - (computed - of_text)
+
+
+def rope_keys() -> set[str]:
+    """Keys of ``rope_parameters`` that transformers reads."""
+    tree, keys = ast.parse(inspect.getsource(modeling_rope_utils)), set[str | None]()
+    for node in ast.walk(tree):
+        match node:
+            case ast.Subscript(value=owner, slice=key) if "rope_parameters" in ast.unparse(owner):
+                keys.add(_text(key))
+            case ast.Call(func=ast.Attribute(value=owner, attr=attr), args=[key, *_]) if attr in _LOOK_UPS:
+                keys |= {_text(key)} if "rope_parameters" in ast.unparse(owner) else set()
+    return {key for key in keys if key is not None}
 
 
 def tokenizer_keys(*classes: type) -> set[str]:
