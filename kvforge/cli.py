@@ -8,7 +8,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-from kvforge.commands.parsers import HelpFormatter, add_display_options
+from kvforge.commands.parsers import HelpFormatter, add_display_options, display_of
 from kvforge.common.errors import KvforgeError
 from kvforge.common.native_calls import panics_as
 from kvforge.suggesting_parser import SuggestingParser
@@ -69,7 +69,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         verbose = args.verbose
         if verbose:
             logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
-        with panics_as(KvforgeError, "a library failed on this input; the lines above say where."):
+        panics = panics_as(KvforgeError, "a library failed on this input; the lines above say where.")
+        with panics, display_of(args).checkpoint_warnings():
             code = int(args.run(args))
         sys.stdout.flush()
         return code

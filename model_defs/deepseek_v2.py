@@ -28,18 +28,22 @@ DEFAULTS = {
 """What ``DeepseekV2Config`` takes where config.json lacks the field."""
 
 QUERY_RANK = 1536
-FIXED = {"scoring_func": "softmax", "attention_bias": False, "mlp_bias": False}
-"""Fields that have one value in this family's models."""
+FIXED = {"scoring_func": ("softmax",), "attention_bias": (False,), "mlp_bias": (False,)}
+IGNORED = {
+    "head_dim": "qk_rope_head_dim says it, as in transformers",
+    "num_key_value_heads": "all heads share the latents; transformers fails where it is not num_attention_heads",
+}
+READS = (
+    *("kv_lora_rank", "q_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"),
+    *("num_experts", "num_local_experts", "n_routed_experts", "n_shared_experts", "num_experts_per_tok"),
+    *("moe_intermediate_size", "first_k_dense_replace", "moe_layer_freq", "topk_method", "topk_group", "n_group"),
+    *("norm_topk_prob", "routed_scaling_factor"),
+)
 
 
 def from_hf(hf: Mapping[str, Any]) -> ModelConfig:
     """Return the ModelConfig of a Hugging Face ``DeepseekV2Config`` dictionary; raises ModelError."""
     hf = {**DEFAULTS, **hf}
-    for field, value in FIXED.items():
-        if hf.get(field) not in (None, value):
-            raise ModelError(
-                f"{field} {reprlib.repr(hf[field])} of {MODEL_TYPE} is not supported; it must be {reprlib.repr(value)}."
-            )
     latent = latent_from_hf(hf, QUERY_RANK)
     rope = rope_from_hf(hf, interleaved=True)
     num_layers = require_int(hf, "num_hidden_layers")
@@ -84,4 +88,4 @@ def _experts(hf: Mapping[str, Any], num_layers: int) -> Experts:
     )
 
 
-FAMILY = Family(MODEL_TYPE, "DeepseekV2ForCausalLM", from_hf)
+FAMILY = Family(MODEL_TYPE, "DeepseekV2ForCausalLM", from_hf, reads=READS, fixed=FIXED, ignored=IGNORED)

@@ -20,6 +20,9 @@ class Family:
     ``self_attn.qkv_proj``, each with the modules of ``model_defs.weights`` whose rows follow each other in it. Those
     that are not ``is_rewired`` have no SwiftKV form, nor a model to calibrate and train. ``text_part_of`` are the
     ``model_type`` of checkpoints with parts for images or audio besides, whose text part is a model of the family.
+    ``reads`` are the keys of ``config.json`` that ``from_hf`` reads besides those of ``model_defs.config_keys``, and
+    ``fixed`` keys that the family's models in transformers obey and here do not, with the values that change nothing;
+    ``ignored`` are those of ``USED`` there that change nothing in this family, and why.
     ``stacked`` are tensors of all experts of a layer, ``[experts, inputs, outputs]``, each with the projections of
     ``model_defs.weights`` whose outputs take turns in it: with ``_bias`` behind the name their biases, with ``_blocks``
     and ``_scales`` the weights in MXFP4.
@@ -34,6 +37,9 @@ class Family:
     is_rewired: bool = True
     text_part_of: tuple[str, ...] = ()
     stacked: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    reads: tuple[str, ...] = ()
+    ignored: Mapping[str, str] = field(default_factory=dict)
+    fixed: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
 
     @property
     def swiftkv_architecture(self) -> str:

@@ -39,11 +39,6 @@ OLD_THETAS = {"full_attention": "rope_theta", "sliding_attention": "rope_local_b
 def from_hf(hf: Mapping[str, Any]) -> ModelConfig:
     """Return the ModelConfig of a Hugging Face ``Gemma3TextConfig`` dictionary; raises ModelError."""
     hf = {**DEFAULTS, **hf}
-    for field in ("final_logit_softcapping", "attn_logit_softcapping"):
-        if hf.get(field) is not None:
-            raise ModelError(f"{field} of {MODEL_TYPE} is not supported; it must be null.")
-    if optional_flag(hf, "use_bidirectional_attention"):
-        raise ModelError("use_bidirectional_attention is not supported; only causal attention is.")
     bias = optional_flag(hf, "attention_bias")
     ropes = ropes_by_kind(hf)
     return config_from_hf(
@@ -92,4 +87,9 @@ def ropes_by_kind(hf: Mapping[str, Any], may_be_partial: bool = False) -> dict[s
     return ropes
 
 
-FAMILY = Family(MODEL_TYPE, "Gemma3ForCausalLM", from_hf, TRAITS, text_part_of=("gemma3",))
+READS = (
+    *("layer_types", "sliding_window", "sliding_window_pattern", "query_pre_attn_scalar"),
+    *("attention_bias", "rope_local_base_freq"),
+)
+FIXED = {"final_logit_softcapping": (), "attn_logit_softcapping": (), "use_bidirectional_attention": (False,)}
+FAMILY = Family(MODEL_TYPE, "Gemma3ForCausalLM", from_hf, TRAITS, text_part_of=("gemma3",), reads=READS, fixed=FIXED)

@@ -32,6 +32,10 @@ ROPES = {
 }
 
 
+IGNORED = dict.fromkeys(
+    ("rope_theta", "rope_scaling", "partial_rotary_factor"), "rope_parameters says it for each kind of layer"
+)
+
 SMALLEST_WIDTH = 16
 """Compiling takes gains of up to 8 elements for constants of the code."""
 
@@ -39,11 +43,6 @@ SMALLEST_WIDTH = 16
 def from_hf(hf: Mapping[str, Any]) -> ModelConfig:
     """Return the ModelConfig of a Hugging Face ``Gemma4TextConfig`` dictionary; raises ModelError."""
     hf = {**DEFAULTS, **hf}
-    for field in ("attention_k_eq_v", "enable_moe_block"):
-        if optional_flag(hf, field):
-            raise ModelError(f"{field} of {MODEL_TYPE} is not supported; it must be false.")
-    if hf.get("use_bidirectional_attention") == "all":
-        raise ModelError("use_bidirectional_attention is not supported; only causal attention is.")
     num_layers, bias = require_int(hf, "num_hidden_layers"), optional_flag(hf, "attention_bias")
     windows = windows_by_pattern(hf)
     windows = (*windows[:-1], 0)  # as transformers has it, whatever layer_types says
@@ -54,7 +53,8 @@ def from_hf(hf: Mapping[str, Any]) -> ModelConfig:
         )
     cut, inner = num_layers - num_shared, require_int(hf, "intermediate_size")
     is_double = optional_flag(hf, "use_double_wide_mlp") and num_shared > 0
-    ropes = ropes_by_kind({**hf, "rope_parameters": hf.get("rope_parameters") or ROPES}, may_be_partial=True)
+    rotation = {key: value for key, value in hf.items() if key not in IGNORED}
+    ropes = ropes_by_kind({**rotation, "rope_parameters": hf.get("rope_parameters") or ROPES}, may_be_partial=True)
     cap, width = hf.get("final_logit_softcapping"), optional_int(hf, "hidden_size_per_layer_input", 256, minimum=0)
     if 0 < width < SMALLEST_WIDTH:
         raise ModelError(f"hidden_size_per_layer_input is {width}; it must be 0 or at least {SMALLEST_WIDTH}.")
@@ -117,5 +117,25 @@ def _table_rows(hf: Mapping[str, Any]) -> int:
     return rows
 
 
-FAMILY = Family(MODEL_TYPE, "Gemma4ForCausalLM", from_hf, TRAITS, is_rewired=False, text_part_of=("gemma4",))
+READS = (
+    *("layer_types", "sliding_window", "sliding_window_pattern", "attention_bias", "final_logit_softcapping"),
+    *("num_kv_shared_layers", "use_double_wide_mlp", "global_head_dim", "per_layer_config"),
+    *("hidden_size_per_layer_input", "vocab_size_per_layer_input"),
+)
+FIXED = {
+    "attention_k_eq_v": (False,),
+    "enable_moe_block": (False,),
+    "use_bidirectional_attention": (False, "vision"),
+}
+FAMILY = Family(
+    MODEL_TYPE,
+    "Gemma4ForCausalLM",
+    from_hf,
+    TRAITS,
+    is_rewired=False,
+    text_part_of=("gemma4",),
+    reads=READS,
+    fixed=FIXED,
+    ignored=IGNORED,
+)
 """It has a cut of its own where layers share caches, and no other."""

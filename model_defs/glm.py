@@ -40,4 +40,4 @@ def from_hf(hf: Mapping[str, Any]) -> ModelConfig:
     return glm_config(hf, MODEL_TYPE)
 
 
-FAMILY = Family(MODEL_TYPE, "GlmForCausalLM", from_hf, fused=FUSED)
+FAMILY = Family(MODEL_TYPE, "GlmForCausalLM", from_hf, fused=FUSED, reads=("attention_bias",))

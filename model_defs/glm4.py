@@ -16,4 +16,4 @@ def from_hf(hf: Mapping[str, Any]) -> ModelConfig:
     return glm_config(hf, MODEL_TYPE, **TRAITS)
 
 
-FAMILY = Family(MODEL_TYPE, "Glm4ForCausalLM", from_hf, TRAITS, fused=FUSED)
+FAMILY = Family(MODEL_TYPE, "Glm4ForCausalLM", from_hf, TRAITS, fused=FUSED, reads=("attention_bias",))

@@ -45,7 +45,7 @@ STACKED = (("mlp.experts.gate_up_proj", ("gate_proj", "up_proj")), ("mlp.experts
 def from_hf(hf: Mapping[str, Any]) -> ModelConfig:
     """Return the ModelConfig of a Hugging Face ``GptOssConfig`` dictionary; raises ModelError."""
     hf = {**DEFAULTS, **hf}
-    if not (hf.get("rope_parameters") or hf.get("rope_scaling")):
+    if hf.get("rope_parameters") is None and not hf.get("rope_scaling"):
         hf["rope_scaling"] = YARN
     num_layers, bias = require_int(hf, "num_hidden_layers"), optional_flag(hf, "attention_bias", True)
     kinds = hf.get("layer_types") or [KINDS[layer % 2] for layer in range(num_layers)]
@@ -71,4 +71,8 @@ def from_hf(hf: Mapping[str, Any]) -> ModelConfig:
     )
 
 
-FAMILY = Family(MODEL_TYPE, "GptOssForCausalLM", from_hf, TRAITS, weight_names=NAMES, stacked=STACKED)
+READS = (
+    *("attention_bias", "sliding_window", "layer_types", "num_local_experts", "num_experts", "num_experts_per_tok"),
+    *("swiglu_alpha", "swiglu_limit"),
+)
+FAMILY = Family(MODEL_TYPE, "GptOssForCausalLM", from_hf, TRAITS, weight_names=NAMES, stacked=STACKED, reads=READS)

@@ -82,6 +82,8 @@ def windows_from_layer_types(hf: Mapping[str, Any], sliding_from_layer: int) -> 
         return tuple(window if layer >= sliding_from_layer else 0 for layer in range(num_layers))
     if not isinstance(types, list) or not all(isinstance(kind, str) for kind in types):
         raise ModelError(f"layer_types is {reprlib.repr(types)} in config.json; it must be a list of names.")
+    if len(types) != num_layers:
+        raise ModelError(f"layer_types has {len(types)} entries for {num_layers} layers; give one per layer.")
     unknown = set(types) - {"full_attention", "sliding_attention"}
     if unknown:
         raise ModelError(

@@ -25,4 +25,4 @@ def from_hf(hf: Mapping[str, Any]) -> ModelConfig:
     )
 
 
-FAMILY = Family(MODEL_TYPE, "LlamaForCausalLM", from_hf)
+FAMILY = Family(MODEL_TYPE, "LlamaForCausalLM", from_hf, reads=("attention_bias", "mlp_bias"))

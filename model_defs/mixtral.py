@@ -38,4 +38,5 @@ def from_hf(hf: Mapping[str, Any]) -> ModelConfig:
     )
 
 
-FAMILY = Family(MODEL_TYPE, "MixtralForCausalLM", from_hf, weight_names=NAMES)
+READS = ("sliding_window", "num_local_experts", "num_experts", "num_experts_per_tok")
+FAMILY = Family(MODEL_TYPE, "MixtralForCausalLM", from_hf, weight_names=NAMES, reads=READS)

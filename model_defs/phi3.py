@@ -33,4 +33,4 @@ def from_hf(hf: Mapping[str, Any]) -> ModelConfig:
     return replace(config, layer_windows=reachable)
 
 
-FAMILY = Family(MODEL_TYPE, "Phi3ForCausalLM", from_hf, fused=FUSED)
+FAMILY = Family(MODEL_TYPE, "Phi3ForCausalLM", from_hf, fused=FUSED, reads=("sliding_window",))

@@ -27,4 +27,5 @@ def from_hf(hf: Mapping[str, Any]) -> ModelConfig:
     return config_from_hf(hf, model_type=MODEL_TYPE, layer_windows=qwen_windows(hf), **TRAITS)
 
 
-FAMILY = Family(MODEL_TYPE, "Qwen2ForCausalLM", from_hf, TRAITS)
+READS = ("sliding_window", "use_sliding_window", "max_window_layers", "layer_types")
+FAMILY = Family(MODEL_TYPE, "Qwen2ForCausalLM", from_hf, TRAITS, reads=READS)

@@ -7,7 +7,7 @@ from model_defs.config import ModelConfig
 from model_defs.family import Family
 from model_defs.fields import optional_flag
 from model_defs.hf_config import config_from_hf
-from model_defs.qwen2 import DEFAULTS, qwen_windows
+from model_defs.qwen2 import DEFAULTS, READS, qwen_windows
 
 MODEL_TYPE = "qwen3"
 TRAITS = {"qk_norm": True}
@@ -27,4 +27,4 @@ def from_hf(hf: Mapping[str, Any]) -> ModelConfig:
     )
 
 
-FAMILY = Family(MODEL_TYPE, "Qwen3ForCausalLM", from_hf, TRAITS)
+FAMILY = Family(MODEL_TYPE, "Qwen3ForCausalLM", from_hf, TRAITS, reads=(*READS, "attention_bias"))

@@ -47,4 +47,8 @@ def _sparse_layers(hf: Mapping[str, Any], num_layers: int) -> tuple[int, ...]:
     return tuple(layer for layer in range(num_layers) if layer not in dense and (layer + 1) % step == 0)
 
 
-FAMILY = Family(MODEL_TYPE, "Qwen3MoeForCausalLM", from_hf, TRAITS)
+READS = (
+    *("attention_bias", "sliding_window", "use_sliding_window", "decoder_sparse_step", "mlp_only_layers"),
+    *("num_experts", "num_local_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob"),
+)
+FAMILY = Family(MODEL_TYPE, "Qwen3MoeForCausalLM", from_hf, TRAITS, reads=READS)

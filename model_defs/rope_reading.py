@@ -20,6 +20,13 @@ NEEDED = {
 }
 """The kinds of scaling, and the fields that each cannot do without."""
 
+KEYS = frozenset({
+    *("rope_type", "type", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings", "factor"),
+    *("low_freq_factor", "high_freq_factor", "short_factor", "long_factor", "attention_factor", "beta_fast"),
+    *("beta_slow", "mscale", "mscale_all_dim", "truncate"),
+})  # fmt: skip
+"""What is read of ``rope_scaling`` and ``rope_parameters``: all that transformers reads of them."""
+
 LARGEST_THETA, LARGEST_FACTOR = 1e15, 1e6
 """Far above those of any model; angles of the last position are finite float32 within them."""
 
@@ -35,12 +42,7 @@ def rope_from_hf(hf: Mapping[str, Any], *, may_be_partial: bool = False, interle
         ModelError: the scaling type is not one of ``NEEDED``, its parameters are missing, differ between layer types or
             are no numbers, or rotation is partial where the family's is not.
     """
-    parameters: dict[str, Any] = {}
-    for field in ("rope_scaling", "rope_parameters"):
-        given = hf.get(field) or {}
-        if not isinstance(given, Mapping) or any(isinstance(value, Mapping) for value in given.values()):
-            raise ModelError(f"{field} must be one object of numbers for all layers, found {reprlib.repr(given)}.")
-        parameters.update(given)
+    parameters = _parameters(hf)
     kind = parameters.get("rope_type", parameters.get("type", "default"))
     if not isinstance(kind, str) or kind not in NEEDED:
         *first, last = NEEDED
@@ -72,6 +74,15 @@ def rope_from_hf(hf: Mapping[str, Any], *, may_be_partial: bool = False, interle
     if kind == "yarn" and rope.theta == 1.0:
         raise ModelError("RoPE scaling 'yarn' needs a rope_theta above 1.")
     return rope.for_length(max_position)
+
+
+def _parameters(hf: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of ``rope_scaling``, which goes before all of ``rope_parameters`` as in transformers, or of those."""
+    for field in ("rope_scaling", "rope_parameters"):
+        given = hf.get(field) or {}
+        if not isinstance(given, Mapping) or any(isinstance(value, Mapping) for value in given.values()):
+            raise ModelError(f"{field} must be one object of numbers for all layers, found {reprlib.repr(given)}.")
+    return dict(hf.get("rope_scaling") or hf.get("rope_parameters") or {})
 
 
 def max_position_of(hf: Mapping[str, Any], rope: RopeConfig) -> int:
@@ -133,9 +144,7 @@ def _yarn(parameters: Mapping[str, Any]) -> dict[str, Any]:
 
 def score_growth(hf: Mapping[str, Any]) -> float:
     """Return what scores are multiplied by where ``mscale_all_dim`` of YaRN says so: its amplitude, squared."""
-    parameters: dict[str, Any] = {}
-    for field in ("rope_scaling", "rope_parameters"):
-        parameters.update(hf.get(field) or {})
+    parameters = _parameters(hf)
     scale = parameters.get("mscale_all_dim")
     if not scale or parameters.get("rope_type", parameters.get("type", "default")) != "yarn":
         return 1.0

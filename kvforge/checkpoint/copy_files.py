@@ -3,6 +3,8 @@
 import shutil
 from pathlib import Path
 
+from kvforge.common.checkpoint_files import copy_tokenizer_files
+
 _WEIGHT_FILES = (".safetensors", ".index.json", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".h5", ".msgpack")
 
 
@@ -12,3 +14,4 @@ def copy_files(source: Path, directory: Path) -> None:
         skip = file.name == "config.json" or file.name.startswith(".") or file.name.endswith(_WEIGHT_FILES)
         if file.is_file() and not skip:
             shutil.copyfile(file, directory / file.name)
+    copy_tokenizer_files(source, directory)

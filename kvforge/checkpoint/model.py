@@ -6,10 +6,11 @@ from pathlib import Path
 
 from kvforge.checkpoint import Checkpoint, open_checkpoint
 from kvforge.checkpoint.fused import split_fused
-from kvforge.checkpoint.reader import read_json
+from kvforge.checkpoint.head import check_head, settle_head
 from kvforge.checkpoint.stacked import is_mxfp4, unstack_experts
 from kvforge.checkpoint.text_part import text_part_of
 from kvforge.common.errors import CheckpointError
+from kvforge.common.json_files import read_json
 from model_defs import Family, ModelConfig, ModelError, family_of, load_config, supported_family
 from model_defs.weights import weight_specs
 
@@ -21,7 +22,7 @@ def open_model(path: str | Path) -> Checkpoint:
     with parts for images or audio it is the text part, as if that were a checkpoint by itself.
 
     Raises CheckpointError for a family that is not supported, as ``open_checkpoint`` does, and where two tensors would
-    go by one name."""
+    go by one name. Where config.json and the tensors disagree about the LM head, the tensors win (``settle_head``)."""
     _check_family(Path(path))
     checkpoint = text_part_of(open_checkpoint(path))
     family = family_of(checkpoint.hf_config)
@@ -34,8 +35,10 @@ def open_model(path: str | Path) -> Checkpoint:
         )
     checkpoint = checkpoint.renamed(family.weight_name)
     checkpoint = _split(checkpoint, family) if family.fused else checkpoint
-    experts = read_model_config(checkpoint).experts if family.stacked else None
-    return checkpoint if experts is None else unstack_experts(checkpoint, family.stacked, experts.num_experts)
+    config = read_model_config(checkpoint)
+    if family.stacked and config.experts is not None:
+        checkpoint = unstack_experts(checkpoint, family.stacked, config.experts.num_experts)
+    return settle_head(checkpoint, config.tie_embeddings)
 
 
 def _split(checkpoint: Checkpoint, family: Family) -> Checkpoint:
@@ -79,6 +82,7 @@ def check_weights(checkpoint: Checkpoint, config: ModelConfig) -> None:
     as config.json says, or if there is a bias or a layer that the configuration does not ask for (without it the model
     would be another)."""
     _check_layers(checkpoint, config)
+    check_head(checkpoint, config.tie_embeddings)
     _check_format(checkpoint, config)
     sources = {source.name: source for spec in weight_specs(config) for source in spec.sources}
     for source in sources.values():

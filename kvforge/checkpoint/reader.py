@@ -1,7 +1,6 @@
 """A checkpoint directory: ``config.json`` and one or more safetensors files, read lazily."""
 
 import hashlib
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,15 +13,13 @@ from torch import Tensor
 from kvforge.checkpoint.finite import check_finite
 from kvforge.checkpoint.formats import WeightFormat
 from kvforge.checkpoint.quantization import Quantization, read_quantization
-from kvforge.common.checkpoint_files import CONFIG, QUANTIZATION, TOKENIZER_FILES, WEIGHTS, WEIGHTS_INDEX
+from kvforge.common.checkpoint_files import CONFIG, QUANTIZATION, WEIGHTS, WEIGHTS_INDEX, tokenizer_files
 from kvforge.common.errors import CheckpointError, first_line
+from kvforge.common.json_files import read_json
 from kvforge.common.lfs import fetch_it, is_lfs_pointer
 from kvforge.common.relative_names import is_inside
 from plugins.packed_linear.int4 import Codes
 from plugins.packed_linear.int4_steps import are_steps
-
-MAX_JSON_BYTES = 1 << 26
-"""Ten times the index of the largest models."""
 
 
 @dataclass(frozen=True)
@@ -119,6 +116,14 @@ class Checkpoint:
         """What ``name`` is of its whole."""
         part = self.parts.get(name)
         return whole if part is None else whole[part.start : part.stop]
+
+    def has(self, name: str) -> bool:
+        """Whether tensor ``name`` is stored, as it is or in a format of its own."""
+        return name in self.file_of_tensor or self.is_in_format(name)
+
+    def is_in_format(self, name: str) -> bool:
+        """Whether another library's format stores weight ``name`` as integers."""
+        return self._format_of(name) is not None
 
     def dtype(self, name: str) -> str:
         """Return the stored dtype of tensor ``name`` in safetensors' spelling, e.g. ``BF16``; ``F16`` for a weight that
@@ -254,7 +259,8 @@ class Checkpoint:
         """Return the files that make the model: configs, tokenizer and weights, sorted."""
         files = {self.path / CONFIG, *self.file_of_tensor.values()}
         files |= {file for piece in self.pieces.values() for file in piece.files}
-        files |= {self.path / name for name in (*TOKENIZER_FILES, QUANTIZATION) if (self.path / name).is_file()}
+        files |= {self.path / name for name in tokenizer_files(self.path)}
+        files |= {self.path / QUANTIZATION} if (self.path / QUANTIZATION).is_file() else set()
         return sorted(files)
 
     def sha256(self) -> str:
@@ -274,19 +280,6 @@ class Checkpoint:
                 f"a {self.hf_config.get('model_type')} model."
             )
         return self.file_of_tensor[name]
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file; raises CheckpointError where there is none, or more than MAX_JSON_BYTES."""
-    try:
-        if path.stat().st_size > MAX_JSON_BYTES:
-            raise CheckpointError(f"{path} has more than {MAX_JSON_BYTES} bytes; it is not what its name says.")
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} cannot be read as JSON: {first_line(error)}.") from None
-    if not isinstance(content, dict):
-        raise CheckpointError(f"{path} does not hold a JSON object.")
-    return content
 
 
 def open_checkpoint(path: str | Path) -> Checkpoint:

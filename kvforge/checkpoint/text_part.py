@@ -3,9 +3,10 @@
 from dataclasses import replace
 from pathlib import Path
 
-from kvforge.checkpoint.reader import Checkpoint, read_json
+from kvforge.checkpoint.reader import Checkpoint
 from kvforge.common.checkpoint_files import CONFIG
 from kvforge.common.errors import CheckpointError
+from kvforge.common.json_files import read_json
 from model_defs import ModelError, text_part
 from model_defs.text_part import text_tensor
 

@@ -1,13 +1,37 @@
 """Names of the files that a Hugging Face-format checkpoint has."""
 
+import shutil
+from pathlib import Path
+
 CONFIG = "config.json"
 QUANTIZATION = "hf_quant_config.json"
 WEIGHTS = "model.safetensors"
 WEIGHTS_INDEX = "model.safetensors.index.json"
+TOKENIZER_CONFIG = "tokenizer_config.json"
+SPECIAL_TOKENS_MAP = "special_tokens_map.json"
+CHAT_TEMPLATE = "chat_template.jinja"
+PROCESSOR_TEMPLATE = "chat_template.json"
+ADDITIONAL_TEMPLATES = "additional_chat_templates"
 TOKENIZER_FILES = (
     "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "chat_template.jinja",
+    TOKENIZER_CONFIG,
+    SPECIAL_TOKENS_MAP,
+    CHAT_TEMPLATE,
+    PROCESSOR_TEMPLATE,
+    f"{ADDITIONAL_TEMPLATES}/*.jinja",
     "generation_config.json",
 )
+"""Patterns of the files beside the weights that an engine keeps."""
+
+
+def tokenizer_files(folder: Path) -> list[str]:
+    """Return those of ``TOKENIZER_FILES`` that are in a checkpoint's folder, relative to it."""
+    found = {file for pattern in TOKENIZER_FILES for file in folder.glob(pattern) if file.is_file()}
+    return sorted(file.relative_to(folder).as_posix() for file in found)
+
+
+def copy_tokenizer_files(source: Path, directory: Path) -> None:
+    """Copy ``tokenizer_files`` of one folder into another."""
+    for name in tokenizer_files(source):
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source / name, directory / name)

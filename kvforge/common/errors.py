@@ -27,6 +27,10 @@ class CheckpointError(KvforgeError):
     """The checkpoint directory cannot be read as a supported model."""
 
 
+class CheckpointWarning(UserWarning):
+    """A file of a checkpoint says what its tensors or another of its files do not; the message says which was taken."""
+
+
 class EngineError(KvforgeError):
     """The engine directory is missing, damaged, or was built for something else."""
 

@@ -14,6 +14,7 @@ from kvforge.checkpoint.model import check_weights, int4_dtype, open_model, read
 from kvforge.checkpoint.predictor import open_predictor
 from kvforge.common.number_formats import INT4_WEIGHTS, keeping_int4
 from kvforge.common.staging import staging_directory
+from kvforge.compiler.checkpoint_texts import check_texts
 from kvforge.compiler.convert import convert_weights
 from kvforge.compiler.engine_dir import check_output
 from kvforge.compiler.manifest_fields import copy_tokenizer, manifest_fields
@@ -70,6 +71,7 @@ def build_engine(
     if options.kv_prediction is not None:
         predictor, prediction = open_prediction(options.kv_prediction, config, resolved)
         resolved = dataclasses.replace(resolved, prediction=prediction)
+    check_texts(checkpoint, config.vocab_size)
     token_fields = tokens_of_policy(checkpoint.path / "tokenizer.json", config.vocab_size, resolved.policy)
     target.check_toolchain()
     with staging_directory(output, replace=overwrite) as staging:

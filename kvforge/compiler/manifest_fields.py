@@ -1,11 +1,10 @@
 """What of an engine's manifest the model and the options decide, and the tokenizer's files."""
 
-import shutil
 from pathlib import Path
 from typing import Any
 
 from kvforge.checkpoint import Checkpoint
-from kvforge.common.checkpoint_files import TOKENIZER_FILES
+from kvforge.common.checkpoint_files import copy_tokenizer_files
 from kvforge.compiler.options import ResolvedOptions
 from kvforge.manifest.manifest import AUXILIARY_SIZES
 from model_defs import ModelConfig
@@ -14,9 +13,7 @@ from model_defs import ModelConfig
 def copy_tokenizer(checkpoint: Checkpoint, target: Path) -> None:
     """Copy the tokenizer's files of a checkpoint into the new folder ``target``."""
     target.mkdir()
-    for name in TOKENIZER_FILES:
-        if (checkpoint.path / name).is_file():
-            shutil.copyfile(checkpoint.path / name, target / name)
+    copy_tokenizer_files(checkpoint.path, target)
 
 
 def manifest_fields(config: ModelConfig, options: ResolvedOptions) -> dict[str, Any]:

@@ -216,12 +216,7 @@ class SampleReader:
 
 
 def _load_tokenizer(path: Path) -> Tokenizer | None:
-    if not path.is_file():
-        return None
-    tokenizer = read_tokenizer(path)
-    tokenizer.no_padding()
-    tokenizer.no_truncation()
-    return tokenizer
+    return read_tokenizer(path) if path.is_file() else None
 
 
 def _array(values: Any) -> np.ndarray:

@@ -17,6 +17,7 @@ from lm_eval.models.utils import normalize_gen_kwargs
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from tqdm import tqdm
 
+from kvforge.common.checkpoint_files import tokenizer_files
 from kvforge.common.errors import EngineError, KvforgeError
 from kvforge.evaluation.engine import check_finished
 from kvforge.manifest import TOKENIZER_DIR
@@ -81,8 +82,7 @@ class EngineLM(TemplateLM):
         if bos_id is None and not self.llm.engine.manifest.eos_token_ids:
             raise EngineError(f"{engine} names no token that begins or ends a text; rebuild it with an eos_token_id.")
         self._prefix = self.eot_token_id if bos_id is None else bos_id
-        files = [folder / "tokenizer.json", folder / "tokenizer_config.json", folder / "chat_template.jinja"]
-        content = b"\0".join(file.read_bytes() for file in files if file.is_file())
+        content = b"\0".join((folder / name).read_bytes() for name in tokenizer_files(folder))
         self._tokenizer_name = f"kvforge-{hashlib.sha256(content).hexdigest()[:16]}"
 
     @property
@@ -101,12 +101,15 @@ class EngineLM(TemplateLM):
         return self._tokenizer_name
 
     def chat_template(self, chat_template: bool | str = False) -> str | None:
-        """Return the source of the engine's chat template, None where none is asked for; there is only the default."""
+        """Return the source of the engine's chat template, None where none is asked for; conversations without tools
+        are written by the default one."""
         if chat_template is False or chat_template is None:
             return None
-        if isinstance(chat_template, str) and chat_template != "default":
-            raise KvforgeError(f"the engine has no chat template named {chat_template!r}; leave the name out.")
-        return self._template().source
+        template = self._template()
+        name = template.name_for(None)
+        if isinstance(chat_template, str) and chat_template != name:
+            raise KvforgeError(f"tasks are not written by the chat template {chat_template!r}; leave the name out.")
+        return template.sources[name]
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
         """Return a conversation as text, up to where the assistant's next turn begins, or without

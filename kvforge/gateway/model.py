@@ -63,7 +63,7 @@ class ServedModel:
         digest = hashlib.sha256((options.engine / MANIFEST_FILE).read_bytes() + data)
         digest.update(json.dumps(sampling.values, sort_keys=True).encode())
         if template is not None:
-            digest.update(json.dumps([template.source, template.special_tokens], sort_keys=True).encode())
+            digest.update(json.dumps([template.sources, template.special_tokens], sort_keys=True).encode())
         max_seq_len = min(manifest.max_seq_len, options.max_seq_len or manifest.max_seq_len)
         return cls(
             name=options.model_name or options.engine.resolve().name,
@@ -108,7 +108,7 @@ def sampling_defaults(options: GatewayOptions) -> SamplingDefaults:
 
 def _tool_format(name: str | None, template: ChatTemplate | None) -> ToolFormat | None:
     if name is None:
-        return None if template is None else recognised(template.source)
+        return None if template is None else recognised(template.source_with_tools)
     known = formats()
     if name not in known:
         raise KvforgeError(f"--tool-call-format {name} is not known; give one of {', '.join(sorted(known))}.")

@@ -90,17 +90,18 @@ def _from_checkpoint(path: Path, name: str) -> Subject:
     algorithm = None if quantization is None else quantization.kv_cache_algo
     dtype = automatic_dtype(checkpoint.dtype("model.embed_tokens.weight"))
     kv_dtype = automatic_kv_dtype(dtype, algorithm)
+    config = read_model_config(checkpoint)
     return dataclasses.replace(
-        _from_config(path / "config.json", name),
+        _own(shape_of_config(config, name)),
         weight_dtype=dtype,
         kv_dtype=kv_dtype,
-        int4_dtype=int4_dtype(checkpoint, read_model_config(checkpoint)),
+        int4_dtype=int4_dtype(checkpoint, config),
     )
 
 
 def _from_config(file: Path, name: str) -> Subject:
     """Of a config.json; without weights, the dtype is the one that it names."""
-    from kvforge.checkpoint.reader import read_json
+    from kvforge.common.json_files import read_json
     from model_defs import ModelError, load_config
 
     hf = read_json(file)

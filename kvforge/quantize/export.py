@@ -3,7 +3,6 @@
 import contextlib
 import io
 import logging
-import shutil
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from kvforge.checkpoint.copy_files import copy_files
 from kvforge.checkpoint.finite import check_finite
 from kvforge.checkpoint.model import check_weights, open_model, read_model_config
 from kvforge.checkpoint.output import check_output
-from kvforge.common.checkpoint_files import TOKENIZER_FILES
+from kvforge.common.checkpoint_files import copy_tokenizer_files
 from kvforge.common.errors import CheckpointError, KvforgeError, first_line
 from kvforge.common.extras import import_failed
 from kvforge.common.staging import staging_directory
@@ -104,9 +103,7 @@ def quantize_checkpoint(
                 export_hf_checkpoint(model, export_dir=staging)
             except SafetensorError as error:  # how a full disk reads there
                 raise KvforgeError(f"{output} was not written ({first_line(error)}); free space there.") from None
-            for name in TOKENIZER_FILES:
-                if (checkpoint.path / name).is_file():
-                    shutil.copyfile(checkpoint.path / name, staging / name)
+            copy_tokenizer_files(checkpoint.path, staging)
             scales = _check_export(staging, checkpoint, config)
             files = list(staging.glob("*.safetensors"))
             for file in files:  # safetensors writes them for the owner alone

@@ -11,49 +11,48 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from kvforge.common.errors import KvforgeError, first_line
-from kvforge.tokenization.files import CONFIG_FILE, read_tokenizer_config, special_tokens
+from kvforge.common.errors import CheckpointError, KvforgeError, first_line
+from kvforge.tokenization.files import read_tokenizer_config, special_tokens
+from kvforge.tokenization.template_files import DEFAULT, read_templates
 
 _END_OF_CONTENT = "END_OF_CONTENT_TO_BE_CONTINUED"
 OWN_NAMES = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 """What every template is given."""
+TOOL_USE = "tool_use"
+"""The template that conversations with tools are written by, where a checkpoint names one so."""
 
 
 class ChatTemplate:
-    """A template of ``tokenizer_config.json`` or ``chat_template.jinja`` and the special tokens it may name."""
+    """The templates of a checkpoint by their names, and the special tokens that they may name."""
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str] | None = None) -> None:
-        """Raises KvforgeError where ``source`` is not a template."""
-        from jinja2 import TemplateError
-
-        self.source = source
+    def __init__(self, sources: str | Mapping[str, str], special_tokens: Mapping[str, str] | None = None) -> None:
+        """One template, or several by name. Raises KvforgeError where one is not a template."""
+        self.sources = {DEFAULT: sources} if isinstance(sources, str) else dict(sources)
         self.special_tokens = dict(special_tokens or {})
-        try:
-            self._template = _environment().from_string(source)
-        except TemplateError as error:
-            raise KvforgeError(f"The chat template is not valid ({first_line(error)}); correct it.") from None
+        environment = _environment()
+        self._templates = {name: _compiled(environment, name, source) for name, source in self.sources.items()}
 
     @classmethod
     def from_dir(cls, directory: Path) -> "ChatTemplate | None":
-        """Read the template of a checkpoint's or engine's tokenizer files; None where there is none.
+        """Read the templates of a checkpoint's or engine's tokenizer files; None where there is not one.
 
-        ``chat_template.jinja`` goes before ``tokenizer_config.json``; of several named ones, ``default`` is taken.
         Raises KvforgeError for a file that cannot be read.
         """
         config = read_tokenizer_config(directory)
-        file = directory / "chat_template.jinja"
-        source = config.get("chat_template")
-        if isinstance(source, list):
-            named = [entry for entry in source if isinstance(entry, Mapping) and entry.get("name") == "default"]
-            source = named[-1].get("template") if named else None
-        if not isinstance(source, str | None):
-            raise KvforgeError(f"{directory / CONFIG_FILE} has a chat_template that is no text; correct it.")
-        if file.is_file():
-            try:
-                source = file.read_text(encoding="utf-8")
-            except UnicodeDecodeError:
-                raise KvforgeError(f"{file} is not UTF-8 text; write it again.") from None
-        return cls(source, special_tokens(config)) if source else None
+        sources = read_templates(directory, config)
+        return cls(sources, special_tokens(config)) if sources else None
+
+    def name_for(self, tools: Sequence[Mapping[str, Any]] | None) -> str:
+        """Return the name of the template that writes a conversation with these tools, as transformers'
+        ``apply_chat_template`` chooses it. Raises KvforgeError where there is not one."""
+        if tools is not None and TOOL_USE in self.sources:
+            return TOOL_USE
+        if DEFAULT not in self.sources:
+            raise KvforgeError(
+                f"the chat templates are named {', '.join(sorted(self.sources))} and not one is named {DEFAULT}; give "
+                "the one to use as a file"
+            )
+        return DEFAULT
 
     @cached_property
     def names(self) -> frozenset[str]:
@@ -72,9 +71,12 @@ class ChatTemplate:
         """Return the text of ``messages`` ({"role", "content"} each); with ``add_generation_prompt``, up to where the
         assistant's next turn begins. ``tools`` are the functions that may be called, as OpenAI describes them,
         ``arguments`` further names that the template may use; none of OWN_NAMES and no special token's.
-        Raises KvforgeError where the template refuses the conversation."""
+        Raises KvforgeError where the template refuses the conversation, or does not read the tools."""
+        name = self.name_for(tools)
+        if tools and not self._reads_tools(name):
+            raise KvforgeError("the chat template does not show tools to the model; leave out tools, or give another")
         try:
-            return self._template.render(
+            return self._templates[name].render(
                 messages=list(messages),
                 tools=None if tools is None else list(tools),
                 documents=None,
@@ -84,6 +86,17 @@ class ChatTemplate:
             )
         except Exception as error:  # what a template computes may raise anything
             raise KvforgeError(f"the chat template refuses this conversation ({first_line(error)})") from None
+
+    @property
+    def source_with_tools(self) -> str:
+        """The template that writes conversations with tools; empty where there is not one."""
+        return self.sources.get(TOOL_USE, self.sources.get(DEFAULT, ""))
+
+    def _reads_tools(self, name: str) -> bool:
+        from jinja2 import meta
+
+        environment = self._templates[name].environment
+        return "tools" in meta.find_undeclared_variables(environment.parse(self.sources[name]))
 
     def render_open(
         self,
@@ -102,6 +115,26 @@ class ChatTemplate:
                 "the chat template changes the last message, so it cannot be continued; use another one."
             )
         return text if rest.startswith(" ") else text.rstrip()  # a template that trims, trims the content, too
+
+
+def check_chat_template(directory: Path) -> None:
+    """Raise CheckpointError where a checkpoint has a chat template that cannot be read or parsed."""
+    try:
+        ChatTemplate.from_dir(directory)
+    except CheckpointError:
+        raise
+    except KvforgeError as error:
+        raise CheckpointError(f"{directory}: {error}") from None
+
+
+def _compiled(environment: Any, name: str, source: str) -> Any:
+    from jinja2 import TemplateError
+
+    which = "The chat template" if name == DEFAULT else f"The chat template {name}"
+    try:
+        return environment.from_string(source)
+    except (TemplateError, RecursionError) as error:
+        raise KvforgeError(f"{which} is not valid ({first_line(error)}); correct it.") from None
 
 
 def read_template(file: Path) -> str:
@@ -129,8 +162,11 @@ def _environment() -> Any:
     def refuse(message: str) -> None:
         raise TemplateError(message)
 
-    def to_json(value: Any, **options: Any) -> str:
-        return json.dumps(value, **{"ensure_ascii": False, **options})
+    def to_json(
+        value: Any, ensure_ascii: Any = False, indent: Any = None, separators: Any = None, sort_keys: Any = False
+    ) -> str:
+        """With the arguments of transformers' filter, in its order."""
+        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
     @pass_context
     def as_it_is(context: Any, value: Any) -> Any:

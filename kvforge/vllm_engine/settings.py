@@ -30,8 +30,8 @@ OURS = {
 @dataclass(frozen=True)
 class VllmSettings:
     """``checkpoint`` is an absolute path, or CHECKPOINT_DIR for the copy in the engine; ``arguments`` are further ones
-    of vLLM's ``EngineArgs``. ``architecture`` goes before what ``config.json`` names. ``checkpoint_bytes`` are the
-    sizes of the checkpoint's files by name: one that changed is another model."""
+    of vLLM's ``EngineArgs``. ``config`` goes before what ``config.json`` has. ``checkpoint_bytes`` are the sizes of
+    the checkpoint's files by name: one that changed is another model."""
 
     python: str
     vllm_version: str
@@ -39,7 +39,7 @@ class VllmSettings:
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
     has_cut: bool = False
-    architecture: str | None = None
+    config: dict[str, Any] = field(default_factory=dict)
     arguments: dict[str, Any] = field(default_factory=dict)
     checkpoint_bytes: dict[str, int] = field(default_factory=dict)
 

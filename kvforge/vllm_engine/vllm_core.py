@@ -169,7 +169,7 @@ def engine_arguments(
         "generation_config": "vllm",  # a request says all of its sampling
         "structured_outputs_config": {"backend": "guidance"},
         "use_tqdm_on_load": False,
-        **({"hf_overrides": {"architectures": [settings.architecture]}} if settings.architecture else {}),
+        **({"hf_overrides": settings.config} if settings.config else {}),
         **({"compilation_config": UNCOMPILED} if settings.has_cut else {}),
         **settings.arguments,
     }

@@ -9,10 +9,12 @@ from typing import Any
 from safetensors import safe_open
 
 from kvforge.checkpoint import Checkpoint, open_checkpoint
-from kvforge.checkpoint.model import read_model_config
+from kvforge.checkpoint.head import TIED
+from kvforge.checkpoint.model import open_model, read_model_config
 from kvforge.common.errors import BuildError, KvforgeError
 from kvforge.common.number_formats import automatic_dtype
 from kvforge.common.staging import staging_directory
+from kvforge.compiler.checkpoint_texts import check_texts
 from kvforge.compiler.hosted_model import general_fields
 from kvforge.compiler.manifest_fields import copy_tokenizer, manifest_fields
 from kvforge.compiler.options import BuildOptions, ResolvedOptions, check_limits, compute_dtype, longest_sequence
@@ -52,7 +54,8 @@ def write_engine(
     arguments = parse_arguments(options.engine_args)
     progress("read")
     checkpoint = open_checkpoint(checkpoint_path)
-    config = None if family_of(checkpoint.hf_config) is None else read_model_config(checkpoint)
+    model = None if family_of(checkpoint.hf_config) is None else open_model(checkpoint_path)
+    config = None if model is None else read_model_config(model)
     has_cut = config is not None and config.is_swiftkv
     if config is not None and has_cut:
         try:
@@ -60,6 +63,7 @@ def write_engine(
         except ValueError as error:
             raise BuildError(str(error)) from None
     fields = _fields(checkpoint, config, options)
+    check_texts(checkpoint, fields["vocab_size"])
     _check_ranks(fields, has_cut, options)
     try:
         interpreter = find_interpreter(options.engine_python)
@@ -71,6 +75,7 @@ def write_engine(
         if options.copy_checkpoint:
             (staging / CHECKPOINT_DIR).mkdir()
             for name in files:
+                (staging / CHECKPOINT_DIR / name).parent.mkdir(exist_ok=True)
                 shutil.copyfile(checkpoint.path / name, staging / CHECKPOINT_DIR / name)
         settings = VllmSettings(
             python=interpreter.python,
@@ -79,7 +84,7 @@ def write_engine(
             tensor_parallel_size=options.tensor_parallel_size,
             pipeline_parallel_size=options.pipeline_parallel_size,
             has_cut=has_cut,
-            architecture=_architecture(checkpoint, has_cut),
+            config=_config_overrides(checkpoint, model, has_cut),
             arguments=arguments,
             checkpoint_bytes=files,
         )
@@ -133,14 +138,21 @@ def _fields(checkpoint: Checkpoint, config: ModelConfig | None, options: BuildOp
     }
 
 
-def _architecture(checkpoint: Checkpoint, has_cut: bool) -> str | None:
-    """The class by which vLLM knows the model, where config.json names none, or the one without the cut."""
+def _config_overrides(checkpoint: Checkpoint, model: Checkpoint | None, has_cut: bool) -> dict[str, Any]:
+    """What vLLM reads in the place of fields of config.json: the class by which it knows the model, where config.json
+    names none, or the one without the cut; and whether the head is tied, where the tensors of ``model``, the checkpoint
+    as kvforge reads it, say otherwise."""
     family = family_of(checkpoint.hf_config)
-    if family is None:
-        return None
+    if family is None or model is None:
+        return {}
     wanted = family.swiftkv_architecture if has_cut else family.architecture
     named = checkpoint.hf_config.get("architectures")
-    return None if named == [wanted] or (named and not has_cut) else wanted
+    overrides: dict[str, Any] = {}
+    if not (named == [wanted] or (named and not has_cut)):
+        overrides["architectures"] = [wanted]
+    if (is_tied := model.hf_config.get(TIED)) != checkpoint.hf_config.get(TIED):
+        overrides[TIED] = is_tied
+    return overrides
 
 
 def _check_ranks(fields: dict[str, Any], has_cut: bool, options: BuildOptions) -> None:

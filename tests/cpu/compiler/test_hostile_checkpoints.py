@@ -78,4 +78,4 @@ def test_every_mutation_is_refused_or_generates(family: str, attacker: Attacker,
         refused += bool(built)
         if not built and generated:
             assert "logits are not finite" in generated and row["what"].startswith("weights: value"), row
-    assert count * 0.3 < refused < count * 0.95
+    assert count * 0.3 < refused <= (count * 0.95 if full else count)  # of the few cases here all may be refused

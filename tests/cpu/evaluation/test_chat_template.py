@@ -41,7 +41,9 @@ def test_a_last_message_that_a_template_changes_cannot_be_continued() -> None:
             template.render_open([{"role": "assistant", "content": "thought|answer"}])
 
 
-@pytest.mark.parametrize(("content", "message"), [("{", "is not JSON"), ("[]", "is no JSON object")])
+@pytest.mark.parametrize(
+    ("content", "message"), [("{", "cannot be read as JSON"), ("[]", "does not hold a JSON object")]
+)
 def test_damaged_tokenizer_files_are_one_sentence(tmp_path: Path, content: str, message: str) -> None:
     (tmp_path / "tokenizer_config.json").write_text(content)
     with pytest.raises(KvforgeError, match=message):

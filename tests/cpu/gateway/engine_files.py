@@ -6,7 +6,8 @@ from kvforge.manifest import SCHEMA_VERSION, TOKENIZER_DIR, Manifest, save_manif
 from tests.support.models.checkpoints import write_byte_tokenizer
 
 TEMPLATE = (
-    "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools here') }}{% endif %}"
+    "{% if tools %}{% endif %}{% for m in messages %}"
+    "{% if m.role == 'tool' %}{{ raise_exception('no tools here') }}{% endif %}"
     "[{{ m.role }}]{{ m.content }}{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
 )
 

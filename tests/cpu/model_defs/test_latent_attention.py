@@ -340,7 +340,7 @@ def test_what_latent_attention_does_not_go_with_is_refused(options: dict[str, An
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"scoring_func": "sigmoid"}, "scoring_func 'sigmoid' of deepseek_v2 is not supported; it must be 'softmax'"),
+        ({"scoring_func": "sigmoid"}, "scoring_func 'sigmoid' of deepseek_v2 is not supported; it must be .softmax."),
         ({"attention_bias": True}, "attention_bias True of deepseek_v2 is not supported"),
         ({"topk_method": "noaux_tc"}, "topk_method 'noaux_tc' is not supported; supported are greedy and group"),
         (IN_GROUPS | {"n_group": 3}, "cannot be chosen in 2 of 3 groups of 8 experts"),

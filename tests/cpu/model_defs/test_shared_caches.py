@@ -108,9 +108,9 @@ def test_there_is_no_other_cut(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"attention_k_eq_v": True}, "attention_k_eq_v of gemma4_text is not supported"),
+        ({"attention_k_eq_v": True}, "attention_k_eq_v True of gemma4_text is not supported"),
         ({"enable_moe_block": True}, "enable_moe_block"),
-        ({"use_bidirectional_attention": "all"}, "only causal attention"),
+        ({"use_bidirectional_attention": "all"}, "of gemma4_text is not supported"),
         ({"num_kv_shared_layers": 4}, "must be below the 4 of"),
         ({"num_kv_shared_layers": 1}, "leaves no layer of some layer_types"),
         ({"hidden_size_per_layer_input": 8}, "must be 0 or at least 16"),

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kvforge.cli import main
-from kvforge.common.errors import BuildError, CheckpointError, EngineError
+from kvforge.common.errors import BuildError, CheckpointError, CheckpointWarning, EngineError
 from kvforge.compiler import BuildOptions, build_engine
 from kvforge.compiler.build import stages
 from kvforge.manifest import load_manifest
@@ -48,7 +48,7 @@ def test_an_engine_refers_to_its_checkpoint(tmp_path: Path, interpreter: str) ->
     settings = load_settings(tmp_path / "engine")
     assert (settings.python, settings.vllm_version) == (interpreter, "0.32.0")
     assert (settings.tensor_parallel_size, settings.pipeline_parallel_size) == (2, 1)
-    assert settings.architecture is None  # config.json names it
+    assert settings.config == {}  # config.json names it
     assert settings.has_cut and settings.arguments == {"enforce_eager": True}
     assert settings.checkpoint_in(tmp_path / "engine") == SWIFTKV
     assert not load_settings_of_plain(tmp_path).has_cut
@@ -61,7 +61,16 @@ def test_a_checkpoint_without_its_class_s_name(tmp_path: Path, checkpoint: Path,
     del config["architectures"]
     (tmp_path / "checkpoint" / "config.json").write_text(json.dumps(config))
     build(tmp_path / "checkpoint", tmp_path / "engine")
-    assert load_settings(tmp_path / "engine").architecture == name
+    assert load_settings(tmp_path / "engine").config == {"architectures": [name]}
+
+
+def test_vllm_is_told_of_a_head_that_config_json_denies(tmp_path: Path) -> None:
+    path = make_checkpoint(tmp_path / "checkpoint", tie_word_embeddings=False)
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))
+    with pytest.warns(CheckpointWarning):
+        build(path, tmp_path / "engine")
+    assert load_settings(tmp_path / "engine").config == {"tie_word_embeddings": False}
 
 
 def load_settings_of_plain(tmp_path: Path) -> Any:
@@ -166,7 +175,7 @@ def test_layers_that_read_others_caches_are_no_cut_of_ours(tmp_path: Path) -> No
     )
     manifest = build(checkpoint, tmp_path / "engine")
     settings = load_settings(tmp_path / "engine")
-    assert manifest["cut"] == 4 and not settings.has_cut and settings.architecture is None
+    assert manifest["cut"] == 4 and not settings.has_cut and settings.config == {}
 
 
 @pytest.mark.parametrize(

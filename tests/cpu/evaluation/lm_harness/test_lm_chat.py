@@ -20,7 +20,7 @@ def test_chat_templates(model: EngineLM, chat_model: EngineLM) -> None:
     for call in (lambda: model.chat_template(True), lambda: model.apply_chat_template(history)):
         with pytest.raises(KvforgeError, match="this engine has no chat template"):
             call()
-    with pytest.raises(KvforgeError, match="no chat template named 'rag'"):
+    with pytest.raises(KvforgeError, match="not written by the chat template 'rag'"):
         chat_model.chat_template("rag")
 
 

@@ -1,0 +1,79 @@
+"""Every key of a ``config.json`` that transformers reads for the supported families: used, fixed or ignored.
+
+A key is *used* when a family reads it: those of ``USED`` all families do, others are in the ``reads`` of a ``Family``.
+It is *fixed* when transformers' models obey it and this project's do not: another value than those here, or in the
+family's ``fixed``, is refused by name. It is *ignored* when it does not change what the model computes.
+"""
+
+import json
+import reprlib
+from collections.abc import Mapping
+from typing import Any
+
+from model_defs.errors import ModelError
+from model_defs.family import Family
+
+USED = frozenset({
+    "model_type", "text_config", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
+    "num_attention_heads", "num_key_value_heads", "head_dim", "hidden_act", "hidden_activation", "rms_norm_eps",
+    "max_position_embeddings", "original_max_position_embeddings", "rope_theta", "rope_scaling", "rope_parameters",
+    "partial_rotary_factor", "tie_word_embeddings", "bos_token_id", "eos_token_id", "quantization_config",
+})  # fmt: skip
+"""Read in every family."""
+
+FIXED: Mapping[str, tuple[Any, ...]] = {"per_layer_config": ({},), "is_encoder_decoder": (False,)}
+"""The values of each key that change nothing, in every family; null is one more."""
+
+_TRAINING, _HEADS = "for training only", "for classification heads"
+_OUTPUTS, _KERNELS = "which outputs a call returns", "which kernels compute it, with the same result"
+_LOADING = "where the file came from, or who wrote it"
+_EXPERTS = "read with a mixture of experts; where enable_moe_block says whether there is one, that is fixed"
+IGNORED: Mapping[str, str] = {
+    "attention_dropout": _TRAINING,
+    "embd_pdrop": _TRAINING,
+    "resid_pdrop": _TRAINING,
+    "initializer_range": _TRAINING,
+    "router_aux_loss_coef": _TRAINING,
+    "router_jitter_noise": _TRAINING,
+    "output_router_logits": _OUTPUTS,
+    "output_attentions": _OUTPUTS,
+    "output_hidden_states": _OUTPUTS,
+    "return_dict": _OUTPUTS,
+    "num_labels": _HEADS,
+    "id2label": _HEADS,
+    "label2id": _HEADS,
+    "problem_type": _HEADS,
+    "_attn_implementation": _KERNELS,
+    "attn_implementation": _KERNELS,
+    "experts_implementation": _KERNELS,
+    "chunk_size_feed_forward": _KERNELS,
+    "pretraining_tp": "transformers 5 reads it and computes the same with any value",
+    "_commit_hash": _LOADING,
+    "_name_or_path": _LOADING,
+    "name_or_path": _LOADING,
+    "transformers_version": _LOADING,
+    "architectures": "model_type says which model it is; target vllm is told the class where it needs one",
+    "dtype": "the tensors say in what they are stored; --dtype says in what they are computed",
+    "torch_dtype": "as dtype",
+    "use_cache": "an engine always has a cache",
+    **dict.fromkeys(("num_experts", "top_k_experts", "moe_intermediate_size"), _EXPERTS),
+    "num_global_key_value_heads": "read with attention_k_eq_v, which is fixed",
+    "pad_token_id": "sequences are packed and never padded",
+}
+"""Why each of these keys changes nothing."""
+
+
+def check_fixed(hf: Mapping[str, Any], family: Family) -> None:
+    """Raise ModelError where a ``config.json`` has a key that the family's models in transformers obey and this
+    project's do not."""
+    for key, neutral in {**FIXED, **family.fixed}.items():
+        value = hf.get(key)
+        if key in family.reads or value is None or any(_is(value, each) for each in neutral):
+            continue
+        allowed = " or ".join(json.dumps(each) for each in neutral or (None,))
+        raise ModelError(f"{key} {reprlib.repr(value)} of {family.model_type} is not supported; it must be {allowed}.")
+
+
+def _is(value: Any, other: Any) -> bool:
+    """Equal and of one type: 0 is not false."""
+    return type(value) is type(other) and bool(value == other)
