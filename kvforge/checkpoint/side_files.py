@@ -37,8 +37,9 @@ GENERATION: Mapping[str, Row] = {
     **_rows(
         "used",
         "the model's default of sampling",
-        *("do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty"),
+        *("temperature", "top_k", "top_p", "min_p", "repetition_penalty"),
     ),
+    **_rows("ignored", "temperature says whether tokens are drawn, as in vLLM", "do_sample"),
     **_checked(
         _SAMPLING,
         num_beams=1,

@@ -56,10 +56,14 @@ class ChatTemplate:
 
     @cached_property
     def names(self) -> frozenset[str]:
-        """What the template reads of what it is given."""
+        """What the templates read of what they are given, each of them or one."""
+        return frozenset().union(*map(self._names_of, self.sources))
+
+    def _names_of(self, name: str) -> set[str]:
         from jinja2 import meta
 
-        return frozenset(meta.find_undeclared_variables(_environment().parse(self.source)))
+        environment = self._templates[name].environment
+        return meta.find_undeclared_variables(environment.parse(self.sources[name]))
 
     def render(
         self,
@@ -73,7 +77,7 @@ class ChatTemplate:
         ``arguments`` further names that the template may use; none of OWN_NAMES and no special token's.
         Raises KvforgeError where the template refuses the conversation, or does not read the tools."""
         name = self.name_for(tools)
-        if tools and not self._reads_tools(name):
+        if tools and "tools" not in self._names_of(name):
             raise KvforgeError("the chat template does not show tools to the model; leave out tools, or give another")
         try:
             return self._templates[name].render(
@@ -91,12 +95,6 @@ class ChatTemplate:
     def source_with_tools(self) -> str:
         """The template that writes conversations with tools; empty where there is not one."""
         return self.sources.get(TOOL_USE, self.sources.get(DEFAULT, ""))
-
-    def _reads_tools(self, name: str) -> bool:
-        from jinja2 import meta
-
-        environment = self._templates[name].environment
-        return "tools" in meta.find_undeclared_variables(environment.parse(self.sources[name]))
 
     def render_open(
         self,

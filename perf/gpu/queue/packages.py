@@ -13,8 +13,8 @@ MOST_BYTES = 15 << 20
 
 
 def keep_packages(path: Path, root: Path) -> list[str]:
-    """Write the folders of compiled graphs below ``root`` (``kvforge-NAME/cuda/...``) to a zip file, which is never seen
-    in part; returns those that ``MOST_BYTES`` had no room for."""
+    """Write the folders of compiled graphs below ``root`` (``kvforge-NAME/cuda/...``) to a zip file, never seen in
+    part; returns those that ``MOST_BYTES`` had no room for."""
     folders = sorted(mark.parent for mark in root.glob(f"kvforge-*/cuda/**/{COMPLETE}"))
     hidden, left_out, room = path.with_name(f".{path.name}.{os.getpid()}"), [], MOST_BYTES
     with zipfile.ZipFile(hidden, "w", zipfile.ZIP_DEFLATED) as kept:
