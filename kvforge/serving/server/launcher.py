@@ -7,6 +7,7 @@ import os
 import queue
 import re
 import secrets
+import signal
 import subprocess
 import threading
 import time
@@ -18,7 +19,7 @@ from types import TracebackType
 from kvforge.common.errors import KvforgeError
 from kvforge.manifest import Manifest, load_manifest
 from kvforge.serving.health.probe import NoAnswerError, generate, has_metrics, is_ready
-from kvforge.serving.logs.lines import error_in_log
+from kvforge.serving.logs.lines import error_in_log, failure_in_log
 from kvforge.serving.logs.pump import LogPump, LogSink
 from kvforge.serving.processes.cleanup import ServerResources
 from kvforge.serving.processes.facts import (
@@ -34,6 +35,7 @@ from kvforge.serving.processes.facts import (
     raise_open_files_limit,
     wait_gone,
 )
+from kvforge.serving.processes.listeners import listens
 from kvforge.serving.processes.priority import yield_to_engine
 from kvforge.serving.processes.run_dir import (
     FAILED,
@@ -49,7 +51,7 @@ from kvforge.serving.server.access import PRIVATE_UMASK, closed_control_apis, ma
 from kvforge.serving.server.drain import drain
 from kvforge.serving.server.options import ServerOptions, engine_command
 from kvforge.serving.server.ports import choose_ports
-from kvforge.serving.server.repository import materialise
+from kvforge.serving.server.repository import ENGINE_LINK, MODELS, materialise
 from kvforge.serving.server.triton_install import TritonInstall, find_triton
 
 logger = logging.getLogger("kvforge.serve")
@@ -68,6 +70,8 @@ SERVER_FOLLOWS_S = 0.5
 """From the end of a stub to that of the server that it ended with."""
 START_ATTEMPTS = 2
 """A busy machine makes tritonserver give up or stand still now and then (seen in 4 of some 450 starts, 2 cores)."""
+ENDED_BY_OTHERS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+"""Signals after which tritonserver is not started once more: it did not crash, somebody or the system ended it."""
 PORT_ATTEMPTS = 3
 """Another process may take a free port before tritonserver listens on it, which it does once its models are loaded."""
 
@@ -257,7 +261,7 @@ class TritonServer:
 
     def log_error(self) -> str:
         """The log's own words for what went wrong, as one line."""
-        return error_in_log([] if self._log is None else self._log.lines())
+        return self._with_engine(error_in_log(self._log_lines()))
 
     def __enter__(self) -> "TritonServer":
         return self.start()
@@ -288,27 +292,50 @@ class TritonServer:
         ]
         return arguments if backends is None else [*arguments, f"--backend-directory={backends}"]
 
-    def _check_ports(self) -> None:
-        """Raise PortTakenError when the log says so."""
-        for line in [] if self._log is None else self._log.lines():
+    def _log_lines(self) -> list[str]:
+        return [] if self._log is None else self._log.lines()
+
+    def _with_engine(self, words: str) -> str:
+        """What a model said, with the engine's path in place of the link by which models read it."""
+        return words if self._run_dir is None else words.replace(str(self._run_dir / ENGINE_LINK), str(self.engine_dir))
+
+    def _check_log(self) -> None:
+        """Raise the first cause that the log has why the server will not be ready: PortTakenError or KvforgeError."""
+        lines = self._log_lines()
+        for line in lines:
             if match := re.search(
                 r"failed to start (\S+) service: .*Socket '(\S+)' already in use", line, re.IGNORECASE
             ):
-                raise PortTakenError(
-                    f"the server did not start: another process took {match[2]}; choose another with "
-                    f"--{match[1].lower()}-port, or 0 for any free port"
-                )
+                raise _port_taken(match[1].lower(), f"another process took {match[2]}")
+        if (failure := failure_in_log(lines)) is not None:
+            raise KvforgeError(f"the server did not start: {self._with_engine(failure)}")
+
+    def _answers(self, process: subprocess.Popen) -> bool:
+        """Whether tritonserver answers for HTTP and metrics. Raises PortTakenError where somebody else does."""
+        # It begins to listen for questions about metrics last, and serves without if that port is taken.
+        for name, does_answer in (("http", partial(is_ready, self.http_url)), ("metrics", self._has_metrics)):
+            if not does_answer():
+                return False
+            if not listens(process.pid, self.ports[name]) and process.poll() is None:
+                raise _port_taken(name, f"another process answers on port {self.ports[name]}")
+        return True
+
+    def _has_metrics(self) -> bool:
+        return has_metrics(self.metrics_url)
+
+    def _check_start(self, process: subprocess.Popen, cancelled: Callable[[], bool]) -> None:
+        """Raise when the start was cancelled, and the first cause when the server will not be ready."""
+        if cancelled():
+            raise StartCancelled("the start was cancelled")
+        if (status := process.poll()) is not None:
+            raise self._ended(status)
+        self._check_log()
 
     def _wait_ready(self, process: subprocess.Popen, cancelled: Callable[[], bool]) -> None:
         limit_s = START_TIMEOUT_S
         deadline = time.monotonic() + limit_s
-        # It begins to listen for questions about metrics last, and serves without if that port is taken.
-        while not (is_ready(self.http_url) and has_metrics(self.metrics_url)):
-            if cancelled():
-                raise StartCancelled("the start was cancelled")
-            if (status := process.poll()) is not None:
-                raise self._ended(status)
-            self._check_ports()
+        while not self._answers(process):
+            self._check_start(process, cancelled)
             state = self.state
             if state is not None and state.engine == LOADING:
                 limit_s = READY_FOLLOWS_S
@@ -320,20 +347,25 @@ class TritonServer:
                 raise StartBrokeOffError(f"the server was not ready after {after}: {self.log_error()}")
             time.sleep(0.05)
         self._first_request(process, cancelled)
-        self._check_ports()  # who answered for metrics may be another server
+        self._check_log()
         make_regions_private(self._shm_prefix)
         # Not the engine process: its stub restarts it.
         self._stubs = {stub: model_of_stub(stub) for stub in children(process.pid)}
+        for model in MODELS:
+            if model not in self._stubs.values():
+                raise KvforgeError(f"the server did not start: the process of model '{model}' ended")
         yield_to_engine(process.pid)
 
     def _ended(self, status: int) -> KvforgeError:
-        """What to raise for a tritonserver that ended while it started. Raises PortTakenError."""
+        """What to raise for a tritonserver that ended while it started. Raises the log's first cause."""
         if self._log is not None:
             self._log.join(LOG_TIMEOUT_S)
-        self._check_ports()
+        self._check_log()
         if status >= 0:
             return KvforgeError(f"the server did not start: {self.log_error()}")
         crash = f"tritonserver ended ({how_it_ended(status)})"
+        if -status in ENDED_BY_OTHERS:
+            return KvforgeError(f"the server did not start: {crash}")
         return StartBrokeOffError(f"the server did not start: {self.log_error()}; {crash}")
 
     def _first_request(self, process: subprocess.Popen, cancelled: Callable[[], bool]) -> None:
@@ -359,8 +391,11 @@ class TritonServer:
                 if error is not None:
                     raise error
                 return
-            if cancelled():
-                raise StartCancelled("the start was cancelled")
+            self._check_start(process, cancelled)
+
+
+def _port_taken(name: str, why: str) -> PortTakenError:
+    return PortTakenError(f"the server did not start: {why}; choose another with --{name}-port, or 0 for any free port")
 
 
 def _silence(state: EngineState) -> str | None:

@@ -88,6 +88,8 @@ class Supervisor:
             self._server.start(self._signals.stop)
             if self._companion is not None:
                 self._companion.start(self._server, self._signals.stop)
+                if (failure := self._server.failure()) is not None:  # meanwhile
+                    raise KvforgeError(f"the server did not start: {failure}")
             self._serving()
             announce(self._server)
             while not self._signals.stop():
