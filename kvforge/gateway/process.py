@@ -17,7 +17,8 @@ from kvforge.serving.processes.cleanup import GATEWAY_FOLDER
 from kvforge.serving.processes.facts import how_it_ended
 from kvforge.serving.processes.priority import lower
 from kvforge.serving.processes.run_dir import STATE_FILE, cannot_write_run_dir
-from kvforge.serving.server.launcher import StartCancelled, TritonServer
+from kvforge.serving.server.launcher import TritonServer
+from kvforge.serving.server.start_errors import StartCancelled
 
 START_TIMEOUT_S = 60.0
 END_TIMEOUT_S = 10.0

@@ -35,7 +35,7 @@ from kvforge.serving.processes.facts import (
     raise_open_files_limit,
     wait_gone,
 )
-from kvforge.serving.processes.listeners import listens
+from kvforge.serving.processes.listeners import accepts, listened_ports
 from kvforge.serving.processes.priority import yield_to_engine
 from kvforge.serving.processes.run_dir import (
     FAILED,
@@ -52,6 +52,7 @@ from kvforge.serving.server.drain import drain
 from kvforge.serving.server.options import ServerOptions, engine_command
 from kvforge.serving.server.ports import choose_ports
 from kvforge.serving.server.repository import ENGINE_LINK, MODELS, materialise
+from kvforge.serving.server.start_errors import PortTakenError, StartBrokeOffError, StartCancelled, did_not_start
 from kvforge.serving.server.triton_install import TritonInstall, find_triton
 
 logger = logging.getLogger("kvforge.serve")
@@ -74,18 +75,6 @@ ENDED_BY_OTHERS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP,
 """Signals after which tritonserver is not started once more: it did not crash, somebody or the system ended it."""
 PORT_ATTEMPTS = 3
 """Another process may take a free port before tritonserver listens on it, which it does once its models are loaded."""
-
-
-class PortTakenError(KvforgeError):
-    """One of the ports belongs to somebody else."""
-
-
-class StartBrokeOffError(KvforgeError):
-    """tritonserver stood still or crashed while it started, without a word of why."""
-
-
-class StartCancelled(KvforgeError):
-    """`start` ended because it was told to."""
 
 
 class TritonServer:
@@ -159,15 +148,15 @@ class TritonServer:
         wanted = {name: getattr(self.options, f"{name}_port") for name in ("http", "grpc", "metrics")}
         triton = find_triton()
         raise_open_files_limit()
-        ports_left, starts_left = PORT_ATTEMPTS if 0 in wanted.values() else 1, START_ATTEMPTS
+        ports_left, starts_left = PORT_ATTEMPTS, START_ATTEMPTS
         while True:
             self.ports = choose_ports(self.options.address, wanted)
             try:
                 self._start_once(triton, manifest, cancelled)
                 return self
-            except PortTakenError:
+            except PortTakenError as error:
                 ports_left -= 1
-                if not ports_left:
+                if wanted[error.name] or not ports_left:
                     raise
             except StartBrokeOffError as error:
                 starts_left -= 1
@@ -248,12 +237,11 @@ class TritonServer:
             return "tritonserver was not started"
         if (status := process.poll()) is not None:
             return f"tritonserver ended ({how_it_ended(status)})"
-        for stub, model in self._stubs.items():
-            if not stub.is_alive():
-                # A tritonserver that was killed takes its stubs along, and can be the last of them to be gone.
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    return f"tritonserver ended ({how_it_ended(process.wait(SERVER_FOLLOWS_S))})"
-                return f"the process of model '{model}' ended"
+        if (ended := self._ended_stub()) is not None:
+            # A tritonserver that was killed takes its stubs along, and can be the last of them to be gone.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return f"tritonserver ended ({how_it_ended(process.wait(SERVER_FOLLOWS_S))})"
+            return ended
         state = self.state
         if state is not None and state.engine == FAILED:
             return f"the engine process does not start any more: {state.reason}"
@@ -270,6 +258,11 @@ class TritonServer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+
+    def _ended_stub(self) -> str | None:
+        """That the stub of a model has ended, or None."""
+        model = next((model for stub, model in self._stubs.items() if not stub.is_alive()), None)
+        return None if model is None else f"the process of model '{model}' ended"
 
     def _is_whole(self, process: subprocess.Popen) -> bool:
         """True while requests can still end by themselves."""
@@ -306,22 +299,23 @@ class TritonServer:
             if match := re.search(
                 r"failed to start (\S+) service: .*Socket '(\S+)' already in use", line, re.IGNORECASE
             ):
-                raise _port_taken(match[1].lower(), f"another process took {match[2]}")
+                raise PortTakenError(match[1].lower(), f"another process took {match[2]}")
         if (failure := failure_in_log(lines)) is not None:
-            raise KvforgeError(f"the server did not start: {self._with_engine(failure)}")
+            raise did_not_start(self._with_engine(failure))
 
     def _answers(self, process: subprocess.Popen) -> bool:
-        """Whether tritonserver answers for HTTP and metrics. Raises PortTakenError where somebody else does."""
-        # It begins to listen for questions about metrics last, and serves without if that port is taken.
-        for name, does_answer in (("http", partial(is_ready, self.http_url)), ("metrics", self._has_metrics)):
-            if not does_answer():
-                return False
-            if not listens(process.pid, self.ports[name]) and process.poll() is None:
-                raise _port_taken(name, f"another process answers on port {self.ports[name]}")
-        return True
+        """Whether tritonserver answers at all its ports, of which it opens that for metrics last, or does without.
+        Raises PortTakenError where somebody else does."""
+        urls = {"http": self.http_url, "grpc": self.grpc_url, "metrics": self.metrics_url}
+        for name in self._closed_ports(process):
+            if accepts(urls[name]) and name in self._closed_ports(process) and process.poll() is None:
+                raise PortTakenError(name, f"another process answers on port {self.ports[name]}")
+        return not self._closed_ports(process) and is_ready(self.http_url) and has_metrics(self.metrics_url)
 
-    def _has_metrics(self) -> bool:
-        return has_metrics(self.metrics_url)
+    def _closed_ports(self, process: subprocess.Popen) -> list[str]:
+        """The names of the ports that tritonserver has not opened."""
+        opened = listened_ports(process.pid)
+        return [name for name, port in self.ports.items() if opened is not None and port not in opened]
 
     def _check_start(self, process: subprocess.Popen, cancelled: Callable[[], bool]) -> None:
         """Raise when the start was cancelled, and the first cause when the server will not be ready."""
@@ -346,14 +340,16 @@ class TritonServer:
                 after = f"{limit_s:.0f} s" if state is None else f"{limit_s:.0f} s with a loaded engine"
                 raise StartBrokeOffError(f"the server was not ready after {after}: {self.log_error()}")
             time.sleep(0.05)
+        # Not the engine process: its stub restarts it.
+        self._stubs = {stub: model_of_stub(stub) for stub in children(process.pid) if stub.is_alive()}
+        if len(self._stubs) < len(MODELS):
+            (model, *_) = set(MODELS) - set(self._stubs.values())
+            raise did_not_start(f"the process of model '{model}' ended")
         self._first_request(process, cancelled)
         self._check_log()
         make_regions_private(self._shm_prefix)
-        # Not the engine process: its stub restarts it.
-        self._stubs = {stub: model_of_stub(stub) for stub in children(process.pid)}
-        for model in MODELS:
-            if model not in self._stubs.values():
-                raise KvforgeError(f"the server did not start: the process of model '{model}' ended")
+        if (failure := self.failure()) is not None:
+            raise did_not_start(failure)
         yield_to_engine(process.pid)
 
     def _ended(self, status: int) -> KvforgeError:
@@ -362,10 +358,10 @@ class TritonServer:
             self._log.join(LOG_TIMEOUT_S)
         self._check_log()
         if status >= 0:
-            return KvforgeError(f"the server did not start: {self.log_error()}")
+            return did_not_start(self.log_error())
         crash = f"tritonserver ended ({how_it_ended(status)})"
         if -status in ENDED_BY_OTHERS:
-            return KvforgeError(f"the server did not start: {crash}")
+            return did_not_start(crash)
         return StartBrokeOffError(f"the server did not start: {self.log_error()}; {crash}")
 
     def _first_request(self, process: subprocess.Popen, cancelled: Callable[[], bool]) -> None:
@@ -388,14 +384,12 @@ class TritonServer:
                         error = self._ended(process.wait(SERVER_FOLLOWS_S))
                 if isinstance(error, NoAnswerError):
                     raise StartBrokeOffError(f"the server did not start: {error}")
+                if error is not None and (ended := self._ended_stub()) is not None:
+                    raise did_not_start(ended)
                 if error is not None:
                     raise error
                 return
             self._check_start(process, cancelled)
-
-
-def _port_taken(name: str, why: str) -> PortTakenError:
-    return PortTakenError(f"the server did not start: {why}; choose another with --{name}-port, or 0 for any free port")
 
 
 def _silence(state: EngineState) -> str | None:

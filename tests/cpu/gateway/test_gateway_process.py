@@ -12,7 +12,7 @@ from kvforge.common.errors import KvforgeError
 from kvforge.gateway import GatewayOptions, process
 from kvforge.gateway.process import GatewayProcess
 from kvforge.serving.logs.pump import LogSink
-from kvforge.serving.server.launcher import StartCancelled
+from kvforge.serving.server.start_errors import StartCancelled
 
 
 @pytest.fixture

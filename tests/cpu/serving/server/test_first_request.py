@@ -9,7 +9,8 @@ import pytest
 from kvforge.common.errors import KvforgeError
 from kvforge.serving.health.probe import NoAnswerError
 from kvforge.serving.server import launcher
-from kvforge.serving.server.launcher import StartBrokeOffError, TritonServer
+from kvforge.serving.server.launcher import TritonServer
+from kvforge.serving.server.start_errors import StartBrokeOffError
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from kvforge.serving.processes.facts import (
     processes_of,
     wait_gone,
 )
-from kvforge.serving.processes.listeners import listens
+from kvforge.serving.processes.listeners import accepts, listened_ports
 from kvforge.serving.processes.run_dir import cannot_write_run_dir, make_run_dir
 from kvforge.serving.server import triton_install
 from kvforge.serving.server.ports import choose_ports
@@ -62,19 +62,24 @@ def test_who_listens_on_a_port(family: socket.AddressFamily, address: str) -> No
         except OSError:
             pytest.skip(f"no {address} here")
         port = ours.getsockname()[1]
-        assert not listens(os.getpid(), port)  # not yet
+        urls = [f"http://{address}:{port}/metrics", f"{address}:{port}"]
+        if family == socket.AF_INET6:
+            urls = [url.replace(address, f"[{address}]") for url in urls]
+        assert port not in listened_ports(os.getpid())  # not yet
+        assert not any(map(accepts, urls))
         ours.listen()
-        assert listens(os.getpid(), port)
-        assert not listens(other.pid, port)
+        assert port in listened_ports(os.getpid())
+        assert port not in listened_ports(other.pid)
+        assert all(map(accepts, urls))
     other.communicate()
 
 
 def test_where_the_system_does_not_say_who_listens_nobody_is_accused(monkeypatch: pytest.MonkeyPatch) -> None:
-    def hidden(table: str, port: int) -> set[str]:
+    def hidden(table: str) -> dict[str, int]:
         raise PermissionError
 
     monkeypatch.setattr(listeners, "_listening", hidden)
-    assert listens(os.getpid(), 1)
+    assert listened_ports(os.getpid()) is None
 
 
 def test_no_folder_for_temporary_files_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,7 +44,7 @@ def test_the_models_own_sentence_is_found() -> None:
          "no such file; rebuild"),
         ('failed to load \'m\' version 1: Internal: Stub process \'m_0_0\' is not healthy."',
          "the process of model 'm' ended while it loaded"),
-        ("failed to load 'm' version 1: Internal: Unable to initialize shared memory key 'k' to requested size (1 bytes). "
+        ("failed to load 'm' version 1: Internal: Unable to initialize shared memory key 'k' to requested size (1). "
          'If you are. Error: No space left on device"',
          "/dev/shm has no room for a megabyte a model (No space left on device): make room there, or give the "
          "container more with --shm-size"),
