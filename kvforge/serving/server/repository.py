@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 
-from kvforge.common.errors import EngineError, MissingToolError
+from kvforge.common.errors import MissingToolError
 from kvforge.manifest import TOKENIZER_DIR
 
 MODELS = ("preprocessing", "tensorrt_llm", "postprocessing", "ensemble", "tensorrt_llm_bls")
@@ -65,13 +65,8 @@ def materialise(
     The folder of `target` is the server's run_dir: the socket between the text models and tensorrt_llm goes
     there, the drain and state files (state_files.py), and the link by which the models read the engine.
     `engine_command` is the argument list of the engine process (kvforge.serving.engine.process). The models' Python
-    finds modules where this process does: stubs of Triton's Python backend may not read PYTHONPATH. Raises EngineError
-    for a path that Triton's configuration cannot hold.
+    finds modules where this process does: stubs of Triton's Python backend may not read PYTHONPATH.
     """
-    try:
-        str(engine_dir).encode()
-    except UnicodeEncodeError:
-        raise EngineError(f"the path {str(engine_dir)!r} is not UTF-8 text; rename the engine's directory") from None
     templates = repository_templates()
     link = target.parent / ENGINE_LINK
     values = {

@@ -13,7 +13,8 @@ pytest.importorskip("tritonclient.grpc", reason="reads Triton's configuration fo
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
-from kvforge.common.errors import KvforgeError
+from kvforge.common.errors import EngineError
+from kvforge.manifest import load_manifest
 from kvforge.serving.server.options import ServerOptions, engine_command
 from kvforge.serving.server.repository import ENGINE_LINK, MODELS, materialise
 
@@ -88,6 +89,5 @@ def test_a_stub_reads_and_starts_all_though_it_knows_names_in_ascii_alone(
 
 
 def test_a_name_that_is_no_text(tmp_path: Path) -> None:
-    engine = tmp_path / "\udcff"
-    with pytest.raises(KvforgeError, match="is not UTF-8 text; rename"):
-        materialise(tmp_path / "run" / "models", engine, ["engine"], 4)
+    with pytest.raises(EngineError, match="is not UTF-8 text; rename"):
+        load_manifest(tmp_path / "\udcff")
