@@ -2,6 +2,7 @@
 
 import argparse
 import importlib
+import io
 import logging
 import os
 import sys
@@ -60,6 +61,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns its exit code. A KvforgeError is printed as one line and gives 1, and so is an
     error of the operating system; with -v where it comes from stands before it."""
     verbose = False
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")  # an answer goes on where the terminal has no such letter
     try:
         parser = make_parser()
         if not (sys.argv[1:] if argv is None else argv):

@@ -47,6 +47,10 @@ def staging_directory(output: Path, *, replace: bool = False) -> Iterator[Path]:
     if not replace:
         check_free(output)
     output = Path(os.path.realpath(output))  # a symbolic link stays one
+    try:
+        str(output).encode()
+    except UnicodeEncodeError:  # which the libraries that write models cannot open
+        raise KvforgeError(f"the path {str(output)!r} is not UTF-8 text; choose another output directory.") from None
     staging = output.parent / f".{output.name}.building"
     old = output.parent / f".{output.name}.replaced"
     try:

@@ -17,8 +17,9 @@ from kvforge.serving.logs.pump import LogPump, LogSink
 from kvforge.serving.processes.cleanup import GATEWAY_FOLDER
 from kvforge.serving.processes.facts import how_it_ended
 from kvforge.serving.processes.priority import lower
-from kvforge.serving.processes.run_dir import STATE_FILE
-from kvforge.serving.server.launcher import StartCancelled, TritonServer
+from kvforge.serving.processes.run_dir import STATE_FILE, cannot_write_run_dir
+from kvforge.serving.server.launcher import TritonServer
+from kvforge.serving.server.start_errors import StartCancelled
 
 START_TIMEOUT_S = 60.0
 END_TIMEOUT_S = 10.0
@@ -37,12 +38,16 @@ class GatewayProcess:
         self.url = ""
 
     def follow(self, server: TritonServer) -> None:
-        """Read the state file of this server from now on: every one has a run directory of its own."""
-        if self._folder is None:
-            self._folder = Path(tempfile.mkdtemp(prefix=GATEWAY_FOLDER))
-        fresh = self._folder / "next"
-        fresh.symlink_to(server.run_dir / STATE_FILE)
-        fresh.replace(self._folder / STATE_FILE)
+        """Read the state file of this server from now on: every one has a run directory of its own. Raises KvforgeError
+        where that cannot be told."""
+        try:
+            if self._folder is None:
+                self._folder = Path(tempfile.mkdtemp(prefix=GATEWAY_FOLDER))
+            fresh = self._folder / "next"
+            fresh.symlink_to(server.run_dir / STATE_FILE)
+            fresh.replace(self._folder / STATE_FILE)
+        except OSError as error:
+            raise KvforgeError(cannot_write_run_dir(error)) from None
 
     def start(self, server: TritonServer, cancelled: Callable[[], bool]) -> None:
         """Start it in front of `server` and wait until it listens. Raises KvforgeError with its own message."""
@@ -71,12 +76,11 @@ class GatewayProcess:
         while (url := _url(self._log.lines())) is None:
             if cancelled():
                 raise StartCancelled("the start was cancelled")
-            if process.poll() is not None or time.monotonic() > deadline:
+            if (ended := process.poll()) is not None or time.monotonic() > deadline:
                 process.kill()
                 process.wait()
                 self._log.join(timeout_s=END_TIMEOUT_S)
-                words = (self._log.lines() or ["it gave no reason"])[-1].removeprefix("kvforge: ")
-                raise KvforgeError(f"the OpenAI gateway did not start: {words}")
+                raise KvforgeError(f"the OpenAI gateway did not start: {_reason(ended, self._log.lines())}")
             time.sleep(0.05)
         self.url = url
         self._options = dataclasses.replace(self._options, port=int(re.findall(r":(\d+)", url)[-1]))
@@ -121,6 +125,16 @@ class GatewayProcess:
 def past_proxies(grpc_url: str) -> dict[str, str]:
     """The environment variable with which gRPC reaches a server of this machine past the proxies that others name."""
     return {"no_grpc_proxy": grpc_url.rpartition(":")[0].strip("[]")}
+
+
+def _reason(status: int | None, lines: list[str]) -> str:
+    """Why it does not listen: its last words, but of a process that a signal ended, which has none. Status None: it
+    has not ended."""
+    if lines and (status is None or status >= 0):
+        return lines[-1].removeprefix("kvforge: ")
+    if status is None:
+        return f"it did not listen within {START_TIMEOUT_S:.0f} s"
+    return f"it ended ({how_it_ended(status)})"
 
 
 def _url(lines: list[str]) -> str | None:

@@ -58,6 +58,10 @@ def target_of(engine_dir: str | Path) -> str:
 
 def _read_manifest(engine_dir: Path, sha256: str | None) -> Manifest:
     path = engine_dir / MANIFEST_FILE
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:  # which the libraries that read an engine's files cannot open
+        raise EngineError(f"the path {str(engine_dir)!r} is not UTF-8 text; rename the engine's directory.") from None
     if not path.is_file():
         if (engine_dir / "config.json").is_file():
             raise EngineError(

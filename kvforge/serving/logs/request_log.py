@@ -3,6 +3,7 @@
 Every finished or refused request is one line of the logger `kvforge.requests`, with its numbers as fields.
 """
 
+import io
 import json
 import logging
 import sys
@@ -14,7 +15,10 @@ _FIELDS = "fields"
 
 
 def configure(log_format: str, level: str) -> None:
-    """Send this process's log to its standard error. Called once, before anything is logged."""
+    """Send this process's log to its standard error, in UTF-8 whatever the locale. Called once, before anything is
+    logged."""
+    if isinstance(sys.stderr, io.TextIOWrapper):
+        sys.stderr.reconfigure(encoding="utf-8", errors="backslashreplace")
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if log_format == JSON else TextFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)

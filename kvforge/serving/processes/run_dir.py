@@ -70,10 +70,11 @@ def cannot_write_run_dir(error: OSError) -> str:
     """One sentence for a run directory that could not be made or filled."""
     first = error.args[0][0][2] if isinstance(error, shutil.Error) else f"{error.strerror or error}"
     why = str(first).partition(":")[0].rpartition("] ")[2]
-    return (
-        f"the server's files cannot be written to {tempfile.gettempdir()} ({why}): make room there, or set TMPDIR to "
-        "another folder"
-    )
+    try:
+        folder = tempfile.gettempdir()
+    except OSError:  # there is none: the error says which were tried
+        return f"{first}: set TMPDIR to a folder that the server's files can be written to"
+    return f"the server's files cannot be written to {folder} ({why}): make room there, or set TMPDIR to another folder"
 
 
 def ask_to_drain(run_dir: Path, deadline_s: float) -> None:

@@ -7,6 +7,7 @@ import os
 import queue
 import re
 import secrets
+import signal
 import subprocess
 import threading
 import time
@@ -19,7 +20,7 @@ from kvforge.common.addresses import Address, find_address
 from kvforge.common.errors import KvforgeError
 from kvforge.manifest import Manifest, load_manifest
 from kvforge.serving.health.probe import NoAnswerError, generate, has_metrics, is_ready
-from kvforge.serving.logs.lines import error_in_log
+from kvforge.serving.logs.lines import error_in_log, failure_in_log
 from kvforge.serving.logs.pump import LogPump, LogSink
 from kvforge.serving.processes.cleanup import ServerResources
 from kvforge.serving.processes.facts import (
@@ -35,6 +36,7 @@ from kvforge.serving.processes.facts import (
     raise_open_files_limit,
     wait_gone,
 )
+from kvforge.serving.processes.listeners import accepts, listened_ports
 from kvforge.serving.processes.priority import yield_to_engine
 from kvforge.serving.processes.run_dir import (
     FAILED,
@@ -50,7 +52,8 @@ from kvforge.serving.server.access import PRIVATE_UMASK, closed_control_apis, ma
 from kvforge.serving.server.drain import drain
 from kvforge.serving.server.options import ServerOptions, engine_command
 from kvforge.serving.server.ports import choose_ports
-from kvforge.serving.server.repository import materialise
+from kvforge.serving.server.repository import ENGINE_LINK, MODELS, materialise
+from kvforge.serving.server.start_errors import PortTakenError, StartBrokeOffError, StartCancelled, did_not_start
 from kvforge.serving.server.triton_addresses import FRONTENDS, address_arguments
 from kvforge.serving.server.triton_install import TritonInstall, find_triton
 
@@ -70,20 +73,10 @@ SERVER_FOLLOWS_S = 0.5
 """From the end of a stub to that of the server that it ended with."""
 START_ATTEMPTS = 2
 """A busy machine makes tritonserver give up or stand still now and then (seen in 4 of some 450 starts, 2 cores)."""
+ENDED_BY_OTHERS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+"""Signals after which tritonserver is not started once more: it did not crash, somebody or the system ended it."""
 PORT_ATTEMPTS = 3
 """Another process may take a free port before tritonserver listens on it, which it does once its models are loaded."""
-
-
-class PortTakenError(KvforgeError):
-    """One of the ports belongs to somebody else."""
-
-
-class StartBrokeOffError(KvforgeError):
-    """tritonserver stood still or crashed while it started, without a word of why."""
-
-
-class StartCancelled(KvforgeError):
-    """`start` ended because it was told to."""
 
 
 class TritonServer:
@@ -159,15 +152,15 @@ class TritonServer:
         wanted = {name: (self.addresses[name], getattr(self.options, f"{name}_port")) for name in FRONTENDS}
         triton = find_triton()
         raise_open_files_limit()
-        ports_left, starts_left = PORT_ATTEMPTS if any(not port for _, port in wanted.values()) else 1, START_ATTEMPTS
+        ports_left, starts_left = PORT_ATTEMPTS, START_ATTEMPTS
         while True:
             self.ports = choose_ports(wanted)
             try:
                 self._start_once(triton, manifest, cancelled)
                 return self
-            except PortTakenError:
+            except PortTakenError as error:
                 ports_left -= 1
-                if not ports_left:
+                if wanted[error.name][1] or not ports_left:
                     raise
             except StartBrokeOffError as error:
                 starts_left -= 1
@@ -248,12 +241,11 @@ class TritonServer:
             return "tritonserver was not started"
         if (status := process.poll()) is not None:
             return f"tritonserver ended ({how_it_ended(status)})"
-        for stub, model in self._stubs.items():
-            if not stub.is_alive():
-                # A tritonserver that was killed takes its stubs along, and can be the last of them to be gone.
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    return f"tritonserver ended ({how_it_ended(process.wait(SERVER_FOLLOWS_S))})"
-                return f"the process of model '{model}' ended"
+        if (ended := self._ended_stub()) is not None:
+            # A tritonserver that was killed takes its stubs along, and can be the last of them to be gone.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return f"tritonserver ended ({how_it_ended(process.wait(SERVER_FOLLOWS_S))})"
+            return ended
         state = self.state
         if state is not None and state.engine == FAILED:
             return f"the engine process does not start any more: {state.reason}"
@@ -261,7 +253,7 @@ class TritonServer:
 
     def log_error(self) -> str:
         """The log's own words for what went wrong, as one line."""
-        return error_in_log([] if self._log is None else self._log.lines())
+        return self._with_engine(error_in_log(self._log_lines()))
 
     def __enter__(self) -> "TritonServer":
         return self.start()
@@ -274,6 +266,11 @@ class TritonServer:
     def _reached(self, name: str) -> str:
         """HOST:PORT of a frontend for a client on this machine."""
         return f"{self.addresses[name].reached_at.host}:{self.ports[name]}"
+
+    def _ended_stub(self) -> str | None:
+        """That the stub of a model has ended, or None."""
+        model = next((model for stub, model in self._stubs.items() if not stub.is_alive()), None)
+        return None if model is None else f"the process of model '{model}' ended"
 
     def _is_whole(self, process: subprocess.Popen) -> bool:
         """True while requests can still end by themselves."""
@@ -293,27 +290,51 @@ class TritonServer:
         ]
         return arguments if backends is None else [*arguments, f"--backend-directory={backends}"]
 
-    def _check_ports(self) -> None:
-        """Raise PortTakenError when the log says so."""
-        for line in [] if self._log is None else self._log.lines():
+    def _log_lines(self) -> list[str]:
+        return [] if self._log is None else self._log.lines()
+
+    def _with_engine(self, words: str) -> str:
+        """What a model said, with the engine's path in place of the link by which models read it."""
+        return words if self._run_dir is None else words.replace(str(self._run_dir / ENGINE_LINK), str(self.engine_dir))
+
+    def _check_log(self) -> None:
+        """Raise the first cause that the log has why the server will not be ready: PortTakenError or KvforgeError."""
+        lines = self._log_lines()
+        for line in lines:
             if match := re.search(
                 r"failed to start (\S+) service: .*Socket '(\S+)' already in use", line, re.IGNORECASE
             ):
-                raise PortTakenError(
-                    f"the server did not start: another process took {match[2]}; choose another with "
-                    f"--{match[1].lower()}-port, or 0 for any free port"
-                )
+                raise PortTakenError(match[1].lower(), f"another process took {match[2]}")
+        if (failure := failure_in_log(lines)) is not None:
+            raise did_not_start(self._with_engine(failure))
+
+    def _answers(self, process: subprocess.Popen) -> bool:
+        """Whether tritonserver answers at all its ports, of which it opens that for metrics last, or does without.
+        Raises PortTakenError where somebody else does."""
+        urls = {"http": self.http_url, "grpc": self.grpc_url, "metrics": self.metrics_url}
+        for name in self._closed_ports(process):
+            if accepts(urls[name]) and name in self._closed_ports(process) and process.poll() is None:
+                raise PortTakenError(name, f"another process answers on port {self.ports[name]}")
+        return not self._closed_ports(process) and is_ready(self.http_url) and has_metrics(self.metrics_url)
+
+    def _closed_ports(self, process: subprocess.Popen) -> list[str]:
+        """The names of the ports that tritonserver has not opened."""
+        opened = listened_ports(process.pid)
+        return [name for name, port in self.ports.items() if opened is not None and port not in opened]
+
+    def _check_start(self, process: subprocess.Popen, cancelled: Callable[[], bool]) -> None:
+        """Raise when the start was cancelled, and the first cause when the server will not be ready."""
+        if cancelled():
+            raise StartCancelled("the start was cancelled")
+        if (status := process.poll()) is not None:
+            raise self._ended(status)
+        self._check_log()
 
     def _wait_ready(self, process: subprocess.Popen, cancelled: Callable[[], bool]) -> None:
         limit_s = START_TIMEOUT_S
         deadline = time.monotonic() + limit_s
-        # It begins to listen for questions about metrics last, and serves without if that port is taken.
-        while not (is_ready(self.http_url) and has_metrics(self.metrics_url)):
-            if cancelled():
-                raise StartCancelled("the start was cancelled")
-            if (status := process.poll()) is not None:
-                raise self._ended(status)
-            self._check_ports()
+        while not self._answers(process):
+            self._check_start(process, cancelled)
             state = self.state
             if state is not None and state.engine == LOADING:
                 limit_s = READY_FOLLOWS_S
@@ -324,21 +345,28 @@ class TritonServer:
                 after = f"{limit_s:.0f} s" if state is None else f"{limit_s:.0f} s with a loaded engine"
                 raise StartBrokeOffError(f"the server was not ready after {after}: {self.log_error()}")
             time.sleep(0.05)
-        self._first_request(process, cancelled)
-        self._check_ports()  # who answered for metrics may be another server
-        make_regions_private(self._shm_prefix)
         # Not the engine process: its stub restarts it.
-        self._stubs = {stub: model_of_stub(stub) for stub in children(process.pid)}
+        self._stubs = {stub: model_of_stub(stub) for stub in children(process.pid) if stub.is_alive()}
+        if len(self._stubs) < len(MODELS):
+            (model, *_) = set(MODELS) - set(self._stubs.values())
+            raise did_not_start(f"the process of model '{model}' ended")
+        self._first_request(process, cancelled)
+        self._check_log()
+        make_regions_private(self._shm_prefix)
+        if (failure := self.failure()) is not None:
+            raise did_not_start(failure)
         yield_to_engine(process.pid)
 
     def _ended(self, status: int) -> KvforgeError:
-        """What to raise for a tritonserver that ended while it started. Raises PortTakenError."""
+        """What to raise for a tritonserver that ended while it started. Raises the log's first cause."""
         if self._log is not None:
             self._log.join(LOG_TIMEOUT_S)
-        self._check_ports()
+        self._check_log()
         if status >= 0:
-            return KvforgeError(f"the server did not start: {self.log_error()}")
+            return did_not_start(self.log_error())
         crash = f"tritonserver ended ({how_it_ended(status)})"
+        if -status in ENDED_BY_OTHERS:
+            return did_not_start(crash)
         return StartBrokeOffError(f"the server did not start: {self.log_error()}; {crash}")
 
     def _first_request(self, process: subprocess.Popen, cancelled: Callable[[], bool]) -> None:
@@ -361,11 +389,12 @@ class TritonServer:
                         error = self._ended(process.wait(SERVER_FOLLOWS_S))
                 if isinstance(error, NoAnswerError):
                     raise StartBrokeOffError(f"the server did not start: {error}")
+                if error is not None and (ended := self._ended_stub()) is not None:
+                    raise did_not_start(ended)
                 if error is not None:
                     raise error
                 return
-            if cancelled():
-                raise StartCancelled("the start was cancelled")
+            self._check_start(process, cancelled)
 
 
 def _silence(state: EngineState) -> str | None:

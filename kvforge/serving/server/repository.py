@@ -1,16 +1,20 @@
 """The Triton model repository: where its templates are, and writing it out for one engine."""
 
 import json
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 
-from kvforge.common.errors import EngineError, MissingToolError
+from kvforge.common.errors import MissingToolError
 from kvforge.manifest import TOKENIZER_DIR
 
 MODELS = ("preprocessing", "tensorrt_llm", "postprocessing", "ensemble", "tensorrt_llm_bls")
+ENGINE_LINK = "engine"
+"""In the run directory, to the engine's: the stubs of Triton's Python backend know file names in ASCII alone, whatever
+the locale and the environment say."""
 TEXT_QUEUE_SLACK = 64
 """Requests that may wait for `preprocessing` beyond those that the engine takes, so that all but a flood are refused by
 the stub, which counts them and says what is the matter."""
@@ -59,19 +63,16 @@ def materialise(
     """Write the model repository for `engine_dir` into `target`, which must not exist.
 
     The folder of `target` is the server's run_dir: the socket between the text models and tensorrt_llm goes
-    there, and the drain and state files (state_files.py). `engine_command` is the argument list of the engine process
-    (kvforge.serving.engine.process). The models' Python finds modules where this process does: stubs of Triton's Python
-    backend may not read PYTHONPATH. Raises EngineError for a path that Triton's configuration cannot hold.
+    there, the drain and state files (state_files.py), and the link by which the models read the engine.
+    `engine_command` is the argument list of the engine process (kvforge.serving.engine.process). The models' Python
+    finds modules where this process does: stubs of Triton's Python backend may not read PYTHONPATH.
     """
-    try:
-        str(engine_dir).encode()
-    except UnicodeEncodeError:
-        raise EngineError(f"the path {str(engine_dir)!r} is not UTF-8 text; rename the engine's directory") from None
     templates = repository_templates()
+    link = target.parent / ENGINE_LINK
     values = {
         "max_batch_size": str(max_batch_size),
-        "engine_dir": _quoted(str(engine_dir)),
-        "tokenizer_dir": _quoted(str(engine_dir / TOKENIZER_DIR)),
+        "engine_dir": _quoted(str(link)),
+        "tokenizer_dir": _quoted(str(link / TOKENIZER_DIR)),
         "engine_command": _quoted(json.dumps(list(engine_command))),
         "python": _quoted(sys.executable),
         "run_dir": _quoted(str(target.parent)),
@@ -87,13 +88,16 @@ def materialise(
         "wrap_token_ids": str(limits.wrap_token_ids).lower(),
         "stream_interval": str(limits.stream_interval),
     }
+    paths = [os.fsencode(path) for path in sys.path if path]
+    found = f"import os\nimport sys\n\nsys.path[:0] = map(os.fsdecode, {paths!r})\n"
+    target.mkdir(parents=True)
+    link.symlink_to(engine_dir)
     for model in MODELS:
-        (target / model).mkdir(parents=True)
-        config = Template((templates / model / "config.pbtxt").read_text()).substitute(values)
+        (target / model).mkdir()
+        config = Template((templates / model / "config.pbtxt").read_text(encoding="utf-8")).substitute(values)
         (target / model / "config.pbtxt").write_text(config, encoding="utf-8")
         (target / model / "1").mkdir()
-        source = (templates / model / "1" / "model.py").read_text()
-        found = f"import sys\n\nsys.path[:0] = {[path for path in sys.path if path]!r}\n"
+        source = (templates / model / "1" / "model.py").read_text(encoding="utf-8")
         (target / model / "1" / "model.py").write_text(found + source, encoding="utf-8")
 
 

@@ -12,8 +12,9 @@ from kvforge.common.errors import EngineReplacedError, KvforgeError
 from kvforge.serving.health.canary import Canary
 from kvforge.serving.health.probe import is_ready
 from kvforge.serving.processes.run_dir import SILENT, EngineState
-from kvforge.serving.server.launcher import StartCancelled, TritonServer
+from kvforge.serving.server.launcher import TritonServer
 from kvforge.serving.server.options import ServerOptions
+from kvforge.serving.server.start_errors import StartCancelled, did_not_start
 from kvforge.serving.server.stop_signals import StopSignals
 
 logger = logging.getLogger("kvforge.serve")
@@ -88,6 +89,8 @@ class Supervisor:
             self._server.start(self._signals.stop)
             if self._companion is not None:
                 self._companion.start(self._server, self._signals.stop)
+                if (failure := self._server.failure()) is not None:  # meanwhile
+                    raise did_not_start(failure)
             self._serving()
             announce(self._server)
             while not self._signals.stop():

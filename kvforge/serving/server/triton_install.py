@@ -9,7 +9,7 @@ import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvforge.common.errors import MissingToolError
+from kvforge.common.errors import KvforgeError, MissingToolError
 from kvforge.common.extras import how_to_install
 from kvforge.serving.processes.facts import STUB
 
@@ -26,11 +26,16 @@ class TritonInstall:
     stub: Path | None = None
 
     def make_backend_dir(self, target: Path) -> Path | None:
-        """Put the Python backend and the stub of this Python version under `target`; None when not needed."""
+        """Put the Python backend and the stub of this Python version under `target`; None when not needed. Raises
+        KvforgeError where nothing there may be executed."""
         if self.backends is None or self.stub is None:
             return None
         shutil.copytree(self.backends / "python", target / "python", ignore=shutil.ignore_patterns("__pycache__"))
-        shutil.copy2(self.stub, target / "python" / STUB)
+        stub = Path(shutil.copy2(self.stub, target / "python" / STUB))
+        if not os.access(stub, os.X_OK):
+            raise KvforgeError(
+                f"{target.parent.parent} is mounted noexec, so that no program there runs: set TMPDIR to another folder"
+            )
         return target
 
     def environment(self) -> dict[str, str]:

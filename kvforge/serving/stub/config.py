@@ -1,6 +1,7 @@
 """The settings of the `tensorrt_llm` model, read from its config.pbtxt."""
 
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ class StubConfig:
     def of(cls, model_config: dict[str, Any]) -> "StubConfig":
         """From Triton's model configuration as JSON."""
         parameters = {key: value["string_value"] for key, value in model_config.get("parameters", {}).items()}
-        engine_command = json.loads(parameters["engine_command"])
+        engine_command = [_native(word) for word in json.loads(parameters["engine_command"])]
         engine_dir = Path(parameters["gpt_model_path"])
         manifest = _manifest(engine_dir)
         max_seq_len = 0 if manifest is None else manifest.max_seq_len
@@ -44,7 +45,7 @@ class StubConfig:
             inputs=tuple(tensor["name"] for tensor in model_config["input"]),
             decoupled=model_config.get("model_transaction_policy", {}).get("decoupled", False),
             engine_command=engine_command,
-            python=parameters.get("python", engine_command[0]),
+            python=_native(parameters["python"]) if "python" in parameters else engine_command[0],
             run_dir=Path(parameters["run_dir"]),
             exclude_input=parameters.get("exclude_input_in_output", "true").lower() == "true",
             poll_s=float(parameters.get("cancellation_check_period_ms", "50")) / 1000.0,
@@ -66,6 +67,12 @@ def _manifest(engine_dir: Path) -> Manifest | None:
         return load_manifest(engine_dir)
     except EngineError:
         return None
+
+
+def _native(word: str) -> str:
+    """A path or another word of a command line, as this process gives its bytes to the system. A stub of Triton's knows
+    ASCII alone, and everything beyond as bytes that could not be decoded."""
+    return os.fsdecode(word.encode("utf-8", "surrogateescape"))
 
 
 def _option(command: list[str], name: str, default: str) -> str:

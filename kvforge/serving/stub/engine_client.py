@@ -212,8 +212,8 @@ class EngineClient:
         """Start the process and read from it until it ends."""
         try:
             running = self._spawn()
-        except OSError as error:
-            return Ended(f"the engine process cannot be started: {error}")
+        except Exception as error:  # without this thread nobody would ever learn of it
+            return Ended(f"the engine process cannot be started: {first_line(error)}")
         process, ours = running.process, running.sock
         self._process, self._running = process, running
         was_ready, is_replaced, failure = False, False, None
@@ -248,7 +248,7 @@ class EngineClient:
         )
 
     def _spawn(self) -> Running:
-        """Raises OSError."""
+        """Raises OSError, and what Popen makes of a command that is none."""
         with contextlib.ExitStack() as undo:
             heartbeat = Heartbeat.create()
             undo.callback(heartbeat.close)

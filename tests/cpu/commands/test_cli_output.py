@@ -29,6 +29,14 @@ def test_a_full_disk_is_one_sentence() -> None:
     assert "Traceback" not in result.stderr
 
 
+def test_a_letter_that_the_terminal_lacks_is_escaped_and_ends_nothing() -> None:
+    text = r"'Gr\xfc\xdfe \udcff'"
+    program = f"from kvforge import cli; cli.make_parser = lambda: print({text}); cli.main(['plan'])"
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    result = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    assert result.stdout == text.strip("'") + "\n"
+
+
 @pytest.mark.parametrize(
     ("words", "hint"),
     [

@@ -94,6 +94,12 @@ def test_an_output_below_a_file_is_refused(tmp_path: Path) -> None:
         write_engine(output, "new")
 
 
+def test_a_name_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(KvforgeError, match="is not UTF-8 text; choose another output directory"):
+        write_engine(tmp_path / "\udcff", "new")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_full_disk_is_one_sentence_and_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(KvforgeError, match="No space left"), staging_directory(tmp_path / "engine"):
         Path("/dev/full").write_text("x")

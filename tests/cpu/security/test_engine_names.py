@@ -1,6 +1,9 @@
-"""Engine directories of any name: what Triton reads is the name, and nothing else changes in its configuration."""
+"""Engine directories of any name: Triton's models read a link of a plain name, and nothing else changes."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,9 +13,10 @@ pytest.importorskip("tritonclient.grpc", reason="reads Triton's configuration fo
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
-from kvforge.common.errors import KvforgeError
+from kvforge.common.errors import EngineError
+from kvforge.manifest import load_manifest
 from kvforge.serving.server.options import ServerOptions, engine_command
-from kvforge.serving.server.repository import MODELS, materialise
+from kvforge.serving.server.repository import ENGINE_LINK, MODELS, materialise
 
 NAMES = [
     "plain", "with space", 'quo"te', "apo'strophe", "new\nline", "tab\there", "back\\slash", "${engine_dir}", "$(id)",
@@ -23,6 +27,8 @@ NAMES = [
 @pytest.mark.parametrize("name", NAMES)
 def test_names(tmp_path: Path, name: str) -> None:
     engine = tmp_path / name
+    engine.mkdir()
+    link = tmp_path / "run" / ENGINE_LINK
     options = ServerOptions()
     command = engine_command(engine, options)
     assert command[3] == str(engine)
@@ -34,13 +40,54 @@ def test_names(tmp_path: Path, name: str) -> None:
         assert config.backend == "python"
         values = {key: value.string_value for key, value in config.parameters.items()}
         if model == "tensorrt_llm":
-            assert values["gpt_model_path"] == str(engine)
+            assert values["gpt_model_path"] == str(link)
             assert json.loads(values["engine_command"]) == command
         if "tokenizer_dir" in values:
-            assert values["tokenizer_dir"] == str(engine / "tokenizer")
+            assert values["tokenizer_dir"] == str(link / "tokenizer")
+    assert link.samefile(engine)
+
+
+ASCII = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+"""With these a Python knows file names as Triton's stubs do, whatever the locale."""
+AS_A_STUB = """
+import json, os, subprocess, sys
+from pathlib import Path
+assert sys.getfilesystemencoding() == "ascii"
+exec(Path(sys.argv[1]).read_text().partition("triton_python_backend_utils")[0].rpartition("\\n")[0])
+import module_of_a_folder
+from kvforge.serving.stub.config import StubConfig
+parameters = {name: {"string_value": value} for name, value in json.loads(sys.argv[2]).items()}
+config = StubConfig.of({"input": [], "parameters": parameters})
+assert (config.tokenizer_dir / "tokenizer.json").read_text() == "{}"
+for command in (config.engine_command, [config.python, "-c", "print('ran')"]):
+    assert subprocess.run(command, check=True, capture_output=True, text=True).stdout == "ran\\n"
+"""
+
+
+def test_a_stub_reads_and_starts_all_though_it_knows_names_in_ascii_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine, its process, the interpreter, and modules in folders with names of any language."""
+    engine, folder = tmp_path / "mödels 日本", tmp_path / "jörg"
+    (engine / "tokenizer").mkdir(parents=True)
+    (engine / "tokenizer" / "tokenizer.json").write_text("{}")
+    folder.mkdir()
+    (folder / "module_of_a_folder.py").write_text("")
+    python = folder / "python"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.setattr(sys, "executable", str(python))
+    program = "import os, sys; assert os.path.isdir(sys.argv[1]), sys.argv; print('ran')"
+    materialise(tmp_path / "run" / "models", engine, [str(python), "-c", program, str(engine)], 4)
+    model = tmp_path / "run" / "models" / "tensorrt_llm"
+    config = text_format.Parse((model / "config.pbtxt").read_text(encoding="utf-8"), model_config_pb2.ModelConfig())
+    parameters = json.dumps({key: value.string_value for key, value in config.parameters.items()})
+    command = [os.path.realpath("/proc/self/exe"), "-c", AS_A_STUB, str(model / "1" / "model.py"), parameters]
+    stub = subprocess.run(command, env={**os.environ, **ASCII}, capture_output=True, text=True)
+    assert stub.returncode == 0, stub.stderr
 
 
 def test_a_name_that_is_no_text(tmp_path: Path) -> None:
-    engine = tmp_path / "\udcff"
-    with pytest.raises(KvforgeError, match="is not UTF-8 text; rename"):
-        materialise(tmp_path / "run" / "models", engine, ["engine"], 4)
+    with pytest.raises(EngineError, match="is not UTF-8 text; rename"):
+        load_manifest(tmp_path / "\udcff")

@@ -17,8 +17,9 @@ from kvforge.common.errors import KvforgeError
 from kvforge.serving.health.server import ACCEPT_PAUSE_S, BACKLOG, HealthServer, _Server
 from kvforge.serving.processes.run_dir import EngineState, StateReader
 from kvforge.serving.server import launcher
-from kvforge.serving.server.launcher import StartCancelled, TritonServer
+from kvforge.serving.server.launcher import TritonServer
 from kvforge.serving.server.options import ServerOptions
+from kvforge.serving.server.start_errors import StartCancelled
 from kvforge.serving.server.stop_signals import StopSignals
 from kvforge.serving.server.supervisor import Supervisor
 

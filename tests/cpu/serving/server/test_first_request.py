@@ -1,5 +1,6 @@
-"""A start whose first request gets no answer broke off, and is made once more."""
+"""A start whose first request gets no answer broke off, and is made once more; not where somebody ended the server."""
 
+import signal
 import subprocess
 from pathlib import Path
 
@@ -9,19 +10,21 @@ from kvforge.common.addresses import find_address
 from kvforge.common.errors import KvforgeError
 from kvforge.serving.health.probe import NoAnswerError
 from kvforge.serving.server import launcher
-from kvforge.serving.server.launcher import StartBrokeOffError, TritonServer
+from kvforge.serving.server.launcher import TritonServer
+from kvforge.serving.server.start_errors import StartBrokeOffError
 
 
 @pytest.mark.parametrize(
-    ("is_killed", "error", "kind", "words"),
+    ("ended_by", "error", "kind", "words"),
     [
-        (False, NoAnswerError("the server did not answer: timed out"), StartBrokeOffError, "did not answer: timed out"),
-        (True, NoAnswerError("the server did not answer: reset"), StartBrokeOffError, r"tritonserver ended \(signal 9"),
-        (False, KvforgeError("the server refused a request: no"), KvforgeError, "refused a request: no"),
+        (None, NoAnswerError("the server did not answer: timed out"), StartBrokeOffError, "did not answer: timed out"),
+        (signal.SIGABRT, NoAnswerError("no answer: reset"), StartBrokeOffError, r"tritonserver ended \(signal 6"),
+        (signal.SIGKILL, NoAnswerError("no answer: reset"), KvforgeError, r"tritonserver ended \(signal 9"),
+        (None, KvforgeError("the server refused a request: no"), KvforgeError, "refused a request: no"),
     ],
 )
 def test_who_is_to_blame(
-    is_killed: bool,
+    ended_by: signal.Signals | None,
     error: KvforgeError,
     kind: type[KvforgeError],
     words: str,
@@ -36,8 +39,8 @@ def test_who_is_to_blame(
     server.addresses, server.ports = {"http": find_address("127.0.0.1")}, {"http": 1}
     with subprocess.Popen(["sleep", "60"]) as process:
         try:
-            if is_killed:
-                process.kill()
+            if ended_by is not None:
+                process.send_signal(ended_by)
             with pytest.raises(KvforgeError, match=words) as caught:
                 server._first_request(process, lambda: False)
             assert type(caught.value) is kind

@@ -11,7 +11,7 @@ import pytest
 
 from kvforge.common.addresses import Address, find_address
 from kvforge.common.errors import KvforgeError, MissingToolError
-from kvforge.serving.processes import facts
+from kvforge.serving.processes import facts, listeners
 from kvforge.serving.processes.facts import (
     STUB,
     ProcessId,
@@ -22,10 +22,12 @@ from kvforge.serving.processes.facts import (
     processes_of,
     wait_gone,
 )
+from kvforge.serving.processes.listeners import accepts, listened_ports
+from kvforge.serving.processes.run_dir import cannot_write_run_dir, make_run_dir
 from kvforge.serving.server import triton_install
 from kvforge.serving.server.ports import choose_ports
 from kvforge.serving.server.repository import MODELS, repository_templates
-from kvforge.serving.server.triton_install import find_triton
+from kvforge.serving.server.triton_install import TritonInstall, find_triton
 
 
 def on_loopback(**ports: int) -> dict[str, tuple[Address, int]]:
@@ -60,6 +62,48 @@ def test_a_taken_port_is_named() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(KvforgeError, match=rf"127\.0\.0\.1:{port} .*--metrics-port"):
             choose_ports(on_loopback(http=0, metrics=port))
+
+
+@pytest.mark.parametrize(("family", "address"), [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")])
+def test_who_listens_on_a_port(family: socket.AddressFamily, address: str) -> None:
+    other = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    with socket.socket(family) as ours:
+        try:
+            ours.bind((address, 0))
+        except OSError:
+            pytest.skip(f"no {address} here")
+        port = ours.getsockname()[1]
+        urls = [f"http://{address}:{port}/metrics", f"{address}:{port}"]
+        if family == socket.AF_INET6:
+            urls = [url.replace(address, f"[{address}]") for url in urls]
+        assert port not in listened_ports(os.getpid())  # not yet
+        assert not any(map(accepts, urls))
+        ours.listen()
+        assert port in listened_ports(os.getpid())
+        assert port not in listened_ports(other.pid)
+        assert all(map(accepts, urls))
+    other.communicate()
+
+
+def test_where_the_system_does_not_say_who_listens_nobody_is_accused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def hidden(table: str) -> dict[str, int]:
+        raise PermissionError
+
+    monkeypatch.setattr(listeners, "_listening", hidden)
+    assert listened_ports(os.getpid()) is None
+
+
+def test_no_folder_for_temporary_files_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none() -> str:
+        raise FileNotFoundError(2, "No usable temporary directory found in ['/tmp', '/var/tmp']")
+
+    monkeypatch.setattr("tempfile.gettempdir", none)
+    with pytest.raises(OSError, match="No usable") as caught:
+        make_run_dir()
+    assert cannot_write_run_dir(caught.value) == (
+        "No usable temporary directory found in ['/tmp', '/var/tmp']: set TMPDIR to a folder that the server's files "
+        "can be written to"
+    )
 
 
 def test_process_ids_tell_a_living_process_from_a_gone_one() -> None:
@@ -180,3 +224,16 @@ def test_tritonserver_on_path_is_preferred(monkeypatch: pytest.MonkeyPatch, tmp_
     found = find_triton()
     assert found.binary == binary
     assert found.make_backend_dir(tmp_path / "backends") is None
+
+
+def test_a_folder_where_no_program_runs_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "backends" / "python").mkdir(parents=True)
+    (tmp_path / STUB).write_text("")
+    (tmp_path / STUB).chmod(0o755)
+    install = TritonInstall(tmp_path / "tritonserver", (), tmp_path / "backends", tmp_path / STUB)
+    target = tmp_path / "folder" / "run" / "backends"
+    assert install.make_backend_dir(target) == target
+    monkeypatch.setattr("os.access", lambda path, mode: mode != os.X_OK)
+    other = tmp_path / "noexec" / "run" / "backends"
+    with pytest.raises(KvforgeError, match=rf"^{tmp_path}/noexec is mounted noexec, .*: set TMPDIR to another folder$"):
+        install.make_backend_dir(other)

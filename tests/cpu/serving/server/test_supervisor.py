@@ -66,9 +66,15 @@ def supervise(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Supervi
 
     monkeypatch.setattr(module.time, "sleep", sleep)
 
-    def run(plan: list[str], max_restarts: int = 5, draining: Callable[[], None] = lambda: None) -> Supervisor:
+    def run(
+        plan: list[str],
+        max_restarts: int = 5,
+        draining: Callable[[], None] = lambda: None,
+        companion: module.Companion | None = None,
+    ) -> Supervisor:
         FakeServer.plan = plan
-        made = Supervisor(Path("engine"), ServerOptions(), signals, RestartPolicy(max_restarts))
+        policy = RestartPolicy(max_restarts)
+        made = Supervisor(Path("engine"), ServerOptions(), signals, policy, companion=companion)
         monkeypatch.setattr(made, "_pause", lambda num_restarts: None)
         made.run(lambda server: None, draining)
         return made
@@ -104,6 +110,36 @@ def test_a_first_start_that_fails_is_not_repeated(supervise: Callable[..., Super
     with pytest.raises(KvforgeError, match=r"^no such engine$"):
         supervise(["no such engine", "lives"])
     assert len(FakeServer.made) == 1
+
+
+class Companion:
+    """A gateway that starts, though the server has died meanwhile."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def start(self, server: Any, cancelled: Callable[[], bool]) -> None:
+        self.said.append("start")
+
+    def follow(self, server: Any) -> None:
+        self.said.append("follow")
+
+    def failure(self) -> str | None:
+        return None
+
+    def drain(self) -> None:
+        self.said.append("drain")
+
+    def stop(self) -> None:
+        self.said.append("stop")
+
+
+def test_a_server_that_dies_before_the_gateway_is_there_has_not_started(supervise: Callable[..., Supervisor]) -> None:
+    companion = Companion()
+    with pytest.raises(KvforgeError, match=r"^the server did not start: tritonserver ended \(signal 9\)$"):
+        supervise(["dies", "lives"], companion=companion)
+    assert companion.said == ["start", "drain", "stop"]
+    assert [server.stopped for server in FakeServer.made] == [1]
 
 
 @pytest.mark.parametrize(

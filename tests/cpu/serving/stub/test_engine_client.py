@@ -149,6 +149,11 @@ def test_a_process_that_cannot_be_started_is_a_failure(listener: Listener, tmp_p
         EngineClient([str(tmp_path / "absent")], listener).start()
 
 
+def test_a_command_that_is_none_is_a_failure_and_no_endless_start(listener: Listener) -> None:
+    with pytest.raises(EngineError, match=r"the engine process cannot be started: embedded null byte"):
+        EngineClient(["\0"], listener).start()
+
+
 def test_a_message_that_surprises_the_listener_ends_the_process_not_the_reading() -> None:
     class Surprised(Listener):
         def on_tokens(self, outputs: list[StepOutput]) -> None:
