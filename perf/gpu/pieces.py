@@ -39,7 +39,7 @@ from perf.harness.tables import Column, text_table
 FORMS = {"whole": 1 << 30, "pieces": 1}
 """The fewest layers alike for which a graph is cut."""
 LIMITS = Limits(max_num_seqs=64, max_num_tokens=2048, max_seq_len=4096, page_size=64)
-STEPS = {"decode, 1 sequence": (1, 512, 1), "decode, 8 sequences": (1, 512, 8), "prompt of 512": (512, 512, 1)}
+STEPS = {"decode, 1 sequence": (1, 512, 1), "decode, 8 sequences": (1, 512, 8), "prompt of 128": (128, 128, 1)}
 TINY_STEPS = {"decode, 1 sequence": (1, 40, 1)}
 
 

@@ -36,10 +36,8 @@ def _by_program(module: str) -> Callable[[Path], None]:
 
 CONTENTS = {
     "tensorrt-rtx": Content(
-        "TensorRT for RTX without its ONNX parser: plans are built before",
-        lambda folder: unpack_wheels(
-            ("tensorrt-rtx-cu13-libs", "tensorrt-rtx-cu13-bindings"), folder, without=("onnxparser",)
-        ),
+        "TensorRT for RTX",
+        lambda folder: unpack_wheels(("tensorrt-rtx-cu13-libs", "tensorrt-rtx-cu13-bindings"), folder),
     ),
     "plans": Content("plans of TensorRT for RTX", _by_program("perf.gpu.tensorrt_rtx"), is_path=False),
     "fa3": Content("FlashAttention 3", lambda folder: unpack_wheels(("tokenspeed-fa3",), folder)),

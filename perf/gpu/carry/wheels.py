@@ -12,9 +12,8 @@ PYTHON, PLATFORMS = "3.12", ("manylinux_2_28_x86_64", "manylinux_2_27_x86_64", "
 """Of the machines that are lent."""
 
 
-def unpack_wheels(requirements: tuple[str, ...], folder: Path, without: tuple[str, ...] = ()) -> None:
-    """Download wheels for the machines that are lent and unpack them into ``folder``, but for files whose names contain
-    one of ``without``.
+def unpack_wheels(requirements: tuple[str, ...], folder: Path) -> None:
+    """Download wheels for the machines that are lent and unpack them into ``folder``.
 
     Raises:
         KvforgeError: pip found no such wheel.
@@ -29,5 +28,4 @@ def unpack_wheels(requirements: tuple[str, ...], folder: Path, without: tuple[st
             raise KvforgeError(f"pip could not download {' '.join(requirements)} ({last}); is a package index reached?")
         for wheel in sorted(Path(downloads).glob("*.whl")):
             with zipfile.ZipFile(wheel) as files:
-                names = [name for name in files.namelist() if not any(part in name for part in without)]
-                files.extractall(folder, names)
+                files.extractall(folder)

@@ -13,7 +13,7 @@ from tests.cpu.serving.text_models.test_bls import Sender, Triton
 from tests.support.models.checkpoints import write_byte_tokenizer
 
 
-@pytest.mark.parametrize("name", [*OWN, *WITHOUT_EFFECT, "timeout"])
+@pytest.mark.parametrize("name", [*sorted(OWN), *WITHOUT_EFFECT, "timeout"])
 def test_parameters(tmp_path: Path, name: str) -> None:
     write_byte_tokenizer(tmp_path)
     config = {"input": [{"name": "QUERY"}], "parameters": {"tokenizer_dir": {"string_value": str(tmp_path)}}}
