@@ -102,13 +102,18 @@ def _weight_names(program: ExportedProgram) -> dict[str, str] | None:
 def _pieces(graph: fx.Graph, weights: dict[str, str]) -> list[_Piece] | None:
     pieces, current = [_Piece()], "begin"  # or a layer's number, or "end"
     home: dict[fx.Node, int] = {}
+    owners = {node: _owner(node, weights) for node in graph.nodes}
+    of_layers = [node for node, owner in owners.items() if owner not in (None, "other")]
+    last = of_layers[-1] if of_layers else None
     for node in graph.nodes:
         if node.op in ("placeholder", "output"):
             continue
         if node.op != "call_function":
             return None
-        owner = _owner(node, weights)
-        if owner is not None and current not in (owner, "end") and (current, owner) != ("begin", "end"):
+        owner = owners[node]
+        if owner == "other":  # what layers share begins nothing
+            owner = "end" if last is not None and node > last else None
+        if owner is not None and owner != current:
             pieces.append(_Piece())
             current = owner
         home[node] = len(pieces) - 1
@@ -129,13 +134,13 @@ def _pieces(graph: fx.Graph, weights: dict[str, str]) -> list[_Piece] | None:
 
 
 def _owner(node: fx.Node, weights: dict[str, str]) -> str | None:
-    """Return the layer whose projections a node uses, "end" for weights of no layer, None for a node without either."""
+    """Return the layer whose projections a node uses, "other" for weights of no layer, None where there are neither."""
     names = [weights[source.name] for source in node.all_input_nodes if source.name in weights]
     names = [name for name in names if not _NORM.search(name)]
     if not names:
         return None
     match = _LAYER.match(names[0])
-    return match[1] if match else "end"
+    return match[1] if match else "other"
 
 
 def _likeness(piece: _Piece) -> str:

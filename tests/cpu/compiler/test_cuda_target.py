@@ -45,6 +45,12 @@ def graphs() -> dict[str, Any]:
     return run_module("tests.support.cuda.offline", *graphs, TRITON_INTERPRET="0")
 
 
+@pytest.fixture(scope="module")
+def pieces() -> dict[str, list[dict[str, Any]]]:
+    graphs = ("lower:bfloat16:8", "upper:shadowkv:8")
+    return run_module("tests.support.cuda.offline", *graphs, TRITON_INTERPRET="0")
+
+
 def names(graph: dict[str, Any]) -> list[str]:
     return [kernel["name"].removesuffix("_kernel") for kernel in graph["kernels"]]
 
@@ -94,6 +100,20 @@ def test_pools_are_updated_in_place(graphs: dict[str, Any]) -> None:
     for kernel in graphs["lower:bfloat16"]["kernels"]:
         if kernel["name"] == "rope_paged_kv_write_kernel":
             assert "k_pool_out" in kernel["arguments"] and "k_pool" not in kernel["arguments"]
+
+
+def test_pieces_are_packages_like_whole_graphs(pieces: dict[str, list[dict[str, Any]]]) -> None:
+    """Four layers below the cut and four above it: what is before, a layer, what is behind; above the cut the last
+    layer, whose result is normed alone, is one more. Caches are updated in place, and nothing of ours is left."""
+    attention = ["paged_attention_partial", "paged_attention_combine"]
+    before, layer, behind = pieces["lower:bfloat16:8"]
+    assert names(before) == [] and names(layer) == ["rope_paged_kv_write", *attention]
+    assert set(names(behind)) == {"rope_paged_kv_write"}
+    above = [names(piece) for piece in pieces["upper:shadowkv:8"]]
+    assert [len(kernels) for kernels in above] == [0, 6, 6, 0] and above[1] == above[2]
+    assert above[1][-2:] == attention
+    for piece in (piece for each in pieces.values() for piece in each):
+        assert piece["operators"] == [] and piece["clones"] == [] and set(piece["copies"]) <= {"?"}
 
 
 def test_interpreted_kernels_compute_the_model() -> None:

@@ -21,6 +21,7 @@ import triton
 from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
 from torch._inductor.graph import GraphLowering
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.export import ExportedProgram
 from torch.fx import Graph, Node
 from triton.backends.compiler import GPUTarget
 
@@ -29,6 +30,7 @@ from kvforge.compiler.aot_inductor import compile_package
 from kvforge.compiler.export import EXPORTS, ExportedGraph
 from kvforge.compiler.graph_checks import verify
 from kvforge.compiler.options import BuildOptions, ResolvedOptions, resolve
+from kvforge.compiler.pieces import cut_into_pieces
 from model_defs import ModelConfig, load_config
 from plugins import cuda_ops
 
@@ -85,7 +87,22 @@ def export(name: str, config: ModelConfig, options: ResolvedOptions) -> Exported
     """Export a graph on fake CUDA tensors; its parameters end up in the fake mode of its inputs."""
     with FakeTensorMode(allow_non_fake_inputs=True):
         graph = EXPORTS[name](config, options, "cuda")
-    program = graph.program
+    _pretend_weights(graph.program)
+    return graph
+
+
+def export_pieces(graph: ExportedGraph) -> list[ExportedGraph]:
+    """Cut a graph that ``export`` returned; of pieces that are alike there is one."""
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        cut = cut_into_pieces(graph.program)
+    assert cut is not None, "this graph can be cut"
+    for program in cut.programs.values():
+        _pretend_weights(program)
+    return [ExportedGraph(name, program, ()) for name, program in cut.programs.items()]
+
+
+def _pretend_weights(program: ExportedProgram) -> None:
+    """Put a program's weights into the fake mode of its inputs."""
     mode = next(node.meta["val"] for node in program.graph.nodes if node.op == "placeholder").fake_mode
     with mode:
         for store in (program.state_dict, program.constants):
@@ -93,7 +110,6 @@ def export(name: str, config: ModelConfig, options: ResolvedOptions) -> Exported
                 new = torch.empty_strided(old.shape, old.stride(), dtype=old.dtype, device="cuda")
                 is_parameter = isinstance(old, torch.nn.Parameter)
                 store[key] = torch.nn.Parameter(new, requires_grad=False) if is_parameter else new
-    return graph
 
 
 def lowered(graph: ExportedGraph) -> Graph:
@@ -160,18 +176,20 @@ def _kernel(node: Node, sizes: dict[str, list[str]]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Describe the graphs named on the command line, each as NAME:KV_DTYPE or NAME:shadowkv."""
+    """Describe the graphs named on the command line, each as NAME:KV_DTYPE or NAME:shadowkv; as NAME:KV_DTYPE:LAYERS
+    the pieces of a graph of so many layers, cut in the middle."""
     pretend_gpu()
     cuda_ops.register()
-    config = load_config(MODEL)
-    report = {}
+    report: dict[str, Any] = {}
     for argument in sys.argv[1:]:
-        name, cache = argument.split(":")
+        name, cache, *layers = argument.split(":")
+        deep = {"num_hidden_layers": int(layers[0]), "num_key_value_layers": int(layers[0]) // 2} if layers else {}
+        config = load_config(MODEL | deep)
         cached = {"kv_policy": SHADOWKV} if cache == "shadowkv" else {"kv_dtype": cache, "max_draft_len": 3}
         options = resolve(BuildOptions("cuda", **cached), config, "BF16")
         graph = export(name, config, options)
         verify(graph, config, options)
-        report[argument] = describe(graph)
+        report[argument] = [describe(piece) for piece in export_pieces(graph)] if layers else describe(graph)
     print(json.dumps(report))
 
 
