@@ -81,7 +81,7 @@ def chat_prompt(
             model.chat_template,
             fields.get("messages"),
             tools,
-            template_arguments(fields, model.chat_template),
+            template_arguments(fields, model.chat_template, tools),
             flag(fields, "add_generation_prompt", not open_end),
             open_end,
             same_id if model.tool_format is None else model.tool_format.template_id,
@@ -93,15 +93,17 @@ def chat_prompt(
     return encode(model, text + prefix, False, "messages")
 
 
-def template_arguments(fields: Fields, template: ChatTemplate) -> dict[str, Any]:
-    """What a request says to the chat template beside its messages. Raises ApiError and FieldError."""
+def template_arguments(
+    fields: Fields, template: ChatTemplate, tools: Sequence[dict[str, Any]] | None
+) -> dict[str, Any]:
+    """What a request says to the chat template beside its messages and tools. Raises ApiError and FieldError."""
     effort = fields.get("reasoning_effort")
     if effort is not None and (not isinstance(effort, str) or len(effort) > MAX_EFFORT):
         raise bad_field("reasoning_effort", f"must be a word of at most {MAX_EFFORT} characters")
     if effort is not None:
-        check_is_read("reasoning_effort", "reasoning_effort", template)
+        check_is_read("reasoning_effort", "reasoning_effort", template, tools)
     taken = ("reasoning_effort",) if effort else ()
-    arguments = checked_arguments(fields.get("chat_template_kwargs", {}), template, taken)
+    arguments = checked_arguments(fields.get("chat_template_kwargs", {}), template, tools, taken)
     return arguments if effort is None else {**arguments, "reasoning_effort": effort}
 
 

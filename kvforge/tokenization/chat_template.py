@@ -54,16 +54,18 @@ class ChatTemplate:
             )
         return DEFAULT
 
-    @cached_property
-    def names(self) -> frozenset[str]:
-        """What the templates read of what they are given, each of them or one."""
-        return frozenset().union(*map(self._names_of, self.sources))
+    def reads(self, variable: str, tools: Sequence[Mapping[str, Any]] | None) -> bool:
+        """Whether the template that writes a conversation with these tools reads what it is given under that name.
+        Raises KvforgeError where there is no such template."""
+        return variable in self._names_of[self.name_for(tools)]
 
-    def _names_of(self, name: str) -> set[str]:
+    @cached_property
+    def _names_of(self) -> dict[str, set[str]]:
+        """What each template reads of what it is given."""
         from jinja2 import meta
 
-        environment = self._templates[name].environment
-        return meta.find_undeclared_variables(environment.parse(self.sources[name]))
+        parsed = {name: self._templates[name].environment.parse(source) for name, source in self.sources.items()}
+        return {name: meta.find_undeclared_variables(each) for name, each in parsed.items()}
 
     def render(
         self,
@@ -77,7 +79,7 @@ class ChatTemplate:
         ``arguments`` further names that the template may use; none of OWN_NAMES and no special token's.
         Raises KvforgeError where the template refuses the conversation, or does not read the tools."""
         name = self.name_for(tools)
-        if tools and "tools" not in self._names_of(name):
+        if tools and "tools" not in self._names_of[name]:
             raise KvforgeError("the chat template does not show tools to the model; leave out tools, or give another")
         try:
             return self._templates[name].render(

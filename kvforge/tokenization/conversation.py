@@ -80,9 +80,14 @@ def render_conversation(
         raise TemplateRefusal(str(error)) from None
 
 
-def checked_arguments(arguments: Any, template: ChatTemplate, taken: Sequence[str] = ()) -> dict[str, Any]:
-    """Return what is said to the template beside the messages (``chat_template_kwargs``). ``taken`` are names that are
-    given in another way. Raises FieldError."""
+def checked_arguments(
+    arguments: Any,
+    template: ChatTemplate,
+    tools: Sequence[Mapping[str, Any]] | None,
+    taken: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Return what is said to the template beside messages and tools (``chat_template_kwargs``). ``taken`` are names
+    that are given in another way. Raises FieldError."""
     if not isinstance(arguments, dict):
         raise FieldError("chat_template_kwargs", "must be an object")
     try:
@@ -94,14 +99,20 @@ def checked_arguments(arguments: Any, template: ChatTemplate, taken: Sequence[st
     for name in arguments:
         if name in _OWN_NAMES or name in template.special_tokens or name in taken:
             raise FieldError(f"chat_template_kwargs.{name[:80]}", "is given to the chat template already; leave it out")
-        check_is_read(f"chat_template_kwargs.{name[:80]}", name, template)
+        check_is_read(f"chat_template_kwargs.{name[:80]}", name, template, tools)
     return arguments
 
 
-def check_is_read(field: str, name: str, template: ChatTemplate) -> None:
-    """Raise FieldError where a template does not read what ``field`` tells it under ``name``."""
-    if name not in template.names:
-        raise FieldError(field, "is not read by the model's chat template; leave it out")
+def check_is_read(field: str, name: str, template: ChatTemplate, tools: Sequence[Mapping[str, Any]] | None) -> None:
+    """Raise FieldError where the template of a conversation with these tools does not read what ``field`` tells it
+    under ``name``."""
+    try:
+        is_read = template.reads(name, tools)
+    except KvforgeError as error:
+        raise TemplateRefusal(str(error)) from None
+    if not is_read:
+        which = "" if len(template.sources) == 1 else f" {template.name_for(tools)}"
+        raise FieldError(field, f"is not read by the model's chat template{which}; leave it out")
 
 
 def checked_messages(value: Any, template_id: Callable[[str], str] = same_id) -> list[dict[str, Any]]:

@@ -73,7 +73,7 @@ class PromptReader:
             KvforgeError: there is no template, or it cannot be read.
         """
         template = self.template(chat_template)
-        arguments = checked_arguments(dict(chat_template_kwargs or {}), template)
+        arguments = checked_arguments(dict(chat_template_kwargs or {}), template, tools)
         listed = [dict(m) if isinstance(m, Mapping) else m for m in plain_list(messages, "messages")]
         return ChatPrompt(
             render_conversation(template, listed, tools, arguments, add_generation_prompt, continue_final_message)

@@ -1,11 +1,11 @@
 """Compiled graphs from one run of the queue to the next: a machine that is lent forgets them."""
 
-import os
 import zipfile
 from pathlib import Path
 
 from kvforge.common.errors import KvforgeError
 from perf.gpu.models import COMPLETE
+from perf.gpu.queue.results import appearing_whole
 
 PACKAGES = "packages.zip"
 MOST_BYTES = 15 << 20
@@ -16,8 +16,11 @@ def keep_packages(path: Path, root: Path) -> list[str]:
     """Write the folders of compiled graphs below ``root`` (``kvforge-NAME/cuda/...``) to a zip file, never seen in
     part; returns those that ``MOST_BYTES`` had no room for."""
     folders = sorted(mark.parent for mark in root.glob(f"kvforge-*/cuda/**/{COMPLETE}"))
-    hidden, left_out, room = path.with_name(f".{path.name}.{os.getpid()}"), [], MOST_BYTES
-    with zipfile.ZipFile(hidden, "w", zipfile.ZIP_DEFLATED) as kept:
+    left_out, room = [], MOST_BYTES
+    with (
+        appearing_whole(path) as hidden,
+        zipfile.ZipFile(hidden, "w", zipfile.ZIP_DEFLATED, strict_timestamps=False) as kept,
+    ):
         for folder in folders:
             files = [file for file in sorted(folder.rglob("*")) if file.is_file()]
             size = sum(file.stat().st_size for file in files)
@@ -27,7 +30,6 @@ def keep_packages(path: Path, root: Path) -> list[str]:
             room -= size
             for file in files:
                 kept.write(file, file.relative_to(root))
-    hidden.replace(path)
     return left_out
 
 
@@ -41,6 +43,8 @@ def restore_packages(path: Path, root: Path) -> None:
         with zipfile.ZipFile(path) as kept:
             if odd := [name for name in kept.namelist() if not name.startswith("kvforge-") or ".." in name]:
                 raise KvforgeError(f"{path} has {odd[0]}, which is no package; give the {PACKAGES} of a queue's --out.")
-            kept.extractall(root)
+            marks = [name for name in kept.namelist() if name.endswith(f"/{COMPLETE}")]
+            kept.extractall(root, [name for name in kept.namelist() if name not in marks])
+            kept.extractall(root, marks)  # last: graphs without a mark are compiled again
     except (OSError, zipfile.BadZipFile) as error:
         raise KvforgeError(f"{path} cannot be read ({error}); give the {PACKAGES} of a queue's --out.") from None

@@ -4,9 +4,11 @@
 ``NAME.failed.log`` are what they printed.
 """
 
+import contextlib
 import json
 import os
 import subprocess
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,13 +17,14 @@ from perf.gpu.queue.experiment import Experiment, sources_digest
 from perf.harness.engines import ROOT
 
 RESULTS = ROOT / "perf" / "results" / "gpu"
-NEVER, DONE, STALE = "never", "done", "stale"
+NEVER, DONE, STALE, UNREADABLE = "never", "done", "stale", "unreadable"
 
 
 @dataclass(frozen=True)
 class State:
-    """How an experiment's result is: ``kind`` is one of ``NEVER``, ``DONE`` and ``STALE`` (its sources have changed
-    since); ``record`` is that result, ``failure`` the record of a later run that failed."""
+    """How an experiment's result is: ``kind`` is one of ``NEVER``, ``DONE``, ``STALE`` (its sources have changed since)
+    and ``UNREADABLE`` (its file is no record); ``record`` is that result, ``failure`` the record of a later run that
+    failed."""
 
     kind: str
     record: dict[str, Any] | None = None
@@ -33,11 +36,21 @@ def record_path(folder: Path, name: str, failed: bool = False) -> Path:
     return folder / f"{name}{'.failed' if failed else ''}.json"
 
 
+@contextlib.contextmanager
+def appearing_whole(path: Path) -> Iterator[Path]:
+    """Yield where to write a file that is never seen in part: it takes the place of ``path`` when the block is left."""
+    hidden = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        yield hidden
+        hidden.replace(path)
+    finally:
+        hidden.unlink(missing_ok=True)
+
+
 def write_whole(path: Path, content: bytes) -> None:
     """Write a file that is never seen in part."""
-    hidden = path.with_name(f".{path.name}.{os.getpid()}")
-    hidden.write_bytes(content)
-    hidden.replace(path)
+    with appearing_whole(path) as hidden:
+        hidden.write_bytes(content)
 
 
 def keep(folder: Path, record: dict[str, Any], log: bytes) -> Path:
@@ -53,12 +66,26 @@ def keep(folder: Path, record: dict[str, Any], log: bytes) -> Path:
     return path
 
 
+def read_record(path: Path) -> dict[str, Any] | None:
+    """Return a record; None where the file is not there or is no record."""
+    try:
+        record = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return record if is_record(record) else None
+
+
+def is_record(value: Any) -> bool:
+    """Whether a value is a record of ``perf.gpu.queue.running``, as far as the queue reads it."""
+    return isinstance(value, dict) and isinstance(value.get("sources_sha256"), str) and "exit" in value
+
+
 def state_of(experiment: Experiment, folder: Path = RESULTS, root: Path = ROOT) -> State:
     """Return the state of an experiment's result in ``folder``."""
     done, failed = (record_path(folder, experiment.name, failure) for failure in (False, True))
-    record, failure = (json.loads(path.read_text()) if path.is_file() else None for path in (done, failed))
+    record, failure = read_record(done), read_record(failed)
     if record is None:
-        return State(NEVER, None, failure)
+        return State(UNREADABLE if done.exists() else NEVER, None, failure)
     is_current = record["sources_sha256"] == sources_digest(experiment, root)
     return State(DONE if is_current else STALE, record, failure)
 

@@ -5,6 +5,7 @@ into ``OUT/running.log``, and its rows so far into ``OUT/running.json``, so that
 """
 
 import contextlib
+import fcntl
 import json
 import os
 import signal
@@ -12,10 +13,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from kvforge.common.errors import KvforgeError
 from perf.gpu.carry.contents import CONTENTS
 from perf.gpu.queue.bundle import BUNDLE, write_bundle
 from perf.gpu.queue.experiment import Experiment, sources_digest
@@ -48,7 +50,7 @@ def run_one(
     digest, start = sources_digest(experiment), time.monotonic()
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "perf.gpu.queue.child", *command, "--json", str(report)],
+            [sys.executable, "-m", "perf.gpu.queue.child", str(os.getpid()), *command, "--json", str(report)],
             cwd=ROOT,
             env=environment,
             stdin=subprocess.DEVNULL,
@@ -62,9 +64,9 @@ def run_one(
         finally:
             if process.poll() is None:
                 process.kill()
-                with contextlib.suppress(ProcessLookupError):  # killed before it had a group
-                    os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+            with contextlib.suppress(ProcessLookupError):  # nothing is left of its group, or it had none yet
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
     record = {
         "experiment": experiment.name,
         "question": experiment.question,
@@ -105,10 +107,48 @@ def run_queue(
     carried: Path | None = None,
 ) -> list[dict[str, Any]]:
     """Run the experiments in order and return their records. One that the time left cannot hold is left out, with a
-    line that says so; a later, shorter one may still run."""
+    line that says so; a later, shorter one may still run.
+
+    Raises:
+        KvforgeError: ``out`` or ``folder`` cannot be written, or has another queue running in it.
+    """
     deadline = time.monotonic() + seconds
-    out.mkdir(parents=True, exist_ok=True)
-    folder.mkdir(parents=True, exist_ok=True)
+    folders = {out.resolve(): "--out"} | {folder.resolve(): "--results"}
+    with contextlib.ExitStack() as held:
+        for each, option in folders.items():
+            held.enter_context(_held(each, option))
+        return _run_all(experiments, deadline, out, folder, card, tiny, carried)
+
+
+@contextlib.contextmanager
+def _held(folder: Path, option: str) -> Iterator[None]:
+    """Make a folder and keep other queues out of it: two would take each other's reports for their own."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            handle = os.open(folder, os.O_RDONLY)
+    except OSError as error:
+        raise KvforgeError(f"{folder} cannot be written ({error}); give another folder with {option}.") from None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)  # until it is closed, or this process is killed
+    except BlockingIOError:
+        os.close(handle)
+        raise KvforgeError(f"another queue runs in {folder}; wait for it, or give another with {option}.") from None
+    try:
+        yield
+    finally:
+        os.close(handle)
+
+
+def _run_all(
+    experiments: Sequence[Experiment],
+    deadline: float,
+    out: Path,
+    folder: Path,
+    card: str,
+    tiny: bool,
+    carried: Path | None,
+) -> list[dict[str, Any]]:
     records = []
     for experiment in experiments:
         left = deadline - time.monotonic() - TO_WRITE_S
@@ -117,16 +157,31 @@ def run_queue(
             continue
         print(f"{experiment.name}: begins, {experiment.seconds} s expected", flush=True)
         record, log = run_one(experiment, out, min(experiment.limit_s, left), card, tiny, carried)
-        keep(folder, record, log)
-        write_bundle(out / BUNDLE, folder)
+        if not _is_written(keep, folder, record, log):
+            record["exit"] = record["exit"] or 1  # the next queue does not know that it ran
+        _is_written(write_bundle, out / BUNDLE, folder)
         if not tiny:
-            for name in keep_packages(out / PACKAGES, Path(tempfile.gettempdir())):
-                print(f"{name}: too large for {PACKAGES}", flush=True)
+            _is_written(_keep_packages, out / PACKAGES)
         records.append(record)
         print(told(record), flush=True)
         if record["exit"] != 0:
             print(_end_of(log), flush=True)
     return records
+
+
+def _is_written(write: Callable[..., Any], path: Path, *content: Any) -> bool:
+    """Whether a file could be written; where not, a line says why, and the queue goes on."""
+    try:
+        write(path, *content)
+    except OSError as error:
+        print(f"{path} cannot be written ({error}); make room", flush=True)
+        return False
+    return True
+
+
+def _keep_packages(path: Path) -> None:
+    for name in keep_packages(path, Path(tempfile.gettempdir())):
+        print(f"{name}: too large for {PACKAGES}", flush=True)
 
 
 def _end_of(log: bytes, num_lines: int = 15) -> str:

@@ -11,6 +11,7 @@ from kvforge.common.errors import CheckpointError, KvforgeError
 from kvforge.compiler import BuildOptions, build_engine
 from kvforge.hub import download
 from kvforge.tokenization.chat_template import ChatTemplate
+from kvforge.tokenization.conversation import FieldError, checked_arguments
 from tests.support.models.checkpoints import make_checkpoint, write_byte_tokenizer
 
 TURNS = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
@@ -149,3 +150,18 @@ def test_a_template_that_cannot_be_parsed_refuses_the_build(tmp_path: Path) -> N
 
 def test_the_folder_of_templates_is_downloaded() -> None:
     assert f"{FOLDER}/*.jinja" in download.TOKENIZER_FILES
+
+
+@pytest.mark.parametrize(("tools", "reads", "other", "which"), [(None, "a", "b", "default"), (TOOLS, "b", "a", "tool")])
+def test_a_template_is_told_only_what_it_reads_itself(tools: Any, reads: str, other: str, which: str) -> None:
+    """What another template reads would be dropped in silence."""
+    template = ChatTemplate({"default": "{{ a }}" + TURNS, "tool_use": "{{ b }}" + TOOLS_SHOWN})
+    assert checked_arguments({reads: 1}, template, tools) == {reads: 1}
+    with pytest.raises(FieldError, match=f"is not read by the model's chat template {which}"):
+        checked_arguments({other: 1}, template, tools)
+
+
+def test_arguments_of_a_template_that_is_not_there_are_refused_as_the_conversation_is() -> None:
+    template = ChatTemplate({"rag": "{{ a }}"})
+    with pytest.raises(FieldError, match="not one is named default"):
+        checked_arguments({"a": 1}, template, None)

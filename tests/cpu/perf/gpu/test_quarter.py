@@ -162,7 +162,7 @@ def test_a_killed_queue_takes_the_running_program_along(tmp_path: Path) -> None:
 def test_results_come_back_as_one_file(tmp_path: Path) -> None:
     there, here = tmp_path / "there", tmp_path / "here"
     there.mkdir()
-    keep(there, {"experiment": "a", "exit": 0}, b"said")
+    keep(there, {"experiment": "a", "exit": 0, "sources_sha256": ""}, b"said")
     write_bundle(tmp_path / BUNDLE, there)
     assert take_bundle(tmp_path / BUNDLE, here) == ["a.json", "a.log"]
     assert (here / "a.json").read_bytes() == (there / "a.json").read_bytes()
