@@ -15,7 +15,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -89,8 +89,8 @@ def shared_weights(options: argparse.Namespace) -> dict[str, Tensor]:
     return drawn | {f"layers.{n}.{name}": tensor for n in range(1, options.layers) for name, tensor in own.items()}
 
 
-def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """Compile both forms and time their steps by turns."""
+def measure(options: argparse.Namespace, keep: Callable[[dict[str, Any]], object]) -> None:
+    """Compile both forms and time their steps by turns; ``keep`` is given what is found so far, after each kind."""
     compiled = {}
     for form in FORMS:
         compiled[form] = compile_apart(form, options)
@@ -98,7 +98,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     manifest, weights = models.manifest_of(*config_of(options, options.layers)), shared_weights(options)
     sessions: dict[str, Session] = {form: models.open_session(manifest, weights, options.work / form) for form in FORMS}
     pools = sessions["whole"].allocate_pools(128)
-    rows = []
+    rows: list[dict[str, Any]] = []
+    print(text_table(COLUMNS, []), flush=True)
     for name, step in (TINY_STEPS if options.tiny else STEPS).items():
         times: dict[str, list[float]] = {form: [] for form in FORMS}
         for turn in range(options.rounds + 2):
@@ -116,7 +117,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
                 "ratio": statistics.median(ratios),
             }
         )
-    return {"layers": options.layers, "compiled": compiled, "rows": rows}
+        print(text_table(COLUMNS, rows[-1:], header=False), flush=True)
+        keep({"layers": options.layers, "compiled": compiled, "rows": rows})
 
 
 COLUMNS = (
@@ -145,11 +147,14 @@ def main(arguments: list[str] | None = None) -> None:
     if options.compile_only:
         print(json.dumps(compile_form(options.compile_only, options)))
         return
-    found = measure(options)
-    print(text_table(COLUMNS, found["rows"]))
-    if options.json:
-        machine = describe_machine() if options.device == "cpu" else device_name(options.device)
-        write_json(options.json, {**begin_gpu_report("perf.gpu.pieces", arguments), "machine": machine, **found})
+    machine = describe_machine() if options.device == "cpu" else device_name(options.device)
+    report = {**begin_gpu_report("perf.gpu.pieces", arguments), "machine": machine}
+
+    def keep(found: dict[str, Any]) -> None:
+        if options.json:
+            write_json(options.json, {**report, **found})
+
+    measure(options, keep)
 
 
 if __name__ == "__main__":

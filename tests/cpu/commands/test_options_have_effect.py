@@ -112,7 +112,7 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]
     def record(name: str) -> Callable[..., Any]:
         def make(*args: Any, **kwargs: Any) -> Any:
             found.append((name, repr(args), repr(sorted(kwargs.items()))))
-            return SimpleNamespace(url="", report=None, close=lambda: None, run=lambda *_: None)
+            return SimpleNamespace(url="", port=0, report=None, close=lambda: None, run=lambda *_: None)
 
         return make
 
@@ -217,7 +217,7 @@ def test_options_of_a_build_are_of_another_engine(asked: list[Any], tmp_path: Pa
         (["serve", "ENGINE", "--openai-port", "0"], "--openai-port is for the OpenAI gateway"),
         (["serve", "ENGINE", "--temperature", "0"], "--temperature is for the OpenAI gateway"),
         (["serve", "ENGINE", "--generation-config", "none"], "--generation-config is for the OpenAI gateway"),
-        (["serve", "ENGINE", "--page-size", "8"], "--page-size cannot be chosen"),
+        (["serve", "ENGINE", "--page-size", "8"], "--page-size is fixed when building"),
     ],
 )
 def test_what_would_have_no_effect_is_refused(asked: list[Any], tmp_path: Path, capsys, arguments, says: str) -> None:
@@ -233,7 +233,7 @@ def test_two_options_of_restarts_exclude_each_other(capsys) -> None:
 
 
 def test_serve_prints_how_silent_requests_are_sampled(asked: list[Any], tmp_path: Path, monkeypatch, capsys) -> None:
-    server = SimpleNamespace(http_url="", grpc_url="", metrics_url="")
+    server = SimpleNamespace(ports={"http": 1, "grpc": 2, "metrics": 3})
     supervisor = SimpleNamespace(report=None, run=lambda announce, _: announce(server))
     monkeypatch.setattr("kvforge.serving.server.supervisor.Supervisor", lambda *_: supervisor)
     assert main(["serve", str(tmp_path / "tiny"), "--openai", "--openai-port", "0", "--top-k", "4"]) == 0

@@ -10,7 +10,7 @@ from kvforge.cli import main, make_parser
 from kvforge.commands.serve_doors import Doors, choose_doors
 from kvforge.common.errors import KvforgeError
 from kvforge.serving.server.ports import PORTS
-from tests.support.serving.serve_process import FREE_PORTS
+from tests.support.serving.serve_process import FREE_OPENAI, FREE_PORTS
 
 EVERYWHERE = "0.0.0.0"
 
@@ -85,7 +85,7 @@ def test_a_wrong_address_is_refused_by_its_option(
     """Before the engine is looked at, and with nothing said of ports."""
     monkeypatch.delenv("KVFORGE_API_KEY", raising=False)
     option = f"--{name}address"
-    assert main(["serve", str(tmp_path / "none"), "--openai", *FREE_PORTS, option, value]) == 1
+    assert main(["serve", str(tmp_path / "none"), *FREE_OPENAI, option, value]) == 1
     errors = capsys.readouterr().err
     assert errors.startswith(f"kvforge: error: {option} {value!r} ") and errors.count("\n") == 1
     assert "-port" not in errors
@@ -100,7 +100,7 @@ def test_a_taken_port_is_refused_by_its_option(
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
-        assert main(["serve", str(tmp_path / "none"), "--openai", *FREE_PORTS, f"--{name}-port", port]) == 1
+        assert main(["serve", str(tmp_path / "none"), *FREE_OPENAI, f"--{name}-port", port]) == 1
     errors = capsys.readouterr().err
     assert errors.startswith(f"kvforge: error: cannot listen on 127.0.0.1:{port} (")
     assert f"choose another with --{name}-port" in errors and errors.count("\n") == 1
@@ -118,7 +118,7 @@ def test_an_empty_key_is_refused_before_anything_starts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KVFORGE_API_KEY", "")
-    assert main(["serve", str(tmp_path), "--openai", *FREE_PORTS, "--address", EVERYWHERE]) == 1
+    assert main(["serve", str(tmp_path), *FREE_OPENAI, "--address", EVERYWHERE]) == 1
     assert capsys.readouterr().err == (
         "kvforge: error: $KVFORGE_API_KEY is set and empty; give it a key, or unset it to serve without one.\n"
     )

@@ -13,7 +13,7 @@ from kvforge.cli import main
 from kvforge.commands import serve
 from kvforge.serving.server import supervisor
 from kvforge.serving.server.options import ServerOptions
-from tests.support.serving.serve_process import FREE_PORTS
+from tests.support.serving.serve_process import FREE_OPENAI, FREE_PORTS
 
 SERVED = SimpleNamespace(ports={"http": 1, "grpc": 2, "metrics": 3})
 
@@ -53,7 +53,7 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.Capt
     monkeypatch.setattr(FakeSupervisor, "run", look)
 
     def start(*options: str) -> tuple[list[str], dict[str, Any]]:
-        assert main(["serve", str(tmp_path), *FREE_PORTS, *options]) == 0
+        assert main(["serve", str(tmp_path), *(FREE_OPENAI if "--openai" in options else FREE_PORTS), *options]) == 0
         return capsys.readouterr().out.splitlines(), ready[-1]
 
     return start

@@ -43,7 +43,7 @@ def test_a_command_prints_one_line_for_a_panic(monkeypatch, capsys):
     def run(args):
         panicking().backend.encode(PANICKING_TEXT)
 
-    parser = SimpleNamespace(parse_args=lambda argv: SimpleNamespace(verbose=False, run=run))
+    parser = SimpleNamespace(parse_args=lambda argv: SimpleNamespace(quiet=False, verbose=False, run=run))
     monkeypatch.setattr("kvforge.cli.make_parser", lambda: parser)
     assert main(["anything"]) == 1
     assert capsys.readouterr().err.splitlines()[-1].startswith("kvforge: error: a library failed on this input")

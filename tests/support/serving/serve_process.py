@@ -16,8 +16,10 @@ from kvforge.serving.server.ports import PORTS
 
 READY_S = 270.0
 """Longer than the supervisor gives a start before it tries another one."""
-FREE_PORTS = tuple(word for name in PORTS for word in (f"--{name}-port", "0"))
+FREE_PORTS = tuple(word for name in PORTS if name != "openai" for word in (f"--{name}-port", "0"))
 """Options of `kvforge serve` with which tests beside each other do not meet."""
+FREE_OPENAI = ("--openai", *FREE_PORTS, "--openai-port", "0")
+"""The same, with the gateway."""
 
 
 class ServeProcess:
@@ -92,5 +94,5 @@ def refused_start(engine_dir: Path, *options: str, env: dict[str, str] | None = 
 
 def _start(engine_dir: Path, options: tuple[str, ...], env: dict[str, str] | None) -> subprocess.Popen:
     command = [sys.executable, "-m", "kvforge", "serve", str(engine_dir), "--kv-cache-gib", "0.1"]
-    command += [*FREE_PORTS, *options]  # the last word counts
+    command += [*(FREE_OPENAI if "--openai" in options else FREE_PORTS), *options]  # the last word counts
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
