@@ -93,6 +93,7 @@ OTHERWISE = {
     **dict.fromkeys(("limit-mm-per-prompt", "mmproj", "max-multimodal-len"), _TEXT_ONLY),
     **dict.fromkeys(("embedding", "embeddings", "reranking", "runner"), _GENERATES),
     **dict.fromkeys(("n-gpu-layers", "gpu-layers", "cpu-offload-gb", "swap-space", "weight-streaming"), _ONE_TARGET),
+    "override-generation-config": "give --temperature, --top-p, --top-k, --min-p or --repetition-penalty",
     "enforce-eager": "graphs are compiled when an engine is built",
     **dict.fromkeys(("data-parallel-size", "enable-expert-parallel", "ep-size"), _ONE_ENGINE),
     "trust-remote-code": "code of checkpoints is never run",

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from kvforge.common.errors import CheckpointError, CheckpointWarning
+from kvforge.common.errors import CheckpointError, CheckpointWarning, RequestError
+from kvforge.common.number_checks import check_sampling
 
 Use = Literal["used", "checked", "ignored"]
 
@@ -182,7 +183,8 @@ def check_side_files(folder: Path, generation: Mapping[str, Any], tokenizer: Map
     tokenizer_config.json. Defaults of requests are noted with CheckpointWarning.
 
     Raises:
-        CheckpointError: something would change what the model computes or reads, and is not supported.
+        CheckpointError: something would change what the model computes or reads, and is not supported; or a default of
+            sampling is outside its range, so that the engine could not be served with the model's own.
     """
     for name, row in FILES.items():
         if row.use == "checked" and (folder / name).exists():
@@ -193,6 +195,10 @@ def check_side_files(folder: Path, generation: Mapping[str, Any], tokenizer: Map
         raise CheckpointError(
             f"{name} is {reprlib.repr(value)} in tokenizer_config.json of {folder}, which is not supported; remove it."
         )
+    try:
+        check_sampling(generation)
+    except RequestError as error:
+        raise CheckpointError(f"generation_config.json of {folder} cannot be used: {error}") from None
     found = [f"{name} {reprlib.repr(value)}" for name, value in _unusual(GENERATION, generation)]
     if found:
         warnings.warn(

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.export import Dim, ExportedProgram
 from torch.export.graph_signature import InputKind
+from torch.utils import _pytree as pytree
 
 from kvforge.manifest import Call, Calls, calls_file, package_file, piece_file, save_calls
 
@@ -74,7 +75,8 @@ def _num_large_layers(program: ExportedProgram) -> int:
 def cut_into_pieces(program: ExportedProgram) -> CutGraph | None:
     """Return the pieces of a graph; None where it cannot be cut, or has no layers that are alike.
 
-    A graph cannot be cut where anything but tensors goes from one piece to another.
+    A graph cannot be cut where anything but tensors goes from one piece to another, or a tensor whose elements do not
+    follow each other: a package takes its inputs to lie as those of its examples do.
     """
     weights = _weight_names(program)
     if weights is None:
@@ -130,7 +132,18 @@ def _pieces(graph: fx.Graph, weights: dict[str, str]) -> list[_Piece] | None:
                 if here is not None:
                     pieces[here].inputs[source] = None
     crossing = [value for piece in pieces for value in (*piece.inputs, *piece.results)]
-    return pieces if all(isinstance(value.meta.get("val"), Tensor) for value in crossing) else None
+    is_plain = all(_is_plain(value.meta.get("val")) for value in crossing)
+    returned = all(isinstance(value, fx.Node) and value.name not in weights for value in _returned(graph))
+    return pieces if is_plain and returned else None
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_contiguous()
+
+
+def _returned(graph: fx.Graph) -> list[Any]:
+    """Return what a graph returns, in order; a value may be there twice."""
+    return pytree.tree_leaves(graph.output_node().args[0])
 
 
 def _owner(node: fx.Node, weights: dict[str, str]) -> str | None:
@@ -210,5 +223,4 @@ def _calls(program: ExportedProgram, pieces: Sequence[_Piece], names: Sequence[s
         for node in piece.results:
             number[node] = len(number)
         calls.append(Call(name, own, inputs, len(piece.results)))
-    output = next(node for node in program.graph.nodes if node.op == "output")
-    return Calls(tuple(calls), tuple(number[node] for node in output.all_input_nodes), len(placeholders))
+    return Calls(tuple(calls), tuple(number[node] for node in _returned(program.graph)), len(placeholders))

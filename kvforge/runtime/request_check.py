@@ -8,8 +8,9 @@ from itertools import chain
 import numpy as np
 
 from kvforge.common.errors import RequestError
+from kvforge.common.number_checks import shown
 from kvforge.runtime.config import RuntimeConfig
-from kvforge.runtime.requests.checks import check_prompt_length, shown
+from kvforge.runtime.requests.checks import check_prompt_length
 from kvforge.runtime.requests.params import SamplingParams
 from kvforge.runtime.text.tokenizer import Tokenizer
 

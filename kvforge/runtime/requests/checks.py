@@ -4,7 +4,6 @@ Lengths are looked at before entries, so that refusing a list costs nothing that
 """
 
 import math
-import reprlib
 from collections.abc import Collection, Mapping
 from itertools import chain
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from kvforge.common.errors import RequestError
+from kvforge.common.number_checks import is_number, shown
 
 MAX_WORDS = 4096
 """Stop strings or bad words of a request; also in the lists of words that other protocols have."""
@@ -23,11 +23,6 @@ MAX_BIAS_TOKENS = 1 << 19
 """Above every vocabulary: a bias may be given for all tokens."""
 MAX_DRAFT_TOKENS = 1 << 13
 MAX_RANGES = 1000
-
-_repr = reprlib.Repr()
-_repr.maxstring = _repr.maxlong = _repr.maxother = 100
-shown = _repr.repr
-"""A value as Python writes it, cut where it is long."""
 
 
 def plain(value: Any) -> Any:
@@ -83,21 +78,6 @@ def too_many_tokens(number: str, max_seq_len: int) -> RequestError:
 def longer_sequences(max_seq_len: int) -> str:
     """What helps where sequences of ``max_seq_len`` tokens are too short, as the end of a sentence."""
     return f"give a larger --max-seq-len, to the build too, if the model has more than {max_seq_len} positions"
-
-
-def check_integer(name: str, value: Any, low: int, high: int) -> None:
-    """Raise RequestError unless ``value`` is a whole number from ``low`` to ``high``."""
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        is_below = isinstance(value, int) and value < low
-        bound = f"of at least {low}" if high >= 2**31 - 1 and is_below else f"from {low} to {high}"
-        raise RequestError(f"{name} is {shown(value)}; give a whole number {bound}.")
-
-
-def check_number(name: str, value: Any, low: float, high: float, open_low: bool) -> None:
-    """Raise RequestError unless ``value`` is a number in [low, high], or (low, high] with ``open_low``."""
-    if not _is_number(value) or not low <= value <= high or (open_low and value == low):
-        above = "above" if open_low else "of at least"
-        raise RequestError(f"{name} is {shown(value)}; give a finite number {above} {low:g} and at most {high:g}.")
 
 
 def check_flag(name: str, value: Any) -> None:
@@ -200,10 +180,6 @@ def _bias_numbers(name: str, ids: list[int], values: Collection[Any], limit: flo
 
 
 def _bias_number(name: str, token: int, value: Any, limit: float) -> float:
-    if not _is_number(value) or not value <= limit:
+    if not is_number(value) or not value <= limit:
         raise RequestError(f"{name} of token {token} is {shown(value)}; give a number up to {limit:g}, or -inf.")
     return float(value) if value >= -limit else -math.inf
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -7,6 +7,7 @@ from functools import cached_property
 import numpy as np
 
 from kvforge.common.errors import RequestError
+from kvforge.common.number_checks import INTEGERS_OF_SAMPLING, NUMBERS_OF_SAMPLING, check_integer, check_number
 from kvforge.runtime.requests.checks import (
     MAX_DRAFT_TOKENS,
     MAX_ID_WORDS,
@@ -14,8 +15,6 @@ from kvforge.runtime.requests.checks import (
     MAX_WORDS,
     check_flag,
     check_ids,
-    check_integer,
-    check_number,
     check_retention,
     checked_bias,
     checked_id_words,
@@ -183,8 +182,8 @@ _LISTS = {
 }
 _OPTIONAL = ("seed", "logprobs", "deadline_s")
 _INTEGERS = {
+    **INTEGERS_OF_SAMPLING,
     "n": (1, MAX_SEQUENCES),
-    "top_k": (-1, 2**31 - 1),
     "max_tokens": (1, 2**31 - 1),
     "min_tokens": (0, 2**31 - 1),
     "top_p_reset_id": (-1, 2**31 - 1),
@@ -193,13 +192,10 @@ _INTEGERS = {
     "priority": (-(2**63), 2**63 - 1),
 }
 _NUMBERS: dict[str, tuple[float, float, bool]] = {
-    "temperature": (0.0, 1e4, False),
-    "top_p": (0.0, 1.0, True),
-    "min_p": (0.0, 1.0, False),
+    **NUMBERS_OF_SAMPLING,
     "top_p_decay": (0.0, 1.0, True),
     "top_p_min": (0.0, 1.0, True),
     "presence_penalty": (-MAX_PENALTY, MAX_PENALTY, False),
     "frequency_penalty": (-MAX_PENALTY, MAX_PENALTY, False),
-    "repetition_penalty": (1e-3, 1e3, False),
     "deadline_s": (0.0, 1e9, True),
 }

@@ -23,6 +23,10 @@ EVERY = set().union(*COMMANDS.values())
         (["build", "X", "--max-seq", "8"], "; did you mean --max-seq-len?\n"),
         (["build", "X", "--port", "1"], "; the nearest option here is --openai-port, an option of kvforge serve\n"),
         (["build", "X", "--batch-size", "1"], "; the nearest option here is --max-num-tokens\n"),
+        (
+            ["serve", "X", "--override-generation-config", "{}"],
+            "; give --temperature, --top-p, --top-k, --min-p or --repetition-penalty\n",
+        ),
         (["serve", "X", "--no-openai"], "unrecognized arguments: --no-openai\n"),
         (["serve", "X", "--page"], "; did you mean --page-size?\n"),
         (["serve", "X", "--max-logprobs", "3"], "unrecognized arguments: --max-logprobs 3\n"),

@@ -9,7 +9,10 @@ from tokenizers import Tokenizer
 
 from kvforge.checkpoint import open_checkpoint
 from kvforge.common.errors import CheckpointError, CheckpointWarning
+from kvforge.common.number_checks import INTEGERS_OF_SAMPLING, NUMBERS_OF_SAMPLING
 from kvforge.compiler.checkpoint_texts import check_texts
+from kvforge.runtime.requests.default_fields import DEFAULT_FIELDS
+from kvforge.runtime.requests.defaults import SamplingDefaults
 from kvforge.tokenization.files import read_tokenizer
 from tests.support.models.checkpoints import make_checkpoint
 from tests.support.models.file_mutations import edit_json
@@ -62,3 +65,18 @@ def test_cutting_that_a_tokenizer_brings_is_not_applied(checkpoint: Path) -> Non
     tokenizer.save(str(file))
     assert json.loads(file.read_text())["truncation"] is not None
     assert len(read_tokenizer(file).encode("a text of many bytes").ids) > 10
+
+
+@pytest.mark.parametrize(("name", "value"), [("temperature", "0.6"), ("top_k", 50.0), ("top_p", 0), ("min_p", True)])
+def test_sampling_that_could_not_be_served_refuses_the_build(checkpoint: Path, name: str, value: object) -> None:
+    (checkpoint / "generation_config.json").write_text(json.dumps({name: value}))
+    with pytest.raises(CheckpointError, match=rf"generation_config.json of .* cannot be used: {name} is .*; give a"):
+        said(checkpoint)
+
+
+def test_what_a_build_takes_of_sampling_is_served(checkpoint: Path) -> None:
+    own = {"temperature": 0.0, "top_k": -1, "top_p": 1, "min_p": 0, "repetition_penalty": None, "do_sample": False}
+    (checkpoint / "generation_config.json").write_text(json.dumps(own))
+    assert said(checkpoint) == []
+    assert SamplingDefaults.read(checkpoint).values["temperature"] == 0.0
+    assert {*INTEGERS_OF_SAMPLING, *NUMBERS_OF_SAMPLING} == set(DEFAULT_FIELDS)

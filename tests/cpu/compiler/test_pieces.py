@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
@@ -154,6 +154,38 @@ def test_values_are_dropped_after_their_last_use() -> None:
         number += call.num_results
         kept -= set(last)
     assert kept == set(range(calls.num_inputs)) | set(calls.outputs)
+
+
+class Layers(nn.Module):
+    """Four layers alike; what goes from one to the next is ``between`` of it."""
+
+    def __init__(self, between: Callable[[Tensor], Tensor], returned: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8, bias=False) for _ in range(4))
+        self._between, self._returned = between, returned
+
+    def forward(self, hidden: Tensor) -> Any:
+        for layer in self.layers:
+            hidden = self._between(layer(hidden))
+        return self._returned(hidden)
+
+
+def export_layers(between: Callable[[Tensor], Tensor], returned: Callable[[Tensor], Any]) -> ExportedProgram:
+    return torch.export.export(Layers(between, returned), (torch.randn(8, 8),), strict=False)
+
+
+def test_a_value_that_is_returned_twice_is_returned_twice() -> None:
+    program = export_layers(torch.relu, lambda hidden: (hidden, hidden + 1, hidden))
+    cut, arguments = cut_into_pieces(program), (torch.randn(8, 8),)
+    assert cut is not None
+    for expected, found in zip(run_whole(program, arguments), run_pieces(cut, program, arguments), strict=True):
+        assert torch.equal(expected, found)
+
+
+def test_graphs_are_not_cut_at_transposed_tensors() -> None:
+    """A package would read them as if their elements followed each other."""
+    assert cut_into_pieces(export_layers(torch.relu, lambda hidden: hidden)) is not None
+    assert cut_into_pieces(export_layers(torch.t, lambda hidden: hidden)) is None
 
 
 def test_small_or_few_layers_stay_one_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
