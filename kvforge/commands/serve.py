@@ -1,6 +1,7 @@
 """`kvforge serve ENGINE`: a Triton server for one engine, until it is interrupted."""
 
 import argparse
+import os
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -128,7 +129,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal to stop. Raises KvforgeError when it cannot start or its processes die too often."""
-    from kvforge.gateway.auth import ApiKeys
+    from kvforge.gateway.auth import ENVIRONMENT, ApiKeys
     from kvforge.gateway.process import GatewayProcess
     from kvforge.serving.health.canary import Canary
     from kvforge.serving.health.server import HealthServer
@@ -149,6 +150,10 @@ def run(args: argparse.Namespace) -> int:
                 raise KvforgeError(
                     f"--{option.replace('_', '-')} is for the OpenAI gateway: add --openai, or leave it out"
                 )
+        if ENVIRONMENT in os.environ:
+            raise KvforgeError(
+                f"${ENVIRONMENT} is set, and only the OpenAI gateway has keys: add --openai, or unset it"
+            )
     doors = choose_doors(args, has_key=args.openai and bool(ApiKeys.read(args.api_key_file)))
     doors.check_ports()  # before an engine is built or loaded, which takes long
     engine, name = _engine(args, predicts="exact_tokens" in speculation)
@@ -250,7 +255,7 @@ def _engine(args: argparse.Namespace, predicts: bool) -> tuple[Path, str | None]
         if name not in LIMITS:
             words = flag_of(name) if isinstance(value, bool) else f"{flag_of(name)} {shlex.quote(str(value))}"
             raise KvforgeError(
-                f"{args.engine} is a built engine; {flag_of(name)} is fixed when building. Rebuild with kvforge build "
+                f"{args.engine} is a built engine; {flag_of(name)} is fixed when building. Rebuild with kvforge build CHECKPOINT -o ENGINE "
                 f"{words}."
             )
     return args.engine, None

@@ -16,6 +16,7 @@ records say nothing about speed.
 
 import argparse
 import json
+import math
 import os
 import subprocess
 import sys
@@ -39,13 +40,13 @@ LENT_BYTES = 64 << 20
 """What a call takes along to a machine that is lent, the working tree included."""
 
 
-def card_name() -> str:
-    """Return the GPU's name and driver, or the CPU's name."""
+def gpu_name() -> str | None:
+    """Return the GPU's name and driver; None where there is not one."""
     query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
     try:
         return subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines()[0]
     except (OSError, subprocess.CalledProcessError, IndexError):
-        return describe_cpu()
+        return None
 
 
 def make_arguments() -> argparse.ArgumentParser:
@@ -115,6 +116,8 @@ def run(args: argparse.Namespace, chosen: list[Experiment]) -> int:
     """Run what the time holds and print a table; returns 1 where an experiment failed."""
     if args.tiny and args.results == RESULTS:
         raise KvforgeError("tiny forms say nothing about a GPU; give --results another folder than the committed one.")
+    if not args.tiny and gpu_name() is None:
+        raise KvforgeError("nvidia-smi names no GPU here; --list shows the plan, --device cpu --tiny small forms.")
     if args.packages is not None:
         restore_packages(args.packages, Path(tempfile.gettempdir()))
     known = args.carried if not args.tiny else None
@@ -123,8 +126,10 @@ def run(args: argparse.Namespace, chosen: list[Experiment]) -> int:
     for one in left_out:
         print(f"{one.experiment.name}: {one.why}", flush=True)
     begun = [one.experiment for one in planned if one.start_s is not None]
-    records = run_queue(begun, 60 * args.minutes, args.out, args.results, card_name(), args.tiny, args.carried)
-    print(plan_table(plan(chosen, 0, args.results, known), args.results))
+    records = run_queue(
+        begun, 60 * args.minutes, args.out, args.results, gpu_name() or describe_cpu(), args.tiny, args.carried
+    )
+    print(plan_table(plan(chosen, math.inf, args.results, known, carry_later=args.tiny), args.results))
     return int(any(record["exit"] != 0 for record in records))
 
 

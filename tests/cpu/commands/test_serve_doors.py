@@ -111,7 +111,15 @@ def test_one_port_for_two_doors_is_refused(tmp_path: Path, capsys: pytest.Captur
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     assert main(["serve", str(tmp_path), *FREE_PORTS, "--http-port", port, "--health-port", port]) == 1
-    assert "--health-port" in capsys.readouterr().err
+    assert f"--http-port and --health-port are both {port}; give different ones" in capsys.readouterr().err
+
+
+def test_a_key_without_the_gateway_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KVFORGE_API_KEY", "secret")
+    assert main(["serve", str(tmp_path), *FREE_PORTS]) == 1
+    assert "only the OpenAI gateway has keys: add --openai, or unset it" in capsys.readouterr().err
 
 
 def test_an_empty_key_is_refused_before_anything_starts(
