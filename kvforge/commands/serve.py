@@ -255,7 +255,8 @@ def _engine(args: argparse.Namespace, predicts: bool) -> tuple[Path, str | None]
         if name not in LIMITS:
             words = flag_of(name) if isinstance(value, bool) else f"{flag_of(name)} {shlex.quote(str(value))}"
             raise KvforgeError(
-                f"{args.engine} is a built engine; {flag_of(name)} is fixed when building. Rebuild with kvforge build CHECKPOINT -o ENGINE "
+                f"{args.engine} is a built engine; {flag_of(name)} is fixed when building. Rebuild with "
+                "kvforge build CHECKPOINT -o ENGINE "
                 f"{words}."
             )
     return args.engine, None

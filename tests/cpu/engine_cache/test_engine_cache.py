@@ -252,8 +252,8 @@ def test_options_of_a_build_need_a_checkpoint(engines: EngineShelf, capsys: pyte
         words = ["serve", str(engines.engine(PLAIN)), *FREE_PORTS, option, *([value] if value else [])]
         assert main(words) == 1
         rebuilt = " ".join(words[2:])
-        sentence = f"is a built engine; {option} is fixed when building. Rebuild with kvforge build CHECKPOINT -o ENGINE {rebuilt}.\n"
-        assert capsys.readouterr().err.endswith(sentence)
+        sentence = f"{option} is fixed when building. Rebuild with kvforge build CHECKPOINT -o ENGINE {rebuilt}.\n"
+        assert capsys.readouterr().err.endswith(f"is a built engine; {sentence}")
 
 
 def test_options_of_a_predictor_are_refused_before_a_build(
