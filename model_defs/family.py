@@ -22,7 +22,7 @@ class Family:
     ``model_type`` of checkpoints with parts for images or audio besides, whose text part is a model of the family.
     ``reads`` are the keys of ``config.json`` that ``from_hf`` reads besides those of ``model_defs.config_keys``, and
     ``fixed`` keys that the family's models in transformers obey and here do not, with the values that change nothing;
-    ``ignored`` are those of ``USED`` there that change nothing in this family, and why.
+    ``ignored`` are those of ``model_defs.config_keys.USED`` that change nothing in this family, and why.
     ``stacked`` are tensors of all experts of a layer, ``[experts, inputs, outputs]``, each with the projections of
     ``model_defs.weights`` whose outputs take turns in it: with ``_bias`` behind the name their biases, with ``_blocks``
     and ``_scales`` the weights in MXFP4.

@@ -19,7 +19,7 @@ from kvforge.compiler.export import EXPORTS, lower_example, upper_example
 from kvforge.compiler.options import ResolvedOptions, resolve
 from kvforge.compiler.pieces import CutGraph, cut_into_pieces, programs_of
 from kvforge.compiler.targets import cpu as target
-from kvforge.manifest import calls_file, load_manifest, package_file, piece_file
+from kvforge.manifest import calls_file, load_calls, load_manifest, package_file, piece_file
 from kvforge.runtime import LLMEngine
 from kvforge.runtime.sessions.aot_package import load_graph, run_in_turn
 from kvforge.runtime.sessions.cpu import load_session
@@ -238,3 +238,43 @@ def test_a_damaged_file_of_calls_is_refused(in_pieces: Path) -> None:
     file.write_text(json.dumps(calls))
     with pytest.raises(EngineError, match=r"needs the weight 'no\.such\.weight'"):
         load_graph(in_pieces, "lower", {})
+
+
+CALL = {"package": "0", "weights": {"w0": "norm.weight"}, "inputs": [0], "num_results": 1}
+CALLS: dict[str, Any] = {"calls": [CALL, CALL | {"inputs": [1]}], "outputs": [2, 2], "num_inputs": 1}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        [],
+        None,
+        {},
+        CALLS | {"outputs": 5},
+        CALLS | {"outputs": [3]},
+        CALLS | {"num_inputs": "a"},
+        CALLS | {"num_inputs": -1},
+        CALLS | {"calls": {"a": 1}},
+        *(
+            CALLS | {"calls": [CALL | changes], "outputs": [1]}
+            for changes in (
+                {"package": "../0"},
+                {"package": 0},
+                {"weights": []},
+                {"weights": {"w0": ["norm.weight"]}},
+                {"inputs": [-1]},
+                {"inputs": [1]},
+                {"inputs": [True]},
+                {"num_results": None},
+                {"more": 1},
+            )
+        ),
+    ],
+)
+def test_a_file_that_holds_no_calls_is_refused(content: Any, tmp_path: Path) -> None:
+    file = tmp_path / "lower.json"
+    file.write_text(json.dumps(CALLS))
+    assert load_calls(file).outputs == (2, 2)
+    file.write_text(json.dumps(content))
+    with pytest.raises(ValueError, match="it does not say which packages"):
+        load_calls(file)

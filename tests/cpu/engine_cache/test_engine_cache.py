@@ -251,7 +251,7 @@ def test_options_of_a_build_need_a_checkpoint(engines: EngineShelf, capsys: pyte
     for option, value in (("--kv-dtype", "fp8"), ("--no-early-exit", None)):
         words = ["serve", str(engines.engine(PLAIN)), *FREE_PORTS, option, *([value] if value else [])]
         assert main(words) == 1
-        rebuilt = " ".join(words[2:])
+        rebuilt = " ".join(words[2 + len(FREE_PORTS) :])
         sentence = f"{option} is fixed when building. Rebuild with kvforge build CHECKPOINT -o ENGINE {rebuilt}.\n"
         assert capsys.readouterr().err.endswith(f"is a built engine; {sentence}")
 
