@@ -103,7 +103,7 @@ def test_a_plan_of_a_local_checkpoint_is_the_same(
     assert main(["plan", "--model", str(checkpoint)]) == 0
     assert capsys.readouterr().out == by_name
     assert main(["plan", "--model", "llama-3.1-8", "--json"]) == 1
-    assert "names of the Hub are OWNER/NAME" in capsys.readouterr().err
+    assert "or OWNER/NAME on the Hub" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

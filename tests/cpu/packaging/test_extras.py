@@ -41,6 +41,7 @@ COMMANDS = {
 """What each extra is for, in a folder with the files that `_write_inputs` makes."""
 ELSEWHERE = {
     "tensorrt": "an NVIDIA GPU",
+    "tensorrt-rtx": "a program of perf, which no wheel has: `perf.gpu.tensorrt_rtx --prepare`, by the tests of perf",
     "trtllm": "an NVIDIA GPU",
     "dev": "what runs this test",
 }
