@@ -205,11 +205,11 @@ def run(args: argparse.Namespace) -> int:
         def announce(server: TritonServer) -> None:
             if canary is not None:
                 canary.start(server.http_url)
-            if sampling is not None:
-                print(f"kvforge: OpenAI requests that do not say are sampled with {sampling}", flush=True)
             ports = {**server.ports, "health": health.port, **({} if gateway is None else {"openai": gateway.port})}
             where = doors.listening(ports)
             print(f"kvforge: serving {args.engine} as model 'ensemble': {where} (Ctrl-C stops)", flush=True)
+            if sampling is not None:
+                print(f"kvforge: OpenAI requests that do not say are sampled with {sampling}", flush=True)
             if (warning := doors.warning()) is not None:
                 print(f"kvforge: warning: {warning}", flush=True)
 

@@ -170,7 +170,7 @@ def test_what_does_not_go_with_a_predictor_is_refused(tmp_path: Path) -> None:
     base = make_checkpoint(tmp_path / "base")
     predictor = str(own_predictor(base, tmp_path / "own"))
     for options, match in (
-        ({"kv_policy": "streaming:budget=64"}, "KV policy"),
+        ({"kv_policy": "streaming:budget=64"}, "--kv-policy"),
         ({"max_draft_len": 2}, "--max-draft-len"),
         ({"target": "cuda"}, "--target cpu"),
     ):
