@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from kvforge.common.addresses import LOOPBACK, find_address
 from kvforge.serving.server.ports import choose_ports
 from kvforge.serving.server.repository import MODELS
 
@@ -147,7 +148,7 @@ def test_a_port_that_another_process_has_when_the_server_wants_it(
 ) -> None:
     """Whether that one answers as a server that is ready, or not at all."""
     name = how.partition("-")[2]
-    port = choose_ports("127.0.0.1", {name: 0})[name]
+    port = choose_ports({name: (find_address(LOOPBACK), 0)})[name]
     errors = failed_start(f"port:{how}", folder, engine_dir, tmp_path, f"--{name}-port", str(port))
     assert errors.startswith("the server did not start: another process ") and str(port) in errors
     assert errors.endswith(f"; choose another with --{name}-port, or 0 for any free port")
