@@ -36,6 +36,21 @@ def parse_checked(parser: argparse.ArgumentParser, arguments: list[str] | None) 
     return options
 
 
+def parse_prepared(
+    parser: argparse.ArgumentParser, arguments: list[str] | None, name: str, what: str
+) -> argparse.Namespace:
+    """As ``parse_checked``, for a program that does ``what`` with ``--prepare FOLDER``, without a GPU, and is given
+    that folder by ``--NAME`` on one; a tiny run needs neither."""
+    parser.add_argument("--prepare", type=Path, metavar="FOLDER", help=what)
+    parser.add_argument(f"--{name}", type=Path, metavar="FOLDER", help="that --prepare has made")
+    if (options := parser.parse_args(arguments)).prepare is not None:
+        return options
+    options = parse_checked(parser, arguments)
+    if getattr(options, name) is None and not options.tiny:
+        parser.error(f"--{name} FOLDER is needed; make it with --prepare FOLDER")
+    return options
+
+
 def begin_gpu_report(program: str, arguments: list[str] | None) -> Report:
     """Return the command line of the module ``program``, and the date."""
     return {"command": command_line(program, arguments), "date": time.strftime("%Y-%m-%d")}

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from kvforge.common.errors import KvforgeError, first_line
 from kvforge.common.extras import how_to_install
-from perf.gpu.machine import begin_gpu_report, device_name, gpu_parser, parse_checked
+from perf.gpu.machine import begin_gpu_report, device_name, gpu_parser, parse_prepared
 from perf.harness.command import run_main
 from perf.harness.engines import STUDENT_DIR, quiet_build
 from perf.harness.files import write_json
@@ -181,14 +181,7 @@ def told(row: dict[str, Any]) -> str:
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     """Parse the command line."""
     parser = gpu_parser(__doc__, "tensorrt_rtx", "inputs", work=False)
-    parser.add_argument("--prepare", type=Path, metavar="FOLDER", help="write what the other form needs; no GPU")
-    parser.add_argument("--plans", type=Path, metavar="FOLDER", help="that --prepare has made")
-    if (options := parser.parse_args(arguments)).prepare is not None:
-        return options
-    options = parse_checked(parser, arguments)
-    if options.plans is None and not options.tiny:
-        parser.error("--plans FOLDER is needed; make it with --prepare FOLDER")
-    return options
+    return parse_prepared(parser, arguments, "plans", "write what the other form needs; no GPU")
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -28,7 +28,7 @@ from tqdm import tqdm
 
 from kvforge.common.errors import KvforgeError
 from perf.gpu.attention import DTYPES, HEAD_DIM, HEADS, KV_HEADS, PAGE_SIZE, Case, Tensors
-from perf.gpu.machine import begin_gpu_report, device_name, gpu_parser, machine_rates, parse_checked
+from perf.gpu.machine import begin_gpu_report, device_name, gpu_parser, machine_rates, parse_prepared
 from perf.gpu.timing import best_seconds
 from perf.harness.command import positive, run_main
 from perf.harness.files import read_json, write_json
@@ -270,15 +270,8 @@ def measure(options: argparse.Namespace, folder: Path, arguments: list[str] | No
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     """Parse the command line."""
     parser = gpu_parser(__doc__, "tunings", "cases", work=False)
-    parser.add_argument("--prepare", type=Path, metavar="FOLDER", help="compile the kernels into a folder; no GPU")
-    parser.add_argument("--kernels", type=Path, metavar="FOLDER", help="that --prepare has made")
     parser.add_argument("--jobs", type=positive, default=len(os.sched_getaffinity(0)), help="compilations at a time")
-    if (options := parser.parse_args(arguments)).prepare is not None:
-        return options
-    options = parse_checked(parser, arguments)
-    if options.kernels is None and not options.tiny:
-        parser.error("--kernels FOLDER is needed; make it with --prepare FOLDER")
-    return options
+    return parse_prepared(parser, arguments, "kernels", "compile the kernels into a folder; no GPU")
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -60,9 +60,9 @@ def keep(folder: Path, record: dict[str, Any], log: bytes) -> Path:
     write_whole(path.with_suffix(".log"), log)
     write_whole(path, json.dumps(record, indent=1).encode() + b"\n")
     if not failed:
-        for stale in (record_path(folder, record["experiment"], failed=True),):
-            stale.unlink(missing_ok=True)
-            stale.with_suffix(".log").unlink(missing_ok=True)
+        earlier = record_path(folder, record["experiment"], failed=True)
+        earlier.unlink(missing_ok=True)
+        earlier.with_suffix(".log").unlink(missing_ok=True)
     return path
 
 
