@@ -13,6 +13,8 @@ import pytest
 if TYPE_CHECKING:
     from tests.support.models.engines import EngineShelf
 
+pytest_plugins = ["tests.support.ledger"]
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true", help="every random case and specialisation, slow ones too")
