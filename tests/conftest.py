@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from tests.support.models.engines import EngineShelf
+    from tests.support.models.shelf import EngineShelf
 
 pytest_plugins = ["tests.support.ledger"]
 
@@ -38,13 +38,9 @@ def full(request: pytest.FixtureRequest) -> bool:
 
 
 @pytest.fixture(scope="session")
-def engines(tmp_path_factory: pytest.TempPathFactory) -> "EngineShelf":
-    """Engines built once per run, whatever number of processes it has: ``engines.engine(SWIFTKV)`` is a directory."""
-    from tests.support.models.engines import (
-        EngineShelf,  # makes checkpoints with transformers; the operators' tests need none
-    )
+def engines() -> "EngineShelf":
+    """Engines built once, for all runs of the same sources: ``engines.engine(SWIFTKV)`` is a directory."""
+    # Here: checkpoints are made with transformers, which the operators' tests do without.
+    from tests.support.models.shelf import EngineShelf, shared_folder
 
-    own = tmp_path_factory.getbasetemp()  # with several processes, each has a folder in the one that they share
-    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "engines"
-    folder.mkdir(exist_ok=True)
-    return EngineShelf(folder)
+    return EngineShelf(shared_folder())

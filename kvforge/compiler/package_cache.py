@@ -42,6 +42,11 @@ def package_folder() -> Path:
     return cache_dir() / "packages"
 
 
+def package_writer() -> contextlib.AbstractContextManager[Write]:
+    """As ``cpu_packages.package_writer``, by way of the cache."""
+    return keep_packages(cpu_packages.package_writer)
+
+
 @contextlib.contextmanager
 def keep_packages(writer: Callable[[], contextlib.AbstractContextManager[Write]]) -> Iterator[Write]:
     """Yield a function as ``writer`` does, which compiles what is not in the cache yet; when the block has been left,

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 if TYPE_CHECKING:
-    from tests.support.models.engines import EngineShelf
+    from tests.support.models.shelf import EngineShelf
 
 
 @pytest.fixture

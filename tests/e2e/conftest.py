@@ -6,15 +6,9 @@ from pathlib import Path
 import pytest
 
 from kvforge import LLM
-from kvforge.compiler import BuildOptions
 from kvforge.serving.server.launcher import ServerOptions, TritonServer
-from tests.support.models.engines import EngineShelf, EngineSpec
-
-LONG = EngineSpec(
-    "llama", cut=2, group_size=2, model=(("num_hidden_layers", 5), ("max_position_embeddings", 65536)),
-    options=BuildOptions(page_size=16, max_num_tokens=256),
-)  # fmt: skip
-"""A context so long that a request can outlast every wait of a test, unless it is cancelled."""
+from tests.support.models.engines import LONG
+from tests.support.models.shelf import EngineShelf
 
 KV_CACHE_GIB = 0.25
 

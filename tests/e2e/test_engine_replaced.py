@@ -14,7 +14,8 @@ from kvforge.manifest import WEIGHTS_FILE
 from tests.e2e.conftest import LONG
 from tests.e2e.test_operations_restart import answer, child, openai_answer, tritonserver
 from tests.e2e.test_stalls import OPENAI, engine_process, gateway_ready, probes
-from tests.support.models.engines import EngineShelf, with_file
+from tests.support.models.engines import with_file
+from tests.support.models.shelf import EngineShelf
 from tests.support.serving.serve_process import ServeProcess
 from tests.support.serving.server import wait_until
 

@@ -12,7 +12,8 @@ from kvforge.runtime import SamplingParams
 from kvforge.serving.client import StreamingClient
 from kvforge.serving.health.probe import read_metrics
 from kvforge.serving.server.launcher import ServerOptions, TritonServer
-from tests.support.models.engines import EVICTING, EngineShelf
+from tests.support.models.engines import EVICTING
+from tests.support.models.shelf import EngineShelf
 from tests.support.serving.server import ENDLESS, ask, streamed, used_pages, wait_until
 
 KV_CACHE_GIB = 0.0002

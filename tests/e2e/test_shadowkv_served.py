@@ -10,7 +10,8 @@ from kvforge import LLM
 from kvforge.runtime import SamplingParams
 from kvforge.serving.health.probe import read_metrics
 from kvforge.serving.server.launcher import ServerOptions, TritonServer
-from tests.support.models.engines import SHADOWKV, EngineShelf
+from tests.support.models.engines import SHADOWKV
+from tests.support.models.shelf import EngineShelf
 from tests.support.serving.server import ask, text_of, wait_until
 
 KV_CACHE_GIB = 0.02

@@ -10,7 +10,8 @@ from kvforge.runtime import SamplingParams
 from kvforge.runtime.speculation.config import SpeculativeConfig
 from kvforge.serving.health.probe import read_metrics
 from kvforge.serving.server.launcher import ServerOptions, TritonServer
-from tests.support.models.engines import SWIFTKV_FP8, EngineShelf
+from tests.support.models.engines import SWIFTKV_FP8
+from tests.support.models.shelf import EngineShelf
 from tests.support.serving.server import ask, text_of, wait_until
 
 KV_CACHE_GIB = 0.05

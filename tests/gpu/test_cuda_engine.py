@@ -15,7 +15,8 @@ from kvforge.runtime.sessions.cuda import CudaSession, check_gpu
 from kvforge.runtime.sessions.inputs import LowerStep, UpperStep, VerifyStep
 from kvforge.runtime.sessions.session import Session
 from tests.support.cuda.sessions import on, session_on
-from tests.support.models.engines import EngineShelf, EngineSpec
+from tests.support.models.engines import EngineSpec
+from tests.support.models.shelf import EngineShelf
 from tests.support.rounding import assert_near, relative_error
 from tests.support.schedules.engine_schedules import random_plan, run_plan
 from tests.support.schedules.step_driver import StepDriver

@@ -7,7 +7,8 @@ import torch
 
 from kvforge.runtime import LLMEngine
 from tests.support.cuda.sessions import session_on
-from tests.support.models.engines import SHADOWKV, SWIFTKV, EngineShelf, EngineSpec
+from tests.support.models.engines import SHADOWKV, SWIFTKV, EngineSpec
+from tests.support.models.shelf import EngineShelf
 from tests.support.schedules.engine_schedules import random_plan, run_plan
 
 PLAIN = EngineSpec("llama", model=(("num_hidden_layers", 3),), options=SWIFTKV.options)

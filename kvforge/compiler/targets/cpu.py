@@ -6,11 +6,10 @@ from pathlib import Path
 import plugins
 from kvforge.common.errors import BuildError
 from kvforge.common.hardware import cpu_isa
-from kvforge.compiler.cpu_packages import package_writer
 from kvforge.compiler.export import EXPORTS
 from kvforge.compiler.graph_checks import verify
 from kvforge.compiler.options import ResolvedOptions
-from kvforge.compiler.package_cache import keep_packages
+from kvforge.compiler.package_cache import package_writer
 from kvforge.compiler.pieces import programs_of
 from kvforge.compiler.toolchain import check_compiler, check_paths
 from kvforge.manifest import OPERATORS_FILE
@@ -50,7 +49,7 @@ def write_graphs(
         build_library(staging / OPERATORS_FILE)
     except plugins.PluginError as error:
         raise BuildError(str(error)) from error
-    with keep_packages(package_writer) as write_package:
+    with package_writer() as write_package:
         for name in options.graphs:
             progress(f"export {name}")
             graph = EXPORTS[name](config, options)

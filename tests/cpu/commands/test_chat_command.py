@@ -14,7 +14,8 @@ from kvforge import LLM, AsyncLLM, SamplingParams
 from kvforge.cli import main
 from kvforge.manifest import TOKENIZER_DIR
 from tests.support.models.chat import with_chat_template
-from tests.support.models.engines import SWIFTKV, EngineShelf
+from tests.support.models.engines import SWIFTKV
+from tests.support.models.shelf import EngineShelf
 from tests.support.models.text_tokenizers import byte_level
 from tests.support.sessions.fake import FakeSession
 

@@ -17,8 +17,9 @@ from kvforge.manifest import load_manifest
 from kvforge.runtime.sessions.session import Session, load_session
 from model_defs.reference import reference_logits
 from tests.support.models.checkpoints import ALL_FAMILIES, FAMILIES, load_weights, make_checkpoint
-from tests.support.models.engines import AWKWARD, SWIFTKV, SWIFTKV_FP8, EngineShelf, EngineSpec
+from tests.support.models.engines import AWKWARD, SWIFTKV, SWIFTKV_FP8, EngineSpec
 from tests.support.models.engines import PLAIN as SHARED_PLAIN
+from tests.support.models.shelf import EngineShelf
 from tests.support.rounding import assert_near, config_of, model_error, relative_error, roundings_error, sum_error
 from tests.support.schedules.step_driver import StepDriver
 

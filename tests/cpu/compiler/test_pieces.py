@@ -24,7 +24,8 @@ from kvforge.runtime import LLMEngine
 from kvforge.runtime.sessions.aot_package import load_graph, run_in_turn
 from kvforge.runtime.sessions.cpu import load_session
 from model_defs import ModelConfig, load_config
-from tests.support.models.engines import EngineShelf, EngineSpec
+from tests.support.models.engines import EngineSpec
+from tests.support.models.shelf import EngineShelf
 from tests.support.schedules.engine_schedules import random_plan, run_plan
 from tests.support.sessions.eager import eager_session
 from tests.support.sessions.uncompiled import leave_uncompiled

@@ -13,7 +13,8 @@ from kvforge.manifest import WEIGHTS_FILE, load_manifest
 from kvforge.runtime.sessions.session import Session, load_session
 from model_defs import load_config
 from model_defs.rope import rope_tables
-from tests.support.models.engines import SHADOWKV, SWIFTKV, EngineShelf, EngineSpec
+from tests.support.models.engines import SHADOWKV, SWIFTKV, EngineSpec
+from tests.support.models.shelf import EngineShelf
 from tests.support.rounding import assert_near, config_of, model_error, rounded_model_error
 from tests.support.schedules.shadow_steps import STEPS, TOKENS, mixed_steps
 from tests.support.sessions.eager import eager_session

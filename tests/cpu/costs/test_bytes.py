@@ -27,9 +27,9 @@ from tests.support.models.engines import (
     SWIFTKV,
     SWIFTKV_BF16,
     SWIFTKV_FP8,
-    EngineShelf,
     EngineSpec,
 )
+from tests.support.models.shelf import EngineShelf
 
 SPECS = {
     "plain": PLAIN, "cut": SWIFTKV, "bf16": SWIFTKV_BF16, "fp8 cache": SWIFTKV_FP8, "int8, tied, biases": INT8_WEIGHTS,

@@ -14,7 +14,8 @@ from kvforge.manifest import load_manifest
 from kvforge.runtime.sessions.inputs import VerifyStep
 from kvforge.runtime.sessions.session import Session, load_session
 from plugins.speculative_verify.cases import random_case as speculative_verify_case
-from tests.support.models.engines import SWIFTKV, SWIFTKV_FP8, EngineShelf
+from tests.support.models.engines import SWIFTKV, SWIFTKV_FP8
+from tests.support.models.shelf import EngineShelf
 from tests.support.schedules.step_driver import StepDriver
 
 

@@ -24,7 +24,8 @@ from kvforge.runtime.sessions.session import Session, load_session
 from model_defs import load_config
 from model_defs.reference import reference_early_exit, reference_logits
 from tests.support.models.checkpoints import load_weights, make_checkpoint
-from tests.support.models.engines import EARLY_EXIT, SWIFTKV, EngineShelf, EngineSpec
+from tests.support.models.engines import EARLY_EXIT, SWIFTKV, EngineSpec
+from tests.support.models.shelf import EngineShelf
 from tests.support.rounding import assert_near, config_of, model_error, relative_error
 from tests.support.schedules.packed_steps import packed_steps
 

@@ -20,7 +20,8 @@ from kvforge.planning.shape import prefill_flops_per_token
 from kvforge.runtime.sessions.cpu import CpuSession
 from kvforge.runtime.sessions.inputs import LowerStep, UpperStep
 from kvforge.runtime.sessions.session import load_session
-from tests.support.models.engines import SWIFTKV, SWIFTKV_FP8, SWIFTKV_INT4, EngineShelf
+from tests.support.models.engines import SWIFTKV, SWIFTKV_FP8, SWIFTKV_INT4
+from tests.support.models.shelf import EngineShelf
 
 
 @pytest.fixture

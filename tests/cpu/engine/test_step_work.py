@@ -6,7 +6,8 @@ from pathlib import Path
 from torch.profiler import ProfilerActivity, profile
 
 from kvforge.runtime import LLMEngine, SamplingParams
-from tests.support.models.engines import SWIFTKV, EngineShelf
+from tests.support.models.engines import SWIFTKV
+from tests.support.models.shelf import EngineShelf
 
 
 def operator_calls(engine: LLMEngine) -> Counter[str]:

@@ -23,7 +23,8 @@ from kvforge.engine_cache.build import CachedEngine, cached_engine
 from kvforge.engine_cache.names import names_checkpoint
 from kvforge.engine_cache.store import list_entries, remove_all, remove_entry
 from tests.support.models.checkpoints import make_checkpoint
-from tests.support.models.engines import PLAIN, EngineShelf
+from tests.support.models.engines import PLAIN
+from tests.support.models.shelf import EngineShelf
 from tests.support.serving.serve_process import FREE_PORTS
 
 ASK = """

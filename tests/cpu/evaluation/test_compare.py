@@ -17,7 +17,8 @@ from kvforge.evaluation.run import Report
 from kvforge.runtime import LLM
 from model_defs.reference import reference_logits
 from tests.support.models.checkpoints import load_weights
-from tests.support.models.engines import PLAIN, SWIFTKV, EngineShelf, EngineSpec
+from tests.support.models.engines import PLAIN, SWIFTKV, EngineSpec
+from tests.support.models.shelf import EngineShelf
 from tests.support.rounding import config_of, logprob_error, model_error
 
 VOCAB = 320

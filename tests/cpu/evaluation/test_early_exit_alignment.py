@@ -19,7 +19,8 @@ from kvforge.runtime import LLM, SamplingParams
 from kvforge.runtime.scoring.score import stream_logits
 from model_defs.reference import reference_early_exit, reference_logits
 from tests.support.models.checkpoints import load_weights
-from tests.support.models.engines import EARLY_EXIT, SWIFTKV, EngineShelf
+from tests.support.models.engines import EARLY_EXIT, SWIFTKV
+from tests.support.models.shelf import EngineShelf
 from tests.support.rounding import assert_near, config_of, model_error
 
 TOKENS = 130

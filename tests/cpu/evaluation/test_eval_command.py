@@ -19,7 +19,8 @@ from kvforge.evaluation.run import EvalOptions, make_prompts
 from kvforge.runtime import LLM
 from kvforge.runtime.scoring.score import score
 from kvforge.runtime.text.tokenizer import Tokenizer
-from tests.support.models.engines import EARLY_EXIT, PLAIN, SWIFTKV, EngineShelf
+from tests.support.models.engines import EARLY_EXIT, PLAIN, SWIFTKV
+from tests.support.models.shelf import EngineShelf
 from tests.support.rounding import config_of, logprob_error, model_error
 
 ASSETS = Path(__file__).parents[3] / "model_defs" / "assets"

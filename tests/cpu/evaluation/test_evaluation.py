@@ -11,7 +11,8 @@ from kvforge.evaluation.engine import Answer, EngineGenerator
 from kvforge.evaluation.score import answer_of, is_correct, make_score, score_table, share_found, wilson
 from kvforge.tasks import TASKS
 from kvforge.tasks.prompt import Example, make_examples
-from tests.support.models.engines import PLAIN, EngineShelf, with_tokens_around
+from tests.support.models.engines import PLAIN, with_tokens_around
+from tests.support.models.shelf import EngineShelf
 
 PRINTED = 5e-6
 """Half a unit of the fifth digit, with which the known values are given."""

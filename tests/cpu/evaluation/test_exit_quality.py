@@ -8,7 +8,8 @@ from kvforge.cli import main
 from kvforge.evaluation.engine import EngineGenerator
 from kvforge.evaluation.exit_quality import answer_with_exits, exit_quality, exit_table
 from kvforge.evaluation.run import EvalOptions, make_prompts
-from tests.support.models.engines import EARLY_EXIT, SWIFTKV, EngineShelf
+from tests.support.models.engines import EARLY_EXIT, SWIFTKV
+from tests.support.models.shelf import EngineShelf
 
 TASKS = ("--task", "arithmetic", "--task", "amounts", "--num-prompts", "3", "--length", "400")
 

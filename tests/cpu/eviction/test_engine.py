@@ -17,7 +17,8 @@ from kvforge.runtime import LLMEngine, SamplingParams
 from kvforge.runtime.sessions.pools import device_bytes
 from tests.support.eviction.forced import run_forced
 from tests.support.models.checkpoints import make_checkpoint
-from tests.support.models.engines import EVICTING, EngineShelf
+from tests.support.models.engines import EVICTING
+from tests.support.models.shelf import EngineShelf
 from tests.support.models.small_models import small_session
 from tests.support.rounding import assert_near, config_of, model_error
 from tests.support.sessions.eager import eager_session

@@ -19,9 +19,9 @@ from tests.support.models.engines import (
     SWIFTKV_BF16,
     SWIFTKV_FP8,
     SWIFTKV_INT4,
-    EngineShelf,
     EngineSpec,
 )
+from tests.support.models.shelf import EngineShelf
 from tests.support.schedules.engine_schedules import Plan, PlannedRequest, random_plan, run_plan
 from tests.support.sessions.eager import eager_session
 

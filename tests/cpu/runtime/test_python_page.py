@@ -15,7 +15,8 @@ import pytest
 
 from kvforge import LLM, SamplingParams
 from tests.support.models.chat import with_chat_template
-from tests.support.models.engines import SWIFTKV, EngineShelf
+from tests.support.models.engines import SWIFTKV
+from tests.support.models.shelf import EngineShelf
 from tests.support.pages import ROOT, shell_lines
 
 PAGE = ROOT / "docs" / "python.md"

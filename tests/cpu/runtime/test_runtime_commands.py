@@ -8,7 +8,8 @@ import pytest
 
 from kvforge import LLM, SamplingParams
 from kvforge.cli import main
-from tests.support.models.engines import SWIFTKV, EngineShelf
+from tests.support.models.engines import SWIFTKV
+from tests.support.models.shelf import EngineShelf
 from tests.support.models.text_tokenizers import byte_level
 from tests.support.sessions.fake import FakeSession
 

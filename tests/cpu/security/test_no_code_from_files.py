@@ -14,7 +14,8 @@ from kvforge.compiler.recipe import load_recipe
 from kvforge.distill.state import load_state
 from kvforge.tokenization.chat_template import ChatTemplate
 from kvforge.tokenization.files import read_tokenizer
-from tests.support.models.engines import PLAIN, EngineShelf
+from tests.support.models.engines import PLAIN
+from tests.support.models.shelf import EngineShelf
 
 
 class Evil:

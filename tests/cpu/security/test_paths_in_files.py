@@ -10,7 +10,8 @@ from kvforge.checkpoint import open_checkpoint
 from kvforge.common.errors import KvforgeError
 from kvforge.common.relative_names import is_inside
 from kvforge.manifest import MANIFEST_FILE, load_manifest
-from tests.support.models.engines import PLAIN, EngineShelf
+from tests.support.models.engines import PLAIN
+from tests.support.models.shelf import EngineShelf
 
 OUTSIDE = ["../secret.safetensors", "/etc/passwd", "a/../../secret", "..", "", ".", "a\0b"]
 

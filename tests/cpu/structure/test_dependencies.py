@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.import_graph import ROOT, cycles, imported_modules, imported_names, main, module_graph, rooms
+from tests.support.models.shelf import BUILT_FROM
 
 MODEL_MAKING = (
     "kvforge.swiftkv", "kvforge.rewire", "kvforge.distill", "kvforge.quantize", "kvforge.prediction", "kvforge.training"
@@ -144,3 +145,19 @@ def test_no_process_forks() -> None:
     forks = re.compile(r"preexec_fn=|os\.fork\(|get_context\(.fork")
     files = [file for folder in ("kvforge", "perf", "tests", "plugins") for file in (ROOT / folder).rglob("*.py")]
     assert files and [file for file in files if forks.search(file.read_text()) and file != Path(__file__)] == []
+
+
+def test_the_shelf_of_engines_is_named_after_all_that_decides_them() -> None:
+    """vLLM's engine process belongs to the runtime, and no engine of the shelf is vLLM's."""
+    parts = tuple(name.removesuffix(".py").replace("/", ".") for name in BUILT_FROM)
+
+    def is_inside(module: str) -> bool:
+        return any(f"{module}.".startswith(f"{part}.") for part in parts)
+
+    outside = {
+        (module, imported)
+        for module, imports in module_graph().items()
+        for imported in imports
+        if is_inside(module) and not module.startswith("kvforge.vllm_engine.") and not is_inside(imported)
+    }
+    assert outside == set()

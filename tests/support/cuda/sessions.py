@@ -6,7 +6,8 @@ from pathlib import Path
 
 from kvforge.manifest import load_manifest
 from kvforge.runtime.sessions.session import Session, load_session
-from tests.support.models.engines import EngineShelf, EngineSpec
+from tests.support.models.engines import EngineSpec
+from tests.support.models.shelf import EngineShelf
 
 
 @lru_cache

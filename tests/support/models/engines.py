@@ -1,21 +1,17 @@
-"""Small engines for tests, each built once per test run."""
+"""Small engines for tests; ``shelf.py`` builds each once."""
 
 import dataclasses
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import pytest
-import torch
-from filelock import FileLock
 from tokenizers import Tokenizer, processors
 
-from kvforge.compiler import BuildOptions, build_engine
+from kvforge.compiler import BuildOptions
 from kvforge.manifest import TOKENIZER_DIR, load_manifest, save_manifest, sha256_of
 
 
@@ -36,44 +32,6 @@ class EngineSpec:
     def key(self) -> str:
         """A name that is equal for equal specs."""
         return hashlib.sha256(json.dumps(dataclasses.asdict(self), sort_keys=True).encode()).hexdigest()[:16]
-
-
-class EngineShelf:
-    """Builds engines on demand under one folder, which the processes of a run share. With $KVFORGE_TEST_ENGINES set
-    they are kept there between runs, for quick local loops only: nothing notices when the sources change."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = Path(os.environ.get("KVFORGE_TEST_ENGINES", folder))
-
-    def checkpoint(self, spec: EngineSpec) -> Path:
-        """Return the checkpoint directory of ``spec``; where transformers, which makes it, is missing, skip."""
-        pytest.importorskip("transformers", reason="checkpoints for tests are made with transformers")
-        from tests.support.models.checkpoints import make_checkpoint
-
-        path = self.folder / f"{spec.key}-checkpoint"
-        with FileLock(f"{path}.lock"):
-            if path.exists():
-                return path
-            dtype = torch.bfloat16 if spec.bfloat16 else torch.float32
-            make_checkpoint(
-                path,
-                spec.family,
-                cut=spec.cut,
-                group_size=spec.group_size,
-                early_exit=spec.early_exit,
-                dtype=dtype,
-                seed=spec.seed,
-                **dict(spec.model),
-            )
-        return path
-
-    def engine(self, spec: EngineSpec) -> Path:
-        """Return the engine directory of ``spec``."""
-        path = self.folder / spec.key
-        with FileLock(f"{path}.lock"):
-            if not path.exists():
-                build_engine(self.checkpoint(spec), path, spec.options)
-        return path
 
 
 SWIFTKV = EngineSpec("llama", cut=2, group_size=2, model=(("num_hidden_layers", 5),))
@@ -146,6 +104,15 @@ AWKWARD = EngineSpec(
     model=(("num_hidden_layers", 5), ("num_key_value_heads", 1), ("head_dim", 80), ("tie_word_embeddings", True)),
 )
 """1 KV head of 80, biases, tied embeddings, 5 layers cut at 3 with a ragged group of 2."""
+
+LONG = EngineSpec(
+    "llama", cut=2, group_size=2, model=(("num_hidden_layers", 5), ("max_position_embeddings", 65536)),
+    options=BuildOptions(page_size=16, max_num_tokens=256),
+)  # fmt: skip
+"""A context so long that a request can outlast every wait of a test, unless it is cancelled."""
+
+SHARED = (SWIFTKV, PLAIN)
+"""Those that tests of several files use."""
 
 
 def with_tokens_around(engine: Path, copy: Path, before: str, after: str | None = None) -> Path:

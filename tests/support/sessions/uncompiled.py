@@ -19,7 +19,8 @@ from torch.utils import _pytree as pytree
 from kvforge.compiler.targets import cpu as target
 from kvforge.runtime.sessions import aot_package
 from kvforge.runtime.sessions.aot_package import Graph
-from tests.support.models.engines import EngineShelf, EngineSpec
+from tests.support.models.engines import EngineSpec
+from tests.support.models.shelf import EngineShelf
 
 NAME_BYTES = 16
 

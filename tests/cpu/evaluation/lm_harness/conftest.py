@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from kvforge.manifest import TOKENIZER_DIR
-from tests.support.models.engines import PLAIN, SWIFTKV, EngineShelf, with_tokens_around
+from tests.support.models.engines import PLAIN, SWIFTKV, with_tokens_around
+from tests.support.models.shelf import EngineShelf
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,8 @@ import torch
 
 from kvforge.cli import main
 from kvforge.common.errors import KvforgeError
-from tests.support.models.engines import PLAIN, EngineShelf
+from tests.support.models.engines import PLAIN
+from tests.support.models.shelf import EngineShelf
 
 pytest.importorskip("lm_eval", reason="lm-evaluation-harness is an extra")
 from lm_eval.tasks import TaskManager

@@ -8,7 +8,8 @@ from tokenizers import Tokenizer as BackendTokenizer
 
 from kvforge.common.errors import KvforgeError
 from kvforge.runtime.text.tokenizer import Tokenizer
-from tests.support.models.engines import PLAIN, EngineShelf
+from tests.support.models.engines import PLAIN
+from tests.support.models.shelf import EngineShelf
 
 pytest.importorskip("lm_eval", reason="lm-evaluation-harness is an extra")
 from kvforge.evaluation.lm_harness import EngineLM

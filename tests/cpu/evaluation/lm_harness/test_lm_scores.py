@@ -8,7 +8,8 @@ import pytest
 from kvforge.common.errors import KvforgeError
 from kvforge.compiler import BuildOptions, build_engine
 from kvforge.tasks.prompt import make_example
-from tests.support.models.engines import PLAIN, EngineShelf
+from tests.support.models.engines import PLAIN
+from tests.support.models.shelf import EngineShelf
 
 pytest.importorskip("lm_eval", reason="lm-evaluation-harness is an extra")
 from kvforge.evaluation.lm_harness import EngineLM

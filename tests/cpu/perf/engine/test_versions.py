@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from perf.engine import versions
-from tests.support.models.engines import EngineShelf, EngineSpec
+from tests.support.models.engines import EngineSpec
+from tests.support.models.shelf import EngineShelf
 
 LARGE_VOCABULARY = EngineSpec("llama", model=(("num_hidden_layers", 1), ("vocab_size", 30016)))
 """The peers' prompts have token ids up to 30000."""

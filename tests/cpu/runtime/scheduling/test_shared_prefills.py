@@ -10,7 +10,8 @@ from kvforge.runtime import LLMEngine, SamplingParams
 from kvforge.runtime.requests.sequence import Sequence
 from kvforge.runtime.scheduling.scheduler import Scheduler
 from kvforge.runtime.sessions.session import load_session
-from tests.support.models.engines import SWIFTKV, EngineShelf
+from tests.support.models.engines import SWIFTKV
+from tests.support.models.shelf import EngineShelf
 from tests.support.schedules.engine_schedules import PlannedRequest, check_tokens, random_plan, run_on_fake_session
 from tests.support.sessions.fake import FakeSession
 

@@ -11,7 +11,8 @@ from kvforge.runtime import LLM, SamplingParams
 from kvforge.runtime.scoring.score import LogitsChunk, lowest_argmax, score, score_chunk, stream_logits
 from model_defs.reference import reference_logits
 from tests.support.models.checkpoints import load_weights
-from tests.support.models.engines import AWKWARD, PLAIN, SWIFTKV, SWIFTKV_FP8, EngineShelf, EngineSpec
+from tests.support.models.engines import AWKWARD, PLAIN, SWIFTKV, SWIFTKV_FP8, EngineSpec
+from tests.support.models.shelf import EngineShelf
 from tests.support.rounding import assert_within, config_of, logprob_error, model_error, sum_error, turned_code_error
 
 WINDOW = EngineSpec("mistral", 2, early_exit=True, model=(("num_hidden_layers", 3), ("sliding_window", 24)))

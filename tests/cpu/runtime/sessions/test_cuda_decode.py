@@ -26,7 +26,8 @@ from kvforge.runtime.sessions.inputs import LowerStep
 from kvforge.runtime.sessions.session import load_session
 from kvforge.runtime.step.batch import StepBatch
 from tests.support.cuda.recorder import Recorder, Recording
-from tests.support.models.engines import SWIFTKV, EngineShelf
+from tests.support.models.engines import SWIFTKV
+from tests.support.models.shelf import EngineShelf
 from tests.support.rounding import assert_near, config_of, model_error
 from tests.support.schedules.engine_schedules import random_plan, run_plan
 
