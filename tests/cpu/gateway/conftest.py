@@ -55,13 +55,26 @@ def url(engine_files: Path, _fake: tuple[FakeTriton, str]) -> Iterator[str]:
         yield found
 
 
+@contextmanager
+def starter(engine_files: Path, grpc: str) -> Iterator[Callable[..., str]]:
+    with ExitStack() as stack:
+        yield lambda **options: stack.enter_context(
+            run_gateway(GatewayOptions(**{"engine": engine_files, "grpc": grpc, "port": 0, **options}))
+        )
+
+
 @pytest.fixture
 def start(engine_files: Path, _fake: tuple[FakeTriton, str]) -> Iterator[Callable[..., str]]:
     """Starts a gateway with options of the test's own."""
-    with ExitStack() as stack:
-        yield lambda **options: stack.enter_context(
-            run_gateway(GatewayOptions(**{"engine": engine_files, "grpc": _fake[1], "port": 0, **options}))
-        )
+    with starter(engine_files, _fake[1]) as start_one:
+        yield start_one
+
+
+@pytest.fixture(scope="module")
+def start_shared(engine_files: Path, _fake: tuple[FakeTriton, str]) -> Iterator[Callable[..., str]]:
+    """Starts a gateway with options of the file's own: its three workers take a second and a half to start."""
+    with starter(engine_files, _fake[1]) as start_one:
+        yield start_one
 
 
 @pytest.fixture(scope="session")

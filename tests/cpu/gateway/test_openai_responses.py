@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 
 import openai
 import pytest
@@ -19,13 +18,14 @@ TOOLS = [
 ]
 
 
-@pytest.fixture
-def url(start: Callable[..., str], tmp_path: Path) -> str:
-    (tmp_path / "template.jinja").write_text(TEMPLATE)
-    return start(chat_template=tmp_path / "template.jinja")
+@pytest.fixture(scope="module")
+def url(start_shared: Callable[..., str], tmp_path_factory: pytest.TempPathFactory) -> str:
+    template = tmp_path_factory.mktemp("chat") / "template.jinja"
+    template.write_text(TEMPLATE)
+    return start_shared(chat_template=template)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def client(url: str) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=WAIT_S)
 

@@ -44,7 +44,6 @@ def sent(url: str, triton: FakeTriton, path: str, **fields: object) -> dict[str,
     }
 
 
-@pytest.mark.parametrize("path", BODIES)
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
@@ -54,11 +53,12 @@ def sent(url: str, triton: FakeTriton, path: str, **fields: object) -> dict[str,
         ({"generation_config": "none", **CHOSEN}, {**NEUTRAL, **CHOSEN}),
     ],
 )
-def test_who_decides(start, triton: FakeTriton, engine: Path, path: str, options: dict, expected: dict) -> None:
+def test_who_decides(start, triton: FakeTriton, engine: Path, options: dict, expected: dict) -> None:
     url = start(engine=engine, **options)
-    assert sent(url, triton, path) == expected
-    assert sent(url, triton, path, **ASKED) == {**expected, **ASKED}
-    assert sent(url, triton, path, **dict.fromkeys(NEUTRAL)) == expected, "null says nothing"
+    for path in BODIES:
+        assert sent(url, triton, path) == expected
+        assert sent(url, triton, path, **ASKED) == {**expected, **ASKED}
+        assert sent(url, triton, path, **dict.fromkeys(NEUTRAL)) == expected, "null says nothing"
     card = json.loads(call(url, "GET", "/v1/models").body)["data"][0]
     assert card["default_sampling_params"] == expected
     assert json.loads(call(url, "GET", "/page/model").body)["temperature"] == expected["temperature"]
