@@ -5,11 +5,10 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 SERVE := $(VENV)/.installed-serve
 DEV := $(VENV)/.installed-dev
-# Files in the order of their names. By their number of tests, as xdist has it, files of one long test would come last,
-# and one process would wait for the other.
-PARALLEL := --numprocesses 2 --dist loadfile --no-loadscope-reorder
+# In the order of tests/support/layers.py, the longest file first. xdist's own order is by the number of tests.
+PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test test-full lint bench bench-serve figures clean
+.PHONY: demo quick test test-full lint bench bench-serve figures clean
 
 $(SERVE): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -23,11 +22,15 @@ $(DEV): $(SERVE)
 demo: $(SERVE)
 	$(BIN)/kvforge demo
 
+quick: $(DEV)
+	$(PYTEST) tests/cpu tests/trt --quick
+
 test: $(DEV)
-	$(BIN)/python -m pytest tests $(PARALLEL)
+	$(BIN)/python -m tests.support.models.shelf
+	$(PYTEST) tests
 
 test-full: $(DEV)
-	$(BIN)/python -m pytest tests --full $(PARALLEL)
+	$(PYTEST) tests --full
 
 lint: $(DEV)
 	$(BIN)/ruff check .

@@ -13,11 +13,7 @@ import pytest
 if TYPE_CHECKING:
     from tests.support.models.shelf import EngineShelf
 
-pytest_plugins = ["tests.support.ledger"]
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--full", action="store_true", help="every random case and specialisation, slow ones too")
+pytest_plugins = ["tests.support.ledger", "tests.support.layers", "tests.support.random_cases"]
 
 
 @pytest.hookimpl(wrapper=True)
@@ -29,12 +25,6 @@ def pytest_collection() -> Iterator[None]:
     finally:
         gc.enable()
         gc.freeze()
-
-
-@pytest.fixture(scope="session")
-def full(request: pytest.FixtureRequest) -> bool:
-    """Whether this run is the long one (``make test-full``)."""
-    return bool(request.config.getoption("--full"))
 
 
 @pytest.fixture(scope="session")

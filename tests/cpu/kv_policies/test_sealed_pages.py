@@ -21,6 +21,7 @@ from perf.quality.cache_codecs import asymmetric, by_channel
 from perf.quality.cache_formats import attend_residual
 from tests.support.models.checkpoints import load_weights, make_checkpoint
 from tests.support.models.small_models import small_session
+from tests.support.random_cases import Seeds
 from tests.support.rounding import sum_error
 from tests.support.schedules.engine_schedules import random_plan, run_plan
 from tests.support.schedules.step_driver import StepDriver
@@ -92,15 +93,15 @@ def generate(engine: LLMEngine, prompt: list[int], params: SamplingParams) -> li
 
 
 @pytest.mark.parametrize("draws_drafts", [False, True], ids=["plain", "drafts"])
-def test_schedules_give_the_bits_of_one_at_a_time(draws_drafts: bool, full: bool) -> None:
+def test_schedules_give_the_bits_of_one_at_a_time(draws_drafts: bool, seeds: Seeds) -> None:
     """Chunks, neighbours, pages, preemptions, prefixes, and drafts of up to two pages that are right, partly right or
     wrong: tokens and their log-probabilities are those of each sequence alone, in every bit."""
     options = OPTIONS | {"dtype": "bfloat16", "max_draft_len": 48, "max_num_tokens": 128}
     session = small_session(options, head_dim=32, num_layers=3)
     lonely = LLMEngine(session=session, num_pages=16, enable_prefix_cache=False)
     counts = dict.fromkeys(("preemptions", "reused_tokens", "draft_tokens", "accepted_draft_tokens"), 0)
-    num_equal, num_schedules = 0, 200 if full else 8
-    for seed in range(num_schedules):
+    num_equal, schedules = 0, seeds(8, 200)
+    for seed in schedules:
         rng = random.Random(seed)
         limits = {"page_sizes": (PAGE_SIZE,), "max_prompt": 70, "max_new": 100, "max_requests": 6, "sampled": False}
         plan = random_plan(seed, vocab_size=96, **limits)
@@ -150,8 +151,8 @@ def test_schedules_give_the_bits_of_one_at_a_time(draws_drafts: bool, full: bool
         assert len(engine.scheduler.exact_pages.free_pages) == engine.scheduler.exact_pages.num_pages
         for name in counts:
             counts[name] += stats[f"num_{name}"]
-    print(f"\n{num_schedules} schedules, {num_equal} sequences equal; {counts}")
-    assert num_equal > 2 * num_schedules and counts["preemptions"] and counts["reused_tokens"]
+    print(f"\n{len(schedules)} schedules, {num_equal} sequences equal; {counts}")
+    assert num_equal > 2 * len(schedules) and counts["preemptions"] and counts["reused_tokens"]
     if draws_drafts:
         assert 0 < counts["accepted_draft_tokens"] < counts["draft_tokens"]
 

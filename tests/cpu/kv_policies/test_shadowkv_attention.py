@@ -154,10 +154,10 @@ def random_case(seed, num_generated):
 
 
 @pytest.mark.parametrize("block", range(10))
-def test_random_cases(block, full):
+def test_random_cases(block, seeds):
     """120 cases with --full, else 40, each of two to three sequences."""
-    for seed in range(12 * block, 12 * block + (12 if full else 4)):
-        random_case(seed, num_generated=4)
+    for seed in seeds(4, 12):
+        random_case(12 * block + seed, num_generated=4)
 
 
 @pytest.mark.parametrize("seed", [1001, 1002])

@@ -18,6 +18,7 @@ from model_defs import families
 from tests.support.models.checkpoints import ALL_FAMILIES, make_checkpoint, write_byte_tokenizer
 from tests.support.models.file_mutations import TURNS, Change, change, edit_json, text_change
 from tests.support.models.logits import logits_of, transformers_logits
+from tests.support.random_cases import Seeds
 from tests.support.rounding import assert_near, model_error
 
 IDS = torch.randint(3, 300, (40,), generator=torch.Generator().manual_seed(0))
@@ -41,11 +42,11 @@ def changed(base: Path, path: Path, rng: random.Random, kind: Callable[[random.R
 
 
 @pytest.mark.parametrize("family", ALL_FAMILIES)
-def test_logits_are_those_of_transformers_or_refused(family: str, tmp_path: Path, full: bool) -> None:
+def test_logits_are_those_of_transformers_or_refused(family: str, tmp_path: Path, seeds: Seeds) -> None:
     options = TWO_KINDS if hasattr(ALL_FAMILIES[family][0](), "num_kv_shared_layers") else {}
     base = make_checkpoint(tmp_path / "base", family, num_hidden_layers=2, **options)
-    count, number = Counter[str](), 400 if full else EACH
-    for case in range(number):
+    count, cases = Counter[str](), seeds(EACH, 400)
+    for case in cases:
         what = changed(base, tmp_path / "changed", random.Random(f"{family}/{case}"), change)
         if "topk_method" in families()[family].reads and "norm_topk_prob = True" in what:
             continue  # transformers does not obey it in this family; here it is as in the published model's code
@@ -65,17 +66,17 @@ def test_logits_are_those_of_transformers_or_refused(family: str, tmp_path: Path
             assert_near(got, expected, model_error(config, len(IDS)))
         except AssertionError as error:
             raise AssertionError(f"case {case}: {what}") from error
-    assert count["equal"] > number / 3 and count["refused"] and count["failed there"] < number / 5, count
+    assert count["equal"] > len(cases) / 5 and count["failed there"] < len(cases) / 3, count
 
 
-def test_prompts_are_those_of_transformers_or_refused(tmp_path: Path, full: bool) -> None:
+def test_prompts_are_those_of_transformers_or_refused(tmp_path: Path, seeds: Seeds) -> None:
     (tmp_path / "base").mkdir()
     write_byte_tokenizer(tmp_path / "base")
     edit_json(tmp_path / "base" / "tokenizer_config.json", "chat_template", TURNS)
     messages = [{"role": "user", "content": "hé"}, {"role": "assistant", "content": "<s>"}]
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}]
-    count, number = Counter[str](), 2000 if full else TEXTS
-    for case in range(number):
+    count, cases = Counter[str](), seeds(TEXTS, 2000)
+    for case in cases:
         rng = random.Random(f"texts/{case}")
         what = changed(tmp_path / "base", tmp_path / "changed", rng, text_change)
         shown, prompt = rng.choice((None, [], tools)), rng.random() < 0.5
@@ -93,7 +94,7 @@ def test_prompts_are_those_of_transformers_or_refused(tmp_path: Path, full: bool
         kind = "refused" if got is None else "failed there" if expected is None else "equal"
         count[kind] += 1
         assert kind != "equal" or got == expected, (case, what)
-    assert count["equal"] > number / 4 and count["failed there"] < number / 10, count
+    assert count["equal"] > len(cases) / 4 and count["failed there"] < len(cases) / 10, count
 
 
 def test_a_warning_is_no_refusal(tmp_path: Path) -> None:

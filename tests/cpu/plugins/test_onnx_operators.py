@@ -13,14 +13,15 @@ from plugins.onnx_nodes import ONNX_NODES
 from tests.support.onnx.nodes import run_node_chain
 from tests.support.operators.backends import run_onnx
 from tests.support.operators.cases import CASES, choices, difference, reference
+from tests.support.random_cases import Seeds
 
 NUM_CASES, NUM_SHORT = 320, 60
 WITH_FLOAT16 = [n for n, op in plugins.OPERATORS.items() if "onnx" in op.backends and "dtypes" in choices(n)]
 
 
 @pytest.mark.parametrize("name", WITH_FLOAT16)
-def test_float16(name: str, full: bool) -> None:
-    for seed in range(NUM_CASES if full else NUM_SHORT):
+def test_float16(name: str, seeds: Seeds) -> None:
+    for seed in seeds(NUM_SHORT, NUM_CASES):
         args = CASES[name](seed, dtypes=(torch.float32, torch.float16))
         wrong = difference(name, args, run_onnx(name, args), reference(name, args))
         assert wrong is None, (seed, wrong)

@@ -14,6 +14,7 @@ import plugins
 ROOT = Path(__file__).resolve().parents[3]
 FOLDER = ROOT / "tests" / "support" / "extensions" / "operators"
 NAME = "scaled_add"
+TWENTY = ",".join(map(str, range(20)))
 
 
 def python(*arguments: str, folder: Path = FOLDER, **environment: str) -> subprocess.CompletedProcess:
@@ -44,12 +45,12 @@ def test_the_product_does_not_name_it():
 
 @pytest.mark.parametrize("backend", ["cpu", "onnx", "triton"])
 def test_backends_equal_the_definition(backend):
-    found = checked("operators.backends", backend, "0", "20", NAME)
+    found = checked("operators.backends", backend, TWENTY, NAME)
     assert [case["seed"] for case in found] == list(range(20)) and not any(case["wrong"] for case in found)
 
 
 def test_its_kernels_are_run_and_compiled_with_the_others():
-    found = checked("cuda.triton_cases", NAME, "0", "20")
+    found = checked("cuda.triton_cases", NAME, TWENTY)
     assert len(found) == 20 and not any(case["error"] for case in found)
     compiled = """
 from plugins.registry import modules
@@ -68,7 +69,7 @@ def test_a_backend_that_is_wrong_is_found(backend, tmp_path):
     source = (tmp_path / NAME / file).read_text()
     assert right in source
     (tmp_path / NAME / file).write_text(source.replace(right, wrong))
-    found = checked("operators.backends", backend, "0", "20", NAME, folder=tmp_path)
+    found = checked("operators.backends", backend, TWENTY, NAME, folder=tmp_path)
     assert any("relative error" in (case["wrong"] or "") for case in found)
 
 

@@ -111,9 +111,9 @@ def one_sequence(args: tuple, s: int) -> tuple:
 
 
 @pytest.mark.parametrize("block", range(4))
-def test_sinks_are_those_of_the_reference(block, isas, monkeypatch, full):
+def test_sinks_are_those_of_the_reference(block, isas, monkeypatch, seeds):
     """In every kind of work and every format, with sinks that are as good as none and sinks that take all weight."""
-    for seed in range(block, 160 if full else 48, 4):
+    for seed in (4 * each + block for each in seeds(12, 40)):
         args = paged_attention_case(seed, sinks=True)
         want = [REFERENCE(*args)]
         for isa in isas:
@@ -141,8 +141,8 @@ def test_a_sink_leaves_a_part_of_the_result(dtype, cache, isas, monkeypatch):
 
 
 @each_kind
-def test_a_sequence_does_not_depend_on_its_neighbours(dtype, cache, isas, monkeypatch, full):
-    for seed in range(25 if full else 12):
+def test_a_sequence_does_not_depend_on_its_neighbours(dtype, cache, isas, monkeypatch, seeds):
+    for seed in seeds(12, 25):
         args = kind_case(seed, dtype, cache)
         for isa in isas:
             monkeypatch.setenv("KVFORGE_CPU_ISA", isa)

@@ -9,11 +9,11 @@ import pytest
 
 import plugins
 
-NUM_CASES, NUM_FULL_CASES = 25, 320
+NUM_CASES, NUM_FULL_CASES = 37, 320
 WITH_TRITON = [name for name, operator in plugins.OPERATORS.items() if "triton" in operator.backends]
 
 
-def run(name: str, first: int, last: int) -> list[dict]:
+def run(name: str, seeds: list[int]) -> list[dict]:
     """Runs cases in a process of its own: the interpreter replaces Triton's language for the whole process."""
     result = subprocess.run(
         [
@@ -23,8 +23,7 @@ def run(name: str, first: int, last: int) -> list[dict]:
             "-m",
             "tests.support.cuda.triton_cases",
             name,
-            str(first),
-            str(last),
+            ",".join(map(str, seeds)),
         ],
         capture_output=True,
         text=True,
@@ -37,9 +36,8 @@ def run(name: str, first: int, last: int) -> list[dict]:
 
 
 @pytest.mark.parametrize("name", [*WITH_TRITON, "invariances", "llama", "steps", "large"])
-def test_equals_the_reference(name, full):
-    last = NUM_FULL_CASES if full else NUM_CASES
-    last = {"invariances": last // 5, "llama": 6 if full else 3, "large": 1}.get(name, last)
-    cases = run(name, 0, last)
-    assert [case["seed"] for case in cases] == list(range(last))
+def test_equals_the_reference(name, seeds):
+    depth = {"invariances": (5, 64), "llama": (3, 6), "large": (1, 1)}.get(name, (NUM_CASES, NUM_FULL_CASES))
+    cases = run(name, seeds(*depth))
+    assert [case["seed"] for case in cases] == seeds(*depth)
     assert [case for case in cases if case["error"]] == []

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections import Counter
+from collections.abc import Sequence
 
 import pytest
 
@@ -22,6 +23,7 @@ from tests.support.models.engines import (
     EngineSpec,
 )
 from tests.support.models.shelf import EngineShelf
+from tests.support.random_cases import Seeds
 from tests.support.schedules.engine_schedules import Plan, PlannedRequest, random_plan, run_plan
 from tests.support.sessions.eager import eager_session
 
@@ -134,7 +136,7 @@ def alone(engine: LLMEngine, request: PlannedRequest) -> tuple[Generated, str]:
     return generated, reason
 
 
-def compare(session: CountingSession, num_schedules: int) -> tuple[int, int, list[float], Counter[str]]:
+def compare(session: CountingSession, schedules: Sequence[int]) -> tuple[int, int, list[float], Counter[str]]:
     """Run schedules; returns (sequences equal, different, gap at each first difference, counts).
 
     The gap is how much less probable the token of the schedule is than the most probable one, alone: at least
@@ -142,7 +144,7 @@ def compare(session: CountingSession, num_schedules: int) -> tuple[int, int, lis
     """
     lonely = LLMEngine(session=session, num_pages=16, enable_prefix_cache=False)
     num_equal, gaps, counts = 0, [], Counter()
-    for seed in range(num_schedules):
+    for seed in schedules:
         plan = short_plan(seed)
         engine = LLMEngine(
             session=session,
@@ -187,7 +189,7 @@ def compare(session: CountingSession, num_schedules: int) -> tuple[int, int, lis
 )
 def test_fp32_tokens_equal_one_at_a_time(engines: EngineShelf, spec: EngineSpec, num_schedules: int) -> None:
     """With an 8-bit cache too: a token's scale depends on that token alone."""
-    num_equal, num_different, gaps, counts = compare(load(engines.engine(spec)), num_schedules)
+    num_equal, num_different, gaps, counts = compare(load(engines.engine(spec)), range(num_schedules))
     assert num_different == 0, gaps
     assert num_equal > 4 * num_schedules
     assert min(counts[name] for name in ("preemptions", "reused", "aborted", "skipped")) > num_schedules // 20, counts
@@ -199,19 +201,18 @@ def test_fp32_tokens_equal_one_at_a_time(engines: EngineShelf, spec: EngineSpec,
     ids=["int8", "int4", "int4, no cut", "4-bit cache", "4-bit cache, no cut"],
 )
 def test_packed_weights_give_the_tokens_of_one_at_a_time(
-    spec: EngineSpec, engines: EngineShelf, engines_compiled_with_full: EngineShelf, full: bool
+    spec: EngineSpec, engines: EngineShelf, engines_compiled_with_full: EngineShelf, full: bool, seeds: Seeds
 ) -> None:
     """Packed weights, activations quantized row by row, and a cache of 4 bits, where a token's bytes are its own alone:
     no other row has a part in a row's bits. Without --full int4 weights alone are compiled."""
     if spec in (PLAIN_INT4, PLAIN_INT4_WEIGHTS) and not full:
         pytest.skip("builds an engine; --full")
-    num_schedules = NUM_SCHEDULES if full else 60
     shelf = engines if spec == INT4_WEIGHTS else engines_compiled_with_full
-    num_equal, num_different, gaps, counts = compare(load(shelf.engine(spec)), num_schedules)
-    print(f"\n{num_schedules} schedules, {num_equal} sequences equal, {num_different} different; {dict(counts)}")
+    num_equal, num_different, gaps, counts = compare(load(shelf.engine(spec)), schedules := seeds(60, NUM_SCHEDULES))
+    print(f"\n{len(schedules)} schedules, {num_equal} sequences equal, {num_different} different; {dict(counts)}")
     assert num_different == 0 or (spec.options.kv_dtype == "int4" and best_isa() == "portable"), gaps
-    assert num_equal > 4 * num_schedules
-    assert min(counts[name] for name in ("preemptions", "reused", "aborted", "skipped")) > num_schedules // 20, counts
+    assert num_equal > 4 * len(schedules)
+    assert min(counts[name] for name in ("preemptions", "reused", "aborted", "skipped")) > len(schedules) // 60, counts
 
 
 @pytest.mark.parametrize(
@@ -219,24 +220,26 @@ def test_packed_weights_give_the_tokens_of_one_at_a_time(
     [EXPERTS, PLAIN_EXPERTS_INT8, LOCAL_ROTATIONS, SHARED_CACHES, SINKS, LATENTS],
     ids=["experts", "experts, int8, no cut", "local rotations", "shared caches", "sinks", "latents"],
 )
-def test_other_layers_give_the_tokens_of_one_at_a_time(spec: EngineSpec, engines: EngineShelf, full: bool) -> None:
+def test_other_layers_give_the_tokens_of_one_at_a_time(
+    spec: EngineSpec, engines: EngineShelf, full: bool, seeds: Seeds
+) -> None:
     """Which experts the neighbours go to has no part in a token's bits, nor has a window. Compiled with --full; else,
     in fewer schedules, the graphs as torch runs them."""
     if full:
-        session, num_schedules = load(engines.engine(spec)), NUM_SCHEDULES
+        session = load(engines.engine(spec))
     else:
-        session, num_schedules = CountingSession(eager_session(engines.checkpoint(spec), spec.options)), 60
-    num_equal, num_different, gaps, counts = compare(session, num_schedules)
-    print(f"\n{num_schedules} schedules, {num_equal} sequences equal, {num_different} different; {dict(counts)}")
+        session = CountingSession(eager_session(engines.checkpoint(spec), spec.options))
+    num_equal, num_different, gaps, counts = compare(session, schedules := seeds(60, NUM_SCHEDULES))
+    print(f"\n{len(schedules)} schedules, {num_equal} sequences equal, {num_different} different; {dict(counts)}")
     assert num_different == 0 or best_isa() == "portable", gaps
-    assert num_equal > 4 * num_schedules
-    assert min(counts[name] for name in ("preemptions", "reused", "aborted", "skipped")) > num_schedules // 20, counts
+    assert num_equal > 4 * len(schedules)
+    assert min(counts[name] for name in ("preemptions", "reused", "aborted", "skipped")) > len(schedules) // 60, counts
 
 
 def test_bf16_differs_only_at_near_ties(engines_compiled_with_full: EngineShelf) -> None:
     """And nowhere where linear layers are packed."""
     session = load(engines_compiled_with_full.engine(SWIFTKV_BF16))
-    num_equal, num_different, gaps, _ = compare(session, NUM_SCHEDULES)
+    num_equal, num_different, gaps, _ = compare(session, range(NUM_SCHEDULES))
     print(
         f"\nbf16: {num_equal} of {num_equal + num_different} sequences equal one-at-a-time; gap at the first "
         f"difference: {', '.join(f'{gap:.4f}' for gap in sorted(gaps)) or 'none'}"

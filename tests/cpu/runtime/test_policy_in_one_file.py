@@ -69,10 +69,10 @@ def brute_force(policy, prompt, params):
     return tokens[len(prompt) :], reason
 
 
-def test_tokens_equal_brute_force_on_random_schedules(full):
+def test_tokens_equal_brute_force_on_random_schedules(seeds):
     """Preemption, shared prefixes, chunks, priorities, cancellations, down to the fewest pages for one sequence."""
     counts = Counter()
-    for seed in range(400 if full else 80):
+    for seed in seeds(80, 400):
         plan = random_plan(seed, page_sizes=(1, 2, 4), max_prompt=60, max_new=40, sampled=False)
         rng, most = random.Random(seed), -(-SMALL.limit // plan.page_size)
         session = ForgettingSession(SMALL, page_size=plan.page_size)
@@ -100,7 +100,7 @@ def test_tokens_equal_brute_force_on_random_schedules(full):
             transitions=stats["num_transitions"], preempted=stats["num_preemptions"],
             reused=stats["num_reused_tokens"], aborted=len(aborted),
         )  # fmt: skip
-    assert counts["transitions"] > 500 and min(counts.values()) > 20, counts
+    assert counts["transitions"] > 200 and min(counts.values()) > 6, counts
 
 
 def test_sequences_longer_than_the_pool():

@@ -1,6 +1,6 @@
 """The Triton backend of one operator against its reference under the interpreter, in a process of its own.
 
-`python -m tests.support.cuda.triton_cases OPERATOR FIRST LAST` runs the random cases of these seeds and prints one JSON
+`python -m tests.support.cuda.triton_cases OPERATOR SEEDS` runs the random cases of these seeds and prints one JSON
 line for each: {"seed": 3, "error": null} or what is wrong. Instead of an operator, `invariances` and `llama` are more
 checks of attention, `steps` one of attention_mass, and `large` writes and reads the far end of a cache.
 """
@@ -128,11 +128,11 @@ CASES: dict[str, Callable[[int], str | None]] = {
 
 
 def main() -> None:
-    name, first, last = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    name, seeds = sys.argv[1], map(int, sys.argv[2].split(","))
     if name != "llama":  # small cases take the loops over sequences and over splits more than once
         triton_search._SEQUENCES, attention._MERGED = tl.constexpr(2), 256
     torch.set_num_threads(1)
-    for seed in range(first, last):
+    for seed in seeds:
         print(json.dumps({"seed": seed, "error": CASES[name](seed)}), flush=True)
 
 

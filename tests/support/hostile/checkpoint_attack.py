@@ -1,6 +1,6 @@
 """A process with little memory that takes damaged checkpoints as every command does.
 
-    echo CHECKPOINT SEED COUNT [FIRST] | python -m tests.support.hostile.checkpoint_attack
+    echo CHECKPOINT SEED NUMBER... | python -m tests.support.hostile.checkpoint_attack
 
 Each line of its input names a checkpoint. For each mutation of it the process prints a line of JSON: what was wrong,
 and what each reader made of it, a sentence or "".
@@ -14,7 +14,7 @@ import shlex
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
@@ -81,15 +81,15 @@ def attempt(reader: Callable[[Path, Path], object], path: Path) -> str:
     return ""
 
 
-def attack(checkpoint: Path, seed: int, count: int, first: int = 0) -> None:
-    """Run the mutations of a seed."""
+def attack(checkpoint: Path, seed: int, numbers: Iterable[int]) -> None:
+    """Run mutations of a seed."""
     most = resource.getrlimit(resource.RLIMIT_AS)[1]
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
     whole = {name: attempt(READERS[name], checkpoint) for name in ("build", "generate", "rewire", "quantize")}
     assert not any(answer and "kvforge does not rewire" not in answer for answer in whole.values()), whole
     mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (mapped + MEMORY, most))
-    for number in range(first, count):
+    for number in numbers:
         what, apply = mutation(random.Random(seed * 10**6 + number))
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "checkpoint"
@@ -108,8 +108,8 @@ def main() -> None:
     cpu.package_writer = lambda: contextlib.nullcontext(lambda program, path: path.write_bytes(b""))
     cpu.build_library = lambda path: path.write_bytes(b"")
     for line in sys.stdin:
-        checkpoint, *numbers = shlex.split(line)
-        attack(Path(checkpoint), *map(int, numbers))
+        checkpoint, seed, *numbers = shlex.split(line)
+        attack(Path(checkpoint), int(seed), map(int, numbers))
 
 
 if __name__ == "__main__":

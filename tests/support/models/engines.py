@@ -111,8 +111,8 @@ LONG = EngineSpec(
 )  # fmt: skip
 """A context so long that a request can outlast every wait of a test, unless it is cancelled."""
 
-SHARED = (SWIFTKV, PLAIN)
-"""Those that tests of several files use."""
+SHARED = (LONG, SWIFTKV, PLAIN, SWIFTKV_FP8, AWKWARD, EARLY_EXIT, INT8_WEIGHTS, INT4_WEIGHTS, SHADOWKV, EVICTING)
+"""Those that a run without ``--full`` wants compiled."""
 
 
 def with_tokens_around(engine: Path, copy: Path, before: str, after: str | None = None) -> Path:

@@ -106,10 +106,10 @@ def random_request(rng):
     )
 
 
-def test_many_words_together_equal_the_plain_loop(full):
+def test_many_words_together_equal_the_plain_loop(seeds):
     rng = random.Random(0)
     finishes = {}
-    for batch in range(60 if full else 6):
+    for batch in seeds(6, 60):
         session = FakeSession(vocab_size=VOCAB, memory=MEMORY, max_draft_len=4, eos_token_ids=(EOS,))
         llm = LLM(session=session, tokenizer=TOKENIZER, num_pages=rng.choice([20, 60]))
         requests = [random_request(rng) for _ in range(12)]

@@ -15,9 +15,9 @@ RETENTIONS = ((), (), ((0, -1, 80),), ((0, 7, 90), (5, 20, 10)))
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def test_tokens_equal_those_of_exact_pages_one_at_a_time(full):
+def test_tokens_equal_those_of_exact_pages_one_at_a_time(seeds):
     counts = Counter()
-    for seed in range(300 if full else 70):
+    for seed in seeds(70, 300):
         rng = random.Random(seed)
         # Its sequences' tokens alone, in exact pages, do not depend on the size of the pages.
         plan = dataclasses.replace(random_plan(seed), page_size=rng.choice([2, 4, 8]))
@@ -59,6 +59,6 @@ def test_tokens_equal_those_of_exact_pages_one_at_a_time(full):
             chunks_reused=stats["num_reused_chunks"],
         )
     # The schedules exercise what they claim to.
-    assert counts["rows"] > 1000 and counts["factored"] > 100 and counts["reused"] > 300, counts
-    assert counts["selected"] > counts["chunks_reused"] > 1000, counts
-    assert min(counts[name] for name in ("again", "short", "preempted", "aborted")) > 10, counts
+    assert counts["rows"] > 400 and counts["factored"] > 40 and counts["reused"] > 100, counts
+    assert counts["selected"] > counts["chunks_reused"] > 400, counts
+    assert min(counts[name] for name in ("again", "short", "preempted", "aborted")) > 3, counts

@@ -27,9 +27,9 @@ def draft_model(rng):
 
 
 @pytest.mark.parametrize("method", ["ngram", "draft_model", "adversary"])
-def test_tokens_equal_plain_decoding(method, full, caplog):
+def test_tokens_equal_plain_decoding(method, seeds, caplog):
     counts, kinds = Counter(), Counter()
-    for seed in range(200 if full else 40):
+    for seed in seeds(40, 200):
         rng = random.Random(seed)
         plan, expected = random_plan(seed), alone(seed, MEMORY)
         longest = rng.choice([1, 3, 7])
@@ -82,6 +82,6 @@ def test_tokens_equal_plain_decoding(method, full, caplog):
             aborted=len(aborted),
         )
     # The schedules exercise what they claim to.
-    assert counts["preempted"] > 10 and counts["aborted"] > 5, counts
-    assert min(counts[name] for name in ("reused", "accepted", "rejected")) > 50, counts
+    assert counts["preempted"] > 3 and counts["aborted"] > 1, counts
+    assert min(counts[name] for name in ("reused", "accepted", "rejected")) > 15, counts
     assert method != "adversary" or min(kinds[kind] for kind in KINDS) > 10, kinds

@@ -11,6 +11,7 @@ from kvforge.kv_policies.shadowkv import ShadowKV
 from kvforge.kv_policies.shadowkv.factor import factor_prompt
 from model_defs.rope import RopeConfig, rope_cos_sin
 from tests.support.models.small_models import small_session
+from tests.support.random_cases import Seeds
 from tests.support.rounding import assert_near, codes_apart, model_error, relative_error, sum_error
 from tests.support.schedules.step_driver import StepDriver
 from tests.support.sessions.eager import EagerSession
@@ -36,12 +37,13 @@ def in_chunks(session: EagerSession, tokens: list[int], rng: random.Random | Non
 
 
 @pytest.mark.parametrize("kv_dtype", ["float32", "int8", "fp8"])
-def test_chunks_change_the_cache_by_rounding_alone(kv_dtype: str, full: bool) -> None:
+def test_chunks_change_the_cache_by_rounding_alone(kv_dtype: str, seeds: Seeds) -> None:
     """What a chunk writes is near what the whole prompt writes: floats by rounding, codes by one at most where no code
     before them differs. The next token has near logits where no code differs, and the same bits where the cache is."""
     session = small_session({"kv_dtype": kv_dtype})
     flipped = num_near = 0
-    for seed in range(400 if full else 40):
+    cases = seeds(40, 400)
+    for seed in cases:
         rng = random.Random(seed)
         tokens = [rng.randrange(3, 96) for _ in range(rng.randint(20, 60))]
         whole, chunked = in_chunks(session, tokens, None, seed), in_chunks(session, tokens, rng, seed)
@@ -63,9 +65,9 @@ def test_chunks_change_the_cache_by_rounding_alone(kv_dtype: str, full: bool) ->
             for tensor, content in zip(pool, source, strict=True):
                 tensor.copy_(content)
         assert torch.equal(chunked.run([7]), whole.run([7]))  # the cache is all that a sequence carries along
-    assert flipped == 0 if kv_dtype == "float32" else flipped * 4 < seed
-    assert num_near * 2 > seed
-    print(f"{kv_dtype}: a code differs in {flipped} of {seed + 1} sequences")
+    assert flipped == 0 if kv_dtype == "float32" else flipped * 4 < len(cases)
+    assert num_near * 2 >= len(cases)
+    print(f"{kv_dtype}: a code differs in {flipped} of {len(cases)} sequences")
 
 
 def test_shadowkv_keeps_other_chunks_only_where_similarities_tie() -> None:

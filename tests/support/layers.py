@@ -1,0 +1,103 @@
+"""Which tests run, and in which order: markers by folder, ``--quick``, and the longest file first.
+
+``tests/durations.json`` has the core seconds of files and of their longer tests, as measured on one machine (it says
+which). Only their proportions matter. ``python -m tests.support.layers LEDGER`` writes it from the ledger of a run.
+"""
+
+import json
+import sys
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.ledger import read
+
+ROOT = Path(__file__).resolve().parents[2]
+DURATIONS = ROOT / "tests" / "durations.json"
+LONG_S = 0.3
+"""From here on a test is left out of ``--quick``."""
+
+LAYERS = {
+    "tests/cpu/plugins": "kernel",
+    "tests/gpu/test_operators_cuda.py": "kernel",
+    "tests/gpu/test_ptx_driver.py": "kernel",
+    "tests/cpu/compiler": "graph",
+    "tests/cpu/engine": "graph",
+    "tests/cpu/eviction": "graph",
+    "tests/cpu/kv_policies": "graph",
+    "tests/cpu/model_defs": "graph",
+    "tests/trt": "graph",
+    "tests/gpu": "graph",
+    "tests/e2e": "serve",
+    "tests/vllm": "serve",
+    "tests/cpu/gateway": "serve",
+    "tests/cpu/serving": "serve",
+    "tests/cpu/structure": "docs",
+    "tests/cpu/packaging": "docs",
+    "tests/cpu/perf": "perf",
+    "tests/cpu": "unit",
+}
+"""Markers by folder or file; the first that holds a test counts."""
+
+
+def layer_of(file: str) -> str:
+    """Return the marker of a test file, a path below the root."""
+    return next(layer for part, layer in LAYERS.items() if file == part or file.startswith(f"{part}/"))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--quick", action="store_true", help=f"no test that takes {LONG_S} s, and no kernels: what Python can break"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for layer in sorted(set(LAYERS.values())):
+        config.addinivalue_line("markers", f"{layer}: tests below {', '.join(p for p in LAYERS if LAYERS[p] == layer)}")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    durations = json.loads(DURATIONS.read_text(encoding="utf-8"))["files"]
+    files = {item: item.nodeid.partition("::")[0] for item in items}
+    for item in items:
+        item.add_marker(layer_of(files[item]))
+    if config.getoption("--quick"):
+        left_out = [item for item in items if not _is_quick(item, durations.get(files[item], {}))]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in set(left_out)]
+    items.sort(key=lambda item: -sum(durations.get(files[item], {}).values()))
+
+
+def _is_quick(item: pytest.Item, durations: dict[str, float]) -> bool:
+    """A test that is new counts as quick."""
+    _, _, name = item.nodeid.partition("::")
+    return item.get_closest_marker("kernel") is None and durations.get(name, 0.0) < LONG_S
+
+
+def durations_of(lines: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """Return core seconds by file and test; tests below LONG_S together as ``""``."""
+    seconds: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    for line in lines:
+        if line["kind"] == "phase":
+            file, _, name = line["test"].partition("::")
+            seconds[file][name] += line["core_s"]
+    found = {}
+    for file, tests in sorted(seconds.items()):
+        long = {name: round(each, 1) for name, each in sorted(tests.items()) if each >= LONG_S}
+        rest = round(sum(each for each in tests.values() if each < LONG_S), 1)
+        if long or rest:
+            found[file] = {"": rest, **long}
+    return found
+
+
+def main() -> None:
+    machine = next(line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name"))
+    measured = {"core seconds on": machine.partition(": ")[2], "files": durations_of(read(Path(sys.argv[1])))}
+    DURATIONS.write_text(json.dumps(measured, indent=0, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,43 @@
+"""The depth of random tests: some of their cases in each run, half of them new each day; all with ``--full``."""
+
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+DAY_S = 24 * 3600
+Seeds = Callable[[int, int], list[int]]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    today = int(time.time() // DAY_S)
+    parser.addoption("--full", action="store_true", help="every random case and specialisation, slow ones too")
+    parser.addoption("--day", type=int, default=today, help="days since 1970: which random cases are run; today's")
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    which = "all" if config.getoption("--full") else f"those of --day {config.getoption('--day')}"
+    return f"random cases: {which}"
+
+
+def cases_of_day(day: int, count: int, total: int) -> Iterator[int]:
+    """Yield ``count`` of the seeds 0 to ``total`` - 1: the first half the same each day, so that what a test must meet
+    is met; of the others some, until all have been there."""
+    same = (count + 1) // 2 if count < total else total
+    yield from range(same)
+    for index in range(count - same):
+        yield same + (day * (count - same) + index) % (total - same)
+
+
+@pytest.fixture(scope="session")
+def full(request: pytest.FixtureRequest) -> bool:
+    """Whether this run is the long one (``make test-full``)."""
+    return bool(request.config.getoption("--full"))
+
+
+@pytest.fixture(scope="session")
+def seeds(request: pytest.FixtureRequest, full: bool) -> Seeds:
+    """``seeds(count, total)``: that many of the random cases 0 to total - 1, as ``cases_of_day`` says; all of them in a
+    long run. What a test asserts to have met must be in the half that is the same each day."""
+    day = request.config.getoption("--day")
+    return lambda count, total: list(range(total)) if full else list(cases_of_day(day, count, total))
