@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from kvforge import LLM, SamplingParams
 from kvforge.common.errors import KvforgeError
 from kvforge.serving.client import StreamingClient
 from kvforge.serving.health.probe import is_ready
 from kvforge.serving.processes.facts import descendants, wait_gone
-from tests.support.serving.serve_process import ServeProcess
+from tests.support.serving.fake_server import fake_text
+from tests.support.serving.serve_process import FAKE, ServeProcess
 from tests.support.serving.server import ENDLESS, WAIT_S, ask, wait_until
 
 NUM_STREAMS = 16
@@ -48,17 +48,16 @@ def running(engine_dir: Path, tmp_path: Path) -> Iterator[ServeProcess]:
     engine, temporary = tmp_path / "an engine", Path(tempfile.mkdtemp(prefix="kv f", dir="/tmp"))
     engine.symlink_to(engine_dir)
     try:
-        with ServeProcess(engine, "--drain-timeout", "600", env=os.environ | {"TMPDIR": str(temporary)}) as started:
+        environment = os.environ | {"TMPDIR": str(temporary)}
+        with ServeProcess(engine, "--drain-timeout", "600", env=environment, program=FAKE) as started:
             yield started
     finally:
         shutil.rmtree(temporary)
 
 
-def test_sigterm_under_load(running: ServeProcess, llm: LLM) -> None:
+def test_sigterm_under_load(running: ServeProcess, engine_dir: Path) -> None:
     prompts = [f"prompt number {i}" for i in range(NUM_STREAMS)]
-    offline = [
-        output.outputs[0].text for output in llm.generate(prompts, SamplingParams(max_tokens=TOKENS, temperature=0))
-    ]
+    offline = [fake_text(engine_dir, prompt, TOKENS) for prompt in prompts]
     expected = dict(zip(prompts, offline, strict=True))
     processes = descendants(running.pid)
     endless = Request(running.grpc_url, "without an end", ENDLESS)

@@ -13,7 +13,7 @@ from kvforge.common.errors import KvforgeError
 from kvforge.serving.client import StreamingClient
 from kvforge.serving.processes.facts import ProcessId, children, descendants, model_of_stub, wait_gone
 from kvforge.serving.server.repository import MODELS
-from tests.support.serving.serve_process import ServeProcess
+from tests.support.serving.serve_process import FAKE, ServeProcess
 from tests.support.serving.server import ENDLESS, ask, wait_until
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -110,7 +110,7 @@ def test_killed_processes_are_replaced(engine_dir: Path, tmp_path: Path, full: b
     max_restarts = len(victims) + 1
     options = ["--openai", "--openai-port", "0", "--served-model-name", "served", "--max-restarts", str(max_restarts)]
     log = tmp_path / "log"
-    with shown_on_failure(log), ServeProcess(engine_dir, *options, "--log-file", str(log)) as running:
+    with shown_on_failure(log), ServeProcess(engine_dir, *options, "--log-file", str(log), program=FAKE) as running:
         running.wait_ready("a ready server")
         prefix = f"kvforge_{running.pid}_"
         before = answer(running)
@@ -157,7 +157,7 @@ def test_killed_processes_are_replaced(engine_dir: Path, tmp_path: Path, full: b
 
 
 def test_a_killed_launcher_takes_its_server_along(engine_dir: Path) -> None:
-    with ServeProcess(engine_dir, "--no-restart") as running:
+    with ServeProcess(engine_dir, "--no-restart", program=FAKE) as running:
         processes = descendants(running.pid)
         prefix = f"kvforge_{running.pid}_"
         folder = run_dir(running)

@@ -91,6 +91,16 @@ def lasting_processes(pid: int) -> list[ProcessId]:
     return found
 
 
+def engine_process(server_pid: int) -> ProcessId:
+    """The engine's process of this tritonserver, by the socket that its stub gave it."""
+    (found,) = [
+        process
+        for process in lasting_processes(server_pid)
+        if b"\0--socket-fd\0" in Path(f"/proc/{process.pid}/cmdline").read_bytes()
+    ]
+    return found
+
+
 _CLIENT = """
 import json, sys
 from kvforge.serving.client import StreamingClient
