@@ -26,6 +26,7 @@ from tests.support.serving.server import (
     ask,
     engine_process,
     lasting_processes,
+    started,
     text_of,
     used_pages,
     wait_until,
@@ -38,13 +39,13 @@ TEXT = "hello there"
 @pytest.fixture(scope="module")
 def lasting_server(engine_dir: Path) -> Iterator[TritonServer]:
     """For tests after which it is as it was."""
-    with fake_server(engine_dir) as running:
+    with started(fake_server(engine_dir)) as running:
         yield running
 
 
 @pytest.fixture
 def own_server(engine_dir: Path) -> Iterator[TritonServer]:
-    with fake_server(engine_dir) as running:
+    with started(fake_server(engine_dir)) as running:
         yield running
 
 

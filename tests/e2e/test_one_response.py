@@ -25,7 +25,7 @@ from kvforge.serving.health.probe import generate
 from kvforge.serving.server.launcher import ServerOptions, TritonServer
 from tests.support.serving.fake_server import encode, fake_text, fake_tokens
 from tests.support.serving.serve_process import FAKE, ServeProcess
-from tests.support.serving.server import ENDLESS, ask, client_process, used_pages, wait_until, without_end
+from tests.support.serving.server import ENDLESS, ask, client_process, started, used_pages, wait_until, without_end
 
 MODELS = ["tensorrt_llm", "ensemble", "tensorrt_llm_bls"]
 PROMPT, MAX_TOKENS = "hello there", 12
@@ -34,7 +34,7 @@ Infer = Callable[[str, dict[str, np.ndarray], str], Any]
 
 @pytest.fixture(scope="module")
 def one_response(engine_dir: Path) -> Iterator[TritonServer]:
-    with TritonServer(engine_dir, ServerOptions(kv_cache_gib=0.25, decoupled=False)) as running:
+    with started(TritonServer(engine_dir, ServerOptions(kv_cache_gib=0.25, decoupled=False))) as running:
         yield running
 
 

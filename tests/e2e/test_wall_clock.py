@@ -23,13 +23,15 @@ from tests.support.fuzz.known import KnownAnswers
 from tests.support.fuzz.run import check_answer, processes, unharmed
 from tests.support.fuzz.wire import Grpc
 from tests.support.serving.serve_process import FAKE, ServeProcess
-from tests.support.serving.server import ask, engine_process, wait_until
+from tests.support.serving.server import ask, engine_process, started, wait_until
 
 SOURCE = Path(__file__).resolve().parents[1] / "support" / "serving" / "clock_shim.cpp"
 DAY_S = 86400
 PROMPT, NUM_TOKENS = "what time is it", 600
 WATCHED_S = 1.2 * STALE_AFTER_S
 """How long the probes are asked after each jump: longer than any silence that counts."""
+STEP_S = "0.05"
+"""Streams that are watched for so long need no more of a machine."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ def own_server(engine_dir: Path, clock: Clock) -> Iterator[TritonServer]:
     a broken one."""
     options = ServerOptions(kv_cache_gib=0.1)
     command = ["env", *(f"{name}={value}" for name, value in clock.environment.items())]
-    with TritonServer(engine_dir, options, [*command, *engine_command(engine_dir, options)]) as running:
+    with started(TritonServer(engine_dir, options, [*command, *engine_command(engine_dir, options)])) as running:
         yield running
 
 
@@ -111,7 +113,7 @@ def test_jumps(own_server: TritonServer, llm: LLM, clock: Clock, model: str) -> 
 def test_every_process_but_tritonserver_at_another_time(engine_dir: Path, clock: Clock) -> None:
     """kvforge serve, the stubs, the engine and the gateway: no probe fails and nothing is replaced."""
     environment = {**os.environ, **clock.environment, "CLOCK_SHIM_EXCEPT": "tritonserver"}
-    with ServeProcess(engine_dir, *OPENAI, env=environment, program=FAKE) as running:
+    with ServeProcess(engine_dir, *OPENAI, "--step-s", STEP_S, env=environment, program=FAKE) as running:
         wait_until(lambda: probes(running) == [200, 200, 200], "a ready server")
         before, engine = answer(running), engine_process(tritonserver(running).pid)
         errors: list[str] = []

@@ -4,7 +4,7 @@ import contextlib
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,25 @@ def without_end(output: CompletionOutput) -> list[int]:
     """The tokens that `tensorrt_llm` gives: all but an end token or stop token."""
     ended = output.finish_reason == "stop" and not isinstance(output.stop_reason, str | tuple)
     return list(output.token_ids[:-1] if ended else output.token_ids)
+
+
+@contextlib.contextmanager
+def started(server: TritonServer) -> Iterator[TritonServer]:
+    """The server while it runs. A start that fails shows its log, which goes with it."""
+    try:
+        server.start()
+    except BaseException:
+        print(log_of(server), file=sys.stderr)
+        raise
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+def log_of(server: TritonServer) -> str:
+    """What a failed test shows of a server: why it no longer serves, and its last lines."""
+    return "\n".join([f"failure: {server.failure()}", *server._log_lines()])
 
 
 def used_pages(server: TritonServer) -> float:
