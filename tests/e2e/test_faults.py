@@ -29,41 +29,16 @@ from tests.support.serving.server import (
     started,
     text_of,
     used_pages,
-    wait_until,
 )
 
 SHARED_MEMORY = Path("/dev/shm")
 TEXT = "hello there"
 
 
-@pytest.fixture(scope="module")
-def lasting_server(engine_dir: Path) -> Iterator[TritonServer]:
-    """For tests after which it is as it was."""
-    with started(fake_server(engine_dir)) as running:
-        yield running
-
-
 @pytest.fixture
 def own_server(engine_dir: Path) -> Iterator[TritonServer]:
     with started(fake_server(engine_dir)) as running:
         yield running
-
-
-@pytest.mark.parametrize("model", ["tensorrt_llm", "ensemble"])
-def test_engine_killed(lasting_server: TritonServer, model: str) -> None:
-    server = lasting_server
-    before = text_of(server, ask("ensemble", TEXT, 8))
-    with StreamingClient(server.grpc_url) as client:
-        prompt = TEXT if model == "ensemble" else [5, 6, 7]
-        responses = client.generate(model, ask(model, prompt, ENDLESS))
-        next(responses)
-        os.kill(engine_process(server.pid).pid, signal.SIGKILL)
-        with pytest.raises(KvforgeError, match=r"engine process ended unexpectedly .signal 9"):
-            for _ in responses:
-                pass
-    assert text_of(server, ask("ensemble", TEXT, 8)) == before
-    wait_until(lambda: used_pages(server) == 0, "all pages free")
-    assert server.failure() is None
 
 
 def test_a_start_that_stands_still_is_made_again(

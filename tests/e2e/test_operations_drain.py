@@ -6,7 +6,7 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -55,10 +55,16 @@ def running(engine_dir: Path, tmp_path: Path) -> Iterator[ServeProcess]:
         shutil.rmtree(temporary)
 
 
-def test_sigterm_under_load(running: ServeProcess, engine_dir: Path) -> None:
+@pytest.fixture
+def offline(engine_dir: Path) -> Callable[[list[str], int], list[str]]:
+    """The answers to prompts of as many tokens, without a server."""
+    return lambda prompts, num_tokens: [fake_text(engine_dir, prompt, num_tokens) for prompt in prompts]
+
+
+def test_sigterm_under_load(running: ServeProcess, offline: Callable[[list[str], int], list[str]]) -> None:
     prompts = [f"prompt number {i}" for i in range(NUM_STREAMS)]
-    offline = [fake_text(engine_dir, prompt, TOKENS) for prompt in prompts]
-    expected = dict(zip(prompts, offline, strict=True))
+    texts = offline(prompts, TOKENS)
+    expected = dict(zip(prompts, texts, strict=True))
     processes = descendants(running.pid)
     endless = Request(running.grpc_url, "without an end", ENDLESS)
     endless.start()
@@ -88,7 +94,7 @@ def test_sigterm_under_load(running: ServeProcess, engine_dir: Path) -> None:
         request.join(WAIT_S)
     assert not any(request.is_alive() for request in [*accepted, *arrivals])
     assert [request.error for request in accepted] == [""] * NUM_STREAMS
-    assert [request.text for request in accepted] == offline
+    assert [request.text for request in accepted] == texts
     for request in arrivals:
         assert request.error or request.text == expected[request.prompt]
         assert not request.error or "shutting down" in request.error

@@ -9,15 +9,10 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from kvforge.common.errors import KvforgeError
-from kvforge.serving.client import StreamingClient
 from kvforge.serving.processes.facts import ProcessId, children, descendants, model_of_stub, wait_gone
-from kvforge.serving.server.launcher import TritonServer
 from tests.e2e.test_operations_restart import answer, open_streams, openai_answer, tritonserver
 from tests.support.serving.serve_process import FAKE, ServeProcess
-from tests.support.serving.server import ENDLESS, ask, engine_process, text_of, used_pages, wait_until
+from tests.support.serving.server import engine_process, wait_until
 
 NOTICED_WITHIN_S = 60.0
 """An order of magnitude more than it takes, which the test prints."""
@@ -76,27 +71,6 @@ def test_an_engine_process_that_does_not_step_is_replaced(engine_dir: Path, tmp_
                     time.sleep(0.01)
                 assert answer(running) == openai_answer(running) == before
                 assert running.health()[1]["restarts"] == 0
-
-
-@pytest.mark.parametrize(
-    ("signum", "words"), [(signal.SIGSTOP, "stopped answering"), (signal.SIGKILL, r"ended unexpectedly .signal 9")]
-)
-def test_the_engine_of_a_model_is_replaced(server: TritonServer, signum: signal.Signals, words: str) -> None:
-    """In mid-step, and the next one gives the same answers."""
-    before = text_of(server, ask("ensemble", "hello there", 12))
-    old = engine_process(server.pid)
-    with StreamingClient(server.grpc_url) as client:
-        responses = client.generate("ensemble", ask("ensemble", "hello there", ENDLESS))
-        for _ in range(3):
-            next(responses)
-        os.kill(old.pid, signum)
-        with pytest.raises(KvforgeError, match=words):
-            for _ in responses:
-                pass
-    assert wait_gone([old], NOTICED_WITHIN_S) == []
-    assert text_of(server, ask("ensemble", "hello there", 12)) == before
-    wait_until(lambda: used_pages(server) == 0, "all pages free")
-    assert server.failure() is None
 
 
 def test_a_stub_that_is_stopped_is_replaced_with_its_server(engine_dir: Path) -> None:
