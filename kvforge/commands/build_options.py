@@ -1,7 +1,6 @@
 """The command line options that are fields of BuildOptions, the same for every command that builds an engine."""
 
 import argparse
-import dataclasses
 from collections.abc import Collection
 from typing import Any
 
@@ -87,8 +86,6 @@ def flag_of(name: str) -> str:
 
 
 def given_options(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the fields of BuildOptions that the command line gives."""
-    from kvforge.compiler import BuildOptions
-
-    values = {field.name: getattr(args, field.name, None) for field in dataclasses.fields(BuildOptions)}
+    """Return the fields of BuildOptions that the command line gives. Reads no torch: a server is told some of them."""
+    values = {name: getattr(args, name, None) for name in _flags()}
     return {name: value for name, value in values.items() if value is not None}

@@ -17,7 +17,7 @@ from kvforge.evaluation.engine import check_finished
 from kvforge.evaluation.score import wilson
 from kvforge.runtime import LLM, SamplingParams
 from kvforge.runtime.scoring.score import lowest_argmax, stream_logits
-from kvforge.runtime.sessions.compatibility import NO_EARLY_EXIT
+from kvforge.runtime.sessions.missing import NO_EARLY_EXIT
 from kvforge.runtime.step.early_exit import confidence
 
 THRESHOLDS = (0.5, 0.8, 0.9, 0.95, 0.99)

@@ -21,7 +21,7 @@ from kvforge.manifest import load_manifest
 from kvforge.runtime import LLM
 from kvforge.runtime.requests.checks import longer_sequences
 from kvforge.runtime.scoring.score import score
-from kvforge.runtime.sessions.compatibility import NO_EARLY_EXIT
+from kvforge.runtime.sessions.missing import NO_EARLY_EXIT
 from kvforge.tasks import DEFAULT_TASKS, TASKS
 from kvforge.tasks.prompt import Example, make_examples
 

@@ -9,6 +9,7 @@ from kvforge import LLM
 from kvforge.serving.server.launcher import ServerOptions, TritonServer
 from tests.support.models.engines import LONG
 from tests.support.models.shelf import EngineShelf
+from tests.support.serving.server import log_of, started
 
 KV_CACHE_GIB = 0.25
 
@@ -32,5 +33,15 @@ def llm(engine_dir: Path) -> LLM:
 
 @pytest.fixture(scope="session")
 def server(engine_dir: Path) -> Iterator[TritonServer]:
-    with TritonServer(engine_dir, ServerOptions(kv_cache_gib=KV_CACHE_GIB)) as running:
+    with started(TritonServer(engine_dir, ServerOptions(kv_cache_gib=KV_CACHE_GIB))) as running:
         yield running
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Function) -> Iterator[None]:
+    """A test that fails shows the logs of the servers that it was given."""
+    report = yield
+    if report.failed:
+        servers = {name: value for name, value in item.funcargs.items() if isinstance(value, TritonServer)}
+        report.sections += [(f"stderr of {name}", log_of(server)) for name, server in servers.items()]
+    return report

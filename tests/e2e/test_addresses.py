@@ -18,7 +18,7 @@ from kvforge.serving.server.access import closed_control_apis
 from kvforge.serving.server.ports import choose_ports
 from kvforge.serving.server.triton_addresses import FRONTENDS, address_arguments, reach
 from kvforge.serving.server.triton_install import find_triton
-from tests.support.serving.serve_process import ServeProcess
+from tests.support.serving.serve_process import FAKE, ServeProcess
 from tests.support.serving.server import ask, wait_until
 
 LOOPBACK = {4: "127.0.0.1", 6: "::1"}
@@ -81,7 +81,7 @@ def test_every_door_answers_at_an_address(engine_dir: Path, address: str) -> Non
         pytest.skip(f"this machine has no {address}")
     environment = {**os.environ, **TO_NOWHERE, "KVFORGE_API_KEY": KEY}
     options = ("--openai", "--openai-port", "0", "--served-model-name", "served", "--address", address)
-    with ServeProcess(engine_dir, *options, env=environment) as running:
+    with ServeProcess(engine_dir, *options, env=environment, program=FAKE) as running:
         assert running.health()[0] == 200 and running.health()[1]["open_without_key"] == []
         for url in (running.http_url, running.metrics_url, running.health_url, running.openai_url):
             assert url.startswith(f"http://{host}:")

@@ -11,7 +11,8 @@ import pytest
 
 from kvforge.common.errors import KvforgeError
 from kvforge.serving.client import StreamingClient, StreamResponse
-from kvforge.serving.server.launcher import ServerOptions, TritonServer
+from kvforge.serving.server.launcher import TritonServer
+from tests.support.serving.fake_server import fake_server
 from tests.support.serving.server import ENDLESS, ask, client_process, used_pages, wait_until
 
 MODELS = ["tensorrt_llm", "ensemble", "tensorrt_llm_bls"]
@@ -125,7 +126,7 @@ def test_cancels_right_after_the_first_response_leave_nothing_behind(engine_dir:
             done.set()
 
     done = threading.Event()
-    with TritonServer(engine_dir, ServerOptions(kv_cache_gib=0.1)) as server:
+    with fake_server(engine_dir) as server:
         cancelling = threading.Thread(target=cancel_some)
         cancelling.start()
         wait_until(lambda: done.is_set() or server.failure() is not None, "answers, or a server that says it hangs")

@@ -15,7 +15,7 @@ from kvforge.common.errors import KvforgeError
 from kvforge.serving.client import StreamingClient
 from kvforge.serving.server.launcher import TritonServer
 from kvforge.serving.server.options import ServerOptions
-from tests.support.serving.server import ENDLESS, ask, used_pages, wait_until
+from tests.support.serving.server import ENDLESS, ask, started, used_pages, wait_until
 
 MODELS = ["tensorrt_llm", "ensemble", "tensorrt_llm_bls"]
 RUNNING, QUEUED = 2, 3
@@ -33,7 +33,7 @@ def small(engine_dir: Path, log: Path) -> Iterator[TritonServer]:
         kv_cache_gib=0.1, max_num_seqs=RUNNING, max_queue_size=QUEUED, max_request_bytes=MAX_REQUEST_BYTES,
         log_level="INFO", log_format="json", log_file=log,
     )  # fmt: skip
-    with TritonServer(engine_dir, options) as running:
+    with started(TritonServer(engine_dir, options)) as running:
         yield running
 
 

@@ -13,11 +13,11 @@ from kvforge.common.errors import KvforgeError
 from kvforge.manifest import WEIGHTS_FILE
 from tests.e2e.conftest import LONG
 from tests.e2e.test_operations_restart import answer, child, openai_answer, tritonserver
-from tests.e2e.test_stalls import OPENAI, engine_process, gateway_ready, probes
+from tests.e2e.test_stalls import OPENAI, gateway_ready, probes
 from tests.support.models.engines import with_file
 from tests.support.models.shelf import EngineShelf
-from tests.support.serving.serve_process import ServeProcess
-from tests.support.serving.server import wait_until
+from tests.support.serving.serve_process import FAKE, ServeProcess
+from tests.support.serving.server import engine_process, wait_until
 
 REPLACED = "was replaced by another one while it was served; restart kvforge serve"
 
@@ -59,12 +59,12 @@ def place(engines: EngineShelf, tmp_path: Path) -> Iterator[Place]:
 
 
 def test_after_the_engine_process_died_nobody_answers_in_its_name(place: Place) -> None:
-    with ServeProcess(place.path, *OPENAI) as running:
+    with ServeProcess(place.path, *OPENAI, program=FAKE) as running:
         wait_until(lambda: probes(running) == [200, 200, 200], "a ready server")
         before = answer(running)
         place.put("new")
         assert answer(running) == openai_answer(running) == before
-        os.kill(engine_process(running).pid, signal.SIGKILL)
+        os.kill(engine_process(tritonserver(running).pid).pid, signal.SIGKILL)
         wait_until(lambda: running.health()[1]["engine"] == "replaced", "the other engine noticed")
         server = tritonserver(running)
         for _ in range(30):
@@ -89,7 +89,7 @@ def _is_answer(running: ServeProcess, text: str) -> bool:
 
 
 def test_a_server_that_died_is_not_started_with_another_engine(place: Place) -> None:
-    with ServeProcess(place.path) as running:
+    with ServeProcess(place.path, program=FAKE) as running:
         place.put("new")
         tritonserver(running).kill()
         status, errors = running.wait()
@@ -98,7 +98,7 @@ def test_a_server_that_died_is_not_started_with_another_engine(place: Place) -> 
 
 
 def test_a_gateway_that_died_is_not_started_with_another_tokenizer(place: Place) -> None:
-    with ServeProcess(place.path, *OPENAI, "--max-restarts", "1") as running:
+    with ServeProcess(place.path, *OPENAI, "--max-restarts", "1", program=FAKE) as running:
         place.put("new")
         child(running, b"gateway").kill()
         status, errors = running.wait()

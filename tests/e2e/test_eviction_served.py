@@ -14,7 +14,7 @@ from kvforge.serving.health.probe import read_metrics
 from kvforge.serving.server.launcher import ServerOptions, TritonServer
 from tests.support.models.engines import EVICTING
 from tests.support.models.shelf import EngineShelf
-from tests.support.serving.server import ENDLESS, ask, streamed, used_pages, wait_until
+from tests.support.serving.server import ENDLESS, ask, started, streamed, used_pages, wait_until
 
 KV_CACHE_GIB = 0.0002
 LENGTHS = (400, 20, 350, 130, 384, 90)
@@ -29,7 +29,7 @@ def engine(engines: EngineShelf) -> Path:
 
 @pytest.fixture(scope="module")
 def evicting_server(engine: Path) -> Iterator[TritonServer]:
-    with TritonServer(engine, ServerOptions(kv_cache_gib=KV_CACHE_GIB)) as running:
+    with started(TritonServer(engine, ServerOptions(kv_cache_gib=KV_CACHE_GIB))) as running:
         yield running
 
 

@@ -18,41 +18,26 @@ from kvforge.serving.server import launcher
 from kvforge.serving.server.launcher import ServerOptions, TritonServer
 from kvforge.serving.server.ports import choose_ports
 from kvforge.serving.server.repository import MODELS
-from tests.support.serving.serve_process import ServeProcess, refused_start
-from tests.support.serving.server import ENDLESS, WAIT_S, ask, lasting_processes, text_of, used_pages, wait_until
+from tests.support.serving.fake_server import fake_server
+from tests.support.serving.serve_process import FAKE, ServeProcess, refused_start
+from tests.support.serving.server import (
+    ENDLESS,
+    WAIT_S,
+    ask,
+    engine_process,
+    lasting_processes,
+    started,
+    text_of,
+    used_pages,
+)
 
 SHARED_MEMORY = Path("/dev/shm")
 TEXT = "hello there"
 
 
-def engine_process(server: TritonServer) -> ProcessId:
-    (found,) = [
-        p
-        for p in lasting_processes(server.pid)
-        if b"serving.engine.process" in Path(f"/proc/{p.pid}/cmdline").read_bytes()
-    ]
-    return found
-
-
-@pytest.mark.parametrize("model", ["tensorrt_llm", "ensemble"])
-def test_engine_killed(server: TritonServer, model: str) -> None:
-    before = text_of(server, ask("ensemble", TEXT, 8))
-    with StreamingClient(server.grpc_url) as client:
-        prompt = TEXT if model == "ensemble" else [5, 6, 7]
-        responses = client.generate(model, ask(model, prompt, ENDLESS))
-        next(responses)
-        os.kill(engine_process(server).pid, signal.SIGKILL)
-        with pytest.raises(KvforgeError, match=r"engine process ended unexpectedly .signal 9"):
-            for _ in responses:
-                pass
-    assert text_of(server, ask("ensemble", TEXT, 8)) == before
-    wait_until(lambda: used_pages(server) == 0, "all pages free")
-    assert server.failure() is None
-
-
 @pytest.fixture
 def own_server(engine_dir: Path) -> Iterator[TritonServer]:
-    with TritonServer(engine_dir, ServerOptions(kv_cache_gib=0.1)) as running:
+    with started(fake_server(engine_dir)) as running:
         yield running
 
 
@@ -60,8 +45,10 @@ def test_a_start_that_stands_still_is_made_again(
     engine_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(launcher, "READY_FOLLOWS_S", 2.0)
+    # The one that is stopped here is not to be the one that a busy machine may make stand still.
+    monkeypatch.setattr(launcher, "START_ATTEMPTS", launcher.START_ATTEMPTS + 1)
     log = tmp_path / "log"
-    server = TritonServer(engine_dir, ServerOptions(kv_cache_gib=0.1, log_file=log))
+    server = fake_server(engine_dir, log_file=log)
     stopped: list[ProcessId] = []
 
     def freeze() -> None:
@@ -104,7 +91,7 @@ def test_who_hangs_is_ended_by_the_others(own_server: TritonServer) -> None:
     """A stub may wait for ever for an answer of the killed server, and then cannot end itself."""
     processes = descendants(own_server.pid)
     (stub,) = [p for p in children(own_server.pid) if model_of_stub(p) == "postprocessing"]
-    for hanging in (stub, engine_process(own_server)):
+    for hanging in (stub, engine_process(own_server.pid)):
         os.kill(hanging.pid, signal.SIGSTOP)
     os.kill(own_server.pid, signal.SIGKILL)
     assert wait_gone(processes, timeout_s=WAIT_S) == []
@@ -112,7 +99,7 @@ def test_who_hangs_is_ended_by_the_others(own_server: TritonServer) -> None:
 
 def test_serve_until_sigterm(engine_dir: Path) -> None:
     """A request that is open when the time to drain is over gets an error, and nothing stays behind."""
-    with ServeProcess(engine_dir, "--drain-timeout", "0.3") as running:
+    with ServeProcess(engine_dir, "--drain-timeout", "0.3", program=FAKE) as running:
         processes, lasting = descendants(running.pid), lasting_processes(running.pid)
         assert list(SHARED_MEMORY.glob(f"kvforge_{running.pid}_*"))
         assert generate(running.http_url, "ensemble", {"text_input": TEXT, "max_tokens": 4})["text_output"]
@@ -161,7 +148,7 @@ def test_a_free_port_that_is_taken_before_the_server_listens(
             return chosen[-1]
 
         monkeypatch.setattr(launcher, "choose_ports", choose)
-        with TritonServer(engine_dir, ServerOptions(kv_cache_gib=0.1)) as running:
+        with fake_server(engine_dir) as running:
             assert len(chosen) == 2 and running.ports == chosen[1]
             assert text_of(running, ask("ensemble", TEXT, 2))
             assert used_pages(running) >= 0

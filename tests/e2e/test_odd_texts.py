@@ -15,7 +15,7 @@ from kvforge.serving.client import StreamingClient
 from kvforge.serving.server.launcher import ServerOptions, TritonServer
 from tests.support.models.engines import with_tokenizer
 from tests.support.models.text_tokenizers import PANICKING_TEXT, odd
-from tests.support.serving.server import ask, infer_input, text_of, used_pages, wait_until
+from tests.support.serving.server import ask, infer_input, started, text_of, used_pages, wait_until
 
 MODELS = ("ensemble", "tensorrt_llm_bls")
 MAX_SEQ_LEN = 4096
@@ -35,7 +35,7 @@ EXTREME = {
 @pytest.fixture(scope="module")
 def odd_server(engine_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
     engine = with_tokenizer(engine_dir, tmp_path_factory.mktemp("odd") / "engine", odd)
-    with TritonServer(engine, ServerOptions(kv_cache_gib=0.1, max_seq_len=MAX_SEQ_LEN)) as running:
+    with started(TritonServer(engine, ServerOptions(kv_cache_gib=0.1, max_seq_len=MAX_SEQ_LEN))) as running:
         yield running
 
 

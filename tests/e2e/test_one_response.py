@@ -23,8 +23,9 @@ from kvforge.manifest import load_manifest, save_manifest
 from kvforge.serving.client import StreamingClient, input_datatypes
 from kvforge.serving.health.probe import generate
 from kvforge.serving.server.launcher import ServerOptions, TritonServer
-from tests.support.serving.serve_process import ServeProcess
-from tests.support.serving.server import ENDLESS, ask, client_process, used_pages, wait_until, without_end
+from tests.support.serving.fake_server import encode, fake_text, fake_tokens
+from tests.support.serving.serve_process import FAKE, ServeProcess
+from tests.support.serving.server import ENDLESS, ask, client_process, started, used_pages, wait_until, without_end
 
 MODELS = ["tensorrt_llm", "ensemble", "tensorrt_llm_bls"]
 PROMPT, MAX_TOKENS = "hello there", 12
@@ -33,7 +34,7 @@ Infer = Callable[[str, dict[str, np.ndarray], str], Any]
 
 @pytest.fixture(scope="module")
 def one_response(engine_dir: Path) -> Iterator[TritonServer]:
-    with TritonServer(engine_dir, ServerOptions(kv_cache_gib=0.25, decoupled=False)) as running:
+    with started(TritonServer(engine_dir, ServerOptions(kv_cache_gib=0.25, decoupled=False))) as running:
         yield running
 
 
@@ -212,10 +213,10 @@ def test_a_client_that_is_killed_gives_its_pages_back(one_response: TritonServer
 
 def test_what_was_accepted_is_answered_after_sigterm(engine_dir: Path, llm: LLM) -> None:
     long = 600
-    params = SamplingParams(temperature=0.0, max_tokens=long, ignore_eos=True)
-    offline = llm.generate([PROMPT], params, use_tqdm=False)[0].outputs[0]
-    expected = {model: list(offline.token_ids) if model == "tensorrt_llm" else offline.text for model in MODELS}
-    with ServeProcess(engine_dir, "--no-decoupled", "--drain-timeout", "600") as running, ThreadPoolExecutor(9) as pool:
+    text, tokens = fake_text(engine_dir, PROMPT, long), fake_tokens(engine_dir, encode(engine_dir, PROMPT), long)
+    expected = {model: tokens if model == "tensorrt_llm" else text for model in MODELS}
+    options = ("--no-decoupled", "--drain-timeout", "600")
+    with ServeProcess(engine_dir, *options, program=FAKE) as running, ThreadPoolExecutor(9) as pool:
 
         def answer_times(model: str) -> list[float]:
             """When each answer was there, one request after the other until one is refused."""
@@ -244,11 +245,10 @@ def test_the_mode_that_an_engine_was_built_for(engine_dir: Path, llm: LLM, tmp_p
     own = tmp_path / "engine"
     shutil.copytree(engine_dir, own)
     save_manifest(dataclasses.replace(load_manifest(own), decoupled_mode=False), own)
-    params = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS)
-    expected = llm.generate([PROMPT], params, use_tqdm=False)[0].outputs[0].text
+    expected = fake_text(own, PROMPT, MAX_TOKENS)
     for option, start in (("--no-exclude-input-in-output", PROMPT), ("--exclude-input-in-output", "")):
-        with ServeProcess(own, "--kv-cache-gib", "0.1", option) as running:
+        with ServeProcess(own, "--kv-cache-gib", "0.1", option, program=FAKE) as running:
             assert answer(infer_grpc(running, "ensemble", arrays(llm, "ensemble")), "ensemble") == start + expected
-    decoupled = ServeProcess(own, "--kv-cache-gib", "0.1", "--decoupled")
+    decoupled = ServeProcess(own, "--kv-cache-gib", "0.1", "--decoupled", program=FAKE)
     with decoupled as running, pytest.raises(Exception, match="decoupled transaction policy"):
         infer_grpc(running, "ensemble", arrays(llm, "ensemble"))

@@ -6,17 +6,17 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from kvforge import LLM, SamplingParams
 from kvforge.common.errors import KvforgeError
 from kvforge.serving.client import StreamingClient
 from kvforge.serving.health.probe import is_ready
 from kvforge.serving.processes.facts import descendants, wait_gone
-from tests.support.serving.serve_process import ServeProcess
+from tests.support.serving.fake_server import fake_text
+from tests.support.serving.serve_process import FAKE, ServeProcess
 from tests.support.serving.server import ENDLESS, WAIT_S, ask, wait_until
 
 NUM_STREAMS = 16
@@ -48,18 +48,23 @@ def running(engine_dir: Path, tmp_path: Path) -> Iterator[ServeProcess]:
     engine, temporary = tmp_path / "an engine", Path(tempfile.mkdtemp(prefix="kv f", dir="/tmp"))
     engine.symlink_to(engine_dir)
     try:
-        with ServeProcess(engine, "--drain-timeout", "600", env=os.environ | {"TMPDIR": str(temporary)}) as started:
+        environment = os.environ | {"TMPDIR": str(temporary)}
+        with ServeProcess(engine, "--drain-timeout", "600", env=environment, program=FAKE) as started:
             yield started
     finally:
         shutil.rmtree(temporary)
 
 
-def test_sigterm_under_load(running: ServeProcess, llm: LLM) -> None:
+@pytest.fixture
+def offline(engine_dir: Path) -> Callable[[list[str], int], list[str]]:
+    """The answers to prompts of as many tokens, without a server."""
+    return lambda prompts, num_tokens: [fake_text(engine_dir, prompt, num_tokens) for prompt in prompts]
+
+
+def test_sigterm_under_load(running: ServeProcess, offline: Callable[[list[str], int], list[str]]) -> None:
     prompts = [f"prompt number {i}" for i in range(NUM_STREAMS)]
-    offline = [
-        output.outputs[0].text for output in llm.generate(prompts, SamplingParams(max_tokens=TOKENS, temperature=0))
-    ]
-    expected = dict(zip(prompts, offline, strict=True))
+    texts = offline(prompts, TOKENS)
+    expected = dict(zip(prompts, texts, strict=True))
     processes = descendants(running.pid)
     endless = Request(running.grpc_url, "without an end", ENDLESS)
     endless.start()
@@ -89,7 +94,7 @@ def test_sigterm_under_load(running: ServeProcess, llm: LLM) -> None:
         request.join(WAIT_S)
     assert not any(request.is_alive() for request in [*accepted, *arrivals])
     assert [request.error for request in accepted] == [""] * NUM_STREAMS
-    assert [request.text for request in accepted] == offline
+    assert [request.text for request in accepted] == texts
     for request in arrivals:
         assert request.error or request.text == expected[request.prompt]
         assert not request.error or "shutting down" in request.error

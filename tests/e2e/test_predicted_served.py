@@ -21,7 +21,7 @@ from kvforge.serving.client import StreamingClient
 from kvforge.serving.server.launcher import ServerOptions, TritonServer
 from tests.support.models.checkpoints import make_checkpoint
 from tests.support.models.prediction import random_predictor
-from tests.support.serving.server import ENDLESS, ask, streamed, used_pages, wait_until
+from tests.support.serving.server import ENDLESS, ask, started, streamed, used_pages, wait_until
 
 LENGTHS = (90, 3, 41, 128, 64, 17)
 PROMPTS = [[3 + (7 * seed + place * place) % 300 for place in range(length)] for seed, length in enumerate(LENGTHS)]
@@ -50,7 +50,7 @@ def engine(checkpoints: tuple[Path, Path], tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture(scope="module")
 def predicting_server(engine: Path) -> Iterator[TritonServer]:
-    with TritonServer(engine, ServerOptions(kv_cache_gib=0.1, exact_tokens=EXACT)) as running:
+    with started(TritonServer(engine, ServerOptions(kv_cache_gib=0.1, exact_tokens=EXACT))) as running:
         yield running
 
 

@@ -12,7 +12,7 @@ from kvforge.serving.health.probe import read_metrics
 from kvforge.serving.server.launcher import ServerOptions, TritonServer
 from tests.support.models.engines import SHADOWKV
 from tests.support.models.shelf import EngineShelf
-from tests.support.serving.server import ask, text_of, wait_until
+from tests.support.serving.server import ask, started, text_of, wait_until
 
 KV_CACHE_GIB = 0.02
 SHORT, LONG = "one two three", " ".join(["one two three four five six seven"] * 12)
@@ -26,7 +26,7 @@ def engine(engines: EngineShelf) -> Path:
 
 @pytest.fixture(scope="module")
 def shadow_server(engine: Path) -> Iterator[TritonServer]:
-    with TritonServer(engine, ServerOptions(kv_cache_gib=KV_CACHE_GIB)) as running:
+    with started(TritonServer(engine, ServerOptions(kv_cache_gib=KV_CACHE_GIB))) as running:
         yield running
 
 

@@ -12,7 +12,7 @@ from kvforge.serving.health.probe import read_metrics
 from kvforge.serving.server.launcher import ServerOptions, TritonServer
 from tests.support.models.engines import SWIFTKV_FP8
 from tests.support.models.shelf import EngineShelf
-from tests.support.serving.server import ask, text_of, wait_until
+from tests.support.serving.server import ask, started, text_of, wait_until
 
 KV_CACHE_GIB = 0.05
 PROMPT = "one two three one two three one two"
@@ -27,7 +27,9 @@ def drafting_engine(engines: EngineShelf) -> Path:
 @pytest.fixture(scope="module")
 def drafting_server(drafting_engine: Path) -> Iterator[TritonServer]:
     config = SpeculativeConfig("ngram", SWIFTKV_FP8.options.max_draft_len, prompt_lookup_min=1)
-    with TritonServer(drafting_engine, ServerOptions(kv_cache_gib=KV_CACHE_GIB, speculative=config)) as running:
+    with started(
+        TritonServer(drafting_engine, ServerOptions(kv_cache_gib=KV_CACHE_GIB, speculative=config))
+    ) as running:
         yield running
 
 

@@ -11,20 +11,17 @@ from typing import Any
 
 from kvforge.serving.processes.facts import ProcessId, children, descendants, model_of_stub, wait_gone
 from tests.e2e.test_operations_restart import answer, open_streams, openai_answer, tritonserver
-from tests.support.serving.serve_process import ServeProcess
-from tests.support.serving.server import lasting_processes, wait_until
+from tests.support.serving.serve_process import FAKE, ServeProcess
+from tests.support.serving.server import engine_process, wait_until
 
-ODD_ENGINE = Path(__file__).resolve().parents[1] / "support" / "serving" / "odd_engine"
 NOTICED_WITHIN_S = 60.0
 """An order of magnitude more than it takes, which the test prints."""
+FLOOR_S = "2"
+"""What any piece of the engine's work may take, of its 5 s."""
+HUNG_AFTER_S = "12"
+"""When a silent stub is given up, of its 30 s: after twice the time in which it is missed."""
 STANDSTILL_S = 12.0
 OPENAI = ("--openai", "--openai-port", "0", "--served-model-name", "served")
-
-
-def engine_process(running: ServeProcess) -> ProcessId:
-    found = lasting_processes(tritonserver(running).pid)
-    (engine,) = [p for p in found if b"serving.engine.process" in Path(f"/proc/{p.pid}/cmdline").read_bytes()]
-    return engine
 
 
 def stub(running: ServeProcess) -> ProcessId:
@@ -44,10 +41,9 @@ def probes(running: ServeProcess) -> list[int]:
     return [running.health("ready")[0], running.health("live")[0], gateway_ready(running)[0]]
 
 
-def test_an_engine_process_that_does_not_step_is_replaced(engine_dir: Path) -> None:
-    paths = [str(ODD_ENGINE), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-    with ServeProcess(engine_dir, *OPENAI, env=environment) as running:
+def test_an_engine_process_that_does_not_step_is_replaced(engine_dir: Path, tmp_path: Path) -> None:
+    gate = tmp_path / "another engine loads until this is gone"
+    with ServeProcess(engine_dir, *OPENAI, "--floor-s", FLOOR_S, "--gate", str(gate), program=FAKE) as running:
         wait_until(lambda: probes(running) == [200, 200, 200], "a ready server")
         before = answer(running)
         for signum in (signal.SIGSTOP, signal.SIGUSR1, signal.SIGUSR2):
@@ -55,7 +51,8 @@ def test_an_engine_process_that_does_not_step_is_replaced(engine_dir: Path) -> N
                 answer(running), answer(running)  # steps of known length
                 errors: list[str] = []
                 threads = [] if is_idle else open_streams(running, errors)
-                old = engine_process(running)
+                old = engine_process(tritonserver(running).pid)
+                gate.touch()
                 os.kill(old.pid, signum)
                 seconds = wait_until(lambda: running.health()[0] == 503, "the stall noticed", NOTICED_WITHIN_S)
                 print(f"{signum.name}, {'idle' if is_idle else 'busy'}: noticed within {seconds:.1f} s")
@@ -68,6 +65,7 @@ def test_an_engine_process_that_does_not_step_is_replaced(engine_dir: Path) -> N
                 assert len(errors) == len(threads)
                 assert all("the engine stopped answering" in error for error in errors)
                 assert wait_gone([old], NOTICED_WITHIN_S) == []
+                gate.unlink()
                 while (found := probes(running)) != [200, 200, 200]:
                     assert found[:2] in ([503, 503], [503, 200], [200, 200])  # never ready and not alive
                     time.sleep(0.01)
@@ -76,7 +74,7 @@ def test_an_engine_process_that_does_not_step_is_replaced(engine_dir: Path) -> N
 
 
 def test_a_stub_that_is_stopped_is_replaced_with_its_server(engine_dir: Path) -> None:
-    with ServeProcess(engine_dir, *OPENAI) as running:
+    with ServeProcess(engine_dir, *OPENAI, "--hung-after-s", HUNG_AFTER_S, program=FAKE) as running:
         wait_until(lambda: probes(running) == [200, 200, 200], "a ready server")
         before = answer(running)
         old = tritonserver(running)
@@ -95,9 +93,9 @@ def test_a_standstill_of_all_processes_is_no_stall(engine_dir: Path, tmp_path: P
     """Longer than every silence that counts, and whoever watches runs again a second before who is watched. Without
     open streams: tritonserver 2.51 may end by itself when its timed locks pass their time meanwhile."""
     log = tmp_path / "log"
-    with ServeProcess(engine_dir, "--log-file", str(log)) as running:
+    with ServeProcess(engine_dir, "--log-file", str(log), program=FAKE) as running:
         before = answer(running)
-        engine, server = engine_process(running), tritonserver(running)
+        engine, server = engine_process(tritonserver(running).pid), tritonserver(running)
         watched = [process.pid for process in descendants(running.pid) if process != engine]
         os.kill(engine.pid, signal.SIGSTOP)
         time.sleep(1.0)  # its last beat is an old one when the others stop
@@ -111,5 +109,5 @@ def test_a_standstill_of_all_processes_is_no_stall(engine_dir: Path, tmp_path: P
         assert running.health("live")[0] == 200
         assert running.health()[1]["reasons"] == [], log.read_text()
         assert answer(running) == before
-        assert (engine_process(running), tritonserver(running)) == (engine, server)
+        assert (engine_process(tritonserver(running).pid), tritonserver(running)) == (engine, server)
         assert running.health()[1]["restarts"] == 0

@@ -17,19 +17,21 @@ from kvforge.serving.client import StreamingClient
 from kvforge.serving.processes.run_dir import STALE_AFTER_S
 from kvforge.serving.server.launcher import TritonServer
 from kvforge.serving.server.options import ServerOptions, engine_command
-from tests.e2e.test_operations_restart import answer, open_streams, openai_answer
-from tests.e2e.test_stalls import OPENAI, engine_process, probes
+from tests.e2e.test_operations_restart import answer, open_streams, openai_answer, tritonserver
+from tests.e2e.test_stalls import OPENAI, probes
 from tests.support.fuzz.known import KnownAnswers
 from tests.support.fuzz.run import check_answer, processes, unharmed
 from tests.support.fuzz.wire import Grpc
-from tests.support.serving.serve_process import ServeProcess
-from tests.support.serving.server import ask, wait_until
+from tests.support.serving.serve_process import FAKE, ServeProcess
+from tests.support.serving.server import ask, engine_process, started, wait_until
 
 SOURCE = Path(__file__).resolve().parents[1] / "support" / "serving" / "clock_shim.cpp"
 DAY_S = 86400
 PROMPT, NUM_TOKENS = "what time is it", 600
 WATCHED_S = 1.2 * STALE_AFTER_S
 """How long the probes are asked after each jump: longer than any silence that counts."""
+STEP_S = "0.05"
+"""Streams that are watched for so long need no more of a machine."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ def own_server(engine_dir: Path, clock: Clock) -> Iterator[TritonServer]:
     a broken one."""
     options = ServerOptions(kv_cache_gib=0.1)
     command = ["env", *(f"{name}={value}" for name, value in clock.environment.items())]
-    with TritonServer(engine_dir, options, [*command, *engine_command(engine_dir, options)]) as running:
+    with started(TritonServer(engine_dir, options, [*command, *engine_command(engine_dir, options)])) as running:
         yield running
 
 
@@ -111,9 +113,9 @@ def test_jumps(own_server: TritonServer, llm: LLM, clock: Clock, model: str) -> 
 def test_every_process_but_tritonserver_at_another_time(engine_dir: Path, clock: Clock) -> None:
     """kvforge serve, the stubs, the engine and the gateway: no probe fails and nothing is replaced."""
     environment = {**os.environ, **clock.environment, "CLOCK_SHIM_EXCEPT": "tritonserver"}
-    with ServeProcess(engine_dir, *OPENAI, env=environment) as running:
+    with ServeProcess(engine_dir, *OPENAI, "--step-s", STEP_S, env=environment, program=FAKE) as running:
         wait_until(lambda: probes(running) == [200, 200, 200], "a ready server")
-        before, engine = answer(running), engine_process(running)
+        before, engine = answer(running), engine_process(tritonserver(running).pid)
         errors: list[str] = []
         threads = open_streams(running, errors)
         for jump_s in (DAY_S, -DAY_S, 0):
@@ -123,7 +125,7 @@ def test_every_process_but_tritonserver_at_another_time(engine_dir: Path, clock:
                 assert probes(running) == [200, 200, 200]
                 time.sleep(0.1)
             assert answer(running) == openai_answer(running) == before
-        assert engine_process(running) == engine and running.health()[1]["restarts"] == 0
+        assert engine_process(tritonserver(running).pid) == engine and running.health()[1]["restarts"] == 0
         assert not errors and all(thread.is_alive() for thread in threads)
 
 

@@ -2,20 +2,20 @@
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from kvforge import LLM, SamplingParams
 from kvforge.common.errors import KvforgeError
 from kvforge.serving.client import StreamingClient
 from kvforge.serving.processes.facts import ProcessId, children, descendants, wait_gone
 from kvforge.serving.server.launcher import ServerOptions, TritonServer
-from tests.e2e.test_faults import engine_process
 from tests.e2e.test_operations_drain import test_sigterm_under_load  # noqa: F401 - collected here, with this folder's fixtures
 from tests.e2e.test_vanishing_clients import test_vanishing_clients  # noqa: F401
 from tests.support.serving.serve_process import ServeProcess
-from tests.support.serving.server import ENDLESS, WAIT_S, ask, streamed, used_pages, wait_until
+from tests.support.serving.server import ENDLESS, WAIT_S, ask, engine_process, streamed, used_pages, wait_until
 from tests.vllm.conftest import KV_CACHE_GIB
 
 PROMPT = [5, 6, 7]
@@ -33,9 +33,18 @@ def running(request: pytest.FixtureRequest, engine_dir: Path, two_rank_engine: P
     wait_until(lambda: not any(map(os.path.exists, regions)), f"{regions} removed")
 
 
+@pytest.fixture
+def offline(llm: LLM) -> Callable[[list[str], int], list[str]]:
+    def texts(prompts: list[str], num_tokens: int) -> list[str]:
+        params = SamplingParams(max_tokens=num_tokens, temperature=0)
+        return [output.outputs[0].text for output in llm.generate(prompts, params)]
+
+    return texts
+
+
 def ranks(server: TritonServer) -> list[ProcessId]:
     """vLLM's processes of the ranks; the engine process itself has none where there are several."""
-    started = children(engine_process(server).pid)
+    started = children(engine_process(server.pid).pid)
     return [child for child in started if b"VLLM::Worker" in _command(child)]
 
 
@@ -60,7 +69,7 @@ def test_a_killed_process(two_ranks: TritonServer, killed: int, words: str) -> N
     """The engine process, where vLLM's scheduler runs, or a rank: open requests get an error, the engine is started
     again, and what the dead one had is gone."""
     before = streamed(two_ranks, PROMPT)
-    processes, regions = [engine_process(two_ranks), *ranks(two_ranks)], shared_memory(two_ranks.pid)
+    processes, regions = [engine_process(two_ranks.pid), *ranks(two_ranks)], shared_memory(two_ranks.pid)
     assert len(processes) == 3 and regions
     with StreamingClient(two_ranks.grpc_url) as client:
         responses = client.generate("tensorrt_llm", ask("tensorrt_llm", PROMPT, ENDLESS))
@@ -78,7 +87,7 @@ def test_a_killed_process(two_ranks: TritonServer, killed: int, words: str) -> N
 
 def test_a_rank_killed_between_requests(two_ranks: TritonServer) -> None:
     """Nobody asks for anything meanwhile; whoever comes then is answered, or told at once that the engine is not."""
-    before, process = streamed(two_ranks, PROMPT), engine_process(two_ranks)
+    before, process = streamed(two_ranks, PROMPT), engine_process(two_ranks.pid)
     ranks(two_ranks)[1].kill()
     assert wait_gone([process], timeout_s=WAIT_S) == []
     wait_until(lambda: is_answered(two_ranks), "an answer")

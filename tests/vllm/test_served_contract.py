@@ -21,7 +21,7 @@ from tests.e2e.test_contract_tensors import (  # noqa: F401
     test_metrics_are_those_of_the_contract,
     test_names_datatypes_and_dims,
 )
-from tests.e2e.test_faults import test_engine_killed  # noqa: F401
+from tests.e2e.test_engine_ends import test_engine_killed  # noqa: F401
 from tests.e2e.test_generation import (  # noqa: F401
     offline,
     test_a_batch_of_two_prompts,

@@ -9,21 +9,7 @@ from torch import Tensor
 import plugins
 from kvforge.common.errors import EngineError
 from kvforge.manifest import Manifest
-
-NO_DRAFTS = "this engine verifies no drafts; rebuild it with kvforge build --max-draft-len N."
-"""What ``verify`` says of an engine without that graph."""
-
-NO_EARLY_EXIT = (
-    "this engine has no early exit; build it from a checkpoint with that head (early_exit in config.json), "
-    "without --no-early-exit."
-)
-"""What ``early_exit`` says of an engine without that graph."""
-
-NO_PREDICTION = "this engine predicts no cache; rebuild it with kvforge build --kv-prediction PREDICTOR."
-"""What ``predict`` says of an engine without that graph."""
-
-NO_ROPE_TABLES = "this engine has no table of positions, which its KV policy needs; rebuild it with kvforge build."
-"""What ``rope_tables`` says of an engine of another KV policy."""
+from kvforge.runtime.sessions.missing import NO_ROPE_TABLES
 
 
 def rope_tables(weights: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:

@@ -10,15 +10,9 @@ from kvforge.common.errors import EngineError
 from kvforge.common.hardware import cpu_isa
 from kvforge.manifest import OPERATORS_FILE, Manifest
 from kvforge.runtime.sessions.aot_package import Graph, load_graph, load_weights, private_tmpdir
-from kvforge.runtime.sessions.compatibility import (
-    NO_DRAFTS,
-    NO_EARLY_EXIT,
-    NO_PREDICTION,
-    check_operators,
-    check_torch,
-    rope_tables,
-)
+from kvforge.runtime.sessions.compatibility import check_operators, check_torch, rope_tables
 from kvforge.runtime.sessions.inputs import LowerStep, PredictStep, UpperStep, VerifyStep, policy_inputs
+from kvforge.runtime.sessions.missing import NO_DRAFTS, NO_EARLY_EXIT, NO_PREDICTION
 from kvforge.runtime.sessions.pools import Pools, allocate_auxiliary_pools, allocate_pools
 from kvforge.runtime.sessions.session import Session
 

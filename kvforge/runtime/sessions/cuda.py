@@ -12,10 +12,11 @@ from torch import Tensor
 from kvforge.common.errors import EngineError
 from kvforge.manifest import Manifest
 from kvforge.runtime.sessions.aot_package import Graph, load_graph, load_weights, unpacking_into
-from kvforge.runtime.sessions.compatibility import NO_DRAFTS, NO_EARLY_EXIT, check_operators, check_torch, rope_tables
+from kvforge.runtime.sessions.compatibility import check_operators, check_torch, rope_tables
 from kvforge.runtime.sessions.cuda_decode import Capture, DecodeGraphs, GraphRecorder, batch_bucket, is_one_each
 from kvforge.runtime.sessions.cuda_staging import StepBuffer, num_elements
 from kvforge.runtime.sessions.inputs import LowerStep, UpperStep, VerifyStep, policy_inputs
+from kvforge.runtime.sessions.missing import NO_DRAFTS, NO_EARLY_EXIT
 from kvforge.runtime.sessions.policy_inputs import input_shapes, neutral_inputs
 from kvforge.runtime.sessions.pools import Pools, allocate_pools
 from kvforge.runtime.sessions.session import Session

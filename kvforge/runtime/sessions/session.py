@@ -8,8 +8,8 @@ from torch import Tensor
 
 from kvforge.common.errors import EngineError
 from kvforge.manifest import Manifest
-from kvforge.runtime.sessions.compatibility import NO_DRAFTS, NO_EARLY_EXIT, NO_PREDICTION, NO_ROPE_TABLES
 from kvforge.runtime.sessions.inputs import LowerStep, PredictStep, UpperStep, VerifyStep
+from kvforge.runtime.sessions.missing import NO_DRAFTS, NO_EARLY_EXIT, NO_PREDICTION, NO_ROPE_TABLES
 from kvforge.runtime.sessions.pools import Pools
 
 _MODULES = {

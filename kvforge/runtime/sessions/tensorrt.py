@@ -12,8 +12,9 @@ from kvforge.common.dtypes import COMPUTE_DTYPES
 from kvforge.common.errors import EngineError
 from kvforge.common.tensorrt_api import trt
 from kvforge.manifest import RANK_DIR, Manifest
-from kvforge.runtime.sessions.compatibility import NO_DRAFTS, NO_EARLY_EXIT, check_operators
+from kvforge.runtime.sessions.compatibility import check_operators
 from kvforge.runtime.sessions.inputs import LowerStep, UpperStep, VerifyStep
+from kvforge.runtime.sessions.missing import NO_DRAFTS, NO_EARLY_EXIT
 from kvforge.runtime.sessions.pools import Pools, allocate_pools
 from kvforge.runtime.sessions.session import Session
 from kvforge.runtime.sessions.tensorrt_plan import Plan, PlanLogger

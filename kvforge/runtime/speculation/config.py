@@ -7,7 +7,7 @@ from typing import Literal, get_args
 from kvforge.common.errors import EngineError
 from kvforge.kv_policies import Need
 from kvforge.manifest import Manifest
-from kvforge.runtime.sessions.compatibility import NO_EARLY_EXIT
+from kvforge.runtime.sessions.missing import NO_EARLY_EXIT
 
 Method = Literal["ngram", "draft_model", "early_exit"]
 LONGEST_LOOKUP = 64

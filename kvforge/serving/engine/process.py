@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any
 
 from kvforge.common.errors import EngineReplacedError, KvforgeError, RequestError, first_line, let_end
-from kvforge.manifest import check_not_replaced
+from kvforge.manifest import check_not_replaced, target_of
 from kvforge.runtime.guides.verdict import Verdict
 from kvforge.runtime.requests.guided_decoding import GuidedDecoding
 from kvforge.runtime.speculation.options import add_speculation_options, speculation_options
@@ -265,6 +265,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _load_own(engine_dir: str, **options: Any) -> Any:
+    target_of(engine_dir)  # what is no engine is refused before torch is read, which takes seconds
     from kvforge.runtime import LLMEngine
 
     engine = LLMEngine(engine_dir, **options)

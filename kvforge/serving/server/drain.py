@@ -63,9 +63,12 @@ def drain(
 
 
 def _wait_noticed(state: StateReader) -> None:
-    """Wait until the stub lets nobody in: what it counts from then on is all that it accepted."""
+    """Wait until the stub lets nobody in: what it counts from then on is all that it accepted. One that hangs counts
+    nothing."""
     deadline = time.monotonic() + NOTICE_TIMEOUT_S
     while (found := state.read()) is not None and not found.draining and time.monotonic() < deadline:
+        if found.age_s > HUNG_AFTER_S:
+            return
         time.sleep(POLL_S)
 
 

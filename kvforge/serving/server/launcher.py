@@ -312,10 +312,14 @@ class TritonServer:
         """Whether tritonserver answers at all its ports, of which it opens that for metrics last, or does without.
         Raises PortTakenError where somebody else does."""
         urls = {"http": self.http_url, "grpc": self.grpc_url, "metrics": self.metrics_url}
-        for name in self._closed_ports(process):
-            if accepts(urls[name]) and name in self._closed_ports(process) and process.poll() is None:
+        taken = [name for name, url in urls.items() if accepts(url)]
+        if not taken:  # who listens is asked only then: the system's tables of sockets take long to read
+            return False
+        closed = self._closed_ports(process)
+        for name in taken:
+            if name in closed and process.poll() is None:
                 raise PortTakenError(name, f"another process answers on port {self.ports[name]}")
-        return not self._closed_ports(process) and is_ready(self.http_url) and has_metrics(self.metrics_url)
+        return not closed and is_ready(self.http_url) and has_metrics(self.metrics_url)
 
     def _closed_ports(self, process: subprocess.Popen) -> list[str]:
         """The names of the ports that tritonserver has not opened."""
@@ -331,12 +335,13 @@ class TritonServer:
         self._check_log()
 
     def _wait_ready(self, process: subprocess.Popen, cancelled: Callable[[], bool]) -> None:
-        limit_s = START_TIMEOUT_S
+        limit_s, has_begun = START_TIMEOUT_S, False
         deadline = time.monotonic() + limit_s
         while not self._answers(process):
             self._check_start(process, cancelled)
             state = self.state
-            if state is not None and state.engine == LOADING:
+            if state is not None and (state.engine == LOADING or not has_begun):  # it may load between two looks
+                has_begun = True
                 limit_s = READY_FOLLOWS_S
                 deadline = time.monotonic() + limit_s
             if state is not None and (silence := _silence(state)) is not None:

@@ -1,11 +1,13 @@
 """Engine recipes: every committed one is valid, and what is wrong is named with its line."""
 
+import argparse
 import dataclasses
 from pathlib import Path
 
 import pytest
 
 from kvforge.checkpoint import open_checkpoint
+from kvforge.commands.build_options import add_build_options, given_options
 from kvforge.common.errors import BuildError
 from kvforge.compiler import BuildOptions
 from kvforge.compiler.options import resolve
@@ -36,6 +38,15 @@ def write(tmp_path: Path, text: str) -> Path:
     path = tmp_path / "recipe.yaml"
     path.write_text(text)
     return path
+
+
+def test_every_build_option_is_one_of_the_command_line() -> None:
+    parser = argparse.ArgumentParser()
+    add_build_options(parser)
+    names = [field.name for field in dataclasses.fields(BuildOptions)]
+    assert given_options(parser.parse_args([])) == {}
+    assert given_options(argparse.Namespace(**dict.fromkeys(names, 1))) == dict.fromkeys(names, 1)
+    assert {action.dest for action in parser._actions} - {"help"} == set(names)
 
 
 def test_every_build_option_is_a_key_and_reaches_the_options(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -69,8 +70,7 @@ WITHOUT_TORCH = (
     "kvforge/planning", "kvforge/hub",
     "kvforge/runtime/requests", "kvforge/runtime/text", "kvforge/runtime/scheduling", "kvforge/runtime/guides/judge.py",
     "kvforge/runtime/guides/worker.py", "kvforge/runtime/guides/matchers.py", "kvforge/gateway",
-    "kvforge/serving/contract", "kvforge/serving/stub", "kvforge/serving/text_models", "triton_repo",
-    "kvforge/vllm_engine",
+    "kvforge/serving", "kvforge/runtime/sessions/missing.py", "triton_repo", "kvforge/vllm_engine",
 )  # fmt: skip
 """What does without tensors: the scheduler by design, the rest because torch takes seconds to import."""
 
@@ -98,6 +98,21 @@ def test_parts_without_torch(part: str) -> None:
     files = sources(part)
     assert files
     assert breaches(files, ("torch",)) == []
+
+
+PROGRAMS_WITHOUT_TORCH = (
+    "kvforge.cli", "kvforge.commands.serve", "kvforge.serving.server.supervisor", "kvforge.serving.stub.stub",
+    "kvforge.serving.text_models.bls", "kvforge.serving.text_models.preprocess",
+    "kvforge.serving.text_models.postprocess", "kvforge.gateway.server", "kvforge.serving.engine.process",
+)  # fmt: skip
+"""What the processes of a server import to begin with; the engine's own reads torch with its engine."""
+
+
+def test_programs_start_without_torch() -> None:
+    """Nor do the modules that they import, however far away."""
+    imports = "".join(f"import {module}\n" for module in PROGRAMS_WITHOUT_TORCH)
+    code = f"import sys\n{imports}assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
 
 def test_every_part_has_a_rule() -> None:

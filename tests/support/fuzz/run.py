@@ -31,11 +31,11 @@ def check_errors(errors: Sequence[str], about: Any) -> None:
 
 def check_answer(case: Case, answer: Answer) -> None:
     """A good request got its answer; a broken one got one or an error."""
-    assert answer.ended, case
+    assert answer.ended, (case, answer)
     check_errors(answer.errors, case)
     if case.expected is not None:
-        assert answer.errors == [], case
-        assert answer.result(case.model) == case.expected, case
+        assert answer.errors == [], (case, answer)
+        assert answer.result(case.model) == case.expected, (case, answer)
 
 
 def run_cases(

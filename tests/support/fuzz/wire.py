@@ -19,12 +19,14 @@ OUTPUTS = {"tensorrt_llm": "output_ids", "ensemble": "text_output", "tensorrt_ll
 
 @dataclass
 class Answer:
-    """What came back: error messages, the generated tokens or text, and whether the request had an end."""
+    """What came back: error messages, the generated tokens or text, whether the request had an end, and what gRPC says
+    of a call that failed: the peer, the time and the layer, as in `Socket closed`."""
 
     errors: list[str] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     text: str = ""
     ended: bool = False
+    call: str = ""
 
     def result(self, model: str) -> tuple[int, ...] | str:
         return tuple(self.tokens) if model == "tensorrt_llm" else self.text
@@ -68,6 +70,7 @@ class Grpc:
 def _rpc_error(error: grpc.RpcError, answer: Answer) -> None:
     assert error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED, f"no answer within {ANSWER_WITHIN_S} s"
     answer.errors.append(error.details())
+    answer.call = str(error)
     answer.ended = True
 
 

@@ -20,9 +20,8 @@ from kvforge.cli import main
 from kvforge.gateway import process as gateway_process
 from kvforge.serving.server import launcher
 from kvforge.serving.server.triton_install import TritonInstall
+from tests.support.serving.fake_server import fake_command
 
-FAKE = Path(__file__).parents[2] / "cpu" / "serving" / "stub" / "fake_engine.py"
-QUICK = [sys.executable, str(FAKE), "--vocab-size", "300"]
 NEVER_READY = [sys.executable, "-c", "import time; time.sleep(3600)"]
 SAY = "open({note!r}, 'w').write(str(time.time()))"
 IN_A_MODEL = """
@@ -140,9 +139,7 @@ def prepare(stage: str, note: str) -> None:
         gateway_process.gateway_command = lambda options: [sys.executable, "-c", program]
     elif kind == "port":
         launcher.choose_ports = of_a_port(*what.split("-"), note)
-    if kind in AFTER_THE_ENGINE:
-        command = QUICK
-    launcher.engine_command = lambda *args: command
+    launcher.engine_command = fake_command if kind in AFTER_THE_ENGINE else lambda *args: command
 
 
 if __name__ == "__main__":

@@ -14,6 +14,10 @@ from typing import Any
 
 from kvforge.serving.server.ports import PORTS
 
+ROOT = Path(__file__).resolve().parents[3]
+SERVE = ("kvforge", "serve")
+FAKE = ("tests.support.serving.fake_serve",)
+"""The program of `ServeProcess` whose engine computes nothing."""
 READY_S = 270.0
 """Longer than the supervisor gives a start before it tries another one."""
 FREE_PORTS = tuple(word for name in PORTS if name != "openai" for word in (f"--{name}-port", "0"))
@@ -23,10 +27,19 @@ FREE_OPENAI = ("--openai", *FREE_PORTS, "--openai-port", "0")
 
 
 class ServeProcess:
-    """Entered once the server is ready, with its URLs; whatever still runs at the end is ended."""
+    """Entered once the server is ready, with its URLs; whatever still runs at the end is ended.
 
-    def __init__(self, engine_dir: Path, *options: str, env: dict[str, str] | None = None) -> None:
-        self._process = _start(engine_dir, options, env)
+    `program`: the words behind `python -m`, SERVE or FAKE.
+    """
+
+    def __init__(
+        self,
+        engine_dir: Path,
+        *options: str,
+        env: dict[str, str] | None = None,
+        program: tuple[str, ...] = SERVE,
+    ) -> None:
+        self._process = _start(engine_dir, options, env, program)
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         found = re.search(
@@ -74,8 +87,8 @@ class ServeProcess:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._process.poll() is None:
-            for _ in range(2):
-                self._process.terminate()
+            for signum in (signal.SIGTERM, signal.SIGINT):  # two of one kind may arrive as one, which drains first
+                self._process.send_signal(signum)
             try:
                 _, errors = self._process.communicate(timeout=60)
             except subprocess.TimeoutExpired:
@@ -87,12 +100,14 @@ class ServeProcess:
 
 def refused_start(engine_dir: Path, *options: str, env: dict[str, str] | None = None) -> tuple[int, str]:
     """Exit status and standard error of a server that is not to start."""
-    process = _start(engine_dir, options, env)
+    process = _start(engine_dir, options, env, SERVE)
     _, errors = process.communicate(timeout=180)
     return process.returncode, errors
 
 
-def _start(engine_dir: Path, options: tuple[str, ...], env: dict[str, str] | None) -> subprocess.Popen:
-    command = [sys.executable, "-m", "kvforge", "serve", str(engine_dir), "--kv-cache-gib", "0.1"]
+def _start(
+    engine_dir: Path, options: tuple[str, ...], env: dict[str, str] | None, program: tuple[str, ...]
+) -> subprocess.Popen:
+    command = [sys.executable, "-m", *program, str(engine_dir), "--kv-cache-gib", "0.1"]
     command += [*(FREE_OPENAI if "--openai" in options else FREE_PORTS), *options]  # the last word counts
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)

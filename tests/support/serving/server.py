@@ -4,7 +4,7 @@ import contextlib
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,25 @@ def without_end(output: CompletionOutput) -> list[int]:
     """The tokens that `tensorrt_llm` gives: all but an end token or stop token."""
     ended = output.finish_reason == "stop" and not isinstance(output.stop_reason, str | tuple)
     return list(output.token_ids[:-1] if ended else output.token_ids)
+
+
+@contextlib.contextmanager
+def started(server: TritonServer) -> Iterator[TritonServer]:
+    """The server while it runs. A start that fails shows its log, which goes with it."""
+    try:
+        server.start()
+    except BaseException:
+        print(log_of(server), file=sys.stderr)
+        raise
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+def log_of(server: TritonServer) -> str:
+    """What a failed test shows of a server: why it no longer serves, and its last lines."""
+    return "\n".join([f"failure: {server.failure()}", *server._log_lines()])
 
 
 def used_pages(server: TritonServer) -> float:
@@ -88,6 +107,16 @@ def lasting_processes(pid: int) -> list[ProcessId]:
         with contextlib.suppress(OSError):
             if b"kvforge.runtime.guides.worker" not in Path(f"/proc/{process.pid}/cmdline").read_bytes():
                 found.append(process)
+    return found
+
+
+def engine_process(server_pid: int) -> ProcessId:
+    """The engine's process of this tritonserver, by the socket that its stub gave it."""
+    (found,) = [
+        process
+        for process in lasting_processes(server_pid)
+        if b"\0--socket-fd\0" in Path(f"/proc/{process.pid}/cmdline").read_bytes()
+    ]
     return found
 
 

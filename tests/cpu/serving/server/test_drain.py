@@ -153,6 +153,17 @@ def test_a_stub_that_hangs_is_not_waited_for(tmp_path: Path, monkeypatch: pytest
     assert now < 200
 
 
+def test_a_stub_that_has_long_been_silent_is_not_listened_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It will not say that it lets nobody in: another server takes its place all the sooner."""
+    StateWriter(tmp_path).write("ready", 7, 0)
+    reader, looks = StateReader(tmp_path), []
+    assert reader.read() is not None
+    reader._age_s = drain_module.HUNG_AFTER_S + 1
+    monkeypatch.setattr(time, "sleep", looks.append)
+    drain(tmp_path, reader, NO_METRICS, timeout_s=600, hurry=lambda: True)
+    assert looks == [drain_module.TEXT_NOTICE_S]
+
+
 def test_a_state_is_as_old_as_its_last_news(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the reader's monotonic clock: what time of day the stub wrote does not matter."""
     now = 1000.0

@@ -17,9 +17,11 @@ from kvforge.serving.engine.output_rows import StepOutput
 from kvforge.serving.processes.facts import process_id, wait_gone
 from kvforge.serving.stub import engine_client
 from kvforge.serving.stub.engine_client import EngineClient
-from tests.cpu.serving.stub.fake_engine import HOLD, PANIC, SPIN
+from tests.support.serving import fake_engine
+from tests.support.serving.fake_engine import HOLD, PANIC, SPIN
 
-FAKE = [sys.executable, str(Path(__file__).with_name("fake_engine.py")), "--vocab-size", "300", "--step-s", "0.001"]
+FAKE = [sys.executable, fake_engine.__file__, "no engine", "--server-pid", str(os.getpid()), "--step-s", "0.001",
+        "--floor-s", "2"]  # fmt: skip
 WAIT_S = 180.0
 FEW_FILES = 3
 """Descriptors, fewer than any process has open."""

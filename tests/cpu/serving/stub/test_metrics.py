@@ -12,7 +12,7 @@ from kvforge.runtime.statistics.counters import EngineStatistics
 from kvforge.serving.stub.metric_tables import ABSENT, FAMILIES, HISTOGRAMS
 from kvforge.serving.stub.metrics import EngineMetrics, Metric
 from kvforge.serving.stub.stats_log import NAMES, stats_line
-from tests.cpu.serving.stub.fake_engine import FakeEngine
+from tests.support.serving.fake_engine import FakeEngine
 
 KINDS = ("input", "output")
 

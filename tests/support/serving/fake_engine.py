@@ -1,25 +1,30 @@
-"""An engine process whose engine computes nothing: the protocol, the stub and Triton are tested with it.
+"""An engine process whose engine computes nothing: stub, Triton, gateway and `kvforge serve` are tested with it.
 
-The next token is a fixed function of the tokens so far; a page is 16 tokens. Run as a script with --socket-fd.
+All but the engine is that of `kvforge.serving.engine.process`, whose arguments it takes. It is ready within a fraction
+of a second, because it imports no torch. The next token is a fixed function of the tokens so far and of the engine's
+manifest, so that answers can be told apart and compared; a page is 16 tokens. SIGUSR1 puts the main thread, the one
+that steps, into a loop; SIGUSR2 into a native call that holds the interpreter's lock.
 """
 
 import argparse
 import ctypes
-import socket
+import signal
 import sys
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 from kvforge.common.errors import RequestError
+from kvforge.manifest import MANIFEST_FILE, load_manifest
 from kvforge.runtime.requests.params import SamplingParams
 from kvforge.runtime.step.work import Work, WorkListener
-from kvforge.serving.engine.allowance import Pulse
-from kvforge.serving.engine.heartbeat import Heartbeat
-from kvforge.serving.engine.process import EngineServer
-from kvforge.serving.processes.watchdog import exit_with_parent
+from kvforge.serving.engine import allowance, process
 
-PAGE_SIZE, NUM_PAGES, MAX_SEQ_LEN = 16, 4096, 512
+PAGE_SIZE, NUM_PAGES = 16, 4096
+VOCAB_SIZE, MAX_SEQ_LEN = 300, 512
+"""Of an engine without a manifest."""
 POISON, PANIC = -7, -8
 """First tokens that make `add_request` fail in ways it never should: with an Exception, and with what is none."""
 SPIN, HOLD = -9, -10
@@ -30,8 +35,14 @@ class PanicException(BaseException):
     """Like that of a native library."""
 
 
-def next_token(tokens: list[int], vocab_size: int) -> int:
-    return (7 * tokens[-1] + 3 * len(tokens) + 11) % vocab_size
+def next_token(last: int, length: int, seed: int, vocab_size: int) -> int:
+    """The token after `length` of which this is the last one."""
+    return (7 * last + 3 * length + 11 + seed) % vocab_size
+
+
+def seed_of(engine_dir: Path) -> int:
+    """What tells the answers of engines with different manifests apart."""
+    return int(load_manifest(engine_dir).sha256[:8], 16)
 
 
 @dataclass
@@ -43,15 +54,27 @@ class _Sequence:
 
 
 class FakeEngine:
-    def __init__(self, vocab_size: int, step_s: float) -> None:
-        self.vocab_size, self.step_s = vocab_size, step_s
+    """The methods of `kvforge.runtime.LLMEngine` that the engine process calls. A step takes `step_s` seconds."""
+
+    def __init__(self, vocab_size: int, step_s: float, max_seq_len: int = MAX_SEQ_LEN, seed: int = 0) -> None:
+        self.vocab_size, self.step_s, self.max_seq_len, self.seed = vocab_size, step_s, max_seq_len, seed
         self.sequences: dict[str, _Sequence] = {}
         self.iteration = 0
         self.listener: WorkListener = lambda work: None
 
+    @classmethod
+    def of(cls, engine_dir: Path, step_s: float, max_seq_len: int | None = None) -> "FakeEngine":
+        """One that takes the place of the engine in this directory, or of none in particular."""
+        if not (engine_dir / MANIFEST_FILE).is_file():
+            return cls(VOCAB_SIZE, step_s, max_seq_len or MAX_SEQ_LEN)
+        manifest = load_manifest(engine_dir)
+        return cls(manifest.vocab_size, step_s, max_seq_len or manifest.max_seq_len, seed_of(engine_dir))
+
     def add_request(self, request_id: str, prompt: list[int], params: SamplingParams, guide: object = None) -> None:
-        if len(prompt) >= MAX_SEQ_LEN:
-            raise RequestError(f"the prompt has {len(prompt)} tokens, the engine takes {MAX_SEQ_LEN - 1}")
+        if len(prompt) >= self.max_seq_len:
+            raise RequestError(f"the prompt has {len(prompt)} tokens, the engine takes {self.max_seq_len - 1}")
+        if params.n > 1 or params.guided_decoding is not None:
+            raise RequestError("the fake engine gives one sequence, and knows no guides")
         if prompt[0] == POISON:
             raise ValueError("poison")
         if prompt[0] == PANIC:
@@ -74,10 +97,10 @@ class FakeEngine:
         self.iteration += 1
         outputs = []
         for request_id, sequence in list(self.sequences.items()):
-            token = next_token(sequence.tokens, self.vocab_size)
+            token = next_token(sequence.tokens[-1], len(sequence.tokens), self.seed, self.vocab_size)
             sequence.tokens.append(token)
             sequence.num_generated += 1
-            finished = sequence.num_generated == sequence.params.max_tokens
+            finished = sequence.num_generated == sequence.params.max_tokens or len(sequence.tokens) >= self.max_seq_len
             if finished:
                 del self.sequences[request_id]
             logprobs = None if sequence.params.logprobs is None else [SimpleNamespace(logprob=-1.0, rank=1, top={})]
@@ -101,10 +124,9 @@ class FakeEngine:
         """What a request whose first token says so does to its step."""
         for sequence in self.sequences.values():
             if sequence.tokens[0] == SPIN and sequence.num_generated:
-                while True:
-                    pass
+                _spin()
             if sequence.tokens[0] == HOLD and sequence.num_generated:
-                ctypes.PyDLL(None).sleep(3600)  # does not let go of the interpreter's lock
+                _hold()
 
     def stats(self) -> dict:
         used = sum(-(-len(s.tokens) // PAGE_SIZE) for s in self.sequences.values())
@@ -141,19 +163,32 @@ class FakeEngine:
         }
 
 
+def _spin(*_: object) -> None:
+    while True:
+        pass
+
+
+def _hold(*_: object) -> None:
+    ctypes.PyDLL(None).sleep(3600)  # does not let go of the interpreter's lock
+
+
 def main() -> int:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--socket-fd", type=int, required=True)
-    parser.add_argument("--heartbeat-fd", type=int, required=True)
-    parser.add_argument("--server-pid", type=int)
-    parser.add_argument("--vocab-size", type=int, required=True)
+    parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--step-s", type=float, default=0.002)
-    args = parser.parse_args()
-    exit_with_parent()
-    sock = socket.socket(fileno=args.socket_fd)
-    pulse = Pulse(Heartbeat(args.heartbeat_fd).beat)
-    server = EngineServer(sock, lambda: FakeEngine(args.vocab_size, args.step_s), lambda f: SamplingParams(**f), pulse)
-    return server.run()
+    parser.add_argument("--floor-s", type=float, default=allowance.FLOOR_S)
+    parser.add_argument("--gate", type=Path, help="while there is a file of this name, the engine loads")
+    own, arguments = parser.parse_known_args()
+    allowance.FLOOR_S = own.floor_s
+
+    def load(engine_dir: str, max_seq_len: int | None = None, **others: Any) -> FakeEngine:
+        while own.gate is not None and own.gate.exists():
+            time.sleep(0.02)
+        return FakeEngine.of(Path(engine_dir), own.step_s, max_seq_len)
+
+    process._load_own = load
+    signal.signal(signal.SIGUSR1, _spin)
+    signal.signal(signal.SIGUSR2, _hold)
+    return process.main(arguments)
 
 
 if __name__ == "__main__":
