@@ -17,6 +17,7 @@ from tests.support.fuzz.bytes import garbage, throw
 from tests.support.fuzz.openai import broken_body, good_body
 from tests.support.fuzz.run import active_requests, check_errors, run_cases, unharmed
 from tests.support.fuzz.wire import ANSWER_WITHIN_S, Http
+from tests.support.random_cases import Seeds
 from tests.support.serving.gateway_process import Gateway, run_gateway
 from tests.support.serving.server import wait_until
 
@@ -50,7 +51,7 @@ def check_error(content: bytes, about: object) -> None:
         assert "\n" not in error["message"], about
 
 
-def test_fuzz(server: TritonServer, gateway: Gateway, texts: dict[str, str], full: bool) -> None:
+def test_fuzz(server: TritonServer, gateway: Gateway, texts: dict[str, str], seeds: Seeds) -> None:
     print(f"seed {SEED}")
 
     def send(connection: Http, index: int, rng: random.Random) -> None:
@@ -68,7 +69,7 @@ def test_fuzz(server: TritonServer, gateway: Gateway, texts: dict[str, str], ful
             check_error(content if status != 200 or b'"error"' in content else b"", body)
 
     with unharmed(server):
-        run_cases(lambda: Http(gateway.url), send, list(range(10000 if full else 300)), SEED)
+        run_cases(lambda: Http(gateway.url), send, seeds(300, 10000), SEED)
     assert "Traceback" not in gateway.log.read_text()
 
 
@@ -104,7 +105,7 @@ def stream_request(prompt: str, max_tokens: int) -> bytes:
     return head + b"Content-Length: %d\r\n\r\n" % len(body) + body
 
 
-def test_vanishing_clients(server: TritonServer, gateway: Gateway, texts: dict[str, str], full: bool) -> None:
+def test_vanishing_clients(server: TritonServer, gateway: Gateway, texts: dict[str, str], seeds: Seeds) -> None:
     rng, good = random.Random(SEED), Http(gateway.url)
 
     def vanish(connection: object, index: int, rng: random.Random) -> None:
@@ -119,7 +120,7 @@ def test_vanishing_clients(server: TritonServer, gateway: Gateway, texts: dict[s
     fds = Path(f"/proc/{gateway.pid}/fd")
     with unharmed(server):
         before = len(list(fds.iterdir()))
-        run_cases(lambda: Http(gateway.url), vanish, list(range(1000 if full else 200)), SEED)
+        run_cases(lambda: Http(gateway.url), vanish, seeds(200, 1000), SEED)
         for _ in range(4):
             prompt = rng.choice(PROMPTS)
             status, content = good.post("/v1/completions", json.dumps(good_body(prompt, 12)).encode())

@@ -43,7 +43,7 @@ BUILT_FROM = (
     "kvforge/vllm_models",
     "model_defs",
     "plugins",
-    "tests/support/models",
+    "tests/support/models/checkpoints.py",
 )
 """The sources that decide what an engine is; they import nothing of the product's others (tests/cpu/structure)."""
 
@@ -146,4 +146,5 @@ def build_missing(specs: Iterable[EngineSpec]) -> str:
 
 
 if __name__ == "__main__":
+    os.environ |= {"TQDM_DISABLE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1", "PYTHONWARNINGS": "ignore"}  # of builds
     print(build_missing(SHARED))
