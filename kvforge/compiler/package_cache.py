@@ -133,7 +133,8 @@ def _take(key: str, path: Path) -> bool:
     try:
         shutil.copyfile(kept, path)
         if sha256_of(path) == _digest_file(kept).read_text(encoding="ascii"):
-            os.utime(kept)
+            with contextlib.suppress(OSError):  # a cache that this user may only read
+                os.utime(kept)
             return True
     except OSError:
         pass

@@ -1,7 +1,8 @@
 """Which tests run, and in which order: markers by folder, ``--quick``, and the longest file first.
 
-``tests/durations.json`` has the core seconds of files and of their longer tests, as measured on one machine (it says
-which). Only their proportions matter. ``python -m tests.support.layers LEDGER`` writes it from the ledger of a run.
+``tests/durations.json`` has the seconds of files and of their longer tests, as measured on one machine (it says which):
+core time or wall clock, whichever is more. Only their proportions matter. ``python -m tests.support.layers LEDGER``
+writes it from the ledger of a run.
 """
 
 import json
@@ -78,12 +79,12 @@ def _is_quick(item: pytest.Item, durations: dict[str, float]) -> bool:
 
 
 def durations_of(lines: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
-    """Return core seconds by file and test; tests below LONG_S together as ``""``."""
+    """Return seconds by file and test; tests below LONG_S together as ``""``."""
     seconds: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for line in lines:
         if line["kind"] == "phase":
             file, _, name = line["test"].partition("::")
-            seconds[file][name] += line["core_s"]
+            seconds[file][name] += max(line["core_s"], line["wall_s"])
     found = {}
     for file, tests in sorted(seconds.items()):
         long = {name: round(each, 1) for name, each in sorted(tests.items()) if each >= LONG_S}
@@ -95,7 +96,7 @@ def durations_of(lines: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
 
 def main() -> None:
     machine = next(line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name"))
-    measured = {"core seconds on": machine.partition(": ")[2], "files": durations_of(read(Path(sys.argv[1])))}
+    measured = {"seconds on": machine.partition(": ")[2], "files": durations_of(read(Path(sys.argv[1])))}
     DURATIONS.write_text(json.dumps(measured, indent=0, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
