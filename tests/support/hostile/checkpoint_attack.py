@@ -22,6 +22,8 @@ import torch
 from kvforge.checkpoint.copy_files import copy_files
 from kvforge.common.errors import KvforgeError
 from kvforge.compiler import BuildOptions, build_engine
+from kvforge.compiler.export import EXPORTS, ExportedGraph
+from kvforge.compiler.options import ResolvedOptions
 from kvforge.compiler.targets import cpu
 from kvforge.distill.run import _open as open_to_distill
 from kvforge.planning.load import load_subject
@@ -30,6 +32,7 @@ from kvforge.rewire import RewireOptions, rewire_checkpoint
 from kvforge.runtime import LLMEngine, SamplingParams
 from kvforge.runtime.text.tokenizer import Tokenizer
 from kvforge.tokenization.chat_template import ChatTemplate
+from model_defs import ModelConfig
 from tests.support.hostile.checkpoint_mutations import mutation
 from tests.support.sessions.eager import eager_session
 
@@ -102,9 +105,24 @@ def attack(checkpoint: Path, seed: int, numbers: Iterable[int]) -> None:
         print(json.dumps({"number": number, "what": what, "found": found}), flush=True)
 
 
+def remembered(export: Callable[..., ExportedGraph]) -> Callable[..., ExportedGraph]:
+    """An export that is done once for equal models: most mutations leave the model as it was, or refuse it before."""
+    done: dict[str, ExportedGraph] = {}
+
+    def exported(config: ModelConfig, options: ResolvedOptions) -> ExportedGraph:
+        key = repr((config, options))
+        if key not in done:
+            done[key] = export(config, options)
+        return done[key]
+
+    return exported
+
+
 def main() -> None:
     """Attack each checkpoint that a line of the input names."""
     torch.set_num_threads(1)
+    for name, export in EXPORTS.items():
+        EXPORTS[name] = remembered(export)
     cpu.package_writer = lambda: contextlib.nullcontext(lambda program, path: path.write_bytes(b""))
     cpu.build_library = lambda path: path.write_bytes(b"")
     for line in sys.stdin:
