@@ -1,10 +1,11 @@
-"""Builds an engine with TensorRT plans, on the machine and GPU that will run it (for example in NVIDIA's container).
+"""Builds an engine with TensorRT plans: by TensorRT for RTX on any machine, or by TensorRT 11 on the machine and GPU
+that will run it (for example in NVIDIA's container).
 
     python build/build_tensorrt.py --recipe build/recipes/llama-3.1-8b-swiftkv-tensorrt-fp8.yaml
     python build/build_tensorrt.py CHECKPOINT -o ENGINE --kv-dtype int8 --max-draft-len 4
 
-Takes what `kvforge build` takes; the target is tensorrt. Without TensorRT or a GPU it stops before any work, where
-`kvforge build --target tensorrt` would write the ONNX files alone.
+Takes what `kvforge build` takes; the target is tensorrt. Without a TensorRT that builds here it stops before any work,
+where `kvforge build --target tensorrt` would write the ONNX files alone.
 """
 
 import argparse
@@ -12,9 +13,12 @@ import importlib
 import sys
 from collections.abc import Sequence
 
+import torch
+
 from kvforge import cli
 from kvforge.common.errors import KvforgeError
 from kvforge.compiler.targets import tensorrt
+from kvforge.tensorrt.installed import flavour
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -36,12 +40,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def check_machine() -> None:
-    """Raise KvforgeError unless TensorRT, the packages that write ONNX, and a GPU that the plugins support are here."""
-    importlib.import_module("kvforge.common.tensorrt_api")
+    """Raise KvforgeError unless a TensorRT, the packages that write ONNX, and for TensorRT 11 a GPU that the plugins
+    support are here."""
+    importlib.import_module("kvforge.tensorrt.api")
     tensorrt.check_onnx()
-    from kvforge.compiler.tensorrt_build import check_gpu
-
-    check_gpu()
+    flavour().capabilities("auto", torch.bfloat16)
 
 
 if __name__ == "__main__":

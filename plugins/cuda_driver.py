@@ -2,8 +2,8 @@
 
 import ctypes
 import functools
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import torch
 
@@ -11,6 +11,10 @@ from plugins.triton_kernel import KernelSpec, Pointer
 from plugins.triton_ptx import CompiledKernel, compile_ptx
 
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+
+
+Argument: TypeAlias = int | torch.Tensor | ctypes.c_void_p
+"""Of a kernel: a size, a tensor, or a tensor's address."""
 
 
 @functools.cache
@@ -23,6 +27,12 @@ def _check(code: int, what: str) -> None:
         message = ctypes.c_char_p()
         _driver().cuGetErrorString(code, ctypes.byref(message))
         raise RuntimeError(f"{what} failed with {code}: {(message.value or b'?').decode()}")
+
+
+def _passed(value: Argument) -> ctypes.c_void_p | ctypes.c_int32:
+    if isinstance(value, ctypes.c_void_p):
+        return value
+    return ctypes.c_void_p(value.data_ptr()) if isinstance(value, torch.Tensor) else ctypes.c_int32(value)
 
 
 class LoadedKernel:
@@ -43,21 +53,19 @@ class LoadedKernel:
             code = driver.cuFuncSetAttribute(self.function, _MAX_DYNAMIC_SHARED, shared_bytes)
             _check(code, "cuFuncSetAttribute")
 
-    def start(self, grid: tuple[int, int, int], arguments: list[int | torch.Tensor]) -> None:
-        """Queue the kernel on torch's current stream; tensors are passed by address, ints as int32."""
-        values = [
-            ctypes.c_void_p(value.data_ptr()) if isinstance(value, torch.Tensor) else ctypes.c_int32(value)
-            for value in arguments
-        ]
+    def start(self, grid: tuple[int, int, int], arguments: Sequence[Argument], stream: int | None = None) -> None:
+        """Queue the kernel on a CUDA stream, torch's current one unless told otherwise; tensors are passed by address,
+        ints as int32."""
+        values = [_passed(value) for value in arguments]
         addresses = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
-        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+        handle = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream if stream is None else stream)
         code = _driver().cuLaunchKernel(
-            self.function, *grid, self.num_threads, 1, 1, self.shared_bytes, stream, addresses, None
+            self.function, *grid, self.num_threads, 1, 1, self.shared_bytes, handle, addresses, None
         )
         _check(code, "cuLaunchKernel")
 
 
-def ordered_arguments(spec: KernelSpec, tensors: Mapping[str, torch.Tensor]) -> list[int | torch.Tensor]:
+def ordered_arguments(spec: KernelSpec, tensors: Mapping[str, torch.Tensor]) -> list[Argument]:
     """Return the kernel's arguments as TensorRT passes them: inputs, sizes, outputs."""
     sizes = {size.name: tensors[size.tensor].shape[size.dim] for size in spec.sizes}
     return [tensors[a.name] if isinstance(a, Pointer) else sizes[a.name] for a in spec.arguments]

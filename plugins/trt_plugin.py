@@ -1,34 +1,30 @@
-"""TensorRT plugins around the operators' Triton kernels: the kernel's PTX goes into the engine ("AOT" plugins).
+"""What a TensorRT plugin around an operator's Triton kernel is, as plain data that imports no TensorRT.
 
-A `PluginDefinition` is plain data and imports no TensorRT; `register` gives it to TensorRT's Python plugin registry,
-where the ONNX parser finds it by the node's type and domain. A built engine needs no Python.
+Two modules make plugins of it: `plugins.trt_aot` for TensorRT 11, which takes the kernel into the plan, and
+`plugins.trt_v3` for TensorRT for RTX, whose plugin starts it.
 """
 
-import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import GenericAlias
 from typing import Any
 
 import torch
 
 from plugins.errors import PluginError
-from plugins.triton_cache import check_capability
-from plugins.triton_kernel import KernelSpec, Size
-from plugins.triton_ptx import compile_ptx
-from plugins.trt_target import target_capability
+from plugins.triton_kernel import KernelSpec
 
 NAMESPACE = "kvforge"
+VERSION = "1"
 
-TYPE_NAMES = {
-    torch.float32: "FP32",
-    torch.float16: "FP16",
+DATA_TYPES = {
+    torch.float32: "FLOAT",
+    torch.float16: "HALF",
     torch.bfloat16: "BF16",
     torch.float8_e4m3fn: "FP8",
     torch.int8: "INT8",
     torch.int32: "INT32",
 }
-"""TensorRT's names of tensor types in `AutoTuneCombination`."""
+"""Members of TensorRT's `DataType`."""
 
 Tensors = Mapping[str, "InputTensor"]
 Attributes = Mapping[str, Any]
@@ -49,17 +45,36 @@ class InputTensor:
 
 
 @dataclass(frozen=True)
+class SymbolicTensor:
+    """An input, or an output of its own; dimensions are integers or expressions of TensorRT's, which know
+    `+ - * //` with the expression on the left."""
+
+    dtype: torch.dtype
+    shape: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class InPlace:
+    """An output that is the input of this name, updated."""
+
+    name: str
+
+
+Outputs = tuple[SymbolicTensor | InPlace, ...]
+
+
+@dataclass(frozen=True)
 class PluginDefinition:
     """One plugin: the ONNX node it implements and the kernel that does it.
 
     `attributes` maps names to int or float; a node must carry all of them. `outputs(inputs, attributes)` describes the
-    outputs given TensorRT's `TensorDesc` of each input. `types` are the supported dtypes, inputs then outputs, one
-    tuple per combination; all tensors are linear. `spec` specialises the kernel for a compute capability (90: 9.0).
+    outputs. `types` are the supported dtypes, inputs then outputs, one tuple per combination; all tensors are linear.
+    `spec` specialises the kernel for a compute capability (90: 9.0).
     """
 
     name: str
     inputs: tuple[str, ...]
-    outputs: Callable[[Mapping[str, Any], Attributes], tuple[Any, ...]]
+    outputs: Callable[[Mapping[str, SymbolicTensor], Attributes], Outputs]
     num_outputs: int
     types: tuple[tuple[torch.dtype, ...], ...]
     spec: Callable[[Tensors, Attributes, int], KernelSpec]
@@ -71,119 +86,23 @@ class PluginDefinition:
 
 
 def torch_dtype(data_type: Any) -> torch.dtype:
-    """The torch dtype of a `tensorrt.DataType`; raises PluginError for one the kernels do not know."""
-    import tensorrt as trt
-
-    known = {
-        trt.DataType.FLOAT: torch.float32,
-        trt.DataType.HALF: torch.float16,
-        trt.DataType.BF16: torch.bfloat16,
-        trt.DataType.FP8: torch.float8_e4m3fn,
-        trt.DataType.INT8: torch.int8,
-        trt.DataType.INT32: torch.int32,
-    }
-    if data_type not in known:
-        raise PluginError(f"No kernel takes tensors of {data_type}; export the graph in a supported dtype.")
-    return known[data_type]
+    """The torch dtype of a TensorRT `DataType`; raises PluginError for one the kernels do not know."""
+    for dtype, name in DATA_TYPES.items():
+        if data_type.name == name:
+            return dtype
+    raise PluginError(f"No kernel takes tensors of {data_type}; export the graph in a supported dtype.")
 
 
-def register(definition: PluginDefinition) -> None:
-    """Make the plugin known to TensorRT in this process; does nothing when it is known."""
-    import numpy.typing  # noqa: F401 (TensorRT uses it and does not import it)
-    import tensorrt.plugin as trtp
-
-    if hasattr(getattr(trtp.op, NAMESPACE, None), definition.name):
-        return
-    describe, autotune, implement = _functions(definition)
-    trtp.register(definition.plugin_id)(describe)
-    trtp.autotune(definition.plugin_id)(autotune)
-    trtp.aot_impl(definition.plugin_id)(implement)
+def data_type(module: Any, dtype: torch.dtype) -> Any:
+    """The `DataType` of a TensorRT module for a torch dtype."""
+    return getattr(module.DataType, DATA_TYPES[dtype])
 
 
-def _functions(definition: PluginDefinition) -> tuple[Callable, Callable, Callable]:
-    """The three functions that TensorRT asks for; it reads their signatures, which is why they are set."""
-    import tensorrt.plugin as trtp
-
-    count = len(definition.inputs)
-    attribute_names = [name for name, _ in definition.attributes]
-
-    def split(arguments: tuple, attributes: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        given = dict(zip(attribute_names, arguments[count:], strict=False)) | dict(attributes)
-        for name, kind in definition.attributes:  # TensorRT passes them by position, in the order of the creator
-            if name in given and type(given[name]) is not kind:
-                raise PluginError(f"{definition.name}: attribute {name} is {given[name]!r}, not {kind.__name__}.")
-        return dict(zip(definition.inputs, arguments[:count], strict=True)), given
-
-    def describe(*arguments: Any, **attributes: Any) -> Any:
-        outputs = definition.outputs(*split(arguments, attributes))
-        return outputs if definition.num_outputs > 1 else outputs[0]
-
-    def autotune(*arguments: Any) -> Any:
-        tensors, _ = split(arguments, {})
-        for tensor in tensors.values():
-            if tensor.dtype == _fp8():
-                check_capability(torch.float8_e4m3fn, target_capability())
-        return [
-            trtp.AutoTuneCombination(", ".join(TYPE_NAMES[t] for t in types), "LINEAR") for types in definition.types
-        ]
-
-    def implement(*arguments: Any) -> Any:
-        tensors, attributes = split(arguments, {})
-        return aot_kernel(definition, tensors, attributes)
-
-    inputs = [_parameter(name, trtp.TensorDesc) for name in definition.inputs]
-    attributes = [_parameter(name, kind) for name, kind in definition.attributes]
-    described = GenericAlias(tuple, (trtp.TensorDesc,) * definition.num_outputs)
-    outputs = _parameter("outputs", described)
-    result = described if definition.num_outputs > 1 else trtp.TensorDesc
-    kernel = tuple[str, str, trtp.KernelLaunchParams, trtp.SymExprs]
-    _sign(describe, [*inputs, *attributes], result)
-    _sign(autotune, [*inputs, *attributes, outputs], list[trtp.AutoTuneCombination])
-    _sign(implement, [*inputs, *attributes, outputs, _parameter("tactic", int)], kernel)
-    return describe, autotune, implement
-
-
-def aot_kernel(definition: PluginDefinition, tensors: Mapping[str, Any], attributes: Attributes) -> tuple:
-    """Kernel name, PTX, launch parameters and extra arguments for these `TensorDesc`s, as TensorRT asks for them."""
-    import tensorrt.plugin as trtp
-
-    described = {name: InputTensor(torch_dtype(desc.dtype), tuple(desc.shape)) for name, desc in tensors.items()}
-    capability = target_capability()
-    spec = definition.spec(described, attributes, capability)
-    check_spec(definition, spec)
-    kernel = compile_ptx(spec, capability)
-    sizes = {size.name: _symbolic(tensors, size) for size in spec.sizes}
-    launch = trtp.KernelLaunchParams(*spec.grid(sizes))
-    launch.block_x = kernel.num_threads
-    launch.shared_mem = kernel.shared_bytes
-    extra = trtp.SymIntExprs(len(spec.sizes))
-    for index, size in enumerate(spec.sizes):
-        extra[index] = sizes[size.name]
-    return kernel.entry, kernel.ptx, launch, extra
-
-
-def check_spec(definition: PluginDefinition, spec: KernelSpec) -> None:
-    """Raises PluginError unless the kernel takes the plugin's inputs in order and writes as many outputs."""
+def specialised(definition: PluginDefinition, tensors: Tensors, attributes: Attributes, capability: int) -> KernelSpec:
+    """The plugin's kernel for these inputs; raises PluginError unless it takes them in order and writes as many outputs
+    as the plugin has."""
+    spec = definition.spec(tensors, attributes, capability)
     inputs = tuple(pointer.name for pointer in spec.inputs)
     if inputs != definition.inputs or len(spec.outputs) != definition.num_outputs:
         raise PluginError(f"{definition.name} has inputs {definition.inputs}, its kernel {spec.name} takes {inputs}.")
-
-
-def _symbolic(tensors: Mapping[str, Any], size: Size) -> Any:
-    import tensorrt.plugin as trtp
-
-    return trtp.SymInt32(tensors[size.tensor].shape_expr[size.dim])
-
-
-def _fp8() -> Any:
-    import tensorrt as trt
-
-    return trt.DataType.FP8
-
-
-def _parameter(name: str, annotation: Any) -> inspect.Parameter:
-    return inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=annotation)
-
-
-def _sign(function: Any, parameters: list[inspect.Parameter], result: Any) -> None:
-    function.__signature__ = inspect.Signature(parameters, return_annotation=result)
+    return spec

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from plugins.registry import backend_modules
-from plugins.trt_plugin import PluginDefinition, register
+from plugins.trt_plugin import PluginDefinition
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -21,6 +21,16 @@ def rewrite_for_plugins(model: "ModelProto") -> None:
 
 
 def register_plugins() -> None:
-    """Make every plugin known to TensorRT in this process; needs the Python package `tensorrt`."""
+    """Make every plugin known to TensorRT 11 in this process; needs the Python package `tensorrt`."""
+    from plugins.trt_aot import register
+
+    for plugin in PLUGINS.values():
+        register(plugin)
+
+
+def register_rtx_plugins() -> None:
+    """Make every plugin known to TensorRT for RTX in this process; needs its Python bindings."""
+    from plugins.trt_v3 import register
+
     for plugin in PLUGINS.values():
         register(plugin)

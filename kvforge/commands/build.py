@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(manifest.to_json(), indent=1))
     else:
-        left_out = "; ONNX only, for plans build where TensorRT and a GPU are" if manifest.isa == ("onnx",) else ""
+        left_out = "; ONNX only, kvforge doctor says what builds plans" if manifest.isa == ("onnx",) else ""
         cut = f"cut {manifest.cut} of " if manifest.cut < manifest.num_layers else ""
         more = f" and {manifest.auxiliary_bytes_per_token} of the auxiliary model" if manifest.predicts else ""
         print(

@@ -38,6 +38,11 @@ def _flags() -> dict[str, dict[str, Any]]:
             "const": False,
             "help": "leave the checkpoint's early-exit head out (default: build it where there is one)",
         },
+        "compute_capabilities": {
+            "metavar": "LIST",
+            "help": "--target tensorrt: GPUs that plans are for: auto (with TensorRT for RTX all that it names, with "
+            "TensorRT 11 the GPU here), current, or for RTX e.g. 8.9,12.0 (default: auto)",
+        },
         "decoupled_mode": {
             "flag": "--no-decoupled-mode",
             "action": "store_const",

@@ -3,7 +3,7 @@
 import argparse
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kvforge.commands.parsers import add_command
 
@@ -27,14 +27,16 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the manifest with derived sizes; raises EngineError for a damaged engine."""
-    from kvforge.manifest import load_manifest, verify_files
+    from kvforge.manifest import load_manifest, load_plans, verify_files
     from kvforge.planning.sequence_memory import sequence_bytes
     from kvforge.planning.shape import prefill_flops_per_token
+    from kvforge.tensorrt.installed import TITLES
 
     manifest = load_manifest(args.engine)
     if args.verify:
         verify_files(args.engine, manifest)
     memory = sequence_bytes(manifest)
+    plans = load_plans(args.engine, manifest)
     derived = {
         "owners": list(manifest.owners),
         "kv_bytes_per_token": manifest.kv_bytes_per_token,
@@ -48,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
         "engine_bytes": sum(path.stat().st_size for path in args.engine.rglob("*") if path.is_file()),
     }
     if args.json:
-        print(json.dumps(manifest.to_json() | derived, indent=1))
+        print(json.dumps(manifest.to_json() | derived | ({"plans": plans} if plans else {}), indent=1))
         return 0
     has_cut = manifest.cut < manifest.num_layers
     rows = {
@@ -78,6 +80,12 @@ def run(args: argparse.Namespace) -> int:
             f"{layers} layer{'' if layers == 1 else 's'} of an auxiliary model for the cache of prompts, "
             f"{manifest.auxiliary_bytes_per_token} more bytes per token"
         )
+    if plans:
+        rows["plans"] = (
+            f"{TITLES.get(manifest.plan_builder or '', 'TensorRT')} {manifest.plan_version}, compute capability "
+            f"{', '.join(manifest.plan_capabilities)}; plugins {', '.join(manifest.plan_plugins)}"
+        )
+        rows |= {f"  {graph}": _plan(plan) for graph, plan in plans.items()}
     for name, value in rows.items():
         print(f"{name:<11} {value}")
     if args.verify:
@@ -94,6 +102,17 @@ def _sequence(manifest: "Manifest", memory: dict[str, int]) -> str:
     if manifest.kv_policy != "full":
         size += f", {format_bytes(host)} in host memory (in full {format_bytes(full)})"
     return f"{size} after a prompt of {manifest.max_seq_len} tokens"
+
+
+def _plan(plan: dict[str, Any]) -> str:
+    """Say how large a plan is, and what its builder says that it takes of the GPU."""
+    from kvforge.common.byte_sizes import format_bytes
+
+    size = format_bytes(plan["plan_bytes"])
+    if "layers" not in plan:
+        return size
+    weights, working = (format_bytes(plan[f"{name}_bytes"]) for name in ("weight", "activation"))
+    return f"{size}, of which {weights} weights; {working} of working memory, {sum(plan['layers'].values())} layers"
 
 
 def _kv_format(manifest: "Manifest") -> str:

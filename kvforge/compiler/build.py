@@ -72,7 +72,7 @@ def build_engine(
         predictor, prediction = open_prediction(options.kv_prediction, config, resolved)
         resolved = dataclasses.replace(resolved, prediction=prediction)
     check_texts(checkpoint, config.vocab_size)
-    token_fields = tokens_of_policy(checkpoint.path / "tokenizer.json", config.vocab_size, resolved.policy)
+    own_fields = tokens_of_policy(checkpoint.path / "tokenizer.json", config.vocab_size, resolved.policy)
     target.check_toolchain()
     with staging_directory(output, replace=overwrite) as staging:
         (staging / RANK_DIR).mkdir()
@@ -88,9 +88,9 @@ def build_engine(
             predictor=None if predictor is None or resolved.prediction is None else (predictor, resolved.prediction),
         )
         copy_tokenizer(checkpoint, staging / TOKENIZER_DIR)
-        target.write_graphs(config, resolved, staging, progress)
+        own_fields |= target.write_graphs(config, resolved, staging, progress) or {}
         progress("manifest")
-        manifest = _manifest(checkpoint, config, resolved, target, num_parameters, staging, token_fields)
+        manifest = _manifest(checkpoint, config, resolved, target, num_parameters, staging, own_fields)
         save_manifest(manifest, staging)
     return manifest
 
@@ -164,7 +164,7 @@ def _manifest(
     target: Target,
     num_parameters: int,
     staging: Path,
-    token_fields: dict[str, Any],
+    own_fields: dict[str, Any],
 ) -> Manifest:
     files = sorted(path for path in staging.rglob("*") if path.is_file())
     return Manifest(
@@ -174,7 +174,7 @@ def _manifest(
         isa=target.isa(),
         torch_version=torch.__version__,
         **manifest_fields(config, options),
-        **token_fields,
+        **own_fields,
         num_parameters=num_parameters,
         weights_file_bytes=(staging / WEIGHTS_FILE).stat().st_size,
         checkpoint_sha256=checkpoint.sha256(),

@@ -45,7 +45,8 @@ LIMITS = {
 class BuildOptions:
     """Options as given; ``None`` and ``"auto"`` leave the choice to :func:`resolve`. Without ``early_exit`` the head of
     that name is left out where the checkpoint has one. ``kv_policy`` is what ``kvforge.kv_policies.parse`` takes.
-    ``decoupled_mode`` is how ``kvforge serve`` serves the engine where it is not told. Those from ``engine_python`` on
+    ``decoupled_mode`` is how ``kvforge serve`` serves the engine where it is not told. ``compute_capabilities`` are the
+    GPUs that plans of target ``tensorrt`` are for: "current", or such as "8.9,12.0". Those from ``engine_python`` on
     are for target ``vllm`` alone: the interpreter with vLLM, ranks, further arguments of vLLM's as JSON, and whether
     the engine has the checkpoint in it. ``kv_prediction`` is the checkpoint of a predictor for the model's cache."""
 
@@ -61,6 +62,7 @@ class BuildOptions:
     weight_dtype: str = "auto"
     kv_policy: str = "full"
     decoupled_mode: bool = True
+    compute_capabilities: str = "auto"
     engine_python: str | None = None
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
@@ -96,6 +98,7 @@ class ResolvedOptions:
     policy: KVPolicy = field(default_factory=Full)
     decoupled_mode: bool = True
     prediction: Prediction | None = None
+    compute_capabilities: str = "auto"
 
     @property
     def weight_dtype(self) -> str:
@@ -166,6 +169,8 @@ def resolve(
     for name in VLLM_OPTIONS:
         if getattr(options, name) != getattr(BuildOptions, name):
             raise BuildError(f"--{name.replace('_', '-')} is for --target vllm; leave it out for {options.target}.")
+    if options.compute_capabilities != "auto" and options.target != "tensorrt":
+        raise BuildError(f"--compute-capabilities is for --target tensorrt; leave it out for {options.target}.")
     if options.max_draft_len >= options.max_num_tokens:
         raise BuildError(
             f"--max-draft-len {options.max_draft_len} needs a step of {options.max_draft_len + 1} tokens, but "
@@ -203,6 +208,7 @@ def resolve(
         quantized_weights=quantized,
         policy=policy,
         decoupled_mode=options.decoupled_mode,
+        compute_capabilities=options.compute_capabilities,
     )
 
 

@@ -1,40 +1,50 @@
-"""TensorRT plans from the ONNX files of an engine; needs TensorRT and the GPU that the engine is for."""
+"""TensorRT plans from the ONNX files of an engine, in the flavour of TensorRT that is installed."""
 
 import contextlib
-import os
-import tempfile
+import json
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import onnx
 from tqdm import tqdm
 
-import plugins
 from kvforge.common.errors import BuildError
-from kvforge.common.tensorrt_api import trt
 from kvforge.compiler.options import ResolvedOptions
+from kvforge.compiler.tensorrt_network import check_network, plugin_layers, weight_bytes
 from kvforge.compiler.tensorrt_profiles import PROFILES, input_ranges
-from plugins.build import cache_dir
-from plugins.triton_cache import check_capability
-from plugins.trt_plugins import register_plugins, rewrite_for_plugins
-from plugins.trt_target import target_capability
+from kvforge.compiler.tensorrt_report import check_report, is_of_the_report, read_report
+from kvforge.manifest import PLANS_FILE
+from kvforge.tensorrt.api import trt
+from kvforge.tensorrt.installed import TITLES, flavour
+from plugins.trt_plugin import NAMESPACE
+from plugins.trt_plugins import rewrite_for_plugins
+from plugins.trt_target import compile_for
 
 
 class BuildLogger(trt.ILogger):
-    """Keeps what TensorRT reports as an error."""
+    """Keeps what TensorRT reports as an error, and what it says of what it built."""
 
     def __init__(self) -> None:
         trt.ILogger.__init__(self)
         self.errors: list[str] = []
+        self.said: list[str] = []
 
     def log(self, severity: trt.ILogger.Severity, msg: str) -> None:
         """Called by TensorRT, from any thread."""
         if severity in (trt.ILogger.Severity.ERROR, trt.ILogger.Severity.INTERNAL_ERROR):
             self.errors.append(msg)
+        elif is_of_the_report(msg):
+            self.said.append(msg)
+
+
+_loggers: list[BuildLogger] = []
 
 
 class ProgressBars(trt.IProgressMonitor):
-    """One bar per phase of the builder, removed when the phase ends; Ctrl-C stops the build."""
+    """One bar per phase of the builder that is no part of another, removed when the phase ends; Ctrl-C stops the
+    build."""
 
     def __init__(self) -> None:
         trt.IProgressMonitor.__init__(self)
@@ -42,7 +52,8 @@ class ProgressBars(trt.IProgressMonitor):
 
     def phase_start(self, phase_name: str, parent_phase: str | None, num_steps: int) -> None:
         """Called by TensorRT, from any thread."""
-        self._bars[phase_name] = tqdm(total=num_steps, desc=phase_name, leave=False, position=len(self._bars))
+        if parent_phase is None:
+            self._bars[phase_name] = tqdm(total=num_steps, desc=phase_name, leave=False, position=len(self._bars))
 
     def step_complete(self, phase_name: str, step: int) -> bool:
         """Called by TensorRT; returns whether to go on."""
@@ -59,32 +70,33 @@ class ProgressBars(trt.IProgressMonitor):
             self._bars.pop(phase_name).close()
 
 
-def check_gpu(options: ResolvedOptions | None = None) -> None:
-    """Raise BuildError unless this machine has a GPU that can run engines (with these options)."""
-    try:
-        capability = target_capability()
-        if options is not None:
-            check_capability(options.torch_kv_dtype, capability)
-    except plugins.PluginError as error:
-        raise BuildError(str(error)) from None
-
-
 def build_plans(
     rank_dir: Path, options: ResolvedOptions, progress: Callable[[str], object], split: bool = True
-) -> None:
+) -> dict[str, Any]:
     """Build ``<graph>.plan`` beside each ``<graph>.onnx`` of an engine; the plans hold the weights.
 
     ``progress`` is called with ``"build <graph>"``. With ``split``, attention is split-KV decode's two plugins.
+    Returns the fields of the manifest that say what was built.
 
     Raises:
-        BuildError: no GPU or one too old, an ONNX file that TensorRT does not take, or no kernel for a layer.
+        BuildError: no GPU or one too old, an ONNX file that TensorRT does not take, a network that is not what the ONNX
+            file says, or no kernel for a layer.
     """
-    check_gpu(options)
-    register_plugins()
+    used, built, reports = flavour(), set(), {}
+    capabilities = used.capabilities(options.compute_capabilities, options.torch_kv_dtype)
+    used.register_plugins()
     for graph in options.graphs:
         progress(f"build {graph}")
-        with _for_tensorrt(rank_dir / f"{graph}.onnx", split) as file:
-            build_plan(graph, file, rank_dir / f"{graph}.plan", options)
+        with _for_tensorrt(rank_dir / f"{graph}.onnx", split) as file, compile_for(*capabilities):
+            built |= plugins_in(file)
+            reports[graph] = build_plan(graph, file, rank_dir / f"{graph}.plan", options)
+    (rank_dir.parent / PLANS_FILE).write_text(json.dumps(reports, indent=1))
+    return {
+        "plan_builder": used.NAME,
+        "plan_version": trt.__version__,
+        "plan_capabilities": tuple(f"{capability // 10}.{capability % 10}" for capability in capabilities),
+        "plan_plugins": tuple(sorted(built)),
+    }
 
 
 @contextlib.contextmanager
@@ -103,52 +115,53 @@ def _for_tensorrt(file: Path, split: bool) -> Iterator[Path]:
         rewritten.unlink(missing_ok=True)
 
 
-def build_plan(graph: str, file: Path, plan: Path, options: ResolvedOptions) -> None:
-    """Build one plan; plugins must be registered. Raises BuildError as ``build_plans`` does."""
-    logger = BuildLogger()
+def plugins_in(file: Path) -> set[str]:
+    """Return the names of the plugins that an ONNX file asks for."""
+    nodes = onnx.load(file, load_external_data=False).graph.node
+    return {node.op_type for node in nodes if node.domain == NAMESPACE}
+
+
+def build_plan(graph: str, file: Path, plan: Path, options: ResolvedOptions) -> dict[str, Any]:
+    """Build one plan; plugins must be registered. Returns what is known of it, as JSON-ready data. Raises BuildError as
+    ``build_plans`` does."""
+    logger = _logger()
     builder: trt.Builder = trt.Builder(logger)
-    # TensorRT 11 networks are strongly typed: every layer computes in the types of the ONNX file.
-    network: trt.INetworkDefinition = builder.create_network(
-        1 << int(trt.NetworkDefinitionCreationFlag.PREFER_AOT_PYTHON_PLUGINS)
-    )
+    # Networks are strongly typed: every layer computes in the types of the ONNX file.
+    network: trt.INetworkDefinition = builder.create_network(flavour().network_flags())
     parser: trt.OnnxParser = trt.OnnxParser(network, logger)
-    if not parser.parse_from_file(str(file)):  # finds the weights beside the file
+    if not parser.parse_from_file(str(file)):  # finds the weights beside it
         found = [str(parser.get_error(index)) for index in range(parser.num_errors)]
         raise _failure(graph, found or logger.errors)
+    used = flavour()
+    if used.IS_CHECKED:
+        check_network(network, graph, options)
     config: trt.IBuilderConfig = builder.create_builder_config()
     config.set_preview_feature(trt.PreviewFeature.ALIASED_PLUGIN_IO_10_03, True)
-    config.progress_monitor = ProgressBars()
+    if sys.stderr.isatty():
+        config.progress_monitor = ProgressBars()
     for name in PROFILES:
         config.add_optimization_profile(_profile(builder, network, graph, options, name))
-    cache = _timing_cache(config)
+    finish = used.configure(config, options.compute_capabilities)
     serialized: trt.IHostMemory | None = builder.build_serialized_network(network, config)
     if serialized is None:
         raise _failure(graph, logger.errors)
-    plan.write_bytes(serialized)
-    _save_timing_cache(cache)
+    described: dict[str, Any] = {}
+    if used.IS_CHECKED:
+        report = read_report(logger.said, graph)
+        check_report(report, graph, options, weight_bytes(network), plugin_layers(network))
+        described |= report.to_json()
+    described["plan_bytes"] = plan.write_bytes(serialized)
+    finish()
+    return described
 
 
-def timing_cache_file() -> Path:
-    """Where measured kernel times are kept between builds on this kind of GPU."""
-    return cache_dir() / f"tensorrt-{trt.__version__}-sm{target_capability()}.timing"
-
-
-def _timing_cache(config: trt.IBuilderConfig) -> trt.ITimingCache:
-    """The cache as it was saved, or an empty one where it is missing, damaged or of another device."""
-    file = timing_cache_file()
-    for data in ([file.read_bytes()] if file.is_file() else []) + [b""]:
-        cache: trt.ITimingCache | None = config.create_timing_cache(data)
-        if cache is not None and config.set_timing_cache(cache, False):
-            return cache
-    raise BuildError(f"TensorRT {trt.__version__} makes no timing cache; free memory and build again.")
-
-
-def _save_timing_cache(cache: trt.ITimingCache) -> None:
-    file = timing_cache_file()
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=file.parent, delete=False) as temporary:
-        temporary.write(cache.serialize())
-    os.replace(temporary.name, file)
+def _logger() -> BuildLogger:
+    """The one logger of this process, empty: TensorRT for RTX takes the first that it is given for all builders."""
+    if not _loggers:
+        _loggers.append(BuildLogger())
+    _loggers[0].errors.clear()
+    _loggers[0].said.clear()
+    return _loggers[0]
 
 
 def _profile(
@@ -175,6 +188,6 @@ def _profile(
 def _failure(graph: str, messages: list[str]) -> BuildError:
     reason = messages[0].strip().splitlines()[0] if messages and messages[0].strip() else "no message"
     return BuildError(
-        f"TensorRT {trt.__version__} did not build the graph {graph} ({reason}); "
+        f"{TITLES[flavour().NAME]} {trt.__version__} did not build the graph {graph} ({reason}); "
         "use the TensorRT release that docs/tensorrt.md names, or a larger GPU."
     )

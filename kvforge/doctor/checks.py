@@ -8,14 +8,17 @@ import sys
 
 from kvforge.common.build_paths import build_paths, with_quotes, with_whitespace
 from kvforge.common.errors import KvforgeError
+from kvforge.common.extras import how_to_install
 from kvforge.common.hardware import available_memory_bytes
 from kvforge.doctor.finding import BUILD, EVERY_COMMAND, GPU, Check, installed_version
 from kvforge.doctor.kernels import cpu_check
 from kvforge.doctor.packages import package_checks
 from kvforge.doctor.serving import serving_checks
+from kvforge.tensorrt.installed import DISTRIBUTIONS, RTX, TITLES, installed_flavour
 from kvforge.vllm_engine.environment import HOW_TO_MAKE, PYTHON_VARIABLE, find_interpreter
 
 VLLM = "target vllm"
+PLANS = "plans of target tensorrt"
 
 
 def diagnose() -> list[Check]:
@@ -31,6 +34,7 @@ def diagnose() -> list[Check]:
         *_extensions(),
         *serving_checks(),
         _gpu(),
+        _plan_builder(),
         _vllm(),
     ]
 
@@ -107,6 +111,15 @@ def _gpu() -> Check:
     if not names:
         return Check("GPU", "optional", "nvidia-smi lists none", "give this machine or container one", GPU)
     return Check("GPU", "ok", names, needed_for=GPU)
+
+
+def _plan_builder() -> Check:
+    """What builds and runs plans of target tensorrt."""
+    name = installed_flavour()
+    if name is None:
+        return Check("plan builder", "optional", "no TensorRT", how_to_install(RTX), PLANS)
+    found = f"{TITLES[name]} {installed_version(DISTRIBUTIONS[name]) or 'of this machine'}"
+    return Check("plan builder", "ok", found, needed_for=PLANS)
 
 
 def _vllm() -> Check:

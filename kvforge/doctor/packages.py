@@ -35,7 +35,8 @@ NEEDED_FOR = {
     "modelopt": "kvforge quantize --recipe fp8",
     "onnx": "ONNX of target tensorrt",
     "cuda": GPU,
-    "tensorrt": "plans of target tensorrt",
+    "tensorrt": "plans of target tensorrt by TensorRT 11, for the GPU here",
+    "tensorrt-rtx": "plans of target tensorrt by TensorRT for RTX, built anywhere",
 }
 """What each extra is for, and the packages that come without one."""
 
@@ -83,6 +84,8 @@ PACKAGES = (
         advice="comes with a CUDA build of torch",
     ),
     Package("tensorrt", "tensorrt", "tensorrt"),
+    Package("tensorrt-rtx-cu13-bindings", "tensorrt_rtx_bindings", "tensorrt-rtx"),
+    Package("tensorrt-rtx-cu13-libs", "tensorrt_rtx_libs", "tensorrt-rtx"),
 )
 
 

@@ -6,6 +6,7 @@ from kvforge.manifest.files import (
     MANIFEST_FILE,
     check_not_replaced,
     load_manifest,
+    load_plans,
     save_manifest,
     sha256_of,
     target_of,
@@ -13,6 +14,7 @@ from kvforge.manifest.files import (
 )
 from kvforge.manifest.manifest import (
     OPERATORS_FILE,
+    PLANS_FILE,
     RANK_DIR,
     SCHEMA_VERSION,
     TOKENIZER_DIR,
@@ -26,6 +28,7 @@ __all__ = [
     "MANIFEST_DIGEST",
     "MANIFEST_FILE",
     "OPERATORS_FILE",
+    "PLANS_FILE",
     "RANK_DIR",
     "SCHEMA_VERSION",
     "TOKENIZER_DIR",
@@ -38,6 +41,7 @@ __all__ = [
     "graph_names",
     "load_calls",
     "load_manifest",
+    "load_plans",
     "package_file",
     "piece_file",
     "save_calls",

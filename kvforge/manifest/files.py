@@ -8,7 +8,7 @@ from typing import Any
 
 from kvforge.common.errors import EngineError, EngineReplacedError
 from kvforge.manifest.check import is_possible
-from kvforge.manifest.manifest import LATER_FIELDS, SCHEMA_VERSION, WEIGHTS_FILE, Manifest, digest_of
+from kvforge.manifest.manifest import LATER_FIELDS, PLANS_FILE, SCHEMA_VERSION, WEIGHTS_FILE, Manifest, digest_of
 
 MANIFEST_FILE = "engine.json"
 MANIFEST_DIGEST = "manifest_sha256"
@@ -122,6 +122,14 @@ def verify_files(engine_dir: Path, manifest: Manifest) -> None:
     """Compare every file with the SHA-256 recorded at build time; raises EngineError naming the first that differs."""
     for name in manifest.files:
         _check_hash(engine_dir, name, manifest)
+
+
+def load_plans(engine_dir: Path, manifest: Manifest) -> dict[str, dict[str, Any]]:
+    """Return what the builder said of each graph's plan: ``plan_bytes``, and where it said more ``weight_bytes``,
+    ``activation_bytes``, ``persistent_bytes`` and the number of ``layers`` of each kind. Nothing without plans."""
+    if PLANS_FILE not in manifest.files:
+        return {}
+    return json.loads((engine_dir / PLANS_FILE).read_text(encoding="utf-8"))
 
 
 def _manifest_from(data: dict[str, Any], path: Path) -> Manifest:

@@ -28,6 +28,7 @@ LATER_FIELDS = frozenset(
         *("layer_head_dims", "layer_intermediate_sizes", "per_layer_input", "num_shared_experts", "query_rank"),
         *("latent_rank", "latent_rope_dim", "latent_nope_dim", "latent_value_dim"),
         "auxiliary_model",
+        *("plan_builder", "plan_version", "plan_capabilities", "plan_plugins"),
     }
 )
 """Fields that came after the schema version did: engines without them load, and keep their digest."""
@@ -39,6 +40,8 @@ TOKENIZER_DIR = "tokenizer"
 RANK_DIR = "rank0"
 WEIGHTS_FILE = f"{RANK_DIR}/weights.safetensors"
 OPERATORS_FILE = f"{RANK_DIR}/operators.so"
+PLANS_FILE = f"{RANK_DIR}/plans.json"
+"""What the builder said of the plans of target ``tensorrt``."""
 
 
 def graph_names(max_draft_len: int, early_exit: bool, predict: bool = False) -> tuple[str, ...]:
@@ -146,6 +149,15 @@ class Manifest:
     """Numbers of the latent that queries are made of; None where there is no such latent."""
     auxiliary_model: dict[str, int] = field(default_factory=dict)
     """Of the model that fills the cache of prompts, ``AUXILIARY_SIZES``; empty for nothing."""
+
+    plan_builder: str | None = None
+    """What built the plans of target ``tensorrt``: the extra that brings it; None without plans."""
+    plan_version: str | None = None
+    """Its version."""
+    plan_capabilities: tuple[str, ...] = ()
+    """The compute capabilities that the plans were built for."""
+    plan_plugins: tuple[str, ...] = ()
+    """The plugins in the plans."""
 
     @property
     def policy(self) -> KVPolicy:

@@ -9,8 +9,6 @@ refused is an answer: the program fails only where nothing could be asked.
 """
 
 import argparse
-import ctypes
-import importlib
 import sys
 import tempfile
 import time
@@ -22,8 +20,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from kvforge.common.errors import KvforgeError, first_line
-from kvforge.common.extras import how_to_install
+from kvforge.common.errors import KvforgeError
+from kvforge.tensorrt import rtx
 from perf.gpu.machine import begin_gpu_report, device_name, gpu_parser, parse_prepared
 from perf.harness.command import run_main
 from perf.harness.engines import STUDENT_DIR, quiet_build
@@ -53,26 +51,6 @@ class Logger:
         return Keeping()
 
 
-def load_rtx() -> Any:
-    """Import RTX's bindings, whose parser looks for a library by a name that the package lacks.
-
-    Raises:
-        KvforgeError: it is not installed.
-    """
-    try:
-        libraries = Path(importlib.import_module("tensorrt_rtx_libs").__file__ or "").parent
-        with tempfile.TemporaryDirectory(prefix="kvforge-") as folder:
-            link = Path(folder) / "libtensorrt_rtx.so"
-            link.symlink_to(libraries / "libtensorrt_rtx.so.1")
-            ctypes.CDLL(str(link), mode=ctypes.RTLD_GLOBAL)
-        return importlib.import_module("tensorrt_rtx_bindings")
-    except (ImportError, OSError) as error:
-        raise KvforgeError(
-            f"TensorRT for RTX cannot be imported ({first_line(error)}); install it with "
-            f"{how_to_install('tensorrt-rtx')}."
-        ) from None
-
-
 def build_plan(trt: Any, onnx_file: Path, for_this_gpu: bool = False) -> tuple[bytes | None, list[str]]:
     """Build a plan; returns it, or None, and what the builder said."""
     said: list[str] = []
@@ -82,9 +60,7 @@ def build_plan(trt: Any, onnx_file: Path, for_this_gpu: bool = False) -> tuple[b
     if not parser.parse_from_file(str(onnx_file)):
         return None, said + [str(parser.get_error(index)) for index in range(parser.num_errors)]
     config = builder.create_builder_config()
-    if for_this_gpu:
-        config.num_compute_capabilities = 1
-        config.set_compute_capability(trt.ComputeCapability.CURRENT, 0)
+    rtx.configure(config, "current" if for_this_gpu else "auto")
     profile = builder.create_optimization_profile()
     for index in range(network.num_inputs):
         tensor = network.get_input(index)
@@ -99,7 +75,7 @@ def prepare(folder: Path) -> None:
     """Write the ONNX file with its weights, RTX's plan, and inputs with the logits that torch computes."""
     from kvforge.compiler import BuildOptions, build_engine
 
-    trt = load_rtx()
+    trt = rtx.load()
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="kvforge-") as temporary, quiet_build():
         engine = Path(temporary) / "engine"
@@ -154,7 +130,7 @@ def run_plan(trt: Any, plan: bytes, expected: dict[str, Tensor], device: str) ->
 
 def answers(folder: Path, device: str) -> list[dict[str, Any]]:
     """Return a row for each of the three ways."""
-    trt, expected = load_rtx(), load_file(folder / EXPECTED)
+    trt, expected = rtx.load(), load_file(folder / EXPECTED)
     ways: dict[str, Callable[[], tuple[bytes | None, list[str]]]] = {
         "built without a GPU": lambda: ((folder / PLAN).read_bytes(), []),
         "built here, for RTX's defaults": lambda: build_plan(trt, folder / ONNX),

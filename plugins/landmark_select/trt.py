@@ -1,23 +1,19 @@
 """TensorRT plugins LandmarkSelectScores and LandmarkSelectChoose; outliers are int8, which TensorRT's plugins take."""
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 
 from plugins.landmark_select import OPERATOR
 from plugins.triton_kernel import KernelSpec
 from plugins.trt_cache import FLOATS
-from plugins.trt_plugin import Attributes, PluginDefinition, Tensors
+from plugins.trt_plugin import Attributes, Outputs, PluginDefinition, SymbolicTensor, Tensors
 
 
-def _scores(inputs: Mapping[str, Any], attributes: Attributes) -> tuple[Any, ...]:
-    import tensorrt as trt
-    import tensorrt.plugin as trtp
-
-    sequences, heads = inputs["num_chunks"].shape_expr[0], inputs["q"].shape_expr[1]
-    total = inputs["table"].shape_expr[1] * inputs["landmarks"].shape_expr[1]
-    return (trtp.from_shape_expr((sequences, heads, total), trt.DataType.FLOAT),)
+def _scores(inputs: Mapping[str, SymbolicTensor], attributes: Attributes) -> Outputs:
+    sequences, heads = inputs["num_chunks"].shape[0], inputs["q"].shape[1]
+    total = inputs["table"].shape[1] * inputs["landmarks"].shape[1]
+    return (SymbolicTensor(torch.float32, (sequences, heads, total)),)
 
 
 def _scores_spec(tensors: Tensors, attributes: Attributes, capability: int) -> KernelSpec:
@@ -27,12 +23,9 @@ def _scores_spec(tensors: Tensors, attributes: Attributes, capability: int) -> K
     return scores_spec(q.dtype, landmarks.size(1), landmarks.size(2), q.size(1), landmarks.size(3), attributes["scale"])
 
 
-def _selected(inputs: Mapping[str, Any], attributes: Attributes) -> tuple[Any, ...]:
-    import tensorrt as trt
-    import tensorrt.plugin as trtp
-
-    shape = (inputs["num_chunks"].shape_expr[0], attributes["kv_heads"], attributes["max_selected"])
-    return (trtp.from_shape_expr(shape, trt.DataType.INT32),)
+def _selected(inputs: Mapping[str, SymbolicTensor], attributes: Attributes) -> Outputs:
+    shape = (inputs["num_chunks"].shape[0], attributes["kv_heads"], attributes["max_selected"])
+    return (SymbolicTensor(torch.int32, shape),)
 
 
 def _choose_spec(tensors: Tensors, attributes: Attributes, capability: int) -> KernelSpec:

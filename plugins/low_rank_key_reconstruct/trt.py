@@ -1,21 +1,18 @@
 """TensorRT plugin LowRankKeyReconstruct."""
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 
 from plugins.low_rank_key_reconstruct import OPERATOR
 from plugins.triton_kernel import KernelSpec
 from plugins.trt_cache import FLOATS
-from plugins.trt_plugin import Attributes, PluginDefinition, Tensors
+from plugins.trt_plugin import Attributes, Outputs, PluginDefinition, SymbolicTensor, Tensors
 
 
-def _keys(inputs: Mapping[str, Any], attributes: Attributes) -> tuple[Any, ...]:
-    import tensorrt.plugin as trtp
-
-    _, kv_heads, _, head_dim = inputs["sv"].shape_expr
-    return (trtp.from_shape_expr((inputs["rows"].shape_expr[0], kv_heads, head_dim), inputs["u"].dtype),)
+def _keys(inputs: Mapping[str, SymbolicTensor], attributes: Attributes) -> Outputs:
+    sv = inputs["sv"].shape
+    return (SymbolicTensor(inputs["u"].dtype, (inputs["rows"].shape[0], sv[1], sv[3])),)
 
 
 def _spec(tensors: Tensors, attributes: Attributes, capability: int) -> KernelSpec:

@@ -6,14 +6,14 @@ two kernels of split-KV decode, chained through a tensor [S, heads, num_splits, 
 
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from plugins.paged_attention import OPERATOR
 from plugins.triton_kernel import KernelSpec
 from plugins.trt_cache import EIGHT_BIT, FLOATS, SCALES, cache_layout
-from plugins.trt_plugin import Attributes, PluginDefinition, Tensors
+from plugins.trt_plugin import Attributes, Outputs, PluginDefinition, SymbolicTensor, Tensors
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -61,17 +61,14 @@ def _partial_spec(tensors: Tensors, attributes: Attributes, capability: int) -> 
     return partial_spec(*_tuned(tensors, attributes, capability))
 
 
-def _like_q(inputs: Mapping[str, Any], attributes: Attributes) -> tuple[Any, ...]:
-    return (inputs["q"].like(),)
+def _like_q(inputs: Mapping[str, SymbolicTensor], attributes: Attributes) -> Outputs:
+    return (inputs["q"],)
 
 
-def _partial(inputs: Mapping[str, Any], attributes: Attributes) -> tuple[Any, ...]:
-    import tensorrt as trt
-    import tensorrt.plugin as trtp
-
-    _, heads, head_dim = inputs["q"].shape_expr
-    shape = (inputs["kv_length"].shape_expr[0], heads, attributes["num_splits"], head_dim + 2)
-    return (trtp.from_shape_expr(shape, trt.DataType.FLOAT),)
+def _partial(inputs: Mapping[str, SymbolicTensor], attributes: Attributes) -> Outputs:
+    q = inputs["q"].shape
+    shape = (inputs["kv_length"].shape[0], q[1], attributes["num_splits"], q[2] + 2)
+    return (SymbolicTensor(torch.float32, shape),)
 
 
 def _types(dynamic: bool, partial_in: bool = False, partial_out: bool = False) -> tuple[tuple[torch.dtype, ...], ...]:

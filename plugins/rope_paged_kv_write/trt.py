@@ -1,18 +1,17 @@
 """TensorRT plugins RopePagedKvWrite and RopePagedKvWriteDynamic; the pools are updated in place."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import torch
 
 from plugins.rope_paged_kv_write import OPERATOR
 from plugins.triton_kernel import KernelSpec
 from plugins.trt_cache import EIGHT_BIT, FLOATS, POOLS, SCALES, STATIC_SCALES, cache_layout
-from plugins.trt_plugin import Attributes, PluginDefinition, Tensors
+from plugins.trt_plugin import Attributes, InPlace, Outputs, PluginDefinition, SymbolicTensor, Tensors
 
 
-def _in_place(*names: str) -> Callable[[Mapping[str, Any], Attributes], tuple[Any, ...]]:
-    return lambda inputs, attributes: tuple(inputs[name].aliased() for name in names)
+def _in_place(*names: str) -> Callable[[Mapping[str, SymbolicTensor], Attributes], Outputs]:
+    return lambda inputs, attributes: tuple(map(InPlace, names))
 
 
 def _types(

@@ -1,21 +1,17 @@
 """TensorRT plugin SpeculativeVerify."""
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 
 from plugins.speculative_verify import OPERATOR
 from plugins.triton_kernel import KernelSpec
-from plugins.trt_plugin import Attributes, PluginDefinition, Tensors
+from plugins.trt_plugin import Attributes, Outputs, PluginDefinition, SymbolicTensor, Tensors
 
 
-def _tokens(inputs: Mapping[str, Any], attributes: Attributes) -> tuple[Any, ...]:
-    import tensorrt as trt
-    import tensorrt.plugin as trtp
-
-    shape = (inputs["temperature"].shape_expr[0],)
-    return tuple(trtp.from_shape_expr(shape, trt.DataType.INT32) for _ in ("accepted", "next_token"))
+def _tokens(inputs: Mapping[str, SymbolicTensor], attributes: Attributes) -> Outputs:
+    one_each = SymbolicTensor(torch.int32, (inputs["temperature"].shape[0],))
+    return one_each, one_each
 
 
 def _spec(tensors: Tensors, attributes: Attributes, capability: int) -> KernelSpec:

@@ -1,83 +1,46 @@
-"""Every name of TensorRT's API that the project uses exists in NVIDIA's module; read from the source text."""
+"""Every name of TensorRT's API that the project uses exists in NVIDIA's modules; read from the source text."""
 
 import ast
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.support.tensorrt.api_names import annotated_types, problems
+from tests.support.tensorrt.rtx import ask_rtx
+
 ROOT = Path(__file__).resolve().parents[2]
-FILES = sorted(
+OF_BOTH = sorted(
     [
         *ROOT.glob("kvforge/compiler/tensorrt_*.py"),
         *ROOT.glob("kvforge/runtime/sessions/tensorrt*.py"),
-        *ROOT.glob("plugins/trt_*.py"),
-        *ROOT.glob("plugins/*/trt.py"),
+        ROOT / "kvforge/tensorrt/api.py",
     ]
 )
-
-
-def resolve(trt, chain: str):
-    """The object that a dotted name beginning with trt or trtp means; raises AttributeError."""
-    import tensorrt.plugin as trtp
-
-    first, *rest = chain.split(".")
-    value = {"trt": trt, "trtp": trtp}[first]
-    for name in rest:
-        value = getattr(value, name)
-    return value
-
-
-def dotted_names(tree: ast.AST) -> Iterator[str]:
-    for node in ast.walk(tree):
-        text = ast.unparse(node) if isinstance(node, ast.Attribute) else ""
-        if text.split(".")[0] in ("trt", "trtp") and text.replace(".", "").isidentifier():
-            yield text
-
-
-def annotated_types(tree: ast.AST) -> dict[str, str]:
-    """Variables and fields annotated with a type of TensorRT, `| None` aside: {"self._engine": "trt.ICudaEngine"}."""
-    found = {}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.AnnAssign):
-            name, annotation = ast.unparse(node.target), node.annotation
-        elif isinstance(node, ast.arg) and node.annotation is not None:
-            name, annotation = node.arg, node.annotation
-        else:
-            continue
-        kind = ast.unparse(annotation).removesuffix(" | None")
-        if kind.startswith("trt.") and kind.replace(".", "").isidentifier():
-            assert found.setdefault(name, kind) == kind, f"{name} is annotated with two types"
-    return found
-
-
-def problems(trt, source: str) -> list[str]:
-    """Names that do not exist: of the module, on annotated variables, and methods that override nothing."""
-    tree, missing = ast.parse(source), []
-
-    def check(chain: str) -> None:
-        try:
-            resolve(trt, chain)
-        except AttributeError:
-            missing.append(chain)
-
-    for name in dotted_names(tree):
-        check(name)
-    types = annotated_types(tree)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and ast.unparse(node.value) in types:
-            check(f"{types[ast.unparse(node.value)]}.{node.attr}")
-        if isinstance(node, ast.ClassDef):
-            for base in (ast.unparse(base) for base in node.bases):
-                methods = [item.name for item in node.body if isinstance(item, ast.FunctionDef)]
-                for method in methods if base.startswith("trt.") else []:
-                    check(f"{base}.{method}")
-    return missing
+OF_ONE = {
+    "tensorrt": [ROOT / "plugins/trt_aot.py", ROOT / "kvforge/tensorrt/tensorrt11.py"],
+    "tensorrt-rtx": [ROOT / "plugins/trt_v3.py", ROOT / "kvforge/tensorrt/rtx.py"],
+}
+FILES = [*OF_BOTH, *OF_ONE["tensorrt"]]
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.relative_to(ROOT).as_posix())
 def test_names_exist(trt, file):
     assert problems(trt, file.read_text(encoding="utf-8")) == []
+
+
+def test_names_exist_in_rtx():
+    files = [*OF_BOTH, *OF_ONE["tensorrt-rtx"]]
+    assert ask_rtx("api_names", [str(file) for file in files]) == {str(file): [] for file in files}
+
+
+def test_every_file_is_checked():
+    users = {file for folder in ("kvforge", "plugins") for file in (ROOT / folder).rglob("*.py") if uses_trt(file)}
+    assert users <= {*OF_BOTH, *OF_ONE["tensorrt"], *OF_ONE["tensorrt-rtx"]}
+
+
+def uses_trt(file: Path) -> bool:
+    names = (node.id for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))) if isinstance(node, ast.Name))
+    return not {"trt", "trtp"}.isdisjoint(names)
 
 
 def test_the_check_sees_names(trt):

@@ -8,11 +8,21 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from kvforge.common.errors import BuildError
 from kvforge.compiler.options import ResolvedOptions
+from kvforge.tensorrt import tensorrt11
 from plugins.trt_target import compile_for
 
+NEITHER = "{'tensorrt': None, 'tensorrt_rtx_bindings': None}"
+BROKEN_RTX = """
+import importlib.machinery, types
+module = types.ModuleType("tensorrt_rtx_libs")
+module.__spec__ = importlib.machinery.ModuleSpec("tensorrt_rtx_libs", None, is_package=True)
+module.__spec__.submodule_search_locations = ["/nowhere"]
+RTX_WITHOUT_ITS_LIBRARY = {"tensorrt_rtx_libs": module}
+"""
 OPTIONS = ResolvedOptions("tensorrt", "bfloat16", "bfloat16", 8, 100, 1000, 32)
 
 
@@ -137,14 +147,18 @@ def test_refusals(build, monkeypatch, tmp_path, name, value, message):
     assert "\n" not in str(caught.value) and not (tmp_path / "lower.plan").exists()
 
 
-def test_fp8_needs_a_gpu_with_fp8(trt):
-    from kvforge.compiler.tensorrt_build import check_gpu
-
-    options = ResolvedOptions("tensorrt", "bfloat16", "fp8", 8, 100, 1000, 32)
+def test_fp8_needs_a_gpu_with_fp8():
     with compile_for(80), pytest.raises(BuildError, match=r"8\.9"):
-        check_gpu(options)
+        tensorrt11.capabilities("auto", torch.float8_e4m3fn)
     with compile_for(89):
-        check_gpu(options)
+        assert tensorrt11.capabilities("auto", torch.float8_e4m3fn) == (89,)
+
+
+def test_tensorrt_11_builds_for_the_gpu_that_is_there():
+    with compile_for(89), pytest.raises(BuildError, match="leave --compute-capabilities out"):
+        tensorrt11.capabilities("8.0", torch.bfloat16)
+    with pytest.raises(BuildError, match="There is no GPU"):
+        tensorrt11.capabilities("current", torch.bfloat16)
 
 
 def test_progress_bars(trt):
@@ -158,17 +172,24 @@ def test_progress_bars(trt):
 
 
 @pytest.mark.parametrize("module", ("kvforge.compiler.tensorrt_build", "kvforge.runtime.sessions.tensorrt"))
-def test_without_tensorrt(module):
-    code = f"import sys; sys.modules['tensorrt'] = None\nimport importlib\nimportlib.import_module('{module}')"
+@pytest.mark.parametrize(
+    ("modules", "words"),
+    (
+        (NEITHER, ("There is no TensorRT", "pip install -e '.[tensorrt-rtx]'", "pip install -e '.[tensorrt]'")),
+        ("{'tensorrt': None, **RTX_WITHOUT_ITS_LIBRARY}", ("TensorRT for RTX cannot be imported", "[tensorrt-rtx]")),
+    ),
+)
+def test_without_tensorrt(module, modules, words):
+    code = f"{BROKEN_RTX}\nimport importlib, sys\nsys.modules.update({modules})\nimportlib.import_module('{module}')"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     last = result.stderr.strip().splitlines()[-1]
-    assert "MissingToolError" in last and "pip install -e '.[tensorrt]'" in last and "container" in last
+    assert "MissingToolError" in last and all(word in last for word in words)
 
 
 @pytest.mark.parametrize(
     "modules, message",
     (
-        ("{'tensorrt': None, 'onnx': None}", "TensorRT cannot be imported"),
+        ("{'tensorrt': None, 'tensorrt_rtx_bindings': None, 'onnx': None}", "There is no TensorRT"),
         ("{'tensorrt': types.ModuleType('tensorrt'), 'onnx': None}", "Target tensorrt writes ONNX, which needs onnx;"),
     ),
 )

@@ -3,7 +3,7 @@
 import importlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 from kvforge.common.errors import BuildError
 from kvforge.compiler.options import BuildOptions, ResolvedOptions
@@ -13,7 +13,7 @@ from model_defs import ModelConfig
 TARGETS = {
     "cpu": "this machine's CPU: C++ kernels and AOTInductor",
     "cuda": "an NVIDIA GPU: Triton kernels and AOTInductor",
-    "tensorrt": "an NVIDIA GPU with TensorRT: ONNX, and plans where TensorRT is installed",
+    "tensorrt": "an NVIDIA GPU with TensorRT: ONNX, and plans where TensorRT or TensorRT for RTX is installed",
 }
 """The targets' names, each with what it means."""
 
@@ -35,8 +35,11 @@ class Target(Protocol):
     def stages(self, graphs: tuple[str, ...]) -> tuple[str, ...]:
         """Return what ``write_graphs`` calls ``progress`` with for these graphs, in order."""
 
-    def write_graphs(self, config: ModelConfig, options: ResolvedOptions, staging: Path, progress: Progress) -> None:
-        """Write the compiled graphs and operators below ``staging``, where the weights lie already.
+    def write_graphs(
+        self, config: ModelConfig, options: ResolvedOptions, staging: Path, progress: Progress
+    ) -> dict[str, Any] | None:
+        """Write the compiled graphs and operators below ``staging``, where the weights lie already; return fields of
+        the manifest that only this target has.
 
         Raises:
             BuildError: a graph is not what the model says, or cannot be compiled.

@@ -1,8 +1,9 @@
-"""Target ``tensorrt``: ONNX graphs anywhere, and TensorRT plans of them where TensorRT and a GPU are."""
+"""Target ``tensorrt``: ONNX graphs anywhere, and plans of them where a TensorRT is that builds here."""
 
 import importlib.util
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -10,12 +11,15 @@ from kvforge.common.errors import BuildError
 from kvforge.common.extras import how_to_install
 from kvforge.compiler.options import ResolvedOptions
 from kvforge.manifest import RANK_DIR, WEIGHTS_FILE
+from kvforge.tensorrt import rtx, tensorrt11
+from kvforge.tensorrt.installed import flavour, installed_flavour
 from model_defs import ModelConfig
 
 
 def builds_plans() -> bool:
-    """Whether this machine has TensorRT's builder and a GPU, so that plans are built beside the ONNX files."""
-    return torch.cuda.is_available() and importlib.util.find_spec("tensorrt") is not None
+    """Whether plans are built beside the ONNX files: by TensorRT for RTX anywhere, by TensorRT 11 where a GPU is."""
+    name = installed_flavour()
+    return name == rtx.NAME or (name == tensorrt11.NAME and torch.cuda.is_available())
 
 
 def check_onnx() -> None:
@@ -32,15 +36,16 @@ def check_toolchain() -> None:
     """Raise BuildError when the packages that write ONNX are missing, or a GPU here cannot run what TensorRT builds."""
     check_onnx()
     if builds_plans():
-        from kvforge.compiler.tensorrt_build import check_gpu
-
-        check_gpu()
+        flavour().capabilities("auto", torch.bfloat16)
 
 
 def isa() -> tuple[str, ...]:
-    """Return the compute capability that plans are built for, e.g. ``("sm_90",)``, or ``("onnx",)`` without plans."""
+    """Return what plans are built for: the GPU's compute capability, e.g. ``("sm_90",)``, ``("tensorrt-rtx",)`` for
+    GPUs that the manifest names, or ``("onnx",)`` without plans."""
     if not builds_plans():
         return ("onnx",)
+    if flavour().NAME == rtx.NAME:
+        return (rtx.NAME,)
     major, minor = torch.cuda.get_device_capability()
     return (f"sm_{major}{minor}",)
 
@@ -53,18 +58,28 @@ def stages(graphs: tuple[str, ...]) -> tuple[str, ...]:
 
 def write_graphs(
     config: ModelConfig, options: ResolvedOptions, staging: Path, progress: Callable[[str], object]
-) -> None:
-    """Write ``<graph>.onnx`` beside the weights, which stay in their file, and where TensorRT is, ``<graph>.plan``.
+) -> dict[str, Any]:
+    """Write ``<graph>.onnx`` beside the weights, which stay in their file, and where TensorRT is, ``<graph>.plan``;
+    return the manifest's fields of the plans.
 
     Raises:
         BuildError: a graph is not what the model says, or TensorRT cannot build it.
     """
     from kvforge.compiler.onnx_export import write_onnx
 
+    with_plans = builds_plans()
+    if with_plans:
+        flavour().capabilities(options.compute_capabilities, options.torch_kv_dtype)
+    elif options.compute_capabilities != "auto":
+        raise BuildError(
+            "--compute-capabilities says what plans are built for, and nothing here builds plans; install TensorRT for "
+            f"RTX with {how_to_install(rtx.NAME)}, or leave it out."
+        )
     for name in options.graphs:
         progress(f"export {name}")
         write_onnx(name, config, options, staging / RANK_DIR / f"{name}.onnx", staging / WEIGHTS_FILE)
-    if builds_plans():
-        from kvforge.compiler.tensorrt_build import build_plans
+    if not with_plans:
+        return {}
+    from kvforge.compiler.tensorrt_process import build_plans_apart
 
-        build_plans(staging / RANK_DIR, options, progress)
+    return build_plans_apart(staging / RANK_DIR, options, progress)

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from kvforge.common.dtypes import COMPUTE_DTYPES
 from kvforge.common.errors import EngineError
-from kvforge.common.tensorrt_api import trt
 from kvforge.manifest import RANK_DIR, Manifest
 from kvforge.runtime.sessions.compatibility import check_operators
 from kvforge.runtime.sessions.inputs import LowerStep, UpperStep, VerifyStep
@@ -18,6 +17,9 @@ from kvforge.runtime.sessions.missing import NO_DRAFTS, NO_EARLY_EXIT
 from kvforge.runtime.sessions.pools import Pools, allocate_pools
 from kvforge.runtime.sessions.session import Session
 from kvforge.runtime.sessions.tensorrt_plan import Plan, PlanLogger
+from kvforge.tensorrt.api import trt
+from kvforge.tensorrt.compatibility import check_plans
+from kvforge.tensorrt.installed import flavour
 
 STEP_INPUTS = {
     "lower": LowerStep._fields[:-1],
@@ -190,7 +192,10 @@ def load_session(engine_dir: Path, manifest: Manifest) -> TensorRTSession:
         EngineError: no GPU, or the plans are for another GPU or another TensorRT, or their operators are other ones.
     """
     if not torch.cuda.is_available():
-        raise EngineError(f"{engine_dir} runs on an NVIDIA GPU and there is none; rebuild it with --target cpu.")
+        raise EngineError(
+            f"{engine_dir} runs on an NVIDIA GPU and there is none; run it where one is, or rebuild it with "
+            "--target cpu."
+        )
     check_operators(manifest, engine_dir)
     files = {graph: engine_dir / RANK_DIR / f"{graph}.plan" for graph in manifest.graphs}
     for file in files.values():
@@ -199,6 +204,8 @@ def load_session(engine_dir: Path, manifest: Manifest) -> TensorRTSession:
                 f"{engine_dir} has no {file.name}: it was exported where TensorRT is not installed; build the engine "
                 "with build/build_tensorrt.py where it is."
             )
+    check_plans(manifest, engine_dir, trt.__version__, torch.cuda.get_device_capability())
+    flavour().register_plugins()
     logger = PlanLogger()
     runtime: trt.Runtime = trt.Runtime(logger)
     plans = {graph: Plan(file, runtime, logger) for graph, file in files.items()}

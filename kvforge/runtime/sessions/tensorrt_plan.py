@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from kvforge.common.errors import EngineError
-from kvforge.common.tensorrt_api import trt
+from kvforge.tensorrt.api import trt
+from kvforge.tensorrt.installed import TITLES, flavour
 
 DTYPES = {
     trt.DataType.FLOAT: torch.float32,
@@ -43,8 +44,8 @@ class Plan:
         engine: trt.ICudaEngine | None = runtime.deserialize_cuda_engine(path.read_bytes())
         if engine is None:
             raise EngineError(
-                f"{path} does not load in TensorRT {trt.__version__} on this GPU ({logger.last_error}); "
-                "rebuild the engine here with kvforge build --target tensorrt."
+                f"{path} does not load in {TITLES[flavour().NAME]} {trt.__version__} on this GPU "
+                f"({logger.last_error}); rebuild the engine here with kvforge build --target tensorrt."
             )
         self._path, self._logger, self._runtime = path, logger, runtime
         self._engine: trt.ICudaEngine = engine

@@ -76,7 +76,7 @@ BUILDING: dict[str, Any] = {
     "--max-draft-len": (["1"], ["2"]), "--no-early-exit": ([], None), "--kv-policy": (["full"], ["snapkv"]),
     "--engine-python": (["a"], ["b"]), "--tensor-parallel-size": (["1"], ["2"]),
     "--pipeline-parallel-size": (["1"], ["2"]), "--engine-args": (["{}"], ['{"a": 1}']),
-    "--copy-checkpoint": ([], None),
+    "--copy-checkpoint": ([], None), "--compute-capabilities": (["8.9"], ["current"]),
 }  # fmt: skip
 """Of serve, for checkpoints."""
 DISPLAY = {"--help", "--verbose", "--quiet"}

@@ -26,8 +26,10 @@ from tests.support.onnx.engine import ExportedEngine, OnnxCase, export_case
 ROOT = Path(__file__).parents[3]
 
 
-@pytest.mark.skipif(tensorrt.builds_plans(), reason="here the build goes on to TensorRT plans")
-def test_an_engine_directory_without_tensorrt(checkpoint: Path, tmp_path: Path) -> None:
+def test_an_engine_directory_without_tensorrt(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tensorrt, "builds_plans", lambda: False)
     engine, seen = tmp_path / "engine", []
     options = BuildOptions(target="tensorrt", kv_dtype="fp8", page_size=8, max_draft_len=2)
     manifest = build_engine(checkpoint, engine, options, progress=seen.append)
@@ -50,11 +52,19 @@ def test_an_engine_directory_without_tensorrt(checkpoint: Path, tmp_path: Path) 
     assert "TensorRT" in result.stderr or "GPU" in result.stderr
 
 
+def test_gpus_are_for_plans(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tensorrt, "builds_plans", lambda: False)
+    for target, message in (("tensorrt", "nothing here builds plans"), ("cpu", "is for --target tensorrt; leave it")):
+        with pytest.raises(BuildError, match=message):
+            build_engine(checkpoint, tmp_path / "engine", BuildOptions(target, compute_capabilities="8.9"))
+
+
 def test_a_failed_export_leaves_nothing(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*arguments: object) -> None:
         raise BuildError("no")
 
     monkeypatch.setattr("kvforge.compiler.onnx_export.write_onnx", fail)
+    monkeypatch.setattr(tensorrt, "builds_plans", lambda: False)
     with pytest.raises(BuildError, match=r"^no$"):
         build_engine(checkpoint, tmp_path / "engine", BuildOptions(target="tensorrt"))
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]
@@ -66,7 +76,7 @@ def test_the_last_line_says_that_plans_are_missing(
     monkeypatch.setattr("kvforge.compiler.targets.tensorrt.builds_plans", lambda: False)
     monkeypatch.setattr("kvforge.compiler.onnx_export.write_onnx", lambda *arguments: arguments[3].touch())
     assert cli.main(["build", str(checkpoint), "-o", str(tmp_path / "engine"), "--target", "tensorrt"]) == 0
-    assert capsys.readouterr().out.endswith(" s; ONNX only, for plans build where TensorRT and a GPU are\n")
+    assert capsys.readouterr().out.endswith(" s; ONNX only, kvforge doctor says what builds plans\n")
 
 
 def test_missing_packages_are_named(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,6 +32,7 @@ FORBIDDEN = {
     "kvforge/tokenization": ("kvforge.checkpoint", "model_defs", "plugins", *ENGINES, *ABOVE),
     "kvforge/tasks": ("model_defs", "plugins", *ENGINES, *ABOVE),
     "kvforge/workers": (*ENGINES, *ABOVE),
+    "kvforge/tensorrt": ("model_defs", "kvforge.checkpoint", *ENGINES, *MODEL_MAKING, *ABOVE),
     "kvforge/planning": ("plugins", *ENGINES, *MODEL_MAKING, *ABOVE),
     "kvforge/compiler": ("kvforge.runtime", "kvforge.serving", "kvforge.gateway", *MODEL_MAKING, *ABOVE),
     "kvforge/runtime": (

@@ -1,0 +1,81 @@
+"""A process of its own that builds an engine's plans.
+
+TensorRT's parser ends the process on some errors, two flavours of TensorRT do not live in one, and what a build takes
+of memory is given back.
+"""
+
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from kvforge.common.errors import BuildError, KvforgeError, first_line
+from kvforge.compiler.options import ResolvedOptions
+
+_ROOT = Path(__file__).resolve().parents[2]
+
+
+def build_plans_apart(rank_dir: Path, options: ResolvedOptions, progress: Callable[[str], object]) -> dict[str, Any]:
+    """Call ``kvforge.compiler.tensorrt_build.build_plans`` in a process of its own; see there.
+
+    Raises:
+        BuildError: also where that process ends without an answer.
+    """
+    command = [sys.executable, "-m", "kvforge.compiler.tensorrt_process", str(rank_dir)]
+    paths = [str(_ROOT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    answer: dict[str, Any] = {}
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment) as process:
+        assert process.stdin is not None and process.stdout is not None
+        try:
+            with process.stdin:
+                pickle.dump(options, process.stdin)
+            for line in process.stdout:
+                answer = json.loads(line)
+                if "stage" in answer:
+                    progress(answer["stage"])
+        except BrokenPipeError:
+            pass  # it ended at once; its code says how
+        except BaseException:
+            process.kill()
+            raise
+    if "error" in answer:
+        raise BuildError(answer["error"])
+    if "built" not in answer:
+        raise BuildError(
+            f"TensorRT's builder ended without a plan ({_ending(process.returncode)}); its last words are above, and "
+            "kvforge doctor says whether it is whole."
+        )
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in answer["built"].items()}
+
+
+def _ending(code: int) -> str:
+    return f"exit code {code}" if code >= 0 else signal.Signals(-code).name
+
+
+def main(arguments: list[str]) -> None:
+    """Build in the folder that is named, with the options on standard input; answer on standard output, a line each."""
+    with os.fdopen(os.dup(1), "w", encoding="utf-8") as answers:
+        os.dup2(2, 1)  # nothing that libraries print gets into the answers
+
+        def say(**answer: Any) -> None:
+            print(json.dumps(answer), file=answers, flush=True)
+
+        options = pickle.load(sys.stdin.buffer)
+        try:
+            from kvforge.compiler.tensorrt_build import build_plans
+
+            say(built=build_plans(Path(arguments[0]), options, lambda stage: say(stage=stage)))
+        except KvforgeError as error:
+            say(error=str(error))
+        except MemoryError as error:
+            say(error=f"TensorRT's builder has not enough memory ({first_line(error)}); build on a larger machine.")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,44 @@
+"""Whether this machine's TensorRT and GPU can run plans that were built elsewhere."""
+
+from pathlib import Path
+
+from kvforge.common.errors import EngineError
+from kvforge.common.extras import how_to_install
+from kvforge.manifest import Manifest
+from kvforge.tensorrt.installed import TITLES, flavour
+
+
+def check_plans(manifest: Manifest, engine_dir: Path, version: str, capability: tuple[int, int]) -> None:
+    """Check what the manifest says of the plans against the TensorRT that is imported and the GPU that is there.
+
+    ``version`` is TensorRT's, ``capability`` the GPU's (major, minor). Plans of engines that do not say what built them
+    are left to TensorRT.
+
+    Raises:
+        EngineError: they were built by another flavour, or another release, or for newer GPUs alone.
+    """
+    builder = manifest.plan_builder
+    if builder is None:
+        return
+    name = flavour().NAME
+    if builder != name:
+        raise EngineError(
+            f"{engine_dir} has plans of {TITLES.get(builder, builder)}, and here {TITLES[name]} is used; install the "
+            f"other with {how_to_install(builder)} in an environment without it, or rebuild the engine here."
+        )
+    if _release(manifest.plan_version or "") != _release(version):
+        raise EngineError(
+            f"{engine_dir} has plans of {TITLES[name]} {manifest.plan_version}, and this is {version}; install that "
+            "release, or rebuild the engine here."
+        )
+    built_for = [tuple(map(int, each.split("."))) for each in manifest.plan_capabilities]
+    if built_for and capability < min(built_for):
+        raise EngineError(
+            f"{engine_dir} has plans for GPUs of compute capability {', '.join(manifest.plan_capabilities)}, and this "
+            f"one has {capability[0]}.{capability[1]}; rebuild the engine for it, or use a newer GPU."
+        )
+
+
+def _release(version: str) -> tuple[str, ...]:
+    """What of a version plans depend on: major and minor."""
+    return tuple(version.split(".")[:2])

@@ -1,0 +1,38 @@
+"""What a flavour of TensorRT has to offer, beside the API that both share."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Flavour(Protocol):
+    """A module with these names."""
+
+    NAME: str
+    """The extra that brings it, and what manifests call it."""
+
+    IS_CHECKED: bool
+    """Whether networks and logs are held against what they should be: where a builder has shown what they look like."""
+
+    def load(self) -> Any:
+        """Return its Python module; raises MissingToolError where it cannot be imported."""
+
+    def capabilities(self, asked: str, kv_dtype: "torch.dtype") -> tuple[int, ...]:
+        """Return the compute capabilities (90: 9.0) that plans with such a cache are built for.
+
+        ``asked`` is the option ``compute_capabilities``. Imports nothing of TensorRT.
+
+        Raises:
+            BuildError: it builds for no such GPU, such a GPU has no such cache, or it needs a GPU and there is none.
+        """
+
+    def register_plugins(self) -> None:
+        """Make the plugins known in this process."""
+
+    def network_flags(self) -> int:
+        """Return the flags that networks are created with."""
+
+    def configure(self, config: Any, asked: str) -> Callable[[], None]:
+        """Set what only this builder knows on an ``IBuilderConfig``; the result is called once a plan is built."""

@@ -1,0 +1,89 @@
+"""TensorRT 11: builds on the GPU that will run the plan, and takes the plugins' kernels into it."""
+
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from kvforge.common.errors import BuildError, MissingToolError, first_line
+from kvforge.common.extras import how_to_install
+from plugins.build import cache_dir
+from plugins.errors import PluginError
+from plugins.triton_cache import check_capability
+from plugins.trt_plugins import register_plugins as _register_plugins
+from plugins.trt_target import target_capability
+
+if TYPE_CHECKING:
+    import tensorrt as trt
+
+NAME = "tensorrt"
+IS_CHECKED = False
+
+
+def load() -> Any:
+    """Return the module ``tensorrt``; raises MissingToolError where it cannot be imported."""
+    try:
+        import tensorrt
+    except (ImportError, OSError) as error:
+        raise MissingToolError(
+            f"TensorRT cannot be imported ({first_line(error)}); on a machine with an NVIDIA GPU install it with "
+            f"{how_to_install('tensorrt')}, or work in NVIDIA's TensorRT container."
+        ) from error
+    return tensorrt
+
+
+def capabilities(asked: str, kv_dtype: torch.dtype) -> tuple[int, ...]:
+    """Return the compute capability of this machine's GPU, as ``Flavour.capabilities`` says."""
+    if asked not in ("auto", "current"):
+        raise BuildError(
+            "TensorRT 11 builds for the GPU that is there; leave --compute-capabilities out, or build where TensorRT "
+            "for RTX is installed instead."
+        )
+    try:
+        capability = target_capability()
+        check_capability(kv_dtype, capability)
+    except PluginError as error:
+        raise BuildError(str(error)) from None
+    return (capability,)
+
+
+def register_plugins() -> None:
+    """Make the plugins known in this process."""
+    _register_plugins()
+
+
+def network_flags() -> int:
+    """Return the flags of a network whose plugins have their kernels in the plan; networks are strongly typed."""
+    return 1 << int(load().NetworkDefinitionCreationFlag.PREFER_AOT_PYTHON_PLUGINS)
+
+
+def configure(config: "trt.IBuilderConfig", asked: str) -> Callable[[], None]:
+    """Give the builder the times that it measured on this kind of GPU; the result keeps them."""
+    cache = _timing_cache(config)
+    return lambda: _save_timing_cache(cache)
+
+
+def timing_cache_file() -> Path:
+    """Return where measured kernel times are kept between builds on this kind of GPU."""
+    return cache_dir() / f"tensorrt-{load().__version__}-sm{target_capability()}.timing"
+
+
+def _timing_cache(config: "trt.IBuilderConfig") -> "trt.ITimingCache":
+    """The cache as it was saved, or an empty one where it is missing, damaged or of another device."""
+    file = timing_cache_file()
+    for data in ([file.read_bytes()] if file.is_file() else []) + [b""]:
+        cache: trt.ITimingCache | None = config.create_timing_cache(data)
+        if cache is not None and config.set_timing_cache(cache, False):
+            return cache
+    raise BuildError(f"TensorRT {load().__version__} makes no timing cache; free memory and build again.")
+
+
+def _save_timing_cache(cache: "trt.ITimingCache") -> None:
+    file = timing_cache_file()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=file.parent, delete=False) as temporary:
+        temporary.write(cache.serialize())
+    os.replace(temporary.name, file)
